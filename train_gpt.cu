@@ -84,10 +84,11 @@ static floatX *residual_of(const GPT *gpt, const Pass *p, int l) {
 static floatX *dresidual_of(const GPT *gpt, const Pass *p) { return gpt->dresidual[p->gradient]; }
 static bool is_cut(const GPT *gpt) { return gpt->mesh->tp.size > 1; }
 
-// Layer l's weights are wanted now, and after them those of `next`, unless that leaves the chunk.
-static void want_layer(const GPT *gpt, const Pass *p, int l, int next) {
+// Layer l's weights are wanted now, and after them those of the next layer of the pass.
+static void want_layer(const GPT *gpt, const Pass *p, int l, bool backward) {
+    int next = backward ? l - 1 : l + 1;
     bool more = next >= gpt_first_layer(gpt, p) && next < gpt_end_layer(gpt, p);
-    zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l), more ? gpt_layer_unit(gpt, next) : -1);
+    zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l), more ? gpt_layer_unit(gpt, next) : -1, backward);
 }
 
 static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
@@ -256,12 +257,12 @@ void gpt_forward(GPT *gpt, const Pass *p) {
     if (gpt_embeds(gpt, p)) m->residual[0] = m->embedded;
     LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
     if (gpt_embeds(gpt, p)) {
-        zero_weights_wait(gpt->zero, 0, gpt_layer_unit(gpt, gpt_first_layer(gpt, p)));
+        zero_weights_wait(gpt->zero, 0, gpt_layer_unit(gpt, gpt_first_layer(gpt, p)), false);
         embed(gpt, p);
     }
     for (int l = gpt_first_layer(gpt, p); l < gpt_end_layer(gpt, p); l++) {
         LayerOps o = layer_ops(gpt, l, p);
-        want_layer(gpt, p, l, l + 1);
+        want_layer(gpt, p, l, false);
         layer_to_gelu(gpt, p, &o);
         summed_linear_forward(gpt, &o.fc2);
     }
@@ -338,7 +339,7 @@ void gpt_head(GPT *gpt, const Pass *p) {
     if (!gpt_heads(gpt, p)) return;
     const Tensor *words = &gpt->tensor[GPT_WTE];
     const MicroBatch *m = slot_of(gpt, p);
-    zero_weights_wait(gpt->zero, 0, -1);
+    zero_weights_wait(gpt->zero, 0, -1, false);
     Head h = {.N = pass_rows(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0],
               .x = gather(gpt, p, gpt->lnf.y), .wte = zero_weight(gpt->zero, GPT_WTE),
               .targets = m->targets, .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
@@ -446,11 +447,11 @@ void gpt_backward(GPT *gpt, const Pass *p) {
     LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
     size_t bytes = (size_t)gpt_own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
     if (gpt_heads(gpt, p)) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
-    want_layer(gpt, p, gpt_end_layer(gpt, p) - 1, gpt_end_layer(gpt, p) - 2);
+    want_layer(gpt, p, gpt_end_layer(gpt, p) - 1, true);
     begin_layer(gpt, gpt_end_layer(gpt, p) - 1, p);  // the final LayerNorm's gradients go with it
     op_layernorm_backward(gpt->stream, &final);
     for (int l = gpt_end_layer(gpt, p) - 1; l >= gpt_first_layer(gpt, p); l--) {
-        want_layer(gpt, p, l, l - 1);
+        want_layer(gpt, p, l, true);
         begin_layer(gpt, l, p);
         layer_backward(gpt, l, p);
         if (is_complete(gpt, l, p)) layer_is_complete(gpt, l, p);

@@ -173,6 +173,10 @@ typedef struct ApplyWeights {
 } ApplyWeights;
 void kernel_apply_weights(Stream *s, const ApplyWeights *a);
 
+// to = from, n bytes, a multiple of 16: a message that stands until the next one. Nothing when the
+// step was skipped.
+void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n);
+
 // The checksum of a message: the sum of replica_mix(position, word) over its 32-bit words before
 // the last MESSAGE_ALIGN bytes, plus replica_mix(key, id). Message i has the id first + i * stride.
 // The checksum stands at the start of those bytes (seal_offset); the rest of them is 0.

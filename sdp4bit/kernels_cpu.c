@@ -245,6 +245,10 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     }
 }
 
+void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n) {
+    if (control->applied) memcpy(to, from, (size_t)n);
+}
+
 // --- replicas and counts ------------------------------------------------------------------------
 
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n) {

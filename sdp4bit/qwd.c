@@ -18,17 +18,17 @@ MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire) {
     return plan_weight_message(&plan->bucket[b], &used);
 }
 
-size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host, bool rail_alone) {
+size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host, int messages) {
     if (plan->dp == 1 && !host) return 0;
-    return (size_t)(qwd_message(plan, b, wire).bytes * (rail_alone ? plan->options.nodes : plan->dp));
+    return (size_t)(qwd_message(plan, b, wire).bytes * messages);
 }
 
-// The hop inside the node runs, and where the own row of a buffer begins, in messages.
-static bool in_node(const Mesh *mesh, const GatherBuffer *buffer) {
-    return mesh->node.size > 1 && !buffer->rail_alone;
-}
+// Where the own row of a buffer begins, in messages, and where the own message lies.
 static int own_row(const Mesh *mesh, const GatherBuffer *buffer) {
-    return buffer->rail_alone ? 0 : mesh->node.rank * mesh->rail.size;
+    return buffer->per_node > 1 ? mesh->node.rank * buffer->nodes : 0;
+}
+static int own_slot(const Mesh *mesh, const GatherBuffer *buffer) {
+    return own_row(mesh, buffer) + (buffer->nodes > 1 ? mesh->rail.rank : 0);
 }
 
 int qwd_slot(int b) { return b % LANE_SLOTS; }
@@ -108,7 +108,7 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, con
                        const Lanes *lanes) {
     const Mesh *mesh = step->mesh;
     MessageLayout m = qwd_message(step->plan, b, &step->weight_wire);
-    int slot = own_row(mesh, buffer) + mesh->rail.rank;
+    int slot = own_slot(mesh, buffer);
     UpdateShard u = update_of(step, b, state);
     if (alone(step)) {
         u.codes = (uint8_t *)state->weights.matrix;
@@ -131,7 +131,7 @@ void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, c
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
     MessageLayout m = qwd_message(step->plan, b, &step->weight_wire);
-    int nodes = mesh->rail.size, slot = qwd_slot(b);
+    int nodes = buffer->nodes, slot = qwd_slot(b);
     lane_done(lanes, LANE_UPDATED, slot, lanes->last);
     // Between nodes first: each rank fetches its rail's shards into its own row, then the rows
     // travel inside the node as they are.
@@ -141,19 +141,11 @@ void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, c
                         lanes->rail);
         lane_done(lanes, LANE_RAIL_GATHERED, slot, lanes->rail);
     }
-    if (in_node(mesh, buffer)) {
+    if (buffer->per_node > 1) {
         lane_wait(lanes, nodes > 1 ? LANE_RAIL_GATHERED : LANE_UPDATED, slot, lanes->node);
         wire_all_gather(step->checks, HOP_WEIGHT_NODE, 0, nodes, &m, buffer->messages, lanes->node);
         lane_done(lanes, LANE_NODE_GATHERED, slot, lanes->node);
     }
-}
-
-// The windows of a rail as a bucket of their own.
-static Bucket rail_of(const Bucket *bucket, int nodes) {
-    Bucket rail = *bucket;
-    rail.matrix_elements = nodes * bucket->matrix_per_rank;
-    rail.tail_elements = nodes * bucket->tail_per_rank;
-    return rail;
 }
 
 void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherBuffer *buffer,
@@ -162,14 +154,16 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
     const Mesh *mesh = step->mesh;
     const Bucket *bucket = &step->plan->bucket[b];
     WeightWire wire = wire_of(step->plan, &step->weight_wire);
-    int nodes = mesh->rail.size, slot = qwd_slot(b);
-    bool node = in_node(mesh, buffer);
+    int nodes = buffer->nodes, slot = qwd_slot(b);
+    bool node = buffer->per_node > 1;
     ApplyWeights a = {0};
     a.control = step->control;
-    a.bucket = buffer->rail_alone ? rail_of(bucket, nodes) : *bucket;
+    a.bucket = *bucket;
+    a.bucket.matrix_elements = nodes * buffer->per_node * bucket->matrix_per_rank;  // the kept windows
+    a.bucket.tail_elements = nodes * buffer->per_node * bucket->tail_per_rank;
     a.messages = buffer->messages;
     a.nodes = nodes;
-    a.per_node = buffer->rail_alone ? 1 : mesh->node.size;
+    a.per_node = buffer->per_node;
     a.message = qwd_message(step->plan, b, &step->weight_wire);
     a.codec = wire.codec;
     a.group = wire.group;
@@ -185,5 +179,8 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
         wire_check_gathered(step->checks, HOP_WEIGHT_NODE, b, 0, nodes, &a.message, buffer->messages,
                             lanes->middle);
     kernel_apply_weights(lanes->middle, &a);
+    if (buffer->keep)
+        kernel_keep_message(lanes->middle, step->control, buffer->keep, buffer->messages,
+                            a.message.check ? a.message.check : a.message.bytes);
     lane_done(lanes, LANE_APPLIED, slot, lanes->middle);
 }

@@ -28,7 +28,8 @@ static void inject(WireChecks *checks, uint8_t *arrived, const MessageLayout *me
 
 // The level of data parallelism that a hop crosses.
 static const Group *level_of(const Mesh *mesh, WireHop hop) {
-    if (hop == HOP_WEIGHT_LAYER) return &mesh->shards;
+    if (hop == HOP_WEIGHT_LAYER || hop == HOP_LAYER_NODE) return &mesh->shards;
+    if (hop == HOP_LAYER_RAIL) return &mesh->shard_rail;
     return hop == HOP_GRAD_NODE || hop == HOP_WEIGHT_NODE ? &mesh->node : &mesh->rail;
 }
 
@@ -152,13 +153,14 @@ void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, S
 
 static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err) {
     static const char *const names[] = {"weights between nodes", "weights inside the node",
-                                        "weights of a layer", "gradients inside the node", "gradients between nodes"};
+                                        "weights of a layer", "weights of a layer between nodes",
+                                        "weights of a layer inside the node", "gradients inside the node", "gradients between nodes"};
     WireHop hop = (WireHop)(fault >> 56 & 7);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
     // Slots are peers for gradients. For weights they are [local][node], and the second hop brings
     // whole rows from the ranks of the node.
-    if (hop == HOP_WEIGHT_NODE) slot /= mesh->rail.size;
-    if (hop == HOP_WEIGHT_RAIL) slot %= mesh->rail.size;
+    if (hop == HOP_WEIGHT_NODE || hop == HOP_LAYER_NODE) slot /= mesh->rail.size;
+    if (hop == HOP_WEIGHT_RAIL || hop == HOP_LAYER_RAIL) slot %= mesh->rail.size;
     return error_set(err, EXIT_COMMUNICATION,
                      "message from rank %d to rank %d, %s, bucket %d: it did not arrive as it was sent; "
                      "restart from the last checkpoint, and look at the "

@@ -15,6 +15,8 @@ typedef enum WireHop {
     HOP_WEIGHT_RAIL,
     HOP_WEIGHT_NODE,
     HOP_WEIGHT_LAYER,
+    HOP_LAYER_RAIL,
+    HOP_LAYER_NODE,
     HOP_GRAD_NODE,
     HOP_GRAD_RAIL,
     WIRE_HOPS

@@ -49,7 +49,7 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
     return true;
 }
 
-_Static_assert(offsetof(Mesh, shards) == offsetof(Mesh, group[MESH_GROUPS - 1]), "loops meet every group");
+_Static_assert(offsetof(Mesh, shard_rail) == offsetof(Mesh, group[MESH_GROUPS - 1]), "loops meet every group");
 
 static Group group_of(const char *name, int world_rank, int stride, int size) {
     int rank = world_rank / stride % size;
@@ -75,7 +75,7 @@ bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpu
     mesh->tp.size = tp_size;
     mesh->pp.size = pp_size;
     mesh->node.size = d;
-    mesh->shards.size = 1;
+    mesh->shards.size = mesh->shard_rail.size = 1;
     *mesh = mesh_seen_by(mesh, rank);
     return true;
 }
@@ -96,11 +96,13 @@ Mesh mesh_seen_by(const Mesh *mesh, int rank) {
     seen.embedding = group_of("between the embedding's copies", rank, at_an_end ? stage * (pp_size - 1) : 1,
                               at_an_end ? 2 : 1);
     seen.shards = group_of("of weights in the node", rank, tp_size, mesh->shards.size);
+    seen.shard_rail = group_of("of weights between nodes", rank, tp_size * d, mesh->shard_rail.size);
     return seen;
 }
 
-void mesh_share_weights(Mesh *mesh) {
+void mesh_share_weights(Mesh *mesh, bool all_nodes) {
     mesh->shards.size = mesh->node.size;
+    if (all_nodes) mesh->shard_rail.size = mesh->rail.size;
     *mesh = mesh_seen_by(mesh, mesh->world.rank);
 }
 

@@ -19,7 +19,7 @@ typedef struct Group {
     Comm *comm;        // for messages in device memory; NULL in a group of one, and before comm_open
 } Group;
 
-enum { MESH_GROUPS = 8 };
+enum { MESH_GROUPS = 9 };
 typedef struct Mesh {
     union {
         struct {
@@ -27,8 +27,8 @@ typedef struct Mesh {
             Group tp, pp, dp;       // tensor, pipeline and data parallel
             Group node, rail;       // the two levels of dp: its ranks of one node, one rank of each node
             Group embedding;        // first and last stage of a pipeline; one rank elsewhere
-        Group shards;           // the ranks that hold one replica's weights together: those of `node`
-                                // once mesh_share_weights has said so; else this rank alone
+        Group shards, shard_rail;  // the two levels of the ranks that hold one replica's weights together:
+                                // node and rail as far as mesh_share_weights says; else this rank alone
         };
         Group group[MESH_GROUPS];   // the same, for loops
     };
@@ -41,10 +41,10 @@ typedef struct Mesh {
 // ranks, or whose ranks are not consecutive.
 bool mesh_build(Mesh *mesh, int world_rank, int world_size, const int *host_of_rank, int gpus_per_node,
                 int tp_size, int pp_size, Error *err);
-// The ranks of a node share a replica's weights out among themselves. What gathers a layer's weights
-// then has a communicator of its own, so that it never waits for other messages in the node.
-// Arithmetic alone, before mesh_open.
-void mesh_share_weights(Mesh *mesh);
+// The ranks of a node share a replica's weights out among themselves, or with all_nodes all
+// data-parallel ranks do. What gathers a layer's weights then has communicators of its own, so that
+// it never waits for other messages. Arithmetic alone, before mesh_open.
+void mesh_share_weights(Mesh *mesh, bool all_nodes);
 // The same world as its rank `rank` sees it. Arithmetic alone.
 Mesh mesh_seen_by(const Mesh *mesh, int rank);
 // Makes the communicators. Collective over world, whose ranks must agree on the result.

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "llmc/model/pipeline.h"
+#include "sdp4bit/wire.h"
 
 static bool weights_shared(const Config *c, const Plan *plan, int b) {
     return c->sharding == SHARD_PARAMETERS && plan->dp > 1 && b > 0;
@@ -102,12 +103,12 @@ static Ways ways_of_step(const StepTraffic *traffic, int b) {
     return sum;
 }
 
-// This rank's part of the node's replica, to the others of the node: a message for each window.
+// This rank's part of the node's replica, to the others of the node.
 static int64_t part_bytes(const Plan *plan, int b) {
     const Bucket *bucket = &plan->bucket[b];
-    int64_t numbers = bucket->matrix_per_rank + bucket->tail_per_rank;
-    int64_t window = numbers * (int64_t)sizeof(floatX) + (bucket->sealed ? MESSAGE_ALIGN : 0);
-    return (plan->options.per_node - 1) * plan->options.nodes * window;
+    int64_t own = bucket->matrix_per_rank + bucket->tail_per_rank;
+    int64_t bytes = plan->options.nodes * own * (int64_t)sizeof(floatX);
+    return (plan->options.per_node - 1) * (bytes + (bucket->sealed ? WIRE_PART_BYTES : 0));
 }
 
 // once: what the bucket sends under `optim`.

@@ -49,10 +49,12 @@ static int stage_of(const Check *c, int rank) { return rank / stage_ranks(c); }
 static bool *stale_at(const Check *c, int rank, int64_t b) {
     return &c->stale[(int64_t)stage_of(c, rank) * c->buckets + b];
 }
-// Who holds the same weights of bucket b: all data-parallel ranks, or a rail where the ranks of a
-// node share the bucket out.
+// Who holds the same weights of bucket b: all data-parallel ranks, a rail where the ranks of a node
+// share the bucket out, one rank where all do.
 static const Group *holders_of(const Check *c, int b) {
-    return zero_weights_resident(c->zero, b) ? &c->mesh->dp : &c->mesh->rail;
+    static const Group alone = {.size = 1, .stride = 1};
+    if (zero_weights_resident(c->zero, b)) return &c->mesh->dp;
+    return c->zero->shared.over_all ? &alone : &c->mesh->rail;
 }
 // Holder i of what `rank` holds of bucket b.
 static int replica(const Check *c, int rank, int b, int i) { return group_peer(holders_of(c, b), rank, i); }
@@ -87,17 +89,17 @@ static void gather_hashes(Check *c) {
     free(own);
 }
 
-// A tensor that the ranks of a node share out has the sum of its parts' hashes.
+// A tensor that ranks share out has the sum of its parts' hashes.
 static void add_parts(Check *c) {
-    const Group *node = &c->mesh->node;
+    const Group *sharers = c->zero->shared.over_all ? &c->mesh->dp : &c->mesh->node;
     for (int rank = 0; rank < c->mesh->world.size; rank++) {
-        if (group_peer(node, rank, 0) != rank) continue;
+        if (group_peer(sharers, rank, 0) != rank) continue;
         for (int i = 0; i < c->tensors; i++) {
             uint64_t sum = 0;
-            int64_t at[2] = {(int64_t)rank * c->tensors + i, (int64_t)node->stride * c->tensors};
+            int64_t at[2] = {(int64_t)rank * c->tensors + i, (int64_t)sharers->stride * c->tensors};
             if (zero_weights_resident(c->zero, (int)c->copy[at[0]].bucket)) continue;
-            for (int d = 0; d < node->size; d++) sum += c->copy[at[0] + d * at[1]].hash;
-            for (int d = 0; d < node->size; d++) c->copy[at[0] + d * at[1]].hash = sum;
+            for (int d = 0; d < sharers->size; d++) sum += c->copy[at[0] + d * at[1]].hash;
+            for (int d = 0; d < sharers->size; d++) c->copy[at[0] + d * at[1]].hash = sum;
         }
     }
 }
@@ -105,7 +107,7 @@ static void add_parts(Check *c) {
 // Of a tensor's elements, those that this rank keeps.
 static void hash_tensor(Zero *zero, int tensor) {
     KeptRun run;
-    for (int w = 0; w < zero->shared.windows; w++) {
+    for (int w = 0; w < zero->shared.kept.windows; w++) {
         if (zero_kept_run(zero, tensor, w, &run))
             kernel_replica_hash(zero->compute, zero->hash + tensor, run.memory, run.first, run.count);
     }
@@ -424,6 +426,7 @@ static bool verify(Check *c, Error *err) {
     gather_copies(c);
     any = mark_copies(c) || any;
     if (!any) return true;
+    zero_weights_given(c->zero);
     for (int b = 0; b < c->zero->plan.buckets; b++) {
         if (*stale_at(c, c->mesh->world.rank, b)) refresh(c, b);
     }

@@ -47,8 +47,8 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     StepControl start = {0};
     start.beta1_power = start.beta2_power = 1.0;
     zero_set_counters(zero, &start);
-    stream_synchronize(compute);
     zero_start_weights(zero);
+    stream_synchronize(compute);
     if (zero->node_flags) share_messages(zero);
     _Static_assert(sizeof(StepRecord) >= COMM_TRIAL_BYTES, "records serve as memory for the first messages");
     comm_connect(zero->mesh, zero->records);
@@ -220,6 +220,7 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
     zero->wire_checks.exchange = 0;
     zero_grads_new_step(zero);
     if (zero->config->log_num_zeros_in_grad) set_zero(zero->lanes->last, zero->zeros, sizeof(int64_t));
+    zero_weights_change(zero);  // an evaluation may have left some: every step gathers alike
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
 
@@ -271,18 +272,13 @@ static BucketState device_state(const Zero *zero, int b) {
     return state;
 }
 
-static GatherBuffer gather_buffer(const Zero *zero, int b) {
-    GatherBuffer buffer = {zero->gather[qwd_slot(b)], !zero_weights_resident(zero, b)};
-    return buffer;
-}
-
 // AdamW on the own shard. The bucket's gradients have then served. Of a bucket that stays the
 // tail's are cleared for the next step; the matrices' are overwritten by it.
 static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     const Bucket *bucket = &zero->plan.bucket[b];
     timer_start(zero->timers, TIMER_OPTIMIZER_INNER_STEP, zero->lanes->last);
     BucketState state = zero_offloads(zero) ? offload_state(zero, b) : device_state(zero, b);
-    GatherBuffer buffer = gather_buffer(zero, b);
+    GatherBuffer buffer = zero_gather_buffer(zero, b);
     qwd_update_bucket(step, b, &state, &buffer, zero->lanes);
     if (zero->gradients.stays[b])
         set_zero(zero->lanes->last, zero_bucket_grads(zero, b) + bucket->matrix_elements,
@@ -294,7 +290,7 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     Stream *middle = zero->lanes->middle;
     int64_t elements;
     floatX *weights = zero_kept_weights(zero, b, &elements);
-    GatherBuffer buffer = gather_buffer(zero, b);
+    GatherBuffer buffer = zero_gather_buffer(zero, b);
     timer_start(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
     // For the timer alone, whose spans are to begin with the shard. The data wait by the hops'
     // events.
@@ -352,6 +348,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     // end of the next step's first reduction.
     if (zero->lanes->apart) stream_wait(zero->lanes->last, zero->done[zero->plan.buckets - 1]);
     timer_stop(zero->timers, TIMER_OPTIMIZER, zero->lanes->last);
+    zero_weights_updated(zero);
 }
 
 StepControl zero_verdict(Zero *zero, int which) {

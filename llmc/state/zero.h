@@ -90,9 +90,10 @@ void zero_set_counters(Zero *zero, const StepControl *start);
 
 // The only way to a layer's weights: makes the compute stream wait for the bucket of this unit.
 // Where weights are shared out it is gathered first, unless it is there. next: the unit that is
-// wanted after this one, whose weights are then gathered beside it; -1: none. Idempotent.
-// Collective over mesh->shards.
-void zero_weights_wait(Zero *zero, int unit, int next);
+// wanted after this one, whose weights are then gathered beside it; -1: none. backward: for a
+// backward pass, which follows a forward pass of the same unit since the latest update. Idempotent.
+// Collective over mesh->shards and mesh->shard_rail.
+void zero_weights_wait(Zero *zero, int unit, int next, bool backward);
 // What every rank keeps of the weights is up to date. No layer is gathered.
 void zero_weights_wait_all(Zero *zero);
 // All work of all streams has ended; before memory and communicators go.

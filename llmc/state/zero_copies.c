@@ -43,8 +43,8 @@ void zero_put(Zero *zero, int piece, SliceKind kind, const void *host) {
 
 void zero_put_weights(Zero *zero, int tensor, const void *host) {
     KeptRun run;
-    zero_weights_change(zero);
-    for (int w = 0; w < zero->shared.windows; w++) {
+    zero_weights_given(zero);
+    for (int w = 0; w < zero->shared.kept.windows; w++) {
         if (!zero_kept_run(zero, tensor, w, &run)) continue;
         copy_to_device(zero->compute, run.memory, (const floatX *)host + run.first,
                        (size_t)run.count * sizeof(floatX));

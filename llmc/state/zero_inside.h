@@ -54,20 +54,34 @@ typedef struct Offload {
     Event *judged;      // the verdict too, and masters and moments may be written
 } Offload;
 
-// Weights that the ranks of a node share out: zero_weights.c. Off, it has nothing.
+// A rank's parts of the buckets that are shared out, one after the other: (windows) of
+// matrix_per_rank, then (windows) of tail_per_rank.
+typedef struct WeightParts {
+    int windows;
+    floatX *memory;            // NULL: there are none
+    int64_t *start;            // (buckets) a bucket's first element there
+} WeightParts;
+
+// Weights that ranks share out: zero_weights.c.
 typedef struct SharedWeights {
     bool on;
-    int windows;               // that this rank keeps of each part of a bucket: its rail's
-    floatX *part;              // what it keeps, bucket by bucket: (windows) of matrix_per_rank, then
-                               // (windows) of tail_per_rank
-    int64_t *start;            // (buckets) a bucket's first element there
+    bool over_all;             // among all ranks; else among those of a node
+    WeightParts kept;          // between steps: the windows of this rank's rail; over all, its own
     floatX *slot[2];           // a whole bucket; bucket b lies in slot b % 2
     int held[2];               // the bucket that is there or on its way, as its latest update made it; -1: none
     bool coming[2];            // compute has not waited for it yet
     Stream *stream;            // of the gathers
     Event *gathered[2];        // the slot is filled
     Event *used;               // what compute had been given when the latest gather was asked for
-    CommRow *row;              // (2 * windows) of the gather in progress
+    CommRow *row;              // (2 * nodes) of the gather in progress
+    // over all
+    uint8_t *buffer;           // (dp) messages of the gather in progress
+    StepControl *always;       // (1) a verdict that applies
+    uint8_t *message;          // this rank's, as the latest update made them; NULL: plain weights travel
+    int64_t *message_start;    // (buckets)
+    bool messages_stand;       // an update has made them; else the kept weights are newer
+    WeightParts second;        // --secondary-partition: the rail's windows
+    bool *filled;              // (buckets) they are there since the latest update
 } SharedWeights;
 
 struct Zero {
@@ -179,7 +193,7 @@ floatX *zero_kept_weights(const Zero *zero, int b, int64_t *elements);
 // keeps none of them.
 WeightWindows zero_kept_windows(const Zero *zero, int b, int owner);
 // Elements that this rank keeps of a tensor, in one run: [first, first + count) of its own part of
-// the tensor. False where there are none in window w of zero->shared.windows. A resident tensor is
+// the tensor. False where there are none in window w of zero->shared.kept.windows. A resident tensor is
 // one run.
 typedef struct KeptRun {
     floatX *memory;
@@ -192,6 +206,12 @@ void zero_start_weights(Zero *zero);
 void zero_free_weights(Zero *zero);
 // The kept weights are about to change, or have been changed: what was gathered is of no use.
 void zero_weights_change(Zero *zero);
+// Where the messages of bucket b's update come together.
+GatherBuffer zero_gather_buffer(const Zero *zero, int b);
+// The kept weights were drawn, loaded or repaired.
+void zero_weights_given(Zero *zero);
+// The end of zero_update. The first time after zero_weights_given it may wait for the verdict.
+void zero_weights_updated(Zero *zero);
 // Later work of lanes->last sees what the gathers' checks have found.
 void zero_weights_checked(Zero *zero);
 // A piece's first reduced gradient, and its first weight.

@@ -78,11 +78,12 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     // Two buffers for all buckets, which use them in turn: one is gathered while another shard is
     // updated.
     size_t *gather = zero->gather_bytes;
-    for (int b = 0; b < zero->plan.buckets; b++)
-        gather[qwd_slot(b)] =
-            larger(gather[qwd_slot(b)],
-                   qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire, zero_offloads(zero),
-                                    !zero_weights_resident(zero, b)));
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        GatherBuffer buffer = zero_gather_buffer(zero, b);
+        size_t bytes = qwd_buffer_bytes(&zero->plan, b, &zero->weight_wire, zero_offloads(zero),
+                                        buffer.nodes * buffer.per_node);
+        gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], bytes);
+    }
     for (int slot = 0; slot < LANE_SLOTS; slot++)
         memory_plan_reserve(memory_plan, group, "weights, gathered",
                             (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);

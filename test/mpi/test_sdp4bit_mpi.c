@@ -245,7 +245,7 @@ static void *allocate_shared(Trial *t, size_t bytes) {
 }
 
 static size_t gather_bytes(const Trial *t, int b) {
-    return qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false, false);
+    return qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false, t->plan.dp);
 }
 
 static void build_steps(Trial *t, int chunks) {
@@ -408,7 +408,7 @@ static void update_weights(Trial *t) {
                              weight_windows_of(bucket, weights, t->mesh->dp.rank),
                              t->master + bucket->state_start, t->exp_avg + bucket->state_start,
                              t->exp_avg_sq + bucket->state_start};
-        GatherBuffer buffer = {t->gather[b], false};
+        GatherBuffer buffer = {t->gather[b], t->mesh->rail.size, t->mesh->node.size, NULL};
         qwd_update_bucket(&t->qwd, b, &state, &buffer, t->machine->lanes);
         qwd_gather_bucket(&t->qwd, b, &buffer, t->machine->lanes);
         qwd_apply_bucket(&t->qwd, b, weights, &buffer, t->machine->lanes);

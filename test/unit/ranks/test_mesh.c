@@ -135,8 +135,8 @@ static void check_group(const Mesh *mesh, int ranks, int kind, Together together
 // coordinates.
 static void groups_are_as_defined(void **state) {
     static const Together together[MESH_GROUPS] = {
-        one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding, alone};
-    enum { SHARDS = MESH_GROUPS - 1 };
+        one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding, alone, alone};
+    enum { SHARDS = MESH_GROUPS - 2 };
     enum { MOST = 48 };
     int shapes = 0;
     for (int size = 1; size <= MOST; size++) {
@@ -151,9 +151,12 @@ static void groups_are_as_defined(void **state) {
                 shapes++;
                 assert_int_equal(mesh[0].node.size * mesh[0].rail.size, mesh[0].dp.size);
                 for (int kind = 0; kind < MESH_GROUPS; kind++) check_group(mesh, size, kind, together[kind]);
-                for (int r = 0; r < size; r++) mesh_share_weights(&mesh[r]);
-                for (int kind = 0; kind < SHARDS; kind++) check_group(mesh, size, kind, together[kind]);
-                check_group(mesh, size, SHARDS, one_node);
+                for (int all = 0; all < 2; all++) {
+                    for (int r = 0; r < size; r++) mesh_share_weights(&mesh[r], all);
+                    for (int kind = 0; kind < SHARDS; kind++) check_group(mesh, size, kind, together[kind]);
+                    check_group(mesh, size, SHARDS, one_node);
+                    check_group(mesh, size, SHARDS + 1, all ? one_rail : alone);
+                }
             }
         }
     }

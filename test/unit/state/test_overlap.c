@@ -498,7 +498,7 @@ static void layer(Recording *r, int unit, const char *name, bool backward) {
 
 static void micro_batch(Recording *r, bool last) {
     for (int u = 0; u < UNITS; u++) {
-        zero_weights_wait(r->zero, u, u + 1 < UNITS ? u + 1 : -1);
+        zero_weights_wait(r->zero, u, u + 1 < UNITS ? u + 1 : -1, false);
         layer(r, u, "forward", false);
     }
     layer(r, 0, "head", true);  // tied to the embedding
