@@ -344,8 +344,13 @@ void zero_weights_wait(Zero *zero, int unit, int next, bool backward) {
     if (ahead % 2 != slot || zero_weights_resident(zero, b)) gather_bucket(zero, ahead, backward);
 }
 
+// Buckets are applied in their order, on one stream: the last one's event speaks for all.
 void zero_weights_wait_all(Zero *zero) {
-    for (int b = 0; b < zero->plan.buckets; b++) wait_for(zero, zero->done[b], &zero->pending[b]);
+    for (int b = zero->plan.buckets - 1; b >= 0; b--) {
+        if (!zero->pending[b]) continue;
+        wait_for(zero, zero->done[b], &zero->pending[b]);
+        for (int earlier = 0; earlier < b; earlier++) zero->pending[earlier] = false;
+    }
     for (int i = 0; i < 2; i++) wait_for(zero, zero->shared.gathered[i], &zero->shared.coming[i]);
 }
 

@@ -24,7 +24,7 @@
 
 // --- clocks and accesses -------------------------------------------------------------------------
 
-enum { HOST, MOST_STREAMS = 12, MOST_EVENTS = 512 };
+enum { HOST, MOST_STREAMS = 12, MOST_EVENTS = 1024 };
 typedef struct Clock {
     int at[MOST_STREAMS];
 } Clock;
@@ -233,7 +233,15 @@ bool comm_share(const Group *node, void *flags, const CommPiece *piece, int piec
 }
 void comm_unshare(const Group *node) {}
 void comm_connect(const Mesh *mesh, void *memory) {}
-void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *s) {}
+void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *s) {
+    if (!group->comm) return;
+    begin(s->device, s->id, group->comm->gather);
+    writes(s, &group->comm->order, 1);
+    for (int i = 0; i < rows; i++) {
+        reads(s, row[i].own, (int64_t)row[i].bytes);
+        writes(s, row[i].all, group->size * (int64_t)row[i].bytes);
+    }
+}
 
 void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *s) {
     if (!group->comm) return;
@@ -358,6 +366,12 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     writes(s, a->weights, X * (a->bucket.matrix_elements + a->bucket.tail_elements));
 }
 
+void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n) {
+    begin_on(s, "keep a message");
+    reads(s, control, sizeof *control);
+    reads(s, from, n);
+    writes(s, to, n);
+}
 void kernel_seal_messages(Stream *s, const SealMessages *a) {
     begin_on(s, "seal");
     for (int i = 0; i < a->count; i++) {
@@ -393,7 +407,15 @@ void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
 enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 5, SAVES = 3 };
 
 // What a shape's flags ask for beside its size.
-enum { QUANTISED = 1, NO_OVERLAP = 2, OFFLOAD = 4, SHARD_GRADS = 8 };
+enum {
+    QUANTISED = 1,
+    NO_OVERLAP = 2,
+    OFFLOAD = 4,
+    SHARD_GRADS = 8,
+    SHARD_WEIGHTS = 16,  // and gradients
+    OVER_ALL = 32,
+    SECOND = 64
+};
 
 typedef struct Shape {
     int nodes, per_node, chunks;
@@ -410,7 +432,7 @@ typedef struct Recording {
     Lanes lanes;
     Stream *compute;
     Timers *timers;
-    Comm comm[3];
+    Comm comm[5];
     Zero *zero;
 } Recording;
 
@@ -436,12 +458,20 @@ static void parse_flags(Recording *r) {
     if (r->shape.how & OFFLOAD) flags[count++] = "--optimizer-cpu-offload";
     static const char *const sharded[] = {"--data-parallel-sharding-strategy", "optim_grads"};
     for (int i = 0; (r->shape.how & SHARD_GRADS) && i < 2; i++) flags[count++] = sharded[i];
+    static const char *const weights[] = {"--data-parallel-sharding-strategy", "optim_grads_params"};
+    static const char *const world[] = {"--shard-params-over", "world"};
+    static const char *const direct[] = {"--weight-quantization-method", "direct"};
+    for (int i = 0; (r->shape.how & SHARD_WEIGHTS) && i < 2; i++) flags[count++] = weights[i];
+    for (int i = 0; (r->shape.how & OVER_ALL) && i < 2; i++) flags[count++] = world[i];
+    for (int i = 0; (r->shape.how & OVER_ALL) && i < 2; i++) flags[count++] = direct[i];
+    if (r->shape.how & SECOND) flags[count++] = "--secondary-partition";
     Error err = {0};
     int hosts[64] = {0};
     bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) &&
               mesh_build(&r->mesh, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
               config_finish(&r->config, ranks, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
+    if (r->shape.how & SHARD_WEIGHTS) mesh_share_weights(&r->mesh, r->shape.how & OVER_ALL);
     r->mesh.world.mpi = MPI_COMM_SELF;
 }
 
@@ -464,15 +494,21 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
-    Group *const groups[3] = {&r->mesh.world, &r->mesh.node, &r->mesh.rail};
-    for (int i = 0; i < 3; i++) {
+    Group *const groups[5] = {&r->mesh.world, &r->mesh.node, &r->mesh.rail, &r->mesh.shards,
+                              &r->mesh.shard_rail};
+    for (int i = 0; i < 5; i++) {
         Comm *comm = groups[i]->comm = &r->comm[i];
         snprintf(comm->exchange, sizeof comm->exchange, "exchange %s", groups[i]->name);
         snprintf(comm->gather, sizeof comm->gather, "gather %s", groups[i]->name);
     }
     assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
     zero_start(r->zero, &r->device, r->compute, &r->lanes, r->timers);
-    copy_to_device(r->compute, r->zero->weights, NULL, (size_t)r->zero->plan.arena_elements * X);
+    for (int i = 0; i < TENSORS; i++) {
+        copy_to_device(r->compute, zero_weight(r->zero, i), NULL, (size_t)tensor_elements(&r->tensors[i]) * X);
+        zero_keep_weights(r->zero, i);
+    }
+    // No verdict is ever read here. Whether messages stand is asked of the first one.
+    r->zero->shared.messages_stand = r->zero->shared.message != NULL;
     zero_masters_from_weights(r->zero);
 }
 
@@ -496,14 +532,19 @@ static void layer(Recording *r, int unit, const char *name, bool backward) {
     }
 }
 
-static void micro_batch(Recording *r, bool last) {
+static void forward(Recording *r, const char *name) {
     for (int u = 0; u < UNITS; u++) {
         zero_weights_wait(r->zero, u, u + 1 < UNITS ? u + 1 : -1, false);
-        layer(r, u, "forward", false);
+        layer(r, u, name, false);
     }
+}
+
+static void micro_batch(Recording *r, bool last) {
+    forward(r, "forward");
     layer(r, 0, "head", true);  // tied to the embedding
     writes(r->compute, r->zero->loss_sum, 4);
     for (int u = UNITS - 1; u >= 0; u--) {
+        zero_weights_wait(r->zero, u, u - 1, true);
         zero_grads_begin(r->zero, u);
         layer(r, u, "backward", true);
         if (last || !zero_grads_stay(r->zero, u)) zero_reduce_unit(r->zero, u, last);
@@ -552,14 +593,15 @@ static void run_steps_of(Recording *r, int micro_batches) {
         // with all that looks at the weights and waits besides.
         if (step == 2 || step == 4) staged = stage(r);
         if (step == 4) {
-            assert_true(zero_sound(zero, alone, &err));
             zero_params_norm(zero, alone);
+            forward(r, "evaluation");
+            assert_true(zero_sound(zero, alone, &err));
             zero_zeros(zero, alone);
             zero_weights_wait_all(zero);
             for (int b = 0; b < zero->plan.buckets; b++) {
-                const Bucket *bucket = &zero->plan.bucket[b];
-                kernel_replica_hash(zero->compute, zero->hash + b, zero->weights + bucket->arena_start,
-                                    bucket->arena_start, bucket->matrix_elements + bucket->tail_elements);
+                int64_t elements;
+                const floatX *weights = zero_kept_weights(zero, b, &elements);
+                kernel_replica_hash(zero->compute, zero->hash + b, weights, 0, elements);
             }
         }
     }
@@ -570,7 +612,12 @@ static void run_steps_of(Recording *r, int micro_batches) {
     use(&r->device, WRITE, zero->staging, staged);
     zero_synchronize(zero);
     begin(&r->device, HOST, "the memory goes");
-    use(&r->device, WRITE, zero->weights, zero->plan.arena_elements * X);
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        int64_t elements;
+        const floatX *weights = zero_kept_weights(zero, b, &elements);
+        use(&r->device, WRITE, weights, elements * X);
+    }
+    for (int i = 0; zero->shared.on && i < 2; i++) use(&r->device, WRITE, zero->shared.slot[i], X);
     const Gradients *g = &zero->gradients;
     use(&r->device, WRITE, g->whole, g->whole_elements * 4);
     use(&r->device, WRITE, g->shard, g->shard_elements * 4);
@@ -597,6 +644,11 @@ static const Shape shapes[] = {
     {1, 2, 1, QUANTISED | OFFLOAD | SHARD_GRADS}, {2, 2, 2, OFFLOAD | SHARD_GRADS},
     {2, 2, 3, QUANTISED | NO_OVERLAP | OFFLOAD | SHARD_GRADS},
     {2, 2, 3, QUANTISED | NO_OVERLAP | SHARD_GRADS},
+    {1, 2, 1, QUANTISED | SHARD_WEIGHTS}, {2, 1, 1, QUANTISED | SHARD_WEIGHTS},
+    {2, 2, 3, QUANTISED | SHARD_WEIGHTS}, {2, 2, 2, SHARD_WEIGHTS},
+    {2, 4, 1, QUANTISED | OFFLOAD | SHARD_WEIGHTS}, {2, 2, 3, QUANTISED | NO_OVERLAP | SHARD_WEIGHTS},
+    {2, 2, 3, QUANTISED | SHARD_WEIGHTS | OVER_ALL}, {2, 2, 2, SHARD_WEIGHTS | OVER_ALL | SECOND},
+    {2, 2, 3, QUANTISED | SHARD_WEIGHTS | OVER_ALL | SECOND}, {2, 1, 1, QUANTISED | SHARD_WEIGHTS | OVER_ALL},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -631,6 +683,10 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
         if (r->zero->ready[b]->id == id) snprintf(name, bytes, "ready");
         if (r->zero->done[b]->id == id) snprintf(name, bytes, "done");
     }
+    for (int i = 0; r->zero->shared.on && i < 2; i++) {
+        if (r->zero->shared.gathered[i]->id == id) snprintf(name, bytes, "gathered");
+        if (r->zero->shared.used->id == id) snprintf(name, bytes, "used");
+    }
     if (r->zero->computed->id == id) snprintf(name, bytes, "computed");
     if (r->zero->judged->id == id) snprintf(name, bytes, "judged");
     for (int slot = 0; slot < GRAD_SLOTS; slot++) {
@@ -649,8 +705,10 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
 // The waits that others imply: with them taken out nothing may be found.
 static bool implied(const char *stream, const char *event) {
     // The middle lane follows the shard at once, for the timer, where the hops bring the same
-    // order; the first layers' gradients are complete after the loss.
-    return (!strcmp(stream, "requantisation") && !strcmp(event, "joint")) || !strcmp(event, "computed");
+    // order, or the shard's own event where an update sends nothing. Here each of the two stands in
+    // for the other. The first layers' gradients are complete after the loss.
+    bool shard = !strcmp(event, "joint") || !strcmp(event, "updated");
+    return (!strcmp(stream, "requantisation") && shard) || !strcmp(event, "computed");
 }
 
 // Takes out one wait after the other.
@@ -734,6 +792,27 @@ static void stages_overlap_in(unsigned how, int micro_batches) {
 static void stages_overlap(void **state) {
     stages_overlap_in(0, 2);
     stages_overlap_in(SHARD_GRADS, 1);
+}
+
+// While a layer runs the next one's weights are gathered, in forward pass and in backward pass.
+static void gathers_overlap_layers(void **state) {
+    static const unsigned how[] = {0, OVER_ALL, OVER_ALL | SECOND};
+    for (int i = 0; i < 3; i++) {
+        Recording r;
+        open_recording(&r, (Shape){2, 2, 3, QUANTISED | SHARD_WEIGHTS | how[i]}, -1, -1);
+        run_steps(&r);
+        // One gather of checksums follows each gather of a node's parts.
+        int per_gather = how[i] & OVER_ALL ? 1 : 2, backward = how[i] == OVER_ALL ? 1 : 2;
+        for (int u = 1; u + 1 < UNITS; u++) {
+            overlaps(&r, "forward", u, "gather of weights in the node", per_gather * u);
+            assert_true(before(find(&r, "gather of weights in the node", per_gather * u),
+                               find(&r, "forward", u + 1)));
+        }
+        // Units 4 and 3 are still there. Then 2 is gathered while 3 runs backward.
+        overlaps(&r, "backward", 1, "gather of weights in the node", per_gather * (UNITS - 1));
+        overlaps(&r, "backward", 2, "gather of weights in the node", per_gather * (UNITS - 1) + backward);
+        close_recording(&r);
+    }
 }
 
 // The host takes part in the verdict's way to it: AdamW does not wait for that. Nor does the next
@@ -824,6 +903,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_two_uses_are_ordered),
         cmocka_unit_test(every_wait_is_needed),
         cmocka_unit_test(stages_overlap),
+        cmocka_unit_test(gathers_overlap_layers),
         cmocka_unit_test(the_verdict_is_read_beside_the_update),
         cmocka_unit_test(a_save_overlaps_the_next_step),
         cmocka_unit_test(work_of_the_host_overlaps),
