@@ -155,6 +155,37 @@ parts_table_is_true() {
     done
 }
 check "the README's table of models in parts" parts_table_is_true
+# The README's rows "MODEL, GPUS": what fits under each strategy, and the host memory of a node.
+strategies_table_is_true() {
+    local row name ranks column said now gb rows=0 params=optim_grads_params
+    local strategies=(optim optim_grads "$params" "$params --optimizer-cpu-offload")
+    while IFS= read -r row; do
+        name=$(sed -E 's/^\| ([0-9.]+B), .*/\1/' <<<"$row")
+        ranks=8
+        [[ $row != *"two hosts"* ]] || ranks=16
+        for column in 0 1 2 3; do
+            # shellcheck disable=SC2086 # words
+            verdict "${name,,}" $ranks 8 @configs/sdp4bit.args --micro-batch-size 1 \
+                --recompute-granularity full --data-parallel-sharding-strategy ${strategies[column]} || return 1
+            now=$(for gb in 80 141; do largest $gb | grep . || echo -; done | paste -s -d ' ')
+            said=$(awk -F ' *[|] *' -v column=$((column + 3)) '{ sub(",", "", $column); print $column }' <<<"$row")
+            [ "$now" = "$said" ] || { why="$name on $ranks, ${strategies[column]}: '$said', --plan '$now'"; return 1; }
+        done
+        now=$(sed -nE 's/.* rank, ([0-9.]+) for the 8 ranks of a node$/\1/p' "$work/verdict")
+        said=$(awk -F ' *[|] *' '{ print $7 + 0 }' <<<"$row")
+        awk -v now="${now:-0}" -v said="$said" 'BEGIN { exit !(now - said < 0.51 && said - now < 0.51) }' ||
+            { why="$name on $ranks: $said GiB of a node's host, --plan '$now'"; return 1; }
+        rows=$((rows + 1))
+    done < <(grep -E '^\| [0-9.]+B, (eight|two hosts of eight) \|' README.md)
+    [ $rows = 5 ] || { why="$rows rows"; return 1; }
+}
+check "the README's table of sharding strategies" strategies_table_is_true
+a_strategy_is_named() { # 18B on eight GPUs of 80 GB fits under one alone, and without any not at all
+    verdict 18b 8 8 "${paper[@]}" --micro-batch-size 1 &&
+        tells '^    no setting fits.*; try --data-parallel-sharding-strategy optim_grads_params, --optimizer-cpu-offload' &&
+        tells '^    --data-parallel-sharding-strategy optim_grads_params with --recompute-granularity full fits, up to --micro-batch-size 17$'
+}
+check "what does not fit is told a strategy that does" a_strategy_is_named
 too_large() {
     verdict 18b 16 8 || return 1
     tells '^  a GPU of  80 GB .*: does not fit' && tells '^    no setting fits'
