@@ -23,7 +23,7 @@
 //           exposed_most_ms (on the one that waited most), seconds_left}
 // timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
 // phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
-// memory    once: iteration, planned_bytes and allocated_bytes of the device, host_bytes of the plan;
+// memory    once: iteration, planned_bytes and allocated_bytes of the device, host_bytes planned;
 //           timing {free_before_bytes, taken_before_bytes, taken_bytes, beside_plan_bytes} of rank 0
 // quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error (probe.h)
 // sample    iteration, text: --sample-prompt

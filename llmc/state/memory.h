@@ -47,8 +47,8 @@ bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *conf
 // text says what else could be.
 bool memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
                    ModelPlan model);
-// Once, when libraries have been loaded and used: Megatron-LM's memory line, lines of what was taken
-// beside the plan and of what the plan takes in host memory, and the JSON line "memory".
+// Once, when libraries have been loaded and used: Megatron-LM's memory line, lines of what was
+// taken beside the plan and of what the plan takes in host memory, and the JSON line "memory".
 void memory_report(Memory *memory, Log *log, int64_t iterations);
 
 LLMC_END

@@ -23,8 +23,8 @@ static bool in_one_pass(const Zero *zero, int b) {
     return true;
 }
 
-// With offload the reduced gradients lie on the host. On the device two windows serve the buckets in
-// turn.
+// With offload the reduced gradients lie on the host. On the device two windows serve the buckets
+// in turn.
 static void place_passing(Zero *zero) {
     Gradients *g = &zero->gradients;
     int64_t largest = 0;
