@@ -7,6 +7,10 @@
 // Odd steps reduce after the backward, so that the reduced gradients can be looked at before AdamW.
 // Even steps are the trainer's: a second backward over the same tokens tells Zero as its layers
 // complete, and nothing waits until the weights are gathered.
+//
+// Under optim_grads a step has several micro-batches, and the memory of a micro-batch's gradients
+// serves the next layers at once. So a second model, which keeps all gradients and reduces none,
+// computes them for the simulator from the same weights.
 #include "test/mpi/model_gradients.h"
 
 #include <math.h>
@@ -35,6 +39,7 @@ typedef struct ModelArm {
     const char *flags[ARM_FLAGS + 1];  // NULL at the end
     GradWire grad;
     WeightWire weight;
+    int micro_batches;  // of a step under optim_grads; 0: under optim, one
 } ModelArm;
 
 #define F CODEC_FP32
@@ -45,18 +50,26 @@ typedef struct ModelArm {
 #define RN ROUND_NEAREST
 static const ModelArm arms[] = {
     {"baseline fp32", {"--clip-grad", "1000"}, {F, F, 32, 32, F, false, SR, 0},
-     {FLOATX_CODEC, 32, false, RN}},
+     {FLOATX_CODEC, 32, false, RN}, 0},
     {"SDP4Bit",
      {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform",
       "--quantized-weights", "--wq-rounding", "stochastic",
       "--gradient-alltoall-pipeline", "3"},
      {I8, I4, 128, 128, H, true, SR, 3},
-     {I4, 2048, true, SR}},
+     {I4, 2048, true, SR}, 0},
     {"ULq, checksums",
      {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-bits-intra",
       "4", "--verify-wire"},
      {I4, I4, 128, 128, H, false, SR, 0},
-     {FLOATX_CODEC, 32, false, RN}},
+     {FLOATX_CODEC, 32, false, RN}, 0},
+    {"SDP4Bit, optim_grads, 3 micro-batches",
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform",
+      "--quantized-weights", "--wq-group-size", "128", "--gradient-alltoall-pipeline", "2",
+      "--verify-wire"},
+     {I8, I4, 128, 128, H, true, SR, 2},
+     {I4, 128, true, RN}, 3},
+    {"baseline bf16, optim_grads, 1 micro-batch", {"--grad-reduce-in-bf16"},
+     {H, H, 32, 32, H, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}, 1},
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 
@@ -68,7 +81,8 @@ static const char *const model_flags[] = {
     "64", "--max-position-embeddings", "64", "--attention-dropout", "0", "--hidden-dropout", "0",
     "--micro-batch-size", "2", "--lr", "1e-3", "--train-iters", "10", "--clip-grad", "0.2",
     "--ddp-bucket-size", "1"};
-enum { MODEL_FLAGS = sizeof model_flags / sizeof *model_flags, SIZE_FLAGS = 6, LAYOUT_FLAGS = 5 };
+enum { MODEL_FLAGS = sizeof model_flags / sizeof *model_flags, SIZE_FLAGS = 6, LAYOUT_FLAGS = 5,
+       SHARD_FLAGS = 4 };
 // Many CPU ranks share few cores, and one process simulates them all: they get a quarter of the
 // parameters.
 enum { FEW_RANKS = 4 };
@@ -96,6 +110,8 @@ typedef struct Model {
     float **all;         // (dp) the root: where each begins
     float *losses;       // (dp)
     StepRecord *records; // (world) simulated
+    struct Model *whole; // keeps all gradients and reduces none; NULL under optim
+    int first;           // number of the first micro-batch that load_tokens gives
     Simulator sim;       // whole on the root; elsewhere only the arrays it broadcasts into
 } Model;
 
@@ -110,18 +126,24 @@ static void download(const Model *m, void *host, const void *device, size_t byte
     stream_synchronize(m->compute);
 }
 
-static bool configure(Model *m, Error *err) {
+// shared: gradients are, where the arm wants it.
+static bool configure(Model *m, bool shared, Error *err) {
     const Mesh *mesh = m->rank->mesh;
-    char *argv[MODEL_FLAGS + SIZE_FLAGS + LAYOUT_FLAGS + ARM_FLAGS], tp[16], pp[16];
+    char *argv[MODEL_FLAGS + SIZE_FLAGS + LAYOUT_FLAGS + SHARD_FLAGS + ARM_FLAGS], tp[16], pp[16], batch[16];
+    const char *strategy = shared ? "optim_grads" : "optim";
+    const char *const sharding[SHARD_FLAGS] = {"--global-batch-size", batch,
+        "--data-parallel-sharding-strategy", strategy};
     const char *const layout[LAYOUT_FLAGS] = {"--tensor-model-parallel-size", tp,
         "--pipeline-model-parallel-size", pp, "--sequence-parallel"};
     int argc = 0;
     const char *const *size = mesh->dp.size <= FEW_RANKS ? few_ranks_size : many_ranks_size;
     snprintf(tp, sizeof tp, "%d", mesh->tp.size);
     snprintf(pp, sizeof pp, "%d", mesh->pp.size);
+    snprintf(batch, sizeof batch, "%d", 2 * mesh->dp.size * m->arm->micro_batches);
     for (int i = 0; i < MODEL_FLAGS; i++) argv[argc++] = (char *)model_flags[i];
     for (int i = 0; i < SIZE_FLAGS; i++) argv[argc++] = (char *)size[i];
     for (int i = 0; i < LAYOUT_FLAGS - !m->rank->sequence; i++) argv[argc++] = (char *)layout[i];
+    for (int i = 0; m->arm->micro_batches && i < SHARD_FLAGS; i++) argv[argc++] = (char *)sharding[i];
     for (int i = 0; m->arm->flags[i]; i++) argv[argc++] = (char *)m->arm->flags[i];
     if (!config_parse(&m->config, argc, argv, NULL, 0, err)) return false;
     int end_of_document = (int)m->config.vocab_size;
@@ -184,6 +206,7 @@ static void build_simulator(Model *m) {
 
 static void close_model(Model *m) {
     simulator_free(&m->sim);
+    if (m->whole) close_model(m->whole);
     tp_close(&m->gpt.tp);
     zero_stop(m->zero);
     memory_plan_free(&m->memory_plan, m->rank->device);
@@ -204,6 +227,8 @@ static void close_model(Model *m) {
 
 // --- a step on both sides ------------------------------------------------------------------------
 
+static int micro_batches_of(const Model *m) { return m->arm->micro_batches ? m->arm->micro_batches : 1; }
+
 // A LoadMicroBatch. The replica's micro-batch of the step: tokens of which the first numbers are
 // more frequent, each with its successor as target.
 static void load_tokens(void *context, GPT *gpt, int k, Pass *pass) {
@@ -213,14 +238,15 @@ static void load_tokens(void *context, GPT *gpt, int k, Pass *pass) {
     int32_t *drawn = (int32_t *)xmalloc((size_t)(N + 1) * sizeof *drawn, "the test");
     int32_t *positions = (int32_t *)xmalloc((size_t)N * sizeof *positions, "the test");
     for (int i = 0; i <= N; i++) {
-        Philox4 r = philox4x32_10(11, 0, (uint32_t)i, (uint32_t)k, (uint32_t)group_of(m)->rank, step);
+        Philox4 r = philox4x32_10(11, 0, (uint32_t)i, (uint32_t)(m->first + k), (uint32_t)group_of(m)->rank,
+                                   step);
         double x = (r.v[0] + 0.5) * 0x1p-32;
         drawn[i] = (int32_t)(gpt->V * x * x);
     }
     for (int i = 0; i < N; i++) positions[i] = i % T;
     Batch batch = {drawn, drawn + 1, positions, NULL, NULL, 0};
     gpt_upload(gpt, pass->slot, &batch);
-    pass->loss_scale = 1.0f / (float)N;
+    pass->loss_scale = 1.0f / (float)(N * micro_batches_of(m));
     stream_synchronize(m->compute);
     free(drawn);
     free(positions);
@@ -235,22 +261,84 @@ static void hold_back(Model *m, int more) {
     }
 }
 
-// As the trainer's step up to zero_update, with one micro-batch. overlapped: layers are reduced as
-// they complete; else not at all.
-static void backward(Model *m, uint32_t step, bool overlapped) {
+// As the trainer's step up to zero_update, with so many micro-batches. overlapped: layers are
+// reduced as they complete; else not at all.
+static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped) {
     zero_step_begins(m->zero, step);
     if (!overlapped) hold_back(m, HELD);
-    gpt_micro_batches(&m->gpt, 1, true, load_tokens, m);
+    gpt_micro_batches(&m->gpt, micro_batches, true, load_tokens, m);
+}
+
+// All ranks' m->local to the root.
+static void collect_gradients(Model *m) {
+    int arena = (int)m->zero->plan.arena_elements;
+    MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, group_of(m)->mpi);
+}
+
+static void collect_loss(Model *m, const Zero *zero) {
+    float loss;
+    download(m, &loss, zero->loss_sum, sizeof loss);
+    MPI_Gather(&loss, 1, MPI_FLOAT, m->losses, 1, MPI_FLOAT, 0, group_of(m)->mpi);
 }
 
 static void collect(Model *m) {
-    float loss;
-    int arena = (int)m->zero->plan.arena_elements;
-    MPI_Comm group = group_of(m)->mpi;
     download(m, m->local, m->zero->gradients.whole, arena_bytes(m));
-    download(m, &loss, m->zero->loss_sum, sizeof loss);
-    MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, group);
-    MPI_Gather(&loss, 1, MPI_FLOAT, m->losses, 1, MPI_FLOAT, 0, group);
+    collect_loss(m, m->zero);
+    collect_gradients(m);
+}
+
+// The 1-D tensors' gradients accumulate: what a backward left goes, as zero_update clears it.
+static void clear_tails(Model *m) {
+    for (int b = 0; b < m->zero->plan.buckets; b++) {
+        const Bucket *bucket = &m->zero->plan.bucket[b];
+        set_zero(m->compute, m->zero->gradients.whole + bucket->arena_start + bucket->matrix_elements,
+                 (size_t)bucket->tail_elements * sizeof(float));
+    }
+}
+
+// The gradients of `count` micro-batches from number `first` on, added up by this rank, in m->found.
+static void whole_gradients(Model *m, uint32_t step, int first, int count) {
+    Model *whole = m->whole;
+    clear_tails(whole);
+    whole->first = first;
+    backward(whole, step, count, false);
+    stream_synchronize(whole->compute);
+    download(m, m->found, whole->zero->gradients.whole, arena_bytes(m));
+}
+
+// Into m->local: of buckets that stay, or of the others.
+static void take_buckets(Model *m, bool stay) {
+    for (int b = 0; b < m->zero->plan.buckets; b++) {
+        const Bucket *bucket = &m->zero->plan.bucket[b];
+        int64_t at = bucket->arena_start, n = bucket->matrix_elements + bucket->tail_elements;
+        if (m->zero->gradients.stays[b] != stay) continue;
+        memcpy(m->local + at, m->found + at, (size_t)n * sizeof *m->local);
+    }
+}
+
+// What the simulator makes of a step's micro-batches, in sim->reduced. The embeddings' bucket is
+// reduced once, the others in each micro-batch.
+static void simulate_micro_batches(Model *m, uint32_t step) {
+    const Plan *plan = &m->zero->plan;
+    int count = m->arm->micro_batches;
+    bool *each = (bool *)xcalloc((size_t)plan->tensors, sizeof *each, "the test");
+    for (int t = 0; t < plan->tensors; t++) each[t] = !m->zero->gradients.stays[plan->tensor_bucket[t]];
+    copy_on_device(m->compute, m->whole->zero->weights, m->zero->weights,
+                   (size_t)plan->arena_elements * sizeof(floatX));
+    stream_synchronize(m->compute);
+    memset(m->local, 0, arena_bytes(m));
+    whole_gradients(m, step, 0, count);
+    take_buckets(m, true);
+    collect_loss(m, m->whole->zero);
+    for (int k = 0; k < count; k++) {
+        whole_gradients(m, step, k, 1);
+        take_buckets(m, false);
+        collect_gradients(m);
+        if (!is_root(m)) continue;
+        if (k == 0) simulator_reduce(&m->sim, m->all, step);
+        else simulator_add(&m->sim, m->all, each, step, k);
+    }
+    free(each);
 }
 
 static void reduce(Model *m, uint32_t step, bool overlapped) {
@@ -260,14 +348,8 @@ static void reduce(Model *m, uint32_t step, bool overlapped) {
         for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit, true);
         return;
     }
-    // The 1-D tensors' gradients accumulate: what the first backward left goes, as zero_update
-    // clears it.
-    for (int b = 0; b < plan->buckets; b++) {
-        const Bucket *bucket = &plan->bucket[b];
-        set_zero(m->compute, m->zero->gradients.whole + bucket->arena_start + bucket->matrix_elements,
-                 (size_t)bucket->tail_elements * sizeof(float));
-    }
-    backward(m, step, true);
+    clear_tails(m);
+    backward(m, step, 1, true);
 }
 
 static float rate_of(uint32_t step) { return 2e-3f / (float)step; }
@@ -279,7 +361,7 @@ static void simulate(Model *m, uint32_t step) {
     MPI_Comm group = mesh->dp.mpi;
     int arena = (int)m->zero->plan.arena_elements, record = (int)sizeof(StepRecord);
     SimulatedWorld world = {m->records, mesh->world.size, mesh->dp.size * mesh->tp.size};
-    if (is_root(m)) simulator_records(sim, m->all, m->losses, step);
+    if (is_root(m)) simulator_records(sim, m->losses);
     MPI_Bcast(sim->records, mesh->dp.size * record, MPI_BYTE, 0, group);
     MPI_Allgather(sim->records + mesh->dp.rank, record, MPI_BYTE, m->records, record, MPI_BYTE,
                   mesh->world.mpi);
@@ -363,6 +445,23 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     return ok;
 }
 
+// The own windows hold the sum of the micro-batches.
+static bool same_windows(const Model *m, uint32_t step) {
+    const Plan *plan = &m->zero->plan;
+    bool ok = true;
+    for (int b = 0; ok && b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        Windows own = zero_own_grads(m->zero, b),
+                expected = windows_of(bucket, m->sim.reduced + bucket->arena_start, m->rank->mesh->dp.rank);
+        float *tail = m->found + bucket->matrix_per_rank;
+        download(m, m->found, own.matrix, (size_t)bucket->matrix_per_rank * sizeof(float));
+        download(m, tail, own.tail, (size_t)bucket->tail_per_rank * sizeof(float));
+        ok = same_bits(m, step, "another gradient", m->found, expected.matrix, 0, bucket->matrix_per_rank) &&
+             same_bits(m, step, "another gradient", tail, expected.tail, 0, bucket->tail_per_rank);
+    }
+    return ok;
+}
+
 static bool same_shards(const Model *m, uint32_t step, const char *what, const float *device,
                         const float *whole) {
     int64_t rank = m->rank->mesh->dp.rank;
@@ -432,11 +531,24 @@ static bool same_copies(const Model *m, uint32_t step) {
     return ok;
 }
 
+static WireBytes planned_bytes(const Model *m) {
+    const Plan *plan = &m->zero->plan;
+    WireBytes sum = {0};
+    for (int b = 0; plan->dp > 1 && b < plan->buckets; b++) {
+        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &m->arm->grad, &m->arm->weight);
+        int64_t times = zero_reductions(m->zero, b, m->arm->micro_batches);
+        sum.grad_intra += times * bytes.grad_intra;
+        sum.grad_inter += times * bytes.grad_inter;
+        sum.weight_intra += bytes.weight_intra;
+        sum.weight_inter += bytes.weight_inter;
+    }
+    return sum;
+}
+
 // What one step handed to the transport is what the plan says, to the byte.
 static bool same_traffic(const Model *m, uint32_t step, Traffic before, uint64_t records_before) {
     Traffic after = probe_traffic(m->zero);
-    WireBytes plan = plan_wire_bytes(&m->zero->plan, &m->arm->grad, &m->arm->weight);
-    if (m->zero->plan.dp == 1) memset(&plan, 0, sizeof plan);
+    WireBytes plan = planned_bytes(m);
     uint64_t records = (uint64_t)(m->rank->mesh->world.size - 1) * sizeof(StepRecord);
     if (after.node - before.node != (uint64_t)(plan.grad_intra + plan.weight_intra)) {
         return complain(m, step, "bytes inside the node", 0);
@@ -456,21 +568,44 @@ static bool on_all(bool ok) {
     return value != 0;
 }
 
-static bool run_step(Model *m, uint32_t step) {
-    bool overlapped = step % 2 == 0, ok = true;
-    backward(m, step, false);
+// The gradients to the simulator, and reduced. False where the reduced ones differ.
+static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *before) {
+    backward(m, step, 1, false);
     collect(m);
+    if (is_root(m)) simulator_reduce(&m->sim, m->all, step);
     simulate(m, step);
-    Traffic before = probe_traffic(m->zero);
-    uint64_t records = comm_sent(&m->rank->mesh->world);
+    *before = probe_traffic(m->zero);
     reduce(m, step, overlapped);
-    if (!overlapped) {
-        lanes_synchronize(m->rank->lanes);
-        ok = same_gradients(m, step, false);
-    }
+    if (overlapped) return true;
+    lanes_synchronize(m->rank->lanes);
+    return same_gradients(m, step, false);
+}
+
+// Some layers' gradients are shared out indeed: the arm's groups leave them buckets of their own.
+static bool some_shared(const Model *m, uint32_t step) {
+    int shared = 0;
+    for (int b = 0; b < m->zero->plan.buckets; b++) shared += !m->zero->gradients.stays[b];
+    return shared > 0 || m->zero->plan.dp == 1 || complain(m, step, "nothing is shared out", 0);
+}
+
+static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *before) {
+    simulate_micro_batches(m, step);
+    simulate(m, step);
+    *before = probe_traffic(m->zero);
+    backward(m, step, m->arm->micro_batches, true);
+    if (overlapped) return true;
+    lanes_synchronize(m->rank->lanes);
+    return some_shared(m, step) && same_windows(m, step);
+}
+
+static bool run_step(Model *m, uint32_t step) {
+    bool overlapped = step % 2 == 0, shared = m->arm->micro_batches > 0;
+    Traffic before;
+    uint64_t records = comm_sent(&m->rank->mesh->world);
+    bool ok = shared ? reduce_shared(m, step, overlapped, &before) : reduce_kept(m, step, overlapped, &before);
     zero_update(m->zero, rate_of(step), 0.0, WEIGHT_DECAY);
     zero_synchronize(m->zero);
-    ok = ok && plausible(m, step) && same_gradients(m, step, true) && same_verdict(m, step) &&
+    ok = ok && plausible(m, step) && (shared || same_gradients(m, step, true)) && same_verdict(m, step) &&
          same_shards(m, step, "another master", m->zero->master, m->sim.master) &&
          same_shards(m, step, "another first moment", m->zero->exp_avg, m->sim.exp_avg) &&
          same_shards(m, step, "another second moment", m->zero->exp_avg_sq, m->sim.exp_avg_sq) &&
@@ -483,8 +618,14 @@ static bool run_arm(const ModelRank *rank, const ModelArm *arm) {
     Error err = {0};
     m->rank = rank;
     m->arm = arm;
-    if (!configure(m, &err) || !build_model(m, &err)) fatal(NULL, err.code, "%s", err.what);
+    if (!configure(m, true, &err) || !build_model(m, &err)) fatal(NULL, err.code, "%s", err.what);
     build_simulator(m);
+    if (arm->micro_batches) {
+        Model *whole = m->whole = (Model *)xcalloc(1, sizeof *m, "a model");
+        whole->rank = rank;
+        whole->arm = arm;
+        if (!configure(whole, false, &err) || !build_model(whole, &err)) fatal(NULL, err.code, "%s", err.what);
+    }
     bool ok = true;
     for (uint32_t step = 1; ok && step <= STEPS; step++) ok = run_step(m, step);
     close_model(m);

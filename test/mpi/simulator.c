@@ -107,16 +107,18 @@ static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place 
     free(node_sum);
 }
 
-static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t step) {
+// Every micro-batch that is reduced by itself has purposes of its own.
+static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t step, int micro_batch) {
+    uint32_t number = 256 * (uint32_t)micro_batch;
     const GradWire *wire = &sim->options.grad;
     Hop level1 = {wire->intra_codec,
                   wire->intra_group,
                   wire->rounding,
-                  {sim->options.seed, step, PURPOSE_GRAD_LEVEL1, 0}};
+                  {sim->options.seed, step, PURPOSE_GRAD_LEVEL1 + number, 0}};
     Hop level2 = {wire->inter_codec,
                   wire->inter_group,
                   wire->rounding,
-                  {sim->options.seed, step, PURPOSE_GRAD_LEVEL2, 0}};
+                  {sim->options.seed, step, PURPOSE_GRAD_LEVEL2 + number, 0}};
     Reduction r = {level1, level2, wire->hadamard, 0, place->logical};
     r.n = round_up64(place->numel, lcm64(HADAMARD_ORDER, lcm64(wire->intra_group, wire->inter_group)));
     if (!place->matrix) {
@@ -127,20 +129,25 @@ static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t
     return r;
 }
 
-void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step) {
+void simulator_add(Simulator *sim, float *const *grads, const bool *tensors, uint32_t step, int micro_batch) {
     for (int t = 0; t < sim->options.plan->tensors; t++) {
         Place place = place_of(sim, t);
         float *out = sim->reduced + place.arena;
+        if (tensors && !tensors[t]) continue;
         if (sim->options.plan->dp == 1) {
             memcpy(out, grads[0] + place.arena, (size_t)place.numel * sizeof *out);
             continue;
         }
-        Reduction r = reduction_of(sim, &place, step);
+        Reduction r = reduction_of(sim, &place, step, micro_batch);
         float *total = (float *)xmalloc((size_t)r.n * sizeof *total, "a tensor");
         reduce_tensor(sim, &r, &place, grads, total);
-        memcpy(out, total, (size_t)place.numel * sizeof *out);
+        add_to(out, total, place.numel, micro_batch == 0);
         free(total);
     }
+}
+
+void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step) {
+    simulator_add(sim, grads, NULL, step, 0);
 }
 
 // --- the norm -----------------------------------------------------------------------------------
@@ -170,7 +177,7 @@ static float counted_squares(const Simulator *sim, int64_t from, int64_t n) {
     return sum;
 }
 
-static void fill_records(Simulator *sim, const float *losses) {
+void simulator_records(Simulator *sim, const float *losses) {
     const Plan *plan = sim->options.plan;
     for (int rank = 0; rank < plan->dp; rank++) {
         double sum = 0;
@@ -307,11 +314,6 @@ static void update_replica(Simulator *sim, const Place *place, uint32_t step) {
 
 // --- the whole ----------------------------------------------------------------------------------
 
-void simulator_records(Simulator *sim, float *const *grads, const float *losses, uint32_t step) {
-    simulator_reduce(sim, grads, step);
-    fill_records(sim, losses);
-}
-
 void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step, float lr_if_applied,
                       float lr_if_skipped) {
     judge(sim, world, lr_if_applied, lr_if_skipped);
@@ -326,7 +328,8 @@ void simulator_step(Simulator *sim, float *const *grads, const float *losses, ui
                     float lr_if_applied, float lr_if_skipped) {
     int dp = sim->options.plan->dp;
     SimulatedWorld world = {sim->records, dp, dp};
-    simulator_records(sim, grads, losses, step);
+    simulator_reduce(sim, grads, step);
+    simulator_records(sim, losses);
     simulator_update(sim, &world, step, lr_if_applied, lr_if_skipped);
 }
 

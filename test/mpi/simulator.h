@@ -41,13 +41,20 @@ void simulator_free(Simulator *sim);
 
 // Only the reduction: grads[r] is rank r's local gradient in the arena's shape.
 void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step);
+// ZeRO-2 reduces each micro-batch of a step. simulator_reduce takes the first one, this takes
+// number `micro_batch`, from 1 on. The mean over the ranks is rounded by itself, as the first one's
+// was: quantised on every hop, with random bits of its own. Then it is added to `reduced` in fp32,
+// so the sum over micro-batches is rounded to fp32 after each. tensors: (plan->tensors) those that
+// are reduced so, NULL: all. The others' gradients are added up by each rank before it reduces them
+// once.
+void simulator_add(Simulator *sim, float *const *grads, const bool *tensors, uint32_t step, int micro_batch);
 // A whole step of a world that is one data-parallel group. losses: (dp).
 void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step,
                     float lr_if_applied, float lr_if_skipped);
 
 // The same step in a world of several groups, in two halves. First each group reduces, and makes
-// its ranks' records.
-void simulator_records(Simulator *sim, float *const *grads, const float *losses, uint32_t step);
+// its ranks' records of what is in `reduced`. losses: (dp).
+void simulator_records(Simulator *sim, const float *losses);
 // What all groups judge by: the records of all ranks, in the world's order.
 typedef struct SimulatedWorld {
     const StepRecord *records;  // (ranks)

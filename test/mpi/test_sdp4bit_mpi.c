@@ -1,10 +1,11 @@
 // The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the
 // one-process simulator, to the bit. It goes through every shape of nodes x ranks that this number
-// of ranks allows, every arm, and several chunk counts. Four steps follow each other. The third is
-// poisoned with a NaN or an infinity and must be skipped everywhere. Then comes a step with an
-// absurd learning rate, which must be refused element by element, and one that must be skipped for
-// that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h). With 4 and
-// 8 ranks the GPT also runs with tensor and pipeline parallelism.
+// of ranks allows, every arm, and several chunk counts. With two of those the ranks keep a shard of the
+// gradients, which adds up three micro-batches or one (ZeRO-2). Four steps follow each other. The
+// third is poisoned with a NaN or an infinity and must be skipped everywhere. Then comes a step
+// with an absurd learning rate, which must be refused element by element, and one that must be
+// skipped for that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h).
+// With 4 and 8 ranks the GPT also runs with tensor and pipeline parallelism.
 //
 // Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Serves both
 // backends: build/test/gpu/test_sdp4bit_mpi is the GPU's. The simulator always computes on the
@@ -129,20 +130,6 @@ static void plant(const Plan *plan, const PlanTensor *tensors, float *grads, int
     grads[plan->tensor_arena[t] + tensors[t].numel / 2] = trial % POISONS == POISON_INF ? INFINITY : NAN;
 }
 
-// Rank `rank`'s local gradient, arena-shaped, pads 0. Tensors differ in magnitude.
-static void local_gradient(const Plan *plan, const PlanTensor *tensors, float *grads, int rank, uint32_t step,
-                           uint32_t trial) {
-    memset(grads, 0, (size_t)plan->arena_elements * sizeof *grads);
-    for (int t = 0; t < plan->tensors; t++) {
-        float size = 0.001f * (float)(t + 1);
-        for (int64_t i = 0; i < tensors[t].numel; i++) {
-            float value = random_value(7, (uint32_t)rank, step * 100 + (uint32_t)t, i, tensors[t].matrix);
-            grads[plan->tensor_arena[t] + i] = size * value;
-        }
-    }
-    if (step == POISONED_STEP) plant(plan, tensors, grads, rank, trial);
-}
-
 static float local_loss(const Plan *plan, int rank, uint32_t step, uint32_t trial) {
     bool poisoned = step == POISONED_STEP && trial % POISONS == POISON_LOSS && rank == plan->dp - 1;
     return poisoned ? NAN : 3.0f + random_value(8, (uint32_t)rank, step, 0, false);
@@ -178,6 +165,8 @@ typedef struct Trial {
     const Machine *machine;
     const Arm *arm;
     uint32_t number;
+    int micro_batches;                       // of a step, each reduced by itself
+    bool sharded;                            // into a shard, as ZeRO-2; else in place
     PlanTensor tensors[MOST_TENSORS];
     int count;
     const Mesh *mesh;
@@ -189,7 +178,8 @@ typedef struct Trial {
     Faults faults;
     Segment *segments;
     floatX *weights;                         // (arena)
-    float *grads;                            // (arena) reduced in this rank's windows
+    float *grads;                            // (arena) reduced in this rank's windows, without a shard
+    float *shard;                            // (shard_elements) where micro-batches add up, or NULL
     float *master, *exp_avg, *exp_avg_sq;    // (shard_elements)
     float *leaves, *piece_sums;
     StepRecord *records;
@@ -204,6 +194,22 @@ typedef struct Trial {
     float **all_grads;                       // rank 0: (dp) arenas
     float *losses;                           // (dp)
 } Trial;
+
+// Rank `rank`'s local gradient of a micro-batch, arena-shaped, pads 0. Tensors differ in magnitude.
+static void local_gradient(const Trial *t, float *grads, int rank, uint32_t step, int micro_batch) {
+    const Plan *plan = &t->plan;
+    const PlanTensor *tensors = t->tensors;
+    uint32_t draw = (step + 1000 * (uint32_t)micro_batch) * 100;
+    memset(grads, 0, (size_t)plan->arena_elements * sizeof *grads);
+    for (int k = 0; k < plan->tensors; k++) {
+        float size = 0.001f * (float)(k + 1);
+        for (int64_t i = 0; i < tensors[k].numel; i++) {
+            float value = random_value(7, (uint32_t)rank, draw + (uint32_t)k, i, tensors[k].matrix);
+            grads[plan->tensor_arena[k] + i] = size * value;
+        }
+    }
+    if (step == POISONED_STEP && micro_batch == 0) plant(plan, tensors, grads, rank, t->number);
+}
 
 static void *allocate(Trial *t, size_t bytes) {
     Error err;
@@ -297,6 +303,7 @@ static void build_state(Trial *t) {
     size_t arena = (size_t)t->plan.arena_elements, shard = (size_t)t->plan.shard_elements;
     t->weights = (floatX *)allocate(t, arena * sizeof(floatX));
     t->grads = (float *)allocate(t, arena * sizeof(float));
+    if (t->sharded) t->shard = (float *)allocate(t, shard * sizeof(float));
     t->local = (float *)xmalloc(arena * sizeof(float), "the test");
     t->master = (float *)allocate(t, shard * sizeof(float));
     t->exp_avg = (float *)allocate(t, shard * sizeof(float));
@@ -343,7 +350,7 @@ static void build_simulator(Trial *t) {
 static void free_trial(Trial *t) {
     comm_unshare(&t->mesh->node);
     void *memory[] = {
-        t->segments, t->hash, t->loss, t->weights, t->grads, t->master, t->exp_avg, t->exp_avg_sq,
+        t->segments, t->hash, t->loss, t->weights, t->grads, t->shard, t->master, t->exp_avg, t->exp_avg_sq,
         t->leaves, t->piece_sums, t->records, t->control, t->checks.sums, t->checks.fault,
         t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2,
         t->flags};
@@ -378,20 +385,35 @@ static void poison_buffers(Trial *t) {
     poison(t, t->leaves, ((size_t)t->plan.shard_elements / 32 + 8) * sizeof(float));
 }
 
+static Windows own_grads(const Trial *t, int b) {
+    const Bucket *bucket = &t->plan.bucket[b];
+    float *own = t->shard + bucket->state_start;
+    if (!t->sharded) return windows_of(bucket, t->grads + bucket->arena_start, t->mesh->dp.rank);
+    return (Windows){own, own + bucket->matrix_per_rank};
+}
+
+// The first micro-batch's sums are stored, the others' added.
+static void reduce(Trial *t, uint32_t step, int micro_batch) {
+    local_gradient(t, t->local, t->machine->rank, step, micro_batch);
+    upload(t, t->grads, t->local, (size_t)t->plan.arena_elements * sizeof(float));
+    t->tlq.micro_batch = micro_batch;
+    t->tlq.add = micro_batch > 0;
+    for (int b = 0; b < t->plan.buckets; b++) {
+        const Bucket *bucket = &t->plan.bucket[b];
+        float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
+        Windows own = own_grads(t, b);
+        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, own, t->leaves, tail_leaves,
+                          t->machine->lanes);
+        tlq_sum_squares(&t->tlq, b, own, t->leaves, tail_leaves, t->piece_sums + 2 * b, t->machine->lanes);
+    }
+}
+
 static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     Stream *s = t->machine->stream;
     t->tlq.step = t->qwd.step = step;
     t->checks.step = step;
-    upload(t, t->grads, t->local, (size_t)t->plan.arena_elements * sizeof(float));
     upload(t, t->loss, &loss, sizeof loss);
-    for (int b = 0; b < t->plan.buckets; b++) {
-        const Bucket *bucket = &t->plan.bucket[b];
-        float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
-        float *grads = t->grads + bucket->arena_start;
-        Windows own = windows_of(bucket, grads, t->mesh->dp.rank);
-        tlq_reduce_bucket(&t->tlq, b, grads, own, t->leaves, tail_leaves, t->machine->lanes);
-        tlq_sum_squares(&t->tlq, b, own, t->leaves, tail_leaves, t->piece_sums + 2 * b, t->machine->lanes);
-    }
+    for (int k = 0; k < t->micro_batches; k++) reduce(t, step, k);
     kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->plan.buckets, t->loss,
                        t->checks.fault);
     comm_all_gather(&t->mesh->world, t->records, sizeof(StepRecord), s);
@@ -404,8 +426,7 @@ static void update_weights(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         floatX *weights = t->weights + bucket->arena_start;
-        BucketState state = {windows_of(bucket, t->grads + bucket->arena_start, t->mesh->dp.rank),
-                             weight_windows_of(bucket, weights, t->mesh->dp.rank),
+        BucketState state = {own_grads(t, b), weight_windows_of(bucket, weights, t->mesh->dp.rank),
                              t->master + bucket->state_start, t->exp_avg + bucket->state_start,
                              t->exp_avg_sq + bucket->state_start};
         GatherBuffer buffer = {t->gather[b], t->mesh->rail.size, t->mesh->node.size, NULL};
@@ -416,16 +437,24 @@ static void update_weights(Trial *t) {
     lanes_synchronize(t->machine->lanes);
 }
 
+static void simulate_step(Trial *t, uint32_t step) {
+    Simulator *sim = &t->sim;
+    int dp = t->plan.dp;
+    SimulatedWorld world = {sim->records, dp, dp};
+    for (int k = 0; k < t->micro_batches; k++) {
+        for (int r = 0; r < dp; r++) local_gradient(t, t->all_grads[r], r, step, k);
+        if (k == 0) simulator_reduce(sim, t->all_grads, step);
+        else simulator_add(sim, t->all_grads, NULL, step, k);
+    }
+    for (int r = 0; r < dp; r++) t->losses[r] = local_loss(&t->plan, r, step, t->number);
+    simulator_records(sim, t->losses);
+    simulator_update(sim, &world, step, rate_if_applied(step), rate_if_skipped(step));
+}
+
 static void simulate(Trial *t, uint32_t step) {
     Simulator *sim = &t->sim;
     int arena = (int)t->plan.arena_elements;
-    for (int r = 0; t->machine->rank == 0 && r < t->plan.dp; r++) {
-        local_gradient(&t->plan, t->tensors, t->all_grads[r], r, step, t->number);
-        t->losses[r] = local_loss(&t->plan, r, step, t->number);
-    }
-    if (t->machine->rank == 0) {
-        simulator_step(sim, t->all_grads, t->losses, step, rate_if_applied(step), rate_if_skipped(step));
-    }
+    if (t->machine->rank == 0) simulate_step(t, step);
     MPI_Bcast(sim->reduced, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->master, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->exp_avg, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -454,12 +483,30 @@ static bool same_floats(const Trial *t, uint32_t step, const char *what, const f
     return true;
 }
 
-// The own windows hold the reduced gradient, pads 0; the rest of the arena is as it was.
+// The shard holds the reduced gradient, pads 0.
+static bool same_shard_of_gradients(const Trial *t, uint32_t step) {
+    float *shard = (float *)download(t, t->shard, (size_t)t->plan.shard_elements * sizeof *shard);
+    int64_t rank = t->mesh->dp.rank;
+    bool ok = true;
+    for (int b = 0; ok && b < t->plan.buckets; b++) {
+        const Bucket *bucket = &t->plan.bucket[b];
+        Windows expected = windows_of(bucket, t->sim.reduced + bucket->arena_start, rank);
+        const float *own = shard + bucket->state_start;
+        ok = same_floats(t, step, "gradient", own, expected.matrix, bucket->matrix_per_rank) &&
+             same_floats(t, step, "gradient", own + bucket->matrix_per_rank, expected.tail,
+                         bucket->tail_per_rank);
+    }
+    free(shard);
+    return ok;
+}
+
+// The own windows hold the reduced gradient, pads 0, where there is no shard; the rest of the arena
+// is as it was.
 static bool same_gradients(const Trial *t, uint32_t step) {
     int64_t rank = t->mesh->dp.rank, arena = t->plan.arena_elements;
     float *expected = (float *)xmalloc((size_t)arena * sizeof *expected, "the test");
     memcpy(expected, t->local, (size_t)arena * sizeof *expected);
-    for (int b = 0; b < t->plan.buckets; b++) {
+    for (int b = 0; !t->sharded && b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank;
         int64_t tail = bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
@@ -471,7 +518,7 @@ static bool same_gradients(const Trial *t, uint32_t step) {
     bool ok = same_floats(t, step, "gradient", grads, expected, arena);
     free(grads);
     free(expected);
-    return ok;
+    return ok && (!t->sharded || same_shard_of_gradients(t, step));
 }
 
 static bool same_shards(const Trial *t, uint32_t step, const char *what, const float *device,
@@ -585,6 +632,8 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
     uint64_t records = (uint64_t)(t->plan.dp - 1) * sizeof(StepRecord);
     if (t->plan.dp == 1) memset(&plan, 0, sizeof plan);
+    plan.grad_intra *= t->micro_batches;
+    plan.grad_inter *= t->micro_batches;
     if (after.node - before->node != (uint64_t)(plan.grad_intra + plan.weight_intra)) {
         return complain(t, step, "bytes inside the node", 0);
     }
@@ -601,7 +650,8 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
 
 // Rank 0: relative L2 error of the reduced gradient against the mean in double.
 static bool error_in_bounds(const Trial *t, uint32_t step) {
-    if (t->machine->rank != 0 || t->plan.dp == 1 || step == POISONED_STEP) return true;
+    bool others = t->micro_batches > 1;  // their gradients are gone
+    if (t->machine->rank != 0 || t->plan.dp == 1 || step == POISONED_STEP || others) return true;
     double error = 0, power = 0;
     for (int64_t i = 0; i < t->plan.arena_elements; i++) {
         double mean = 0;
@@ -626,7 +676,6 @@ static bool on_all(bool ok) {
 
 static bool run_step(Trial *t, uint32_t step) {
     Sent before = sent_by(t->mesh);
-    local_gradient(&t->plan, t->tensors, t->local, t->machine->rank, step, t->number);
     poison_buffers(t);
     reduce_and_judge(t, step, local_loss(&t->plan, t->machine->rank, step, t->number));
     simulate(t, step);
@@ -646,6 +695,9 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int arm, int chu
     t->mesh = mesh;
     t->arm = &arms[arm];
     t->number = (uint32_t)(arm + 7 * chunks + mesh->node.size);
+    // One rank's gradients are the reduced ones.
+    t->sharded = chunks > 1 && mesh->dp.size > 1;
+    t->micro_batches = t->sharded && chunks == 3 ? 3 : 1;
     build_plan(t);
     build_steps(t, chunks);
     build_state(t);
