@@ -1,4 +1,5 @@
-// What the state of training makes of tensor and pipeline parallelism, in every split of the ranks:
+// What the state of training makes of tensor and pipeline parallelism, in every split of the ranks,
+// and of weights that ranks share out:
 // norms and counts take each element once, copies of tensors are compared and repaired, and a
 // checkpoint of any layout loads in any other to the bit. The tables are the GPT's. Gradients and
 // states are made up; the passes themselves are not run.
@@ -24,7 +25,8 @@ static const char *const flags[] = {
     "--num-layers", "4", "--global-batch-size", "16", "--seq-length", "32",
     "--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--train-iters", "10",
     "--clip-grad", "0", "--ddp-bucket-size", "1", "--hidden-size", "64", "--num-attention-heads", "4",
-    "--vocab-size", "247", "--quantized-weights", "--quantized-gradients", "--log-num-zeros-in-grad"};
+    "--vocab-size", "247", "--quantized-weights", "--quantized-gradients",
+    "--wq-group-size", "128", "--gq-group-size-intra", "128", "--log-num-zeros-in-grad"};
 enum { FLAGS = sizeof flags / sizeof *flags, STEP = 3 };
 
 // One rank of one layout.
@@ -52,27 +54,45 @@ static void check(bool ok, const Layout *l, const char *what) {
     failures += !all;
 }
 
+// Who holds weights: every rank; those of a node together, on two nodes; all together, and each
+// node's second copy.
+typedef enum Sharing { WHOLE, NODES, WORLD, SECOND } Sharing;
+
 // A way to split the ranks. layers: of a virtual stage, 0: there are none.
 typedef struct Shape {
     int T, P;
     const char *layers;
+    Sharing sharing;
 } Shape;
-static const Shape shapes[] = {{1, 1, NULL}, {2, 1, NULL}, {1, 2, NULL}, {4, 1, NULL}, {2, 2, NULL},
-                               {1, 4, NULL}, {4, 2, NULL}, {2, 4, NULL}, {1, 2, "1"}, {2, 2, "1"}};
+static const Shape shapes[] = {
+    {1, 1, NULL, WHOLE}, {2, 1, NULL, WHOLE}, {1, 2, NULL, WHOLE}, {4, 1, NULL, WHOLE}, {2, 2, NULL, WHOLE},
+    {1, 4, NULL, WHOLE}, {4, 2, NULL, WHOLE}, {2, 4, NULL, WHOLE}, {1, 2, "1", WHOLE}, {2, 2, "1", WHOLE},
+    {1, 1, NULL, NODES}, {2, 1, NULL, NODES}, {1, 2, "1", NODES}, {1, 1, NULL, WORLD}, {2, 1, NULL, WORLD},
+    {1, 2, NULL, SECOND}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static void describe_shape(const Shape *s, char *text, size_t bytes) {
-    snprintf(text, bytes, "T %d, P %d%s", s->T, s->P, s->layers ? " interleaved" : "");
+    static const char *const sharing[] = {"", ", shared in nodes", ", shared by all", ", with a second copy"};
+    snprintf(text, bytes, "T %d, P %d%s%s", s->T, s->P, s->layers ? " interleaved" : "", sharing[s->sharing]);
+}
+
+static int nodes_of(const Shape *s) { return s->sharing == NODES || s->sharing == SECOND ? 2 : 1; }
+
+// Can the ranks be split so, and has each node several that share?
+static bool fits(const Shape *s) {
+    int least = s->T * s->P * (s->sharing == WHOLE ? 1 : 2 * nodes_of(s));
+    return ranks % (s->T * s->P) == 0 && ranks >= least;
 }
 
 // False where the ranks cannot be split so.
 static bool open_layout(Layout *l, const Shape *s) {
     Error err = {0};
-    char *argv[FLAGS + 8], size[3][16];
+    char *argv[FLAGS + 16], size[3][16];
     int argc = FLAGS;
     memset(l, 0, sizeof *l);
-    if (ranks % (s->T * s->P)) return false;
-    if (!mesh_build(&l->mesh, rank, ranks, NULL, ranks, s->T, s->P, &err)) return false;
+    if (!fits(s) || !mesh_build(&l->mesh, rank, ranks, NULL, ranks / nodes_of(s), s->T, s->P, &err))
+        return false;
+    if (s->sharing != WHOLE) mesh_share_weights(&l->mesh, s->sharing != NODES);
     describe_shape(s, l->name, sizeof l->name);
     l->site.rank = rank;
     for (int i = 0; i < FLAGS; i++) argv[i] = (char *)flags[i];
@@ -89,6 +109,12 @@ static bool open_layout(Layout *l, const Shape *s) {
         argv[argc++] = (char *)"--num-layers-per-virtual-pipeline-stage";
         argv[argc++] = (char *)s->layers;
     }
+    static const char *const shared[] = {"--data-parallel-sharding-strategy", "optim_grads_params"};
+    static const char *const world_flags[] = {"--shard-params-over", "world", "--weight-quantization-method",
+                                              "direct", "--secondary-partition"};
+    for (int i = 0; s->sharing != WHOLE && i < 2; i++) argv[argc++] = (char *)shared[i];
+    for (int i = 0; s->sharing >= WORLD && i < 4 + (s->sharing == SECOND); i++)
+        argv[argc++] = (char *)world_flags[i];
     bool ok = config_parse(&l->config, argc, argv, NULL, 0, &err);
     int vocabulary = (int)l->config.vocab_size;
     ok = ok && config_finish(&l->config, ranks, vocabulary + 1, vocabulary, &err);
@@ -151,6 +177,7 @@ static void fill(const Layout *l, bool rounded) {
         const Tensor *t = &zero->tensors[i];
         for (int64_t e = 0; e < tensor_elements(t); e++)
             zero_weight(zero, i)[e] = weight_of(t, rounded, e);
+        zero_keep_weights(zero, i);
     }
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *p = &zero->pieces[i];
@@ -164,23 +191,35 @@ static void fill(const Layout *l, bool rounded) {
 
 static void clear(const Layout *l) {
     Zero *zero = l->zero;
-    memset(zero->weights, 0, (size_t)zero->plan.arena_elements * sizeof(floatX));
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        int64_t elements;
+        floatX *weights = zero_kept_weights(zero, b, &elements);
+        memset(weights, 0, (size_t)elements * sizeof(floatX));
+    }
     for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++)
         memset(state_of(zero, (SliceKind)kind), 0, (size_t)zero->plan.shard_elements * sizeof(float));
 }
 
-// Are replica, masters and moments those of fill?
-static bool holds(const Layout *l, bool rounded) {
-    const Zero *zero = l->zero;
-    for (int i = 0; i < zero->plan.tensors; i++) {
-        const Tensor *t = &zero->tensors[i];
-        for (int64_t e = 0; e < tensor_elements(t); e++) {
-            floatX wanted = weight_of(t, rounded, e);
-            if (floatX_to_float(zero_weight(zero, i)[e]) == floatX_to_float(wanted)) continue;
-            fprintf(stderr, "rank %d: weight %lld of %s\n", rank, (long long)e, t->name);
-            return false;
-        }
+// What passes see of a tensor, once the ranks that share it out have gathered it.
+static bool sees(Zero *zero, int tensor, bool rounded, bool backward) {
+    const Tensor *t = &zero->tensors[tensor];
+    zero_weights_wait(zero, t->unit, -1, backward);
+    for (int64_t e = 0; e < tensor_elements(t); e++) {
+        floatX wanted = weight_of(t, rounded, e);
+        if (floatX_to_float(zero_weight(zero, tensor)[e]) == floatX_to_float(wanted)) continue;
+        fprintf(stderr, "rank %d: weight %lld of %s\n", rank, (long long)e, t->name);
+        return false;
     }
+    return true;
+}
+
+// Are the weights, masters and moments those of fill? Collective where weights are shared out.
+static bool holds(const Layout *l, bool rounded) {
+    Zero *zero = l->zero;
+    bool seen = true;
+    for (int i = 0; i < zero->plan.tensors; i++) seen = sees(zero, i, rounded, false) && seen;
+    for (int i = zero->plan.tensors - 1; i >= 0; i--) seen = sees(zero, i, rounded, true) && seen;
+    if (!seen) return false;
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *p = &zero->pieces[i];
         for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
@@ -220,11 +259,15 @@ static double norm_of_whole(const Layout *l) {
 static StepControl step(const Layout *l, float gradient, float loss) {
     Zero *zero = l->zero;
     zero_step_begins(zero, STEP);
-    for (int i = 0; i < zero->plan.tensors; i++) {
-        for (int64_t e = 0; e < tensor_elements(&zero->tensors[i]); e++) zero_grad(zero, i)[e] = gradient;
-    }
     if (l->gpt.stage.heads) *zero->loss_sum = loss;
-    for (int unit = zero->plan.units - 1; unit >= 0; unit--) zero_reduce_unit(zero, unit, true);
+    for (int unit = zero->plan.units - 1; unit >= 0; unit--) {
+        zero_grads_begin(zero, unit);
+        for (int i = 0; i < zero->plan.tensors; i++) {
+            const Tensor *t = &zero->tensors[i];
+            for (int64_t e = 0; t->unit == unit && e < tensor_elements(t); e++) zero_grad(zero, i)[e] = gradient;
+        }
+        zero_reduce_unit(zero, unit, true);
+    }
     zero_update(zero, 0, 0, 0);
     return zero_verdict(zero, 0);
 }
@@ -263,13 +306,37 @@ static int row_of(const Layout *l, const char *name) {
     return -1;
 }
 
+// Flips a bit of the tensor's fifth element in what `on` holds together with those it shares with.
+static void flip(const Layout *l, int row, int on) {
+    Zero *zero = l->zero;
+    Mesh there = mesh_seen_by(&l->mesh, on);
+    if (row < 0 || there.tp.rank != l->mesh.tp.rank || there.pp.rank != l->mesh.pp.rank) return;
+    bool resident = zero_weights_resident(zero, zero->plan.tensor_bucket[row]);
+    bool same_node = zero->shared.over_all || there.rail.rank == l->mesh.rail.rank;
+    if (resident ? rank != on : !same_node) return;
+    for (int w = 0; w < zero->shared.kept.windows; w++) {
+        KeptRun run;
+        if (zero_kept_run(zero, row, w, &run) && run.first <= 5 && 5 < run.first + run.count)
+            ((uint16_t *)(void *)run.memory)[5 - run.first] ^= 4;
+    }
+}
+
+// How many data-parallel ranks hold each element of the tensor.
+static int holders_of(const Layout *l, const char *name) {
+    int row = row_of(l, name), holders = 0;
+    if (row >= 0 && zero_weights_resident(l->zero, l->zero->plan.tensor_bucket[row])) holders = l->mesh.dp.size;
+    else if (row >= 0) holders = l->zero->shared.over_all ? 1 : l->mesh.rail.size;
+    peers_reduce(world, &holders, 1, MPI_INT, MPI_MAX);
+    return holders;
+}
+
 // One bit of the tensor on one rank. Repaired from the others or from the masters, with all copies.
 static void test_flipped_bit(const Layout *l, const char *name, int on, bool found, const char *what) {
     int64_t repairs;
     Error err = {0};
     int row = row_of(l, name);
     fill(l, true);
-    if (rank == on && row >= 0) ((uint16_t *)(void *)zero_weight(l->zero, row))[5] ^= 4;
+    flip(l, row, on);
     bool ok = verify(l, &repairs, &err);
     check(ok && repairs == (found ? 1 : 0) && (!found || holds(l, true)), l, what);
 }
@@ -281,7 +348,7 @@ static void test_flipped_version(const Layout *l, const char *name, int on, bool
     Error err = {0};
     int row = row_of(l, name);
     fill(l, false);
-    if (rank == on && row >= 0) ((uint16_t *)(void *)zero_weight(l->zero, row))[5] ^= 4;
+    flip(l, row, on);
     bool ok = verify(l, &repairs, &err);
     check(ok && repairs == (found ? 1 : 0) && (!found || (verify(l, &again, &err) && again == 0)), l, what);
 }
@@ -312,10 +379,11 @@ static void test_replicas(const Layout *l) {
     fill(l, false);
     check(verify(l, &repairs, &err) && repairs == 0 && holds(l, false), l, "equal replicas are left alone");
     // A cut tensor has no copy but its replicas.
-    test_flipped_bit(l, "layers.0.mlp.dense_h_to_4h.weight", 0, D > 1, "a bit of a cut tensor");
+    const char *cut = "layers.0.mlp.dense_h_to_4h.weight", *vector = "layers.3.input_norm.bias";
+    test_flipped_bit(l, cut, 0, holders_of(l, cut) > 1, "a bit of a cut tensor");
     bool twice = T > 1 || D > 1;
     test_flipped_bit(l, "position_embeddings", T - 1, twice, "a bit of a replicated matrix");
-    test_flipped_bit(l, "layers.3.input_norm.bias", ranks - 1, twice, "a bit of a replicated vector");
+    test_flipped_bit(l, vector, ranks - 1, T > 1 || holders_of(l, vector) > 1, "a bit of a replicated vector");
     test_flipped_bit(l, "word_embeddings", last, P > 1 || D > 1, "a bit of a copy of the embedding");
     test_flipped_version(l, "position_embeddings", T - 1, twice, "a bit of a version of a matrix");
     test_flipped_version(l, "word_embeddings", last, P > 1 || D > 1, "a bit of a version of the embedding");
@@ -378,7 +446,7 @@ static void test_checkpoints(const char *folder) {
         if (!open_layout(&l, &shapes[i])) continue;
         for (int from = 0; from < SHAPES; from++) {
             char own[128], what[96], saver[48];
-            if (ranks % (shapes[from].T * shapes[from].P)) continue;
+            if (!fits(&shapes[from])) continue;
             describe_shape(&shapes[from], saver, sizeof saver);
             snprintf(own, sizeof own, "%s/%d", folder, from);
             snprintf(what, sizeof what, "loads what %s saved, to the bit", saver);
