@@ -86,6 +86,7 @@ check "one rank shares nothing out" trains_alike "node optim+offload" 1 1 "${sdp
 check "fp32 gradients" trains_alike "$few $over_all" 4 2
 check "TLq and direct weights" trains_alike "grads node $over_all" 4 2 "${sdp4bit[@]:5}" "${direct[@]}"
 check "sealed messages" trains_alike "$few" 4 2 "${sdp4bit[@]}" --verify-wire
+check "sealed messages, shared by all" trains_alike "$over_all" 4 2 "${direct[@]}" --verify-wire
 if long; then
     check "bf16 gradients" trains_alike "$five $over_all" 4 2 --grad-reduce-in-bf16
     check "qWD" trains_alike "$five" 4 2 --grad-reduce-in-bf16 "${sdp4bit[@]:0:5}"
@@ -163,6 +164,36 @@ killed_and_resumed() {
 }
 check "kill -9, and on to the bit" killed_and_resumed
 
+# Steps that are skipped: what a rank keeps of the weights, and the messages that stand for them where
+# all ranks share, are those of the step before.
+skips_alike() { # STRATEGIES FLAGS...
+    local name words=$1 flags=(4 "${run[@]}" --gpus-per-node 2 --train-iters 80 --lr-decay-iters 80
+        --eval-interval 100 --save-interval 80 --hidden-dropout 0 --attention-dropout 0 --on-spike skip
+        --loss-spike-factor 0.01 --norm-spike-factor 0.01 --max-skipped-in-a-row 0 "${@:2}")
+    told optim "${flags[@]}" || return 1
+    [ "$(grep -c '"kind":"spike".*"skipped":true' "$work/optim.jsonl")" -ge 3 ] || { why="few spikes"; return 1; }
+    for name in $words; do
+        strategy_of "$name"
+        told "$name" "${flags[@]}" "${strategy[@]}" && same_training optim "$name" && same_saved optim "$name" ||
+            { why="$name: $why"; return 1; }
+    done
+}
+check "skipped steps" skips_alike node "${sdp4bit[@]}" --global-batch-size 8
+check "skipped steps, shared by all" skips_alike "world second" "${direct[@]}" --global-batch-size 8
+
+# The very first one: no update has made messages yet. A gradient is broken on its way, which is
+# another exchange where passes gather.
+skips_the_first() { # STRATEGY EXCHANGE
+    local flags=(4 "${run[@]}" --gpus-per-node 2 --global-batch-size 8 --on-nan skip "${direct[@]}")
+    strategy_of "$1"
+    SDP4BIT_FAULT=message:3:1:1:-2 told optim "${flags[@]}" &&
+        SDP4BIT_FAULT=message:3:1:$2:-2 told "$1" "${flags[@]}" "${strategy[@]}" || return 1
+    [ "$(field "$1" skipped | head -n 1)" = "1 true" ] || { why="the first step is applied"; return 1; }
+    [ "$(train_lines optim 1)" = "$(train_lines "$1" 1)" ] && [ "$(train_lines "$1" 1 | wc -l)" -gt 3 ] &&
+        same_saved optim "$1"
+}
+check "the first step is skipped, shared by all" skips_the_first world 9
+
 # A weight that differs. Inside a node nobody holds another's part, so two nodes compare: there is
 # no majority, and both take the owners' masters. On four nodes three are right.
 flipped() { # STRATEGY NP EXPECTED
@@ -179,13 +210,15 @@ check "four nodes: the majority is right" flipped node 8 '"ranks":"2","from":0'
 check "a flipped bit, gradients shared alone: as under optim" flipped grads 4 '"ranks":"2","from":0'
 
 # A bit flipped in a message on its way.
-broken_message() { # STRATEGY TEXT
+broken_message() { # STRATEGY FROM TEXT
     strategy_of "$1"
     SDP4BIT_FAULT=message:1:4:0 train 4 "${run[@]}" --gpus-per-node 2 "${sdp4bit[@]}" "${strategy[@]}" --verify-wire
-    error_names 7 "message from rank 0 to rank 1, $2, bucket" $?
+    error_names 7 "message from rank $2 to rank 1, $3, bucket" $?
 }
-check "--verify-wire finds it with gradients shared out" broken_message grads "gradients inside the node"
-check "and in a layer's weights" broken_message node "weights of a layer"
+check "--verify-wire finds it with gradients shared out" broken_message grads 0 "gradients inside the node"
+check "and in a layer's weights" broken_message node 0 "weights of a layer"
+sdp4bit=("${sdp4bit[@]}" --weight-quantization-method direct)
+check "and in a layer's messages" broken_message world 3 "weights of a layer between nodes"
 
 # Bytes per parameter beside activations and what belongs to them, at the sizes that it is for.
 bytes_per_parameter() { # MOST STRATEGY CARD
