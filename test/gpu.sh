@@ -14,7 +14,7 @@
 #          runs       runs of one rank
 #          shapes     ranks in every shape of nodes
 #          layouts    tensor, sequence and pipeline parallel: gradients and losses of one rank
-#          promises   what docs/promises.md names: resume, NaN, spikes, signals, flipped bits
+#          promises   what docs/promises.md names: resume, NaN, spikes, signals, offload, flipped bits
 #          exact      the exact regime and collectives in every shape
 #          sanitizer  compute-sanitizer
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
@@ -352,7 +352,9 @@ check_shapes() {
 
 check_promises() {
     local script
-    for script in e2e/resume_arms e2e/nan e2e/spikes e2e/signals fault/bits; do promised $script; done
+    for script in e2e/resume_arms e2e/nan e2e/spikes e2e/signals e2e/offload fault/bits; do
+        promised $script
+    done
 }
 
 # learned NAME NODES PER_NODE FLAGS...: every loss is within 1 % of that of the run "one rank", and
