@@ -106,21 +106,21 @@ check "two stages" trains_alike "$few" 4 2 "${sdp4bit[@]}" --pipeline-model-para
     --global-batch-size 4 --num-layers 8 --max-position-embeddings 512
 if long; then
     check "four stages, the middle ones without embeddings" trains_alike "$five" 8 2 "${sdp4bit[@]}" \
-        --pipeline-model-parallel-size 4 --global-batch-size 4 --num-layers 8
+        --pipeline-model-parallel-size 4 --global-batch-size 4 --num-layers 12 --max-position-embeddings 512
     check "2 x 2 parts" trains_alike "$five" 8 4 "${sdp4bit[@]}" "${halves[@]}" \
-        --pipeline-model-parallel-size 2 --global-batch-size 4
+        --pipeline-model-parallel-size 2 --global-batch-size 4 --num-layers 8 --max-position-embeddings 512
 fi
 
 # Several micro-batches: each is quantised by itself, which rounds at other places than optim does.
 # Where weights and optimiser lie changes nothing beyond that.
-several_micro_batches() { # NP FLAGS...
-    local name np=$1 flags=("${run[@]}" --gpus-per-node 2 "${@:2}")
-    for name in optim grads node grads+offload node+offload; do
-        strategy_of $name
-        make_plan "$np" "${flags[@]}" "${strategy[@]}" && told $name "$np" "${flags[@]}" "${strategy[@]}" &&
-            allocated_as_planned && sends_as_planned $name 1 1 100 || { why="$name: $why"; return 1; }
+several_micro_batches() { # STRATEGIES NP FLAGS...
+    local name np=$2 flags=("${run[@]}" --gpus-per-node 2 "${@:3}")
+    for name in optim grads $1; do
+        strategy_of "$name"
+        make_plan "$np" "${flags[@]}" "${strategy[@]}" && told "$name" "$np" "${flags[@]}" "${strategy[@]}" &&
+            allocated_as_planned && sends_as_planned "$name" 1 3 100 || { why="$name: $why"; return 1; }
         case $name in optim | grads) continue ;; esac
-        same_run grads $name || return 1
+        same_run grads "$name" || return 1
     done
     paste -d ' ' <(field optim loss) <(field grads loss) | awk \
         '{ d = $2 / $4 - 1; n++; if (!(d < 5e-3 && d > -5e-3)) exit 1 } END { exit n != 6 }' ||
@@ -128,21 +128,24 @@ several_micro_batches() { # NP FLAGS...
     ! same_training optim grads || { why="grads rounds where optim does"; return 1; }
     why=
 }
-check "three micro-batches per step" several_micro_batches 4 "${sdp4bit[@]}" --global-batch-size 24
-check "four micro-batches through two stages of two chunks" several_micro_batches 4 "${sdp4bit[@]}" \
+moved="node grads+offload node+offload"
+check "three micro-batches per step" several_micro_batches "$moved" 4 "${sdp4bit[@]}" --global-batch-size 24
+check "two with ZeRO++ weights" several_micro_batches "$over_all" 4 "${sdp4bit[@]:5}" "${direct[@]}" \
+    --global-batch-size 16
+check "four micro-batches through two stages of two chunks" several_micro_batches "$moved" 4 "${sdp4bit[@]}" \
     --global-batch-size 16 --num-layers 8 --pipeline-model-parallel-size 2 \
     --num-layers-per-virtual-pipeline-stage 2 --max-position-embeddings 512
 
 # Checkpoints: each strategy goes on from what another has saved, to the bit.
 change=(--train-iters 12 --ddp-bucket-size 1 --eval-interval 100 --save-interval 2 --gpus-per-node 2
-    --log-interval 2 "${sdp4bit[@]}")
-strategies_take_turns() {
-    local name at=0
+    --log-interval 2)
+strategies_take_turns() { # STRATEGIES FLAGS...: six of them
+    local name at=0 change=("${change[@]}" "${@:2}")
     rm -rf "$work/turns" "$work/whole.saved"
     logged whole 4 "${change[@]}" --save "$work/whole.saved" || return 1
-    for name in optim node+offload grads node optim+offload grads+offload; do
+    for name in $1; do
         at=$((at + 2))
-        strategy_of $name
+        strategy_of "$name"
         logged turn 4 "${change[@]}" "${strategy[@]}" --save "$work/turns" --load "$work/turns" \
             --exit-interval $at || return 1
         [ "$(train_lines turn)" = "$(train_lines whole $((at - 2)) | head -n 2)" ] ||
@@ -150,10 +153,13 @@ strategies_take_turns() {
     done
     ln -sfn "$work/turns" "$work/turns.saved" && same_saved whole turns
 }
-check "six strategies take turns with one checkpoint" strategies_take_turns
+check "strategies take turns with one checkpoint" strategies_take_turns \
+    "optim node+offload grads node optim+offload grads+offload" "${sdp4bit[@]}"
 
-killed_and_resumed() {
-    strategy_of node+offload
+killed_and_resumed() { # STRATEGY FLAGS..., after strategies_take_turns with these flags
+    local change=("${change[@]}" "${@:2}")
+    strategy_of "$1"
+    rm -rf "$work/killed.saved"
     SDP4BIT_FAULT=stall:3:11:0 in_background killed 4 "${change[@]}" "${strategy[@]}" --save "$work/killed.saved" \
         --async-save
     wait_for_iteration killed 7 && signal_rank KILL 1 || return 1
@@ -162,7 +168,12 @@ killed_and_resumed() {
         same_training whole resumed "$(($(field resumed loss | head -n 1 | cut -d ' ' -f 1) - 1))" &&
         same_saved whole killed
 }
-check "kill -9, and on to the bit" killed_and_resumed
+check "kill -9, and on to the bit" killed_and_resumed node+offload "${sdp4bit[@]}"
+if long; then
+    check "over all ranks they take turns too" strategies_take_turns "world optim second node second+offload world" \
+        "${direct[@]}" "${sdp4bit[@]:5}"
+    check "kill -9, and on to the bit with ZeRO++" killed_and_resumed second "${direct[@]}" "${sdp4bit[@]:5}"
+fi
 
 # Steps that are skipped: what a rank keeps of the weights, and the messages that stand for them where
 # all ranks share, are those of the step before.
