@@ -28,7 +28,7 @@ Trains configs/gpt_$card.args. Flags given here come last: they win over the car
 those that the variables stand for.
 
   ARM              an arm of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
-                   tlq-hs or sdp4bit [baseline]
+                   tlq-hs or sdp4bit; or zeropp, ZeRO++ with the same gradients as ulq [baseline]
   DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
   VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary: needed unless the data are made up (SPEED=1)
   CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when
@@ -73,7 +73,13 @@ choose_arm() {
     tlq) arm_flags=("${gradients[@]}") quantises_gradients=1 ;;
     tlq-hs) arm_flags=("${gradients[@]}" --hadamard-transform) quantises_gradients=1 ;;
     sdp4bit) arm_flags=("${weights[@]}" "${gradients[@]}" --hadamard-transform) quantises_gradients=1 ;;
-    *) die 2 "ARM=$arm is unknown; arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit" ;;
+    zeropp)
+        arm_flags=("${weights[@]}" --weight-quantization-method direct --weight-quantization-bits 8
+            "${gradients[@]}" --gradient-quantization-bits-intra 4
+            --data-parallel-sharding-strategy optim_grads_params --shard-params-over world --secondary-partition)
+        quantises_gradients=1
+        ;;
+    *) die 2 "ARM=$arm is unknown; arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp" ;;
     esac
 }
 

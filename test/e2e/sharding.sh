@@ -74,7 +74,7 @@ trains_alike() {
         [ "$np" = 1 ] || sends_as_planned "$name" 1 $from 100 "$per_node" || { why="$name: $why"; return 1; }
     done
 }
-few="grads node node+offload" five="grads node optim+offload grads+offload node+offload"
+few="node node+offload" five="grads node optim+offload grads+offload node+offload"
 over_all="world second"
 if long; then few=$five over_all="world second world+offload second+offload"; fi
 check "SDP4Bit, 2 nodes of 2: the bits of optim" trains_alike "$five" 4 2 "${sdp4bit[@]}"
@@ -85,7 +85,7 @@ check "SDP4Bit, 1 node of 4, full recomputation" trains_alike "$few" 4 4 "${sdp4
 check "one rank shares nothing out" trains_alike "node optim+offload" 1 1 "${sdp4bit[@]}"
 check "fp32 gradients" trains_alike "$few $over_all" 4 2
 check "TLq and direct weights" trains_alike "grads node $over_all" 4 2 "${sdp4bit[@]:5}" "${direct[@]}"
-check "sealed messages" trains_alike "$few" 4 2 "${sdp4bit[@]}" --verify-wire
+check "sealed messages" trains_alike "grads node" 4 2 "${sdp4bit[@]}" --verify-wire
 check "sealed messages, shared by all" trains_alike "$over_all" 4 2 "${direct[@]}" --verify-wire
 if long; then
     check "bf16 gradients" trains_alike "$five $over_all" 4 2 --grad-reduce-in-bf16
