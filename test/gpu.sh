@@ -14,7 +14,8 @@
 #          runs       runs of one rank
 #          shapes     ranks in every shape of nodes
 #          layouts    tensor, sequence and pipeline parallel: gradients and losses of one rank
-#          promises   what docs/promises.md names: resume, NaN, spikes, signals, offload, flipped bits
+#          promises   what docs/promises.md names: resume, NaN, spikes, signals, offload, flipped
+#                     bits
 #          exact      the exact regime and collectives in every shape
 #          sanitizer  compute-sanitizer
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
