@@ -67,9 +67,9 @@ typedef struct Pass {
     bool has_doc_start, has_loss_mask;  // uploaded with the batch
     bool training;          // dropout is on
     bool backward;          // gpt_head begins the gradients
-    bool first, last;       // of the step's micro-batches. Where gradients stay with a rank for a step,
-                            // the first overwrites the matrices', the others add to them, and with the
-                            // last ZeRO is told as layers complete
+    bool first, last;       // of the step's micro-batches. Where gradients stay for a whole step, the
+                            // first overwrites the matrices', the others add to them, and ZeRO is
+                            // told of complete layers in the last (zero_grads_stay)
     bool rehearsal;         // its results are for nobody: ZeRO is told nothing
     float loss_scale;       // of each target's loss, in loss_sum and in the gradients
 } Pass;

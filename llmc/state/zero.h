@@ -63,10 +63,10 @@ float *zero_grad(const Zero *zero, int tensor);
 
 // In this order. iteration is 1-based. zero_step_begins clears the loss.
 void zero_step_begins(Zero *zero, int64_t iteration);
-// Do the gradients of unit (layer) `unit` stay with this rank for the whole step? Then backward adds
-// to the 1-D tensors', which zero_update leaves clear. The step's first micro-batch overwrites the
-// matrices', and the others add. If not (ZeRO-2), every micro-batch begins anew: it overwrites the
-// matrices' and finds the 1-D tensors' clear.
+// Do the gradients of unit (layer) `unit` stay with this rank for the whole step? Then backward
+// adds to the 1-D tensors', which zero_update leaves clear. The step's first micro-batch overwrites
+// the matrices', and the others add. If not (ZeRO-2), every micro-batch begins anew: it overwrites
+// the matrices' and finds the 1-D tensors' clear.
 bool zero_grads_stay(const Zero *zero, int unit);
 // How often a step of so many micro-batches reduces a bucket: what plan_bucket_wire_bytes counts
 // of gradients travels so often.

@@ -296,7 +296,7 @@ static void clear_tails(Model *m) {
     }
 }
 
-// The gradients of `count` micro-batches from number `first` on, added up by this rank, in m->found.
+// In m->found: the gradients of `count` micro-batches from number `first` on, added up by the rank.
 static void whole_gradients(Model *m, uint32_t step, int first, int count) {
     Model *whole = m->whole;
     clear_tails(whole);
@@ -599,10 +599,11 @@ static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *bef
 }
 
 static bool run_step(Model *m, uint32_t step) {
-    bool overlapped = step % 2 == 0, shared = m->arm->micro_batches > 0;
+    bool overlapped = step % 2 == 0, shared = m->arm->micro_batches > 0, ok;
     Traffic before;
     uint64_t records = comm_sent(&m->rank->mesh->world);
-    bool ok = shared ? reduce_shared(m, step, overlapped, &before) : reduce_kept(m, step, overlapped, &before);
+    if (shared) ok = reduce_shared(m, step, overlapped, &before);
+    else ok = reduce_kept(m, step, overlapped, &before);
     zero_update(m->zero, rate_of(step), 0.0, WEIGHT_DECAY);
     zero_synchronize(m->zero);
     ok = ok && plausible(m, step) && (shared || same_gradients(m, step, true)) && same_verdict(m, step) &&
@@ -613,19 +614,20 @@ static bool run_step(Model *m, uint32_t step) {
     return on_all(ok) && on_all(same_copies(m, step));
 }
 
-static bool run_arm(const ModelRank *rank, const ModelArm *arm) {
+// shared: see configure.
+static Model *open_model(const ModelRank *rank, const ModelArm *arm, bool shared) {
     Model *m = (Model *)xcalloc(1, sizeof *m, "a model");
     Error err = {0};
     m->rank = rank;
     m->arm = arm;
-    if (!configure(m, true, &err) || !build_model(m, &err)) fatal(NULL, err.code, "%s", err.what);
+    if (!configure(m, shared, &err) || !build_model(m, &err)) fatal(NULL, err.code, "%s", err.what);
+    return m;
+}
+
+static bool run_arm(const ModelRank *rank, const ModelArm *arm) {
+    Model *m = open_model(rank, arm, true);
     build_simulator(m);
-    if (arm->micro_batches) {
-        Model *whole = m->whole = (Model *)xcalloc(1, sizeof *m, "a model");
-        whole->rank = rank;
-        whole->arm = arm;
-        if (!configure(whole, false, &err) || !build_model(whole, &err)) fatal(NULL, err.code, "%s", err.what);
-    }
+    if (arm->micro_batches) m->whole = open_model(rank, arm, false);
     bool ok = true;
     for (uint32_t step = 1; ok && step <= STEPS; step++) ok = run_step(m, step);
     close_model(m);

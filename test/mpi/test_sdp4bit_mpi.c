@@ -1,8 +1,8 @@
 // The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the
 // one-process simulator, to the bit. It goes through every shape of nodes x ranks that this number
-// of ranks allows, every arm, and several chunk counts. With two of those the ranks keep a shard of the
-// gradients, which adds up three micro-batches or one (ZeRO-2). Four steps follow each other. The
-// third is poisoned with a NaN or an infinity and must be skipped everywhere. Then comes a step
+// of ranks allows, every arm, and several chunk counts. With two of those the ranks keep a shard of
+// the gradients, which adds up three micro-batches or one (ZeRO-2). Four steps follow each other.
+// The third is poisoned with a NaN or an infinity and must be skipped everywhere. Then comes a step
 // with an absurd learning rate, which must be refused element by element, and one that must be
 // skipped for that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h).
 // With 4 and 8 ranks the GPT also runs with tensor and pipeline parallelism.
