@@ -264,8 +264,8 @@ refused() {
 }
 
 # ---- what --plan says, and what a run does -----------------------------------------------------
-# planned ROW [RANKS_PER_NODE]: "inter intra" bytes of a step and node, from the ROW-th byte table of
-# a --plan in $work/plan. 2 ranks per node unless told otherwise.
+# planned ROW [RANKS_PER_NODE]: "inter intra" bytes of a step and node, from the ROW-th byte table
+# of a --plan in $work/plan. 2 ranks per node unless told otherwise.
 planned() {
     awk -v row="$1" -v per_node="${2:-2}" '/^bytes sent per step and rank/ { table++ }
         table == row && /^  (gradients|weights), inside a node/ { intra += $5 }

@@ -19,10 +19,10 @@
 #              gets less than half. sockets and numbers need root and tc. The loopback is restored
 #              at the end. What cannot be had is named at the beginning and left out
 #   arms       qwd and tlq-hs leave the other side as bf16. ulq and sdp4bit are as in the paper.
-#              Also tlq and qw. NAME+sums is the same with --verify-wire, NAME+grads with optim_grads,
-#              NAME+params with optim_grads_params, NAME+offload with --optimizer-cpu-offload. Beside
-#              NAME a line says what that costs: --networks inside --models 1.3b:8 --arms "sdp4bit
-#              sdp4bit+grads sdp4bit+params" --iters 20
+#              Also tlq and qw. NAME+sums is the same with --verify-wire, NAME+grads with
+#              optim_grads, NAME+params with optim_grads_params, NAME+offload with
+#              --optimizer-cpu-offload. Beside NAME a line says what that costs: --networks inside
+#              --models 1.3b:8 --arms "sdp4bit sdp4bit+grads sdp4bit+params" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
 #   iters      steps measured, after as many to warm up [4]. Short steps fill about a second (up to
 #              30). Steps that would take longer than 3 s in all are fewer, but never fewer than 2.

@@ -317,7 +317,7 @@ static void add_gather(Text *json, const char *rail, const char *node, const Wir
 static void add_buckets(Text *json, const Lab *lab) {
     const Zero *zero = lab->zero;
     const Plan *plan = &zero->plan;
-    StepTraffic traffic = traffic_make(zero->config, &lab->mesh, plan);
+    StepTraffic traffic = traffic_make(zero->config, &lab->mesh, zero);
     json_name(json, "buckets");
     text_add(json, "[");
     for (int b = 0; b < plan->buckets; b++) {

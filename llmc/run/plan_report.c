@@ -45,7 +45,7 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, PlanR
         s->mesh = mesh_seen_by(mesh, s->first * mesh->pp.stride);
         s->zero = plan_rank(c, &s->mesh, &s->memory_plan, err);
         if (!s->zero) return false;
-        s->traffic = traffic_make(c, &s->mesh, layout_of(s));
+        s->traffic = traffic_make(c, &s->mesh, s->zero);
         size_t bytes = memory_plan_total(&s->memory_plan);
         if (!stages->fullest || bytes > memory_plan_total(&stages->fullest->memory_plan)) stages->fullest = s;
     }

@@ -10,10 +10,6 @@ static bool weights_shared(const Config *c, const Plan *plan, int b) {
     return c->sharding == SHARD_PARAMETERS && plan->dp > 1 && b > 0;
 }
 
-static bool gradients_shared(const Config *c, const Plan *plan, int b) {
-    return c->sharding != SHARD_OPTIMIZER && plan->dp > 1 && b > 0;
-}
-
 // --- gathers -------------------------------------------------------------------------------------
 
 // The slots as the passes of a step find them.
@@ -51,11 +47,12 @@ static void count_gathers(Walk *walk, const Mesh *mesh) {
     free(action);
 }
 
-StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Plan *plan) {
+StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero) {
+    const Plan *plan = zero_layout(zero);
     Trips *trips = (Trips *)xcalloc((size_t)plan->buckets, sizeof *trips, "gathers of a step");
     StepTraffic traffic = {config, plan, trips};
     for (int b = 0; b < plan->buckets; b++) {
-        trips[b].reductions = gradients_shared(config, plan, b) ? config->micro_batches : 1;
+        trips[b].reductions = zero_reductions(zero, b, config->micro_batches);
     }
     Walk walk = {config, plan, trips, {-1, -1}};
     if (config->sharding == SHARD_PARAMETERS) count_gathers(&walk, mesh);

@@ -2,13 +2,11 @@
 // weights. Called by plan_report.c and dev/bench/sync_only.c.
 //
 // Under `optim` every bucket's gradients are reduced once per step, and its weights gathered once,
-// between nodes and inside each. Where gradients are shared out, a bucket's are reduced with every
-// micro-batch. Where weights are, its own two slots hold whole buckets in turn, and a pass gathers a
-// bucket that its slot does not hold. The first bucket is never shared out (zero.h).
+// between nodes and inside each. Where gradients are shared out, most buckets' are reduced with
+// every micro-batch (zero_reductions). Where weights are shared out, two slots hold whole buckets in
+// turn, and a pass gathers a bucket that its slot does not hold. The first bucket's stay.
 #pragma once
-#include "llmc/config/config.h"
-#include "llmc/ranks/mesh.h"
-#include "sdp4bit/plan.h"
+#include "llmc/state/zero.h"
 LLMC_BEGIN
 
 // How often a bucket travels in a step. No pass gathers weights that are not shared out.
@@ -17,15 +15,15 @@ typedef struct Trips {
     int forward, backward;  // gathers by passes
 } Trips;
 
-// Of a step with config->micro_batches micro-batches. Config and plan must outlive it.
+// Of a step with config->micro_batches micro-batches. Config and Zero must outlive it.
 typedef struct StepTraffic {
     const Config *config;
     const Plan *plan;
     Trips *trips;  // (plan->buckets)
 } StepTraffic;
 
-// For the rank that sees the ranks as `mesh`.
-StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Plan *plan);
+// Of the rank whose Zero it is, and who sees the ranks as `mesh`.
+StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero);
 void traffic_free(StepTraffic *traffic);
 // Bytes that one reduction of bucket b's gradients and the step's update of its weights send.
 WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradWire *grad,

@@ -57,8 +57,8 @@ static bool no_setting_fits(char *text, size_t bytes, const Config *config, doub
     const char *offload = config->optimizer_cpu_offload ? "" : "--optimizer-cpu-offload, ";
     snprintf(text, bytes,
              "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks %.1f MiB; "
-             "try %s%s--tensor-model-parallel-size, --pipeline-model-parallel-size, more ranks with memory of "
-             "their own, or a smaller model",
+             "try %s%s--tensor-model-parallel-size, --pipeline-model-parallel-size, more ranks with memory "
+             "of their own, or a smaller model",
              missing / 0x1p20, share, offload);
     return false;
 }

@@ -11,8 +11,8 @@ data=$work/text_text_document
 long() { [ "${LONG:-0}" = 1 ]; }
 
 # Small groups and buckets: then each of the four layers is a bucket of its own, and the two slots
-# hold half of them. With two layers to a stage a step after an evaluation would find both there, and
-# send less than is planned. Many positions make the first stage the one that --plan tells.
+# hold half of them. With two layers to a stage a step after an evaluation would find both there,
+# and send less than is planned. Many positions make the first stage the one that --plan tells.
 model+=(--num-layers 4 --make-vocab-size-divisible-by 32)
 run=(--train-iters 6 --ddp-bucket-size 1 --eval-interval 3 --save-interval 6 --log-interval 2
     --hidden-dropout 0.1 --attention-dropout 0.1 --sample-prompt "the quick " --sample-tokens 8
@@ -59,8 +59,8 @@ told() {
     logged "$@" --save "$work/$name.saved" && sed -n '/^sample at/,$p' "$work/out" >"$work/$name.sample"
 }
 # trains_alike STRATEGIES NP PER_NODE FLAGS...: each trains what optim trains, one micro-batch per
-# step; allocates what is planned; and sends what is planned. Drawn weights travel unquantised: where
-# passes gather messages, the first step sends more.
+# step; allocates what is planned; and sends what is planned. Drawn weights travel unquantised:
+# where passes gather messages, the first step sends more.
 trains_alike() {
     local name np=$2 per_node=$3 words=$1 from
     shift 3
@@ -175,8 +175,8 @@ if long; then
     check "kill -9, and on to the bit with ZeRO++" killed_and_resumed second "${direct[@]}" "${sdp4bit[@]:5}"
 fi
 
-# Steps that are skipped: what a rank keeps of the weights, and the messages that stand for them where
-# all ranks share, are those of the step before.
+# Steps that are skipped: what a rank keeps of the weights, and the messages that stand for them
+# where all ranks share, are those of the step before.
 skips_alike() { # STRATEGIES FLAGS...
     local name words=$1 flags=(4 "${run[@]}" --gpus-per-node 2 --train-iters 80 --lr-decay-iters 80
         --eval-interval 100 --save-interval 80 --hidden-dropout 0 --attention-dropout 0 --on-spike skip

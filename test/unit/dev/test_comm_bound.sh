@@ -78,8 +78,8 @@ same("a reduction after each", steps(2, three(grad_rail=1, reductions=2)), [20.5
 same("reductions after each show where they are long", steps(2, three(grad_rail=8, reductions=2)), [55])
 # Layers are gathered in 1 ms inside the node, forward and backward; four layers, two slots. The
 # first gather of the steady state begins with the last step's end: 1 ms of waiting. Layer 2's runs
-# beside layer 1, layer 3's when layer 1 is done, and so on: none shows. Backward finds 4 and 3; 2 is
-# gathered beside 3's backward: none shows.
+# beside layer 1, layer 3's when layer 1 is done, and so on: none shows. Backward finds 4 and 3; 2
+# is gathered beside 3's backward: none shows.
 gathered = lambda **m: [bucket(0, 1)] + [bucket(k, k + 1, **m) for k in range(1, 5)]
 node = {"forward": (0, 1), "backward": (0, 1)}
 same("gathers hide behind layers", steps(1, gathered(**node)), [4 + 3 + 8 + 0.5 + 1])

@@ -17,50 +17,73 @@ enum { UNITS = 5, NUMBERS = 131072 };
 enum { GRAD_INSIDE = 67584 };
 // (N - 1) messages of one window in 4 bits: 16384 + 256 x 4.
 enum { GRAD_BETWEEN = 17408 };
-// One window's weights in 4 bits, with a scale for 2048: 16384 + 16 x 4. Inside, both windows of the
-// node's replica go to one other rank.
+// One window's weights in 4 bits, with a scale for 2048: 16384 + 16 x 4. Inside, both windows of
+// the node's replica go to one other rank.
 enum { WEIGHT_BETWEEN = 16448, WEIGHT_INSIDE = 2 * WEIGHT_BETWEEN };
 // The same in bf16: 2 x 32768 x 2.
 enum { PART_INSIDE = 131072 };
 
-static const GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
-static const WeightWire weight = {CODEC_INT4, 2048, true, ROUND_STOCHASTIC};
-
 typedef struct Case {
     Config config;
     Mesh mesh;
-    Plan plan;
+    Tensor tensors[2 * UNITS];
+    MemoryPlan memory_plan;
+    Zero *zero;
+    const Plan *plan;
     StepTraffic traffic;
 } Case;
+
+static void quantise(Config *c) {
+    c->quantized_weights = c->quantized_gradients = true;
+    c->weight_quantization_bits = c->gradient_quantization_bits_inter = 4;
+    c->gradient_quantization_bits_intra = 8;
+    c->wq_group_size = 2048;
+    c->gq_group_size_intra = c->gq_group_size_inter = 128;
+    c->gradient_alltoall_pipeline = 1;
+    c->ddp_bucket_size = 1;
+}
+
+static void tear_down(Case *c) {
+    traffic_free(&c->traffic);
+    zero_free(c->zero);
+    memory_plan_free(&c->memory_plan, NULL);
+    c->zero = NULL;
+}
 
 // `units` buckets on 2 x 2 data-parallel ranks, in a pipeline of `stages` as stage `stage` sees it.
 static void set_up(Case *c, int units, int layers, int stages, int stage) {
     Error err;
+    bool words = stage == 0 || stage == stages - 1;
     memset(c, 0, sizeof *c);
+    quantise(&c->config);
     assert_true(mesh_build(&c->mesh, 4 * stage, 4 * stages, NULL, 2, 1, stages, &err));
-    PlanTensor tensors[2 * UNITS];
-    memset(tensors, 0, sizeof tensors);
     for (int u = 0; u < units; u++) {
-        tensors[u].numel = NUMBERS;
-        tensors[u].unit = u;
-        tensors[u].matrix = true;
+        c->tensors[u] = tensor_row("matrix", NUMBERS / 1024, 1024, -1, u, 0);
+        c->tensors[u].chunk = words && u == 0 ? ANY_CHUNK : 0;
     }
-    PlanOptions options = {2, 2, 2048, 128, 1};
-    assert_true(plan_build(&c->plan, tensors, units, &options, &err));
-    assert_int_equal(c->plan.buckets, units);
-    assert_int_equal(c->plan.bucket[1].matrix_per_rank, NUMBERS / 4);
+    tensors_number(c->tensors, units, 1);
     c->config.num_layers = layers;
     c->config.pipeline_model_parallel_size = stages;
 }
 
 static WireBytes bytes_of(Case *c, Sharding sharding, int micro_batches) {
+    Error err;
+    int units = 0;
+    while (c->tensors[units].dims) units++;
+    tear_down(c);
     c->config.sharding = sharding;
     c->config.micro_batches = micro_batches;
-    traffic_free(&c->traffic);
-    c->traffic = traffic_make(&c->config, &c->mesh, &c->plan);
-    WireBytes bytes = traffic_of_step(&c->traffic, &grad, &weight);
+    c->zero = zero_plan(&c->config, &c->mesh, c->tensors, units, &c->memory_plan, &err);
+    if (!c->zero) fail_msg("%s", err.what);
+    c->plan = zero_layout(c->zero);
+    assert_int_equal(c->plan->buckets, units);
+    assert_int_equal(c->plan->bucket[0].matrix_per_rank, NUMBERS / 4);
+    c->traffic = traffic_make(&c->config, &c->mesh, c->zero);
+    const GradWire *grad = zero_grad_wire(c->zero, true);
+    const WeightWire *weight = zero_weight_wire(c->zero);
+    WireBytes bytes = traffic_of_step(&c->traffic, grad, weight);
     // Nothing is padded here, and there are no tails.
-    WireFormula formula = traffic_formula(&c->traffic, &grad, &weight);
+    WireFormula formula = traffic_formula(&c->traffic, grad, weight);
     assert_true(fabs(formula.grad_intra - (double)bytes.grad_intra) < 1e-3);
     assert_true(fabs(formula.grad_inter - (double)bytes.grad_inter) < 1e-3);
     assert_true(fabs(formula.weight_intra - (double)bytes.weight_intra) < 1e-3);
@@ -68,9 +91,8 @@ static WireBytes bytes_of(Case *c, Sharding sharding, int micro_batches) {
     return bytes;
 }
 
-static void tear_down(Case *c) {
-    traffic_free(&c->traffic);
-    plan_free(&c->plan);
+static WireBytes gather_of(const Case *c, int b, bool backward) {
+    return traffic_of_gather(&c->traffic, b, backward, zero_weight_wire(c->zero));
 }
 
 static void same_bytes(WireBytes got, int64_t grad_intra, int64_t grad_inter, int64_t weight_intra,
@@ -82,7 +104,7 @@ static void same_bytes(WireBytes got, int64_t grad_intra, int64_t grad_inter, in
 }
 
 static void gathers_are(const Case *c, const int (*want)[2]) {
-    for (int b = 0; b < c->plan.buckets; b++) {
+    for (int b = 0; b < c->plan->buckets; b++) {
         assert_int_equal(c->traffic.trips[b].forward, want[b][0]);
         assert_int_equal(c->traffic.trips[b].backward, want[b][1]);
     }
@@ -120,9 +142,10 @@ static void layers_are_gathered_by_passes(void **state) {
     // Between nodes it is what optim sends.
     same_bytes(one, UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN, WEIGHT_INSIDE + 6 * PART_INSIDE,
                UNITS * WEIGHT_BETWEEN);
-    same_bytes(traffic_of_gather(&c.traffic, 2, true, &weight), 0, 0, PART_INSIDE, 0);
-    same_bytes(traffic_of_gather(&c.traffic, 0, true, &weight), 0, 0, 0, 0);
-    same_bytes(traffic_of_update(&c.traffic, 2, &grad, &weight), GRAD_INSIDE, GRAD_BETWEEN, 0, WEIGHT_BETWEEN);
+    same_bytes(gather_of(&c, 2, true), 0, 0, PART_INSIDE, 0);
+    same_bytes(gather_of(&c, 0, true), 0, 0, 0, 0);
+    same_bytes(traffic_of_update(&c.traffic, 2, zero_grad_wire(c.zero, true), zero_weight_wire(c.zero)),
+               GRAD_INSIDE, GRAD_BETWEEN, 0, WEIGHT_BETWEEN);
     WireBytes three = bytes_of(&c, SHARD_PARAMETERS, 3);
     static const int thrice[][2] = {{0, 0}, {1, 3}, {1, 3}, {3, 0}, {3, 0}};
     gathers_are(&c, thrice);
@@ -141,8 +164,8 @@ static void over_all_ranks(void **state) {
     c.config.secondary_partition = true;
     same_bytes(bytes_of(&c, SHARD_PARAMETERS, 1), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
                5 * WEIGHT_INSIDE + 2 * PART_INSIDE, 5 * WEIGHT_BETWEEN);
-    same_bytes(traffic_of_gather(&c.traffic, 2, false, &weight), 0, 0, WEIGHT_INSIDE, WEIGHT_BETWEEN);
-    same_bytes(traffic_of_gather(&c.traffic, 2, true, &weight), 0, 0, PART_INSIDE, 0);
+    same_bytes(gather_of(&c, 2, false), 0, 0, WEIGHT_INSIDE, WEIGHT_BETWEEN);
+    same_bytes(gather_of(&c, 2, true), 0, 0, PART_INSIDE, 0);
     tear_down(&c);
 }
 
@@ -161,11 +184,13 @@ static void stages_find_less(void **state) {
     static const int last[][2] = {{0, 0}, {1, 2}, {1, 2}, {2, 0}, {2, 0}};
     gathers_are(&c, last);
     tear_down(&c);
-    // In the middle there are no words: layers are units 0 to 3, and the first stays whole.
+    // In the middle there are no words: layers are units 0 to 3. The first one's weights stay whole.
     set_up(&c, UNITS - 1, 12, 3, 1);
     bytes_of(&c, SHARD_PARAMETERS, 1);
     static const int middle[][2] = {{0, 0}, {1, 1}, {1, 0}, {1, 0}};
     gathers_are(&c, middle);
+    // All gradients are a layer's there.
+    assert_int_equal(bytes_of(&c, SHARD_GRADIENTS, 3).grad_inter, 3 * (UNITS - 1) * GRAD_BETWEEN);
     tear_down(&c);
 }
 
