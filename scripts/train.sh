@@ -76,7 +76,8 @@ choose_arm() {
     zeropp)
         arm_flags=("${weights[@]}" --weight-quantization-method direct --weight-quantization-bits 8
             "${gradients[@]}" --gradient-quantization-bits-intra 4
-            --data-parallel-sharding-strategy optim_grads_params --shard-params-over world --secondary-partition)
+            --data-parallel-sharding-strategy optim_grads_params --shard-params-over world
+            --secondary-partition)
         quantises_gradients=1
         ;;
     *) die 2 "ARM=$arm is unknown; arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp" ;;

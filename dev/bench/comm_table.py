@@ -503,7 +503,8 @@ def make_table(logs, out, picture=None):
         sys.exit("error: no arm has run to its end; see above")
     print_rows(rows)
     print_few_steps(rows)
-    print_variants(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]), ("inside", r["inside_bytes"]))))
+    print_variants(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]),
+                                              ("inside", r["inside_bytes"]))))
     print_memory(memory)
     what = "training steps by what travels, sequence and model of the cards, no dropout, made-up data"
     write_json(out, what, rows, memory)

@@ -192,7 +192,7 @@ static const Option table[] = {
            "leave the multiprocessors to the model. auto: copies where they can be had. The same bits"),
     USED("data-parallel-sharding-strategy", Sharding, OPTION_CHOICE, sharding, "optim",
          .choices = "optim|optim_grads|optim_grads_params", .value = "WORD",
-         .no_other = "the optimiser's state is always shared out",
+         .no_other = "the optimiser's state is always shared",
          .help = "what data-parallel ranks share out. optim: the optimiser's state (ZeRO-1). optim_grads: "
                  "gradients too (ZeRO-2). optim_grads_params: weights as well (ZeRO-3)"),
     CHOICE("shard-params-over", ShardScope, shard_scope, "node", "node|world",

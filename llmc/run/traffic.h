@@ -3,8 +3,8 @@
 //
 // Under `optim` every bucket's gradients are reduced once per step, and its weights gathered once,
 // between nodes and inside each. Where gradients are shared out, most buckets' are reduced with
-// every micro-batch (zero_reductions). Where weights are shared out, two slots hold whole buckets in
-// turn, and a pass gathers a bucket that its slot does not hold. The first bucket's stay.
+// every micro-batch (zero_reductions). Where weights are shared out, two slots hold whole buckets
+// in turn, and a pass gathers a bucket that its slot does not hold. The first bucket's stay.
 #pragma once
 #include "llmc/state/zero.h"
 LLMC_BEGIN

@@ -39,7 +39,8 @@ strategy_of() {
 same_saved() {
     local file found=0
     for file in "$work/$1.saved"/iter_*/mp_rank_*/*.safetensors; do
-        cmp -s "$file" "$work/$2.saved/${file#"$work/$1.saved/"}" || { why="${file##*/} of $2 differs"; return 1; }
+        cmp -s "$file" "$work/$2.saved/${file#"$work/$1.saved/"}" ||
+            { why="${file##*/} of $2 differs"; return 1; }
         found=$((found + 1))
     done
     [ "$found" -gt 0 ] || { why="$1 has saved nothing"; return 1; }
@@ -157,21 +158,20 @@ check "strategies take turns with one checkpoint" strategies_take_turns \
     "optim node+offload grads node optim+offload grads+offload" "${sdp4bit[@]}"
 
 killed_and_resumed() { # STRATEGY FLAGS..., after strategies_take_turns with these flags
-    local change=("${change[@]}" "${@:2}")
+    local change=("${change[@]}" "${@:2}" --save "$work/killed.saved")
     strategy_of "$1"
     rm -rf "$work/killed.saved"
-    SDP4BIT_FAULT=stall:3:11:0 in_background killed 4 "${change[@]}" "${strategy[@]}" --save "$work/killed.saved" \
-        --async-save
+    SDP4BIT_FAULT=stall:3:11:0 in_background killed 4 "${change[@]}" "${strategy[@]}" --async-save
     wait_for_iteration killed 7 && signal_rank KILL 1 || return 1
     job_ended killed && { why="exit code 0"; return 1; }
-    logged resumed 4 "${change[@]}" "${strategy[@]}" --save "$work/killed.saved" --load "$work/killed.saved" &&
+    logged resumed 4 "${change[@]}" "${strategy[@]}" --load "$work/killed.saved" &&
         same_training whole resumed "$(($(field resumed loss | head -n 1 | cut -d ' ' -f 1) - 1))" &&
         same_saved whole killed
 }
 check "kill -9, and on to the bit" killed_and_resumed node+offload "${sdp4bit[@]}"
 if long; then
-    check "over all ranks they take turns too" strategies_take_turns "world optim second node second+offload world" \
-        "${direct[@]}" "${sdp4bit[@]:5}"
+    check "over all ranks they take turns too" strategies_take_turns \
+        "world optim second node second+offload world" "${direct[@]}" "${sdp4bit[@]:5}"
     check "kill -9, and on to the bit with ZeRO++" killed_and_resumed second "${direct[@]}" "${sdp4bit[@]:5}"
 fi
 
@@ -182,11 +182,12 @@ skips_alike() { # STRATEGIES FLAGS...
         --eval-interval 100 --save-interval 80 --hidden-dropout 0 --attention-dropout 0 --on-spike skip
         --loss-spike-factor 0.01 --norm-spike-factor 0.01 --max-skipped-in-a-row 0 "${@:2}")
     told optim "${flags[@]}" || return 1
-    [ "$(grep -c '"kind":"spike".*"skipped":true' "$work/optim.jsonl")" -ge 3 ] || { why="few spikes"; return 1; }
+    [ "$(grep -c '"kind":"spike".*"skipped":true' "$work/optim.jsonl")" -ge 3 ] ||
+        { why="few spikes"; return 1; }
     for name in $words; do
         strategy_of "$name"
-        told "$name" "${flags[@]}" "${strategy[@]}" && same_training optim "$name" && same_saved optim "$name" ||
-            { why="$name: $why"; return 1; }
+        told "$name" "${flags[@]}" "${strategy[@]}" && same_training optim "$name" &&
+            same_saved optim "$name" || { why="$name: $why"; return 1; }
     done
 }
 check "skipped steps" skips_alike node "${sdp4bit[@]}" --global-batch-size 8
@@ -223,7 +224,8 @@ check "a flipped bit, gradients shared alone: as under optim" flipped grads 4 '"
 # A bit flipped in a message on its way.
 broken_message() { # STRATEGY FROM TEXT
     strategy_of "$1"
-    SDP4BIT_FAULT=message:1:4:0 train 4 "${run[@]}" --gpus-per-node 2 "${sdp4bit[@]}" "${strategy[@]}" --verify-wire
+    SDP4BIT_FAULT=message:1:4:0 train 4 "${run[@]}" --gpus-per-node 2 "${sdp4bit[@]}" "${strategy[@]}" \
+        --verify-wire
     error_names 7 "message from rank $2 to rank 1, $3, bucket" $?
 }
 check "--verify-wire finds it with gradients shared out" broken_message grads 0 "gradients inside the node"
@@ -237,7 +239,7 @@ bytes_per_parameter() { # MOST STRATEGY CARD
     "$BUILD/train_gpt_cpu" "@configs/gpt_$3.args" @configs/sdp4bit.args --plan --plan-world-size 16 \
         --gpus-per-node 8 --recompute-granularity full "${strategy[@]}" >"$work/plan" 2>"$work/err" ||
         { say "--plan failed"; return 1; }
-    awk -v most="$1" '/^  (weights|gradients|optimizer state|norm and verdict|communication) .* bytes\/parameter$/ {
+    awk -v most="$1" '/^  (weights|gradients|optimizer state|norm and verdict|communication) .* bytes/ {
             sum += $(NF - 1); groups++ }
         END { printf "%.3f\n", sum; exit !(groups >= 4 && sum <= most) }' "$work/plan" >"$work/bytes" ||
         { why="$(cat "$work/bytes") bytes instead of $1"; return 1; }

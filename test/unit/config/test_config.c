@@ -225,7 +225,7 @@ static void bad_words(void **state) {
         {"--normalization RMSNorm", "RMSNorm is not supported"},
         {"--attention-backend unfused", "not one of auto|flash|fused"},
         {"--data-parallel-sharding-strategy no_shard",
-         "no_shard: not one of optim|optim_grads|optim_grads_params; the optimiser's state is always shared out"},
+         "no_shard: not one of optim|optim_grads|optim_grads_params; the optimiser's state is always shared"},
         {"--data-parallel-sharding-strategy fsdp", "fsdp: not one of optim|optim_grads|optim_grads_params"},
         {"--shard-params-over rack", "--shard-params-over rack: not one of node|world"},
         {"--secondary-partition 1", "unexpected argument '1'"},
@@ -291,8 +291,8 @@ static void bad_combinations(void **state) {
         {"--weight-decay-incr-style cosine", 0, "needs --start-weight-decay"},
         {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0, "can only grow"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
-        {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world --quantized-weights", 0,
-         "keeps no replica that differences could be added to; add --weight-quantization-method direct"},
+        {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
+         "--quantized-weights", 0, "keeps no replica that differences could be added to; add --weight-quantization-method direct"},
         {"--train-iters 999999999999999 --global-batch-size 1000000000", 5, "too large"},
         {"--hidden-size 1048576 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size "
          "1048576",

@@ -184,7 +184,7 @@ static void stages_find_less(void **state) {
     static const int last[][2] = {{0, 0}, {1, 2}, {1, 2}, {2, 0}, {2, 0}};
     gathers_are(&c, last);
     tear_down(&c);
-    // In the middle there are no words: layers are units 0 to 3. The first one's weights stay whole.
+    // In the middle there are no words: layers are units 0 to 3. The first one's weights stay.
     set_up(&c, UNITS - 1, 12, 3, 1);
     bytes_of(&c, SHARD_PARAMETERS, 1);
     static const int middle[][2] = {{0, 0}, {1, 1}, {1, 0}, {1, 0}};
