@@ -24,7 +24,8 @@
 // timers    iteration; timing {"<timer>": [min ms, max ms], ...} of one iteration, over ranks
 // phases    the same for phases outside the loop (setup, evaluate, checkpoints), in all
 // memory    once: iteration, planned_bytes and allocated_bytes of the device, host_bytes planned;
-//           timing {free_before_bytes, taken_before_bytes, taken_bytes, beside_plan_bytes} of rank 0
+//           timing {free_before_bytes, taken_before_bytes, taken_bytes, beside_plan_bytes} of
+//           rank 0
 // quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error (probe.h)
 // sample    iteration, text: --sample-prompt
 // spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: sentry.h

@@ -205,7 +205,8 @@ static void test_host_calls(Checks *c, Device *device) {
     memset(&doubling, 0, sizeof doubling);
     copy_from_pinned(stream, word + 1, pinned + 1, sizeof(int));
     double issued = monotonic_seconds() - start;
-    check(c, issued < 0.5e-3 * milliseconds, "the calls took %.1f ms while the stream was busy", 1e3 * issued);
+    check(c, issued < 0.5e-3 * milliseconds, "the calls took %.1f ms while the stream was busy",
+          1e3 * issued);
     stream_synchronize(stream);
     copy_to_host(stream, &back, word + 1, sizeof back);
     stream_synchronize(stream);

@@ -292,7 +292,8 @@ static void bad_combinations(void **state) {
         {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0, "can only grow"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
         {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
-         "--quantized-weights", 0, "keeps no replica that differences could be added to; add --weight-quantization-method direct"},
+         "--quantized-weights", 0,
+         "keeps no replica that differences could be added to; add --weight-quantization-method direct"},
         {"--train-iters 999999999999999 --global-batch-size 1000000000", 5, "too large"},
         {"--hidden-size 1048576 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size "
          "1048576",
