@@ -11,16 +11,16 @@ LLMC_BEGIN
 // A rank's message of bucket b. With one replica nothing is quantised: the weights themselves.
 MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire);
 // Where the messages of those windows are gathered that this rank keeps: (per_node, nodes)
-// messages. Those of all ranks; of its rail, with per_node 1; or its own alone. Nothing travels on a
-// level where it keeps one.
+// messages. Those of all ranks; of its rail, with per_node 1; or its own alone. Nothing travels on
+// a level where it keeps one.
 typedef struct GatherBuffer {
     uint8_t *messages;
     int nodes, per_node;
     uint8_t *keep;  // where the first message stays until the next update; NULL: nowhere
 } GatherBuffer;
 // Bytes of a buffer for so many messages of bucket b. There are two, which the buckets use in turn;
-// bucket b uses that of slot qwd_slot(b). 0 where nothing is sent: with one replica, unless the host
-// makes its message (host).
+// bucket b uses that of slot qwd_slot(b). 0 where nothing is sent: with one replica, unless the
+// host makes its message (host).
 size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host, int messages);
 int qwd_slot(int b);
 
@@ -64,8 +64,8 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, con
 // given before comes before it.
 void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, const Lanes *lanes);
 // The kept weights take what was gathered. Sealed messages are checked before. Runs on
-// lanes->middle. weights: the whole bucket, or the kept windows in the order of their ranks: (nodes *
-// per_node) of matrix_per_rank, then as many of tail_per_rank.
+// lanes->middle. weights: the whole bucket, or the kept windows in the order of their ranks:
+// (nodes * per_node) of matrix_per_rank, then as many of tail_per_rank.
 void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherBuffer *buffer,
                       const Lanes *lanes);
 

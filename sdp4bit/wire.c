@@ -152,9 +152,13 @@ void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, S
 }
 
 static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error *err) {
-    static const char *const names[] = {"weights between nodes", "weights inside the node",
-                                        "weights of a layer", "weights of a layer between nodes",
-                                        "weights of a layer inside the node", "gradients inside the node", "gradients between nodes"};
+    static const char *const names[] = {"weights between nodes",
+                                        "weights inside the node",
+                                        "weights of a layer",
+                                        "weights of a layer between nodes",
+                                        "weights of a layer inside the node",
+                                        "gradients inside the node",
+                                        "gradients between nodes"};
     WireHop hop = (WireHop)(fault >> 56 & 7);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
     // Slots are peers for gradients. For weights they are [local][node], and the second hop brings

@@ -59,7 +59,7 @@ void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int 
 
 // The gather of a layer's weights from the ranks that share them out: comm_gather_rows in
 // mesh->shards. Every row is (size) parts of floatX. What tells wrong parts is a checksum of each
-// rank's parts of all rows, which is gathered behind them. Seal, gather and check are on one stream.
+// rank's parts of all rows, gathered behind them. Seal, gather and check are on one stream.
 enum { WIRE_PART_BYTES = 2 * MESSAGE_ALIGN };
 void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, Stream *stream);
 

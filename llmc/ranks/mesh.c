@@ -49,7 +49,7 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
     return true;
 }
 
-_Static_assert(offsetof(Mesh, shard_rail) == offsetof(Mesh, group[MESH_GROUPS - 1]), "loops meet every group");
+_Static_assert(offsetof(Mesh, shard_rail) == offsetof(Mesh, group[MESH_GROUPS - 1]), "loops meet all groups");
 
 static Group group_of(const char *name, int world_rank, int stride, int size) {
     int rank = world_rank / stride % size;

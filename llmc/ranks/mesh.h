@@ -27,8 +27,9 @@ typedef struct Mesh {
             Group tp, pp, dp;       // tensor, pipeline and data parallel
             Group node, rail;       // the two levels of dp: its ranks of one node, one rank of each node
             Group embedding;        // first and last stage of a pipeline; one rank elsewhere
-        Group shards, shard_rail;  // the two levels of the ranks that hold one replica's weights together:
-                                // node and rail as far as mesh_share_weights says; else this rank alone
+        Group shards, shard_rail;  // the two levels of the ranks that hold one replica's weights
+                                   // together: node and rail, as far as mesh_share_weights
+                                   // says; else this rank alone
         };
         Group group[MESH_GROUPS];   // the same, for loops
     };

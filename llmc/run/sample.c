@@ -98,7 +98,8 @@ void write_sample(Run *run, NextLogits next_logits, void *model) {
     int speaker = mesh->tp.size * mesh->dp.size * (mesh->pp.size - 1);  // of the last stage
     for (; n < total; n++) {
         // Where ranks share weights out, a pass takes all of them.
-        if (mesh->dp.rank == 0 || mesh->shards.size * mesh->shard_rail.size > 1) next_logits(model, ids, n, logits);
+        if (mesh->dp.rank == 0 || mesh->shards.size * mesh->shard_rail.size > 1)
+            next_logits(model, ids, n, logits);
         if (mesh->world.rank == speaker) {
             ids[n] =
                 sample_token(logits, c->vocab_size_unpadded, c->sample_temperature, (uint64_t)c->seed, n);

@@ -33,7 +33,8 @@ bool run_place(Run *run) {
     bool ok = mesh_build(&run->mesh, rank, ranks, hosts, c->gpus_per_node, c->tensor_model_parallel_size,
                          c->pipeline_model_parallel_size, &run->error);
     free(made_up);
-    if (ok && c->sharding == SHARD_PARAMETERS) mesh_share_weights(&run->mesh, c->shard_scope == SHARD_IN_WORLD);
+    if (ok && c->sharding == SHARD_PARAMETERS)
+        mesh_share_weights(&run->mesh, c->shard_scope == SHARD_IN_WORLD);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error))
         return false;
     run->own = devices_in_order(run->launch.host);

@@ -127,6 +127,7 @@ void zero_masters_from_weights(Zero *zero) {
 // one rank, or under --no-overlap, all lanes and copies are `last`. After its first message each
 // communicator is used on one stream: the node's on node, the rail's on rail, the world's on
 // `last`, tensor parallelism's beside compute (tensor_parallel.h), a link's on its own (comm.h).
+// Where weights are shared out `layers` gathers them for the passes (zero_weights.c).
 // With --optimizer-cpu-offload `host` runs AdamW in the place of `last` (zero_offload.c).
 //
 // Events, from who records them to who waits:
@@ -138,8 +139,13 @@ void zero_masters_from_weights(Zero *zero) {
 // judged      last -> compute             The step is over: the verdict may go to the host, and
 //                                         the loss may be cleared.
 // shards      last -> rail -> node -> middle, and back once a gather buffer has served: qwd.c.
-// done[b]     middle -> compute           A bucket's weights are new and its gradients have
-//                                         served. Its layers may run.
+// done[b]     middle -> compute, layers   A bucket's weights are new and its gradients have
+//                                         served. Its layers may run, or be gathered.
+// used        compute -> layers           Shared weights alone, as the next one: the layers that
+//                                         used the slot before have run. What loads and repairs
+//                                         have written on compute is there.
+//             layers -> last              zero_sound sees what the gathers' checks have found.
+// gathered[s] layers -> compute           The slot holds its bucket, whose layers may run.
 // final done  middle -> last              The end of zero_update. What follows on `last` sees the
 //                                         new replica and every finding of the wire's checks.
 // slot read   first -> compute            A micro-batch's gradients of a bucket that does not stay
@@ -172,7 +178,10 @@ void zero_masters_from_weights(Zero *zero) {
 // weights     Compute reads them after done[b], AdamW on `last` after computed, probes on `last`
 //             after the final done, copies before staged. Middle alone writes them, once `last` has
 //             handed on the shard: after computed, the probes and staged. With one rank `last`
-//             writes them.
+//             writes them. Where they are shared out this is so of what a rank keeps. Layers reads
+//             that after done[b]. Compute waits for every gather, so the next write comes after.
+// layers      The slots and messages of gathers. Layers writes them after used. Compute reads the
+//             slots after gathered[s].
 // gather[s]   `last` writes it after the slot's latest apply, then rail and node. Middle reads it.
 // messages    First (middle) fills slot s, after the slot's latest sum on middle (`last`). The own
 //             message goes straight into the receive buffer.

@@ -68,7 +68,7 @@ typedef struct SharedWeights {
     bool over_all;             // among all ranks; else among those of a node
     WeightParts kept;          // between steps: the windows of this rank's rail; over all, its own
     floatX *slot[2];           // a whole bucket; bucket b lies in slot b % 2
-    int held[2];               // the bucket that is there or on its way, as its latest update made it; -1: none
+    int held[2];               // the bucket that is there or on its way, of the latest update; -1: none
     bool coming[2];            // compute has not waited for it yet
     Stream *stream;            // of the gathers
     Event *gathered[2];        // the slot is filled
@@ -193,8 +193,8 @@ floatX *zero_kept_weights(const Zero *zero, int b, int64_t *elements);
 // keeps none of them.
 WeightWindows zero_kept_windows(const Zero *zero, int b, int owner);
 // Elements that this rank keeps of a tensor, in one run: [first, first + count) of its own part of
-// the tensor. False where there are none in window w of zero->shared.kept.windows. A resident tensor is
-// one run.
+// the tensor. False where there are none in window w of zero->shared.kept.windows. A resident
+// tensor is one run.
 typedef struct KeptRun {
     floatX *memory;
     int64_t first, count;

@@ -1,5 +1,5 @@
-// Where a rank's weights lie, and how a layer's come together. Called by the files of this room, and
-// by train_gpt.cu through zero.h.
+// Where a rank's weights lie, and how a layer's come together. Called by the files of this room,
+// and by train_gpt.cu through zero.h.
 //
 // Under --data-parallel-sharding-strategy optim_grads_params the ranks of a node hold one replica
 // together. Bucket 0, with the embeddings, is whole on every rank. Of every other bucket a rank
@@ -35,7 +35,8 @@ static WeightWire wire_of_gather(const Zero *zero) {
 }
 
 // Parts of `windows` windows, of all buckets that are shared out.
-static void reserve_parts(Zero *zero, WeightParts *parts, int windows, const char *purpose, MemoryPlan *plan) {
+static void reserve_parts(Zero *zero, WeightParts *parts, int windows, const char *purpose,
+                          MemoryPlan *plan) {
     enum { GRAIN = 128 };  // elements: parts begin on 256 bytes, as memory does
     int64_t at = 0;
     parts->windows = windows;
@@ -67,7 +68,8 @@ static void reserve_world(Zero *zero, MemoryPlan *plan) {
     SharedWeights *shared = &zero->shared;
     int64_t kept = 0, largest = 0;
     WeightWire plain = wire_of_gather(zero);
-    shared->message_start = (int64_t *)xcalloc((size_t)zero->plan.buckets, sizeof(int64_t), "the bucket table");
+    shared->message_start =
+        (int64_t *)xcalloc((size_t)zero->plan.buckets, sizeof(int64_t), "the bucket table");
     shared->filled = (bool *)xcalloc((size_t)zero->plan.buckets, sizeof(bool), "the bucket table");
     for (int b = 1; b < zero->plan.buckets; b++) {
         int64_t bytes = plan_weight_message(&zero->plan.bucket[b], &zero->weight_wire).bytes;
@@ -89,7 +91,8 @@ static void reserve_world(Zero *zero, MemoryPlan *plan) {
 void zero_plan_weights(Zero *zero, MemoryPlan *memory_plan) {
     const Mesh *mesh = zero->mesh;
     SharedWeights *shared = &zero->shared;
-    bool shares = zero->config->sharding == SHARD_PARAMETERS, world = zero->config->shard_scope == SHARD_IN_WORLD;
+    const Config *c = zero->config;
+    bool shares = c->sharding == SHARD_PARAMETERS, world = c->shard_scope == SHARD_IN_WORLD;
     shared->on = shares && (world ? mesh->dp.size : mesh->node.size) > 1;
     shared->over_all = shared->on && world;
     shared->held[0] = shared->held[1] = -1;
@@ -139,7 +142,8 @@ static floatX *whole_bucket(const Zero *zero, int b) {
 
 floatX *zero_kept_weights(const Zero *zero, int b, int64_t *elements) {
     bool resident = zero_weights_resident(zero, b);
-    *elements = resident ? bucket_elements(&zero->plan.bucket[b]) : part_elements(&zero->plan.bucket[b], &zero->shared.kept);
+    *elements = resident ? bucket_elements(&zero->plan.bucket[b])
+                         : part_elements(&zero->plan.bucket[b], &zero->shared.kept);
     return resident ? whole_bucket(zero, b) : zero->shared.kept.memory + zero->shared.kept.start[b];
 }
 
@@ -278,13 +282,14 @@ static void gather_over_all(Zero *zero, int b) {
     SharedWeights *shared = &zero->shared;
     WireChecks *checks = &zero->wire_checks;
     WeightWire wire = wire_of_gather(zero);
-    int nodes = zero->mesh->rail.size, row = zero->mesh->node.rank * nodes, slot = row + zero->mesh->rail.rank;
+    const Mesh *mesh = zero->mesh;
+    int nodes = mesh->rail.size, row = mesh->node.rank * nodes, slot = row + mesh->rail.rank;
     ApplyWeights a = {0};
     a.control = shared->always;
     a.bucket = zero->plan.bucket[b];
     a.messages = shared->buffer;
     a.nodes = nodes;
-    a.per_node = zero->mesh->node.size;
+    a.per_node = mesh->node.size;
     a.message = plan_weight_message(&a.bucket, &wire);
     a.codec = wire.codec;
     a.group = wire.group;

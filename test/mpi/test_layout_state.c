@@ -264,7 +264,8 @@ static StepControl step(const Layout *l, float gradient, float loss) {
         zero_grads_begin(zero, unit);
         for (int i = 0; i < zero->plan.tensors; i++) {
             const Tensor *t = &zero->tensors[i];
-            for (int64_t e = 0; t->unit == unit && e < tensor_elements(t); e++) zero_grad(zero, i)[e] = gradient;
+            int64_t n = t->unit == unit ? tensor_elements(t) : 0;
+            for (int64_t e = 0; e < n; e++) zero_grad(zero, i)[e] = gradient;
         }
         zero_reduce_unit(zero, unit, true);
     }
@@ -323,9 +324,10 @@ static void flip(const Layout *l, int row, int on) {
 
 // How many data-parallel ranks hold each element of the tensor.
 static int holders_of(const Layout *l, const char *name) {
+    const Zero *zero = l->zero;
     int row = row_of(l, name), holders = 0;
-    if (row >= 0 && zero_weights_resident(l->zero, l->zero->plan.tensor_bucket[row])) holders = l->mesh.dp.size;
-    else if (row >= 0) holders = l->zero->shared.over_all ? 1 : l->mesh.rail.size;
+    if (row >= 0) holders = zero->shared.over_all ? 1 : l->mesh.rail.size;
+    if (row >= 0 && zero_weights_resident(zero, zero->plan.tensor_bucket[row])) holders = l->mesh.dp.size;
     peers_reduce(world, &holders, 1, MPI_INT, MPI_MAX);
     return holders;
 }
@@ -385,7 +387,8 @@ static void test_replicas(const Layout *l) {
     test_flipped_bit(l, cut, 0, holders_of(l, cut) > 1, "a bit of a cut tensor");
     bool twice = T > 1 || D > 1;
     test_flipped_bit(l, "position_embeddings", T - 1, twice, "a bit of a replicated matrix");
-    test_flipped_bit(l, vector, ranks - 1, T > 1 || holders_of(l, vector) > 1, "a bit of a replicated vector");
+    bool held = T > 1 || holders_of(l, vector) > 1;
+    test_flipped_bit(l, vector, ranks - 1, held, "a bit of a replicated vector");
     test_flipped_bit(l, "word_embeddings", last, P > 1 || D > 1, "a bit of a copy of the embedding");
     test_flipped_version(l, "position_embeddings", T - 1, twice, "a bit of a version of a matrix");
     test_flipped_version(l, "word_embeddings", last, P > 1 || D > 1, "a bit of a version of the embedding");

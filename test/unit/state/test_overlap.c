@@ -504,7 +504,8 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     assert_true(memory_plan_allocate(&r->memory_plan, &r->device, 1, &err));
     zero_start(r->zero, &r->device, r->compute, &r->lanes, r->timers);
     for (int i = 0; i < TENSORS; i++) {
-        copy_to_device(r->compute, zero_weight(r->zero, i), NULL, (size_t)tensor_elements(&r->tensors[i]) * X);
+        size_t bytes = (size_t)tensor_elements(&r->tensors[i]) * X;
+        copy_to_device(r->compute, zero_weight(r->zero, i), NULL, bytes);
         zero_keep_weights(r->zero, i);
     }
     // No verdict is ever read here. Whether messages stand is asked of the first one.
