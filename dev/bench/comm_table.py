@@ -241,7 +241,7 @@ def print_few_steps(rows):
 MODEL_COLUMN = ("model", -6, lambda r: r["model"])
 RANKS_COLUMN = ("ranks", -7, lambda r: "%dx%d" % (r["nodes"], r["per_node"]))
 NETWORK_COLUMN = ("network", -18, lambda r: network_title(r["network"]))
-ARM_COLUMN = ("arm", -15, lambda r: TITLES[r["arm"]])
+ARM_COLUMN = ("arm", -17, lambda r: TITLES[r["arm"]])
 BAR_COLUMN = ("|", 1, lambda r: "|")
 
 
