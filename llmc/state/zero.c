@@ -155,8 +155,8 @@ void zero_masters_from_weights(Zero *zero) {
 //                                         middle's timer of a gather.
 // reduced     last -> host                Offload alone, as the next four: a bucket's windows may
 //                                         go down to the host.
-// window_free host -> last                A bucket's own window has gone down, or holds what earlier
-//                                         micro-batches have added up: the next sum may write it.
+// window_free host -> last                A bucket's own window has gone down, or holds the sum of
+//                                         earlier micro-batches: the next sum may write it.
 // judged for the host   last -> host      The verdict too, and AdamW may begin.
 // made        host -> last                A bucket's message is there, and may go up.
 // sent        last -> host                It has gone up: the slot's next may be made.
