@@ -421,14 +421,9 @@ static void layer_is_complete(const GPT *gpt, int l, const Pass *p) {
     zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l), p->last);
 }
 
-// Before a pass writes gradients of layer l.
-static void begin_layer(const GPT *gpt, int l, const Pass *p) {
-    if (!p->rehearsal) zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, l));
-}
-
 // After the pass has been through layer l: are its gradients to be reduced?
 static bool is_complete(const GPT *gpt, int l, const Pass *p) {
-    return !p->rehearsal && (p->last || !zero_grads_stay(gpt->zero, gpt_layer_unit(gpt, l)));
+    return p->last || !zero_grads_stay(gpt->zero, gpt_layer_unit(gpt, l));
 }
 
 static void embedding_backward(const GPT *gpt, const Pass *p) {
@@ -448,11 +443,12 @@ void gpt_backward(GPT *gpt, const Pass *p) {
     size_t bytes = (size_t)gpt_own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
     if (gpt_heads(gpt, p)) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
     want_layer(gpt, p, gpt_end_layer(gpt, p) - 1, true);
-    begin_layer(gpt, gpt_end_layer(gpt, p) - 1, p);  // the final LayerNorm's gradients go with it
+    // The final LayerNorm's gradients go with those of the last layer.
+    zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, gpt_end_layer(gpt, p) - 1));
     op_layernorm_backward(gpt->stream, &final);
     for (int l = gpt_end_layer(gpt, p) - 1; l >= gpt_first_layer(gpt, p); l--) {
         want_layer(gpt, p, l, true);
-        begin_layer(gpt, l, p);
+        zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, l));
         layer_backward(gpt, l, p);
         if (is_complete(gpt, l, p)) layer_is_complete(gpt, l, p);
     }

@@ -316,20 +316,21 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 //    message where link_arrived or link_sent says so. It does that in the order of the 1F1B
 //    schedule, which has no cycle: a pass needs earlier passes of its neighbours (test_pipeline.c).
 // 2. Work in the same hardware queue of the GPU. device.cu asks for 32 queues. A rank has at most
-//    14 streams: compute, copies, five lanes, layers' gathers and six links. They are made before
-//    NCCL's own.
+//    16 streams: compute, sums of parts, copies, five lanes, layers' gathers, updates on the host
+//    and six links. They are made before NCCL's own.
 // 3. Kernels that find no free multiprocessor. A link's kernel takes LINK_CHANNELS blocks, so six
 //    links take 12 of a GPU's 100 or more multiprocessors. No kernel of this program needs all of
 //    its blocks on the GPU at once. So each ends on the multiprocessors that are left. Then a
 //    link's kernel comes first, for its stream is urgent.
 // 4. The host. CUDA loads a kernel when it is launched for the first time, and may wait for all
 //    work on the GPU to do that. So a stage launches the kernels of its passes once before its
-//    first message (launch_first in train_gpt.cu). What is new then comes late: from the first
-//    reduced unit on, in the last micro-batch's backward pass. All that is under way there passes
-//    without this rank's later work (test_pipeline.c). Hidden states have all arrived. A gradient
-//    is not expected while its own micro-batch passes (gpt_micro_batches), and later stages need
-//    nothing more of this one to make it. The words' gradient leaves after the last stage's last
-//    pass (gpt_end_backward), for the first stage takes it in its own last pass.
+//    first message (launch_first in stages.c), with the reductions that every micro-batch makes
+//    (zero_rehearse). What is new then comes late: from the first unit on that is reduced once a
+//    step, in the last micro-batch's backward pass. All that is under way there passes without
+//    this rank's later work (test_pipeline.c). Hidden states have all arrived. A gradient is not
+//    expected while its own micro-batch passes (gpt_micro_batches), and later stages need nothing
+//    more of this one to make it. The words' gradient leaves after the last stage's last pass
+//    (gpt_end_backward), for the first stage takes it in its own last pass.
 //
 // To connect, NCCL allocates memory, which may wait for the GPU too. So a rank connects one
 // communicator after the other, and its first message passes before the next one begins. All ranks

@@ -70,7 +70,6 @@ typedef struct Pass {
     bool first, last;       // of the step's micro-batches. Where gradients stay for a whole step, the
                             // first overwrites the matrices', the others add to them, and ZeRO is
                             // told of complete layers in the last (zero_grads_stay)
-    bool rehearsal;         // its results are for nobody: ZeRO is told nothing
     float loss_scale;       // of each target's loss, in loss_sum and in the gradients
 } Pass;
 

@@ -100,9 +100,9 @@ static void launch_first(GPT *gpt, bool training, LoadMicroBatch load, void *con
     pass.B = gpt->B;
     pass.T = gpt->T;
     pass.training = pass.backward = training;
-    pass.rehearsal = true;
     load(context, gpt, 0, &pass);
     pass.loss_scale = 0.0f;
+    zero_rehearse(gpt->zero, true);
     for (int again = 0; again < 1 + training; again++) {
         pass.first = !again;
         for (pass.chunk = 0; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
@@ -115,6 +115,7 @@ static void launch_first(GPT *gpt, bool training, LoadMicroBatch load, void *con
         }
     }
     stream_synchronize(gpt->stream);
+    zero_rehearse(gpt->zero, false);
 }
 
 void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, void *context) {
@@ -123,7 +124,8 @@ void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, 
     PipelineAction *action = (PipelineAction *)xcalloc(most + 1, sizeof *action, "the order of a step");
     int actions = pipeline_actions(shape, count, training, action);
     bool *launched = training ? &gpt->trains : &gpt->evaluates;
-    if (shape.stages > 1 && device_kind()->asynchronous && !*launched) {
+    bool anew = training && zero_quantises_first(gpt->zero);
+    if (shape.stages > 1 && device_kind()->asynchronous && (!*launched || anew)) {
         launch_first(gpt, training, load, context);
     }
     *launched = true;

@@ -78,6 +78,12 @@ void zero_grads_begin(Zero *zero, int unit);
 // the bucket's last unit. last: the step's last micro-batch. Called in that one only where the
 // gradients stay, else in each.
 void zero_reduce_unit(Zero *zero, int unit, bool last);
+// Between on and off, within a step: passes over made-up numbers, which launch every kernel once.
+// What they reduce is kept, counted and shown nowhere. Collective over dp: all of its ranks do so.
+void zero_rehearse(Zero *zero, bool on);
+// Does a reduction in the midst of this step run kernels for the first time? It does where
+// --gradients-quantization-start-iteration is reached and gradients do not stay.
+bool zero_quantises_first(const Zero *zero);
 // Norm, verdict, AdamW, and the gathers in forward order. Learning rates for the case that the
 // previous step was applied or skipped.
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay);

@@ -197,6 +197,18 @@ static void count_zeros(Zero *zero, int b) {
     }
 }
 
+bool zero_quantises_first(const Zero *zero) {
+    bool shared_out = false;
+    for (int b = 0; b < zero->plan.buckets; b++) shared_out |= !zero->gradients.stays[b];
+    return shared_out && wire_at(zero, zero->step) != wire_at(zero, zero->step - 1);
+}
+
+void zero_rehearse(Zero *zero, bool on) {
+    zero->gradients.rehearsal = on;
+    zero_grads_new_step(zero);
+    zero->wire_checks.exchange = 0;
+}
+
 // With the step's last reduction the own windows hold its gradient.
 static void reduce_bucket(Zero *zero, int b, bool last) {
     TlqStep step = tlq_step(zero, b);
@@ -204,7 +216,7 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
     float *matrix_leaves = zero->leaves + zero->leaf_start[b];
     float *tail_leaves = matrix_leaves + bucket->matrix_per_rank / HADAMARD_ORDER;
     Windows own = zero_own_grads(zero, b);
-    probe_gradients(zero, &step, b);
+    if (!zero->gradients.rehearsal) probe_gradients(zero, &step, b);
     offload_expect(zero, b, step.add);
     tlq_reduce_bucket(&step, b, zero_bucket_grads(zero, b), own, matrix_leaves, tail_leaves, zero->lanes);
     zero->gradients.reductions[b]++;

@@ -29,6 +29,7 @@ typedef struct Gradients {
     bool *stays;                 // (buckets)
     int64_t *start;              // (buckets) first element, in `whole` or in `shard`
     bool *begun;                 // (buckets) a backward writes it now
+    bool rehearsal;              // zero_rehearse
     int *reductions;             // (buckets) of this step, so far
     Event *slot_read[GRAD_SLOTS];   // the slot's gradients have been quantised
 } Gradients;

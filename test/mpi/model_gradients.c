@@ -261,10 +261,24 @@ static void hold_back(Model *m, int more) {
     }
 }
 
+// What a pipeline's stage does before its first step. It is to leave no trace in that.
+static void rehearse(Model *m) {
+    zero_rehearse(m->zero, true);
+    for (int again = 0; again < 2; again++) {
+        for (int unit = zero_layout(m->zero)->units - 1; unit >= 0; unit--) {
+            if (zero_grads_stay(m->zero, unit)) continue;
+            zero_grads_begin(m->zero, unit);
+            zero_reduce_unit(m->zero, unit, false);
+        }
+    }
+    zero_rehearse(m->zero, false);
+}
+
 // As the trainer's step up to zero_update, with so many micro-batches. overlapped: layers are
 // reduced as they complete; else not at all.
 static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped) {
     zero_step_begins(m->zero, step);
+    rehearse(m);
     if (!overlapped) hold_back(m, HELD);
     gpt_micro_batches(&m->gpt, micro_batches, true, load_tokens, m);
 }
