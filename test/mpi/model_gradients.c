@@ -261,7 +261,7 @@ static void hold_back(Model *m, int more) {
     }
 }
 
-// What a pipeline's stage does before its first step. It is to leave no trace in that.
+// What a pipeline's stage does before its first pass of a step. It is to leave no trace but bytes.
 static void rehearse(Model *m) {
     zero_rehearse(m->zero, true);
     for (int again = 0; again < 2; again++) {
@@ -278,7 +278,6 @@ static void rehearse(Model *m) {
 // reduced as they complete; else not at all.
 static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped) {
     zero_step_begins(m->zero, step);
-    rehearse(m);
     if (!overlapped) hold_back(m, HELD);
     gpt_micro_batches(&m->gpt, micro_batches, true, load_tokens, m);
 }
@@ -605,8 +604,10 @@ static bool some_shared(const Model *m, uint32_t step) {
 static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *before) {
     simulate_micro_batches(m, step);
     simulate(m, step);
+    zero_step_begins(m->zero, step);
+    rehearse(m);
     *before = probe_traffic(m->zero);
-    backward(m, step, m->arm->micro_batches, true);
+    gpt_micro_batches(&m->gpt, m->arm->micro_batches, true, load_tokens, m);
     if (overlapped) return true;
     lanes_synchronize(m->rank->lanes);
     return some_shared(m, step) && same_windows(m, step);
