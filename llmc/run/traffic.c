@@ -84,7 +84,8 @@ static Ways gather_ways(const StepTraffic *traffic, int b, bool backward) {
     const Config *c = traffic->config;
     Ways none = {0, 0, 0}, part = {0, 0, 1}, message = {1, 1, 0};
     if (!weights_shared(c, traffic->plan, b)) return none;
-    return c->shard_scope == SHARD_IN_NODE || (c->secondary_partition && backward) ? part : message;
+    bool second = c->secondary_partition && traffic->plan->options.per_node > 1;
+    return c->shard_scope == SHARD_IN_NODE || (second && backward) ? part : message;
 }
 
 static Ways ways_of_step(const StepTraffic *traffic, int b) {

@@ -105,8 +105,9 @@ static bool host_failed(const MemoryPlan *memory_plan) {
 enum { LIBRARIES_MIB = 512, AND_NCCL_MIB = 1280, AND_NCCL_IN_NODE_MIB = 2048 };
 
 bool memory_nccl_in_node(const Config *config, const Mesh *mesh) {
-    if (mesh->tp.size > 1 || mesh->pp.size > 1 || mesh->shards.size > 1) return true;
-    return config->node_exchange == NODE_EXCHANGE_NCCL && mesh->node.size > 1;
+    if (mesh->tp.size > 1 || mesh->pp.size > 1) return true;
+    bool nccl = config->node_exchange == NODE_EXCHANGE_NCCL || config->sharding == SHARD_PARAMETERS;
+    return nccl && mesh->node.size > 1;
 }
 
 size_t memory_beside_plan(int ranks, bool nccl_in_node) {

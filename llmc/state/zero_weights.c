@@ -84,7 +84,8 @@ static void reserve_world(Zero *zero, MemoryPlan *plan) {
     memory_plan_reserve(plan, "weights", "a verdict to apply", sizeof(StepControl), (void **)&shared->always);
     if (codec_grouped(zero->weight_wire.codec))
         memory_plan_reserve(plan, "weights", "own messages", (size_t)kept, (void **)&shared->message);
-    if (zero->config->secondary_partition)
+    // One rank to a node would gather from nobody there.
+    if (zero->config->secondary_partition && zero->mesh->node.size > 1)
         reserve_parts(zero, &shared->second, zero->mesh->rail.size, FLOATX_NAME " secondary partition", plan);
 }
 

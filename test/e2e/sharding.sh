@@ -80,6 +80,7 @@ over_all="world second"
 if long; then few=$five over_all="world second world+offload second+offload"; fi
 check "SDP4Bit, 2 nodes of 2: the bits of optim" trains_alike "$five" 4 2 "${sdp4bit[@]}"
 check "SDP4Bit, 2 nodes of 1" trains_alike "$few" 2 1 "${sdp4bit[@]}"
+check "2 nodes of 1, shared by all" trains_alike "$over_all" 2 1
 check "SDP4Bit, 1 node of 2" trains_alike "$few" 2 2 "${sdp4bit[@]}"
 check "SDP4Bit, 1 node of 4, full recomputation" trains_alike "$few" 4 4 "${sdp4bit[@]}" \
     --recompute-granularity full
