@@ -3,7 +3,8 @@
 # backend, every kernel of the exact regime bit for bit, whole training runs against the CPU program
 # and against themselves, ranks on one GPU or more (where mpirun is), up to four on each, in every
 # shape of nodes that the GPUs allow, against the one-process simulator and with overlap against
-# without, tensor and pipeline parallelism against one rank, compute-sanitizer on a short run.
+# without, tensor and pipeline parallelism against one rank, every sharding strategy against optim,
+# compute-sanitizer on a short run.
 # Builds first (--no-build: uses what is in $BUILD and $CPU_BUILD, for programs carried from another
 # machine). Ends with "N passed, N failed, N skipped".
 #
@@ -14,6 +15,7 @@
 #          runs       runs of one rank
 #          shapes     ranks in every shape of nodes
 #          layouts    tensor, sequence and pipeline parallel: gradients and losses of one rank
+#          sharding   gradients, weights and the optimiser's state shared out or on the host
 #          promises   what docs/promises.md names: resume, NaN, spikes, signals, offload, flipped
 #                     bits
 #          exact      the exact regime and collectives in every shape
@@ -31,7 +33,7 @@ while [ $# -gt 0 ]; do
     --no-sanitizer) sanitizer=0 ;;
     --part)
         case ${2:-} in
-        ops | runs | shapes | layouts | promises | exact | sanitizer) parts+=" $2" ;;
+        ops | runs | shapes | layouts | sharding | promises | exact | sanitizer) parts+=" $2" ;;
         *) wrong "--part ${2:-} is unknown" ;;
         esac
         shift ;;
@@ -394,6 +396,44 @@ check_layouts() {
     learned "T 2, P 2 on two nodes, SDP4Bit" 2 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel "${sdp4bit[@]}"
 }
 
+# Who holds what changes no bit of any loss and norm: of 20 steps of one micro-batch against optim,
+# and of several micro-batches, which optim_grads rounds one by one, against optim_grads.
+direct=(--quantized-weights --weight-quantization-method direct --quantized-gradients
+    --gradient-quantization-bits-intra 4)
+shared_alike() { # NODES PER_NODE REFERENCE STRATEGIES FLAGS...
+    local nodes=$1 per_node=$2 reference=$3 names=$4 name way
+    local -A strategy=([optim]='optim' [grads]='optim_grads' [node]='optim_grads_params'
+        [world]='optim_grads_params --shard-params-over world'
+        [second]='optim_grads_params --shard-params-over world --secondary-partition')
+    shift 4
+    for name in $reference $names; do
+        way="--data-parallel-sharding-strategy ${strategy[${name%+offload}]}"
+        [[ $name != *+offload ]] || way+=" --optimizer-cpu-offload"
+        # shellcheck disable=SC2086 # flags are several words
+        trained "$name" "$nodes" "$per_node" --train-iters 20 --deterministic-mode \
+            --verify-replicas-interval 5 "$@" $way || return
+        [ "$name" = "$reference" ] || same "$nodes x $per_node ranks, $name: the bits of $reference" \
+            "$reference" "$name"
+    done
+}
+check_sharding() {
+    local shape nodes per_node one
+    for shape in "1 2" "2 1" "2 2"; do
+        # shellcheck disable=SC2086 # two numbers
+        fits $shape || { skip "${shape/ / x } ranks, shared out" "$gpus GPUs"; continue; }
+        read -r nodes per_node <<<"$shape"
+        one=(--global-batch-size $((nodes * per_node)))
+        shared_alike "$nodes" "$per_node" optim "optim+offload grads node node+offload" "${one[@]}" \
+            "${sdp4bit[@]}"
+        shared_alike "$nodes" "$per_node" optim "world second second+offload" "${one[@]}" "${direct[@]}"
+        shared_alike "$nodes" "$per_node" grads "node grads+offload" "${sdp4bit[@]}"
+        overlapped "gradients and weights shared out" "$nodes" "$per_node" "${sdp4bit[@]}" \
+            --data-parallel-sharding-strategy optim_grads_params
+    done
+    shared_alike 2 2 grads "node second+offload" "${direct[@]}" --pipeline-model-parallel-size 2 \
+        --num-layers-per-virtual-pipeline-stage 1
+}
+
 check_exact() {
     local ranks nodes per_node share regime="exact regime against the simulator"
     for ranks in 1 2 4 8; do
@@ -439,10 +479,11 @@ check_sanitizer() {
 
 if part ops; then check_ops; fi
 if part runs; then check_runs; fi
-if part shapes || part layouts || part promises || part exact; then
+if part shapes || part layouts || part sharding || part promises || part exact; then
     if command -v mpirun >/dev/null; then
         if part shapes; then check_shapes; fi
         if part layouts; then check_layouts; fi
+        if part sharding; then check_sharding; fi
         if part promises; then check_promises; fi
         if part exact; then check_exact; fi
     else

@@ -790,6 +790,26 @@ static void replicas(Dump *d) {
     release(d, counts);
 }
 
+// A message is kept after an applied step, and left alone after a skipped one.
+static void kept_messages(Dump *d) {
+    enum { BYTES = 40016 };  // more than a block of threads copies
+    uint8_t *host = (uint8_t *)xmalloc(BYTES, "test data");
+    for (int i = 0; i < BYTES; i++) host[i] = (uint8_t)(i * 7 + i / 256);
+    uint8_t *from = (uint8_t *)upload(d, host, BYTES), *to = (uint8_t *)reserve(d, BYTES);
+    StepControl *control = (StepControl *)reserve(d, sizeof *control);
+    for (int applied = 0; applied < 2; applied++) {
+        StepControl now = {0};
+        now.applied = applied;
+        copy_to_device(d->stream, control, &now, sizeof now);
+        kernel_keep_message(d->stream, control, to, from, BYTES);
+        result(d, RAW, to, BYTES, "kept message, applied %d", applied);
+    }
+    free(host);
+    release(d, from);
+    release(d, to);
+    release(d, control);
+}
+
 // NaN of every sign and payload in the unquantised parts of the first hop: they pass with their
 // sign, made quiet.
 static void odd_nans(Dump *d, Codec codec, Codec tail) {
@@ -874,6 +894,7 @@ static void run_all(Dump *d, int64_t values) {
     spikes(d);
     seals(d);
     replicas(d);
+    kept_messages(d);
     odd_nans(d, CODEC_INT8, CODEC_BF16);
     odd_nans(d, CODEC_BF16, CODEC_BF16);
     odd_nans(d, CODEC_FP32, CODEC_FP32);
