@@ -2,7 +2,8 @@
 # Tensor, sequence and pipeline parallelism inside one node: steps of a few layers of 6.7B and 1.3B
 # on several GPUs, against the same layers on one GPU and against the best possible step. That one
 # spreads the work of one GPU evenly, and its pipeline is idle as 1F1B has it: forward and backward
-# take (m + P - 1) / m of their time, where m is the number of micro-batches.
+# take (m + P - 1) / m of their time, where m is the number of micro-batches. Stages of several
+# chunks are idle for a chunk's time instead.
 #
 # The vocabulary has 1024 words. With GPT-2's the head would be as much work as one more layer, and
 # the last stage the slowest. Sequence 2048, no dropout, made-up data. Prints a table, writes JSON.
@@ -12,8 +13,9 @@
 #                        [--out FILE.json]
 #
 #   models         NAME:LAYERS, so many layers of configs/gpt_NAME.args or of dev/bench/NAME.args
-#   layouts        TxP: tensor-parallel x pipeline-parallel ranks; +s: with --sequence-parallel. A
-#                  layout of more GPUs than there are is named and left out. One GPU always runs
+#   layouts        TxP: tensor-parallel x pipeline-parallel ranks; +s: with --sequence-parallel;
+#                  +cN: chunks of N layers. A layout of more GPUs than there are is named and left
+#                  out. One GPU always runs
 #   micro-batch    samples of a micro-batch
 #   micro-batches  of a step
 #   iters          steps measured, after as many to warm up
@@ -72,7 +74,8 @@ for model in $models; do
     [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no layers; write NAME:LAYERS"
 done
 for layout in $layouts; do
-    [[ $layout =~ ^[1-9][0-9]*x[1-9][0-9]*(\+s)?$ ]] || die 2 "--layouts: $layout is no TxP or TxP+s"
+    [[ $layout =~ ^[1-9][0-9]*x[1-9][0-9]*(\+s)?(\+c[1-9][0-9]*)?$ ]] ||
+        die 2 "--layouts: $layout is no TxP, TxP+s or TxP+s+cN"
 done
 make_folder "$(dirname "$out")"
 folder=$(mktemp -d)
@@ -81,11 +84,12 @@ trap 'rm -rf "$folder"' EXIT
 # trained MODEL LAYOUT: the run's JSON lines go into the folder.
 trained() {
     local model=$1 layout=$2 t=${2%x*} p=${2#*x} more=() words
-    p=${p%+s}
+    p=${p%%+*}
     words="$t x $p ranks of $(basename "$(card "${model%:*}")" .args)"
     if [ $((t * p)) -gt "$gpus" ]; then say "left out: $words; this machine has $gpus GPUs" >&2; return; fi
-    [ "$layout" = "${layout%+s}" ] || more=(--sequence-parallel)
-    say "running $words, ${model##*:} layers${more[0]:+, sequence parallel}" >&2
+    [[ $layout != *+s* ]] || more=(--sequence-parallel)
+    [[ $layout != *+c* ]] || more+=(--num-layers-per-virtual-pipeline-stage "${layout##*+c}")
+    say "running $words, ${model##*:} layers${more[*]:+, ${more[*]}}" >&2
     launch $((t * p)) "$program" "@$(card "${model%:*}")" --num-layers "${model##*:}" \
         --tokenizer-type NullTokenizer --vocab-size 1023 --make-vocab-size-divisible-by 128 \
         --tensor-model-parallel-size "$t" --pipeline-model-parallel-size "$p" ${more[@]+"${more[@]}"} \

@@ -29,8 +29,10 @@ def layout_row(path):
     flags, timers = start["arguments"], newest(records, "timers")["timing"]
     tensor, stages = flags["tensor_model_parallel_size"], flags["pipeline_model_parallel_size"]
     memory = newest(records, "memory")["timing"]
+    chunk = flags["num_layers_per_virtual_pipeline_stage"] or flags["num_layers"] // stages
     return {"model": os.path.basename(path).rsplit(".", 2)[0], "layers": flags["num_layers"],
             "tensor": tensor, "stages": stages, "sequence": flags["sequence_parallel"],
+            "chunks": flags["num_layers"] // stages // chunk,
             "ranks": start["world_size"], "micro_batch": flags["micro_batch_size"],
             "micro_batches": flags["global_batch_size"] // flags["micro_batch_size"],
             "ms": timing["elapsed_ms"], "forward_backward_ms": timers["forward-backward"][1],
@@ -40,9 +42,10 @@ def layout_row(path):
 
 
 def add_bound(row, alone):
-    """What one GPU does, spread evenly. Only forward and backward have the pipeline's idle time."""
+    """What one GPU does, spread evenly. Only forward and backward have the pipeline's idle time. A
+    stage of several chunks waits for as many shorter ones."""
     count = row["micro_batches"]
-    idle = (count + row["stages"] - 1) / count
+    idle = (count + (row["stages"] - 1) / row["chunks"]) / count
     rest = alone["ms"] - alone["forward_backward_ms"]
     row["bound_ms"] = (alone["forward_backward_ms"] * idle + rest) / row["ranks"]
     row["of_bound"] = row["bound_ms"] / row["ms"]
@@ -54,7 +57,7 @@ def main():
     rows = list(filter(None, map(layout_row, glob.glob(os.path.join(folder, "*.jsonl")))))
     alone = {r["model"]: r for r in rows if r["ranks"] == 1}
     rows = [r for r in rows if r["model"] in alone]
-    rows.sort(key=lambda r: (r["model"], r["ranks"], r["stages"], r["sequence"]))
+    rows.sort(key=lambda r: (r["model"], r["ranks"], r["stages"], r["chunks"], r["sequence"]))
     if not rows:
         sys.exit("error: no run on one GPU ended well; the lines above say why")
     for row in rows:
@@ -62,6 +65,7 @@ def main():
     print_columns((
         ("model", -8, lambda r: r["model"]), number("layers", 6, "d", "layers"),
         number("T", 3, "d", "tensor"), number("P", 3, "d", "stages"),
+        number("chunks", 6, "d", "chunks"),
         ("seq", 4, lambda r: "yes" if r["sequence"] else "no"),
         number("ms/step", 10, ".2f", "ms"), number("tokens/s/GPU", 13, ".0f", "tokens_per_second_per_gpu"),
         number("x one GPU", 10, ".2f", "speedup"), number("bound ms", 10, ".2f", "bound_ms"),
@@ -73,7 +77,8 @@ def main():
                   "the loss is not that of one GPU")
     write_records(out, {"what": "steps in layouts of tensor and pipeline parallelism, in one node",
                         "command": os.environ.get("COMMAND_LINE", "dev/bench/layouts.sh"),
-                        "bound": "(forward and backward of one GPU * (m + P - 1) / m + the rest) / (T * P)",
+                        "bound": "(forward and backward of one GPU * (m + (P - 1) / chunks) / m + the rest) "
+                                 "/ (T * P)",
                         "rows": rows})
 
 
