@@ -80,7 +80,7 @@ busy=(--train-iters 6 --gpus-per-node 2 --log-interval 2 --log-params-norm --log
         --sample-interval 2 --save "$work/stuck" --save-interval 2)
 check "a rank is stuck before its first wait" stuck stall 2 0 0 4 start
 check "a rank is stuck in setup: exit code 7 and one line that names it" stuck stall 2 0 3 4 setup
-check "a rank is stuck in loading" stuck stall 0 0 24 4 "load data"
+check "a rank is stuck in loading" stuck stall 0 0 28 4 "load data"
 check "a rank is stuck in a step" stuck stall 3 2 2 4 "forward and backward" "${paper[@]}"
 check "a rank is stuck in what follows a step" stuck stall 1 2 40 4 sample
 check "a rank is stuck in a wait" stuck hang 2 3 2 4 update
