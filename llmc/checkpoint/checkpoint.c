@@ -107,11 +107,12 @@ static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int t
     Columns block = slice_block(&save->tensors[tensor], s->columns);
     SafeTensor *t = &shard->tensors[shard->count];
     uint64_t bytes = slice_bytes(s);
-    t->name = slice_name(&save->tensors[tensor], s->kind, s->lo, block);
+    int node = slice_kind_per_node(s->kind) ? s->node : 0;
+    t->name = slice_name(&save->tensors[tensor], s->kind, s->lo, block, node);
     t->dtype = slice_kind_dtype(s->kind);
     t->elements = s->hi - s->lo;
-    shard->slices[shard->count] =
-        (ManifestSlice){.tensor = tensor, .kind = s->kind, .block = block, .lo = s->lo, .hi = s->hi};
+    shard->slices[shard->count] = (ManifestSlice){
+        .tensor = tensor, .kind = s->kind, .node = node, .block = block, .lo = s->lo, .hi = s->hi};
     shard->order[shard->count++] = i;
     shard->bytes += bytes;
     if (bytes > shard->largest) shard->largest = bytes;
@@ -301,6 +302,7 @@ struct CheckpointJob {
     Names names;
     char *metadata;
     uint64_t total;                  // bytes of all ranks' slices
+    int kinds;                       // one more than the last kind that a rank saves
     uint64_t file_bytes, file_xxh3;  // of this rank's shard, once written
     char *entries;                   // all ranks' manifest entries, on rank 0 before it publishes
     size_t entries_bytes;
@@ -337,7 +339,7 @@ static bool publish_job(CheckpointJob *job) {
     size_t bytes;
     Lineage lineage = {NULL, 0, false, ""};
     Error left;
-    char *text = manifest_text(save, job->ranks, job->entries, job->entries_bytes, &bytes);
+    char *text = manifest_text(save, job->ranks, job->kinds, job->entries, job->entries_bytes, &bytes);
     bool ok = check_manifest(text, bytes, job->names.manifest, &job->error) &&
               lineage_extend(save->directory, save->before, save->state.iteration, &lineage, &job->error) &&
               publish(save, &job->names, text, bytes, &lineage, &job->error);
@@ -435,6 +437,10 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
     }
     job->total = job->shard.bytes;
     peers_reduce(save->peers, &job->total, 1, MPI_UINT64_T, MPI_SUM);
+    for (int i = 0; i < job->shard.count; i++) {
+        if ((int)job->shard.slices[i].kind >= job->kinds) job->kinds = (int)job->shard.slices[i].kind + 1;
+    }
+    peers_reduce(save->peers, &job->kinds, 1, MPI_INT, MPI_MAX);
     stage(job);
     start_phase(job, PREPARE);
     return job;

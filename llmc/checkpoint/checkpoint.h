@@ -37,6 +37,7 @@ typedef struct Slice {
     SliceKind kind;
     int64_t lo, hi;
     Columns columns;
+    int node;  // whose, of a kind that belongs to nodes; else not read
 } Slice;
 
 typedef struct CheckpointSave {
@@ -71,8 +72,9 @@ typedef struct CheckpointSave {
 // thread. A job that is advanced while it is busy waits.
 typedef struct CheckpointJob CheckpointJob;
 // Collective. The slices of all ranks must not overlap. A kind that is there at all must be there
-// for every element of every tensor. An older checkpoint of the same iteration is replaced. The
-// folder must lie on a file system that all ranks see. Slices and arguments are copied. Until the
+// for every element of every tensor that has it, and where it belongs to nodes for all of them: 0,
+// 1, and so on. An older checkpoint of the same iteration is replaced. The folder must lie on a file
+// system that all ranks see. Slices and arguments are copied. Until the
 // job is done the tensors must stay, and the staging memory must stay unused. NULL with the same
 // error on every rank, as checkpoint_advance.
 CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err);
@@ -123,9 +125,11 @@ const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text
 bool checkpoint_check_tensors(const Checkpoint *checkpoint, const Tensor *tensors, int count, Error *err);
 // False for kinds that --no-save-optim left out.
 bool checkpoint_has(const Checkpoint *checkpoint, SliceKind kind);
+// How many nodes have the kind; 1 where it belongs to all of them; 0 where it is not there.
+int checkpoint_nodes(const Checkpoint *checkpoint, SliceKind kind);
 // Reads a slice, gathered from whichever shards hold it, in whatever layout it was saved. Not
-// collective. Errors (EXIT_CHECKPOINT): a tensor or range that is in no shard, weights of a build
-// with another precision, a damaged shard.
+// collective. Errors (EXIT_CHECKPOINT): a tensor, range or node that is in no shard, weights of a
+// build with another precision, a damaged shard.
 bool checkpoint_read(const Checkpoint *checkpoint, const Slice *slice, void *host, Error *err);
 
 LLMC_END

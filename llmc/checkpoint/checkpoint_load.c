@@ -345,12 +345,8 @@ void checkpoint_close(Checkpoint *c) {
 const RunState *checkpoint_state(const Checkpoint *c) { return &c->manifest.state; }
 const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
 
-bool checkpoint_has(const Checkpoint *c, SliceKind kind) {
-    for (int i = 0; i < c->manifest.slice_count; i++) {
-        if (c->manifest.slices[i].kind == kind) return true;
-    }
-    return false;
-}
+bool checkpoint_has(const Checkpoint *c, SliceKind kind) { return c->manifest.nodes[kind] > 0; }
+int checkpoint_nodes(const Checkpoint *c, SliceKind kind) { return c->manifest.nodes[kind]; }
 
 // The first parameter is the word embeddings. Their number of rows may differ by the padding alone.
 static const char *padding_hint(const Manifest *m, const Tensor *tensors, int count, int i) {
@@ -463,12 +459,13 @@ typedef struct Run {
 // another one it ends with the row at the latest.
 static Run run_at(const Manifest *m, int tensor, const Slice *s, Columns block, int64_t at) {
     int64_t row = at / block.count, column = block.first + at % block.count;
-    int i = manifest_first_slice(m, tensor, s->kind, row, column);
+    int node = slice_kind_per_node(s->kind) ? s->node : 0;
+    int i = manifest_first_slice(m, tensor, s->kind, node, row, column);
     if (i >= m->slice_count) return (Run){NULL, 0, 0};
     const ManifestSlice *from = &m->slices[m->order[i]];
     Run run = {from, row * from->block.count + column - from->block.first, s->hi - at};
-    bool here =
-        from->tensor == tensor && from->kind == s->kind && from->block.first <= column && from->lo <= run.at;
+    bool here = from->tensor == tensor && from->kind == s->kind && from->node == node &&
+                from->block.first <= column && from->lo <= run.at;
     if (!here) return (Run){NULL, 0, 0};
     if (run.count > from->hi - run.at) run.count = from->hi - run.at;
     if (from->block.first == block.first && from->block.count == block.count) return run;
@@ -501,10 +498,12 @@ bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err
     for (int64_t at = s->lo; at < s->hi; at += run.count) {
         run = run_at(m, tensor, s, block, at);
         if (!run.from) {
+            char of[32] = "";
+            if (slice_kind_per_node(s->kind)) snprintf(of, sizeof of, " of node %d", s->node);
             return error_set(err, EXIT_CHECKPOINT,
-                             "%s: %s of tensor '%.200s' is in no shard from element %" PRId64 " (of %" PRId64
-                             "..%" PRId64 "); load another checkpoint",
-                             c->folder, slice_kind_name(s->kind), s->tensor, at, s->lo, s->hi);
+                             "%s: %s of tensor '%.200s'%s is in no shard from element %" PRId64
+                             " (of %" PRId64 "..%" PRId64 "); load another checkpoint",
+                             c->folder, slice_kind_name(s->kind), s->tensor, of, at, s->lo, s->hi);
         }
         if (!read_run(c, &run, (char *)host + (at - s->lo) * slice_kind_bytes(s->kind), err)) return false;
     }

@@ -13,7 +13,7 @@
 #include "llmc/base/version.h"
 
 #define FORMAT "sdp4bit.c checkpoint"
-enum { FORMAT_VERSION = 2, TAIL_BYTES = 29 };
+enum { FORMAT_VERSION = 3, VERSION_OF_FIRST_KINDS = 2, TAIL_BYTES = 29, MOST_NODES = 1 << 20 };
 #define MAX_ELEMENTS ((int64_t)1 << 48)
 
 // The state's fields, for writing and reading alike. A field left out here would be lost at resume:
@@ -66,10 +66,12 @@ bool slice_fits(const Tensor *t, Columns block, int64_t lo, int64_t hi) {
            block.first <= t->whole[1] - block.count && lo >= 0 && lo <= hi && hi <= t->whole[0] * block.count;
 }
 
-char *slice_name(const Tensor *t, SliceKind kind, int64_t lo, Columns block) {
-    if (block.count == t->whole[1]) return text_format("%s|%s|%" PRId64, t->name, slice_kind_name(kind), lo);
-    return text_format("%s|%s|%" PRId64 "|%" PRId64 "+%" PRId64, t->name, slice_kind_name(kind), lo,
-                       block.first, block.count);
+char *slice_name(const Tensor *t, SliceKind kind, int64_t lo, Columns block, int node) {
+    char columns[64] = "", of[32] = "";
+    if (block.count < t->whole[1])
+        snprintf(columns, sizeof columns, "|%" PRId64 "+%" PRId64, block.first, block.count);
+    if (slice_kind_per_node(kind)) snprintf(of, sizeof of, "|node %d", node);
+    return text_format("%s|%s|%" PRId64 "%s%s", t->name, slice_kind_name(kind), lo, columns, of);
 }
 
 // --- Writing -------------------------------------------------------------------------------------
@@ -99,6 +101,7 @@ char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const
         fprintf(out, "%s[%d,%d,%" PRId64 ",%" PRId64, i ? "," : "", s->tensor, s->kind, s->lo, s->hi);
         if (s->block.count < tensors[s->tensor].whole[1])
             fprintf(out, ",%" PRId64 ",%" PRId64, s->block.first, s->block.count);
+        if (slice_kind_per_node(s->kind)) fprintf(out, ",%d", s->node);
         fputc(']', out);
     }
     fprintf(out, "]}");
@@ -120,7 +123,7 @@ static void write_state(FILE *out, const RunState *state) {
     fprintf(out, "},\n");
 }
 
-static void write_tensors(FILE *out, const CheckpointSave *save) {
+static void write_tensors(FILE *out, const CheckpointSave *save, int kinds) {
     fprintf(out, "\"tensors\": [\n");
     for (int i = 0; i < save->tensor_count; i++) {
         const Tensor *t = &save->tensors[i];
@@ -131,7 +134,7 @@ static void write_tensors(FILE *out, const CheckpointSave *save) {
         fprintf(out, "]}%s\n", i + 1 < save->tensor_count ? "," : "");
     }
     fprintf(out, "],\n\"kinds\": [");
-    for (int k = 0; k < SLICE_KINDS; k++)
+    for (int k = 0; k < kinds; k++)
         fprintf(out, "%s\"%s\"", k ? ", " : "", slice_kind_name((SliceKind)k));
     fprintf(out, "],\n");
 }
@@ -141,14 +144,14 @@ static void tail_text(char tail[TAIL_BYTES + 1], const void *text, size_t bytes)
     snprintf(tail, TAIL_BYTES + 1, "\"xxh3\": \"%016" PRIx64 "\"\n}\n", XXH3_64bits(text, bytes));
 }
 
-char *manifest_text(const CheckpointSave *save, int world_size, const char *entries, size_t entries_bytes,
-                    size_t *bytes) {
+char *manifest_text(const CheckpointSave *save, int world_size, int kinds, const char *entries,
+                    size_t entries_bytes, size_t *bytes) {
     char *text = NULL, libraries[512], tail[TAIL_BYTES + 1];
     FILE *out = open_text(&text, bytes);
     version_libraries(libraries, sizeof libraries);
     fprintf(out,
             "{\n\"format\": \"%s\", \"version\": %d,\n\"program\": \"sdp4bit.c %s\", \"commit\": ", FORMAT,
-            FORMAT_VERSION, version_number());
+            kinds > (int)FIRST_KINDS ? FORMAT_VERSION : VERSION_OF_FIRST_KINDS, version_number());
     json_write_string(out, version_commit());
     fprintf(out, ", \"libraries\": ");
     json_write_string(out, libraries);
@@ -156,7 +159,7 @@ char *manifest_text(const CheckpointSave *save, int world_size, const char *entr
             slice_kind_dtype(SLICE_WEIGHT));
     write_state(out, &save->state);
     fprintf(out, "\"arguments\": %s,\n", save->arguments_json ? save->arguments_json : "{}");
-    write_tensors(out, save);
+    write_tensors(out, save, kinds > (int)FIRST_KINDS ? kinds : (int)FIRST_KINDS);
     fprintf(out, "\"files\": [\n");
     fwrite(entries, 1, entries_bytes, out);
     fprintf(out, "\n],\n");
@@ -241,6 +244,7 @@ static const char *parse_tensors(const cJSON *list, Manifest *m) {
 
 static const char *parse_kinds(const cJSON *list, Manifest *m) {
     static const char *const unknown = "its kinds of slices are not known to this program";
+    bool seen[SLICE_KINDS] = {false};
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > SLICE_KINDS) return unknown;
     for (const cJSON *item = list->child; item; item = item->next) {
         int k = 0;
@@ -248,6 +252,8 @@ static const char *parse_kinds(const cJSON *list, Manifest *m) {
                strcmp(item->valuestring, slice_kind_name((SliceKind)k)) != 0)
             k++;
         if (!cJSON_IsString(item) || k == SLICE_KINDS) return unknown;
+        if (seen[k]) return "two of its kinds of slices are the same";
+        seen[k] = true;
         m->kinds[m->kind_count++] = (SliceKind)k;
     }
     return NULL;
@@ -264,10 +270,13 @@ static bool parse_hash(const char *text, uint64_t *hash) {
     return true;
 }
 
+// Tensor and kind, lo and hi, then a block of columns that is not the whole, then the node of a kind
+// that belongs to nodes.
 static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s) {
-    int64_t number[6];
+    static const char *const malformed = "a slice is not [tensor, kind, lo, hi]";
+    int64_t number[7];
     int count = cJSON_GetArraySize(item);
-    if (!cJSON_IsArray(item) || (count != 4 && count != 6)) return "a slice is not [tensor, kind, lo, hi]";
+    if (!cJSON_IsArray(item) || count < 4 || count > 7) return malformed;
     const cJSON *value = item->child;
     for (int i = 0; i < count; i++, value = value->next) {
         if (!json_int64(value, 0, JSON_INT_MAX, &number[i])) number[i] = -1;
@@ -279,6 +288,11 @@ static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s)
     s->kind = m->kinds[number[1]];
     s->lo = number[2];
     s->hi = number[3];
+    int64_t node = slice_kind_per_node(s->kind) ? number[--count] : 0;
+    if (count != 4 && count != 6) return malformed;
+    if (node < 0 || node >= MOST_NODES) return "a slice is of an impossible node";
+    s->node = (int)node;
+    if (s->node >= m->nodes[s->kind]) m->nodes[s->kind] = s->node + 1;
     s->block = count == 6 ? (Columns){number[4], number[5]} : slice_block(t, (Columns){0, 0});
     return s->lo < s->hi && slice_fits(t, s->block, s->lo, s->hi) ? NULL
                                                                   : "a slice's range lies outside its tensor";
@@ -340,13 +354,14 @@ static int compare_slices(const void *a, const void *b, void *context) {
                         *y = &slices[*(const int *)b];
     if (x->tensor != y->tensor) return x->tensor < y->tensor ? -1 : 1;
     if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
+    if (x->node != y->node) return x->node < y->node ? -1 : 1;
     if (x->block.first != y->block.first) return x->block.first < y->block.first ? -1 : 1;
     return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
 // x comes before y in the order. Two ranges of one block must not meet, nor two blocks.
 static bool overlap(const ManifestSlice *x, const ManifestSlice *y) {
-    if (x->tensor != y->tensor || x->kind != y->kind) return false;
+    if (x->tensor != y->tensor || x->kind != y->kind || x->node != y->node) return false;
     bool same_block = x->block.first == y->block.first && x->block.count == y->block.count;
     return same_block ? y->lo < x->hi : y->block.first < x->block.first + x->block.count;
 }
@@ -434,7 +449,8 @@ int manifest_find_tensor(const Manifest *m, const char *name) {
     return -1;
 }
 
-int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int64_t row, int64_t column) {
+int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int node, int64_t row,
+                         int64_t column) {
     int low = 0, high = m->slice_count;
     while (low < high) {
         int middle = low + (high - low) / 2;
@@ -442,6 +458,7 @@ int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int64_t 
         int64_t in_block = column - s->block.first;  // only where the block has this column
         bool before = s->tensor != tensor          ? s->tensor < tensor
                       : s->kind != kind            ? s->kind < kind
+                      : s->node != node            ? s->node < node
                       : in_block >= s->block.count ? true
                       : in_block < 0               ? false
                                                    : s->hi <= row * s->block.count + in_block;
@@ -453,16 +470,17 @@ int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int64_t 
     return low;
 }
 
-// The first element of the whole tensor that no slice of the kind holds. None is missing: how many
-// there are.
-static int64_t first_hole(const Manifest *m, int tensor, SliceKind kind) {
+// The first element of the whole tensor that no slice of the kind and node holds. None is missing:
+// how many there are.
+static int64_t first_hole(const Manifest *m, int tensor, SliceKind kind, int node) {
     const Tensor *t = &m->tensors[tensor];
     Columns block = {0, t->whole[1]};
     int64_t next = 0;  // in the block
-    for (int i = manifest_first_slice(m, tensor, kind, 0, 0); i < m->slice_count && block.first < t->whole[1];
-         i++) {
+    for (int i = manifest_first_slice(m, tensor, kind, node, 0, 0);
+         i < m->slice_count && block.first < t->whole[1]; i++) {
         const ManifestSlice *s = &m->slices[m->order[i]];
-        if (s->tensor != tensor || s->kind != kind || s->block.first != block.first || s->lo != next) break;
+        if (s->tensor != tensor || s->kind != kind || s->node != node) break;
+        if (s->block.first != block.first || s->lo != next) break;
         block = s->block;
         next = s->hi;
         if (next < t->whole[0] * block.count) continue;
@@ -473,18 +491,29 @@ static int64_t first_hole(const Manifest *m, int tensor, SliceKind kind) {
     return next / block.count * t->whole[1] + block.first + next % block.count;
 }
 
+// Of one tensor and kind. Ends at the first node that lacks something, so a node with an absurd
+// number costs nothing.
+static bool complete_on_nodes(const Manifest *m, int t, SliceKind kind, const char *path, Error *err) {
+    int64_t elements = tensor_whole_elements(&m->tensors[t]);
+    for (int node = 0; node < m->nodes[kind]; node++) {
+        int64_t hole = first_hole(m, t, kind, node);
+        if (hole == elements) continue;
+        char of[32] = "";
+        if (slice_kind_per_node(kind)) snprintf(of, sizeof of, " of node %d", node);
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s: no rank's slices hold %s of '%s'%s from element %" PRId64 " of %" PRId64
+                         "; this is a fault of the program",
+                         path, slice_kind_name(kind), m->tensors[t].name, of, hole, elements);
+    }
+    return true;
+}
+
 bool manifest_check_complete(const Manifest *m, const char *path, Error *err) {
-    bool there[SLICE_KINDS] = {false};
-    for (int i = 0; i < m->slice_count; i++) there[m->slices[i].kind] = true;
     for (int t = 0; t < m->tensor_count; t++) {
-        int64_t elements = tensor_whole_elements(&m->tensors[t]);
         for (int k = 0; k < SLICE_KINDS; k++) {
-            int64_t hole = there[k] ? first_hole(m, t, (SliceKind)k) : elements;
-            if (hole == elements) continue;
-            return error_set(err, EXIT_CHECKPOINT,
-                             "%s: no rank's slices hold %s of '%s' from element %" PRId64 " of %" PRId64
-                             "; this is a fault of the program",
-                             path, slice_kind_name((SliceKind)k), m->tensors[t].name, hole, elements);
+            SliceKind kind = (SliceKind)k;
+            if (slice_kind_holds(kind, m->tensors[t].dims) && !complete_on_nodes(m, t, kind, path, err))
+                return false;
         }
     }
     return true;

@@ -10,7 +10,8 @@
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
 //    "files": [{"folder": "mp_rank_00", "name": "shard_00000_of_00004.safetensors", "bytes": 1234,
 //               "xxh3": "0123456789abcdef",
-//               "slices": [[tensor, kind, lo, hi], [tensor, kind, lo, hi, first, count], ...]},
+//               "slices": [[tensor, kind, lo, hi], [tensor, kind, lo, hi, first, count],
+//                          [tensor, kind, lo, hi, node], ...]},
 //              ...],
 //    "xxh3": "0123456789abcdef"}                                      of all text before this line
 //
@@ -24,12 +25,14 @@
 // of it is a range. Blocks of one tensor and kind are equal or have no column in common. Whoever
 // loads asks for a range of a block of its own, in whatever layout.
 //
-// Kinds are found by name, so a new kind is a new row of SliceKind's table in llmc/state/tensor.c.
-// State that belongs to a rank, and loads on the same rank of the same layout only, wants two
-// things more: a column of that table that says so, and `file` as a key of the order below, because
-// every rank then holds the same tensor. Old checkpoints do not change with either.
+// Of a kind that belongs to nodes a slice ends with one number more, its node: five numbers, or
+// seven. Every node has all elements, and nodes count from 0 without a gap.
 //
-// Version 1 had four numbers only. It is read as it is.
+// Kinds are found by name, so a new kind is a new row of SliceKind's table in llmc/state/tensor.c.
+// The list ends with the last kind that is there, and never before "weight".
+//
+// Version 1 had four numbers only, version 2 four or six and the four kinds above. They are read as
+// they are. A checkpoint with these kinds alone is written as version 2.
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
 LLMC_BEGIN
@@ -41,6 +44,7 @@ enum { CHECKPOINT_TRACKER_MAX_BYTES = 4096, MANIFEST_MAX_BYTES = 256 << 20 };
 typedef struct ManifestSlice {
     int tensor, file;  // indices
     SliceKind kind;
+    int node;          // 0 where the kind belongs to all nodes
     Columns block;
     int64_t lo, hi;    // elements of the flattened block
     uint64_t begin;    // of element lo, in the file's data section, bytes
@@ -61,14 +65,16 @@ typedef struct Manifest {
     Tensor *tensors; int tensor_count;  // names and whole shapes
     ManifestFile *files; int file_count;
     ManifestSlice *slices; int slice_count;  // file by file
-    int *order;  // slice indices sorted by (tensor, kind, block, lo); no two overlap
+    int *order;  // slice indices sorted by (tensor, kind, node, block, lo); no two overlap
+    int nodes[SLICE_KINDS];  // one more than the largest node of the kind's slices; 0: it has none
 } Manifest;
 
 // safetensors dtype of a kind's elements: "F32", or for weights this build's floatX.
 const char *slice_kind_dtype(SliceKind kind);
-// The name of a slice's tensor in its shard: "<parameter>|<kind>|<lo>", and "|<first>+<count>"
-// behind it where the block is not the whole tensor. malloc'ed.
-char *slice_name(const Tensor *tensor, SliceKind kind, int64_t lo, Columns block);
+// The name of a slice's tensor in its shard: "<parameter>|<kind>|<lo>". Behind it "|<first>+<count>"
+// where the block is not the whole tensor, and "|node <node>" where the kind belongs to nodes.
+// malloc'ed.
+char *slice_name(const Tensor *tensor, SliceKind kind, int64_t lo, Columns block, int node);
 // A slice's block in numbers: where it says all columns, how many there are.
 Columns slice_block(const Tensor *tensor, Columns columns);
 // That the tensor has this block, and the block this range; lo = hi is allowed.
@@ -78,20 +84,22 @@ bool slice_fits(const Tensor *tensor, Columns block, int64_t lo, int64_t hi);
 // slices (file->count), in the order of their data.
 char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices,
                           size_t *bytes);
-// The whole manifest (malloc'ed, *bytes long) around the files' entries, separated by ",\n".
-char *manifest_text(const CheckpointSave *save, int world_size, const char *entries, size_t entries_bytes,
-                    size_t *bytes);
+// The whole manifest (malloc'ed, *bytes long) around the files' entries, separated by ",\n". kinds:
+// one more than the last kind that is in an entry.
+char *manifest_text(const CheckpointSave *save, int world_size, int kinds, const char *entries,
+                    size_t entries_bytes, size_t *bytes);
 
 // path: for messages. EXIT_CHECKPOINT names the fault.
 bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const char *path, Error *err);
-// That every kind which is there at all is there for every element of every tensor. Else names the
-// first tensor and element that is missing.
+// That every kind which is there at all is there for every element of every tensor that has it, and
+// of every node. Else names the first tensor and element that is missing.
 bool manifest_check_complete(const Manifest *manifest, const char *path, Error *err);
 void manifest_free(Manifest *manifest);
 // Index of a tensor, or -1.
 int manifest_find_tensor(const Manifest *manifest, const char *name);
-// Position in `order` of the first slice of (tensor, kind) that ends behind this element. It need
-// not hold the element, may belong to another tensor or kind, or be slice_count.
-int manifest_first_slice(const Manifest *manifest, int tensor, SliceKind kind, int64_t row, int64_t column);
+// Position in `order` of the first slice of (tensor, kind, node) that ends behind this element. It
+// need not hold the element, may belong to another tensor, kind or node, or be slice_count.
+int manifest_first_slice(const Manifest *manifest, int tensor, SliceKind kind, int node, int64_t row,
+                         int64_t column);
 
 LLMC_END

@@ -11,7 +11,7 @@ Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
     int64_t before = t->split == 0 ? t->offset * t->whole[1] : 0;
     Columns columns = {0, 0};
     if (t->split == 1) columns = (Columns){t->offset, t->local[1]};
-    return (Slice){t->name, kind, before + lo, before + hi, columns};
+    return (Slice){t->name, kind, before + lo, before + hi, columns, 0};
 }
 
 ZeroSlices zero_slices(const Zero *zero, bool optimizer) {

@@ -6,12 +6,28 @@
 
 #include "llmc/base/dtype.h"
 
-const char *slice_kind_name(SliceKind kind) {
-    static const char *const names[SLICE_KINDS] = {"master", "exp_avg", "exp_avg_sq", "weight"};
-    return names[kind];
-}
+static const struct {
+    const char *name;
+    int bytes;      // per element
+    bool per_node;  // every node has its own
+    bool matrices;  // 1-D tensors have none
+} KINDS[] = {
+    [SLICE_MASTER] = {"master", 4, false, false},
+    [SLICE_EXP_AVG] = {"exp_avg", 4, false, false},
+    [SLICE_EXP_AVG_SQ] = {"exp_avg_sq", 4, false, false},
+    [SLICE_WEIGHT] = {"weight", (int)sizeof(floatX), false, false},
+    [SLICE_RESIDUAL] = {"residual", 4, true, true},
+    [SLICE_LOCAL_MASTER] = {"local_master", 4, true, false},
+    [SLICE_LOCAL_EXP_AVG] = {"local_exp_avg", 4, true, false},
+    [SLICE_LOCAL_EXP_AVG_SQ] = {"local_exp_avg_sq", 4, true, false},
+    [SLICE_OUTER_MOMENTUM] = {"outer_momentum", 4, false, false},
+};
+_Static_assert(sizeof KINDS / sizeof *KINDS == SLICE_KINDS, "every kind has a row");
 
-int slice_kind_bytes(SliceKind kind) { return kind == SLICE_WEIGHT ? (int)sizeof(floatX) : 4; }
+const char *slice_kind_name(SliceKind kind) { return KINDS[kind].name; }
+int slice_kind_bytes(SliceKind kind) { return KINDS[kind].bytes; }
+bool slice_kind_per_node(SliceKind kind) { return KINDS[kind].per_node; }
+bool slice_kind_holds(SliceKind kind, int dims) { return dims > 1 || !KINDS[kind].matrices; }
 
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std) {
     Tensor t = {.dims = columns ? 2 : 1, .split = split, .unit = unit, .std = std, .counted = true};

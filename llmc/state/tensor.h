@@ -28,9 +28,27 @@ enum { ANY_CHUNK = -1 };
 
 // What a rank keeps of a parameter's elements, and what a slice of a checkpoint holds. WEIGHT is
 // the replica: under quantised differences it is state of its own, and not the rounded master.
-typedef enum SliceKind { SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ, SLICE_WEIGHT, SLICE_KINDS } SliceKind;
-const char *slice_kind_name(SliceKind kind);   // "master", "exp_avg", "exp_avg_sq", "weight"
-int slice_kind_bytes(SliceKind kind);          // per element: 4, 4, 4, sizeof(floatX)
+//
+// Some kinds belong to a node: every node has values of its own for the same elements. Nodes are
+// counted as Mesh's rail counts them.
+typedef enum SliceKind {
+    SLICE_MASTER,
+    SLICE_EXP_AVG,
+    SLICE_EXP_AVG_SQ,
+    SLICE_WEIGHT,
+    SLICE_RESIDUAL,          // per node, of matrices: what error feedback carries to the next message
+    SLICE_LOCAL_MASTER,      // per node: what a node trains on between two exchanges of local steps
+    SLICE_LOCAL_EXP_AVG,
+    SLICE_LOCAL_EXP_AVG_SQ,
+    SLICE_OUTER_MOMENTUM,    // of the outer step of local steps
+    SLICE_KINDS,
+    FIRST_KINDS = SLICE_RESIDUAL  // those above it: every run has them, and every program knows them
+} SliceKind;
+const char *slice_kind_name(SliceKind kind);   // "master", "exp_avg", ...: in files
+int slice_kind_bytes(SliceKind kind);          // per element: 4, or sizeof(floatX) of weights
+bool slice_kind_per_node(SliceKind kind);
+// Whether a tensor of so many dimensions has elements of this kind.
+bool slice_kind_holds(SliceKind kind, int dims);
 
 // A row of dims 1 (columns 0) or 2 that this rank holds whole.
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std);

@@ -18,13 +18,14 @@ static void use(const Manifest *m) {
     for (int i = 0; i < m->slice_count; i++) {
         const ManifestSlice *s = &m->slices[m->order[i]];
         PROMISE(s->file >= 0 && s->file < m->file_count && s->tensor >= 0 && s->tensor < m->tensor_count &&
-                s->kind < SLICE_KINDS);
+                s->kind < SLICE_KINDS && s->node >= 0 && s->node < m->nodes[s->kind]);
+        PROMISE(s->node == 0 || slice_kind_per_node(s->kind));
         const Tensor *t = &m->tensors[s->tensor];
         PROMISE(slice_fits(t, s->block, s->lo, s->hi) && s->lo < s->hi);
         PROMISE(s->begin + (uint64_t)(s->hi - s->lo) * 2 <= m->files[s->file].bytes);
         int64_t row = s->lo / s->block.count, column = s->block.first + s->lo % s->block.count;
-        PROMISE(manifest_first_slice(m, s->tensor, s->kind, row, column) == i);
-        free(slice_name(t, s->kind, s->lo, s->block));
+        PROMISE(manifest_first_slice(m, s->tensor, s->kind, s->node, row, column) == i);
+        free(slice_name(t, s->kind, s->lo, s->block, s->node));
     }
     for (int i = 0; i < m->tensor_count; i++) PROMISE(manifest_find_tensor(m, m->tensors[i].name) == i);
     PROMISE(m->state.iteration >= 0 && m->arguments && *m->arguments == '{');

@@ -76,7 +76,9 @@ def manifests():
     tiny = {"folder": "mp_rank_00", "name": "a", "bytes": 16, "xxh3": "0123456789abcdef"}
     yield manifest()
     yield manifest(version=2)
-    yield manifest(version=3)
+    yield manifest(version=4)
+    yield manifest(version=3, kinds=["weight", "residual"],
+                   files=[dict(tiny, slices=[[0, 1, 0, 4, 0], [0, 1, 0, 2, 0, 1, 1], [0, 1, 0, 2, 1, 1, 1]])])
     yield manifest(files=[dict(tiny, slices=[[0, 0, 0, 2, 0, 1], [0, 0, 0, 2, 1, 2], [0, 0, 2, 4, 1, 2]])])
     yield manifest(files=[dict(tiny, slices=[[0, 0, 0, 2, 0, 2], [0, 0, 0, 2, 1, 2]])])
     yield manifest(weight_dtype="F32", files=[])

@@ -55,7 +55,7 @@ static void fetch(void *context, int i, void *host) {
     for (int64_t e = s->lo; e < s->hi; e++) {
         int64_t whole = whole_element(&MODEL[tensor], s->columns, e);
         element((char *)host + (e - s->lo) * width, width, tensor, s->kind, whole,
-                saved->save.state.iteration);
+                saved->save.state.iteration + 1000 * s->node);
     }
 }
 
@@ -76,12 +76,12 @@ static void prepare(Saved *s, const Test *t, int64_t iteration) {
                                .before = newest_checkpoint(t->save, NULL),
                                .peers = {MPI_COMM_WORLD, 0, NULL}};
     for (int tensor = 0; tensor < TENSORS; tensor++) {
-        for (int k = 0; k < SLICE_KINDS; k++) {
+        for (int k = 0; k < FIRST_KINDS; k++) {
             // Parts change hands from tensor to tensor.
             int part = (t->rank + tensor) % t->ranks;
             int64_t lo = border(elements_of(tensor), part, t->ranks),
                     hi = border(elements_of(tensor), part + 1, t->ranks);
-            s->slices[s->save.slice_count++] = (Slice){MODEL[tensor].name, (SliceKind)k, lo, hi, {0, 0}};
+            s->slices[s->save.slice_count++] = (Slice){MODEL[tensor].name, (SliceKind)k, lo, hi, {0, 0}, 0};
         }
     }
 }
@@ -109,8 +109,8 @@ static bool part_reads_right(const Checkpoint *c, int tensor, SliceKind kind, in
     const Tensor *t = &MODEL[tensor];
     int64_t first = t->whole[1] * p / n, count = t->whole[1] * (p + 1) / n - first,
             elements = elements_of(tensor);
-    Slice range = {t->name, kind, elements * p / n, elements * (p + 1) / n, {0, 0}};
-    Slice columns = {t->name, kind, 0, t->whole[0] * count, {first, count}};
+    Slice range = {t->name, kind, elements * p / n, elements * (p + 1) / n, {0, 0}, 0};
+    Slice columns = {t->name, kind, 0, t->whole[0] * count, {first, count}, 0};
     return reads_right(c, &range, tensor, iteration) &&
            (count == 0 || reads_right(c, &columns, tensor, iteration));
 }
@@ -124,7 +124,7 @@ static bool loads(const Test *t, MPI_Comm comm, int64_t iteration, int parts) {
     bool ok = c && checkpoint_state(c)->iteration == iteration && checkpoint_state(c)->beta1_power == 0.1 &&
               checkpoint_check_tensors(c, MODEL, TENSORS, &err);
     for (int tensor = 0; ok && tensor < TENSORS; tensor++) {
-        for (int k = 0; ok && k < SLICE_KINDS; k++) {
+        for (int k = 0; ok && k < FIRST_KINDS; k++) {
             ok = part_reads_right(c, tensor, (SliceKind)k, 0, 1, iteration);
             for (int p = 0; ok && p < parts; p++)
                 ok = part_reads_right(c, tensor, (SliceKind)k, p, parts, iteration);
@@ -177,14 +177,14 @@ static void prepare_split(Saved *s, const Test *t, int64_t iteration, int tensor
     s->save.tensor_rank = tp;
     for (int i = 0; i < s->save.slice_count; i++) {
         Slice *slice = &s->slices[i];
-        const Tensor *tensor = &MODEL[i / SLICE_KINDS];
+        const Tensor *tensor = &MODEL[i / FIRST_KINDS];
         int64_t rows = tensor->whole[0], all = tensor->whole[1], before = 0,
-                elements = elements_of(i / SLICE_KINDS);
-        if (i / SLICE_KINDS == 0) {
+                elements = elements_of(i / FIRST_KINDS);
+        if (i / FIRST_KINDS == 0) {
             slice->columns.first = all * tp / tensor_ranks;
             slice->columns.count = all * (tp + 1) / tensor_ranks - slice->columns.first;
             elements = rows * slice->columns.count;
-        } else if (i / SLICE_KINDS == 2) {
+        } else if (i / FIRST_KINDS == 2) {
             before = rows * tp / tensor_ranks * all;
             elements = rows * (tp + 1) / tensor_ranks * all - before;
         } else if (tp > 0) {
@@ -227,6 +227,35 @@ static void test_one_rank_fails(Test *t) {
           "the checkpoint before is untouched");
 }
 
+// Every rank is a node, with masters of its own for all elements.
+static void test_nodes(Test *t) {
+    Saved s;
+    Error err = {0};
+    static unsigned char buffer[MAX_ELEMENTS * 4], expected[4];
+    prepare(&s, t, 100);
+    for (int tensor = 0; tensor < TENSORS; tensor++) {
+        Slice own = {MODEL[tensor].name, SLICE_LOCAL_MASTER, 0, elements_of(tensor), {0, 0}, t->rank};
+        s.slices[s.save.slice_count++] = own;
+    }
+    bool saved = save_whole(&s.save, &err);
+    if (!saved) printf("%s\n", err.what);
+    check(t, saved && loads(t, MPI_COMM_WORLD, 100, 3), "save with state of every node");
+    Checkpoint *c = open_exactly(t->save, 100, MPI_COMM_WORLD, &err);
+    bool ok = c && checkpoint_nodes(c, SLICE_LOCAL_MASTER) == t->ranks;
+    for (int i = 0; ok && i < TENSORS * t->ranks; i++) {
+        int tensor = i % TENSORS;
+        int64_t elements = elements_of(tensor);
+        Slice of_node = {MODEL[tensor].name, SLICE_LOCAL_MASTER, 0, elements, {0, 0}, i / TENSORS};
+        ok = checkpoint_read(c, &of_node, buffer, &err);
+        for (int64_t e = 0; ok && e < elements; e++) {
+            element(expected, 4, tensor, SLICE_LOCAL_MASTER, e, 100 + 1000 * of_node.node);
+            ok = memcmp(buffer + 4 * e, expected, 4) == 0;
+        }
+    }
+    checkpoint_close(c);
+    check(t, ok, "each node's is read by all ranks");
+}
+
 static void test_bad_slices(Test *t) {
     Saved s;
     Error err = {0};
@@ -244,7 +273,7 @@ static void test_bad_slices(Test *t) {
           "a slice that no rank saves");
     prepare(&s, t, 300);
     if (t->rank == t->ranks - 1)
-        s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007, {0, 0}};
+        s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007, {0, 0}, 0};
     ok = save_whole(&s.save, &err);
     check(t, same_error(!ok, &err, t->ranks > 1 ? "overlap" : "hold master of 'wte'"),
           "slices of two ranks that overlap");
@@ -413,6 +442,7 @@ int main(int argc, char **argv) {
     MPI_Bcast(t.folder, (int)sizeof t.folder, MPI_CHAR, 0, MPI_COMM_WORLD);
     snprintf(t.save, sizeof t.save, "%s/save", t.folder);
     test_layouts(&t);
+    test_nodes(&t);
     test_round_trip(&t);
     test_one_rank_fails(&t);
     test_bad_slices(&t);

@@ -23,7 +23,7 @@ static const Tensor MODEL[] = {{.name = "wte", .dims = 2, .whole = {7, 5}},
                                {.name = "ln \"w\"", .dims = 1, .whole = {13, 1}},
                                {.name = "h.0|qkv", .dims = 2, .whole = {3, 11}},
                                {.name = "b", .dims = 1, .whole = {1, 1}}};
-enum { TENSORS = sizeof MODEL / sizeof *MODEL, MAX_SLICES = 256, MOST_ELEMENTS = 35 };
+enum { TENSORS = sizeof MODEL / sizeof *MODEL, MAX_SLICES = 400, MOST_ELEMENTS = 35 };
 
 static inline int64_t elements_of(int t) { return tensor_whole_elements(&MODEL[t]); }
 
@@ -39,8 +39,9 @@ static inline int tensor_named(const char *name) {
     return t;
 }
 
-// What a slice holds, as it should be. host: (hi - lo) elements.
+// What a slice holds, as it should be. host: (hi - lo) elements. Every node has values of its own.
 static inline void fill(const Slice *s, uint64_t salt, void *host) {
+    if (slice_kind_per_node(s->kind)) salt += 1000 * (uint64_t)s->node;
     int tensor = tensor_named(s->tensor), width = slice_kind_bytes(s->kind);
     for (int64_t e = s->lo; e < s->hi; e++) {
         int64_t whole = whole_element(&MODEL[tensor], s->columns, e);
@@ -77,13 +78,13 @@ static inline RunState state_of(int64_t iteration) {
 // and an empty slice behind them.
 static inline void add_columns(Saved *s, int t, Columns columns, int64_t piece) {
     int64_t count = columns.count ? columns.count : MODEL[t].whole[1], elements = MODEL[t].whole[0] * count;
-    for (int k = 0; k < SLICE_KINDS; k++) {
+    for (int k = 0; k < FIRST_KINDS; k++) {
         for (int64_t lo = 0; lo <= elements; lo += piece) {
             int64_t hi = lo + piece < elements ? lo + piece : elements;
-            s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, (SliceKind)k, lo, hi, columns};
+            s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, (SliceKind)k, lo, hi, columns, 0};
             assert_true(s->save.slice_count < MAX_SLICES);
         }
-        s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, (SliceKind)k, elements, elements, columns};
+        s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, (SliceKind)k, elements, elements, columns, 0};
     }
 }
 
@@ -144,7 +145,7 @@ static inline int read_slice(const Checkpoint *c, const Slice *slice, uint64_t s
 
 static inline int read_range(const Checkpoint *c, int tensor, SliceKind kind, int64_t lo, int64_t hi,
                              uint64_t salt, Error *err) {
-    Slice slice = {MODEL[tensor].name, kind, lo, hi, {0, 0}};
+    Slice slice = {MODEL[tensor].name, kind, lo, hi, {0, 0}, 0};
     return read_slice(c, &slice, salt, err);
 }
 
@@ -152,7 +153,7 @@ static inline int read_range(const Checkpoint *c, int tensor, SliceKind kind, in
 static inline int read_all(const Checkpoint *c, uint64_t salt) {
     int worst = 1;
     for (int t = 0; t < TENSORS; t++) {
-        for (int k = 0; k < SLICE_KINDS; k++) {
+        for (int k = 0; k < FIRST_KINDS; k++) {
             Error err = {0};
             int got = read_range(c, t, (SliceKind)k, 0, elements_of(t), salt, &err);
             if (got == 0) assert_one_line(&err);

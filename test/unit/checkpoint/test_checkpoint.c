@@ -21,7 +21,7 @@ static void what_is_saved_is_loaded(void **state) {
     RunState expected = state_of(5);
     assert_memory_equal(checkpoint_state(c), &expected, sizeof expected);  // doubles to the bit
     assert_string_equal(checkpoint_arguments(c), "{\"lr\":0.1,\"save\":\"a\\\"b\"}");
-    for (int k = 0; k < SLICE_KINDS; k++) assert_true(checkpoint_has(c, (SliceKind)k));
+    for (int k = 0; k < FIRST_KINDS; k++) assert_true(checkpoint_has(c, (SliceKind)k));
     assert_true(checkpoint_check_tensors(c, MODEL, TENSORS, &err));
     checkpoint_close(c);
 }
@@ -39,13 +39,13 @@ static void any_range_can_be_read(void **state) {
             for (int64_t lo = 0; lo <= elements_of(t); lo++) {
                 for (int64_t hi = lo; hi <= elements_of(t); hi++)
                     assert_int_equal(
-                        read_range(c, t, (SliceKind)((lo + hi) % SLICE_KINDS), lo, hi, (uint64_t)piece, &err),
+                        read_range(c, t, (SliceKind)((lo + hi) % FIRST_KINDS), lo, hi, (uint64_t)piece, &err),
                         1);
             }
         }
-        Slice outside[] = {{"wte", SLICE_MASTER, 0, 36, {0, 0}}, {"wte", SLICE_MASTER, -1, 3, {0, 0}},
-                           {"wte", SLICE_MASTER, 3, 2, {0, 0}},  {"wtf", SLICE_MASTER, 0, 1, {0, 0}},
-                           {"wte", SLICE_MASTER, 0, 1, {3, 3}},  {"wte", SLICE_MASTER, 0, 15, {1, 2}}};
+        Slice outside[] = {{"wte", SLICE_MASTER, 0, 36, {0, 0}, 0}, {"wte", SLICE_MASTER, -1, 3, {0, 0}, 0},
+                           {"wte", SLICE_MASTER, 3, 2, {0, 0}, 0},  {"wtf", SLICE_MASTER, 0, 1, {0, 0}, 0},
+                           {"wte", SLICE_MASTER, 0, 1, {3, 3}, 0},  {"wte", SLICE_MASTER, 0, 15, {1, 2}, 0}};
         for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
             assert_false(checkpoint_read(c, &outside[i], NULL, &err));
             assert_one_line(&err);
@@ -92,7 +92,7 @@ static void any_columns_can_be_read(void **state) {
                     for (int64_t lo = 0; lo <= rows * count; lo += 1 + lo / 3) {
                         for (int64_t hi = lo; hi <= rows * count; hi += 1 + hi / 4) {
                             Slice s = {
-                                MODEL[t].name, (SliceKind)((lo + hi) % SLICE_KINDS), lo, hi, {first, count}};
+                                MODEL[t].name, (SliceKind)((lo + hi) % FIRST_KINDS), lo, hi, {first, count}, 0};
                             assert_int_equal(read_slice(c, &s, i, &err), 1);
                         }
                     }
@@ -120,7 +120,7 @@ static void parts_of_ranks(void **state) {
             if (dimension >= 0) t.offset = t.whole[dimension] * rank / ranks;
             if (dimension >= 0) t.local[dimension] = t.whole[dimension] * (rank + 1) / ranks - t.offset;
             int64_t elements = dimension < 0 && rank > 0 ? 0 : tensor_elements(&t);
-            for (int k = 0; k < 2 * SLICE_KINDS; k++) {
+            for (int k = 0; k < 2 * FIRST_KINDS; k++) {
                 Slice slice =
                     slice_of_part(&t, (SliceKind)(k / 2), elements * (k % 2) / 2, elements * (k % 2 + 1) / 2);
                 slice.tensor = MODEL[i / ranks].name;
@@ -171,7 +171,7 @@ static void missing_columns(void **state) {
         }
         for (int b = 0; b < 2; b++)
             s.slices[kept++] =
-                (Slice){"wte", SLICE_EXP_AVG, 0, 7 * cases[i].blocks[b].count, cases[i].blocks[b]};
+                (Slice){"wte", SLICE_EXP_AVG, 0, 7 * cases[i].blocks[b].count, cases[i].blocks[b], 0};
         s.save.slice_count = kept;
         assert_false(save_whole(&s.save, &err));
         assert_one_line(&err);
@@ -225,6 +225,108 @@ static void kinds_can_be_left_out(void **state) {
     checkpoint_close(c);
 }
 
+// Adds a kind of all tensors that have it, cut at `border` of their elements, for nodes 0 to
+// nodes - 1.
+static void add_kind(Saved *s, SliceKind kind, int nodes, int64_t border) {
+    for (int t = 0; t < TENSORS; t++) {
+        for (int node = 0; node < nodes && slice_kind_holds(kind, MODEL[t].dims); node++) {
+            int64_t all = elements_of(t), at = border < all ? border : all;
+            s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, kind, at, all, {0, 0}, node};
+            s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, kind, 0, at, {0, 0}, node};
+            assert_true(s->save.slice_count < MAX_SLICES);
+        }
+    }
+}
+
+static void assert_kind_reads(const Checkpoint *c, SliceKind kind, int nodes, uint64_t salt) {
+    Error err = {0};
+    assert_int_equal(checkpoint_nodes(c, kind), nodes);
+    for (int t = 0; t < TENSORS; t++) {
+        for (int node = 0; node <= nodes && slice_kind_holds(kind, MODEL[t].dims); node++) {
+            for (int64_t lo = 0; lo < elements_of(t); lo += 3) {
+                Slice s = {MODEL[t].name, kind, lo, elements_of(t), {0, 0}, node};
+                bool there = node < nodes || !slice_kind_per_node(kind);
+                assert_int_equal(read_slice(c, &s, salt, &err), there);
+            }
+        }
+    }
+}
+
+// Every node has values of its own for the same elements, beside what belongs to all.
+static void state_of_nodes(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    Saved s;
+    size_t bytes;
+    prepare(&s, f->save, 5, 3, 20);
+    add_kind(&s, SLICE_RESIDUAL, 3, 4);
+    add_kind(&s, SLICE_LOCAL_MASTER, 2, 17);
+    add_kind(&s, SLICE_OUTER_MOMENTUM, 1, 9);
+    if (!save_whole(&s.save, &err)) fail_msg("%s", err.what);
+    assert_loads(f->save, 5, 3);
+    Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
+    assert_kind_reads(c, SLICE_RESIDUAL, 3, 3);
+    assert_kind_reads(c, SLICE_LOCAL_MASTER, 2, 3);
+    assert_kind_reads(c, SLICE_OUTER_MOMENTUM, 1, 3);
+    assert_int_equal(checkpoint_nodes(c, SLICE_MASTER), 1);
+    assert_int_equal(checkpoint_nodes(c, SLICE_LOCAL_EXP_AVG), 0);
+    assert_false(checkpoint_has(c, SLICE_LOCAL_EXP_AVG));
+    Slice absent = {"wte", SLICE_RESIDUAL, 2, 3, {0, 0}, 3};
+    assert_int_equal(read_slice(c, &absent, 3, &err), 0);
+    assert_non_null(strstr(err.what, "residual of tensor 'wte' of node 3 is in no shard"));
+    checkpoint_close(c);
+    char *shard = read_bytes(f->shard, &bytes);
+    assert_non_null(memmem(shard, bytes, "\"wte|residual|4|node 2\"", 23));
+    free(shard);
+    char *list = text_format("dev/checkpoint_info %s >%s/list", f->save, f->path);
+    assert_int_equal(system(list), 0);
+    free(list);
+}
+
+// A node that lacks an element, or that is not there at all between others, and two slices of one
+// node that overlap.
+static void nodes_must_be_whole(void **state) {
+    Folder *f = (Folder *)*state;
+    static const struct {
+        Slice slice;  // in the place of residual 4..35 of 'wte' of node 1
+        const char *says;
+    } cases[] = {
+        {{"wte", SLICE_RESIDUAL, 5, 35, {0, 0}, 1}, "residual of 'wte' of node 1 from element 4 of 35"},
+        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 4}, "residual of 'wte' of node 1 from element 4 of 35"},
+        {{"wte", SLICE_RESIDUAL, 3, 35, {0, 0}, 1}, "overlap"},
+        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 2}, "overlap"},
+        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, -1}, "impossible node"},
+        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 1 << 20}, "impossible node"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error err = {0};
+        Saved s;
+        prepare(&s, f->save, 5, 3, 20);
+        int first = s.save.slice_count;
+        add_kind(&s, SLICE_RESIDUAL, 3, 4);
+        assert_int_equal(s.slices[first + 2].node, 1);
+        s.slices[first + 2] = cases[i].slice;
+        assert_false(save_whole(&s.save, &err));
+        assert_one_line(&err);
+        if (!strstr(err.what, cases[i].says)) fail_msg("case %zu: %s", i, err.what);
+    }
+    // A node more, with one tensor alone.
+    Error err = {0};
+    Saved s;
+    prepare(&s, f->save, 5, 3, 20);
+    add_kind(&s, SLICE_RESIDUAL, 2, 4);
+    s.slices[s.save.slice_count++] = (Slice){"h.0|qkv", SLICE_RESIDUAL, 0, 33, {0, 0}, 2};
+    assert_false(save_whole(&s.save, &err));
+    assert_non_null(strstr(err.what, "residual of 'wte' of node 2 from element 0"));
+    // Nodes 0 and 2 alone.
+    prepare(&s, f->save, 5, 3, 20);
+    int first = s.save.slice_count;
+    add_kind(&s, SLICE_RESIDUAL, 2, 4);
+    for (int i = first; i < s.save.slice_count; i++) s.slices[i].node *= 2;
+    assert_false(save_whole(&s.save, &err));
+    assert_non_null(strstr(err.what, "residual of 'wte' of node 1 from element 0"));
+}
+
 // A save that a load would refuse is refused before anything gets its final name.
 static void slices_must_fit(void **state) {
     Folder *f = (Folder *)*state;
@@ -234,17 +336,17 @@ static void slices_must_fit(void **state) {
         Slice slice;
         const char *says;
     } cases[] = {
-        {{"wte", SLICE_MASTER, 0, 10, {0, 0}}, "overlap"},
-        {{"wte", SLICE_MASTER, 1, 9, {0, 0}}, "from element 0 of 35"},
-        {{"wte", SLICE_MASTER, 0, 36, {0, 0}}, "fault of the program"},
-        {{"wte", SLICE_MASTER, -1, 9, {0, 0}}, "fault of the program"},
-        {{"wte", SLICE_MASTER, 9, 8, {0, 0}}, "fault of the program"},
-        {{"none", SLICE_MASTER, 0, 9, {0, 0}}, "fault of the program"},
-        {{"wte", SLICE_KINDS, 0, 9, {0, 0}}, "fault of the program"},
-        {{"wte", SLICE_MASTER, 0, 9, {1, 3}}, "overlap"},
-        {{"wte", SLICE_MASTER, 0, 9, {0, 4}}, "overlap"},
-        {{"wte", SLICE_MASTER, 0, 9, {4, 2}}, "fault of the program"},
-        {{"wte", SLICE_MASTER, 0, 9, {-1, 2}}, "fault of the program"},
+        {{"wte", SLICE_MASTER, 0, 10, {0, 0}, 0}, "overlap"},
+        {{"wte", SLICE_MASTER, 1, 9, {0, 0}, 0}, "from element 0 of 35"},
+        {{"wte", SLICE_MASTER, 0, 36, {0, 0}, 0}, "fault of the program"},
+        {{"wte", SLICE_MASTER, -1, 9, {0, 0}, 0}, "fault of the program"},
+        {{"wte", SLICE_MASTER, 9, 8, {0, 0}, 0}, "fault of the program"},
+        {{"none", SLICE_MASTER, 0, 9, {0, 0}, 0}, "fault of the program"},
+        {{"wte", SLICE_KINDS, 0, 9, {0, 0}, 0}, "fault of the program"},
+        {{"wte", SLICE_MASTER, 0, 9, {1, 3}, 0}, "overlap"},
+        {{"wte", SLICE_MASTER, 0, 9, {0, 4}, 0}, "overlap"},
+        {{"wte", SLICE_MASTER, 0, 9, {4, 2}, 0}, "fault of the program"},
+        {{"wte", SLICE_MASTER, 0, 9, {-1, 2}, 0}, "fault of the program"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Saved s;
@@ -357,6 +459,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(missing_columns, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(folders_of_ranks, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(kinds_can_be_left_out, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(state_of_nodes, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(nodes_must_be_whole, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(slices_must_fit, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(another_model_is_named, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(trackers, make_folder, remove_folder),

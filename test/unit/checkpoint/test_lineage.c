@@ -59,14 +59,14 @@ static void fetch(void *context, int i, void *host) { memset(host, 'a' + i, 8 * 
 static void save(const Folder *f, int64_t before, int64_t iteration, int64_t keep, char *others) {
     Error err = {0};
     static const Tensor tensor = {.name = "wte", .dims = 1, .whole = {8, 1}};
-    Slice slices[SLICE_KINDS];
-    for (int k = 0; k < SLICE_KINDS; k++) slices[k] = (Slice){"wte", (SliceKind)k, 0, 8, {0, 0}};
+    Slice slices[FIRST_KINDS];
+    for (int k = 0; k < FIRST_KINDS; k++) slices[k] = (Slice){"wte", (SliceKind)k, 0, 8, {0, 0}, 0};
     CheckpointSave what = {.directory = f->path,
                            .state = {.iteration = iteration},
                            .tensors = &tensor,
                            .tensor_count = 1,
                            .slices = slices,
-                           .slice_count = SLICE_KINDS,
+                           .slice_count = FIRST_KINDS,
                            .fetch = fetch,
                            .keep = {keep, 0},
                            .before = before,

@@ -62,7 +62,7 @@ static void edit_manifest(const char *path, const char *original, size_t bytes, 
 
 static void hostile_manifest(void **state) {
     static const char *cases[][3] = {
-        {"\"version\": 2", "\"version\": 3", "newer program"},
+        {"\"version\": 2", "\"version\": 4", "newer program"},
         {"\"version\": 2", "\"version\": 0", "not a manifest"},
         {"sdp4bit.c checkpoint", "another", "not a manifest"},
         {"\"format\":", "\"format\" ", "not a JSON object"},
@@ -264,7 +264,8 @@ static void kinds_by_name(void **state) {
     edit_manifest(f->manifest, text, bytes, "[\"master\", \"exp_avg\"", "[\"exp_avg\", \"master\"");
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     // What was called the first kind is the second now.
-    Slice asked = {"wte", SLICE_MASTER, 3, 17, {0, 0}}, saved_as = {"wte", SLICE_EXP_AVG, 3, 17, {0, 0}};
+    Slice asked = {"wte", SLICE_MASTER, 3, 17, {0, 0}, 0};
+    Slice saved_as = {"wte", SLICE_EXP_AVG, 3, 17, {0, 0}, 0};
     unsigned char got[14 * 4], expected[14 * 4];
     assert_true(checkpoint_read(c, &asked, got, &err));
     fill(&saved_as, 1, expected);
@@ -273,6 +274,36 @@ static void kinds_by_name(void **state) {
     edit_manifest(f->manifest, text, bytes, ", \"weight\"]", "]");
     assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
     assert_non_null(strstr(err.what, "unknown kind"));
+    free(text);
+}
+
+// The numbers of a slice whose kind belongs to nodes.
+static void hostile_nodes(void **state) {
+    static const char *cases[][2] = {
+        {"[0,4,0,35]", "not [tensor"},      {"[0,4,0,35,0,5]", "not [tensor"},
+        {"[0,4,0,35,-1]", "impossible"},    {"[0,4,0,35,0.5]", "impossible"},
+        {"[0,4,0,35,1048576]", "impossible"}, {"[0,4,0,35,9223372036854775807]", "impossible"},
+        {"[0,4,0,36,0]", "outside"},        {"[0,4,0,35,0,6,0]", "outside"},
+        {"[0,3,0,35,0]", "not [tensor"},    {"[0,5,0,35,0]", "unknown kind"},
+    };
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    Saved s;
+    size_t bytes;
+    prepare(&s, f->save, 5, 1, 20);
+    s.slices[s.save.slice_count++] = (Slice){"wte", SLICE_RESIDUAL, 0, 35, {0, 0}, 0};
+    s.slices[s.save.slice_count++] = (Slice){"h.0|qkv", SLICE_RESIDUAL, 0, 33, {0, 0}, 0};
+    assert_true(save_whole(&s.save, &err));
+    char *text = read_bytes(f->manifest, &bytes);
+    assert_non_null(memmem(text, bytes, "\"version\": 3", 12));
+    assert_loads(f->save, 5, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        edit_manifest(f->manifest, text, bytes, "[0,4,0,35,0]", cases[i][0]);
+        assert_null(open_exactly(f->save, 5, MPI_COMM_SELF, &err));
+        assert_one_line(&err);
+        if (!strstr(err.what, cases[i][1]))
+            fail_msg("case %zu: '%s' does not say '%s'", i, err.what, cases[i][1]);
+    }
     free(text);
 }
 
@@ -298,6 +329,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(shard_that_shrinks, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(manifest_without_columns, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(kinds_by_name, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(hostile_nodes, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(version_one, make_folder, remove_folder),
     };
     return run_group(&argc, &argv, "manifest", tests, sizeof tests / sizeof *tests);
