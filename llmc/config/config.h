@@ -125,6 +125,8 @@ typedef struct Config {
     // actions instead of training
     bool plan, help, version;
     int plan_world_size;  // with --plan only: the number of ranks to plan for (0: the real one)
+    double plan_network, plan_network_inside;  // with --plan only: Gb/s of a node, of a GPU inside it
+    double plan_tflops, plan_step_ms;          // and how fast a GPU computes
 
     // --- derived by config_finish ---
     int vocab_size_unpadded, vocab_size_padded;  // V, Vp

@@ -3,6 +3,8 @@
 
 #include "llmc/log/log.h"
 #include "llmc/ops.h"
+#include "llmc/run/parts_traffic.h"
+#include "llmc/run/plan_time.h"
 #include "llmc/run/traffic.h"
 
 // --- the stages of a pipeline ---------------------------------------------------------------
@@ -203,58 +205,25 @@ static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
     print_wire_of(s, zero_grad_wire(s->zero, true), out);
 }
 
-// What crosses a border between two chunks of layers with a micro-batch, each way: the hidden state
-// forward, its gradient backward. Bytes per rank.
-static double hidden_bytes(const Config *c, const Mesh *mesh) {
-    double bytes = (double)c->micro_batch_size * c->seq_length * c->hidden_size * (double)sizeof(floatX);
-    return c->sequence_parallel ? bytes / mesh->tp.size : bytes;
-}
-
-// What a rank hands to its tensor-parallel group with a micro-batch. A layer adds up the ranks'
-// parts twice forward and twice backward, and so do embedding and head, once each. Without sequence
-// parallelism every sum is gathered. With it, what enters and leaves a layer's products is: twice
-// forward, four times backward. Full recomputation repeats one sum and two gathers.
-static double tensor_parallel_bytes(const Config *c, const Mesh *mesh) {
-    double T = mesh->tp.size, tokens = (double)c->micro_batch_size * c->seq_length;
-    double one = tokens * c->hidden_size * (double)sizeof(floatX) * (T - 1) / T;
-    int layers = c->num_layers / mesh->pp.size, again = c->recompute_granularity == RECOMPUTE_FULL;
-    bool embeds = mesh->pp.rank == 0, heads = mesh->pp.rank == mesh->pp.size - 1;
-    int sums = layers * (4 + again) + embeds + heads;
-    int gathers = c->sequence_parallel ? layers * (6 + 2 * again) + embeds + heads : sums;
-    double head = heads ? tokens * (double)sizeof(HeadStatistics) * (T - 1) : 0;
-    return one * (sums + gathers) + head;
-}
-
-// With sequence parallelism each rank has the gradients of LayerNorms for its own tokens.
-static double norms_bytes(const Config *c, const Mesh *mesh) {
-    int norms = 2 * (c->num_layers / mesh->pp.size) + (mesh->pp.rank == mesh->pp.size - 1);
-    return 2.0 * norms * c->hidden_size * (double)sizeof(float) * (mesh->tp.size - 1);
-}
-
-// The gradient of the word embeddings that a rank of the first or last stage sends to the other.
-static double words_bytes(const Config *c, const Mesh *mesh) {
-    return (double)c->vocab_size_padded / mesh->tp.size * c->hidden_size * (double)sizeof(float);
-}
-
 static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
     if (!is_cut(mesh)) return;
     fprintf(out, "bytes sent per micro-batch and rank, between parts of the model\n");
     if (mesh->tp.size > 1) {
-        fprintf(out, "  %-34s %16.0f\n", "tensor parallelism", tensor_parallel_bytes(c, mesh));
+        fprintf(out, "  %-34s %16.0f\n", "tensor parallelism", parts_tensor_bytes(c, mesh));
     }
     if (mesh->pp.size > 1) {
         int chunks = config_pipeline_chunks(c);
-        fprintf(out, "  %-34s %16.0f  each way", "to a neighbouring stage", hidden_bytes(c, mesh));
+        fprintf(out, "  %-34s %16.0f  each way", "to a neighbouring stage", parts_hidden_bytes(c, mesh));
         if (chunks > 1) fprintf(out, ", %d times", chunks);
         fputc('\n', out);
     }
     if (!c->sequence_parallel && mesh->pp.size == 1) return;
     fprintf(out, "bytes sent per step and rank, between parts of the model\n");
     if (c->sequence_parallel) {
-        fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", norms_bytes(c, mesh));
+        fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", parts_norms_bytes(c, mesh));
     }
     if (mesh->pp.size > 1) {
-        fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", words_bytes(c, mesh));
+        fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", parts_words_bytes(c, mesh));
     }
 }
 
@@ -430,21 +399,21 @@ static double pipeline_egress(const Config *c, const Mesh *mesh) {
     int nodes_in_line = stage < mesh->per_node ? mesh->nodes : mesh->pp.size;
     int chunks = config_pipeline_chunks(c), messages = nodes_in_line > 2 ? 2 * chunks : 2 * chunks - 1;
     if (mesh->pp.size == 1 || nodes_in_line == 1) return 0;
-    return hidden_bytes(c, mesh) * ranks * messages * c->micro_batches;
+    return parts_hidden_bytes(c, mesh) * ranks * messages * c->micro_batches;
 }
 
 // The same for the gradient of the tied embedding: of a node with ranks of the first or last stage.
 static double words_egress(const Config *c, const Mesh *mesh) {
     if (pipeline_egress(c, mesh) == 0) return 0;
     int ranks = mesh->pp.stride < mesh->per_node ? mesh->pp.stride : mesh->per_node;
-    return words_bytes(c, mesh) * ranks;
+    return parts_words_bytes(c, mesh) * ranks;
 }
 
 // What tensor parallelism sends out of a node in a step, where a group fills several nodes.
 static double tensor_parallel_egress(const Config *c, const Mesh *mesh) {
     int T = mesh->tp.size, per_node = mesh->per_node;
     if (T <= per_node) return 0;
-    return tensor_parallel_bytes(c, mesh) * (T - per_node) / (T - 1) * per_node * c->micro_batches;
+    return parts_tensor_bytes(c, mesh) * (T - per_node) / (T - 1) * per_node * c->micro_batches;
 }
 
 static void print_egress(const char *what, double bytes, FILE *out) {
@@ -508,6 +477,7 @@ bool plan_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, Mod
         print_host_gib(s, out);
         print_fits(config, &stages, &planner, out);
         print_between(config, s, out);
+        if (config->plan_network > 0) plan_time_report(config, &s->mesh, plan_rank, out);
     }
     stages_free(&stages);
     return ok;

@@ -358,6 +358,23 @@ check "stages of several chunks" chunks_sent
 check "memory of stages of several chunks" memory_as_planned 2 "${larger[@]}" \
     --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --max-position-embeddings 512
 
+# How long a step takes over a network, by arm, and which one to take.
+takes() { # ARM FLAGS...
+    "$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 16 --gpus-per-node 8 "${@:2}" \
+        >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
+    why=$(sed -n '/^step time/,$p' "$work/out")
+    grep -q "^  take ARM=$1: " "$work/out" && [[ $why == *"this run"* ]]
+}
+check "--plan-network: a slow one wants few bits" takes sdp4bit --plan-network 1
+check "--plan-network: a fast one wants no quantisation" takes baseline --plan-network 100000
+own_row() { # the run's own step is the row of its arm, of which --plan says the bytes
+    takes sdp4bit --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
+    awk '$1 == "sdp4bit" { arm = $2 " " $3 } /^  this run +[0-9.]+ +[0-9.]+ / { run = $3 " " $4 }
+        /out of each node +[0-9]/ { sent = $7 / 1e9 }
+        END { exit !(arm == run && split(arm, x) && x[1] - sent < 0.001 && sent - x[1] < 0.001 && x[2] > 120) }' \
+        "$work/out"
+}
+check "--plan-network: the run itself" own_row
 plan_refused() { # CODE TEXT FLAGS...
     local code=$1 text=$2
     shift 2

@@ -1,0 +1,87 @@
+// The table of arms: see arms.h.
+#include "llmc/run/arms.h"
+
+#include <math.h>
+
+const Arm arms[ARMS] = {
+    {.name = "baseline", .flags = "no flags", .reason = "nothing is quantised"},
+    {.name = "baseline-bf16", .flags = "--grad-reduce-in-bf16", .reason = "gradients in bf16",
+     .bf16_gradients = true},
+    {.name = "qwd", .flags = "--quantized-weights --wq-rounding stochastic",
+     .reason = "weights as differences in 4 bits", .weight_bits = 4},
+    {.name = "tlq-hs", .flags = "--quantized-gradients --hadamard-transform --gq-group-size-intra 128",
+     .reason = "gradients in 4 bits between nodes", .gradient_bits = 4},
+    {.name = "sdp4bit", .flags = "@configs/sdp4bit.args",
+     .reason = "gradients between nodes and weights in 4 bits", .gradient_bits = 4, .weight_bits = 4},
+};
+
+static void quantise_gradients(Config *c, const Arm *arm) {
+    c->quantized_gradients = arm->gradient_bits > 0;
+    if (!c->quantized_gradients) return;
+    c->hadamard_transform = true;
+    c->gradient_quantization_bits_inter = arm->gradient_bits;
+    c->gradient_quantization_bits_intra = 8;
+    c->gq_group_size_inter = c->gq_group_size_intra = 128;
+    c->gq_rounding = ROUND_STOCHASTIC;
+    c->gradients_quantization_start_iteration = 0;
+}
+
+static void quantise_weights(Config *c, const Arm *arm) {
+    c->quantized_weights = arm->weight_bits > 0;
+    if (!c->quantized_weights) return;
+    c->weight_quantization_method = WEIGHT_DIFFERENCE;
+    c->weight_quantization_bits = arm->weight_bits;
+    c->wq_group_size = 2048;
+    c->wq_rounding = ROUND_STOCHASTIC;
+}
+
+Config arm_config(const Config *run, const Arm *arm) {
+    Config c = *run;
+    c.use_distributed_optimizer = true;
+    c.grad_reduce_in_bf16 = arm->bf16_gradients;
+    c.hadamard_transform = false;
+    quantise_gradients(&c, arm);
+    quantise_weights(&c, arm);
+    return c;
+}
+
+// E[max^2] of the absolute values of a group of Gaussians: the integral of 2x P(max > x).
+static double largest_square(int group) {
+    const double end = 9, width = 1e-3;
+    double sum = 0;
+    for (double x = width / 2; x < end; x += width) {
+        sum += 2 * x * (1 - pow(erf(x / sqrt(2)), group)) * width;
+    }
+    return sum;
+}
+
+// bf16 rounds to nearest with 8 bits. A value m * 2^e, m in [1, 2), is off by at most 2^-8 * 2^e.
+// The mean square of that is 2^-14 / 12, relative to m^2 about half of it.
+static const double BF16_ERROR = 0x1p-14 / 12 / 2;
+
+double codec_gaussian_error(Codec codec, int group, Rounding rounding) {
+    CodecInfo info = codec_info(codec);
+    if (codec == CODEC_FP32) return 0;
+    if (!codec_grouped(codec)) return BF16_ERROR;
+    // Steps are as wide as the largest value over the levels. A value lies anywhere between two.
+    double square = largest_square(group) / ((double)info.levels * info.levels);
+    return square / (rounding == ROUND_NEAREST ? 12 : 6);
+}
+
+double arm_gradient_error(const GradWire *wire, bool inside, bool between) {
+    double sum = 0;
+    if (inside) sum += codec_gaussian_error(wire->intra_codec, wire->intra_group, wire->rounding);
+    if (between) sum += codec_gaussian_error(wire->inter_codec, wire->inter_group, wire->rounding);
+    return sqrt(sum);
+}
+
+int arm_choose(const double *ms, int count) {
+    double least = 0;
+    for (int i = 0; i < count; i++) {
+        if (ms[i] > 0 && (least == 0 || ms[i] < least)) least = ms[i];
+    }
+    for (int i = 0; i < count; i++) {
+        if (ms[i] > 0 && ms[i] <= ARM_NEAR * least) return i;
+    }
+    return -1;
+}

@@ -1,0 +1,17 @@
+// What the parts of a model that is cut send each other: tensor, sequence and pipeline parallelism.
+// Bytes that the rank which sees the ranks as `mesh` sends. Called by plan_report.c and plan_time.c.
+#pragma once
+#include "llmc/config/config.h"
+#include "llmc/ranks/mesh.h"
+LLMC_BEGIN
+
+// To a neighbouring stage with a micro-batch, each way, for each chunk of layers.
+double parts_hidden_bytes(const Config *c, const Mesh *mesh);
+// To the tensor-parallel group with a micro-batch.
+double parts_tensor_bytes(const Config *c, const Mesh *mesh);
+// To the tensor-parallel group in a step: the gradients of LayerNorms under sequence parallelism.
+double parts_norms_bytes(const Config *c, const Mesh *mesh);
+// From the first stage to the last and back in a step: the gradient of the word embeddings.
+double parts_words_bytes(const Config *c, const Mesh *mesh);
+
+LLMC_END

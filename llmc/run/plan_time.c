@@ -1,0 +1,181 @@
+// Step time by arm, for --plan: see plan_time.h.
+#include "llmc/run/plan_time.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "llmc/config/flops.h"
+#include "llmc/run/arms.h"
+#include "llmc/run/parts_traffic.h"
+#include "llmc/run/step_time.h"
+#include "llmc/run/traffic.h"
+
+// --- what a step of one rank takes ----------------------------------------------------------
+
+// Bytes per ms that a rank sends. All ranks of a node share its network.
+typedef struct Speeds {
+    double inside, between;
+} Speeds;
+
+static Speeds speeds_of(const Config *c, const Mesh *mesh) {
+    const double gigabit_ms = 1e9 / 8 / 1e3;
+    Speeds speeds = {c->plan_network_inside * gigabit_ms, c->plan_network * gigabit_ms / mesh->per_node};
+    return speeds;
+}
+
+// Passes over memory, in bytes per ms: what an H200 copies. AdamW moves 30 bytes for each element of
+// the shard. Sums of gradients, quantisation and new weights move about 12 for each of the rank's.
+static const double MEMORY_SPEED = 3.8e9;
+enum { ADAMW_BYTES = 30, OTHER_BYTES = 12 };
+
+// Does this stage hold the embeddings, as unit 0?
+static bool has_words(const Mesh *mesh) {
+    return mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1;
+}
+
+static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
+                                 Speeds speeds) {
+    const Plan *plan = traffic->plan;
+    const Bucket *bucket = &plan->bucket[b];
+    const WeightWire *weight = zero_weight_wire(zero);
+    WireBytes once = traffic_of_update(traffic, b, zero_grad_wire(zero, true), weight);
+    WireBytes forward = traffic_of_gather(traffic, b, false, weight);
+    WireBytes backward = traffic_of_gather(traffic, b, true, weight);
+    double elements = (double)(bucket->matrix_elements + bucket->tail_elements);
+    BucketLoad load = {
+        .layers = bucket->end_unit - bucket->first_unit - (has_words(mesh) && bucket->first_unit == 0),
+        .reductions = traffic->trips[b].reductions,
+        .grad_inside = (double)once.grad_intra / speeds.inside,
+        .grad_between = (double)once.grad_inter / speeds.between,
+        .weight_between = (double)once.weight_inter / speeds.between,
+        .weight_inside = (double)once.weight_intra / speeds.inside,
+        .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
+        .update = elements / plan->dp * ADAMW_BYTES / MEMORY_SPEED,
+    };
+    load.forward_gather = (double)forward.weight_inter / speeds.between +
+                          (double)forward.weight_intra / speeds.inside;
+    load.backward_gather = (double)backward.weight_inter / speeds.between +
+                           (double)backward.weight_intra / speeds.inside;
+    return load;
+}
+
+// ms of one micro-batch's passes on a rank without messages: measured, or the model's
+// floating-point operations at the GPU's rate. Full recomputation adds a forward pass.
+static double micro_batch_ms(const Config *c, const Mesh *mesh) {
+    if (c->plan_step_ms > 0) return c->plan_step_ms / c->micro_batches;
+    double flops = megatron_flops(c, c->global_batch_size) / mesh->world.size / c->micro_batches;
+    if (c->recompute_granularity == RECOMPUTE_FULL) flops *= 4.0 / 3;
+    return flops / (c->plan_tflops * 1e9);
+}
+
+// The share of the output layer in the model's operations.
+static double head_share(const Config *c) {
+    Config body = *c;
+    body.vocab_size_padded = 0;
+    return 1 - megatron_flops(&body, 1) / megatron_flops(c, 1);
+}
+
+// Shares the passes' time out among layers and head. A backward pass takes twice the time of a
+// forward pass, three times where it computes that again. A pipeline's stages are idle while it
+// fills and drains. Tensor parallelism's sums are waited for.
+static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Speeds speeds) {
+    int again = c->recompute_granularity == RECOMPUTE_FULL;
+    double one = micro_batch_ms(c, mesh), layers = 0;
+    double chunks = config_pipeline_chunks(c), idle = (mesh->pp.size - 1) / chunks;
+    if (c->plan_step_ms <= 0) one *= (load->micro_batches + idle) / load->micro_batches;
+    for (int b = 0; b < load->buckets; b++) layers += load->bucket[b].layers;
+    double layer = one * (1 - head_share(c)) / layers;
+    load->forward = layer / (3 + again);
+    load->backward = layer - load->forward;
+    load->head = one * head_share(c);
+    if (mesh->tp.size == 1 || c->plan_step_ms > 0) return;
+    double speed = mesh->tp.size <= mesh->per_node ? speeds.inside : speeds.between;
+    load->head += parts_tensor_bytes(c, mesh) / speed;
+}
+
+// --- rows of the table ----------------------------------------------------------------------
+
+typedef struct Row {
+    double ms;          // of a step; 0: this run cannot have the arm
+    double compute_ms;  // of its passes alone
+    double gigabytes;   // out of each node
+    double error;       // of the reduced gradient
+} Row;
+
+static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
+    StepTraffic traffic = traffic_make(c, mesh, zero);
+    const Plan *plan = traffic.plan;
+    const GradWire *grad = zero_grad_wire(zero, true);
+    Speeds speeds = speeds_of(c, mesh);
+    StepLoad load = {.buckets = plan->buckets, .micro_batches = c->micro_batches,
+                     .memory = (double)plan->arena_elements * OTHER_BYTES / MEMORY_SPEED};
+    load.bucket = (BucketLoad *)xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
+    for (int b = 0; b < load.buckets; b++) load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, speeds);
+    share_out(&load, c, mesh, speeds);
+    WireBytes sent = traffic_of_step(&traffic, grad, zero_weight_wire(zero));
+    Row row = {
+        .ms = step_time(&load),
+        .compute_ms = step_compute(&load),
+        .gigabytes = (double)(sent.grad_inter + sent.weight_inter) * mesh->per_node / 1e9,
+        .error = arm_gradient_error(grad, plan->options.per_node > 1, plan->options.nodes > 1),
+    };
+    free(load.bucket);
+    traffic_free(&traffic);
+    return row;
+}
+
+static Row plan_row(const Config *c, const Mesh *mesh, PlanRank plan_rank) {
+    MemoryPlan memory_plan = {0};
+    Error err;
+    Row row = {0};
+    Zero *zero = plan_rank(c, mesh, &memory_plan, &err);
+    if (zero) row = row_of(c, mesh, zero);
+    memory_plan_free(&memory_plan, NULL);
+    zero_free(zero);
+    return row;
+}
+
+static void print_row(const char *name, const Row *row, FILE *out) {
+    fprintf(out, "  %-16s", name);
+    if (row->ms == 0) {
+        fprintf(out, " %10s\n", "not with this run's flags");
+        return;
+    }
+    fprintf(out, " %10.3f %11.1f %11.2f %10.1f %%\n", row->gigabytes, row->ms, row->ms / row->compute_ms,
+            100 * row->error);
+}
+
+static void print_choice(const Row *row, const double *ms, FILE *out) {
+    int best = arm_choose(ms, ARMS), near = (int)lround(100 * (ARM_NEAR - 1));
+    if (best < 0) return;
+    fprintf(out, "  take ARM=%s: %s\n", arms[best].name, arms[best].flags);
+    fprintf(out, "    %s; %.1f times as fast as the baseline\n", arms[best].reason,
+            row[0].ms / row[best].ms);
+    if (best == 0) return;
+    fprintf(out, "    the arms above it change training less, but are more than %d %% slower than the fastest\n",
+            near);
+}
+
+static void print_head(const Config *c, const Row *run, FILE *out) {
+    fprintf(out, "step time over %g Gb/s between nodes, %g Gb/s for each GPU inside: computed\n",
+            c->plan_network, c->plan_network_inside);
+    fprintf(out, "  the passes of a step take %.1f ms", run->compute_ms);
+    if (c->plan_step_ms > 0) fprintf(out, " (--plan-step-ms)\n");
+    else fprintf(out, " at %g TFLOP/s for each GPU (--plan-tflops)\n", c->plan_tflops);
+    fprintf(out, "  %-16s %10s %11s %11s %12s\n", "", "GB out of", "ms a step", "over the", "error of the");
+    fprintf(out, "  %-16s %10s %11s %11s %12s\n", "arm", "each node", "", "passes", "gradient");
+}
+
+void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out) {
+    Row row[ARMS], run = plan_row(config, mesh, plan_rank);
+    double ms[ARMS];
+    for (int i = 0; i < ARMS; i++) {
+        Config other = arm_config(config, &arms[i]);
+        row[i] = plan_row(&other, mesh, plan_rank);
+        ms[i] = row[i].ms;
+    }
+    print_head(config, &run, out);
+    for (int i = 0; i < ARMS; i++) print_row(arms[i].name, &row[i], out);
+    print_row("this run", &run, out);
+    print_choice(row, ms, out);
+}

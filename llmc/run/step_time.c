@@ -1,0 +1,128 @@
+// Time of a step over a network: see step_time.h.
+#include "llmc/run/step_time.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+// Two links in a row. Each carries one message at a time, in order.
+typedef struct Links {
+    double first_free, second_free;
+} Links;
+static const Links ALL_FREE = {-INFINITY, -INFINITY};
+
+// When a message that may start at `start` leaves the second link.
+static double carry(Links *links, double start, double first, double second) {
+    links->first_free = fmax(start, links->first_free) + first;
+    links->second_free = fmax(links->first_free, links->second_free) + second;
+    return links->second_free;
+}
+
+// What a step finds and leaves behind.
+typedef struct Clock {
+    double now;
+    double *weights;      // (buckets) when the update's weights are there
+    int held[2];          // the bucket in each of the two slots that hold gathered weights; -1: none
+    double slot_free[2];  // when the passes were done with that slot
+    double gather_free;   // when the links have carried the last gather
+    Links gradients;
+    double reduced;       // when the last reduction was done
+} Clock;
+
+// Waits until a pass has the weights of bucket b. A gather starts as soon as its slot is free.
+static void wait_for_weights(Clock *clock, const StepLoad *load, int b, bool backward) {
+    const BucketLoad *bucket = &load->bucket[b];
+    double ready = clock->weights[b];
+    if (bucket->gathered && clock->held[b % 2] != b) {
+        double start = fmax(ready, fmax(clock->gather_free, clock->slot_free[b % 2]));
+        ready = start + (backward ? bucket->backward_gather : bucket->forward_gather);
+        clock->gather_free = ready;
+        clock->held[b % 2] = b;
+    }
+    clock->now = fmax(clock->now, ready);
+}
+
+static void pass(Clock *clock, const StepLoad *load, int b, bool backward) {
+    wait_for_weights(clock, load, b, backward);
+    clock->now += load->bucket[b].layers * (backward ? load->backward : load->forward);
+    clock->slot_free[b % 2] = clock->now;
+}
+
+static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
+    for (int b = 0; b < load->buckets; b++) pass(clock, load, b, false);
+    clock->now += load->head;
+    for (int b = load->buckets - 1; b >= 0; b--) {
+        const BucketLoad *bucket = &load->bucket[b];
+        pass(clock, load, b, true);
+        if (!last && bucket->reductions == 1) continue;
+        clock->reduced = carry(&clock->gradients, clock->now, bucket->grad_inside, bucket->grad_between);
+    }
+}
+
+// The optimiser needs all gradients: their norm clips. Then each bucket's new weights travel as
+// soon as they are there.
+static void update(Clock *clock, const StepLoad *load) {
+    Links links = ALL_FREE;
+    double updated = fmax(clock->now, clock->reduced) + load->memory;
+    for (int b = 0; b < load->buckets; b++) {
+        const BucketLoad *bucket = &load->bucket[b];
+        updated += bucket->update;
+        clock->weights[b] = carry(&links, updated, bucket->weight_between, bucket->weight_inside);
+    }
+    clock->held[0] = clock->held[1] = -1;
+}
+
+static void step(Clock *clock, const StepLoad *load) {
+    clock->gradients = ALL_FREE;
+    clock->reduced = clock->now;
+    for (int k = 0; k < load->micro_batches; k++) micro_batch(clock, load, k == load->micro_batches - 1);
+    update(clock, load);
+}
+
+// From one end of the backward passes to the next. A few steps are enough to repeat.
+enum { MOST_STEPS = 100 };
+double step_time(const StepLoad *load) {
+    Clock clock = {.held = {-1, -1}};
+    double period = 0, last = -1;
+    clock.weights = (double *)xcalloc((size_t)load->buckets, sizeof(double), "times of weights");
+    for (int i = 0; i < MOST_STEPS && fabs(period - last) > 1e-9; i++) {
+        double start = clock.now;
+        step(&clock, load);
+        last = period;
+        period = clock.now - start;
+    }
+    free(clock.weights);
+    return period;
+}
+
+double step_compute(const StepLoad *load) {
+    double once = load->head;
+    for (int b = 0; b < load->buckets; b++) {
+        once += load->bucket[b].layers * (load->forward + load->backward);
+    }
+    return load->micro_batches * once;
+}
+
+// Bucket b's turn comes in step b of the exchange's period, spread evenly.
+static int turn_of(int b, int buckets, int steps) { return (int)((int64_t)b * steps / buckets); }
+
+// Two periods: the first one fills the link, the second one counts.
+double step_time_local(const StepLoad *load, double alone, int steps, int delay) {
+    double now = 0, link_free = 0, counted = 0;
+    double *answer = (double *)xcalloc((size_t)load->buckets, sizeof(double), "times of answers");
+    for (int t = 0; t < 3 * steps + delay; t++) {
+        if (t == steps + delay) counted = now;
+        now += alone;
+        for (int b = 0; b < load->buckets; b++) {
+            int turn = turn_of(b, load->buckets, steps);
+            if (t % steps != turn) continue;
+            link_free = fmax(link_free, now) + load->bucket[b].exchange;
+            answer[b] = link_free;
+        }
+        for (int b = 0; b < load->buckets; b++) {
+            int turn = turn_of(b, load->buckets, steps);
+            if (t >= delay && (t - delay) % steps == turn) now = fmax(now, answer[b]);
+        }
+    }
+    free(answer);
+    return (now - counted) / (2 * steps);
+}
