@@ -70,24 +70,12 @@ static void forecast(const Saver *saver, int64_t iteration, uint64_t bytes) {
     if (*line) log_line(saver->log, "%s", line);
 }
 
-// Of a checkpoint, all ranks together: they see one file system.
-static uint64_t checkpoint_bytes(const Saver *saver) {
-    uint64_t bytes = 0;
-    for (int i = 0; i < saver->whole_count; i++) {
-        for (int kind = 0; kind < SLICE_KINDS; kind++) {
-            if (kind != SLICE_WEIGHT && saver->config->no_save_optim) continue;
-            bytes += (uint64_t)tensor_whole_elements(&saver->whole[i]) *
-                     (uint64_t)slice_kind_bytes((SliceKind)kind);
-        }
-    }
-    return bytes;
-}
-
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
-    uint64_t bytes = checkpoint_bytes(saver);
-    uint64_t own =
-        zero_own_checkpoint_bytes(saver->zero, !c->no_save_optim);  // of this rank's file, but for its header
+    bool optimizer = !c->no_save_optim;
+    // All ranks see one file system. This rank's file has a header besides.
+    uint64_t bytes = zero_checkpoint_bytes(saver->zero, saver->whole, saver->whole_count, optimizer);
+    uint64_t own = zero_own_checkpoint_bytes(saver->zero, optimizer);
     int rank;
     MPI_Comm_rank(saver->peers.comm, &rank);
     bool ok =

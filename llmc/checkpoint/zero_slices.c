@@ -3,9 +3,12 @@
 
 #include <stdlib.h>
 
-// Slices come kind by kind, each for all pieces. Without the optimiser the replica's alone.
-static const SliceKind kind_order[SLICE_KINDS] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG,
-                                                  SLICE_EXP_AVG_SQ};
+// Slices come kind by kind, each for all of its pieces. Without the optimiser the replica's alone.
+static const SliceKind KIND_ORDER[] = {
+    SLICE_WEIGHT,       SLICE_MASTER,        SLICE_EXP_AVG,          SLICE_EXP_AVG_SQ,     SLICE_RESIDUAL,
+    SLICE_LOCAL_MASTER, SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_OUTER_MOMENTUM,
+};
+_Static_assert(sizeof KIND_ORDER / sizeof *KIND_ORDER == SLICE_KINDS, "every kind has its place");
 
 Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
     int64_t before = t->split == 0 ? t->offset * t->whole[1] : 0;
@@ -14,33 +17,58 @@ Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
     return (Slice){t->name, kind, before + lo, before + hi, columns, 0};
 }
 
+static Slice slice_of_piece(const Zero *zero, SliceKind kind, const Piece *p) {
+    const Tensor *t = &zero_tensors(zero, NULL)[p->tensor];
+    Slice slice = slice_of_part(t, kind, p->lo, p->hi);
+    slice.node = slice_kind_per_node(kind) ? zero_node(zero) : 0;
+    return slice;
+}
+
 ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
-    int pieces, kinds = optimizer ? SLICE_KINDS : 1;
-    const Piece *piece = zero_pieces(zero, &pieces);
-    const Tensor *tensors = zero_tensors(zero, NULL);
-    ZeroSlices out = {.count = pieces * kinds};
-    out.slices = (Slice *)xcalloc((size_t)out.count + 1, sizeof(Slice), "the checkpoint's slices");
-    for (int i = 0; i < out.count; i++) {
-        const Piece *p = &piece[i % pieces];
-        const Tensor *t = &tensors[p->tensor];
-        // One of the ranks that hold the same elements saves them. The others' slices are empty.
-        out.slices[i] = slice_of_part(t, kind_order[i / pieces], p->lo, t->counted ? p->hi : p->lo);
+    ZeroSlices out = {NULL, 0};
+    for (int k = 0; k < SLICE_KINDS; k++) {
+        SliceKind kind = KIND_ORDER[k];
+        int pieces;
+        const Piece *piece = zero_pieces(zero, kind, &pieces);
+        if (!zero_saves(zero, kind, optimizer)) continue;
+        size_t room = ((size_t)out.count + (size_t)pieces + 1) * sizeof(Slice);
+        out.slices = (Slice *)xrealloc(out.slices, room, "the checkpoint's slices");
+        for (int i = 0; i < pieces; i++) {
+            Slice *slice = &out.slices[out.count++];
+            *slice = slice_of_piece(zero, kind, &piece[i]);
+            // One of the ranks that hold the same elements saves them. The others' slices are empty.
+            if (!zero_tensors(zero, NULL)[piece[i].tensor].counted) slice->hi = slice->lo;
+        }
     }
     return out;
 }
 
+// Slice i of zero_slices: the kind, and which of its pieces.
+typedef struct SliceSource {
+    SliceKind kind;
+    int piece;
+} SliceSource;
+
+static SliceSource source_of(const Zero *zero, int i) {
+    SliceSource source = {KIND_ORDER[0], i};
+    for (int k = 0; k < SLICE_KINDS; k++) {
+        int pieces;
+        source.kind = KIND_ORDER[k];
+        zero_pieces(zero, source.kind, &pieces);
+        if (source.piece < pieces) break;
+        source.piece -= pieces;
+    }
+    return source;
+}
+
 void zero_fetch_slice(void *context, int i, void *host) {
-    Zero *zero = (Zero *)context;
-    int pieces;
-    zero_pieces(zero, &pieces);
-    zero_fetch(zero, i % pieces, kind_order[i / pieces], host);
+    SliceSource source = source_of((Zero *)context, i);
+    zero_fetch((Zero *)context, source.piece, source.kind, host);
 }
 
 void zero_stage_slice(void *context, int i, void *pinned) {
-    Zero *zero = (Zero *)context;
-    int pieces;
-    zero_pieces(zero, &pieces);
-    zero_stage(zero, i % pieces, kind_order[i / pieces], pinned);
+    SliceSource source = source_of((Zero *)context, i);
+    zero_stage((Zero *)context, source.piece, source.kind, pinned);
 }
 
 void zero_slices_staged(void *context) { zero_staged((Zero *)context); }
@@ -67,23 +95,26 @@ static bool restore_weights(Zero *zero, const Checkpoint *checkpoint, Error *err
     return true;
 }
 
+// All pieces of a kind that this rank holds.
+static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
+    int pieces;
+    const Piece *piece = zero_pieces(zero, kind, &pieces);
+    for (int i = 0; i < pieces; i++) {
+        void *host = read_slice(checkpoint, slice_of_piece(zero, kind, &piece[i]), err);
+        if (!host) return false;
+        zero_put(zero, i, kind, host);
+        free(host);
+    }
+    return true;
+}
+
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err) {
     if (!restore_weights(zero, checkpoint, err)) return false;
     if (!optimizer) {
         zero_masters_from_weights(zero);
         return true;
     }
-    int pieces;
-    const Piece *piece = zero_pieces(zero, &pieces);
-    const Tensor *tensors = zero_tensors(zero, NULL);
-    for (int i = 0; i < pieces; i++) {
-        for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
-            Slice slice = slice_of_part(&tensors[piece[i].tensor], (SliceKind)kind, piece[i].lo, piece[i].hi);
-            void *host = read_slice(checkpoint, slice, err);
-            if (!host) return false;
-            zero_put(zero, i, (SliceKind)kind, host);
-            free(host);
-        }
-    }
-    return true;
+    return restore_kind(zero, checkpoint, SLICE_MASTER, err) &&
+           restore_kind(zero, checkpoint, SLICE_EXP_AVG, err) &&
+           restore_kind(zero, checkpoint, SLICE_EXP_AVG_SQ, err);
 }

@@ -139,8 +139,13 @@ typedef struct Piece {
     int64_t arena_at, state_at;  // where they lie in the layout's arena, and in masters and moments
 } Piece;
 
-// The pieces of the own shard, (*count).
-const Piece *zero_pieces(const Zero *zero, int *count);
+// Whether this run has state of that kind. From zero_plan on, as the next two.
+bool zero_keeps(const Zero *zero, SliceKind kind);
+// The pieces of that kind that this rank holds, (*count).
+const Piece *zero_pieces(const Zero *zero, SliceKind kind, int *count);
+// Which node's this rank's state is, of kinds that belong to nodes, and how many nodes there are.
+int zero_node(const Zero *zero);
+int zero_nodes(const Zero *zero);
 // Copies a piece's (hi - lo) elements of one kind to the host, or back. Each waits.
 void zero_fetch(Zero *zero, int piece, SliceKind kind, void *host);
 void zero_put(Zero *zero, int piece, SliceKind kind, const void *host);
@@ -159,7 +164,13 @@ void *zero_staging(const Zero *zero, uint64_t *bytes);
 void zero_stage(Zero *zero, int piece, SliceKind kind, void *pinned);
 void zero_copy_staged(Zero *zero);
 void zero_staged(Zero *zero);
-// Bytes that this rank saves of a checkpoint. From zero_plan on.
+// Bytes that this rank saves of a checkpoint, and that all ranks save together. whole: (count) the
+// parameters of the whole model. Without the optimiser weights alone are saved. From zero_plan on.
 uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer);
+uint64_t zero_checkpoint_bytes(const Zero *zero, const Tensor *whole, int count, bool optimizer);
+// Whether a save has that kind.
+static inline bool zero_saves(const Zero *zero, SliceKind kind, bool optimizer) {
+    return zero_keeps(zero, kind) && (optimizer || kind == SLICE_WEIGHT);
+}
 
 LLMC_END

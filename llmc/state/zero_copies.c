@@ -19,10 +19,15 @@ static void *piece_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes
 // Masters and moments of an offloaded optimiser are on the host already.
 static bool on_host(const Zero *zero, SliceKind kind) { return zero_offloads(zero) && kind != SLICE_WEIGHT; }
 
-const Piece *zero_pieces(const Zero *zero, int *count) {
-    *count = zero->piece_count;
+bool zero_keeps(const Zero *zero, SliceKind kind) { return kind < FIRST_KINDS; }
+
+const Piece *zero_pieces(const Zero *zero, SliceKind kind, int *count) {
+    *count = zero_keeps(zero, kind) ? zero->piece_count : 0;
     return zero->pieces;
 }
+
+int zero_node(const Zero *zero) { return zero->mesh->rail.rank; }
+int zero_nodes(const Zero *zero) { return zero->mesh->rail.size; }
 
 void zero_fetch(Zero *zero, int piece, SliceKind kind, void *host) {
     size_t bytes;
@@ -91,10 +96,29 @@ void zero_staged(Zero *zero) {
 }
 
 uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
-    uint64_t elements = 0, width = sizeof(floatX) + (optimizer ? 3 * sizeof(float) : 0);
-    for (int i = 0; i < zero->piece_count; i++) {
-        const Piece *piece = &zero->pieces[i];
-        if (zero->tensors[piece->tensor].counted) elements += (uint64_t)(piece->hi - piece->lo);
+    uint64_t bytes = 0;
+    for (int k = 0; k < SLICE_KINDS; k++) {
+        int count = 0;
+        SliceKind kind = (SliceKind)k;
+        const Piece *pieces = zero_saves(zero, kind, optimizer) ? zero_pieces(zero, kind, &count) : NULL;
+        for (int i = 0; i < count; i++) {
+            if (!zero->tensors[pieces[i].tensor].counted) continue;
+            bytes += (uint64_t)(pieces[i].hi - pieces[i].lo) * (uint64_t)slice_kind_bytes(kind);
+        }
     }
-    return elements * width;
+    return bytes;
+}
+
+uint64_t zero_checkpoint_bytes(const Zero *zero, const Tensor *whole, int count, bool optimizer) {
+    uint64_t bytes = 0;
+    for (int k = 0; k < SLICE_KINDS; k++) {
+        SliceKind kind = (SliceKind)k;
+        int copies = slice_kind_per_node(kind) ? zero_nodes(zero) : 1;
+        for (int i = 0; i < count && zero_saves(zero, kind, optimizer); i++) {
+            if (!slice_kind_holds(kind, whole[i].dims)) continue;
+            bytes += (uint64_t)copies * (uint64_t)tensor_whole_elements(&whole[i]) *
+                     (uint64_t)slice_kind_bytes(kind);
+        }
+    }
+    return bytes;
 }
