@@ -332,8 +332,8 @@ static const Option table[] = {
     INT("plan-world-size", plan_world_size, "0", 0, 1 << 20,
         "plan for so many ranks without starting them; one node without --gpus-per-node; 0: the real number"),
     REAL("plan-network", plan_network, "0", 0, 1e6,
-         "with --plan: Gb/s that a node sends to others. Tells how long a step takes with each arm, and which "
-         "arm to take; 0: off"),
+         "with --plan: Gb/s that a node sends to others. Tells how long a step takes with each arm, and "
+         "which arm to take; 0: off"),
     REAL("plan-network-inside", plan_network_inside, "2800", OPTION_ABOVE_ZERO, 1e6,
          "Gb/s that a GPU sends to others of its node; 2800: as NVLink of an H100 or H200 was measured"),
     REAL("plan-tflops", plan_tflops, "400", OPTION_ABOVE_ZERO, 1e6,

@@ -1,5 +1,6 @@
 // What the parts of a model that is cut send each other: tensor, sequence and pipeline parallelism.
-// Bytes that the rank which sees the ranks as `mesh` sends. Called by plan_report.c and plan_time.c.
+// Bytes that the rank which sees the ranks as `mesh` sends. For --plan (plan_report.c,
+// plan_time.c).
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/ranks/mesh.h"

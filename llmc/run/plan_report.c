@@ -223,7 +223,8 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
         fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", parts_norms_bytes(c, mesh));
     }
     if (mesh->pp.size > 1) {
-        fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", parts_words_bytes(c, mesh));
+        double words = parts_words_bytes(c, mesh);
+        fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", words);
     }
 }
 

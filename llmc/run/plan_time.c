@@ -23,8 +23,9 @@ static Speeds speeds_of(const Config *c, const Mesh *mesh) {
     return speeds;
 }
 
-// Passes over memory, in bytes per ms: what an H200 copies. AdamW moves 30 bytes for each element of
-// the shard. Sums of gradients, quantisation and new weights move about 12 for each of the rank's.
+// Passes over memory, in bytes per ms: what an H200 copies. AdamW moves 30 bytes for each element
+// of the shard. Sums of gradients, quantisation and new weights move about 12 for each of the
+// rank's.
 static const double MEMORY_SPEED = 3.8e9;
 enum { ADAMW_BYTES = 30, OTHER_BYTES = 12 };
 
@@ -152,7 +153,7 @@ static void print_choice(const Row *row, const double *ms, FILE *out) {
     fprintf(out, "    %s; %.1f times as fast as the baseline\n", arms[best].reason,
             row[0].ms / row[best].ms);
     if (best == 0) return;
-    fprintf(out, "    the arms above it change training less, but are more than %d %% slower than the fastest\n",
+    fprintf(out, "    arms above it change training less, but are more than %d %% slower than the fastest\n",
             near);
 }
 

@@ -78,7 +78,8 @@ static void errors_are_the_codecs_own(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double computed = codec_gaussian_error(cases[i].codec, cases[i].group, cases[i].rounding);
         double found = measured(cases[i].codec, cases[i].group, cases[i].rounding);
-        if (fabs(computed / found - 1) > 0.03) fail_msg("case %zu: %g computed, %g found", i, computed, found);
+        if (fabs(computed / found - 1) < 0.03) continue;
+        fail_msg("case %zu: %g computed, %g found", i, computed, found);
     }
     assert_true(codec_gaussian_error(CODEC_FP32, 0, ROUND_NEAREST) == 0);
 }

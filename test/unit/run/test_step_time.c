@@ -23,8 +23,8 @@ static Case *three(Case *c, BucketLoad each) {
         c->bucket[b].layers = b > 0;
         if (!each.reductions) c->bucket[b].reductions = 1;
     }
-    c->load = (StepLoad){.buckets = THREE, .bucket = c->bucket, .micro_batches = 1, .forward = 1, .backward = 2,
-                         .head = 3};
+    c->load = (StepLoad){.buckets = THREE, .bucket = c->bucket, .micro_batches = 1,
+                         .forward = 1, .backward = 2, .head = 3};
     return c;
 }
 
