@@ -1,8 +1,8 @@
-// SDP4Bit's numbers: the table of codecs, quantise, dequantise, the Hadamard transform, the
-// rounding bits, the summation tree of the norm. Inline for host and device, so that CPU ranks and
-// GPUs compute the same bits. Everything on the wire follows from this file and plan.h. README.md
-// explains it with a worked example. Included by plan.h, spikes.h and the tests, and through them
-// by every kernel.
+// SDP4Bit's numbers: the table of codecs, quantise, dequantise, the transforms, the rounding bits,
+// the summation tree of the norm. Inline for host and device, so that CPU ranks and GPUs compute
+// the same bits. Everything on the wire follows from this file and plan.h. README.md explains it
+// with a worked example. Included by plan.h, spikes.h and the tests, and through them by every
+// kernel.
 //
 // Exact regime: every operation is an IEEE-754 operation, nearly always fp32, as numerics.h spells
 // it.
@@ -31,16 +31,22 @@ HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
     return philox4x32(ROUNDING_ROUNDS, key.seed, key.purpose, low, high, key.step, key.source);
 }
 
-// --- Hadamard transform of order 32 (paper section 3.3) -----------------------------------------
+// --- transforms before gradients are quantised --------------------------------------------------
 
-// Unnormalised Sylvester transform of 32 values in place: stages 1, 2, 4, 8, 16, the difference in
-// the upper lane. Applied twice it multiplies by 32. The receiver multiplies by HADAMARD_INVERSE
-// once.
+// Hadamard: the paper's, of order 32, without random signs (section 3.3). Rotation: random signs,
+// then Hadamard of order 256. It makes any group look like a sample of a Gaussian, as EDEN wants.
+typedef enum Transform { TRANSFORM_NONE, TRANSFORM_HADAMARD, TRANSFORM_ROTATION } Transform;
+
+// Unnormalised Sylvester transform of `order` values in place, a power of two: stages 1, 2, 4, ...,
+// the difference in the upper lane. Applied twice it multiplies by the order. The receiver
+// multiplies by the inverse of the order once.
 #define HADAMARD_ORDER 32
 #define HADAMARD_INVERSE 0.03125f
-HD_FN void hadamard32(float *x) {
-    for (int stride = 1; stride < HADAMARD_ORDER; stride *= 2) {
-        for (int i = 0; i < HADAMARD_ORDER; i++) {
+#define ROTATION_ORDER 256
+#define ROTATION_INVERSE 0.00390625f
+HD_FN void hadamard(float *x, int order) {
+    for (int stride = 1; stride < order; stride *= 2) {
+        for (int i = 0; i < order; i++) {
             if (i & stride) continue;
             float lower = x[i], upper = x[i + stride];
             x[i] = f32_add(lower, upper);
@@ -48,21 +54,40 @@ HD_FN void hadamard32(float *x) {
         }
     }
 }
+HD_FN void hadamard32(float *x) { hadamard(x, HADAMARD_ORDER); }
+
+// The rotation's signs of the 32 elements at logical offsets 32*word .. 32*word+31: element i
+// changes its sign if bit i is set. The key has no source: sums over ranks happen inside the
+// rotation, so all ranks take the same signs.
+HD_FN uint32_t rotation_signs(RoundingKey key, uint64_t word) {
+    return rounding_bits(key, word / 4).v[word % 4];
+}
+// x, or -x where bit `i` of the signs is set.
+HD_FN float with_sign(float x, uint32_t signs, int i) {
+    return f32_from_bits(f32_bits(x) ^ (signs >> i & 1u) << 31);
+}
 
 // --- the table of codecs ------------------------------------------------------------------------
 
-// What travels for one element: ROW(ID, name, bits per element, L), one row per codec. A plain
-// codec (L = 0) sends the values themselves, as floats of so many bits. A grouped codec sends codes
-// -L..L, and one fp32 scale for each group of elements. Its codes are a stream of bits: element i's
-// code lies at bits [i * bits, (i + 1) * bits), in two's complement, and bit k of the stream is bit
-// k % 8 of byte k / 8. README.md, "Adding a codec", tells what else a row needs.
+// What travels for one element: ROW(ID, name, bits per element, L), one row per codec.
+//   plain    L = 0: the values themselves, as floats of so many bits
+//   uniform  codes -L..L in two's complement, and one fp32 scale for each group of elements
+//   EDEN     the sign in the top bit of a code, below it which of L levels; and one fp32 scale for
+//            each group of EDEN_GROUP elements
+// Codes are a stream of bits: element i's code lies at bits [i * bits, (i + 1) * bits), and bit k
+// of the stream is bit k % 8 of byte k / 8. README.md, "Adding a codec", tells what else a row
+// needs.
 #define PLAIN_CODECS(ROW)    \
     ROW(FP32, "fp32", 32, 0) \
     ROW(BF16, "bf16", 16, 0)
-#define GROUPED_CODECS(ROW) \
+#define UNIFORM_CODECS(ROW) \
     ROW(INT4, "int4", 4, 7) \
     ROW(INT8, "int8", 8, 127)
-#define ALL_CODECS(ROW) PLAIN_CODECS(ROW) GROUPED_CODECS(ROW)
+#define EDEN_CODECS(ROW)      \
+    ROW(EDEN4, "eden4", 4, 8) \
+    ROW(EDEN3, "eden3", 3, 4) \
+    ROW(EDEN2, "eden2", 2, 2)
+#define ALL_CODECS(ROW) PLAIN_CODECS(ROW) UNIFORM_CODECS(ROW) EDEN_CODECS(ROW)
 
 #define CODEC_ID(ID, NAME, BITS, LEVELS) CODEC_##ID,
 typedef enum Codec { ALL_CODECS(CODEC_ID) } Codec;
@@ -71,24 +96,29 @@ enum { CODECS = 0 ALL_CODECS(CODEC_COUNT) };
 
 // The codec of weights as they are.
 #define FLOATX_CODEC (sizeof(floatX) == sizeof(uint16_t) ? CODEC_BF16 : CODEC_FP32)
-// "4|8": the bits of the grouped codecs, for the table of flags.
+// "4|8": the bits of the uniform codecs, for the table of flags; "4|3|2": of EDEN.
 #define CODEC_BITS_CHOICE(ID, NAME, BITS, LEVELS) "|" #BITS
-#define CODEC_BITS_CHOICES (&(GROUPED_CODECS(CODEC_BITS_CHOICE))[1])
+#define CODEC_BITS_CHOICES (&(UNIFORM_CODECS(CODEC_BITS_CHOICE))[1])
+#define EDEN_BITS_CHOICES (&(EDEN_CODECS(CODEC_BITS_CHOICE))[1])
 
-// Values per scale: of weights; of gradients, also of both hops' common multiple.
-enum { LARGEST_GROUP = 16384, LARGEST_GRAD_GROUP = 4096 };
+// Values per scale: of weights; of gradients, also of both hops' common multiple; of EDEN. The last
+// is the rotation's order: EDEN's scale is unbiased for what a rotation mixes.
+enum { LARGEST_GROUP = 16384, LARGEST_GRAD_GROUP = 4096, EDEN_GROUP = ROTATION_ORDER };
 typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
 
 // What the rest of this folder takes for granted: values are fp32 or bf16; codes fit into their
 // bits and a byte; a block of 32 elements is whole words; code_stochastic knows up to 127 levels.
 #define CHECK_PLAIN(ID, NAME, BITS, LEVELS) \
     static_assert(((BITS) == 32 || (BITS) == 16) && (LEVELS) == 0, NAME ": a plain codec");
-#define CHECK_GROUPED(ID, NAME, BITS, LEVELS)                                                        \
+#define CHECK_UNIFORM(ID, NAME, BITS, LEVELS)                                                        \
     static_assert((BITS) >= 2 && (BITS) <= 8 && (LEVELS) > 0 && (LEVELS) < 1 << ((BITS) - 1) &&     \
                       HADAMARD_ORDER * (BITS) % 32 == 0,                                             \
-                  NAME ": a grouped codec");
+                  NAME ": a uniform codec");
+#define CHECK_EDEN(ID, NAME, BITS, LEVELS) \
+    static_assert((BITS) >= 2 && (BITS) <= 4 && (LEVELS) == 1 << ((BITS) - 1), NAME ": an EDEN codec");
 PLAIN_CODECS(CHECK_PLAIN)
-GROUPED_CODECS(CHECK_GROUPED)
+UNIFORM_CODECS(CHECK_UNIFORM)
+EDEN_CODECS(CHECK_EDEN)
 static_assert(CODEC_FP32 == 0, "what is not set travels as it is");
 static_assert(LARGEST_GROUP % HADAMARD_ORDER == 0 && LARGEST_GRAD_GROUP % HADAMARD_ORDER == 0,
               "groups are whole blocks");
@@ -96,7 +126,7 @@ static_assert(LARGEST_GROUP % HADAMARD_ORDER == 0 && LARGEST_GRAD_GROUP % HADAMA
 typedef struct CodecInfo {
     const char *name;
     int bits;    // per element
-    int levels;  // L; 0: plain
+    int levels;  // L; 0: plain. EDEN: of one sign
 } CodecInfo;
 
 // The codec's row. Only an enumerator has one: anything else ends the program.
@@ -111,23 +141,34 @@ HD_FN CodecInfo codec_info(Codec codec) {
     stop_here();
     return none;
 }
+// Does it send codes and scales of groups?
 HD_FN bool codec_grouped(Codec codec) { return codec_info(codec).levels > 0; }
+HD_FN bool codec_eden(Codec codec) {
+#define CODEC_IS(ID, NAME, BITS, LEVELS) || codec == CODEC_##ID
+    return false EDEN_CODECS(CODEC_IS);
+}
 
 // Bytes of so many elements' codes or values; elements is a multiple of 8, or the codec is plain.
 HD_FN int64_t codec_bytes(Codec codec, int64_t elements) {
     return elements * codec_info(codec).bits / 8;
 }
 
-// The grouped codec with so many bits. No other number gets here: the options know the table.
-HD_FN Codec codec_of_bits(int bits) {
+// The uniform codec with so many bits; and EDEN's. No other number gets here: the options know the
+// table.
 #define CODEC_OF_BITS(ID, NAME, BITS, LEVELS) \
     if (bits == (BITS)) return CODEC_##ID;
-    GROUPED_CODECS(CODEC_OF_BITS)
+HD_FN Codec codec_of_bits(int bits) {
+    UNIFORM_CODECS(CODEC_OF_BITS)
+    stop_here();
+    return CODEC_FP32;
+}
+HD_FN Codec eden_of_bits(int bits) {
+    EDEN_CODECS(CODEC_OF_BITS)
     stop_here();
     return CODEC_FP32;
 }
 
-// --- one group ----------------------------------------------------------------------------------
+// --- one group of a uniform codec ---------------------------------------------------------------
 
 // Symmetric absmax quantiser of one group (paper section 2.2; fp32 scale m/L). `largest` is the
 // group's max |x| as bits: the unsigned maximum of f32_bits(x) & 0x7FFFFFFF, which orders finite
@@ -191,17 +232,87 @@ HD_FN int unpack_code(uint64_t stream, int e, int bits) {
     return (raw ^ half) - half;
 }
 
-// --- the norm's summation tree ------------------------------------------------------------------
+// --- one group of EDEN --------------------------------------------------------------------------
 
-// Sums 32 values as a perfect binary tree over adjacent pairs. Where there are fewer, the caller
-// fills up with 0. It is the lowest part of the norm's tree (kernel_tree_sum). A GPU adds in a
+// EDEN (Vargaftik et al., ICML 2022) of a rotated group z: each element becomes the level nearest
+// to z / unit, with its sign. The scale is |z|^2 / <z, levels>. Then <z, decoded> = |z|^2, so what
+// is decoded has no component too few along z, and the mean over rotations is z. The levels are
+// Lloyd-Max's for a Gaussian of variance 1. The unit lies between the root mean square and a third
+// of the largest magnitude: that errs by 4 % less than the root mean square alone does (4 bits).
+#define EDEN4_LEVELS \
+    0.128395036f, 0.388048291f, 0.656759143f, 0.942340434f, 1.25623119f, 1.6180464f, 2.06901717f, 2.73258948f
+#define EDEN3_LEVELS 0.24509418f, 0.756005287f, 1.34390926f, 2.15194559f
+#define EDEN2_LEVELS 0.452780038f, 1.51041758f
+#define EDEN_UNIT_RMS 0.5f
+#define EDEN_UNIT_LARGEST 0.166666672f
+
+// Level k of a codec with so many bits.
+HD_FN float eden_level(int bits, int k) {
+    const float four[] = {EDEN4_LEVELS}, three[] = {EDEN3_LEVELS}, two[] = {EDEN2_LEVELS};
+    return bits == 4 ? four[k] : bits == 3 ? three[k] : two[k];
+}
+// Between levels k and k + 1.
+HD_FN float eden_threshold(int bits, int k) {
+    return f32_mul(0.5f, f32_add(eden_level(bits, k), eden_level(bits, k + 1)));
+}
+
+// What a group's largest magnitude decides, as bits (group_scale).
+#define EDEN_TINY 0x2B800000u     // the bits of 2^-40
+#define EDEN_HUGE 0x58800000u     // 2^50
+#define EDEN_LIFT 0x1p80f         // and its inverse
+typedef struct EdenLift {
+    float lift;    // z = x * lift: 1, or a power of two that keeps the squares' sum in range
+    float unlift;  // 1 / lift
+    float scale;   // of a group that sends zero codes: 0 below the normal range, NaN where a value
+                   // is not finite; any other group's is eden_scale
+    bool coded;    // not such a group
+} EdenLift;
+HD_FN EdenLift eden_lift(uint32_t largest) {
+    EdenLift e = {1.0f, 1.0f, 0.0f, true};
+    if (largest >= 0x7F800000u) e.scale = f32_from_bits(0x7FC00000u);
+    e.coded = largest >= 0x00800000u && largest < 0x7F800000u;
+    if (largest < EDEN_TINY) e.lift = EDEN_LIFT, e.unlift = 0x1p-80f;
+    if (largest >= EDEN_HUGE) e.lift = 0x1p-80f, e.unlift = EDEN_LIFT;
+    return e;
+}
+// 1 / unit of a coded group: from the sum of the squares of z and the largest |z|.
+HD_FN float eden_inverse(float squares, float largest) {
+    float rms = f32_mul(f32_sqrt(squares), 0.0625f);
+    return f32_div(1.0f, f32_add(f32_mul(rms, EDEN_UNIT_RMS), f32_mul(largest, EDEN_UNIT_LARGEST)));
+}
+static_assert(EDEN_GROUP == 256, "0.0625 is the square root of 1 / EDEN_GROUP");
+
+// The code of an element: v is |z| / unit, negative its sign bit.
+HD_FN int eden_code(float v, uint32_t negative, int bits) {
+    int level = 0, levels = 1 << (bits - 1);
+    for (int k = 0; k + 1 < levels; k++) level += v > eden_threshold(bits, k);
+    return level + (negative ? levels : 0);
+}
+// And back: the level with its sign.
+HD_FN float eden_value(int code, int bits) {
+    int levels = 1 << (bits - 1);
+    return with_sign(eden_level(bits, code & (levels - 1)), (uint32_t)code, bits - 1);
+}
+// The scale that a coded group sends, from the sums of z * z and of |z| * level. One that is not
+// finite is sent as NaN, with zero codes.
+HD_FN float eden_scale(float squares, float product, float unlift) {
+    float scale = f32_mul(f32_div(squares, product), unlift);
+    return (f32_bits(scale) & 0x7FFFFFFFu) < 0x7F800000u ? scale : f32_from_bits(0x7FC00000u);
+}
+
+// --- summation trees ----------------------------------------------------------------------------
+
+// Sums n values, a power of two, as a perfect binary tree over adjacent pairs. A GPU adds in a
 // thread, across lanes, then across blocks, and gets the same bits at any granularity. Destroys x.
-HD_FN float tree_sum32(float *x) {
-    for (int stride = 1; stride < 32; stride *= 2) {
-        for (int i = 0; i < 32; i += 2 * stride) x[i] = f32_add(x[i], x[i + stride]);
+HD_FN float tree_sum(float *x, int n) {
+    for (int stride = 1; stride < n; stride *= 2) {
+        for (int i = 0; i < n; i += 2 * stride) x[i] = f32_add(x[i], x[i + stride]);
     }
     return x[0];
 }
+// The lowest part of the norm's tree (kernel_tree_sum). Where there are fewer than 32 values, the
+// caller fills up with 0.
+HD_FN float tree_sum32(float *x) { return tree_sum(x, 32); }
 
 // --- replica hash -------------------------------------------------------------------------------
 

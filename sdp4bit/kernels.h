@@ -43,7 +43,7 @@ static inline WeightWindows weight_windows_of(const Bucket *bucket, floatX *weig
     return own;
 }
 
-// Level 1 of the gradient reduction (or the only level): scale by 1/dp, Hadamard, quantise.
+// Level 1 of the gradient reduction (or the only level): scale by 1/dp, transform, quantise.
 // Partition p = i * slots + slot goes to destination `slot` as its i-th partition. With two levels
 // slots = D and i = node; with a single level slots = dp, and there is one partition per slot.
 typedef struct QuantizePartitions {
@@ -52,7 +52,8 @@ typedef struct QuantizePartitions {
     SegmentTable table;
     int64_t lo, hi;         // chunk of every partition's matrix piece
     float scale;            // 1 / dp
-    bool hadamard;
+    Transform transform;    // chunks and groups are whole blocks of it, or it is of whole groups
+    RoundingKey rotation;   // of the signs of TRANSFORM_ROTATION
     Codec codec;
     int group;
     Codec tail_codec;       // plain
@@ -89,7 +90,7 @@ typedef struct SumRequantize {
 } SumRequantize;
 void kernel_sum_requantize(Stream *s, const SumRequantize *a);
 
-// The last level: sum the sources in order, inverse Hadamard, mask pads, store this rank's shard of
+// The last level: sum the sources in order, invert the transform, mask pads, store this rank's shard of
 // the reduced gradient. Or add to the shard, in fp32: shard + sum. And the leaves of the norm's
 // tree, of the values that then stand in the shard: leaf j of a piece is tree_sum32 of the squares
 // of its elements 32j .. 32j+31.
@@ -100,7 +101,8 @@ typedef struct SumFinal {
     Codec codec;
     int group;
     Codec tail_codec;         // plain
-    bool hadamard;
+    Transform transform;
+    RoundingKey rotation;     // of the signs of TRANSFORM_ROTATION
     int rank;                 // whose shard this is
     Bucket bucket;
     SegmentTable table;

@@ -8,12 +8,15 @@
 
 // --- codes and values ---------------------------------------------------------------------------
 
-// Decodes n elements that share a scale; n is a multiple of 8.
-static inline void decode_run(float *x, const uint8_t *codes, float scale, int n, int bits) {
+// Decodes n elements that share a scale; n is a multiple of 8. eden: codes of an EDEN codec.
+static inline void decode_run(float *x, const uint8_t *codes, float scale, int n, int bits, bool eden) {
     for (int i = 0; i < n; i += ROUNDING_BLOCK, codes += bits) {
         uint64_t stream = 0;
         memcpy(&stream, codes, (size_t)bits);
-        for (int e = 0; e < ROUNDING_BLOCK; e++) x[i + e] = code_value(unpack_code(stream, e, bits), scale);
+        for (int e = 0; e < ROUNDING_BLOCK; e++) {
+            int code = unpack_code(stream, e, bits);
+            x[i + e] = eden ? f32_mul(eden_value(code, bits), scale) : code_value(code, scale);
+        }
     }
 }
 
@@ -35,11 +38,11 @@ typedef struct SliceReader {
 } SliceReader;
 
 // x = elements [offset, offset + n) of the slice, group by group. Both are multiples of 8.
-static inline void read_groups(float *x, const SliceReader *r, int64_t offset, int n, int bits) {
+static inline void read_groups(float *x, const SliceReader *r, int64_t offset, int n, int bits, bool eden) {
     for (int i = 0; i < n;) {
         int rest = r->group - (int)((offset + i) % r->group), run = rest < n - i ? rest : n - i;
         float scale = r->scales[(offset + i) / r->group];
-        decode_run(x + i, r->codes + (offset + i) / 8 * bits, scale, run, bits);
+        decode_run(x + i, r->codes + (offset + i) / 8 * bits, scale, run, bits, eden);
         i += run;
     }
 }
@@ -49,8 +52,10 @@ static void read_slice(float *x, const SliceReader *r, int64_t offset, int n) {
 #define READ_VALUES(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: load_values(x, r->codes + codec_bytes(r->codec, offset), r->codec, n); return;
 #define READ_GROUPS(ID, NAME, BITS, LEVELS) \
-    case CODEC_##ID: read_groups(x, r, offset, n, BITS); return;
-    switch (r->codec) { PLAIN_CODECS(READ_VALUES) GROUPED_CODECS(READ_GROUPS) }
+    case CODEC_##ID: read_groups(x, r, offset, n, BITS, false); return;
+#define READ_EDEN(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: read_groups(x, r, offset, n, BITS, true); return;
+    switch (r->codec) { PLAIN_CODECS(READ_VALUES) UNIFORM_CODECS(READ_GROUPS) EDEN_CODECS(READ_EDEN) }
 }
 
 // --- messages -----------------------------------------------------------------------------------
@@ -81,20 +86,51 @@ static void sum_sources(float *acc, SliceReader first, int64_t stride, int sourc
     }
 }
 
+// --- transforms ---------------------------------------------------------------------------------
+
+static int transform_order(Transform transform) {
+    return transform == TRANSFORM_ROTATION ? ROTATION_ORDER : HADAMARD_ORDER;
+}
+
+// A block of the rotation whose first element has that logical offset takes its signs.
+static void flip_signs(float *x, RoundingKey rotation, int64_t logical) {
+    for (int i = 0; i < ROTATION_ORDER; i += 32) {
+        uint32_t signs = rotation_signs(rotation, (uint64_t)(logical + i) / 32);
+        for (int k = 0; k < 32; k++) x[i + k] = with_sign(x[i + k], signs, k);
+    }
+}
+
+// One block of the transform's order: there, and back.
+static void transform_block(float *x, Transform transform, RoundingKey rotation, int64_t logical) {
+    if (transform == TRANSFORM_NONE) return;
+    if (transform == TRANSFORM_ROTATION) flip_signs(x, rotation, logical);
+    hadamard(x, transform_order(transform));
+}
+static void invert_block(float *x, Transform transform, RoundingKey rotation, int64_t logical) {
+    if (transform == TRANSFORM_NONE) return;
+    bool rotated = transform == TRANSFORM_ROTATION;
+    int order = transform_order(transform);
+    hadamard(x, order);
+    for (int i = 0; i < order; i++) x[i] = f32_mul(x[i], rotated ? ROTATION_INVERSE : HADAMARD_INVERSE);
+    if (rotated) flip_signs(x, rotation, logical);
+}
+
 // --- gradients ----------------------------------------------------------------------------------
 
 static void quantize_partition(const QuantizePartitions *a, uint8_t *message, int i, int64_t partition) {
     MessageSections to = message_sections(&a->message, i);
     float *scales = (float *)(void *)(message + to.scales);
     SliceWriter w = {message + to.codes, scales, a->codec, a->group, a->rounding, a->key};
-    int n = piece_size(a->codec, a->group);
+    int group = piece_size(a->codec, a->group), order = transform_order(a->transform);
+    int n = group > order ? group : order;
     float x[LARGEST_GROUP];
     for (int64_t at = a->lo; at < a->hi; at += n) {
         int64_t position = partition * a->bucket.matrix_per_rank + at;
-        for (int j = 0; j < n; j++) x[j] = f32_mul(a->grads[position + j], a->scale);
-        for (int j = 0; a->hadamard && j < n; j += BLOCK) hadamard32(x + j);
         const Segment *segment = segment_of(a->table, position);
-        write_slice(&w, at - a->lo, x, n, segment->logical + position - segment->start);
+        int64_t logical = segment->logical + position - segment->start;
+        for (int j = 0; j < n; j++) x[j] = f32_mul(a->grads[position + j], a->scale);
+        for (int j = 0; j < n; j += order) transform_block(x + j, a->transform, a->rotation, logical + j);
+        for (int j = 0; j < n; j += group) write_slice(&w, at - a->lo + j, x + j, group, logical + j);
     }
     const float *tail = a->grads + a->bucket.matrix_elements + partition * a->bucket.tail_per_rank;
     for (int64_t j = 0; j < a->message.tail_elements; j++) {
@@ -157,20 +193,21 @@ static void store_sums(const SumFinal *a, float *to, const float *x, int n) {
 void kernel_sum_final(Stream *s, const SumFinal *a) {
     SliceReader matrix = matrix_of(a->received, &a->in, 0, a->codec, a->group);
     SliceReader tail = tail_of(a->received, &a->in, 0, a->tail_codec);
-    float x[BLOCK];
-    for (int64_t at = a->lo; at < a->hi; at += BLOCK) {
-        sum_sources(x, matrix, a->in.bytes, a->sources, at - a->lo, BLOCK);
-        if (a->hadamard) {
-            hadamard32(x);
-            for (int j = 0; j < BLOCK; j++) x[j] = f32_mul(x[j], HADAMARD_INVERSE);
-        }
+    int order = transform_order(a->transform);
+    float x[ROTATION_ORDER];
+    for (int64_t at = a->lo; at < a->hi; at += order) {
+        sum_sources(x, matrix, a->in.bytes, a->sources, at - a->lo, order);
         int64_t position = a->rank * a->bucket.matrix_per_rank + at;
         const Segment *segment = segment_of(a->table, position);
-        for (int j = 0; j < BLOCK; j++) {
-            if (position + j - segment->start >= segment->numel) x[j] = 0.0f;
+        int64_t offset = position - segment->start;
+        invert_block(x, a->transform, a->rotation, segment->logical + offset);
+        for (int j = 0; j < order; j++) {
+            if (offset + j >= segment->numel) x[j] = 0.0f;
         }
-        store_sums(a, a->own.matrix + at, x, BLOCK);
-        a->matrix_leaves[at / BLOCK] = square_leaf(a->own.matrix + at, BLOCK);
+        store_sums(a, a->own.matrix + at, x, order);
+        for (int j = 0; j < order; j += BLOCK) {
+            a->matrix_leaves[(at + j) / BLOCK] = square_leaf(a->own.matrix + at + j, BLOCK);
+        }
     }
     for (int64_t at = 0; at < a->in.tail_elements; at += BLOCK) {
         int n = block_size(a->in.tail_elements - at);

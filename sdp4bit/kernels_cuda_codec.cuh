@@ -32,7 +32,7 @@ struct CodecValue {
 // Calls launch with the codec, which for with_plain_codec is a plain one.
 template <class Launch>
 static void with_codec(Codec codec, Launch launch) {
-    switch (codec) { ALL_CODECS(CUDA_CODEC_CASE) }
+    switch (codec) { PLAIN_CODECS(CUDA_CODEC_CASE) UNIFORM_CODECS(CUDA_CODEC_CASE) default: break; }
     stop_here();
 }
 template <class Launch>

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
                            turn + 1 < t.per_worker ? t.n - tile - tile_size<S>(t) : 0);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
-            if (a.hadamard) hadamard_lanes(x[v]);
+            if (a.transform == TRANSFORM_HADAMARD) hadamard_lanes(x[v]);
         }
         if constexpr (S::PLAIN) store_plain_tile<S, CODEC>(codes, x, tile, elements);
         else write_tile<S, CODEC>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED ? 4 : 
         for (int v = 0; v < S::RUNS; v++) {
             bool live = run_live<S>(elements, v);
             int64_t offset = tile + thread_start<S>() + v * S::SPAN;
-            if (a.hadamard) {
+            if (a.transform == TRANSFORM_HADAMARD) {
                 hadamard_lanes(x[v]);
 #pragma unroll
                 for (int e = 0; e < PACKED; e++) x[v][e] = f32_mul(x[v][e], HADAMARD_INVERSE);

@@ -103,7 +103,8 @@ typedef struct GradWire {
     Codec intra_codec, inter_codec;
     int intra_group, inter_group;
     Codec tail_codec;   // plain: BF16 when the matrices are quantised, else as the matrices
-    bool hadamard;
+    Transform transform;    // with TRANSFORM_ROTATION a group divides the rotation's order, or the
+                            // other way round
     Rounding rounding;
     int chunks;         // pipeline chunks K of every bucket; 0: plan_chunks chooses for each
 } GradWire;

@@ -71,6 +71,34 @@ static inline void quantize_group(const SliceWriter *w, const float *x, int64_t 
     }
 }
 
+// One group x of an EDEN codec, rotated before, becomes codes and *scale. bits: a constant where
+// this is called.
+static inline void eden_group(const float *x, uint8_t *codes, float *scale, int bits) {
+    float squares[EDEN_GROUP], products[EDEN_GROUP], size[EDEN_GROUP];
+    int code[EDEN_GROUP];
+    uint32_t largest = largest_bits(x, EDEN_GROUP);
+    EdenLift e = eden_lift(largest);
+    *scale = e.scale;
+    memset(codes, 0, (size_t)(EDEN_GROUP * bits / 8));
+    if (!e.coded) return;
+    for (int i = 0; i < EDEN_GROUP; i++) {
+        size[i] = f32_mul(fabsf(x[i]), e.lift);
+        squares[i] = f32_mul(size[i], size[i]);
+    }
+    float sum = tree_sum(squares, EDEN_GROUP);
+    float inverse = eden_inverse(sum, f32_mul(f32_from_bits(largest), e.lift));
+    for (int i = 0; i < EDEN_GROUP; i++) {
+        code[i] = eden_code(f32_mul(size[i], inverse), f32_bits(x[i]) >> 31, bits);
+        products[i] = f32_mul(size[i], fabsf(eden_value(code[i], bits)));
+    }
+    *scale = eden_scale(sum, tree_sum(products, EDEN_GROUP), e.unlift);
+    if (*scale != *scale) return;
+    for (int i = 0; i < EDEN_GROUP; i += ROUNDING_BLOCK, codes += bits) {
+        uint64_t stream = pack_codes(code + i, bits);
+        memcpy(codes, &stream, (size_t)bits);
+    }
+}
+
 // Writes n elements, `offset` elements into the slice: one group, or any number for a plain codec.
 static inline void write_slice(const SliceWriter *w, int64_t offset, const float *x, int n, int64_t logical) {
     uint8_t *codes = w->codes + codec_bytes(w->codec, offset);
@@ -80,7 +108,9 @@ static inline void write_slice(const SliceWriter *w, int64_t offset, const float
     case CODEC_##ID:                                                                           \
         quantize_group(w, x, logical, codes, w->scales + offset / w->group, BITS, LEVELS);     \
         return;
-    switch (w->codec) { PLAIN_CODECS(WRITE_VALUES) GROUPED_CODECS(WRITE_GROUP) }
+#define WRITE_EDEN(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: eden_group(x, codes, w->scales + offset / EDEN_GROUP, BITS); return;
+    switch (w->codec) { PLAIN_CODECS(WRITE_VALUES) UNIFORM_CODECS(WRITE_GROUP) EDEN_CODECS(WRITE_EDEN) }
 }
 
 // Elements handled at a time: one group of a grouped codec, any block of a plain one.

@@ -88,7 +88,8 @@ static void quantize(const Chunk *c, const float *grads) {
     q.lo = c->lo;
     q.hi = c->hi;
     q.scale = 1.0f / (float)step->plan->dp;
-    q.hadamard = step->grad_wire.hadamard;
+    q.transform = step->grad_wire.transform;
+    q.rotation = rounding_key(step, PURPOSE_ROTATION, 0);
     q.codec = c->node_hop ? step->grad_wire.intra_codec : step->grad_wire.inter_codec;
     q.group = c->node_hop ? step->grad_wire.intra_group : step->grad_wire.inter_group;
     q.tail_codec = step->grad_wire.tail_codec;
@@ -168,7 +169,8 @@ static void sum_shard(const Chunk *c, Windows own, float *matrix_leaves, float *
     f.codec = c->rail_hop ? step->grad_wire.inter_codec : step->grad_wire.intra_codec;
     f.group = c->rail_hop ? step->grad_wire.inter_group : step->grad_wire.intra_group;
     f.tail_codec = step->grad_wire.tail_codec;
-    f.hadamard = step->grad_wire.hadamard;
+    f.transform = step->grad_wire.transform;
+    f.rotation = rounding_key(step, PURPOSE_ROTATION, 0);
     f.rank = step->mesh->dp.rank;
     f.bucket = *c->bucket;
     f.table = c->table;

@@ -205,7 +205,7 @@ static void bench_quantize(Bench *b, int64_t n, Codec codec, int group, bool had
     q.table = l.table;
     q.hi = l.bucket.matrix_per_rank;
     q.scale = 0.125f;
-    q.hadamard = hadamard;
+    q.transform = hadamard ? TRANSFORM_HADAMARD : TRANSFORM_NONE;
     q.codec = codec, q.group = group, q.tail_codec = CODEC_BF16, q.rounding = rounding;
     q.key = KEY;
     q.slots = 4;
@@ -264,7 +264,7 @@ static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group
     f.sources = sources;
     f.in = message_layout(codec, group, shard, 1, CODEC_BF16, 0);
     f.codec = codec, f.group = group, f.tail_codec = CODEC_BF16;
-    f.hadamard = hadamard;
+    f.transform = hadamard ? TRANSFORM_HADAMARD : TRANSFORM_NONE;
     f.bucket = l.bucket;
     f.table = l.table;
     f.hi = shard;

@@ -120,7 +120,8 @@ HD_FN uint32_t philox_half(Philox4 bits, int e) {
     return (bits.v[e >> 1] >> (16 * (e & 1))) & 0xFFFFu;
 }
 
-// What random bits are for: rounding at three places, dropout, initial weights, sampling of text.
+// What random bits are for: rounding at three places, dropout, initial weights, sampling of text,
+// signs of the gradients' rotation.
 // The purpose is part of Philox's key, so no two uses share bits.
 enum {
     PURPOSE_GRAD_LEVEL1 = 1,
@@ -128,5 +129,6 @@ enum {
     PURPOSE_WEIGHT = 3,
     PURPOSE_DROPOUT = 4,
     PURPOSE_INIT = 5,
-    PURPOSE_SAMPLE = 6
+    PURPOSE_SAMPLE = 6,
+    PURPOSE_ROTATION = 7
 };

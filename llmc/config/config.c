@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "llmc/config/config_check.h"
+#include "sdp4bit/codec.h"
 
 bool config_only_checks_data(const Config *config) {
     return config->check_data && config->inspect_data < 0 && !config->plan;
@@ -83,9 +84,13 @@ bool config_parse(Config *config, int argc, char **argv, char *notes, size_t not
     bool *given = (bool *)xcalloc((size_t)rows, sizeof *given, "options");
     bool ok = parse_words(config, given, notes, notes_bytes, err);
     free(given);
-    if (ok) replace_wandb(config, notes, notes_bytes);
-    else config_free(config);
-    return ok;
+    if (!ok) {
+        config_free(config);
+        return false;
+    }
+    replace_wandb(config, notes, notes_bytes);
+    if (config->gradient_quantization_method == GRADIENT_EDEN) config->gq_group_size_inter = EDEN_GROUP;
+    return true;
 }
 
 void config_free(Config *config) {

@@ -22,6 +22,8 @@ typedef enum WeightDecayStyle {
 } WeightDecayStyle;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
+// Codecs of the hop between nodes: scales by the largest value of a group | EDEN
+typedef enum GradientMethod { GRADIENT_UNIFORM, GRADIENT_EDEN } GradientMethod;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
 // What data-parallel ranks share out (README, Memory): the optimiser's state alone; gradients too;
@@ -80,6 +82,7 @@ typedef struct Config {
     bool quantized_weights, quantized_gradients, hadamard_transform;
     int weight_quantization_bits, wq_group_size;
     WeightMethod weight_quantization_method;
+    GradientMethod gradient_quantization_method;
     int gradient_quantization_bits_inter, gradient_quantization_bits_intra, gq_group_size_inter,
         gq_group_size_intra;
     int gradient_alltoall_pipeline;

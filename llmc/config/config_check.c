@@ -289,12 +289,39 @@ static void note_idle_quantisation(const Parsed *p) {
                                       offsetof(Config, gq_group_size_inter),
                                       offsetof(Config, gq_group_size_intra),
                                       offsetof(Config, gq_rounding),
+                                      offsetof(Config, gradient_quantization_method),
                                       offsetof(Config, gradients_quantization_start_iteration)};
     static const size_t weight[] = {
         offsetof(Config, weight_quantization_bits), offsetof(Config, wq_group_size),
         offsetof(Config, weight_quantization_method), offsetof(Config, wq_rounding)};
     note_idle(p, p->config->quantized_gradients, "--quantized-gradients", gradient, COUNT_OF(gradient));
     note_idle(p, p->config->quantized_weights, "--quantized-weights", weight, COUNT_OF(weight));
+}
+
+// Bits and groups that go with the codec of the hop between nodes.
+static bool check_gradient_codec(const Parsed *p) {
+    const Config *c = p->config;
+    bool eden = c->gradient_quantization_method == GRADIENT_EDEN;
+    const char *method = eden ? "eden" : "uniform", *bits = eden ? EDEN_BITS_CHOICES : CODEC_BITS_CHOICES;
+    char inter[16];
+    snprintf(inter, sizeof inter, "%d", c->gradient_quantization_bits_inter);
+    if (options_choice(bits, inter) < 0) {
+        return REFUSE("--gradient-quantization-method %s takes --gradient-quantization-bits-inter %s, not %s",
+                      method, bits, inter);
+    }
+    if (!eden) return true;
+    if (GIVEN(p, gq_group_size_inter) && c->gq_group_size_inter != EDEN_GROUP) {
+        return REFUSE("--gradient-quantization-method eden has groups of %d between nodes; drop "
+                      "--gq-group-size-inter %d", EDEN_GROUP, c->gq_group_size_inter);
+    }
+    if (EDEN_GROUP % c->gq_group_size_intra && c->gq_group_size_intra % EDEN_GROUP) {
+        return REFUSE("--gq-group-size-intra %d must divide %d or be a multiple of it with "
+                      "--gradient-quantization-method eden", c->gq_group_size_intra, EDEN_GROUP);
+    }
+    if (c->hadamard_transform) {
+        NOTE("--hadamard-transform has no effect with --gradient-quantization-method eden, which rotates");
+    }
+    return true;
 }
 
 static bool check_quantisation(const Parsed *p) {
@@ -309,7 +336,9 @@ static bool check_quantisation(const Parsed *p) {
             "there is "
             "no other");
     }
-    int64_t common = lcm64(c->gq_group_size_intra, c->gq_group_size_inter);
+    if (!check_gradient_codec(p)) return false;
+    bool uniform = c->gradient_quantization_method == GRADIENT_UNIFORM;
+    int64_t common = lcm64(c->gq_group_size_intra, uniform ? c->gq_group_size_inter : EDEN_GROUP);
     if (common > LARGEST_GRAD_GROUP) {
         return REFUSE(
             "--gq-group-size-intra %d and --gq-group-size-inter %d have the least common multiple %lld; it "

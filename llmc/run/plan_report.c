@@ -381,7 +381,7 @@ static void print_arms(const StagePlan *s, FILE *out) {
     const GradWire bf16 = {.intra_codec = CODEC_BF16, .inter_codec = CODEC_BF16, .tail_codec = CODEC_BF16};
     // The paper's arm, as in configs/sdp4bit.args.
     const GradWire four = {.intra_codec = CODEC_INT8, .inter_codec = CODEC_INT4, .intra_group = 128,
-                           .inter_group = 128, .tail_codec = CODEC_BF16, .hadamard = true};
+                           .inter_group = 128, .tail_codec = CODEC_BF16, .transform = TRANSFORM_HADAMARD};
     const WeightWire plain = {.codec = CODEC_BF16};
     const WeightWire differences = {.codec = CODEC_INT4, .group = 2048, .difference = true};
     double most = arm_egress(s, &fp32, &plain), less = arm_egress(s, &bf16, &plain);

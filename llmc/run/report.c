@@ -96,9 +96,10 @@ void report_start(Run *run) {
              c->wq_group_size, c->weight_quantization_bits);
     log_line(run->log,
              "Gradient Quantization: %s, gradient quantization intra-node group size = %d, bits = %d; "
-             "inter-node group size = %d, bits = %d.",
+             "inter-node group size = %d, bits = %d%s.",
              truth(c->quantized_gradients), c->gq_group_size_intra, c->gradient_quantization_bits_intra,
-             c->gq_group_size_inter, c->gradient_quantization_bits_inter);
+             c->gq_group_size_inter, c->gradient_quantization_bits_inter,
+             c->gradient_quantization_method == GRADIENT_EDEN ? " (EDEN)" : "");
     if (run->mesh.dp.size == 1) log_idle_flags(run->log);
     report_batch(run);
     log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",

@@ -18,11 +18,15 @@ static void choose_wires(Zero *zero) {
     if (c->quantized_gradients) {
         GradWire *w = &zero->grad_wire;
         w->intra_codec = codec_of_bits(c->gradient_quantization_bits_intra);
-        w->inter_codec = codec_of_bits(c->gradient_quantization_bits_inter);
+        bool eden = c->gradient_quantization_method == GRADIENT_EDEN;
+        w->inter_codec = eden ? eden_of_bits(c->gradient_quantization_bits_inter)
+                              : codec_of_bits(c->gradient_quantization_bits_inter);
         w->intra_group = c->gq_group_size_intra;
         w->inter_group = c->gq_group_size_inter;
         w->tail_codec = CODEC_BF16;
-        w->hadamard = c->hadamard_transform;
+        w->transform = eden                   ? TRANSFORM_ROTATION
+                       : c->hadamard_transform ? TRANSFORM_HADAMARD
+                                               : TRANSFORM_NONE;
     }
     WeightWire weight = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
     if (c->quantized_weights) {

@@ -28,7 +28,7 @@
 #define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
 #define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
 
-enum { SEED = 20240901, PURPOSE_DATA = 7 };  // of the random bits that make data: none of the program's own
+enum { SEED = 20240901, PURPOSE_DATA = 200 };  // of the random bits that make data: none of the program's own
 
 typedef struct Dump {
     Device *device;
@@ -187,7 +187,7 @@ typedef struct Case {
     int nodes, per_node, rank;  // rank: the one that receives
     Codec intra, inter, tail;
     int group_intra, group_inter;
-    bool hadamard;
+    Transform transform;
     Rounding rounding;
     int chunks;
     Codec weight;
@@ -230,7 +230,7 @@ static void build_plan(Run *r, int64_t values) {
     r->bucket = r->plan.bucket[0];
     r->elements = r->bucket.matrix_elements + r->bucket.tail_elements;
     GradWire wire = {c->intra, c->inter,    c->group_intra, c->group_inter,
-                     c->tail,  c->hadamard, c->rounding,    c->chunks};
+                     c->tail,  c->transform, c->rounding,    c->chunks};
     WeightWire weight = {c->weight, c->group_weight, c->difference, c->weight_rounding};
     r->wire = wire;
     r->weight_wire = weight;
@@ -253,7 +253,7 @@ static void quantize_rank(Run *r, const float *grads, int k, int node, int local
     q.table = table_of(r);
     plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &q.lo, &q.hi);
     q.scale = 1.0f / (float)r->plan.dp;
-    q.hadamard = r->c.hadamard;
+    q.transform = r->c.transform;
     q.codec = node_hop ? r->c.intra : r->c.inter;
     q.group = node_hop ? r->c.group_intra : r->c.group_inter;
     q.tail_codec = r->c.tail;
@@ -382,7 +382,7 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     f.codec = node_hop ? r->c.intra : r->c.inter;
     f.group = node_hop ? r->c.group_intra : r->c.group_inter;
     f.tail_codec = r->c.tail;
-    f.hadamard = r->c.hadamard;
+    f.transform = r->c.transform;
     f.rank = r->c.rank;
     f.bucket = r->bucket;
     f.table = table_of(r);
@@ -608,7 +608,7 @@ static void run_case(Dump *d, const Case *c, int64_t values, int index) {
     build_plan(&r, values);
     snprintf(d->prefix, sizeof d->prefix, "case%d %dx%d %s/%d %s/%d%s%s k%d %s/%d%s%s", index, c->nodes,
              c->per_node, codec_info(c->intra).name, c->group_intra, codec_info(c->inter).name,
-             c->group_inter, c->hadamard ? " H" : "", c->rounding == ROUND_STOCHASTIC ? " stochastic" : "",
+             c->group_inter, c->transform == TRANSFORM_HADAMARD ? " H" : c->transform ? " R" : "", c->rounding == ROUND_STOCHASTIC ? " stochastic" : "",
              c->chunks, codec_info(c->weight).name, c->group_weight, c->difference ? " difference" : "",
              c->weight_rounding == ROUND_STOCHASTIC ? " stochastic" : "");
     if (r.plan.dp > 1) reduce(&r);

@@ -68,6 +68,11 @@ static const ModelArm arms[] = {
       "--verify-wire"},
      {I8, I4, 128, 128, H, true, SR, 2},
      {I4, 128, true, RN}, 3},
+    {"EDEN 3, optim_grads, 2 micro-batches",
+     {"--quantized-gradients", "--gq-group-size-intra", "64", "--gradient-quantization-method", "eden",
+      "--gradient-quantization-bits-inter", "3", "--quantized-weights"},
+     {I8, CODEC_EDEN3, 64, 256, H, TRANSFORM_ROTATION, SR, 0},
+     {I4, 2048, true, RN}, 2},
     {"baseline bf16, optim_grads, 1 micro-batch", {"--grad-reduce-in-bf16"},
      {H, H, 32, 32, H, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}, 1},
 };

@@ -15,6 +15,29 @@ typedef struct Hop {
     RoundingKey key;
 } Hop;
 
+// The perfect binary tree over n values, a power of two.
+static float tree_of(const float *x, int n) {
+    return n == 1 ? x[0] : tree_of(x, n / 2) + tree_of(x + n / 2, n / 2);
+}
+
+// One group of EDEN: quantised and decoded again.
+static void send_eden(float *x, uint32_t largest, int bits) {
+    float z[256], term[256], sign[256];
+    EdenLift e = eden_lift(largest);
+    for (int i = 0; i < 256; i++) {
+        sign[i] = signbit(x[i]) ? -1.0f : 1.0f;
+        z[i] = fabsf(x[i]) * e.lift;
+        term[i] = z[i] * z[i];
+    }
+    float squares = tree_of(term, 256), inverse = eden_inverse(squares, f32_from_bits(largest) * e.lift);
+    for (int i = 0; i < 256; i++) {
+        x[i] = eden_level(bits, eden_code(z[i] * inverse, 0, bits));
+        term[i] = z[i] * x[i];
+    }
+    float scale = e.coded ? eden_scale(squares, tree_of(term, 256), e.unlift) : e.scale;
+    for (int i = 0; i < 256; i++) x[i] = e.coded && !isnan(scale) ? sign[i] * x[i] * scale : scale;
+}
+
 // One group: quantised and decoded again. logical: offset of x[0] for the rounding bits.
 static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
     int levels = codec_info(hop->codec).levels;
@@ -22,6 +45,10 @@ static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
     for (int i = 0; i < group; i++) {
         uint32_t magnitude = f32_bits(x[i]) & 0x7FFFFFFFu;
         largest = magnitude > largest ? magnitude : largest;
+    }
+    if (codec_eden(hop->codec)) {
+        send_eden(x, largest, codec_info(hop->codec).bits);
+        return;
     }
     GroupScale g = group_scale(largest, levels);
     Philox4 bits = {{0}};
@@ -45,8 +72,32 @@ static void send(float *x, int64_t n, const Hop *hop, int64_t logical) {
     }
 }
 
-static void transform(float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i += HADAMARD_ORDER) hadamard32(x + i);
+typedef struct Rotation {
+    Transform kind;
+    RoundingKey signs;
+    int64_t logical;  // of the tensor's first element
+} Rotation;
+
+// The rotation's signs of n elements, a multiple of 32.
+static void flip_signs(float *x, int64_t n, const Rotation *r) {
+    for (int64_t i = 0; r->kind == TRANSFORM_ROTATION && i < n; i++) {
+        int64_t offset = r->logical + i;
+        Philox4 bits = rounding_bits(r->signs, (uint64_t)(offset / 128));
+        if (bits.v[offset / 32 % 4] >> offset % 32 & 1) x[i] = -x[i];
+    }
+}
+
+// There, and back.
+static void transform(float *x, int64_t n, const Rotation *r) {
+    int order = r->kind == TRANSFORM_ROTATION ? 256 : 32;
+    flip_signs(x, n, r);
+    for (int64_t i = 0; r->kind && i < n; i += order) hadamard(x + i, order);
+}
+static void invert(float *x, int64_t n, const Rotation *r) {
+    int order = r->kind == TRANSFORM_ROTATION ? 256 : 32;
+    for (int64_t i = 0; r->kind && i < n; i += order) hadamard(x + i, order);
+    for (int64_t i = 0; r->kind && i < n; i++) x[i] *= 1.0f / (float)order;
+    flip_signs(x, n, r);
 }
 
 // --- the reduction of one tensor ----------------------------------------------------------------
@@ -74,7 +125,7 @@ static void add_to(float *sum, const float *x, int64_t n, bool first) {
 
 typedef struct Reduction {
     Hop level1, level2;  // without the keys' sources
-    bool hadamard;
+    Rotation rotation;
     int64_t n;           // the tensor's elements, padded with zeros to whole groups
     int64_t logical;
 } Reduction;
@@ -90,7 +141,7 @@ static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place 
             int rank = node * per_node + local;
             for (int64_t i = 0; i < r->n; i++)
                 x[i] = i < place->numel ? grads[rank][place->arena + i] * share : 0.0f;
-            if (r->hadamard) transform(x, r->n);
+            transform(x, r->n, &r->rotation);
             Hop hop = r->level1;
             hop.key.source = (uint32_t)rank;
             if (per_node > 1) send(x, r->n, &hop, r->logical);
@@ -101,8 +152,7 @@ static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place 
         if (nodes > 1) send(node_sum, r->n, &hop, r->logical);
         add_to(total, node_sum, r->n, node == 0);
     }
-    if (r->hadamard) transform(total, r->n);
-    for (int64_t i = 0; r->hadamard && i < r->n; i++) total[i] *= HADAMARD_INVERSE;
+    invert(total, r->n, &r->rotation);
     free(x);
     free(node_sum);
 }
@@ -119,11 +169,13 @@ static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t
                   wire->inter_group,
                   wire->rounding,
                   {sim->options.seed, step, PURPOSE_GRAD_LEVEL2 + number, 0}};
-    Reduction r = {level1, level2, wire->hadamard, 0, place->logical};
+    Rotation rotation = {
+        wire->transform, {sim->options.seed, step, PURPOSE_ROTATION + number, 0}, place->logical};
+    Reduction r = {level1, level2, rotation, 0, place->logical};
     r.n = round_up64(place->numel, lcm64(HADAMARD_ORDER, lcm64(wire->intra_group, wire->inter_group)));
     if (!place->matrix) {
         r.level1.codec = r.level2.codec = wire->tail_codec;
-        r.hadamard = false;
+        r.rotation.kind = TRANSFORM_NONE;
         r.n = place->numel;
     }
     return r;

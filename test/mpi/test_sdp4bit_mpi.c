@@ -54,6 +54,10 @@ typedef struct Arm {
 #define H CODEC_BF16
 #define I8 CODEC_INT8
 #define I4 CODEC_INT4
+#define E4 CODEC_EDEN4
+#define E3 CODEC_EDEN3
+#define E2 CODEC_EDEN2
+#define ROTATE TRANSFORM_ROTATION
 #define SR ROUND_STOCHASTIC
 #define RN ROUND_NEAREST
 static const Arm arms[] = {
@@ -78,6 +82,14 @@ static const Arm arms[] = {
     {"several buckets", {I8, I4, 64, 32, H, true, SR, 0}, {I4, 32, true, SR}, BUCKETS, 0.004, 0.25},
     {"bytes equal the formulas", {I8, I4, 64, 64, H, true, SR, 0}, {I4, 256, true, RN}, ALIGNED, 0.004, 0.25},
     {"parts of tensors, SDP4Bit", {I8, I4, 128, 64, H, true, SR, 0}, {I4, 256, true, SR}, PARTS, 0.004, 0.25},
+    {"EDEN 4, 128/256, qWD 2048", {I8, E4, 128, 256, H, ROTATE, SR, 0}, {I4, 2048, true, RN}, RAGGED,
+     0.004, 0.12},
+    {"EDEN 3, 512/256", {I8, E3, 512, 256, H, ROTATE, SR, 0}, {I4, 64, true, RN}, RAGGED, 0.004, 0.22},
+    {"EDEN 2, bf16/256", {H, E2, 32, 256, H, ROTATE, RN, 0}, {I8, 32, true, RN}, RAGGED, 1e-4, 0.42},
+    {"EDEN 4, fp32/256, several buckets", {F, E4, 32, 256, H, ROTATE, SR, 0}, {H, 32, false, RN}, BUCKETS,
+     0, 0.12},
+    {"EDEN 3, 32/256, parts of tensors", {I4, E3, 32, 256, H, ROTATE, SR, 0}, {I4, 128, true, RN}, PARTS,
+     0.01, 0.3},
     {"1-D tensors only", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 128, true, RN}, TAILS_ONLY, 1e-4, 6e-3},
 };
 enum { ARMS = sizeof arms / sizeof *arms };

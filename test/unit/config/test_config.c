@@ -82,6 +82,7 @@ static void good_lines(void **state) {
         {SMALL "--quantized-gradients --gq-group-size-intra 32 --gq-group-size-inter 4096 "
                "--gradient-quantization-bits-intra 4",
          "\"gq_group_size_inter\":4096"},
+        {SMALL "--quantized-gradients --gradient-quantization-method eden", "\"gq_group_size_inter\":256"},
         {SMALL "--tokenizer-type NullTokenizer --vocab-size 127",
          "\"padded_vocab_size\":128,\"unpadded_vocab_size\":128,\"eod\":127"},
         {SMALL "--wandb-project p --wandb-exp-name e --wandb-save-dir d", "\"log_jsonl\":\"d/e.jsonl\""},
@@ -260,6 +261,8 @@ static void bad_words(void **state) {
     }
 }
 
+#define EDEN "--quantized-gradients --gradient-quantization-method eden "
+
 static void bad_combinations(void **state) {
     static const struct {
         const char *words;
@@ -309,7 +312,14 @@ static void bad_combinations(void **state) {
          "--gq-group-size-inter 16: must be a multiple of 32, at least 32 and at most 4096"},
         {"--gq-group-size-intra 4064 --gq-group-size-inter 128", 0, "least common multiple 16256"},
         {"--weight-quantization-bits 5", 0, "--weight-quantization-bits 5: must be 4 or 8"},
-        {"--gradient-quantization-bits-inter 6", 0, "must be 4 or 8"},
+        {"--gradient-quantization-bits-inter 6", 0, "must be 2 or 3 or 4 or 8"},
+        {"--gradient-quantization-bits-inter 3", 0,
+         "--gradient-quantization-method uniform takes --gradient-quantization-bits-inter 4|8, not 3"},
+        {EDEN "--gradient-quantization-bits-inter 8", 0,
+         "--gradient-quantization-method eden takes --gradient-quantization-bits-inter 4|3|2, not 8"},
+        {EDEN "--gq-group-size-inter 128", 0, "eden has groups of 256 between nodes"},
+        {EDEN "--gq-group-size-intra 96", 0, "--gq-group-size-intra 96 must divide 256"},
+        {EDEN "--gq-group-size-intra 384", 0, "--gq-group-size-intra 384 must divide 256"},
         {"--gradient-quantization-bits-intra 2", 0, "must be 4 or 8"},
         {"--weight-quantization-bits 3", 0, "--weight-quantization-bits 3: must be 4 or 8"},
         {"--weight-quantization-bits 9999999999", 0, "must be 4 or 8"},
@@ -380,6 +390,10 @@ static void notes_name_what_has_no_effect(void **state) {
     } notes[] = {
         {"--hadamard-transform", "--hadamard-transform has no effect without --quantized-gradients\n"},
         {"--quantized-gradients --hadamard-transform", NULL},
+        {EDEN "--gq-group-size-intra 1024 --gq-group-size-inter 256", NULL},
+        {EDEN "--hadamard-transform", "--hadamard-transform has no effect with "},
+        {"--gradient-quantization-method eden",
+         "--gradient-quantization-method has no effect without --quantized-gradients\n"},
         {"--lr-wsd-decay-iters 4", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD\n"},
         {"--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style cosine", NULL},
         {"--gradient-alltoall-pipeline 4", NULL},  // unquantised gradients travel in chunks too

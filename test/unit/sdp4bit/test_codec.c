@@ -333,7 +333,8 @@ static void test_table(void **state) {
     for (int a = 0; a < CODECS; a++) {
         CodecInfo row = codec_info((Codec)a);
         assert_int_equal(codec_bytes((Codec)a, 32), 4 * row.bits);
-        if (codec_grouped((Codec)a)) assert_int_equal(codec_of_bits(row.bits), a);
+        if (codec_eden((Codec)a)) assert_int_equal(eden_of_bits(row.bits), a);
+        else if (codec_grouped((Codec)a)) assert_int_equal(codec_of_bits(row.bits), a);
         for (int b = 0; b < a; b++) assert_string_not_equal(row.name, codec_info((Codec)b).name);
     }
 }
@@ -354,9 +355,11 @@ static void dies(void (*call)(void)) {
 }
 static void ask_unknown_codec(void) { codec_info((Codec)CODECS); }
 static void ask_unknown_bits(void) { codec_of_bits(5); }
+static void ask_unknown_eden(void) { eden_of_bits(8); }
 static void test_unknown_codec(void **state) {
     dies(ask_unknown_codec);
     dies(ask_unknown_bits);
+    dies(ask_unknown_eden);
 }
 
 // --- unbiasedness -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// What the GPU kernels of every grouped codec take for granted. They leave the clamp out: here are
+// What the GPU kernels of every uniform codec take for granted. They leave the clamp out: here are
 // the codes of a group's largest element without it, for every mantissa. Every other element is no
 // larger, and both multiplications are monotonic, so its code lies between those of +m and -m. They
 // multiply a code by its scale in a fused operation, and read a code from the bits of v + u.
@@ -12,10 +12,10 @@
 #include "llmc/base/base.h"
 #include "sdp4bit/codec.h"
 
-// Calls check for every grouped codec of the table.
+// Calls check for every uniform codec of the table.
 static void for_each_codec(void (*check)(CodecInfo codec)) {
     for (int c = 0; c < CODECS; c++) {
-        if (codec_grouped((Codec)c)) check(codec_info((Codec)c));
+        if (codec_grouped((Codec)c) && !codec_eden((Codec)c)) check(codec_info((Codec)c));
     }
 }
 

@@ -332,7 +332,8 @@ static void test_automatic_chunks(void **state) {
 static void check_layout(MessageLayout m, Codec codec, int group, int64_t elements, int partitions,
                          Codec tail_codec, int64_t tail_elements) {
     static const int64_t bytes_of_8[CODECS] = {
-        [CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4};
+        [CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4,
+        [CODEC_EDEN4] = 4, [CODEC_EDEN3] = 3, [CODEC_EDEN2] = 2};
     assert_int_not_equal(bytes_of_8[codec], 0);
     bool grouped = codec != CODEC_FP32 && codec != CODEC_BF16;
     assert_int_equal(m.partitions, partitions);
@@ -409,7 +410,8 @@ static int64_t message_bytes(int bits, int group, int64_t elements, int64_t copi
 
 static int bits_of(Codec codec) {
     static const int bits[CODECS] = {
-        [CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4};
+        [CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4,
+        [CODEC_EDEN4] = 4, [CODEC_EDEN3] = 3, [CODEC_EDEN2] = 2};
     return bits[codec];
 }
 

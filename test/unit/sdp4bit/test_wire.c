@@ -49,7 +49,7 @@ static void example_encode(const Example *e, int rank, uint8_t *slots) {
     q.table = table_of(&e->plan);
     q.hi = q.bucket.matrix_per_rank;
     q.scale = 0.5f;
-    q.hadamard = e->wire.hadamard;
+    q.transform = e->wire.transform;
     q.codec = e->wire.inter_codec;
     q.group = e->wire.inter_group;
     q.tail_codec = e->wire.tail_codec;
@@ -112,7 +112,7 @@ static void example_decode(Example *e, int rank, const uint8_t *message, bool ad
     f.codec = e->wire.inter_codec;
     f.group = e->wire.inter_group;
     f.tail_codec = e->wire.tail_codec;
-    f.hadamard = e->wire.hadamard;
+    f.transform = e->wire.transform;
     f.rank = rank;
     f.bucket = e->plan.bucket[0];
     f.table = table_of(&e->plan);
