@@ -57,8 +57,8 @@ LIBS          := -lcjson -lxxhash -lpcre2-8 -lpthread -lm
 
 # Host code, compiled once and linked into every program; the CPU backend is a separate set of objects chosen at link time.
 ROOMS    := base ranks data config log state model checkpoint run
-HOST_SRC := $(wildcard $(ROOMS:%=llmc/%/*.c)) $(filter-out sdp4bit/kernels_cpu.c,$(wildcard sdp4bit/*.c))
-CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c
+HOST_SRC := $(wildcard $(ROOMS:%=llmc/%/*.c)) $(filter-out sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c,$(wildcard sdp4bit/*.c))
+CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c
 TOOL_SRC := $(wildcard dev/data/*.c)
 
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/obj/%.o)

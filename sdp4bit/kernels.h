@@ -175,6 +175,37 @@ typedef struct ApplyWeights {
 } ApplyWeights;
 void kernel_apply_weights(Stream *s, const ApplyWeights *a);
 
+// Lossless weights (lossless.h). Codes the shard that kernel_update_shard has made in bf16 against
+// the replica's old one. A group's words end where the group would end if it were not coded, and
+// leave a gap before them. *bytes = the message's, once kernel_pack_weights has closed the gaps.
+// After a skipped step `coded` holds a header alone.
+typedef struct CodeWeights {
+    const StepControl *control;
+    LosslessLayout layout;
+    const uint8_t *old, *fresh;  // (elements) bf16: the replica's, and what it becomes
+    const uint8_t *tail;         // (tail_elements) bf16
+    uint8_t *coded;              // (layout.most) on 16 bytes
+    uint32_t *bytes;
+} CodeWeights;
+void kernel_code_weights(Stream *s, const CodeWeights *a);
+// message: (*bytes) on 16 bytes.
+void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t *coded, uint8_t *message);
+// Every replica, the owner's too, decodes the gathered messages: its weights become those that the
+// senders coded. Safe on any bytes: nothing outside of messages and weights is touched. Where
+// message i is none, or ends otherwise than its sender's did, *fault = code + i, unless *fault
+// already says something; the write is atomic. Those weights are then of no use. Nothing changes
+// when the step was skipped.
+typedef struct DecodeWeights {
+    const StepControl *control;
+    LosslessLayout layout;    // of each message
+    const uint8_t *messages;  // (nodes * per_node) messages as gather_slot says, on 16 bytes
+    int64_t stride, bytes;    // from one to the next; those of a message that may be read
+    int nodes, per_node;
+    uint8_t *weights;         // bf16: (nodes * per_node) windows of elements, then of tail_elements
+    uint64_t *fault, code;
+} DecodeWeights;
+void kernel_decode_weights(Stream *s, const DecodeWeights *a);
+
 // to = from, n bytes, a multiple of 16: a message that stands until the next one. Nothing when the
 // step was skipped.
 void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n);

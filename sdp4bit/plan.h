@@ -14,6 +14,7 @@
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/codec.h"
+#include "sdp4bit/lossless.h"
 LLMC_BEGIN
 
 enum { TAIL_ALIGN = 8 };       // elements; a rank's tail piece is a multiple of it
