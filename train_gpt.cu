@@ -567,7 +567,7 @@ static void load_micro_batch(void *context, GPT *gpt, int k, Pass *pass) {
 static void train_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int batch = config_global_batch_size(c, run->consumed_train);
-    int row = c->micro_batch_size * run->mesh.dp.size, micro_batches = batch / row;
+    int row = c->micro_batch_size * c->dp_size, micro_batches = batch / row;
     run->site.iteration = ++run->iteration;
     run->site.phase = "forward and backward";
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
@@ -597,7 +597,7 @@ static void train_step(Run *run, GPT *gpt) {
 // and its tensor-parallel ranks the same ones.
 static double mean_loss(Run *run) {
     float own = 0.0f;
-    int T = run->mesh.tp.size, D = run->mesh.dp.size, world = run->mesh.world.size;
+    int T = run->mesh.tp.size, D = run->config.dp_size, world = run->mesh.world.size;
     copy_to_host(run->compute, &own, zero_loss_sum(run->zero), sizeof own);
     stream_synchronize(run->compute);
     float *all = (float *)xcalloc((size_t)world, sizeof(float), "losses");
@@ -612,7 +612,7 @@ static double mean_loss(Run *run) {
 // been read, for its loss's place is used again. Cut short when run->stop says so.
 static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) {
     const Config *c = &run->config;
-    int row = c->micro_batch_size * run->mesh.dp.size, micro_batches = c->global_batch_size / row;
+    int row = c->micro_batch_size * c->dp_size, micro_batches = c->global_batch_size / row;
     long long iters = run_eval_iters(run, split);
     set_zero(run->compute, zero_loss_sum(run->zero), sizeof(float));
     if (verbose) log_line(run->log, "Evaluating on %lld samples", iters * c->global_batch_size);

@@ -90,6 +90,9 @@ typedef struct Config {
     int gq_rounding, wq_rounding;  // enum Rounding of sdp4bit/codec.h
     int64_t verify_replicas_interval;
     bool verify_wire;
+    // local steps: nodes train by themselves and exchange now and then. 1: they do not
+    int local_steps, local_steps_delay;
+    double outer_lr, outer_momentum, local_steps_mix;
     // memory and determinism
     bool recompute_activations, deterministic_mode;
     Recompute recompute_granularity;

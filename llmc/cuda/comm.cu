@@ -119,7 +119,8 @@ void comm_open(Mesh *mesh, Device *device, double) {
         comm->mesh = mesh;
         if (group == &mesh->node) comm->neighbours = neighbours_open(device, group->mpi);
         comm->few_bytes = group == &mesh->world;
-        comm->by_messages = group == &mesh->rail || group == &mesh->shard_rail;
+        comm->by_messages = group == &mesh->rail || group == &mesh->shard_rail ||
+                            group == &mesh->islands;
         comm->links_alone = group == &mesh->pp || group == &mesh->embedding;
         group->comm = comm;
     }

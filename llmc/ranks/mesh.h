@@ -19,7 +19,7 @@ typedef struct Group {
     Comm *comm;        // for messages in device memory; NULL in a group of one, and before comm_open
 } Group;
 
-enum { MESH_GROUPS = 9 };
+enum { MESH_GROUPS = 11 };
 typedef struct Mesh {
     union {
         struct {
@@ -30,6 +30,8 @@ typedef struct Mesh {
         Group shards, shard_rail;  // the two levels of the ranks that hold one replica's weights
                                    // together: node and rail, as far as mesh_share_weights
                                    // says; else this rank alone
+        Group island, islands;     // mesh_make_islands: the ranks of this island, and one rank of
+                                   // each. Else this rank alone, without communicators
         };
         Group group[MESH_GROUPS];   // the same, for loops
     };
@@ -46,6 +48,15 @@ bool mesh_build(Mesh *mesh, int world_rank, int world_size, const int *host_of_r
 // data-parallel ranks do. What gathers a layer's weights then has communicators of its own, so that
 // it never waits for other messages. Arithmetic alone, before mesh_open.
 void mesh_share_weights(Mesh *mesh, bool all_nodes);
+// Each node becomes an island, which trains by itself (--local-steps): dp ends with the node, rail is
+// this rank alone, and what the islands exchange goes through `islands`. Arithmetic alone, before
+// mesh_open. EXIT_USAGE: a node does not hold whole models.
+bool mesh_make_islands(Mesh *mesh, Error *err);
+// Who judges a step together: the ranks of the island; without islands all ranks.
+const Group *mesh_judges(const Mesh *mesh);
+// This rank's place among all that take samples, and how many those are, on all islands.
+int mesh_data_rank(const Mesh *mesh);
+int mesh_data_ranks(const Mesh *mesh);
 // The same world as its rank `rank` sees it. Arithmetic alone.
 Mesh mesh_seen_by(const Mesh *mesh, int rank);
 // Makes the communicators. Collective over world, whose ranks must agree on the result.

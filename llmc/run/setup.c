@@ -35,6 +35,7 @@ bool run_place(Run *run) {
     free(made_up);
     if (ok && c->sharding == SHARD_PARAMETERS)
         mesh_share_weights(&run->mesh, c->shard_scope == SHARD_IN_WORLD);
+    if (ok && c->local_steps > 1) ok = mesh_make_islands(&run->mesh, &run->error);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error))
         return false;
     run->own = devices_in_order(run->launch.host);
@@ -100,7 +101,7 @@ bool run_connect(Run *run) {
 
 bool run_open_data(Run *run) {
     const Config *c = &run->config;
-    LoaderOptions o = loader_options(c, run->mesh.dp.rank, run->mesh.dp.size);
+    LoaderOptions o = loader_options(c, mesh_data_rank(&run->mesh), mesh_data_ranks(&run->mesh));
     loader_options_go_on(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
     run->site.phase = "load data";
     run->loader = loader_open(&o, run_peers(run, run->launch.host), &run->error);
@@ -175,7 +176,7 @@ static const char *decode_token(const void *tokenizer, int id, size_t *bytes) {
 void run_look_at_data(Run *run) {
     const Config *c = &run->config;
     bool first = run->launch.rank == 0;
-    LoaderOptions o = loader_options(c, run->mesh.dp.rank, run->mesh.dp.size);
+    LoaderOptions o = loader_options(c, mesh_data_rank(&run->mesh), mesh_data_ranks(&run->mesh));
     if (!run_agreed(run, !first || !c->check_data || check_data(&o, stdout, &run->error))) return;
     if (c->inspect_data < 0 || !run_agreed(run, run_open_data(run))) return;
     run_agreed(run,

@@ -37,7 +37,7 @@ typedef struct Check {
     Copy *copy;            // (world, tensors); NULL where there are no copies
     Holders *holders;      // (holder_count)
     int holder_count;
-    bool *stale;           // (stages, buckets) to be made from the masters
+    bool *stale;           // (stages or islands, buckets) to be made from the masters
     floatX *weights;       // (PIECE) on the host
     float *masters;        // (PIECE)
 } Check;
@@ -445,7 +445,7 @@ bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error 
     c.tensors = most[1];
     size_t ranks = (size_t)mesh->world.size;
     c.hash = (uint64_t *)xcalloc(ranks * (size_t)c.buckets, sizeof(uint64_t), "replica hashes");
-    c.stale = (bool *)xcalloc((size_t)(mesh->pp.size * c.buckets), sizeof(bool), "replica hashes");
+    c.stale = (bool *)xcalloc((size_t)(mesh->pp.size * mesh->islands.size * c.buckets), sizeof(bool), "replica hashes");
     list_holders(&c);
     if (c.holder_count) c.copy = (Copy *)xcalloc(ranks * (size_t)c.tensors, sizeof(Copy), "replica hashes");
     bool ok = verify(&c, err);

@@ -233,17 +233,18 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
 
-// Every rank adds the same records in the same order, so all reach the same verdict.
+// Every rank adds the same records in the same order, so all reach the same verdict. An island
+// judges by itself.
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
-    const Group *world = &zero->mesh->world;
-    int rank = world->rank;
+    const Group *judges = mesh_judges(zero->mesh);
+    int rank = judges->rank;
     kernel_step_record(zero->lanes->last, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets,
                        zero->loss_sum, zero->wire_checks.fault);
-    comm_all_gather(world, zero->records, sizeof(StepRecord), zero->lanes->last);
+    comm_all_gather(judges, zero->records, sizeof(StepRecord), zero->lanes->last);
     Judge j = {0};
     j.records = zero->records;
-    j.ranks = world->size;
-    j.losses = world->size / zero->mesh->pp.size;
+    j.ranks = judges->size;
+    j.losses = judges->size / zero->mesh->pp.size;
     j.clip_grad = (float)zero->config->clip_grad;
     j.beta1 = (float)zero->config->adam_beta1;
     j.beta2 = (float)zero->config->adam_beta2;

@@ -135,8 +135,8 @@ static void check_group(const Mesh *mesh, int ranks, int kind, Together together
 // coordinates.
 static void groups_are_as_defined(void **state) {
     static const Together together[MESH_GROUPS] = {
-        one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding, alone, alone};
-    enum { SHARDS = MESH_GROUPS - 2 };
+        one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding, alone, alone, alone, alone};
+    enum { SHARDS = MESH_GROUPS - 4 };
     enum { MOST = 48 };
     int shapes = 0;
     for (int size = 1; size <= MOST; size++) {
@@ -161,6 +161,66 @@ static void groups_are_as_defined(void **state) {
         }
     }
     assert_true(shapes > 500);
+}
+
+static bool one_island(const Mesh *a, const Mesh *b) { return one_machine(a, b); }
+static bool same_place(const Mesh *a, const Mesh *b) {
+    return a->world.rank % a->per_node == b->world.rank % b->per_node;
+}
+
+// With islands data parallelism ends with the node, and the data are dealt out over all of them.
+static void islands_are_nodes(void **state) {
+    // NULL: looked at below.
+    static const Together together[MESH_GROUPS] = {one_world, NULL,  alone, NULL,       NULL,      alone,
+                                                   alone,     alone, alone, one_island, same_place};
+    enum { MOST = 24 };
+    int shapes = 0;
+    for (int size = 2; size <= MOST; size++) {
+        for (int shape = 0; shape < 4 * size; shape++) {
+            int per_node = 1 + shape / 4, tp = 1 + shape % 4;
+            Mesh mesh[MOST];
+            bool fits = per_node < size;
+            for (int r = 0; fits && r < size; r++) {
+                fits = mesh_build(&mesh[r], r, size, NULL, per_node, tp, 1, NULL) && tp <= per_node;
+                if (fits) assert_true(mesh_make_islands(&mesh[r], NULL));
+            }
+            if (!fits) continue;
+            shapes++;
+            // Every rank but the tensor-parallel ones of a replica takes samples of its own.
+            for (int r = 0; r < size; r++) {
+                assert_int_equal(mesh_data_ranks(&mesh[r]), size / tp);
+                assert_int_equal(mesh_data_rank(&mesh[r]), r / tp);
+                assert_int_equal(mesh_judges(&mesh[r])->size, per_node);
+            }
+            for (int kind = 0; kind < MESH_GROUPS; kind++) {
+                if (together[kind]) check_group(mesh, size, kind, together[kind]);
+            }
+            for (int r = 0; r < size; r++) {
+                assert_int_equal(mesh[r].dp.first, r / per_node * per_node + r % tp);
+                assert_int_equal(mesh[r].dp.size, per_node / tp);
+                assert_int_equal(mesh[r].node.size, per_node / tp);
+                assert_int_equal(mesh[r].tp.first, r / tp * tp);
+            }
+        }
+    }
+    assert_true(shapes > 50);
+}
+
+static void islands_hold_whole_models(void **state) {
+    Mesh m;
+    Error err = {0};
+    assert_true(mesh_build(&m, 0, 8, NULL, 2, 4, 1, NULL));
+    assert_false(mesh_make_islands(&m, &err));
+    assert_int_equal(err.code, EXIT_USAGE);
+    assert_non_null(strstr(err.what, "--tensor-model-parallel-size 4"));
+    assert_true(mesh_build(&m, 0, 8, NULL, 4, 1, 2, NULL));
+    assert_false(mesh_make_islands(&m, &err));
+    assert_non_null(strstr(err.what, "--pipeline-model-parallel-size 2"));
+    // One node is one island, of all ranks.
+    assert_true(mesh_build(&m, 3, 4, NULL, 4, 1, 1, NULL));
+    assert_true(mesh_make_islands(&m, NULL));
+    assert_ptr_equal(mesh_judges(&m), &m.world);
+    assert_int_equal(mesh_data_rank(&m), 3);
 }
 
 // T = 8 on nodes of 8: every node holds one data-parallel rank, so only the hop between nodes is
@@ -232,6 +292,8 @@ int main(void) {
         cmocka_unit_test(any_rank_sees_its_own_place),
         cmocka_unit_test(megatron_rank_order),
         cmocka_unit_test(groups_are_as_defined),
+        cmocka_unit_test(islands_are_nodes),
+        cmocka_unit_test(islands_hold_whole_models),
         cmocka_unit_test(tensor_parallel_fills_a_node),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(a_million_ranks_take_no_time),
