@@ -132,8 +132,8 @@ $(TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o $(HOST_LIB)
 $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) $< $(filter-out $<,$(filter %.o,$^)) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group -lcmocka $(BLAS_LIBS) $(LIBS) -o $@
-# The one-process simulator of the exact regime serves two programs.
-$(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/unit/sdp4bit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
+# The one-process simulator of the exact regime serves three programs.
+$(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_local_mpi $(BUILD)/test/unit/sdp4bit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
 
 # Tests of the model link the trainer's own file.
 $(BUILD)/test/unit/model/test_gpt $(BUILD)/test/unit/state/test_tensor $(BUILD)/test/unit/state/test_memory $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_layout: $(BUILD)/obj/train_gpt_test.o
@@ -281,7 +281,7 @@ CUDA_HOST := $(wildcard llmc/cuda/*.cpp)
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$(CUDA_DIR)/%.o) $(CUDA_HOST:%.cpp=$(CUDA_DIR)/%.o)
 CUDA_LIB  := $(BUILD)/libllmc_cuda.a
 GPU_TESTS := $(patsubst test/gpu/%.cu,$(BUILD)/test/gpu/%,$(wildcard test/gpu/test_*.cu))
-MODEL_RANKS := test_sdp4bit_mpi test_layout
+MODEL_RANKS := test_sdp4bit_mpi test_local_mpi test_layout
 GPU_TEST_OBJ := $(GPU_TESTS:$(BUILD)/%=$(CUDA_DIR)/%.o)
 GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 
@@ -342,6 +342,7 @@ $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gp
 # Programs of ranks that CPU ranks run too: the exact regime against the one-process simulator, which
 # computes on the host, and the model in every layout.
 $(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/simulator.o $(BUILD)/obj/test/mpi/model_gradients.o
+$(BUILD)/test/gpu/test_local_mpi: $(BUILD)/obj/test/mpi/simulator.o
 $(MODEL_RANKS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/mpi/%.o $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@

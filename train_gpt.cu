@@ -498,6 +498,7 @@ static void poll_stop(Run *run) {
     double minutes = run->config.exit_duration_in_mins;
     bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
     StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
+    if (run->mesh.islands.size > 1 && run->sentry.ended_at) own = STOP_VERDICT;
     run->stop.busy = saver_busy(&run->saver);
     stop_poll(&run->stop, own, run_peers(run, run->launch.world));
 }
@@ -645,7 +646,9 @@ static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, 
     *consumed += c->eval_iters * c->global_batch_size;
     run->site.phase = "evaluate";
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
+    zero_use_outer(run->zero, true);
     double loss = evaluate(run, gpt, split, at, verbose);
+    zero_use_outer(run->zero, false);
     timer_stop(run->timers, TIMER_EVALUATE, run->compute);
     if (run->stop.reason) {
         log_line(run->log, "Exiting during evaluation, %s", why_stopped(run));
@@ -668,8 +671,12 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 
 // After a step that the sentry ends the run for: losses or gradients that are not finite, too many
 // skipped steps, a message that did not arrive as it was sent.
-static bool verdict_ends_run(Run *run) {
-    if (!run->sentry.ended_at) return false;
+// Islands judge by themselves. What one has found is news to the others: they ask each other when
+// that was said in poll_stop, or the verdict of the latest step is known (settled).
+static bool verdict_ends_run(Run *run, bool settled) {
+    bool asks = run->mesh.islands.size > 1 && (settled || run->stop.reason == STOP_VERDICT);
+    if (asks) return !run_agreed(run, !run->sentry.ended_at);
+    if (!run->sentry.ended_at || run->mesh.islands.size > 1) return false;
     run->exit_code = run->error.code;
     run->site.iteration = run->sentry.ended_at;
     run->site.phase = "update";
@@ -679,7 +686,7 @@ static bool verdict_ends_run(Run *run) {
 
 static void save_and_leave(Run *run, const char *why, int exit_code) {
     settle(run, 0);
-    if (verdict_ends_run(run)) return;
+    if (verdict_ends_run(run, true)) return;
     run->exit_code = exit_code;
     if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
 }
@@ -749,8 +756,9 @@ static bool train(Run *run, GPT *gpt) {
         train_step(run, gpt);
         poll_stop(run);
         if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
-        if (needs_verdict(run)) settle(run, 0);
-        if (verdict_ends_run(run)) return false;
+        bool settled = needs_verdict(run);
+        if (settled) settle(run, 0);
+        if (verdict_ends_run(run, settled)) return false;
         if (due(run->iteration, c->log_interval)) interval_end(run);
         if (after_step(run, gpt)) return false;
     }

@@ -234,6 +234,17 @@ void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64
 // master = float(weights): the first masters, or those of a run that loads weights only. n
 // elements.
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
+// Local steps (outer.h), n elements each. The pseudo-gradient of an island: outer weights minus
+// masters.
+void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n);
+// The outer step, Nesterov's: m = momentum m + g, outer = outer - rate (g + momentum m).
+void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
+                       int64_t n);
+// The masters meet the outer weights: master = mix master + (1 - mix) outer; the outer weights
+// themselves where mix is 0.
+void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n);
+// weights = masters, rounded.
+void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n);
 // Counts zeros of n values into *count (accumulates), for --log-num-zeros-in-grad.
 void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n);
 

@@ -3,6 +3,7 @@
 // only.
 #include <string.h>
 
+#include "sdp4bit/outer_step.h"
 #include "sdp4bit/slices.h"
 #include "sdp4bit/update_host.h"
 
@@ -329,6 +330,25 @@ void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uin
 
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n) {
     for (int64_t i = 0; i < n; i++) master[i] = floatX_to_float(weights[i]);
+}
+
+// --- local steps ---------------------------------------------------------------------------------
+
+void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n) {
+    for (int64_t i = 0; i < n; i++) gradient[i] = f32_sub(outer[i], master[i]);
+}
+
+void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
+                       int64_t n) {
+    for (int64_t i = 0; i < n; i++) outer[i] = outer_element(outer[i], &m[i], gradient[i], rate, momentum);
+}
+
+void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n) {
+    for (int64_t i = 0; i < n; i++) master[i] = meet_element(master[i], outer[i], mix);
+}
+
+void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {
+    for (int64_t i = 0; i < n; i++) weights[i] = floatX_from_float(master[i]);
 }
 
 void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {

@@ -28,8 +28,13 @@ static bool check_input(const PlanTensor *tensors, int count, const PlanOptions 
     return true;
 }
 
+// Equal pieces that a bucket divides into.
+static int64_t shares(const Plan *plan) {
+    return (int64_t)plan->dp * plan->pieces;
+}
+
 // Below it a bucket, and a chunk, is not worth its messages.
-static int64_t least_bucket(const Plan *plan) { return 16 * plan->dp * plan->options.border; }
+static int64_t least_bucket(const Plan *plan) { return 16 * shares(plan) * plan->options.border; }
 
 // Decides which units share a bucket: unit_bucket[u]. Greedy in forward order.
 static int merge_units(Plan *plan, const PlanTensor *tensors, int count) {
@@ -96,14 +101,14 @@ static void place_bucket(Plan *plan, const Placing *p) {
     bucket->matrix_counted = place_part(plan, p, true, true, 0);
     int64_t end = place_part(plan, p, true, false, bucket->matrix_counted);
     bucket->segments = *p->next - bucket->first_segment;
-    bucket->matrix_elements = round_up64(end, plan->dp * plan->options.border);
+    bucket->matrix_elements = round_up64(end, shares(plan) * plan->options.border);
     bucket->matrix_per_rank = bucket->matrix_elements / plan->dp;
 
     bucket->first_tail = *p->next;
     bucket->tail_counted = place_part(plan, p, false, true, 0);
     end = place_part(plan, p, false, false, bucket->tail_counted);
     bucket->tails = *p->next - bucket->first_tail;
-    bucket->tail_elements = round_up64(end, (int64_t)plan->dp * TAIL_ALIGN);
+    bucket->tail_elements = round_up64(end, shares(plan) * TAIL_ALIGN);
     bucket->tail_per_rank = bucket->tail_elements / plan->dp;
     // Pads are 0 and count: so where all tensors count, all of the part does.
     bucket->matrix_counted = round_up64(bucket->matrix_counted, plan->options.border);
@@ -125,11 +130,17 @@ static void place_bucket(Plan *plan, const Placing *p) {
 }
 
 bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err) {
+    return plan_build_pieces(plan, tensors, count, options, 1, err);
+}
+
+bool plan_build_pieces(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options,
+                       int pieces, Error *err) {
     if (!check_input(tensors, count, options, err)) return false;
     Plan fresh = {0};
     *plan = fresh;
     plan->options = *options;
     plan->dp = options->nodes * options->per_node;
+    plan->pieces = pieces;
     plan->tensors = count;
     plan->units = tensors[count - 1].unit + 1;
     plan->tensor_arena = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
@@ -221,7 +232,7 @@ void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64
     *hi = units * (k + 1) / chunks * unit;
 }
 
-static MessageLayout sealed_layout(const Bucket *bucket, MessageLayout m) {
+MessageLayout plan_sealed(const Bucket *bucket, MessageLayout m) {
     if (!bucket->sealed || m.bytes == 0) return m;  // an empty chunk sends nothing
     m.check = m.bytes;
     m.bytes += MESSAGE_ALIGN;
@@ -236,15 +247,15 @@ void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *
     plan_chunk(plan, bucket, plan_chunks(plan, bucket, wire), k, &lo, &hi);
     *level1 = *level2 = none;
     if (per_node > 1)
-        *level1 = sealed_layout(bucket, message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes,
+        *level1 = plan_sealed(bucket, message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes,
                                                        wire->tail_codec, tail));
     if (nodes > 1)
-        *level2 = sealed_layout(
+        *level2 = plan_sealed(
             bucket, message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1, wire->tail_codec, tail));
 }
 
 MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) {
-    return sealed_layout(bucket, message_layout(wire->codec, wire->group, bucket->matrix_per_rank, 1,
+    return plan_sealed(bucket, message_layout(wire->codec, wire->group, bucket->matrix_per_rank, 1,
                                                 FLOATX_CODEC, bucket->tail_per_rank));
 }
 

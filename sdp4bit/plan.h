@@ -66,6 +66,7 @@ typedef struct PlanOptions {
 typedef struct Plan {
     PlanOptions options;
     int dp;
+    int pieces;              // of equal size that each rank's part of a bucket divides into
     int buckets;
     Bucket *bucket;          // (buckets)
     int segments_total;
@@ -86,6 +87,10 @@ typedef struct Plan {
 // options->bucket_elements, and at least 16 x dp x border elements. Paper section 3.1; the design
 // of the buckets is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
 bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err);
+// The same where each rank's part of a bucket divides into so many pieces: islands exchange those
+// (outer.h).
+bool plan_build_pieces(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options,
+                       int pieces, Error *err);
 void plan_free(Plan *plan);
 // From here on the plan's messages end with a checksum (--verify-wire): a section of MESSAGE_ALIGN
 // bytes.
@@ -172,6 +177,8 @@ void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64
 // The layouts of chunk k's level-1 and level-2 messages (bytes 0 for a level that does not run).
 void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k,
                         MessageLayout *level1, MessageLayout *level2);
+// The message with room for a checksum, where the bucket's messages have one.
+MessageLayout plan_sealed(const Bucket *bucket, MessageLayout message);
 MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire);
 
 // Bytes that one rank hands to the transport per step.

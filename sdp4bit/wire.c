@@ -30,11 +30,16 @@ static void inject(WireChecks *checks, uint8_t *arrived, const MessageLayout *me
 static const Group *level_of(const Mesh *mesh, WireHop hop) {
     if (hop == HOP_WEIGHT_LAYER || hop == HOP_LAYER_NODE) return &mesh->shards;
     if (hop == HOP_LAYER_RAIL) return &mesh->shard_rail;
+    if (hop == HOP_OUTER || hop == HOP_OUTER_MEAN) return &mesh->islands;
     return hop == HOP_GRAD_NODE || hop == HOP_WEIGHT_NODE ? &mesh->node : &mesh->rail;
 }
 
+int wire_most_peers(const Mesh *mesh) {
+    return mesh->dp.size > mesh->islands.size ? mesh->dp.size : mesh->islands.size;
+}
+
 static uint64_t *sums_of(const WireChecks *checks, WireHop hop) {
-    return checks->sums + (int)hop * checks->mesh->dp.size;
+    return checks->sums + (int)hop * wire_most_peers(checks->mesh);
 }
 
 // The messages that arrived from this rank's successor.
@@ -158,8 +163,10 @@ static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error 
                                         "weights of a layer between nodes",
                                         "weights of a layer inside the node",
                                         "gradients inside the node",
-                                        "gradients between nodes"};
-    WireHop hop = (WireHop)(fault >> 56 & 7);
+                                        "gradients between nodes",
+                                        "pseudo-gradients between nodes",
+                                        "mean pseudo-gradients between nodes"};
+    WireHop hop = (WireHop)(fault >> 56 & 15);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
     // Slots are peers for gradients. For weights they are [local][node], and the second hop brings
     // whole rows from the ranks of the node.

@@ -19,6 +19,8 @@ typedef enum WireHop {
     HOP_LAYER_NODE,
     HOP_GRAD_NODE,
     HOP_GRAD_RAIL,
+    HOP_OUTER,       // pseudo-gradients between islands, all-to-all
+    HOP_OUTER_MEAN,  // and their mean, gathered
     WIRE_HOPS
 } WireHop;
 
@@ -26,8 +28,8 @@ typedef enum WireHop {
 typedef struct WireChecks {
     const Mesh *mesh;
     bool sealed;           // plan_seal: messages have room for a checksum
-    uint64_t *sums;        // device (WIRE_HOPS, dp): scratch of the checks. Those of one hop are all on
-                           // one stream
+    uint64_t *sums;        // device (WIRE_HOPS, wire_most_peers): scratch of the checks. Those of one
+                           // hop are all on one stream
     uint8_t *parts;        // device (ranks of mesh->shards, WIRE_PART_BYTES): checksums of a layer's parts.
                            // NULL where nothing is gathered so, or nothing is checked
     uint64_t *fault;       // device (1): the first fault this rank has found (judge.h), 0: none. Also
@@ -38,6 +40,8 @@ typedef struct WireChecks {
     int exchange;          // number of the next exchange in this step
 } WireChecks;
 
+// The most messages that a check of one hop looks at.
+int wire_most_peers(const Mesh *mesh);
 // comm_all_to_all of one message per peer, for chunk k of bucket b. Before it wire_seal, on the
 // stream that wrote the messages. After it wire_check, on the stream that will read them.
 void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send,

@@ -242,6 +242,26 @@ static bool check_schedule(const Parsed *p) {
     return obeys(p, rules, COUNT_OF(rules)) && check_rates(p);
 }
 
+static bool check_local_steps(const Parsed *p) {
+    const Config *c = p->config;
+    const Rule rules[] = {
+        {c->local_steps == 1 && (GIVEN(p, outer_lr) || GIVEN(p, outer_momentum) ||
+                                 GIVEN(p, local_steps_delay) || GIVEN(p, local_steps_mix)),
+         "--outer-lr, --outer-momentum, --local-steps-delay and --local-steps-mix need --local-steps H "
+         "with H at least 2; add it"},
+        {c->local_steps > 1 && c->local_steps_delay >= c->local_steps,
+         "--local-steps-delay must be less than --local-steps; lower it"},
+        {c->local_steps > 1 && c->pipeline_model_parallel_size > 1,
+         "--local-steps needs nodes that hold whole models; drop --pipeline-model-parallel-size"},
+        {c->local_steps > 1 && c->save, "--local-steps cannot save checkpoints yet; drop --save"},
+        {c->local_steps > 1 && c->optimizer_cpu_offload,
+         "--local-steps needs the masters on the device; drop --optimizer-cpu-offload"},
+        {c->local_steps > 1 && c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD,
+         "--local-steps needs nodes that hold whole models; drop --shard-params-over world"},
+    };
+    return obeys(p, rules, COUNT_OF(rules));
+}
+
 static bool check_data_sources(const Parsed *p) {
     const Config *c = p->config;
     bool one = c->data_path.count > 0;
@@ -416,6 +436,7 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     const Parsed parsed = {config, given, notes, notes_bytes, err}, *p = &parsed;
     if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
     return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
-           check_sharding(p) && check_length(p) && check_schedule(p) && check_data_sources(p) &&
+           check_sharding(p) && check_local_steps(p) && check_length(p) && check_schedule(p) &&
+           check_data_sources(p) &&
            check_tokenizer(p) && check_quantisation(p) && check_checkpoints(p) && check_rest(p);
 }

@@ -249,6 +249,16 @@ static const Option table[] = {
     FLAG("verify-wire", verify_wire,
          "a checksum on every message of gradients and weights; a wrong one ends the run (exit code 7)"),
 
+    HEADING("Local steps"),
+    INT("local-steps", local_steps, "1", 1, 1000000,
+        "every node trains by itself, and its layers meet the other nodes' every H steps, as in Streaming "
+        "DiLoCo. 1: all ranks take every step together"),
+    SINGLE("outer-lr", outer_lr, "0.7", 0, 1e3, "learning rate of the outer step, where nodes meet"),
+    SINGLE("outer-momentum", outer_momentum, "0.9", 0, OPTION_BELOW_ONE, "its Nesterov momentum"),
+    INT("local-steps-delay", local_steps_delay, "0", 0, 999999,
+        "steps that an exchange between nodes may take; less than H"),
+    SINGLE("local-steps-mix", local_steps_mix, "0", 0, OPTION_BELOW_ONE,
+           "what a node keeps of its own masters when they meet the others'; 0: nothing"),
     HEADING("Memory and determinism"),
     FLAG("recompute-activations", recompute_activations, "the same as --recompute-granularity selective"),
     CHOICE("recompute-granularity", Recompute, recompute_granularity, "none", "none|selective|full",

@@ -48,9 +48,9 @@ bool mesh_build(Mesh *mesh, int world_rank, int world_size, const int *host_of_r
 // data-parallel ranks do. What gathers a layer's weights then has communicators of its own, so that
 // it never waits for other messages. Arithmetic alone, before mesh_open.
 void mesh_share_weights(Mesh *mesh, bool all_nodes);
-// Each node becomes an island, which trains by itself (--local-steps): dp ends with the node, rail is
-// this rank alone, and what the islands exchange goes through `islands`. Arithmetic alone, before
-// mesh_open. EXIT_USAGE: a node does not hold whole models.
+// Each node becomes an island, which trains by itself (--local-steps): dp ends with the node, rail
+// is this rank alone, and what the islands exchange goes through `islands`. Arithmetic alone,
+// before mesh_open. EXIT_USAGE: a node does not hold whole models.
 bool mesh_make_islands(Mesh *mesh, Error *err);
 // Who judges a step together: the ranks of the island; without islands all ranks.
 const Group *mesh_judges(const Mesh *mesh);

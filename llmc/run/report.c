@@ -23,8 +23,12 @@ static void report_program(Run *run) {
              device_name(run->device), backend, libraries);
     log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 "
              "tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
-             run->launch.size, mesh->dp.size, mesh->tp.size, mesh->pp.size);
-    if (mesh->dp.size == mesh->world.size) {
+             run->launch.size, mesh_data_ranks(mesh), mesh->tp.size, mesh->pp.size);
+    if (mesh->islands.size > 1) {
+        log_line(run->log, "using %d nodes x %d data-parallel ranks%s; each node trains by itself, and its "
+                 "layers meet the others' every %d steps", mesh->islands.size, mesh->dp.size, by_flag,
+                 run->config.local_steps);
+    } else if (mesh->dp.size == mesh->world.size) {
         log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,
                  by_flag);
     } else {
@@ -100,7 +104,7 @@ void report_start(Run *run) {
              truth(c->quantized_gradients), c->gq_group_size_intra, c->gradient_quantization_bits_intra,
              c->gq_group_size_inter, c->gradient_quantization_bits_inter,
              c->gradient_quantization_method == GRADIENT_EDEN ? " (EDEN)" : "");
-    if (run->mesh.dp.size == 1) log_idle_flags(run->log);
+    if (mesh_data_ranks(&run->mesh) == 1) log_idle_flags(run->log);
     report_batch(run);
     log_line(run->log, " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
              c->vocab_size_unpadded, c->vocab_size_padded - c->vocab_size_unpadded, c->vocab_size_padded);
@@ -116,7 +120,8 @@ void report_start(Run *run) {
 // collective and synchronises, once per iteration.
 static void report_step(Run *run, int64_t iteration) {
     const Config *c = &run->config;
-    Peers world = run_peers(run, run->launch.world);
+    // Each island has masters of its own. The lines tell of rank 0's.
+    Peers peers = run_peers(run, mesh_judges(&run->mesh)->mpi);
     StepReport *r = &run->report;
     r->iteration = iteration;
     r->consumed_samples = run->consumed_train;
@@ -125,8 +130,8 @@ static void report_step(Run *run, int64_t iteration) {
     r->loss = run->last.loss;
     r->skipped = !run->last.applied;
     r->grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
-    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(run->zero, world) : -1.0;
-    r->params_norm = c->log_params_norm ? zero_params_norm(run->zero, world) : -1.0;
+    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(run->zero, peers) : -1.0;
+    r->params_norm = c->log_params_norm ? zero_params_norm(run->zero, peers) : -1.0;
     r->reserved_bytes = r->allocated_bytes = (double)memory_plan_total(&run->memory_plan);
     log_step_scalars(run->log, r);
 }

@@ -87,6 +87,7 @@ static TokenBuffer prompt_ids(const Run *run) {
 void write_sample(Run *run, NextLogits next_logits, void *model) {
     const Config *c = &run->config;
     if (!c->sample_prompt || !run->tokenizer) return;
+    zero_use_outer(run->zero, true);
     zero_weights_wait_all(run->zero);
     run->site.phase = "sample";
     TokenBuffer prompt = prompt_ids(run);
@@ -107,6 +108,7 @@ void write_sample(Run *run, NextLogits next_logits, void *model) {
         // At each token: the others wait, and a single wait has a limit.
         peers_broadcast(run_peers(run, run->launch.world), &ids[n], sizeof ids[n], speaker);
     }
+    zero_use_outer(run->zero, false);
     if (run->launch.rank == 0) sample_log(run->log, run->iteration, run->tokenizer, ids, n);
     free(ids);
     free(logits);

@@ -63,7 +63,8 @@ Traffic probe_traffic(const Zero *zero) {
     const Mesh *mesh = zero->mesh;
     Traffic exact = zero->probe.exact_traffic;
     Traffic traffic = {comm_sent(&mesh->node) + comm_sent(&mesh->shards) - exact.node,
-                       comm_sent(&mesh->rail) + comm_sent(&mesh->shard_rail) - exact.rail,
+                       comm_sent(&mesh->rail) + comm_sent(&mesh->shard_rail) +
+                           comm_sent(&mesh->islands) - exact.rail,
                        comm_sent(&mesh->tp) + comm_sent(&mesh->pp) + comm_sent(&mesh->embedding)};
     return traffic;
 }

@@ -445,7 +445,8 @@ bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error 
     c.tensors = most[1];
     size_t ranks = (size_t)mesh->world.size;
     c.hash = (uint64_t *)xcalloc(ranks * (size_t)c.buckets, sizeof(uint64_t), "replica hashes");
-    c.stale = (bool *)xcalloc((size_t)(mesh->pp.size * mesh->islands.size * c.buckets), sizeof(bool), "replica hashes");
+    size_t stages = (size_t)(mesh->pp.size * mesh->islands.size);
+    c.stale = (bool *)xcalloc(stages * (size_t)c.buckets, sizeof(bool), "replica hashes");
     list_holders(&c);
     if (c.holder_count) c.copy = (Copy *)xcalloc(ranks * (size_t)c.tensors, sizeof(Copy), "replica hashes");
     bool ok = verify(&c, err);

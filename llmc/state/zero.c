@@ -42,6 +42,7 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     zero_grads_start(zero);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     offload_start(zero);
+    local_start(zero);
     copy_to_device(compute, zero->segments, zero->plan.segments,
                    (size_t)zero->plan.segments_total * sizeof(Segment));
     StepControl start = {0};
@@ -74,6 +75,7 @@ void zero_free(Zero *zero) {
         offload_free(zero);
         if (zero->copies != zero->lanes->last) stream_destroy(zero->copies);
     }
+    local_free(zero);
     zero_free_weights(zero);
     zero_grads_free(zero);
     free(zero->leaf_start);
@@ -115,6 +117,7 @@ void zero_masters_from_weights(Zero *zero) {
         if (zero_offloads(zero)) offload_widen(zero, masters, weights, piece->hi - piece->lo);
         else kernel_widen(zero->compute, masters, weights, piece->hi - piece->lo);
     }
+    local_from_masters(zero);
 }
 
 // --- the step ------------------------------------------------------------------------------------
@@ -349,9 +352,11 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     QwdStep step = qwd_step(zero, weight_decay);
     // Forward order: the first layers' weights are needed first.
     for (int b = 0; b < zero->plan.buckets; b++) {
+        local_meet(zero, b, zero->step - 1);
         update_bucket(zero, &step, b);
         probe_updated(zero, b);
         gather_bucket(zero, &step, b);
+        local_turn(zero, b);
     }
     offload_updated(zero);
     // What follows on `last` must see the new replica. That costs nothing: the next there is the
@@ -373,6 +378,7 @@ void zero_synchronize(Zero *zero) {
     lanes_synchronize(zero->lanes);
     if (zero->offload.host.stream) stream_synchronize(zero->offload.host.stream);
     if (zero->shared.on) stream_synchronize(zero->shared.stream);
+    if (zero->local.stream) stream_synchronize(zero->local.stream);
     stream_synchronize(zero->copies);
     stream_synchronize(zero->compute);
 }

@@ -105,6 +105,11 @@ void zero_weights_wait_all(Zero *zero);
 // All work of all streams has ended; before memory and communicators go.
 void zero_synchronize(Zero *zero);
 
+// With --local-steps: the outer weights, which all islands share, stand in the place of the
+// island's own, for passes that train nothing; and back. Collective over the island. Nothing
+// without.
+void zero_use_outer(Zero *zero, bool on);
+
 // --- figures over all ranks ----------------------------------------------------------------------
 
 // Exposed communication, ms per step, on the rank that waited least. The rest of other ranks'

@@ -166,7 +166,7 @@ void zero_grads_begin(Zero *zero, int unit) {
 
 // --- reduction -----------------------------------------------------------------------------------
 
-static const GradWire *wire_at(const Zero *zero, int64_t iteration) {
+const GradWire *zero_wire_at(const Zero *zero, int64_t iteration) {
     // Megatron's iteration counter is 0-based when the flag is compared.
     bool quantise = zero->config->quantized_gradients &&
                     iteration - 1 >= zero->config->gradients_quantization_start_iteration;
@@ -177,7 +177,7 @@ static TlqStep tlq_step(Zero *zero, int b) {
     TlqStep step = {0};
     step.plan = &zero->plan;
     step.mesh = zero->mesh;
-    step.grad_wire = *wire_at(zero, zero->step);
+    step.grad_wire = *zero_wire_at(zero, zero->step);
     step.workspace = zero->tlq;
     step.checks = &zero->wire_checks;
     step.segments = zero->segments;
@@ -200,7 +200,7 @@ static void count_zeros(Zero *zero, int b) {
 bool zero_quantises_first(const Zero *zero) {
     bool shared_out = false;
     for (int b = 0; b < zero->plan.buckets; b++) shared_out |= !zero->gradients.stays[b];
-    return shared_out && wire_at(zero, zero->step) != wire_at(zero, zero->step - 1);
+    return shared_out && zero_wire_at(zero, zero->step) != zero_wire_at(zero, zero->step - 1);
 }
 
 void zero_rehearse(Zero *zero, bool on) {

@@ -4,6 +4,7 @@
 #include "llmc/base/fault.h"
 #include "llmc/state/probe.h"
 #include "llmc/state/zero.h"
+#include "sdp4bit/outer.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
 LLMC_BEGIN
@@ -85,6 +86,28 @@ typedef struct SharedWeights {
     bool *filled;              // (buckets) they are there since the latest update
 } SharedWeights;
 
+// --local-steps: zero_local.c. Outer weights, their momentum, and the exchange between islands.
+enum { LOCAL_SLOTS = 2 };
+typedef struct LocalSteps {
+    OuterPlan plan;
+    OuterStep step;            // its buffers alone
+    // device memory
+    float *outer, *momentum;   // (plan.shard_elements)
+    floatX *narrow;            // (plan.shard_elements) the outer weights, rounded: made by local_settle
+    float *gradient[LOCAL_SLOTS];  // (largest shard) exchanges use them in turn
+    Segment *segments;
+    Stream *stream;            // of the exchanges; NULL before local_start, and without local steps
+    Event *taken;              // last -> stream: a pseudo-gradient is there
+    Event *slot_free[LOCAL_SLOTS];  // stream -> last: the slot may be written
+    Event **exchanged;         // (buckets) stream -> last: the bucket's outer weights are new
+    Event *settled;            // last -> compute: masters and outer weights may be read
+    // host
+    int64_t *turn;             // (buckets) has its turn in steps that leave this rest, divided by H
+    int64_t *meets;            // (buckets) masters meet the outer weights at this step's end; 0: they have
+    unsigned exchanges;        // so far
+    floatX *kept;              // the island's weights, while the outer weights stand in their place
+} LocalSteps;
+
 struct Zero {
     const Config *config;
     const Mesh *mesh;
@@ -120,6 +143,7 @@ struct Zero {
     uint8_t *gather[LANE_SLOTS];    // gather buffers, which the buckets use in turn
     size_t gather_bytes[LANE_SLOTS];  // that messages take in them
     void *node_flags;               // (COMM_FLAG_BYTES) for comm_share; NULL where nobody is to reach in
+    LocalSteps local;               // islands
     Offload offload;                // AdamW on the host
     Probe probe;                    // figures on quantisation, off unless flags ask for them
     // host
@@ -172,12 +196,33 @@ void offload_widen(Zero *zero, float *masters, const floatX *weights, int64_t n)
 // stream; waits for it.
 void zero_read_masters(Zero *zero, Stream *stream, int64_t at, int64_t n, float *to);
 
+// --- islands: zero_local.c -----------------------------------------------------------------------
+
+// With zero_plan, zero_start and zero_free. All of these do nothing without local steps.
+void local_reserve(Zero *zero, MemoryPlan *memory_plan);
+void local_start(Zero *zero);
+void local_free(Zero *zero);
+// The outer weights are the masters, which were just made, and stand still.
+void local_from_masters(Zero *zero);
+// Before bucket b's AdamW: its masters meet the outer weights, if that is due with the end of
+// `step` or was before.
+void local_meet(Zero *zero, int b, int64_t step);
+// Behind bucket b's AdamW of the step in progress: the exchange, if it is the bucket's turn.
+void local_turn(Zero *zero, int b);
+// Between steps: what is due with the latest step's end is done. Later work of compute and of
+// lanes->last may read masters and outer weights.
+void local_settle(Zero *zero);
+// The run goes on behind this step: which meetings are still to come.
+void local_resume(Zero *zero, int64_t step);
+
 // --- where things lie: zero_grads.c, zero_weights.c ----------------------------------------------
 
 // Reserves the gradients' memory. After the layout, before zero_grads_start's events.
 void zero_grads_reserve(Zero *zero, MemoryPlan *memory_plan);
 void zero_grads_start(Zero *zero);
 void zero_grads_free(Zero *zero);
+// What gradients travel as in this iteration.
+const GradWire *zero_wire_at(const Zero *zero, int64_t iteration);
 // No bucket of the step has been reduced.
 void zero_grads_new_step(Zero *zero);
 // Bucket b's gradients of this rank's backward: (matrix_elements + tail_elements).

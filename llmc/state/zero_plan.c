@@ -43,8 +43,8 @@ static PlanOptions plan_options(const Zero *zero) {
     PlanOptions o;
     // One rank sends nothing. The quantisation flags must not move a single number there: no
     // groups, and no padding for them.
-    bool sends = zero->mesh->dp.size > 1, gradients = sends && c->quantized_gradients,
-         weights = sends && c->quantized_weights;
+    bool sends = zero->mesh->dp.size > 1, exchanges = zero->mesh->islands.size > 1;
+    bool gradients = (sends || exchanges) && c->quantized_gradients, weights = sends && c->quantized_weights;
     int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
     o.nodes = zero->mesh->rail.size;
     o.per_node = zero->mesh->node.size;
@@ -115,6 +115,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     zero_grads_reserve(zero, memory_plan);
     if (zero_offloads(zero)) offload_reserve(zero, memory_plan);
     else reserve_optimizer(zero, memory_plan);
+    local_reserve(zero, memory_plan);
     memory_plan_reserve(memory_plan, "norm and verdict", "segment table",
                         (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->segments);
     memory_plan_reserve(memory_plan, "norm and verdict", "leaves of the norm", leaves * sizeof(float),
@@ -132,7 +133,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
                         (size_t)hashes * sizeof(uint64_t), (void **)&zero->hash);
     if (zero->wire_checks.sealed) {
         memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages",
-                            WIRE_HOPS * (size_t)plan->dp * sizeof(uint64_t),
+                            WIRE_HOPS * (size_t)wire_most_peers(zero->mesh) * sizeof(uint64_t),
                             (void **)&zero->wire_checks.sums);
     }
     if (zero->wire_checks.sealed && zero->shared.on) {
@@ -177,7 +178,7 @@ static void list_pieces(Zero *zero) {
 static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err) {
     PlanOptions options = plan_options(zero);
     PlanTensor *rows = tensors_for_plan(tensors, count);
-    bool ok = plan_build(&zero->plan, rows, count, &options, err);
+    bool ok = plan_build_pieces(&zero->plan, rows, count, &options, zero->mesh->islands.size, err);
     free(rows);
     return ok;
 }
@@ -195,7 +196,7 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     }
     zero->tensors = (Tensor *)xcalloc((size_t)count, sizeof(Tensor), "the parameter table");
     memcpy(zero->tensors, tensors, (size_t)count * sizeof(Tensor));
-    zero->wire_checks.sealed = config->verify_wire && zero->plan.dp > 1;
+    zero->wire_checks.sealed = config->verify_wire && (zero->plan.dp > 1 || mesh->islands.size > 1);
     zero->wire_checks.faults = &zero->faults;
     if (zero->wire_checks.sealed) plan_seal(&zero->plan);
     size_t buckets = (size_t)zero->plan.buckets;

@@ -396,6 +396,29 @@ void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n) {
     reads(s, weights, X * n);
     writes(s, master, 4 * n);
 }
+void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n) {
+    begin_on(s, "pseudo-gradient");
+    reads(s, outer, 4 * n);
+    reads(s, master, 4 * n);
+    writes(s, gradient, 4 * n);
+}
+void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
+                       int64_t n) {
+    begin_on(s, "outer step");
+    reads(s, gradient, 4 * n);
+    writes(s, outer, 4 * n);
+    writes(s, m, 4 * n);
+}
+void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n) {
+    begin_on(s, "meet");
+    reads(s, outer, 4 * n);
+    writes(s, master, 4 * n);
+}
+void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {
+    begin_on(s, "narrow");
+    reads(s, master, 4 * n);
+    writes(s, weights, X * n);
+}
 void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
     begin_on(s, "count zeros");
     reads(s, x, 4 * n);

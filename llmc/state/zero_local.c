@@ -1,0 +1,272 @@
+// --local-steps: every node is an island, which trains on masters of its own. Now and then the
+// islands meet, bucket by bucket. Called by the files of this room; the exchange itself is
+// sdp4bit/outer.h.
+//
+// Beside masters and moments each rank holds outer weights and their momentum, of its shard. They
+// are the same on all islands. A bucket's turn comes every H steps, and turns are spread over these
+// steps. With step t, whose turn it is, the bucket's outer weights step along the mean of what the
+// islands have moved since they last met. `delay` steps later, with the end of step t + delay, the
+// masters meet the outer weights: they become them, or a mix of both. The weights that layers
+// compute with follow with the next update's message.
+//
+// An exchange runs on a stream of its own, beside the layers. What has been sent at the end of step
+// t is waited for before the update of step t + delay + 1, or by whoever reads masters or outer
+// weights before.
+#include <stdlib.h>
+
+#include "llmc/state/zero_inside.h"
+
+static bool is_on(const Zero *zero) { return zero->config->local_steps > 1; }
+
+// --- memory --------------------------------------------------------------------------------------
+
+static int64_t bucket_elements(const Bucket *bucket) {
+    return bucket->matrix_elements + bucket->tail_elements;
+}
+
+// A bucket's turn: the steps that leave this rest when divided by H. A bucket that follows much
+// else has a late turn, so that the bytes are spread evenly.
+static void deal_turns(Zero *zero) {
+    LocalSteps *l = &zero->local;
+    int64_t before = 0, all = 0;
+    for (int b = 0; b < zero->plan.buckets; b++) all += bucket_elements(&zero->plan.bucket[b]);
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        l->turn[b] = zero->config->local_steps * before / all;
+        before += bucket_elements(&zero->plan.bucket[b]);
+    }
+}
+
+static void reserve_exchange(Zero *zero, MemoryPlan *plan) {
+    LocalSteps *l = &zero->local;
+    const char *group = "local steps";
+    size_t shard = (size_t)outer_largest_shard(&l->plan), islands = (size_t)l->plan.islands;
+    for (int slot = 0; slot < LOCAL_SLOTS; slot++)
+        memory_plan_reserve(plan, group, "pseudo-gradient of a bucket", shard * sizeof(float),
+                            (void **)&l->gradient[slot]);
+    if (islands == 1) return;
+    int64_t quantised = outer_largest_message(&l->plan, &zero->grad_wire);
+    int64_t plain = outer_largest_message(&l->plan, &zero->plain_grad_wire);
+    bool late = zero->config->gradients_quantization_start_iteration > 0 && plain > quantised;
+    size_t bytes = islands * (size_t)(late ? plain : quantised);
+    OuterStep *step = &l->step;
+    memory_plan_reserve(plan, group, "pseudo-gradients, sent", bytes, (void **)&step->send);
+    memory_plan_reserve(plan, group, "pseudo-gradients, received", bytes, (void **)&step->recv);
+    memory_plan_reserve(plan, group, "mean of the islands, gathered", bytes, (void **)&step->gathered);
+    memory_plan_reserve(plan, group, "mean of the islands, own piece", shard / islands * sizeof(float),
+                        (void **)&step->mean);
+    memory_plan_reserve(plan, group, "leaves of its norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
+                        (void **)&step->leaves);
+    memory_plan_reserve(plan, group, "segment table", (size_t)l->plan.segments_total * sizeof(Segment),
+                        (void **)&l->segments);
+}
+
+void local_reserve(Zero *zero, MemoryPlan *plan) {
+    LocalSteps *l = &zero->local;
+    size_t shard = (size_t)zero->plan.shard_elements, buckets = (size_t)zero->plan.buckets;
+    const char *group = "local steps";
+    if (!is_on(zero)) return;
+    const Mesh *mesh = zero->mesh;
+    outer_plan(&l->plan, &zero->plan, mesh->dp.rank, mesh->islands.size, mesh->islands.rank);
+    l->turn = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
+    l->meets = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
+    l->exchanged = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
+    deal_turns(zero);
+    memory_plan_reserve(plan, group, "fp32 outer weights, own shard", shard * sizeof(float),
+                        (void **)&l->outer);
+    memory_plan_reserve(plan, group, "outer momentum, own shard", shard * sizeof(float),
+                        (void **)&l->momentum);
+    memory_plan_reserve(plan, group, FLOATX_NAME " outer weights, own shard", shard * sizeof(floatX),
+                        (void **)&l->narrow);
+    reserve_exchange(zero, plan);
+}
+
+void local_start(Zero *zero) {
+    LocalSteps *l = &zero->local;
+    if (!is_on(zero)) return;
+    l->stream = zero->config->no_overlap ? zero->lanes->last : stream_create(zero->device, "islands");
+    l->taken = event_create(zero->device);
+    l->settled = event_create(zero->device);
+    for (int slot = 0; slot < LOCAL_SLOTS; slot++) l->slot_free[slot] = event_create(zero->device);
+    for (int b = 0; b < zero->plan.buckets; b++) l->exchanged[b] = event_create(zero->device);
+    if (l->segments)
+        copy_to_device(zero->compute, l->segments, l->plan.segments,
+                       (size_t)l->plan.segments_total * sizeof(Segment));
+}
+
+void local_free(Zero *zero) {
+    LocalSteps *l = &zero->local;
+    if (l->stream) {
+        event_destroy(l->taken);
+        event_destroy(l->settled);
+        for (int slot = 0; slot < LOCAL_SLOTS; slot++) event_destroy(l->slot_free[slot]);
+        for (int b = 0; b < zero->plan.buckets; b++) event_destroy(l->exchanged[b]);
+        if (l->stream != zero->lanes->last) stream_destroy(l->stream);
+    }
+    outer_plan_free(&l->plan);
+    free(l->turn);
+    free(l->meets);
+    free(l->exchanged);
+    free(l->kept);
+}
+
+void local_from_masters(Zero *zero) {
+    if (!is_on(zero)) return;
+    size_t bytes = (size_t)zero->plan.shard_elements * sizeof(float);
+    copy_on_device(zero->compute, zero->local.outer, zero->master, bytes);
+    set_zero(zero->compute, zero->local.momentum, bytes);
+}
+
+// --- a bucket's turn -----------------------------------------------------------------------------
+
+static int64_t shard_of(const Zero *zero, int b) {
+    return zero->plan.bucket[b].matrix_per_rank + zero->plan.bucket[b].tail_per_rank;
+}
+
+static OuterStep outer_step(Zero *zero) {
+    LocalSteps *l = &zero->local;
+    OuterStep step = l->step;
+    step.plan = &l->plan;
+    step.wire = *zero_wire_at(zero, zero->step);
+    step.segments = l->segments;
+    step.seed = (uint32_t)zero->config->seed;
+    step.step = (uint32_t)zero->step;
+    step.checks = &zero->wire_checks;
+    step.stream = l->stream;
+    return step;
+}
+
+// The pseudo-gradient is taken on `last`, behind AdamW. All else is beside it.
+static void exchange(Zero *zero, int b) {
+    LocalSteps *l = &zero->local;
+    Stream *last = zero->lanes->last;
+    int64_t at = zero->plan.bucket[b].state_start, n = shard_of(zero, b);
+    int slot = (int)(l->exchanges++ % LOCAL_SLOTS);
+    float *gradient = l->gradient[slot];
+    OuterStep step = outer_step(zero);
+    stream_wait(last, l->slot_free[slot]);
+    kernel_pseudo_gradient(last, gradient, l->outer + at, zero->master + at, n);
+    event_record(l->taken, last);
+    stream_wait(l->stream, l->taken);
+    outer_exchange(&step, b, gradient);
+    kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, (float)zero->config->outer_lr,
+                      (float)zero->config->outer_momentum, n);
+    event_record(l->slot_free[slot], l->stream);
+    event_record(l->exchanged[b], l->stream);
+    if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
+}
+
+static bool has_turn(const Zero *zero, int b, int64_t step) {
+    return step % zero->config->local_steps == zero->local.turn[b];
+}
+
+void local_turn(Zero *zero, int b) {
+    if (!is_on(zero) || !has_turn(zero, b, zero->step)) return;
+    exchange(zero, b);
+    zero->local.meets[b] = zero->step + zero->config->local_steps_delay;
+}
+
+void local_meet(Zero *zero, int b, int64_t step) {
+    LocalSteps *l = &zero->local;
+    Stream *last = zero->lanes->last;
+    if (!is_on(zero) || !l->meets[b] || l->meets[b] > step) return;
+    int64_t at = zero->plan.bucket[b].state_start;
+    stream_wait(last, l->exchanged[b]);
+    kernel_meet(last, zero->master + at, l->outer + at, (float)zero->config->local_steps_mix,
+                shard_of(zero, b));
+    l->meets[b] = 0;
+}
+
+// --- beside the step -----------------------------------------------------------------------------
+
+void local_settle(Zero *zero) {
+    LocalSteps *l = &zero->local;
+    Stream *last = zero->lanes->last;
+    if (!is_on(zero)) return;
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        local_meet(zero, b, zero->step);
+        stream_wait(last, l->exchanged[b]);
+    }
+    kernel_narrow(last, l->narrow, l->outer, zero->plan.shard_elements);
+    event_record(l->settled, last);
+    stream_wait(zero->compute, l->settled);
+}
+
+void local_resume(Zero *zero, int64_t step) {
+    const Config *c = zero->config;
+    zero->step = step;
+    for (int b = 0; is_on(zero) && b < zero->plan.buckets; b++) {
+        for (int64_t turn = step; turn > 0 && turn + c->local_steps_delay > step; turn--) {
+            if (has_turn(zero, b, turn)) zero->local.meets[b] = turn + c->local_steps_delay;
+        }
+    }
+}
+
+// n weights of each rank of the island come together at `all`. They go through a gather buffer in
+// parts: messages inside the node leave from there.
+static void gather_windows(Zero *zero, const floatX *own, floatX *all, int64_t n) {
+    const Group *node = &zero->mesh->node;
+    Stream *stream = zero->lanes->node;
+    uint8_t *buffer = zero->gather[0];
+    int64_t most = (int64_t)(zero->gather_bytes[0] / (size_t)node->size / MESSAGE_ALIGN) *
+                   (MESSAGE_ALIGN / (int64_t)sizeof(floatX));
+    for (int64_t at = 0; at < n; at += most) {
+        size_t bytes = (size_t)(n - at < most ? n - at : most) * sizeof(floatX);
+        copy_on_device(stream, buffer + (size_t)node->rank * bytes, own + at, bytes);
+        comm_all_gather(node, buffer, bytes, stream);
+        for (int rank = 0; rank < node->size; rank++)
+            copy_on_device(stream, all + rank * n + at, buffer + (size_t)rank * bytes, bytes);
+    }
+}
+
+// Bucket b's outer weights go to where this rank keeps weights.
+static void gather_outer(Zero *zero, int b) {
+    const Bucket *bucket = &zero->plan.bucket[b];
+    const floatX *own = zero->local.narrow + bucket->state_start;
+    int64_t elements;
+    floatX *all = zero_kept_weights(zero, b, &elements);
+    if (!zero_weights_resident(zero, b) || zero->mesh->node.size == 1) {
+        copy_on_device(zero->lanes->node, all, own, (size_t)elements * sizeof(floatX));
+        return;
+    }
+    gather_windows(zero, own, all, bucket->matrix_per_rank);
+    gather_windows(zero, own + bucket->matrix_per_rank, all + bucket->matrix_elements, bucket->tail_per_rank);
+}
+
+// The weights of this island, to the host or back.
+static void keep_own(Zero *zero, bool back) {
+    floatX *host = zero->local.kept;
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        int64_t elements;
+        floatX *weights = zero_kept_weights(zero, b, &elements);
+        size_t bytes = (size_t)elements * sizeof(floatX);
+        if (back) copy_to_device(zero->compute, weights, host, bytes);
+        else copy_to_host(zero->compute, host, weights, bytes);
+        host += elements;
+    }
+    stream_synchronize(zero->compute);
+}
+
+void zero_use_outer(Zero *zero, bool on) {
+    LocalSteps *l = &zero->local;
+    if (!is_on(zero)) return;
+    size_t all = 0;
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        int64_t elements;
+        zero_kept_weights(zero, b, &elements);
+        all += (size_t)elements;
+    }
+    if (!l->kept) l->kept = (floatX *)xmalloc(all * sizeof(floatX), "an island's weights");
+    zero_synchronize(zero);
+    zero_weights_given(zero);
+    if (on) {
+        keep_own(zero, false);
+        local_settle(zero);
+        stream_synchronize(zero->lanes->last);
+        for (int b = 0; b < zero->plan.buckets; b++) gather_outer(zero, b);
+        stream_synchronize(zero->lanes->node);
+    } else {
+        keep_own(zero, true);
+        free(l->kept);
+        l->kept = NULL;
+    }
+}

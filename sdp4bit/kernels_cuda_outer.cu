@@ -1,0 +1,63 @@
+// The exact regime on GPUs: the kernels of local steps. The bits are kernels_cpu.c's. They are
+// bound by memory, and each runs once in many steps, so they are plain. Called by outer.c and
+// llmc/state/zero_local.c.
+#include "sdp4bit/kernels_cuda.cuh"
+#include "sdp4bit/outer_step.h"
+
+// Calls work(i) for this thread's elements of n.
+template <typename Work> DEV_FN void for_own_elements(int64_t n, Work work) {
+    int64_t stride = (int64_t)gridDim.x * CODEC_THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += stride) work(i);
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS)
+    pseudo_gradient_kernel(float *gradient, const float *outer, const float *master, int64_t n) {
+    for_own_elements(n, [=](int64_t i) { gradient[i] = f32_sub(outer[i], master[i]); });
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS)
+    outer_step_kernel(float *outer, float *m, const float *gradient, float rate, float momentum, int64_t n) {
+    for_own_elements(n, [=](int64_t i) {
+        outer[i] = outer_element(outer[i], &m[i], gradient[i], rate, momentum);
+    });
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS)
+    meet_kernel(float *master, const float *outer, float mix, int64_t n) {
+    for_own_elements(n, [=](int64_t i) { master[i] = meet_element(master[i], outer[i], mix); });
+}
+
+__global__ void __launch_bounds__(CODEC_THREADS)
+    narrow_kernel(floatX *weights, const float *master, int64_t n) {
+    for_own_elements(n, [=](int64_t i) { weights[i] = floatX_from_float(master[i]); });
+}
+
+// Blocks whose threads have some elements each.
+static unsigned blocks_for(Stream *s, int64_t n) { return (unsigned)stride_blocks(s, ceil_div64(n, 4)); }
+
+void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n) {
+    if (n <= 0) return;
+    pseudo_gradient_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(gradient, outer, master,
+                                                                                     n);
+    check_launch(s, "pseudo-gradient");
+}
+
+void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
+                       int64_t n) {
+    if (n <= 0) return;
+    outer_step_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(outer, m, gradient, rate,
+                                                                                momentum, n);
+    check_launch(s, "outer step");
+}
+
+void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n) {
+    if (n <= 0) return;
+    meet_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(master, outer, mix, n);
+    check_launch(s, "masters meet the outer weights");
+}
+
+void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {
+    if (n <= 0) return;
+    narrow_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(weights, master, n);
+    check_launch(s, "rounded masters");
+}

@@ -1,0 +1,192 @@
+// The exchange between islands: see outer.h. This file is the layout and the order of the hops; the
+// numbers are in kernels.h.
+#include "sdp4bit/outer.h"
+
+#include <stdlib.h>
+
+// --- layout --------------------------------------------------------------------------------------
+
+// The segments that own positions of window [lo, lo + n), counted from its start. Pads after a
+// tensor belong to it, so the first one may begin before the window. Returns how many.
+static int cut_segments(const Segment *from, int count, int64_t lo, int64_t n, Segment *to) {
+    int cut = 0;
+    for (int i = 0; i < count; i++) {
+        bool ends_before = i + 1 < count && from[i + 1].start <= lo;
+        if (ends_before || from[i].start >= lo + n) continue;
+        to[cut] = from[i];
+        to[cut++].start -= lo;
+    }
+    return cut;
+}
+
+// One of `parts` equal parts of a bucket, as a bucket.
+static Bucket part_of(const Bucket *bucket, int parts) {
+    Bucket part = *bucket;
+    part.matrix_elements /= parts;
+    part.tail_elements /= parts;
+    part.matrix_per_rank = part.matrix_elements;
+    part.tail_per_rank = part.tail_elements;
+    return part;
+}
+
+static void cut_part(OuterPlan *outer, Bucket *part, const Segment *from, int count, int64_t lo) {
+    part->first_segment = outer->segments_total;
+    part->segments =
+        cut_segments(from, count, lo, part->matrix_elements, outer->segments + part->first_segment);
+    outer->segments_total += part->segments;
+}
+
+void outer_plan(OuterPlan *outer, const Plan *plan, int rank, int islands, int island) {
+    size_t buckets = (size_t)plan->buckets, segments = 2 * (size_t)plan->segments_total;
+    *outer = (OuterPlan){.islands = islands, .island = island, .buckets = plan->buckets};
+    outer->shard = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
+    outer->piece = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
+    outer->segments = (Segment *)xcalloc(segments, sizeof(Segment), "the bucket plan");
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        Bucket *shard = &outer->shard[b], *piece = &outer->piece[b];
+        *shard = part_of(bucket, plan->dp);
+        cut_part(outer, shard, plan->segments + bucket->first_segment, bucket->segments,
+                 rank * shard->matrix_elements);
+        *piece = part_of(shard, islands);
+        cut_part(outer, piece, outer->segments + shard->first_segment, shard->segments,
+                 island * piece->matrix_elements);
+        shard->matrix_per_rank = piece->matrix_elements;
+        shard->tail_per_rank = piece->tail_elements;
+    }
+}
+
+void outer_plan_free(OuterPlan *outer) {
+    free(outer->shard);
+    free(outer->piece);
+    free(outer->segments);
+}
+
+MessageLayout outer_message(const OuterPlan *outer, int b, const GradWire *wire) {
+    const Bucket *piece = &outer->piece[b];
+    return plan_sealed(piece, message_layout(wire->inter_codec, wire->inter_group, piece->matrix_elements, 1,
+                                             wire->tail_codec, piece->tail_elements));
+}
+
+int64_t outer_wire_bytes(const OuterPlan *outer, int b, const GradWire *wire) {
+    return 2 * (outer->islands - 1) * outer_message(outer, b, wire).bytes;
+}
+
+int64_t outer_largest_shard(const OuterPlan *outer) {
+    int64_t largest = 0;
+    for (int b = 0; b < outer->buckets; b++) {
+        int64_t elements = outer->shard[b].matrix_elements + outer->shard[b].tail_elements;
+        if (elements > largest) largest = elements;
+    }
+    return largest;
+}
+
+int64_t outer_largest_message(const OuterPlan *outer, const GradWire *wire) {
+    int64_t largest = 0;
+    for (int b = 0; b < outer->buckets; b++) {
+        int64_t bytes = outer_message(outer, b, wire).bytes;
+        if (bytes > largest) largest = bytes;
+    }
+    return largest;
+}
+
+// --- the exchange --------------------------------------------------------------------------------
+
+static SegmentTable table_of(const OuterStep *step, const Bucket *part) {
+    SegmentTable table = {step->segments + part->first_segment, part->segments};
+    return table;
+}
+
+// Keys of this step's random bits.
+static RoundingKey key_of(const OuterStep *step, uint32_t purpose, int source) {
+    RoundingKey key = {step->seed, step->step, purpose, (uint32_t)source};
+    return key;
+}
+
+// A quantisation of `part`: a partition per slot.
+static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part, const float *values,
+                                      const MessageLayout *message) {
+    QuantizePartitions q = {0};
+    q.grads = values;
+    q.bucket = *part;
+    q.table = table_of(step, part);
+    q.hi = part->matrix_per_rank;
+    q.scale = 1.0f;
+    q.transform = step->wire.transform;
+    q.codec = step->wire.inter_codec;
+    q.group = step->wire.inter_group;
+    q.tail_codec = step->wire.tail_codec;
+    q.rounding = step->wire.rounding;
+    q.message = *message;
+    return q;
+}
+
+// All islands' pieces of this one's gradient, its own straight into the receive buffer.
+static void send_pieces(const OuterStep *step, int b, const float *gradient, const MessageLayout *message) {
+    const OuterPlan *plan = step->plan;
+    QuantizePartitions q = quantize_of(step, &plan->shard[b], gradient, message);
+    q.scale = 1.0f / (float)plan->islands;
+    q.key = key_of(step, PURPOSE_OUTER, plan->island);
+    q.rotation = key_of(step, PURPOSE_OUTER_ROTATION, 0);
+    q.slots = plan->islands;
+    q.self = plan->island;
+    q.send = step->send;
+    q.self_slot = step->recv + q.self * message->bytes;
+    kernel_quantize_partitions(step->stream, &q);
+    wire_seal(step->checks, HOP_OUTER, b, 0, message, step->send, step->stream);
+    wire_all_to_all(step->checks, HOP_OUTER, message, step->send, step->recv, step->stream);
+    wire_check(step->checks, HOP_OUTER, b, 0, message, step->recv, step->stream);
+}
+
+// The sum of `sources` messages at `received`, of piece p, goes to `to`.
+static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *received, int sources,
+                      const MessageLayout *message, RoundingKey rotation, Windows to) {
+    const Bucket *shard = &step->plan->shard[b];
+    SumFinal f = {0};
+    f.received = received;
+    f.sources = sources;
+    f.in = *message;
+    f.codec = step->wire.inter_codec;
+    f.group = step->wire.inter_group;
+    f.tail_codec = step->wire.tail_codec;
+    f.transform = step->wire.transform;
+    f.rotation = rotation;
+    f.rank = p;
+    f.bucket = *shard;
+    f.table = table_of(step, shard);
+    f.hi = shard->matrix_per_rank;
+    f.own = to;
+    f.matrix_leaves = step->leaves;
+    f.tail_leaves = step->leaves + shard->matrix_per_rank / HADAMARD_ORDER;
+    kernel_sum_final(step->stream, &f);
+}
+
+// The mean of this island's piece to all.
+static void send_mean(const OuterStep *step, int b, const MessageLayout *message) {
+    const OuterPlan *plan = step->plan;
+    QuantizePartitions q = quantize_of(step, &plan->piece[b], step->mean, message);
+    q.key = key_of(step, PURPOSE_OUTER_MEAN, 0);
+    q.rotation = key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0);
+    q.slots = 1;
+    q.self_slot = step->gathered + plan->island * message->bytes;
+    kernel_quantize_partitions(step->stream, &q);
+    wire_seal_own(step->checks, b, plan->island, message, step->gathered, step->stream);
+    wire_all_gather(step->checks, HOP_OUTER_MEAN, 0, 1, message, step->gathered, step->stream);
+    wire_check_gathered(step->checks, HOP_OUTER_MEAN, b, 0, 1, message, step->gathered, step->stream);
+}
+
+void outer_exchange(const OuterStep *step, int b, float *gradient) {
+    const OuterPlan *plan = step->plan;
+    const Bucket *shard = &plan->shard[b];
+    if (plan->islands == 1) return;
+    step->checks->micro_batch = 0;
+    MessageLayout message = outer_message(plan, b, &step->wire);
+    send_pieces(step, b, gradient, &message);
+    Windows mean = {step->mean, step->mean + plan->piece[b].matrix_elements};
+    sum_piece(step, b, plan->island, step->recv, plan->islands, &message,
+              key_of(step, PURPOSE_OUTER_ROTATION, 0), mean);
+    send_mean(step, b, &message);
+    for (int p = 0; p < plan->islands; p++)
+        sum_piece(step, b, p, step->gathered + p * message.bytes, 1, &message,
+                  key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0), windows_of(shard, gradient, p));
+}

@@ -1,0 +1,484 @@
+// Local steps against a simulator, to the bit. llmc/state/zero.c trains on made-up gradients for
+// two rounds of turns, on every shape of islands that this number of ranks allows. The simulator
+// has one Simulator per island, for all that an island does by itself, and the outer steps below:
+// written from sdp4bit/README.md, tensor by tensor and element by element, without messages or
+// shards. In one step one island meets a NaN, and it alone skips. The bytes between islands are
+// those that the layout says.
+//
+//   test_local_mpi [--emulate-nodes]
+// With the flag there is one rank to an island, and the islands may share GPUs. build/test/gpu has
+// the same program for GPUs. ranks: 1 2 3 4
+#include <math.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/ranks/devices.h"
+#include "llmc/state/zero_inside.h"
+#include "test/leaks.h"
+#include "test/mpi/simulator.h"
+
+enum { STEPS = 11, POISONED_STEP = 6, POISONED_ISLAND = 1, H = 4, TENSORS = 9, MOST_FLAGS = 20 };
+static const float RATE = 1e-2f, WEIGHT_DECAY = 0.1f, OUTER_LR = 0.7f, OUTER_MOMENTUM = 0.9f;
+
+// --- arms ----------------------------------------------------------------------------------------
+
+typedef struct Arm {
+    const char *name;
+    const char *flags[MOST_FLAGS];
+    int delay;
+    float mix;
+    GradWire grad;
+    WeightWire weight;
+} Arm;
+
+#define F CODEC_FP32
+#define B CODEC_BF16
+#define I8 CODEC_INT8
+#define I4 CODEC_INT4
+#define SR ROUND_STOCHASTIC
+#define RN ROUND_NEAREST
+static const Arm arms[] = {
+    {"fp32", {NULL}, 0, 0, {F, F, 32, 32, F, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+    {"bf16, a delay", {"--grad-reduce-in-bf16", "--local-steps-delay", "2"}, 2, 0,
+     {B, B, 32, 32, B, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+    {"SDP4Bit",
+     {"--quantized-gradients", "--hadamard-transform", "--gq-group-size-intra", "32", "--gq-group-size-inter",
+      "64", "--quantized-weights", "--wq-group-size", "64", "--wq-rounding", "stochastic"},
+     0, 0, {I8, I4, 32, 64, B, true, SR, 0}, {I4, 64, true, SR}},
+    {"SDP4Bit, a delay and a mix, checksums",
+     {"--quantized-gradients", "--hadamard-transform", "--gq-group-size-intra", "32", "--gq-group-size-inter",
+      "64", "--quantized-weights", "--wq-group-size", "64", "--verify-wire", "--local-steps-delay", "3",
+      "--local-steps-mix", "0.25"},
+     3, 0.25f, {I8, I4, 32, 64, B, true, SR, 0}, {I4, 64, true, RN}},
+    {"TLq, one stream, optim_grads",
+     {"--quantized-gradients", "--gq-group-size-intra", "32", "--gq-group-size-inter", "32", "--no-overlap",
+      "--data-parallel-sharding-strategy", "optim_grads"},
+     0, 0, {I8, I4, 32, 32, B, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+};
+enum { ARMS = sizeof arms / sizeof *arms };
+
+static const char *const common_flags[] = {
+    "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer",
+    "--vocab-size", "63", "--num-layers", "3", "--hidden-size", "32", "--num-attention-heads", "1",
+    "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-2",
+    "--train-iters", "100", "--clip-grad", "0.5", "--ddp-bucket-size", "1", "--on-nan", "skip",
+    "--local-steps", "4", "--outer-lr", "0.7", "--outer-momentum", "0.9"};
+enum { COMMON_FLAGS = sizeof common_flags / sizeof *common_flags };
+
+// --- a trial -------------------------------------------------------------------------------------
+
+// The outer state of all islands, as the simulator has it, in the arena's shape.
+typedef struct Outer {
+    float *weights, *momentum;
+    int64_t *turn;    // (buckets)
+} Outer;
+
+typedef struct Trial {
+    const Arm *arm;
+    const Mesh *mesh;
+    Device *device;
+    Lanes lanes;
+    Config config;
+    Timers *timers;
+    Stream *compute;
+    MemoryPlan memory_plan;
+    Zero *zero;
+    PlanTensor *tensors;
+    Plan plan;             // the zero's
+    Simulator *island;     // (islands)
+    Outer outer;
+    float *local, **grads; // (arena) this rank's; (world) every rank's
+    float *found;          // (arena) from the device
+} Trial;
+
+static int islands(const Trial *t) { return t->mesh->islands.size; }
+
+static bool complain(const Trial *t, int64_t step, const char *what, int64_t at) {
+    fprintf(stderr, "rank %d, %d islands x %d, %s, step %lld: %s at %lld\n", t->mesh->world.rank, islands(t),
+            t->mesh->dp.size, t->arm->name, (long long)step, what, (long long)at);
+    return false;
+}
+
+static void fill_tensors(Tensor *tensor) {
+    static const int64_t shape[TENSORS][2] = {{70, 48}, {75, 61}, {33, 0},  {90, 60}, {101, 0},
+                                              {64, 96}, {7, 0},   {83, 71}, {32, 0}};
+    static const int unit[TENSORS] = {0, 1, 1, 2, 2, 3, 3, 4, 4};
+    for (int i = 0; i < TENSORS; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "tensor %d", i);
+        tensor[i] = tensor_row(name, shape[i][0], shape[i][1], -1, unit[i], 0);
+    }
+    tensors_number(tensor, TENSORS, 1);
+}
+
+static void configure(Trial *t) {
+    char *argv[COMMON_FLAGS + MOST_FLAGS];
+    int argc = 0;
+    Error err = {0};
+    for (int i = 0; i < COMMON_FLAGS; i++) argv[argc++] = (char *)common_flags[i];
+    for (int i = 0; t->arm->flags[i]; i++) argv[argc++] = (char *)t->arm->flags[i];
+    if (!config_parse(&t->config, argc, argv, NULL, 0, &err) ||
+        !config_finish(&t->config, t->mesh->world.size, 64, 63, &err)) {
+        fatal(NULL, err.code, "%s", err.what);
+    }
+}
+
+static void build_zero(Trial *t) {
+    Tensor tensor[TENSORS];
+    Error err = {0};
+    fill_tensors(tensor);
+    lanes_open(&t->lanes, t->device, t->mesh->dp.size > 1 && !t->config.no_overlap);
+    t->timers = timers_create(t->device, 0);
+    t->compute = stream_create(t->device, "compute");
+    t->zero = zero_plan(&t->config, t->mesh, tensor, TENSORS, &t->memory_plan, &err);
+    if (!t->zero || !memory_plan_allocate(&t->memory_plan, t->device, 1, &err))
+        fatal(NULL, err.code, "%s", err.what);
+    zero_start(t->zero, t->device, t->compute, &t->lanes, t->timers);
+    t->plan = t->zero->plan;
+    t->tensors = tensors_for_plan(tensor, TENSORS);
+}
+
+// Any number in (-1, 1) for an element of something.
+static float drawn(uint32_t what, uint32_t of, int64_t i) {
+    Philox4 r = philox4x32_10(77, what, (uint32_t)i, (uint32_t)(i >> 32), of, 0);
+    return ((float)(r.v[0] >> 8) + 0.5f) * 0x1p-23f - 1.0f;
+}
+
+static void build_simulators(Trial *t) {
+    size_t arena = (size_t)t->plan.arena_elements;
+    const Config *c = &t->config;
+    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, (uint32_t)c->seed,
+                          (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps, WEIGHT_DECAY,
+                          (float)c->clip_grad, true, (float)c->loss_spike_factor};
+    floatX *weights = (floatX *)xcalloc(arena, sizeof *weights, "the test");
+    for (int k = 0; k < TENSORS; k++) {
+        for (int64_t i = 0; i < t->tensors[k].numel; i++)
+            weights[t->plan.tensor_arena[k] + i] = floatX_from_float(0.1f * drawn(1, (uint32_t)k, i));
+        copy_to_device(t->compute, zero_weight(t->zero, k), weights + t->plan.tensor_arena[k],
+                       (size_t)t->tensors[k].numel * sizeof *weights);
+    }
+    zero_masters_from_weights(t->zero);
+    stream_synchronize(t->compute);
+    t->island = (Simulator *)xcalloc((size_t)islands(t), sizeof(Simulator), "the test");
+    for (int n = 0; n < islands(t); n++) simulator_create(&t->island[n], &o, weights);
+    t->outer.weights = (float *)xcalloc(arena, sizeof(float), "the test");
+    t->outer.momentum = (float *)xcalloc(arena, sizeof(float), "the test");
+    t->outer.turn = (int64_t *)xcalloc((size_t)t->plan.buckets, sizeof(int64_t), "the test");
+    memcpy(t->outer.weights, t->island[0].master, arena * sizeof(float));
+    // Turns follow the elements that come before.
+    int64_t before = 0, all = 0;
+    for (int b = 0; b < t->plan.buckets; b++)
+        all += t->plan.bucket[b].matrix_elements + t->plan.bucket[b].tail_elements;
+    for (int b = 0; b < t->plan.buckets; b++) {
+        t->outer.turn[b] = H * before / all;
+        before += t->plan.bucket[b].matrix_elements + t->plan.bucket[b].tail_elements;
+    }
+    free(weights);
+}
+
+static Trial *open_trial(const Mesh *mesh, Device *device, const Arm *arm) {
+    Trial *t = (Trial *)xcalloc(1, sizeof *t, "a trial");
+    t->arm = arm;
+    t->mesh = mesh;
+    t->device = device;
+    configure(t);
+    build_zero(t);
+    build_simulators(t);
+    size_t arena = (size_t)t->plan.arena_elements;
+    t->local = (float *)xcalloc(arena, sizeof(float), "the test");
+    t->found = (float *)xcalloc(arena, sizeof(float), "the test");
+    t->grads = (float **)xcalloc((size_t)mesh->world.size, sizeof(float *), "the test");
+    float *every = (float *)xcalloc(arena * (size_t)mesh->world.size, sizeof(float), "the test");
+    for (int r = 0; r < mesh->world.size; r++) t->grads[r] = every + (size_t)r * arena;
+    return t;
+}
+
+static void close_trial(Trial *t) {
+    for (int n = 0; n < islands(t); n++) simulator_free(&t->island[n]);
+    free(t->island);
+    zero_stop(t->zero);
+    memory_plan_free(&t->memory_plan, t->device);
+    zero_free(t->zero);
+    timers_destroy(t->timers);
+    stream_destroy(t->compute);
+    lanes_close(&t->lanes);
+    config_free(&t->config);
+    free(t->outer.weights);
+    free(t->outer.momentum);
+    free(t->outer.turn);
+    free(t->local);
+    free(t->found);
+    free(t->grads[0]);
+    free(t->grads);
+    free(t->tensors);
+    free(t);
+}
+
+// --- the simulated outer step --------------------------------------------------------------------
+
+typedef struct Part {
+    int64_t arena, numel, logical, n;  // n: padded with zeros to whole groups
+    bool matrix;
+} Part;
+
+static Part part_of(const Trial *t, int tensor) {
+    Part part = {t->plan.tensor_arena[tensor], t->tensors[tensor].numel, 0, 0, t->tensors[tensor].matrix};
+    for (int k = 0; k < tensor; k++) part.logical += round_up64(t->tensors[k].numel, 32);
+    part.n = part.matrix ? round_up64(part.numel, t->arm->grad.inter_group) : part.numel;
+    return part;
+}
+
+// What travelling once does to x, which is transformed already: every group is quantised and
+// decoded.
+static void send(const Trial *t, float *x, const Part *part, uint32_t purpose, uint32_t source,
+                 int64_t step) {
+    const GradWire *wire = &t->arm->grad;
+    Codec codec = part->matrix ? wire->inter_codec : wire->tail_codec;
+    RoundingKey key = {(uint32_t)t->config.seed, (uint32_t)step, purpose, source};
+    int levels = codec_info(codec).levels;
+    for (int64_t i = 0; codec == CODEC_BF16 && i < part->n; i++) x[i] = bf16_to_float(bf16_from_float(x[i]));
+    for (int64_t at = 0; levels && at < part->n; at += wire->inter_group) {
+        uint32_t largest = 0;
+        for (int i = 0; i < wire->inter_group; i++) {
+            uint32_t bits = f32_bits(x[at + i]) & 0x7FFFFFFFu;
+            if (bits > largest) largest = bits;
+        }
+        GroupScale g = group_scale(largest, levels);
+        for (int i = 0; i < wire->inter_group; i++) {
+            int64_t logical = part->logical + at + i;
+            Philox4 random = rounding_bits(key, (uint64_t)(logical / 8));
+            uint32_t half = philox_half(random, (int)(logical % 8));
+            int q = code_stochastic(group_scaled(x[at + i], g), levels, half);
+            x[at + i] = code_value(q, g.scale);
+        }
+    }
+}
+
+static void transform(const Trial *t, float *x, const Part *part, float scale) {
+    if (!part->matrix || !t->arm->grad.hadamard) return;
+    for (int64_t i = 0; i < part->n; i += 32) hadamard32(x + i);
+    for (int64_t i = 0; i < part->n; i++) x[i] *= scale;
+}
+
+// The mean over the islands, as all of them decode it.
+static void mean_gradient(const Trial *t, const Part *part, int64_t step, float *mean) {
+    float *x = (float *)xcalloc((size_t)part->n, sizeof *x, "the test"), share = 1.0f / (float)islands(t);
+    for (int n = 0; n < islands(t); n++) {
+        memset(x, 0, (size_t)part->n * sizeof *x);
+        for (int64_t i = 0; i < part->numel; i++)
+            x[i] = t->outer.weights[part->arena + i] - t->island[n].master[part->arena + i];
+        for (int64_t i = 0; islands(t) > 1 && i < part->numel; i++) x[i] *= share;
+        if (islands(t) > 1) {
+            transform(t, x, part, 1.0f);
+            send(t, x, part, PURPOSE_OUTER, (uint32_t)n, step);
+        }
+        for (int64_t i = 0; i < part->n; i++) mean[i] = n ? mean[i] + x[i] : x[i];
+    }
+    free(x);
+    if (islands(t) == 1) return;
+    transform(t, mean, part, HADAMARD_INVERSE);
+    for (int64_t i = part->numel; i < part->n; i++) mean[i] = 0.0f;
+    transform(t, mean, part, 1.0f);
+    send(t, mean, part, PURPOSE_OUTER_MEAN, 0, step);
+    transform(t, mean, part, HADAMARD_INVERSE);
+}
+
+static void outer_step(const Trial *t, int tensor, int64_t step) {
+    Part part = part_of(t, tensor);
+    float *mean = (float *)xcalloc((size_t)part.n, sizeof *mean, "the test");
+    mean_gradient(t, &part, step, mean);
+    for (int64_t i = 0; i < part.numel; i++) {
+        float *m = &t->outer.momentum[part.arena + i];
+        *m = OUTER_MOMENTUM * *m + mean[i];
+        t->outer.weights[part.arena + i] -= OUTER_LR * (mean[i] + OUTER_MOMENTUM * *m);
+    }
+    free(mean);
+}
+
+static void meet(const Trial *t, int tensor) {
+    Part part = part_of(t, tensor);
+    for (int n = 0; n < islands(t); n++) {
+        for (int64_t i = part.arena; i < part.arena + part.numel; i++) {
+            float outer = t->outer.weights[i], *master = &t->island[n].master[i], mix = t->arm->mix;
+            *master = mix == 0 ? outer : mix * *master + (1.0f - mix) * outer;
+        }
+    }
+}
+
+static void simulate(Trial *t, int64_t step) {
+    int D = t->mesh->dp.size;
+    float *losses = (float *)xcalloc((size_t)D, sizeof(float), "the test");
+    for (int n = 0; n < islands(t); n++)
+        simulator_step(&t->island[n], t->grads + n * D, losses, (uint32_t)step, RATE, RATE);
+    free(losses);
+    for (int k = 0; k < TENSORS; k++) {
+        int64_t turn = t->outer.turn[t->plan.tensor_bucket[k]], met = step - t->arm->delay;
+        if (step % H == turn) outer_step(t, k, step);
+        if (met > 0 && met % H == turn) meet(t, k);
+    }
+}
+
+// --- a step --------------------------------------------------------------------------------------
+
+static void make_gradients(Trial *t, int64_t step) {
+    bool poisoned = step == POISONED_STEP && t->mesh->islands.rank == POISONED_ISLAND;
+    uint32_t of = (uint32_t)(step * 100 + t->mesh->world.rank);
+    for (int k = 0; k < TENSORS; k++) {
+        for (int64_t i = 0; i < t->tensors[k].numel; i++) {
+            float x = drawn(2, of * 16 + (uint32_t)k, i);
+            t->local[t->plan.tensor_arena[k] + i] = x * x * x;
+        }
+    }
+    if (poisoned && t->mesh->dp.rank == 0) t->local[t->plan.tensor_arena[3] + 5] = NAN;
+    int arena = (int)t->plan.arena_elements;
+    MPI_Allgather(t->local, arena, MPI_FLOAT, t->grads[0], arena, MPI_FLOAT, MPI_COMM_WORLD);
+}
+
+// As a backward would: from the last unit on.
+static void reduce(Trial *t) {
+    for (int unit = t->plan.units - 1; unit >= 0; unit--) {
+        zero_grads_begin(t->zero, unit);
+        for (int k = 0; k < TENSORS; k++) {
+            if (t->tensors[k].unit != unit) continue;
+            copy_to_device(t->compute, zero_grad(t->zero, k), t->local + t->plan.tensor_arena[k],
+                           (size_t)t->tensors[k].numel * sizeof(float));
+        }
+        zero_reduce_unit(t->zero, unit, true);
+    }
+}
+
+static bool same_shard(Trial *t, int64_t step, const char *what, const float *device, const float *whole) {
+    int64_t rank = t->mesh->dp.rank;
+    copy_to_host(t->compute, t->found, device, (size_t)t->plan.shard_elements * sizeof(float));
+    stream_synchronize(t->compute);
+    for (int b = 0; b < t->plan.buckets; b++) {
+        const Bucket *bucket = &t->plan.bucket[b];
+        const float *own = t->found + bucket->state_start, *arena = whole + bucket->arena_start;
+        for (int64_t i = 0; i < bucket->matrix_per_rank; i++) {
+            if (f32_bits(own[i]) != f32_bits(arena[rank * bucket->matrix_per_rank + i]))
+                return complain(t, step, what, bucket->arena_start + rank * bucket->matrix_per_rank + i);
+        }
+        own += bucket->matrix_per_rank;
+        arena += bucket->matrix_elements + rank * bucket->tail_per_rank;
+        if (memcmp(own, arena, (size_t)bucket->tail_per_rank * sizeof *own))
+            return complain(t, step, what, -1 - bucket->arena_start);
+    }
+    return true;
+}
+
+static bool same_weights(Trial *t, int64_t step, const char *what, const floatX *wanted) {
+    size_t bytes = (size_t)t->plan.arena_elements * sizeof(floatX);
+    copy_to_host(t->compute, t->found, t->zero->weights, bytes);
+    stream_synchronize(t->compute);
+    for (int64_t i = 0; i < t->plan.arena_elements; i++) {
+        if (memcmp((floatX *)(void *)t->found + i, wanted + i, sizeof *wanted))
+            return complain(t, step, what, i);
+    }
+    return true;
+}
+
+// For an evaluation every island has the outer weights, and its own again behind it.
+static bool evaluates_outer(Trial *t, int64_t step) {
+    floatX *outer = (floatX *)xcalloc((size_t)t->plan.arena_elements, sizeof *outer, "the test");
+    for (int64_t i = 0; i < t->plan.arena_elements; i++) outer[i] = floatX_from_float(t->outer.weights[i]);
+    zero_use_outer(t->zero, true);
+    bool ok = same_weights(t, step, "another outer weight in an evaluation", outer);
+    zero_use_outer(t->zero, false);
+    free(outer);
+    return ok;
+}
+
+static bool same_bytes(Trial *t, int64_t step, uint64_t before) {
+    uint64_t planned = 0;
+    for (int b = 0; b < t->plan.buckets; b++) {
+        if (step % H != t->outer.turn[b]) continue;
+        planned += (uint64_t)outer_wire_bytes(&t->zero->local.plan, b, &t->zero->grad_wire);
+    }
+    return probe_traffic(t->zero).rail - before == planned || complain(t, step, "bytes between islands", 0);
+}
+
+static bool on_all(bool ok) {
+    int value = ok;
+    MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return value != 0;
+}
+
+static bool run_step(Trial *t, int64_t step) {
+    const Simulator *own = &t->island[t->mesh->islands.rank];
+    uint64_t before = probe_traffic(t->zero).rail;
+    make_gradients(t, step);
+    zero_step_begins(t->zero, step);
+    reduce(t);
+    zero_update(t->zero, RATE, RATE, WEIGHT_DECAY);
+    simulate(t, step);
+    zero_synchronize(t->zero);
+    bool ok = same_bytes(t, step, before);
+    // Only now and then, so that meetings that are due also wait for the next step.
+    if (step % 3 == 0 || step == STEPS) {
+        local_settle(t->zero);
+        stream_synchronize(t->compute);
+        ok = ok && same_shard(t, step, "another master", t->zero->master, own->master) &&
+             same_shard(t, step, "another second moment", t->zero->exp_avg_sq, own->exp_avg_sq) &&
+             same_shard(t, step, "another outer weight", t->zero->local.outer, t->outer.weights) &&
+             same_shard(t, step, "another outer momentum", t->zero->local.momentum, t->outer.momentum);
+    }
+    bool skips = step == POISONED_STEP && t->mesh->islands.rank == POISONED_ISLAND;
+    StepControl control = zero_verdict(t->zero, 0);
+    if (control.applied == (int)skips) ok = complain(t, step, "another verdict", control.applied);
+    ok = on_all(ok && same_weights(t, step, "another weight", own->replica));
+    if (step % 5 == 0) ok = on_all(ok && evaluates_outer(t, step));
+    return on_all(ok && same_weights(t, step, "an evaluation left another weight", own->replica));
+}
+
+static bool run_arm(const Mesh *mesh, Device *device, const Arm *arm) {
+    Trial *t = open_trial(mesh, device, arm);
+    bool ok = on_all(t->plan.buckets >= 4 || complain(t, 0, "another number of buckets", t->plan.buckets));
+    for (int64_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);
+    close_trial(t);
+    return ok;
+}
+
+// emulate: see devices.h.
+static int run_shape(int rank, int size, int per_node, bool emulate) {
+    Mesh mesh;
+    Error err = {0};
+    Peers world = {MPI_COMM_WORLD, 0, NULL};
+    int failures = 0, *hosts = (int *)xcalloc((size_t)size, sizeof *hosts, "the hosts");
+    if (!mesh_build(&mesh, rank, size, hosts, per_node, 1, 1, &err) || !mesh_make_islands(&mesh, &err))
+        fatal(NULL, err.code, "%s", err.what);
+    OwnDevice own = devices_choose(world, &mesh, emulate);
+    Launch launch = {rank, size, hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
+    if (emulate) devices_emulate_nodes(&own, &mesh, &launch);
+    Device *device = device_open(own.index, NULL, &err);
+    if (!device || !mesh_open(&mesh, world, &err)) fatal(NULL, err.code, "%s", err.what);
+    device_set_deterministic(device, true);
+    comm_open(&mesh, device, 60);
+    for (int arm = 0; arm < ARMS; arm++) {
+        bool ok = run_arm(&mesh, device, &arms[arm]);
+        failures += !ok;
+        if (rank == 0)
+            printf("%s %d islands x %d: %s\n", ok ? "ok" : "not ok", size / per_node, per_node,
+                   arms[arm].name);
+    }
+    comm_close(&mesh);
+    mesh_close(&mesh);
+    device_close(device);
+    free(hosts);
+    return failures;
+}
+
+int main(int argc, char **argv) {
+    leaks_start_mpi(&argc, &argv);
+    int rank, size, failures = 0;
+    bool emulate = argc == 2 && !strcmp(argv[1], "--emulate-nodes");
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    for (int per_node = 1; per_node <= (emulate ? 1 : size); per_node++) {
+        if (size % per_node == 0) failures += run_shape(rank, size, per_node, emulate);
+    }
+    failures += leaks_found();
+    MPI_Finalize();
+    return failures ? 1 : 0;
+}
