@@ -100,6 +100,22 @@ static void invert(float *x, int64_t n, const Rotation *r) {
     flip_signs(x, n, r);
 }
 
+void simulator_transform(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical) {
+    Rotation rotation = {kind, signs, logical};
+    transform(x, n, &rotation);
+}
+
+void simulator_invert(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical) {
+    Rotation rotation = {kind, signs, logical};
+    invert(x, n, &rotation);
+}
+
+void simulator_send(float *x, int64_t n, Codec codec, int group, Rounding rounding, RoundingKey key,
+                    int64_t logical) {
+    Hop hop = {codec, group, rounding, key};
+    send(x, n, &hop, logical);
+}
+
 // --- the reduction of one tensor ----------------------------------------------------------------
 
 typedef struct Place {

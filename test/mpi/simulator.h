@@ -64,6 +64,14 @@ typedef struct SimulatedWorld {
 // Then each group judges, and updates its own parts of the model.
 void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step, float lr_if_applied,
                       float lr_if_skipped);
+
+// Parts of it, for who simulates more: what is done to n values, whose first has that logical
+// offset. n: whole groups, and whole blocks of the transform. signs: of the rotation.
+void simulator_transform(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical);
+void simulator_invert(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical);
+// What travelling leaves of them.
+void simulator_send(float *x, int64_t n, Codec codec, int group, Rounding rounding, RoundingKey key,
+                    int64_t logical);
 uint64_t simulator_hash(const Simulator *sim);
 
 LLMC_END

@@ -40,22 +40,26 @@ typedef struct Arm {
 #define SR ROUND_STOCHASTIC
 #define RN ROUND_NEAREST
 static const Arm arms[] = {
-    {"fp32", {NULL}, 0, 0, {F, F, 32, 32, F, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+    {"fp32", {NULL}, 0, 0, {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
     {"bf16, a delay", {"--grad-reduce-in-bf16", "--local-steps-delay", "2"}, 2, 0,
-     {B, B, 32, 32, B, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+     {B, B, 32, 32, B, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
     {"SDP4Bit",
      {"--quantized-gradients", "--hadamard-transform", "--gq-group-size-intra", "32", "--gq-group-size-inter",
       "64", "--quantized-weights", "--wq-group-size", "64", "--wq-rounding", "stochastic"},
-     0, 0, {I8, I4, 32, 64, B, true, SR, 0}, {I4, 64, true, SR}},
+     0, 0, {I8, I4, 32, 64, B, TRANSFORM_HADAMARD, SR, 0}, {I4, 64, true, SR}},
     {"SDP4Bit, a delay and a mix, checksums",
      {"--quantized-gradients", "--hadamard-transform", "--gq-group-size-intra", "32", "--gq-group-size-inter",
       "64", "--quantized-weights", "--wq-group-size", "64", "--verify-wire", "--local-steps-delay", "3",
       "--local-steps-mix", "0.25"},
-     3, 0.25f, {I8, I4, 32, 64, B, true, SR, 0}, {I4, 64, true, RN}},
+     3, 0.25f, {I8, I4, 32, 64, B, TRANSFORM_HADAMARD, SR, 0}, {I4, 64, true, RN}},
+    {"EDEN",
+     {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gq-group-size-intra", "128",
+      "--local-steps-delay", "1"},
+     1, 0, {I8, CODEC_EDEN4, 128, 256, B, TRANSFORM_ROTATION, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
     {"TLq, one stream, optim_grads",
      {"--quantized-gradients", "--gq-group-size-intra", "32", "--gq-group-size-inter", "32", "--no-overlap",
       "--data-parallel-sharding-strategy", "optim_grads"},
-     0, 0, {I8, I4, 32, 32, B, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+     0, 0, {I8, I4, 32, 32, B, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 
@@ -102,8 +106,8 @@ static bool complain(const Trial *t, int64_t step, const char *what, int64_t at)
 }
 
 static void fill_tensors(Tensor *tensor) {
-    static const int64_t shape[TENSORS][2] = {{70, 48}, {75, 61}, {33, 0},  {90, 60}, {101, 0},
-                                              {64, 96}, {7, 0},   {83, 71}, {32, 0}};
+    static const int64_t shape[TENSORS][2] = {{140, 96},  {150, 122}, {33, 0},    {180, 120}, {101, 0},
+                                              {128, 192}, {7, 0},      {166, 142}, {32, 0}};
     static const int unit[TENSORS] = {0, 1, 1, 2, 2, 3, 3, 4, 4};
     for (int i = 0; i < TENSORS; i++) {
         char name[32];
@@ -230,36 +234,32 @@ static Part part_of(const Trial *t, int tensor) {
     return part;
 }
 
-// What travelling once does to x, which is transformed already: every group is quantised and
-// decoded.
-static void send(const Trial *t, float *x, const Part *part, uint32_t purpose, uint32_t source,
-                 int64_t step) {
-    const GradWire *wire = &t->arm->grad;
-    Codec codec = part->matrix ? wire->inter_codec : wire->tail_codec;
+// The keys of a hop's random bits.
+static RoundingKey key_of(const Trial *t, uint32_t purpose, uint32_t source, int64_t step) {
     RoundingKey key = {(uint32_t)t->config.seed, (uint32_t)step, purpose, source};
-    int levels = codec_info(codec).levels;
-    for (int64_t i = 0; codec == CODEC_BF16 && i < part->n; i++) x[i] = bf16_to_float(bf16_from_float(x[i]));
-    for (int64_t at = 0; levels && at < part->n; at += wire->inter_group) {
-        uint32_t largest = 0;
-        for (int i = 0; i < wire->inter_group; i++) {
-            uint32_t bits = f32_bits(x[at + i]) & 0x7FFFFFFFu;
-            if (bits > largest) largest = bits;
-        }
-        GroupScale g = group_scale(largest, levels);
-        for (int i = 0; i < wire->inter_group; i++) {
-            int64_t logical = part->logical + at + i;
-            Philox4 random = rounding_bits(key, (uint64_t)(logical / 8));
-            uint32_t half = philox_half(random, (int)(logical % 8));
-            int q = code_stochastic(group_scaled(x[at + i], g), levels, half);
-            x[at + i] = code_value(q, g.scale);
-        }
-    }
+    return key;
 }
 
-static void transform(const Trial *t, float *x, const Part *part, float scale) {
-    if (!part->matrix || !t->arm->grad.hadamard) return;
-    for (int64_t i = 0; i < part->n; i += 32) hadamard32(x + i);
-    for (int64_t i = 0; i < part->n; i++) x[i] *= scale;
+// One of the two hops: which bits round, and which rotate.
+typedef struct Leg {
+    RoundingKey rounding, rotation;
+} Leg;
+static Leg leg_of(const Trial *t, bool mean, uint32_t source, int64_t step) {
+    Leg leg = {key_of(t, mean ? PURPOSE_OUTER_MEAN : PURPOSE_OUTER, source, step),
+               key_of(t, mean ? PURPOSE_OUTER_MEAN_ROTATION : PURPOSE_OUTER_ROTATION, 0, step)};
+    return leg;
+}
+
+// What travelling does to x, which stays transformed.
+static void leave(const Trial *t, float *x, const Part *part, Leg leg) {
+    const GradWire *wire = &t->arm->grad;
+    Codec codec = part->matrix ? wire->inter_codec : wire->tail_codec;
+    if (part->matrix) simulator_transform(x, part->n, wire->transform, leg.rotation, part->logical);
+    simulator_send(x, part->n, codec, wire->inter_group, wire->rounding, leg.rounding, part->logical);
+}
+
+static void arrive(const Trial *t, float *x, const Part *part, Leg leg) {
+    if (part->matrix) simulator_invert(x, part->n, t->arm->grad.transform, leg.rotation, part->logical);
 }
 
 // The mean over the islands, as all of them decode it.
@@ -270,19 +270,15 @@ static void mean_gradient(const Trial *t, const Part *part, int64_t step, float 
         for (int64_t i = 0; i < part->numel; i++)
             x[i] = t->outer.weights[part->arena + i] - t->island[n].master[part->arena + i];
         for (int64_t i = 0; islands(t) > 1 && i < part->numel; i++) x[i] *= share;
-        if (islands(t) > 1) {
-            transform(t, x, part, 1.0f);
-            send(t, x, part, PURPOSE_OUTER, (uint32_t)n, step);
-        }
+        if (islands(t) > 1) leave(t, x, part, leg_of(t, false, (uint32_t)n, step));
         for (int64_t i = 0; i < part->n; i++) mean[i] = n ? mean[i] + x[i] : x[i];
     }
     free(x);
     if (islands(t) == 1) return;
-    transform(t, mean, part, HADAMARD_INVERSE);
+    arrive(t, mean, part, leg_of(t, false, 0, step));
     for (int64_t i = part->numel; i < part->n; i++) mean[i] = 0.0f;
-    transform(t, mean, part, 1.0f);
-    send(t, mean, part, PURPOSE_OUTER_MEAN, 0, step);
-    transform(t, mean, part, HADAMARD_INVERSE);
+    leave(t, mean, part, leg_of(t, true, 0, step));
+    arrive(t, mean, part, leg_of(t, true, 0, step));
 }
 
 static void outer_step(const Trial *t, int tensor, int64_t step) {
