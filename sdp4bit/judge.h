@@ -16,7 +16,8 @@ LLMC_BEGIN
 // cause.
 typedef enum FaultOrigin {
     FAULT_OF_UPDATE = 1,  // adamw.h refused a master; the bucket
-    FAULT_OF_MESSAGE = 2  // a message did not arrive as it was sent (wire.h); hop, bucket, slot
+    FAULT_OF_MESSAGE = 2, // a message did not arrive as it was sent (wire.h); hop, bucket, slot
+    FAULT_OF_CODING = 3   // a message of lossless weights cannot be decoded; hop, bucket, slot
 } FaultOrigin;
 HD_FN uint64_t fault_code(FaultOrigin kind, uint64_t place) { return (uint64_t)kind << 62 | place; }
 HD_FN FaultOrigin fault_origin(uint64_t fault) { return (FaultOrigin)(fault >> 62); }

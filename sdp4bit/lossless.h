@@ -181,7 +181,9 @@ HD_FN bool lossless_overflows(uint32_t state, uint32_t frequency, int precision)
 HD_FN uint32_t lossless_push_symbol(uint32_t state, uint32_t start, uint32_t frequency) {
     return ((state / frequency) << LOSSLESS_PRECISION) + state % frequency + start;
 }
-HD_FN uint32_t lossless_push_bits(uint32_t state, uint32_t value, int bits) { return (state << bits) | value; }
+HD_FN uint32_t lossless_push_bits(uint32_t state, uint32_t value, int bits) {
+    return (state << bits) | value;
+}
 // The decoder's inverse; slot: the state's low LOSSLESS_PRECISION bits. Below LOSSLESS_LOWEST it
 // then takes a word in.
 HD_FN uint32_t lossless_pop_symbol(uint32_t state, uint32_t slot, uint32_t start, uint32_t frequency) {

@@ -260,7 +260,8 @@ void kernel_decode_weights(Stream *s, const DecodeWeights *a) {
     for (int slot = 0; slot < messages; slot++) {
         int64_t rank = gather_rank(a->nodes, a->per_node, slot);
         uint16_t *tail = weights + messages * m->elements + rank * m->tail_elements;
-        bool sound = decode_message(&d, a, a->messages + slot * a->stride, weights + rank * m->elements, tail);
+        const uint8_t *message = a->messages + slot * a->stride;
+        bool sound = decode_message(&d, a, message, weights + rank * m->elements, tail);
         if (!sound && !*a->fault) *a->fault = a->code + (uint64_t)slot;
     }
 }

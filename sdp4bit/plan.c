@@ -254,7 +254,21 @@ void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *
             bucket, message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1, wire->tail_codec, tail));
 }
 
+LosslessLayout plan_lossless(const Bucket *bucket) {
+    return lossless_layout(bucket->matrix_per_rank, bucket->tail_per_rank);
+}
+
+MessageLayout plan_lossless_message(const Bucket *bucket, int64_t bytes) {
+    MessageLayout m = {0};
+    m.elements = bucket->matrix_per_rank;
+    m.tail_elements = bucket->tail_per_rank;
+    m.partitions = 1;
+    m.bytes = bytes;
+    return plan_sealed(bucket, m);
+}
+
 MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) {
+    if (wire_is_lossless(wire)) return plan_lossless_message(bucket, plan_lossless(bucket).most);
     return plan_sealed(bucket, message_layout(wire->codec, wire->group, bucket->matrix_per_rank, 1,
                                                 FLOATX_CODEC, bucket->tail_per_rank));
 }

@@ -119,9 +119,14 @@ typedef struct GradWire {
 typedef struct WeightWire {
     Codec codec;
     int group;
-    bool difference;    // qWD: codes of master - replica; else qW: codes of the master. Grouped only
+    bool difference;    // grouped: codes of master - replica (qWD), else of the master (qW). bf16:
+                        // the changes since the replica are coded without loss (lossless.h), and
+                        // messages have no fixed length
     Rounding rounding;
 } WeightWire;
+static inline bool wire_is_lossless(const WeightWire *wire) {
+    return wire->difference && !codec_grouped(wire->codec);
+}
 
 // One message: codes of `partitions` equal slices, one after the other; their fp32 scales likewise;
 // their tails likewise. Each section starts on MESSAGE_ALIGN and the message is padded to it. All
@@ -179,9 +184,13 @@ void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *
                         MessageLayout *level1, MessageLayout *level2);
 // The message with room for a checksum, where the bucket's messages have one.
 MessageLayout plan_sealed(const Bucket *bucket, MessageLayout message);
+// Of lossless weights: a message as long as it can become, without sections.
 MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire);
+// Its own layout, and its checksum's where it takes so many bytes without.
+LosslessLayout plan_lossless(const Bucket *bucket);
+MessageLayout plan_lossless_message(const Bucket *bucket, int64_t bytes);
 
-// Bytes that one rank hands to the transport per step.
+// Bytes that one rank hands to the transport per step; lossless weights: at most.
 typedef struct WireBytes {
     int64_t grad_intra, grad_inter, weight_intra, weight_inter;
 } WireBytes;

@@ -8,14 +8,22 @@
 // be lost. Only what the host has made must still be brought up and applied.
 static bool alone(const QwdStep *step) { return step->plan->dp == 1 && !step->host; }
 
-static WeightWire wire_of(const Plan *plan, const WeightWire *wire) {
-    WeightWire plain = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
-    return plan->dp == 1 ? plain : *wire;
-}
+static const WeightWire PLAIN = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
+static WeightWire wire_of(const Plan *plan, const WeightWire *wire) { return plan->dp == 1 ? PLAIN : *wire; }
 
 MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire) {
     WeightWire used = wire_of(plan, wire);
     return plan_weight_message(&plan->bucket[b], &used);
+}
+
+MessageLayout qwd_plain_message(const Plan *plan, int b) {
+    return plan_weight_message(&plan->bucket[b], &PLAIN);
+}
+
+// The messages of this step's gather.
+static MessageLayout gathered_message(const QwdStep *step, int b) {
+    if (step->lossless) return plan_lossless_message(&step->plan->bucket[b], step->lossless->slot[b]);
+    return qwd_message(step->plan, b, &step->weight_wire);
 }
 
 size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host, int messages) {
@@ -56,7 +64,7 @@ static UpdateShard update_of(const QwdStep *step, int b, const BucketState *stat
     u.codec = wire.codec;
     u.group = wire.group;
     u.rounding = wire.rounding;
-    u.difference = wire.difference;
+    u.difference = wire.difference && !step->lossless;
     u.key.seed = step->seed;
     u.key.step = step->step;
     u.key.purpose = PURPOSE_WEIGHT;
@@ -104,6 +112,101 @@ static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const Mes
     event_record(host->sent[slot], lanes->last);
 }
 
+// --- lossless weights ---------------------------------------------------------------------------
+
+// This rank's lengths among those of all.
+static uint32_t *own_bytes(const QwdStep *step) {
+    const Mesh *mesh = step->mesh;
+    int64_t slot = (int64_t)mesh->node.rank * mesh->rail.size + mesh->rail.rank;
+    return step->lossless->bytes + slot * step->plan->buckets;
+}
+
+// The update makes bf16 weights, as without the flag. Those are coded.
+static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const BucketState *state,
+                            const Lanes *lanes) {
+    const QwdLossless *lossless = step->lossless;
+    MessageLayout m = qwd_plain_message(step->plan, b);
+    MessageSections at = message_sections(&m, 0);
+    if (step->host) {
+        update_on_host(step, b, u, &m, lossless->plain, lanes);
+    } else {
+        write_to(u, &m, lossless->plain);
+        kernel_update_shard(lanes->last, u);
+    }
+    CodeWeights c = {0};
+    c.control = step->control;
+    c.layout = plan_lossless(&step->plan->bucket[b]);
+    c.old = (const uint8_t *)state->replica;
+    c.fresh = lossless->plain + at.codes;
+    c.tail = lossless->plain + at.tail;
+    c.coded = lossless->coded + lossless->coded_start[b];
+    c.bytes = own_bytes(step) + b;
+    kernel_code_weights(lanes->last, &c);
+}
+
+// Slots of a gather have one length: that of the longest message. A length that no message can have
+// is a fault that the decoder finds.
+static int64_t longest_message(const QwdStep *step, int b) {
+    int64_t most = plan_lossless(&step->plan->bucket[b]).most, longest = (int64_t)sizeof(LosslessHeader);
+    for (int rank = 0; rank < step->plan->dp; rank++) {
+        int64_t bytes = round_up64(step->lossless->landed[rank * step->plan->buckets + b], MESSAGE_ALIGN);
+        if (bytes > longest) longest = bytes < most ? bytes : most;
+    }
+    return longest;
+}
+
+void qwd_agree_lengths(const QwdStep *step, const Lanes *lanes) {
+    const QwdLossless *lossless = step->lossless;
+    if (!lossless) return;
+    const Mesh *mesh = step->mesh;
+    int64_t row = step->plan->buckets * (int64_t)sizeof(uint32_t), nodes = mesh->rail.size;
+    uint8_t *all = (uint8_t *)lossless->bytes;
+    Stream *made = lanes->last;
+    if (nodes > 1) {
+        lanes_after(lanes, lanes->rail, made);
+        comm_all_gather(&mesh->rail, all + mesh->node.rank * nodes * row, (size_t)row, lanes->rail);
+        made = lanes->rail;
+    }
+    if (mesh->node.size > 1) {
+        lanes_after(lanes, lanes->node, made);
+        comm_all_gather(&mesh->node, all, (size_t)(nodes * row), lanes->node);
+        made = lanes->node;
+    }
+    copy_to_host(made, lossless->landed, all, (size_t)(step->plan->dp * row));
+    stream_synchronize(made);
+    for (int b = 0; b < step->plan->buckets; b++) lossless->slot[b] = longest_message(step, b);
+}
+
+// The own message goes to its slot.
+static void pack_own(const QwdStep *step, int b, const MessageLayout *m, const GatherBuffer *buffer,
+                     const Lanes *lanes) {
+    const QwdLossless *lossless = step->lossless;
+    LosslessLayout layout = plan_lossless(&step->plan->bucket[b]);
+    int slot = own_slot(step->mesh, buffer);
+    lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
+    kernel_pack_weights(lanes->last, &layout, lossless->coded + lossless->coded_start[b],
+                        buffer->messages + slot * m->bytes);
+    wire_seal_own(step->checks, b, slot, m, buffer->messages, lanes->last);
+}
+
+static void decode(const QwdStep *step, int b, const MessageLayout *m, floatX *weights,
+                   const GatherBuffer *buffer, const Lanes *lanes) {
+    DecodeWeights d = {0};
+    d.control = step->control;
+    d.layout = plan_lossless(&step->plan->bucket[b]);
+    d.messages = buffer->messages;
+    d.stride = m->bytes;
+    d.bytes = m->check ? m->check : m->bytes;
+    d.nodes = buffer->nodes;
+    d.per_node = buffer->per_node;
+    d.weights = (uint8_t *)weights;
+    d.fault = step->checks->fault;
+    d.code = wire_coding_fault(buffer->per_node > 1 ? HOP_WEIGHT_NODE : HOP_WEIGHT_RAIL, b);
+    kernel_decode_weights(lanes->middle, &d);
+}
+
+// --- every weight -------------------------------------------------------------------------------
+
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes) {
     const Mesh *mesh = step->mesh;
@@ -114,6 +217,10 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, con
         u.codes = (uint8_t *)state->weights.matrix;
         u.tail = (uint8_t *)state->weights.tail;
         kernel_update_shard(lanes->last, &u);
+        return;
+    }
+    if (step->lossless) {
+        update_lossless(step, b, &u, state, lanes);
         return;
     }
     uint8_t *own = buffer->messages + slot * m.bytes;
@@ -130,8 +237,9 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, con
 void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, const Lanes *lanes) {
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
-    MessageLayout m = qwd_message(step->plan, b, &step->weight_wire);
+    MessageLayout m = gathered_message(step, b);
     int nodes = buffer->nodes, slot = qwd_slot(b);
+    if (step->lossless) pack_own(step, b, &m, buffer, lanes);
     lane_done(lanes, LANE_UPDATED, slot, lanes->last);
     // Between nodes first: each rank fetches its rail's shards into its own row, then the rows
     // travel inside the node as they are.
@@ -164,7 +272,7 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
     a.messages = buffer->messages;
     a.nodes = nodes;
     a.per_node = buffer->per_node;
-    a.message = qwd_message(step->plan, b, &step->weight_wire);
+    a.message = gathered_message(step, b);
     a.codec = wire.codec;
     a.group = wire.group;
     a.difference = wire.difference;
@@ -178,7 +286,8 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
     if (node)
         wire_check_gathered(step->checks, HOP_WEIGHT_NODE, b, 0, nodes, &a.message, buffer->messages,
                             lanes->middle);
-    kernel_apply_weights(lanes->middle, &a);
+    if (step->lossless) decode(step, b, &a.message, weights, buffer, lanes);
+    else kernel_apply_weights(lanes->middle, &a);
     if (buffer->keep)
         kernel_keep_message(lanes->middle, step->control, buffer->keep, buffer->messages,
                             a.message.check ? a.message.check : a.message.bytes);

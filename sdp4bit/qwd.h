@@ -20,9 +20,24 @@ typedef struct GatherBuffer {
 } GatherBuffer;
 // Bytes of a buffer for so many messages of bucket b. There are two, which the buckets use in turn;
 // bucket b uses that of slot qwd_slot(b). 0 where nothing is sent: with one replica, unless the
-// host makes its message (host).
+// host makes its message (host). Lossless weights: at most.
 size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host, int messages);
 int qwd_slot(int b);
+// A rank's message of bucket b before it is coded: bf16.
+MessageLayout qwd_plain_message(const Plan *plan, int b);
+
+// Lossless weights: where they are coded, and how long messages turn out. A rank learns that from
+// its device. So all buckets are coded first, then the ranks tell each other the lengths, then the
+// host, which waits for these, asks for the gathers.
+typedef struct QwdLossless {
+    uint8_t *plain;        // device: a bucket's weights as bf16, the buckets' one after the other
+    uint8_t *coded;        // device: this rank's messages of all buckets, with gaps
+    int64_t *coded_start;  // (buckets) where a bucket's begins
+    uint32_t *bytes;       // device (per_node, nodes, buckets) of every rank's messages
+    uint32_t *landed;      // (per_node, nodes, buckets) the same on the host
+    int64_t *slot;         // (buckets) of a message in this step's gather: the longest one's, without
+                           // a checksum
+} QwdLossless;
 
 // AdamW on the host: where it runs, and its page-locked memory (device.h).
 typedef struct QwdHost {
@@ -46,6 +61,7 @@ typedef struct QwdStep {
     uint32_t seed, step;          // of the rounding bits
     WireChecks *checks;           // of the messages; and where a refused update is marked
     const QwdHost *host;          // NULL: AdamW runs on the device
+    const QwdLossless *lossless;  // of lossless weights with several replicas; else NULL
 } QwdStep;
 
 // A bucket's part of the training state: in device memory, or in the host's where AdamW runs there.
@@ -53,13 +69,18 @@ typedef struct BucketState {
     Windows grads;                         // this rank's, reduced
     WeightWindows weights;                 // this rank's of the replica
     float *master, *exp_avg, *exp_avg_sq;  // (matrix_per_rank + tail_per_rank) the own shard
+    const floatX *replica;                 // device: this rank's matrix window, always
 } BucketState;
 
 // Updates the own shard of bucket b and writes its message to its slot of `buffer`. With dp = 1 and
 // no host it writes the weights: they become the rounded masters at once, and gather and apply do
 // nothing. Runs on lanes->last; with a host on its stream, and lanes->last takes the message up.
+// Lossless weights are coded, and reach the buffer with their gather.
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes);
+// Of lossless weights, between the updates of all buckets and the first gather: the ranks agree on
+// the lengths of messages. Waits for them. Nothing for others. Collective over dp.
+void qwd_agree_lengths(const QwdStep *step, const Lanes *lanes);
 // Gathers what lanes->last has made, on the lanes of the hops. Everything that lanes->last was
 // given before comes before it.
 void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, const Lanes *lanes);

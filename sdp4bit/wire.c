@@ -2,10 +2,10 @@
 // kernel_check_messages'.
 #include "sdp4bit/wire.h"
 
-// The fault of a mismatch: the hop, the bucket, then the message's slot, which the check adds.
-static uint64_t mismatch(WireHop hop, int b) {
-    return fault_code(FAULT_OF_MESSAGE, (uint64_t)hop << 56 | (uint64_t)(uint32_t)b << 24);
-}
+// What a fault says of a message: the hop, the bucket, then the slot, which the check adds.
+static uint64_t place_of(WireHop hop, int b) { return (uint64_t)hop << 56 | (uint64_t)(uint32_t)b << 24; }
+static uint64_t mismatch(WireHop hop, int b) { return fault_code(FAULT_OF_MESSAGE, place_of(hop, b)); }
+uint64_t wire_coding_fault(WireHop hop, int b) { return fault_code(FAULT_OF_CODING, place_of(hop, b)); }
 
 // What tells a message from all others. The slot of one that was never sent still holds an earlier
 // step's, or an earlier micro-batch's: that must not pass. k < MOST_CHUNKS, which is 2^12.
@@ -172,11 +172,13 @@ static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error 
     // whole rows from the ranks of the node.
     if (hop == HOP_WEIGHT_NODE || hop == HOP_LAYER_NODE) slot /= mesh->rail.size;
     if (hop == HOP_WEIGHT_RAIL || hop == HOP_LAYER_RAIL) slot %= mesh->rail.size;
+    const char *what = fault_origin(fault) == FAULT_OF_MESSAGE
+                           ? "it did not arrive as it was sent"
+                           : "it is damaged, or the two ranks' weights were not equal before";
     return error_set(err, EXIT_COMMUNICATION,
-                     "message from rank %d to rank %d, %s, bucket %d: it did not arrive as it was sent; "
-                     "restart from the last checkpoint, and look at the "
-                     "network and the memory of both",
-                     group_peer(level_of(mesh, hop), receiver, slot), receiver, names[hop], b);
+                     "message from rank %d to rank %d, %s, bucket %d: %s; restart from the last checkpoint, "
+                     "and look at the network and the memory of both",
+                     group_peer(level_of(mesh, hop), receiver, slot), receiver, names[hop], b, what);
 }
 
 bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err) {
@@ -187,7 +189,8 @@ bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err) {
                              "8.5e37; they were not written, and nothing was saved after it; lower --lr, or "
                              "look at --adam-eps, --adam-beta2, --weight-decay and the data",
                              rank, (int)(fault & 0xFFFFFFFF));
-        case FAULT_OF_MESSAGE: return message_error(fault, rank, mesh, err);
+        case FAULT_OF_MESSAGE:
+        case FAULT_OF_CODING: return message_error(fault, rank, mesh, err);
     }
     return error_set(err, EXIT_COMMUNICATION, "rank %d sent a finding that no rank can make: %llx", rank,
                      (unsigned long long)fault);

@@ -67,6 +67,10 @@ void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int 
 enum { WIRE_PART_BYTES = 2 * MESSAGE_ALIGN };
 void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, Stream *stream);
 
+// The fault of lossless weights of bucket b that cannot be decoded, of slot 0; the hop that brought
+// them last.
+uint64_t wire_coding_fault(WireHop hop, int b);
+
 // The error of a fault (judge.h) that `rank` found. EXIT_DIVERGED: an update was refused.
 // EXIT_COMMUNICATION: "message from rank 2 to rank 0, gradients inside the node, bucket 3".
 bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err);

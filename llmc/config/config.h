@@ -21,7 +21,8 @@ typedef enum WeightDecayStyle {
     WEIGHT_DECAY_COSINE
 } WeightDecayStyle;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
-typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT } WeightMethod;  // qWD | qW
+// qWD | qW | bf16, its changes coded without loss
+typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT, WEIGHT_LOSSLESS } WeightMethod;
 // Codecs of the hop between nodes: scales by the largest value of a group | EDEN
 typedef enum GradientMethod { GRADIENT_UNIFORM, GRADIENT_EDEN } GradientMethod;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;

@@ -133,7 +133,7 @@ static bool check_sharding(const Parsed *p) {
     static const size_t second[] = {offsetof(Config, secondary_partition)};
     note_idle(p, parameters, "--data-parallel-sharding-strategy optim_grads_params", scope, COUNT_OF(scope));
     note_idle(p, world, "--shard-params-over world", second, COUNT_OF(second));
-    if (world && c->quantized_weights && c->weight_quantization_method == WEIGHT_DIFFERENCE) {
+    if (world && c->quantized_weights && c->weight_quantization_method != WEIGHT_DIRECT) {
         return REFUSE("--shard-params-over world keeps no replica that differences could be added to; add "
                       "--weight-quantization-method direct, or shard over the node");
     }
@@ -314,6 +314,11 @@ static void note_idle_quantisation(const Parsed *p) {
     static const size_t weight[] = {
         offsetof(Config, weight_quantization_bits), offsetof(Config, wq_group_size),
         offsetof(Config, weight_quantization_method), offsetof(Config, wq_rounding)};
+    bool lossless = p->config->weight_quantization_method == WEIGHT_LOSSLESS;
+    static const size_t of_codes[] = {offsetof(Config, weight_quantization_bits),
+                                      offsetof(Config, wq_group_size), offsetof(Config, wq_rounding)};
+    note_idle(p, !lossless, "another --weight-quantization-method than lossless", of_codes,
+              COUNT_OF(of_codes));
     note_idle(p, p->config->quantized_gradients, "--quantized-gradients", gradient, COUNT_OF(gradient));
     note_idle(p, p->config->quantized_weights, "--quantized-weights", weight, COUNT_OF(weight));
 }
@@ -355,6 +360,11 @@ static bool check_quantisation(const Parsed *p) {
             "the optimiser is sharded over the ranks although --use-distributed-optimizer was not given: "
             "there is "
             "no other");
+    }
+    bool lossless = c->quantized_weights && c->weight_quantization_method == WEIGHT_LOSSLESS;
+    if (lossless && sizeof(floatX) != sizeof(uint16_t)) {
+        return REFUSE("--weight-quantization-method lossless codes bf16 weights; this program's are %s",
+                      FLOATX_NAME);
     }
     if (!check_gradient_codec(p)) return false;
     bool uniform = c->gradient_quantization_method == GRADIENT_UNIFORM;

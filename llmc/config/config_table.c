@@ -216,7 +216,9 @@ static const Option table[] = {
     BITS("weight-quantization-bits", weight_quantization_bits, "4", "bits per weight"),
     GROUP("wq-group-size", wq_group_size, "2048", LARGEST_GROUP, "weights per scale, a multiple of 32"),
     CHOICE("weight-quantization-method", WeightMethod, weight_quantization_method, "difference",
-           "difference|direct", "quantise the change of the weights (qWD) or the weights themselves (qW)"),
+           "difference|direct|lossless",
+           "quantise the change of the weights (qWD) or the weights themselves (qW); lossless: code how bf16 "
+           "weights change, so that replicas keep every bit"),
     CHOICE("wq-rounding", int, wq_rounding, "nearest", "nearest|stochastic",
            "rounding of weights; the paper's runs: stochastic"),
     FLAG("quantized-gradients", quantized_gradients, "gradients travel quantised, in two levels (TLq)"),

@@ -146,7 +146,9 @@ static void print_codecs(const Plan *plan, const GradWire *grad, const WeightWir
     if (inside && between) fprintf(out, ", between nodes: %s", codec_name(grad->inter_codec));
     if (!inside) fprintf(out, "gradients between nodes: %s", codec_name(grad->inter_codec));
     const char *how = weight->difference ? " differences" : " direct";
-    fprintf(out, "; weights: %s%s\n", codec_name(weight->codec), codec_info(weight->codec).levels ? how : "");
+    if (wire_is_lossless(weight)) how = ", coded without loss: the bytes below at most, typically a fifth";
+    else if (!codec_grouped(weight->codec)) how = "";
+    fprintf(out, "; weights: %s%s\n", codec_name(weight->codec), how);
 }
 
 static void print_hop(FILE *out, const char *name, double formula, int64_t bytes) {

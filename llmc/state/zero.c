@@ -53,6 +53,7 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     if (zero->node_flags) share_messages(zero);
     _Static_assert(sizeof(StepRecord) >= COMM_TRIAL_BYTES, "records serve as memory for the first messages");
     comm_connect(zero->mesh, zero->records);
+    zero->lossless.bytes = (uint32_t *)(void *)(zero->gather[0] + zero->lengths_start);
 }
 
 void zero_stop(Zero *zero) {
@@ -78,6 +79,9 @@ void zero_free(Zero *zero) {
     local_free(zero);
     zero_free_weights(zero);
     zero_grads_free(zero);
+    free(zero->lossless.coded_start);
+    free(zero->lossless.landed);
+    free(zero->lossless.slot);
     free(zero->leaf_start);
     free(zero->units_missing);
     free(zero->pending);
@@ -275,13 +279,14 @@ static QwdStep qwd_step(Zero *zero, double weight_decay) {
     step.seed = (uint32_t)zero->config->seed;
     step.step = (uint32_t)zero->step;
     step.host = zero_offloads(zero) ? &zero->offload.host : NULL;
+    step.lossless = zero->lossless.coded ? &zero->lossless : NULL;
     return step;
 }
 
 static BucketState device_state(const Zero *zero, int b) {
     int64_t at = zero->plan.bucket[b].state_start;
     BucketState state = {zero_own_grads(zero, b), zero_own_weights(zero, b), zero->master + at,
-                         zero->exp_avg + at, zero->exp_avg_sq + at};
+                         zero->exp_avg + at, zero->exp_avg_sq + at, zero_own_weights(zero, b).matrix};
     return state;
 }
 
@@ -320,6 +325,12 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     timer_stop(zero->timers, TIMER_EXPOSED_WEIGHTS, zero->compute);
 }
 
+// Once its message is as long as the ranks agreed.
+static void finish_bucket(Zero *zero, const QwdStep *step, int b) {
+    gather_bucket(zero, step, b);
+    local_turn(zero, b);
+}
+
 // Compute waits for the verdict. That wait is the gradients' exposed time, and belongs to this
 // step's interval. Compute also takes the verdict to the host, which costs the host time: `last`
 // goes straight on to AdamW meanwhile, and compute waits for weights then anyway.
@@ -355,9 +366,10 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         local_meet(zero, b, zero->step - 1);
         update_bucket(zero, &step, b);
         probe_updated(zero, b);
-        gather_bucket(zero, &step, b);
-        local_turn(zero, b);
+        if (!step.lossless) finish_bucket(zero, &step, b);
     }
+    qwd_agree_lengths(&step, zero->lanes);
+    for (int b = 0; step.lossless && b < zero->plan.buckets; b++) finish_bucket(zero, &step, b);
     offload_updated(zero);
     // What follows on `last` must see the new replica. That costs nothing: the next there is the
     // end of the next step's first reduction.

@@ -141,7 +141,10 @@ struct Zero {
     int64_t *zeros;                 // (1)
     TlqWorkspace tlq;
     uint8_t *gather[LANE_SLOTS];    // gather buffers, which the buckets use in turn
-    size_t gather_bytes[LANE_SLOTS];  // that messages take in them
+    size_t gather_bytes[LANE_SLOTS];  // that messages take in them; the first ends with the lengths
+                                      // of lossless weights' messages
+    size_t lengths_start;           // where they begin there
+    QwdLossless lossless;           // coded NULL: weights have no codes of variable length
     void *node_flags;               // (COMM_FLAG_BYTES) for comm_share; NULL where nobody is to reach in
     LocalSteps local;               // islands
     Offload offload;                // AdamW on the host

@@ -148,7 +148,8 @@ BucketState offload_state(const Zero *zero, int b) {
     int64_t at = bucket->state_start;
     BucketState state = {host_grads(zero, b),
                          {offload->weights ? offload->weights + at : NULL, NULL},
-                         zero->master + at, zero->exp_avg + at, zero->exp_avg_sq + at};
+                         zero->master + at, zero->exp_avg + at, zero->exp_avg_sq + at,
+                         zero_own_weights(zero, b).matrix};
     return state;
 }
 

@@ -29,7 +29,9 @@ static void choose_wires(Zero *zero) {
                                                : TRANSFORM_NONE;
     }
     WeightWire weight = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
-    if (c->quantized_weights) {
+    if (c->quantized_weights && c->weight_quantization_method == WEIGHT_LOSSLESS) {
+        weight.difference = true;
+    } else if (c->quantized_weights) {
         weight.codec = codec_of_bits(c->weight_quantization_bits);
         weight.group = c->wq_group_size;
         weight.difference = c->weight_quantization_method == WEIGHT_DIFFERENCE;
@@ -44,7 +46,8 @@ static PlanOptions plan_options(const Zero *zero) {
     // One rank sends nothing. The quantisation flags must not move a single number there: no
     // groups, and no padding for them.
     bool sends = zero->mesh->dp.size > 1, exchanges = zero->mesh->islands.size > 1;
-    bool gradients = (sends || exchanges) && c->quantized_gradients, weights = sends && c->quantized_weights;
+    bool gradients = (sends || exchanges) && c->quantized_gradients;
+    bool weights = sends && codec_grouped(zero->weight_wire.codec);
     int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
     o.nodes = zero->mesh->rail.size;
     o.per_node = zero->mesh->node.size;
@@ -63,6 +66,28 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 int64_t zero_grain(const Zero *zero) {
     bool copies = zero->config->node_exchange != NODE_EXCHANGE_NCCL && zero->mesh->node.size > 1;
     return copies ? COMM_GRAIN : 1;
+}
+
+// Where lossless weights are coded. The lengths of messages lie behind those in the first gather
+// buffer: the ranks of a node may fetch them there.
+static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
+    const Plan *plan = &zero->plan;
+    QwdLossless *lossless = &zero->lossless;
+    size_t plain = 0, coded = 0, lengths = (size_t)(plan->dp * plan->buckets);
+    if (plan->dp == 1 || !wire_is_lossless(&zero->weight_wire)) return;
+    lossless->coded_start = (int64_t *)xcalloc((size_t)plan->buckets, sizeof(int64_t), "the bucket table");
+    lossless->slot = (int64_t *)xcalloc((size_t)plan->buckets, sizeof(int64_t), "the bucket table");
+    lossless->landed = (uint32_t *)xcalloc(lengths, sizeof(uint32_t), "lengths of messages");
+    for (int b = 0; b < plan->buckets; b++) {
+        lossless->coded_start[b] = (int64_t)coded;
+        coded += (size_t)round_up64(plan_lossless(&plan->bucket[b]).most, 256);
+        plain = larger(plain, (size_t)qwd_plain_message(plan, b).bytes);
+    }
+    memory_plan_reserve(memory_plan, "communication", "weights, before they are coded", plain,
+                        (void **)&lossless->plain);
+    memory_plan_reserve(memory_plan, "communication", "weights, coded", coded, (void **)&lossless->coded);
+    zero->lengths_start = (size_t)round_up64((int64_t)zero->gather_bytes[0], 256);
+    zero->gather_bytes[0] = zero->lengths_start + lengths * sizeof(uint32_t);
 }
 
 static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
@@ -88,6 +113,7 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
                                         buffer.nodes * buffer.per_node);
         gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], bytes);
     }
+    reserve_lossless(zero, memory_plan);
     for (int slot = 0; slot < LANE_SLOTS; slot++)
         memory_plan_reserve(memory_plan, group, "weights, gathered",
                             (size_t)round_up64((int64_t)gather[slot], grain), (void **)&zero->gather[slot]);

@@ -90,6 +90,11 @@ static const Arm arms[] = {
      0, 0.12},
     {"EDEN 3, 32/256, parts of tensors", {I4, E3, 32, 256, H, ROTATE, SR, 0}, {I4, 128, true, RN}, PARTS,
      0.01, 0.3},
+    {"lossless weights", {F, F, 32, 32, F, false, SR, 0}, {H, 32, true, RN}, RAGGED, 0, 1e-6},
+    {"lossless weights, several buckets", {I8, I4, 64, 32, H, true, SR, 0}, {H, 32, true, RN}, BUCKETS,
+     0.004, 0.25},
+    {"lossless weights, 1-D tensors only", {F, F, 32, 32, F, false, SR, 0}, {H, 32, true, RN}, TAILS_ONLY,
+     0, 1e-6},
     {"1-D tensors only", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 128, true, RN}, TAILS_ONLY, 1e-4, 6e-3},
 };
 enum { ARMS = sizeof arms / sizeof *arms };
@@ -199,6 +204,7 @@ typedef struct Trial {
     uint64_t *hash;
     float *loss;
     uint8_t *gather[3];
+    QwdLossless lossless;        // plain is NULL where weights are not coded so
     void *flags;                 // of comm_share, NULL where nothing is shared
     // host memory
     float *local;                            // (arena) this rank's gradients as made
@@ -262,8 +268,36 @@ static void *allocate_shared(Trial *t, size_t bytes) {
     return allocate(t, device_kind()->only_way ? bytes : (size_t)round_up64((int64_t)bytes, COMM_GRAIN));
 }
 
+// Behind the first bucket's messages lie the lengths of lossless ones.
+static size_t message_bytes(const Trial *t, int b) {
+    size_t bytes = qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false, t->plan.dp);
+    return (size_t)round_up64((int64_t)bytes, 256);
+}
+static size_t lengths_bytes(const Trial *t) {
+    return (size_t)(t->plan.dp * t->plan.buckets) * sizeof(uint32_t);
+}
 static size_t gather_bytes(const Trial *t, int b) {
-    return qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false, t->plan.dp);
+    return message_bytes(t, b) + (b == 0 ? lengths_bytes(t) : 0);
+}
+
+static void build_lossless(Trial *t) {
+    QwdLossless *lossless = &t->lossless;
+    int buckets = t->plan.buckets;
+    size_t plain = 0, coded = 0;
+    if (t->plan.dp == 1 || !wire_is_lossless(&t->arm->weight)) return;
+    lossless->coded_start = (int64_t *)xcalloc((size_t)buckets, sizeof(int64_t), "the test");
+    lossless->slot = (int64_t *)xcalloc((size_t)buckets, sizeof(int64_t), "the test");
+    lossless->landed = (uint32_t *)xcalloc(1, lengths_bytes(t), "the test");
+    for (int b = 0; b < buckets; b++) {
+        size_t bytes = (size_t)qwd_plain_message(&t->plan, b).bytes;
+        lossless->coded_start[b] = (int64_t)coded;
+        coded += (size_t)round_up64(plan_lossless(&t->plan.bucket[b]).most, 256);
+        if (bytes > plain) plain = bytes;
+    }
+    lossless->plain = (uint8_t *)allocate(t, plain);
+    lossless->coded = (uint8_t *)allocate(t, coded);
+    lossless->bytes = (uint32_t *)(void *)(t->gather[0] + message_bytes(t, 0));
+    t->qwd.lossless = lossless;
 }
 
 static void build_steps(Trial *t, int chunks) {
@@ -294,6 +328,7 @@ static void build_steps(Trial *t, int chunks) {
     for (int b = 0; b < t->plan.buckets; b++) {
         t->gather[b] = (uint8_t *)allocate_shared(t, gather_bytes(t, b));
     }
+    build_lossless(t);
 }
 
 // On GPUs, with an odd number of chunks, the node's ranks fetch messages out of each other's
@@ -365,13 +400,16 @@ static void free_trial(Trial *t) {
         t->segments, t->hash, t->loss, t->weights, t->grads, t->shard, t->master, t->exp_avg, t->exp_avg_sq,
         t->leaves, t->piece_sums, t->records, t->control, t->checks.sums, t->checks.fault,
         t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2,
-        t->flags};
+        t->flags, t->lossless.plain, t->lossless.coded};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
     for (int b = 0; b < t->plan.buckets; b++) device_free(t->machine->device, t->gather[b]);
     for (int r = 0; r < t->plan.dp; r++) free(t->all_grads[r]);
     free(t->all_grads);
     free(t->losses);
     free(t->local);
+    free(t->lossless.coded_start);
+    free(t->lossless.slot);
+    free(t->lossless.landed);
     simulator_free(&t->sim);
     plan_free(&t->plan);
 }
@@ -434,18 +472,25 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     kernel_judge(s, t->control, &j);
 }
 
+static void gather_weights(Trial *t, int b) {
+    GatherBuffer buffer = {t->gather[b], t->mesh->rail.size, t->mesh->node.size, NULL};
+    qwd_gather_bucket(&t->qwd, b, &buffer, t->machine->lanes);
+    qwd_apply_bucket(&t->qwd, b, t->weights + t->plan.bucket[b].arena_start, &buffer, t->machine->lanes);
+}
+
 static void update_weights(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        floatX *weights = t->weights + bucket->arena_start;
-        BucketState state = {own_grads(t, b), weight_windows_of(bucket, weights, t->mesh->dp.rank),
-                             t->master + bucket->state_start, t->exp_avg + bucket->state_start,
-                             t->exp_avg_sq + bucket->state_start};
+        WeightWindows own = weight_windows_of(bucket, t->weights + bucket->arena_start, t->mesh->dp.rank);
+        BucketState state = {own_grads(t, b), own, t->master + bucket->state_start,
+                             t->exp_avg + bucket->state_start, t->exp_avg_sq + bucket->state_start,
+                             own.matrix};
         GatherBuffer buffer = {t->gather[b], t->mesh->rail.size, t->mesh->node.size, NULL};
         qwd_update_bucket(&t->qwd, b, &state, &buffer, t->machine->lanes);
-        qwd_gather_bucket(&t->qwd, b, &buffer, t->machine->lanes);
-        qwd_apply_bucket(&t->qwd, b, weights, &buffer, t->machine->lanes);
+        if (!t->qwd.lossless) gather_weights(t, b);
     }
+    qwd_agree_lengths(&t->qwd, t->machine->lanes);
+    for (int b = 0; t->qwd.lossless && b < t->plan.buckets; b++) gather_weights(t, b);
     lanes_synchronize(t->machine->lanes);
 }
 
@@ -638,11 +683,23 @@ static Sent sent_by(const Mesh *mesh) {
     return (Sent){comm_sent(&mesh->node), comm_sent(&mesh->rail), comm_sent(&mesh->world)};
 }
 
+// Lossless weights: the messages as long as they turned out, and their lengths.
+static void count_lossless(const Trial *t, WireBytes *sum) {
+    int64_t nodes = t->plan.options.nodes, others = t->plan.options.per_node - 1;
+    int64_t bytes = t->plan.buckets * (int64_t)sizeof(uint32_t);
+    for (int b = 0; b < t->plan.buckets; b++) {
+        bytes += plan_lossless_message(&t->plan.bucket[b], t->lossless.slot[b]).bytes;
+    }
+    sum->weight_inter = (nodes - 1) * bytes;
+    sum->weight_intra = others * nodes * bytes;
+}
+
 // What one step handed to the transport is what the plan says, to the byte.
 static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     Sent after = sent_by(t->mesh);
     WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
     uint64_t records = (uint64_t)(t->plan.dp - 1) * sizeof(StepRecord);
+    if (t->qwd.lossless) count_lossless(t, &plan);
     if (t->plan.dp == 1) memset(&plan, 0, sizeof plan);
     plan.grad_intra *= t->micro_batches;
     plan.grad_inter *= t->micro_batches;
