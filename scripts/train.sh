@@ -28,7 +28,8 @@ Trains configs/gpt_$card.args. Flags given here come last: they win over the car
 those that the variables stand for.
 
   ARM              an arm of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
-                   tlq-hs or sdp4bit; or zeropp, ZeRO++ with the same gradients as ulq [baseline]
+                   tlq-hs or sdp4bit; or zeropp, ZeRO++ with the same gradients as ulq; or one of
+                   configs/: eden, eden3, eden2-ef, lossless, eden-lossless, local [baseline]
   DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
   VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary: needed unless the data are made up (SPEED=1)
   CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when
@@ -80,7 +81,10 @@ choose_arm() {
             --secondary-partition)
         quantises_gradients=1
         ;;
-    *) die 2 "ARM=$arm is unknown; arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp" ;;
+    eden | eden3 | eden2-ef | eden-lossless | local) arm_flags=("@$root/configs/$arm.args") quantises_gradients=1 ;;
+    lossless) arm_flags=("@$root/configs/$arm.args") ;;
+    *) die 2 "ARM=$arm is unknown; arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp, \
+eden, eden3, eden2-ef, lossless, eden-lossless, local" ;;
     esac
 }
 
@@ -176,13 +180,18 @@ say_what_travels() {
         inside=int${value:-8}
         last_value --gradient-quantization-bits-inter
         between=int${value:-4}
+        last_value --gradient-quantization-method
+        [ "$value" != eden ] || between=${between/int/eden}
     fi
     if has_flag --quantized-weights; then
         last_value --weight-quantization-bits
         replicas=int${value:-4}
         last_value --weight-quantization-method
         [ "$value" = direct ] || replicas+=" differences"
+        [ "$value" != lossless ] || replicas="bf16 without loss"
     fi
+    last_value --local-steps
+    [ "${value:-1}" = 1 ] || between+=" every $value steps"
     choose_layout
     data=$((ranks / (tensor * pipeline)))
     if [ $((tensor * pipeline)) != 1 ]; then

@@ -150,7 +150,8 @@ arm_flags() { # NAME: sets $arm
     tlq-hs) arm=("${gradients[@]}" --hadamard-transform) ;;
     ulq) arm=("${gradients[@]}" --gradient-quantization-bits-intra 4) ;;
     sdp4bit) arm=("${weights[@]}" "${gradients[@]}" --hadamard-transform) ;;
-    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq or sdp4bit" ;;
+    eden | eden3 | eden2-ef | lossless | eden-lossless | local) arm=("@configs/${1%%+*}.args") ;;
+    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq, sdp4bit or one of configs/" ;;
     esac
     case $1 in
     *+sums) arm+=(--verify-wire) ;;

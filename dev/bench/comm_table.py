@@ -28,7 +28,9 @@ VARIANTS = {"+sums": "checksums (--verify-wire)", "+grads": "gradients shared ou
             "+params": "weights shared in the node (optim_grads_params)",
             "+offload": "the optimiser in host memory (--optimizer-cpu-offload)"}
 TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "tlq-hs": "TLq-HS", "ulq": "ULq",
-          "sdp4bit": "SDP4Bit", "qw": "qW", "tlq": "TLq"}
+          "sdp4bit": "SDP4Bit", "qw": "qW", "tlq": "TLq", "eden": "EDEN", "eden3": "EDEN 3 bits",
+          "eden2-ef": "EDEN 2 bits + EF", "lossless": "lossless", "eden-lossless": "EDEN, lossless",
+          "local": "local steps"}
 ARMS = tuple(arm + more for arm in TITLES for more in ("", *VARIANTS))
 TITLES.update({arm + more: title.replace(" gradients", "") + " + " + more[1:]
                for arm, title in TITLES.items() for more in VARIANTS})

@@ -22,10 +22,16 @@ expands() {
     env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" ||
         { say "exit code $?"; return 1; }
     python3 - "$work/out" "$expected" >"$work/diff" <<'END' || { why=$(cat "$work/diff"); return 1; }
-import shlex, sys
+import os, shlex, sys
+def read_in(word, folder=""):
+    if not word.startswith("@"):
+        return [word]
+    path = os.path.join(folder, word[1:])
+    found = shlex.split(open(path).read(), comments=True)
+    return [w for inner in found for w in read_in(inner, os.path.dirname(path))]
 words, flags = [], {}
 for word in shlex.split(open(sys.argv[1]).read()):
-    words += shlex.split(open(word[1:]).read(), comments=True) if word.startswith("@") else [word]
+    words += read_in(word)
 program = next(i for i, word in enumerate(words) if word.startswith("@") or "/train_gpt" in word)
 flags["program"] = words[program].rpartition("/")[2]
 flags["launcher"] = " ".join(w for w in words[:program] if w not in ("--allow-run-as-root", "--bind-to", "none", "--oversubscribe")) or "none"
@@ -78,6 +84,14 @@ arm ulq "$no_weights $gradients gradient-quantization-bits-intra=4 hadamard-tran
 arm tlq "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-transform="
 arm tlq-hs "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on"
 arm sdp4bit "$weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on gradient-alltoall-pipeline="
+eden="quantized-gradients=on gradient-quantization-method=eden hadamard-transform= gradient-quantization-bits-intra=8"
+lossless="quantized-weights=on weight-quantization-method=lossless use-distributed-optimizer=on"
+arm eden "$weights $eden gradient-quantization-bits-inter=4 local-steps="
+arm eden3 "$weights $eden gradient-quantization-bits-inter=3 error-feedback="
+arm eden2-ef "$weights $eden gradient-quantization-bits-inter=2 error-feedback=on"
+arm lossless "$lossless $no_gradients"
+arm eden-lossless "$lossless $eden gradient-quantization-bits-inter=4"
+arm local "$weights $eden gradient-quantization-bits-inter=4 local-steps=30"
 
 printf 'node0%d slots=4\n' 1 2 3 4 >"$work/hosts-four"
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
@@ -193,7 +207,7 @@ refuses() { # CODE TEXT "VARIABLES" CARD [FLAGS...]
     error_names "$code" "$text" $rc
 }
 cpu="DEVICE=cpu DATA_PATH=d"
-check "an unknown arm" refuses 2 "arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp" \
+check "an unknown arm" refuses 2 "arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp, eden" \
     "$cpu ARM=SDP4Bit" 125m
 check "an unknown device" refuses 2 "gpu or cpu" "$cpu DEVICE=tpu" 125m
 check "an odd SPEED" refuses 2 "SPEED=yes" "$cpu SPEED=yes" 125m
@@ -321,6 +335,12 @@ check "the baseline" travels "gradients fp32 inside nodes of 2 ranks, fp32 betwe
     ARM=baseline --gpus-per-node 2
 check "flags win over the arm" travels "gradients bf16, weights int8, inside one node" "ARM=baseline-bf16" \
     --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
+check "EDEN" travels "gradients int8 inside nodes of 2 ranks, eden3 between nodes; weights int4 differences" \
+    ARM=eden3 --gpus-per-node 2
+check "weights without loss" travels "gradients fp32, weights bf16 without loss, between 4 nodes" ARM=lossless \
+    --gpus-per-node 1
+check "local steps" travels "int8 inside nodes of 2 ranks, eden4 every 30 steps between nodes" ARM=local \
+    --gpus-per-node 2
 check "one rank" travels "nothing, there is one rank" "ARM=sdp4bit RANKS=1"
 cut() { # ROW TEXT "VARIABLES" [FLAGS...]: the same, and how the model is cut
     travels "${@:2}" || return 1
