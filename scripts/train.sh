@@ -81,10 +81,14 @@ choose_arm() {
             --secondary-partition)
         quantises_gradients=1
         ;;
-    eden | eden3 | eden2-ef | eden-lossless | local) arm_flags=("@$root/configs/$arm.args") quantises_gradients=1 ;;
+    eden | eden3 | eden2-ef | eden-lossless | local)
+        arm_flags=("@$root/configs/$arm.args") quantises_gradients=1
+        ;;
     lossless) arm_flags=("@$root/configs/$arm.args") ;;
-    *) die 2 "ARM=$arm is unknown; arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp, \
-eden, eden3, eden2-ef, lossless, eden-lossless, local" ;;
+    *)
+        die 2 "ARM=$arm is unknown; arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, \
+zeropp, eden, eden3, eden2-ef, lossless, eden-lossless, local"
+        ;;
     esac
 }
 

@@ -10,7 +10,7 @@ typedef struct Arm {
     const char *name;    // as ARM= of scripts/ knows it
     const char *flags;   // what the trainer wants for it
     const char *reason;  // why one takes it: "gradients in 4 bits"
-    bool bf16_gradients;
+    bool bf16_gradients, eden;
     int gradient_bits, weight_bits;  // of gradients between nodes, and of weights
 } Arm;
 
@@ -29,7 +29,7 @@ double arm_gradient_error(const GradWire *wire, bool inside, bool between);
 
 // The arm to take: the first one in the table's order whose step is at most ARM_NEAR times the
 // shortest. ms: (count), 0 where an arm cannot run. -1 where none can.
-#define ARM_NEAR 1.05
+#define ARM_NEAR 1.1
 int arm_choose(const double *ms, int count);
 
 LLMC_END

@@ -41,6 +41,8 @@ check "TLq, 8 bits between nodes" arm tlq8 2 "${gradients[@]}" --gradient-quanti
 check "TLq-HS" arm tlqhs 5 "${gradients[@]}" --hadamard-transform
 check "SDP4Bit" arm sdp4bit 5 "${paper[@]}"
 check "SDP4Bit, but weights rounded to nearest" arm nearest 5 "${paper[@]}" --wq-rounding nearest
+check "EDEN" arm eden 5 @configs/eden.args --wq-group-size 128
+check "EDEN, 3 bits" arm eden3 8 @configs/eden3.args --wq-group-size 128
 sealed() { # 16 bytes more per message, in the plan and on the wire, and the same numbers
     arm sealed 5 "${paper[@]}" --verify-wire && same_training sdp4bit sealed &&
         [ "$(sent sealed 1 40)" != "$(sent sdp4bit 1 40)" ] ||
@@ -52,7 +54,8 @@ check "SDP4Bit in 3 chunks and several buckets" arm chunks 5 "${paper[@]}" --wq-
 
 # Each arm is really another one: the flags change what is trained or what is sent.
 arms_differ() {
-    local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit nearest) i j
+    local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit nearest eden eden3)
+    local i j
     for ((i = 0; i < ${#names[@]}; i++)); do
         for ((j = i + 1; j < ${#names[@]}; j++)); do
             ! same_training "${names[i]}" "${names[j]}" ||

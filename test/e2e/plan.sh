@@ -365,10 +365,10 @@ takes() { # ARM FLAGS...
     why=$(sed -n '/^step time/,$p' "$work/out")
     grep -q "^  take ARM=$1: " "$work/out" && [[ $why == *"this run"* ]]
 }
-check "--plan-network: a slow one wants few bits" takes sdp4bit --plan-network 1
+check "--plan-network: a slow one wants few bits" takes eden3 --plan-network 1
 check "--plan-network: a fast one wants no quantisation" takes baseline --plan-network 100000
 own_row() { # the run's own step is the row of its arm, of which --plan says the bytes
-    takes sdp4bit --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
+    takes eden --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
     awk '$1 == "sdp4bit" { arm = $2 " " $3 } /^  this run +[0-9.]+ +[0-9.]+ / { run = $3 " " $4 }
         /out of each node +[0-9]/ { sent = $7 / 1e9 }
         END { off = sent - arm; exit !(arm == run && off < 0.001 && off > -0.001 && arm ~ / 1[2-9]/) }' \
@@ -381,6 +381,10 @@ plan_refused() { # CODE TEXT FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_6.7b.args --plan "$@" >"$work/out" 2>"$work/err" </dev/null
     error_names "$code" "$text" $?
 }
+check "--plan-tflops without a network" plan_refused 2 "--plan-step-ms need --plan-network; add it" \
+    --plan-tflops 10
+check "--plan-tflops and --plan-step-ms" plan_refused 2 "both say how fast a GPU computes; keep one" \
+    --plan-network 10 --plan-tflops 10 --plan-step-ms 5
 check "a tensor-parallel size that does not divide the heads" plan_refused 2 "num-attention-heads 32" \
     --plan-world-size 12 --tensor-model-parallel-size 3
 check "a pipeline that does not divide the layers" plan_refused 2 "num-layers 32" --plan-world-size 12 \

@@ -207,7 +207,7 @@ refuses() { # CODE TEXT "VARIABLES" CARD [FLAGS...]
     error_names "$code" "$text" $rc
 }
 cpu="DEVICE=cpu DATA_PATH=d"
-check "an unknown arm" refuses 2 "arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp, eden" \
+check "an unknown arm" refuses 2 "arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp, eden, eden3" \
     "$cpu ARM=SDP4Bit" 125m
 check "an unknown device" refuses 2 "gpu or cpu" "$cpu DEVICE=tpu" 125m
 check "an odd SPEED" refuses 2 "SPEED=yes" "$cpu SPEED=yes" 125m

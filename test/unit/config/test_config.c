@@ -331,8 +331,6 @@ static void bad_combinations(void **state) {
         {"--on-nan skip --no-check-for-nan-in-loss-and-grad", 0, "keep one"},
         {"--plan-world-size 8", 0, "--plan-world-size needs --plan"},
         {"--plan-network 10", 0, "--plan-network needs --plan; add it"},
-        {"--plan --plan-tflops 10", 0, "--plan-step-ms need --plan-network; add it"},
-        {"--plan --plan-network 10 --plan-tflops 10 --plan-step-ms 5", 0, "keep one"},
         {"--recompute-granularity full --recompute-activations", 0, "contradicts full"},
         {"--wandb-project p", 0, "--wandb-exp-name"},
         {"--tokenizer-type NullTokenizer", 0, "needs --vocab-size"},
