@@ -168,10 +168,11 @@ DEV_FN float add_plain(float a, float b) {
 
 // --- the Hadamard transform ---------------------------------------------------------------------
 
-// hadamard32 on neighbouring lanes of RUN elements each. With runs of 8, strides 1, 2, 4 are inside
-// the thread, and 8, 16 across lanes. With runs of 16 only stride 16 crosses lanes. There own * 1
-// or own * -1 is exact, so the fused operation rounds once, just as the sum or difference does.
-template <int RUN>
+// hadamard() on neighbouring lanes of RUN elements each. With runs of 8, strides 1, 2, 4 are inside
+// the thread, and 8, 16, ... across lanes. With runs of 16 stride 16 is the first to cross lanes.
+// There own * 1 or own * -1 is exact, so the fused operation rounds once, just as the sum or
+// difference does.
+template <int ORDER = HADAMARD_ORDER, int RUN>
 DEV_FN void hadamard_lanes(float (&x)[RUN]) {
 #pragma unroll
     for (int stride = 1; stride < RUN; stride *= 2) {
@@ -184,7 +185,7 @@ DEV_FN void hadamard_lanes(float (&x)[RUN]) {
         }
     }
 #pragma unroll
-    for (int lanes = 1; lanes * RUN < HADAMARD_ORDER; lanes *= 2) {
+    for (int lanes = 1; lanes * RUN < ORDER; lanes *= 2) {
         float sign = threadIdx.x & lanes ? -1.0f : 1.0f;
 #pragma unroll
         for (int i = 0; i < RUN; i++) x[i] = __fmaf_rn(x[i], sign, __shfl_xor_sync(ALL_LANES, x[i], lanes));
@@ -337,6 +338,17 @@ DEV_FN Philox4 scheduled_bits(const RoundingSchedule &r, uint64_t block) {
     return Philox4{{c0, c1, c2, c3}};
 }
 
+// The rotation's signs of RUN elements from a logical offset on, a multiple of RUN: 8, 16 or 32.
+template <int RUN>
+DEV_FN void flip_signs(float (&x)[RUN], const RoundingSchedule &rotation, int64_t logical) {
+    uint64_t word = (uint64_t)logical / 32;
+    Philox4 bits = scheduled_bits(rotation, word / 4);
+    uint32_t low = word & 1 ? bits.v[1] : bits.v[0], high = word & 1 ? bits.v[3] : bits.v[2];
+    uint32_t signs = (word & 2 ? high : low) >> (logical % 32);
+#pragma unroll
+    for (int e = 0; e < RUN; e++) x[e] = with_sign(x[e], signs, e);
+}
+
 // --- segments -----------------------------------------------------------------------------------
 
 // The tensor that owns a position of a matrix part. It is kept from one lookup to the next, because
@@ -472,7 +484,93 @@ DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int ele
     else code_tile<S, CODEC, false>(w, x, scale, elements, segment, table, schedule);
 }
 
-// The same for a plain codec.
+// --- EDEN ---------------------------------------------------------------------------------------
+
+// The perfect binary tree over the N terms of each of LANES neighbouring lanes; all of them get it.
+// Destroys the terms.
+template <int LANES, int N>
+DEV_FN float tree_lanes(float (&term)[N]) {
+#pragma unroll
+    for (int stride = 1; stride < N; stride *= 2) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2 * stride) term[i] = f32_add(term[i], term[i + stride]);
+    }
+    float sum = term[0];
+#pragma unroll
+    for (int lanes = 1; lanes < LANES; lanes *= 2) {
+        sum = f32_add(sum, __shfl_xor_sync(ALL_LANES, sum, lanes));
+    }
+    return sum;
+}
+template <int LANES, int N>
+DEV_FN uint32_t largest_lanes(const float (&x)[N]) {
+    float m = fabsf(x[0]);
+#pragma unroll
+    for (int i = 1; i < N; i++) m = max_magnitude(m, x[i]);
+    uint32_t largest = f32_bits(m);
+#pragma unroll
+    for (int lanes = 1; lanes < LANES; lanes *= 2) {
+        largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, lanes));
+    }
+    return largest;
+}
+
+// A rotated group that lies on EDEN_GROUP / RUN neighbouring lanes becomes codes. Returns its
+// scale. The whole warp calls; lanes that are not live store nothing.
+template <Codec CODEC, int RUN>
+DEV_FN float code_eden(uint8_t *to, const float (&x)[RUN], bool live) {
+    typedef CodecRow<CODEC> Row;
+    constexpr int LANES = EDEN_GROUP / RUN, BYTES = RUN * Row::BITS / 8;
+    const uint32_t largest = largest_lanes<LANES>(x);
+    const float lane_level = eden_lane_level<CODEC>();
+    EdenLift e = eden_lift(largest);
+    float term[RUN];
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        float size = f32_mul(fabsf(x[i]), e.lift);
+        term[i] = f32_mul(size, size);
+    }
+    float squares = tree_lanes<LANES>(term);
+    float inverse = eden_inverse(squares, f32_mul(f32_from_bits(largest), e.lift));
+    uint32_t word[(BYTES + 3) / 4] = {};
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        const int low = i * Row::BITS % 32;
+        float size = f32_mul(fabsf(x[i]), e.lift), v = f32_mul(size, inverse);
+        // eden_code, whose loop must be unrolled here
+        uint32_t code = f32_bits(x[i]) >> 31 << (Row::BITS - 1);
+#pragma unroll
+        for (int k = 0; k + 1 < Row::LEVELS; k++) code += v > eden_threshold(Row::BITS, k);
+        term[i] = f32_mul(size, eden_level_of<CODEC>(lane_level, code));
+        word[i * Row::BITS / 32] |= code << low;
+        if (low + Row::BITS > 32) word[i * Row::BITS / 32 + 1] |= code >> (32 - low);
+    }
+    float product = tree_lanes<LANES>(term);
+    float scale = e.coded ? eden_scale(squares, product, e.unlift) : e.scale;
+    if (!e.coded || scale != scale) {
+#pragma unroll
+        for (uint32_t &w : word) w = 0;
+    }
+    if (live) store_words<BYTES>(to, word);
+    return scale;
+}
+
+// Codes one tile of an EDEN codec. The whole warp calls.
+template <class S, Codec CODEC>
+DEV_FN void write_eden_tile(const TileWriter &w, const float (&x)[S::RUNS][S::RUN], int elements) {
+    static_assert(S::LANES * S::RUN == EDEN_GROUP, "so many lanes share a group");
+#pragma unroll
+    for (int v = 0; v < S::RUNS; v++) {
+        const bool live = run_live<S>(elements, v);
+        uint8_t *codes = w.codes + v * S::SPAN / PACKED * CodecRow<CODEC>::BITS;
+        float scale = code_eden<CODEC>(codes, x[v], live);
+        if (live && w.leads) w.scales[v * S::SPAN / EDEN_GROUP] = scale;
+    }
+}
+
+// --- plain codecs -------------------------------------------------------------------------------
+
+// Stores one tile of a plain codec. The whole warp calls.
 template <class S, Codec CODEC>
 DEV_FN void store_plain_tile(uint8_t *to, const float (&x)[S::RUNS][PACKED], int64_t tile, int elements) {
 #pragma unroll

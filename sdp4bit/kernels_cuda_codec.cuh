@@ -13,14 +13,18 @@ static const uint32_t ALL_LANES = 0xFFFFFFFFu;
 // The table's rows as constants. There is no general case, so nothing without a row compiles.
 template <Codec CODEC>
 struct CodecRow;
-#define CUDA_CODEC_ROW(ID, NAME, BITS_, LEVELS_)                                      \
+#define CUDA_CODEC_ROW(ID, BITS_, LEVELS_, EDEN_)                                     \
     template <>                                                                       \
     struct CodecRow<CODEC_##ID> {                                                     \
         static constexpr int BITS = BITS_, LEVELS = LEVELS_;                          \
         static constexpr uint32_t SIGN = LEVELS_ ? 1u << (BITS_ - 1) : 0;             \
-        static constexpr bool GROUPED = LEVELS > 0, FINE = LEVELS < 64;               \
+        static constexpr bool GROUPED = LEVELS > 0, FINE = LEVELS < 64, EDEN = EDEN_; \
     };
-ALL_CODECS(CUDA_CODEC_ROW)
+#define CUDA_ORDINARY_ROW(ID, NAME, BITS, LEVELS) CUDA_CODEC_ROW(ID, BITS, LEVELS, false)
+#define CUDA_EDEN_ROW(ID, NAME, BITS, LEVELS) CUDA_CODEC_ROW(ID, BITS, LEVELS, true)
+PLAIN_CODECS(CUDA_ORDINARY_ROW)
+UNIFORM_CODECS(CUDA_ORDINARY_ROW)
+EDEN_CODECS(CUDA_EDEN_ROW)
 
 // A codec as an argument: launch(CodecValue<CODEC>()) tells a lambda its codec at compile time.
 template <Codec CODEC>
@@ -29,11 +33,19 @@ struct CodecValue {
 };
 #define CUDA_CODEC_CASE(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: launch(CodecValue<CODEC_##ID>()); return;
-// Calls launch with the codec, which for with_plain_codec is a plain one.
+// Calls launch with the codec: any; any but EDEN, which neither weights nor the hop inside a node
+// take; a plain one.
+template <class Launch>
+static void with_any_codec(Codec codec, Launch launch) {
+    switch (codec) { ALL_CODECS(CUDA_CODEC_CASE) }
+    stop_here();
+}
 template <class Launch>
 static void with_codec(Codec codec, Launch launch) {
-    switch (codec) { PLAIN_CODECS(CUDA_CODEC_CASE) UNIFORM_CODECS(CUDA_CODEC_CASE) default: break; }
-    stop_here();
+    with_any_codec(codec, [&](auto value) {
+        if constexpr (!CodecRow<decltype(value)::VALUE>::EDEN) launch(value);
+        else stop_here();
+    });
 }
 template <class Launch>
 static void with_plain_codec(Codec codec, Launch launch) {
@@ -218,23 +230,61 @@ DEV_FN Raw<CODEC, N> load_raw(const uint8_t *codes) {
     } else if constexpr (BYTES % 4 == 0) {
 #pragma unroll
         for (int i = 0; i < BYTES / 4; i++) r.word[i] = __ldg(reinterpret_cast<const uint32_t *>(codes) + i);
-    } else {
+    } else if constexpr (BYTES % 2 == 0) {
 #pragma unroll
         for (int i = 0; i < BYTES / 2; i++) {
             uint32_t half = __ldg(reinterpret_cast<const uint16_t *>(codes) + i);
             r.word[i / 2] = i & 1 ? r.word[i / 2] | half << 16 : half;
         }
+    } else {
+#pragma unroll
+        for (int i = 0; i < BYTES; i++) {
+            uint32_t byte = __ldg(codes + i);
+            r.word[i / 4] = i % 4 ? r.word[i / 4] | byte << (8 * (i % 4)) : byte;
+        }
     }
     return r;
 }
-// Code i with its sign bit flipped, which is the code + SIGN; for codes that may cross words.
+// Code i, below bits of other codes; it may cross words.
 template <Codec CODEC, int N>
-DEV_FN uint32_t flipped_code(const Raw<CODEC, N> &r, int i) {
+DEV_FN uint32_t code_and_more(const Raw<CODEC, N> &r, int i) {
     constexpr int BITS = CodecRow<CODEC>::BITS;
     const int low = i * BITS % 32;
     uint32_t code = r.word[i * BITS / 32] >> low;
     if (low + BITS > 32) code |= r.word[i * BITS / 32 + 1] << (32 - low);
-    return (code & (2 * CodecRow<CODEC>::SIGN - 1)) ^ CodecRow<CODEC>::SIGN;
+    return code;
+}
+// Code i with its sign bit flipped, which is the code + SIGN.
+template <Codec CODEC, int N>
+DEV_FN uint32_t flipped_code(const Raw<CODEC, N> &r, int i) {
+    return (code_and_more(r, i) & (2 * CodecRow<CODEC>::SIGN - 1)) ^ CodecRow<CODEC>::SIGN;
+}
+
+// EDEN's levels lie in the registers of neighbouring lanes: lane k, L + k, 2L + k, ... holds level
+// k of a codec with L levels. Any lane gets the level of its code by a shuffle. The whole warp
+// calls. The shuffle looks at no bit of the code but those of the level.
+template <Codec CODEC>
+DEV_FN float eden_lane_level(void) {
+    typedef CodecRow<CODEC> Row;
+    float level = eden_level(Row::BITS, 0);
+#pragma unroll
+    for (int k = 1; k < Row::LEVELS; k++) {
+        level = threadIdx.x % Row::LEVELS == k ? eden_level(Row::BITS, k) : level;
+    }
+    return level;
+}
+template <Codec CODEC>
+DEV_FN float eden_level_of(float lane_level, uint32_t code) {
+    return __shfl_sync(ALL_LANES, lane_level, (int)code, CodecRow<CODEC>::LEVELS);
+}
+template <Codec CODEC, int N>
+DEV_FN void decode_eden(float (&x)[N], const Raw<CODEC, N> &r) {
+    const float lane_level = eden_lane_level<CODEC>();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        uint32_t code = code_and_more(r, i);
+        x[i] = with_sign(eden_level_of<CODEC>(lane_level, code), code, CodecRow<CODEC>::BITS - 1);
+    }
 }
 
 // x = (float)code, or the value itself. A code with its sign bit flipped is the code + SIGN. Put

@@ -11,6 +11,7 @@
 template <Codec CODEC, class Launch>
 static void with_value_shape(int group, Launch launch) {
     if constexpr (!CodecRow<CODEC>::GROUPED) launch(PlainShape());
+    else if constexpr (CodecRow<CODEC>::EDEN) launch(Shape<1, 2 * PACKED, 16>());
     else if (group == 32) launch(Shape<1, 2 * PACKED, 2>());
     else if (group == 64) launch(Shape<1, 2 * PACKED, 4>());
     else if (group == 128) launch(Shape<1, 2 * PACKED, 8>());
@@ -25,10 +26,13 @@ DEV_FN uint8_t *partition_message(const QuantizePartitions &a, int partition) {
 
 // Registers per thread are bounded, so that enough warps run at once to keep the memory busy.
 // AHEAD: the next tile's values are loaded while this one is worked on.
-template <class S>
+template <class S, Codec CODEC>
 struct QuantizeBlocks {
     static constexpr bool AHEAD = S::WARP_TILES && S::RUNS * S::RUN <= 2 * PACKED;
-    static constexpr int PER_MULTIPROCESSOR = AHEAD ? 4 : S::RUNS * S::RUN <= 2 * PACKED ? 5 : 2;
+    static constexpr int PER_MULTIPROCESSOR = CodecRow<CODEC>::EDEN          ? 3
+                                              : AHEAD                        ? 4
+                                              : S::RUNS * S::RUN <= 2 * PACKED ? 5
+                                                                             : 2;
 };
 
 // x = this thread's values of a tile. `from` points to the first of them. `rest` elements are left
@@ -46,11 +50,26 @@ DEV_FN void load_values(float (&x)[S::RUNS][S::RUN], const float *from, const Ti
     }
 }
 
+// The transform of one run, whose first element lies at `position`. ROTATE: it is the rotation.
+// Neighbouring lanes hold neighbouring runs, and a warp whole blocks of either transform.
+template <bool ROTATE, int RUN>
+DEV_FN void transform_run(float (&x)[RUN], const QuantizePartitions &a, int64_t position,
+                          SegmentCursor &segment, const RoundingSchedule &rotation) {
+    if constexpr (ROTATE) {
+        seek_segment(segment, a.table, position);
+        flip_signs(x, rotation, position + segment.shift);
+        hadamard_lanes<ROTATION_ORDER>(x);
+    } else if (a.transform == TRANSFORM_HADAMARD) {
+        hadamard_lanes(x);
+    }
+}
+
 // blockIdx.y: the partition, i * slots + slot.
-template <class S, Codec CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPROCESSOR)
+template <class S, Codec CODEC, bool ROTATE>
+__global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S, CODEC>::PER_MULTIPROCESSOR)
     quantize_kernel(const __grid_constant__ QuantizePartitions a, const __grid_constant__ Tiles t,
-                    const __grid_constant__ RoundingSchedule schedule) {
+                    const __grid_constant__ RoundingSchedule schedule,
+                    const __grid_constant__ RoundingSchedule rotation) {
     __shared__ BlockMaxima maxima;
     int partition = blockIdx.y;
     MessageSections to = message_sections(&a.message, partition / a.slots);
@@ -62,27 +81,28 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S>::PER_MULTIPRO
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
     float next[S::RUNS][S::RUN] = {};
-    if constexpr (QuantizeBlocks<S>::AHEAD) load_values<S>(next, grads, t, t.n - tile);
+    if constexpr (QuantizeBlocks<S, CODEC>::AHEAD) load_values<S>(next, grads, t, t.n - tile);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++) {
         const int elements = tile_elements<S>(t, t.n - tile);
         float x[S::RUNS][S::RUN] = {};
-        if constexpr (!QuantizeBlocks<S>::AHEAD) load_values<S>(x, grads, t, t.n - tile);
+        if constexpr (!QuantizeBlocks<S, CODEC>::AHEAD) load_values<S>(x, grads, t, t.n - tile);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
 #pragma unroll
             for (int e = 0; e < S::RUN; e++) {
-                float value = QuantizeBlocks<S>::AHEAD ? next[v][e] : x[v][e];
+                float value = QuantizeBlocks<S, CODEC>::AHEAD ? next[v][e] : x[v][e];
                 x[v][e] = S::PLAIN ? scale_plain(value, a.scale) : f32_mul(value, a.scale);
             }
         }
-        if constexpr (QuantizeBlocks<S>::AHEAD)
+        if constexpr (QuantizeBlocks<S, CODEC>::AHEAD)
             load_values<S>(next, grads + tile_size<S>(t), t,
                            turn + 1 < t.per_worker ? t.n - tile - tile_size<S>(t) : 0);
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
-            if (a.transform == TRANSFORM_HADAMARD) hadamard_lanes(x[v]);
+            transform_run<ROTATE>(x[v], a, writer.position + v * S::SPAN, segment, rotation);
         }
         if constexpr (S::PLAIN) store_plain_tile<S, CODEC>(codes, x, tile, elements);
+        else if constexpr (CodecRow<CODEC>::EDEN) write_eden_tile<S, CODEC>(writer, x, elements);
         else write_tile<S, CODEC>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
         next_tile<S, CODEC>(writer, t);
         grads += tile_size<S>(t);
@@ -102,17 +122,22 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     store_plain_value<TAIL>(tail, at, scale_plain(grad, a.scale));
 }
 
+template <class S, Codec CODEC, bool ROTATE>
+static void launch_quantize(Stream *s, const QuantizePartitions *a, int partitions) {
+    Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, partitions, a->group);
+    quantize_kernel<S, CODEC, ROTATE><<<tile_grid<S>(t, partitions), CODEC_THREADS, 0, stream_handle(s)>>>(
+        *a, t, rounding_schedule(a->key), rounding_schedule(a->rotation));
+}
+
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
     int partitions = a->slots * a->message.partitions;
     if (a->hi > a->lo) {
-        with_codec(a->codec, [&](auto codec) {
+        with_any_codec(a->codec, [&](auto codec) {
             constexpr Codec CODEC = decltype(codec)::VALUE;
             with_value_shape<CODEC>(a->group, [&](auto shape) {
                 using S = decltype(shape);
-                Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, partitions, a->group);
-                dim3 grid = tile_grid<S>(t, partitions);
-                quantize_kernel<S, CODEC>
-                    <<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key));
+                if (a->transform == TRANSFORM_ROTATION) launch_quantize<S, CODEC, true>(s, a, partitions);
+                else launch_quantize<S, CODEC, false>(s, a, partitions);
             });
         });
         check_launch(s, "quantise partitions");
@@ -142,9 +167,10 @@ DEV_FN void store_sums(const SumFinal &a, float *to, float x[PACKED]) {
     store_floats(to, x);
 }
 
-template <Codec CODEC>
-__global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED ? 4 : 3)
-    final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index) {
+template <Codec CODEC, bool ROTATE>
+__global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED && !CodecRow<CODEC>::EDEN ? 4 : 3)
+    final_kernel(const __grid_constant__ SumFinal a, const __grid_constant__ Tiles t, GroupIndex index,
+                 const __grid_constant__ RoundingSchedule rotation) {
     typedef FinalShape S;
     Received received = partition_received(a.received, a.in, a.sources, index, 0);
     // Of the chunk's first element in the bucket
@@ -159,13 +185,15 @@ __global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED ? 4 : 
         for (int v = 0; v < S::RUNS; v++) {
             bool live = run_live<S>(elements, v);
             int64_t offset = tile + thread_start<S>() + v * S::SPAN;
-            if (a.transform == TRANSFORM_HADAMARD) {
-                hadamard_lanes(x[v]);
+            if (ROTATE || a.transform == TRANSFORM_HADAMARD) {
+                hadamard_lanes<ROTATE ? ROTATION_ORDER : HADAMARD_ORDER>(x[v]);
 #pragma unroll
-                for (int e = 0; e < PACKED; e++) x[v][e] = f32_mul(x[v][e], HADAMARD_INVERSE);
+                for (int e = 0; e < PACKED; e++)
+                    x[v][e] = f32_mul(x[v][e], ROTATE ? ROTATION_INVERSE : HADAMARD_INVERSE);
             }
             if (live) {
                 seek_segment(segment, a.table, position + offset);
+                if (ROTATE) flip_signs(x[v], rotation, position + offset + segment.shift);
                 int64_t beyond = segment.end - (position + offset);  // elements from here on are pads
                 if (beyond < PACKED) {
 #pragma unroll
@@ -199,10 +227,12 @@ __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_
 void kernel_sum_final(Stream *s, const SumFinal *a) {
     if (a->hi > a->lo) {
         Tiles t = make_tiles<FinalShape>(stream_device(s), a->hi - a->lo, 1, 0);
-        with_codec(a->codec, [&](auto codec) {
-            final_kernel<decltype(codec)::VALUE>
-                <<<tile_grid<FinalShape>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t,
-                                                                                      group_index(a->group));
+        with_any_codec(a->codec, [&](auto codec) {
+            constexpr Codec CODEC = decltype(codec)::VALUE;
+            auto kernel = a->transform == TRANSFORM_ROTATION ? final_kernel<CODEC, true>
+                                                             : final_kernel<CODEC, false>;
+            kernel<<<tile_grid<FinalShape>(t, 1), CODEC_THREADS, 0, stream_handle(s)>>>(
+                *a, t, group_index(a->group), rounding_schedule(a->rotation));
         });
         check_launch(s, "final sum");
     }

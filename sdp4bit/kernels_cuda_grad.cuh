@@ -38,7 +38,11 @@ struct SourceCursor {
 // x = the values of one source. SMALL: the scale is below SMALL_SCALE.
 template <Codec CODEC, bool SMALL, int N>
 DEV_FN void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
-    if constexpr (SMALL) {
+    if constexpr (CodecRow<CODEC>::EDEN) {
+        decode_eden(x, raw);
+#pragma unroll
+        for (int e = 0; e < N; e++) x[e] = f32_mul(x[e], scale);
+    } else if constexpr (SMALL) {
         float biased[N];
         decode_biased(biased, raw);
         scale_biased<CODEC>(x, biased, scale);
@@ -103,7 +107,8 @@ DEV_FN void add_loaded(float (&acc)[S::RUNS][S::RUN], const Loaded<S, CODEC, BAT
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) small = small && l.scale[b][v] < SMALL_SCALE;
     }
-    if constexpr (!CodecRow<CODEC>::GROUPED) add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
+    constexpr bool ONE_WAY = !CodecRow<CODEC>::GROUPED || CodecRow<CODEC>::EDEN;
+    if constexpr (ONE_WAY) add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
     else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, l.raw, l.scale);
     else add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
 }

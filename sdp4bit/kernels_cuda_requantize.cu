@@ -6,15 +6,16 @@
 
 // --- tiles --------------------------------------------------------------------------------------
 
-template <class S>
+template <class S, Codec OUT>
 struct RequantizeBlocks {
-    static constexpr int PER_MULTIPROCESSOR = S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
+    static constexpr bool FEW = CodecRow<OUT>::EDEN && S::RUN > 2 * PACKED;
+    static constexpr int PER_MULTIPROCESSOR = FEW ? 2 : S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
 };
 
 // blockIdx.y: the destination node. Its partial shards are partition `node` of every source's
 // message.
 template <class S, Codec CODEC, Codec OUT>
-__global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIPROCESSOR)
+__global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S, OUT>::PER_MULTIPROCESSOR)
     requantize_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Tiles t,
                       const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
     __shared__ BlockMaxima maxima;
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S>::PER_MULTIP
         float x[S::RUNS][S::RUN];
         sum_tile<S, CODEC>(x, received, tile, elements);
         if constexpr (S::PLAIN) store_plain_tile<S, OUT>(codes, x, tile, elements);
+        else if constexpr (CodecRow<OUT>::EDEN) write_eden_tile<S, OUT>(writer, x, elements);
         else write_tile<S, OUT>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
         next_tile<S, OUT>(writer, t);
         tile += tile_size<S>(t);
@@ -57,6 +59,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 template <Codec OUT, class Launch>
 static void with_plain_source_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
+    else if constexpr (CodecRow<OUT>::EDEN) launch(Shape<1, 2 * PACKED, 16>());
     else if (group == 2048) with_wide_shape(group, launch);
     else with_group(group, launch);
 }
@@ -68,6 +71,7 @@ static void with_plain_source_shape(int group, Launch launch) {
 template <Codec OUT, class Launch>
 static void with_code_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
+    else if constexpr (CodecRow<OUT>::EDEN) launch(Shape<1, HADAMARD_ORDER, 8>());
     else if (group == 32) launch(Shape<1, HADAMARD_ORDER, 1>());
     else if (group == 64) launch(Shape<1, HADAMARD_ORDER, 2>());
     else if (group == 128) launch(Shape<1, HADAMARD_ORDER, 4>());
@@ -227,7 +231,7 @@ static void launch_recode(Stream *s, const SumRequantize *a) {
 
 template <class S, Codec CODEC, Codec OUT>
 static void launch_requantize(Stream *s, const SumRequantize *a) {
-    if constexpr (CodecRow<CODEC>::GROUPED && S::RUN > PACKED) {
+    if constexpr (CodecRow<CODEC>::GROUPED && S::RUN > PACKED && !CodecRow<OUT>::EDEN) {
         if (a->rounding == ROUND_STOCHASTIC) launch_recode<S, CODEC, OUT, true>(s, a);
         else launch_recode<S, CODEC, OUT, false>(s, a);
     } else {
@@ -249,7 +253,7 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     int nodes = a->in.partitions;
     if (a->hi > a->lo) {
         with_codec(a->in_codec, [&](auto in) {
-            with_codec(a->codec, [&](auto out) {
+            with_any_codec(a->codec, [&](auto out) {
                 requantize_matrices<decltype(in)::VALUE, decltype(out)::VALUE>(s, a);
             });
         });

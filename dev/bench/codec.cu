@@ -185,7 +185,8 @@ static void free_layout(Bench *b, Layout *l) {
     plan_free(&l->plan);
 }
 
-static const RoundingKey KEY = {1234, 1, PURPOSE_GRAD_LEVEL1, 0};
+static const RoundingKey KEY = {1234, 1, PURPOSE_GRAD_LEVEL1, 0},
+                         ROTATION = {1234, 1, PURPOSE_ROTATION, 0};
 
 static int64_t coded_bytes(Codec codec, int group, int64_t n) {
     CodecInfo info = codec_info(codec);
@@ -194,10 +195,16 @@ static int64_t coded_bytes(Codec codec, int group, int64_t n) {
 
 // --- the kernels --------------------------------------------------------------------------------
 
-static void bench_quantize(Bench *b, int64_t n, Codec codec, int group, bool hadamard, Rounding rounding) {
+static const char *transform_name(Transform transform) {
+    static const char *const names[] = {"", " Hadamard", " rotation"};
+    return names[transform];
+}
+
+static void bench_quantize(Bench *b, int64_t n, Codec codec, int group, Transform transform,
+                           Rounding rounding) {
     char name[96];
     snprintf(name, sizeof name, "quantise %s/%d%s %s", codec_info(codec).name, group,
-             hadamard ? " Hadamard" : "", rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
+             transform_name(transform), rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, 4, 2048);
     QuantizePartitions q = {};
@@ -205,7 +212,8 @@ static void bench_quantize(Bench *b, int64_t n, Codec codec, int group, bool had
     q.table = l.table;
     q.hi = l.bucket.matrix_per_rank;
     q.scale = 0.125f;
-    q.transform = hadamard ? TRANSFORM_HADAMARD : TRANSFORM_NONE;
+    q.transform = transform;
+    q.rotation = ROTATION;
     q.codec = codec, q.group = group, q.tail_codec = CODEC_BF16, q.rounding = rounding;
     q.key = KEY;
     q.slots = 4;
@@ -253,10 +261,10 @@ static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, i
     free_layout(b, &l);
 }
 
-static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group, bool hadamard) {
+static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group, Transform transform) {
     char name[96];
     snprintf(name, sizeof name, "final sum %d x %s/%d%s", sources, codec_info(codec).name, group,
-             hadamard ? " Hadamard" : "");
+             transform_name(transform));
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, sources, 1, 2048);
     SumFinal f = {};
@@ -264,7 +272,8 @@ static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group
     f.sources = sources;
     f.in = message_layout(codec, group, shard, 1, CODEC_BF16, 0);
     f.codec = codec, f.group = group, f.tail_codec = CODEC_BF16;
-    f.transform = hadamard ? TRANSFORM_HADAMARD : TRANSFORM_NONE;
+    f.transform = transform;
+    f.rotation = ROTATION;
     f.bucket = l.bucket;
     f.table = l.table;
     f.hi = shard;
@@ -380,21 +389,34 @@ static void bench_norm(Bench *b, int64_t n) {
 }
 
 static void bench_size(Bench *b, int64_t n) {
-    bench_quantize(b, n, CODEC_INT8, 128, false, ROUND_STOCHASTIC);
-    bench_quantize(b, n, CODEC_INT8, 128, true, ROUND_STOCHASTIC);
-    bench_quantize(b, n, CODEC_INT8, 512, true, ROUND_STOCHASTIC);
-    bench_quantize(b, n, CODEC_INT8, 2048, true, ROUND_STOCHASTIC);
-    bench_quantize(b, n, CODEC_INT4, 128, true, ROUND_STOCHASTIC);
-    bench_quantize(b, n, CODEC_INT4, 128, true, ROUND_NEAREST);
-    bench_quantize(b, n, CODEC_BF16, 32, false, ROUND_NEAREST);
+    const Transform NONE = TRANSFORM_NONE, HADAMARD = TRANSFORM_HADAMARD, ROTATE = TRANSFORM_ROTATION;
+    bench_quantize(b, n, CODEC_INT8, 128, NONE, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT8, 128, HADAMARD, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT8, 512, HADAMARD, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT8, 2048, HADAMARD, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT4, 128, HADAMARD, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT4, 128, HADAMARD, ROUND_NEAREST);
+    bench_quantize(b, n, CODEC_BF16, 32, NONE, ROUND_NEAREST);
     bench_requantize(b, n, 2, CODEC_INT8, 128, CODEC_INT4, 128);
     bench_requantize(b, n, 4, CODEC_INT8, 128, CODEC_INT4, 128);
     bench_requantize(b, n, 8, CODEC_INT8, 512, CODEC_INT4, 128);
     bench_requantize(b, n, 4, CODEC_BF16, 32, CODEC_BF16, 32);
-    bench_final(b, n, 2, CODEC_INT4, 128, false);
-    bench_final(b, n, 2, CODEC_INT4, 128, true);
-    bench_final(b, n, 4, CODEC_INT8, 128, true);
-    bench_final(b, n, 4, CODEC_BF16, 32, false);
+    bench_final(b, n, 2, CODEC_INT4, 128, NONE);
+    bench_final(b, n, 2, CODEC_INT4, 128, HADAMARD);
+    bench_final(b, n, 4, CODEC_INT8, 128, HADAMARD);
+    bench_final(b, n, 4, CODEC_BF16, 32, NONE);
+    bench_quantize(b, n, CODEC_INT8, 128, ROTATE, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_INT8, 512, ROTATE, ROUND_STOCHASTIC);
+    bench_quantize(b, n, CODEC_EDEN4, EDEN_GROUP, ROTATE, ROUND_NEAREST);
+    bench_quantize(b, n, CODEC_EDEN3, EDEN_GROUP, ROTATE, ROUND_NEAREST);
+    bench_requantize(b, n, 4, CODEC_INT8, 128, CODEC_EDEN4, EDEN_GROUP);
+    bench_requantize(b, n, 8, CODEC_INT8, 512, CODEC_EDEN4, EDEN_GROUP);
+    bench_requantize(b, n, 8, CODEC_INT8, 512, CODEC_EDEN3, EDEN_GROUP);
+    bench_requantize(b, n, 8, CODEC_INT8, 512, CODEC_EDEN2, EDEN_GROUP);
+    bench_final(b, n, 2, CODEC_EDEN4, EDEN_GROUP, ROTATE);
+    bench_final(b, n, 4, CODEC_EDEN4, EDEN_GROUP, ROTATE);
+    bench_final(b, n, 2, CODEC_EDEN3, EDEN_GROUP, ROTATE);
+    bench_final(b, n, 2, CODEC_EDEN2, EDEN_GROUP, ROTATE);
     bench_update(b, n, CODEC_INT4, 2048, ROUND_NEAREST);
     bench_update(b, n, CODEC_INT4, 128, ROUND_STOCHASTIC);
     bench_update(b, n, FLOATX_CODEC, 32, ROUND_NEAREST);

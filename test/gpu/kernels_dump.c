@@ -238,6 +238,8 @@ static void build_plan(Run *r, int64_t values) {
                                     r->plan.segments_total * (int64_t)sizeof(Segment));
 }
 
+static const RoundingKey ROTATION = {SEED, 7, PURPOSE_ROTATION, 0};
+
 static SegmentTable table_of(const Run *r) {
     SegmentTable table = {r->segments + r->bucket.first_segment, r->bucket.segments};
     return table;
@@ -254,6 +256,7 @@ static void quantize_rank(Run *r, const float *grads, int k, int node, int local
     plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &q.lo, &q.hi);
     q.scale = 1.0f / (float)r->plan.dp;
     q.transform = r->c.transform;
+    q.rotation = ROTATION;
     q.codec = node_hop ? r->c.intra : r->c.inter;
     q.group = node_hop ? r->c.group_intra : r->c.group_inter;
     q.tail_codec = r->c.tail;
@@ -383,6 +386,7 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     f.group = node_hop ? r->c.group_intra : r->c.group_inter;
     f.tail_codec = r->c.tail;
     f.transform = r->c.transform;
+    f.rotation = ROTATION;
     f.rank = r->c.rank;
     f.bucket = r->bucket;
     f.table = table_of(r);
@@ -846,12 +850,16 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
 #define B16 CODEC_BF16
 #define I8 CODEC_INT8
 #define I4 CODEC_INT4
+#define E4 CODEC_EDEN4
+#define E3 CODEC_EDEN3
+#define E2 CODEC_EDEN2
+#define ROTATE TRANSFORM_ROTATION
 #define FX FLOATX_CODEC
 #define NEAREST ROUND_NEAREST
 #define RANDOM ROUND_STOCHASTIC
 
 static const Case CASES[] = {
-    // nodes, per_node, rank, intra, inter, tail, groups, hadamard, rounding, chunks, weight, group,
+    // nodes, per_node, rank, intra, inter, tail, groups, transform, rounding, chunks, weight, group,
     // difference, rounding
     {2, 2, 1, I8, I4, B16, 128, 128, true, RANDOM, 1, I4, 2048, true, NEAREST},
     {2, 2, 2, I8, I4, B16, 512, 128, true, RANDOM, 3, I4, 2048, true, RANDOM},
@@ -879,6 +887,23 @@ static const Case CASES[] = {
     {2, 9, 11, I4, I4, B16, 32, 256, false, NEAREST, 1, I8, 64, false, RANDOM},
     {7, 1, 2, I4, I4, B16, 32, 32, true, RANDOM, 1, I4, 256, true, NEAREST},
     {2, 1, 1, I8, I8, B16, 32, 2048, true, RANDOM, 1, I4, 512, true, RANDOM},
+    // EDEN behind a hop of every kind and group, and as the only hop; sums of 1 to 9 sources.
+    {2, 2, 1, I8, E4, B16, 128, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
+    {3, 4, 5, I8, E3, B16, 512, 256, ROTATE, RANDOM, 3, FX, 32, false, NEAREST},
+    {2, 3, 4, I4, E2, B16, 32, 256, ROTATE, NEAREST, 2, FX, 32, false, NEAREST},
+    {5, 2, 0, I8, E4, B16, 256, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
+    {2, 9, 3, I8, E3, B16, 1024, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
+    {2, 2, 3, I8, E2, B16, 2048, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
+    {2, 2, 2, I8, E4, B16, 4096, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
+    {2, 2, 0, I4, E3, B16, 768, 256, ROTATE, RANDOM, 2, FX, 32, false, NEAREST},
+    {2, 2, 1, I8, E4, B16, 64, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
+    {2, 2, 3, F32, E4, B16, 32, 256, ROTATE, NEAREST, 2, FX, 32, false, NEAREST},
+    {2, 2, 0, B16, E3, B16, 32, 256, ROTATE, NEAREST, 1, FX, 32, false, NEAREST},
+    {4, 1, 2, I8, E4, B16, 128, 256, ROTATE, RANDOM, 2, FX, 32, false, NEAREST},
+    {3, 1, 1, I8, E3, B16, 128, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
+    {9, 1, 8, I8, E2, B16, 128, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
+    {2, 1, 0, I8, E4, B16, 128, 256, false, RANDOM, 1, FX, 32, false, NEAREST},
+    {1, 4, 3, I8, E4, B16, 128, 256, ROTATE, RANDOM, 2, FX, 32, false, NEAREST},
 };
 enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
 
