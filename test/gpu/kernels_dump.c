@@ -272,6 +272,13 @@ static void quantize_rank(Run *r, const float *grads, int k, int node, int local
     kernel_quantize_partitions(r->d->stream, &q);
 }
 
+// Of level 1's messages. Values of a plain codec are compared as numbers where they were
+// transformed: a sum that is NaN has another sign and payload on every machine.
+static Kind kind_of_messages(const Case *c) {
+    if (c->transform == TRANSFORM_NONE || codec_grouped(c->intra)) return RAW;
+    return c->intra == CODEC_FP32 ? FP32 : BF16;
+}
+
 // Level 1 of one node: every rank quantises, and the receiving local rank's messages land in
 // `received`.
 static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t *received) {
@@ -282,8 +289,9 @@ static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t
         float *grads = uploaded_values(d, r->elements, r->inputs + (uint32_t)(node * slots + source), false);
         set_zero(d->stream, send, (size_t)(m->bytes * slots));
         quantize_rank(r, grads, k, node, source, true, m, send, self);
-        result(d, RAW, send, m->bytes * slots, "chunk%d rank%d level1.send", k, node * slots + source);
-        result(d, RAW, self, m->bytes, "chunk%d rank%d level1.self", k, node * slots + source);
+        Kind kind = kind_of_messages(&r->c);
+        result(d, kind, send, m->bytes * slots, "chunk%d rank%d level1.send", k, node * slots + source);
+        result(d, kind, self, m->bytes, "chunk%d rank%d level1.self", k, node * slots + source);
         copy_on_device(d->stream, received + source * m->bytes,
                        source == local ? self : send + local * m->bytes, (size_t)m->bytes);
         release(d, grads);
