@@ -18,8 +18,9 @@
 #include "train_gpt.h"               // GPT, ops, Zero
 
 // ===== the GPT ===================================================================================
-// GPT-2 as Megatron-LM trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows,
-// tanh GELU, tied head. What a rank holds of it: llmc/model/gpt.h.
+// GPT-2 and Llama as Megatron-LM trains them: pre-LayerNorm or RMSNorm, per-head interleaved QKV
+// rows, learned or rotary positions, tanh GELU or SwiGLU, the head tied to the embedding or not.
+// What a rank holds of it: llmc/model/gpt.h.
 //
 // Tensor parallelism cuts heads, the feed-forward layer and the vocabulary. A rank then makes a
 // part of the sums over what is cut, and the parts are added up (llmc/model/tensor_parallel.h).
@@ -29,11 +30,28 @@
 // and the branch of the layer below, which is fused with the layer's first LayerNorm. It ends with
 // a branch of its own. The final LayerNorm begins like one more layer, in the table too.
 
+// The table of op_rope. Angles are computed in double: the same numbers on every backend.
+static void upload_turns(GPT *gpt, double base) {
+    int half = gpt->rotary / 2;
+    size_t bytes = (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float);
+    float *turns = (float *)xmalloc(bytes, "the rotary positions");
+    for (int64_t i = 0; i < (int64_t)gpt->T * half; i++) {
+        int64_t t = i / half, column = i % half;
+        double angle = (double)t * pow(base, -2.0 * (double)column / gpt->rotary);
+        turns[t * gpt->rotary + column] = (float)cos(angle);
+        turns[t * gpt->rotary + half + column] = (float)sin(angle);
+    }
+    copy_to_device(gpt->stream, gpt->turns, turns, bytes);
+    stream_synchronize(gpt->stream);
+    free(turns);
+}
+
 void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers) {
     gpt->zero = zero;
     gpt->timers = timers;
     gpt->stream = gpt->tp.compute = stream;
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
+    if (gpt->rotary) upload_turns(gpt, gpt->rotary_base);
 }
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
@@ -68,11 +86,14 @@ void gpt_upload(GPT *gpt, int slot, const Batch *batch) {
     if (batch->loss_mask) copy_to_device(gpt->stream, m->loss_mask, batch->loss_mask, N * sizeof(float));
 }
 
+// NULL of a tensor that the model has not.
 static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
-    return zero_weight(gpt->zero, gpt_layer_tensor(gpt, l, which));
+    int tensor = gpt_layer_tensor(gpt, l, which);
+    return tensor < 0 ? NULL : zero_weight(gpt->zero, tensor);
 }
 static float *grad(const GPT *gpt, int l, enum LayerTensor which) {
-    return zero_grad(gpt->zero, gpt_layer_tensor(gpt, l, which));
+    int tensor = gpt_layer_tensor(gpt, l, which);
+    return tensor < 0 ? NULL : zero_grad(gpt->zero, tensor);
 }
 static const MicroBatch *slot_of(const GPT *gpt, const Pass *p) { return &gpt->slot[p->slot]; }
 static LayerActs *layer_acts(const GPT *gpt, const Pass *p, int l) {
@@ -105,9 +126,11 @@ static Embedding embedding_of(const GPT *gpt, const Pass *p) {
                    .first_row = (int)words->offset, .rows = (int)words->local[0],
                    .tokens = m->tokens, .positions = m->positions,
                    .dropout = dropout_at(gpt, p, 0, DROPOUT_EMBEDDING),
-                   .wte = zero_weight(gpt->zero, GPT_WTE), .wpe = zero_weight(gpt->zero, GPT_WPE),
-                   .x = m->residual[0], .dx = dresidual_of(gpt, p),
-                   .dwte = zero_grad(gpt->zero, GPT_WTE), .dwpe = zero_grad(gpt->zero, GPT_WPE)};
+                   .wte = zero_weight(gpt->zero, GPT_WTE), .x = m->residual[0],
+                   .dx = dresidual_of(gpt, p), .dwte = zero_grad(gpt->zero, GPT_WTE)};
+    if (!gpt->P) return e;
+    e.wpe = zero_weight(gpt->zero, GPT_WPE);
+    e.dwpe = zero_grad(gpt->zero, GPT_WPE);
     return e;
 }
 
@@ -118,7 +141,8 @@ static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, in
                    .gamma = weight(gpt, l, which), .beta = weight(gpt, l, bias),
                    .y = acts->y, .mean = acts->mean, .rstd = acts->rstd,
                    .dy = gpt->dx, .dresidual = dresidual_of(gpt, p),
-                   .dgamma = grad(gpt, l, which), .dbeta = grad(gpt, l, bias), .rows = gpt_own_rows(gpt, p)};
+                   .dgamma = grad(gpt, l, which), .dbeta = grad(gpt, l, bias), .rows = gpt_own_rows(gpt, p),
+                   .rms = gpt->rms};
     return n;
 }
 
@@ -128,7 +152,7 @@ static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dro
     n->branch = gpt->branch;
     n->dropout = dropout;
     n->dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : NULL;
-    n->branch_sum = gpt->branch_sum;
+    n->branch_sum = gpt->biased ? gpt->branch_sum : NULL;
 }
 
 // What stands at the border to the next stage in the place of a LayerNorm: the sum alone.
@@ -154,12 +178,14 @@ static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
 }
 
 // The linear of layer l with weight `which`, followed by its bias in the table. x -> y, dy -> dx.
+// SwiGLU's first matrix has another shape in the table: see add_layer.
 static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor which, const floatX *x,
                         floatX *y, const floatX *dy, floatX *dx) {
     const Tensor *t = &gpt->tensor[gpt_layer_tensor(gpt, l, which)];
+    int64_t columns = which == FC1_W ? gpt->C : t->local[1];
     Linear linear = {.N = pass_rows(p),
-                     .C = (int)t->local[1],
-                     .OC = (int)t->local[0],
+                     .C = (int)columns,
+                     .OC = (int)(tensor_elements(t) / columns),
                      .x = x,
                      .w = weight(gpt, l, which),
                      .bias = weight(gpt, l, (enum LayerTensor)(which + 1)),
@@ -176,8 +202,36 @@ static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor w
 typedef struct LayerOps {
     LayerNorm norm1, norm2;
     Linear qkv, projection, fc1, fc2;
+    Rope rope;        // with rotary positions
     Attention attention;
+    Swiglu swiglu;    // in the place of fc1's and fc2's GELU
 } LayerOps;
+
+// The MLP between its LayerNorm x and gpt->branch. GELU is a part of the linears around it, SwiGLU
+// stands between them.
+static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const floatX *dbranch,
+                    LayerOps *o) {
+    const LayerActs *a = layer_acts(gpt, p, l);
+    if (gpt->swiglu) {
+        Swiglu swiglu = {pass_rows(p), gpt->F, a->pre, a->act, gpt->dact, gpt->dwide};
+        o->swiglu = swiglu;
+        o->fc1 = linear_of(gpt, p, l, FC1_W, x, a->pre, gpt->dwide, gpt->dx);
+        o->fc2 = linear_of(gpt, p, l, FC2_W, a->act, gpt->branch, dbranch, gpt->dact);
+        return;
+    }
+    o->fc1 = linear_of(gpt, p, l, FC1_W, x, a->act, gpt->dwide, gpt->dx);
+    o->fc1.pre = a->pre;
+    o->fc2 = linear_of(gpt, p, l, FC2_W, a->act, gpt->branch, dbranch, gpt->dwide);
+    o->fc2.x_pre = a->pre;
+    o->fc2.dpre_bias = grad(gpt, l, FC1_B);
+}
+
+// Of queries and keys as the first linear leaves them.
+static Rope rope_of(const GPT *gpt, const Pass *p, floatX *qkv) {
+    Rope rope = {.B = p->B, .T = p->T, .groups = gpt->NH, .heads = 3, .turned = 2, .HD = gpt->HD,
+                 .columns = gpt->rotary, .table = gpt->turns, .x = qkv};
+    return rope;
+}
 
 static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     const LayerActs *a = layer_acts(gpt, p, l);
@@ -191,18 +245,16 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
                            .out = a->att, .saved = a->att_saved, .dout = gpt->datt, .dqkv = gpt->dwide,
                            .workspace = gpt->workspace, .first_head = gpt->mesh->tp.rank * gpt->NH};
     LayerOps o;
+    memset(&o, 0, sizeof o);
     o.norm1 = first_norm(gpt, p, l);
     o.qkv = linear_of(gpt, p, l, QKV_W, x1, a->qkv, gpt->dwide, gpt->dx);
+    o.rope = rope_of(gpt, p, a->qkv);
     o.attention = attention;
     o.projection = linear_of(gpt, p, l, PROJ_W, a->att, gpt->branch, dbranch, gpt->datt);
     o.norm2 = norm_of(gpt, p, &a->ln2, l, LN2_W);
     o.norm2.x = a->residual2;
     add_branch(gpt, &o.norm2, residual_of(gpt, p, l), dropout_at(gpt, p, l, DROPOUT_PROJECTION));
-    o.fc1 = linear_of(gpt, p, l, FC1_W, x2, a->gelu, gpt->dwide, gpt->dx);
-    o.fc1.pre = a->pre;
-    o.fc2 = linear_of(gpt, p, l, FC2_W, a->gelu, gpt->branch, dbranch, gpt->dwide);
-    o.fc2.x_pre = a->pre;
-    o.fc2.dpre_bias = grad(gpt, l, FC1_B);
+    mlp_ops(gpt, p, l, x2, dbranch, &o);
     return o;
 }
 
@@ -224,17 +276,20 @@ static void summed_linear_forward(const GPT *gpt, const Linear *a) {
     tp_reduce(&gpt->tp, part.y, a->bias, part.y, a->N);
 }
 
-// From the residual stream and the branch below to GELU's output, all that backward wants.
-static void layer_to_gelu(const GPT *gpt, const Pass *p, const LayerOps *o) {
+// From the residual stream and the branch below to the activation's output, all that backward
+// wants.
+static void layer_to_activation(const GPT *gpt, const Pass *p, const LayerOps *o) {
     Stream *s = gpt->stream;
     op_layernorm_forward(s, &o->norm1);
     gather(gpt, p, o->norm1.y);
     op_linear_forward(s, &o->qkv);
+    if (gpt->rotary) op_rope(s, &o->rope);
     op_attention_forward(s, &o->attention);
     summed_linear_forward(gpt, &o->projection);
     op_layernorm_forward(s, &o->norm2);
     gather(gpt, p, o->norm2.y);
     op_linear_forward(s, &o->fc1);
+    if (gpt->swiglu) op_swiglu_forward(s, &o->swiglu);
 }
 
 // Where the vocabulary is cut, each rank looks up its own rows, and the sum is the embedding.
@@ -242,7 +297,7 @@ static void embed(const GPT *gpt, const Pass *p) {
     Embedding embedding = embedding_of(gpt, p);
     if (is_cut(gpt)) {
         Embedding words = embedding;
-        words.wpe = NULL;
+        words.part = true;
         words.x = gpt->branch;
         op_embedding_forward(gpt->stream, &words);
         tp_reduce(&gpt->tp, words.x, NULL, embedding.x, pass_rows(p));
@@ -263,7 +318,7 @@ void gpt_forward(GPT *gpt, const Pass *p) {
     for (int l = gpt_first_layer(gpt, p); l < gpt_end_layer(gpt, p); l++) {
         LayerOps o = layer_ops(gpt, l, p);
         want_layer(gpt, p, l, false);
-        layer_to_gelu(gpt, p, &o);
+        layer_to_activation(gpt, p, &o);
         summed_linear_forward(gpt, &o.fc2);
     }
     op_layernorm_forward(gpt->stream, &final);
@@ -299,9 +354,8 @@ static void add_head_words(const GPT *gpt) {
     }
 }
 
-void gpt_end_backward(GPT *gpt) {
+static void exchange_words(const GPT *gpt) {
     const Pipeline *pipeline = &gpt->pipeline;
-    if (!gpt_has_words(gpt)) return;
     float *words = zero_grad(gpt->zero, GPT_WTE);
     size_t bytes = (size_t)tensor_elements(&gpt->tensor[GPT_WTE]) * sizeof(float);
     if (!gpt->stage.heads) {
@@ -313,6 +367,11 @@ void gpt_end_backward(GPT *gpt) {
         link_expect(pipeline->words_to_last, words, bytes, gpt->stream);
         link_arrived(pipeline->words_to_last, gpt->stream);
     }
+}
+
+void gpt_end_backward(GPT *gpt) {
+    if (!gpt_has_words(gpt)) return;
+    if (gpt->tied) exchange_words(gpt);
     zero_reduce_unit(gpt->zero, 0, true);
 }
 
@@ -337,14 +396,15 @@ static void head_of_parts(const GPT *gpt, Head *h) {
 
 void gpt_head(GPT *gpt, const Pass *p) {
     if (!gpt_heads(gpt, p)) return;
-    const Tensor *words = &gpt->tensor[GPT_WTE];
+    const Tensor *words = &gpt->tensor[gpt->output];
     const MicroBatch *m = slot_of(gpt, p);
     zero_weights_wait(gpt->zero, 0, -1, false);
     Head h = {.N = pass_rows(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0],
-              .x = gather(gpt, p, gpt->lnf.y), .wte = zero_weight(gpt->zero, GPT_WTE),
+              .x = gather(gpt, p, gpt->lnf.y), .wte = zero_weight(gpt->zero, gpt->output),
               .targets = m->targets, .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
               .loss_scale = p->loss_scale, .losses = gpt->losses, .loss_sum = zero_loss_sum(gpt->zero),
-              .dx = p->backward ? gpt->dx : NULL, .dwte = p->backward ? zero_grad(gpt->zero, GPT_WTE) : NULL,
+              .dx = p->backward ? gpt->dx : NULL,
+              .dwte = p->backward ? zero_grad(gpt->zero, gpt->output) : NULL,
               .overwrite = p->first, .workspace = gpt->workspace};
     if (is_cut(gpt)) head_of_parts(gpt, &h);
     else op_head(gpt->stream, &h);
@@ -352,7 +412,7 @@ void gpt_head(GPT *gpt, const Pass *p) {
 
 // sum: of dy over its rows, where a LayerNorm's backward has made it.
 static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum) {
-    op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
+    if (gpt->biased) op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
 }
 
 // Of a linear whose input is cut. The sum that a LayerNorm's backward has made of dy is that of all
@@ -384,20 +444,28 @@ static void first_linear_backward(const GPT *gpt, const Pass *p, const LayerNorm
 
 // In and out: the gradient of the residual stream above the layer and below it, and that of the
 // branch that was added there (gpt->dbranch with dropout, else the same). Only gradients of this
-// layer are written. FC1_B's is summed where GELU' is applied.
+// layer are written. FC1_B's is summed where GELU' is applied, or behind SwiGLU.
 static void layer_backward(GPT *gpt, int l, const Pass *p) {
     LayerOps o = layer_ops(gpt, l, p);
     Stream *s = gpt->stream;
+    Rope back = o.rope;
+    back.x = o.attention.dqkv;
+    back.back = true;
     if (gpt->recompute_full) {
         LayerOps again = o;
         again.norm1.branch = NULL;  // the sum is in residual[l]
-        layer_to_gelu(gpt, p, &again);
+        layer_to_activation(gpt, p, &again);
     }
     summed_linear_backward(gpt, p, l, FC2_B, &o.fc2);
+    if (gpt->swiglu) {
+        op_swiglu_backward(s, &o.swiglu);
+        bias_backward(gpt, l, FC1_B, &o.fc1, NULL);
+    }
     first_linear_backward(gpt, p, &o.norm2, &o.fc1);
     op_layernorm_backward(s, &o.norm2);
     summed_linear_backward(gpt, p, l, PROJ_B, &o.projection);
     op_attention_backward(s, &o.attention);
+    if (gpt->rotary) op_rope(s, &back);
     bias_backward(gpt, l, QKV_B, &o.qkv, NULL);
     first_linear_backward(gpt, p, &o.norm1, &o.qkv);
     op_layernorm_backward(s, &o.norm1);
@@ -416,7 +484,7 @@ static void layer_is_complete(const GPT *gpt, int l, const Pass *p) {
     bool final = gpt->stage.heads && l == gpt->L - 1;
     for (int i = 0; gpt->tp.sequence && i < 2 + final; i++) {
         sum_over_rows(gpt, norms[i]);
-        sum_over_rows(gpt, norms[i] + 1);
+        if (!gpt->rms) sum_over_rows(gpt, norms[i] + 1);
     }
     zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l), p->last);
 }
@@ -430,11 +498,12 @@ static void embedding_backward(const GPT *gpt, const Pass *p) {
     Embedding embedding = embedding_of(gpt, p);
     size_t row = (size_t)gpt->C * sizeof(float);
     embedding.dx = gather(gpt, p, embedding.dx);
-    if (p->first) set_zero(gpt->stream, embedding.dwpe, (size_t)gpt->P * row);
-    if (!gpt->stage.heads && p->first) {
+    bool head_began = gpt->stage.heads && gpt->tied;  // it has overwritten dwte
+    if (gpt->P && p->first) set_zero(gpt->stream, embedding.dwpe, (size_t)gpt->P * row);
+    if (!head_began && p->first) {
         set_zero(gpt->stream, embedding.dwte, (size_t)gpt->tensor[GPT_WTE].local[0] * row);
     }
-    if (!gpt->stage.heads && p->last) add_head_words(gpt);
+    if (!head_began && gpt->tied && p->last) add_head_words(gpt);
     op_embedding_backward(gpt->stream, &embedding);
 }
 
@@ -479,8 +548,8 @@ static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *
     pass.chunk--;
     if (gpt->stage.heads) {
         const floatX *x = gather(gpt, &pass, gpt->lnf.y) + (int64_t)(used - 1) * gpt->C;
-        int rows = (int)gpt->tensor[GPT_WTE].local[0];
-        Linear linear = {.N = 1, .C = gpt->C, .OC = rows, .x = x, .w = zero_weight(gpt->zero, GPT_WTE),
+        int rows = (int)gpt->tensor[gpt->output].local[0];
+        Linear linear = {.N = 1, .C = gpt->C, .OC = rows, .x = x, .w = zero_weight(gpt->zero, gpt->output),
                          .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows, .workspace = gpt->workspace};
         op_linear_forward(s, &linear);
         tp_exchange(&gpt->tp, gpt->logits, (size_t)rows * sizeof(floatX));

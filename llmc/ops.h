@@ -87,8 +87,9 @@ void op_init_weights(Stream *s, const InitWeights *a);
 // Token and position embedding: x = dropout(wte[token] + wpe[position]). Element inside a sample: t
 // * C + c. A rank may hold some rows of the vocabulary only: tokens of other rows count as zeros,
 // and get no gradient. Ranks that share the vocabulary make x in two calls, and add up x between
-// them: first with wpe NULL, which leaves wpe and dropout out; then with wte NULL, which takes the
+// them: first with part set, which leaves wpe and dropout out; then with wte NULL, which takes the
 // words from x. wte NULL needs no tokens. In the second call x may hold some of the rows only.
+// wpe NULL: no learned positions.
 //
 // Backward reads the gradients of all B * T rows. A table whose gradient is NULL gets none. Tokens
 // are needed for dwte alone, positions for dwpe alone.
@@ -105,11 +106,13 @@ typedef struct Embedding {
     float *dwte;               // (rows, C) backward accumulates, or NULL
     float *dwpe;               // (max positions, C) backward accumulates, or NULL
     Rows x_rows;               // of x, in a forward with wte NULL
+    bool part;                 // forward makes a part of the words alone
 } Embedding;
 void op_embedding_forward(Stream *s, const Embedding *a);
 void op_embedding_backward(Stream *s, const Embedding *a);
 
-// y = (x - mean) * rstd * gamma + beta per row, statistics in fp32. With `branch` forward first
+// y = (x - mean) * rstd * gamma + beta per row, statistics in fp32. rms: RMSNorm, which is the same
+// with mean 0 and no beta, 1 / rstd being the root of the mean square. With `branch` forward first
 // makes x = residual + dropout(branch), rounded. Element inside a sample for dropout: t * C + c.
 //
 // Backward: dresidual += the gradient of x, rounded once. dbranch = dropout'(the new dresidual),
@@ -130,15 +133,16 @@ typedef struct LayerNorm {
     const floatX *residual;   // (B, T, C) forward, with branch; may be x
     const floatX *branch;     // (B, T, C) forward, or NULL; its linear's bias is in it
     const floatX *gamma;      // (C), or NULL
-    const floatX *beta;       // (C) forward
+    const floatX *beta;       // (C) forward, or NULL
     floatX *y;                // (B, T, C) out of forward
     float *mean, *rstd;       // (B, T) out of forward, into backward
     const floatX *dy;         // (B, T, C) backward
     floatX *dresidual;        // (B, T, C) backward, in and out
     floatX *dbranch;          // (B, T, C) out of backward, or NULL
-    float *dgamma, *dbeta;    // (C) backward accumulates
+    float *dgamma, *dbeta;    // (C) backward accumulates; dbeta or NULL
     float *branch_sum;        // (C) out of backward on GPUs: the sum of the branch's gradient over its rows
     Rows rows;
+    bool rms;
 } LayerNorm;
 void op_layernorm_forward(Stream *s, const LayerNorm *a);
 void op_layernorm_backward(Stream *s, const LayerNorm *a);
@@ -174,8 +178,34 @@ void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *su
                       void *workspace);
 // y = GELU_tanh(pre), n values: the second half of op_linear_forward with pre, here for the tests.
 void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n);
+// SwiGLU. A row of pre holds gate (F), then up (F). y = silu(gate) * up, where silu(g) = g / (1 +
+// e^-g). Backward: dpre from dy and pre.
+typedef struct Swiglu {
+    int64_t N;
+    int F;
+    const floatX *pre;  // (N, 2 * F)
+    floatX *y;          // (N, F) out of forward
+    const floatX *dy;   // (N, F) backward
+    floatX *dpre;       // (N, 2 * F) out of backward
+} Swiglu;
+void op_swiglu_forward(Stream *s, const Swiglu *a);
+void op_swiglu_backward(Stream *s, const Swiglu *a);
 // Bytes of workspace that the linear ops want for sizes up to these.
 size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC);
+
+// Rotary positions, in place. A token's row of x holds groups, each of `heads` vectors of HD, of
+// which the first `turned` are turned: in Megatron-LM's order those are queries and key, before the
+// value. Columns i and i + columns / 2, for i < columns / 2, are turned against each other by the
+// angle of (position, i); columns from `columns` on stay. A position is a token's place in its
+// sequence. back: by minus that angle, which takes gradients through.
+typedef struct Rope {
+    int B, T, groups, heads, turned, HD;
+    int columns;         // a multiple of 2, at most HD
+    const float *table;  // (T, columns): cosines (columns / 2), then sines
+    floatX *x;           // (B, T, groups, heads, HD) in and out
+    bool back;
+} Rope;
+void op_rope(Stream *s, const Rope *a);
 
 // Causal self-attention, scale 1 / sqrt(HD), softmax in fp32, dropout on the probabilities. A row
 // of qkv is Megatron's: per head q(HD), k(HD), v(HD). With doc_start query t attends to keys

@@ -20,6 +20,8 @@ typedef enum WeightDecayStyle {
     WEIGHT_DECAY_LINEAR,
     WEIGHT_DECAY_COSINE
 } WeightDecayStyle;
+typedef enum Normalization { LAYERNORM, RMSNORM } Normalization;
+typedef enum PositionEmbedding { POSITIONS_LEARNED, POSITIONS_ROPE } PositionEmbedding;
 typedef enum Recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 // qWD | qW | bf16, its changes coded without loss
 typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT, WEIGHT_LOSSLESS } WeightMethod;
@@ -40,6 +42,10 @@ typedef struct Config {
     int num_layers, hidden_size, ffn_hidden_size, num_attention_heads, kv_channels;
     int seq_length, max_position_embeddings, make_vocab_size_divisible_by;
     double init_method_std, norm_epsilon, attention_dropout, hidden_dropout;
+    Normalization normalization;
+    PositionEmbedding position_embedding_type;
+    double rotary_base, rotary_percent;
+    bool swiglu, disable_bias_linear, untie_embeddings_and_output_weights;
     // batch and length of the run
     int micro_batch_size, global_batch_size;
     int64_t train_iters, train_samples;
@@ -199,6 +205,11 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
 // samples, then the full size. config_finish makes sure that each size is a multiple of micro-batch
 // size x data-parallel size.
 int config_global_batch_size(const Config *config, int64_t consumed_samples);
+// Width of the MLP where --ffn-hidden-size does not say it.
+int config_default_ffn(const Config *config);
+// Columns of a head that rotary positions turn, 0 with learned positions. Not before
+// config_finish.
+int config_rotary_columns(const Config *config);
 // Chunks of layers that a pipeline stage holds.
 int config_pipeline_chunks(const Config *config);
 // Called when a checkpoint is loaded. --train-samples counts the samples of all runs: what is left

@@ -69,6 +69,29 @@ static bool check_required(const Parsed *p) {
         missing);
 }
 
+static int ffn_width(const Config *c) {
+    return c->ffn_hidden_size ? c->ffn_hidden_size : config_default_ffn(c);
+}
+
+static bool check_positions(const Parsed *p, int head) {
+    const Config *c = p->config;
+    bool rope = c->position_embedding_type == POSITIONS_ROPE;
+    static const size_t turns[] = {offsetof(Config, rotary_base), offsetof(Config, rotary_percent)};
+    static const size_t restart[] = {offsetof(Config, reset_position_ids)};
+    int columns = (int)(head * c->rotary_percent);
+    note_idle(p, rope, "--position-embedding-type rope", turns, COUNT_OF(turns));
+    note_idle(p, !rope, "learned positions", restart, COUNT_OF(restart));
+    if (rope && (columns < 2 || columns % 2)) {
+        return REFUSE("--rotary-percent %g of a head of %d is %d columns; it must be an even number of them",
+                      c->rotary_percent, head, columns);
+    }
+    if (c->seq_length > c->max_position_embeddings) {
+        return REFUSE("--seq-length %d is larger than --max-position-embeddings %d; raise the latter",
+                      c->seq_length, c->max_position_embeddings);
+    }
+    return true;
+}
+
 static bool check_model(const Parsed *p) {
     const Config *c = p->config;
     if (c->hidden_size % c->num_attention_heads) {
@@ -91,11 +114,11 @@ static bool check_model(const Parsed *p) {
     if (c->ffn_hidden_size % 8) {
         return REFUSE("--ffn-hidden-size %d is not a multiple of 8; choose one that is", c->ffn_hidden_size);
     }
-    if (c->seq_length > c->max_position_embeddings) {
-        return REFUSE("--seq-length %d is larger than --max-position-embeddings %d; raise the latter",
-                      c->seq_length, c->max_position_embeddings);
+    if (ffn_width(c) == 0) {
+        return REFUSE("--swiglu makes the MLP of --hidden-size %d 0 wide; give --ffn-hidden-size",
+                      c->hidden_size);
     }
-    return true;
+    return check_positions(p, head);
 }
 
 // What tensor parallelism cuts must come out even: heads, the MLP's width, and the tokens of a
@@ -111,9 +134,12 @@ static bool check_tensor_parallel(const Parsed *p) {
         return REFUSE("--num-attention-heads %d is not divisible by --tensor-model-parallel-size %d; change "
                       "one of them", c->num_attention_heads, T);
     }
-    if (c->ffn_hidden_size % (8 * T)) {
+    if (ffn_width(c) % (8 * T)) {
         return REFUSE("--ffn-hidden-size %d is not a multiple of 8 x --tensor-model-parallel-size %d; change "
-                      "one of them", c->ffn_hidden_size, T);
+                      "one of them", ffn_width(c), T);
+    }
+    if (T > 1 && c->swiglu && !c->disable_bias_linear) {
+        return REFUSE("--swiglu with --tensor-model-parallel-size %d needs --disable-bias-linear; add it", T);
     }
     if (c->sequence_parallel && c->seq_length % T) {
         return REFUSE("--sequence-parallel: --seq-length %d is not divisible by --tensor-model-parallel-size "

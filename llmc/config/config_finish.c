@@ -244,8 +244,8 @@ static bool finish_sizes(const Config *c, Error *err) {
     const double most = 0x1p60, C = c->hidden_size, F = c->ffn_hidden_size, L = c->num_layers,
                  V = c->vocab_size_padded, T = c->seq_length;
     double tokens = (double)c->micro_batch_size * T;
-    double parameters = (V + c->max_position_embeddings) * C + L * (4 * C * C + 2 * C * F + 9 * C + F);
-    double activations = tokens * (L + 2) * (16 * C + 4 * F) + tokens * (V + c->num_attention_heads * T);
+    double parameters = (2 * V + c->max_position_embeddings) * C + L * (4 * C * C + 3 * C * F + 9 * C + 2 * F);
+    double activations = tokens * (L + 2) * (16 * C + 6 * F) + tokens * (V + c->num_attention_heads * T);
     if (16 * parameters < most && 4 * activations < most) return true;
     return error_set(err, EXIT_USAGE,
                      "a model of %.3g parameters on micro-batches of %.3g tokens needs more memory than can "
@@ -254,12 +254,22 @@ static bool finish_sizes(const Config *c, Error *err) {
                      parameters, tokens);
 }
 
+// Megatron-LM's. With SwiGLU's third matrix the MLP keeps about the same number of parameters.
+int config_default_ffn(const Config *c) {
+    return c->swiglu ? (int)(4.0 * c->hidden_size * 2 / 3 / 64) * 64 : 4 * c->hidden_size;
+}
+
+int config_rotary_columns(const Config *c) {
+    if (c->position_embedding_type != POSITIONS_ROPE) return 0;
+    return (int)(c->kv_channels * c->rotary_percent);
+}
+
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err) {
     if (!finish_vocabulary(config, vocab_size, eod, err)) return false;
     if (config_only_checks_data(config)) return true;
     config->dp_size = world_size /
                       (config->tensor_model_parallel_size * config->pipeline_model_parallel_size);
-    if (!config->ffn_hidden_size) config->ffn_hidden_size = 4 * config->hidden_size;
+    if (!config->ffn_hidden_size) config->ffn_hidden_size = config_default_ffn(config);
     config->kv_channels = config->hidden_size / config->num_attention_heads;
     config->sequence_parallel = config->sequence_parallel && config->tensor_model_parallel_size > 1;
     if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;

@@ -254,7 +254,14 @@ static const char *const model_names[] = {"num_layers",
                                           "num_attention_heads",
                                           "max_position_embeddings",
                                           "unpadded_vocab_size",
-                                          "norm_epsilon"};
+                                          "norm_epsilon",
+                                          "normalization",
+                                          "position_embedding_type",
+                                          "rotary_base",
+                                          "rotary_percent",
+                                          "swiglu",
+                                          "disable_bias_linear",
+                                          "untie_embeddings_and_output_weights"};
 // What the schedule follows from, in samples as Megatron compares it.
 static const char *const schedule_names[] = {"lr",
                                              "min_lr",

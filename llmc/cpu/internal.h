@@ -81,6 +81,7 @@ static inline float exp_approx(float x) {
     return p * power_of_2;
 }
 
+static inline float logistic(float x) { return 1.0f / (1.0f + exp_approx(-x)); }
 // The logistic function of 2u, where u is the inner polynomial of tanh-GELU. It needs no tanh: 0.5
 // (1 + tanh u) = 1 / (1 + e^-2u).
 static inline float gelu_gate(float x) {

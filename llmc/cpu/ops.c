@@ -60,15 +60,16 @@ static bool holds(const Embedding *a, int32_t token) {
 }
 
 // n columns of row `row` of the micro-batch, which are x + at. Without a table x holds the word
-// already. Then come position and dropout.
+// already. Then come position and dropout, except in a part of the sum.
 static void embed(const Embedding *a, int64_t row, int64_t at, int64_t c0, int64_t n, const float *keep) {
     int64_t C = a->C;
     bool word = a->wte && holds(a, a->tokens[row]);
     const floatX *word_row = word ? a->wte + (a->tokens[row] - a->first_row) * C + c0 : NULL;
-    const floatX *position = a->wpe ? a->wpe + a->positions[row] * C + c0 : NULL;
+    const floatX *position = a->wpe && !a->part ? a->wpe + a->positions[row] * C + c0 : NULL;
     for (int64_t c = 0; c < n; c++) {
         float x = word ? floatX_to_float(word_row[c]) : a->wte ? 0.0f : floatX_to_float(a->x[at + c]);
-        if (position) x = (x + floatX_to_float(position[c])) * keep[c];
+        if (position) x += floatX_to_float(position[c]);
+        if (!a->part) x *= keep[c];
         a->x[at + c] = floatX_from_float(x);
     }
 }
@@ -105,17 +106,22 @@ void op_embedding_backward(Stream *s, const Embedding *a) {
 
 // --- LayerNorm -----------------------------------------------------------------------------------
 
-// Mean and reciprocal standard deviation of one row, in two passes: the variance from differences
-// keeps its digits when the mean is large.
-static void row_statistics(const floatX *x, int C, float epsilon, float *mean, float *rstd) {
-    float sum[LANES] = {0}, squares[LANES] = {0};
+static float row_mean(const floatX *x, int C) {
+    float sum[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
         for (int l = 0; l < LANES; l++) sum[l] += floatX_to_float(x[c + l]);
     }
     for (; c < C; c++) sum[c % LANES] += floatX_to_float(x[c]);
-    float m = join_lanes(sum) / (float)C;
-    for (c = 0; c + LANES <= C; c += LANES) {
+    return join_lanes(sum) / (float)C;
+}
+
+// Mean and reciprocal standard deviation of one row, in two passes: the variance from differences
+// keeps its digits when the mean is large.
+static void row_statistics(const LayerNorm *a, const floatX *x, float *mean, float *rstd) {
+    float squares[LANES] = {0}, m = a->rms ? 0.0f : row_mean(x, a->C);
+    int c = 0, C = a->C;
+    for (; c + LANES <= C; c += LANES) {
         for (int l = 0; l < LANES; l++) {
             float d = floatX_to_float(x[c + l]) - m;
             squares[l] += d * d;
@@ -123,7 +129,7 @@ static void row_statistics(const floatX *x, int C, float epsilon, float *mean, f
     }
     for (; c < C; c++) squares[c % LANES] += (floatX_to_float(x[c]) - m) * (floatX_to_float(x[c]) - m);
     *mean = m;
-    *rstd = 1.0f / sqrtf(join_lanes(squares) / (float)C + epsilon);
+    *rstd = 1.0f / sqrtf(join_lanes(squares) / (float)C + a->epsilon);
 }
 
 // x = residual + dropout(branch), row by row.
@@ -144,10 +150,10 @@ static void normalise_row(const LayerNorm *a, int64_t row) {
     const floatX *x = a->x + row * C;
     floatX *y = a->y + row * C;
     float m, r;
-    row_statistics(x, C, a->epsilon, &m, &r);
+    row_statistics(a, x, &m, &r);
     for (int c = 0; c < C; c++) {
-        float normal = (floatX_to_float(x[c]) - m) * r;
-        y[c] = floatX_from_float(normal * floatX_to_float(a->gamma[c]) + floatX_to_float(a->beta[c]));
+        float scaled = (floatX_to_float(x[c]) - m) * r * floatX_to_float(a->gamma[c]);
+        y[c] = floatX_from_float(a->beta ? scaled + floatX_to_float(a->beta[c]) : scaled);
     }
     a->mean[row] = m;
     a->rstd[row] = r;
@@ -179,7 +185,7 @@ static void backward_means(const LayerNorm *a, int64_t row, float *mean_g, float
         sum_g[c % LANES] += g;
         sum_g_xhat[c % LANES] += g * ((floatX_to_float(x[c]) - mean) * rstd);
     }
-    *mean_g = join_lanes(sum_g) / (float)a->C;
+    *mean_g = a->rms ? 0.0f : join_lanes(sum_g) / (float)a->C;
     *mean_g_xhat = join_lanes(sum_g_xhat) / (float)a->C;
 }
 
@@ -210,8 +216,8 @@ static void normalise_row_backward(const LayerNorm *a, int64_t row) {
     }
     for (int c = 0; c < C; c++) {
         a->dgamma[c] += floatX_to_float(dy[c]) * ((floatX_to_float(x[c]) - m) * r);
-        a->dbeta[c] += floatX_to_float(dy[c]);
     }
+    for (int c = 0; a->dbeta && c < C; c++) a->dbeta[c] += floatX_to_float(dy[c]);
 }
 
 // branch_sum is left alone: op_bias_gradient adds the rows one by one.
@@ -309,6 +315,53 @@ void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *su
 
 void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = floatX_from_float(gelu(floatX_to_float(pre[i])));
+}
+
+// --- SwiGLU and rotary positions -----------------------------------------------------------------
+
+void op_swiglu_forward(Stream *s, const Swiglu *a) {
+    int64_t F = a->F;
+    for (int64_t row = 0; row < a->N; row++) {
+        const floatX *gate = a->pre + row * 2 * F, *up = gate + F;
+        for (int64_t i = 0; i < F; i++) {
+            float g = floatX_to_float(gate[i]);
+            a->y[row * F + i] = floatX_from_float(g * logistic(g) * floatX_to_float(up[i]));
+        }
+    }
+}
+
+void op_swiglu_backward(Stream *s, const Swiglu *a) {
+    int64_t F = a->F;
+    for (int64_t row = 0; row < a->N; row++) {
+        const floatX *gate = a->pre + row * 2 * F, *up = gate + F, *dy = a->dy + row * F;
+        floatX *dgate = a->dpre + row * 2 * F, *dup = dgate + F;
+        for (int64_t i = 0; i < F; i++) {
+            float g = floatX_to_float(gate[i]), share = logistic(g), d = floatX_to_float(dy[i]);
+            float slope = share * (1.0f + g * (1.0f - share));
+            dgate[i] = floatX_from_float(d * floatX_to_float(up[i]) * slope);
+            dup[i] = floatX_from_float(d * (g * share));
+        }
+    }
+}
+
+// One vector by the angles of its token: turn holds cosines and sines.
+static void turn_vector(floatX *x, const float *turn, int half, float direction) {
+    for (int i = 0; i < half; i++) {
+        float a = floatX_to_float(x[i]), b = floatX_to_float(x[i + half]);
+        float cosine = turn[i], sine = turn[half + i] * direction;
+        x[i] = floatX_from_float(a * cosine - b * sine);
+        x[i + half] = floatX_from_float(b * cosine + a * sine);
+    }
+}
+
+void op_rope(Stream *s, const Rope *a) {
+    int64_t group = (int64_t)a->heads * a->HD, tokens = (int64_t)a->B * a->T;
+    for (int64_t i = 0; i < tokens * a->groups; i++) {
+        const float *turn = a->table + i / a->groups % a->T * a->columns;
+        for (int h = 0; h < a->turned; h++) {
+            turn_vector(a->x + i * group + (int64_t)h * a->HD, turn, a->columns / 2, a->back ? -1.0f : 1.0f);
+        }
+    }
 }
 
 // --- sums over ranks -----------------------------------------------------------------------------

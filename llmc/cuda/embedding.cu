@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(E
     const int32_t token = a.wte ? a.tokens[row] - a.first_row : 0;
     const bool held = a.wte && token >= 0 && token < a.rows;
     const floatX *word = held ? a.wte + (int64_t)token * a.C : x;
-    const floatX *position = a.wpe ? a.wpe + (int64_t)a.positions[row] * a.C : NULL;
+    const floatX *position = a.wpe && !a.part ? a.wpe + (int64_t)a.positions[row] * a.C : NULL;
     for (int c = threadIdx.x % WARP * PACKED; c < a.C; c += WARP * PACKED) {
         float sum[PACKED] = {}, second[PACKED];
         if (held || !a.wte) unpack(load_packed(word + c), sum);
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(E
             unpack(load_packed(position + c), second);
 #pragma unroll
             for (int e = 0; e < PACKED; e++) sum[e] = __fadd_rn(sum[e], second[e]);
-            drop(sum, a, row, c);
         }
+        if (!a.part) drop(sum, a, row, c);
         store_packed(x + c, pack(sum));
     }
 }

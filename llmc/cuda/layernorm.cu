@@ -1,6 +1,7 @@
-// The CUDA backend of ops.h: LayerNorm forward, fused with the residual sum and dropout before it,
-// and backward. Called by train_gpt.cu. Each reads its inputs once and writes its outputs once.
-// Between its statistics and its result a row stays in registers, in backward in shared memory.
+// The CUDA backend of ops.h: LayerNorm or RMSNorm forward, fused with the residual sum and dropout
+// before it, and backward. Called by train_gpt.cu. Each reads its inputs once and writes its
+// outputs once. Between its statistics and its result a row stays in registers, in backward in
+// shared memory.
 //
 // Forward: W warps handle a row, and each lane holds V vectors of 8 elements. A block has one row,
 // or 8 where one warp is enough for a row and no warp waits for another. Sums run in a fixed order:
@@ -95,6 +96,7 @@ static __device__ __forceinline__ void row_statistics(const Packed128 x[V], cons
         for (int e = 0; e < PACKED; e++) sum += value[e];
     }
     *mean = row_sum<W>(sum, 0.0f, shared[0]).x / (float)a.C;
+    if (a.rms) *mean = 0.0f;
 #pragma unroll
     for (int v = 0; v < V; v++) {
         if ((v * RowGroup<W>::LANES + lane) * PACKED >= a.C) continue;
@@ -135,10 +137,10 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
     for (int v = 0; v < V; v++) {
         if (!here[v]) continue;
         int c = (v * RowGroup<W>::LANES + lane) * PACKED;
-        float value[PACKED], gamma[PACKED], beta[PACKED];
+        float value[PACKED], gamma[PACKED], beta[PACKED] = {};
         unpack(x[v], value);
         unpack(load_packed(a.gamma + c), gamma);
-        unpack(load_packed(a.beta + c), beta);
+        if (a.beta) unpack(load_packed(a.beta + c), beta);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) value[e] = (value[e] - mean) * rstd * gamma[e] + beta[e];
         store_packed(a.y + row * a.C + c, pack(value));
@@ -383,8 +385,8 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1 : DROPS ? 2 : 3)
                 if (at >= t.vectors) continue;
                 column_gradient<DROPS>(a, tile * t.rows + r, at * PACKED, here + r * t.vectors + at,
                                        (int64_t)t.rows * t.vectors, gamma[v], statistics[stage][r],
-                                       statistics[stage][WARP + r], sum.x / (float)a.C, sum.y / (float)a.C,
-                                       &sums[v]);
+                                       statistics[stage][WARP + r], a.rms ? 0.0f : sum.x / (float)a.C,
+                                       sum.y / (float)a.C, &sums[v]);
             }
         }
         if (t.stages == 1) __syncthreads();
@@ -412,8 +414,8 @@ __global__ void __launch_bounds__(WARP * SLICES) norm_partials_kernel(NormBackwa
     for (int i = 0; i < SLICES; i++) total += slices[i][threadIdx.x];
     const int parameter = PARAMETERS - a.sums + column / a.C, c = column % a.C;
     if (parameter == 0) a.dgamma[c] += total;
-    else if (parameter == 1) a.dbeta[c] += total;
-    else if (a.branch_sum) a.branch_sum[c] = total;
+    else if (parameter == 1 && a.dbeta) a.dbeta[c] += total;
+    else if (parameter == 2 && a.branch_sum) a.branch_sum[c] = total;
 }
 
 // How many blocks to launch: `wanted`, or as many as the scratch holds partials of. Sets

@@ -1,17 +1,15 @@
-// The table of the GPT's parameters, whole and as a rank holds it: see gpt.h. GPT-2 as Megatron-LM
-// trains it: learned positions, pre-LayerNorm, per-head interleaved QKV rows, tanh GELU, tied head.
-// The final LayerNorm follows the last layer as one more layer would.
+// The table of the GPT's parameters, whole and as a rank holds it: see gpt.h. GPT-2 and Llama as
+// Megatron-LM trains them: pre-LayerNorm, per-head interleaved QKV rows. The final LayerNorm
+// follows the last layer as one more layer would.
 #include "llmc/model/gpt.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-// Tensors of the stage before its first layer's.
-static int tensors_below(const GPT *gpt) { return gpt->stage.embeds ? 2 : gpt->stage.heads ? 1 : 0; }
-
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which) {
-    return tensors_below(gpt) + layer * LAYER_TENSORS + (int)which;
+    int place = gpt->place[which];
+    return place < 0 ? -1 : gpt->below + layer * gpt->layer_tensors + place;
 }
 
 bool gpt_has_words(const GPT *gpt) { return gpt->stage.embeds || gpt->stage.heads; }
@@ -23,9 +21,22 @@ static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns
     gpt->whole[gpt->whole_tensors++] = tensor_row(name, rows, columns, split, unit, std);
 }
 
+// Which tensors a layer has: RMSNorm has no bias, and linears have none with --disable-bias-linear.
+static void place_tensors(GPT *gpt) {
+    for (int i = 0; i < LAYER_TENSORS; i++) {
+        bool of_norm = i == LN1_B || i == LN2_B, of_linear = i % 2 && !of_norm;
+        bool absent = (of_norm && gpt->rms) || (of_linear && !gpt->biased);
+        gpt->place[i] = absent ? -1 : gpt->layer_tensors++;
+    }
+}
+
+// SwiGLU's first matrix is Megatron-LM's, F rows of the gate and F of the other half, and each half
+// is cut. So its table row is a matrix of two rows, which is cut by columns: the same elements in
+// the same order.
 static void add_layer(GPT *gpt, const Config *config, int l) {
     int layers = config->num_layers;
     int64_t C = gpt->C, A = (int64_t)config->num_attention_heads * gpt->HD, F = config->ffn_hidden_size;
+    bool halves = gpt->swiglu;
     double std = config->init_method_std;
     double scaled = std / sqrt(2.0 * layers);  // outputs onto the residual stream
     struct { const char *name; int64_t rows, columns; int split; double std; } row[LAYER_TENSORS] = {
@@ -37,13 +48,14 @@ static void add_layer(GPT *gpt, const Config *config, int l) {
         {"self_attention.dense.bias", C, 0, -1, 0},
         {"post_attention_norm.weight", C, 0, -1, -1},
         {"post_attention_norm.bias", C, 0, -1, 0},
-        {"mlp.dense_h_to_4h.weight", F, C, 0, std},
-        {"mlp.dense_h_to_4h.bias", F, 0, 0, 0},
+        {"mlp.dense_h_to_4h.weight", halves ? 2 : F, halves ? F * C : C, halves ? 1 : 0, std},
+        {"mlp.dense_h_to_4h.bias", halves ? 2 * F : F, 0, 0, 0},
         {"mlp.dense_4h_to_h.weight", C, F, 1, scaled},
         {"mlp.dense_4h_to_h.bias", C, 0, -1, 0},
     };
     for (int i = 0; i < LAYER_TENSORS; i++) {
         char name[96];
+        if (gpt->place[i] < 0) continue;
         snprintf(name, sizeof name, "encoder.layers.%d.%s", l, row[i].name);
         add_tensor(gpt, name, row[i].rows, row[i].columns, row[i].split, l + 1, row[i].std);
     }
@@ -68,12 +80,13 @@ static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
     double std = config->init_method_std;
     gpt->whole =
-        (Tensor *)xcalloc((size_t)(4 + layers * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
+        (Tensor *)xcalloc((size_t)(5 + layers * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
     add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
-    add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
+    if (gpt->P) add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
+    if (!gpt->tied) add_tensor(gpt, "output_layer.weight", gpt->V, gpt->C, 0, 0, std);
     for (int l = 0; l < layers; l++) add_layer(gpt, config, l);
     add_tensor(gpt, "encoder.final_norm.weight", gpt->C, 0, -1, layers, -1);
-    add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, layers, 0);
+    if (!gpt->rms) add_tensor(gpt, "encoder.final_norm.bias", gpt->C, 0, -1, layers, 0);
     tensors_number(gpt->whole, gpt->whole_tensors, gpt->mesh->tp.size);
 }
 
@@ -85,18 +98,24 @@ static void keep_part(GPT *gpt, const Tensor *whole, int unit, bool counted) {
     part->counted = part->counted && counted;
 }
 
-// The last stage has a copy of the tied word embeddings, which the first one counts.
+// The last stage has a copy of tied word embeddings, which the first one counts.
 static void keep_own(GPT *gpt) {
     const Stage *stage = &gpt->stage;
-    size_t most = 4 + (size_t)gpt->L * LAYER_TENSORS;
+    size_t most = 5 + (size_t)gpt->L * LAYER_TENSORS;
+    int learned = gpt->P > 0, below = 1 + learned + !gpt->tied;
     gpt->tensor = (Tensor *)xcalloc(most, sizeof(Tensor), "the parameter table");
-    if (gpt_has_words(gpt)) keep_part(gpt, &gpt->whole[GPT_WTE], 0, stage->embeds);
-    if (stage->embeds) keep_part(gpt, &gpt->whole[GPT_WPE], 0, true);
-    for (int l = 0; l < gpt->L; l++) {
-        const Tensor *layer = &gpt->whole[2 + gpt_layer_number(gpt, l) * LAYER_TENSORS];
-        for (int i = 0; i < LAYER_TENSORS; i++) keep_part(gpt, &layer[i], gpt_layer_unit(gpt, l), true);
+    if (stage->embeds || (stage->heads && gpt->tied)) {
+        keep_part(gpt, &gpt->whole[GPT_WTE], 0, stage->embeds);
     }
-    for (int i = gpt->whole_tensors - 2; stage->heads && i < gpt->whole_tensors; i++) {
+    if (stage->embeds && learned) keep_part(gpt, &gpt->whole[GPT_WPE], 0, true);
+    gpt->output = gpt->tied ? GPT_WTE : gpt->tensors;
+    if (stage->heads && !gpt->tied) keep_part(gpt, &gpt->whole[1 + learned], 0, true);
+    gpt->below = gpt->tensors;
+    for (int l = 0; l < gpt->L; l++) {
+        const Tensor *layer = &gpt->whole[below + gpt_layer_number(gpt, l) * gpt->layer_tensors];
+        for (int i = 0; i < gpt->layer_tensors; i++) keep_part(gpt, &layer[i], gpt_layer_unit(gpt, l), true);
+    }
+    for (int i = gpt->whole_tensors - (gpt->rms ? 1 : 2); stage->heads && i < gpt->whole_tensors; i++) {
         keep_part(gpt, &gpt->whole[i], gpt_layer_unit(gpt, gpt->L - 1), true);
     }
 }
@@ -115,7 +134,15 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->stage = stage_of(config, &mesh->pp);
     gpt->L = gpt->stage.layers * gpt->stage.shape.chunks;
     gpt->V = config->vocab_size_padded;
-    gpt->P = config->max_position_embeddings;
+    gpt->rotary_base = config->rotary_base;
+    gpt->rotary = config_rotary_columns(config);
+    gpt->P = gpt->rotary ? 0 : config->max_position_embeddings;
+    gpt->rms = config->normalization == RMSNORM;
+    gpt->swiglu = config->swiglu;
+    gpt->biased = !config->disable_bias_linear;
+    gpt->tied = !config->untie_embeddings_and_output_weights;
+    gpt->FC1 = gpt->swiglu ? 2 * gpt->F : gpt->F;
+    gpt->QKV = 3 * gpt->A;
     gpt->epsilon = (float)config->norm_epsilon;
     gpt->attention_dropout = (float)config->attention_dropout;
     gpt->hidden_dropout = (float)config->hidden_dropout;
@@ -126,6 +153,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->tp.group = &mesh->tp;
     gpt->tp.sequence = config->sequence_parallel && ranks > 1;
     gpt->tp.C = gpt->C;
+    place_tensors(gpt);
     describe_whole(gpt, config);
     keep_own(gpt);
 }

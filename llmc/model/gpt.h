@@ -16,7 +16,7 @@
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// The tensors of one layer, in Megatron's module order.
+// The tensors of one layer, in Megatron's module order. A model need not have all: see `place`.
 enum LayerTensor {
     LN1_W,
     LN1_B,
@@ -46,8 +46,8 @@ typedef struct LayerActs {
     void *att_saved;              // op_attention_saved_bytes
     floatX *att;                  // (B, T, A)
     floatX *residual2;            // (R, C) after attention
-    floatX *pre;                  // (B, T, F) before GELU
-    floatX *gelu;                 // (B, T, F)
+    floatX *pre;                  // (B, T, FC1) before GELU or SwiGLU
+    floatX *act;                  // (B, T, F) after it
 } LayerActs;
 
 // The part of the model that a pipeline stage holds: `chunks` runs of consecutive layers.
@@ -86,7 +86,13 @@ typedef struct MicroBatch {
 } MicroBatch;
 
 typedef struct GPT {
-    int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage
+    int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage. P: 0 with rotary positions
+    int FC1;                 // rows of the MLP's first matrix: F, or 2 F with SwiGLU
+    int QKV;                 // elements of a token's queries, keys and values
+    bool rms, swiglu, biased, tied;  // RMSNorm; SwiGLU; linears have biases; the head's weights are
+                             // the word embeddings
+    double rotary_base;
+    int rotary;              // columns of a head that positions turn; 0: learned positions
     Stage stage;
     const Mesh *mesh;
     float epsilon, attention_dropout, hidden_dropout;
@@ -94,8 +100,12 @@ typedef struct GPT {
     bool recompute_full;     // layers keep only their input; the rest is computed again in backward
     bool trains, evaluates;  // it has done so: the kernels of that have been launched
     int tensors;
-    Tensor *tensor;          // (tensors) WTE, WPE, layers in order, final LayerNorm: this rank's parts of
-                             // those of the stage. A last stage that does not embed has a WTE too
+    Tensor *tensor;          // (tensors) WTE, WPE, output layer, layers in order, final LayerNorm: this
+                             // rank's parts of those of the stage that the model has. A last stage
+                             // that does not embed has a WTE too where that is the output layer
+    int below;               // tensors of the stage before its first layer's
+    int output;              // the row of the head's weights, of a stage that heads
+    int place[LAYER_TENSORS], layer_tensors;  // a tensor's place in its layer, or -1; how many there are
     int whole_tensors;
     Tensor *whole;           // (whole_tensors) of the whole model
     Zero *zero;              // owns weights and gradients
@@ -115,7 +125,9 @@ typedef struct GPT {
     floatX *dbranch;         // (R, C) gradient of a branch
     floatX *dx;              // (B, T, C) gradient of a LayerNorm's output
     float *branch_sum;       // (C) of the newest branch gradient, for op_bias_gradient
-    floatX *dwide;           // (B, T, max(F, 3A))
+    floatX *dwide;           // (B, T, max(FC1, QKV))
+    floatX *dact;            // (B, T, F) gradient of SwiGLU's output; NULL without it
+    float *turns;            // (T, rotary) cosines and sines, for op_rope
     floatX *datt;            // (B, T, A)
     size_t dwide_bytes;
     floatX *logits;          // (V) of one position, for sampling
@@ -129,7 +141,7 @@ typedef struct GPT {
 enum { GPT_WTE = 0, GPT_WPE = 1 };
 // The number in the whole model of this rank's layer `layer`, from 0.
 int gpt_layer_number(const GPT *gpt, int layer);
-// The table's row of a tensor of this rank's layer `layer`.
+// The table's row of a tensor of this rank's layer `layer`; -1 where the model has none.
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which);
 // The unit of that layer. Unit 0 is that of the word embeddings, where the stage has them.
 int gpt_layer_unit(const GPT *gpt, int layer);

@@ -10,7 +10,7 @@ static int vocabulary_rows(const GPT *gpt) { return gpt->V / gpt->mesh->tp.size;
 
 static size_t workspace_bytes(const GPT *gpt) {
     int64_t N = (int64_t)gpt->B * gpt->T;
-    int widest = (int)largest(largest((size_t)gpt->F, 3 * (size_t)gpt->A), (size_t)gpt->C);
+    int widest = (int)largest(largest((size_t)gpt->FC1, (size_t)gpt->QKV), (size_t)gpt->C);
     size_t bytes = op_linear_workspace_bytes(N, widest, widest);
     bytes = largest(bytes, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD));
     if (!gpt->stage.heads) return bytes;
@@ -45,15 +45,15 @@ static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
         {group, "first LayerNorm", XR * C, &a->ln1.y},
         {group, "first LayerNorm means", R * sizeof(float), &a->ln1.mean},
         {group, "first LayerNorm deviations", R * sizeof(float), &a->ln1.rstd},
-        {group, "queries, keys, values", X * 3 * (size_t)gpt->A, &a->qkv},
+        {group, "queries, keys, values", X * (size_t)gpt->QKV, &a->qkv},
         {group, "attention statistics", saved, &a->att_saved},
         {group, "attention output", X * (size_t)gpt->A, &a->att},
         {group, "residual after attention", XR * C, &a->residual2},
         {group, "second LayerNorm", XR * C, &a->ln2.y},
         {group, "second LayerNorm means", R * sizeof(float), &a->ln2.mean},
         {group, "second LayerNorm deviations", R * sizeof(float), &a->ln2.rstd},
-        {group, "before GELU", X * (size_t)gpt->F, &a->pre},
-        {group, "after GELU", X * (size_t)gpt->F, &a->gelu},
+        {group, gpt->swiglu ? "before SwiGLU" : "before GELU", X * (size_t)gpt->FC1, &a->pre},
+        {group, gpt->swiglu ? "after SwiGLU" : "after GELU", X * (size_t)gpt->F, &a->act},
     };
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
@@ -75,7 +75,7 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
 static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
     const char *group = "activations", *scratch = "scratch";
     size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A;
-    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX), wide = largest((size_t)gpt->F, 3 * A);
+    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX), wide = largest((size_t)gpt->FC1, (size_t)gpt->QKV);
     size_t head = gpt->stage.heads, ranks = (size_t)gpt->mesh->tp.size, apart = ranks > 1;
     int64_t chunk = head ? op_head_chunk_rows((int64_t)N, vocabulary_rows(gpt)) : 0;
     gpt->scratch_bytes = op_scratch_bytes((int64_t)N, gpt->C);
@@ -92,6 +92,8 @@ static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
         {scratch, "gradient of a LayerNorm output", X * C, &gpt->dx},
         {scratch, "gradient of the wide tensors", gpt->dwide_bytes, &gpt->dwide},
         {scratch, "gradient of the attention output", X * A, &gpt->datt},
+        {scratch, "gradient of SwiGLU's output", gpt->swiglu ? X * (size_t)gpt->F : 0, &gpt->dact},
+        {scratch, "rotary positions", (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float), &gpt->turns},
         {scratch, "logits of one position", head * (size_t)gpt->V * sizeof(floatX), &gpt->logits},
         {scratch, "workspace of the ops", workspace_bytes(gpt), &gpt->workspace},
         {scratch, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},

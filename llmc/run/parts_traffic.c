@@ -28,10 +28,12 @@ double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
 // With sequence parallelism each rank has the gradients of LayerNorms for its own tokens.
 double parts_norms_bytes(const Config *c, const Mesh *mesh) {
     int norms = 2 * (c->num_layers / mesh->pp.size) + (mesh->pp.rank == mesh->pp.size - 1);
-    return 2.0 * norms * c->hidden_size * (double)sizeof(float) * (mesh->tp.size - 1);
+    double vectors = c->normalization == RMSNORM ? 1.0 : 2.0;  // of each norm
+    return vectors * norms * c->hidden_size * (double)sizeof(float) * (mesh->tp.size - 1);
 }
 
-// The gradient of the word embeddings that a rank of the first or last stage sends to the other.
+// The gradient of tied word embeddings that a rank of the first or last stage sends to the other.
 double parts_words_bytes(const Config *c, const Mesh *mesh) {
+    if (c->untie_embeddings_and_output_weights) return 0;
     return (double)c->vocab_size_padded / mesh->tp.size * c->hidden_size * (double)sizeof(float);
 }

@@ -12,7 +12,8 @@ double parts_hidden_bytes(const Config *c, const Mesh *mesh);
 double parts_tensor_bytes(const Config *c, const Mesh *mesh);
 // To the tensor-parallel group in a step: the gradients of LayerNorms under sequence parallelism.
 double parts_norms_bytes(const Config *c, const Mesh *mesh);
-// From the first stage to the last and back in a step: the gradient of the word embeddings.
+// From the first stage to the last and back in a step: the gradient of tied word
+// embeddings.
 double parts_words_bytes(const Config *c, const Mesh *mesh);
 
 LLMC_END

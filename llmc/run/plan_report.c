@@ -219,13 +219,13 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
         if (chunks > 1) fprintf(out, ", %d times", chunks);
         fputc('\n', out);
     }
-    if (!c->sequence_parallel && mesh->pp.size == 1) return;
+    double words = mesh->pp.size > 1 ? parts_words_bytes(c, mesh) : 0;
+    if (!c->sequence_parallel && words == 0) return;
     fprintf(out, "bytes sent per step and rank, between parts of the model\n");
     if (c->sequence_parallel) {
         fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", parts_norms_bytes(c, mesh));
     }
-    if (mesh->pp.size > 1) {
-        double words = parts_words_bytes(c, mesh);
+    if (words > 0) {
         fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", words);
     }
 }

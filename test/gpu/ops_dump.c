@@ -86,11 +86,11 @@ static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, 
     op_embedding_backward(lab->stream, &a);
     dump_x(d, "x", x, n * C, 'e');
     // One rank's part of the vocabulary, onto the same gradients.
-    a.first_row = V / 3, a.rows = V / 2, a.wte += V / 3 * C, a.dwte += V / 3 * C, a.wpe = NULL;
+    a.first_row = V / 3, a.rows = V / 2, a.wte += V / 3 * C, a.dwte += V / 3 * C, a.part = true;
     op_embedding_forward(lab->stream, &a);
     op_embedding_backward(lab->stream, &a);
     dump_x(d, "x_part", x, n * C, 'e');
-    a.wte = NULL, a.wpe = wpe;
+    a.wte = NULL, a.part = false;
     op_embedding_forward(lab->stream, &a);
     dump_x(d, "x_rest", x, n * C, 'e');
     // The rows from a third on, which begin inside a sample.
@@ -195,6 +195,32 @@ static void case_layernorm_backward(Dump *d, int B, int T, int C, bool branch, f
                             branch_sum, NULL});
 }
 
+// RMSNorm behind a sum, in both directions.
+static void case_rmsnorm(Dump *d, int B, int T, int C, float p) {
+    Lab *lab = &d->lab;
+    int64_t n = (int64_t)B * T;
+    snprintf(d->scope, sizeof d->scope, "rmsnorm_%dx%dx%d_p%g", B, T, C, (double)p);
+    floatX *residual = random_x(lab, n * C, 0.5, 1), *branch = random_x(lab, n * C, 0, 1),
+           *gamma = random_x(lab, C, 1, 0.1), *sum = poisoned_x(lab, n * C), *y = poisoned_x(lab, n * C),
+           *dy = random_x(lab, n * C, 0, 1), *dresidual = random_x(lab, n * C, 0, 1),
+           *dbranch = poisoned_x(lab, n * C);
+    float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n), *dgamma = random_f(lab, C, 1);
+    LayerNorm a = {.B = B, .T = T, .C = C, .epsilon = 1e-5f, .dropout = dropout_of(p, DROPOUT_FFN),
+                   .x = sum, .residual = residual, .branch = branch, .gamma = gamma, .y = y, .mean = mean,
+                   .rstd = rstd, .dy = dy, .dresidual = dresidual, .dbranch = p > 0.0f ? dbranch : NULL,
+                   .dgamma = dgamma, .rms = true};
+    op_layernorm_forward(lab->stream, &a);
+    op_layernorm_backward(lab->stream, &a);
+    dump_x(d, "sum", sum, n * C, 'e');
+    dump_x(d, "y", y, n * C, 't');
+    dump_f(d, "rstd", rstd, n, 't');
+    dump_x(d, "dresidual", dresidual, n * C, 't');
+    if (p > 0.0f) dump_x(d, "dbranch", dbranch, n * C, 't');
+    dump_f(d, "dgamma", dgamma, C, 't');
+    release(lab, (void *[]){residual, branch, gamma, sum, y, dy, dresidual, dbranch, mean, rstd, dgamma,
+                            NULL});
+}
+
 static void cases_layernorm(Dump *d) {
     const int widths[] = {8, 64, 256, 512, 768, 1024, 1600, 2048, 2560, 4096, 5120, 8192, 12288};
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
@@ -202,6 +228,9 @@ static void cases_layernorm(Dump *d) {
         case_residual(d, 1, 3, widths[i], 0.1f);
         case_layernorm_backward(d, 1, 11, widths[i], true, 0.1f);
     }
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) case_rmsnorm(d, 1, 11, widths[i], 0.0f);
+    case_rmsnorm(d, 2, 9, 768, 0.1f);
+    case_rmsnorm(d, 3, 2001, 64, 0.0f);
     case_layernorm_forward(d, 1, 33, 768, 30);
     case_residual(d, 3, 17, 768, 0.0f);
     case_layernorm_backward(d, 2, 9, 768, false, 0.0f);
@@ -292,6 +321,46 @@ static void cases_linear(Dump *d) {
     case_linear(d, 128, 1024, 256, false, false);
     case_linear(d, 1, 64, 512, false, false);  // sampling's logits
     case_linear(d, 2048, 80, 240, true, false);
+}
+
+// --- SwiGLU and rotary positions -----------------------------------------------------------------
+
+static void case_swiglu(Dump *d, int64_t n, int F) {
+    Lab *lab = &d->lab;
+    snprintf(d->scope, sizeof d->scope, "swiglu_%dx%d", (int)n, F);
+    floatX *pre = random_x(lab, n * 2 * F, 0, 2), *dy = random_x(lab, n * F, 0, 1),
+           *y = poisoned_x(lab, n * F), *dpre = poisoned_x(lab, n * 2 * F);
+    Swiglu a = {n, F, pre, y, dy, dpre};
+    op_swiglu_forward(lab->stream, &a);
+    op_swiglu_backward(lab->stream, &a);
+    dump_x(d, "y", y, n * F, 't');
+    dump_x(d, "dpre", dpre, n * 2 * F, 't');
+    release(lab, (void *[]){pre, dy, y, dpre, NULL});
+}
+
+static void case_rope(Dump *d, int B, int T, int groups, int heads, int HD, int columns) {
+    Lab *lab = &d->lab;
+    int64_t n = (int64_t)B * T * groups * heads * HD;
+    snprintf(d->scope, sizeof d->scope, "rope_%dx%dx%dx%dx%d_of%d", B, T, groups, heads, HD, columns);
+    floatX *x = random_x(lab, n, 0, 1);
+    float *table = random_f(lab, (int64_t)T * columns, 1);  // any numbers will do
+    Rope a = {B, T, groups, heads, heads - 1, HD, columns, table, x, false};
+    op_rope(lab->stream, &a);
+    dump_x(d, "x", x, n, 'e');
+    a.back = true;
+    op_rope(lab->stream, &a);
+    dump_x(d, "back", x, n, 'e');
+    release(lab, (void *[]){x, table, NULL});
+}
+
+static void cases_llama(Dump *d) {
+    case_swiglu(d, 1, 8);
+    case_swiglu(d, 37, 5632);
+    case_swiglu(d, 300, 264);
+    case_rope(d, 2, 100, 3, 3, 64, 64);
+    case_rope(d, 1, 77, 2, 6, 128, 128);
+    case_rope(d, 3, 5, 2, 3, 80, 40);   // half of the columns is no multiple of 8
+    case_rope(d, 1, 9, 1, 10, 8, 2);
 }
 
 // --- head ----------------------------------------------------------------------------------------
@@ -453,6 +522,7 @@ int main(int argc, char **argv) {
     case_gelu(&d, 40000);
     if (!d.own_kernels) cases_linear(&d);
     if (!d.own_kernels) cases_head(&d);
+    cases_llama(&d);
     cases_attention(&d);
     bool written = fflush(d.file) == 0 && !ferror(d.file) && fclose(d.file) == 0;
     printf("%s backend, %s: results %s\n", device_backend(), FLOATX_NAME,

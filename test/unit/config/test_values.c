@@ -65,12 +65,13 @@ static void stored_values_keep_their_digits(void **state) {
     config_free(&run.config);
 }
 
-// The only real numbers used in double precision are times, temperatures and fractions of a
-// schedule.
+// The only real numbers used in double precision are times, temperatures, fractions of a schedule
+// and what the angles of rotary positions follow from.
 static void other_reals_are_known(void **state) {
     static const char *const in_double[] = {"lr-warmup-fraction", "distributed-timeout-minutes",
                                             "sample-temperature", "exit-duration-in-mins",
-                                            "mid-level-dataset-surplus"};
+                                            "mid-level-dataset-surplus",
+                                            "rotary-base", "rotary-percent"};
     int rows, found = 0;
     const Option *table = config_options(&rows);
     for (int i = 0; i < rows; i++) {

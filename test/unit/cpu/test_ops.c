@@ -176,7 +176,7 @@ static void test_embedding_parts(void **state) {
         int64_t at = border[rank] * C;
         float *dwpe_rank = copy_of(dwpe_part, N * C * sizeof(float));
         Embedding mine = {B, T, C, border[rank], border[rank + 1] - border[rank], tokens, positions, d,
-                          wte + at, NULL, part, dx, dwte_parts + at, .dwpe = dwpe_rank};
+                          wte + at, NULL, part, dx, dwte_parts + at, .dwpe = dwpe_rank, .part = true};
         op_embedding_forward(NULL, &mine);
         op_embedding_backward(NULL, &mine);
         assert_memory_equal(dwpe_rank, dwpe, N * C * sizeof(float));  // every rank has all positions
@@ -457,6 +457,109 @@ static void test_layernorm_border(void **state) {
         norm_tensors_free(&fused);
         norm_tensors_free(&border);
     }
+}
+
+// --- RMSNorm, SwiGLU, rotary positions -----------------------------------------------------------
+
+static void test_rmsnorm(void **state) {
+    enum { N = 3, C = 40 };
+    NormTensors m = norm_tensors(1, N, C, NO_DROPOUT);
+    double expected[N * C], root[N];
+    m.op.branch = NULL, m.op.beta = NULL, m.op.dbeta = NULL, m.op.dbranch = NULL, m.op.rms = true;
+    memcpy(m.op.x, m.residual, N * C * sizeof(floatX));
+    float *dgamma = copy_of(m.op.dgamma, C * sizeof(float));
+    floatX *dresidual = copy_of(m.op.dresidual, N * C * sizeof(floatX));
+    op_layernorm_forward(NULL, &m.op);
+    for (int i = 0; i < N; i++) {
+        double squares = 0;
+        for (int c = 0; c < C; c++) squares += pow((double)floatX_to_float(m.op.x[i * C + c]), 2);
+        root[i] = sqrt(squares / C + 1e-5);
+        for (int c = 0; c < C; c++) {
+            double x = (double)floatX_to_float(m.op.x[i * C + c]);
+            expected[i * C + c] = x / root[i] * (double)floatX_to_float(m.gamma[c]);
+        }
+        check_close("rstd", (double)m.op.rstd[i], 1 / root[i], 1e-5, 0, i);
+    }
+    check_floatX("RMSNorm", m.op.y, expected, N * C, 1e-5);
+    op_layernorm_backward(NULL, &m.op);
+    double sums[C];
+    for (int c = 0; c < C; c++) sums[c] = (double)dgamma[c];
+    for (int i = 0; i < N; i++) {
+        double dot = 0;  // of dy gamma and x
+        for (int c = 0; c < C; c++) {
+            dot += (double)floatX_to_float(m.dy[i * C + c]) * (double)floatX_to_float(m.gamma[c]) *
+                   (double)floatX_to_float(m.op.x[i * C + c]);
+        }
+        for (int c = 0; c < C; c++) {
+            double x = (double)floatX_to_float(m.op.x[i * C + c]), dy = (double)floatX_to_float(m.dy[i * C + c]);
+            double dx = dy * (double)floatX_to_float(m.gamma[c]) / root[i] - x * dot / (C * pow(root[i], 3));
+            expected[i * C + c] = (double)floatX_to_float(dresidual[i * C + c]) + dx;
+            sums[c] += dy * x / root[i];
+        }
+    }
+    check_floatX("RMSNorm dresidual", m.op.dresidual, expected, N * C, 1e-5);
+    check_floats("RMSNorm dgamma", m.op.dgamma, sums, C, 1e-5);
+    free_all(dgamma, dresidual, NULL);
+    m.op.dbeta = NULL, m.op.dbranch = NULL;
+    norm_tensors_free(&m);
+}
+
+static void test_swiglu(void **state) {
+    enum { N = 5, F = 24 };
+    Random rng = {41};
+    floatX *pre = random_floatX(&rng, N * 2 * F, 0, 2), *dy = random_floatX(&rng, N * F, 0, 1),
+           *y = poisoned_floatX(N * F), *dpre = poisoned_floatX(N * 2 * F);
+    double expected[N * F], gradient[N * 2 * F];
+    pre[0] = floatX_from_float(-90.0f), pre[1] = floatX_from_float(90.0f);  // where e^x ends
+    for (int i = 0; i < N * F; i++) {
+        int at = i / F * 2 * F + i % F;
+        double g = (double)floatX_to_float(pre[at]), up = (double)floatX_to_float(pre[at + F]),
+               d = (double)floatX_to_float(dy[i]), share = 1 / (1 + exp(-g));
+        expected[i] = g * share * up;
+        gradient[at] = d * up * (share + g * share * (1 - share));
+        gradient[at + F] = d * g * share;
+    }
+    Swiglu a = {N, F, pre, y, dy, dpre};
+    op_swiglu_forward(NULL, &a);
+    op_swiglu_backward(NULL, &a);
+    check_floatX("SwiGLU", y, expected, N * F, 1e-5);
+    check_floatX("SwiGLU dpre", dpre, gradient, N * 2 * F, 1e-5);
+    free_all(pre, dy, y, dpre, NULL);
+}
+
+// Each pair is a complex number that is multiplied by e^(i angle). Columns behind the turned ones,
+// and vectors behind the turned ones, stay. Turned back, all is as before, but for rounding.
+static void test_rope(void **state) {
+    enum { B = 2, T = 5, G = 2, HEADS = 4, TURNED = 3, HD = 16, COLUMNS = 12, HALF = COLUMNS / 2 };
+    enum { N = B * T * G * HEADS * HD };
+    Random rng = {42};
+    float table[T * COLUMNS];
+    double expected[N], before[N];
+    floatX *x = random_floatX(&rng, N, 0, 1);
+    for (int i = 0; i < N; i++) before[i] = expected[i] = (double)floatX_to_float(x[i]);
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < HALF; i++) {
+            double angle = t / pow(10000, 2.0 * i / COLUMNS);
+            table[t * COLUMNS + i] = (float)cos(angle), table[t * COLUMNS + HALF + i] = (float)sin(angle);
+            for (int v = 0; v < B * G * HEADS; v++) {
+                int b = v / (G * HEADS), head = v % (G * HEADS);
+                double *vector = expected + ((b * T + t) * G * HEADS + head) * HD;
+                if (head % HEADS >= TURNED) continue;
+                double real = vector[i], imaginary = vector[i + HALF];
+                vector[i] = real * cos(angle) - imaginary * sin(angle);
+                vector[i + HALF] = real * sin(angle) + imaginary * cos(angle);
+            }
+        }
+    }
+    Rope a = {B, T, G, HEADS, TURNED, HD, COLUMNS, table, x, false};
+    op_rope(NULL, &a);
+    check_floatX("rope", x, expected, N, 1e-6);
+    a.back = true;
+    op_rope(NULL, &a);
+    for (int i = 0; i < N; i++) {
+        check_close("turned back", (double)floatX_to_float(x[i]), before[i], 0, 8 * floatX_unit_roundoff(), i);
+    }
+    free(x);
 }
 
 // --- linear layers -------------------------------------------------------------------------------
@@ -839,6 +942,9 @@ int main(void) {
         cmocka_unit_test(test_layernorm),
         cmocka_unit_test(test_layernorm_rows),
         cmocka_unit_test(test_layernorm_border),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_rope),
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_linear_halves),
         cmocka_unit_test(test_attention),

@@ -148,7 +148,7 @@ static double norm_forward(void *context) {
     return weighted(m->op.x, m->sum_weights, n) + weighted(m->op.y, m->y_weights, n);
 }
 
-static void check_norm(int B, int T, int C, Dropout dropout) {
+static void check_norm(int B, int T, int C, bool rms, Dropout dropout) {
     Random rng = {22};
     int64_t N = (int64_t)B * T, n = N * C;
     NormCase m;
@@ -163,22 +163,26 @@ static void check_norm(int B, int T, int C, Dropout dropout) {
     m.op = (LayerNorm){B, T, C, 1e-5f, dropout, poisoned_floatX(n), m.residual, m.branch, m.gamma, m.beta,
                        poisoned_floatX(n), poisoned_floats(N), poisoned_floats(N), as_floatX(m.y_weights),
                        dresidual, dbranch, dgamma, .dbeta = dbeta};
+    m.op.rms = rms;
+    if (rms) m.op.beta = NULL, m.op.dbeta = NULL;
     norm_forward(&m);
     op_layernorm_backward(NULL, &m.op);
     check_gradient(norm_forward, &m, (Input){"residual", as_floats(m.residual), as_floats(dresidual), n},
                    &rng);
     check_gradient(norm_forward, &m, (Input){"branch", as_floats(m.branch), as_floats(dbranch), n}, &rng);
     check_gradient(norm_forward, &m, (Input){"gamma", as_floats(m.gamma), dgamma, C}, &rng);
-    check_gradient(norm_forward, &m, (Input){"beta", as_floats(m.beta), dbeta, C}, &rng);
+    if (!rms) check_gradient(norm_forward, &m, (Input){"beta", as_floats(m.beta), dbeta, C}, &rng);
     free_all(m.residual, m.branch, m.gamma, m.beta, m.op.x, m.op.y, m.op.mean, m.op.rstd, m.sum_weights,
              m.y_weights, dresidual, dbranch, dgamma, dbeta, NULL);
 }
 
 static void test_norm_gradients(void **state) {
     if (skipped_in_bf16()) return;
-    check_norm(1, 1, 16, NO_DROPOUT);
-    check_norm(2, 3, 40, NO_DROPOUT);
-    check_norm(2, 5, 100, (Dropout){0.3f, 3, 4 * 7 + DROPOUT_FFN, 9});
+    for (int rms = 0; rms < 2; rms++) {
+        check_norm(1, 1, 16, rms, NO_DROPOUT);
+        check_norm(2, 3, 40, rms, NO_DROPOUT);
+        check_norm(2, 5, 100, rms, (Dropout){0.3f, 3, 4 * 7 + DROPOUT_FFN, 9});
+    }
 }
 
 // --- linear -> GELU -> linear --------------------------------------------------------------------
@@ -230,6 +234,31 @@ static void test_linear_gradients(void **state) {
     check_mlp(1, 8, 32);
     check_mlp(13, 24, 40);
     check_mlp(530, 16, 48);
+}
+
+// --- SwiGLU --------------------------------------------------------------------------------------
+
+typedef struct SwigluCase {
+    Swiglu op;
+    float *weights;
+} SwigluCase;
+
+static double swiglu_forward(void *context) {
+    SwigluCase *c = context;
+    op_swiglu_forward(NULL, &c->op);
+    return weighted(c->op.y, c->weights, c->op.N * c->op.F);
+}
+
+static void test_swiglu_gradients(void **state) {
+    if (skipped_in_bf16()) return;
+    enum { N = 7, F = 24 };
+    Random rng = {26};
+    floatX *pre = random_floatX(&rng, N * 2 * F, 0, 1), *dpre = poisoned_floatX(N * 2 * F);
+    SwigluCase c = {.weights = random_floats(&rng, N * F, 1)};
+    c.op = (Swiglu){N, F, pre, poisoned_floatX(N * F), as_floatX(c.weights), dpre};
+    op_swiglu_backward(NULL, &c.op);
+    check_gradient(swiglu_forward, &c, (Input){"pre", as_floats(pre), as_floats(dpre), N * 2 * F}, &rng);
+    free_all(pre, dpre, c.op.y, c.weights, NULL);
 }
 
 // --- attention -----------------------------------------------------------------------------------
@@ -334,6 +363,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embedding_gradients), cmocka_unit_test(test_norm_gradients),
         cmocka_unit_test(test_linear_gradients),    cmocka_unit_test(test_attention_gradients),
+        cmocka_unit_test(test_swiglu_gradients),
         cmocka_unit_test(test_head_gradients),
     };
     return cmocka_run_group_tests_name("gradients of the ops (" FLOATX_NAME ")", tests, NULL, NULL);

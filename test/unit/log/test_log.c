@@ -630,6 +630,10 @@ static void golden_flops(void **state) {
                 .seq_length = 2048,
                 .vocab_size_padded = 50304};
     assert_float_equal(megatron_flops(&c, 4) / (0.7337 * 1e12 * 4), 25.3, 0.05);
+    // Llama 1.3B by hand: SwiGLU's three matrices of 5504 instead of two of 8192.
+    c.ffn_hidden_size = 5504, c.swiglu = true;
+    double layer = 4.0 * 2048 * 2048 + 2.0 * 2048 * 2048 + 3.0 * 2048 * 5504;  // multiplications a token
+    assert_float_equal(megatron_flops(&c, 1), 6.0 * 2048 * (24 * layer + 2048.0 * 50304), 1e6);
     // 125M by hand: 2048 * (6 * 124475904 + 6 * 12 * 768 * 2048)
     Config small = {.num_layers = 12,
                     .hidden_size = 768,
@@ -637,6 +641,10 @@ static void golden_flops(void **state) {
                     .kv_channels = 64,
                     .seq_length = 2048};
     assert_float_equal(causal_flops(&small, 1, 124475904), 2048.0 * (746855424.0 + 113246208.0), 1);
+    // Untied: the words' 50304 x 768 parameters are looked up.
+    small.untie_embeddings_and_output_weights = true, small.vocab_size_padded = 50304;
+    assert_float_equal(causal_flops(&small, 1, 124475904 + 50304 * 768),
+                       2048.0 * (746855424.0 + 113246208.0), 1);
 }
 
 static int occurrences(const char *text, const char *what) {

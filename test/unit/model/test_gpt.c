@@ -11,6 +11,7 @@
 
 #include "test/unit/model_bench.h"
 #include "test/golden/golden.h"
+#include "test/golden/gpt/llama_losses.h"
 #include "test/leaks.h"
 
 #define GOLDEN "test/golden/gpt/gpt.golden"
@@ -253,12 +254,23 @@ static const char *const small_flags[] = {"--num-layers",
                                           "--init-method-std",
                                           "0.2"};
 
-static void open_small(Bench *b, bool recompute) {
-    const char *flags[COUNT(small_flags) + 2];
+// What a model has beside those: GPT-2's blocks, Llama's, and some of both.
+enum { GPT2, LLAMA, MIXED, FAMILIES };
+static const char *const family_flags[FAMILIES][10] = {
+    [LLAMA] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
+               "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--ffn-hidden-size", "64"},
+    [MIXED] = {"--position-embedding-type", "rope", "--rotary-percent", "0.5", "--swiglu",
+               "--ffn-hidden-size", "40"},
+};
+
+static void open_small(Bench *b, int family, bool recompute) {
+    const char *flags[COUNT(small_flags) + 12];
+    int count = COUNT(small_flags);
     memcpy(flags, small_flags, sizeof small_flags);
-    flags[COUNT(small_flags)] = "--recompute-granularity";
-    flags[COUNT(small_flags) + 1] = recompute ? "full" : "selective";
-    assert_true(bench_open(b, COUNT(flags), flags, 31));
+    flags[count++] = "--recompute-granularity";
+    flags[count++] = recompute ? "full" : "selective";
+    for (const char *const *flag = family_flags[family]; *flag; flag++) flags[count++] = *flag;
+    assert_true(bench_open(b, count, flags, 31));
     gpt_init_weights(&b->gpt, 7, (Peers){MPI_COMM_SELF, 0, NULL});
     int32_t tokens[24], targets[24];
     for (int i = 0; i < 24; i++) {
@@ -270,13 +282,9 @@ static void open_small(Bench *b, bool recompute) {
 
 // d loss / d (direction) against (loss(w + h d) - loss(w - h d)) / 2h for one random direction in
 // each tensor, with both dropouts on.
-static void test_finite_differences(void **state) {
-    if (sizeof(floatX) != sizeof(float)) {
-        print_message("finite differences need the fp32 build\n");
-        skip();
-    }
+static void check_differences(int family) {
     Bench b;
-    open_small(&b, false);
+    open_small(&b, family, false);
     zero_step_begins(b.zero, 1);
     bench_pass(&b, 1.0f / 24, true, true, true);
     for (int t = 0; t < b.gpt.tensors; t++) {
@@ -304,10 +312,18 @@ static void test_finite_differences(void **state) {
     bench_close(&b);
 }
 
-static void test_full_recompute_gives_the_same_bits(void **state) {
+static void test_finite_differences(void **state) {
+    if (sizeof(floatX) != sizeof(float)) {
+        print_message("finite differences need the fp32 build\n");
+        skip();
+    }
+    for (int family = 0; family < FAMILIES; family++) check_differences(family);
+}
+
+static void check_recompute(int family) {
     Bench plain, again;
-    open_small(&plain, false);
-    open_small(&again, true);
+    open_small(&plain, family, false);
+    open_small(&again, family, true);
     zero_step_begins(plain.zero, 1);
     zero_step_begins(again.zero, 1);
     assert_true(bench_pass(&plain, 1.0f / 24, true, true, true) ==
@@ -321,11 +337,15 @@ static void test_full_recompute_gives_the_same_bits(void **state) {
     bench_close(&again);
 }
 
+static void test_full_recompute_gives_the_same_bits(void **state) {
+    for (int family = 0; family < FAMILIES; family++) check_recompute(family);
+}
+
 // Two passes over the same data give the same gradients, and accumulate: twice one pass is one pass
 // doubled. The first overwrites what the matrices' gradients held before.
-static void test_gradients_accumulate(void **state) {
+static void check_accumulation(int family) {
     Bench b;
-    open_small(&b, false);
+    open_small(&b, family, false);
     size_t bytes = (size_t)b.zero->plan.arena_elements * sizeof(float);
     float *once = malloc(bytes);
     for (int t = 0; t < b.gpt.tensors; t++) {
@@ -349,6 +369,10 @@ static void test_gradients_accumulate(void **state) {
     bench_close(&b);
 }
 
+static void test_gradients_accumulate(void **state) {
+    for (int family = 0; family < FAMILIES; family++) check_accumulation(family);
+}
+
 // What the gradients were before backward, while test_layers_write_their_own watches.
 static float *watched_before;
 static Bench *watched;
@@ -356,11 +380,11 @@ static Bench *watched;
 void __real_zero_reduce_unit(Zero *zero, int unit, bool last);
 void __wrap_zero_reduce_unit(Zero *zero, int unit, bool last);
 // A unit is complete: no gradient of a unit that comes later has been written yet. The word
-// embedding's is begun by the head.
+// embedding's, or the output layer's, is begun by the head.
 void __wrap_zero_reduce_unit(Zero *zero, int unit, bool last) {
     for (int t = 0; watched && t < watched->gpt.tensors; t++) {
         const Tensor *tensor = &watched->gpt.tensor[t];
-        if (tensor->unit >= unit || t == GPT_WTE) continue;
+        if (tensor->unit >= unit || t == GPT_WTE || t == watched->gpt.output) continue;
         const float *before = watched_before + zero_layout(zero)->tensor_arena[t];
         size_t bytes = (size_t)tensor_elements(tensor) * sizeof(float);
         if (memcmp(zero_grad(zero, t), before, bytes) != 0) {
@@ -372,9 +396,9 @@ void __wrap_zero_reduce_unit(Zero *zero, int unit, bool last) {
 }
 
 static void test_layers_write_their_own(void **state) {
-    for (int recompute = 0; recompute < 2; recompute++) {
+    for (int kind = 0; kind < 2 * FAMILIES; kind++) {
         Bench b;
-        open_small(&b, recompute == 1);
+        open_small(&b, kind / 2, kind % 2 == 1);
         zero_step_begins(b.zero, 1);
         size_t bytes = (size_t)zero_layout(b.zero)->arena_elements * sizeof(float);
         watched_before = malloc(bytes);
@@ -389,7 +413,7 @@ static void test_layers_write_their_own(void **state) {
 
 static void test_evaluation_has_no_dropout(void **state) {
     Bench b;
-    open_small(&b, false);
+    open_small(&b, GPT2, false);
     zero_step_begins(b.zero, 1);
     gpt_forward(&b.gpt, &(Pass){.B = 2, .T = 12});
     floatX first[24 * 24], second[24 * 24];
@@ -404,7 +428,7 @@ static void test_evaluation_has_no_dropout(void **state) {
 
 static void test_parameter_table(void **state) {
     Bench b;
-    open_small(&b, false);
+    open_small(&b, GPT2, false);
     int64_t h = 24, L = 2, V = 31, P = 13;
     assert_int_equal(b.zero->plan.parameters, V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h);
     assert_string_equal(b.gpt.tensor[gpt_layer_tensor(&b.gpt, 1, FC2_W)].name,
@@ -420,9 +444,66 @@ static void test_parameter_table(void **state) {
     bench_close(&b);
 }
 
+static void test_llama_parameter_table(void **state) {
+    Bench b;
+    open_small(&b, LLAMA, false);
+    int64_t h = 24, L = 2, V = 31, F = 64;
+    assert_int_equal(b.zero->plan.parameters, 2 * V * h + L * (4 * h * h + 3 * h * F + 2 * h) + h);
+    assert_int_equal(gpt_layer_tensor(&b.gpt, 1, QKV_B), -1);
+    assert_int_equal(gpt_layer_tensor(&b.gpt, 1, LN2_B), -1);
+    static const char *const names[] = {"embedding.word_embeddings.weight",
+                                        "output_layer.weight",
+                                        "encoder.layers.0.input_norm.weight",
+                                        "encoder.layers.0.self_attention.query_key_value.weight",
+                                        "encoder.layers.0.self_attention.dense.weight",
+                                        "encoder.layers.0.post_attention_norm.weight",
+                                        "encoder.layers.0.mlp.dense_h_to_4h.weight",
+                                        "encoder.layers.0.mlp.dense_4h_to_h.weight",
+                                        "encoder.layers.1.input_norm.weight"};
+    for (int i = 0; i < COUNT(names); i++) assert_string_equal(b.gpt.tensor[i].name, names[i]);
+    bench_close(&b);
+}
+
+// Weights and tokens of dev/ref/llama_golden.py.
+static void fill_llama(Bench *b) {
+    int32_t tokens[16], targets[16];
+    for (int t = 0; t < b->gpt.tensors; t++) {
+        floatX *w = zero_weight(b->zero, t);
+        float offset = b->gpt.tensor[t].dims == 1 ? 1.0f : 0.0f;
+        for (int64_t i = 0; i < bench_numel(b, t); i++) {
+            uint32_t bits = (uint32_t)i * 2654435761u + (uint32_t)t * 40503u;
+            w[i] = floatX_from_float(offset + ((float)(bits / 128 % 64) - 32.0f) / 128.0f);
+        }
+    }
+    for (int i = 0; i < 16; i++) tokens[i] = (i * 7 + 3) % 40, targets[i] = (i * 5 + 1) % 40;
+    bench_upload(b, tokens, targets);
+}
+
+static void test_llama_matches_its_definition(void **state) {
+    static const char *const flags[] = {
+        "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "8",
+        "--max-position-embeddings", "8", "--micro-batch-size", "2", "--hidden-dropout", "0",
+        "--attention-dropout", "0", "--normalization", "RMSNorm", "--position-embedding-type", "rope",
+        "--rotary-base", "500", "--swiglu", "--ffn-hidden-size", "48", "--disable-bias-linear",
+        "--untie-embeddings-and-output-weights"};
+    double allowed = sizeof(floatX) == sizeof(float) ? 2e-5 : 0.15;
+    Bench b;
+    assert_true(bench_open(&b, COUNT(flags), flags, 40));
+    fill_llama(&b);
+    zero_step_begins(b.zero, 1);
+    bench_pass(&b, 1.0f / 16, false, false, false);
+    for (int i = 0; i < 16; i++) {
+        double expected = llama_losses_4_groups[i], difference = fabs((double)b.gpt.losses[i] - expected);
+        if (!(difference <= allowed)) fail_msg("loss %d: %g, expected %g", i, b.gpt.losses[i], expected);
+    }
+    bench_close(&b);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parameter_table),
+        cmocka_unit_test(test_llama_parameter_table),
+        cmocka_unit_test(test_llama_matches_its_definition),
         cmocka_unit_test(test_forward_matches_pytorch),
         cmocka_unit_test(test_gradients_match_pytorch),
         cmocka_unit_test(test_ten_steps_match_pytorch),

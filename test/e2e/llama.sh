@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Llama's blocks as a run shows them: every layout and every way of sharing out learns what one rank
+# learns, checkpoints load in any layout and resume to the bit, text is written, and a checkpoint of
+# another model is refused by the flag that differs.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 4
+data=$work/text_text_document
+gpt2=("${model[@]}")
+model+=(--num-layers 4 --normalization RMSNorm --position-embedding-type rope --swiglu \
+    --ffn-hidden-size 64 --disable-bias-linear --untie-embeddings-and-output-weights)
+
+# The vocabulary is padded to one size in all layouts.
+layout_of() { # T P [sequence]: its flags, in $layout
+    layout=(--tensor-model-parallel-size "$1" --pipeline-model-parallel-size "$2" \
+        --make-vocab-size-divisible-by $((32 / $1)))
+    if [ -n "${3:-}" ]; then layout+=(--sequence-parallel); fi
+}
+close_losses() { # A B PART: of each loss
+    [ "$(field "$1" loss | wc -l)" -gt 5 ] || { why="too few losses"; return 1; }
+    paste -d ' ' <(field "$1" loss) <(field "$2" loss) | awk -v part="$3" \
+        '{ d = $2 / $4 - 1; if (!(d < part && d > -part)) { print; exit 1 } }' >"$work/far" ||
+        { why="losses of $1 and $2: $(cat "$work/far")"; return 1; }
+}
+
+layout_of 1 1
+learns() {
+    logged one 1 "${layout[@]}" --train-iters 30 --save "$work/one" --save-interval 15 || return 1
+    awk -v a="$(mean_loss one 1 2)" -v b="$(mean_loss one 29 30)" 'BEGIN { exit !(b > 0 && b < a - 1) }' ||
+        { why="it has not learnt"; return 1; }
+}
+check "it learns" learns
+
+layouts_agree() {
+    local spec part
+    for spec in "1 2" "2 1" "2 1 sequence" "2 2 sequence"; do
+        # shellcheck disable=SC2086 # words
+        layout_of $spec
+        # shellcheck disable=SC2086 # words
+        set -- $spec
+        logged other $(($1 * $2)) "${layout[@]}" --train-iters 30 --recompute-granularity full || return 1
+        part=5e-3
+        [ "$1" -gt 1 ] || part=1e-4
+        close_losses one other $part || { why="T P $spec: $why"; return 1; }
+    done
+}
+check "four layouts learn what one rank learns" layouts_agree
+
+layout_of 1 1
+sharing_out_agrees() {
+    local how
+    logged two 2 "${layout[@]}" --gpus-per-node 2 || return 1
+    for how in optim_grads optim_grads_params; do
+        logged other 2 "${layout[@]}" --gpus-per-node 2 --data-parallel-sharding-strategy $how &&
+            close_losses two other 1e-4 || { why="$how: $why"; return 1; }
+    done
+}
+check "shared-out gradients and weights change nothing" sharing_out_agrees
+
+resumed_to_the_bit() {
+    local run=(2 --gpus-per-node 1 "${layout[@]}" --train-iters 16 --save-interval 8 "${paper[@]}")
+    logged whole "${run[@]}" --save "$work/whole" &&
+        logged first "${run[@]}" --exit-interval 8 --save "$work/halves" &&
+        logged second "${run[@]}" --save "$work/halves" --load "$work/halves" &&
+        same_training whole second 8 && same_shards "$work/whole" "$work/halves" 16
+}
+check "quantised to 4 bits it resumes to the bit" resumed_to_the_bit
+
+loads_anywhere() {
+    local spec expected= found
+    for spec in "1 1" "2 1 sequence" "1 4" "4 1" "2 2"; do
+        # shellcheck disable=SC2086 # words
+        layout_of $spec
+        # shellcheck disable=SC2086 # words
+        set -- $spec
+        trains $(($1 * $2)) --train-iters 30 --skip-train --load "$work/one" "${layout[@]}" --eval-iters 2 ||
+            return 1
+        found=$(sed -n 's/.*on validation set | lm loss value: \([0-9.E+-]*\).*/\1/p' "$work/out")
+        awk -v a="$found" -v b="${expected:=$found}" \
+            'BEGIN { d = b > 0 ? a / b - 1 : 1; exit !(d < 1e-3 && d > -1e-3) }' ||
+            { why="T P $spec: loss '$found', not $expected"; return 1; }
+    done
+}
+check "a checkpoint gives one validation loss in every layout" loads_anywhere
+
+layout_of 1 1
+writes_text() {
+    trains 1 "${layout[@]}" --train-iters 30 --skip-train --load "$work/one" --sample-prompt "the quick " \
+        --sample-tokens 60 --sample-temperature 0 &&
+        grep -q "the quick [a-z ]*" "$work/out" || { why="no text"; return 1; }
+}
+check "it writes text" writes_text
+
+another_model() { # FLAG FLAGS...: the checkpoint is refused by that name
+    local flag=$1
+    shift
+    train 1 "${layout[@]}" --train-iters 30 --load "$work/one" "$@"
+    error_names 6 "$flag" $?
+}
+check "another base of the rotations is another model" another_model rotary_base --rotary-base 500
+check "and so are learned positions" another_model position_embedding_type \
+    --position-embedding-type learned_absolute
+model=("${gpt2[@]}" --num-layers 4 --ffn-hidden-size 64)
+check "and GPT-2's blocks" another_model normalization
+finish

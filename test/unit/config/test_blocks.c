@@ -1,0 +1,85 @@
+// The flags of the model's blocks, GPT-2's or Llama's: what they mean, what does not fit together.
+#include "test/unit/config/command_line.h"
+
+static void good_lines(void **state) {
+    static const struct {
+        const char *words, *fragment;
+    } good[] = {
+        {"", "\"normalization\":\"LayerNorm\",\"norm_epsilon\":1e-05,"
+             "\"position_embedding_type\":\"learned_absolute\",\"rotary_base\":10000.0,"
+             "\"rotary_percent\":1.0,\"swiglu\":false,\"disable_bias_linear\":false,"
+             "\"untie_embeddings_and_output_weights\":false"},
+        {"--normalization RMSNorm --position-embedding-type rope --rotary-base 500000 --norm-epsilon 1e-6",
+         "\"normalization\":\"RMSNorm\",\"norm_epsilon\":1e-06,\"position_embedding_type\":\"rope\","
+         "\"rotary_base\":500000.0"},
+        {"--swiglu", "\"ffn_hidden_size\":128"},  // 64 x 8 / 3 in steps of 64
+        {"--swiglu --ffn-hidden-size 176", "\"ffn_hidden_size\":176"},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        char line[1024];
+        Run run;
+        snprintf(line, sizeof line, "%s%s", SMALL, good[i].words);
+        must_run(&run, line, 1);
+        json_has(&run.config, good[i].fragment);
+        assert_string_equal(run.notes, "");
+        config_free(&run.config);
+    }
+}
+
+static void rotary_columns(void **state) {
+    Run run;
+    must_run(&run, SMALL, 1);
+    assert_int_equal(config_rotary_columns(&run.config), 0);
+    config_free(&run.config);
+    must_run(&run, SMALL "--position-embedding-type rope --rotary-percent 0.5", 1);
+    assert_int_equal(config_rotary_columns(&run.config), 8);
+    config_free(&run.config);
+}
+
+static void bad_lines(void **state) {
+    static const struct {
+        const char *words, *what;
+    } bad[] = {
+        {"--use-rotary-position-embeddings", "here it is --position-embedding-type rope"},
+        {"--rotary-interleaved", "halves of a head"},
+        {"--rotary-percent 0", "above 0"},
+        {"--rotary-base 0.5", "at least 1"},
+        {"--position-embedding-type relative", "not one of learned_absolute|rope"},
+        {"--position-embedding-type rope --rotary-percent 0.2", "must be an even number"},
+        {"--normalization rmsnorm", "not one of LayerNorm|RMSNorm"},
+        {"--hidden-size 16 --num-attention-heads 2 --swiglu", "the MLP of --hidden-size 16 0 wide"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char line[1024];
+        snprintf(line, sizeof line, "%s%s", SMALL, bad[i].words);
+        must_fail(line, 0, bad[i].what);
+    }
+}
+
+static void notes(void **state) {
+    static const struct {
+        const char *words, *note;
+    } noted[] = {
+        {"--rotary-percent 0.5", "--rotary-percent has no effect without --position-embedding-type rope\n"},
+        {"--position-embedding-type rope --reset-position-ids",
+         "--reset-position-ids has no effect without learned positions\n"},
+    };
+    for (size_t i = 0; i < sizeof noted / sizeof noted[0]; i++) {
+        char line[1024];
+        Run run;
+        snprintf(line, sizeof line, "%s%s", SMALL, noted[i].words);
+        must_run(&run, line, 1);
+        assert_string_equal(run.notes, noted[i].note);
+        config_free(&run.config);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(good_lines),
+        cmocka_unit_test(rotary_columns),
+        cmocka_unit_test(bad_lines),
+        cmocka_unit_test(notes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
