@@ -1,0 +1,109 @@
+// Lossless weights in kernels_dump: the coder's messages, what is decoded of them, and what is
+// decoded of damaged ones. Included by kernels_dump.c.
+#pragma once
+#include "test/gpu/dump.h"
+
+// Lossless weights: coded, packed, and decoded from two ranks' messages. Then from damaged ones:
+// what comes of them is of no use, but the same.
+typedef struct Coded {
+    LosslessLayout layout;
+    uint8_t *old, *fresh, *tail, *coded, *messages, *weights;  // device
+    uint32_t *bytes;
+    StepControl *control;
+    uint64_t *fault;
+} Coded;
+
+static inline uint8_t *uploaded_weights(Dump *d, int64_t n, uint32_t source, float change) {
+    uint16_t *host = (uint16_t *)xmalloc((size_t)(n + 1) * sizeof *host, "test data");
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t random[2];
+        for (uint32_t k = 0; k < 2; k++) {
+            uint32_t of = k ? source + 1 : source;
+            random[k] = philox4x32_10(SEED, PURPOSE_DATA, (uint32_t)i, of, 7, k ? 1 : 0).v[0];
+        }
+        // Any sign and mantissa, and an exponent from 112 to 122.
+        uint32_t bits = (random[0] & 0x807FFFFFu) | (112 + (random[0] >> 23) % 11) << 23;
+        float weight = i % 1000 < 10 ? 0.0f : f32_from_bits(bits);
+        float moved = (float)((int)(random[1] >> 8) - (1 << 23)) / 8388608.0f;
+        host[i] = bf16_from_float(weight + change * moved);
+    }
+    uint8_t *memory = (uint8_t *)upload(d, host, n * (int64_t)sizeof *host);
+    stream_synchronize(d->stream);
+    free(host);
+    return memory;
+}
+
+static inline void decode_coded(Dump *d, const Coded *c, int64_t room, const char *name) {
+    int64_t elements = 2 * c->layout.elements;
+    uint64_t none = 0;
+    copy_to_device(d->stream, c->fault, &none, sizeof none);
+    for (int rank = 0; rank < 2; rank++)
+        copy_on_device(d->stream, c->weights + rank * c->layout.elements * 2, c->old,
+                       (size_t)c->layout.elements * 2);
+    DecodeWeights a = {c->control, c->layout, c->messages, c->layout.most, room,
+                       2, 1, c->weights, c->fault, fault_code(FAULT_OF_CODING, 0)};
+    kernel_decode_weights(d->stream, &a);
+    result(d, RAW, c->weights, (elements + 2 * c->layout.tail_elements) * 2, "%s weights", name);
+    result(d, RAW, c->fault, sizeof none, "%s fault", name);
+}
+
+// Flips bits of the first message: one in each of so many runs of it.
+static inline void damage(Dump *d, const Coded *c, int64_t bytes, int flips) {
+    uint8_t *host = (uint8_t *)xmalloc((size_t)bytes, "test data");
+    copy_to_host(d->stream, host, c->messages, (size_t)bytes);
+    stream_synchronize(d->stream);
+    for (int i = 0; i < flips; i++) {
+        uint32_t random = philox4x32_10(SEED, PURPOSE_DATA, (uint32_t)i, 9, 7, 0).v[0];
+        int64_t first = bytes > c->layout.table ? c->layout.table : 0;
+        int64_t at = first + (int64_t)random % (bytes - first);
+        host[at] ^= (uint8_t)(1u << random % 7);
+    }
+    copy_to_device(d->stream, c->messages, host, (size_t)bytes);
+    stream_synchronize(d->stream);
+    free(host);
+}
+
+static inline void lossless_of(Dump *d, int64_t elements, int64_t tail, float change) {
+    StepControl control = {.applied = 1};
+    Coded c = {.layout = lossless_layout(elements, tail)};
+    c.old = uploaded_weights(d, elements, 1, 0.0f);
+    c.fresh = uploaded_weights(d, elements, 1, change);
+    c.tail = uploaded_weights(d, tail, 50, 0.0f);
+    c.coded = (uint8_t *)reserve(d, c.layout.most);
+    c.messages = (uint8_t *)reserve(d, 2 * c.layout.most);
+    c.weights = (uint8_t *)reserve(d, 4 * (elements + tail));
+    c.bytes = (uint32_t *)reserve(d, sizeof *c.bytes);
+    c.control = (StepControl *)upload(d, &control, sizeof control);
+    c.fault = (uint64_t *)reserve(d, sizeof *c.fault);
+    snprintf(d->prefix, sizeof d->prefix, "lossless %" PRId64 "+%" PRId64 " %g", elements, tail,
+             (double)change);
+    for (int applied = 1; applied >= 0; applied--) {
+        uint32_t bytes;
+        control.applied = applied;
+        copy_to_device(d->stream, c.control, &control, sizeof control);
+        CodeWeights code = {c.control, c.layout, c.old, c.fresh, c.tail, c.coded, c.bytes};
+        kernel_code_weights(d->stream, &code);
+        for (int rank = 0; rank < 2; rank++)
+            kernel_pack_weights(d->stream, &c.layout, c.coded, c.messages + rank * c.layout.most);
+        copy_to_host(d->stream, &bytes, c.bytes, sizeof bytes);
+        stream_synchronize(d->stream);
+        result(d, RAW, c.messages + c.layout.most, bytes, applied ? "message" : "skipped message");
+        decode_coded(d, &c, bytes, applied ? "decoded" : "skipped");
+        if (!applied) continue;
+        decode_coded(d, &c, bytes - 16, "cut short");
+        damage(d, &c, bytes, 5);
+        decode_coded(d, &c, bytes, "damaged");
+    }
+    void *memory[] = {c.old, c.fresh, c.tail, c.coded, c.messages, c.weights, c.bytes, c.control, c.fault};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) release(d, memory[i]);
+}
+
+static inline void lossless(Dump *d) {
+    static const float change[] = {0.0f, 1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1.0f};
+    static const int64_t elements[] = {0, 32, 96, 160, 8192, 8192 + 4128, 1000000};
+    for (size_t i = 0; i < sizeof change / sizeof *change; i++) {
+        for (size_t k = 0; k < sizeof elements / sizeof *elements; k++) {
+            lossless_of(d, elements[k], 8 * (int64_t)(k + i), change[i]);
+        }
+    }
+}
