@@ -3,18 +3,28 @@
 
 #include <math.h>
 
+// Fewer bits must gain 10 %. Local steps are another algorithm, and must gain half.
+#define FEWER_BITS 1.1
 const Arm arms[ARMS] = {
-    {.name = "baseline", .flags = "no flags", .reason = "nothing is quantised"},
-    {.name = "baseline-bf16", .flags = "--grad-reduce-in-bf16", .reason = "gradients in bf16",
-     .bf16_gradients = true},
-    {.name = "eden", .flags = "@configs/eden.args",
+    {.name = "baseline", .gain = 1, .flags = "no flags", .reason = "nothing is quantised"},
+    {.name = "lossless", .gain = FEWER_BITS, .flags = "@configs/lossless.args",
+     .reason = "weights coded without loss: no bit of training changes", .lossless = true},
+    {.name = "baseline-bf16", .gain = FEWER_BITS, .flags = "--grad-reduce-in-bf16",
+     .reason = "gradients in bf16", .bf16_gradients = true},
+    {.name = "eden-lossless", .gain = FEWER_BITS, .flags = "@configs/eden-lossless.args",
+     .reason = "gradients between nodes in EDEN's 4 bits, weights without loss", .eden = true,
+     .lossless = true, .gradient_bits = 4},
+    {.name = "eden", .gain = FEWER_BITS, .flags = "@configs/eden.args",
      .reason = "gradients between nodes in EDEN's 4 bits, weights in 4 bits", .eden = true,
      .gradient_bits = 4, .weight_bits = 4},
-    {.name = "sdp4bit", .flags = "@configs/sdp4bit.args",
+    {.name = "sdp4bit", .gain = FEWER_BITS, .flags = "@configs/sdp4bit.args",
      .reason = "gradients between nodes and weights in 4 bits", .gradient_bits = 4, .weight_bits = 4},
-    {.name = "eden3", .flags = "@configs/eden3.args",
+    {.name = "eden3", .gain = FEWER_BITS, .flags = "@configs/eden3.args",
      .reason = "gradients between nodes in EDEN's 3 bits, weights in 4 bits", .eden = true,
      .gradient_bits = 3, .weight_bits = 4},
+    {.name = "local", .gain = 1.5, .flags = "@configs/local.args",
+     .reason = "nodes train alone and exchange every 30 steps, in EDEN's 4 bits", .eden = true,
+     .gradient_bits = 4, .weight_bits = 4, .local_steps = 30},
 };
 
 static void quantise_gradients(Config *c, const Arm *arm) {
@@ -31,9 +41,9 @@ static void quantise_gradients(Config *c, const Arm *arm) {
 }
 
 static void quantise_weights(Config *c, const Arm *arm) {
-    c->quantized_weights = arm->weight_bits > 0;
-    if (!c->quantized_weights) return;
-    c->weight_quantization_method = WEIGHT_DIFFERENCE;
+    c->quantized_weights = arm->weight_bits > 0 || arm->lossless;
+    c->weight_quantization_method = arm->lossless ? WEIGHT_LOSSLESS : WEIGHT_DIFFERENCE;
+    if (!arm->weight_bits) return;
     c->weight_quantization_bits = arm->weight_bits;
     c->wq_group_size = 2048;
     c->wq_rounding = ROUND_STOCHASTIC;
@@ -44,6 +54,11 @@ Config arm_config(const Config *run, const Arm *arm) {
     c.use_distributed_optimizer = true;
     c.grad_reduce_in_bf16 = arm->bf16_gradients;
     c.hadamard_transform = false;
+    c.local_steps = arm->local_steps ? arm->local_steps : 1;
+    c.local_steps_delay = arm->local_steps ? 1 : 0;
+    c.outer_lr = 0.7;
+    c.outer_momentum = 0.9;
+    c.local_steps_mix = 0;
     quantise_gradients(&c, arm);
     quantise_weights(&c, arm);
     return c;
@@ -96,13 +111,10 @@ double arm_gradient_error(const GradWire *wire, bool inside, bool between) {
     return sqrt(sum);
 }
 
-int arm_choose(const double *ms, int count) {
-    double least = 0;
-    for (int i = 0; i < count; i++) {
-        if (ms[i] > 0 && (least == 0 || ms[i] < least)) least = ms[i];
+int arm_choose(const double ms[ARMS]) {
+    int best = -1;
+    for (int i = 0; i < ARMS; i++) {
+        if (ms[i] > 0 && (best < 0 || ms[best] >= arms[i].gain * ms[i])) best = i;
     }
-    for (int i = 0; i < count; i++) {
-        if (ms[i] > 0 && ms[i] <= ARM_NEAR * least) return i;
-    }
-    return -1;
+    return best;
 }

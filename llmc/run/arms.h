@@ -10,15 +10,17 @@ typedef struct Arm {
     const char *name;    // as ARM= of scripts/ knows it
     const char *flags;   // what the trainer wants for it
     const char *reason;  // why one takes it: "gradients in 4 bits"
-    bool bf16_gradients, eden;
+    bool bf16_gradients, eden, lossless;
     int gradient_bits, weight_bits;  // of gradients between nodes, and of weights
+    int local_steps;
+    double gain;         // how many times as fast it must be as an arm that changes training less
 } Arm;
 
 // From the least change of training to the largest.
-enum { ARMS = 5 };
+enum { ARMS = 8 };
 extern const Arm arms[ARMS];
 
-// The same run with this arm instead of its own.
+// The same run with this arm instead of its own. It wants a mesh of its own: see plan_time.c.
 Config arm_config(const Config *run, const Arm *arm);
 
 // Mean squared error of a codec, relative to the values' mean square, where those are Gaussian.
@@ -27,9 +29,8 @@ double codec_gaussian_error(Codec codec, int group, Rounding rounding);
 // and nodes have them independently. inside, between: does that level run? Its errors add up.
 double arm_gradient_error(const GradWire *wire, bool inside, bool between);
 
-// The arm to take: the first one in the table's order whose step is at most ARM_NEAR times the
-// shortest. ms: (count), 0 where an arm cannot run. -1 where none can.
-#define ARM_NEAR 1.1
-int arm_choose(const double *ms, int count);
+// The arm to take, for steps of so many ms; 0 where an arm cannot run. Down the table, an arm takes
+// the place of the last choice if its step is faster by what it has to gain. -1 where none can run.
+int arm_choose(const double ms[ARMS]);
 
 LLMC_END

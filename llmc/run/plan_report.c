@@ -179,12 +179,20 @@ static double node_parameters(const StagePlan *s) {
     return (double)layout_of(s)->parameters * s->mesh.per_node / layout_of(s)->options.per_node;
 }
 
+// What islands exchange, once in H steps. The lines below have the mean of a step.
+static void print_exchange(const Config *c, const Mesh *mesh, const GradWire *grad, FILE *out) {
+    if (mesh->islands.size == 1) return;
+    fprintf(out, "  pseudo-gradients between %d islands: %s, every %d steps; the lines below have a step's "
+            "mean\n", mesh->islands.size, codec_name(grad->inter_codec), c->local_steps);
+}
+
 static void print_wire_of(const StagePlan *s, const GradWire *grad, FILE *out) {
     const Plan *plan = layout_of(s);
     const WeightWire *weight = zero_weight_wire(s->zero);
     WireBytes bytes = traffic_of_step(&s->traffic, grad, weight);
     WireFormula formula = traffic_formula(&s->traffic, grad, weight);
     if (plan->dp > 1) print_codecs(plan, grad, weight, out);
+    print_exchange(s->traffic.config, &s->mesh, grad, out);
     print_hop(out, "gradients, inside a node", formula.grad_intra, bytes.grad_intra);
     print_hop(out, "gradients, between nodes", formula.grad_inter, bytes.grad_inter);
     print_hop(out, "weights, inside a node", formula.weight_intra, bytes.weight_intra);
@@ -427,7 +435,11 @@ static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) 
     const Plan *plan = layout_of(s);
     const GradWire *grad = zero_grad_wire(s->zero, true);
     const char *whose = is_cut(&s->mesh) ? "data-parallel " : "";
-    if (plan->dp == 1) {
+    WireBytes bytes = traffic_of_step(&s->traffic, grad, zero_weight_wire(s->zero));
+    if (s->mesh.islands.size > 1) {
+        fprintf(out, "  GB out of each node per step, mean of %d steps\n", c->local_steps);
+        print_egress("this run", node_egress(&s->mesh, &bytes), out);
+    } else if (plan->dp == 1) {
         fprintf(out, "  one %srank sends nothing, and quantises nothing\n", whose);
     } else if (plan->options.nodes == 1) {
         fprintf(out, "  nothing travels between nodes: the %d %sranks are one node\n", plan->dp, whose);
@@ -438,7 +450,6 @@ static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) 
             fprintf(out, "those of %d bits need a second node\n", between);
         }
     } else {
-        WireBytes bytes = traffic_of_step(&s->traffic, grad, zero_weight_wire(s->zero));
         fprintf(out, "  GB out of each node per step\n");
         print_arms(s, out);
         print_egress("this run", node_egress(&s->mesh, &bytes), out);

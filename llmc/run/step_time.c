@@ -102,27 +102,34 @@ double step_compute(const StepLoad *load) {
     return load->micro_batches * once;
 }
 
-// Bucket b's turn comes in step b of the exchange's period, spread evenly.
-static int turn_of(int b, int buckets, int steps) { return (int)((int64_t)b * steps / buckets); }
+// A bucket's turn in the period of the exchanges: what has travelled before it is spread evenly.
+static int turn_of(const StepLoad *load, int b, int steps) {
+    double before = 0, all = 0;
+    for (int i = 0; i < load->buckets; i++) {
+        all += load->bucket[i].exchange;
+        if (i < b) before += load->bucket[i].exchange;
+    }
+    return all > 0 ? (int)(before / all * steps) : 0;
+}
 
-// Two periods: the first one fills the link, the second one counts.
+// The first periods fill the link, where it is too slow. The last ones count.
+enum { FILLING = 8, COUNTED = 8 };
 double step_time_local(const StepLoad *load, double alone, int steps, int delay) {
     double now = 0, link_free = 0, counted = 0;
     double *answer = (double *)xcalloc((size_t)load->buckets, sizeof(double), "times of answers");
-    for (int t = 0; t < 3 * steps + delay; t++) {
-        if (t == steps + delay) counted = now;
+    for (int t = 0; t < (FILLING + COUNTED) * steps; t++) {
+        if (t == FILLING * steps) counted = now;
         now += alone;
         for (int b = 0; b < load->buckets; b++) {
-            int turn = turn_of(b, load->buckets, steps);
-            if (t % steps != turn) continue;
+            int due = turn_of(load, b, steps) + delay + 1;
+            if ((t - due) % steps == 0) now = fmax(now, answer[b]);
+        }
+        for (int b = 0; b < load->buckets; b++) {
+            if (t % steps != turn_of(load, b, steps)) continue;
             link_free = fmax(link_free, now) + load->bucket[b].exchange;
             answer[b] = link_free;
         }
-        for (int b = 0; b < load->buckets; b++) {
-            int turn = turn_of(b, load->buckets, steps);
-            if (t >= delay && (t - delay) % steps == turn) now = fmax(now, answer[b]);
-        }
     }
     free(answer);
-    return (now - counted) / (2 * steps);
+    return (now - counted) / (COUNTED * steps);
 }

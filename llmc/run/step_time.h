@@ -37,8 +37,9 @@ typedef struct StepLoad {
 double step_time(const StepLoad *load);
 // The passes of a step alone, without messages and updates.
 double step_compute(const StepLoad *load);
-// The mean step where nodes train alone and exchange each bucket every `steps` steps, `delay` steps
-// before they need the answer. alone: step_time of a step without exchanges. steps at least 1.
+// The mean step where nodes train alone and exchange each bucket every `steps` steps. The answer is
+// awaited with the end of the step that follows `delay` others: it travels beside at least one
+// step. alone: step_time of a step without exchanges. steps at least 1.
 double step_time_local(const StepLoad *load, double alone, int steps, int delay);
 
 LLMC_END

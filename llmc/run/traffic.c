@@ -50,7 +50,7 @@ static void count_gathers(Walk *walk, const Mesh *mesh) {
 StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero) {
     const Plan *plan = zero_layout(zero);
     Trips *trips = (Trips *)xcalloc((size_t)plan->buckets, sizeof *trips, "gathers of a step");
-    StepTraffic traffic = {config, plan, trips};
+    StepTraffic traffic = {config, zero, plan, mesh->islands.size, trips};
     for (int b = 0; b < plan->buckets; b++) {
         trips[b].reductions = zero_reductions(zero, b, config->micro_batches);
     }
@@ -135,6 +135,7 @@ WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *g
     WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, grad, weight);
     bytes.grad_intra *= traffic->trips[b].reductions;
     bytes.grad_inter *= traffic->trips[b].reductions;
+    bytes.grad_inter += zero_exchange_bytes(traffic->zero, b, grad) / traffic->config->local_steps;
     go_ways(&bytes, ways_of_step(traffic, b), traffic->plan, b);
     return bytes;
 }
@@ -159,6 +160,15 @@ static double numbers_of(const Plan *plan, int b) {
     return sum;
 }
 
+// Of an exchange between islands, on the mean of H steps: two hops of the codec between nodes.
+static double exchange_formula(const StepTraffic *traffic, const GradWire *grad) {
+    const Plan *plan = traffic->plan;
+    double own = (double)(plan->parameters - plan->tail_parameters) / plan->dp, N = traffic->islands;
+    CodecInfo codec = codec_info(grad->inter_codec);
+    double bits = codec.bits + (codec.levels ? 32.0 / grad->inter_group : 0);
+    return 2 * own * (N - 1) / N * bits / 8 / traffic->config->local_steps;
+}
+
 WireFormula traffic_formula(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight) {
     const Plan *plan = traffic->plan;
     const WeightWire plain = {.codec = FLOATX_CODEC};
@@ -173,5 +183,6 @@ WireFormula traffic_formula(const StepTraffic *traffic, const GradWire *grad, co
         sum.weight_inter += share * ways.between * all.weight_inter;
         sum.weight_intra += share * (ways.inside * all.weight_intra + ways.parts * parts.weight_intra);
     }
+    sum.grad_inter += exchange_formula(traffic, grad);
     return sum;
 }

@@ -4,7 +4,9 @@
 // Under `optim` every bucket's gradients are reduced once per step, and its weights gathered once,
 // between nodes and inside each. Where gradients are shared out, most buckets' are reduced with
 // every micro-batch (zero_reductions). Where weights are shared out, two slots hold whole buckets
-// in turn, and a pass gathers a bucket that its slot does not hold. The first bucket's stay.
+// in turn, and a pass gathers a bucket that its slot does not hold. The first bucket's stay. With
+// local steps islands exchange a bucket every H steps: a step counts one H-th of that as gradients
+// between nodes.
 #pragma once
 #include "llmc/state/zero.h"
 LLMC_BEGIN
@@ -18,7 +20,9 @@ typedef struct Trips {
 // Of a step with config->micro_batches micro-batches. Config and Zero must outlive it.
 typedef struct StepTraffic {
     const Config *config;
+    const Zero *zero;
     const Plan *plan;
+    int islands;
     Trips *trips;  // (plan->buckets)
 } StepTraffic;
 

@@ -71,6 +71,8 @@ bool zero_grads_stay(const Zero *zero, int unit);
 // How often a step of so many micro-batches reduces a bucket: what plan_bucket_wire_bytes counts
 // of gradients travels so often.
 int zero_reductions(const Zero *zero, int bucket, int micro_batches);
+// Bytes that this rank sends to other islands at a bucket's turn; 0 without --local-steps.
+int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradWire *wire);
 // Before a backward writes gradients of that unit: the compute stream waits for memory to do so.
 // Idempotent until the unit is complete.
 void zero_grads_begin(Zero *zero, int unit);

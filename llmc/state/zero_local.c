@@ -80,6 +80,10 @@ void local_reserve(Zero *zero, MemoryPlan *plan) {
     reserve_exchange(zero, plan);
 }
 
+int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradWire *wire) {
+    return is_on(zero) ? outer_wire_bytes(&zero->local.plan, bucket, wire) : 0;
+}
+
 void local_start(Zero *zero) {
     LocalSteps *l = &zero->local;
     if (!is_on(zero)) return;

@@ -43,6 +43,26 @@ check "SDP4Bit" arm sdp4bit 5 "${paper[@]}"
 check "SDP4Bit, but weights rounded to nearest" arm nearest 5 "${paper[@]}" --wq-rounding nearest
 check "EDEN" arm eden 5 @configs/eden.args --wq-group-size 128
 check "EDEN, 3 bits" arm eden3 8 @configs/eden3.args --wq-group-size 128
+without_loss() { # the baseline's numbers to the bit, in fewer bytes than bf16 weights take
+    logged lossless 4 "${two_by_two[@]}" @configs/lossless.args && same_training baseline lossless || return 1
+    awk -v plain="$(sent baseline 1 40)" -v coded="$(sent lossless 1 40)" \
+        'BEGIN { split(plain, p); split(coded, c); exit !(p[1] > 1.1 * c[1] && p[2] > c[2]) }' ||
+        { why="$(sent lossless 1 40) bytes, bf16 weights $(sent baseline 1 40)"; return 1; }
+}
+check "lossless weights: the baseline's numbers" without_loss
+local_steps() { # nodes train alone: near the baseline, with few bytes between nodes, as planned
+    local flags=("${two_by_two[@]}" @configs/local.args --wq-group-size 128 --local-steps 5)
+    logged local 4 "${flags[@]}" && make_plan 4 "${flags[@]}" || return 1
+    awk -v l="$(mean_loss local 36 40)" -v b="$(mean_loss baseline 36 40)" \
+        'BEGIN { exit !(l > 0.9 * b && l < 1.1 * b) }' ||
+        { why="loss $(mean_loss local 36 40), baseline's $(mean_loss baseline 36 40)"; return 1; }
+    # Eight exchanges of each bucket in 40 steps. The plan has the mean, less what does not divide.
+    field local inter_node_bytes interval | awk -v eden="$(sent eden 1 40)" -v plan="$(planned 1 2)" \
+        '{ sum += $2 } END { split(eden, e); split(plan, p); rest = sum / 40 - p[1]
+            exit !(p[1] > 0 && rest >= 0 && rest < 20 && e[1] > 3 * p[1]) }' ||
+        { why="$(field local inter_node_bytes interval | tr '\n' ' '); planned $(planned 1 2)"; return 1; }
+}
+check "local steps" local_steps
 sealed() { # 16 bytes more per message, in the plan and on the wire, and the same numbers
     arm sealed 5 "${paper[@]}" --verify-wire && same_training sdp4bit sealed &&
         [ "$(sent sealed 1 40)" != "$(sent sdp4bit 1 40)" ] ||

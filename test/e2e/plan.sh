@@ -365,10 +365,10 @@ takes() { # ARM FLAGS...
     why=$(sed -n '/^step time/,$p' "$work/out")
     grep -q "^  take ARM=$1: " "$work/out" && [[ $why == *"this run"* ]]
 }
-check "--plan-network: a slow one wants few bits" takes eden3 --plan-network 1
+check "--plan-network: a slow one wants local steps" takes local --plan-network 1
 check "--plan-network: a fast one wants no quantisation" takes baseline --plan-network 100000
 own_row() { # the run's own step is the row of its arm, of which --plan says the bytes
-    takes eden --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
+    takes eden-lossless --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
     awk '$1 == "sdp4bit" { arm = $2 " " $3 } /^  this run +[0-9.]+ +[0-9.]+ / { run = $3 " " $4 }
         /out of each node +[0-9]/ { sent = $7 / 1e9 }
         END { off = sent - arm; exit !(arm == run && off < 0.001 && off > -0.001 && arm ~ / 1[2-9]/) }' \

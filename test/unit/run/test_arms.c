@@ -131,14 +131,28 @@ static void levels_add_up(void **state) {
     assert_true(arm_gradient_error(&wire, false, false) == 0);
 }
 
-static void the_first_that_is_nearly_fastest(void **state) {
-    const double far[] = {100, 50, 30, 20, 10}, near[] = {100, 50, 10.9, 20, 10};
-    const double gaps[] = {0, 50, 0, 20, 10}, none[] = {0, 0};
-    assert_int_equal(arm_choose(far, 5), 4);
-    assert_int_equal(arm_choose(near, 5), 2);
-    assert_int_equal(arm_choose(gaps, 4), 3);
-    assert_int_equal(arm_choose(gaps, 2), 1);
-    assert_int_equal(arm_choose(none, 2), -1);
+// What changes training less stays, unless what is below it gains enough.
+static void more_change_must_gain(void **state) {
+    int local = ARMS - 1;
+    double ms[ARMS] = {0};
+    assert_int_equal(arm_choose(ms), -1);
+    for (int i = 0; i < ARMS; i++) ms[i] = 100;
+    assert_int_equal(arm_choose(ms), 0);
+    ms[2] = 91;
+    assert_int_equal(arm_choose(ms), 0);
+    ms[2] = 90;
+    assert_int_equal(arm_choose(ms), 2);
+    ms[4] = 85;
+    assert_int_equal(arm_choose(ms), 2);
+    ms[local] = 61;
+    assert_int_equal(arm_choose(ms), 2);
+    ms[local] = 60;
+    assert_int_equal(arm_choose(ms), local);
+    assert_string_equal(arms[local].name, "local");
+    ms[0] = ms[2] = ms[local] = 0;
+    assert_int_equal(arm_choose(ms), 4);
+    ms[1] = 0;
+    assert_int_equal(arm_choose(ms), 4);
 }
 
 int main(void) {
@@ -147,7 +161,7 @@ int main(void) {
         cmocka_unit_test(errors_are_the_codecs_own),
         cmocka_unit_test(bf16_rounds_to_nearest),
         cmocka_unit_test(levels_add_up),
-        cmocka_unit_test(the_first_that_is_nearly_fastest),
+        cmocka_unit_test(more_change_must_gain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

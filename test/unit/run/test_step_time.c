@@ -97,14 +97,16 @@ static void gathers_through_two_slots(void **state) {
 static void exchanges_of_local_steps(void **state) {
     Case c;
     three(&c, (BucketLoad){.exchange = 12});
-    // Three exchanges in six steps of 10 ms. Awaited at once, each adds its 12 ms.
-    assert_float_equal(step_time_local(&c.load, 10, 6, 0), (60 + 36) / 6.0, 1e-9);
-    // Awaited one step later, 2 ms of each show. Two steps later nothing does.
-    assert_float_equal(step_time_local(&c.load, 10, 6, 1), (60 + 6) / 6.0, 1e-9);
-    assert_float_equal(step_time_local(&c.load, 10, 6, 2), 10, 1e-9);
+    // Three exchanges in six steps of 10 ms. Each has one step, so 2 ms show. In two steps none do.
+    assert_float_equal(step_time_local(&c.load, 10, 6, 0), (60 + 6) / 6.0, 1e-9);
+    assert_float_equal(step_time_local(&c.load, 10, 6, 1), 10, 1e-9);
     // A link that is too slow: 90 ms in three steps.
     three(&c, (BucketLoad){.exchange = 30});
     assert_float_equal(step_time_local(&c.load, 10, 3, 2), 30, 1e-9);
+    // The large first bucket travels for 30 ms, the others' turns come late in the period.
+    c.bucket[1].exchange = c.bucket[2].exchange = 3;
+    assert_float_equal(step_time_local(&c.load, 10, 6, 2), 10, 1e-9);
+    assert_float_equal(step_time_local(&c.load, 10, 6, 1), (60 + 10) / 6.0, 1e-9);
 }
 
 int main(void) {

@@ -41,6 +41,7 @@ static void quantise(Config *c) {
     c->gq_group_size_intra = c->gq_group_size_inter = 128;
     c->gradient_alltoall_pipeline = 1;
     c->ddp_bucket_size = 1;
+    c->local_steps = 1;
 }
 
 static void tear_down(Case *c) {
@@ -77,7 +78,7 @@ static WireBytes bytes_of(Case *c, Sharding sharding, int micro_batches) {
     if (!c->zero) fail_msg("%s", err.what);
     c->plan = zero_layout(c->zero);
     assert_int_equal(c->plan->buckets, units);
-    assert_int_equal(c->plan->bucket[0].matrix_per_rank, NUMBERS / 4);
+    assert_int_equal(c->plan->bucket[0].matrix_per_rank, NUMBERS / c->mesh.dp.size);
     c->traffic = traffic_make(&c->config, &c->mesh, c->zero);
     const GradWire *grad = zero_grad_wire(c->zero, true);
     const WeightWire *weight = zero_weight_wire(c->zero);
@@ -194,6 +195,20 @@ static void stages_find_less(void **state) {
     tear_down(&c);
 }
 
+// Each node is an island of two: a rank's shard has 65536 numbers. Islands exchange pieces of half
+// of that, a message each way, every four steps. Inside, a step sends what two nodes' windows took.
+static void islands_exchange_now_and_then(void **state) {
+    Case c;
+    Error err;
+    set_up(&c, UNITS, 4, 1, 0);
+    assert_true(mesh_make_islands(&c.mesh, &err));
+    c.config.local_steps = 4;
+    same_bytes(bytes_of(&c, SHARD_OPTIMIZER, 1), UNITS * GRAD_INSIDE, UNITS * 2 * GRAD_BETWEEN / 4,
+               UNITS * WEIGHT_INSIDE, 0);
+    assert_int_equal(zero_exchange_bytes(c.zero, 1, zero_grad_wire(c.zero, true)), 2 * GRAD_BETWEEN);
+    tear_down(&c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optim_sends_once),
@@ -201,6 +216,7 @@ int main(void) {
         cmocka_unit_test(layers_are_gathered_by_passes),
         cmocka_unit_test(over_all_ranks),
         cmocka_unit_test(stages_find_less),
+        cmocka_unit_test(islands_exchange_now_and_then),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
