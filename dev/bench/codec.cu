@@ -375,6 +375,57 @@ static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
     free_layout(b, &l);
 }
 
+// Weights that an update has moved by up to `change` either way.
+__global__ void move_kernel(uint16_t *fresh, const uint16_t *old, int64_t n, float change) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        float draw = (float)(int)(replica_mix((uint64_t)i, 77) >> 40) / 8388608.0f - 1.0f;
+        fresh[i] = bf16_from_float(bf16_to_float(old[i]) + change * draw);
+    }
+}
+
+// Changes of about 3 bits per weight: weights lie around 2^-10. One message takes the weights there,
+// another one back.
+static void bench_lossless(Bench *b, int64_t n) {
+    const char *names[] = {"lossless weights, code", "lossless weights, pack", "lossless weights, decode"};
+    if (!wanted(b, names[0]) && !wanted(b, names[1]) && !wanted(b, names[2])) return;
+    n = n / 32 * 32;
+    LosslessLayout m = lossless_layout(n, 0);
+    StepControl *control = applied_step(b);
+    uint8_t *weights[2] = {(uint8_t *)filled(b, 2 * n, 12), (uint8_t *)filled(b, 2 * n, 13)};
+    uint8_t *coded = (uint8_t *)filled(b, m.most, 14), *message[2];
+    uint64_t *fault = (uint64_t *)filled(b, sizeof *fault, 17);
+    uint32_t *length = (uint32_t *)filled(b, sizeof *length, 18), bytes = 0;
+    move_kernel<<<1024, 256, 0, stream_handle(b->stream)>>>((uint16_t *)weights[1], (uint16_t *)weights[0], n,
+                                                            1e-5f);
+    for (int way = 1; way >= 0; way--) {
+        message[way] = (uint8_t *)filled(b, m.most, 15);
+        CodeWeights c = {control, m, weights[way], weights[1 - way], weights[way], coded, length};
+        double ms = median_ms(b, [&] { kernel_code_weights(b->stream, &c); });
+        copy_to_host(b->stream, &bytes, length, sizeof bytes);
+        stream_synchronize(b->stream);
+        if (way == 0 && wanted(b, names[0])) report(b, names[0], n, 4 * n, bytes, ms);
+        ms = median_ms(b, [&] { kernel_pack_weights(b->stream, &m, coded, message[way]); });
+        if (way == 0 && wanted(b, names[1])) report(b, names[1], n, bytes, bytes, ms);
+    }
+    printf("lossless weights: %.3f bits per weight\n", 8.0 * bytes / (double)n);
+    set_zero(b->stream, fault, sizeof *fault);
+    DecodeWeights d = {control, m, message[0], m.most, m.most, 1, 1, weights[0], fault, 1};
+    int way = 0;
+    double ms = median_ms(b, [&] {
+        d.messages = message[way];
+        kernel_decode_weights(b->stream, &d);
+        way = 1 - way;
+    });
+    if (wanted(b, names[2])) report(b, names[2], n, 2 * n + bytes, 2 * n, ms);
+    uint64_t found;
+    copy_to_host(b->stream, &found, fault, sizeof found);
+    stream_synchronize(b->stream);
+    if (found) fatal(NULL, EXIT_COMMUNICATION, "lossless weights could not be decoded");
+    void *memory[] = {control, weights[0], weights[1], coded, message[0], message[1], fault, length};
+    for (void *each : memory) device_free(b->device, each);
+}
+
 static void bench_norm(Bench *b, int64_t n) {
     if (!wanted(b, "square leaves, tree of the leaves")) return;
     float *x = (float *)filled(b, n * 4, 19), *leaves = (float *)filled(b, n / HADAMARD_ORDER * 4, 20),
@@ -422,6 +473,7 @@ static void bench_size(Bench *b, int64_t n) {
     bench_update(b, n, FLOATX_CODEC, 32, ROUND_NEAREST);
     bench_apply(b, n, CODEC_INT4, 2048);
     bench_apply(b, n, FLOATX_CODEC, 32);
+    bench_lossless(b, n);
     bench_norm(b, n);
 }
 
