@@ -59,13 +59,14 @@ LIBS          := -lcjson -lxxhash -lpcre2-8 -lpthread -lm
 ROOMS    := base ranks data config log state model checkpoint run
 HOST_SRC := $(wildcard $(ROOMS:%=llmc/%/*.c)) $(filter-out sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c,$(wildcard sdp4bit/*.c))
 CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c
-TOOL_SRC := $(wildcard dev/data/*.c)
+DATA_SRC := $(wildcard dev/data/*.c)
 
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/obj/%.o)
 CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/obj/%.o)
 HOST_LIB := $(BUILD)/libllmc.a
 CPU_LIB  := $(BUILD)/libllmc_cpu.a
-TOOLS    := $(TOOL_SRC:dev/data/%.c=$(BUILD)/%)
+DATA_TOOLS := $(DATA_SRC:dev/data/%.c=$(BUILD)/%)
+TOOLS    := $(DATA_TOOLS) $(BUILD)/convert_checkpoint
 
 UNIT_TESTS := $(patsubst test/unit/%.c,$(BUILD)/test/unit/%,$(wildcard test/unit/*/test_*.c))
 MPI_TESTS  := $(patsubst test/mpi/%.c,$(BUILD)/test/mpi/%,$(wildcard test/mpi/test_*.c))
@@ -126,8 +127,10 @@ $(CPU_LIB): $(CPU_OBJ)
 $(BUILD)/train_gpt_cpu: $(BUILD)/obj/train_gpt_cpu.o $(HOST_LIB) $(CPU_LIB)
 	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
 
-$(TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o $(HOST_LIB)
-	$(MPICC) $(LDFLAGS) $^ $(LIBS) -o $@
+$(DATA_TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o
+$(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o
+$(TOOLS): $(HOST_LIB)
+	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(HOST_LIB) $(LIBS) -o $@
 
 $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
@@ -136,7 +139,7 @@ $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_local_mpi $(BUILD)/test/unit/sdp4bit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
 
 # Tests of the model link the trainer's own file.
-$(BUILD)/test/unit/model/test_gpt $(BUILD)/test/unit/state/test_tensor $(BUILD)/test/unit/state/test_memory $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_layout: $(BUILD)/obj/train_gpt_test.o
+$(BUILD)/test/unit/model/test_gpt $(BUILD)/test/unit/checkpoint/test_hf $(BUILD)/test/unit/state/test_tensor $(BUILD)/test/unit/state/test_memory $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_layout: $(BUILD)/obj/train_gpt_test.o
 $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/model_gradients.o
 
 # Fuzz targets run given inputs (replay.c), or search for inputs when libFuzzer brings main(). mmap: see fuzz_shard.c.

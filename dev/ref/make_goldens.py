@@ -201,7 +201,7 @@ class Writer:
 
     def write(self, path):
         versions = f"PyTorch {torch.__version__}, numpy {np.__version__}"
-        body = f"# made by dev/ref/make_goldens.py with {versions}\n" + "".join(self.lines)
+        body = f"# made by dev/ref/{os.path.basename(sys.argv[0])} with {versions}\n" + "".join(self.lines)
         total = (len("golden 1 00000000\n") + len(body) + 63) // 64 * 64
         text = (f"golden 1 {total:08d}\n" + body).encode()
         with open(path, "wb") as file:

@@ -13,30 +13,32 @@ enum { MOST_LEVELS = 4, MOST_ENTRIES = 100000 };
 
 typedef struct Row {
     const char *pattern, *what;
+    const char *tool;  // what makes a checkpoint of it; NULL: nothing here
 } Row;
 
 // Names of files, wherever they lie below the folder, and what they tell. The first row that fits
 // counts.
 static const Row OURS[] = {
-    {"shard_*_of_*.safetensors", "a checkpoint of this program that lacks its manifest.json"},
-    {".iter_*.old", "a checkpoint of this program that a save was replacing when it died"},
+    {"shard_*_of_*.safetensors", "a checkpoint of this program that lacks its manifest.json", NULL},
+    {".iter_*.old", "a checkpoint of this program that a save was replacing when it died", NULL},
 };
+#define CONVERT "build/convert_checkpoint --from-hf"
 static const Row OTHERS[] = {
-    {"model_optim_rng.pt", "a Megatron-LM checkpoint"},
-    {"distrib_optim.pt", "a Megatron-LM checkpoint"},
-    {"*.distcp", "a Megatron-LM or PyTorch distributed checkpoint"},
-    {"common.pt", "a Megatron-LM checkpoint"},
-    {"mp_rank_*_model_states.pt", "a DeepSpeed checkpoint"},
-    {"*zero_pp_rank_*.pt", "a DeepSpeed checkpoint"},
-    {"config.json", "a Hugging Face model"},
-    {"model.safetensors", "a Hugging Face model"},
-    {"model-*-of-*.safetensors", "a Hugging Face model"},
-    {"pytorch_model*.bin", "a Hugging Face model"},
-    {"model_[0-9]*.bin", "an llm.c checkpoint"},
-    {"*.idx", "a corpus of token shards"},
-    {"*.pt", "a PyTorch file"},
-    {"*.pth", "a PyTorch file"},
-    {"*.ckpt", "a PyTorch file"},
+    {"model_optim_rng.pt", "a Megatron-LM checkpoint", NULL},
+    {"distrib_optim.pt", "a Megatron-LM checkpoint", NULL},
+    {"*.distcp", "a Megatron-LM or PyTorch distributed checkpoint", NULL},
+    {"common.pt", "a Megatron-LM checkpoint", NULL},
+    {"mp_rank_*_model_states.pt", "a DeepSpeed checkpoint", NULL},
+    {"*zero_pp_rank_*.pt", "a DeepSpeed checkpoint", NULL},
+    {"config.json", "a Hugging Face model", CONVERT},
+    {"model.safetensors", "a Hugging Face model", CONVERT},
+    {"model-*-of-*.safetensors", "a Hugging Face model", CONVERT},
+    {"pytorch_model*.bin", "a Hugging Face model", NULL},
+    {"model_[0-9]*.bin", "an llm.c checkpoint", NULL},
+    {"*.idx", "a corpus of token shards", NULL},
+    {"*.pt", "a PyTorch file", NULL},
+    {"*.pth", "a PyTorch file", NULL},
+    {"*.ckpt", "a PyTorch file", NULL},
 };
 
 // What a run, its scripts and the file system put into a folder before there is a checkpoint.
@@ -47,9 +49,9 @@ static const char *const FRESH[] = {
     "hosts",  "hostfile",   "core*",    "events.out.tfevents.*",
 };
 
-static const char *known(const Row *rows, size_t count, const char *name) {
+static const Row *known(const Row *rows, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++) {
-        if (fnmatch(rows[i].pattern, name, 0) == 0) return rows[i].what;
+        if (fnmatch(rows[i].pattern, name, 0) == 0) return &rows[i];
     }
     return NULL;
 }
@@ -69,7 +71,7 @@ static bool passed_over(const char *name) { return name[0] == '.' || strcmp(name
 
 // Walks the tree until something known is found. *what: what it is, NULL: nothing known. *path:
 // where it lies, or the first file that no fresh run has; NULL: none.
-static bool look(FTS *tree, bool also_ours, const char **what, char **path, Error *err) {
+static bool look(FTS *tree, bool also_ours, const Row **what, char **path, Error *err) {
     size_t above = 0;
     int entries = 0;
     while (!*what && entries++ < MOST_ENTRIES) {
@@ -97,17 +99,22 @@ static bool look(FTS *tree, bool also_ours, const char **what, char **path, Erro
 
 bool foreign_refuse(const char *folder, bool unless_fresh, Error *err) {
     char *roots[] = {(char *)folder, NULL}, *path = NULL;
-    const char *what = NULL;
+    const Row *what = NULL;
     if (!durable_exists(folder)) return true;
     FTS *tree = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
     if (!tree) return durable_error(err, "look into", folder);
     bool ok = look(tree, unless_fresh, &what, &path, err);
     fts_close(tree);
-    if (ok && (what || (path && unless_fresh))) {
+    if (ok && what && what->tool) {
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "--load %s holds %s (%s), which this program cannot load; %s makes a checkpoint of it",
+                       folder, what->what, path, what->tool);
+    } else if (ok && (what || (path && unless_fresh))) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "--load %s holds %s (%s), which this program cannot load; give a folder that it saved"
                        " into, or a new one to start from scratch",
-                       folder, what ? what : "no checkpoint, but what no run writes before its first one",
+                       folder,
+                       what ? what->what : "no checkpoint, but what no run writes before its first one",
                        path);
     }
     free(path);

@@ -51,8 +51,10 @@ static char *header_text(const SafeTensor *tensors, int count, const char *metad
         uint64_t end = *data_bytes + (uint64_t)t->elements * (uint64_t)safe_dtype_bytes(t->dtype);
         fputc(',', out);
         json_write_string(out, t->name);
-        fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[%" PRId64 "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
-                t->dtype, t->elements, *data_bytes, end);
+        fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
+        if (t->columns) fprintf(out, "%" PRId64 ",", t->elements / t->columns);
+        fprintf(out, "%" PRId64 "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
+                t->columns ? t->columns : t->elements, *data_bytes, end);
         *data_bytes = end;
     }
     fputc('}', out);

@@ -1,15 +1,16 @@
 // Writes safetensors files: u64 header length, JSON header, raw little-endian data. Checkpoint
-// shards are such files, so that any other tool can read them. Used by checkpoint.c.
-// checkpoint_load.c finds the data by the manifest and does not read the header.
+// shards are such files, so that any other tool can read them. Used by checkpoint.c and
+// hf_export.c. checkpoint_load.c finds the data by the manifest and does not read the header.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// One tensor: a flat list of elements.
+// One tensor: a flat list of elements, or a matrix row by row.
 typedef struct SafeTensor {
     char *name;
     const char *dtype;  // "F32" or "BF16"
     int64_t elements;
+    int64_t columns;    // of a matrix; 0: a flat list
 } SafeTensor;
 
 // Bytes per element; 0 for another dtype.

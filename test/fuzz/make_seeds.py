@@ -94,6 +94,47 @@ def manifests():
     yield b"{" * 1200
 
 
+def hf_header(prefix="", dtype="F32", width=4, **changes):
+    """The header of a small GPT-2's weights; a change is the entry of a tensor."""
+    shapes = {"wte.weight": [8, 8], "wpe.weight": [4, 8]}
+    layer = {"ln_1": [8], "attn.c_attn": [8, 24], "attn.c_proj": [8, 8], "ln_2": [8], "mlp.c_fc": [8, 8],
+             "mlp.c_proj": [8, 8]}
+    for name, shape in layer.items():
+        shapes["h.0." + name + ".weight"], shapes["h.0." + name + ".bias"] = shape, shape[-1:]
+    shapes["ln_f.weight"] = shapes["ln_f.bias"] = [8]
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes.items():
+        size = width * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[prefix + name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    header.update(changes)
+    return json.dumps(header).encode()
+
+
+def hf_folders():
+    config = {"model_type": "gpt2", "activation_function": "gelu_new", "n_layer": 1, "n_embd": 8, "n_head": 1,
+              "n_inner": 8, "n_positions": 4, "vocab_size": 8, "layer_norm_epsilon": 1e-5, "eos_token_id": 7}
+    tied = {"dtype": "F32", "shape": [8, 8], "data_offsets": [0, 256]}
+    text = json.dumps(config).encode() + BEHIND
+    weights = {name: "a.safetensors" for name in json.loads(hf_header()) if name != "__metadata__"}
+    yield text + hf_header()
+    yield text + hf_header(prefix="transformer.", dtype="BF16", width=2)
+    yield text + hf_header(dtype="F16", width=2)
+    yield text + hf_header(**{"lm_head.weight": tied, "h.0.attn.bias": tied})
+    yield text + hf_header(**{"lm_head.weight": dict(tied, shape=[64])})
+    yield text + hf_header(**{"wte.weight": dict(tied, data_offsets=[1 << 52, (1 << 52) + 256])})
+    yield text + hf_header(**{"h.0.extra": tied})
+    yield text + b"R" + struct.pack("<Q", 1 << 63) + b"{}"
+    yield text + b"R" + struct.pack("<Q", 2) + b"{}"
+    yield text + b"I" + json.dumps({"weight_map": weights}).encode()
+    yield text + b"I" + json.dumps({"weight_map": dict(weights, wte="../../a.safetensors")}).encode()
+    yield text + b"I" + json.dumps({"weight_map": {"wte.weight": "b.safetensors"}}).encode()
+    yield json.dumps(dict(config, n_layer=10000, vocab_size=1 << 30)).encode() + BEHIND + hf_header()
+    yield json.dumps(dict(config, n_embd=1 << 20, n_inner=None)).encode() + BEHIND + hf_header()
+    yield json.dumps(dict(config, activation_function="relu")).encode() + BEHIND + hf_header()
+    yield b"{}" + BEHIND
+
+
 def arguments():
     same = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 128, "num_attention_heads": 4,
             "max_position_embeddings": 32, "padded_vocab_size": 384,
@@ -196,7 +237,7 @@ def progress():
 TARGETS = {"shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
            "corpus": corpora,
            "vocabulary": vocabularies, "options": options, "data_args": data_args, "tokenizer": texts,
-           "progress": progress,
+           "progress": progress, "hf": hf_folders,
            "tracker": lambda: [b"100\n", b"release", b"", b"-1", b"999999999999999", b"9999999999999999999",
                                b"12 34\n", b"\0" + b"1"],
            "lineage": lambda: [b"10\n20\n24\n", b"5", b"", b"7\n5\n", b"-1\n", b"999999999999999\n",

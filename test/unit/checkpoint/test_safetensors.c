@@ -73,7 +73,7 @@ static size_t golden_file(char *out) {
 
 static bool write_golden(const char *path, uint64_t *bytes, uint64_t *xxh3, Error *err) {
     char a[] = "a", b[] = "b\"c";
-    SafeTensor tensors[2] = {{a, "F32", 2}, {b, "BF16", 3}};
+    SafeTensor tensors[2] = {{a, "F32", 2, 0}, {b, "BF16", 3, 0}};
     SafeWriter *w = safe_writer_open(path, tensors, 2, "{\"k\":\"v\"}", err);
     if (!w) return false;
     // Pieces need not be whole tensors.
@@ -114,7 +114,7 @@ static void no_tensors(void **state) {
 static void wrong_use_of_the_writer(void **state) {
     Folder *f = (Folder *)*state;
     char a[] = "a";
-    SafeTensor tensor = {a, "F32", 1};
+    SafeTensor tensor = {a, "F32", 1, 0};
     Error err = {0};
     uint64_t bytes, xxh3;
     SafeWriter *w = safe_writer_open(f->file, &tensor, 1, "{}", &err);  // less data than declared
@@ -135,7 +135,7 @@ static void wrong_use_of_the_writer(void **state) {
 static void a_write_that_does_not_fit(void **state) {
     Folder *f = (Folder *)*state;
     char a[] = "a";
-    SafeTensor tensor = {a, "F32", 100000};
+    SafeTensor tensor = {a, "F32", 100000, 0};
     struct rlimit before, small;
     Error err = {0};
     float *data = (float *)calloc(100000, 4);

@@ -1,0 +1,147 @@
+// convert_checkpoint: from a checkpoint of the trainer to a Hugging Face folder, and back. The work
+// is done in llmc/checkpoint/hf_export.c and hf_import.c; here are the flags.
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/hf.h"
+#include "llmc/config/options.h"
+#include "llmc/ranks/launch.h"
+
+typedef enum Precision { PRECISION_FP32_MASTERS, PRECISION_BF16 } Precision;
+
+typedef struct Settings {
+    const char *load, *to_hf, *from_hf, *save, *vocab_file, *merge_file;
+    int64_t step, part_megabytes;
+    int divisible, dtype;
+    bool no_tokenizer, no_save_optim, help;
+} Settings;
+
+#define FIELD(name) offsetof(Settings, name)
+static const Option table[] = {
+    {.help = "From a checkpoint to a Hugging Face folder"},
+    {"load", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(load), .value = "FOLDER",
+     .help = "A --save folder of the trainer's."},
+    {"to-hf", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(to_hf), .value = "FOLDER",
+     .help = "The folder to make."},
+    {"ckpt-step", .kind = OPTION_INT64, .high = 1e15, .low = -1, .initial = "-1", .offset = FIELD(step),
+     .value = "N", .help = "The checkpoint of this iteration; -1: the latest."},
+    {"dtype", .kind = OPTION_CHOICE, .choices = "fp32|bf16", .initial = "bf16", .offset = FIELD(dtype),
+     .value = "WORD",
+     .help = "fp32: the masters. bf16: the weights that the model computes with."},
+    {"max-shard-size", .kind = OPTION_INT64, .low = 1, .high = 1e9, .initial = "5000",
+     .offset = FIELD(part_megabytes), .value = "MB",
+     .help = "More weights than so many megabytes go into several files, with an index."},
+    {"no-tokenizer", .kind = OPTION_FLAG, .offset = FIELD(no_tokenizer),
+     .help = "Leave vocab.json and merges.txt out."},
+    {.help = "From a Hugging Face folder to a checkpoint"},
+    {"from-hf", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(from_hf), .value = "FOLDER",
+     .help = "A folder of a GPT2LMHeadModel with safetensors."},
+    {"save", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(save), .value = "FOLDER",
+     .help = "A folder without checkpoints, which gets one of iteration 0."},
+    {"make-vocab-size-divisible-by", .kind = OPTION_INT, .low = 1, .high = 1 << 20, .initial = "128",
+     .offset = FIELD(divisible), .value = "N",
+     .help = "The embedding gets this multiple of rows: the trainer's flag times its "
+             "--tensor-model-parallel-size."},
+    {"no-save-optim", .kind = OPTION_FLAG, .offset = FIELD(no_save_optim),
+     .help = "Save the weights alone, for --load --finetune."},
+    {.help = "Both"},
+    {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "PATH",
+     .help = "The model's vocab.json; by default the folder's, else the one that it was trained with."},
+    {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "PATH",
+     .help = "Its merges.txt."},
+    {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
+};
+enum { TABLE_ROWS = sizeof table / sizeof *table };
+
+static bool check(const Settings *s, Error *err) {
+    bool exporting = s->load || s->to_hf, importing = s->from_hf || s->save;
+    if (exporting == importing) {
+        return error_set(err, EXIT_USAGE,
+                         "give --load and --to-hf, or --from-hf and --save; --help lists the flags");
+    }
+    const char *missing = exporting ? !s->load ? "--load" : !s->to_hf ? "--to-hf" : NULL
+                                    : !s->from_hf ? "--from-hf" : !s->save ? "--save" : NULL;
+    if (missing) return error_set(err, EXIT_USAGE, "%s is missing; --help lists the flags", missing);
+    if (!s->vocab_file == !s->merge_file) return true;
+    return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file belong together; give both");
+}
+
+static bool export_folder(const Settings *s, Peers peers, Error *err) {
+    HfReport report;
+    HfExport wish = {.load = s->load,
+                     .iteration = s->step,
+                     .output = s->to_hf,
+                     .fp32 = s->dtype == PRECISION_FP32_MASTERS,
+                     .part_bytes = s->part_megabytes * 1000000,
+                     .vocab_file = s->vocab_file,
+                     .merge_file = s->merge_file,
+                     .no_tokenizer = s->no_tokenizer,
+                     .piece = HF_PIECE,
+                     .peers = peers};
+    bool ok = hf_export(&wish, &report, err);
+    fputs(report.notes, stderr);
+    if (ok) {
+        fprintf(stderr,
+                "Wrote %s: iteration %" PRId64 ", %" PRId64 " parameters in %s, %d file%s of weights.\n",
+                s->to_hf, report.iteration, report.parameters, wish.fp32 ? "fp32" : "bf16", report.files,
+                report.files == 1 ? "" : "s");
+    }
+    return ok;
+}
+
+static bool import_folder(const Settings *s, Peers peers, Error *err) {
+    HfReport report;
+    HfImport wish = {.folder = s->from_hf,
+                     .save = s->save,
+                     .divisible = s->divisible,
+                     .no_optimizer = s->no_save_optim,
+                     .vocab_file = s->vocab_file,
+                     .merge_file = s->merge_file,
+                     .piece = HF_PIECE,
+                     .peers = peers};
+    bool ok = hf_import(&wish, &report, err);
+    fputs(report.notes, stderr);
+    if (ok)
+        fprintf(stderr, "Wrote iteration 0 into %s: %" PRId64 " parameters.\n", s->save, report.parameters);
+    return ok;
+}
+
+// checkpoint.h's calls are collective, so there is a world of one rank.
+static bool run(const Settings *settings, int *argc, char ***argv, Error *err) {
+    Launch launch;
+    if (!check(settings, err)) return false;
+    launch_init(&launch, argc, argv);
+    Peers peers = {launch.world, 0, NULL};
+    bool ok = launch.size == 1 ||
+              error_set(err, EXIT_USAGE, "this is a program of one process; start it without mpirun");
+    if (ok) ok = settings->load ? export_folder(settings, peers, err) : import_folder(settings, peers, err);
+    if (!ok && launch.rank == 0) error_print(NULL, err->what);
+    launch_finalize(&launch);
+    err->what[0] = 0;  // said
+    return ok;
+}
+
+int main(int argc, char **argv) {
+    name_illegal_instructions();
+    json_use_checked_memory();
+    Error err = {0};
+    char **words = NULL;
+    int count = 0;
+    Settings settings = {0};
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
+    options_defaults(table, TABLE_ROWS, &settings);
+    bool good = options_read_words(argc, argv, &words, &count, &err);
+    if (good && options_ask(table, TABLE_ROWS, words, count, "help")) {
+        printf("Usage: convert_checkpoint --load FOLDER --to-hf FOLDER, or --from-hf FOLDER --save FOLDER\n"
+               "From a checkpoint to a Hugging Face folder of a GPT2LMHeadModel, and back.\n");
+        options_help(table, TABLE_ROWS, stdout);
+    } else {
+        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, &err) &&
+               run(&settings, &argc, &argv, &err);
+    }
+    if (!good && *err.what) error_print(NULL, err.what);
+    options_free_words(words, count);
+    return good ? EXIT_DONE : err.code;
+}

@@ -1,0 +1,375 @@
+// A checkpoint becomes a Hugging Face folder: see hf.h.
+//
+// The folder is made under another name beside its place, and renamed when it is whole. Tensors go
+// one after the other, in pieces of their rows. Where a matrix is transposed a piece of its rows is
+// some columns of ours, which checkpoint_read gathers from whichever shards hold them.
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <libgen.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/base/dtype.h"
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/hf.h"
+#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_tokenizer.h"
+#include "llmc/checkpoint/safetensors.h"
+
+#define PREFIX "transformer."
+#define INDEX_NAME "model.safetensors.index.json"
+
+typedef struct Exporting {
+    const HfExport *wish;
+    Checkpoint *checkpoint;
+    HfGpt2 model;
+    HfTensor *tensors; int count;
+    int *part; int parts;     // of each tensor
+    HfTokenizer tokenizer;
+    char *fresh;              // the folder until it is whole
+    void *in;                 // a piece as the checkpoint has it: fp32, or this build's floatX
+    void *out;                // as the file will have it
+} Exporting;
+
+static int64_t columns_of(const HfTensor *t) { return t->columns ? t->columns : 1; }
+static int width_of(const Exporting *e) { return e->wish->fp32 ? 4 : 2; }
+static const char *dtype_of(const Exporting *e) { return e->wish->fp32 ? "F32" : "BF16"; }
+static uint64_t bytes_of(const Exporting *e, const HfTensor *t) {
+    return (uint64_t)(t->rows * columns_of(t)) * (uint64_t)width_of(e);
+}
+
+// --- Opening -------------------------------------------------------------------------------------
+
+// A checkpoint that cannot be used is not replaced by an older one in silence.
+static bool open_checkpoint(Exporting *e, int64_t *iteration, HfReport *report, Error *err) {
+    const char *load = e->wish->load;
+    char note[1400] = "";
+    if (e->wish->iteration >= 0) *iteration = e->wish->iteration;
+    else *iteration = checkpoint_find(load, note, sizeof note, err);
+    if (*iteration == CHECKPOINT_UNREADABLE) return false;
+    if (*iteration == NO_CHECKPOINT)
+        return error_set(err, EXIT_CHECKPOINT, "%s holds no checkpoint; give a folder that a run saved into",
+                         load);
+    if (*note) snprintf(report->notes, sizeof report->notes, "%s\n", note);
+    int64_t opened = *iteration;
+    e->checkpoint = checkpoint_open_sound(load, &opened, e->wish->peers, note, sizeof note, err);
+    if (!e->checkpoint) return false;
+    if (opened == *iteration) return true;
+    const char *why = strchr(note, ':');
+    return error_set(err, EXIT_CHECKPOINT, "%s:%.*s; give --ckpt-step %" PRId64 " for the one before it",
+                     load, (int)strcspn(why ? why + 1 : "", ";"), why ? why + 1 : "", opened);
+}
+
+// That the parameters are those of the arguments' model, and are there as asked.
+static bool check_parameters(Exporting *e, Error *err) {
+    Tensor *ours = (Tensor *)xcalloc((size_t)e->count, sizeof *ours, "the parameter table");
+    for (int i = 0; i < e->count; i++) ours[i] = e->tensors[i].ours;
+    bool ok = checkpoint_check_tensors(e->checkpoint, ours, e->count, err);
+    free(ours);
+    if (ok && e->wish->fp32 && !checkpoint_has(e->checkpoint, SLICE_MASTER)) {
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; give"
+                       " --dtype bf16",
+                       e->wish->load);
+    }
+    return ok;
+}
+
+// --- Tokenizer -----------------------------------------------------------------------------------
+
+static bool both_exist(const char *a, const char *b) {
+    return a && b && durable_exists(a) && durable_exists(b);
+}
+
+static bool no_tokenizer(Error *err) {
+    return error_set(err, EXIT_DATA,
+                     "the checkpoint's vocabulary was not found; give --vocab-file and --merge-file, or"
+                     " --no-tokenizer");
+}
+
+static bool read_tokenizer(Exporting *e, const cJSON *arguments, HfReport *report, Error *err) {
+    const HfExport *wish = e->wish;
+    HfTokenizer *t = &e->tokenizer;
+    const char *type = json_member_string(arguments, "tokenizer_type");
+    const char *vocab = json_member_string(arguments, "vocab_file");
+    const char *merges = json_member_string(arguments, "merge_file");
+    char *own_vocab = text_format("%s/" HF_VOCAB, wish->load);
+    char *own_merges = text_format("%s/" HF_MERGES, wish->load);
+    bool ok = true;
+    if (wish->vocab_file || wish->merge_file) {
+        ok = hf_tokenizer_read(t, wish->vocab_file, wish->merge_file, err);
+    } else if (type && strcmp(type, "Byte") == 0) {
+        hf_tokenizer_of_bytes(t);
+    } else if (type && strcmp(type, "NullTokenizer") == 0) {
+        snprintf(report->notes + strlen(report->notes), sizeof report->notes - strlen(report->notes),
+                 "The model has no tokenizer (NullTokenizer): the folder gets none.\n");
+    } else if (both_exist(own_vocab, own_merges)) {
+        ok = hf_tokenizer_read(t, own_vocab, own_merges, err);
+    } else {
+        ok = both_exist(vocab, merges) ? hf_tokenizer_read(t, vocab, merges, err) : no_tokenizer(err);
+    }
+    free(own_vocab);
+    free(own_merges);
+    if (!ok || !t->vocab || (t->size == e->model.vocab && t->eod == e->model.eod)) return ok;
+    return error_set(err, EXIT_DATA,
+                     "the vocabulary has %d ids and ends documents with %d, the checkpoint's model %" PRId64
+                     " and %" PRId64 "; give its own --vocab-file and --merge-file",
+                     t->size, t->eod, e->model.vocab, e->model.eod);
+}
+
+static bool choose_tokenizer(Exporting *e, HfReport *report, Error *err) {
+    if (e->wish->no_tokenizer) return true;
+    const char *text = checkpoint_arguments(e->checkpoint);
+    cJSON *arguments = json_parse_object(text, strlen(text));
+    bool ok = read_tokenizer(e, arguments, report, err);
+    cJSON_Delete(arguments);
+    return ok;
+}
+
+// --- Pieces of tensors ---------------------------------------------------------------------------
+
+static float master_at(const void *in, int64_t i) { return ((const float *)in)[i]; }
+static float weight_at(const void *in, int64_t i) { return floatX_to_float(((const floatX *)in)[i]); }
+
+// Puts the piece, `rows` rows, from the order of the checkpoint into that of the file.
+static void arrange(const Exporting *e, const HfTensor *t, int64_t rows) {
+    int64_t columns = columns_of(t), ours = t->transposed ? columns : rows;
+    for (int64_t r = 0; r < ours; r++) {
+        int64_t there = hf_place_of_row(&e->model, t, r);
+        for (int64_t c = 0; c < (t->transposed ? rows : columns); c++) {
+            int64_t to = t->transposed ? c * columns + there : there * columns + c;
+            int64_t from = r * (t->transposed ? rows : columns) + c;
+            if (e->wish->fp32) ((float *)e->out)[to] = master_at(e->in, from);
+            else ((uint16_t *)e->out)[to] = bf16_from_float(weight_at(e->in, from));
+        }
+    }
+}
+
+// Rows of a piece. A vector goes as a whole: its rows may change places.
+static int64_t rows_of_piece(const Exporting *e, const HfTensor *t) {
+    int64_t rows = e->wish->piece / columns_of(t);
+    return !t->columns || rows > t->rows ? t->rows : rows < 1 ? 1 : rows;
+}
+
+static bool write_tensor(const Exporting *e, SafeWriter *writer, const HfTensor *t, Error *err) {
+    int64_t most = rows_of_piece(e, t), columns = columns_of(t);
+    for (int64_t row = 0; row < t->rows; row += most) {
+        int64_t rows = t->rows - row < most ? t->rows - row : most;
+        Slice slice = {.tensor = t->ours.name, .kind = e->wish->fp32 ? SLICE_MASTER : SLICE_WEIGHT};
+        if (t->transposed) {
+            slice.columns = (Columns){row, rows};
+            slice.hi = columns * rows;
+        } else {
+            slice.lo = row * columns;
+            slice.hi = (row + rows) * columns;
+        }
+        if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
+        arrange(e, t, rows);
+        if (!safe_writer_append(writer, e->out, (uint64_t)(rows * columns) * (uint64_t)width_of(e), err))
+            return false;
+    }
+    return true;
+}
+
+// --- Files of weights ----------------------------------------------------------------------------
+
+// Tensors fill parts in their order. One that is larger than a part has one for itself.
+static void divide(Exporting *e) {
+    uint64_t used = 0, most = (uint64_t)e->wish->part_bytes;
+    e->part = (int *)xcalloc((size_t)e->count, sizeof(int), "the parameter table");
+    e->parts = 1;
+    for (int i = 0; i < e->count; i++) {
+        uint64_t bytes = bytes_of(e, &e->tensors[i]);
+        if (used > 0 && used + bytes > most) {
+            e->parts++;
+            used = 0;
+        }
+        used += bytes;
+        e->part[i] = e->parts - 1;
+    }
+}
+
+// malloc'ed.
+static char *part_name(const Exporting *e, int part) {
+    if (e->parts == 1) return xstrdup("model.safetensors");
+    return text_format("model-%05d-of-%05d.safetensors", part + 1, e->parts);
+}
+
+static SafeWriter *open_part(const Exporting *e, int part, Error *err) {
+    SafeTensor *list = (SafeTensor *)xcalloc((size_t)e->count, sizeof *list, "the parameter table");
+    int n = 0;
+    for (int i = 0; i < e->count; i++) {
+        const HfTensor *t = &e->tensors[i];
+        if (e->part[i] != part) continue;
+        list[n++] = (SafeTensor){.name = text_format(PREFIX "%s", t->name),
+                                 .dtype = dtype_of(e),
+                                 .elements = t->rows * columns_of(t),
+                                 .columns = t->columns};
+    }
+    char *name = part_name(e, part), *path = text_format("%s/%s", e->fresh, name);
+    SafeWriter *writer = safe_writer_open(path, list, n, "{\"format\":\"pt\"}", err);
+    for (int i = 0; i < n; i++) free(list[i].name);
+    free(list);
+    free(name);
+    free(path);
+    return writer;
+}
+
+static bool write_part(const Exporting *e, int part, Error *err) {
+    uint64_t bytes, xxh3;
+    SafeWriter *writer = open_part(e, part, err);
+    if (!writer) return false;
+    for (int i = 0; i < e->count; i++) {
+        if (e->part[i] != part || write_tensor(e, writer, &e->tensors[i], err)) continue;
+        safe_writer_discard(writer);
+        return false;
+    }
+    return safe_writer_close(writer, &bytes, &xxh3, err);
+}
+
+static bool write_parts(Exporting *e, Error *err) {
+    // A row of a very wide matrix is more than a piece, and a vector goes as a whole.
+    int64_t room = 0;
+    for (int i = 0; i < e->count; i++) {
+        int64_t elements = rows_of_piece(e, &e->tensors[i]) * columns_of(&e->tensors[i]);
+        if (elements > room) room = elements;
+    }
+    e->in = xmalloc((size_t)room * sizeof(float), "a tensor's piece");
+    e->out = xmalloc((size_t)room * sizeof(float), "a tensor's piece");
+    for (int part = 0; part < e->parts; part++) {
+        if (!write_part(e, part, err)) return false;
+    }
+    return true;
+}
+
+// --- Small files ---------------------------------------------------------------------------------
+
+static void write_index(const Exporting *e, FILE *out) {
+    uint64_t total = 0;
+    for (int i = 0; i < e->count; i++) total += bytes_of(e, &e->tensors[i]);
+    fprintf(out, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {\n", total);
+    for (int i = 0; i < e->count; i++) {
+        char *name = part_name(e, e->part[i]);
+        fprintf(out, "    \"" PREFIX "%s\": \"%s\"%s\n", e->tensors[i].name, name,
+                i + 1 < e->count ? "," : "");
+        free(name);
+    }
+    fprintf(out, "  }\n}\n");
+}
+
+static void write_config(const Exporting *e, FILE *out) {
+    hf_gpt2_write_config(&e->model, e->wish->fp32 ? "float32" : "bfloat16", out);
+}
+
+static void write_generation_config(const Exporting *e, FILE *out) {
+    fprintf(out, "{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %" PRId64 ",\n", e->model.eod);
+    fprintf(out, "  \"eos_token_id\": %" PRId64 "\n}\n", e->model.eod);
+}
+
+static void write_tokenizer_config(const Exporting *e, FILE *out) {
+    fprintf(out, "{\n  \"add_prefix_space\": false,\n  \"bos_token\": \"<|endoftext|>\",\n"
+                 "  \"eos_token\": \"<|endoftext|>\",\n");
+    fprintf(out, "  \"model_max_length\": %" PRId64 ",\n", e->model.positions);
+    fprintf(out, "  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"unk_token\": \"<|endoftext|>\"\n}\n");
+}
+
+typedef struct SmallFile {
+    const char *name;
+    void (*write)(const Exporting *e, FILE *out);
+    bool wanted;
+} SmallFile;
+
+static bool write_small_file(const Exporting *e, const SmallFile *file, Error *err) {
+    char *text = NULL, *path = text_format("%s/%s", e->fresh, file->name);
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for %s; use a larger machine", file->name);
+    file->write(e, out);
+    if (fclose(out) != 0)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for %s; use a larger machine", file->name);
+    bool ok = durable_write_file(path, text, bytes, err);
+    free(text);
+    free(path);
+    return ok;
+}
+
+static bool write_small_files(const Exporting *e, Error *err) {
+    const SmallFile files[] = {{"config.json", write_config, true},
+                               {"generation_config.json", write_generation_config, true},
+                               {"tokenizer_config.json", write_tokenizer_config, e->tokenizer.vocab != NULL},
+                               {INDEX_NAME, write_index, e->parts > 1}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        if (files[i].wanted && !write_small_file(e, &files[i], err)) return false;
+    }
+    return hf_tokenizer_write(&e->tokenizer, e->fresh, err);
+}
+
+// --- The folder ----------------------------------------------------------------------------------
+
+// That nothing of the user's lies where the folder is to be.
+static bool check_output(const char *output, Error *err) {
+    DIR *folder = opendir(output);
+    if (!folder && errno == ENOENT) return true;
+    if (!folder) return durable_error(err, "make", output);
+    int entries = 0;
+    while (readdir(folder)) entries++;
+    closedir(folder);
+    if (entries <= 2) return true;  // "." and ".."
+    return error_set(err, EXIT_USAGE, "%s exists and is not empty; give the name of a new folder", output);
+}
+
+// Where the folder is made: ".NAME.tmp" beside it. What a killed export left there goes.
+static bool make_fresh(Exporting *e, char **parent, Error *err) {
+    char *copy = xstrdup(e->wish->output), *again = xstrdup(e->wish->output);
+    *parent = xstrdup(dirname(copy));
+    e->fresh = text_format("%s/.%s.tmp", *parent, basename(again));
+    free(copy);
+    free(again);
+    return durable_make_folders(*parent, err) && durable_remove_tree(e->fresh, err) &&
+           durable_make_folders(e->fresh, err);
+}
+
+static bool publish(const Exporting *e, const char *parent, Error *err) {
+    if (!durable_sync_folder(e->fresh, err)) return false;
+    if (rename(e->fresh, e->wish->output) != 0) return durable_error(err, "rename to", e->wish->output);
+    return durable_sync_folder(parent, err);
+}
+
+static bool write_folder(Exporting *e, Error *err) {
+    char *parent = NULL;
+    Error ignored;  // there is an error to report already
+    bool ok = make_fresh(e, &parent, err) && write_parts(e, err) && write_small_files(e, err) &&
+              publish(e, parent, err);
+    if (!ok) durable_remove_tree(e->fresh, &ignored);
+    free(parent);
+    return ok;
+}
+
+static bool run(Exporting *e, HfReport *report, Error *err) {
+    if (!check_output(e->wish->output, err) || !open_checkpoint(e, &report->iteration, report, err) ||
+        !hf_gpt2_from_arguments(&e->model, checkpoint_arguments(e->checkpoint), err))
+        return false;
+    e->tensors = hf_gpt2_tensors(&e->model, &e->count);
+    if (!check_parameters(e, err) || !choose_tokenizer(e, report, err)) return false;
+    divide(e);
+    report->parameters = hf_gpt2_parameters(&e->model);
+    report->files = e->parts;
+    return write_folder(e, err);
+}
+
+bool hf_export(const HfExport *wish, HfReport *report, Error *err) {
+    Exporting e = {.wish = wish};
+    memset(report, 0, sizeof *report);
+    bool ok = run(&e, report, err);
+    checkpoint_close(e.checkpoint);
+    hf_tokenizer_free(&e.tokenizer);
+    free(e.tensors);
+    free(e.part);
+    free(e.fresh);
+    free(e.in);
+    free(e.out);
+    return ok;
+}
