@@ -538,9 +538,10 @@ static void run_case(Dump *d, const Case *c, int64_t values, int index) {
     r.c = *c;
     r.inputs = (uint32_t)index * 1000;
     build_plan(&r, values);
+    const char *transform = c->transform == TRANSFORM_HADAMARD ? " H" : c->transform ? " R" : "";
     snprintf(d->prefix, sizeof d->prefix, "case%d %dx%d %s/%d %s/%d%s%s k%d %s/%d%s%s", index, c->nodes,
              c->per_node, codec_info(c->intra).name, c->group_intra, codec_info(c->inter).name,
-             c->group_inter, c->transform == TRANSFORM_HADAMARD ? " H" : c->transform ? " R" : "", c->rounding == ROUND_STOCHASTIC ? " stochastic" : "",
+             c->group_inter, transform, c->rounding == ROUND_STOCHASTIC ? " stochastic" : "",
              c->chunks, codec_info(c->weight).name, c->group_weight, c->difference ? " difference" : "",
              c->weight_rounding == ROUND_STOCHASTIC ? " stochastic" : "");
     if (r.plan.dp > 1) reduce(&r);

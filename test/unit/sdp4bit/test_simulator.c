@@ -88,6 +88,16 @@ static double reduction_error(float *const *grads, const double *mean, GradWire 
 }
 
 // Independent gradients on 32 ranks, 1 % outliers 20 times as large, groups of 128.
+static void independent_gradients(float **grads, double *mean, double outliers) {
+    for (uint32_t r = 0; r < RANKS; r++) {
+        grads[r] = (float *)xmalloc(LEVEL_SAMPLES * sizeof(float), "gradients");
+        for (uint32_t i = 0; i < LEVEL_SAMPLES; i++) {
+            grads[r][i] = normal(1, r, 0, i, outliers);
+            mean[i] += (double)grads[r][i] / RANKS;
+        }
+    }
+}
+
 static void test_two_level_errors(void **state) {
     static const struct {
         int intra, inter;
@@ -99,13 +109,7 @@ static void test_two_level_errors(void **state) {
                 {CODEC_INT4, CODEC_INT4, false, .587, .369}};
     float *grads[RANKS];
     double *mean = (double *)xcalloc(LEVEL_SAMPLES, sizeof *mean, "the mean");
-    for (uint32_t r = 0; r < RANKS; r++) {
-        grads[r] = (float *)xmalloc(LEVEL_SAMPLES * sizeof(float), "gradients");
-        for (uint32_t i = 0; i < LEVEL_SAMPLES; i++) {
-            grads[r][i] = normal(1, r, 0, i, 0.01);
-            mean[i] += (double)grads[r][i] / RANKS;
-        }
-    }
+    independent_gradients(grads, mean, 0.01);
     for (int i = 0; i < 4; i++) {
         for (int rounding = ROUND_NEAREST; rounding <= ROUND_STOCHASTIC; rounding++) {
             GradWire wire = {rows[i].intra, rows[i].inter,    128,      128,
@@ -118,6 +122,80 @@ static void test_two_level_errors(void **state) {
     }
     for (int r = 0; r < RANKS; r++) free(grads[r]);
     free(mean);
+}
+
+// Bits per gradient that cross between nodes, with scales.
+static double bits_between(GradWire wire) {
+    Bench bench;
+    WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    bench_start(&bench, LEVEL_SAMPLES, NODES, PER_NODE, wire, weight, NULL);
+    double bytes = plan_wire_formula(&bench.plan, &wire, &weight).grad_inter;
+    bench_stop(&bench);
+    return 8 * bytes / LEVEL_SAMPLES * PER_NODE * NODES / (NODES - 1);
+}
+
+// EDEN on independent Gaussian gradients: the relative squared error of the reduced gradient is
+// what the model in numpy finds (dev/ref/eden_model.py), within the limits that were set.
+static void test_eden_errors(void **state) {
+    static const struct {
+        Codec codec;
+        double bits, most, expected;
+    } rows[] = {{CODEC_EDEN4, 4.2, .0095, .00911},
+                {CODEC_EDEN3, 3.2, .036, .03510},
+                {CODEC_EDEN2, 2.2, .135, .13263}};
+    float *grads[RANKS];
+    double *mean = (double *)xcalloc(LEVEL_SAMPLES, sizeof *mean, "the mean");
+    independent_gradients(grads, mean, 0);
+    for (int i = 0; i < 3; i++) {
+        GradWire wire = {CODEC_INT8, rows[i].codec, 128, EDEN_GROUP, CODEC_BF16, TRANSFORM_ROTATION,
+                         ROUND_STOCHASTIC, 1};
+        double error = pow(reduction_error(grads, mean, wire, 1), 2), bits = bits_between(wire);
+        print_message("    %s: %.3f bits, relative squared error %.5f\n", codec_info(rows[i].codec).name, bits,
+                      error);
+        assert_true(bits <= rows[i].bits);
+        assert_true(error <= rows[i].most);
+        if (fabs(error - rows[i].expected) > 0.02 * rows[i].expected)
+            fail_msg("%s: %.5f, expected %.5f", codec_info(rows[i].codec).name, error, rows[i].expected);
+    }
+    for (int r = 0; r < RANKS; r++) free(grads[r]);
+    free(mean);
+}
+
+// The mean over many steps is the true mean, element by element within 4 standard deviations: each
+// step has another rotation. With one rotation for all steps the same error would come each time.
+static void test_eden_unbiased(void **state) {
+    enum { N = 1024, TRIALS = 1000 };
+    static const Codec codecs[] = {CODEC_EDEN4, CODEC_EDEN3};
+    static double sum[N], squares[N];
+    for (int c = 0; c < 2; c++) {
+        Bench bench;
+        GradWire wire = {CODEC_INT8, codecs[c], 128, EDEN_GROUP, CODEC_BF16, TRANSFORM_ROTATION,
+                         ROUND_STOCHASTIC, 1};
+        WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+        bench_start(&bench, N, 2, 2, wire, weight, NULL);
+        memset(sum, 0, sizeof sum);
+        memset(squares, 0, sizeof squares);
+        for (uint32_t r = 0; r < 4; r++) {
+            for (uint32_t i = 0; i < N; i++) bench.grads[r][i] = normal(3, r, 0, i, 0);
+        }
+        for (uint32_t step = 0; step < TRIALS; step++) {
+            simulator_reduce(&bench.sim, bench.grads, step);
+            for (int i = 0; i < N; i++) {
+                double mean = 0;
+                for (int r = 0; r < 4; r++) mean += (double)bench.grads[r][i] / 4;
+                double error = (double)bench.sim.reduced[i] - mean;
+                sum[i] += error;
+                squares[i] += error * error;
+            }
+        }
+        for (int i = 0; i < N; i++) {
+            double sigma = sqrt(squares[i]) / TRIALS;
+            if (fabs(sum[i] / TRIALS) > 4 * sigma)
+                fail_msg("%s, element %d: off by %.2f sigma", codec_info(codecs[c]).name, i,
+                         sum[i] / TRIALS / sigma);
+        }
+        bench_stop(&bench);
+    }
 }
 
 // The ranks' rounding errors are independent: with equal gradients everywhere, averaging 8 ranks'
@@ -335,6 +413,8 @@ static void test_thousand_steps(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_level_errors),
+        cmocka_unit_test(test_eden_errors),
+        cmocka_unit_test(test_eden_unbiased),
         cmocka_unit_test(test_rounding_errors_average_out),
         cmocka_unit_test(test_reduction_unbiased),
         cmocka_unit_test(test_fp32_reduction_is_the_mean),

@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""A model in numpy of EDEN and its rotation, written from sdp4bit/README.md. It shares no code with sdp4bit/.
+
+    python3 dev/ref/eden_model.py                 writes test/golden/eden/eden.golden; takes half a minute
+    python3 dev/ref/eden_model.py --errors        prints a table of errors; writes nothing
+
+needs numpy. The golden file has the format of make_goldens.py. test/unit/sdp4bit/test_eden.c reads it:
+    key                   i32   seed, step, purpose and source of the rotation's signs
+    logical               i32   logical offset of each group
+    input                 f32   (groups, 256)
+    rotated               f32   (groups, 256)
+    levels.B              f32   Lloyd-Max levels of B bits
+    codes.B               i32   (groups, 8 B) a group's codes as they travel, in words of 32 bits
+    scales.B              f32   (groups)
+    back.B                f32   (groups, 256) decoded, and rotated back
+    error.B               f32   relative squared error on Gaussian input: one hop; two levels (errors_of)
+Groups whose rotated values are not finite decode to NaN. That NaN's bits are no part of the file's promise.
+"""
+import math
+import os
+import sys
+
+import numpy as np
+
+GROUP = 256
+f32 = np.float32
+
+
+# --- levels -----------------------------------------------------------------------------------------
+
+def lloyd_max(bits):
+    """Positive levels of the symmetric quantiser of a unit Gaussian with 2^bits levels and least error."""
+    count = 2 ** (bits - 1)
+    level = [(k + 0.5) * 3 / count for k in range(count)]
+    tail = lambda t: 0.5 * math.erfc(t / math.sqrt(2))
+    density = lambda t: math.exp(-t * t / 2) / math.sqrt(2 * math.pi)
+    for _ in range(10000):
+        edge = [0.0] + [(a + b) / 2 for a, b in zip(level, level[1:])] + [40.0]
+        new = [(density(a) - density(b)) / (tail(a) - tail(b)) for a, b in zip(edge, edge[1:])]
+        moved, level = max(abs(a - b) for a, b in zip(level, new)), new
+        if moved < 1e-15:
+            break
+    return np.array(level).astype(f32)
+
+
+# --- the rotation -----------------------------------------------------------------------------------
+
+def philox(key, counter):
+    """Philox4x32 with 7 rounds: the four words of one counter."""
+    c, k = list(counter), list(key)
+    for _ in range(7):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+def signs_of(seed, step, purpose, logical):
+    """+1 or -1 for the 256 elements from a logical offset on: bit i of the words of 32 elements."""
+    sign = []
+    for word in range(logical // 32, logical // 32 + GROUP // 32):
+        block = word // 4
+        bits = philox((seed, purpose), (block & 0xFFFFFFFF, block >> 32, step, 0))[word % 4]
+        sign += [-1 if bits >> i & 1 else 1 for i in range(32)]
+    return np.array(sign, f32)
+
+
+def hadamard(x):
+    """Of each row: stages of strides 1, 2, 4, ..., not normalised."""
+    rows, n = x.shape
+    stride = 1
+    while stride < n:
+        pairs = x.reshape(rows, n // (2 * stride), 2, stride)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        x = np.stack([low + high, low - high], axis=2).reshape(rows, n)
+        stride *= 2
+    return x
+
+
+# --- one hop ----------------------------------------------------------------------------------------
+
+def tree(x):
+    """Of each row: the perfect binary tree over adjacent pairs."""
+    while x.shape[1] > 1:
+        x = x[:, 0::2] + x[:, 1::2]
+    return x
+
+
+def encode(y, bits, levels):
+    """Rotated groups (rows) become codes and scales."""
+    largest = np.abs(y).max(axis=1, keepdims=True)
+    finite = np.isfinite(y).all(axis=1, keepdims=True)
+    coded = finite & (largest >= f32(2.0 ** -126))
+    lift = np.where(largest < f32(2.0 ** -40), f32(2.0 ** 80), f32(1))
+    lift = np.where(largest >= f32(2.0 ** 50), f32(2.0 ** -80), lift)
+    z = np.where(coded, np.abs(y), f32(1)) * lift
+    squares = tree(z * z)
+    rms = np.sqrt(squares) * f32(0.0625)
+    unit = rms * f32(0.5) + np.where(coded, largest, f32(1)) * lift * f32(1 / 6)
+    v = z * (f32(1) / unit)
+    code = np.zeros(y.shape, np.int64)
+    for low, high in zip(levels, levels[1:]):
+        code += v > f32(0.5) * (low + high)
+    product = tree(z * levels[code])
+    scale = (squares / product) * (f32(1) / lift)
+    sent = coded & np.isfinite(scale)
+    code = np.where(sent, code + np.where(np.signbit(y), len(levels), 0), 0)
+    scale = np.where(sent, scale, np.where(finite & ~coded, f32(0), f32(np.nan)))
+    return code, scale
+
+
+def decode(code, scale, levels):
+    value = levels[code % len(levels)]
+    return np.where(code < len(levels), value, -value) * scale
+
+
+def pack(code, bits):
+    """Codes of each row as a stream of bits, in words of 32."""
+    rows = []
+    for row in code:
+        stream = sum(int(c) << (bits * i) for i, c in enumerate(row))
+        rows.append([stream >> (32 * w) & 0xFFFFFFFF for w in range(GROUP * bits // 32)])
+    return np.array(rows, np.uint32).view(np.int32)
+
+
+# --- errors -----------------------------------------------------------------------------------------
+
+def rounded(x, rng, group=128, most=127):
+    """int8 codes, rounded stochastically, as they are decoded: level 1's hop."""
+    x = x.reshape(-1, group)
+    step = np.abs(x).max(axis=1, keepdims=True) / most
+    return (np.floor(x / step + rng.random(x.shape)) * step).reshape(-1, GROUP)
+
+
+def errors_of(bits, levels):
+    """Relative squared errors on Gaussian input: of one hop; and of the mean over 4 nodes of 8 ranks,
+    with int8 inside the nodes (groups of 128) and EDEN between them."""
+    rng = np.random.default_rng(bits)
+    y = rng.standard_normal((1 << 14, GROUP)).astype(f32)
+    one = ((decode(*encode(y, bits, levels), levels) - y) ** 2).sum() / (y.astype(float) ** 2).sum()
+    mean, sent = 0.0, 0.0
+    for node in range(4):
+        ranks = [rng.standard_normal((1 << 12, GROUP)) for _ in range(8)]
+        inside = sum(rounded(x, rng) for x in ranks).astype(f32)
+        mean = mean + sum(ranks)
+        sent = sent + decode(*encode(inside, bits, levels), levels).astype(float)
+    return one, ((sent - mean) ** 2).sum() / (mean ** 2).sum()
+
+
+# --- the golden file --------------------------------------------------------------------------------
+
+def inputs():
+    """Groups of many kinds: Gaussian, heavy tails, sparse, tiny, huge, zero, not finite."""
+    rng = np.random.default_rng(7)
+    normal = lambda: rng.standard_normal(GROUP)
+    one, two = np.zeros(GROUP), np.zeros(GROUP)
+    one[77], two[3], two[200] = -2.5, 1.0, 0.3
+    groups = [normal(), 1e-4 * normal(), normal() * np.where(rng.random(GROUP) < 0.02, 20, 1),
+              rng.laplace(size=GROUP), one, two, 1e-13 * normal(), 1e-38 * normal(), 1e-42 * normal(),
+              1e16 * normal(), 1e36 * normal(), np.zeros(GROUP), np.full(GROUP, -0.125)]
+    groups = np.array(groups).astype(f32)
+    spoilt = np.array([normal(), normal(), 0 * normal()]).astype(f32)
+    spoilt[0][5], spoilt[1][250], spoilt[2][:] = np.nan, np.inf, f32(3e38)
+    return np.concatenate([groups, spoilt])
+
+
+def write_golden(path, tensors):
+    """make_goldens.py tells the format."""
+    lines, data, offset = ["# Made by dev/ref/eden_model.py, which tells what the tensors are."], b"", 0
+    for name, x in tensors:
+        kind = {"float32": "f32", "int32": "i32"}[str(x.dtype)]
+        lines.append(f"{name} {kind} {','.join(str(n) for n in x.shape)} {offset}")
+        raw = x.tobytes()
+        data += raw + bytes(-len(raw) % 64)
+        offset = len(data)
+    text = "\n".join(lines) + "\n"
+    size = (len("golden 1 123456\n") + len(text) + 63) // 64 * 64
+    head = f"golden 1 {size}\n" + text
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(head.encode() + b"\n" * (size - len(head)) + data)
+
+
+def golden_tensors():
+    seed, step, purpose = 20240901, 3, 7
+    x = inputs()
+    # Not all on multiples of 128: the signs of a group come from three counters then.
+    logical = np.array([32 * (11 * g + 1) for g in range(len(x))], np.int32)
+    signs = np.array([signs_of(seed, step, purpose, int(at)) for at in logical])
+    with np.errstate(all="ignore"):
+        y = hadamard(x * signs)
+        tensors = [("key", np.array([seed, step, purpose, 0], np.int32)), ("logical", logical), ("input", x),
+                   ("rotated", y)]
+        for bits in (4, 3, 2):
+            levels = lloyd_max(bits)
+            code, scale = encode(y, bits, levels)
+            back = hadamard(decode(code, scale, levels)) * f32(1 / GROUP) * signs
+            tensors += [(f"levels.{bits}", levels), (f"codes.{bits}", pack(code, bits)),
+                        (f"scales.{bits}", scale[:, 0]), (f"back.{bits}", back),
+                        (f"error.{bits}", np.array(errors_of(bits, levels), f32))]
+    return tensors
+
+
+def main():
+    if sys.argv[1:] == ["--errors"]:
+        print("bits   with scale   one hop   4 x 8 ranks, int8 inside")
+        for bits in (4, 3, 2):
+            one, two = errors_of(bits, lloyd_max(bits))
+            print(f"{bits}      {bits + 32 / GROUP:<10}   {one:.5f}   {two:.5f}")
+        return
+    here = os.path.dirname(os.path.abspath(__file__))
+    write_golden(os.path.join(here, "../../test/golden/eden/eden.golden"), golden_tensors())
+
+
+if __name__ == "__main__":
+    main()
