@@ -150,8 +150,8 @@ static void test_eden_errors(void **state) {
         GradWire wire = {CODEC_INT8, rows[i].codec, 128, EDEN_GROUP, CODEC_BF16, TRANSFORM_ROTATION,
                          ROUND_STOCHASTIC, 1};
         double error = pow(reduction_error(grads, mean, wire, 1), 2), bits = bits_between(wire);
-        print_message("    %s: %.3f bits, relative squared error %.5f\n", codec_info(rows[i].codec).name, bits,
-                      error);
+        print_message("    %s: %.3f bits, relative squared error %.5f\n",
+                      codec_info(rows[i].codec).name, bits, error);
         assert_true(bits <= rows[i].bits);
         assert_true(error <= rows[i].most);
         if (fabs(error - rows[i].expected) > 0.02 * rows[i].expected)

@@ -180,7 +180,8 @@ static void same_bits(const Case *c, void (*spoil)(State *)) {
 static const int groups[] = {32, 96, 128, 2048, LARGEST_GROUP};
 enum { GROUPS = sizeof groups / sizeof *groups };
 
-// Every codec but EDEN, which weights do not take, and every group: spread over the choices of what is sent and how it is rounded.
+// Every codec but EDEN, which weights do not take, and every group: spread over the choices of what
+// is sent and how it is rounded.
 static void every_codec_and_group(void **state) {
     for (int codec = 0; codec < CODEC_EDEN4; codec++) {
         for (int g = 0; g < GROUPS; g++) {
