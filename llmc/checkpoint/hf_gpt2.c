@@ -155,11 +155,43 @@ static const char *check_fit(const HfGpt2 *m) {
 
 // --- A checkpoint's arguments --------------------------------------------------------------------
 
+// What the model's blocks are made of, by the flags that say so, and GPT-2's way. Older checkpoints
+// do not name the flags: they are all of GPT-2.
+typedef struct Block {
+    const char *argument, *way;
+} Block;
+static const Block BLOCKS[] = {
+    {"normalization", "LayerNorm"}, {"position_embedding_type", "learned_absolute"},
+    {"swiglu", "false"},            {"disable_bias_linear", "false"},
+    {"untie_embeddings_and_output_weights", "false"},
+};
+
+static const char *way_of(const cJSON *arguments, const Block *block) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(arguments, block->argument);
+    if (!item) return block->way;
+    if (cJSON_IsBool(item)) return cJSON_IsTrue(item) ? "true" : "false";
+    return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+// NULL: all are GPT-2's. Else the first flag that is not.
+static const char *other_block(const cJSON *arguments) {
+    for (size_t i = 0; i < COUNT_OF(BLOCKS); i++) {
+        if (strcmp(way_of(arguments, &BLOCKS[i]), BLOCKS[i].way) != 0) return BLOCKS[i].argument;
+    }
+    return NULL;
+}
+
 bool hf_gpt2_from_arguments(HfGpt2 *m, const char *arguments, Error *err) {
     memset(m, 0, sizeof *m);
     cJSON *object = json_parse_object(arguments, strlen(arguments));
-    const char *fault = object ? read_sizes(m, object, false) : "everything";
+    const char *other = other_block(object), *fault = object ? read_sizes(m, object, false) : "everything";
     cJSON_Delete(object);
+    if (other) {
+        return error_set(err, EXIT_CHECKPOINT,
+                         "the checkpoint's model has another %s than GPT-2, the one family that this"
+                         " program takes to Hugging Face; load another checkpoint",
+                         other);
+    }
     if (!fault && check_fit(m)) fault = "num_attention_heads";
     if (!fault && m->padded < m->vocab) fault = "padded_vocab_size";
     if (!fault && m->eod >= m->vocab) fault = "eod";
@@ -188,6 +220,11 @@ char *hf_gpt2_arguments(const HfGpt2 *m, const char *vocab_file, const char *mer
         cJSON_AddNumberToObject(object, SIZES[i].argument, (double)*size_field(&saved, &SIZES[i]));
     for (size_t i = 0; i < COUNT_OF(NUMBERS); i++)
         add_number(object, NUMBERS[i].argument, number_of(m, &NUMBERS[i]));
+    for (size_t i = 0; i < COUNT_OF(BLOCKS); i++) {
+        bool truth = strcmp(BLOCKS[i].way, "false") == 0;
+        if (truth) cJSON_AddFalseToObject(object, BLOCKS[i].argument);
+        else add_text(object, BLOCKS[i].argument, BLOCKS[i].way);
+    }
     add_text(object, "tokenizer_type", vocab_file ? "GPT2BPETokenizer" : "NullTokenizer");
     add_text(object, "vocab_file", vocab_file);
     add_text(object, "merge_file", merge_file);

@@ -691,11 +691,34 @@ static void taken_folders(void **state) {
     assert_false(durable_exists(w->again));
 }
 
+// A model of other blocks than GPT-2's has no place there.
+static void other_families(void **state) {
+    static const char *const blocks[] = {"--normalization", "--swiglu", "--disable-bias-linear",
+                                         "--untie-embeddings-and-output-weights"};
+    for (int i = 0; i < 4; i++) {
+        const char *flags[FLAG_COUNT + 2];
+        Config config;
+        HfGpt2 model;
+        Error err = {0};
+        memcpy(flags, FLAGS, sizeof FLAGS);
+        flags[FLAG_COUNT] = blocks[i];
+        flags[FLAG_COUNT + 1] = "RMSNorm";
+        assert_true(bench_configure(&config, FLAG_COUNT + (i == 0 ? 2 : 1), flags, VOCABULARY, &err));
+        char *arguments = config_to_json(&config);
+        assert_false(hf_gpt2_from_arguments(&model, arguments, &err));
+        assert_int_equal(err.code, EXIT_CHECKPOINT);
+        assert_non_null(strstr(err.what, "GPT-2"));
+        free(arguments);
+        config_free(&config);
+    }
+}
+
 #define IN_FOLDER(test) cmocka_unit_test_setup_teardown(test, make_work, remove_work)
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(table_is_the_trainers),
+        cmocka_unit_test(other_families),
         IN_FOLDER(imported_logits_are_transformers),
         IN_FOLDER(padding_is_harmless),
         IN_FOLDER(exported_masters_compute_the_same),
