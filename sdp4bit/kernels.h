@@ -60,11 +60,17 @@ typedef struct QuantizePartitions {
     Rounding rounding;
     RoundingKey key;
     int slots, self;
+    int first, between;     // partition p is the shard of rank p * (1 + between) + first, which says
+                            // where its matrix piece lies in the bucket. In `grads` it is piece p
     uint8_t *send;          // (slots) messages; slot `self` is left untouched
     uint8_t *self_slot;
     MessageLayout message;  // message.partitions per slot
 } QuantizePartitions;
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a);
+// Where partition p's matrix piece begins in the bucket.
+HD_FN int64_t partition_position(const QuantizePartitions *a, int64_t p) {
+    return (p * (1 + a->between) + a->first) * a->bucket.matrix_per_rank;
+}
 
 // Between the levels: sum the sources' level-1 messages in source order in fp32, quantise the sums
 // for level 2. Stays in the transform domain.
@@ -89,6 +95,32 @@ typedef struct SumRequantize {
     MessageLayout out;        // out.partitions = 1
 } SumRequantize;
 void kernel_sum_requantize(Stream *s, const SumRequantize *a);
+
+// Error feedback, of the hop between nodes. What its rounding leaves of the matrices, the residual,
+// is added to what the next message is made of. Where y is what would be quantised:
+//   values = values + y           kernel_feed_sums or kernel_feed_grads
+//   the message of values         kernel_quantize_partitions: grads = values, scale 1, no transform
+//   values = values - message     kernel_keep_residual
+// All in fp32, in the transform's domain.
+typedef struct Residual {
+    float *values;               // (partitions, bucket.matrix_per_rank) of one bucket
+    const StepControl *control;  // the verdict on the step before: the values count as 0 where it was
+                                 // skipped. NULL: they count
+    bool frozen;                 // for a rehearsal: the kernels run and leave the values as they are
+} Residual;
+// What a value of the residual becomes, of which the message says `sent`.
+HD_FN float residual_rest(float value, float sent, bool pad) {
+    float rest = f32_sub(value, sent);
+    bool finite = (f32_bits(rest) & 0x7FFFFFFFu) < 0x7F800000u;
+    return pad || !finite ? 0.0f : rest;
+}
+// y: the sums of the sources, as in kernel_sum_requantize. in.partitions.
+void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *residual);
+// y: gradients, scaled and transformed as in kernel_quantize_partitions. One partition per slot.
+void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *residual);
+// a: of the quantisation, one partition per slot. Values become 0 in pads, and where they would not
+// be finite.
+void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual *residual);
 
 // The last level: sum the sources in order, invert the transform, mask pads, store this rank's shard of
 // the reduced gradient. Or add to the shard, in fp32: shard + sum. And the leaves of the norm's

@@ -118,6 +118,16 @@ static void invert_block(float *x, Transform transform, RoundingKey rotation, in
 
 // --- gradients ----------------------------------------------------------------------------------
 
+// x = n elements of a partition's gradients from `at` on, whole blocks of the transform, as they are
+// quantised. logical: the offset of the first.
+static void transformed_grads(float *x, const QuantizePartitions *a, int64_t partition, int64_t at, int n,
+                              int64_t logical) {
+    const float *grads = a->grads + partition * a->bucket.matrix_per_rank + at;
+    int order = transform_order(a->transform);
+    for (int j = 0; j < n; j++) x[j] = f32_mul(grads[j], a->scale);
+    for (int j = 0; j < n; j += order) transform_block(x + j, a->transform, a->rotation, logical + j);
+}
+
 static void quantize_partition(const QuantizePartitions *a, uint8_t *message, int i, int64_t partition) {
     MessageSections to = message_sections(&a->message, i);
     float *scales = (float *)(void *)(message + to.scales);
@@ -126,11 +136,10 @@ static void quantize_partition(const QuantizePartitions *a, uint8_t *message, in
     int n = group > order ? group : order;
     float x[LARGEST_GROUP];
     for (int64_t at = a->lo; at < a->hi; at += n) {
-        int64_t position = partition * a->bucket.matrix_per_rank + at;
+        int64_t position = partition_position(a, partition) + at;
         const Segment *segment = segment_of(a->table, position);
         int64_t logical = segment->logical + position - segment->start;
-        for (int j = 0; j < n; j++) x[j] = f32_mul(a->grads[position + j], a->scale);
-        for (int j = 0; j < n; j += order) transform_block(x + j, a->transform, a->rotation, logical + j);
+        transformed_grads(x, a, partition, at, n, logical);
         for (int j = 0; j < n; j += group) write_slice(&w, at - a->lo + j, x + j, group, logical + j);
     }
     const float *tail = a->grads + a->bucket.matrix_elements + partition * a->bucket.tail_per_rank;
@@ -175,6 +184,64 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
         requantize_partition(a, outgoing_message(a->send, a->self_slot, a->self, node, &a->out), node);
     }
 }
+
+// --- error feedback -----------------------------------------------------------------------------
+
+// n values of partition p from `at` on take y.
+static void feed(const Residual *r, const Bucket *bucket, int64_t p, int64_t at, const float *y, int n) {
+    float *values = r->values + p * bucket->matrix_per_rank + at;
+    bool stands = !r->control || r->control->applied;
+    for (int j = 0; !r->frozen && j < n; j++) values[j] = f32_add(stands ? values[j] : 0.0f, y[j]);
+}
+
+void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *r) {
+    float y[BLOCK];
+    for (int node = 0; node < a->in.partitions; node++) {
+        SliceReader matrix = matrix_of(a->received, &a->in, node, a->in_codec, a->in_group);
+        for (int64_t at = a->lo; at < a->hi; at += BLOCK) {
+            sum_sources(y, matrix, a->in.bytes, a->sources, at - a->lo, BLOCK);
+            feed(r, &a->bucket, node, at, y, BLOCK);
+        }
+    }
+}
+
+void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *r) {
+    float y[ROTATION_ORDER];
+    int order = transform_order(a->transform);
+    for (int p = 0; p < a->slots; p++) {
+        for (int64_t at = a->lo; at < a->hi; at += order) {
+            int64_t position = partition_position(a, p) + at;
+            const Segment *segment = segment_of(a->table, position);
+            transformed_grads(y, a, p, at, order, segment->logical + position - segment->start);
+            feed(r, &a->bucket, p, at, y, order);
+        }
+    }
+}
+
+// n values of partition p from `at` on give what the message says of them.
+static void keep_rest(const QuantizePartitions *a, const Residual *r, int64_t p, int64_t at, const float *sent,
+                      int n) {
+    float *values = r->values + p * a->bucket.matrix_per_rank + at;
+    int64_t position = partition_position(a, p) + at;
+    const Segment *segment = segment_of(a->table, position);
+    for (int j = 0; !r->frozen && j < n; j++) {
+        values[j] = residual_rest(values[j], sent[j], position + j - segment->start >= segment->numel);
+    }
+}
+
+void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual *r) {
+    float sent[BLOCK];
+    for (int p = 0; p < a->slots; p++) {
+        const uint8_t *message = outgoing_message(a->send, a->self_slot, a->self, p, &a->message);
+        SliceReader matrix = matrix_of(message, &a->message, 0, a->codec, a->group);
+        for (int64_t at = a->lo; at < a->hi; at += BLOCK) {
+            read_slice(sent, &matrix, at - a->lo, BLOCK);
+            keep_rest(a, r, p, at, sent, BLOCK);
+        }
+    }
+}
+
+// --- the last level -----------------------------------------------------------------------------
 
 // Square leaf of up to 32 values.
 static float square_leaf(const float *x, int n) {

@@ -50,20 +50,6 @@ DEV_FN void load_values(float (&x)[S::RUNS][S::RUN], const float *from, const Ti
     }
 }
 
-// The transform of one run, whose first element lies at `position`. ROTATE: it is the rotation.
-// Neighbouring lanes hold neighbouring runs, and a warp whole blocks of either transform.
-template <bool ROTATE, int RUN>
-DEV_FN void transform_run(float (&x)[RUN], const QuantizePartitions &a, int64_t position,
-                          SegmentCursor &segment, const RoundingSchedule &rotation) {
-    if constexpr (ROTATE) {
-        seek_segment(segment, a.table, position);
-        flip_signs(x, rotation, position + segment.shift);
-        hadamard_lanes<ROTATION_ORDER>(x);
-    } else if (a.transform == TRANSFORM_HADAMARD) {
-        hadamard_lanes(x);
-    }
-}
-
 // blockIdx.y: the partition, i * slots + slot.
 template <class S, Codec CODEC, bool ROTATE>
 __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S, CODEC>::PER_MULTIPROCESSOR)
@@ -75,9 +61,10 @@ __global__ void __launch_bounds__(CODEC_THREADS, QuantizeBlocks<S, CODEC>::PER_M
     MessageSections to = message_sections(&a.message, partition / a.slots);
     uint8_t *message = partition_message(a, partition), *codes = message + to.codes;
     float *scales = reinterpret_cast<float *>(message + to.scales);
-    int64_t position = partition * a.bucket.matrix_per_rank + a.lo, tile = worker_start<S>(t);
+    int64_t begin = partition * a.bucket.matrix_per_rank + a.lo, tile = worker_start<S>(t);
+    int64_t position = partition_position(&a, partition) + a.lo;
     TileWriter writer = make_writer<S, CODEC>(codes, scales, a.rounding, position, t, tile);
-    const float *grads = a.grads + position + tile + thread_start<S>();
+    const float *grads = a.grads + begin + tile + thread_start<S>();
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
     float next[S::RUNS][S::RUN] = {};

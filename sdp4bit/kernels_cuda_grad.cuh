@@ -1,5 +1,5 @@
-// Device code that the kernels for gradients share: sums over the sources' messages. Included by
-// kernels_cuda_grad.cu and kernels_cuda_requantize.cu.
+// Device code that the kernels for gradients share: the transform, sums over the sources' messages.
+// Included by kernels_cuda_grad.cu, kernels_cuda_requantize.cu and kernels_cuda_feedback.cu.
 #pragma once
 #include "sdp4bit/kernels_cuda.cuh"
 
@@ -14,8 +14,24 @@ static void with_wide_shape(int group, Launch launch) {
 }
 
 // One tail element per thread. slices: gridDim.y.
-static dim3 tail_grid(int64_t elements, int slices) {
+static inline dim3 tail_grid(int64_t elements, int slices) {
     return dim3((unsigned)ceil_div64(elements, CODEC_THREADS), (unsigned)slices);
+}
+
+// --- the transform ------------------------------------------------------------------------------
+
+// The transform of one run, whose first element lies at `position`. ROTATE: it is the rotation.
+// Neighbouring lanes hold neighbouring runs, and a warp whole blocks of either transform.
+template <bool ROTATE, int RUN>
+DEV_FN void transform_run(float (&x)[RUN], const QuantizePartitions &a, int64_t position,
+                          SegmentCursor &segment, const RoundingSchedule &rotation) {
+    if constexpr (ROTATE) {
+        seek_segment(segment, a.table, position);
+        flip_signs(x, rotation, position + segment.shift);
+        hadamard_lanes<ROTATION_ORDER>(x);
+    } else if (a.transform == TRANSFORM_HADAMARD) {
+        hadamard_lanes(x);
+    }
 }
 
 // --- sums over the sources ----------------------------------------------------------------------

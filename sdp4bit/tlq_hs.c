@@ -73,6 +73,56 @@ static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int sourc
     return key;
 }
 
+// With error feedback every reduction has the same rotation: the residual lives in it.
+static RoundingKey rotation_key(const TlqStep *step) {
+    if (!step->error_feedback) return rounding_key(step, PURPOSE_ROTATION, 0);
+    return (RoundingKey){step->seed, 0, PURPOSE_ROTATION, 0};
+}
+
+// Between nodes with error feedback: the residual, to which this step's values have been added, is
+// what travels. Tails have none, and have been written. q: the message's.
+static void quantize_residual(const Chunk *c, QuantizePartitions *q, Stream *stream) {
+    q->grads = c->step->residual.values;
+    q->scale = 1.0f;
+    q->transform = TRANSFORM_NONE;
+    q->message.tail_elements = 0;
+    kernel_quantize_partitions(stream, q);
+    kernel_keep_residual(stream, q, &c->step->residual);
+}
+
+static void feed_and_quantize(const Chunk *c, QuantizePartitions *q, Stream *stream) {
+    QuantizePartitions tails = *q;
+    tails.hi = tails.lo;
+    kernel_quantize_partitions(stream, &tails);
+    kernel_feed_grads(stream, q, &c->step->residual);
+    quantize_residual(c, q, stream);
+}
+
+static void feed_and_requantize(const Chunk *c, const SumRequantize *r, Stream *stream) {
+    SumRequantize tails = *r;
+    tails.hi = tails.lo;
+    kernel_sum_requantize(stream, &tails);
+    kernel_feed_sums(stream, r, &c->step->residual);
+    QuantizePartitions q = {0};
+    q.bucket = r->bucket;
+    q.table = r->table;
+    q.lo = r->lo;
+    q.hi = r->hi;
+    q.codec = r->codec;
+    q.group = r->group;
+    q.tail_codec = r->tail_codec;
+    q.rounding = r->rounding;
+    q.key = r->key;
+    q.slots = r->in.partitions;
+    q.self = r->self;
+    q.first = r->local;
+    q.between = r->per_node - 1;
+    q.send = r->send;
+    q.self_slot = r->self_slot;
+    q.message = r->out;
+    quantize_residual(c, &q, stream);
+}
+
 // First lane: the messages of the first hop, which is level 1, or level 2 alone where every node
 // has one rank.
 static void quantize(const Chunk *c, const float *grads) {
@@ -89,7 +139,7 @@ static void quantize(const Chunk *c, const float *grads) {
     q.hi = c->hi;
     q.scale = 1.0f / (float)step->plan->dp;
     q.transform = step->grad_wire.transform;
-    q.rotation = rounding_key(step, PURPOSE_ROTATION, 0);
+    q.rotation = rotation_key(step);
     q.codec = c->node_hop ? step->grad_wire.intra_codec : step->grad_wire.inter_codec;
     q.group = c->node_hop ? step->grad_wire.intra_group : step->grad_wire.inter_group;
     q.tail_codec = step->grad_wire.tail_codec;
@@ -102,7 +152,8 @@ static void quantize(const Chunk *c, const float *grads) {
     q.self_slot = (c->node_hop ? c->recv1 : c->recv2) + q.self * message->bytes;
     q.message = *message;
     lane_wait(c->lanes, c->node_hop ? LANE_NODE_FREE : LANE_RAIL_FREE, c->slot, stream);
-    kernel_quantize_partitions(stream, &q);
+    if (step->error_feedback && !c->node_hop) feed_and_quantize(c, &q, stream);
+    else kernel_quantize_partitions(stream, &q);
     wire_seal(step->checks, c->node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, c->b, c->k, message, q.send, stream);
     lane_done(c->lanes, LANE_QUANTISED, c->slot, stream);
 }
@@ -144,7 +195,8 @@ static void requantize(const Chunk *c) {
     lane_wait(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
     lane_wait(c->lanes, LANE_RAIL_FREE, c->slot, stream);
     wire_check(step->checks, HOP_GRAD_NODE, c->b, c->k, &c->level1, c->recv1, stream);
-    kernel_sum_requantize(stream, &r);
+    if (step->error_feedback) feed_and_requantize(c, &r, stream);
+    else kernel_sum_requantize(stream, &r);
     lane_done(c->lanes, LANE_NODE_FREE, c->slot, stream);
     wire_seal(step->checks, HOP_GRAD_RAIL, c->b, c->k, &c->level2, c->send2, stream);
     lane_done(c->lanes, LANE_REQUANTISED, c->slot, stream);
@@ -170,7 +222,7 @@ static void sum_shard(const Chunk *c, Windows own, float *matrix_leaves, float *
     f.group = c->rail_hop ? step->grad_wire.inter_group : step->grad_wire.intra_group;
     f.tail_codec = step->grad_wire.tail_codec;
     f.transform = step->grad_wire.transform;
-    f.rotation = rounding_key(step, PURPOSE_ROTATION, 0);
+    f.rotation = rotation_key(step);
     f.rank = step->mesh->dp.rank;
     f.bucket = *c->bucket;
     f.table = c->table;

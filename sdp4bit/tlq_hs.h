@@ -34,6 +34,8 @@ typedef struct TlqStep {
     uint32_t seed, step;      // of the rounding bits
     int micro_batch;          // of this step's reductions of a bucket: which one, for the rounding bits
     bool add;                 // the result to what the own windows hold
+    bool error_feedback;      // of the hop between nodes, which then has a grouped codec
+    Residual residual;        // with it: of this bucket's pieces that go to the other nodes, and the own
     WireChecks *checks;       // of the messages: whether they carry a checksum
 } TlqStep;
 

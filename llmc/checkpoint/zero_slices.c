@@ -118,3 +118,7 @@ bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Erro
            restore_kind(zero, checkpoint, SLICE_EXP_AVG, err) &&
            restore_kind(zero, checkpoint, SLICE_EXP_AVG_SQ, err);
 }
+
+bool zero_restore_residual(Zero *zero, const Checkpoint *checkpoint, Error *err) {
+    return restore_kind(zero, checkpoint, SLICE_RESIDUAL, err);
+}

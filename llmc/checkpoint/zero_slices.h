@@ -24,5 +24,7 @@ void zero_slices_staged(void *zero);
 // Loads the replica, and masters and moments when `optimizer`. Without it masters become
 // float(replica) and moments 0. Errors: checkpoint_read's.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err);
+// Loads the residual of error feedback, of as many nodes as there are here.
+bool zero_restore_residual(Zero *zero, const Checkpoint *checkpoint, Error *err);
 
 LLMC_END

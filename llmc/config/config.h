@@ -95,6 +95,7 @@ typedef struct Config {
     int gradient_alltoall_pipeline;
     int64_t gradients_quantization_start_iteration;
     int gq_rounding, wq_rounding;  // enum Rounding of sdp4bit/codec.h
+    bool error_feedback;           // of gradients between nodes
     int64_t verify_replicas_interval;
     bool verify_wire;
     // local steps: nodes train by themselves and exchange now and then. 1: they do not
@@ -200,6 +201,9 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err);
+// Whether a checkpoint's residual of error feedback means the same to this run: the transform of
+// gradients and what keys it, and the parts of tensors. What the text does not say counts as equal.
+bool config_same_residual(const Config *config, const char *saved_json);
 // Global batch size of the iteration that starts after `consumed_samples`. Megatron's batch
 // ramp-up: start + increment * floor(consumed / (ramp samples / steps)) while consumed <= ramp
 // samples, then the full size. config_finish makes sure that each size is a multiple of micro-batch

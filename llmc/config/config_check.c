@@ -336,6 +336,7 @@ static void note_idle_quantisation(const Parsed *p) {
                                       offsetof(Config, gq_group_size_intra),
                                       offsetof(Config, gq_rounding),
                                       offsetof(Config, gradient_quantization_method),
+                                      offsetof(Config, error_feedback),
                                       offsetof(Config, gradients_quantization_start_iteration)};
     static const size_t weight[] = {
         offsetof(Config, weight_quantization_bits), offsetof(Config, wq_group_size),
@@ -375,6 +376,13 @@ static bool check_gradient_codec(const Parsed *p) {
     return true;
 }
 
+static void note_idle_feedback(const Parsed *p) {
+    const Config *c = p->config;
+    if (c->error_feedback && c->local_steps > 1) {
+        NOTE("--error-feedback has no effect with --local-steps, whose gradients stay in their nodes");
+    }
+}
+
 static bool check_quantisation(const Parsed *p) {
     const Config *c = p->config;
     if ((c->quantized_weights || c->quantized_gradients) && !c->use_distributed_optimizer) {
@@ -402,6 +410,7 @@ static bool check_quantisation(const Parsed *p) {
             c->gq_group_size_intra, c->gq_group_size_inter, (long long)common, LARGEST_GRAD_GROUP);
     }
     note_idle_quantisation(p);
+    note_idle_feedback(p);
     return true;
 }
 

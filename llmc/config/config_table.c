@@ -252,6 +252,9 @@ static const Option table[] = {
            "rounding of gradients; nearest is biased"),
     FLAG("hadamard-transform", hadamard_transform,
          "spread outliers over 32 gradients before quantising (TLq-HS)"),
+    FLAG("error-feedback", error_feedback,
+         "what quantising gradients between nodes rounds away is added to the next message. Takes 4 bytes "
+         "per parameter, shared out over a node's ranks"),
     INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "0", 0, MOST_CHUNKS,
         "chunks in which a bucket travels: more take less memory, the bits are the same. 0: embeddings in "
         "chunks of "

@@ -262,6 +262,9 @@ static const char *const model_names[] = {"num_layers",
                                           "swiglu",
                                           "disable_bias_linear",
                                           "untie_embeddings_and_output_weights"};
+// The same for its residual of error feedback.
+static const char *const residual_names[] = {"hadamard_transform", "gradient_quantization_method",
+                                             "tensor_model_parallel_size", "seed"};
 // What the schedule follows from, in samples as Megatron compares it.
 static const char *const schedule_names[] = {"lr",
                                              "min_lr",
@@ -495,4 +498,17 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
     cJSON_Delete(now);
     free(now_json);
     return ok;
+}
+
+bool config_same_residual(const Config *config, const char *saved_json) {
+    char was[EXCERPT_BYTES], is[EXCERPT_BYTES], *now_json = config_to_json(config);
+    cJSON *saved = json_parse_object(saved_json, strlen(saved_json));
+    cJSON *now = json_parse_object(now_json, strlen(now_json));
+    size_t at = 0;
+    bool same = saved && now &&
+                !next_difference(saved, now, residual_names, COUNT_OF(residual_names), &at, was, is);
+    cJSON_Delete(saved);
+    cJSON_Delete(now);
+    free(now_json);
+    return same;
 }

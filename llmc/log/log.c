@@ -225,6 +225,8 @@ static void warn_of_flags(Log *log, int nodes) {
                  "WARNING: one node: gradients travel in %d bits only, --gradient-quantization-bits-inter "
                  "has no effect",
                  c->gradient_quantization_bits_intra);
+    if (nodes == 1 && c->error_feedback)
+        log_line(log, "WARNING: one node: no gradients travel between nodes, --error-feedback has no effect");
     if (nodes == ranks)
         log_line(log,
                  "WARNING: one rank per node: gradients travel in %d bits only, "

@@ -76,6 +76,22 @@ static void restore_optimizer_counters(Run *run, const RunState *state) {
     zero_set_counters(run->zero, &run->last);
 }
 
+// The residual of error feedback, where the checkpoint's means the same to this run. What a skipped
+// step has left does not count (sdp4bit/README.md).
+static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
+    const Config *c = &run->config;
+    if (!zero_keeps(run->zero, SLICE_RESIDUAL)) return true;
+    bool fits = checkpoint_nodes(checkpoint, SLICE_RESIDUAL) == zero_nodes(run->zero) &&
+                config_same_residual(c, checkpoint_arguments(checkpoint));
+    if (!fits) {
+        log_line(run->log, "WARNING: the checkpoint holds no residual of error feedback that fits this run; "
+                           "it starts at 0");
+        return true;
+    }
+    if (checkpoint_state(checkpoint)->skipped_in_a_row > 0) return true;
+    return zero_restore_residual(run->zero, checkpoint, &run->error);
+}
+
 // Takes counters, schedule, weights and moments from an opened checkpoint, as the flags say.
 static bool restore(Run *run, const Checkpoint *checkpoint) {
     Config *c = &run->config;
@@ -94,6 +110,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
                          c->load);
     }
     if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
+    if (optimizer && !restore_residual(run, checkpoint)) return false;
     if (c->finetune) return true;
     restore_counters(run, state);
     // Else Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up.

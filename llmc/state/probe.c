@@ -146,6 +146,7 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     if (!errors_due(zero) || zero->plan.dp == 1) return;
     TlqStep exact = *step;
     exact.grad_wire = exact_wire();
+    exact.error_feedback = false;
     exact.workspace = probe->workspace;
     float *leaves = zero->leaves + zero->leaf_start[b];  // overwritten by the reduction that counts
     Traffic before = probe_traffic(zero);

@@ -82,6 +82,7 @@ void zero_free(Zero *zero) {
     free(zero->lossless.coded_start);
     free(zero->lossless.landed);
     free(zero->lossless.slot);
+    feedback_free(zero);
     free(zero->leaf_start);
     free(zero->units_missing);
     free(zero->pending);
@@ -179,6 +180,9 @@ void zero_masters_from_weights(Zero *zero) {
 //             first, and no other chunk reads it. The tail is chunk 0's. AdamW, the zero count and
 //             the clearing of the tail follow on `last`, before the shard is handed on, so before
 //             done[b].
+// residual    Of error feedback. Middle alone adds to it and takes from it, before a chunk crosses
+//             between nodes; first where every node has one rank. So compute may read it after the
+//             verdict. It is copied for a checkpoint at once: the next reduction writes it.
 // slots       Of buckets that do not stay. Compute writes one after its slot was read, first reads
 //             it after ready[b], likewise. The own windows of these buckets are elsewhere: `last`
 //             alone writes and reads them.
@@ -197,7 +201,8 @@ void zero_masters_from_weights(Zero *zero) {
 //             With offload host writes masters and moments, and copies read them. Host also writes
 //             what it needs of a bucket in host memory, and reads it; last reads its messages.
 // control     The verdict writes it, on `last` after computed. AdamW reads it on `last`, the
-//             applies on middle before done[b], compute after judged.
+//             applies on middle before done[b], compute after judged. With error feedback the next
+//             step's first reductions read it on middle (first), after ready[b].
 // loss_sum    Compute. The verdict reads it between computed and judged.
 // fault       Checks on middle and `last`, and AdamW on `last`, write it, atomically. The record
 //             reads it on `last`: after the gradients' checks, which come before the chunks' final

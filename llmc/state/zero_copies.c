@@ -6,22 +6,32 @@
 
 // Device address and size of a piece's elements of one kind.
 static void *piece_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes) {
-    const Piece *piece = &zero->pieces[i];
+    int count;
+    const Piece *piece = &zero_pieces(zero, kind, &count)[i];
     *bytes = (size_t)(piece->hi - piece->lo) * (size_t)slice_kind_bytes(kind);
     switch (kind) {
         case SLICE_MASTER: return zero->master + piece->state_at;
         case SLICE_EXP_AVG: return zero->exp_avg + piece->state_at;
         case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state_at;
+        case SLICE_RESIDUAL: return zero->feedback.memory + piece->state_at;
         default: return zero_piece_weights(zero, piece);
     }
 }
 
 // Masters and moments of an offloaded optimiser are on the host already.
-static bool on_host(const Zero *zero, SliceKind kind) { return zero_offloads(zero) && kind != SLICE_WEIGHT; }
+static bool on_host(const Zero *zero, SliceKind kind) {
+    return zero_offloads(zero) && kind != SLICE_WEIGHT && kind != SLICE_RESIDUAL;
+}
 
-bool zero_keeps(const Zero *zero, SliceKind kind) { return kind < FIRST_KINDS; }
+bool zero_keeps(const Zero *zero, SliceKind kind) {
+    return kind < FIRST_KINDS || (kind == SLICE_RESIDUAL && zero->feedback.on);
+}
 
 const Piece *zero_pieces(const Zero *zero, SliceKind kind, int *count) {
+    if (kind == SLICE_RESIDUAL) {
+        *count = zero->feedback.piece_count;
+        return zero->feedback.pieces;
+    }
     *count = zero_keeps(zero, kind) ? zero->piece_count : 0;
     return zero->pieces;
 }
@@ -64,8 +74,13 @@ void *zero_staging(const Zero *zero, uint64_t *bytes) {
 
 // After the applies of the step that is saved (zero_update's final wait on `last`), and before the
 // next step's update, whose forward, backward and reductions run meanwhile. On a stream of its own:
-// on `last` the sums of the reductions would wait for gigabytes.
+// on `last` the sums of the reductions would wait for gigabytes. The residual cannot wait: these
+// reductions write it.
 void zero_stage(Zero *zero, int piece, SliceKind kind, void *pinned) {
+    if (kind == SLICE_RESIDUAL) {
+        zero_fetch(zero, piece, kind, pinned);
+        return;
+    }
     if (zero->to_copy_count == 0) lanes_after(zero->lanes, zero->copies, zero->lanes->last);
     if (zero->to_copy_count == zero->to_copy_room) {
         zero->to_copy_room = 2 * zero->to_copy_room + 256;

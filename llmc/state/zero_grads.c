@@ -185,6 +185,7 @@ static TlqStep tlq_step(Zero *zero, int b) {
     step.step = (uint32_t)zero->step;
     step.micro_batch = zero->gradients.reductions[b];
     step.add = step.micro_batch > 0;
+    feedback_step(zero, b, &step);
     return step;
 }
 

@@ -108,6 +108,15 @@ typedef struct LocalSteps {
     floatX *kept;              // the island's weights, while the outer weights stand in their place
 } LocalSteps;
 
+// --error-feedback: zero_feedback.c.
+typedef struct Feedback {
+    bool on;
+    float *memory;             // device: bucket by bucket, (nodes, matrix_per_rank) of each
+    int64_t *start;            // (buckets) a bucket's first element there
+    Piece *pieces;             // (piece_count) state_at: in `memory`
+    int piece_count;
+} Feedback;
+
 struct Zero {
     const Config *config;
     const Mesh *mesh;
@@ -149,6 +158,7 @@ struct Zero {
     LocalSteps local;               // islands
     Offload offload;                // AdamW on the host
     Probe probe;                    // figures on quantisation, off unless flags ask for them
+    Feedback feedback;
     // host
     void *staging;                  // --async-save: this rank's part of a checkpoint, page-locked; else NULL
     uint64_t staging_bytes;         // that it holds
@@ -218,7 +228,19 @@ void local_settle(Zero *zero);
 // The run goes on behind this step: which meetings are still to come.
 void local_resume(Zero *zero, int64_t step);
 
+// --- error feedback: zero_feedback.c -------------------------------------------------------------
+
+// With zero_plan and zero_free.
+void feedback_reserve(Zero *zero, MemoryPlan *memory_plan);
+void feedback_free(Zero *zero);
+// What a reduction of bucket b is told. grad_wire and micro_batch are set.
+void feedback_step(const Zero *zero, int b, TlqStep *step);
+
 // --- where things lie: zero_grads.c, zero_weights.c ----------------------------------------------
+
+// What rank `owner` owns of segment i of bucket b, matrices first: false where it owns nothing of
+// it. *in_window: where it begins in the owner's piece of the part. piece->state_at is left alone.
+bool zero_cut_segment(const Plan *plan, int b, int i, int owner, Piece *piece, int64_t *in_window);
 
 // Reserves the gradients' memory. After the layout, before zero_grads_start's events.
 void zero_grads_reserve(Zero *zero, MemoryPlan *memory_plan);

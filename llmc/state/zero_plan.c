@@ -139,6 +139,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     }
     zero_plan_weights(zero, memory_plan);
     zero_grads_reserve(zero, memory_plan);
+    feedback_reserve(zero, memory_plan);
     if (zero_offloads(zero)) offload_reserve(zero, memory_plan);
     else reserve_optimizer(zero, memory_plan);
     local_reserve(zero, memory_plan);
@@ -174,28 +175,35 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     reserve_communication(zero, memory_plan);
 }
 
+bool zero_cut_segment(const Plan *plan, int b, int i, int owner, Piece *piece, int64_t *in_window) {
+    const Bucket *bucket = &plan->bucket[b];
+    const Segment *segment = &plan->segments[bucket->first_segment + i];
+    bool matrix = i < bucket->segments;
+    int64_t shard = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank, window = owner * shard;
+    int64_t from = segment->start, to = segment->start + segment->numel;
+    if (from < window) from = window;
+    if (to > window + shard) to = window + shard;
+    if (from >= to) return false;
+    piece->tensor = (int)segment->tensor;
+    piece->bucket = b;
+    piece->lo = from - segment->start;
+    piece->hi = to - segment->start;
+    piece->arena_at = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements) + from;
+    *in_window = from - window;
+    return true;
+}
+
 // Cuts each tensor against this rank's window of its bucket's part.
 static void list_pieces(Zero *zero) {
     const Plan *plan = &zero->plan;
-    int rank = zero->mesh->dp.rank;
     zero->pieces = (Piece *)xcalloc((size_t)plan->segments_total, sizeof(Piece), "the shard's pieces");
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
         for (int i = 0; i < bucket->segments + bucket->tails; i++) {
-            const Segment *segment = &plan->segments[bucket->first_segment + i];
-            bool matrix = i < bucket->segments;
-            int64_t shard = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;
-            int64_t window = rank * shard, from = segment->start, to = segment->start + segment->numel;
-            if (from < window) from = window;
-            if (to > window + shard) to = window + shard;
-            if (from >= to) continue;
             Piece piece;
-            piece.tensor = (int)segment->tensor;
-            piece.bucket = b;
-            piece.lo = from - segment->start;
-            piece.hi = to - segment->start;
-            piece.arena_at = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements) + from;
-            piece.state_at = bucket->state_start + (matrix ? 0 : bucket->matrix_per_rank) + from - window;
+            int64_t in_window, part = i < bucket->segments ? 0 : bucket->matrix_per_rank;
+            if (!zero_cut_segment(plan, b, i, zero->mesh->dp.rank, &piece, &in_window)) continue;
+            piece.state_at = bucket->state_start + part + in_window;
             zero->pieces[zero->piece_count++] = piece;
         }
     }

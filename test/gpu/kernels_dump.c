@@ -166,8 +166,8 @@ static SegmentTable table_of(const Run *r) {
 }
 
 // Rank (node, local)'s messages of chunk k for its first hop: all of them to `send`, the own one to
-// `self`.
-static void quantize_rank(Run *r, const float *grads, int k, int node, int local, bool node_hop,
+// `self`. Returns how they were made.
+static QuantizePartitions quantize_rank(Run *r, const float *grads, int k, int node, int local, bool node_hop,
                           const MessageLayout *m, uint8_t *send, uint8_t *self) {
     QuantizePartitions q = {0};
     q.grads = grads;
@@ -190,6 +190,7 @@ static void quantize_rank(Run *r, const float *grads, int k, int node, int local
     q.self_slot = self;
     q.message = *m;
     kernel_quantize_partitions(r->d->stream, &q);
+    return q;
 }
 
 // Of level 1's messages. Values of a plain codec are compared as numbers where they were
@@ -218,6 +219,63 @@ static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t
     }
     release(d, send);
     release(d, self);
+}
+
+// Error feedback between nodes, on the values that a message was just made of: the residual when
+// they have been added, the message, what is kept. Then once more behind a skipped step. q: of the
+// message, whose `grads` are the values; or they are the sums of `sums`.
+static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, const SumRequantize *sums) {
+    Dump *d = r->d;
+    int64_t values = q->slots * r->bucket.matrix_per_rank, bytes = q->message.bytes;
+    if (!codec_grouped(q->codec)) return;
+    StepControl skipped = {0};
+    float *memory = uploaded_values(d, values, r->inputs + 500 + (uint32_t)node, false);
+    Residual residual = {memory, NULL, false};
+    QuantizePartitions own = *q;
+    own.grads = memory;
+    own.scale = 1.0f;
+    own.transform = TRANSFORM_NONE;
+    own.message.tail_elements = 0;
+    own.send = (uint8_t *)reserve(d, bytes * q->slots);
+    own.self_slot = (uint8_t *)reserve(d, bytes);
+    void *control = upload(d, &skipped, sizeof skipped);
+    for (int step = 0; step < 2; step++) {
+        set_zero(d->stream, own.send, (size_t)(bytes * q->slots));
+        set_zero(d->stream, own.self_slot, (size_t)bytes);
+        if (sums) kernel_feed_sums(d->stream, sums, &residual);
+        else kernel_feed_grads(d->stream, q, &residual);
+        result(d, FP32, memory, values * 4, "chunk%d node%d step%d residual.fed", k, node, step);
+        kernel_quantize_partitions(d->stream, &own);
+        result(d, RAW, own.send, bytes * q->slots, "chunk%d node%d step%d residual.send", k, node, step);
+        result(d, RAW, own.self_slot, bytes, "chunk%d node%d step%d residual.self", k, node, step);
+        kernel_keep_residual(d->stream, &own, &residual);
+        result(d, FP32, memory, values * 4, "chunk%d node%d step%d residual.kept", k, node, step);
+        residual.control = (const StepControl *)control;
+    }
+    release(d, memory);
+    release(d, own.send);
+    release(d, own.self_slot);
+    release(d, control);
+}
+
+// The quantisation whose values are the sums.
+static QuantizePartitions quantization_of_sums(const SumRequantize *s) {
+    QuantizePartitions q = {0};
+    q.bucket = s->bucket;
+    q.table = s->table;
+    q.lo = s->lo;
+    q.hi = s->hi;
+    q.codec = s->codec;
+    q.group = s->group;
+    q.tail_codec = s->tail_codec;
+    q.rounding = s->rounding;
+    q.key = s->key;
+    q.slots = s->in.partitions;
+    q.self = s->self;
+    q.first = s->local;
+    q.between = s->per_node - 1;
+    q.message = s->out;
+    return q;
 }
 
 // Level 2 of rank (node, local): sums what its node sent and quantises for all nodes; the receiving
@@ -252,6 +310,8 @@ static void second_level(Run *r, int node, int k, const MessageLayout *in, const
     result(d, RAW, send, out->bytes * nodes, "chunk%d node%d level2.send", k, node);
     result(d, RAW, self, out->bytes, "chunk%d node%d level2.self", k, node);
     copy_on_device(d->stream, message, own == node ? self : send + own * out->bytes, (size_t)out->bytes);
+    QuantizePartitions q = quantization_of_sums(&s);
+    feed_back(r, k, node, &q, &s);
     release(d, send);
     release(d, self);
 }
@@ -263,11 +323,12 @@ static void only_level(Run *r, int k, const MessageLayout *m, uint8_t *received)
     for (int node = 0; node < r->c.nodes; node++) {
         float *grads = uploaded_values(d, r->elements, r->inputs + (uint32_t)node, false);
         set_zero(d->stream, send, (size_t)(m->bytes * r->c.nodes));
-        quantize_rank(r, grads, k, node, 0, false, m, send, self);
+        QuantizePartitions q = quantize_rank(r, grads, k, node, 0, false, m, send, self);
         result(d, RAW, send, m->bytes * r->c.nodes, "chunk%d node%d level2.send", k, node);
         result(d, RAW, self, m->bytes, "chunk%d node%d level2.self", k, node);
         copy_on_device(d->stream, received + node * m->bytes,
                        node == r->c.rank ? self : send + r->c.rank * m->bytes, (size_t)m->bytes);
+        feed_back(r, k, node, &q, NULL);
         release(d, grads);
     }
     release(d, send);

@@ -73,6 +73,12 @@ static const ModelArm arms[] = {
       "--gradient-quantization-bits-inter", "3", "--quantized-weights"},
      {I8, CODEC_EDEN3, 64, 256, H, TRANSFORM_ROTATION, SR, 0},
      {I4, 2048, true, RN}, 2},
+    {"EDEN 2 with error feedback, optim_grads, 3 micro-batches",
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-method", "eden",
+      "--gradient-quantization-bits-inter", "2", "--error-feedback", "--verify-wire",
+      "--gradient-alltoall-pipeline", "2"},
+     {I8, CODEC_EDEN2, 128, 256, H, TRANSFORM_ROTATION, SR, 2},
+     {FLOATX_CODEC, 32, false, RN}, 3},
     {"baseline bf16, optim_grads, 1 micro-batch", {"--grad-reduce-in-bf16"},
      {H, H, 32, 32, H, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}, 1},
 };
@@ -194,7 +200,8 @@ static void build_simulator(Model *m) {
     SimulatorOptions o = {
         &m->zero->plan, m->tensors, m->arm->grad, m->arm->weight, (uint32_t)c->seed,
         (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps, WEIGHT_DECAY,
-        (float)c->clip_grad, true, (float)c->loss_spike_factor};
+        (float)c->clip_grad, true, (float)c->loss_spike_factor,
+        c->error_feedback && m->rank->mesh->rail.size > 1};
     m->local = (float *)xmalloc(arena_bytes(m), "the test");
     m->found = (float *)xmalloc(arena_bytes(m), "the test");
     m->every = (float *)xmalloc((size_t)kept * arena_bytes(m) + 1, "the test");

@@ -146,6 +146,34 @@ typedef struct Reduction {
     int64_t logical;
 } Reduction;
 
+// What node `node` sends of a tensor to the others, n elements. With error feedback what it could
+// not say before is added, and what it cannot say now is kept. Behind the tensor's end is nothing
+// to keep.
+static void send_between(const Simulator *sim, const Reduction *r, const Place *place, int node, float *x) {
+    Hop hop = r->level2;
+    hop.key.source = (uint32_t)node;
+    if (!sim->options.error_feedback || !place->matrix) {
+        send(x, r->n, &hop, r->logical);
+        return;
+    }
+    float *residual = sim->residual + node * sim->options.plan->arena_elements + place->arena;
+    for (int64_t i = 0; i < r->n; i++) x[i] = (i < place->numel ? residual[i] : 0.0f) + x[i];
+    for (int64_t i = 0; i < place->numel; i++) residual[i] = x[i];
+    send(x, r->n, &hop, r->logical);
+    for (int64_t i = 0; i < place->numel; i++) {
+        residual[i] -= x[i];
+        if (!isfinite(residual[i])) residual[i] = 0.0f;
+    }
+}
+
+// What a skipped step has left does not count.
+static void forget(Simulator *sim, const Place *place) {
+    for (int node = 0; sim->options.error_feedback && node < sim->options.plan->options.nodes; node++) {
+        float *residual = sim->residual + node * sim->options.plan->arena_elements + place->arena;
+        memset(residual, 0, (size_t)place->numel * sizeof *residual);
+    }
+}
+
 static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place *place, float *const *grads,
                           float *total) {
     int nodes = sim->options.plan->options.nodes, per_node = sim->options.plan->options.per_node;
@@ -163,9 +191,7 @@ static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place 
             if (per_node > 1) send(x, r->n, &hop, r->logical);
             add_to(node_sum, x, r->n, local == 0);
         }
-        Hop hop = r->level2;
-        hop.key.source = (uint32_t)node;
-        if (nodes > 1) send(node_sum, r->n, &hop, r->logical);
+        if (nodes > 1) send_between(sim, r, place, node, node_sum);
         add_to(total, node_sum, r->n, node == 0);
     }
     invert(total, r->n, &r->rotation);
@@ -187,6 +213,10 @@ static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t
                   {sim->options.seed, step, PURPOSE_GRAD_LEVEL2 + number, 0}};
     Rotation rotation = {
         wire->transform, {sim->options.seed, step, PURPOSE_ROTATION + number, 0}, place->logical};
+    if (sim->options.error_feedback) {  // the same in every reduction
+        rotation.signs.step = 0;
+        rotation.signs.purpose = PURPOSE_ROTATION;
+    }
     Reduction r = {level1, level2, rotation, 0, place->logical};
     r.n = round_up64(place->numel, lcm64(HADAMARD_ORDER, lcm64(wire->intra_group, wire->inter_group)));
     if (!place->matrix) {
@@ -206,6 +236,7 @@ void simulator_add(Simulator *sim, float *const *grads, const bool *tensors, uin
             memcpy(out, grads[0] + place.arena, (size_t)place.numel * sizeof *out);
             continue;
         }
+        if (micro_batch == 0 && !sim->control.applied) forget(sim, &place);
         Reduction r = reduction_of(sim, &place, step, micro_batch);
         float *total = (float *)xmalloc((size_t)r.n * sizeof *total, "a tensor");
         reduce_tensor(sim, &r, &place, grads, total);
@@ -411,6 +442,8 @@ void simulator_create(Simulator *sim, const SimulatorOptions *options, const flo
     sim->exp_avg = (float *)xcalloc(n, sizeof(float), "the simulator");
     sim->exp_avg_sq = (float *)xcalloc(n, sizeof(float), "the simulator");
     sim->replica = (floatX *)xcalloc(n, sizeof(floatX), "the simulator");
+    size_t nodes = (size_t)options->plan->options.nodes;
+    sim->residual = (float *)xcalloc(options->error_feedback ? nodes * n : 1, sizeof(float), "the simulator");
     sim->records = (StepRecord *)xcalloc((size_t)options->plan->dp, sizeof(StepRecord), "the simulator");
     sim->fault = (uint64_t *)xcalloc((size_t)options->plan->dp, sizeof(uint64_t), "the simulator");
     for (size_t i = 0; i < n; i++) {
@@ -427,6 +460,7 @@ void simulator_free(Simulator *sim) {
     free(sim->exp_avg);
     free(sim->exp_avg_sq);
     free(sim->replica);
+    free(sim->residual);
     free(sim->records);
     free(sim->fault);
 }

@@ -22,6 +22,7 @@ typedef struct SimulatorOptions {
     float beta1, beta2, epsilon, weight_decay, clip_grad;
     bool skip_non_finite;
     float spike_factor;  // of the loss and of the norm; spikes are reported only
+    bool error_feedback; // of the hop between nodes, which is there and has a grouped codec
 } SimulatorOptions;
 
 // All arrays but records have the arena's shape (plan->arena_elements), pads 0.
@@ -30,6 +31,7 @@ typedef struct Simulator {
     float *reduced;                        // mean gradient as the ranks' shards hold it
     float *master, *exp_avg, *exp_avg_sq;  // the union of all shards
     floatX *replica;                       // the weights, equal on every rank
+    float *residual;                       // (nodes, arena_elements) of error feedback
     StepRecord *records;                   // (dp) this group's
     uint64_t *fault;                       // (dp) what each rank has found
     StepControl control;

@@ -1,7 +1,8 @@
 // The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the
 // one-process simulator, to the bit. It goes through every shape of nodes x ranks that this number
 // of ranks allows, every arm, and several chunk counts. With two of those the ranks keep a shard of
-// the gradients, which adds up three micro-batches or one (ZeRO-2). Four steps follow each other.
+// the gradients, which adds up three micro-batches or one (ZeRO-2). Arms with codes between nodes
+// run once more with error feedback. Four steps follow each other.
 // The third is poisoned with a NaN or an infinity and must be skipped everywhere. Then comes a step
 // with an absurd learning rate, which must be refused element by element, and one that must be
 // skipped for that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h).
@@ -184,6 +185,7 @@ typedef struct Trial {
     uint32_t number;
     int micro_batches;                       // of a step, each reduced by itself
     bool sharded;                            // into a shard, as ZeRO-2; else in place
+    bool feedback;                           // error feedback between nodes
     PlanTensor tensors[MOST_TENSORS];
     int count;
     const Mesh *mesh;
@@ -203,6 +205,7 @@ typedef struct Trial {
     StepControl *control;
     uint64_t *hash;
     float *loss;
+    float *residual;                         // (nodes, matrix_per_rank) of each bucket, or NULL
     uint8_t *gather[3];
     QwdLossless lossless;        // plain is NULL where weights are not coded so
     void *flags;                 // of comm_share, NULL where nothing is shared
@@ -309,6 +312,7 @@ static void build_steps(Trial *t, int chunks) {
     t->tlq.mesh = t->qwd.mesh = t->checks.mesh = t->mesh;
     t->tlq.grad_wire = t->arm->grad;
     t->tlq.grad_wire.chunks = chunks;
+    t->tlq.error_feedback = t->feedback;
     size_t table = (size_t)t->plan.segments_total * sizeof(Segment);
     t->segments = (Segment *)allocate(t, table);
     upload(t, t->segments, t->plan.segments, table);
@@ -346,6 +350,13 @@ static bool share_messages(Trial *t, int chunks) {
     return ok;
 }
 
+// Elements of the residual before bucket b.
+static size_t residual_start(const Trial *t, int b) {
+    int64_t elements = 0;
+    for (int i = 0; i < b; i++) elements += t->mesh->rail.size * t->plan.bucket[i].matrix_per_rank;
+    return (size_t)elements;
+}
+
 static void build_state(Trial *t) {
     size_t arena = (size_t)t->plan.arena_elements, shard = (size_t)t->plan.shard_elements;
     t->weights = (floatX *)allocate(t, arena * sizeof(floatX));
@@ -361,6 +372,10 @@ static void build_state(Trial *t) {
     t->control = (StepControl *)allocate(t, sizeof(StepControl));
     t->hash = (uint64_t *)allocate(t, sizeof(uint64_t));
     t->loss = (float *)allocate(t, sizeof(float));
+    if (t->feedback) {
+        t->residual = (float *)allocate(t, residual_start(t, t->plan.buckets) * sizeof(float));
+        set_zero(t->machine->stream, t->residual, residual_start(t, t->plan.buckets) * sizeof(float));
+    }
     StepControl control = {0};
     control.beta1_power = control.beta2_power = 1.0;
     control.applied = 1;
@@ -383,7 +398,7 @@ static void build_state(Trial *t) {
 
 static void build_simulator(Trial *t) {
     SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2,
-        EPSILON, WEIGHT_DECAY, clip_of(t->number), true, SPIKE_FACTOR};
+        EPSILON, WEIGHT_DECAY, clip_of(t->number), true, SPIKE_FACTOR, t->feedback};
     floatX *weights = (floatX *)download(t, t->weights, (size_t)t->plan.arena_elements * sizeof(floatX));
     simulator_create(&t->sim, &o, weights);
     free(weights);
@@ -398,7 +413,7 @@ static void free_trial(Trial *t) {
     comm_unshare(&t->mesh->node);
     void *memory[] = {
         t->segments, t->hash, t->loss, t->weights, t->grads, t->shard, t->master, t->exp_avg, t->exp_avg_sq,
-        t->leaves, t->piece_sums, t->records, t->control, t->checks.sums, t->checks.fault,
+        t->leaves, t->piece_sums, t->records, t->control, t->checks.sums, t->checks.fault, t->residual,
         t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2,
         t->flags, t->lossless.plain, t->lossless.coded};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
@@ -452,6 +467,10 @@ static void reduce(Trial *t, uint32_t step, int micro_batch) {
         const Bucket *bucket = &t->plan.bucket[b];
         float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
         Windows own = own_grads(t, b);
+        if (t->feedback) {
+            t->tlq.residual.values = t->residual + residual_start(t, b);
+            t->tlq.residual.control = micro_batch == 0 ? t->control : NULL;
+        }
         tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, own, t->leaves, tail_leaves,
                           t->machine->lanes);
         tlq_sum_squares(&t->tlq, b, own, t->leaves, tail_leaves, t->piece_sums + 2 * b, t->machine->lanes);
@@ -517,6 +536,7 @@ static void simulate(Trial *t, uint32_t step) {
     MPI_Bcast(sim->exp_avg, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->exp_avg_sq, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->replica, arena * (int)sizeof(floatX), MPI_BYTE, 0, MPI_COMM_WORLD);
+    if (t->feedback) MPI_Bcast(sim->residual, t->mesh->rail.size * arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->records, t->plan.dp * (int)sizeof(StepRecord), MPI_BYTE, 0, MPI_COMM_WORLD);
     MPI_Bcast(&sim->control, sizeof sim->control, MPI_BYTE, 0, MPI_COMM_WORLD);
 }
@@ -524,8 +544,9 @@ static void simulate(Trial *t, uint32_t step) {
 // --- comparisons ---------------------------------------------------------------------------------
 
 static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at) {
-    fprintf(stderr, "rank %d, %d x %d, %s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank,
-            t->mesh->rail.size, t->mesh->node.size, t->arm->name, t->tlq.grad_wire.chunks, step, what,
+    fprintf(stderr, "rank %d, %d x %d, %s%s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank,
+            t->mesh->rail.size, t->mesh->node.size, t->arm->name, t->feedback ? ", error feedback" : "",
+            t->tlq.grad_wire.chunks, step, what,
             (long long)at);
     return false;
 }
@@ -576,6 +597,24 @@ static bool same_gradients(const Trial *t, uint32_t step) {
     free(grads);
     free(expected);
     return ok && (!t->sharded || same_shard_of_gradients(t, step));
+}
+
+// What the node's rounding has left, pads 0.
+static bool same_residual(const Trial *t, uint32_t step) {
+    int nodes = t->mesh->rail.size, per_node = t->mesh->node.size;
+    if (!t->feedback) return true;
+    const float *whole = t->sim.residual + t->mesh->rail.rank * t->plan.arena_elements;
+    size_t bytes = residual_start(t, t->plan.buckets) * sizeof(float);
+    float *residual = (float *)download(t, t->residual, bytes);
+    bool ok = true;
+    for (int i = 0; ok && i < t->plan.buckets * nodes; i++) {
+        const Bucket *bucket = &t->plan.bucket[i / nodes];
+        int64_t n = bucket->matrix_per_rank, owner = i % nodes * per_node + t->mesh->node.rank;
+        ok = same_floats(t, step, "residual", residual + residual_start(t, i / nodes) + i % nodes * n,
+                         whole + bucket->arena_start + owner * n, n);
+    }
+    free(residual);
+    return ok;
 }
 
 static bool same_shards(const Trial *t, uint32_t step, const char *what, const float *device,
@@ -719,7 +758,8 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
 
 // Rank 0: relative L2 error of the reduced gradient against the mean in double.
 static bool error_in_bounds(const Trial *t, uint32_t step) {
-    bool others = t->micro_batches > 1;  // their gradients are gone
+    // Their gradients are gone, or the sum holds more than this step's.
+    bool others = t->micro_batches > 1 || t->feedback;
     if (t->machine->rank != 0 || t->plan.dp == 1 || step == POISONED_STEP || others) return true;
     double error = 0, power = 0;
     for (int64_t i = 0; i < t->plan.arena_elements; i++) {
@@ -749,7 +789,8 @@ static bool run_step(Trial *t, uint32_t step) {
     reduce_and_judge(t, step, local_loss(&t->plan, t->machine->rank, step, t->number));
     simulate(t, step);
     // The gradients are compared before AdamW, the rest after it.
-    bool ok = same_gradients(t, step) && same_verdict(t, step) && error_in_bounds(t, step);
+    bool ok = same_gradients(t, step) && same_residual(t, step) && same_verdict(t, step) &&
+              error_in_bounds(t, step);
     update_weights(t);
     ok = ok && same_shards(t, step, "master", t->master, t->sim.master) &&
          same_shards(t, step, "first moment", t->exp_avg, t->sim.exp_avg) &&
@@ -758,11 +799,12 @@ static bool run_step(Trial *t, uint32_t step) {
     return on_all(ok) && on_all(same_replicas(t, step));
 }
 
-static bool run_trial(const Machine *machine, const Mesh *mesh, int arm, int chunks) {
+static bool run_trial(const Machine *machine, const Mesh *mesh, int arm, int chunks, bool feedback) {
     Trial *t = (Trial *)xcalloc(1, sizeof *t, "a trial");
     t->machine = machine;
     t->mesh = mesh;
     t->arm = &arms[arm];
+    t->feedback = feedback;
     t->number = (uint32_t)(arm + 7 * chunks + mesh->node.size);
     // One rank's gradients are the reduced ones.
     t->sharded = chunks > 1 && mesh->dp.size > 1;
@@ -844,8 +886,11 @@ static int run_shape(Machine *machine, int nodes, bool emulate) {
     for (int arm = 0; arm < ARMS; arm++) {
         bool ok = true;
         for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) {
-            ok = run_trial(machine, &ranks.mesh, arm, chunk_counts[c]);
+            ok = run_trial(machine, &ranks.mesh, arm, chunk_counts[c], false);
         }
+        // With one chunk or three, and so with one micro-batch or three.
+        if (ok && nodes > 1 && codec_grouped(arms[arm].grad.inter_codec))
+            ok = run_trial(machine, &ranks.mesh, arm, 1 + arm % 2 * 2, true);
         failures += !ok;
         if (machine->rank == 0) {
             printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", nodes, per_node_of(machine, &split),

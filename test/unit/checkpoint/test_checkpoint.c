@@ -92,7 +92,8 @@ static void any_columns_can_be_read(void **state) {
                     for (int64_t lo = 0; lo <= rows * count; lo += 1 + lo / 3) {
                         for (int64_t hi = lo; hi <= rows * count; hi += 1 + hi / 4) {
                             Slice s = {
-                                MODEL[t].name, (SliceKind)((lo + hi) % FIRST_KINDS), lo, hi, {first, count}, 0};
+                                MODEL[t].name, (SliceKind)((lo + hi) % FIRST_KINDS), lo, hi, {first, count},
+                                0};
                             assert_int_equal(read_slice(c, &s, i, &err), 1);
                         }
                     }

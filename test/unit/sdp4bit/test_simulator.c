@@ -35,6 +35,16 @@ typedef struct Bench {
     float *losses;  // (dp)
 } Bench;
 
+// The same with error feedback between nodes.
+static void bench_feed_back(Bench *bench) {
+    SimulatorOptions o = bench->sim.options;
+    floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
+    o.error_feedback = true;
+    simulator_free(&bench->sim);
+    simulator_create(&bench->sim, &o, w);
+    free(w);
+}
+
 static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWire grad, WeightWire weight,
                         const float *weights) {
     PlanTensor tensor = MATRIX(n, 0);
@@ -45,7 +55,7 @@ static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWi
     floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
     for (int64_t i = 0; weights && i < n; i++) w[i] = floatX_from_float(weights[i]);
     SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42,   0.9f,
-                          0.95f,        1e-8f,          0.0f, 0.0f,   true, 0.0f};
+                          0.95f,        1e-8f,          0.0f, 0.0f,   true, 0.0f, false};
     simulator_create(&bench->sim, &o, w);
     free(w);
     bench->grads = (float **)xcalloc((size_t)bench->plan.dp, sizeof *bench->grads, "gradients");
@@ -195,6 +205,70 @@ static void test_eden_unbiased(void **state) {
                          sum[i] / TRIALS / sigma);
         }
         bench_stop(&bench);
+    }
+}
+
+// What has been sent in so many steps, against the gradients' own sum: relative L2 error after
+// EARLY steps and after LATE. Every rank's gradient has a part that stays and one that is new.
+enum { FED = 1 << 13, EARLY = 16, LATE = 64 };
+typedef struct Drift {
+    double early, late;
+} Drift;
+
+static Drift drift_of(GradWire wire, bool feedback) {
+    Bench bench;
+    WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    Drift drift = {0, 0};
+    bench_start(&bench, FED, 4, 2, wire, weight, NULL);
+    if (feedback) bench_feed_back(&bench);
+    double *sent = (double *)xcalloc(FED, sizeof *sent, "sums");
+    double *mean = (double *)xcalloc(FED, sizeof *mean, "sums");
+    for (uint32_t step = 1; step <= LATE; step++) {
+        for (uint32_t r = 0; r < (uint32_t)bench.plan.dp; r++) {
+            for (uint32_t i = 0; i < FED; i++) {
+                bench.grads[r][i] = normal(4, 0, 0, i, 0.01) + normal(5, r, step, i, 0);
+                mean[i] += (double)bench.grads[r][i] / bench.plan.dp;
+            }
+        }
+        simulator_reduce(&bench.sim, bench.grads, step);
+        double error = 0, power = 0;
+        for (int64_t i = 0; i < FED; i++) {
+            sent[i] += (double)bench.sim.reduced[i];
+            error += (sent[i] - mean[i]) * (sent[i] - mean[i]);
+            power += mean[i] * mean[i] / ((double)step * step);  // of one step
+        }
+        if (step == EARLY) drift.early = sqrt(error / power);
+        drift.late = sqrt(error / power);
+    }
+    free(sent);
+    free(mean);
+    bench_stop(&bench);
+    return drift;
+}
+
+// Error feedback keeps that error where it is, also at 2 bits. Without it the error grows with the
+// square root of the steps, and with their number where rounding is biased.
+static void test_error_feedback(void **state) {
+    static const struct {
+        const char *name;
+        GradWire wire;
+        double most;  // after LATE steps with error feedback, of one step's gradient
+    } rows[] = {
+        {"EDEN at 2 bits",
+         {CODEC_BF16, CODEC_EDEN2, 32, 256, CODEC_BF16, TRANSFORM_ROTATION, ROUND_NEAREST, 1}, 0.35},
+        {"int4, stochastic",
+         {CODEC_BF16, CODEC_INT4, 32, 128, CODEC_BF16, TRANSFORM_HADAMARD, ROUND_STOCHASTIC, 1}, 0.1},
+        {"int4, nearest",
+         {CODEC_BF16, CODEC_INT4, 32, 128, CODEC_BF16, TRANSFORM_HADAMARD, ROUND_NEAREST, 1}, 0.07},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        Drift plain = drift_of(rows[i].wire, false), fed = drift_of(rows[i].wire, true);
+        print_message("    %-16s error of the sum, in gradients of a step: %.3f then %.3f; with error "
+                      "feedback %.3f then %.3f\n",
+                      rows[i].name, plain.early, plain.late, fed.early, fed.late);
+        assert_true(plain.late > 1.6 * plain.early);
+        assert_true(fed.late < 1.2 * fed.early && fed.late < rows[i].most);
+        assert_true(fed.late < plain.late / 4);
     }
 }
 
@@ -415,6 +489,7 @@ int main(void) {
         cmocka_unit_test(test_two_level_errors),
         cmocka_unit_test(test_eden_errors),
         cmocka_unit_test(test_eden_unbiased),
+        cmocka_unit_test(test_error_feedback),
         cmocka_unit_test(test_rounding_errors_average_out),
         cmocka_unit_test(test_reduction_unbiased),
         cmocka_unit_test(test_fp32_reduction_is_the_mean),
