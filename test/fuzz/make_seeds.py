@@ -234,7 +234,28 @@ def progress():
     yield b"\0\n2024"
 
 
-TARGETS = {"shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
+def lossless():
+    """Weights as they are, states that never change, and entries that point elsewhere (fuzz_lossless.c)."""
+    def message(choice, n, end, words, payload, tail=0, right=1):
+        header = struct.pack("<4I", 32 + len(payload), n, tail, 0)
+        entry = struct.pack("<IHBB", end, words, 120, 0) + bytes(8)
+        return bytes([choice, 0, right]) + header + bytes(2 * tail) + entry + payload
+    raw = struct.pack("<160H", *range(160))
+    states = struct.pack("<32I", *[0x10000 + 997 * i for i in range(32)])
+    yield message(3, 160, 160, 160, raw, right=0)
+    yield message(3, 160, 160, 160, raw)
+    yield message(3, 160, 64, 64, states)
+    yield message(2, 96, 64, 64, struct.pack("<32I", *[0x10000] * 32))
+    yield message(2, 96, 72, 70, bytes(16) + states)
+    yield message(3, 160, 168, 160, raw)
+    yield message(3, 160, 8, 64, states)
+    yield message(3, 160, 0xFFFFFFF8, 64, states)
+    yield message(9, 160, 160, 160, raw, tail=8)
+    yield message(4, 1024, 512, 512, bytes(range(256)) * 4)
+    yield bytes(3) + bytes(16)
+
+
+TARGETS = {"lossless": lossless, "shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
            "corpus": corpora,
            "vocabulary": vocabularies, "options": options, "data_args": data_args, "tokenizer": texts,
            "progress": progress, "hf": hf_folders,

@@ -125,6 +125,7 @@ static void good_lines(void **state) {
     "--wandb-exp-name run --no-async-tensor-model-parallel-allreduce --recompute-activations " \
     "--recompute-granularity selective " \
     "--distributed-backend nccl "
+#define LOSSLESS "--weight-quantization-method lossless"
 #define PAPER_WEIGHTS "--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 "
 #define PAPER_GRADIENTS \
     "--quantized-gradients --gq-group-size-inter 128 --gradient-quantization-bits-inter 4 " \
@@ -289,6 +290,8 @@ static void bad_combinations(void **state) {
         {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0, "can only grow"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
         {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
+         "--quantized-weights " LOSSLESS, 0, "keeps no replica that differences could be added to"},
+        {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
          "--quantized-weights", 0,
          "keeps no replica that differences could be added to; add --weight-quantization-method direct"},
         {"--train-iters 999999999999999 --global-batch-size 1000000000", 5, "too large"},
@@ -398,6 +401,9 @@ static void notes_name_what_has_no_effect(void **state) {
         {STRATEGY "optim_grads_params --shard-params-over world --secondary-partition "
                   "--optimizer-cpu-offload --quantized-weights --weight-quantization-method direct", NULL},
         {STRATEGY "optim_grads_params --quantized-weights", NULL},  // differences inside the node
+        {"--quantized-weights " LOSSLESS, NULL},
+        {LOSSLESS, "--weight-quantization-method has no effect without --quantized-weights\n"},
+        {"--quantized-weights --wq-group-size 128 " LOSSLESS, "has no effect without another "},
         {STRATEGY "optim_grads --optimizer-cpu-offload", NULL},
         {"--async-save", "--async-save has no effect without --save\n"},
         {"--keep-last-checkpoints 2", "--keep-last-checkpoints has no effect without --save\n"},
