@@ -228,8 +228,9 @@ static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const
 
 // Of queries and keys as the first linear leaves them.
 static Rope rope_of(const GPT *gpt, const Pass *p, floatX *qkv) {
-    Rope rope = {.B = p->B, .T = p->T, .groups = gpt->NH, .heads = 3, .turned = 2, .HD = gpt->HD,
-                 .columns = gpt->rotary, .table = gpt->turns, .x = qkv};
+    int heads = gpt->NH / gpt->NG;
+    Rope rope = {.B = p->B, .T = p->T, .groups = gpt->NG, .heads = heads + 2, .turned = heads + 1,
+                 .HD = gpt->HD, .columns = gpt->rotary, .table = gpt->turns, .x = qkv};
     return rope;
 }
 
@@ -243,7 +244,8 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
                            .dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION),
                            .qkv = a->qkv, .doc_start = p->has_doc_start ? m->doc_start : NULL,
                            .out = a->att, .saved = a->att_saved, .dout = gpt->datt, .dqkv = gpt->dwide,
-                           .workspace = gpt->workspace, .first_head = gpt->mesh->tp.rank * gpt->NH};
+                           .workspace = gpt->workspace, .first_head = gpt->mesh->tp.rank * gpt->NH,
+                           .groups = gpt->NG};
     LayerOps o;
     memset(&o, 0, sizeof o);
     o.norm1 = first_norm(gpt, p, l);
@@ -412,7 +414,8 @@ void gpt_head(GPT *gpt, const Pass *p) {
 
 // sum: of dy over its rows, where a LayerNorm's backward has made it.
 static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum) {
-    if (gpt->biased) op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
+    if (!gpt->biased) return;
+    op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
 }
 
 // Of a linear whose input is cut. The sum that a LayerNorm's backward has made of dy is that of all

@@ -208,7 +208,8 @@ typedef struct Rope {
 void op_rope(Stream *s, const Rope *a);
 
 // Causal self-attention, scale 1 / sqrt(HD), softmax in fp32, dropout on the probabilities. A row
-// of qkv is Megatron's: per head q(HD), k(HD), v(HD). With doc_start query t attends to keys
+// of qkv is Megatron's: per group of heads that share keys and values the heads' q(HD), then k(HD),
+// v(HD). Without `groups` each head is a group. With doc_start query t attends to keys
 // doc_start[b, t] .. t only. Element inside a sample for dropout: (head * T + t) * T + key, where
 // heads are counted in the whole model: a rank may hold heads first_head .. first_head + NH - 1.
 //
@@ -217,19 +218,21 @@ void op_rope(Stream *s, const Rope *a);
 typedef struct Attention {
     int B, T, NH, HD;
     Dropout dropout;
-    const floatX *qkv;         // (B, T, NH, 3, HD)
+    const floatX *qkv;         // (B, T, groups, NH / groups + 2, HD)
     const int32_t *doc_start;  // (B, T) or NULL
     floatX *out;               // (B, T, NH * HD) out of forward, into backward
     void *saved;               // op_attention_saved_bytes: out of forward, into backward
     const floatX *dout;        // (B, T, NH * HD) backward
-    floatX *dqkv;              // (B, T, NH, 3, HD) out of backward
+    floatX *dqkv;              // as qkv; out of backward
     void *workspace;           // op_attention_workspace_bytes
     int first_head;            // number of the first head in the whole model
+    int groups;                // of neighbouring heads, a divisor of NH; 0: NH
 } Attention;
+HD_FN int attention_groups(const Attention *a) { return a->groups > 0 ? a->groups : a->NH; }
 void op_attention_forward(Stream *s, const Attention *a);
 void op_attention_backward(Stream *s, const Attention *a);
 size_t op_attention_saved_bytes(int B, int T, int NH, int HD);
-size_t op_attention_workspace_bytes(int B, int T, int NH, int HD);
+size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups);
 
 // The language-model head. logits = x wte^T, rounded. Cross-entropy in fp32 over all columns;
 // Megatron's padded rows take part. dlogits = weight * (softmax - onehot), rounded. dx = dlogits

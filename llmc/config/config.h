@@ -45,7 +45,8 @@ typedef struct Config {
     Normalization normalization;
     PositionEmbedding position_embedding_type;
     double rotary_base, rotary_percent;
-    bool swiglu, disable_bias_linear, untie_embeddings_and_output_weights;
+    int num_query_groups;  // with group_query_attention; else see config_query_groups
+    bool group_query_attention, swiglu, disable_bias_linear, untie_embeddings_and_output_weights;
     // batch and length of the run
     int micro_batch_size, global_batch_size;
     int64_t train_iters, train_samples;
@@ -211,6 +212,8 @@ bool config_same_residual(const Config *config, const char *saved_json);
 int config_global_batch_size(const Config *config, int64_t consumed_samples);
 // Width of the MLP where --ffn-hidden-size does not say it.
 int config_default_ffn(const Config *config);
+// Groups of heads that share keys and values: --num-query-groups, or one for each head.
+int config_query_groups(const Config *config);
 // Columns of a head that rotary positions turn, 0 with learned positions. Not before
 // config_finish.
 int config_rotary_columns(const Config *config);

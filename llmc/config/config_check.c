@@ -111,6 +111,12 @@ static bool check_model(const Parsed *p) {
             "supported, drop the flag",
             c->kv_channels, head);
     }
+    static const size_t groups[] = {offsetof(Config, num_query_groups)};
+    note_idle(p, c->group_query_attention, "--group-query-attention", groups, COUNT_OF(groups));
+    if (c->num_attention_heads % config_query_groups(c)) {
+        return REFUSE("--num-attention-heads %d is not divisible by --num-query-groups %d; change one of "
+                      "them", c->num_attention_heads, config_query_groups(c));
+    }
     if (c->ffn_hidden_size % 8) {
         return REFUSE("--ffn-hidden-size %d is not a multiple of 8; choose one that is", c->ffn_hidden_size);
     }
@@ -133,6 +139,10 @@ static bool check_tensor_parallel(const Parsed *p) {
     if (c->num_attention_heads % T) {
         return REFUSE("--num-attention-heads %d is not divisible by --tensor-model-parallel-size %d; change "
                       "one of them", c->num_attention_heads, T);
+    }
+    if (config_query_groups(c) % T) {
+        return REFUSE("--num-query-groups %d is not divisible by --tensor-model-parallel-size %d; change "
+                      "one of them", config_query_groups(c), T);
     }
     if (ffn_width(c) % (8 * T)) {
         return REFUSE("--ffn-hidden-size %d is not a multiple of 8 x --tensor-model-parallel-size %d; change "

@@ -244,7 +244,8 @@ static bool finish_sizes(const Config *c, Error *err) {
     const double most = 0x1p60, C = c->hidden_size, F = c->ffn_hidden_size, L = c->num_layers,
                  V = c->vocab_size_padded, T = c->seq_length;
     double tokens = (double)c->micro_batch_size * T;
-    double parameters = (2 * V + c->max_position_embeddings) * C + L * (4 * C * C + 3 * C * F + 9 * C + 2 * F);
+    double layer = 4 * C * C + 3 * C * F + 9 * C + 2 * F;
+    double parameters = (2 * V + c->max_position_embeddings) * C + L * layer;
     double activations = tokens * (L + 2) * (16 * C + 6 * F) + tokens * (V + c->num_attention_heads * T);
     if (16 * parameters < most && 4 * activations < most) return true;
     return error_set(err, EXIT_USAGE,
@@ -257,6 +258,10 @@ static bool finish_sizes(const Config *c, Error *err) {
 // Megatron-LM's. With SwiGLU's third matrix the MLP keeps about the same number of parameters.
 int config_default_ffn(const Config *c) {
     return c->swiglu ? (int)(4.0 * c->hidden_size * 2 / 3 / 64) * 64 : 4 * c->hidden_size;
+}
+
+int config_query_groups(const Config *c) {
+    return c->group_query_attention ? c->num_query_groups : c->num_attention_heads;
 }
 
 int config_rotary_columns(const Config *c) {

@@ -6,7 +6,9 @@ double megatron_flops(const Config *config, double batch_sequences) {
            F = config->ffn_hidden_size * (config->swiglu ? 1.5 : 1.0);  // SwiGLU has three matrices
     // Width of the attention, h in these models.
     double a = (double)config->kv_channels * config->num_attention_heads;
-    double attention = (2 + S / h) * a / h;  // QKV and output projections, scores and their product with V
+    // The width of keys, and of values, in that of queries.
+    double shared = (double)config_query_groups(config) / config->num_attention_heads;
+    double attention = (1 + shared + S / h) * a / h;  // projections, scores and their product with V
     return 12 * batch_sequences * S * L * h * h *
            (attention + F / h + config->vocab_size_padded / (2 * L * h));
 }

@@ -11,7 +11,7 @@ size_t op_attention_saved_bytes(int B, int T, int NH, int HD) {
     return (size_t)B * (size_t)NH * (size_t)T * sizeof(float);
 }
 
-size_t op_attention_workspace_bytes(int B, int T, int NH, int HD) {
+size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups) {
     // Backward: q k v dout dq dk dv, two blocks of scores, one row of multipliers.
     int64_t head = slice_floats((int64_t)T * HD), scores = slice_floats(min64(QUERY_ROWS, T) * T);
     return (size_t)(7 * head + 2 * scores + slice_floats(T)) * sizeof(float);
@@ -142,8 +142,20 @@ static AttentionHead head_of(const Attention *a, int64_t b, int head) {
                            .sample = a->dropout.first_sample + b};
 }
 
+// Where things of one (sample, group of heads) begin in qkv or dqkv, and how far rows are apart.
+typedef struct GroupPlace {
+    int64_t q, k, v, row;
+} GroupPlace;
+
+static GroupPlace group_place(const Attention *a, int64_t b, int group) {
+    int groups = attention_groups(a), heads = a->NH / groups;
+    int64_t row = (int64_t)(a->NH + 2 * groups) * a->HD;
+    int64_t q = b * a->T * row + (int64_t)group * (heads + 2) * a->HD;
+    return (GroupPlace){q, q + (int64_t)heads * a->HD, q + (int64_t)(heads + 1) * a->HD, row};
+}
+
 void op_attention_forward(Stream *s, const Attention *a) {
-    int T = a->T, HD = a->HD;
+    int T = a->T, HD = a->HD, heads = a->NH / attention_groups(a);
     int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
     float *cursor = a->workspace, *lse = a->saved;  // lse: (B, NH, T)
     float *q = take_slice(&cursor, head_size), *k = take_slice(&cursor, head_size);
@@ -151,10 +163,10 @@ void op_attention_forward(Stream *s, const Attention *a) {
     for (int64_t b = 0; b < a->B; b++) {
         for (int head = 0; head < a->NH; head++) {
             AttentionHead h = head_of(a, b, head);
-            const floatX *source = a->qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
-            load_rows(q, source, 3 * C, T, HD);
-            load_rows(k, source + HD, 3 * C, T, HD);
-            load_rows(v, source + 2 * HD, 3 * C, T, HD);
+            GroupPlace at = group_place(a, b, head / heads);
+            load_rows(q, a->qkv + at.q + (int64_t)(head % heads) * HD, at.row, T, HD);
+            if (head % heads == 0) load_rows(k, a->qkv + at.k, at.row, T, HD);
+            if (head % heads == 0) load_rows(v, a->qkv + at.v, at.row, T, HD);
             head_forward(out, lse + (b * a->NH + head) * T, q, k, v, &h, cursor);
             store_rows(a->out + b * T * C + (int64_t)head * HD, C, out, T, HD);
         }
@@ -184,7 +196,8 @@ static void softmax_backward_row(float *scores, float *dprobs, float lse, const 
     set_zero_range(dprobs, end, width);
 }
 
-// The fp32 matrices of one head in backward, each (T, HD).
+// The fp32 matrices of one head in backward, each (T, HD). dk and dv add up over the heads of a
+// group, dk without the factor `scale`.
 typedef struct HeadGradient {
     float *q, *k, *v, *dout, *dq, *dk, *dv;
 } HeadGradient;
@@ -194,8 +207,6 @@ static void head_backward(HeadGradient g, const float *lse, const AttentionHead 
     float *scores = take_slice(&cursor, min64(QUERY_ROWS, h->T) * h->T);  // (rows, keys)
     float *dprobs = take_slice(&cursor, min64(QUERY_ROWS, h->T) * h->T);  // (rows, keys)
     float *keep = take_slice(&cursor, h->T);
-    memset(g.dk, 0, (size_t)(h->T * HD) * sizeof(float));
-    memset(g.dv, 0, (size_t)(h->T * HD) * sizeof(float));
     for (int first = 0; first < h->T; first += QUERY_ROWS) {
         Block block = block_at(h, first);
         int keys = block.key_end - block.key_begin;
@@ -211,32 +222,42 @@ static void head_backward(HeadGradient g, const float *lse, const AttentionHead 
         matmul_nn(block.rows, HD, keys, dprobs, g.k + key_at, 0.0f, g.dq + row_at);
     }
     for (int64_t i = 0; i < h->T * HD; i++) g.dq[i] *= h->scale;
-    for (int64_t i = 0; i < h->T * HD; i++) g.dk[i] *= h->scale;
+}
+
+// The gradients of one (sample, group).
+static void group_backward(const Attention *a, int64_t b, int group, HeadGradient g, float *cursor) {
+    int T = a->T, HD = a->HD, heads = a->NH / attention_groups(a);
+    int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
+    const float *lse = a->saved;  // (B, NH, T)
+    GroupPlace at = group_place(a, b, group);
+    load_rows(g.k, a->qkv + at.k, at.row, T, HD);
+    load_rows(g.v, a->qkv + at.v, at.row, T, HD);
+    memset(g.dk, 0, (size_t)head_size * sizeof(float));
+    memset(g.dv, 0, (size_t)head_size * sizeof(float));
+    for (int i = 0; i < heads; i++) {
+        int head = group * heads + i;
+        AttentionHead h = head_of(a, b, head);
+        load_rows(g.q, a->qkv + at.q + (int64_t)i * HD, at.row, T, HD);
+        load_rows(g.dout, a->dout + b * T * C + (int64_t)head * HD, C, T, HD);
+        head_backward(g, lse + (b * a->NH + head) * T, &h, cursor);
+        store_rows(a->dqkv + at.q + (int64_t)i * HD, at.row, g.dq, T, HD);
+    }
+    float scale = head_of(a, b, 0).scale;
+    for (int64_t i = 0; i < head_size; i++) g.dk[i] *= scale;
+    store_rows(a->dqkv + at.k, at.row, g.dk, T, HD);
+    store_rows(a->dqkv + at.v, at.row, g.dv, T, HD);
 }
 
 // `out` serves backends that need sum p dp as dout . out. Here the whole row is at hand, and the
 // sum over it is free of out's rounding.
 void op_attention_backward(Stream *s, const Attention *a) {
-    int T = a->T, HD = a->HD;
-    int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
-    const float *lse = a->saved;  // (B, NH, T)
     float *cursor = a->workspace;
     HeadGradient g;
     float **slices[] = {&g.q, &g.k, &g.v, &g.dout, &g.dq, &g.dk, &g.dv};
-    for (size_t i = 0; i < sizeof slices / sizeof slices[0]; i++) *slices[i] = take_slice(&cursor, head_size);
+    for (size_t i = 0; i < sizeof slices / sizeof slices[0]; i++) {
+        *slices[i] = take_slice(&cursor, (int64_t)a->T * a->HD);
+    }
     for (int64_t b = 0; b < a->B; b++) {
-        for (int head = 0; head < a->NH; head++) {
-            AttentionHead h = head_of(a, b, head);
-            const floatX *qkv = a->qkv + b * T * 3 * C + (int64_t)head * 3 * HD;
-            floatX *dqkv = a->dqkv + (qkv - a->qkv);
-            load_rows(g.q, qkv, 3 * C, T, HD);
-            load_rows(g.k, qkv + HD, 3 * C, T, HD);
-            load_rows(g.v, qkv + 2 * HD, 3 * C, T, HD);
-            load_rows(g.dout, a->dout + b * T * C + (int64_t)head * HD, C, T, HD);
-            head_backward(g, lse + (b * a->NH + head) * T, &h, cursor);
-            store_rows(dqkv, 3 * C, g.dq, T, HD);
-            store_rows(dqkv + HD, 3 * C, g.dk, T, HD);
-            store_rows(dqkv + 2 * HD, 3 * C, g.dv, T, HD);
-        }
+        for (int group = 0; group < attention_groups(a); group++) group_backward(a, b, group, g, cursor);
     }
 }

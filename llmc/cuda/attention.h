@@ -13,7 +13,7 @@ static inline float attention_scale(const Attention *a) { return 1.0f / sqrtf((f
 
 // Bytes of workspace: op_attention_workspace_bytes is the larger of the two.
 size_t attention_plain_workspace_bytes(int B, int T, int NH, int HD);
-size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD);
+size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups);
 
 // Our own kernels: any T, any HD that is a multiple of 8 up to 256, document starts, dropout by the
 // counter RNG. Deterministic.

@@ -1,7 +1,8 @@
 // cuDNN's fused causal attention through cudnn-frontend graphs. Strides describe Megatron's
-// per-head interleaved qkv, so nothing is copied. One pair of graphs, forward and backward, per
-// shape, is kept in the Device. Host code only. Called by attention.cu; what is refused here runs
-// on attention_plain.cu.
+// per-head interleaved qkv, so nothing is copied. Where heads share keys and values no strides can
+// describe all groups, and they run one after the other. One pair of graphs, forward and backward,
+// per shape, is kept in the Device. Host code only. Called by attention.cu; what is refused here
+// runs on attention_plain.cu.
 //
 // Deterministic mode: cuDNN's deterministic backward keeps the (T, T) gradients of the scores in
 // its workspace, for all heads that it is given. To bound that, the batch is cut into slices which
@@ -43,10 +44,13 @@ namespace {
 
 // --- slices --------------------------------------------------------------------------------------
 
-// What one execution covers: `samples` whole samples, or with samples 1 some heads of one.
+// What one execution covers: `samples` whole samples, or with samples 1 some heads of one. Where
+// heads share keys and values: one group of some samples, whose one key serves all heads.
 struct Slice {
     int samples, heads;
 };
+
+int sharers_of(const Attention *a) { return a->NH / attention_groups(a); }
 
 constexpr size_t SEED_BYTES = 256;                     // seed and offset, at the start of the workspace
 constexpr size_t SLACK_BYTES = (size_t)4 << 20;        // cuDNN's own needs beside the tensors counted here
@@ -75,15 +79,17 @@ int largest_divisor(int n, size_t bytes_limit, size_t (*bytes)(int, int, int), i
 
 // The largest equal slices whose workspace fits; {0, 0} when not even one head does.
 Slice choose_slice(const Attention *a, bool deterministic, size_t workspace_bytes) {
-    if (!deterministic) return Slice{a->B, a->NH};
-    int samples = largest_divisor(a->B, workspace_bytes, deterministic_bytes, a->NH, true, a->T);
-    if (samples > 0) return Slice{samples, a->NH};
+    bool shared = sharers_of(a) > 1;
+    int most = shared ? sharers_of(a) : a->NH;
+    if (!deterministic) return Slice{a->B, most};
+    int samples = largest_divisor(a->B, workspace_bytes, deterministic_bytes, most, true, a->T);
+    if (samples > 0 || shared) return Slice{samples, most};
     int heads = largest_divisor(a->NH, workspace_bytes, deterministic_bytes, 1, false, a->T);
     return Slice{heads > 0 ? 1 : 0, heads};
 }
 
 size_t usable_bytes(const Attention *a) {
-    return attention_cudnn_workspace_bytes(a->B, a->T, a->NH, a->HD) - SEED_BYTES;
+    return attention_cudnn_workspace_bytes(a->B, a->T, a->NH, a->HD, a->groups) - SEED_BYTES;
 }
 
 // --- graphs --------------------------------------------------------------------------------------
@@ -96,8 +102,8 @@ struct Plan {
     graph::Graph forward, backward;
 };
 
-// B, T, NH, HD, dropout's bits, deterministic: what a plan depends on.
-using PlanKey = std::tuple<int, int, int, int, uint32_t, bool>;
+// B, T, NH, groups, HD, dropout's bits, deterministic: what a plan depends on.
+using PlanKey = std::tuple<int, int, int, int, int, uint32_t, bool>;
 
 struct State {
     cudnnHandle_t handle = nullptr;
@@ -159,14 +165,18 @@ TensorRef add_seed(graph::Graph &g, const char *name, Uid uid) {
                         .set_data_type(fe::DataType_t::INT64));
 }
 
-// Strides of qkv (B, T, NH, 3, HD) and of out (B, T, NH * HD).
+// Strides of qkv (B, T, groups, NH / groups + 2, HD) and of out (B, T, NH * HD), and where the keys
+// and values of a group begin.
 struct Strides {
-    int64_t qkv_head, qkv_row, out_head, out_row;
+    int64_t query, group, qkv_row, out_head, out_row, keys, values;
 };
 Strides strides_of(const Attention *a) {
-    int64_t C = (int64_t)a->NH * a->HD;
-    return Strides{3 * a->HD, 3 * C, a->HD, C};
+    int64_t HD = a->HD, groups = attention_groups(a), sharers = a->NH / groups, C = a->NH * HD;
+    int64_t group = (sharers + 2) * HD;
+    return Strides{sharers > 1 ? HD : group, group, groups * group, HD, C, sharers * HD, (sharers + 1) * HD};
 }
+// The heads of keys and values that a slice has.
+Slice keys_of(const Attention *a, Slice slice) { return Slice{slice.samples, slice.heads / sharers_of(a)}; }
 
 void set_types(graph::Graph &g) {
     g.set_io_data_type(fe::DataType_t::BFLOAT16)
@@ -177,9 +187,10 @@ void set_types(graph::Graph &g) {
 fe::error_t build_forward(graph::Graph &g, cudnnHandle_t handle, const Attention *a, Slice slice) {
     Strides s = strides_of(a);
     set_types(g);
-    TensorRef q = add_tensor(g, "q", Q, a, slice, s.qkv_head, s.qkv_row),
-              k = add_tensor(g, "k", K, a, slice, s.qkv_head, s.qkv_row);
-    TensorRef v = add_tensor(g, "v", V, a, slice, s.qkv_head, s.qkv_row);
+    Slice keys = keys_of(a, slice);
+    TensorRef q = add_tensor(g, "q", Q, a, slice, s.query, s.qkv_row),
+              k = add_tensor(g, "k", K, a, keys, s.group, s.qkv_row);
+    TensorRef v = add_tensor(g, "v", V, a, keys, s.group, s.qkv_row);
     graph::SDPA_attributes options;
     options.set_name("attention")
         .set_generate_stats(true)
@@ -201,9 +212,10 @@ fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attentio
                            bool deterministic) {
     Strides s = strides_of(a);
     set_types(g);
-    TensorRef q = add_tensor(g, "q", Q, a, slice, s.qkv_head, s.qkv_row),
-              k = add_tensor(g, "k", K, a, slice, s.qkv_head, s.qkv_row);
-    TensorRef v = add_tensor(g, "v", V, a, slice, s.qkv_head, s.qkv_row);
+    Slice keys = keys_of(a, slice);
+    TensorRef q = add_tensor(g, "q", Q, a, slice, s.query, s.qkv_row),
+              k = add_tensor(g, "k", K, a, keys, s.group, s.qkv_row);
+    TensorRef v = add_tensor(g, "v", V, a, keys, s.group, s.qkv_row);
     TensorRef out = add_tensor(g, "out", O, a, slice, s.out_head, s.out_row),
               dout = add_tensor(g, "dout", DO, a, slice, s.out_head, s.out_row);
     TensorRef stats = g.tensor(graph::Tensor_attributes()
@@ -220,9 +232,9 @@ fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attentio
     if (a->dropout.p > 0.0f)
         options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
     auto [dq, dk, dv] = g.sdpa_backward(q, k, v, out, dout, stats, options);
-    describe_output(dq, DQ, a, slice, s.qkv_head, s.qkv_row);
-    describe_output(dk, DK, a, slice, s.qkv_head, s.qkv_row);
-    describe_output(dv, DV, a, slice, s.qkv_head, s.qkv_row);
+    describe_output(dq, DQ, a, slice, s.query, s.qkv_row);
+    describe_output(dk, DK, a, keys, s.group, s.qkv_row);
+    describe_output(dv, DV, a, keys, s.group, s.qkv_row);
     return g.build(handle, {fe::HeurMode_t::A});
 }
 
@@ -276,7 +288,7 @@ Plan *find_plan(Stream *stream, State **state, const Attention *a) {
     *state = state_of(device, a);
     if ((*state)->broken) return nullptr;
     uint32_t dropout_bits = a->dropout.p > 0.0f ? f32_bits(a->dropout.p) : 0;
-    PlanKey key{a->B, a->T, a->NH, a->HD, dropout_bits, device->deterministic};
+    PlanKey key{a->B, a->T, a->NH, attention_groups(a), a->HD, dropout_bits, device->deterministic};
     auto found = (*state)->plans.find(key);
     if (found == (*state)->plans.end())
         found = (*state)->plans.emplace(key, build_plan(device, *state, a)).first;
@@ -299,16 +311,19 @@ int64_t dropout_seed(const Attention *a, int slice) {
     return (int64_t)(mix(z + part) >> 1);  // not negative
 }
 
-// Where one slice begins: the i-th slice covers samples from `sample` and heads from `head`.
+// Where one slice begins: the i-th slice covers samples from `sample` and heads from `head`. The
+// statistics of a slice are packed, slice after slice.
 struct SliceStart {
-    int64_t qkv, out, stats;  // elements
+    int64_t q, k, v, out, stats;  // elements
 };
 SliceStart slice_start(const Attention *a, Slice slice, int i) {
+    Strides s = strides_of(a);
     int per_sample = a->NH / slice.heads;  // 1 when a slice is whole samples
     int64_t sample = (int64_t)(i / per_sample) * slice.samples,
             head = (int64_t)(i % per_sample) * slice.heads;
-    int64_t out = (sample * a->T * a->NH + head) * a->HD;
-    return SliceStart{(sample * a->T * a->NH + head) * 3 * a->HD, out, (sample * a->NH + head) * a->T};
+    int64_t q = sample * a->T * s.qkv_row + head / sharers_of(a) * s.group;
+    return SliceStart{q, q + s.keys, q + s.values, sample * a->T * s.out_row + head * s.out_head,
+                      (int64_t)i * slice.samples * slice.heads * a->T};
 }
 
 void check(Stream *stream, const Attention *a, bool good, const std::string &message, const char *what) {
@@ -346,10 +361,15 @@ void *address(const void *base, int64_t element, size_t size) {
 
 }  // namespace
 
-size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD) {
+// Where heads share keys and values a slice has one group's heads, and cuDNN also keeps the
+// gradients of keys and values for each of them.
+size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups) {
+    int sharers = groups > 0 ? NH / groups : 1, least = sharers > 1 ? sharers : 1;
     size_t one_sample = std::min(deterministic_bytes(1, NH, T), SCORES_BYTES_MOST);
+    size_t each_head = sharers > 1 ? 3 * default_bytes(B, sharers, T, HD) : 0;
     // No smaller for a larger B or T.
-    return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), deterministic_bytes(1, 1, T), one_sample});
+    return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), deterministic_bytes(1, least, T), one_sample,
+                                  each_head});
 }
 
 bool attention_cudnn_forward(Stream *stream, const Attention *a) {
@@ -357,9 +377,9 @@ bool attention_cudnn_forward(Stream *stream, const Attention *a) {
     Plan *plan = find_plan(stream, &state, a);
     if (!plan) return false;
     execute_slices(stream, state, plan, plan->forward, a, "forward", [&](SliceStart at) {
-        return std::unordered_map<int64_t, void *>{{Q, address(a->qkv, at.qkv, sizeof(floatX))},
-                                                   {K, address(a->qkv, at.qkv + a->HD, sizeof(floatX))},
-                                                   {V, address(a->qkv, at.qkv + 2 * a->HD, sizeof(floatX))},
+        return std::unordered_map<int64_t, void *>{{Q, address(a->qkv, at.q, sizeof(floatX))},
+                                                   {K, address(a->qkv, at.k, sizeof(floatX))},
+                                                   {V, address(a->qkv, at.v, sizeof(floatX))},
                                                    {O, address(a->out, at.out, sizeof(floatX))},
                                                    {STATS, address(a->saved, at.stats, sizeof(float))}};
     });
@@ -372,15 +392,15 @@ bool attention_cudnn_backward(Stream *stream, const Attention *a) {
     if (!plan) return false;
     execute_slices(stream, state, plan, plan->backward, a, "backward", [&](SliceStart at) {
         return std::unordered_map<int64_t, void *>{
-            {Q, address(a->qkv, at.qkv, sizeof(floatX))},
-            {K, address(a->qkv, at.qkv + a->HD, sizeof(floatX))},
-            {V, address(a->qkv, at.qkv + 2 * a->HD, sizeof(floatX))},
+            {Q, address(a->qkv, at.q, sizeof(floatX))},
+            {K, address(a->qkv, at.k, sizeof(floatX))},
+            {V, address(a->qkv, at.v, sizeof(floatX))},
             {O, address(a->out, at.out, sizeof(floatX))},
             {DO, address(a->dout, at.out, sizeof(floatX))},
             {STATS, address(a->saved, at.stats, sizeof(float))},
-            {DQ, address(a->dqkv, at.qkv, sizeof(floatX))},
-            {DK, address(a->dqkv, at.qkv + a->HD, sizeof(floatX))},
-            {DV, address(a->dqkv, at.qkv + 2 * a->HD, sizeof(floatX))}};
+            {DQ, address(a->dqkv, at.q, sizeof(floatX))},
+            {DK, address(a->dqkv, at.k, sizeof(floatX))},
+            {DV, address(a->dqkv, at.v, sizeof(floatX))}};
     });
     return true;
 }

@@ -67,17 +67,18 @@ struct Call : Attention {
     float *lse;    // (B, NH, T) of the scaled scores: the op's `saved`
     float *delta;  // (B, NH, T) backward: sum(dout out)
     int tiles;     // of a head
+    int sharers;   // heads of a group, which share keys and values
 };
 
-// The place of a block: every (sample, head) has `tiles` of them, in one dimension, since the
-// others of a grid end at 65535.
+// The place of a block: every (sample, head), or every (sample, group) of `heads` groups, has
+// `tiles` of them, in one dimension, since the others of a grid end at 65535.
 struct Place {
     int tile, head, b;
 };
-static __device__ __forceinline__ Place place_of(const Call &a) {
+static __device__ __forceinline__ Place place_of(const Call &a, int heads) {
     const unsigned head = blockIdx.x / (unsigned)a.tiles;
-    return Place{(int)(blockIdx.x % (unsigned)a.tiles), (int)(head % (unsigned)a.NH),
-                 (int)(head / (unsigned)a.NH)};
+    return Place{(int)(blockIdx.x % (unsigned)a.tiles), (int)(head % (unsigned)heads),
+                 (int)(head / (unsigned)heads)};
 }
 
 // Pointers of one (sample, head) and what the kernels share. Rows of qkv and dqkv are `row` apart,
@@ -91,9 +92,11 @@ struct HeadView {
 static __device__ __forceinline__ HeadView head_view(const Call &a, int b, int head) {
     HeadView h;
     h.C = (int64_t)a.NH * a.HD;
-    h.row = 3 * h.C;
-    h.q = a.qkv + (int64_t)b * a.T * h.row + (int64_t)head * 3 * a.HD;
-    h.k = h.q + a.HD;
+    h.row = h.C + 2 * (int64_t)a.groups * a.HD;
+    const int group = head / a.sharers, own = head % a.sharers;
+    const floatX *first = a.qkv + (int64_t)b * a.T * h.row + (int64_t)group * (a.sharers + 2) * a.HD;
+    h.q = first + (int64_t)own * a.HD;
+    h.k = first + (int64_t)a.sharers * a.HD;
     h.v = h.k + a.HD;
     h.doc_start = a.doc_start ? a.doc_start + (int64_t)b * a.T : NULL;
     h.sample = a.dropout.first_sample + b;
@@ -288,7 +291,7 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(C
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     ForwardShared<HDP> &m = *reinterpret_cast<ForwardShared<HDP> *>(memory);
-    const Place place = place_of(a);
+    const Place place = place_of(a, a.NH);
     // The longest tiles first.
     const int first = (a.tiles - 1 - place.tile) * ROWS, head = place.head, b = place.b;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -376,7 +379,7 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Call a
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
-    const Place place = place_of(a);
+    const Place place = place_of(a, a.NH);
     const int first = (a.tiles - 1 - place.tile) * ROWS, head = place.head, b = place.b;
     const HeadView h = head_view(a, b, head);
     const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
@@ -398,32 +401,35 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Call a
     store_result<HDP>(a.dqkv + (h.q - a.qkv), h.row, dq, first, a, m.scores);
 }
 
-// dk and dv of one tile of keys.
+// dk and dv of one tile of keys, from all heads of a group.
 template <int HDP>
 __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Call a) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
-    const Place place = place_of(a);
+    const Place place = place_of(a, a.groups);
     // The first keys have the most queries.
-    const int key_first = place.tile * ROWS, head = place.head, b = place.b;
-    const HeadView h = head_view(a, b, head);
-    const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
+    const int key_first = place.tile * ROWS, b = place.b;
+    HeadView h = head_view(a, b, place.head * a.sharers);
     load_tile<HDP>(m.k, h.k, h.row, key_first, a);
     load_tile<HDP>(m.v, h.v, h.row, key_first, a);
     Result<HDP> dk, dv;
     clear(dk);
     clear(dv);
-    for (int first = key_first; first < a.T; first += ROWS) {
-        if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // all in later documents
-        __syncthreads();
-        load_tile<HDP>(m.q, h.q, h.row, first, a);
-        load_tile<HDP>(m.dout, a.dout + head_offset(a, b, head), h.C, first, a);
-        load_rows<ROWS>(&m.rows, a, h, a.lse + statistics, a.delta + statistics, first);
-        __syncthreads();
-        backward_tile<HDP>(m, a, h, head, first, key_first);
-        accumulate_product<HDP, true>(dv, m.probs, m.dout);
-        accumulate_product<HDP, true>(dk, m.dscores, m.q);
+    for (int i = 0; i < a.sharers; i++, h.q += a.HD) {
+        const int head = place.head * a.sharers + i;
+        const int64_t statistics = ((int64_t)b * a.NH + head) * a.T;
+        for (int first = key_first; first < a.T; first += ROWS) {
+            if (first_key_of_tile<ROWS>(a, h, first) >= key_first + ROWS) continue;  // in later documents
+            __syncthreads();
+            load_tile<HDP>(m.q, h.q, h.row, first, a);
+            load_tile<HDP>(m.dout, a.dout + head_offset(a, b, head), h.C, first, a);
+            load_rows<ROWS>(&m.rows, a, h, a.lse + statistics, a.delta + statistics, first);
+            __syncthreads();
+            backward_tile<HDP>(m, a, h, head, first, key_first);
+            accumulate_product<HDP, true>(dv, m.probs, m.dout);
+            accumulate_product<HDP, true>(dk, m.dscores, m.q);
+        }
     }
     __syncthreads();
     store_result<HDP>(a.dqkv + (h.k - a.qkv), h.row, dk, key_first, a, m.scores);
@@ -450,7 +456,7 @@ static void launch_forward(Stream *s, Call a) {
 template <int HDP>
 static void launch_backward(Stream *s, Call a) {
     const size_t shared = sizeof(BackwardShared<HDP>);
-    const unsigned blocks = blocks_of<HDP>(&a);
+    const unsigned blocks = blocks_of<HDP>(&a), key_blocks = blocks / (unsigned)a.sharers;
     const int64_t queries = (int64_t)a.B * a.T * a.NH;
     attention_delta_kernel<<<(unsigned)ceil_div64(queries, 256 / WARP), 256, 0, stream_handle(s)>>>(a);
     check_launch(s, "attention backward, sums over heads");
@@ -458,7 +464,7 @@ static void launch_backward(Stream *s, Call a) {
     attention_dq_kernel<HDP><<<blocks, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(a);
     check_launch(s, "attention backward, queries");
     allow_shared(s, attention_dkv_kernel<HDP>, shared, "shared memory for attention");
-    attention_dkv_kernel<HDP><<<blocks, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(a);
+    attention_dkv_kernel<HDP><<<key_blocks, Tile<HDP>::THREADS, shared, stream_handle(s)>>>(a);
     check_launch(s, "attention backward, keys and values");
 }
 
@@ -467,7 +473,10 @@ size_t attention_plain_workspace_bytes(int B, int T, int NH, int HD) {
 }
 
 static Call call_of(const Attention *a) {
-    return Call{*a, attention_scale(a), (float *)a->saved, (float *)a->workspace, 0};
+    Call call = {*a, attention_scale(a), (float *)a->saved, (float *)a->workspace, 0, 1};
+    call.groups = attention_groups(a);
+    call.sharers = a->NH / call.groups;
+    return call;
 }
 
 void attention_plain_forward(Stream *s, const Attention *a) {

@@ -36,14 +36,15 @@ static void place_tensors(GPT *gpt) {
 static void add_layer(GPT *gpt, const Config *config, int l) {
     int layers = config->num_layers;
     int64_t C = gpt->C, A = (int64_t)config->num_attention_heads * gpt->HD, F = config->ffn_hidden_size;
+    int64_t QKV = A + 2 * (int64_t)config_query_groups(config) * gpt->HD;
     bool halves = gpt->swiglu;
     double std = config->init_method_std;
     double scaled = std / sqrt(2.0 * layers);  // outputs onto the residual stream
     struct { const char *name; int64_t rows, columns; int split; double std; } row[LAYER_TENSORS] = {
         {"input_norm.weight", C, 0, -1, -1},
         {"input_norm.bias", C, 0, -1, 0},
-        {"self_attention.query_key_value.weight", 3 * A, C, 0, std},
-        {"self_attention.query_key_value.bias", 3 * A, 0, 0, 0},
+        {"self_attention.query_key_value.weight", QKV, C, 0, std},
+        {"self_attention.query_key_value.bias", QKV, 0, 0, 0},
         {"self_attention.dense.weight", C, A, 1, scaled},
         {"self_attention.dense.bias", C, 0, -1, 0},
         {"post_attention_norm.weight", C, 0, -1, -1},
@@ -142,7 +143,8 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->biased = !config->disable_bias_linear;
     gpt->tied = !config->untie_embeddings_and_output_weights;
     gpt->FC1 = gpt->swiglu ? 2 * gpt->F : gpt->F;
-    gpt->QKV = 3 * gpt->A;
+    gpt->NG = config_query_groups(config) / ranks;
+    gpt->QKV = gpt->A + 2 * gpt->NG * gpt->HD;
     gpt->epsilon = (float)config->norm_epsilon;
     gpt->attention_dropout = (float)config->attention_dropout;
     gpt->hidden_dropout = (float)config->hidden_dropout;

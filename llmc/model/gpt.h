@@ -42,7 +42,7 @@ typedef struct NormActs {
 // What one layer keeps for its backward.
 typedef struct LayerActs {
     NormActs ln1, ln2;
-    floatX *qkv;                  // (B, T, NH, 3, HD)
+    floatX *qkv;                  // (B, T, NG, NH / NG + 2, HD)
     void *att_saved;              // op_attention_saved_bytes
     floatX *att;                  // (B, T, A)
     floatX *residual2;            // (R, C) after attention
@@ -87,6 +87,7 @@ typedef struct MicroBatch {
 
 typedef struct GPT {
     int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage. P: 0 with rotary positions
+    int NG;                  // groups of heads that share keys and values; NH where none does
     int FC1;                 // rows of the MLP's first matrix: F, or 2 F with SwiGLU
     int QKV;                 // elements of a token's queries, keys and values
     bool rms, swiglu, biased, tied;  // RMSNorm; SwiGLU; linears have biases; the head's weights are

@@ -12,7 +12,7 @@ static size_t workspace_bytes(const GPT *gpt) {
     int64_t N = (int64_t)gpt->B * gpt->T;
     int widest = (int)largest(largest((size_t)gpt->FC1, (size_t)gpt->QKV), (size_t)gpt->C);
     size_t bytes = op_linear_workspace_bytes(N, widest, widest);
-    bytes = largest(bytes, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD));
+    bytes = largest(bytes, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD, gpt->NG));
     if (!gpt->stage.heads) return bytes;
     int V = vocabulary_rows(gpt);
     bytes = largest(bytes, op_linear_workspace_bytes(1, gpt->C, V));  // one row of logits, for sampling
@@ -75,7 +75,8 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
 static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
     const char *group = "activations", *scratch = "scratch";
     size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A;
-    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX), wide = largest((size_t)gpt->FC1, (size_t)gpt->QKV);
+    size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX);
+    size_t wide = largest((size_t)gpt->FC1, (size_t)gpt->QKV);
     size_t head = gpt->stage.heads, ranks = (size_t)gpt->mesh->tp.size, apart = ranks > 1;
     int64_t chunk = head ? op_head_chunk_rows((int64_t)N, vocabulary_rows(gpt)) : 0;
     gpt->scratch_bytes = op_scratch_bytes((int64_t)N, gpt->C);

@@ -77,6 +77,7 @@ static void print_model(const Config *c, const Stages *stages, FILE *out) {
     fprintf(out, "model\n");
     fprintf(out, "  layers %d, hidden size %d, heads %d x %d, ffn %d, ", c->num_layers, c->hidden_size,
             c->num_attention_heads, c->kv_channels, c->ffn_hidden_size);
+    if (c->group_query_attention) fprintf(out, "query groups %d, ", c->num_query_groups);
     fprintf(out, "sequence length %d, padded vocabulary %d\n", c->seq_length, c->vocab_size_padded);
     fprintf(out, "  parameters                 %16lld\n", (long long)parameters);
     fprintf(out, "    of which 1-D (in tails)  %16lld\n", (long long)vectors);

@@ -19,7 +19,7 @@ static void check_sizes(const Config *c, const GPT *gpt, const MemoryPlan *memor
     }
     PROMISE(fabs(sum - (double)memory_plan_total(memory_plan)) <= 1e-9 * sum);
     double tokens = (double)c->micro_batch_size * c->seq_length / c->tensor_model_parallel_size;
-    double wide = 3.0 * c->kv_channels * c->num_attention_heads;
+    double wide = (double)c->kv_channels * (c->num_attention_heads + 2 * config_query_groups(c));
     PROMISE(widest >= tokens * wide * sizeof(floatX));
     PROMISE(widest >= tokens * c->ffn_hidden_size * sizeof(floatX));
     for (int i = 0; i < gpt->tensors; i++) {

@@ -440,32 +440,46 @@ static void cases_head(Dump *d) {
 
 // documents: 0 none, 1 document starts, 2 starts that are all 0, which give the plain result and
 // name no fused kernel on a GPU.
-static void case_attention(Dump *d, int B, int T, int NH, int HD, int documents, float p) {
+// groups: of heads that share keys and values, or 0.
+static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int documents, float p) {
     Lab *lab = &d->lab;
     int64_t out_size = (int64_t)B * T * NH * HD;
+    int64_t qkv_size = (int64_t)B * T * (NH + 2 * (groups ? groups : NH)) * HD;
+    char shared[24] = "";
     if (d->own_kernels && !documents) return;
-    snprintf(d->scope, sizeof d->scope, "attention_%dx%dx%dx%d%s_p%g", B, T, NH, HD,
+    if (groups) snprintf(shared, sizeof shared, "_groups%d", groups);
+    snprintf(d->scope, sizeof d->scope, "attention_%dx%dx%dx%d%s%s_p%g", B, T, NH, HD, shared,
              documents == 1 ? "_documents"
              : documents    ? "_plain"
                             : "",
              (double)p);
     int32_t *start, *positions;
     random_documents(lab, B, T, documents == 1, &start, &positions);
-    void *workspace = poisoned(lab, op_attention_workspace_bytes(B, T, NH, HD)),
+    void *workspace = poisoned(lab, op_attention_workspace_bytes(B, T, NH, HD, groups)),
          *saved = poisoned(lab, op_attention_saved_bytes(B, T, NH, HD));
-    floatX *qkv = random_x(lab, 3 * out_size, 0, 1), *dout = random_x(lab, out_size, 0, 1),
-           *out = poisoned_x(lab, out_size), *dqkv = poisoned_x(lab, 3 * out_size);
+    floatX *qkv = random_x(lab, qkv_size, 0, 1), *dout = random_x(lab, out_size, 0, 1),
+           *out = poisoned_x(lab, out_size), *dqkv = poisoned_x(lab, qkv_size);
     Dropout dropout = p > 0.0f ? dropout_of(p, DROPOUT_ATTENTION) : NONE;
     Attention a = {B,   T,     NH,   HD,   dropout, qkv, documents ? start : NULL,
-                   out, saved, dout, dqkv, .workspace = workspace};
+                   out, saved, dout, dqkv, .workspace = workspace, .groups = groups};
     op_attention_forward(lab->stream, &a);
     op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
-    dump_x(d, "dqkv", dqkv, 3 * out_size, 't');
+    dump_x(d, "dqkv", dqkv, qkv_size, 't');
     release(lab, (void *[]){start, positions, workspace, saved, qkv, dout, out, dqkv, NULL});
 }
 
+static void case_attention(Dump *d, int B, int T, int NH, int HD, int documents, float p) {
+    case_groups(d, B, T, NH, 0, HD, documents, p);
+}
+
 static void cases_attention(Dump *d) {
+    case_groups(d, 2, 256, 8, 2, 64, 0, 0);
+    case_groups(d, 1, 512, 6, 1, 128, 0, 0);
+    case_groups(d, 3, 128, 12, 4, 80, 0, 0);
+    case_groups(d, 2, 100, 6, 2, 64, 0, 0);  // lengths for our own kernels
+    case_groups(d, 2, 130, 4, 1, 128, 1, 0.1f);
+    case_groups(d, 1, 200, 6, 3, 256, 2, 0);
     case_attention(d, 2, 64, 3, 64, 0, 0);
     case_attention(d, 1, 256, 5, 80, 0, 0);
     case_attention(d, 3, 192, 3, 128, 0, 0);

@@ -215,7 +215,7 @@ static int64_t out_size(const Call *c) { return (int64_t)c->B * c->T * c->NH * c
 
 static Answer attend(Lab *lab, const Call *c, const floatX *qkv, const floatX *dout) {
     Answer answer = {poisoned_x(lab, out_size(c)), poisoned_x(lab, 3 * out_size(c))};
-    void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD)),
+    void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD, 0)),
          *saved = poisoned(lab, op_attention_saved_bytes(c->B, c->T, c->NH, c->HD));
     Attention a = {c->B,       c->T,  c->NH, c->HD,       c->dropout, qkv, c->doc_start,
                    answer.out, saved, dout,  answer.dqkv, workspace, c->first_head};

@@ -14,6 +14,9 @@ static void good_lines(void **state) {
          "\"rotary_base\":500000.0"},
         {"--swiglu", "\"ffn_hidden_size\":128"},  // 64 x 8 / 3 in steps of 64
         {"--swiglu --ffn-hidden-size 176", "\"ffn_hidden_size\":176"},
+        {"--group-query-attention --num-query-groups 2",
+         "\"group_query_attention\":true,\"num_query_groups\":2"},
+        {"--group-query-attention", "\"num_query_groups\":1"},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         char line[1024];
@@ -46,6 +49,11 @@ static void bad_lines(void **state) {
         {"--rotary-base 0.5", "at least 1"},
         {"--position-embedding-type relative", "not one of learned_absolute|rope"},
         {"--position-embedding-type rope --rotary-percent 0.2", "must be an even number"},
+        {"--group-query-attention --num-query-groups 3",
+         "--num-attention-heads 4 is not divisible by --num-query-groups 3"},
+        {"--group-query-attention --num-query-groups 0", "at least 1"},
+        {"--group-query-attention --num-query-groups 2 --tensor-model-parallel-size 4",
+         "--num-query-groups 2 is not divisible by --tensor-model-parallel-size 4"},
         {"--normalization rmsnorm", "not one of LayerNorm|RMSNorm"},
         {"--hidden-size 16 --num-attention-heads 2 --swiglu", "the MLP of --hidden-size 16 0 wide"},
     };
@@ -60,6 +68,7 @@ static void notes(void **state) {
     static const struct {
         const char *words, *note;
     } noted[] = {
+        {"--num-query-groups 2", "--num-query-groups has no effect without --group-query-attention\n"},
         {"--rotary-percent 0.5", "--rotary-percent has no effect without --position-embedding-type rope\n"},
         {"--position-embedding-type rope --reset-position-ids",
          "--reset-position-ids has no effect without learned positions\n"},

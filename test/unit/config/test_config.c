@@ -229,7 +229,6 @@ static void bad_words(void **state) {
         {"--num-distributed-optimizer-instances 2", "must be 1; "},
         {"--context-parallel-size 2", "--context-parallel-size 2: must be 1; context parallelism"},
         {"--expert-model-parallel-size 2", "must be 1"},
-        {"--group-query-attention", "grouped-query"},
         {"--no-bias-gelu-fusion", "erf"},
         {"--distributed-backend gloo", "gloo is not supported"},
         {"--dataloader-type cyclic", "cyclic follows torch's generator"},

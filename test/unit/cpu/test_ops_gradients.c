@@ -277,20 +277,20 @@ static double attention_forward(void *context) {
     return weighted(a->op.out, a->weights, a->n);
 }
 
-static void check_attention(int B, int T, int NH, int HD, bool documents, Dropout dropout) {
+static void check_attention(int B, int T, int NH, int HD, int groups, bool documents, Dropout dropout) {
     Random rng = {24};
-    int64_t n = (int64_t)B * T * NH * HD;
-    AttentionCase a = {.n = n, .qkv = random_floatX(&rng, 3 * n, 0, 0.8)};
+    int64_t n = (int64_t)B * T * NH * HD, wide = (int64_t)B * T * (NH + 2 * (groups ? groups : NH)) * HD;
+    AttentionCase a = {.n = n, .qkv = random_floatX(&rng, wide, 0, 0.8)};
     a.doc_start = documents ? random_doc_start(&rng, B, T) : NULL;
     a.weights = random_floats(&rng, n, 1);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
-    void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD));
-    floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(3 * n);
+    void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, 0));
+    floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(wide);
     a.op = (Attention){B,    T,        NH, HD, dropout, a.qkv, a.doc_start, out, saved, as_floatX(a.weights),
-                       dqkv, .workspace = workspace};
+                       dqkv, .workspace = workspace, .groups = groups};
     attention_forward(&a);
     op_attention_backward(NULL, &a.op);
-    check_gradient(attention_forward, &a, (Input){"qkv", as_floats(a.qkv), as_floats(dqkv), 3 * n}, &rng);
+    check_gradient(attention_forward, &a, (Input){"qkv", as_floats(a.qkv), as_floats(dqkv), wide}, &rng);
     free_all(a.qkv, out, a.weights, saved, workspace, dqkv, NULL);
     free(a.doc_start);
 }
@@ -301,11 +301,13 @@ static void test_attention_gradients(void **state) {
     Dropout dropout = {0.25f, 6, 4 * 2 + DROPOUT_ATTENTION, 12345678901};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const int *s = shapes[i];
-        check_attention(s[0], s[1], s[2], s[3], false, NO_DROPOUT);
-        check_attention(s[0], s[1], s[2], s[3], true, NO_DROPOUT);
-        check_attention(s[0], s[1], s[2], s[3], false, dropout);
-        check_attention(s[0], s[1], s[2], s[3], true, dropout);
+        check_attention(s[0], s[1], s[2], s[3], 0, false, NO_DROPOUT);
+        check_attention(s[0], s[1], s[2], s[3], 0, true, NO_DROPOUT);
+        check_attention(s[0], s[1], s[2], s[3], 0, false, dropout);
+        check_attention(s[0], s[1], s[2], s[3], 0, true, dropout);
     }
+    check_attention(2, 9, 6, 8, 2, true, dropout);
+    check_attention(1, 70, 3, 16, 1, false, NO_DROPOUT);
 }
 
 // --- head ----------------------------------------------------------------------------------------

@@ -634,6 +634,10 @@ static void golden_flops(void **state) {
     c.ffn_hidden_size = 5504, c.swiglu = true;
     double layer = 4.0 * 2048 * 2048 + 2.0 * 2048 * 2048 + 3.0 * 2048 * 5504;  // multiplications a token
     assert_float_equal(megatron_flops(&c, 1), 6.0 * 2048 * (24 * layer + 2048.0 * 50304), 1e6);
+    // 16 heads in 4 groups: keys and values of 512 columns instead of 2048.
+    c.group_query_attention = true, c.num_query_groups = 4;
+    layer -= 2.0 * 2048 * (2048 - 512);
+    assert_float_equal(megatron_flops(&c, 1), 6.0 * 2048 * (24 * layer + 2048.0 * 50304), 1e6);
     // 125M by hand: 2048 * (6 * 124475904 + 6 * 12 * 768 * 2048)
     Config small = {.num_layers = 12,
                     .hidden_size = 768,

@@ -256,15 +256,15 @@ static const char *const small_flags[] = {"--num-layers",
 
 // What a model has beside those: GPT-2's blocks, Llama's, and some of both.
 enum { GPT2, LLAMA, MIXED, FAMILIES };
-static const char *const family_flags[FAMILIES][10] = {
+static const char *const family_flags[FAMILIES][12] = {
     [LLAMA] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
                "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--ffn-hidden-size", "64"},
     [MIXED] = {"--position-embedding-type", "rope", "--rotary-percent", "0.5", "--swiglu",
-               "--ffn-hidden-size", "40"},
+               "--ffn-hidden-size", "40", "--group-query-attention"},
 };
 
 static void open_small(Bench *b, int family, bool recompute) {
-    const char *flags[COUNT(small_flags) + 12];
+    const char *flags[COUNT(small_flags) + 14];
     int count = COUNT(small_flags);
     memcpy(flags, small_flags, sizeof small_flags);
     flags[count++] = "--recompute-granularity";
@@ -479,13 +479,13 @@ static void fill_llama(Bench *b) {
     bench_upload(b, tokens, targets);
 }
 
-static void test_llama_matches_its_definition(void **state) {
-    static const char *const flags[] = {
+static void check_definition(const char *groups, const double expected[16]) {
+    const char *const flags[] = {
         "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "8",
         "--max-position-embeddings", "8", "--micro-batch-size", "2", "--hidden-dropout", "0",
         "--attention-dropout", "0", "--normalization", "RMSNorm", "--position-embedding-type", "rope",
         "--rotary-base", "500", "--swiglu", "--ffn-hidden-size", "48", "--disable-bias-linear",
-        "--untie-embeddings-and-output-weights"};
+        "--untie-embeddings-and-output-weights", "--group-query-attention", "--num-query-groups", groups};
     double allowed = sizeof(floatX) == sizeof(float) ? 2e-5 : 0.15;
     Bench b;
     assert_true(bench_open(&b, COUNT(flags), flags, 40));
@@ -493,10 +493,15 @@ static void test_llama_matches_its_definition(void **state) {
     zero_step_begins(b.zero, 1);
     bench_pass(&b, 1.0f / 16, false, false, false);
     for (int i = 0; i < 16; i++) {
-        double expected = llama_losses_4_groups[i], difference = fabs((double)b.gpt.losses[i] - expected);
-        if (!(difference <= allowed)) fail_msg("loss %d: %g, expected %g", i, b.gpt.losses[i], expected);
+        double difference = fabs((double)b.gpt.losses[i] - expected[i]);
+        if (!(difference <= allowed)) fail_msg("loss %d: %g, expected %g", i, b.gpt.losses[i], expected[i]);
     }
     bench_close(&b);
+}
+
+static void test_llama_matches_its_definition(void **state) {
+    check_definition("4", llama_losses_4_groups);
+    check_definition("2", llama_losses_2_groups);
 }
 
 int main(int argc, char **argv) {

@@ -1,0 +1,173 @@
+// The CPU backend's ops of Llama's blocks against references in double precision: grouped queries,
+// RMSNorm, SwiGLU, rotary positions.
+#include "test/unit/ops_common.h"
+
+// --- heads that share keys and values ------------------------------------------------------------
+
+// From (rows, groups, sharers + 2, HD) to (rows, NH, 3, HD), every head with its group's key and
+// value.
+static floatX *with_own_keys(const floatX *qkv, int64_t rows, int groups, int sharers, int HD) {
+    int heads = groups * sharers;
+    floatX *own = poisoned_floatX(rows * heads * 3 * HD);
+    for (int64_t i = 0; i < rows * heads * 3 * HD; i++) {
+        int64_t row = i / (heads * 3 * HD), head = i / (3 * HD) % heads;
+        int part = (int)(i / HD % 3), vector = part == 0 ? (int)head % sharers : sharers + part - 1;
+        own[i] = qkv[((row * groups + head / sharers) * (sharers + 2) + vector) * HD + i % HD];
+    }
+    return own;
+}
+
+// Groups give what heads give that hold copies of their group's key and value. The gradients of
+// these are the sums over the group's heads.
+static void test_attention_groups(void **state) {
+    enum { B = 2, T = 70, G = 2, SHARERS = 3, NH = G * SHARERS, HD = 8, N = B * T };
+    Random rng = {43};
+    Dropout d = {0.2f, 6, 4 * 2 + DROPOUT_ATTENTION, 77};
+    floatX *qkv = random_floatX(&rng, N * (NH + 2 * G) * HD, 0, 1);
+    floatX *dout = random_floatX(&rng, N * NH * HD, 0, 1);
+    floatX *own = with_own_keys(qkv, N, G, SHARERS, HD), *out = poisoned_floatX(N * NH * HD),
+           *own_out = poisoned_floatX(N * NH * HD), *dqkv = poisoned_floatX(N * (NH + 2 * G) * HD),
+           *down = poisoned_floatX(N * NH * 3 * HD);
+    int32_t *start = random_doc_start(&rng, B, T);
+    void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD)),
+         *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, G));
+    Attention a = {B, T, NH, HD, d, qkv, start, out, saved, dout, dqkv, workspace, .first_head = 4,
+                   .groups = G};
+    Attention b = a;
+    b.qkv = own, b.out = own_out, b.dqkv = down, b.groups = 0;
+    op_attention_forward(NULL, &a);
+    op_attention_backward(NULL, &a);
+    op_attention_forward(NULL, &b);
+    op_attention_backward(NULL, &b);
+    assert_memory_equal(out, own_out, N * NH * HD * sizeof(floatX));
+    double *expected = zero_doubles(N * (NH + 2 * G) * HD);
+    for (int i = 0; i < N * NH * 3 * HD; i++) {
+        int row = i / (NH * 3 * HD), head = i / (3 * HD) % NH, part = i / HD % 3;
+        int vector = part == 0 ? head % SHARERS : SHARERS + part - 1;
+        int at = ((row * G + head / SHARERS) * (SHARERS + 2) + vector) * HD + i % HD;
+        expected[at] += (double)floatX_to_float(down[i]);
+    }
+    for (int i = 0; i < N * (NH + 2 * G) * HD; i++) {
+        check_close("dqkv", (double)floatX_to_float(dqkv[i]), expected[i], 2 * floatX_unit_roundoff(),
+                    8 * floatX_unit_roundoff(), i);
+    }
+    free_all(qkv, dout, own, out, own_out, dqkv, down, start, saved, workspace, expected, NULL);
+}
+
+// --- RMSNorm, SwiGLU, rotary positions -----------------------------------------------------------
+
+static void test_rmsnorm(void **state) {
+    enum { N = 3, C = 40 };
+    Random rng = {31};
+    double expected[N * C], root[N];
+    LayerNorm op = {.B = 1, .T = N, .C = C, .epsilon = 1e-5f, .x = random_floatX(&rng, N * C, 0, 1),
+                    .gamma = random_floatX(&rng, C, 1, 0.3), .y = poisoned_floatX(N * C),
+                    .mean = poisoned_floats(N), .rstd = poisoned_floats(N),
+                    .dy = random_floatX(&rng, N * C, 0, 1), .dresidual = random_floatX(&rng, N * C, 0, 1),
+                    .dgamma = random_floats(&rng, C, 1), .rms = true};
+    float *dgamma = copy_of(op.dgamma, C * sizeof(float));
+    floatX *dresidual = copy_of(op.dresidual, N * C * sizeof(floatX));
+    op_layernorm_forward(NULL, &op);
+    for (int i = 0; i < N; i++) {
+        double squares = 0;
+        for (int c = 0; c < C; c++) squares += pow((double)floatX_to_float(op.x[i * C + c]), 2);
+        root[i] = sqrt(squares / C + 1e-5);
+        for (int c = 0; c < C; c++) {
+            double x = (double)floatX_to_float(op.x[i * C + c]);
+            expected[i * C + c] = x / root[i] * (double)floatX_to_float(op.gamma[c]);
+        }
+        check_close("rstd", (double)op.rstd[i], 1 / root[i], 1e-5, 0, i);
+    }
+    check_floatX("RMSNorm", op.y, expected, N * C, 1e-5);
+    op_layernorm_backward(NULL, &op);
+    double sums[C];
+    for (int c = 0; c < C; c++) sums[c] = (double)dgamma[c];
+    for (int i = 0; i < N; i++) {
+        double dot = 0;  // of dy gamma and x
+        for (int c = 0; c < C; c++) {
+            dot += (double)floatX_to_float(op.dy[i * C + c]) * (double)floatX_to_float(op.gamma[c]) *
+                   (double)floatX_to_float(op.x[i * C + c]);
+        }
+        for (int c = 0; c < C; c++) {
+            double x = (double)floatX_to_float(op.x[i * C + c]);
+            double dy = (double)floatX_to_float(op.dy[i * C + c]);
+            double dx = dy * (double)floatX_to_float(op.gamma[c]) / root[i] - x * dot / (C * pow(root[i], 3));
+            expected[i * C + c] = (double)floatX_to_float(dresidual[i * C + c]) + dx;
+            sums[c] += dy * x / root[i];
+        }
+    }
+    check_floatX("RMSNorm dresidual", op.dresidual, expected, N * C, 1e-5);
+    check_floats("RMSNorm dgamma", op.dgamma, sums, C, 1e-5);
+    free_all(dgamma, dresidual, op.x, op.y, op.mean, op.rstd, op.dresidual, op.dgamma, NULL);
+    free((void *)op.gamma);
+    free((void *)op.dy);
+}
+
+static void test_swiglu(void **state) {
+    enum { N = 5, F = 24 };
+    Random rng = {41};
+    floatX *pre = random_floatX(&rng, N * 2 * F, 0, 2), *dy = random_floatX(&rng, N * F, 0, 1),
+           *y = poisoned_floatX(N * F), *dpre = poisoned_floatX(N * 2 * F);
+    double expected[N * F], gradient[N * 2 * F];
+    pre[0] = floatX_from_float(-90.0f), pre[1] = floatX_from_float(90.0f);  // where e^x ends
+    for (int i = 0; i < N * F; i++) {
+        int at = i / F * 2 * F + i % F;
+        double g = (double)floatX_to_float(pre[at]), up = (double)floatX_to_float(pre[at + F]),
+               d = (double)floatX_to_float(dy[i]), share = 1 / (1 + exp(-g));
+        expected[i] = g * share * up;
+        gradient[at] = d * up * (share + g * share * (1 - share));
+        gradient[at + F] = d * g * share;
+    }
+    Swiglu a = {N, F, pre, y, dy, dpre};
+    op_swiglu_forward(NULL, &a);
+    op_swiglu_backward(NULL, &a);
+    check_floatX("SwiGLU", y, expected, N * F, 1e-5);
+    check_floatX("SwiGLU dpre", dpre, gradient, N * 2 * F, 1e-5);
+    free_all(pre, dy, y, dpre, NULL);
+}
+
+// Each pair is a complex number that is multiplied by e^(i angle). Columns behind the turned ones,
+// and vectors behind the turned ones, stay. Turned back, all is as before, but for rounding.
+static void test_rope(void **state) {
+    enum { B = 2, T = 5, G = 2, HEADS = 4, TURNED = 3, HD = 16, COLUMNS = 12, HALF = COLUMNS / 2 };
+    enum { N = B * T * G * HEADS * HD };
+    Random rng = {42};
+    float table[T * COLUMNS];
+    double expected[N], before[N];
+    floatX *x = random_floatX(&rng, N, 0, 1);
+    for (int i = 0; i < N; i++) before[i] = expected[i] = (double)floatX_to_float(x[i]);
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < HALF; i++) {
+            double angle = t / pow(10000, 2.0 * i / COLUMNS);
+            table[t * COLUMNS + i] = (float)cos(angle), table[t * COLUMNS + HALF + i] = (float)sin(angle);
+            for (int v = 0; v < B * G * HEADS; v++) {
+                int b = v / (G * HEADS), head = v % (G * HEADS);
+                double *vector = expected + ((b * T + t) * G * HEADS + head) * HD;
+                if (head % HEADS >= TURNED) continue;
+                double real = vector[i], imaginary = vector[i + HALF];
+                vector[i] = real * cos(angle) - imaginary * sin(angle);
+                vector[i + HALF] = real * sin(angle) + imaginary * cos(angle);
+            }
+        }
+    }
+    Rope a = {B, T, G, HEADS, TURNED, HD, COLUMNS, table, x, false};
+    op_rope(NULL, &a);
+    check_floatX("rope", x, expected, N, 1e-6);
+    a.back = true;
+    op_rope(NULL, &a);
+    for (int i = 0; i < N; i++) {
+        double after = (double)floatX_to_float(x[i]);
+        check_close("turned back", after, before[i], 0, 8 * floatX_unit_roundoff(), i);
+    }
+    free(x);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_attention_groups),
+        cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_rope),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
