@@ -24,6 +24,19 @@ close_losses() { # A B PART: of each loss
         { why="losses of $1 and $2: $(cat "$work/far")"; return 1; }
 }
 
+# The cards' models with the vocabularies of the models whose sizes they have: as many parameters as
+# those have that are published.
+card() { # NAME ROWS PARAMETERS
+    "$trainer" "@configs/llama_$1.args" --plan --plan-world-size 16 --gpus-per-node 8 \
+        --tokenizer-type NullTokenizer --vocab-size $(($2 - 1)) >"$work/out" 2>"$work/err" ||
+        { say "no plan of $1"; return 1; }
+    grep -q "^  parameters  *$3\$" "$work/out" || { why="not $3 parameters"; return 1; }
+}
+check "the card of 125M" card 125m 50304 123587328
+check "the card of 1.1B has TinyLlama's parameters" card 1.1b 32000 1100048384
+check "the card of 3B has those of Llama 3.2" card 3b 128256 3212749824
+check "the card of 8B has those of Llama 3" card 8b 128256 8030261248
+
 layout_of 1 1
 learns() {
     logged one 1 "${layout[@]}" --train-iters 30 --save "$work/one" --save-interval 15 || return 1
