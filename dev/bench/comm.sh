@@ -19,7 +19,8 @@
 #              gets less than half. sockets and numbers need root and tc. The loopback is restored
 #              at the end. What cannot be had is named at the beginning and left out
 #   arms       qwd and tlq-hs leave the other side as bf16. ulq and sdp4bit are as in the paper.
-#              Also tlq and qw. NAME+sums is the same with --verify-wire, NAME+grads with
+#              Also tlq, qw, and those of configs/: eden, eden3, eden2-ef, lossless, eden-lossless,
+#              local. NAME+sums is the same with --verify-wire, NAME+grads with
 #              optim_grads, NAME+params with optim_grads_params, NAME+offload with
 #              --optimizer-cpu-offload. Beside NAME a line says what that costs: --networks inside
 #              --models 1.3b:8 --arms "sdp4bit sdp4bit+grads sdp4bit+params" --iters 20
@@ -41,9 +42,10 @@
 # TCP's congestion control is this machine's. The results here are of cubic
 # (sysctl net.ipv4.tcp_congestion_control).
 #
-# Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; networks inside
-# and logical only): by default a small model, small:2, with the results in runs/. That is for a
-# look at the scripts, no measurement. BUILD: folder of the programs.
+# Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; not the network
+# sockets, and networks with a speed for --shape Nx1 only): by default a small model, small:2, with
+# the results in runs/. That is for a look at the scripts, no measurement. On a network slow enough,
+# such as 0.1 Gb/s, it shows what messages cost all the same. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -120,8 +122,8 @@ for network in $networks; do
     *)
         [[ $network =~ ^[0-9]+(\.[0-9]+)?$ ]] ||
             die 2 "the network $network is unknown; use inside, logical, sockets or a number of Gb/s"
-        [ "$device" = gpu ] ||
-            die 2 "networks with a speed are for GPUs: CPU ranks send nothing through sockets"
+        [ "$device" = gpu ] || [ "$per_node" = 1 ] ||
+            die 2 "networks with a speed want nodes of one rank on processors: --shape 2x1"
         ;;
     esac
 done
@@ -165,10 +167,16 @@ for name in $arms; do arm_flags "$name"; done  # a wrong one ends it here
 
 # network_flags NETWORK: sets $where.
 network_flags() {
+    unset OMPI_MCA_pml OMPI_MCA_btl OMPI_MCA_btl_tcp_if_include
     case $1 in
     inside) where=(--gpus-per-node "$ranks") ;;
     logical) where=(--gpus-per-node "$per_node") ;;
-    *) where=(--gpus-per-node "$per_node" --emulate-nodes) ;;
+    *)
+        where=(--gpus-per-node "$per_node" --emulate-nodes)
+        # Else MPI's messages would pass shared memory.
+        [ "$device" = gpu ] ||
+            export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo
+        ;;
     esac
 }
 # model_flags MODEL:ROWS RANKS MICRO_BATCHES: sets $what.

@@ -296,9 +296,9 @@ def formula(arm, nodes, per_node):
     ranks = nodes * per_node
     arm = arm.split("+")[0]
     always = 2 + 4 + 12 / ranks  # bf16 weights, fp32 gradients, master and two moments of the own shard
-    if arm in ("qwd", "sdp4bit", "qw"):
+    if arm in ("qwd", "sdp4bit", "qw", "eden", "eden3", "eden2-ef", "local"):
         always += INT4_WEIGHT  # receive buffer
-    if arm in ("fp32", "bf16", "qwd", "qw") or ranks == 1:
+    if arm in ("fp32", "bf16", "qwd", "qw", "lossless") or ranks == 1:
         return always, 0.0
     inner = INT4 if arm == "ulq" else INT8
     if nodes == 1:

@@ -22,6 +22,9 @@ const Arm arms[ARMS] = {
     {.name = "eden3", .gain = FEWER_BITS, .flags = "@configs/eden3.args",
      .reason = "gradients between nodes in EDEN's 3 bits, weights in 4 bits", .eden = true,
      .gradient_bits = 3, .weight_bits = 4},
+    {.name = "eden2-ef", .gain = FEWER_BITS, .flags = "@configs/eden2-ef.args",
+     .reason = "gradients between nodes in EDEN's 2 bits with error feedback, weights in 4 bits",
+     .eden = true, .error_feedback = true, .gradient_bits = 2, .weight_bits = 4},
     {.name = "local", .gain = 1.5, .flags = "@configs/local.args",
      .reason = "nodes train alone and exchange every 30 steps, in EDEN's 4 bits", .eden = true,
      .gradient_bits = 4, .weight_bits = 4, .local_steps = 30},
@@ -54,6 +57,7 @@ Config arm_config(const Config *run, const Arm *arm) {
     c.use_distributed_optimizer = true;
     c.grad_reduce_in_bf16 = arm->bf16_gradients;
     c.hadamard_transform = false;
+    c.error_feedback = arm->error_feedback;
     c.local_steps = arm->local_steps ? arm->local_steps : 1;
     c.local_steps_delay = arm->local_steps ? 1 : 0;
     c.outer_lr = 0.7;

@@ -10,14 +10,14 @@ typedef struct Arm {
     const char *name;    // as ARM= of scripts/ knows it
     const char *flags;   // what the trainer wants for it
     const char *reason;  // why one takes it: "gradients in 4 bits"
-    bool bf16_gradients, eden, lossless;
+    bool bf16_gradients, eden, lossless, error_feedback;
     int gradient_bits, weight_bits;  // of gradients between nodes, and of weights
     int local_steps;
     double gain;         // how many times as fast it must be as an arm that changes training less
 } Arm;
 
 // From the least change of training to the largest.
-enum { ARMS = 8 };
+enum { ARMS = 9 };
 extern const Arm arms[ARMS];
 
 // The same run with this arm instead of its own. It wants a mesh of its own: see plan_time.c.

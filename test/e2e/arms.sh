@@ -43,6 +43,7 @@ check "SDP4Bit" arm sdp4bit 5 "${paper[@]}"
 check "SDP4Bit, but weights rounded to nearest" arm nearest 5 "${paper[@]}" --wq-rounding nearest
 check "EDEN" arm eden 5 @configs/eden.args --wq-group-size 128
 check "EDEN, 3 bits" arm eden3 8 @configs/eden3.args --wq-group-size 128
+check "EDEN, 2 bits with error feedback" arm eden2-ef 10 @configs/eden2-ef.args --wq-group-size 128
 without_loss() { # the baseline's numbers to the bit, in fewer bytes than bf16 weights take
     logged lossless 4 "${two_by_two[@]}" @configs/lossless.args && same_training baseline lossless || return 1
     awk -v plain="$(sent baseline 1 40)" -v coded="$(sent lossless 1 40)" \
@@ -74,7 +75,7 @@ check "SDP4Bit in 3 chunks and several buckets" arm chunks 5 "${paper[@]}" --wq-
 
 # Each arm is really another one: the flags change what is trained or what is sent.
 arms_differ() {
-    local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit nearest eden eden3)
+    local names=(baseline bf16 qw qw8 qwd qwd8 ulq tlq tlq8 tlqhs sdp4bit nearest eden eden3 eden2-ef)
     local i j
     for ((i = 0; i < ${#names[@]}; i++)); do
         for ((j = i + 1; j < ${#names[@]}; j++)); do

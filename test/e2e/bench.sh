@@ -346,17 +346,46 @@ loopback_restored() {
             { why="SIG$signal: the loopback was not restored, or nobody said so"; return 1; }
     done
 }
+# CPU ranks over a slow network: what sends less is faster, and local steps nearly hide it.
+slow_network() {
+    cat >"$work/slow.args" <<'END'
+--num-layers 2
+--hidden-size 192
+--num-attention-heads 4
+--seq-length 32
+--max-position-embeddings 32
+--tokenizer-type Byte
+--lr 1e-3
+--use-distributed-optimizer
+END
+    local options="--models slow.args:1 --networks 0.1 --shape 2x1 --iters 30 --plain-mb 1"
+    options+=" --arms 'bf16 sdp4bit eden2-ef eden-lossless local'"
+    timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash \
+        "BUILD=$BUILD DEVICE=cpu '$root/dev/bench/comm.sh' $options --out slow.json" ||
+        { say "exit code $?"; return 1; }
+    why=$(python3 - "$work/slow.json" 2>&1 <<'END'
+import json, sys
+ms = {r["arm"]: r["ms"] for r in json.load(open(sys.argv[1]))["rows"]}
+slower = ("bf16", "sdp4bit", "local")
+if len(ms) != 5 or any(ms[a] < 1.3 * ms[b] for a, b in zip(slower, slower[1:])):
+    sys.exit(f"ms a step: {ms}")
+print(ms)
+END
+) || return 1
+    [ "${VERBOSE:-0}" = 0 ] || echo "# $why"
+}
 if ! command -v tc >/dev/null || ! command -v ip >/dev/null ||
     ! unshare -n -m sh -c 'mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up' \
     2>/dev/null; then
     for name in "networks of several speeds" "a network that is refused is left out" \
-        "a signal ends it soon, with the loopback restored"; do
+        "a signal ends it soon, with the loopback restored" "CPU ranks over a slow network"; do
         skip "comm.sh: $name" "tc, ip or the right to make a network namespace is missing"
     done
 else
     check "comm.sh: networks of several speeds" networks_in_turn
     check "comm.sh: a network that is refused is left out" network_refused
     check "comm.sh: a signal ends it soon, with the loopback restored" loopback_restored
+    check "comm.sh: CPU ranks over a slow network" slow_network
 fi
 too_late() {
     compare --networks inside --arms "fp32 bf16" --time-limit 1 --out "$work/late.json"
@@ -552,7 +581,7 @@ wrong() { # TEXT WORDS...
     compare "$@"
     error_names 2 "$text" $?
 }
-check "comm.sh: a network for GPUs" wrong "networks with a speed are for GPUs" --networks 25
+check "comm.sh: a speed for nodes of several ranks" wrong "want nodes of one rank on processors" --networks 25
 check "comm.sh: an unknown arm" wrong "the arm nosuch is unknown" --networks inside --arms "fp32 nosuch"
 built() { # of nothing: what DEVICE=cpu wants of comm.sh and save.sh
     local program

@@ -79,6 +79,9 @@ check "ULq: kill -9 and on, to the bit" arm ulq "${tlq[@]}" --hadamard-transform
     --gradient-quantization-bits-intra 4
 check "SDP4Bit: kill -9 and on, to the bit" arm sdp4bit "${tlq[@]}" --hadamard-transform --quantized-weights \
     --wq-rounding stochastic --async-save
+check "EDEN, lossless: kill -9 and on, to the bit" arm eden_lossless @configs/eden-lossless.args
+check "EDEN, 2 bits, error feedback: kill -9 and on, to the bit" arm eden2_ef @configs/eden2-ef.args \
+    --wq-group-size 128 --async-save
 
 # --- what may change: everything is found by the parameters' names, and the data go on where they w
 half=(--gpus-per-node 2 --train-iters 16 --save-interval 8 --eval-interval 1000)
