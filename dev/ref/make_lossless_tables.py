@@ -72,21 +72,27 @@ def write_macro(name, rows):
     return "\n".join([line.ljust(width) + " \\" for line in lines[:-1]] + [lines[-1]])
 
 
+def all_frequencies():
+    rows = [frequencies(changes(t)) for t in range(SMALLEST, LARGEST + 1)]
+    return rows + [frequencies(fresh()), frequencies([1.0] + [0.0] * (SYMBOLS - 1))]
+
+
+def all_costs():
+    extras = [shift_of(t) for t in range(SMALLEST, LARGEST + 1)] + [FRESH_SHIFT, 0]
+    return [costs(f, e) for f, e in zip(all_frequencies(), extras)]
+
+
 def main():
-    contexts = range(SMALLEST, LARGEST + 1)
-    rows = [frequencies(changes(t)) for t in contexts]
-    rows += [frequencies(fresh()), frequencies([1.0] + [0.0] * (SYMBOLS - 1))]
-    extras = [shift_of(t) for t in contexts] + [FRESH_SHIFT, 0]
     sys.stdout.write(f"""\
 // Made by dev/ref/make_lossless_tables.py; do not edit. How often the coder of lossless weights
 // expects each symbol, of 2^{PRECISION}: (contexts, symbols). Included by lossless.h.
 #pragma once
 
 // clang-format off
-{write_macro("LOSSLESS_FREQUENCIES", rows)}
+{write_macro("LOSSLESS_FREQUENCIES", all_frequencies())}
 
 // What a symbol costs with its extra bits, in 1/{COST_UNIT} bit.
-{write_macro("LOSSLESS_COSTS", [costs(f, e) for f, e in zip(rows, extras)])}
+{write_macro("LOSSLESS_COSTS", all_costs())}
 // clang-format on
 """)
 
