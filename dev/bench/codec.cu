@@ -384,8 +384,8 @@ __global__ void move_kernel(uint16_t *fresh, const uint16_t *old, int64_t n, flo
     }
 }
 
-// Changes of about 3 bits per weight: weights lie around 2^-10. One message takes the weights there,
-// another one back.
+// Changes of about 3 bits per weight: weights lie around 2^-10. One message takes the weights
+// there, another one back.
 static void bench_lossless(Bench *b, int64_t n) {
     const char *names[] = {"lossless weights, code", "lossless weights, pack", "lossless weights, decode"};
     if (!wanted(b, names[0]) && !wanted(b, names[1]) && !wanted(b, names[2])) return;

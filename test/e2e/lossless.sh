@@ -25,7 +25,8 @@ bytes() {
 alike() {
     local np=$1 flags=("${run[@]}" --global-batch-size $((2 * $1)) "${@:2}")
     rm -rf "$work"/{bf16,coded}.saved
-    logged bf16 "$np" "${flags[@]}" --save "$work/bf16.saved" && make_plan "$np" "${flags[@]}" "${lossless[@]}" &&
+    logged bf16 "$np" "${flags[@]}" --save "$work/bf16.saved" &&
+        make_plan "$np" "${flags[@]}" "${lossless[@]}" &&
         logged coded "$np" "${flags[@]}" "${lossless[@]}" --save "$work/coded.saved" &&
         same_training bf16 coded && allocated_as_planned || return 1
     local file
@@ -33,7 +34,8 @@ alike() {
         cmp -s "$file" "$work/coded.saved/${file#"$work/bf16.saved/"}" ||
             { why="${file##*/} differs"; return 1; }
     done
-    [ "$(field bf16 loss valid)" = "$(field coded loss valid)" ] || { why="validation losses differ"; return 1; }
+    [ "$(field bf16 loss valid)" = "$(field coded loss valid)" ] ||
+        { why="validation losses differ"; return 1; }
     [ "$np" = 1 ] && return
     [ "$(bytes coded)" -lt "$(bytes bf16)" ] || { why="$(bytes coded) bytes, bf16 $(bytes bf16)"; return 1; }
 }
@@ -66,7 +68,8 @@ skips_alike() {
         --norm-spike-factor 0.01 --max-skipped-in-a-row 0 "$@")
     logged bf16 "${flags[@]}" && logged coded "${flags[@]}" "${lossless[@]}" && same_training bf16 coded ||
         return 1
-    [ "$(grep -c '"kind":"spike".*"skipped":true' "$work/coded.jsonl")" -ge 3 ] || { why="few spikes"; return 1; }
+    [ "$(grep -c '"kind":"spike".*"skipped":true' "$work/coded.jsonl")" -ge 3 ] ||
+        { why="few spikes"; return 1; }
 }
 check "skipped steps" skips_alike --verify-wire
 
@@ -86,7 +89,8 @@ takes_turns() {
 check "coded, bf16 and coded again from one checkpoint" takes_turns
 
 killed_and_resumed() { # FLAGS..., after takes_turns
-    local flags=("${run[@]}" --gpus-per-node 2 --save-interval 2 "${lossless[@]}" --save "$work/killed.saved" "$@")
+    local flags=("${run[@]}" --gpus-per-node 2 --save-interval 2 "${lossless[@]}"
+        --save "$work/killed.saved" "$@")
     rm -rf "$work/killed.saved"
     SDP4BIT_FAULT=stall:3:5:0 in_background killed 4 "${flags[@]}" --async-save
     wait_for_iteration killed 4 && signal_rank KILL 1 || return 1
@@ -101,8 +105,8 @@ check "kill -9 with weights shared and the optimiser on the host" killed_and_res
 # Damage. The decoder finds a header that cannot be, and old weights that are not the sender's. Only
 # a checksum tells every bit.
 finds() { # TEXT FAULT FLAGS...
-    SDP4BIT_FAULT=$2 train 2 "${run[@]}" --gpus-per-node 1 --grad-reduce-in-bf16 --verify-replicas-interval 100 \
-        "${lossless[@]}" "${@:3}"
+    SDP4BIT_FAULT=$2 train 2 "${run[@]}" --gpus-per-node 1 --grad-reduce-in-bf16 "${lossless[@]}" \
+        --verify-replicas-interval 100 "${@:3}"
     error_names 7 "$1" $?
 }
 check "a message that cannot be decoded" finds \

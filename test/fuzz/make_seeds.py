@@ -255,7 +255,8 @@ def lossless():
     yield bytes(3) + bytes(16)
 
 
-TARGETS = {"lossless": lossless, "shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
+TARGETS = {"lossless": lossless,
+           "shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
            "corpus": corpora,
            "vocabulary": vocabularies, "options": options, "data_args": data_args, "tokenizer": texts,
            "progress": progress, "hf": hf_folders,
