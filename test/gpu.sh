@@ -132,6 +132,14 @@ check_ops() {
     else
         skip "gradients of a real layer against PyTorch" "no PyTorch for ${PYTHON:-python3}"
     fi
+    if "${PYTHON:-python3}" -c 'import torch, numpy, transformers' 2>/dev/null; then
+        for mode in "" --deterministic; do
+            counted "gradients of a Llama against Hugging Face's $mode" "${PYTHON:-python3}" \
+                dev/ref/llama_gradients.py "$BUILD/test/gpu/layer_dump" $mode
+        done
+    else
+        skip "gradients of a Llama against Hugging Face's" "no transformers for ${PYTHON:-python3}"
+    fi
 
     like_cpu kernels.txt "kernels"
     # Enough values that the workers of a large GPU treat several tiles: SDP4Bit in groups of 128,

@@ -1,7 +1,8 @@
 // The gradients of a GPT at real sizes, for a comparison with PyTorch: reads weights and tokens
-// from a golden file that dev/ref/layer_gradients.py wrote, computes one micro-batch's losses and
-// the gradient of every tensor, and writes both as a file of the same format. Linked once with the
-// CPU backend and once with the CUDA backend; started by that script.
+// from a golden file that dev/ref/layer_gradients.py or llama_gradients.py wrote, computes one
+// micro-batch's losses and the gradient of every tensor, and writes both as a file of the same
+// format. Linked once with the CPU backend and once with the CUDA backend; started by those
+// scripts.
 //
 //   layer_dump INPUT OUTPUT [--deterministic]
 #include "test/golden/golden.h"
@@ -12,16 +13,20 @@ static void die(const char *what, const char *name) {
     exit(EXIT_ENVIRONMENT);
 }
 
-// The model that the file's "config" names: L, C, NH, T, Vp, B.
+// The model that the file's "config" names: L, C, NH, T, Vp, B; of a Llama also its groups and F.
 static void open_model(Bench *b, const Golden *g) {
+    static const char *const llama[] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope",
+                                        "--swiglu", "--disable-bias-linear",
+                                        "--untie-embeddings-and-output-weights", "--group-query-attention"};
     static const char *const names[] = {"--num-layers",
                                         "--hidden-size",
                                         "--num-attention-heads",
                                         "--seq-length",
                                         "--max-position-embeddings",
                                         "--micro-batch-size"};
-    const char *flags[16] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
-    char values[6][16];
+    const char *flags[28] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
+    char values[6][16], groups[16], width[16];
+    int count = 16;
     int64_t n;
     const int32_t *c = golden_i32(g, "config", &n);
     if (!c || n < 6) die("no config in", "the input");
@@ -31,7 +36,16 @@ static void open_model(Bench *b, const Golden *g) {
         flags[4 + 2 * i] = names[i];
         flags[5 + 2 * i] = values[i];
     }
-    if (!bench_open(b, 16, flags, c[4])) die("no model of", "the input's sizes");
+    if (n >= 8) {
+        snprintf(groups, sizeof groups, "%d", c[6]);
+        snprintf(width, sizeof width, "%d", c[7]);
+        memcpy(flags + count, llama, sizeof llama);
+        count += (int)(sizeof llama / sizeof *llama);
+        const char *sizes[] = {"--num-query-groups", groups, "--ffn-hidden-size", width};
+        memcpy(flags + count, sizes, sizeof sizes);
+        count += 4;
+    }
+    if (!bench_open(b, count, flags, c[4])) die("no model of", "the input's sizes");
 }
 
 static void upload_weights(Bench *b, const Golden *g) {

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Losses and gradients of a Llama of a few layers against Hugging Face's LlamaForCausalLM.
+
+As dev/ref/layer_gradients.py does for GPT-2's layer: the same bf16 weights and tokens go to transformers'
+model in fp32 (the reference), in bf16 (the yardstick) and, through a file, to our program. On every
+tensor ours may err at most twice as much as theirs in bf16.
+
+    python3 dev/ref/llama_gradients.py build/test/gpu/layer_dump [--seq-length 1024] [--rows 2]
+        [--deterministic]          needs PyTorch and transformers
+
+Prints "ok NAME" and "not ok NAME: why" lines and a counted one. Exit code 1 when any failed.
+"""
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+
+import make_goldens as model
+from layer_gradients import DEVIATION, compare, read_golden
+
+PARTS = {"input_norm.weight": "input_layernorm.weight",
+         "self_attention.dense.weight": "self_attn.o_proj.weight",
+         "post_attention_norm.weight": "post_attention_layernorm.weight",
+         "mlp.dense_4h_to_h.weight": "mlp.down_proj.weight"}
+
+
+def split(name, value, o):
+    """One of our tensors as theirs: [(name, tensor)]."""
+    heads, size = o.num_attention_heads // o.num_query_groups, o.hidden_size // o.num_attention_heads
+    whole = {"embedding.word_embeddings.weight": "model.embed_tokens.weight",
+             "output_layer.weight": "lm_head.weight", "encoder.final_norm.weight": "model.norm.weight"}
+    if name in whole:
+        return [(whole[name], value)]
+    _, _, layer, part = name.split(".", 3)
+    prefix = f"model.layers.{layer}."
+    if part in PARTS:
+        return [(prefix + PARTS[part], value)]
+    if part == "mlp.dense_h_to_4h.weight":
+        return list(zip((prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"), value.chunk(2)))
+    groups = value.view(o.num_query_groups, heads + 2, size, o.hidden_size)
+    parts = groups[:, :heads], groups[:, heads], groups[:, heads + 1]
+    return [(f"{prefix}self_attn.{n}_proj.weight", t.reshape(-1, o.hidden_size)) for n, t in zip("qkv", parts)]
+
+
+def shapes(o):
+    C, size = o.hidden_size, o.hidden_size // o.num_attention_heads
+    result = {"embedding.word_embeddings.weight": (o.vocab_size, C), "output_layer.weight": (o.vocab_size, C)}
+    for layer in range(o.num_layers):
+        prefix = f"encoder.layers.{layer}."
+        result[prefix + "input_norm.weight"] = (C,)
+        rows = (o.num_attention_heads + 2 * o.num_query_groups) * size
+        result[prefix + "self_attention.query_key_value.weight"] = (rows, C)
+        result[prefix + "self_attention.dense.weight"] = (C, C)
+        result[prefix + "post_attention_norm.weight"] = (C,)
+        result[prefix + "mlp.dense_h_to_4h.weight"] = (2 * o.ffn_hidden_size, C)
+        result[prefix + "mlp.dense_4h_to_h.weight"] = (C, o.ffn_hidden_size)
+    result["encoder.final_norm.weight"] = (C,)
+    return result
+
+
+def theirs(weights, dtype, inputs, targets, o):
+    """Their losses, and their gradients by their names."""
+    config = transformers.LlamaConfig(
+        vocab_size=o.vocab_size, hidden_size=o.hidden_size, intermediate_size=o.ffn_hidden_size,
+        num_hidden_layers=o.num_layers, num_attention_heads=o.num_attention_heads,
+        num_key_value_heads=o.num_query_groups, max_position_embeddings=o.seq_length, rms_norm_eps=1e-5,
+        rope_theta=10000.0, attention_dropout=0.0, tie_word_embeddings=False, use_cache=False)
+    llama = transformers.LlamaForCausalLM(config)
+    state = {n: t for name, value in weights.items() for n, t in split(name, value, o)}
+    llama.load_state_dict(state, strict=True)
+    llama.to(device=inputs.device, dtype=dtype)
+    logits = llama(input_ids=inputs).logits.float()
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    losses.mean().backward()
+    return losses.detach().cpu(), {n: p.grad.float().cpu() for n, p in llama.named_parameters()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("program")
+    for flag, default in (("num-layers", 2), ("hidden-size", 512), ("ffn-hidden-size", 1408),
+                          ("num-attention-heads", 8), ("num-query-groups", 2), ("seq-length", 1024),
+                          ("vocab-size", 4096), ("rows", 2)):
+        parser.add_argument("--" + flag, type=int, default=default)
+    parser.add_argument("--deterministic", action="store_true")
+    o = parser.parse_args()
+    generator = torch.Generator().manual_seed(4321)
+    weights = {}
+    for name, shape in shapes(o).items():
+        noise = torch.randn(shape, generator=generator)
+        weights[name] = (DEVIATION * noise if len(shape) == 2 else 1 + 0.1 * noise).bfloat16().float()
+    tokens = torch.randint(0, o.vocab_size, (o.rows, o.seq_length + 1), generator=generator)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = os.path.join(folder, "input"), os.path.join(folder, "output")
+        out = model.Writer()
+        out.add("config", [o.num_layers, o.hidden_size, o.num_attention_heads, o.seq_length, o.vocab_size,
+                           o.rows, o.num_query_groups, o.ffn_hidden_size], "i32")
+        out.add("tokens", inputs, "i32")
+        out.add("targets", targets, "i32")
+        for name, value in weights.items():
+            out.add("weight." + name, value, "bf16")
+        out.write(files[0])
+        subprocess.run([o.program, *files] + ["--deterministic"] * o.deterministic, check=True)
+        ours = read_golden(files[1])
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    inputs, targets = inputs.to(device), targets.to(device)
+    losses32, gradients32 = theirs(weights, torch.float32, inputs, targets, o)
+    losses16, gradients16 = theirs(weights, torch.bfloat16, inputs, targets, o)
+    good = [compare("losses of the positions", ours["losses"].reshape(-1).float(), losses16, losses32)]
+    for name, shape in shapes(o).items():
+        for part, tensor in split(name, ours["gradient." + name].view(shape), o):
+            good.append(compare("gradient of " + part, tensor.reshape(-1), gradients16[part].reshape(-1),
+                                gradients32[part].reshape(-1)))
+    print(f"llama_gradients: {sum(good)} passed, {len(good) - sum(good)} failed")
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()
