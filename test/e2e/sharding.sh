@@ -95,7 +95,7 @@ if long; then
     check "qW" trains_alike "$five $over_all" 4 2 --grad-reduce-in-bf16 "${direct[@]}"
     check "ULq" trains_alike "$five $over_all" 4 2 "${sdp4bit[@]:5}" --gradient-quantization-bits-intra 4
     check "ZeRO++ on 4 nodes of 2" trains_alike "$over_all" 8 2 "${direct[@]}" "${sdp4bit[@]:5}" \
-        --gradient-quantization-bits-intra 4
+        --gradient-quantization-bits-intra 4 --num-layers 8
     check "8 ranks, buckets of several layers" trains_alike "$five" 8 4 "${sdp4bit[@]}" --num-layers 6 \
         --ddp-bucket-size 30000
 fi
@@ -221,6 +221,22 @@ flipped() { # STRATEGY NP EXPECTED
 check "a flipped bit, weights shared in the node: both parts follow the masters" flipped node 4 '"from":null'
 check "four nodes: the majority is right" flipped node 8 '"ranks":"2","from":0'
 check "a flipped bit, gradients shared alone: as under optim" flipped grads 4 '"ranks":"2","from":0'
+
+# Copies of a tensor differ, and take their masters' weights. From then on those are what travels,
+# and no longer the messages of the latest update: the run evaluates what it saves. Found by the
+# save at the end of the run.
+repaired_and_saved() {
+    local end=(4 "${run[@]}" --gpus-per-node 2 --global-batch-size 4 "${direct[@]}" "${halves[@]}"
+        --verify-replicas-interval 1000 --eval-interval 1000)
+    strategy_of world
+    rm -rf "$work/hit.saved"
+    SDP4BIT_FAULT=replica:2:6:1:-2 logged hit "${end[@]}" "${strategy[@]}" --save "$work/hit.saved" || return 1
+    grep -q '^{"kind":"repair"' "$work/hit.jsonl" || { why="nothing was repaired"; return 1; }
+    logged loaded "${end[@]}" "${strategy[@]}" --load "$work/hit.saved" --skip-train || return 1
+    [ -n "$(field hit loss valid)" ] && [ "$(field hit loss valid)" = "$(field loaded loss valid)" ] ||
+        { why="losses $(field hit loss valid | tr '\n' ' '), from the checkpoint $(field loaded loss valid | tr '\n' ' ')"; return 1; }
+}
+check "what copies get by a repair is what travels" repaired_and_saved
 
 # A bit flipped in a message on its way.
 broken_message() { # STRATEGY FROM TEXT
