@@ -172,8 +172,9 @@ void qwd_agree_lengths(const QwdStep *step, const Lanes *lanes) {
         comm_all_gather(&mesh->node, all, (size_t)(nodes * row), lanes->node);
         made = lanes->node;
     }
-    copy_to_host(made, lossless->landed, all, (size_t)(step->plan->dp * row));
-    stream_synchronize(made);
+    lanes_after(lanes, lanes->last, made);
+    copy_to_host(lanes->last, lossless->landed, all, (size_t)(step->plan->dp * row));
+    stream_synchronize(lanes->last);
     for (int b = 0; b < step->plan->buckets; b++) lossless->slot[b] = longest_message(step, b);
 }
 

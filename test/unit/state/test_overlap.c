@@ -397,6 +397,28 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     writes(s, a->weights, X * (a->bucket.matrix_elements + a->bucket.tail_elements));
 }
 
+void kernel_code_weights(Stream *s, const CodeWeights *a) {
+    begin_on(s, "code");
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->old, 2 * a->layout.elements);
+    reads(s, a->fresh, 2 * a->layout.elements);
+    reads(s, a->tail, 2 * a->layout.tail_elements);
+    writes(s, a->coded, a->layout.most);
+    writes(s, a->bytes, 4);
+}
+void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t *coded, uint8_t *message) {
+    begin_on(s, "pack");
+    reads(s, coded, layout->most);
+    writes(s, message, 16);  // the lengths are zeros here: a message is its header
+}
+void kernel_decode_weights(Stream *s, const DecodeWeights *a) {
+    begin_on(s, "decode");
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->messages, a->nodes * a->per_node * a->stride);
+    writes(s, a->weights, 2 * a->nodes * a->per_node * (a->layout.elements + a->layout.tail_elements));
+    use(s->device, ATOMIC, a->fault, 8);
+}
+
 void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n) {
     begin_on(s, "keep a message");
     reads(s, control, sizeof *control);
@@ -461,16 +483,9 @@ void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
 enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 5, SAVES = 3 };
 
 // What a shape's flags ask for beside its size.
-enum {
-    QUANTISED = 1,
-    NO_OVERLAP = 2,
-    OFFLOAD = 4,
-    SHARD_GRADS = 8,
-    SHARD_WEIGHTS = 16,  // and gradients
-    OVER_ALL = 32,
-    SECOND = 64,
-    FEEDBACK = 128
-};
+enum { QUANTISED = 1, NO_OVERLAP = 2, OFFLOAD = 4, SHARD_GRADS = 8,
+       SHARD_WEIGHTS = 16,  // and gradients
+       OVER_ALL = 32, SECOND = 64, FEEDBACK = 128, LOSSLESS = 256 };
 
 typedef struct Shape {
     int nodes, per_node, chunks;
@@ -506,21 +521,20 @@ static void parse_flags(Recording *r) {
     int count = 45;
     snprintf(chunks, sizeof chunks, "%d", r->shape.chunks);
     snprintf(batch, sizeof batch, "%d", 2 * ranks);
-    static const char *const quantised[] = {"--quantized-weights", "--wq-group-size", "32",
-        "--quantized-gradients", "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"};
-    for (int i = 0; (r->shape.how & QUANTISED) && i < 8; i++) flags[count++] = quantised[i];
-    if (r->shape.how & NO_OVERLAP) flags[count++] = "--no-overlap";
-    if (r->shape.how & OFFLOAD) flags[count++] = "--optimizer-cpu-offload";
-    static const char *const sharded[] = {"--data-parallel-sharding-strategy", "optim_grads"};
-    for (int i = 0; (r->shape.how & SHARD_GRADS) && i < 2; i++) flags[count++] = sharded[i];
-    static const char *const weights[] = {"--data-parallel-sharding-strategy", "optim_grads_params"};
-    static const char *const world[] = {"--shard-params-over", "world"};
-    static const char *const direct[] = {"--weight-quantization-method", "direct"};
-    for (int i = 0; (r->shape.how & SHARD_WEIGHTS) && i < 2; i++) flags[count++] = weights[i];
-    for (int i = 0; (r->shape.how & OVER_ALL) && i < 2; i++) flags[count++] = world[i];
-    for (int i = 0; (r->shape.how & OVER_ALL) && i < 2; i++) flags[count++] = direct[i];
-    if (r->shape.how & SECOND) flags[count++] = "--secondary-partition";
-    if (r->shape.how & FEEDBACK) flags[count++] = "--error-feedback";
+    static const struct {
+        unsigned how;
+        const char *words[8];
+    } choices[] = {{QUANTISED, {"--quantized-weights", "--wq-group-size", "32", "--quantized-gradients",
+                                "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"}},
+                   {LOSSLESS, {"--quantized-weights", "--weight-quantization-method", "lossless"}},
+                   {NO_OVERLAP, {"--no-overlap"}}, {OFFLOAD, {"--optimizer-cpu-offload"}},
+                   {SHARD_GRADS, {"--data-parallel-sharding-strategy", "optim_grads"}},
+                   {SHARD_WEIGHTS, {"--data-parallel-sharding-strategy", "optim_grads_params"}},
+                   {OVER_ALL, {"--shard-params-over", "world", "--weight-quantization-method", "direct"}},
+                   {SECOND, {"--secondary-partition"}}, {FEEDBACK, {"--error-feedback"}}};
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
+        for (int k = 0; (r->shape.how & choices[i].how) && k < 8 && choices[i].words[k]; k++)
+            flags[count++] = choices[i].words[k];
     Error err = {0};
     int hosts[64] = {0};
     bool ok = config_parse(&r->config, count, (char **)flags, NULL, 0, &err) &&
@@ -691,13 +705,13 @@ static void run_steps(Recording *r) { run_steps_of(r, 2); }
 static const Shape shapes[] = {
     {1, 1, 1, QUANTISED},  {1, 2, 1, QUANTISED},  {1, 4, 3, QUANTISED},  {2, 1, 1, QUANTISED},
     {4, 1, 4, QUANTISED},  {2, 2, 1, QUANTISED},  {2, 2, 2, 0}, {2, 2, 3, 0},
-    {2, 2, 4, QUANTISED},  {2, 4, 1, 0},
-    {2, 4, 3, QUANTISED}, {2, 4, 50, QUANTISED}, {4, 2, 2, 0}, {2, 2, 3, QUANTISED | NO_OVERLAP},
+    {2, 2, 4, QUANTISED}, {2, 4, 1, 0}, {2, 4, 3, QUANTISED}, {2, 4, 50, QUANTISED}, {4, 2, 2, 0},
+    {2, 2, 3, QUANTISED | NO_OVERLAP},
     {1, 1, 1, QUANTISED | OFFLOAD}, {1, 2, 1, QUANTISED | OFFLOAD}, {2, 2, 3, QUANTISED | OFFLOAD},
     {2, 2, 2, OFFLOAD}, {4, 1, 1, QUANTISED | OFFLOAD}, {2, 2, 3, QUANTISED | NO_OVERLAP | OFFLOAD},
     {1, 1, 1, QUANTISED | SHARD_GRADS}, {1, 2, 1, QUANTISED | SHARD_GRADS},
-    {2, 1, 3, QUANTISED | SHARD_GRADS},
-    {2, 2, 3, QUANTISED | SHARD_GRADS}, {2, 2, 2, SHARD_GRADS}, {2, 2, 3, QUANTISED | OFFLOAD | SHARD_GRADS},
+    {2, 1, 3, QUANTISED | SHARD_GRADS}, {2, 2, 3, QUANTISED | SHARD_GRADS}, {2, 2, 2, SHARD_GRADS},
+    {2, 2, 3, QUANTISED | OFFLOAD | SHARD_GRADS},
     {1, 2, 1, QUANTISED | OFFLOAD | SHARD_GRADS}, {2, 2, 2, OFFLOAD | SHARD_GRADS},
     {2, 2, 3, QUANTISED | NO_OVERLAP | OFFLOAD | SHARD_GRADS},
     {2, 2, 3, QUANTISED | NO_OVERLAP | SHARD_GRADS},
@@ -709,6 +723,8 @@ static const Shape shapes[] = {
     {2, 2, 3, QUANTISED | SHARD_WEIGHTS | OVER_ALL | SECOND}, {2, 1, 1, QUANTISED | SHARD_WEIGHTS | OVER_ALL},
     {2, 2, 3, QUANTISED | FEEDBACK}, {2, 1, 2, QUANTISED | SHARD_GRADS | FEEDBACK},
     {2, 2, 2, QUANTISED | NO_OVERLAP | SHARD_WEIGHTS | FEEDBACK},
+    {2, 2, 2, LOSSLESS}, {1, 2, 1, LOSSLESS | OFFLOAD}, {2, 1, 1, QUANTISED | LOSSLESS | SHARD_GRADS},
+    {2, 2, 3, LOSSLESS | SHARD_WEIGHTS}, {2, 2, 1, LOSSLESS | NO_OVERLAP}, {2, 4, 1, LOSSLESS | OFFLOAD},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
