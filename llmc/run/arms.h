@@ -13,7 +13,7 @@ typedef struct Arm {
     bool bf16_gradients, eden, lossless, error_feedback;
     int gradient_bits, weight_bits;  // of gradients between nodes, and of weights
     int local_steps;
-    double gain;         // how many times as fast it must be as an arm that changes training less
+    double gain;         // it must be so many times as fast as what changes training less
 } Arm;
 
 // From the least change of training to the largest.
@@ -30,7 +30,7 @@ double codec_gaussian_error(Codec codec, int group, Rounding rounding);
 double arm_gradient_error(const GradWire *wire, bool inside, bool between);
 
 // The arm to take, for steps of so many ms; 0 where an arm cannot run. Down the table, an arm takes
-// the place of the last choice if its step is faster by what it has to gain. -1 where none can run.
+// the place of the last choice if it is faster by what it has to gain. -1 where none can run.
 int arm_choose(const double ms[ARMS]);
 
 LLMC_END

@@ -375,6 +375,13 @@ own_row() { # the run's own step is the row of its arm, of which --plan says the
         "$work/out"
 }
 check "--plan-network: the run itself" own_row
+arms_table_is_true() {
+    BUILD=$BUILD dev/bench/arms_table users >"$work/users" 2>"$work/err" ||
+        { say "arms_table failed"; return 1; }
+    [ -s "$work/users" ] && ! grep -vxFf README.md "$work/users" >"$work/diff" ||
+        { why="not in the README: $(head -n 1 "$work/diff")"; return 1; }
+}
+check "the README's table of arms by network" arms_table_is_true
 plan_refused() { # CODE TEXT FLAGS...
     local code=$1 text=$2
     shift 2
