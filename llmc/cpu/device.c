@@ -1,6 +1,7 @@
 // The CPU backend of device.h: memory and streams of a CPU rank. A Stream is the calling thread:
 // everything is complete when a call returns. An Event records the monotonic clock. Linked into
 // train_gpt_cpu and the tests.
+#include "llmc/base/machine.h"
 #include "llmc/device.h"
 
 #include <cblas.h>
@@ -142,27 +143,10 @@ void device_libraries(char *text, size_t bytes) {
     snprintf(text, bytes, "%s, kernels %s", openblas_get_config(), openblas_get_corename());
 }
 
-// A field of /proc/meminfo in bytes, 0 when it is not there.
-static size_t meminfo_bytes(const char *field) {
-    FILE *file = fopen("/proc/meminfo", "r");
-    if (!file) return 0;
-    char line[256];
-    unsigned long long kilobytes = 0;
-    size_t length = strlen(field);
-    while (fgets(line, sizeof line, file)) {
-        if (strncmp(line, field, length) == 0 && line[length] == ':') {
-            kilobytes = strtoull(line + length + 1, NULL, 10);
-            break;
-        }
-    }
-    fclose(file);
-    return (size_t)kilobytes * 1024;
-}
-
 void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    *free_bytes = meminfo_bytes("MemAvailable");
-    *total_bytes = meminfo_bytes("MemTotal");
+    *free_bytes = machine_memory("MemAvailable");
+    *total_bytes = machine_memory("MemTotal");
     // Without /proc the page counts do: they know no caches that could be given up, so they tell
     // less than there is.
     if (!*free_bytes) *free_bytes = (size_t)sysconf(_SC_AVPHYS_PAGES) * page;
@@ -202,7 +186,7 @@ double device_peak_flops(const Device *device) { return 0.0; }
 static void *take_memory(size_t bytes, const char *purpose, Error *err) {
     // The kernel hands out more memory than it has, and kills later. Asking first turns that into a
     // message.
-    size_t available = meminfo_bytes("MemAvailable");
+    size_t available = machine_memory("MemAvailable");
     bool fits = bytes <= SIZE_MAX - ALIGNMENT && (available == 0 || bytes <= available);
     size_t rounded = fits ? (bytes / ALIGNMENT + 1) * ALIGNMENT : 0;
     void *memory = fits ? aligned_alloc(ALIGNMENT, rounded) : NULL;

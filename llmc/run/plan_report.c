@@ -1,6 +1,7 @@
 // The report of --plan: see plan_report.h. Figures first, for programs too; then a verdict to read.
 #include "llmc/run/plan_report.h"
 
+#include "llmc/base/machine.h"
 #include "llmc/log/log.h"
 #include "llmc/ops.h"
 #include "llmc/run/parts_traffic.h"
@@ -294,8 +295,11 @@ static void print_host_gib(const StagePlan *s, FILE *out) {
         if (s->memory_plan.entries[i].host) host += (double)s->memory_plan.entries[i].bytes / GIB;
     }
     if (host < 0.01) return;
-    fprintf(out, "  GiB of page-locked host memory: %.2f for each rank, %.2f for the %d ranks of a node\n",
+    fprintf(out, "  GiB of page-locked host memory: %.2f for each rank, %.2f for the %d ranks of a node",
             host, host * s->mesh.per_node, s->mesh.per_node);
+    double here = (double)machine_memory("MemTotal") / GIB;
+    if (here > 0) fprintf(out, "; this machine has %.2f", here);
+    fprintf(out, "\n");
 }
 
 // Bytes of a card that a run of this layout may plan with.

@@ -68,7 +68,7 @@ bool run_allocate(Run *run, ModelBytes bytes) {
     if (!run_agreed(run, open_device(run))) return false;
     const Config *c = &run->config;
     memory_measure(&run->memory, &run->memory_plan, run->device, devices_memory_sharers(&run->own),
-                   run->launch.size, memory_nccl_in_node(c, &run->mesh));
+                   run->own.host_ranks, run->launch.size, memory_nccl_in_node(c, &run->mesh));
     return run_agreed(run, true) &&
            run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, (ModelPlan){bytes, &run->mesh},
                                            &run->error));

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "llmc/base/machine.h"
+
 typedef struct Setting {
     int micro_batch;
     Recompute recompute;
@@ -115,20 +117,36 @@ size_t memory_beside_plan(int ranks, bool nccl_in_node) {
     return (size_t)mib << 20;
 }
 
-void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks,
-                    bool nccl_in_node) {
+void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers,
+                    int host_ranks, int ranks, bool nccl_in_node) {
     memory->beside = device_kind()->own_memory ? memory_beside_plan(ranks, nccl_in_node) : 0;
     memory->device = device;
     memory->sharers = sharers;
     memory->planned = memory_plan_needed(memory_plan);
     memory->host = memory_plan_host(memory_plan);
+    memory->host_ranks = host_ranks;
+    memory->host_before = machine_memory("MemAvailable");
     memory->taken_before = device_taken(device);
     memory->share_before = device_share(device, sharers);
+}
+
+bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err) {
+    if (available == 0 || bytes <= available / (size_t)ranks) return true;
+    double each = (double)bytes / 0x1p30;
+    return error_set(err, EXIT_ENVIRONMENT,
+                     "the plan takes %.2f GiB of the host's memory for each of the %d ranks of this machine, "
+                     "%.2f GiB in all, and %.2f GiB are available; start fewer ranks on a machine, or do "
+                     "without --optimizer-cpu-offload or --async-save",
+                     each, ranks, each * ranks, (double)available / 0x1p30);
 }
 
 bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelPlan model,
                      Error *err) {
     size_t share = memory->share_before > memory->beside ? memory->share_before - memory->beside : 0;
+    // Page-locking would fail on one rank or another, or the kernel end one. CPU ranks' plans count
+    // this memory with the rest.
+    bool beside = memory->host && device_kind()->own_memory;
+    if (beside && !memory_host_fits(memory->host, memory->host_ranks, memory->host_before, err)) return false;
     if (memory_plan_allocate_within(memory_plan, memory->device, share, memory->sharers, err)) return true;
     if (memory_plan->count > 0 && memory_plan->entries[0].memory && host_failed(memory_plan)) return false;
     size_t length = strlen(err->what);

@@ -21,6 +21,8 @@ typedef struct Memory {
     int sharers;
     size_t planned;       // of the device's memory
     size_t host;          // of the plan, in host memory: on CPU ranks a part of `planned`
+    int host_ranks;       // of this rank's machine
+    size_t host_before;   // available of its memory before any of them allocated; 0: unknown
     size_t beside;        // kept for libraries
     size_t taken_before;  // of the device when the plan was still to be allocated: context, other processes
     size_t share_before;  // free for this rank then
@@ -34,9 +36,13 @@ bool memory_nccl_in_node(const Config *config, const Mesh *mesh);
 // take. nccl_in_node: ranks of a node send to each other through NCCL, which then takes most.
 size_t memory_beside_plan(int ranks, bool nccl_in_node);
 // Looks at what is free for each of `sharers` ranks that draw on the same memory: CPU ranks of a
-// host, or ranks that share a GPU. Before any of them allocates. ranks, nccl_in_node: see above.
-void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers, int ranks,
-                    bool nccl_in_node);
+// host, or ranks that share a GPU. host_ranks: of the machine. Before any of them allocates. ranks,
+// nccl_in_node: see above.
+void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers,
+                    int host_ranks, int ranks, bool nccl_in_node);
+// That `ranks` ranks of a machine, each of which takes so many bytes of its memory, find them there.
+// available: 0 where it is not known. Error (EXIT_ENVIRONMENT): by how much not, and what to do.
+bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err);
 // Allocates the plan. Error (EXIT_ENVIRONMENT): by how much it does not fit, and the micro-batch or
 // recompute setting that does (memory_advice).
 bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelPlan model,

@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "llmc/base/machine.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/state/memory.h"
 #include "test/unit/model_bench.h"
@@ -224,7 +225,7 @@ static void test_what_does_not_fit(void **state) {
     const ModelPlan model = {gpt_planned_bytes, &b.mesh};
     // As much as is there for one rank: too much for each of four.
     memory_plan_reserve(&memory_plan, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
-    memory_measure(&memory, &memory_plan, b.device, 4, 4, false);
+    memory_measure(&memory, &memory_plan, b.device, 4, 4, 4, false);
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
@@ -235,7 +236,7 @@ static void test_what_does_not_fit(void **state) {
     memory_plan_free(&memory_plan, b.device);
     // What would fit alone, but not with what libraries will take.
     memory_plan_reserve(&memory_plan, "test", "a page", 4096, &target);
-    memory_measure(&memory, &memory_plan, b.device, 1, 4, true);
+    memory_measure(&memory, &memory_plan, b.device, 1, 1, 4, true);
     assert_int_equal(memory.beside, 0);  // CPU ranks
     memory.beside = memory.share_before - 1024;
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
@@ -247,6 +248,34 @@ static void test_what_does_not_fit(void **state) {
     bench_close(&b);
 }
 
+// What all ranks of a machine take of its memory together.
+static void test_memory_of_the_host(void **state) {
+    const size_t GiB = (size_t)1 << 30;
+    Error err = {0};
+    assert_true(memory_host_fits(8 * GiB, 8, 64 * GiB, &err));
+    assert_true(memory_host_fits(8 * GiB, 8, 0, &err));  // nobody knows
+    assert_true(memory_host_fits(0, 8, GiB, &err));
+    assert_false(memory_host_fits(8 * GiB, 8, 64 * GiB - 1, &err));
+    assert_int_equal(err.code, EXIT_ENVIRONMENT);
+    assert_non_null(strstr(err.what, "8.00 GiB of the host's memory for each of the 8 ranks of this machine, "
+                                     "64.00 GiB in all, and 64.00 GiB are available; "));
+    assert_null(strchr(err.what, '\n'));
+    // It is measured, and only a device with memory of its own asks for it beside the plan.
+    Memory memory = {0};
+    MemoryPlan memory_plan = {0};
+    Device *device = device_open(0, NULL, &err);
+    void *target;
+    memory_plan_reserve_host(&memory_plan, "test", "host memory", 4096, &target);
+    memory_measure(&memory, &memory_plan, device, 1, 3, 4, false);
+    assert_int_equal(memory.host, 4096);
+    assert_int_equal(memory.host_ranks, 3);
+    size_t now = machine_memory("MemAvailable"), all = machine_memory("MemTotal");
+    assert_true(memory.host_before > 0 && memory.host_before <= all && now <= all);
+    assert_int_equal(machine_memory("NoSuchField"), 0);
+    memory_plan_free(&memory_plan, device);
+    device_close(device);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_run_allocates_its_plan),
@@ -256,6 +285,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_advice_on_a_model),
         cmocka_unit_test(test_share),
         cmocka_unit_test(test_what_does_not_fit),
+        cmocka_unit_test(test_memory_of_the_host),
     };
     Launch launch;
     launch_init(&launch, &argc, &argv);
