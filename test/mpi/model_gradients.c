@@ -606,11 +606,12 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
     return same_gradients(m, step, false);
 }
 
-// Some layers' gradients are shared out indeed: the arm's groups leave them buckets of their own.
+// Some layers' gradients are shared out indeed, where the arm's groups leave them buckets of their
+// own: groups of 256 do not on 16 ranks.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
     for (int b = 0; b < m->zero->plan.buckets; b++) shared += !m->zero->gradients.stays[b];
-    return shared > 0 || m->zero->plan.dp == 1 || complain(m, step, "nothing is shared out", 0);
+    return shared > 0 || m->zero->plan.dp == 1 || m->zero->plan.buckets == 1 || complain(m, step, "nothing is shared out", 0);
 }
 
 static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *before) {
