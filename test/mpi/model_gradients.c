@@ -611,7 +611,8 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
     for (int b = 0; b < m->zero->plan.buckets; b++) shared += !m->zero->gradients.stays[b];
-    return shared > 0 || m->zero->plan.dp == 1 || m->zero->plan.buckets == 1 || complain(m, step, "nothing is shared out", 0);
+    bool could = m->zero->plan.dp > 1 && m->zero->plan.buckets > 1;
+    return shared > 0 || !could || complain(m, step, "nothing is shared out", 0);
 }
 
 static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *before) {
