@@ -261,6 +261,50 @@ static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, i
     free_layout(b, &l);
 }
 
+// The same with error feedback: three kernels. What they move counts once, as if they were one.
+static void bench_feedback(Bench *b, int64_t n, int sources, Codec in_codec, int in_group, Codec codec,
+                           int group) {
+    char name[96];
+    snprintf(name, sizeof name, "sum %d x %s/%d, feed back, quantise %s/%d", sources,
+             codec_info(in_codec).name, in_group, codec_info(codec).name, group);
+    if (!wanted(b, name)) return;
+    Layout l = make_layout(b, n, 2, sources, 2048);
+    int64_t shard = l.bucket.matrix_per_rank, sums = 2 * shard;
+    SumRequantize r = {};
+    r.sources = sources;
+    r.in = message_layout(in_codec, in_group, shard, 2, CODEC_BF16, 0);
+    r.in_codec = in_codec, r.in_group = in_group;
+    r.bucket = l.bucket;
+    r.hi = shard;
+    QuantizePartitions q = {};
+    q.bucket = l.bucket;
+    q.table = l.table;
+    q.hi = shard;
+    q.scale = 1.0f;
+    q.codec = codec, q.group = group, q.tail_codec = CODEC_BF16, q.rounding = ROUND_STOCHASTIC;
+    q.key = KEY;
+    q.slots = 2, q.between = sources - 1;
+    q.message = message_layout(codec, group, shard, 1, CODEC_BF16, 0);
+    uint8_t *received = (uint8_t *)filled(b, r.in.bytes * sources, 5);
+    float *values = (float *)filled(b, sums * 4, 11);
+    Residual residual = {values, nullptr, false};
+    r.received = received;
+    q.grads = values;
+    q.send = (uint8_t *)filled(b, q.message.bytes * 2, 6);
+    q.self_slot = q.send;
+    double ms = median_ms(b, [&] {
+        kernel_feed_sums(b->stream, &r, &residual);
+        kernel_quantize_partitions(b->stream, &q);
+        kernel_keep_residual(b->stream, &q, &residual);
+    });
+    report(b, name, l.bucket.matrix_elements, coded_bytes(in_codec, in_group, sums) * sources + sums * 4,
+           coded_bytes(codec, group, sums) + sums * 4, ms);
+    device_free(b->device, received);
+    device_free(b->device, values);
+    device_free(b->device, q.send);
+    free_layout(b, &l);
+}
+
 static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group, Transform transform) {
     char name[96];
     snprintf(name, sizeof name, "final sum %d x %s/%d%s", sources, codec_info(codec).name, group,
@@ -464,6 +508,8 @@ static void bench_size(Bench *b, int64_t n) {
     bench_requantize(b, n, 8, CODEC_INT8, 512, CODEC_EDEN4, EDEN_GROUP);
     bench_requantize(b, n, 8, CODEC_INT8, 512, CODEC_EDEN3, EDEN_GROUP);
     bench_requantize(b, n, 8, CODEC_INT8, 512, CODEC_EDEN2, EDEN_GROUP);
+    bench_feedback(b, n, 8, CODEC_INT8, 512, CODEC_EDEN2, EDEN_GROUP);
+    bench_feedback(b, n, 8, CODEC_INT8, 512, CODEC_INT4, 128);
     bench_final(b, n, 2, CODEC_EDEN4, EDEN_GROUP, ROTATE);
     bench_final(b, n, 4, CODEC_EDEN4, EDEN_GROUP, ROTATE);
     bench_final(b, n, 2, CODEC_EDEN3, EDEN_GROUP, ROTATE);
