@@ -155,7 +155,7 @@ static void build_simulators(Trial *t) {
     const Config *c = &t->config;
     SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, (uint32_t)c->seed,
                           (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps, WEIGHT_DECAY,
-                          (float)c->clip_grad, true, (float)c->loss_spike_factor};
+                          (float)c->clip_grad, true, (float)c->loss_spike_factor, false};
     floatX *weights = (floatX *)xcalloc(arena, sizeof *weights, "the test");
     for (int k = 0; k < TENSORS; k++) {
         for (int64_t i = 0; i < t->tensors[k].numel; i++)
