@@ -20,9 +20,10 @@
 #              at the end. What cannot be had is named at the beginning and left out
 #   arms       qwd and tlq-hs leave the other side as bf16. ulq and sdp4bit are as in the paper.
 #              Also tlq, qw, and those of configs/: eden, eden3, eden2-ef, lossless, eden-lossless,
-#              local. NAME+sums is the same with --verify-wire, NAME+grads with
-#              optim_grads, NAME+params with optim_grads_params, NAME+offload with
-#              --optimizer-cpu-offload. Beside NAME a line says what that costs: --networks inside
+#              local (with --iters 30: fewer steps see some of its exchanges only). NAME+sums is
+#              the same with --verify-wire, NAME+grads with optim_grads, NAME+params with
+#              optim_grads_params, NAME+offload with --optimizer-cpu-offload. Beside NAME a line
+#              says what that costs: --networks inside
 #              --models 1.3b:8 --arms "sdp4bit sdp4bit+grads sdp4bit+params" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
 #   iters      steps measured, after as many to warm up [4]. Short steps fill about a second (up to
