@@ -425,6 +425,9 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
     job->save = *save;
     job->save.slices = slices;
     job->save.arguments_json = save->arguments_json ? xstrdup(save->arguments_json) : NULL;
+    size_t node_bytes = (size_t)save->node_state_count * sizeof(RunState);
+    job->save.node_states = (const RunState *)xmalloc(node_bytes + 1, "a checkpoint's nodes");
+    if (node_bytes) memcpy((RunState *)job->save.node_states, save->node_states, node_bytes);
     job->here = save->peers.site ? *save->peers.site : (Site){.rank = -1};
     MPI_Comm_rank(save->peers.comm, &job->rank);
     MPI_Comm_size(save->peers.comm, &job->ranks);
@@ -477,6 +480,7 @@ void checkpoint_job_free(CheckpointJob *job) {
     free(job->metadata);
     free(job->entries);
     free((char *)job->save.arguments_json);
+    free((RunState *)job->save.node_states);
     free((Slice *)job->save.slices);
     free(job);
 }

@@ -43,6 +43,8 @@ typedef struct Slice {
 typedef struct CheckpointSave {
     const char *directory;       // --save
     RunState state;
+    const RunState *node_states; int node_state_count;  // of each node, where they differ; 0: they do not.
+                                                        // Rank 0's are saved
     const char *arguments_json;  // config_to_json
     const Tensor *tensors; int tensor_count;  // all parameters of the model, logical order
     const Slice *slices; int slice_count;     // what this rank saves
@@ -73,10 +75,10 @@ typedef struct CheckpointSave {
 typedef struct CheckpointJob CheckpointJob;
 // Collective. The slices of all ranks must not overlap. A kind that is there at all must be there
 // for every element of every tensor that has it, and where it belongs to nodes for all of them: 0,
-// 1, and so on. An older checkpoint of the same iteration is replaced. The folder must lie on a file
-// system that all ranks see. Slices and arguments are copied. Until the
-// job is done the tensors must stay, and the staging memory must stay unused. NULL with the same
-// error on every rank, as checkpoint_advance.
+// 1, and so on. An older checkpoint of the same iteration is replaced. The folder must lie on a
+// file system that all ranks see. Slices and arguments are copied. Until the job is done the
+// tensors must stay, and the staging memory must stay unused. NULL with the same error on every
+// rank, as checkpoint_advance.
 CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err);
 bool checkpoint_busy(const CheckpointJob *job);
 // Collective: the next part. *done: the checkpoint is on the disk and the tracker names it. False:
@@ -119,6 +121,8 @@ Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Pee
                                   size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const RunState *checkpoint_state(const Checkpoint *checkpoint);
+// That of a node: the run's, where nodes have none of their own or there was no such node.
+const RunState *checkpoint_node_state(const Checkpoint *checkpoint, int node);
 const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text
 // That the checkpoint's parameters are the model's: equal names and whole shapes. Else one line
 // that names the first difference.

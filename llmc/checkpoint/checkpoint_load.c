@@ -343,6 +343,9 @@ void checkpoint_close(Checkpoint *c) {
 // --- Reading -------------------------------------------------------------------------------------
 
 const RunState *checkpoint_state(const Checkpoint *c) { return &c->manifest.state; }
+const RunState *checkpoint_node_state(const Checkpoint *c, int node) {
+    return node < c->manifest.node_state_count ? &c->manifest.node_states[node] : &c->manifest.state;
+}
 const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
 
 bool checkpoint_has(const Checkpoint *c, SliceKind kind) { return c->manifest.nodes[kind] > 0; }
@@ -439,7 +442,7 @@ static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *
             " asked of tensor '%.200s', which has %" PRId64 " x %" PRId64 "; this is a fault of the program",
             c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0], t->whole[1]);
     }
-    if (s->kind == SLICE_WEIGHT && strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
+    if (slice_kind_of_weights(s->kind) && strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
         return error_set(
             err, EXIT_CHECKPOINT,
             "%s holds weights in %s, this program keeps them in %s; load it with a program of the"

@@ -110,7 +110,7 @@ char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const
 }
 
 static void write_state(FILE *out, const RunState *state) {
-    fprintf(out, "\"state\": {");
+    fprintf(out, "{");
     for (int i = 0; i < STATE_FIELDS; i++) {
         const char *field = (const char *)state + STATE[i].offset;
         fprintf(out, "%s\"%s\": ", i ? ", " : "", STATE[i].name);
@@ -120,7 +120,21 @@ static void write_state(FILE *out, const RunState *state) {
             fprintf(out, "%" PRId64, *(const int64_t *)field);
         }
     }
-    fprintf(out, "},\n");
+    fprintf(out, "}");
+}
+
+// The run's, and those of its nodes where they train by themselves.
+static void write_states(FILE *out, const CheckpointSave *save) {
+    fprintf(out, "\"state\": ");
+    write_state(out, &save->state);
+    fprintf(out, ",\n");
+    if (save->node_state_count == 0) return;
+    fprintf(out, "\"nodes\": [\n");
+    for (int i = 0; i < save->node_state_count; i++) {
+        write_state(out, &save->node_states[i]);
+        fprintf(out, "%s\n", i + 1 < save->node_state_count ? "," : "");
+    }
+    fprintf(out, "],\n");
 }
 
 static void write_tensors(FILE *out, const CheckpointSave *save, int kinds) {
@@ -157,7 +171,7 @@ char *manifest_text(const CheckpointSave *save, int world_size, int kinds, const
     json_write_string(out, libraries);
     fprintf(out, ",\n\"world_size\": %d, \"weight_dtype\": \"%s\",\n", world_size,
             slice_kind_dtype(SLICE_WEIGHT));
-    write_state(out, &save->state);
+    write_states(out, save);
     fprintf(out, "\"arguments\": %s,\n", save->arguments_json ? save->arguments_json : "{}");
     write_tensors(out, save, kinds > (int)FIRST_KINDS ? kinds : (int)FIRST_KINDS);
     fprintf(out, "\"files\": [\n");
@@ -194,6 +208,19 @@ static const char *parse_state(const cJSON *state, RunState *out) {
         if (!text || !*text || *end || !isfinite(value))
             return "a number in \"state\" is missing or malformed";
         *(double *)field = value;
+    }
+    return NULL;
+}
+
+// The nodes' own, where there are any.
+static const char *parse_node_states(const cJSON *list, Manifest *m) {
+    int count = list ? cJSON_GetArraySize(list) : 0;
+    if (!list) return NULL;
+    if (!cJSON_IsArray(list) || count > MOST_NODES) return "its \"nodes\" are no list";
+    m->node_states = (RunState *)xcalloc((size_t)count + 1, sizeof(RunState), "a checkpoint's nodes");
+    for (const cJSON *item = list->child; item; item = item->next) {
+        const char *fault = parse_state(item, &m->node_states[m->node_state_count++]);
+        if (fault) return fault;
     }
     return NULL;
 }
@@ -308,7 +335,7 @@ static const char *parse_slices(const cJSON *list, Manifest *m, int file, int we
         if (fault) return fault;
         s->file = file;
         s->begin = begin;
-        begin += (uint64_t)(s->hi - s->lo) * (uint64_t)(s->kind == SLICE_WEIGHT ? weight_bytes : 4);
+        begin += (uint64_t)(s->hi - s->lo) * (uint64_t)(slice_kind_of_weights(s->kind) ? weight_bytes : 4);
         if (begin > f->bytes) return "a file is too small for its slices";
     }
     f->count = m->slice_count - f->first;
@@ -389,6 +416,7 @@ static const char *parse_members(Manifest *m, const cJSON *object) {
     m->arguments = xstrdup(text);
     cJSON_free(text);
     const char *fault = parse_state(cJSON_GetObjectItemCaseSensitive(object, "state"), &m->state);
+    if (!fault) fault = parse_node_states(cJSON_GetObjectItemCaseSensitive(object, "nodes"), m);
     if (!fault) fault = parse_tensors(cJSON_GetObjectItemCaseSensitive(object, "tensors"), m);
     if (!fault) fault = parse_kinds(cJSON_GetObjectItemCaseSensitive(object, "kinds"), m);
     if (!fault) fault = parse_files(cJSON_GetObjectItemCaseSensitive(object, "files"), m);
@@ -437,6 +465,7 @@ void manifest_free(Manifest *m) {
     free(m->slices);
     free(m->order);
     free(m->arguments);
+    free(m->node_states);
     memset(m, 0, sizeof *m);
 }
 

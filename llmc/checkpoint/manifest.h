@@ -5,6 +5,7 @@
 //   {"format": "sdp4bit.c checkpoint", "version": 2, "program": "...", "commit": "...",
 //    "libraries": "...", "world_size": 4, "weight_dtype": "BF16",
 //    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},     doubles as hexadecimal floats
+//    "nodes": [{...}, ...],           counters of each node, where nodes train by themselves
 //    "arguments": {...},
 //    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],       all parameters, whole, in order
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
@@ -59,6 +60,7 @@ typedef struct ManifestFile {
 
 typedef struct Manifest {
     RunState state;
+    RunState *node_states; int node_state_count;  // 0: the run's is every node's
     char *arguments;       // JSON text
     char weight_dtype[8];  // "BF16" or "F32"
     SliceKind kinds[SLICE_KINDS]; int kind_count;

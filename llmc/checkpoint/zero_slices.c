@@ -6,7 +6,7 @@
 // Slices come kind by kind, each for all of its pieces. Without the optimiser the replica's alone.
 static const SliceKind KIND_ORDER[] = {
     SLICE_WEIGHT,       SLICE_MASTER,        SLICE_EXP_AVG,          SLICE_EXP_AVG_SQ,     SLICE_RESIDUAL,
-    SLICE_LOCAL_MASTER, SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_OUTER_MOMENTUM,
+    SLICE_LOCAL_MASTER, SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,   SLICE_OUTER_MOMENTUM,
 };
 _Static_assert(sizeof KIND_ORDER / sizeof *KIND_ORDER == SLICE_KINDS, "every kind has its place");
 
@@ -37,7 +37,7 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
             Slice *slice = &out.slices[out.count++];
             *slice = slice_of_piece(zero, kind, &piece[i]);
             // One of the ranks that hold the same elements saves them. The others' slices are empty.
-            if (!zero_tensors(zero, NULL)[piece[i].tensor].counted) slice->hi = slice->lo;
+            if (!zero_saves_piece(zero, kind, &piece[i])) slice->hi = slice->lo;
         }
     }
     return out;
@@ -82,12 +82,14 @@ static void *read_slice(const Checkpoint *checkpoint, Slice slice, Error *err) {
     return NULL;
 }
 
-static bool restore_weights(Zero *zero, const Checkpoint *checkpoint, Error *err) {
+// kind: whose weights the replica is.
+static bool restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
     int count;
     const Tensor *tensors = zero_tensors(zero, &count);
     for (int i = 0; i < count; i++) {
-        void *host = read_slice(
-            checkpoint, slice_of_part(&tensors[i], SLICE_WEIGHT, 0, tensor_elements(&tensors[i])), err);
+        Slice slice = slice_of_part(&tensors[i], kind, 0, tensor_elements(&tensors[i]));
+        slice.node = slice_kind_per_node(kind) ? zero_node(zero) : 0;
+        void *host = read_slice(checkpoint, slice, err);
         if (!host) return false;
         zero_put_weights(zero, i, host);
         free(host);
@@ -108,15 +110,35 @@ static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kin
     return true;
 }
 
+// This node's own state of local steps, behind the outer weights. An island that the checkpoint does
+// not know begins with the outer weights, and with the moments of all.
+static bool restore_island(Zero *zero, const Checkpoint *checkpoint, bool known, Error *err) {
+    if (!zero_keeps(zero, SLICE_LOCAL_MASTER)) return true;
+    if (checkpoint_has(checkpoint, SLICE_OUTER_MOMENTUM) &&
+        !restore_kind(zero, checkpoint, SLICE_OUTER_MOMENTUM, err))
+        return false;
+    if (!known) {
+        zero_begin_island(zero);
+        return true;
+    }
+    zero_resume_island(zero, checkpoint_state(checkpoint)->iteration);
+    return restore_kind(zero, checkpoint, SLICE_LOCAL_MASTER, err) &&
+           restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG, err) &&
+           restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG_SQ, err);
+}
+
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err) {
-    if (!restore_weights(zero, checkpoint, err)) return false;
+    bool known = optimizer && zero_keeps(zero, SLICE_LOCAL_MASTER) &&
+                 zero_node(zero) < checkpoint_nodes(checkpoint, SLICE_LOCAL_MASTER);
+    if (!restore_weights(zero, checkpoint, known ? SLICE_LOCAL_WEIGHT : SLICE_WEIGHT, err)) return false;
     if (!optimizer) {
         zero_masters_from_weights(zero);
         return true;
     }
     return restore_kind(zero, checkpoint, SLICE_MASTER, err) &&
            restore_kind(zero, checkpoint, SLICE_EXP_AVG, err) &&
-           restore_kind(zero, checkpoint, SLICE_EXP_AVG_SQ, err);
+           restore_kind(zero, checkpoint, SLICE_EXP_AVG_SQ, err) &&
+           restore_island(zero, checkpoint, known, err);
 }
 
 bool zero_restore_residual(Zero *zero, const Checkpoint *checkpoint, Error *err) {

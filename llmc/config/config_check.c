@@ -289,7 +289,6 @@ static bool check_local_steps(const Parsed *p) {
          "--local-steps-delay must be less than --local-steps; lower it"},
         {c->local_steps > 1 && c->pipeline_model_parallel_size > 1,
          "--local-steps needs nodes that hold whole models; drop --pipeline-model-parallel-size"},
-        {c->local_steps > 1 && c->save, "--local-steps cannot save checkpoints yet; drop --save"},
         {c->local_steps > 1 && c->optimizer_cpu_offload,
          "--local-steps needs the masters on the device; drop --optimizer-cpu-offload"},
         {c->local_steps > 1 && c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD,

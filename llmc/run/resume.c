@@ -64,7 +64,6 @@ static void restore_counters(Run *run, const RunState *state) {
     run->consumed_valid = run->config.skip_train ? 0 : state->consumed_valid_samples;
     run->split_samples[SPLIT_TRAIN] = state->train_split_samples;
     run->split_samples[SPLIT_VALID] = state->valid_split_samples;
-    sentry_restore(&run->sentry, &run->last, state);
     run->flops_so_far = state->flops_so_far;
 }
 
@@ -112,9 +111,13 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
     if (optimizer && !restore_residual(run, checkpoint)) return false;
     if (c->finetune) return true;
+    // What an island counts by itself goes on as its own.
+    const RunState *own =
+        c->local_steps > 1 ? checkpoint_node_state(checkpoint, zero_node(run->zero)) : state;
     restore_counters(run, state);
+    sentry_restore(&run->sentry, &run->last, own);
     // Else Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up.
-    if (optimizer) restore_optimizer_counters(run, state);
+    if (optimizer) restore_optimizer_counters(run, own);
     return true;
 }
 

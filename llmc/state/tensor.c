@@ -20,6 +20,7 @@ static const struct {
     [SLICE_LOCAL_MASTER] = {"local_master", 4, true, false},
     [SLICE_LOCAL_EXP_AVG] = {"local_exp_avg", 4, true, false},
     [SLICE_LOCAL_EXP_AVG_SQ] = {"local_exp_avg_sq", 4, true, false},
+    [SLICE_LOCAL_WEIGHT] = {"local_weight", (int)sizeof(floatX), true, false},
     [SLICE_OUTER_MOMENTUM] = {"outer_momentum", 4, false, false},
 };
 _Static_assert(sizeof KINDS / sizeof *KINDS == SLICE_KINDS, "every kind has a row");
@@ -27,6 +28,7 @@ _Static_assert(sizeof KINDS / sizeof *KINDS == SLICE_KINDS, "every kind has a ro
 const char *slice_kind_name(SliceKind kind) { return KINDS[kind].name; }
 int slice_kind_bytes(SliceKind kind) { return KINDS[kind].bytes; }
 bool slice_kind_per_node(SliceKind kind) { return KINDS[kind].per_node; }
+bool slice_kind_of_weights(SliceKind kind) { return kind == SLICE_WEIGHT || kind == SLICE_LOCAL_WEIGHT; }
 bool slice_kind_holds(SliceKind kind, int dims) { return dims > 1 || !KINDS[kind].matrices; }
 
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std) {

@@ -150,6 +150,8 @@ typedef struct Piece {
 bool zero_keeps(const Zero *zero, SliceKind kind);
 // The pieces of that kind that this rank holds, (*count).
 const Piece *zero_pieces(const Zero *zero, SliceKind kind, int *count);
+// Whether this rank saves it: one of those that hold the same elements does.
+bool zero_saves_piece(const Zero *zero, SliceKind kind, const Piece *piece);
 // Which node's this rank's state is, of kinds that belong to nodes, and how many nodes there are.
 int zero_node(const Zero *zero);
 int zero_nodes(const Zero *zero);
@@ -161,6 +163,10 @@ void zero_put(Zero *zero, int piece, SliceKind kind, const void *host);
 void zero_keep_weights(Zero *zero, int tensor);
 // Fills a whole tensor of the replica from the host, tensor_elements of floatX. Waits.
 void zero_put_weights(Zero *zero, int tensor, const void *host);
+// With --local-steps, where outer weights and moments have been loaded: an island begins with them;
+// or it goes on behind this step, and what is its own is loaded next.
+void zero_begin_island(Zero *zero);
+void zero_resume_island(Zero *zero, int64_t step);
 // Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without
 // --async-save.
 void *zero_staging(const Zero *zero, uint64_t *bytes);

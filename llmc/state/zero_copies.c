@@ -8,12 +8,20 @@
 static void *piece_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes) {
     int count;
     const Piece *piece = &zero_pieces(zero, kind, &count)[i];
+    const LocalSteps *local = &zero->local;
     *bytes = (size_t)(piece->hi - piece->lo) * (size_t)slice_kind_bytes(kind);
     switch (kind) {
-        case SLICE_MASTER: return zero->master + piece->state_at;
-        case SLICE_EXP_AVG: return zero->exp_avg + piece->state_at;
-        case SLICE_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state_at;
+        case SLICE_MASTER: return (local->outer ? local->outer : zero->master) + piece->state_at;
+        case SLICE_LOCAL_MASTER: return zero->master + piece->state_at;
+        case SLICE_EXP_AVG:
+        case SLICE_LOCAL_EXP_AVG: return zero->exp_avg + piece->state_at;
+        case SLICE_EXP_AVG_SQ:
+        case SLICE_LOCAL_EXP_AVG_SQ: return zero->exp_avg_sq + piece->state_at;
         case SLICE_RESIDUAL: return zero->feedback.memory + piece->state_at;
+        case SLICE_OUTER_MOMENTUM: return local->momentum + piece->state_at;
+        case SLICE_WEIGHT:
+            if (local->narrow) return local->narrow + piece->state_at;
+            return zero_piece_weights(zero, piece);
         default: return zero_piece_weights(zero, piece);
     }
 }
@@ -24,7 +32,14 @@ static bool on_host(const Zero *zero, SliceKind kind) {
 }
 
 bool zero_keeps(const Zero *zero, SliceKind kind) {
-    return kind < FIRST_KINDS || (kind == SLICE_RESIDUAL && zero->feedback.on);
+    bool local = kind >= SLICE_LOCAL_MASTER && kind <= SLICE_OUTER_MOMENTUM;
+    return kind < FIRST_KINDS || (kind == SLICE_RESIDUAL && zero->feedback.on) ||
+           (local && zero->config->local_steps > 1);
+}
+
+bool zero_saves_piece(const Zero *zero, SliceKind kind, const Piece *piece) {
+    bool common = !slice_kind_per_node(kind);
+    return zero->tensors[piece->tensor].counted && (!common || zero->mesh->islands.rank == 0);
 }
 
 const Piece *zero_pieces(const Zero *zero, SliceKind kind, int *count) {
@@ -36,12 +51,14 @@ const Piece *zero_pieces(const Zero *zero, SliceKind kind, int *count) {
     return zero->pieces;
 }
 
-int zero_node(const Zero *zero) { return zero->mesh->rail.rank; }
-int zero_nodes(const Zero *zero) { return zero->mesh->rail.size; }
+// A rail, or islands: there is one of them alone.
+int zero_node(const Zero *zero) { return zero->mesh->rail.rank + zero->mesh->islands.rank; }
+int zero_nodes(const Zero *zero) { return zero->mesh->rail.size * zero->mesh->islands.size; }
 
 void zero_fetch(Zero *zero, int piece, SliceKind kind, void *host) {
     size_t bytes;
     void *memory = piece_memory(zero, piece, kind, &bytes);
+    local_settle(zero);
     zero_weights_wait_all(zero);
     if (!on_host(zero, kind)) copy_to_host(zero->compute, host, memory, bytes);
     stream_synchronize(zero->compute);
@@ -81,6 +98,7 @@ void zero_stage(Zero *zero, int piece, SliceKind kind, void *pinned) {
         zero_fetch(zero, piece, kind, pinned);
         return;
     }
+    if (zero->to_copy_count == 0) local_settle(zero);
     if (zero->to_copy_count == 0) lanes_after(zero->lanes, zero->copies, zero->lanes->last);
     if (zero->to_copy_count == zero->to_copy_room) {
         zero->to_copy_room = 2 * zero->to_copy_room + 256;
@@ -117,7 +135,7 @@ uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
         SliceKind kind = (SliceKind)k;
         const Piece *pieces = zero_saves(zero, kind, optimizer) ? zero_pieces(zero, kind, &count) : NULL;
         for (int i = 0; i < count; i++) {
-            if (!zero->tensors[pieces[i].tensor].counted) continue;
+            if (!zero_saves_piece(zero, kind, &pieces[i])) continue;
             bytes += (uint64_t)(pieces[i].hi - pieces[i].lo) * (uint64_t)slice_kind_bytes(kind);
         }
     }

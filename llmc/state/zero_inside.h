@@ -105,6 +105,7 @@ typedef struct LocalSteps {
     int64_t *turn;             // (buckets) has its turn in steps that leave this rest, divided by H
     int64_t *meets;            // (buckets) masters meet the outer weights at this step's end; 0: they have
     unsigned exchanges;        // so far
+    bool stands;               // local_settle has been called since the latest update
     floatX *kept;              // the island's weights, while the outer weights stand in their place
 } LocalSteps;
 
@@ -225,8 +226,6 @@ void local_turn(Zero *zero, int b);
 // Between steps: what is due with the latest step's end is done. Later work of compute and of
 // lanes->last may read masters and outer weights.
 void local_settle(Zero *zero);
-// The run goes on behind this step: which meetings are still to come.
-void local_resume(Zero *zero, int64_t step);
 
 // --- error feedback: zero_feedback.c -------------------------------------------------------------
 

@@ -118,6 +118,7 @@ void local_from_masters(Zero *zero) {
     size_t bytes = (size_t)zero->plan.shard_elements * sizeof(float);
     copy_on_device(zero->compute, zero->local.outer, zero->master, bytes);
     set_zero(zero->compute, zero->local.momentum, bytes);
+    zero->local.stands = false;
 }
 
 // --- a bucket's turn -----------------------------------------------------------------------------
@@ -164,7 +165,9 @@ static bool has_turn(const Zero *zero, int b, int64_t step) {
 }
 
 void local_turn(Zero *zero, int b) {
-    if (!is_on(zero) || !has_turn(zero, b, zero->step)) return;
+    if (!is_on(zero)) return;
+    zero->local.stands = false;
+    if (!has_turn(zero, b, zero->step)) return;
     exchange(zero, b);
     zero->local.meets[b] = zero->step + zero->config->local_steps_delay;
 }
@@ -185,7 +188,8 @@ void local_meet(Zero *zero, int b, int64_t step) {
 void local_settle(Zero *zero) {
     LocalSteps *l = &zero->local;
     Stream *last = zero->lanes->last;
-    if (!is_on(zero)) return;
+    if (!is_on(zero) || l->stands) return;
+    l->stands = true;
     for (int b = 0; b < zero->plan.buckets; b++) {
         local_meet(zero, b, zero->step);
         stream_wait(last, l->exchanged[b]);
@@ -195,7 +199,13 @@ void local_settle(Zero *zero) {
     stream_wait(zero->compute, l->settled);
 }
 
-void local_resume(Zero *zero, int64_t step) {
+void zero_begin_island(Zero *zero) {
+    size_t bytes = (size_t)zero->plan.shard_elements * sizeof(float);
+    copy_on_device(zero->compute, zero->master, zero->local.outer, bytes);
+    stream_synchronize(zero->compute);
+}
+
+void zero_resume_island(Zero *zero, int64_t step) {
     const Config *c = zero->config;
     zero->step = step;
     for (int b = 0; is_on(zero) && b < zero->plan.buckets; b++) {
