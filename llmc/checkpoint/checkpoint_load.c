@@ -442,7 +442,8 @@ static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *
             " asked of tensor '%.200s', which has %" PRId64 " x %" PRId64 "; this is a fault of the program",
             c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0], t->whole[1]);
     }
-    if (slice_kind_of_weights(s->kind) && strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
+    if (slice_kind_of_weights(s->kind) &&
+        strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
         return error_set(
             err, EXIT_CHECKPOINT,
             "%s holds weights in %s, this program keeps them in %s; load it with a program of the"

@@ -6,7 +6,8 @@
 // Slices come kind by kind, each for all of its pieces. Without the optimiser the replica's alone.
 static const SliceKind KIND_ORDER[] = {
     SLICE_WEIGHT,       SLICE_MASTER,        SLICE_EXP_AVG,          SLICE_EXP_AVG_SQ,     SLICE_RESIDUAL,
-    SLICE_LOCAL_MASTER, SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,   SLICE_OUTER_MOMENTUM,
+    SLICE_LOCAL_MASTER, SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,
+    SLICE_OUTER_MOMENTUM,
 };
 _Static_assert(sizeof KIND_ORDER / sizeof *KIND_ORDER == SLICE_KINDS, "every kind has its place");
 
@@ -36,7 +37,8 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
         for (int i = 0; i < pieces; i++) {
             Slice *slice = &out.slices[out.count++];
             *slice = slice_of_piece(zero, kind, &piece[i]);
-            // One of the ranks that hold the same elements saves them. The others' slices are empty.
+            // One of the ranks that hold the same elements saves them. The others' slices are
+            // empty.
             if (!zero_saves_piece(zero, kind, &piece[i])) slice->hi = slice->lo;
         }
     }
@@ -110,8 +112,8 @@ static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kin
     return true;
 }
 
-// This node's own state of local steps, behind the outer weights. An island that the checkpoint does
-// not know begins with the outer weights, and with the moments of all.
+// This node's own state of local steps, behind the outer weights. An island that the checkpoint
+// does not know begins with the outer weights, and with the moments of all.
 static bool restore_island(Zero *zero, const Checkpoint *checkpoint, bool known, Error *err) {
     if (!zero_keeps(zero, SLICE_LOCAL_MASTER)) return true;
     if (checkpoint_has(checkpoint, SLICE_OUTER_MOMENTUM) &&

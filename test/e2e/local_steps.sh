@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# --local-steps, where every node trains by itself: resumes to the bit, kills, a resume without one
+# of the nodes and with one more, other arms that go on from its checkpoints, messages that arrive
+# wrong, a NaN on one node, and what is refused.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 400 11
+data=$work/text_text_document
+
+run=(--train-iters 12 --ddp-bucket-size 1 --global-batch-size 12 --micro-batch-size 1 --eval-interval 6
+    --save-interval 4 --local-steps 5 --quantized-gradients --gq-group-size-intra 32
+    --gq-group-size-inter 32 --hadamard-transform)
+
+# saved A B ITERATION: two runs' checkpoints, byte for byte.
+saved() { same_shards "$work/$1" "$work/$2" "$3"; }
+# back FROM TO ITERATION: a copy of a folder as it was at that iteration.
+back() {
+    local folder
+    rm -rf "${work:?}/$2"
+    cp -r "$work/$1" "$work/$2"
+    for folder in "$work/$2"/iter_*; do
+        [ "$((10#${folder##*_}))" -le "$3" ] || rm -r "$folder"
+    done
+    echo "$3" >"$work/$2/latest_checkpointed_iteration.txt"
+}
+has() { grep -q "$1" "$work/$2" || { why="no line '$1'"; return 1; }; }
+
+resumes() { # NP PER_NODE FLAGS...
+    local np=$1 per_node=$2
+    shift 2
+    rm -rf "$work/a"
+    trains "$np" --gpus-per-node "$per_node" "${run[@]}" "$@" --save "$work/a" && back a b 4 &&
+        trains "$np" --gpus-per-node "$per_node" "${run[@]}" "$@" --save "$work/b" --load "$work/b" &&
+        saved a b 8 && saved a b 12
+}
+check "2 nodes resume to the bit" resumes 2 1 --verify-wire
+check "2 nodes with a delay and a mix resume to the bit" resumes 2 1 --local-steps-delay 3 --local-steps-mix 0.3
+check "2 x 2 ranks resume to the bit" resumes 4 2 --quantized-weights --wq-group-size 128 --async-save
+check "EDEN on 3 nodes resumes to the bit" resumes 3 1 --gradient-quantization-method eden \
+    --gq-group-size-inter 256
+
+# Of three nodes the last is lost. What the two others had is in the checkpoint as it was, and so are
+# the outer weights: the run goes on where it was, and learns.
+goes_on() { # NP FLAGS...: from the checkpoint of iteration 8 of 3 nodes
+    local np=$1
+    shift
+    back three on 8
+    trains "$np" --gpus-per-node 1 "${run[@]}" "$@" --train-iters 16 --save "$work/on" --load "$work/on" &&
+        has "successfully loaded checkpoint" out && has "successfully saved checkpoint at iteration      16" out
+}
+loss_of() { sed -n 's/.*validation loss at iteration '"${1:-12}"' | lm loss value: \([0-9.E+-]*\).*/\1/p' "$work/out" | head -1; }
+near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && a < 1.05 * b) }' || { why="validation loss $1 beside $2"; return 1; }; }
+three_nodes() {
+    trains 3 --gpus-per-node 1 "${run[@]}" --train-iters 16 --save "$work/three" &&
+        whole=$(loss_of) early=$(loss_of 6)
+}
+without_one() { goes_on 2 && near "$(loss_of)" "$whole"; }
+with_one_more() { goes_on 4 && near "$(loss_of)" "$whole"; }
+# Without the outer momentum it learns more slowly, but from where the outer weights were.
+ordinary() { goes_on 3 --local-steps 1 && near "$(loss_of)" "$early"; }
+check "3 nodes train" three_nodes
+check "a run goes on without one of its nodes" without_one
+check "a run goes on with a node more" with_one_more
+check "an ordinary run goes on from outer weights" ordinary
+outer_from_ordinary() {
+    trains 2 --gpus-per-node 1 "${run[@]}" --local-steps 1 --save "$work/plain" && back plain on 8 &&
+        trains 2 --gpus-per-node 1 "${run[@]}" --save "$work/on" --load "$work/on"
+}
+check "local steps go on from an ordinary run" outer_from_ordinary
+
+# A node that is killed ends the run; started again it ends as if nothing had been.
+killed() {
+    rm -rf "$work/k"
+    trains 2 --gpus-per-node 1 "${run[@]}" --save "$work/a2" || return 1
+    SDP4BIT_FAULT=stall:1:7:1 LIMIT=60 train 2 --gpus-per-node 1 "${run[@]}" --save "$work/k" \
+        --distributed-timeout-minutes 0.05
+    [ $? -ne 0 ] && trains 2 --gpus-per-node 1 "${run[@]}" --save "$work/k" --load "$work/k" && saved a2 k 12
+}
+check "a node that hangs costs its steps since the last checkpoint" killed
+
+wrong_message() { # NUMBER of the exchange
+    SDP4BIT_FAULT=message:0:$1:$2 train 2 --gpus-per-node 1 "${run[@]}" --verify-wire
+    [ $? -eq 7 ] && has "message from rank 1 to rank 0, .*pseudo-gradients between nodes" err
+}
+check "a pseudo-gradient that arrives wrong ends the run" wrong_message 5 0
+check "a mean that arrives wrong ends the run" wrong_message 5 1
+
+no() { # TEXT FLAGS...: refused with that text
+    local text=$1
+    shift
+    refused 2 "$text" 2 --gpus-per-node 1 "${run[@]}" "$@"
+}
+refusals() {
+    no "need --local-steps H" --local-steps 1 --outer-momentum 0.5 &&
+        no "--local-steps-delay must be less" --local-steps-delay 5 &&
+        no "drop --optimizer-cpu-offload" --optimizer-cpu-offload &&
+        no "drop --pipeline-model-parallel-size" --pipeline-model-parallel-size 2 &&
+        no "drop --shard-params-over world" --data-parallel-sharding-strategy optim_grads_params \
+            --shard-params-over world &&
+        no "lower --tensor-model-parallel-size 2" --tensor-model-parallel-size 2
+}
+check "what does not go together is refused" refusals
+finish
