@@ -283,6 +283,7 @@ WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, 
         sum.grad_inter += (nodes - 1) * level2.bytes;
     }
     int64_t bytes = plan_weight_message(&plan->bucket[b], weight).bytes;
+    if (wire_is_lossless(weight)) bytes += (int64_t)sizeof(uint32_t);  // its length
     sum.weight_inter = (nodes - 1) * bytes;
     sum.weight_intra = (per_node - 1) * nodes * bytes;
     return sum;
