@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A model in numpy of EDEN and its rotation, written from sdp4bit/README.md. It shares no code with sdp4bit/.
+"""A model in numpy of EDEN and its rotation, written from sdp4bit/README.md, sharing no code with it.
 
-    python3 dev/ref/eden_model.py                 writes test/golden/eden/eden.golden; takes half a minute
-    python3 dev/ref/eden_model.py --errors        prints a table of errors; writes nothing
+    python3 dev/ref/eden_model.py             writes test/golden/eden/eden.golden; takes seconds
+    python3 dev/ref/eden_model.py --errors    prints a table of errors; writes nothing
 
-needs numpy. The golden file has the format of make_goldens.py. test/unit/sdp4bit/test_eden.c reads it:
+needs numpy. The golden file has make_goldens.py's format. test/unit/sdp4bit/test_eden.c reads it:
     key                   i32   seed, step, purpose and source of the rotation's signs
     logical               i32   logical offset of each group
     input                 f32   (groups, 256)
@@ -13,8 +13,8 @@ needs numpy. The golden file has the format of make_goldens.py. test/unit/sdp4bi
     codes.B               i32   (groups, 8 B) a group's codes as they travel, in words of 32 bits
     scales.B              f32   (groups)
     back.B                f32   (groups, 256) decoded, and rotated back
-    error.B               f32   relative squared error on Gaussian input: one hop; two levels (errors_of)
-Groups whose rotated values are not finite decode to NaN. That NaN's bits are no part of the file's promise.
+    error.B               f32   relative squared error on Gaussian input: errors_of
+Groups whose rotated values are not finite decode to NaN, whose bits do not count.
 """
 import math
 import os
@@ -29,7 +29,7 @@ f32 = np.float32
 # --- levels -----------------------------------------------------------------------------------------
 
 def lloyd_max(bits):
-    """Positive levels of the symmetric quantiser of a unit Gaussian with 2^bits levels and least error."""
+    """Positive levels of the symmetric quantiser of 2^bits levels with least error on a unit Gaussian."""
     count = 2 ** (bits - 1)
     level = [(k + 0.5) * 3 / count for k in range(count)]
     tail = lambda t: 0.5 * math.erfc(t / math.sqrt(2))

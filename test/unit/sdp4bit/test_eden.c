@@ -1,7 +1,7 @@
 // EDEN and its rotation. The kernels of CPU ranks against a model in numpy (dev/ref/eden_model.py),
-// to the bit: signs, rotated values, levels, codes, scales, what comes back. Then each property that
-// README.md promises of a group: the scale is unbiased for the group, groups that are empty or not
-// finite travel as they must, and a rotation that is random makes the mean right.
+// to the bit: signs, rotated values, levels, codes, scales, what comes back. Then each property
+// that README.md promises of a group: the scale is unbiased for the group, groups that are empty or
+// not finite travel as they must, and a rotation that is random makes the mean right.
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
