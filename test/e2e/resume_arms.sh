@@ -82,6 +82,8 @@ check "SDP4Bit: kill -9 and on, to the bit" arm sdp4bit "${tlq[@]}" --hadamard-t
 check "EDEN, lossless: kill -9 and on, to the bit" arm eden_lossless @configs/eden-lossless.args
 check "EDEN, 2 bits, error feedback: kill -9 and on, to the bit" arm eden2_ef @configs/eden2-ef.args \
     --wq-group-size 128 --async-save
+check "local steps: kill -9 and on, to the bit" arm local @configs/local.args --wq-group-size 128 \
+    --local-steps 5
 
 # --- what may change: everything is found by the parameters' names, and the data go on where they w
 half=(--gpus-per-node 2 --train-iters 16 --save-interval 8 --eval-interval 1000)
