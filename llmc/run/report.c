@@ -231,6 +231,18 @@ static void fill_communication(Run *run, IntervalReport *r) {
     r->exposed_most_ms = exposed.most_ms;
 }
 
+// With islands: loss and norm are their mean, and skipped steps those of all.
+static void mean_of_islands(Run *run, IntervalReport *r) {
+    const Mesh *mesh = &run->mesh;
+    double sum[4] = {r->lm_loss, r->last.grad_norm, (double)r->skipped, (double)r->nan};
+    if (mesh->islands.size == 1) return;
+    peers_reduce(run_peers(run, run->launch.world), sum, 4, MPI_DOUBLE, MPI_SUM);
+    r->lm_loss = sum[0] / mesh->world.size;
+    r->last.grad_norm = sum[1] / mesh->world.size;
+    r->skipped = (int64_t)(sum[2] / mesh->per_node);
+    r->nan = (int64_t)(sum[3] / mesh->per_node);
+}
+
 void interval_end(Run *run) {
     Peers world = run_peers(run, run->launch.world);
     stream_synchronize(run->compute);
@@ -245,6 +257,7 @@ void interval_end(Run *run) {
     r.lm_loss = interval_loss(run);
     r.skipped = run->interval.skipped;
     r.nan = run->interval.nan;
+    mean_of_islands(run, &r);
     r.epoch = loader_epoch(run->loader, run->consumed_train);
     fill_rates(run, &r, seconds);
     fill_communication(run, &r);

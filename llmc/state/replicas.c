@@ -435,9 +435,32 @@ static bool verify(Check *c, Error *err) {
     return replicas_agree(c, err) && copies_agree(c, err);
 }
 
+// Outer weights and their momentum are the same on all islands. What differs cannot be repaired: no
+// island's are known to be right.
+static bool outer_agree(Zero *zero, Peers world, Error *err) {
+    const Mesh *mesh = zero->mesh;
+    int ranks = mesh->world.size;
+    uint64_t own, *all = (uint64_t *)xcalloc((size_t)ranks, sizeof *all, "hashes of outer weights");
+    local_settle(zero);
+    set_zero(zero->compute, zero->hash, sizeof own);
+    local_hash(zero, zero->hash);
+    copy_to_host(zero->compute, &own, zero->hash, sizeof own);
+    stream_synchronize(zero->compute);
+    peers_gather(world, &own, all, 1, MPI_UINT64_T);
+    int wrong = 0;
+    while (wrong < ranks && all[wrong] == all[group_peer(&mesh->islands, wrong, 0)]) wrong++;
+    free(all);
+    return wrong == ranks ||
+           error_set(err, EXIT_COMMUNICATION,
+                     "the outer weights of ranks %d and %d differ, which all nodes have alike; look at the "
+                     "memory of both hosts, and restart from the last checkpoint",
+                     group_peer(&mesh->islands, wrong, 0), wrong);
+}
+
 bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err) {
     const Mesh *mesh = zero->mesh;
     if (mesh->world.size == 1) return true;
+    if (mesh->islands.size > 1 && !outer_agree(zero, world, err)) return false;
     Check c = {.zero = zero, .mesh = mesh, .world = world, .log = log, .repairs = repairs};
     int most[2] = {zero->plan.buckets, zero->plan.tensors};
     peers_reduce(world, most, 2, MPI_INT, MPI_MAX);

@@ -235,6 +235,9 @@ void feedback_free(Zero *zero);
 // What a reduction of bucket b is told. grad_wire and micro_batch are set.
 void feedback_step(const Zero *zero, int b, TlqStep *step);
 
+// *hash += that of the own outer weights and their momentum. On compute, behind local_settle.
+void local_hash(Zero *zero, uint64_t *hash);
+
 // --- where things lie: zero_grads.c, zero_weights.c ----------------------------------------------
 
 // What rank `owner` owns of segment i of bucket b, matrices first: false where it owns nothing of

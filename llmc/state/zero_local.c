@@ -199,6 +199,14 @@ void local_settle(Zero *zero) {
     stream_wait(zero->compute, l->settled);
 }
 
+void local_hash(Zero *zero, uint64_t *hash) {
+    LocalSteps *l = &zero->local;
+    // As weights: their halves.
+    int64_t n = zero->plan.shard_elements * (int64_t)(sizeof(float) / sizeof(floatX));
+    kernel_replica_hash(zero->compute, hash, (const floatX *)(const void *)l->outer, 0, n);
+    kernel_replica_hash(zero->compute, hash, (const floatX *)(const void *)l->momentum, n, n);
+}
+
 void zero_begin_island(Zero *zero) {
     size_t bytes = (size_t)zero->plan.shard_elements * sizeof(float);
     copy_on_device(zero->compute, zero->master, zero->local.outer, bytes);

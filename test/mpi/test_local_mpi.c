@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "llmc/ranks/devices.h"
+#include "llmc/state/replicas.h"
 #include "llmc/state/zero_inside.h"
 #include "test/leaks.h"
 #include "test/mpi/simulator.h"
@@ -428,10 +429,26 @@ static bool run_step(Trial *t, int64_t step) {
     return on_all(ok && same_weights(t, step, "an evaluation left another weight", own->replica));
 }
 
+// A bit of one rank's outer weights turns. All ranks are told before anything is saved.
+static bool finds_another_outer_weight(Trial *t) {
+    Peers world = {MPI_COMM_WORLD, 0, NULL};
+    Error err = {0};
+    int64_t repairs = 0;
+    float wrong = 0.125f;
+    if (islands(t) == 1) return true;
+    bool sound = replicas_verify(t->zero, world, NULL, &repairs, &err);
+    if (t->mesh->world.rank == t->mesh->world.size - 1)
+        copy_to_device(t->compute, t->zero->local.outer + 7, &wrong, sizeof wrong);
+    stream_synchronize(t->compute);
+    bool found = !replicas_verify(t->zero, world, NULL, &repairs, &err) && err.code == EXIT_COMMUNICATION;
+    return (sound && found) || complain(t, STEPS, "outer weights that differ are not found, sound", sound);
+}
+
 static bool run_arm(const Mesh *mesh, Device *device, const Arm *arm) {
     Trial *t = open_trial(mesh, device, arm);
     bool ok = on_all(t->plan.buckets >= 4 || complain(t, 0, "another number of buckets", t->plan.buckets));
     for (int64_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);
+    ok = ok && on_all(finds_another_outer_weight(t));
     close_trial(t);
     return ok;
 }
