@@ -13,9 +13,9 @@ LLMC_BEGIN
 // the masters, rounded to bf16: equal masters make equal weights again. Each repair is a line in
 // the log, which names iteration, bucket or tensor, and ranks, and adds 1 to *repairs on every
 // rank. Error (EXIT_COMMUNICATION), the same on every rank: what still differs afterwards. For
-// copies that means that their masters differ, and nobody knows which are right.
-// With --local-steps replicas are those of a node. The outer weights are compared over all nodes, and
-// not repaired: where they differ the run ends.
+// copies that means that their masters differ, and nobody knows which are right. With --local-steps
+// replicas are those of a node. The outer weights are compared over all nodes, and not repaired:
+// where they differ the run ends.
 bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err);
 
 LLMC_END

@@ -436,6 +436,7 @@ bool zero_sound(Zero *zero, Peers world, Error *err) {
     StepRecord own = {0};
     StepRecord *records = (StepRecord *)xcalloc((size_t)ranks, sizeof *records, "the ranks' findings");
     zero_weights_checked(zero);
+    local_settle(zero);
     copy_to_host(zero->lanes->last, &own.fault, zero->wire_checks.fault, sizeof(uint64_t));
     stream_synchronize(zero->lanes->last);
     peers_gather(world, &own, records, (int)sizeof own, MPI_BYTE);

@@ -96,6 +96,8 @@ typedef struct LocalSteps {
     floatX *narrow;            // (plan.shard_elements) the outer weights, rounded: made by local_settle
     float *gradient[LOCAL_SLOTS];  // (largest shard) exchanges use them in turn
     Segment *segments;
+    uint64_t *fault;           // (buckets) the first that an exchange's checks have found
+    WireChecks checks;         // of the exchange in progress
     Stream *stream;            // of the exchanges; NULL before local_start, and without local steps
     Event *taken;              // last -> stream: a pseudo-gradient is there
     Event *slot_free[LOCAL_SLOTS];  // stream -> last: the slot may be written

@@ -56,6 +56,8 @@ static void reserve_exchange(Zero *zero, MemoryPlan *plan) {
                         (void **)&step->mean);
     memory_plan_reserve(plan, group, "leaves of its norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
                         (void **)&step->leaves);
+    memory_plan_reserve(plan, group, "first faults", (size_t)zero->plan.buckets * sizeof(uint64_t),
+                        (void **)&l->fault);
     memory_plan_reserve(plan, group, "segment table", (size_t)l->plan.segments_total * sizeof(Segment),
                         (void **)&l->segments);
 }
@@ -127,15 +129,17 @@ static int64_t shard_of(const Zero *zero, int b) {
     return zero->plan.bucket[b].matrix_per_rank + zero->plan.bucket[b].tail_per_rank;
 }
 
-static OuterStep outer_step(Zero *zero) {
+static OuterStep outer_step(Zero *zero, int b) {
     LocalSteps *l = &zero->local;
+    l->checks = zero->wire_checks;
+    l->checks.fault = l->fault + b;
     OuterStep step = l->step;
     step.plan = &l->plan;
     step.wire = *zero_wire_at(zero, zero->step);
     step.segments = l->segments;
     step.seed = (uint32_t)zero->config->seed;
     step.step = (uint32_t)zero->step;
-    step.checks = &zero->wire_checks;
+    step.checks = &l->checks;
     step.stream = l->stream;
     return step;
 }
@@ -147,12 +151,13 @@ static void exchange(Zero *zero, int b) {
     int64_t at = zero->plan.bucket[b].state_start, n = shard_of(zero, b);
     int slot = (int)(l->exchanges++ % LOCAL_SLOTS);
     float *gradient = l->gradient[slot];
-    OuterStep step = outer_step(zero);
+    OuterStep step = outer_step(zero, b);
     stream_wait(last, l->slot_free[slot]);
     kernel_pseudo_gradient(last, gradient, l->outer + at, zero->master + at, n);
     event_record(l->taken, last);
     stream_wait(l->stream, l->taken);
     outer_exchange(&step, b, gradient);
+    zero->wire_checks.exchange = l->checks.exchange;
     kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, (float)zero->config->outer_lr,
                       (float)zero->config->outer_momentum, n);
     event_record(l->slot_free[slot], l->stream);
@@ -172,12 +177,19 @@ void local_turn(Zero *zero, int b) {
     zero->local.meets[b] = zero->step + zero->config->local_steps_delay;
 }
 
+// `last` goes on behind bucket b's exchange, and knows what its checks have found.
+static void await_exchange(Zero *zero, int b) {
+    LocalSteps *l = &zero->local;
+    stream_wait(zero->lanes->last, l->exchanged[b]);
+    if (l->fault) kernel_mark_fault(zero->lanes->last, zero->wire_checks.fault, l->fault + b);
+}
+
 void local_meet(Zero *zero, int b, int64_t step) {
     LocalSteps *l = &zero->local;
     Stream *last = zero->lanes->last;
     if (!is_on(zero) || !l->meets[b] || l->meets[b] > step) return;
     int64_t at = zero->plan.bucket[b].state_start;
-    stream_wait(last, l->exchanged[b]);
+    await_exchange(zero, b);
     kernel_meet(last, zero->master + at, l->outer + at, (float)zero->config->local_steps_mix,
                 shard_of(zero, b));
     l->meets[b] = 0;
@@ -192,7 +204,7 @@ void local_settle(Zero *zero) {
     l->stands = true;
     for (int b = 0; b < zero->plan.buckets; b++) {
         local_meet(zero, b, zero->step);
-        stream_wait(last, l->exchanged[b]);
+        await_exchange(zero, b);
     }
     kernel_narrow(last, l->narrow, l->outer, zero->plan.shard_elements);
     event_record(l->settled, last);

@@ -39,8 +39,8 @@ check "2 x 2 ranks resume to the bit" resumes 4 2 --quantized-weights --wq-group
 check "EDEN on 3 nodes resumes to the bit" resumes 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
 
-# Of three nodes the last is lost. What the two others had is in the checkpoint as it was, and so are
-# the outer weights: the run goes on where it was, and learns.
+# Of three nodes the last is lost. What the two others had is in the checkpoint as it was, and so
+# are the outer weights: the run goes on where it was, and learns.
 goes_on() { # NP FLAGS...: from the checkpoint of iteration 8 of 3 nodes
     local np=$1
     shift

@@ -485,7 +485,7 @@ enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 5, SAVES = 3
 // What a shape's flags ask for beside its size.
 enum { QUANTISED = 1, NO_OVERLAP = 2, OFFLOAD = 4, SHARD_GRADS = 8,
        SHARD_WEIGHTS = 16,  // and gradients
-       OVER_ALL = 32, SECOND = 64, FEEDBACK = 128, LOSSLESS = 256 };
+       OVER_ALL = 32, SECOND = 64, FEEDBACK = 128, LOSSLESS = 256, LOCAL = 512 };
 
 typedef struct Shape {
     int nodes, per_node, chunks;
@@ -502,7 +502,7 @@ typedef struct Recording {
     Lanes lanes;
     Stream *compute;
     Timers *timers;
-    Comm comm[5];
+    Comm comm[7];
     Zero *zero;
 } Recording;
 
@@ -526,6 +526,7 @@ static void parse_flags(Recording *r) {
         const char *words[8];
     } choices[] = {{QUANTISED, {"--quantized-weights", "--wq-group-size", "32", "--quantized-gradients",
                                 "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"}},
+                   {LOCAL, {"--local-steps", "2"}}, {LOCAL, {"--local-steps-delay", "1"}},
                    {LOSSLESS, {"--quantized-weights", "--weight-quantization-method", "lossless"}},
                    {NO_OVERLAP, {"--no-overlap"}}, {OFFLOAD, {"--optimizer-cpu-offload"}},
                    {SHARD_GRADS, {"--data-parallel-sharding-strategy", "optim_grads"}},
@@ -541,6 +542,7 @@ static void parse_flags(Recording *r) {
               mesh_build(&r->mesh, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
               config_finish(&r->config, ranks, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
+    if (r->shape.how & LOCAL) assert_true(mesh_make_islands(&r->mesh, NULL));
     if (r->shape.how & SHARD_WEIGHTS) mesh_share_weights(&r->mesh, r->shape.how & OVER_ALL);
     r->mesh.world.mpi = MPI_COMM_SELF;
 }
@@ -564,9 +566,10 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
-    Group *const groups[5] = {&r->mesh.world, &r->mesh.node, &r->mesh.rail, &r->mesh.shards,
+    Group *const groups[7] = {&r->mesh.island, &r->mesh.islands, &r->mesh.world, &r->mesh.node,
+                              &r->mesh.rail,   &r->mesh.shards,
                               &r->mesh.shard_rail};
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 7; i++) {
         Comm *comm = groups[i]->comm = &r->comm[i];
         snprintf(comm->exchange, sizeof comm->exchange, "exchange %s", groups[i]->name);
         snprintf(comm->gather, sizeof comm->gather, "gather %s", groups[i]->name);
@@ -633,6 +636,7 @@ static int stage(Recording *r) {
     ZeroSlices slices = zero_slices(r->zero, true);
     size_t at = 0;
     for (int i = 0; i < slices.count; i++) {
+        if (slices.slices[i].lo == slices.slices[i].hi) continue;  // another island saves it
         zero_stage_slice(r->zero, i, (uint8_t *)r->zero->staging + at);
         at += (size_t)(slices.slices[i].hi - slices.slices[i].lo) *
               (size_t)slice_kind_bytes(slices.slices[i].kind);
@@ -725,6 +729,8 @@ static const Shape shapes[] = {
     {2, 2, 2, QUANTISED | NO_OVERLAP | SHARD_WEIGHTS | FEEDBACK},
     {2, 2, 2, LOSSLESS}, {1, 2, 1, LOSSLESS | OFFLOAD}, {2, 1, 1, QUANTISED | LOSSLESS | SHARD_GRADS},
     {2, 2, 3, LOSSLESS | SHARD_WEIGHTS}, {2, 2, 1, LOSSLESS | NO_OVERLAP}, {2, 4, 1, LOSSLESS | OFFLOAD},
+    {2, 2, 1, QUANTISED | LOCAL}, {3, 1, 1, QUANTISED | LOCAL}, {2, 2, 2, LOCAL | SHARD_GRADS},
+    {2, 2, 1, QUANTISED | LOCAL | SHARD_WEIGHTS}, {2, 2, 1, QUANTISED | LOCAL | NO_OVERLAP},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -797,7 +803,7 @@ static void every_wait_is_needed(void **state) {
     for (int i = 0; i < SHAPES; i++) {
         const Shape *shape = &shapes[i];
         Recording whole;
-        if (shape->chunks > 4 || !(shape->how & QUANTISED)) continue;  // the same waits as others
+        if (shape->chunks > 4 || !(shape->how & QUANTISED) || (shape->how & LOCAL)) continue;  // the same waits as others
         open_recording(&whole, *shape, -1, -1);
         run_steps(&whole);
         for (int s = 1; whole.lanes.apart && s <= whole.device.streams; s++) {
@@ -915,7 +921,7 @@ static void a_save_overlaps_the_next_step(void **state) {
     for (int i = 0; i < SHAPES; i++) {
         Shape shape = shapes[i];
         Recording r;
-        if ((shape.how & NO_OVERLAP) || shape.nodes * shape.per_node == 1) continue;
+        if ((shape.how & (NO_OVERLAP | LOCAL)) || shape.nodes * shape.per_node == 1) continue;
         open_recording(&r, shape, -1, -1);
         run_steps(&r);
         int copies = 0, sums = 0, updates = 0;
