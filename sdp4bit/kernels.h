@@ -123,9 +123,9 @@ void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *r
 void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual *residual);
 
 // The last level: sum the sources in order, invert the transform, mask pads, store this rank's
-// shard of the reduced gradient. Or add to the shard, in fp32: shard + sum. And the leaves of the norm's
-// tree, of the values that then stand in the shard: leaf j of a piece is tree_sum32 of the squares
-// of its elements 32j .. 32j+31.
+// shard of the reduced gradient. Or add to the shard, in fp32: shard + sum. And the leaves of the
+// norm's tree, of the values that then stand in the shard: leaf j of a piece is tree_sum32 of the
+// squares of its elements 32j .. 32j+31.
 typedef struct SumFinal {
     const uint8_t *received;  // (sources) messages, in.bytes apart, one partition each
     int sources;

@@ -118,8 +118,8 @@ static void invert_block(float *x, Transform transform, RoundingKey rotation, in
 
 // --- gradients ----------------------------------------------------------------------------------
 
-// x = n elements of a partition's gradients from `at` on, whole blocks of the transform, as they are
-// quantised. logical: the offset of the first.
+// x = n elements of a partition's gradients from `at` on, whole blocks of the transform, as they
+// are quantised. logical: the offset of the first.
 static void transformed_grads(float *x, const QuantizePartitions *a, int64_t partition, int64_t at, int n,
                               int64_t logical) {
     const float *grads = a->grads + partition * a->bucket.matrix_per_rank + at;
@@ -219,8 +219,8 @@ void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *r
 }
 
 // n values of partition p from `at` on give what the message says of them.
-static void keep_rest(const QuantizePartitions *a, const Residual *r, int64_t p, int64_t at, const float *sent,
-                      int n) {
+static void keep_rest(const QuantizePartitions *a, const Residual *r, int64_t p, int64_t at,
+                      const float *sent, int n) {
     float *values = r->values + p * a->bucket.matrix_per_rank + at;
     int64_t position = partition_position(a, p) + at;
     const Segment *segment = segment_of(a->table, position);

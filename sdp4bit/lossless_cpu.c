@@ -169,7 +169,9 @@ static uint32_t refill(WordReader *r, uint32_t state) {
     return lossless_take_word(state, word);
 }
 
+// No bits take no word: the state of a damaged message may be low still.
 static uint32_t pop_bits(WordReader *r, uint32_t *state, int bits) {
+    if (bits == 0) return 0;
     uint32_t value = *state & ((1u << bits) - 1u);
     *state = refill(r, *state >> bits);
     return value;

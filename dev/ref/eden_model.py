@@ -26,7 +26,7 @@ GROUP = 256
 f32 = np.float32
 
 
-# --- levels -----------------------------------------------------------------------------------------
+# --- levels --------------------------------------------------------------------------------------
 
 def lloyd_max(bits):
     """Positive levels of the symmetric quantiser of 2^bits levels with least error on a unit Gaussian."""
@@ -43,7 +43,7 @@ def lloyd_max(bits):
     return np.array(level).astype(f32)
 
 
-# --- the rotation -----------------------------------------------------------------------------------
+# --- the rotation --------------------------------------------------------------------------------
 
 def philox(key, counter):
     """Philox4x32 with 7 rounds: the four words of one counter."""
@@ -77,7 +77,7 @@ def hadamard(x):
     return x
 
 
-# --- one hop ----------------------------------------------------------------------------------------
+# --- one hop -------------------------------------------------------------------------------------
 
 def tree(x):
     """Of each row: the perfect binary tree over adjacent pairs."""
@@ -123,7 +123,7 @@ def pack(code, bits):
     return np.array(rows, np.uint32).view(np.int32)
 
 
-# --- errors -----------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 def rounded(x, rng, group=128, most=127):
     """int8 codes, rounded stochastically, as they are decoded: level 1's hop."""
@@ -147,7 +147,7 @@ def errors_of(bits, levels):
     return one, ((sent - mean) ** 2).sum() / (mean ** 2).sum()
 
 
-# --- the golden file --------------------------------------------------------------------------------
+# --- the golden file -----------------------------------------------------------------------------
 
 def inputs():
     """Groups of many kinds: Gaussian, heavy tails, sparse, tiny, huge, zero, not finite."""

@@ -297,8 +297,8 @@ static bool parse_hash(const char *text, uint64_t *hash) {
     return true;
 }
 
-// Tensor and kind, lo and hi, then a block of columns that is not the whole, then the node of a kind
-// that belongs to nodes.
+// Tensor and kind, lo and hi, then a block of columns that is not the whole, then the node of a
+// kind that belongs to nodes.
 static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s) {
     static const char *const malformed = "a slice is not [tensor, kind, lo, hi]";
     int64_t number[7];

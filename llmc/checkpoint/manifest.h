@@ -73,9 +73,9 @@ typedef struct Manifest {
 
 // safetensors dtype of a kind's elements: "F32", or for weights this build's floatX.
 const char *slice_kind_dtype(SliceKind kind);
-// The name of a slice's tensor in its shard: "<parameter>|<kind>|<lo>". Behind it "|<first>+<count>"
-// where the block is not the whole tensor, and "|node <node>" where the kind belongs to nodes.
-// malloc'ed.
+// The name of a slice's tensor in its shard: "<parameter>|<kind>|<lo>". Behind it stands
+// "|<first>+<count>" where the block is not the whole tensor, and "|node <node>" where the kind
+// belongs to nodes. malloc'ed.
 char *slice_name(const Tensor *tensor, SliceKind kind, int64_t lo, Columns block, int node);
 // A slice's block in numbers: where it says all columns, how many there are.
 Columns slice_block(const Tensor *tensor, Columns columns);

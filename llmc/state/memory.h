@@ -40,8 +40,9 @@ size_t memory_beside_plan(int ranks, bool nccl_in_node);
 // nccl_in_node: see above.
 void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers,
                     int host_ranks, int ranks, bool nccl_in_node);
-// That `ranks` ranks of a machine, each of which takes so many bytes of its memory, find them there.
-// available: 0 where it is not known. Error (EXIT_ENVIRONMENT): by how much not, and what to do.
+// That `ranks` ranks of a machine, each of which takes so many bytes of its memory, find them
+// there. available: 0 where it is not known. Error (EXIT_ENVIRONMENT): by how much not, and what to
+// do.
 bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err);
 // Allocates the plan. Error (EXIT_ENVIRONMENT): by how much it does not fit, and the micro-batch or
 // recompute setting that does (memory_advice).

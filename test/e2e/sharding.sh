@@ -230,7 +230,8 @@ repaired_and_saved() {
         --verify-replicas-interval 1000 --eval-interval 1000)
     strategy_of world
     rm -rf "$work/hit.saved"
-    SDP4BIT_FAULT=replica:2:6:1:-2 logged hit "${end[@]}" "${strategy[@]}" --save "$work/hit.saved" || return 1
+    SDP4BIT_FAULT=replica:2:6:1:-2 \
+        logged hit "${end[@]}" "${strategy[@]}" --save "$work/hit.saved" || return 1
     grep -q '^{"kind":"repair"' "$work/hit.jsonl" || { why="nothing was repaired"; return 1; }
     logged loaded "${end[@]}" "${strategy[@]}" --load "$work/hit.saved" --skip-train || return 1
     [ -n "$(field hit loss valid)" ] && [ "$(field hit loss valid)" = "$(field loaded loss valid)" ] ||

@@ -849,8 +849,8 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
 #define RANDOM ROUND_STOCHASTIC
 
 static const Case CASES[] = {
-    // nodes, per_node, rank, intra, inter, tail, groups, transform, rounding, chunks, weight, group,
-    // difference, rounding
+    // nodes, per_node, rank, intra, inter, tail, groups, transform, rounding, chunks, weight,
+    // group, difference, rounding
     {2, 2, 1, I8, I4, B16, 128, 128, true, RANDOM, 1, I4, 2048, true, NEAREST},
     {2, 2, 2, I8, I4, B16, 512, 128, true, RANDOM, 3, I4, 2048, true, RANDOM},
     {2, 4, 5, I8, I4, B16, 512, 128, true, NEAREST, 2, I4, 128, true, NEAREST},

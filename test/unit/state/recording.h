@@ -1,0 +1,466 @@
+// Device, collectives and kernels that record which memory each one reads and writes on which
+// stream. Streams, events and the host carry vector clocks. Included by test_overlap.c alone, where
+// these functions take the places of the CPU backend's at link time.
+#pragma once
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/ranks/parallel.h"
+#include "llmc/state/zero_inside.h"
+#include "sdp4bit/update_host.h"
+
+// --- clocks and accesses -------------------------------------------------------------------------
+
+enum { HOST, MOST_STREAMS = 12, MOST_EVENTS = 1024 };
+typedef struct Clock {
+    int at[MOST_STREAMS];
+} Clock;
+
+typedef enum Access { READ, WRITE, ATOMIC } Access;  // atomic updates of one word do not harm each other
+
+typedef struct Use {
+    uintptr_t lo, hi;
+    Access access;
+    int op;
+} Use;
+
+typedef struct Op {
+    const char *name;
+    int stream;
+    Clock clock;  // with itself counted
+} Op;
+
+struct Device {
+    Clock host, stream_clock[MOST_STREAMS];
+    Stream *stream[MOST_STREAMS];
+    int streams, events;
+    Op *ops;
+    Use *uses;
+    int op_count, op_room, use_count, use_room;
+    bool waits[MOST_STREAMS][MOST_EVENTS];  // what waited for what
+    int dropped_stream, dropped_event;      // waits of this stream for this event are left out
+    int races, misplaced;                   // races: 1 as soon as there is one
+    char first_race[300];
+};
+struct Stream {
+    Device *device;
+    int id;
+    const char *name;
+};
+struct Event {
+    Device *device;
+    int id;
+    Clock clock;
+};
+struct Comm {
+    char order;                     // a byte that its collectives write: they must be ordered
+    char exchange[40], gather[40];  // what they are called: "exchange between nodes"
+};
+
+static void join(Clock *clock, const Clock *other) {
+    for (int i = 0; i < MOST_STREAMS; i++) {
+        clock->at[i] = clock->at[i] > other->at[i] ? clock->at[i] : other->at[i];
+    }
+}
+
+static bool before(const Op *a, const Op *b) { return b->clock.at[a->stream] >= a->clock.at[a->stream]; }
+
+static void begin(Device *d, int stream, const char *name) {
+    if (d->op_count == d->op_room) {
+        d->op_room = 2 * d->op_room + 64;
+        d->ops = (Op *)xrealloc(d->ops, (size_t)d->op_room * sizeof(Op), "ops");
+    }
+    Clock *clock = stream == HOST ? &d->host : &d->stream_clock[stream];
+    join(clock, &d->host);  // what the host has waited for comes before what it starts
+    clock->at[stream]++;
+    Op op = {name, stream, *clock};
+    d->ops[d->op_count++] = op;
+}
+
+static void use(Device *d, Access access, const void *memory, int64_t bytes) {
+    if (bytes <= 0 || d->races) return;  // one is enough
+    Use u = {(uintptr_t)memory, (uintptr_t)memory + (uintptr_t)bytes, access, d->op_count - 1};
+    const Op *now = &d->ops[u.op];
+    for (int i = 0; i < d->use_count; i++) {
+        const Use *old = &d->uses[i];
+        if (old->lo >= u.hi || u.lo >= old->hi || (old->access == u.access && u.access != WRITE)) continue;
+        if (before(&d->ops[old->op], now)) continue;
+        const Op *was = &d->ops[old->op];
+        snprintf(d->first_race, sizeof d->first_race,
+                 "%s (op %d, stream %d) and %s (op %d, stream %d) are not ordered", was->name, old->op,
+                 was->stream, now->name, u.op, now->stream);
+        d->races = 1;
+        return;
+    }
+    if (d->use_count == d->use_room) {
+        d->use_room = 2 * d->use_room + 256;
+        d->uses = (Use *)xrealloc(d->uses, (size_t)d->use_room * sizeof(Use), "uses");
+    }
+    d->uses[d->use_count++] = u;
+}
+
+static void begin_on(Stream *s, const char *name) {
+    begin(s->device, s->id, name);
+    if (strstr(s->name, " hop")) s->device->misplaced++;  // the lanes of the hops are for collectives
+}
+static void reads(Stream *s, const void *memory, int64_t bytes) { use(s->device, READ, memory, bytes); }
+static void writes(Stream *s, const void *memory, int64_t bytes) { use(s->device, WRITE, memory, bytes); }
+
+// --- device.h ------------------------------------------------------------------------------------
+
+static const Site site;
+const DeviceKind *device_kind(void) {
+    static const DeviceKind kind = {.numbered = true, .own_memory = true, .asynchronous = true};
+    return &kind;
+}
+const Site *device_site(const Device *device) { return &site; }
+void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
+void device_libraries(char *text, size_t bytes) { snprintf(text, bytes, "none"); }
+size_t device_share(const Device *device, int sharers) { return SIZE_MAX; }
+size_t device_taken(const Device *device) { return 0; }
+size_t device_allocated(const Device *device) { return 0; }
+void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+    return xcalloc(bytes + 1, 1, purpose);
+}
+void device_free(Device *device, void *memory) { free(memory); }
+void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
+    return xcalloc(bytes + 1, 1, purpose);
+}
+void host_free(Device *device, void *memory) { free(memory); }
+
+Stream *stream_create(Device *device, const char *name) {
+    Stream *s = (Stream *)xcalloc(1, sizeof *s, "a stream");
+    s->device = device;
+    s->id = ++device->streams;
+    s->name = name;
+    device->stream[s->id] = s;
+    return s;
+}
+Stream *stream_create_urgent(Device *device, const char *name) { return stream_create(device, name); }
+void stream_destroy(Stream *stream) { free(stream); }
+const Site *stream_site(const Stream *stream) { return &site; }
+void stream_synchronize(Stream *s) { join(&s->device->host, &s->device->stream_clock[s->id]); }
+Event *event_create(Device *device) {
+    Event *e = (Event *)xcalloc(1, sizeof *e, "an event");
+    e->device = device;
+    e->id = device->events++;
+    return e;
+}
+Event *event_create_timed(Device *device) { return event_create(device); }
+void event_destroy(Event *event) { free(event); }
+uint64_t profile_range_start(const char *name) { return 0; }
+void profile_range_end(uint64_t range) {}
+void event_record(Event *e, Stream *s) { e->clock = s->device->stream_clock[s->id]; }
+void event_synchronize(Event *e) { join(&e->device->host, &e->clock); }
+double event_elapsed_ms(Event *start, Event *stop) { return 0.0; }
+// As on a GPU: a wait is for the latest record before it, and an event that was never recorded is
+// complete.
+void stream_wait(Stream *s, Event *e) {
+    Device *d = s->device;
+    d->waits[s->id][e->id] = true;
+    if (s->id == d->dropped_stream && e->id == d->dropped_event) return;
+    join(&d->stream_clock[s->id], &e->clock);
+}
+
+void copy_to_device(Stream *s, void *device_memory, const void *host, size_t bytes) {
+    begin_on(s, "upload");
+    writes(s, device_memory, (int64_t)bytes);
+}
+void copy_to_host(Stream *s, void *host, const void *device_memory, size_t bytes) {
+    begin_on(s, "download");
+    reads(s, device_memory, (int64_t)bytes);
+    writes(s, host, (int64_t)bytes);
+    memset(host, 0, bytes);
+}
+void copy_from_pinned(Stream *s, void *device_memory, const void *pinned, size_t bytes) {
+    begin_on(s, "copy up");
+    reads(s, pinned, (int64_t)bytes);
+    writes(s, device_memory, (int64_t)bytes);
+}
+void copy_to_pinned(Stream *s, void *pinned, const void *device_memory, size_t bytes) {
+    begin_on(s, strcmp(s->name, "checkpoint copies") ? "copy down" : "checkpoint copy");
+    reads(s, device_memory, (int64_t)bytes);
+    writes(s, pinned, (int64_t)bytes);
+}
+void copy_on_device(Stream *s, void *to, const void *from, size_t bytes) {
+    begin_on(s, "copy");
+    reads(s, from, (int64_t)bytes);
+    writes(s, to, (int64_t)bytes);
+}
+void set_zero(Stream *s, void *device_memory, size_t bytes) {
+    begin_on(s, "set_zero");
+    writes(s, device_memory, (int64_t)bytes);
+}
+
+// Work of the host records its own uses, on this stream.
+static Stream *host_stream;
+void stream_host_call(Stream *s, HostWork work, const void *context, size_t bytes) {
+    void *copy = memcpy(xmalloc(bytes, "work of the host"), context, bytes);
+    host_stream = s;
+    work(copy);
+    free(copy);
+}
+
+// --- parallel.h: copies in host memory -----------------------------------------------------------
+
+int parallel_share(Peers group) { return 1; }
+int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWork work, void *context) {
+    const HostCopy *copy = (const HostCopy *)context;
+    begin_on(host_stream, "checkpoint copy");
+    reads(host_stream, copy->from + lo, hi - lo);
+    writes(host_stream, copy->to + lo, hi - lo);
+    return 1;
+}
+
+// --- comm.h --------------------------------------------------------------------------------------
+
+uint64_t comm_sent(const Group *group) { return 0; }
+bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
+    return true;
+}
+void comm_unshare(const Group *node) {}
+void comm_connect(const Mesh *mesh, void *memory) {}
+void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *s) {
+    if (!group->comm) return;
+    begin(s->device, s->id, group->comm->gather);
+    writes(s, &group->comm->order, 1);
+    for (int i = 0; i < rows; i++) {
+        reads(s, row[i].own, (int64_t)row[i].bytes);
+        writes(s, row[i].all, group->size * (int64_t)row[i].bytes);
+    }
+}
+
+void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *s) {
+    if (!group->comm) return;
+    begin(s->device, s->id, group->comm->exchange);
+    writes(s, &group->comm->order, 1);
+    for (int i = 0; i < group->size; i++) {
+        if (i == group->rank) continue;
+        reads(s, (const uint8_t *)send + (size_t)i * bytes, (int64_t)bytes);
+        writes(s, (uint8_t *)recv + (size_t)i * bytes, (int64_t)bytes);
+    }
+}
+
+void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *s) {
+    if (!group->comm) return;
+    begin(s->device, s->id, group->comm->gather);
+    writes(s, &group->comm->order, 1);
+    for (int i = 0; i < group->size; i++) {
+        use(s->device, i == group->rank ? READ : WRITE, (uint8_t *)buffer + (size_t)i * bytes,
+            (int64_t)bytes);
+    }
+}
+
+// --- kernels.h -----------------------------------------------------------------------------------
+
+enum { X = sizeof(floatX) };
+
+static void reads_table(Stream *s, SegmentTable t) {
+    reads(s, t.segment, t.count * (int64_t)sizeof(Segment));
+}
+
+void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
+    begin_on(s, "quantise");
+    reads_table(s, a->table);
+    for (int p = 0; p < a->slots * a->message.partitions; p++) {
+        reads(s, a->grads + p * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
+        reads(s, a->grads + a->bucket.matrix_elements + p * a->bucket.tail_per_rank,
+              4 * a->message.tail_elements);
+    }
+    for (int slot = 0; slot < a->slots; slot++) {
+        writes(s, slot == a->self ? a->self_slot : a->send + slot * a->message.bytes, a->message.bytes);
+    }
+}
+
+void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
+    begin_on(s, "sum and requantise");
+    reads_table(s, a->table);
+    reads(s, a->received, a->sources * a->in.bytes);
+    for (int node = 0; node < a->in.partitions; node++) {
+        writes(s, node == a->self ? a->self_slot : a->send + node * a->out.bytes, a->out.bytes);
+    }
+}
+
+// Feeding and keeping alike: every partition's chunk is read and written.
+static void uses_residual(Stream *s, const Residual *r, int partitions, const Bucket *bucket, int64_t lo,
+                          int64_t hi) {
+    if (r->control) reads(s, r->control, sizeof *r->control);
+    for (int p = 0; p < partitions; p++) {
+        writes(s, r->values + p * bucket->matrix_per_rank + lo, 4 * (hi - lo));
+    }
+}
+
+void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *r) {
+    begin_on(s, "feed sums");
+    reads(s, a->received, a->sources * a->in.bytes);
+    uses_residual(s, r, a->in.partitions, &a->bucket, a->lo, a->hi);
+}
+
+void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *r) {
+    begin_on(s, "feed gradients");
+    reads_table(s, a->table);
+    for (int p = 0; p < a->slots; p++)
+        reads(s, a->grads + p * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
+    uses_residual(s, r, a->slots, &a->bucket, a->lo, a->hi);
+}
+
+void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual *r) {
+    begin_on(s, "keep the residual");
+    reads_table(s, a->table);
+    for (int slot = 0; slot < a->slots; slot++)
+        reads(s, slot == a->self ? a->self_slot : a->send + slot * a->message.bytes, a->message.bytes);
+    uses_residual(s, r, a->slots, &a->bucket, a->lo, a->hi);
+}
+
+void kernel_sum_final(Stream *s, const SumFinal *a) {
+    begin_on(s, "final sum");
+    reads_table(s, a->table);
+    reads(s, a->received, a->sources * a->in.bytes);
+    writes(s, a->own.matrix + a->lo, 4 * (a->hi - a->lo));
+    writes(s, a->matrix_leaves + a->lo / 32, (a->hi - a->lo) / 8);
+    writes(s, a->own.tail, 4 * a->in.tail_elements);
+    writes(s, a->tail_leaves, 4 * ceil_div64(a->in.tail_elements, 32));
+}
+
+void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
+    begin_on(s, "squares");
+    reads(s, x, 4 * n);
+    writes(s, leaves, 4 * ceil_div64(n, 32));
+}
+void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n) {
+    begin_on(s, "squares of weights");
+    reads(s, weights, (int64_t)X * n);
+    writes(s, leaves, 4 * ceil_div64(n, 32));
+}
+void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
+    begin_on(s, "tree sum");
+    writes(s, leaves, 4 * n);
+    writes(s, sum, 4);
+}
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
+                        const uint64_t *fault) {
+    begin_on(s, "step record");
+    reads(s, piece_sums, 4 * pieces);
+    reads(s, loss, 4);
+    reads(s, fault, 8);
+    writes(s, record, sizeof *record);
+}
+void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found) {
+    begin_on(s, "mark a fault");
+    reads(s, found, 8);
+    use(s->device, ATOMIC, fault, 8);
+}
+void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
+    begin_on(s, "judge");
+    reads(s, a->records, a->ranks * (int64_t)sizeof(StepRecord));
+    writes(s, control, sizeof *control);
+}
+
+void kernel_update_shard(Stream *s, const UpdateShard *a) {
+    int64_t matrix = a->bucket.matrix_per_rank, tail = a->bucket.tail_per_rank;
+    begin_on(s, "AdamW");
+    reads_table(s, a->table);
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->matrix_grads, 4 * matrix);
+    reads(s, a->tail_grads, 4 * tail);
+    if (a->difference) reads(s, a->matrix_weights, X * matrix);
+    float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
+    for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
+    // The codes' section ends where the scales' begins.
+    writes(s, a->codes, a->scales ? (uint8_t *)a->scales - a->codes : X * matrix);
+    if (a->scales) writes(s, a->scales, 4 * (codec_info(a->codec).levels ? matrix / a->group : 0));
+    writes(s, a->tail, X * tail);
+    use(s->device, ATOMIC, a->fault, 8);
+}
+
+void update_shard_host(const UpdateShard *a, int threads, const Site *unused) {
+    kernel_update_shard(host_stream, a);
+}
+
+void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
+    begin_on(s, "apply");
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->messages, a->nodes * a->per_node * a->message.bytes);
+    writes(s, a->weights, X * (a->bucket.matrix_elements + a->bucket.tail_elements));
+}
+
+void kernel_code_weights(Stream *s, const CodeWeights *a) {
+    begin_on(s, "code");
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->old, 2 * a->layout.elements);
+    reads(s, a->fresh, 2 * a->layout.elements);
+    reads(s, a->tail, 2 * a->layout.tail_elements);
+    writes(s, a->coded, a->layout.most);
+    writes(s, a->bytes, 4);
+}
+void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t *coded, uint8_t *message) {
+    begin_on(s, "pack");
+    reads(s, coded, layout->most);
+    writes(s, message, 16);  // the lengths are zeros here: a message is its header
+}
+void kernel_decode_weights(Stream *s, const DecodeWeights *a) {
+    begin_on(s, "decode");
+    reads(s, a->control, sizeof *a->control);
+    reads(s, a->messages, a->nodes * a->per_node * a->stride);
+    writes(s, a->weights, 2 * a->nodes * a->per_node * (a->layout.elements + a->layout.tail_elements));
+    use(s->device, ATOMIC, a->fault, 8);
+}
+
+void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n) {
+    begin_on(s, "keep a message");
+    reads(s, control, sizeof *control);
+    reads(s, from, n);
+    writes(s, to, n);
+}
+void kernel_seal_messages(Stream *s, const SealMessages *a) {
+    begin_on(s, "seal");
+    for (int i = 0; i < a->count; i++) {
+        if (i != a->skip) writes(s, a->messages + i * a->bytes, a->bytes);
+    }
+}
+void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code) {
+    begin_on(s, "check");
+    for (int i = 0; i < a->count; i++) {
+        if (i != a->skip) reads(s, a->messages + i * a->bytes, a->bytes);
+    }
+    writes(s, sums, 8 * a->count);
+    use(s->device, ATOMIC, fault, 8);
+}
+void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n) {
+    begin_on(s, "replica hash");
+    reads(s, weights, X * n);
+    writes(s, hash, 8);
+}
+void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n) {
+    begin_on(s, "widen");
+    reads(s, weights, X * n);
+    writes(s, master, 4 * n);
+}
+void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n) {
+    begin_on(s, "pseudo-gradient");
+    reads(s, outer, 4 * n);
+    reads(s, master, 4 * n);
+    writes(s, gradient, 4 * n);
+}
+void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
+                       int64_t n) {
+    begin_on(s, "outer step");
+    reads(s, gradient, 4 * n);
+    writes(s, outer, 4 * n);
+    writes(s, m, 4 * n);
+}
+void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n) {
+    begin_on(s, "meet");
+    reads(s, outer, 4 * n);
+    writes(s, master, 4 * n);
+}
+void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {
+    begin_on(s, "narrow");
+    reads(s, master, 4 * n);
+    writes(s, weights, X * n);
+}
+void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {
+    begin_on(s, "count zeros");
+    reads(s, x, 4 * n);
+    writes(s, count, 8);
+}
