@@ -457,6 +457,8 @@ check_exact() {
             [ ${#share[@]} = 0 ] || on_ranks "$regime, $nodes x $per_node ranks" $ranks \
                 "$BUILD/test/gpu/test_sdp4bit_mpi" --emulate-nodes $per_node
         done
+        [ $ranks = 1 ] || [ $ranks = 8 ] || on_ranks "local steps against the simulator, $ranks ranks" \
+            $ranks "$BUILD/test/gpu/test_local_mpi" ${share[@]+"${share[@]}"}
     done
 }
 

@@ -33,7 +33,8 @@ static inline uint8_t *uploaded_weights(Dump *d, int64_t n, uint32_t source, flo
     return memory;
 }
 
-static inline void decode_coded(Dump *d, const Coded *c, int64_t room, const char *name) {
+// whole: bytes of both messages. room: those that have arrived.
+static inline void decode_coded(Dump *d, const Coded *c, int64_t whole, int64_t room, const char *name) {
     int64_t elements = 2 * c->layout.elements;
     uint64_t none = 0;
     copy_to_device(d->stream, c->fault, &none, sizeof none);
@@ -44,7 +45,13 @@ static inline void decode_coded(Dump *d, const Coded *c, int64_t room, const cha
                        2, 1, c->weights, c->fault, fault_code(FAULT_OF_CODING, 0)};
     kernel_decode_weights(d->stream, &a);
     result(d, RAW, c->weights, (elements + 2 * c->layout.tail_elements) * 2, "%s weights", name);
-    result(d, RAW, c->fault, sizeof none, "%s fault", name);
+    // Where both messages are wrong, either may be found first.
+    uint64_t fault;
+    copy_to_host(d->stream, &fault, c->fault, sizeof fault);
+    stream_synchronize(d->stream);
+    if (room < whole && fault) fault = a.code;
+    copy_to_device(d->stream, c->fault, &fault, sizeof fault);
+    result(d, RAW, c->fault, sizeof fault, "%s fault", name);
 }
 
 // Flips bits of the first message: one in each of so many runs of it.
@@ -88,11 +95,11 @@ static inline void lossless_of(Dump *d, int64_t elements, int64_t tail, float ch
         copy_to_host(d->stream, &bytes, c.bytes, sizeof bytes);
         stream_synchronize(d->stream);
         result(d, RAW, c.messages + c.layout.most, bytes, applied ? "message" : "skipped message");
-        decode_coded(d, &c, bytes, applied ? "decoded" : "skipped");
+        decode_coded(d, &c, bytes, bytes, applied ? "decoded" : "skipped");
         if (!applied) continue;
-        decode_coded(d, &c, bytes - 16, "cut short");
+        decode_coded(d, &c, bytes, bytes - 16, "cut short");
         damage(d, &c, bytes, 5);
-        decode_coded(d, &c, bytes, "damaged");
+        decode_coded(d, &c, bytes, bytes, "damaged");
     }
     void *memory[] = {c.old, c.fresh, c.tail, c.coded, c.messages, c.weights, c.bytes, c.control, c.fault};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) release(d, memory[i]);
