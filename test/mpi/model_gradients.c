@@ -606,13 +606,14 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
     return same_gradients(m, step, false);
 }
 
-// Some layers' gradients are shared out indeed, where the arm's groups leave them buckets of their
-// own: groups of 256 do not on 16 ranks.
+// Some layers' gradients are shared out indeed: the arm's groups leave them buckets of their own.
+// On 16 ranks groups of 256 do not: there the least bucket takes more than a layer has.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
     for (int b = 0; b < m->zero->plan.buckets; b++) shared += !m->zero->gradients.stays[b];
-    bool could = m->zero->plan.dp > 1 && m->zero->plan.buckets > 1;
-    return shared > 0 || !could || complain(m, step, "nothing is shared out", 0);
+    const Plan *plan = &m->zero->plan;
+    bool too_small = plan->dp >= 16 && plan->options.border >= 256;
+    return shared > 0 || plan->dp == 1 || too_small || complain(m, step, "nothing is shared out", 0);
 }
 
 static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *before) {
