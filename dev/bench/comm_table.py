@@ -119,15 +119,18 @@ LONG = 3.0        # seconds beyond which an interval has fewer steps than --iter
 # gradients at 1.3B and 10 Gb/s a node showed 126 ms of 3.17 s too little. Intervals of two steps
 # wait as long for the same bytes as longer ones.
 FEWEST = 2
+# Arms whose nodes exchange every so many steps. A shorter interval sees some of the exchanges only.
+PERIOD = {"local": 30}
 
 
-def fewest_steps(step, most):
+def fewest_steps(step, most, arm=""):
     """Of an interval, for steps of so many seconds."""
-    return max(FEWEST, min(most, round(LONG / step)))
+    period = PERIOD.get(arm.split("+")[0], 0)
+    return max(FEWEST, min(most, max(period, round(LONG / step))))
 
 
-def full_steps(step, most):
-    return max(fewest_steps(step, most), min(FULL_STEPS, int(FULL / step)))
+def full_steps(step, most, arm=""):
+    return max(fewest_steps(step, most, arm), min(FULL_STEPS, int(FULL / step)))
 
 
 def step_seconds(plain, buckets, computing):
@@ -150,14 +153,14 @@ def plan_steps(logs, model, rows, network, left, start, most, arms):
         if arm not in synced:
             continue
         seconds[arm] = step_seconds(synced[arm]["plain"], synced[arm]["buckets"], computing)
-        steps = fewest_steps(seconds[arm], most)
+        steps = fewest_steps(seconds[arm], most, arm)
         if spent + start + 2 * steps * seconds[arm] <= left:
             chosen[arm] = steps
             spent += start + 2 * steps * seconds[arm]
     for arm in (a for a in arms if chosen[a]):
-        more = 2 * (full_steps(seconds[arm], most) - chosen[arm]) * seconds[arm]
+        more = 2 * (full_steps(seconds[arm], most, arm) - chosen[arm]) * seconds[arm]
         if spent + more <= left:
-            chosen[arm] = full_steps(seconds[arm], most)
+            chosen[arm] = full_steps(seconds[arm], most, arm)
             spent += more
     return [(arm, chosen[arm]) for arm in arms], spent
 

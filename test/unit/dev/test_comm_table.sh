@@ -36,6 +36,9 @@ for seconds, most, *wanted in (
         (2, 4, 2, 2), (9, 4, 2, 2), (0.05, 40, 40, 40), (0.5, 40, 6, 6), (0.3, 1, 2, 3), (2, 1, 2, 2)):
     got = [table.fewest_steps(seconds, most), table.full_steps(seconds, most)]
     same(f"steps of {seconds} s, --iters {most}", got, wanted)
+same("an arm of exchanges is measured over all of them",
+     [table.fewest_steps(1.2, 30, arm) for arm in ("sdp4bit", "local", "local+sums")], [2, 30, 30])
+same("but over no more steps than --iters", table.fewest_steps(1.2, 4, "local"), 4)
 
 
 def synced(arm, megabytes, **more):
