@@ -414,7 +414,9 @@ static bool preprocess(const Settings *s, Error *err) {
     Job job = {.key = s->text ? NULL : s->json_keys.count ? s->json_keys.items[0] : "text"};
     job.corpus = corpus_open(s->input.items, s->input.count, s->input_list, s->text, err);
     if (!job.corpus) return false;
-    Tokenizer *tokenizer = tokenizer_open(s->tokenizer_type, s->vocab_file, s->merge_file, 0, err);
+    TokenizerChoice choice = {
+        .type = s->tokenizer_type, .vocab_file = s->vocab_file, .merge_file = s->merge_file};
+    Tokenizer *tokenizer = tokenizer_open(&choice, err);
     bool good = false;
     if (tokenizer) {
         job.tokenizer = tokenizer;

@@ -16,7 +16,8 @@ enum { MOST_BYTES = 1 << 28, BYTES = 256 };
 
 bool hf_tokenizer_read(HfTokenizer *t, const char *vocab_file, const char *merge_file, Error *err) {
     *t = (HfTokenizer){0};
-    Tokenizer *tokenizer = tokenizer_open(TOKENIZER_GPT2_BPE, vocab_file, merge_file, 0, err);
+    TokenizerChoice choice = {.type = TOKENIZER_GPT2_BPE, .vocab_file = vocab_file, .merge_file = merge_file};
+    Tokenizer *tokenizer = tokenizer_open(&choice, err);
     if (!tokenizer) return false;
     t->size = tokenizer_vocab_size(tokenizer);
     t->eod = tokenizer_eod(tokenizer);

@@ -175,6 +175,8 @@ bool config_parse(Config *config, int argc, char **argv, char *notes, size_t not
 // else those that were started. vocab_size, eod: the tokenizer's. vocab_size 0, when no files were
 // opened: what the tokenizer type implies, which is 50257 and 50256 for GPT-2. Error: EXIT_USAGE.
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err);
+// What tokenizer_open is to open for these flags.
+TokenizerChoice config_tokenizer(const Config *config);
 void config_free(Config *config);
 // Whether the run is --check-data and nothing else. Then only the data's flags are required and
 // checked, and config_finish fills in the vocabulary alone.

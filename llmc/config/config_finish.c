@@ -4,6 +4,13 @@
 
 #include <stdlib.h>
 
+TokenizerChoice config_tokenizer(const Config *c) {
+    return (TokenizerChoice){.type = c->tokenizer_type,
+                             .vocab_file = c->vocab_file,
+                             .merge_file = c->merge_file,
+                             .null_vocab_size = c->vocab_size};
+}
+
 static bool finish_vocabulary(Config *c, int vocab_size, int eod, Error *err) {
     if (vocab_size == 0) {
         vocab_size = c->tokenizer_type == TOKENIZER_NULL   ? (int)c->vocab_size + 1

@@ -46,7 +46,8 @@ static bool fill_null_table(TokenTable *table, int64_t null_vocab_size, Error *e
     return true;
 }
 
-static bool open_bpe(Tokenizer *tokenizer, const char *vocab_file, const char *merge_file, Error *err) {
+static bool open_bpe(Tokenizer *tokenizer, const TokenizerChoice *choice, Error *err) {
+    const char *vocab_file = choice->vocab_file, *merge_file = choice->merge_file;
     if (!vocab_file || !merge_file) {
         return error_set(err, EXIT_USAGE,
                          "GPT2BPETokenizer needs --vocab-file and --merge-file; dev/data/get_gpt2_vocab.sh "
@@ -57,15 +58,14 @@ static bool open_bpe(Tokenizer *tokenizer, const char *vocab_file, const char *m
     return true;
 }
 
-Tokenizer *tokenizer_open(TokenizerType type, const char *vocab_file, const char *merge_file,
-                          int64_t null_vocab_size, Error *err) {
+Tokenizer *tokenizer_open(const TokenizerChoice *choice, Error *err) {
     Tokenizer *tokenizer = xcalloc(1, sizeof *tokenizer, "the tokenizer");
-    tokenizer->type = type;
+    tokenizer->type = choice->type;
     bool good = true;
-    switch (type) {
-        case TOKENIZER_GPT2_BPE: good = open_bpe(tokenizer, vocab_file, merge_file, err); break;
+    switch (choice->type) {
+        case TOKENIZER_GPT2_BPE: good = open_bpe(tokenizer, choice, err); break;
         case TOKENIZER_BYTE: fill_byte_table(&tokenizer->table); break;
-        case TOKENIZER_NULL: good = fill_null_table(&tokenizer->table, null_vocab_size, err); break;
+        case TOKENIZER_NULL: good = fill_null_table(&tokenizer->table, choice->null_vocab_size, err); break;
     }
     if (good) return tokenizer;
     free(tokenizer);

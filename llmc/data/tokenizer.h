@@ -13,6 +13,13 @@ LLMC_BEGIN
 // In the order of the words of --tokenizer-type: GPT2BPETokenizer, Byte, NullTokenizer.
 typedef enum TokenizerType { TOKENIZER_GPT2_BPE, TOKENIZER_BYTE, TOKENIZER_NULL } TokenizerType;
 
+// Which tokenizer, and what it is made of. A type ignores the fields of others.
+typedef struct TokenizerChoice {
+    TokenizerType type;
+    const char *vocab_file, *merge_file;  // GPT2_BPE
+    int64_t null_vocab_size;              // NULL: n
+} TokenizerChoice;
+
 typedef struct Tokenizer Tokenizer;  // immutable after opening, shared by threads
 typedef struct Encoder Encoder;      // one per thread: PCRE2 match data, room for BPE, the word cache
 
@@ -21,8 +28,7 @@ typedef struct Encoder Encoder;      // one per thread: PCRE2 match data, room f
 // even without a final newline; Hugging Face's tokenizers does the same, Megatron-LM drops it.
 // Errors: EXIT_DATA for a missing or malformed file, with file and line. EXIT_USAGE for a
 // null_vocab_size that cannot be, or GPT2_BPE without its files.
-Tokenizer *tokenizer_open(TokenizerType type, const char *vocab_file, const char *merge_file,
-                          int64_t null_vocab_size, Error *err);
+Tokenizer *tokenizer_open(const TokenizerChoice *choice, Error *err);
 void tokenizer_close(Tokenizer *tokenizer);
 int tokenizer_vocab_size(const Tokenizer *tokenizer);  // unpadded: 50257 for GPT-2, 257 for Byte
 int tokenizer_eod(const Tokenizer *tokenizer);         // 50256 for GPT-2, 256 for Byte

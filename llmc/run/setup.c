@@ -16,8 +16,8 @@
 static bool open_tokenizer(Run *run, int *vocab, int *eod) {
     const Config *c = &run->config;
     if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
-    run->tokenizer =
-        tokenizer_open(c->tokenizer_type, c->vocab_file, c->merge_file, c->vocab_size, &run->error);
+    TokenizerChoice choice = config_tokenizer(c);
+    run->tokenizer = tokenizer_open(&choice, &run->error);
     if (!run->tokenizer) return false;
     *vocab = tokenizer_vocab_size(run->tokenizer);
     *eod = tokenizer_eod(run->tokenizer);

@@ -10,16 +10,20 @@ typedef struct Opened {
     PiecePattern *pattern;
 } Opened;
 
+static Tokenizer *open_gpt2(const char *vocab_file, const char *merge_file, Error *err) {
+    TokenizerChoice choice = {.type = TOKENIZER_GPT2_BPE, .vocab_file = vocab_file, .merge_file = merge_file};
+    return tokenizer_open(&choice, err);
+}
+
 static const Opened *open_once(void) {
     static Opened o;
     Error err = {0};
     if (o.bpe) return &o;
-    o.bpe = tokenizer_open(TOKENIZER_GPT2_BPE, "test/golden/tokenizer/vocab.json",
-                           "test/golden/tokenizer/merges.txt", 0, &err);
+    o.bpe = open_gpt2("test/golden/tokenizer/vocab.json", "test/golden/tokenizer/merges.txt", &err);
     if (!o.bpe) fprintf(stderr, "%s (start it in the root of the repository)\n", err.what);
     PROMISE(o.bpe);
-    o.bytes = tokenizer_open(TOKENIZER_BYTE, NULL, NULL, 0, &err);
-    o.null = tokenizer_open(TOKENIZER_NULL, NULL, NULL, 1000, &err);
+    o.bytes = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_BYTE}, &err);
+    o.null = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_NULL, .null_vocab_size = 1000}, &err);
     o.pattern = piece_pattern_compile();
     return &o;
 }

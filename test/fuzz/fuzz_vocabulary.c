@@ -41,12 +41,17 @@ static void round_trip(const Tokenizer *tokenizer, const char *text, size_t byte
     encoder_free(encoder);
 }
 
+static Tokenizer *open_gpt2(const char *vocab_file, const char *merge_file, Error *err) {
+    TokenizerChoice choice = {.type = TOKENIZER_GPT2_BPE, .vocab_file = vocab_file, .merge_file = merge_file};
+    return tokenizer_open(&choice, err);
+}
+
 static void open_both(const char *vocab, const char *merges) {
     static const char text[] = " the theory of the 3 "
                                "aa\xC3\xA9\n\taaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
                                "aaathethethethethethethethethethethethe";
     Error err = {0};
-    Tokenizer *tokenizer = tokenizer_open(TOKENIZER_GPT2_BPE, vocab, merges, 0, &err);
+    Tokenizer *tokenizer = open_gpt2(vocab, merges, &err);
     if (!tokenizer) {
         fuzz_check_error(&err);
         return;

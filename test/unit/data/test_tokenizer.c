@@ -22,6 +22,11 @@
 #define GOLDEN "test/golden/tokenizer/"
 #define GPT2 "../shared/data/gpt2/"
 
+static Tokenizer *open_gpt2(const char *vocab_file, const char *merge_file, Error *err) {
+    TokenizerChoice choice = {.type = TOKENIZER_GPT2_BPE, .vocab_file = vocab_file, .merge_file = merge_file};
+    return tokenizer_open(&choice, err);
+}
+
 typedef struct Fixture {
     Tokenizer *small;
     Encoder *encoder;
@@ -32,7 +37,7 @@ typedef struct Fixture {
 static int setup(void **state) {
     Fixture *f = calloc(1, sizeof *f);
     Error err = {0};
-    f->small = tokenizer_open(TOKENIZER_GPT2_BPE, GOLDEN "vocab.json", GOLDEN "merges.txt", 0, &err);
+    f->small = open_gpt2(GOLDEN "vocab.json", GOLDEN "merges.txt", &err);
     if (!f->small) {
         fprintf(stderr, "%s (run from the repository root)\n", err.what);
         return -1;
@@ -138,7 +143,7 @@ static void golden_ids_of_gpt2(void **state) {
         skip();
     }
     Error err = {0};
-    Tokenizer *gpt2 = tokenizer_open(TOKENIZER_GPT2_BPE, GPT2 "vocab.json", GPT2 "merges.txt", 0, &err);
+    Tokenizer *gpt2 = open_gpt2(GPT2 "vocab.json", GPT2 "merges.txt", &err);
     assert_non_null(gpt2);
     assert_int_equal(tokenizer_vocab_size(gpt2), 50257);
     assert_int_equal(tokenizer_eod(gpt2), 50256);
@@ -364,7 +369,7 @@ static void check_round_trip(const Tokenizer *tokenizer, Encoder *encoder, const
 
 static void decoding_gives_the_text_back(void **state) {
     Fixture *f = *state;
-    Tokenizer *byte = tokenizer_open(TOKENIZER_BYTE, NULL, NULL, 0, NULL);
+    Tokenizer *byte = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_BYTE}, NULL);
     Encoder *byte_encoder = encoder_create(byte);
     uint64_t seed = 3;
     for (int n = 0; n < 500; n++) {
@@ -399,7 +404,7 @@ static void decoding_of_special_and_foreign_ids(void **state) {
 // ---- the other tokenizers ----
 
 static void byte_tokenizer(void **state) {
-    Tokenizer *byte = tokenizer_open(TOKENIZER_BYTE, NULL, NULL, 0, NULL);
+    Tokenizer *byte = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_BYTE}, NULL);
     assert_int_equal(tokenizer_vocab_size(byte), 257);
     assert_int_equal(tokenizer_eod(byte), 256);
     Encoder *encoder = encoder_create(byte);
@@ -417,9 +422,9 @@ static void byte_tokenizer(void **state) {
 
 static void null_tokenizer(void **state) {
     Error err = {0};
-    assert_null(tokenizer_open(TOKENIZER_NULL, NULL, NULL, 0, &err));
+    assert_null(tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_NULL, .null_vocab_size = 0}, &err));
     assert_int_equal(err.code, EXIT_USAGE);
-    Tokenizer *null = tokenizer_open(TOKENIZER_NULL, NULL, NULL, 1000, &err);
+    Tokenizer *null = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_NULL, .null_vocab_size = 1000}, &err);
     assert_int_equal(tokenizer_vocab_size(null), 1001);
     assert_int_equal(tokenizer_eod(null), 1000);
     Encoder *encoder = encoder_create(null);
@@ -503,7 +508,7 @@ static Tokenizer *open_changed(bool in_merges, const char *from, const char *to,
     write_text(vocab_path, in_merges ? texts[0] : changed, strlen(in_merges ? texts[0] : changed));
     write_text(merge_path, in_merges ? changed : texts[1], strlen(in_merges ? changed : texts[1]));
     memset(err, 0, sizeof *err);
-    Tokenizer *tokenizer = tokenizer_open(TOKENIZER_GPT2_BPE, vocab_path, merge_path, 0, err);
+    Tokenizer *tokenizer = open_gpt2(vocab_path, merge_path, err);
     if (!tokenizer) assert_non_null(strstr(err->what, in_merges ? merge_path : vocab_path));
     unlink(vocab_path);
     unlink(merge_path);
@@ -535,11 +540,11 @@ static void malformed_vocabularies_are_refused(void **state) {
     check_refused(true, "#version: 0.2\n", "#version: 0.2\n\n", "line 2 \"\" is not two symbols");
     check_refused(true, "#version: 0.2\n", "#version: 0.2\nq z\n", "not in the vocabulary");
     Error err = {0};
-    assert_null(tokenizer_open(TOKENIZER_GPT2_BPE, "no/such/vocab.json", GOLDEN "merges.txt", 0, &err));
+    assert_null(open_gpt2("no/such/vocab.json", GOLDEN "merges.txt", &err));
     assert_true(err.code == EXIT_DATA && strstr(err.what, "no/such/vocab.json"));
-    assert_null(tokenizer_open(TOKENIZER_GPT2_BPE, GOLDEN "vocab.json", "no/such/merges.txt", 0, &err));
+    assert_null(open_gpt2(GOLDEN "vocab.json", "no/such/merges.txt", &err));
     assert_true(err.code == EXIT_DATA && strstr(err.what, "no/such/merges.txt"));
-    assert_null(tokenizer_open(TOKENIZER_GPT2_BPE, NULL, NULL, 0, &err));
+    assert_null(open_gpt2(NULL, NULL, &err));
     assert_int_equal(err.code, EXIT_USAGE);
 }
 
