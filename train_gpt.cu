@@ -52,6 +52,9 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
     gpt->stream = gpt->tp.compute = stream;
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
     if (gpt->rotary) upload_turns(gpt, gpt->rotary_base);
+    // What no backward wants can lie in one place: a layer writes where it has read.
+    MicroBatch *m = &gpt->slot[0];
+    for (int l = 0; gpt->cache && l <= gpt->stage.layers; l++) m->residual[l] = m->embedded;
 }
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
@@ -204,6 +207,8 @@ typedef struct LayerOps {
     Linear qkv, projection, fc1, fc2;
     Rope rope;        // with rotary positions
     Attention attention;
+    CachedAttention cached;  // with a cache: keeps keys and values, and takes the place of attention
+                             // where there are some before the pass
     Swiglu swiglu;    // in the place of fc1's and fc2's GELU
 } LayerOps;
 
@@ -230,8 +235,20 @@ static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const
 static Rope rope_of(const GPT *gpt, const Pass *p, floatX *qkv) {
     int heads = gpt->NH / gpt->NG;
     Rope rope = {.B = p->B, .T = p->T, .groups = gpt->NG, .heads = heads + 2, .turned = heads + 1,
-                 .HD = gpt->HD, .columns = gpt->rotary, .table = gpt->turns, .x = qkv};
+                 .HD = gpt->HD, .columns = gpt->rotary,
+                 .table = gpt->turns + (int64_t)p->start * gpt->rotary, .x = qkv};
     return rope;
+}
+
+// Attention behind the positions that the cache holds: keys (NG, T, HD) of each layer, then values.
+static CachedAttention cached_attention_of(const GPT *gpt, const Pass *p, int l) {
+    const LayerActs *a = layer_acts(gpt, p, l);
+    int64_t part = (int64_t)gpt->NG * gpt->T * gpt->HD;
+    CachedAttention attention = {.T = p->T, .start = p->start, .room = gpt->T, .NH = gpt->NH, .HD = gpt->HD,
+                                 .groups = gpt->NG, .qkv = a->qkv, .keys = gpt->cache + 2 * l * part,
+                                 .values = gpt->cache + (2 * l + 1) * part, .out = a->att,
+                                 .workspace = gpt->workspace};
+    return attention;
 }
 
 static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
@@ -252,6 +269,7 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     o.qkv = linear_of(gpt, p, l, QKV_W, x1, a->qkv, gpt->dwide, gpt->dx);
     o.rope = rope_of(gpt, p, a->qkv);
     o.attention = attention;
+    if (gpt->cache) o.cached = cached_attention_of(gpt, p, l);
     o.projection = linear_of(gpt, p, l, PROJ_W, a->att, gpt->branch, dbranch, gpt->datt);
     o.norm2 = norm_of(gpt, p, &a->ln2, l, LN2_W);
     o.norm2.x = a->residual2;
@@ -286,7 +304,9 @@ static void layer_to_activation(const GPT *gpt, const Pass *p, const LayerOps *o
     gather(gpt, p, o->norm1.y);
     op_linear_forward(s, &o->qkv);
     if (gpt->rotary) op_rope(s, &o->rope);
-    op_attention_forward(s, &o->attention);
+    if (gpt->cache) op_cache_append(s, &o->cached);
+    if (p->start) op_cached_attention(s, &o->cached);
+    else op_attention_forward(s, &o->attention);
     summed_linear_forward(gpt, &o->projection);
     op_layernorm_forward(s, &o->norm2);
     gather(gpt, p, o->norm2.y);
@@ -525,41 +545,6 @@ void gpt_backward(GPT *gpt, const Pass *p) {
         if (is_complete(gpt, l, p)) layer_is_complete(gpt, l, p);
     }
     if (gpt_embeds(gpt, p)) embedding_backward(gpt, p);
-}
-
-// The logits of the token after ids[0..n), the pads' too; the last T tokens are the context. See
-// write_sample. Rows behind the last token only fill up a multiple of the tensor-parallel ranks.
-static void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *logits) {
-    GPT *gpt = (GPT *)model;
-    int used = (int)(n < gpt->T ? n : gpt->T), T = (int)round_up64(used, gpt->mesh->tp.size), B = 1;
-    if (T > gpt->T) T = gpt->T, B = gpt->B;
-    MicroBatch *m = &gpt->slot[0];
-    Stream *s = gpt->stream;
-    Pass pass;
-    memset(&pass, 0, sizeof pass);
-    pass.B = B;
-    pass.T = T;
-    size_t ids_bytes = (size_t)B * (size_t)T * sizeof(int32_t);
-    int32_t *words = (int32_t *)xcalloc(2, ids_bytes, "the sample"), *positions = words + B * T;
-    memcpy(words, ids + n - used, (size_t)used * sizeof(int32_t));
-    for (int t = 0; t < used; t++) positions[t] = t;
-    copy_to_device(s, m->tokens, words, ids_bytes);
-    copy_to_device(s, m->positions, positions, ids_bytes);
-    for (; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
-        gpt_stage_forward(gpt, &pass);
-    }
-    pass.chunk--;
-    if (gpt->stage.heads) {
-        const floatX *x = gather(gpt, &pass, gpt->lnf.y) + (int64_t)(used - 1) * gpt->C;
-        int rows = (int)gpt->tensor[gpt->output].local[0];
-        Linear linear = {.N = 1, .C = gpt->C, .OC = rows, .x = x, .w = zero_weight(gpt->zero, gpt->output),
-                         .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows, .workspace = gpt->workspace};
-        op_linear_forward(s, &linear);
-        tp_exchange(&gpt->tp, gpt->logits, (size_t)rows * sizeof(floatX));
-        copy_to_host(s, logits, gpt->logits, (size_t)gpt->V * sizeof(floatX));
-    }
-    stream_synchronize(s);
-    free(words);
 }
 
 // ===== the training step =========================================================================

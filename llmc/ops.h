@@ -234,6 +234,22 @@ void op_attention_backward(Stream *s, const Attention *a);
 size_t op_attention_saved_bytes(int B, int T, int NH, int HD);
 size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups);
 
+// Attention of new positions of one sequence, which a cache of keys and values precedes (generation
+// of text). Query t stands at position start + t and attends to keys 0 .. start + t. The sums are
+// those of op_attention_forward in another order.
+typedef struct CachedAttention {
+    int T, start, room;      // new positions, those before them, those that the cache has room for
+    int NH, HD, groups;      // as Attention
+    const floatX *qkv;       // (T, groups, NH / groups + 2, HD)
+    floatX *keys, *values;   // (groups, room, HD)
+    floatX *out;             // (T, NH * HD) out of op_cached_attention
+    void *workspace;         // op_cached_attention_workspace_bytes
+} CachedAttention;
+// Copies the new positions' keys and values into the cache, which must hold them before attention.
+void op_cache_append(Stream *s, const CachedAttention *a);
+void op_cached_attention(Stream *s, const CachedAttention *a);
+size_t op_cached_attention_workspace_bytes(int T, int room, int NH, int HD);
+
 // The language-model head. logits = x wte^T, rounded. Cross-entropy in fp32 over all columns;
 // Megatron's padded rows take part. dlogits = weight * (softmax - onehot), rounded. dx = dlogits
 // wte, dwte += (or =) dlogits^T x. The weight of row n is loss_mask[n] * loss_scale, or loss_scale

@@ -84,8 +84,7 @@ static void *read_slice(const Checkpoint *checkpoint, Slice slice, Error *err) {
     return NULL;
 }
 
-// kind: whose weights the replica is.
-static bool restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
+bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
     int count;
     const Tensor *tensors = zero_tensors(zero, &count);
     for (int i = 0; i < count; i++) {
@@ -132,7 +131,7 @@ static bool restore_island(Zero *zero, const Checkpoint *checkpoint, bool known,
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err) {
     bool known = optimizer && zero_keeps(zero, SLICE_LOCAL_MASTER) &&
                  zero_node(zero) < checkpoint_nodes(checkpoint, SLICE_LOCAL_MASTER);
-    if (!restore_weights(zero, checkpoint, known ? SLICE_LOCAL_WEIGHT : SLICE_WEIGHT, err)) return false;
+    if (!zero_restore_weights(zero, checkpoint, known ? SLICE_LOCAL_WEIGHT : SLICE_WEIGHT, err)) return false;
     if (!optimizer) {
         zero_masters_from_weights(zero);
         return true;

@@ -24,6 +24,8 @@ void zero_slices_staged(void *zero);
 // Loads the replica, and masters and moments when `optimizer`. Without it masters become
 // float(replica) and moments 0. Errors: checkpoint_read's.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err);
+// Loads the replica alone, which is the weights of that kind.
+bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err);
 // Loads the residual of error feedback, of as many nodes as there are here.
 bool zero_restore_residual(Zero *zero, const Checkpoint *checkpoint, Error *err);
 

@@ -258,7 +258,32 @@ static void linear_epilogue_row(floatX *y, floatX *pre, const float *product, co
     if (pre) op_gelu_forward(NULL, y, pre, OC);
 }
 
+// (OC) products of one row x (C) with w (OC, C): the weights are read once, as they are.
+static void row_product(float *product, const float *x, const floatX *w, int64_t C, int64_t OC) {
+    for (int64_t o = 0; o < OC; o++, w += C) {
+        float lane[LANES] = {0};
+        int64_t c = 0;
+        for (; c + LANES <= C; c += LANES) {
+            for (int l = 0; l < LANES; l++) lane[l] += x[c + l] * floatX_to_float(w[c + l]);
+        }
+        for (; c < C; c++) lane[c % LANES] += x[c] * floatX_to_float(w[c]);
+        product[o] = join_lanes(lane);
+    }
+}
+
+// Generation makes one row after the other. It waits for the weights to be read.
+static void linear_forward_row(const Linear *a) {
+    float *cursor = a->workspace;
+    float *x_buffer = take_slice(&cursor, a->C), *product = take_slice(&cursor, a->OC);
+    row_product(product, widen(a->x, a->C, x_buffer), a->w, a->C, a->OC);
+    linear_epilogue_row(a->y, a->pre, product, a->bias, a->OC);
+}
+
 void op_linear_forward(Stream *s, const Linear *a) {
+    if (a->N == 1) {
+        linear_forward_row(a);
+        return;
+    }
     float *cursor = a->workspace;
     int64_t C = a->C, OC = a->OC, max_rows = min64(a->N, LINEAR_ROWS);
     const float *w = widen(a->w, OC * C, take_slice(&cursor, OC * C));  // (OC, C)

@@ -261,3 +261,55 @@ void op_attention_backward(Stream *s, const Attention *a) {
         for (int group = 0; group < attention_groups(a); group++) group_backward(a, b, group, g, cursor);
     }
 }
+
+// --- behind a cache ------------------------------------------------------------------------------
+
+size_t op_cached_attention_workspace_bytes(int T, int room, int NH, int HD) {
+    int64_t rows = min64(QUERY_ROWS, T), cache = slice_floats((int64_t)room * HD);
+    return (size_t)(2 * cache + 2 * slice_floats(rows * HD) + slice_floats(rows * room)) * sizeof(float);
+}
+
+void op_cache_append(Stream *s, const CachedAttention *a) {
+    int heads = a->NH / a->groups;
+    size_t vector = (size_t)a->HD * sizeof(floatX);
+    for (int t = 0; t < a->T; t++) {
+        for (int group = 0; group < a->groups; group++) {
+            int64_t to = ((int64_t)group * a->room + a->start + t) * a->HD;
+            const floatX *key = a->qkv + (((int64_t)t * a->groups + group) * (heads + 2) + heads) * a->HD;
+            memcpy(a->keys + to, key, vector);
+            memcpy(a->values + to, key + a->HD, vector);
+        }
+    }
+}
+
+// Of one head, whose queries begin at q. k, v: (start + T, HD) of its group.
+static void cached_head(const CachedAttention *a, int head, const float *k, const float *v, float *cursor) {
+    int64_t HD = a->HD, C = (int64_t)a->NH * HD, row = C + 2 * (int64_t)a->groups * HD;
+    int heads = a->NH / a->groups;
+    AttentionHead h = {.T = a->start + a->T, .HD = a->HD, .scale = 1.0f / sqrtf((float)a->HD)};
+    float *q = take_slice(&cursor, min64(QUERY_ROWS, a->T) * HD);
+    float *out = take_slice(&cursor, min64(QUERY_ROWS, a->T) * HD);
+    float *scores = take_slice(&cursor, min64(QUERY_ROWS, a->T) * a->room);
+    const floatX *queries = a->qkv + ((int64_t)(head / heads) * (heads + 2) + head % heads) * HD;
+    for (int first = 0; first < a->T; first += QUERY_ROWS) {
+        int rows = (int)min64(QUERY_ROWS, a->T - first), keys = a->start + first + rows;
+        Block block = {a->start + first, rows, 0, keys};
+        load_rows(q, queries + first * row, row, rows, a->HD);
+        matmul_nt(rows, keys, HD, h.scale, q, k, 0.0f, scores);
+        for (int i = 0; i < rows; i++) softmax_row(scores + (int64_t)i * keys, &h, block, block.first + i);
+        matmul_nn(rows, HD, keys, scores, v, 0.0f, out);
+        store_rows(a->out + first * C + head * HD, C, out, rows, a->HD);
+    }
+}
+
+void op_cached_attention(Stream *s, const CachedAttention *a) {
+    int64_t elements = (int64_t)(a->start + a->T) * a->HD, room = (int64_t)a->room * a->HD;
+    float *cursor = a->workspace;
+    float *k_buffer = take_slice(&cursor, room), *v_buffer = take_slice(&cursor, room);
+    for (int head = 0, heads = a->NH / a->groups; head < a->NH; head += heads) {
+        int64_t at = head / heads * room;
+        const float *k = widen(a->keys + at, elements, k_buffer);
+        const float *v = widen(a->values + at, elements, v_buffer);
+        for (int i = 0; i < heads; i++) cached_head(a, head + i, k, v, cursor);
+    }
+}

@@ -120,4 +120,9 @@ void matmul_nn(Stream *stream, floatX *c, const floatX *a, const floatX *b, int6
 void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64_t m, int64_t n, int64_t k,
                bool overwrite, void *workspace);
 
+// generate.cu: op_linear_forward of one row, which generation makes one after the other. Such a
+// product waits for memory: cuBLASLt's tiles have nothing to share there.
+struct Linear;
+void linear_forward_row(Stream *stream, const struct Linear *a);
+
 LLMC_END

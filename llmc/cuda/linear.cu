@@ -437,6 +437,10 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
 static float *partial_sums(void *workspace) { return (float *)((uint8_t *)workspace + GEMM_WORKSPACE_BYTES); }
 
 void op_linear_forward(Stream *s, const Linear *a) {
+    if (a->N == 1) {
+        linear_forward_row(s, a);
+        return;
+    }
     if (a->pre && !a->bias) {  // no epilogue for GELU without a bias that stores its input
         matmul_nt(s, a->pre, a->x, a->w, a->N, a->OC, a->C, a->workspace);
         op_gelu_forward(s, a->y, a->pre, a->N * a->OC);

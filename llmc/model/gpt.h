@@ -61,6 +61,7 @@ typedef struct Stage {
 // One forward or backward pass of an uploaded micro-batch through a chunk.
 typedef struct Pass {
     int B, T;               // rows and tokens of each, at most the planned ones
+    int start;              // the first token's position; above 0 only behind what the cache holds
     int chunk;
     int slot, input, gradient;  // its places (pipeline.h)
     int64_t first_sample;   // global number of the first row's sample, which keys dropout
@@ -132,6 +133,7 @@ typedef struct GPT {
     floatX *datt;            // (B, T, A)
     size_t dwide_bytes;
     floatX *logits;          // (V) of one position, for sampling
+    floatX *cache;           // (L, 2, NG, T, HD) keys and values of a sequence; NULL: training
     TensorParallel tp;
     Pipeline pipeline;
     void *workspace;         // of the linear, attention and head ops
@@ -156,6 +158,10 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh);
 bool gpt_check(const GPT *gpt, Error *err);
 // Reserves activations and scratch in the memory plan.
 void gpt_reserve(GPT *gpt, MemoryPlan *plan);
+// The same for a program that trains nothing: what one sequence's forward passes need, and a cache
+// of the keys and values of T positions. Of a model that is whole on this rank, described with
+// RECOMPUTE_FULL.
+void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan);
 // Bytes that gpt_reserve reserves under this configuration.
 size_t gpt_planned_bytes(const Config *config, const Mesh *mesh);
 void gpt_free(GPT *gpt);
@@ -197,5 +203,16 @@ typedef void (*LoadMicroBatch)(void *context, GPT *gpt, int k, Pass *pass);
 void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, void *context);
 // The input of the pass's chunk from the stage before, gpt_forward, the output to the next stage.
 void gpt_stage_forward(GPT *gpt, const Pass *pass);
+
+// next_logits.c makes these, for programs that write text.
+//
+// The logits of the token after ids[0..n), the pads' too, on the host of the last stage: (V). The
+// last T tokens are the context. Called by all ranks of one replica. model: a GPT. See
+// write_sample.
+void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *logits);
+// With a cache (gpt_reserve_inference): runs tokens ids (n) at positions start .. start + n - 1 of
+// one sequence. Their keys and values join those of the positions before in the cache. start 0
+// begins a sequence anew. start + n is at most T. logits: (V) of the token that follows. Waits.
+void gpt_go_on(GPT *gpt, const int32_t *ids, int start, int n, floatX *logits);
 
 LLMC_END

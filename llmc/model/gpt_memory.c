@@ -141,6 +141,36 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     reserve_pipeline(gpt, plan);
 }
 
+// Every layer works in the first one's buffers. `residual` of the others is set by gpt_start.
+void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
+    const char *group = "activations", *scratch = "scratch";
+    size_t X = (size_t)rows_planned(gpt) * sizeof(floatX), C = (size_t)gpt->C, T = (size_t)gpt->T;
+    int widest = (int)largest(largest((size_t)gpt->FC1, (size_t)gpt->QKV), C);
+    size_t workspace = op_linear_workspace_bytes(rows_planned(gpt), widest, widest);
+    workspace = largest(workspace, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD, gpt->NG));
+    workspace = largest(workspace, op_cached_attention_workspace_bytes(gpt->T, gpt->T, gpt->NH, gpt->HD));
+    workspace = largest(workspace, op_linear_workspace_bytes(1, gpt->C, gpt->V));
+    size_t cache = (size_t)(2 * gpt->L * gpt->NG * gpt->HD) * T * sizeof(floatX);
+    gpt->slot = (MicroBatch *)xcalloc(1, sizeof(MicroBatch), "the activation table");
+    gpt->slot->acts = (LayerActs *)xcalloc(1, sizeof(LayerActs), "the activation table");
+    gpt->scratch_bytes = op_scratch_bytes(rows_planned(gpt), gpt->C);
+    reserve_slot(gpt, gpt->slot, plan);
+    reserve_layer(gpt, gpt->slot->acts, plan);
+    const Buffer buffers[] = {
+        {group, "residual stream", X * C, &gpt->slot->embedded},
+        {group, "final LayerNorm", X * C, &gpt->lnf.y},
+        {group, "final LayerNorm means", T * sizeof(float), &gpt->lnf.mean},
+        {group, "final LayerNorm deviations", T * sizeof(float), &gpt->lnf.rstd},
+        {group, "cache of keys and values", cache, &gpt->cache},
+        {scratch, "branch of the residual stream", X * C, &gpt->branch},
+        {scratch, "rotary positions", T * (size_t)gpt->rotary * sizeof(float), &gpt->turns},
+        {scratch, "logits of one position", (size_t)gpt->V * sizeof(floatX), &gpt->logits},
+        {scratch, "workspace of the ops", workspace, &gpt->workspace},
+        {scratch, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},
+    };
+    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
+}
+
 size_t gpt_planned_bytes(const Config *config, const Mesh *mesh) {
     GPT gpt;
     MemoryPlan memory_plan = {0};

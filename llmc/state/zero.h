@@ -26,6 +26,12 @@ typedef struct Zero Zero;
 // bad SDP4BIT_FAULT.
 Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
                 MemoryPlan *memory_plan, Error *err);
+// The same for a program of one rank that trains nothing: the weights alone, and no gradients, for
+// which zero_grad gives NULL. Of what follows it may call zero_start_weights_alone instead of
+// zero_start, zero_put_weights, zero_weight, zero_weights_wait and zero_free.
+Zero *zero_plan_weights_alone(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
+                              MemoryPlan *memory_plan, Error *err);
+void zero_start_weights_alone(Zero *zero, Stream *compute);
 // For who reserves memory that the ranks of a node may reach into (comm_share): the number of bytes
 // that it comes in multiples of. COMM_GRAIN, or 1 where nobody is to reach in.
 int64_t zero_grain(const Zero *zero);

@@ -95,6 +95,7 @@ float *zero_bucket_grads(const Zero *zero, int b) {
 }
 
 float *zero_grad(const Zero *zero, int tensor) {
+    if (!zero->gradients.stays) return NULL;
     int b = zero->plan.tensor_bucket[tensor];
     return zero_bucket_grads(zero, b) + zero->plan.tensor_arena[tensor] - zero->plan.bucket[b].arena_start;
 }

@@ -217,6 +217,26 @@ static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err
     return ok;
 }
 
+Zero *zero_plan_weights_alone(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
+                              MemoryPlan *memory_plan, Error *err) {
+    Zero *zero = (Zero *)xcalloc(1, sizeof *zero, "the weights");
+    zero->config = config;
+    zero->mesh = zero->wire_checks.mesh = mesh;
+    choose_wires(zero);
+    if (!plan_layout(zero, tensors, count, err)) {
+        free(zero);
+        return NULL;
+    }
+    zero->tensors = (Tensor *)xcalloc((size_t)count, sizeof(Tensor), "the parameter table");
+    memcpy(zero->tensors, tensors, (size_t)count * sizeof(Tensor));
+    zero->pending = (bool *)xcalloc((size_t)zero->plan.buckets, sizeof(bool), "the bucket table");
+    zero->done = (Event **)xcalloc((size_t)zero->plan.buckets, sizeof(Event *), "the bucket table");
+    zero_plan_weights(zero, memory_plan);
+    return zero;
+}
+
+void zero_start_weights_alone(Zero *zero, Stream *compute) { zero->compute = compute; }
+
 Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
                 MemoryPlan *memory_plan, Error *err) {
     Zero *zero = (Zero *)xcalloc(1, sizeof *zero, "the state of training");

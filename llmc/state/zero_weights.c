@@ -346,7 +346,7 @@ void zero_weights_wait(Zero *zero, int unit, int next, bool backward) {
         if (shared->held[slot] != b) gather_bucket(zero, b, backward);
         wait_for(zero, shared->gathered[slot], &shared->coming[slot]);
     }
-    if (!zero->lanes->apart || zero_weights_resident(zero, ahead) || shared->held[ahead % 2] == ahead) return;
+    if (zero_weights_resident(zero, ahead) || !zero->lanes->apart || shared->held[ahead % 2] == ahead) return;
     if (ahead % 2 != slot || zero_weights_resident(zero, b)) gather_bucket(zero, ahead, backward);
 }
 

@@ -1,6 +1,6 @@
 // What the tests of the ops share: random tensors, exact-size buffers, doubles of a tensor,
-// comparisons. Included by test_ops.c, test_ops_head.c, test_ops_llama.c and test_ops_gradients.c
-// only.
+// comparisons. Included by test_ops.c, test_ops_head.c, test_ops_llama.c, test_ops_gradients.c
+// and test_ops_generate.c only.
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,0 +1,134 @@
+// Generation's forward passes against the trainer's: the logits behind a cache of keys and values
+// are those of a pass over the whole sequence. In make PRECISION=fp32 within 1e-5.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "test/unit/model_bench.h"
+#include "test/leaks.h"
+#include "test/random.h"
+
+enum { VOCABULARY = 96, LENGTH = 24 };
+#define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
+
+// A model that trains nothing, with the weights of a bench.
+typedef struct Writer {
+    Config config;
+    MemoryPlan memory_plan;
+    Zero *zero;
+    GPT gpt;
+} Writer;
+
+static void open_writer(Writer *w, const Bench *b) {
+    Error err = {0};
+    memset(w, 0, sizeof *w);
+    w->config = b->config;
+    w->config.micro_batch_size = 1;
+    w->config.recompute_granularity = RECOMPUTE_FULL;
+    gpt_describe(&w->gpt, &w->config, &b->mesh);
+    w->zero = zero_plan_weights_alone(&w->config, &b->mesh, w->gpt.tensor, w->gpt.tensors, &w->memory_plan,
+                                      &err);
+    assert_non_null(w->zero);
+    gpt_reserve_inference(&w->gpt, &w->memory_plan);
+    assert_true(memory_plan_allocate(&w->memory_plan, b->device, 1, &err));
+    zero_start_weights_alone(w->zero, b->compute);
+    gpt_start(&w->gpt, w->zero, b->device, b->compute, b->timers);
+    for (int i = 0; i < w->gpt.tensors; i++) {
+        size_t bytes = (size_t)bench_numel(b, i) * sizeof(floatX);
+        floatX *host = malloc(bytes);
+        copy_to_host(b->compute, host, zero_weight(b->zero, i), bytes);
+        stream_synchronize(b->compute);
+        zero_put_weights(w->zero, i, host);
+        free(host);
+    }
+}
+
+static void close_writer(Writer *w, Device *device) {
+    memory_plan_free(&w->memory_plan, device);
+    zero_free(w->zero);
+    gpt_free(&w->gpt);
+}
+
+static void expect_same(const floatX *got, const floatX *expected, int n) {
+    double scale = 0, worst = 0;
+    for (int i = 0; i < VOCABULARY; i++) {
+        double e = (double)floatX_to_float(expected[i]);
+        scale = fmax(scale, fabs(e));
+        worst = fmax(worst, fabs((double)floatX_to_float(got[i]) - e));
+    }
+    // bf16: a sum in another order may round to the neighbour, here and in the layers before.
+    double allowed = sizeof(floatX) == sizeof(float) ? 1e-5 * fmax(scale, 1) : 0x1p-6 * scale;
+    if (!(worst <= allowed && scale > 0.1))
+        fail_msg("%d tokens: logits differ by %g of %g, allowed %g", n, worst, scale, allowed);
+}
+
+// Every position's logits, where the prompt has `prompt` tokens and the others come one by one.
+static void compare(int count, const char *const *flags, int prompt) {
+    static const char *const common[] = {"--num-layers", "3", "--hidden-size", "48", "--seq-length", "24",
+                                         "--max-position-embeddings", "24", "--micro-batch-size", "2",
+                                         "--hidden-dropout", "0", "--attention-dropout", "0",
+                                         "--init-method-std", "0.2"};
+    const char *all[64];
+    Bench b;
+    Writer w;
+    Random rng = {61};
+    int32_t ids[LENGTH];
+    floatX got[VOCABULARY], expected[VOCABULARY];
+    memcpy(all, common, sizeof common);
+    memcpy(all + COUNT(common), flags, (size_t)count * sizeof *flags);
+    assert_true(bench_open(&b, COUNT(common) + count, all, VOCABULARY));
+    gpt_init_weights(&b.gpt, 9, (Peers){MPI_COMM_SELF, 0, NULL});
+    open_writer(&w, &b);
+    for (int again = 0; again < 2; again++) {  // a second sequence in the same memory
+        for (int i = 0; i < LENGTH; i++) ids[i] = (int32_t)(random_u64(&rng) % VOCABULARY);
+        for (int n = prompt, start = 0; n <= LENGTH; start = n++) {
+            gpt_next_logits(&b.gpt, ids, n, expected);
+            gpt_go_on(&w.gpt, ids + start, start, n - start, got);
+            expect_same(got, expected, n);
+        }
+        // From the middle on once more, several tokens at a time.
+        gpt_go_on(&w.gpt, ids + prompt, prompt, LENGTH - prompt, got);
+        expect_same(got, expected, LENGTH);
+    }
+    close_writer(&w, b.device);
+    bench_close(&b);
+}
+
+static void test_gpt2(void **state) {
+    static const char *const flags[] = {"--num-attention-heads", "3"};
+    compare(COUNT(flags), flags, 1);
+    compare(COUNT(flags), flags, 17);
+}
+
+static void test_llama(void **state) {
+    static const char *const flags[] = {"--num-attention-heads", "6", "--group-query-attention",
+                                        "--num-query-groups", "2", "--normalization", "RMSNorm",
+                                        "--position-embedding-type", "rope", "--swiglu",
+                                        "--disable-bias-linear", "--untie-embeddings-and-output-weights"};
+    compare(COUNT(flags), flags, 1);
+    compare(COUNT(flags), flags, 11);
+}
+
+static void test_part_of_each(void **state) {
+    static const char *const flags[] = {"--num-attention-heads", "3", "--swiglu",
+                                        "--position-embedding-type", "rope", "--rotary-percent", "0.5"};
+    compare(COUNT(flags), flags, 6);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gpt2),
+        cmocka_unit_test(test_llama),
+        cmocka_unit_test(test_part_of_each),
+    };
+    Launch launch;
+    leaks_launch(&launch, &argc, &argv);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    failed += leaks_found();
+    launch_finalize(&launch);
+    return failed;
+}
