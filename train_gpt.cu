@@ -30,28 +30,12 @@
 // and the branch of the layer below, which is fused with the layer's first LayerNorm. It ends with
 // a branch of its own. The final LayerNorm begins like one more layer, in the table too.
 
-// The table of op_rope. Angles are computed in double: the same numbers on every backend.
-static void upload_turns(GPT *gpt, double base) {
-    int half = gpt->rotary / 2;
-    size_t bytes = (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float);
-    float *turns = (float *)xmalloc(bytes, "the rotary positions");
-    for (int64_t i = 0; i < (int64_t)gpt->T * half; i++) {
-        int64_t t = i / half, column = i % half;
-        double angle = (double)t * pow(base, -2.0 * (double)column / gpt->rotary);
-        turns[t * gpt->rotary + column] = (float)cos(angle);
-        turns[t * gpt->rotary + half + column] = (float)sin(angle);
-    }
-    copy_to_device(gpt->stream, gpt->turns, turns, bytes);
-    stream_synchronize(gpt->stream);
-    free(turns);
-}
-
 void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers) {
     gpt->zero = zero;
     gpt->timers = timers;
     gpt->stream = gpt->tp.compute = stream;
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
-    if (gpt->rotary) upload_turns(gpt, gpt->rotary_base);
+    if (gpt->rotary) gpt_upload_turns(gpt);
     // What no backward wants can lie in one place: a layer writes where it has read.
     MicroBatch *m = &gpt->slot[0];
     for (int l = 0; gpt->cache && l <= gpt->stage.layers; l++) m->residual[l] = m->embedded;
@@ -205,6 +189,7 @@ static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor w
 typedef struct LayerOps {
     LayerNorm norm1, norm2;
     Linear qkv, projection, fc1, fc2;
+    HeadNorm heads;   // with norms of queries and keys
     Rope rope;        // with rotary positions
     Attention attention;
     CachedAttention cached;  // with a cache: keeps keys and values, and takes the place of attention
@@ -251,6 +236,18 @@ static CachedAttention cached_attention_of(const GPT *gpt, const Pass *p, int l)
     return attention;
 }
 
+static HeadNorm head_norm_of(const GPT *gpt, const Pass *p, int l) {
+    const LayerActs *a = layer_acts(gpt, p, l);
+    HeadNorm n = {.N = pass_rows(p), .groups = gpt->NG, .queries = gpt->NH / gpt->NG, .HD = gpt->HD,
+                  .epsilon = gpt->epsilon, .rms = gpt->rms, .x = a->qkv, .before = a->before_norm};
+    for (int i = 0; i < 2; i++) {
+        enum LayerTensor w = i ? K_NORM_W : Q_NORM_W, b = i ? K_NORM_B : Q_NORM_B;
+        n.gamma[i] = weight(gpt, l, w), n.beta[i] = weight(gpt, l, b);
+        n.dgamma[i] = grad(gpt, l, w), n.dbeta[i] = grad(gpt, l, b);
+    }
+    return n;
+}
+
 static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     const LayerActs *a = layer_acts(gpt, p, l);
     const MicroBatch *m = slot_of(gpt, p);
@@ -267,6 +264,7 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     memset(&o, 0, sizeof o);
     o.norm1 = first_norm(gpt, p, l);
     o.qkv = linear_of(gpt, p, l, QKV_W, x1, a->qkv, gpt->dwide, gpt->dx);
+    o.heads = head_norm_of(gpt, p, l);
     o.rope = rope_of(gpt, p, a->qkv);
     o.attention = attention;
     if (gpt->cache) o.cached = cached_attention_of(gpt, p, l);
@@ -303,6 +301,7 @@ static void layer_to_activation(const GPT *gpt, const Pass *p, const LayerOps *o
     op_layernorm_forward(s, &o->norm1);
     gather(gpt, p, o->norm1.y);
     op_linear_forward(s, &o->qkv);
+    if (gpt->qk_norm) op_head_norm_forward(s, &o->heads);
     if (gpt->rotary) op_rope(s, &o->rope);
     if (gpt->cache) op_cache_append(s, &o->cached);
     if (p->start) op_cached_attention(s, &o->cached);
@@ -472,7 +471,8 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     LayerOps o = layer_ops(gpt, l, p);
     Stream *s = gpt->stream;
     Rope back = o.rope;
-    back.x = o.attention.dqkv;
+    HeadNorm heads = o.heads;
+    back.x = heads.x = o.attention.dqkv;
     back.back = true;
     if (gpt->recompute_full) {
         LayerOps again = o;
@@ -489,26 +489,32 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     summed_linear_backward(gpt, p, l, PROJ_B, &o.projection);
     op_attention_backward(s, &o.attention);
     if (gpt->rotary) op_rope(s, &back);
+    if (gpt->qk_norm) op_head_norm_backward(s, &heads);
     bias_backward(gpt, l, QKV_B, &o.qkv, NULL);
     first_linear_backward(gpt, p, &o.norm1, &o.qkv);
     op_layernorm_backward(s, &o.norm1);
 }
 
-static void sum_over_rows(const GPT *gpt, int tensor) {
-    tp_sum(&gpt->tp, zero_grad(gpt->zero, tensor), tensor_elements(&gpt->tensor[tensor]), gpt->dwide,
-           gpt->dwide_bytes);
+// The gradients of a norm's weight and bias are those of this rank's rows or heads alone.
+static void sum_over_ranks(const GPT *gpt, int l, enum LayerTensor which) {
+    int tensor = gpt_layer_tensor(gpt, l, which);
+    for (int i = tensor; tensor >= 0 && i < tensor + (gpt->rms ? 1 : 2); i++) {
+        tp_sum(&gpt->tp, zero_grad(gpt->zero, i), tensor_elements(&gpt->tensor[i]), gpt->dwide,
+               gpt->dwide_bytes);
+    }
 }
 
 // The gradients of layer l are complete. With sequence parallelism each rank has summed those of
 // the LayerNorms over its own rows. The final LayerNorm goes with the last layer.
 static void layer_is_complete(const GPT *gpt, int l, const Pass *p) {
-    int norms[] = {gpt_layer_tensor(gpt, l, LN1_W), gpt_layer_tensor(gpt, l, LN2_W),
-                   gpt_layer_tensor(gpt, l + 1, LN1_W)};
     bool final = gpt->stage.heads && l == gpt->L - 1;
-    for (int i = 0; gpt->tp.sequence && i < 2 + final; i++) {
-        sum_over_rows(gpt, norms[i]);
-        if (!gpt->rms) sum_over_rows(gpt, norms[i] + 1);
+    if (gpt->tp.sequence) {
+        sum_over_ranks(gpt, l, LN1_W);
+        sum_over_ranks(gpt, l, LN2_W);
+        if (final) sum_over_ranks(gpt, l + 1, LN1_W);
     }
+    sum_over_ranks(gpt, l, Q_NORM_W);
+    sum_over_ranks(gpt, l, K_NORM_W);
     zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l), p->last);
 }
 

@@ -193,6 +193,25 @@ void op_swiglu_backward(Stream *s, const Swiglu *a);
 // Bytes of workspace that the linear ops want for sizes up to these.
 size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC);
 
+// The norms of queries and keys, each over the HD columns of one vector, in place. A token's row of
+// x is that of Attention.qkv, and its values stay. Queries share gamma and beta, and so do keys:
+// [0] is that of queries, [1] that of keys. Forward keeps the vectors as they came in `before`.
+// Backward: x holds the gradients of the normalised vectors, and gets those of the vectors before.
+typedef struct HeadNorm {
+    int64_t N;
+    int groups, queries, HD;   // a group has so many queries, then a key and a value
+    float epsilon;
+    bool rms;                  // as in LayerNorm
+    floatX *x;                 // (N, groups, queries + 2, HD) in and out
+    floatX *before;            // (N, groups, queries + 1, HD) out of forward, into backward
+    const floatX *gamma[2];    // (HD)
+    const floatX *beta[2];     // (HD) forward, or NULL
+    float *dgamma[2];          // (HD) backward accumulates
+    float *dbeta[2];           // (HD) backward accumulates, or NULL
+} HeadNorm;
+void op_head_norm_forward(Stream *s, const HeadNorm *a);
+void op_head_norm_backward(Stream *s, const HeadNorm *a);
+
 // Rotary positions, in place. A token's row of x holds groups, each of `heads` vectors of HD, of
 // which the first `turned` are turned: in Megatron-LM's order those are queries and key, before the
 // value. Columns i and i + columns / 2, for i < columns / 2, are turned against each other by the

@@ -133,7 +133,7 @@ check_ops() {
         skip "gradients of a real layer against PyTorch" "no PyTorch for ${PYTHON:-python3}"
     fi
     if "${PYTHON:-python3}" -c 'import torch, numpy, transformers' 2>/dev/null; then
-        for mode in "" --deterministic; do
+        for mode in "" --deterministic --qk-layernorm; do
             counted "gradients of a Llama against Hugging Face's $mode" "${PYTHON:-python3}" \
                 dev/ref/llama_gradients.py "$BUILD/test/gpu/layer_dump" $mode
         done

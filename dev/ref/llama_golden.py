@@ -2,9 +2,9 @@
 """Losses of a small Llama in double precision, for test/unit/model/test_gpt.c.
 
 Written from the definitions of Hugging Face's LlamaForCausalLM: RMSNorm, rotary positions by
-rotate_half, grouped queries, SwiGLU, an output layer of its own. It needs Python alone and shares
-no code with the trainer. Weights are made of integers by a formula that the test repeats, and are
-exact in bf16.
+rotate_half, grouped queries, SwiGLU, an output layer of its own. The last model has the norms of
+queries and keys of Qwen3ForCausalLM too. It needs Python alone and shares no code with the trainer.
+Weights are made of integers by a formula that the test repeats, and are exact in bf16.
 
     dev/ref/llama_golden.py >test/golden/gpt/llama_losses.h
 """
@@ -24,11 +24,12 @@ def tensor(number, rows, columns, offset):
 class Llama:
     """Weights in the order of the trainer's table, cut up as Hugging Face has them."""
 
-    def __init__(self, groups):
+    def __init__(self, groups, qk_norm):
         self.groups, self.layers, per_group = groups, [], HEADS // groups
+        n = 2
         self.words, self.output = tensor(0, V, C, 0), tensor(1, V, C, 0)
-        for layer in range(LAYERS):
-            n = 2 + 6 * layer
+        for _ in range(LAYERS):
+            norms = [tensor(n + 2 + i, 1, HD, 1)[0] if qk_norm else None for i in range(2)]
             fused = tensor(n + 1, (HEADS + 2 * groups) * HD, C, 0)
             q, k, v = [], [], []
             for g in range(groups):
@@ -36,11 +37,14 @@ class Llama:
                 q += rows[:per_group * HD]
                 k += rows[per_group * HD:(per_group + 1) * HD]
                 v += rows[(per_group + 1) * HD:]
-            fc1 = tensor(n + 4, 2 * F, C, 0)
+            o = n + 2 + 2 * qk_norm
+            fc1 = tensor(o + 2, 2 * F, C, 0)
             self.layers.append({'input_norm': tensor(n, 1, C, 1)[0], 'q': q, 'k': k, 'v': v,
-                                'o': tensor(n + 2, C, C, 0), 'post_norm': tensor(n + 3, 1, C, 1)[0],
-                                'gate': fc1[:F], 'up': fc1[F:], 'down': tensor(n + 5, C, F, 0)})
-        self.final_norm = tensor(2 + 6 * LAYERS, 1, C, 1)[0]
+                                'q_norm': norms[0], 'k_norm': norms[1],
+                                'o': tensor(o, C, C, 0), 'post_norm': tensor(o + 1, 1, C, 1)[0],
+                                'gate': fc1[:F], 'up': fc1[F:], 'down': tensor(o + 3, C, F, 0)})
+            n = o + 4
+        self.final_norm = tensor(n, 1, C, 1)[0]
 
 
 def product(matrix, x):
@@ -59,14 +63,18 @@ def rotate(x, t):
     return [e * math.cos(a) + h * math.sin(a) for e, h, a in zip(x, half, angles)]
 
 
+def turned(x, gain, t):
+    return rotate(rms_norm(x, gain) if gain else x, t)
+
+
 def attention(layer, rows, groups):
     q, k, v = ([product(layer[name], x) for x in rows] for name in 'qkv')
     out = [[0.0] * C for _ in rows]
     for head in range(HEADS):
         g = head // (HEADS // groups)
-        keys = [rotate(k[t][g * HD:(g + 1) * HD], t) for t in range(T)]
+        keys = [turned(k[t][g * HD:(g + 1) * HD], layer['k_norm'], t) for t in range(T)]
         for t in range(T):
-            query = rotate(q[t][head * HD:(head + 1) * HD], t)
+            query = turned(q[t][head * HD:(head + 1) * HD], layer['q_norm'], t)
             scores = [sum(a * b for a, b in zip(query, keys[s])) / math.sqrt(HD) for s in range(t + 1)]
             weights = [math.exp(s - max(scores)) for s in scores]
             for d in range(HD):
@@ -96,12 +104,13 @@ def losses(model, tokens, targets):
 def main():
     print('// Made by dev/ref/llama_golden.py: the losses of its model, (B, T).')
     print('#pragma once')
-    for groups in (4, 2):
-        model, all_losses = Llama(groups), []
+    for groups, qk_norm in ((4, False), (2, False), (2, True)):
+        model, all_losses = Llama(groups, qk_norm), []
         for b in range(B):
             at = range(b * T, (b + 1) * T)
             all_losses += losses(model, [(i * 7 + 3) % V for i in at], [(i * 5 + 1) % V for i in at])
-        print(f'static const double llama_losses_{groups}_groups[{B * T}] = {{')
+        name = f'llama_losses_{groups}_groups' + '_qk_norm' * qk_norm
+        print(f'static const double {name}[{B * T}] = {{')
         for i in range(0, B * T, 4):
             print('    ' + ' '.join(f'{x:.12f},' for x in all_losses[i:i + 4]))
         print('};')

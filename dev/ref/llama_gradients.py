@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Losses and gradients of a Llama of a few layers against Hugging Face's LlamaForCausalLM.
+"""Losses and gradients of a Llama of a few layers against Hugging Face's LlamaForCausalLM, or with
+--qk-layernorm against Qwen3ForCausalLM, which has norms of queries and keys too.
 
 As dev/ref/layer_gradients.py does for GPT-2's layer: the same bf16 weights and tokens go to transformers'
 model in fp32 (the reference), in bf16 (the yardstick) and, through a file, to our program. On every
 tensor ours may err at most twice as much as theirs in bf16.
 
     python3 dev/ref/llama_gradients.py build/test/gpu/layer_dump [--seq-length 1024] [--rows 2]
-        [--deterministic]          needs PyTorch and transformers
+        [--qk-layernorm] [--deterministic]          needs PyTorch and transformers
 
 Prints "ok NAME" and "not ok NAME: why" lines and a counted one. Exit code 1 when any failed.
 """
@@ -23,6 +24,8 @@ import make_goldens as model
 from layer_gradients import DEVIATION, compare, read_golden
 
 PARTS = {"input_norm.weight": "input_layernorm.weight",
+         "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+         "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
          "self_attention.dense.weight": "self_attn.o_proj.weight",
          "post_attention_norm.weight": "post_attention_layernorm.weight",
          "mlp.dense_4h_to_h.weight": "mlp.down_proj.weight"}
@@ -54,6 +57,8 @@ def shapes(o):
         result[prefix + "input_norm.weight"] = (C,)
         rows = (o.num_attention_heads + 2 * o.num_query_groups) * size
         result[prefix + "self_attention.query_key_value.weight"] = (rows, C)
+        for kind in "qk" if o.qk_layernorm else "":
+            result[f"{prefix}self_attention.{kind}_layernorm.weight"] = (size,)
         result[prefix + "self_attention.dense.weight"] = (C, C)
         result[prefix + "post_attention_norm.weight"] = (C,)
         result[prefix + "mlp.dense_h_to_4h.weight"] = (2 * o.ffn_hidden_size, C)
@@ -64,12 +69,15 @@ def shapes(o):
 
 def theirs(weights, dtype, inputs, targets, o):
     """Their losses, and their gradients by their names."""
-    config = transformers.LlamaConfig(
+    family = ((transformers.Qwen3Config, transformers.Qwen3ForCausalLM) if o.qk_layernorm else
+              (transformers.LlamaConfig, transformers.LlamaForCausalLM))
+    config = family[0](
         vocab_size=o.vocab_size, hidden_size=o.hidden_size, intermediate_size=o.ffn_hidden_size,
         num_hidden_layers=o.num_layers, num_attention_heads=o.num_attention_heads,
-        num_key_value_heads=o.num_query_groups, max_position_embeddings=o.seq_length, rms_norm_eps=1e-5,
+        num_key_value_heads=o.num_query_groups, head_dim=o.hidden_size // o.num_attention_heads,
+        max_position_embeddings=o.seq_length, rms_norm_eps=1e-5,
         rope_theta=10000.0, attention_dropout=0.0, tie_word_embeddings=False, use_cache=False)
-    llama = transformers.LlamaForCausalLM(config)
+    llama = family[1](config)
     state = {n: t for name, value in weights.items() for n, t in split(name, value, o)}
     llama.load_state_dict(state, strict=True)
     llama.to(device=inputs.device, dtype=dtype)
@@ -86,7 +94,8 @@ def main():
                           ("num-attention-heads", 8), ("num-query-groups", 2), ("seq-length", 1024),
                           ("vocab-size", 4096), ("rows", 2)):
         parser.add_argument("--" + flag, type=int, default=default)
-    parser.add_argument("--deterministic", action="store_true")
+    for flag in ("qk-layernorm", "deterministic"):
+        parser.add_argument("--" + flag, action="store_true")
     o = parser.parse_args()
     generator = torch.Generator().manual_seed(4321)
     weights = {}
@@ -100,7 +109,7 @@ def main():
         files = os.path.join(folder, "input"), os.path.join(folder, "output")
         out = model.Writer()
         out.add("config", [o.num_layers, o.hidden_size, o.num_attention_heads, o.seq_length, o.vocab_size,
-                           o.rows, o.num_query_groups, o.ffn_hidden_size], "i32")
+                           o.rows, o.num_query_groups, o.ffn_hidden_size, o.qk_layernorm], "i32")
         out.add("tokens", inputs, "i32")
         out.add("targets", targets, "i32")
         for name, value in weights.items():

@@ -163,7 +163,7 @@ typedef struct Block {
 static const Block BLOCKS[] = {
     {"normalization", "LayerNorm"}, {"position_embedding_type", "learned_absolute"},
     {"swiglu", "false"},            {"disable_bias_linear", "false"},
-    {"untie_embeddings_and_output_weights", "false"},
+    {"untie_embeddings_and_output_weights", "false"}, {"qk_layernorm", "false"},
 };
 
 static const char *way_of(const cJSON *arguments, const Block *block) {

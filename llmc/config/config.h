@@ -47,6 +47,7 @@ typedef struct Config {
     double rotary_base, rotary_percent;
     int num_query_groups;  // with group_query_attention; else see config_query_groups
     bool group_query_attention, swiglu, disable_bias_linear, untie_embeddings_and_output_weights;
+    bool qk_layernorm;
     // batch and length of the run
     int micro_batch_size, global_batch_size;
     int64_t train_iters, train_samples;

@@ -96,6 +96,8 @@ static const Option table[] = {
     FLAG("disable-bias-linear", disable_bias_linear, "linear layers have no biases"),
     FLAG("untie-embeddings-and-output-weights", untie_embeddings_and_output_weights,
          "the output layer has weights of its own"),
+    FLAG("qk-layernorm", qk_layernorm,
+         "queries and keys of each head are normalised before they are turned, as in Qwen 3"),
     SINGLE("attention-dropout", attention_dropout, "0.1", 0, OPTION_BELOW_ONE,
            "dropout of the attention probabilities"),
     SINGLE("hidden-dropout", hidden_dropout, "0.1", 0, OPTION_BELOW_ONE,

@@ -263,7 +263,8 @@ static const char *const model_names[] = {"num_layers",
                                           "rotary_percent",
                                           "swiglu",
                                           "disable_bias_linear",
-                                          "untie_embeddings_and_output_weights"};
+                                          "untie_embeddings_and_output_weights",
+                                          "qk_layernorm"};
 // The same for its residual of error feedback.
 static const char *const residual_names[] = {"hadamard_transform", "gradient_quantization_method",
                                              "tensor_model_parallel_size", "seed"};

@@ -228,6 +228,48 @@ void op_layernorm_backward(Stream *s, const LayerNorm *a) {
     }
 }
 
+// --- norms of queries and keys -------------------------------------------------------------------
+
+// Vector i of `before`, as the row of a LayerNorm of HD columns.
+static LayerNorm head_norm_of(const HeadNorm *a, int64_t i, floatX *y, float *mean, float *rstd) {
+    bool key = i % (a->queries + 1) == a->queries;
+    LayerNorm n = {.C = a->HD, .epsilon = a->epsilon, .rms = a->rms, .x = a->before + i * a->HD, .y = y,
+                   .gamma = a->gamma[key], .beta = a->beta[key], .dy = y, .mean = mean, .rstd = rstd,
+                   .dgamma = a->dgamma[key], .dbeta = a->dbeta[key]};
+    return n;
+}
+// That vector's place in x, which has a value behind each key.
+static floatX *head_vector(const HeadNorm *a, int64_t i) {
+    return a->x + (i + i / (a->queries + 1)) * a->HD;
+}
+static int64_t head_vectors(const HeadNorm *a) { return a->N * a->groups * (a->queries + 1); }
+
+void op_head_norm_forward(Stream *s, const HeadNorm *a) {
+    for (int64_t i = 0; i < head_vectors(a); i++) {
+        float mean, rstd;
+        LayerNorm n = head_norm_of(a, i, head_vector(a, i), &mean, &rstd);
+        memcpy(n.x, n.y, (size_t)a->HD * sizeof(floatX));
+        normalise_row(&n, 0);
+    }
+}
+
+void op_head_norm_backward(Stream *s, const HeadNorm *a) {
+    for (int64_t i = 0; i < head_vectors(a); i++) {
+        float mean, rstd, mean_g, mean_g_xhat;
+        floatX *dx = head_vector(a, i);
+        LayerNorm n = head_norm_of(a, i, dx, &mean, &rstd);
+        row_statistics(&n, n.x, &mean, &rstd);
+        backward_means(&n, 0, &mean_g, &mean_g_xhat);
+        for (int c = 0; c < a->HD; c++) {
+            float dy = floatX_to_float(dx[c]), xhat = (floatX_to_float(n.x[c]) - mean) * rstd;
+            n.dgamma[c] += dy * xhat;
+            if (n.dbeta) n.dbeta[c] += dy;
+            float g = dy * floatX_to_float(n.gamma[c]);
+            dx[c] = floatX_from_float((g - mean_g - xhat * mean_g_xhat) * rstd);
+        }
+    }
+}
+
 // --- linear layers -------------------------------------------------------------------------------
 
 // Rows per GEMM: bounds the workspace for any N, and leaves the product in the cache for what

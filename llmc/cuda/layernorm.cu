@@ -12,6 +12,7 @@
 // work element by element.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/limits.h"
+#include "llmc/cuda/partials.cuh"
 #include "llmc/cuda/scratch.h"
 
 // --- how a row is spread over threads ------------------------------------------------------------
@@ -396,22 +397,11 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1 : DROPS ? 2 : 3)
     store_partials<V>(a, t, sums, reinterpret_cast<float *>(tiles));
 }
 
-// Adds the blocks' partials: 32 columns a block, 32 slices of the partials side by side, then the
-// slices in order.
-enum { SLICES = 32 };
-__global__ void __launch_bounds__(WARP * SLICES) norm_partials_kernel(NormBackward a, int blocks) {
-    __shared__ float slices[SLICES][WARP];
-    const int column = blockIdx.x * WARP + threadIdx.x % WARP, slice = threadIdx.x / WARP;
-    const int columns = a.sums * a.C;
-    float sum = 0.0f;
-    for (int b = slice; b < blocks && column < columns; b += SLICES)
-        sum += a.partials[(int64_t)b * columns + column];
-    slices[slice][threadIdx.x % WARP] = sum;
-    __syncthreads();
-    if (slice > 0 || column >= columns) return;
-    float total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < SLICES; i++) total += slices[i][threadIdx.x];
+// Adds the blocks' partials.
+__global__ void __launch_bounds__(PARTIALS_THREADS) norm_partials_kernel(NormBackward a, int blocks) {
+    const int column = blockIdx.x * WARP + threadIdx.x % WARP, columns = a.sums * a.C;
+    const float total = partials_total(a.partials, blocks, columns, column);
+    if (threadIdx.x >= WARP || column >= columns) return;
     const int parameter = PARAMETERS - a.sums + column / a.C, c = column % a.C;
     if (parameter == 0) a.dgamma[c] += total;
     else if (parameter == 1 && a.dbeta) a.dbeta[c] += total;
@@ -430,7 +420,7 @@ static int reserve_partials(Stream *s, NormBackward *a, int64_t wanted) {
 
 static void join_partials(Stream *s, const NormBackward &a, int blocks) {
     unsigned joins = (unsigned)ceil_div64((int64_t)a.sums * a.C, WARP);
-    norm_partials_kernel<<<joins, WARP * SLICES, 0, stream_handle(s)>>>(a, blocks);
+    norm_partials_kernel<<<joins, PARTIALS_THREADS, 0, stream_handle(s)>>>(a, blocks);
     check_launch(s, "LayerNorm backward, sums over blocks");
 }
 

@@ -22,10 +22,13 @@ static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns
 }
 
 // Which tensors a layer has: RMSNorm has no bias, and linears have none with --disable-bias-linear.
+// A weight stands before its bias.
 static void place_tensors(GPT *gpt) {
     for (int i = 0; i < LAYER_TENSORS; i++) {
-        bool of_norm = i == LN1_B || i == LN2_B, of_linear = i % 2 && !of_norm;
-        bool absent = (of_norm && gpt->rms) || (of_linear && !gpt->biased);
+        int weight = i / 2 * 2;
+        bool of_heads = weight == Q_NORM_W || weight == K_NORM_W, bias = i != weight;
+        bool of_norm = of_heads || weight == LN1_W || weight == LN2_W;
+        bool absent = (of_heads && !gpt->qk_norm) || (bias && (of_norm ? gpt->rms : !gpt->biased));
         gpt->place[i] = absent ? -1 : gpt->layer_tensors++;
     }
 }
@@ -35,8 +38,8 @@ static void place_tensors(GPT *gpt) {
 // the same order.
 static void add_layer(GPT *gpt, const Config *config, int l) {
     int layers = config->num_layers;
-    int64_t C = gpt->C, A = (int64_t)config->num_attention_heads * gpt->HD, F = config->ffn_hidden_size;
-    int64_t QKV = A + 2 * (int64_t)config_query_groups(config) * gpt->HD;
+    int64_t C = gpt->C, HD = gpt->HD, A = config->num_attention_heads * HD, F = config->ffn_hidden_size;
+    int64_t QKV = A + 2 * config_query_groups(config) * HD;
     bool halves = gpt->swiglu;
     double std = config->init_method_std;
     double scaled = std / sqrt(2.0 * layers);  // outputs onto the residual stream
@@ -45,6 +48,10 @@ static void add_layer(GPT *gpt, const Config *config, int l) {
         {"input_norm.bias", C, 0, -1, 0},
         {"self_attention.query_key_value.weight", QKV, C, 0, std},
         {"self_attention.query_key_value.bias", QKV, 0, 0, 0},
+        {"self_attention.q_layernorm.weight", HD, 0, -1, -1},
+        {"self_attention.q_layernorm.bias", HD, 0, -1, 0},
+        {"self_attention.k_layernorm.weight", HD, 0, -1, -1},
+        {"self_attention.k_layernorm.bias", HD, 0, -1, 0},
         {"self_attention.dense.weight", C, A, 1, scaled},
         {"self_attention.dense.bias", C, 0, -1, 0},
         {"post_attention_norm.weight", C, 0, -1, -1},
@@ -142,6 +149,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->swiglu = config->swiglu;
     gpt->biased = !config->disable_bias_linear;
     gpt->tied = !config->untie_embeddings_and_output_weights;
+    gpt->qk_norm = config->qk_layernorm;
     gpt->FC1 = gpt->swiglu ? 2 * gpt->F : gpt->F;
     gpt->NG = config_query_groups(config) / ranks;
     gpt->QKV = gpt->A + 2 * gpt->NG * gpt->HD;

@@ -22,6 +22,10 @@ enum LayerTensor {
     LN1_B,
     QKV_W,
     QKV_B,
+    Q_NORM_W,
+    Q_NORM_B,
+    K_NORM_W,
+    K_NORM_B,
     PROJ_W,
     PROJ_B,
     LN2_W,
@@ -43,6 +47,7 @@ typedef struct NormActs {
 typedef struct LayerActs {
     NormActs ln1, ln2;
     floatX *qkv;                  // (B, T, NG, NH / NG + 2, HD)
+    floatX *before_norm;          // (B, T, NG, NH / NG + 1, HD) queries and keys, with qk_norm
     void *att_saved;              // op_attention_saved_bytes
     floatX *att;                  // (B, T, A)
     floatX *residual2;            // (R, C) after attention
@@ -93,6 +98,7 @@ typedef struct GPT {
     int QKV;                 // elements of a token's queries, keys and values
     bool rms, swiglu, biased, tied;  // RMSNorm; SwiGLU; linears have biases; the head's weights are
                              // the word embeddings
+    bool qk_norm;            // queries and keys of each head are normalised
     double rotary_base;
     int rotary;              // columns of a head that positions turn; 0: learned positions
     Stage stage;
@@ -165,6 +171,8 @@ void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan);
 // Bytes that gpt_reserve reserves under this configuration.
 size_t gpt_planned_bytes(const Config *config, const Mesh *mesh);
 void gpt_free(GPT *gpt);
+// Fills gpt->turns, in device memory. The caller has set gpt->stream.
+void gpt_upload_turns(GPT *gpt);
 
 // --- passes --------------------------------------------------------------------------------------
 

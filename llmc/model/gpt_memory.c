@@ -41,11 +41,13 @@ static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
     size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C;
     size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX);
     size_t saved = op_attention_saved_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD);
+    size_t queries_keys = (size_t)(gpt->NH + gpt->NG) * (size_t)gpt->HD;
     const Buffer buffers[] = {
         {group, "first LayerNorm", XR * C, &a->ln1.y},
         {group, "first LayerNorm means", R * sizeof(float), &a->ln1.mean},
         {group, "first LayerNorm deviations", R * sizeof(float), &a->ln1.rstd},
         {group, "queries, keys, values", X * (size_t)gpt->QKV, &a->qkv},
+        {group, "queries, keys before their norms", gpt->qk_norm ? X * queries_keys : 0, &a->before_norm},
         {group, "attention statistics", saved, &a->att_saved},
         {group, "attention output", X * (size_t)gpt->A, &a->att},
         {group, "residual after attention", XR * C, &a->residual2},

@@ -25,11 +25,14 @@ double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
     return one * (sums + gathers) + head;
 }
 
-// With sequence parallelism each rank has the gradients of LayerNorms for its own tokens.
+// With sequence parallelism each rank has the gradients of LayerNorms for its own tokens. It has
+// those of queries and keys for its own heads always.
 double parts_norms_bytes(const Config *c, const Mesh *mesh) {
-    int norms = 2 * (c->num_layers / mesh->pp.size) + (mesh->pp.rank == mesh->pp.size - 1);
+    int layers = c->num_layers / mesh->pp.size, final = mesh->pp.rank == mesh->pp.size - 1;
+    double of_rows = c->sequence_parallel ? (double)(2 * layers + final) * c->hidden_size : 0;
+    double of_heads = c->qk_layernorm ? 2.0 * layers * c->kv_channels : 0;
     double vectors = c->normalization == RMSNORM ? 1.0 : 2.0;  // of each norm
-    return vectors * norms * c->hidden_size * (double)sizeof(float) * (mesh->tp.size - 1);
+    return vectors * (of_rows + of_heads) * (double)sizeof(float) * (mesh->tp.size - 1);
 }
 
 // The gradient of tied word embeddings that a rank of the first or last stage sends to the other.

@@ -10,7 +10,8 @@ LLMC_BEGIN
 double parts_hidden_bytes(const Config *c, const Mesh *mesh);
 // To the tensor-parallel group with a micro-batch.
 double parts_tensor_bytes(const Config *c, const Mesh *mesh);
-// To the tensor-parallel group in a step: the gradients of LayerNorms under sequence parallelism.
+// To the tensor-parallel group in a step: the gradients of LayerNorms under sequence parallelism,
+// and of the norms of queries and keys.
 double parts_norms_bytes(const Config *c, const Mesh *mesh);
 // From the first stage to the last and back in a step: the gradient of tied word
 // embeddings.

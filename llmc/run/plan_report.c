@@ -230,11 +230,10 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
         fputc('\n', out);
     }
     double words = mesh->pp.size > 1 ? parts_words_bytes(c, mesh) : 0;
-    if (!c->sequence_parallel && words == 0) return;
+    double norms = parts_norms_bytes(c, mesh);
+    if (norms == 0 && words == 0) return;
     fprintf(out, "bytes sent per step and rank, between parts of the model\n");
-    if (c->sequence_parallel) {
-        fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", parts_norms_bytes(c, mesh));
-    }
+    if (norms > 0) fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", norms);
     if (words > 0) {
         fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", words);
     }

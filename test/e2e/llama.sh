@@ -98,6 +98,31 @@ loads_anywhere() {
 check "a checkpoint gives one validation loss in every layout" loads_anywhere
 
 layout_of 1 1
+# Norms of queries and keys, with what GPT-2 and Llama have around them.
+heads_normalised() {
+    local blocks
+    for blocks in "--group-query-attention --num-query-groups 2" "--swiglu --disable-bias-linear"; do
+        # shellcheck disable=SC2086 # words
+        set -- --qk-layernorm $blocks
+        model=("${gpt2[@]}" --num-layers 4 --position-embedding-type rope "$@")
+        layout_of 1 1
+        logged one_of 1 "${layout[@]}" --train-iters 16 || return 1
+        layout_of 2 2 sequence
+        logged other 4 "${layout[@]}" --train-iters 16 --exit-interval 8 --save "$work/heads" \
+            --save-interval 16 || return 1
+        layout_of 1 1
+        logged after 1 "${layout[@]}" --train-iters 16 --load "$work/heads" || return 1
+        cat "$work/other.jsonl" "$work/after.jsonl" >"$work/joined.jsonl"
+        close_losses one_of joined 5e-3 || { why="$blocks: $why"; return 1; }
+        rm -r "$work/heads"
+    done
+}
+llama=("${model[@]}")
+check "with norms of queries and keys layouts agree, and a checkpoint goes from one to another" \
+    heads_normalised
+model=("${llama[@]}")
+
+layout_of 1 1
 writes_text() {
     trains 1 "${layout[@]}" --train-iters 30 --skip-train --load "$work/one" --sample-prompt "the quick " \
         --sample-tokens 60 --sample-temperature 0 &&
@@ -113,6 +138,7 @@ another_model() { # FLAG FLAGS...: the checkpoint is refused by that name
 }
 check "another base of the rotations is another model" another_model rotary_base --rotary-base 500
 check "and so are other groups" another_model num_query_groups --num-query-groups 4
+check "and norms of queries and keys" another_model qk_layernorm --qk-layernorm
 check "and so are learned positions" another_model position_embedding_type \
     --position-embedding-type learned_absolute
 model=("${gpt2[@]}" --num-layers 4 --ffn-hidden-size 64)

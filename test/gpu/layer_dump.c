@@ -13,7 +13,8 @@ static void die(const char *what, const char *name) {
     exit(EXIT_ENVIRONMENT);
 }
 
-// The model that the file's "config" names: L, C, NH, T, Vp, B; of a Llama also its groups and F.
+// The model that the file's "config" names: L, C, NH, T, Vp, B; of a Llama also its groups and F,
+// and whether it has norms of queries and keys.
 static void open_model(Bench *b, const Golden *g) {
     static const char *const llama[] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope",
                                         "--swiglu", "--disable-bias-linear",
@@ -24,7 +25,7 @@ static void open_model(Bench *b, const Golden *g) {
                                         "--seq-length",
                                         "--max-position-embeddings",
                                         "--micro-batch-size"};
-    const char *flags[28] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
+    const char *flags[29] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
     char values[6][16], groups[16], width[16];
     int count = 16;
     int64_t n;
@@ -44,6 +45,7 @@ static void open_model(Bench *b, const Golden *g) {
         const char *sizes[] = {"--num-query-groups", groups, "--ffn-hidden-size", width};
         memcpy(flags + count, sizes, sizeof sizes);
         count += 4;
+        if (n >= 9 && c[8]) flags[count++] = "--qk-layernorm";
     }
     if (!bench_open(b, count, flags, c[4])) die("no model of", "the input's sizes");
 }

@@ -323,7 +323,38 @@ static void cases_linear(Dump *d) {
     case_linear(d, 2048, 80, 240, true, false);
 }
 
-// --- SwiGLU and rotary positions -----------------------------------------------------------------
+// --- norms of queries and keys, SwiGLU, rotary positions -----------------------------------------
+
+static void case_head_norm(Dump *d, int64_t n, int groups, int queries, int HD, bool rms) {
+    Lab *lab = &d->lab;
+    int64_t all = n * groups * (queries + 2) * HD;
+    snprintf(d->scope, sizeof d->scope, "%s_%dx%dx%dx%d", rms ? "head_rms" : "head_norm", (int)n, groups,
+             queries, HD);
+    floatX *x = random_x(lab, all, 0.2, 1), *dy = random_x(lab, all, 0, 1),
+           *before = poisoned_x(lab, n * groups * (queries + 1) * HD), *gamma[2], *beta[2];
+    float *dgamma[2], *dbeta[2];
+    HeadNorm a = {.N = n, .groups = groups, .queries = queries, .HD = HD, .epsilon = 1e-5f, .rms = rms,
+                  .x = x, .before = before};
+    for (int i = 0; i < 2; i++) {
+        a.gamma[i] = gamma[i] = random_x(lab, HD, 1, 0.3);
+        beta[i] = random_x(lab, HD, 0, 0.3);
+        a.dgamma[i] = dgamma[i] = random_f(lab, HD, 1);
+        dbeta[i] = random_f(lab, HD, 1);
+        if (!rms) a.beta[i] = beta[i], a.dbeta[i] = dbeta[i];
+    }
+    op_head_norm_forward(lab->stream, &a);
+    a.x = dy;
+    op_head_norm_backward(lab->stream, &a);
+    dump_x(d, "before", before, n * groups * (queries + 1) * HD, 'e');
+    dump_x(d, "y", x, all, 't');
+    dump_x(d, "dx", dy, all, 't');
+    for (int i = 0; i < 2; i++) {
+        dump_f(d, i ? "dgamma_keys" : "dgamma_queries", dgamma[i], HD, 't');
+        dump_f(d, i ? "dbeta_keys" : "dbeta_queries", dbeta[i], HD, 't');
+        release(lab, (void *[]){gamma[i], beta[i], dgamma[i], dbeta[i], NULL});
+    }
+    release(lab, (void *[]){x, dy, before, NULL});
+}
 
 static void case_swiglu(Dump *d, int64_t n, int F) {
     Lab *lab = &d->lab;
@@ -354,6 +385,11 @@ static void case_rope(Dump *d, int B, int T, int groups, int heads, int HD, int 
 }
 
 static void cases_llama(Dump *d) {
+    case_head_norm(d, 5, 2, 3, 64, true);
+    case_head_norm(d, 300, 4, 4, 128, true);
+    case_head_norm(d, 1000, 3, 1, 80, false);
+    case_head_norm(d, 37, 2, 2, 8, false);
+    case_head_norm(d, 70, 1, 6, 256, false);
     case_swiglu(d, 1, 8);
     case_swiglu(d, 37, 5632);
     case_swiglu(d, 300, 264);

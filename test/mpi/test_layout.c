@@ -29,6 +29,7 @@ typedef struct Layout {
     int micro_batches;
     int chunks;  // of a stage
     int groups;  // of the heads of a Llama; 0: GPT-2's blocks
+    bool qk_norm;  // with rotary positions: without, keys' norms have biases that change no loss
 } Layout;
 
 // How this rank was started.
@@ -81,6 +82,8 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
         "--group-query-attention", "--num-query-groups", groups};
     int blocks = layout->groups ? (int)(sizeof llama / sizeof *llama) : 0;
     for (int i = 0; i < blocks; i++) argv[count++] = llama[i];
+    const char *const heads[] = {"--qk-layernorm", "--position-embedding-type", "rope"};
+    for (int i = 0; i < (layout->qk_norm ? 3 : 0); i++) argv[count++] = heads[i];
     if (layout->sequence) argv[count++] = "--sequence-parallel";
     if (layout->chunks > 1) {
         argv[count++] = "--num-layers-per-virtual-pipeline-stage";
@@ -245,12 +248,14 @@ static bool compare_tensor(const Model *part, const Model *whole, int tensor, do
 // Where no tensor is cut, stages compute what one rank computes. But on a GPU the sum at a border
 // has a kernel of its own. It adds a branch's gradient over the rows in another order than the
 // kernel that is a LayerNorm too. That sum is the gradient of a bias. SwiGLU's product doubles what
-// bf16 has rounded before it.
-static double tolerance(const Layout *layout, int tensor_number) {
-    bool fp32 = sizeof(floatX) == sizeof(float);
+// bf16 has rounded before it. In the gradients of the norms of queries and keys, terms of all heads
+// and tokens cancel each other, and what was rounded remains.
+static double tolerance(const Layout *layout, const Tensor *t) {
+    bool fp32 = sizeof(floatX) == sizeof(float), of_heads = strstr(t->name, "_layernorm") != NULL;
+    if (layout->tp > 1 && of_heads) return fp32 ? 5e-5 : 4e-1;
     if (layout->tp > 1) return fp32 ? 1e-5 : layout->groups ? 6e-2 : 4e-2;
     if (layout->pp > 1 && on_gpu()) return 1e-5;
-    bool another_order = tensor_number == GPT_WTE && layout->pp > 1 && layout->micro_batches > 1;
+    bool another_order = t->number == GPT_WTE && layout->pp > 1 && layout->micro_batches > 1;
     return another_order ? 1e-6 : 0.0;
 }
 
@@ -289,7 +294,7 @@ static bool compare_loss(const Model *part, const Model *whole, const Layout *la
 
 static bool same_model(const Layout *layout, const Rank *rank) {
     const Layout one_rank = {1, 1, false, layout->recompute, layout->micro_batches, 1,
-                             layout->groups};
+                             layout->groups, layout->qk_norm};
     Model part, whole;
     open_model(&part, layout, rank);
     open_model(&whole, &one_rank, rank);
@@ -298,7 +303,7 @@ static bool same_model(const Layout *layout, const Rank *rank) {
     bool ok = compare_loss(&part, &whole, layout);
     for (int i = 0; i < part.gpt.tensors; i++) {
         const Tensor *t = &part.gpt.tensor[i];
-        ok = compare_tensor(&part, &whole, i, tolerance(layout, t->number)) && ok;
+        ok = compare_tensor(&part, &whole, i, tolerance(layout, t)) && ok;
         if (t->split < 0) ok = equal_over(&part, &part.mesh.tp, i) && ok;
         if (t->number == GPT_WTE && part.gpt.tied) ok = equal_over(&part, &part.mesh.embedding, i) && ok;
     }
@@ -311,8 +316,9 @@ static bool same_model(const Layout *layout, const Rank *rank) {
 static bool test_layout(const Rank *rank, const Layout *layout) {
     bool ok = same_model(layout, rank);
     if (rank->launch->rank == 0) {
-        printf("%s %s, T %d, P %d%s%s%s, %d micro-batches\n", ok ? "ok" : "not ok",
-               layout->groups ? "Llama" : "GPT-2", layout->tp, layout->pp,
+        printf("%s %s%s, T %d, P %d%s%s%s, %d micro-batches\n", ok ? "ok" : "not ok",
+               layout->groups ? "Llama" : "GPT-2", layout->qk_norm ? " with norms of queries and keys" : "",
+               layout->tp, layout->pp,
                layout->chunks > 1 ? " in chunks" : "", layout->sequence ? ", sequence parallel" : "",
                layout->recompute ? ", full recomputation" : "", layout->micro_batches);
     }
@@ -343,7 +349,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 3; i++) {
             for (int kind = 0; kind < 8; kind++) {
                 Layout layout = {launch.size / pp, pp, kind % 2 == 1, kind % 4 >= 2, micro_batches[i], 1,
-                                 kind < 4 ? 0 : launch.size < 8 ? 4 : 8};
+                                 kind < 4 ? 0 : launch.size < 8 ? 4 : 8, i == 1};
                 if (layout.tp == 1 && layout.sequence) continue;
                 if (layout.groups && i != 1) continue;
                 failures += !test_layout(&rank, &layout);

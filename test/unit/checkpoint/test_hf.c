@@ -695,8 +695,8 @@ static void taken_folders(void **state) {
 // A model of other blocks than GPT-2's has no place there.
 static void other_families(void **state) {
     static const char *const blocks[] = {"--normalization", "--swiglu", "--disable-bias-linear",
-                                         "--untie-embeddings-and-output-weights"};
-    for (int i = 0; i < 4; i++) {
+                                         "--untie-embeddings-and-output-weights", "--qk-layernorm"};
+    for (int i = 0; i < 5; i++) {
         const char *flags[FLAG_COUNT + 2];
         Config config;
         HfGpt2 model;

@@ -236,6 +236,62 @@ static void test_linear_gradients(void **state) {
     check_mlp(530, 16, 48);
 }
 
+// --- norms of queries and keys -------------------------------------------------------------------
+
+typedef struct HeadNormCase {
+    HeadNorm op;
+    const floatX *vectors;
+    float *weights;
+    int64_t n;
+} HeadNormCase;
+
+static double head_norm_forward(void *context) {
+    HeadNormCase *c = context;
+    memcpy(c->op.x, c->vectors, (size_t)c->n * sizeof(floatX));
+    op_head_norm_forward(NULL, &c->op);
+    return weighted(c->op.x, c->weights, c->n);
+}
+
+static void check_head_norm(bool rms) {
+    enum { N = 3, G = 2, QUERIES = 2, HD = 16, ALL = N * G * (QUERIES + 2) * HD };
+    Random rng = {27};
+    floatX *vectors = random_floatX(&rng, ALL, 0.2, 1), *x = poisoned_floatX(ALL),
+           *before = poisoned_floatX(N * G * (QUERIES + 1) * HD), *gamma[2], *beta[2];
+    HeadNormCase c = {.vectors = vectors, .weights = random_floats(&rng, ALL, 1), .n = ALL};
+    c.op = (HeadNorm){.N = N, .groups = G, .queries = QUERIES, .HD = HD, .epsilon = 1e-5f, .rms = rms,
+                      .x = x, .before = before};
+    for (int kind = 0; kind < 2; kind++) {
+        c.op.gamma[kind] = gamma[kind] = random_floatX(&rng, HD, 1, 0.3);
+        c.op.dgamma[kind] = zero_floats(HD);
+        beta[kind] = random_floatX(&rng, HD, 0, 0.3);
+        if (!rms) c.op.beta[kind] = beta[kind], c.op.dbeta[kind] = zero_floats(HD);
+    }
+    head_norm_forward(&c);
+    floatX *dx = copy_of(c.weights, ALL * sizeof(floatX));
+    c.op.x = dx;
+    op_head_norm_backward(NULL, &c.op);
+    c.op.x = x;
+    check_gradient(head_norm_forward, &c, (Input){"vectors", as_floats(vectors), as_floats(dx), ALL}, &rng);
+    for (int kind = 0; kind < 2; kind++) {
+        check_gradient(head_norm_forward, &c,
+                       (Input){"gamma", as_floats(gamma[kind]), c.op.dgamma[kind], HD}, &rng);
+        if (!rms) {
+            check_gradient(head_norm_forward, &c,
+                           (Input){"beta", as_floats(beta[kind]), c.op.dbeta[kind], HD}, &rng);
+        }
+    }
+    for (int kind = 0; kind < 2; kind++) {
+        free_all(gamma[kind], beta[kind], c.op.dgamma[kind], c.op.dbeta[kind], NULL);
+    }
+    free_all(vectors, x, before, c.weights, dx, NULL);
+}
+
+static void test_head_norm_gradients(void **state) {
+    if (skipped_in_bf16()) return;
+    check_head_norm(true);
+    check_head_norm(false);
+}
+
 // --- SwiGLU --------------------------------------------------------------------------------------
 
 typedef struct SwigluCase {
@@ -365,6 +421,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embedding_gradients), cmocka_unit_test(test_norm_gradients),
         cmocka_unit_test(test_linear_gradients),    cmocka_unit_test(test_attention_gradients),
+        cmocka_unit_test(test_head_norm_gradients),
         cmocka_unit_test(test_swiglu_gradients),
         cmocka_unit_test(test_head_gradients),
     };

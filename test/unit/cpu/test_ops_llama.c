@@ -1,5 +1,5 @@
 // The CPU backend's ops of Llama's blocks against references in double precision: grouped queries,
-// RMSNorm, SwiGLU, rotary positions.
+// RMSNorm, norms of queries and keys, SwiGLU, rotary positions.
 #include "test/unit/ops_common.h"
 
 // --- heads that share keys and values ------------------------------------------------------------
@@ -103,6 +103,75 @@ static void test_rmsnorm(void **state) {
     free((void *)op.dy);
 }
 
+// What the norm of one vector makes, and its gradients, by the definition of a LayerNorm or an
+// RMSNorm. dgamma and dbeta accumulate.
+static void norm_by_definition(const HeadNorm *a, int kind, const double *x, const double *dy, double *y,
+                               double *dx, double *dgamma, double *dbeta) {
+    int HD = a->HD;
+    double mean = 0, squares = 0, mean_g = 0, mean_g_x = 0;
+    for (int c = 0; c < HD && !a->rms; c++) mean += x[c] / HD;
+    for (int c = 0; c < HD; c++) squares += (x[c] - mean) * (x[c] - mean);
+    double rstd = 1 / sqrt(squares / HD + (double)a->epsilon);
+    for (int c = 0; c < HD; c++) {
+        double gamma = (double)floatX_to_float(a->gamma[kind][c]), xhat = (x[c] - mean) * rstd;
+        y[c] = xhat * gamma + (a->rms ? 0 : (double)floatX_to_float(a->beta[kind][c]));
+        mean_g += a->rms ? 0 : dy[c] * gamma / HD;
+        mean_g_x += dy[c] * gamma * xhat / HD;
+        dgamma[c] += dy[c] * xhat;
+        dbeta[c] += dy[c];
+    }
+    for (int c = 0; c < HD; c++) {
+        double gamma = (double)floatX_to_float(a->gamma[kind][c]), xhat = (x[c] - mean) * rstd;
+        dx[c] = (dy[c] * gamma - mean_g - xhat * mean_g_x) * rstd;
+    }
+}
+
+static void check_head_norm(bool rms) {
+    enum { N = 3, G = 2, QUERIES = 3, HD = 24, VECTORS = G * (QUERIES + 2), ALL = N * VECTORS * HD };
+    Random rng = {44};
+    HeadNorm a = {.N = N, .groups = G, .queries = QUERIES, .HD = HD, .epsilon = 1e-5f, .rms = rms};
+    floatX *x = random_floatX(&rng, ALL, 0.3, 1), *dy = random_floatX(&rng, ALL, 0, 1),
+           *before = poisoned_floatX(N * G * (QUERIES + 1) * HD);
+    double *y = doubles_of(x, ALL), *dx = doubles_of(dy, ALL), *in = doubles_of(x, ALL),
+           *din = doubles_of(dy, ALL), dgamma[2][HD], dbeta[2][HD];
+    for (int kind = 0; kind < 2; kind++) {
+        a.gamma[kind] = random_floatX(&rng, HD, 1, 0.3);
+        if (!rms) a.beta[kind] = random_floatX(&rng, HD, 0, 0.3);
+        a.dgamma[kind] = random_floats(&rng, HD, 1);
+        if (!rms) a.dbeta[kind] = random_floats(&rng, HD, 1);
+        for (int c = 0; c < HD; c++) {
+            dgamma[kind][c] = (double)a.dgamma[kind][c];
+            dbeta[kind][c] = rms ? 0 : (double)a.dbeta[kind][c];
+        }
+    }
+    for (int v = 0; v < N * VECTORS; v++) {
+        int place = v % (QUERIES + 2), at = v * HD, kind = place == QUERIES;
+        if (place > QUERIES) continue;
+        norm_by_definition(&a, kind, in + at, din + at, y + at, dx + at, dgamma[kind], dbeta[kind]);
+    }
+    a.before = before;
+    a.x = x;
+    op_head_norm_forward(NULL, &a);
+    a.x = dy;
+    op_head_norm_backward(NULL, &a);
+    check_floatX("head norm", x, y, ALL, 1e-5);
+    check_floatX("head norm dx", dy, dx, ALL, 1e-5);
+    for (int kind = 0; kind < 2; kind++) {
+        check_floats("head norm dgamma", a.dgamma[kind], dgamma[kind], HD, 1e-5);
+        if (!rms) check_floats("head norm dbeta", a.dbeta[kind], dbeta[kind], HD, 1e-5);
+        free((void *)a.gamma[kind]);
+        free((void *)a.beta[kind]);
+        free(a.dgamma[kind]);
+        free(a.dbeta[kind]);
+    }
+    free_all(x, dy, before, y, dx, in, din, NULL);
+}
+
+static void test_head_norm(void **state) {
+    check_head_norm(true);
+    check_head_norm(false);
+}
+
 static void test_swiglu(void **state) {
     enum { N = 5, F = 24 };
     Random rng = {41};
@@ -166,6 +235,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_groups),
         cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_head_norm),
         cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_rope),
     };

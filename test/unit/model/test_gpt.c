@@ -254,13 +254,15 @@ static const char *const small_flags[] = {"--num-layers",
                                           "--init-method-std",
                                           "0.2"};
 
-// What a model has beside those: GPT-2's blocks, Llama's, and some of both.
-enum { GPT2, LLAMA, MIXED, FAMILIES };
+// What a model has beside those: GPT-2's blocks, Llama's, Qwen's, and some of all.
+enum { GPT2, LLAMA, QWEN, MIXED, FAMILIES };
 static const char *const family_flags[FAMILIES][12] = {
     [LLAMA] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
                "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--ffn-hidden-size", "64"},
+    [QWEN] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
+              "--disable-bias-linear", "--ffn-hidden-size", "64", "--qk-layernorm"},
     [MIXED] = {"--position-embedding-type", "rope", "--rotary-percent", "0.5", "--swiglu",
-               "--ffn-hidden-size", "40", "--group-query-attention"},
+               "--ffn-hidden-size", "40", "--group-query-attention", "--qk-layernorm"},
 };
 
 static void open_small(Bench *b, int family, bool recompute) {
@@ -465,6 +467,27 @@ static void test_llama_parameter_table(void **state) {
     bench_close(&b);
 }
 
+// The norms of queries and keys follow the linear that makes these. Biases follow weights.
+static void test_head_norm_table(void **state) {
+    static const char *const names[] = {"query_key_value.weight", "query_key_value.bias",
+                                        "q_layernorm.weight", "q_layernorm.bias", "k_layernorm.weight",
+                                        "k_layernorm.bias", "dense.weight", "dense.bias"};
+    Bench b;
+    open_small(&b, MIXED, false);
+    int first = gpt_layer_tensor(&b.gpt, 1, QKV_W);
+    for (int i = 0; i < COUNT(names); i++) {
+        char name[96];
+        snprintf(name, sizeof name, "encoder.layers.1.self_attention.%s", names[i]);
+        assert_string_equal(b.gpt.tensor[first + i].name, name);
+        if (i >= 2 && i < 6) assert_int_equal(bench_numel(&b, first + i), 8);
+    }
+    bench_close(&b);
+    open_small(&b, QWEN, false);
+    assert_int_equal(gpt_layer_tensor(&b.gpt, 0, Q_NORM_B), -1);
+    assert_int_equal(gpt_layer_tensor(&b.gpt, 0, K_NORM_W), gpt_layer_tensor(&b.gpt, 0, QKV_W) + 2);
+    bench_close(&b);
+}
+
 // Weights and tokens of dev/ref/llama_golden.py.
 static void fill_llama(Bench *b) {
     int32_t tokens[16], targets[16];
@@ -480,16 +503,17 @@ static void fill_llama(Bench *b) {
     bench_upload(b, tokens, targets);
 }
 
-static void check_definition(const char *groups, const double expected[16]) {
+static void check_definition(const char *groups, bool qk_norm, const double expected[16]) {
     const char *const flags[] = {
         "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "8",
         "--max-position-embeddings", "8", "--micro-batch-size", "2", "--hidden-dropout", "0",
         "--attention-dropout", "0", "--normalization", "RMSNorm", "--position-embedding-type", "rope",
         "--rotary-base", "500", "--swiglu", "--ffn-hidden-size", "48", "--disable-bias-linear",
-        "--untie-embeddings-and-output-weights", "--group-query-attention", "--num-query-groups", groups};
+        "--untie-embeddings-and-output-weights", "--group-query-attention", "--num-query-groups", groups,
+        "--qk-layernorm"};
     double allowed = sizeof(floatX) == sizeof(float) ? 2e-5 : 0.15;
     Bench b;
-    assert_true(bench_open(&b, COUNT(flags), flags, 40));
+    assert_true(bench_open(&b, COUNT(flags) - !qk_norm, flags, 40));
     fill_llama(&b);
     zero_step_begins(b.zero, 1);
     bench_pass(&b, 1.0f / 16, false, false, false);
@@ -501,14 +525,16 @@ static void check_definition(const char *groups, const double expected[16]) {
 }
 
 static void test_llama_matches_its_definition(void **state) {
-    check_definition("4", llama_losses_4_groups);
-    check_definition("2", llama_losses_2_groups);
+    check_definition("4", false, llama_losses_4_groups);
+    check_definition("2", false, llama_losses_2_groups);
+    check_definition("2", true, llama_losses_2_groups_qk_norm);
 }
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parameter_table),
         cmocka_unit_test(test_llama_parameter_table),
+        cmocka_unit_test(test_head_norm_table),
         cmocka_unit_test(test_llama_matches_its_definition),
         cmocka_unit_test(test_forward_matches_pytorch),
         cmocka_unit_test(test_gradients_match_pytorch),

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Losses and gradients of a small Llama against Hugging Face's LlamaForCausalLM, where a Python with
-# PyTorch and transformers is (PYTHON names another than python3). test/gpu.sh takes larger sizes.
+# Losses and gradients of a small Llama against Hugging Face's LlamaForCausalLM, and with norms of
+# queries and keys against Qwen3ForCausalLM, where a Python with PyTorch and transformers is (PYTHON
+# names another than python3). test/gpu.sh takes larger sizes.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-python3} program=${BUILD:-build}/test/layer_dump
@@ -9,5 +10,8 @@ if ! "$python" -c 'import torch, numpy, transformers' 2>/dev/null; then
     exit 77
 fi
 [ -x "$program" ] || { echo "not ok $program is not built"; exit 1; }
-exec "$python" dev/ref/llama_gradients.py "$program" --seq-length 96 --hidden-size 128 \
-    --ffn-hidden-size 344 --vocab-size 512
+for blocks in "" --qk-layernorm; do
+    # shellcheck disable=SC2086 # none or one
+    "$python" dev/ref/llama_gradients.py "$program" --seq-length 96 --hidden-size 128 \
+        --ffn-hidden-size 344 --vocab-size 512 $blocks || exit 1
+done

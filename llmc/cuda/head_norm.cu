@@ -1,0 +1,195 @@
+// The CUDA backend of ops.h: the norms of queries and keys, called by train_gpt.cu. L lanes of a
+// warp handle one vector, each 8 of its columns. They read it once and keep it in registers.
+// Backward makes the statistics again instead of reading them: the vectors are there anyway.
+#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/partials.cuh"
+#include "llmc/cuda/scratch.h"
+
+enum { THREADS = 256, WARPS = THREADS / WARP };
+// Sums over all vectors, in this order: dgamma and dbeta of queries, then those of keys.
+enum { SUMS = 4 };
+
+struct HeadVectors : HeadNorm {
+    int64_t vectors;  // of queries and keys
+    float *partials;  // (blocks, SUMS, HD) backward
+};
+
+// Where a lane's columns stand.
+struct HeadPlace {
+    bool here;       // is there a vector, and does it have these columns?
+    bool key;
+    int column;
+    int64_t x, before;  // offsets
+};
+template <int L>
+static __device__ __forceinline__ HeadPlace head_place(const HeadVectors &a, int64_t vector) {
+    HeadPlace p;
+    p.column = threadIdx.x % L * PACKED;
+    p.here = vector < a.vectors && p.column < a.HD;
+    p.key = vector % (a.queries + 1) == a.queries;
+    p.before = vector * a.HD + p.column;
+    p.x = p.before + vector / (a.queries + 1) * a.HD;  // a value stands behind each key
+    return p;
+}
+
+// Over the L lanes of a vector: the same bits in each. Every lane of the warp calls it.
+template <int L>
+static __device__ __forceinline__ float lanes_sum(float x) {
+#pragma unroll
+    for (int stride = L / 2; stride > 0; stride /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, stride);
+    return x;
+}
+
+// x becomes (x - mean) / deviation. Returns 1 / deviation. The variance comes from differences, so
+// that its digits survive a large mean.
+template <int L>
+static __device__ __forceinline__ float normalise(const HeadVectors &a, bool here, float x[PACKED]) {
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) sum += x[e];
+    const float mean = a.rms ? 0.0f : lanes_sum<L>(sum) / (float)a.HD;
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) {
+        x[e] = here ? x[e] - mean : 0.0f;
+        squares += x[e] * x[e];
+    }
+    const float rstd = 1.0f / sqrtf(lanes_sum<L>(squares) / (float)a.HD + a.epsilon);
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) x[e] *= rstd;
+    return rstd;
+}
+
+template <int L>
+static __global__ void __launch_bounds__(THREADS) head_norm_forward_kernel(HeadVectors a) {
+    const HeadPlace p = head_place<L>(a, ((int64_t)blockIdx.x * THREADS + threadIdx.x) / L);
+    float x[PACKED] = {}, gamma[PACKED], beta[PACKED] = {};
+    Packed128 packed = {};
+    if (p.here) packed = load_packed(a.x + p.x);
+    unpack(packed, x);
+    normalise<L>(a, p.here, x);
+    if (!p.here) return;
+    store_packed_streaming(a.before + p.before, packed);
+    unpack(load_packed(a.gamma[p.key] + p.column), gamma);
+    if (a.beta[p.key]) unpack(load_packed(a.beta[p.key] + p.column), beta);
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) x[e] = x[e] * gamma[e] + beta[e];
+    store_packed(a.x + p.x, pack(x));
+}
+
+// One vector. Adds to the sums of this lane's columns.
+template <int L>
+static __device__ __forceinline__ void vector_backward(const HeadVectors &a, const HeadPlace &p,
+                                                       float sums[SUMS][PACKED]) {
+    float x[PACKED] = {}, dy[PACKED] = {}, gamma[PACKED] = {};
+    if (p.here) {
+        unpack(load_packed_streaming(a.before + p.before), x);
+        unpack(load_packed(a.x + p.x), dy);
+        unpack(load_packed(a.gamma[p.key] + p.column), gamma);
+    }
+    const float rstd = normalise<L>(a, p.here, x);
+    float sum_g = 0.0f, sum_g_x = 0.0f;
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) {
+        sum_g += dy[e] * gamma[e];
+        sum_g_x += dy[e] * gamma[e] * x[e];
+    }
+    const float mean_g = a.rms ? 0.0f : lanes_sum<L>(sum_g) / (float)a.HD;
+    const float mean_g_x = lanes_sum<L>(sum_g_x) / (float)a.HD;
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) {
+        sums[0][e] += p.key ? 0.0f : dy[e] * x[e];
+        sums[1][e] += p.key ? 0.0f : dy[e];
+        sums[2][e] += p.key ? dy[e] * x[e] : 0.0f;
+        sums[3][e] += p.key ? dy[e] : 0.0f;
+        dy[e] = (dy[e] * gamma[e] - mean_g - x[e] * mean_g_x) * rstd;
+    }
+    if (p.here) store_packed(a.x + p.x, pack(dy));
+}
+
+// A fixed number of blocks share the vectors, so that the sums stay in registers until the end.
+template <int L>
+static __global__ void __launch_bounds__(THREADS) head_norm_backward_kernel(HeadVectors a) {
+    constexpr int VECTORS = THREADS / L, COLUMNS = L * PACKED;
+    __shared__ float warps[WARPS][SUMS][COLUMNS];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    float sums[SUMS][PACKED] = {};
+    for (int64_t first = (int64_t)blockIdx.x * VECTORS; first < a.vectors;
+         first += (int64_t)gridDim.x * VECTORS)
+        vector_backward<L>(a, head_place<L>(a, first + threadIdx.x / L), sums);
+#pragma unroll
+    for (int i = 0; i < SUMS * PACKED; i++) {
+        float sum = sums[i / PACKED][i % PACKED];
+#pragma unroll
+        for (int stride = L; stride < WARP; stride *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, stride);
+        if (lane < L) warps[warp][i / PACKED][lane * PACKED + i % PACKED] = sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < SUMS * a.HD; i += THREADS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += warps[w][i / a.HD][i % a.HD];
+        a.partials[(int64_t)blockIdx.x * SUMS * a.HD + i] = sum;
+    }
+}
+
+static __global__ void __launch_bounds__(PARTIALS_THREADS) head_norm_partials_kernel(HeadVectors a,
+                                                                                     int blocks) {
+    const int columns = SUMS * a.HD, column = blockIdx.x * WARP + threadIdx.x % WARP;
+    const float total = partials_total(a.partials, blocks, columns, column);
+    if (threadIdx.x >= WARP || column >= columns) return;
+    const int sum = column / a.HD, c = column % a.HD, key = sum / 2;
+    float *gradient = sum % 2 ? a.dbeta[key] : a.dgamma[key];
+    if (gradient) gradient[c] += total;
+}
+
+static HeadVectors head_vectors(const HeadNorm *a) {
+    HeadVectors v = {*a, a->N * a->groups * (a->queries + 1), NULL};
+    return v;
+}
+
+template <int L>
+static void launch_forward(Stream *s, const HeadVectors &a) {
+    const unsigned blocks = (unsigned)ceil_div64(a.vectors * L, THREADS);
+    head_norm_forward_kernel<L><<<blocks, THREADS, 0, stream_handle(s)>>>(a);
+    check_launch(s, "norms of queries and keys");
+}
+
+template <int L>
+static void launch_backward(Stream *s, HeadVectors a) {
+    enum { BLOCKS_PER_MULTIPROCESSOR = 4 };
+    const int64_t wanted = ceil_div64(a.vectors * L, THREADS);
+    const int64_t most = (int64_t)stream_device(s)->multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+    const int blocks = (int)(wanted < most ? wanted : most), columns = SUMS * a.HD;
+    a.partials = (float *)op_scratch(s, (size_t)blocks * (size_t)columns * sizeof(float),
+                                     "the norms of queries and keys");
+    head_norm_backward_kernel<L><<<blocks, THREADS, 0, stream_handle(s)>>>(a);
+    check_launch(s, "backward of the norms of queries and keys");
+    head_norm_partials_kernel<<<(unsigned)ceil_div64(columns, WARP), PARTIALS_THREADS, 0, stream_handle(s)>>>(
+        a, blocks);
+    check_launch(s, "backward of the norms of queries and keys, sums over blocks");
+}
+
+static bool has_vectors(Stream *s, const HeadVectors &a) {
+    if (a.HD % PACKED || a.HD > WARP * PACKED) {
+        fatal(stream_site(s), EXIT_USAGE, "heads of %d: the GPU's norms take multiples of %d up to %d", a.HD,
+              (int)PACKED, WARP * PACKED);
+    }
+    return a.vectors > 0;
+}
+
+// With the fewest lanes, a power of two, that hold a vector.
+void op_head_norm_forward(Stream *s, const HeadNorm *op) {
+    const HeadVectors a = head_vectors(op);
+    if (!has_vectors(s, a)) return;
+    if (a.HD <= 64) launch_forward<8>(s, a);
+    else if (a.HD <= 128) launch_forward<16>(s, a);
+    else launch_forward<32>(s, a);
+}
+
+void op_head_norm_backward(Stream *s, const HeadNorm *op) {
+    const HeadVectors a = head_vectors(op);
+    if (!has_vectors(s, a)) return;
+    if (a.HD <= 64) launch_backward<8>(s, a);
+    else if (a.HD <= 128) launch_backward<16>(s, a);
+    else launch_backward<32>(s, a);
+}
