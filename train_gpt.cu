@@ -11,6 +11,7 @@
 #include "llmc/base/version.h"
 #include "llmc/ranks/heartbeat.h"    // ranks that hang are named
 #include "llmc/ranks/parallel.h"     // initial weights on all cores
+#include "llmc/run/eval_tasks.h"     // --eval-tasks
 #include "llmc/run/plan_report.h"    // --plan
 #include "llmc/run/run.h"            // what a run holds beside the model
 #include "llmc/run/same_run.h"       // one set of flags on all machines
@@ -427,7 +428,8 @@ void gpt_head(GPT *gpt, const Pass *p) {
               .dx = p->backward ? gpt->dx : NULL,
               .dwte = p->backward ? zero_grad(gpt->zero, gpt->output) : NULL,
               .overwrite = p->first, .workspace = gpt->workspace};
-    if (is_cut(gpt)) head_of_parts(gpt, &h);
+    if (p->scores) gpt_head_scores(gpt, p, &h);
+    else if (is_cut(gpt)) head_of_parts(gpt, &h);
     else op_head(gpt->stream, &h);
 }
 
@@ -556,16 +558,6 @@ void gpt_backward(GPT *gpt, const Pass *p) {
 // ===== the training step =========================================================================
 // What a run holds beside the model, its set-up, its log lines and its checkpoints: llmc/run/run.h.
 
-// After each step and each part of an evaluation: run->stop, the same on every rank.
-static void poll_stop(Run *run) {
-    double minutes = run->config.exit_duration_in_mins;
-    bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
-    StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
-    if (run->mesh.islands.size > 1 && run->sentry.ended_at) own = STOP_VERDICT;
-    run->stop.busy = saver_busy(&run->saver);
-    stop_poll(&run->stop, own, run_peers(run, run->launch.world));
-}
-
 // False when some rank could not read its data: the run ends, and nothing of the step is logged or
 // saved.
 static bool data_sound(Run *run) {
@@ -685,7 +677,7 @@ static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) 
         Feed feed = {run, split, at, row, iters * micro_batches};
         gpt_micro_batches(gpt, micro_batches, false, load_micro_batch, &feed);
         at += c->global_batch_size;
-        poll_stop(run);
+        run_poll_stop(run);
     }
     return mean_loss(run);
 }
@@ -726,8 +718,10 @@ static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, 
 }
 
 static bool final_evaluation(Run *run, GPT *gpt) {
-    return evaluate_and_log(run, gpt, SPLIT_VALID, " on validation set", true) &&
-           evaluate_and_log(run, gpt, SPLIT_TEST, " on test set", true);
+    bool sound = evaluate_and_log(run, gpt, SPLIT_VALID, " on validation set", true) &&
+                 evaluate_and_log(run, gpt, SPLIT_TEST, " on test set", true);
+    if (sound) eval_tasks(run, gpt);
+    return sound;
 }
 
 // ===== the loop ==================================================================================
@@ -781,6 +775,7 @@ static bool after_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
     Interruption from = interval_interrupt(run);
+    bool scoring = due(i, c->eval_interval) && c->eval_tasks.count > 0;
     bool evaluating = due(i, c->eval_interval) && run_eval_iters(run, SPLIT_VALID) > 0;
     bool saving = c->save && due(i, c->save_interval), verifying = due(i, c->verify_replicas_interval);
     bool probing = probe_due(run->zero);
@@ -789,11 +784,12 @@ static bool after_step(Run *run, GPT *gpt) {
     if (verifying && !replicas_sound(run)) return true;
     if (probing) probe_report(run->zero, run->log, run_peers(run, run->launch.world));
     if (evaluating && !evaluate_and_log(run, gpt, SPLIT_VALID, "", false)) return true;
+    if (scoring) eval_tasks(run, gpt);
     if (sampling) write_sample(run, gpt_next_logits, gpt);
     if (leaves(run, false)) return true;
     if (saving && !save_checkpoint(run)) return true;
     if (leaves(run, true)) return true;
-    if (evaluating || saving || verifying || probing || sampling) interval_exclude(run, &from);
+    if (evaluating || scoring || saving || verifying || probing || sampling) interval_exclude(run, &from);
     return false;
 }
 
@@ -817,7 +813,7 @@ static bool train(Run *run, GPT *gpt) {
     interval_begin(run);
     while (run->iteration < c->train_iters) {
         train_step(run, gpt);
-        poll_stop(run);
+        run_poll_stop(run);
         if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
         bool settled = needs_verdict(run);
         if (settled) settle(run, 0);
@@ -869,7 +865,7 @@ static bool fill_weights(Run *run, GPT *gpt) {
 
 // Device, groups, weights, data: everything up to the first iteration.
 static bool start_run(Run *run, GPT *gpt) {
-    if (!run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
+    if (!eval_tasks_open(run) || !run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
     gpt_start(gpt, run->zero, run->device, run->compute, run->timers);
     gpt->pipeline = run->pipeline;
     tp_open(&gpt->tp, run->device);

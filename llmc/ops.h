@@ -283,6 +283,12 @@ typedef struct HeadStatistics {
     float max, sum;  // of a row's logits: the largest, and the sum of e^(logit - max)
     float target;    // the target's logit, 0 where another rank holds it
 } HeadStatistics;
+// The same without padding, for likelihoods: over the real ids among this rank's columns.
+typedef struct HeadScore {
+    float max, sum;
+    float target;
+    int32_t best;    // the id with the largest logit, the smallest of several; INT32_MAX without any
+} HeadScore;
 typedef struct Head {
     int64_t N;
     int C;
@@ -301,6 +307,8 @@ typedef struct Head {
     HeadStatistics *own;         // (a chunk's rows) out of op_head_logits
     const HeadStatistics *all;   // (ranks, a chunk's rows) into op_head_gradients
     int ranks;
+    int columns;                 // op_head_scores: the first so many of `rows` are real ids
+    HeadScore *scores;           // (a chunk's rows) out of op_head_scores
 } Head;
 // All of it where this rank holds the whole vocabulary; `own` and `all` are not used.
 void op_head(Stream *s, const Head *a);
@@ -310,6 +318,9 @@ void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows);
 // *loss_sum += the sum of losses[n] * weight of n, after the last chunk (op_head does it itself).
 // The order is the same from run to run: row by row on CPU ranks, cuda/head.cu's own on GPUs.
 void op_loss_sum(Stream *s, const Head *a);
+// One chunk's rows without a loss: how likely are their targets? A row whose target is negative is
+// not asked, and its score is all zeros. The ranks' scores are joined on the host.
+void op_head_scores(Stream *s, const Head *a, int64_t row, int64_t rows);
 int64_t op_head_chunk_rows(int64_t N, int rows);
 size_t op_head_workspace_bytes(int64_t N, int C, int rows);
 

@@ -109,6 +109,8 @@ typedef struct Config {
     // evaluation, logs
     int64_t log_interval, eval_interval, eval_iters;
     bool full_validation;
+    Words eval_tasks;
+    bool log_eval_samples;
     int timing_log_level;
     TimingLogOption timing_log_option;
     LogLine log_line;

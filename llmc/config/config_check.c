@@ -314,7 +314,7 @@ static bool check_data_sources(const Parsed *p) {
          "--split cuts --data-path; shards given per split are used whole: drop --split"},
         {!c->mock_data && several && !c->train_data_path.count && trains,
          "shards for validation or test without --train-data-path; add it, or --skip-train"},
-        {!c->mock_data && !one && !several && !c->plan,
+        {!c->mock_data && !one && !several && !c->plan && !(c->skip_train && c->eval_tasks.count),
          "no data; give --data-path PREFIX of shards made by preprocess_data, or --mock-data"},
     };
     return obeys(p, rules, COUNT_OF(rules));
@@ -468,6 +468,10 @@ static bool check_rest(const Parsed *p) {
          "--plan-step-ms and --plan-tflops both say how fast a GPU computes; keep one"},
         {c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name),
          "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it"},
+        {c->eval_tasks.count && !speaks && !c->plan,
+         "--eval-tasks needs --vocab-file and --merge-file, to turn text into tokens; add them"},
+        {c->log_eval_samples && (!c->eval_tasks.count || !c->log_jsonl),
+         "--log-eval-samples needs --eval-tasks and --log-jsonl; add them"},
         {c->sample_interval && !c->sample_prompt, "--sample-interval needs --sample-prompt TEXT; add it"},
         {c->sample_interval && !speaks,
          "--sample-interval needs --vocab-file and --merge-file, to turn tokens into text; add them"},

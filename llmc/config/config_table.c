@@ -301,6 +301,11 @@ static const Option table[] = {
     COUNT("eval-iters", eval_iters, "100", 0, "global batches per evaluation; 0: none"),
     FLAG("full-validation", full_validation,
          "each evaluation takes the whole validation split; --eval-iters counts for the test alone"),
+    WORDS("eval-tasks", eval_tasks, "FILE ...",
+          "each evaluation also scores the choices in these files of JSON lines by their likelihood; see "
+          "docs/eval_tasks.md"),
+    FLAG("log-eval-samples", log_eval_samples,
+         "with --eval-tasks: each sample's log-likelihoods as a line of --log-jsonl"),
     COUNT("log-interval", log_interval, "100", 1, "iterations between log lines"),
     CHOICE("log-line", LogLine, log_line, "megatron", "megatron|short",
            "Megatron-LM's line, which tools read, or a short one for people"),

@@ -331,9 +331,10 @@ static const char *next_difference(const cJSON *saved, const cJSON *now, const c
 
 // --- comparison with rank 0 ----------------------------------------------------------------------
 
-// A file, a folder, or a list of shards.
+// A file, a folder, or a list of shards or files.
 static bool is_path(const Option *row) {
-    if (row->kind == OPTION_WORDS) return strstr(row->name, "data-path") != NULL;
+    if (row->kind == OPTION_WORDS)
+        return strstr(row->name, "data-path") != NULL || !strcmp(row->name, "eval-tasks");
     return row->kind == OPTION_TEXT && (!strcmp(row->value, "PATH") || !strcmp(row->value, "FOLDER"));
 }
 

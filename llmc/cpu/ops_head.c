@@ -92,13 +92,18 @@ static float row_weight(const Head *a, int64_t row) {
     return a->loss_mask ? a->loss_mask[row] * a->loss_scale : a->loss_scale;
 }
 
+// Logits of a chunk's rows into the workspace, not rounded yet.
+static void chunk_logits(Stream *s, const Head *a, const HeadBuffers *m, int64_t row, int64_t rows) {
+    show_progress(s);
+    if (row == 0) widen(a->wte, (int64_t)a->rows * a->C, m->wte);
+    const float *x = widen(a->x + row * a->C, rows * a->C, m->x);  // (rows, C)
+    matmul_nt(rows, a->rows, a->C, 1.0f, x, wide_wte(a, m), 0.0f, m->logits);
+}
+
 // Leaves e^(logit - max) in the workspace, max being the largest of the row's own columns.
 void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows) {
     HeadBuffers m = buffers_of(a);
-    show_progress(s);
-    if (row == 0) widen(a->wte, (int64_t)a->rows * a->C, m.wte);
-    const float *x = widen(a->x + row * a->C, rows * a->C, m.x);  // (rows, C)
-    matmul_nt(rows, a->rows, a->C, 1.0f, x, wide_wte(a, &m), 0.0f, m.logits);
+    chunk_logits(s, a, &m, row, rows);
     HeadStatistics *own = a->own ? a->own : m.own;
     for (int64_t i = 0; i < rows; i++) {
         float *logits = m.logits + i * a->rows, max = round_and_max(logits, a->rows);
@@ -106,6 +111,23 @@ void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows) {
         float target = column < 0 ? 0.0f : logits[column];
         own[i] = (HeadStatistics){max, exponentiate(logits, max, a->rows), target};
         m.own[i] = own[i];
+    }
+}
+
+void op_head_scores(Stream *s, const Head *a, int64_t row, int64_t rows) {
+    HeadBuffers m = buffers_of(a);
+    chunk_logits(s, a, &m, row, rows);
+    for (int64_t i = 0; i < rows; i++) {
+        float *logits = m.logits + i * a->rows;
+        HeadScore *score = &a->scores[i];
+        *score = (HeadScore){0.0f, 0.0f, 0.0f, 0};
+        if (a->targets[row + i] < 0) continue;
+        int column = target_column(a, row + i), best = 0;
+        score->max = round_and_max(logits, a->columns);
+        while (best < a->columns && !(logits[best] >= score->max)) best++;
+        score->best = best < a->columns ? a->first_row + best : INT32_MAX;
+        if (column >= 0 && column < a->columns) score->target = logits[column];
+        score->sum = exponentiate(logits, score->max, a->columns);
     }
 }
 

@@ -172,6 +172,62 @@ static void cross_entropy(Stream *s, const Chunk &a) {
     check_launch(s, "cross-entropy");
 }
 
+// --- likelihoods without a loss ------------------------------------------------------------------
+
+// The largest logit so far and its column, the first of several.
+struct Best {
+    float max;
+    int column;
+};
+static __device__ __forceinline__ Best better(Best a, Best b) {
+    return b.max > a.max || (b.max == a.max && b.column < a.column) ? b : a;
+}
+
+// The row's, from the threads' own, the same in every thread.
+static __device__ __forceinline__ Best block_best(Best own) {
+    __shared__ Best warps[ROW_THREADS / WARP];
+#pragma unroll
+    for (int stride = WARP / 2; stride > 0; stride /= 2) {
+        Best other = {__shfl_down_sync(0xFFFFFFFFu, own.max, stride),
+                      __shfl_down_sync(0xFFFFFFFFu, own.column, stride)};
+        own = better(own, other);
+    }
+    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = own;
+    __syncthreads();
+    Best row = warps[0];
+    for (int w = 1; w < ROW_THREADS / WARP; w++) row = better(row, warps[w]);
+    return row;
+}
+
+// One block per row. Columns behind the real ids count as logits of minus infinity.
+__global__ void __launch_bounds__(ROW_THREADS) scores_kernel(Chunk a) {
+    const floatX *row = a.logits + (int64_t)blockIdx.x * a.op.rows;
+    const int columns = a.op.columns, target = target_column(a);
+    if (a.op.targets[a.row + blockIdx.x] < 0) {
+        if (threadIdx.x == 0) a.op.scores[blockIdx.x] = HeadScore{0.0f, 0.0f, 0.0f, 0};
+        return;
+    }
+    OnlineSum own = {-INFINITY, 0.0f};
+    Best best = {-INFINITY, INT32_MAX};
+    for (int v = threadIdx.x; v * PACKED < columns; v += ROW_THREADS) {
+        float x[PACKED];
+        unpack(load_packed(row + (int64_t)v * PACKED), x);
+#pragma unroll
+        for (int e = 0; e < PACKED; e++) {
+            const int column = v * PACKED + e;
+            if (column >= columns) x[e] = -INFINITY;
+            else best = better(best, Best{x[e], column});
+        }
+        own = add_values(own, x);
+    }
+    own = block_join(own);
+    best = block_best(best);
+    if (threadIdx.x > 0) return;
+    const float logit = target >= 0 && target < columns ? floatX_to_float(row[target]) : 0.0f;
+    a.op.scores[blockIdx.x] = HeadScore{own.max, own.sum, logit,
+                                        best.column == INT32_MAX ? INT32_MAX : a.op.first_row + best.column};
+}
+
 // --- the op --------------------------------------------------------------------------------------
 
 // *loss_sum += sum of losses[n] * weight[n]: thread t adds rows t, t + 1024, ... in order, then a
@@ -226,6 +282,13 @@ void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows) {
     gradient_kernel<<<(unsigned)rows, ROW_THREADS, 0, stream_handle(s)>>>(c);
     check_launch(s, "cross-entropy, gradients");
     backward(s, c);
+}
+
+void op_head_scores(Stream *s, const Head *a, int64_t row, int64_t rows) {
+    Chunk c = chunk_of(a, row, rows);
+    logits(s, c);
+    scores_kernel<<<(unsigned)rows, ROW_THREADS, 0, stream_handle(s)>>>(c);
+    check_launch(s, "likelihoods of targets");
 }
 
 // With the whole vocabulary both halves are one kernel: two would read the logits once more, which

@@ -31,6 +31,10 @@
 // spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: sentry.h
 // repair    iteration, bucket, ranks, from (rank, null: the masters): replicas.h
 // valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
+// task      iteration, consumed_samples, task, n, acc, acc_stderr, acc_norm and acc_norm_stderr of
+//           choices, else perplexity: --eval-tasks
+// eval_sample  iteration, task, sample (in the task, from 0), log_likelihoods of its choices, gold
+//           (the right one's number) or greedy: --log-eval-samples
 #pragma once
 #include <stdio.h>
 

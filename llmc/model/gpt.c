@@ -142,6 +142,8 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->stage = stage_of(config, &mesh->pp);
     gpt->L = gpt->stage.layers * gpt->stage.shape.chunks;
     gpt->V = config->vocab_size_padded;
+    gpt->words = config->vocab_size_unpadded;
+    gpt->has_tasks = config->eval_tasks.count > 0;
     gpt->rotary_base = config->rotary_base;
     gpt->rotary = config_rotary_columns(config);
     gpt->P = gpt->rotary ? 0 : config->max_position_embeddings;

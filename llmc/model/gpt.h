@@ -77,6 +77,8 @@ typedef struct Pass {
                             // first overwrites the matrices', the others add to them, and ZeRO is
                             // told of complete layers in the last (zero_grads_stay)
     float loss_scale;       // of each target's loss, in loss_sum and in the gradients
+    HeadScore *scores;      // host memory, (ranks of tp, B*T), that the head fills where it has the
+                            // targets' likelihoods to tell instead of a loss; else NULL
 } Pass;
 
 // A micro-batch between its forward and its backward pass through a chunk of layers. A pipeline has
@@ -93,6 +95,7 @@ typedef struct MicroBatch {
 
 typedef struct GPT {
     int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage. P: 0 with rotary positions
+    int words;               // of V, the real ids: without padding
     int NG;                  // groups of heads that share keys and values; NH where none does
     int FC1;                 // rows of the MLP's first matrix: F, or 2 F with SwiGLU
     int QKV;                 // elements of a token's queries, keys and values
@@ -127,6 +130,8 @@ typedef struct GPT {
     NormActs lnf;            // the final LayerNorm's
     float *losses;           // (B, T)
     HeadStatistics *statistics;  // (ranks of tp, a chunk's rows) of the head; NULL where there is one rank
+    bool has_tasks;          // --eval-tasks
+    HeadScore *scores;       // (ranks of tp, a chunk's rows) for them, else NULL
     floatX *branch;          // (B, T, C) what is being added to the residual stream
     floatX *gathered;        // (B, T, C) all rows of what is held by rows; NULL without sequence parallelism
     floatX *dresidual[GRADIENT_SLOTS];  // (R, C) gradient of the stream; one where there is no pipeline
@@ -200,6 +205,15 @@ void gpt_backward(GPT *gpt, const Pass *pass);
 // After the step's last backward pass. Gives the tied embedding's copies one gradient, and hands
 // the embeddings' to ZeRO. Collective over mesh->embedding.
 void gpt_end_backward(GPT *gpt);
+
+// tasks.c makes these.
+//
+// --eval-tasks has micro-batches of shorter sequences. They have as many tokens, so that all but
+// attention computes what it always computes: halves of T, as long as they suit cuDNN's attention.
+int gpt_shortest(const GPT *gpt);
+// The head of a pass that has `scores`. They are there when the stream is synchronised. head: what
+// a loss would be made from.
+void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head);
 
 // stages.c makes these.
 //

@@ -12,7 +12,10 @@ static size_t workspace_bytes(const GPT *gpt) {
     int64_t N = (int64_t)gpt->B * gpt->T;
     int widest = (int)largest(largest((size_t)gpt->FC1, (size_t)gpt->QKV), (size_t)gpt->C);
     size_t bytes = op_linear_workspace_bytes(N, widest, widest);
-    bytes = largest(bytes, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD, gpt->NG));
+    for (int T = gpt->has_tasks ? gpt_shortest(gpt) : gpt->T; T <= gpt->T; T *= 2) {
+        int B = gpt->B * (gpt->T / T);
+        bytes = largest(bytes, op_attention_workspace_bytes(B, T, gpt->NH, gpt->HD, gpt->NG));
+    }
     if (!gpt->stage.heads) return bytes;
     int V = vocabulary_rows(gpt);
     bytes = largest(bytes, op_linear_workspace_bytes(1, gpt->C, V));  // one row of logits, for sampling
@@ -100,6 +103,8 @@ static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
         {scratch, "logits of one position", head * (size_t)gpt->V * sizeof(floatX), &gpt->logits},
         {scratch, "workspace of the ops", workspace_bytes(gpt), &gpt->workspace},
         {scratch, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},
+        {scratch, "scores of --eval-tasks",
+         gpt->has_tasks * head * ranks * (size_t)chunk * sizeof(HeadScore), &gpt->scores},
         {"tensor parallel", "parts of a sum", apart * X * C, &gpt->tp.parts},
         {"tensor parallel", "all rows of a part", gpt->tp.sequence ? X * C : 0, &gpt->gathered},
         {"tensor parallel", "statistics of the vocabulary's parts",

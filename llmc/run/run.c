@@ -8,6 +8,7 @@
 void run_init(Run *run) {
     memset(run, 0, sizeof *run);
     run->save_lock = -1;
+    run->tasks_scored_at = -1;
     run->site.rank = -1;
     run->started = monotonic_seconds();
 }
@@ -38,9 +39,19 @@ bool run_agreed(Run *run, bool ok) {
     return false;
 }
 
+void run_poll_stop(Run *run) {
+    double minutes = run->config.exit_duration_in_mins;
+    bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
+    StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
+    if (run->mesh.islands.size > 1 && run->sentry.ended_at) own = STOP_VERDICT;
+    run->stop.busy = saver_busy(&run->saver);
+    stop_poll(&run->stop, own, run_peers(run, run->launch.world));
+}
+
 void run_close(Run *run) {
     zero_stop(run->zero);
     if (run->loader) loader_close(run->loader);
+    task_set_free(&run->tasks);
     memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
     zero_free(run->zero);
     comm_close(&run->mesh);

@@ -6,6 +6,7 @@
 //   report.c    log lines: the steps, the intervals, the start
 //   resume.c    checkpoints: saving, restoring, loading
 //   sample.c    text from the model
+//   eval_tasks.c  --eval-tasks: how likely the model finds choices
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/checkpoint/saver.h"
@@ -13,6 +14,7 @@
 #include "llmc/config/config.h"
 #include "llmc/config/schedule.h"
 #include "llmc/data/loader.h"
+#include "llmc/data/tasks.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/log/log.h"
 #include "llmc/log/progress.h"
@@ -52,6 +54,8 @@ typedef struct Run {
     const Tensor *whole;     // (whole_count) the parameters of the whole model, as checkpoints have them
     int whole_count;
     Loader *loader;
+    TaskSet tasks;           // --eval-tasks
+    int64_t tasks_scored_at; // the latest iteration that they were scored at; -1: none
     Log *log;
     Progress *progress;
     Schedule schedule;
@@ -90,6 +94,8 @@ void run_meet(Run *run);
 // True when ok on every rank. Else run->error holds the first failing rank's error on every rank,
 // that rank prints it, and run->exit_code is the error's. Collective over the world.
 bool run_agreed(Run *run, bool ok);
+// After each step and each part of an evaluation: run->stop, the same on every rank. Collective.
+void run_poll_stop(Run *run);
 
 // --- setup.c: in this order ----------------------------------------------------------------------
 

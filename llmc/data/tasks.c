@@ -1,0 +1,277 @@
+// Reads the files of --eval-tasks: see tasks.h.
+#include "llmc/data/tasks.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
+
+// A file is read whole.
+#define MAX_FILE_BYTES ((uint64_t)1 << 30)
+
+// Where reading is.
+typedef struct Reading {
+    TaskSet *set;
+    const char *path;
+    int64_t line;        // from 1
+    TaskEncoding to;
+    Encoder *encoder;
+    TokenBuffer tokens;  // of one text
+    Error *err;
+} Reading;
+
+// "<path> line 3: <what>".
+static bool refuse(const Reading *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static bool refuse(const Reading *r, const char *format, ...) {
+    char what[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    return error_set(r->err, EXIT_DATA, "%s line %lld: %s; see docs/eval_tasks.md", r->path,
+                     (long long)r->line, what);
+}
+
+// Makes room for one more of `count` elements, at powers of two.
+static void *grown(void *array, int64_t count, size_t size) {
+    if (count & (count - 1)) return array;
+    return xrealloc(array, (count ? 2 * (size_t)count : 1) * size, "the samples of --eval-tasks");
+}
+
+// --- text to tokens ------------------------------------------------------------------------------
+
+// What Python's str.rstrip() takes away.
+static bool is_space(uint32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
+}
+
+// Bytes of a text without the white space at its end.
+static size_t stripped_bytes(const char *text) {
+    size_t bytes = strlen(text), end = 0;
+    for (size_t at = 0; at < bytes;) {
+        uint32_t c;
+        at += utf8_next(text + at, bytes - at, &c);
+        if (!is_space(c)) end = at;
+    }
+    return end;
+}
+
+static int32_t characters_of(const char *text) {
+    int32_t count = 0;
+    for (; *text; text++) count += ((uint8_t)*text & 0xC0) != 0x80;
+    return count;
+}
+
+// The tokens of a text in r->tokens.
+static bool encode(Reading *r, const char *text, size_t bytes, const char *what) {
+    int64_t replaced = 0;
+    r->tokens.count = 0;
+    encoder_encode(r->encoder, text, bytes, &r->tokens, &replaced);
+    return replaced == 0 || refuse(r, "%s holds what the tokenizer cannot encode", what);
+}
+
+// A sample's context and how many tokens it takes by itself.
+typedef struct Context {
+    const char *text;
+    int64_t tokens;
+} Context;
+
+static bool read_context(Reading *r, const char *text, Context *context) {
+    *context = (Context){text, 0};
+    if (!*text) return true;
+    if (!encode(r, text, stripped_bytes(text), "the context")) return false;
+    context->tokens = r->tokens.count;
+    return context->tokens > 0 || refuse(r, "the context is white space alone; make it empty");
+}
+
+// Appends the last of r->tokens that fit the model. Where there is no context the end of a document
+// stands before them.
+static TaskRequest keep_tokens(Reading *r, bool no_context) {
+    TokenBuffer *ids = &r->set->ids;
+    TaskRequest request = {.first = ids->count};
+    int64_t most = (int64_t)r->to.seq_length + 1, from = r->tokens.count > most ? r->tokens.count - most : 0;
+    if (no_context) token_buffer_append(ids, tokenizer_eod(r->to.tokenizer));
+    for (int64_t i = from; i < r->tokens.count; i++) token_buffer_append(ids, r->tokens.ids[i]);
+    request.tokens = (int32_t)(ids->count - request.first);
+    return request;
+}
+
+// Appends a request. The continuation is delimiter and choice. number: of the choice, for messages.
+static bool add_request(Reading *r, const Context *context, const char *delimiter, const char *choice,
+                        int number) {
+    TaskSet *set = r->set;
+    char what[40];
+    snprintf(what, sizeof what, "choice %d", number);
+    if (!*choice) return refuse(r, "%s is empty", what);
+    char *text = text_format("%s%s%s", context->text, delimiter, choice);
+    bool ok = encode(r, text, strlen(text), what);
+    free(text);
+    if (!ok) return false;
+    int64_t scored = r->tokens.count - context->tokens;
+    if (scored <= 0) return refuse(r, "%s has no token of its own behind the context", what);
+    if (scored > r->to.seq_length) {
+        return refuse(r, "%s has %lld tokens, more than --seq-length %d", what, (long long)scored,
+                      r->to.seq_length);
+    }
+    TaskRequest request = keep_tokens(r, context->tokens == 0);
+    request.scored = (int32_t)scored;
+    request.characters = characters_of(choice);
+    set->request = (TaskRequest *)grown(set->request, set->requests, sizeof *set->request);
+    set->request[set->requests++] = request;
+    return true;
+}
+
+// --- a line --------------------------------------------------------------------------------------
+
+// Well-formed UTF-8, as cJSON does not ask. NULL after an error.
+static const char *text_of(const Reading *r, const cJSON *item, const char *what) {
+    if (!cJSON_IsString(item)) {
+        refuse(r, "%s is missing or no text", what);
+        return NULL;
+    }
+    const char *text = item->valuestring;
+    size_t bytes = strlen(text);
+    if (bytes < ENCODER_MAX_BYTES / 4 && utf8_valid_prefix(text, bytes) == bytes) return text;
+    refuse(r, "%s is no UTF-8, or longer than a text can be", what);
+    return NULL;
+}
+
+static const char *member(const Reading *r, const cJSON *object, const char *name) {
+    char what[40];
+    snprintf(what, sizeof what, "\"%s\"", name);
+    return text_of(r, cJSON_GetObjectItemCaseSensitive(object, name), what);
+}
+
+static bool add_task(Reading *r, const char *name, TaskForm form) {
+    TaskSet *set = r->set;
+    Task task = {.form = form};
+    bool printable = *name != 0;
+    for (const char *c = name; *c; c++) printable = printable && (uint8_t)*c >= 0x20 && *c != 0x7F;
+    if (!printable || strlen(name) >= sizeof task.name) {
+        return refuse(r, "\"task\" must have 1 to %d bytes, none a control character", TASK_NAME_BYTES - 1);
+    }
+    if (set->tasks == MAX_TASKS) return refuse(r, "there are more than %d tasks", MAX_TASKS);
+    snprintf(task.name, sizeof task.name, "%s", name);
+    set->task = (Task *)grown(set->task, set->tasks, sizeof task);
+    set->task[set->tasks++] = task;
+    return true;
+}
+
+// The task of this name, made where there is none.
+static bool find_task(Reading *r, const char *name, TaskForm form, int32_t *task) {
+    TaskSet *set = r->set;
+    int64_t i = set->tasks - 1;  // as a rule the line before is of the same
+    while (i >= 0 && strcmp(set->task[i].name, name) != 0) i--;
+    if (i < 0 && !add_task(r, name, form)) return false;
+    *task = (int32_t)(i < 0 ? set->tasks - 1 : i);
+    if (set->task[*task].form == (int32_t)form) return true;
+    return refuse(r, "other lines of task %s have %s", name,
+                  form == TASK_CHOICES ? "a \"continuation\"" : "\"choices\"");
+}
+
+static bool read_choices(Reading *r, const cJSON *object, const Context *context, TaskSample *sample) {
+    const cJSON *choices = cJSON_GetObjectItemCaseSensitive(object, "choices"), *choice;
+    const cJSON *between = cJSON_GetObjectItemCaseSensitive(object, "delimiter");
+    const char *delimiter = between ? text_of(r, between, "\"delimiter\"") : " ";
+    int64_t gold;
+    int count = cJSON_IsArray(choices) ? cJSON_GetArraySize(choices) : 0;
+    if (!delimiter) return false;
+    if (count < 1 || count > MAX_CHOICES)
+        return refuse(r, "\"choices\" must be a list of 1 to %d texts", MAX_CHOICES);
+    if (!json_member_int64(object, "gold", 0, count - 1, &gold))
+        return refuse(r, "\"gold\" must be the number of the right choice, 0 to %d", count - 1);
+    cJSON_ArrayForEach(choice, choices) {
+        char what[40];
+        snprintf(what, sizeof what, "choice %d", sample->choices);
+        const char *text = text_of(r, choice, what);
+        if (!text || !add_request(r, context, delimiter, text, sample->choices)) return false;
+        sample->choices++;
+    }
+    sample->right = (int32_t)gold;
+    return true;
+}
+
+static bool read_continuation(Reading *r, const cJSON *object, const Context *context, TaskSample *sample) {
+    const char *text = member(r, object, "continuation");
+    sample->choices = 1;
+    return text && add_request(r, context, "", text, 0);
+}
+
+static bool read_sample(Reading *r, const cJSON *object) {
+    TaskSet *set = r->set;
+    TaskSample sample = {.first = set->requests};
+    Context context;
+    bool choices = cJSON_GetObjectItemCaseSensitive(object, "choices") != NULL;
+    bool one = cJSON_GetObjectItemCaseSensitive(object, "continuation") != NULL;
+    const char *name = member(r, object, "task"), *text = name ? member(r, object, "context") : NULL;
+    if (!text) return false;
+    if (choices == one) return refuse(r, "one of \"choices\" and \"continuation\" is wanted");
+    if (!find_task(r, name, choices ? TASK_CHOICES : TASK_CONTINUATION, &sample.task)) return false;
+    if (!read_context(r, text, &context)) return false;
+    if (!(choices ? read_choices : read_continuation)(r, object, &context, &sample)) return false;
+    set->sample = (TaskSample *)grown(set->sample, set->samples, sizeof *set->sample);
+    set->sample[set->samples++] = sample;
+    set->task[sample.task].samples++;
+    return true;
+}
+
+// cJSON ends a text at U+0000.
+static bool has_zero(const char *line, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) {
+        if (!line[i]) return true;
+        if (line[i] != '\\') continue;
+        if (bytes - i >= 6 && memcmp(line + i, "\\u0000", 6) == 0) return true;
+        i++;
+    }
+    return false;
+}
+
+static bool read_line(Reading *r, const char *line, size_t bytes) {
+    r->line++;
+    if (strspn(line, " \t\r") >= bytes) return true;
+    if (has_zero(line, bytes)) return refuse(r, "it holds U+0000");
+    cJSON *object = json_parse_object(line, bytes);
+    if (!object) return refuse(r, "it is no JSON object");
+    bool ok = read_sample(r, object);
+    cJSON_Delete(object);
+    return ok;
+}
+
+// --- the file ------------------------------------------------------------------------------------
+
+bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error *err) {
+    Reading r = {.set = set, .path = path, .to = encoding, .err = err};
+    uint64_t bytes, before = (uint64_t)set->samples;
+    char *text = durable_read_file(path, MAX_FILE_BYTES, &bytes, err);
+    if (!text) {
+        err->code = EXIT_DATA;
+        return false;
+    }
+    r.encoder = encoder_create(encoding.tokenizer);
+    bool ok = true;
+    for (const char *at = text, *end = text + bytes; ok && at < end;) {
+        const char *line_end = (const char *)memchr(at, '\n', (size_t)(end - at));
+        if (!line_end) line_end = end;
+        ok = read_line(&r, at, (size_t)(line_end - at));
+        at = line_end + 1;
+    }
+    if (ok && (uint64_t)set->samples == before)
+        ok = error_set(err, EXIT_DATA, "%s holds no samples; see docs/eval_tasks.md", path);
+    token_buffer_free(&r.tokens);
+    encoder_free(r.encoder);
+    free(text);
+    return ok;
+}
+
+void task_set_free(TaskSet *set) {
+    free(set->task);
+    free(set->sample);
+    free(set->request);
+    token_buffer_free(&set->ids);
+    *set = (TaskSet){0};
+}

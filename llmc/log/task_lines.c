@@ -1,0 +1,72 @@
+// The figures of --eval-tasks: see task_lines.h.
+#include "llmc/log/task_lines.h"
+
+#include <math.h>
+
+static void add_figure(Text *line, const char *label, double value) {
+    if (isfinite(value)) text_add(line, " %s: %.4f |", label, value);
+    else text_add(line, " %s: %s |", label, non_finite(value));
+}
+
+static Text task_line(int64_t iteration, const TaskFigures *t) {
+    Text line = {0};
+    text_add(&line, " task %s at iteration %lld | n: %lld |", t->task, (long long)iteration,
+             (long long)t->samples);
+    add_figure(&line, "acc", t->acc);
+    add_figure(&line, "acc stderr", t->acc_stderr);
+    if (t->choices) {
+        add_figure(&line, "acc_norm", t->acc_norm);
+        add_figure(&line, "acc_norm stderr", t->acc_norm_stderr);
+    } else {
+        add_figure(&line, "perplexity", t->perplexity);
+    }
+    text_add(&line, " ");
+    return line;
+}
+
+static void write_json(Log *log, int64_t iteration, int64_t consumed_samples, const TaskFigures *t) {
+    Text json = json_begin("task");
+    json_integer(&json, "iteration", iteration);
+    json_integer(&json, "consumed_samples", consumed_samples);
+    json_text(&json, "task", t->task);
+    json_integer(&json, "n", t->samples);
+    json_number(&json, "acc", t->acc);
+    json_number(&json, "acc_stderr", t->acc_stderr);
+    if (t->choices) {
+        json_number(&json, "acc_norm", t->acc_norm);
+        json_number(&json, "acc_norm_stderr", t->acc_norm_stderr);
+    } else {
+        json_number(&json, "perplexity", t->perplexity);
+    }
+    log_json(log, &json);
+}
+
+static void write_scalar(Log *log, int64_t iteration, int64_t consumed_samples, const char *task,
+                         const char *figure, double value) {
+    char tag[160];
+    snprintf(tag, sizeof tag, "task %.80s %s", task, figure);
+    log_scalar(log, tag, iteration, value);
+    snprintf(tag, sizeof tag, "task %.80s %s vs samples", task, figure);
+    log_scalar(log, tag, consumed_samples, value);
+}
+
+void log_tasks(Log *log, int64_t iteration, int64_t consumed_samples, const TaskFigures *tasks, int count) {
+    Text lines = {0}, frame = {0};
+    size_t longest = 0;
+    for (int i = 0; i < count; i++) {
+        Text line = task_line(iteration, &tasks[i]);
+        text_add(&lines, "%s\n", line.data);
+        longest = line.length > longest ? line.length : longest;
+        text_free(&line);
+    }
+    for (size_t i = 0; i < longest + 1; i++) text_add(&frame, "-");
+    log_line(log, "%s\n%s%s", frame.data, lines.data, frame.data);
+    text_free(&lines);
+    text_free(&frame);
+    for (const TaskFigures *t = tasks; t < tasks + count; t++) {
+        write_json(log, iteration, consumed_samples, t);
+        write_scalar(log, iteration, consumed_samples, t->task, "acc", t->acc);
+        if (t->choices) write_scalar(log, iteration, consumed_samples, t->task, "acc_norm", t->acc_norm);
+        else write_scalar(log, iteration, consumed_samples, t->task, "perplexity", t->perplexity);
+    }
+}

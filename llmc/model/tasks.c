@@ -1,0 +1,33 @@
+// How likely targets are, for --eval-tasks: see gpt.h. Called by gpt_head and by
+// llmc/run/eval_tasks.c.
+#include "llmc/model/gpt.h"
+
+// cuDNN's attention wants multiples of 64.
+int gpt_shortest(const GPT *gpt) {
+    int T = gpt->T;
+    while (T % 128 == 0) T /= 2;
+    return T;
+}
+
+// This rank's columns that are real ids. The padding stands behind all of them.
+static int real_columns(const GPT *gpt, const Head *head) {
+    int left = gpt->words - head->first_row;
+    return left < 0 ? 0 : left < head->rows ? left : head->rows;
+}
+
+void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head) {
+    Head h = *head;
+    int ranks = gpt->mesh->tp.size;
+    int64_t chunk = op_head_chunk_rows(h.N, h.rows);
+    h.columns = real_columns(gpt, head);
+    for (int64_t row = 0; row < h.N; row += chunk) {
+        int64_t rows = h.N - row < chunk ? h.N - row : chunk;
+        size_t bytes = (size_t)rows * sizeof(HeadScore);
+        h.scores = gpt->scores + gpt->mesh->tp.rank * rows;
+        op_head_scores(gpt->stream, &h, row, rows);
+        tp_exchange(&gpt->tp, gpt->scores, bytes);
+        for (int r = 0; r < ranks; r++) {
+            copy_to_host(gpt->stream, pass->scores + r * h.N + row, gpt->scores + r * rows, bytes);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+// Likelihoods of the samples of --eval-tasks: see eval_tasks.h.
+#include "llmc/run/eval_tasks.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/log/task_lines.h"
+
+// --- the files -----------------------------------------------------------------------------------
+
+static bool read_files(Run *run, TaskSet *set) {
+    const Words *files = &run->config.eval_tasks;
+    TaskEncoding encoding = {run->tokenizer, run->config.seq_length};
+    for (int i = 0; i < files->count; i++) {
+        if (!task_set_read(set, files->items[i], encoding, &run->error)) return false;
+    }
+    return true;
+}
+
+// Rank 0's array on every rank.
+static void share(Peers world, bool first, void **array, int64_t count, size_t size) {
+    if (!first) *array = xcalloc((size_t)count, size, "the samples of --eval-tasks");
+    peers_broadcast(world, *array, (size_t)count * size, 0);
+}
+
+bool eval_tasks_open(Run *run) {
+    bool first = run->launch.rank == 0;
+    TaskSet *set = &run->tasks;
+    Peers world = run_peers(run, run->launch.world);
+    if (!run->config.eval_tasks.count) return true;
+    run->site.phase = "read --eval-tasks";
+    if (!run_agreed(run, !first || read_files(run, set))) return false;
+    int64_t counts[] = {set->tasks, set->samples, set->requests, set->ids.count};
+    peers_broadcast(world, counts, sizeof counts, 0);
+    set->tasks = counts[0], set->samples = counts[1], set->requests = counts[2], set->ids.count = counts[3];
+    share(world, first, (void **)&set->task, set->tasks, sizeof *set->task);
+    share(world, first, (void **)&set->sample, set->samples, sizeof *set->sample);
+    share(world, first, (void **)&set->request, set->requests, sizeof *set->request);
+    share(world, first, (void **)&set->ids.ids, set->ids.count, sizeof *set->ids.ids);
+    return true;
+}
+
+// --- batches -------------------------------------------------------------------------------------
+
+// What is known of every request: ln of its continuation's probability, and whether each token of
+// it was the likeliest.
+typedef struct Likelihoods {
+    double *log;      // (requests)
+    int32_t *likely;  // (requests) 1 or 0
+} Likelihoods;
+
+// The requests of one length of sequences, in batches.
+typedef struct Batches {
+    Run *run;
+    const GPT *gpt;
+    int T, B;                // a batch is B sequences of T
+    int64_t *request;        // (requests) which, in the files' order
+    int64_t requests;
+    int64_t first_pass;      // of those under way: pass p of data-parallel rank d is batch p * D + d
+    int32_t *ids;            // (3, B, T) tokens, targets and positions of a batch
+    HeadScore *scores;       // (passes under way, ranks of tp, B * T)
+} Batches;
+
+// The requests that fit sequences of b->T, and no shorter ones.
+static void choose_requests(Batches *b) {
+    const TaskSet *set = &b->run->tasks;
+    int least = b->T > gpt_shortest(b->gpt) ? b->T / 2 : 0;
+    b->requests = 0;
+    for (int64_t i = 0; i < set->requests; i++) {
+        int length = set->request[i].tokens - 1;
+        if (length > least && length <= b->T) b->request[b->requests++] = i;
+    }
+}
+
+// The request in row `row` of a pass of this rank, or NULL; *number is its place in the set.
+static const TaskRequest *request_at(const Batches *b, int64_t pass, int row, int64_t *number) {
+    const Mesh *mesh = &b->run->mesh;
+    int64_t batch = pass * mesh_data_ranks(mesh) + mesh_data_rank(mesh), i = batch * b->B + row;
+    if (i >= b->requests) return NULL;
+    *number = b->request[i];
+    return &b->run->tasks.request[*number];
+}
+
+// A row: the request's ids, then zeros, which no token before them sees. Only the continuation's
+// targets are asked for.
+static void fill_row(const Batches *b, int64_t pass, int row) {
+    int64_t N = (int64_t)b->B * b->T, number;
+    int32_t *tokens = b->ids + (int64_t)row * b->T, *targets = tokens + N, *positions = targets + N;
+    const TaskRequest *request = request_at(b, pass, row, &number);
+    const int32_t *ids = request ? b->run->tasks.ids.ids + request->first : NULL;
+    int length = request ? request->tokens - 1 : 0, context = request ? length - request->scored : 0;
+    for (int t = 0; t < b->T; t++) {
+        tokens[t] = t < length ? ids[t] : 0;
+        targets[t] = t < length && t >= context ? ids[t + 1] : -1;
+        positions[t] = t;
+    }
+}
+
+static int64_t scores_of_pass(const Batches *b) {
+    return (int64_t)b->run->mesh.tp.size * b->B * b->T;
+}
+
+static void load_batch(void *context, GPT *gpt, int k, Pass *pass) {
+    const Batches *b = (const Batches *)context;
+    const MicroBatch *m = &gpt->slot[pass->slot];
+    int64_t N = (int64_t)b->B * b->T;
+    size_t bytes = (size_t)N * sizeof(int32_t);
+    for (int row = 0; row < b->B; row++) fill_row(b, b->first_pass + k, row);
+    copy_to_device(gpt->stream, m->tokens, b->ids, bytes);
+    copy_to_device(gpt->stream, m->targets, b->ids + N, bytes);
+    copy_to_device(gpt->stream, m->positions, b->ids + 2 * N, bytes);
+    pass->B = b->B;
+    pass->T = b->T;
+    pass->scores = b->scores + k * scores_of_pass(b);
+}
+
+// --- likelihoods ---------------------------------------------------------------------------------
+
+// ln of the probability of a row's target, from the tensor-parallel ranks' parts. *best: the
+// likeliest id.
+static double log_probability(const HeadScore *parts, int ranks, int64_t N, int32_t *best) {
+    double sum = 0.0, target = 0.0;
+    float max = parts[0].max;
+    *best = parts[0].best;
+    for (int r = 1; r < ranks; r++) {
+        if (!(parts[r * N].max > max)) continue;  // of equals the smaller id, as rank by rank
+        max = parts[r * N].max;
+        *best = parts[r * N].best;
+    }
+    for (int r = 0; r < ranks; r++) {
+        const HeadScore *part = &parts[r * N];
+        if (part->best == INT32_MAX && part->sum == 0.0f) continue;  // it has padding alone
+        sum += (double)part->sum * exp((double)part->max - (double)max);
+        target += (double)part->target;
+    }
+    return target - (double)max - log(sum);
+}
+
+static void read_row(const Batches *b, const TaskRequest *request, const HeadScore *row, int64_t number,
+                     Likelihoods *out) {
+    const int32_t *ids = b->run->tasks.ids.ids + request->first;
+    int length = request->tokens - 1, likely = 1;
+    double sum = 0.0;
+    for (int t = length - request->scored; t < length; t++) {
+        int32_t best;
+        sum += log_probability(row + t, b->run->mesh.tp.size, (int64_t)b->B * b->T, &best);
+        likely = likely && best == ids[t + 1];
+    }
+    out->log[number] = sum;
+    out->likely[number] = likely;
+}
+
+// Of `passes` passes from b->first_pass. The last stage has them, and its tensor-parallel ranks the
+// same ones: the first of these fills in its own, and the others' stay zero.
+static void read_passes(const Batches *b, int passes, Likelihoods *out) {
+    const Mesh *mesh = &b->run->mesh;
+    if (!b->gpt->stage.heads || mesh->tp.rank != 0) return;
+    for (int k = 0; k < passes; k++) {
+        for (int row = 0; row < b->B; row++) {
+            int64_t number;
+            const TaskRequest *request = request_at(b, b->first_pass + k, row, &number);
+            const HeadScore *scores = b->scores + k * scores_of_pass(b) + (int64_t)row * b->T;
+            if (request) read_row(b, request, scores, number, out);
+        }
+    }
+}
+
+// Passes that are launched together: enough to fill a pipeline, which wants multiples of its stages
+// where these have several chunks of layers.
+static int passes_together(const GPT *gpt) { return 4 * gpt->stage.shape.stages; }
+
+// All ranks make as many passes, for they may share weights out.
+static void score_length(Batches *b, GPT *gpt, int T, Likelihoods *out) {
+    b->T = T;
+    b->B = gpt->B * (gpt->T / T);
+    choose_requests(b);
+    int64_t passes = ceil_div64(ceil_div64(b->requests, b->B), mesh_data_ranks(&b->run->mesh));
+    passes = round_up64(passes, gpt->stage.shape.stages);
+    gpt->evaluates = false;  // with these shapes
+    for (b->first_pass = 0; b->first_pass < passes && !b->run->stop.reason;) {
+        int64_t left = passes - b->first_pass;
+        int together = left < passes_together(gpt) ? (int)left : passes_together(gpt);
+        gpt_micro_batches(gpt, together, false, load_batch, b);
+        stream_synchronize(gpt->stream);
+        read_passes(b, together, out);
+        b->first_pass += together;
+        run_poll_stop(b->run);
+    }
+    gpt->evaluates = false;  // the loss of a whole micro-batch is something else
+}
+
+static void score_requests(Run *run, GPT *gpt, Likelihoods *out) {
+    size_t N = (size_t)gpt->B * (size_t)gpt->T, passes = (size_t)passes_together(gpt);
+    Batches b = {.run = run, .gpt = gpt};
+    b.request = (int64_t *)xcalloc((size_t)run->tasks.requests, sizeof *b.request, "batches of --eval-tasks");
+    b.ids = (int32_t *)xcalloc(3 * N, sizeof *b.ids, "batches of --eval-tasks");
+    b.scores = (HeadScore *)xcalloc(passes * (size_t)run->mesh.tp.size * N, sizeof *b.scores,
+                                    "scores of --eval-tasks");
+    for (int T = gpt_shortest(gpt); T <= gpt->T; T *= 2) score_length(&b, gpt, T, out);
+    free(b.request);
+    free(b.ids);
+    free(b.scores);
+}
+
+// --- figures -------------------------------------------------------------------------------------
+
+// Of a sample: the choice with the largest likelihood, the first of several. by_length: per
+// character.
+static int best_choice(const TaskSet *set, const TaskSample *sample, const Likelihoods *l, bool by_length) {
+    int best = 0;
+    double most = -INFINITY;
+    for (int i = 0; i < sample->choices; i++) {
+        double value = l->log[sample->first + i];
+        if (by_length) value /= set->request[sample->first + i].characters;
+        if (value > most) most = value, best = i;
+    }
+    return best;
+}
+
+// Standard error of the mean of n values, `ones` of which are 1 and the others 0.
+static double standard_error(int64_t ones, int64_t n) {
+    double mean = (double)ones / (double)n;
+    double squares = (double)ones * (1 - mean) * (1 - mean) + (double)(n - ones) * mean * mean;
+    return sqrt(squares / (double)(n - 1)) / sqrt((double)n);
+}
+
+static TaskFigures figures_of(const TaskSet *set, int32_t task, const Likelihoods *l) {
+    int64_t n = set->task[task].samples, right = 0, right_by_length = 0;
+    bool choices = set->task[task].form == TASK_CHOICES;
+    double sum = 0.0;
+    for (int64_t i = 0; i < set->samples; i++) {
+        const TaskSample *sample = &set->sample[i];
+        if (sample->task != task) continue;
+        sum += l->log[sample->first];
+        right += choices ? best_choice(set, sample, l, false) == sample->right : l->likely[sample->first];
+        right_by_length += best_choice(set, sample, l, true) == sample->right;
+    }
+    TaskFigures figures = {.task = set->task[task].name, .samples = n, .choices = choices,
+                           .acc = (double)right / (double)n, .acc_stderr = standard_error(right, n),
+                           .acc_norm = (double)right_by_length / (double)n,
+                           .acc_norm_stderr = standard_error(right_by_length, n),
+                           .perplexity = exp(-sum / (double)n)};
+    return figures;
+}
+
+// --log-eval-samples.
+static void log_sample(Run *run, const TaskSample *sample, int64_t number, const Likelihoods *l) {
+    const Task *task = &run->tasks.task[sample->task];
+    Text json = json_begin("eval_sample");
+    json_integer(&json, "iteration", run->iteration);
+    json_text(&json, "task", task->name);
+    json_integer(&json, "sample", number);
+    json_name(&json, "log_likelihoods");
+    for (int i = 0; i < sample->choices; i++) {
+        text_add(&json, i ? "," : "[");
+        json_value(&json, l->log[sample->first + i]);
+    }
+    text_add(&json, "]");
+    if (task->form == TASK_CHOICES) json_integer(&json, "gold", sample->right);
+    else json_truth(&json, "greedy", l->likely[sample->first]);
+    log_json(run->log, &json);
+}
+
+static void log_samples(Run *run, const Likelihoods *l) {
+    const TaskSet *set = &run->tasks;
+    int64_t *seen = (int64_t *)xcalloc((size_t)set->tasks, sizeof *seen, "samples of tasks");
+    for (int64_t i = 0; i < set->samples; i++) {
+        log_sample(run, &set->sample[i], seen[set->sample[i].task]++, l);
+    }
+    free(seen);
+}
+
+static void log_figures(Run *run, const Likelihoods *l) {
+    const TaskSet *set = &run->tasks;
+    TaskFigures *figures = (TaskFigures *)xcalloc((size_t)set->tasks, sizeof *figures, "figures of tasks");
+    for (int32_t t = 0; t < set->tasks; t++) figures[t] = figures_of(set, t, l);
+    log_tasks(run->log, run->iteration, run->consumed_train, figures, (int)set->tasks);
+    if (run->config.log_eval_samples) log_samples(run, l);
+    free(figures);
+}
+
+void eval_tasks(Run *run, GPT *gpt) {
+    size_t requests = (size_t)run->tasks.requests;
+    Peers world = run_peers(run, run->launch.world);
+    if (!requests || run->stop.reason || run->tasks_scored_at == run->iteration) return;
+    Likelihoods l = {(double *)xcalloc(requests, sizeof(double), "likelihoods"),
+                     (int32_t *)xcalloc(requests, sizeof(int32_t), "likelihoods")};
+    run->site.phase = "evaluate";
+    timer_start(run->timers, TIMER_EVALUATE, run->compute);
+    zero_use_outer(run->zero, true);
+    score_requests(run, gpt, &l);
+    zero_use_outer(run->zero, false);
+    timer_stop(run->timers, TIMER_EVALUATE, run->compute);
+    if (!run->stop.reason) {
+        const Timer evaluated[] = {TIMER_EVALUATE};
+        peers_reduce(world, l.log, (int)requests, MPI_DOUBLE, MPI_SUM);
+        peers_reduce(world, l.likely, (int)requests, MPI_INT32_T, MPI_SUM);
+        log_phase_timers(run->log, run->timers, evaluated, 1, world);
+        if (run->launch.rank == 0) log_figures(run, &l);
+        run->tasks_scored_at = run->iteration;
+    }
+    free(l.log);
+    free(l.likely);
+}
