@@ -35,6 +35,9 @@ typedef enum Sharding { SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_PARAMETERS } Sha
 typedef enum ShardScope { SHARD_IN_NODE, SHARD_IN_WORLD } ShardScope;
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
 typedef enum OnSpike { ON_SPIKE_REPORT, ON_SPIKE_SKIP } OnSpike;
+typedef enum PlanGpu {
+    GPU_A100, GPU_A800, GPU_H100, GPU_H200, GPU_H800, GPU_B200, GPU_MI300X, GPU_L40S, GPU_RTX_4090
+} PlanGpu;
 typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
 
 typedef struct Config {
@@ -144,7 +147,9 @@ typedef struct Config {
     bool plan, help, version;
     int plan_world_size;  // with --plan only: the number of ranks to plan for (0: the real one)
     double plan_network, plan_network_inside;  // with --plan only: Gb/s of a node, of a GPU inside it
-    double plan_tflops, plan_step_ms;          // and how fast a GPU computes
+    double plan_network_burst;                 // MB that a node sends at once after a pause
+    PlanGpu plan_gpu;                          // and how fast a GPU computes
+    double plan_tflops, plan_step_ms;          // instead of what it is said to do; 0: not given
 
     // --- derived by config_finish ---
     int vocab_size_unpadded, vocab_size_padded;  // V, Vp

@@ -5,28 +5,19 @@
 
 #include "llmc/config/flops.h"
 #include "llmc/run/arms.h"
+#include "llmc/run/gpus.h"
 #include "llmc/run/parts_traffic.h"
 #include "llmc/run/step_time.h"
 #include "llmc/run/traffic.h"
 
 // --- what a step of one rank takes ----------------------------------------------------------
 
-// Bytes per ms that a rank sends. All ranks of a node share its network.
-typedef struct Speeds {
-    double inside, between;
-} Speeds;
-
-static Speeds speeds_of(const Config *c, const Mesh *mesh) {
-    const double gigabit_ms = 1e9 / 8 / 1e3;
-    Speeds speeds = {c->plan_network_inside * gigabit_ms, c->plan_network * gigabit_ms / mesh->per_node};
-    return speeds;
-}
-
-// Passes over memory, in bytes per ms: what an H200 copies. AdamW moves 30 bytes for each element
-// of the shard. Sums of gradients, quantisation and new weights move about 12 for each of the
-// rank's.
-static const double MEMORY_SPEED = 3.8e9;
-enum { ADAMW_BYTES = 30, OTHER_BYTES = 12 };
+// Bytes that pass over memory, for each element. AdamW's, of the shard. The norm's and the new
+// weights', after all passes. Quantisation's, beside the backward passes. The last two are what
+// makes computed steps meet the measured ones (dev/bench/README.md).
+enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTISE_BYTES = 12 };
+// Passes are slower beside messages, which take some of a GPU's processors and of its memory.
+static const double BESIDE_MESSAGES = 1.02;
 
 // Weights that are coded without loss travel in fewer bytes than their worst case, which is bf16.
 // They take 3.0 (125M) to 3.3 bits in the middle of a run, 4.1 at the highest learning rate, 0.5 at
@@ -39,7 +30,7 @@ static bool has_words(const Mesh *mesh) {
 }
 
 static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
-                                 Speeds speeds) {
+                                 Rates rates) {
     const Plan *plan = traffic->plan;
     const Bucket *bucket = &plan->bucket[b];
     const WeightWire *weight = zero_weight_wire(zero);
@@ -50,18 +41,18 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     BucketLoad load = {
         .layers = bucket->end_unit - bucket->first_unit - (has_words(mesh) && bucket->first_unit == 0),
         .reductions = traffic->trips[b].reductions,
-        .grad_inside = (double)once.grad_intra / speeds.inside,
-        .grad_between = (double)once.grad_inter / speeds.between,
-        .weight_between = (double)once.weight_inter / speeds.between,
-        .weight_inside = (double)once.weight_intra / speeds.inside,
+        .grad_inside = (double)once.grad_intra / rates.inside,
+        .grad_between = (double)once.grad_inter / rates.between,
+        .weight_between = (double)once.weight_inter / rates.between,
+        .weight_inside = (double)once.weight_intra / rates.inside,
         .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
-        .update = elements / plan->dp * ADAMW_BYTES / MEMORY_SPEED,
-        .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_wire(zero, true)) / speeds.between,
+        .update = elements / plan->dp * ADAMW_BYTES / rates.memory,
+        .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_wire(zero, true)) / rates.between,
     };
-    load.forward_gather = (double)forward.weight_inter / speeds.between +
-                          (double)forward.weight_intra / speeds.inside;
-    load.backward_gather = (double)backward.weight_inter / speeds.between +
-                           (double)backward.weight_intra / speeds.inside;
+    load.forward_gather = (double)forward.weight_inter / rates.between +
+                          (double)forward.weight_intra / rates.inside;
+    load.backward_gather = (double)backward.weight_inter / rates.between +
+                           (double)backward.weight_intra / rates.inside;
     return load;
 }
 
@@ -86,7 +77,7 @@ static double micro_batch_ms(const Config *c, const Mesh *mesh) {
     if (c->plan_step_ms > 0) return c->plan_step_ms / c->micro_batches;
     double flops = megatron_flops(c, c->global_batch_size) / mesh->world.size / c->micro_batches;
     if (c->recompute_granularity == RECOMPUTE_FULL) flops *= 4.0 / 3;
-    return flops / (c->plan_tflops * 1e9);
+    return flops / (rates_of(c, 1).tflops * 1e9);
 }
 
 // The share of the output layer in the model's operations.
@@ -99,7 +90,7 @@ static double head_share(const Config *c) {
 // Shares the passes' time out among layers and head. A backward pass takes twice the time of a
 // forward pass, three times where it computes that again. A pipeline's stages are idle while it
 // fills and drains. Tensor parallelism's sums are waited for.
-static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Speeds speeds) {
+static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int again = c->recompute_granularity == RECOMPUTE_FULL;
     double one = micro_batch_ms(c, mesh), layers = 0;
     double chunks = config_pipeline_chunks(c), idle = (mesh->pp.size - 1) / chunks;
@@ -110,8 +101,18 @@ static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Speeds 
     load->backward = layer - load->forward;
     load->head = one * head_share(c);
     if (mesh->tp.size == 1 || c->plan_step_ms > 0) return;
-    double speed = mesh->tp.size <= mesh->per_node ? speeds.inside : speeds.between;
+    double speed = mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
     load->head += parts_tensor_bytes(c, mesh) / speed;
+}
+
+// elements: those of all gradients that a rank makes.
+static void slow_passes(StepLoad *load, double elements, Rates rates) {
+    double layers = 0;
+    for (int b = 0; b < load->buckets; b++) layers += load->bucket[b].layers;
+    load->forward *= BESIDE_MESSAGES;
+    load->backward *= BESIDE_MESSAGES;
+    load->head *= BESIDE_MESSAGES;
+    load->backward += elements / layers * QUANTISE_BYTES / rates.memory / load->micro_batches;
 }
 
 // --- rows of the table ----------------------------------------------------------------------
@@ -128,18 +129,21 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     const Plan *plan = traffic.plan;
     const GradWire *grad = zero_grad_wire(zero, true);
     bool lossless = plan->dp > 1 && wire_is_lossless(zero_weight_wire(zero));
-    Speeds speeds = speeds_of(c, mesh);
+    Rates rates = rates_of(c, mesh->per_node);
     StepLoad load = {.buckets = plan->buckets, .micro_batches = c->micro_batches,
-                     .memory = (double)plan->arena_elements * OTHER_BYTES / MEMORY_SPEED};
+                     .burst = c->plan_network_burst * 1e6 / (rates.between * mesh->per_node),
+                     .memory = (double)plan->arena_elements * TAIL_BYTES / rates.memory};
     load.bucket = (BucketLoad *)xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
-    for (int b = 0; b < load.buckets; b++) load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, speeds);
-    share_out(&load, c, mesh, speeds);
+    for (int b = 0; b < load.buckets; b++) load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, rates);
+    share_out(&load, c, mesh, rates);
+    double alone = step_compute(&load);
+    if (plan->dp > 1) slow_passes(&load, (double)plan->arena_elements, rates);
     if (lossless) code_weights(&load, plan);
     WireBytes sent = traffic_of_step(&traffic, grad, zero_weight_wire(zero));
     double weights = (double)sent.weight_inter * (lossless ? LOSSLESS_SHARE : 1);
     Row row = {
         .ms = step_time(&load),
-        .compute_ms = step_compute(&load),
+        .compute_ms = alone,
         .gigabytes = ((double)sent.grad_inter + weights) * mesh->per_node / 1e9,
         .error = arm_gradient_error(grad, plan->options.per_node > 1, mesh->nodes > 1),
     };
@@ -191,11 +195,12 @@ static void print_choice(const Row *row, const double *ms, FILE *out) {
 }
 
 static void print_head(const Config *c, const Row *run, FILE *out) {
-    fprintf(out, "step time over %g Gb/s between nodes, %g Gb/s for each GPU inside: computed\n",
-            c->plan_network, c->plan_network_inside);
+    Rates rates = rates_of(c, 1);
+    fprintf(out, "step time over %g Gb/s between nodes, %.0f Gb/s for each GPU inside: computed\n",
+            c->plan_network, 8 * rates.inside / 1e6);
     fprintf(out, "  the passes of a step take %.1f ms", run->compute_ms);
     if (c->plan_step_ms > 0) fprintf(out, " (--plan-step-ms)\n");
-    else fprintf(out, " at %g TFLOP/s for each GPU (--plan-tflops)\n", c->plan_tflops);
+    else fprintf(out, " at %.0f TFLOP/s for each GPU (--plan-gpu, --plan-tflops)\n", rates.tflops);
     fprintf(out, "  %-16s %10s %11s %11s %12s\n", "", "GB out of", "ms a step", "over the", "error of the");
     fprintf(out, "  %-16s %10s %11s %11s %12s\n", "arm", "each node", "", "passes", "gradient");
 }

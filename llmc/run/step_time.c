@@ -4,17 +4,16 @@
 #include <math.h>
 #include <stdlib.h>
 
-// Two links in a row. Each carries one message at a time, in order.
-typedef struct Links {
-    double first_free, second_free;
-} Links;
-static const Links ALL_FREE = {-INFINITY, -INFINITY};
+// One message at a time, in order. A link that was idle makes up for `burst` of it.
+typedef struct Link {
+    double free, burst;
+} Link;
+static Link idle_link(double burst) { return (Link){.free = -INFINITY, .burst = burst}; }
 
-// When a message that may start at `start` leaves the second link.
-static double carry(Links *links, double start, double first, double second) {
-    links->first_free = fmax(start, links->first_free) + first;
-    links->second_free = fmax(links->first_free, links->second_free) + second;
-    return links->second_free;
+// When a message that may start at `start` leaves the link.
+static double carry(Link *link, double start, double time) {
+    link->free = fmax(start - link->burst, link->free) + time;
+    return fmax(start, link->free);
 }
 
 // What a step finds and leaves behind.
@@ -24,7 +23,7 @@ typedef struct Clock {
     int held[2];          // the bucket in each of the two slots that hold gathered weights; -1: none
     double slot_free[2];  // when the passes were done with that slot
     double gather_free;   // when the links have carried the last gather
-    Links gradients;
+    Link inside, between; // carry gradients
     double reduced;       // when the last reduction was done
 } Clock;
 
@@ -54,25 +53,28 @@ static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
         const BucketLoad *bucket = &load->bucket[b];
         pass(clock, load, b, true);
         if (!last && bucket->reductions == 1) continue;
-        clock->reduced = carry(&clock->gradients, clock->now, bucket->grad_inside, bucket->grad_between);
+        double summed = carry(&clock->inside, clock->now, bucket->grad_inside);
+        clock->reduced = carry(&clock->between, summed, bucket->grad_between);
     }
 }
 
 // The optimiser needs all gradients: their norm clips. Then each bucket's new weights travel as
 // soon as they are there.
 static void update(Clock *clock, const StepLoad *load) {
-    Links links = ALL_FREE;
+    Link between = idle_link(load->burst), inside = idle_link(0);
     double updated = fmax(clock->now, clock->reduced) + load->memory;
     for (int b = 0; b < load->buckets; b++) {
         const BucketLoad *bucket = &load->bucket[b];
         updated += bucket->update;
-        clock->weights[b] = carry(&links, updated, bucket->weight_between, bucket->weight_inside);
+        double crossed = carry(&between, updated, bucket->weight_between);
+        clock->weights[b] = carry(&inside, crossed, bucket->weight_inside);
     }
     clock->held[0] = clock->held[1] = -1;
 }
 
 static void step(Clock *clock, const StepLoad *load) {
-    clock->gradients = ALL_FREE;
+    clock->inside = idle_link(0);
+    clock->between = idle_link(load->burst);
     clock->reduced = clock->now;
     for (int k = 0; k < load->micro_batches; k++) micro_batch(clock, load, k == load->micro_batches - 1);
     update(clock, load);

@@ -7,6 +7,9 @@
 // time. Messages of one step never meet those of another on the same link: gradients travel beside
 // the backward pass and after it, weights beside the forward pass.
 //
+// A network may be a token bucket: after a pause it lets some bytes pass at once. `burst` is the
+// time that they would take. It is full when gradients begin to travel, and again when weights do.
+//
 // All times are ms.
 #pragma once
 #include "llmc/base/base.h"
@@ -31,6 +34,7 @@ typedef struct StepLoad {
     double forward, backward;   // of one layer and one micro-batch
     double head;                // of the output layer and the loss, both passes, one micro-batch
     double memory;              // of other passes over memory, once a step, beside nothing else
+    double burst;               // how far the links between nodes may run ahead after a pause
 } StepLoad;
 
 // A step that repeats for ever, without exchanges.

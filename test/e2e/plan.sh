@@ -375,13 +375,38 @@ own_row() { # the run's own step is the row of its arm, of which --plan says the
         "$work/out"
 }
 check "--plan-network: the run itself" own_row
-arms_table_is_true() {
-    BUILD=$BUILD dev/bench/arms_table users >"$work/users" 2>"$work/err" ||
-        { say "arms_table failed"; return 1; }
-    [ -s "$work/users" ] && ! grep -vxFf README.md "$work/users" >"$work/diff" ||
-        { why="not in the README: $(head -n 1 "$work/diff")"; return 1; }
+arms_table_is_true() { # WHAT PAGE
+    BUILD=$BUILD dev/bench/arms_table "$1" >"$work/$1" 2>"$work/err" || { say "arms_table failed"; return 1; }
+    [ -s "$work/$1" ] && ! grep -vxFf "$2" "$work/$1" >"$work/diff" ||
+        { why="not in $2: $(head -n 1 "$work/diff")"; return 1; }
 }
-check "the README's table of arms by network" arms_table_is_true
+check "the README's table of arms by network" arms_table_is_true users README.md
+check "the table of growing clusters" arms_table_is_true scale dev/bench/README.md
+check "the table beside the paper's" arms_table_is_true paper dev/bench/README.md
+picture_is_true() {
+    BUILD=$BUILD dev/bench/arms_table picture "$work/picture.svg" &&
+        cmp "$work/picture.svg" docs/where_it_pays.svg
+}
+check "the picture of where SDP4Bit pays" picture_is_true
+passes_ms() { # FLAGS...: of a step, by --plan-network
+    takes baseline --plan-network 100000 "$@" && sed -n 's/^  the passes of a step take \([0-9.]*\) ms.*/\1/p' "$work/out"
+}
+gpus_differ() { # half of an A100's peak is 156 TFLOP/s, of an H200's 494.5
+    local slow fast given
+    slow=$(passes_ms --plan-gpu A100) fast=$(passes_ms) given=$(passes_ms --plan-gpu A100 --plan-tflops 494.5)
+    awk -v s="$slow" -v f="$fast" -v g="$given" \
+        'BEGIN { r = s / f; exit !(f > 0 && g == f && r > 3.16 && r < 3.18) }' || { why="$slow $fast $given"; return 1; }
+}
+check "--plan-gpu, and what is said instead" gpus_differ
+a_burst_helps() { # 100 MB at 10 Gb/s are 80 ms
+    local ms
+    for burst in 0 100; do
+        takes "$1" --plan-network 10 --plan-network-burst $burst || return 1
+        ms+=" $(awk '$1 == "baseline" { print $3 }' "$work/out")"
+    done
+    awk -v ms="$ms" 'BEGIN { split(ms, m, " "); off = m[1] - m[2]; exit !(off > 79 && off < 161) }' || { why=$ms; return 1; }
+}
+check "--plan-network-burst" a_burst_helps eden-lossless
 plan_refused() { # CODE TEXT FLAGS...
     local code=$1 text=$2
     shift 2

@@ -72,7 +72,8 @@ static void other_reals_are_known(void **state) {
                                             "sample-temperature", "exit-duration-in-mins",
                                             "mid-level-dataset-surplus",
                                             "rotary-base", "rotary-percent", "plan-network",
-                                            "plan-network-inside", "plan-tflops", "plan-step-ms"};
+                                            "plan-network-inside", "plan-network-burst", "plan-tflops",
+                                            "plan-step-ms"};
     int rows, found = 0;
     const Option *table = config_options(&rows);
     for (int i = 0; i < rows; i++) {

@@ -57,6 +57,22 @@ static void gradients_beside_the_backward_pass(void **state) {
     takes(three(&c, (BucketLoad){.grad_inside = 4, .grad_between = 4}), PASSES + 14);
 }
 
+// Gradients of 3 ms each. The messages end at 7 + 9, less what the burst makes up for.
+static void a_network_with_a_burst(void **state) {
+    Case c;
+    // Layer 2 is done at 2 of the backward pass, which begins at 5.
+    takes(three(&c, (BucketLoad){.grad_between = 3}), 7 + 9);
+    c.load.burst = 2;
+    takes(&c, 7 + 9 - 2);
+    // A long burst lets all pass at once: nothing waits.
+    c.load.burst = 100;
+    takes(&c, PASSES);
+    // It works for weights too, and never lets them arrive before they are sent: updates of 1 ms.
+    takes(three(&c, (BucketLoad){.update = 1, .weight_between = 5}), 1 + 5 + 5 + 5 + 1 + 3 + 4);
+    c.load.burst = 100;
+    takes(&c, PASSES + 2);
+}
+
 // 2 ms between nodes, then 1 inside: weights are there 3, 5 and 7 ms after the update. Layer 1 runs
 // from 5 to 6, layer 2 from 7 to 8. Without messages layer 2 would be done at 2.
 static void layers_wait_for_their_own_weights(void **state) {
@@ -114,6 +130,7 @@ int main(void) {
         cmocka_unit_test(passes_alone),
         cmocka_unit_test(updates_in_forward_order),
         cmocka_unit_test(gradients_beside_the_backward_pass),
+        cmocka_unit_test(a_network_with_a_burst),
         cmocka_unit_test(layers_wait_for_their_own_weights),
         cmocka_unit_test(a_reduction_after_each_micro_batch),
         cmocka_unit_test(gathers_through_two_slots),
