@@ -128,9 +128,11 @@ $(BUILD)/train_gpt_cpu: $(BUILD)/obj/train_gpt_cpu.o $(HOST_LIB) $(CPU_LIB)
 	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
 
 $(DATA_TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o
-$(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o
-$(TOOLS): $(HOST_LIB)
+$(DATA_TOOLS): $(HOST_LIB)
 	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(HOST_LIB) $(LIBS) -o $@
+# It knows the model's table, and with it the ops that compute the model.
+$(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(HOST_LIB) $(CPU_LIB)
+	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
 
 $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)

@@ -15,19 +15,19 @@
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/hf.h"
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_map.h"
 #include "llmc/checkpoint/hf_tokenizer.h"
 #include "llmc/checkpoint/safetensors.h"
 
-#define PREFIX "transformer."
 #define INDEX_NAME "model.safetensors.index.json"
 
 typedef struct Exporting {
     const HfExport *wish;
     Checkpoint *checkpoint;
-    HfGpt2 model;
-    HfTensor *tensors; int count;
-    int *part; int parts;     // of each tensor
+    ImportedModel model; bool opened;
+    const HfFamily *family;
+    HfMap map;
+    int *part; int parts;     // of each of their tensors
     HfTokenizer tokenizer;
     char *fresh;              // the folder until it is whole
     void *in;                 // a piece as the checkpoint has it: fp32, or this build's floatX
@@ -63,12 +63,40 @@ static bool open_checkpoint(Exporting *e, int64_t *iteration, HfReport *report, 
                      load, (int)strcspn(why ? why + 1 : "", ";"), why ? why + 1 : "", opened);
 }
 
+// A size of the checkpoint's arguments.
+static bool read_size(const Exporting *e, const cJSON *arguments, const char *name, int64_t least,
+                      int64_t most, int64_t *value, Error *err) {
+    if (json_member_int64(arguments, name, least, most, value)) return true;
+    return error_set(err, EXIT_CHECKPOINT,
+                     "the arguments of the checkpoint in %s have no sound %s; load a checkpoint that the"
+                     " trainer saved",
+                     e->wish->load, name);
+}
+
+// The model that the checkpoint's arguments tell of.
+static bool read_model(Exporting *e, const cJSON *arguments, Error *err) {
+    ModelFlags flags = {0};
+    int64_t padded, words, eod;
+    if (!read_size(e, arguments, "padded_vocab_size", 1, 1 << 30, &padded, err) ||
+        !read_size(e, arguments, "unpadded_vocab_size", 1, padded, &words, err) ||
+        !read_size(e, arguments, "eod", 0, words - 1, &eod, err))
+        return false;
+    char *source = text_format("the checkpoint in %s", e->wish->load);
+    model_flags_of_arguments(&flags, arguments);
+    e->opened = imported_model_open(&e->model, &flags, padded, 1, source, err);
+    model_flags_free(&flags);
+    free(source);
+    if (!e->opened) return false;
+    e->model.config.vocab_size_unpadded = (int)words;
+    e->model.config.eod = (int)eod;
+    e->family = hf_family_of(&e->model, err);
+    if (e->family) hf_map_make(&e->map, e->family, &e->model, words);
+    return e->family != NULL;
+}
+
 // That the parameters are those of the arguments' model, and are there as asked.
 static bool check_parameters(Exporting *e, Error *err) {
-    Tensor *ours = (Tensor *)xcalloc((size_t)e->count, sizeof *ours, "the parameter table");
-    for (int i = 0; i < e->count; i++) ours[i] = e->tensors[i].ours;
-    bool ok = checkpoint_check_tensors(e->checkpoint, ours, e->count, err);
-    free(ours);
+    bool ok = checkpoint_check_tensors(e->checkpoint, e->model.gpt.whole, e->model.gpt.whole_tensors, err);
     if (ok && e->wish->fp32 && !checkpoint_has(e->checkpoint, SLICE_MASTER)) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; give"
@@ -92,6 +120,7 @@ static bool no_tokenizer(Error *err) {
 
 static bool read_tokenizer(Exporting *e, const cJSON *arguments, HfReport *report, Error *err) {
     const HfExport *wish = e->wish;
+    const Config *config = &e->model.config;
     HfTokenizer *t = &e->tokenizer;
     const char *type = json_member_string(arguments, "tokenizer_type");
     const char *vocab = json_member_string(arguments, "vocab_file");
@@ -113,62 +142,74 @@ static bool read_tokenizer(Exporting *e, const cJSON *arguments, HfReport *repor
     }
     free(own_vocab);
     free(own_merges);
-    if (!ok || !t->vocab || (t->size == e->model.vocab && t->eod == e->model.eod)) return ok;
+    if (!ok || !t->vocab || (t->size == config->vocab_size_unpadded && t->eod == config->eod)) return ok;
     return error_set(err, EXIT_DATA,
-                     "the vocabulary has %d ids and ends documents with %d, the checkpoint's model %" PRId64
-                     " and %" PRId64 "; give its own --vocab-file and --merge-file",
-                     t->size, t->eod, e->model.vocab, e->model.eod);
+                     "the vocabulary has %d ids and ends documents with %d, the checkpoint's model %d and"
+                     " %d; give its own --vocab-file and --merge-file",
+                     t->size, t->eod, config->vocab_size_unpadded, config->eod);
 }
 
-static bool choose_tokenizer(Exporting *e, HfReport *report, Error *err) {
-    if (e->wish->no_tokenizer) return true;
-    const char *text = checkpoint_arguments(e->checkpoint);
-    cJSON *arguments = json_parse_object(text, strlen(text));
-    bool ok = read_tokenizer(e, arguments, report, err);
-    cJSON_Delete(arguments);
-    return ok;
-}
 
 // --- Pieces of tensors ---------------------------------------------------------------------------
 
 static float master_at(const void *in, int64_t i) { return ((const float *)in)[i]; }
 static float weight_at(const void *in, int64_t i) { return floatX_to_float(((const floatX *)in)[i]); }
 
-// Puts the piece, `rows` rows, from the order of the checkpoint into that of the file.
-static void arrange(const Exporting *e, const HfTensor *t, int64_t rows) {
-    int64_t columns = columns_of(t), ours = t->transposed ? columns : rows;
-    for (int64_t r = 0; r < ours; r++) {
-        int64_t there = hf_place_of_row(&e->model, t, r);
-        for (int64_t c = 0; c < (t->transposed ? rows : columns); c++) {
-            int64_t to = t->transposed ? c * columns + there : there * columns + c;
-            int64_t from = r * (t->transposed ? rows : columns) + c;
-            if (e->wish->fp32) ((float *)e->out)[to] = master_at(e->in, from);
-            else ((uint16_t *)e->out)[to] = bf16_from_float(weight_at(e->in, from));
-        }
+// count elements of the checkpoint's from `from`, `step` apart, to successive ones of the file from
+// `to`.
+static void put(const Exporting *e, int64_t to, int64_t from, int64_t step, int64_t count) {
+    for (int64_t i = 0; i < count; i++, from += step) {
+        if (e->wish->fp32) ((float *)e->out)[to + i] = master_at(e->in, from);
+        else ((uint16_t *)e->out)[to + i] = bf16_from_float(weight_at(e->in, from));
     }
 }
 
-// Rows of a piece. A vector goes as a whole: its rows may change places.
+static Slice slice_of(const Exporting *e, const HfTensor *t) {
+    return (Slice){.tensor = e->model.gpt.whole[t->ours].name,
+                   .kind = e->wish->fp32 ? SLICE_MASTER : SLICE_WEIGHT};
+}
+
+// Rows [row, row + rows) of their tensor, which are our rows in runs, into e->out.
+static bool read_runs(const Exporting *e, const HfTensor *t, int64_t row, int64_t rows, Error *err) {
+    int64_t columns = columns_of(t), ours, run;
+    for (int64_t r = 0; r < rows; r += run) {
+        run = hf_map_run(&e->map, t, row + r, &ours);
+        if (run > rows - r) run = rows - r;
+        Slice slice = slice_of(e, t);
+        slice.lo = ours * columns;
+        slice.hi = (ours + run) * columns;
+        if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
+        put(e, r * columns, 0, 1, run * columns);
+    }
+    return true;
+}
+
+// The same of a transposed tensor: the rows are our columns.
+static bool read_columns(const Exporting *e, const HfTensor *t, int64_t row, int64_t rows, Error *err) {
+    Slice slice = slice_of(e, t);
+    slice.columns = (Columns){row, rows};
+    slice.hi = t->columns * rows;
+    if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
+    for (int64_t c = 0; c < t->columns; c++) {
+        int64_t ours;
+        hf_map_run(&e->map, t, c, &ours);
+        for (int64_t r = 0; r < rows; r++) put(e, r * t->columns + c, ours * rows + r, 1, 1);
+    }
+    return true;
+}
+
 static int64_t rows_of_piece(const Exporting *e, const HfTensor *t) {
     int64_t rows = e->wish->piece / columns_of(t);
-    return !t->columns || rows > t->rows ? t->rows : rows < 1 ? 1 : rows;
+    return rows > t->rows ? t->rows : rows < 1 ? 1 : rows;
 }
 
 static bool write_tensor(const Exporting *e, SafeWriter *writer, const HfTensor *t, Error *err) {
-    int64_t most = rows_of_piece(e, t), columns = columns_of(t);
+    int64_t most = rows_of_piece(e, t);
     for (int64_t row = 0; row < t->rows; row += most) {
         int64_t rows = t->rows - row < most ? t->rows - row : most;
-        Slice slice = {.tensor = t->ours.name, .kind = e->wish->fp32 ? SLICE_MASTER : SLICE_WEIGHT};
-        if (t->transposed) {
-            slice.columns = (Columns){row, rows};
-            slice.hi = columns * rows;
-        } else {
-            slice.lo = row * columns;
-            slice.hi = (row + rows) * columns;
-        }
-        if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
-        arrange(e, t, rows);
-        if (!safe_writer_append(writer, e->out, (uint64_t)(rows * columns) * (uint64_t)width_of(e), err))
+        uint64_t bytes = (uint64_t)(rows * columns_of(t)) * (uint64_t)width_of(e);
+        if (!(t->transposed ? read_columns : read_runs)(e, t, row, rows, err) ||
+            !safe_writer_append(writer, e->out, bytes, err))
             return false;
     }
     return true;
@@ -179,10 +220,10 @@ static bool write_tensor(const Exporting *e, SafeWriter *writer, const HfTensor 
 // Tensors fill parts in their order. One that is larger than a part has one for itself.
 static void divide(Exporting *e) {
     uint64_t used = 0, most = (uint64_t)e->wish->part_bytes;
-    e->part = (int *)xcalloc((size_t)e->count, sizeof(int), "the parameter table");
+    e->part = (int *)xcalloc((size_t)e->map.count, sizeof(int), "the parameter table");
     e->parts = 1;
-    for (int i = 0; i < e->count; i++) {
-        uint64_t bytes = bytes_of(e, &e->tensors[i]);
+    for (int i = 0; i < e->map.count; i++) {
+        uint64_t bytes = bytes_of(e, &e->map.theirs[i]);
         if (used > 0 && used + bytes > most) {
             e->parts++;
             used = 0;
@@ -199,12 +240,12 @@ static char *part_name(const Exporting *e, int part) {
 }
 
 static SafeWriter *open_part(const Exporting *e, int part, Error *err) {
-    SafeTensor *list = (SafeTensor *)xcalloc((size_t)e->count, sizeof *list, "the parameter table");
+    SafeTensor *list = (SafeTensor *)xcalloc((size_t)e->map.count, sizeof *list, "the parameter table");
     int n = 0;
-    for (int i = 0; i < e->count; i++) {
-        const HfTensor *t = &e->tensors[i];
+    for (int i = 0; i < e->map.count; i++) {
+        const HfTensor *t = &e->map.theirs[i];
         if (e->part[i] != part) continue;
-        list[n++] = (SafeTensor){.name = text_format(PREFIX "%s", t->name),
+        list[n++] = (SafeTensor){.name = text_format("%s", t->name),
                                  .dtype = dtype_of(e),
                                  .elements = t->rows * columns_of(t),
                                  .columns = t->columns};
@@ -222,8 +263,8 @@ static bool write_part(const Exporting *e, int part, Error *err) {
     uint64_t bytes, xxh3;
     SafeWriter *writer = open_part(e, part, err);
     if (!writer) return false;
-    for (int i = 0; i < e->count; i++) {
-        if (e->part[i] != part || write_tensor(e, writer, &e->tensors[i], err)) continue;
+    for (int i = 0; i < e->map.count; i++) {
+        if (e->part[i] != part || write_tensor(e, writer, &e->map.theirs[i], err)) continue;
         safe_writer_discard(writer);
         return false;
     }
@@ -233,8 +274,8 @@ static bool write_part(const Exporting *e, int part, Error *err) {
 static bool write_parts(Exporting *e, Error *err) {
     // A row of a very wide matrix is more than a piece, and a vector goes as a whole.
     int64_t room = 0;
-    for (int i = 0; i < e->count; i++) {
-        int64_t elements = rows_of_piece(e, &e->tensors[i]) * columns_of(&e->tensors[i]);
+    for (int i = 0; i < e->map.count; i++) {
+        int64_t elements = rows_of_piece(e, &e->map.theirs[i]) * columns_of(&e->map.theirs[i]);
         if (elements > room) room = elements;
     }
     e->in = xmalloc((size_t)room * sizeof(float), "a tensor's piece");
@@ -249,30 +290,30 @@ static bool write_parts(Exporting *e, Error *err) {
 
 static void write_index(const Exporting *e, FILE *out) {
     uint64_t total = 0;
-    for (int i = 0; i < e->count; i++) total += bytes_of(e, &e->tensors[i]);
+    for (int i = 0; i < e->map.count; i++) total += bytes_of(e, &e->map.theirs[i]);
     fprintf(out, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {\n", total);
-    for (int i = 0; i < e->count; i++) {
+    for (int i = 0; i < e->map.count; i++) {
         char *name = part_name(e, e->part[i]);
-        fprintf(out, "    \"" PREFIX "%s\": \"%s\"%s\n", e->tensors[i].name, name,
-                i + 1 < e->count ? "," : "");
+        fprintf(out, "    \"%s\": \"%s\"%s\n", e->map.theirs[i].name, name,
+                i + 1 < e->map.count ? "," : "");
         free(name);
     }
     fprintf(out, "  }\n}\n");
 }
 
 static void write_config(const Exporting *e, FILE *out) {
-    hf_gpt2_write_config(&e->model, e->wish->fp32 ? "float32" : "bfloat16", out);
+    hf_config_write(e->family, &e->model, e->wish->fp32 ? "float32" : "bfloat16", out);
 }
 
 static void write_generation_config(const Exporting *e, FILE *out) {
-    fprintf(out, "{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %" PRId64 ",\n", e->model.eod);
-    fprintf(out, "  \"eos_token_id\": %" PRId64 "\n}\n", e->model.eod);
+    fprintf(out, "{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n", e->model.config.eod);
+    fprintf(out, "  \"eos_token_id\": %d\n}\n", e->model.config.eod);
 }
 
 static void write_tokenizer_config(const Exporting *e, FILE *out) {
     fprintf(out, "{\n  \"add_prefix_space\": false,\n  \"bos_token\": \"<|endoftext|>\",\n"
                  "  \"eos_token\": \"<|endoftext|>\",\n");
-    fprintf(out, "  \"model_max_length\": %" PRId64 ",\n", e->model.positions);
+    fprintf(out, "  \"model_max_length\": %d,\n", e->model.config.max_position_embeddings);
     fprintf(out, "  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"unk_token\": \"<|endoftext|>\"\n}\n");
 }
 
@@ -348,14 +389,21 @@ static bool write_folder(Exporting *e, Error *err) {
     return ok;
 }
 
+static bool read_arguments(Exporting *e, HfReport *report, Error *err) {
+    const char *text = checkpoint_arguments(e->checkpoint);
+    cJSON *arguments = json_parse_object(text, strlen(text));
+    bool ok = read_model(e, arguments, err) && check_parameters(e, err) &&
+              (e->wish->no_tokenizer || read_tokenizer(e, arguments, report, err));
+    cJSON_Delete(arguments);
+    return ok;
+}
+
 static bool run(Exporting *e, HfReport *report, Error *err) {
     if (!check_output(e->wish->output, err) || !open_checkpoint(e, &report->iteration, report, err) ||
-        !hf_gpt2_from_arguments(&e->model, checkpoint_arguments(e->checkpoint), err))
+        !read_arguments(e, report, err))
         return false;
-    e->tensors = hf_gpt2_tensors(&e->model, &e->count);
-    if (!check_parameters(e, err) || !choose_tokenizer(e, report, err)) return false;
     divide(e);
-    report->parameters = hf_gpt2_parameters(&e->model);
+    report->parameters = imported_model_parameters(&e->model);
     report->files = e->parts;
     return write_folder(e, err);
 }
@@ -366,7 +414,8 @@ bool hf_export(const HfExport *wish, HfReport *report, Error *err) {
     bool ok = run(&e, report, err);
     checkpoint_close(e.checkpoint);
     hf_tokenizer_free(&e.tokenizer);
-    free(e.tensors);
+    hf_map_free(&e.map);
+    if (e.opened) imported_model_close(&e.model);
     free(e.part);
     free(e.fresh);
     free(e.in);

@@ -1,50 +1,46 @@
 // A Hugging Face folder becomes a checkpoint of iteration 0: see hf.h.
 //
-// checkpoint.c asks for slices one by one, each a piece of our rows. A piece of a transposed matrix
-// is some columns of the folder's, which are read row by row.
+// imported.c asks for our tensors piece by piece. A piece of a transposed matrix is some columns of
+// the folder's, which are read row by row.
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "llmc/base/durable.h"
-#include "llmc/base/dtype.h"
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/hf.h"
 #include "llmc/checkpoint/hf_files.h"
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_map.h"
 #include "llmc/checkpoint/hf_tokenizer.h"
-#include "llmc/checkpoint/manifest.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20 };
 
 typedef struct Importing {
     const HfImport *wish;
-    HfGpt2 model;
-    HfTensor *tensors; int count;
+    HfConfig config;
+    ImportedModel model; bool opened;
+    HfMap map;
     HfFiles files;
-    const HfTensorPlace **places;  // (count)
+    const HfTensorPlace **places;  // (map.count)
     HfTokenizer tokenizer;
     char *vocab_file, *merge_file;  // as the checkpoint's arguments name them; NULL: none
-    Slice *slices; int slice_count;
-    int *tensor_of;           // (slice_count)
-    float *padding;           // (hidden): a row of padding
+    float *padding;           // (2, hidden): a row of padding of the embedding, of the output layer
     float *piece;             // as the folder has it, fp32
     void *narrow;             // the same before it is widened
-    bool failed;              // a fetch could not read what it was asked for
-    Error error;
+    int64_t room;             // elements of both
 } Importing;
 
-static int64_t columns_of(const HfTensor *t) { return t->ours.whole[1]; }
-
-static void make_buffers(Importing *m, int64_t elements) {
+static void make_room(Importing *m, int64_t elements) {
+    if (elements <= m->room) return;
     m->piece = (float *)xrealloc(m->piece, (size_t)elements * sizeof(float), "a tensor's piece");
     m->narrow = xrealloc(m->narrow, (size_t)elements * sizeof(float), "a tensor's piece");
+    m->room = elements;
 }
+
+static int64_t hidden_of(const Importing *m) { return m->model.gpt.C; }
 
 // Rows of the embedding that a buffer holds.
 static int64_t words_at_once(const Importing *m) {
-    return m->wish->piece > m->model.hidden ? m->wish->piece / m->model.hidden : 1;
+    return m->wish->piece > hidden_of(m) ? m->wish->piece / hidden_of(m) : 1;
 }
 
 // --- Reading the folder --------------------------------------------------------------------------
@@ -53,10 +49,12 @@ static bool read_config(Importing *m, Error *err) {
     uint64_t bytes;
     char *path = text_format("%s/config.json", m->wish->folder);
     char *text = durable_read_file(path, CONFIG_MAX_BYTES, &bytes, err);
-    bool ok = text && hf_gpt2_from_config(&m->model, text, (size_t)bytes, m->wish->divisible, path, err);
+    bool ok = text && hf_config_read(&m->config, text, (size_t)bytes, path, err);
+    m->opened = ok && imported_model_open(&m->model, &m->config.flags, m->config.words, m->wish->divisible,
+                                          path, err);
     free(text);
     free(path);
-    return ok;
+    return m->opened;
 }
 
 static bool wrong_tensor(const Importing *m, Error *err, const HfTensor *t, const HfTensorPlace *place) {
@@ -74,27 +72,26 @@ static bool wrong_tensor(const Importing *m, Error *err, const HfTensor *t, cons
                      place->file->path, t->name, t->rows, columns);
 }
 
-// Older programs save the model without the prefix "transformer.".
-static const HfTensorPlace *find_tensor(const Importing *m, const char *name, bool prefixed) {
-    char full[96];
-    snprintf(full, sizeof full, "%s%s", prefixed ? "transformer." : "", name);
-    return hf_files_find(&m->files, full);
+// *bare: the names lack the family's prefix. Older programs save a model so.
+static const HfTensorPlace *find_tensor(const Importing *m, const char *name, bool bare) {
+    const char *prefix = m->config.family->prefix;
+    bool begins = prefix && strncmp(name, prefix, strlen(prefix)) == 0;
+    return hf_files_find(&m->files, bare && begins ? name + strlen(prefix) : name);
 }
 
-// Constants that older programs save with the weights: the causal mask of a layer.
-static bool is_constant(const char *name) {
-    static const char *const endings[] = {".attn.bias", ".attn.masked_bias"};
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        size_t length = strlen(name), ending = strlen(endings[i]);
-        if (length > ending && strcmp(name + length - ending, endings[i]) == 0) return true;
+// Constants that older programs save with the weights, such as the causal mask of a layer.
+static bool is_constant(const HfFamily *family, const char *name) {
+    for (size_t i = 0; i < 2 && family->constants[i]; i++) {
+        size_t length = strlen(name), ending = strlen(family->constants[i]);
+        if (length > ending && strcmp(name + length - ending, family->constants[i]) == 0) return true;
     }
-    return false;
+    return family->like && is_constant(family->like, name);
 }
 
-// That the output layer, where it is saved by itself, is the embedding.
+// That the output layer, where it is saved although it is the embedding, is the same.
 static bool check_head(Importing *m, const HfTensorPlace *head, Error *err) {
     const HfTensorPlace *words = m->places[0];
-    int64_t V = m->model.vocab, C = m->model.hidden, most = words_at_once(m);
+    int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
     bool same = safe_entry_fits(head->entry, V, C);
     float *other = (float *)xmalloc((size_t)(most * C) * sizeof(float), "a tensor's piece");
     for (int64_t row = 0; same && row < V; row += most) {
@@ -108,33 +105,44 @@ static bool check_head(Importing *m, const HfTensorPlace *head, Error *err) {
     }
     free(other);
     return same || error_set(err, EXIT_CHECKPOINT,
-                             "%s has an output layer of its own, this program's is the embedding; import"
-                             " another model",
+                             "%s has an output layer of its own, its config.json says that it is the"
+                             " embedding; import another model",
                              head->file->path);
 }
 
 // Every tensor of the model is there, and no other.
 static bool match_tensors(Importing *m, Error *err) {
-    bool prefixed = find_tensor(m, "wte.weight", true) != NULL;
-    const HfTensorPlace *head = find_tensor(m, "lm_head.weight", false);
-    m->tensors = hf_gpt2_tensors(&m->model, &m->count);
-    m->places = (const HfTensorPlace **)xcalloc((size_t)m->count, sizeof *m->places, "the parameter table");
-    for (int i = 0; i < m->count; i++) {
-        const HfTensor *t = &m->tensors[i];
-        m->places[i] = find_tensor(m, t->name, prefixed);
+    const HfFamily *family = m->config.family;
+    hf_map_make(&m->map, family, &m->model, m->config.words);
+    bool bare = !find_tensor(m, m->map.theirs[0].name, false);
+    const HfTensorPlace *head = m->model.gpt.tied ? hf_files_find(&m->files, "lm_head.weight") : NULL;
+    m->places = (const HfTensorPlace **)xcalloc((size_t)m->map.count, sizeof *m->places,
+                                                "the parameter table");
+    for (int i = 0; i < m->map.count; i++) {
+        const HfTensor *t = &m->map.theirs[i];
+        m->places[i] = find_tensor(m, t->name, bare);
         if (!m->places[i] || !safe_entry_fits(m->places[i]->entry, t->rows, t->columns))
             return wrong_tensor(m, err, t, m->places[i]);
     }
-    int known = m->count + (head != NULL);
-    for (int i = 0; i < m->files.count; i++) known += is_constant(m->files.tensors[i].name);
+    int known = m->map.count + (head != NULL);
+    for (int i = 0; i < m->files.count; i++) known += is_constant(family, m->files.tensors[i].name);
     if (known == m->files.count) return !head || check_head(m, head, err);
     return error_set(err, EXIT_CHECKPOINT,
-                     "%s has %d tensors that a GPT2LMHeadModel of its config.json does not have; import"
-                     " another model",
-                     m->wish->folder, m->files.count - known);
+                     "%s has %d tensors that a %s of its config.json does not have; import another model",
+                     m->wish->folder, m->files.count - known, family->architecture);
 }
 
 // --- The tokenizer -------------------------------------------------------------------------------
+
+// The files as the checkpoint's arguments name them.
+static void name_tokenizer(Importing *m) {
+    Config *config = &m->model.config;
+    m->vocab_file = text_format("%s/" HF_VOCAB, m->wish->save);
+    m->merge_file = text_format("%s/" HF_MERGES, m->wish->save);
+    config->tokenizer_type = TOKENIZER_GPT2_BPE;
+    config->vocab_file = m->vocab_file;
+    config->merge_file = m->merge_file;
+}
 
 // The folder's, else that of the flags. Where there is none the model has its ids alone.
 static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
@@ -153,234 +161,133 @@ static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
     free(vocab);
     free(merges);
     if (!ok || !m->tokenizer.vocab) return ok;
-    if (m->tokenizer.size > m->model.vocab) {
+    if (m->tokenizer.size > m->config.words) {
         return error_set(err, EXIT_DATA,
                          "the vocabulary has %d ids, the model's embedding %" PRId64
                          " rows; give its own --vocab-file and --merge-file",
-                         m->tokenizer.size, m->model.vocab);
+                         m->tokenizer.size, m->config.words);
     }
-    m->model.tokens = m->tokenizer.size;
-    m->model.eod = m->tokenizer.eod;
-    if (!wish->save) return true;
-    m->vocab_file = text_format("%s/" HF_VOCAB, wish->save);
-    m->merge_file = text_format("%s/" HF_MERGES, wish->save);
+    m->model.config.vocab_size_unpadded = m->tokenizer.size;
+    m->model.config.eod = m->tokenizer.eod;
+    if (wish->save) name_tokenizer(m);
     return true;
-}
-
-// --- Slices --------------------------------------------------------------------------------------
-
-// Our rows of a piece. Vectors go as a whole, and so does what belongs to a head.
-static int64_t rows_of_piece(const Importing *m, const HfTensor *t) {
-    int64_t unit = t->by_head ? 3 * (m->model.hidden / m->model.heads) : 1;
-    int64_t rows = m->wish->piece / columns_of(t) / unit * unit, all = t->ours.whole[0];
-    return t->ours.dims == 1 || rows > all ? all : rows < unit ? unit : rows;
-}
-
-static void add_slices(Importing *m, int tensor, SliceKind kind) {
-    const HfTensor *t = &m->tensors[tensor];
-    int64_t columns = columns_of(t), most = rows_of_piece(m, t), all = t->ours.whole[0];
-    for (int64_t row = 0; row < all; row += most) {
-        int64_t end = row + most < all ? row + most : all;
-        m->tensor_of[m->slice_count] = tensor;
-        m->slices[m->slice_count++] = (Slice){
-            .tensor = t->ours.name, .kind = kind, .lo = row * columns, .hi = end * columns};
-    }
-}
-
-static void list_slices(Importing *m) {
-    static const SliceKind kinds[] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
-    int64_t pieces = 0, room = 0;
-    int wanted = m->wish->no_optimizer ? 1 : 4;
-    for (int i = 0; i < m->count; i++) {
-        int64_t rows = rows_of_piece(m, &m->tensors[i]);
-        pieces += ceil_div64(m->tensors[i].ours.whole[0], rows);
-        if (rows * columns_of(&m->tensors[i]) > room) room = rows * columns_of(&m->tensors[i]);
-    }
-    m->slices = (Slice *)xcalloc((size_t)(pieces * wanted), sizeof *m->slices, "the checkpoint's slices");
-    m->tensor_of = (int *)xcalloc((size_t)(pieces * wanted), sizeof(int), "the checkpoint's slices");
-    make_buffers(m, room);
-    for (int k = 0; k < wanted; k++) {
-        for (int i = 0; i < m->count; i++) add_slices(m, i, kinds[k]);
-    }
 }
 
 // --- Elements ------------------------------------------------------------------------------------
 
-// Elements of the piece `rows` x `columns` of the folder's tensor that begins there, into m->piece.
-typedef struct Block {
-    int64_t row, rows, column, columns;
-} Block;
-
-static bool read_block(Importing *m, const HfTensorPlace *place, int64_t all_columns, Block b, float *out,
-                       int64_t stride) {
-    bool whole = b.columns == all_columns && stride == all_columns;
-    int64_t times = whole ? 1 : b.rows, count = whole ? b.rows * b.columns : b.columns;
-    for (int64_t i = 0; i < times; i++) {
-        int64_t first = (b.row + i) * all_columns + b.column;
-        if (!safe_file_read(place->file, place->entry, first, count, m->narrow, out + i * stride, &m->error))
+// Outputs [first, first + count) of their tensor into out. Of a transposed one these are columns:
+// out is then a matrix of its rows, each `stride` wide.
+static bool read_part(Importing *m, const HfPart *part, float *out, int64_t stride, Error *err) {
+    const HfTensor *t = part->tensor;
+    const HfTensorPlace *place = m->places[t - m->map.theirs];
+    int64_t wide = t->columns ? t->columns : 1;
+    if (!t->transposed || (part->count == wide && stride == wide)) {
+        int64_t first = t->transposed ? 0 : part->first * wide;
+        int64_t count = t->transposed ? t->rows * wide : part->count * wide;
+        return safe_file_read(place->file, place->entry, first, count, m->narrow, out, err);
+    }
+    for (int64_t row = 0; row < t->rows; row++) {
+        if (!safe_file_read(place->file, place->entry, row * wide + part->first, part->count, m->narrow,
+                            out + row * stride, err))
             return false;
     }
     return true;
 }
 
-// Our rows [row, row + rows) of a transposed tensor: m->piece gets those columns of the folder's,
-// for each of its rows: q of these heads, k, v. Without heads: one run.
-static bool read_columns(Importing *m, const HfTensor *t, const HfTensorPlace *place, int64_t row,
-                         int64_t rows) {
-    int64_t runs = t->by_head ? 3 : 1, each = rows / runs;
-    for (int64_t k = 0; k < runs; k++) {
-        Block block = {0, t->rows, k * m->model.hidden + row / runs, each};
-        if (rows == t->columns) block = (Block){0, t->rows, 0, rows};
-        if (!read_block(m, place, t->columns, block, m->piece + k * each, rows)) return false;
-        if (rows == t->columns) return true;
+// Our rows [row, row + rows) into m->piece, in the folder's order. *there: how many it has.
+static bool read_parts(Importing *m, int i, int64_t row, int64_t rows, int64_t *there, Error *err) {
+    HfPart parts[3];
+    int count = hf_map_parts(&m->map, i, row, rows, parts);
+    *there = 0;
+    for (int k = 0; k < count; k++) {
+        bool columns = parts[k].tensor->transposed;
+        float *out = m->piece + (columns ? *there : *there * m->map.ours[i].columns);
+        if (!read_part(m, &parts[k], out, rows, err)) return false;
+        *there += parts[k].count;
     }
     return true;
 }
 
-// Our rows of another tensor. Of a vector m->piece gets the whole. The embedding ends before its
-// padding.
-static bool read_rows(Importing *m, const HfTensor *t, const HfTensorPlace *place, int64_t row,
-                      int64_t rows) {
-    int64_t columns = columns_of(t), there = t->rows - row < rows ? t->rows - row : rows;
-    for (int64_t r = there > 0 ? there : 0; r < rows; r++)
-        memcpy(m->piece + r * columns, m->padding, (size_t)columns * sizeof(float));
-    return there <= 0 || read_block(m, place, columns, (Block){row, there, 0, columns}, m->piece, columns);
-}
-
-// Which row of m->piece, or column where the tensor is transposed, our row `r` of a piece of `rows`
-// is.
-static int64_t place_in_piece(const Importing *m, const HfTensor *t, int64_t r, int64_t rows) {
-    int64_t size = m->model.hidden / m->model.heads;
-    return t->by_head ? r / size % 3 * (rows / 3) + r / (3 * size) * size + r % size : r;
-}
-
-static bool put(Importing *m, const HfTensor *t, SliceKind kind, float value, void *host, int64_t at) {
-    floatX rounded = floatX_from_float(value);
-    if (kind == SLICE_WEIGHT) ((floatX *)host)[at] = rounded;
-    else ((float *)host)[at] = value;
-    if (isfinite(floatX_to_float(rounded))) return true;
-    return error_set(&m->error, EXIT_CHECKPOINT,
-                     "%s: '%s' has a value that is not finite; save or download it again", m->wish->folder,
-                     t->name);
-}
-
-static bool fetch_piece(Importing *m, const Slice *s, const HfTensor *t, const HfTensorPlace *place,
-                        void *host) {
-    int64_t columns = columns_of(t), row = s->lo / columns, rows = s->hi / columns - row;
-    if (!(t->transposed ? read_columns(m, t, place, row, rows) : read_rows(m, t, place, row, rows)))
-        return false;
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t at = place_in_piece(m, t, r, rows);
-        const float *from = m->piece + (t->transposed ? at : at * columns);
-        for (int64_t c = 0; c < columns; c++) {
-            if (!put(m, t, s->kind, from[t->transposed ? c * rows : c], host, r * columns + c)) return false;
-        }
-    }
-    return true;
-}
-
-// CheckpointSave's. It cannot fail there: save() looks at `failed` before anything is published.
-static void fetch(void *context, int i, void *host) {
+// ImportedWeights's.
+static bool read_rows(void *context, int i, int64_t lo, int64_t hi, float *out, Error *err) {
     Importing *m = (Importing *)context;
-    const Slice *s = &m->slices[i];
-    bool zero = s->kind == SLICE_EXP_AVG || s->kind == SLICE_EXP_AVG_SQ || m->failed;
-    if (zero) memset(host, 0, (size_t)(s->hi - s->lo) * (size_t)slice_kind_bytes(s->kind));
-    else m->failed = !fetch_piece(m, s, &m->tensors[m->tensor_of[i]], m->places[m->tensor_of[i]], host);
+    const HfOurs *o = &m->map.ours[i];
+    int64_t columns = o->columns, row = lo / columns, rows = (hi - lo) / columns, there;
+    bool transposed = m->map.theirs[o->first].transposed;
+    make_room(m, hi - lo);
+    if (!read_parts(m, i, row, rows, &there, err)) return false;
+    const float *padding = m->padding + (i == 0 ? 0 : columns);
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t at = hf_map_place(&m->map, i, r, rows);
+        const float *from = at >= there ? padding : transposed ? m->piece + at : m->piece + at * columns;
+        int64_t step = transposed ? rows : 1;
+        for (int64_t c = 0; c < columns; c++) out[r * columns + c] = from[c * step];
+    }
+    return true;
 }
 
-// The mean of the embedding's rows. By convexity the mean of e^logit over the words is at least e
-// to the mean logit, whatever the hidden state.
-static bool make_padding(Importing *m, Error *err) {
-    int64_t V = m->model.vocab, C = m->model.hidden, most = words_at_once(m);
+// The mean of a tensor's rows, in row `which` of m->padding. By convexity the mean of e^logit over
+// the words is at least e to the mean logit, whatever the hidden state.
+static bool make_padding(Importing *m, int which, const HfTensorPlace *place, Error *err) {
+    int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
     double *sum = (double *)xcalloc((size_t)C, sizeof *sum, "the mean of the embedding");
     bool ok = true;
     for (int64_t row = 0; ok && row < V; row += most) {
         int64_t rows = V - row < most ? V - row : most;
-        ok = safe_file_read(m->places[0]->file, m->places[0]->entry, row * C, rows * C, m->narrow, m->piece,
-                            err);
+        ok = safe_file_read(place->file, place->entry, row * C, rows * C, m->narrow, m->piece, err);
         for (int64_t i = 0; ok && i < rows * C; i++) sum[i % C] += m->piece[i];
     }
-    m->padding = (float *)xmalloc((size_t)C * sizeof(float), "the mean of the embedding");
-    for (int64_t c = 0; c < C; c++) m->padding[c] = (float)(sum[c] / (double)V);
+    for (int64_t c = 0; c < C; c++) m->padding[which * C + c] = (float)(sum[c] / (double)V);
     free(sum);
     return ok;
 }
 
-// --- Saving --------------------------------------------------------------------------------------
-
-static bool check_save(const char *directory, Error *err) {
-    char *tracker = text_format("%s/" CHECKPOINT_TRACKER, directory);
-    int count;
-    free(save_folder_list(directory, &count));
-    bool taken = count > 0 || durable_exists(tracker);
-    free(tracker);
-    return !taken || error_set(err, EXIT_USAGE, "--save %s holds checkpoints; give a new folder", directory);
+// Of the embedding, and of the output layer where it is another.
+static bool make_paddings(Importing *m, Error *err) {
+    m->padding = (float *)xcalloc(2 * (size_t)hidden_of(m), sizeof(float), "the mean of the embedding");
+    for (int i = 0, which = 0; i < m->map.gpt->whole_tensors; i++) {
+        if (m->map.ours[i].row->order != HF_WORDS) continue;
+        if (!make_padding(m, which++, m->places[m->map.ours[i].first], err)) return false;
+    }
+    return true;
 }
 
-// The job's parts one by one. A fetch that failed ends it while all is under a temporary name.
-static bool run_job(Importing *m, const CheckpointSave *save, Error *err) {
-    Error ignored;  // there is an error to report already
-    bool done = false;
-    CheckpointJob *job = checkpoint_begin(save, err);
-    bool ok = job != NULL;
-    while (ok && !done && !m->failed) ok = checkpoint_advance(job, &done, err);
-    checkpoint_job_free(job);
-    if (!m->failed) return ok;
-    save_folder_clear(m->wish->save, &ignored);
-    if (err) *err = m->error;
-    return false;
+// --- Saving --------------------------------------------------------------------------------------
+
+// ImportedWeights's.
+static bool write_tokenizer(void *context, Error *err) {
+    Importing *m = (Importing *)context;
+    return hf_tokenizer_write(&m->tokenizer, m->wish->save, err);
 }
 
 static bool save(Importing *m, Error *err) {
-    Tensor *ours = (Tensor *)xcalloc((size_t)m->count, sizeof *ours, "the parameter table");
-    for (int i = 0; i < m->count; i++) ours[i] = m->tensors[i].ours;
-    char *arguments = hf_gpt2_arguments(&m->model, m->vocab_file, m->merge_file);
-    CheckpointSave wanted = {.directory = m->wish->save,
-                             .state = {.beta1_power = 1, .beta2_power = 1},
-                             .arguments_json = arguments,
-                             .tensors = ours,
-                             .tensor_count = m->count,
-                             .slices = m->slices,
-                             .slice_count = m->slice_count,
-                             .fetch = fetch,
-                             .context = m,
-                             .before = -1,
-                             .peers = m->wish->peers};
-    bool ok = hf_tokenizer_write(&m->tokenizer, m->wish->save, err) && run_job(m, &wanted, err);
-    free(arguments);
-    free(ours);
-    return ok;
-}
-
-// What a save would read, without one.
-static bool read_all(Importing *m, Error *err) {
-    for (int i = 0; i < m->slice_count && !m->failed; i++) {
-        const Slice *s = &m->slices[i];
-        void *host = xmalloc((size_t)(s->hi - s->lo) * (size_t)slice_kind_bytes(s->kind), "a tensor's piece");
-        fetch(m, i, host);
-        free(host);
-    }
-    if (m->failed && err) *err = m->error;
-    return !m->failed;
-}
-
-static bool save_alone(Importing *m, Error *err) {
-    int lock = -1;
-    bool ok = durable_make_folders(m->wish->save, err) && save_folder_lock(m->wish->save, 0, &lock, err) &&
-              check_save(m->wish->save, err) && save(m, err);
-    save_folder_unlock(lock);
+    int tensors = m->map.gpt->whole_tensors;
+    int64_t *units = (int64_t *)xcalloc((size_t)tensors, sizeof *units, "the parameter table");
+    for (int i = 0; i < tensors; i++) units[i] = hf_map_unit(&m->map, i) * m->map.ours[i].columns;
+    ImportedWeights weights = {.save = m->wish->save,
+                               .source = m->wish->folder,
+                               .model = &m->model,
+                               .units = units,
+                               .no_optimizer = m->wish->no_optimizer,
+                               .piece = m->wish->piece,
+                               .read = read_rows,
+                               .beside = write_tokenizer,
+                               .context = m,
+                               .peers = m->wish->peers};
+    bool ok = imported_save(&weights, err);
+    free(units);
     return ok;
 }
 
 static bool run(Importing *m, HfReport *report, Error *err) {
-    if (m->wish->save && !check_save(m->wish->save, err)) return false;
+    if (m->wish->save && !imported_save_check(m->wish->save, err)) return false;
     if (!read_config(m, err) || !hf_files_open(&m->files, m->wish->folder, err)) return false;
-    make_buffers(m, words_at_once(m) * m->model.hidden);
-    if (!match_tensors(m, err) || !read_tokenizer(m, report, err) || !make_padding(m, err)) return false;
-    list_slices(m);
-    report->parameters = hf_gpt2_parameters(&m->model);
+    m->model.config.eod = (int)m->config.eod;
+    make_room(m, words_at_once(m) * hidden_of(m));
+    if (!match_tensors(m, err) || !read_tokenizer(m, report, err) || !make_paddings(m, err)) return false;
+    report->parameters = imported_model_parameters(&m->model);
     report->files = 1;
-    return m->wish->save ? save_alone(m, err) : read_all(m, err);
+    return save(m, err);
 }
 
 bool hf_import(const HfImport *wish, HfReport *report, Error *err) {
@@ -389,8 +296,10 @@ bool hf_import(const HfImport *wish, HfReport *report, Error *err) {
     bool ok = run(&m, report, err);
     hf_files_close(&m.files);
     hf_tokenizer_free(&m.tokenizer);
-    void *all[] = {m.tensors, m.places, m.vocab_file, m.merge_file, m.slices,
-                   m.tensor_of, m.padding, m.piece, m.narrow};
+    hf_map_free(&m.map);
+    model_flags_free(&m.config.flags);
+    if (m.opened) imported_model_close(&m.model);
+    void *all[] = {m.places, m.vocab_file, m.merge_file, m.padding, m.piece, m.narrow};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     return ok;
 }

@@ -212,6 +212,8 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err);
+// The names of what config_match_checkpoint compares of the model, in that text.
+const char *const *config_model_names(int *count);
 // Whether a checkpoint's residual of error feedback means the same to this run: the transform of
 // gradients and what keys it, and the parts of tensors. What the text does not say counts as equal.
 bool config_same_residual(const Config *config, const char *saved_json);

@@ -295,6 +295,11 @@ static const char *const data_names[] = {"seed",
                                          "reset_attention_mask"};
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 
+const char *const *config_model_names(int *count) {
+    *count = (int)COUNT_OF(model_names);
+    return model_names;
+}
+
 enum { EXCERPT_BYTES = 64 };
 
 // As much of a text as fits, from a little before byte `at`, where it differs from another.

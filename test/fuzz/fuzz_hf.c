@@ -1,33 +1,48 @@
 // A Hugging Face folder: config.json in front of the first 0xFF. Behind it, after a first byte I,
-// an index of parts, beside a sound part a.safetensors. After R a file of weights as it is. Else
-// the header of one, which gets its length in front and zeros behind. A folder that is taken is
-// read to its last element, and another one is not; nothing is saved.
+// an index of parts, beside sound parts: a.safetensors of a GPT-2, l.safetensors of a Llama. After
+// R a file of weights as it is. Else the header of one, which gets its length in front and zeros
+// behind. A folder that is taken is read to its last element, and another one is not; nothing is
+// saved.
 #include <unistd.h>
 
 #include "llmc/checkpoint/hf.h"
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_map.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "test/fuzz/fuzz.h"
 
-enum { DATA_BYTES = 8192 };
+enum { DATA_BYTES = 8192, MOST_TENSORS = 16 };
 
-// The part of a model whose config.json the seeds have.
-static void write_sound_part(void) {
-    HfGpt2 model = {.layers = 1, .hidden = 8, .heads = 1, .ffn = 8, .positions = 4, .vocab = 8, .padded = 8};
-    int count;
+// The models of the seeds, and the names of their sound parts.
+static const char GPT2[] =
+    "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 8, \"n_head\": 1, \"n_inner\": 8,"
+    " \"n_positions\": 4, \"vocab_size\": 8}";
+static const char LLAMA[] =
+    "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"hidden_size\": 16, \"num_attention_heads\": 2,"
+    " \"num_key_value_heads\": 1, \"intermediate_size\": 8, \"vocab_size\": 8}";
+
+static void write_sound_part(const char *name, const char *config_text) {
+    HfConfig config;
+    ImportedModel model;
+    HfMap map;
     uint64_t bytes, xxh3;
-    char *path = xstrdup(fuzz_file("a.safetensors", "", 0)), zeros[DATA_BYTES] = {0};
-    HfTensor *tensors = hf_gpt2_tensors(&model, &count);
-    SafeTensor list[16];
-    PROMISE(count == 16);
-    for (int i = 0; i < count; i++) {
-        int64_t columns = tensors[i].columns;
-        list[i] = (SafeTensor){tensors[i].name, "F32", tensors[i].rows * (columns ? columns : 1), columns};
+    char *path = xstrdup(fuzz_file(name, "", 0)), zeros[DATA_BYTES] = {0};
+    SafeTensor list[MOST_TENSORS];
+    PROMISE(hf_config_read(&config, config_text, strlen(config_text), "", NULL));
+    PROMISE(imported_model_open(&model, &config.flags, config.words, 8, "", NULL));
+    hf_map_make(&map, config.family, &model, config.words);
+    PROMISE(map.count <= MOST_TENSORS);
+    for (int i = 0; i < map.count; i++) {
+        int64_t columns = map.theirs[i].columns;
+        int64_t elements = map.theirs[i].rows * (columns ? columns : 1);
+        list[i] = (SafeTensor){map.theirs[i].name, "F32", elements, columns};
     }
-    SafeWriter *writer = safe_writer_open(path, list, count, "{}", NULL);
-    for (int i = 0; i < count; i++) safe_writer_append(writer, zeros, 4 * (uint64_t)list[i].elements, NULL);
+    SafeWriter *writer = safe_writer_open(path, list, map.count, "{}", NULL);
+    for (int i = 0; i < map.count; i++)
+        safe_writer_append(writer, zeros, 4 * (uint64_t)list[i].elements, NULL);
     PROMISE(safe_writer_close(writer, &bytes, &xxh3, NULL));
-    free(tensors);
+    hf_map_free(&map);
+    imported_model_close(&model);
+    model_flags_free(&config.flags);
     free(path);
 }
 
@@ -54,7 +69,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     FuzzParts parts = fuzz_parts(data, size);
     HfReport report;
     Error err = {0};
-    if (!sound) write_sound_part();
+    if (!sound) write_sound_part("a.safetensors", GPT2);
+    if (!sound) write_sound_part("l.safetensors", LLAMA);
     sound = true;
     remove_files();
     fuzz_file("config.json", parts.first, parts.first_bytes);

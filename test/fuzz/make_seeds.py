@@ -94,21 +94,61 @@ def manifests():
     yield b"{" * 1200
 
 
-def hf_header(prefix="", dtype="F32", width=4, **changes):
-    """The header of a small GPT-2's weights; a change is the entry of a tensor."""
+def hf_header_of(shapes, dtype="F32", width=4, **changes):
+    """The header of weights of these shapes; a change is the entry of a tensor."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes.items():
+        size = width * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    header.update(changes)
+    return json.dumps(header).encode()
+
+
+def hf_header(prefix="", **changes):
+    """The header of a small GPT-2's weights."""
     shapes = {"wte.weight": [8, 8], "wpe.weight": [4, 8]}
     layer = {"ln_1": [8], "attn.c_attn": [8, 24], "attn.c_proj": [8, 8], "ln_2": [8], "mlp.c_fc": [8, 8],
              "mlp.c_proj": [8, 8]}
     for name, shape in layer.items():
         shapes["h.0." + name + ".weight"], shapes["h.0." + name + ".bias"] = shape, shape[-1:]
     shapes["ln_f.weight"] = shapes["ln_f.bias"] = [8]
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in shapes.items():
-        size = width * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[prefix + name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    header.update(changes)
-    return json.dumps(header).encode()
+    return hf_header_of({prefix + name: shape for name, shape in shapes.items()}, **changes)
+
+
+def llama_header(tied=False, **changes):
+    """The header of a small Llama's weights: two heads of 8, which share a key and a value."""
+    shapes = {"model.embed_tokens.weight": [8, 16], "model.norm.weight": [16]}
+    layer = {"input_layernorm": [16], "self_attn.q_proj": [16, 16], "self_attn.k_proj": [8, 16],
+             "self_attn.v_proj": [8, 16], "self_attn.o_proj": [16, 16], "post_attention_layernorm": [16],
+             "mlp.gate_proj": [8, 16], "mlp.up_proj": [8, 16], "mlp.down_proj": [16, 8]}
+    for name, shape in layer.items():
+        shapes["model.layers.0." + name + ".weight"] = shape
+    if not tied:
+        shapes["lm_head.weight"] = [8, 16]
+    return hf_header_of(shapes, **changes)
+
+
+def llama_folders():
+    config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2,
+              "num_key_value_heads": 1, "intermediate_size": 8, "max_position_embeddings": 4, "vocab_size": 8,
+              "rms_norm_eps": 1e-5, "eos_token_id": [7, 6], "head_dim": 8, "attention_bias": False,
+              "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}
+    def folder(header, **changes):
+        return json.dumps(dict(config, **changes)).encode() + BEHIND + header
+    weights = {name: "l.safetensors" for name in json.loads(llama_header()) if name != "__metadata__"}
+    yield folder(llama_header())
+    yield folder(llama_header(dtype="BF16", width=2))
+    yield folder(llama_header(tied=True), tie_word_embeddings=True)
+    yield folder(llama_header(), tie_word_embeddings=True)
+    yield folder(llama_header(), num_key_value_heads=2)
+    yield folder(llama_header(), num_key_value_heads=3)
+    yield folder(llama_header(), attention_bias=True, mlp_bias=True)
+    yield folder(llama_header(), rope_parameters=None, rope_scaling={"rope_type": "llama3", "factor": 8.0})
+    yield folder(llama_header(), rope_theta=1e4, rope_parameters=[])
+    yield folder(llama_header(), model_type="mistral", sliding_window=None)
+    yield folder(llama_header(), model_type="mistral", sliding_window=4096)
+    yield folder(b"I" + json.dumps({"weight_map": weights}).encode())
 
 
 def hf_folders():
@@ -133,6 +173,7 @@ def hf_folders():
     yield json.dumps(dict(config, n_embd=1 << 20, n_inner=None)).encode() + BEHIND + hf_header()
     yield json.dumps(dict(config, activation_function="relu")).encode() + BEHIND + hf_header()
     yield b"{}" + BEHIND
+    yield from llama_folders()
 
 
 def arguments():

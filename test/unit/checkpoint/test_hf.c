@@ -14,7 +14,7 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/checkpoint/hf.h"
-#include "llmc/checkpoint/hf_gpt2.h"
+#include "llmc/checkpoint/hf_family.h"
 #include "llmc/checkpoint/hf_tokenizer.h"
 #include "llmc/checkpoint/zero_slices.h"
 #include "test/checkpoint_calls.h"
@@ -177,27 +177,6 @@ static void make_run(const char *folder) {
 }
 
 // --- Tests: the same model -----------------------------------------------------------------------
-
-static void table_is_the_trainers(void **state) {
-    Bench b;
-    int count;
-    HfGpt2 model;
-    Error err = {0};
-    assert_true(bench_open(&b, FLAG_COUNT, FLAGS, VOCABULARY));
-    char *arguments = config_to_json(&b.config);
-    assert_true(hf_gpt2_from_arguments(&model, arguments, &err));
-    HfTensor *tensors = hf_gpt2_tensors(&model, &count);
-    assert_int_equal(count, b.gpt.whole_tensors);
-    for (int i = 0; i < count; i++) {
-        assert_string_equal(tensors[i].ours.name, b.gpt.whole[i].name);
-        assert_int_equal(tensors[i].ours.dims, b.gpt.whole[i].dims);
-        assert_memory_equal(tensors[i].ours.whole, b.gpt.whole[i].whole, sizeof b.gpt.whole[i].whole);
-    }
-    assert_int_equal(hf_gpt2_parameters(&model), b.zero->plan.parameters - 6 * 24);  // less the padding
-    free(tensors);
-    free(arguments);
-    bench_close(&b);
-}
 
 static double largest_difference(const float *a, const float *b, int64_t n) {
     double most = 0;
@@ -465,28 +444,29 @@ typedef struct Case {
 
 #define WTE "\"transformer.wte.weight\":{\"dtype\":\"F32\",\"shape\":[50,24]"
 static const Case CASES[] = {
-    {"gpt2", "llama", "", "", "model_type 'llama'"},
+    {"gpt2", "bert", "", "", "model_type 'bert'"},
     {"\"gelu_new\"", "\"gelu\"", "", "", "activation_function 'gelu'"},
-    {"\"gelu_new\"", "7", "", "", "activation_function ''"},
+    {"\"gelu_new\"", "7", "", "", "activation_function '7'"},
     {"\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false", "", "", "tie_word_embeddings"},
     {"\"scale_attn_by_inverse_layer_idx\": false", "\"scale_attn_by_inverse_layer_idx\": true", "", "",
      "layer"},
-    {"\"n_layer\": 2", "\"n_layer\": 1e9", "", "", "n_layer"},
+    {"\"n_layer\": 2", "\"n_layer\": 1e9", "", "", "--num-layers"},
     {"\"n_layer\": 2", "\"n_layer\": 10000", "", "", "no tensor"},
     {"\"n_layer\": 2", "\"n_layer\": 1", "", "", "12 tensors that"},
-    {"\"n_layer\": 2", "\"n_layer\": -2", "", "", "n_layer"},
-    {"\"n_layer\": 2,", "", "", "", "n_layer"},
-    {"\"n_embd\": 24", "\"n_embd\": 1048576", "", "", "heads whose size"},
+    {"\"n_layer\": 2", "\"n_layer\": -2", "", "", "--num-layers"},
+    {"\"n_layer\": 2,", "", "", "", "--num-layers"},
+    {"\"n_embd\": 24", "\"n_embd\": 1048576", "", "", "--num-attention-heads"},
     {"\"n_embd\": 24", "\"n_embd\": 48", "", "", "is not (50, 48)"},
-    {"\"n_head\": 3", "\"n_head\": 2", "", "", "heads whose size"},
-    {"\"n_head\": 3", "\"n_head\": 5", "", "", "heads whose size"},
+    {"\"n_head\": 3", "\"n_head\": 2", "", "", "--num-attention-heads"},
+    {"\"n_head\": 3", "\"n_head\": 5", "", "", "--num-attention-heads"},
     {"\"n_inner\": 40", "\"n_inner\": null", "", "", "is not (24, 96)"},
     {"\"vocab_size\": 50", "\"vocab_size\": 1073741824", "", "", "is not (1073741824, 24)"},
     {"\"layer_norm_epsilon\": 0.001", "\"layer_norm_epsilon\": \"x\"", "", "", "layer_norm_epsilon"},
     {"{", "[", "", "", "not a JSON object"},
     {"", "", "{\"__meta", "[\"__meta", "its header is not a JSON object"},
-    {"", "", "transformer.wte.weight", "transformer.wte.height", "no tensor 'wte.weight'"},
-    {"", "", "transformer.h.1.ln_2.bias", "transformer.h.2.ln_2.bias", "no tensor 'h.1.ln_2.bias'"},
+    {"", "", "transformer.wte.weight", "transformer.wte.height", "no tensor 'transformer.wte.weight'"},
+    {"", "", "transformer.h.1.ln_2.bias", "transformer.h.2.ln_2.bias",
+     "no tensor 'transformer.h.1.ln_2.bias'"},
     {"", "", "transformer.h.1.ln_2.bias", "transformer.h.1.ln_1.bias", "the same name"},
     {"", "", WTE, "\"transformer.wte.weight\":{\"dtype\":\"F32\",\"shape\":[24,50]", "is not (50, 24)"},
     {"", "", WTE, "\"transformer.wte.weight\":{\"dtype\":\"F32\",\"shape\":[1200]", "is not (50, 24)"},
@@ -692,25 +672,45 @@ static void taken_folders(void **state) {
     assert_false(durable_exists(w->again));
 }
 
-// A model of other blocks than GPT-2's has no place there.
-static void other_families(void **state) {
-    static const char *const blocks[] = {"--normalization", "--swiglu", "--disable-bias-linear",
-                                         "--untie-embeddings-and-output-weights", "--qk-layernorm"};
-    for (int i = 0; i < 5; i++) {
-        const char *flags[FLAG_COUNT + 2];
-        Config config;
-        HfGpt2 model;
+// Models of other blocks: the family that they are of, or the flag that is none's.
+static void families_by_flags(void **state) {
+    static const struct {
+        const char *flags[8], *family;  // or the text of the refusal
+    } cases[] = {
+        {{0}, "gpt2"},
+        {{"--normalization", "RMSNorm"}, "normalization RMSNorm"},
+        {{"--swiglu"}, "swiglu true"},
+        {{"--disable-bias-linear"}, "disable_bias_linear true"},
+        {{"--untie-embeddings-and-output-weights"}, "untie_embeddings_and_output_weights true"},
+        {{"--group-query-attention"}, "group_query_attention true"},
+        {{"--qk-layernorm"}, "qk_layernorm true"},
+        {{"--position-embedding-type", "rope"}, "position_embedding_type rope"},
+        {{"--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope"}, "llama"},
+        {{"--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope", "--qk-layernorm",
+          "--disable-bias-linear"},
+         "qwen3"},
+        {{"--normalization", "RMSNorm", "--position-embedding-type", "rope"}, "swiglu false"},
+        {{"--normalization", "RMSNorm", "--swiglu"}, "position_embedding_type learned_absolute"},
+        {{"--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope", "--rotary-percent",
+          "0.5"},
+         "rotary_percent 0.5"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *flags[FLAG_COUNT + 8];
+        int count = FLAG_COUNT;
+        ImportedModel model = {0};
         Error err = {0};
         memcpy(flags, FLAGS, sizeof FLAGS);
-        flags[FLAG_COUNT] = blocks[i];
-        flags[FLAG_COUNT + 1] = "RMSNorm";
-        assert_true(bench_configure(&config, FLAG_COUNT + (i == 0 ? 2 : 1), flags, VOCABULARY, &err));
-        char *arguments = config_to_json(&config);
-        assert_false(hf_gpt2_from_arguments(&model, arguments, &err));
-        assert_int_equal(err.code, EXIT_CHECKPOINT);
-        assert_non_null(strstr(err.what, "GPT-2"));
-        free(arguments);
-        config_free(&config);
+        for (int k = 0; k < 8 && cases[i].flags[k]; k++) flags[count++] = cases[i].flags[k];
+        assert_true(bench_configure(&model.config, count, flags, VOCABULARY, &err));
+        const HfFamily *family = hf_family_of(&model, &err);
+        if (family) {
+            assert_string_equal(family->type, cases[i].family);
+        } else {
+            assert_int_equal(err.code, EXIT_CHECKPOINT);
+            if (!strstr(err.what, cases[i].family)) fail_msg("'%s' without %s", err.what, cases[i].family);
+        }
+        config_free(&model.config);
     }
 }
 
@@ -718,8 +718,7 @@ static void other_families(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_the_trainers),
-        cmocka_unit_test(other_families),
+        cmocka_unit_test(families_by_flags),
         IN_FOLDER(imported_logits_are_transformers),
         IN_FOLDER(padding_is_harmless),
         IN_FOLDER(exported_masters_compute_the_same),

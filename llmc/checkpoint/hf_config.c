@@ -1,0 +1,270 @@
+// config.json, read and written by a family's tables: see hf_family.h. It is read as hostile input.
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/hf_family.h"
+
+enum { TEXT_BYTES = 256, MOST_ENTRIES = 64 };
+
+// The value of a key; "a.b" is member b of member a. NULL: there is none.
+static const cJSON *member(const cJSON *config, const char *key) {
+    const char *dot = strchr(key, '.');
+    char first[64];
+    if (!dot) return cJSON_GetObjectItemCaseSensitive(config, key);
+    snprintf(first, sizeof first, "%.*s", (int)(dot - key), key);
+    return cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(config, first), dot + 1);
+}
+
+// As the tables have it. A list whose members are all the same is one of them in brackets.
+static void text_of(const cJSON *value, char text[TEXT_BYTES]) {
+    const cJSON *first = cJSON_IsArray(value) ? value->child : NULL, *other = first;
+    while (other && cJSON_Compare(first, other, true)) other = other->next;
+    if (first && !other) snprintf(text, TEXT_BYTES, "[%s]", cJSON_IsString(first) ? first->valuestring : "?");
+    else if (!value) snprintf(text, TEXT_BYTES, "(none)");
+    else if (cJSON_IsObject(value)) snprintf(text, TEXT_BYTES, "{}");
+    else model_flag_text(value, text, TEXT_BYTES);
+}
+
+// --- Reading -------------------------------------------------------------------------------------
+
+// A config.json on its way to flags.
+typedef struct Reading {
+    const cJSON *config;
+    const char *path;
+    cJSON *arguments;  // what is known of the model so far
+    Error *err;
+} Reading;
+
+// That an argument has this value, which nothing before said otherwise.
+static bool take(const Reading *r, const char *key, const char *argument, const char *value) {
+    const cJSON *known = cJSON_GetObjectItemCaseSensitive(r->arguments, argument);
+    if (!known) cJSON_AddStringToObject(r->arguments, argument, value);
+    if (!known || strcmp(known->valuestring, value) == 0) return true;
+    return error_set(r->err, EXIT_CHECKPOINT,
+                     "%s has %s %.60s beside what makes it %.60s, and the trainer has one of both; import"
+                     " another model",
+                     r->path, key, value, known->valuestring);
+}
+
+static bool take_blocks(const Reading *r, const HfFamily *family) {
+    if (family->like && !take_blocks(r, family->like)) return false;
+    for (int i = 0; i < family->block_count; i++) {
+        if (!take(r, family->name, family->blocks[i].argument, family->blocks[i].value)) return false;
+    }
+    return true;
+}
+
+static bool check_fixed(const Reading *r, const HfFamily *family) {
+    if (family->like && !check_fixed(r, family->like)) return false;
+    for (int i = 0; i < family->fixed_count; i++) {
+        const HfFixed *fixed = &family->fixed[i];
+        const cJSON *item = member(r->config, fixed->key);
+        char text[TEXT_BYTES];
+        if (!item && !fixed->needed) continue;
+        text_of(item, text);
+        if (options_choice(fixed->values, text) >= 0) continue;
+        return error_set(r->err, EXIT_CHECKPOINT,
+                         "%s has %s '%.60s', which the trainer does not compute: %s; import another model",
+                         r->path, fixed->key, text, fixed->why);
+    }
+    return true;
+}
+
+static bool take_key(const Reading *r, const HfKey *key) {
+    const cJSON *item = member(r->config, key->key);
+    char text[TEXT_BYTES];
+    if (!item || cJSON_IsNull(item)) return true;
+    text_of(item, text);
+    if (key->negated && cJSON_IsBool(item))
+        return take(r, key->key, key->argument, cJSON_IsTrue(item) ? "false" : "true");
+    if (!key->negated && cJSON_IsNumber(item)) return take(r, key->key, key->argument, text);
+    return error_set(r->err, EXIT_CHECKPOINT, "%s has %s '%.60s', which is no %s; save or download it again",
+                     r->path, key->key, text, key->negated ? "true or false" : "number");
+}
+
+// First what is said, then what is not.
+static bool take_keys(const Reading *r, const HfFamily *family, bool missing) {
+    if (family->like && !take_keys(r, family->like, missing)) return false;
+    for (int i = 0; i < family->key_count; i++) {
+        const HfKey *key = &family->keys[i];
+        if (key->written_only) continue;
+        bool known = cJSON_HasObjectItem(r->arguments, key->argument);
+        bool ok = !missing               ? take_key(r, key)
+                  : known || !key->missing ? true
+                                           : take(r, key->key, key->argument, key->missing);
+        if (!ok) return false;
+    }
+    return true;
+}
+
+// Groups of heads that share keys are none where each head has its own.
+static void settle_groups(cJSON *arguments) {
+    const char *heads = json_member_string(arguments, "num_attention_heads");
+    const char *groups = json_member_string(arguments, "num_query_groups");
+    if (!groups) return;
+    if (heads && strcmp(groups, heads) == 0) cJSON_DeleteItemFromObject(arguments, "num_query_groups");
+    else cJSON_AddStringToObject(arguments, "group_query_attention", "true");
+}
+
+static void make_flags(const cJSON *arguments, ModelFlags *flags) {
+    for (const cJSON *item = arguments->child; item; item = item->next) {
+        bool yes = strcmp(item->valuestring, "true") == 0, no = strcmp(item->valuestring, "false") == 0;
+        if (!no) model_flags_add(flags, item->string, yes ? NULL : item->valuestring);
+    }
+}
+
+static const HfFamily *family_of(const Reading *r) {
+    const char *type = json_member_string(r->config, "model_type");
+    char known[200] = "";
+    int count;
+    const HfFamily *families = hf_families(&count);
+    for (int i = 0; i < count; i++) {
+        if (type && strcmp(type, families[i].type) == 0) return &families[i];
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", families[i].type);
+    }
+    error_set(r->err, EXIT_CHECKPOINT,
+              "%s is of model_type '%.60s', this program knows %s; import another model", r->path,
+              type ? type : "", known);
+    return NULL;
+}
+
+// The end of a document is the end of a sequence there, the first one of a list. Where config.json
+// names none, it is the last id.
+static void read_eod(HfConfig *c, const cJSON *config) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "eos_token_id");
+    c->eod = c->words - 1;
+    json_int64(cJSON_IsArray(item) ? item->child : item, 0, c->words - 1, &c->eod);
+}
+
+static bool read_model(HfConfig *c, const Reading *r) {
+    if (!(c->family = family_of(r))) return false;
+    if (cJSON_HasObjectItem(r->config, "quantization_config")) {
+        return error_set(r->err, EXIT_CHECKPOINT,
+                         "%s is of a quantised model; import the one it was made from", r->path);
+    }
+    if (!json_member_int64(r->config, "vocab_size", 1, 1 << 30, &c->words)) {
+        return error_set(r->err, EXIT_CHECKPOINT,
+                         "%s has no vocab_size, or one that this program cannot have; import another model",
+                         r->path);
+    }
+    read_eod(c, r->config);
+    return check_fixed(r, c->family) && take_blocks(r, c->family) && take_keys(r, c->family, false) &&
+           take_keys(r, c->family, true);
+}
+
+bool hf_config_read(HfConfig *c, const char *text, size_t bytes, const char *path, Error *err) {
+    memset(c, 0, sizeof *c);
+    cJSON *config = json_parse_object(text, bytes);
+    if (!config)
+        return error_set(err, EXIT_CHECKPOINT, "%s is not a JSON object; save or download it again", path);
+    Reading r = {config, path, cJSON_CreateObject(), err};
+    bool ok = read_model(c, &r);
+    if (ok) {
+        settle_groups(r.arguments);
+        make_flags(r.arguments, &c->flags);
+    }
+    cJSON_Delete(r.arguments);
+    cJSON_Delete(config);
+    return ok;
+}
+
+// --- Writing -------------------------------------------------------------------------------------
+
+// A key and its value as JSON text.
+typedef struct Entry {
+    const char *key;
+    char value[TEXT_BYTES];
+} Entry;
+
+typedef struct Writing {
+    const cJSON *arguments;
+    Entry entries[MOST_ENTRIES]; int count;
+} Writing;
+
+static void put(Writing *w, const char *key, const char *value, bool quoted) {
+    if (w->count == MOST_ENTRIES) fatal(NULL, EXIT_USAGE, "a config.json of more than %d keys", MOST_ENTRIES);
+    Entry *e = &w->entries[w->count++];
+    e->key = key;
+    snprintf(e->value, sizeof e->value, quoted ? "\"%s\"" : "%s", value);
+}
+
+static void put_id(Writing *w, const char *key, int64_t id) {
+    char text[TEXT_BYTES];
+    snprintf(text, sizeof text, "%" PRId64, id);
+    put(w, key, text, false);
+}
+
+static void put_key(Writing *w, const HfKey *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(w->arguments, key->argument);
+    char text[TEXT_BYTES];
+    if (key->negated) snprintf(text, sizeof text, "%s", cJSON_IsTrue(item) ? "false" : "true");
+    else if (key->real) format_real(cJSON_GetNumberValue(item), text, sizeof text);
+    else model_flag_text(item, text, sizeof text);
+    put(w, key->key, text, false);
+}
+
+static void put_family(Writing *w, const HfFamily *family) {
+    if (family->like) put_family(w, family->like);
+    for (int i = 0; i < family->key_count; i++) put_key(w, &family->keys[i]);
+    for (int i = 0; i < family->fixed_count; i++) {
+        const HfFixed *fixed = &family->fixed[i];
+        char text[TEXT_BYTES];
+        snprintf(text, sizeof text, "%.*s", (int)strcspn(fixed->values, "|"), fixed->values);
+        bool word = strcmp(text, "true") && strcmp(text, "false") && strcmp(text, "null");
+        if (fixed->written) put(w, fixed->key, text, word);
+    }
+}
+
+static int by_key(const void *a, const void *b) {
+    return strcmp(((const Entry *)a)->key, ((const Entry *)b)->key);
+}
+
+// Bytes of "a." in "a.b"; 0 of another key.
+static size_t group_of(const char *key) { return strchr(key, '.') ? strcspn(key, ".") + 1 : 0; }
+
+// As transformers writes it: sorted, indented by two blanks.
+static void print_entries(const Writing *w, FILE *out) {
+    for (int i = 0; i < w->count; i++) {
+        const char *key = w->entries[i].key, *next = i + 1 < w->count ? w->entries[i + 1].key : "";
+        size_t group = group_of(key);
+        bool opens = group && (i == 0 || strncmp(w->entries[i - 1].key, key, group) != 0);
+        bool closes = group && strncmp(next, key, group) != 0;
+        if (opens) fprintf(out, "  \"%.*s\": {\n", (int)group - 1, key);
+        fprintf(out, "%s  \"%s\": %s", group ? "  " : "", key + group, w->entries[i].value);
+        if (closes) fprintf(out, "\n  }");
+        fprintf(out, *next ? ",\n" : "\n");
+    }
+}
+
+// The model's flags, with as many groups as there are.
+static cJSON *arguments_of(const ImportedModel *model) {
+    char *text = config_to_json(&model->config);
+    cJSON *arguments = cJSON_Parse(text);
+    free(text);
+    cJSON_ReplaceItemInObject(arguments, "num_query_groups",
+                              cJSON_CreateNumber(config_query_groups(&model->config)));
+    return arguments;
+}
+
+void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, FILE *out) {
+    cJSON *arguments = arguments_of(model);
+    char architectures[TEXT_BYTES];
+    Writing w = {.arguments = arguments};
+    snprintf(architectures, sizeof architectures, "[\n    \"%s\"\n  ]", family->architecture);
+    put(&w, "architectures", architectures, false);
+    put(&w, "model_type", family->type, true);
+    put(&w, "torch_dtype", dtype, true);
+    put(&w, "use_cache", "true", false);
+    put_id(&w, "bos_token_id", model->config.eod);
+    put_id(&w, "eos_token_id", model->config.eod);
+    put_id(&w, "vocab_size", model->config.vocab_size_unpadded);
+    put_family(&w, family);
+    qsort(w.entries, (size_t)w.count, sizeof *w.entries, by_key);
+    fprintf(out, "{\n");
+    print_entries(&w, out);
+    fprintf(out, "}\n");
+    cJSON_Delete(arguments);
+}
