@@ -209,10 +209,10 @@ check "a study of other settings is not mixed in" other_settings
 # Runs on GPUs that ranks share need --emulate-nodes. They are comparable with others.
 other_transport() {
     python3 - "$study" "$work" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
-import importlib.machinery, importlib.util, sys, types
-loader = importlib.machinery.SourceFileLoader("study", sys.argv[1])
-study = importlib.util.module_from_spec(importlib.util.spec_from_loader("study", loader))
-loader.exec_module(study)
+import os, sys, types
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+from accuracy import scratch as study, trainer
 study.data_fingerprint = lambda prefix: "same"
 options = lambda *flags: types.SimpleNamespace(
     model="125m", iterations=1, global_batch_size=1, ranks=4, gpus_per_node=2, eval_iterations=1,
@@ -222,7 +222,7 @@ assert study.settings_of(plain) == study.settings_of(emulated) != study.settings
 path = sys.argv[2] + "/one/baseline.1.json"
 made = open(path).read()
 open(sys.argv[2] + "/transport.json", "w").write(made.replace('"flags":[]', '"flags":["--emulate-nodes"]'))
-settings = lambda path: study.read_result(path)["settings"]
+settings = lambda path: trainer.read_result(path)["settings"]
 assert '"flags":[]' in made and settings(sys.argv[2] + "/transport.json") == settings(path)
 assert "--emulate-nodes" in study.trainer_flags(emulated, "baseline", 1)
 END

@@ -1,0 +1,135 @@
+"""`study branch`: from a point of the trunk every arm goes on with the same data, while the learning
+rate falls to zero. Called by ../study.
+
+A branch has the trunk's weights and moments. Its data seed K names a part of the data: parts follow
+each other behind what the trunk reads, so that nothing repeats in a branch. Twins differ from the
+baseline in one bit of the learning rate.
+"""
+import array
+import hashlib
+import os
+import struct
+
+from .arms import ARMS, TWINS, moved, named_arms, numbers
+from .checkpoints import fingerprint, start_of_branch
+from .common import StudyError, without_transport
+from .trainer import Job, data_fingerprint, work_through
+from .trunk import common_flags, description_path, folder, raw_folder, read_trunk, saves_folder
+
+TAIL = 0.1  # evaluations in this last part of a branch make its validation loss
+
+
+def samples_of_epoch(prefix, split, seq_length):
+    """Training samples of one pass: about as many as the trainer counts, never more."""
+    try:
+        with open(prefix + ".idx", "rb") as file:
+            magic, _, _, sequences, _ = struct.unpack("<9sQBQQ", file.read(34))
+            if magic != b"MMIDIDX\0\0":
+                raise StudyError(5, f"{prefix}.idx is no index of a token shard")
+            lengths = array.array("i", file.read(4 * sequences))
+    except OSError as reason:
+        raise StudyError(5, f"{reason.filename}: {reason.strerror}") from None
+    weights = [float(w) for w in split.split(",")]
+    of_training = int(sequences * weights[0] / sum(weights)) - 1
+    return (sum(lengths[:max(0, of_training)]) - 1) // seq_length
+
+
+def first_sample(trunk, options, seed):
+    """Where the data of a seed begin."""
+    batch = trunk["settings"]["global_batch_size"]
+    return (options.reserve + seed * options.length) * batch
+
+
+def check_data(trunk, options, seeds):
+    last = first_sample(trunk, options, max(seeds) + 1)
+    there = samples_of_epoch(options.data, trunk["settings"]["split"], trunk["seq_length"])
+    if last > there:
+        raise StudyError(5, f"data seed {max(seeds)} would end at sample {last}, but an epoch has {there}: data "
+                            "would repeat; take fewer or shorter branches, or a larger corpus")
+
+
+def settings_of(options, trunk):
+    """What the branches of a comparison share."""
+    return {"model": options.model, "trunk": trunk["points"][str(options.point)], "point": options.point,
+            "iterations": options.length, "reserve": options.reserve,
+            "global_batch_size": trunk["settings"]["global_batch_size"], "lr": trunk["settings"]["lr"],
+            "ranks": options.ranks, "ranks_per_node": options.gpus_per_node or options.ranks,
+            "evaluations": options.evaluations, "data": trunk["settings"]["data"],
+            "flags": without_transport(trunk["settings"]["flags"] + options.flags)}
+
+
+def schedule_flags(options, learning_rate):
+    """From the trunk's rate in a straight line to zero."""
+    end = options.point + options.length
+    every = options.length // options.evaluations
+    due = end % every == 0 and options.evaluations > 1
+    return ["--train-iters", end, "--override-opt_param-scheduler", "--lr", repr(learning_rate),
+            "--min-lr", 0, "--lr-decay-style", "WSD", "--lr-wsd-decay-style", "linear",
+            "--lr-decay-iters", end, "--lr-wsd-decay-iters", options.length, "--lr-warmup-fraction", 0,
+            "--eval-interval", every if due else end + 1]
+
+
+def branch_flags(options, trunk, arm, start):
+    learning_rate = moved(trunk["settings"]["lr"], TWINS.get(arm, 0))
+    flags = [*common_flags(trunk["settings"], options), *schedule_flags(options, learning_rate),
+             "--load", os.path.abspath(start), "--exit-on-missing-checkpoint",
+             "--log-interval", max(1, options.length // 20)]
+    if options.gpus_per_node:
+        flags += ["--gpus-per-node", options.gpus_per_node]
+    if options.error_interval:
+        flags += ["--log-quantization-error-interval", options.error_interval]
+    arms = ARMS["baseline" if arm in TWINS else arm]
+    return flags + arms[1] + trunk["settings"]["flags"] + options.flags
+
+
+def jobs(options, trunk, seeds):
+    settings, found = settings_of(options, trunk), []
+    for seed in seeds:
+        start = os.path.join(raw_folder(options), f"start.p{options.point}.l{options.length}.d{seed}")
+        start_of_branch(saves_folder(options), options.point, first_sample(trunk, options, seed), start)
+        for arm in named_arms(options.arms, twins=True):
+            name = f"{arm}.p{options.point}.l{options.length}.d{seed}"
+            found.append(Job(
+                name=f"{arm} from {options.point} over {options.length}, data {seed}",
+                arm=ARMS["baseline" if arm in TWINS else arm][0],
+                flags=branch_flags(options, trunk, arm, start), raw=os.path.join(raw_folder(options), name),
+                path=os.path.join(folder(options), name + ".json"), settings=settings,
+                labels={"arm": arm, "seed": seed, "seq_length": trunk["seq_length"]}))
+    return found
+
+
+def of_branch(options, lines):
+    """What a branch's result has beside a run's: iterations count from its start."""
+    start = options.point
+    valid = {r["iteration"] - start: r["loss"] for r in lines
+             if r["kind"] == "valid" and r["split"] == "valid"}
+    last = [loss for at, loss in valid.items() if at > (1 - TAIL) * options.length and loss is not None]
+    exact = [(r["loss"], r.get("grad_norm")) for r in lines if r["kind"] == "train"] + list(valid.values())
+    errors = [r for r in lines if r["kind"] == "quantization_error"]
+    return {"valid_loss": sum(last) / len(last) if last else None,
+            "evaluations": [[at, loss] for at, loss in sorted(valid.items())],
+            "bits": hashlib.sha256(repr(exact).encode()).hexdigest()[:16],
+            "errors": [[r["iteration"] - start, r.get("gradient_error"), r.get("replica_error")]
+                       for r in errors]}
+
+
+def check(options, trunk):
+    if not trunk:
+        raise StudyError(5, f"there is no {description_path(options)}; run `study trunk` first")
+    if str(options.point) not in trunk["points"]:
+        raise StudyError(2, f"--point {options.point}: the trunk's are {', '.join(trunk['points'])}")
+    if data_fingerprint(options.data) != trunk["settings"]["data"]:
+        raise StudyError(5, f"{options.data} is not the corpus of the trunk")
+    if fingerprint(saves_folder(options), options.point) != trunk["points"][str(options.point)]:
+        raise StudyError(5, f"the checkpoint of iteration {options.point} in {saves_folder(options)} is lost or "
+                            "is not the trunk's; run `study trunk` again")
+
+
+def branch(options):
+    trunk = read_trunk(options)
+    check(options, trunk)
+    seeds = numbers(options.seeds, "--seeds")
+    options.global_batch_size = trunk["settings"]["global_batch_size"]
+    options.reserve = options.reserve or max(map(int, trunk["points"]))
+    check_data(trunk, options, seeds)
+    return work_through(options, jobs(options, trunk, seeds), lambda lines: of_branch(options, lines))

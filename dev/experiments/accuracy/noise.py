@@ -1,0 +1,94 @@
+"""Gaps between runs and what chance does to them. Called by the reports."""
+import math
+import statistics
+
+# Student's t, 97.5 %, for 1, 2, ... degrees of freedom.
+T_975 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+         2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086]
+
+
+def t_975(freedom):
+    return T_975[freedom - 1] if freedom <= len(T_975) else 1.96 + 2.4 / freedom
+
+
+def gaps(results, arm, reference):
+    """Validation loss minus the reference's, by seed.
+
+    Two runs of a seed have the same initial weights and the same data in the same order."""
+    ours, theirs = results.get(arm, {}), results.get(reference, {})
+    loss = lambda runs, seed: runs.get(seed, {}).get("valid_loss")
+    return {s: loss(ours, s) - loss(theirs, s) for s in sorted(ours)
+            if loss(ours, s) is not None and loss(theirs, s) is not None}
+
+
+def baseline_gaps(results, arm):
+    """[] for the baseline itself."""
+    return list(gaps(results, arm, "baseline").values()) if arm != "baseline" else []
+
+
+class Noise:
+    """How far a gap moves from seed to seed.
+
+    The standard deviation of the gaps between runs of a seed, pooled over all arms with several
+    seeds. Without such an arm it is the deviation of the baseline's losses over its seeds times
+    sqrt(2), as if two runs had nothing in common."""
+
+    def __init__(self, results):
+        squares, freedom = 0.0, 0
+        for arm in results:
+            values = baseline_gaps(results, arm)
+            if len(values) > 1:
+                squares += sum((v - statistics.fmean(values)) ** 2 for v in values)
+                freedom += len(values) - 1
+        losses = [r["valid_loss"] for r in results["baseline"].values() if r["valid_loss"] is not None]
+        self.baseline = statistics.stdev(losses) if len(losses) > 1 else None
+        self.paired = freedom > 0
+        self.freedom = freedom if freedom else len(losses) - 1
+        self.deviation = None
+        if self.paired:
+            self.deviation = math.sqrt(squares / freedom)
+        elif self.baseline is not None:
+            self.deviation = self.baseline * math.sqrt(2)
+
+    def half_width(self, values):
+        """Half of the 95 % interval of the mean of these gaps; None when nothing is known.
+
+        It comes from the pooled spread. With three gaps or more it comes from their own where that
+        is wider: few gaps may happen to lie close together."""
+        root, own, pooled = math.sqrt(len(values)), 0.0, 0.0
+        if len(values) > 2:
+            own = t_975(len(values) - 1) * statistics.stdev(values) / root
+        if self.deviation is not None and values:
+            pooled = t_975(self.freedom) * self.deviation / root
+        return max(own, pooled) or None
+
+
+def verdict(mean, half):
+    """What a gap allows to say."""
+    if half is None:
+        return "one seed: cannot tell"
+    if mean - half > 0:
+        return "worse"
+    return "better" if mean + half < 0 else "inside the noise"
+
+
+def mean_of(seeds, name):
+    values = [r[name] for r in seeds.values() if r.get(name) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def error_mean(seeds, column):
+    """Over the second half of the run, when the loss has come down."""
+    values = [e[column] for r in seeds.values() for e in r["errors"]
+              if e[column] is not None and 2 * e[0] > r["settings"]["iterations"]]
+    return statistics.fmean(values) if values else None
+
+
+def lost(results, arm):
+    """How many of its runs diverged."""
+    return sum(1 for r in results.get(arm, {}).values() if r["diverged"])
+
+
+def base_of(results, arm):
+    """The baseline's mean loss over the seeds of the arm's gaps."""
+    return statistics.fmean(results["baseline"][s]["valid_loss"] for s in gaps(results, arm, "baseline"))

@@ -1,0 +1,104 @@
+"""Plots of the accuracy study. Called by scratch_report.py and branch_report.py."""
+import statistics
+
+from .arms import ARMS
+from .noise import baseline_gaps, lost
+import plotting  # dev/, whose path common adds
+from plotting import COLOURS, LEFT, RIGHT, TOP, Entry, Panel
+
+
+
+def style(arm):
+    """The arm's colour and dashes, the same in all plots."""
+    k = list(ARMS).index(arm) if arm in ARMS else len(ARMS)
+    return COLOURS[k % len(COLOURS)], ("", "7 4", "2 4")[k // len(COLOURS) % 3]
+
+
+def gap_rows(results, noise):
+    """[(name, colour, mean gap or None, half of its 95 % or 0, gaps)]."""
+    rows = []
+    for arm in results:
+        values, diverged = baseline_gaps(results, arm), lost(results, arm)
+        if arm != "baseline" and (values or diverged):
+            name = f"{arm} ({diverged} diverged)" if diverged else arm
+            mean = statistics.fmean(values) if values else None
+            rows.append((name, style(arm)[0], mean, (values and noise.half_width(values)) or 0.0, values))
+    return rows
+
+
+def gap_plot(results, noise, title):
+    """One row per arm: its gap and 95 %. The arms' names stand to the right."""
+    rows = gap_rows(results, noise)
+    if not any(values for *_, values in rows):
+        return None
+    ends = [m + side * h for _, _, m, h, _ in rows if m is not None for side in (-1, 1)]
+    ends += [0.0] + [v for *_, values in rows for v in values]
+    panel = Panel(TOP, 30 * len(rows), (min(ends), max(ends)), (0.4, len(rows) - 0.4), pad_x=0.02)
+    zero = f"{panel.x(0):.1f}"
+    axes, names = panel.x_axis("validation loss minus the baseline's of the same seed", sign="+"), []
+    lines = [f'<line class="zero" x1="{zero}" x2="{zero}" y1="{TOP}" y2="{panel.bottom()}"/>']
+    for k, (name, colour, mean, half, values) in enumerate(rows):
+        at = len(rows) - k - 0.5
+        y = panel.y(at)
+        axes.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        names.append(f'<text class="name" x="{RIGHT + 12}" y="{y + 4:.1f}">{name}</text>')
+        if mean is not None:
+            lines += panel.line([(mean - half, at), (mean + half, at)], colour, "soft") if half else []
+            lines += [panel.dot(v, at, colour, 2.5, 0.5) for v in values]
+            lines.append(panel.dot(mean, at, colour, 4.5))
+    right = RIGHT + 12 + max(plotting.text_width(name) for name, *_ in rows)
+    told = "large dot: mean over seeds; small dots: seeds"
+    if noise.deviation is not None:
+        told += "; bar: 95 %"
+    return plotting.page(title, told, [(panel, lines, axes)], [plotting.Beside(names, right, panel.bottom())])
+
+
+def curve_points(result, reference, smooth=25):
+    """(iteration, loss minus the reference's), means of a window."""
+    ours, theirs = result["train_loss"], reference["train_loss"]
+    pairs = [a - b for a, b in zip(ours["mean"], theirs["mean"])]
+    half = max(1, smooth // (2 * ours["every"]))
+    return [((i + 1) * ours["every"], statistics.fmean(pairs[max(0, i - half):i + half + 1]))
+            for i in range(len(pairs))]
+
+
+def line_plot(curves, y_label, title, subtitle, log=False):
+    """curves: (arm, points). log: of the y axis, which then holds all points.
+
+    A linear axis leaves out what the first tenth of the run reaches beyond the rest."""
+    drawn = lambda y: y is not None and (y > 0 or not log)
+    curves = [(arm, [(x, y) for x, y in points if drawn(y)]) for arm, points in curves]
+    curves = [(arm, points) for arm, points in curves if points]
+    if not curves:
+        return None
+    reach = max(x for _, points in curves for x, _ in points)
+    shown = [y for _, points in curves for x, y in points if log or 10 * x > reach]
+    limits = (min(shown), max(shown)) if log else [plotting.quantile(shown, q) for q in (0.005, 0.995)]
+    panel = Panel(TOP, 420, (0.0, reach), limits, log_y=log)
+    entries = [Entry(arm, *style(arm)) for arm, _ in curves]
+    lines = []
+    for e, (_, points) in zip(entries, curves):
+        lines += panel.line(points, e.colour, e.css, e.dash)
+    axes = panel.axes(y_label, "iteration", sign="" if log else "+")
+    return plotting.page(title, subtitle, [(panel, lines, axes)], [plotting.legend(entries, TOP)])
+
+
+def plots(results, noise, model):
+    """name -> SVG text."""
+    seed = min(results["baseline"])
+    one = {arm: seeds[seed] for arm, seeds in results.items() if seed in seeds}
+    errors = lambda column: [(arm, [(e[0], e[column]) for e in r["errors"]]) for arm, r in one.items()]
+    losses = [(arm, curve_points(r, one["baseline"])) for arm, r in one.items() if arm != "baseline"]
+    made = {
+        "gaps": gap_plot(results, noise, f"{model}: what each arm costs in validation loss"),
+        "training": line_plot(losses, "loss minus the baseline's",
+                              f"{model}: training loss against the baseline",
+                              f"seed {seed}, mean of 25 iterations; the first tenth may leave the frame"),
+        "gradient_error": line_plot(errors(1), "relative error",
+                                    f"{model}: error of the reduced gradient against the exact reduction",
+                                    f"seed {seed}; ‖reduced − exact‖ / ‖exact‖", log=True),
+        "replica_error": line_plot(errors(2), "ratio",
+                                   f"{model}: replica's distance from the masters over that of bf16 rounding",
+                                   f"seed {seed}", log=True),
+    }
+    return {name: text for name, text in made.items() if text}

@@ -1,0 +1,87 @@
+"""`study run` and `study status`: every run starts from its initial weights. Called by ../study."""
+import os
+
+from .arms import ARMS, named_arms, numbers
+from .common import StudyError, difference, without_transport
+from .trainer import Job, data_fingerprint, micro_batch, read_result, work_through
+
+
+def settings_of(options):
+    """What every run of a comparison shares."""
+    return {"model": options.model, "iterations": options.iterations,
+            "global_batch_size": options.global_batch_size, "ranks": options.ranks,
+            "ranks_per_node": options.gpus_per_node or options.ranks,
+            "eval_iterations": options.eval_iterations, "warmup_fraction": options.warmup_fraction,
+            "data": data_fingerprint(options.data), "flags": without_transport(options.flags)}
+
+
+def trainer_flags(options, arm, seed):
+    """The card's run, shortened.
+
+    The schedule decays over this length. There is no dropout. One evaluation on fixed samples
+    follows at the end."""
+    flags = ["--train-iters", options.iterations, "--lr-decay-iters", options.iterations,
+             "--lr-warmup-fraction", options.warmup_fraction,
+             "--global-batch-size", options.global_batch_size, "--micro-batch-size", micro_batch(options),
+             "--hidden-dropout", 0, "--attention-dropout", 0, "--split", "969,31,0",
+             "--eval-interval", 1000000000, "--eval-iters", options.eval_iterations, "--eval-seed", 1,
+             "--seed", seed, "--log-interval", max(1, options.iterations // 50)]
+    if options.gpus_per_node:
+        flags += ["--gpus-per-node", options.gpus_per_node]
+    if options.error_interval:
+        flags += ["--log-quantization-error-interval", options.error_interval]
+    return [str(f) for f in flags] + ARMS[arm][1] + options.flags
+
+
+def wanted_runs(options):
+    seeds = numbers(options.seeds, "--seeds") if options.seeds else None
+    return [(arm, seed) for arm in named_arms(options.arms) for seed in (seeds or ARMS[arm][2])]
+
+
+def result_path(options, arm, seed):
+    return os.path.join(options.results, options.model, f"{arm}.{seed}.json")
+
+
+def run(options):
+    settings = settings_of(options)
+    return work_through(options, [Job(
+        name=f"{arm} seed {seed}", arm=ARMS[arm][0], flags=trainer_flags(options, arm, seed),
+        raw=os.path.join(options.results, "raw", options.model, f"{arm}.{seed}"),
+        path=result_path(options, arm, seed), settings=settings, labels={"arm": arm, "seed": seed},
+    ) for arm, seed in wanted_runs(options)])
+
+
+def status(options):
+    settings = None
+    for arm, seed in wanted_runs(options):
+        path = result_path(options, arm, seed)
+        result = read_result(path) if os.path.exists(path) else None
+        note = ""
+        if result:
+            settings = settings or result["settings"]
+            note = "diverged" if result["diverged"] else f"{result['valid_loss']:.5f}"
+            if result["settings"] != settings:
+                note += f"  other settings: {difference(settings, result['settings'])}"
+        print(f"{arm:18s} {seed:6d}  {note or 'to do'}")
+    return 0
+
+
+def read_results(folders):
+    """arm -> seed -> result. The arms in the study's order."""
+    found, settings, first = {}, None, None
+    for folder in folders:
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        for path in (os.path.join(folder, n) for n in names if n.endswith(".json")):
+            result = read_result(path)
+            settings, first = settings or result["settings"], first or path
+            if result["settings"] != settings:
+                differ = difference(settings, result["settings"])
+                raise StudyError(5, f"{first} and {path} were made with different settings: {differ}")
+            arm, seed = result["arm"], result["seed"]
+            seeds = found.setdefault(arm, {})
+            if seed in seeds and seeds[seed]["valid_loss"] != result["valid_loss"]:
+                raise StudyError(5, f"two results of {arm} seed {seed} with different losses; keep one")
+            seeds[seed] = result
+    if "baseline" not in found:
+        raise StudyError(5, f"no result of the baseline in {', '.join(folders)}; run it first")
+    return {arm: found[arm] for arm in [*ARMS, *sorted(set(found) - set(ARMS))] if arm in found}

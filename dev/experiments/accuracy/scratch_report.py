@@ -1,0 +1,106 @@
+"""`study report` of runs from their initial weights: a page of tables and plots.
+
+Called by ../study."""
+import os
+
+from .common import StudyError
+from .noise import Noise, baseline_gaps
+from .plots import plots
+from .scratch import read_results
+from .statements import COLUMNS, ordering, paragraph, table
+
+
+
+def made_by(results, model):
+    """The command of these runs. It names the micro-batch when all have the same."""
+    s = next(iter(results["baseline"].values()))["settings"]
+    sizes = {r.get("micro_batch_size") for seeds in results.values() for r in seeds.values()}
+    size = sizes.pop() if len(sizes) == 1 else None
+    words = ["    dev/experiments/study run", "--data PREFIX", f"--model {model}",
+             f"--iterations {s['iterations']}", f"--global-batch-size {s['global_batch_size']}",
+             f"--micro-batch-size {size}" if size else "", f"--ranks {s['ranks']}",
+             f"--gpus-per-node {s['ranks_per_node']}", f"-- {' '.join(s['flags'])}" if s["flags"] else ""]
+    lines = [words[0]]
+    for word in filter(None, words[1:]):
+        if len(lines[-1]) + len(word) > COLUMNS - 3:
+            lines[-1] += " \\"
+            lines.append("       ")
+        lines[-1] += " " + word
+    return lines
+
+
+def noise_text(results, noise):
+    if noise.baseline is None:
+        return ["**Noise.** Nothing here has several seeds: no gap can be told from chance."]
+    origin = "It comes from the baseline's seeds, times √2, since no other arm has several seeds"
+    if noise.paired:
+        origin = "It comes from the gaps between runs of a seed, over all arms with several seeds"
+    return paragraph(
+        f"**Noise.** The baseline's validation loss has a standard deviation of {noise.baseline:.5f}",
+        f"over {len(results['baseline'])} seeds.",
+        "Seeds differ in initial weights and in the order of the data.",
+        f"A gap's own standard deviation is {noise.deviation:.5f}.",
+        f"{origin} ({noise.freedom} degrees of freedom).",
+        "Arms with one or two seeds get their interval from it, as if their gaps scattered as much.",
+        "Arms with three seeds or more get it from their own spread where that is wider.")
+
+
+def page_text(results, noise, model, pictures):
+    some = next(iter(results["baseline"].values()))
+    s, runs = some["settings"], [r for seeds in results.values() for r in seeds.values()]
+    of_all = lambda name: ", ".join(sorted({r[name] for r in runs}))
+    samples = s.get("eval_iterations", 0) * s["global_batch_size"]
+    lines = [f"# Accuracy: {model}, {s['iterations']} iterations of {s['global_batch_size']} sequences", ""]
+    lines += paragraph(
+        f"{some['parameters']:,} parameters, {s['ranks']} ranks as",
+        f"{s['ranks'] // s['ranks_per_node']} nodes x {s['ranks_per_node']} on {of_all('device')},",
+        f"commit {of_all('commit')}.",
+        f"Flags beside the study's own: `{' '.join(s['flags']) or 'none'}`.",
+        f"Corpus: `{some.get('data', 'unknown')}`.",
+        f"All runs are validated on the same {samples} samples of it.",
+        "[The study](../README.md) says what the corpus is and what these runs can tell. They were made by")
+    lines += ["", *made_by(results, model), "", *table(results, noise), "", *noise_text(results, noise), ""]
+    alone = sum(len(baseline_gaps(results, arm)) == 1 for arm in results)
+    lines += paragraph(
+        "The intervals are of single comparisons: chance takes about one arm in twenty out of its interval.",
+        f"Here {len(results) - 1} arms are compared.",
+        "Arms with one seed share one reference, that seed's run of the baseline. "
+        "What chance did to that run is in all of their gaps, "
+        "so these gaps are not independent of each other." if alone > 1 else "")
+    for meaning in (
+            "*gradient error*: ‖reduced − exact‖ / ‖exact‖ over the whole gradient of a step, "
+            "mean of the second half of the run.",
+            "*replica error*: how far the model's weights lie from the fp32 masters, "
+            "over what rounding the masters to bf16 would cost. 1 means nothing beyond bf16.",
+            "*tokens/s*: as logged, at the clock that each run happened to get. "
+            "It is no measurement of speed."):
+        lines += ["", *paragraph(meaning)]
+    order = ordering(results, noise)
+    if order:
+        lines += ["", "## The paper's statements, in these runs", "", *order]
+    lines += ["", "## Plots", ""] + [f"![{name}]({model}_{name}.svg)" for name in pictures]
+    return "\n".join(lines) + "\n"
+
+
+def write_page(out, name, text, pictures):
+    """NAME.md and its pictures, NAME_KIND.svg, into the folder `out`."""
+    files = {f"{name}_{kind}.svg": picture for kind, picture in pictures.items()}
+    files[f"{name}.md"] = text
+    try:
+        os.makedirs(out, exist_ok=True)
+        for path, content in files.items():
+            with open(os.path.join(out, path), "w", encoding="utf-8") as file:
+                file.write(content)
+    except OSError as reason:
+        raise StudyError(5, f"{reason.filename}: {reason.strerror}; give another --out") from None
+
+
+def report(options):
+    results = read_results(options.folders)
+    noise = Noise(results)
+    model = next(iter(results["baseline"].values()))["settings"]["model"]
+    pictures = plots(results, noise, model)
+    write_page(options.out, model, page_text(results, noise, model, pictures), pictures)
+    print("\n".join(table(results, noise) + [""] + ordering(results, noise)))
+    print(f"\nwritten: {os.path.join(options.out, model)}.md and {len(pictures)} plots")
+    return 0

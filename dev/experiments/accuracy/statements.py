@@ -1,0 +1,87 @@
+"""Tables and statements of a report's page. Called by scratch_report.py and branch_report.py."""
+import statistics
+import textwrap
+
+from .arms import PAPER_EQUAL, PAPER_ORDER
+from .noise import base_of, baseline_gaps, error_mean, gaps, lost, mean_of, verdict
+from tables import cell  # dev/, whose path common adds
+
+def said_of(results, noise, arm, values):
+    """What the table says of an arm."""
+    if lost(results, arm):
+        return "diverged"
+    if arm == "baseline":
+        return ""
+    if not values:
+        return "no baseline of its seed"
+    return verdict(statistics.fmean(values), noise.half_width(values))
+
+
+def table(results, noise):
+    rows = ["| arm | seeds | validation loss | gap to the baseline | 95 % | gap % | verdict | gradient error "
+            "| replica error | MB/step between nodes | tokens/s |", "|---" * 11 + "|"]
+    for arm, seeds in results.items():
+        values = baseline_gaps(results, arm)
+        mean = statistics.fmean(values) if values else None
+        percent = 100 * mean / base_of(results, arm) if values else None
+        sent = mean_of(seeds, "inter_node_bytes")
+        part = arm != "baseline" and len(values) < len(seeds)
+        cells = [
+            arm, f"{len(values)} of {len(seeds)}" if part else str(len(seeds)),
+            cell(mean_of(seeds, "valid_loss"), ".5f"), cell(mean, "+.5f"),
+            cell(noise.half_width(values), ".5f"), cell(percent, "+.3f"),
+            said_of(results, noise, arm, values),
+            cell(error_mean(seeds, 1), ".4f"), cell(error_mean(seeds, 2), ".3f"),
+            cell(sent / 1e6 if sent is not None else None, ".3f"),
+            cell(mean_of(seeds, "tokens_per_second"), ",.0f")]
+        rows.append("| " + " | ".join(cells) + " |")
+    return rows
+ONE_SEED = "cannot be told from one seed"
+
+
+def judged(noise, values, words):
+    """A verdict of gaps in these words, with the figures."""
+    mean, half = statistics.fmean(values), noise.half_width(values)
+    return f"{words.get(verdict(mean, half), ONE_SEED)} ({cell(mean, '+.5f')} ± {cell(half, '.5f', '?')})"
+
+
+def order_of(results, noise, worse, better):
+    """Whether these runs bear out that one arm is worse than another; None without common seeds."""
+    lost_worse, lost_better = lost(results, worse), lost(results, better)
+    if lost_worse and lost_better:
+        return "**cannot be told**: runs of both diverged"
+    if lost_worse:
+        return f"holds ({lost_worse} of {len(results[worse])} runs diverged)"
+    if lost_better:
+        return f"**does not hold**: {lost_better} of {len(results[better])} runs of {better} diverged"
+    values = list(gaps(results, worse, better).values())
+    return values and judged(noise, values, {
+        "worse": "holds", "better": "**does not hold**: it is the other way round",
+        "inside the noise": "**cannot be told** from the noise"})
+
+
+def equality_of(results, noise, arm):
+    """Whether these runs show the arm to be as good as the baseline; None without common seeds."""
+    if lost(results, arm):
+        return (f"**does not hold**: {lost(results, arm)} of {len(results[arm])} runs diverged, "
+                f"of the baseline {lost(results, 'baseline')} of {len(results['baseline'])}")
+    values = baseline_gaps(results, arm)
+    return values and judged(noise, values, {
+        "inside the noise": "holds as far as the noise lets one see", "better": "holds; it is better here",
+        "worse": "**does not hold**"})
+
+
+def ordering(results, noise):
+    """Each of the paper's statements, and whether these runs bear it out.
+
+    A run that diverged is worse than any that did not."""
+    said = [(f"{worse} is worse than {better}", order_of(results, noise, worse, better))
+            for worse, better in PAPER_ORDER if worse in results and better in results]
+    said += [(f"{arm} is as good as the baseline", equality_of(results, noise, arm)) for arm in PAPER_EQUAL]
+    return [f"- {statement}: {words}" for statement, words in said if words]
+COLUMNS = 100
+
+
+def paragraph(*sentences):
+    return textwrap.wrap(" ".join(s for s in sentences if s), COLUMNS, break_long_words=False,
+                         break_on_hyphens=False)

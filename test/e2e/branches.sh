@@ -1,0 +1,188 @@
+#!/usr/bin/env bash
+# dev/experiments/study, branches: statistics of made results whose answers are known, and a real
+# trunk and branches of a tiny model: data, learning rate, twins, going on after an interruption, a
+# trunk that is made again, what is refused.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+make_shard text 600 8
+data=$work/text_text_document
+export BUILD
+unset ARM SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
+study=dev/experiments/study
+
+# ---- made results --------------------------------------------------------------------------------
+# made FOLDER ARM SEED LOSS [LENGTH]
+made() {
+    mkdir -p "$work/$1"
+    printf '{"arm":"%s","seed":%d,"seq_length":1000,"settings":{"model":"125m","trunk":"t","point":500,
+"iterations":%d,"global_batch_size":10,"ranks":4,"ranks_per_node":2,"flags":[]},"data":"c","seconds":20,
+"commit":"c","device":"d","parameters":7,"diverged":false,"bits":"%s","valid_loss":%s,
+"train_loss":{"every":1,"mean":[3,%s]},"tokens_per_second":1000,"inter_node_bytes":2500000,
+"errors":[[10,9,9],[90,0.1,1.5]]}\n' "$2" "$3" "${5:-100}" "$4" "$4" "$4" \
+        >"$work/$1/$2.p500.l${5:-100}.d$3.json"
+}
+# Twins: 3.000 and 3.002 of data 0, 3.100 and 3.100 of data 1. Squares 2e-6 + 0 over two degrees: a
+# run's deviation is 0.001, a gap's 0.00141.
+made one baseline 0 3.000
+made one twin1 0 3.002
+made one baseline 1 3.100
+made one twin1 1 3.100
+made one baseline 2 3.2
+# Gaps to the mean of the family: 0.004, 0.006, 0.005: deviation 0.001. The pooled one is that of
+# the squares 2e-6 (arm, two degrees) and 2 * 2e-6 / 2 * 2 (twins, two degrees): 0.00122.
+made one sdp4bit 0 3.005
+made one sdp4bit 1 3.106
+made one sdp4bit 2 3.205
+made one lossless 0 3.000
+made one tlq 1 3.099
+reports() {
+    "$study" report "$@" --out "$work/page" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+}
+says() { # TEXT: the page has it, wherever its lines are broken
+    tr -s ' \n' ' ' <"$work/page/125m-branches.md" | grep -qF -- "$(tr -s ' ' <<<"$1")" ||
+        { why="no '$1' in $(grep -F "${1:0:12}" "$work/page/125m-branches.md" | head -n 3)"; return 1; }
+}
+# By hand: sqrt((2e-6 + 4e-6) / 4) = 0.001225, t of 4 degrees = 2.776. Three branches: 0.001963;
+# their own spread gives 4.303 * 0.001 / sqrt(3) = 0.002484, which is wider. One branch: 0.003400.
+by_hand() {
+    reports "$work/one" || return 1
+    says 'The trunk had read 5.0 M tokens. A branch reads 1.0 M tokens.' &&
+        says '| baseline | 3 | 3.10033 | - | - | - |' &&
+        says '| sdp4bit | 3 | 3.10533 | +0.00500 | 0.00248 | +0.161 | worse | 0.1000 | 1.500 |' &&
+        says '| tlq | 1 | 3.09900 | -0.00100 | 0.00340 | -0.032 | inside the noise |' &&
+        says 'standard deviation of 0.00141 (2 degrees of freedom)' && says "it is 0.00122 (4 degrees)" &&
+        says '- sdp4bit is as good as the baseline: **does not hold** (+0.00500 ± 0.00248)' &&
+        says '- lossless gives the baseline'"'"'s bits: holds, every loss and gradient norm of 1 branches' &&
+        says '![p500_l100_gaps](125m-branches_p500_l100_gaps.svg)' &&
+        [ -s "$work/page/125m-branches_p500_l100_gradient_error.svg" ]
+}
+check "gaps, intervals and verdicts of known answers" by_hand
+other_bits() {
+    cp -r "$work/one" "$work/bits" && made bits lossless 0 3.0000 && reports "$work/bits" &&
+        says 'lossless gives the baseline'"'"'s bits: **does not hold** for data 0'
+}
+check "lossless weights with other bits are told" other_bits
+# n branches: t(n - 1) * 0.001414 / sqrt(n) is 0.01270 for 2, 0.00351 for 3, 0.00225 for 4. The 90 %
+# limit: chi squared of two degrees has its 10 % quantile at 0.2107: 0.001414 * sqrt(2 / 0.2107) =
+# 0.00436, for which 11 branches give 0.00293 and 10 give 0.00312.
+power() {
+    "$study" power "$work/one" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
+    grep -qF '| 500 | 100 | 0.00141 | 2 | 0.00436 ' "$work/out" && grep -qF '| 4 | 11 | 20 |' "$work/out" &&
+        grep -qF 'Cheapest: 4 branches per arm of 100 iterations from iteration 500, 80 s per arm.' "$work/out" ||
+        { why=$(grep 500 "$work/out" | head -n 1); return 1; }
+}
+check "the number of branches of known scatter" power
+cheapest() { # shorter branches that scatter more: 40 of 20 s against 4
+    cp -r "$work/one" "$work/two" && made two baseline 0 3.000 50 && made two twin1 0 3.009 50 &&
+        "$study" power "$work/two" --half-width 0.002 >"$work/out" &&
+        grep -q '^Cheapest: 5 branches per arm of 100 ' "$work/out" ||
+        { why=$(tail -n 1 "$work/out"); return 1; }
+}
+check "the cheapest of several plans" cheapest
+refused() { # CODE TEXT COMMAND...
+    local rc=0 code=$1 text=$2
+    shift 2
+    "$study" "$@" >"$work/out" 2>"$work/err" || rc=$?
+    error_names "$code" "$text" $rc
+}
+made three twin1 0 3
+check "no baseline" refused 5 "run it first" report "$work/three" --out "$work/page"
+check "no twins" refused 5 "no data seed has a baseline and a twin" power "$work/three"
+check "no results" refused 5 "no branch in" power "$work/none"
+cp -r "$work/one" "$work/four"
+sed -i 's/"global_batch_size":10/"global_batch_size":20/' "$work/four/tlq.p500.l100.d1.json"
+check "branches of other settings" refused 5 "different settings" report "$work/four" --out "$work/page"
+
+# ---- real runs -----------------------------------------------------------------------------------
+tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 \
+    --make-vocab-size-divisible-by 8 --tokenizer-type Byte)
+place=(--data "$data" --device cpu --results "$work/study")
+trunk() { # POINTS
+    "$study" trunk "${place[@]}" --points "$1" --global-batch-size 8 --lr 3e-3 --warmup 4 --split 950,50,0 \
+        "${@:2}" -- "${tiny[@]}" >"$work/out" 2>"$work/err"
+}
+branches() { # ARMS SEEDS [OPTIONS...]
+    "$study" branch "${place[@]}" --point 12 --length 8 --reserve 12 --error-interval 4 --arms "$1" \
+        --seeds "$2" "${@:3}" >"$work/out" 2>"$work/err"
+}
+check "no trunk" refused 5 "trunk.json; run \`study trunk\` first" branch "${place[@]}" --point 12 --length 8
+made_trunk() {
+    trunk 6,12 || { say "exit code $?"; return 1; }
+    grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*"}' "$work/study/125m-branches/trunk.json" ||
+        { why="$(cat "$work/out")"; return 1; }
+    trunk 6,12 && grep -qx 'the trunk is there' "$work/out"
+}
+check "a trunk is made once" made_trunk
+first_call() {
+    branches baseline,twin1,sdp4bit 0,1 --minutes 0.0001 || { say "exit code $?"; return 1; }
+    grep -q '^5 runs are left' "$work/out" || { why="$(cat "$work/out")"; return 1; }
+    branches baseline,twin1,sdp4bit 0,1 && grep -q '1 of 6 runs are done, 5 to do' "$work/out"
+}
+check "interrupted branches go on" first_call
+lossless() { branches lossless 0 || say "exit code $?"; }
+check "lossless weights" lossless
+# The trunk reads samples 0 to 96, data 0 the next 64, data 1 those after them.
+contents() {
+    python3 - "$work/study" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
+import json, sys
+result = lambda arm, seed: json.load(open(f"{sys.argv[1]}/125m-branches/{arm}.p12.l8.d{seed}.json"))
+log = lambda arm, seed: [json.loads(line) for line in
+    open(f"{sys.argv[1]}/raw/125m-branches/{arm}.p12.l8.d{seed}/log.jsonl")]
+steps = lambda arm, seed: [r for r in log(arm, seed) if r["kind"] == "train"]
+base = steps("baseline", 1)
+assert [r["iteration"] for r in base] == list(range(13, 21)), base
+assert [r["consumed_samples"] for r in base] == list(range(96 + 72, 96 + 136, 8)), base
+first = steps("baseline", 0)[0]["consumed_samples"]
+assert first == 96 + 8, first
+rates = [r["lr"] for r in base]
+assert all(abs(rate - 3e-3 * (7 - i) / 8) < 1e-9 for i, rate in enumerate(rates)), rates
+twin = steps("twin1", 1)
+assert twin[0]["loss"] == base[0]["loss"] == steps("sdp4bit", 1)[0]["loss"], (twin[0], base[0])
+assert 0 < twin[0]["lr"] / base[0]["lr"] - 1 < 2e-7 and twin[-1]["grad_norm"] != base[-1]["grad_norm"]
+trunk = [json.loads(line) for line in open(f"{sys.argv[1]}/raw/125m-branches/trunk/log.jsonl")]
+rates = [r["lr"] for r in trunk if r["kind"] == "train"]
+assert abs(rates[0] - 3e-3 / 4) < 1e-9 and all(abs(r - 3e-3) < 1e-9 for r in rates[3:]), rates
+quant = result("sdp4bit", 0)
+assert [e[0] for e in quant["errors"]] == [4, 8] and 0.01 < quant["errors"][1][1] < 1, quant["errors"]
+assert quant["evaluations"] == [[8, quant["valid_loss"]]] and quant["settings"]["iterations"] == 8
+assert result("lossless", 0)["bits"] == result("baseline", 0)["bits"] != result("twin1", 0)["bits"]
+END
+}
+check "what branches do, and what a result holds" contents
+real_report() {
+    reports "$work/study/125m-branches" && says '| sdp4bit | 2 |' && says "holds, every loss and gradient norm of 1 branches" &&
+        "$study" power "$work/study/125m-branches" >"$work/out" && grep -q '^| 12 | 8 | ' "$work/out"
+}
+check "report and power of real branches" real_report
+again() { # the checkpoints are lost; made again they are the same
+    rm -r "$work/study/raw/125m-branches/trunk.checkpoints"
+    rc=0
+    branches tlq 0 || rc=$?
+    error_names 5 "is lost or is not the trunk's" $rc || return 1
+    trunk 6,12 && branches tlq 0 || { say "exit code $?"; return 1; }
+    grep -q '^tlq from 12 over 8, data 0: validation loss' "$work/out"
+}
+check "a lost trunk is made again" again
+longer() { # a new point; the old ones stay what they were
+    cp "$work/study/125m-branches/trunk.json" "$work/before.json"
+    trunk 6,18 && python3 - "$work/before.json" "$work/study/125m-branches/trunk.json" <<'END'
+import json, sys
+before, now = (json.load(open(path))["points"] for path in sys.argv[1:])
+assert set(now) == {"6", "12", "18"} and all(now[p] == before[p] for p in before), (before, now)
+END
+}
+check "a trunk grows" longer
+other_bits_trunk() {
+    sed -i 's/"6":"[0-9a-f]*"/"6":"0123456789abcdef"/' "$work/study/125m-branches/trunk.json"
+    rc=0
+    trunk 6,12 || rc=$?
+    error_names 5 "the trunk has other bits" $rc
+}
+check "a trunk with other bits is refused" other_bits_trunk
+check "a trunk of other settings" refused 5 "lr 0.003 and 0.002" trunk "${place[@]}" --points 6,12 \
+    --global-batch-size 8 --lr 2e-3 --warmup 4 --split 950,50,0 -- "${tiny[@]}"
+check "a point that the trunk has not" refused 2 "the trunk's are" branch "${place[@]}" --point 7 --length 8
+check "data that would repeat" refused 5 "data would repeat" branch "${place[@]}" --point 12 --length 8 \
+    --seeds 99999
+check "no point" refused 2 "whole numbers" trunk "${place[@]}" --points x
+finish
