@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def read_golden(path):
@@ -34,7 +34,7 @@ def main():
     parser.add_argument("--logits", help="golden tokens and logits, to be met within 1e-4")
     parser.add_argument("--bytes", action="store_true", help="the tokenizer is one of bytes")
     options = parser.parse_args()
-    model, loading = GPT2LMHeadModel.from_pretrained(options.folder, output_loading_info=True)
+    model, loading = AutoModelForCausalLM.from_pretrained(options.folder, output_loading_info=True)
     if any(loading.values()):
         sys.exit(f"weights are missing or left over: {loading}")
     if options.logits:

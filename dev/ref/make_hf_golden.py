@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Makes test/golden/hf: a small GPT2LMHeadModel as Hugging Face's transformers saves it, and the logits
-that it computes. test/unit/checkpoint/test_hf.c imports it and compares the trainer's logits.
+"""Makes test/golden/hf, hf_llama and hf_qwen3: small models as Hugging Face's transformers saves them,
+and the logits that they compute. test/unit/checkpoint/test_hf.c imports them and compares the trainer's
+logits.
 
     pip install torch transformers
     dev/ref/make_hf_golden.py             # takes seconds
@@ -13,12 +14,13 @@ logits.golden has the format of make_goldens.py:
 import pathlib
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM)
 
 from make_goldens import Writer
 
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden" / "hf"
-B, T, V, C = 2, 12, 50, 24
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden"
+B, T, V = 2, 12, 50
 
 
 def disturb(model, generator):
@@ -30,28 +32,44 @@ def disturb(model, generator):
             if weight.dim() == 2:
                 weight.copy_(0.2 * noise)
             else:
-                weight.copy_((1 if "ln_" in name and name.endswith("weight") else 0) + 0.1 * noise)
+                gain = ("ln_" in name or "norm" in name) and name.endswith("weight")
+                weight.copy_((1 if gain else 0) + 0.1 * noise)
 
 
-def main():
-    torch.set_num_threads(1)
+def models():
+    """Folder and model. An MLP that is not the usual multiple as wide, an epsilon and a base of rotations
+    that are not the usual ones, two queries to a key. Llama's head is its own, and so are its biases."""
+    ends = {"vocab_size": V, "bos_token_id": V - 1, "eos_token_id": V - 1}
+    yield "hf", GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=24, n_head=3, n_inner=40, n_positions=T,
+                                           layer_norm_epsilon=1e-3, **ends))
+    llama = dict(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_key_value_heads=2,
+                 intermediate_size=40, max_position_embeddings=T, rms_norm_eps=1e-3, **ends,
+                 rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    yield "hf_llama", LlamaForCausalLM(LlamaConfig(attention_bias=True, mlp_bias=True, **llama))
+    yield "hf_qwen3", Qwen3ForCausalLM(Qwen3Config(head_dim=8, tie_word_embeddings=True, **llama))
+
+
+def make(folder, model):
     generator = torch.Generator().manual_seed(1234)
-    # An MLP that is not four times as wide, and an epsilon that is not the usual one.
-    config = GPT2Config(n_layer=2, n_embd=C, n_head=3, n_inner=40, n_positions=T, vocab_size=V,
-                        layer_norm_epsilon=1e-3, bos_token_id=V - 1, eos_token_id=V - 1)
-    model = GPT2LMHeadModel(config).eval()
+    model.eval()
     disturb(model, generator)
     tokens = torch.randint(0, V, (B, T), generator=generator)
     with torch.no_grad():
         logits = model(tokens).logits
-    model.save_pretrained(FOLDER)
+    model.save_pretrained(folder)
     with torch.no_grad():
         rounded = model.bfloat16()(tokens).logits
     out = Writer()
     out.add("tokens", tokens, "i32")
     out.add("logits", logits)
     out.add_error("logits", rounded, logits)
-    out.write(FOLDER / "logits.golden")
+    out.write(folder / "logits.golden")
+
+
+def main():
+    torch.set_num_threads(1)
+    for name, model in models():
+        make(GOLDEN / name, model)
 
 
 if __name__ == "__main__":

@@ -237,8 +237,8 @@ const HfFamily *hf_family_of(const ImportedModel *model, Error *err) {
         char value[256];
         model_flag_text(cJSON_GetObjectItemCaseSensitive(arguments, other->argument), value, sizeof value);
         error_set(err, EXIT_CHECKPOINT,
-                  "the checkpoint's model has %s %s, and the family of Hugging Face's that is nearest, %s, has"
-                  " %s; load another checkpoint",
+                  "the checkpoint's model has %s %s, and the nearest family of Hugging Face's, %s, has %s;"
+                  " load another checkpoint",
                   other->argument, value, nearest->name, other->value);
     }
     cJSON_Delete(arguments);

@@ -147,13 +147,13 @@ static char *arguments_of(const Config *config) {
 static void write_flag(FILE *out, const char *name, const char *value) {
     fputs("--", out);
     for (const char *c = name; *c; c++) fputc(*c == '_' ? '-' : *c, out);
-    // In quotes: it may be a path with blanks.
-    if (*value) fputs(" \"", out);
+    // A path may have blanks.
+    if (*value) fputc(' ', out);
     for (const char *c = value; *c; c++) {
-        if (strchr("\\\"", *c)) fputc('\\', out);
+        if (strchr(" \t#@'\"\\", *c)) fputc('\\', out);
         fputc(*c, out);
     }
-    fputs(*value ? "\"\n" : "\n", out);
+    fputc('\n', out);
 }
 
 // The multiple that makes as many rows of the tokenizer's ids as the embedding has.

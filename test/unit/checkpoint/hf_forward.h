@@ -32,7 +32,8 @@ static inline int hf_size(const HfFolder *m, const char *key) {
     return cJSON_GetObjectItem(m->config, key)->valueint;
 }
 
-static inline bool hf_open(HfFolder *m, const char *folder) {
+// Of any family.
+static inline bool hf_open_weights(HfFolder *m, const char *folder) {
     size_t bytes;
     uint64_t length;
     char *config = hf_slurp(folder, "config.json", &bytes);
@@ -43,6 +44,11 @@ static inline bool hf_open(HfFolder *m, const char *folder) {
     m->data = m->bytes + 8 + length;
     m->config = cJSON_Parse(config);
     free(config);
+    return true;
+}
+
+static inline bool hf_open(HfFolder *m, const char *folder) {
+    if (!hf_open_weights(m, folder)) return false;
     m->L = hf_size(m, "n_layer");
     m->C = hf_size(m, "n_embd");
     m->NH = hf_size(m, "n_head");

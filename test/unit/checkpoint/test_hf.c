@@ -1,7 +1,7 @@
-// Checkpoints as Hugging Face folders and back: the trainer's logits are those of GPT2LMHeadModel
-// on both ways, bytes survive the round, hostile folders get one line. The golden folder was saved
-// by transformers (dev/ref/make_hf_golden.py), with the logits that it computes. Closest in the
-// build with PRECISION=fp32.
+// Checkpoints as Hugging Face folders and back: the trainer's logits are those of transformers on
+// both ways, bytes survive the round, hostile folders get one line. The golden folders, one of each
+// family, were saved by transformers (dev/ref/make_hf_golden.py), with the logits that it computes.
+// Closest in the build with PRECISION=fp32.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,11 +27,33 @@
 #define GOLDEN_FOLDER "test/golden/hf"
 enum { T = 12, B = 2, VOCABULARY = 50 };
 
-static const char *const FLAGS[] = {
-    "--num-layers", "2", "--hidden-size", "24", "--num-attention-heads", "3", "--ffn-hidden-size", "40",
-    "--seq-length", "12", "--max-position-embeddings", "12", "--norm-epsilon", "1e-3", "--micro-batch-size",
-    "2", "--hidden-dropout", "0", "--attention-dropout", "0", "--make-vocab-size-divisible-by", "8"};
-enum { FLAG_COUNT = sizeof FLAGS / sizeof *FLAGS };
+// The models of the golden folders.
+typedef struct Family {
+    const char *folder;
+    int tensors;  // in it
+    const char *flags[40];
+} Family;
+#define SIZES                                                                                            \
+    "--num-layers", "2", "--seq-length", "12", "--max-position-embeddings", "12", "--norm-epsilon",      \
+        "1e-3", "--micro-batch-size", "2", "--hidden-dropout", "0", "--attention-dropout", "0",          \
+        "--make-vocab-size-divisible-by", "8", "--ffn-hidden-size", "40"
+#define LLAMA_SIZES                                                                                      \
+    SIZES, "--hidden-size", "32", "--num-attention-heads", "4", "--group-query-attention",               \
+        "--num-query-groups", "2", "--normalization", "RMSNorm", "--position-embedding-type", "rope",    \
+        "--rotary-base", "500", "--swiglu"
+static const Family FAMILIES[] = {
+    {GOLDEN_FOLDER, 28, {SIZES, "--hidden-size", "24", "--num-attention-heads", "3"}},
+    {GOLDEN_FOLDER "_llama", 35, {LLAMA_SIZES, "--untie-embeddings-and-output-weights"}},
+    {GOLDEN_FOLDER "_qwen3", 24, {LLAMA_SIZES, "--disable-bias-linear", "--qk-layernorm"}},
+};
+enum { FAMILY_COUNT = sizeof FAMILIES / sizeof *FAMILIES };
+static const Family *family = FAMILIES;  // of the models that are made and loaded
+
+static bool open_bench(Bench *b) {
+    int count = 0;
+    while (family->flags[count]) count++;
+    return bench_open(b, count, family->flags, VOCABULARY);
+}
 
 static const Peers ALONE = {MPI_COMM_SELF, 0, NULL};
 static int64_t piece;  // elements of a buffer
@@ -53,7 +75,24 @@ static int make_work(void **state) {
     snprintf(w->again, sizeof w->again, "%s/again", w->path);
     *state = w;
     piece = HF_PIECE;
+    family = FAMILIES;
     return 0;
+}
+
+// The test for every family, each in a folder of its own.
+static void for_families(void **state, void (*test)(const Work *w)) {
+    for (family = FAMILIES; family < FAMILIES + FAMILY_COUNT; family++) {
+        const Work *all = (const Work *)*state;
+        Work w = *all;
+        int number = (int)(family - FAMILIES);
+        snprintf(w.path, sizeof w.path, "%.50s/%d", all->path, number);
+        snprintf(w.run, sizeof w.run, "%s.run", w.path);
+        snprintf(w.hf, sizeof w.hf, "%s.hf", w.path);
+        snprintf(w.back, sizeof w.back, "%s.back", w.path);
+        snprintf(w.again, sizeof w.again, "%s.again", w.path);
+        test(&w);
+    }
+    family = FAMILIES;
 }
 
 static int remove_work(void **state) {
@@ -100,7 +139,7 @@ static float *trainer_logits(Bench *b, const int32_t *tokens) {
     floatX *logits = (floatX *)calloc((size_t)(N * padded), sizeof *logits);
     float *wide = (float *)calloc((size_t)(N * VOCABULARY), sizeof *wide);
     op_linear_forward(b->compute, &(Linear){.N = N, .C = b->gpt.C, .OC = padded, .x = b->gpt.lnf.y,
-                                            .w = zero_weight(b->zero, GPT_WTE), .y = logits,
+                                            .w = zero_weight(b->zero, b->gpt.output), .y = logits,
                                             .workspace = b->gpt.workspace});
     for (int i = 0; i < N * VOCABULARY; i++)
         wide[i] = floatX_to_float(logits[i / VOCABULARY * padded + i % VOCABULARY]);
@@ -110,7 +149,7 @@ static float *trainer_logits(Bench *b, const int32_t *tokens) {
 
 static void load_bench(Bench *b, const char *folder) {
     Error err = {0};
-    assert_true(bench_open(b, FLAG_COUNT, FLAGS, VOCABULARY));
+    assert_true(open_bench(b));
     Checkpoint *c = open_exactly(folder, 0, MPI_COMM_SELF, &err);
     if (!c) fail_msg("%s", err.what);
     char notes[2048] = "";
@@ -170,7 +209,7 @@ static void save_bench(Bench *b, const char *folder) {
 // A checkpoint of the trainer's, of a model with all its terms.
 static void make_run(const char *folder) {
     Bench b;
-    assert_true(bench_open(&b, FLAG_COUNT, FLAGS, VOCABULARY));
+    assert_true(open_bench(&b));
     fill_bench(&b);
     save_bench(&b, folder);
     bench_close(&b);
@@ -184,23 +223,26 @@ static double largest_difference(const float *a, const float *b, int64_t n) {
     return most;
 }
 
-static void imported_logits_are_transformers(void **state) {
-    Work *w = (Work *)*state;
+static void compare_imported(const Work *w) {
     Golden g;
     Bench b;
     int64_t n;
-    assert_true(golden_open(&g, GOLDEN_FOLDER "/logits.golden"));
-    imports(GOLDEN_FOLDER, w->back);
+    char *path = text_format("%s/logits.golden", family->folder);
+    assert_true(golden_open(&g, path));
+    free(path);
+    imports(family->folder, w->back);
     load_bench(&b, w->back);
     float *logits = trainer_logits(&b, golden_i32(&g, "tokens", NULL));
     const float *wanted = golden_f32(&g, "logits", &n), *error = golden_f32(&g, "error.logits", NULL);
     assert_int_equal(n, B * T * VOCABULARY);
     double difference = largest_difference(logits, wanted, n), allowed = fp32_build() ? 1e-4 : 2.0 * error[1];
-    if (!(difference <= allowed)) fail_msg("logits differ by %g, allowed are %g", difference, allowed);
+    if (!(difference <= allowed))
+        fail_msg("%s: logits differ by %g, allowed are %g", family->folder, difference, allowed);
     free(logits);
     golden_close(&g);
     bench_close(&b);
 }
+static void imported_logits_are_transformers(void **state) { for_families(state, compare_imported); }
 
 // The row of padding is the mean of the words, so its probability is at most a word's mean one.
 static void padding_is_harmless(void **state) {
@@ -226,7 +268,7 @@ static void compare_exported(const Work *w, bool fp32, double allowed) {
     int32_t tokens[B * T];
     double *logits = (double *)calloc(T * VOCABULARY, sizeof *logits), worst = 0;
     for (int i = 0; i < B * T; i++) tokens[i] = (i * 17 + 5) % VOCABULARY;
-    assert_true(bench_open(&b, FLAG_COUNT, FLAGS, VOCABULARY));
+    assert_true(open_bench(&b));
     fill_bench(&b);
     save_bench(&b, w->run);
     export(w->run, w->hf, fp32, 1 << 30, &report);
@@ -272,12 +314,13 @@ static void compare_round(const Work *w, bool fp32, int64_t part_bytes, int part
     assert_true(same_file(w->hf, w->again, parts > 1 ? "model.safetensors.index.json" : "model.safetensors"));
 }
 
-static void masters_come_back(void **state) { compare_round((Work *)*state, true, 1 << 30, 1); }
-static void weights_come_back(void **state) { compare_round((Work *)*state, false, 1 << 30, 1); }
+static void compare_masters(const Work *w) { compare_round(w, true, 1 << 30, 1); }
+static void compare_weights(const Work *w) { compare_round(w, false, 1 << 30, 1); }
+static void masters_come_back(void **state) { for_families(state, compare_masters); }
+static void weights_come_back(void **state) { for_families(state, compare_weights); }
 // A row, some rows, a head and a vector at a time. The files do not show it.
-static void pieces_do_not_show(void **state) {
+static void compare_pieces(const Work *w) {
     static const int64_t sizes[] = {1, 60, 100, 3 * 8 * 24, 1000};
-    const Work *w = (const Work *)*state;
     HfReport report;
     make_run(w->run);
     export(w->run, w->hf, true, 1 << 30, &report);
@@ -297,17 +340,19 @@ static void pieces_do_not_show(void **state) {
     }
 }
 
+static void pieces_do_not_show(void **state) { for_families(state, compare_pieces); }
+
 static void parts_come_back(void **state) { compare_round((Work *)*state, true, 15000, 4); }
 
 // transformers' own folder: other tensors' order, and the same elements.
-static void golden_comes_back(void **state) {
-    Work *w = (Work *)*state;
+static void compare_golden(const Work *w) {
     HfReport report;
     HfFolder a = {0}, b = {0};
-    imports(GOLDEN_FOLDER, w->back);
+    imports(family->folder, w->back);
     export(w->back, w->hf, true, 1 << 30, &report);
-    assert_true(hf_open(&a, GOLDEN_FOLDER) && hf_open(&b, w->hf));
+    assert_true(hf_open_weights(&a, family->folder) && hf_open_weights(&b, w->hf));
     int tensors = 0;
+    int64_t bytes = 0;
     for (const cJSON *item = a.header->child; item; item = item->next) {
         const cJSON *other = cJSON_GetObjectItemCaseSensitive(b.header, item->string);
         if (strcmp(item->string, "__metadata__") == 0) continue;
@@ -317,12 +362,16 @@ static void golden_comes_back(void **state) {
         assert_true(
             cJSON_Compare(cJSON_GetObjectItem(item, "shape"), cJSON_GetObjectItem(other, "shape"), true));
         assert_memory_equal(a.data + x->valueint, b.data + y->valueint, x->next->valueint - x->valueint);
+        bytes += x->next->valueint - x->valueint;
         tensors++;
     }
-    assert_int_equal(tensors, 28);
+    assert_int_equal(tensors, family->tensors);
+    assert_int_equal(cJSON_GetArraySize(b.header), tensors + 1);  // "__metadata__"
+    assert_int_equal(report.parameters, bytes / 4);
     hf_close(&a);
     hf_close(&b);
 }
+static void golden_comes_back(void **state) { for_families(state, compare_golden); }
 
 static void without_masters(void **state) {
     Work *w = (Work *)*state;
@@ -696,16 +745,16 @@ static void families_by_flags(void **state) {
          "rotary_percent 0.5"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *flags[FLAG_COUNT + 8];
-        int count = FLAG_COUNT;
+        const char *flags[40];
+        int count = 0;
         ImportedModel model = {0};
         Error err = {0};
-        memcpy(flags, FLAGS, sizeof FLAGS);
+        for (; FAMILIES[0].flags[count]; count++) flags[count] = FAMILIES[0].flags[count];
         for (int k = 0; k < 8 && cases[i].flags[k]; k++) flags[count++] = cases[i].flags[k];
         assert_true(bench_configure(&model.config, count, flags, VOCABULARY, &err));
-        const HfFamily *family = hf_family_of(&model, &err);
-        if (family) {
-            assert_string_equal(family->type, cases[i].family);
+        const HfFamily *found = hf_family_of(&model, &err);
+        if (found) {
+            assert_string_equal(found->type, cases[i].family);
         } else {
             assert_int_equal(err.code, EXIT_CHECKPOINT);
             if (!strstr(err.what, cases[i].family)) fail_msg("'%s' without %s", err.what, cases[i].family);
