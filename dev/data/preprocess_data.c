@@ -28,9 +28,9 @@
 
 typedef struct Settings {
     Words input, json_keys;
-    const char *input_list, *output_prefix, *vocab_file, *merge_file;
+    const char *input_list, *output_prefix, *vocab_file, *merge_file, *tokenizer_model, *tokenizer_eod;
     TokenizerType tokenizer_type;
-    bool text, append_eod, help, version;
+    bool text, append_eod, no_special, help, version;
     int workers;  // 0: one per processor
     int64_t log_interval;
 } Settings;
@@ -49,12 +49,21 @@ static const Option table[] = {
      .help = "The key that holds the text (one key; default text)."},
     {.help = "tokens"},
     {"tokenizer-type", .kind = OPTION_CHOICE, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer",
-     .choices = "GPT2BPETokenizer|Byte", .value = "TYPE",
-     .help = "GPT-2's byte-level BPE, or the 256 bytes as ids (end of document 256, needs no files)."},
+     .choices = "GPT2BPETokenizer|Byte|HuggingFaceTokenizer", .value = "TYPE",
+     .help = "GPT-2's byte-level BPE; the 256 bytes as ids (end of document 256, needs no files); the "
+             "byte-level BPE of a tokenizer.json."},
     {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "FILE",
      .help = "GPT-2's vocab.json."},
     {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "FILE",
      .help = "GPT-2's merges.txt."},
+    {"tokenizer-model", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_model), .value = "PATH",
+     .help = "tokenizer.json of HuggingFaceTokenizer, or its folder."},
+    {"tokenizer-eod", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_eod), .value = "TOKEN",
+     .help = "The token of HuggingFaceTokenizer that ends a document (default: eos_token of "
+             "tokenizer_config.json beside the file)."},
+    {"tokenizer-hf-no-include-special-tokens", .kind = OPTION_FLAG, .offset = FIELD(no_special),
+     .help = "Leave out what the file's post_processor puts around every document, such as Llama 3's "
+             "<|begin_of_text|>."},
     {"append-eod", .kind = OPTION_FLAG, .offset = FIELD(append_eod),
      .help = "End every document that is not empty with the end-of-document token."},
     {.help = "output and speed"},
@@ -85,8 +94,6 @@ static const Option table[] = {
      .help = "GPT is trained on whole documents; leave it out."},
     {"lang", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "LANG",
      .help = "it only serves --split-sentences; leave it out."},
-    {"tokenizer-model", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD,
-     .value = "FILE", .help = "SentencePiece models are not read; use --vocab-file and --merge-file."},
     {"columns", .kind = OPTION_WORDS, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
      .help = "the text's key is named by --json-keys."},
     {"split", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
@@ -146,6 +153,7 @@ typedef struct Block {
 typedef struct Job {
     const char *key;
     int eod;  // appended to documents, -1: none
+    bool around;  // documents get what the tokenizer puts around a text
     const Tokenizer *tokenizer;
     Corpus *corpus;
     Pipeline *pipeline;
@@ -161,7 +169,12 @@ static void add_document(const Job *job, Block *block, Encoder *encoder, const c
                                   "document lengths");
     }
     int64_t before = block->tokens.count;
+    int many = 0;
+    const int32_t *ids = tokenizer_prefix(job->tokenizer, &many);
+    for (int i = 0; job->around && i < many; i++) token_buffer_append(&block->tokens, ids[i]);
     encoder_encode(encoder, text, bytes, &block->tokens, &block->replaced);
+    ids = tokenizer_suffix(job->tokenizer, &many);
+    for (int i = 0; job->around && i < many; i++) token_buffer_append(&block->tokens, ids[i]);
     if (block->tokens.count > before && job->eod >= 0) token_buffer_append(&block->tokens, job->eod);
     block->lengths[block->documents++] = block->tokens.count - before;
 }
@@ -408,18 +421,28 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
 }
 
 static bool preprocess(const Settings *s, Error *err) {
-    if (s->tokenizer_type == TOKENIZER_BYTE && (s->vocab_file || s->merge_file)) {
+    bool json = s->tokenizer_type == TOKENIZER_HUGGING_FACE;
+    if (!json && (s->tokenizer_model || s->tokenizer_eod)) {
+        fprintf(stderr,
+                "--tokenizer-model and --tokenizer-eod have no effect: only HuggingFaceTokenizer reads "
+                "them\n");
+    }
+    if (s->tokenizer_type != TOKENIZER_GPT2_BPE && (s->vocab_file || s->merge_file)) {
         fprintf(stderr, "--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them\n");
     }
     Job job = {.key = s->text ? NULL : s->json_keys.count ? s->json_keys.items[0] : "text"};
     job.corpus = corpus_open(s->input.items, s->input.count, s->input_list, s->text, err);
     if (!job.corpus) return false;
-    TokenizerChoice choice = {
-        .type = s->tokenizer_type, .vocab_file = s->vocab_file, .merge_file = s->merge_file};
+    TokenizerChoice choice = {.type = s->tokenizer_type,
+                              .vocab_file = s->vocab_file,
+                              .merge_file = s->merge_file,
+                              .model = s->tokenizer_model,
+                              .eod_token = s->tokenizer_eod};
     Tokenizer *tokenizer = tokenizer_open(&choice, err);
     bool good = false;
     if (tokenizer) {
         job.tokenizer = tokenizer;
+        job.around = !s->no_special;
         job.eod = s->append_eod ? tokenizer_eod(tokenizer) : -1;
         good = write_shard(s, &job, err);
     }

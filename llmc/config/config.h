@@ -70,7 +70,7 @@ typedef struct Config {
     Words data_path, train_data_path, valid_data_path, test_data_path;
     const char *data_args_path, *per_split_data_args_path;  // files that the lists above were read from
     double mid_level_dataset_surplus;  // 0: as the paper's fork; SplitRequest of data/dataset.h
-    const char *split, *vocab_file, *merge_file;
+    const char *split, *vocab_file, *merge_file, *tokenizer_model, *tokenizer_eod;
     TokenizerType tokenizer_type;
     int64_t vocab_size;  // NullTokenizer's --vocab-size
     bool mock_data, eod_mask_loss, reset_position_ids, reset_attention_mask, check_data;

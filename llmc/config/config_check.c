@@ -323,10 +323,16 @@ static bool check_data_sources(const Parsed *p) {
 static bool check_tokenizer(const Parsed *p) {
     const Config *c = p->config;
     bool null = c->tokenizer_type == TOKENIZER_NULL, bpe = c->tokenizer_type == TOKENIZER_GPT2_BPE;
+    bool json = c->tokenizer_type == TOKENIZER_HUGGING_FACE;
     bool files = c->vocab_file && c->merge_file, some = c->vocab_file || c->merge_file;
     if (!null && c->vocab_size) NOTE("--vocab-size has no effect: only NullTokenizer reads it");
     if (!bpe && some) NOTE("--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them");
+    if (!json && (c->tokenizer_model || c->tokenizer_eod))
+        NOTE("--tokenizer-model and --tokenizer-eod have no effect: only HuggingFaceTokenizer reads them");
     const Rule rules[] = {
+        {json && !c->tokenizer_model,
+         "--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model, a tokenizer.json or its "
+         "folder; add it"},
         {null && !c->vocab_size, "--tokenizer-type NullTokenizer needs --vocab-size N; add it"},
         {bpe && c->vocab_file && !c->merge_file, "--vocab-file without --merge-file; give both"},
         {bpe && c->merge_file && !c->vocab_file, "--merge-file without --vocab-file; give both"},

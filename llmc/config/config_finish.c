@@ -8,6 +8,8 @@ TokenizerChoice config_tokenizer(const Config *c) {
     return (TokenizerChoice){.type = c->tokenizer_type,
                              .vocab_file = c->vocab_file,
                              .merge_file = c->merge_file,
+                             .model = c->tokenizer_model,
+                             .eod_token = c->tokenizer_eod,
                              .null_vocab_size = c->vocab_size};
 }
 

@@ -174,8 +174,12 @@ static const Option table[] = {
     TEXT("split", split, "969, 30, 1", "A,B,C", "weights of training, validation and test"),
     FLAG("mock-data", mock_data, "made-up tokens, for measuring speed; wins over --data-path"),
     CHOICE("tokenizer-type", TokenizerType, tokenizer_type, "GPT2BPETokenizer",
-           "GPT2BPETokenizer|Byte|NullTokenizer",
+           "GPT2BPETokenizer|Byte|HuggingFaceTokenizer|NullTokenizer",
            "gives the vocabulary; Byte needs no files, NullTokenizer takes --vocab-size"),
+    TEXT("tokenizer-model", tokenizer_model, NULL, "PATH",
+         "tokenizer.json of HuggingFaceTokenizer, or its folder; byte-level BPE, such as Llama 3's"),
+    TEXT("tokenizer-eod", tokenizer_eod, NULL, "TOKEN",
+         "the token of HuggingFaceTokenizer that ends a document; else eos_token of tokenizer_config.json"),
     TEXT("vocab-file", vocab_file, NULL, "PATH", "vocab.json of GPT2BPETokenizer"),
     TEXT("merge-file", merge_file, NULL, "PATH", "merges.txt of GPT2BPETokenizer"),
     COUNT_TO("vocab-size", vocab_size, NULL, 1, 1 << 30,
@@ -511,9 +515,6 @@ static const Option table[] = {
     REFUSED("use-checkpoint-args",
             "give the model's flags, for instance @configs/gpt_125m.args; they are compared with the "
             "checkpoint's"),
-    REFUSED("tokenizer-model",
-            "SentencePiece is not supported; use GPT2BPETokenizer with --vocab-file and --merge-file, "
-            "Byte, or NullTokenizer"),
     LAUNCHER("nproc_per_node", "nproc-per-node"),
     LAUNCHER("nnodes", NULL),
     LAUNCHER("node_rank", "node-rank"),

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 enum { SHORT_PIECE = 48, NO_RANK = INT32_MAX };
 
@@ -15,6 +16,7 @@ static size_t pair_slot(int32_t left, int32_t right, size_t slots) {
 }
 
 void bpe_init(Bpe *bpe, int64_t merges) {
+    bpe->whole = (WholePieces){0};
     bpe->slots = 64;
     while (bpe->slots < 2 * (size_t)merges + 1) bpe->slots *= 2;
     bpe->merges = xmalloc(bpe->slots * sizeof *bpe->merges, "the table of merges");
@@ -23,8 +25,49 @@ void bpe_init(Bpe *bpe, int64_t merges) {
 
 void bpe_free(Bpe *bpe) {
     free(bpe->merges);
+    free(bpe->whole.text);
+    free(bpe->whole.bytes);
+    free(bpe->whole.id);
     bpe->merges = NULL;
+    bpe->whole = (WholePieces){0};
 }
+
+// ---- whole pieces ----
+
+void bpe_init_whole(Bpe *bpe, int64_t tokens) {
+    WholePieces *w = &bpe->whole;
+    *w = (WholePieces){.slots = 64};
+    while (w->slots < 2 * (size_t)tokens + 1) w->slots *= 2;
+    w->text = xcalloc(w->slots, sizeof *w->text, "the table of whole tokens");
+    w->bytes = xmalloc(w->slots * sizeof *w->bytes, "the table of whole tokens");
+    w->id = xmalloc(w->slots * sizeof *w->id, "the table of whole tokens");
+}
+
+// The slot of this text, or the empty one where it belongs.
+static size_t whole_slot(const WholePieces *w, const char *text, size_t bytes) {
+    size_t i = (size_t)XXH3_64bits(text, bytes) & (w->slots - 1);
+    while (w->text[i] && (w->bytes[i] != bytes || memcmp(w->text[i], text, bytes)))
+        i = (i + 1) & (w->slots - 1);
+    return i;
+}
+
+void bpe_add_whole(Bpe *bpe, const char *text, size_t bytes, int32_t id) {
+    WholePieces *w = &bpe->whole;
+    size_t i = whole_slot(w, text, bytes);
+    w->text[i] = text;
+    w->bytes[i] = (uint32_t)bytes;
+    w->id[i] = id;
+    if (bytes > w->longest) w->longest = bytes;
+}
+
+static bool is_whole(const WholePieces *w, const char *piece, size_t bytes, int32_t *id) {
+    if (!w->slots || bytes > w->longest) return false;
+    size_t i = whole_slot(w, piece, bytes);
+    if (w->text[i]) *id = w->id[i];
+    return w->text[i] != NULL;
+}
+
+// ---- merging ----
 
 void bpe_add(Bpe *bpe, BpeMerge merge) {
     size_t i = pair_slot(merge.left, merge.right, bpe->slots);
@@ -164,6 +207,7 @@ static size_t encode_long(const Bpe *bpe, BpeScratch *scratch, const char *piece
 }
 
 size_t bpe_encode(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *out) {
+    if (is_whole(&bpe->whole, piece, bytes, out)) return 1;
     return bytes <= SHORT_PIECE ? encode_short(bpe, piece, bytes, out)
                                 : encode_long(bpe, scratch, piece, bytes, out);
 }

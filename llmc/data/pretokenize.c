@@ -1,59 +1,86 @@
-// GPT-2's pre-tokenisation with PCRE2, and its short cut for ASCII: see pretokenize.h.
+// Pre-tokenisation with PCRE2, and short cuts for ASCII: see pretokenize.h.
 #include "llmc/data/pretokenize.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdlib.h>
+#include <string.h>
 
-// White space as the reference's engines know it: Unicode's White_Space property. PCRE2's own \s
-// would also take U+180E. Spelled out, so that it depends on nobody's tables.
-#define WHITE_SPACE                                                            \
-    "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}" \
-    "\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
-
-// GPT-2's alternation, leftmost first. A repetition that nothing can follow is possessive (++): the
-// same matches, without a stack. The last but one gives back one character when a non-space
-// follows, so that " x" can take its space along.
-static const char piece_regex[] =
-    "'s|'t|'re|'ve|'m|'ll|'d"
-    "| ?\\p{L}++"
-    "| ?\\p{N}++"
-    "| ?[^" WHITE_SPACE "\\p{L}\\p{N}]++"
-    "|[" WHITE_SPACE "]+(?![^" WHITE_SPACE "])"
-    "|[" WHITE_SPACE "]++";
+#include "llmc/data/pattern.h"
 
 // What an ASCII byte is in the pattern. BEYOND: a byte of any other character, for which PCRE2's
 // tables decide.
 enum { OTHER, LETTER, DIGIT, SPACE, BEYOND };
 
+// Cuts one piece by hand.
+typedef size_t (*CutByHand)(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start);
+
 struct PiecePattern {
     pcre2_code *code;
+    CutByHand by_hand;  // piece_end_pcre2 for a pattern without a short cut
+    size_t digits;      // most digits of a piece
 };
 
 struct PieceSplitter {
-    const pcre2_code *code;
+    const PiecePattern *pattern;
     pcre2_match_data *match;
+    pcre2_match_context *context;
+    pcre2_jit_stack *stack;
     uint8_t class[256];
 };
 
-PiecePattern *piece_pattern_compile(void) {
+static size_t cut_gpt2(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start);
+static size_t cut_llama3(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start);
+
+typedef struct KnownPattern {
+    const char *regex;
+    CutByHand by_hand;
+    size_t digits;
+} KnownPattern;
+static const KnownPattern known_patterns[] = {
+    {GPT2_PATTERN, cut_gpt2, SIZE_MAX}, {LLAMA3_PATTERN, cut_llama3, 3}, {QWEN2_PATTERN, cut_llama3, 1}};
+
+static pcre2_code *compile(const char *regex, const char *file, Error *err) {
+    const char *why;
+    size_t where;
+    char *text = pattern_for_pcre2(regex, &why, &where);
+    if (!text) {
+        error_set(err, EXIT_DATA, "%s: the pattern \"%.80s\" has %s at \"%.20s\", which is not supported",
+                  file, regex, why, regex + where);
+        return NULL;
+    }
     int error;
     PCRE2_SIZE offset;
-    // Anchored here and not per match, because the JIT-compiled code takes no such option.
-    pcre2_code *code = pcre2_compile((PCRE2_SPTR)piece_regex, PCRE2_ZERO_TERMINATED,
-                                     PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &error, &offset, NULL);
-    if (!code && error == PCRE2_ERROR_HEAP_FAILED) {
+    uint32_t empty = 0;
+    char message[120] = "";
+    pcre2_code *code =
+        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error, &offset, NULL);
+    free(text);
+    if (!code && error == PCRE2_ERROR_HEAP_FAILED)
         fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token pattern; use a larger machine");
+    if (code) {
+        pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &empty);
+    } else {
+        pcre2_get_error_message(error, (PCRE2_UCHAR *)message, sizeof message);
     }
-    if (!code) {
-        fatal(NULL, EXIT_ENVIRONMENT,
-              "PCRE2 refuses the pre-token pattern at %zu (error %d); it must be built with Unicode support",
-              (size_t)offset, error);
-    }
+    if (code && !empty) return code;
+    error_set(err, EXIT_DATA, "%s: PCRE2 cannot cut text by the pattern \"%.80s\": %s", file, regex,
+              code ? "it matches the empty text" : message);
+    pcre2_code_free(code);
+    return NULL;
+}
+
+PiecePattern *piece_pattern_compile(const char *regex, const char *file, Error *err) {
+    pcre2_code *code = compile(regex, file, err);
+    if (!code) return NULL;
     // Where PCRE2 has no JIT for this machine, its interpreter gives the same matches.
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
     PiecePattern *pattern = xmalloc(sizeof *pattern, "the pre-token pattern");
-    pattern->code = code;
+    *pattern = (PiecePattern){code, piece_end_pcre2, 0};
+    for (size_t i = 0; i < sizeof known_patterns / sizeof *known_patterns; i++) {
+        const KnownPattern *known = &known_patterns[i];
+        if (!strcmp(regex, known->regex)) *pattern = (PiecePattern){code, known->by_hand, known->digits};
+    }
     return pattern;
 }
 
@@ -70,13 +97,18 @@ static uint8_t byte_class(int byte) {
     return (byte >= 'A' && byte <= 'Z') || (byte >= 'a' && byte <= 'z') ? LETTER : OTHER;
 }
 
+// What matching may use: a pattern without an end in sight then stops with an error.
+enum { STACK_AT_FIRST = 1 << 15, STACK_AT_MOST = 1 << 26 };
+
 PieceSplitter *piece_splitter_create(const PiecePattern *pattern) {
     PieceSplitter *splitter = xmalloc(sizeof *splitter, "the pre-token splitter");
-    splitter->code = pattern->code;
+    splitter->pattern = pattern;
     splitter->match = pcre2_match_data_create_from_pattern(pattern->code, NULL);
-    if (!splitter->match) {
+    splitter->context = pcre2_match_context_create(NULL);
+    splitter->stack = pcre2_jit_stack_create(STACK_AT_FIRST, STACK_AT_MOST, NULL);  // NULL: no JIT here
+    if (!splitter->match || !splitter->context)
         fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token match; use a larger machine");
-    }
+    pcre2_jit_stack_assign(splitter->context, NULL, splitter->stack);
     for (int byte = 0; byte < 256; byte++) splitter->class[byte] = byte_class(byte);
     return splitter;
 }
@@ -84,22 +116,31 @@ PieceSplitter *piece_splitter_create(const PiecePattern *pattern) {
 void piece_splitter_free(PieceSplitter *splitter) {
     if (!splitter) return;
     pcre2_match_data_free(splitter->match);
+    pcre2_match_context_free(splitter->context);
+    pcre2_jit_stack_free(splitter->stack);
     free(splitter);
 }
 
+void piece_steps_free(PieceSteps *steps) {
+    for (int i = 0; i < steps->count; i++) piece_pattern_free(steps->step[i].pattern);
+    *steps = (PieceSteps){0};
+}
+
 size_t piece_end_pcre2(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
-    int found = pcre2_match(splitter->code, (PCRE2_SPTR)text, bytes, start, PCRE2_NO_UTF_CHECK,
-                            splitter->match, NULL);
+    int found = pcre2_match(splitter->pattern->code, (PCRE2_SPTR)text, bytes, start, PCRE2_NO_UTF_CHECK,
+                            splitter->match, splitter->context);
+    if (found == PCRE2_ERROR_NOMATCH) return bytes;
     if (found == PCRE2_ERROR_NOMEMORY) {
         fatal(NULL, EXIT_ENVIRONMENT, "out of memory for cutting text into pieces; use a larger machine");
     }
-    // Some alternative takes any character, so only a resource limit can stop a match.
     if (found < 0) {
         fatal(NULL, EXIT_ENVIRONMENT,
-              "PCRE2 stopped with error %d while cutting text into pieces; is its match limit set very low?",
+              "PCRE2 stopped with error %d while cutting text into pieces; the pattern takes too many steps "
+              "for this text, or PCRE2's match limit is set very low",
               found);
     }
-    return pcre2_get_ovector_pointer(splitter->match)[1];
+    const PCRE2_SIZE *bounds = pcre2_get_ovector_pointer(splitter->match);
+    return bounds[0] > start ? bounds[0] : bounds[1];
 }
 
 static size_t run_end(const PieceSplitter *splitter, const char *text, size_t bytes, size_t i,
@@ -109,17 +150,21 @@ static size_t run_end(const PieceSplitter *splitter, const char *text, size_t by
 }
 
 // Length of the contraction that the apostrophe at text[i] begins ('s 't 'm 'd 're 've 'll), 0 if
-// there is none.
-static size_t contraction(const char *text, size_t bytes, size_t i) {
+// there is none. upper: a bit that letters of the other case differ in, or 0.
+static size_t contraction(const char *text, size_t bytes, size_t i, int upper) {
     if (i + 1 >= bytes) return 0;
-    char a = text[i + 1];
+    int a = text[i + 1] | upper;
     if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
     if (i + 2 >= bytes) return 0;
-    char b = text[i + 2];
+    int b = text[i + 2] | upper;
     return ((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
 size_t piece_end(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
+    return splitter->pattern->by_hand(splitter, text, bytes, start);
+}
+
+static size_t cut_gpt2(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
     const uint8_t *class_of = splitter->class;
     uint8_t class = class_of[(uint8_t)text[start]];
     size_t end = start;
@@ -132,12 +177,56 @@ size_t piece_end(const PieceSplitter *splitter, const char *text, size_t bytes, 
         if (text[start] != ' ') return end;   // only U+0020 joins what follows
         class = follows;
     } else if (text[start] == '\'') {
-        size_t length = contraction(text, bytes, start);
+        size_t length = contraction(text, bytes, start, 0);
         if (length) return start + length;
     }
     // Not by run_end, which would walk a long text without ASCII to its end for each of its pieces.
     if (class == BEYOND) return piece_end_pcre2(splitter, text, bytes, start);
     end = run_end(splitter, text, bytes, end, class);
+    // A run that meets a character beyond ASCII may go on there.
+    bool beyond = end < bytes && class_of[(uint8_t)text[end]] == BEYOND;
+    return beyond ? piece_end_pcre2(splitter, text, bytes, start) : end;
+}
+
+// Llama 3's and Qwen's, whose differ in the digits of a piece.
+static size_t cut_space(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
+    size_t end = run_end(splitter, text, bytes, start, SPACE), line = end;
+    if (end < bytes && splitter->class[(uint8_t)text[end]] == BEYOND)
+        return piece_end_pcre2(splitter, text, bytes, start);
+    while (line > start && text[line - 1] != '\n' && text[line - 1] != '\r') line--;
+    if (line > start) return line;  // up to the last line's end
+    return end == bytes || end - start == 1 ? end : end - 1;
+}
+
+static size_t cut_llama3(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
+    const uint8_t *class_of = splitter->class;
+    uint8_t class = class_of[(uint8_t)text[start]];
+    uint8_t follows = start + 1 < bytes ? class_of[(uint8_t)text[start + 1]] : SPACE;
+    bool line_end = text[start] == '\n' || text[start] == '\r';
+    size_t end = start + 1;
+    if (class == BEYOND || (follows == BEYOND && !line_end && class != DIGIT))
+        return piece_end_pcre2(splitter, text, bytes, start);
+    if (class == DIGIT) {
+        while (end < bytes && end - start < splitter->pattern->digits &&
+               class_of[(uint8_t)text[end]] == DIGIT)
+            end++;
+        bool may_go_on = end < bytes && end - start < splitter->pattern->digits;
+        bool beyond = may_go_on && class_of[(uint8_t)text[end]] == BEYOND;
+        return beyond ? piece_end_pcre2(splitter, text, bytes, start) : end;
+    }
+    size_t length = text[start] == '\'' ? contraction(text, bytes, start, 'a' ^ 'A') : 0;
+    if (length) return start + length;
+    if (class == LETTER || (follows == LETTER && !line_end)) {
+        end = run_end(splitter, text, bytes, end, LETTER);
+    } else if (class == OTHER || (text[start] == ' ' && follows == OTHER)) {
+        end = run_end(splitter, text, bytes, end, OTHER);
+        if (end == bytes || class_of[(uint8_t)text[end]] != BEYOND) {
+            while (end < bytes && (text[end] == '\n' || text[end] == '\r')) end++;
+            return end;
+        }
+    } else {
+        return cut_space(splitter, text, bytes, start);
+    }
     // A run that meets a character beyond ASCII may go on there.
     bool beyond = end < bytes && class_of[(uint8_t)text[end]] == BEYOND;
     return beyond ? piece_end_pcre2(splitter, text, bytes, start) : end;

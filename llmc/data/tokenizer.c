@@ -1,5 +1,6 @@
-// Tokenizers and encoders: see tokenizer.h. An encoder repairs the UTF-8, cuts the text into pieces
-// (pretokenize.c) and merges the bytes of each (bpe.c). Pieces that it has met lately are cached.
+// Tokenizers and encoders: see tokenizer.h. An encoder repairs the UTF-8, takes out added tokens
+// (added_tokens.c), normalises the rest (nfc.c), cuts it into pieces (pretokenize.c) and merges the
+// bytes of each (bpe.c). Pieces that it has met lately are cached.
 #include "llmc/data/tokenizer.h"
 
 #include <inttypes.h>
@@ -7,16 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/data/bpe.h"
-#include "llmc/data/pretokenize.h"
 #include "llmc/base/utf8.h"
-#include "llmc/data/vocabulary.h"
+#include "llmc/data/tokenizer_json.h"
 
 struct Tokenizer {
     TokenizerType type;
-    TokenTable table;
-    Bpe bpe;                // GPT2_BPE only
-    PiecePattern *pattern;  // GPT2_BPE only
+    ByteLevel parts;  // the table; BPE types: all
 };
 
 // ---- opening ----
@@ -53,9 +50,19 @@ static bool open_bpe(Tokenizer *tokenizer, const TokenizerChoice *choice, Error 
                          "GPT2BPETokenizer needs --vocab-file and --merge-file; dev/data/get_gpt2_vocab.sh "
                          "downloads GPT-2's");
     }
-    if (!vocabulary_read(&tokenizer->table, &tokenizer->bpe, vocab_file, merge_file, err)) return false;
-    tokenizer->pattern = piece_pattern_compile();
-    return true;
+    ByteLevel *parts = &tokenizer->parts;
+    if (!vocabulary_read(&parts->table, &parts->bpe, vocab_file, merge_file, err)) return false;
+    parts->steps.step[0].pattern = piece_pattern_compile(GPT2_PATTERN, vocab_file, err);
+    parts->steps.count = 1;
+    return parts->steps.step[0].pattern != NULL;
+}
+
+static bool open_json(Tokenizer *tokenizer, const TokenizerChoice *choice, Error *err) {
+    if (!choice->model) {
+        return error_set(err, EXIT_USAGE,
+                         "HuggingFaceTokenizer needs --tokenizer-model, a tokenizer.json or its folder");
+    }
+    return tokenizer_json_read(&tokenizer->parts, choice->model, choice->eod_token, err);
 }
 
 Tokenizer *tokenizer_open(const TokenizerChoice *choice, Error *err) {
@@ -64,8 +71,11 @@ Tokenizer *tokenizer_open(const TokenizerChoice *choice, Error *err) {
     bool good = true;
     switch (choice->type) {
         case TOKENIZER_GPT2_BPE: good = open_bpe(tokenizer, choice, err); break;
-        case TOKENIZER_BYTE: fill_byte_table(&tokenizer->table); break;
-        case TOKENIZER_NULL: good = fill_null_table(&tokenizer->table, choice->null_vocab_size, err); break;
+        case TOKENIZER_BYTE: fill_byte_table(&tokenizer->parts.table); break;
+        case TOKENIZER_HUGGING_FACE: good = open_json(tokenizer, choice, err); break;
+        case TOKENIZER_NULL:
+            good = fill_null_table(&tokenizer->parts.table, choice->null_vocab_size, err);
+            break;
     }
     if (good) return tokenizer;
     free(tokenizer);
@@ -74,18 +84,26 @@ Tokenizer *tokenizer_open(const TokenizerChoice *choice, Error *err) {
 
 void tokenizer_close(Tokenizer *tokenizer) {
     if (!tokenizer) return;
-    piece_pattern_free(tokenizer->pattern);
-    bpe_free(&tokenizer->bpe);
-    token_table_free(&tokenizer->table);
+    byte_level_free(&tokenizer->parts);
     free(tokenizer);
 }
 
-int tokenizer_vocab_size(const Tokenizer *tokenizer) { return tokenizer->table.size; }
+int tokenizer_vocab_size(const Tokenizer *tokenizer) { return tokenizer->parts.table.size; }
 
-int tokenizer_eod(const Tokenizer *tokenizer) { return tokenizer->table.eod; }
+int tokenizer_eod(const Tokenizer *tokenizer) { return tokenizer->parts.table.eod; }
+
+const int32_t *tokenizer_prefix(const Tokenizer *tokenizer, int *count) {
+    *count = tokenizer->parts.around.before;
+    return tokenizer->parts.around.id;
+}
+
+const int32_t *tokenizer_suffix(const Tokenizer *tokenizer, int *count) {
+    *count = tokenizer->parts.around.after;
+    return tokenizer->parts.around.id + tokenizer->parts.around.before;
+}
 
 const char *tokenizer_decode(const Tokenizer *tokenizer, int id, size_t *bytes) {
-    const TokenTable *table = &tokenizer->table;
+    const TokenTable *table = &tokenizer->parts.table;
     *bytes = 0;
     if (id < 0 || id >= table->size) return "";
     *bytes = table->start[id + 1] - table->start[id];
@@ -129,20 +147,39 @@ static size_t cache_slot(uint64_t head, uint64_t tail, size_t bytes) {
 
 // ---- encoding ----
 
+// Bytes that grow as needed.
+typedef struct Room {
+    char *text;
+    size_t bytes;
+} Room;
+
+static char *room_for(Room *room, size_t bytes, const char *purpose) {
+    if (room->bytes < bytes) {
+        free(room->text);
+        room->bytes = bytes;
+        room->text = xmalloc(bytes, purpose);
+    }
+    return room->text;
+}
+
 struct Encoder {
     const Tokenizer *tokenizer;
-    PieceSplitter *splitter;  // GPT2_BPE only
-    CachedPiece *cache;       // (CACHE_SLOTS), GPT2_BPE only
+    PieceSplitter *splitter[MOST_PIECE_STEPS];  // of each step that has a pattern
+    CachedPiece *cache;                         // (CACHE_SLOTS), BPE types only
     BpeScratch scratch;
-    char *repaired;           // the text with U+FFFD, when it needs any
-    size_t repaired_bytes;
+    Room repaired;                    // the text with U+FFFD, when it needs any
+    Room normalized;                  // a part of it in form C, when it was not
+    Room prefixed[MOST_PIECE_STEPS];  // a piece with a space in front of it
 };
 
 Encoder *encoder_create(const Tokenizer *tokenizer) {
     Encoder *encoder = xcalloc(1, sizeof *encoder, "an encoder");
     encoder->tokenizer = tokenizer;
-    if (tokenizer->type == TOKENIZER_GPT2_BPE) {
-        encoder->splitter = piece_splitter_create(tokenizer->pattern);
+    const PieceSteps *steps = &tokenizer->parts.steps;
+    for (int i = 0; i < steps->count; i++) {
+        if (steps->step[i].pattern) encoder->splitter[i] = piece_splitter_create(steps->step[i].pattern);
+    }
+    if (steps->count) {
         encoder->cache = xcalloc(CACHE_SLOTS, sizeof *encoder->cache, "the cache of words");
     }
     return encoder;
@@ -150,10 +187,14 @@ Encoder *encoder_create(const Tokenizer *tokenizer) {
 
 void encoder_free(Encoder *encoder) {
     if (!encoder) return;
-    piece_splitter_free(encoder->splitter);
+    for (int i = 0; i < MOST_PIECE_STEPS; i++) {
+        piece_splitter_free(encoder->splitter[i]);
+        free(encoder->prefixed[i].text);
+    }
     bpe_scratch_free(&encoder->scratch);
     free(encoder->cache);
-    free(encoder->repaired);
+    free(encoder->repaired.text);
+    free(encoder->normalized.text);
     free(encoder);
 }
 
@@ -178,7 +219,7 @@ void token_buffer_free(TokenBuffer *buffer) {
 }
 
 static void encode_piece(Encoder *encoder, const char *piece, size_t bytes, TokenBuffer *out) {
-    const Bpe *bpe = &encoder->tokenizer->bpe;
+    const Bpe *bpe = &encoder->tokenizer->parts.bpe;
     int32_t *ids = reserve(out, bytes > CACHED_IDS ? bytes : CACHED_IDS);
     if (bytes > CACHED_BYTES) {
         out->count += (int64_t)bpe_encode(bpe, &encoder->scratch, piece, bytes, ids);
@@ -199,11 +240,64 @@ static void encode_piece(Encoder *encoder, const char *piece, size_t bytes, Toke
     memcpy(cached->ids, ids, count * sizeof *ids);
 }
 
-static void encode_bpe(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out) {
+// The piece with a space in front of it, unless it has one.
+static const char *with_space(Encoder *encoder, int step, const char *text, size_t *bytes) {
+    if (*bytes && *text == ' ') return text;
+    char *copy = room_for(&encoder->prefixed[step], *bytes + 1, "a piece with a space");
+    *copy = ' ';
+    memcpy(copy + 1, text, (*bytes)++);
+    return copy;
+}
+
+// One piece of the step before: cut by this step, and its pieces by the next.
+static void encode_step(Encoder *encoder, int step, const char *text, size_t bytes, TokenBuffer *out) {
+    const PieceSteps *steps = &encoder->tokenizer->parts.steps;
+    const PieceSplitter *splitter = encoder->splitter[step];
+    bool last = step + 1 == steps->count;
+    if (steps->step[step].prefix_space) text = with_space(encoder, step, text, &bytes);
     for (size_t start = 0, end; start < bytes; start = end) {
-        end = piece_end(encoder->splitter, text, bytes, start);
-        encode_piece(encoder, text + start, end - start, out);
+        end = splitter ? piece_end(splitter, text, bytes, start) : bytes;
+        if (last)
+            encode_piece(encoder, text + start, end - start, out);
+        else
+            encode_step(encoder, step + 1, text + start, end - start, out);
     }
+}
+
+typedef void (*EncodeRest)(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out);
+
+// Ids of the added tokens in the text, and of what stands between them.
+static void encode_around(Encoder *encoder, const AddedTokens *tokens, const char *text, size_t bytes,
+                          EncodeRest encode_rest, TokenBuffer *out) {
+    size_t done = 0, from = 0;
+    for (AddedMatch match; added_tokens_find(tokens, text, bytes, from, &match);) {
+        from = match.end;
+        match = added_match_strip(match, text, bytes, done);
+        if (match.start > done) encode_rest(encoder, text + done, match.start - done, out);
+        token_buffer_append(out, match.token->id);
+        done = match.end;
+    }
+    if (done < bytes) encode_rest(encoder, text + done, bytes - done, out);
+}
+
+static void encode_pieces(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out) {
+    encode_step(encoder, 0, text, bytes, out);
+}
+
+static void encode_part(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out) {
+    const ByteLevel *parts = &encoder->tokenizer->parts;
+    size_t normal = parts->nfc ? nfc_normal_prefix(parts->nfc, text, bytes) : bytes;
+    if (normal < bytes) {
+        char *copy = room_for(&encoder->normalized, NFC_MOST_GROWTH * bytes, "normalising text");
+        memcpy(copy, text, normal);
+        bytes = normal + nfc_normalize(parts->nfc, text + normal, bytes - normal, copy + normal);
+        text = copy;
+    }
+    encode_around(encoder, &parts->normalized, text, bytes, encode_pieces, out);
+}
+
+static void encode_bpe(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out) {
+    encode_around(encoder, &encoder->tokenizer->parts.raw, text, bytes, encode_part, out);
 }
 
 static void encode_bytes(const char *text, size_t bytes, TokenBuffer *out) {
@@ -230,7 +324,8 @@ static int64_t encode_numbers(int vocab_size, const char *text, size_t bytes, To
     int64_t refused = 0;
     for (size_t start = 0, end; start < bytes; start = end) {
         while (start < bytes && is_space(text[start])) start++;
-        for (end = start; end < bytes && !is_space(text[end]); end++) {}
+        for (end = start; end < bytes && !is_space(text[end]); end++) {
+        }
         if (end == start) break;
         int64_t id = number_id(text + start, end - start, vocab_size);
         if (id < 0) {
@@ -245,22 +340,19 @@ static int64_t encode_numbers(int vocab_size, const char *text, size_t bytes, To
 // The text itself when it is well-formed, else a repaired copy that lives until the next call.
 static const char *well_formed(Encoder *encoder, const char *text, size_t *bytes, int64_t *replaced) {
     if (utf8_valid_prefix(text, *bytes) == *bytes) return text;
-    if (encoder->repaired_bytes < UTF8_REPLACEMENT_BYTES * *bytes) {
-        free(encoder->repaired);
-        encoder->repaired_bytes = UTF8_REPLACEMENT_BYTES * *bytes;
-        encoder->repaired = xmalloc(encoder->repaired_bytes, "repairing invalid UTF-8");
-    }
-    *bytes = utf8_repair(text, *bytes, encoder->repaired, replaced);
-    return encoder->repaired;
+    char *repaired = room_for(&encoder->repaired, UTF8_REPLACEMENT_BYTES * *bytes, "repairing invalid UTF-8");
+    *bytes = utf8_repair(text, *bytes, repaired, replaced);
+    return repaired;
 }
 
 void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out, int64_t *replaced) {
     text = well_formed(encoder, text, &bytes, replaced);
     switch (encoder->tokenizer->type) {
-        case TOKENIZER_GPT2_BPE: encode_bpe(encoder, text, bytes, out); break;
+        case TOKENIZER_GPT2_BPE:
+        case TOKENIZER_HUGGING_FACE: encode_bpe(encoder, text, bytes, out); break;
         case TOKENIZER_BYTE: encode_bytes(text, bytes, out); break;
         case TOKENIZER_NULL:
-            *replaced += encode_numbers(encoder->tokenizer->table.size, text, bytes, out);
+            *replaced += encode_numbers(encoder->tokenizer->parts.table.size, text, bytes, out);
             break;
     }
 }

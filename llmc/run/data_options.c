@@ -21,7 +21,7 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.vocab_size = c->vocab_size_unpadded;
     o.eod = c->eod;
     // Any byte may end a document of bytes, and NullTokenizer knows no ids.
-    o.known_ids = c->tokenizer_type == TOKENIZER_GPT2_BPE;
+    o.known_ids = c->tokenizer_type == TOKENIZER_GPT2_BPE || c->tokenizer_type == TOKENIZER_HUGGING_FACE;
     o.eod_mask_loss = c->eod_mask_loss;
     o.reset_position_ids = c->reset_position_ids;
     o.reset_attention_mask = c->reset_attention_mask;

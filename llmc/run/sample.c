@@ -66,11 +66,14 @@ void sample_log(Log *log, int64_t iteration, const Tokenizer *tokenizer, const i
 
 // --- --sample-prompt -----------------------------------------------------------------------------
 
-// The prompt's ids, or EOD alone for an empty one.
+// The prompt's ids behind those that begin a document, or EOD alone where there are none.
 static TokenBuffer prompt_ids(const Run *run) {
     const char *prompt = run->config.sample_prompt;
     TokenBuffer ids = {NULL, 0, 0};
     int64_t replaced = 0;
+    int before;
+    const int32_t *prefix = tokenizer_prefix(run->tokenizer, &before);
+    for (int i = 0; i < before; i++) token_buffer_append(&ids, prefix[i]);
     Encoder *encoder = encoder_create(run->tokenizer);
     encoder_encode(encoder, prompt, strlen(prompt), &ids, &replaced);
     encoder_free(encoder);

@@ -24,7 +24,7 @@ static const Opened *open_once(void) {
     PROMISE(o.bpe);
     o.bytes = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_BYTE}, &err);
     o.null = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_NULL, .null_vocab_size = 1000}, &err);
-    o.pattern = piece_pattern_compile();
+    o.pattern = piece_pattern_compile(GPT2_PATTERN, "GPT-2", &err);
     return &o;
 }
 

@@ -331,7 +331,8 @@ static void bad_combinations(void **state) {
         {"--wandb-project p", 0, "--wandb-exp-name"},
         {"--tokenizer-type NullTokenizer", 0, "needs --vocab-size"},
         {"--tokenizer-type GPT2BPETokenizer --vocab-file v", 0, "--vocab-file without --merge-file"},
-        {"--tokenizer-type SentencePieceTokenizer", 0, "not one of GPT2BPETokenizer|Byte|NullTokenizer"},
+        {"--tokenizer-type SentencePieceTokenizer", 0,
+         "not one of GPT2BPETokenizer|Byte|HuggingFaceTokenizer|NullTokenizer"},
         {"--tokenizer-type NullTokenizer --vocab-size 1073741825", 0, "at most 1073741824"},
         {"--tokenizer-type NullTokenizer --vocab-size 0", 0, "at most 1073741824"},
     };

@@ -151,6 +151,21 @@ report "an empty text is a document" $?
 pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --keep-newlines --partitions 1 \
     --keep-sequential-samples --dataset-impl mmap --output-prefix "$work/flags"
 report "Megatron's flags that change nothing" $?
+
+# --- Hugging Face's tokenizer.json: <|begin_of_text|> of its post_processor is 0x22e, the end 0x22f
+printf '%s\n' '{"text":"!"}' '{"text":""}' >"$work/json.jsonl"
+json() { pre --input "$work/json.jsonl" --tokenizer-type HuggingFaceTokenizer --append-eod "$@"; }
+json --tokenizer-model test/golden/tokenizer_json/llama3 --output-prefix "$work/json" &&
+    [ "$(hex "$work/json_text_document.bin")" = 2e0200002f022e022f02 ]
+report "tokenizer.json: first token, text, end of document" $?
+json --tokenizer-model test/golden/tokenizer_json/llama3/tokenizer.json --output-prefix "$work/json" \
+    --tokenizer-hf-no-include-special-tokens && [ "$(hex "$work/json_text_document.bin")" = 00002f02 ] &&
+    grep -q ': 2 documents (1 empty)' "$work/err"
+report "tokenizer.json: without its first token, an empty text is an empty document" $?
+json --tokenizer-model test/golden/tokenizer_json/llama3 --tokenizer-eod '<|eot_id|>' \
+    --tokenizer-hf-no-include-special-tokens --output-prefix "$work/json" &&
+    [ "$(hex "$work/json_text_document.bin")" = 00003002 ]
+report "tokenizer.json: another end of document" $?
 noted() { [ "$(grep -c 'have no effect' "$work/err")" -eq "$1" ]; }
 pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --merge-file "$golden/merges.txt" \
     --output-prefix "$work/flags" && noted 1 &&
@@ -179,7 +194,15 @@ refused "key with plain text" 2 "--json-keys does not go with --text" byte --inp
 refused "partitions" 2 "--partitions" byte --input "$work/a.jsonl" --partitions 2
 refused "sentences" 2 "--split-sentences" byte --input "$work/a.jsonl" --split-sentences
 refused "language" 2 "--lang" byte --input "$work/a.jsonl" --lang english
-refused "SentencePiece model" 2 "--tokenizer-model" byte --input "$work/a.jsonl" --tokenizer-model m
+refused "SentencePiece model" 2 "GPT2BPETokenizer|Byte|HuggingFaceTokenizer" bad --input "$work/a.jsonl" \
+    --tokenizer-type GPTSentencePieceTokenizer --tokenizer-model m
+refused "HuggingFaceTokenizer without its model" 2 "--tokenizer-model" bad --input "$work/a.jsonl" \
+    --tokenizer-type HuggingFaceTokenizer
+refused "a model that is no tokenizer.json" 5 "$golden/cases.json" bad --input "$work/a.jsonl" \
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$golden/cases.json"
+refused "an unknown end of a document" 5 '"</s>", which --tokenizer-eod names' bad --input "$work/a.jsonl" \
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model test/golden/tokenizer_json/llama3 \
+    --tokenizer-eod '</s>'
 helps() { # PROGRAM TEXT: --help and -h say the same, in lines of at most 100 columns
     "$build/$1" --help >"$work/help" && "$build/$1" -h --unknown | cmp -s - "$work/help" &&
         grep -q -- "$2" "$work/help" &&

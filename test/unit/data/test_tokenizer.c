@@ -43,7 +43,7 @@ static int setup(void **state) {
         return -1;
     }
     f->encoder = encoder_create(f->small);
-    f->pattern = piece_pattern_compile();
+    f->pattern = piece_pattern_compile(GPT2_PATTERN, "GPT-2", &err);
     f->splitter = piece_splitter_create(f->pattern);
     *state = f;
     return 0;
@@ -424,7 +424,8 @@ static void null_tokenizer(void **state) {
     Error err = {0};
     assert_null(tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_NULL, .null_vocab_size = 0}, &err));
     assert_int_equal(err.code, EXIT_USAGE);
-    Tokenizer *null = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_NULL, .null_vocab_size = 1000}, &err);
+    TokenizerChoice choice = {.type = TOKENIZER_NULL, .null_vocab_size = 1000};
+    Tokenizer *null = tokenizer_open(&choice, &err);
     assert_int_equal(tokenizer_vocab_size(null), 1001);
     assert_int_equal(tokenizer_eod(null), 1000);
     Encoder *encoder = encoder_create(null);

@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""Makes test/golden/tokenizer_json, which test/unit/data/test_tokenizer_json.c reads: small tokenizers of
+the styles of GPT-2, Llama 3, Qwen 2 and others, trained for the tests as Hugging Face's tokenizer.json, and
+the ids that the `tokenizers` package gives for hard texts.
+
+    pip install tokenizers
+    dev/ref/make_tokenizer_json_golden.py
+    dev/ref/make_tokenizer_json_golden.py --compare build/preprocess_data --megabytes 3
+
+The second form compares preprocess_data with `tokenizers` on random Unicode text, for these tokenizers. Of
+characters it takes those that Python's Unicode tables have: the tables of PCRE2 and of `tokenizers` may
+differ in what newer ones are.
+"""
+import argparse
+import array
+import itertools
+import json
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import unicodedata
+
+import tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from make_tokenizer_golden import POOL, TEXTS, TRAINING_TEXT  # noqa: E402
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden" / "tokenizer_json"
+MERGES = 300
+
+# The public patterns of these models' tokenizers.
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+          r"|\s+(?!\S)|\s+")
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+
+HARD = [
+    "I'LL we'Ve DON'T it'S he'D y'all'RE 'Sword 'ſ x'ſt 'ßa", "1234567890 12 3 12345 ١٢٣٤٥ ½⅓ 1٢3٤5 x1y22z333w4444",
+    "one\r\ntwo\r\n\r\nthree \r\n four\n\n\n  five  \n six\t\n", " \n", "\n ", "x \n\n y", " \r\r\n\n\tz", "a.\n\nb!\r\n(c)/\n",
+    "e\u0301 a\u0327\u0301 \u1100\u1161\u11a8 \uac00\u11a8 \u212b \u2126 \uf900 \u0344 \u0958 q\u0323\u0307 \u0307\u0323q",
+    "<|begin_of_text|>hello<|eot_id|> world <|end_of_text|>", "a<|im_start|>b<|im_end|>\n<|im_end", "<|endoftext|><|endoftext|>x",
+    "<tool_call>{\"a\": 1}</tool_call> <|endoftext", "    <mask>   y <mask>", "<strip> z",
+    "caf\u00e9 cafe\u0301 CAFE\u0301",
+    "def f(x):\n    return x\n\n\n        deep\n", "\ta\tb\t\tc", "!!!\n\n??? ...\r\n--", "   'tis", "'", "'9", "\u00a0\u00a0x\u2028y\u0085z",
+    "ABCdefGHI iPhone McDonald \u01c5 \u02b0x", "a\u180eb \u180e", "\u3000\u3000\u65e5\u672c\u3000\n", "9" * 50, " " * 70 + "\n" + " " * 30 + "y",
+]
+
+
+def texts():
+    rng = random.Random(20261124)
+    pool = POOL + ["\r\n", "\u0301", "\u0327", "\u1161", "'S", "'lL", "<|", "|>",
+                   "<|endoftext|>", "<|eot_id|>", "<mask>", "123", "//", "\u00e9", "\u212b"]
+    mixed = ["".join(rng.choice(pool) for _ in range(rng.randrange(1, 90))) for _ in range(60)]
+    return [t for t in TEXTS if len(t) < 600 and "\0" not in t] + HARD + mixed
+
+
+def byte_level(prefix=False, regex=False):
+    return pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=regex)
+
+
+def split(pattern):
+    return pre_tokenizers.Split(Regex(pattern), "isolated")
+
+
+def train(pre_tokenizer, normalizer=None):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.train_from_iterator([TRAINING_TEXT] * 2, trainers.BpeTrainer(
+        vocab_size=256 + MERGES, show_progress=False, min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def special(*names):
+    return [AddedToken(name, special=True, normalized=False) for name in names]
+
+
+def gpt2():
+    """The end of a document stands in the vocabulary too."""
+    tokenizer = train(byte_level(regex=True))
+    state = json.loads(tokenizer.to_str())
+    state["model"]["vocab"]["<|endoftext|>"] = len(state["model"]["vocab"])
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    tokenizer.add_special_tokens(special("<|endoftext|>"))
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer, {"eos_token": "<|endoftext|>"}
+
+
+def llama3():
+    """Its own pattern, whole pieces before merges, a first token from the post-processor."""
+    tokenizer = train(pre_tokenizers.Sequence([split(LLAMA3), byte_level()]))
+    tokenizer.add_special_tokens(special("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"))
+    state = json.loads(tokenizer.to_str())
+    vocab = state["model"]["vocab"]
+    state["model"]["ignore_merges"] = True
+    # Merges lead to none of these: only a whole piece is one. Ids move up behind them.
+    for token in state["added_tokens"]:
+        token["id"] += 2
+    vocab["\u0120world"] = len(vocab)
+    vocab["qzx"] = len(vocab)
+    tokenizer = Tokenizer.from_str(json.dumps(state))
+    first = tokenizer.token_to_id("<|begin_of_text|>")
+    tokenizer.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=True),
+        processors.TemplateProcessing(single="<|begin_of_text|> $A", pair="<|begin_of_text|> $A <|begin_of_text|> $B:1",
+                                      special_tokens=[("<|begin_of_text|>", first)])])
+    return tokenizer, {"eos_token": "<|end_of_text|>"}
+
+
+def qwen2():
+    """Normalised text, digits one by one, tokens that are special and one that is not."""
+    tokenizer = train(pre_tokenizers.Sequence([split(QWEN2), byte_level()]), normalizers.NFC())
+    tokenizer.add_special_tokens(special("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False),
+                          AddedToken("cafe\u0301", normalized=True)])
+    return tokenizer, {"eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "special": True}}
+
+
+def o200k():
+    """A pattern that PCRE2 alone cuts."""
+    tokenizer = train(pre_tokenizers.Sequence([split(O200K), byte_level()]))
+    tokenizer.add_special_tokens(special("<|endoftext|>"))
+    return tokenizer, None
+
+
+def digits():
+    """Several steps: digits, GPT-2's pattern with a space in front; runs of spaces and tokens that strip."""
+    tokenizer = train(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                                               pre_tokenizers.Split("//", "isolated"),
+                                               byte_level(prefix=True, regex=True)]))
+    tokenizer.add_special_tokens(special("</s>"))
+    tokenizer.add_special_tokens([AddedToken("<mask>", special=True, normalized=False, lstrip=True),
+                                  AddedToken("<strip>", special=True, normalized=False, lstrip=True,
+                                             rstrip=True)])
+    tokenizer.add_tokens([AddedToken(" " * n, normalized=True) for n in (2, 3, 5, 8)])
+    return tokenizer, None
+
+
+def whole():
+    """No pattern at all: a text is one piece."""
+    tokenizer = train(byte_level(regex=True))
+    tokenizer.pre_tokenizer = byte_level(prefix=True)
+    tokenizer.add_special_tokens(special("<|endoftext|>"))
+    return tokenizer, None
+
+
+STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "o200k": o200k, "digits": digits, "whole": whole}
+
+
+def pairs_of_merges(state, pairs):
+    """Older files have merges as "left right", newer ones as ["left", "right"]."""
+    merges = [m.split(" ") if isinstance(m, str) else m for m in state["model"]["merges"]]
+    state["model"]["merges"] = merges if pairs else [" ".join(m) for m in merges]
+
+
+def write_style(name, made, all_texts):
+    tokenizer, config = made
+    folder = FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    state = json.loads(tokenizer.to_str())
+    pairs_of_merges(state, name != "gpt2")
+    text = json.dumps(state, ensure_ascii=False, separators=(",", ":"))
+    again = Tokenizer.from_str(text)
+    (folder / "tokenizer.json").write_text(text + "\n", encoding="utf-8")
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
+    encoded = [again.encode(t, add_special_tokens=False).ids for t in all_texts]
+    lines = [json.dumps(ids, separators=(",", ":")) for ids in encoded]
+    head = {"made_with": f"tokenizers {tokenizers.__version__}", "size": again.get_vocab_size(),
+            "with_special": again.encode("hello").ids}
+    (folder / "ids.json").write_text(json.dumps(head)[:-1] + ', "ids": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+
+
+def known(c):
+    return not 0xD800 <= c < 0xE000 and unicodedata.category(chr(c)) != "Cn" and chr(c) not in "\n\0"
+
+
+def random_texts(megabytes):
+    """Characters of all scripts, and of the kinds that patterns tell apart; no line ends but \\r."""
+    rng = random.Random(5)
+    every = [chr(c) for c in range(0x110000) if known(c)]
+    white = [c for c in every if c.isspace()]
+    marks = [c for c in every if unicodedata.combining(c)]
+    number = [c for c in every if unicodedata.category(c)[0] == "N"]
+    words = ["'s", "'LL", "'Re", "the", " of", "<|endoftext|>", "<|eot_id|>", "\r", "  ",
+             "<mask>", "123", "e\u0301"]
+    kinds = [every, every[:600], white, marks, number, list("abcXYZ '!-/"), words]
+    size = 0
+    while size < megabytes * 1e6:
+        kind = [rng.choice(kinds) for _ in range(3)]
+        text = "".join(rng.choice(rng.choice(kind)) for _ in range(rng.randrange(1, 400)))
+        size += len(text.encode())
+        yield text
+
+
+def documents_of(prefix):
+    """The sequences of a shard, as lists of ids."""
+    index = prefix.with_suffix(".idx").read_bytes()
+    dtype, count = struct.unpack_from("<BQ", index, 17)
+    lengths = struct.unpack_from(f"<{count}i", index, 34)
+    ids = array.array("H" if dtype == 8 else "i", prefix.with_suffix(".bin").read_bytes())
+    ends = list(itertools.accumulate(lengths))
+    return [list(ids[end - length:end]) for end, length in zip(ends, lengths)]
+
+
+def compare(program, megabytes):
+    """Ends with an error where preprocess_data and `tokenizers` differ on random text."""
+    all_texts = list(random_texts(megabytes))
+    lines = "".join(json.dumps({"text": t}) + "\n" for t in all_texts)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in STYLES:
+            path = FOLDER / name / "tokenizer.json"
+            command = [program, "--input", "-", "--output-prefix", folder + "/out",
+                       "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", path,
+                       "--tokenizer-hf-no-include-special-tokens"]
+            subprocess.run(command, input=lines.encode(), stderr=subprocess.DEVNULL, check=True)
+            ours = documents_of(pathlib.Path(folder, "out_text_document"))
+            theirs = Tokenizer.from_file(str(path)).encode_batch(all_texts, add_special_tokens=False)
+            for text, mine, encoding in zip(all_texts, ours, theirs, strict=True):
+                if mine != encoding.ids:
+                    sys.exit(f"{name}: other ids for {text.encode('unicode_escape')}")
+    print(f"{len(all_texts)} texts, {len(lines)} bytes of JSON: equal ids in {len(STYLES)} styles")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compare", metavar="PROGRAM")
+    parser.add_argument("--megabytes", type=float, default=3)
+    arguments = parser.parse_args()
+    if arguments.compare:
+        compare(arguments.compare, arguments.megabytes)
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    all_texts = texts()
+    (FOLDER / "texts.json").write_text("[\n" + ",\n".join(json.dumps(t) for t in all_texts) + "\n]\n", encoding="utf-8")
+    for name, make in STYLES.items():
+        write_style(name, make(), all_texts)
+
+
+if __name__ == "__main__":
+    main()
