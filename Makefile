@@ -71,13 +71,13 @@ TOOLS    := $(DATA_TOOLS) $(BUILD)/convert_checkpoint
 UNIT_TESTS := $(patsubst test/unit/%.c,$(BUILD)/test/unit/%,$(wildcard test/unit/*/test_*.c))
 MPI_TESTS  := $(patsubst test/mpi/%.c,$(BUILD)/test/mpi/%,$(wildcard test/mpi/test_*.c))
 # Benchmarks that run on either backend: $(BUILD)/dev/bench/NAME_cpu, and with CUDA $(BUILD)/dev/bench/NAME. They link the trainer's own file.
-BENCHES     := train_arms sync_only
+BENCHES     := train_arms sync_only generate
 CPU_BENCHES := $(BENCHES:%=$(BUILD)/dev/bench/%_cpu)
 FUZZ_TARGETS := $(patsubst test/fuzz/%.c,$(BUILD)/test/fuzz/%,$(wildcard test/fuzz/fuzz_*.c))
 
 .PHONY: all cpu tools bench test-programs fuzz fuzz-targets help clean
 all: cpu tools
-cpu: $(BUILD)/train_gpt_cpu
+cpu: $(BUILD)/train_gpt_cpu $(BUILD)/generate_cpu
 tools: $(TOOLS)
 bench: cpu $(CPU_BENCHES)  # dev/bench/save.sh starts the trainer itself
 test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so $(BUILD)/test/fault/mpi_shim.so $(CPU_BENCHES) all
@@ -112,6 +112,7 @@ $(BUILD)/obj/llmc/cpu/%.o: CFLAGS += $(BLAS_CFLAGS)
 $(BUILD)/obj/train_gpt_cpu.o: train_gpt.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(MPICC) $(CFLAGS) -x c -c $< -o $@
+$(BUILD)/test/unit/model/test_next_logits: $(BUILD)/obj/dev/text_model.o
 # The same file without its main, for tests of the model.
 $(BUILD)/obj/train_gpt_test.o: train_gpt.cu $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -126,6 +127,10 @@ $(CPU_LIB): $(CPU_OBJ)
 
 $(BUILD)/train_gpt_cpu: $(BUILD)/obj/train_gpt_cpu.o $(HOST_LIB) $(CPU_LIB)
 	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
+
+# Text from a checkpoint: the trainer's file without its main, too.
+$(BUILD)/generate_cpu: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(BUILD)/obj/train_gpt_test.o $(HOST_LIB) $(CPU_LIB)
+	$(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
 
 $(DATA_TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o
 $(DATA_TOOLS): $(HOST_LIB)
@@ -168,6 +173,7 @@ $(BUILD)/test/fault/%.so: test/fault/%.c
 	@mkdir -p $(@D)
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@
 
+$(BUILD)/dev/bench/generate_cpu $(BUILD)/dev/bench/generate: $(BUILD)/obj/dev/text_model.o
 $(CPU_BENCHES): $(BUILD)/dev/bench/%_cpu: $(BUILD)/obj/dev/bench/%.o $(BUILD)/obj/train_gpt_test.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
@@ -187,7 +193,7 @@ $(BUILD)/test/layer_dump: $(BUILD)/obj/train_gpt_test.o
 # Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of
 # cudnn_frontend.h), STATIC_DEPS=1 (a program to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).
 
-GPU_GOALS := $(filter gpu gpu-% $(BUILD)/train_gpt $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%,$(filter-out $(CPU_BENCHES),$(MAKECMDGOALS)))
+GPU_GOALS := $(filter gpu gpu-% $(BUILD)/train_gpt $(BUILD)/generate $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%,$(filter-out $(CPU_BENCHES),$(MAKECMDGOALS)))
 ifneq ($(GPU_GOALS),)
 PYTHON           ?= python3
 FRONTEND_VERSION := 1.32.0
@@ -291,7 +297,7 @@ GPU_TEST_OBJ := $(GPU_TESTS:$(BUILD)/%=$(CUDA_DIR)/%.o)
 GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 
 .PHONY: gpu gpu-bench gpu-check gpu-test-programs
-gpu: $(BUILD)/train_gpt
+gpu: $(BUILD)/train_gpt $(BUILD)/generate
 gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%) $(BUILD)/dev/bench/node_hop
 gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(MODEL_RANKS:%=$(BUILD)/test/gpu/%) $(BUILD)/test/gpu/profile_names.so
 gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ)
@@ -341,6 +347,8 @@ endif
 
 $(BUILD)/train_gpt: $(CUDA_DIR)/train_gpt.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+$(BUILD)/generate: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@

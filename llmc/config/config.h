@@ -214,6 +214,13 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
                              Error *err);
 // The names of what config_match_checkpoint compares of the model, in that text.
 const char *const *config_model_names(int *count);
+// The model of a checkpoint, for a program that trains nothing, on one rank: whole, without
+// dropout, with micro-batches of one sequence. saved_json: the checkpoint's config_to_json text, of
+// which the model's flags and the tokenizer's are read. own: flags of the command line that come
+// after them.
+// What trains keeps its defaults. Call config_free afterwards. Error (EXIT_CHECKPOINT): what is
+// missing, or makes no model.
+bool config_of_checkpoint(Config *config, const char *saved_json, const Words *own, Error *err);
 // Whether a checkpoint's residual of error feedback means the same to this run: the transform of
 // gradients and what keys it, and the parts of tensors. What the text does not say counts as equal.
 bool config_same_residual(const Config *config, const char *saved_json);

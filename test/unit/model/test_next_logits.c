@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "dev/text_model.h"
 #include "test/unit/model_bench.h"
 #include "test/leaks.h"
 #include "test/random.h"
@@ -16,27 +17,11 @@ enum { VOCABULARY = 96, LENGTH = 24 };
 #define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
 // A model that trains nothing, with the weights of a bench.
-typedef struct Writer {
-    Config config;
-    MemoryPlan memory_plan;
-    Zero *zero;
-    GPT gpt;
-} Writer;
-
-static void open_writer(Writer *w, const Bench *b) {
+static void open_writer(TextModel *w, const Bench *b) {
     Error err = {0};
-    memset(w, 0, sizeof *w);
-    w->config = b->config;
-    w->config.micro_batch_size = 1;
-    w->config.recompute_granularity = RECOMPUTE_FULL;
-    gpt_describe(&w->gpt, &w->config, &b->mesh);
-    w->zero = zero_plan_weights_alone(&w->config, &b->mesh, w->gpt.tensor, w->gpt.tensors, &w->memory_plan,
-                                      &err);
-    assert_non_null(w->zero);
-    gpt_reserve_inference(&w->gpt, &w->memory_plan);
-    assert_true(memory_plan_allocate(&w->memory_plan, b->device, 1, &err));
-    zero_start_weights_alone(w->zero, b->compute);
-    gpt_start(&w->gpt, w->zero, b->device, b->compute, b->timers);
+    Config config = b->config;
+    config.recompute_granularity = RECOMPUTE_FULL;
+    assert_true(text_model_open(w, &config, LENGTH, &b->site, &err));
     for (int i = 0; i < w->gpt.tensors; i++) {
         size_t bytes = (size_t)bench_numel(b, i) * sizeof(floatX);
         floatX *host = malloc(bytes);
@@ -45,12 +30,6 @@ static void open_writer(Writer *w, const Bench *b) {
         zero_put_weights(w->zero, i, host);
         free(host);
     }
-}
-
-static void close_writer(Writer *w, Device *device) {
-    memory_plan_free(&w->memory_plan, device);
-    zero_free(w->zero);
-    gpt_free(&w->gpt);
 }
 
 static void expect_same(const floatX *got, const floatX *expected, int n) {
@@ -74,7 +53,7 @@ static void compare(int count, const char *const *flags, int prompt) {
                                          "--init-method-std", "0.2"};
     const char *all[64];
     Bench b;
-    Writer w;
+    TextModel w;
     Random rng = {61};
     int32_t ids[LENGTH];
     floatX got[VOCABULARY], expected[VOCABULARY];
@@ -94,7 +73,7 @@ static void compare(int count, const char *const *flags, int prompt) {
         gpt_go_on(&w.gpt, ids + prompt, prompt, LENGTH - prompt, got);
         expect_same(got, expected, LENGTH);
     }
-    close_writer(&w, b.device);
+    text_model_close(&w);
     bench_close(&b);
 }
 

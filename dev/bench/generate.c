@@ -1,0 +1,116 @@
+// How fast a model writes text, on either backend, with weights drawn at random: no checkpoint is
+// needed. What the model says does not matter, so tokens are the likeliest ones.
+//
+//   build/dev/bench/generate [--bandwidth GB/s] [--prompt 512] [--tokens 128] FLAGS
+//
+// FLAGS are the trainer's: the model's, and what it wants of every run. One JSON line: seconds
+// until the prompt is in the cache (the second time: kernels are loaded then), ms a token in the
+// median, tokens a second. floor_ms is the time that the memory needs for the weights alone; it is
+// there with --bandwidth.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dev/text_model.h"
+#include "llmc/base/version.h"
+#include "llmc/config/config.h"
+#include "llmc/ranks/launch.h"
+#include "llmc/run/sampling.h"
+
+typedef struct Bench {
+    Config config;
+    int prompt, tokens;
+    double bandwidth;  // GB/s; 0: not given
+    TextModel model;
+} Bench;
+
+// Takes the flags that are not the trainer's out of argv.
+static bool read_flags(Bench *b, int *argc, char **argv, Error *err) {
+    *b = (Bench){.prompt = 512, .tokens = 128};
+    int kept = 1;
+    for (int i = 1; i < *argc; i++) {
+        bool own = i + 1 < *argc && (!strcmp(argv[i], "--bandwidth") || !strcmp(argv[i], "--prompt") ||
+                                     !strcmp(argv[i], "--tokens"));
+        if (!own) {
+            argv[kept++] = argv[i];
+            continue;
+        }
+        double value = strtod(argv[i + 1], NULL);
+        if (argv[i][2] == 'b') b->bandwidth = value;
+        else *(argv[i][2] == 'p' ? &b->prompt : &b->tokens) = (int)value;
+        i++;
+    }
+    *argc = kept;
+    if (b->prompt < 1 || b->tokens < 1)
+        return error_set(err, EXIT_USAGE, "--prompt and --tokens must be at least 1; raise them");
+    if (!config_parse(&b->config, *argc, argv, NULL, 0, err)) return false;
+    b->config.attention_dropout = b->config.hidden_dropout = 0;
+    b->config.recompute_granularity = RECOMPUTE_FULL;
+    if (b->prompt + b->tokens > b->config.max_position_embeddings)
+        return error_set(err, EXIT_USAGE, "prompt and tokens are more than the positions; lower --tokens");
+    return config_finish(&b->config, 1, 0, 0, err);
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+// ms of each token behind the prompt, in the median.
+static double median_ms(Bench *b, const Sampling *greedy, floatX *logits) {
+    double *ms = (double *)xcalloc((size_t)b->tokens, sizeof *ms, "times");
+    for (int i = 0; i < b->tokens; i++) {
+        double began = monotonic_seconds();
+        int32_t token = sampling_draw(greedy, logits, 0);
+        gpt_go_on(&b->model.gpt, &token, b->prompt + i, 1, logits);
+        ms[i] = 1e3 * (monotonic_seconds() - began);
+    }
+    qsort(ms, (size_t)b->tokens, sizeof *ms, compare_doubles);
+    double median = ms[b->tokens / 2];
+    free(ms);
+    return median;
+}
+
+static void measure(Bench *b) {
+    Sampling greedy = {.vocab = b->config.vocab_size_unpadded};
+    int32_t *ids = (int32_t *)xcalloc((size_t)b->prompt, sizeof *ids, "the prompt");
+    floatX *logits = (floatX *)xcalloc((size_t)b->model.gpt.V, sizeof *logits, "the logits");
+    double reading = 0.0;
+    for (int i = 0; i < b->prompt; i++) ids[i] = i * 37 % greedy.vocab;
+    for (int again = 0; again < 2; again++) {
+        double began = monotonic_seconds();
+        gpt_go_on(&b->model.gpt, ids, 0, b->prompt, logits);
+        reading = monotonic_seconds() - began;
+    }
+    double ms = median_ms(b, &greedy, logits), bytes = (double)text_model_bytes_per_token(&b->model);
+    printf("{\"commit\":\"%s\",\"device\":\"%s\",\"prompt\":%d,\"tokens\":%d,\"prompt_seconds\":%.4f,"
+           "\"ms_per_token\":%.4f,\"tokens_per_second\":%.1f,\"weight_bytes\":%.0f,\"GB_per_second\":%.1f",
+           version_commit(), device_name(b->model.device), b->prompt, b->tokens, reading, ms, 1e3 / ms, bytes,
+           bytes / ms * 1e-6);
+    if (b->bandwidth > 0) {
+        double least = bytes / b->bandwidth * 1e-6;
+        printf(",\"floor_ms\":%.4f,\"of_floor\":%.3f", least, least / ms);
+    }
+    printf("}\n");
+    free(ids);
+    free(logits);
+}
+
+int main(int argc, char **argv) {
+    static Bench bench;  // the model must not move
+    Launch launch;
+    Site site = {.rank = -1, .gpu = -1, .phase = "generate"};
+    Error err = {0};
+    launch_init(&launch, &argc, &argv);
+    bool ok = read_flags(&bench, &argc, argv, &err) &&
+              text_model_open(&bench.model, &bench.config, bench.prompt + bench.tokens, &site, &err);
+    if (ok) {
+        gpt_init_weights(&bench.model.gpt, 1234, (Peers){launch.world, 0, &site});
+        measure(&bench);
+        text_model_close(&bench.model);
+    } else {
+        error_print(NULL, err.what);
+    }
+    config_free(&bench.config);
+    launch_finalize(&launch);
+    return ok ? EXIT_DONE : err.code;
+}

@@ -1,0 +1,341 @@
+// generate: text from a checkpoint, token by token as the model makes it. The flags, the prompt and
+// the loop are here. The model is dev/text_model.c, its forward pass the trainer's own (gpt_go_on).
+// docs/generate.md tells users of it.
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dev/text_model.h"
+#include "llmc/base/durable.h"
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/zero_slices.h"
+#include "llmc/config/options.h"
+#include "llmc/ranks/launch.h"
+#include "llmc/ranks/stop.h"
+#include "llmc/run/sampling.h"
+#include "llmc/run/saved_model.h"
+#include "llmc/run/text_stream.h"
+
+enum { PROMPT_MAX_BYTES = 64 << 20 };
+
+typedef struct Settings {
+    const char *load, *prompt, *prompt_file, *tokenizer_type, *tokenizer_model, *vocab_file, *merge_file;
+    int64_t step, seed;
+    int tokens, samples, top_k;
+    double temperature, top_p;
+    bool greedy, ignore_eod, no_echo, help;
+} Settings;
+
+#define FIELD(name) offsetof(Settings, name)
+static const Option table[] = {
+    {.help = "The model"},
+    {"load", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(load), .value = "FOLDER",
+     .help = "A --save folder of the trainer's. The model's flags are in its checkpoints."},
+    {"ckpt-step", .kind = OPTION_INT64, .high = 1e15, .low = -1, .initial = "-1", .offset = FIELD(step),
+     .value = "N", .help = "The checkpoint of this iteration; -1: the latest."},
+    {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "PATH",
+     .help = "GPT-2's vocab.json; by default the folder's, else the one that the run had."},
+    {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "PATH",
+     .help = "Its merges.txt."},
+    {"tokenizer-type", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_type), .value = "WORD",
+     .help = "Another tokenizer than the run's, with the same ids: the trainer's words."},
+    {"tokenizer-model", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_model), .value = "PATH",
+     .help = "The trainer's flag of that name, where the file lies elsewhere now."},
+    {.help = "The prompt: one of these, else standard input to its end"},
+    {"prompt", .kind = OPTION_TEXT, .offset = FIELD(prompt), .value = "TEXT",
+     .help = "What the text begins with; empty: the beginning of a document."},
+    {"prompt-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(prompt_file), .value = "FILE",
+     .help = "The same from a file. A line end at its end does not count; nor does standard input's."},
+    {.help = "The text"},
+    {"num-tokens", .kind = OPTION_INT, .low = 1, .high = 1 << 24, .initial = "200", .offset = FIELD(tokens),
+     .value = "N", .help = "Write at most so many tokens behind the prompt."},
+    {"num-samples", .kind = OPTION_INT, .low = 1, .high = 1 << 20, .initial = "1", .offset = FIELD(samples),
+     .value = "N", .help = "Write so many texts, each with random numbers of its own."},
+    {"temperature", .kind = OPTION_REAL, .low = 0, .high = 1e6, .initial = "1.0",
+     .offset = FIELD(temperature), .value = "X",
+     .help = "Below 1 likely tokens become likelier; 0: always the likeliest."},
+    {"top-k", .kind = OPTION_INT, .low = 0, .high = INT32_MAX, .initial = "0", .offset = FIELD(top_k),
+     .value = "N", .help = "Draw among the N likeliest tokens alone; 0: among all."},
+    {"top-p", .kind = OPTION_REAL, .low = OPTION_ABOVE_ZERO, .high = 1, .initial = "1.0",
+     .offset = FIELD(top_p), .value = "X",
+     .help = "Draw among the fewest likeliest tokens whose probabilities make X, after --top-k."},
+    {"greedy", .kind = OPTION_FLAG, .offset = FIELD(greedy), .help = "The same as --temperature 0."},
+    {"seed", .kind = OPTION_INT64, .low = 0, .high = 1e15, .initial = "1234", .offset = FIELD(seed),
+     .value = "N", .help = "The same seed gives the same text."},
+    {"ignore-eod", .kind = OPTION_FLAG, .offset = FIELD(ignore_eod),
+     .help = "Go on behind the end of a document, which ends the text otherwise."},
+    {"no-echo", .kind = OPTION_FLAG, .offset = FIELD(no_echo),
+     .help = "Write the new text alone, without the prompt before it."},
+    {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
+};
+enum { TABLE_ROWS = sizeof table / sizeof *table };
+
+typedef struct Writing {
+    const Settings *settings;
+    Peers peers;             // of one rank
+    SavedModel saved;
+    TextModel model;
+    TokenBuffer prompt;
+    bool prompt_given;       // else the prompt is the end of a document alone
+    Sampling sampling;
+    floatX *first, *logits;  // (padded vocabulary) behind the prompt; of the next token
+    Stop stop;
+    int64_t written;         // tokens, of all samples
+    double seconds;          // that they took
+    bool full, unread;       // the positions have ended a text; nobody reads standard output any more
+} Writing;
+
+// --- settings and prompt -------------------------------------------------------------------------
+
+static bool check(Settings *s, Error *err) {
+    if (!s->load) return error_set(err, EXIT_USAGE, "--load is missing; give a folder that a run saved into");
+    if (s->prompt && s->prompt_file)
+        return error_set(err, EXIT_USAGE, "--prompt and --prompt-file exclude each other; give one of them");
+    if (!s->vocab_file != !s->merge_file)
+        return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file belong together; give both");
+    if (s->greedy) s->temperature = 0;
+    if (s->temperature == 0 && s->samples > 1) {
+        return error_set(err, EXIT_USAGE, "the likeliest text is the same each time: drop --num-samples, or "
+                         "give a --temperature above 0");
+    }
+    return true;
+}
+
+// Standard input to its end. For free().
+static char *read_input(uint64_t *bytes, Error *err) {
+    char *text = (char *)xmalloc(PROMPT_MAX_BYTES + 1, "the prompt");
+    *bytes = fread(text, 1, PROMPT_MAX_BYTES + 1, stdin);
+    if (!ferror(stdin) && *bytes <= PROMPT_MAX_BYTES) return text;
+    free(text);
+    if (ferror(stdin)) error_set(err, EXIT_DATA, "standard input cannot be read; give --prompt");
+    else error_set(err, EXIT_DATA, "standard input has more than 64 MB; give a shorter prompt");
+    return NULL;
+}
+
+// For free(). One line end at the end of a file or of standard input was not meant.
+static char *read_prompt(const Settings *s, uint64_t *bytes, Error *err) {
+    if (s->prompt) {
+        *bytes = strlen(s->prompt);
+        return xstrdup(s->prompt);
+    }
+    if (!s->prompt_file && isatty(STDIN_FILENO)) fputs("The prompt, up to Ctrl-D:\n", stderr);
+    char *text = s->prompt_file ? durable_read_file(s->prompt_file, PROMPT_MAX_BYTES, bytes, err)
+                                : read_input(bytes, err);
+    if (text && *bytes && text[*bytes - 1] == '\n') --*bytes;
+    if (text && *bytes && text[*bytes - 1] == '\r') --*bytes;
+    return text;
+}
+
+static bool encode_prompt(Writing *w, Error *err) {
+    uint64_t bytes;
+    int64_t replaced = 0;
+    char *text = read_prompt(w->settings, &bytes, err);
+    if (!text) return false;
+    Encoder *encoder = encoder_create(w->saved.tokenizer);
+    encoder_encode(encoder, text, (size_t)bytes, &w->prompt, &replaced);
+    encoder_free(encoder);
+    free(text);
+    if (replaced) {
+        fprintf(stderr, "warning: the prompt has %" PRId64 " places that this tokenizer cannot encode; they "
+                "are left out or replaced\n", replaced);
+    }
+    w->prompt_given = w->prompt.count > 0;
+    if (!w->prompt_given) token_buffer_append(&w->prompt, tokenizer_eod(w->saved.tokenizer));
+    int positions = w->saved.config.max_position_embeddings;
+    if (w->prompt.count <= positions) return true;
+    return error_set(err, EXIT_USAGE,
+                     "the prompt has %" PRId64 " tokens, the model %d positions; give a shorter one",
+                     w->prompt.count, positions);
+}
+
+// The trainer's flags of the tokenizer, as words.
+static Words tokenizer_flags(const Settings *s, const char *words[8]) {
+    const char *const pairs[] = {"--tokenizer-type", s->tokenizer_type,
+                                 "--tokenizer-model", s->tokenizer_model,
+                                 "--vocab-file", s->vocab_file,
+                                 "--merge-file", s->merge_file};
+    Words flags = {words, 0};
+    for (int i = 0; i < 8; i += 2) {
+        if (!pairs[i + 1]) continue;
+        words[flags.count++] = pairs[i];
+        words[flags.count++] = pairs[i + 1];
+    }
+    return flags;
+}
+
+// --- the text ------------------------------------------------------------------------------------
+
+// False where standard output takes no more. That nobody reads on is no error.
+static bool output_goes_on(Writing *w, bool ok, Error *err) {
+    if (ok) return true;
+    w->unread = errno == EPIPE;
+    if (w->unread) return false;
+    return error_set(err, EXIT_ENVIRONMENT, "cannot write the text: %s; see to standard output",
+                     strerror(errno));
+}
+
+static bool echo_prompt(Writing *w, TextStream *stream, Error *err) {
+    bool ok = true;
+    if (w->settings->no_echo || !w->prompt_given) return true;
+    for (int64_t i = 0; ok && i < w->prompt.count; i++) ok = text_stream_put(stream, w->prompt.ids[i]);
+    return output_goes_on(w, ok, err);
+}
+
+// One text behind the prompt, whose keys and values are in the cache.
+static bool write_text(Writing *w, int sample, Error *err) {
+    const Settings *s = w->settings;
+    TextStream stream = {.tokenizer = w->saved.tokenizer, .out = stdout};
+    if (!echo_prompt(w, &stream, err)) return false;
+    memcpy(w->logits, w->first, (size_t)w->model.gpt.V * sizeof(floatX));
+    int64_t position = w->prompt.count;
+    for (int i = 0; i < s->tokens && !w->stop.reason; i++, position++) {
+        uint64_t number = (uint64_t)sample << 32 | (uint64_t)position;
+        int32_t token = sampling_draw(&w->sampling, w->logits, number);
+        if (token == w->saved.config.eod && !s->ignore_eod) break;
+        w->written++;
+        if (!output_goes_on(w, text_stream_put(&stream, token), err)) return false;
+        stop_poll(&w->stop, GO_ON, w->peers);
+        w->full = i + 1 < s->tokens && position == w->saved.config.max_position_embeddings;
+        if (i + 1 == s->tokens || w->full || w->stop.reason) break;
+        gpt_go_on(&w->model.gpt, &token, (int)position, 1, w->logits);
+    }
+    return output_goes_on(w, text_stream_end(&stream) && putchar('\n') != EOF && fflush(stdout) == 0, err);
+}
+
+static bool write_texts(Writing *w, Error *err) {
+    double began = monotonic_seconds();
+    bool ok = true;
+    for (int i = 0; ok && i < w->settings->samples && !w->stop.reason; i++) {
+        if (w->settings->samples > 1) printf("--- sample %d ---\n", i + 1);
+        ok = write_text(w, i, err);
+    }
+    w->seconds = monotonic_seconds() - began;
+    return ok || w->unread;
+}
+
+// The whole prompt in one pass.
+static bool read_into_cache(Writing *w, Error *err) {
+    size_t bytes = (size_t)w->model.gpt.V * sizeof(floatX);
+    w->first = (floatX *)xmalloc(bytes, "the logits");
+    w->logits = (floatX *)xmalloc(bytes, "the logits");
+    gpt_go_on(&w->model.gpt, w->prompt.ids, 0, (int)w->prompt.count, w->first);
+    if (!isnan(floatX_to_float(w->first[0]))) return true;
+    return error_set(err, EXIT_CHECKPOINT,
+                     "the model's logits are not numbers: its training has diverged; load an earlier "
+                     "checkpoint with --ckpt-step");
+}
+
+static void prepare_sampling(Writing *w) {
+    const Settings *s = w->settings;
+    int vocab = w->saved.config.vocab_size_unpadded;
+    w->sampling = (Sampling){.vocab = vocab, .temperature = s->temperature, .top_k = s->top_k,
+                             .top_p = s->top_p, .seed = (uint64_t)s->seed};
+    if (s->top_k == 0 && s->top_p >= 1.0) return;
+    w->sampling.candidates = (Candidate *)xmalloc((size_t)vocab * sizeof(Candidate), "the candidates");
+}
+
+// --- from a checkpoint to text -------------------------------------------------------------------
+
+// As many positions as prompt and text can take. The last token is not read again.
+static int positions_wanted(const Writing *w) {
+    int64_t wanted = w->prompt.count + w->settings->tokens - 1;
+    int most = w->saved.config.max_position_embeddings;
+    return wanted < most ? (int)wanted : most;
+}
+
+static bool open_model(Writing *w, const Site *site, Error *err) {
+    const char *words[8];
+    Words flags = tokenizer_flags(w->settings, words);
+    SavedModelChoice choice = {w->settings->load, w->settings->step, &flags, w->peers};
+    if (!saved_model_open(&w->saved, &choice, err)) return false;
+    if (*w->saved.note) fprintf(stderr, "%s\n", w->saved.note);
+    if (!encode_prompt(w, err)) return false;
+    const Checkpoint *checkpoint = w->saved.checkpoint;
+    return text_model_open(&w->model, &w->saved.config, positions_wanted(w), site, err) &&
+           checkpoint_check_tensors(checkpoint, w->model.gpt.whole, w->model.gpt.whole_tensors, err) &&
+           zero_restore_weights(w->model.zero, checkpoint, SLICE_WEIGHT, err);
+}
+
+static void report(const Writing *w, double reading) {
+    if (w->full) {
+        fprintf(stderr, "The text ends here: prompt and text take all %d positions of the model.\n",
+                w->saved.config.max_position_embeddings);
+    }
+    fprintf(stderr,
+            "iteration %" PRId64 "; %" PRId64 " tokens read in %.2f s, %" PRId64
+            " written in %.2f s: %.1f per second\n",
+            w->saved.iteration, w->prompt.count, reading, w->written, w->seconds,
+            w->seconds > 0 ? (double)w->written / w->seconds : 0.0);
+}
+
+static void close_writing(Writing *w) {
+    text_model_close(&w->model);
+    saved_model_close(&w->saved);
+    token_buffer_free(&w->prompt);
+    free(w->sampling.candidates);
+    free(w->first);
+    free(w->logits);
+}
+
+static bool generate(const Settings *settings, Peers peers, const Site *site, bool *stopped, Error *err) {
+    Writing w;
+    memset(&w, 0, sizeof w);
+    w.settings = settings;
+    w.peers = peers;
+    bool ok = open_model(&w, site, err);
+    double began = monotonic_seconds();
+    if (ok) stop_catch_signals();  // until here a signal ends the program at once
+    ok = ok && read_into_cache(&w, err);
+    double reading = monotonic_seconds() - began;
+    if (ok) prepare_sampling(&w);
+    ok = ok && write_texts(&w, err);
+    if (ok) report(&w, reading);
+    *stopped = w.stop.reason == STOP_SIGNAL;
+    close_writing(&w);
+    return ok;
+}
+
+// checkpoint.h's calls are collective, so there is a world of one rank.
+static bool run(Settings *settings, int *argc, char ***argv, bool *stopped, Error *err) {
+    Launch launch;
+    Site site = {.rank = -1, .gpu = -1, .phase = "generate"};
+    if (!check(settings, err)) return false;
+    launch_init(&launch, argc, argv);
+    Peers peers = {launch.world, 0, &site};
+    bool ok = launch.size == 1 ||
+              error_set(err, EXIT_USAGE, "this is a program of one process; start it without mpirun");
+    ok = ok && generate(settings, peers, &site, stopped, err);
+    if (!ok && launch.rank == 0) error_print(NULL, err->what);
+    launch_finalize(&launch);
+    err->what[0] = 0;  // said
+    return ok;
+}
+
+int main(int argc, char **argv) {
+    name_illegal_instructions();
+    json_use_checked_memory();
+    Error err = {0};
+    char **words = NULL;
+    int count = 0;
+    bool stopped = false;
+    Settings settings = {0};
+    signal(SIGPIPE, SIG_IGN);  // nobody reads on: the program ends by itself
+    options_defaults(table, TABLE_ROWS, &settings);
+    bool good = options_read_words(argc, argv, &words, &count, &err);
+    if (good && options_ask(table, TABLE_ROWS, words, count, "help")) {
+        printf("Usage: generate --load FOLDER [--prompt TEXT] [flags]\n"
+               "Text from a checkpoint of the trainer, token by token.\n");
+        options_help(table, TABLE_ROWS, stdout);
+    } else {
+        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, &err) &&
+               run(&settings, &argc, &argv, &stopped, &err);
+    }
+    if (!good && *err.what) error_print(NULL, err.what);
+    options_free_words(words, count);
+    return !good ? err.code : stopped ? EXIT_STOPPED : EXIT_DONE;
+}

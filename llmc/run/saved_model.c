@@ -1,0 +1,80 @@
+// A checkpoint to be used: see saved_model.h.
+#include "llmc/run/saved_model.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+
+// A checkpoint that cannot be used is not replaced by an older one in silence.
+static bool open_checkpoint(SavedModel *model, const SavedModelChoice *choice, Error *err) {
+    int64_t asked = choice->iteration;
+    char fallback[1400] = "";
+    if (asked < 0) asked = checkpoint_find(choice->load, model->note, sizeof model->note, err);
+    if (asked == CHECKPOINT_UNREADABLE) return false;
+    if (asked == NO_CHECKPOINT) {
+        return error_set(err, EXIT_CHECKPOINT, "%s holds no checkpoint; give a folder that a run saved into",
+                         choice->load);
+    }
+    model->iteration = asked;
+    model->checkpoint = checkpoint_open_sound(choice->load, &model->iteration, choice->peers, fallback,
+                                              sizeof fallback, err);
+    if (!model->checkpoint || model->iteration == asked) return model->checkpoint != NULL;
+    const char *why = strstr(fallback, "used:");
+    why = why ? why + strlen("used:") : "";
+    return error_set(err, EXIT_CHECKPOINT, "%s:%.*s; give --ckpt-step %" PRId64 " for the one before it",
+                     choice->load, (int)strcspn(why, ";"), why, model->iteration);
+}
+
+// Files of GPT-2's tokenizer that lie beside the checkpoints belong to the model.
+static void prefer_own_files(Config *c, const SavedModelChoice *choice) {
+    if (c->tokenizer_type != TOKENIZER_GPT2_BPE || choice->flags->count) return;
+    char *vocab = text_format("%s/vocab.json", choice->load);
+    char *merges = text_format("%s/merges.txt", choice->load);
+    if (durable_exists(vocab) && durable_exists(merges)) {
+        // Kept with the config's words, which its text fields point into.
+        c->words = (char **)xrealloc(c->words, ((size_t)c->words_count + 2) * sizeof *c->words, "options");
+        c->vocab_file = c->words[c->words_count++] = xstrdup(vocab);
+        c->merge_file = c->words[c->words_count++] = xstrdup(merges);
+    }
+    free(vocab);
+    free(merges);
+}
+
+static bool open_tokenizer(SavedModel *model, Error *err) {
+    const Config *c = &model->config;
+    TokenizerChoice choice = config_tokenizer(c);
+    Error why;
+    model->tokenizer = tokenizer_open(&choice, &why);
+    if (!model->tokenizer) {
+        return error_set(err, EXIT_DATA, "the model's tokenizer: %.*s; give --vocab-file and --merge-file",
+                         (int)strcspn(why.what, ";"), why.what);
+    }
+    int size = tokenizer_vocab_size(model->tokenizer), eod = tokenizer_eod(model->tokenizer);
+    if (size == c->vocab_size_unpadded && eod == c->eod) return true;
+    return error_set(err, EXIT_DATA,
+                     "the tokenizer has %d ids and ends documents with %d, the checkpoint's model %d and %d; "
+                     "give the files that it was trained with",
+                     size, eod, c->vocab_size_unpadded, c->eod);
+}
+
+bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *err) {
+    memset(model, 0, sizeof *model);
+    bool ok = open_checkpoint(model, choice, err);
+    if (ok) {
+        const char *arguments = checkpoint_arguments(model->checkpoint);
+        ok = config_of_checkpoint(&model->config, arguments, choice->flags, err);
+    }
+    if (ok) prefer_own_files(&model->config, choice);
+    if (ok && open_tokenizer(model, err)) return true;
+    saved_model_close(model);
+    return false;
+}
+
+void saved_model_close(SavedModel *model) {
+    checkpoint_close(model->checkpoint);
+    if (model->tokenizer) tokenizer_close(model->tokenizer);
+    config_free(&model->config);
+    memset(model, 0, sizeof *model);
+}
