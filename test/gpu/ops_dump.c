@@ -319,7 +319,9 @@ static void cases_linear(Dump *d) {
     case_linear(d, 130, 256, 1024, true, true);
     case_linear(d, 256, 768, 768, true, true);
     case_linear(d, 128, 1024, 256, false, false);
-    case_linear(d, 1, 64, 512, false, false);  // sampling's logits
+    case_linear(d, 1, 64, 512, false, false);  // generation has one row
+    case_linear(d, 1, 1000, 770, true, true);
+    case_linear(d, 1, 4096, 72, false, true);
     case_linear(d, 2048, 80, 240, true, false);
 }
 
@@ -539,6 +541,40 @@ static void cases_attention(Dump *d) {
     case_attention(d, 1, 128, 3, 80, 2, 0.2f);
 }
 
+// T new positions behind `before` others, in a cache with room for some more.
+static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) {
+    Lab *lab = &d->lab;
+    int keys = before + T, room = keys + 7;
+    int64_t row = (int64_t)(NH + 2 * groups) * HD, out_size = (int64_t)T * NH * HD;
+    int64_t cache_size = (int64_t)groups * room * HD;
+    snprintf(d->scope, sizeof d->scope, "cached_%d+%dx%dx%dx%d", before, T, NH, groups, HD);
+    floatX *qkv = random_x(lab, keys * row, 0, 1), *out = poisoned_x(lab, out_size),
+           *cached = poisoned_x(lab, cache_size), *values = poisoned_x(lab, cache_size);
+    void *workspace = poisoned(lab, op_cached_attention_workspace_bytes(T, room, NH, HD));
+    CachedAttention a = {.T = before, .room = room, .NH = NH, .HD = HD, .groups = groups, .qkv = qkv,
+                         .keys = cached, .values = values, .out = out, .workspace = workspace};
+    op_cache_append(lab->stream, &a);
+    a.T = T;
+    a.start = before;
+    a.qkv = qkv + before * row;
+    op_cache_append(lab->stream, &a);
+    op_cached_attention(lab->stream, &a);
+    dump_x(d, "out", out, out_size, 't');
+    // Keys of the first group that are there: nothing but copies.
+    dump_x(d, "keys", cached, (int64_t)keys * HD, 'e');
+    release(lab, (void *[]){qkv, out, cached, values, workspace, NULL});
+}
+
+static void cases_cached(Dump *d) {
+    case_cached(d, 1, 0, 3, 3, 64);
+    case_cached(d, 1, 63, 12, 12, 64);
+    case_cached(d, 1, 64, 8, 2, 128);
+    case_cached(d, 1, 1000, 16, 4, 80);
+    case_cached(d, 5, 130, 6, 1, 256);
+    case_cached(d, 40, 300, 4, 2, 96);
+    case_cached(d, 1, 5000, 2, 2, 8);
+}
+
 int main(int argc, char **argv) {
     Site site = {.rank = -1, .phase = "ops"};
     if (argc < 2) {
@@ -574,6 +610,7 @@ int main(int argc, char **argv) {
     if (!d.own_kernels) cases_head(&d);
     cases_llama(&d);
     cases_attention(&d);
+    cases_cached(&d);
     bool written = fflush(d.file) == 0 && !ferror(d.file) && fclose(d.file) == 0;
     printf("%s backend, %s: results %s\n", device_backend(), FLOATX_NAME,
            written ? "written" : "could not be written");

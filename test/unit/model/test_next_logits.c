@@ -87,7 +87,8 @@ static void test_llama(void **state) {
     static const char *const flags[] = {"--num-attention-heads", "6", "--group-query-attention",
                                         "--num-query-groups", "2", "--normalization", "RMSNorm",
                                         "--position-embedding-type", "rope", "--swiglu",
-                                        "--disable-bias-linear", "--untie-embeddings-and-output-weights"};
+                                        "--disable-bias-linear", "--untie-embeddings-and-output-weights",
+                                        "--qk-layernorm"};
     compare(COUNT(flags), flags, 1);
     compare(COUNT(flags), flags, 11);
 }

@@ -1,0 +1,119 @@
+// The model of a checkpoint as a Config: see config_of_checkpoint in config.h. The saved flags
+// become a command line again, so they are read and checked as the trainer's are. Called by
+// llmc/run/saved_model.c.
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/json.h"
+#include "llmc/config/config.h"
+
+#define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
+
+// The words of a command line under construction.
+typedef struct Line {
+    char **words;
+    int count, room;
+} Line;
+
+static void add_word(Line *line, char *word) {
+    if (line->count == line->room) {
+        line->room = 2 * line->room + 64;
+        line->words = (char **)xrealloc(line->words, (size_t)line->room * sizeof *line->words, "options");
+    }
+    line->words[line->count++] = word;
+}
+
+static void free_line(Line *line) {
+    for (int i = 0; i < line->count; i++) free(line->words[i]);
+    free(line->words);
+}
+
+// A flag's name in a checkpoint.
+static void saved_name(const char *flag, char *name, size_t bytes) {
+    snprintf(name, bytes, "%s", flag);
+    for (char *c = name; *c; c++) {
+        if (*c == '-') *c = '_';
+    }
+}
+
+// A saved flag as it stood on the command line. One that was not given is null, or not there.
+static void add_saved(Line *line, const Option *row, const cJSON *saved) {
+    char name[96];
+    saved_name(row->name, name, sizeof name);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(saved, name);
+    if (cJSON_IsTrue(item)) add_word(line, text_format("--%s", row->name));
+    if (cJSON_IsString(item)) add_word(line, text_format("--%s=%s", row->name, item->valuestring));
+    if (!cJSON_IsNumber(item)) return;
+    char *digits = cJSON_PrintUnformatted(item);
+    if (digits) add_word(line, text_format("--%s=%s", row->name, digits));
+    cJSON_free(digits);
+}
+
+// The model's rows are those under the table's first heading.
+static void add_model(Line *line, const cJSON *saved) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (int i = 1; i < rows && table[i].name; i++) add_saved(line, &table[i], saved);
+    static const char *const tokenizer[] = {"tokenizer-type", "tokenizer-model", "tokenizer-eod",
+                                            "vocab-file", "merge-file", "vocab-size"};
+    for (size_t i = 0; i < COUNT_OF(tokenizer); i++) {
+        const Option *row = options_find(table, rows, tokenizer[i], strlen(tokenizer[i]));
+        if (row) add_saved(line, row, saved);
+    }
+}
+
+// What imported checkpoints do not say: the length, which is as many tokens as there are positions;
+// and how many ids there are beside the end of a document, which NullTokenizer asks.
+static void add_implied(Line *line, const cJSON *saved) {
+    const struct { const char *flag, *name, *from; int64_t less; } implied[] = {
+        {"seq-length", "seq_length", "max_position_embeddings", 0},
+        {"vocab-size", "vocab_size", "unpadded_vocab_size", 1},
+    };
+    for (size_t i = 0; i < COUNT_OF(implied); i++) {
+        int64_t value;
+        if (cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(saved, implied[i].name))) continue;
+        if (json_member_int64(saved, implied[i].from, 1, INT32_MAX, &value))
+            add_word(line, text_format("--%s=%lld", implied[i].flag, (long long)(value - implied[i].less)));
+    }
+}
+
+// The vocabulary as the checkpoint has it: its padding follows from another layout's flags.
+static bool adopt_vocabulary(Config *config, const cJSON *saved, Error *err) {
+    int64_t words, rows, eod;
+    if (!json_member_int64(saved, "unpadded_vocab_size", 1, INT32_MAX, &words) ||
+        !json_member_int64(saved, "padded_vocab_size", words, INT32_MAX, &rows) ||
+        !json_member_int64(saved, "eod", 0, words - 1, &eod))
+        return error_set(err, EXIT_CHECKPOINT, "the sizes of the vocabulary are missing or impossible");
+    if (!config_finish(config, 1, (int)words, (int)eod, err)) return false;
+    config->vocab_size_padded = (int)rows;
+    return true;
+}
+
+bool config_of_checkpoint(Config *config, const char *saved_json, const Words *own, Error *err) {
+    // What config_parse wants of every run.
+    static const char *const fixed[] = {"--micro-batch-size=1", "--lr=0", "--train-iters=1", "--mock-data"};
+    Line line = {NULL, 0, 0};
+    Error why = {0};
+    cJSON *saved = json_parse_object(saved_json, strlen(saved_json));
+    memset(config, 0, sizeof *config);
+    add_word(&line, xstrdup("checkpoint"));
+    if (saved) add_model(&line, saved);
+    if (saved) add_implied(&line, saved);
+    for (size_t i = 0; i < COUNT_OF(fixed); i++) add_word(&line, xstrdup(fixed[i]));
+    for (int i = 0; i < own->count; i++) add_word(&line, xstrdup(own->items[i]));
+    bool ok = saved ? config_parse(config, line.count, line.words, NULL, 0, &why)
+                    : error_set(&why, EXIT_CHECKPOINT, "they are no JSON object");
+    free_line(&line);
+    if (ok && !adopt_vocabulary(config, saved, &why)) {
+        config_free(config);
+        ok = false;
+    }
+    cJSON_Delete(saved);
+    if (!ok) {
+        return error_set(err, EXIT_CHECKPOINT, "the arguments in the checkpoint make no model: %.*s; load"
+                         " another checkpoint", (int)strcspn(why.what, ";"), why.what);
+    }
+    config->attention_dropout = config->hidden_dropout = 0;
+    config->recompute_granularity = RECOMPUTE_FULL;
+    return true;
+}
