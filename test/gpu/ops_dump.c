@@ -446,7 +446,7 @@ static void case_head_of_two(Dump *d, int64_t n, int C, int V) {
         void *workspace = poisoned(lab, op_head_workspace_bytes(n, C, (int)half));
         rank[r] = (Head){n, C, r * (int)half, (int)half, x, wte + r * half * C, targets, NULL,
                          1.0f / (float)n, losses + r * n, NULL, dx + r * n * C, dwte + r * half * C, true,
-                         workspace, NULL, all, 2};
+                         workspace, NULL, all, 2, 0};
     }
     for (int64_t row = 0; row < n; row += chunk) {
         int64_t rows = n - row < chunk ? n - row : chunk;
