@@ -1,16 +1,17 @@
-// Finds, for every product of a training step at 125M (micro-batch 32), 350M (16) and 1.3B (8), the
-// fastest of cuBLASLt's heuristic answers, on random data. Prints the rows of
-// llmc/cuda/gemm_table.h (only where more than 1 % is won) and what they win; a run takes about a
-// minute.
+// Finds, for every product of a training step at 125M (micro-batch 32), 350M (16) and 1.3B (8), and
+// of Llamas of 125M (32) and 1.1B (8), the fastest of cuBLASLt's heuristic answers, on random data.
+// Prints the rows of llmc/cuda/gemm_table.h (only where more than 1 % is won) and what they win; a
+// run takes about a minute. With a word only models whose names hold it are searched.
 //
 // Short trials: inside a step, among kernels that draw less, the clock stays higher than a product
 // alone leaves it when it runs for long at the power limit, and answers found under that load
 // (tried once) were slower in the step.
 //
-//   build/dev/bench/gemm_search > rows.txt
+//   build/dev/bench/gemm_search [Llama] > rows.txt
 #include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "llmc/cuda/common.cuh"
 #include "llmc/ops.h"
@@ -145,11 +146,33 @@ static void search_dgelu(Search *s, int times, int64_t m, int64_t n, int64_t k) 
     s->best_ms += times * (pays ? with_epilogue : without);
 }
 
-static void search_model(Search *s, const char *name, int L, int64_t C, int64_t N) {
-    int64_t F = 4 * C, V = 50304, R = op_head_chunk_rows(N, (int)V);
+static void search_head(Search *s, int64_t C, int64_t V, int64_t N) {
+    int64_t R = op_head_chunk_rows(N, (int)V);
     int chunks = (int)ceil_div64(N, R);
-    s->first_ms = s->best_ms = 0;
-    printf("    // %s\n", name);
+    search(s, "logits", chunks, LOGITS, R, V, C);
+    search(s, "dx of the head", chunks, DX, R, C, V);
+    search(s, "dw of the head", chunks, R < N ? DW_MORE : DW, V, C, R);
+}
+
+// A Llama's linears have no bias, and nothing is fused with them.
+static void search_llama(Search *s, int L, int64_t C, int64_t QKV, int64_t F, int64_t V, int64_t N) {
+    const struct {
+        const char *name;
+        int64_t columns, rows;  // of x and of y
+    } linear[] = {{"qkv", C, QKV}, {"projection", C, C}, {"fc1", C, 2 * F}, {"fc2", F, C}};
+    for (int i = 0; i < 4; i++) {
+        char what[32];
+        search(s, linear[i].name, L, LOGITS, N, linear[i].rows, linear[i].columns);
+        snprintf(what, sizeof what, "dx of %s", linear[i].name);
+        search(s, what, L, DX, N, linear[i].columns, linear[i].rows);
+        snprintf(what, sizeof what, "dw of %s", linear[i].name);
+        search(s, what, L, DW, linear[i].rows, linear[i].columns, N);
+    }
+    search_head(s, C, V, N);
+}
+
+static void search_gpt(Search *s, int L, int64_t C, int64_t N) {
+    int64_t F = 4 * C;
     search(s, "qkv", L, FORWARD, N, 3 * C, C);
     search(s, "projection", L, FORWARD, N, C, C);
     search(s, "fc1 with GELU", L, FORWARD_GELU, N, F, C);
@@ -162,13 +185,25 @@ static void search_model(Search *s, const char *name, int L, int64_t C, int64_t 
     search(s, "dw of fc1", L, DW, F, C, N);
     search(s, "dw of projection", L, DW, C, C, N);
     search(s, "dw of qkv", L, DW, 3 * C, C, N);
-    search(s, "logits", chunks, LOGITS, R, V, C);
-    search(s, "dx of the head", chunks, DX, R, C, V);
-    search(s, "dw of the head", chunks, DW_MORE, V, C, R);
-    printf("    // %s: %.2f -> %.2f ms a step\n", name, s->first_ms, s->best_ms);
+    search_head(s, C, 50304, N);
 }
 
-int main(void) {
+// QKV 0: a GPT.
+typedef struct Model {
+    const char *name;
+    int L, micro_batch;
+    int64_t C, QKV, F, V;
+} Model;
+
+static void search_model(Search *s, const Model *m) {
+    s->first_ms = s->best_ms = 0;
+    printf("    // %s, micro-batch %d\n", m->name, m->micro_batch);
+    if (m->QKV) search_llama(s, m->L, m->C, m->QKV, m->F, m->V, m->micro_batch * 2048);
+    else search_gpt(s, m->L, m->C, m->micro_batch * 2048);
+    printf("    // %s: %.2f -> %.2f ms a step\n", m->name, s->first_ms, s->best_ms);
+}
+
+int main(int argc, char **argv) {
     Site site = {-1, 0, 0, 0, "gemm search"};
     Error err;
     Search s = {};
@@ -188,8 +223,13 @@ int main(void) {
     s.bias = device_alloc(s.device, 1 << 20, "bias", &err);
     s.workspace = device_alloc(s.device, GEMM_WORKSPACE_BYTES, "workspace", &err);
     printf("    // cuBLASLt %zu on %s\n", cublasLtGetVersion(), device_name(s.device));
-    search_model(&s, "125M, micro-batch 32", 12, 768, 32 * 2048);
-    search_model(&s, "350M, micro-batch 16", 24, 1024, 16 * 2048);
-    search_model(&s, "1.3B, micro-batch 8", 24, 2048, 8 * 2048);
+    static const Model models[] = {{"125M", 12, 32, 768, 0, 0, 0},
+                                   {"350M", 24, 16, 1024, 0, 0, 0},
+                                   {"1.3B", 24, 8, 2048, 0, 0, 0},
+                                   {"Llama 1.1B", 22, 8, 2048, 2560, 5632, 32000},
+                                   {"Llama 125M", 12, 32, 768, 2304, 2048, 50304}};
+    for (const Model &m : models) {
+        if (argc < 2 || strstr(m.name, argv[1])) search_model(&s, &m);
+    }
     return 0;
 }

@@ -2,9 +2,11 @@
 # Training speed on one GPU: 125M (micro-batch 32), 350M (16) and 1.3B (8), sequence 2048, no
 # dropout, made-up data, as it is and in --deterministic-mode. PyTorch (torch.compile, fused AdamW,
 # SDPA) runs in the same call when it is there: with bf16 weights, and with fp32 ones when asked.
-# Prints one table, writes one JSON file. Needs build/train_gpt and a GPU.
+# Prints one table, writes one JSON file. Needs build/train_gpt and a GPU. Llamas are models too:
+# llama_125m and llama_1.1b.
 #
 #   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30]
+#                           [--modes "default deterministic"]
 #                           [--pytorch "bf16 fp32"|none] [--out FILE.json]
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
@@ -12,11 +14,13 @@ caller=$PWD
 help_if_asked dev/bench/single_gpu.sh "$@"
 set -euo pipefail
 
-models="125m:32 350m:16 1.3b:8" iterations=30 pytorch=bf16 out=dev/bench/results/single_gpu.json
+models="125m:32 350m:16 1.3b:8" iterations=30 modes="default deterministic" pytorch=bf16
+out=dev/bench/results/single_gpu.json
 while [ $# -gt 0 ]; do
     case $1 in
     --models) models=$2; shift ;;
     --iters) iterations=$2; shift ;;
+    --modes) modes=$2; shift ;;
     --pytorch) pytorch=$2; shift ;;
     --out) case $2 in /*) out=$2 ;; *) out=$caller/$2 ;; esac; shift ;;
     *) die 2 "unknown argument $1; see dev/bench/single_gpu.sh --help" ;;
@@ -29,13 +33,22 @@ program=$BUILD/train_gpt
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
+# The vocabularies of the models whose sizes they have.
+flags_of() { # MODEL: its card and vocabulary, in $card
+    case $1 in
+    llama_1.1b) card=(@configs/llama_1.1b.args --tokenizer-type NullTokenizer --vocab-size 31999) ;;
+    llama_*) card=(@configs/"$1".args) ;;
+    *) card=(@configs/gpt_"$1".args) ;;
+    esac
+}
 for model in $models; do
-    for mode in default deterministic; do
+    flags_of "${model%:*}"
+    for mode in $modes; do
         flags=()
-        [ $mode = deterministic ] && flags=(--deterministic-mode)
+        [ "$mode" = deterministic ] && flags=(--deterministic-mode)
         rows=${model#*:}
         echo "running ${model%:*}, micro-batch $rows, $mode" >&2
-        "$program" @configs/gpt_"${model%:*}".args --micro-batch-size "$rows" --global-batch-size "$rows" \
+        "$program" "${card[@]}" --micro-batch-size "$rows" --global-batch-size "$rows" \
             --mock-data --hidden-dropout 0 --attention-dropout 0 --train-iters 100000 --log-interval 10 \
             --exit-interval "$iterations" --eval-interval 1000000 --eval-iters 0 \
             --log-jsonl "$folder/${model%:*}.$rows.$mode.jsonl" "${flags[@]}" >"$folder/log" 2>&1 ||

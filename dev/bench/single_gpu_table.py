@@ -13,10 +13,19 @@ from tables import json_lines, number_column as number, print_columns, write_rec
 
 SHAPES = {"125m": (12, 768), "350m": (24, 1024), "1.3b": (24, 2048), "2.7b": (32, 2560), "6.7b": (32, 4096)}
 VOCABULARY, LENGTH = 50304, 2048
+# Layers, width, share of the heads that have keys and values, width of the MLP, vocabulary, whether
+# the word embeddings multiply nothing.
+LLAMAS = {"llama_125m": (12, 768, 1, 2048, 50304, False), "llama_1.1b": (22, 2048, 1 / 8, 5632, 32000, True)}
+ORDER = [*SHAPES, *LLAMAS]
 
 
 def flops_per_token(model):
     """Megatron's formula (whole attention) and 6N + 6*L*C*T (causal attention halved)."""
+    if model in LLAMAS:
+        layers, width, shared, ffn, vocabulary, untied = LLAMAS[model]
+        matrices = layers * width * ((2 + 2 * shared) * width + 3 * ffn) + vocabulary * width
+        norms, attention = (2 * layers + 1) * width, 6 * layers * width * LENGTH
+        return 6 * matrices + 2 * attention, 6 * (matrices + norms) + attention
     layers, width = SHAPES[model]
     parameters = VOCABULARY * width + LENGTH * width + layers * (12 * width * width + 13 * width) + 2 * width
     megatron = 72 * layers * width**2 * (1 + LENGTH / (6 * width) + VOCABULARY / (12 * layers * width))
@@ -62,13 +71,13 @@ def our_rows(folder):
 def main():
     folder, out = sys.argv[1:]
     rows = list(our_rows(folder)) + json_lines(os.path.join(folder, "pytorch.json"))
-    peak, order = matmul_peak(), list(SHAPES)
-    rows.sort(key=lambda r: (order.index(r["model"]), r["program"]))
+    peak = matmul_peak()
+    rows.sort(key=lambda r: (ORDER.index(r["model"]), r["program"]))
     for r in rows:
         r["tflops_megatron"], r["tflops_causal"] = (
             flops * r["tokens_per_second"] / 1e12 for flops in flops_per_token(r["model"]))
     print_columns((
-        ("", -32, lambda r: r["program"]), ("model", -6, lambda r: r["model"]),
+        ("", -32, lambda r: r["program"]), ("model", -10, lambda r: r["model"]),
         number("batch", 5, "d", "micro_batch"), number("ms/step", 9, ".2f", "ms"),
         number("tokens/s", 11, ".0f", "tokens_per_second"), number("TFLOP/s", 9, ".1f", "tflops_megatron"),
         number("causal", 9, ".1f", "tflops_causal"),
