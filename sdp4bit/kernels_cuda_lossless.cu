@@ -2,28 +2,93 @@
 // bytes are lossless_cpu.c's, and lossless.h has the numbers. Called by qwd.c.
 #include "sdp4bit/kernels_cuda.cuh"
 
-static __constant__ uint16_t FREQUENCIES[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_FREQUENCIES;
-static __constant__ uint16_t COSTS[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_COSTS;
-static_assert((int)LOSSLESS_LANES == (int)WARP && (int)LOSSLESS_CANDIDATES == (int)WARP,
-              "a lane has a state, and a candidate");
+static constexpr uint16_t FREQUENCIES[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_FREQUENCIES;
+static constexpr uint16_t COSTS[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_COSTS;
+static_assert((int)LOSSLESS_LANES == (int)WARP && (int)LOSSLESS_CANDIDATES == (int)WARP &&
+                  (int)LOSSLESS_RUNS == (int)WARP,
+              "a lane has a state, a candidate and a run of samples");
 
 enum { STEP = 2 * WARP };  // weights of a step: two neighbours per lane
-enum { LANE_SAMPLES = LOSSLESS_GROUP / 32 / WARP };
 
 DEV_FN int lane_id(void) { return threadIdx.x % WARP; }
 // How many of these lanes come before this one.
 DEV_FN int lanes_before(uint32_t lanes) { return __popc(lanes & ((1u << lane_id()) - 1u)); }
 
-DEV_FN void fill_tables(LosslessTables *tables) {
-    lossless_fill_tables(tables, FREQUENCIES, COSTS, threadIdx.x, CODEC_THREADS);
+// --- tables -------------------------------------------------------------------------------------
+
+// Where a symbol lies in its context's table: the frequency in the top 10 bits, the start in the
+// lowest 10.
+typedef uint32_t Place;
+enum { FREQUENCY_BIT = 32 - LOSSLESS_PRECISION };
+DEV_FN uint32_t place_frequency(Place p) { return p >> FREQUENCY_BIT; }
+DEV_FN uint32_t place_start(Place p) { return p & ((1u << LOSSLESS_PRECISION) - 1u); }
+
+// What the encoder wants to know of a symbol: to divide by its frequency is to multiply by
+// reciprocal / 2^32, and to correct that by 1 at most.
+struct __align__(8) PushEntry {
+    uint32_t reciprocal;
+    Place place;
+};
+struct __align__(16) EncoderTables {
+    PushEntry entry[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
+    uint16_t cost[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
+};
+struct __align__(16) DecoderTables {
+    Place place[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
+    uint8_t symbol[LOSSLESS_CONTEXTS][1 << LOSSLESS_PRECISION];  // of each slot
+};
+
+static constexpr Place place_of(int context, int symbol) {
+    uint32_t start = 0;
+    for (int q = 0; q < symbol; q++) start += FREQUENCIES[context][q];
+    return (uint32_t)FREQUENCIES[context][symbol] << FREQUENCY_BIT | start;
+}
+static constexpr EncoderTables encoder_tables(void) {
+    EncoderTables t = {};
+    for (int c = 0; c < LOSSLESS_CONTEXTS; c++) {
+        for (int q = 0; q < LOSSLESS_SYMBOLS; q++) {
+            t.entry[c][q].reciprocal = 0xFFFFFFFFu / FREQUENCIES[c][q];
+            t.entry[c][q].place = place_of(c, q);
+            t.cost[c][q] = c == LOSSLESS_FRESH ? LOSSLESS_FRESH_COST : COSTS[c][q];
+        }
+    }
+    return t;
+}
+static constexpr DecoderTables decoder_tables(void) {
+    DecoderTables t = {};
+    for (int c = 0; c < LOSSLESS_CONTEXTS; c++) {
+        int slot = 0;
+        for (int q = 0; q < LOSSLESS_SYMBOLS; q++) {
+            t.place[c][q] = place_of(c, q);
+            for (int i = 0; i < FREQUENCIES[c][q]; i++) t.symbol[c][slot++] = (uint8_t)q;
+        }
+    }
+    return t;
+}
+static __device__ const EncoderTables ENCODER = encoder_tables();
+static __device__ const DecoderTables DECODER = decoder_tables();
+
+// Into the block's shared memory.
+template <class Tables>
+DEV_FN void fetch_tables(Tables *to, const Tables *from) {
+    for (int i = threadIdx.x; i < (int)(sizeof(Tables) / sizeof(uint4)); i += CODEC_THREADS)
+        reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(from)[i];
     __syncthreads();
 }
+
+// --- pairs of weights ---------------------------------------------------------------------------
 
 // Two weights, the first one in the low half.
 DEV_FN uint32_t load_pair(const uint16_t *weights, int i, int n) {
     return i < n ? *reinterpret_cast<const uint32_t *>(weights + i) : 0;
 }
 DEV_FN uint32_t half_of(uint32_t pair, int h) { return h ? pair >> 16 : pair & 0xFFFFu; }
+// Each weight as a 16-bit integer in the order of the numbers; once more, and it is the weight.
+DEV_FN uint32_t ordered_pair(uint32_t pair) { return pair ^ (__vcmplts2(pair, 0) & 0x7FFF7FFFu); }
+// The context of a weight, but that weights smaller than their change have LOSSLESS_FRESH or more.
+DEV_FN int raw_context(uint32_t old, int scale) {
+    return max(scale + 6 - (int)(old >> 7 & 0xFFu), 0);
+}
 
 DEV_FN void copy_group(uint16_t *to, const uint16_t *from, int n) {
     for (int i = 2 * lane_id(); i < n; i += STEP) {
@@ -34,95 +99,130 @@ DEV_FN void copy_group(uint16_t *to, const uint16_t *from, int n) {
 // --- encoder ------------------------------------------------------------------------------------
 
 // Each lane tries a scale on all samples, which the lanes hold together.
-DEV_FN int choose_scale(const LosslessTables *t, const uint16_t *old, const uint16_t *fresh, int n) {
-    uint32_t sample[LANE_SAMPLES], cost = 0;  // old in the low half
-    int largest = 0;
+DEV_FN int choose_scale(const EncoderTables *t, const uint16_t *old, const uint16_t *fresh, int n) {
+    static_assert((int)LOSSLESS_RUN == 4, "a lane's samples are two pairs");
+    uint32_t sample[LOSSLESS_RUN] = {}, cost = 0;
+    int at = lossless_run(lane_id()), largest = 0;
 #pragma unroll
-    for (int s = 0; s < LANE_SAMPLES; s++) {
-        int k = s * WARP + lane_id(), i = lossless_sample(k);
-        bool live = k < lossless_samples(n);
-        sample[s] = live ? old[i] | (uint32_t)fresh[i] << 16 : 0;
-        largest = max(largest, (int)(sample[s] >> 7 & 0xFFu));
+    for (int k = 0; k < LOSSLESS_RUN; k += 2) {
+        if (at + LOSSLESS_RUN > n) continue;
+        uint32_t was = load_pair(old, at + k, n), is = load_pair(fresh, at + k, n);
+        sample[k] = lossless_sample(half_of(was, 0), half_of(is, 0));
+        sample[k + 1] = lossless_sample(half_of(was, 1), half_of(is, 1));
+        largest = max(largest, max((int)(sample[k] & 0xFFu), (int)(sample[k + 1] & 0xFFu)));
     }
     largest = __reduce_max_sync(ALL_LANES, largest);
     int scale = lossless_candidate(largest, lane_id());
 #pragma unroll
-    for (int s = 0; s < LANE_SAMPLES; s++) {
-        int live = min(lossless_samples(n) - s * WARP, (int)WARP);
-        for (int l = 0; l < live; l++) {
-            uint32_t pair = __shfl_sync(ALL_LANES, sample[s], l);
-            cost += lossless_cost(t, half_of(pair, 0), half_of(pair, 1), scale);
-        }
+    for (int k = 0; k < LOSSLESS_RUN; k++) {
+#pragma unroll 8
+        for (int l = 0; l < WARP; l++)
+            cost += lossless_cost(t->cost, __shfl_sync(ALL_LANES, sample[k], l), scale);
     }
-    // The least cost, of several the first lane's: 256 samples cost less than 2^21.
+    // The least cost, of several the first lane's: 128 samples cost less than 2^20.
     uint32_t best = __reduce_min_sync(ALL_LANES, cost * WARP + lane_id());
     return lossless_candidate(largest, (int)(best % WARP));
 }
 
 // A group's words so far; they are written from the last one to the first.
 struct WordWriter {
-    uint16_t *words;
-    int at;  // the first one that is written; below 0: the group does not fit
+    uint16_t *slot, *next;  // next: the first one that is written; before slot: the group does not fit
 };
+// A step writes two words per weight at most.
+enum { STEP_WORDS = 2 * STEP };
 
-// The lanes whose states are full write a word each, in the order of the lanes.
+// The lanes whose states are full write a word each, in the order of the lanes. CAREFUL: there may
+// be no room left, and lanes without a weight.
+template <bool CAREFUL>
 DEV_FN uint32_t spill(WordWriter &w, uint32_t state, bool full) {
     uint32_t lanes = __ballot_sync(ALL_LANES, full);
-    w.at -= __popc(lanes);
-    int i = w.at + lanes_before(lanes);
-    if (full && i >= 0) w.words[i] = (uint16_t)state;
+    w.next -= __popc(lanes);
+    uint16_t *to = w.next + lanes_before(lanes);
+    if (full && (!CAREFUL || to >= w.slot)) *to = (uint16_t)state;
     return full ? state >> 16 : state;
 }
 
-DEV_FN uint32_t push_bits(WordWriter &w, uint32_t state, uint32_t value, int bits) {
-    if (!__any_sync(ALL_LANES, bits > 0)) return state;
-    state = spill(w, state, bits > 0 && lossless_overflows(state, 1, bits));
-    return lossless_push_bits(state, value, bits);
+// state / frequency and its rest at once: (quotient << LOSSLESS_PRECISION) + rest.
+DEV_FN uint32_t divide(uint32_t state, PushEntry e) {
+    uint32_t f = place_frequency(e.place), quotient = __umulhi(state, e.reciprocal);
+    uint32_t rest = state - quotient * f, coded = (quotient << LOSSLESS_PRECISION) + rest;
+    return rest < f ? coded : coded + (1u << LOSSLESS_PRECISION) - f;
 }
 
-// One weight of every lane.
-DEV_FN uint32_t push_weight(WordWriter &w, uint32_t state, const LosslessTables *t, uint32_t old,
-                            uint32_t fresh, int scale, bool live) {
-    int context = lossless_context(old, scale);
-    LosslessCode code = lossless_code(lossless_value(old, fresh, context, scale), context);
-    uint32_t frequency = t->frequency[context][code.symbol], start = t->start[context][code.symbol];
-    state = push_bits(w, state, code.low, live ? code.low_bits : 0);
-    state = push_bits(w, state, code.high, live ? code.high_bits : 0);
-    state = spill(w, state, live && lossless_overflows(state, frequency, LOSSLESS_PRECISION));
-    return live ? lossless_push_symbol(state, start, frequency) : state;
+// One weight of every lane. value: of its change.
+template <bool CAREFUL>
+DEV_FN uint32_t push_weight(WordWriter &w, uint32_t state, const EncoderTables *t, uint32_t old,
+                            uint32_t fresh, uint32_t value, int scale, bool live) {
+    int context = raw_context(old, scale), low = max(context - 7, 0);
+    LosslessCode code = {value >> low, value & ((1u << low) - 1u), 0, low, 0};
+    bool rare = context >= LOSSLESS_FRESH || code.symbol >= LOSSLESS_ESCAPE;
+    if (__any_sync(ALL_LANES, rare)) {
+        context = lossless_context(old, scale);
+        if (context == LOSSLESS_FRESH) value = lossless_value(old, fresh, LOSSLESS_FRESH, scale);
+        code = lossless_code(value, context);
+        bool wanted = code.raw_bits > 0 && (!CAREFUL || live);
+        state = spill<CAREFUL>(w, state, wanted && lossless_overflows(state, 1, code.raw_bits));
+        if (wanted) state = lossless_push_bits(state, code.raw, code.raw_bits);
+    }
+    PushEntry e = t->entry[context][code.symbol];
+    uint32_t most = (e.place & ~((1u << FREQUENCY_BIT) - 1u)) >> code.low_bits;
+    state = spill<CAREFUL>(w, state, state >= most && (!CAREFUL || live));
+    uint32_t coded = divide(state, e) + place_start(e.place);
+    return CAREFUL && !live ? state : coded << code.low_bits | code.low;
 }
 
-DEV_FN LosslessEntry code_group(const LosslessTables *t, const uint16_t *old, const uint16_t *fresh,
+// A lane's two weights.
+template <bool CAREFUL>
+DEV_FN uint32_t push_pair(WordWriter &w, uint32_t state, const EncoderTables *t, uint32_t was, uint32_t is,
+                          int scale, bool live) {
+    uint32_t from = ordered_pair(was), to = ordered_pair(is);
+#pragma unroll
+    for (int h = 1; h >= 0; h--) {
+        int change = (int)((h ? (to & 0xFFFF0000u) - (from & 0xFFFF0000u) : (to - from) << 16)) >> 16;
+        uint32_t value = (uint32_t)(change << 1 ^ change >> 31) & 0xFFFFu;
+        state = push_weight<CAREFUL>(w, state, t, half_of(was, h), half_of(is, h), value, scale, live);
+    }
+    return state;
+}
+
+DEV_FN LosslessEntry code_group(const EncoderTables *t, const uint16_t *old, const uint16_t *fresh,
                                 uint16_t *slot, int n) {
-    int last = (n - 1) / STEP * STEP + 2 * lane_id();
-    uint32_t state = LOSSLESS_LOWEST, was = load_pair(old, last, n), is = load_pair(fresh, last, n);
-    WordWriter w = {slot, n - LOSSLESS_STATE_WORDS};
+    int i = n / STEP * STEP + 2 * lane_id();
+    WordWriter w = {slot, slot + n - LOSSLESS_STATE_WORDS};
     LosslessEntry entry = {0, (uint16_t)n, (uint8_t)choose_scale(t, old, fresh, n), 0};
-    for (int i = last; i >= 0 && w.at > 0; i -= STEP) {
-        uint32_t next_was = i >= STEP ? load_pair(old, i - STEP, n) : 0;  // loads of the next step
-        uint32_t next_is = i >= STEP ? load_pair(fresh, i - STEP, n) : 0;
-        for (int h = 1; h >= 0; h--) {
-            state = push_weight(w, state, t, half_of(was, h), half_of(is, h), entry.scale, i < n);
-        }
+    uint32_t state = LOSSLESS_LOWEST;
+    if (n % STEP) {
+        state = push_pair<true>(w, state, t, load_pair(old, i, n), load_pair(fresh, i, n), entry.scale, i < n);
+    }
+    i -= STEP;
+    uint32_t was = load_pair(old, max(i, 0), n), is = load_pair(fresh, max(i, 0), n);
+    for (; i >= 0 && w.next >= slot + STEP_WORDS; i -= STEP) {
+        int before = max(i - STEP, 0);  // the loads of the next step
+        uint32_t next_was = *reinterpret_cast<const uint32_t *>(old + before);
+        uint32_t next_is = *reinterpret_cast<const uint32_t *>(fresh + before);
+        state = push_pair<false>(w, state, t, was, is, entry.scale, true);
         was = next_was;
         is = next_is;
     }
+    for (; i >= 0 && w.next > slot; i -= STEP)
+        state = push_pair<true>(w, state, t, load_pair(old, i, n), load_pair(fresh, i, n), entry.scale, true);
     __syncwarp();
-    if (w.at <= 0) {  // nothing is saved
+    if (w.next <= slot) {  // nothing is saved
         copy_group(slot, fresh, n);
         return entry;
     }
     reinterpret_cast<uint32_t *>(slot + n - LOSSLESS_STATE_WORDS)[lane_id()] = state;
-    if (lane_id() < w.at % 8) slot[w.at - 1 - lane_id()] = 0;
-    entry.words = (uint16_t)(n - w.at);
+    int at = (int)(w.next - slot);
+    if (lane_id() < at % 8) slot[at - 1 - lane_id()] = 0;
+    entry.words = (uint16_t)(n - at);
     return entry;
 }
 
 __global__ void __launch_bounds__(CODEC_THREADS) code_kernel(const __grid_constant__ CodeWeights a) {
-    __shared__ LosslessTables tables;
+    __shared__ EncoderTables tables;
     int64_t group = (int64_t)blockIdx.x * CODEC_WARPS + threadIdx.x / WARP, at = group * LOSSLESS_GROUP;
     if (!a.control->applied) return;
-    fill_tables(&tables);
+    fetch_tables(&tables, &ENCODER);
     if (group >= a.layout.groups) return;
     uint16_t *payload = reinterpret_cast<uint16_t *>(a.coded + a.layout.payload);
     LosslessEntry entry = code_group(&tables, reinterpret_cast<const uint16_t *>(a.old) + at,
@@ -214,84 +314,73 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t 
 
 // --- decoder ------------------------------------------------------------------------------------
 
-// A group's words as they arrived; behind the last one come zeros. The warp holds the next ones, so
-// that no lane waits for memory.
+// A group's words as they arrived. Who wants more of them takes the last one again: such a message
+// is damaged.
 struct WordReader {
-    const uint16_t *words;
-    int at, count;
-    int first;            // of those that the warp holds: 32 in `here`, then 32 in `there`
-    uint32_t here, there;
+    const uint16_t *payload;
+    uint32_t at, last;  // in the payload: the next word, and the last one of the states behind them
 };
-
-DEV_FN uint32_t word_at(const WordReader &r, int i) { return i < r.count ? __ldg(r.words + i) : 0; }
-
-DEV_FN WordReader open_words(const uint16_t *words, int count) {
-    WordReader r = {words, 0, count, 0, 0, 0};
-    r.here = word_at(r, lane_id());
-    r.there = word_at(r, WARP + lane_id());
-    return r;
-}
 
 // The lanes whose states are low take a word each, in the order of the lanes.
 DEV_FN uint32_t refill(WordReader &r, uint32_t state, bool live) {
     bool low = live && state < LOSSLESS_LOWEST;
     uint32_t lanes = __ballot_sync(ALL_LANES, low);
-    int i = r.at - r.first + lanes_before(lanes);
-    uint32_t here = __shfl_sync(ALL_LANES, r.here, i % WARP);
-    uint32_t there = __shfl_sync(ALL_LANES, r.there, i % WARP);
+    uint32_t word = __ldg(r.payload + min(r.at + lanes_before(lanes), r.last));
     r.at += __popc(lanes);
-    if (r.at - r.first >= WARP) {
-        r.first += WARP;
-        r.here = r.there;
-        r.there = word_at(r, r.first + WARP + lane_id());
+    return low ? state << 16 | word : state;
+}
+
+// One weight of every lane, as 16 bits.
+DEV_FN uint32_t pop_weight(WordReader &r, uint32_t &state, const DecoderTables *t, uint32_t old,
+                           uint32_t ordered, int scale, bool live) {
+    int context = raw_context(old, scale), low = max(context - 7, 0);
+    if (context >= LOSSLESS_FRESH) {
+        context = old & 0x7F80u ? LOSSLESS_FRESH : LOSSLESS_ZERO;
+        low = 0;
     }
-    return low ? lossless_take_word(state, (uint16_t)(i < WARP ? here : there)) : state;
-}
-
-// value gains the next bits of every lane that wants some.
-DEV_FN void pop_bits(WordReader &r, uint32_t &state, uint32_t &value, int bits) {
-    if (!__any_sync(ALL_LANES, bits > 0)) return;
-    value = value << bits | (state & ((1u << bits) - 1u));
-    state = refill(r, state >> bits, bits > 0);
-}
-
-// What decoding wants to know of symbols.
-struct Decoder {
-    LosslessTables tables;
-    LosslessSlots slots;
-};
-
-// One weight of every lane.
-DEV_FN uint32_t pop_weight(WordReader &r, uint32_t &state, const Decoder *d, uint32_t old, int scale,
-                           bool live) {
-    int context = lossless_context(old, scale);
-    uint32_t slot = state & ((1u << LOSSLESS_PRECISION) - 1u), symbol = d->slots.symbol[context][slot];
-    uint32_t start = d->tables.start[context][symbol], frequency = d->tables.frequency[context][symbol];
-    bool escape = symbol == LOSSLESS_ESCAPE;
-    uint32_t value = escape ? 0 : symbol;
-    if (live) state = lossless_pop_symbol(state, slot, start, frequency);
+    uint32_t slot = lossless_slot(state, low), symbol = t->symbol[context][slot];
+    Place place = t->place[context][symbol];
+    LosslessCode code = {symbol, state & ((1u << low) - 1u), 0, low, 0};
+    if (live)
+        state = lossless_pop_symbol(state, low, slot, place_start(place), place_frequency(place));
     state = refill(r, state, live);
-    pop_bits(r, state, value, !live ? 0 : escape ? 8 : lossless_shift(context));
-    pop_bits(r, state, value, live && escape ? 8 : 0);
-    return lossless_weight(old, value, context, scale);
+    bool rare = live && (symbol == LOSSLESS_ESCAPE || context == LOSSLESS_FRESH);
+    if (__any_sync(ALL_LANES, rare)) {
+        code.raw_bits = live ? lossless_raw_bits(symbol, context) : 0;
+        code.raw = state & ((1u << code.raw_bits) - 1u);
+        state = refill(r, state >> code.raw_bits, code.raw_bits > 0);
+        return lossless_weight(old & 0xFFFFu, lossless_value_of(code), context, scale);
+    }
+    uint32_t value = symbol << low | code.low, fresh = ordered + (value >> 1 ^ (0u - (value & 1u)));
+    return fresh & 0x8000u ? fresh ^ 0x7FFFu : fresh;
+}
+
+DEV_FN uint32_t pop_pair(WordReader &r, uint32_t &state, const DecoderTables *t, uint32_t pair, int scale,
+                         bool live) {
+    uint32_t ordered = ordered_pair(pair);
+    uint32_t first = pop_weight(r, state, t, half_of(pair, 0), ordered, scale, live);
+    uint32_t second = pop_weight(r, state, t, half_of(pair, 1), ordered >> 16, scale, live);
+    return __byte_perm(first, second, 0x5410);
 }
 
 // False for a group that no encoder has made of these old weights.
-DEV_FN bool decode_group(const Decoder *d, LosslessEntry entry, const uint16_t *words, uint16_t *weights,
-                         int n) {
-    WordReader r = open_words(words, entry.words - LOSSLESS_STATE_WORDS);
-    uint32_t state = reinterpret_cast<const uint32_t *>(words + r.count)[lane_id()];
+DEV_FN bool decode_group(const DecoderTables *t, LosslessEntry entry, const uint16_t *payload,
+                         uint16_t *weights, int n) {
+    uint32_t states = entry.end - LOSSLESS_STATE_WORDS;
+    WordReader r = {payload, entry.end - entry.words, entry.end - 1};
+    uint32_t state = reinterpret_cast<const uint32_t *>(payload + states)[lane_id()];
     uint32_t pair = load_pair(weights, 2 * lane_id(), n);
-    for (int at = 0; at < n; at += STEP) {
-        int i = at + 2 * lane_id();
-        bool live = i < n;
+    int i = 2 * lane_id();
+    for (; i < n / STEP * STEP; i += STEP) {
         uint32_t next = load_pair(weights, i + STEP, n);  // the load of the next step
-        uint32_t first = pop_weight(r, state, d, half_of(pair, 0), entry.scale, live);
-        uint32_t second = pop_weight(r, state, d, half_of(pair, 1), entry.scale, live);
-        if (live) *reinterpret_cast<uint32_t *>(weights + i) = first | second << 16;
+        *reinterpret_cast<uint32_t *>(weights + i) = pop_pair(r, state, t, pair, entry.scale, true);
         pair = next;
     }
-    return __all_sync(ALL_LANES, state == LOSSLESS_LOWEST && r.at == r.count);
+    if (n % STEP) {
+        uint32_t fresh = pop_pair(r, state, t, pair, entry.scale, i < n);
+        if (i < n) *reinterpret_cast<uint32_t *>(weights + i) = fresh;
+    }
+    return __all_sync(ALL_LANES, state == LOSSLESS_LOWEST && r.at == states);
 }
 
 DEV_FN const uint8_t *sound_message(const DecodeWeights &a, int slot) {
@@ -309,14 +398,12 @@ DEV_FN void mark_fault(const DecodeWeights &a, int slot) {
 
 // blockIdx.y: the message. One of which nothing can be read is apply_coded_tail_kernel's to report.
 __global__ void __launch_bounds__(CODEC_THREADS) decode_kernel(const __grid_constant__ DecodeWeights a) {
-    __shared__ Decoder d;
+    __shared__ DecoderTables tables;
     const LosslessLayout &m = a.layout;
     int64_t group = (int64_t)blockIdx.x * CODEC_WARPS + threadIdx.x / WARP;
     const uint8_t *message = sound_message(a, blockIdx.y);
     if (!a.control->applied || !message) return;
-    fill_tables(&d.tables);
-    lossless_fill_slots(&d.slots, &d.tables, threadIdx.x, CODEC_THREADS);
-    __syncthreads();
+    fetch_tables(&tables, &DECODER);
     if (group >= m.groups) return;
     int n = lossless_group_elements(&m, group);
     LosslessEntry entry = reinterpret_cast<const LosslessEntry *>(message + m.table)[group];
@@ -325,9 +412,8 @@ __global__ void __launch_bounds__(CODEC_THREADS) decode_kernel(const __grid_cons
     uint16_t *weights = reinterpret_cast<uint16_t *>(a.weights) +
                         gather_rank(a.nodes, a.per_node, blockIdx.y) * m.elements + group * LOSSLESS_GROUP;
     bool sound = lossless_entry_sound(entry, n, (bytes - m.payload) / (int64_t)sizeof(uint16_t));
-    const uint16_t *words = payload + (sound ? entry.end - entry.words : 0);
-    if (sound && entry.words == n) copy_group(weights, words, n);
-    else if (sound) sound = decode_group(&d, entry, words, weights, n);
+    if (sound && entry.words == n) copy_group(weights, payload + (entry.end - n), n);
+    else if (sound) sound = decode_group(&tables, entry, payload, weights, n);
     if (!sound && lane_id() == 0) mark_fault(a, blockIdx.y);
 }
 

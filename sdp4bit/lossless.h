@@ -24,7 +24,8 @@ enum {
     LOSSLESS_FRESH = 14,         // the context of weights that are smaller than their change
     LOSSLESS_ZERO = 15,          // the context of zeros: pads, and weights nobody has used
     LOSSLESS_STATE_WORDS = 2 * LOSSLESS_LANES,  // words of 16 bits that the lanes' last states take
-    LOSSLESS_CANDIDATES = 32     // scales that a group's encoder tries
+    LOSSLESS_CANDIDATES = 32,    // scales that a group's encoder tries
+    LOSSLESS_FRESH_COST = 2800   // what it takes a fresh weight to cost, in 1/256 bit
 };
 #define LOSSLESS_LOWEST 0x10000u  // a lane's state lies in [2^16, 2^32); an encoder begins with this
 
@@ -94,14 +95,11 @@ HD_FN uint32_t lossless_bits(uint32_t ordered) {
 // whose ulp is a group's usual change.
 HD_FN int lossless_context(uint32_t old, int scale) {
     int exponent = (int)((old >> 7) & 0xFFu), context = scale - exponent + 6;
-    if (exponent == 0) return LOSSLESS_ZERO;
-    return context < 0 ? 0 : context < LOSSLESS_FRESH ? context : LOSSLESS_FRESH;
+    if (context >= LOSSLESS_FRESH) return exponent == 0 ? LOSSLESS_ZERO : LOSSLESS_FRESH;
+    return context < 0 ? 0 : context;
 }
-// Lowest bits of a value that have no symbol: they travel as they are.
-HD_FN int lossless_shift(int context) {
-    if (context == LOSSLESS_FRESH) return 8;
-    return context == LOSSLESS_ZERO || context < 7 ? 0 : context - 7;
-}
+// Lowest bits of a value that every table takes for equally likely.
+HD_FN int lossless_shift(int context) { return context < 7 || context >= LOSSLESS_FRESH ? 0 : context - 7; }
 
 // The 16 bits that are coded for a new weight, the likeliest ones smallest. They are the change: 0,
 // -1, 1, -2, ... ulps, modulo 2^16. Or a fresh weight: its exponent below the scale, then sign and
@@ -124,19 +122,32 @@ HD_FN uint32_t lossless_weight(uint32_t old, uint32_t value, int context, int sc
     return lossless_bits((lossless_ordered(old) + change) & 0xFFFFu);
 }
 
-// A value as it is coded: its symbol, then two runs of bits as they are. Either may be empty.
+// A value as it is coded: its symbol with the lowest bits, all at once, and then a run of bits that
+// few values have.
 typedef struct LosslessCode {
-    uint32_t symbol, high, low;
-    int high_bits, low_bits;
+    uint32_t symbol, low, raw;
+    int low_bits, raw_bits;
 } LosslessCode;
 HD_FN LosslessCode lossless_code(uint32_t value, int context) {
-    int shift = lossless_shift(context);
-    LosslessCode code = {value >> shift, value & ((1u << shift) - 1u), 0, shift, 0};
+    int low = lossless_shift(context), raw = context == LOSSLESS_FRESH ? 8 : 0;
+    uint32_t high = value >> low;
+    LosslessCode code = {high >> raw, value & ((1u << low) - 1u), high & ((1u << raw) - 1u), low, raw};
     if (code.symbol >= LOSSLESS_ESCAPE) {
-        LosslessCode escape = {LOSSLESS_ESCAPE, value >> 8, value & 0xFFu, 8, 8};
-        return escape;
+        code.symbol = LOSSLESS_ESCAPE;
+        code.raw = high;
+        code.raw_bits = 16 - low;
     }
     return code;
+}
+// How many bits follow a symbol.
+HD_FN int lossless_raw_bits(uint32_t symbol, int context) {
+    if (symbol == LOSSLESS_ESCAPE) return 16 - lossless_shift(context);
+    return context == LOSSLESS_FRESH ? 8 : 0;
+}
+// The value of a code.
+HD_FN uint32_t lossless_value_of(LosslessCode code) {
+    uint32_t symbol = code.symbol == LOSSLESS_ESCAPE ? 0 : code.symbol;
+    return (((symbol << code.raw_bits) | code.raw) << code.low_bits) | code.low;
 }
 
 // --- rANS ---------------------------------------------------------------------------------------
@@ -159,7 +170,7 @@ HD_FN void lossless_fill_tables(LosslessTables *t, const uint16_t frequency[][LO
         uint16_t start = 0;
         for (int q = 0; q < LOSSLESS_SYMBOLS; q++) {
             t->frequency[c][q] = frequency[c][q];
-            t->cost[c][q] = cost[c][q];
+            t->cost[c][q] = c == LOSSLESS_FRESH ? LOSSLESS_FRESH_COST : cost[c][q];
             t->start[c][q] = start;
             start = (uint16_t)(start + frequency[c][q]);
         }
@@ -178,31 +189,46 @@ HD_FN void lossless_fill_slots(LosslessSlots *s, const LosslessTables *t, int th
 HD_FN bool lossless_overflows(uint32_t state, uint32_t frequency, int precision) {
     return state >> (32 - precision) >= frequency;
 }
-HD_FN uint32_t lossless_push_symbol(uint32_t state, uint32_t start, uint32_t frequency) {
-    return ((state / frequency) << LOSSLESS_PRECISION) + state % frequency + start;
+// Pushes a symbol, whose place in its table is start and frequency, with its low bits.
+HD_FN uint32_t lossless_push_symbol(uint32_t state, uint32_t start, uint32_t frequency, uint32_t low,
+                                    int low_bits) {
+    uint32_t coded = ((state / frequency) << LOSSLESS_PRECISION) + state % frequency + start;
+    return (coded << low_bits) | low;
 }
 HD_FN uint32_t lossless_push_bits(uint32_t state, uint32_t value, int bits) {
     return (state << bits) | value;
 }
-// The decoder's inverse; slot: the state's low LOSSLESS_PRECISION bits. Below LOSSLESS_LOWEST it
-// then takes a word in.
-HD_FN uint32_t lossless_pop_symbol(uint32_t state, uint32_t slot, uint32_t start, uint32_t frequency) {
-    return frequency * (state >> LOSSLESS_PRECISION) + slot - start;
+// The decoder's inverse, where the state without its low bits has the slot of the symbol. Below
+// LOSSLESS_LOWEST it then takes a word in.
+HD_FN uint32_t lossless_slot(uint32_t state, int low_bits) {
+    return (state >> low_bits) & ((1u << LOSSLESS_PRECISION) - 1u);
+}
+HD_FN uint32_t lossless_pop_symbol(uint32_t state, int low_bits, uint32_t slot, uint32_t start,
+                                   uint32_t frequency) {
+    return frequency * (state >> (low_bits + LOSSLESS_PRECISION)) + slot - start;
 }
 HD_FN uint32_t lossless_take_word(uint32_t state, uint16_t word) { return (state << 16) | word; }
 
 // --- a group's scale ----------------------------------------------------------------------------
 
-// The encoder looks at one weight of 32: sample k of a group is element lossless_sample(k). It
-// tries the scales of all candidates, from the samples' largest old exponent, and takes the one
-// that costs least; of several the first.
-HD_FN int lossless_samples(int elements) { return elements / 32; }
-HD_FN int lossless_sample(int k) { return 32 * k + k % 32; }
+// The encoder looks at 4 neighbours of each 256 weights: the runs start at element
+// lossless_run(k) of the group, k from 0 to 31. Those that lie in the group count. It tries the
+// scales of all candidates, from the samples' largest old exponent on, and takes the one that costs
+// least; of several the first.
+enum { LOSSLESS_RUNS = 32, LOSSLESS_RUN = 4, LOSSLESS_LEAST_SCALE = 8 };
+HD_FN int lossless_run(int k) { return (256 + LOSSLESS_RUN) * k; }
 HD_FN int lossless_candidate(int largest_exponent, int candidate) {
     int scale = largest_exponent - 22 + candidate;
-    return scale < 0 ? 0 : scale > 255 ? 255 : scale;
+    return scale < LOSSLESS_LEAST_SCALE ? LOSSLESS_LEAST_SCALE : scale > 255 ? 255 : scale;
 }
-HD_FN uint32_t lossless_cost(const LosslessTables *t, uint32_t old, uint32_t fresh, int scale) {
-    int context = lossless_context(old, scale);
-    return t->cost[context][lossless_code(lossless_value(old, fresh, context, scale), context).symbol];
+// A sample: the exponent of the old weight in 8 bits, above it the value of its change.
+HD_FN uint32_t lossless_sample(uint32_t old, uint32_t fresh) {
+    return (lossless_value(old, fresh, 0, 0) << 8) | ((old >> 7) & 0xFFu);
+}
+// What it costs, in 1/256 bit. Fresh weights and zeros cost the same at every scale.
+HD_FN uint32_t lossless_cost(const uint16_t cost[][LOSSLESS_SYMBOLS], uint32_t sample, int scale) {
+    int context = scale - (int)(sample & 0xFFu) + 6;
+    context = context < 0 ? 0 : context < LOSSLESS_FRESH ? context : LOSSLESS_FRESH;
+    uint32_t symbol = sample >> (context < 7 ? 8 : context + 1);
+    return cost[context][symbol < LOSSLESS_ESCAPE ? symbol : LOSSLESS_ESCAPE];
 }

@@ -37,9 +37,10 @@ static uint32_t push_bits(WordWriter *w, uint32_t state, uint32_t value, int bit
     return lossless_push_bits(state, value, bits);
 }
 
-static uint32_t push_symbol(WordWriter *w, uint32_t state, uint32_t start, uint32_t frequency) {
-    if (lossless_overflows(state, frequency, LOSSLESS_PRECISION)) state = spill(w, state);
-    return lossless_push_symbol(state, start, frequency);
+static uint32_t push_symbol(WordWriter *w, uint32_t state, uint32_t start, uint32_t frequency,
+                            LosslessCode code) {
+    if (lossless_overflows(state, frequency, LOSSLESS_PRECISION + code.low_bits)) state = spill(w, state);
+    return lossless_push_symbol(state, start, frequency, code.low, code.low_bits);
 }
 
 // --- encoder ------------------------------------------------------------------------------------
@@ -51,19 +52,19 @@ typedef struct Group {
 } Group;
 
 static int choose_scale(const LosslessTables *t, const Group *g) {
-    int largest = 0, best = 0;
-    uint32_t least = UINT32_MAX;
-    for (int k = 0; k < lossless_samples(g->n); k++) {
-        int exponent = (g->old[lossless_sample(k)] >> 7) & 0xFF;
-        if (exponent > largest) largest = exponent;
+    uint32_t sample[LOSSLESS_RUNS * LOSSLESS_RUN] = {0}, least = UINT32_MAX;
+    int samples = 0, largest = 0, best = 0;
+    for (int k = 0; k < LOSSLESS_RUNS && lossless_run(k) + LOSSLESS_RUN <= g->n; k++) {
+        for (int i = lossless_run(k); i < lossless_run(k) + LOSSLESS_RUN; i++, samples++) {
+            sample[samples] = lossless_sample(g->old[i], g->fresh[i]);
+            int exponent = (int)(sample[samples] & 0xFFu);
+            if (exponent > largest) largest = exponent;
+        }
     }
     for (int c = 0; c < LOSSLESS_CANDIDATES; c++) {
         uint32_t cost = 0;
         int scale = lossless_candidate(largest, c);
-        for (int k = 0; k < lossless_samples(g->n); k++) {
-            int i = lossless_sample(k);
-            cost += lossless_cost(t, g->old[i], g->fresh[i], scale);
-        }
+        for (int k = 0; k < samples; k++) cost += lossless_cost(t->cost, sample[k], scale);
         if (cost >= least) continue;
         least = cost;
         best = scale;
@@ -81,12 +82,11 @@ static void push_row(WordWriter *w, uint32_t *state, const LosslessTables *t, co
         uint32_t value = lossless_value(g->old[i], g->fresh[i], context[lanes], scale);
         code[lanes] = lossless_code(value, context[lanes]);
     }
-    for (int l = lanes - 1; l >= 0; l--) state[l] = push_bits(w, state[l], code[l].low, code[l].low_bits);
-    for (int l = lanes - 1; l >= 0; l--) state[l] = push_bits(w, state[l], code[l].high, code[l].high_bits);
+    for (int l = lanes - 1; l >= 0; l--) state[l] = push_bits(w, state[l], code[l].raw, code[l].raw_bits);
     for (int l = lanes - 1; l >= 0; l--) {
         int c = context[l];
         uint32_t q = code[l].symbol;
-        state[l] = push_symbol(w, state[l], t->start[c][q], t->frequency[c][q]);
+        state[l] = push_symbol(w, state[l], t->start[c][q], t->frequency[c][q], code[l]);
     }
 }
 
@@ -156,15 +156,16 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *m, const uint8_t *code
 
 // --- decoder ------------------------------------------------------------------------------------
 
-// A group's words as they arrived. Behind the last one come zeros.
+// A group's words as they arrived. Who wants more of them takes the last one again: such a message
+// is damaged.
 typedef struct WordReader {
     const uint16_t *words;
-    int at, count;
+    int at, last;  // the next word, and the last one of the states behind them
 } WordReader;
 
 static uint32_t refill(WordReader *r, uint32_t state) {
     if (state >= LOSSLESS_LOWEST) return state;
-    uint16_t word = r->at < r->count ? r->words[r->at] : 0;
+    uint16_t word = r->words[r->at < r->last ? r->at : r->last];
     r->at++;
     return lossless_take_word(state, word);
 }
@@ -186,27 +187,19 @@ typedef struct Decoder {
 // One weight of every lane, at weights[first], weights[first + 2], ...
 static void pop_row(WordReader *r, uint32_t *state, const Decoder *d, uint16_t *weights, int first, int n,
                     int scale) {
-    uint32_t value[LOSSLESS_LANES];
-    int context[LOSSLESS_LANES], shift[LOSSLESS_LANES], lanes = 0;
+    LosslessCode code[LOSSLESS_LANES];
+    int context[LOSSLESS_LANES], lanes = 0;
     for (int i = first; lanes < LOSSLESS_LANES && i < n; i += 2, lanes++) {
-        int c = context[lanes] = lossless_context(weights[i], scale);
-        uint32_t slot = state[lanes] & ((1u << LOSSLESS_PRECISION) - 1u), q = d->slots.symbol[c][slot];
-        uint32_t popped = lossless_pop_symbol(state[lanes], slot, d->tables.start[c][q],
-                                              d->tables.frequency[c][q]);
-        shift[lanes] = q == LOSSLESS_ESCAPE ? -8 : lossless_shift(c);
-        value[lanes] = q == LOSSLESS_ESCAPE ? 0 : q;
-        state[lanes] = refill(r, popped);
+        int c = context[lanes] = lossless_context(weights[i], scale), low = lossless_shift(c);
+        uint32_t slot = lossless_slot(state[lanes], low), q = d->slots.symbol[c][slot];
+        code[lanes] = (LosslessCode){q, state[lanes] & ((1u << low) - 1u), 0, low, lossless_raw_bits(q, c)};
+        state[lanes] = refill(r, lossless_pop_symbol(state[lanes], low, slot, d->tables.start[c][q],
+                                                     d->tables.frequency[c][q]));
     }
-    for (int l = 0; l < lanes; l++) {
-        int bits = shift[l] < 0 ? 8 : shift[l];
-        value[l] = (value[l] << bits) | pop_bits(r, &state[l], bits);
-    }
-    for (int l = 0; l < lanes; l++) {
-        if (shift[l] < 0) value[l] = (value[l] << 8) | pop_bits(r, &state[l], 8);
-    }
+    for (int l = 0; l < lanes; l++) code[l].raw = pop_bits(r, &state[l], code[l].raw_bits);
     for (int l = 0; l < lanes; l++) {
         uint16_t *weight = &weights[first + 2 * l];
-        *weight = (uint16_t)lossless_weight(*weight, value[l], context[l], scale);
+        *weight = (uint16_t)lossless_weight(*weight, lossless_value_of(code[l]), context[l], scale);
     }
 }
 
@@ -218,16 +211,17 @@ static bool decode_group(const Decoder *d, LosslessEntry entry, const uint16_t *
         memcpy(weights, words, (size_t)n * sizeof *weights);
         return true;
     }
-    WordReader r = {words, 0, entry.words - LOSSLESS_STATE_WORDS};
+    int states = entry.words - LOSSLESS_STATE_WORDS;
+    WordReader r = {words, 0, entry.words - 1};
     for (int l = 0; l < LOSSLESS_LANES; l++) {
-        const uint16_t *half = words + r.count + 2 * l;
+        const uint16_t *half = words + states + 2 * l;
         state[l] = half[0] | ((uint32_t)half[1] << 16);
     }
     for (int k = 0; k < steps_of(n); k++) {
         pop_row(&r, state, d, weights, k * STEP, n, entry.scale);
         pop_row(&r, state, d, weights, k * STEP + 1, n, entry.scale);
     }
-    bool sound = r.at == r.count;
+    bool sound = r.at == states;
     for (int l = 0; l < LOSSLESS_LANES; l++) sound &= state[l] == LOSSLESS_LOWEST;
     return sound;
 }
