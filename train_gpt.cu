@@ -8,11 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/version.h"
 #include "llmc/ranks/heartbeat.h"    // ranks that hang are named
 #include "llmc/ranks/parallel.h"     // initial weights on all cores
 #include "llmc/run/eval_tasks.h"     // --eval-tasks
 #include "llmc/run/plan_report.h"    // --plan
+#include "llmc/run/plan_time.h"      // --plan-measure
 #include "llmc/run/run.h"            // what a run holds beside the model
 #include "llmc/run/same_run.h"       // one set of flags on all machines
 #include "llmc/state/probe.h"        // figures on what quantisation does
@@ -863,12 +863,16 @@ static bool fill_weights(Run *run, GPT *gpt) {
     return true;
 }
 
-// Device, groups, weights, data: everything up to the first iteration.
-static bool start_run(Run *run, GPT *gpt) {
-    if (!eval_tasks_open(run) || !run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
+static void gpt_connect(GPT *gpt, Run *run) {
     gpt_start(gpt, run->zero, run->device, run->compute, run->timers);
     gpt->pipeline = run->pipeline;
     tp_open(&gpt->tp, run->device);
+}
+
+// Device, groups, weights, data: everything up to the first iteration.
+static bool start_run(Run *run, GPT *gpt) {
+    if (!eval_tasks_open(run) || !run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
+    gpt_connect(gpt, run);
     report_start(run);
     timer_start(run->timers, TIMER_SETUP, NULL);
     if (!fill_weights(run, gpt)) return false;
@@ -891,19 +895,40 @@ static void run_training(Run *run, GPT *gpt) {
     else write_sample(run, gpt_next_logits, gpt);
 }
 
-// --help and --version need neither MPI nor ranks; under mpirun the first rank answers for all.
-static int answer_without_training(const Config *config, char *program) {
-    if (launch_rank_guess() > 0) return EXIT_DONE;
-    if (config->help) {
-        config_help(program, stdout);
-    } else {
-        char libraries[512], backend[512];
-        version_libraries(libraries, sizeof libraries);
-        device_libraries(backend, sizeof backend);
-        printf("sdp4bit.c %s commit %s (%s; %s; %s)\n", version_number(), version_commit(), device_backend(),
-               backend, libraries);
+// --plan-measure: how fast this machine's device computes a few of the model's layers.
+static bool measure_passes(Run *run) {
+    const int warm = 3, timed = 5;
+    Run probe;
+    GPT gpt;
+    if (run->launch.size > 1) {
+        return error_set(&run->error, EXIT_USAGE,
+                         "--plan-measure times one rank; start it without mpirun, and say --plan-world-size");
     }
-    return EXIT_DONE;
+    run_init(&probe);
+    memset(&gpt, 0, sizeof gpt);
+    probe.launch = run->launch;
+    probe.config = config_to_measure(&run->config);
+    bool ok = plan_run(&probe, &gpt) && run_allocate(&probe, gpt_planned_bytes) && run_connect(&probe);
+    if (ok) {
+        gpt_connect(&gpt, &probe);
+        gpt_init_weights(&gpt, (uint64_t)probe.config.seed, run_peers(&probe, probe.launch.world));
+        zero_masters_from_weights(probe.zero);
+        ok = run_open_data(&probe) && run_prepare_saves(&probe);
+    }
+    for (int i = 0; ok && i < warm + timed; i++) {
+        if (i == warm) timer_take_seconds(probe.timers, TIMER_FORWARD_BACKWARD);
+        train_step(&probe, &gpt);
+    }
+    if (ok) {
+        double seconds = timer_take_seconds(probe.timers, TIMER_FORWARD_BACKWARD);
+        double flops = megatron_flops(&probe.config, timed * probe.config.global_batch_size);
+        run->config.plan_tflops = flops / seconds / 1e12;
+    }
+    run->error = probe.error;
+    tp_close(&gpt.tp);
+    run_close(&probe);
+    gpt_free(&gpt);
+    return ok;
 }
 
 // Plans what the flags say, and does it: --plan, a look at the data, or training.
@@ -915,6 +940,7 @@ static void run_as_told(Run *run, GPT *gpt, double limit) {
     ok = ok && run_agreed(run, same_flags(&run->config, world, &run->error));
     if (!ok) return;
     heartbeat_open(&run->site, run->launch.host, run->launch.size, limit);
+    if (run->config.plan_measure && !run_agreed(run, measure_passes(run))) return;
     if (run->config.plan) {
         run_agreed(run, run->launch.rank != 0 || plan_report(&run->config, &run->mesh, plan_rank,
                                                              gpt_planned_bytes, stdout, &run->error));
@@ -935,7 +961,7 @@ int main(int argc, char **argv) {
     memset(&gpt, 0, sizeof gpt);
     bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);
     if (parsed && (run.config.help || run.config.version))
-        return answer_without_training(&run.config, argv[0]);
+        return run_answer(&run.config, argv[0]);
 
     // Looking at data or at a plan has nothing to save: there a signal ends the process as usual.
     bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;

@@ -149,6 +149,7 @@ typedef struct Config {
     double plan_network, plan_network_inside;  // with --plan only: Gb/s of a node, of a GPU inside it
     double plan_network_burst;                 // MB that a node sends at once after a pause
     PlanGpu plan_gpu;                          // and how fast a GPU computes
+    bool plan_measure;                         // or measure that here
     double plan_tflops, plan_step_ms;          // instead of what it is said to do; 0: not given
 
     // --- derived by config_finish ---

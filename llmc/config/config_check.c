@@ -456,7 +456,8 @@ static bool check_rest(const Parsed *p) {
     const Config *c = p->config;
     bool speaks = c->vocab_file || c->tokenizer_type != TOKENIZER_GPT2_BPE;
     bool speeds = GIVEN(p, plan_network_inside) || GIVEN(p, plan_network_burst) || GIVEN(p, plan_gpu) ||
-                  GIVEN(p, plan_tflops) || GIVEN(p, plan_step_ms);
+                  c->plan_measure || GIVEN(p, plan_tflops) || GIVEN(p, plan_step_ms);
+    bool told = GIVEN(p, plan_tflops) || c->plan_step_ms > 0;
     const Rule rules[] = {
         {c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL,
          "--recompute-activations means --recompute-granularity selective, which contradicts full; keep one"},
@@ -470,10 +471,12 @@ static bool check_rest(const Parsed *p) {
          "--plan-world-size needs --plan; add it, or start that many ranks with mpirun"},
         {c->plan_network > 0 && !c->plan, "--plan-network needs --plan; add it"},
         {speeds && c->plan_network <= 0,
-         "--plan-network-inside, --plan-network-burst, --plan-gpu, --plan-tflops and --plan-step-ms need "
-         "--plan-network; add it"},
+         "--plan-network-inside, --plan-network-burst, --plan-gpu, --plan-measure, --plan-tflops and "
+         "--plan-step-ms need --plan-network; add it"},
         {c->plan_step_ms > 0 && GIVEN(p, plan_tflops),
          "--plan-step-ms and --plan-tflops both say how fast a GPU computes; keep one"},
+        {c->plan_measure && told,
+         "--plan-measure measures what --plan-tflops or --plan-step-ms says; keep one"},
         {c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name),
          "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it"},
         {c->eval_tasks.count && !speaks && !c->plan,

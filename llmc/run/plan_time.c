@@ -2,6 +2,7 @@
 #include "llmc/run/plan_time.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "llmc/config/flops.h"
 #include "llmc/run/arms.h"
@@ -200,7 +201,8 @@ static void print_head(const Config *c, const Row *run, FILE *out) {
             c->plan_network, 8 * rates.inside / 1e6);
     fprintf(out, "  the passes of a step take %.1f ms", run->compute_ms);
     if (c->plan_step_ms > 0) fprintf(out, " (--plan-step-ms)\n");
-    else fprintf(out, " at %.0f TFLOP/s for each GPU (--plan-gpu, --plan-tflops)\n", rates.tflops);
+    else fprintf(out, " at %.4g TFLOP/s for each GPU (%s)\n", rates.tflops,
+                 c->plan_measure ? "--plan-measure" : "--plan-gpu, --plan-tflops");
     fprintf(out, "  %-16s %10s %11s %11s %12s\n", "", "GB out of", "ms a step", "over the", "error of the");
     fprintf(out, "  %-16s %10s %11s %11s %12s\n", "arm", "each node", "", "passes", "gradient");
 }
@@ -217,4 +219,29 @@ void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank
     for (int i = 0; i < ARMS; i++) print_row(arms[i].name, &row[i], out);
     print_row("this run", &run, out);
     print_choice(row, ms, out);
+}
+
+enum { MEASURED_LAYERS = 4 };
+Config config_to_measure(const Config *config) {
+    Config c = *config;
+    if (c.num_layers > MEASURED_LAYERS) c.num_layers = MEASURED_LAYERS;
+    c.plan = c.quantized_weights = c.quantized_gradients = c.hadamard_transform = c.error_feedback = false;
+    c.optimizer_cpu_offload = c.sequence_parallel = c.emulate_nodes = false;
+    c.plan_world_size = c.gpus_per_node = c.num_layers_per_virtual_pipeline_stage = 0;
+    c.tensor_model_parallel_size = c.pipeline_model_parallel_size = c.local_steps = 1;
+    c.local_steps_delay = 0;
+    c.sharding = SHARD_OPTIMIZER;
+    c.recompute_granularity = RECOMPUTE_NONE;
+    c.mock_data = true;
+    c.global_batch_size = c.micro_batch_size;
+    c.train_iters = c.lr_decay_iters = 1000;
+    c.save = c.load = c.log_jsonl = c.tensorboard_dir = c.wandb_project = NULL;
+    c.eval_iters = 0;
+    c.timing_log_level = 2;
+    // What the other configuration owns.
+    c.words = NULL;
+    c.words_count = 0;
+    c.wandb_jsonl = NULL;
+    memset(c.data_words, 0, sizeof c.data_words);
+    return c;
 }

@@ -3,7 +3,22 @@
 
 #include <string.h>
 
+#include "llmc/base/version.h"
 #include "llmc/checkpoint/save_folder.h"
+
+int run_answer(const Config *config, const char *program) {
+    if (launch_rank_guess() > 0) return EXIT_DONE;
+    if (config->help) {
+        config_help(program, stdout);
+    } else {
+        char libraries[512], backend[512];
+        version_libraries(libraries, sizeof libraries);
+        device_libraries(backend, sizeof backend);
+        printf("sdp4bit.c %s commit %s (%s; %s; %s)\n", version_number(), version_commit(), device_backend(),
+               backend, libraries);
+    }
+    return EXIT_DONE;
+}
 
 void run_init(Run *run) {
     memset(run, 0, sizeof *run);
