@@ -1,12 +1,11 @@
 // convert_checkpoint: from a checkpoint of the trainer to a Hugging Face folder, and back. The work
 // is done in llmc/checkpoint/hf_export.c and hf_import.c; here are the flags.
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/hf.h"
-#include "llmc/config/options.h"
+#include "llmc/config/tool.h"
 #include "llmc/ranks/launch.h"
 
 typedef enum Precision { PRECISION_FP32_MASTERS, PRECISION_BF16 } Precision;
@@ -37,7 +36,7 @@ static const Option table[] = {
      .help = "Leave vocab.json and merges.txt out."},
     {.help = "From a Hugging Face folder to a checkpoint"},
     {"from-hf", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(from_hf), .value = "FOLDER",
-     .help = "A folder of a GPT2LMHeadModel with safetensors."},
+     .help = "A folder of such a model with safetensors."},
     {"save", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(save), .value = "FOLDER",
      .help = "A folder without checkpoints, which gets one of iteration 0."},
     {"make-vocab-size-divisible-by", .kind = OPTION_INT, .low = 1, .high = 1 << 20, .initial = "128",
@@ -109,7 +108,8 @@ static bool import_folder(const Settings *s, Peers peers, Error *err) {
 }
 
 // checkpoint.h's calls are collective, so there is a world of one rank.
-static bool run(const Settings *settings, int *argc, char ***argv, Error *err) {
+static bool run(const void *flags, int *argc, char ***argv, Error *err) {
+    const Settings *settings = (const Settings *)flags;
     Launch launch;
     if (!check(settings, err)) return false;
     launch_init(&launch, argc, argv);
@@ -124,24 +124,12 @@ static bool run(const Settings *settings, int *argc, char ***argv, Error *err) {
 }
 
 int main(int argc, char **argv) {
-    name_illegal_instructions();
-    json_use_checked_memory();
-    Error err = {0};
-    char **words = NULL;
-    int count = 0;
     Settings settings = {0};
-    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
-    options_defaults(table, TABLE_ROWS, &settings);
-    bool good = options_read_words(argc, argv, &words, &count, &err);
-    if (good && options_ask(table, TABLE_ROWS, words, count, "help")) {
-        printf("Usage: convert_checkpoint --load FOLDER --to-hf FOLDER, or --from-hf FOLDER --save FOLDER\n"
-               "From a checkpoint to a Hugging Face folder of a GPT2LMHeadModel, and back.\n");
-        options_help(table, TABLE_ROWS, stdout);
-    } else {
-        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, &err) &&
-               run(&settings, &argc, &argv, &err);
-    }
-    if (!good && *err.what) error_print(NULL, err.what);
-    options_free_words(words, count);
-    return good ? EXIT_DONE : err.code;
+    const Tool tool = {
+        table, TABLE_ROWS,
+        "Usage: convert_checkpoint --load FOLDER --to-hf FOLDER, or --from-hf FOLDER --save FOLDER\n"
+        "From a checkpoint to a Hugging Face folder, and back: GPT-2, Llama, Qwen3, Mistral.\n",
+        &settings, run};
+    json_use_checked_memory();
+    return tool_main(&tool, argc, argv);
 }

@@ -4,13 +4,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "llmc/config/options.h"
+#include "llmc/config/tool.h"
 #include "llmc/data/prefix_lock.h"
 #include "llmc/data/shard.h"
 
@@ -138,7 +137,8 @@ static bool merge(const Prefixes *list, const char *output, Error *err) {
     return true;
 }
 
-static bool run(const Settings *settings, Error *err) {
+static bool run(const void *flags, int *argc, char ***argv, Error *err) {
+    const Settings *settings = (const Settings *)flags;
     if (!settings->input.count) {
         return error_set(err, EXIT_USAGE, "--input is missing; --help lists the flags");
     }
@@ -161,23 +161,10 @@ static bool run(const Settings *settings, Error *err) {
 }
 
 int main(int argc, char **argv) {
-    name_illegal_instructions();
-    Error err = {0};
-    char **words = NULL;
-    int count = 0;
     Settings settings = {0};
-    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
-    options_defaults(table, TABLE_ROWS, &settings);
-    bool good = options_read_words(argc, argv, &words, &count, &err);
-    if (good && options_ask(table, TABLE_ROWS, words, count, "help")) {
-        printf("Usage: merge_datasets --input PREFIX... --output-prefix PATH\n"
-               "Concatenates Megatron token shards of the same dtype.\n");
-        options_help(table, TABLE_ROWS, stdout);
-    } else {
-        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, &err) &&
-               run(&settings, &err);
-    }
-    if (!good) error_print(NULL, err.what);
-    options_free_words(words, count);
-    return good ? EXIT_DONE : err.code;
+    const Tool tool = {table, TABLE_ROWS,
+                       "Usage: merge_datasets --input PREFIX... --output-prefix PATH\n"
+                       "Concatenates Megatron token shards of the same dtype.\n",
+                       &settings, run};
+    return tool_main(&tool, argc, argv);
 }

@@ -18,7 +18,8 @@ static const char GPT2[] =
     " \"n_positions\": 4, \"vocab_size\": 8}";
 static const char LLAMA[] =
     "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"hidden_size\": 16, \"num_attention_heads\": 2,"
-    " \"num_key_value_heads\": 1, \"intermediate_size\": 8, \"max_position_embeddings\": 4, \"vocab_size\": 8}";
+    " \"num_key_value_heads\": 1, \"intermediate_size\": 8, \"max_position_embeddings\": 4,"
+    " \"vocab_size\": 8}";
 
 static void write_sound_part(const char *name, const char *config_text) {
     HfConfig config;

@@ -1,0 +1,28 @@
+// A tool's main: see tool.h.
+#include "llmc/config/tool.h"
+
+#include <signal.h>
+
+static bool parse_and_run(const Tool *tool, char **words, int count, int *argc, char ***argv, Error *err) {
+    if (options_ask(tool->table, tool->rows, words, count, "help")) {
+        fputs(tool->usage, stdout);
+        options_help(tool->table, tool->rows, stdout);
+        return true;
+    }
+    return options_parse(tool->table, tool->rows, words, count, tool->settings, NULL, err) &&
+           tool->run(tool->settings, argc, argv, err);
+}
+
+int tool_main(const Tool *tool, int argc, char **argv) {
+    Error err = {0};
+    char **words = NULL;
+    int count = 0;
+    name_illegal_instructions();
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
+    options_defaults(tool->table, tool->rows, tool->settings);
+    bool good = options_read_words(argc, argv, &words, &count, &err) &&
+                parse_and_run(tool, words, count, &argc, &argv, &err);
+    if (!good && *err.what) error_print(NULL, err.what);
+    options_free_words(words, count);
+    return good ? EXIT_DONE : err.code;
+}
