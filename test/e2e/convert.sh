@@ -5,26 +5,13 @@
 # folder and computes the golden logits.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
+# shellcheck source-path=SCRIPTDIR source=../convert_lib.sh
+. test/convert_lib.sh
 make_shard text 120 8
 data=$work/text_text_document
 golden=test/golden/hf
 null=(--tokenizer-type NullTokenizer --vocab-size 263) # 264 rows: no padding
 two=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
-
-# convert FLAGS...: output in $work/err, exit code as status.
-convert() { timeout -k 5 "$LIMIT" "$BUILD/convert_checkpoint" "$@" >"$work/out" 2>"$work/err" </dev/null; }
-converts() { convert "$@" || say "convert_checkpoint $* ended with exit code $?"; }
-same_folders() { diff -r "$1" "$2" >"$work/diff" || { why=$(head -n 1 "$work/diff"); return 1; }; }
-
-# comes_back NAME DTYPE FLAGS...: the run's checkpoint out, in and out again.
-comes_back() {
-    local folder=$work/$1.$2 run=$work/$1 dtype=$2
-    shift 2
-    converts --load "$run" --to-hf "$folder" --dtype "$dtype" &&
-        converts --from-hf "$folder" --save "$folder.back" --make-vocab-size-divisible-by 8 "$@" &&
-        converts --load "$folder.back" --to-hf "$folder.again" --dtype "$dtype" &&
-        same_folders "$folder" "$folder.again"
-}
 
 # Every rank's columns and rows, of two nodes and SDP4Bit: replicas are not the rounded masters.
 trains 4 "${paper[@]}" "${null[@]}" --gpus-per-node 2 "${two[@]}" --train-iters 6 --save-interval 6 \
@@ -37,15 +24,8 @@ check "pipeline, fp32" comes_back staged fp32
 check "pipeline, bf16, weights alone" comes_back staged bf16 --no-save-optim
 
 # --- the same model ------------------------------------------------------------------------------
-evaluated() { # NAME FOLDER FLAGS...: its loss on the validation split
-    local name=$1 folder=$2
-    shift 2
-    logged "$name" 1 "${null[@]}" --load "$folder" --skip-train --eval-iters 4 \
-        --override-opt_param-scheduler "$@" &&
-        field "$name" loss valid | cut -d ' ' -f 2 >"$work/$name.loss" && [ -s "$work/$name.loss" ]
-}
 same_evaluation() {
-    evaluated first "$work/cut" && evaluated second "$work/cut.bf16.back" --finetune &&
+    evaluated first "$work/cut" "${null[@]}" && evaluated second "$work/cut.bf16.back" "${null[@]}" --finetune &&
         cmp -s "$work/first.loss" "$work/second.loss" ||
         { why="${why:-$(cat "$work"/*.loss | tr '\n' ' ')}"; return 1; }
 }
@@ -76,14 +56,6 @@ older_step() {
 check "an older checkpoint" older_step
 
 # --- what cannot be converted --------------------------------------------------------------------
-# no_convert CODE TEXT FLAGS...: one error line, and no folder "none".
-no_convert() {
-    local code=$1 text=$2
-    shift 2
-    convert "$@"
-    error_names "$code" "$text" $? && { [ ! -e "$work/none" ] && [ ! -e "$work/.none.tmp" ] ||
-        { why="something is left"; return 1; }; }
-}
 cp -r "$golden" "$work/short"
 truncate -s -1 "$work/short/model.safetensors"
 cp -r "$work/staged" "$work/broken"
@@ -120,13 +92,9 @@ several() {
 check "under mpirun with several processes" several
 
 # --- transformers --------------------------------------------------------------------------------
-PYTHON=${PYTHON:-python3}
-if "$PYTHON" -c 'import torch, transformers' 2>/dev/null; then
-    opened() { "$PYTHON" dev/ref/check_hf_folder.py "$@" >"$work/out" 2>&1; }
+if has_transformers; then
     from_pretrained() {
-        converts --from-hf "$golden" --save "$work/golden" --make-vocab-size-divisible-by 8 &&
-            converts --load "$work/golden" --to-hf "$work/golden.hf" --dtype fp32 &&
-            opened "$work/golden.hf" --logits "$golden/logits.golden" && opened "$work/staged.bf16" --bytes ||
+        comes_from_hf "$golden" && opened "$work/staged.bf16" --bytes ||
             { why=${why:-$(tail -n 1 "$work/out")}; return 1; }
     }
     check "transformers takes the folders" from_pretrained

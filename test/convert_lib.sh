@@ -1,0 +1,46 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154,SC2015 # as test/lib.sh, which is read before
+# Shared by the scripts in test/e2e that run build/convert_checkpoint.
+
+# convert FLAGS...: output in $work/err, exit code as status.
+convert() { timeout -k 5 "$LIMIT" "$BUILD/convert_checkpoint" "$@" >"$work/out" 2>"$work/err" </dev/null; }
+converts() { convert "$@" || say "convert_checkpoint $* ended with exit code $?"; }
+same_folders() { diff -r "$1" "$2" >"$work/diff" || { why=$(head -n 1 "$work/diff"); return 1; }; }
+
+# comes_back NAME DTYPE FLAGS...: the run's checkpoint out, in and out again.
+comes_back() {
+    local folder=$work/$1.$2 run=$work/$1 dtype=$2
+    shift 2
+    converts --load "$run" --to-hf "$folder" --dtype "$dtype" &&
+        converts --from-hf "$folder" --save "$folder.back" --make-vocab-size-divisible-by 8 "$@" &&
+        converts --load "$folder.back" --to-hf "$folder.again" --dtype "$dtype" &&
+        same_folders "$folder" "$folder.again"
+}
+
+# no_convert CODE TEXT FLAGS...: one error line, and no folder "none".
+no_convert() {
+    local code=$1 text=$2
+    shift 2
+    convert "$@"
+    error_names "$code" "$text" $? && { [ ! -e "$work/none" ] && [ ! -e "$work/.none.tmp" ] ||
+        { why="something is left"; return 1; }; }
+}
+evaluated() { # NAME FOLDER FLAGS...: its loss on the validation split
+    local name=$1 folder=$2
+    shift 2
+    logged "$name" 1 --load "$folder" --skip-train --eval-iters 4 \
+        --override-opt_param-scheduler "$@" &&
+        field "$name" loss valid | cut -d ' ' -f 2 >"$work/$name.loss" && [ -s "$work/$name.loss" ]
+}
+# PYTHON names an interpreter that has torch and transformers.
+PYTHON=${PYTHON:-python3}
+has_transformers() { "$PYTHON" -c 'import torch, transformers' 2>/dev/null; }
+# opened FOLDER FLAGS...: transformers takes it.
+opened() { "$PYTHON" dev/ref/check_hf_folder.py "$@" >"$work/out" 2>&1; }
+# comes_from_hf GOLDEN: in and out again, and transformers computes the golden logits.
+comes_from_hf() {
+    local name=${1##*/}
+    converts --from-hf "$1" --save "$work/$name" --make-vocab-size-divisible-by 8 &&
+        converts --load "$work/$name" --to-hf "$work/$name.hf" --dtype fp32 &&
+        opened "$work/$name.hf" --logits "$1/logits.golden" || { why=${why:-$(tail -n 1 "$work/out")}; return 1; }
+}

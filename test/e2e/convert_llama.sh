@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# convert_checkpoint for Llama's family: checkpoints of tensor parallel, pipeline and SDP4Bit runs
+# out, in and out again, with grouped queries, an output layer of its own, norms of queries and
+# keys. Evaluation gives the same loss, and training goes on by the flags that an import leaves.
+# With Python's transformers: from_pretrained takes the folders and computes the golden logits.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+. "$(dirname "$0")/../lib.sh"
+# shellcheck source-path=SCRIPTDIR source=../convert_lib.sh
+. test/convert_lib.sh
+make_shard text 120 8
+data=$work/text_text_document
+plain=("${model[@]}")
+llama=(--normalization RMSNorm --position-embedding-type rope --rotary-base 500 --swiglu \
+    --ffn-hidden-size 64 --group-query-attention --num-query-groups 2)
+null=(--tokenizer-type NullTokenizer --vocab-size 263) # 264 rows: no padding
+two=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
+
+# Two nodes of tensor parallel pairs and SDP4Bit: replicas are not the rounded masters.
+model+=("${llama[@]}" --disable-bias-linear --untie-embeddings-and-output-weights)
+trains 4 "${paper[@]}" "${null[@]}" --gpus-per-node 2 "${two[@]}" --train-iters 6 --save-interval 6 --save "$work/cut" ||
+    not_ok "a Llama in parts" "$why"
+check "Llama, tensor parallel, fp32" comes_back cut fp32
+check "Llama, tensor parallel, bf16" comes_back cut bf16
+same_evaluation() {
+    evaluated first "$work/cut" "${null[@]}" &&
+        evaluated second "$work/cut.bf16.back" "${null[@]}" --finetune && cmp -s "$work/first.loss" "$work/second.loss" ||
+        { why="${why:-$(cat "$work"/*.loss | tr '\n' ' ')}"; return 1; }
+}
+check "an imported Llama has the same loss" same_evaluation
+
+# Norms of queries and keys, tied embeddings, stages, and both ways of cutting at once.
+model=("${plain[@]}" "${llama[@]}" --disable-bias-linear --qk-layernorm)
+trains 4 "${two[@]}" --pipeline-model-parallel-size 2 --train-iters 4 --save-interval 4 \
+    --save "$work/staged" || not_ok "a Qwen3 in parts and stages" "$why"
+check "Qwen3, in parts and stages, bf16" comes_back staged bf16
+is_qwen3() { grep -q '"model_type": "qwen3"' "$work/staged.bf16/config.json"; }
+check "it is called so" is_qwen3
+
+# The import says by which flags the trainer goes on.
+by_its_flags() { # FOLDER FLAGS...
+    local folder=$1
+    shift
+    ranks 2 "@$folder/model.args" "${batch[@]}" --bf16 --use-distributed-optimizer --seq-length 32 \
+        --data-path "$data" --train-iters 3 --load "$folder" --log-jsonl "$work/on.jsonl" "$@" ||
+        { say "it does not train"; return 1; }
+    [ "$(train_lines on | wc -l)" -eq 3 ] || { why="not 3 iterations"; return 1; }
+    rm "$work/on.jsonl"
+}
+check "training goes on from iteration 0" by_its_flags "$work/cut.fp32.back"
+check "training goes on with --finetune, in parts" by_its_flags "$work/staged.bf16.back" --finetune "${two[@]}"
+
+# What is neither GPT-2 nor Llama.
+model=("${plain[@]}" --normalization RMSNorm)
+trains 1 --train-iters 4 --save-interval 4 --save "$work/mixed" || not_ok "a mixed model" "$why"
+check "a model of no family" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
+
+if has_transformers; then
+    for name in hf_llama hf_qwen3; do
+        check "transformers takes $name" comes_from_hf "test/golden/$name"
+    done
+    takes_runs() { opened "$work/cut.fp32" && opened "$work/staged.bf16" --bytes; }
+    check "transformers takes the runs' models and tokenizers" takes_runs
+else
+    skip "transformers takes the folders" "torch and transformers are not installed"
+fi
+finish
