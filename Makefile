@@ -146,7 +146,7 @@ $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_local_mpi $(BUILD)/test/unit/sdp4bit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
 
 # Tests of the model link the trainer's own file.
-$(BUILD)/test/unit/model/test_gpt $(BUILD)/test/unit/model/test_next_logits $(BUILD)/test/unit/checkpoint/test_hf $(BUILD)/test/unit/state/test_tensor $(BUILD)/test/unit/state/test_memory $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_layout: $(BUILD)/obj/train_gpt_test.o
+$(BUILD)/test/unit/model/test_gpt $(BUILD)/test/unit/run/test_eval_tasks $(BUILD)/test/unit/model/test_next_logits $(BUILD)/test/unit/checkpoint/test_hf $(BUILD)/test/unit/state/test_tensor $(BUILD)/test/unit/state/test_memory $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_layout: $(BUILD)/obj/train_gpt_test.o
 $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/model_gradients.o
 
 # Fuzz targets run given inputs (replay.c), or search for inputs when libFuzzer brings main(). mmap: see fuzz_shard.c.

@@ -201,6 +201,18 @@ def json_lines():
     yield b'{"": "x", "\xc3\xa9": "\\/\\b\\f\\r\\t\\"\\\\"}'
 
 
+def tasks():
+    choices = b'{"task": "a", "context": "Q:", "choices": ["x", "yz"], "gold": 1}\n'
+    yield choices + b'\n{"task": "b", "context": "c \\n", "continuation": " d", "id": [1, {}]}\r\n'
+    yield choices + b'{"task": "a", "context": "", "choices": ["\xc3\xa9\\u2003"], "gold": 0, "delimiter": ""}'
+    yield b'{"task": "a", "context": "0123456789abcdefghi", "continuation": "jk"}\n' + choices
+    yield b'{"task": "a", "context": "c", "continuation": "0123456789abcdefg"}'
+    yield b'{"task": "a", "context": " \\t", "continuation": "x"}'
+    yield choices + b'{"task": "a", "context": "c\\u0000", "choices": [""], "gold": 2}'
+    yield b"[" * 1001
+    yield b'{"task": 1, "context": "\\ud800", "choices": {}, "gold": 1e99}'
+
+
 def corpora():
     yield b'{"text": "one"}\n{"text": "two"}\n'
     yield b'{"text": "one"}\r\n\r\n{"text": "no newline at the end"}'
@@ -298,6 +310,7 @@ def lossless():
 
 TARGETS = {"lossless": lossless,
            "shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
+           "tasks": tasks,
            "corpus": corpora,
            "vocabulary": vocabularies, "options": options, "data_args": data_args, "tokenizer": texts,
            "progress": progress, "hf": hf_folders,

@@ -446,7 +446,7 @@ static void case_head_of_two(Dump *d, int64_t n, int C, int V) {
         void *workspace = poisoned(lab, op_head_workspace_bytes(n, C, (int)half));
         rank[r] = (Head){n, C, r * (int)half, (int)half, x, wte + r * half * C, targets, NULL,
                          1.0f / (float)n, losses + r * n, NULL, dx + r * n * C, dwte + r * half * C, true,
-                         workspace, NULL, all, 2, 0};
+                         workspace, .all = all, .ranks = 2};
     }
     for (int64_t row = 0; row < n; row += chunk) {
         int64_t rows = n - row < chunk ? n - row : chunk;
@@ -463,7 +463,72 @@ static void case_head_of_two(Dump *d, int64_t n, int C, int V) {
             (void *[]){x, wte, dx, targets, losses, dwte, all, rank[0].workspace, rank[1].workspace, NULL});
 }
 
+// Whole numbers from -2 to 2: their logits are exact in every precision and order. Many are equal.
+static floatX *small_numbers(Lab *lab, int64_t n) {
+    int32_t *ids = random_ids(lab, n, 5), *host = (int32_t *)xmalloc((size_t)n * sizeof *host, "numbers");
+    floatX *numbers = (floatX *)xmalloc((size_t)n * sizeof *numbers, "numbers");
+    copy_to_host(lab->stream, host, ids, (size_t)n * sizeof *host);
+    stream_synchronize(lab->stream);
+    for (int64_t i = 0; i < n; i++) numbers[i] = floatX_from_float((float)(host[i] - 2));
+    floatX *memory = (floatX *)upload(lab, numbers, (size_t)n * sizeof *numbers);
+    free(host);
+    free(numbers);
+    release(lab, (void *[]){ids, NULL});
+    return memory;
+}
+
+static void dump_scores(Dump *d, const HeadScore *memory, int64_t n) {
+    HeadScore *scores = (HeadScore *)xmalloc((size_t)n * sizeof *scores, "scores");
+    float *part[4];
+    copy_to_host(d->lab.stream, scores, memory, (size_t)n * sizeof *scores);
+    stream_synchronize(d->lab.stream);
+    for (int p = 0; p < 4; p++) {
+        float *values = (float *)xmalloc((size_t)n * sizeof(float), "scores");
+        for (int64_t i = 0; i < n; i++) {
+            values[i] = p == 0 ? scores[i].max : p == 1 ? scores[i].sum : p == 2 ? scores[i].target
+                                                                                : (float)scores[i].best;
+        }
+        part[p] = (float *)upload(&d->lab, values, (size_t)n * sizeof(float));
+        free(values);
+    }
+    dump_f(d, "max", part[0], n, 'e');
+    dump_f(d, "sum", part[1], n, 't');
+    dump_f(d, "target", part[2], n, 'e');
+    dump_f(d, "best", part[3], n, 'e');
+    release(&d->lab, (void *[]){part[0], part[1], part[2], part[3], NULL});
+    free(scores);
+}
+
+// A rank with ids first .. first + rows - 1, of which `columns` are real. Targets are of all ranks;
+// every seventh row has none.
+static void case_head_scores(Dump *d, int64_t n, int C, int first, int rows, int columns) {
+    Lab *lab = &d->lab;
+    int64_t chunk = op_head_chunk_rows(n, rows);
+    snprintf(d->scope, sizeof d->scope, "head_scores_%dx%dx%d_from%d_real%d", (int)n, C, rows, first,
+             columns);
+    void *workspace = poisoned(lab, op_head_workspace_bytes(n, C, rows));
+    floatX *x = small_numbers(lab, n * C), *wte = small_numbers(lab, (int64_t)rows * C);
+    int32_t *ids = random_ids(lab, n, first + columns), *host = (int32_t *)xmalloc((size_t)n * 4, "targets");
+    copy_to_host(lab->stream, host, ids, (size_t)n * sizeof *host);
+    stream_synchronize(lab->stream);
+    for (int64_t i = 0; i < n; i += 7) host[i] = -1;
+    int32_t *targets = (int32_t *)upload(lab, host, (size_t)n * sizeof *host);
+    HeadScore *scores = (HeadScore *)poisoned(lab, (size_t)n * sizeof *scores);
+    for (int64_t row = 0; row < n; row += chunk) {
+        Head a = {.N = n, .C = C, .first_row = first, .rows = rows, .x = x, .wte = wte, .targets = targets,
+                  .workspace = workspace, .columns = columns, .scores = scores + row};
+        op_head_scores(lab->stream, &a, row, n - row < chunk ? n - row : chunk);
+    }
+    dump_scores(d, scores, n);
+    free(host);
+    release(lab, (void *[]){workspace, x, wte, ids, targets, scores, NULL});
+}
+
 static void cases_head(Dump *d) {
+    case_head_scores(d, 67, 64, 0, 512, 509);
+    case_head_scores(d, 300, 16, 512, 5120, 4097);
+    case_head_scores(d, 40, 16, 50304, 50304, 50257);
+    case_head_scores(d, 9, 8, 64, 64, 1);
     case_head_of_two(d, 67, 64, 512);
     case_head(d, 67, 64, 512, false, true);
     case_head(d, 200, 128, 1024, true, true);

@@ -231,6 +231,73 @@ static void test_head_ranks(void **state) {
     for (int ranks = 1; ranks <= 4; ranks *= 2) check_head_ranks(ranks);
 }
 
+// --- likelihoods without a loss ------------------------------------------------------------------
+
+// A rank's score of one row, in double: the logits of its real columns are rounded as ever.
+static void check_score(const HeadScore *score, const Head *h, int64_t row) {
+    double max = -INFINITY, sum = 0, target = 0;
+    int32_t best = INT32_MAX, wanted = h->targets[row] - h->first_row;
+    double *logits = zero_doubles(h->rows);
+    for (int v = 0; v < h->columns; v++) {
+        const floatX *x = h->x + row * h->C, *w = h->wte + v * h->C;
+        for (int c = 0; c < h->C; c++) logits[v] += (double)(floatX_to_float(x[c]) * floatX_to_float(w[c]));
+        if (logits[v] > max) max = logits[v], best = h->first_row + v;
+        if (v == wanted) target = logits[v];
+    }
+    for (int v = 0; v < h->columns; v++) sum += exp(logits[v] - max);
+    if (h->targets[row] < 0) max = sum = target = best = 0;
+    assert_true((double)score->max == max && (double)score->target == target);
+    assert_int_equal(score->best, best);
+    check_close("sum of a score", (double)score->sum, sum, 1e-5, 0, row);
+    free(logits);
+}
+
+// Whole numbers, so that logits are exact and often equal. More rows than a chunk; columns that are
+// padding, or all of them; rows that are not asked.
+static void check_scores(int64_t N, int C, int first, int rows, int columns) {
+    Random rng = {14};
+    int64_t count = (N + rows) * C;
+    int32_t *numbers = random_ids(&rng, count, 5), *targets = random_ids(&rng, N, first + 2 * rows);
+    floatX *x = poisoned_floatX(count), *wte = x + N * C;
+    for (int64_t i = 0; i < count; i++) x[i] = floatX_from_float((float)(numbers[i] - 2));
+    for (int64_t i = 0; i < N; i += 7) targets[i] = -1;
+    void *workspace = poisoned(op_head_workspace_bytes(N, C, rows));
+    HeadScore *scores = poisoned((size_t)N * sizeof *scores);
+    int64_t chunk = op_head_chunk_rows(N, rows);
+    Head head = {.N = N, .C = C, .first_row = first, .rows = rows, .x = x, .wte = wte, .targets = targets,
+                 .workspace = workspace, .columns = columns};
+    for (int64_t row = 0; row < N; row += chunk) {
+        head.scores = scores + row;
+        op_head_scores(NULL, &head, row, row + chunk < N ? chunk : N - row);
+    }
+    for (int64_t i = 0; i < N; i++) check_score(&scores[i], &head, i);
+    free_all(numbers, targets, x, workspace, scores, NULL);
+}
+
+static void test_scores(void **state) {
+    check_scores(1, 8, 0, 16, 16);
+    check_scores(29, 8, 0, 133, 130);
+    check_scores(29, 16, 256, 128, 5);
+    check_scores(29, 16, 256, 128, 0);
+    check_scores(300, 8, 100, 8192, 8000);
+}
+
+// A score that is not a number shows, and no other row's.
+static void test_scores_not_finite(void **state) {
+    enum { N = 3, C = 8, V = 16 };
+    Random rng = {15};
+    floatX *x = random_floatX(&rng, N * C, 0, 1), *wte = random_floatX(&rng, V * C, 0, 1);
+    int32_t targets[N] = {0, 3, 15};
+    HeadScore scores[N];
+    void *workspace = poisoned(op_head_workspace_bytes(N, C, V));
+    x[C] = floatX_from_float(NAN);
+    Head head = {.N = N, .C = C, .rows = V, .x = x, .wte = wte, .targets = targets, .workspace = workspace,
+                 .columns = V, .scores = scores};
+    op_head_scores(NULL, &head, 0, N);
+    assert_true(isnan(scores[1].sum) && isfinite(scores[0].sum) && isfinite(scores[2].sum));
+    free_all(x, wte, workspace, NULL);
+}
+
 // --- sums over ranks -----------------------------------------------------------------------------
 
 // fp32 sums in rank order from part 0 on, the bias last, one rounding; what stands behind y stays.
@@ -283,6 +350,8 @@ int main(void) {
         cmocka_unit_test(test_head),
         cmocka_unit_test(test_head_chunks),
         cmocka_unit_test(test_head_ranks),
+        cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_scores_not_finite),
         cmocka_unit_test(test_sum_parts),
     };
     return cmocka_run_group_tests_name("head (" FLOATX_NAME ")", tests, NULL, NULL);

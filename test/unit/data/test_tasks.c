@@ -1,0 +1,280 @@
+// The files of --eval-tasks: what becomes of contexts and continuations, and one line for what
+// cannot be read.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/data/tasks.h"
+#include "test/unit/folder.h"
+
+enum { SEQ = 8, EOD = 256 };
+
+// Lines of task a with these members: with context c, and with one of their own.
+#define A(members) "{\"task\":\"a\",\"context\":\"c\"," members "}"
+#define OWN(members) "{\"task\":\"a\"," members "}"
+
+typedef struct Fixture {
+    char folder[64], path[80];
+    Tokenizer *bytes, *ids;
+} Fixture;
+
+static int setup(void **state) {
+    Fixture *f = calloc(1, sizeof *f);
+    Error err;
+    TokenizerChoice byte = {.type = TOKENIZER_BYTE}, null = {.type = TOKENIZER_NULL, .null_vocab_size = 50};
+    if (!f || folder_make(f->folder, sizeof f->folder, "test_tasks")) return -1;
+    snprintf(f->path, sizeof f->path, "%s/tasks.jsonl", f->folder);
+    f->bytes = tokenizer_open(&byte, &err);
+    f->ids = tokenizer_open(&null, &err);
+    *state = f;
+    return f->bytes && f->ids ? 0 : -1;
+}
+
+static int teardown(void **state) {
+    Fixture *f = *state;
+    tokenizer_close(f->bytes);
+    tokenizer_close(f->ids);
+    int result = folder_remove(f->folder);
+    free(f);
+    return result;
+}
+
+static bool read_bytes(const Fixture *f, const char *text, size_t bytes, TaskSet *set, Error *err) {
+    TaskEncoding encoding = {f->bytes, SEQ};
+    assert_true(durable_write_file(f->path, text, bytes, err));
+    return task_set_read(set, f->path, encoding, err);
+}
+
+static TaskSet reads(const Fixture *f, const char *text) {
+    TaskSet set = {0};
+    Error err;
+    if (!read_bytes(f, text, strlen(text), &set, &err)) fail_msg("%s", err.what);
+    return set;
+}
+
+// The ids of request i: bytes as characters, EOD as '$'.
+static const char *shown(const TaskSet *set, int64_t i) {
+    static char text[64];
+    const TaskRequest *r = &set->request[i];
+    for (int t = 0; t < r->tokens; t++) {
+        int32_t id = set->ids.ids[r->first + t];
+        text[t] = id == EOD ? '$' : (char)id;
+    }
+    text[r->tokens] = 0;
+    return text;
+}
+
+static void check_request(const TaskSet *set, int64_t i, const char *text, int scored, int characters) {
+    assert_string_equal(shown(set, i), text);
+    assert_int_equal(set->request[i].scored, scored);
+    assert_int_equal(set->request[i].characters, characters);
+}
+
+static void forms(void **state) {
+    TaskSet set = reads(*state, "{\"task\":\"a\",\"context\":\"Q:\",\"choices\":[\"x\",\"yz\"],\"gold\":1}\n"
+                                "\n \t\r\n"
+                                "{\"task\":\"b\",\"context\":\"c\",\"continuation\":\" d\",\"id\":[1,{}]}\r\n"
+                                OWN("\"context\":\"Q\",\"choices\":[\"x\"],\"gold\":0,\"delimiter\":\"\""));
+    assert_int_equal(set.tasks, 2);
+    assert_int_equal(set.samples, 3);
+    assert_int_equal(set.requests, 4);
+    assert_string_equal(set.task[0].name, "a");
+    assert_int_equal(set.task[0].form, TASK_CHOICES);
+    assert_int_equal(set.task[0].samples, 2);
+    assert_string_equal(set.task[1].name, "b");
+    assert_int_equal(set.task[1].form, TASK_CONTINUATION);
+    assert_int_equal(set.sample[0].right, 1);
+    assert_int_equal(set.sample[0].choices, 2);
+    assert_int_equal(set.sample[1].task, 1);
+    assert_int_equal(set.sample[2].first, 3);
+    check_request(&set, 0, "Q: x", 2, 1);
+    check_request(&set, 1, "Q: yz", 3, 2);
+    check_request(&set, 2, "c d", 2, 2);
+    check_request(&set, 3, "Qx", 1, 1);
+    task_set_free(&set);
+}
+
+// As str.rstrip() of Python: not U+200B, which is no white space, but U+2003 and U+001F.
+static void white_space_moves(void **state) {
+    TaskSet set = reads(*state, "{\"task\":\"a\",\"context\":\"c \\n\",\"continuation\":\"d\"}\n"
+                                "{\"task\":\"a\",\"context\":\"c\\u2003\",\"continuation\":\"d\"}\n"
+                                "{\"task\":\"a\",\"context\":\"c\\u200b\",\"continuation\":\"d\"}\n"
+                                "{\"task\":\"a\",\"context\":\"\\u001f c\\u001f\",\"continuation\":\"d\"}\n");
+    check_request(&set, 0, "c \nd", 3, 1);
+    check_request(&set, 1, "c\u2003d", 4, 1);
+    check_request(&set, 2, "c\u200bd", 1, 1);
+    check_request(&set, 3, "\x1f c\x1f" "d", 2, 1);
+    task_set_free(&set);
+}
+
+static void length_is_in_characters(void **state) {
+    TaskSet set = reads(*state, A("\"choices\":[\"\u65e5\u672c\",\"\\u00e9e\"],\"gold\":0"));
+    assert_int_equal(set.request[0].characters, 2);
+    assert_int_equal(set.request[0].scored, 7);
+    assert_int_equal(set.request[1].characters, 2);
+    assert_int_equal(set.request[1].scored, 4);
+    task_set_free(&set);
+}
+
+// SEQ tokens go in and one more is predicted.
+static void long_contexts_lose_their_front(void **state) {
+    TaskSet set = reads(*state, "{\"task\":\"a\",\"context\":\"01234567\",\"continuation\":\"x\"}\n"
+                                "{\"task\":\"a\",\"context\":\"0123456789\",\"continuation\":\"xy\"}\n"
+                                "{\"task\":\"a\",\"context\":\"0123\",\"continuation\":\"stuvwxyz\"}\n");
+    check_request(&set, 0, "01234567x", 1, 1);
+    check_request(&set, 1, "3456789xy", 2, 2);
+    check_request(&set, 2, "3stuvwxyz", 8, 8);
+    task_set_free(&set);
+}
+
+static void no_context(void **state) {
+    TaskSet set = reads(*state, "{\"task\":\"a\",\"context\":\"\",\"continuation\":\"stuvwxyz\"}\n"
+                                "{\"task\":\"b\",\"context\":\"\",\"choices\":[\"x\"],\"gold\":0}\n");
+    check_request(&set, 0, "$stuvwxyz", 8, 8);
+    check_request(&set, 1, "$ x", 2, 1);
+    task_set_free(&set);
+}
+
+static void several_files(void **state) {
+    const Fixture *f = *state;
+    TaskSet set = reads(f, A("\"continuation\":\"d\""));
+    const char *more = "{\"task\":\"b\",\"context\":\"c\",\"continuation\":\"d\"}\n"
+                       A("\"continuation\":\"e\"") "\n";
+    Error err;
+    assert_true(read_bytes(f, more, strlen(more), &set, &err));
+    assert_int_equal(set.tasks, 2);
+    assert_int_equal(set.task[0].samples, 2);
+    assert_int_equal(set.sample[2].task, 0);
+    assert_false(read_bytes(f, "", 0, &set, &err));  // a file of its own without samples
+    assert_int_equal(err.code, EXIT_DATA);
+    task_set_free(&set);
+}
+
+// A model of ids: a word of ids is a token, and one that is no id is refused.
+static void ids(void **state) {
+    const Fixture *f = *state;
+    TaskEncoding encoding = {f->ids, SEQ};
+    TaskSet set = {0};
+    Error err;
+    const char *good = "{\"task\":\"a\",\"context\":\"1 2\",\"choices\":[\"3 4\"],\"gold\":0}";
+    const char *bad = "{\"task\":\"a\",\"context\":\"1 2\",\"choices\":[\"51\"],\"gold\":0}";
+    assert_true(durable_write_file(f->path, good, strlen(good), &err));
+    assert_true(task_set_read(&set, f->path, encoding, &err));
+    assert_int_equal(set.request[0].tokens, 4);
+    assert_int_equal(set.request[0].scored, 2);
+    assert_true(durable_write_file(f->path, bad, strlen(bad), &err));
+    assert_false(task_set_read(&set, f->path, encoding, &err));
+    assert_non_null(strstr(err.what, "line 1: choice 0 holds what the tokenizer cannot encode"));
+    task_set_free(&set);
+}
+
+static void refused(const Fixture *f, const char *text, size_t bytes, const char *what) {
+    TaskSet set = {0};
+    Error err = {0};
+    assert_false(read_bytes(f, text, bytes, &set, &err));
+    assert_int_equal(err.code, EXIT_DATA);
+    if (!strstr(err.what, what)) fail_msg("\"%s\" does not hold \"%s\"", err.what, what);
+    if (strchr(err.what, '\n')) fail_msg("more than a line: %s", err.what);
+    task_set_free(&set);
+}
+
+#define GOOD A("\"choices\":[\"x\"],\"gold\":0") "\n"
+
+static void hostile_lines(void **state) {
+    const struct {
+        const char *line, *what;
+    } cases[] = {
+        {"[]", "line 2: it is no JSON object"},
+        {"{\"task\":\"a\"", "line 2: it is no JSON object"},
+        {"{} {}", "line 2: it is no JSON object"},
+        {"{}", "line 2: \"task\" is missing or no text"},
+        {"{\"task\":1}", "\"task\" is missing or no text"},
+        {"{\"task\":\"a\"}", "\"context\" is missing or no text"},
+        {"{\"task\":\"\",\"context\":\"c\",\"continuation\":\"d\"}", "\"task\" must have 1 to 63 bytes"},
+        {"{\"task\":\"\\n\",\"context\":\"c\",\"continuation\":\"d\"}", "none a control character"},
+        {"{\"task\":\"0123456789012345678901234567890123456789012345678901234567890123\",\"context\":\"c\","
+         "\"continuation\":\"d\"}", "\"task\" must have 1 to 63 bytes"},
+        {"{\"task\":\"a\",\"context\":\"c\"}", "one of \"choices\" and \"continuation\" is wanted"},
+        {"{\"task\":\"z\",\"context\":\"c\",\"choices\":[\"x\"],\"gold\":0,\"continuation\":\"d\"}",
+         "one of \"choices\" and \"continuation\" is wanted"},
+        {A("\"continuation\":\"d\""), "other lines of task a have \"choices\""},
+        {"{\"task\":\"z\",\"context\":\"c\",\"continuation\":3}", "\"continuation\" is missing or no text"},
+        {"{\"task\":\"z\",\"context\":\"c\",\"continuation\":\"\"}", "choice 0 is empty"},
+        {A("\"choices\":[],\"gold\":0"), "must be a list of 1 to 1000 texts"},
+        {A("\"choices\":\"x\",\"gold\":0"), "must be a list of 1 to 1000 texts"},
+        {A("\"choices\":[\"x\"]"), "\"gold\" must be the number"},
+        {A("\"choices\":[\"x\"],\"gold\":1"), "0 to 0"},
+        {A("\"choices\":[\"x\"],\"gold\":-1"), "0 to 0"},
+        {A("\"choices\":[\"x\",\"y\"],\"gold\":0.5"), "0 to 1"},
+        {A("\"choices\":[\"x\",\"y\"],\"gold\":\"1\""), "0 to 1"},
+        {A("\"choices\":[\"x\",null],\"gold\":0"), "choice 1 is missing or no"},
+        {A("\"choices\":[\"x\",\"\"],\"gold\":0"), "choice 1 is empty"},
+        {A("\"choices\":[\"x\"],\"gold\":0,\"delimiter\":0"), "\"delimiter\" is"},
+        {OWN("\"context\":\" \\t\",\"choices\":[\"x\"],\"gold\":0"), "the context is white space alone"},
+        {A("\"choices\":[\"01234567\"],\"gold\":0"),
+         "choice 0 has 9 tokens, more than --seq-length 8"},
+        {"{\"task\":\"a\",\"context\":\"\",\"choices\":[\"01234567\"],\"gold\":0}",
+         "choice 0 has 9 tokens, more than --seq-length 8"},
+        {"{\"task\":\"a\",\"context\":\"c\\u0000d\",\"choices\":[\"x\"],\"gold\":0}", "it holds U+0000"},
+        {"{\"task\":\"a\",\"context\":\"\\ud800\",\"choices\":[\"x\"],\"gold\":0}", "it is no JSON object"},
+        {"{\"task\":\"a\",\"context\":\"\xC3\",\"choices\":[\"x\"],\"gold\":0}", "\"context\" is no UTF-8"},
+        {A("\"choices\":[\"\xFF\"],\"gold\":0"), "choice 0 is no UTF-8"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[512];
+        snprintf(text, sizeof text, GOOD "%s\n", cases[i].line);
+        refused(*state, text, strlen(text), cases[i].what);
+    }
+    refused(*state, GOOD "{\0}", strlen(GOOD) + 3, "line 2: it holds U+0000");
+}
+
+static void hostile_files(void **state) {
+    const Fixture *f = *state;
+    TaskSet set = {0};
+    TaskEncoding encoding = {f->bytes, SEQ};
+    Error err = {0};
+    refused(f, "", 0, "holds no samples");
+    refused(f, "\n\n  \n", 5, "holds no samples");
+    assert_false(task_set_read(&set, "/nowhere/tasks.jsonl", encoding, &err));
+    assert_int_equal(err.code, EXIT_DATA);
+    assert_false(task_set_read(&set, f->folder, encoding, &err));
+    assert_int_equal(err.code, EXIT_DATA);
+}
+
+static void not_without_end(void **state) {
+    const Fixture *f = *state;
+    size_t room = 100 * (MAX_TASKS + 1), used = 0;
+    char *text = malloc(room);
+    for (int i = 0; i <= MAX_TASKS; i++) {
+        used += (size_t)snprintf(text + used, room - used,
+                                 "{\"task\":\"%d\",\"context\":\"c\",\"continuation\":\"d\"}\n", i);
+    }
+    refused(f, text, used, "line 1001: there are more than 1000 tasks");
+    used = (size_t)snprintf(text, room, "{\"task\":\"a\",\"context\":\"c\",\"gold\":0,\"choices\":[\"x\"");
+    for (int i = 0; i < MAX_CHOICES; i++) used += (size_t)snprintf(text + used, room - used, ",\"x\"");
+    used += (size_t)snprintf(text + used, room - used, "]}");
+    refused(f, text, used, "must be a list of 1 to 1000 texts");
+    free(text);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forms),
+        cmocka_unit_test(white_space_moves),
+        cmocka_unit_test(length_is_in_characters),
+        cmocka_unit_test(long_contexts_lose_their_front),
+        cmocka_unit_test(no_context),
+        cmocka_unit_test(several_files),
+        cmocka_unit_test(ids),
+        cmocka_unit_test(hostile_lines),
+        cmocka_unit_test(hostile_files),
+        cmocka_unit_test(not_without_end),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,177 @@
+// --eval-tasks against EleutherAI's lm-evaluation-harness: the trainer itself scores the model and
+// the samples of test/golden/eval_tasks, and log-likelihoods and figures are the harness's
+// (dev/ref/make_eval_golden.py). Closest in the build with PRECISION=fp32.
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/base/dtype.h"
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/hf.h"
+#include "test/leaks.h"
+#include "test/unit/folder.h"
+#include "train_gpt.h"
+
+#define GOLDEN "test/golden/eval_tasks"
+#define VOCABULARY "test/golden/tokenizer"
+
+static bool fp32_build(void) { return sizeof(floatX) == sizeof(float); }
+
+// --- files ---------------------------------------------------------------------------------------
+
+static char *read_text(const char *path) {
+    Error err;
+    uint64_t bytes;
+    char *text = durable_read_file(path, 1 << 24, &bytes, &err);
+    if (!text) fail_msg("%s", err.what);
+    return text;
+}
+
+// The lines of this kind and task, in a file of JSON lines, as an array.
+static cJSON *lines_of(const char *text, const char *kind, const char *task) {
+    cJSON *lines = cJSON_CreateArray();
+    for (const char *at = text; *at; at += strcspn(at, "\n") + 1) {
+        cJSON *line = json_parse_object(at, strcspn(at, "\n"));
+        assert_non_null(line);
+        const char *is = json_member_string(line, "kind"), *of = json_member_string(line, "task");
+        if (is && of && !strcmp(is, kind) && !strcmp(of, task)) cJSON_AddItemToArray(lines, line);
+        else cJSON_Delete(line);
+    }
+    return lines;
+}
+
+static double number(const cJSON *object, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    if (!cJSON_IsNumber(item)) fail_msg("no number \"%s\"", name);
+    return item->valuedouble;
+}
+
+// --- a run ---------------------------------------------------------------------------------------
+
+// The program with these flags, its standard output thrown away.
+static int run_trainer(int count, char **flags) {
+    fflush(stdout);
+    int kept = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);
+    assert_true(kept >= 0 && nowhere >= 0 && dup2(nowhere, STDOUT_FILENO) >= 0);
+    int code = train_gpt_main(count, flags);
+    fflush(stdout);
+    assert_true(dup2(kept, STDOUT_FILENO) >= 0);
+    close(kept);
+    close(nowhere);
+    return code;
+}
+
+// Scores the golden samples with the golden model; the JSON lines. micro_batch: rows of a batch.
+static char *scores_of_trainer(const char *micro_batch) {
+    char folder[64], save[80], log[80];
+    Error err = {0};
+    HfReport report;
+    assert_int_equal(folder_make(folder, sizeof folder, "test_eval_tasks"), 0);
+    snprintf(save, sizeof save, "%s/run", folder);
+    snprintf(log, sizeof log, "%s/log.jsonl", folder);
+    HfImport wish = {.folder = GOLDEN, .save = save, .divisible = 8, .piece = HF_PIECE,
+                     .vocab_file = VOCABULARY "/vocab.json", .merge_file = VOCABULARY "/merges.txt",
+                     .peers = {MPI_COMM_SELF, 0, NULL}};
+    if (!hf_import(&wish, &report, &err)) fail_msg("import: %s", err.what);
+    const char *flags[] = {
+        "train_gpt", "--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length",
+        "128", "--max-position-embeddings", "128", "--make-vocab-size-divisible-by", "8", "--bf16",
+        "--vocab-file", VOCABULARY "/vocab.json", "--merge-file", VOCABULARY "/merges.txt", "--lr", "1",
+        "--train-iters", "1", "--use-distributed-optimizer", "--micro-batch-size", micro_batch,
+        "--load", save, "--skip-train", "--log-jsonl", log, "--log-eval-samples", "--eval-tasks",
+        GOLDEN "/tasks.jsonl"};
+    assert_int_equal(run_trainer(sizeof flags / sizeof *flags, (char **)flags), EXIT_DONE);
+    char *text = read_text(log);
+    assert_int_equal(folder_remove(folder), 0);
+    return text;
+}
+
+// --- the harness ---------------------------------------------------------------------------------
+
+// Each log-likelihood: within 1e-4 in fp32. In bf16 within twice the harness's own error.
+static void check_samples(const cJSON *ours, const cJSON *theirs, double limit) {
+    assert_int_equal(cJSON_GetArraySize(ours), cJSON_GetArraySize(theirs));
+    for (int i = 0; i < cJSON_GetArraySize(ours); i++) {
+        const cJSON *own = cJSON_GetArrayItem(ours, i), *other = cJSON_GetArrayItem(theirs, i);
+        const cJSON *values = cJSON_GetObjectItemCaseSensitive(own, "log_likelihoods");
+        const cJSON *expected = cJSON_GetObjectItemCaseSensitive(other, "log_likelihoods");
+        const cJSON *greedy = cJSON_GetObjectItemCaseSensitive(own, "greedy");
+        bool was_greedy = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(other, "greedy"));
+        assert_int_equal(number(own, "sample"), i);
+        assert_int_equal(cJSON_GetArraySize(values), cJSON_GetArraySize(expected));
+        for (int k = 0; k < cJSON_GetArraySize(values); k++) {
+            double value = cJSON_GetArrayItem(values, k)->valuedouble,
+                   right = cJSON_GetArrayItem(expected, k)->valuedouble;
+            if (!(fabs(value - right) <= limit)) fail_msg("sample %d: %.9g, not %.9g", i, value, right);
+        }
+        if (greedy) assert_int_equal(cJSON_IsTrue(greedy), was_greedy);
+    }
+}
+
+// last: the figure beside acc.
+static void check_task(const char *text, const cJSON *tasks, const char *name, const char *last,
+                       double limit) {
+    cJSON *samples = lines_of(text, "eval_sample", name), *records = lines_of(text, "task", name);
+    const cJSON *golden = cJSON_GetObjectItemCaseSensitive(tasks, name);
+    assert_int_equal(cJSON_GetArraySize(records), 1);
+    const cJSON *figures = cJSON_GetArrayItem(records, 0);
+    check_samples(samples, cJSON_GetObjectItemCaseSensitive(golden, "samples"), limit);
+    assert_int_equal(number(figures, "n"), cJSON_GetArraySize(samples));
+    const char *const exact[] = {"acc", "acc_stderr", last};
+    for (int i = 0; i < 3; i++) {
+        double own = number(figures, exact[i]), other = number(golden, exact[i]);
+        double part = strcmp(exact[i], "perplexity") == 0 ? limit * other : 1e-12;
+        if (!(fabs(own - other) <= part)) fail_msg("%s of %s: %.12g, not %.12g", exact[i], name, own, other);
+    }
+    cJSON_Delete(samples);
+    cJSON_Delete(records);
+}
+
+static void scores_are_the_harness_s(void **state) {
+    char *text = scores_of_trainer("2"), *golden_text = read_text(GOLDEN "/scores.json");
+    cJSON *golden = json_parse_object(golden_text, strlen(golden_text));
+    assert_non_null(golden);
+    const cJSON *tasks = cJSON_GetObjectItemCaseSensitive(golden, "tasks");
+    double limit = fp32_build() ? 1e-4 : 2 * number(golden, "bf16_error");
+    check_task(text, tasks, "choose", "acc_norm", limit);
+    check_task(text, tasks, "complete", "perplexity", limit);
+    cJSON_Delete(golden);
+    free(golden_text);
+    free(text);
+}
+
+// Other rows of other batches: what stands beside a sample does not change its likelihood by a bit.
+static void neighbours_do_not_show(void **state) {
+    char *few = scores_of_trainer("1"), *many = scores_of_trainer("3");
+    const char *const tasks[] = {"choose", "complete"};
+    for (int t = 0; t < 2; t++) {
+        cJSON *one = lines_of(few, "eval_sample", tasks[t]), *other = lines_of(many, "eval_sample", tasks[t]);
+        assert_true(cJSON_GetArraySize(one) > 30);
+        assert_true(cJSON_Compare(one, other, true));
+        cJSON_Delete(one);
+        cJSON_Delete(other);
+    }
+    free(few);
+    free(many);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(scores_are_the_harness_s),
+        cmocka_unit_test(neighbours_do_not_show),
+    };
+    Launch launch;
+    leaks_launch(&launch, &argc, &argv);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    failed += leaks_found();
+    launch_finalize(&launch);
+    return failed;
+}
