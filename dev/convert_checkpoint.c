@@ -1,17 +1,19 @@
-// convert_checkpoint: from a checkpoint of the trainer to a Hugging Face folder, and back. The work
-// is done in llmc/checkpoint/hf_export.c and hf_import.c; here are the flags.
+// convert_checkpoint: from a checkpoint of the trainer to a Hugging Face folder, and back, and from
+// Megatron-LM's checkpoints. The work is done in llmc/checkpoint/hf_export.c, hf_import.c and
+// megatron.c; here are the flags.
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/hf.h"
+#include "llmc/checkpoint/megatron.h"
 #include "llmc/config/tool.h"
 #include "llmc/ranks/launch.h"
 
 typedef enum Precision { PRECISION_FP32_MASTERS, PRECISION_BF16 } Precision;
 
 typedef struct Settings {
-    const char *load, *to_hf, *from_hf, *save, *vocab_file, *merge_file;
+    const char *load, *to_hf, *from_hf, *from_megatron, *save, *vocab_file, *merge_file;
     int64_t step, part_megabytes;
     int divisible, dtype;
     bool no_tokenizer, no_save_optim, help;
@@ -34,15 +36,17 @@ static const Option table[] = {
      .help = "More weights than so many megabytes go into several files, with an index."},
     {"no-tokenizer", .kind = OPTION_FLAG, .offset = FIELD(no_tokenizer),
      .help = "Leave vocab.json and merges.txt out."},
-    {.help = "From a Hugging Face folder to a checkpoint"},
+    {.help = "From a Hugging Face folder or a Megatron-LM checkpoint to a checkpoint"},
     {"from-hf", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(from_hf), .value = "FOLDER",
      .help = "A folder of such a model with safetensors."},
+    {"from-megatron", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(from_megatron), .value = "FOLDER",
+     .help = "A --save folder of Megatron-LM's, torch_dist or with a file per rank; --ckpt-step chooses."},
     {"save", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(save), .value = "FOLDER",
      .help = "A folder without checkpoints, which gets one of iteration 0."},
     {"make-vocab-size-divisible-by", .kind = OPTION_INT, .low = 1, .high = 1 << 20, .initial = "128",
      .offset = FIELD(divisible), .value = "N",
      .help = "The embedding gets this multiple of rows: the trainer's flag times its "
-             "--tensor-model-parallel-size."},
+             "--tensor-model-parallel-size. Megatron-LM's keeps its rows."},
     {"no-save-optim", .kind = OPTION_FLAG, .offset = FIELD(no_save_optim),
      .help = "Save the weights alone, for --load --finetune."},
     {.help = "Both"},
@@ -55,13 +59,15 @@ static const Option table[] = {
 enum { TABLE_ROWS = sizeof table / sizeof *table };
 
 static bool check(const Settings *s, Error *err) {
-    bool exporting = s->load || s->to_hf, importing = s->from_hf || s->save;
-    if (exporting == importing) {
+    bool exporting = s->load || s->to_hf, importing = s->from_hf || s->from_megatron || s->save;
+    if (exporting == importing || (s->from_hf && s->from_megatron)) {
         return error_set(err, EXIT_USAGE,
-                         "give --load and --to-hf, or --from-hf and --save; --help lists the flags");
+                         "give --load and --to-hf, or --from-hf or --from-megatron and --save; --help lists"
+                         " the flags");
     }
+    bool from = s->from_hf || s->from_megatron;
     const char *missing = exporting ? !s->load ? "--load" : !s->to_hf ? "--to-hf" : NULL
-                                    : !s->from_hf ? "--from-hf" : !s->save ? "--save" : NULL;
+                                    : !from ? "--from-hf" : !s->save ? "--save" : NULL;
     if (missing) return error_set(err, EXIT_USAGE, "%s is missing; --help lists the flags", missing);
     if (!s->vocab_file == !s->merge_file) return true;
     return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file belong together; give both");
@@ -107,6 +113,31 @@ static bool import_folder(const Settings *s, Peers peers, Error *err) {
     return ok;
 }
 
+static bool import_megatron(const Settings *s, Peers peers, Error *err) {
+    HfReport report;
+    MegatronImport wish = {.folder = s->from_megatron,
+                           .iteration = s->step,
+                           .save = s->save,
+                           .no_optimizer = s->no_save_optim,
+                           .vocab_file = s->vocab_file,
+                           .merge_file = s->merge_file,
+                           .piece = HF_PIECE,
+                           .peers = peers};
+    bool ok = megatron_import(&wish, &report, err);
+    fputs(report.notes, stderr);
+    if (ok) {
+        fprintf(stderr,
+                "Wrote iteration 0 into %s: %" PRId64 " parameters, of iteration %" PRId64 " in %d file%s.\n",
+                s->save, report.parameters, report.iteration, report.files, report.files == 1 ? "" : "s");
+    }
+    return ok;
+}
+
+static bool convert(const Settings *s, Peers peers, Error *err) {
+    if (s->load) return export_folder(s, peers, err);
+    return s->from_hf ? import_folder(s, peers, err) : import_megatron(s, peers, err);
+}
+
 // checkpoint.h's calls are collective, so there is a world of one rank.
 static bool run(const void *flags, int *argc, char ***argv, Error *err) {
     const Settings *settings = (const Settings *)flags;
@@ -116,7 +147,7 @@ static bool run(const void *flags, int *argc, char ***argv, Error *err) {
     Peers peers = {launch.world, 0, NULL};
     bool ok = launch.size == 1 ||
               error_set(err, EXIT_USAGE, "this is a program of one process; start it without mpirun");
-    if (ok) ok = settings->load ? export_folder(settings, peers, err) : import_folder(settings, peers, err);
+    if (ok) ok = convert(settings, peers, err);
     if (!ok && launch.rank == 0) error_print(NULL, err->what);
     launch_finalize(&launch);
     err->what[0] = 0;  // said
@@ -127,8 +158,10 @@ int main(int argc, char **argv) {
     Settings settings = {0};
     const Tool tool = {
         table, TABLE_ROWS,
-        "Usage: convert_checkpoint --load FOLDER --to-hf FOLDER, or --from-hf FOLDER --save FOLDER\n"
-        "From a checkpoint to a Hugging Face folder, and back: GPT-2, Llama, Qwen3, Mistral.\n",
+        "Usage: convert_checkpoint --load FOLDER --to-hf FOLDER, or --from-hf FOLDER --save FOLDER,\n"
+        "       or --from-megatron FOLDER --save FOLDER\n"
+        "From a checkpoint to a Hugging Face folder, and back: GPT-2, Llama, Qwen3, Mistral. From a\n"
+        "checkpoint of Megatron-LM's.\n",
         &settings, run};
     json_use_checked_memory();
     return tool_main(&tool, argc, argv);

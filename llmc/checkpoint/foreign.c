@@ -23,11 +23,12 @@ static const Row OURS[] = {
     {".iter_*.old", "a checkpoint of this program that a save was replacing when it died", NULL},
 };
 #define CONVERT "build/convert_checkpoint --from-hf"
+#define CONVERT_MEGATRON "build/convert_checkpoint --from-megatron"
 static const Row OTHERS[] = {
-    {"model_optim_rng.pt", "a Megatron-LM checkpoint", NULL},
-    {"distrib_optim.pt", "a Megatron-LM checkpoint", NULL},
-    {"*.distcp", "a Megatron-LM or PyTorch distributed checkpoint", NULL},
-    {"common.pt", "a Megatron-LM checkpoint", NULL},
+    {"model_optim_rng.pt", "a Megatron-LM checkpoint", CONVERT_MEGATRON},
+    {"distrib_optim.pt", "a Megatron-LM checkpoint", CONVERT_MEGATRON},
+    {"*.distcp", "a Megatron-LM or PyTorch distributed checkpoint", CONVERT_MEGATRON},
+    {"common.pt", "a Megatron-LM checkpoint", CONVERT_MEGATRON},
     {"mp_rank_*_model_states.pt", "a DeepSpeed checkpoint", NULL},
     {"*zero_pp_rank_*.pt", "a DeepSpeed checkpoint", NULL},
     {"config.json", "a Hugging Face model", CONVERT},

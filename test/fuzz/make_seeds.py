@@ -4,10 +4,14 @@ ways to be unsound. It is the same on every machine.
 
 usage: test/fuzz/make_seeds.py FOLDER          (called by test/fuzz/run.sh, in the root of the repository)
 """
+import io
 import json
 import os
+import pickle
 import struct
 import sys
+import types
+import zipfile
 
 BEHIND = b"\xff"  # the border between the two parts of an input (fuzz.h)
 
@@ -308,7 +312,99 @@ def lossless():
     yield bytes(3) + bytes(16)
 
 
-TARGETS = {"lossless": lossless,
+# --- pickles, as torch.save and torch's distributed checkpoints write them ---
+
+class Stored:
+    """What torch.save refers to by a persistent id."""
+
+
+class Recipe:
+    """Pickled as a call of module.name with these arguments."""
+    def __init__(self, name, *args, state=None):
+        self.name, self.args, self.state = name, args, state
+
+
+def name_class(dotted):
+    module, name = dotted.rsplit(".", 1)
+    parts = module.split(".")
+    for i in range(len(parts)):  # pickle imports all of them
+        parent = ".".join(parts[:i + 1])
+        known = sys.modules.setdefault(parent, types.ModuleType(parent))
+    if not hasattr(known, name):
+        setattr(known, name, type(name, (), {"__module__": module, "__init__": lambda self, *args: None}))
+    return getattr(known, name)
+
+
+class Pickler(pickle.Pickler):
+    def persistent_id(self, value):
+        return ("storage", name_class("torch.FloatStorage"), "0", "cpu", 16) if value is Stored else None
+
+    def reducer_override(self, value):
+        if not isinstance(value, Recipe):
+            return NotImplemented
+        return (name_class(value.name), value.args) + ((value.state,) if value.state else ())
+
+
+def pickled(value, protocol):
+    out = io.BytesIO()
+    Pickler(out, protocol).dump(value)
+    return out.getvalue()
+
+
+def tensor(first=0, sizes=(2, 4), strides=(4, 1)):
+    return Recipe("torch._utils._rebuild_tensor_v2", Stored, first, sizes, strides, False, {})
+
+
+def pickle_values():
+    size = Recipe("torch.Size", (2, 4))
+    index = Recipe("torch.distributed.checkpoint.metadata.MetadataIndex", state={"fqn": "w", "offset": size})
+    info = Recipe("torch.distributed.checkpoint.filesystem._StorageInfo",
+                  state={"relative_path": "__0_0.distcp", "offset": 0, "length": 900})
+    yield tensor()
+    yield {"model": {"layers.0.weight": tensor(8)}, "iteration": 7, "checkpoint_version": 3.0}
+    yield Recipe("argparse.Namespace", state={"num_layers": 2, "lr": 1e-4, "bf16": True, "data": None})
+    yield Recipe("torch.distributed.checkpoint.metadata.Metadata",
+                 state={"state_dict_metadata": {"w": Recipe("torch.x", state={"size": size})},
+                        "storage_data": {index: info}})
+    yield [1, -1, 300, 70000, 1 << 40, 1 << 80, b"bytes", "text", (1, 2, 3, 4), {5}, [[[[]]]],
+           frozenset((6,))]
+    yield tensor(12)
+    yield tensor(0, (4, 4), (1, 4))
+    yield tensor(0, (1 << 40, 1 << 40), (1, 1))
+    yield tensor(0, (0, 1 << 62), (1, 1))
+
+
+def pickles():
+    for value in pickle_values():
+        for protocol in (2, 4):
+            yield pickled(value, protocol)
+    yield b"\x80\x02]q\x00h\x00a."             # a list that holds itself
+    yield b"\x80\x02cos\nsystem\nX\x04\0\0\0trueq\x00\x85R."
+    yield b"\x80\x02" + b"(" * 500
+    yield b"\x80\x02X\xff\xff\xff\x7f"
+    yield b"\x80\x02Nr\xff\xff\xff\xff."
+    yield b""
+
+
+def torch_files():
+    def archive(data, **changes):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", **changes) as file:
+            file.writestr("archive/data.pkl", data)
+            file.writestr("archive/byteorder", "little")
+            file.writestr("archive/data/0", bytes(range(64)))
+        return b"T" + out.getvalue()
+    yield from pickles()
+    sound = archive(pickled({"w": tensor()}, 2))
+    yield sound
+    yield archive(pickled(tensor(8), 4), compression=zipfile.ZIP_DEFLATED)
+    yield sound[:-30]
+    yield sound.replace(b"little", b"bigger")
+    yield sound + b"comment"
+    yield sound.replace(b"PK\x03\x04", b"PK\x03\x05")
+
+
+TARGETS = {"pickle": pickles, "torch_file": torch_files, "lossless": lossless,
            "shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
            "tasks": tasks,
            "corpus": corpora,
