@@ -217,12 +217,15 @@ static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const
     o->fc2.dpre_bias = grad(gpt, l, FC1_B);
 }
 
-// Of queries and keys as the first linear leaves them.
-static Rope rope_of(const GPT *gpt, const Pass *p, floatX *qkv) {
+// Queries, keys and values as the first linear leaves them. They lie where their gradient will.
+static floatX *linear_qkv(const GPT *gpt, const LayerActs *a) { return gpt->by_kind ? gpt->dwide : a->qkv; }
+
+static Rope rope_of(const GPT *gpt, const Pass *p, const LayerActs *a) {
     int heads = gpt->NH / gpt->NG;
     Rope rope = {.B = p->B, .T = p->T, .groups = gpt->NG, .heads = heads + 2, .turned = heads + 1,
                  .HD = gpt->HD, .columns = gpt->rotary,
-                 .table = gpt->turns + (int64_t)p->start * gpt->rotary, .x = qkv};
+                 .table = gpt->turns + (int64_t)p->start * gpt->rotary, .x = linear_qkv(gpt, a),
+                 .by_kind = gpt->by_kind ? a->qkv : NULL};
     return rope;
 }
 
@@ -240,7 +243,8 @@ static CachedAttention cached_attention_of(const GPT *gpt, const Pass *p, int l)
 static HeadNorm head_norm_of(const GPT *gpt, const Pass *p, int l) {
     const LayerActs *a = layer_acts(gpt, p, l);
     HeadNorm n = {.N = pass_rows(p), .groups = gpt->NG, .queries = gpt->NH / gpt->NG, .HD = gpt->HD,
-                  .epsilon = gpt->epsilon, .rms = gpt->rms, .x = a->qkv, .before = a->before_norm};
+                  .epsilon = gpt->epsilon, .rms = gpt->rms, .x = linear_qkv(gpt, a),
+                  .before = a->before_norm};
     for (int i = 0; i < 2; i++) {
         enum LayerTensor w = i ? K_NORM_W : Q_NORM_W, b = i ? K_NORM_B : Q_NORM_B;
         n.gamma[i] = weight(gpt, l, w), n.beta[i] = weight(gpt, l, b);
@@ -258,15 +262,16 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     Attention attention = {.B = p->B, .T = p->T, .NH = gpt->NH, .HD = gpt->HD,
                            .dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION),
                            .qkv = a->qkv, .doc_start = p->has_doc_start ? m->doc_start : NULL,
-                           .out = a->att, .saved = a->att_saved, .dout = gpt->datt, .dqkv = gpt->dwide,
+                           .out = a->att, .saved = a->att_saved, .dout = gpt->datt,
+                           .dqkv = gpt->by_kind ? gpt->dact : gpt->dwide, .by_kind = gpt->by_kind,
                            .workspace = gpt->workspace, .first_head = gpt->mesh->tp.rank * gpt->NH,
                            .groups = gpt->NG};
     LayerOps o;
     memset(&o, 0, sizeof o);
     o.norm1 = first_norm(gpt, p, l);
-    o.qkv = linear_of(gpt, p, l, QKV_W, x1, a->qkv, gpt->dwide, gpt->dx);
+    o.qkv = linear_of(gpt, p, l, QKV_W, x1, linear_qkv(gpt, a), gpt->dwide, gpt->dx);
     o.heads = head_norm_of(gpt, p, l);
-    o.rope = rope_of(gpt, p, a->qkv);
+    o.rope = rope_of(gpt, p, a);
     o.attention = attention;
     if (gpt->cache) o.cached = cached_attention_of(gpt, p, l);
     o.projection = linear_of(gpt, p, l, PROJ_W, a->att, gpt->branch, dbranch, gpt->datt);
@@ -474,7 +479,8 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     Stream *s = gpt->stream;
     Rope back = o.rope;
     HeadNorm heads = o.heads;
-    back.x = heads.x = o.attention.dqkv;
+    back.x = heads.x = gpt->dwide;
+    back.by_kind = gpt->by_kind ? o.attention.dqkv : NULL;
     back.back = true;
     if (gpt->recompute_full) {
         LayerOps again = o;

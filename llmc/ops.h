@@ -217,18 +217,28 @@ void op_head_norm_backward(Stream *s, const HeadNorm *a);
 // value. Columns i and i + columns / 2, for i < columns / 2, are turned against each other by the
 // angle of (position, i); columns from `columns` on stay. A position is a token's place in its
 // sequence. back: by minus that angle, which takes gradients through.
+//
+// With by_kind the result goes to another tensor, whose rows have the first vectors of all groups
+// first, then the second-last ones, then the last: all queries, keys, values. back: from there.
 typedef struct Rope {
     int B, T, groups, heads, turned, HD;
     int columns;         // a multiple of 2, at most HD
     const float *table;  // (T, columns): cosines (columns / 2), then sines
-    floatX *x;           // (B, T, groups, heads, HD) in and out
+    floatX *x;           // (B, T, groups, heads, HD) in and out; with by_kind in forward, out of back
     bool back;
+    floatX *by_kind;     // (B, T, groups * heads, HD) out of forward, into back; or NULL
 } Rope;
+// The place of a token's vector v, of groups * heads, in by_kind.
+HD_FN int rope_place(const Rope *a, int v) {
+    int group = v / a->heads, head = v % a->heads, queries = a->heads - 2;
+    return head < queries ? group * queries + head : head * a->groups + group;
+}
 void op_rope(Stream *s, const Rope *a);
 
 // Causal self-attention, scale 1 / sqrt(HD), softmax in fp32, dropout on the probabilities. A row
 // of qkv is Megatron's: per group of heads that share keys and values the heads' q(HD), then k(HD),
-// v(HD). Without `groups` each head is a group. With doc_start query t attends to keys
+// v(HD). Without `groups` each head is a group. by_kind: all q first, then all k, then all v, which
+// a GPU computes at once where heads share keys. With doc_start query t attends to keys
 // doc_start[b, t] .. t only. Element inside a sample for dropout: (head * T + t) * T + key, where
 // heads are counted in the whole model: a rank may hold heads first_head .. first_head + NH - 1.
 //
@@ -246,8 +256,20 @@ typedef struct Attention {
     void *workspace;           // op_attention_workspace_bytes
     int first_head;            // number of the first head in the whole model
     int groups;                // of neighbouring heads, a divisor of NH; 0: NH
+    bool by_kind;              // qkv and dqkv are (B, T, NH + 2 * groups, HD)
 } Attention;
 HD_FN int attention_groups(const Attention *a) { return a->groups > 0 ? a->groups : a->NH; }
+// Where a group's queries, key and value begin in a token's row of qkv.
+typedef struct GroupColumns {
+    int64_t q, k, v;
+} GroupColumns;
+HD_FN GroupColumns attention_columns(const Attention *a, int group) {
+    int64_t HD = a->HD, groups = attention_groups(a), heads = a->NH / groups;
+    int64_t q = group * (a->by_kind ? heads : heads + 2) * HD, k = q + heads * HD, v = k + HD;
+    if (a->by_kind) k = (a->NH + group) * HD, v = k + groups * HD;
+    GroupColumns columns = {q, k, v};
+    return columns;
+}
 void op_attention_forward(Stream *s, const Attention *a);
 void op_attention_backward(Stream *s, const Attention *a);
 size_t op_attention_saved_bytes(int B, int T, int NH, int HD);

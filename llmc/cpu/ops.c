@@ -411,7 +411,7 @@ void op_swiglu_backward(Stream *s, const Swiglu *a) {
     }
 }
 
-// One vector by the angles of its token: turn holds cosines and sines.
+// One vector by the angles of its token, in place: turn holds cosines and sines.
 static void turn_vector(floatX *x, const float *turn, int half, float direction) {
     for (int i = 0; i < half; i++) {
         float a = floatX_to_float(x[i]), b = floatX_to_float(x[i + half]);
@@ -422,11 +422,18 @@ static void turn_vector(floatX *x, const float *turn, int half, float direction)
 }
 
 void op_rope(Stream *s, const Rope *a) {
-    int64_t group = (int64_t)a->heads * a->HD, tokens = (int64_t)a->B * a->T;
-    for (int64_t i = 0; i < tokens * a->groups; i++) {
-        const float *turn = a->table + i / a->groups % a->T * a->columns;
-        for (int h = 0; h < a->turned; h++) {
-            turn_vector(a->x + i * group + (int64_t)h * a->HD, turn, a->columns / 2, a->back ? -1.0f : 1.0f);
+    int vectors = a->groups * a->heads;
+    size_t bytes = (size_t)a->HD * sizeof(floatX);
+    for (int64_t token = 0; token < (int64_t)a->B * a->T; token++) {
+        const float *turn = a->table + token % a->T * a->columns;
+        for (int v = 0; v < vectors; v++) {
+            floatX *x = a->x + (token * vectors + v) * a->HD, *to = x;
+            if (a->by_kind) {
+                floatX *other = a->by_kind + (token * vectors + rope_place(a, v)) * a->HD;
+                to = a->back ? x : other;
+                memcpy(to, a->back ? other : x, bytes);
+            }
+            if (v % a->heads < a->turned) turn_vector(to, turn, a->columns / 2, a->back ? -1.0f : 1.0f);
         }
     }
 }

@@ -148,10 +148,9 @@ typedef struct GroupPlace {
 } GroupPlace;
 
 static GroupPlace group_place(const Attention *a, int64_t b, int group) {
-    int groups = attention_groups(a), heads = a->NH / groups;
-    int64_t row = (int64_t)(a->NH + 2 * groups) * a->HD;
-    int64_t q = b * a->T * row + (int64_t)group * (heads + 2) * a->HD;
-    return (GroupPlace){q, q + (int64_t)heads * a->HD, q + (int64_t)(heads + 1) * a->HD, row};
+    int64_t row = (int64_t)(a->NH + 2 * attention_groups(a)) * a->HD, first = b * a->T * row;
+    GroupColumns columns = attention_columns(a, group);
+    return (GroupPlace){first + columns.q, first + columns.k, first + columns.v, row};
 }
 
 void op_attention_forward(Stream *s, const Attention *a) {

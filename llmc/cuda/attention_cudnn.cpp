@@ -1,8 +1,8 @@
-// cuDNN's fused causal attention through cudnn-frontend graphs. Strides describe Megatron's
-// per-head interleaved qkv, so nothing is copied. Where heads share keys and values no strides can
-// describe all groups, and they run one after the other. One pair of graphs, forward and backward,
-// per shape, is kept in the Device. Host code only. Called by attention.cu; what is refused here
-// runs on attention_plain.cu.
+// cuDNN's fused causal attention through cudnn-frontend graphs. Strides describe qkv as it is, so
+// nothing is copied. Where heads share keys and values no strides can describe all groups of
+// Megatron's rows: unless qkv is by kind, they run one after the other. One pair of graphs, forward
+// and backward, per shape, is kept in the Device. Host code only. Called by attention.cu; what is
+// refused here runs on attention_plain.cu.
 //
 // Deterministic mode: cuDNN's deterministic backward keeps the (T, T) gradients of the scores in
 // its workspace, for all heads that it is given. To bound that, the batch is cut into slices which
@@ -44,13 +44,14 @@ namespace {
 
 // --- slices --------------------------------------------------------------------------------------
 
-// What one execution covers: `samples` whole samples, or with samples 1 some heads of one. Where
-// heads share keys and values: one group of some samples, whose one key serves all heads.
+// What one execution covers: `samples` whole samples, or with samples 1 some groups of heads of
+// one. Where groups run one after the other: one group of some samples.
 struct Slice {
     int samples, heads;
 };
 
 int sharers_of(const Attention *a) { return a->NH / attention_groups(a); }
+bool group_by_group(const Attention *a) { return sharers_of(a) > 1 && !a->by_kind; }
 
 constexpr size_t SEED_BYTES = 256;                     // seed and offset, at the start of the workspace
 constexpr size_t SLACK_BYTES = (size_t)4 << 20;        // cuDNN's own needs beside the tensors counted here
@@ -69,23 +70,23 @@ size_t deterministic_bytes(int samples, int heads, int T) {
            SLACK_BYTES;
 }
 
-int largest_divisor(int n, size_t bytes_limit, size_t (*bytes)(int, int, int), int fixed, bool by_samples,
-                    int T) {
+// The largest slice of samples / d whole samples, or of groups / d groups of one, that fits.
+Slice largest_slice(const Attention *a, int samples, int groups, bool by_samples, size_t workspace_bytes) {
+    int n = by_samples ? samples : groups, heads = sharers_of(a);
     for (int d = n; d > 0; d--) {
-        if (n % d == 0 && (by_samples ? bytes(d, fixed, T) : bytes(1, d, T)) <= bytes_limit) return d;
+        Slice slice = by_samples ? Slice{d, groups * heads} : Slice{1, d * heads};
+        if (n % d == 0 && deterministic_bytes(slice.samples, slice.heads, a->T) <= workspace_bytes)
+            return slice;
     }
-    return 0;
+    return Slice{0, 0};
 }
 
 // The largest equal slices whose workspace fits; {0, 0} when not even one head does.
 Slice choose_slice(const Attention *a, bool deterministic, size_t workspace_bytes) {
-    bool shared = sharers_of(a) > 1;
-    int most = shared ? sharers_of(a) : a->NH;
-    if (!deterministic) return Slice{a->B, most};
-    int samples = largest_divisor(a->B, workspace_bytes, deterministic_bytes, most, true, a->T);
-    if (samples > 0 || shared) return Slice{samples, most};
-    int heads = largest_divisor(a->NH, workspace_bytes, deterministic_bytes, 1, false, a->T);
-    return Slice{heads > 0 ? 1 : 0, heads};
+    int groups = group_by_group(a) ? 1 : attention_groups(a);
+    if (!deterministic) return Slice{a->B, groups * sharers_of(a)};
+    Slice whole = largest_slice(a, a->B, groups, true, workspace_bytes);
+    return whole.samples > 0 ? whole : largest_slice(a, a->B, groups, false, workspace_bytes);
 }
 
 size_t usable_bytes(const Attention *a) {
@@ -102,8 +103,8 @@ struct Plan {
     graph::Graph forward, backward;
 };
 
-// B, T, NH, groups, HD, dropout's bits, deterministic: what a plan depends on.
-using PlanKey = std::tuple<int, int, int, int, int, uint32_t, bool>;
+// B, T, NH, groups, HD, by kind, dropout's bits, deterministic: what a plan depends on.
+using PlanKey = std::tuple<int, int, int, int, int, bool, uint32_t, bool>;
 
 struct State {
     cudnnHandle_t handle = nullptr;
@@ -165,15 +166,14 @@ TensorRef add_seed(graph::Graph &g, const char *name, Uid uid) {
                         .set_data_type(fe::DataType_t::INT64));
 }
 
-// Strides of qkv (B, T, groups, NH / groups + 2, HD) and of out (B, T, NH * HD), and where the keys
-// and values of a group begin.
+// Strides of qkv, whose heads of queries and of keys are so far apart, and of out (B, T, NH * HD).
 struct Strides {
-    int64_t query, group, qkv_row, out_head, out_row, keys, values;
+    int64_t query, key, qkv_row, out_head, out_row;
 };
 Strides strides_of(const Attention *a) {
     int64_t HD = a->HD, groups = attention_groups(a), sharers = a->NH / groups, C = a->NH * HD;
-    int64_t group = (sharers + 2) * HD;
-    return Strides{sharers > 1 ? HD : group, group, groups * group, HD, C, sharers * HD, (sharers + 1) * HD};
+    int64_t group = a->by_kind ? HD : (sharers + 2) * HD;
+    return Strides{sharers > 1 ? HD : group, group, C + 2 * groups * HD, HD, C};
 }
 // The heads of keys and values that a slice has.
 Slice keys_of(const Attention *a, Slice slice) { return Slice{slice.samples, slice.heads / sharers_of(a)}; }
@@ -189,8 +189,8 @@ fe::error_t build_forward(graph::Graph &g, cudnnHandle_t handle, const Attention
     set_types(g);
     Slice keys = keys_of(a, slice);
     TensorRef q = add_tensor(g, "q", Q, a, slice, s.query, s.qkv_row),
-              k = add_tensor(g, "k", K, a, keys, s.group, s.qkv_row);
-    TensorRef v = add_tensor(g, "v", V, a, keys, s.group, s.qkv_row);
+              k = add_tensor(g, "k", K, a, keys, s.key, s.qkv_row);
+    TensorRef v = add_tensor(g, "v", V, a, keys, s.key, s.qkv_row);
     graph::SDPA_attributes options;
     options.set_name("attention")
         .set_generate_stats(true)
@@ -214,8 +214,8 @@ fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attentio
     set_types(g);
     Slice keys = keys_of(a, slice);
     TensorRef q = add_tensor(g, "q", Q, a, slice, s.query, s.qkv_row),
-              k = add_tensor(g, "k", K, a, keys, s.group, s.qkv_row);
-    TensorRef v = add_tensor(g, "v", V, a, keys, s.group, s.qkv_row);
+              k = add_tensor(g, "k", K, a, keys, s.key, s.qkv_row);
+    TensorRef v = add_tensor(g, "v", V, a, keys, s.key, s.qkv_row);
     TensorRef out = add_tensor(g, "out", O, a, slice, s.out_head, s.out_row),
               dout = add_tensor(g, "dout", DO, a, slice, s.out_head, s.out_row);
     TensorRef stats = g.tensor(graph::Tensor_attributes()
@@ -233,8 +233,8 @@ fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attentio
         options.set_dropout(a->dropout.p, add_seed(g, "seed", SEED), add_seed(g, "offset", OFFSET));
     auto [dq, dk, dv] = g.sdpa_backward(q, k, v, out, dout, stats, options);
     describe_output(dq, DQ, a, slice, s.query, s.qkv_row);
-    describe_output(dk, DK, a, keys, s.group, s.qkv_row);
-    describe_output(dv, DV, a, keys, s.group, s.qkv_row);
+    describe_output(dk, DK, a, keys, s.key, s.qkv_row);
+    describe_output(dv, DV, a, keys, s.key, s.qkv_row);
     return g.build(handle, {fe::HeurMode_t::A});
 }
 
@@ -288,7 +288,8 @@ Plan *find_plan(Stream *stream, State **state, const Attention *a) {
     *state = state_of(device, a);
     if ((*state)->broken) return nullptr;
     uint32_t dropout_bits = a->dropout.p > 0.0f ? f32_bits(a->dropout.p) : 0;
-    PlanKey key{a->B, a->T, a->NH, attention_groups(a), a->HD, dropout_bits, device->deterministic};
+    PlanKey key{a->B,  a->T,       a->NH,        attention_groups(a),
+                a->HD, a->by_kind, dropout_bits, device->deterministic};
     auto found = (*state)->plans.find(key);
     if (found == (*state)->plans.end())
         found = (*state)->plans.emplace(key, build_plan(device, *state, a)).first;
@@ -321,8 +322,10 @@ SliceStart slice_start(const Attention *a, Slice slice, int i) {
     int per_sample = a->NH / slice.heads;  // 1 when a slice is whole samples
     int64_t sample = (int64_t)(i / per_sample) * slice.samples,
             head = (int64_t)(i % per_sample) * slice.heads;
-    int64_t q = sample * a->T * s.qkv_row + head / sharers_of(a) * s.group;
-    return SliceStart{q, q + s.keys, q + s.values, sample * a->T * s.out_row + head * s.out_head,
+    int64_t first = sample * a->T * s.qkv_row;
+    GroupColumns columns = attention_columns(a, (int)(head / sharers_of(a)));
+    return SliceStart{first + columns.q, first + columns.k, first + columns.v,
+                      sample * a->T * s.out_row + head * s.out_head,
                       (int64_t)i * slice.samples * slice.heads * a->T};
 }
 
@@ -361,12 +364,12 @@ void *address(const void *base, int64_t element, size_t size) {
 
 }  // namespace
 
-// Where heads share keys and values a slice has one group's heads, and cuDNN also keeps the
-// gradients of keys and values for each of them.
+// Where heads share keys and values cuDNN also keeps the gradients of keys and values for each of
+// them.
 size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups) {
     int sharers = groups > 0 ? NH / groups : 1, least = sharers > 1 ? sharers : 1;
     size_t one_sample = std::min(deterministic_bytes(1, NH, T), SCORES_BYTES_MOST);
-    size_t each_head = sharers > 1 ? 3 * default_bytes(B, sharers, T, HD) : 0;
+    size_t each_head = sharers > 1 ? 3 * default_bytes(B, NH, T, HD) : 0;
     // No smaller for a larger B or T.
     return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), deterministic_bytes(1, least, T), one_sample,
                                   each_head});

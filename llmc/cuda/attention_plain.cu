@@ -93,11 +93,11 @@ static __device__ __forceinline__ HeadView head_view(const Call &a, int b, int h
     HeadView h;
     h.C = (int64_t)a.NH * a.HD;
     h.row = h.C + 2 * (int64_t)a.groups * a.HD;
-    const int group = head / a.sharers, own = head % a.sharers;
-    const floatX *first = a.qkv + (int64_t)b * a.T * h.row + (int64_t)group * (a.sharers + 2) * a.HD;
-    h.q = first + (int64_t)own * a.HD;
-    h.k = first + (int64_t)a.sharers * a.HD;
-    h.v = h.k + a.HD;
+    const GroupColumns columns = attention_columns(&a, head / a.sharers);
+    const floatX *first = a.qkv + (int64_t)b * a.T * h.row;
+    h.q = first + columns.q + (int64_t)(head % a.sharers) * a.HD;
+    h.k = first + columns.k;
+    h.v = first + columns.v;
     h.doc_start = a.doc_start ? a.doc_start + (int64_t)b * a.T : NULL;
     h.sample = a.dropout.first_sample + b;
     return h;

@@ -82,42 +82,80 @@ static __device__ __forceinline__ void turn(float *x, float *y, float cosine, fl
     *y = __fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine));
 }
 
-// A thread turns W pairs of one vector: 8, or 1 where half of the columns is no multiple of 8.
+// How many threads there are, and what they share out.
+struct RopeWork : Rope {
+    int vectors;      // of a group
+    int pairs, rest;  // threads of a vector that have pairs of columns, and those that have the others
+    int64_t threads;
+};
+
+// 8 columns of a vector, or 1.
 template <int W>
-static __global__ void __launch_bounds__(THREADS) rope_kernel(Rope a, int64_t threads) {
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= threads) return;
-    const int half = a.columns / 2, per_vector = half / W;
-    const int64_t vector = i / per_vector, group = vector / a.turned, token = group / a.groups;
-    const int column = (int)(i % per_vector) * W;
-    const float *table = a.table + token % a.T * a.columns + column;
-    floatX *x = a.x + (group * a.heads + vector % a.turned) * a.HD + column;
-    const float direction = a.back ? -1.0f : 1.0f;
+static __device__ __forceinline__ void copy_columns(floatX *to, const floatX *from) {
+    if constexpr (W == PACKED) store_packed(to, load_packed(from));
+    else *to = *from;
+}
+
+// W pairs of columns.
+template <int W>
+static __device__ __forceinline__ void turn_columns(floatX *to, const floatX *from, const float *table,
+                                                    int half, float direction) {
     if constexpr (W == PACKED) {
         float front[PACKED], rear[PACKED], cosine[PACKED], sine[PACKED];
-        unpack(load_packed(x), front);
-        unpack(load_packed(x + half), rear);
+        unpack(load_packed(from), front);
+        unpack(load_packed(from + half), rear);
         load_floats(table, cosine);
         load_floats(table + half, sine);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) turn(&front[e], &rear[e], cosine[e], sine[e] * direction);
-        store_packed(x, pack(front));
-        store_packed(x + half, pack(rear));
+        store_packed(to, pack(front));
+        store_packed(to + half, pack(rear));
     } else {
-        float front = floatX_to_float(x[0]), rear = floatX_to_float(x[half]);
+        float front = floatX_to_float(from[0]), rear = floatX_to_float(from[half]);
         turn(&front, &rear, table[0], table[half] * direction);
-        x[0] = floatX_from_float(front);
-        x[half] = floatX_from_float(rear);
+        to[0] = floatX_from_float(front);
+        to[half] = floatX_from_float(rear);
+    }
+}
+
+// A thread turns W pairs of one vector: 8, or 1 where half of the columns is no multiple of 8. In
+// place it leaves the rest alone. By kind it copies the vectors and columns that are not turned.
+template <int W>
+static __global__ void __launch_bounds__(THREADS) rope_kernel(RopeWork a) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= a.threads) return;
+    const int half = a.columns / 2, per_vector = a.pairs + a.rest, part = (int)(i % per_vector);
+    const int64_t vector = i / per_vector, group = vector / a.vectors, token = group / a.groups;
+    const int head = (int)(vector % a.vectors);
+    const bool pair = part < a.pairs;
+    const int column = pair ? part * W : a.columns + (part - a.pairs) * W;
+    floatX *x = a.x + (group * a.heads + head) * a.HD + column;
+    const floatX *from = x;
+    floatX *to = x;
+    if (a.by_kind) {
+        const int place = rope_place(&a, (int)(group % a.groups) * a.heads + head);
+        floatX *other = a.by_kind + (token * a.groups * a.heads + place) * a.HD + column;
+        if (a.back) from = other;
+        else to = other;
+    }
+    if (pair && head < a.turned) {
+        const float *table = a.table + token % a.T * a.columns + column;
+        turn_columns<W>(to, from, table, half, a.back ? -1.0f : 1.0f);
+    } else {
+        copy_columns<W>(to, from);
+        if (pair) copy_columns<W>(to + half, from + half);
     }
 }
 
 void op_rope(Stream *s, const Rope *a) {
-    const int64_t pairs = (int64_t)a->B * a->T * a->groups * a->turned * (a->columns / 2);
-    if (pairs == 0) return;
-    cudaStream_t stream = stream_handle(s);
     const bool packed = a->columns / 2 % PACKED == 0 && a->HD % PACKED == 0;
-    const int64_t threads = packed ? pairs / PACKED : pairs;
-    if (packed) rope_kernel<PACKED><<<blocks_for(threads), THREADS, 0, stream>>>(*a, threads);
-    else rope_kernel<1><<<blocks_for(threads), THREADS, 0, stream>>>(*a, threads);
+    const int W = packed ? PACKED : 1;
+    RopeWork work = {*a, a->by_kind ? a->heads : a->turned, a->columns / 2 / W,
+                     a->by_kind ? (a->HD - a->columns) / W : 0, 0};
+    work.threads = (int64_t)a->B * a->T * a->groups * work.vectors * (work.pairs + work.rest);
+    if (work.threads == 0) return;
+    cudaStream_t stream = stream_handle(s);
+    if (packed) rope_kernel<PACKED><<<blocks_for(work.threads), THREADS, 0, stream>>>(work);
+    else rope_kernel<1><<<blocks_for(work.threads), THREADS, 0, stream>>>(work);
     check_launch(s, "rotary positions");
 }

@@ -155,6 +155,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->FC1 = gpt->swiglu ? 2 * gpt->F : gpt->F;
     gpt->NG = config_query_groups(config) / ranks;
     gpt->QKV = gpt->A + 2 * gpt->NG * gpt->HD;
+    gpt->by_kind = gpt->rotary > 0 && gpt->NG < gpt->NH;
     gpt->epsilon = (float)config->norm_epsilon;
     gpt->attention_dropout = (float)config->attention_dropout;
     gpt->hidden_dropout = (float)config->hidden_dropout;

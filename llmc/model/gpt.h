@@ -46,7 +46,7 @@ typedef struct NormActs {
 // What one layer keeps for its backward.
 typedef struct LayerActs {
     NormActs ln1, ln2;
-    floatX *qkv;                  // (B, T, NG, NH / NG + 2, HD)
+    floatX *qkv;                  // (B, T, NG, NH / NG + 2, HD), or by kind
     floatX *before_norm;          // (B, T, NG, NH / NG + 1, HD) queries and keys, with qk_norm
     void *att_saved;              // op_attention_saved_bytes
     floatX *att;                  // (B, T, A)
@@ -102,6 +102,8 @@ typedef struct GPT {
     bool rms, swiglu, biased, tied;  // RMSNorm; SwiGLU; linears have biases; the head's weights are
                              // the word embeddings
     bool qk_norm;            // queries and keys of each head are normalised
+    bool by_kind;            // attention's qkv has all queries, then keys, then values: with rotary
+                             // positions, which can write it so, where heads share keys
     double rotary_base;
     int rotary;              // columns of a head that positions turn; 0: learned positions
     Stage stage;
@@ -139,7 +141,7 @@ typedef struct GPT {
     floatX *dx;              // (B, T, C) gradient of a LayerNorm's output
     float *branch_sum;       // (C) of the newest branch gradient, for op_bias_gradient
     floatX *dwide;           // (B, T, max(FC1, QKV))
-    floatX *dact;            // (B, T, F) gradient of SwiGLU's output; NULL without it
+    floatX *dact;            // (B, T, F) gradient of SwiGLU's output; then of qkv by kind
     float *turns;            // (T, rotary) cosines and sines, for op_rope
     floatX *datt;            // (B, T, A)
     size_t dwide_bytes;

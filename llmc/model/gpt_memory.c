@@ -98,7 +98,8 @@ static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
         {scratch, "gradient of a LayerNorm output", X * C, &gpt->dx},
         {scratch, "gradient of the wide tensors", gpt->dwide_bytes, &gpt->dwide},
         {scratch, "gradient of the attention output", X * A, &gpt->datt},
-        {scratch, "gradient of SwiGLU's output", gpt->swiglu ? X * (size_t)gpt->F : 0, &gpt->dact},
+        {scratch, gpt->swiglu ? "gradient of SwiGLU's output" : "gradient of queries, keys, values",
+         X * largest(gpt->swiglu ? (size_t)gpt->F : 0, gpt->by_kind ? (size_t)gpt->QKV : 0), &gpt->dact},
         {scratch, "rotary positions", (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float), &gpt->turns},
         {scratch, "logits of one position", head * (size_t)gpt->V * sizeof(floatX), &gpt->logits},
         {scratch, "workspace of the ops", workspace_bytes(gpt), &gpt->workspace},
@@ -148,8 +149,10 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     reserve_pipeline(gpt, plan);
 }
 
-// Every layer works in the first one's buffers. `residual` of the others is set by gpt_start.
+// Every layer works in the first one's buffers. `residual` of the others is set by gpt_start. The
+// cache takes keys and values from Megatron-LM's rows.
 void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
+    gpt->by_kind = false;
     const char *group = "activations", *scratch = "scratch";
     size_t X = (size_t)rows_planned(gpt) * sizeof(floatX), C = (size_t)gpt->C, T = (size_t)gpt->T;
     int widest = (int)largest(largest((size_t)gpt->FC1, (size_t)gpt->QKV), C);

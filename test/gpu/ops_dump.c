@@ -377,13 +377,19 @@ static void case_rope(Dump *d, int B, int T, int groups, int heads, int HD, int 
     snprintf(d->scope, sizeof d->scope, "rope_%dx%dx%dx%dx%d_of%d", B, T, groups, heads, HD, columns);
     floatX *x = random_x(lab, n, 0, 1);
     float *table = random_f(lab, (int64_t)T * columns, 1);  // any numbers will do
-    Rope a = {B, T, groups, heads, heads - 1, HD, columns, table, x, false};
+    Rope a = {B, T, groups, heads, heads - 1, HD, columns, table, x, false, NULL}, b = a;
+    b.by_kind = poisoned_x(lab, n);
+    op_rope(lab->stream, &b);
+    dump_x(d, "by_kind", b.by_kind, n, 'e');
     op_rope(lab->stream, &a);
     dump_x(d, "x", x, n, 'e');
-    a.back = true;
+    a.back = b.back = true;
     op_rope(lab->stream, &a);
     dump_x(d, "back", x, n, 'e');
-    release(lab, (void *[]){x, table, NULL});
+    b.x = poisoned_x(lab, n);
+    op_rope(lab->stream, &b);
+    dump_x(d, "back_by_kind", b.x, n, 'e');
+    release(lab, (void *[]){x, table, b.x, b.by_kind, NULL});
 }
 
 static void cases_llama(Dump *d) {
@@ -569,6 +575,13 @@ static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int d
     op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
     dump_x(d, "dqkv", dqkv, qkv_size, 't');
+    a.by_kind = true;  // the same numbers are other queries, keys and values
+    if (groups) {
+        op_attention_forward(lab->stream, &a);
+        op_attention_backward(lab->stream, &a);
+        dump_x(d, "out_by_kind", out, out_size, 't');
+        dump_x(d, "dqkv_by_kind", dqkv, qkv_size, 't');
+    }
     release(lab, (void *[]){start, positions, workspace, saved, qkv, dout, out, dqkv, NULL});
 }
 

@@ -17,8 +17,20 @@ static floatX *with_own_keys(const floatX *qkv, int64_t rows, int groups, int sh
     return own;
 }
 
+// The vectors of each row of Megatron's (groups, sharers + 2, HD), by kind.
+static floatX *by_kind(const floatX *qkv, int64_t rows, int groups, int sharers, int HD) {
+    int vectors = groups * (sharers + 2);
+    floatX *sorted = poisoned_floatX(rows * vectors * HD);
+    for (int64_t i = 0; i < rows * vectors; i++) {
+        int group = (int)(i % vectors) / (sharers + 2), head = (int)(i % vectors) % (sharers + 2);
+        int place = head < sharers ? group * sharers + head : groups * head + group;
+        memcpy(sorted + (i / vectors * vectors + place) * HD, qkv + i * HD, (size_t)HD * sizeof(floatX));
+    }
+    return sorted;
+}
+
 // Groups give what heads give that hold copies of their group's key and value. The gradients of
-// these are the sums over the group's heads.
+// these are the sums over the group's heads. Rows by kind give the same bits.
 static void test_attention_groups(void **state) {
     enum { B = 2, T = 70, G = 2, SHARERS = 3, NH = G * SHARERS, HD = 8, N = B * T };
     Random rng = {43};
@@ -40,6 +52,15 @@ static void test_attention_groups(void **state) {
     op_attention_forward(NULL, &b);
     op_attention_backward(NULL, &b);
     assert_memory_equal(out, own_out, N * NH * HD * sizeof(floatX));
+    Attention c = a;
+    floatX *kinds = by_kind(qkv, N, G, SHARERS, HD), *expected_kinds = by_kind(dqkv, N, G, SHARERS, HD);
+    c.by_kind = true, c.qkv = kinds, c.out = own_out, c.dqkv = poisoned_floatX(N * (NH + 2 * G) * HD);
+    memset(own_out, 0xFF, N * NH * HD * sizeof(floatX));
+    op_attention_forward(NULL, &c);
+    op_attention_backward(NULL, &c);
+    assert_memory_equal(out, own_out, N * NH * HD * sizeof(floatX));
+    assert_memory_equal(c.dqkv, expected_kinds, N * (NH + 2 * G) * HD * sizeof(floatX));
+    free_all(kinds, expected_kinds, c.dqkv, NULL);
     double *expected = zero_doubles(N * (NH + 2 * G) * HD);
     for (int i = 0; i < N * NH * 3 * HD; i++) {
         int row = i / (NH * 3 * HD), head = i / (3 * HD) % NH, part = i / HD % 3;
@@ -219,11 +240,20 @@ static void test_rope(void **state) {
             }
         }
     }
-    Rope a = {B, T, G, HEADS, TURNED, HD, COLUMNS, table, x, false};
+    Rope a = {B, T, G, HEADS, TURNED, HD, COLUMNS, table, x, false, NULL}, b = a;
+    b.x = copy_of(x, N * sizeof(floatX));
+    b.by_kind = poisoned_floatX(N);
     op_rope(NULL, &a);
+    op_rope(NULL, &b);
     check_floatX("rope", x, expected, N, 1e-6);
-    a.back = true;
+    floatX *kinds = by_kind(x, B * T, G, HEADS - 2, HD);
+    assert_memory_equal(b.by_kind, kinds, N * sizeof(floatX));
+    a.back = b.back = true;
     op_rope(NULL, &a);
+    memset(b.x, 0xFF, N * sizeof(floatX));
+    op_rope(NULL, &b);
+    assert_memory_equal(b.x, x, N * sizeof(floatX));
+    free_all(b.x, b.by_kind, kinds, NULL);
     for (int i = 0; i < N; i++) {
         double after = (double)floatX_to_float(x[i]);
         check_close("turned back", after, before[i], 0, 8 * floatX_unit_roundoff(), i);
