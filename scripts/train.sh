@@ -11,8 +11,10 @@ root=$PWD
 cd "$caller" # relative paths are the caller's
 case $BUILD in /*) ;; *) BUILD=$root/$BUILD ;; esac
 
-card=${1:-}
-[ -n "$card" ] && [ -f "$root/configs/gpt_$card.args" ] ||
+# Cards are gpt_NAME.args, or have their whole name.
+card=${1:-} card_file=$root/configs/gpt_${1:-}.args
+[ -f "$card_file" ] || card_file=$root/configs/$card.args
+[ -n "$card" ] && [ -f "$card_file" ] ||
     die 2 "train.sh wants a model card; use scripts/train_125m.sh and its siblings"
 shift
 
@@ -24,7 +26,7 @@ usage() {
 usage: [VARIABLE=...] scripts/train_$card.sh [flags of the trainer]
        mpirun -np RANKS scripts/train_$card.sh [flags], srun --mpi=pmix scripts/train_$card.sh [flags]
 
-Trains configs/gpt_$card.args. Flags given here come last: they win over the card's flags and over
+Trains configs/${card_file##*/}. Flags given here come last: they win over the card's flags and over
 those that the variables stand for.
 
   ARM              an arm of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
@@ -143,7 +145,7 @@ choose_batch() {
 choose_flags() {
     local data=() tensor pipeline layout batch
     choose_layout
-    flags=("@$root/configs/gpt_$card.args" ${layout[@]+"${layout[@]}"})
+    flags=("@$card_file" ${layout[@]+"${layout[@]}"})
     if [ "$speed" = 1 ]; then
         choose_batch
         flags+=(--micro-batch-size 1 --global-batch-size "$batch" --mock-data --log-interval 1

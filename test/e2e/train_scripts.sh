@@ -69,6 +69,19 @@ card 350m 24 1024 16 3e-4 3e-5 8 256
 card 1.3b 24 2048 16 2e-4 2e-5 4 256
 card 2.7b 32 2560 32 1.6e-4 1.6e-5 1 ""
 card 6.7b 32 4096 32 1.2e-4 1.2e-5 2 256
+# Llamas have GPT-2's vocabulary unless a tokenizer is given.
+llama() { # NAME LAYERS HIDDEN HEADS MLP LR MICRO-BATCH GLOBAL-BATCH
+    check "card of Llama $1" expands "llama_$1" "DEVICE=cpu DATA_PATH=a_b ARM=qwd" \
+        "num-layers=$2 hidden-size=$3 num-attention-heads=$4 ffn-hidden-size=$5 lr=$6 micro-batch-size=$7
+        global-batch-size=$8 normalization=RMSNorm swiglu=on data-path=a_b quantized-weights=on
+        log-jsonl=runs/llama_$1-qwd/log.jsonl"
+}
+llama 125m 12 768 12 2048 6e-4 8 256
+llama 1.1b 22 2048 32 5632 4e-4 4 512
+llama 3b 28 3072 24 8192 3e-4 1 512
+llama 8b 32 4096 32 14336 3e-4 1 512
+check "speed run of a Llama" expands llama_8b "DEVICE=cpu SPEED=1 RANKS=16 ARM=sdp4bit" \
+    "micro-batch-size=1 global-batch-size=16 mock-data=on exit-interval=200 gradient-alltoall-pipeline="
 
 no_weights="quantized-weights= weight-quantization-method= wq-rounding="
 no_gradients="quantized-gradients= hadamard-transform= gq-group-size-intra= gradient-quantization-bits-intra="
