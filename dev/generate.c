@@ -117,6 +117,15 @@ static char *read_input(uint64_t *bytes, Error *err) {
     return NULL;
 }
 
+static char *read_file(const char *path, uint64_t *bytes, Error *err) {
+    Error why;
+    char *text = durable_read_file(path, PROMPT_MAX_BYTES, bytes, &why);
+    if (text) return text;
+    error_set(err, EXIT_DATA, "--prompt-file: %.*s; give a file of text", (int)strcspn(why.what, ";"),
+              why.what);
+    return NULL;
+}
+
 // For free(). One line end at the end of a file or of standard input was not meant.
 static char *read_prompt(const Settings *s, uint64_t *bytes, Error *err) {
     if (s->prompt) {
@@ -124,8 +133,7 @@ static char *read_prompt(const Settings *s, uint64_t *bytes, Error *err) {
         return xstrdup(s->prompt);
     }
     if (!s->prompt_file && isatty(STDIN_FILENO)) fputs("The prompt, up to Ctrl-D:\n", stderr);
-    char *text = s->prompt_file ? durable_read_file(s->prompt_file, PROMPT_MAX_BYTES, bytes, err)
-                                : read_input(bytes, err);
+    char *text = s->prompt_file ? read_file(s->prompt_file, bytes, err) : read_input(bytes, err);
     if (text && *bytes && text[*bytes - 1] == '\n') --*bytes;
     if (text && *bytes && text[*bytes - 1] == '\r') --*bytes;
     return text;

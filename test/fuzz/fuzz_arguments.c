@@ -1,5 +1,5 @@
-// The command line that a checkpoint holds as JSON, compared with this run's in each of the ways
-// the flags choose.
+// The command line that a checkpoint holds as JSON: compared with this run's in each of the ways
+// the flags choose, and made a model of.
 #include "llmc/config/config.h"
 #include "test/fuzz/fuzz.h"
 
@@ -39,8 +39,18 @@ static void match(const char *json, const char *choice) {
     config_free(&config);
 }
 
+// The model that generate would make of them.
+static void use(const char *json) {
+    Config config;
+    Error err = {0};
+    const Words none = {NULL, 0};
+    if (config_of_checkpoint(&config, json, &none, &err)) config_free(&config);
+    else fuzz_check_error(&err);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char *json = fuzz_text(data, size);
+    use(json);
     match(json, NULL);
     match(json, "--override-opt_param-scheduler");
     match(json, "--use-checkpoint-opt_param-scheduler");

@@ -179,6 +179,7 @@ if [ -x "$program" ]; then
         "$program" --help
         "${BUILD:-build}/preprocess_data" --help
         "${BUILD:-build}/convert_checkpoint" --help
+        "${BUILD:-build}/generate_cpu" --help
         for helps in dev/compare_logs scripts/quickstart.sh scripts/test.sh; do $helps --help; done
     } 2>&1)
     flags=$(grep -ohE -- '`--[a-z][a-zA-Z_-]+' "${readable[@]}" | tr -d '`' | sort -u)

@@ -1,0 +1,84 @@
+// The model of a checkpoint's saved arguments: what it has of the run's flags, and what is refused.
+#include "test/unit/config/command_line.h"
+
+static const Words NONE = {NULL, 0};
+
+// A run of several ranks in another layout.
+static void the_model_is_the_runs(void **state) {
+    Run run;
+    Config model;
+    Error err;
+    char notes[NOTES];
+    must_run(&run, SMALL "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --swiglu "
+                         "--normalization RMSNorm --position-embedding-type rope --rotary-percent 0.5 "
+                         "--group-query-attention --num-query-groups 2 --disable-bias-linear "
+                         "--untie-embeddings-and-output-weights --ffn-hidden-size 80 --norm-epsilon 1e-6 "
+                         "--qk-layernorm --quantized-weights --global-batch-size 8 "
+                         "--make-vocab-size-divisible-by 96", 8);
+    char *json = config_to_json(&run.config);
+    assert_true(config_of_checkpoint(&model, json, &NONE, &err));
+    assert_int_equal(model.vocab_size_padded, run.config.vocab_size_padded);
+    assert_int_equal(model.eod, 256);
+    assert_int_equal(model.tensor_model_parallel_size, 1);
+    assert_int_equal(model.pipeline_model_parallel_size, 1);
+    assert_true(model.hidden_dropout == 0 && model.attention_dropout == 0 && !model.quantized_weights);
+    model.finetune = true;  // compares the model alone
+    assert_true(config_match_checkpoint(&model, json, notes, sizeof notes, &err));
+    config_free(&model);
+    free(json);
+    config_free(&run.config);
+}
+
+// As convert_checkpoint writes them: no length, no training, and no --vocab-size.
+#define IMPORTED "\"num_layers\":1,\"hidden_size\":16,\"num_attention_heads\":2,\"ffn_hidden_size\":40," \
+                 "\"max_position_embeddings\":12,\"padded_vocab_size\":56," \
+                 "\"tokenizer_type\":\"NullTokenizer\""
+
+static void an_imported_model(void **state) {
+    static const char *const words[] = {"--tokenizer-type", "Byte"};
+    const char *json = "{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":49,\"vocab_file\":null}";
+    Words own = {(const char **)words, 2};
+    Config model;
+    Error err;
+    assert_true(config_of_checkpoint(&model, json, &NONE, &err));
+    assert_int_equal(model.seq_length, 12);
+    assert_int_equal(model.vocab_size, 49);
+    assert_int_equal(model.vocab_size_padded, 56);
+    assert_int_equal(model.tokenizer_type, TOKENIZER_NULL);
+    config_free(&model);
+    assert_true(config_of_checkpoint(&model, json, &own, &err));
+    assert_int_equal(model.tokenizer_type, TOKENIZER_BYTE);
+    config_free(&model);
+}
+
+static void no_model(void **state) {
+    static const struct { const char *json, *why; } cases[] = {
+        {"", "no JSON object"},
+        {"{}", "missing --num-layers"},
+        {"{" IMPORTED "}", "--vocab-size"},
+        {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":50}", "sizes of the vocabulary"},
+        {"{" IMPORTED ",\"unpadded_vocab_size\":57,\"eod\":1}", "sizes of the vocabulary"},
+        {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":49,\"norm_epsilon\":\"x\"}", "--norm-epsilon"},
+        {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":49,\"group_query_attention\":true,"
+         "\"num_query_groups\":3}", "--num-query-groups"},
+        {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":49,\"normalization\":\"BatchNorm\"}",
+         "--normalization"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Config model;
+        Error err;
+        assert_false(config_of_checkpoint(&model, cases[i].json, &NONE, &err));
+        assert_int_equal(err.code, EXIT_CHECKPOINT);
+        if (!strstr(err.what, cases[i].why)) fail_msg("case %d: %s", (int)i, err.what);
+        assert_null(strchr(err.what, '\n'));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_model_is_the_runs),
+        cmocka_unit_test(an_imported_model),
+        cmocka_unit_test(no_model),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,166 @@
+// Drawing the next token with temperature, top-k and top-p: frequencies against the exact
+// distribution by chi-square, and what must be the same every time. Streamed text: characters come
+// whole.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/base.h"
+#include "llmc/run/sampling.h"
+#include "llmc/run/text_stream.h"
+
+// --- sampling ------------------------------------------------------------------------------------
+
+enum { V = 40, DRAWS = 50000 };
+
+typedef struct Case {
+    double temperature, top_p;
+    int top_k;
+} Case;
+
+static void make_logits(floatX *logits) {
+    for (int i = 0; i < V; i++) logits[i] = floatX_from_float(3.0f * sinf(0.7f * (float)(i * i)));
+    logits[7] = logits[11];  // equal ones
+}
+
+static double logit_at(const floatX *logits, int i) { return (double)floatX_to_float(logits[i]); }
+
+// The probabilities by the definition: sorted, cut, normalised. Returns how many stay.
+static int exact(const floatX *logits, const Case *c, double *p) {
+    int order[V], kept = c->top_k && c->top_k < V ? c->top_k : V;
+    double whole = 0, sum = 0;
+    for (int i = 0; i < V; i++) {
+        order[i] = i;
+        for (int j = i; j > 0 && logit_at(logits, order[j]) > logit_at(logits, order[j - 1]); j--) {
+            int swap = order[j];
+            order[j] = order[j - 1], order[j - 1] = swap;
+        }
+    }
+    for (int i = 0; i < V; i++) p[i] = 0;
+    for (int i = 0; i < kept; i++) whole += exp(logit_at(logits, order[i]) / c->temperature);
+    int n = 0;
+    for (; n < kept && (n == 0 || sum / whole < c->top_p); n++)
+        sum += p[order[n]] = exp(logit_at(logits, order[n]) / c->temperature);
+    for (int i = 0; i < V; i++) p[i] /= sum;
+    return n;
+}
+
+static Sampling sampling_of(const Case *c, Candidate *candidates) {
+    bool cut = c->top_k || c->top_p < 1;
+    return (Sampling){.vocab = V, .temperature = c->temperature, .top_k = c->top_k, .top_p = c->top_p,
+                      .seed = 5, .candidates = cut ? candidates : NULL};
+}
+
+static void draws_follow_the_distribution(void **state) {
+    static const Case cases[] = {{1, 1, 0},   {0.5, 1, 0},   {2, 1, 6},      {1, 1, 39},
+                                 {1, 0.5, 0}, {1, 0.95, 0},  {3, 0.7, 25},   {0.8, 0.9, 12},
+                                 {1, 1, V},   {1, 1, V + 9}, {1, 0.9999, 0}, {1, 0.3, 3}};
+    floatX logits[V];
+    Candidate candidates[V];
+    make_logits(logits);
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        double p[V], chi_square = 0;
+        int counts[V] = {0}, kept = exact(logits, &cases[k], p), classes = 0;
+        Sampling s = sampling_of(&cases[k], candidates);
+        for (int i = 0; i < DRAWS; i++) counts[sampling_draw(&s, logits, (uint64_t)i)]++;
+        // Rare tokens are one class.
+        double rare_expected = 0, rare = 0;
+        for (int i = 0; i < V; i++) {
+            double expected = DRAWS * p[i];
+            if (p[i] == 0) assert_int_equal(counts[i], 0);
+            else if (expected < 10) rare_expected += expected, rare += counts[i];
+            else chi_square += pow(counts[i] - expected, 2) / expected, classes++;
+        }
+        if (rare_expected > 0) chi_square += pow(rare - rare_expected, 2) / rare_expected, classes++;
+        // Four deviations beyond the mean of a chi-square of classes - 1 degrees of freedom.
+        double degrees = classes > 1 ? classes - 1 : 1, most = degrees + 4 * sqrt(2 * degrees) + 2;
+        if (!(chi_square <= most) || kept < 1)
+            fail_msg("case %d: chi-square %g of %d classes", (int)k, chi_square, classes);
+    }
+}
+
+static void some_draws_are_certain(void **state) {
+    floatX logits[V];
+    Candidate candidates[V];
+    make_logits(logits);
+    int best = 0;
+    for (int i = 0; i < V; i++) best = logit_at(logits, i) > logit_at(logits, best) ? i : best;
+    static const Case certain[] = {{0, 1, 0}, {0, 0.5, 7}, {1, 1, 1}, {1, 1e-9, 0}, {1, 1e-9, 5}};
+    for (size_t k = 0; k < sizeof certain / sizeof *certain; k++) {
+        Sampling s = sampling_of(&certain[k], candidates);
+        for (uint64_t i = 0; i < 50; i++) assert_int_equal(sampling_draw(&s, logits, i), best);
+    }
+    // The same number gives the same token, another seed others.
+    Sampling s = sampling_of(&(Case){1, 0.9, 20}, candidates), other = s;
+    other.seed = 6;
+    int differ = 0;
+    for (uint64_t i = 0; i < 200; i++) {
+        assert_int_equal(sampling_draw(&s, logits, i), sampling_draw(&s, logits, i));
+        differ += sampling_draw(&s, logits, i) != sampling_draw(&other, logits, i);
+    }
+    assert_true(differ > 50);
+    for (int i = 0; i < V; i++) logits[i] = floatX_from_float(NAN);
+    int token = sampling_draw(&s, logits, 0);
+    assert_true(token >= 0 && token < V);
+}
+
+// --- streamed text -------------------------------------------------------------------------------
+
+// What has been written so far.
+static void expect_written(FILE *out, const char *expected) {
+    char text[256] = {0};
+    long at = ftell(out);
+    rewind(out);
+    size_t bytes = fread(text, 1, sizeof text - 1, out);
+    fseek(out, at, SEEK_SET);
+    assert_string_equal(text, expected);
+    assert_int_equal(bytes, strlen(expected));
+}
+
+static void characters_come_whole(void **state) {
+    // Bytes, and what stands in the output behind each of them.
+    static const struct { const char *bytes, *after[12]; } texts[] = {
+        {"a\xC3\xA4z", {"a", "a", "a\xC3\xA4", "a\xC3\xA4z"}},
+        {"\xF0\x9F\x98\x80!", {"", "", "", "\xF0\x9F\x98\x80", "\xF0\x9F\x98\x80!"}},
+        {"\xE2\x82z", {"", "", "\xEF\xBF\xBDz"}},             // broken off by a letter
+        {"\xFFz", {"\xEF\xBF\xBD", "\xEF\xBF\xBDz"}},         // begins nothing
+        {"\xC3\xC3\xA4", {"", "\xEF\xBF\xBD", "\xEF\xBF\xBD\xC3\xA4"}},
+    };
+    Error err;
+    Tokenizer *bytes = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_BYTE}, &err);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        FILE *out = tmpfile();
+        TextStream stream = {.tokenizer = bytes, .out = out};
+        for (size_t at = 0; texts[i].bytes[at]; at++) {
+            assert_true(text_stream_put(&stream, (unsigned char)texts[i].bytes[at]));
+            expect_written(out, texts[i].after[at]);
+        }
+        fclose(out);
+    }
+    FILE *out = tmpfile();
+    TextStream stream = {.tokenizer = bytes, .out = out};
+    text_stream_put(&stream, 0);     // a zero byte
+    text_stream_put(&stream, 0xE2);  // never finished
+    text_stream_put(&stream, 0x82);
+    expect_written(out, " ");
+    assert_true(text_stream_end(&stream));
+    expect_written(out, " \xEF\xBF\xBD");
+    fclose(out);
+    tokenizer_close(bytes);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(draws_follow_the_distribution),
+        cmocka_unit_test(some_draws_are_certain),
+        cmocka_unit_test(characters_come_whole),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
