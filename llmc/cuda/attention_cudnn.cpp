@@ -64,10 +64,11 @@ size_t up(int64_t n, int64_t multiple) { return (size_t)round_up64(n, multiple);
 size_t default_bytes(int samples, int heads, int T, int HD) {
     return (size_t)samples * (size_t)heads * up(T, 128) * (up(HD, 32) + 2) * sizeof(float) + SLACK_BYTES;
 }
-// bf16 gradient of the scores, and the statistics: what the deterministic backward keeps.
-size_t deterministic_bytes(int samples, int heads, int T) {
+// bf16 gradient of the scores, and the statistics: what the deterministic backward keeps. Where
+// heads share keys and values it also keeps the gradients of these for each head.
+size_t deterministic_bytes(int samples, int heads, int T, int HD, bool shared) {
     return (size_t)samples * (size_t)heads * up(T, 128) * (up(T, 128) * sizeof(floatX) + 2 * sizeof(float)) +
-           SLACK_BYTES;
+           (shared ? 2 * default_bytes(samples, heads, T, HD) : SLACK_BYTES);
 }
 
 // The largest slice of samples / d whole samples, or of groups / d groups of one, that fits.
@@ -75,8 +76,8 @@ Slice largest_slice(const Attention *a, int samples, int groups, bool by_samples
     int n = by_samples ? samples : groups, heads = sharers_of(a);
     for (int d = n; d > 0; d--) {
         Slice slice = by_samples ? Slice{d, groups * heads} : Slice{1, d * heads};
-        if (n % d == 0 && deterministic_bytes(slice.samples, slice.heads, a->T) <= workspace_bytes)
-            return slice;
+        size_t bytes = deterministic_bytes(slice.samples, slice.heads, a->T, a->HD, heads > 1);
+        if (n % d == 0 && bytes <= workspace_bytes) return slice;
     }
     return Slice{0, 0};
 }
@@ -368,11 +369,11 @@ void *address(const void *base, int64_t element, size_t size) {
 // them.
 size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups) {
     int sharers = groups > 0 ? NH / groups : 1, least = sharers > 1 ? sharers : 1;
-    size_t one_sample = std::min(deterministic_bytes(1, NH, T), SCORES_BYTES_MOST);
+    size_t one_sample = std::min(deterministic_bytes(1, NH, T, HD, sharers > 1), SCORES_BYTES_MOST);
+    size_t one_group = deterministic_bytes(1, least, T, HD, sharers > 1);
     size_t each_head = sharers > 1 ? 3 * default_bytes(B, NH, T, HD) : 0;
     // No smaller for a larger B or T.
-    return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), deterministic_bytes(1, least, T), one_sample,
-                                  each_head});
+    return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), one_group, one_sample, each_head});
 }
 
 bool attention_cudnn_forward(Stream *stream, const Attention *a) {
