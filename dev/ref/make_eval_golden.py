@@ -10,6 +10,7 @@ scores.json: by task the harness's figures, each sample's log-likelihoods in fp3
 greedy; "bf16_error": the largest difference of a log-likelihood when the harness computes in bf16.
 """
 import json
+import math
 import pathlib
 import random
 import shutil
@@ -72,14 +73,30 @@ def trained(tokenizer):
     return model.eval().bfloat16(), loss.item()
 
 
-def clear(tasks, exact, rounded):
+def greedy_margin(model, tokenizer, sample):
+    """How far the likeliest token's logit is from another verdict on a continuation."""
+    if "continuation" not in sample:
+        return math.inf
+    context = tokenizer.encode(sample["context"])
+    whole = tokenizer.encode(sample["context"] + sample["continuation"])
+    scored = len(whole) - len(context)
+    ids = whole[-POSITIONS - 1:] if context else [tokenizer.eos_token_id] + whole
+    with torch.no_grad():
+        logits = model(torch.tensor([ids[:-1]])).logits[0, -scored:].float()
+    best = logits.topk(2).values
+    ahead = best[:, 0] - logits.gather(1, torch.tensor(ids[-scored:])[:, None])[:, 0]
+    return ahead.max().item() if ahead.max() > 0 else (best[:, 0] - best[:, 1]).min().item()
+
+
+def clear(tasks, exact, rounded, model, tokenizer):
     """The tasks without samples whose verdict is a matter of bf16's rounding."""
     limit = 2 * largest_error(exact, rounded)
     for name, samples in tasks.items():
         sure = []
         for sample, one, other in zip(samples, exact[name]["samples"], rounded[name]["samples"]):
             right, margins = verdicts(sample, one)
-            if right == verdicts(sample, other)[0] and min(margins) > 2 * limit:
+            if right == verdicts(sample, other)[0] and min(margins) > 2 * limit \
+                    and greedy_margin(model, tokenizer, sample) > 0.3:
                 sure.append(sample)
         tasks[name] = sure
     return tasks
@@ -96,7 +113,8 @@ def main():
         settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False,
                     **{name: "<|endoftext|>" for name in ("bos_token", "eos_token", "unk_token")}}
         pathlib.Path(work, "tokenizer_config.json").write_text(json.dumps(settings))
-        model, loss = trained(AutoTokenizer.from_pretrained(work))
+        tokenizer = AutoTokenizer.from_pretrained(work)
+        model, loss = trained(tokenizer)
         model.save_pretrained(FOLDER)
         model.save_pretrained(work)
         path = FOLDER / "tasks.jsonl"
@@ -108,7 +126,7 @@ def main():
             return [harness_scores(work, read_tasks(path), dtype) for dtype in ("float32", "bfloat16")]
 
         tasks = {"choose": list(choice_samples()), "complete": list(continuation_samples())}
-        exact, rounded = score(clear(tasks, *score(tasks)))
+        exact, rounded = score(clear(tasks, *score(tasks), model.float(), tokenizer))
     scores = {"bf16_error": largest_error(exact, rounded), "tasks": exact}
     (FOLDER / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
     (FOLDER / "generation_config.json").unlink(missing_ok=True)

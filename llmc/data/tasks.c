@@ -89,15 +89,31 @@ static bool read_context(Reading *r, const char *text, Context *context) {
     return context->tokens > 0 || refuse(r, "the context is white space alone; make it empty");
 }
 
-// Appends the last of r->tokens that fit the model. Where there is no context the end of a document
-// stands before them.
+// What stands before r->tokens, as the harness has it: the ids that the tokenizer puts before every
+// text, unless they are there. Before an empty context it is one id: the first of these, or the end
+// of a document.
+static TokenBuffer front_of(const Reading *r, bool no_context) {
+    TokenBuffer front = {NULL, 0, 0};
+    int count;
+    const int32_t *prefix = tokenizer_prefix(r->to.tokenizer, &count);
+    size_t bytes = (size_t)count * sizeof *prefix;
+    if (no_context) {
+        token_buffer_append(&front, count ? prefix[0] : tokenizer_eod(r->to.tokenizer));
+    } else if (count && (r->tokens.count < count || memcmp(r->tokens.ids, prefix, bytes) != 0)) {
+        for (int i = 0; i < count; i++) token_buffer_append(&front, prefix[i]);
+    }
+    return front;
+}
+
+// Appends the last of r->tokens, and of what stands before them, that fit the model.
 static TaskRequest keep_tokens(Reading *r, bool no_context) {
-    TokenBuffer *ids = &r->set->ids;
+    TokenBuffer *ids = &r->set->ids, front = front_of(r, no_context);
     TaskRequest request = {.first = ids->count};
-    int64_t most = (int64_t)r->to.seq_length + 1, from = r->tokens.count > most ? r->tokens.count - most : 0;
-    if (no_context) token_buffer_append(ids, tokenizer_eod(r->to.tokenizer));
-    for (int64_t i = from; i < r->tokens.count; i++) token_buffer_append(ids, r->tokens.ids[i]);
+    int64_t most = (int64_t)r->to.seq_length + 1, all = front.count + r->tokens.count;
+    for (int64_t i = all > most ? all - most : 0; i < all; i++)
+        token_buffer_append(ids, i < front.count ? front.ids[i] : r->tokens.ids[i - front.count]);
     request.tokens = (int32_t)(ids->count - request.first);
+    token_buffer_free(&front);
     return request;
 }
 

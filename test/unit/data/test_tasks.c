@@ -174,6 +174,36 @@ static void ids(void **state) {
     task_set_free(&set);
 }
 
+// Llama 3's tokenizer puts <|begin_of_text|> before every text, once. It stands for an empty context
+// too. Where there is no room it goes first.
+static void prefix(void **state) {
+    const Fixture *f = *state;
+    Error err;
+    TokenizerChoice choice = {.type = TOKENIZER_HUGGING_FACE, .model = "test/golden/tokenizer_json/llama3"};
+    Tokenizer *llama = tokenizer_open(&choice, &err);
+    if (!llama) fail_msg("%s", err.what);
+    int count;
+    int32_t begin = tokenizer_prefix(llama, &count)[0];
+    TaskEncoding encoding = {llama, SEQ};
+    TaskSet set = {0};
+    const char *text = A("\"continuation\":\"x\"") "\n" OWN("\"context\":\"\",\"continuation\":\"x\"") "\n"
+        OWN("\"context\":\"<|begin_of_text|>c\",\"continuation\":\"x\"") "\n"
+        OWN("\"context\":\"1!2!3!4!5!6!7!8!\",\"continuation\":\"x\"");
+    assert_int_equal(count, 1);
+    assert_true(durable_write_file(f->path, text, strlen(text), &err));
+    if (!task_set_read(&set, f->path, encoding, &err)) fail_msg("%s", err.what);
+    const int tokens[] = {3, 2, 3, SEQ + 1};
+    for (int i = 0; i < 4; i++) {
+        const TaskRequest *r = &set.request[i];
+        assert_int_equal(r->tokens, tokens[i]);
+        assert_int_equal(r->scored, 1);
+        for (int t = 0; t < r->tokens; t++)
+            assert_int_equal(set.ids.ids[r->first + t] == begin, t == 0 && i < 3);
+    }
+    task_set_free(&set);
+    tokenizer_close(llama);
+}
+
 static void refused(const Fixture *f, const char *text, size_t bytes, const char *what) {
     TaskSet set = {0};
     Error err = {0};
@@ -272,6 +302,7 @@ int main(void) {
         cmocka_unit_test(no_context),
         cmocka_unit_test(several_files),
         cmocka_unit_test(ids),
+        cmocka_unit_test(prefix),
         cmocka_unit_test(hostile_lines),
         cmocka_unit_test(hostile_files),
         cmocka_unit_test(not_without_end),
