@@ -13,10 +13,11 @@
 typedef enum Precision { PRECISION_FP32_MASTERS, PRECISION_BF16 } Precision;
 
 typedef struct Settings {
-    const char *load, *to_hf, *from_hf, *from_megatron, *save, *vocab_file, *merge_file;
+    const char *load, *to_hf, *from_hf, *from_megatron, *save;
     int64_t step, part_megabytes;
     int divisible, dtype;
-    bool no_tokenizer, no_save_optim, help;
+    HfTokenizerWish tokenizer;
+    bool no_save_optim, help;
 } Settings;
 
 #define FIELD(name) offsetof(Settings, name)
@@ -34,8 +35,6 @@ static const Option table[] = {
     {"max-shard-size", .kind = OPTION_INT64, .low = 1, .high = 1e9, .initial = "5000",
      .offset = FIELD(part_megabytes), .value = "MB",
      .help = "More weights than so many megabytes go into several files, with an index."},
-    {"no-tokenizer", .kind = OPTION_FLAG, .offset = FIELD(no_tokenizer),
-     .help = "Leave vocab.json and merges.txt out."},
     {.help = "From a Hugging Face folder or a Megatron-LM checkpoint to a checkpoint"},
     {"from-hf", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(from_hf), .value = "FOLDER",
      .help = "A folder of such a model with safetensors."},
@@ -50,10 +49,16 @@ static const Option table[] = {
     {"no-save-optim", .kind = OPTION_FLAG, .offset = FIELD(no_save_optim),
      .help = "Save the weights alone, for --load --finetune."},
     {.help = "Both"},
-    {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "PATH",
+    {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer.vocab_file), .value = "PATH",
      .help = "The model's vocab.json; by default the folder's, else the one that it was trained with."},
-    {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "PATH",
+    {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer.merge_file), .value = "PATH",
      .help = "Its merges.txt."},
+    {"tokenizer-model", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer.model), .value = "PATH",
+     .help = "Instead of both: the model's tokenizer.json, or its folder."},
+    {"tokenizer-eod", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer.eod), .value = "TOKEN",
+     .help = "The token of tokenizer.json that ends a document, where no file beside it says so."},
+    {"no-tokenizer", .kind = OPTION_FLAG, .offset = FIELD(tokenizer.none),
+     .help = "Leave the tokenizer out."},
     {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
 };
 enum { TABLE_ROWS = sizeof table / sizeof *table };
@@ -69,8 +74,12 @@ static bool check(const Settings *s, Error *err) {
     const char *missing = exporting ? !s->load ? "--load" : !s->to_hf ? "--to-hf" : NULL
                                     : !from ? "--from-hf" : !s->save ? "--save" : NULL;
     if (missing) return error_set(err, EXIT_USAGE, "%s is missing; --help lists the flags", missing);
-    if (!s->vocab_file == !s->merge_file) return true;
-    return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file belong together; give both");
+    const HfTokenizerWish *t = &s->tokenizer;
+    if (!t->vocab_file != !t->merge_file)
+        return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file belong together; give both");
+    if ((t->vocab_file != NULL) + (t->model != NULL) + t->none <= 1) return true;
+    return error_set(err, EXIT_USAGE,
+                     "--vocab-file, --tokenizer-model and --no-tokenizer exclude each other; keep one");
 }
 
 static bool export_folder(const Settings *s, Peers peers, Error *err) {
@@ -80,9 +89,7 @@ static bool export_folder(const Settings *s, Peers peers, Error *err) {
                      .output = s->to_hf,
                      .fp32 = s->dtype == PRECISION_FP32_MASTERS,
                      .part_bytes = s->part_megabytes * 1000000,
-                     .vocab_file = s->vocab_file,
-                     .merge_file = s->merge_file,
-                     .no_tokenizer = s->no_tokenizer,
+                     .tokenizer = s->tokenizer,
                      .piece = HF_PIECE,
                      .peers = peers};
     bool ok = hf_export(&wish, &report, err);
@@ -102,8 +109,7 @@ static bool import_folder(const Settings *s, Peers peers, Error *err) {
                      .save = s->save,
                      .divisible = s->divisible,
                      .no_optimizer = s->no_save_optim,
-                     .vocab_file = s->vocab_file,
-                     .merge_file = s->merge_file,
+                     .tokenizer = s->tokenizer,
                      .piece = HF_PIECE,
                      .peers = peers};
     bool ok = hf_import(&wish, &report, err);
@@ -119,8 +125,8 @@ static bool import_megatron(const Settings *s, Peers peers, Error *err) {
                            .iteration = s->step,
                            .save = s->save,
                            .no_optimizer = s->no_save_optim,
-                           .vocab_file = s->vocab_file,
-                           .merge_file = s->merge_file,
+                           .vocab_file = s->tokenizer.vocab_file,
+                           .merge_file = s->tokenizer.merge_file,
                            .piece = HF_PIECE,
                            .peers = peers};
     bool ok = megatron_import(&wish, &report, err);

@@ -42,5 +42,6 @@ comes_from_hf() {
     local name=${1##*/}
     converts --from-hf "$1" --save "$work/$name" --make-vocab-size-divisible-by 8 &&
         converts --load "$work/$name" --to-hf "$work/$name.hf" --dtype fp32 &&
-        opened "$work/$name.hf" --logits "$1/logits.golden" || { why=${why:-$(tail -n 1 "$work/out")}; return 1; }
+        opened "$work/$name.hf" --logits "$1/logits.golden" ||
+        { why=${why:-$(tail -n 1 "$work/out")}; return 1; }
 }

@@ -3,13 +3,14 @@
 program. Exit code 1 when a weight is missing or left over, or when what it computes is wrong.
 
     pip install torch transformers
-    dev/ref/check_hf_folder.py FOLDER [--logits test/golden/hf/logits.golden] [--bytes]
+    dev/ref/check_hf_folder.py FOLDER [--logits test/golden/hf/logits.golden] [--bytes] [--tokenizer FILE]
 """
 import argparse
 import sys
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -33,6 +34,7 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("--logits", help="golden tokens and logits, to be met within 1e-4")
     parser.add_argument("--bytes", action="store_true", help="the tokenizer is one of bytes")
+    parser.add_argument("--tokenizer", help="a tokenizer.json that the folder's tokenizer must equal")
     options = parser.parse_args()
     model, loading = AutoModelForCausalLM.from_pretrained(options.folder, output_loading_info=True)
     if any(loading.values()):
@@ -44,9 +46,14 @@ def main():
         if not worst <= 1e-4:
             sys.exit(f"logits differ by {worst}")
         print(f"logits differ by {worst:g}")
+    text = "Hello, w\u00f6rld! \u4f60\u597d\n\t x  don't 12345"
+    if options.tokenizer:
+        ids = AutoTokenizer.from_pretrained(options.folder)(text).input_ids
+        wanted = Tokenizer.from_file(options.tokenizer).encode(text).ids
+        if ids != wanted:
+            sys.exit(f"the tokenizer gives {ids}, not {wanted}")
     if options.bytes:
         tokenizer = AutoTokenizer.from_pretrained(options.folder)
-        text = "Hello, w\u00f6rld! \u4f60\u597d\n\t x"
         ids = tokenizer(text).input_ids
         if ids != list(text.encode()) or tokenizer.decode(ids) != text or tokenizer.eos_token_id != 256:
             sys.exit(f"the tokenizer gives {ids}")

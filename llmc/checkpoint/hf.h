@@ -1,6 +1,6 @@
-// From a checkpoint to a Hugging Face folder of a GPT2LMHeadModel, and back. Weights stream through
-// buffers of some megabytes, whatever the model's size. dev/convert/convert_checkpoint.c and the
-// tests call it.
+// From a checkpoint to a Hugging Face folder of a GPT-2, a Llama or their like, and back. Weights
+// stream through buffers of some megabytes, whatever the model's size. dev/convert_checkpoint.c and
+// the tests call it.
 //
 // Exporting, importing and exporting again gives the same bytes.
 #pragma once
@@ -17,15 +17,21 @@ typedef struct HfReport {
     char notes[2048];  // lines, each with its line end; empty: there is nothing to say
 } HfReport;
 
+// Which tokenizer the user wants, in the words of the trainer's flags.
+typedef struct HfTokenizerWish {
+    const char *vocab_file, *merge_file;
+    const char *model, *eod;  // --tokenizer-model, --tokenizer-eod
+    bool none;                // leave it out
+} HfTokenizerWish;
+
 typedef struct HfExport {
     const char *load;      // a --save folder
     int64_t iteration;     // -1: the latest
     const char *output;    // the folder to make; one that holds something is refused
     bool fp32;             // the masters; else the weights that the model computes with, in bf16
     int64_t part_bytes;    // of weights in one file; more make parts with an index
-    // The tokenizer: these files, else those beside the checkpoint, else those of its arguments.
-    const char *vocab_file, *merge_file;
-    bool no_tokenizer;     // leave it out
+    // Where it is not that of the files beside the checkpoint, else of those its arguments name.
+    HfTokenizerWish tokenizer;
     int64_t piece;         // HF_PIECE
     Peers peers;           // of one rank
 } HfExport;
@@ -38,7 +44,7 @@ typedef struct HfImport {
     const char *save;       // a --save folder without checkpoints; NULL: see whether it could be made
     int64_t divisible;      // the embedding gets this multiple of rows
     bool no_optimizer;      // the weights alone, for --finetune
-    const char *vocab_file, *merge_file;  // the tokenizer, where the folder has none
+    HfTokenizerWish tokenizer;  // where it is not the folder's
     int64_t piece;          // HF_PIECE
     Peers peers;            // of one rank
 } HfImport;

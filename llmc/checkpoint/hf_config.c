@@ -249,7 +249,8 @@ static cJSON *arguments_of(const ImportedModel *model) {
     return arguments;
 }
 
-void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, FILE *out) {
+void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, int64_t bos,
+                     FILE *out) {
     cJSON *arguments = arguments_of(model);
     char architectures[TEXT_BYTES];
     Writing w = {.arguments = arguments};
@@ -258,7 +259,7 @@ void hf_config_write(const HfFamily *family, const ImportedModel *model, const c
     put(&w, "model_type", family->type, true);
     put(&w, "torch_dtype", dtype, true);
     put(&w, "use_cache", "true", false);
-    put_id(&w, "bos_token_id", model->config.eod);
+    put_id(&w, "bos_token_id", bos);
     put_id(&w, "eos_token_id", model->config.eod);
     put_id(&w, "vocab_size", model->config.vocab_size_unpadded);
     put_family(&w, family);

@@ -63,34 +63,11 @@ static bool open_checkpoint(Exporting *e, int64_t *iteration, HfReport *report, 
                      load, (int)strcspn(why ? why + 1 : "", ";"), why ? why + 1 : "", opened);
 }
 
-// A size of the checkpoint's arguments.
-static bool read_size(const Exporting *e, const cJSON *arguments, const char *name, int64_t least,
-                      int64_t most, int64_t *value, Error *err) {
-    if (json_member_int64(arguments, name, least, most, value)) return true;
-    return error_set(err, EXIT_CHECKPOINT,
-                     "the arguments of the checkpoint in %s have no sound %s; load a checkpoint that the"
-                     " trainer saved",
-                     e->wish->load, name);
-}
-
 // The model that the checkpoint's arguments tell of.
-static bool read_model(Exporting *e, const cJSON *arguments, Error *err) {
-    ModelFlags flags = {0};
-    int64_t padded, words, eod;
-    if (!read_size(e, arguments, "padded_vocab_size", 1, 1 << 30, &padded, err) ||
-        !read_size(e, arguments, "unpadded_vocab_size", 1, padded, &words, err) ||
-        !read_size(e, arguments, "eod", 0, words - 1, &eod, err))
-        return false;
-    char *source = text_format("the checkpoint in %s", e->wish->load);
-    model_flags_of_arguments(&flags, arguments);
-    e->opened = imported_model_open(&e->model, &flags, padded, 1, source, err);
-    model_flags_free(&flags);
-    free(source);
-    if (!e->opened) return false;
-    e->model.config.vocab_size_unpadded = (int)words;
-    e->model.config.eod = (int)eod;
-    e->family = hf_family_of(&e->model, err);
-    if (e->family) hf_map_make(&e->map, e->family, &e->model, words);
+static bool read_model(Exporting *e, Error *err) {
+    e->opened = imported_model_of_checkpoint(&e->model, checkpoint_arguments(e->checkpoint), err);
+    e->family = e->opened ? hf_family_of(&e->model, err) : NULL;
+    if (e->family) hf_map_make(&e->map, e->family, &e->model, e->model.config.vocab_size_unpadded);
     return e->family != NULL;
 }
 
@@ -108,47 +85,67 @@ static bool check_parameters(Exporting *e, Error *err) {
 
 // --- Tokenizer -----------------------------------------------------------------------------------
 
-static bool both_exist(const char *a, const char *b) {
-    return a && b && durable_exists(a) && durable_exists(b);
+// The files that the choice names, or what they are beside the checkpoint.
+static bool find_files(const Exporting *e, TokenizerChoice *choice, char *paths[2]) {
+    bool whole = choice->type == TOKENIZER_HUGGING_FACE;
+    paths[0] = text_format("%s/%s", e->wish->load, whole ? HF_TOKENIZER : HF_VOCAB);
+    paths[1] = text_format("%s/" HF_MERGES, e->wish->load);
+    if (durable_exists(paths[0]) && (whole || durable_exists(paths[1]))) {
+        choice->vocab_file = choice->model = paths[0];
+        choice->merge_file = paths[1];
+    }
+    if (whole) return choice->model && durable_exists(choice->model);
+    return choice->vocab_file && choice->merge_file && durable_exists(choice->vocab_file) &&
+           durable_exists(choice->merge_file);
 }
 
-static bool no_tokenizer(Error *err) {
-    return error_set(err, EXIT_DATA,
-                     "the checkpoint's vocabulary was not found; give --vocab-file and --merge-file, or"
-                     " --no-tokenizer");
-}
-
-static bool read_tokenizer(Exporting *e, const cJSON *arguments, HfReport *report, Error *err) {
-    const HfExport *wish = e->wish;
-    const Config *config = &e->model.config;
-    HfTokenizer *t = &e->tokenizer;
-    const char *type = json_member_string(arguments, "tokenizer_type");
-    const char *vocab = json_member_string(arguments, "vocab_file");
-    const char *merges = json_member_string(arguments, "merge_file");
-    char *own_vocab = text_format("%s/" HF_VOCAB, wish->load);
-    char *own_merges = text_format("%s/" HF_MERGES, wish->load);
-    bool ok = true;
+// That of the flags, else that of the run.
+static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
+    const HfTokenizerWish *wish = &e->wish->tokenizer;
+    TokenizerChoice choice = config_tokenizer(&e->model.config);
+    char *paths[2] = {NULL, NULL};
+    bool ok;
+    if (wish->eod) choice.eod_token = wish->eod;
     if (wish->vocab_file || wish->merge_file) {
-        ok = hf_tokenizer_read(t, wish->vocab_file, wish->merge_file, err);
-    } else if (type && strcmp(type, "Byte") == 0) {
-        hf_tokenizer_of_bytes(t);
-    } else if (type && strcmp(type, "NullTokenizer") == 0) {
+        choice.type = TOKENIZER_GPT2_BPE;
+        choice.vocab_file = wish->vocab_file;
+        choice.merge_file = wish->merge_file;
+    } else if (wish->model) {
+        choice.type = TOKENIZER_HUGGING_FACE;
+        choice.model = wish->model;
+    } else if (choice.type == TOKENIZER_BYTE) {
+        hf_tokenizer_of_bytes(&e->tokenizer);
+        return true;
+    } else if (choice.type == TOKENIZER_NULL) {
         snprintf(report->notes + strlen(report->notes), sizeof report->notes - strlen(report->notes),
                  "The model has no tokenizer (NullTokenizer): the folder gets none.\n");
-    } else if (both_exist(own_vocab, own_merges)) {
-        ok = hf_tokenizer_read(t, own_vocab, own_merges, err);
-    } else {
-        ok = both_exist(vocab, merges) ? hf_tokenizer_read(t, vocab, merges, err) : no_tokenizer(err);
+        return true;
+    } else if (!find_files(e, &choice, paths)) {
+        choice.type = TOKENIZER_NULL;
     }
-    free(own_vocab);
-    free(own_merges);
-    if (!ok || !t->vocab || (t->size == config->vocab_size_unpadded && t->eod == config->eod)) return ok;
-    return error_set(err, EXIT_DATA,
-                     "the vocabulary has %d ids and ends documents with %d, the checkpoint's model %d and"
-                     " %d; give its own --vocab-file and --merge-file",
-                     t->size, t->eod, config->vocab_size_unpadded, config->eod);
+    if (choice.type != TOKENIZER_NULL) {
+        ok = hf_tokenizer_read(&e->tokenizer, &choice, err);
+    } else {
+        ok = error_set(err, EXIT_DATA,
+                       "the checkpoint's tokenizer was not found; give --vocab-file and --merge-file, or"
+                       " --tokenizer-model, or --no-tokenizer");
+    }
+    free(paths[0]);
+    free(paths[1]);
+    return ok;
 }
 
+static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
+    const Config *config = &e->model.config;
+    const HfTokenizer *t = &e->tokenizer;
+    if (e->wish->tokenizer.none) return true;
+    if (!read_tokenizer(e, report, err)) return false;
+    if (!t->files || (t->size == config->vocab_size_unpadded && t->eod == config->eod)) return true;
+    return error_set(err, EXIT_DATA,
+                     "the tokenizer has %d ids and ends documents with %d, the checkpoint's model %d and %d;"
+                     " give its own --vocab-file and --merge-file, or --tokenizer-model",
+                     t->size, t->eod, config->vocab_size_unpadded, config->eod);
+}
 
 // --- Pieces of tensors ---------------------------------------------------------------------------
 
@@ -301,8 +298,18 @@ static void write_index(const Exporting *e, FILE *out) {
     fprintf(out, "  }\n}\n");
 }
 
+// The token that begins a text: that of the tokenizer's files, else the one that ends a document.
+static int64_t bos_of(const Exporting *e) {
+    const HfTokenizerFile *file = hf_tokenizer_file(&e->tokenizer, HF_GENERATION_CONFIG);
+    int64_t bos = e->model.config.eod;
+    cJSON *object = file ? json_parse_object(file->text, (size_t)file->bytes) : NULL;
+    json_member_int64(object, "bos_token_id", 0, e->model.config.vocab_size_unpadded - 1, &bos);
+    cJSON_Delete(object);
+    return bos;
+}
+
 static void write_config(const Exporting *e, FILE *out) {
-    hf_config_write(e->family, &e->model, e->wish->fp32 ? "float32" : "bfloat16", out);
+    hf_config_write(e->family, &e->model, e->wish->fp32 ? "float32" : "bfloat16", bos_of(e), out);
 }
 
 static void write_generation_config(const Exporting *e, FILE *out) {
@@ -311,10 +318,17 @@ static void write_generation_config(const Exporting *e, FILE *out) {
 }
 
 static void write_tokenizer_config(const Exporting *e, FILE *out) {
-    fprintf(out, "{\n  \"add_prefix_space\": false,\n  \"bos_token\": \"<|endoftext|>\",\n"
-                 "  \"eos_token\": \"<|endoftext|>\",\n");
-    fprintf(out, "  \"model_max_length\": %d,\n", e->model.config.max_position_embeddings);
-    fprintf(out, "  \"tokenizer_class\": \"GPT2Tokenizer\",\n  \"unk_token\": \"<|endoftext|>\"\n}\n");
+    bool whole = e->tokenizer.type == TOKENIZER_HUGGING_FACE;
+    const char *end = whole ? e->tokenizer.eod_text : "<|endoftext|>";
+    fprintf(out, "{\n");
+    if (!whole) fprintf(out, "  \"add_prefix_space\": false,\n");
+    fprintf(out, "  \"bos_token\": ");
+    json_write_string(out, end);
+    fprintf(out, ",\n  \"eos_token\": ");
+    json_write_string(out, end);
+    fprintf(out, ",\n  \"model_max_length\": %d,\n", e->model.config.max_position_embeddings);
+    fprintf(out, "  \"tokenizer_class\": \"%s\"", whole ? "PreTrainedTokenizerFast" : "GPT2Tokenizer");
+    fprintf(out, whole ? "\n}\n" : ",\n  \"unk_token\": \"<|endoftext|>\"\n}\n");
 }
 
 typedef struct SmallFile {
@@ -338,9 +352,12 @@ static bool write_small_file(const Exporting *e, const SmallFile *file, Error *e
 }
 
 static bool write_small_files(const Exporting *e, Error *err) {
+    // What came with the tokenizer is not made again.
+    bool ends = !hf_tokenizer_file(&e->tokenizer, HF_GENERATION_CONFIG);
+    bool tells = e->tokenizer.files && !hf_tokenizer_file(&e->tokenizer, HF_TOKENIZER_CONFIG);
     const SmallFile files[] = {{"config.json", write_config, true},
-                               {"generation_config.json", write_generation_config, true},
-                               {"tokenizer_config.json", write_tokenizer_config, e->tokenizer.vocab != NULL},
+                               {HF_GENERATION_CONFIG, write_generation_config, ends},
+                               {HF_TOKENIZER_CONFIG, write_tokenizer_config, tells},
                                {INDEX_NAME, write_index, e->parts > 1}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         if (files[i].wanted && !write_small_file(e, &files[i], err)) return false;
@@ -389,18 +406,9 @@ static bool write_folder(Exporting *e, Error *err) {
     return ok;
 }
 
-static bool read_arguments(Exporting *e, HfReport *report, Error *err) {
-    const char *text = checkpoint_arguments(e->checkpoint);
-    cJSON *arguments = json_parse_object(text, strlen(text));
-    bool ok = read_model(e, arguments, err) && check_parameters(e, err) &&
-              (e->wish->no_tokenizer || read_tokenizer(e, arguments, report, err));
-    cJSON_Delete(arguments);
-    return ok;
-}
-
 static bool run(Exporting *e, HfReport *report, Error *err) {
     if (!check_output(e->wish->output, err) || !open_checkpoint(e, &report->iteration, report, err) ||
-        !read_arguments(e, report, err))
+        !read_model(e, err) || !check_parameters(e, err) || !check_tokenizer(e, report, err))
         return false;
     divide(e);
     report->parameters = imported_model_parameters(&e->model);

@@ -77,7 +77,8 @@ typedef struct HfConfig {
 // family, what the trainer computes otherwise. On failure nothing needs freeing.
 bool hf_config_read(HfConfig *config, const char *text, size_t bytes, const char *path, Error *err);
 // Writes that of a model whose embedding has rows for the tokenizer's ids. dtype: "float32" or
-// "bfloat16".
-void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, FILE *out);
+// "bfloat16". bos: the token that begins a text.
+void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, int64_t bos,
+                     FILE *out);
 
 LLMC_END

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "llmc/base/durable.h"
+#include "llmc/base/json.h"
 #include "llmc/checkpoint/hf.h"
 #include "llmc/checkpoint/hf_files.h"
 #include "llmc/checkpoint/hf_map.h"
@@ -22,7 +23,7 @@ typedef struct Importing {
     HfFiles files;
     const HfTensorPlace **places;  // (map.count)
     HfTokenizer tokenizer;
-    char *vocab_file, *merge_file;  // as the checkpoint's arguments name them; NULL: none
+    char *paths[2];           // of its files, as the checkpoint's arguments name them; NULL: none
     float *padding;           // (2, hidden): a row of padding of the embedding, of the output layer
     float *piece;             // as the folder has it, fp32
     void *narrow;             // the same before it is widened
@@ -134,42 +135,90 @@ static bool match_tensors(Importing *m, Error *err) {
 
 // --- The tokenizer -------------------------------------------------------------------------------
 
-// The files as the checkpoint's arguments name them.
-static void name_tokenizer(Importing *m) {
-    Config *config = &m->model.config;
-    m->vocab_file = text_format("%s/" HF_VOCAB, m->wish->save);
-    m->merge_file = text_format("%s/" HF_MERGES, m->wish->save);
-    config->tokenizer_type = TOKENIZER_GPT2_BPE;
-    config->vocab_file = m->vocab_file;
-    config->merge_file = m->merge_file;
+static bool in_folder(const Importing *m, const char *name) {
+    char *path = text_format("%s/%s", m->wish->folder, name);
+    bool there = durable_exists(path);
+    free(path);
+    return there;
 }
 
-// The folder's, else that of the flags. Where there is none the model has its ids alone.
-static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
-    const HfImport *wish = m->wish;
-    char *vocab = text_format("%s/" HF_VOCAB, wish->folder),
-         *merges = text_format("%s/" HF_MERGES, wish->folder);
-    bool given = wish->vocab_file || wish->merge_file, ok = true;
-    if (given) {
-        ok = hf_tokenizer_read(&m->tokenizer, wish->vocab_file, wish->merge_file, err);
-    } else if (durable_exists(vocab) && durable_exists(merges)) {
-        ok = hf_tokenizer_read(&m->tokenizer, vocab, merges, err);
-    } else {
-        snprintf(report->notes, sizeof report->notes,
-                 "The folder has no " HF_VOCAB " and " HF_MERGES ": the checkpoint gets no tokenizer.\n");
+// Whether vocab.json and merges.txt are of GPT-2's tokenizer. Other families have such files too,
+// and cut text by another pattern.
+static bool cuts_as_gpt2(const Importing *m) {
+    Error ignored;
+    uint64_t bytes;
+    if (strcmp(m->config.family->type, "gpt2") == 0) return true;
+    char *path = text_format("%s/" HF_TOKENIZER_CONFIG, m->wish->folder);
+    char *text = durable_read_file(path, CONFIG_MAX_BYTES, &bytes, &ignored);
+    cJSON *config = text ? json_parse_object(text, (size_t)bytes) : NULL;
+    const char *class = json_member_string(config, "tokenizer_class");
+    bool same = class && strncmp(class, "GPT2Tokenizer", strlen("GPT2Tokenizer")) == 0;
+    cJSON_Delete(config);
+    free(text);
+    free(path);
+    return same;
+}
+
+// Which tokenizer: that of the flags, else the folder's. NullTokenizer: there is none. The paths
+// are the caller's to free.
+static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
+    const HfTokenizerWish *wish = &m->wish->tokenizer;
+    TokenizerChoice choice = {TOKENIZER_NULL, wish->vocab_file, wish->merge_file, wish->model, wish->eod, 0};
+    paths[0] = paths[1] = NULL;
+    if (wish->none) return choice;
+    if (wish->vocab_file || wish->merge_file) {
+        choice.type = TOKENIZER_GPT2_BPE;
+    } else if (wish->model) {
+        choice.type = TOKENIZER_HUGGING_FACE;
+    } else if (in_folder(m, HF_VOCAB) && in_folder(m, HF_MERGES) && cuts_as_gpt2(m)) {
+        choice.type = TOKENIZER_GPT2_BPE;
+        choice.vocab_file = paths[0] = text_format("%s/" HF_VOCAB, m->wish->folder);
+        choice.merge_file = paths[1] = text_format("%s/" HF_MERGES, m->wish->folder);
+    } else if (in_folder(m, HF_TOKENIZER)) {
+        choice.type = TOKENIZER_HUGGING_FACE;
+        choice.model = paths[0] = text_format("%s/" HF_TOKENIZER, m->wish->folder);
     }
-    free(vocab);
-    free(merges);
-    if (!ok || !m->tokenizer.vocab) return ok;
+    return choice;
+}
+
+// Its files, as the checkpoint's arguments name them.
+static void name_tokenizer(Importing *m) {
+    Config *config = &m->model.config;
+    bool whole = m->tokenizer.type == TOKENIZER_HUGGING_FACE;
+    config->tokenizer_type = m->tokenizer.type;
+    m->paths[0] = text_format("%s/%s", m->wish->save, whole ? HF_TOKENIZER : HF_VOCAB);
+    m->paths[1] = text_format("%s/" HF_MERGES, m->wish->save);
+    config->tokenizer_eod = m->wish->tokenizer.eod;
+    if (whole) {
+        config->tokenizer_model = m->paths[0];
+    } else {
+        config->vocab_file = m->paths[0];
+        config->merge_file = m->paths[1];
+    }
+}
+
+// Where there is no tokenizer the model has its ids alone.
+static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
+    char *paths[2];
+    TokenizerChoice choice = choose_tokenizer(m, paths);
+    bool ok = choice.type == TOKENIZER_NULL || hf_tokenizer_read(&m->tokenizer, &choice, err);
+    free(paths[0]);
+    free(paths[1]);
+    if (!ok) return false;
+    if (choice.type == TOKENIZER_NULL) {
+        snprintf(report->notes, sizeof report->notes, "The checkpoint gets no tokenizer%s.\n",
+                 m->wish->tokenizer.none ? "" : ": the folder has none");
+        return true;
+    }
     if (m->tokenizer.size > m->config.words) {
         return error_set(err, EXIT_DATA,
-                         "the vocabulary has %d ids, the model's embedding %" PRId64
-                         " rows; give its own --vocab-file and --merge-file",
+                         "the tokenizer has %d ids, the model's embedding %" PRId64
+                         " rows; give its own --vocab-file and --merge-file, or --tokenizer-model",
                          m->tokenizer.size, m->config.words);
     }
     m->model.config.vocab_size_unpadded = m->tokenizer.size;
     m->model.config.eod = m->tokenizer.eod;
-    if (wish->save) name_tokenizer(m);
+    if (m->wish->save) name_tokenizer(m);
     return true;
 }
 
@@ -299,7 +348,7 @@ bool hf_import(const HfImport *wish, HfReport *report, Error *err) {
     hf_map_free(&m.map);
     model_flags_free(&m.config.flags);
     if (m.opened) imported_model_close(&m.model);
-    void *all[] = {m.places, m.vocab_file, m.merge_file, m.padding, m.piece, m.narrow};
+    void *all[] = {m.places, m.paths[0], m.paths[1], m.padding, m.piece, m.narrow};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     return ok;
 }

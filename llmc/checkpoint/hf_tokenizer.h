@@ -1,23 +1,38 @@
-// GPT-2's tokenizer files on their way into a Hugging Face folder and out of it: vocab.json and
-// merges.txt, which travel byte for byte. Called by hf_export.c and hf_import.c.
+// A tokenizer's files on their way into a Hugging Face folder and out of it: GPT-2's vocab.json and
+// merges.txt, or tokenizer.json with what lies beside it. They travel byte for byte. Called by
+// hf_export.c and hf_import.c.
 #pragma once
-#include "llmc/base/base.h"
+#include "llmc/data/tokenizer.h"
 LLMC_BEGIN
 
 #define HF_VOCAB "vocab.json"
 #define HF_MERGES "merges.txt"
+#define HF_TOKENIZER "tokenizer.json"
+#define HF_TOKENIZER_CONFIG "tokenizer_config.json"
+#define HF_GENERATION_CONFIG "generation_config.json"
 
+typedef struct HfTokenizerFile {
+    const char *name;
+    char *text;
+    uint64_t bytes;
+} HfTokenizerFile;
+
+enum { HF_MOST_TOKENIZER_FILES = 4 };
 typedef struct HfTokenizer {
-    char *vocab, *merges;  // the files' texts; NULL: there is no tokenizer
-    uint64_t vocab_bytes, merges_bytes;
+    TokenizerType type;    // TOKENIZER_GPT2_BPE or TOKENIZER_HUGGING_FACE
+    HfTokenizerFile file[HF_MOST_TOKENIZER_FILES];
+    int files;             // 0: there is no tokenizer
     int size, eod;         // ids; that of the end of a document
+    char *eod_text;        // its text, of TOKENIZER_HUGGING_FACE
 } HfTokenizer;
 
-// Reads both files and checks them as the trainer would. Errors: EXIT_DATA.
-bool hf_tokenizer_read(HfTokenizer *tokenizer, const char *vocab_file, const char *merge_file, Error *err);
+// Reads the files and checks them as the trainer would. Errors: EXIT_DATA.
+bool hf_tokenizer_read(HfTokenizer *tokenizer, const TokenizerChoice *choice, Error *err);
 // The tokenizer type Byte in GPT-2's terms: a symbol for every byte, no merges.
 void hf_tokenizer_of_bytes(HfTokenizer *tokenizer);
-// Writes both files into the folder. True where there is no tokenizer. Errors: EXIT_CHECKPOINT.
+// NULL: there is no such file.
+const HfTokenizerFile *hf_tokenizer_file(const HfTokenizer *tokenizer, const char *name);
+// Writes the files into the folder. Errors: EXIT_CHECKPOINT.
 bool hf_tokenizer_write(const HfTokenizer *tokenizer, const char *folder, Error *err);
 void hf_tokenizer_free(HfTokenizer *tokenizer);
 

@@ -44,21 +44,9 @@ void model_flags_add_json(ModelFlags *flags, const char *name, const cJSON *valu
     model_flags_add(flags, name, cJSON_IsTrue(value) ? NULL : text);
 }
 
-// What training needs beside the weights' meaning.
+// Flags of the model that its weights' meaning does not depend on.
 static const char *const OTHER_NAMES[] = {"kv_channels", "init_method_std", "attention_dropout",
                                           "hidden_dropout"};
-
-void model_flags_of_arguments(ModelFlags *flags, const cJSON *arguments) {
-    int count;
-    const char *const *names = config_model_names(&count);
-    for (int i = 0; i < count; i++) {
-        if (strcmp(names[i], "unpadded_vocab_size") == 0) continue;  // the tokenizer's
-        model_flags_add_json(flags, names[i], cJSON_GetObjectItemCaseSensitive(arguments, names[i]));
-    }
-    for (size_t i = 0; i < COUNT_OF(OTHER_NAMES); i++)
-        model_flags_add_json(flags, OTHER_NAMES[i],
-                             cJSON_GetObjectItemCaseSensitive(arguments, OTHER_NAMES[i]));
-}
 
 void model_flags_free(ModelFlags *flags) {
     for (int i = 0; i < flags->count; i++) free(flags->items[i]);
@@ -88,18 +76,27 @@ static bool configure(Config *config, const ModelFlags *flags, int64_t rows, int
     return ok;
 }
 
+// config is there; table and layout follow from it.
+static bool describe(ImportedModel *m, Error *err) {
+    const int host = 0;
+    bool ok = mesh_build(&m->mesh, 0, 1, &host, 0, 1, 1, err);
+    if (ok) gpt_describe(&m->gpt, &m->config, &m->mesh);
+    else config_free(&m->config);
+    return ok;
+}
+
+bool imported_model_of_checkpoint(ImportedModel *m, const char *arguments_json, Error *err) {
+    const Words none = {0};
+    memset(m, 0, sizeof *m);
+    return config_of_checkpoint(&m->config, arguments_json, &none, err) && describe(m, err);
+}
+
 bool imported_model_open(ImportedModel *m, const ModelFlags *flags, int64_t rows, int64_t divisible,
                          const char *source, Error *err) {
     Error why = {0};
-    const int host = 0;
     memset(m, 0, sizeof *m);
     if (rows < 1 || rows > 1 << 30) snprintf(why.what, sizeof why.what, "it has %" PRId64 " words", rows);
-    else if (configure(&m->config, flags, rows, divisible, &why)) {
-        bool alone = mesh_build(&m->mesh, 0, 1, &host, 0, 1, 1, err);
-        if (alone) gpt_describe(&m->gpt, &m->config, &m->mesh);
-        else config_free(&m->config);
-        return alone;
-    }
+    else if (configure(&m->config, flags, rows, divisible, &why)) return describe(m, err);
     // The trainer's advice is for who gave it flags.
     return error_set(err, EXIT_CHECKPOINT,
                      "%s is of a model that the trainer does not have: %.*s; take another model", source,
@@ -121,7 +118,7 @@ int64_t imported_model_parameters(const ImportedModel *m) {
 // others are up to the run that goes on. malloc'ed.
 static char *arguments_of(const Config *config) {
     static const char *const more[] = {"padded_vocab_size", "eod", "tokenizer_type", "vocab_file",
-                                       "merge_file"};
+                                       "merge_file", "tokenizer_model", "tokenizer_eod"};
     char *whole = config_to_json(config);
     int count;
     const char *const *names = config_model_names(&count);

@@ -22,8 +22,6 @@ void model_flags_add(ModelFlags *flags, const char *name, const char *value);
 // The same from JSON: a text, a number, or true. What is false, null or not there (NULL) adds
 // nothing.
 void model_flags_add_json(ModelFlags *flags, const char *name, const cJSON *value);
-// What a checkpoint's arguments say about the model.
-void model_flags_of_arguments(ModelFlags *flags, const cJSON *arguments);
 void model_flags_free(ModelFlags *flags);
 // A number, a text or a truth value of JSON as the command line has it. bytes >= 40.
 void model_flag_text(const cJSON *value, char *text, size_t bytes);
@@ -40,6 +38,8 @@ typedef struct ImportedModel {
 // files. Error (EXIT_CHECKPOINT): `source`, for messages, and what the trainer says of the flags.
 bool imported_model_open(ImportedModel *model, const ModelFlags *flags, int64_t rows, int64_t divisible,
                          const char *source, Error *err);
+// The model of a checkpoint's arguments. Error: EXIT_CHECKPOINT.
+bool imported_model_of_checkpoint(ImportedModel *model, const char *arguments_json, Error *err);
 void imported_model_close(ImportedModel *model);
 // Parameters as users count them: without rows of padding.
 int64_t imported_model_parameters(const ImportedModel *model);

@@ -215,8 +215,8 @@ bool config_match_checkpoint(Config *config, const char *saved_json, char *notes
                              Error *err);
 // The names of what config_match_checkpoint compares of the model, in that text.
 const char *const *config_model_names(int *count);
-// The model of a checkpoint, for a program that trains nothing, on one rank: whole, without
-// dropout, with micro-batches of one sequence. saved_json: the checkpoint's config_to_json text, of
+// The model of a checkpoint, for a program that trains nothing, on one rank: whole, with
+// micro-batches of one sequence. saved_json: the checkpoint's config_to_json text, of
 // which the model's flags and the tokenizer's are read. own: flags of the command line that come
 // after them.
 // What trains keeps its defaults. Call config_free afterwards. Error (EXIT_CHECKPOINT): what is

@@ -113,7 +113,5 @@ bool config_of_checkpoint(Config *config, const char *saved_json, const Words *o
         return error_set(err, EXIT_CHECKPOINT, "the arguments in the checkpoint make no model: %.*s; load"
                          " another checkpoint", (int)strcspn(why.what, ";"), why.what);
     }
-    config->attention_dropout = config->hidden_dropout = 0;
-    config->recompute_granularity = RECOMPUTE_FULL;
     return true;
 }

@@ -67,6 +67,10 @@ bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *
         ok = config_of_checkpoint(&model->config, arguments, choice->flags, err);
     }
     if (ok) prefer_own_files(&model->config, choice);
+    if (ok) {  // nothing is trained
+        model->config.attention_dropout = model->config.hidden_dropout = 0;
+        model->config.recompute_granularity = RECOMPUTE_FULL;
+    }
     if (ok && open_tokenizer(model, err)) return true;
     saved_model_close(model);
     return false;

@@ -25,7 +25,8 @@ check "pipeline, bf16, weights alone" comes_back staged bf16 --no-save-optim
 
 # --- the same model ------------------------------------------------------------------------------
 same_evaluation() {
-    evaluated first "$work/cut" "${null[@]}" && evaluated second "$work/cut.bf16.back" "${null[@]}" --finetune &&
+    evaluated first "$work/cut" "${null[@]}" &&
+        evaluated second "$work/cut.bf16.back" "${null[@]}" --finetune &&
         cmp -s "$work/first.loss" "$work/second.loss" ||
         { why="${why:-$(cat "$work"/*.loss | tr '\n' ' ')}"; return 1; }
 }

@@ -23,7 +23,8 @@ check "Llama, tensor parallel, fp32" comes_back cut fp32
 check "Llama, tensor parallel, bf16" comes_back cut bf16
 same_evaluation() {
     evaluated first "$work/cut" "${null[@]}" &&
-        evaluated second "$work/cut.bf16.back" "${null[@]}" --finetune && cmp -s "$work/first.loss" "$work/second.loss" ||
+        evaluated second "$work/cut.bf16.back" "${null[@]}" --finetune &&
+        cmp -s "$work/first.loss" "$work/second.loss" ||
         { why="${why:-$(cat "$work"/*.loss | tr '\n' ' ')}"; return 1; }
 }
 check "an imported Llama has the same loss" same_evaluation
@@ -49,7 +50,27 @@ by_its_flags() { # FOLDER FLAGS...
 check "training goes on from iteration 0" by_its_flags "$work/cut.fp32.back"
 check "training goes on with --finetune, in parts" by_its_flags "$work/staged.bf16.back" --finetune "${two[@]}"
 
+# A tokenizer.json travels with what lies beside it, and serves the run that goes on.
+own=test/golden/tokenizer_json/llama3
+as_text=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model "$own")
+model=("${plain[@]}" "${llama[@]}" "${as_text[@]}")
+"$BUILD/preprocess_data" --input "$work/text.jsonl" "${as_text[@]}" --append-eod --workers 1 \
+    --output-prefix "$work/ids" >/dev/null 2>"$work/err" || not_ok "its data" "$(tail -n 1 "$work/err")"
+data=$work/ids_text_document
+trains 1 --train-iters 4 --save-interval 4 --save "$work/text" ||
+    not_ok "a Llama with a tokenizer.json" "$why"
+tokenizer_travels() {
+    local name
+    comes_back text bf16 || return 1
+    for name in tokenizer.json tokenizer_config.json; do
+        cmp "$own/$name" "$work/text.bf16/$name" >"$work/diff" || { why="$name differs"; return 1; }
+    done
+}
+check "a tokenizer.json travels" tokenizer_travels
+check "training goes on with it" by_its_flags "$work/text.bf16.back" --finetune
+
 # What is neither GPT-2 nor Llama.
+data=$work/text_text_document
 model=("${plain[@]}" --normalization RMSNorm)
 trains 1 --train-iters 4 --save-interval 4 --save "$work/mixed" || not_ok "a mixed model" "$why"
 check "a model of no family" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
@@ -58,7 +79,11 @@ if has_transformers; then
     for name in hf_llama hf_qwen3; do
         check "transformers takes $name" comes_from_hf "test/golden/$name"
     done
-    takes_runs() { opened "$work/cut.fp32" && opened "$work/staged.bf16" --bytes; }
+    takes_runs() {
+        opened "$work/cut.fp32" && opened "$work/staged.bf16" --bytes &&
+            opened "$work/text.bf16" --tokenizer "$own/tokenizer.json" ||
+            { why=$(tail -n 1 "$work/out"); return 1; }
+    }
     check "transformers takes the runs' models and tokenizers" takes_runs
 else
     skip "transformers takes the folders" "torch and transformers are not installed"

@@ -401,9 +401,9 @@ static void byte_vocabulary(void **state) {
     hf_tokenizer_of_bytes(&bytes);
     assert_true(hf_tokenizer_write(&bytes, w->path, &err));
     char *vocab = text_format("%s/vocab.json", w->path), *merges = text_format("%s/merges.txt", w->path);
-    if (!hf_tokenizer_read(&read, vocab, merges, &err)) fail_msg("%s", err.what);
-    assert_true(read.size == 257 && read.eod == 256);
     TokenizerChoice choice = {.type = TOKENIZER_GPT2_BPE, .vocab_file = vocab, .merge_file = merges};
+    if (!hf_tokenizer_read(&read, &choice, &err)) fail_msg("%s", err.what);
+    assert_true(read.size == 257 && read.eod == 256);
     Tokenizer *t = tokenizer_open(&choice, &err);
     for (int byte = 0; byte < 256; byte++) {
         size_t length;
