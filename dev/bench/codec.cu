@@ -470,6 +470,27 @@ static void bench_lossless(Bench *b, int64_t n) {
     for (void *each : memory) device_free(b->device, each);
 }
 
+// Local steps: what one exchange of a bucket and a meeting with the outer weights compute.
+static void bench_local(Bench *b, int64_t n) {
+    const char *names[] = {"local steps, pseudo-gradient", "local steps, outer step", "local steps, meet",
+                           "local steps, round"};
+    bool any = false;
+    for (const char *name : names) any |= wanted(b, name);
+    if (!any) return;
+    float *master = (float *)filled(b, n * 4, 22), *outer = (float *)filled(b, n * 4, 23),
+          *momentum = (float *)filled(b, n * 4, 24), *gradient = (float *)filled(b, n * 4, 25);
+    floatX *weights = (floatX *)gradient;
+    report(b, names[0], n, n * 8, n * 4,
+           median_ms(b, [&] { kernel_pseudo_gradient(b->stream, gradient, outer, master, n); }));
+    report(b, names[1], n, n * 12, n * 8,
+           median_ms(b, [&] { kernel_outer_step(b->stream, outer, momentum, gradient, 0.7f, 0.9f, n); }));
+    report(b, names[2], n, n * 8, n * 4,
+           median_ms(b, [&] { kernel_meet(b->stream, master, outer, 0.5f, n); }));
+    report(b, names[3], n, n * 4, n * (int64_t)sizeof(floatX),
+           median_ms(b, [&] { kernel_narrow(b->stream, weights, master, n); }));
+    for (float *each : {master, outer, momentum, gradient}) device_free(b->device, each);
+}
+
 static void bench_norm(Bench *b, int64_t n) {
     if (!wanted(b, "square leaves, tree of the leaves")) return;
     float *x = (float *)filled(b, n * 4, 19), *leaves = (float *)filled(b, n / HADAMARD_ORDER * 4, 20),
@@ -520,6 +541,7 @@ static void bench_size(Bench *b, int64_t n) {
     bench_apply(b, n, CODEC_INT4, 2048);
     bench_apply(b, n, FLOATX_CODEC, 32);
     bench_lossless(b, n);
+    bench_local(b, n);
     bench_norm(b, n);
 }
 

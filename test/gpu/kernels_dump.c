@@ -784,6 +784,42 @@ static void replicas(Dump *d) {
     release(d, counts);
 }
 
+// Local steps: pseudo-gradients, outer steps, masters that meet the outer weights and are rounded.
+// The values are odd and plain ones; runs of every length, and that start anywhere.
+static void local_steps(Dump *d) {
+    enum { COUNT = 100003, SHIFTS = 3 };
+    static const int64_t lengths[] = {0, 1, 31, 1000, COUNT - SHIFTS};
+    static const float momenta[] = {0.0f, 0.9f}, mixes[] = {0.0f, 0.5f, 1.0f};
+    float *start[3], *now[3];  // masters, outer weights, momentum
+    for (uint32_t i = 0; i < 3; i++) {
+        start[i] = uploaded_values(d, COUNT, 5010 + i, i == 1);
+        now[i] = (float *)reserve(d, COUNT * 4);
+    }
+    float *gradient = (float *)reserve(d, COUNT * 4);
+    floatX *weights = (floatX *)reserve(d, COUNT * (int64_t)sizeof *weights);
+    for (int i = 0; i < 5 * SHIFTS; i++) {
+        int64_t n = lengths[i / SHIFTS], shift = i % SHIFTS, bytes = n * 4;
+        for (int k = 0; k < 3; k++) copy_on_device(d->stream, now[k], start[k], COUNT * 4);
+        float *master = now[0] + shift, *outer = now[1] + shift, *m = now[2] + shift;
+        kernel_pseudo_gradient(d->stream, gradient, outer, master, n);
+        result(d, FP32, gradient, bytes, "pseudo-gradient %" PRId64 " shift %" PRId64, n, shift);
+        kernel_outer_step(d->stream, outer, m, gradient, 0.7f, momenta[i % 2], n);
+        result(d, FP32, now[1], COUNT * 4, "outer weights %" PRId64 " shift %" PRId64, n, shift);
+        result(d, FP32, now[2], COUNT * 4, "outer momentum %" PRId64 " shift %" PRId64, n, shift);
+        kernel_meet(d->stream, master, outer, mixes[i % 3], n);
+        result(d, FP32, now[0], COUNT * 4, "masters that met %" PRId64 " shift %" PRId64, n, shift);
+        kernel_narrow(d->stream, weights, master, n);
+        result(d, sizeof *weights == 2 ? BF16 : FP32, weights, n * (int64_t)sizeof *weights,
+               "rounded masters %" PRId64 " shift %" PRId64, n, shift);
+    }
+    for (int k = 0; k < 3; k++) {
+        release(d, start[k]);
+        release(d, now[k]);
+    }
+    release(d, gradient);
+    release(d, weights);
+}
+
 // A message is kept after an applied step, and left alone after a skipped one.
 static void kept_messages(Dump *d) {
     enum { BYTES = 40016 };  // more than a block of threads copies
@@ -807,8 +843,10 @@ static void kept_messages(Dump *d) {
 // NaN of every sign and payload in the unquantised parts of the first hop: they pass with their
 // sign, made quiet.
 static void odd_nans(Dump *d, Codec codec, Codec tail) {
-    Case c = {
-        2, 1, 0, codec, codec, tail, 32, 32, false, ROUND_NEAREST, 1, FLOATX_CODEC, 32, false, ROUND_NEAREST};
+    Case c = {2,  1,     0,
+              codec, codec, tail,
+              32, 32,    TRANSFORM_NONE, ROUND_NEAREST, 1,
+              FLOATX_CODEC, 32, false, ROUND_NEAREST};
     Run r = {0};
     r.d = d;
     r.c = c;
@@ -843,6 +881,8 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
 #define E4 CODEC_EDEN4
 #define E3 CODEC_EDEN3
 #define E2 CODEC_EDEN2
+#define PLAIN TRANSFORM_NONE
+#define HADAMARD TRANSFORM_HADAMARD
 #define ROTATE TRANSFORM_ROTATION
 #define FX FLOATX_CODEC
 #define NEAREST ROUND_NEAREST
@@ -851,32 +891,32 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
 static const Case CASES[] = {
     // nodes, per_node, rank, intra, inter, tail, groups, transform, rounding, chunks, weight,
     // group, difference, rounding
-    {2, 2, 1, I8, I4, B16, 128, 128, true, RANDOM, 1, I4, 2048, true, NEAREST},
-    {2, 2, 2, I8, I4, B16, 512, 128, true, RANDOM, 3, I4, 2048, true, RANDOM},
-    {2, 4, 5, I8, I4, B16, 512, 128, true, NEAREST, 2, I4, 128, true, NEAREST},
-    {4, 2, 3, I8, I4, B16, 128, 512, false, RANDOM, 2, I8, 512, true, RANDOM},
-    {2, 3, 4, I8, I4, B16, 32, 64, true, RANDOM, 2, I4, 96, true, RANDOM},
-    {3, 2, 0, I4, I4, B16, 64, 32, false, RANDOM, 1, I4, 32, false, NEAREST},
-    {2, 2, 3, I4, I4, B16, 96, 96, true, RANDOM, 5, I8, 96, false, RANDOM},
-    {2, 2, 0, I8, I8, B16, 256, 1024, true, RANDOM, 1, I4, 1024, true, RANDOM},
-    {1, 8, 7, I8, I4, B16, 1024, 1024, true, RANDOM, 2, I8, 256, true, NEAREST},
-    {8, 1, 5, I8, I4, B16, 1024, 2048, true, RANDOM, 2, I4, 4096, true, RANDOM},
-    {2, 2, 1, I8, I4, B16, 2048, 4096, true, RANDOM, 1, I4, 8192, true, RANDOM},
-    {2, 2, 2, I4, I8, B16, 4096, 2048, false, NEAREST, 1, I8, 16384, true, NEAREST},
-    {1, 3, 2, I4, I4, B16, 160, 160, true, RANDOM, 1, I4, 4160, true, RANDOM},
-    {3, 1, 1, I8, I8, B16, 96, 768, false, NEAREST, 2, I4, 768, true, NEAREST},
-    {2, 2, 1, F32, F32, F32, 32, 32, false, NEAREST, 2, FX, 32, false, NEAREST},
-    {2, 4, 6, B16, B16, B16, 32, 32, false, NEAREST, 1, FX, 32, false, NEAREST},
-    {1, 2, 1, B16, B16, B16, 32, 32, false, NEAREST, 3, I4, 2048, true, NEAREST},
-    {2, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, I8, 2048, false, RANDOM},
-    {1, 1, 0, F32, F32, F32, 32, 32, false, NEAREST, 1, FX, 32, false, NEAREST},
+    {2, 2, 1, I8, I4, B16, 128, 128, HADAMARD, RANDOM, 1, I4, 2048, true, NEAREST},
+    {2, 2, 2, I8, I4, B16, 512, 128, HADAMARD, RANDOM, 3, I4, 2048, true, RANDOM},
+    {2, 4, 5, I8, I4, B16, 512, 128, HADAMARD, NEAREST, 2, I4, 128, true, NEAREST},
+    {4, 2, 3, I8, I4, B16, 128, 512, PLAIN, RANDOM, 2, I8, 512, true, RANDOM},
+    {2, 3, 4, I8, I4, B16, 32, 64, HADAMARD, RANDOM, 2, I4, 96, true, RANDOM},
+    {3, 2, 0, I4, I4, B16, 64, 32, PLAIN, RANDOM, 1, I4, 32, false, NEAREST},
+    {2, 2, 3, I4, I4, B16, 96, 96, HADAMARD, RANDOM, 5, I8, 96, false, RANDOM},
+    {2, 2, 0, I8, I8, B16, 256, 1024, HADAMARD, RANDOM, 1, I4, 1024, true, RANDOM},
+    {1, 8, 7, I8, I4, B16, 1024, 1024, HADAMARD, RANDOM, 2, I8, 256, true, NEAREST},
+    {8, 1, 5, I8, I4, B16, 1024, 2048, HADAMARD, RANDOM, 2, I4, 4096, true, RANDOM},
+    {2, 2, 1, I8, I4, B16, 2048, 4096, HADAMARD, RANDOM, 1, I4, 8192, true, RANDOM},
+    {2, 2, 2, I4, I8, B16, 4096, 2048, PLAIN, NEAREST, 1, I8, 16384, true, NEAREST},
+    {1, 3, 2, I4, I4, B16, 160, 160, HADAMARD, RANDOM, 1, I4, 4160, true, RANDOM},
+    {3, 1, 1, I8, I8, B16, 96, 768, PLAIN, NEAREST, 2, I4, 768, true, NEAREST},
+    {2, 2, 1, F32, F32, F32, 32, 32, PLAIN, NEAREST, 2, FX, 32, false, NEAREST},
+    {2, 4, 6, B16, B16, B16, 32, 32, PLAIN, NEAREST, 1, FX, 32, false, NEAREST},
+    {1, 2, 1, B16, B16, B16, 32, 32, PLAIN, NEAREST, 3, I4, 2048, true, NEAREST},
+    {2, 1, 0, F32, F32, F32, 32, 32, PLAIN, NEAREST, 1, I8, 2048, false, RANDOM},
+    {1, 1, 0, F32, F32, F32, 32, 32, PLAIN, NEAREST, 1, FX, 32, false, NEAREST},
     // Sums of 5, 7 and 9 sources, whose loads go in batches of 4 (final sums of int4), 2 and 1,
     // into groups of every size that a warp holds in runs of 32.
-    {2, 5, 7, I8, I4, B16, 128, 64, true, RANDOM, 1, I4, 64, true, RANDOM},
-    {2, 7, 3, I4, I8, B16, 64, 512, true, RANDOM, 2, I8, 128, true, RANDOM},
-    {2, 9, 11, I4, I4, B16, 32, 256, false, NEAREST, 1, I8, 64, false, RANDOM},
-    {7, 1, 2, I4, I4, B16, 32, 32, true, RANDOM, 1, I4, 256, true, NEAREST},
-    {2, 1, 1, I8, I8, B16, 32, 2048, true, RANDOM, 1, I4, 512, true, RANDOM},
+    {2, 5, 7, I8, I4, B16, 128, 64, HADAMARD, RANDOM, 1, I4, 64, true, RANDOM},
+    {2, 7, 3, I4, I8, B16, 64, 512, HADAMARD, RANDOM, 2, I8, 128, true, RANDOM},
+    {2, 9, 11, I4, I4, B16, 32, 256, PLAIN, NEAREST, 1, I8, 64, false, RANDOM},
+    {7, 1, 2, I4, I4, B16, 32, 32, HADAMARD, RANDOM, 1, I4, 256, true, NEAREST},
+    {2, 1, 1, I8, I8, B16, 32, 2048, HADAMARD, RANDOM, 1, I4, 512, true, RANDOM},
     // EDEN behind a hop of every kind and group, and as the only hop; sums of 1 to 9 sources.
     {2, 2, 1, I8, E4, B16, 128, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
     {3, 4, 5, I8, E3, B16, 512, 256, ROTATE, RANDOM, 3, FX, 32, false, NEAREST},
@@ -892,7 +932,7 @@ static const Case CASES[] = {
     {4, 1, 2, I8, E4, B16, 128, 256, ROTATE, RANDOM, 2, FX, 32, false, NEAREST},
     {3, 1, 1, I8, E3, B16, 128, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
     {9, 1, 8, I8, E2, B16, 128, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
-    {2, 1, 0, I8, E4, B16, 128, 256, false, RANDOM, 1, FX, 32, false, NEAREST},
+    {2, 1, 0, I8, E4, B16, 128, 256, PLAIN, RANDOM, 1, FX, 32, false, NEAREST},
     {1, 4, 3, I8, E4, B16, 128, 256, ROTATE, RANDOM, 2, FX, 32, false, NEAREST},
 };
 enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
@@ -909,6 +949,7 @@ static void run_all(Dump *d, int64_t values) {
     spikes(d);
     seals(d);
     replicas(d);
+    local_steps(d);
     kept_messages(d);
     lossless(d);
     snprintf(d->prefix, sizeof d->prefix, "general");

@@ -49,24 +49,24 @@ typedef struct ModelArm {
 #define SR ROUND_STOCHASTIC
 #define RN ROUND_NEAREST
 static const ModelArm arms[] = {
-    {"baseline fp32", {"--clip-grad", "1000"}, {F, F, 32, 32, F, false, SR, 0},
+    {"baseline fp32", {"--clip-grad", "1000"}, {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0},
      {FLOATX_CODEC, 32, false, RN}, 0},
     {"SDP4Bit",
      {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform",
       "--quantized-weights", "--wq-rounding", "stochastic",
       "--gradient-alltoall-pipeline", "3"},
-     {I8, I4, 128, 128, H, true, SR, 3},
+     {I8, I4, 128, 128, H, TRANSFORM_HADAMARD, SR, 3},
      {I4, 2048, true, SR}, 0},
     {"ULq, checksums",
      {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-bits-intra",
       "4", "--verify-wire"},
-     {I4, I4, 128, 128, H, false, SR, 0},
+     {I4, I4, 128, 128, H, TRANSFORM_NONE, SR, 0},
      {FLOATX_CODEC, 32, false, RN}, 0},
     {"SDP4Bit, optim_grads, 3 micro-batches",
      {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform",
       "--quantized-weights", "--wq-group-size", "128", "--gradient-alltoall-pipeline", "2",
       "--verify-wire"},
-     {I8, I4, 128, 128, H, true, SR, 2},
+     {I8, I4, 128, 128, H, TRANSFORM_HADAMARD, SR, 2},
      {I4, 128, true, RN}, 3},
     {"EDEN 3",
      {"--quantized-gradients", "--gq-group-size-intra", "64", "--gradient-quantization-method", "eden",
@@ -80,7 +80,7 @@ static const ModelArm arms[] = {
      {I8, CODEC_EDEN2, 128, 256, H, TRANSFORM_ROTATION, SR, 2},
      {FLOATX_CODEC, 32, false, RN}, 3},
     {"baseline bf16, optim_grads, 1 micro-batch", {"--grad-reduce-in-bf16"},
-     {H, H, 32, 32, H, false, SR, 0}, {FLOATX_CODEC, 32, false, RN}, 1},
+     {H, H, 32, 32, H, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}, 1},
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 
