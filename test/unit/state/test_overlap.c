@@ -209,6 +209,11 @@ static void run_steps_of(Recording *r, int micro_batches) {
             use(&r->device, READ, zero->staging, staged);
             staged = 0;
         }
+        // As replicas.c compares the islands' outer weights, right behind an update.
+        if (step == 3 && zero->local.stream) {
+            local_settle(zero);
+            local_hash(zero, zero->hash);
+        }
         // The second step and the fourth end with copies behind the training's back, the fourth
         // with all that looks at the weights and waits besides.
         if (step == 2 || step == 4) staged = stage(r);
@@ -319,6 +324,13 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     for (int slot = 0; slot < GRAD_SLOTS; slot++) {
         if (r->zero->gradients.slot_read[slot]->id == id) snprintf(name, bytes, "slot read");
     }
+    const LocalSteps *local = &r->zero->local;
+    for (int b = 0; local->stream && b < r->zero->plan.buckets; b++) {
+        if (local->exchanged[b]->id == id) snprintf(name, bytes, "%s", b ? "exchanged" : "first exchanged");
+        if (local->taken->id == id) snprintf(name, bytes, "taken");
+        if (local->settled->id == id) snprintf(name, bytes, "settled");
+        if (local->slot_free[b % LOCAL_SLOTS]->id == id) snprintf(name, bytes, "pseudo-gradient free");
+    }
     const Offload *offload = &r->zero->offload;
     for (int slot = 0; offload->host.stream && slot < LANE_SLOTS; slot++) {
         if (offload->reduced->id == id) snprintf(name, bytes, "reduced");
@@ -336,10 +348,11 @@ static bool implied(const char *stream, const char *event, unsigned how) {
     // for the other. The first layers' gradients are complete after the loss.
     bool shard = !strcmp(event, "joint") || !strcmp(event, "updated");
     // A save with a residual has the host wait for compute, which has waited for all done before.
+    // Who waits for the first bucket's exchange waits for the others' too, which come after it.
     bool saved = !strcmp(event, "done") ? !strcmp(stream, "sums and update")
                                         : !strcmp(event, "joint") && !strcmp(stream, "checkpoint copies");
     return (!strcmp(stream, "requantisation") && shard) || !strcmp(event, "computed") ||
-           ((how & FEEDBACK) && saved);
+           ((how & FEEDBACK) && saved) || !strcmp(event, "first exchanged");
 }
 
 // Takes out one wait after the other.
@@ -349,7 +362,10 @@ static void every_wait_is_needed(void **state) {
         const Shape *shape = &shapes[i];
         Recording whole;
         // The others have the same waits.
-        if (shape->chunks > 4 || (shape->how & (QUANTISED | LOCAL)) != QUANTISED) continue;
+        bool local = shape->how & LOCAL;
+        if (shape->chunks > 4 || !(shape->how & QUANTISED) || (local && shape->how != (QUANTISED | LOCAL)) ||
+            (local && shape->per_node == 1))
+            continue;
         open_recording(&whole, *shape, -1, -1);
         run_steps(&whole);
         for (int s = 1; whole.lanes.apart && s <= whole.device.streams; s++) {
