@@ -67,6 +67,24 @@ HD_FN float with_sign(float x, uint32_t signs, int i) {
     return f32_from_bits(f32_bits(x) ^ (signs >> i & 1u) << 31);
 }
 
+// A block of ROTATION_ORDER elements takes the rotation's signs. logical: of its first element.
+HD_FN void rotation_flip(float *x, RoundingKey key, int64_t logical) {
+    for (int i = 0; i < ROTATION_ORDER; i += 32) {
+        uint32_t signs = rotation_signs(key, (uint64_t)(logical + i) / 32);
+        for (int k = 0; k < 32; k++) x[i + k] = with_sign(x[i + k], signs, k);
+    }
+}
+
+HD_FN int transform_order(Transform transform) {
+    return transform == TRANSFORM_ROTATION ? ROTATION_ORDER : HADAMARD_ORDER;
+}
+// One block of the transform's order. logical: of its first element; key: of the rotation.
+HD_FN void transform_block(float *x, Transform transform, RoundingKey key, int64_t logical) {
+    if (transform == TRANSFORM_NONE) return;
+    if (transform == TRANSFORM_ROTATION) rotation_flip(x, key, logical);
+    hadamard(x, transform_order(transform));
+}
+
 // --- the table of codecs ------------------------------------------------------------------------
 
 // What travels for one element: ROW(ID, name, bits per element, L), one row per codec.

@@ -89,31 +89,14 @@ static void sum_sources(float *acc, SliceReader first, int64_t stride, int sourc
 
 // --- transforms ---------------------------------------------------------------------------------
 
-static int transform_order(Transform transform) {
-    return transform == TRANSFORM_ROTATION ? ROTATION_ORDER : HADAMARD_ORDER;
-}
-
-// A block of the rotation whose first element has that logical offset takes its signs.
-static void flip_signs(float *x, RoundingKey rotation, int64_t logical) {
-    for (int i = 0; i < ROTATION_ORDER; i += 32) {
-        uint32_t signs = rotation_signs(rotation, (uint64_t)(logical + i) / 32);
-        for (int k = 0; k < 32; k++) x[i + k] = with_sign(x[i + k], signs, k);
-    }
-}
-
-// One block of the transform's order: there, and back.
-static void transform_block(float *x, Transform transform, RoundingKey rotation, int64_t logical) {
-    if (transform == TRANSFORM_NONE) return;
-    if (transform == TRANSFORM_ROTATION) flip_signs(x, rotation, logical);
-    hadamard(x, transform_order(transform));
-}
+// Back from transform_block.
 static void invert_block(float *x, Transform transform, RoundingKey rotation, int64_t logical) {
     if (transform == TRANSFORM_NONE) return;
     bool rotated = transform == TRANSFORM_ROTATION;
     int order = transform_order(transform);
     hadamard(x, order);
     for (int i = 0; i < order; i++) x[i] = f32_mul(x[i], rotated ? ROTATION_INVERSE : HADAMARD_INVERSE);
-    if (rotated) flip_signs(x, rotation, logical);
+    if (rotated) rotation_flip(x, rotation, logical);
 }
 
 // --- gradients ----------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int sourc
 }
 
 // With error feedback every reduction has the same rotation: the residual lives in it.
-static RoundingKey rotation_key(const TlqStep *step) {
+RoundingKey tlq_rotation(const TlqStep *step) {
     if (!step->error_feedback) return rounding_key(step, PURPOSE_ROTATION, 0);
     return (RoundingKey){step->seed, 0, PURPOSE_ROTATION, 0};
 }
@@ -139,7 +139,7 @@ static void quantize(const Chunk *c, const float *grads) {
     q.hi = c->hi;
     q.scale = 1.0f / (float)step->plan->dp;
     q.transform = step->grad_wire.transform;
-    q.rotation = rotation_key(step);
+    q.rotation = tlq_rotation(step);
     q.codec = c->node_hop ? step->grad_wire.intra_codec : step->grad_wire.inter_codec;
     q.group = c->node_hop ? step->grad_wire.intra_group : step->grad_wire.inter_group;
     q.tail_codec = step->grad_wire.tail_codec;
@@ -222,7 +222,7 @@ static void sum_shard(const Chunk *c, Windows own, float *matrix_leaves, float *
     f.group = c->rail_hop ? step->grad_wire.inter_group : step->grad_wire.intra_group;
     f.tail_codec = step->grad_wire.tail_codec;
     f.transform = step->grad_wire.transform;
-    f.rotation = rotation_key(step);
+    f.rotation = tlq_rotation(step);
     f.rank = step->mesh->dp.rank;
     f.bucket = *c->bucket;
     f.table = c->table;

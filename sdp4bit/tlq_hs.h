@@ -47,6 +47,8 @@ typedef struct TlqStep {
 // lanes->last. The result is in the order of lanes->last.
 void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, Windows own, float *matrix_leaves,
                        float *tail_leaves, Lanes *lanes);
+// The signs of this reduction's rotation (TRANSFORM_ROTATION).
+RoundingKey tlq_rotation(const TlqStep *step);
 // What the norm takes from bucket b after that: sums[0] of the squares of this rank's matrix piece,
 // and sums[1] of its tail piece, without what another rank counts. Destroys the leaves. On
 // lanes->last.

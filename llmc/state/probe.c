@@ -110,24 +110,39 @@ static bool is_matrix_of(const Zero *zero, const Piece *piece, const Bucket *buc
            piece->arena_at < bucket->arena_start + bucket->matrix_elements;
 }
 
-// The gradient as the first level of the reduction takes it, 1/dp of the local one, and what
-// Hadamard makes of it. The transform is scaled to be orthonormal, so that both have the same norm.
-// Blocks of 32 begin where tensors and shards do. A tensor's last block is filled with zeros before
-// the transform; the histogram after it counts them too. Gradients that are reduced in every
-// micro-batch are counted in every micro-batch.
-static void gradient_histograms(Zero *zero, int b) {
+// Where the rounding bits of a piece of bucket b are counted from.
+static int64_t logical_of(const Zero *zero, const Piece *piece, const Bucket *bucket) {
+    int64_t at = piece->arena_at - bucket->arena_start;
+    const Segment *segment = zero->plan.segments + bucket->first_segment;
+    while (at >= segment->start + segment->numel) segment++;
+    return segment->logical + at - segment->start;
+}
+
+// The gradient as the first level of the reduction takes it, 1/dp of the local one, and what the
+// transform makes of it: the rotation where that is applied, else Hadamard, even where it is not.
+// The transform is scaled to be orthonormal, so that both have the same norm. Blocks begin where
+// tensors and shards do. A tensor's last block is filled with zeros before the transform; the
+// histogram after it counts them too. Gradients that are reduced in every micro-batch are counted
+// in every micro-batch.
+static void gradient_histograms(Zero *zero, const TlqStep *step, int b) {
     const float *grads = zero_bucket_grads(zero, b);
-    float scale = 1.0f / (float)zero->plan.dp, orthonormal = 1.0f / sqrtf((float)HADAMARD_ORDER);
+    const Bucket *bucket = &zero->plan.bucket[b];
+    bool rotated = step->grad_wire.transform == TRANSFORM_ROTATION;
+    Transform transform = rotated ? TRANSFORM_ROTATION : TRANSFORM_HADAMARD;
+    int order = transform_order(transform);
+    RoundingKey key = tlq_rotation(step);
+    float scale = 1.0f / (float)zero->plan.dp, orthonormal = 1.0f / sqrtf((float)order);
     for (int i = 0; i < zero->piece_count; i++) {
         const Piece *piece = &zero->pieces[i];
-        if (!is_matrix_of(zero, piece, &zero->plan.bucket[b])) continue;
-        int64_t n = piece->hi - piece->lo, whole = round_up64(n, HADAMARD_ORDER);
-        float *x = fetch(zero, grads + piece->arena_at - zero->plan.bucket[b].arena_start, whole);
+        if (!is_matrix_of(zero, piece, bucket)) continue;
+        int64_t n = piece->hi - piece->lo, whole = round_up64(n, order);
+        int64_t logical = logical_of(zero, piece, bucket);
+        float *x = fetch(zero, grads + piece->arena_at - bucket->arena_start, whole);
         for (int64_t j = 0; j < whole; j++) x[j] *= scale;
         histogram_add(histogram_of(zero, piece->tensor, PROBE_GRADIENT), x, n);
-        for (int64_t j = 0; j < whole; j += HADAMARD_ORDER) hadamard32(x + j);
+        for (int64_t j = 0; j < whole; j += order) transform_block(x + j, transform, key, logical + j);
         for (int64_t j = 0; j < whole; j++) x[j] *= orthonormal;
-        histogram_add(histogram_of(zero, piece->tensor, PROBE_HADAMARD), x, whole);
+        histogram_add(histogram_of(zero, piece->tensor, rotated ? PROBE_ROTATION : PROBE_HADAMARD), x, whole);
         free(x);
     }
 }
@@ -142,7 +157,7 @@ static Windows exact_windows(const Zero *zero, int b) {
 void probe_gradients(Zero *zero, const TlqStep *step, int b) {
     Probe *probe = &zero->probe;
     const Bucket *bucket = &zero->plan.bucket[b];
-    if (histograms_due(zero)) gradient_histograms(zero, b);
+    if (histograms_due(zero)) gradient_histograms(zero, step, b);
     if (!errors_due(zero) || zero->plan.dp == 1) return;
     TlqStep exact = *step;
     exact.grad_wire = exact_wire();
@@ -247,7 +262,8 @@ static void report_errors(Zero *zero, Log *log, Peers world) {
 // One file's text: what the bins are, then a line per tensor and kind that has values in this
 // shard.
 static void write_histograms(const Zero *zero, FILE *out) {
-    static const char *const kinds[PROBE_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard"};
+    static const char *const kinds[PROBE_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard",
+                                                   "gradient_rotation"};
     fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n",
             (long long)zero->step, zero->mesh->world.rank, zero->mesh->world.size, HISTOGRAM_BINS,
             HISTOGRAM_SHIFT);

@@ -17,7 +17,14 @@ LLMC_BEGIN
 
 struct Zero;
 
-enum ProbeKind { PROBE_WEIGHT, PROBE_DIFFERENCE, PROBE_GRADIENT, PROBE_HADAMARD, PROBE_KINDS };
+enum ProbeKind {
+    PROBE_WEIGHT,
+    PROBE_DIFFERENCE,
+    PROBE_GRADIENT,
+    PROBE_HADAMARD,
+    PROBE_ROTATION,
+    PROBE_KINDS
+};
 
 // Bytes that this rank has handed to the transport: of data parallelism, inside its node and
 // between nodes, and of tensor and pipeline parallelism, wherever they go.

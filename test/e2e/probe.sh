@@ -121,6 +121,21 @@ assert 1e-4 < rms["difference"] < 1.5 * 3e-3, rms             # a step of Adam i
 END
 }
 check "what the files hold" contents
+rotation() { # EDEN's in place of Hadamard's, with the same norm
+    # shellcheck disable=SC2046  # two flags
+    logged rotated 2 --gpus-per-node 1 --quantized-gradients --gradient-quantization-method eden \
+        --gq-group-size-intra 32 $(dump rotation) || return 1
+    python3 - "$work/rotation" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
+import collections, glob, json, sys
+squares = collections.Counter()
+for name in glob.glob(sys.argv[1] + "/iter_0000006.*"):
+    for item in map(json.loads, open(name)):
+        squares[item["kind"]] += item.get("squares", 0)
+assert "gradient_hadamard" not in squares, squares
+assert abs(squares["gradient_rotation"] / squares["gradient"] - 1) < 1e-5, squares
+END
+}
+check "the rotation" rotation
 replaced() { # the same run again replaces its files
     cp -r "$work/four" "$work/before"
     # shellcheck disable=SC2046
