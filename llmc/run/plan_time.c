@@ -21,9 +21,10 @@ enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTISE_BYTES = 12 };
 static const double BESIDE_MESSAGES = 1.02;
 
 // Weights that are coded without loss travel in fewer bytes than their worst case, which is bf16.
-// They take 3.0 (125M) to 3.3 bits in the middle of a run, 4.1 at the highest learning rate, 0.5 at
-// the end (dev/experiments/README.md). Coding and decoding take time: bytes of weights per ms.
-static const double LOSSLESS_SHARE = 3.3 / 16, CODER_SPEED = 3e8;
+// They take 3.0 bits in the middle of a run of 125M, 3.3 of a small GPT, 4.1 at the highest learning
+// rate, 0.5 at the end (dev/experiments/README.md). Coding and decoding take time: bytes of weights
+// per ms on an H200 (dev/bench/NOTES.md).
+static const double LOSSLESS_SHARE = 3.0 / 16, CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
 
 // Does this stage hold the embeddings, as unit 0?
 static bool has_words(const Mesh *mesh) {
@@ -64,10 +65,10 @@ static void code_weights(StepLoad *load, const Plan *plan) {
     for (int b = 0; b < load->buckets; b++) {
         BucketLoad *bucket = &load->bucket[b];
         double bytes = (double)(plan->bucket[b].matrix_elements * (int64_t)sizeof(floatX));
-        before += bucket->update + bytes / plan->dp / CODER_SPEED;
+        before += bucket->update + bytes / plan->dp / CODE_SPEED;
         bucket->update = 0;
         bucket->weight_between *= LOSSLESS_SHARE;
-        bucket->weight_inside = bucket->weight_inside * LOSSLESS_SHARE + bytes / CODER_SPEED;
+        bucket->weight_inside = bucket->weight_inside * LOSSLESS_SHARE + bytes / DECODE_SPEED;
     }
     load->bucket[0].update = before;
 }
