@@ -263,9 +263,9 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
                            .dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION),
                            .qkv = a->qkv, .doc_start = p->has_doc_start ? m->doc_start : NULL,
                            .out = a->att, .saved = a->att_saved, .dout = gpt->datt,
-                           .dqkv = gpt->by_kind ? gpt->dact : gpt->dwide, .by_kind = gpt->by_kind,
-                           .workspace = gpt->workspace, .first_head = gpt->mesh->tp.rank * gpt->NH,
-                           .groups = gpt->NG};
+                           .dqkv = gpt->by_kind ? gpt->dact : gpt->dwide, .workspace = gpt->workspace,
+                           .first_head = gpt->mesh->tp.rank * gpt->NH, .groups = gpt->NG,
+                           .by_kind = gpt->by_kind};
     LayerOps o;
     memset(&o, 0, sizeof o);
     o.norm1 = first_norm(gpt, p, l);
