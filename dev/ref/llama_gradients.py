@@ -7,7 +7,7 @@ model in fp32 (the reference), in bf16 (the yardstick) and, through a file, to o
 tensor ours may err at most twice as much as theirs in bf16.
 
     python3 dev/ref/llama_gradients.py build/test/gpu/layer_dump [--seq-length 1024] [--rows 2]
-        [--qk-layernorm] [--deterministic]          needs PyTorch and transformers
+        [--qk-layernorm] [--kv-channels SIZE] [--deterministic]    needs PyTorch and transformers
 
 Prints "ok NAME" and "not ok NAME: why" lines and a counted one. Exit code 1 when any failed.
 """
@@ -33,7 +33,7 @@ PARTS = {"input_norm.weight": "input_layernorm.weight",
 
 def split(name, value, o):
     """One of our tensors as theirs: [(name, tensor)]."""
-    heads, size = o.num_attention_heads // o.num_query_groups, o.hidden_size // o.num_attention_heads
+    heads, size = o.num_attention_heads // o.num_query_groups, o.kv_channels
     whole = {"embedding.word_embeddings.weight": "model.embed_tokens.weight",
              "output_layer.weight": "lm_head.weight", "encoder.final_norm.weight": "model.norm.weight"}
     if name in whole:
@@ -50,7 +50,7 @@ def split(name, value, o):
 
 
 def shapes(o):
-    C, size = o.hidden_size, o.hidden_size // o.num_attention_heads
+    C, size = o.hidden_size, o.kv_channels
     result = {"embedding.word_embeddings.weight": (o.vocab_size, C), "output_layer.weight": (o.vocab_size, C)}
     for layer in range(o.num_layers):
         prefix = f"encoder.layers.{layer}."
@@ -59,7 +59,7 @@ def shapes(o):
         result[prefix + "self_attention.query_key_value.weight"] = (rows, C)
         for kind in "qk" if o.qk_layernorm else "":
             result[f"{prefix}self_attention.{kind}_layernorm.weight"] = (size,)
-        result[prefix + "self_attention.dense.weight"] = (C, C)
+        result[prefix + "self_attention.dense.weight"] = (C, o.num_attention_heads * size)
         result[prefix + "post_attention_norm.weight"] = (C,)
         result[prefix + "mlp.dense_h_to_4h.weight"] = (2 * o.ffn_hidden_size, C)
         result[prefix + "mlp.dense_4h_to_h.weight"] = (C, o.ffn_hidden_size)
@@ -74,7 +74,7 @@ def theirs(weights, dtype, inputs, targets, o):
     config = family[0](
         vocab_size=o.vocab_size, hidden_size=o.hidden_size, intermediate_size=o.ffn_hidden_size,
         num_hidden_layers=o.num_layers, num_attention_heads=o.num_attention_heads,
-        num_key_value_heads=o.num_query_groups, head_dim=o.hidden_size // o.num_attention_heads,
+        num_key_value_heads=o.num_query_groups, head_dim=o.kv_channels,
         max_position_embeddings=o.seq_length, rms_norm_eps=1e-5,
         rope_theta=10000.0, attention_dropout=0.0, tie_word_embeddings=False, use_cache=False)
     llama = family[1](config)
@@ -92,11 +92,12 @@ def main():
     parser.add_argument("program")
     for flag, default in (("num-layers", 2), ("hidden-size", 512), ("ffn-hidden-size", 1408),
                           ("num-attention-heads", 8), ("num-query-groups", 2), ("seq-length", 1024),
-                          ("vocab-size", 4096), ("rows", 2)):
+                          ("vocab-size", 4096), ("rows", 2), ("kv-channels", 0)):
         parser.add_argument("--" + flag, type=int, default=default)
     for flag in ("qk-layernorm", "deterministic"):
         parser.add_argument("--" + flag, action="store_true")
     o = parser.parse_args()
+    o.kv_channels = o.kv_channels or o.hidden_size // o.num_attention_heads
     generator = torch.Generator().manual_seed(4321)
     weights = {}
     for name, shape in shapes(o).items():
@@ -109,7 +110,8 @@ def main():
         files = os.path.join(folder, "input"), os.path.join(folder, "output")
         out = model.Writer()
         out.add("config", [o.num_layers, o.hidden_size, o.num_attention_heads, o.seq_length, o.vocab_size,
-                           o.rows, o.num_query_groups, o.ffn_hidden_size, o.qk_layernorm], "i32")
+                           o.rows, o.num_query_groups, o.ffn_hidden_size, o.qk_layernorm,
+                           o.kv_channels], "i32")
         out.add("tokens", inputs, "i32")
         out.add("targets", targets, "i32")
         for name, value in weights.items():

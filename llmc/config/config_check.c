@@ -94,22 +94,19 @@ static bool check_positions(const Parsed *p, int head) {
 
 static bool check_model(const Parsed *p) {
     const Config *c = p->config;
-    if (c->hidden_size % c->num_attention_heads) {
-        return REFUSE("--hidden-size %d is not divisible by --num-attention-heads %d; change one of them",
-                      c->hidden_size, c->num_attention_heads);
+    if (!c->kv_channels && c->hidden_size % c->num_attention_heads) {
+        return REFUSE("--hidden-size %d is not divisible by --num-attention-heads %d; change one of them, "
+                      "or give --kv-channels", c->hidden_size, c->num_attention_heads);
     }
-    int head = c->hidden_size / c->num_attention_heads;
+    int head = c->kv_channels ? c->kv_channels : c->hidden_size / c->num_attention_heads;
+    if (c->kv_channels % 8) {
+        return REFUSE("--kv-channels %d is not a multiple of 8; choose one that is", c->kv_channels);
+    }
     if (head % 8) {
         return REFUSE(
             "--hidden-size %d / --num-attention-heads %d gives heads of %d; the size of a head must be a "
             "multiple of 8",
             c->hidden_size, c->num_attention_heads, head);
-    }
-    if (c->kv_channels && c->kv_channels != head) {
-        return REFUSE(
-            "--kv-channels %d is not --hidden-size / --num-attention-heads = %d; other head sizes are not "
-            "supported, drop the flag",
-            c->kv_channels, head);
     }
     static const size_t groups[] = {offsetof(Config, num_query_groups)};
     note_idle(p, c->group_query_attention, "--group-query-attention", groups, COUNT_OF(groups));

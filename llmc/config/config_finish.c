@@ -284,7 +284,7 @@ bool config_finish(Config *config, int world_size, int vocab_size, int eod, Erro
     config->dp_size = world_size /
                       (config->tensor_model_parallel_size * config->pipeline_model_parallel_size);
     if (!config->ffn_hidden_size) config->ffn_hidden_size = config_default_ffn(config);
-    config->kv_channels = config->hidden_size / config->num_attention_heads;
+    if (!config->kv_channels) config->kv_channels = config->hidden_size / config->num_attention_heads;
     config->sequence_parallel = config->sequence_parallel && config->tensor_model_parallel_size > 1;
     if (config->recompute_activations) config->recompute_granularity = RECOMPUTE_SELECTIVE;
     return finish_sizes(config, err) && finish_batch(config, err) && finish_rampup(config, err) &&

@@ -76,7 +76,7 @@ static const Option table[] = {
     INT("num-query-groups", num_query_groups, "1", 1, 1 << 16,
         "with --group-query-attention: so many groups, a divisor of the heads"),
     INT("kv-channels", kv_channels, NULL, 8, 1 << 16,
-        "size of a head; must be hidden-size / num-attention-heads, the default"),
+        "size of a head; default hidden-size / num-attention-heads"),
     INT("seq-length", seq_length, NULL, 1, 1 << 24, "tokens per sequence; required"),
     INT("max-position-embeddings", max_position_embeddings, NULL, 1, 1 << 24,
         "rows of the position embedding; required"),

@@ -14,7 +14,7 @@ static void die(const char *what, const char *name) {
 }
 
 // The model that the file's "config" names: L, C, NH, T, Vp, B; of a Llama also its groups and F,
-// and whether it has norms of queries and keys.
+// whether it has norms of queries and keys, and the size of its heads.
 static void open_model(Bench *b, const Golden *g) {
     static const char *const llama[] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope",
                                         "--swiglu", "--disable-bias-linear",
@@ -25,8 +25,8 @@ static void open_model(Bench *b, const Golden *g) {
                                         "--seq-length",
                                         "--max-position-embeddings",
                                         "--micro-batch-size"};
-    const char *flags[29] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
-    char values[6][16], groups[16], width[16];
+    const char *flags[31] = {"--hidden-dropout", "0", "--attention-dropout", "0"};
+    char values[6][16], groups[16], width[16], head[16];
     int count = 16;
     int64_t n;
     const int32_t *c = golden_i32(g, "config", &n);
@@ -46,6 +46,9 @@ static void open_model(Bench *b, const Golden *g) {
         memcpy(flags + count, sizes, sizeof sizes);
         count += 4;
         if (n >= 9 && c[8]) flags[count++] = "--qk-layernorm";
+        snprintf(head, sizeof head, "%d", n >= 10 ? c[9] : c[1] / c[2]);
+        flags[count++] = "--kv-channels";
+        flags[count++] = head;
     }
     if (!bench_open(b, count, flags, c[4])) die("no model of", "the input's sizes");
 }

@@ -29,7 +29,8 @@ typedef struct Layout {
     int micro_batches;
     int chunks;  // of a stage
     int groups;  // of the heads of a Llama; 0: GPT-2's blocks
-    bool qk_norm;  // with rotary positions: without, keys' norms have biases that change no loss
+    bool qk_norm;  // with rotary positions: without, keys' norms have biases that change no loss.
+                   // And with heads of twice their usual size
 } Layout;
 
 // How this rank was started.
@@ -82,8 +83,8 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
         "--group-query-attention", "--num-query-groups", groups};
     int blocks = layout->groups ? (int)(sizeof llama / sizeof *llama) : 0;
     for (int i = 0; i < blocks; i++) argv[count++] = llama[i];
-    const char *const heads[] = {"--qk-layernorm", "--position-embedding-type", "rope"};
-    for (int i = 0; i < (layout->qk_norm ? 3 : 0); i++) argv[count++] = heads[i];
+    const char *const heads[] = {"--qk-layernorm", "--position-embedding-type", "rope", "--kv-channels", "16"};
+    for (int i = 0; i < (layout->qk_norm ? 5 : 0); i++) argv[count++] = heads[i];
     if (layout->sequence) argv[count++] = "--sequence-parallel";
     if (layout->chunks > 1) {
         argv[count++] = "--num-layers-per-virtual-pipeline-stage";

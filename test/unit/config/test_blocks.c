@@ -18,6 +18,9 @@ static void good_lines(void **state) {
         {"--group-query-attention --num-query-groups 2",
          "\"group_query_attention\":true,\"num_query_groups\":2"},
         {"--group-query-attention", "\"num_query_groups\":1"},
+        {"", "\"kv_channels\":16"},
+        {"--kv-channels 32", "\"kv_channels\":32"},
+        {"--kv-channels 32 --hidden-size 72 --num-attention-heads 5", "\"kv_channels\":32"},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         char line[1024];

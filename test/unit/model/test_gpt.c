@@ -256,17 +256,17 @@ static const char *const small_flags[] = {"--num-layers",
 
 // What a model has beside those: GPT-2's blocks, Llama's, Qwen's, and some of all.
 enum { GPT2, LLAMA, QWEN, MIXED, FAMILIES };
-static const char *const family_flags[FAMILIES][12] = {
+static const char *const family_flags[FAMILIES][14] = {
     [LLAMA] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
                "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--ffn-hidden-size", "64"},
     [QWEN] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
-              "--disable-bias-linear", "--ffn-hidden-size", "64", "--qk-layernorm"},
+              "--disable-bias-linear", "--ffn-hidden-size", "64", "--qk-layernorm", "--kv-channels", "16"},
     [MIXED] = {"--position-embedding-type", "rope", "--rotary-percent", "0.5", "--swiglu",
                "--ffn-hidden-size", "40", "--group-query-attention", "--qk-layernorm"},
 };
 
 static void open_small(Bench *b, int family, bool recompute) {
-    const char *flags[COUNT(small_flags) + 14];
+    const char *flags[COUNT(small_flags) + 16];
     int count = COUNT(small_flags);
     memcpy(flags, small_flags, sizeof small_flags);
     flags[count++] = "--recompute-granularity";

@@ -10,7 +10,7 @@ if ! "$python" -c 'import torch, numpy, transformers' 2>/dev/null; then
     exit 77
 fi
 [ -x "$program" ] || { echo "not ok $program is not built"; exit 1; }
-for blocks in "" --qk-layernorm; do
+for blocks in "" "--qk-layernorm --kv-channels 32"; do
     # shellcheck disable=SC2086 # none or one
     "$python" dev/ref/llama_gradients.py "$program" --seq-length 96 --hidden-size 128 \
         --ffn-hidden-size 344 --vocab-size 512 $blocks || exit 1
