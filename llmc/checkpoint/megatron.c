@@ -120,7 +120,7 @@ static bool read_args(Import *m, Error *err) {
     if (ok) {
         ok = torch_file_read(&torch, &file, bytes, 0, bytes, err);
         if (ok) {
-            ok = megatron_args_read(&m->args, torch.pickle.root, path, err);
+            ok = megatron_args_read(&m->args, torch.pickle.root, !m->form->dist, path, err);
             torch_file_free(&torch);
         }
         safe_file_close(&file);
@@ -178,8 +178,11 @@ static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     return true;
 }
 
+// The embedding keeps its rows. The multiple that they are of is for model.args.
 static bool open_model(Import *m, HfReport *report, Error *err) {
-    m->opened = imported_model_open(&m->model, &m->args.flags, m->args.rows, 1, m->folder, err);
+    int64_t divisible = m->args.divisible * m->args.ranks.tensor;
+    if (m->args.rows % divisible) divisible = 1;
+    m->opened = imported_model_open(&m->model, &m->args.flags, m->args.rows, divisible, m->folder, err);
     return m->opened && name_tokenizer(m, report, err);
 }
 

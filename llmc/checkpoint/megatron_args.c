@@ -53,9 +53,16 @@ static const Refused REFUSED[] = {
     {"heterogeneous_layers_config_path", "has layers that differ"},
     {"hybrid_override_pattern", "has layers that differ"},
     {"attention_output_gate", "has a gate behind attention"},
+    {"experimental_attention_variant", "has another attention"},
+    {"qk_l2_norm", "has queries and keys of length 1"},
+};
+// What matters only where layers are found by their stage.
+static const Refused REFUSED_BY_RANK[] = {
     {"decoder_first_pipeline_num_layers", "has a first stage of another size"},
     {"decoder_last_pipeline_num_layers", "has a last stage of another size"},
     {"pipeline_model_parallel_layout", "has stages of different sizes"},
+    {"account_for_embedding_in_pipeline_split", "has a first stage of another size"},
+    {"account_for_loss_in_pipeline_split", "has a last stage of another size"},
 };
 
 // SwiGLU, or GELU in the tanh form, which is Megatron-LM's where it fuses the bias.
@@ -66,11 +73,21 @@ static bool check_activation(const PickleValue *args, const char *path, Error *e
     return refuse(path, "its model", "has GELU in its erf form (bias_gelu_fusion is off)", err);
 }
 
-static bool check_computed(const PickleValue *args, const char *path, Error *err) {
-    for (size_t i = 0; i < COUNT_OF(REFUSED); i++) {
-        if (!is_neutral(pickle_member(args, REFUSED[i].name)))
-            return refuse(path, "its model", REFUSED[i].why, err);
+static bool check_neutral(const PickleValue *args, const Refused *rows, size_t count, const char *path,
+                          Error *err) {
+    for (size_t i = 0; i < count; i++) {
+        if (!is_neutral(pickle_member(args, rows[i].name)))
+            return refuse(path, "its model", rows[i].why, err);
     }
+    return true;
+}
+
+static bool check_computed(const PickleValue *args, bool by_rank, const char *path, Error *err) {
+    if (!check_neutral(args, REFUSED, COUNT_OF(REFUSED), path, err)) return false;
+    if (by_rank && !check_neutral(args, REFUSED_BY_RANK, COUNT_OF(REFUSED_BY_RANK), path, err)) return false;
+    const char *softmax = pickle_text(pickle_member(args, "softmax_type"));
+    if (softmax && strcmp(softmax, "vanilla") != 0)
+        return refuse(path, "its model", "has another softmax in attention", err);
     const PickleValue *factor = pickle_member(args, "rotary_seq_len_interpolation_factor");
     int64_t one;
     if (!is_neutral(factor) && !pickle_int(factor, 1, 1, &one))
@@ -171,27 +188,29 @@ static char *copy_text(const PickleValue *args, const char *name) {
     return text ? xstrdup(text) : NULL;
 }
 
-static bool read_args(MegatronArgs *a, const PickleValue *args, const char *path, Error *err) {
+static bool read_args(MegatronArgs *a, const PickleValue *args, bool by_rank, const char *path, Error *err) {
     MegatronRanks *r = &a->ranks;
     a->tokenizer_type = copy_text(args, "tokenizer_type");
     a->vocab_file = copy_text(args, "vocab_file");
     a->merge_file = copy_text(args, "merge_file");
-    return check_computed(args, path, err) && read_flags(a, args, path, err) &&
+    return check_computed(args, by_rank, path, err) && read_flags(a, args, path, err) &&
            read_number(args, "padded_vocab_size", 1 << 30, -1, &a->rows, path, err) &&
            read_number(args, "vocab_size", 1 << 30, 0, &a->vocab_size, path, err) &&
+           read_number(args, "make_vocab_size_divisible_by", 1 << 20, 1, &a->divisible, path, err) &&
            read_number(args, "tensor_model_parallel_size", 4096, 1, &r->tensor, path, err) &&
            read_number(args, "pipeline_model_parallel_size", 4096, 1, &r->stages, path, err) &&
            read_number(args, "virtual_pipeline_model_parallel_size", 4096, 1, &r->chunks, path, err);
 }
 
-bool megatron_args_read(MegatronArgs *a, const PickleValue *saved, const char *path, Error *err) {
+bool megatron_args_read(MegatronArgs *a, const PickleValue *saved, bool by_rank, const char *path,
+                        Error *err) {
     const PickleValue *args = pickle_member(saved, "args");
     *a = (MegatronArgs){0};
     bool ok = args || error_set(err, EXIT_CHECKPOINT,
                                 "%s holds no 'args', as Megatron-LM saves them: nothing says which model it"
                                 " is; import a checkpoint that Megatron-LM's trainer saved", path);
     pickle_int(pickle_member(saved, "iteration"), 0, INT64_MAX, &a->iteration);
-    ok = ok && check_version(saved, path, err) && read_args(a, args, path, err);
+    ok = ok && check_version(saved, path, err) && read_args(a, args, by_rank, path, err);
     if (!ok) megatron_args_free(a);
     return ok;
 }

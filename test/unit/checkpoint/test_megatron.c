@@ -16,6 +16,7 @@
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/imported.h"
 #include "llmc/checkpoint/megatron.h"
+#include "llmc/checkpoint/megatron_args.h"
 #include "test/checkpoint_calls.h"
 #include "test/leaks.h"
 #include "test/unit/folder.h"
@@ -268,6 +269,105 @@ static void other_models_are_refused(void **state) {
     refused(w->dist, "squared ReLU");
 }
 
+// --- Arguments -----------------------------------------------------------------------------------
+
+typedef struct Setting {
+    const char *name, *value;  // a number, "True", "False", or a text
+} Setting;
+
+static void put_text(FILE *out, const char *text) {
+    uint32_t length = (uint32_t)strlen(text);
+    fputc('X', out);
+    fwrite(&length, 4, 1, out);
+    fputs(text, out);
+}
+
+static void put_value(FILE *out, const char *value) {
+    int32_t number = atoi(value);
+    if (strcmp(value, "True") == 0 || strcmp(value, "False") == 0) fputc(*value == 'T' ? 0x88 : 0x89, out);
+    else if (*value < '0' || *value > '9') put_text(out, value);
+    else fputc('J', out), fwrite(&number, 4, 1, out);
+}
+
+// What is said of a model of GPT-2's kind with one argument more. NULL: it is taken.
+static const char *said_of(Setting more, bool by_rank, ModelFlags *flags) {
+    static const Setting plain[] = {{"num_layers", "2"}, {"hidden_size", "32"}, {"num_attention_heads", "4"},
+                                    {"max_position_embeddings", "16"}, {"padded_vocab_size", "64"}};
+    static Error err;
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    fputs("\x80\x02}", out);
+    put_text(out, "checkpoint_version");
+    put_value(out, "3");
+    fputc('s', out);
+    put_text(out, "args");
+    fputc('}', out);
+    for (size_t i = 0; i <= sizeof plain / sizeof *plain; i++) {
+        const Setting *s = i ? &plain[i - 1] : &more;
+        put_text(out, s->name);
+        put_value(out, s->value);
+        fputc('s', out);
+    }
+    fputs("s.", out);
+    fclose(out);
+    Pickle pickle;
+    MegatronArgs args;
+    assert_null(pickle_read(&pickle, text, bytes));
+    bool ok = megatron_args_read(&args, pickle.root, by_rank, "a test", &err);
+    if (ok) {
+        *flags = args.flags;
+        args.flags.count = 0;
+        megatron_args_free(&args);
+    }
+    pickle_free(&pickle);
+    free(text);
+    return ok ? NULL : err.what;
+}
+
+static void arguments_that_are_refused(void **state) {
+    static const struct { Setting more; const char *text; } rows[] = {
+        {{"num_experts", "8"}, "experts"},
+        {{"bias_gelu_fusion", "False"}, "erf form"},
+        {{"rotary_interleaved", "True"}, "neighbouring columns"},
+        {{"rotary_seq_len_interpolation_factor", "4"}, "interpolates"},
+        {{"window_size", "128"}, "window"},
+        {{"apply_layernorm_1p", "True"}, "counted from 1"},
+        {{"softmax_type", "off-by-one"}, "another softmax"},
+        {{"multi_latent_attention", "True"}, "latent"},
+        {{"tensor_model_parallel_size", "0"}, "no sound tensor_model_parallel_size"},
+        {{"padded_vocab_size", "many"}, "no sound padded_vocab_size"},
+        {{"num_layers", "False"}, "lack num_layers"},
+        {{"decoder_first_pipeline_num_layers", "1"}, "first stage of another size"},
+    };
+    ModelFlags flags;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *said = said_of(rows[i].more, true, &flags);
+        if (!said) fail_msg("%s is taken", rows[i].more.name);
+        if (!strstr(said, rows[i].text)) fail_msg("%s: %s", rows[i].more.name, said);
+    }
+}
+
+static void arguments_that_are_taken(void **state) {
+    static const struct { Setting more; const char *flag; } rows[] = {
+        {{"num_experts", "0"}, "--num-layers=2"},
+        {{"softmax_type", "vanilla"}, "--hidden-size=32"},
+        {{"rotary_seq_len_interpolation_factor", "1"}, "--num-attention-heads=4"},
+        {{"decoder_first_pipeline_num_layers", "1"}, "--max-position-embeddings=16"},
+        {{"add_bias_linear", "False"}, "--disable-bias-linear"},
+        {{"layernorm_epsilon", "1"}, "--norm-epsilon=1"},
+        {{"use_rotary_position_embeddings", "True"}, "--position-embedding-type=rope"},
+        {{"normalization", "RMSNorm"}, "--normalization=RMSNorm"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        ModelFlags flags = {0};
+        const char *said = said_of(rows[i].more, false, &flags);
+        if (said) fail_msg("%s: %s", rows[i].more.name, said);
+        if (!has_flag(&flags, rows[i].flag)) fail_msg("%s is missing", rows[i].flag);
+        model_flags_free(&flags);
+    }
+}
+
 static void wrong_sizes_are_refused(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->legacy, FIRST, "ffn_hidden_size", "XXn_hidden_size");
@@ -359,6 +459,8 @@ int main(int argc, char **argv) {
         TEST(other_names_are_refused),
         TEST(missing_tensors_are_refused),
         TEST(other_models_are_refused),
+        cmocka_unit_test(arguments_that_are_refused),
+        cmocka_unit_test(arguments_that_are_taken),
         TEST(wrong_sizes_are_refused),
         TEST(other_backends_are_refused),
         TEST(missing_files_are_refused),
