@@ -243,5 +243,13 @@ const HfFamily *hf_family_of(const ImportedModel *model, Error *err) {
     }
     cJSON_Delete(arguments);
     free(text);
+    const Config *c = &model->config;
+    if (!other && nearest == &FAMILIES[0] && c->kv_channels * c->num_attention_heads != c->hidden_size) {
+        error_set(err, EXIT_CHECKPOINT,
+                  "the checkpoint's model has heads of %d, and Hugging Face's GPT-2 has hidden_size / heads;"
+                  " load another checkpoint",
+                  c->kv_channels);
+        return NULL;
+    }
     return other ? NULL : nearest;
 }

@@ -733,6 +733,7 @@ static void families_by_flags(void **state) {
         {{"--untie-embeddings-and-output-weights"}, "untie_embeddings_and_output_weights true"},
         {{"--group-query-attention"}, "group_query_attention true"},
         {{"--qk-layernorm"}, "qk_layernorm true"},
+        {{"--kv-channels", "24"}, "heads of 24"},
         {{"--position-embedding-type", "rope"}, "position_embedding_type rope"},
         {{"--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope"}, "llama"},
         {{"--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope", "--qk-layernorm",
