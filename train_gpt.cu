@@ -182,7 +182,8 @@ static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor w
                      .dx = dx,
                      .dw = grad(gpt, l, which),
                      .overwrite = p->first || !zero_grads_stay(gpt->zero, gpt_layer_unit(gpt, l)),
-                     .workspace = gpt->workspace};
+                     .workspace = gpt->workspace,
+                     .threads = gpt->threads};
     return linear;
 }
 

@@ -16,6 +16,7 @@
 #include "llmc/checkpoint/zero_slices.h"
 #include "llmc/config/options.h"
 #include "llmc/ranks/launch.h"
+#include "llmc/ranks/parallel.h"
 #include "llmc/ranks/stop.h"
 #include "llmc/run/sampling.h"
 #include "llmc/run/saved_model.h"
@@ -81,7 +82,7 @@ typedef struct Writing {
     SavedModel saved;
     TextModel model;
     TokenBuffer prompt;
-    bool prompt_given;       // else the prompt is the end of a document alone
+    int64_t shown_from;      // of the prompt's ids; those before stand in front of every text
     Sampling sampling;
     floatX *first, *logits;  // (padded vocabulary) behind the prompt; of the next token
     Stop stop;
@@ -139,11 +140,21 @@ static char *read_prompt(const Settings *s, uint64_t *bytes, Error *err) {
     return text;
 }
 
+// What stands in front of every text, as Llama 3's beginning: without it and without a prompt the
+// text begins behind the end of a document.
+static void begin_text(Writing *w) {
+    int count;
+    const int32_t *prefix = tokenizer_prefix(w->saved.tokenizer, &count);
+    for (int i = 0; i < count; i++) token_buffer_append(&w->prompt, prefix[i]);
+    w->shown_from = count;
+}
+
 static bool encode_prompt(Writing *w, Error *err) {
     uint64_t bytes;
     int64_t replaced = 0;
     char *text = read_prompt(w->settings, &bytes, err);
     if (!text) return false;
+    begin_text(w);
     Encoder *encoder = encoder_create(w->saved.tokenizer);
     encoder_encode(encoder, text, (size_t)bytes, &w->prompt, &replaced);
     encoder_free(encoder);
@@ -152,8 +163,10 @@ static bool encode_prompt(Writing *w, Error *err) {
         fprintf(stderr, "warning: the prompt has %" PRId64 " places that this tokenizer cannot encode; they "
                 "are left out or replaced\n", replaced);
     }
-    w->prompt_given = w->prompt.count > 0;
-    if (!w->prompt_given) token_buffer_append(&w->prompt, tokenizer_eod(w->saved.tokenizer));
+    if (w->prompt.count == 0) {
+        token_buffer_append(&w->prompt, tokenizer_eod(w->saved.tokenizer));
+        w->shown_from = 1;
+    }
     int positions = w->saved.config.max_position_embeddings;
     if (w->prompt.count <= positions) return true;
     return error_set(err, EXIT_USAGE,
@@ -189,8 +202,9 @@ static bool output_goes_on(Writing *w, bool ok, Error *err) {
 
 static bool echo_prompt(Writing *w, TextStream *stream, Error *err) {
     bool ok = true;
-    if (w->settings->no_echo || !w->prompt_given) return true;
-    for (int64_t i = 0; ok && i < w->prompt.count; i++) ok = text_stream_put(stream, w->prompt.ids[i]);
+    if (w->settings->no_echo) return true;
+    for (int64_t i = w->shown_from; ok && i < w->prompt.count; i++)
+        ok = text_stream_put(stream, w->prompt.ids[i]);
     return output_goes_on(w, ok, err);
 }
 
@@ -264,7 +278,8 @@ static bool open_model(Writing *w, const Site *site, Error *err) {
     if (*w->saved.note) fprintf(stderr, "%s\n", w->saved.note);
     if (!encode_prompt(w, err)) return false;
     const Checkpoint *checkpoint = w->saved.checkpoint;
-    return text_model_open(&w->model, &w->saved.config, positions_wanted(w), site, err) &&
+    int threads = parallel_share(w->peers);
+    return text_model_open(&w->model, &w->saved.config, positions_wanted(w), threads, site, err) &&
            checkpoint_check_tensors(checkpoint, w->model.gpt.whole, w->model.gpt.whole_tensors, err) &&
            zero_restore_weights(w->model.zero, checkpoint, SLICE_WEIGHT, err);
 }

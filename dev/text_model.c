@@ -20,12 +20,15 @@ static bool open_parts(TextModel *m, const Site *site, Error *err) {
     return true;
 }
 
-bool text_model_open(TextModel *model, const Config *config, int positions, const Site *site, Error *err) {
+bool text_model_open(TextModel *model, const Config *config, int positions, int threads, const Site *site,
+                     Error *err) {
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->config.micro_batch_size = model->config.micro_batches = 1;
     model->config.seq_length = positions;
-    if (open_parts(model, site, err)) return true;
+    bool ok = open_parts(model, site, err);
+    model->gpt.threads = threads;
+    if (ok) return true;
     text_model_close(model);
     return false;
 }

@@ -168,6 +168,7 @@ typedef struct Linear {
     float *dpre_bias;      // (C) backward accumulates, or NULL; with x_pre only
     bool overwrite;
     void *workspace;       // op_linear_workspace_bytes
+    int threads;           // of the host, for a forward of one row; 0 or 1: the calling one alone
 } Linear;
 void op_linear_forward(Stream *s, const Linear *a);
 void op_linear_backward(Stream *s, const Linear *a);

@@ -15,6 +15,7 @@
 #include "llmc/base/version.h"
 #include "llmc/config/config.h"
 #include "llmc/ranks/launch.h"
+#include "llmc/ranks/parallel.h"
 #include "llmc/run/sampling.h"
 
 typedef struct Bench {
@@ -101,10 +102,12 @@ int main(int argc, char **argv) {
     Site site = {.rank = -1, .gpu = -1, .phase = "generate"};
     Error err = {0};
     launch_init(&launch, &argc, &argv);
+    Peers alone = {launch.world, 0, &site};
     bool ok = read_flags(&bench, &argc, argv, &err) &&
-              text_model_open(&bench.model, &bench.config, bench.prompt + bench.tokens, &site, &err);
+              text_model_open(&bench.model, &bench.config, bench.prompt + bench.tokens, parallel_share(alone),
+                              &site, &err);
     if (ok) {
-        gpt_init_weights(&bench.model.gpt, 1234, (Peers){launch.world, 0, &site});
+        gpt_init_weights(&bench.model.gpt, 1234, alone);
         measure(&bench);
         text_model_close(&bench.model);
     } else {

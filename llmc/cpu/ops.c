@@ -2,6 +2,7 @@
 // ranks. The reference for the GPU's ops, and what CPU ranks train with: loops over rows that the
 // compiler vectorises, GEMM in fp32 from OpenBLAS. Called by train_gpt.cu through ops.h.
 #include "llmc/cpu/internal.h"
+#include "llmc/ranks/parallel.h"
 
 // Elements handled at once by loops that need a multiplier per element: small enough for the stack
 // and the L1 cache.
@@ -300,24 +301,37 @@ static void linear_epilogue_row(floatX *y, floatX *pre, const float *product, co
     if (pre) op_gelu_forward(NULL, y, pre, OC);
 }
 
-// (OC) products of one row x (C) with w (OC, C): the weights are read once, as they are.
-static void row_product(float *product, const float *x, const floatX *w, int64_t C, int64_t OC) {
-    for (int64_t o = 0; o < OC; o++, w += C) {
+// One row x (C) and weights w (OC, C).
+typedef struct RowProduct {
+    float *product;  // (OC) out
+    const float *x;
+    const floatX *w;
+    int64_t C;
+} RowProduct;
+
+// Outputs lo .. hi - 1: the weights are read once, as they are.
+static void row_product(void *context, int64_t lo, int64_t hi) {
+    const RowProduct *p = context;
+    for (int64_t o = lo; o < hi; o++) {
+        const floatX *w = p->w + o * p->C;
         float lane[LANES] = {0};
         int64_t c = 0;
-        for (; c + LANES <= C; c += LANES) {
-            for (int l = 0; l < LANES; l++) lane[l] += x[c + l] * floatX_to_float(w[c + l]);
+        for (; c + LANES <= p->C; c += LANES) {
+            for (int l = 0; l < LANES; l++) lane[l] += p->x[c + l] * floatX_to_float(w[c + l]);
         }
-        for (; c < C; c++) lane[c % LANES] += x[c] * floatX_to_float(w[c]);
-        product[o] = join_lanes(lane);
+        for (; c < p->C; c++) lane[c % LANES] += p->x[c] * floatX_to_float(w[c]);
+        p->product[o] = join_lanes(lane);
     }
 }
 
-// Generation makes one row after the other. It waits for the weights to be read.
+// Generation makes one row after the other. It waits for the weights to be read. A thread takes
+// some megabytes of them at least, or starting it would take longer.
 static void linear_forward_row(const Linear *a) {
+    enum { PIECE = 1 << 19 };  // elements
     float *cursor = a->workspace;
     float *x_buffer = take_slice(&cursor, a->C), *product = take_slice(&cursor, a->OC);
-    row_product(product, widen(a->x, a->C, x_buffer), a->w, a->C, a->OC);
+    RowProduct p = {product, widen(a->x, a->C, x_buffer), a->w, a->C};
+    parallel_ranges(a->threads, 0, a->OC, ceil_div64(PIECE, a->C), row_product, &p);
     linear_epilogue_row(a->y, a->pre, product, a->bias, a->OC);
 }
 

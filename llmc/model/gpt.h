@@ -146,6 +146,7 @@ typedef struct GPT {
     floatX *datt;            // (B, T, A)
     size_t dwide_bytes;
     floatX *logits;          // (V) of one position, for sampling
+    int threads;             // of the host, for ops of one row; 0: one
     floatX *cache;           // (L, 2, NG, T, HD) keys and values of a sequence; NULL: training
     TensorParallel tp;
     Pipeline pipeline;

@@ -23,7 +23,8 @@ static void last_logits(GPT *gpt, const Pass *pass, int used, floatX *logits) {
     int rows = (int)gpt->tensor[gpt->output].local[0];
     Linear linear = {.N = 1, .C = gpt->C, .OC = rows, .x = x + (int64_t)(used - 1) * gpt->C,
                      .w = zero_weight(gpt->zero, gpt->output),
-                     .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows, .workspace = gpt->workspace};
+                     .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows, .workspace = gpt->workspace,
+                     .threads = gpt->threads};
     op_linear_forward(gpt->stream, &linear);
     tp_exchange(&gpt->tp, gpt->logits, (size_t)rows * sizeof(floatX));
     copy_to_host(gpt->stream, logits, gpt->logits, (size_t)gpt->V * sizeof(floatX));

@@ -1,6 +1,6 @@
 // Host work spread over threads. What is independent of its neighbours, such as drawing initial
 // weights, takes the cores that this rank may use. Results must not depend on who does what. Called
-// by gpt_init_weights and llmc/cpu/ops_init.c.
+// by gpt_init_weights, llmc/cpu/ops_init.c, and for generation by ops.c.
 #pragma once
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN

@@ -27,19 +27,31 @@ static bool open_checkpoint(SavedModel *model, const SavedModelChoice *choice, E
                      choice->load, (int)strcspn(why, ";"), why, model->iteration);
 }
 
-// Files of GPT-2's tokenizer that lie beside the checkpoints belong to the model.
-static void prefer_own_files(Config *c, const SavedModelChoice *choice) {
-    if (c->tokenizer_type != TOKENIZER_GPT2_BPE || choice->flags->count) return;
-    char *vocab = text_format("%s/vocab.json", choice->load);
-    char *merges = text_format("%s/merges.txt", choice->load);
-    if (durable_exists(vocab) && durable_exists(merges)) {
-        // Kept with the config's words, which its text fields point into.
-        c->words = (char **)xrealloc(c->words, ((size_t)c->words_count + 2) * sizeof *c->words, "options");
-        c->vocab_file = c->words[c->words_count++] = xstrdup(vocab);
-        c->merge_file = c->words[c->words_count++] = xstrdup(merges);
+// A file beside the checkpoints, or NULL. Kept with the config's words, which its text fields point
+// into.
+static const char *file_beside(Config *c, const char *folder, const char *name) {
+    char *path = text_format("%s/%s", folder, name);
+    if (!durable_exists(path)) {
+        free(path);
+        return NULL;
     }
-    free(vocab);
-    free(merges);
+    c->words = (char **)xrealloc(c->words, ((size_t)c->words_count + 1) * sizeof *c->words, "options");
+    return c->words[c->words_count++] = path;
+}
+
+// A tokenizer's files that lie beside the checkpoints belong to the model.
+static void prefer_own_files(Config *c, const SavedModelChoice *choice) {
+    if (choice->flags->count) return;
+    if (c->tokenizer_type == TOKENIZER_HUGGING_FACE) {
+        const char *model = file_beside(c, choice->load, "tokenizer.json");
+        if (model) c->tokenizer_model = model;
+    }
+    if (c->tokenizer_type != TOKENIZER_GPT2_BPE) return;
+    const char *vocab = file_beside(c, choice->load, "vocab.json");
+    const char *merges = file_beside(c, choice->load, "merges.txt");
+    if (!vocab || !merges) return;
+    c->vocab_file = vocab;
+    c->merge_file = merges;
 }
 
 static bool open_tokenizer(SavedModel *model, Error *err) {
@@ -48,8 +60,10 @@ static bool open_tokenizer(SavedModel *model, Error *err) {
     Error why;
     model->tokenizer = tokenizer_open(&choice, &why);
     if (!model->tokenizer) {
-        return error_set(err, EXIT_DATA, "the model's tokenizer: %.*s; give --vocab-file and --merge-file",
-                         (int)strcspn(why.what, ";"), why.what);
+        return error_set(err, EXIT_DATA, "the model's tokenizer: %.*s; give %s", (int)strcspn(why.what, ";"),
+                         why.what, c->tokenizer_type == TOKENIZER_HUGGING_FACE
+                                       ? "--tokenizer-model"
+                                       : "--vocab-file and --merge-file");
     }
     int size = tokenizer_vocab_size(model->tokenizer), eod = tokenizer_eod(model->tokenizer);
     if (size == c->vocab_size_unpadded && eod == c->eod) return true;

@@ -62,7 +62,7 @@ static void test_cached_attention(void **state) {
 }
 
 static void test_linear_of_one_row(void **state) {
-    enum { C = 37, OC = 21 };
+    enum { C = 197, OC = 6000 };  // pieces for several threads
     Random rng = {52};
     floatX *x = random_floatX(&rng, C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 0.3),
            *bias = random_floatX(&rng, OC, 0, 1), *y = poisoned_floatX(OC), *pre = poisoned_floatX(OC);
@@ -77,6 +77,7 @@ static void test_linear_of_one_row(void **state) {
     op_linear_forward(NULL, &a);
     check_floatX("y", y, expected, OC, 2e-6);
     a.pre = pre;
+    a.threads = 3;
     op_linear_forward(NULL, &a);
     check_floatX("pre", pre, expected, OC, 2e-6);
     for (int o = 0; o < OC; o++) {

@@ -21,7 +21,7 @@ static void open_writer(TextModel *w, const Bench *b) {
     Error err = {0};
     Config config = b->config;
     config.recompute_granularity = RECOMPUTE_FULL;
-    assert_true(text_model_open(w, &config, LENGTH, &b->site, &err));
+    assert_true(text_model_open(w, &config, LENGTH, 2, &b->site, &err));
     for (int i = 0; i < w->gpt.tensors; i++) {
         size_t bytes = (size_t)bench_numel(b, i) * sizeof(floatX);
         floatX *host = malloc(bytes);
