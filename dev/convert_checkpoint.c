@@ -125,8 +125,7 @@ static bool import_megatron(const Settings *s, Peers peers, Error *err) {
                            .iteration = s->step,
                            .save = s->save,
                            .no_optimizer = s->no_save_optim,
-                           .vocab_file = s->tokenizer.vocab_file,
-                           .merge_file = s->tokenizer.merge_file,
+                           .tokenizer = s->tokenizer,
                            .piece = HF_PIECE,
                            .peers = peers};
     bool ok = megatron_import(&wish, &report, err);

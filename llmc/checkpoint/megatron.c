@@ -129,21 +129,33 @@ static bool read_args(Import *m, Error *err) {
     return ok;
 }
 
-// The tokenizer that the wish or the checkpoint's arguments name. False: none that is there.
-static bool choose_tokenizer(const Import *m, TokenizerChoice *choice) {
-    const char *type = m->args.tokenizer_type ? m->args.tokenizer_type : "";
-    bool given = m->wish->vocab_file != NULL;
-    *choice = (TokenizerChoice){.type = TOKENIZER_GPT2_BPE, .vocab_file = m->wish->vocab_file,
-                                .merge_file = m->wish->merge_file};
-    if (given) return true;
-    if (strcmp(type, "NullTokenizer") == 0 && m->args.vocab_size > 0) {
-        *choice = (TokenizerChoice){.type = TOKENIZER_NULL, .null_vocab_size = m->args.vocab_size};
-        return true;
+// The tokenizer that the flags name.
+static bool given_tokenizer(const HfTokenizerWish *wish, TokenizerChoice *choice) {
+    *choice = (TokenizerChoice){.type = TOKENIZER_GPT2_BPE, .vocab_file = wish->vocab_file,
+                                .merge_file = wish->merge_file, .model = wish->model,
+                                .eod_token = wish->eod};
+    if (!wish->vocab_file) choice->type = TOKENIZER_HUGGING_FACE;
+    return wish->vocab_file || wish->model;
+}
+
+// That of the saved arguments. False: its files are not there, or it is of another type.
+static bool saved_tokenizer(const MegatronArgs *args, TokenizerChoice *choice) {
+    const char *type = args->tokenizer_type ? args->tokenizer_type : "";
+    const char *vocab = args->vocab_file, *merges = args->merge_file, *model = args->tokenizer_model;
+    choice->null_vocab_size = args->vocab_size;
+    if (strcmp(type, "NullTokenizer") == 0) {
+        choice->type = TOKENIZER_NULL;
+        return args->vocab_size > 0;
     }
-    choice->vocab_file = m->args.vocab_file;
-    choice->merge_file = m->args.merge_file;
-    return strcmp(type, "GPT2BPETokenizer") == 0 && choice->vocab_file && choice->merge_file &&
-           durable_exists(choice->vocab_file) && durable_exists(choice->merge_file);
+    if (strcmp(type, "GPT2BPETokenizer") == 0) {
+        choice->type = TOKENIZER_GPT2_BPE;
+        choice->vocab_file = vocab;
+        choice->merge_file = merges;
+        return vocab && merges && durable_exists(vocab) && durable_exists(merges);
+    }
+    choice->type = TOKENIZER_HUGGING_FACE;
+    choice->model = model;
+    return strcmp(type, "HuggingFaceTokenizer") == 0 && model && durable_exists(model);
 }
 
 static void note(HfReport *report, const char *text) {
@@ -155,7 +167,9 @@ static void note(HfReport *report, const char *text) {
 static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     TokenizerChoice choice;
     Config *config = &m->model.config;
-    if (!choose_tokenizer(m, &choice)) {
+    bool given = given_tokenizer(&m->wish->tokenizer, &choice);
+    if (m->wish->tokenizer.none) return true;
+    if (!given && !saved_tokenizer(&m->args, &choice)) {
         note(report, "No tokenizer's files are given or lie where they did: the checkpoint has ids alone.");
         return true;
     }
@@ -172,6 +186,8 @@ static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     config->tokenizer_type = choice.type;
     config->vocab_file = choice.vocab_file;
     config->merge_file = choice.merge_file;
+    config->tokenizer_model = choice.model;
+    config->tokenizer_eod = choice.eod_token;
     config->vocab_size = choice.null_vocab_size;
     config->vocab_size_unpadded = size;
     config->eod = eod;

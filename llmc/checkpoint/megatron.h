@@ -9,7 +9,7 @@ typedef struct MegatronImport {
     int64_t iteration;    // of a --save folder; -1: the one that its tracker names
     const char *save;     // a --save folder without checkpoints; NULL: see whether it could be made
     bool no_optimizer;    // the weights alone, for --finetune
-    const char *vocab_file, *merge_file;  // the tokenizer; NULL: the files of the checkpoint's arguments
+    HfTokenizerWish tokenizer;  // where it is not that of the checkpoint's arguments
     int64_t piece;        // HF_PIECE
     Peers peers;          // of one rank
 } MegatronImport;

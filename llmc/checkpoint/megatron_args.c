@@ -193,6 +193,7 @@ static bool read_args(MegatronArgs *a, const PickleValue *args, bool by_rank, co
     a->tokenizer_type = copy_text(args, "tokenizer_type");
     a->vocab_file = copy_text(args, "vocab_file");
     a->merge_file = copy_text(args, "merge_file");
+    a->tokenizer_model = copy_text(args, "tokenizer_model");
     return check_computed(args, by_rank, path, err) && read_flags(a, args, path, err) &&
            read_number(args, "padded_vocab_size", 1 << 30, -1, &a->rows, path, err) &&
            read_number(args, "vocab_size", 1 << 30, 0, &a->vocab_size, path, err) &&
@@ -220,5 +221,6 @@ void megatron_args_free(MegatronArgs *a) {
     free(a->tokenizer_type);
     free(a->vocab_file);
     free(a->merge_file);
+    free(a->tokenizer_model);
     *a = (MegatronArgs){0};
 }

@@ -10,7 +10,7 @@ typedef struct MegatronArgs {
     int64_t vocab_size;      // as the tokenizer's flag says; 0: it does not
     int64_t iteration;
     MegatronRanks ranks;     // that saved it
-    char *tokenizer_type, *vocab_file, *merge_file;  // NULL: not there
+    char *tokenizer_type, *vocab_file, *merge_file, *tokenizer_model;  // NULL: not there
 } MegatronArgs;
 
 // saved: the dict with "args", "iteration" and "checkpoint_version". by_rank: the checkpoint is one
