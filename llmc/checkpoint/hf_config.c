@@ -75,7 +75,7 @@ static bool check_fixed(const Reading *r, const HfFamily *family) {
 static bool take_key(const Reading *r, const HfKey *key) {
     const cJSON *item = member(r->config, key->key);
     char text[TEXT_BYTES];
-    if (!item || cJSON_IsNull(item)) return true;
+    if (!item || cJSON_IsNull(item)) return !key->missing || take(r, key->key, key->argument, key->missing);
     text_of(item, text);
     if (key->negated && cJSON_IsBool(item))
         return take(r, key->key, key->argument, cJSON_IsTrue(item) ? "false" : "true");
@@ -84,17 +84,10 @@ static bool take_key(const Reading *r, const HfKey *key) {
                      r->path, key->key, text, key->negated ? "true or false" : "number");
 }
 
-// First what is said, then what is not.
-static bool take_keys(const Reading *r, const HfFamily *family, bool missing) {
-    if (family->like && !take_keys(r, family->like, missing)) return false;
+static bool take_keys(const Reading *r, const HfFamily *family) {
+    if (family->like && !take_keys(r, family->like)) return false;
     for (int i = 0; i < family->key_count; i++) {
-        const HfKey *key = &family->keys[i];
-        if (key->written_only) continue;
-        bool known = cJSON_HasObjectItem(r->arguments, key->argument);
-        bool ok = !missing               ? take_key(r, key)
-                  : known || !key->missing ? true
-                                           : take(r, key->key, key->argument, key->missing);
-        if (!ok) return false;
+        if (!family->keys[i].written_only && !take_key(r, &family->keys[i])) return false;
     }
     return true;
 }
@@ -151,8 +144,7 @@ static bool read_model(HfConfig *c, const Reading *r) {
                          r->path);
     }
     read_eod(c, r->config);
-    return check_fixed(r, c->family) && take_blocks(r, c->family) && take_keys(r, c->family, false) &&
-           take_keys(r, c->family, true);
+    return check_fixed(r, c->family) && take_blocks(r, c->family) && take_keys(r, c->family);
 }
 
 bool hf_config_read(HfConfig *c, const char *text, size_t bytes, const char *path, Error *err) {

@@ -426,11 +426,11 @@ static void put(const char *folder, const char *name, const void *data, size_t b
     free(path);
 }
 
-// A file of tensors whose header is this text and whose data are the golden folder's.
+// A file of tensors whose header is this text and whose data are the family's golden folder's.
 static void put_model(const char *folder, const char *name, const char *header) {
     size_t bytes;
     uint64_t old, length = strlen(header);
-    char *model = hf_slurp(GOLDEN_FOLDER, "model.safetensors", &bytes);
+    char *model = hf_slurp(family->folder, "model.safetensors", &bytes);
     memcpy(&old, model, 8);
     size_t data = bytes - 8 - old;
     char *fresh = (char *)calloc(1, 8 + length + data);
@@ -457,7 +457,7 @@ static char *replaced(const char *text, const char *from, const char *to) {
 static char *golden_header(void) {
     size_t bytes;
     uint64_t length;
-    char *model = hf_slurp(GOLDEN_FOLDER, "model.safetensors", &bytes);
+    char *model = hf_slurp(family->folder, "model.safetensors", &bytes);
     memcpy(&length, model, 8);
     char *header = (char *)calloc(1, length + 1);
     memcpy(header, model + 8, length);
@@ -469,7 +469,7 @@ static char *golden_header(void) {
 static void put_changed(const char *folder, const char *config_from, const char *config_to, const char *from,
                         const char *to) {
     size_t bytes;
-    char *config = hf_slurp(GOLDEN_FOLDER, "config.json", &bytes), *header = golden_header();
+    char *config = hf_slurp(family->folder, "config.json", &bytes), *header = golden_header();
     char *new_config = replaced(config, config_from, config_to), *new_header = replaced(header, from, to);
     put(folder, "config.json", new_config, strlen(new_config));
     put_model(folder, "model.safetensors", new_header);
@@ -537,6 +537,74 @@ static const Case CASES[] = {
      ",\"__metadata__\"",
      "1 tensors that"},
 };
+
+#define EMBEDDING "\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[50,32]"
+static const Case LLAMA_CASES[] = {
+    {"\"rope_type\": \"default\"", "\"rope_type\": \"llama3\", \"factor\": 8.0", "", "",
+     "rope_parameters.rope_type 'llama3'"},
+    {"\"rope_type\": \"default\"", "\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5", "", "",
+     "partial_rotary_factor '0.5'"},
+    {"\"use_cache\"", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}, \"use_cache\"", "", "",
+     "rope_scaling.type 'linear'"},
+    {"\"use_cache\"", "\"rope_scaling\": [2], \"use_cache\"", "", "", "rope_scaling '"},
+    {"\"use_cache\"", "\"rope_theta\": 10000.0, \"use_cache\"", "", "", "rope_theta 10000"},
+    {"\"rope_theta\": 500.0", "\"rope_theta\": \"big\"", "", "", "rope_theta 'big'"},
+    {"\"rope_theta\": 500.0", "\"rope_theta\": 0.5", "", "", "--rotary-base"},
+    {"\"mlp_bias\": true", "\"mlp_bias\": false", "", "", "mlp_bias"},
+    {"\"mlp_bias\": true", "\"mlp_bias\": 1", "", "", "no true or false"},
+    {"\"attention_bias\": true,", "", "", "", "mlp_bias false"},
+    {"\"silu\"", "\"gelu\"", "", "", "hidden_act 'gelu'"},
+    {"\"head_dim\": 8", "\"head_dim\": 16", "", "", "--kv-channels 16"},
+    {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", "", "", "--num-query-groups 3"},
+    {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 0", "", "", "--num-query-groups"},
+    {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4", "", "", "is not (32, 32)"},
+    {"\"num_key_value_heads\": 2,", "", "", "", "is not (32, 32)"},
+    {"\"max_position_embeddings\": 12,", "", "", "", "--max-position-embeddings"},
+    {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "", "", "an output layer of its own"},
+    {"\"llama\"", "\"qwen3\"", "", "", "attention_bias 'true'"},
+    {"\"llama\"", "\"mistral\"", "", "", "sliding_window '(none)'"},
+    {"\"use_cache\"", "\"quantization_config\": {}, \"use_cache\"", "", "", "quantised"},
+    {"\"intermediate_size\": 40", "\"intermediate_size\": 48", "", "", "is not (48, 32)"},
+    {"", "", EMBEDDING, "\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[32,50]",
+     "is not (50, 32)"},
+    {"", "", "self_attn.k_proj.weight", "self_attn.key.weight", "self_attn.k_proj.weight"},
+};
+
+static void hostile_llamas(void **state) {
+    Work *w = (Work *)*state;
+    family = &FAMILIES[1];
+    for (size_t i = 0; i < sizeof LLAMA_CASES / sizeof *LLAMA_CASES; i++) {
+        const Case *c = &LLAMA_CASES[i];
+        put_changed(w->hf, c->config_from, c->config_to, c->from, c->to);
+        refuses(w, c->says);
+    }
+}
+
+// What says nothing new: the older place of the base, what follows from other sizes, more ends.
+static void same_llamas(void **state) {
+    static const Case same[] = {
+        {"\"rope_parameters\": {\n    \"rope_theta\": 500.0,\n    \"rope_type\": \"default\"\n  }",
+         "\"rope_theta\": 500, \"rope_scaling\": null", "", "", ""},
+        {"\"head_dim\": 8,", "", "", "", ""},
+        {"\"eos_token_id\": 49", "\"eos_token_id\": [49, 7]", "", "", ""},
+    };
+    Work *w = (Work *)*state;
+    HfReport report;
+    char *first = text_format("%s/first", w->path), *first_hf = text_format("%s/first.hf", w->path);
+    family = &FAMILIES[1];
+    imports(family->folder, first);
+    export(first, first_hf, true, 1 << 30, &report);
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        put_changed(w->hf, same[i].config_from, same[i].config_to, "", "");
+        imports(w->hf, w->back);
+        export(w->back, w->again, true, 1 << 30, &report);
+        assert_true(same_file(first_hf, w->again, "model.safetensors"));
+        assert_true(same_file(first_hf, w->again, "config.json"));
+        assert_int_equal(folder_remove(w->back) || folder_remove(w->again), 0);
+    }
+    free(first);
+    free(first_hf);
+}
 
 static void hostile_headers(void **state) {
     Work *w = (Work *)*state;
@@ -781,6 +849,8 @@ int main(int argc, char **argv) {
         IN_FOLDER(without_masters),
         IN_FOLDER(byte_vocabulary),
         IN_FOLDER(hostile_headers),
+        IN_FOLDER(hostile_llamas),
+        IN_FOLDER(same_llamas),
         IN_FOLDER(hostile_files),
         IN_FOLDER(not_finite),
         IN_FOLDER(hostile_indices),
