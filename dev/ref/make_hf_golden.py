@@ -38,7 +38,8 @@ def disturb(model, generator):
 
 def models():
     """Folder and model. An MLP that is not the usual multiple as wide, an epsilon and a base of rotations
-    that are not the usual ones, two queries to a key. Llama's head is its own, and so are its biases."""
+    that are not the usual ones, two queries to a key. Llama's output layer is its own, and it has biases. Qwen3's
+    heads together are wider than the stream."""
     ends = {"vocab_size": V, "bos_token_id": V - 1, "eos_token_id": V - 1}
     yield "hf", GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=24, n_head=3, n_inner=40, n_positions=T,
                                            layer_norm_epsilon=1e-3, **ends))
@@ -46,7 +47,7 @@ def models():
                  intermediate_size=40, max_position_embeddings=T, rms_norm_eps=1e-3, **ends,
                  rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     yield "hf_llama", LlamaForCausalLM(LlamaConfig(attention_bias=True, mlp_bias=True, **llama))
-    yield "hf_qwen3", Qwen3ForCausalLM(Qwen3Config(head_dim=8, tie_word_embeddings=True, **llama))
+    yield "hf_qwen3", Qwen3ForCausalLM(Qwen3Config(head_dim=16, tie_word_embeddings=True, **llama))
 
 
 def make(folder, model):

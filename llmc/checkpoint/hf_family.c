@@ -219,6 +219,23 @@ static const HfBlock *other_block(const HfFamily *family, const cJSON *arguments
     return first;
 }
 
+static bool has_key(const HfFamily *family, const char *argument) {
+    for (int i = 0; i < family->key_count; i++) {
+        if (strcmp(family->keys[i].argument, argument) == 0) return true;
+    }
+    return family->like && has_key(family->like, argument);
+}
+
+// That heads have the size that they have without a flag, where config.json cannot say another.
+static bool check_heads(const HfFamily *family, const Config *c, Error *err) {
+    bool usual = (int64_t)c->kv_channels * c->num_attention_heads == c->hidden_size;
+    if (usual || has_key(family, "kv_channels")) return true;
+    return error_set(err, EXIT_CHECKPOINT,
+                     "the checkpoint's model has kv_channels %d, and Hugging Face's %s has heads of hidden_size"
+                     " / num_attention_heads; load another checkpoint",
+                     c->kv_channels, family->name);
+}
+
 const HfFamily *hf_family_of(const ImportedModel *model, Error *err) {
     char *text = config_to_json(&model->config);
     cJSON *arguments = cJSON_Parse(text);
@@ -243,13 +260,5 @@ const HfFamily *hf_family_of(const ImportedModel *model, Error *err) {
     }
     cJSON_Delete(arguments);
     free(text);
-    const Config *c = &model->config;
-    if (!other && nearest == &FAMILIES[0] && c->kv_channels * c->num_attention_heads != c->hidden_size) {
-        error_set(err, EXIT_CHECKPOINT,
-                  "the checkpoint's model has heads of %d, and Hugging Face's GPT-2 has hidden_size / heads;"
-                  " load another checkpoint",
-                  c->kv_channels);
-        return NULL;
-    }
-    return other ? NULL : nearest;
+    return !other && check_heads(nearest, &model->config, err) ? nearest : NULL;
 }

@@ -44,7 +44,7 @@ typedef struct Family {
 static const Family FAMILIES[] = {
     {GOLDEN_FOLDER, 28, {SIZES, "--hidden-size", "24", "--num-attention-heads", "3"}},
     {GOLDEN_FOLDER "_llama", 35, {LLAMA_SIZES, "--untie-embeddings-and-output-weights"}},
-    {GOLDEN_FOLDER "_qwen3", 24, {LLAMA_SIZES, "--disable-bias-linear", "--qk-layernorm"}},
+    {GOLDEN_FOLDER "_qwen3", 24, {LLAMA_SIZES, "--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"}},
 };
 enum { FAMILY_COUNT = sizeof FAMILIES / sizeof *FAMILIES };
 static const Family *family = FAMILIES;  // of the models that are made and loaded
@@ -554,7 +554,8 @@ static const Case LLAMA_CASES[] = {
     {"\"mlp_bias\": true", "\"mlp_bias\": 1", "", "", "no true or false"},
     {"\"attention_bias\": true,", "", "", "", "mlp_bias false"},
     {"\"silu\"", "\"gelu\"", "", "", "hidden_act 'gelu'"},
-    {"\"head_dim\": 8", "\"head_dim\": 16", "", "", "--kv-channels 16"},
+    {"\"head_dim\": 8", "\"head_dim\": 16", "", "", "is not (64, 32)"},
+    {"\"head_dim\": 8", "\"head_dim\": 12", "", "", "12"},
     {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", "", "", "--num-query-groups 3"},
     {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 0", "", "", "--num-query-groups"},
     {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4", "", "", "is not (32, 32)"},
@@ -801,6 +802,7 @@ static void families_by_flags(void **state) {
         {{"--untie-embeddings-and-output-weights"}, "untie_embeddings_and_output_weights true"},
         {{"--group-query-attention"}, "group_query_attention true"},
         {{"--qk-layernorm"}, "qk_layernorm true"},
+        {{"--kv-channels", "16"}, "kv_channels 16"},
         {{"--kv-channels", "24"}, "heads of 24"},
         {{"--position-embedding-type", "rope"}, "position_embedding_type rope"},
         {{"--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope"}, "llama"},
