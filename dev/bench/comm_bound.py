@@ -125,3 +125,36 @@ def step_bound(layers, times, update, dp, buckets, plain, micro_batches=1):
         if last is not None and abs(period - last) < 1e-9:
             break
     return period
+
+
+# The first periods fill the link, where it is too slow. The last ones count.
+FILLING, COUNTED = 8, 8
+
+
+def local_bound(alone, buckets, plain, steps, delay):
+    """ms of a step on average, where nodes meet every `steps` steps (--local-steps).
+
+    alone: step_bound of what travels inside the nodes. A bucket's "exchange" is what a rank sends
+    at the bucket's turn: half of it as an all-to-all between nodes, half as a gather. The turns are
+    spread as llmc/state/zero_local.c spreads them. An exchange begins with the end of its step. The
+    update `delay` + 1 steps later waits for it."""
+    rates = [plain[PLAIN[hop]] for hop in ("grad_rail", "weight_rail")]
+    elements, before, turns, times = sum(b["elements"] for b in buckets), 0, [], []
+    for bucket in buckets:
+        turns.append(steps * before // elements)
+        before += bucket["elements"]
+        sent = bucket.get("exchange", 0)
+        times.append(sum(sent / 2 / (1e6 * rate) for rate in rates) if sent else 0.0)
+    now, link, counted, answers = 0.0, 0.0, 0.0, [0.0] * len(buckets)
+    for step in range((FILLING + COUNTED) * steps):
+        if step == FILLING * steps:
+            counted = now
+        now += alone
+        for b, turn in enumerate(turns):
+            if (step - turn - delay - 1) % steps == 0:
+                now = max(now, answers[b])
+        for b, turn in enumerate(turns):
+            if step % steps == turn:
+                link = max(link, now) + times[b]
+                answers[b] = link
+    return (now - counted) / (COUNTED * steps)

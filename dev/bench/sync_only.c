@@ -333,6 +333,7 @@ static void add_buckets(Text *json, const Lab *lab) {
         json_integer(json, "grad_rail", bytes.grad_inter);
         json_integer(json, "weight_rail", bytes.weight_inter);
         json_integer(json, "weight_node", bytes.weight_intra);
+        json_integer(json, "exchange", zero_exchange_bytes(zero, b, &zero->grad_wire));
         json_integer(json, "reductions", traffic.trips[b].reductions);
         add_gather(json, "forward_rail", "forward_node", &forward);
         add_gather(json, "backward_rail", "backward_node", &backward);

@@ -108,7 +108,8 @@ typedef struct LocalSteps {
     int64_t *meets;            // (buckets) masters meet the outer weights at this step's end; 0: they have
     unsigned exchanges;        // so far
     bool stands;               // local_settle has been called since the latest update
-    floatX *kept;              // the island's weights, while the outer weights stand in their place
+    floatX *kept;              // host memory: the island's weights, while the outer weights stand in
+                               // their place
 } LocalSteps;
 
 // --error-feedback: zero_feedback.c.

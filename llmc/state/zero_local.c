@@ -62,6 +62,20 @@ static void reserve_exchange(Zero *zero, MemoryPlan *plan) {
                         (void **)&l->segments);
 }
 
+// Where the island's own weights lie while the outer ones stand in their place (zero_use_outer).
+// Runs that neither evaluate nor write text never want it.
+static void reserve_kept(Zero *zero, MemoryPlan *plan) {
+    const Config *c = zero->config;
+    int64_t all = 0, elements;
+    if (!c->eval_iters && !c->full_validation && !c->eval_tasks.count && !c->sample_prompt) return;
+    for (int b = 0; b < zero->plan.buckets; b++) {
+        zero_kept_weights(zero, b, &elements);
+        all += elements;
+    }
+    memory_plan_reserve_host(plan, "host memory", "own weights, during evaluations",
+                             (size_t)all * sizeof(floatX), (void **)&zero->local.kept);
+}
+
 void local_reserve(Zero *zero, MemoryPlan *plan) {
     LocalSteps *l = &zero->local;
     size_t shard = (size_t)zero->plan.shard_elements, buckets = (size_t)zero->plan.buckets;
@@ -80,6 +94,7 @@ void local_reserve(Zero *zero, MemoryPlan *plan) {
     memory_plan_reserve(plan, group, FLOATX_NAME " outer weights, own shard", shard * sizeof(floatX),
                         (void **)&l->narrow);
     reserve_exchange(zero, plan);
+    reserve_kept(zero, plan);
 }
 
 int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradWire *wire) {
@@ -112,7 +127,6 @@ void local_free(Zero *zero) {
     free(l->turn);
     free(l->meets);
     free(l->exchanged);
-    free(l->kept);
 }
 
 void local_from_masters(Zero *zero) {
@@ -281,15 +295,7 @@ static void keep_own(Zero *zero, bool back) {
 }
 
 void zero_use_outer(Zero *zero, bool on) {
-    LocalSteps *l = &zero->local;
     if (!is_on(zero)) return;
-    size_t all = 0;
-    for (int b = 0; b < zero->plan.buckets; b++) {
-        int64_t elements;
-        zero_kept_weights(zero, b, &elements);
-        all += (size_t)elements;
-    }
-    if (!l->kept) l->kept = (floatX *)xmalloc(all * sizeof(floatX), "an island's weights");
     zero_synchronize(zero);
     zero_weights_given(zero);
     if (on) {
@@ -300,7 +306,5 @@ void zero_use_outer(Zero *zero, bool on) {
         stream_synchronize(zero->lanes->node);
     } else {
         keep_own(zero, true);
-        free(l->kept);
-        l->kept = NULL;
     }
 }

@@ -3,7 +3,7 @@
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=dev/bench python3 - <<'END'
-from comm_bound import layer_times, step_bound, through_pipeline, transfer_times
+from comm_bound import layer_times, local_bound, step_bound, through_pipeline, transfer_times
 
 failures = 0
 
@@ -95,5 +95,18 @@ same("gathers over both hops", steps(1, gathered(**both)), [26.5])
 # 27.5, until 30.5, and 4 until 33.5: forward until 34.5, head 37.5, backward 4 until 39.5, 3 until
 # 41.5, 2 from 39.5 to 42.5 and until 44.5, 1 until 45.5, 47.5, 48.
 same("a second micro-batch finds two layers", steps(2, gathered(**slow)), [48])
+# Local steps of 10 ms, two to a period. An exchange of 8 ms hides behind the next step. One of 30
+# ms holds that step's update up until 30 ms after it began; the step after it takes 10 more. A
+# delay of a step gives it 20 ms: then it goes on all the time.
+local = lambda delay, *sent, steps=2: [local_bound(
+    10, [bucket(k, k + 1) | {"exchange": 1e6 * m} for k, m in enumerate(sent)], ONE, steps, delay)]
+same("an exchange hides behind a step", local(0, 8), [10])
+same("one that does not", local(0, 30), [20])
+same("a delay of a step", local(1, 30), [15])
+same("nothing to exchange", local(0, 0), [10])
+# Two buckets have their turns in successive steps: 15 ms each, one waits in every step.
+same("turns of two buckets", local(0, 15, 15), [15])
+same("at two speeds", [local_bound(10, [bucket(0, 1) | {"exchange": 20e6}],
+                                   {**ONE, "all_gather_rail": 0.5}, 1, 0)], [30])
 raise SystemExit(failures > 0)
 END
