@@ -49,7 +49,7 @@ static constexpr EncoderTables encoder_tables(void) {
         for (int q = 0; q < LOSSLESS_SYMBOLS; q++) {
             t.entry[c][q].reciprocal = 0xFFFFFFFFu / FREQUENCIES[c][q];
             t.entry[c][q].place = place_of(c, q);
-            t.cost[c][q] = c == LOSSLESS_FRESH ? LOSSLESS_FRESH_COST : COSTS[c][q];
+            t.cost[c][q] = c == LOSSLESS_FRESH ? (uint16_t)LOSSLESS_FRESH_COST : COSTS[c][q];
         }
     }
     return t;
@@ -192,7 +192,8 @@ DEV_FN LosslessEntry code_group(const EncoderTables *t, const uint16_t *old, con
     LosslessEntry entry = {0, (uint16_t)n, (uint8_t)choose_scale(t, old, fresh, n), 0};
     uint32_t state = LOSSLESS_LOWEST;
     if (n % STEP) {
-        state = push_pair<true>(w, state, t, load_pair(old, i, n), load_pair(fresh, i, n), entry.scale, i < n);
+        state = push_pair<true>(w, state, t, load_pair(old, i, n), load_pair(fresh, i, n), entry.scale,
+                                i < n);
     }
     i -= STEP;
     uint32_t was = load_pair(old, max(i, 0), n), is = load_pair(fresh, max(i, 0), n);
@@ -204,8 +205,9 @@ DEV_FN LosslessEntry code_group(const EncoderTables *t, const uint16_t *old, con
         was = next_was;
         is = next_is;
     }
-    for (; i >= 0 && w.next > slot; i -= STEP)
+    for (; i >= 0 && w.next > slot; i -= STEP) {
         state = push_pair<true>(w, state, t, load_pair(old, i, n), load_pair(fresh, i, n), entry.scale, true);
+    }
     __syncwarp();
     if (w.next <= slot) {  // nothing is saved
         copy_group(slot, fresh, n);

@@ -170,7 +170,7 @@ HD_FN void lossless_fill_tables(LosslessTables *t, const uint16_t frequency[][LO
         uint16_t start = 0;
         for (int q = 0; q < LOSSLESS_SYMBOLS; q++) {
             t->frequency[c][q] = frequency[c][q];
-            t->cost[c][q] = c == LOSSLESS_FRESH ? LOSSLESS_FRESH_COST : cost[c][q];
+            t->cost[c][q] = c == LOSSLESS_FRESH ? (uint16_t)LOSSLESS_FRESH_COST : cost[c][q];
             t->start[c][q] = start;
             start = (uint16_t)(start + frequency[c][q]);
         }
@@ -230,5 +230,5 @@ HD_FN uint32_t lossless_cost(const uint16_t cost[][LOSSLESS_SYMBOLS], uint32_t s
     int context = scale - (int)(sample & 0xFFu) + 6;
     context = context < 0 ? 0 : context < LOSSLESS_FRESH ? context : LOSSLESS_FRESH;
     uint32_t symbol = sample >> (context < 7 ? 8 : context + 1);
-    return cost[context][symbol < LOSSLESS_ESCAPE ? symbol : LOSSLESS_ESCAPE];
+    return cost[context][symbol < LOSSLESS_ESCAPE ? symbol : (uint32_t)LOSSLESS_ESCAPE];
 }

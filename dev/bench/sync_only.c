@@ -222,7 +222,8 @@ static bool plan_arm(const Bench *bench, Config *config, Place *place, const Arm
     config->timing_log_level = 2;
     const Launch *launch = &bench->launch;
     if (!mesh_build(&place->mesh, launch->rank, launch->size, launch->host_of_rank, config->gpus_per_node,
-                    1, 1, err)) {
+                    1, 1, err) ||
+        (config->local_steps > 1 && !mesh_make_islands(&place->mesh, err))) {
         return false;
     }
     Peers host = {bench->launch.host, 0, NULL};
