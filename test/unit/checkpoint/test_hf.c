@@ -803,7 +803,6 @@ static void families_by_flags(void **state) {
         {{"--group-query-attention"}, "group_query_attention true"},
         {{"--qk-layernorm"}, "qk_layernorm true"},
         {{"--kv-channels", "16"}, "kv_channels 16"},
-        {{"--kv-channels", "24"}, "heads of 24"},
         {{"--position-embedding-type", "rope"}, "position_embedding_type rope"},
         {{"--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope"}, "llama"},
         {{"--normalization", "RMSNorm", "--swiglu", "--position-embedding-type", "rope", "--qk-layernorm",
