@@ -205,10 +205,10 @@ static void score_requests(Run *run, GPT *gpt, Likelihoods *out) {
 
 // --- figures -------------------------------------------------------------------------------------
 
-// Of a sample: the choice with the largest likelihood, the first of several. by_length: per
-// character.
+// Of a sample: the choice with the largest likelihood, the first of several; -1 where none is a
+// number. by_length: per character.
 static int best_choice(const TaskSet *set, const TaskSample *sample, const Likelihoods *l, bool by_length) {
-    int best = 0;
+    int best = -1;
     double most = -INFINITY;
     for (int i = 0; i < sample->choices; i++) {
         double value = l->log[sample->first + i];

@@ -174,8 +174,8 @@ static void ids(void **state) {
     task_set_free(&set);
 }
 
-// Llama 3's tokenizer puts <|begin_of_text|> before every text, once. It stands for an empty context
-// too. Where there is no room it goes first.
+// Llama 3's tokenizer puts <|begin_of_text|> before every text, once. It stands for an empty
+// context too. Where there is no room it goes first.
 static void prefix(void **state) {
     const Fixture *f = *state;
     Error err;

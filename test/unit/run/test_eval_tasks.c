@@ -78,7 +78,8 @@ static char *scores_of_trainer(const char *micro_batch) {
     snprintf(save, sizeof save, "%s/run", folder);
     snprintf(log, sizeof log, "%s/log.jsonl", folder);
     HfImport wish = {.folder = GOLDEN, .save = save, .divisible = 8, .piece = HF_PIECE,
-                     .vocab_file = VOCABULARY "/vocab.json", .merge_file = VOCABULARY "/merges.txt",
+                     .tokenizer = {.vocab_file = VOCABULARY "/vocab.json",
+                                   .merge_file = VOCABULARY "/merges.txt"},
                      .peers = {MPI_COMM_SELF, 0, NULL}};
     if (!hf_import(&wish, &report, &err)) fail_msg("import: %s", err.what);
     const char *flags[] = {
