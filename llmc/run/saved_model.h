@@ -22,8 +22,8 @@ typedef struct SavedModelChoice {
 } SavedModelChoice;
 
 // The tokenizer's files are those of the flags; else vocab.json and merges.txt, or tokenizer.json,
-// in the folder of the checkpoints; else those of the run's flags, where they still lie. Errors: EXIT_CHECKPOINT;
-// EXIT_DATA of the tokenizer's files. On failure nothing is left to close.
+// in the folder of the checkpoints; else those of the run's flags, where they still lie. Errors:
+// EXIT_CHECKPOINT; EXIT_DATA of the tokenizer's files. On failure nothing is left to close.
 bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *err);
 void saved_model_close(SavedModel *model);
 

@@ -188,8 +188,8 @@ check "--help" shows_help
 # The golden models' text, greedy: made by transformers 5.23 of the exported folders, in fp32. The
 # closest of the decisions are by 0.5 and by 0.23.
 golden_text() { # NAME TEXT: the text from its first two or three ids on
-    "$BUILD/convert_checkpoint" --from-hf "test/golden/$1" --save "$work/$1" --make-vocab-size-divisible-by 8 \
-        >"$work/out" 2>"$work/err" || { say "no import"; return 1; }
+    "$BUILD/convert_checkpoint" --from-hf "test/golden/$1" --save "$work/$1" \
+        --make-vocab-size-divisible-by 8 >"$work/out" 2>"$work/err" || { say "no import"; return 1; }
     generates --load "$work/$1" --prompt "${2%% /*}" --num-tokens 8 --greedy || return 1
     [ "$(cat "$work/text")" = " ${2/\/ /}" ] || { why="$(cat "$work/text")"; return 1; }
 }
