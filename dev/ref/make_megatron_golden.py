@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes test/golden/megatron: two small checkpoints in Megatron-LM's forms, each saved by four
+"""Makes test/golden/megatron: three small checkpoints in Megatron-LM's forms, each saved by four
 ranks, each in an archive. test/unit/checkpoint/test_megatron.c and test/e2e/megatron.sh import them.
 
     pip install torch megatron-core==0.12.2 psutil einops
@@ -11,6 +11,8 @@ dist/    `torch_dist`, 2 tensor x 2 data parallel ranks: a Llama-like model of m
 legacy/  a file per rank, 2 tensor x 2 pipeline parallel ones: a GPT-2-like model under the names of
          Megatron-LM's older GPT, which SDP4Bit's program has. Its arguments hold an enum and a function, as
          real ones do
+flat/    a file per rank under megatron-core's names with Transformer Engine's norms: a Llama-like model on 2
+         tensor x 2 pipeline parallel ranks, each with two virtual stages of one layer
 
 Element e of a tensor that this program calls NAME is ((hash(NAME) + 7 * e) % 251 - 125) / 64, which bf16
 holds exactly. Masters are larger by 1/1024.
@@ -230,6 +232,37 @@ def save_legacy():
     (FOLDER / "legacy" / "latest_checkpointed_iteration.txt").write_text(str(ITERATION))
 
 
+TE_NAMES = {"input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
+            "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight"}
+
+
+def save_flat():
+    shutil.rmtree(FOLDER / "flat", ignore_errors=True)
+    chunks = 2
+    args = arguments(num_layers=chunks * P, virtual_pipeline_model_parallel_size=chunks,
+                     normalization="RMSNorm",
+                     use_rotary_position_embeddings=True, swiglu=True, add_bias_linear=False,
+                     group_query_attention=True, num_query_groups=GROUPS, qk_layernorm=True,
+                     untie_embeddings_and_output_weights=True, bias_gelu_fusion=False)
+    for stage in range(P):
+        for rank in range(T):
+            saved = {"args": args, "checkpoint_version": 3.0, "iteration": ITERATION}
+            for chunk in range(chunks):
+                layer, model = chunk * P + stage, {}
+                for name, (ours, cut, shape) in IN_LAYER.items():
+                    value = part(whole(f"encoder.layers.{layer}.{ours}", *shape), cut, rank)
+                    model["decoder.layers.0." + TE_NAMES.get(name, name)] = value.bfloat16()
+                model["decoder.layers.0.mlp.linear_fc1._extra_state"] = torch.zeros(3, dtype=torch.uint8)
+                first, last = layer == 0, layer == chunks * P - 1
+                for name, (ours, cut, shape) in OUTSIDE.items():
+                    if first if name.startswith("embedding") else last:
+                        model[name] = part(whole(ours, *shape), cut, rank).bfloat16()
+                saved[f"model{chunk}"] = model
+            folder = FOLDER / "flat" / f"iter_{ITERATION:07d}" / f"mp_rank_{rank:02d}_{stage:03d}"
+            folder.mkdir(parents=True)
+            torch.save(saved, folder / "model_optim_rng.pt")
+
+
 def pack(name):
     def plain(entry):
         entry.mtime = entry.uid = entry.gid = 0
@@ -242,7 +275,8 @@ def pack(name):
 
 if __name__ == "__main__":
     save_legacy()
+    save_flat()
     multiprocessing.spawn(save_dist, args=(29533,), nprocs=T * P)
-    for name in ("dist", "legacy"):
+    for name in ("dist", "legacy", "flat"):
         pack(name)
     shutil.rmtree(FOLDER)

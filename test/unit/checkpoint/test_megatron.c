@@ -26,7 +26,7 @@ static const Peers ALONE = {MPI_COMM_SELF, 0, NULL};
 static int64_t piece;  // elements of a buffer
 
 typedef struct Work {
-    char path[64], dist[128], legacy[128], save[80];
+    char path[64], dist[128], legacy[128], flat[128], save[80];
 } Work;
 
 static void unpack(const char *path, const char *name) {
@@ -40,11 +40,13 @@ static int make_work(void **state) {
     if (!w || folder_make(w->path, sizeof w->path, "test_megatron")) return -1;
     snprintf(w->dist, sizeof w->dist, "%s/dist/iter_0000007", w->path);
     snprintf(w->legacy, sizeof w->legacy, "%s/legacy/iter_0000007", w->path);
+    snprintf(w->flat, sizeof w->flat, "%s/flat/iter_0000007", w->path);
     snprintf(w->save, sizeof w->save, "%s/save", w->path);
     *state = w;
     piece = HF_PIECE;
     unpack(w->path, "dist");
     unpack(w->path, "legacy");
+    unpack(w->path, "flat");
     return 0;
 }
 
@@ -117,7 +119,7 @@ static void check_import(const char *folder, const char *save, bool weights_alon
     compare_all(save, !weights_alone, above, tensors);
 }
 
-enum { LLAMA_TENSORS = 2 + 2 * 8 + 1, GPT_TENSORS = 2 + 2 * 12 + 2 };
+enum { LLAMA_TENSORS = 2 + 2 * 8 + 1, GPT_TENSORS = 2 + 2 * 12 + 2, FLAT_TENSORS = 2 + 4 * 8 + 1 };
 static const float MASTER = 1 / 1024.0f;
 
 static void masters_of_torch_dist(void **state) {
@@ -133,6 +135,12 @@ static void weights_of_torch_dist(void **state) {
 static void ranks_of_legacy(void **state) {
     const Work *w = (const Work *)*state;
     check_import(w->legacy, w->save, false, 0, GPT_TENSORS);
+}
+
+// SwiGLU's matrix in halves, virtual stages, Transformer Engine's names.
+static void virtual_stages(void **state) {
+    const Work *w = (const Work *)*state;
+    check_import(w->flat, w->save, true, 0, FLAT_TENSORS);
 }
 
 static void arguments_are_the_models(void **state) {
@@ -160,7 +168,7 @@ static void pieces_do_not_show(void **state) {
         char *a = text_format("%s/a%zu", w->path, i), *b = text_format("%s/b%zu", w->path, i);
         piece = sizes[i];
         check_import(w->dist, a, false, MASTER, LLAMA_TENSORS);
-        check_import(w->legacy, b, true, 0, GPT_TENSORS);
+        check_import(i ? w->flat : w->legacy, b, true, 0, i ? FLAT_TENSORS : GPT_TENSORS);
         free(a);
         free(b);
     }
@@ -445,6 +453,7 @@ int main(int argc, char **argv) {
         TEST(masters_of_torch_dist),
         TEST(weights_of_torch_dist),
         TEST(ranks_of_legacy),
+        TEST(virtual_stages),
         TEST(arguments_are_the_models),
         TEST(pieces_do_not_show),
         TEST(folder_of_all_iterations),
