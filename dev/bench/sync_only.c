@@ -222,8 +222,7 @@ static bool plan_arm(const Bench *bench, Config *config, Place *place, const Arm
     config->timing_log_level = 2;
     const Launch *launch = &bench->launch;
     if (!mesh_build(&place->mesh, launch->rank, launch->size, launch->host_of_rank, config->gpus_per_node,
-                    1, 1, err) ||
-        (config->local_steps > 1 && !mesh_make_islands(&place->mesh, err))) {
+                    1, 1, err)) {
         return false;
     }
     Peers host = {bench->launch.host, 0, NULL};
@@ -234,6 +233,7 @@ static bool plan_arm(const Bench *bench, Config *config, Place *place, const Arm
 static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Mesh *mesh) {
     GPT gpt;
     lab->mesh = *mesh;
+    if (config->local_steps > 1 && !mesh_make_islands(&lab->mesh, &bench->error)) return false;
     gpt_describe(&gpt, config, &lab->mesh);
     lab->zero = zero_plan(config, &lab->mesh, gpt.tensor, gpt.tensors, &lab->memory_plan, &bench->error);
     gpt_free(&gpt);
