@@ -3,7 +3,8 @@
 program. Exit code 1 when a weight is missing or left over, or when what it computes is wrong.
 
     pip install torch transformers
-    dev/ref/check_hf_folder.py FOLDER [--logits test/golden/hf/logits.golden] [--bytes] [--tokenizer FILE]
+    dev/ref/check_hf_folder.py FOLDER [--logits test/golden/hf/logits.golden] [--bytes]
+        [--tokenizer FILE] [--same-as FOLDER]
 """
 import argparse
 import sys
@@ -33,6 +34,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
     parser.add_argument("--logits", help="golden tokens and logits, to be met within 1e-4")
+    parser.add_argument("--same-as", help="a folder whose model computes the same logits")
     parser.add_argument("--bytes", action="store_true", help="the tokenizer is one of bytes")
     parser.add_argument("--tokenizer", help="a tokenizer.json that the folder's tokenizer must equal")
     options = parser.parse_args()
@@ -46,6 +48,13 @@ def main():
         if not worst <= 1e-4:
             sys.exit(f"logits differ by {worst}")
         print(f"logits differ by {worst:g}")
+    if options.same_as:
+        tokens = torch.arange(24).reshape(2, 12) * 7 % model.config.vocab_size
+        other = AutoModelForCausalLM.from_pretrained(options.same_as)
+        with torch.no_grad():
+            worst = (model.eval()(tokens).logits - other.eval()(tokens).logits).abs().max().item()
+        if not worst <= 1e-4:
+            sys.exit(f"logits differ by {worst}")
     text = "Hello, w\u00f6rld! \u4f60\u597d\n\t x  don't 12345"
     if options.tokenizer:
         ids = AutoTokenizer.from_pretrained(options.folder)(text).input_ids

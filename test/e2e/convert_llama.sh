@@ -79,6 +79,22 @@ if has_transformers; then
     for name in hf_llama hf_qwen3; do
         check "transformers takes $name" comes_from_hf "test/golden/$name"
     done
+    # A Mistral comes in, and goes out as the same Llama.
+    mistral() {
+        "$PYTHON" - "$work/mistral" >"$work/out" 2>&1 <<'END' &&
+import sys
+from transformers import MistralConfig, MistralForCausalLM
+MistralForCausalLM(MistralConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=4, head_dim=16,
+    num_key_value_heads=2, intermediate_size=40, max_position_embeddings=64, vocab_size=50, eos_token_id=49,
+    bos_token_id=48, sliding_window=None, initializer_range=0.3)).save_pretrained(sys.argv[1])
+END
+            converts --from-hf "$work/mistral" --save "$work/mistral.run" &&
+            converts --load "$work/mistral.run" --to-hf "$work/mistral.llama" --dtype fp32 &&
+            grep -q '"model_type": "llama"' "$work/mistral.llama/config.json" &&
+            opened "$work/mistral.llama" --same-as "$work/mistral" ||
+            { why=${why:-$(tail -n 1 "$work/out")}; return 1; }
+    }
+    check "a Mistral is a Llama" mistral
     takes_runs() {
         opened "$work/cut.fp32" && opened "$work/staged.bf16" --bytes &&
             opened "$work/text.bf16" --tokenizer "$own/tokenizer.json" ||
