@@ -153,25 +153,24 @@ static bool refuse_foreign(const char *text, size_t bytes, const char *path, Err
         const char *magic;
         size_t length;
         const char *name;
-        const char *tool, *reader;  // the program that unpacks it, or pandas' function that reads it
-    } kinds[] = {{"\x1f\x8b", 2, "gzip", "zcat", NULL},
-                 {"\x28\xb5\x2f\xfd", 4, "zstd", "zstdcat", NULL},
-                 {"\xfd" "7zXZ", 5, "xz", "xzcat", NULL},
-                 {"BZh", 3, "bzip2", "bzcat", NULL},
-                 {"PAR1", 4, "parquet", NULL, "read_parquet"},
-                 {"ARROW1", 6, "arrow", NULL, "read_feather"}};
+        const char *tool;  // the program that unpacks it; NULL: pandas' read_feather
+    } kinds[] = {{"\x1f\x8b", 2, "compressed with gzip", "zcat"},
+                 {"\x28\xb5\x2f\xfd", 4, "compressed with zstd", "zstdcat"},
+                 {"\xfd" "7zXZ", 5, "compressed with xz", "xzcat"},
+                 {"BZh", 3, "compressed with bzip2", "bzcat"},
+                 {"PAR1", 4, "a parquet file", "dev/data/parquet_to_jsonl"},
+                 {"ARROW1", 6, "an arrow file", NULL}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (bytes < kinds[i].length + 1 || memcmp(text, kinds[i].magic, kinds[i].length)) continue;
         if (kinds[i].tool) {
             return error_set(err, EXIT_DATA,
-                             "%s is compressed with %s; feed it through a pipe: %s %s | preprocess_data "
-                             "--input - ...",
+                             "%s is %s; feed it through a pipe: %s %s | preprocess_data --input - ...",
                              path, kinds[i].name, kinds[i].tool, path);
         }
         return error_set(err, EXIT_DATA,
-                         "%s is a %s file; write its rows as JSON lines first, for instance with pandas: "
-                         "%s(FILE).to_json(OUT, orient='records', lines=True)",
-                         path, kinds[i].name, kinds[i].reader);
+                         "%s is %s; write its rows as JSON lines first, for instance with pandas: "
+                         "read_feather(FILE).to_json(OUT, orient='records', lines=True)",
+                         path, kinds[i].name);
     }
     return true;
 }

@@ -412,7 +412,7 @@ static bool read_config(const char *path, char **found, Error *err) {
 
 static bool find_eod(Reading *r, const char *wanted) {
     static const char *const usual[] = {END_OF_TEXT, "<|end_of_text|>",
-                                        "<|end\xE2\x96\x81of\xE2\x96\x81sentence|>", "</s>"};
+                                        "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>"};
     const char *slash = strrchr(r->path, '/');
     char *config = text_format("%.*stokenizer_config.json", (int)(slash ? slash + 1 - r->path : 0), r->path);
     char *found = NULL;

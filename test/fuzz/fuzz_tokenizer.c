@@ -7,7 +7,7 @@
 
 typedef struct Opened {
     Tokenizer *bpe, *bytes, *null;
-    PiecePattern *pattern;
+    PiecePattern *pattern[3];
 } Opened;
 
 static Tokenizer *open_gpt2(const char *vocab_file, const char *merge_file, Error *err) {
@@ -24,7 +24,9 @@ static const Opened *open_once(void) {
     PROMISE(o.bpe);
     o.bytes = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_BYTE}, &err);
     o.null = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_NULL, .null_vocab_size = 1000}, &err);
-    o.pattern = piece_pattern_compile(GPT2_PATTERN, "GPT-2", &err);
+    o.pattern[0] = piece_pattern_compile(GPT2_PATTERN, "GPT-2", &err);
+    o.pattern[1] = piece_pattern_compile(LLAMA3_PATTERN, "Llama 3", &err);
+    o.pattern[2] = piece_pattern_compile(QWEN2_PATTERN, "Qwen", &err);
     return &o;
 }
 
@@ -67,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             (replaced == 0) == (utf8_valid_prefix(text, size) == size));
     char *exact = (char *)fuzz_copy(repaired, bytes);
     free(repaired);
-    check_pieces(o->pattern, exact, bytes);
+    for (int i = 0; i < 3; i++) check_pieces(o->pattern[i], exact, bytes);
     encode(o->bpe, text, size, exact, bytes, replaced);
     encode(o->bytes, text, size, exact, bytes, replaced);
     encode(o->null, text, size, NULL, 0, 0);

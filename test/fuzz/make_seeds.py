@@ -241,6 +241,41 @@ def vocabularies():
     yield b"{" + BEHIND
 
 
+def tokenizer_jsons():
+    """Members of a sound file (S), of its model (M), whole files; then tokenizer_config.json."""
+    split = {"type": "Split", "pattern": {"Regex": "(?i:'s|'re)|\\p{L}+|[^\\s\\p{N}]+[\\r\\n]*|\\s+(?!\\S)"},
+             "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": False}
+    template = {"type": "TemplateProcessing", "special_tokens": {"b": {"ids": [258, 7]}},
+                "single": [{"SpecialToken": {"id": "b"}}, {"Sequence": {"id": "A"}},
+                           {"SpecialToken": {"id": "b"}}]}
+
+    def added(*tokens):
+        whole = [dict({"special": False, "normalized": True}, **token) for token in tokens]
+        return {"added_tokens": whole + [{"id": 258 + len(tokens), "content": "</s>", "special": True}]}
+
+    def members(first, value):
+        return first + json.dumps(value)[1:-1].encode() + b","
+    yield members(b"S", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]}})
+    yield members(b"S", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": False}, dict(split, pattern={"String": "a."}), byte_level]}})
+    yield members(b"S", {"normalizer": {"type": "NFC"}, "post_processor": template,
+                         "decoder": {"type": "ByteLevel"}})
+    yield members(b"S", added({"id": 258, "content": "the", "lstrip": True},
+                              {"id": 259, "content": "e\u0301", "rstrip": True}))
+    yield members(b"S", added({"id": 258, "content": " "}, {"id": 259, "content": " t", "normalized": False}))
+    yield members(b"S", {"added_tokens": [{"id": 65, "content": "b"}]})
+    yield members(b"S", {"added_tokens": [{"id": 1 << 40, "content": "b"}]})
+    yield members(b"S", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Sequence"}] * 9}})
+    yield members(b"M", {"ignore_merges": True, "dropout": None, "byte_fallback": False, "type": "BPE"})
+    yield members(b"M", {"merges": ["t h", "h e", ["t", "he"], "th e"]})
+    yield members(b"M", {"type": "Unigram"})
+    yield b"S" + BEHIND + b'{"eos_token": {"content": "the"}}'
+    yield b"S" + BEHIND + b'{"eos_token": "none"}'
+    yield b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'
+    yield b"{" * 1200
+
+
 def data_args():
     yield b"0.3 a 0.7 b/c\n"
     yield b" a\t\nb "
@@ -408,7 +443,8 @@ TARGETS = {"pickle": pickles, "torch_file": torch_files, "lossless": lossless,
            "shard": shards, "manifest": manifests, "arguments": arguments, "jsonl": json_lines,
            "tasks": tasks,
            "corpus": corpora,
-           "vocabulary": vocabularies, "options": options, "data_args": data_args, "tokenizer": texts,
+           "vocabulary": vocabularies, "tokenizer_json": tokenizer_jsons,
+           "options": options, "data_args": data_args, "tokenizer": texts,
            "progress": progress, "hf": hf_folders,
            "tracker": lambda: [b"100\n", b"release", b"", b"-1", b"999999999999999", b"9999999999999999999",
                                b"12 34\n", b"\0" + b"1"],

@@ -92,6 +92,49 @@ cat "$work/a.jsonl" "$work/b.jsonl" | small --input - --append-eod --workers 2 -
     same_shard "$work/w1_text_document" "$work/pipe_text_document"
 report "standard input" $?
 
+
+# --- corpora as people have them: compressed JSON lines, parquet ---
+if command -v zstd >/dev/null; then
+    zstd -q "$work/a.jsonl" "$work/b.jsonl"
+    zstd -dcq "$work/a.jsonl.zst" "$work/b.jsonl.zst" |
+        small --input - --append-eod --workers 2 --output-prefix "$work/zstd" &&
+        same_shard "$work/w1_text_document" "$work/zstd_text_document"
+    report "JSON lines compressed with zstd" $?
+else
+    echo "skip JSON lines compressed with zstd: zstd is not installed"
+fi
+PYTHON=${PYTHON:-python3}
+parquet() { "$PYTHON" dev/data/parquet_to_jsonl "$@" 2>"$work/err_parquet"; }
+if "$PYTHON" -c 'import pyarrow.parquet' 2>/dev/null; then
+    "$PYTHON" - "$work" <<'END'
+import json, pyarrow, pyarrow.parquet, sys
+for part in "ab":
+    # A lone surrogate is no text for parquet.
+    lines = open(f"{sys.argv[1]}/{part}.jsonl", encoding="utf-8").read().splitlines()
+    texts = [json.loads(line)["text"].replace("\ud83d ", "\ufffd ") for line in lines]
+    table = pyarrow.table({"id": list(range(len(texts))), "content": texts})
+    pyarrow.parquet.write_table(table, f"{sys.argv[1]}/{part}.parquet", row_group_size=1000)
+END
+    parquet --column content "$work/a.parquet" "$work/b.parquet" |
+        small --input - --append-eod --output-prefix "$work/parquet" &&
+        same_shard "$work/w1_text_document" "$work/parquet_text_document"
+    report "parquet files" $?
+    for wrong in "--column id $work/a.parquet" "--column content $work/a.parquet $work/a.jsonl" \
+        "$work/a.parquet"; do
+        # shellcheck disable=SC2086
+        parquet $wrong >"$work/half.jsonl"
+        [ $? -eq 5 ] && [ "$(grep -c '^error: ' "$work/err_parquet")" -eq 1 ] && ! pre --input - \
+            --tokenizer-type Byte --output-prefix "$work/bad" <"$work/half.jsonl" &&
+            [ ! -e "$work/bad_text_document.idx" ]
+        report "parquet_to_jsonl ${wrong//$work\//}: refused, and so is what it wrote" $?
+    done
+else
+    parquet "$work/a.parquet" >"$work/half.jsonl"
+    [ $? -eq 3 ] && grep -q 'pip install pyarrow' "$work/err_parquet"
+    report "parquet_to_jsonl without pyarrow" $?
+    echo "skip parquet files: $PYTHON has no pyarrow"
+fi
+
 # --- merging ---
 for part in a b; do small --input "$work/$part.jsonl" --append-eod --output-prefix "$work/part_$part"; done
 "$build/merge_datasets" --input "$work/part_a_text_document" "$work/part_b_text_document" \
@@ -225,7 +268,7 @@ refused "plain text as JSON lines" 5 \
     "(byte 1: a JSON object should begin here); for plain text files, one document each, add --text" \
     byte --input "$work/1.txt"
 printf 'PAR1\x15\x04rows' >"$work/a.parquet"
-refused "a parquet file" 5 "$work/a.parquet is a parquet file; write its rows as JSON lines first" byte \
+refused "a parquet file" 5 "$work/a.parquet is a parquet file; feed it through a pipe: dev/data/parquet_to_jsonl" byte \
     --input "$work/a.parquet"
 refused "a parquet file as plain text" 5 "is a parquet file" byte --text --input "$work/a.parquet"
 refused "an empty line" 5 "$work/bad.jsonl line 4003 is not valid JSON" line ''
