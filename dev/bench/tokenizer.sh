@@ -1,28 +1,34 @@
 #!/usr/bin/env bash
-# Tokenising speed of preprocess_data with GPT-2's vocabulary, and of Hugging Face's `tokenizers` on
-# the same files and number of cores.
+# Tokenising speed of preprocess_data, and of Hugging Face's `tokenizers` on the same files and
+# number of cores.
 #
-#   dev/bench/tokenizer.sh [--vocab FOLDER] [--max-mb N] [--threads "1 2"]
+#   dev/bench/tokenizer.sh [--vocab FOLDER] [--max-mb N] [--threads "1 2"] [--styles "gpt2 llama3"]
+#                          [--model PATH]
 #
 # FOLDER holds vocab.json and merges.txt (default data/gpt2, where dev/data/get_gpt2_vocab.sh puts
-# them). The corpora are distinct files of this machine, one document each: manual pages (English
-# prose with markup, unpacked) and C headers. preprocess_data is timed from the first read to the
-# finished shard on disk. `tokenizers` is timed for its encode calls alone, in batches of 256
-# documents already in memory. Neither counts loading the vocabulary. Each runs three times, the
-# best counts. BUILD names the folder of the program, PYTHON an interpreter with the `tokenizers`
-# package.
+# them). The style gpt2 is GPT2BPETokenizer with them. The other styles (llama3 qwen2 o200k) are a
+# tokenizer.json with the pattern, normaliser and flags of test/golden/tokenizer_json/STYLE and
+# GPT-2's vocabulary. --model adds a tokenizer.json, or its folder.
+#
+# The corpora are distinct files of this machine, one document each: manual pages (English prose
+# with markup, unpacked) and C headers. preprocess_data is timed from the first read to the finished
+# shard on disk. `tokenizers` is timed for its encode calls alone, in batches of 256 documents
+# already in memory. Neither counts loading the vocabulary. Each runs three times, the best counts.
+# BUILD names the folder of the program, PYTHON an interpreter with the `tokenizers` package.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/bench/tokenizer.sh "$@"
 set -euo pipefail
 build=${BUILD:-build} python=${PYTHON:-python3}
-vocab=data/gpt2 max_mb=50 threads="1 2"
+vocab=data/gpt2 max_mb=50 threads="1 2" styles="gpt2 llama3 qwen2 o200k" model=""
 while [ $# -gt 0 ]; do
     case $1 in
         --vocab) vocab=$2 ;;
         --max-mb) max_mb=$2 ;;
         --threads) threads=$2 ;;
-        *) die 2 "unknown flag $1; known are --vocab --max-mb --threads" ;;
+        --styles) styles=$2 ;;
+        --model) model=$2 ;;
+        *) die 2 "unknown flag $1; known are --vocab --max-mb --threads --styles --model" ;;
     esac
     shift 2
 done
@@ -47,13 +53,28 @@ find /usr/share/man/man[1-8] -type f -name '*.gz' | LC_ALL=C sort |
 find "$work/man" -type f | LC_ALL=C sort | bounded >"$work/man.list"
 find /usr/include -type f -name '*.h' | LC_ALL=C sort | bounded >"$work/headers.list"
 
+# A style's tokenizer.json: "model" holds its path, empty for gpt2.
+cat >"$work/style.py" <<'END'
+import json, sys
+style, folder, out = sys.argv[1:]
+whole = json.load(open(f"test/golden/tokenizer_json/{style}/tokenizer.json", encoding="utf-8"))
+lines = open(folder + "/merges.txt", encoding="utf-8").read().splitlines()
+whole["model"]["vocab"] = json.load(open(folder + "/vocab.json", encoding="utf-8"))
+whole["model"]["merges"] = [line for line in lines if not line.startswith("#version")]
+end = dict(whole["added_tokens"][0], id=50256, content="<|endoftext|>")
+whole.update(post_processor=None, added_tokens=[end])
+json.dump(whole, open(out, "w", encoding="utf-8"))
+END
 cat >"$work/peer.py" <<'END'
-import sys, time
+import os, sys, time
 import tokenizers
 from tokenizers import Tokenizer, models, pre_tokenizers
-folder, listing = sys.argv[1:]
-tokenizer = Tokenizer(models.BPE.from_file(folder + "/vocab.json", folder + "/merges.txt"))
-tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+folder, listing, model = sys.argv[1:]
+if model:
+    tokenizer = Tokenizer.from_file(os.path.join(model, "tokenizer.json") if os.path.isdir(model) else model)
+else:
+    tokenizer = Tokenizer(models.BPE.from_file(folder + "/vocab.json", folder + "/merges.txt"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 texts = [open(path, "rb").read().decode("utf-8", "replace") for path in open(listing).read().splitlines()]
 megabytes = sum(len(text.encode()) for text in texts) / 1e6
 encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
@@ -61,16 +82,18 @@ best = 0.0
 for _ in range(3):
     start, tokens = time.perf_counter(), 0
     for i in range(0, len(texts), 256):
-        tokens += sum(len(e.ids) for e in encode(texts[i:i + 256]))
+        tokens += sum(len(e.ids) for e in encode(texts[i:i + 256], add_special_tokens=False))
     best = max(best, megabytes / (time.perf_counter() - start))
 print(f"{best:.1f} {tokens}")
 END
 
-ours() { # list, threads: "MB/s tokens"
-    local best=0 tokens=0 line rate
+ours() { # list, threads, model or nothing: "MB/s tokens"
+    local best=0 tokens=0 line rate which=(--vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt")
+    [ -z "$3" ] || which=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model "$3"
+        --tokenizer-hf-no-include-special-tokens)
     for _ in 1 2 3; do
         line=$(taskset -c "0-$(($2 - 1))" "$build/preprocess_data" --text --input-list "$1" \
-            --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" --workers "$2" \
+            "${which[@]}" --workers "$2" \
             --log-interval 1000000000 --output-prefix "$work/out" 2>&1 | grep '^Wrote')
         rate=$(sed -E 's/.*\(([0-9.]+) MB\/s\).*/\1/' <<<"$line")
         tokens=$(sed -E 's/.* ([0-9]+) tokens.*/\1/' <<<"$line")
@@ -80,7 +103,7 @@ ours() { # list, threads: "MB/s tokens"
 }
 peer() {
     taskset -c "0-$(($2 - 1))" env RAYON_NUM_THREADS="$2" TOKENIZERS_PARALLELISM=true \
-        "$python" "$work/peer.py" "$vocab" "$1"
+        "$python" "$work/peer.py" "$vocab" "$1" "$3"
 }
 
 have_peer=0
@@ -91,14 +114,27 @@ echo "# $processor, commit $(git rev-parse --short HEAD 2>/dev/null || echo unkn
 [ $have_peer = 0 ] ||
     echo "# tokenizers $("$python" -c 'import tokenizers; print(tokenizers.__version__)');" \
         "$("$build/preprocess_data" --version)"
-printf '%-8s %8s %8s %10s %16s %16s\n' corpus MB threads tokens preprocess_data tokenizers
-for corpus in man headers; do
-    mb=$(xargs -r -d '\n' stat -c %s <"$work/$corpus.list" | awk '{ n += $1 } END { printf "%.1f", n / 1e6 }')
-    for n in $threads; do
-        read -r rate tokens < <(ours "$work/$corpus.list" "$n")
-        peer_rate=- peer_tokens=$tokens
-        [ $have_peer = 0 ] || read -r peer_rate peer_tokens < <(peer "$work/$corpus.list" "$n")
-        printf '%-8s %8s %8s %10s %11s MB/s %11s MB/s\n' "$corpus" "$mb" "$n" "$tokens" "$rate" "$peer_rate"
-        [ "$tokens" = "$peer_tokens" ] || die 1 "token counts differ: $tokens and $peer_tokens"
+[ -z "$model" ] || styles+=" $model"
+printf '%-8s %-8s %8s %8s %10s %16s %16s\n' corpus style MB threads tokens preprocess_data tokenizers
+row() { # corpus, style, threads
+    local path="" name=$2 mb rate tokens peer_rate=-
+    case $2 in
+        gpt2) ;;
+        llama3 | qwen2 | o200k)
+            path=$work/$2.json
+            "$python" "$work/style.py" "$2" "$vocab" "$path"
+            ;;
+        *) path=$2 name=model ;;
+    esac
+    mb=$(xargs -r -d '\n' stat -c %s <"$work/$1.list" | awk '{ n += $1 } END { printf "%.1f", n / 1e6 }')
+    read -r rate tokens < <(ours "$work/$1.list" "$3" "$path")
+    local peer_tokens=$tokens
+    [ $have_peer = 0 ] || read -r peer_rate peer_tokens < <(peer "$work/$1.list" "$3" "$path")
+    printf '%-8s %-8s %8s %8s %10s %11s MB/s %11s MB/s\n' "$1" "$name" "$mb" "$3" "$tokens" "$rate" "$peer_rate"
+    [ "$tokens" = "$peer_tokens" ] || die 1 "token counts differ: $tokens and $peer_tokens"
+}
+for style in $styles; do
+    for corpus in man headers; do
+        for n in $threads; do row $corpus "$style" "$n"; done
     done
 done

@@ -25,8 +25,9 @@ void added_tokens_add(AddedTokens *t, AddedToken token) {
         size_t room = t->count ? 2 * (size_t)t->count : 1;
         t->tokens = xrealloc(t->tokens, room * sizeof *t->tokens, "added tokens");
     }
-    char *text = xmalloc(token.bytes, "added tokens");
+    char *text = xmalloc(token.bytes + 1, "added tokens");
     memcpy(text, token.text, token.bytes);
+    text[token.bytes] = 0;  // for messages
     token.text = text;
     t->tokens[t->count++] = token;
 }

@@ -71,6 +71,31 @@ numbers() {
     [ -z "$why" ]
 }
 check "bytes under NullTokenizer: a warning" numbers
+# --- Hugging Face's tokenizer.json, of 561 ids ---
+json=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model test/golden/tokenizer_json/llama3)
+check "bytes under a tokenizer.json" refused 5 "its documents end with id 256" 2 "${json[@]}"
+check "--tokenizer-model is required" refused 2 "needs --tokenizer-model" 1 \
+    --tokenizer-type HuggingFaceTokenizer
+check "a tokenizer.json that is not there" refused 5 "cannot open no-such/tokenizer.json" 1 \
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model no-such/tokenizer.json
+trains_with_json() {
+    local data=$work/json_text_document
+    "$BUILD/preprocess_data" --input "$work/text.jsonl" "${json[@]}" --append-eod --workers 1 \
+        --output-prefix "$work/json" 2>"$work/err" || { say "no shard"; return 1; }
+    trains 2 "${json[@]}" --check-data || return 1
+    # Ids 556 and 557 are there for whole pieces; the three behind them are added tokens.
+    grep -q 'largest id 559 of 561: good$' "$work/out" || { why="no check of the data"; return 1; }
+    trains 2 "${json[@]}" --save "$work/json_run" --save-interval 12 \
+        --sample-prompt "Hello<|eot_id|>" --sample-tokens 8 || return 1
+    grep -qaF '<|begin_of_text|>Hello<|eot_id|>' "$work/out" || { why="no sample"; return 1; }
+    grep -q '^  padded_vocab_size \.* 568$' "$work/out" || { why="561 ids are not padded to 568"; return 1; }
+    grep -q '"tokenizer_model": *"test/golden/tokenizer_json/llama3"' \
+        "$work/json_run/iter_0000012/manifest.json" || { why="not in the checkpoint"; return 1; }
+    # Another end of document is another tokenizer.
+    train 2 "${json[@]}" --tokenizer-eod "<|eot_id|>"
+    error_names 5 "and not with 560" $?
+}
+check "a run with a tokenizer.json" trains_with_json
 own_end() { trains 2 && ! grep -q 'WARNING: every sequence' "$work/out" ||
     { why=${why:-a warning}; return 1; }; }
 check "bytes under Byte: none" own_end

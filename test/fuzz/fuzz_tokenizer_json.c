@@ -9,7 +9,8 @@ static bool itself(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-// All 256 byte symbols, two merged tokens, an end of text; of members with one name the first counts.
+// All 256 byte symbols, two merged tokens, an end of text. Of members with one name the first
+// counts.
 static size_t write_sound(char *out, const uint8_t *members, size_t bytes, bool of_model) {
     size_t used = (size_t)sprintf(out, "{");
     if (!of_model) memcpy(out + used, members, bytes);
