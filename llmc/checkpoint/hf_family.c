@@ -231,8 +231,8 @@ static bool check_heads(const HfFamily *family, const Config *c, Error *err) {
     bool usual = (int64_t)c->kv_channels * c->num_attention_heads == c->hidden_size;
     if (usual || has_key(family, "kv_channels")) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "the checkpoint's model has kv_channels %d, and Hugging Face's %s has heads of hidden_size"
-                     " / num_attention_heads; load another checkpoint",
+                     "the checkpoint's model has kv_channels %d, and Hugging Face's %s has heads of"
+                     " hidden_size / num_attention_heads; load another checkpoint",
                      c->kv_channels, family->name);
 }
 

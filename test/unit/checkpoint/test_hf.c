@@ -44,7 +44,8 @@ typedef struct Family {
 static const Family FAMILIES[] = {
     {GOLDEN_FOLDER, 28, {SIZES, "--hidden-size", "24", "--num-attention-heads", "3"}},
     {GOLDEN_FOLDER "_llama", 35, {LLAMA_SIZES, "--untie-embeddings-and-output-weights"}},
-    {GOLDEN_FOLDER "_qwen3", 24, {LLAMA_SIZES, "--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"}},
+    {GOLDEN_FOLDER "_qwen3", 24,
+     {LLAMA_SIZES, "--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"}},
 };
 enum { FAMILY_COUNT = sizeof FAMILIES / sizeof *FAMILIES };
 static const Family *family = FAMILIES;  // of the models that are made and loaded
