@@ -14,7 +14,7 @@
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/zero_slices.h"
-#include "llmc/config/options.h"
+#include "llmc/config/tool.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/parallel.h"
 #include "llmc/ranks/stop.h"
@@ -93,14 +93,15 @@ typedef struct Writing {
 
 // --- settings and prompt -------------------------------------------------------------------------
 
-static bool check(Settings *s, Error *err) {
+static double temperature_of(const Settings *s) { return s->greedy ? 0.0 : s->temperature; }
+
+static bool check(const Settings *s, Error *err) {
     if (!s->load) return error_set(err, EXIT_USAGE, "--load is missing; give a folder that a run saved into");
     if (s->prompt && s->prompt_file)
         return error_set(err, EXIT_USAGE, "--prompt and --prompt-file exclude each other; give one of them");
     if (!s->vocab_file != !s->merge_file)
         return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file belong together; give both");
-    if (s->greedy) s->temperature = 0;
-    if (s->temperature == 0 && s->samples > 1) {
+    if (temperature_of(s) == 0 && s->samples > 1) {
         return error_set(err, EXIT_USAGE, "the likeliest text is the same each time: drop --num-samples, or "
                          "give a --temperature above 0");
     }
@@ -255,7 +256,7 @@ static bool read_into_cache(Writing *w, Error *err) {
 static void prepare_sampling(Writing *w) {
     const Settings *s = w->settings;
     int vocab = w->saved.config.vocab_size_unpadded;
-    w->sampling = (Sampling){.vocab = vocab, .temperature = s->temperature, .top_k = s->top_k,
+    w->sampling = (Sampling){.vocab = vocab, .temperature = temperature_of(s), .top_k = s->top_k,
                              .top_p = s->top_p, .seed = (uint64_t)s->seed};
     if (s->top_k == 0 && s->top_p >= 1.0) return;
     w->sampling.candidates = (Candidate *)xmalloc((size_t)vocab * sizeof(Candidate), "the candidates");
@@ -324,41 +325,31 @@ static bool generate(const Settings *settings, Peers peers, const Site *site, bo
 }
 
 // checkpoint.h's calls are collective, so there is a world of one rank.
-static bool run(Settings *settings, int *argc, char ***argv, bool *stopped, Error *err) {
+static bool run(const void *context, int *argc, char ***argv, Error *err) {
+    const Settings *settings = (const Settings *)context;
     Launch launch;
     Site site = {.rank = -1, .gpu = -1, .phase = "generate"};
+    bool stopped = false;
     if (!check(settings, err)) return false;
+    signal(SIGPIPE, SIG_IGN);  // nobody reads on: the program ends by itself
     launch_init(&launch, argc, argv);
     Peers peers = {launch.world, 0, &site};
     bool ok = launch.size == 1 ||
               error_set(err, EXIT_USAGE, "this is a program of one process; start it without mpirun");
-    ok = ok && generate(settings, peers, &site, stopped, err);
+    ok = ok && generate(settings, peers, &site, &stopped, err);
     if (!ok && launch.rank == 0) error_print(NULL, err->what);
     launch_finalize(&launch);
     err->what[0] = 0;  // said
-    return ok;
+    if (stopped) err->code = EXIT_STOPPED;
+    return ok && !stopped;
 }
 
 int main(int argc, char **argv) {
-    name_illegal_instructions();
-    json_use_checked_memory();
-    Error err = {0};
-    char **words = NULL;
-    int count = 0;
-    bool stopped = false;
     Settings settings = {0};
-    signal(SIGPIPE, SIG_IGN);  // nobody reads on: the program ends by itself
-    options_defaults(table, TABLE_ROWS, &settings);
-    bool good = options_read_words(argc, argv, &words, &count, &err);
-    if (good && options_ask(table, TABLE_ROWS, words, count, "help")) {
-        printf("Usage: generate --load FOLDER [--prompt TEXT] [flags]\n"
-               "Text from a checkpoint of the trainer, token by token.\n");
-        options_help(table, TABLE_ROWS, stdout);
-    } else {
-        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, &err) &&
-               run(&settings, &argc, &argv, &stopped, &err);
-    }
-    if (!good && *err.what) error_print(NULL, err.what);
-    options_free_words(words, count);
-    return !good ? err.code : stopped ? EXIT_STOPPED : EXIT_DONE;
+    const Tool tool = {table, TABLE_ROWS,
+                       "Usage: generate --load FOLDER [--prompt TEXT] [flags]\n"
+                       "Text from a checkpoint of the trainer, token by token.\n",
+                       &settings, run};
+    json_use_checked_memory();
+    return tool_main(&tool, argc, argv);
 }

@@ -1,5 +1,5 @@
-// The main of a program that is a table of flags and what it does with them: dev/data and
-// dev/convert_checkpoint.c.
+// The main of a program that is a table of flags and what it does with them: dev/data,
+// dev/convert_checkpoint.c, dev/generate.c.
 #pragma once
 #include "llmc/config/options.h"
 LLMC_BEGIN
