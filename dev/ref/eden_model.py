@@ -3,6 +3,7 @@
 
     python3 dev/ref/eden_model.py             writes test/golden/eden/eden.golden; takes seconds
     python3 dev/ref/eden_model.py --errors    prints a table of errors; writes nothing
+    python3 dev/ref/eden_model.py --bias      prints the bias on groups with outliers; takes minutes
 
 needs numpy. The golden file has make_goldens.py's format. test/unit/sdp4bit/test_eden.c reads it:
     key                   i32   seed, step, purpose and source of the rotation's signs
@@ -147,6 +148,42 @@ def errors_of(bits, levels):
     return one, ((sent - mean) ** 2).sum() / (mean ** 2).sum()
 
 
+def bias_of(x, bits, levels, rotations, trials=40000, batch=4000):
+    """Of one group x, over random signs: the largest bias of an element in units of the root mean
+    square error of an element, and the relative squared error. rotations: one after the other."""
+    rng, total, squares = np.random.default_rng(bits), np.zeros(GROUP), 0.0
+    for _ in range(trials // batch):
+        signs = [rng.choice([f32(-1), f32(1)], (batch, GROUP)) for _ in range(rotations)]
+        y = np.repeat(x.astype(f32)[None], batch, axis=0)
+        for sign in signs:
+            y = hadamard(y * sign) * f32(1 / 16)
+        back = decode(*encode(y, bits, levels), levels)
+        for sign in reversed(signs):
+            back = hadamard(back) * f32(1 / 16) * sign
+        total += back.sum(axis=0, dtype=float)
+        squares += float(((back - x) ** 2).sum())
+    bias, error = np.abs(total / trials - x).max(), squares / trials
+    return bias / math.sqrt(error / GROUP), error / float((x ** 2).sum())
+
+
+def outlier_groups():
+    rng, five = np.random.default_rng(1), [3, 40, 77, 150, 201]
+    spikes = 0.01 * rng.standard_normal(GROUP)
+    spikes[five] = 1, -0.8, 1.3, 0.6, 1.1
+    return {"five elements, the others 1 %": spikes, "Student's t, 2 degrees": rng.standard_t(2, GROUP),
+            "Student's t, 3 degrees": rng.standard_t(3, GROUP), "Gaussian": rng.standard_normal(GROUP)}
+
+
+def print_biases():
+    print("largest bias of an element / its root mean square error; relative squared error")
+    for name, x in outlier_groups().items():
+        for bits in (4, 3, 2):
+            found = [bias_of(x, bits, lloyd_max(bits), rotations) for rotations in (1, 2)]
+            print(f"{name:30} {bits} bits"
+                  + "".join(f"  {k} rotation(s) {bias:.3f} {error:.4f}" for k, (bias, error) in
+                            enumerate(found, 1)), flush=True)
+
+
 # --- the golden file -----------------------------------------------------------------------------
 
 def inputs():
@@ -202,6 +239,9 @@ def golden_tensors():
 
 
 def main():
+    if sys.argv[1:] == ["--bias"]:
+        print_biases()
+        return
     if sys.argv[1:] == ["--errors"]:
         print("bits   with scale   one hop   4 x 8 ranks, int8 inside")
         for bits in (4, 3, 2):
