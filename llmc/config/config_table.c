@@ -392,7 +392,7 @@ static const Option table[] = {
     REAL("plan-tflops", plan_tflops, "0", 0, 1e6,
          "TFLOP/s of each GPU without messages, as --log-throughput tells them of one GPU; 0: --plan-gpu's"),
     FLAG("plan-measure", plan_measure,
-         "measure the TFLOP/s of passes on this machine's device, on one rank, with a few of the model's layers"),
+         "measure the TFLOP/s of passes on this machine's device: one rank, a few of the model's layers"),
     REAL("plan-step-ms", plan_step_ms, "0", 0, 1e12,
          "instead of --plan-gpu: ms of a step's forward and backward passes without messages; 0: off"),
     FLAG("version", version, "print the version, the commit and the libraries"),

@@ -83,8 +83,8 @@ typedef struct Run {
 
 // --- run.c ---------------------------------------------------------------------------------------
 
-// Answers --help or --version on standard output. Neither needs MPI or ranks. Under mpirun the first
-// rank answers for all. Returns the exit code.
+// Answers --help or --version on standard output. Neither needs MPI or ranks. Under mpirun the
+// first rank answers for all. Returns the exit code.
 int run_answer(const Config *config, const char *program);
 // A run that holds nothing yet.
 void run_init(Run *run);
