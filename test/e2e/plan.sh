@@ -408,7 +408,8 @@ a_burst_helps() { # 100 MB at 10 Gb/s are 80 ms
 }
 check "--plan-network-burst" a_burst_helps eden-lossless
 six_layers=(--num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 64
-    --max-position-embeddings 64 --micro-batch-size 2 --tokenizer-type Byte --bf16 --use-distributed-optimizer)
+    --max-position-embeddings 64 --micro-batch-size 2 --tokenizer-type Byte --bf16
+    --use-distributed-optimizer)
 measures() { # a small model, whose first four layers are timed
     local said
     "$BUILD/train_gpt_cpu" "${six_layers[@]}" --plan --plan-world-size 4 --gpus-per-node 2 --plan-network 1 \

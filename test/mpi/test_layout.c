@@ -83,7 +83,8 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
         "--group-query-attention", "--num-query-groups", groups};
     int blocks = layout->groups ? (int)(sizeof llama / sizeof *llama) : 0;
     for (int i = 0; i < blocks; i++) argv[count++] = llama[i];
-    const char *const heads[] = {"--qk-layernorm", "--position-embedding-type", "rope", "--kv-channels", "16"};
+    const char *const heads[] = {"--qk-layernorm", "--position-embedding-type", "rope",
+                                 "--kv-channels", "16"};
     for (int i = 0; i < (layout->qk_norm ? 5 : 0); i++) argv[count++] = heads[i];
     if (layout->sequence) argv[count++] = "--sequence-parallel";
     if (layout->chunks > 1) {

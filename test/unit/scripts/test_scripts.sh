@@ -42,7 +42,8 @@ helps() { # SCRIPT FLAG: from a folder that is not the repository's
     [ ! -s "$work/err" ] && [ ! -e "$work/worked" ] && [ -z "$(ls "$work/none")" ] ||
         { why="it did something else"; return 1; }
 }
-for script in scripts/{doctor,emulate_network,quickstart,run_until_done,test,train_125m,train_18b,train_llama_1.1b}.sh \
+for script in scripts/{doctor,emulate_network,quickstart,run_until_done,test}.sh \
+    scripts/train_{125m,18b,llama_1.1b}.sh \
     dev/bench/{codec,comm,layouts,save,single_gpu,tokenizer}.sh \
     dev/data/{get_gpt2_vocab,linux_source,pile}.sh test/gpu.sh; do
     check "${script##*/} --help" helps "$script" --help
