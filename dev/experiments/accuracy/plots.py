@@ -27,9 +27,9 @@ def gap_rows(results, noise):
 
 
 def gap_plot(results, noise, title):
-    """One row per arm: its gap and 95 %. The arms' names stand to the right."""
+    """One row per arm: its gap and 95 %. The arms' names stand to the right. None for a single gap."""
     rows = gap_rows(results, noise)
-    if not any(values for *_, values in rows):
+    if sum(len(values) for *_, values in rows) < 2:
         return None
     ends = [m + side * h for _, _, m, h, _ in rows if m is not None for side in (-1, 1)]
     ends += [0.0] + [v for *_, values in rows for v in values]
@@ -65,16 +65,17 @@ def curve_points(result, reference, smooth=25):
 def line_plot(curves, y_label, title, subtitle, log=False):
     """curves: (arm, points). log: of the y axis, which then holds all points.
 
-    A linear axis leaves out what the first tenth of the run reaches beyond the rest."""
+    A linear axis leaves out what the first tenth of the run reaches beyond the rest. None where
+    there is nothing to see: no points, or all with one value."""
     drawn = lambda y: y is not None and (y > 0 or not log)
     curves = [(arm, [(x, y) for x, y in points if drawn(y)]) for arm, points in curves]
     curves = [(arm, points) for arm, points in curves if points]
-    if not curves:
+    if len({y for _, points in curves for _, y in points}) < 2:
         return None
-    reach = max(x for _, points in curves for x, _ in points)
+    begin, reach = (end(x for _, points in curves for x, _ in points) for end in (min, max))
     shown = [y for _, points in curves for x, y in points if log or 10 * x > reach]
     limits = (min(shown), max(shown)) if log else [plotting.quantile(shown, q) for q in (0.005, 0.995)]
-    panel = Panel(TOP, 420, (0.0, reach), limits, log_y=log)
+    panel = Panel(TOP, 420, (begin if 20 * begin > reach else 0.0, reach), limits, log_y=log)
     entries = [Entry(arm, *style(arm)) for arm, _ in curves]
     lines = []
     for e, (_, points) in zip(entries, curves):
