@@ -92,6 +92,46 @@ static bool take_keys(const Reading *r, const HfFamily *family) {
     return true;
 }
 
+// What Llama 3.1's rotations have beside their factor. The trainer has these numbers alone
+// (llmc/model/turns.c).
+static const struct RopeNumber {
+    const char *name, *text;
+} ROPE_NUMBERS[] = {
+    {"low_freq_factor", "1.0"}, {"high_freq_factor", "4.0"}, {"original_max_position_embeddings", "8192"}};
+#define ROPE_TYPES "it scales rotary positions as Llama 3.1 does, or not at all"
+
+// key: "rope_scaling", or "rope_parameters" in newer folders.
+static bool take_rope(const Reading *r, const char *key) {
+    const cJSON *rope = cJSON_GetObjectItemCaseSensitive(r->config, key);
+    const cJSON *factor = cJSON_GetObjectItemCaseSensitive(rope, "factor");
+    const char *bad = cJSON_HasObjectItem(rope, "rope_type") ? "rope_type" : "type";
+    const char *type = json_member_string(rope, bad);
+    char text[TEXT_BYTES];
+    bool plain = !type || strcmp(type, "default") == 0, scaled = type && strcmp(type, "llama3") == 0;
+    if (plain && (!factor || cJSON_GetNumberValue(factor) == 1)) return true;
+    if (plain || (scaled && !cJSON_IsNumber(factor))) bad = "factor";
+    for (size_t i = 0; scaled && i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(rope, ROPE_NUMBERS[i].name);
+        if (cJSON_GetNumberValue(item) == atof(ROPE_NUMBERS[i].text)) continue;
+        bad = ROPE_NUMBERS[i].name;
+        scaled = false;
+    }
+    text_of(cJSON_GetObjectItemCaseSensitive(rope, bad), text);
+    if (scaled && cJSON_IsNumber(factor)) {
+        text_of(factor, text);
+        return take(r, key, "use_rope_scaling", "true") && take(r, key, "rope_scaling_factor", text);
+    }
+    return error_set(r->err, EXIT_CHECKPOINT,
+                     "%s has %s.%s '%.60s', which the trainer does not compute: " ROPE_TYPES
+                     "; import another model", r->path, key, bad, text);
+}
+
+static bool take_rotations(const Reading *r) {
+    const char *positions = json_member_string(r->arguments, "position_embedding_type");
+    if (!positions || strcmp(positions, "rope") != 0) return true;
+    return take_rope(r, "rope_scaling") && take_rope(r, "rope_parameters");
+}
+
 // Groups of heads that share keys are none where each head has its own.
 static void settle_groups(cJSON *arguments) {
     const char *heads = json_member_string(arguments, "num_attention_heads");
@@ -144,7 +184,8 @@ static bool read_model(HfConfig *c, const Reading *r) {
                          r->path);
     }
     read_eod(c, r->config);
-    return check_fixed(r, c->family) && take_blocks(r, c->family) && take_keys(r, c->family);
+    return check_fixed(r, c->family) && take_blocks(r, c->family) && take_keys(r, c->family) &&
+           take_rotations(r);
 }
 
 bool hf_config_read(HfConfig *c, const char *text, size_t bytes, const char *path, Error *err) {
@@ -210,6 +251,27 @@ static void put_family(Writing *w, const HfFamily *family) {
     }
 }
 
+// Newer folders have rope_parameters alone. Older programs read a scaling from rope_scaling.
+static void put_rotations(Writing *w) {
+    bool scaled = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(w->arguments, "use_rope_scaling"));
+    static const HfKey factors[] = {
+        {.key = "rope_parameters.factor", .argument = "rope_scaling_factor", .real = true},
+        {.key = "rope_scaling.factor", .argument = "rope_scaling_factor", .real = true},
+        {.key = "rope_scaling.rope_theta", .argument = "rotary_base", .real = true}};
+    static const char *const places[][2] = {
+        {"rope_parameters.low_freq_factor", "rope_scaling.low_freq_factor"},
+        {"rope_parameters.high_freq_factor", "rope_scaling.high_freq_factor"},
+        {"rope_parameters.original_max_position_embeddings",
+         "rope_scaling.original_max_position_embeddings"}};
+    put(w, "rope_parameters.rope_type", scaled ? "llama3" : "default", true);
+    if (!scaled) return;
+    put(w, "rope_scaling.rope_type", "llama3", true);
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) put_key(w, &factors[i]);
+    for (size_t i = 0; i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
+        for (int k = 0; k < 2; k++) put(w, places[i][k], ROPE_NUMBERS[i].text, false);
+    }
+}
+
 static int by_key(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->key, ((const Entry *)b)->key);
 }
@@ -255,6 +317,7 @@ void hf_config_write(const HfFamily *family, const ImportedModel *model, const c
     put_id(&w, "eos_token_id", model->config.eod);
     put_id(&w, "vocab_size", model->config.vocab_size_unpadded);
     put_family(&w, family);
+    if (model->config.position_embedding_type == POSITIONS_ROPE) put_rotations(&w);
     qsort(w.entries, (size_t)w.count, sizeof *w.entries, by_key);
     fprintf(out, "{\n");
     print_entries(&w, out);

@@ -108,19 +108,13 @@ static const HfKey LLAMA_KEYS[] = {
     OPPOSITE("tie_word_embeddings", "untie_embeddings_and_output_weights", "true"),
 };
 
-#define UNSCALED "positions are not scaled"
+#define ROTATIONS "rotary positions are one object of numbers"
 #define WHOLE_HEADS "this family turns whole heads"
 #define ALL_TOKENS "attention is to all tokens before"
 static const HfFixed LLAMA_FIXED[] = {
     WRITTEN("hidden_act", "silu|swish", "the MLP is SwiGLU"),
-    CHECKED("rope_scaling", "null|{}", UNSCALED),
-    CHECKED("rope_scaling.rope_type", "default", UNSCALED),
-    CHECKED("rope_scaling.type", "default", UNSCALED),
-    CHECKED("rope_scaling.factor", "1", UNSCALED),
-    CHECKED("rope_parameters", "null|{}", UNSCALED),
-    WRITTEN("rope_parameters.rope_type", "default", UNSCALED),
-    CHECKED("rope_parameters.type", "default", UNSCALED),
-    CHECKED("rope_parameters.factor", "1", UNSCALED),
+    CHECKED("rope_scaling", "null|{}", ROTATIONS),
+    CHECKED("rope_parameters", "null|{}", ROTATIONS),
     CHECKED("rope_parameters.partial_rotary_factor", "1", WHOLE_HEADS),
     CHECKED("partial_rotary_factor", "1", WHOLE_HEADS),
 };

@@ -46,7 +46,6 @@ static const Refused REFUSED[] = {
     {"quick_geglu", "has GEGLU"},
     {"onnx_safe", "has GELU in its erf form"},
     {"rotary_interleaved", "turns neighbouring columns of a head"},
-    {"use_rope_scaling", "scales rotary positions"},
     {"window_size", "has attention in a window"},
     {"mtp_num_layers", "predicts several tokens"},
     {"no_rope_freq", "has layers without positions"},
@@ -120,7 +119,8 @@ static const Row ALWAYS[] = {
     {"qk_layernorm", NULL, false},
 };
 static const Row OF_GROUPS[] = {{"group_query_attention", NULL, true}, {"num_query_groups", NULL, true}};
-static const Row OF_ROTATIONS[] = {{"rotary_base", NULL, false}, {"rotary_percent", NULL, false}};
+static const Row OF_ROTATIONS[] = {{"rotary_base", NULL, false}, {"rotary_percent", NULL, false},
+                                   {"use_rope_scaling", NULL, false}, {"rope_scaling_factor", NULL, false}};
 
 // A number, a text or True. What is neutral adds nothing.
 static bool add_flag(MegatronArgs *a, const PickleValue *args, const Row *row, const char *path, Error *err) {

@@ -48,6 +48,8 @@ typedef struct Config {
     Normalization normalization;
     PositionEmbedding position_embedding_type;
     double rotary_base, rotary_percent;
+    bool use_rope_scaling;       // of Llama 3.1
+    double rope_scaling_factor;
     int num_query_groups;  // with group_query_attention; else see config_query_groups
     bool group_query_attention, swiglu, disable_bias_linear, untie_embeddings_and_output_weights;
     bool qk_layernorm;

@@ -76,10 +76,13 @@ static int ffn_width(const Config *c) {
 static bool check_positions(const Parsed *p, int head) {
     const Config *c = p->config;
     bool rope = c->position_embedding_type == POSITIONS_ROPE;
-    static const size_t turns[] = {offsetof(Config, rotary_base), offsetof(Config, rotary_percent)};
+    static const size_t turns[] = {offsetof(Config, rotary_base), offsetof(Config, rotary_percent),
+                                   offsetof(Config, use_rope_scaling)};
+    static const size_t stretch[] = {offsetof(Config, rope_scaling_factor)};
     static const size_t restart[] = {offsetof(Config, reset_position_ids)};
     int columns = (int)(head * c->rotary_percent);
     note_idle(p, rope, "--position-embedding-type rope", turns, COUNT_OF(turns));
+    note_idle(p, c->use_rope_scaling, "--use-rope-scaling", stretch, COUNT_OF(stretch));
     note_idle(p, !rope, "learned positions", restart, COUNT_OF(restart));
     if (rope && (columns < 2 || columns % 2)) {
         return REFUSE("--rotary-percent %g of a head of %d is %d columns; it must be an even number of them",

@@ -145,6 +145,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     gpt->words = config->vocab_size_unpadded;
     gpt->has_tasks = config->eval_tasks.count > 0;
     gpt->rotary_base = config->rotary_base;
+    gpt->rotary_stretch = config->use_rope_scaling ? config->rope_scaling_factor : 1;
     gpt->rotary = config_rotary_columns(config);
     gpt->P = gpt->rotary ? 0 : config->max_position_embeddings;
     gpt->rms = config->normalization == RMSNORM;

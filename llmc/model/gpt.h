@@ -105,6 +105,7 @@ typedef struct GPT {
     bool by_kind;            // attention's qkv has all queries, then keys, then values: with rotary
                              // positions, which can write it so, where heads share keys
     double rotary_base;
+    double rotary_stretch;  // of long wavelengths; 1: none
     int rotary;              // columns of a head that positions turn; 0: learned positions
     Stage stage;
     const Mesh *mesh;

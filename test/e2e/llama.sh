@@ -137,6 +137,7 @@ another_model() { # FLAG FLAGS...: the checkpoint is refused by that name
     error_names 6 "$flag" $?
 }
 check "another base of the rotations is another model" another_model rotary_base --rotary-base 500
+check "scaled rotations are another model" another_model use_rope_scaling --use-rope-scaling
 check "and so are other groups" another_model num_query_groups --num-query-groups 4
 check "and norms of queries and keys" another_model qk_layernorm --qk-layernorm
 check "and so are learned positions" another_model position_embedding_type \

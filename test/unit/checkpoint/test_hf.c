@@ -539,10 +539,19 @@ static const Case CASES[] = {
      "1 tensors that"},
 };
 
+#define LLAMA3(factor) \
+    "\"factor\": " #factor ",\n    \"high_freq_factor\": 4.0,\n    \"low_freq_factor\": 1.0,\n" \
+    "    \"original_max_position_embeddings\": 8192,\n    \"rope_type\": \"llama3\""
 #define EMBEDDING "\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[50,32]"
 static const Case LLAMA_CASES[] = {
     {"\"rope_type\": \"default\"", "\"rope_type\": \"llama3\", \"factor\": 8.0", "", "",
-     "rope_parameters.rope_type 'llama3'"},
+     "rope_parameters.low_freq_factor '(none)'"},
+    {"\"rope_type\": \"default\"", "\"rope_type\": \"yarn\", \"factor\": 8.0", "", "",
+     "rope_parameters.rope_type 'yarn'"},
+    {"\"rope_type\": \"default\"", "\"rope_type\": \"default\", \"factor\": 8.0", "", "",
+     "rope_parameters.factor '8'"},
+    {"\"rope_type\": \"default\"", LLAMA3("8"), "", "", "rope_parameters.factor '8'"},
+    {"\"rope_type\": \"default\"", LLAMA3(0.5), "", "", "--rope-scaling-factor"},
     {"\"rope_type\": \"default\"", "\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5", "", "",
      "partial_rotary_factor '0.5'"},
     {"\"use_cache\"", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}, \"use_cache\"", "", "",
@@ -606,6 +615,37 @@ static void same_llamas(void **state) {
     }
     free(first);
     free(first_hf);
+}
+
+// Llama 3.1's rotations, in the newer place, in the older one, and in both: the same model, whose
+// own folder has both.
+static void scaled_llamas(void **state) {
+    static const Case scaled[] = {
+        {"\"rope_type\": \"default\"", LLAMA3(8.0), "", "", ""},
+        {"\"use_cache\"", "\"rope_scaling\": {" LLAMA3(8) "}, \"use_cache\"", "", "", ""},
+        {"\"rope_parameters\": {\n    \"rope_theta\": 500.0,\n    \"rope_type\": \"default\"\n  }",
+         "\"rope_theta\": 500, \"rope_scaling\": {" LLAMA3(8.0) "}", "", "", ""},
+    };
+    Work *w = (Work *)*state;
+    HfReport report;
+    size_t bytes;
+    family = &FAMILIES[1];
+    for (size_t i = 0; i < sizeof scaled / sizeof *scaled; i++) {
+        put_changed(w->hf, scaled[i].config_from, scaled[i].config_to, "", "");
+        imports(w->hf, w->back);
+        export(w->back, w->again, true, 1 << 30, &report);
+        char *flags = hf_slurp(w->back, "model.args", &bytes);
+        char *config = hf_slurp(w->again, "config.json", &bytes);
+        assert_non_null(strstr(flags, "--use-rope-scaling"));
+        assert_non_null(strstr(flags, "--rope-scaling-factor 8"));
+        const char *older = strstr(config, "\"rope_scaling\"");
+        assert_non_null(older);
+        assert_non_null(strstr(older, "\"rope_type\": \"llama3\""));
+        assert_non_null(strstr(config, "\"rope_parameters\": {\n    \"factor\": 8.0"));
+        free(flags);
+        free(config);
+        assert_int_equal(folder_remove(w->back) || folder_remove(w->again), 0);
+    }
 }
 
 static void hostile_headers(void **state) {
@@ -853,6 +893,7 @@ int main(int argc, char **argv) {
         IN_FOLDER(hostile_headers),
         IN_FOLDER(hostile_llamas),
         IN_FOLDER(same_llamas),
+        IN_FOLDER(scaled_llamas),
         IN_FOLDER(hostile_files),
         IN_FOLDER(not_finite),
         IN_FOLDER(hostile_indices),

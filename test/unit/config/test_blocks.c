@@ -7,12 +7,15 @@ static void good_lines(void **state) {
     } good[] = {
         {"", "\"normalization\":\"LayerNorm\",\"norm_epsilon\":1e-05,"
              "\"position_embedding_type\":\"learned_absolute\",\"rotary_base\":10000.0,"
-             "\"rotary_percent\":1.0,\"swiglu\":false,\"disable_bias_linear\":false,"
+             "\"rotary_percent\":1.0,\"use_rope_scaling\":false,\"rope_scaling_factor\":8.0,"
+             "\"swiglu\":false,\"disable_bias_linear\":false,"
              "\"untie_embeddings_and_output_weights\":false,\"qk_layernorm\":false"},
         {"--qk-layernorm", "\"qk_layernorm\":true"},
         {"--normalization RMSNorm --position-embedding-type rope --rotary-base 500000 --norm-epsilon 1e-6",
          "\"normalization\":\"RMSNorm\",\"norm_epsilon\":1e-06,\"position_embedding_type\":\"rope\","
          "\"rotary_base\":500000.0"},
+        {"--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 32",
+         "\"use_rope_scaling\":true,\"rope_scaling_factor\":32.0"},
         {"--swiglu", "\"ffn_hidden_size\":128"},  // 64 x 8 / 3 in steps of 64
         {"--swiglu --ffn-hidden-size 176", "\"ffn_hidden_size\":176"},
         {"--group-query-attention --num-query-groups 2",

@@ -70,8 +70,8 @@ static void stored_values_keep_their_digits(void **state) {
 static void other_reals_are_known(void **state) {
     static const char *const in_double[] = {"lr-warmup-fraction", "distributed-timeout-minutes",
                                             "sample-temperature", "exit-duration-in-mins",
-                                            "mid-level-dataset-surplus",
-                                            "rotary-base", "rotary-percent", "plan-network",
+                                            "mid-level-dataset-surplus", "rotary-base",
+                                            "rotary-percent", "rope-scaling-factor", "plan-network",
                                             "plan-network-inside", "plan-network-burst", "plan-tflops",
                                             "plan-step-ms"};
     int rows, found = 0;
