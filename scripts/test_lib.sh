@@ -127,11 +127,15 @@ show() {
 declare -A row_of=() # process id -> row
 exec 9<> <(:)     # rows that have ended: lines "row code"
 
-# Ends what still runs. Each row's timeout has a process group of its own, which it ends.
+# Ends what still runs. A row that is just being started may not know of its timeout yet, and timeout
+# not of its child. So a row ends the whole process group of its timeout, and is told until it has.
 stop_rows() {
-    local pid
-    for pid in "${!row_of[@]}"; do kill -TERM "$pid" 2>/dev/null; done
-    wait
+    local pids
+    while pids=$(jobs -pr) && [ -n "$pids" ]; do
+        # shellcheck disable=SC2086  # several
+        kill -TERM $pids 2>/dev/null
+        sleep 0.1
+    done
 }
 trap 'stop_rows; exit 130' INT
 trap 'stop_rows; exit 143' TERM HUP
@@ -141,7 +145,8 @@ start_row() { # row
     local i=$1
     row_state[i]=runs row_began[i]=$(now)
     (
-        trap 'kill -TERM "$pid" 2>/dev/null' TERM
+        pid=
+        trap '[ -z "$pid" ] || kill -TERM -- "-$pid" 2>/dev/null' TERM
         eval "env --default-signal=INT,QUIT timeout --kill-after=10 $limit ${row_command[i]} 9>&- &"
         pid=$!
         until wait "$pid"; code=$?; ! kill -0 "$pid" 2>/dev/null; do :; done # SIGTERM ends wait
