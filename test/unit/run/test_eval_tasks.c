@@ -149,17 +149,24 @@ static void scores_are_the_harness_s(void **state) {
     free(text);
 }
 
-// Other rows of other batches: what stands beside a sample does not change its likelihood by a bit.
+// What stands beside a sample does not show in its likelihood. With other rows in a batch products
+// have another shape, and OpenBLAS may add in another order: that is all the difference there is.
 static void neighbours_do_not_show(void **state) {
     char *few = scores_of_trainer("1"), *many = scores_of_trainer("3");
+    char *golden_text = read_text(GOLDEN "/scores.json");
+    cJSON *golden = json_parse_object(golden_text, strlen(golden_text));
+    assert_non_null(golden);
+    double rounding = fp32_build() ? 1e-5 : number(golden, "bf16_error");
     const char *const tasks[] = {"choose", "complete"};
     for (int t = 0; t < 2; t++) {
         cJSON *one = lines_of(few, "eval_sample", tasks[t]), *other = lines_of(many, "eval_sample", tasks[t]);
         assert_true(cJSON_GetArraySize(one) > 30);
-        assert_true(cJSON_Compare(one, other, true));
+        check_samples(one, other, rounding);
         cJSON_Delete(one);
         cJSON_Delete(other);
     }
+    cJSON_Delete(golden);
+    free(golden_text);
     free(few);
     free(many);
 }
