@@ -225,9 +225,13 @@ int64_t *save_folder_list(const char *directory, int *count) {
 
 // --- The run's own -------------------------------------------------------------------------------
 
+// To a list that has only been appended to: it has room for the next power of two.
 static void append(Lineage *l, int64_t iteration) {
-    size_t room = ((size_t)l->count + 1) * sizeof *l->iterations;
-    l->iterations = (int64_t *)xrealloc(l->iterations, room, "the run's list of checkpoints");
+    if ((l->count & (l->count - 1)) == 0) {
+        size_t room = l->count ? 2 * (size_t)l->count : 1;
+        l->iterations = (int64_t *)xrealloc(l->iterations, room * sizeof *l->iterations,
+                                            "the run's list of checkpoints");
+    }
     l->iterations[l->count++] = iteration;
 }
 
