@@ -3,18 +3,17 @@
 // the common subset of C11 and CUDA C++ and holds no kernels: compiled as C it is the CPU program,
 // compiled by nvcc the GPU program.
 
-#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "llmc/ranks/heartbeat.h"    // ranks that hang are named
-#include "llmc/ranks/parallel.h"     // initial weights on all cores
 #include "llmc/run/eval_tasks.h"     // --eval-tasks
+#include "llmc/run/measure.h"        // --plan-measure
 #include "llmc/run/plan_report.h"    // --plan
-#include "llmc/run/plan_time.h"      // --plan-measure
 #include "llmc/run/run.h"            // what a run holds beside the model
 #include "llmc/run/same_run.h"       // one set of flags on all machines
+#include "llmc/run/start.h"          // from flags to the first step
 #include "llmc/state/probe.h"        // figures on what quantisation does
 #include "train_gpt.h"               // GPT, ops, Zero
 
@@ -31,48 +30,7 @@
 // and the branch of the layer below, which is fused with the layer's first LayerNorm. It ends with
 // a branch of its own. The final LayerNorm begins like one more layer, in the table too.
 
-void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers) {
-    gpt->zero = zero;
-    gpt->timers = timers;
-    gpt->stream = gpt->tp.compute = stream;
-    op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
-    if (gpt->rotary) gpt_upload_turns(gpt);
-    // What no backward wants can lie in one place: a layer writes where it has read.
-    MicroBatch *m = &gpt->slot[0];
-    for (int l = 0; gpt->cache && l <= gpt->stage.layers; l++) m->residual[l] = m->embedded;
-}
-
-void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
-    int threads = parallel_share(group);
-    // Every rank draws all that it holds: a tensor's numbers depend on the seed and the tensor
-    // alone.
-    for (int i = 0; i < gpt->tensors; i++) {
-        const Tensor *t = &gpt->tensor[i];
-        InitWeights init = {.weights = zero_weight(gpt->zero, i),
-                            .rows = t->local[0],
-                            .columns = t->local[1],
-                            .first_row = t->split == 0 ? t->offset : 0,
-                            .first_column = t->split == 1 ? t->offset : 0,
-                            .whole_columns = t->whole[1],
-                            .std = t->std,
-                            .seed = seed,
-                            .tensor = (uint32_t)t->number,
-                            .threads = threads};
-        op_init_weights(gpt->stream, &init);
-        zero_keep_weights(gpt->zero, i);
-    }
-    stream_synchronize(gpt->stream);  // the other streams may read them
-}
-
-void gpt_upload(GPT *gpt, int slot, const Batch *batch) {
-    size_t N = (size_t)gpt->B * (size_t)gpt->T, ids = N * sizeof(int32_t);
-    const MicroBatch *m = &gpt->slot[slot];
-    copy_to_device(gpt->stream, m->tokens, batch->tokens, ids);
-    copy_to_device(gpt->stream, m->targets, batch->targets, ids);
-    copy_to_device(gpt->stream, m->positions, batch->positions, ids);
-    if (batch->doc_start) copy_to_device(gpt->stream, m->doc_start, batch->doc_start, ids);
-    if (batch->loss_mask) copy_to_device(gpt->stream, m->loss_mask, batch->loss_mask, N * sizeof(float));
-}
+// --- what the ops work on ------------------------------------------------------------------------
 
 // NULL of a tensor that the model has not.
 static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
@@ -283,6 +241,8 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     return o;
 }
 
+// --- forward -------------------------------------------------------------------------------------
+
 // All rows of what this rank holds some rows of (sequence parallelism), for a product. Without it
 // `own` has all rows already.
 static const floatX *gather(const GPT *gpt, const Pass *p, const floatX *own) {
@@ -352,57 +312,6 @@ void gpt_forward(GPT *gpt, const Pass *p) {
     op_layernorm_forward(gpt->stream, &final);
 }
 
-// --- the tied embedding on two stages ------------------------------------------------------------
-// After its last pass the last stage hands the head's part of the gradient to the first one. That
-// adds it before its last micro-batch's tokens: with one micro-batch the sum is then made in the
-// order of a single stage. The result goes back, so both copies get the same bits.
-
-// Elements of the words' gradient that travel at a time, to wait in half of a scratch buffer.
-static int64_t words_at_a_time(const GPT *gpt) { return (int64_t)(gpt->dwide_bytes / sizeof(float) / 2); }
-
-static void send_head_words(const GPT *gpt) {
-    int64_t n = tensor_elements(&gpt->tensor[GPT_WTE]), most = words_at_a_time(gpt);
-    float *words = zero_grad(gpt->zero, GPT_WTE);
-    for (int64_t at = 0; at < n; at += most) {
-        int64_t count = n - at < most ? n - at : most;
-        link_send(gpt->pipeline.words_to_first, words + at, (size_t)count * sizeof(float), gpt->stream);
-    }
-}
-
-static void add_head_words(const GPT *gpt) {
-    int64_t n = tensor_elements(&gpt->tensor[GPT_WTE]), most = words_at_a_time(gpt);
-    float *words = zero_grad(gpt->zero, GPT_WTE), *parts = (float *)(void *)gpt->dwide;
-    for (int64_t at = 0; at < n; at += most) {
-        int64_t count = n - at < most ? n - at : most;
-        size_t bytes = (size_t)count * sizeof(float);
-        link_expect(gpt->pipeline.words_to_first, parts + count, bytes, gpt->stream);
-        copy_on_device(gpt->stream, parts, words + at, bytes);
-        link_arrived(gpt->pipeline.words_to_first, gpt->stream);
-        op_add_parts(gpt->stream, words + at, parts, count, 2);
-    }
-}
-
-static void exchange_words(const GPT *gpt) {
-    const Pipeline *pipeline = &gpt->pipeline;
-    float *words = zero_grad(gpt->zero, GPT_WTE);
-    size_t bytes = (size_t)tensor_elements(&gpt->tensor[GPT_WTE]) * sizeof(float);
-    if (!gpt->stage.heads) {
-        link_send(pipeline->words_to_last, words, bytes, gpt->stream);
-        link_sent(pipeline->words_to_last, 0, gpt->stream);
-    } else if (!gpt->stage.embeds) {
-        send_head_words(gpt);
-        link_sent(pipeline->words_to_first, 0, gpt->stream);
-        link_expect(pipeline->words_to_last, words, bytes, gpt->stream);
-        link_arrived(pipeline->words_to_last, gpt->stream);
-    }
-}
-
-void gpt_end_backward(GPT *gpt) {
-    if (!gpt_has_words(gpt)) return;
-    if (gpt->tied) exchange_words(gpt);
-    zero_reduce_unit(gpt->zero, 0, true);
-}
-
 // --- the head ------------------------------------------------------------------------------------
 
 // Where the vocabulary is cut, each rank has some columns of a chunk's logits. The ranks exchange
@@ -438,6 +347,8 @@ void gpt_head(GPT *gpt, const Pass *p) {
     else if (is_cut(gpt)) head_of_parts(gpt, &h);
     else op_head(gpt->stream, &h);
 }
+
+// --- backward ------------------------------------------------------------------------------------
 
 // sum: of dy over its rows, where a LayerNorm's backward has made it.
 static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum) {
@@ -541,7 +452,7 @@ static void embedding_backward(const GPT *gpt, const Pass *p) {
     if (!head_began && p->first) {
         set_zero(gpt->stream, embedding.dwte, (size_t)gpt->tensor[GPT_WTE].local[0] * row);
     }
-    if (!head_began && gpt->tied && p->last) add_head_words(gpt);
+    if (!head_began && gpt->tied && p->last) gpt_add_head_words(gpt);
     op_embedding_backward(gpt->stream, &embedding);
 }
 
@@ -560,6 +471,12 @@ void gpt_backward(GPT *gpt, const Pass *p) {
         if (is_complete(gpt, l, p)) layer_is_complete(gpt, l, p);
     }
     if (gpt_embeds(gpt, p)) embedding_backward(gpt, p);
+}
+
+void gpt_end_backward(GPT *gpt) {
+    if (!gpt_has_words(gpt)) return;
+    if (gpt->tied) gpt_exchange_words(gpt);
+    zero_reduce_unit(gpt->zero, 0, true);
 }
 
 // ===== the training step =========================================================================
@@ -735,8 +652,9 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 
 // After a step that the sentry ends the run for: losses or gradients that are not finite, too many
 // skipped steps, a message that did not arrive as it was sent.
+//
 // Islands judge by themselves. What one has found is news to the others: they ask each other when
-// that was said in poll_stop, or the verdict of the latest step is known (settled).
+// run_poll_stop has said so, or the verdict of the latest step is known (settled).
 static bool verdict_ends_run(Run *run, bool settled) {
     bool asks = run->mesh.islands.size > 1 && (settled || run->stop.reason == STOP_VERDICT);
     if (asks) return !run_agreed(run, !run->sentry.ended_at);
@@ -834,65 +752,6 @@ static bool train(Run *run, GPT *gpt) {
 
 // ===== main ======================================================================================
 
-// What the rank that sees the ranks as `mesh` holds: the model's part, its layout, the memory plan.
-static Zero *plan_part(GPT *gpt, const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
-    gpt_describe(gpt, c, mesh);
-    if (!gpt_check(gpt, err)) return NULL;
-    Zero *zero = zero_plan(c, mesh, gpt->tensor, gpt->tensors, memory_plan, err);
-    if (zero) gpt_reserve(gpt, memory_plan);
-    return zero;
-}
-
-static Zero *plan_rank(const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
-    GPT gpt;
-    Zero *zero = plan_part(&gpt, c, mesh, memory_plan, err);
-    gpt_free(&gpt);
-    return zero;
-}
-
-// Everything that needs no device.
-static bool plan_run(Run *run, GPT *gpt) {
-    const Config *c = &run->config;
-    if (!run_place(run)) return false;
-    if (config_only_checks_data(c)) return true;
-    run->zero = plan_part(gpt, c, &run->mesh, &run->memory_plan, &run->error);
-    run->whole = gpt->whole;
-    run->whole_count = gpt->whole_tensors;
-    return run->zero != NULL;
-}
-
-// The weights: of a checkpoint, or drawn.
-static bool fill_weights(Run *run, GPT *gpt) {
-    Loaded loaded = load_checkpoint(run);
-    if (loaded != LOAD_FRESH) return loaded == LOAD_RESTORED;
-    gpt_init_weights(gpt, (uint64_t)run->config.seed, run_peers(run, run->launch.world));
-    zero_masters_from_weights(run->zero);
-    return true;
-}
-
-static void gpt_connect(GPT *gpt, Run *run) {
-    gpt_start(gpt, run->zero, run->device, run->compute, run->timers);
-    gpt->pipeline = run->pipeline;
-    tp_open(&gpt->tp, run->device);
-}
-
-// Device, groups, weights, data: everything up to the first iteration.
-static bool start_run(Run *run, GPT *gpt) {
-    if (!eval_tasks_open(run) || !run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
-    gpt_connect(gpt, run);
-    report_start(run);
-    timer_start(run->timers, TIMER_SETUP, NULL);
-    if (!fill_weights(run, gpt)) return false;
-    timer_stop(run->timers, TIMER_SETUP, NULL);
-    if (!run_setup_data(run)) return false;
-    timer_start(run->timers, TIMER_SETUP, NULL);
-    if (!run_prepare_saves(run)) return false;
-    timer_stop(run->timers, TIMER_SETUP, NULL);
-    const Timer setup[] = {TIMER_SETUP, TIMER_DATA_SETUP};
-    log_phase_timers(run->log, run->timers, setup, 2, run_peers(run, run->launch.world));
-    return true;
-}
-
 static void run_training(Run *run, GPT *gpt) {
     if (!start_run(run, gpt)) return;
     if (!run->config.skip_train && !train(run, gpt)) return;
@@ -900,42 +759,6 @@ static void run_training(Run *run, GPT *gpt) {
     // A signal now: the trained model is saved, and only the last figures are missing.
     if (run->stop.reason == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;
     else write_sample(run, gpt_next_logits, gpt);
-}
-
-// --plan-measure: how fast this machine's device computes a few of the model's layers.
-static bool measure_passes(Run *run) {
-    const int warm = 3, timed = 5;
-    Run probe;
-    GPT gpt;
-    if (run->launch.size > 1) {
-        return error_set(&run->error, EXIT_USAGE,
-                         "--plan-measure times one rank; start it without mpirun, and say --plan-world-size");
-    }
-    run_init(&probe);
-    memset(&gpt, 0, sizeof gpt);
-    probe.launch = run->launch;
-    probe.config = config_to_measure(&run->config);
-    bool ok = plan_run(&probe, &gpt) && run_allocate(&probe, gpt_planned_bytes) && run_connect(&probe);
-    if (ok) {
-        gpt_connect(&gpt, &probe);
-        gpt_init_weights(&gpt, (uint64_t)probe.config.seed, run_peers(&probe, probe.launch.world));
-        zero_masters_from_weights(probe.zero);
-        ok = run_open_data(&probe) && run_prepare_saves(&probe);
-    }
-    for (int i = 0; ok && i < warm + timed; i++) {
-        if (i == warm) timer_take_seconds(probe.timers, TIMER_FORWARD_BACKWARD);
-        train_step(&probe, &gpt);
-    }
-    if (ok) {
-        double seconds = timer_take_seconds(probe.timers, TIMER_FORWARD_BACKWARD);
-        double flops = megatron_flops(&probe.config, timed * probe.config.global_batch_size);
-        run->config.plan_tflops = flops / seconds / 1e12;
-    }
-    run->error = probe.error;
-    tp_close(&gpt.tp);
-    run_close(&probe);
-    gpt_free(&gpt);
-    return ok;
 }
 
 // Plans what the flags say, and does it: --plan, a look at the data, or training.
@@ -947,7 +770,7 @@ static void run_as_told(Run *run, GPT *gpt, double limit) {
     ok = ok && run_agreed(run, same_flags(&run->config, world, &run->error));
     if (!ok) return;
     heartbeat_open(&run->site, run->launch.host, run->launch.size, limit);
-    if (run->config.plan_measure && !run_agreed(run, measure_passes(run))) return;
+    if (run->config.plan_measure && !run_agreed(run, measure_passes(run, train_step))) return;
     if (run->config.plan) {
         run_agreed(run, run->launch.rank != 0 || plan_report(&run->config, &run->mesh, plan_rank,
                                                              gpt_planned_bytes, stdout, &run->error));

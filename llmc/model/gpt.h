@@ -1,6 +1,6 @@
 // The GPT as a rank holds it: its part of the parameters, the buffers that it works in. What the
 // passes do with them is in train_gpt.cu. gpt.c makes the table, gpt_memory.c reserves memory.
-// Called by train_gpt.cu, --plan and tests.
+// Called by train_gpt.cu, llmc/run/start.c and tests.
 //
 // Letters in shape comments: B micro-batch, T sequence length, C hidden size, NH heads, HD head
 // size (A = NH*HD), F ffn size, L layers, V padded vocabulary, P position table. NH, A, F, L and
@@ -9,10 +9,12 @@
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/config/config.h"
+#include "llmc/data/loader.h"
 #include "llmc/log/timers.h"
 #include "llmc/model/pipeline.h"
 #include "llmc/model/tensor_parallel.h"
 #include "llmc/ops.h"
+#include "llmc/ranks/peers.h"
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
@@ -183,6 +185,17 @@ void gpt_free(GPT *gpt);
 // Fills gpt->turns, in device memory. The caller has set gpt->stream.
 void gpt_upload_turns(GPT *gpt);
 
+// start.c makes these.
+//
+// What the GPT works with, once the memory plan is allocated. All must outlive it.
+void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers);
+// Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks and
+// on every backend. The ranks of group, which call it together, share their hosts' cores where the
+// host draws.
+void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group);
+// Uploads a micro-batch of B rows of T tokens (B, T at most the planned ones) into a slot.
+void gpt_upload(GPT *gpt, int slot, const Batch *batch);
+
 // --- passes --------------------------------------------------------------------------------------
 
 static inline int64_t pass_rows(const Pass *pass) { return (int64_t)pass->B * pass->T; }
@@ -209,6 +222,14 @@ void gpt_backward(GPT *gpt, const Pass *pass);
 // After the step's last backward pass. Gives the tied embedding's copies one gradient, and hands
 // the embeddings' to ZeRO. Collective over mesh->embedding.
 void gpt_end_backward(GPT *gpt);
+
+// tied.c makes these, for a pipeline whose first and last stages both hold the words.
+//
+// On the first stage: adds the head's part of the words' gradient, from the last one.
+void gpt_add_head_words(const GPT *gpt);
+// After the step's last backward pass: the last stage hands over its part, the first one hands the
+// sum back. Nothing where one stage has both. Collective over mesh->embedding.
+void gpt_exchange_words(const GPT *gpt);
 
 // tasks.c makes these.
 //

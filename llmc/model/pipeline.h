@@ -1,5 +1,5 @@
 // The order of work on a stage of the pipeline, and the messages between neighbours. Called by
-// train_gpt.cu.
+// stages.c, setup.c and traffic.c.
 //
 // Forward, a stage hands the hidden state to the next one. Backward, it hands the gradient of that
 // back. Each direction between two stages is a link of its own (llmc/comm.h). A stage may hold

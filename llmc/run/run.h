@@ -3,6 +3,7 @@
 //
 //   run.c       agreement of the ranks, limits, the end
 //   setup.c     from flags to a device, memory, groups and data
+//   start.c     the model's part of that
 //   report.c    log lines: the steps, the intervals, the start
 //   resume.c    checkpoints: saving, restoring, loading
 //   sample.c    text from the model

@@ -1,4 +1,4 @@
-// From flags to a run that can train: see run.h. Called by train_gpt.cu in the order of the
+// From flags to a run that can train: see run.h. Called by start.c in the order of the
 // functions here.
 #include <math.h>
 #include <stdlib.h>

@@ -1,0 +1,65 @@
+// A run's model, from flags to the first step: see start.h.
+#include "llmc/run/start.h"
+
+#include "llmc/run/eval_tasks.h"
+
+// What the rank that sees the ranks as `mesh` holds: the model's part, its layout, the memory plan.
+static Zero *plan_part(GPT *gpt, const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
+    gpt_describe(gpt, c, mesh);
+    if (!gpt_check(gpt, err)) return NULL;
+    Zero *zero = zero_plan(c, mesh, gpt->tensor, gpt->tensors, memory_plan, err);
+    if (zero) gpt_reserve(gpt, memory_plan);
+    return zero;
+}
+
+Zero *plan_rank(const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
+    GPT gpt;
+    Zero *zero = plan_part(&gpt, c, mesh, memory_plan, err);
+    gpt_free(&gpt);
+    return zero;
+}
+
+bool plan_run(Run *run, GPT *gpt) {
+    const Config *c = &run->config;
+    if (!run_place(run)) return false;
+    if (config_only_checks_data(c)) return true;
+    run->zero = plan_part(gpt, c, &run->mesh, &run->memory_plan, &run->error);
+    run->whole = gpt->whole;
+    run->whole_count = gpt->whole_tensors;
+    return run->zero != NULL;
+}
+
+void gpt_connect(GPT *gpt, Run *run) {
+    gpt_start(gpt, run->zero, run->device, run->compute, run->timers);
+    gpt->pipeline = run->pipeline;
+    tp_open(&gpt->tp, run->device);
+}
+
+void draw_weights(Run *run, GPT *gpt) {
+    gpt_init_weights(gpt, (uint64_t)run->config.seed, run_peers(run, run->launch.world));
+    zero_masters_from_weights(run->zero);
+}
+
+// The weights: of a checkpoint, or drawn.
+static bool fill_weights(Run *run, GPT *gpt) {
+    Loaded loaded = load_checkpoint(run);
+    if (loaded != LOAD_FRESH) return loaded == LOAD_RESTORED;
+    draw_weights(run, gpt);
+    return true;
+}
+
+bool start_run(Run *run, GPT *gpt) {
+    if (!eval_tasks_open(run) || !run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
+    gpt_connect(gpt, run);
+    report_start(run);
+    timer_start(run->timers, TIMER_SETUP, NULL);
+    if (!fill_weights(run, gpt)) return false;
+    timer_stop(run->timers, TIMER_SETUP, NULL);
+    if (!run_setup_data(run)) return false;
+    timer_start(run->timers, TIMER_SETUP, NULL);
+    if (!run_prepare_saves(run)) return false;
+    timer_stop(run->timers, TIMER_SETUP, NULL);
+    const Timer setup[] = {TIMER_SETUP, TIMER_DATA_SETUP};
+    log_phase_timers(run->log, run->timers, setup, 2, run_peers(run, run->launch.world));
+    return true;
+}
