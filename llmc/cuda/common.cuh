@@ -72,12 +72,15 @@ static __device__ __forceinline__ void store_floats(float *p, const float x[PACK
 
 // --- reductions in a fixed order -----------------------------------------------------------------
 
-// Butterflies: every lane of the warp gets the same bits, because a + b = b + a.
-static __device__ __forceinline__ float warp_sum(float x) {
+// Butterflies over L neighbouring lanes, a power of two. Every one of them gets the same bits,
+// because a + b = b + a. Every lane of the warp calls it.
+template <int L>
+static __device__ __forceinline__ float lanes_sum(float x) {
 #pragma unroll
-    for (int stride = WARP / 2; stride > 0; stride /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, stride);
+    for (int stride = L / 2; stride > 0; stride /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, stride);
     return x;
 }
+static __device__ __forceinline__ float warp_sum(float x) { return lanes_sum<WARP>(x); }
 static __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int stride = WARP / 2; stride > 0; stride /= 2)

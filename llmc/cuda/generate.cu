@@ -51,14 +51,6 @@ size_t op_cached_attention_workspace_bytes(int T, int room, int NH, int HD) {
     return rows * (size_t)NH * (size_t)chunks_of(room) * (size_t)(HD + 2) * sizeof(float);
 }
 
-// The sum over the LANES threads of a team, which all get.
-template <int LANES>
-static __device__ __forceinline__ float team_sum(float x) {
-#pragma unroll
-    for (int stride = LANES / 2; stride > 0; stride /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, stride);
-    return x;
-}
-
 // A team of LANES threads takes a key at a time, a thread 8 of its columns: HD <= 8 * LANES. Block
 // (chunk, head, query).
 template <int LANES>
@@ -83,7 +75,7 @@ static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(Cached
         unpack(sees && held ? load_packed(a.keys + at + (int64_t)i * TEAMS * a.HD) : zero, k);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) sum += q[e] * k[e];
-        sum = team_sum<LANES>(sum);  // by all threads of the warp
+        sum = lanes_sum<LANES>(sum);  // by all threads of the warp
         score[i] = sees ? parts.scale * sum : -INFINITY;
         max = fmaxf(max, score[i]);
     }

@@ -53,18 +53,21 @@ static __device__ __forceinline__ OnlineSum add_values(OnlineSum s, const float 
 
 enum { ROW_THREADS = 512 };
 
-// The row's OnlineSum from the threads' own, in a fixed order, the same in every thread.
-static __device__ __forceinline__ OnlineSum block_join(OnlineSum own) {
-    __shared__ OnlineSum warps[ROW_THREADS / WARP];
+static __device__ __forceinline__ OnlineSum of_lane_above(OnlineSum own, int stride) {
+    return OnlineSum{__shfl_down_sync(0xFFFFFFFFu, own.max, stride),
+                     __shfl_down_sync(0xFFFFFFFFu, own.sum, stride)};
+}
+
+// The row's OnlineSum, or another T, from the threads' own, in a fixed order, the same in every
+// thread.
+template <class T>
+static __device__ __forceinline__ T block_join(T own) {
+    __shared__ T warps[ROW_THREADS / WARP];
 #pragma unroll
-    for (int stride = WARP / 2; stride > 0; stride /= 2) {
-        OnlineSum other = {__shfl_down_sync(0xFFFFFFFFu, own.max, stride),
-                           __shfl_down_sync(0xFFFFFFFFu, own.sum, stride)};
-        own = join(own, other);
-    }
+    for (int stride = WARP / 2; stride > 0; stride /= 2) own = join(own, of_lane_above(own, stride));
     if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = own;
     __syncthreads();
-    OnlineSum row = warps[0];
+    T row = warps[0];
     for (int w = 1; w < ROW_THREADS / WARP; w++) row = join(row, warps[w]);
     return row;
 }
@@ -179,24 +182,12 @@ struct Best {
     float max;
     int column;
 };
-static __device__ __forceinline__ Best better(Best a, Best b) {
+static __device__ __forceinline__ Best join(Best a, Best b) {
     return b.max > a.max || (b.max == a.max && b.column < a.column) ? b : a;
 }
-
-// The row's, from the threads' own, the same in every thread.
-static __device__ __forceinline__ Best block_best(Best own) {
-    __shared__ Best warps[ROW_THREADS / WARP];
-#pragma unroll
-    for (int stride = WARP / 2; stride > 0; stride /= 2) {
-        Best other = {__shfl_down_sync(0xFFFFFFFFu, own.max, stride),
-                      __shfl_down_sync(0xFFFFFFFFu, own.column, stride)};
-        own = better(own, other);
-    }
-    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = own;
-    __syncthreads();
-    Best row = warps[0];
-    for (int w = 1; w < ROW_THREADS / WARP; w++) row = better(row, warps[w]);
-    return row;
+static __device__ __forceinline__ Best of_lane_above(Best own, int stride) {
+    return Best{__shfl_down_sync(0xFFFFFFFFu, own.max, stride),
+                __shfl_down_sync(0xFFFFFFFFu, own.column, stride)};
 }
 
 // One block per row. Columns behind the real ids count as logits of minus infinity.
@@ -216,12 +207,12 @@ __global__ void __launch_bounds__(ROW_THREADS) scores_kernel(Chunk a) {
         for (int e = 0; e < PACKED; e++) {
             const int column = v * PACKED + e;
             if (column >= columns) x[e] = -INFINITY;
-            else best = better(best, Best{x[e], column});
+            else best = join(best, Best{x[e], column});
         }
         own = add_values(own, x);
     }
     own = block_join(own);
-    best = block_best(best);
+    best = block_join(best);
     if (threadIdx.x > 0) return;
     const float logit = target >= 0 && target < columns ? floatX_to_float(row[target]) : 0.0f;
     a.op.scores[blockIdx.x] = HeadScore{own.max, own.sum, logit,

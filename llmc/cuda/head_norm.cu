@@ -32,14 +32,6 @@ static __device__ __forceinline__ HeadPlace head_place(const HeadVectors &a, int
     return p;
 }
 
-// Over the L lanes of a vector: the same bits in each. Every lane of the warp calls it.
-template <int L>
-static __device__ __forceinline__ float lanes_sum(float x) {
-#pragma unroll
-    for (int stride = L / 2; stride > 0; stride /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, stride);
-    return x;
-}
-
 // x becomes (x - mean) / deviation. Returns 1 / deviation. The variance comes from differences, so
 // that its digits survive a large mean.
 template <int L>
