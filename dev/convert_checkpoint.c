@@ -167,7 +167,7 @@ int main(int argc, char **argv) {
         "       or --from-megatron FOLDER --save FOLDER\n"
         "From a checkpoint to a Hugging Face folder, and back: GPT-2, Llama, Qwen3, Mistral. From a\n"
         "checkpoint of Megatron-LM's.\n",
-        &settings, run};
+        &settings, run, NULL};
     json_use_checked_memory();
     return tool_main(&tool, argc, argv);
 }

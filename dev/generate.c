@@ -349,7 +349,7 @@ int main(int argc, char **argv) {
     const Tool tool = {table, TABLE_ROWS,
                        "Usage: generate --load FOLDER [--prompt TEXT] [flags]\n"
                        "Text from a checkpoint of the trainer, token by token.\n",
-                       &settings, run};
+                       &settings, run, NULL};
     json_use_checked_memory();
     return tool_main(&tool, argc, argv);
 }

@@ -165,6 +165,6 @@ int main(int argc, char **argv) {
     const Tool tool = {table, TABLE_ROWS,
                        "Usage: merge_datasets --input PREFIX... --output-prefix PATH\n"
                        "Concatenates Megatron token shards of the same dtype.\n",
-                       &settings, run};
+                       &settings, run, NULL};
     return tool_main(&tool, argc, argv);
 }

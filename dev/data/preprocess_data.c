@@ -17,7 +17,7 @@
 #include "llmc/data/corpus.h"
 #include "llmc/base/json.h"
 #include "llmc/data/jsonl.h"
-#include "llmc/config/options.h"
+#include "llmc/config/tool.h"
 #include "llmc/data/pipeline.h"
 #include "llmc/data/prefix_lock.h"
 #include "llmc/data/shard.h"
@@ -123,12 +123,6 @@ static bool check_settings(Settings *s, Error *err) {
     }
     if (!s->workers) s->workers = (int)sysconf(_SC_NPROCESSORS_ONLN);
     return true;
-}
-
-static void print_help(void) {
-    printf("Usage: preprocess_data --input FILE... --output-prefix PATH [flags]\n"
-           "Turns text into Megatron token shards.\n");
-    options_help(table, TABLE_ROWS, stdout);
 }
 
 static void print_version(void) {
@@ -451,25 +445,17 @@ static bool preprocess(const Settings *s, Error *err) {
     return good;
 }
 
+static bool run(const void *flags, int *argc, char ***argv, Error *err) {
+    Settings settings = *(const Settings *)flags;
+    return check_settings(&settings, err) && preprocess(&settings, err);
+}
+
 int main(int argc, char **argv) {
-    name_illegal_instructions();
-    Error err = {0};
-    char **words = NULL;
-    int count = 0;
     Settings settings = {0};
+    const Tool tool = {table, TABLE_ROWS,
+                       "Usage: preprocess_data --input FILE... --output-prefix PATH [flags]\n"
+                       "Turns text into Megatron token shards.\n",
+                       &settings, run, print_version};
     json_use_checked_memory();
-    options_defaults(table, TABLE_ROWS, &settings);
-    bool good = options_read_words(argc, argv, &words, &count, &err);
-    if (good && options_ask(table, TABLE_ROWS, words, count, "help")) {
-        print_help();
-    } else if (good && options_ask(table, TABLE_ROWS, words, count, "version")) {
-        print_version();
-    } else {
-        signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
-        good = good && options_parse(table, TABLE_ROWS, words, count, &settings, NULL, &err) &&
-               check_settings(&settings, &err) && preprocess(&settings, &err);
-    }
-    if (!good) error_print(NULL, err.what);
-    options_free_words(words, count);
-    return good ? EXIT_DONE : err.code;
+    return tool_main(&tool, argc, argv);
 }

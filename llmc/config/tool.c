@@ -9,6 +9,10 @@ static bool parse_and_run(const Tool *tool, char **words, int count, int *argc, 
         options_help(tool->table, tool->rows, stdout);
         return true;
     }
+    if (tool->version && options_ask(tool->table, tool->rows, words, count, "version")) {
+        tool->version();
+        return true;
+    }
     return options_parse(tool->table, tool->rows, words, count, tool->settings, NULL, err) &&
            tool->run(tool->settings, argc, argv, err);
 }

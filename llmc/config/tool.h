@@ -10,10 +10,11 @@ typedef struct Tool {
     void *settings;                 // the table's, zeros
     // An error without a text has been said.
     bool (*run)(const void *settings, int *argc, char ***argv, Error *err);
+    void (*version)(void);  // of a table with a row "version", else NULL
 } Tool;
 
-// Reads the command line, prints the help or runs, then prints the error line. Returns the exit
-// code.
+// Reads the command line. Prints the help or the version, or runs; then prints the error line.
+// Returns the exit code.
 int tool_main(const Tool *tool, int argc, char **argv);
 
 LLMC_END
