@@ -163,7 +163,8 @@ static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const
                     LayerOps *o) {
     const LayerActs *a = layer_acts(gpt, p, l);
     if (gpt->swiglu) {
-        Swiglu swiglu = {pass_rows(p), gpt->F, a->pre, a->act, gpt->dact, gpt->dwide};
+        Swiglu swiglu = {.N = pass_rows(p), .F = gpt->F, .pre = a->pre, .y = a->act, .dy = gpt->dact,
+                         .dpre = gpt->dwide};
         o->swiglu = swiglu;
         o->fc1 = linear_of(gpt, p, l, FC1_W, x, a->pre, gpt->dwide, gpt->dx);
         o->fc2 = linear_of(gpt, p, l, FC2_W, a->act, gpt->branch, dbranch, gpt->dact);
@@ -389,11 +390,12 @@ static void first_linear_backward(const GPT *gpt, const Pass *p, const LayerNorm
 static void layer_backward(GPT *gpt, int l, const Pass *p) {
     LayerOps o = layer_ops(gpt, l, p);
     Stream *s = gpt->stream;
-    Rope back = o.rope;
+    // Backward these two work on the gradient of queries, keys and values.
+    Rope turn_back = o.rope;
     HeadNorm heads = o.heads;
-    back.x = heads.x = gpt->dwide;
-    back.by_kind = gpt->by_kind ? o.attention.dqkv : NULL;
-    back.back = true;
+    turn_back.x = heads.x = gpt->dwide;
+    turn_back.by_kind = gpt->by_kind ? o.attention.dqkv : NULL;
+    turn_back.back = true;
     if (gpt->recompute_full) {
         LayerOps again = o;
         again.norm1.branch = NULL;  // the sum is in residual[l]
@@ -408,7 +410,7 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     op_layernorm_backward(s, &o.norm2);
     summed_linear_backward(gpt, p, l, PROJ_B, &o.projection);
     op_attention_backward(s, &o.attention);
-    if (gpt->rotary) op_rope(s, &back);
+    if (gpt->rotary) op_rope(s, &turn_back);
     if (gpt->qk_norm) op_head_norm_backward(s, &heads);
     bias_backward(gpt, l, QKV_B, &o.qkv, NULL);
     first_linear_backward(gpt, p, &o.norm1, &o.qkv);
@@ -710,7 +712,7 @@ static bool after_step(Run *run, GPT *gpt) {
     if (probing) probe_report(run->zero, run->log, run_peers(run, run->launch.world));
     if (evaluating && !evaluate_and_log(run, gpt, SPLIT_VALID, "", false)) return true;
     if (scoring) eval_tasks(run, gpt);
-    if (sampling) write_sample(run, gpt_next_logits, gpt);
+    if (sampling) write_sample(run, gpt);
     if (leaves(run, false)) return true;
     if (saving && !save_checkpoint(run)) return true;
     if (leaves(run, true)) return true;
@@ -758,7 +760,7 @@ static void run_training(Run *run, GPT *gpt) {
     if (!final_evaluation(run, gpt)) return;
     // A signal now: the trained model is saved, and only the last figures are missing.
     if (run->stop.reason == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;
-    else write_sample(run, gpt_next_logits, gpt);
+    else write_sample(run, gpt);
 }
 
 // Plans what the flags say, and does it: --plan, a look at the data, or training.

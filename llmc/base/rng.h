@@ -1,7 +1,7 @@
 // Random numbers. MT19937 reproduces numpy's legacy RandomState, which fixes Megatron's sample
 // order. The counter-based generator (Philox4x32-10 of numerics.h) serves initialisation
 // (normal.h), dropout and sampling. Used by dataset.c (shuffles), loader.c (mock data) and
-// sample.c.
+// sampling.c.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN

@@ -245,7 +245,9 @@ static int edit_distance(const char *known, const char *name, size_t length) {
     return row[columns];
 }
 
-const char *options_nearest(const Option *table, int rows, const char *name, size_t length) {
+// The known name nearest to an unknown one. By edit distance, but a name that it abbreviates comes
+// first. NULL when none is within a third of the longer one's length.
+static const char *nearest_name(const Option *table, int rows, const char *name, size_t length) {
     const char *best = NULL;
     int least = 0;
     for (int i = 0; i < rows; i++) {
@@ -452,7 +454,7 @@ static bool unknown(const Option *table, int rows, const char *word, size_t leng
                          "unknown flag %.*s: %.*s is the default, drop it (only --no-%.*s exists)",
                          (int)length, word, (int)length, word, (int)length - 2, word + 2);
     }
-    const char *near = options_nearest(table, rows, word + 2, length - 2);
+    const char *near = nearest_name(table, rows, word + 2, length - 2);
     if (!near) return error_set(err, EXIT_USAGE, "unknown flag %.*s; --help lists all", (int)length, word);
     return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length,
                      word, near);

@@ -94,9 +94,6 @@ void options_help(const Option *table, int rows, FILE *file);
 const Option *options_find(const Option *table, int rows, const char *name, size_t length);
 // Index of the word among a row's choices, "first|second"; -1 when it is none of them.
 int options_choice(const char *choices, const char *word);
-// The known name nearest to an unknown one. By edit distance, but a name that it abbreviates comes
-// first. NULL when none is within a third of the longer one's length.
-const char *options_nearest(const Option *table, int rows, const char *name, size_t length);
 
 // Appends one line to notes, cut where the room ends; notes may be NULL.
 void options_note(char *notes, size_t notes_bytes, const char *format, ...)

@@ -254,9 +254,8 @@ void gpt_stage_forward(GPT *gpt, const Pass *pass);
 // next_logits.c makes these, for programs that write text.
 //
 // The logits of the token after ids[0..n), the pads' too, on the host of the last stage: (V). The
-// last T tokens are the context. Called by all ranks of one replica. model: a GPT. See
-// write_sample.
-void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *logits);
+// last T tokens are the context. Called by all ranks of one replica.
+void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits);
 // With a cache (gpt_reserve_inference): runs tokens ids (n) at positions start .. start + n - 1 of
 // one sequence. Their keys and values join those of the positions before in the cache. start 0
 // begins a sequence anew. start + n is at most T. logits: (V) of the token that follows. Waits.

@@ -38,8 +38,7 @@ static void forward_to_logits(GPT *gpt, Pass *pass, const int32_t *ids, int used
     stream_synchronize(gpt->stream);
 }
 
-void gpt_next_logits(void *model, const int32_t *ids, int64_t n, floatX *logits) {
-    GPT *gpt = (GPT *)model;
+void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits) {
     // Rows are a multiple of the tensor-parallel ranks.
     int used = (int)(n < gpt->T ? n : gpt->T), T = (int)round_up64(used, gpt->mesh->tp.size);
     Pass pass = {.B = 1, .T = T};

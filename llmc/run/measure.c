@@ -9,7 +9,7 @@
 
 // A start without checkpoints, log lines and other ranks.
 static bool start_probe(Run *probe, GPT *gpt) {
-    if (!plan_run(probe, gpt) || !run_allocate(probe, gpt_planned_bytes) || !run_connect(probe)) return false;
+    if (!plan_run(probe, gpt) || !run_allocate(probe) || !run_connect(probe)) return false;
     gpt_connect(gpt, probe);
     draw_weights(probe, gpt);
     return run_open_data(probe) && run_prepare_saves(probe);

@@ -21,8 +21,8 @@
 #include "llmc/log/progress.h"
 #include "llmc/ranks/devices.h"
 #include "llmc/ranks/stop.h"
+#include "llmc/model/gpt.h"
 #include "llmc/state/memory.h"
-#include "llmc/model/pipeline.h"
 #include "llmc/state/probe.h"
 #include "llmc/state/sentry.h"
 #include "llmc/state/zero.h"
@@ -106,9 +106,8 @@ void run_poll_stop(Run *run);
 // Places this rank, opens the tokenizer, completes the config. Needs no device. Errors: EXIT_USAGE,
 // EXIT_DATA, EXIT_ENVIRONMENT.
 bool run_place(Run *run);
-// Opens device and log, and allocates the memory plan. bytes: memory_allocate's. False on
-// every rank where one failed.
-bool run_allocate(Run *run, ModelBytes bytes);
+// Opens device and log, and allocates the memory plan. False on every rank where one failed.
+bool run_allocate(Run *run);
 // The folder of --save, the groups, the Zero: ready to step once it has weights. The same errors on
 // every rank.
 bool run_connect(Run *run);
@@ -159,11 +158,8 @@ Loaded load_checkpoint(Run *run);
 
 // --- sample.c ------------------------------------------------------------------------------------
 
-// Fills logits (padded vocabulary) of the token after ids[0..n), on the host of the last stage.
-// Called by all ranks of one replica.
-typedef void (*NextLogits)(void *model, const int32_t *ids, int64_t n, floatX *logits);
 // --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal.
 // Needs no random state and no batch: training goes on as without. Collective.
-void write_sample(Run *run, NextLogits next_logits, void *model);
+void write_sample(Run *run, GPT *gpt);
 
 LLMC_END

@@ -1,19 +1,15 @@
-// Sampling: see sample.h.
-#include "llmc/run/sample.h"
+// Text from the model while it trains, --sample-prompt: see run.h.
+#include "llmc/run/run.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "llmc/base/utf8.h"
-#include "llmc/run/run.h"
 #include "llmc/run/sampling.h"
 
-int sample_token(const floatX *logits, int vocab, double temperature, uint64_t seed, int64_t position) {
-    Sampling all = {.vocab = vocab, .temperature = temperature, .top_p = 1.0, .seed = seed};
-    return sampling_draw(&all, logits, (uint64_t)position);
-}
-
-char *sample_text(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
+// The n ids as text, to be freed. What is not UTF-8 shows as U+FFFD: a model of bytes may write
+// anything.
+static char *text_of(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
     size_t total = 0, at = 0, bytes;
     for (int64_t i = 0; i < n; i++) {
         tokenizer_decode(tokenizer, ids[i], &bytes);
@@ -36,8 +32,9 @@ char *sample_text(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
     return text;
 }
 
-void sample_log(Log *log, int64_t iteration, const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
-    char *text = sample_text(tokenizer, ids, n);
+static void log_sample(Log *log, int64_t iteration, const Tokenizer *tokenizer, const int32_t *ids,
+                       int64_t n) {
+    char *text = text_of(tokenizer, ids, n);
     log_line(log, "sample at iteration %lld:\n%s", (long long)iteration, text);
     log_text(log, "sample/text_summary", iteration, text);
     Text json = json_begin("sample");
@@ -46,8 +43,6 @@ void sample_log(Log *log, int64_t iteration, const Tokenizer *tokenizer, const i
     log_json(log, &json);
     free(text);
 }
-
-// --- --sample-prompt -----------------------------------------------------------------------------
 
 // The prompt's ids behind those that begin a document, or EOD alone where there are none.
 static TokenBuffer prompt_ids(const Run *run) {
@@ -70,7 +65,7 @@ static TokenBuffer prompt_ids(const Run *run) {
     return ids;
 }
 
-void write_sample(Run *run, NextLogits next_logits, void *model) {
+void write_sample(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     if (!c->sample_prompt || !run->tokenizer) return;
     zero_use_outer(run->zero, true);
@@ -82,20 +77,19 @@ void write_sample(Run *run, NextLogits next_logits, void *model) {
     floatX *logits = (floatX *)xcalloc((size_t)c->vocab_size_padded, sizeof(floatX), "the sample");
     for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
     const Mesh *mesh = &run->mesh;
+    const Sampling all = {.vocab = c->vocab_size_unpadded, .temperature = c->sample_temperature,
+                          .top_p = 1.0, .seed = (uint64_t)c->seed};
     int speaker = mesh->tp.size * mesh->dp.size * (mesh->pp.size - 1);  // of the last stage
     for (; n < total; n++) {
         // Where ranks share weights out, a pass takes all of them.
         if (mesh->dp.rank == 0 || mesh->shards.size * mesh->shard_rail.size > 1)
-            next_logits(model, ids, n, logits);
-        if (mesh->world.rank == speaker) {
-            ids[n] =
-                sample_token(logits, c->vocab_size_unpadded, c->sample_temperature, (uint64_t)c->seed, n);
-        }
+            gpt_next_logits(gpt, ids, n, logits);
+        if (mesh->world.rank == speaker) ids[n] = sampling_draw(&all, logits, (uint64_t)n);
         // At each token: the others wait, and a single wait has a limit.
         peers_broadcast(run_peers(run, run->launch.world), &ids[n], sizeof ids[n], speaker);
     }
     zero_use_outer(run->zero, false);
-    if (run->launch.rank == 0) sample_log(run->log, run->iteration, run->tokenizer, ids, n);
+    if (run->launch.rank == 0) log_sample(run->log, run->iteration, run->tokenizer, ids, n);
     free(ids);
     free(logits);
     token_buffer_free(&prompt);

@@ -64,14 +64,14 @@ static bool open_device(Run *run) {
 
 // In two steps: every rank looks at what is free before any of those that share it takes its part.
 // CPU ranks of one host draw on the same memory.
-bool run_allocate(Run *run, ModelBytes bytes) {
+bool run_allocate(Run *run) {
     if (!run_agreed(run, open_device(run))) return false;
     const Config *c = &run->config;
+    const ModelPlan model = {gpt_planned_bytes, &run->mesh};
     memory_measure(&run->memory, &run->memory_plan, run->device, devices_memory_sharers(&run->own),
                    run->own.host_ranks, run->launch.size, memory_nccl_in_node(c, &run->mesh));
     return run_agreed(run, true) &&
-           run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, (ModelPlan){bytes, &run->mesh},
-                                           &run->error));
+           run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, model, &run->error));
 }
 
 // Asked before training, and the folder locked for this job.

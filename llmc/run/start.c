@@ -49,7 +49,7 @@ static bool fill_weights(Run *run, GPT *gpt) {
 }
 
 bool start_run(Run *run, GPT *gpt) {
-    if (!eval_tasks_open(run) || !run_allocate(run, gpt_planned_bytes) || !run_connect(run)) return false;
+    if (!eval_tasks_open(run) || !run_allocate(run) || !run_connect(run)) return false;
     gpt_connect(gpt, run);
     report_start(run);
     timer_start(run->timers, TIMER_SETUP, NULL);

@@ -86,6 +86,30 @@ static void draws_follow_the_distribution(void **state) {
     }
 }
 
+static void sampling_follows_the_softmax(void **state) {
+    enum { TOKENS = 4 };
+    const float p[TOKENS] = {0.1f, 0.2f, 0.3f, 0.4f};
+    floatX logits[TOKENS];
+    int counts[TOKENS] = {0};
+    Sampling sampling = {.vocab = TOKENS, .temperature = 1.0, .top_p = 1.0, .seed = 7};
+    double total = 0, weight[TOKENS];
+    for (int i = 0; i < TOKENS; i++) {
+        logits[i] = floatX_from_float(logf(p[i]));
+        total += weight[i] = exp(floatX_to_float(logits[i]));
+    }
+    for (int k = 0; k < DRAWS; k++) counts[sampling_draw(&sampling, logits, (uint64_t)k)]++;
+    for (int i = 0; i < TOKENS; i++) {
+        double expected = weight[i] / total;
+        assert_true(fabs(counts[i] / (double)DRAWS - expected) < 4 * sqrt(expected * (1 - expected) / DRAWS));
+    }
+    sampling.temperature = 0.0;
+    assert_int_equal(sampling_draw(&sampling, logits, 0), 3);
+    sampling.temperature = 1.0;
+    for (int i = 0; i < TOKENS; i++) logits[i] = floatX_from_float(NAN);
+    int token = sampling_draw(&sampling, logits, 0);
+    assert_true(token >= 0 && token < TOKENS);
+}
+
 static void some_draws_are_certain(void **state) {
     floatX logits[V];
     Candidate candidates[V];
@@ -159,6 +183,7 @@ static void characters_come_whole(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(draws_follow_the_distribution),
+        cmocka_unit_test(sampling_follows_the_softmax),
         cmocka_unit_test(some_draws_are_certain),
         cmocka_unit_test(characters_come_whole),
     };

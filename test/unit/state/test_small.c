@@ -1,4 +1,4 @@
-// Small host modules: counter-based uniforms, sampling from logits, the memory plan, error lines,
+// Small host modules: counter-based uniforms, the memory plan, error lines,
 // integer helpers.
 #include <fcntl.h>
 #include <math.h>
@@ -18,7 +18,6 @@
 
 #include "llmc/base/memory_plan.h"
 #include "llmc/base/rng.h"
-#include "llmc/run/sample.h"
 #include "llmc/base/version.h"
 #include "llmc/state/zero.h"
 
@@ -27,27 +26,6 @@ static void uniforms_lie_below_one(void **state) {
         double u = rng_uniform(9, 1, i);
         assert_true(u >= 0.0 && u < 1.0);
     }
-}
-
-static void sampling_follows_the_softmax(void **state) {
-    enum { V = 4, DRAWS = 40000 };
-    const float p[V] = {0.1f, 0.2f, 0.3f, 0.4f};
-    floatX logits[V];
-    int counts[V] = {0};
-    double total = 0, exact[V];
-    for (int i = 0; i < V; i++) {
-        logits[i] = floatX_from_float(logf(p[i]));
-        total += exact[i] = exp(floatX_to_float(logits[i]));
-    }
-    for (int k = 0; k < DRAWS; k++) counts[sample_token(logits, V, 1.0, 7, k)]++;
-    for (int i = 0; i < V; i++) {
-        double expected = exact[i] / total;
-        assert_true(fabs(counts[i] / (double)DRAWS - expected) < 4 * sqrt(expected * (1 - expected) / DRAWS));
-    }
-    assert_int_equal(sample_token(logits, V, 0.0, 7, 0), 3);
-    for (int i = 0; i < V; i++) logits[i] = floatX_from_float(NAN);
-    int token = sample_token(logits, V, 1.0, 7, 0);
-    assert_true(token >= 0 && token < V);
 }
 
 static void the_memory_plan_is_what_is_allocated(void **state) {
@@ -283,7 +261,6 @@ static void libraries_are_named(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(uniforms_lie_below_one),
-        cmocka_unit_test(sampling_follows_the_softmax),
         cmocka_unit_test(the_memory_plan_is_what_is_allocated),
         cmocka_unit_test(errors_stay_on_one_line),
         cmocka_unit_test(libraries_are_named),
