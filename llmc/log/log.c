@@ -442,15 +442,25 @@ static void add_timer(Text *table, TimingLogOption option, const char *name, con
     }
 }
 
-static void print_timers(Log *log, const Timer *which, int count, const TimerStats *stats, int world) {
+// Timers whose times are collected, printed and written together.
+typedef struct TimerTable {
+    const char *kind;    // of the JSON line
+    int64_t iteration;   // < 0: none
+    const Timer *which;  // (count)
+    int count;
+    double divisor;      // of the times
+    TimerStats *stats;   // (count) collected
+} TimerTable;
+
+static void print_timers(Log *log, const TimerTable *t, int world) {
     TimingLogOption option = log->config->timing_log_option;
     Text table = {0};
     bool any = false;
     text_add(&table, "%s",
              option == TIMING_ALL ? "times across ranks (ms):" : "(min, max) time across ranks (ms):");
-    for (int i = 0; i < count; i++) {
-        if (!stats[i].recorded) continue;
-        add_timer(&table, option, timer_name(which[i]), &stats[i], world);
+    for (int i = 0; i < t->count; i++) {
+        if (!t->stats[i].recorded) continue;
+        add_timer(&table, option, timer_name(t->which[i]), &t->stats[i], world);
         any = true;
     }
     if (any) {
@@ -460,40 +470,36 @@ static void print_timers(Log *log, const Timer *which, int count, const TimerSta
     }
 }
 
-// iteration < 0: none.
-static void write_timers_json(Log *log, const char *kind, int64_t iteration, const Timer *which, int count,
-                              const TimerStats *stats) {
-    Text json = json_begin(kind);
-    if (iteration >= 0) json_integer(&json, "iteration", iteration);
+static void write_timers_json(Log *log, const TimerTable *t) {
+    Text json = json_begin(t->kind);
+    if (t->iteration >= 0) json_integer(&json, "iteration", t->iteration);
     json_open(&json, "timing");
-    for (int i = 0; i < count; i++) {
-        if (!stats[i].recorded) continue;
-        json_name(&json, timer_name(which[i]));
+    for (int i = 0; i < t->count; i++) {
+        if (!t->stats[i].recorded) continue;
+        json_name(&json, timer_name(t->which[i]));
         text_add(&json, "[");
-        json_value(&json, stats[i].min_ms);
+        json_value(&json, t->stats[i].min_ms);
         text_add(&json, ",");
-        json_value(&json, stats[i].max_ms);
+        json_value(&json, t->stats[i].max_ms);
         text_add(&json, "]");
     }
     json_close(&json);
     log_json(log, &json);
 }
 
-// Collects on all ranks; the active one prints the table and writes the JSON line. stats: (count),
-// out.
-static void collect_and_print(Log *log, const char *kind, Timers *timers, const Timer *which, int count,
-                              int64_t iteration, double divisor, Peers peers, TimerStats *stats) {
+// Collects on all ranks; the active one prints the table and writes the JSON line.
+static void collect_and_print(Log *log, Timers *timers, const TimerTable *t, Peers peers) {
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
-    double *rank_ms = (double *)xmalloc((size_t)count * (size_t)world * sizeof *rank_ms, "timer values");
-    timers_collect(timers, which, count, divisor, peers, stats, rank_ms);
+    double *rank_ms = (double *)xmalloc((size_t)t->count * (size_t)world * sizeof *rank_ms, "timer values");
+    timers_collect(timers, t->which, t->count, t->divisor, peers, t->stats, rank_ms);
     if (log->active) {
         bool any = false;
-        for (int i = 0; i < count; i++) any = any || stats[i].recorded;
-        print_timers(log, which, count, stats, world);
-        if (any && log->has_json) write_timers_json(log, kind, iteration, which, count, stats);
+        for (int i = 0; i < t->count; i++) any = any || t->stats[i].recorded;
+        print_timers(log, t, world);
+        if (any && log->has_json) write_timers_json(log, t);
     }
-    for (int i = 0; i < count; i++) stats[i].rank_ms = NULL;
+    for (int i = 0; i < t->count; i++) t->stats[i].rank_ms = NULL;
     free(rank_ms);
 }
 
@@ -502,8 +508,9 @@ void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations,
     TimerStats stats[TIMERS];
     int count = 0;
     for (int t = TIMER_FORWARD_BACKWARD; t <= TIMER_OPTIMIZER; t++) which[count++] = (Timer)t;
-    collect_and_print(log, "timers", timers, which, count, iteration,
-                      (double)(iterations > 0 ? iterations : 1), peers, stats);
+    const TimerTable table = {.kind = "timers", .iteration = iteration, .which = which, .count = count,
+                              .divisor = (double)(iterations > 0 ? iterations : 1), .stats = stats};
+    collect_and_print(log, timers, &table, peers);
     if (!log->active || !log->tensorboard || !log->config->log_timers_to_tensorboard) return;
     for (int i = 0; i < count; i++) {
         char tag[64];
@@ -516,7 +523,9 @@ void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations,
 void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers) {
     TimerStats stats[TIMERS];
     if (count > TIMERS) count = TIMERS;
-    collect_and_print(log, "phases", timers, which, count, -1, 1.0, peers, stats);
+    const TimerTable table = {.kind = "phases", .iteration = -1, .which = which, .count = count,
+                              .divisor = 1.0, .stats = stats};
+    collect_and_print(log, timers, &table, peers);
 }
 
 // ---- validation ---------------------------------------------------------------------------------
