@@ -1,12 +1,13 @@
-# Build rules only. `make` builds the CPU trainer and the tools; `make test-programs` the tests; `make help` lists the targets.
+# Build rules only. `make` builds the CPU trainer and the tools; `make test-programs` the tests;
+# `make help` lists the targets.
 # Variables: BUILD (output folder), ARCH_CFLAGS (instructions that host code may use; see below),
 # SAN=1 (ASan + UBSan) or SAN=thread (TSan), WERROR=1, CC, MPICC.
 
 BUILD       ?= build
 comma       := ,
-# Host code keeps to what every x86-64 processor since 2013 has, so that one build serves a cluster of several
-# kinds. OpenBLAS chooses its kernels at run time. ARCH_CFLAGS=-march=native is for one kind of processor: on
-# another the programs end with a line that says so.
+# Host code keeps to what every x86-64 processor since 2013 has, so that one build serves a cluster
+# of several kinds. OpenBLAS chooses its kernels at run time. ARCH_CFLAGS=-march=native is for one
+# kind of processor: on another the programs end with a line that says so.
 ifeq ($(shell uname -m),x86_64)
 ARCH_CFLAGS ?= -march=x86-64-v3
 endif
@@ -18,24 +19,30 @@ $(error MPI: $(MPICC) was not found; install Open MPI (libopenmpi-dev) or MPICH,
 endif
 endif
 
-COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)$(shell git rev-parse HEAD >/dev/null 2>&1 && { git diff --quiet HEAD || echo +; })
+# With a + where files differ from it.
+COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+COMMIT  := $(COMMIT)$(shell git rev-parse HEAD >/dev/null 2>&1 && { git diff --quiet HEAD || echo +; })
 VERSION := 0.1.0
 
 # Exact regime: no contraction into FMA, no fast-math; the same bits on every IEEE machine.
-CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O3 $(ARCH_CFLAGS) -ffp-contract=off -fno-math-errno -g -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Werror=switch -I. -MMD -MP
+CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O3 $(ARCH_CFLAGS) -ffp-contract=off -fno-math-errno -g \
+               -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Werror=switch -I. -MMD -MP
 ifeq ($(WERROR),1)
 CFLAGS_BASE += -Werror
 endif
-# Without AVX-512: GCC 13.2 stores 64 bytes at a time, as if aligned, into the frames that AddressSanitizer lays out and aligns to less.
+# Without AVX-512: GCC 13.2 stores 64 bytes at a time, as if aligned, into the frames that
+# AddressSanitizer lays out and aligns to less.
 ifeq ($(SAN),1)
-CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined $(if $(filter x86_64,$(shell uname -m)),-mno-avx512f)
+CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+               $(if $(filter x86_64,$(shell uname -m)),-mno-avx512f)
 LDFLAGS += -fsanitize=address,undefined
 endif
 ifeq ($(SAN),thread)
 CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=thread
 LDFLAGS += -fsanitize=thread
 endif
-# The fuzz targets with libFuzzer (make fuzz): clang behind MPI's wrapper, every object counts what it executes.
+# The fuzz targets with libFuzzer (make fuzz): clang behind MPI's wrapper, every object counts what
+# it executes.
 ifeq ($(FUZZ),1)
 export OMPI_CC := clang
 export MPICH_CC := clang
@@ -44,7 +51,8 @@ CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link $(FUZZ_FLAG
 LDFLAGS += $(FUZZ_FLAGS)
 endif
 CFLAGS += $(CFLAGS_BASE)
-# fp32 weights and activations, for finite-difference tests of the same code (llmc/base/dtype.h): make PRECISION=fp32 BUILD=build/fp32 ...
+# fp32 weights and activations, for finite-difference tests of the same code (llmc/base/dtype.h):
+# make PRECISION=fp32 BUILD=build/fp32 ...
 ifeq ($(PRECISION),fp32)
 CFLAGS += -DPRECISION_FP32
 endif
@@ -55,10 +63,11 @@ BLAS_LIBS     := $(shell $(PKG_CONFIG) --libs openblas 2>/dev/null || echo -lope
 CFLAGS        += $(CJSON_CFLAGS)
 LIBS          := -lcjson -lxxhash -lpcre2-8 -lpthread -lm
 
-# Host code, compiled once and linked into every program; the CPU backend is a separate set of objects chosen at link time.
+# Host code, compiled once and linked into every program; the CPU backend is a separate set of
+# objects chosen at link time.
 ROOMS    := base ranks data config log state model checkpoint run
-HOST_SRC := $(wildcard $(ROOMS:%=llmc/%/*.c)) $(filter-out sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c,$(wildcard sdp4bit/*.c))
 CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c
+HOST_SRC := $(filter-out $(CPU_SRC),$(wildcard $(ROOMS:%=llmc/%/*.c) sdp4bit/*.c))
 DATA_SRC := $(wildcard dev/data/*.c)
 
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/obj/%.o)
@@ -68,21 +77,24 @@ CPU_LIB  := $(BUILD)/libllmc_cpu.a
 DATA_TOOLS := $(DATA_SRC:dev/data/%.c=$(BUILD)/%)
 TOOLS    := $(DATA_TOOLS) $(BUILD)/convert_checkpoint
 
-UNIT_TESTS := $(patsubst test/unit/%.c,$(BUILD)/test/unit/%,$(wildcard test/unit/*/test_*.c))
-MPI_TESTS  := $(patsubst test/mpi/%.c,$(BUILD)/test/mpi/%,$(wildcard test/mpi/test_*.c))
-# Benchmarks that run on either backend: $(BUILD)/dev/bench/NAME_cpu, and with CUDA $(BUILD)/dev/bench/NAME. They link the trainer's own file.
+UNIT_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/unit/*/test_*.c))
+MPI_TESTS  := $(patsubst %.c,$(BUILD)/%,$(wildcard test/mpi/test_*.c))
+FAULT_SHIMS := $(patsubst %.c,$(BUILD)/%.so,$(wildcard test/fault/*shim.c))
+# Benchmarks that run on either backend: $(BUILD)/dev/bench/NAME_cpu, and with CUDA
+# $(BUILD)/dev/bench/NAME. They link the trainer's own file.
 BENCHES     := train_arms sync_only generate
 CPU_BENCHES := $(BENCHES:%=$(BUILD)/dev/bench/%_cpu)
-FUZZ_TARGETS := $(patsubst test/fuzz/%.c,$(BUILD)/test/fuzz/%,$(wildcard test/fuzz/fuzz_*.c))
+FUZZ_TARGETS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 
 .PHONY: all cpu tools bench test-programs fuzz fuzz-targets help clean
 all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu $(BUILD)/generate_cpu
 tools: $(TOOLS)
 bench: cpu $(CPU_BENCHES)  # dev/bench/save.sh starts the trainer itself
-test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(BUILD)/test/fault/shim.so $(BUILD)/test/fault/memory_shim.so $(BUILD)/test/fault/mpi_shim.so $(CPU_BENCHES) all
+test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(FAULT_SHIMS) $(CPU_BENCHES) all
 
-# $(call stamp,FILE,TEXT): a file that holds the text, and is written when it holds another. Compared while make reads this, so that -n and -q tell the truth.
+# $(call stamp,FILE,TEXT): a file that holds the text, and is written when it holds another.
+# Compared while make reads this, so that -n and -q tell the truth.
 define stamp
 ifneq ($$(strip $$(shell cat $(1) 2>/dev/null)),$$(strip $(2)))
 $(1): FORCE
@@ -91,7 +103,8 @@ $(1):
 	@mkdir -p $$(@D)
 	@printf '%s\n' '$$(subst ','\'',$(2))' > $$@
 endef
-# What objects were compiled with: they are compiled anew when it changes. WERROR, which changes no object, is not asked.
+# What objects were compiled with: they are compiled anew when it changes. WERROR, which changes no
+# object, is not asked.
 OBJ_FLAGS = $(MPICC) $(filter-out -Werror,$(CFLAGS)) $(BLAS_CFLAGS)
 $(eval $(call stamp,$(BUILD)/flags,$$(OBJ_FLAGS)))
 
@@ -112,8 +125,7 @@ $(BUILD)/obj/llmc/cpu/%.o: CFLAGS += $(BLAS_CFLAGS)
 $(BUILD)/obj/train_gpt_cpu.o: train_gpt.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(MPICC) $(CFLAGS) -x c -c $< -o $@
-$(BUILD)/test/unit/model/test_next_logits: $(BUILD)/obj/dev/text_model.o
-# The same file without its main, for tests of the model.
+# The same file without its main, for what uses the model.
 $(BUILD)/obj/train_gpt_test.o: train_gpt.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(MPICC) $(CFLAGS) -Dmain=train_gpt_main -x c -c $< -o $@
@@ -125,31 +137,42 @@ $(CPU_LIB): $(CPU_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
+# $(call link_cpu,LIBRARIES): the objects that the target depends on, the CPU backend, what more it needs.
+link_cpu = $(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group \
+           $(1) $(BLAS_LIBS) $(LIBS) -o $@
+
 $(BUILD)/train_gpt_cpu: $(BUILD)/obj/train_gpt_cpu.o $(HOST_LIB) $(CPU_LIB)
-	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
+	$(call link_cpu)
 
 # Text from a checkpoint: the trainer's file without its main, too.
-$(BUILD)/generate_cpu: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(BUILD)/obj/train_gpt_test.o $(HOST_LIB) $(CPU_LIB)
-	$(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
+$(BUILD)/generate_cpu: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(BUILD)/obj/train_gpt_test.o
+$(BUILD)/generate_cpu: $(HOST_LIB) $(CPU_LIB)
+	$(call link_cpu)
 
 $(DATA_TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o
 $(DATA_TOOLS): $(HOST_LIB)
 	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(HOST_LIB) $(LIBS) -o $@
 # It knows the model's table, and with it the ops that compute the model.
 $(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(HOST_LIB) $(CPU_LIB)
-	$(MPICC) $(LDFLAGS) $< -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
+	$(call link_cpu)
 
 $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) $< $(filter-out $<,$(filter %.o,$^)) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group -lcmocka $(BLAS_LIBS) $(LIBS) -o $@
+	$(call link_cpu,-lcmocka)
 # The one-process simulator of the exact regime serves three programs.
-$(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_local_mpi $(BUILD)/test/unit/sdp4bit/test_simulator: $(BUILD)/obj/test/mpi/simulator.o
+SIMULATOR_TESTS := mpi/test_sdp4bit_mpi mpi/test_local_mpi unit/sdp4bit/test_simulator
+$(SIMULATOR_TESTS:%=$(BUILD)/test/%): $(BUILD)/obj/test/mpi/simulator.o
 
 # Tests of the model link the trainer's own file.
-$(BUILD)/test/unit/model/test_gpt $(BUILD)/test/unit/run/test_eval_tasks $(BUILD)/test/unit/model/test_next_logits $(BUILD)/test/unit/checkpoint/test_hf $(BUILD)/test/unit/state/test_tensor $(BUILD)/test/unit/state/test_memory $(BUILD)/test/mpi/test_sdp4bit_mpi $(BUILD)/test/mpi/test_layout: $(BUILD)/obj/train_gpt_test.o
+MODEL_TESTS := unit/model/test_gpt unit/model/test_next_logits unit/run/test_eval_tasks \
+               unit/checkpoint/test_hf unit/state/test_tensor unit/state/test_memory \
+               mpi/test_sdp4bit_mpi mpi/test_layout fuzz/fuzz_options
+$(MODEL_TESTS:%=$(BUILD)/test/%): $(BUILD)/obj/train_gpt_test.o
+$(BUILD)/test/unit/model/test_next_logits: $(BUILD)/obj/dev/text_model.o
 $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/model_gradients.o
 
-# Fuzz targets run given inputs (replay.c), or search for inputs when libFuzzer brings main(). mmap: see fuzz_shard.c.
+# Fuzz targets run given inputs (replay.c), or search for inputs when libFuzzer brings main(). mmap:
+# see fuzz_shard.c.
 $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/files.o
 ifeq ($(FUZZ),1)
 $(FUZZ_TARGETS): LDFLAGS += -fsanitize=fuzzer
@@ -162,49 +185,60 @@ $(BUILD)/test/unit/sdp4bit/test_update_host: LDFLAGS += -Wl,--wrap=heartbeat_mov
 $(BUILD)/test/unit/model/test_gpt: LDFLAGS += -Wl,--wrap=zero_reduce_unit
 $(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap
-$(BUILD)/test/fuzz/fuzz_options: $(BUILD)/obj/train_gpt_test.o
 fuzz-targets: $(FUZZ_TARGETS)
 fuzz:
-	@command -v clang >/dev/null || { echo "clang was not found: libFuzzer is part of it; on Debian: apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
+	@command -v clang >/dev/null || { echo "clang was not found: libFuzzer is part of it; on Debian:" \
+	    "apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
 	$(MAKE) FUZZ=1 BUILD=$(BUILD)/fuzz fuzz-targets
 
-# Loaded in front of the C library by test/fault/*.sh: file operations that fail or kill, allocations and collectives that fail. Without sanitizers: they go into plain programs.
+# Loaded in front of the C library by test/fault/*.sh: file operations that fail or kill,
+# allocations and collectives that fail. Without sanitizers: they go into plain programs.
 $(BUILD)/test/fault/%.so: test/fault/%.c
 	@mkdir -p $(@D)
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@
 
 $(BUILD)/dev/bench/generate_cpu $(BUILD)/dev/bench/generate: $(BUILD)/obj/dev/text_model.o
-$(CPU_BENCHES): $(BUILD)/dev/bench/%_cpu: $(BUILD)/obj/dev/bench/%.o $(BUILD)/obj/train_gpt_test.o $(HOST_LIB) $(CPU_LIB)
+$(CPU_BENCHES): $(BUILD)/dev/bench/%_cpu: $(BUILD)/obj/dev/bench/%.o $(BUILD)/obj/train_gpt_test.o \
+                                         $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
+	$(call link_cpu)
 
-# Programs that run every op on one backend. They meet through files (test/gpu/compare_dumps.py), because both backends have the same symbols:
-# $(BUILD)/test/ops_dump is the CPU's, $(BUILD)/test/gpu/ops_dump the GPU's.
+# Programs that run every op on one backend. They meet through files (test/gpu/compare_dumps.py),
+# because both backends have the same symbols: $(BUILD)/test/ops_dump is the CPU's,
+# $(BUILD)/test/gpu/ops_dump the GPU's.
 OPS_PROGRAMS := ops_dump ops_invariants kernels_dump layer_dump
 $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(CPU_LIB) $(HOST_LIB) -Wl,--end-group $(BLAS_LIBS) $(LIBS) -o $@
+	$(call link_cpu)
 # The whole model on either backend, for a comparison with PyTorch (dev/ref/layer_gradients.py).
 $(BUILD)/test/layer_dump: $(BUILD)/obj/train_gpt_test.o
 
-# --- the CUDA program ------------------------------------------------------------------------------------------------------------
-# make gpu: build/train_gpt. make gpu-test-programs: the tests that need a GPU. make gpu-check: compiles every CUDA object for all architectures, links nothing.
+# --- the CUDA program -----------------------------------------------------------------------------
+# make gpu: build/train_gpt. make gpu-test-programs: the tests that need a GPU. make gpu-check:
+# compiles every CUDA object for all architectures, links nothing.
 # FAST=1 makes gpu-check compile without optimising, in a third of the time.
-# Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of
-# cudnn_frontend.h), STATIC_DEPS=1 (a program to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).
+# Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME,
+# NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of cudnn_frontend.h), STATIC_DEPS=1 (a program
+# to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).
 
-GPU_GOALS := $(filter gpu gpu-% $(BUILD)/train_gpt $(BUILD)/generate $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%,$(filter-out $(CPU_BENCHES),$(MAKECMDGOALS)))
+GPU_PROGRAMS := $(BUILD)/train_gpt $(BUILD)/generate $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%
+GPU_GOALS := $(filter gpu gpu-% $(GPU_PROGRAMS),$(filter-out $(CPU_BENCHES),$(MAKECMDGOALS)))
 ifneq ($(GPU_GOALS),)
 PYTHON           ?= python3
 FRONTEND_VERSION := 1.32.0
 
-# Where headers and libraries may be: named folders, the toolkit, the system, NVIDIA's Python packages.
-CUDA_HOME   ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) $(wildcard /usr/local/cuda /opt/cuda))
+# Where headers and libraries may be: named folders, the toolkit, the system, NVIDIA's Python
+# packages.
+CUDA_HOME   ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) \
+                           $(wildcard /usr/local/cuda /opt/cuda))
 NVCC        ?= $(CUDA_HOME)/bin/nvcc
-PY_PACKAGES := $(shell $(PYTHON) -c 'import nvidia, os; print(*[os.path.dirname(p) for p in nvidia.__path__])' 2>/dev/null)
+PY_PACKAGES := $(shell $(PYTHON) -c 'import nvidia, os; \
+                 print(*[os.path.dirname(p) for p in nvidia.__path__])' 2>/dev/null)
 PY_NVIDIA   := $(foreach p,$(PY_PACKAGES),$(wildcard $(p)/nvidia/*))
-INCLUDE_DIRS := $(addsuffix /include,$(NCCL_HOME) $(CUDNN_HOME) $(CUDA_HOME) /usr /usr/local) /usr/include/$(shell $(MPICC) -dumpmachine) $(addsuffix /include,$(PY_NVIDIA))
-LIBRARY_DIRS := $(foreach d,$(NCCL_HOME) $(CUDNN_HOME) $(CUDA_HOME) /usr /usr/local,$(d)/lib64 $(d)/lib $(d)/lib/$(shell $(MPICC) -dumpmachine)) $(addsuffix /lib,$(PY_NVIDIA))
+MACHINE      := $(shell $(MPICC) -dumpmachine)
+HOMES        := $(NCCL_HOME) $(CUDNN_HOME) $(CUDA_HOME) /usr /usr/local
+INCLUDE_DIRS := $(HOMES:%=%/include) /usr/include/$(MACHINE) $(PY_NVIDIA:%=%/include)
+LIBRARY_DIRS := $(foreach d,$(HOMES),$(d)/lib64 $(d)/lib $(d)/lib/$(MACHINE)) $(PY_NVIDIA:%=%/lib)
 header_dir   = $(patsubst %/$(1),%,$(firstword $(wildcard $(addsuffix /$(1),$(2)))))
 library      = $(firstword $(foreach d,$(LIBRARY_DIRS),$(wildcard $(d)/lib$(1).so $(d)/lib$(1).so.[0-9]*)))
 version_of   = $(shell sed -n 's/^.define $(2) *\([0-9]*\).*/\1/p' $(1) | head -n 1)
@@ -218,7 +252,8 @@ ifeq ($(filter 11.% 10.% 9.%,$(NVCC_VERSION)),$(NVCC_VERSION))
 $(error CUDA: $(NVCC_VERSION) is too old; install 12.0 or newer)
 endif
 
-MPI_CFLAGS := $(shell $(MPICC) --showme:compile 2>/dev/null || $(MPICC) -compile_info 2>/dev/null | tr ' ' '\n' | grep '^-I')
+MPI_CFLAGS := $(shell $(MPICC) --showme:compile 2>/dev/null || \
+                $(MPICC) -compile_info 2>/dev/null | tr ' ' '\n' | grep '^-I')
 $(info MPI $(shell $(MPICC) --showme:version 2>/dev/null || command -v $(MPICC)))
 
 # A folder that was named must be the right one: nothing else is taken in its place.
@@ -240,20 +275,23 @@ $(info cuDNN $(call version_of,$(CUDNN_INCLUDE)/cudnn_version.h,CUDNN_MAJOR).$(c
 
 # Header-only, pinned: found, or fetched once into the build folder from the Python package.
 FRONTEND_FETCHED := $(BUILD)/cudnn-frontend/include
-FRONTEND_INCLUDE := $(or $(CUDNN_FRONTEND),$(call header_dir,cudnn_frontend.h,/usr/include /usr/local/include $(addsuffix /include,$(PY_PACKAGES))),$(FRONTEND_FETCHED))
+FRONTEND_PLACES  := /usr/include /usr/local/include $(PY_PACKAGES:%=%/include)
+FRONTEND_INCLUDE := $(or $(CUDNN_FRONTEND),$(call header_dir,cudnn_frontend.h,$(FRONTEND_PLACES)), \
+                         $(FRONTEND_FETCHED))
 ifneq ($(FRONTEND_INCLUDE),$(FRONTEND_FETCHED))
 ifeq ($(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),)
 $(error cudnn-frontend: $(FRONTEND_INCLUDE)/cudnn_frontend.h does not exist; CUDNN_FRONTEND= names the folder of cudnn_frontend.h)
 endif
 endif
-# The compiler knows its own folders. Named again with -isystem, they come before the C++ library's, whose
-# headers then do not find the C library's behind them: "fatal error: math.h".
-SYSTEM_INCLUDES := /usr/include /usr/local/include /usr/include/$(shell $(MPICC) -dumpmachine)
+# The compiler knows its own folders. Named again with -isystem, they come before the C++ library's,
+# whose headers then do not find the C library's behind them: "fatal error: math.h".
+SYSTEM_INCLUDES := /usr/include /usr/local/include /usr/include/$(MACHINE)
 GPU_INCLUDES := $(filter-out $(SYSTEM_INCLUDES),$(CUDNN_INCLUDE) $(NCCL_INCLUDE) $(FRONTEND_INCLUDE))
 $(info cudnn-frontend in $(FRONTEND_INCLUDE)$(if $(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),, (to be fetched: nvidia-cudnn-frontend $(FRONTEND_VERSION))))
 
 # Machine code for each architecture, and PTX of the newest for GPUs to come.
-ALL_ARCHS := sm_80 sm_90 $(if $(filter 12.0 12.1 12.2 12.3 12.4 12.5 12.6 12.7,$(NVCC_VERSION)),,sm_100 sm_120)
+BEFORE_12_8 := 12.0 12.1 12.2 12.3 12.4 12.5 12.6 12.7
+ALL_ARCHS := sm_80 sm_90 $(if $(filter $(BEFORE_12_8),$(NVCC_VERSION)),,sm_100 sm_120)
 ARCH      ?= $(ALL_ARCHS)
 ifneq ($(filter gpu-check,$(GPU_GOALS)),)
 override ARCH := $(ALL_ARCHS)
@@ -280,9 +318,12 @@ CUDA_OPTIMIZE := -O3 -lineinfo
 CUDA_OPTIMIZE_HOST := -O1 -lineinfo
 endif
 
-# The host part as the C files: no contraction, no fast-math. On the device contraction is allowed: what must not depend on it spells its rounding.
-NVCCFLAGS += -std=c++17 $(GENCODE) -I. $(MPI_CFLAGS) $(CJSON_CFLAGS) -DOMPI_SKIP_MPICXX $(addprefix -isystem ,$(GPU_INCLUDES)) \
-             -Xcompiler -Wall,-Wextra,-Werror=switch,-Wno-unused-parameter,-Wno-missing-field-initializers,-ffp-contract=off,-fno-math-errno
+# The host part as the C files: no contraction, no fast-math. On the device contraction is allowed:
+# what must not depend on it spells its rounding.
+NVCCFLAGS += -std=c++17 $(GENCODE) -I. $(MPI_CFLAGS) $(CJSON_CFLAGS) -DOMPI_SKIP_MPICXX \
+             $(addprefix -isystem ,$(GPU_INCLUDES)) \
+             -Xcompiler -Wall,-Wextra,-Werror=switch,-Wno-unused-parameter,-Wno-missing-field-initializers \
+             -Xcompiler -ffp-contract=off,-fno-math-errno
 ifeq ($(WERROR),1)
 NVCCFLAGS += -Werror all-warnings -Xcompiler -Werror
 endif
@@ -299,22 +340,27 @@ GPU_BENCH_OBJ := $(patsubst %.cu,$(CUDA_DIR)/%.o,$(wildcard dev/bench/*.cu))
 .PHONY: gpu gpu-bench gpu-check gpu-test-programs
 gpu: $(BUILD)/train_gpt $(BUILD)/generate
 gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%) $(BUILD)/dev/bench/node_hop
-gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(MODEL_RANKS:%=$(BUILD)/test/gpu/%) $(BUILD)/test/gpu/profile_names.so
+gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(MODEL_RANKS:%=$(BUILD)/test/gpu/%)
+gpu-test-programs: $(BUILD)/test/gpu/profile_names.so
 gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ)
 
 $(FRONTEND_FETCHED)/cudnn_frontend.h:
 	@mkdir -p $(BUILD)/cudnn-frontend
-	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(BUILD)/cudnn-frontend nvidia-cudnn-frontend==$(FRONTEND_VERSION) || \
-	    { echo "cudnn-frontend could not be fetched; get its headers (version $(FRONTEND_VERSION)) and name their folder with CUDNN_FRONTEND=" >&2; exit 1; }
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(BUILD)/cudnn-frontend \
+	    nvidia-cudnn-frontend==$(FRONTEND_VERSION) || \
+	    { echo "cudnn-frontend could not be fetched; get its headers (version $(FRONTEND_VERSION))" \
+	           "and name their folder with CUDNN_FRONTEND=" >&2; exit 1; }
 	cd $(BUILD)/cudnn-frontend && $(PYTHON) -m zipfile -e nvidia_cudnn_frontend-*.whl .
 	@touch $@
 
-CUDA_FLAGS = $(NVCC) $(CUDA_OPTIMIZE) $(CUDA_OPTIMIZE_HOST) $(filter-out -Werror all-warnings -Xcompiler,$(NVCCFLAGS))
+CUDA_FLAGS = $(NVCC) $(CUDA_OPTIMIZE) $(CUDA_OPTIMIZE_HOST) \
+             $(filter-out -Werror all-warnings -Xcompiler,$(NVCCFLAGS))
 $(eval $(call stamp,$(CUDA_DIR)/flags,$$(CUDA_FLAGS)))
 $(CUDA_DIR)/%.o: %.cu $(CUDA_DIR)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -MMD -MP -x cu -c $< -o $@
-# C++ without device code: cudnn-frontend's headers take most of a minute, as CUDA that long once per architecture.
+# C++ without device code: cudnn-frontend's headers take most of a minute, as CUDA that long once
+# per architecture.
 $(CUDA_DIR)/%.o: %.cpp $(CUDA_DIR)/flags | $(FRONTEND_INCLUDE)/cudnn_frontend.h
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE_HOST) $(NVCCFLAGS) -MMD -MP -x c++ -c $< -o $@
@@ -323,75 +369,92 @@ $(CUDA_LIB): $(CUDA_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
-# Linked by the C compiler, so that MPI's flags come from its wrapper. The CUDA runtime is static; the other libraries are found again where they were found now.
+# Linked by the C compiler, so that MPI's flags come from its wrapper. The CUDA runtime is static;
+# the other libraries are found again where they were found now.
 ifeq ($(filter gpu-check,$(GPU_GOALS)),)
 gpu_library = $(or $(call library,$(1)),$(error $(2): lib$(1).so was not found beside its header; install the library too, or name its folder with $(3)=))
-GPU_SHARED  := $(call gpu_library,cublasLt,cuBLAS,CUDA_HOME) $(call gpu_library,cudnn,cuDNN,CUDNN_HOME) $(call gpu_library,nccl,NCCL,NCCL_HOME)
+GPU_SHARED  := $(call gpu_library,cublasLt,cuBLAS,CUDA_HOME) $(call gpu_library,cudnn,cuDNN,CUDNN_HOME) \
+               $(call gpu_library,nccl,NCCL,NCCL_HOME)
 CUDART      := $(firstword $(foreach d,$(LIBRARY_DIRS),$(wildcard $(d)/libcudart_static.a)))
-GPU_LIBS    := $(GPU_SHARED) $(addprefix -Wl$(comma)-rpath$(comma),$(sort $(dir $(GPU_SHARED)))) $(CUDART) -lstdc++ -ldl -lrt
+GPU_LIBS    := $(GPU_SHARED) $(addprefix -Wl$(comma)-rpath$(comma),$(sort $(dir $(GPU_SHARED)))) $(CUDART) \
+               -lstdc++ -ldl -lrt
 endif
 
-# STATIC_DEPS=1: an archive where the system has one, else a copy of the shared library in lib/ beside the program.
+# STATIC_DEPS=1: an archive where the system has one, else a copy of the shared library in lib/
+# beside the program.
 ifeq ($(STATIC_DEPS),1)
 DEPS        := cjson xxhash pcre2-8
 ARCHIVED    := $(foreach l,$(DEPS),$(if $(filter /%,$(shell $(MPICC) -print-file-name=lib$(l).a)),$(l)))
 COPIED      := $(filter-out $(ARCHIVED),$(DEPS))
 COPIES      := $(foreach l,$(COPIED),$(BUILD)/lib/lib$(l).so)
-GPU_HOST_LIBS := $(ARCHIVED:%=-l:lib%.a) $(COPIES) $(if $(COPIED),-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib:$$ORIGIN/../../lib') -lpthread -lm
+GPU_HOST_LIBS := $(ARCHIVED:%=-l:lib%.a) $(COPIES) \
+                 $(if $(COPIED),-Wl$(comma)-rpath$(comma)'$$ORIGIN/lib:$$ORIGIN/../../lib') -lpthread -lm
 $(BUILD)/lib/lib%.so:
 	@mkdir -p $(@D)
-	file=$$(readlink -f $$($(MPICC) -print-file-name=lib$*.so)) && cp $$file $(@D)/$$(objdump -p $$file | awk '$$1 == "SONAME" {print $$2}') && cp $$file $@
+	file=$$(readlink -f $$($(MPICC) -print-file-name=lib$*.so)) && \
+	    cp $$file $(@D)/$$(objdump -p $$file | awk '$$1 == "SONAME" {print $$2}') && cp $$file $@
 else
 GPU_HOST_LIBS := $(LIBS)
 endif
 
-$(BUILD)/train_gpt: $(CUDA_DIR)/train_gpt.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
-	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
-$(BUILD)/generate: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
-	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
-$(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+link_gpu = $(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) \
+           -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+
+GPU_LINKED := $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+$(BUILD)/train_gpt: $(CUDA_DIR)/train_gpt.o $(GPU_LINKED)
+	$(link_gpu)
+$(BUILD)/generate: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(CUDA_DIR)/train_gpt_test.o
+$(BUILD)/generate: $(GPU_LINKED)
+	$(link_gpu)
+$(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
-# Programs of ranks that CPU ranks run too: the exact regime against the one-process simulator, which
-# computes on the host, and the model in every layout.
+	$(link_gpu)
+# Programs of ranks that CPU ranks run too: the exact regime against the one-process simulator,
+# which computes on the host, and the model in every layout.
 $(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/simulator.o $(BUILD)/obj/test/mpi/model_gradients.o
 $(BUILD)/test/gpu/test_local_mpi: $(BUILD)/obj/test/mpi/simulator.o
-$(MODEL_RANKS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/mpi/%.o $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+$(MODEL_RANKS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/mpi/%.o \
+                                      $(CUDA_DIR)/train_gpt_test.o $(GPU_LINKED)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+	$(link_gpu)
 $(BUILD)/test/gpu/layer_dump: $(CUDA_DIR)/train_gpt_test.o
 $(CUDA_DIR)/train_gpt_test.o: train_gpt.cu $(CUDA_DIR)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -Dmain=train_gpt_main -x cu -c $< -o $@
-$(BENCHES:%=$(BUILD)/dev/bench/%): $(BUILD)/dev/bench/%: $(BUILD)/obj/dev/bench/%.o $(CUDA_DIR)/train_gpt_test.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+$(BENCHES:%=$(BUILD)/dev/bench/%): $(BUILD)/dev/bench/%: $(BUILD)/obj/dev/bench/%.o \
+                                   $(CUDA_DIR)/train_gpt_test.o $(GPU_LINKED)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+	$(link_gpu)
 # A library for the driver to load: see its head.
 $(BUILD)/dev/bench/%.so: dev/bench/%.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA_HOME)/include $< -L$(CUDA_HOME)/lib64 -lcupti -Wl,-rpath,$(CUDA_HOME)/lib64 -o $@
+	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA_HOME)/include $< \
+	    -L$(CUDA_HOME)/lib64 -lcupti -Wl,-rpath,$(CUDA_HOME)/lib64 -o $@
 $(BUILD)/test/gpu/%.so: test/gpu/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 -Wall -Wextra -Wno-unused-parameter -shared -fPIC -I$(CUDA_HOME)/include $< -o $@
 $(BUILD)/dev/bench/node_hop: $(CUDA_DIR)/dev/bench/node_hop_ways.o
-$(BUILD)/dev/bench/%: $(CUDA_DIR)/dev/bench/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+$(BUILD)/dev/bench/%: $(CUDA_DIR)/dev/bench/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
-$(BUILD)/test/gpu/%: $(CUDA_DIR)/test/gpu/%.o $(HOST_LIB) $(CUDA_LIB) $(COPIES)
+	$(link_gpu)
+$(BUILD)/test/gpu/%: $(CUDA_DIR)/test/gpu/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)
-	$(MPICC) $(LDFLAGS) -Wl,--as-needed $< -Wl,--start-group $(CUDA_LIB) $(HOST_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+	$(link_gpu)
 endif
 
 help:
 	@echo "make                 CPU trainer and tools in $(BUILD)/ (make cpu, make tools: one of them)"
 	@echo "make test-programs   the same and the test programs"
-	@echo "make gpu             the CUDA trainer $(BUILD)/train_gpt; make gpu-test-programs its tests; make gpu-check compiles only"
-	@echo "make bench           the CPU trainer, and benchmarks for CPU ranks in $(BUILD)/dev/bench/; make gpu-bench for GPUs"
+	@echo "make gpu             the CUDA trainer $(BUILD)/train_gpt"
+	@echo "make gpu-check       compiles all CUDA code, links nothing; make gpu-test-programs: its tests"
+	@echo "make bench           the CPU trainer, and benchmarks for CPU ranks in $(BUILD)/dev/bench/"
+	@echo "make gpu-bench       the same for GPUs"
 	@echo "make SAN=1 BUILD=build-san ...   with AddressSanitizer and UBSan"
 	@echo "make SAN=thread BUILD=build-tsan ...   with ThreadSanitizer"
-	@echo "make fuzz            the fuzz targets in $(BUILD)/fuzz/test/fuzz/, with clang's libFuzzer; test/fuzz/run.sh starts them"
+	@echo "make fuzz            the fuzz targets in $(BUILD)/fuzz/test/fuzz/, with clang's libFuzzer"
 	@echo "make clean           remove $(BUILD)/"
-	@echo "Variables: BUILD=folder, WERROR=1, CC, MPICC, ARCH_CFLAGS; for GPUs ARCH=native or \"sm_90 ...\", CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND, STATIC_DEPS=1"
+	@echo "Variables: BUILD=folder, WERROR=1, CC, MPICC, ARCH_CFLAGS; for GPUs ARCH=native or \"sm_90 ...\","
+	@echo "           CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND, STATIC_DEPS=1"
 clean:
 	rm -rf $(BUILD)
 

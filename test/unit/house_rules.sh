@@ -97,7 +97,7 @@ report "headers know who includes them" "$untrue"
 # Prose has at most 100 columns, in Markdown and in comments; code has at most 110. What cannot be
 # broken may be longer: in Markdown tables, code blocks and lines with a link; in scripts a line
 # with a quoted text of more than 40 columns, a line of Megatron-LM's log, what tells shellcheck,
-# and the texts that the tokenizer's reference is made of.
+# and the texts that the tokenizer's reference is made of; in the Makefile messages.
 wide() { # COLUMNS FILES...: lines that have more
     LC_ALL=C.UTF-8 grep -nE "^.{$(($1 + 1))}" /dev/null "${@:2}"
 }
@@ -107,8 +107,9 @@ mapfile -t prose < <(of_kind '\.md$')
 mapfile -t scripted < <(printf '%s\n' "${scripts[@]}" "${python[@]}" | sort -u)
 report "prose has at most 100 columns" "$(wide 100 "${prose[@]}" | grep -vE '^[^:]*:[0-9]+:(\||    )|\]\(')"
 report "comments have at most 100 columns" "$(wide 100 "${sources[@]}" | grep -E '^[^:]*:[0-9]+: *//'
-    wide 100 "${scripted[@]}" | grep -E '^[^:]*:[0-9]+: *#' | grep -vE "$unbroken")"
+    wide 100 Makefile "${scripted[@]}" | grep -E '^[^:]*:[0-9]+: *#' | grep -vE "$unbroken")"
 report "code has at most 110 columns" "$(wide 110 "${sources[@]}"
+    wide 110 Makefile | grep -vE '\$\((error|info) '
     wide 110 "${scripted[@]}" | grep -vE "$unbroken")"
 
 # --- one memory plan ---------------------------------------------------------------------------
