@@ -84,9 +84,8 @@ DEV_FN void load_read_only(const float *p, float x[PACKED]) {
 // --- codes --------------------------------------------------------------------------------------
 
 // rintf and floorf without the slow conversion unit: v plus a number near 1.5 * 2^23 has v in its
-// low mantissa bits, rounded as the addition rounds, for |v| < 2^22. A code leaves
-// code_vector_nearest and code_vector_stochastic as CODE_BITS + q.
-#define CODE_BITS 0x4B400000u
+// low mantissa bits, rounded as the addition rounds, for |v| < 2^22. A code q leaves
+// code_vector_nearest and code_vector_stochastic as 0x4B400000 + q.
 #define CODE_SHIFT 12582912.0f
 
 // Clamping to -L..L is left out, because it never acts. |x| <= m, and L / m is off by at most 2^-24
