@@ -99,15 +99,6 @@ static __device__ __forceinline__ float block_sum(float x, float *shared) {
     __syncthreads();
     return x;
 }
-static __device__ __forceinline__ float block_max(float x, float *shared) {
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    x = warp_max(x);
-    if (lane == 0) shared[warp] = x;
-    __syncthreads();
-    x = warp_max(lane < warps ? shared[lane] : -INFINITY);
-    __syncthreads();
-    return x;
-}
 
 // --- dropout (ops.h's Dropout) -------------------------------------------------------------------
 
