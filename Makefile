@@ -137,7 +137,7 @@ $(CPU_LIB): $(CPU_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
-# $(call link_cpu,LIBRARIES): the objects that the target depends on, the CPU backend, what more it needs.
+# $(call link_cpu,LIBRARIES): what the target depends on, the CPU backend, and what more it needs.
 link_cpu = $(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group \
            $(1) $(BLAS_LIBS) $(LIBS) -o $@
 
