@@ -209,11 +209,29 @@ static void list_pieces(Zero *zero) {
     }
 }
 
+// Messages of lossless weights tell their lengths in 32 bits.
+static bool lengths_fit(const Zero *zero, Error *err) {
+    const Plan *plan = &zero->plan;
+    bool coded = plan->dp > 1 && wire_is_lossless(&zero->weight_wire);
+    for (int b = 0; coded && b < plan->buckets; b++) {
+        int64_t most = plan_lossless(&plan->bucket[b]).most;
+        if (most <= UINT32_MAX) continue;
+        return error_set(err, EXIT_USAGE,
+                         "lossless weights of bucket %d may take %lld bytes in a message, which has 2^32 at "
+                         "most; lower --ddp-bucket-size, or train with more data-parallel ranks",
+                         b, (long long)most);
+    }
+    return true;
+}
+
 static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err) {
     PlanOptions options = plan_options(zero);
     PlanTensor *rows = tensors_for_plan(tensors, count);
     bool ok = plan_build_pieces(&zero->plan, rows, count, &options, zero->mesh->islands.size, err);
     free(rows);
+    if (!ok) return false;
+    ok = lengths_fit(zero, err);
+    if (!ok) plan_free(&zero->plan);
     return ok;
 }
 
