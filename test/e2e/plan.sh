@@ -452,6 +452,7 @@ check "stages that end within nodes" plan_refused 2 "--pipeline-model-parallel-s
 check "ranks that are no multiple of the ranks per node" plan_refused 2 "--gpus-per-node" \
     --plan-world-size 12 --gpus-per-node 8
 check "lossless weights in messages beyond 32 bits" plan_refused 2 "lower --ddp-bucket-size" \
-    --plan-world-size 2 --ddp-bucket-size 10000000000 --quantized-weights --weight-quantization-method lossless
+    --plan-world-size 2 --ddp-bucket-size 10000000000 --quantized-weights \
+    --weight-quantization-method lossless
 check "--plan-world-size without --plan" refused 2 "--plan" 1 --plan-world-size 8
 finish
