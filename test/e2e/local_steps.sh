@@ -78,6 +78,31 @@ killed() {
 }
 check "a node that hangs costs its steps since the last checkpoint" killed
 
+# Nodes judge by themselves. In the shard of one rank an exponent becomes wrong after the gradients'
+# last hop, which its own node alone finds.
+wild=(--ddp-bucket-size 1000000 --gradient-alltoall-pipeline 1)
+fault=message:3:6:0:-2
+ends_all() { # NAME FLAGS...
+    SDP4BIT_FAULT=$fault LIMIT=60 train 4 --gpus-per-node 2 "${run[@]}" "${wild[@]}" --save "$work/$1" \
+        --save-interval 5 "${@:2}"
+    error_names 4 "rank 2 (node 1) iteration 6 update: loss" $? || return 1
+    [ "$(cat "$work/$1/latest_checkpointed_iteration.txt")" = 5 ] && [ ! -e "$work/$1/iter_0000006" ] ||
+        { why="the bad step was saved"; return 1; }
+}
+check "what is not finite on one node ends all" ends_all nan --log-interval 1
+check "the same between two log lines" ends_all late_nan --log-interval 100
+# A skip of the fifth step is in the checkpoint of its node: behind it all goes on to the bit.
+skips() {
+    local flags=(4 --gpus-per-node 2 "${run[@]}" "${wild[@]}" --quantized-weights --wq-group-size 128
+        --save-interval 6 --on-nan skip --verify-replicas-interval 1)
+    SDP4BIT_FAULT=$fault trains "${flags[@]}" --save "$work/skip" || return 1
+    grep -c '"skipped_iterations": *1' "$work"/skip/iter_0000006/manifest.json >"$work/skips"
+    [ "$(cat "$work/skips")" = 1 ] || { why="$(cat "$work/skips") nodes have skipped"; return 1; }
+    back skip skip_on 6 && trains "${flags[@]}" --save "$work/skip_on" --load "$work/skip_on" &&
+        saved skip skip_on 12
+}
+check "one node skips a step, and resumes to the bit" skips
+
 wrong_message() { # NUMBER of the exchange
     SDP4BIT_FAULT=message:0:$1:$2 train 2 --gpus-per-node 1 "${run[@]}" --verify-wire
     [ $? -eq 7 ] && has "message from rank 1 to rank 0, .*pseudo-gradients between nodes" err

@@ -53,6 +53,8 @@ check "two halves, sequence parallel" alike 4 --gpus-per-node 2 --tensor-model-p
     --make-vocab-size-divisible-by 16 --sequence-parallel --global-batch-size 4
 check "two stages" alike 4 --gpus-per-node 2 --pipeline-model-parallel-size 2 --global-batch-size 4 \
     --num-layers 8 --max-position-embeddings 512
+check "nodes that train by themselves, sealed" alike 4 --gpus-per-node 2 "${gradients[@]}" --local-steps 3 \
+    --local-steps-delay 1 --verify-wire
 check "copies of a checkpoint beside training" alike 4 --gpus-per-node 2 --async-save --save-interval 2
 if long; then
     check "4 nodes of 2, several layers to a bucket" alike 8 --gpus-per-node 2 --num-layers 6 \

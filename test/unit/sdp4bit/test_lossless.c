@@ -214,6 +214,62 @@ static void test_raw_groups(void **state) {
     shard_free(&s);
 }
 
+// So many weights become anything, but those that the scale is chosen by.
+static void scatter(Shard *s, Random *r, int64_t many) {
+    for (int64_t i = 0; i < s->layout.elements && many > 0; i++) {
+        if (i % lossless_run(1) < LOSSLESS_RUN) continue;
+        s->fresh[i] = (uint16_t)random_u64(r);
+        many--;
+    }
+}
+
+// Groups that take nearly as much room coded as not: on both sides of the border they come back.
+static void test_room_runs_out(void **state) {
+    static const int lengths[] = {1024, 4128, LOSSLESS_GROUP};
+    for (int i = 0; i < 3; i++) {
+        int n = lengths[i], full = 0, raw = 0;
+        for (int many = n / 2; many < n * 2 / 3; many += 2) {
+            Random random = {20};
+            Shard s = shard_of(n, 0);
+            train(&s, &random, 0.02, 1e-4);
+            scatter(&s, &random, many);
+            comes_back(&s);
+            int words = ((LosslessEntry *)(void *)(s.message + s.layout.table))->words;
+            raw += words == n;
+            full += words < n && words > n - 8;  // the message holds as many
+            shard_free(&s);
+        }
+        print_message("groups of %d: %d as they are, %d nearly full\n", n, raw, full);
+        assert_true(raw > 0 && full > 0);
+    }
+}
+
+// Weights that training does not have, before and after the step: zeros of both signs, denormal
+// numbers, infinities, NaN.
+static void test_strange_weights(void **state) {
+    static const uint16_t strange[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x8080,
+                                       0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF};
+    enum { KINDS = sizeof strange / sizeof *strange };
+    Random random = {21};
+    Shard s = shard_of(2 * LOSSLESS_GROUP + 160, 8);
+    for (int round = 0; round <= KINDS; round++) {
+        train(&s, &random, 0.02, 1e-4);
+        for (int64_t i = 0; i < s.layout.elements; i++) {
+            uint64_t r = random_u64(&random);
+            uint16_t one = strange[(r >> 8) % KINDS], other = strange[(r >> 16) % KINDS];
+            if (round < KINDS) {  // all weights are equal, and stay so but for a few
+                s.old[i] = strange[round];
+                s.fresh[i] = r % 1000 ? strange[round] : other;
+            } else {
+                if (r % 4 == 0) s.old[i] = one;
+                if (r >> 2 & 1) s.fresh[i] = other;
+            }
+        }
+        comes_back(&s);
+    }
+    shard_free(&s);
+}
+
 static void test_pads_are_nearly_free(void **state) {
     Shard s = shard_of(16 * LOSSLESS_GROUP, 0);
     comes_back(&s);
@@ -331,6 +387,8 @@ int main(void) {
         cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_bits),
         cmocka_unit_test(test_raw_groups),
+        cmocka_unit_test(test_room_runs_out),
+        cmocka_unit_test(test_strange_weights),
         cmocka_unit_test(test_pads_are_nearly_free),
         cmocka_unit_test(test_skipped_step),
         cmocka_unit_test(test_message_stands),
