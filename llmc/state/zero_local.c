@@ -253,16 +253,18 @@ void zero_resume_island(Zero *zero, int64_t step) {
 // parts: messages inside the node leave from there.
 static void gather_windows(Zero *zero, const floatX *own, floatX *all, int64_t n) {
     const Group *node = &zero->mesh->node;
-    Stream *stream = zero->lanes->node;
+    const Lanes *lanes = zero->lanes;
     uint8_t *buffer = zero->gather[0];
     int64_t most = (int64_t)(zero->gather_bytes[0] / (size_t)node->size / MESSAGE_ALIGN) *
                    (MESSAGE_ALIGN / (int64_t)sizeof(floatX));
     for (int64_t at = 0; at < n; at += most) {
         size_t bytes = (size_t)(n - at < most ? n - at : most) * sizeof(floatX);
-        copy_on_device(stream, buffer + (size_t)node->rank * bytes, own + at, bytes);
-        comm_all_gather(node, buffer, bytes, stream);
+        copy_on_device(lanes->last, buffer + (size_t)node->rank * bytes, own + at, bytes);
+        lanes_after(lanes, lanes->node, lanes->last);
+        comm_all_gather(node, buffer, bytes, lanes->node);
+        lanes_after(lanes, lanes->last, lanes->node);
         for (int rank = 0; rank < node->size; rank++)
-            copy_on_device(stream, all + rank * n + at, buffer + (size_t)rank * bytes, bytes);
+            copy_on_device(lanes->last, all + rank * n + at, buffer + (size_t)rank * bytes, bytes);
     }
 }
 
@@ -273,7 +275,7 @@ static void gather_outer(Zero *zero, int b) {
     int64_t elements;
     floatX *all = zero_kept_weights(zero, b, &elements);
     if (!zero_weights_resident(zero, b) || zero->mesh->node.size == 1) {
-        copy_on_device(zero->lanes->node, all, own, (size_t)elements * sizeof(floatX));
+        copy_on_device(zero->lanes->last, all, own, (size_t)elements * sizeof(floatX));
         return;
     }
     gather_windows(zero, own, all, bucket->matrix_per_rank);
@@ -301,9 +303,8 @@ void zero_use_outer(Zero *zero, bool on) {
     if (on) {
         keep_own(zero, false);
         local_settle(zero);
-        stream_synchronize(zero->lanes->last);
         for (int b = 0; b < zero->plan.buckets; b++) gather_outer(zero, b);
-        stream_synchronize(zero->lanes->node);
+        stream_synchronize(zero->lanes->last);
     } else {
         keep_own(zero, true);
     }

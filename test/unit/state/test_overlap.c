@@ -219,7 +219,9 @@ static void run_steps_of(Recording *r, int micro_batches) {
         if (step == 2 || step == 4) staged = stage(r);
         if (step == 4) {
             zero_params_norm(zero, alone);
+            zero_use_outer(zero, true);
             forward(r, "evaluation");
+            zero_use_outer(zero, false);
             assert_true(zero_sound(zero, alone, &err));
             zero_zeros(zero, alone);
             zero_weights_wait_all(zero);
@@ -281,6 +283,7 @@ static const Shape shapes[] = {
     {2, 2, 3, LOSSLESS | SHARD_WEIGHTS}, {2, 2, 1, LOSSLESS | NO_OVERLAP}, {2, 4, 1, LOSSLESS | OFFLOAD},
     {2, 2, 1, QUANTISED | LOCAL}, {3, 1, 1, QUANTISED | LOCAL}, {2, 2, 2, LOCAL | SHARD_GRADS},
     {2, 2, 1, QUANTISED | LOCAL | SHARD_WEIGHTS}, {2, 2, 1, QUANTISED | LOCAL | NO_OVERLAP},
+    {2, 2, 2, QUANTISED | LOCAL | LOSSLESS},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
