@@ -327,10 +327,11 @@ def progress():
 
 
 def lossless():
-    """Weights as they are, states that never change, and entries that point elsewhere (fuzz_lossless.c)."""
-    def message(choice, n, end, words, payload, tail=0, right=1):
+    """Weights as they are, some near the old ones; states that never change, and states of escapes and
+    fresh weights; entries that point elsewhere (fuzz_lossless.c)."""
+    def message(choice, n, end, words, payload, tail=0, right=1, scale=120):
         header = struct.pack("<4I", 32 + len(payload), n, tail, 0)
-        entry = struct.pack("<IHBB", end, words, 120, 0) + bytes(8)
+        entry = struct.pack("<IHBB", end, words, scale, 0) + bytes(8)
         return bytes([choice, 0, right]) + header + bytes(2 * tail) + entry + payload
     raw = struct.pack("<160H", *range(160))
     states = struct.pack("<32I", *[0x10000 + 997 * i for i in range(32)])
@@ -344,6 +345,12 @@ def lossless():
     yield message(3, 160, 0xFFFFFFF8, 64, states)
     yield message(9, 160, 160, 160, raw, tail=8)
     yield message(4, 1024, 512, 512, bytes(range(256)) * 4)
+    # Coded when they are coded again. The last ones are far away: escapes.
+    near = [0x3C00 + i % 256 + (i % 7 == 0) for i in range(1000)] + [0x4000 + 99 * i for i in range(24)]
+    yield message(4, 1024, 1024, 1024, struct.pack("<1024H", *near))
+    for scale in 120, 140:
+        last_slots = [(0x40 + 997 * i) << 10 | 0x3FF for i in range(32)]
+        yield message(3, 160, 64, 64, struct.pack("<32I", *last_slots), scale=scale)
     yield bytes(3) + bytes(16)
 
 
