@@ -127,8 +127,9 @@ show() {
 declare -A row_of=() # process id -> row
 exec 9<> <(:)     # rows that have ended: lines "row code"
 
-# Ends what still runs. A row that is just being started may not know of its timeout yet, and timeout
-# not of its child. So a row ends the whole process group of its timeout, and is told until it has.
+# Ends what still runs. A row that is just being started may not know of its timeout yet, and
+# timeout not of its child. So a row ends the whole process group of its timeout, and is told until
+# it has.
 stop_rows() {
     local pids
     while pids=$(jobs -pr) && [ -n "$pids" ]; do

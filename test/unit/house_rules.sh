@@ -148,7 +148,7 @@ fi
 
 # --- what users read ---------------------------------------------------------------------------
 # The README's map is a block of lines "    path   what it is"; the paths must exist. Flags that the
-# README and docs/ name must be known to a program.
+# documents name must be known to a program.
 map=$(sed -n '/^## Map/,/^## /p' README.md | grep -E '^    [A-Za-z.]' | awk '{ print $1 }')
 report "the README has a map" "$([ "$(wc -l <<<"$map")" -ge 10 ] || echo "fewer than ten lines")"
 report "the README's map is true" "$(for path in $map; do
@@ -159,16 +159,18 @@ folders=$(printf '%s\n' "${files[@]}" | grep / | cut -d / -f 1 | sort -u | grep 
 report "the README's map names every folder, and every room" "$(while IFS= read -r folder; do
     grep -qE "^$folder/" <<<"$map" || echo "$folder/"
 done <<<"$folders")"
-readable=(README.md CONTRIBUTING.md docs/*.md)
 # A path in backticks, and the target of a link, is there.
-paths=$(grep -ohE '`(llmc|sdp4bit|dev|docs|scripts|configs|test)/[A-Za-z0-9_./]+`' "${readable[@]}" |
+paths=$(grep -ohE '`(llmc|sdp4bit|dev|docs|scripts|configs|test)/[A-Za-z0-9_./]+`' "${prose[@]}" |
     tr -d '`' | sort -u)
 report "files that the documents name exist" "$(for path in $paths; do [ -e "$path" ] || echo "$path"; done)"
-report "the documents' links lead somewhere" "$(for page in $(of_kind '\.md$'); do
+report "the documents' links lead somewhere" "$(for page in "${prose[@]}"; do
     grep -oE '\]\([^)#:]+' "$page" | cut -c 3- | while IFS= read -r target; do
         [ -e "$(dirname "$page")/$target" ] || echo "$page: $target"
     done
 done)"
+report "tables of documents are whole" "$(test/unit/documents.py tables "${prose[@]}" 2>&1)"
+report "code in documents stands behind an empty line" "$(test/unit/documents.py code "${prose[@]}" 2>&1)"
+report "links to headings lead to one" "$(test/unit/documents.py anchors "${prose[@]}" 2>&1)"
 picture=$(mktemp)
 dev/bench/step_time_picture.py dev/bench/results/comm_2gpu.json "$picture"
 report "the README's picture shows the measured figures" "$(cmp docs/step_time.svg "$picture" 2>&1)"
@@ -176,14 +178,17 @@ rm -f "$picture"
 program=${BUILD:-build}/train_gpt_cpu
 if [ -x "$program" ]; then
     known=$({
-        echo --allow-run-as-root --oversubscribe
+        echo --allow-run-as-root --oversubscribe --gpus-per-task # of mpirun and srun
         "$program" --help
         "${BUILD:-build}/preprocess_data" --help
         "${BUILD:-build}/convert_checkpoint" --help
         "${BUILD:-build}/generate_cpu" --help
-        for helps in dev/compare_logs scripts/quickstart.sh scripts/test.sh; do $helps --help; done
+        for helps in dev/compare_logs dev/data/*.sh dev/bench/comm.sh scripts/{quickstart,test}.sh; do
+            "$helps" --help
+        done
+        for verb in run trunk branch report; do dev/experiments/study "$verb" --help; done
     } 2>&1)
-    flags=$(grep -ohE -- '`--[a-z][a-zA-Z_-]+' "${readable[@]}" | tr -d '`' | sort -u)
+    flags=$(grep -ohE -- '`--[a-z][a-zA-Z_-]+' "${prose[@]}" | tr -d '`' | sort -u)
     report "the documents' flags exist" "$(while IFS= read -r flag; do
         grep -qF -- "$flag" <<<"$known" || echo "$flag"
     done <<<"$flags")"
