@@ -45,7 +45,7 @@ static const Option table[] = {
      .help = "A file with one input path per line, taken after those of --input."},
     {"text", .kind = OPTION_FLAG, .offset = FIELD(text),
      .help = "The inputs are plain text files, one document each."},
-    {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .value = "KEY",
+    {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .low = 1, .value = "KEY",
      .help = "The key that holds the text (one key; default text)."},
     {.help = "tokens"},
     {"tokenizer-type", .kind = OPTION_CHOICE, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer",

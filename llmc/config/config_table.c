@@ -35,8 +35,8 @@
          .help = text)
 #define TEXT(flag, field, first, called, text) \
     USED(flag, const char *, OPTION_TEXT, field, first, .low = 1, .value = called, .help = text)
-#define WORDS(flag, field, called, text) \
-    USED(flag, Words, OPTION_WORDS, field, NULL, .value = called, .help = text)
+#define WORDS(flag, field, least, called, text) \
+    USED(flag, Words, OPTION_WORDS, field, NULL, .low = least, .value = called, .help = text)
 #define CHOICE(flag, type, field, first, words, text) \
     USED(flag, type, OPTION_CHOICE, field, first, .choices = words, .value = "WORD", .help = text)
 
@@ -114,7 +114,7 @@ static const Option table[] = {
     COUNT("train-iters", train_iters, NULL, 1,
           "iterations over all runs; this or --train-samples is required"),
     COUNT("train-samples", train_samples, NULL, 1, "samples over all runs"),
-    WORDS("rampup-batch-size", rampup_batch_size, "START INCREMENT SAMPLES",
+    WORDS("rampup-batch-size", rampup_batch_size, 1, "START INCREMENT SAMPLES",
           "grow the batch from START to --global-batch-size by INCREMENT, over SAMPLES samples; needs "
           "--train-samples"),
     FLAG("skip-train", skip_train, "only evaluate"),
@@ -160,13 +160,13 @@ static const Option table[] = {
          .help = "on --load the checkpoint's schedule wins over the command line's"),
 
     HEADING("Data"),
-    WORDS("data-path", data_path, "PREFIX | WEIGHT PREFIX ... | PREFIX ...",
+    WORDS("data-path", data_path, 0, "PREFIX | WEIGHT PREFIX ... | PREFIX ...",
           "token shards, PREFIX.bin and .idx, cut by --split. One, or a weighted blend: read as often as "
           "needed. "
           "A list: each read once"),
-    WORDS("train-data-path", train_data_path, "...", "the same for training alone, used whole"),
-    WORDS("valid-data-path", valid_data_path, "...", "the same for validation"),
-    WORDS("test-data-path", test_data_path, "...", "the same for the test"),
+    WORDS("train-data-path", train_data_path, 0, "...", "the same for training alone, used whole"),
+    WORDS("valid-data-path", valid_data_path, 0, "...", "the same for validation"),
+    WORDS("test-data-path", test_data_path, 0, "...", "the same for the test"),
     TEXT("data-args-path", data_args_path, NULL, "PATH", "a file with the words of --data-path"),
     TEXT("per-split-data-args-path", per_split_data_args_path, NULL, "PATH",
          "a JSON file with the words of the three flags above: members \"train\", \"valid\" and \"test\""),
@@ -308,7 +308,7 @@ static const Option table[] = {
     COUNT("eval-iters", eval_iters, "100", 0, "global batches per evaluation; 0: none"),
     FLAG("full-validation", full_validation,
          "each evaluation takes the whole validation split; --eval-iters counts for the test alone"),
-    WORDS("eval-tasks", eval_tasks, "FILE ...",
+    WORDS("eval-tasks", eval_tasks, 1, "FILE ...",
           "each evaluation also scores the choices in these files of JSON lines by their likelihood; see "
           "docs/eval_tasks.md"),
     FLAG("log-eval-samples", log_eval_samples,

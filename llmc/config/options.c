@@ -390,6 +390,15 @@ static bool store_choice(const Option *row, const char *word, void *settings, Er
     return true;
 }
 
+static bool empty_value(const Option *row, Error *err) {
+    return error_set(err, EXIT_USAGE, "--%s: the value is empty; give one or drop the flag", row->name);
+}
+
+static bool no_value(const Option *row, Error *err) {
+    return error_set(err, EXIT_USAGE, "--%s needs a value (%s); --%s=VALUE takes one that begins with --",
+                     row->name, row->value, row->name);
+}
+
 bool options_set(const Option *row, const char *word, void *settings, Error *err) {
     switch (row->kind) {
         case OPTION_FLAG: {
@@ -402,10 +411,7 @@ bool options_set(const Option *row, const char *word, void *settings, Error *err
         case OPTION_REAL: return store_real(row, word, settings, err);
         case OPTION_CHOICE: return store_choice(row, word, settings, err);
         case OPTION_TEXT:
-            if (row->low >= 1 && !*word) {
-                return error_set(err, EXIT_USAGE, "--%s: the value is empty; give one or drop the flag",
-                                 row->name);
-            }
+            if (row->low >= 1 && !*word) return empty_value(row, err);
             put(row, settings, &word, sizeof word);
             return true;
         case OPTION_WORDS: break;  // by store_words
@@ -413,9 +419,14 @@ bool options_set(const Option *row, const char *word, void *settings, Error *err
     return true;
 }
 
-static void store_words(const Option *row, char **words, int count, void *settings) {
+static bool store_words(const Option *row, char **words, int count, void *settings, Error *err) {
     Words list = {(const char **)words, count};
+    if (count < row->low) return no_value(row, err);
+    for (int i = 0; i < count; i++) {
+        if (!*words[i]) return empty_value(row, err);
+    }
     put(row, settings, &list, sizeof list);
+    return true;
 }
 
 void options_defaults(const Option *table, int rows, void *settings) {
@@ -494,20 +505,15 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
     if (row->kind == OPTION_WORDS && inline_value) {
         // The value takes the word's place, so that the list can point at it.
         memmove(word, inline_value, strlen(inline_value) + 1);
-        store_words(row, &words[*at - 1], 1, settings);
-        return true;
+        return store_words(row, &words[*at - 1], 1, settings, err);
     }
     if (row->kind == OPTION_WORDS) {
         int first = *at;
         while (*at < count && !is_flag(words[*at])) ++*at;
-        store_words(row, &words[first], *at - first, settings);
-        return true;
+        return store_words(row, &words[first], *at - first, settings, err);
     }
     if (inline_value) return options_set(row, inline_value, settings, err);
-    if (*at == count || is_flag(words[*at])) {
-        return error_set(err, EXIT_USAGE, "--%s needs a value (%s); --%s=VALUE takes one that begins with --",
-                         row->name, row->value, row->name);
-    }
+    if (*at == count || is_flag(words[*at])) return no_value(row, err);
     return options_set(row, words[(*at)++], settings, err);
 }
 

@@ -20,7 +20,7 @@ typedef enum OptionKind {
     OPTION_INT64,   // int64_t
     OPTION_REAL,    // double
     OPTION_TEXT,    // const char *
-    OPTION_WORDS,   // Words: everything up to the next flag, possibly nothing
+    OPTION_WORDS,   // Words: everything up to the next flag
     OPTION_CHOICE   // int or enum: the index of the word among the choices
 } OptionKind;
 
@@ -44,7 +44,9 @@ typedef struct Option {
     OptionUse use;
     size_t offset;        // of the field in the settings struct, or OPTION_NO_FIELD
     const char *initial;  // the default, in the words of the command line; NULL: zero, printed as None
-    double low, high;     // allowed range of a number, inclusive; for OPTION_TEXT, low 1 refuses ""
+    // The allowed range of a number, inclusive. For OPTION_TEXT, low 1 refuses "". For OPTION_WORDS,
+    // low is the least number of words.
+    double low, high;
     bool single;          // an OPTION_REAL that is used in float32: its value there must be in the range
     int multiple;         // a whole number must be a multiple of this; 0: any
     const char *choices;  // "first|second"; for OPTION_INT, the only numbers of the range that are allowed
