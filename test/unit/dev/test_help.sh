@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Programs in Python as a user meets them first: --help without the packages that they need, one
+# line for wrong usage (exit code 2) and for a package that is not there (3). Prints "ok NAME" and
+# "not ok NAME".
+set -u
+cd "$(dirname "$0")/../../.." || exit 1
+. test/results.sh
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+for package in numpy lm_eval pyarrow; do
+    echo "raise ImportError('$package is not here')" >"$work/$package.py"
+done
+export PYTHONPATH=$work PYTHONDONTWRITEBYTECODE=1
+# ends CODE COMMAND...: with this code, and one line "error: ..." unless it is 0.
+ends() {
+    local code=$1 rc
+    shift
+    "$@" >"$work/out" 2>"$work/err"
+    rc=$?
+    [ $rc = "$code" ] || { why="exit code $rc instead of $code: $(tail -n 1 "$work/err")"; return 1; }
+    if [ "$code" = 0 ]; then
+        [ -s "$work/out" ] && [ ! -s "$work/err" ] || { why="nothing, or not on standard output"; return 1; }
+    else
+        [ "$(wc -l <"$work/err")" = 1 ] && grep -q '^error: .*; ' "$work/err" ||
+            { why="not one line of error: $(head -n 2 "$work/err")"; return 1; }
+    fi
+}
+for program in dev/checkpoint_info dev/compare_logs dev/harness_tasks dev/plot_distributions \
+    dev/data/parquet_to_jsonl dev/experiments/study dev/experiments/weight_entropy; do
+    check "$program --help" ends 0 $program --help
+    check "$program says in one line that a flag is unknown" ends 2 $program --no-such-flag
+done
+check "study's commands too" ends 2 dev/experiments/study run --data x --ranks none
+check "dev/bench/arms_table --help" ends 0 dev/bench/arms_table --help
+check "harness_tasks without lm_eval" ends 3 dev/harness_tasks piqa
+check "weight_entropy without numpy" ends 3 dev/experiments/weight_entropy .
+check "parquet_to_jsonl without pyarrow" ends 3 dev/data/parquet_to_jsonl x.parquet
+echo '{' >"$work/manifest.json"
+check "checkpoint_info names a manifest that is damaged" ends 6 dev/checkpoint_info "$work"
+check "checkpoint_info names it" grep -qF "$work/manifest.json holds no JSON" "$work/err"
+echo '{}' >"$work/manifest.json"
+check "checkpoint_info knows a manifest of something else" ends 6 dev/checkpoint_info "$work"
+check "checkpoint_info names its folder" grep -qF "$work: manifest.json is not as" "$work/err"
+finish
