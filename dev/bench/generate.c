@@ -3,10 +3,10 @@
 //
 //   build/dev/bench/generate [--bandwidth GB/s] [--prompt 512] [--tokens 128] FLAGS
 //
-// FLAGS are the trainer's: the model's, and what it wants of every run. One JSON line: seconds
-// until the prompt is in the cache (the second time: kernels are loaded then), ms a token in the
-// median, tokens a second. floor_ms is the time that the memory needs for the weights alone; it is
-// there with --bandwidth.
+// FLAGS are the trainer's: the model's, and what it wants of every run. The result is one JSON
+// line. It has the seconds until the prompt is in the cache, the median of ms a token, and tokens a
+// second. The prompt is read twice, and the second time counts: by then kernels are loaded. With
+// --bandwidth floor_ms says how long the memory needs for the weights alone.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -15,8 +15,8 @@
 #   --packages        instead of the list below
 #
 # dev/data/prose_filter.py takes the sentences out of them, each paragraph once. A package that the
-# mirror has not is left out with a line that says so. BUILD names the folder of preprocess_data
-# (default build).
+# mirror lacks is left out, and a line says so. BUILD names the folder of preprocess_data (default
+# build).
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD build=${BUILD:-}
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"

@@ -1,6 +1,6 @@
-// Finding added tokens: see added_tokens.h. Sorted texts stand for a tree of prefixes. The longest
-// token at a place is the last one that is not behind the text in the order, or one that it begins
-// with.
+// Finding added tokens: see added_tokens.h. The tokens are sorted, which serves as a tree of
+// prefixes. Of those that do not sort behind the text, the last one is looked at. The longest token
+// at this place is that one, or another that it begins with.
 #include "llmc/data/added_tokens.h"
 
 #include <stdlib.h>

@@ -118,11 +118,11 @@ largest_fits() { # and one more does not
 }
 check "the largest micro-batch that fits 80 GB" largest_fits 80
 check "the largest micro-batch that fits 141 GB" largest_fits 141
-# The README's table has the GPU program's figures. This program's, whose ops want less workspace,
-# are the same or a little more.
-table_row() { # CARD: the micro-batches on eight GPUs of 80 and 141 GB, by the README
+# docs/memory.md's table has the GPU program's figures. This program's ops want less workspace, so its
+# figures are the same or a little more.
+table_row() { # CARD: the micro-batches on eight GPUs of 80 and 141 GB, by docs/memory.md
     awk -F ' *[|] *' -v model="${1^^}" \
-        '$2 == model && NF == 6 && $4 ~ /^[-0-9]+, [-0-9]+$/ { gsub("-", "0", $4); sub(",", "", $4); print $4 }' README.md
+        '$2 == model && NF == 6 && $4 ~ /^[-0-9]+, [-0-9]+$/ { gsub("-", "0", $4); sub(",", "", $4); print $4 }' docs/memory.md
 }
 table_is_true() {
     local name said now gb
@@ -131,13 +131,13 @@ table_is_true() {
         now=$(for gb in 80 141; do largest $gb | grep . || echo 0; done | tr '\n' ' ')
         said=$(table_row $name)
         echo "$said $now" | awk 'NF != 4 { exit 1 } { for (i = 1; i < 3; i++) if ($(i + 2) < $i || $(i + 2) > 1.03 * $i + 1) exit 1 }' ||
-            { why="$name: the README says '$said', --plan '$now'"; return 1; }
+            { why="$name: docs/memory.md says '$said', --plan '$now'"; return 1; }
     done
 }
-check "the README's table of what fits" table_is_true
+check "docs/memory.md's table of what fits" table_is_true
 # NAME COLUMN: the same of its table of models in parts
 cell() { awk -F ' *[|] *' -v model="${1^^}" -v column="$2" \
-    '$2 == model && NF == 8 { gsub("-", "0"); sub(",", "", $column); print $column }' README.md; }
+    '$2 == model && NF == 8 { gsub("-", "0"); sub(",", "", $column); print $column }' docs/memory.md; }
 parts_table_is_true() {
     local name column said now gb sizes=("1 1" "2 1" "4 1" "8 1" "4 2") tensor pipeline
     for name in 6.7b 13b 18b; do
@@ -150,12 +150,12 @@ parts_table_is_true() {
             said=$(cell $name $((column + 3)))
             echo "$said $now" | awk 'NF != 4 { exit 1 }
                 { for (i = 1; i < 3; i++) if ($(i + 2) < $i || $(i + 2) > 1.03 * $i + 1) exit 1 }' ||
-                { why="$name, ${sizes[column]}: the README says '$said', --plan '$now'"; return 1; }
+                { why="$name, ${sizes[column]}: docs/memory.md says '$said', --plan '$now'"; return 1; }
         done
     done
 }
-check "the README's table of models in parts" parts_table_is_true
-# The README's rows "MODEL, GPUS": what fits under each strategy, and the host memory of a node.
+check "docs/memory.md's table of models in parts" parts_table_is_true
+# docs/memory.md's rows "MODEL, GPUS": what fits under each strategy, and the host memory of a node.
 strategies_table_is_true() {
     local row name ranks column said now gb rows=0 params=optim_grads_params
     local strategies=(optim optim_grads "$params" "$params --optimizer-cpu-offload")
@@ -178,10 +178,10 @@ strategies_table_is_true() {
         awk -v now="${now:-0}" -v said="$said" 'BEGIN { exit !(now - said < 0.51 && said - now < 0.51) }' ||
             { why="$name on $ranks: $said GiB of a node's host, --plan '$now'"; return 1; }
         rows=$((rows + 1))
-    done < <(grep -E '^\| [0-9.]+B, (eight|two hosts of eight) \|' README.md)
+    done < <(grep -E '^\| [0-9.]+B, (eight|two hosts of eight) \|' docs/memory.md)
     [ $rows = 5 ] || { why="$rows rows"; return 1; }
 }
-check "the README's table of sharding strategies" strategies_table_is_true
+check "docs/memory.md's table of sharding strategies" strategies_table_is_true
 a_strategy_is_named() { # 18B on eight GPUs of 80 GB fits under one alone, and without any not at all
     verdict 18b 8 8 "${paper[@]}" --micro-batch-size 1 &&
         tells '^    no setting fits.*; try --data-parallel-sharding-strategy optim_grads_params, --opt' &&
@@ -380,9 +380,9 @@ arms_table_is_true() { # WHAT PAGE
     [ -s "$work/$1" ] && ! grep -vxFf "$2" "$work/$1" >"$work/diff" ||
         { why="not in $2: $(head -n 1 "$work/diff")"; return 1; }
 }
-check "the README's table of arms by network" arms_table_is_true users README.md
-check "the table of growing clusters" arms_table_is_true scale dev/bench/README.md
-check "the table beside the paper's" arms_table_is_true paper dev/bench/README.md
+check "docs/memory.md's table of arms by network" arms_table_is_true users docs/memory.md
+check "the table of growing clusters" arms_table_is_true scale dev/bench/docs/memory.md
+check "the table beside the paper's" arms_table_is_true paper dev/bench/docs/memory.md
 picture_is_true() {
     BUILD=$BUILD dev/bench/arms_table picture "$work/picture.svg" &&
         cmp "$work/picture.svg" docs/where_it_pays.svg

@@ -1,4 +1,4 @@
-// Megatron-LM's checkpoints become ours with the very elements that they hold: of torch_dist the
+// Megatron-LM's checkpoints become ours with the very elements that they hold. torch_dist gives its
 // masters too. dev/ref/make_megatron_golden.py saved them, with megatron-core and torch. Damaged
 // and hostile ones end with one line and leave nothing.
 #include <setjmp.h>
