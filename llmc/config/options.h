@@ -44,8 +44,8 @@ typedef struct Option {
     OptionUse use;
     size_t offset;        // of the field in the settings struct, or OPTION_NO_FIELD
     const char *initial;  // the default, in the words of the command line; NULL: zero, printed as None
-    // The allowed range of a number, inclusive. For OPTION_TEXT, low 1 refuses "". For OPTION_WORDS,
-    // low is the least number of words.
+    // The allowed range of a number, inclusive. For OPTION_TEXT, low 1 refuses "". For
+    // OPTION_WORDS, low is the least number of words.
     double low, high;
     bool single;          // an OPTION_REAL that is used in float32: its value there must be in the range
     int multiple;         // a whole number must be a multiple of this; 0: any

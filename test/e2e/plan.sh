@@ -118,8 +118,8 @@ largest_fits() { # and one more does not
 }
 check "the largest micro-batch that fits 80 GB" largest_fits 80
 check "the largest micro-batch that fits 141 GB" largest_fits 141
-# docs/memory.md's table has the GPU program's figures. This program's ops want less workspace, so its
-# figures are the same or a little more.
+# docs/memory.md's table has the GPU program's figures. This program's ops want less workspace, so
+# its figures are the same or a little more.
 table_row() { # CARD: the micro-batches on eight GPUs of 80 and 141 GB, by docs/memory.md
     awk -F ' *[|] *' -v model="${1^^}" \
         '$2 == model && NF == 6 && $4 ~ /^[-0-9]+, [-0-9]+$/ { gsub("-", "0", $4); sub(",", "", $4); print $4 }' docs/memory.md
