@@ -83,6 +83,7 @@ FAULT_SHIMS := $(patsubst %.c,$(BUILD)/%.so,$(wildcard test/fault/*shim.c))
 # Benchmarks that run on either backend: $(BUILD)/dev/bench/NAME_cpu, and with CUDA
 # $(BUILD)/dev/bench/NAME. They link the trainer's own file.
 BENCHES     := train_arms sync_only generate
+STEP_BOUND  := $(BUILD)/dev/bench/step_bound
 CPU_BENCHES := $(BENCHES:%=$(BUILD)/dev/bench/%_cpu)
 FUZZ_TARGETS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 
@@ -90,8 +91,8 @@ FUZZ_TARGETS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
 all: cpu tools
 cpu: $(BUILD)/train_gpt_cpu $(BUILD)/generate_cpu
 tools: $(TOOLS)
-bench: cpu $(CPU_BENCHES)  # dev/bench/save.sh starts the trainer itself
-test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(FAULT_SHIMS) $(CPU_BENCHES) all
+bench: cpu $(CPU_BENCHES) $(STEP_BOUND)  # dev/bench/save.sh starts the trainer itself
+test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(FAULT_SHIMS) bench all
 
 # $(call stamp,FILE,TEXT): a file that holds the text, and is written when it holds another.
 # Compared while make reads this, so that -n and -q tell the truth.
@@ -152,6 +153,9 @@ $(BUILD)/generate_cpu: $(HOST_LIB) $(CPU_LIB)
 $(DATA_TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o
 $(DATA_TOOLS): $(HOST_LIB)
 	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(HOST_LIB) $(LIBS) -o $@
+$(STEP_BOUND): $(BUILD)/obj/dev/bench/step_bound.o $(HOST_LIB)
+	@mkdir -p $(@D)
+	$(MPICC) $(LDFLAGS) $< $(HOST_LIB) $(LIBS) -o $@
 # It knows the model's table, and with it the ops that compute the model.
 $(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
@@ -222,7 +226,7 @@ $(BUILD)/test/layer_dump: $(BUILD)/obj/train_gpt_test.o
 # to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).
 
 GPU_PROGRAMS := $(BUILD)/train_gpt $(BUILD)/generate $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%
-GPU_GOALS := $(filter gpu gpu-% $(GPU_PROGRAMS),$(filter-out $(CPU_BENCHES),$(MAKECMDGOALS)))
+GPU_GOALS := $(filter gpu gpu-% $(GPU_PROGRAMS),$(filter-out $(CPU_BENCHES) $(STEP_BOUND),$(MAKECMDGOALS)))
 ifneq ($(GPU_GOALS),)
 PYTHON           ?= python3
 FRONTEND_VERSION := 1.32.0

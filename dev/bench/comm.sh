@@ -100,7 +100,7 @@ cpu) suffix=_cpu start=1 benches=bench plain_mb=${plain_mb:-4} ;;
 *) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
 esac
 trainer=$BUILD/dev/bench/train_arms$suffix synchroniser=$BUILD/dev/bench/sync_only$suffix
-for program in "$trainer" "$synchroniser"; do
+for program in "$trainer" "$synchroniser" "$BUILD/dev/bench/step_bound"; do
     [ -x "$program" ] || die 3 "$program is missing; run make $benches"
 done
 gpus=4

@@ -1,12 +1,13 @@
 """The best that anyone could run: a step that waits for what the network demands and nothing else.
 
-Every transfer starts when its gradients or its shard are ready. Every layer waits for its own
-weights only. Gathers by passes and reductions do not slow each other. Kernels that quantise cost
-nothing. Layers' times are those of one rank without
-communication, bandwidths those of plain collectives. Pure functions, used by comm_table.py.
+Layers' times are those of one rank without communication, bandwidths those of plain collectives.
+Kernels that quantise cost nothing. The schedule is that of --plan: step_bound computes it
+(llmc/run/step_time.h). Used by comm_table.py.
 
 Times are ms, rates GB/s sent by each rank, bytes those that each rank sends.
 """
+import os
+import subprocess
 
 HOPS = ("grad_node", "grad_rail", "weight_rail", "weight_node")
 PLAIN = {"grad_node": "all_to_all_node", "grad_rail": "all_to_all_rail",
@@ -38,123 +39,39 @@ def transfer_times(bucket, plain):
     return times
 
 
-def through_pipeline(starts, first, second):
-    """Jobs in this order through two resources, one after the other; each serves one job at a time.
-
-    Returns when each job leaves the second."""
-    first_free = second_free = float("-inf")
-    ends = []
-    for start, a, b in zip(starts, first, second):
-        first_free = max(start, first_free) + a
-        second_free = max(first_free, second_free) + b
-        ends.append(second_free)
-    return ends
-
-
 def layers_of(bucket):
     """How many layers a bucket holds; unit 0 is the embedding."""
     return bucket["end"] - max(1, bucket["first"])
 
 
-class Gathers:
-    """Gathers by passes, where weights are shared out. One at a time, through both hops.
-
-    Two slots hold whole buckets in turn. A gather may begin as soon as the passes are done with the
-    slot's last bucket, and the bucket's new weights are there."""
-
-    def __init__(self, plain):
-        self.plain, self.held, self.free, self.link = plain, {}, [0.0, 0.0], float("-inf")
-
-    def update(self):
-        """The weights that the slots hold are old now."""
-        self.held = {}
-
-    def ready(self, b, bucket, direction, weights_ready):
-        """When the pass of this direction has the bucket's weights."""
-        if direction + "_node" not in bucket or self.held.get(b % 2) == b:
-            return weights_ready
-        rail = bucket[direction + "_rail"] / (1e6 * self.plain[PLAIN["weight_rail"]] or 1)
-        node = bucket[direction + "_node"] / (1e6 * self.plain[PLAIN["weight_node"]] or 1)
-        self.link = max(self.link, self.free[b % 2], weights_ready) + rail + node
-        self.held[b % 2] = b
-        return self.link
-
-    def used(self, b, now):
-        """A pass is done with the bucket."""
-        self.free[b % 2] = now
+def gather_time(bucket, direction, plain):
+    """ms of a gather by a pass of this direction, where weights are shared out; 0 where it makes none."""
+    if direction + "_node" not in bucket:
+        return 0.0
+    hops = ("rail", "node")
+    return sum(bucket[f"{direction}_{hop}"] / (1e6 * plain[PLAIN["weight_" + hop]] or 1) for hop in hops)
 
 
-def step_bound(layers, times, update, dp, buckets, plain, micro_batches=1):
+def exchange_time(bucket, plain):
+    """ms of an exchange between nodes: half of it is an all-to-all, half a gather."""
+    sent = bucket.get("exchange", 0)
+    return sum(sent / 2 / (1e6 * plain[PLAIN[hop]]) for hop in ("grad_rail", "weight_rail")) if sent else 0.0
+
+
+def step_bound(times, update, dp, buckets, plain, micro_batches=1, steps=1, delay=0):
     """ms of a step in the steady state.
 
     times: layer_times. update: ms of AdamW on all parameters on one rank. buckets: as sync_only
-    writes them, in forward order, units 0 (embedding) to `layers`. A bucket with several
-    "reductions" is reduced after every micro-batch, the others after the last. One with
-    "forward_node" is gathered by passes."""
-    transfers = [transfer_times(b, plain) for b in buckets]
+    writes them, in forward order, unit 0 being the embedding. steps, delay: of --local-steps."""
     elements = sum(b["elements"] for b in buckets)
-    weights_ready, now, period = [0.0] * len(buckets), 0.0, None
-    gathers = Gathers(plain)
-    for _ in range(100):
-        start = now
-        ready = []  # (time, bucket) of each reduction
-        gathers.update()
-        for k in range(micro_batches):
-            for b, bucket in enumerate(buckets):
-                now = max(now, gathers.ready(b, bucket, "forward", weights_ready[b]))
-                now += times["forward"] * layers_of(bucket)
-                gathers.used(b, now)
-            now += times["head"]
-            for b in reversed(range(len(buckets))):
-                now = max(now, gathers.ready(b, buckets[b], "backward", weights_ready[b]))
-                now += times["backward"] * layers_of(buckets[b])
-                now += times["tail"] if buckets[b]["first"] == 0 else 0.0
-                gathers.used(b, now)
-                if k == micro_batches - 1 or buckets[b].get("reductions", 1) > 1:
-                    ready.append((now, b))
-        reduced = through_pipeline([at for at, _ in ready], [transfers[b]["grad_node"] for _, b in ready],
-                                   [transfers[b]["grad_rail"] for _, b in ready])
-        verdict = max([now] + reduced)
-        updated, at = [], verdict
-        for bucket in buckets:
-            at += update / dp * bucket["elements"] / elements
-            updated.append(at)
-        weights_ready = through_pipeline(updated, [t["weight_rail"] for t in transfers],
-                                         [t["weight_node"] for t in transfers])
-        last, period = period, now - start
-        if last is not None and abs(period - last) < 1e-9:
-            break
-    return period
-
-
-# The first periods fill the link, where it is too slow. The last ones count.
-FILLING, COUNTED = 8, 8
-
-
-def local_bound(alone, buckets, plain, steps, delay):
-    """ms of a step on average, where nodes meet every `steps` steps (--local-steps).
-
-    alone: step_bound of what travels inside the nodes. A bucket's "exchange" is what a rank sends
-    at the bucket's turn: half of it as an all-to-all between nodes, half as a gather. The turns are
-    spread as llmc/state/zero_local.c spreads them. An exchange begins with the end of its step. The
-    update `delay` + 1 steps later waits for it."""
-    rates = [plain[PLAIN[hop]] for hop in ("grad_rail", "weight_rail")]
-    elements, before, turns, times = sum(b["elements"] for b in buckets), 0, [], []
-    for bucket in buckets:
-        turns.append(steps * before // elements)
-        before += bucket["elements"]
-        sent = bucket.get("exchange", 0)
-        times.append(sum(sent / 2 / (1e6 * rate) for rate in rates) if sent else 0.0)
-    now, link, counted, answers = 0.0, 0.0, 0.0, [0.0] * len(buckets)
-    for step in range((FILLING + COUNTED) * steps):
-        if step == FILLING * steps:
-            counted = now
-        now += alone
-        for b, turn in enumerate(turns):
-            if (step - turn - delay - 1) % steps == 0:
-                now = max(now, answers[b])
-        for b, turn in enumerate(turns):
-            if step % steps == turn:
-                link = max(link, now) + times[b]
-                answers[b] = link
-    return (now - counted) / (COUNTED * steps)
+    numbers = [len(buckets), micro_batches, times["forward"], times["backward"], times["head"], times["tail"],
+               steps, delay]
+    for b in buckets:
+        hops = transfer_times(b, plain)
+        numbers += [layers_of(b), b.get("reductions", 1), *(hops[hop] for hop in HOPS),
+                    int("forward_node" in b or "backward_node" in b),
+                    gather_time(b, "forward", plain), gather_time(b, "backward", plain),
+                    update / dp * b["elements"] / elements, exchange_time(b, plain)]
+    program = os.path.join(os.environ.get("BUILD", "build"), "dev", "bench", "step_bound")
+    text = " ".join(map(repr, numbers))
+    return float(subprocess.run([program], input=text, stdout=subprocess.PIPE, text=True, check=True).stdout)

@@ -19,7 +19,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from comm_bound import HOPS, PLAIN, layer_times, local_bound, step_bound
+from comm_bound import HOPS, PLAIN, layer_times, step_bound
 from plotting import BETWEEN, COLOURS, TOP, Entry, Panel, legend, page
 from tables import cell, json_lines, number_column as number, print_columns, write_records
 
@@ -184,11 +184,11 @@ def finished(logs, model, rows, network, arm):
 def bound_of(one, start, synced):
     """ms of the best possible step. With --local-steps each node updates by itself, and meets the
     others now and then."""
-    flags, buckets, plain = start["arguments"], synced["buckets"], synced["plain"]
-    steps = flags.get("local_steps", 1)
+    flags, (_, times, update) = start["arguments"], one
+    steps, delay = flags.get("local_steps", 1), flags.get("local_steps_delay", 0)
     islands = start["nodes"] if steps > 1 else 1
-    alone = step_bound(*one, start["world_size"] // islands, buckets, plain)
-    return local_bound(alone, buckets, plain, steps, flags["local_steps_delay"]) if steps > 1 else alone
+    return step_bound(times, update, start["world_size"] // islands, synced["buckets"], synced["plain"],
+                      steps=steps, delay=delay)
 
 
 def row_of(logs, model, rows, network, arm):

@@ -48,10 +48,11 @@ static void pass(Clock *clock, const StepLoad *load, int b, bool backward) {
 
 static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
     for (int b = 0; b < load->buckets; b++) pass(clock, load, b, false);
-    clock->now += load->head;
+    clock->now += load->head + load->waits;
     for (int b = load->buckets - 1; b >= 0; b--) {
         const BucketLoad *bucket = &load->bucket[b];
         pass(clock, load, b, true);
+        if (b == 0) clock->now += load->tail;
         if (!last && bucket->reductions == 1) continue;
         double summed = carry(&clock->inside, clock->now, bucket->grad_inside);
         clock->reduced = carry(&clock->between, summed, bucket->grad_between);
@@ -97,11 +98,24 @@ double step_time(const StepLoad *load) {
 }
 
 double step_compute(const StepLoad *load) {
-    double once = load->head;
+    double once = load->head + load->tail;
     for (int b = 0; b < load->buckets; b++) {
         once += load->bucket[b].layers * (load->forward + load->backward);
     }
     return load->micro_batches * once;
+}
+
+double step_time_alone(const StepLoad *load) {
+    StepLoad alone = *load;
+    alone.waits = 0;
+    alone.bucket = (BucketLoad *)xcalloc((size_t)load->buckets, sizeof(BucketLoad), "times of buckets");
+    for (int b = 0; b < load->buckets; b++) {
+        alone.bucket[b] = (BucketLoad){.layers = load->bucket[b].layers, .update = load->bucket[b].update,
+                                       .reductions = load->bucket[b].reductions};
+    }
+    double ms = step_time(&alone);
+    free(alone.bucket);
+    return ms;
 }
 
 // A bucket's turn in the period of the exchanges: what has travelled before it is spread evenly.

@@ -1,6 +1,6 @@
-// How long a step takes over a given network: the best schedule that overlaps. For --plan.
-// plan_time.c fills the load from the traffic of each arm. dev/bench/comm_bound.py is the same
-// model with measured layers, for benchmarks.
+// How long a step takes over a given network: the best schedule that overlaps. plan_time.c fills
+// the load from the traffic of each arm, for --plan. dev/bench/step_bound.c reads it from measured
+// layers and links, for benchmarks.
 //
 // Each bucket's gradients start to travel when its backward pass is done. Each layer's forward pass
 // waits for its own weights only. The links inside a node and those between nodes work at the same
@@ -33,6 +33,8 @@ typedef struct StepLoad {
     int micro_batches;
     double forward, backward;   // of one layer and one micro-batch
     double head;                // of the output layer and the loss, both passes, one micro-batch
+    double tail;                // of the embeddings' backward pass, one micro-batch
+    double waits;               // of messages that passes wait for at once, one micro-batch
     double memory;              // of other passes over memory, once a step, beside nothing else
     double burst;               // how far the links between nodes may run ahead after a pause
 } StepLoad;
@@ -41,6 +43,9 @@ typedef struct StepLoad {
 double step_time(const StepLoad *load);
 // The passes of a step alone, without messages and updates.
 double step_compute(const StepLoad *load);
+// step_time where every message takes no time. What a step takes beyond that is exposed
+// communication.
+double step_time_alone(const StepLoad *load);
 // The mean step where nodes train alone and exchange each bucket every `steps` steps. The answer is
 // awaited with the end of the step that follows `delay` others: it travels beside at least one
 // step. alone: step_time of a step without exchanges. steps at least 1.

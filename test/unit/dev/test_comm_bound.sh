@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The bound of a step (dev/bench/comm_bound.py) on cases of known answers.
+# The bound of a step (dev/bench/comm_bound.py) on cases of known answers. step_bound is built.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=dev/bench python3 - <<'END'
-from comm_bound import layer_times, local_bound, step_bound, through_pipeline, transfer_times
+from comm_bound import layer_times, step_bound, transfer_times
 
 failures = 0
 
@@ -31,11 +31,9 @@ def bucket(first, end, elements=1, **megabytes):
 
 
 TIMES = {"forward": 1.0, "backward": 2.0, "head": 3.0, "tail": 0.5}
-bound = lambda buckets, update=0: [step_bound(2, TIMES, update, 4, buckets, ONE)]
+bound = lambda buckets, update=0: [step_bound(TIMES, update, 4, buckets, ONE)]
 three = lambda **m: [bucket(0, 1, **m), bucket(1, 2, **m), bucket(2, 3, **m)]
 
-# Two pipelined resources: jobs at 0, 1, 10 with 2 then 3.
-same("a pipeline of two resources", through_pipeline([0, 1, 10], [2, 2, 2], [3, 3, 3]), [5, 8, 15])
 times = transfer_times(bucket(0, 1, grad_node=3, weight_rail=5), {**ONE, "all_gather_rail": 2.0})
 same("bytes over rates", [times[hop] for hop in ("grad_node", "grad_rail", "weight_rail")], [3, 0, 2.5])
 none = transfer_times(bucket(0, 1), {k: 0.0 for k in ONE})
@@ -71,7 +69,7 @@ same("layers that share a bucket", bound([bucket(0, 3, grad_rail=1, weight_rail=
 # Two micro-batches: compute alone is 2 (F 2 + H 3 + B 4.5). With one reduction per step only the
 # last backward's show, as above. With one per micro-batch the first ones end beside the second
 # micro-batch's work.
-steps = lambda count, buckets: [step_bound(2, TIMES, 0, 4, buckets, ONE, count)]
+steps = lambda count, buckets: [step_bound(TIMES, 0, 4, buckets, ONE, count)]
 same("two micro-batches, one reduction", steps(2, three(grad_rail=1)), [20.5])
 same("a reduction after each", steps(2, three(grad_rail=1, reductions=2)), [20.5])
 # 8 ms each: six of them from 7 on take until 55, 36 later than the last backward's end at 19.
@@ -98,15 +96,15 @@ same("a second micro-batch finds two layers", steps(2, gathered(**slow)), [48])
 # Local steps of 10 ms, two to a period. An exchange of 8 ms hides behind the next step. One of 30
 # ms holds that step's update up until 30 ms after it began; the step after it takes 10 more. A
 # delay of a step gives it 20 ms: then it goes on all the time.
-local = lambda delay, *sent, steps=2: [local_bound(
-    10, [bucket(k, k + 1) | {"exchange": 1e6 * m} for k, m in enumerate(sent)], ONE, steps, delay)]
+TEN = {"forward": 0.0, "backward": 0.0, "head": 10.0, "tail": 0.0}
+local = lambda delay, *sent, rates=ONE: [step_bound(
+    TEN, 0, 1, [bucket(k, k + 1) | {"exchange": 1e6 * m} for k, m in enumerate(sent)], rates, 1, 2, delay)]
 same("an exchange hides behind a step", local(0, 8), [10])
 same("one that does not", local(0, 30), [20])
 same("a delay of a step", local(1, 30), [15])
 same("nothing to exchange", local(0, 0), [10])
 # Two buckets have their turns in successive steps: 15 ms each, one waits in every step.
 same("turns of two buckets", local(0, 15, 15), [15])
-same("at two speeds", [local_bound(10, [bucket(0, 1) | {"exchange": 20e6}],
-                                   {**ONE, "all_gather_rail": 0.5}, 1, 0)], [30])
+same("at two speeds", local(0, 20, rates={**ONE, "all_gather_rail": 0.5}), [20])
 raise SystemExit(failures > 0)
 END

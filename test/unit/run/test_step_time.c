@@ -38,6 +38,33 @@ static void passes_alone(void **state) {
     assert_float_equal(step_compute(&c.load), 3 * PASSES, 1e-9);
 }
 
+// The embeddings' backward pass is part of the passes. What these wait for is not.
+static void waits_inside_the_passes(void **state) {
+    Case c;
+    three(&c, (BucketLoad){0});
+    c.load.micro_batches = 2;
+    c.load.tail = 0.5;
+    takes(&c, 2 * (PASSES + 0.5));
+    c.load.waits = 1.5;
+    takes(&c, 2 * (PASSES + 0.5 + 1.5));
+    assert_float_equal(step_compute(&c.load), 2 * (PASSES + 0.5), 1e-9);
+    assert_float_equal(step_time_alone(&c.load), 2 * (PASSES + 0.5), 1e-9);
+    // The embeddings' gradients leave after the tail, the last ones.
+    three(&c, (BucketLoad){.grad_between = 1});
+    c.load.tail = 3;
+    takes(&c, PASSES + 3 + 1);
+}
+
+// What is left without messages: passes, updates, passes over memory.
+static void alone_nothing_travels(void **state) {
+    Case c;
+    three(&c, (BucketLoad){.grad_inside = 4, .grad_between = 4, .weight_between = 2, .weight_inside = 1,
+                           .update = 1, .gathered = true, .forward_gather = 3, .backward_gather = 3});
+    c.load.memory = 5;
+    c.load.waits = 7;
+    assert_float_equal(step_time_alone(&c.load), PASSES + 5 + 2, 1e-9);
+}
+
 // The updates take 1 ms each, in forward order. The embeddings are ready at 1, layer 1 at 2, and
 // runs until 3. Layer 2 is ready at 3. So 2 ms show.
 static void updates_in_forward_order(void **state) {
@@ -128,6 +155,8 @@ static void exchanges_of_local_steps(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(passes_alone),
+        cmocka_unit_test(waits_inside_the_passes),
+        cmocka_unit_test(alone_nothing_travels),
         cmocka_unit_test(updates_in_forward_order),
         cmocka_unit_test(gradients_beside_the_backward_pass),
         cmocka_unit_test(a_network_with_a_burst),
