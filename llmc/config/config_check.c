@@ -278,8 +278,22 @@ static bool check_schedule(const Parsed *p) {
     return obeys(p, rules, COUNT_OF(rules)) && check_rates(p);
 }
 
+const char *config_no_local_steps(const Config *c) {
+    if (c->pipeline_model_parallel_size > 1) {
+        return "--local-steps needs nodes that hold whole models; drop --pipeline-model-parallel-size";
+    }
+    if (c->optimizer_cpu_offload) {
+        return "--local-steps needs the masters on the device; drop --optimizer-cpu-offload";
+    }
+    if (c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD) {
+        return "--local-steps needs nodes that hold whole models; drop --shard-params-over world";
+    }
+    return NULL;
+}
+
 static bool check_local_steps(const Parsed *p) {
     const Config *c = p->config;
+    const char *refused = config_no_local_steps(c);
     const Rule rules[] = {
         {c->local_steps == 1 && (GIVEN(p, outer_lr) || GIVEN(p, outer_momentum) ||
                                  GIVEN(p, local_steps_delay) || GIVEN(p, local_steps_mix)),
@@ -287,12 +301,7 @@ static bool check_local_steps(const Parsed *p) {
          "with H at least 2; add it"},
         {c->local_steps > 1 && c->local_steps_delay >= c->local_steps,
          "--local-steps-delay must be less than --local-steps; lower it"},
-        {c->local_steps > 1 && c->pipeline_model_parallel_size > 1,
-         "--local-steps needs nodes that hold whole models; drop --pipeline-model-parallel-size"},
-        {c->local_steps > 1 && c->optimizer_cpu_offload,
-         "--local-steps needs the masters on the device; drop --optimizer-cpu-offload"},
-        {c->local_steps > 1 && c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD,
-         "--local-steps needs nodes that hold whole models; drop --shard-params-over world"},
+        {c->local_steps > 1 && refused, refused},
     };
     return obeys(p, rules, COUNT_OF(rules));
 }
@@ -452,6 +461,9 @@ static bool check_checkpoints(const Parsed *p) {
     return true;
 }
 
+// A speed that nobody has. 0 is none given.
+static bool too_slow(double speed) { return speed > 0 && speed < 1e-3; }
+
 static bool check_rest(const Parsed *p) {
     const Config *c = p->config;
     bool speaks = c->vocab_file || c->tokenizer_type != TOKENIZER_GPT2_BPE;
@@ -473,6 +485,9 @@ static bool check_rest(const Parsed *p) {
         {speeds && c->plan_network <= 0,
          "--plan-network-inside, --plan-network-burst, --plan-gpu, --plan-measure, --plan-tflops and "
          "--plan-step-ms need --plan-network; add it"},
+        {too_slow(c->plan_network), "--plan-network says Gb/s, and at least 0.001 of them"},
+        {too_slow(c->plan_network_inside), "--plan-network-inside says Gb/s, and at least 0.001 of them"},
+        {too_slow(c->plan_tflops), "--plan-tflops says TFLOP/s, and at least 0.001 of them"},
         {c->plan_step_ms > 0 && GIVEN(p, plan_tflops),
          "--plan-step-ms and --plan-tflops both say how fast a GPU computes; keep one"},
         {c->plan_measure && told,

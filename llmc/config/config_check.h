@@ -1,5 +1,5 @@
-// What of the command line does not go together, told from the flags alone. Included by config.c
-// and config_check.c.
+// What of the command line does not go together, told from the flags alone. Included by config.c,
+// config_check.c and llmc/run/plan_time.c.
 #pragma once
 #include "llmc/config/config.h"
 LLMC_BEGIN
@@ -7,5 +7,7 @@ LLMC_BEGIN
 // Missing flags, flags that exclude each other, values that do not fit together. given: (rows of
 // the table) which flags occur. notes: one line for each flag without effect. Error: EXIT_USAGE.
 bool config_check(const Config *config, const bool *given, char *notes, size_t notes_bytes, Error *err);
+// Why a run with these flags cannot have --local-steps above 1, and what to do. NULL: it can.
+const char *config_no_local_steps(const Config *config);
 
 LLMC_END

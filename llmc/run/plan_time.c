@@ -1,9 +1,11 @@
 // Step time by arm, for --plan: see plan_time.h.
 #include "llmc/run/plan_time.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/config/config_check.h"
 #include "llmc/config/flops.h"
 #include "llmc/run/arms.h"
 #include "llmc/run/gpus.h"
@@ -17,6 +19,10 @@
 // weights', after all passes. Quantisation's, beside the backward passes. The last two are what
 // makes computed steps meet the measured ones (dev/bench/README.md).
 enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTISE_BYTES = 12 };
+// AdamW on a host that has 16 cores for each GPU: bytes of host memory for each element, and
+// bytes per ms, by the measured step of dev/bench/results/strategies_1gpu.json.
+enum { HOST_ADAMW_BYTES = 32 };
+static const double HOST_MEMORY = 8.2e7;
 // Passes are slower beside messages, which take some of a GPU's processors and of its memory.
 static const double BESIDE_MESSAGES = 1.02;
 
@@ -40,6 +46,8 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     WireBytes forward = traffic_of_gather(traffic, b, false, weight);
     WireBytes backward = traffic_of_gather(traffic, b, true, weight);
     double elements = (double)(bucket->matrix_elements + bucket->tail_elements);
+    double adamw = traffic->config->optimizer_cpu_offload ? HOST_ADAMW_BYTES / HOST_MEMORY
+                                                          : ADAMW_BYTES / rates.memory;
     BucketLoad load = {
         .layers = bucket->end_unit - bucket->first_unit - (has_words(mesh) && bucket->first_unit == 0),
         .reductions = traffic->trips[b].reductions,
@@ -48,7 +56,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
         .weight_between = (double)once.weight_inter / rates.between,
         .weight_inside = (double)once.weight_intra / rates.inside,
         .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
-        .update = elements / plan->dp * ADAMW_BYTES / rates.memory,
+        .update = elements / plan->dp * adamw,
         .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_wire(zero, true)) / rates.between,
     };
     load.forward_gather = (double)forward.weight_inter / rates.between +
@@ -91,7 +99,7 @@ static double head_share(const Config *c) {
 
 // Shares the passes' time out among layers and head. A backward pass takes twice the time of a
 // forward pass, three times where it computes that again. A pipeline's stages are idle while it
-// fills and drains. Tensor parallelism's sums are waited for.
+// fills and drains.
 static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int again = c->recompute_granularity == RECOMPUTE_FULL;
     double one = micro_batch_ms(c, mesh), layers = 0;
@@ -102,9 +110,22 @@ static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Rates r
     load->forward = layer / (3 + again);
     load->backward = layer - load->forward;
     load->head = one * head_share(c);
-    if (mesh->tp.size == 1 || c->plan_step_ms > 0) return;
-    double speed = mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
-    load->head += parts_tensor_bytes(c, mesh) / speed;
+}
+
+// Messages between parts of the model, at the speed of the slowest link on their way. Tensor
+// parallelism's sums are waited for. A pipeline's messages travel beside the passes. They show
+// where they take longer, and while the pipeline fills and drains: there one crosses all stages
+// each way. The tied embedding's gradient comes back after the passes.
+static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
+    int stages = mesh->pp.size;
+    double tensor = mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
+    double line = stages * mesh->pp.stride <= mesh->per_node ? rates.inside : rates.between;
+    if (mesh->tp.size > 1) load->waits = parts_tensor_bytes(c, mesh) / tensor;
+    if (stages == 1) return;
+    double hop = parts_hidden_bytes(c, mesh) / line, hops = config_pipeline_chunks(c) * hop;
+    double passes = step_compute(load) / load->micro_batches + load->waits;
+    double once = 2 * (stages - 1) * hop + parts_words_bytes(c, mesh) / line;
+    load->waits += fmax(0, hops - passes) + once / load->micro_batches;
 }
 
 // elements: those of all gradients that a rank makes.
@@ -122,7 +143,9 @@ static void slow_passes(StepLoad *load, double elements, Rates rates) {
 typedef struct Row {
     double ms;          // of a step; 0: this run cannot have the arm
     double compute_ms;  // of its passes alone
+    double exposed_ms;  // that it waits for messages
     double gigabytes;   // out of each node
+    double memory;      // bytes of the GPU's that are planned
     double error;       // of the reduced gradient
 } Row;
 
@@ -138,6 +161,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     load.bucket = (BucketLoad *)xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
     for (int b = 0; b < load.buckets; b++) load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, rates);
     share_out(&load, c, mesh, rates);
+    add_waits(&load, c, mesh, rates);
     double alone = step_compute(&load);
     if (plan->dp > 1) slow_passes(&load, (double)plan->arena_elements, rates);
     if (lossless) code_weights(&load, plan);
@@ -150,6 +174,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
         .error = arm_gradient_error(grad, plan->options.per_node > 1, mesh->nodes > 1),
     };
     if (c->local_steps > 1) row.ms = step_time_local(&load, row.ms, c->local_steps, c->local_steps_delay);
+    row.exposed_ms = row.ms - step_time_alone(&load);
     free(load.bucket);
     traffic_free(&traffic);
     return row;
@@ -158,6 +183,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
 // The ranks as this configuration places them: islands or not.
 static bool place(Mesh *mesh, const Config *c, const Mesh *like) {
     Error err;
+    if (c->local_steps > 1 && config_no_local_steps(c)) return false;
     if (!mesh_build(mesh, like->world.rank, like->world.size, NULL, like->per_node, like->tp.size,
                     like->pp.size, &err)) return false;
     if (c->sharding == SHARD_PARAMETERS) mesh_share_weights(mesh, c->shard_scope == SHARD_IN_WORLD);
@@ -172,19 +198,51 @@ static Row plan_row(const Config *c, const Mesh *like, PlanRank plan_rank) {
     if (!place(&mesh, c, like)) return row;
     Zero *zero = plan_rank(c, &mesh, &memory_plan, &err);
     if (zero) row = row_of(c, &mesh, zero);
+    row.memory = (double)memory_plan_total(&memory_plan);
     memory_plan_free(&memory_plan, NULL);
     zero_free(zero);
     return row;
 }
 
-static void print_row(const char *name, const Row *row, FILE *out) {
+// Of all ranks.
+static double tokens_per_second(const Config *c, const Row *row) {
+    return (double)c->global_batch_size * c->seq_length / row->ms * 1e3;
+}
+
+static void print_row(const Config *c, const char *name, const Row *row, FILE *out) {
     fprintf(out, "  %-16s", name);
     if (row->ms == 0) {
         fprintf(out, " %10s\n", "not with this run's flags");
         return;
     }
-    fprintf(out, " %10.3f %11.1f %11.2f %10.1f %%\n", row->gigabytes, row->ms, row->ms / row->compute_ms,
-            100 * row->error);
+    fprintf(out, " %10.3f %11.1f %11.1f %12.0f %10.1f %%\n", row->gigabytes, row->ms, row->exposed_ms,
+            tokens_per_second(c, row), 100 * row->error);
+}
+
+// The run itself under every strategy.
+static void print_strategies(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out) {
+    static const struct {
+        const char *name;
+        Sharding sharding;
+        bool offload;
+    } strategies[] = {
+        {"optim", SHARD_OPTIMIZER, false},
+        {"optim_grads", SHARD_GRADIENTS, false},
+        {"optim_grads_params", SHARD_PARAMETERS, false},
+        {"optim_grads_params, offload", SHARD_PARAMETERS, true},
+    };
+    fprintf(out, "  %-27s %11s %11s %12s %12s\n", "this run by its strategy", "ms a step", "exposed ms",
+            "tokens/s", "GiB a GPU");
+    for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
+        Config c = *config;
+        c.sharding = strategies[i].sharding;
+        c.optimizer_cpu_offload = strategies[i].offload;
+        Row row = plan_row(&c, mesh, plan_rank);
+        fprintf(out, "  %-27s", strategies[i].name);
+        if (row.ms == 0) fprintf(out, " %11s\n", "not with this run's flags");
+        else fprintf(out, " %11.1f %11.1f %12.0f %12.2f\n", row.ms, row.exposed_ms,
+                     tokens_per_second(&c, &row), row.memory / 0x1p30);
+    }
 }
 
 static void print_choice(const Row *row, const double *ms, FILE *out) {
@@ -204,8 +262,9 @@ static void print_head(const Config *c, const Row *run, FILE *out) {
     if (c->plan_step_ms > 0) fprintf(out, " (--plan-step-ms)\n");
     else fprintf(out, " at %.4g TFLOP/s for each GPU (%s)\n", rates.tflops,
                  c->plan_measure ? "--plan-measure" : "--plan-gpu, --plan-tflops");
-    fprintf(out, "  %-16s %10s %11s %11s %12s\n", "", "GB out of", "ms a step", "over the", "error of the");
-    fprintf(out, "  %-16s %10s %11s %11s %12s\n", "arm", "each node", "", "passes", "gradient");
+    fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "", "GB out of", "ms a step", "exposed", "tokens/s",
+            "error of the");
+    fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "arm", "each node", "", "messages", "", "gradient");
 }
 
 void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out) {
@@ -217,9 +276,10 @@ void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank
         ms[i] = row[i].ms;
     }
     print_head(config, &run, out);
-    for (int i = 0; i < ARMS; i++) print_row(arms[i].name, &row[i], out);
-    print_row("this run", &run, out);
+    for (int i = 0; i < ARMS; i++) print_row(config, arms[i].name, &row[i], out);
+    print_row(config, "this run", &run, out);
     print_choice(row, ms, out);
+    print_strategies(config, mesh, plan_rank, out);
 }
 
 enum { MEASURED_LAYERS = 4 };

@@ -11,7 +11,8 @@ LLMC_BEGIN
 // are exactly what the program allocates there. NULL with err where that rank could not run.
 typedef Zero *(*PlanRank)(const Config *config, const Mesh *mesh, MemoryPlan *memory_plan, Error *err);
 // A row for each arm of arms.h and one for the run itself, as the rank that sees the ranks as
-// `mesh` meets them. Then the arm to take, its flags, and why.
+// `mesh` meets them. Then the arm to take, its flags, and why, and the run under each sharding
+// strategy.
 void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out);
 
 // --plan-measure: a run of one rank with few of the model's layers, whose passes are timed. Tokens

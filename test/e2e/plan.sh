@@ -380,9 +380,21 @@ arms_table_is_true() { # WHAT PAGE
     [ -s "$work/$1" ] && ! grep -vxFf "$2" "$work/$1" >"$work/diff" ||
         { why="not in $2: $(head -n 1 "$work/diff")"; return 1; }
 }
-check "docs/memory.md's table of arms by network" arms_table_is_true users docs/memory.md
-check "the table of growing clusters" arms_table_is_true scale dev/bench/docs/memory.md
-check "the table beside the paper's" arms_table_is_true paper dev/bench/docs/memory.md
+check "the README's table of arms by network" arms_table_is_true users README.md
+check "the table of growing clusters" arms_table_is_true scale dev/bench/README.md
+check "the table beside the paper's" arms_table_is_true paper dev/bench/README.md
+# Every measured point. Then the readers' table, and the README's sentence.
+measured_is_true() {
+    local results=dev/bench/results
+    BUILD=$BUILD dev/bench/arms_table check $results/comm_2gpu.json $results/comm_4gpu.json >"$work/check" \
+        2>"$work/err" || { say "arms_table failed"; return 1; }
+    ! grep '^|' "$work/check" | grep -vxFf dev/bench/README.md >"$work/diff" ||
+        { why="not in dev/bench/README.md: $(head -n 1 "$work/diff")"; return 1; }
+    why=$(tail -n 1 "$work/check")
+    [[ $why == *" of "*" within 10 %" ]] && tr '\n' ' ' <README.md |
+        grep -qF "[${why% within*} measured steps]"
+}
+check "the table of computed and measured steps" measured_is_true
 picture_is_true() {
     BUILD=$BUILD dev/bench/arms_table picture "$work/picture.svg" &&
         cmp "$work/picture.svg" docs/where_it_pays.svg
@@ -407,6 +419,54 @@ a_burst_helps() { # 100 MB at 10 Gb/s are 80 ms
     awk -v ms="$ms" 'BEGIN { split(ms, m, " "); off = m[1] - m[2]; exit !(off > 79 && off < 161) }' || { why=$ms; return 1; }
 }
 check "--plan-network-burst" a_burst_helps eden-lossless
+# A column of a row of the table that is left in $work/out.
+of_row() { sed -n "s/^  $1   *//p" "$work/out" | awk -v column="$2" '{ print $column }'; }
+exposed_and_tokens() { # 256 sequences of 2048; without messages two nodes compute as long as one
+    local far near
+    takes eden-lossless --plan-network 10 && far=$(of_row baseline 2) exposed=$(of_row baseline 3) \
+        tokens=$(of_row baseline 4) && takes baseline --plan-network 1e6 --plan-network-inside 1e6 &&
+        near=$(of_row baseline 2) || return 1
+    awk -v far="$far" -v near="$near" -v exposed="$exposed" -v tokens="$tokens" \
+        'BEGIN { off = far - near - exposed; rate = tokens * far / 1e3 / 256 / 2048
+            exit !(exposed > 200 && off > -1 && off < 1 && rate > 0.999 && rate < 1.001) }' ||
+        { why="$far and $near ms, $exposed exposed, $tokens tokens/s"; return 1; }
+}
+check "--plan-network: exposed communication and tokens/s" exposed_and_tokens
+# A step of one rank, on a host of 16 cores: dev/bench/results/strategies_1gpu.json.
+offload_is_true() {
+    "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --plan-world-size 1 --micro-batch-size 8 \
+        --global-batch-size 8 --plan-network 1 --plan-step-ms 241.9 --optimizer-cpu-offload \
+        >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
+    why=$(sed -n '/^step time/,$p' "$work/out")
+    grep -q "^  local  *not with this run's flags" "$work/out" &&
+        awk -v run="$(of_row "this run" 2)" -v strategy="$(of_row "optim_grads_params, offload" 1)" \
+            'BEGIN { exit !(run == strategy && run > 0.9 * 684 && run < 1.1 * 684) }'
+}
+check "--plan-network: offload as it was measured, and what does not go with it" offload_is_true
+strategies_compared() { # two nodes of eight, two micro-batches: each is reduced, weights stay inside
+    local optim grads params
+    takes eden-lossless --plan-network 10 && optim=$(of_row optim 1) grads=$(of_row optim_grads 1) \
+        params=$(of_row optim_grads_params 1) || return 1
+    [ "$optim" = "$(of_row "this run" 2)" ] && awk -v optim="$optim" -v grads="$grads" -v params="$params" \
+        'BEGIN { exit !(grads > 1.2 * optim && params >= grads) }' || { why="$optim, $grads, $params ms"; return 1; }
+    # Nodes that share weights out cannot train alone.
+    takes eden --plan-network 10 --data-parallel-sharding-strategy optim_grads_params \
+        --shard-params-over world && grep -q "^  local  *not with this run's flags" "$work/out"
+}
+check "--plan-network: strategies side by side" strategies_compared
+# Two stages, on a node each. A rank has a quarter of 10 Gb/s. Its 8 micro-batches of 4 x 2048 x 768
+# bf16 take 40.3 ms each way, and the tied embedding's gradient 50304 x 768 fp32 494 ms.
+pipeline_waits() {
+    local common=(--gpus-per-node 4 --plan-world-size 8 --pipeline-model-parallel-size 2 --micro-batch-size 4
+        --global-batch-size 128 --plan-network 10)
+    takes baseline "${common[@]}" --plan-tflops 494.5 || return 1
+    awk -v ms="$(of_row baseline 3)" 'BEGIN { least = 494.5 + 2 * 40.3; exit !(ms > least && ms < 1.5 * least) }' ||
+        { why="$(of_row baseline 3) ms exposed"; return 1; }
+    takes baseline "${common[@]}" --plan-tflops 0.01 || return 1
+    awk -v ms="$(of_row baseline 3)" 'BEGIN { least = 494.5 + 2 * 40.3; exit !(ms > 0.99 * least && ms < 1.01 * least) }' ||
+        { why="$(of_row baseline 3) ms exposed where passes are long"; return 1; }
+}
+check "--plan-network: a pipeline's messages" pipeline_waits
 six_layers=(--num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 64
     --max-position-embeddings 64 --micro-batch-size 2 --tokenizer-type Byte --bf16
     --use-distributed-optimizer)
@@ -429,6 +489,12 @@ plan_refused() { # CODE TEXT FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_6.7b.args --plan "$@" >"$work/out" 2>"$work/err" </dev/null
     error_names "$code" "$text" $?
 }
+check "--plan-network of a speed that nobody has" plan_refused 2 "--plan-network says Gb/s, and at least" \
+    --plan-network 1e-300
+check "--plan-network-inside of such a speed" plan_refused 2 "--plan-network-inside says Gb/s, and at least" \
+    --plan-network 10 --plan-network-inside 1e-4
+check "--plan-tflops of such a speed" plan_refused 2 "--plan-tflops says TFLOP/s, and at least 0.001" \
+    --plan-network 10 --plan-tflops 1e-300
 check "--plan-tflops without a network" plan_refused 2 "--plan-step-ms need --plan-network; add it" \
     --plan-tflops 10
 check "--plan-tflops and --plan-step-ms" plan_refused 2 "both say how fast a GPU computes; keep one" \
