@@ -95,6 +95,9 @@ static bool check_positions(const Parsed *p, int head) {
     return true;
 }
 
+// As the MLP's greatest width. Queries, keys and values of three times as many columns are an int.
+enum { MOST_ATTENTION_WIDTH = 1 << 22 };
+
 static bool check_model(const Parsed *p) {
     const Config *c = p->config;
     if (!c->kv_channels && c->hidden_size % c->num_attention_heads) {
@@ -110,6 +113,10 @@ static bool check_model(const Parsed *p) {
             "--hidden-size %d / --num-attention-heads %d gives heads of %d; the size of a head must be a "
             "multiple of 8",
             c->hidden_size, c->num_attention_heads, head);
+    }
+    if ((int64_t)c->num_attention_heads * head > MOST_ATTENTION_WIDTH) {
+        return REFUSE("--num-attention-heads %d with heads of %d is too wide; all heads together have at most "
+                      "%d columns", c->num_attention_heads, head, MOST_ATTENTION_WIDTH);
     }
     static const size_t groups[] = {offsetof(Config, num_query_groups)};
     note_idle(p, c->group_query_attention, "--group-query-attention", groups, COUNT_OF(groups));
