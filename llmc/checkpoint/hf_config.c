@@ -17,11 +17,13 @@ static const cJSON *member(const cJSON *config, const char *key) {
     return cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(config, first), dot + 1);
 }
 
-// As the tables have it. A list whose members are all the same is one of them in brackets.
+// As the tables have it. A list of one text, or of the same one several times, is it in brackets.
 static void text_of(const cJSON *value, char text[TEXT_BYTES]) {
-    const cJSON *first = cJSON_IsArray(value) ? value->child : NULL, *other = first;
-    while (other && cJSON_Compare(first, other, true)) other = other->next;
-    if (first && !other) snprintf(text, TEXT_BYTES, "[%s]", cJSON_IsString(first) ? first->valuestring : "?");
+    const cJSON *first = cJSON_IsArray(value) && cJSON_IsString(value->child) ? value->child : NULL;
+    const cJSON *other = first;
+    while (other && cJSON_IsString(other) && strcmp(other->valuestring, first->valuestring) == 0)
+        other = other->next;
+    if (first && !other) snprintf(text, TEXT_BYTES, "[%s]", first->valuestring);
     else if (!value) snprintf(text, TEXT_BYTES, "(none)");
     else if (cJSON_IsObject(value)) snprintf(text, TEXT_BYTES, "{}");
     else model_flag_text(value, text, TEXT_BYTES);
@@ -37,15 +39,22 @@ typedef struct Reading {
     Error *err;
 } Reading;
 
-// That an argument has this value, which nothing before said otherwise.
-static bool take(const Reading *r, const char *key, const char *argument, const char *value) {
-    const cJSON *known = cJSON_GetObjectItemCaseSensitive(r->arguments, argument);
-    if (!known) cJSON_AddStringToObject(r->arguments, argument, value);
-    if (!known || strcmp(known->valuestring, value) == 0) return true;
+// That an argument has this value, which nothing before said otherwise. negated: the key says the
+// opposite, of true or false.
+static bool take_either(const Reading *r, const char *key, const char *argument, const char *value,
+                        bool negated) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->arguments, argument);
+    const char *known = item ? item->valuestring : value;
+    if (!item) cJSON_AddStringToObject(r->arguments, argument, value);
+    if (strcmp(known, value) == 0) return true;
     return error_set(r->err, EXIT_CHECKPOINT,
                      "%s has %s %.60s beside what makes it %.60s, and the trainer has one of both; import"
                      " another model",
-                     r->path, key, value, known->valuestring);
+                     r->path, key, negated ? known : value, negated ? value : known);
+}
+
+static bool take(const Reading *r, const char *key, const char *argument, const char *value) {
+    return take_either(r, key, argument, value, false);
 }
 
 static bool take_blocks(const Reading *r, const HfFamily *family) {
@@ -75,10 +84,11 @@ static bool check_fixed(const Reading *r, const HfFamily *family) {
 static bool take_key(const Reading *r, const HfKey *key) {
     const cJSON *item = member(r->config, key->key);
     char text[TEXT_BYTES];
-    if (!item || cJSON_IsNull(item)) return !key->missing || take(r, key->key, key->argument, key->missing);
+    if (!item || cJSON_IsNull(item))
+        return !key->missing || take_either(r, key->key, key->argument, key->missing, key->negated);
     text_of(item, text);
     if (key->negated && cJSON_IsBool(item))
-        return take(r, key->key, key->argument, cJSON_IsTrue(item) ? "false" : "true");
+        return take_either(r, key->key, key->argument, cJSON_IsTrue(item) ? "false" : "true", true);
     if (!key->negated && cJSON_IsNumber(item)) return take(r, key->key, key->argument, text);
     return error_set(r->err, EXIT_CHECKPOINT, "%s has %s '%.60s', which is no %s; save or download it again",
                      r->path, key->key, text, key->negated ? "true or false" : "number");
@@ -104,10 +114,10 @@ static const struct RopeNumber {
 static bool take_rope(const Reading *r, const char *key) {
     const cJSON *rope = cJSON_GetObjectItemCaseSensitive(r->config, key);
     const cJSON *factor = cJSON_GetObjectItemCaseSensitive(rope, "factor");
-    const char *bad = cJSON_HasObjectItem(rope, "rope_type") ? "rope_type" : "type";
-    const char *type = json_member_string(rope, bad);
+    const char *bad = cJSON_GetObjectItemCaseSensitive(rope, "rope_type") ? "rope_type" : "type";
     char text[TEXT_BYTES];
-    bool plain = !type || strcmp(type, "default") == 0, scaled = type && strcmp(type, "llama3") == 0;
+    text_of(cJSON_GetObjectItemCaseSensitive(rope, bad), text);
+    bool plain = options_choice("(none)|null|default", text) >= 0, scaled = strcmp(text, "llama3") == 0;
     if (plain && (!factor || cJSON_GetNumberValue(factor) == 1)) return true;
     if (plain || (scaled && !cJSON_IsNumber(factor))) bad = "factor";
     for (size_t i = 0; scaled && i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {

@@ -314,11 +314,15 @@ static bool save(Job *job, Error *err) {
     return ok;
 }
 
+// A folder that was not there before is not there after a failure either.
 static bool save_alone(Job *job, Error *err) {
     const char *folder = job->weights->save;
+    Error ignored;  // there is an error to report already
     int lock = -1;
+    bool fresh = !durable_exists(folder);
     bool ok = durable_make_folders(folder, err) && save_folder_lock(folder, 0, &lock, err) &&
               imported_save_check(folder, err) && save(job, err);
+    if (!ok && fresh && lock >= 0) durable_remove_tree(folder, &ignored);
     save_folder_unlock(lock);
     return ok;
 }

@@ -548,6 +548,7 @@ static const Case LLAMA_CASES[] = {
      "rope_parameters.low_freq_factor '(none)'"},
     {"\"rope_type\": \"default\"", "\"rope_type\": \"yarn\", \"factor\": 8.0", "", "",
      "rope_parameters.rope_type 'yarn'"},
+    {"\"rope_type\": \"default\"", "\"rope_type\": 7", "", "", "rope_parameters.rope_type '7'"},
     {"\"rope_type\": \"default\"", "\"rope_type\": \"default\", \"factor\": 8.0", "", "",
      "rope_parameters.factor '8'"},
     {"\"rope_type\": \"default\"", LLAMA3("8"), "", "", "rope_parameters.factor '8'"},
@@ -560,12 +561,13 @@ static const Case LLAMA_CASES[] = {
     {"\"use_cache\"", "\"rope_theta\": 10000.0, \"use_cache\"", "", "", "rope_theta 10000"},
     {"\"rope_theta\": 500.0", "\"rope_theta\": \"big\"", "", "", "rope_theta 'big'"},
     {"\"rope_theta\": 500.0", "\"rope_theta\": 0.5", "", "", "--rotary-base"},
-    {"\"mlp_bias\": true", "\"mlp_bias\": false", "", "", "mlp_bias"},
+    {"\"mlp_bias\": true", "\"mlp_bias\": false", "", "", "mlp_bias false beside what makes it true"},
     {"\"mlp_bias\": true", "\"mlp_bias\": 1", "", "", "no true or false"},
-    {"\"attention_bias\": true,", "", "", "", "mlp_bias false"},
+    {"\"attention_bias\": true,", "", "", "", "mlp_bias true beside what makes it false"},
     {"\"silu\"", "\"gelu\"", "", "", "hidden_act 'gelu'"},
     {"\"head_dim\": 8", "\"head_dim\": 16", "", "", "is not (64, 32)"},
     {"\"head_dim\": 8", "\"head_dim\": 12", "", "", "12"},
+    {"\"head_dim\": 8", "\"head_dim\": 65536, \"num_attention_heads\": 65536", "", "", "too wide"},
     {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", "", "", "--num-query-groups 3"},
     {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 0", "", "", "--num-query-groups"},
     {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4", "", "", "is not (32, 32)"},
@@ -580,6 +582,23 @@ static const Case LLAMA_CASES[] = {
      "is not (50, 32)"},
     {"", "", "self_attn.k_proj.weight", "self_attn.key.weight", "self_attn.k_proj.weight"},
 };
+
+// Objects in objects in a list: comparing them takes twice as long for every level.
+static void deep_lists(void **state) {
+    enum { LEVELS = 60 };
+    Work *w = (Work *)*state;
+    char *object = text_format("1");
+    for (int i = 0; i < LEVELS; i++) {
+        char *outer = text_format("{\"a\": %s}", object);
+        free(object);
+        object = outer;
+    }
+    char *list = text_format("\"activation_function\": [%s, %s]", object, object);
+    put_changed(w->hf, "\"activation_function\": \"gelu_new\"", list, "", "");
+    refuses(w, "activation_function '?'");
+    free(object);
+    free(list);
+}
 
 static void hostile_llamas(void **state) {
     Work *w = (Work *)*state;
@@ -703,8 +722,13 @@ static void not_finite(void **state) {
         put(w->hf, "model.safetensors", model, bytes);
         assert_false(import(w->hf, w->back, &err));
         assert_non_null(strstr(err.what, "not finite"));
-        assert_int_equal(newest_checkpoint(w->back, &err), NO_CHECKPOINT);
+        assert_false(durable_exists(w->back));
     }
+    Error err = {0};
+    put(w->back, "notes", "x", 1);  // a folder that was there stays
+    assert_false(import(w->hf, w->back, &err));
+    assert_true(newest_checkpoint(w->back, &err) < 0);
+    assert_true(same_file(w->back, w->back, "notes"));
     free(model);
 }
 
@@ -891,6 +915,7 @@ int main(int argc, char **argv) {
         IN_FOLDER(without_masters),
         IN_FOLDER(byte_vocabulary),
         IN_FOLDER(hostile_headers),
+        IN_FOLDER(deep_lists),
         IN_FOLDER(hostile_llamas),
         IN_FOLDER(same_llamas),
         IN_FOLDER(scaled_llamas),
