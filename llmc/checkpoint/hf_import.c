@@ -159,7 +159,8 @@ static bool cuts_as_gpt2(const Importing *m) {
     return same;
 }
 
-// Which tokenizer: that of the flags, else the folder's. NullTokenizer: there is none. The paths
+// Which tokenizer: that of the flags, else the folder's. NullTokenizer: there is none. A
+// tokenizer.json goes first: it alone holds added tokens and the pattern that cuts text. The paths
 // are the caller's to free.
 static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
     const HfTokenizerWish *wish = &m->wish->tokenizer;
@@ -170,13 +171,13 @@ static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
         choice.type = TOKENIZER_GPT2_BPE;
     } else if (wish->model) {
         choice.type = TOKENIZER_HUGGING_FACE;
+    } else if (in_folder(m, HF_TOKENIZER)) {
+        choice.type = TOKENIZER_HUGGING_FACE;
+        choice.model = paths[0] = text_format("%s/" HF_TOKENIZER, m->wish->folder);
     } else if (in_folder(m, HF_VOCAB) && in_folder(m, HF_MERGES) && cuts_as_gpt2(m)) {
         choice.type = TOKENIZER_GPT2_BPE;
         choice.vocab_file = paths[0] = text_format("%s/" HF_VOCAB, m->wish->folder);
         choice.merge_file = paths[1] = text_format("%s/" HF_MERGES, m->wish->folder);
-    } else if (in_folder(m, HF_TOKENIZER)) {
-        choice.type = TOKENIZER_HUGGING_FACE;
-        choice.model = paths[0] = text_format("%s/" HF_TOKENIZER, m->wish->folder);
     }
     return choice;
 }

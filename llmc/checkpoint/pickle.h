@@ -2,7 +2,8 @@
 // call, there is an object that says of what, with which arguments and which state. Who knows the
 // name reads them (torch_file.c, megatron_*.c). All else stays an object that nobody looks into.
 //
-// Pickles are hostile input. Memory is a small multiple of the pickle's own bytes.
+// Pickles are hostile input. Memory is at most some hundred bytes for each byte of the pickle, and
+// for each of PICKLE_MOST_VALUES.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
