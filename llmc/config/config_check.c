@@ -115,8 +115,8 @@ static bool check_model(const Parsed *p) {
             c->hidden_size, c->num_attention_heads, head);
     }
     if ((int64_t)c->num_attention_heads * head > MOST_ATTENTION_WIDTH) {
-        return REFUSE("--num-attention-heads %d with heads of %d is too wide; all heads together have at most "
-                      "%d columns", c->num_attention_heads, head, MOST_ATTENTION_WIDTH);
+        return REFUSE("--num-attention-heads %d with heads of %d is too wide; all heads together have at "
+                      "most %d columns", c->num_attention_heads, head, MOST_ATTENTION_WIDTH);
     }
     static const size_t groups[] = {offsetof(Config, num_query_groups)};
     note_idle(p, c->group_query_attention, "--group-query-attention", groups, COUNT_OF(groups));

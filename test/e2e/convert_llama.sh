@@ -71,7 +71,8 @@ check "training goes on with it" by_its_flags "$work/text.bf16.back" --finetune
 # Folders that also have vocab.json and merges.txt may cut text otherwise, whatever their class is.
 tokenizer_json_first() {
     cp -r "$work/text.bf16" "$work/both" && cp test/golden/tokenizer/{vocab.json,merges.txt} "$work/both" &&
-        echo '{"eos_token": "<|end_of_text|>", "tokenizer_class": "GPT2Tokenizer"}' >"$work/both/tokenizer_config.json" &&
+        echo '{"eos_token": "<|end_of_text|>", "tokenizer_class": "GPT2Tokenizer"}' \
+            >"$work/both/tokenizer_config.json" &&
         converts --from-hf "$work/both" --save "$work/both.run" --make-vocab-size-divisible-by 8 &&
         grep -q '^--tokenizer-type HuggingFaceTokenizer' "$work/both.run/model.args" ||
         { why="${why:-the type is another}"; return 1; }
