@@ -119,6 +119,11 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 // read, and its header compared with the manifest.
 Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note,
                                   size_t note_bytes, Error *err);
+// Opens the checkpoint of *iteration, or where that is negative the latest one, whose number it
+// becomes. One that cannot be used is an error that names the sound one before it: a tool does not
+// take another in silence. note: that of checkpoint_find. Peers of one rank.
+Checkpoint *checkpoint_open_asked(const char *directory, int64_t *iteration, Peers peers, char *note,
+                                  size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const RunState *checkpoint_state(const Checkpoint *checkpoint);
 // That of a node: the run's, where nodes have none of their own or there was no such node.

@@ -328,6 +328,28 @@ Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Pee
     return c;
 }
 
+Checkpoint *checkpoint_open_asked(const char *directory, int64_t *iteration, Peers peers, char *note,
+                                  size_t note_bytes, Error *err) {
+    char fallback[1400];
+    *note = 0;
+    if (*iteration < 0) *iteration = checkpoint_find(directory, note, note_bytes, err);
+    if (*iteration == CHECKPOINT_UNREADABLE) return NULL;
+    if (*iteration == NO_CHECKPOINT) {
+        error_set(err, EXIT_CHECKPOINT, "%s holds no checkpoint; give a folder that a run saved into",
+                  directory);
+        return NULL;
+    }
+    int64_t opened = *iteration;
+    Checkpoint *c = checkpoint_open_sound(directory, &opened, peers, fallback, sizeof fallback, err);
+    if (!c || opened == *iteration) return c;
+    checkpoint_close(c);
+    const char *why = strstr(fallback, "used:");
+    why = why ? why + strlen("used:") : "";
+    error_set(err, EXIT_CHECKPOINT, "%s:%.*s; give --ckpt-step %" PRId64 " for the one before it", directory,
+              (int)strcspn(why, ";"), why, opened);
+    return NULL;
+}
+
 void checkpoint_close(Checkpoint *c) {
     if (!c) return;
     for (int i = 0; c->cache->fd && i < c->manifest.file_count; i++) {

@@ -43,24 +43,13 @@ static uint64_t bytes_of(const Exporting *e, const HfTensor *t) {
 
 // --- Opening -------------------------------------------------------------------------------------
 
-// A checkpoint that cannot be used is not replaced by an older one in silence.
-static bool open_checkpoint(Exporting *e, int64_t *iteration, HfReport *report, Error *err) {
-    const char *load = e->wish->load;
-    char note[1400] = "";
-    if (e->wish->iteration >= 0) *iteration = e->wish->iteration;
-    else *iteration = checkpoint_find(load, note, sizeof note, err);
-    if (*iteration == CHECKPOINT_UNREADABLE) return false;
-    if (*iteration == NO_CHECKPOINT)
-        return error_set(err, EXIT_CHECKPOINT, "%s holds no checkpoint; give a folder that a run saved into",
-                         load);
-    if (*note) snprintf(report->notes, sizeof report->notes, "%s\n", note);
-    int64_t opened = *iteration;
-    e->checkpoint = checkpoint_open_sound(load, &opened, e->wish->peers, note, sizeof note, err);
-    if (!e->checkpoint) return false;
-    if (opened == *iteration) return true;
-    const char *why = strchr(note, ':');
-    return error_set(err, EXIT_CHECKPOINT, "%s:%.*s; give --ckpt-step %" PRId64 " for the one before it",
-                     load, (int)strcspn(why ? why + 1 : "", ";"), why ? why + 1 : "", opened);
+static bool open_checkpoint(Exporting *e, HfReport *report, Error *err) {
+    char note[1400];
+    report->iteration = e->wish->iteration;
+    e->checkpoint = checkpoint_open_asked(e->wish->load, &report->iteration, e->wish->peers, note,
+                                          sizeof note, err);
+    if (e->checkpoint && *note) snprintf(report->notes, sizeof report->notes, "%s\n", note);
+    return e->checkpoint != NULL;
 }
 
 // The model that the checkpoint's arguments tell of.
@@ -407,7 +396,7 @@ static bool write_folder(Exporting *e, Error *err) {
 }
 
 static bool run(Exporting *e, HfReport *report, Error *err) {
-    if (!check_output(e->wish->output, err) || !open_checkpoint(e, &report->iteration, report, err) ||
+    if (!check_output(e->wish->output, err) || !open_checkpoint(e, report, err) ||
         !read_model(e, err) || !check_parameters(e, err) || !check_tokenizer(e, report, err))
         return false;
     divide(e);

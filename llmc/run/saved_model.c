@@ -1,31 +1,10 @@
 // A checkpoint to be used: see saved_model.h.
 #include "llmc/run/saved_model.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "llmc/base/durable.h"
-
-// A checkpoint that cannot be used is not replaced by an older one in silence.
-static bool open_checkpoint(SavedModel *model, const SavedModelChoice *choice, Error *err) {
-    int64_t asked = choice->iteration;
-    char fallback[1400] = "";
-    if (asked < 0) asked = checkpoint_find(choice->load, model->note, sizeof model->note, err);
-    if (asked == CHECKPOINT_UNREADABLE) return false;
-    if (asked == NO_CHECKPOINT) {
-        return error_set(err, EXIT_CHECKPOINT, "%s holds no checkpoint; give a folder that a run saved into",
-                         choice->load);
-    }
-    model->iteration = asked;
-    model->checkpoint = checkpoint_open_sound(choice->load, &model->iteration, choice->peers, fallback,
-                                              sizeof fallback, err);
-    if (!model->checkpoint || model->iteration == asked) return model->checkpoint != NULL;
-    const char *why = strstr(fallback, "used:");
-    why = why ? why + strlen("used:") : "";
-    return error_set(err, EXIT_CHECKPOINT, "%s:%.*s; give --ckpt-step %" PRId64 " for the one before it",
-                     choice->load, (int)strcspn(why, ";"), why, model->iteration);
-}
 
 // A file beside the checkpoints, or NULL. Kept with the config's words, which its text fields point
 // into.
@@ -75,7 +54,10 @@ static bool open_tokenizer(SavedModel *model, Error *err) {
 
 bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *err) {
     memset(model, 0, sizeof *model);
-    bool ok = open_checkpoint(model, choice, err);
+    model->iteration = choice->iteration;
+    model->checkpoint = checkpoint_open_asked(choice->load, &model->iteration, choice->peers, model->note,
+                                              sizeof model->note, err);
+    bool ok = model->checkpoint != NULL;
     if (ok) {
         const char *arguments = checkpoint_arguments(model->checkpoint);
         ok = config_of_checkpoint(&model->config, arguments, choice->flags, err);
