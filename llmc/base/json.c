@@ -25,6 +25,16 @@ cJSON *json_parse_object(const char *text, size_t bytes) {
     return NULL;
 }
 
+bool json_has_zero(const char *text, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) {
+        if (!text[i]) return true;
+        if (text[i] != '\\') continue;
+        if (bytes - i >= 6 && memcmp(text + i, "\\u0000", 6) == 0) return true;
+        i++;
+    }
+    return false;
+}
+
 bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value) {
     if (!cJSON_IsNumber(item)) return false;
     double number = item->valuedouble;

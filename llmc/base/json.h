@@ -17,6 +17,8 @@ void json_use_checked_memory(void);
 // Parses exactly `bytes` bytes (no terminator needed). NULL unless they are one JSON object, with
 // nothing but white space around it.
 cJSON *json_parse_object(const char *text, size_t bytes);
+// Is there a U+0000, as a byte or an escape? cJSON ends a string there, and so reads another one.
+bool json_has_zero(const char *text, size_t bytes);
 // Reads an integer in [min, max] (within +-JSON_INT_MAX). False for a missing item, another type, a
 // fraction, another range.
 bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value);

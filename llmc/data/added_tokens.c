@@ -101,6 +101,7 @@ bool added_tokens_find(const AddedTokens *t, const char *text, size_t bytes, siz
 
 AddedMatch added_match_strip(AddedMatch match, const char *text, size_t bytes, size_t from) {
     uint32_t c;
+    if (match.token->left && match.start < from) match.start = from;
     while (match.token->left && match.start > from) {
         size_t i = match.start - 1;
         while (i > from && ((uint8_t)text[i] & 0xC0) == 0x80) i--;
@@ -113,6 +114,5 @@ AddedMatch added_match_strip(AddedMatch match, const char *text, size_t bytes, s
         if (!is_white_space(c)) break;
         match.end += length;
     }
-    if (match.start < from) match.start = from;
     return match;
 }

@@ -36,8 +36,9 @@ typedef struct AddedMatch {
 // The first match that begins at `from` or later: the longest there. False when there is none.
 bool added_tokens_find(const AddedTokens *tokens, const char *text, size_t bytes, size_t from,
                        AddedMatch *match);
-// The match's bounds with the white space that its token takes along, at most back to `from`.
-// text: well-formed UTF-8.
+// The match's bounds with the white space that its token takes along. To the left it takes none in
+// front of `from`, and is empty when the token before it has taken all of it. text: well-formed
+// UTF-8.
 AddedMatch added_match_strip(AddedMatch match, const char *text, size_t bytes, size_t from);
 
 LLMC_END

@@ -45,12 +45,13 @@ static bool property(Translation *t) {
 
 static size_t hex_digits(const char *text) { return strspn(text, "0123456789abcdefABCDEF"); }
 
-// \x41, \x{41} or \u0041.
+// \x41, \x{41} or \u0041. From 80 on two digits are a byte for Oniguruma.
 static bool code_point(Translation *t) {
     bool braces = t->at[2] == '{', u = t->at[1] == 'u';
     size_t digits = hex_digits(t->at + 2 + braces), most = u ? 4 : 2;
     if (braces && !u && digits && digits <= 6 && t->at[3 + digits] == '}') return copy(t, digits + 4);
     if (braces || digits < most) return refuse(t, "a malformed code point");
+    if (!u && strchr("89abcdefABCDEF", t->at[2])) return refuse(t, "a byte that is no ASCII character");
     fprintf(t->out, "\\x{%.*s}", (int)most, t->at + 2);
     t->at += 2 + most;
     return true;
@@ -105,11 +106,15 @@ static bool group(Translation *t) {
 }
 
 // {n}, {n,} or {n,m}. Behind it a + means possessive for one engine, and repetition for the other.
+// A ? behind {n} means lazy for one, and optional for the other.
 static bool repetition(Translation *t) {
     size_t first = strspn(t->at + 1, "0123456789"), length = 1 + first;
-    if (t->at[length] == ',') length += 1 + strspn(t->at + length + 1, "0123456789");
+    bool range = t->at[length] == ',';
+    if (range) length += 1 + strspn(t->at + length + 1, "0123456789");
     if (!first || t->at[length] != '}') return refuse(t, "a malformed repetition");
-    return t->at[length + 1] == '+' ? refuse(t, "a repetition of a repetition") : copy(t, length + 1);
+    char behind = t->at[length + 1];
+    bool other = behind == '+' || (behind == '?' && !range);
+    return other ? refuse(t, "a repetition of a repetition") : copy(t, length + 1);
 }
 
 static bool element(Translation *t) {

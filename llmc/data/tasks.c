@@ -236,21 +236,10 @@ static bool read_sample(Reading *r, const cJSON *object) {
     return true;
 }
 
-// cJSON ends a text at U+0000.
-static bool has_zero(const char *line, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) {
-        if (!line[i]) return true;
-        if (line[i] != '\\') continue;
-        if (bytes - i >= 6 && memcmp(line + i, "\\u0000", 6) == 0) return true;
-        i++;
-    }
-    return false;
-}
-
 static bool read_line(Reading *r, const char *line, size_t bytes) {
     r->line++;
     if (strspn(line, " \t\r") >= bytes) return true;
-    if (has_zero(line, bytes)) return refuse(r, "it holds U+0000");
+    if (json_has_zero(line, bytes)) return refuse(r, "it holds U+0000");
     cJSON *object = json_parse_object(line, bytes);
     if (!object) return refuse(r, "it is no JSON object");
     bool ok = read_sample(r, object);

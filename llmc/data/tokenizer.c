@@ -274,7 +274,7 @@ static void encode_around(Encoder *encoder, const AddedTokens *tokens, const cha
         from = match.end;
         match = added_match_strip(match, text, bytes, done);
         if (match.start > done) encode_rest(encoder, text + done, match.start - done, out);
-        token_buffer_append(out, match.token->id);
+        if (match.start < match.end) token_buffer_append(out, match.token->id);
         done = match.end;
     }
     if (done < bytes) encode_rest(encoder, text + done, bytes - done, out);

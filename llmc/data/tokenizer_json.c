@@ -64,10 +64,13 @@ static cJSON *read_object(const char *path, Error *err) {
     size_t bytes;
     char *text = read_text(path, &bytes, err);
     if (!text) return NULL;
-    cJSON *root = utf8_valid_prefix(text, bytes) == bytes ? json_parse_object(text, bytes) : NULL;
+    bool zero = json_has_zero(text, bytes), good = !zero && utf8_valid_prefix(text, bytes) == bytes;
+    cJSON *root = good ? json_parse_object(text, bytes) : NULL;
     free(text);
-    if (!root) error_set(err, EXIT_DATA, "%s is not a JSON object in UTF-8; download it again", path);
-    return root;
+    if (root) return root;
+    if (zero) error_set(err, EXIT_DATA, "%s holds U+0000, which no token can hold here", path);
+    else error_set(err, EXIT_DATA, "%s is not a JSON object in UTF-8; download it again", path);
+    return NULL;
 }
 
 // ---- the vocabulary and the added tokens ----
@@ -90,7 +93,8 @@ static int token_id(const Reading *r, const char *text) {
     return id >= 0 ? id : symbols_find(&r->symbols, text, strlen(text));
 }
 
-// An added token has the vocabulary's id for its text, or one that no other token has.
+// An added token has the vocabulary's id for its text. New ones have the ids behind the vocabulary,
+// in the order of the list: `tokenizers` gives them these, whatever the file says.
 static bool place_added(Reading *r, const cJSON *entry, int most) {
     const char *text = content_of(entry);
     int64_t id;
@@ -110,6 +114,10 @@ static bool place_added(Reading *r, const cJSON *entry, int most) {
     if (other) {
         return REFUSE("%s: \"%.80s\" and \"%.80s\" have the same id %d; every token needs its own", r->path,
                       other, text, (int)id);
+    }
+    if (own < 0 && id != r->size) {
+        return REFUSE("%s: the added token \"%.80s\" has the id %d, and %d is next; sort the list by ids",
+                      r->path, text, (int)id, r->size);
     }
     r->of_id[id] = entry;
     r->size += own < 0;
@@ -149,28 +157,33 @@ static bool read_added(Reading *r) {
     return REFUSE("%s: the added token \"%.80s\" is there twice; remove one", r->path, twice);
 }
 
-// Ids and bytes of all tokens. A token of the model that is written in the alphabet of bytes may be
-// a whole piece, for ignore_merges.
+// NULL: no token has this id.
+static const char *text_of(const Reading *r, int id) {
+    return r->symbols.of_id[id] ? r->symbols.of_id[id] : r->of_id[id] ? content_of(r->of_id[id]) : NULL;
+}
+
+// Ids and bytes of all tokens. A token of the vocabulary is written in the alphabet of bytes, even
+// where it is an added one too. It may be a whole piece, for ignore_merges.
 static bool fill_table(Reading *r, const Alphabet *alphabet, bool ignore_merges) {
     TokenTable *table = &r->out->table;
     size_t total = 0;
     for (int id = 0; id < r->size; id++) {
-        const char *text = r->of_id[id] ? content_of(r->of_id[id]) : r->symbols.of_id[id];
+        const char *text = text_of(r, id);
         if (!text) return REFUSE("%s: no token has the id %d; use a vocabulary with ids 0..n-1", r->path, id);
         total += strlen(text);
     }
     token_table_init(table, r->size, total);
     if (ignore_merges) bpe_init_whole(&r->out->bpe, r->symbols.count);
     for (int id = 0; id < r->size; id++) {
-        const char *own = r->symbols.of_id[id], *added = r->of_id[id] ? content_of(r->of_id[id]) : NULL;
+        const char *text = text_of(r, id);
         char *out = table->bytes + table->start[id];
-        size_t length = own ? strlen(own) : 0;
-        bool foreign = !own;
-        if (own) length = symbol_bytes(alphabet, own, length, out, &foreign);
-        if (added) memcpy(out, added, length = strlen(added));
-        // The text of an added token is found before there are pieces.
-        else if (ignore_merges && !foreign)
-            bpe_add_whole(&r->out->bpe, out, length, id);
+        size_t length = strlen(text);
+        bool foreign = true;
+        if (r->symbols.of_id[id])
+            length = symbol_bytes(alphabet, text, length, out, &foreign);
+        else
+            memcpy(out, text, length);
+        if (ignore_merges && !foreign) bpe_add_whole(&r->out->bpe, out, length, id);
         table->start[id + 1] = table->start[id] + length;
     }
     return true;

@@ -259,6 +259,11 @@ static void patterns_are_translated_or_refused(void **state) {
         {"^a", NULL},
         {"a{2}+", NULL},
         {"a{,2}", NULL},
+        {"a{2}?", NULL},  // optional for Oniguruma, lazy for PCRE2
+        {"a{2,3}?", "a{2,3}?"},
+        {"\\xC3\\xA9", NULL},  // bytes for Oniguruma, characters for PCRE2
+        {"[\\x80-\\x{ff}]", NULL},
+        {"\\x7f", "\\x{7f}"},
         {"(*UTF)a", NULL},
         {"(?<n>a)", NULL},
         {"\\", NULL},
@@ -390,6 +395,56 @@ static void check_taken(const char *style, const char *from, const char *to) {
     tokenizer_close(tokenizer);
 }
 
+// Ids of a text as `tokenizers` gives them for the changed file, and the bytes that they stand for.
+static void check_changed(const char *style, const char *from, const char *to, const char *text,
+                          const char *ids, const char *decoded) {
+    Error err = {0};
+    Tokenizer *tokenizer = open_changed(style, from, to, &err);
+    if (!tokenizer) fail_msg("%s", err.what);
+    Encoder *encoder = encoder_create(tokenizer);
+    TokenBuffer out = {0};
+    int64_t replaced = 0;
+    char found[200] = "", bytes[200] = "";
+    encoder_encode(encoder, text, strlen(text), &out, &replaced);
+    for (int64_t i = 0; i < out.count; i++) {
+        size_t length;
+        const char *piece = tokenizer_decode(tokenizer, out.ids[i], &length);
+        snprintf(found + strlen(found), sizeof found - strlen(found), "%s%d", i ? " " : "", out.ids[i]);
+        strncat(bytes, piece, length);
+    }
+    assert_string_equal(found, ids);
+    assert_string_equal(bytes, decoded);
+    token_buffer_free(&out);
+    encoder_free(encoder);
+    tokenizer_close(tokenizer);
+}
+
+#define ADDED(id, content, left, right)                                                        \
+    "{\"id\":" #id ",\"content\":\"" content "\",\"single_word\":false,\"lstrip\":" #left       \
+    ",\"rstrip\":" #right ",\"normalized\":false,\"special\":true}"
+
+static void added_tokens_of_the_vocabulary(void **state) {
+    const char *list = "\"added_tokens\":[";
+    // The token "é" of the vocabulary is the byte E9, which other characters have too.
+    check_changed("gpt2", list, "\"added_tokens\":[" ADDED(165, "\u00e9", false, false) ",",
+                  "\u00e9\u939f", "165 165 236 253", "\xe9\u939f");
+    // Only ignore_merges makes this piece one token.
+    check_changed("llama3", list, "\"added_tokens\":[" ADDED(556, "\u0120world", false, false) ",",
+                  "the world \u0120world", "461 556 220 556", "the world  world");
+}
+
+static void added_tokens_that_take_white_space(void **state) {
+    const char *end = "\"special\":true}],\"normalizer\"";
+    const char *two = "\"special\":true}," ADDED(557, "<r>", false, true) "," ADDED(
+        558, "\\n\\n", true, false) "],\"normalizer\"";
+    check_changed("gpt2", end, two, "<r>x \n\n", "557 87 558", "<r>x\n\n");
+    // Nothing is left of a token that the one before it has taken along.
+    check_changed("gpt2", end, two, "<r>\n\nx", "557 87", "<r>x");
+    const char *stays = "\"special\":true}," ADDED(557, "<r>", false, true) "," ADDED(
+        558, "\\n\\n", false, false) "],\"normalizer\"";
+    check_changed("gpt2", end, stays, "<r>\n\nx", "557 558 87", "<r>\n\nx");
+}
+
 static void other_tokenizers_are_refused(void **state) {
     check_refused("gpt2", "{", "", "not a JSON object");
     check_refused("gpt2", "{", "{\"\xff\":1,", "not a JSON object in UTF-8");
@@ -440,6 +495,9 @@ static void malformed_vocabularies_are_refused(void **state) {
     check_refused("gpt2", "\"content\":\"<|endoftext|>\"", "\"content\":\"<|end|>\"", "same id");
     check_refused("gpt2", "\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "no \"content\"");
     check_refused("qwen2", "\"content\":\"<|im_start|>\"", "\"content\":\"<|endoftext|>\"", "is there twice");
+    check_refused("qwen2", "\"added_tokens\":[", "\"added_tokens\":[" ADDED(557, "<x>", false, false) ",",
+                  "has the id 557, and 556 is next");
+    check_refused("qwen2", "\"content\":\"<|im_start|>\"", "\"content\":\"\u2581\\u0000\"", "U+0000");
     check_refused("qwen2", "\"content\":\"<|im_start|>\"", "\"content\":\"a\"", "and 64 in the vocabulary");
     check_refused("qwen2", "\"single_word\":false", "\"single_word\":true", "single_word");
     check_refused("qwen2", "\"lstrip\":false", "\"lstrip\":0", "a flag that is not true or false");
@@ -468,6 +526,8 @@ int main(void) {
         cmocka_unit_test(patterns_are_translated_or_refused),
         cmocka_unit_test(normalisation_form_c),
         cmocka_unit_test(the_end_of_a_document),
+        cmocka_unit_test(added_tokens_of_the_vocabulary),
+        cmocka_unit_test(added_tokens_that_take_white_space),
         cmocka_unit_test(other_tokenizers_are_refused),
         cmocka_unit_test(malformed_vocabularies_are_refused),
         cmocka_unit_test(harmless_differences_are_taken),
