@@ -16,10 +16,12 @@
 typedef struct Reading {
     TaskSet *set;
     const char *path;
-    int64_t line;        // from 1
+    int64_t line;         // from 1
     TaskEncoding to;
+    int32_t eod;
     Encoder *encoder;
-    TokenBuffer tokens;  // of one text
+    TokenBuffer context;  // of a sample's context by itself; none: it is empty
+    TokenBuffer tokens;   // of a context with its continuation
     Error *err;
 } Reading;
 
@@ -67,74 +69,68 @@ static int32_t characters_of(const char *text) {
     return count;
 }
 
-// The tokens of a text in r->tokens.
-static bool encode(Reading *r, const char *text, size_t bytes, const char *what) {
+static bool encode(Reading *r, const char *text, size_t bytes, TokenBuffer *tokens, const char *what) {
     int64_t replaced = 0;
-    r->tokens.count = 0;
-    encoder_encode(r->encoder, text, bytes, &r->tokens, &replaced);
+    tokens->count = 0;
+    encoder_encode(r->encoder, text, bytes, tokens, &replaced);
     return replaced == 0 || refuse(r, "%s holds what the tokenizer cannot encode", what);
 }
 
-// A sample's context and how many tokens it takes by itself.
-typedef struct Context {
-    const char *text;
-    int64_t tokens;
-} Context;
-
-static bool read_context(Reading *r, const char *text, Context *context) {
-    *context = (Context){text, 0};
+static bool read_context(Reading *r, const char *text) {
+    r->context.count = 0;
     if (!*text) return true;
-    if (!encode(r, text, stripped_bytes(text), "the context")) return false;
-    context->tokens = r->tokens.count;
-    return context->tokens > 0 || refuse(r, "the context is white space alone; make it empty");
+    if (!encode(r, text, stripped_bytes(text), &r->context, "the context")) return false;
+    return r->context.count > 0 || refuse(r, "the context is white space alone; make it empty");
 }
 
 // What stands before r->tokens, as the harness has it: the ids that the tokenizer puts before every
 // text, unless they are there. Before an empty context it is one id: the first of these, or the end
 // of a document.
-static TokenBuffer front_of(const Reading *r, bool no_context) {
-    TokenBuffer front = {NULL, 0, 0};
-    int count;
-    const int32_t *prefix = tokenizer_prefix(r->to.tokenizer, &count);
-    size_t bytes = (size_t)count * sizeof *prefix;
-    if (no_context) {
-        token_buffer_append(&front, count ? prefix[0] : tokenizer_eod(r->to.tokenizer));
-    } else if (count && (r->tokens.count < count || memcmp(r->tokens.ids, prefix, bytes) != 0)) {
-        for (int i = 0; i < count; i++) token_buffer_append(&front, prefix[i]);
+static const int32_t *front_of(const Reading *r, int *count) {
+    const int32_t *front = tokenizer_prefix(r->to.tokenizer, count);
+    if (!r->context.count) {
+        if (!*count) front = &r->eod;
+        *count = 1;
     }
+    size_t bytes = (size_t)*count * sizeof *front;
+    if (bytes && r->tokens.count >= *count && !memcmp(r->tokens.ids, front, bytes)) *count = 0;
     return front;
 }
 
-// Appends the last of r->tokens, and of what stands before them, that fit the model.
-static TaskRequest keep_tokens(Reading *r, bool no_context) {
-    TokenBuffer *ids = &r->set->ids, front = front_of(r, no_context);
+// Appends the last of `front` and r->tokens that fit the model.
+static TaskRequest keep_tokens(Reading *r, const int32_t *front, int count) {
+    TokenBuffer *ids = &r->set->ids;
     TaskRequest request = {.first = ids->count};
-    int64_t most = (int64_t)r->to.seq_length + 1, all = front.count + r->tokens.count;
+    int64_t most = (int64_t)r->to.seq_length + 1, all = count + r->tokens.count;
     for (int64_t i = all > most ? all - most : 0; i < all; i++)
-        token_buffer_append(ids, i < front.count ? front.ids[i] : r->tokens.ids[i - front.count]);
+        token_buffer_append(ids, i < count ? front[i] : r->tokens.ids[i - count]);
     request.tokens = (int32_t)(ids->count - request.first);
-    token_buffer_free(&front);
     return request;
 }
 
 // Appends a request. The continuation is delimiter and choice. number: of the choice, for messages.
-static bool add_request(Reading *r, const Context *context, const char *delimiter, const char *choice,
+static bool add_request(Reading *r, const char *context, const char *delimiter, const char *choice,
                         int number) {
     TaskSet *set = r->set;
+    const int64_t context_tokens = r->context.count;
     char what[40];
     snprintf(what, sizeof what, "choice %d", number);
     if (!*choice) return refuse(r, "%s is empty", what);
-    char *text = text_format("%s%s%s", context->text, delimiter, choice);
-    bool ok = encode(r, text, strlen(text), what);
+    char *text = text_format("%s%s%s", context, delimiter, choice);
+    bool ok = encode(r, text, strlen(text), &r->tokens, what);
     free(text);
     if (!ok) return false;
-    int64_t scored = r->tokens.count - context->tokens;
+    int count;
+    const int32_t *front = front_of(r, &count);
+    // Where there is no context, the first token is it.
+    int64_t scored = context_tokens ? r->tokens.count - context_tokens : count + r->tokens.count - 1;
     if (scored <= 0) return refuse(r, "%s has no token of its own behind the context", what);
     if (scored > r->to.seq_length) {
         return refuse(r, "%s has %lld tokens, more than --seq-length %d", what, (long long)scored,
                       r->to.seq_length);
     }
-    TaskRequest request = keep_tokens(r, context->tokens == 0);
+    if (context_tokens) memcpy(r->tokens.ids, r->context.ids, (size_t)context_tokens * sizeof(int32_t));
+    TaskRequest request = keep_tokens(r, front, count);
     request.scored = (int32_t)scored;
     request.characters = characters_of(choice);
     set->request = (TaskRequest *)grown(set->request, set->requests, sizeof *set->request);
@@ -190,7 +186,7 @@ static bool find_task(Reading *r, const char *name, TaskForm form, int32_t *task
                   form == TASK_CHOICES ? "a \"continuation\"" : "\"choices\"");
 }
 
-static bool read_choices(Reading *r, const cJSON *object, const Context *context, TaskSample *sample) {
+static bool read_choices(Reading *r, const cJSON *object, const char *context, TaskSample *sample) {
     const cJSON *choices = cJSON_GetObjectItemCaseSensitive(object, "choices"), *choice;
     const cJSON *between = cJSON_GetObjectItemCaseSensitive(object, "delimiter");
     const char *delimiter = between ? text_of(r, between, "\"delimiter\"") : " ";
@@ -212,7 +208,7 @@ static bool read_choices(Reading *r, const cJSON *object, const Context *context
     return true;
 }
 
-static bool read_continuation(Reading *r, const cJSON *object, const Context *context, TaskSample *sample) {
+static bool read_continuation(Reading *r, const cJSON *object, const char *context, TaskSample *sample) {
     const char *text = member(r, object, "continuation");
     sample->choices = 1;
     return text && add_request(r, context, "", text, 0);
@@ -221,15 +217,14 @@ static bool read_continuation(Reading *r, const cJSON *object, const Context *co
 static bool read_sample(Reading *r, const cJSON *object) {
     TaskSet *set = r->set;
     TaskSample sample = {.first = set->requests};
-    Context context;
     bool choices = cJSON_GetObjectItemCaseSensitive(object, "choices") != NULL;
     bool one = cJSON_GetObjectItemCaseSensitive(object, "continuation") != NULL;
     const char *name = member(r, object, "task"), *text = name ? member(r, object, "context") : NULL;
     if (!text) return false;
     if (choices == one) return refuse(r, "one of \"choices\" and \"continuation\" is wanted");
     if (!find_task(r, name, choices ? TASK_CHOICES : TASK_CONTINUATION, &sample.task)) return false;
-    if (!read_context(r, text, &context)) return false;
-    if (!(choices ? read_choices : read_continuation)(r, object, &context, &sample)) return false;
+    if (!read_context(r, text)) return false;
+    if (!(choices ? read_choices : read_continuation)(r, object, text, &sample)) return false;
     set->sample = (TaskSample *)grown(set->sample, set->samples, sizeof *set->sample);
     set->sample[set->samples++] = sample;
     set->task[sample.task].samples++;
@@ -257,6 +252,7 @@ bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error 
         err->code = EXIT_DATA;
         return false;
     }
+    r.eod = tokenizer_eod(encoding.tokenizer);
     r.encoder = encoder_create(encoding.tokenizer);
     bool ok = true;
     for (const char *at = text, *end = text + bytes; ok && at < end;) {
@@ -267,6 +263,7 @@ bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error 
     }
     if (ok && (uint64_t)set->samples == before)
         ok = error_set(err, EXIT_DATA, "%s holds no samples; see docs/eval_tasks.md", path);
+    token_buffer_free(&r.context);
     token_buffer_free(&r.tokens);
     encoder_free(r.encoder);
     free(text);

@@ -48,10 +48,11 @@ typedef struct TaskEncoding {
     int seq_length;
 } TaskEncoding;
 
-// Appends the samples of a file to a set, which begins as {0}. Context and continuation are encoded
-// together. What the context alone takes of these tokens is the context: white space at its end
-// belongs to the continuation. A tokenizer's prefix, such as Llama 3's, stands before them. What is
-// too long loses tokens at its front. An empty context is the prefix, or the end of a document.
+// Appends the samples of a file to a set, which begins as {0}. A context is encoded alone, and
+// together with its continuation, which is what stands there behind as many tokens as the context
+// has. White space at the context's end belongs to the continuation. A tokenizer's prefix, such as
+// Llama 3's, stands before them. What is too long loses tokens at its front. An empty context is
+// the prefix, or the end of a document.
 // Error (EXIT_DATA), naming file and line: no such file; a line that is no JSON object, lacks a
 // member or has one of another kind; no choices, an empty one, more than MAX_CHOICES; a right
 // choice that is not there; a context of white space alone; a continuation without a token of its

@@ -174,6 +174,27 @@ static void ids(void **state) {
     task_set_free(&set);
 }
 
+// The harness predicts from the context's own tokens, and counts the continuation's in the whole.
+static void context_is_encoded_alone(void **state) {
+    const Fixture *f = *state;
+    TokenizerChoice choice = {.type = TOKENIZER_HUGGING_FACE, .model = "test/golden/tokenizer_json/gpt2"};
+    Error err;
+    Tokenizer *gpt2 = tokenizer_open(&choice, &err);
+    if (!gpt2) fail_msg("%s", err.what);
+    TaskEncoding encoding = {gpt2, SEQ};
+    TaskSet set = {0};
+    const char *text = OWN("\"context\":\" o\",\"continuation\":\"f x\"");
+    assert_true(durable_write_file(f->path, text, strlen(text), &err));
+    if (!task_set_read(&set, f->path, encoding, &err)) fail_msg("%s", err.what);
+    const int32_t expected[] = {280, 220, 87};
+    const TaskRequest *r = &set.request[0];
+    assert_int_equal(r->tokens, sizeof expected / sizeof *expected);
+    assert_memory_equal(set.ids.ids + r->first, expected, sizeof expected);
+    assert_int_equal(r->scored, 2);
+    task_set_free(&set);
+    tokenizer_close(gpt2);
+}
+
 // Llama 3's tokenizer puts <|begin_of_text|> before every text, once. It stands for an empty
 // context too. Where there is no room it goes first.
 static void prefix(void **state) {
@@ -188,17 +209,18 @@ static void prefix(void **state) {
     TaskSet set = {0};
     const char *text = A("\"continuation\":\"x\"") "\n" OWN("\"context\":\"\",\"continuation\":\"x\"") "\n"
         OWN("\"context\":\"<|begin_of_text|>c\",\"continuation\":\"x\"") "\n"
-        OWN("\"context\":\"1!2!3!4!5!6!7!8!\",\"continuation\":\"x\"");
+        OWN("\"context\":\"1!2!3!4!5!6!7!8!\",\"continuation\":\"x\"") "\n"
+        OWN("\"context\":\"\",\"continuation\":\"<|begin_of_text|>x\"");
     assert_int_equal(count, 1);
     assert_true(durable_write_file(f->path, text, strlen(text), &err));
     if (!task_set_read(&set, f->path, encoding, &err)) fail_msg("%s", err.what);
-    const int tokens[] = {3, 2, 3, SEQ + 1};
-    for (int i = 0; i < 4; i++) {
+    const int tokens[] = {3, 2, 3, SEQ + 1, 2};
+    for (int i = 0; i < 5; i++) {
         const TaskRequest *r = &set.request[i];
         assert_int_equal(r->tokens, tokens[i]);
         assert_int_equal(r->scored, 1);
         for (int t = 0; t < r->tokens; t++)
-            assert_int_equal(set.ids.ids[r->first + t] == begin, t == 0 && i < 3);
+            assert_int_equal(set.ids.ids[r->first + t] == begin, t == 0 && i != 3);
     }
     task_set_free(&set);
     tokenizer_close(llama);
@@ -302,6 +324,7 @@ int main(void) {
         cmocka_unit_test(no_context),
         cmocka_unit_test(several_files),
         cmocka_unit_test(ids),
+        cmocka_unit_test(context_is_encoded_alone),
         cmocka_unit_test(prefix),
         cmocka_unit_test(hostile_lines),
         cmocka_unit_test(hostile_files),
