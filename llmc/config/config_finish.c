@@ -251,12 +251,12 @@ static bool finish_schedule(Config *c, Error *err) {
 // only what no machine could hold.
 static bool finish_sizes(const Config *c, Error *err) {
     const double most = 0x1p60, C = c->hidden_size, F = c->ffn_hidden_size, L = c->num_layers,
-                 V = c->vocab_size_padded, T = c->seq_length,
-                 A = (double)c->num_attention_heads * c->kv_channels;
+                 V = c->vocab_size_padded, T = c->seq_length, heads = c->num_attention_heads,
+                 A = heads * c->kv_channels;
     double tokens = (double)c->micro_batch_size * T;
     double layer = 4 * C * A + 3 * C * F + 6 * C + 3 * A + 2 * F;
     double parameters = (2 * V + c->max_position_embeddings) * C + L * layer;
-    double activations = tokens * (L + 2) * (12 * C + 4 * A + 6 * F) + tokens * (V + c->num_attention_heads * T);
+    double activations = tokens * (L + 2) * (12 * C + 4 * A + 6 * F) + tokens * (V + heads * T);
     if (16 * parameters < most && 4 * activations < most) return true;
     return error_set(err, EXIT_USAGE,
                      "a model of %.3g parameters on micro-batches of %.3g tokens needs more memory than can "

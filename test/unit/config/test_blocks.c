@@ -61,6 +61,8 @@ static void bad_lines(void **state) {
         {"--group-query-attention --num-query-groups 0", "at least 1"},
         {"--group-query-attention --num-query-groups 2 --tensor-model-parallel-size 4",
          "--num-query-groups 2 is not divisible by --tensor-model-parallel-size 4"},
+        {"--kv-channels 36", "--kv-channels 36 is not a multiple of 8"},
+        {"--num-attention-heads 65536 --kv-channels 65536", "with heads of 65536 is too wide"},
         {"--normalization rmsnorm", "not one of LayerNorm|RMSNorm"},
         {"--hidden-size 16 --num-attention-heads 2 --swiglu", "the MLP of --hidden-size 16 0 wide"},
     };
