@@ -9,6 +9,10 @@
 // masters meet the outer weights: they become them, or a mix of both. The weights that layers
 // compute with follow with the next update's message.
 //
+// The run's last step is every bucket's turn. The outer weights then become the mean of the islands'
+// masters, without rate and momentum, and the masters meet them at once. So what is evaluated and
+// saved at the end has all steps of all islands, and nothing of it waits for a later exchange.
+//
 // An exchange runs on a stream of its own, beside the layers. What has been sent at the end of step
 // t is waited for before the update of step t + delay + 1, or by whoever reads masters or outer
 // weights before.
@@ -158,10 +162,15 @@ static OuterStep outer_step(Zero *zero, int b) {
     return step;
 }
 
+static bool is_last(const Zero *zero, int64_t step) { return step == zero->config->train_iters; }
+
 // The pseudo-gradient is taken on `last`, behind AdamW. All else is beside it.
 static void exchange(Zero *zero, int b) {
     LocalSteps *l = &zero->local;
+    const Config *c = zero->config;
     Stream *last = zero->lanes->last;
+    bool ends = is_last(zero, zero->step);
+    float rate = ends ? 1.0f : (float)c->outer_lr, momentum = ends ? 0.0f : (float)c->outer_momentum;
     int64_t at = zero->plan.bucket[b].state_start, n = shard_of(zero, b);
     int slot = (int)(l->exchanges++ % LOCAL_SLOTS);
     float *gradient = l->gradient[slot];
@@ -172,15 +181,14 @@ static void exchange(Zero *zero, int b) {
     stream_wait(l->stream, l->taken);
     outer_exchange(&step, b, gradient);
     zero->wire_checks.exchange = l->checks.exchange;
-    kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, (float)zero->config->outer_lr,
-                      (float)zero->config->outer_momentum, n);
+    kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, rate, momentum, n);
     event_record(l->slot_free[slot], l->stream);
     event_record(l->exchanged[b], l->stream);
-    if (zero->config->no_overlap) lanes_synchronize(zero->lanes);
+    if (c->no_overlap) lanes_synchronize(zero->lanes);
 }
 
 static bool has_turn(const Zero *zero, int b, int64_t step) {
-    return step % zero->config->local_steps == zero->local.turn[b];
+    return step % zero->config->local_steps == zero->local.turn[b] || is_last(zero, step);
 }
 
 void local_turn(Zero *zero, int b) {
@@ -188,7 +196,7 @@ void local_turn(Zero *zero, int b) {
     zero->local.stands = false;
     if (!has_turn(zero, b, zero->step)) return;
     exchange(zero, b);
-    zero->local.meets[b] = zero->step + zero->config->local_steps_delay;
+    zero->local.meets[b] = zero->step + (is_last(zero, zero->step) ? 0 : zero->config->local_steps_delay);
 }
 
 // `last` goes on behind bucket b's exchange, and knows what its checks have found.

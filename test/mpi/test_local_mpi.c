@@ -3,7 +3,7 @@
 // has one Simulator per island, for all that an island does by itself, and the outer steps below:
 // written from sdp4bit/README.md, tensor by tensor and element by element, without messages or
 // shards. In one step one island meets a NaN, and it alone skips. The bytes between islands are
-// those that the layout says.
+// those that the layout says. Some arms end with the last step: all buckets exchange in it.
 //
 //   test_local_mpi [--emulate-nodes]
 // With the flag there is one rank to an island, and the islands may share GPUs. build/test/gpu has
@@ -69,6 +69,12 @@ static const Arm arms[] = {
      {"--quantized-gradients", "--gradient-quantization-bits-inter", "8", "--gq-rounding", "nearest",
       "--gq-group-size-intra", "32", "--gq-group-size-inter", "96"},
      0, 0, {I8, I8, 32, 96, B, TRANSFORM_NONE, RN, 0}, {FLOATX_CODEC, 32, false, RN}},
+    {"EDEN, a delay and a mix, the run's end",
+     {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gq-group-size-intra", "128",
+      "--local-steps-delay", "2", "--local-steps-mix", "0.25", "--train-iters", "11"},
+     2, 0.25f, {I8, CODEC_EDEN4, 128, 256, B, TRANSFORM_ROTATION, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+    {"fp32, the run's end", {"--train-iters", "11"}, 0, 0,
+     {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
     {"TLq, one stream, optim_grads",
      {"--quantized-gradients", "--gq-group-size-intra", "32", "--gq-group-size-inter", "32", "--no-overlap",
       "--data-parallel-sharding-strategy", "optim_grads"},
@@ -235,6 +241,8 @@ static void close_trial(Trial *t) {
 
 // --- the simulated outer step --------------------------------------------------------------------
 
+static bool ends(const Trial *t, int64_t step) { return step == t->config.train_iters; }
+
 typedef struct Part {
     int64_t arena, numel, logical, n;  // n: padded with zeros to whole groups
     bool matrix;
@@ -297,11 +305,12 @@ static void mean_gradient(const Trial *t, const Part *part, int64_t step, float 
 static void outer_step(const Trial *t, int tensor, int64_t step) {
     Part part = part_of(t, tensor);
     float *mean = (float *)xcalloc((size_t)part.n, sizeof *mean, "the test");
+    float rate = ends(t, step) ? 1.0f : OUTER_LR, momentum = ends(t, step) ? 0.0f : OUTER_MOMENTUM;
     mean_gradient(t, &part, step, mean);
     for (int64_t i = 0; i < part.numel; i++) {
         float *m = &t->outer.momentum[part.arena + i];
-        *m = OUTER_MOMENTUM * *m + mean[i];
-        t->outer.weights[part.arena + i] -= OUTER_LR * (mean[i] + OUTER_MOMENTUM * *m);
+        *m = momentum * *m + mean[i];
+        t->outer.weights[part.arena + i] -= rate * (mean[i] + momentum * *m);
     }
     free(mean);
 }
@@ -324,8 +333,8 @@ static void simulate(Trial *t, int64_t step) {
     free(losses);
     for (int k = 0; k < TENSORS; k++) {
         int64_t turn = t->outer.turn[t->plan.tensor_bucket[k]], met = step - t->arm->delay;
-        if (step % H == turn) outer_step(t, k, step);
-        if (met > 0 && met % H == turn) meet(t, k);
+        if (step % H == turn || ends(t, step)) outer_step(t, k, step);
+        if ((met > 0 && met % H == turn) || ends(t, step)) meet(t, k);
     }
 }
 
@@ -402,7 +411,7 @@ static bool evaluates_outer(Trial *t, int64_t step) {
 static bool same_bytes(Trial *t, int64_t step, uint64_t before) {
     uint64_t planned = 0;
     for (int b = 0; b < t->plan.buckets; b++) {
-        if (step % H != t->outer.turn[b]) continue;
+        if (step % H != t->outer.turn[b] && !ends(t, step)) continue;
         planned += (uint64_t)outer_wire_bytes(&t->zero->local.plan, b, &t->zero->grad_wire);
     }
     return probe_traffic(t->zero).rail - before == planned || complain(t, step, "bytes between islands", 0);

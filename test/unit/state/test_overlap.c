@@ -72,6 +72,7 @@ static void parse_flags(Recording *r) {
     } choices[] = {{QUANTISED, {"--quantized-weights", "--wq-group-size", "32", "--quantized-gradients",
                                 "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"}},
                    {LOCAL, {"--local-steps", "2"}}, {LOCAL, {"--local-steps-delay", "1"}},
+                   {LOCAL, {"--train-iters", "5"}},  // with the run's last step
                    {LOSSLESS, {"--quantized-weights", "--weight-quantization-method", "lossless"}},
                    {NO_OVERLAP, {"--no-overlap"}}, {OFFLOAD, {"--optimizer-cpu-offload"}},
                    {SHARD_GRADS, {"--data-parallel-sharding-strategy", "optim_grads"}},
