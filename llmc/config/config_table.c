@@ -284,8 +284,8 @@ static const Option table[] = {
     INT("local-steps", local_steps, "1", 1, 1000000,
         "every node trains by itself, and its layers meet the other nodes' every H steps, as in Streaming "
         "DiLoCo. 1: all ranks take every step together"),
-    SINGLE("outer-lr", outer_lr, "0.7", 0, 1e3, "learning rate of the outer step, where nodes meet"),
-    SINGLE("outer-momentum", outer_momentum, "0.9", 0, OPTION_BELOW_ONE, "its Nesterov momentum"),
+    SINGLE("outer-lr", outer_lr, "1", 0, 1e3, "learning rate of the outer step, where nodes meet"),
+    SINGLE("outer-momentum", outer_momentum, "0.5", 0, OPTION_BELOW_ONE, "its Nesterov momentum"),
     INT("local-steps-delay", local_steps_delay, "0", 0, 999999,
         "steps that an exchange between nodes may take; less than H"),
     SINGLE("local-steps-mix", local_steps_mix, "0", 0, OPTION_BELOW_ONE,

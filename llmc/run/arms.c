@@ -61,8 +61,8 @@ Config arm_config(const Config *run, const Arm *arm) {
     c.error_feedback = arm->error_feedback;
     c.local_steps = arm->local_steps ? arm->local_steps : 1;
     c.local_steps_delay = arm->local_steps ? 1 : 0;
-    c.outer_lr = 0.7;
-    c.outer_momentum = 0.9;
+    c.outer_lr = 1;
+    c.outer_momentum = 0.5;
     c.local_steps_mix = 0;
     quantise_gradients(&c, arm);
     quantise_weights(&c, arm);
