@@ -9,9 +9,9 @@
 // masters meet the outer weights: they become them, or a mix of both. The weights that layers
 // compute with follow with the next update's message.
 //
-// The run's last step is every bucket's turn. The outer weights then become the mean of the islands'
-// masters, without rate and momentum, and the masters meet them at once. So what is evaluated and
-// saved at the end has all steps of all islands, and nothing of it waits for a later exchange.
+// The run's last step is every bucket's turn. The outer weights then become the mean of the
+// islands' masters, without rate and momentum, and the masters meet them at once. So what is
+// evaluated and saved at the end has all steps of all islands.
 //
 // An exchange runs on a stream of its own, beside the layers. What has been sent at the end of step
 // t is waited for before the update of step t + delay + 1, or by whoever reads masters or outer
