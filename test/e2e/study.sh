@@ -48,8 +48,8 @@ by_hand() {
         says 'standard deviation of 0.02582 over 4 seeds' && says 'own standard deviation is 0.00816' &&
         says '- qw-g2048 is worse than qwd: holds (+0.51000 ± 0.02598)' &&
         says '- tlq is worse than tlq-hs: **cannot be told** from the noise (+0.00000 ± 0.02598)' &&
-        says '- sdp4bit is as good as the baseline: **does not hold** (+0.02000 ± 0.01299)' &&
-        says '- qwd is as good as the baseline: holds as far as the noise lets one see'
+        says '- sdp4bit is as good as the baseline, to 0.003: **does not hold** (+0.02000 ± 0.01299)' &&
+        says '- qwd is as good as the baseline, to 0.003: **cannot be told** from the noise (-0.01000 ± 0.02598)'
 }
 check "gaps, intervals and verdicts of known answers" by_hand
 pictures() {
@@ -106,7 +106,7 @@ made six tlq 1 3.01
 lost six tlq-hs 1
 diverged() {
     reports "$work/six" && says '| sdp4bit | 3 of 4 | 3.02000 | +0.00000 | - | +0.000 | diverged |' &&
-        says '- sdp4bit is as good as the baseline: **does not hold**: 1 of 4 runs diverged,' &&
+        says '- sdp4bit is as good as the baseline, to 0.003: **does not hold**: 1 of 4 runs diverged,' &&
         says 'runs diverged, of the baseline 0 of 4' &&
         says '- qw-g2048 is worse than baseline: holds (1 of 1 runs diverged)' &&
         says '- tlq is worse than tlq-hs: **does not hold**: 1 of 1 runs of tlq-hs diverged' &&
@@ -115,15 +115,15 @@ diverged() {
         grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
 }
 check "runs that diverged count against their arm" diverged
-# Three gaps that chance made equal, 0.02, beside an arm whose gaps scatter by 0.00816. The interval
-# is of both, t of 3 + 2 degrees of freedom.
+# Three gaps that chance made equal, 0.02, beside an arm whose gaps scatter by 0.00816. The spread is
+# of both: sqrt(0.0002 / 5) = 0.00632. Both share the baseline's runs, so t is of three degrees.
 lucky() {
     local i=0 loss
     cp -r "$work/one" "$work/seven"
     for loss in 3.01 3.05 3.00 3.06; do made seven sdp4bit $((i += 1)) $loss; done
     i=0
     for loss in 3.02 3.04 3.00; do made seven qwd $((i += 1)) $loss; done
-    reports "$work/seven" && says '| qwd | 3 | 3.02000 | +0.02000 | 0.00939 |'
+    reports "$work/seven" && says '| qwd | 3 | 3.02000 | +0.02000 | 0.01162 |'
 }
 check "gaps that happen to be equal do not make an interval of nothing" lucky
 wrong() { # TEXT FOLDERS...

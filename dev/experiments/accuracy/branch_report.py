@@ -6,13 +6,11 @@ seed. The reference of a data seed is the mean of the baseline and its twins the
 import os
 
 from .common import StudyError, read_json
-from .noise import lost
+from .noise import MARGIN, lost
 from .plots import gap_plot, plots
 from .scratch_report import write_page
-from .statements import ordering, paragraph, table
+from .statements import meanings, ordering, paragraph, single_comparisons, table
 from .twins import BranchNoise, Chance, compared, families, power_table, read_branches
-
-HALF_WIDTH = 0.003
 
 
 def bit_identical(arms):
@@ -27,16 +25,14 @@ def bit_identical(arms):
     return [f"- lossless gives the baseline's bits: holds, every loss and gradient norm of {len(pairs)} branches"]
 
 
-def chance_text(chance, noise, arms):
+def chance_text(chance, arms):
     if chance.deviation is None:
         return ["**Chance.** No data seed has a twin: what chance does was not measured."]
     most = max(len(losses) for losses in families(arms).values())
     return paragraph(
         f"**Chance.** Up to {most} runs of a data seed differ in one bit of the learning rate alone.",
-        f"Their gaps have a standard deviation of {chance.of_gap():.5f} ({chance.freedom} degrees of freedom).",
-        f"Pooled with the arms' gaps it is {noise.deviation:.5f} ({noise.freedom} degrees).",
-        "Arms with one or two branches get their interval from it.",
-        "Arms with three or more get it from their own spread where that is wider.")
+        f"Their gaps have a standard deviation of {chance.of_gap():.6f} ({chance.freedom} degrees of freedom).",
+        "That is the least that chance does to a gap: an arm's rounding disturbs every step.")
 
 
 def section(group, arms, name):
@@ -44,7 +40,7 @@ def section(group, arms, name):
     point, length = group
     results = compared(arms)
     chance = Chance(arms)
-    noise = BranchNoise(results, chance)
+    noise = BranchNoise()
     some = next(iter(results["baseline"].values()))
     batch, seq = some["settings"]["global_batch_size"], some["seq_length"]
     tokens = lambda iterations: f"{iterations * batch * seq / 1e6:.1f} M tokens"
@@ -53,7 +49,7 @@ def section(group, arms, name):
                        f"{some['settings']['ranks']} ranks as "
                        f"{some['settings']['ranks'] // some['settings']['ranks_per_node']} nodes.")
     rows = table(results, noise)
-    lines += ["", rows[0].replace("seeds", "branches"), *rows[1:], "", *chance_text(chance, noise, arms)]
+    lines += ["", rows[0].replace("seeds", "branches"), *rows[1:], "", *chance_text(chance, arms)]
     said = ordering(results, noise) + bit_identical(arms)
     lines += ["", *said] if said else []
     several = any(len(runs) > lost(results, arm) for arm, runs in results.items() if arm != "baseline")
@@ -77,6 +73,10 @@ def page(found, name, model):
         "data for one data seed, while the learning rate falls to zero.",
         "All are validated on the same samples, the whole validation split.",
         "Gaps are between branches of the same data seed. The baseline of a data seed is the mean of its twins.",
+        "An arm's 95 % interval comes from the scatter of its own gaps over data seeds (Student's t, "
+        "one degree of freedom less than branches).",
+        f"An arm is as good as the baseline where its whole interval lies below +{MARGIN}.",
+        *single_comparisons(max(len(compared(arms)) for arms in found.values()) - 1),
         "[The study](../README.md) says what these branches can tell.")
     pictures = {}
     for group, arms in sorted(found.items()):
@@ -86,10 +86,11 @@ def page(found, name, model):
         lines += ["", *made]
         pictures.update(drawn)
     try:
-        rows, plan = power_table(found, HALF_WIDTH)
-        lines += ["", "## How many branches an interval needs", "", *rows, "", plan]
+        rows, plan = power_table(found, MARGIN)
+        lines += ["", "## How many branches an interval needs", "", *rows, "", *paragraph(plan)]
     except StudyError:  # no twins
         pass
+    lines += ["", *meanings("a branch")]
     return "\n".join(lines) + "\n", pictures
 
 

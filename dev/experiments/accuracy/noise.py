@@ -2,13 +2,16 @@
 import math
 import statistics
 
+# An arm is as good as another where the 95 % interval of its gap ends below this. The paper calls
+# SDP4Bit as good as the baseline at 125M with a gap of 0.002, and TLq worse with one of 0.011.
+MARGIN = 0.003
 # Student's t, 97.5 %, for 1, 2, ... degrees of freedom.
 T_975 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
          2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086]
 
 
 def t_975(freedom):
-    return T_975[freedom - 1] if freedom <= len(T_975) else 1.96 + 2.4 / freedom
+    return T_975[freedom - 1] if freedom <= len(T_975) else 1.96 + 2.5 / freedom
 
 
 def gaps(results, arm, reference):
@@ -26,27 +29,34 @@ def baseline_gaps(results, arm):
     return list(gaps(results, arm, "baseline").values()) if arm != "baseline" else []
 
 
+def own_half_width(values):
+    """Half of the 95 % interval of the mean of these gaps, by Student's t from their own spread.
+
+    None for a single gap."""
+    if len(values) < 2:
+        return None
+    return t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
 class Noise:
-    """How far a gap moves from seed to seed.
+    """How far a gap moves from seed to seed, for runs from their initial weights.
 
     The standard deviation of the gaps between runs of a seed, pooled over all arms with several
-    seeds. Without such an arm it is the deviation of the baseline's losses over its seeds times
-    sqrt(2), as if two runs had nothing in common."""
+    seeds. Arms share the baseline's run of a seed. So their gaps move together, and more arms add
+    no degrees of freedom: these are of the arm with the most seeds. Without an arm of several
+    seeds it is the deviation of the baseline's losses over its seeds times sqrt(2), as if two runs
+    had nothing in common."""
 
     def __init__(self, results):
-        squares, freedom = 0.0, 0
-        for arm in results:
-            values = baseline_gaps(results, arm)
-            if len(values) > 1:
-                squares += sum((v - statistics.fmean(values)) ** 2 for v in values)
-                freedom += len(values) - 1
+        several = [values for values in (baseline_gaps(results, arm) for arm in results) if len(values) > 1]
         losses = [r["valid_loss"] for r in results["baseline"].values() if r["valid_loss"] is not None]
         self.baseline = statistics.stdev(losses) if len(losses) > 1 else None
-        self.paired = freedom > 0
-        self.freedom = freedom if freedom else len(losses) - 1
-        self.deviation = None
+        self.paired = bool(several)
+        self.deviation, self.freedom = None, len(losses) - 1
         if self.paired:
-            self.deviation = math.sqrt(squares / freedom)
+            squares = sum((len(values) - 1) * statistics.variance(values) for values in several)
+            self.deviation = math.sqrt(squares / sum(len(values) - 1 for values in several))
+            self.freedom = max(map(len, several)) - 1
         elif self.baseline is not None:
             self.deviation = self.baseline * math.sqrt(2)
 
@@ -55,12 +65,11 @@ class Noise:
 
         It comes from the pooled spread. With three gaps or more it comes from their own where that
         is wider: few gaps may happen to lie close together."""
-        root, own, pooled = math.sqrt(len(values)), 0.0, 0.0
-        if len(values) > 2:
-            own = t_975(len(values) - 1) * statistics.stdev(values) / root
+        own = own_half_width(values) if len(values) > 2 else None
+        pooled = None
         if self.deviation is not None and values:
-            pooled = t_975(self.freedom) * self.deviation / root
-        return max(own, pooled) or None
+            pooled = t_975(self.freedom) * self.deviation / math.sqrt(len(values))
+        return max(own or 0.0, pooled or 0.0) or None
 
 
 def verdict(mean, half):
@@ -70,6 +79,17 @@ def verdict(mean, half):
     if mean - half > 0:
         return "worse"
     return "better" if mean + half < 0 else "inside the noise"
+
+
+def as_good(mean, half):
+    """Whether an arm costs less than MARGIN: "yes", "no", "unknown"; None for a single gap.
+
+    A gap inside the noise is no proof of it: the whole interval must lie below the margin."""
+    if half is None:
+        return None
+    if mean + half < MARGIN:
+        return "yes"
+    return "no" if mean - half >= MARGIN else "unknown"
 
 
 def mean_of(seeds, name):

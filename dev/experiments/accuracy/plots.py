@@ -7,7 +7,6 @@ import plotting  # dev/, whose path common adds
 from plotting import COLOURS, LEFT, RIGHT, TOP, Entry, Panel
 
 
-
 def style(arm):
     """The arm's colour and dashes, the same in all plots."""
     k = list(ARMS).index(arm) if arm in ARMS else len(ARMS)
@@ -48,7 +47,7 @@ def gap_plot(results, noise, title):
             lines.append(panel.dot(mean, at, colour, 4.5))
     right = RIGHT + 12 + max(plotting.text_width(name) for name, *_ in rows)
     told = "large dot: mean over seeds; small dots: seeds"
-    if noise.deviation is not None:
+    if any(half for *_, half, _ in rows):
         told += "; bar: 95 %"
     return plotting.page(title, told, [(panel, lines, axes)], [plotting.Beside(names, right, panel.bottom())])
 

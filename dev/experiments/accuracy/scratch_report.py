@@ -7,8 +7,7 @@ from .common import StudyError
 from .noise import Noise, baseline_gaps
 from .plots import plots
 from .scratch import read_results
-from .statements import COLUMNS, ordering, paragraph, table
-
+from .statements import COLUMNS, meanings, ordering, paragraph, single_comparisons, table
 
 
 def made_by(results, model):
@@ -40,7 +39,7 @@ def noise_text(results, noise):
         f"over {len(results['baseline'])} seeds.",
         "Seeds differ in initial weights and in the order of the data.",
         f"A gap's own standard deviation is {noise.deviation:.5f}.",
-        f"{origin} ({noise.freedom} degrees of freedom).",
+        f"{origin} ({noise.freedom} degrees of freedom: all arms share the baseline's runs).",
         "Arms with one or two seeds get their interval from it, as if their gaps scattered as much.",
         "Arms with three seeds or more get it from their own spread where that is wider.")
 
@@ -62,19 +61,11 @@ def page_text(results, noise, model, pictures):
     lines += ["", *made_by(results, model), "", *table(results, noise), "", *noise_text(results, noise), ""]
     alone = sum(len(baseline_gaps(results, arm)) == 1 for arm in results)
     lines += paragraph(
-        "The intervals are of single comparisons: chance takes about one arm in twenty out of its interval.",
-        f"Here {len(results) - 1} arms are compared.",
+        *single_comparisons(len(results) - 1),
         "Arms with one seed share one reference, that seed's run of the baseline. "
         "What chance did to that run is in all of their gaps, "
         "so these gaps are not independent of each other." if alone > 1 else "")
-    for meaning in (
-            "*gradient error*: ‖reduced − exact‖ / ‖exact‖ over the whole gradient of a step, "
-            "mean of the second half of the run.",
-            "*replica error*: how far the model's weights lie from the fp32 masters, "
-            "over what rounding the masters to bf16 would cost. 1 means nothing beyond bf16.",
-            "*tokens/s*: as logged, at the clock that each run happened to get. "
-            "It is no measurement of speed."):
-        lines += ["", *paragraph(meaning)]
+    lines += ["", *meanings("the run")]
     order = ordering(results, noise)
     if order:
         lines += ["", "## The paper's statements, in these runs", "", *order]

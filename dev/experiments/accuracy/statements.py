@@ -3,8 +3,9 @@ import statistics
 import textwrap
 
 from .arms import PAPER_EQUAL, PAPER_ORDER
-from .noise import base_of, baseline_gaps, error_mean, gaps, lost, mean_of, verdict
+from .noise import MARGIN, as_good, base_of, baseline_gaps, error_mean, gaps, lost, mean_of, verdict
 from tables import cell  # dev/, whose path common adds
+
 
 def said_of(results, noise, arm, values):
     """What the table says of an arm."""
@@ -36,13 +37,15 @@ def table(results, noise):
             cell(mean_of(seeds, "tokens_per_second"), ",.0f")]
         rows.append("| " + " | ".join(cells) + " |")
     return rows
+
+
 ONE_SEED = "cannot be told from one seed"
 
 
-def judged(noise, values, words):
-    """A verdict of gaps in these words, with the figures."""
+def judged(noise, values, judge, words):
+    """What judge(mean, half width) says of gaps, in these words, with the figures."""
     mean, half = statistics.fmean(values), noise.half_width(values)
-    return f"{words.get(verdict(mean, half), ONE_SEED)} ({cell(mean, '+.5f')} ± {cell(half, '.5f', '?')})"
+    return f"{words.get(judge(mean, half), ONE_SEED)} ({cell(mean, '+.5f')} ± {cell(half, '.5f', '?')})"
 
 
 def order_of(results, noise, worse, better):
@@ -55,20 +58,19 @@ def order_of(results, noise, worse, better):
     if lost_better:
         return f"**does not hold**: {lost_better} of {len(results[better])} runs of {better} diverged"
     values = list(gaps(results, worse, better).values())
-    return values and judged(noise, values, {
+    return values and judged(noise, values, verdict, {
         "worse": "holds", "better": "**does not hold**: it is the other way round",
         "inside the noise": "**cannot be told** from the noise"})
 
 
 def equality_of(results, noise, arm):
-    """Whether these runs show the arm to be as good as the baseline; None without common seeds."""
+    """Whether these runs show that the arm costs less than MARGIN; None without common seeds."""
     if lost(results, arm):
         return (f"**does not hold**: {lost(results, arm)} of {len(results[arm])} runs diverged, "
                 f"of the baseline {lost(results, 'baseline')} of {len(results['baseline'])}")
     values = baseline_gaps(results, arm)
-    return values and judged(noise, values, {
-        "inside the noise": "holds as far as the noise lets one see", "better": "holds; it is better here",
-        "worse": "**does not hold**"})
+    return values and judged(noise, values, as_good, {
+        "yes": "holds", "no": "**does not hold**", "unknown": "**cannot be told** from the noise"})
 
 
 def ordering(results, noise):
@@ -77,11 +79,34 @@ def ordering(results, noise):
     A run that diverged is worse than any that did not."""
     said = [(f"{worse} is worse than {better}", order_of(results, noise, worse, better))
             for worse, better in PAPER_ORDER if worse in results and better in results]
-    said += [(f"{arm} is as good as the baseline", equality_of(results, noise, arm)) for arm in PAPER_EQUAL]
+    said += [(f"{arm} is as good as the baseline, to {MARGIN}", equality_of(results, noise, arm))
+             for arm in PAPER_EQUAL]
     return [f"- {statement}: {words}" for statement, words in said if words]
+
+
 COLUMNS = 100
 
 
 def paragraph(*sentences):
     return textwrap.wrap(" ".join(s for s in sentences if s), COLUMNS, break_long_words=False,
                          break_on_hyphens=False)
+
+
+def single_comparisons(arms):
+    """Sentences for a page that compares so many arms with the baseline."""
+    return ("The intervals are of single comparisons: chance takes about one arm in twenty out of its interval.",
+            f"Here {arms} {'arm is' if arms == 1 else 'arms are'} compared.")
+
+
+def meanings(run):
+    """Paragraphs on a table's columns. run: what the page calls a run, with its article."""
+    lines = []
+    for meaning in (
+            f"*gradient error*: ‖reduced − exact‖ / ‖exact‖ over the whole gradient of a step, "
+            f"mean of the second half of {run}.",
+            "*replica error*: how far the model's weights lie from the fp32 masters, "
+            "over what rounding the masters to bf16 would cost. 1 means nothing beyond bf16.",
+            "*tokens/s*: as logged, at the clock that each run happened to get. "
+            "It is no measurement of speed."):
+        lines += ["", *paragraph(meaning)]
+    return lines[1:]

@@ -1,17 +1,16 @@
-"""What chance does to branches, measured by twins; `study power`. Called by ../study and
-branch_report.py.
+"""What chance does to branches; `study power`. Called by ../study and branch_report.py.
 
 Twins of the baseline differ in one bit of the learning rate. Their losses differ by what chance
-makes of it. The same happens between the baseline and an arm, whatever the arm costs. So the twins'
-scatter says how many branches an interval needs.
+makes of it. It is the least that chance does to a gap: an arm's rounding disturbs every step, and
+one bit takes many steps to grow as large. So how many branches an arm needs, its own gaps say.
 """
 import math
 import os
 import statistics
 
-from .arms import TWINS
-from .common import StudyError
-from .noise import Noise, baseline_gaps, t_975
+from .arms import PAPER_EQUAL, TWINS
+from .common import StudyError, difference
+from .noise import baseline_gaps, own_half_width, t_975
 from .trainer import read_result
 
 FAMILY = ["baseline", *TWINS]
@@ -19,8 +18,8 @@ MOST_BRANCHES = 200
 
 
 def read_branches(folders):
-    """(point, length) -> arm -> data seed -> result."""
-    found, alike = {}, {}
+    """(point, length) -> arm -> data seed -> result. All are of one trunk's model and corpus."""
+    found, alike, trunks = {}, {}, {}
     for folder in folders:
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         for path in (os.path.join(folder, n) for n in names if n.endswith(".json") and n != "trunk.json"):
@@ -28,10 +27,15 @@ def read_branches(folders):
             settings = result["settings"]
             if "point" not in settings:
                 raise StudyError(5, f"{path} is the result of no branch; give folders of branches alone")
+            for name in ("model", "data"):
+                first = trunks.setdefault(name, (path, settings.get(name)))
+                if first[1] != settings.get(name):
+                    raise StudyError(5, f"{first[0]} and {path} differ in their {name}; give each its own report")
             group = (settings["point"], settings["iterations"])
             first = alike.setdefault(group, (path, settings))
             if first[1] != settings:
-                raise StudyError(5, f"{first[0]} and {path} were made with different settings")
+                raise StudyError(5, f"{first[0]} and {path} were made with different settings: "
+                                    f"{difference(first[1], settings)}")
             runs = found.setdefault(group, {}).setdefault(result["arm"], {})
             if runs.setdefault(result["seed"], result)["valid_loss"] != result["valid_loss"]:
                 raise StudyError(5, f"two results of {os.path.basename(path)} with different losses; keep one")
@@ -65,9 +69,10 @@ class Chance:
         """Of the difference between two runs."""
         return self.deviation * math.sqrt(2)
 
-    def upper(self):
-        """90 % one-sided limit of of_gap(): few twins may happen to lie close together."""
-        return self.of_gap() * math.sqrt(self.freedom / chi_squared_10(self.freedom))
+
+def upper_limit(deviation, freedom):
+    """90 % one-sided limit of a measured deviation: few gaps may happen to lie close together."""
+    return deviation * math.sqrt(freedom / chi_squared_10(freedom))
 
 
 def chi_squared_10(freedom):
@@ -86,17 +91,13 @@ def compared(arms):
     return made
 
 
-class BranchNoise(Noise):
-    """The deviation of gaps: pooled over the arms' gaps between data seeds, and over the twins."""
+class BranchNoise:
+    """An arm's interval comes from its own gaps.
 
-    def __init__(self, results, chance):
-        super().__init__(results)
-        squares = self.deviation ** 2 * self.freedom if self.paired else 0.0
-        freedom = (self.freedom if self.paired else 0) + chance.freedom
-        if chance.freedom:
-            squares += chance.of_gap() ** 2 * chance.freedom
-        self.freedom, self.paired = freedom, freedom > 0
-        self.deviation = math.sqrt(squares / freedom) if freedom else None
+    Nothing is pooled. Twins scatter less than arms, coarse arms more than fine ones, and lossless
+    weights not at all."""
+
+    half_width = staticmethod(own_half_width)
 
 
 def branches_needed(deviation, half_width):
@@ -109,39 +110,56 @@ def branches_needed(deviation, half_width):
     return None
 
 
-def power_row(group, arms, half_width):
-    chance, noise = Chance(arms), Noise(compared(arms))
+def power_row(group, who, deviation, freedom, half_width):
+    upper = upper_limit(deviation, freedom)
+    return {"point": group[0], "length": group[1], "who": who, "deviation": deviation, "freedom": freedom,
+            "upper": upper, "needed": branches_needed(deviation, half_width),
+            "safe": branches_needed(upper, half_width)}
+
+
+def power_rows(group, arms, half_width):
+    """What each arm with several branches needs. The twins' row is what none can need less than."""
+    chance, results, rows = Chance(arms), compared(arms), []
+    if chance.deviation is not None:
+        rows.append(power_row(group, "twins", chance.of_gap(), chance.freedom, half_width))
+    for arm in results:
+        values = baseline_gaps(results, arm)
+        if len(values) > 1:
+            rows.append(power_row(group, arm, statistics.stdev(values), len(values) - 1, half_width))
+    return rows
+
+
+def plan_of(group, arms, rows):
+    """(seconds per arm, the plan in words) for the arms that the paper calls as good as the
+    baseline; of the twins where none of them has several branches. None where nothing suffices."""
     seconds = [r["seconds"] for runs in arms.values() for r in runs.values() if r.get("seconds")]
-    each = statistics.median(seconds) if seconds else None
-    if chance.deviation is None:
+    asked = [r for r in rows if r["who"] in PAPER_EQUAL] or [r for r in rows if r["who"] == "twins"]
+    if not seconds or not asked or any(r["safe"] is None for r in asked):
         return None
-    gaps = sum(len(baseline_gaps(compared(arms), arm)) for arm in arms if arm not in FAMILY)
-    deviation = max(chance.of_gap(), noise.deviation if noise.paired else 0.0)
-    return {"point": group[0], "length": group[1], "twins": chance.of_gap(), "freedom": chance.freedom,
-            "upper": chance.upper(), "arms": noise.deviation if noise.paired else None, "gaps": gaps,
-            "needed": branches_needed(deviation, half_width),
-            "safe": branches_needed(max(chance.upper(), deviation), half_width), "seconds": each}
+    most = max(r["safe"] for r in asked)
+    cost = most * statistics.median(seconds)
+    names = ", ".join(r["who"] for r in asked)
+    least = " at least" if names == "twins" else ""
+    return cost, (f"{most}{least} branches per arm of {group[1]} iterations from iteration {group[0]}, "
+                  f"to be safe (by {names}): {cost:.0f} s per arm.")
 
 
 def power_table(found, half_width):
     """Lines of a Markdown table, and the cheapest plan in words."""
-    rows = [power_row(group, arms, half_width) for group, arms in sorted(found.items())]
-    rows = [r for r in rows if r]
-    if not rows:
-        raise StudyError(5, "no data seed has a baseline and a twin: run `study branch --arms twins` first")
-    number = lambda value, form: "-" if value is None else format(value, form)
-    lines = ["| point | length | twins' gap deviation | degrees | 90 % limit | arms' gap deviation "
-             f"| branches for ±{half_width} | to be safe | seconds a branch |", "|---" * 9 + "|"]
-    for r in rows:
-        lines.append(f"| {r['point']} | {r['length']} | {r['twins']:.5f} | {r['freedom']} | {r['upper']:.5f} "
-                     f"| {number(r['arms'], '.5f')} | {number(r['needed'], 'd')} | {number(r['safe'], 'd')} "
-                     f"| {number(r['seconds'], '.0f')} |")
-    able = [r for r in rows if r["needed"] and r["seconds"]]
-    if not able:
+    by_group = {group: power_rows(group, arms, half_width) for group, arms in sorted(found.items())}
+    if not any(by_group.values()):
+        raise StudyError(5, "no data seed has a baseline and a twin, and no arm has two branches: run "
+                            "`study branch --arms twins` first")
+    number = lambda value: f"over {MOST_BRANCHES}" if value is None else str(value)
+    lines = ["| point | length | gaps of | standard deviation | degrees | 90 % limit "
+             f"| branches for ±{half_width} | to be safe |", "|---" * 8 + "|"]
+    for r in sum(by_group.values(), []):
+        lines.append(f"| {r['point']} | {r['length']} | {r['who']} | {r['deviation']:.6f} | {r['freedom']} "
+                     f"| {r['upper']:.6f} | {number(r['needed'])} | {number(r['safe'])} |")
+    plans = [p for p in (plan_of(group, found[group], rows) for group, rows in by_group.items()) if p]
+    if not plans:
         return lines, f"No plan here reaches ±{half_width} with {MOST_BRANCHES} branches."
-    best = min(able, key=lambda r: r["needed"] * r["seconds"])
-    return lines, (f"Cheapest: {best['needed']} branches per arm of {best['length']} iterations from iteration "
-                   f"{best['point']}, {best['needed'] * best['seconds']:.0f} s per arm.")
+    return lines, "Cheapest: " + min(plans)[1]
 
 
 def power(options):
