@@ -215,7 +215,7 @@ sys.path.insert(0, os.path.dirname(sys.argv[1]))
 from accuracy import scratch as study, trainer
 study.data_fingerprint = lambda prefix: "same"
 options = lambda *flags: types.SimpleNamespace(
-    model="125m", iterations=1, global_batch_size=1, ranks=4, gpus_per_node=2, eval_iterations=1,
+    name="125m", iterations=1, global_batch_size=1, ranks=4, gpus_per_node=2, eval_iterations=1,
     warmup_fraction=0.05, data="", flags=list(flags), micro_batch_size=1, error_interval=0)
 plain, emulated, other = options(), options("--emulate-nodes"), options("--lr", "1e-3")
 assert study.settings_of(plain) == study.settings_of(emulated) != study.settings_of(other)

@@ -50,7 +50,7 @@ def check_data(trunk, options, seeds):
 
 def settings_of(options, trunk):
     """What the branches of a comparison share."""
-    return {"model": options.model, "trunk": trunk["points"][str(options.point)], "point": options.point,
+    return {"model": options.name, "trunk": trunk["points"][str(options.point)], "point": options.point,
             "iterations": options.length, "reserve": options.reserve,
             "global_batch_size": trunk["settings"]["global_batch_size"], "lr": trunk["settings"]["lr"],
             "ranks": options.ranks, "ranks_per_node": options.gpus_per_node or options.ranks,
@@ -114,8 +114,8 @@ def of_branch(options, lines):
 
 
 def check(options, trunk):
-    if not trunk:
-        raise StudyError(5, f"there is no {description_path(options)}; run `study trunk` first")
+    if not trunk or not trunk["points"]:
+        raise StudyError(5, f"there is no trunk in {description_path(options)}; run `study trunk` first")
     if str(options.point) not in trunk["points"]:
         raise StudyError(2, f"--point {options.point}: the trunk's are {', '.join(trunk['points'])}")
     if data_fingerprint(options.data) != trunk["settings"]["data"]:

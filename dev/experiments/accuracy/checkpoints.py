@@ -5,11 +5,11 @@ A branch starts from a copy of a checkpoint that differs in one counter: how man
 consumed. It says where in the training data the branch goes on. The copy is a manifest of its own
 beside links to the trunk's files.
 """
+import contextlib
 import ctypes
 import hashlib
 import os
 import re
-import shutil
 
 from .common import StudyError, read_json
 
@@ -32,6 +32,12 @@ def folder_of(saves, iteration):
     return os.path.join(saves, f"iter_{iteration:07d}")
 
 
+def newest(saves):
+    """The last saved iteration; 0 without one."""
+    names = os.listdir(saves) if os.path.isdir(saves) else []
+    return max((int(n[5:]) for n in names if re.fullmatch(r"iter_\d{7}", n)), default=0)
+
+
 def fingerprint(saves, iteration):
     """Tells the bits of two checkpoints apart: their files' hashes. None without the checkpoint."""
     manifest = os.path.join(folder_of(saves, iteration), "manifest.json")
@@ -52,17 +58,23 @@ def moved_manifest(manifest, consumed):
     return text + (LAST_LINE % xxh3(text)).encode()
 
 
+def write_whole(path, content):
+    part = f"{path}.{os.getpid()}"
+    with open(part, "wb") as file:
+        file.write(content)
+    os.replace(part, path)
+
+
 def start_of_branch(saves, iteration, consumed, start):
-    """Makes the folder `start`, for --load: the checkpoint, `consumed` samples into the data."""
+    """Makes the folder `start`, for --load: the checkpoint, `consumed` samples into the data.
+
+    Where it is there it stays readable: another call's branch may be starting from it."""
     source, target = folder_of(saves, iteration), folder_of(start, iteration)
-    shutil.rmtree(start, ignore_errors=True)
-    os.makedirs(target)
+    os.makedirs(target, exist_ok=True)
     for name in os.listdir(source):
         if name != "manifest.json":
-            os.symlink(os.path.relpath(os.path.join(source, name), target), os.path.join(target, name))
+            with contextlib.suppress(FileExistsError):
+                os.symlink(os.path.relpath(os.path.join(source, name), target), os.path.join(target, name))
     with open(os.path.join(source, "manifest.json"), "rb") as file:
-        manifest = moved_manifest(file.read(), consumed)
-    with open(os.path.join(target, "manifest.json"), "wb") as file:
-        file.write(manifest)
-    with open(os.path.join(start, "latest_checkpointed_iteration.txt"), "w", encoding="utf-8") as file:
-        file.write(str(iteration))
+        write_whole(os.path.join(target, "manifest.json"), moved_manifest(file.read(), consumed))
+    write_whole(os.path.join(start, "latest_checkpointed_iteration.txt"), str(iteration).encode())

@@ -8,7 +8,7 @@ from .trainer import Job, data_fingerprint, micro_batch, read_result, work_throu
 
 def settings_of(options):
     """What every run of a comparison shares."""
-    return {"model": options.model, "iterations": options.iterations,
+    return {"model": options.name, "iterations": options.iterations,
             "global_batch_size": options.global_batch_size, "ranks": options.ranks,
             "ranks_per_node": options.gpus_per_node or options.ranks,
             "eval_iterations": options.eval_iterations, "warmup_fraction": options.warmup_fraction,
@@ -39,14 +39,14 @@ def wanted_runs(options):
 
 
 def result_path(options, arm, seed):
-    return os.path.join(options.results, options.model, f"{arm}.{seed}.json")
+    return os.path.join(options.results, options.name, f"{arm}.{seed}.json")
 
 
 def run(options):
     settings = settings_of(options)
     return work_through(options, [Job(
         name=f"{arm} seed {seed}", arm=ARMS[arm][0], flags=trainer_flags(options, arm, seed),
-        raw=os.path.join(options.results, "raw", options.model, f"{arm}.{seed}"),
+        raw=os.path.join(options.results, "raw", options.name, f"{arm}.{seed}"),
         path=result_path(options, arm, seed), settings=settings, labels={"arm": arm, "seed": seed},
     ) for arm, seed in wanted_runs(options)])
 

@@ -68,9 +68,10 @@ def mean_bytes(intervals, name):
 
 
 def summary(lines, diverged):
-    """What is kept of a log."""
+    """What is kept of a log. A run that went on from a checkpoint has logged some iterations twice."""
     start = next(r for r in lines if r["kind"] == "start")
-    losses = [r["loss"] for r in lines if r["kind"] == "train" and r["loss"] is not None]
+    losses = {r["iteration"]: r["loss"] for r in lines if r["kind"] == "train"}
+    losses = [loss for _, loss in sorted(losses.items()) if loss is not None]
     valid = [r["loss"] for r in lines if r["kind"] == "valid" and r["split"] == "valid"]
     intervals = [r for r in lines if r["kind"] == "interval"]
     errors = [r for r in lines if r["kind"] == "quantization_error"]
@@ -190,7 +191,7 @@ def work_through(options, wanted, more=lambda lines: {}):
     """Makes the runs that have no result, as far as --minutes go. The study's exit code."""
     started, longest, failed = time.monotonic(), 0.0, 0
     todo = [job for job in wanted if not finished(job)]
-    print(f"{options.model}: {len(wanted) - len(todo)} of {len(wanted)} runs are done, {len(todo)} to do",
+    print(f"{options.name}: {len(wanted) - len(todo)} of {len(wanted)} runs are done, {len(todo)} to do",
           flush=True)
     for done, job in enumerate(todo):
         spent = time.monotonic() - started

@@ -3,27 +3,30 @@
 It has a warm-up and then a constant learning rate. It is saved at its points. The checkpoints are
 large and stay under raw/. trunk.json is small: it says what the trunk is, and the fingerprint of
 each point. Where the checkpoints are lost, the trunk is made again and must come out with the same
-bits.
+bits. An interrupted trunk has a trunk.json without points, so that none of other settings goes on
+from its checkpoints.
 """
 import math
 import os
+import shutil
 
 from .arms import numbers
-from .checkpoints import fingerprint
+from .checkpoints import fingerprint, newest
 from .common import StudyError, difference, read_json, without_transport
 from .trainer import Job, claimed, data_fingerprint, micro_batch, output_tail, read_lines, summary, train
 from tables import write_records  # dev/, whose path common adds
 
-KEPT = ("commit", "device", "libraries", "parameters", "train_loss", "tokens_per_second", "valid_loss")
+KEPT = ("commit", "device", "libraries", "micro_batch_size", "parameters", "train_loss", "tokens_per_second",
+        "valid_loss")
 
 
 def folder(options):
     """Of the results of branches."""
-    return os.path.join(options.results, f"{options.model}-branches")
+    return os.path.join(options.results, f"{options.name}-branches")
 
 
 def raw_folder(options):
-    return os.path.join(options.results, "raw", f"{options.model}-branches")
+    return os.path.join(options.results, "raw", f"{options.name}-branches")
 
 
 def saves_folder(options):
@@ -50,11 +53,11 @@ def common_flags(settings, options):
     flags = ["--global-batch-size", settings["global_batch_size"], "--micro-batch-size", micro_batch(options),
              "--hidden-dropout", 0, "--attention-dropout", 0, "--seed", settings["seed"],
              "--split", settings["split"], "--full-validation", "--eval-iters", 0, "--eval-seed", 1]
-    return flags
+    return flags + (["--deterministic-mode"] if options.device == "gpu" else [])
 
 
 def settings_of(options):
-    return {"model": options.model, "seed": options.seed, "global_batch_size": options.global_batch_size,
+    return {"model": options.name, "seed": options.seed, "global_batch_size": options.global_batch_size,
             "lr": options.lr, "warmup": options.warmup, "split": options.split, "ranks": options.ranks,
             "data": data_fingerprint(options.data), "flags": without_transport(options.flags)}
 
@@ -67,8 +70,6 @@ def trunk_flags(settings, options, points):
              "--lr-decay-iters", 100 * settings["warmup"], "--lr-warmup-fraction", 0.01,
              "--eval-interval", points[-1] + 1, "--log-interval", max(1, points[-1] // 50),
              "--save", saves, "--load", saves, "--save-interval", math.gcd(*points)]
-    if options.device == "gpu":
-        flags.append("--deterministic-mode")
     return flags + options.flags
 
 
@@ -79,10 +80,10 @@ def checked_points(options):
     return points
 
 
-def missing(options, trunk, points):
+def lost(options, trunk, points):
     """Those whose checkpoint is not there, or is not the one that trunk.json tells of."""
     found = {p: fingerprint(saves_folder(options), p) for p in points}
-    return [p for p in points if not found[p] or found[p] != trunk["points"].get(str(p))]
+    return [p for p in points if not found[p] or found[p] != trunk["points"].get(str(p), found[p])]
 
 
 def check_bits(trunk, made):
@@ -91,8 +92,9 @@ def check_bits(trunk, made):
         known = trunk["points"].get(point, bits)
         if known != bits:
             raise StudyError(5, f"at iteration {point} the trunk has other bits than the one of trunk.json "
-                                f"({bits} and {known}); it wants the same kind of GPU, libraries and program, "
-                                f"then {trunk['device']}, commit {trunk['commit']}; or another --results folder")
+                                f"({bits} and {known}); it wants the same kind of GPU, libraries, program and "
+                                f"--micro-batch-size, then {trunk['device']}, commit {trunk['commit']}; or "
+                                "another --name")
 
 
 def make(options, settings, points):
@@ -114,19 +116,23 @@ def make(options, settings, points):
 
 
 def trunk(options):
-    settings, points, known = settings_of(options), checked_points(options), read_trunk(options)
-    if known and known["settings"] != settings:
+    settings, points = settings_of(options), checked_points(options)
+    known = read_trunk(options) or {"settings": settings, "points": {}, "seq_length": None}
+    if known["settings"] != settings:
         raise StudyError(5, f"{description_path(options)} is of other settings "
-                            f"({difference(known['settings'], settings)}); choose another --results folder")
-    if known and not missing(options, known, points):
+                            f"({difference(known['settings'], settings)}); choose another --results folder "
+                            "or --name, or remove the file and the trunk's checkpoints")
+    gone = lost(options, known, points)
+    if not gone and {str(p) for p in points} <= set(known["points"]):
         print("the trunk is there", flush=True)
         return 0
+    write_records(description_path(options), known)
+    if gone and gone[0] <= newest(saves_folder(options)):  # a run cannot go back to it
+        shutil.rmtree(saves_folder(options))
     made = make(options, settings, points)
-    if known:
-        check_bits(known, made["points"])
-        made = {**known, "points": {**known["points"], **made["points"]}} if \
-            points[-1] <= max(map(int, known["points"])) else \
-            {**made, "points": {**known["points"], **made["points"]}}
+    check_bits(known, made["points"])
+    of_longer = known if points[-1] <= max(map(int, known["points"]), default=0) else made
+    made = {**of_longer, "points": {**known["points"], **made["points"]}}
     write_records(description_path(options), made)
     print(f"trunk: {points[-1]} iterations, validation loss {made['valid_loss']:.5f}; "
           f"points {', '.join(made['points'])}", flush=True)
