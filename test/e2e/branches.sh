@@ -82,7 +82,7 @@ power() {
         grep -qF '| 500 | 100 | sdp4bit | 0.001000 | 2 | 0.003081 | 3 | 7 |' "$work/out" &&
         grep -qF '| 500 | 100 | qwd | 0.000141 | 1 | 0.001125 | 2 | 3 |' "$work/out" &&
         ! grep -qF '| tlq |' "$work/out" &&
-        grep -qF 'Cheapest: 7 branches per arm of 100 iterations from iteration 500, to be safe (by qwd, sdp4bit, tlq-hs): 140 s' \
+        grep -qF 'Cheapest: 7 branches per arm of 100 iterations from iteration 500, to be safe (by qwd, tlq-hs, sdp4bit): 140 s' \
             "$work/out" || { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "the number of branches of known scatter" power
@@ -169,6 +169,23 @@ END
 }
 check "an interrupted trunk goes on, with its own settings alone" begun
 check "iterations that were trained twice count once" twice
+repeats() { # lossless weights are compared to the bit, and a lost trunk with the one before
+    python3 - "$study" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
+import os, sys, types
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+from accuracy import branches, trunk
+settings = {"global_batch_size": 8, "seed": 1, "split": "9,1,0", "lr": 1e-3, "warmup": 4, "flags": []}
+for device, there in ("gpu", True), ("cpu", False):
+    options = types.SimpleNamespace(
+        device=device, micro_batch_size=1, global_batch_size=8, ranks=4, results="r", name="n", flags=[],
+        point=6, length=4, evaluations=1, gpus_per_node=2, error_interval=0)
+    made = trunk.trunk_flags(settings, options, [6]), branches.branch_flags(
+        options, {"settings": settings}, "lossless", "start")
+    assert all(("--deterministic-mode" in flags) == there for flags in made), made
+END
+}
+check "on GPUs trunk and branches repeat to the bit" repeats
 first_call() {
     branches baseline,twin1,sdp4bit 0,1 --minutes 0.0001 || { say "exit code $?"; return 1; }
     grep -q '^5 runs are left' "$work/out" || { why="$(cat "$work/out")"; return 1; }

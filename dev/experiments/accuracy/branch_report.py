@@ -43,7 +43,8 @@ def section(group, arms, name):
     noise = BranchNoise()
     some = next(iter(results["baseline"].values()))
     batch, seq = some["settings"]["global_batch_size"], some["seq_length"]
-    tokens = lambda iterations: f"{iterations * batch * seq / 1e6:.1f} M tokens"
+    millions = lambda iterations: iterations * batch * seq / 1e6
+    tokens = lambda iterations: f"{millions(iterations):.{1 if millions(iterations) >= 1 else 2}f} M tokens"
     lines = [f"## From iteration {point} over {length}", ""]
     lines += paragraph(f"The trunk had read {tokens(point)}. A branch reads {tokens(length)}.",
                        f"{some['settings']['ranks']} ranks as "

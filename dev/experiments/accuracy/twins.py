@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 
-from .arms import PAPER_EQUAL, TWINS
+from .arms import ARMS, PAPER_EQUAL, TWINS
 from .common import StudyError, difference
 from .noise import baseline_gaps, own_half_width, t_975
 from .trainer import read_result
@@ -84,10 +84,11 @@ def chi_squared_10(freedom):
 
 
 def compared(arms):
-    """The arms beside a baseline that is the mean of the family, for the scratch runs' reports."""
+    """The arms, in the study's order, beside a baseline that is the mean of the family."""
     mean = {seed: statistics.fmean(losses) for seed, losses in families(arms).items()}
     made = {"baseline": {s: {**r, "valid_loss": mean.get(s)} for s, r in arms.get("baseline", {}).items()}}
-    made.update({arm: runs for arm, runs in arms.items() if arm not in FAMILY})
+    order = [*ARMS, *sorted(set(arms) - set(ARMS))]
+    made.update({arm: arms[arm] for arm in order if arm in arms and arm not in FAMILY})
     return made
 
 
