@@ -57,7 +57,7 @@ by_hand() {
         says '| qwd | 2 | 3.05070 | +0.00020 | 0.00127 | +0.007 | inside the noise |' &&
         says '| tlq | 1 | 3.09900 | -0.00100 | - | -0.032 | one seed: cannot tell |' &&
         says 'standard deviation of 0.001414 (2 degrees of freedom)' &&
-        says '- sdp4bit is as good as the baseline, to 0.003: **cannot be told** from the noise (+0.00500 ± 0.00248)' &&
+        says '- sdp4bit is as good as the baseline, to 0.003: **cannot be told** (+0.00500 ± 0.00248)' &&
         says '- qwd is as good as the baseline, to 0.003: holds (+0.00020 ± 0.00127)' &&
         says '- tlq-hs is as good as the baseline, to 0.003: **does not hold** (+0.01010 ± 0.00025)' &&
         says '- tlq is worse than tlq-hs: cannot be told from one seed (-0.01120 ± ?)' &&

@@ -49,7 +49,7 @@ by_hand() {
         says '- qw-g2048 is worse than qwd: holds (+0.51000 ± 0.02598)' &&
         says '- tlq is worse than tlq-hs: **cannot be told** from the noise (+0.00000 ± 0.02598)' &&
         says '- sdp4bit is as good as the baseline, to 0.003: **does not hold** (+0.02000 ± 0.01299)' &&
-        says '- qwd is as good as the baseline, to 0.003: **cannot be told** from the noise (-0.01000 ± 0.02598)'
+        says '- qwd is as good as the baseline, to 0.003: **cannot be told** (-0.01000 ± 0.02598)'
 }
 check "gaps, intervals and verdicts of known answers" by_hand
 pictures() {
@@ -115,8 +115,8 @@ diverged() {
         grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
 }
 check "runs that diverged count against their arm" diverged
-# Three gaps that chance made equal, 0.02, beside an arm whose gaps scatter by 0.00816. The spread is
-# of both: sqrt(0.0002 / 5) = 0.00632. Both share the baseline's runs, so t is of three degrees.
+# Three gaps that chance made equal, 0.02, beside an arm whose gaps scatter by 0.00816. The spread
+# is of both: sqrt(0.0002 / 5) = 0.00632. Both share the baseline's runs, so t is of three degrees.
 lucky() {
     local i=0 loss
     cp -r "$work/one" "$work/seven"

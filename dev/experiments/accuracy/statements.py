@@ -70,7 +70,7 @@ def equality_of(results, noise, arm):
                 f"of the baseline {lost(results, 'baseline')} of {len(results['baseline'])}")
     values = baseline_gaps(results, arm)
     return values and judged(noise, values, as_good, {
-        "yes": "holds", "no": "**does not hold**", "unknown": "**cannot be told** from the noise"})
+        "yes": "holds", "no": "**does not hold**", "unknown": "**cannot be told**"})
 
 
 def ordering(results, noise):
