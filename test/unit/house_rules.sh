@@ -183,7 +183,8 @@ if [ -x "$program" ]; then
         "${BUILD:-build}/preprocess_data" --help
         "${BUILD:-build}/convert_checkpoint" --help
         "${BUILD:-build}/generate_cpu" --help
-        for helps in dev/compare_logs dev/data/*.sh dev/bench/comm.sh scripts/{quickstart,test}.sh; do
+        for helps in dev/compare_logs dev/data/*.sh dev/bench/comm.sh dev/experiments/local_steps_model \
+            scripts/{quickstart,test}.sh; do
             "$helps" --help
         done
         for verb in run trunk branch report; do dev/experiments/study "$verb" --help; done

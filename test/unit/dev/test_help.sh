@@ -26,7 +26,8 @@ ends() {
     fi
 }
 for program in dev/checkpoint_info dev/compare_logs dev/harness_tasks dev/plot_distributions \
-    dev/data/parquet_to_jsonl dev/experiments/study dev/experiments/weight_entropy; do
+    dev/data/parquet_to_jsonl dev/experiments/local_steps_model dev/experiments/study \
+    dev/experiments/weight_entropy; do
     check "$program --help" ends 0 $program --help
     check "$program says in one line that a flag is unknown" ends 2 $program --no-such-flag
 done
@@ -34,6 +35,7 @@ check "study's commands too" ends 2 dev/experiments/study run --data x --ranks n
 check "dev/bench/arms_table --help" ends 0 dev/bench/arms_table --help
 check "harness_tasks without lm_eval" ends 3 dev/harness_tasks piqa
 check "weight_entropy without numpy" ends 3 dev/experiments/weight_entropy .
+check "local_steps_model without numpy" ends 3 dev/experiments/local_steps_model x.bin 1,0
 check "parquet_to_jsonl without pyarrow" ends 3 dev/data/parquet_to_jsonl x.parquet
 echo '{' >"$work/manifest.json"
 check "checkpoint_info names a manifest that is damaged" ends 6 dev/checkpoint_info "$work"
