@@ -164,7 +164,15 @@ static OuterStep outer_step(Zero *zero, int b) {
 
 static bool is_last(const Zero *zero, int64_t step) { return step == zero->config->train_iters; }
 
-// The pseudo-gradient is taken on `last`, behind AdamW. All else is beside it.
+// `last` goes on behind bucket b's exchange, and knows what its checks have found.
+static void await_exchange(Zero *zero, int b) {
+    LocalSteps *l = &zero->local;
+    stream_wait(zero->lanes->last, l->exchanged[b]);
+    if (l->fault) kernel_mark_fault(zero->lanes->last, zero->wire_checks.fault, l->fault + b);
+}
+
+// The pseudo-gradient is taken on `last`, behind AdamW. All else is beside it. In the last step an
+// exchange of the same bucket may be under way: nobody meets that one's outer weights.
 static void exchange(Zero *zero, int b) {
     LocalSteps *l = &zero->local;
     const Config *c = zero->config;
@@ -175,6 +183,7 @@ static void exchange(Zero *zero, int b) {
     int slot = (int)(l->exchanges++ % LOCAL_SLOTS);
     float *gradient = l->gradient[slot];
     OuterStep step = outer_step(zero, b);
+    if (l->meets[b]) await_exchange(zero, b);
     stream_wait(last, l->slot_free[slot]);
     kernel_pseudo_gradient(last, gradient, l->outer + at, zero->master + at, n);
     event_record(l->taken, last);
@@ -197,13 +206,6 @@ void local_turn(Zero *zero, int b) {
     if (!has_turn(zero, b, zero->step)) return;
     exchange(zero, b);
     zero->local.meets[b] = zero->step + (is_last(zero, zero->step) ? 0 : zero->config->local_steps_delay);
-}
-
-// `last` goes on behind bucket b's exchange, and knows what its checks have found.
-static void await_exchange(Zero *zero, int b) {
-    LocalSteps *l = &zero->local;
-    stream_wait(zero->lanes->last, l->exchanged[b]);
-    if (l->fault) kernel_mark_fault(zero->lanes->last, zero->wire_checks.fault, l->fault + b);
 }
 
 void local_meet(Zero *zero, int b, int64_t step) {

@@ -25,12 +25,13 @@
 
 // --- a run ---------------------------------------------------------------------------------------
 
-enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 5, SAVES = 3 };
+enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 6, SAVES = 3 };
 
 // What a shape's flags ask for beside its size.
 enum { QUANTISED = 1, NO_OVERLAP = 2, OFFLOAD = 4, SHARD_GRADS = 8,
        SHARD_WEIGHTS = 16,  // and gradients
-       OVER_ALL = 32, SECOND = 64, FEEDBACK = 128, LOSSLESS = 256, LOCAL = 512 };
+       OVER_ALL = 32, SECOND = 64, FEEDBACK = 128, LOSSLESS = 256, LOCAL = 512,
+       ENDS = 1024 };  // a resumed run whose sixth step is its last one
 
 typedef struct Shape {
     int nodes, per_node, chunks;
@@ -73,6 +74,8 @@ static void parse_flags(Recording *r) {
                                 "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"}},
                    {LOCAL, {"--local-steps", "2"}}, {LOCAL, {"--local-steps-delay", "1"}},
                    {LOCAL, {"--train-iters", "5"}},  // with the run's last step
+                   // Only the first bucket has its turn in the step before.
+                   {ENDS, {"--local-steps", "20"}}, {ENDS, {"--train-iters", "21"}},
                    {LOSSLESS, {"--quantized-weights", "--weight-quantization-method", "lossless"}},
                    {NO_OVERLAP, {"--no-overlap"}}, {OFFLOAD, {"--optimizer-cpu-offload"}},
                    {SHARD_GRADS, {"--data-parallel-sharding-strategy", "optim_grads"}},
@@ -196,9 +199,9 @@ static void run_steps_of(Recording *r, int micro_batches) {
     Zero *zero = r->zero;
     Error err = {0};
     Peers alone = {MPI_COMM_SELF, 0, NULL};
-    int staged = 0;
+    int staged = 0, earlier = r->shape.how & ENDS ? 15 : 0;
     for (int step = 1; step <= STEPS; step++) {
-        zero_step_begins(zero, step);
+        zero_step_begins(zero, earlier + step);
         if (micro_batches == 2) micro_batch(r, false);
         if (step < STEPS) zero_copy_staged(zero);  // else the update begins what was asked for
         micro_batch(r, true);
@@ -284,7 +287,7 @@ static const Shape shapes[] = {
     {2, 2, 3, LOSSLESS | SHARD_WEIGHTS}, {2, 2, 1, LOSSLESS | NO_OVERLAP}, {2, 4, 1, LOSSLESS | OFFLOAD},
     {2, 2, 1, QUANTISED | LOCAL}, {3, 1, 1, QUANTISED | LOCAL}, {2, 2, 2, LOCAL | SHARD_GRADS},
     {2, 2, 1, QUANTISED | LOCAL | SHARD_WEIGHTS}, {2, 2, 1, QUANTISED | LOCAL | NO_OVERLAP},
-    {2, 2, 2, QUANTISED | LOCAL | LOSSLESS},
+    {2, 2, 2, QUANTISED | LOCAL | LOSSLESS}, {2, 2, 1, QUANTISED | LOCAL | ENDS},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
