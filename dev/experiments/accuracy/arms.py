@@ -36,6 +36,7 @@ ARMS = {
     "lossless": ("lossless", [], FOUR[:1]),
     "eden-lossless": ("eden-lossless", [], FOUR),
     "local": ("local", [], FOUR),
+    "local-0.7-0.9": ("local", ["--outer-lr", "0.7", "--outer-momentum", "0.9"], FOUR[:1]),  # DiLoCo's
     "qwd-nearest": ("qwd", ["--wq-rounding", "nearest"], FOUR[:1]),
     "eden2": ("eden3", ["--gradient-quantization-bits-inter", "2"], FOUR[:1]),
 }
