@@ -5,7 +5,8 @@
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 arms=$BUILD/dev/bench/train_arms_cpu synchronise=$BUILD/dev/bench/sync_only_cpu
-for program in "$arms" "$synchronise"; do
+bound=$BUILD/dev/bench/step_bound
+for program in "$arms" "$synchronise" "$bound"; do
     [ -x "$program" ] || { not_ok "${program##*/}" "not built; run make bench BUILD=$BUILD"; finish; }
 done
 make_shard text 400 7
@@ -273,6 +274,7 @@ pretended=$work/pretended
 mkdir -p "$pretended/build/dev/bench" "$pretended/bin"
 ln -sf "$arms" "$pretended/build/dev/bench/train_arms"
 ln -sf "$synchronise" "$pretended/build/dev/bench/sync_only"
+ln -sf "$bound" "$pretended/build/dev/bench/"
 printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$pretended/bin/nvidia-smi"
 chmod +x "$pretended/bin/nvidia-smi"
 on_pretended() { # COMMAND: of the shell, in $work, whose process it takes
@@ -416,7 +418,7 @@ impostor() { # FOLDER LINE...: programs of which train_arms_cpu does this on sev
     local folder=$work/$1/dev/bench
     shift
     mkdir -p "$folder"
-    ln -sf "$synchronise" "$folder/"
+    ln -sf "$synchronise" "$bound" "$folder/"
     { printf '%s\n' '#!/bin/bash' "real=$arms work=$work" \
         '[ "${OMPI_COMM_WORLD_SIZE:-1}" -gt 1 ] || exec "$real" "$@"' "$@"; } >"$folder/train_arms_cpu"
     chmod +x "$folder/train_arms_cpu"
@@ -587,7 +589,7 @@ built() { # of nothing: what DEVICE=cpu wants of comm.sh and save.sh
     local program
     make -n bench BUILD="$work/nothing" >"$work/out" 2>"$work/err" ||
         { say "make -n bench failed"; return 1; }
-    for program in train_gpt_cpu dev/bench/train_arms_cpu dev/bench/sync_only_cpu; do
+    for program in train_gpt_cpu dev/bench/train_arms_cpu dev/bench/sync_only_cpu dev/bench/step_bound; do
         grep -q -- " -o $work/nothing/$program\$" "$work/out" ||
             { why="$program would not be built"; return 1; }
     done
