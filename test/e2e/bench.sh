@@ -554,8 +554,11 @@ for r, idle in zip(rows, (1, 1, 5 / 4, 4.5 / 4, 5 / 4)):
     bound = (alone["forward_backward_ms"] * idle + rest) / r["ranks"]
     if abs(r["bound_ms"] - bound) > 1e-9 or abs(r["of_bound"] * r["ms"] - bound) > 1e-9:
         sys.exit(f"bound {r['bound_ms']} instead of {bound}")
-    if not abs(r["loss"] - alone["loss"]) < 0.01 or not r["commit"]:
-        sys.exit(f"loss {r['loss']}, one rank: {alone['loss']}")
+    for loss, apart in (("loss", 0.01), ("first_loss", 0.001)):
+        if not abs(r[loss] - alone[loss]) < apart:
+            sys.exit(f"{loss} {r[loss]}, one rank: {alone[loss]}")
+    if not r["commit"]:
+        sys.exit(f"no commit: {r}")
 END
 )
 }
