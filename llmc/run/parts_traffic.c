@@ -10,19 +10,23 @@ double parts_hidden_bytes(const Config *c, const Mesh *mesh) {
     return c->sequence_parallel ? bytes / mesh->tp.size : bytes;
 }
 
-// What a rank hands to its tensor-parallel group with a micro-batch. A layer adds up the ranks'
-// parts twice forward and twice backward, and so do embedding and head, once each. Without sequence
+// Sums and gathers of a tensor-parallel group with a micro-batch. A layer adds up the ranks' parts
+// twice forward and twice backward, and so do embedding and head, once each. Without sequence
 // parallelism every sum is gathered. With it, what enters and leaves a layer's products is: twice
 // forward, four times backward. Full recomputation repeats one sum and two gathers.
-double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
-    double T = mesh->tp.size, tokens = (double)c->micro_batch_size * c->seq_length;
-    double one = tokens * c->hidden_size * (double)sizeof(floatX) * (T - 1) / T;
+int parts_tensor_messages(const Config *c, const Mesh *mesh) {
     int layers = c->num_layers / mesh->pp.size, again = c->recompute_granularity == RECOMPUTE_FULL;
     bool embeds = mesh->pp.rank == 0, heads = mesh->pp.rank == mesh->pp.size - 1;
     int sums = layers * (4 + again) + embeds + heads;
-    int gathers = c->sequence_parallel ? layers * (6 + 2 * again) + embeds + heads : sums;
+    return sums + (c->sequence_parallel ? layers * (6 + 2 * again) + embeds + heads : sums);
+}
+
+double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
+    double T = mesh->tp.size, tokens = (double)c->micro_batch_size * c->seq_length;
+    double one = tokens * c->hidden_size * (double)sizeof(floatX) * (T - 1) / T;
+    bool heads = mesh->pp.rank == mesh->pp.size - 1;
     double head = heads ? tokens * (double)sizeof(HeadStatistics) * (T - 1) : 0;
-    return one * (sums + gathers) + head;
+    return one * parts_tensor_messages(c, mesh) + head;
 }
 
 // With sequence parallelism each rank has the gradients of LayerNorms for its own tokens. It has

@@ -8,8 +8,10 @@ LLMC_BEGIN
 
 // To a neighbouring stage with a micro-batch, each way, for each chunk of layers.
 double parts_hidden_bytes(const Config *c, const Mesh *mesh);
-// To the tensor-parallel group with a micro-batch.
+// To the tensor-parallel group with a micro-batch, and in how many sums and gathers. An all-reduce
+// is one of each.
 double parts_tensor_bytes(const Config *c, const Mesh *mesh);
+int parts_tensor_messages(const Config *c, const Mesh *mesh);
 // To the tensor-parallel group in a step: the gradients of LayerNorms under sequence parallelism,
 // and of the norms of queries and keys.
 double parts_norms_bytes(const Config *c, const Mesh *mesh);

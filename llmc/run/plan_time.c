@@ -23,6 +23,8 @@ enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTISE_BYTES = 12 };
 // bytes per ms, by the measured step of dev/bench/results/strategies_1gpu.json.
 enum { HOST_ADAMW_BYTES = 32 };
 static const double HOST_MEMORY = 8.2e7;
+// What a sum or gather of tensor parallelism takes besides its bytes, ms: dev/bench/NOTES.md.
+static const double TENSOR_MESSAGE = 0.042;
 // Passes are slower beside messages, which take some of a GPU's processors and of its memory.
 static const double BESIDE_MESSAGES = 1.02;
 
@@ -120,7 +122,8 @@ static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates r
     int stages = mesh->pp.size;
     double tensor = mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
     double line = stages * mesh->pp.stride <= mesh->per_node ? rates.inside : rates.between;
-    if (mesh->tp.size > 1) load->waits = parts_tensor_bytes(c, mesh) / tensor;
+    if (mesh->tp.size > 1)
+        load->waits = parts_tensor_bytes(c, mesh) / tensor + parts_tensor_messages(c, mesh) * TENSOR_MESSAGE;
     if (stages == 1) return;
     double hop = parts_hidden_bytes(c, mesh) / line, hops = config_pipeline_chunks(c) * hop;
     double passes = step_compute(load) / load->micro_batches + load->waits;

@@ -386,7 +386,8 @@ check "the table beside the paper's" arms_table_is_true paper dev/bench/README.m
 # Every measured point. Then the readers' table, and the README's sentence.
 measured_is_true() {
     local results=dev/bench/results
-    BUILD=$BUILD dev/bench/arms_table check $results/comm_2gpu.json $results/comm_4gpu.json >"$work/check" \
+    BUILD=$BUILD dev/bench/arms_table check \
+        $results/{comm_2gpu,comm_4gpu,local_steps_2gpu,strategies_2gpu,layouts_2gpu}.json >"$work/check" \
         2>"$work/err" || { say "arms_table failed"; return 1; }
     ! grep '^|' "$work/check" | grep -vxFf dev/bench/README.md >"$work/diff" ||
         { why="not in dev/bench/README.md: $(head -n 1 "$work/diff")"; return 1; }
