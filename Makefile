@@ -219,7 +219,7 @@ $(BUILD)/test/layer_dump: $(BUILD)/obj/train_gpt_test.o
 
 # --- the CUDA program -----------------------------------------------------------------------------
 # make gpu: build/train_gpt. make gpu-test-programs: the tests that need a GPU. make gpu-check:
-# compiles every CUDA object for all architectures, links nothing.
+# compiles every CUDA object for all architectures and the C part of GPU tests, links nothing.
 # FAST=1 makes gpu-check compile without optimising, in a third of the time.
 # Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME,
 # NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of cudnn_frontend.h), STATIC_DEPS=1 (a program
@@ -346,7 +346,8 @@ gpu: $(BUILD)/train_gpt $(BUILD)/generate
 gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%) $(BUILD)/dev/bench/node_hop $(STEP_BOUND)
 gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(MODEL_RANKS:%=$(BUILD)/test/gpu/%)
 gpu-test-programs: $(BUILD)/test/gpu/profile_names.so
-gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ)
+gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ) \
+           $(OPS_PROGRAMS:%=$(BUILD)/obj/test/gpu/%.o)
 
 $(FRONTEND_FETCHED)/cudnn_frontend.h:
 	@mkdir -p $(BUILD)/cudnn-frontend

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Compiles what the GPU program consists of, without a GPU: train_gpt.cu as C++, and with nvcc every
-# CUDA source for every architecture. Each counts. Called by scripts/test.sh.
+# Compiles what the GPU program and its tests consist of, without a GPU: train_gpt.cu as C++, with
+# nvcc every CUDA source for every architecture, and the C files of tests. Each counts. Called by
+# scripts/test.sh.
 #
 #   test/gpu_compile.sh BUILD-FOLDER [OPTIMISED]
 #
@@ -10,8 +11,8 @@
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
 set -u
-build=$1 objects=$1/cuda fast=
-if [ -z "${2:-}" ]; then objects=$1/cuda-fast fast=1; fi
+build=$1 cuda=$1/cuda fast=
+if [ -z "${2:-}" ]; then cuda=$1/cuda-fast fast=1; fi
 failures=0
 not_ok() {
     say "not ok $1"
@@ -37,8 +38,10 @@ if reason=$(grep -m 1 -oE '\*\*\* (CUDA|MPI|NCCL|cuDNN): .*' <<<"$output"); then
     say "skip compile CUDA sources: ${reason#\*\*\* }"
     exit $((failures > 0))
 fi
-for source in llmc/cuda/*.cu llmc/cuda/*.cpp sdp4bit/*.cu test/gpu/*.cu dev/bench/*.cu train_gpt.cu; do
+for source in llmc/cuda/*.cu llmc/cuda/*.cpp sdp4bit/*.cu test/gpu/*.cu dev/bench/*.cu train_gpt.cu \
+    test/gpu/{ops_dump,ops_invariants,kernels_dump,layer_dump}.c; do
     object=${source%.*}.o
+    if [[ $source == *.c ]]; then objects=$build/obj; else objects=$cuda; fi
     if grep -qE "\*\*\* \[[^]]*/$object\]" <<<"$output"; then
         not_ok "compile $source"
     elif [ "${source%.cpp}" != "$source" ] &&
