@@ -554,9 +554,9 @@ for r, idle in zip(rows, (1, 1, 5 / 4, 4.5 / 4, 5 / 4)):
     bound = (alone["forward_backward_ms"] * idle + rest) / r["ranks"]
     if abs(r["bound_ms"] - bound) > 1e-9 or abs(r["of_bound"] * r["ms"] - bound) > 1e-9:
         sys.exit(f"bound {r['bound_ms']} instead of {bound}")
-    for loss, apart in (("loss", 0.01), ("first_loss", 0.001)):
-        if not abs(r[loss] - alone[loss]) < apart:
-            sys.exit(f"{loss} {r[loss]}, one rank: {alone[loss]}")
+    for name, apart in (("loss", 0.01), ("first_loss", 0.001), ("first_norm", 0.01)):
+        if not abs(r[name] - alone[name]) < apart:
+            sys.exit(f"{name} {r[name]}, one rank: {alone[name]}")
     if not r["commit"]:
         sys.exit(f"no commit: {r}")
 END
