@@ -19,7 +19,6 @@
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/checkpoint/safetensors.h"
-#include "llmc/base/version.h"
 
 // --- Names ---------------------------------------------------------------------------------------
 
@@ -158,10 +157,12 @@ static bool prepare(const Names *n, uint64_t bytes, Error *err) {
 
 // --- Write ---------------------------------------------------------------------------------------
 
+// Which build wrote it stands in the manifest alone: so two builds that train to the same bits write
+// the same file, with the same hash.
 static char *shard_metadata(const CheckpointSave *save, int rank, int ranks) {
-    return text_format("{\"program\":\"sdp4bit.c %s %s\",\"iteration\":\"%" PRId64
+    return text_format("{\"format\":\"sdp4bit.c checkpoint\",\"iteration\":\"%" PRId64
                        "\",\"shard\":\"%d of %d\"}",
-                       version_number(), version_commit(), save->state.iteration, rank, ranks);
+                       save->state.iteration, rank, ranks);
 }
 
 // Writes this rank's shard: from the staging memory, or slice by slice through a buffer. No
