@@ -157,8 +157,8 @@ static bool prepare(const Names *n, uint64_t bytes, Error *err) {
 
 // --- Write ---------------------------------------------------------------------------------------
 
-// Which build wrote it stands in the manifest alone: so two builds that train to the same bits write
-// the same file, with the same hash.
+// Which build wrote it stands in the manifest alone. So two builds that train to the same bits
+// write the same file, with the same hash.
 static char *shard_metadata(const CheckpointSave *save, int rank, int ranks) {
     return text_format("{\"format\":\"sdp4bit.c checkpoint\",\"iteration\":\"%" PRId64
                        "\",\"shard\":\"%d of %d\"}",

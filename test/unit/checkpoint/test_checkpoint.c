@@ -1,5 +1,6 @@
 // Checkpoints of one rank: what is saved is loaded, at other borders of slices, in other columns,
 // under other names. What cannot be saved or loaded is named.
+#include "llmc/base/version.h"
 #include "llmc/checkpoint/zero_slices.h"
 #include "test/unit/checkpoint/small_model.h"
 
@@ -203,6 +204,25 @@ static void folders_of_ranks(void **state) {
         assert_int_equal(access(shard, F_OK), 0);
         assert_loads(f->save, 5, i);
         free(shard);
+    }
+}
+
+// Builds that train to the same bits write the same shards: their hashes tell trunks of
+// dev/experiments/study apart. Only the manifest names the build.
+static void shards_do_not_name_the_build(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    assert_true(save(f->save, 5, 77, &err));
+    const char *files[] = {"manifest.json", "mp_rank_00/shard_00000_of_00001.safetensors"};
+    for (int i = 0; i < 2; i++) {
+        char *path = text_format("%s/iter_0000005/%s", f->save, files[i]);
+        size_t bytes;
+        char *file = read_bytes(path, &bytes);
+        bool version = memmem(file, bytes, version_number(), strlen(version_number())) != NULL;
+        bool commit = memmem(file, bytes, version_commit(), strlen(version_commit())) != NULL;
+        assert_true(version == (i == 0) && commit == (i == 0));
+        free(file);
+        free(path);
     }
 }
 
@@ -459,6 +479,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(names_of_columns, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(missing_columns, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(folders_of_ranks, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(shards_do_not_name_the_build, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(kinds_can_be_left_out, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(state_of_nodes, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(nodes_must_be_whole, make_folder, remove_folder),
