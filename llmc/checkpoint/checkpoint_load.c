@@ -309,28 +309,38 @@ static void describe_fallback(char *note, size_t bytes, int64_t asked, const Err
              taken->damage);
 }
 
+// The checkpoint `asked`, or the newest sound one before it. wrong: what is the matter with `asked`,
+// where another one is taken or none.
+static Checkpoint *open_sound(const char *directory, int64_t asked, Peers peers, Older *taken, Error *wrong) {
+    *taken = (Older){asked, ""};
+    Checkpoint *c = open_exact(directory, asked, peers, wrong);
+    while (!c) {
+        *taken = share_older(directory, asked, taken->iteration, peers);
+        if (taken->iteration < 0) return NULL;
+        c = open_exact(directory, taken->iteration, peers, NULL);
+    }
+    return c;
+}
+
 Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note,
                                   size_t note_bytes, Error *err) {
-    Error first;
-    Older older = {*iteration, ""};
+    Error wrong;
+    Older taken;
     *note = 0;
-    Checkpoint *c = open_exact(directory, *iteration, peers, &first);
-    while (!c) {
-        older = share_older(directory, *iteration, older.iteration, peers);
-        if (older.iteration < 0) {
-            if (err) *err = first;
-            return NULL;
-        }
-        c = open_exact(directory, older.iteration, peers, NULL);
+    Checkpoint *c = open_sound(directory, *iteration, peers, &taken, &wrong);
+    if (!c) {
+        if (err) *err = wrong;
+        return NULL;
     }
-    if (older.iteration != *iteration) describe_fallback(note, note_bytes, *iteration, &first, &older);
-    *iteration = older.iteration;
+    if (taken.iteration != *iteration) describe_fallback(note, note_bytes, *iteration, &wrong, &taken);
+    *iteration = taken.iteration;
     return c;
 }
 
 Checkpoint *checkpoint_open_asked(const char *directory, int64_t *iteration, Peers peers, char *note,
                                   size_t note_bytes, Error *err) {
-    char fallback[1400];
+    Error wrong;
+    Older taken;
     *note = 0;
     if (*iteration < 0) *iteration = checkpoint_find(directory, note, note_bytes, err);
     if (*iteration == CHECKPOINT_UNREADABLE) return NULL;
@@ -339,14 +349,12 @@ Checkpoint *checkpoint_open_asked(const char *directory, int64_t *iteration, Pee
                   directory);
         return NULL;
     }
-    int64_t opened = *iteration;
-    Checkpoint *c = checkpoint_open_sound(directory, &opened, peers, fallback, sizeof fallback, err);
-    if (!c || opened == *iteration) return c;
+    Checkpoint *c = open_sound(directory, *iteration, peers, &taken, &wrong);
+    if (!c && err) *err = wrong;
+    if (!c || taken.iteration == *iteration) return c;
     checkpoint_close(c);
-    const char *why = strstr(fallback, "used:");
-    why = why ? why + strlen("used:") : "";
-    error_set(err, EXIT_CHECKPOINT, "%s:%.*s; give --ckpt-step %" PRId64 " for the one before it", directory,
-              (int)strcspn(why, ";"), why, opened);
+    error_set(err, EXIT_CHECKPOINT, "%s: %.*s; give --ckpt-step %" PRId64 " for the one before it", directory,
+              (int)strcspn(wrong.what, ";"), wrong.what, taken.iteration);
     return NULL;
 }
 
