@@ -309,8 +309,8 @@ static void describe_fallback(char *note, size_t bytes, int64_t asked, const Err
              taken->damage);
 }
 
-// The checkpoint `asked`, or the newest sound one before it. wrong: what is the matter with `asked`,
-// where another one is taken or none.
+// The checkpoint `asked`, or the newest sound one before it. wrong: what is the matter with
+// `asked`, where another one is taken or none.
 static Checkpoint *open_sound(const char *directory, int64_t asked, Peers peers, Older *taken, Error *wrong) {
     *taken = (Older){asked, ""};
     Checkpoint *c = open_exact(directory, asked, peers, wrong);

@@ -391,7 +391,7 @@ static const Option table[] = {
     REAL("plan-network-burst", plan_network_burst, "0", 0, 1e9,
          "MB that a node's network lets pass at once after a pause, as shaped networks do"),
     CHOICE("plan-gpu", PlanGpu, plan_gpu, "H200", "A100|A800|H100|H200|H800|B200|MI300X|L40S|RTX4090",
-           "the GPU to plan for: half of its peak, and its memory's and its links' speeds"),
+           "the GPU to plan for: its peak, its memory and its links"),
     REAL("plan-tflops", plan_tflops, "0", 0, 1e6,
          "TFLOP/s of each GPU without messages, as --log-throughput tells them of one GPU; 0: --plan-gpu's"),
     FLAG("plan-measure", plan_measure,

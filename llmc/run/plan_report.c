@@ -5,6 +5,7 @@
 #include "llmc/log/log.h"
 #include "llmc/ops.h"
 #include "llmc/run/parts_traffic.h"
+#include "llmc/run/gpus.h"
 #include "llmc/run/plan_time.h"
 #include "llmc/run/traffic.h"
 
@@ -249,8 +250,6 @@ typedef struct Card {
     double gib;
 } Card;
 static const Card cards[] = {{80, 79.1}, {141, 139.8}};
-// GiB that a process's CUDA context takes before the plan (measured on H200: 0.52).
-static const double CONTEXT_GIB = 0.55;
 
 // Would every stage fit `share` bytes with this micro-batch?
 static bool all_fit(const Config *config, const Stages *stages, int micro_batch, double share,
@@ -299,12 +298,6 @@ static void print_host_gib(const StagePlan *s, FILE *out) {
     double here = (double)machine_memory("MemTotal") / GIB;
     if (here > 0) fprintf(out, "; this machine has %.2f", here);
     fprintf(out, "\n");
-}
-
-// Bytes of a card that a run of this layout may plan with.
-static double share_of(Card card, const Config *c, const Mesh *mesh) {
-    size_t beside = memory_beside_plan(mesh->world.size, memory_nccl_in_node(c, mesh));
-    return (card.gib - CONTEXT_GIB) * GIB - (double)beside;
 }
 
 // Who plans a rank, and the model's bytes there.
@@ -369,7 +362,7 @@ static void print_fit(const Config *c, const Stages *stages, double share, const
 
 static void print_fits(const Config *c, const Stages *stages, const Planner *planner, FILE *out) {
     for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
-        double share = share_of(cards[i], c, &stages->fullest->mesh);
+        double share = gpu_room(cards[i].gib, c, &stages->fullest->mesh);
         fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", cards[i].gigabytes, share / GIB);
         print_fit(c, stages, share, planner, out);
     }

@@ -25,6 +25,11 @@ enum { HOST_ADAMW_BYTES = 32 };
 static const double HOST_MEMORY = 8.2e7;
 // What a sum or gather of tensor parallelism takes besides its bytes, ms: dev/bench/NOTES.md.
 static const double TENSOR_MESSAGE = 0.042;
+// What passes take besides matrix products, by the passes of 125M, 350M and 1.3B that were measured
+// on H200s (dev/bench/README.md): bytes of memory traffic for each element of a layer's input and
+// for each logit, and ms of a layer that small products leave idle.
+enum { LAYER_BYTES = 180, LOGIT_BYTES = 6 };
+static const double LAYER_IDLE = 0.26;
 // Passes are slower beside messages, which take some of a GPU's processors and of its memory.
 static const double BESIDE_MESSAGES = 1.02;
 
@@ -83,20 +88,41 @@ static void code_weights(StepLoad *load, const Plan *plan) {
     load->bucket[0].update = before;
 }
 
-// ms of one micro-batch's passes on a rank without messages: measured, or the model's
-// floating-point operations at the GPU's rate. Full recomputation adds a forward pass.
-static double micro_batch_ms(const Config *c, const Mesh *mesh) {
-    if (c->plan_step_ms > 0) return c->plan_step_ms / c->micro_batches;
-    double flops = megatron_flops(c, c->global_batch_size) / mesh->world.size / c->micro_batches;
-    if (c->recompute_granularity == RECOMPUTE_FULL) flops *= 4.0 / 3;
-    return flops / (rates_of(c, 1).tflops * 1e9);
-}
+// ms of one micro-batch's passes without messages, on each of the ranks that share a model. Full
+// recomputation adds the layers' forward pass.
+typedef struct PassTimes {
+    double layers, head;
+} PassTimes;
 
-// The share of the output layer in the model's operations.
-static double head_share(const Config *c) {
+static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
+    Rates rates = rates_of(c, 1);
+    double rows = c->micro_batch_size, tokens = rows * c->seq_length, L = c->num_layers;
+    double ranks = (double)mesh->tp.size * mesh->pp.size;
     Config body = *c;
     body.vocab_size_padded = 0;
-    return 1 - megatron_flops(&body, 1) / megatron_flops(c, 1);
+    // Half of the scores are masked, and not computed.
+    double masked = 6 * rows * c->seq_length * c->seq_length * L * c->kv_channels * c->num_attention_heads;
+    double products = megatron_flops(&body, rows), logits = megatron_flops(c, rows) - products;
+    double again = c->recompute_granularity == RECOMPUTE_FULL ? 4.0 / 3 : 1;
+    return (PassTimes){
+        .layers = again * (((products - masked) / rates.matmul +
+                            tokens * c->hidden_size * L * LAYER_BYTES / rates.memory) / ranks +
+                           L / mesh->pp.size * LAYER_IDLE),
+        .head = (logits / rates.matmul + tokens * c->vocab_size_padded * LOGIT_BYTES / rates.memory) / ranks,
+    };
+}
+
+// The same, where flags say how fast the passes are.
+static PassTimes pass_times(const Config *c, const Mesh *mesh) {
+    PassTimes t = computed_passes(c, mesh);
+    double ms = t.layers + t.head, given = ms;
+    if (c->plan_step_ms > 0) given = c->plan_step_ms / c->micro_batches;
+    else if (c->plan_tflops > 0) {
+        double again = c->recompute_granularity == RECOMPUTE_FULL ? 4.0 / 3 : 1;
+        given = again * megatron_flops(c, c->global_batch_size) / mesh->world.size / c->micro_batches /
+                (c->plan_tflops * 1e9);
+    }
+    return (PassTimes){t.layers * given / ms, t.head * given / ms};
 }
 
 // Shares the passes' time out among layers and head. A backward pass takes twice the time of a
@@ -104,14 +130,15 @@ static double head_share(const Config *c) {
 // fills and drains.
 static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int again = c->recompute_granularity == RECOMPUTE_FULL;
-    double one = micro_batch_ms(c, mesh), layers = 0;
+    PassTimes one = pass_times(c, mesh);
+    double layers = 0;
     double chunks = config_pipeline_chunks(c), idle = (mesh->pp.size - 1) / chunks;
-    if (c->plan_step_ms <= 0) one *= (load->micro_batches + idle) / load->micro_batches;
+    double stretch = c->plan_step_ms > 0 ? 1 : (load->micro_batches + idle) / load->micro_batches;
     for (int b = 0; b < load->buckets; b++) layers += load->bucket[b].layers;
-    double layer = one * (1 - head_share(c)) / layers;
+    double layer = one.layers * stretch / layers;
     load->forward = layer / (3 + again);
     load->backward = layer - load->forward;
-    load->head = one * head_share(c);
+    load->head = one.head * stretch;
 }
 
 // Messages between parts of the model, at the speed of the slowest link on their way. Tensor
@@ -177,7 +204,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
         .error = arm_gradient_error(grad, plan->options.per_node > 1, mesh->nodes > 1),
     };
     if (c->local_steps > 1) row.ms = step_time_local(&load, row.ms, c->local_steps, c->local_steps_delay);
-    row.exposed_ms = row.ms - step_time_alone(&load);
+    row.exposed_ms = fmax(0, row.ms - step_time_alone(&load));
     free(load.bucket);
     traffic_free(&traffic);
     return row;
@@ -248,23 +275,35 @@ static void print_strategies(const Config *config, const Mesh *mesh, PlanRank pl
     }
 }
 
-static void print_choice(const Row *row, const double *ms, FILE *out) {
-    int best = arm_choose(ms);
+// Of the arms that the GPU holds. Where it holds none, of all: the verdict on memory says what
+// helps.
+static void print_choice(const Row *row, double room, FILE *out) {
+    double ms[ARMS], held[ARMS];
+    for (int i = 0; i < ARMS; i++) {
+        ms[i] = row[i].ms;
+        held[i] = row[i].memory <= room ? ms[i] : 0;
+    }
+    int fastest = arm_choose(ms), best = arm_choose(held);
+    if (best < 0) best = fastest;
     if (best < 0) return;
     fprintf(out, "  take ARM=%s: %s\n", arms[best].name, arms[best].flags);
     fprintf(out, "    %s; %.1f times as fast as the baseline\n", arms[best].reason,
             row[0].ms / row[best].ms);
+    if (fastest != best)
+        fprintf(out, "    not %s, which needs %.1f of the GPU's %.1f GiB\n", arms[fastest].name,
+                row[fastest].memory / 0x1p30, room / 0x1p30);
     if (best + 1 < ARMS) fprintf(out, "    arms below it change training more, and gain too little\n");
 }
 
-static void print_head(const Config *c, const Row *run, FILE *out) {
+static void print_head(const Config *c, int world, const Row *run, FILE *out) {
     Rates rates = rates_of(c, 1);
     fprintf(out, "step time over %g Gb/s between nodes, %.0f Gb/s for each GPU inside: computed\n",
             c->plan_network, 8 * rates.inside / 1e6);
     fprintf(out, "  the passes of a step take %.1f ms", run->compute_ms);
     if (c->plan_step_ms > 0) fprintf(out, " (--plan-step-ms)\n");
-    else fprintf(out, " at %.4g TFLOP/s for each GPU (%s)\n", rates.tflops,
-                 c->plan_measure ? "--plan-measure" : "--plan-gpu, --plan-tflops");
+    else fprintf(out, ": %.4g TFLOP/s for each GPU (%s)\n",
+                 megatron_flops(c, c->global_batch_size) / world / run->compute_ms / 1e9,
+                 c->plan_measure ? "--plan-measure" : c->plan_tflops > 0 ? "--plan-tflops" : "--plan-gpu");
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "", "GB out of", "ms a step", "exposed", "tokens/s",
             "error of the");
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "arm", "each node", "", "messages", "", "gradient");
@@ -272,16 +311,14 @@ static void print_head(const Config *c, const Row *run, FILE *out) {
 
 void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out) {
     Row row[ARMS], run = plan_row(config, mesh, plan_rank);
-    double ms[ARMS];
     for (int i = 0; i < ARMS; i++) {
         Config other = arm_config(config, &arms[i]);
         row[i] = plan_row(&other, mesh, plan_rank);
-        ms[i] = row[i].ms;
     }
-    print_head(config, &run, out);
+    print_head(config, mesh->world.size, &run, out);
     for (int i = 0; i < ARMS; i++) print_row(config, arms[i].name, &row[i], out);
     print_row(config, "this run", &run, out);
-    print_choice(row, ms, out);
+    print_choice(row, planned_gpu_room(config, mesh), out);
     print_strategies(config, mesh, plan_rank, out);
 }
 

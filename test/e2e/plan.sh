@@ -404,13 +404,47 @@ check "the picture of where SDP4Bit pays" picture_is_true
 passes_ms() { # FLAGS...: of a step, by --plan-network
     takes baseline --plan-network 100000 "$@" && sed -n 's/^  the passes of a step take \([0-9.]*\) ms.*/\1/p' "$work/out"
 }
-gpus_differ() { # half of an A100's peak is 156 TFLOP/s, of an H200's 494.5
-    local slow fast given
-    slow=$(passes_ms --plan-gpu A100) fast=$(passes_ms) given=$(passes_ms --plan-gpu A100 --plan-tflops 494.5)
+gpus_differ() { # an A100's products take 3.17 times as long as an H200's, its memory 2.35 times
+    local slow fast given said
+    slow=$(passes_ms --plan-gpu A100) fast=$(passes_ms)
+    said=$(sed -n 's/^  the passes of a step take .* ms: \([0-9.]*\) TFLOP.*(--plan-gpu)$/\1/p' "$work/out")
+    given=$(passes_ms --plan-gpu A100 --plan-tflops "$said")
     awk -v s="$slow" -v f="$fast" -v g="$given" \
-        'BEGIN { r = s / f; exit !(f > 0 && g == f && r > 3.16 && r < 3.18) }' || { why="$slow $fast $given"; return 1; }
+        'BEGIN { r = s / f; off = g / f - 1; exit !(f > 0 && off > -0.001 && off < 0.001 && r > 2.4 && r < 3.16) }' ||
+        { why="$slow $fast $given"; return 1; }
 }
 check "--plan-gpu, and what is said instead" gpus_differ
+# Passes of H200s alone, as dev/bench/results/comm_2gpu.json, comm_4gpu.json and single_gpu.json
+# have them, the last without AdamW and the norm.
+passes_are_true() {
+    local card rows measured got
+    while read -r card rows measured; do
+        got=$("$BUILD/train_gpt_cpu" "@configs/gpt_$card.args" --plan --micro-batch-size "$rows" \
+            --global-batch-size "$rows" --plan-network 10 2>/dev/null </dev/null |
+            sed -n 's/^  the passes of a step take \([0-9.]*\) ms.*/\1/p')
+        awk -v got="$got" -v measured="$measured" 'BEGIN { r = got / measured; exit !(r > 0.93 && r < 1.05) }' ||
+            { why="$card, micro-batch $rows: $got ms computed, $measured measured"; return 1; }
+    done <<'END'
+125m 32 120.2
+125m 32 115.0
+350m 16 155.3
+1.3b 8 233.4
+1.3b 8 232.9
+1.3b 1 34.0
+1.3b 1 35.7
+END
+}
+check "--plan-gpu: passes as they were measured" passes_are_true
+arm_must_fit() { # local steps hold all masters of a node of one: 92 GiB of an H100's 77
+    "$BUILD/train_gpt_cpu" @configs/gpt_2.7b.args --plan --plan-world-size 2 --gpus-per-node 1 \
+        --micro-batch-size 4 --plan-network 1 --plan-gpu "$1" >"$work/out" 2>"$work/err" </dev/null ||
+        { say "--plan failed"; return 1; }
+    why=$(sed -n '/^  take/,/^  this run/p' "$work/out")
+    grep -q "^  take ARM=$2: " "$work/out" &&
+        [ "$(grep -c "^    not local, which needs 9[0-9.]* of the GPU's 7" "$work/out")" = "$3" ]
+}
+check "--plan-network: an arm that does not fit is not taken" arm_must_fit H100 eden-lossless 1
+check "--plan-network: an arm that fits is" arm_must_fit H200 local 0
 a_burst_helps() { # 100 MB at 10 Gb/s are 80 ms
     local ms
     for burst in 0 100; do
@@ -476,7 +510,7 @@ measures() { # a small model, whose first four layers are timed
     "$BUILD/train_gpt_cpu" "${six_layers[@]}" --plan --plan-world-size 4 --gpus-per-node 2 --plan-network 1 \
         --plan-measure "$@" >"$work/out" 2>"$work/err" </dev/null ||
         { say "--plan-measure failed"; return 1; }
-    said=$(awk '/^  the passes of a step take .*--plan-measure/ { print $7, $10 }' "$work/out")
+    said=$(awk '/^  the passes of a step take .*--plan-measure/ { print $7, $9 }' "$work/out")
     awk -v said="$said" \
         'BEGIN { exit !(split(said, s, " ") == 2 && s[1] > 0.1 && s[2] > 1e-5 && s[2] < 100) }' ||
         { why=$said; return 1; }
