@@ -61,6 +61,11 @@ PAPER_ORDER = [
 PAPER_EQUAL = ["qwd", "tlq-hs", "sdp4bit"]  # as good as the baseline, by the paper
 
 
+def trains_alone(arm):
+    """Whether its nodes exchange what they have learned, not gradients."""
+    return ARMS.get(arm, ("",))[0] == "local"
+
+
 def moved(learning_rate, units):
     """The fp32 number that lies so many units in the last place above this one."""
     bits = struct.unpack("<I", struct.pack("<f", learning_rate))[0]

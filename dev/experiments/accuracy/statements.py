@@ -2,7 +2,7 @@
 import statistics
 import textwrap
 
-from .arms import PAPER_EQUAL, PAPER_ORDER
+from .arms import PAPER_EQUAL, PAPER_ORDER, trains_alone
 from .noise import MARGIN, as_good, base_of, baseline_gaps, error_mean, gaps, lost, mean_of, verdict
 from tables import cell  # dev/, whose path common adds
 
@@ -32,7 +32,8 @@ def table(results, noise):
             cell(mean_of(seeds, "valid_loss"), ".5f"), cell(mean, "+.5f"),
             cell(noise.half_width(values), ".5f"), cell(percent, "+.3f"),
             said_of(results, noise, arm, values),
-            cell(error_mean(seeds, 1), ".4f"), cell(error_mean(seeds, 2), ".3f"),
+            cell(None if trains_alone(arm) else error_mean(seeds, 1), ".4f"),
+            cell(error_mean(seeds, 2), ".3f"),
             cell(sent / 1e6 if sent is not None else None, ".3f"),
             cell(mean_of(seeds, "tokens_per_second"), ",.0f")]
         rows.append("| " + " | ".join(cells) + " |")
@@ -103,7 +104,7 @@ def meanings(run):
     lines = []
     for meaning in (
             f"*gradient error*: ‖reduced − exact‖ / ‖exact‖ over the whole gradient of a step, "
-            f"mean of the second half of {run}.",
+            f"mean of the second half of {run}. Nodes that train alone reduce no gradients between them.",
             "*replica error*: how far the model's weights lie from the fp32 masters, "
             "over what rounding the masters to bf16 would cost. 1 means nothing beyond bf16.",
             "*tokens/s*: as logged, at the clock that each run happened to get. "
