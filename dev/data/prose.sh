@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A corpus of English prose that needs nothing but a Debian (or Ubuntu) mirror: handbooks, manuals,
-# dictionaries and books from packages, as Megatron shards. Debian 12: 138 MB of text, 34 M GPT-2
+# dictionaries and books from packages, as Megatron shards. Debian 12: 135 MB of text, 34 M GPT-2
 # tokens.
 #
 #   dev/data/prose.sh [--output-prefix PATH] [--vocab FOLDER] [--workers N] [--tokenizer-type TYPE]

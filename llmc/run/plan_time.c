@@ -34,8 +34,8 @@ static const double LAYER_IDLE = 0.26;
 static const double BESIDE_MESSAGES = 1.02;
 
 // Weights that are coded without loss travel in fewer bytes than their worst case, which is bf16.
-// They take 3.0 bits in the middle of a run of 125M, 3.3 of a small GPT, 4.1 at the highest
-// learning rate, 0.5 at the end (dev/experiments/README.md). Coding and decoding take time: bytes
+// They take 3.0 bits in the middle of a run of 125M, 3.9 at its highest learning rate and 1.4 at
+// its least (dev/experiments/README.md). Coding and decoding take time: bytes
 // of weights per ms on an H200 (dev/bench/NOTES.md).
 static const double LOSSLESS_SHARE = 3.0 / 16, CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
 
