@@ -228,6 +228,24 @@ real_report() {
         "$study" power "$work/study/125m-branches" >"$work/out" && grep -q '^| 12 | 8 | ' "$work/out"
 }
 check "report and power of real branches" real_report
+larger_batch() { # of the trunk under another name; its data and rates are counted in samples
+    local raw=$work/study/raw
+    mkdir -p "$work/study/double-branches" "$raw/double-branches" &&
+        cp "$work/study/125m-branches/trunk.json" "$work/study/double-branches" &&
+        cp -r "$raw/125m-branches/trunk.checkpoints" "$raw/double-branches" &&
+        branches baseline 1 --name double --global-batch-size 16 || { say "exit code $?"; return 1; }
+    python3 - "$raw/double-branches/baseline.p12.l8.d1/log.jsonl" <<'END' 2>"$work/err" || { say "$(tail -n 1 "$work/err")"; return 1; }
+import json, sys
+steps = [r for r in map(json.loads, open(sys.argv[1])) if r["kind"] == "train"]
+assert [r["iteration"] for r in steps] == list(range(13, 21)), steps
+assert [r["consumed_samples"] for r in steps] == list(range(96 + 128 + 16, 96 + 257, 16)), steps
+assert all(abs(r["lr"] - 3e-3 * (7 - i) / 8) < 1e-9 for i, r in enumerate(steps)), steps
+END
+    rc=0
+    branches baseline 0 --name double --global-batch-size 36 || rc=$?
+    error_names 2 "does not divide the samples" $rc
+}
+check "branches of a larger batch" larger_batch
 again() { # the checkpoints are lost; made again they are the same
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints"
     rc=0

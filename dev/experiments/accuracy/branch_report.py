@@ -43,10 +43,10 @@ def section(group, arms, name):
     noise = BranchNoise()
     some = next(iter(results["baseline"].values()))
     batch, seq = some["settings"]["global_batch_size"], some["seq_length"]
-    millions = lambda iterations: iterations * batch * seq / 1e6
-    tokens = lambda iterations: f"{millions(iterations):.{1 if millions(iterations) >= 1 else 2}f} M tokens"
+    before = some["settings"].get("trunk_batch_size", batch)
+    tokens = lambda samples: f"{samples * seq / 1e6:.{1 if samples * seq >= 1e6 else 2}f} M tokens"
     lines = [f"## From iteration {point} over {length}", ""]
-    lines += paragraph(f"The trunk had read {tokens(point)}. A branch reads {tokens(length)}.",
+    lines += paragraph(f"The trunk had read {tokens(point * before)}. A branch reads {tokens(length * batch)}.",
                        f"{some['settings']['ranks']} ranks as "
                        f"{some['settings']['ranks'] // some['settings']['ranks_per_node']} nodes.")
     rows = table(results, noise)

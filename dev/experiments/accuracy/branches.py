@@ -36,8 +36,8 @@ def samples_of_epoch(prefix, split, seq_length):
 
 def first_sample(trunk, options, seed):
     """Where the data of a seed begin."""
-    batch = trunk["settings"]["global_batch_size"]
-    return (options.reserve + seed * options.length) * batch
+    reserved = options.reserve * trunk["settings"]["global_batch_size"]
+    return reserved + seed * options.length * options.global_batch_size
 
 
 def check_data(trunk, options, seeds):
@@ -50,28 +50,33 @@ def check_data(trunk, options, seeds):
 
 def settings_of(options, trunk):
     """What the branches of a comparison share."""
-    return {"model": options.name, "trunk": trunk["points"][str(options.point)], "point": options.point,
-            "iterations": options.length, "reserve": options.reserve,
-            "global_batch_size": trunk["settings"]["global_batch_size"], "lr": trunk["settings"]["lr"],
-            "ranks": options.ranks, "ranks_per_node": options.gpus_per_node or options.ranks,
-            "evaluations": options.evaluations, "data": trunk["settings"]["data"],
-            "flags": without_transport(trunk["settings"]["flags"] + options.flags)}
+    before = trunk["settings"]["global_batch_size"]
+    settings = {"model": options.name, "trunk": trunk["points"][str(options.point)], "point": options.point,
+                "iterations": options.length, "reserve": options.reserve,
+                "global_batch_size": options.global_batch_size, "lr": trunk["settings"]["lr"],
+                "ranks": options.ranks, "ranks_per_node": options.gpus_per_node or options.ranks,
+                "evaluations": options.evaluations, "data": trunk["settings"]["data"],
+                "flags": without_transport(trunk["settings"]["flags"] + options.flags)}
+    return settings if before == options.global_batch_size else {**settings, "trunk_batch_size": before}
 
 
-def schedule_flags(options, learning_rate):
-    """From the trunk's rate in a straight line to zero."""
+def schedule_flags(options, trunk, learning_rate):
+    """From the trunk's rate in a straight line to zero. The trainer counts what a rate depends on in
+    samples, and is told it in iterations of the branch's batch."""
     end = options.point + options.length
+    decayed = options.point * trunk["settings"]["global_batch_size"] // options.global_batch_size + options.length
     every = options.length // options.evaluations
     due = end % every == 0 and options.evaluations > 1
     return ["--train-iters", end, "--override-opt_param-scheduler", "--lr", repr(learning_rate),
             "--min-lr", 0, "--lr-decay-style", "WSD", "--lr-wsd-decay-style", "linear",
-            "--lr-decay-iters", end, "--lr-wsd-decay-iters", options.length, "--lr-warmup-fraction", 0,
+            "--lr-decay-iters", decayed, "--lr-wsd-decay-iters", options.length, "--lr-warmup-fraction", 0,
             "--eval-interval", every if due else end + 1]
 
 
 def branch_flags(options, trunk, arm, start):
     learning_rate = moved(trunk["settings"]["lr"], TWINS.get(arm, 0))
-    flags = [*common_flags(trunk["settings"], options), *schedule_flags(options, learning_rate),
+    settings = {**trunk["settings"], "global_batch_size": options.global_batch_size}
+    flags = [*common_flags(settings, options), *schedule_flags(options, trunk, learning_rate),
              "--load", os.path.abspath(start), "--exit-on-missing-checkpoint",
              "--log-interval", max(1, options.length // 20)]
     if options.gpus_per_node:
@@ -118,6 +123,9 @@ def check(options, trunk):
         raise StudyError(5, f"there is no trunk in {description_path(options)}; run `study trunk` first")
     if str(options.point) not in trunk["points"]:
         raise StudyError(2, f"--point {options.point}: the trunk's are {', '.join(trunk['points'])}")
+    if options.point * trunk["settings"]["global_batch_size"] % options.global_batch_size:
+        raise StudyError(2, f"--global-batch-size {options.global_batch_size} does not divide the samples that the "
+                            f"trunk has read at iteration {options.point}")
     if data_fingerprint(options.data) != trunk["settings"]["data"]:
         raise StudyError(5, f"{options.data} is not the corpus of the trunk")
     if fingerprint(saves_folder(options), options.point) != trunk["points"][str(options.point)]:
@@ -127,9 +135,10 @@ def check(options, trunk):
 
 def branch(options):
     trunk = read_trunk(options)
+    if trunk:
+        options.global_batch_size = options.global_batch_size or trunk["settings"]["global_batch_size"]
     check(options, trunk)
     seeds = numbers(options.seeds, "--seeds")
-    options.global_batch_size = trunk["settings"]["global_batch_size"]
     options.reserve = options.reserve or max(map(int, trunk["points"]))
     check_data(trunk, options, seeds)
     return work_through(options, jobs(options, trunk, seeds), lambda lines: of_branch(options, lines))
