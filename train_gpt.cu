@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "llmc/ranks/heartbeat.h"    // ranks that hang are named
+#include "llmc/ranks/salvage.h"      // nodes that outlive a lost one
 #include "llmc/run/eval_tasks.h"     // --eval-tasks
 #include "llmc/run/measure.h"        // --plan-measure
 #include "llmc/run/plan_report.h"    // --plan
@@ -738,6 +739,7 @@ static bool train(Run *run, GPT *gpt) {
     }
     log_datetime(run->log, "before the start of training step");
     interval_begin(run);
+    survivors_save(run);
     while (run->iteration < c->train_iters) {
         train_step(run, gpt);
         run_poll_stop(run);
@@ -749,7 +751,9 @@ static bool train(Run *run, GPT *gpt) {
         if (after_step(run, gpt)) return false;
     }
     log_datetime(run->log, "after training is done");
-    return save_checkpoint(run);
+    bool saved = save_checkpoint(run);
+    salvage_disarm(&run->site);
+    return saved;
 }
 
 // ===== main ======================================================================================

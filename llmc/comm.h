@@ -50,6 +50,14 @@ void comm_unshare(const Group *node);
 enum { COMM_TRIAL_BYTES = 16 };
 void comm_connect(const Mesh *mesh, void *memory);
 
+// A member of this group may be lost without an end of the job (salvage.h). *lost, in memory of
+// host_alloc, then becomes 1 before the collectives under way end, and later ones do nothing. What
+// they had to receive is undefined: kernels that use it must look at *lost. After comm_open.
+void comm_may_lose(const Group *group, int *lost);
+// A member is lost: the main thread has learnt it elsewhere. Nothing without comm_may_lose, or the
+// second time.
+void comm_lose(const Mesh *mesh, const Group *group);
+
 // The collectives do nothing in a group of one, or without comm_open.
 //
 // Slot i of send (bytes each) goes to member i of the group. Slot j of recv comes from member j.

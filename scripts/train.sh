@@ -83,8 +83,14 @@ choose_arm() {
             --secondary-partition)
         quantises_gradients=1
         ;;
-    eden | eden3 | eden2-ef | eden-lossless | local)
+    eden | eden3 | eden2-ef | eden-lossless)
         arm_flags=("@$root/configs/$arm.args") quantises_gradients=1
+        ;;
+    local)
+        arm_flags=("@$root/configs/$arm.args") quantises_gradients=1
+        # Nodes that outlive a lost one have time to save (docs/checkpoints.md).
+        export OMPI_MCA_odls_base_sigkill_timeout="${OMPI_MCA_odls_base_sigkill_timeout-60}"
+        export PRTE_MCA_odls_base_sigkill_timeout="${PRTE_MCA_odls_base_sigkill_timeout-60}"
         ;;
     lossless) arm_flags=("@$root/configs/$arm.args") ;;
     *)

@@ -156,8 +156,9 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
 // judge.h's step_record of piece_sums (pieces), *loss and *fault.
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces,
                         const float *loss, const uint64_t *fault);
-// *fault = *found, unless *fault already says something or *found is 0. The write is atomic.
-void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found);
+// *fault = *found, unless *fault already says something or *found is 0. The write is atomic. lost:
+// as below.
+void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const int *lost);
 // judge.h's judge_step.
 void kernel_judge(Stream *s, StepControl *control, const Judge *a);
 
@@ -270,11 +271,13 @@ void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
 // masters.
 void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n);
 // The outer step, Nesterov's: m = momentum m + g, outer = outer - rate (g + momentum m).
+// lost: where *lost is not 0 an island was lost, what came from it is undefined, and nothing
+// happens (comm_may_lose). NULL: none can be.
 void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
-                       int64_t n);
+                       int64_t n, const int *lost);
 // The masters meet the outer weights: master = mix master + (1 - mix) outer; the outer weights
-// themselves where mix is 0.
-void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n);
+// themselves where mix is 0. lost: as above.
+void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost);
 // weights = masters, rounded.
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n);
 // Counts zeros of n values into *count (accumulates), for --log-num-zeros-in-grad.

@@ -297,8 +297,8 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
     *record = step_record(piece_sums, pieces, *loss, *fault);
 }
 
-void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found) {
-    if (!*fault) *fault = *found;
+void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const int *lost) {
+    if (!*fault && !(lost && *lost)) *fault = *found;
 }
 
 void kernel_judge(Stream *s, StepControl *control, const Judge *a) { judge_step(control, a); }
@@ -389,11 +389,13 @@ void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, cons
 }
 
 void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
-                       int64_t n) {
+                       int64_t n, const int *lost) {
+    if (lost && *lost) return;
     for (int64_t i = 0; i < n; i++) outer[i] = outer_element(outer[i], &m[i], gradient[i], rate, momentum);
 }
 
-void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n) {
+void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
+    if (lost && *lost) return;
     for (int64_t i = 0; i < n; i++) master[i] = meet_element(master[i], outer[i], mix);
 }
 

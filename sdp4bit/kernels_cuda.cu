@@ -131,12 +131,13 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
     check_launch(s, "step record");
 }
 
-__global__ void mark_fault_kernel(uint64_t *fault, const uint64_t *found) {
+__global__ void mark_fault_kernel(uint64_t *fault, const uint64_t *found, const volatile int *lost) {
+    if (lost && *lost) return;
     atomicCAS(reinterpret_cast<unsigned long long *>(fault), 0ull, (unsigned long long)*found);
 }
 
-void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found) {
-    mark_fault_kernel<<<1, 1, 0, stream_handle(s)>>>(fault, found);
+void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const int *lost) {
+    mark_fault_kernel<<<1, 1, 0, stream_handle(s)>>>(fault, found, lost);
     check_launch(s, "mark a fault");
 }
 

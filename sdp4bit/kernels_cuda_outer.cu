@@ -16,14 +16,17 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 }
 
 __global__ void __launch_bounds__(CODEC_THREADS)
-    outer_step_kernel(float *outer, float *m, const float *gradient, float rate, float momentum, int64_t n) {
+    outer_step_kernel(float *outer, float *m, const float *gradient, float rate, float momentum, int64_t n,
+                      const volatile int *lost) {
+    if (lost && *lost) return;
     for_own_elements(n, [=](int64_t i) {
         outer[i] = outer_element(outer[i], &m[i], gradient[i], rate, momentum);
     });
 }
 
 __global__ void __launch_bounds__(CODEC_THREADS)
-    meet_kernel(float *master, const float *outer, float mix, int64_t n) {
+    meet_kernel(float *master, const float *outer, float mix, int64_t n, const volatile int *lost) {
+    if (lost && *lost) return;
     for_own_elements(n, [=](int64_t i) { master[i] = meet_element(master[i], outer[i], mix); });
 }
 
@@ -43,16 +46,16 @@ void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, cons
 }
 
 void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
-                       int64_t n) {
+                       int64_t n, const int *lost) {
     if (n <= 0) return;
     outer_step_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(outer, m, gradient, rate,
-                                                                                momentum, n);
+                                                                                momentum, n, lost);
     check_launch(s, "outer step");
 }
 
-void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n) {
+void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
     if (n <= 0) return;
-    meet_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(master, outer, mix, n);
+    meet_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(master, outer, mix, n, lost);
     check_launch(s, "masters meet the outer weights");
 }
 

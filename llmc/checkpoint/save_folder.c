@@ -192,6 +192,13 @@ bool save_folder_holds(const char *directory, int64_t iteration) {
     return there;
 }
 
+bool save_folder_in_use(const char *directory, int64_t iteration) {
+    char *fresh = text_format("%s/.iter_%07" PRId64 ".tmp", directory, iteration);
+    bool begun = durable_exists(fresh);
+    free(fresh);
+    return begun || save_folder_holds(directory, iteration);
+}
+
 bool save_folder_same(const char *a, const char *b) {
     struct stat one, other;
     return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev &&

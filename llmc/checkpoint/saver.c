@@ -2,6 +2,9 @@
 #include "llmc/checkpoint/saver.h"
 
 #include <stdlib.h>
+#include <unistd.h>
+
+#include "llmc/ranks/heartbeat.h"
 
 // How many of the run's checkpoints are there already; a folder that cannot be read shows in the
 // first save.
@@ -198,4 +201,12 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
     log_line(saver->log, "  successfully saved checkpoint at iteration %7lld to %s",
              (long long)state.iteration, saver->config->save);
     return true;
+}
+
+void saver_abandon(Saver *saver) {
+    while (saver_busy(saver)) {
+        heartbeat_moves(saver->peers.site);
+        usleep(10000);
+    }
+    saver->job = NULL;  // its memory goes with the process, which ends
 }

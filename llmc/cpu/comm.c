@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/salvage.h"
 
 // One that MPI works on.
 typedef struct Part {
@@ -28,6 +29,7 @@ struct Comm {
     Requests requests;  // of the collective in progress
     Link *links;        // between members of the group, oldest first
     uint64_t sent;
+    volatile int *lost; // comm_may_lose; NULL: no member may be
 };
 
 struct Link {
@@ -59,6 +61,12 @@ bool comm_share(const Group *node, void *flags, const CommPiece *piece, int piec
 }
 void comm_unshare(const Group *node) {}
 void comm_connect(const Mesh *mesh, void *memory) {}
+void comm_may_lose(const Group *group, int *lost) {
+    if (group->comm) group->comm->lost = lost;
+}
+void comm_lose(const Mesh *mesh, const Group *group) {
+    if (group->comm && group->comm->lost) *group->comm->lost = 1;
+}
 uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent : 0; }
 
 // --- messages under way --------------------------------------------------------------------------
@@ -97,14 +105,32 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
           all->in_turn ? ", or waits for another stage itself" : "");
 }
 
+// The wait is given up, for a member of another node does not come. MPI keeps the requests: the run
+// ends soon.
+static bool loses(const Comm *comm, double waited) {
+    bool late = comm->limit > 0 && waited > comm->limit;
+    if (!comm->lost || !salvage_covers(comm->site)) return false;
+    if (!late && !salvage_due(comm->site, waited) && !salvage_asked(comm->site)) return false;
+    salvage_notice(comm->site);
+    *comm->lost = 1;
+    return true;
+}
+
+// Inside a node whose loss others handle, they have the time to do so before this one ends the job.
+static double limit_of(const Comm *comm) {
+    return comm->limit > 0 && salvage_covers(comm->site) ? 2 * comm->limit + 60 : comm->limit;
+}
+
 // Waits for the oldest `count` pieces and forgets them.
 static void wait_for(const Comm *comm, Requests *all, int count, const char *what, const char *where) {
-    Deadline deadline = deadline_in(comm->limit);
+    Deadline deadline = deadline_in(limit_of(comm));
+    double began = monotonic_seconds();
     heartbeat_waits(comm->site, true);
     for (int done = 0, polls = 1; !done; polls++) {
         mpi_check(comm->site, MPI_Testall(count, all->request, &done, MPI_STATUSES_IGNORE), what, where);
-        bool late = !done && polls % 1024 == 0 && comm->limit > 0 && deadline_passed(&deadline);
-        if (late) timed_out(comm, all, count, what, where);
+        if (done || polls % 1024 != 0) continue;
+        if (loses(comm, monotonic_seconds() - began)) break;
+        if (comm->limit > 0 && deadline_passed(&deadline)) timed_out(comm, all, count, what, where);
     }
     heartbeat_waits(comm->site, false);
     all->count -= count;
@@ -136,7 +162,7 @@ static void post(const Group *group, int to, const uint8_t *send, uint8_t *recv,
 static void exchange(const Group *group, const uint8_t *send, size_t stride, void *recv, size_t bytes,
                      const char *what) {
     Comm *comm = group->comm;
-    if (!comm) return;
+    if (!comm || (comm->lost && *comm->lost)) return;
     for (int i = 1; i < group->size; i++) {
         size_t to = (size_t)((group->rank + i) % group->size);
         post(group, (int)to, send + to * stride, (uint8_t *)recv + to * bytes, bytes);

@@ -13,6 +13,7 @@
 #include "llmc/comm.h"
 #include "llmc/cuda/neighbours.h"
 #include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/salvage.h"
 
 struct Comm {
     Device *device;
@@ -27,6 +28,7 @@ struct Comm {
     bool by_messages;        // between nodes: gathers, too, go as one message to each rank
     bool connected;          // all groups of all ranks are
     uint64_t sent;
+    volatile int *lost;      // comm_may_lose; NULL: no member may be
 };
 
 struct Link {
@@ -81,18 +83,60 @@ static bool broken(const Group *group, char *what, size_t bytes) {
     return true;
 }
 
+static bool is_lost(const Comm *comm) { return comm->lost && *comm->lost; }
+
+// Kernels that wait for the lost member end, and find *lost.
+static void abandon(Comm *comm) {
+    ncclComm_t nccl = comm->nccl;
+    *comm->lost = 1;
+    comm->nccl = NULL;
+    if (nccl) ncclCommAbort(nccl);
+}
+
+void comm_may_lose(const Group *group, int *lost) {
+    if (group->comm) group->comm->lost = lost;
+}
+
+void comm_lose(const Mesh *mesh, const Group *group) {
+    if (!group->comm || !group->comm->lost) return;
+    heartbeat_watch(group->comm->site, NULL, (void *)mesh);  // it may be about to do the same
+    abandon(group->comm);
+}
+
+// Does an error of this group mean that another node is lost, which this one outlives?
+static bool outlives(const Group *group) {
+    const Mesh *mesh = group->comm->mesh;
+    const Comm *islands = mesh->islands.comm;
+    bool between_nodes = group == &mesh->world || group == &mesh->islands;
+    return between_nodes && islands && islands->lost && salvage_covers(islands->site);
+}
+
+// The main thread may be blocked by a device that waits for a lost node. First collectives do
+// nothing any more. A beat later no call of the main thread's is in NCCL, or one that will not end.
+static void free_main_thread(const Mesh *mesh) {
+    Comm *islands = mesh->islands.comm;
+    if (!islands || !islands->lost || !salvage_noticed(islands->site)) return;
+    if (is_lost(islands)) abandon(islands);
+    *islands->lost = 1;
+}
+
 // What NCCL's threads have met, such as a connection that broke. The watchdog asks, because the
 // host may be blocked until the limit by a device that waits for what will not come. This runs
 // beside the host's own calls on the communicators: NCCL answers from words that its threads write
 // atomically, and takes no lock. context: the mesh.
 static bool broken_behind(void *context, char *what, size_t bytes) {
+    const Mesh *mesh = (const Mesh *)context;
     for (int i = 0; i < MESH_GROUPS; i++) {
-        const Group *group = &((const Mesh *)context)->group[i];
-        if (broken(group, what, bytes)) return true;
+        const Group *group = &mesh->group[i];
+        if (broken(group, what, bytes)) {
+            if (!outlives(group)) return true;
+            salvage_notice(group->comm->site);
+        }
         for (const Link *link = group->comm ? group->comm->links : NULL; link; link = link->next) {
             if (broken(&link->pair, what, bytes)) return true;
         }
     }
+    free_main_thread(mesh);
     return false;
 }
 
@@ -101,10 +145,13 @@ static void nccl_begin(const Group *group) { heartbeat_waits(group->comm->site, 
 static void nccl_end(const Group *group, ncclResult_t result, const char *what) {
     // What went wrong behind the host's back, in this collective or one before it.
     ncclResult_t behind = ncclSuccess;
-    if (result == ncclSuccess) result = ncclCommGetAsyncError(group->comm->nccl, &behind);
+    bool lost = is_lost(group->comm);
+    if (result == ncclSuccess && !lost) result = ncclCommGetAsyncError(group->comm->nccl, &behind);
     heartbeat_waits(group->comm->site, false);
     if (result == ncclSuccess) result = behind;
-    if (result != ncclSuccess) nccl_failed(group, result, what);
+    if (result == ncclSuccess || lost) return;
+    if (!outlives(group)) nccl_failed(group, result, what);
+    salvage_notice(group->comm->site);
 }
 
 // --- communicators -------------------------------------------------------------------------------
@@ -233,7 +280,7 @@ void comm_unshare(const Group *node) {
 
 // Counts a collective. False where there is nothing to send.
 static bool begin_collective(const Group *group, size_t bytes, const char *what) {
-    if (!group->comm || bytes == 0) return false;
+    if (!group->comm || bytes == 0 || is_lost(group->comm)) return false;
     heartbeat_issues(group->comm->site, what, group->name);
     group->comm->sent += (uint64_t)(group->size - 1) * bytes;
     return true;

@@ -15,6 +15,7 @@
 #include "llmc/ranks/host_memory.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/peers.h"
+#include "llmc/ranks/salvage.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
 enum { MOST_CALLERS = 4 };          // ranks whose last collective is told
@@ -261,6 +262,10 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
     }
 }
 
+// Beyond the limit, for what this node's own ranks do: where another node may outlive this one, it
+// has this time to save what it has, before this one ends the job.
+static double for_others(const Heartbeat *h) { return salvage_covers(&h->site) ? h->limit + 60 : 0; }
+
 // The main thread of this rank is stuck, or waits for what does not come.
 static void watch_own(Heartbeat *h, long long now) {
     char who[512], what[1000], calls[400];  // together within what error_print prints
@@ -269,7 +274,8 @@ static void watch_own(Heartbeat *h, long long now) {
     h->moves_seen = moves;
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->moves_since) * h->period;
-    if (idle <= h->limit + (waits ? h->patience : 0)) return;
+    if (waits && ((h->limit > 0 && idle > h->limit) || salvage_due(&h->site, idle))) salvage_notice(&h->site);
+    if (idle <= h->limit + (waits ? h->patience : 0) + for_others(h)) return;
     explain_idle(h, waits, idle, who, sizeof who);
     list_calls(h, calls, sizeof calls);
     snprintf(what, sizeof what, "%s%s (--distributed-timeout-minutes sets the limit)", who, calls);
@@ -288,7 +294,10 @@ static void watch_others(Heartbeat *h, long long now) {
         if (beats != seen[i]) since[i] = now;
         seen[i] = beats;
         double silence = (double)(now - since[i]) * h->period;
-        bool dead = beats >= 0 && silence > h->limit;
+        bool dead = beats >= 0 && silence > h->limit, spared = salvage_spares(&h->site, atomic_load(&h->slots[i].rank));
+        if (dead && spared && h->limit > 0) salvage_notice(&h->site);
+        if (spared) continue;
+        dead = dead && silence > h->limit + for_others(h);
         if (dead && !silent) silent = &h->slots[i], seconds = silence;
         if (!dead && beats >= 0 && i < h->own) lowest = false;
     }
@@ -302,7 +311,7 @@ static int rank_guess(void) {
 
 static void end_process(const Limit *l) {
     char what[400];
-    Site site = {-1, 0, 0, 0, l->phase, NULL};  // of nodes and GPUs nothing is known yet, or any more
+    Site site = {-1, 0, 0, 0, l->phase, NULL, NULL};  // of nodes and GPUs nothing is known yet, or any more
     snprintf(what, sizeof what,
              "rank %d waited %.0f s for %s; %s (--distributed-timeout-minutes sets the limit)", rank_guess(),
              l->seconds, l->wanted, l->advice);

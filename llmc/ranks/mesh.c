@@ -128,6 +128,20 @@ int group_peer(const Group *kind, int of, int i) {
     return of + (i - of / kind->stride % kind->size) * kind->stride;
 }
 
+void mesh_without(Mesh *mesh, int node) {
+    Mesh left = *mesh;
+    bool behind = mesh->world.rank / mesh->per_node > node;
+    left.nodes = left.islands.size = mesh->nodes - 1;
+    left.world.size -= mesh->per_node;
+    left = mesh_seen_by(&left, mesh->world.rank - (behind ? mesh->per_node : 0));
+    for (int i = 0; i < MESH_GROUPS; i++) {
+        if (&left.group[i] == &left.world || &left.group[i] == &left.islands) continue;
+        left.group[i].mpi = mesh->group[i].mpi;
+        left.group[i].comm = mesh->group[i].comm;
+    }
+    *mesh = left;
+}
+
 // Without islands these two are empty, and meeting for them would cost a wait.
 static bool unused(const Mesh *mesh, const Group *group) {
     return mesh->islands.size == 1 && (group == &mesh->island || group == &mesh->islands);

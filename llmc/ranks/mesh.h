@@ -59,6 +59,9 @@ int mesh_data_rank(const Mesh *mesh);
 int mesh_data_ranks(const Mesh *mesh);
 // The same world as its rank `rank` sees it. Arithmetic alone.
 Mesh mesh_seen_by(const Mesh *mesh, int rank);
+// A node of islands is lost: the mesh of those that are left, as one of their ranks sees it. The
+// world and `islands` lose their communicators, the groups inside the node keep them.
+void mesh_without(Mesh *mesh, int node);
 // Makes the communicators. Collective over world, whose ranks must agree on the result.
 // EXIT_ENVIRONMENT on a rank whose groups are not as computed: the ranks were started with
 // different flags.

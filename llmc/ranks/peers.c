@@ -4,12 +4,14 @@
 #include <stdio.h>
 
 #include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/salvage.h"
 
 void mpi_check(const Site *site, int rc, const char *what, const char *where) {
     if (rc == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(rc, text, &length);
+    salvage_begin(site, text);
     heartbeat_take_turn(site);  // a lost rank fails the collectives of all
     fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what,
           where, text);
@@ -23,6 +25,7 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
     if (!heartbeat_blames(peers.site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
     check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
     if (*done) return;
+    salvage_begin(peers.site, who);
     heartbeat_take_floor(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
           "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)",
@@ -34,11 +37,14 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     Deadline deadline = deadline_in(peers.limit);
     int done = 0;
     check(peers, started, what);
+    double began = monotonic_seconds();
     heartbeat_waits(peers.site, true);
     for (int polls = 1; !done; polls++) {
         check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
-        if (!done && polls % 1024 == 0 && peers.limit > 0 && deadline_passed(&deadline))
-            no_answer(peers, request, &done, what);
+        if (done || polls % 1024 != 0) continue;
+        if (salvage_due(peers.site, monotonic_seconds() - began) || salvage_asked(peers.site))
+            salvage_begin(peers.site, "a rank does not come");
+        if (peers.limit > 0 && deadline_passed(&deadline)) no_answer(peers, request, &done, what);
     }
     heartbeat_waits(peers.site, false);
 }

@@ -18,6 +18,16 @@ static atomic_int handled;
 
 static void on_signal(int number) { atomic_store(&handled, number); }
 
+// When the last SIGCONT came, in milliseconds; 0: none.
+static atomic_llong continued;
+
+static void on_continue(int number) { atomic_store(&continued, (long long)(1e3 * monotonic_seconds())); }
+
+double stop_seconds_since_launcher(void) {
+    long long at = atomic_load(&continued);
+    return at ? monotonic_seconds() - 1e-3 * (double)at : -1;
+}
+
 static sigset_t stop_signals(void) {
     sigset_t set;
     sigemptyset(&set);
@@ -34,6 +44,8 @@ void stop_catch_signals(void) {
     sigaction(SIGTERM, &take, NULL);
     sigaction(SIGUSR1, &take, NULL);
     sigaction(SIGINT, &take, NULL);
+    take.sa_handler = on_continue;
+    sigaction(SIGCONT, &take, NULL);
 }
 
 // The number of a signal that came since the last time, 0: none. Where several came, the next poll

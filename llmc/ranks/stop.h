@@ -19,6 +19,9 @@ typedef struct Stop {
 // that it starts. A handler keeps what older threads are given. Call it before MPI starts threads
 // of its own; it may be called again.
 void stop_catch_signals(void);
+// Seconds since a launcher began to end the job: Open MPI's mpirun and Slurm send SIGCONT to every
+// rank before they send SIGTERM and SIGKILL. -1: it has not. After stop_catch_signals.
+double stop_seconds_since_launcher(void);
 // Collective over the world: adds this rank's reason to those of the others. GO_ON: only a pending
 // signal, if there is one.
 void stop_poll(Stop *stop, StopReason own, Peers world);

@@ -22,6 +22,7 @@ static RunState current_state(const Run *run) {
     state.beta2_power = run->last.beta2_power;
     sentry_save(&run->sentry, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
+    state.node_lost_at = run->node_lost_at;
     state.train_split_samples = run->split_samples[SPLIT_TRAIN];
     state.valid_split_samples = run->split_samples[SPLIT_VALID];
     return state;
@@ -56,6 +57,35 @@ bool save_checkpoint(Run *run) {
     return true;
 }
 
+// The lost node held the lock. Where it hangs it still does, or a file system keeps the lock of a
+// machine that is gone. But it may also save itself, because the network between two nodes is gone,
+// which both survive.
+static bool take_folder(Run *run, int64_t iteration) {
+    const char *folder = run->config.save;
+    double limit = run_peers(run, run->launch.world).limit;  // of the others, who wait for this rank
+    double patience = limit > 0 && limit < 20 ? limit / 2 : 10;
+    return save_folder_lock(folder, patience, &run->save_lock, &run->error) ||
+           !save_folder_in_use(folder, iteration);
+}
+
+bool save_salvaged(Run *run) {
+    Peers left = run_peers(run, run->launch.world);
+    run->site.phase = "save checkpoint";
+    saver_abandon(&run->saver);
+    // A node may be a step ahead: then it takes that step's samples once more.
+    int64_t place[] = {run->iteration, run->consumed_train, run->consumed_valid};
+    peers_reduce(left, place, 3, MPI_INT64_T, MPI_MIN);
+    if (run->last_saved == place[0]) return true;
+    RunState state = current_state(run);
+    state.iteration = state.node_lost_at = place[0];
+    state.consumed_train_samples = place[1];
+    state.consumed_valid_samples = place[2];
+    bool ours = run->launch.rank != 0 || run->save_lock >= 0 || take_folder(run, place[0]);
+    run->saver.peers = left;
+    return peers_agree(left, ours, &run->error, NULL) && saver_save(&run->saver, &state, &run->error) &&
+           saver_advance(&run->saver, true, &run->error);
+}
+
 // --- loading -------------------------------------------------------------------------------------
 
 static void restore_counters(Run *run, const RunState *state) {
@@ -65,6 +95,7 @@ static void restore_counters(Run *run, const RunState *state) {
     run->split_samples[SPLIT_TRAIN] = state->train_split_samples;
     run->split_samples[SPLIT_VALID] = state->valid_split_samples;
     run->flops_so_far = state->flops_so_far;
+    run->node_lost_at = state->node_lost_at;
 }
 
 static void restore_optimizer_counters(Run *run, const RunState *state) {

@@ -5,6 +5,7 @@
 
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/save_folder.h"
+#include "llmc/ranks/salvage.h"
 
 int run_answer(const Config *config, const char *program) {
     if (launch_rank_guess() > 0) return EXIT_DONE;
@@ -25,6 +26,7 @@ void run_init(Run *run) {
     run->save_lock = -1;
     run->tasks_scored_at = -1;
     run->site.rank = -1;
+    run->site.salvage = salvage_create();
     run->started = monotonic_seconds();
 }
 
@@ -79,5 +81,6 @@ void run_close(Run *run) {
     if (run->log) log_close(run->log);
     if (run->tokenizer) tokenizer_close(run->tokenizer);
     save_folder_unlock(run->save_lock);
+    salvage_free(run->site.salvage);
     config_free(&run->config);
 }

@@ -6,6 +6,7 @@
 //   start.c     the model's part of that
 //   report.c    log lines: the steps, the intervals, the start
 //   resume.c    checkpoints: saving, restoring, loading
+//   survivors.c what becomes of a run whose nodes train alone when one is lost
 //   sample.c    text from the model
 //   eval_tasks.c  --eval-tasks: how likely the model finds choices
 #pragma once
@@ -76,6 +77,7 @@ typedef struct Run {
     int64_t last_saved;
     int64_t went_on_from;    // the checkpoint in the --save folder that this run went on from; -1: none
     int save_lock;           // of rank 0 on the folder of --save
+    int64_t node_lost_at;    // the latest iteration at which a node was lost; 0: none was
     Saver saver;
     Stop stop;               // why the run is to be left early
     Memory memory;           // the plan against what was there
@@ -148,6 +150,9 @@ void settle(Run *run, int which);
 bool save_checkpoint(Run *run);
 // The save in the background one part further, or to its end.
 bool advance_save(Run *run, bool to_the_end);
+// Of the nodes that are left: run->launch.world is theirs, and so is the mesh. Waits for the files.
+// True where there was nothing new to save.
+bool save_salvaged(Run *run);
 // Compares all ranks' weights and repairs what differs.
 bool replicas_sound(Run *run);
 // --load, by Megatron-LM's rules. LOAD_FRESH: there is nothing to load, and the caller fills the
@@ -155,6 +160,12 @@ bool replicas_sound(Run *run);
 // starts and resumes it.
 typedef enum Loaded { LOAD_FAILED, LOAD_FRESH, LOAD_RESTORED } Loaded;
 Loaded load_checkpoint(Run *run);
+
+// --- survivors.c ---------------------------------------------------------------------------------
+
+// While the run trains with --local-steps and --save a lost node ends it only after the others have
+// saved what they have. Collective.
+void survivors_save(Run *run);
 
 // --- sample.c ------------------------------------------------------------------------------------
 

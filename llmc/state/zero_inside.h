@@ -107,6 +107,8 @@ typedef struct LocalSteps {
     int64_t *turn;             // (buckets) has its turn in steps that leave this rest, divided by H
     int64_t *meets;            // (buckets) masters meet the outer weights at this step's end; 0: they have
     unsigned exchanges;        // so far
+    int *lost;                 // host memory: not 0 once an island is lost (comm_may_lose)
+    bool outer_in_place;       // zero_use_outer
     bool stands;               // local_settle has been called since the latest update
     floatX *kept;              // host memory: the island's weights, while the outer weights stand in
                                // their place

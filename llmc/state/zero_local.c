@@ -64,6 +64,7 @@ static void reserve_exchange(Zero *zero, MemoryPlan *plan) {
                         (void **)&l->fault);
     memory_plan_reserve(plan, group, "segment table", (size_t)l->plan.segments_total * sizeof(Segment),
                         (void **)&l->segments);
+    memory_plan_reserve_host(plan, "host memory", "whether an island is lost", sizeof(int), (void **)&l->lost);
 }
 
 // Where the island's own weights lie while the outer ones stand in their place (zero_use_outer).
@@ -113,6 +114,7 @@ void local_start(Zero *zero) {
     l->settled = event_create(zero->device);
     for (int slot = 0; slot < LOCAL_SLOTS; slot++) l->slot_free[slot] = event_create(zero->device);
     for (int b = 0; b < zero->plan.buckets; b++) l->exchanged[b] = event_create(zero->device);
+    if (l->lost) comm_may_lose(&zero->mesh->islands, l->lost);
     if (l->segments)
         copy_to_device(zero->compute, l->segments, l->plan.segments,
                        (size_t)l->plan.segments_total * sizeof(Segment));
@@ -168,7 +170,7 @@ static bool is_last(const Zero *zero, int64_t step) { return step == zero->confi
 static void await_exchange(Zero *zero, int b) {
     LocalSteps *l = &zero->local;
     stream_wait(zero->lanes->last, l->exchanged[b]);
-    if (l->fault) kernel_mark_fault(zero->lanes->last, zero->wire_checks.fault, l->fault + b);
+    if (l->fault) kernel_mark_fault(zero->lanes->last, zero->wire_checks.fault, l->fault + b, l->lost);
 }
 
 // The pseudo-gradient is taken on `last`, behind AdamW. All else is beside it. In the last step an
@@ -190,7 +192,7 @@ static void exchange(Zero *zero, int b) {
     stream_wait(l->stream, l->taken);
     outer_exchange(&step, b, gradient);
     zero->wire_checks.exchange = l->checks.exchange;
-    kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, rate, momentum, n);
+    kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, rate, momentum, n, l->lost);
     event_record(l->slot_free[slot], l->stream);
     event_record(l->exchanged[b], l->stream);
     if (c->no_overlap) lanes_synchronize(zero->lanes);
@@ -215,7 +217,7 @@ void local_meet(Zero *zero, int b, int64_t step) {
     int64_t at = zero->plan.bucket[b].state_start;
     await_exchange(zero, b);
     kernel_meet(last, zero->master + at, l->outer + at, (float)zero->config->local_steps_mix,
-                shard_of(zero, b));
+                shard_of(zero, b), l->lost);
     l->meets[b] = 0;
 }
 
@@ -249,11 +251,11 @@ void zero_begin_island(Zero *zero) {
     stream_synchronize(zero->compute);
 }
 
-void zero_resume_island(Zero *zero, int64_t step) {
+void zero_resume_island(Zero *zero, int64_t step, int64_t lost_at) {
     const Config *c = zero->config;
     zero->step = step;
     for (int b = 0; is_on(zero) && b < zero->plan.buckets; b++) {
-        for (int64_t turn = step; turn > 0 && turn + c->local_steps_delay > step; turn--) {
+        for (int64_t turn = step; turn > lost_at && turn + c->local_steps_delay > step; turn--) {
             if (has_turn(zero, b, turn)) zero->local.meets[b] = turn + c->local_steps_delay;
         }
     }
@@ -307,7 +309,8 @@ static void keep_own(Zero *zero, bool back) {
 }
 
 void zero_use_outer(Zero *zero, bool on) {
-    if (!is_on(zero)) return;
+    if (!is_on(zero) || on == zero->local.outer_in_place) return;
+    zero->local.outer_in_place = on;
     zero_synchronize(zero);
     zero_weights_given(zero);
     if (on) {

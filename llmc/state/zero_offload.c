@@ -158,7 +158,7 @@ void offload_updated(Zero *zero) {
     Stream *last = zero->lanes->last;
     if (!offload->host.stream) return;
     copy_from_pinned(last, offload->found, offload->host.fault, sizeof(uint64_t));
-    kernel_mark_fault(last, zero->wire_checks.fault, offload->found);
+    kernel_mark_fault(last, zero->wire_checks.fault, offload->found, NULL);
 }
 
 // --- masters and moments beside the step ---------------------------------------------------------

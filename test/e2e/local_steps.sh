@@ -68,15 +68,82 @@ outer_from_ordinary() {
 }
 check "local steps go on from an ordinary run" outer_from_ordinary
 
-# A node that is killed ends the run; started again it ends as if nothing had been.
-killed() {
+# A lost node ends the run once the others have saved what they have. Started again, they go on with
+# it, and the new node begins with the outer weights.
+ends_without() { # NODE ITERATION NP PER_NODE FLAGS...: SDP4BIT_FAULT says how it is lost
+    local node=$1 at=$2 np=$3 per_node=$4 rc=0
+    shift 4
     rm -rf "$work/k"
-    trains 2 --gpus-per-node 1 "${run[@]}" --save "$work/a2" || return 1
-    SDP4BIT_FAULT=stall:1:7:1 LIMIT=60 train 2 --gpus-per-node 1 "${run[@]}" --save "$work/k" \
-        --distributed-timeout-minutes 0.05
-    [ $? -ne 0 ] && trains 2 --gpus-per-node 1 "${run[@]}" --save "$work/k" --load "$work/k" && saved a2 k 12
+    LIMIT=90 train "$np" --gpus-per-node "$per_node" "${run[@]}" --save "$work/k" "$@" || rc=$?
+    error_names 7 "node $node was lost" $rc || return 1
+    [ "$(cat "$work/k/latest_checkpointed_iteration.txt")" = "$at" ] ||
+        { why="saved $(cat "$work/k/latest_checkpointed_iteration.txt") and not $at"; return 1; }
 }
-check "a node that hangs costs its steps since the last checkpoint" killed
+# hangs FAULT NODE ITERATION NP PER_NODE FLAGS...
+soon=(--distributed-timeout-minutes 0.05)
+hangs() {
+    SDP4BIT_FAULT=$1 ends_without "${@:2}" "${soon[@]}" || return 1
+    local np=$4 per_node=$5
+    shift 5
+    trains "$np" --gpus-per-node "$per_node" "${run[@]}" "$@" --save "$work/k" --load "$work/k" &&
+        has "successfully saved checkpoint at iteration      12" out
+}
+check "a node that hangs costs its own work alone" hangs stall:1:7:1 1 7 2 1 --verify-wire
+check "the same where the others have a delay" hangs stall:1:7:1 1 7 2 1 --local-steps-delay 3
+check "the first node hangs" hangs stall:0:7:1 0 7 2 1
+check "one of three nodes hangs" hangs stall:1:7:1 1 7 3 1 --gradient-quantization-method eden \
+    --gq-group-size-inter 256
+check "a node of two ranks hangs while a save is in the background" hangs stall:2:5:2 1 5 4 2 \
+    --quantized-weights --wq-group-size 128 --async-save
+check "a node hangs during an evaluation" hangs stall:1:6:4 1 6 2 1 --eval-iters 3
+# The survivor's masters and outer weights are those of a twin that lost nobody, except of the
+# tensors whose exchange failed. Of those the outer weights stay, and the masters are what the
+# survivor had learnt: they have not met them.
+keeps() {
+    trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/twin" &&
+        SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1
+    python3 - "$work/k" "$work/twin" <<'END' 2>"$work/err" || { say "compared"; return 1; }
+import glob, json, struct, sys
+def tensors(folder, iteration):
+    found = {}
+    for path in glob.glob(f"{folder}/iter_{iteration:07d}/mp_rank_00/shard_00000_*"):
+        data = open(path, "rb").read()
+        size = struct.unpack("<Q", data[:8])[0]
+        for name, entry in json.loads(data[8:8 + size]).items():
+            if name != "__metadata__":
+                lo, hi = entry["data_offsets"]
+                found[name] = data[8 + size + lo:8 + size + hi]
+    return found
+before, left, twin = tensors(sys.argv[1], 4), tensors(sys.argv[1], 5), tensors(sys.argv[2], 5)
+assert set(left) == set(twin), set(left) ^ set(twin)
+failed = [name for name in twin if left[name] != twin[name]]
+kinds = {name.split("|")[1] for name in failed}
+assert kinds == {"master", "outer_momentum", "local_master", "weight"}, kinds
+masters = [name for name in failed if "|local_master" in name]
+assert 0 < len(masters) < sum("|local_master" in name for name in twin), masters
+for name in masters:
+    outer = name.replace("local_master", "master").rsplit("|", 1)[0]
+    assert left[outer] == before[outer] != left[name] != before[name] and twin[outer] == twin[name], name
+END
+}
+check "the others keep what they have learnt" keeps
+
+# Of a rank that dies mpirun ends the others, and leaves them the time that it is told to.
+killed() {
+    local rc=0 at
+    export OMPI_MCA_odls_base_sigkill_timeout=8 PRTE_MCA_odls_base_sigkill_timeout=8
+    in_background killed 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
+        --eval-interval 100000 --save-interval 100000 --save "$work/killed"
+    wait_for_iteration killed 25 && signal_rank KILL 1
+    wait "$job" || rc=$?
+    unset OMPI_MCA_odls_base_sigkill_timeout PRTE_MCA_odls_base_sigkill_timeout
+    [ $rc -ne 0 ] && has "error: rank 0 .*: node 1 was lost" err || { say "exit code $rc"; return 1; }
+    at=$(cat "$work/killed/latest_checkpointed_iteration.txt")
+    [ "${at:-0}" -ge 25 ] || { why="saved '$at'"; return 1; }
+    trains 2 --gpus-per-node 1 "${run[@]}" --train-iters $((at + 5)) --override-opt_param-scheduler \
+        --save "$work/killed" --load "$work/killed"
+}
+check "a node that is killed costs its own work alone" killed
 
 # Nodes judge by themselves. In the shard of one rank an exponent becomes wrong after the gradients'
 # last hop, which its own node alone finds.

@@ -667,7 +667,7 @@ static void verdicts(Dump *d) {
     const uint64_t found_host[] = {0, 7, 0, 9};  // nothing, the first, nothing more, one that comes late
     uint64_t *found = (uint64_t *)upload(d, found_host, sizeof found_host), marked = 0;
     for (int i = 0; i < 4; i++) {
-        kernel_mark_fault(d->stream, fault, found + i);
+        kernel_mark_fault(d->stream, fault, found + i, NULL);
         copy_to_host(d->stream, &marked, fault, sizeof marked);
         stream_synchronize(d->stream);
         printf("%s fault %d is %" PRIu64 "\n", d->prefix, i, marked);
@@ -803,10 +803,10 @@ static void local_steps(Dump *d) {
         float *master = now[0] + shift, *outer = now[1] + shift, *m = now[2] + shift;
         kernel_pseudo_gradient(d->stream, gradient, outer, master, n);
         result(d, FP32, gradient, bytes, "pseudo-gradient %" PRId64 " shift %" PRId64, n, shift);
-        kernel_outer_step(d->stream, outer, m, gradient, 0.7f, momenta[i % 2], n);
+        kernel_outer_step(d->stream, outer, m, gradient, 0.7f, momenta[i % 2], n, NULL);
         result(d, FP32, now[1], COUNT * 4, "outer weights %" PRId64 " shift %" PRId64, n, shift);
         result(d, FP32, now[2], COUNT * 4, "outer momentum %" PRId64 " shift %" PRId64, n, shift);
-        kernel_meet(d->stream, master, outer, mixes[i % 3], n);
+        kernel_meet(d->stream, master, outer, mixes[i % 3], n, NULL);
         result(d, FP32, now[0], COUNT * 4, "masters that met %" PRId64 " shift %" PRId64, n, shift);
         kernel_narrow(d->stream, weights, master, n);
         result(d, sizeof *weights == 2 ? BF16 : FP32, weights, n * (int64_t)sizeof *weights,

@@ -102,7 +102,7 @@ static bool alone_watches_itself(const Site *site) {
 // The program started as test_heartbeat STALLS: a rank alone whose device stands still, until its
 // watchdog ends it.
 static int stall(void) {
-    Site site = {0, 0, 0, 3, "update", NULL};
+    Site site = {0, 0, 0, 3, "update", NULL, NULL};
     heartbeat_open(&site, MPI_COMM_SELF, 1, 0.2);
     heartbeat_issues(&site, "all-to-all", "inside the node");
     heartbeat_issues(&site, "all-gather", "between nodes");
@@ -113,7 +113,7 @@ static int stall(void) {
 
 // The program started as test_heartbeat NO_MEMORY.
 static int lack_memory(void) {
-    Site site = {0, 0, 0, 0, "start", NULL};
+    Site site = {0, 0, 0, 0, "start", NULL, NULL};
     refuse_memory = true;
     heartbeat_open(&site, MPI_COMM_SELF, 1, 10);
     return 0;
@@ -122,7 +122,7 @@ static int lack_memory(void) {
 // The program started as test_heartbeat BEHIND by test/fault/ranks.sh: ranks whose devices stand
 // still, two of which have issued fewer collectives.
 static int fall_behind(const Launch *launch) {
-    Site site = {launch->rank, 0, 0, 3, "update", NULL};
+    Site site = {launch->rank, 0, 0, 3, "update", NULL, NULL};
     heartbeat_open(&site, launch->host, launch->size, 3);
     for (int i = launch->rank == 7 ? 2 : launch->rank == 5 ? 1 : 0; i < 10; i++) {
         heartbeat_issues(&site, i % 2 ? "all-gather" : "all-to-all", "between nodes");
@@ -148,7 +148,7 @@ static bool look(void *context, char *what, size_t bytes) {
 // The program started as test_heartbeat BREAKS: a rank alone whose device waits for a message that
 // will not come, long before the limit.
 static int break_behind(void) {
-    Site site = {0, 0, 0, 3, "update", NULL};
+    Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0, true};
     heartbeat_open(&site, MPI_COMM_SELF, 1, 20);
     heartbeat_watch(&site, look, &looks);
@@ -159,7 +159,7 @@ static int break_behind(void) {
 
 // As long as it is wanted the watchdog asks, and not a moment longer; without a limit too.
 static bool asks_once_a_beat(void) {
-    Site site = {0, 0, 0, 3, "update", NULL};
+    Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0}, others = {0};
     heartbeat_watch(&site, look, &looks);  // there is no heartbeat yet
     heartbeat_open(&site, MPI_COMM_SELF, 1, 2);
@@ -183,7 +183,7 @@ static bool asks_once_a_beat(void) {
 
 // The program started as test_heartbeat NO_THREAD, NO_TIMER or NO_LIMIT.
 static int lack_threads(const char *which) {
-    Site site = {0, 0, 0, 0, "start", NULL};
+    Site site = {0, 0, 0, 0, "start", NULL, NULL};
     refuse_threads = true;
     if (!strcmp(which, NO_TIMER)) heartbeat_starting(&site, 10);
     heartbeat_open(&site, MPI_COMM_SELF, 1, strcmp(which, NO_LIMIT) ? 10 : 0);
@@ -272,7 +272,7 @@ static bool ends_without_threads(char *text, size_t bytes) {
 // one host alone nobody waits for others.
 static bool hosts_take_turns(int rank, int size) {
     if (rank > 1) return true;  // two are enough
-    Site site = {rank, rank, 0, 0, "test", NULL};
+    Site site = {rank, rank, 0, 0, "test", NULL, NULL};
     double took[2];
     for (int hosts = 1; hosts <= 2; hosts++) {
         heartbeat_open(&site, MPI_COMM_SELF, hosts == 1 ? 1 : size, 10);
@@ -293,7 +293,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], BREAKS)) return break_behind();
     if (argc > 1 && !strcmp(argv[1], BEHIND)) return fall_behind(&launch);
     if (argc > 1) return lack_threads(argv[1]);
-    Site site = {launch.rank, 0, 0, 0, "test", NULL};
+    Site site = {launch.rank, 0, 0, 0, "test", NULL, NULL};
     heartbeat_open(&site, launch.host, launch.size, 10);
     report(site.rank, "ranks of a host share memory", site.heartbeat != NULL);
     if (failures) return 1;

@@ -206,6 +206,39 @@ static void islands_are_nodes(void **state) {
     assert_true(shapes > 50);
 }
 
+static void same_group(const Group *a, const Group *b) {
+    assert_int_equal(a->rank, b->rank);
+    assert_int_equal(a->size, b->size);
+    assert_int_equal(a->first, b->first);
+    assert_int_equal(a->stride, b->stride);
+}
+
+// Each survivor's mesh is that of a job of the survivors alone. What it speaks through inside the
+// node it keeps.
+static void without_a_node(void **state) {
+    static char inside, between;
+    for (int nodes = 2; nodes <= 4; nodes++) {
+        for (int lost = 0; lost < nodes; lost++) {
+            for (int rank = 0; rank < 4 * nodes; rank++) {
+                Mesh left, fresh;
+                int place = rank - (rank / 4 > lost ? 4 : 0);
+                if (rank / 4 == lost) continue;
+                assert_true(mesh_build(&left, rank, 4 * nodes, NULL, 4, 2, 1, NULL));
+                assert_true(mesh_make_islands(&left, NULL));
+                left.node.comm = (Comm *)&inside;
+                left.islands.comm = (Comm *)&between;
+                mesh_without(&left, lost);
+                assert_true(mesh_build(&fresh, place, 4 * (nodes - 1), NULL, 4, 2, 1, NULL));
+                assert_true(mesh_make_islands(&fresh, NULL));
+                for (int i = 0; i < MESH_GROUPS; i++) same_group(&left.group[i], &fresh.group[i]);
+                assert_int_equal(left.nodes, nodes - 1);
+                assert_ptr_equal(left.node.comm, &inside);
+                assert_null(left.islands.comm);
+            }
+        }
+    }
+}
+
 static void islands_hold_whole_models(void **state) {
     Mesh m;
     Error err = {0};
@@ -293,6 +326,7 @@ int main(void) {
         cmocka_unit_test(megatron_rank_order),
         cmocka_unit_test(groups_are_as_defined),
         cmocka_unit_test(islands_are_nodes),
+        cmocka_unit_test(without_a_node),
         cmocka_unit_test(islands_hold_whole_models),
         cmocka_unit_test(tensor_parallel_fills_a_node),
         cmocka_unit_test(what_does_not_fit_is_refused),

@@ -214,6 +214,7 @@ int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWor
 
 // --- comm.h --------------------------------------------------------------------------------------
 
+void comm_may_lose(const Group *group, int *lost) {}
 uint64_t comm_sent(const Group *group) { return 0; }
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
     return true;
@@ -345,7 +346,7 @@ void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, 
     reads(s, fault, 8);
     writes(s, record, sizeof *record);
 }
-void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found) {
+void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const int *lost) {
     begin_on(s, "mark a fault");
     reads(s, found, 8);
     use(s->device, ATOMIC, fault, 8);
@@ -443,13 +444,13 @@ void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, cons
     writes(s, gradient, 4 * n);
 }
 void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
-                       int64_t n) {
+                       int64_t n, const int *lost) {
     begin_on(s, "outer step");
     reads(s, gradient, 4 * n);
     writes(s, outer, 4 * n);
     writes(s, m, 4 * n);
 }
-void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n) {
+void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
     begin_on(s, "meet");
     reads(s, outer, 4 * n);
     writes(s, master, 4 * n);

@@ -75,7 +75,7 @@ static void printed_error(const Site *site, const char *what, char *text, size_t
 }
 
 static void errors_stay_on_one_line(void **state) {
-    Site site = {3, 1, 2, 1841, "reduce gradients", NULL};
+    Site site = {3, 1, 2, 1841, "reduce gradients", NULL, NULL};
     char text[2048], longest[3000];
     printed_error(&site, "it broke; mend it", text, sizeof text);
     assert_string_equal(text, "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: it broke; "
@@ -149,7 +149,7 @@ static void *runs_out_of_memory(void *site) {
 }
 
 static void ends_out_of_memory(bool on_a_thread) {
-    static const Site site = {3, 1, 2, 1841, "save checkpoint", NULL};
+    static const Site site = {3, 1, 2, 1841, "save checkpoint", NULL, NULL};
     pthread_t thread;
     atexit(at_exit);
     if (on_a_thread && pthread_create(&thread, NULL, runs_out_of_memory, (void *)&site) == 0) {

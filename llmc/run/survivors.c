@@ -1,0 +1,46 @@
+// What becomes of a run whose nodes train alone (--local-steps) when one of them is lost: the others
+// save what they have, and the job ends. Started again, it goes on from there with as many nodes as
+// it is given. A node that is new begins with the outer weights. So the lost node costs what it had
+// learnt since its last exchange, and nothing else. Called by train_gpt.cu.
+#include <stdio.h>
+#include <unistd.h>
+
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/salvage.h"
+#include "llmc/run/run.h"
+
+// From here on the run's ranks are those of the other nodes.
+static void go_on_without(Run *run, int node, MPI_Comm left) {
+    mesh_without(&run->mesh, node);
+    run->launch.world = left;
+    MPI_Comm_rank(left, &run->launch.rank);
+    MPI_Comm_size(left, &run->launch.size);
+}
+
+// The run stands between two steps, in an evaluation or in a save. Messages between nodes that were
+// under way have had no effect (comm_may_lose).
+static void salvage(void *context, const char *why) {
+    Run *run = (Run *)context;
+    int lost = 0;
+    MPI_Comm left = salvage_survivors(&run->site, &lost);
+    if (left == MPI_COMM_NULL) return;
+    comm_lose(&run->mesh, &run->mesh.islands);
+    zero_use_outer(run->zero, false);
+    settle(run, 0);
+    go_on_without(run, lost, left);
+    bool sound = run_agreed(run, !run->sentry.ended_at);
+    if (sound && run_agreed(run, save_salvaged(run)) && run->launch.rank == 0) {
+        Error err;
+        error_set(&err, EXIT_COMMUNICATION,
+                  "node %d was lost (%.600s); the other nodes have saved what they have; start again", lost, why);
+        error_print(&run->site, err.what);
+    }
+    run_meet(run);  // the launcher kills the others when the first one ends
+    fflush(stdout);
+    _exit(EXIT_COMMUNICATION);
+}
+
+void survivors_save(Run *run) {
+    if (run->mesh.islands.size < 2 || !run->config.save) return;
+    salvage_arm(&run->site, run_peers(run, run->launch.world), run->mesh.per_node, salvage, run);
+}
