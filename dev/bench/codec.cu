@@ -483,7 +483,9 @@ static void bench_local(Bench *b, int64_t n) {
     report(b, names[0], n, n * 8, n * 4,
            median_ms(b, [&] { kernel_pseudo_gradient(b->stream, gradient, outer, master, n); }));
     report(b, names[1], n, n * 12, n * 8,
-           median_ms(b, [&] { kernel_outer_step(b->stream, outer, momentum, gradient, 0.7f, 0.9f, n, NULL); }));
+           median_ms(b, [&] {
+               kernel_outer_step(b->stream, outer, momentum, gradient, 0.7f, 0.9f, n, NULL);
+           }));
     report(b, names[2], n, n * 8, n * 4,
            median_ms(b, [&] { kernel_meet(b->stream, master, outer, 0.5f, n, NULL); }));
     report(b, names[3], n, n * 4, n * (int64_t)sizeof(floatX),

@@ -122,7 +122,8 @@ static bool restore_island(Zero *zero, const Checkpoint *checkpoint, bool known,
         zero_begin_island(zero);
         return true;
     }
-    zero_resume_island(zero, checkpoint_state(checkpoint)->iteration, checkpoint_state(checkpoint)->node_lost_at);
+    const RunState *run = checkpoint_state(checkpoint);
+    zero_resume_island(zero, run->iteration, run->node_lost_at);
     return restore_kind(zero, checkpoint, SLICE_LOCAL_MASTER, err) &&
            restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG, err) &&
            restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG_SQ, err);

@@ -152,6 +152,7 @@ typedef struct Config {
     double plan_network_burst;                 // MB that a node sends at once after a pause
     PlanGpu plan_gpu;                          // and how fast a GPU computes
     bool plan_measure;                         // or measure that here
+    double plan_lossless_bits;                 // that a weight coded without loss takes
     double plan_tflops, plan_step_ms;          // instead of what it is said to do; 0: not given
 
     // --- derived by config_finish ---

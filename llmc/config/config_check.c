@@ -475,7 +475,8 @@ static bool check_rest(const Parsed *p) {
     const Config *c = p->config;
     bool speaks = c->vocab_file || c->tokenizer_type != TOKENIZER_GPT2_BPE;
     bool speeds = GIVEN(p, plan_network_inside) || GIVEN(p, plan_network_burst) || GIVEN(p, plan_gpu) ||
-                  c->plan_measure || GIVEN(p, plan_tflops) || GIVEN(p, plan_step_ms);
+                  GIVEN(p, plan_lossless_bits) || c->plan_measure || GIVEN(p, plan_tflops) ||
+                  GIVEN(p, plan_step_ms);
     bool told = GIVEN(p, plan_tflops) || c->plan_step_ms > 0;
     const Rule rules[] = {
         {c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL,
@@ -490,8 +491,8 @@ static bool check_rest(const Parsed *p) {
          "--plan-world-size needs --plan; add it, or start that many ranks with mpirun"},
         {c->plan_network > 0 && !c->plan, "--plan-network needs --plan; add it"},
         {speeds && c->plan_network <= 0,
-         "--plan-network-inside, --plan-network-burst, --plan-gpu, --plan-measure, --plan-tflops and "
-         "--plan-step-ms need --plan-network; add it"},
+         "--plan-network-inside, --plan-network-burst, --plan-lossless-bits, --plan-gpu, --plan-measure, "
+         "--plan-tflops and --plan-step-ms need --plan-network; add it"},
         {too_slow(c->plan_network), "--plan-network says Gb/s, and at least 0.001 of them"},
         {too_slow(c->plan_network_inside), "--plan-network-inside says Gb/s, and at least 0.001 of them"},
         {too_slow(c->plan_tflops), "--plan-tflops says TFLOP/s, and at least 0.001 of them"},

@@ -390,6 +390,8 @@ static const Option table[] = {
          "Gb/s that a GPU sends to others of its node; 0: what --plan-gpu does"),
     REAL("plan-network-burst", plan_network_burst, "0", 0, 1e9,
          "MB that a node's network lets pass at once after a pause, as shaped networks do"),
+    REAL("plan-lossless-bits", plan_lossless_bits, "3", 0.1, 16,
+         "bits that lossless weights take: 3.9 at the highest learning rate, 3 in mid-run, 1.4 at the end"),
     CHOICE("plan-gpu", PlanGpu, plan_gpu, "H200", "A100|A800|H100|H200|H800|B200|MI300X|L40S|RTX4090",
            "the GPU to plan for: its peak, its memory and its links"),
     REAL("plan-tflops", plan_tflops, "0", 0, 1e6,

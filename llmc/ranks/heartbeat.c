@@ -294,10 +294,11 @@ static void watch_others(Heartbeat *h, long long now) {
         if (beats != seen[i]) since[i] = now;
         seen[i] = beats;
         double silence = (double)(now - since[i]) * h->period;
-        bool dead = beats >= 0 && silence > h->limit, spared = salvage_spares(&h->site, atomic_load(&h->slots[i].rank));
-        if (dead && spared && h->limit > 0) salvage_notice(&h->site);
-        if (spared) continue;
-        dead = dead && silence > h->limit + for_others(h);
+        if (salvage_spares(&h->site, atomic_load(&h->slots[i].rank))) {
+            if (h->limit > 0 && beats >= 0 && silence > h->limit) salvage_notice(&h->site);
+            continue;
+        }
+        bool dead = beats >= 0 && silence > h->limit + for_others(h);
         if (dead && !silent) silent = &h->slots[i], seconds = silence;
         if (!dead && beats >= 0 && i < h->own) lowest = false;
     }

@@ -1,7 +1,7 @@
 // A lost node is noticed, and the others find each other: see salvage.h.
 //
-// MPI knows no lost ranks. It goes on between those that are left, as long as none of them waits for
-// a lost one without end. So the survivors tell each other in messages that nobody waits for.
+// MPI knows no lost ranks. It goes on between those that are left, as long as none of them waits
+// for a lost one without end. So the survivors tell each other in messages that nobody waits for.
 #include "llmc/ranks/salvage.h"
 
 #include <stdatomic.h>

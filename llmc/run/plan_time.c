@@ -33,11 +33,11 @@ static const double LAYER_IDLE = 0.26;
 // Passes are slower beside messages, which take some of a GPU's processors and of its memory.
 static const double BESIDE_MESSAGES = 1.02;
 
-// Weights that are coded without loss travel in fewer bytes than their worst case, which is bf16.
-// They take 3.0 bits in the middle of a run of 125M, 3.9 at its highest learning rate and 1.4 at
-// its least (dev/experiments/README.md). Coding and decoding take time: bytes
-// of weights per ms on an H200 (dev/bench/NOTES.md).
-static const double LOSSLESS_SHARE = 3.0 / 16, CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
+// Coding weights without loss takes time: bytes of weights per ms on an H200 (dev/bench/NOTES.md).
+static const double CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
+
+// Such weights travel in fewer bytes than their worst case, which is bf16.
+static double lossless_share(const Config *c) { return c->plan_lossless_bits / 16; }
 
 // Does this stage hold the embeddings, as unit 0?
 static bool has_words(const Mesh *mesh) {
@@ -75,15 +75,15 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
 
 // Lossless weights: all buckets are updated and coded before the first one travels, for its length
 // is not known before.
-static void code_weights(StepLoad *load, const Plan *plan) {
+static void code_weights(StepLoad *load, const Plan *plan, double share) {
     double before = 0;
     for (int b = 0; b < load->buckets; b++) {
         BucketLoad *bucket = &load->bucket[b];
         double bytes = (double)(plan->bucket[b].matrix_elements * (int64_t)sizeof(floatX));
         before += bucket->update + bytes / plan->dp / CODE_SPEED;
         bucket->update = 0;
-        bucket->weight_between *= LOSSLESS_SHARE;
-        bucket->weight_inside = bucket->weight_inside * LOSSLESS_SHARE + bytes / DECODE_SPEED;
+        bucket->weight_between *= share;
+        bucket->weight_inside = bucket->weight_inside * share + bytes / DECODE_SPEED;
     }
     load->bucket[0].update = before;
 }
@@ -194,9 +194,9 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     add_waits(&load, c, mesh, rates);
     double alone = step_compute(&load);
     if (plan->dp > 1) slow_passes(&load, (double)plan->arena_elements, rates);
-    if (lossless) code_weights(&load, plan);
+    if (lossless) code_weights(&load, plan, lossless_share(c));
     WireBytes sent = traffic_of_step(&traffic, grad, zero_weight_wire(zero));
-    double weights = (double)sent.weight_inter * (lossless ? LOSSLESS_SHARE : 1);
+    double weights = (double)sent.weight_inter * (lossless ? lossless_share(c) : 1);
     Row row = {
         .ms = step_time(&load),
         .compute_ms = alone,

@@ -1,7 +1,7 @@
-// What becomes of a run whose nodes train alone (--local-steps) when one of them is lost: the others
-// save what they have, and the job ends. Started again, it goes on from there with as many nodes as
-// it is given. A node that is new begins with the outer weights. So the lost node costs what it had
-// learnt since its last exchange, and nothing else. Called by train_gpt.cu.
+// What becomes of a run whose nodes train alone (--local-steps) when one of them is lost: the
+// others save what they have, and the job ends. Started again, it goes on from there with as many
+// nodes as it is given. A node that is new begins with the outer weights. So the lost node costs
+// what it had learnt since its last exchange, and nothing else. Called by train_gpt.cu.
 #include <stdio.h>
 #include <unistd.h>
 
@@ -32,7 +32,8 @@ static void salvage(void *context, const char *why) {
     if (sound && run_agreed(run, save_salvaged(run)) && run->launch.rank == 0) {
         Error err;
         error_set(&err, EXIT_COMMUNICATION,
-                  "node %d was lost (%.600s); the other nodes have saved what they have; start again", lost, why);
+                  "node %d was lost (%.600s); the other nodes have saved what they have; start again", lost,
+                  why);
         error_print(&run->site, err.what);
     }
     run_meet(run);  // the launcher kills the others when the first one ends

@@ -64,7 +64,8 @@ static void reserve_exchange(Zero *zero, MemoryPlan *plan) {
                         (void **)&l->fault);
     memory_plan_reserve(plan, group, "segment table", (size_t)l->plan.segments_total * sizeof(Segment),
                         (void **)&l->segments);
-    memory_plan_reserve_host(plan, "host memory", "whether an island is lost", sizeof(int), (void **)&l->lost);
+    memory_plan_reserve_host(plan, "host memory", "whether an island is lost", sizeof(int),
+                             (void **)&l->lost);
 }
 
 // Where the island's own weights lie while the outer ones stand in their place (zero_use_outer).

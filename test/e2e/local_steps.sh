@@ -152,7 +152,7 @@ fault=message:3:6:0:-2
 ends_all() { # NAME FLAGS...
     SDP4BIT_FAULT=$fault LIMIT=60 train 4 --gpus-per-node 2 "${run[@]}" "${wild[@]}" --save "$work/$1" \
         --save-interval 5 "${@:2}"
-    error_names 4 "rank 2 (node 1) iteration 6 update: loss" $? || return 1
+    error_names 4 "iteration 6 update: loss" $? && has "^error: rank 2 (node 1[,)]" err || return 1
     [ "$(cat "$work/$1/latest_checkpointed_iteration.txt")" = 5 ] && [ ! -e "$work/$1/iter_0000006" ] ||
         { why="the bad step was saved"; return 1; }
 }

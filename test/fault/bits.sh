@@ -128,6 +128,14 @@ check "--verify-wire: weights inside the node, the message's end" found 7:-1 \
     "rank 0 to rank 1, weights inside the node, bucket 0" 5
 check "--verify-wire: weights, found by the save that follows" found 8 \
     "rank 3 to rank 1, weights between nodes, bucket 1" 1
+coded() { # BIT CONFIG: another codec, which has one bucket here
+    SDP4BIT_FAULT=message:1:6:1:$1 train 4 "${run[@]}" "@configs/$2.args" --gradient-alltoall-pipeline 1 \
+        --verify-wire
+    error_names 7 "message from rank 3 to rank 1, gradients between nodes, bucket 0: it did not arrive" $?
+}
+check "--verify-wire: a code of EDEN's" coded 7 eden
+check "--verify-wire: the end of EDEN's message at 3 bits" coded -1 eden3
+check "--verify-wire: a code of EDEN's at 2 bits" coded 100 eden2-ef
 last_step() { # nothing follows whose verdict could tell
     SDP4BIT_FAULT=message:2:12:11 train 4 "${run[@]}" "${several[@]}" --verify-wire
     error_names 7 "message from rank 3 to rank 2, weights inside the node, bucket 2" $?

@@ -64,7 +64,8 @@ def schedule_flags(options, trunk, learning_rate):
     """From the trunk's rate in a straight line to zero. The trainer counts what a rate depends on in
     samples, and is told it in iterations of the branch's batch."""
     end = options.point + options.length
-    decayed = options.point * trunk["settings"]["global_batch_size"] // options.global_batch_size + options.length
+    before = options.point * trunk["settings"]["global_batch_size"]
+    decayed = before // options.global_batch_size + options.length
     every = options.length // options.evaluations
     due = end % every == 0 and options.evaluations > 1
     return ["--train-iters", end, "--override-opt_param-scheduler", "--lr", repr(learning_rate),
