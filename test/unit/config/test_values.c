@@ -72,7 +72,8 @@ static void other_reals_are_known(void **state) {
                                             "sample-temperature", "exit-duration-in-mins",
                                             "mid-level-dataset-surplus", "rotary-base",
                                             "rotary-percent", "rope-scaling-factor", "plan-network",
-                                            "plan-network-inside", "plan-network-burst", "plan-tflops",
+                                            "plan-network-inside", "plan-network-burst",
+                                            "plan-lossless-bits", "plan-tflops",
                                             "plan-step-ms"};
     int rows, found = 0;
     const Option *table = config_options(&rows);
