@@ -751,9 +751,7 @@ static bool train(Run *run, GPT *gpt) {
         if (after_step(run, gpt)) return false;
     }
     log_datetime(run->log, "after training is done");
-    bool saved = save_checkpoint(run);
-    salvage_disarm(&run->site);
-    return saved;
+    return save_checkpoint(run);
 }
 
 // ===== main ======================================================================================
@@ -785,6 +783,7 @@ static void run_as_told(Run *run, GPT *gpt, double limit) {
     } else {
         run_training(run, gpt);
         advance_save(run, true);  // one that is still being written in the background, whatever ended the run
+        salvage_disarm(&run->site);
     }
 }
 
@@ -820,5 +819,6 @@ int main(int argc, char **argv) {
     heartbeat_ending(&run.site, limit, code);
     launch_finalize(&run.launch);
     heartbeat_close(&run.site);
+    salvage_free(run.site.salvage);
     return code;
 }

@@ -203,10 +203,12 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
     return true;
 }
 
-void saver_abandon(Saver *saver) {
+bool saver_abandon(Saver *saver) {
+    bool was = saver->job != NULL;
     while (saver_busy(saver)) {
         heartbeat_moves(saver->peers.site);
         usleep(10000);
     }
     saver->job = NULL;  // its memory goes with the process, which ends
+    return was;
 }

@@ -116,18 +116,25 @@ static bool loses(const Comm *comm, double waited) {
     return true;
 }
 
-// Inside a node whose loss others handle, they have the time to do so before this one ends the job.
-static double limit_of(const Comm *comm) {
-    return comm->limit > 0 && salvage_covers(comm->site) ? 2 * comm->limit + 60 : comm->limit;
+// An error of MPI's in this group means the same, else it ends the job.
+static bool survives(const Comm *comm, int rc, const char *what, const char *where) {
+    if (rc == MPI_SUCCESS || !comm->lost || !salvage_covers(comm->site)) {
+        mpi_check(comm->site, rc, what, where);
+        return true;
+    }
+    salvage_notice(comm->site);
+    *comm->lost = 1;
+    return false;
 }
 
 // Waits for the oldest `count` pieces and forgets them.
 static void wait_for(const Comm *comm, Requests *all, int count, const char *what, const char *where) {
-    Deadline deadline = deadline_in(limit_of(comm));
+    Deadline deadline = deadline_in(comm->limit + salvage_patience(comm->site, comm->limit));
     double began = monotonic_seconds();
     heartbeat_waits(comm->site, true);
     for (int done = 0, polls = 1; !done; polls++) {
-        mpi_check(comm->site, MPI_Testall(count, all->request, &done, MPI_STATUSES_IGNORE), what, where);
+        int rc = MPI_Testall(count, all->request, &done, MPI_STATUSES_IGNORE);
+        if (!survives(comm, rc, what, where)) break;
         if (done || polls % 1024 != 0) continue;
         if (loses(comm, monotonic_seconds() - began)) break;
         if (comm->limit > 0 && deadline_passed(&deadline)) timed_out(comm, all, count, what, where);
@@ -142,7 +149,7 @@ static void wait_for(const Comm *comm, Requests *all, int count, const char *wha
 // --- collectives ---------------------------------------------------------------------------------
 
 static void check(const Group *group, int rc, const char *what) {
-    mpi_check(group->comm->site, rc, what, group->name);
+    survives(group->comm, rc, what, group->name);
 }
 
 static void post(const Group *group, int to, const uint8_t *send, uint8_t *recv, size_t bytes) {

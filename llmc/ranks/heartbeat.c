@@ -80,7 +80,7 @@ static Heartbeat *beating(const Site *site) {
 
 static void nap(double seconds) {
     struct timespec t = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
-    nanosleep(&t, NULL);
+    while (nanosleep(&t, &t) != 0 && errno == EINTR) continue;
 }
 
 // text: 8 bytes per word, the last of them the end.
@@ -262,10 +262,6 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
     }
 }
 
-// Beyond the limit, for what this node's own ranks do: where another node may outlive this one, it
-// has this time to save what it has, before this one ends the job.
-static double for_others(const Heartbeat *h) { return salvage_covers(&h->site) ? h->limit + 60 : 0; }
-
 // The main thread of this rank is stuck, or waits for what does not come.
 static void watch_own(Heartbeat *h, long long now) {
     char who[512], what[1000], calls[400];  // together within what error_print prints
@@ -274,8 +270,9 @@ static void watch_own(Heartbeat *h, long long now) {
     h->moves_seen = moves;
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->moves_since) * h->period;
-    if (waits && ((h->limit > 0 && idle > h->limit) || salvage_due(&h->site, idle))) salvage_notice(&h->site);
-    if (idle <= h->limit + (waits ? h->patience : 0) + for_others(h)) return;
+    bool due = salvage_due(&h->site, idle);  // asked every beat: stop.h
+    if (waits && (due || (h->limit > 0 && idle > h->limit))) salvage_notice(&h->site);
+    if (idle <= h->limit + (waits ? h->patience : 0) + salvage_patience(&h->site, h->limit)) return;
     explain_idle(h, waits, idle, who, sizeof who);
     list_calls(h, calls, sizeof calls);
     snprintf(what, sizeof what, "%s%s (--distributed-timeout-minutes sets the limit)", who, calls);
@@ -298,7 +295,7 @@ static void watch_others(Heartbeat *h, long long now) {
             if (h->limit > 0 && beats >= 0 && silence > h->limit) salvage_notice(&h->site);
             continue;
         }
-        bool dead = beats >= 0 && silence > h->limit + for_others(h);
+        bool dead = beats >= 0 && silence > h->limit + salvage_patience(&h->site, h->limit);
         if (dead && !silent) silent = &h->slots[i], seconds = silence;
         if (!dead && beats >= 0 && i < h->own) lowest = false;
     }

@@ -11,21 +11,28 @@ void mpi_check(const Site *site, int rc, const char *what, const char *where) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(rc, text, &length);
-    salvage_begin(site, text);
     heartbeat_take_turn(site);  // a lost rank fails the collectives of all
     fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what,
           where, text);
 }
 
-static void check(Peers peers, int rc, const char *what) { mpi_check(peers.site, rc, what, "over MPI"); }
+static void check(Peers peers, int rc, const char *what) {
+    if (rc != MPI_SUCCESS) salvage_begin(peers.site, "MPI has met an error");
+    mpi_check(peers.site, rc, what, "over MPI");
+}
 
-// The limit has passed; whoever comes while the culprit is looked for is welcome.
-static void no_answer(Peers peers, MPI_Request *request, int *done, const char *what) {
+// The limit has passed; whoever comes while the culprit is looked for is welcome. This node may be
+// the one that is lost. Then the others get the time to save, once: more is NULL the second time.
+static void no_answer(Peers peers, MPI_Request *request, int *done, const char *what, Deadline *more) {
     char who[512];
     if (!heartbeat_blames(peers.site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
     check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
     if (*done) return;
     salvage_begin(peers.site, who);
+    if (more && salvage_covers(peers.site)) {
+        *more = deadline_in(salvage_patience(peers.site, peers.limit));
+        return;
+    }
     heartbeat_take_floor(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
           "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)",
@@ -38,13 +45,16 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     int done = 0;
     check(peers, started, what);
     double began = monotonic_seconds();
+    bool patient = false;
     heartbeat_waits(peers.site, true);
     for (int polls = 1; !done; polls++) {
         check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
         if (done || polls % 1024 != 0) continue;
         if (salvage_due(peers.site, monotonic_seconds() - began) || salvage_asked(peers.site))
             salvage_begin(peers.site, "a rank does not come");
-        if (peers.limit > 0 && deadline_passed(&deadline)) no_answer(peers, request, &done, what);
+        if (peers.limit <= 0 || !deadline_passed(&deadline)) continue;
+        no_answer(peers, request, &done, what, patient ? NULL : &deadline);
+        patient = true;
     }
     heartbeat_waits(peers.site, false);
 }

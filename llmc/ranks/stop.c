@@ -18,14 +18,28 @@ static atomic_int handled;
 
 static void on_signal(int number) { atomic_store(&handled, number); }
 
-// When the last SIGCONT came, in milliseconds; 0: none.
-static atomic_llong continued;
+// Milliseconds of the monotonic clock. The first SIGCONT that came while this process was running;
+// 0: none. And when somebody last asked for it, as the watchdog does every second.
+static atomic_llong continued, asked;
+enum { RUNNING = 2000 };
 
-static void on_continue(int number) { atomic_store(&continued, (long long)(1e3 * monotonic_seconds())); }
+static long long now(void) { return (long long)(1e3 * monotonic_seconds()); }
+
+static void on_continue(int number) {
+    long long none = 0, at = now();
+    if (at - atomic_load(&asked) < RUNNING) atomic_compare_exchange_strong(&continued, &none, at);
+}
+
+void stop_watch_launcher(void) {
+    struct sigaction take = {.sa_handler = on_continue, .sa_flags = SA_RESTART};
+    atomic_store(&asked, now());
+    sigaction(SIGCONT, &take, NULL);
+}
 
 double stop_seconds_since_launcher(void) {
-    long long at = atomic_load(&continued);
-    return at ? monotonic_seconds() - 1e-3 * (double)at : -1;
+    long long at = atomic_load(&continued), here = now();
+    atomic_store(&asked, here);
+    return at ? 1e-3 * (double)(here - at) : -1;
 }
 
 static sigset_t stop_signals(void) {
@@ -44,8 +58,6 @@ void stop_catch_signals(void) {
     sigaction(SIGTERM, &take, NULL);
     sigaction(SIGUSR1, &take, NULL);
     sigaction(SIGINT, &take, NULL);
-    take.sa_handler = on_continue;
-    sigaction(SIGCONT, &take, NULL);
 }
 
 // The number of a signal that came since the last time, 0: none. Where several came, the next poll

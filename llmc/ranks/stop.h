@@ -19,8 +19,11 @@ typedef struct Stop {
 // that it starts. A handler keeps what older threads are given. Call it before MPI starts threads
 // of its own; it may be called again.
 void stop_catch_signals(void);
-// Seconds since a launcher began to end the job: Open MPI's mpirun and Slurm send SIGCONT to every
-// rank before they send SIGTERM and SIGKILL. -1: it has not. After stop_catch_signals.
+// From here on SIGCONT tells that the launcher has begun to end the job: Open MPI's mpirun sends it
+// to every rank before it sends SIGTERM and SIGKILL.
+void stop_watch_launcher(void);
+// Seconds since it came; -1: it has not. One that ended a stop (Ctrl-Z and fg) does not count, nor
+// does any that found nobody asking for two seconds.
 double stop_seconds_since_launcher(void);
 // Collective over the world: adds this rank's reason to those of the others. GO_ON: only a pending
 // signal, if there is one.

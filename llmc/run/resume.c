@@ -59,23 +59,29 @@ bool save_checkpoint(Run *run) {
 
 // The lost node held the lock. Where it hangs it still does, or a file system keeps the lock of a
 // machine that is gone. But it may also save itself, because the network between two nodes is gone,
-// which both survive.
+// which both survive. Then the first one's checkpoint stays.
 static bool take_folder(Run *run, int64_t iteration) {
     const char *folder = run->config.save;
     double limit = run_peers(run, run->launch.world).limit;  // of the others, who wait for this rank
     double patience = limit > 0 && limit < 20 ? limit / 2 : 10;
-    return save_folder_lock(folder, patience, &run->save_lock, &run->error) ||
-           !save_folder_in_use(folder, iteration);
+    bool locked = save_folder_lock(folder, patience, &run->save_lock, &run->error);
+    if (locked ? !save_folder_holds(folder, iteration) : !save_folder_in_use(folder, iteration)) return true;
+    return error_set(&run->error, EXIT_CHECKPOINT,
+                     "a node was lost, and another part of the job saves iteration %lld in %.600s; this part "
+                     "does not replace it; start again",
+                     (long long)iteration, folder);
 }
 
 bool save_salvaged(Run *run) {
     Peers left = run_peers(run, run->launch.world);
     run->site.phase = "save checkpoint";
-    saver_abandon(&run->saver);
+    if (!peers_agree(left, zero_sound(run->zero, left, &run->error), &run->error, NULL)) return false;
+    int pending = saver_abandon(&run->saver);
+    peers_reduce(left, &pending, 1, MPI_INT, MPI_MAX);
     // A node may be a step ahead: then it takes that step's samples once more.
     int64_t place[] = {run->iteration, run->consumed_train, run->consumed_valid};
     peers_reduce(left, place, 3, MPI_INT64_T, MPI_MIN);
-    if (run->last_saved == place[0]) return true;
+    if (run->last_saved == place[0] && !pending) return true;
     RunState state = current_state(run);
     state.iteration = state.node_lost_at = place[0];
     state.consumed_train_samples = place[1];

@@ -81,6 +81,5 @@ void run_close(Run *run) {
     if (run->log) log_close(run->log);
     if (run->tokenizer) tokenizer_close(run->tokenizer);
     save_folder_unlock(run->save_lock);
-    salvage_free(run->site.salvage);
     config_free(&run->config);
 }

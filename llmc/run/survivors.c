@@ -9,12 +9,27 @@
 #include "llmc/ranks/salvage.h"
 #include "llmc/run/run.h"
 
-// From here on the run's ranks are those of the other nodes.
+// From here on the run's ranks are those of the other nodes. node -1: all.
 static void go_on_without(Run *run, int node, MPI_Comm left) {
-    mesh_without(&run->mesh, node);
+    if (node >= 0) mesh_without(&run->mesh, node);
     run->launch.world = left;
     MPI_Comm_rank(left, &run->launch.rank);
     MPI_Comm_size(left, &run->launch.size);
+}
+
+static void tell(const Run *run, int lost, const char *why) {
+    Error err;
+    if (lost < 0) {
+        error_set(&err, EXIT_COMMUNICATION,
+                  "a node was late (%.600s), and the launcher or a transport had given it up; all nodes have "
+                  "saved what they have; start again",
+                  why);
+    } else {
+        error_set(&err, EXIT_COMMUNICATION,
+                  "node %d was lost (%.600s); the other nodes have saved what they have; start again", lost,
+                  why);
+    }
+    error_print(&run->site, err.what);
 }
 
 // The run stands between two steps, in an evaluation or in a save. Messages between nodes that were
@@ -28,17 +43,11 @@ static void salvage(void *context, const char *why) {
     zero_use_outer(run->zero, false);
     settle(run, 0);
     go_on_without(run, lost, left);
-    bool sound = run_agreed(run, !run->sentry.ended_at);
-    if (sound && run_agreed(run, save_salvaged(run)) && run->launch.rank == 0) {
-        Error err;
-        error_set(&err, EXIT_COMMUNICATION,
-                  "node %d was lost (%.600s); the other nodes have saved what they have; start again", lost,
-                  why);
-        error_print(&run->site, err.what);
-    }
+    bool saved = run_agreed(run, !run->sentry.ended_at) && run_agreed(run, save_salvaged(run));
+    if (saved && run->launch.rank == 0) tell(run, lost, why);
     run_meet(run);  // the launcher kills the others when the first one ends
     fflush(stdout);
-    _exit(EXIT_COMMUNICATION);
+    _exit(run->exit_code ? run->exit_code : EXIT_COMMUNICATION);
 }
 
 void survivors_save(Run *run) {

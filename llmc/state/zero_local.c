@@ -311,15 +311,16 @@ static void keep_own(Zero *zero, bool back) {
 
 void zero_use_outer(Zero *zero, bool on) {
     if (!is_on(zero) || on == zero->local.outer_in_place) return;
-    zero->local.outer_in_place = on;
     zero_synchronize(zero);
     zero_weights_given(zero);
     if (on) {
+        zero->local.outer_in_place = true;
         keep_own(zero, false);
         local_settle(zero);
         for (int b = 0; b < zero->plan.buckets; b++) gather_outer(zero, b);
         stream_synchronize(zero->lanes->last);
     } else {
         keep_own(zero, true);
+        zero->local.outer_in_place = false;
     }
 }

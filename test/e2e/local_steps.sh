@@ -96,6 +96,8 @@ check "one of three nodes hangs" hangs stall:1:7:1 1 7 3 1 --gradient-quantizati
 check "a node of two ranks hangs while a save is in the background" hangs stall:2:5:2 1 5 4 2 \
     --quantized-weights --wq-group-size 128 --async-save
 check "a node hangs during an evaluation" hangs stall:1:6:4 1 6 2 1 --eval-iters 3
+check "a node hangs while a run that leaves writes its last save" hangs stall:1:8:28 1 8 2 1 --async-save \
+    --exit-interval 8
 # The survivor's masters and outer weights are those of a twin that lost nobody, except of the
 # tensors whose exchange failed. Of those the outer weights stay, and the masters are what the
 # survivor had learnt: they have not met them.
@@ -131,7 +133,7 @@ check "the others keep what they have learnt" keeps
 # Of a rank that dies mpirun ends the others, and leaves them the time that it is told to.
 killed() {
     local rc=0 at
-    export OMPI_MCA_odls_base_sigkill_timeout=8 PRTE_MCA_odls_base_sigkill_timeout=8
+    export OMPI_MCA_odls_base_sigkill_timeout=15 PRTE_MCA_odls_base_sigkill_timeout=15
     in_background killed 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
         --eval-interval 100000 --save-interval 100000 --save "$work/killed"
     wait_for_iteration killed 25 && signal_rank KILL 1
@@ -144,6 +146,21 @@ killed() {
         --save "$work/killed" --load "$work/killed"
 }
 check "a node that is killed costs its own work alone" killed
+# The launcher ends the job, so it seems, and a node does not come for a while. It answers all the
+# same: then all save.
+late() {
+    local rc=0 pid
+    in_background late 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
+        --eval-interval 100000 --save-interval 100000 --save "$work/late"
+    wait_for_iteration late 25 && signal_rank CONT 0 && signal_rank STOP 1 || return 1
+    sleep 8
+    signal_rank CONT 1
+    wait "$job" || rc=$?
+    error_names 7 "all nodes have saved what they have" $rc || return 1
+    ls "$work"/late/iter_*/mp_rank_00 >"$work/shards"
+    [ "$(grep -c shard "$work/shards")" = 2 ] || { why="$(cat "$work/shards")"; return 1; }
+}
+check "a node that is only late is not lost" late
 
 # Nodes judge by themselves. In the shard of one rank an exponent becomes wrong after the gradients'
 # last hop, which its own node alone finds.

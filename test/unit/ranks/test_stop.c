@@ -84,8 +84,24 @@ static void the_weightiest_reason_counts(void **state) {
     assert_true(nothing_left());
 }
 
+// Only a process that runs, and asks, takes SIGCONT for the launcher's.
+static void a_launcher_is_noticed(void **state) {
+    stop_watch_launcher();
+    assert_true(stop_seconds_since_launcher() < 0);
+    usleep(2100000);  // as if stopped
+    raise(SIGCONT);
+    assert_true(stop_seconds_since_launcher() < 0);
+    raise(SIGCONT);
+    assert_true(stop_seconds_since_launcher() >= 0);
+    usleep(100000);
+    raise(SIGCONT);
+    assert_true(stop_seconds_since_launcher() >= 0.1);  // since the first
+    signal(SIGCONT, SIG_DFL);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_launcher_is_noticed),
         cmocka_unit_test(an_older_thread_gets_them),
         cmocka_unit_test(they_wait_on_the_thread_that_polls),
         cmocka_unit_test(more_of_them_end_nothing),
