@@ -8,6 +8,7 @@
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <thread>
 #include <unistd.h>
 
 #include "llmc/comm.h"
@@ -85,12 +86,13 @@ static bool broken(const Group *group, char *what, size_t bytes) {
 
 static bool is_lost(const Comm *comm) { return comm->lost && *comm->lost; }
 
-// Kernels that wait for the lost member end, and find *lost.
+// Kernels that wait for the lost member end, and find *lost. NCCL's abort may wait for threads of its
+// own, and nobody here waits for it.
 static void abandon(Comm *comm) {
     ncclComm_t nccl = comm->nccl;
     *comm->lost = 1;
     comm->nccl = NULL;
-    if (nccl) ncclCommAbort(nccl);
+    if (nccl) std::thread(ncclCommAbort, nccl).detach();
 }
 
 void comm_may_lose(const Group *group, int *lost) {
