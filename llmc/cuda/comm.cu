@@ -86,8 +86,8 @@ static bool broken(const Group *group, char *what, size_t bytes) {
 
 static bool is_lost(const Comm *comm) { return comm->lost && *comm->lost; }
 
-// Kernels that wait for the lost member end, and find *lost. NCCL's abort may wait for threads of its
-// own, and nobody here waits for it.
+// Kernels that wait for the lost member end, and find *lost. NCCL's abort may wait for threads of
+// its own, and nobody here waits for it.
 static void abandon(Comm *comm) {
     ncclComm_t nccl = comm->nccl;
     *comm->lost = 1;
