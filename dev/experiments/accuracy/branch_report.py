@@ -55,7 +55,8 @@ def section(group, arms, name):
     lines += ["", *said] if said else []
     several = any(len(runs) > lost(results, arm) for arm, runs in results.items() if arm != "baseline")
     title = f"{name}: from iteration {point} over {length}"
-    pictures = {"gaps": gap_plot(results, noise, title)} if several else {}
+    # One arm's gap says as much in its row.
+    pictures = {"gaps": gap_plot(results, noise, title)} if several and len(results) > 2 else {}
     for kind, made in plots(results, noise, title).items():
         if kind.endswith("_error"):
             pictures[kind] = made
