@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "llmc/ranks/heartbeat.h"
-
 // How many of the run's checkpoints are there already; a folder that cannot be read shows in the
 // first save.
 static int count_checkpoints(const Saver *saver) {
@@ -205,10 +203,7 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
 
 bool saver_abandon(Saver *saver) {
     bool was = saver->job != NULL;
-    while (saver_busy(saver)) {
-        heartbeat_moves(saver->peers.site);
-        usleep(10000);
-    }
+    while (saver_busy(saver)) usleep(10000);
     saver->job = NULL;  // its memory goes with the process, which ends
     return was;
 }

@@ -41,8 +41,9 @@ bool saver_save(Saver *saver, const RunState *state, Error *err);
 bool saver_busy(const Saver *saver);
 // Takes a save in the background one part further, or waits for its end.
 bool saver_advance(Saver *saver, bool to_the_end, Error *err);
-// A save that cannot end, for a rank is lost: waits for this rank's file and forgets it. The next
-// save deletes what is written of it. False: there was none. Not collective.
+// For a save that cannot end because a rank is lost. Waits until this rank's file is written, then
+// forgets the save. The next one deletes what is there of it. False: there was none. Not
+// collective.
 bool saver_abandon(Saver *saver);
 
 LLMC_END

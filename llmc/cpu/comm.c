@@ -116,7 +116,7 @@ static bool loses(const Comm *comm, double waited) {
     return true;
 }
 
-// An error of MPI's in this group means the same, else it ends the job.
+// False: MPI failed because a node is lost, and the wait is given up. Other errors end the job.
 static bool survives(const Comm *comm, int rc, const char *what, const char *where) {
     if (rc == MPI_SUCCESS || !comm->lost || !salvage_covers(comm->site)) {
         mpi_check(comm->site, rc, what, where);
@@ -148,8 +148,8 @@ static void wait_for(const Comm *comm, Requests *all, int count, const char *wha
 
 // --- collectives ---------------------------------------------------------------------------------
 
-static void check(const Group *group, int rc, const char *what) {
-    survives(group->comm, rc, what, group->name);
+static bool posted(const Group *group, int rc, const char *what) {
+    return survives(group->comm, rc, what, group->name);
 }
 
 static void post(const Group *group, int to, const uint8_t *send, uint8_t *recv, size_t bytes) {
@@ -158,9 +158,11 @@ static void post(const Group *group, int to, const uint8_t *send, uint8_t *recv,
     for (size_t at = 0; at < bytes; at += PIECE) {
         int count = piece_at(at, bytes);
         MPI_Request *request = next_request(&comm->requests, whom, true);
-        check(group, MPI_Irecv(recv + at, count, MPI_BYTE, to, 0, group->mpi, request), "receiving");
+        if (!posted(group, MPI_Irecv(recv + at, count, MPI_BYTE, to, 0, group->mpi, request), "receiving"))
+            return;
         request = next_request(&comm->requests, whom, true);
-        check(group, MPI_Isend(send + at, count, MPI_BYTE, to, 0, group->mpi, request), "sending");
+        if (!posted(group, MPI_Isend(send + at, count, MPI_BYTE, to, 0, group->mpi, request), "sending"))
+            return;
     }
     comm->sent += bytes;
 }
@@ -173,6 +175,10 @@ static void exchange(const Group *group, const uint8_t *send, size_t stride, voi
     for (int i = 1; i < group->size; i++) {
         size_t to = (size_t)((group->rank + i) % group->size);
         post(group, (int)to, send + to * stride, (uint8_t *)recv + to * bytes, bytes);
+    }
+    if (comm->lost && *comm->lost) {
+        comm->requests.count = 0;  // what has failed must not be looked at
+        return;
     }
     if (comm->requests.count > 0) heartbeat_issues(comm->site, what, group->name);
     wait_for(comm, &comm->requests, comm->requests.count, what, group->name);

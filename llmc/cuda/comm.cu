@@ -101,7 +101,7 @@ void comm_may_lose(const Group *group, int *lost) {
 
 void comm_lose(const Mesh *mesh, const Group *group) {
     if (!group->comm || !group->comm->lost) return;
-    heartbeat_watch(group->comm->site, NULL, (void *)mesh);  // it may be about to do the same
+    heartbeat_watch(group->comm->site, NULL, (void *)mesh);  // the watchdog may be giving it up too
     abandon(group->comm);
 }
 
@@ -113,8 +113,9 @@ static bool outlives(const Group *group) {
     return between_nodes && islands && islands->lost && salvage_covers(islands->site);
 }
 
-// The main thread may be blocked by a device that waits for a lost node. First collectives do
-// nothing any more. A beat later no call of the main thread's is in NCCL, or one that will not end.
+// The main thread may be blocked by a device that waits for a lost node. In the first beat
+// collectives are switched off. In the second the communicator is given up. By then the main thread
+// is not inside NCCL, or in a call that would never return.
 static void free_main_thread(const Mesh *mesh) {
     Comm *islands = mesh->islands.comm;
     if (!islands || !islands->lost || !salvage_noticed(islands->site)) return;

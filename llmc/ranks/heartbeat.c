@@ -266,13 +266,14 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
 static void watch_own(Heartbeat *h, long long now) {
     char who[512], what[1000], calls[400];  // together within what error_print prints
     long long moves = atomic_load(&h->moves);
-    if (moves != h->moves_seen || h->limit <= 0) h->moves_since = now;
+    if (moves != h->moves_seen) h->moves_since = now;
     h->moves_seen = moves;
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->moves_since) * h->period;
     bool due = salvage_due(&h->site, idle);  // asked every beat: stop.h
     if (waits && (due || (h->limit > 0 && idle > h->limit))) salvage_notice(&h->site);
-    if (idle <= h->limit + (waits ? h->patience : 0) + salvage_patience(&h->site, h->limit)) return;
+    double patience = (waits ? h->patience : 0) + salvage_patience(&h->site, h->limit);
+    if (h->limit <= 0 || idle <= h->limit + patience) return;
     explain_idle(h, waits, idle, who, sizeof who);
     list_calls(h, calls, sizeof calls);
     snprintf(what, sizeof what, "%s%s (--distributed-timeout-minutes sets the limit)", who, calls);

@@ -49,7 +49,7 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     heartbeat_waits(peers.site, true);
     for (int polls = 1; !done; polls++) {
         check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
-        if (done || polls % 1024 != 0) continue;
+        if (done || polls % 1024 != 1) continue;
         if (salvage_due(peers.site, monotonic_seconds() - began) || salvage_asked(peers.site))
             salvage_begin(peers.site, "a rank does not come");
         if (peers.limit <= 0 || !deadline_passed(&deadline)) continue;

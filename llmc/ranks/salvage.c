@@ -11,13 +11,17 @@
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/stop.h"
 
-// Seconds that a wait may take after the launcher's signal. It kills half a minute later or more,
-// where it was told to leave so much time (docs/checkpoints.md).
+// Seconds that a wait may take after the launcher's signal. The launcher must leave this, the time
+// for others to answer, and the time to save (docs/checkpoints.md).
 enum { AFTER_SIGNAL = 5 };
 // Seconds for others to answer.
 enum { FOR_OTHERS = 20 };
-// Seconds for them to save.
+// Seconds for them to save, beyond a second time limit.
 enum { FOR_SAVES = 60 };
+// Messages between those that look for each other.
+enum { TAG_HERE, TAG_LOST, TAG_GROUP };
+// Instead of a node: none is lost; this rank gives up.
+enum { NOBODY = -1, NOTHING_TO_DO = -2 };
 
 struct Salvage {
     atomic_bool armed, noticed, begun;
@@ -91,7 +95,7 @@ bool salvage_asked(const Site *site) {
     Salvage *s = armed(site);
     int there = 0;
     if (!s || atomic_load(&s->begun)) return false;
-    return MPI_Iprobe(MPI_ANY_SOURCE, 0, s->world, &there, MPI_STATUS_IGNORE) == MPI_SUCCESS && there;
+    return MPI_Iprobe(MPI_ANY_SOURCE, TAG_HERE, s->world, &there, MPI_STATUS_IGNORE) == MPI_SUCCESS && there;
 }
 
 void salvage_begin(const Site *site, const char *why) {
@@ -103,57 +107,119 @@ void salvage_begin(const Site *site, const char *why) {
 
 // --- who is left ---------------------------------------------------------------------------------
 
-// Nodes of which all ranks have answered. lost: one of the others; -1: there is none.
-static int whole_nodes(const Salvage *s, const MPI_Request *answer, int *lost) {
-    int whole = 0;
-    *lost = -1;
-    for (int node = 0; node < s->size / s->per_node; node++) {
-        int there = 0;
-        for (int r = node * s->per_node; r < (node + 1) * s->per_node; r++)
-            there += answer[r] == MPI_REQUEST_NULL;
-        if (there == s->per_node) whole++;
-        else *lost = node;
-    }
-    return whole;
+// What this rank has heard of each rank of the world, (size) each.
+typedef struct Hearing {
+    const Salvage *salvage;
+    MPI_Request *request;
+    int *heard;  // the message
+    bool *there; // it has arrived
+} Hearing;
+
+static int node_of(const Salvage *s, int rank) { return rank / s->per_node; }
+
+static Hearing hearing_make(const Salvage *s) {
+    size_t ranks = (size_t)s->size;
+    const char *purpose = "the survivors";  // never freed: messages that do not come stay under way
+    Hearing h = {s, (MPI_Request *)xcalloc(ranks, sizeof(MPI_Request), purpose),
+                 (int *)xcalloc(ranks, sizeof(int), purpose), (bool *)xcalloc(ranks, sizeof(bool), purpose)};
+    for (int r = 0; r < s->size; r++) h.request[r] = MPI_REQUEST_NULL;
+    return h;
 }
 
-// The communicator of the survivors. Only they take part in making it. lost -1: all.
+// Sends `word` to rank r and listens for its word. word must stay.
+static void speak_with(Hearing *h, int r, int tag, const int *word) {
+    const Salvage *s = h->salvage;
+    MPI_Request sent;
+    if (MPI_Irecv(&h->heard[r], 1, MPI_INT, r, tag, s->world, &h->request[r]) != MPI_SUCCESS)
+        h->request[r] = MPI_REQUEST_NULL;
+    MPI_Isend(word, 1, MPI_INT, r, tag, s->world, &sent);
+}
+
+// How many ranks have been heard by now.
+static int listen(Hearing *h) {
+    int count = 0;
+    for (int r = 0; r < h->salvage->size; r++) {
+        int done = 0;
+        bool open = !h->there[r] && h->request[r] != MPI_REQUEST_NULL;
+        if (open && MPI_Test(&h->request[r], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+            h->request[r] = MPI_REQUEST_NULL;
+        else if (done) h->there[r] = true;
+        count += h->there[r];
+    }
+    return count;
+}
+
+// Until `wanted` ranks have been heard, or the time is up.
+static void listen_for(const Site *site, Hearing *h, int wanted) {
+    double limit = h->salvage->limit;
+    double until = monotonic_seconds() + (limit > 0 && limit < FOR_OTHERS ? limit : FOR_OTHERS);
+    while (listen(h) < wanted && monotonic_seconds() < until) {
+        heartbeat_moves(site);
+        usleep(1000);
+    }
+}
+
+// The one node of which not all ranks are there; NOBODY; or NOTHING_TO_DO where it is this rank's,
+// or more than one.
+static int missing_node(const Hearing *h) {
+    const Salvage *s = h->salvage;
+    int missing = NOBODY;
+    for (int r = 0; r < s->size; r++) {
+        int node = node_of(s, r);
+        if (h->there[r] || node == missing) continue;
+        if (missing != NOBODY || node == node_of(s, s->rank)) return NOTHING_TO_DO;
+        missing = node;
+    }
+    return missing;
+}
+
+// What the ranks that are there make of it together. A node that one of them misses is lost to all.
+// Of different ones the lowest rank's counts.
+static int common_verdict(const Hearing *said) {
+    const Salvage *s = said->salvage;
+    int lost = NOBODY;
+    for (int r = 0; r < s->size; r++) {
+        if (lost == NOBODY && said->there[r] && said->heard[r] >= 0) lost = said->heard[r];
+    }
+    for (int r = 0; r < s->size; r++) {
+        bool in = lost == NOBODY || node_of(s, r) != lost;
+        if (in && (!said->there[r] || said->heard[r] == NOTHING_TO_DO)) return NOTHING_TO_DO;
+    }
+    return lost == node_of(s, s->rank) ? NOTHING_TO_DO : lost;
+}
+
+// The communicator of the survivors. Only they take part in making it.
 static MPI_Comm without_node(const Salvage *s, int lost) {
     MPI_Comm made = MPI_COMM_NULL;
     MPI_Group all, rest;
     int range[1][3] = {{lost * s->per_node, (lost + 1) * s->per_node - 1, 1}};
     MPI_Comm_group(s->world, &all);
-    MPI_Group_range_excl(all, lost < 0 ? 0 : 1, range, &rest);
-    if (MPI_Comm_create_group(s->world, rest, 1, &made) != MPI_SUCCESS) return MPI_COMM_NULL;
+    MPI_Group_range_excl(all, lost == NOBODY ? 0 : 1, range, &rest);
+    if (MPI_Comm_create_group(s->world, rest, TAG_GROUP, &made) != MPI_SUCCESS) return MPI_COMM_NULL;
     MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
     return made;
 }
 
-// Every survivor tells all others that it is one. All are waited for: one that is only late is not
-// lost. What goes to a lost rank, or comes from it, stays under way until the process ends.
+// First every survivor tells all others that it is one. All are waited for: one that is only late
+// is not lost. Then those that are there tell each other whom they miss, so that all do the same.
 MPI_Comm salvage_survivors(const Site *site, int *lost) {
+    static const int here = 1;
     const Salvage *s = site->salvage;
-    size_t ranks = (size_t)s->size;
-    static const char here = 1;
-    char *there = (char *)xcalloc(ranks, 1, "the survivors");
-    MPI_Request *answer = (MPI_Request *)xcalloc(ranks, sizeof *answer, "the survivors");
-    int nodes = s->size / s->per_node, whole = 0;
+    Hearing present = hearing_make(s), said = hearing_make(s);
+    int speaking = 1;
+    present.there[s->rank] = said.there[s->rank] = true;
     for (int r = 0; r < s->size; r++) {
-        MPI_Request sent;
-        answer[r] = MPI_REQUEST_NULL;
-        if (r == s->rank) continue;
-        MPI_Irecv(&there[r], 1, MPI_CHAR, r, 0, s->world, &answer[r]);
-        MPI_Isend(&here, 1, MPI_CHAR, r, 0, s->world, &sent);
+        if (r != s->rank) speak_with(&present, r, TAG_HERE, &here);
     }
-    double patience = s->limit > 0 && s->limit < FOR_OTHERS ? s->limit : FOR_OTHERS;
-    double until = monotonic_seconds() + patience;
-    while ((whole = whole_nodes(s, answer, lost)) < nodes && monotonic_seconds() < until) {
-        for (int r = 0, done; r < s->size; r++) {
-            if (answer[r] != MPI_REQUEST_NULL) MPI_Test(&answer[r], &done, MPI_STATUS_IGNORE);
-        }
-        heartbeat_moves(site);
-        usleep(1000);
+    listen_for(site, &present, s->size);
+    int *verdict = &said.heard[s->rank];
+    *verdict = missing_node(&present);
+    for (int r = 0; r < s->size; r++) {
+        if (r == s->rank || !present.there[r]) continue;
+        speak_with(&said, r, TAG_LOST, verdict);
+        speaking++;
     }
-    if (whole < nodes - 1 || *lost == s->rank / s->per_node) return MPI_COMM_NULL;
-    return without_node(s, *lost);
+    listen_for(site, &said, speaking);
+    *lost = common_verdict(&said);
+    return *lost == NOTHING_TO_DO ? MPI_COMM_NULL : without_node(s, *lost);
 }

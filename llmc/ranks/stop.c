@@ -21,13 +21,21 @@ static void on_signal(int number) { atomic_store(&handled, number); }
 // Milliseconds of the monotonic clock. The first SIGCONT that came while this process was running;
 // 0: none. And when somebody last asked for it, as the watchdog does every second.
 static atomic_llong continued, asked;
+static atomic_int polled;  // since then
 enum { RUNNING = 2000 };
 
 static long long now(void) { return (long long)(1e3 * monotonic_seconds()); }
 
 static void on_continue(int number) {
     long long none = 0, at = now();
-    if (at - atomic_load(&asked) < RUNNING) atomic_compare_exchange_strong(&continued, &none, at);
+    if (at - atomic_load(&asked) < RUNNING && atomic_compare_exchange_strong(&continued, &none, at))
+        atomic_store(&polled, 0);
+}
+
+// After a poll that began when SIGCONT had come. A rank that was dead by then may have taken part
+// in the first, but not in the second.
+static void all_live(void) {
+    if (atomic_fetch_add(&polled, 1) > 0) atomic_store(&continued, 0);
 }
 
 void stop_watch_launcher(void) {
@@ -73,7 +81,9 @@ void stop_poll(Stop *stop, StopReason own, Peers world) {
     int caught = take_signal();
     if (caught && own < STOP_SIGNAL) own = STOP_SIGNAL;
     int found[3] = {(int)own, caught, stop->busy};
+    bool ending = atomic_load(&continued) != 0;
     peers_reduce(world, found, 3, MPI_INT, MPI_MAX);
+    if (ending) all_live();
     if (found[0] > (int)stop->reason) stop->reason = (StopReason)found[0];
     if (found[1]) stop->signal_number = found[1];
     stop->busy = found[2] != 0;

@@ -22,8 +22,9 @@ void stop_catch_signals(void);
 // From here on SIGCONT tells that the launcher has begun to end the job: Open MPI's mpirun sends it
 // to every rank before it sends SIGTERM and SIGKILL.
 void stop_watch_launcher(void);
-// Seconds since it came; -1: it has not. One that ended a stop (Ctrl-Z and fg) does not count, nor
-// does any that found nobody asking for two seconds.
+// Seconds since it came; -1: it has not. It is forgotten when two polls of all ranks have passed
+// since: all live. One does not count that comes when nobody has called this function for two
+// seconds: the process was stopped (Ctrl-Z and fg).
 double stop_seconds_since_launcher(void);
 // Collective over the world: adds this rank's reason to those of the others. GO_ON: only a pending
 // signal, if there is one.

@@ -57,16 +57,15 @@ bool save_checkpoint(Run *run) {
     return true;
 }
 
-// The lost node held the lock. Where it hangs it still does, or a file system keeps the lock of a
-// machine that is gone. But it may also save itself, because the network between two nodes is gone,
-// which both survive. Then the first one's checkpoint stays.
+// The lost node may still hold the lock: it hangs, or the file system keeps a dead machine's lock.
+// Or it is alive behind a broken network and saves too. Then whoever saved first is left alone.
 static bool take_folder(Run *run, int64_t iteration) {
     const char *folder = run->config.save;
     double limit = run_peers(run, run->launch.world).limit;  // of the others, who wait for this rank
     double patience = limit > 0 && limit < 20 ? limit / 2 : 10;
     bool locked = save_folder_lock(folder, patience, &run->save_lock, &run->error);
     if (locked ? !save_folder_holds(folder, iteration) : !save_folder_in_use(folder, iteration)) return true;
-    return error_set(&run->error, EXIT_CHECKPOINT,
+    return error_set(&run->error, EXIT_COMMUNICATION,
                      "a node was lost, and another part of the job saves iteration %lld in %.600s; this part "
                      "does not replace it; start again",
                      (long long)iteration, folder);
@@ -79,10 +78,17 @@ bool save_salvaged(Run *run) {
     int pending = saver_abandon(&run->saver);
     peers_reduce(left, &pending, 1, MPI_INT, MPI_MAX);
     // A node may be a step ahead: then it takes that step's samples once more.
-    int64_t place[] = {run->iteration, run->consumed_train, run->consumed_valid};
-    peers_reduce(left, place, 3, MPI_INT64_T, MPI_MIN);
-    if (run->last_saved == place[0] && !pending) return true;
+    int64_t place[] = {run->iteration, run->consumed_train, run->consumed_valid, run->last_saved};
+    peers_reduce(left, place, 4, MPI_INT64_T, MPI_MIN);
+    if (place[3] == place[0] && !pending) return true;
     RunState state = current_state(run);
+    // The last step's exchange makes the outer weights what all have learnt. It may have failed, so
+    // the step is taken again.
+    if (place[0] == run->config.train_iters) {
+        place[0]--;
+        place[1] -= run->step_batch;
+        state.scheduler_samples -= run->step_batch;
+    }
     state.iteration = state.node_lost_at = place[0];
     state.consumed_train_samples = place[1];
     state.consumed_valid_samples = place[2];

@@ -50,9 +50,10 @@ bool run_agreed(Run *run, bool ok) {
     int who = 0;
     if (peers_agree(run_peers(run, run->launch.world), ok, &run->error, &who)) return true;
     run->exit_code = run->error.code;
-    // What some ranks had agreed on before is one rank's all the same.
-    int origin = run->error.rank >= 0 ? run->error.rank : who;
-    if (run->launch.rank == origin) error_print(&run->site, run->error.what);
+    // What some ranks had agreed on before is one rank's all the same. The site has the number that
+    // a rank began with (survivors.c).
+    bool mine = run->error.rank >= 0 ? run->error.rank == run->site.rank : run->launch.rank == who;
+    if (mine) error_print(&run->site, run->error.what);
     return false;
 }
 

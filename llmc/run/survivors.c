@@ -21,8 +21,7 @@ static void tell(const Run *run, int lost, const char *why) {
     Error err;
     if (lost < 0) {
         error_set(&err, EXIT_COMMUNICATION,
-                  "a node was late (%.600s), and the launcher or a transport had given it up; all nodes have "
-                  "saved what they have; start again",
+                  "a node was late (%.600s); all nodes have answered and saved what they have; start again",
                   why);
     } else {
         error_set(&err, EXIT_COMMUNICATION,

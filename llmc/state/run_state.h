@@ -14,8 +14,8 @@ typedef struct RunState {
     double flops_so_far;
     int64_t spikes, spikes_seen, skipped_in_a_row;  // the sentry's: sdp4bit/spikes.h
     int64_t repairs;                  // of replicas: llmc/state/replicas.h
-    int64_t node_lost_at;  // local steps: exchanges up to this iteration have no meeting to come, for
-                           // a node was lost (llmc/run/survivors.c); 0: none was
+    int64_t node_lost_at;  // local steps: the latest iteration that was saved because a node did
+                           // not come (llmc/run/survivors.c). Exchanges up to it meet no masters
     // Samples of the training and validation splits as built. How often their data are read follows
     // from them, and so does the order. 0: not known.
     int64_t train_split_samples, valid_split_samples;

@@ -171,7 +171,7 @@ void zero_keep_weights(Zero *zero, int tensor);
 void zero_put_weights(Zero *zero, int tensor, const void *host);
 // With --local-steps, where outer weights and moments have been loaded: an island begins with them;
 // or it goes on behind this step, and what is its own is loaded next. Buckets whose turn came after
-// lost_at, and whose masters have not met the outer weights yet, are going to.
+// lost_at still have to meet the outer weights: their meetings are set again.
 void zero_begin_island(Zero *zero);
 void zero_resume_island(Zero *zero, int64_t step, int64_t lost_at);
 // Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without

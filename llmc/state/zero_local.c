@@ -191,7 +191,7 @@ static void exchange(Zero *zero, int b) {
     kernel_pseudo_gradient(last, gradient, l->outer + at, zero->master + at, n);
     event_record(l->taken, last);
     stream_wait(l->stream, l->taken);
-    outer_exchange(&step, b, gradient);
+    if (!l->lost || !*l->lost) outer_exchange(&step, b, gradient);  // else buffers may be on their way
     zero->wire_checks.exchange = l->checks.exchange;
     kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, rate, momentum, n, l->lost);
     event_record(l->slot_free[slot], l->stream);

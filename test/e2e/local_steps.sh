@@ -93,6 +93,7 @@ check "the same where the others have a delay" hangs stall:1:7:1 1 7 2 1 --local
 check "the first node hangs" hangs stall:0:7:1 0 7 2 1
 check "one of three nodes hangs" hangs stall:1:7:1 1 7 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
+check "a node hangs in the last step, which is taken again" hangs stall:1:12:0 1 11 2 1
 check "a node of two ranks hangs while a save is in the background" hangs stall:2:5:2 1 5 4 2 \
     --quantized-weights --wq-group-size 128 --async-save
 check "a node hangs during an evaluation" hangs stall:1:6:4 1 6 2 1 --eval-iters 3
@@ -152,11 +153,11 @@ late() {
     local rc=0 pid
     in_background late 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
         --eval-interval 100000 --save-interval 100000 --save "$work/late"
-    wait_for_iteration late 25 && signal_rank CONT 0 && signal_rank STOP 1 || return 1
+    wait_for_iteration late 25 && signal_rank STOP 1 && sleep 1 && signal_rank CONT 0 || return 1
     sleep 8
     signal_rank CONT 1
     wait "$job" || rc=$?
-    error_names 7 "all nodes have saved what they have" $rc || return 1
+    error_names 7 "all nodes have answered and saved what they have" $rc || return 1
     ls "$work"/late/iter_*/mp_rank_00 >"$work/shards"
     [ "$(grep -c shard "$work/shards")" = 2 ] || { why="$(cat "$work/shards")"; return 1; }
 }
