@@ -21,8 +21,10 @@ saved_again() {
         cmp -s <(data_of "$golden/$shard") <(data_of "again/$shard") || { why="$shard differs"; return 1; }
         [ "$(data_of "$golden/$shard" | wc -c)" -gt 20000 ] || { why="$shard is too small"; return 1; }
     done
+    # A counter that is younger than that checkpoint is 0.
     [ "$(grep "$state" "$golden/iter_0000004/manifest.json")" = \
-        "$(grep "$state" again/iter_0000004/manifest.json)" ] || { why="the counters differ"; return 1; }
+        "$(grep "$state" again/iter_0000004/manifest.json | sed 's/ *"node_lost_at": *0,//')" ] ||
+        { why="the counters differ"; return 1; }
 }
 check "loaded and saved again: the same bytes" saved_again
 # The shards' headers, as another program reads them, agree with the manifest; also where a tensor
