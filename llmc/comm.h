@@ -56,7 +56,7 @@ void comm_connect(const Mesh *mesh, void *memory);
 void comm_may_lose(const Group *group, int *lost);
 // A member is lost: the main thread has learnt it elsewhere. Nothing without comm_may_lose, or the
 // second time.
-void comm_lose(const Mesh *mesh, const Group *group);
+void comm_lose(const Group *group);
 
 // The collectives do nothing in a group of one, or without comm_open.
 //

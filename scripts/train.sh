@@ -64,6 +64,13 @@ weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 -
 gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
     --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
 
+# After a lost rank the launcher kills the others two minutes later, and not two seconds: nodes that
+# train alone save before (docs/checkpoints.md).
+leave_time_to_save() {
+    export OMPI_MCA_odls_base_sigkill_timeout="${OMPI_MCA_odls_base_sigkill_timeout-60}"
+    export PRTE_MCA_odls_base_sigkill_timeout="${PRTE_MCA_odls_base_sigkill_timeout-60}"
+}
+
 # Sets $arm_flags, and $quantises_gradients for the speed runs.
 choose_arm() {
     quantises_gradients=0 arm_flags=()
@@ -83,14 +90,9 @@ choose_arm() {
             --secondary-partition)
         quantises_gradients=1
         ;;
-    eden | eden3 | eden2-ef | eden-lossless)
+    eden | eden3 | eden2-ef | eden-lossless | local)
         arm_flags=("@$root/configs/$arm.args") quantises_gradients=1
-        ;;
-    local)
-        arm_flags=("@$root/configs/$arm.args") quantises_gradients=1
-        # Nodes that outlive a lost one have time to save (docs/checkpoints.md).
-        export OMPI_MCA_odls_base_sigkill_timeout="${OMPI_MCA_odls_base_sigkill_timeout-60}"
-        export PRTE_MCA_odls_base_sigkill_timeout="${PRTE_MCA_odls_base_sigkill_timeout-60}"
+        [ $arm != local ] || leave_time_to_save
         ;;
     lossless) arm_flags=("@$root/configs/$arm.args") ;;
     *)

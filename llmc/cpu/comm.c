@@ -64,7 +64,7 @@ void comm_connect(const Mesh *mesh, void *memory) {}
 void comm_may_lose(const Group *group, int *lost) {
     if (group->comm) group->comm->lost = lost;
 }
-void comm_lose(const Mesh *mesh, const Group *group) {
+void comm_lose(const Group *group) {
     if (group->comm && group->comm->lost) *group->comm->lost = 1;
 }
 uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent : 0; }
@@ -105,39 +105,39 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
           all->in_turn ? ", or waits for another stage itself" : "");
 }
 
-// The wait is given up, for a member of another node does not come. MPI keeps the requests: the run
-// ends soon.
-static bool loses(const Comm *comm, double waited) {
-    bool late = comm->limit > 0 && waited > comm->limit;
-    if (!comm->lost || !salvage_covers(comm->site)) return false;
-    if (!late && !salvage_due(comm->site, waited) && !salvage_asked(comm->site)) return false;
+static bool may_lose(const Comm *comm) { return comm->lost && salvage_covers(comm->site); }
+
+// A member of another node does not come. MPI keeps the requests: the run ends soon.
+static void give_up(const Comm *comm) {
     salvage_notice(comm->site);
     *comm->lost = 1;
-    return true;
 }
 
 // False: MPI failed because a node is lost, and the wait is given up. Other errors end the job.
 static bool survives(const Comm *comm, int rc, const char *what, const char *where) {
-    if (rc == MPI_SUCCESS || !comm->lost || !salvage_covers(comm->site)) {
-        mpi_check(comm->site, rc, what, where);
-        return true;
-    }
-    salvage_notice(comm->site);
-    *comm->lost = 1;
-    return false;
+    bool loses = rc != MPI_SUCCESS && may_lose(comm);
+    if (loses) give_up(comm);
+    else mpi_check(comm->site, rc, what, where);
+    return !loses;
 }
 
 // Waits for the oldest `count` pieces and forgets them.
 static void wait_for(const Comm *comm, Requests *all, int count, const char *what, const char *where) {
-    Deadline deadline = deadline_in(comm->limit + salvage_patience(comm->site, comm->limit));
-    double began = monotonic_seconds();
+    bool outlives = may_lose(comm);
+    double patience = outlives ? 0 : salvage_patience(comm->site, comm->limit), began = monotonic_seconds();
+    Deadline deadline = deadline_in(comm->limit + patience);
     heartbeat_waits(comm->site, true);
     for (int done = 0, polls = 1; !done; polls++) {
         int rc = MPI_Testall(count, all->request, &done, MPI_STATUSES_IGNORE);
         if (!survives(comm, rc, what, where)) break;
         if (done || polls % 1024 != 0) continue;
-        if (loses(comm, monotonic_seconds() - began)) break;
-        if (comm->limit > 0 && deadline_passed(&deadline)) timed_out(comm, all, count, what, where);
+        bool late = comm->limit > 0 && deadline_passed(&deadline);
+        bool told = salvage_due(comm->site, monotonic_seconds() - began) || salvage_asked(comm->site);
+        if (outlives && (late || told)) {
+            give_up(comm);
+            break;
+        }
+        if (late) timed_out(comm, all, count, what, where);
     }
     heartbeat_waits(comm->site, false);
     all->count -= count;

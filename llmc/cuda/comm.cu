@@ -99,10 +99,11 @@ void comm_may_lose(const Group *group, int *lost) {
     if (group->comm) group->comm->lost = lost;
 }
 
-void comm_lose(const Mesh *mesh, const Group *group) {
-    if (!group->comm || !group->comm->lost) return;
-    heartbeat_watch(group->comm->site, NULL, (void *)mesh);  // the watchdog may be giving it up too
-    abandon(group->comm);
+void comm_lose(const Group *group) {
+    Comm *comm = group->comm;
+    if (!comm || !comm->lost) return;
+    heartbeat_watch(comm->site, NULL, (void *)comm->mesh);  // the watchdog may be giving it up too
+    abandon(comm);
 }
 
 // Does an error of this group mean that another node is lost, which this one outlives?

@@ -262,6 +262,12 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
     }
 }
 
+// A main thread that waits on the device looks for no lost node itself.
+static void notice_loss(const Heartbeat *h, bool waits, double idle) {
+    bool due = salvage_due(&h->site, idle);  // asked every beat: stop.h
+    if (waits && (due || (h->limit > 0 && idle > h->limit))) salvage_notice(&h->site);
+}
+
 // The main thread of this rank is stuck, or waits for what does not come.
 static void watch_own(Heartbeat *h, long long now) {
     char who[512], what[1000], calls[400];  // together within what error_print prints
@@ -270,8 +276,7 @@ static void watch_own(Heartbeat *h, long long now) {
     h->moves_seen = moves;
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->moves_since) * h->period;
-    bool due = salvage_due(&h->site, idle);  // asked every beat: stop.h
-    if (waits && (due || (h->limit > 0 && idle > h->limit))) salvage_notice(&h->site);
+    notice_loss(h, waits, idle);
     double patience = (waits ? h->patience : 0) + salvage_patience(&h->site, h->limit);
     if (h->limit <= 0 || idle <= h->limit + patience) return;
     explain_idle(h, waits, idle, who, sizeof who);

@@ -60,6 +60,8 @@ void salvage_disarm(const Site *site) {
     if (s->world != MPI_COMM_NULL) MPI_Comm_free(&s->world);
 }
 
+static int node_of(const Salvage *s, int rank) { return rank / s->per_node; }
+
 static Salvage *armed(const Site *site) {
     Salvage *s = site ? site->salvage : NULL;
     return s && atomic_load(&s->armed) ? s : NULL;
@@ -71,7 +73,7 @@ double salvage_patience(const Site *site, double limit) { return armed(site) ? l
 
 bool salvage_spares(const Site *site, int rank) {
     const Salvage *s = armed(site);
-    return s && rank / s->per_node != s->rank / s->per_node;
+    return s && node_of(s, rank) != node_of(s, s->rank);
 }
 
 void salvage_notice(const Site *site) {
@@ -114,8 +116,6 @@ typedef struct Hearing {
     int *heard;  // the message
     bool *there; // it has arrived
 } Hearing;
-
-static int node_of(const Salvage *s, int rank) { return rank / s->per_node; }
 
 static Hearing hearing_make(const Salvage *s) {
     size_t ranks = (size_t)s->size;

@@ -71,28 +71,37 @@ static bool take_folder(Run *run, int64_t iteration) {
                      (long long)iteration, folder);
 }
 
+// The state that the survivors go on from. *saved: a save of it has been begun before.
+static RunState salvaged_state(const Run *run, Peers left, bool *saved) {
+    enum { ITERATION, TRAIN, VALID, SAVED, FIELDS };
+    int64_t least[FIELDS] = {run->iteration, run->consumed_train, run->consumed_valid, run->last_saved};
+    RunState state = current_state(run);
+    // A node may be a step ahead: then it takes that step's samples once more.
+    peers_reduce(left, least, FIELDS, MPI_INT64_T, MPI_MIN);
+    *saved = least[SAVED] == least[ITERATION];
+    // The last step's exchange makes the outer weights what all have learnt. It may have failed, so
+    // the step is taken again.
+    if (least[ITERATION] == run->config.train_iters) {
+        least[ITERATION]--;
+        least[TRAIN] -= run->step_batch;
+        state.scheduler_samples -= run->step_batch;
+    }
+    state.iteration = state.node_lost_at = least[ITERATION];
+    state.consumed_train_samples = least[TRAIN];
+    state.consumed_valid_samples = least[VALID];
+    return state;
+}
+
 bool save_salvaged(Run *run) {
     Peers left = run_peers(run, run->launch.world);
+    bool begun;
     run->site.phase = "save checkpoint";
     if (!peers_agree(left, zero_sound(run->zero, left, &run->error), &run->error, NULL)) return false;
     int pending = saver_abandon(&run->saver);
     peers_reduce(left, &pending, 1, MPI_INT, MPI_MAX);
-    // A node may be a step ahead: then it takes that step's samples once more.
-    int64_t place[] = {run->iteration, run->consumed_train, run->consumed_valid, run->last_saved};
-    peers_reduce(left, place, 4, MPI_INT64_T, MPI_MIN);
-    if (place[3] == place[0] && !pending) return true;
-    RunState state = current_state(run);
-    // The last step's exchange makes the outer weights what all have learnt. It may have failed, so
-    // the step is taken again.
-    if (place[0] == run->config.train_iters) {
-        place[0]--;
-        place[1] -= run->step_batch;
-        state.scheduler_samples -= run->step_batch;
-    }
-    state.iteration = state.node_lost_at = place[0];
-    state.consumed_train_samples = place[1];
-    state.consumed_valid_samples = place[2];
-    bool ours = run->launch.rank != 0 || run->save_lock >= 0 || take_folder(run, place[0]);
+    RunState state = salvaged_state(run, left, &begun);
+    if (begun && !pending) return true;
+    bool ours = run->launch.rank != 0 || run->save_lock >= 0 || take_folder(run, state.iteration);
     run->saver.peers = left;
     return peers_agree(left, ours, &run->error, NULL) && saver_save(&run->saver, &state, &run->error) &&
            saver_advance(&run->saver, true, &run->error);

@@ -38,7 +38,7 @@ static void salvage(void *context, const char *why) {
     int lost = 0;
     MPI_Comm left = salvage_survivors(&run->site, &lost);
     if (left == MPI_COMM_NULL) return;
-    comm_lose(&run->mesh, &run->mesh.islands);
+    comm_lose(&run->mesh.islands);
     zero_use_outer(run->zero, false);
     settle(run, 0);
     go_on_without(run, lost, left);

@@ -150,7 +150,7 @@ check "a node that is killed costs its own work alone" killed
 # The launcher ends the job, so it seems, and a node does not come for a while. It answers all the
 # same: then all save.
 late() {
-    local rc=0 pid
+    local rc=0
     in_background late 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
         --eval-interval 100000 --save-interval 100000 --save "$work/late"
     wait_for_iteration late 25 && signal_rank STOP 1 && sleep 1 && signal_rank CONT 0 || return 1
@@ -162,6 +162,20 @@ late() {
     [ "$(grep -c shard "$work/shards")" = 2 ] || { why="$(cat "$work/shards")"; return 1; }
 }
 check "a node that is only late is not lost" late
+# As Ctrl-Z and fg do, for longer than the limit.
+paused() {
+    local rc=0 at
+    in_background paused 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
+        --eval-interval 100000 --save-interval 100000 --save "$work/paused" "${soon[@]}"
+    wait_for_iteration paused 25 && signal_rank STOP 0 && signal_rank STOP 1 || return 1
+    sleep 7
+    signal_rank CONT 0 && signal_rank CONT 1 || return 1
+    at=$(field paused loss | tail -n 1 | cut -d ' ' -f 1)
+    wait_for_iteration paused $((at + 20)) && signal_rank TERM 0 || return 1
+    wait "$job" || rc=$?
+    [ $rc -eq 75 ] && ! grep '^error' "$work/err" >"$work/lines" || say "exit code $rc"
+}
+check "nodes that are stopped together and go on lose nobody" paused
 
 # Nodes judge by themselves. In the shard of one rank an exponent becomes wrong after the gradients'
 # last hop, which its own node alone finds.
