@@ -321,28 +321,3 @@ void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank
     print_choice(row, planned_gpu_room(config, mesh), out);
     print_strategies(config, mesh, plan_rank, out);
 }
-
-enum { MEASURED_LAYERS = 4 };
-Config config_to_measure(const Config *config) {
-    Config c = *config;
-    if (c.num_layers > MEASURED_LAYERS) c.num_layers = MEASURED_LAYERS;
-    c.plan = c.quantized_weights = c.quantized_gradients = c.hadamard_transform = c.error_feedback = false;
-    c.optimizer_cpu_offload = c.sequence_parallel = c.emulate_nodes = false;
-    c.plan_world_size = c.gpus_per_node = c.num_layers_per_virtual_pipeline_stage = 0;
-    c.tensor_model_parallel_size = c.pipeline_model_parallel_size = c.local_steps = 1;
-    c.local_steps_delay = 0;
-    c.sharding = SHARD_OPTIMIZER;
-    c.recompute_granularity = RECOMPUTE_NONE;
-    c.mock_data = true;
-    c.global_batch_size = c.micro_batch_size;
-    c.train_iters = c.lr_decay_iters = 1000;
-    c.save = c.load = c.log_jsonl = c.tensorboard_dir = c.wandb_project = NULL;
-    c.eval_iters = 0;
-    c.timing_log_level = 2;
-    // What the other configuration owns.
-    c.words = NULL;
-    c.words_count = 0;
-    c.wandb_jsonl = NULL;
-    memset(c.data_words, 0, sizeof c.data_words);
-    return c;
-}

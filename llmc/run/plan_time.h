@@ -15,8 +15,4 @@ typedef Zero *(*PlanRank)(const Config *config, const Mesh *mesh, MemoryPlan *me
 // strategy.
 void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out);
 
-// --plan-measure: a run of one rank with few of the model's layers, whose passes are timed. Tokens
-// are made up, nothing is saved or logged. It borrows config's words.
-Config config_to_measure(const Config *config);
-
 LLMC_END

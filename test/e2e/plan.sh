@@ -531,6 +531,16 @@ measures() { # a small model, whose first four layers are timed
 check "--plan-measure" measures
 check "--plan-measure of a model in parts" measures --tensor-model-parallel-size 2 \
     --recompute-granularity full
+check "--plan-measure of a run with a long warm-up" measures --train-iters 500000 --lr-warmup-iters 2000
+check "--plan-measure of a run whose batch grows" measures --train-samples 100000 --global-batch-size 64 \
+    --rampup-batch-size 16 16 1000 --lr-warmup-samples 5000
+check "--plan-measure of a WSD schedule and of all that is logged" measures --train-iters 9000 \
+    --lr-decay-style WSD --lr-wsd-decay-iters 3000 --dump-distributions "$work/histograms" \
+    --dump-distributions-interval 1 --quantized-gradients --log-quantization-error-interval 1
+check "--plan-measure of weights shared among all" measures \
+    --data-parallel-sharding-strategy optim_grads_params --shard-params-over world --secondary-partition
+check "--plan-measure of local steps that EDEN codes" measures --local-steps 30 --local-steps-delay 5 \
+    --quantized-gradients --gradient-quantization-method eden
 plan_refused() { # CODE TEXT FLAGS...
     local code=$1 text=$2
     shift 2
