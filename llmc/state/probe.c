@@ -71,9 +71,10 @@ Traffic probe_traffic(const Zero *zero) {
 
 // --- in the step ---------------------------------------------------------------------------------
 
-// n device values as floats on the host, in the order of the lane `last`.
-static float *fetch(Zero *zero, const float *values, int64_t n) {
-    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
+// n device values as floats on the host, in the order of the lane `last`, with zeros behind them up
+// to `room`.
+static float *fetch(Zero *zero, const float *values, int64_t n, int64_t room) {
+    float *host = (float *)xcalloc((size_t)room + 1, sizeof(float), "figures on quantisation");
     copy_to_host(zero->lanes->last, host, values, (size_t)n * sizeof(float));
     stream_synchronize(zero->lanes->last);
     return host;
@@ -137,7 +138,7 @@ static void gradient_histograms(Zero *zero, const TlqStep *step, int b) {
         if (!is_matrix_of(zero, piece, bucket)) continue;
         int64_t n = piece->hi - piece->lo, whole = round_up64(n, order);
         int64_t logical = logical_of(zero, piece, bucket);
-        float *x = fetch(zero, grads + piece->arena_at - bucket->arena_start, whole);
+        float *x = fetch(zero, grads + piece->arena_at - bucket->arena_start, n, whole);
         for (int64_t j = 0; j < whole; j++) x[j] *= scale;
         histogram_add(histogram_of(zero, piece->tensor, PROBE_GRADIENT), x, n);
         for (int64_t j = 0; j < whole; j += order) transform_block(x + j, transform, key, logical + j);
@@ -174,7 +175,7 @@ void probe_gradients(Zero *zero, const TlqStep *step, int b) {
 
 // Adds the squares of reduced - exact and of exact over the first n values of a window.
 static void compare_window(Zero *zero, const float *window, const float *exact_window, int64_t n) {
-    float *reduced = fetch(zero, window, n), *exact = fetch(zero, exact_window, n);
+    float *reduced = fetch(zero, window, n, n), *exact = fetch(zero, exact_window, n, n);
     for (int64_t i = 0; i < n; i++) {
         double error = (double)reduced[i] - exact[i];
         zero->probe.error_squares += error * error;
