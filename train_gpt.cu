@@ -670,6 +670,7 @@ static bool verdict_ends_run(Run *run, bool settled) {
 }
 
 static void save_and_leave(Run *run, const char *why, int exit_code) {
+    if (run->stop.reason == STOP_SIGNAL) stop_ignore_launcher(run_peers(run, run->launch.world));
     settle(run, 0);
     if (verdict_ends_run(run, true)) return;
     run->exit_code = exit_code;

@@ -2,7 +2,8 @@
 // memory. llmc/cpu/comm.c sends by MPI. llmc/cuda/comm.cu sends by NCCL, and inside a node by copy
 // engines. Opened by llmc/run/setup.c. Gradients and weights pass through sdp4bit/wire.c, a step's
 // records through llmc/state/zero.c.
-// A collective that fails ends the job through fatal() with EXIT_COMMUNICATION.
+// A collective that fails ends the job through fatal() with EXIT_COMMUNICATION, but for
+// comm_may_lose.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ranks/mesh.h"

@@ -155,6 +155,17 @@ in_background() {
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
 }
+shim=$BUILD/test/fault/shim.so
+# A disk on which every sync of this rank takes so much longer.
+slow_disk() { # MILLISECONDS RANK COMMAND...
+    local before=("${launcher[@]}") rc
+    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_SLOW_MS="$1" -x SHIM_RANK="$2" -x SHIM_FOLDER="$work/" -x
+        SHIM_AT=0)
+    "${@:3}"
+    rc=$?
+    launcher=("${before[@]}")
+    return $rc
+}
 # rank_pids [RANK]: process ids of this script's ranks that run now, or of one of them.
 rank_pids() {
     local ours=()

@@ -45,7 +45,7 @@ static const StateField STATE[] = {
     INTEGER(spikes_seen),
     INTEGER(skipped_in_a_row),
     INTEGER(repairs),
-    YOUNGER_INTEGER(node_lost_at),
+    YOUNGER_INTEGER(met_at),
     YOUNGER_INTEGER(train_split_samples),
     YOUNGER_INTEGER(valid_split_samples),
     REAL(loss_mean),

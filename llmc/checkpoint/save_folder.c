@@ -193,10 +193,13 @@ bool save_folder_holds(const char *directory, int64_t iteration) {
 }
 
 bool save_folder_in_use(const char *directory, int64_t iteration) {
-    char *fresh = text_format("%s/.iter_%07" PRId64 ".tmp", directory, iteration);
-    bool begun = durable_exists(fresh);
-    free(fresh);
-    return begun || save_folder_holds(directory, iteration);
+    bool used = save_folder_holds(directory, iteration) || save_folder_holds(directory, iteration + 1);
+    for (int64_t i = iteration - 1; !used && i <= iteration + 1; i++) {
+        char *fresh = text_format("%s/.iter_%07" PRId64 ".tmp", directory, i);
+        used = durable_exists(fresh);
+        free(fresh);
+    }
+    return used;
 }
 
 bool save_folder_same(const char *a, const char *b) {

@@ -1,5 +1,5 @@
 // The saves of a run, as its flags say: room for them, one at a time, in the background or not,
-// their log lines. Called by llmc/run/ and train_gpt.cu. checkpoint.h does the work on files.
+// their log lines. Called by llmc/run. checkpoint.h does the work on files.
 #pragma once
 #include "llmc/checkpoint/zero_slices.h"
 #include "llmc/log/log.h"
@@ -24,7 +24,8 @@ typedef struct Saver {
     bool saved;           // by this process, into the folder as it is
 } Saver;
 
-// All of the following are collective and give the same result, and the same error, on every rank.
+// The following are collective, but for saver_busy and saver_abandon, and give the same result, and
+// the same error, on every rank.
 
 // Asked before the first step. Errors (EXIT_CHECKPOINT): the disk does not hold one checkpoint; a
 // rank's limit on the size of files is below its shard; a folder lies where every save puts a file;
@@ -42,8 +43,7 @@ bool saver_busy(const Saver *saver);
 // Takes a save in the background one part further, or waits for its end.
 bool saver_advance(Saver *saver, bool to_the_end, Error *err);
 // For a save that cannot end because a rank is lost. Waits until this rank's file is written, then
-// forgets the save. The next one deletes what is there of it. False: there was none. Not
-// collective.
+// forgets the save. The next one deletes what is there of it. False: there was none.
 bool saver_abandon(Saver *saver);
 
 LLMC_END

@@ -123,7 +123,7 @@ static bool restore_island(Zero *zero, const Checkpoint *checkpoint, bool known,
         return true;
     }
     const RunState *run = checkpoint_state(checkpoint);
-    zero_resume_island(zero, run->iteration, run->node_lost_at);
+    zero_resume_island(zero, run->iteration, run->met_at);
     return restore_kind(zero, checkpoint, SLICE_LOCAL_MASTER, err) &&
            restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG, err) &&
            restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG_SQ, err);

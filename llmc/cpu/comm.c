@@ -87,21 +87,22 @@ static MPI_Request *next_request(Requests *all, int whom, bool last) {
 }
 
 // Of the pieces that were waited for the first that is not there tells who is late.
-static void timed_out(const Comm *comm, Requests *all, int count, const char *what, const char *where) {
+static void timed_out(const Comm *comm, Requests *all, int count, const char *what, const char *where,
+                      double waited) {
     int late = 0, done = 1;
     char who[512];
     bool blames = heartbeat_blames(comm->site, who, sizeof who);
     heartbeat_take_floor(comm->site);
     if (blames) {
         fatal(comm->site, EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it "
-              "(--distributed-timeout-minutes sets the limit)", what, where, comm->limit, who);
+              "(--distributed-timeout-minutes sets the limit)", what, where, waited, who);
     }
     for (int i = 0; i < count && done; i++) {
         late = i;
         MPI_Test(&all->request[i], &done, MPI_STATUS_IGNORE);
     }
     fatal(comm->site, EXIT_COMMUNICATION, "%s %s: rank %d has not answered for %.0f s%s; see what stopped it "
-          "(--distributed-timeout-minutes sets the limit)", what, where, all->part[late].whom, comm->limit,
+          "(--distributed-timeout-minutes sets the limit)", what, where, all->part[late].whom, waited,
           all->in_turn ? ", or waits for another stage itself" : "");
 }
 
@@ -131,13 +132,14 @@ static void wait_for(const Comm *comm, Requests *all, int count, const char *wha
         int rc = MPI_Testall(count, all->request, &done, MPI_STATUSES_IGNORE);
         if (!survives(comm, rc, what, where)) break;
         if (done || polls % 1024 != 0) continue;
+        double waited = monotonic_seconds() - began;
         bool late = comm->limit > 0 && deadline_passed(&deadline);
-        bool told = salvage_due(comm->site, monotonic_seconds() - began) || salvage_asked(comm->site);
+        bool told = salvage_due(comm->site, waited) || salvage_asked(comm->site);
         if (outlives && (late || told)) {
             give_up(comm);
             break;
         }
-        if (late) timed_out(comm, all, count, what, where);
+        if (late) timed_out(comm, all, count, what, where, waited);
     }
     heartbeat_waits(comm->site, false);
     all->count -= count;

@@ -156,6 +156,7 @@ static void nccl_end(const Group *group, ncclResult_t result, const char *what) 
     if (result == ncclSuccess || lost) return;
     if (!outlives(group)) nccl_failed(group, result, what);
     salvage_notice(group->comm->site);
+    *group->comm->mesh->islands.comm->lost = 1;  // before kernels use what has not arrived
 }
 
 // --- communicators -------------------------------------------------------------------------------

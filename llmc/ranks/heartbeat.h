@@ -31,8 +31,8 @@ void heartbeat_starting(Site *site, double limit);
 // A rank that shows no sign of life for `limit` seconds (0: none is looked for) ends the job: the
 // lowest rank of the host that is alive prints one line and leaves with EXIT_COMMUNICATION. So does
 // a rank whose own main thread makes no progress for that long, or a little longer when it waits:
-// waits that know their limit (peers.h) come first. While a lost node is handled (salvage.h) it is
-// twice the limit and a minute. site is read by the calling thread alone.
+// waits that know their limit (peers.h) come first. In a run that outlives a lost node (salvage.h)
+// it is twice the limit and a minute. site is read by the calling thread alone.
 void heartbeat_open(Site *site, MPI_Comm host, int ranks, double limit);
 // Before MPI ends, in the place of heartbeat_close. code: of the run so far, and it stays if it is
 // an error's. Of the ranks of a host that have met, the first one speaks.

@@ -23,8 +23,10 @@ static void check(Peers peers, int rc, const char *what) {
 
 // The limit has passed; whoever comes while the culprit is looked for is welcome. This node may be
 // the one that is lost. Then the others get the time to save, once: more is NULL the second time.
-static void no_answer(Peers peers, MPI_Request *request, int *done, const char *what, Deadline *more) {
+static void no_answer(Peers peers, MPI_Request *request, int *done, const char *what, double began,
+                      Deadline *more) {
     char who[512];
+    double waited = monotonic_seconds() - began;
     if (!heartbeat_blames(peers.site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
     check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
     if (*done) return;
@@ -36,7 +38,7 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
     heartbeat_take_floor(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
           "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)",
-          peers.limit, who);
+          waited, who);
 }
 
 // Completes a nonblocking operation. started: what the call that began it has returned.
@@ -44,6 +46,8 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     Deadline deadline = deadline_in(peers.limit);
     int done = 0;
     check(peers, started, what);
+    // What was under way has been given up, even if all come now.
+    if (salvage_noticed(peers.site)) salvage_begin(peers.site, "a rank did not come");
     double began = monotonic_seconds();
     bool patient = false;
     heartbeat_waits(peers.site, true);
@@ -53,10 +57,14 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
         if (salvage_due(peers.site, monotonic_seconds() - began) || salvage_asked(peers.site))
             salvage_begin(peers.site, "a rank does not come");
         if (peers.limit <= 0 || !deadline_passed(&deadline)) continue;
-        no_answer(peers, request, &done, what, patient ? NULL : &deadline);
+        no_answer(peers, request, &done, what, began, patient ? NULL : &deadline);
         patient = true;
     }
     heartbeat_waits(peers.site, false);
+    if (!salvage_failed(peers.site)) return;
+    heartbeat_take_floor(peers.site);
+    fatal(peers.site, EXIT_COMMUNICATION,
+          "several nodes were lost or late, and nothing was saved; start again");
 }
 
 bool peers_agree(Peers peers, bool ok, Error *err, int *who) {

@@ -14,8 +14,8 @@
 // Seconds that a wait may take after the launcher's signal. The launcher must leave this, the time
 // for others to answer, and the time to save (docs/checkpoints.md).
 enum { AFTER_SIGNAL = 5 };
-// Seconds for others to answer.
-enum { FOR_OTHERS = 20 };
+// Seconds for others to answer, and more of them for what they make of it.
+enum { FOR_OTHERS = 20, AND_VERDICTS = 5 };
 // Seconds for them to save, beyond a second time limit.
 enum { FOR_SAVES = 60 };
 // Messages between those that look for each other.
@@ -24,9 +24,9 @@ enum { TAG_HERE, TAG_LOST, TAG_GROUP };
 enum { NOBODY = -1, NOTHING_TO_DO = -2 };
 
 struct Salvage {
-    atomic_bool armed, noticed, begun;
-    MPI_Comm world;  // for the survivors' messages alone
-    double limit;    // seconds that one waits for another; 0: none
+    atomic_bool armed, noticed, begun, failed;
+    MPI_Comm world;   // for the survivors' messages alone
+    double patience;  // seconds for the others to answer: the same on all ranks
     int rank, size, per_node;
     SalvageSave save;
     void *context;
@@ -46,7 +46,9 @@ void salvage_arm(const Site *site, Peers world, int per_node, SalvageSave save, 
     MPI_Comm_set_errhandler(s->world, MPI_ERRORS_RETURN);
     MPI_Comm_rank(s->world, &s->rank);
     MPI_Comm_size(s->world, &s->size);
-    s->limit = world.limit;
+    double limit = world.limit > 0 ? world.limit : FOR_OTHERS;
+    peers_reduce(world, &limit, 1, MPI_DOUBLE, MPI_MIN);
+    s->patience = limit < FOR_OTHERS ? limit : FOR_OTHERS;
     s->per_node = per_node;
     s->save = save;
     s->context = context;
@@ -105,6 +107,12 @@ void salvage_begin(const Site *site, const char *why) {
     if (!s || atomic_exchange(&s->begun, true)) return;
     atomic_store(&s->noticed, true);
     s->save(s->context, why);
+    atomic_store(&s->failed, true);
+}
+
+bool salvage_failed(const Site *site) {
+    Salvage *s = armed(site);
+    return s && atomic_load(&s->failed);
 }
 
 // --- who is left ---------------------------------------------------------------------------------
@@ -149,10 +157,9 @@ static int listen(Hearing *h) {
     return count;
 }
 
-// Until `wanted` ranks have been heard, or the time is up.
-static void listen_for(const Site *site, Hearing *h, int wanted) {
-    double limit = h->salvage->limit;
-    double until = monotonic_seconds() + (limit > 0 && limit < FOR_OTHERS ? limit : FOR_OTHERS);
+// Until `wanted` ranks have been heard, or so many seconds have passed.
+static void listen_for(const Site *site, Hearing *h, int wanted, double seconds) {
+    double until = monotonic_seconds() + seconds;
     while (listen(h) < wanted && monotonic_seconds() < until) {
         heartbeat_moves(site);
         usleep(1000);
@@ -211,7 +218,7 @@ MPI_Comm salvage_survivors(const Site *site, int *lost) {
     for (int r = 0; r < s->size; r++) {
         if (r != s->rank) speak_with(&present, r, TAG_HERE, &here);
     }
-    listen_for(site, &present, s->size);
+    listen_for(site, &present, s->size, s->patience);
     int *verdict = &said.heard[s->rank];
     *verdict = missing_node(&present);
     for (int r = 0; r < s->size; r++) {
@@ -219,7 +226,8 @@ MPI_Comm salvage_survivors(const Site *site, int *lost) {
         speak_with(&said, r, TAG_LOST, verdict);
         speaking++;
     }
-    listen_for(site, &said, speaking);
+    // Who was heard last may have begun so much later, and listens as long.
+    listen_for(site, &said, speaking, s->patience + AND_VERDICTS);
     *lost = common_verdict(&said);
     return *lost == NOTHING_TO_DO ? MPI_COMM_NULL : without_node(s, *lost);
 }

@@ -43,10 +43,12 @@ bool salvage_due(const Site *site, double seconds);
 bool salvage_asked(const Site *site);
 // Calls the handler, the first time. Returns where it is not armed, or nothing can be saved.
 void salvage_begin(const Site *site, const char *why);
+// The handler has returned: what it gave up is lost, and the job must end.
+bool salvage_failed(const Site *site);
 // For the handler: a communicator of the ranks of all nodes but one, in world order, which lasts
 // until the process ends. *lost: the node that does not answer within 20 s, or the time limit where
-// that is less; -1: all do. It takes at most twice that. MPI_COMM_NULL: more than one node is lost,
-// or this one is.
+// that is less; -1: all do. It takes at most twice that, and 5 s. MPI_COMM_NULL: more than one node
+// is lost, or this one is.
 MPI_Comm salvage_survivors(const Site *site, int *lost);
 
 LLMC_END

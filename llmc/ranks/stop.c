@@ -19,17 +19,18 @@ static atomic_int handled;
 static void on_signal(int number) { atomic_store(&handled, number); }
 
 // Milliseconds of the monotonic clock. The first SIGCONT that came while this process was running;
-// 0: none. And when somebody last asked for it, as the watchdog does every second.
-static atomic_llong continued, asked;
+// 0: none. When somebody last asked for it, as the watchdog does every second. And when somebody
+// did so who had not for long: the watchdog may be faster than the handler.
+static atomic_llong continued, asked, woken;
 static atomic_int polled;  // since then
-enum { RUNNING = 2000 };
+enum { RUNNING = 2000, AWAKE = 1000 };
 
 static long long now(void) { return (long long)(1e3 * monotonic_seconds()); }
 
 static void on_continue(int number) {
     long long none = 0, at = now();
-    if (at - atomic_load(&asked) < RUNNING && atomic_compare_exchange_strong(&continued, &none, at))
-        atomic_store(&polled, 0);
+    bool running = at - atomic_load(&asked) < RUNNING && at - atomic_load(&woken) > AWAKE;
+    if (running && atomic_compare_exchange_strong(&continued, &none, at)) atomic_store(&polled, 0);
 }
 
 // After a poll that began when SIGCONT had come. A rank that was dead by then may have taken part
@@ -44,9 +45,15 @@ void stop_watch_launcher(void) {
     sigaction(SIGCONT, &take, NULL);
 }
 
+void stop_ignore_launcher(Peers world) {
+    peers_meet(world);  // the second time after a poll: see all_live
+    signal(SIGCONT, SIG_DFL);
+    atomic_store(&continued, 0);
+}
+
 double stop_seconds_since_launcher(void) {
     long long at = atomic_load(&continued), here = now();
-    atomic_store(&asked, here);
+    if (here - atomic_exchange(&asked, here) > RUNNING) atomic_store(&woken, here);
     return at ? 1e-3 * (double)(here - at) : -1;
 }
 

@@ -1,6 +1,6 @@
 // Leaving a run early: signals, the time limit, data found broken. Signals are kept and polled, so
 // that a step is never cut in two. Every rank reaches the same answer. Called by train_gpt.cu after
-// each step and between the parts of an evaluation.
+// each step and between the parts of an evaluation, and by salvage.c.
 #pragma once
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
@@ -24,8 +24,12 @@ void stop_catch_signals(void);
 void stop_watch_launcher(void);
 // Seconds since it came; -1: it has not. It is forgotten when two polls of all ranks have passed
 // since: all live. One does not count that comes when nobody has called this function for two
-// seconds: the process was stopped (Ctrl-Z and fg).
+// seconds, or had not until just before: the process was stopped (Ctrl-Z and fg).
 double stop_seconds_since_launcher(void);
+// Collective over the world, once a poll has said that a signal came to the job. All ranks live, so
+// from here on SIGCONT, which a launcher may have sent with it, tells nothing: a slow save is no
+// lost node.
+void stop_ignore_launcher(Peers world);
 // Collective over the world: adds this rank's reason to those of the others. GO_ON: only a pending
 // signal, if there is one.
 void stop_poll(Stop *stop, StopReason own, Peers world);

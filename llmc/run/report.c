@@ -117,8 +117,8 @@ void report_start(Run *run) {
 // --- a step --------------------------------------------------------------------------------------
 
 // What is known of every iteration once it is settled. Where zeros or norms are wanted it is
-// collective and synchronises, once per iteration.
-static void report_step(Run *run, int64_t iteration) {
+// collective and synchronises, once per iteration. alone: they are left out.
+static void report_step(Run *run, int64_t iteration, bool alone) {
     const Config *c = &run->config;
     // Each island has masters of its own. The lines tell of rank 0's.
     Peers peers = run_peers(run, mesh_judges(&run->mesh)->mpi);
@@ -130,13 +130,13 @@ static void report_step(Run *run, int64_t iteration) {
     r->loss = run->last.loss;
     r->skipped = !run->last.applied;
     r->grad_norm = c->clip_grad > 0 ? run->last.grad_norm : -1.0;
-    r->num_zeros = c->log_num_zeros_in_grad ? (double)zero_zeros(run->zero, peers) : -1.0;
-    r->params_norm = c->log_params_norm ? zero_params_norm(run->zero, peers) : -1.0;
+    r->num_zeros = c->log_num_zeros_in_grad && !alone ? (double)zero_zeros(run->zero, peers) : -1.0;
+    r->params_norm = c->log_params_norm && !alone ? zero_params_norm(run->zero, peers) : -1.0;
     r->reserved_bytes = r->allocated_bytes = (double)memory_plan_total(&run->memory_plan);
     log_step_scalars(run->log, r);
 }
 
-void settle(Run *run, int which) {
+static void settle_step(Run *run, int which, bool alone) {
     if (!run->unsettled) return;
     run->last = zero_verdict(run->zero, which);
     run->unsettled = false;
@@ -148,8 +148,11 @@ void settle(Run *run, int which) {
     sentry_judge(&run->sentry, &run->last, iteration, run->log, &run->error);
     run->interval.skipped += !run->last.applied;
     run->interval.nan += run->sentry.nan - nan;
-    report_step(run, iteration);
+    report_step(run, iteration, alone);
 }
+
+void settle(Run *run, int which) { settle_step(run, which, false); }
+void settle_alone(Run *run) { settle_step(run, 0, true); }
 
 // --- an interval ---------------------------------------------------------------------------------
 

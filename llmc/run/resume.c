@@ -10,6 +10,11 @@
 
 // --- saving --------------------------------------------------------------------------------------
 
+// Behind the last of --train-iters every bucket has met the outer weights (zero_local.c).
+static bool local_steps_end(const Run *run) {
+    return run->config.local_steps > 1 && run->iteration == run->config.train_iters;
+}
+
 static RunState current_state(const Run *run) {
     RunState state;
     memset(&state, 0, sizeof state);
@@ -22,7 +27,7 @@ static RunState current_state(const Run *run) {
     state.beta2_power = run->last.beta2_power;
     sentry_save(&run->sentry, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
-    state.node_lost_at = run->node_lost_at;
+    state.met_at = local_steps_end(run) ? run->iteration : run->met_at;
     state.train_split_samples = run->split_samples[SPLIT_TRAIN];
     state.valid_split_samples = run->split_samples[SPLIT_VALID];
     return state;
@@ -78,15 +83,15 @@ static RunState salvaged_state(const Run *run, Peers left, bool *saved) {
     RunState state = current_state(run);
     // A node may be a step ahead: then it takes that step's samples once more.
     peers_reduce(left, least, FIELDS, MPI_INT64_T, MPI_MIN);
-    *saved = least[SAVED] == least[ITERATION];
     // The last step's exchange makes the outer weights what all have learnt. It may have failed, so
     // the step is taken again.
     if (least[ITERATION] == run->config.train_iters) {
         least[ITERATION]--;
         least[TRAIN] -= run->step_batch;
-        state.scheduler_samples -= run->step_batch;
     }
-    state.iteration = state.node_lost_at = least[ITERATION];
+    *saved = least[SAVED] >= least[ITERATION];
+    if (run->iteration > least[ITERATION] && run->last.applied) state.scheduler_samples -= run->step_batch;
+    state.iteration = state.met_at = least[ITERATION];
     state.consumed_train_samples = least[TRAIN];
     state.consumed_valid_samples = least[VALID];
     return state;
@@ -116,7 +121,7 @@ static void restore_counters(Run *run, const RunState *state) {
     run->split_samples[SPLIT_TRAIN] = state->train_split_samples;
     run->split_samples[SPLIT_VALID] = state->valid_split_samples;
     run->flops_so_far = state->flops_so_far;
-    run->node_lost_at = state->node_lost_at;
+    run->met_at = state->met_at;
 }
 
 static void restore_optimizer_counters(Run *run, const RunState *state) {

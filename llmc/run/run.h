@@ -77,7 +77,7 @@ typedef struct Run {
     int64_t last_saved;
     int64_t went_on_from;    // the checkpoint in the --save folder that this run went on from; -1: none
     int save_lock;           // of rank 0 on the folder of --save
-    int64_t node_lost_at;    // the latest iteration at which a node was lost; 0: none was
+    int64_t met_at;          // of the checkpoint that was loaded: RunState
     Saver saver;
     Stop stop;               // why the run is to be left early
     Memory memory;           // the plan against what was there
@@ -143,6 +143,8 @@ void interval_exclude(Run *run, const Interruption *from);
 void interval_end(Run *run);
 // Reads the verdict of a step. which: 0 the latest one launched, 1 the one before.
 void settle(Run *run, int which);
+// The latest one's, where other ranks may not come: without figures that ranks make together.
+void settle_alone(Run *run);
 
 // --- resume.c ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@
 // From here on the run's ranks are those of the other nodes. node -1: all.
 static void go_on_without(Run *run, int node, MPI_Comm left) {
     if (node >= 0) mesh_without(&run->mesh, node);
-    run->launch.world = left;
+    run->launch.world = run->mesh.world.mpi = left;
     MPI_Comm_rank(left, &run->launch.rank);
     MPI_Comm_size(left, &run->launch.size);
 }
@@ -40,13 +40,16 @@ static void salvage(void *context, const char *why) {
     if (left == MPI_COMM_NULL) return;
     comm_lose(&run->mesh.islands);
     zero_use_outer(run->zero, false);
-    settle(run, 0);
+    settle_alone(run);
     go_on_without(run, lost, left);
-    bool saved = run_agreed(run, !run->sentry.ended_at) && run_agreed(run, save_salvaged(run));
+    // A step that the run would have ended for is not saved.
+    bool sound = !run->sentry.ended_at && run->error.code != EXIT_DATA;
+    bool saved = run_agreed(run, sound) && run_agreed(run, save_salvaged(run));
     if (saved && run->launch.rank == 0) tell(run, lost, why);
     run_meet(run);  // the launcher kills the others when the first one ends
     fflush(stdout);
-    _exit(run->exit_code ? run->exit_code : EXIT_COMMUNICATION);
+    bool failed = run->exit_code != EXIT_DONE && run->exit_code != EXIT_STOPPED;
+    _exit(failed ? run->exit_code : EXIT_COMMUNICATION);
 }
 
 void survivors_save(Run *run) {

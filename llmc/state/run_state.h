@@ -1,5 +1,5 @@
 // What a run is, beside its weights and moments: counters and small state, equal on every rank. A
-// checkpoint holds it; train_gpt.cu and sentry.c fill it and take it back.
+// checkpoint holds it; resume.c and sentry.c fill it and take it back.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -14,8 +14,9 @@ typedef struct RunState {
     double flops_so_far;
     int64_t spikes, spikes_seen, skipped_in_a_row;  // the sentry's: sdp4bit/spikes.h
     int64_t repairs;                  // of replicas: llmc/state/replicas.h
-    int64_t node_lost_at;  // local steps: the latest iteration that was saved because a node did
-                           // not come (llmc/run/survivors.c). Exchanges up to it meet no masters
+    int64_t met_at;  // local steps: exchanges that began up to this iteration meet no masters any more. It
+                     // was the last of --train-iters, where all met, or a node did not come
+                     // (llmc/run/survivors.c). 0: there was none
     // Samples of the training and validation splits as built. How often their data are read follows
     // from them, and so does the order. 0: not known.
     int64_t train_split_samples, valid_split_samples;

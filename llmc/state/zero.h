@@ -5,7 +5,8 @@
 //
 // Called by train_gpt.cu, llmc/run/ and llmc/checkpoint/. zero_plan.c sets it up and zero.c makes
 // the steps. zero_grads.c has the gradients, zero_weights.c the weights, zero_offload.c AdamW on
-// the host; zero_copies.c copies to and from the host. What travels is sdp4bit/tlq_hs.h and
+// the host, zero_local.c nodes that train alone, zero_feedback.c what rounding leaves. probe.c
+// watches. zero_copies.c copies to and from the host. What travels is sdp4bit/tlq_hs.h and
 // sdp4bit/qwd.h. The struct is in zero_inside.h, for the files of this room.
 #pragma once
 #include "llmc/base/memory_plan.h"
@@ -44,6 +45,8 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
 void zero_stop(Zero *zero);
 // NULL is allowed.
 void zero_free(Zero *zero);
+// The masters become the weights as this rank keeps them, in fp32. With --local-steps so do the
+// outer weights, without momentum. In the order of compute.
 void zero_masters_from_weights(Zero *zero);
 
 // --- what it is made of --------------------------------------------------------------------------
@@ -171,9 +174,9 @@ void zero_keep_weights(Zero *zero, int tensor);
 void zero_put_weights(Zero *zero, int tensor, const void *host);
 // With --local-steps, where outer weights and moments have been loaded: an island begins with them;
 // or it goes on behind this step, and what is its own is loaded next. Buckets whose turn came after
-// lost_at still have to meet the outer weights: their meetings are set again.
+// met_at (RunState) still have to meet the outer weights: their meetings are set again.
 void zero_begin_island(Zero *zero);
-void zero_resume_island(Zero *zero, int64_t step, int64_t lost_at);
+void zero_resume_island(Zero *zero, int64_t step, int64_t met_at);
 // Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without
 // --async-save.
 void *zero_staging(const Zero *zero, uint64_t *bytes);

@@ -24,10 +24,6 @@ static bool is_on(const Zero *zero) { return zero->config->local_steps > 1; }
 
 // --- memory --------------------------------------------------------------------------------------
 
-static int64_t bucket_elements(const Bucket *bucket) {
-    return bucket->matrix_elements + bucket->tail_elements;
-}
-
 // A bucket's turn: the steps that leave this rest when divided by H. A bucket that follows much
 // else has a late turn, so that the bytes are spread evenly.
 static void deal_turns(Zero *zero) {
@@ -146,10 +142,6 @@ void local_from_masters(Zero *zero) {
 
 // --- a bucket's turn -----------------------------------------------------------------------------
 
-static int64_t shard_of(const Zero *zero, int b) {
-    return zero->plan.bucket[b].matrix_per_rank + zero->plan.bucket[b].tail_per_rank;
-}
-
 static OuterStep outer_step(Zero *zero, int b) {
     LocalSteps *l = &zero->local;
     l->checks = zero->wire_checks;
@@ -182,7 +174,7 @@ static void exchange(Zero *zero, int b) {
     Stream *last = zero->lanes->last;
     bool ends = is_last(zero, zero->step);
     float rate = ends ? 1.0f : (float)c->outer_lr, momentum = ends ? 0.0f : (float)c->outer_momentum;
-    int64_t at = zero->plan.bucket[b].state_start, n = shard_of(zero, b);
+    int64_t at = zero->plan.bucket[b].state_start, n = bucket_shard(&zero->plan.bucket[b]);
     int slot = (int)(l->exchanges++ % LOCAL_SLOTS);
     float *gradient = l->gradient[slot];
     OuterStep step = outer_step(zero, b);
@@ -218,7 +210,7 @@ void local_meet(Zero *zero, int b, int64_t step) {
     int64_t at = zero->plan.bucket[b].state_start;
     await_exchange(zero, b);
     kernel_meet(last, zero->master + at, l->outer + at, (float)zero->config->local_steps_mix,
-                shard_of(zero, b), l->lost);
+                bucket_shard(&zero->plan.bucket[b]), l->lost);
     l->meets[b] = 0;
 }
 
@@ -252,11 +244,11 @@ void zero_begin_island(Zero *zero) {
     stream_synchronize(zero->compute);
 }
 
-void zero_resume_island(Zero *zero, int64_t step, int64_t lost_at) {
+void zero_resume_island(Zero *zero, int64_t step, int64_t met_at) {
     const Config *c = zero->config;
     zero->step = step;
     for (int b = 0; is_on(zero) && b < zero->plan.buckets; b++) {
-        for (int64_t turn = step; turn > lost_at && turn + c->local_steps_delay > step; turn--) {
+        for (int64_t turn = step; turn > met_at && turn + c->local_steps_delay > step; turn--) {
             if (has_turn(zero, b, turn)) zero->local.meets[b] = turn + c->local_steps_delay;
         }
     }

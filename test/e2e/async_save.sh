@@ -8,17 +8,6 @@
 make_shard text 400 6
 data=$work/text_text_document
 run=(--gpus-per-node 2 --train-iters 12 --save-interval 4 "${paper[@]}")
-shim=$BUILD/test/fault/shim.so
-# A disk on which every sync takes this long, for all or for one rank.
-slow_disk() { # MILLISECONDS RANK COMMAND...
-    local before=("${launcher[@]}") rc
-    launcher+=(-x LD_PRELOAD="$shim" -x SHIM_SLOW_MS="$1" -x SHIM_RANK="$2" -x SHIM_FOLDER="$work/" -x
-        SHIM_AT=0)
-    "${@:3}"
-    rc=$?
-    launcher=("${before[@]}")
-    return $rc
-}
 there() { # FOLDER ITERATIONS...: exactly these checkpoints
     local wanted
     wanted=$(printf 'iter_%07d\n' "${@:2}")

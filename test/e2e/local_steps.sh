@@ -99,14 +99,9 @@ check "a node of two ranks hangs while a save is in the background" hangs stall:
 check "a node hangs during an evaluation" hangs stall:1:6:4 1 6 2 1 --eval-iters 3
 check "a node hangs while a run that leaves writes its last save" hangs stall:1:8:28 1 8 2 1 --async-save \
     --exit-interval 8
-# The survivor's masters and outer weights are those of a twin that lost nobody, except of the
-# tensors whose exchange failed. Of those the outer weights stay, and the masters are what the
-# survivor had learnt: they have not met them.
-keeps() {
-    trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/twin" &&
-        SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1
-    python3 - "$work/k" "$work/twin" <<'END' 2>"$work/err" || { say "compared"; return 1; }
-import glob, json, struct, sys
+# Of a checkpoint's first shard: tensors(FOLDER, ITERATION) is name -> bytes.
+cat >"$work/shards.py" <<'END'
+import glob, json, struct
 def tensors(folder, iteration):
     found = {}
     for path in glob.glob(f"{folder}/iter_{iteration:07d}/mp_rank_00/shard_00000_*"):
@@ -117,6 +112,16 @@ def tensors(folder, iteration):
                 lo, hi = entry["data_offsets"]
                 found[name] = data[8 + size + lo:8 + size + hi]
     return found
+END
+# The survivor's masters and outer weights are those of a twin that lost nobody, except of the
+# tensors whose exchange failed. Of those the outer weights stay, and the masters are what the
+# survivor had learnt: they have not met them.
+keeps() {
+    trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/twin" &&
+        SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1
+    PYTHONPATH=$work python3 - "$work/k" "$work/twin" <<'END' 2>"$work/err" || { say "compared"; return 1; }
+import sys
+from shards import tensors
 before, left, twin = tensors(sys.argv[1], 4), tensors(sys.argv[1], 5), tensors(sys.argv[2], 5)
 assert set(left) == set(twin), set(left) ^ set(twin)
 failed = [name for name in twin if left[name] != twin[name]]
@@ -130,6 +135,25 @@ for name in masters:
 END
 }
 check "the others keep what they have learnt" keeps
+
+# Behind the last of --train-iters all buckets have met. A longer run goes on from there, and no
+# exchange of before takes back what a node learns from then on.
+longer() {
+    local flags=(2 --gpus-per-node 1 "${run[@]}" --local-steps-delay 3 --save "$work/longer")
+    rm -rf "$work/longer"
+    trains "${flags[@]}" && trains "${flags[@]}" --load "$work/longer" --train-iters 20 --exit-interval 13 \
+        --override-opt_param-scheduler || return 1
+    PYTHONPATH=$work python3 - "$work/longer" <<'END' 2>"$work/err" || { say "compared"; return 1; }
+import sys
+from shards import tensors
+found = tensors(sys.argv[1], 13)
+masters = [name for name in found if "|local_master" in name]
+same = [name for name in masters
+        if found[name] == found[name.replace("local_master", "master").rsplit("|", 1)[0]]]
+assert masters and not same, same
+END
+}
+check "a run that is made longer keeps what its nodes learn" longer
 
 # Of a rank that dies mpirun ends the others, and leaves them the time that it is told to.
 killed() {
@@ -162,6 +186,22 @@ late() {
     [ "$(grep -c shard "$work/shards")" = 2 ] || { why="$(cat "$work/shards")"; return 1; }
 }
 check "a node that is only late is not lost" late
+# As mpirun and Slurm end a job in good order: SIGCONT and SIGTERM to all. One node's disk is slow.
+# Who waits for it in the save does not take it for lost.
+told_to_end() {
+    local rc=0 rank
+    slow_disk 4000 1 in_background told 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
+        --eval-interval 100000 --save-interval 100000 --save "$work/told"
+    wait_for_iteration told 25 || return 1
+    for rank in 0 1; do signal_rank CONT $rank && signal_rank TERM $rank || return 1; done
+    SECONDS=0
+    wait "$job" || rc=$?
+    [ $rc -eq 75 ] && [ ! -s "$work/err" ] || { say "exit code $rc"; return 1; }
+    [ $SECONDS -ge 7 ] || { why="the save took $SECONDS s: no rank waited for it"; return 1; }
+}
+if [ -e "$shim" ]; then
+    check "a node that saves slowly when the job is told to end is not lost" told_to_end
+else skip "a node that saves slowly when the job is told to end" "$shim is not built"; fi
 # As Ctrl-Z and fg do, for longer than the limit.
 paused() {
     local rc=0 at

@@ -23,7 +23,7 @@ saved_again() {
     done
     # A counter that is younger than that checkpoint is 0.
     [ "$(grep "$state" "$golden/iter_0000004/manifest.json")" = \
-        "$(grep "$state" again/iter_0000004/manifest.json | sed 's/ *"node_lost_at": *0,//')" ] ||
+        "$(grep "$state" again/iter_0000004/manifest.json | sed 's/ *"met_at": *0,//')" ] ||
         { why="the counters differ"; return 1; }
 }
 check "loaded and saved again: the same bytes" saved_again
