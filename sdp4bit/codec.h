@@ -54,7 +54,6 @@ HD_FN void hadamard(float *x, int order) {
         }
     }
 }
-HD_FN void hadamard32(float *x) { hadamard(x, HADAMARD_ORDER); }
 
 // The rotation's signs of the 32 elements at logical offsets 32*word .. 32*word+31: element i
 // changes its sign if bit i is set. The key has no source: sums over ranks happen inside the

@@ -1,8 +1,8 @@
 // The fused kernels of the exact regime: everything between a rank's local gradients and the
 // replicas' weights, defined to the bit by codec.h and plan.h. kernels_cpu.c implements them for
 // CPU ranks and is the reference. The kernels_cuda files implement them for GPUs with the same
-// bits. Called by tlq_hs.c, qwd.c, wire.c, llmc/state/zero.c and llmc/state/replicas.c. All
-// pointers are device memory unless marked host. All calls are asynchronous on their stream.
+// bits. Called by tlq_hs.c, qwd.c, wire.c, outer.c and the files of llmc/state. All pointers are
+// device memory unless marked host. All calls are asynchronous on their stream.
 #pragma once
 #include "llmc/device.h"
 #include "sdp4bit/judge.h"
@@ -95,6 +95,25 @@ typedef struct SumRequantize {
     MessageLayout out;        // out.partitions = 1
 } SumRequantize;
 void kernel_sum_requantize(Stream *s, const SumRequantize *a);
+// The quantisation whose values are the sums. send and self_slot are the caller's.
+static inline QuantizePartitions quantization_of_sums(const SumRequantize *r) {
+    QuantizePartitions q = {0};
+    q.bucket = r->bucket;
+    q.table = r->table;
+    q.lo = r->lo;
+    q.hi = r->hi;
+    q.codec = r->codec;
+    q.group = r->group;
+    q.tail_codec = r->tail_codec;
+    q.rounding = r->rounding;
+    q.key = r->key;
+    q.slots = r->in.partitions;
+    q.self = r->self;
+    q.first = r->local;
+    q.between = r->per_node - 1;
+    q.message = r->out;
+    return q;
+}
 
 // Error feedback, of the hop between nodes. What its rounding leaves of the matrices, the residual,
 // is added to what the next message is made of. Where y is what would be quantised:

@@ -277,7 +277,7 @@ void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
 void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n) {
     float x[BLOCK];
     for (int64_t at = 0; at < n; at += BLOCK) {
-        int count = n - at < BLOCK ? (int)(n - at) : BLOCK;
+        int count = block_size(n - at);
         for (int i = 0; i < count; i++) x[i] = floatX_to_float(weights[at + i]);
         leaves[at / BLOCK] = square_leaf(x, count);
     }

@@ -1,7 +1,7 @@
 // The exact regime on GPUs: the norm's leaves and tree, the verdict of a step, checksums, counts.
 // Gradients on the wire are in kernels_cuda_grad.cu and kernels_cuda_requantize.cu, weights in
 // kernels_cuda_weight.cu. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and
-// llmc/state/zero.c.
+// the files of llmc/state.
 #include "sdp4bit/kernels_cuda.cuh"
 
 // --- the norm -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 //                               -> middle: apply
 //
 // Every buffer between stages exists twice (its slots): a stage fills one while the next still
-// reads the other. Opened by train_gpt.cu, held by llmc/state/zero.c.
+// reads the other. Opened by llmc/run/setup.c, held by llmc/state/zero.c.
 #pragma once
 #include "llmc/device.h"
 LLMC_BEGIN

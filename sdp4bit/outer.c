@@ -75,7 +75,7 @@ int64_t outer_wire_bytes(const OuterPlan *outer, int b, const GradWire *wire) {
 int64_t outer_largest_shard(const OuterPlan *outer) {
     int64_t largest = 0;
     for (int b = 0; b < outer->buckets; b++) {
-        int64_t elements = outer->shard[b].matrix_elements + outer->shard[b].tail_elements;
+        int64_t elements = bucket_elements(&outer->shard[b]);
         if (elements > largest) largest = elements;
     }
     return largest;

@@ -13,7 +13,8 @@ int64_t plan_border(int group_a, int group_b, int group_c) {
 
 static bool check_input(const PlanTensor *tensors, int count, const PlanOptions *options, Error *err) {
     if (count < 1 || options->nodes < 1 || options->per_node < 1 || options->bucket_elements < 1 ||
-        options->border < 1 || options->chunk_border < 1 || options->border % options->chunk_border) {
+        options->border < 1 || options->chunk_border < 1 || options->border % options->chunk_border ||
+        options->pieces < 1) {
         return error_set(
             err, EXIT_USAGE,
             "the layout needs at least one tensor, one node, one rank and a positive bucket size");
@@ -30,7 +31,7 @@ static bool check_input(const PlanTensor *tensors, int count, const PlanOptions 
 
 // Equal pieces that a bucket divides into.
 static int64_t shares(const Plan *plan) {
-    return (int64_t)plan->dp * plan->pieces;
+    return (int64_t)plan->dp * plan->options.pieces;
 }
 
 // Below it a bucket, and a chunk, is not worth its messages.
@@ -119,8 +120,8 @@ static void place_bucket(Plan *plan, const Placing *p) {
     bucket->arena_start = plan->arena_elements;
     bucket->state_start = plan->shard_elements;
     // Buckets start on 256 bytes of bf16
-    plan->arena_elements += round_up64(bucket->matrix_elements + bucket->tail_elements, 128);
-    plan->shard_elements += round_up64(bucket->matrix_per_rank + bucket->tail_per_rank, 64);
+    plan->arena_elements += round_up64(bucket_elements(bucket), 128);
+    plan->shard_elements += round_up64(bucket_shard(bucket), 64);
     for (int i = 0; i < bucket->segments + bucket->tails; i++) {
         const Segment *segment = &plan->segments[bucket->first_segment + i];
         plan->tensor_arena[segment->tensor] = bucket->arena_start +
@@ -130,17 +131,11 @@ static void place_bucket(Plan *plan, const Placing *p) {
 }
 
 bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err) {
-    return plan_build_pieces(plan, tensors, count, options, 1, err);
-}
-
-bool plan_build_pieces(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options,
-                       int pieces, Error *err) {
     if (!check_input(tensors, count, options, err)) return false;
     Plan fresh = {0};
     *plan = fresh;
     plan->options = *options;
     plan->dp = options->nodes * options->per_node;
-    plan->pieces = pieces;
     plan->tensors = count;
     plan->units = tensors[count - 1].unit + 1;
     plan->tensor_arena = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");

@@ -7,8 +7,9 @@
 //
 //   bucket = [ matrix part, quantised                | tail, never quantised          ]
 //              each tensor starts on a group border,   1-D tensors,
-//              padded to dp x border                   padded to dp x TAIL_ALIGN
+//              padded to dp x pieces x border          padded to dp x pieces x TAIL_ALIGN
 //
+// pieces is 1, but for islands (PlanOptions).
 // Rank r owns the r-th of dp equal pieces of each part of every bucket (ZeRO-1). With N nodes of D
 // ranks, rank r = node * D + local.
 #pragma once
@@ -54,6 +55,9 @@ typedef struct Bucket {
     int first_tail, tails;                   // plan->segments, 1-D tensors
     bool sealed;                             // its messages end with a checksum: plan_seal
 } Bucket;
+HD_FN int64_t bucket_elements(const Bucket *b) { return b->matrix_elements + b->tail_elements; }
+// Of one rank.
+HD_FN int64_t bucket_shard(const Bucket *b) { return b->matrix_per_rank + b->tail_per_rank; }
 
 typedef struct PlanOptions {
     int nodes, per_node;     // N, D
@@ -61,12 +65,13 @@ typedef struct PlanOptions {
                              // sizes in use
     int64_t chunk_border;    // lcm(g_intra, g_inter), at least 32: where pipeline chunks may be cut
     int64_t bucket_elements; // target size of a bucket
+    int pieces;              // of equal size that each rank's part of a bucket divides into: islands
+                             // exchange those (outer.h). 1 elsewhere
 } PlanOptions;
 
 typedef struct Plan {
     PlanOptions options;
     int dp;
-    int pieces;              // of equal size that each rank's part of a bucket divides into
     int buckets;
     Bucket *bucket;          // (buckets)
     int segments_total;
@@ -84,13 +89,9 @@ typedef struct Plan {
 } Plan;
 
 // Cuts the tensors (in forward order) into buckets: whole units, merged up to
-// options->bucket_elements, and at least 16 x dp x border elements. Paper section 3.1; the design
-// of the buckets is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
+// options->bucket_elements, and at least 16 x dp x pieces x border elements. Paper section 3.1; the
+// design of the buckets is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
 bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err);
-// The same where each rank's part of a bucket divides into so many pieces: islands exchange those
-// (outer.h).
-bool plan_build_pieces(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options,
-                       int pieces, Error *err);
 void plan_free(Plan *plan);
 // From here on the plan's messages end with a checksum (--verify-wire): a section of MESSAGE_ALIGN
 // bytes.
@@ -124,6 +125,11 @@ typedef struct WeightWire {
                         // messages have no fixed length
     Rounding rounding;
 } WeightWire;
+// Weights as they are: what travels where nothing is quantised.
+static inline WeightWire plain_weight_wire(void) {
+    WeightWire wire = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
+    return wire;
+}
 static inline bool wire_is_lossless(const WeightWire *wire) {
     return wire->difference && !codec_grouped(wire->codec);
 }
@@ -155,6 +161,8 @@ HD_FN MessageSections message_sections(const MessageLayout *m, int64_t i) {
     at.tail = m->tail + i * m->tail_stride;
     return at;
 }
+// Bytes of a message without its checksum.
+HD_FN int64_t message_content(const MessageLayout *m) { return m->check ? m->check : m->bytes; }
 // Where the checksum of a sealed message of so many bytes begins.
 HD_FN int64_t seal_offset(int64_t bytes) { return bytes - MESSAGE_ALIGN; }
 
@@ -167,7 +175,8 @@ HD_FN int64_t gather_rank(int nodes, int per_node, int64_t slot) {
     return slot % nodes * per_node + slot / nodes;
 }
 
-// elements: a multiple of the group, or of 32 for a plain codec. tail_codec: plain.
+// elements, tail_elements: of one partition; elements a multiple of the group, or of 32 for a plain
+// codec. tail_codec: plain. It has no checksum: plan_sealed adds that.
 MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
                              int64_t tail_elements);
 

@@ -8,8 +8,9 @@
 // be lost. Only what the host has made must still be brought up and applied.
 static bool alone(const QwdStep *step) { return step->plan->dp == 1 && !step->host; }
 
-static const WeightWire PLAIN = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
-static WeightWire wire_of(const Plan *plan, const WeightWire *wire) { return plan->dp == 1 ? PLAIN : *wire; }
+static WeightWire wire_of(const Plan *plan, const WeightWire *wire) {
+    return plan->dp == 1 ? plain_weight_wire() : *wire;
+}
 
 MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire) {
     WeightWire used = wire_of(plan, wire);
@@ -17,7 +18,8 @@ MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire) {
 }
 
 MessageLayout qwd_plain_message(const Plan *plan, int b) {
-    return plan_weight_message(&plan->bucket[b], &PLAIN);
+    WeightWire plain = plain_weight_wire();
+    return plan_weight_message(&plan->bucket[b], &plain);
 }
 
 // The messages of this step's gather.
@@ -108,7 +110,7 @@ static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const Mes
     event_record(host->made[slot], host->stream);
     stream_wait(lanes->last, host->made[slot]);
     lane_wait(lanes, LANE_APPLIED, slot, lanes->last);
-    copy_from_pinned(lanes->last, own, host->message[slot], (size_t)(m->check ? m->check : m->bytes));
+    copy_from_pinned(lanes->last, own, host->message[slot], (size_t)message_content(m));
     event_record(host->sent[slot], lanes->last);
 }
 
@@ -197,7 +199,7 @@ static void decode(const QwdStep *step, int b, const MessageLayout *m, floatX *w
     d.layout = plan_lossless(&step->plan->bucket[b]);
     d.messages = buffer->messages;
     d.stride = m->bytes;
-    d.bytes = m->check ? m->check : m->bytes;
+    d.bytes = message_content(m);
     d.nodes = buffer->nodes;
     d.per_node = buffer->per_node;
     d.weights = (uint8_t *)weights;
@@ -291,6 +293,6 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
     else kernel_apply_weights(lanes->middle, &a);
     if (buffer->keep)
         kernel_keep_message(lanes->middle, step->control, buffer->keep, buffer->messages,
-                            a.message.check ? a.message.check : a.message.bytes);
+                            message_content(&a.message));
     lane_done(lanes, LANE_APPLIED, slot, lanes->middle);
 }

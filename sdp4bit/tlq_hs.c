@@ -103,23 +103,9 @@ static void feed_and_requantize(const Chunk *c, const SumRequantize *r, Stream *
     tails.hi = tails.lo;
     kernel_sum_requantize(stream, &tails);
     kernel_feed_sums(stream, r, &c->step->residual);
-    QuantizePartitions q = {0};
-    q.bucket = r->bucket;
-    q.table = r->table;
-    q.lo = r->lo;
-    q.hi = r->hi;
-    q.codec = r->codec;
-    q.group = r->group;
-    q.tail_codec = r->tail_codec;
-    q.rounding = r->rounding;
-    q.key = r->key;
-    q.slots = r->in.partitions;
-    q.self = r->self;
-    q.first = r->local;
-    q.between = r->per_node - 1;
+    QuantizePartitions q = quantization_of_sums(r);
     q.send = r->send;
     q.self_slot = r->self_slot;
-    q.message = r->out;
     quantize_residual(c, &q, stream);
 }
 

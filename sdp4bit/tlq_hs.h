@@ -2,8 +2,8 @@
 // other arm as a choice of codecs:
 //   scale 1/dp, Hadamard, quantise -> all-to-all inside the node -> sum, quantise
 //   -> all-to-all between nodes -> sum, inverse Hadamard
-// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by llmc/state/zero.c,
-// bucket by bucket, and by llmc/state/probe.c; uses kernels.h and comm.h.
+// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by zero_grads.c and
+// probe.c of llmc/state, bucket by bucket; uses kernels.h and comm.h.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/comm.h"

@@ -19,11 +19,10 @@ static bool sealed(const WireChecks *checks, const MessageLayout *message) {
     return checks->sealed && message->check;
 }
 
-// For tests: makes a bit of the message at `arrived` wrong. The checksum is left alone, for half of
-// its section is unused.
-static void inject(WireChecks *checks, uint8_t *arrived, const MessageLayout *message, Stream *stream) {
-    fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived,
-               message->check ? message->check : message->bytes);
+// For tests: makes a bit of the message of so many bytes at `arrived` wrong. The checksum is left
+// alone, for half of its section is unused.
+static void inject(WireChecks *checks, uint8_t *arrived, int64_t bytes, Stream *stream) {
+    fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived, bytes);
 }
 
 // The level of data parallelism that a hop crosses.
@@ -74,7 +73,7 @@ void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *messa
                      uint8_t *recv, Stream *stream) {
     const Group *group = level_of(checks->mesh, hop);
     comm_all_to_all(group, send, recv, (size_t)message->bytes, stream);
-    inject(checks, from_next(group, recv, message->bytes), message, stream);
+    inject(checks, from_next(group, recv, message->bytes), message_content(message), stream);
 }
 
 void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv,
@@ -101,7 +100,7 @@ void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const 
     const Group *group = level_of(checks->mesh, hop);
     uint8_t *row = buffer + first * message->bytes;
     comm_all_gather(group, row, (size_t)(run * message->bytes), stream);
-    inject(checks, from_next(group, row, run * message->bytes), message, stream);
+    inject(checks, from_next(group, row, run * message->bytes), message_content(message), stream);
 }
 
 void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run,
@@ -138,8 +137,7 @@ void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, S
     }
     comm_gather_rows(group, row, rows, stream);
     int next = (group->rank + 1) % group->size;
-    fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream,
-               (uint8_t *)row[0].all + (size_t)next * row[0].bytes, (int64_t)row[0].bytes);
+    inject(checks, (uint8_t *)row[0].all + (size_t)next * row[0].bytes, (int64_t)row[0].bytes, stream);
     if (!checks->parts) return;
     comm_all_gather(group, checks->parts, WIRE_PART_BYTES, stream);
     for (int i = 0; i < group->size; i++) {

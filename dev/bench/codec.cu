@@ -167,7 +167,7 @@ typedef struct Layout {
 static Layout make_layout(Bench *b, int64_t n, int nodes, int per_node, int border) {
     PlanTensor tensor[TENSORS];
     for (int i = 0; i < TENSORS; i++) tensor[i] = PlanTensor{n / TENSORS / border * border, true, 0};
-    PlanOptions options = {nodes, per_node, border, border, INT64_MAX / 4};
+    PlanOptions options = {nodes, per_node, border, border, INT64_MAX / 4, 1};
     Layout l = {};
     Error err;
     if (!plan_build(&l.plan, tensor, TENSORS, &options, &err)) stop(&err);

@@ -329,7 +329,7 @@ static void add_buckets(Text *json, const Lab *lab) {
         text_add(json, b ? ",{" : "{");
         json_integer(json, "first", bucket->first_unit);
         json_integer(json, "end", bucket->end_unit);
-        json_integer(json, "elements", bucket->matrix_elements + bucket->tail_elements);
+        json_integer(json, "elements", bucket_elements(bucket));
         json_integer(json, "grad_node", bytes.grad_intra);
         json_integer(json, "grad_rail", bytes.grad_inter);
         json_integer(json, "weight_rail", bytes.weight_inter);

@@ -1,7 +1,7 @@
 // One plan before any allocation: every device buffer of a run is reserved by name first. So --plan
 // prints exactly what the program allocates, and a run that does not fit ends before anything is
-// allocated. train_gpt.cu, zero_plan.c and probe.c reserve, memory.c allocates, plan_report.c
-// prints.
+// allocated. gpt_memory.c, the zero_*.c files and probe.c reserve, memory.c allocates,
+// plan_report.c prints.
 #pragma once
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-// Names the build in --version, logs and checkpoints. Used by train_gpt.cu, the log, the checkpoint
+// Names the build in --version, logs and checkpoints. Used by llmc/run, the log, the checkpoint
 // and the tools.
 #pragma once
 #include "llmc/base/base.h"

@@ -3,7 +3,7 @@
 // renamed, the tracker last. What is saved are slices of named tensors, so that a checkpoint loads
 // in another layout: other numbers of ranks, other groups, other buckets.
 //
-// saver.c saves through it and train_gpt.cu loads, with zero_slices.c for what is in memory.
+// saver.c saves through it and llmc/run/resume.c loads, with zero_slices.c for what is in memory.
 // checkpoint.c saves, checkpoint_load.c loads. manifest.h describes the manifest, safetensors.h the
 // shards, durable.h the care taken with files, save_folder.h what else lies in a --save folder.
 //

@@ -37,13 +37,6 @@ void model_flag_text(const cJSON *value, char *text, size_t bytes) {
     else format_real(number, text, bytes);
 }
 
-void model_flags_add_json(ModelFlags *flags, const char *name, const cJSON *value) {
-    char text[256];
-    if (!value || cJSON_IsNull(value) || cJSON_IsFalse(value)) return;
-    model_flag_text(value, text, sizeof text);
-    model_flags_add(flags, name, cJSON_IsTrue(value) ? NULL : text);
-}
-
 // Flags of the model that its weights' meaning does not depend on.
 static const char *const OTHER_NAMES[] = {"kv_channels", "init_method_std", "attention_dropout",
                                           "hidden_dropout"};

@@ -19,9 +19,6 @@ typedef struct ModelFlags {
 // name: the flag's, in a checkpoint's arguments: "num_layers". value: as on the command line; NULL
 // of a flag without one.
 void model_flags_add(ModelFlags *flags, const char *name, const char *value);
-// The same from JSON: a text, a number, or true. What is false, null or not there (NULL) adds
-// nothing.
-void model_flags_add_json(ModelFlags *flags, const char *name, const cJSON *value);
 void model_flags_free(ModelFlags *flags);
 // A number, a text or a truth value of JSON as the command line has it. bytes >= 40.
 void model_flag_text(const cJSON *value, char *text, size_t bytes);

@@ -1,4 +1,4 @@
-// The saves of a run: see saver.h. Called by train_gpt.cu.
+// The saves of a run: see saver.h. Called by llmc/run.
 #include "llmc/checkpoint/saver.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// The CUDA backend of ops.h: sums over the ranks of a group, called by train_gpt.cu after the ranks
-// have gathered each other's parts. Element by element, in rank order. The bits are the CPU
+// The CUDA backend of ops.h: sums over the ranks of a group, called by tensor_parallel.c and tied.c
+// after the ranks have gathered each other's parts. Element by element, in rank order. The bits are the CPU
 // backend's.
 #include "llmc/cuda/common.cuh"
 

@@ -1,7 +1,7 @@
 // A piece of GPU memory for ops that reduce in two stages but get no workspace from their caller:
 // LayerNorm's and the embedding's backward. It comes from the memory plan (ops.h) and is handed
 // over before the first op. Ops that use it run on one stream, one after the other. Called by
-// layernorm.cu and embedding.cu, and by train_gpt.cu.
+// layernorm.cu and embedding.cu, and where memory is planned and handed out.
 #include "llmc/cuda/scratch.h"
 
 #include "llmc/ops.h"

@@ -1,7 +1,7 @@
 // Who is where: the groups that ranks communicate in, in Megatron's order of ranks,
 //     rank = pp * T * D + dp * T + tp
 // Groups are arithmetic first: --plan and the tests need no MPI for them. mesh_open makes their
-// communicators. Called by train_gpt.cu and by benches and tests that are programs of ranks.
+// communicators. Called by llmc/run and by benches and tests that are programs of ranks.
 // Whoever communicates is given a Mesh or one of its groups.
 #pragma once
 #include "llmc/ranks/peers.h"
@@ -27,11 +27,11 @@ typedef struct Mesh {
             Group tp, pp, dp;       // tensor, pipeline and data parallel
             Group node, rail;       // the two levels of dp: its ranks of one node, one rank of each node
             Group embedding;        // first and last stage of a pipeline; one rank elsewhere
-        Group shards, shard_rail;  // the two levels of the ranks that hold one replica's weights
-                                   // together: node and rail, as far as mesh_share_weights
-                                   // says; else this rank alone
-        Group island, islands;     // mesh_make_islands: the ranks of this island, and one rank of
-                                   // each. Else this rank alone, without communicators
+            Group shards, shard_rail;  // the two levels of the ranks that hold one replica's weights
+                                       // together: node and rail, as far as mesh_share_weights
+                                       // says; else this rank alone
+            Group island, islands;  // mesh_make_islands: the ranks of this island, and one rank of
+                                    // each. Else this rank alone, without communicators
         };
         Group group[MESH_GROUPS];   // the same, for loops
     };

@@ -1,4 +1,4 @@
-// What a run's flags ask of its data. The loader itself knows no flags. Called by train_gpt.cu and
+// What a run's flags ask of its data. The loader itself knows no flags. Called by setup.c and
 // by tests of the loader.
 #pragma once
 #include "llmc/config/config.h"

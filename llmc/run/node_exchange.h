@@ -1,4 +1,4 @@
-// How messages travel inside a node, told to the user at the start of a run. Called by train_gpt.cu
+// How messages travel inside a node, told to the user at the start of a run. Called by report.c
 // and dev/bench/sync_only.c.
 #pragma once
 #include "llmc/log/log.h"

@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "llmc/config/config_check.h"
 #include "llmc/config/flops.h"
@@ -52,7 +51,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     WireBytes once = traffic_of_update(traffic, b, zero_grad_wire(zero, true), weight);
     WireBytes forward = traffic_of_gather(traffic, b, false, weight);
     WireBytes backward = traffic_of_gather(traffic, b, true, weight);
-    double elements = (double)(bucket->matrix_elements + bucket->tail_elements);
+    double elements = (double)bucket_elements(bucket);
     double adamw = traffic->config->optimizer_cpu_offload ? HOST_ADAMW_BYTES / HOST_MEMORY
                                                           : ADAMW_BYTES / rates.memory;
     BucketLoad load = {

@@ -104,7 +104,7 @@ static Ways ways_of_step(const StepTraffic *traffic, int b) {
 // This rank's part of the node's replica, to the others of the node.
 static int64_t part_bytes(const Plan *plan, int b) {
     const Bucket *bucket = &plan->bucket[b];
-    int64_t own = bucket->matrix_per_rank + bucket->tail_per_rank;
+    int64_t own = bucket_shard(bucket);
     int64_t bytes = plan->options.nodes * own * (int64_t)sizeof(floatX);
     return (plan->options.per_node - 1) * (bytes + (bucket->sealed ? WIRE_PART_BYTES : 0));
 }

@@ -30,7 +30,7 @@ static void place_passing(Zero *zero) {
     int64_t largest = 0;
     for (int b = 0; b < zero->plan.buckets; b++) {
         const Bucket *bucket = &zero->plan.bucket[b];
-        int64_t own = round_up64(bucket->matrix_per_rank + bucket->tail_per_rank, 64);
+        int64_t own = round_up64(bucket_shard(bucket), 64);
         if (!g->stays[b] && own > largest) largest = own;
     }
     for (int b = 0; b < zero->plan.buckets; b++) {
@@ -44,8 +44,8 @@ static void place_buckets(Zero *zero) {
     bool shared_out = zero->config->sharding != SHARD_OPTIMIZER && zero->plan.dp > 1;
     for (int b = 0; b < zero->plan.buckets; b++) {
         const Bucket *bucket = &zero->plan.bucket[b];
-        int64_t elements = bucket->matrix_elements + bucket->tail_elements;
-        int64_t own = bucket->matrix_per_rank + bucket->tail_per_rank;
+        int64_t elements = bucket_elements(bucket);
+        int64_t own = bucket_shard(bucket);
         g->stays[b] = !shared_out || !in_one_pass(zero, b);
         g->start[b] = g->stays[b] ? g->whole_elements : g->shard_elements;
         // As the layout rounds: whole lines of the caches.
@@ -150,7 +150,7 @@ static void clear_rest(Zero *zero, int b) {
             set_zero(zero->compute, grads + at, (size_t)(segment->start - at) * sizeof(float));
         at = segment->start + segment->numel;
     }
-    int64_t end = bucket->matrix_elements + bucket->tail_elements;
+    int64_t end = bucket_elements(bucket);
     if (end > at) set_zero(zero->compute, grads + at, (size_t)(end - at) * sizeof(float));
 }
 

@@ -231,6 +231,8 @@ void local_turn(Zero *zero, int b);
 // Between steps: what is due with the latest step's end is done. Later work of compute and of
 // lanes->last may read masters and outer weights.
 void local_settle(Zero *zero);
+// *hash += that of the own outer weights and their momentum. On compute, behind local_settle.
+void local_hash(Zero *zero, uint64_t *hash);
 
 // --- error feedback: zero_feedback.c -------------------------------------------------------------
 
@@ -239,9 +241,6 @@ void feedback_reserve(Zero *zero, MemoryPlan *memory_plan);
 void feedback_free(Zero *zero);
 // What a reduction of bucket b is told. grad_wire and micro_batch are set.
 void feedback_step(const Zero *zero, int b, TlqStep *step);
-
-// *hash += that of the own outer weights and their momentum. On compute, behind local_settle.
-void local_hash(Zero *zero, uint64_t *hash);
 
 // --- where things lie: zero_grads.c, zero_weights.c ----------------------------------------------
 

@@ -28,7 +28,7 @@ static void choose_wires(Zero *zero) {
                        : c->hadamard_transform ? TRANSFORM_HADAMARD
                                                : TRANSFORM_NONE;
     }
-    WeightWire weight = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
+    WeightWire weight = plain_weight_wire();
     if (c->quantized_weights && c->weight_quantization_method == WEIGHT_LOSSLESS) {
         weight.difference = true;
     } else if (c->quantized_weights) {
@@ -42,7 +42,7 @@ static void choose_wires(Zero *zero) {
 
 static PlanOptions plan_options(const Zero *zero) {
     const Config *c = zero->config;
-    PlanOptions o;
+    PlanOptions o = {0};
     // One rank sends nothing. The quantisation flags must not move a single number there: no
     // groups, and no padding for them.
     bool sends = zero->mesh->dp.size > 1, exchanges = zero->mesh->islands.size > 1;
@@ -54,6 +54,7 @@ static PlanOptions plan_options(const Zero *zero) {
     o.chunk_border = plan_border(intra, inter, 0);
     o.border = plan_border(intra, inter, weights ? c->wq_group_size : 0);
     o.bucket_elements = c->ddp_bucket_size;
+    o.pieces = zero->mesh->islands.size;
     return o;
 }
 
@@ -227,7 +228,7 @@ static bool lengths_fit(const Zero *zero, Error *err) {
 static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err) {
     PlanOptions options = plan_options(zero);
     PlanTensor *rows = tensors_for_plan(tensors, count);
-    bool ok = plan_build_pieces(&zero->plan, rows, count, &options, zero->mesh->islands.size, err);
+    bool ok = plan_build(&zero->plan, rows, count, &options, err);
     free(rows);
     if (!ok) return false;
     ok = lengths_fit(zero, err);

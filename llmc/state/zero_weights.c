@@ -19,18 +19,14 @@
 
 // --- memory --------------------------------------------------------------------------------------
 
-static int64_t bucket_elements(const Bucket *bucket) {
-    return bucket->matrix_elements + bucket->tail_elements;
-}
-
 static int64_t part_elements(const Bucket *bucket, const WeightParts *parts) {
-    return parts->windows * (bucket->matrix_per_rank + bucket->tail_per_rank);
+    return parts->windows * bucket_shard(bucket);
 }
 
 // With one replica among all ranks messages are made anew for each gather. Before the first update
 // they are the weights themselves.
 static WeightWire wire_of_gather(const Zero *zero) {
-    WeightWire plain = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
+    WeightWire plain = plain_weight_wire();
     return zero->shared.messages_stand ? zero->weight_wire : plain;
 }
 
@@ -270,7 +266,7 @@ static void write_message(Zero *zero, int b, const MessageLayout *m, uint8_t *ow
     WeightWindows kept = window_of(zero, &shared->kept, b, 0);
     if (shared->messages_stand) {
         copy_on_device(shared->stream, own, shared->message + shared->message_start[b],
-                       (size_t)(m->check ? m->check : m->bytes));
+                       (size_t)message_content(m));
         return;
     }
     copy_on_device(shared->stream, own + at.codes, kept.matrix,

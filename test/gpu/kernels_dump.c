@@ -142,7 +142,7 @@ static void build_plan(Run *r, int64_t values) {
                            MATRIX(values / 4 + 1, 0)};
     const Case *c = &r->c;
     bool quantised = codec_info(c->intra).levels || codec_info(c->inter).levels;
-    PlanOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4};
+    PlanOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4, 1};
     o.chunk_border = quantised ? plan_border(c->group_intra, c->group_inter, 0) : plan_border(0, 0, 0);
     o.border = plan_border((int)o.chunk_border, codec_info(c->weight).levels ? c->group_weight : 0, 0);
     Error err;
@@ -256,26 +256,6 @@ static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, cons
     release(d, own.send);
     release(d, own.self_slot);
     release(d, control);
-}
-
-// The quantisation whose values are the sums.
-static QuantizePartitions quantization_of_sums(const SumRequantize *s) {
-    QuantizePartitions q = {0};
-    q.bucket = s->bucket;
-    q.table = s->table;
-    q.lo = s->lo;
-    q.hi = s->hi;
-    q.codec = s->codec;
-    q.group = s->group;
-    q.tail_codec = s->tail_codec;
-    q.rounding = s->rounding;
-    q.key = s->key;
-    q.slots = s->in.partitions;
-    q.self = s->self;
-    q.first = s->local;
-    q.between = s->per_node - 1;
-    q.message = s->out;
-    return q;
 }
 
 // Level 2 of rank (node, local): sums what its node sent and quantises for all nodes; the receiving

@@ -260,6 +260,7 @@ static void build_plan(Trial *t) {
     options.chunk_border = plan_border(arm->grad.intra_group, arm->grad.inter_group, 0);
     options.border = plan_border(arm->grad.intra_group, arm->grad.inter_group, arm->weight.group);
     options.bucket_elements = 1;
+    options.pieces = 1;
     t->count = arm_tensors(arm->shape, t->machine->size, options.border, t->tensors);
     if (!plan_build(&t->plan, t->tensors, t->count, &options, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
     t->checks.sealed = t->number % 2 == 1 && arm->shape != ALIGNED;

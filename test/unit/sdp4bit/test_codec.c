@@ -50,7 +50,7 @@ static double relative_error(const float *x, int64_t n, int group, Codec codec, 
     double error = 0, power = 0;
     for (int64_t first = 0; first < n; first += group) {
         memcpy(buffer, x + first, (size_t)group * sizeof *buffer);
-        for (int i = 0; transform && i < group; i += HADAMARD_ORDER) hadamard32(buffer + i);
+        for (int i = 0; transform && i < group; i += HADAMARD_ORDER) hadamard(buffer + i, HADAMARD_ORDER);
         GroupScale scale = group_scale(largest_bits(buffer, group), levels);
         for (int i = 0; i < group; i += 8) {
             Philox4 bits = rounding_bits(test_key(0), (uint64_t)(first + i) / 8);
@@ -61,7 +61,7 @@ static double relative_error(const float *x, int64_t n, int group, Codec codec, 
                 buffer[i + e] = code_value(q, scale.scale);
             }
         }
-        for (int i = 0; transform && i < group; i += HADAMARD_ORDER) hadamard32(buffer + i);
+        for (int i = 0; transform && i < group; i += HADAMARD_ORDER) hadamard(buffer + i, HADAMARD_ORDER);
         for (int i = 0; i < group; i++) {
             double decoded = transform ? (double)f32_mul(buffer[i], HADAMARD_INVERSE) : (double)buffer[i];
             error += (decoded - x[first + i]) * (decoded - x[first + i]);
@@ -156,21 +156,21 @@ static void test_hadamard_is_sylvester(void **state) {
     for (int j = 0; j < 32; j++) {
         float x[32] = {0};
         x[j] = 1.0f;
-        hadamard32(x);
+        hadamard(x, HADAMARD_ORDER);
         for (int i = 0; i < 32; i++) assert_true(x[i] == sylvester(i, j));
-        hadamard32(x);
+        hadamard(x, HADAMARD_ORDER);
         for (int i = 0; i < 32; i++) assert_true(x[i] == (i == j ? 32.0f : 0.0f));
     }
     // Small integers stay exact, so the product with the matrix is exact too.
     float x[32], y[32];
     for (int i = 0; i < 32; i++) x[i] = y[i] = (float)((i * 2654435761u >> 20) % 2001) - 1000.0f;
-    hadamard32(y);
+    hadamard(y, HADAMARD_ORDER);
     for (int i = 0; i < 32; i++) {
         float sum = 0;
         for (int j = 0; j < 32; j++) sum += sylvester(i, j) * x[j];
         assert_true(y[i] == sum);
     }
-    hadamard32(y);
+    hadamard(y, HADAMARD_ORDER);
     for (int i = 0; i < 32; i++) assert_true(f32_mul(y[i], HADAMARD_INVERSE) == x[i]);
 }
 
@@ -189,7 +189,7 @@ static void test_hadamard_stage_order(void **state) {
     float x[32], y[32];
     int differs = 0;
     for (int i = 0; i < 32; i++) x[i] = y[i] = sinf((float)(i * i + 1)) * (i % 5 == 0 ? 1000.0f : 0.01f);
-    hadamard32(y);
+    hadamard(y, HADAMARD_ORDER);
     for (int i = 0; i < 32; i++) {
         assert_int_equal(f32_bits(y[i]), f32_bits(after_stages(x, rising, 5, i)));
         differs += y[i] != after_stages(x, falling, 5, i);
@@ -550,11 +550,11 @@ static void test_worked_example(void **state) {
     static const uint8_t ht_scale[4] = {0x25, 0x49, 0x12, 0x40};  // 16 / 7
     static const uint8_t ht[16] = {0xf5, 0x0f, 0x0f, 0x00, 0x0c, 0x00, 0x00, 0x00,
                                    0x09, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};
-    hadamard32(x);
+    hadamard(x, HADAMARD_ORDER);
     Example transformed = encode_example(x, ROUND_STOCHASTIC);
     assert_memory_equal(transformed.scale, ht_scale, 4);
     assert_memory_equal(transformed.codes, ht, 16);
-    hadamard32(transformed.value);
+    hadamard(transformed.value, HADAMARD_ORDER);
     static const float back[8] = {-0.642857f, -0.5f,      -0.5f,      -0.357143f,
                                   -0.5f,      -0.357143f, -0.357143f, -0.214286f};
     for (int i = 0; i < 8; i++)

@@ -69,6 +69,7 @@ static Case *random_case(uint32_t trial) {
     c->options.chunk_border = plan_border(c->grad.intra_group, c->grad.inter_group, 0);
     c->options.border = plan_border(c->grad.intra_group, c->grad.inter_group, c->weight.group);
     c->options.bucket_elements = roll(&dice, 1, 200000);
+    c->options.pieces = 1;
     Error err;
     assert_true(plan_build(&c->plan, c->tensors, c->count, &c->options, &err));
     return c;
@@ -211,7 +212,7 @@ static void test_logical_offsets_independent_of_shape(void **state) {
     PlanTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 1), VECTOR(5, 1)};
     static const int64_t expected[] = {0, 1024, 1088, 1152};
     for (int nodes = 1; nodes <= 3; nodes++) {
-        PlanOptions options = {nodes, 2, 2048, 128, 1};
+        PlanOptions options = {nodes, 2, 2048, 128, 1, 1};
         Plan plan;
         assert_true(plan_build(&plan, tensors, 4, &options, NULL));
         for (int s = 0; s < 4; s++)
@@ -227,7 +228,7 @@ static void test_parts_of_tensors(void **state) {
     tensors[0].before = 2048, tensors[0].after = 24;
     tensors[1].uncounted = tensors[2].uncounted = true;
     static const int64_t logical[] = {2048, 3072, 3136, 3200, 3232}, start[] = {0, 8, 1152, 0, 1024};
-    PlanOptions options = {1, 2, 128, 128, 1};
+    PlanOptions options = {1, 2, 128, 128, 1, 1};
     Plan plan;
     assert_true(plan_build(&plan, tensors, 5, &options, NULL));
     for (int s = 0; s < 5; s++) {
@@ -307,7 +308,7 @@ static void test_automatic_chunks(void **state) {
     // The 125M model on 2 x 2 ranks: the embeddings of 40.2 M elements go in two chunks, three
     // layers of 21.2 M in one. Layers above the target stay whole too, as at 1.3B.
     PlanTensor tensors[] = {MATRIX(38633472, 0), MATRIX(1572864, 0), MATRIX(21233664, 1), VECTOR(29952, 1)};
-    PlanOptions options = {2, 2, plan_border(128, 128, 2048), plan_border(128, 128, 0), 25000000};
+    PlanOptions options = {2, 2, plan_border(128, 128, 2048), plan_border(128, 128, 0), 25000000, 1};
     Plan plan;
     assert_true(plan_build(&plan, tensors, 4, &options, NULL));
     assert_int_equal(plan.buckets, 2);
@@ -480,7 +481,7 @@ static void test_wire_bytes_equal_formulas(void **state) {
             // 4 x 2048 elements per rank: every scale section is then a multiple of MESSAGE_ALIGN.
             int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
             PlanTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
-            PlanOptions options = {nodes, per_node, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1};
+            PlanOptions options = {nodes, per_node, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1, 1};
             Plan plan;
             assert_true(plan_build(&plan, tensors, 3, &options, NULL));
             WireBytes bytes = plan_wire_bytes(&plan, &grad, &weight);
@@ -507,7 +508,7 @@ static void test_sealed_messages(void **state) {
     GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};
     WeightWire weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
     PlanTensor tensors[] = {MATRIX(70000, 0), VECTOR(100, 0), MATRIX(90000, 1)};
-    PlanOptions options = {2, 2, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1};
+    PlanOptions options = {2, 2, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1, 1};
     Plan plan;
     assert_true(plan_build(&plan, tensors, 3, &options, NULL));
     WireBytes open = plan_wire_bytes(&plan, &grad, &weight);
@@ -539,7 +540,7 @@ static void test_sealed_messages(void **state) {
 static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
     PlanTensor tensors[] = {MATRIX(unit * 8, 0)};
-    PlanOptions options = {4, 4, 2048, 128, 1};
+    PlanOptions options = {4, 4, 2048, 128, 1, 1};
     Plan plan;
     assert_true(plan_build(&plan, tensors, 1, &options, NULL));
     GradWire quantised = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1},
@@ -567,13 +568,14 @@ static void check_refused(PlanTensor *tensors, int count, PlanOptions options) {
 static void test_refusals(void **state) {
     PlanTensor good[] = {MATRIX(10, 0), MATRIX(10, 1)}, empty[] = {MATRIX(0, 0)},
                falling[] = {MATRIX(10, 1), MATRIX(10, 0)};
-    PlanOptions options = {1, 1, 128, 128, 1}, bad;
+    PlanOptions options = {1, 1, 128, 128, 1, 1}, bad;
     check_refused(good, 0, options);
     check_refused(empty, 1, options);
     check_refused(falling, 2, options);
     bad = options; bad.nodes = 0; check_refused(good, 2, bad);
     bad = options; bad.per_node = 0; check_refused(good, 2, bad);
     bad = options; bad.bucket_elements = 0; check_refused(good, 2, bad);
+    bad = options; bad.pieces = 0; check_refused(good, 2, bad);
     bad = options; bad.border = 0; check_refused(good, 2, bad);
     bad = options; bad.chunk_border = 96; check_refused(good, 2, bad);  // does not divide the border
 }

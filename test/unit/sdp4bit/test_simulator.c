@@ -50,7 +50,7 @@ static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWi
     PlanTensor tensor = MATRIX(n, 0);
     bench->tensor = tensor;
     int64_t border = plan_border(grad.intra_group, grad.inter_group, weight.group);
-    PlanOptions options = {nodes, per_node, border, plan_border(grad.intra_group, grad.inter_group, 0), 1};
+    PlanOptions options = {nodes, per_node, border, plan_border(grad.intra_group, grad.inter_group, 0), 1, 1};
     assert_true(plan_build(&bench->plan, &bench->tensor, 1, &options, NULL));
     floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
     for (int64_t i = 0; weights && i < n; i++) w[i] = floatX_from_float(weights[i]);

@@ -25,7 +25,7 @@ typedef struct Example {
 // the averaging over two ranks.
 static void example_build(Example *e, bool hadamard) {
     static const PlanTensor tensors[] = {MATRIX(40, 0), VECTOR(9, 0)};
-    PlanOptions options = {2, 1, 32, 32, 1};
+    PlanOptions options = {2, 1, 32, 32, 1, 1};
     GradWire wire = {CODEC_INT8, CODEC_INT4, 32, 32, CODEC_BF16, hadamard, ROUND_STOCHASTIC, 1};
     MessageLayout unused;
     memset(e, 0, sizeof *e);

@@ -127,7 +127,7 @@ static void parts_have_numbers_of_their_own(void **state) {
             Tensor t[4];
             for (int i = 0; i < 4; i++) t[i] = tensor_part(&whole[i], rank, 4);
             PlanTensor *rows = tensors_for_plan(t, 4);
-            PlanOptions options = {1, 1, 32, 32, 1};
+            PlanOptions options = {1, 1, 32, 32, 1, 1};
             Plan plan;
             Error err;
             assert_true(plan_build(&plan, rows, 4, &options, &err));
