@@ -22,7 +22,8 @@ static bool sealed(const WireChecks *checks, const MessageLayout *message) {
 // For tests: makes a bit of the message of so many bytes at `arrived` wrong. The checksum is left
 // alone, for half of its section is unused.
 static void inject(WireChecks *checks, uint8_t *arrived, int64_t bytes, Stream *stream) {
-    fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived, bytes);
+    fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived,
+               bytes);
 }
 
 // The level of data parallelism that a hop crosses.

@@ -16,8 +16,8 @@ LLMC_BEGIN
 bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err);
 // Lets another job save there. -1 is allowed.
 void save_folder_unlock(int lock);
-// A save of this iteration, or of the one before or behind it, is under way in the folder; or one of
-// this iteration or the next is done.
+// A save of this iteration, or of the one before or behind it, is under way in the folder. Or one
+// of this iteration or the next is done.
 bool save_folder_in_use(const char *directory, int64_t iteration);
 // Before each save. Saves go by the folder's path, but the lock is on the folder itself: it may
 // have been moved away or removed since, and another job may have begun in one that was made in its

@@ -1,6 +1,6 @@
 // The CUDA backend of ops.h: sums over the ranks of a group, called by tensor_parallel.c and tied.c
-// after the ranks have gathered each other's parts. Element by element, in rank order. The bits are the CPU
-// backend's.
+// after the ranks have gathered each other's parts. Element by element, in rank order. The bits are
+// the CPU backend's.
 #include "llmc/cuda/common.cuh"
 
 enum { PART_THREADS = 256, FLOATS = 4 };  // FLOATS: fp32 values in 16 bytes

@@ -1,6 +1,6 @@
 // Which of its host's devices a rank takes; and nodes inside one machine that NCCL takes for real
-// ones (--emulate-nodes). Called by llmc/run/setup.c, dev/bench/sync_only.c and tests that are programs
-// of ranks.
+// ones (--emulate-nodes). Called by llmc/run/setup.c, dev/bench/sync_only.c and tests that are
+// programs of ranks.
 #pragma once
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/mesh.h"

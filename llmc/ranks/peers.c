@@ -21,20 +21,21 @@ static void check(Peers peers, int rc, const char *what) {
     mpi_check(peers.site, rc, what, "over MPI");
 }
 
-// The limit has passed; whoever comes while the culprit is looked for is welcome. This node may be
-// the one that is lost. Then the others get the time to save, once: more is NULL the second time.
+// The limit has passed. Where losses are handled the other ranks are asked at once: they would not
+// wait for long while this one looks for the culprit. This node may be the one that is lost. Then
+// the others get the time to save, once: more is NULL the second time.
 static void no_answer(Peers peers, MPI_Request *request, int *done, const char *what, double began,
                       Deadline *more) {
     char who[512];
     double waited = monotonic_seconds() - began;
-    if (!heartbeat_blames(peers.site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
-    check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
-    if (*done) return;
-    salvage_begin(peers.site, who);
+    salvage_begin(peers.site, "a rank does not come");
     if (more && salvage_covers(peers.site)) {
         *more = deadline_in(salvage_patience(peers.site, peers.limit));
         return;
     }
+    if (!heartbeat_blames(peers.site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
+    check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
+    if (*done) return;  // who comes meanwhile is welcome
     heartbeat_take_floor(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
           "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)",

@@ -1,6 +1,6 @@
 // The parameters of the model as this rank holds them, one row each, and which part of the whole
-// that is. llmc/model/gpt.c fills the table. ZeRO lays its rows out in buckets, checkpoints find them
-// by name.
+// that is. llmc/model/gpt.c fills the table. ZeRO lays its rows out in buckets, checkpoints find
+// them by name.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/plan.h"

@@ -190,8 +190,8 @@ check "a node that is only late is not lost" late
 # Who waits for it in the save does not take it for lost.
 told_to_end() {
     local rc=0 rank
-    slow_disk 4000 1 in_background told 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
-        --eval-interval 100000 --save-interval 100000 --save "$work/told"
+    slow_disk 4000 1 in_background told 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 \
+        --lr-decay-iters 100 --eval-interval 100000 --save-interval 100000 --save "$work/told"
     wait_for_iteration told 25 || return 1
     for rank in 0 1; do signal_rank CONT $rank && signal_rank TERM $rank || return 1; done
     SECONDS=0

@@ -579,4 +579,13 @@ for file in srun mpirun; do
         --train-iters 100000
     check "$file.sbatch passes an error on" batch_job $file.sbatch 2 none --num-layers 0
 done
+# shellcheck disable=SC2016  # to be expanded by the stand-in
+printf '#!/bin/bash\necho "$@"\n' >"$work/bin/srun"
+lost_rank() { # ARM FLAG
+    PATH=$work/bin:$PATH SLURM_SUBMIT_DIR=$root ARM=$1 bash scripts/slurm/srun.sbatch \
+        >"$work/out" 2>"$work/err"
+    grep -q -- "^--mpi=pmix $2.* scripts/train_1.3b.sh$" "$work/out" || say "$1"
+}
+check "srun.sbatch ends all when a rank is lost" lost_rank sdp4bit --kill-on-bad-exit=1
+check "srun.sbatch lets nodes that train alone save" lost_rank local --kill-on-bad-exit=0
 finish

@@ -481,7 +481,8 @@ static void test_wire_bytes_equal_formulas(void **state) {
             // 4 x 2048 elements per rank: every scale section is then a multiple of MESSAGE_ALIGN.
             int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
             PlanTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
-            PlanOptions options = {nodes, per_node, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1, 1};
+            PlanOptions options = {nodes, per_node, plan_border(128, 512, 2048), plan_border(128, 512, 0),
+                                   1, 1};
             Plan plan;
             assert_true(plan_build(&plan, tensors, 3, &options, NULL));
             WireBytes bytes = plan_wire_bytes(&plan, &grad, &weight);

@@ -1,0 +1,99 @@
+// Nodes that are lost, between real processes that stand for hosts of their own: the others find
+// each other, soon and with one result. MPI's own waits are left open behind a loss, so each case
+// has communicators of its own, and the lost ranks come to them at its end.
+// ranks: 4
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/launch.h"
+#include "llmc/ranks/salvage.h"
+
+enum { LIMIT = 2, NOT_CALLED = -9 };
+
+typedef struct Case {
+    const char *name;
+    int per_node;
+    bool comes[4];    // rank r does
+    double late;      // seconds after which the others come after all
+    int lost, left;   // what is expected; left 0: nothing can be saved
+} Case;
+static const Case cases[] = {
+    {"the last of four nodes", 1, {true, true, true, false}, 0, 3, 3},
+    {"the first of two nodes of two", 2, {false, false, true, true}, 0, 0, 2},
+    {"a rank of a node, which loses its node", 2, {true, true, true, false}, 0, 1, 2},
+    {"two nodes of four", 1, {true, false, true, false}, 0, 0, 0},
+    {"a node that is late", 1, {true, true, true, false}, LIMIT + 1, -1, 4},
+};
+
+// What the handler has found on this rank, and where the test goes on.
+typedef struct Found {
+    Site *site;
+    int lost, left;
+    jmp_buf back;
+} Found;
+
+static void handler(void *context, const char *why) {
+    Found *found = (Found *)context;
+    MPI_Comm left = salvage_survivors(found->site, &found->lost);
+    found->left = 0;
+    if (left != MPI_COMM_NULL) MPI_Comm_size(left, &found->left);
+    longjmp(found->back, 1);
+}
+
+// Ends the wait that the case has left open.
+static void meet_again(MPI_Comm everyone, bool came) {
+    MPI_Request request;
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (came) return;
+    MPI_Ibarrier(everyone, &request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+}
+
+static bool as_expected(const Case *c, const Found *found, int rank) {
+    if (found->left == NOT_CALLED) return !c->comes[rank] && c->late <= 0;
+    if (c->left == 0) return found->left == 0;
+    // A rank whose node is lost finds that out, where it comes.
+    if (c->lost >= 0 && rank / c->per_node == c->lost) return found->left == 0;
+    return found->lost == c->lost && found->left == c->left;
+}
+
+static bool run(const Case *c, int rank) {
+    Site site = {rank, rank, -1, 1, "test", NULL, NULL};
+    MPI_Comm everyone;
+    MPI_Comm_dup(MPI_COMM_WORLD, &everyone);
+    Peers peers = {everyone, LIMIT, &site};
+    Found found = {.site = &site, .left = NOT_CALLED};
+    heartbeat_open(&site, MPI_COMM_SELF, 4, 60);
+    site.salvage = salvage_create();
+    salvage_arm(&site, peers, c->per_node, handler, &found);
+    peers.limit += 0.3 * rank;
+    double start = monotonic_seconds();
+    if (!c->comes[rank] && c->late > 0) usleep((useconds_t)(1e6 * c->late));
+    if (setjmp(found.back) == 0 && (c->comes[rank] || c->late > 0)) peers_meet(peers);
+    double took = monotonic_seconds() - start;
+    heartbeat_close(&site);
+    meet_again(everyone, c->comes[rank] || c->late > 0);
+    // The limit, a wait for who does not answer, and one for the verdicts.
+    bool ok = as_expected(c, &found, rank) && took < 3 * LIMIT + 5;
+    if (!ok) fprintf(stderr, "# rank %d: lost %d, left %d, %.1f s\n", rank, found.lost, found.left, took);
+    salvage_disarm(&site);
+    salvage_free(site.salvage);
+    return ok;
+}
+
+int main(int argc, char **argv) {
+    Launch launch;
+    int failures = 0;
+    launch_init(&launch, &argc, &argv);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int all = run(&cases[i], launch.rank);
+        MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+        if (launch.rank == 0) printf("%sok %s\n", all ? "" : "not ", cases[i].name);
+        failures += !all;
+    }
+    launch_finalize(&launch);
+    return failures > 0;
+}
