@@ -3,7 +3,7 @@
 # runs unit tests, house rules, tests over MPI ranks, faults and whole runs, and shows how long the
 # rest will take. Ends with "N passed, N failed, N skipped"; exit code 1 when any failed.
 #
-# Without a flag it takes a quarter of an hour on two idle cores and tries every part of the
+# Without a flag it takes twenty minutes on two idle cores and tries every part of the
 # program. --ci adds the sanitizers, all numbers of ranks and the longer runs. --long adds what
 # takes hours. scripts/test_costs.txt says which test belongs to which level.
 #
@@ -33,7 +33,7 @@ for argument; do
     --no-install) no_install=1 ;;
     --help | -h)
         say "usage: scripts/test.sh [--ci | --long] [--no-install]"
-        say "Builds and runs tests of every part of the program, in a quarter of an hour on two cores."
+        say "Builds and runs tests of every part of the program, in twenty minutes on two cores."
         say "--ci: all but the longest, --long: all; --no-install: install nothing."
         exit 0 ;;
     *) die 2 "unknown argument $argument; see scripts/test.sh --help" ;;
