@@ -184,7 +184,7 @@ if [ -x "$program" ]; then
         "${BUILD:-build}/convert_checkpoint" --help
         "${BUILD:-build}/generate_cpu" --help
         for helps in dev/compare_logs dev/data/*.sh dev/bench/comm.sh dev/experiments/local_steps_model \
-            scripts/{quickstart,test}.sh; do
+            scripts/{quickstart,run_until_done,test}.sh; do
             "$helps" --help
         done
         for verb in run trunk branch report; do dev/experiments/study "$verb" --help; done
