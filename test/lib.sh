@@ -142,6 +142,10 @@ logged() {
     rm -f "$log"
     trains "$@" --log-jsonl "$log"
 }
+# From here on ranks on processors compute with the same matrix kernels on every machine. OpenBLAS
+# chooses them by the processor, and other kernels round otherwise. The programs need Haswell's
+# instructions anyway: they are built with them.
+same_kernels() { export OPENBLAS_CORETYPE=Haswell; }
 # in_background NAME NP FLAGS...: starts a run with JSON lines in $work/NAME.jsonl; $job is to be
 # waited for.
 in_background() {

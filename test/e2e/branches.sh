@@ -4,6 +4,7 @@
 # trunk that is made again, what is refused.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
+same_kernels
 make_shard text 600 8
 data=$work/text_text_document
 export BUILD
@@ -212,16 +213,14 @@ assert all(abs(rate - 3e-3 * (7 - i) / 8) < 1e-9 for i, rate in enumerate(rates)
 twin = steps("twin1", 1)
 assert twin[0]["loss"] == base[0]["loss"] == steps("sdp4bit", 1)[0]["loss"], (twin[0], base[0])
 assert 0 < twin[0]["lr"] / base[0]["lr"] - 1 < 2e-7
-# So short a branch may round the one bit away: that depends on the processor.
-bits = [[result(arm, seed)["bits"] for arm in ("baseline", "twin1")] for seed in (0, 1)]
-assert any(plain != other for plain, other in bits), bits
+assert result("twin1", 1)["bits"] != result("baseline", 1)["bits"]
 trunk = [json.loads(line) for line in open(f"{sys.argv[1]}/raw/125m-branches/trunk/log.jsonl")]
 rates = [r["lr"] for r in trunk if r["kind"] == "train"]
 assert abs(rates[0] - 3e-3 / 4) < 1e-9 and all(abs(r - 3e-3) < 1e-9 for r in rates[3:]), rates
 quant = result("sdp4bit", 0)
 assert [e[0] for e in quant["errors"]] == [4, 8] and 0.01 < quant["errors"][1][1] < 1, quant["errors"]
 assert quant["evaluations"] == [[8, quant["valid_loss"]]] and quant["settings"]["iterations"] == 8
-assert result("lossless", 0)["bits"] == result("baseline", 0)["bits"] != result("sdp4bit", 0)["bits"]
+assert result("lossless", 0)["bits"] == result("baseline", 0)["bits"] != result("twin1", 0)["bits"]
 END
 }
 check "what branches do, and what a result holds" contents
