@@ -220,7 +220,7 @@ $(BUILD)/test/layer_dump: $(BUILD)/obj/train_gpt_test.o
 # --- the CUDA program -----------------------------------------------------------------------------
 # make gpu: build/train_gpt. make gpu-test-programs: the tests that need a GPU. make gpu-check:
 # compiles every CUDA object for all architectures and the C part of GPU tests, links nothing.
-# FAST=1 makes gpu-check compile without optimising, in a third of the time.
+# FAST=1 makes gpu-check compile without optimizing, in a third of the time.
 # Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME,
 # NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of cudnn_frontend.h), STATIC_DEPS=1 (a program
 # to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).

@@ -15,7 +15,7 @@
 #include "llmc/run/run.h"            // what a run holds beside the model
 #include "llmc/run/same_run.h"       // one set of flags on all machines
 #include "llmc/run/start.h"          // from flags to the first step
-#include "llmc/state/probe.h"        // figures on what quantisation does
+#include "llmc/state/probe.h"        // figures on what quantization does
 #include "train_gpt.h"               // GPT, ops, Zero
 
 // ===== the GPT ===================================================================================
@@ -656,12 +656,12 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 // After a step that the sentry ends the run for: losses or gradients that are not finite, too many
 // skipped steps, a message that did not arrive as it was sent.
 //
-// Islands judge by themselves. What one has found is news to the others: they ask each other when
+// Replica groups judge by themselves. What one has found is news to the others: they ask each other when
 // run_poll_stop has said so, or the verdict of the latest step is known (settled).
 static bool verdict_ends_run(Run *run, bool settled) {
-    bool asks = run->mesh.islands.size > 1 && (settled || run->stop.reason == STOP_VERDICT);
+    bool asks = run->mesh.replica_groups.size > 1 && (settled || run->stop.reason == STOP_VERDICT);
     if (asks) return !run_agreed(run, !run->sentry.ended_at);
-    if (!run->sentry.ended_at || run->mesh.islands.size > 1) return false;
+    if (!run->sentry.ended_at || run->mesh.replica_groups.size > 1) return false;
     run->exit_code = run->error.code;
     run->site.iteration = run->sentry.ended_at;
     run->site.phase = "update";

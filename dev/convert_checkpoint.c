@@ -31,7 +31,7 @@ static const Option table[] = {
      .value = "N", .help = "The checkpoint of this iteration; -1: the latest."},
     {"dtype", .kind = OPTION_CHOICE, .choices = "fp32|bf16", .initial = "bf16", .offset = FIELD(dtype),
      .value = "WORD",
-     .help = "fp32: the masters. bf16: the weights that the model computes with."},
+     .help = "fp32: the master weights. bf16: the weights that the model computes with."},
     {"max-shard-size", .kind = OPTION_INT64, .low = 1, .high = 1e9, .initial = "5000",
      .offset = FIELD(part_megabytes), .value = "MB",
      .help = "More weights than so many megabytes go into several files, with an index."},

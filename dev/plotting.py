@@ -7,7 +7,7 @@ import collections
 import math
 from xml.sax.saxutils import escape
 
-# Readers who are colour-blind can tell these apart too.
+# Readers who are color-blind can tell these apart too.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#444444"]
 LEFT, RIGHT = 92, 812  # where every panel's axes begin and end, in pixels
 TOP, BETWEEN, BOTTOM, MARGIN = 64, 34, 58, 28
@@ -144,11 +144,11 @@ class Panel:
             out.append(f'<text class="label" text-anchor="middle" {at}>{escape(label)}</text>')
         return out
 
-    def dot(self, x, y, colour, radius=3, opacity=1):
+    def dot(self, x, y, color, radius=3, opacity=1):
         at = f'cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius}"'
-        return f'<circle {at} fill="{colour}" fill-opacity="{opacity}"/>'
+        return f'<circle {at} fill="{color}" fill-opacity="{opacity}"/>'
 
-    def line(self, points, colour, css, dash=""):
+    def line(self, points, color, css, dash=""):
         """One polyline per stretch without holes; a lone point becomes a dot.
 
         dash: lengths of strokes and gaps. A logarithmic axis has a hole where y is not positive."""
@@ -159,16 +159,16 @@ class Panel:
             at = [f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in thinned(run)]
             if len(at) == 1:
                 x, y = at[0].split(",")
-                out.append(f'<circle class="{css}" cx="{x}" cy="{y}" r="2" fill="{colour}"/>')
+                out.append(f'<circle class="{css}" cx="{x}" cy="{y}" r="2" fill="{color}"/>')
             else:
-                out.append(f'<polyline class="{css}" stroke="{colour}"{dashed} points="{" ".join(at)}"/>')
+                out.append(f'<polyline class="{css}" stroke="{color}"{dashed} points="{" ".join(at)}"/>')
         return out
 
 
 # What stands to the right of the axes: SVG lines, and where they end to the right and below.
 Beside = collections.namedtuple("Beside", "lines right bottom")
 # One line of a legend. css: class of its stroke. value: text at the right end.
-Entry = collections.namedtuple("Entry", "name colour dash css value", defaults=("", "soft", ""))
+Entry = collections.namedtuple("Entry", "name color dash css value", defaults=("", "soft", ""))
 
 
 def text_width(text):
@@ -185,7 +185,7 @@ def legend(entries, top):
     for k, e in enumerate(entries):
         y, dashed = top + 17 + 21 * k, f' stroke-dasharray="{e.dash}"' if e.dash else ""
         ends = f'x1="{x + 12}" x2="{x + 36}" y1="{y}" y2="{y}"'
-        out.append(f'<line class="{e.css}" stroke="{e.colour}"{dashed} {ends}/>')
+        out.append(f'<line class="{e.css}" stroke="{e.color}"{dashed} {ends}/>')
         out.append(f'<text class="name" x="{x + 44}" y="{y + 4}">{escape(e.name)}</text>')
         if e.value:
             at = f'text-anchor="end" x="{x + width - 10:.1f}" y="{y + 4}"'

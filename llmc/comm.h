@@ -55,7 +55,7 @@ void comm_connect(const Mesh *mesh, void *memory);
 // host_alloc, then becomes 1 before the collectives under way end, and later ones do nothing. What
 // they had to receive is undefined: kernels that use it must look at *lost. After comm_open.
 void comm_may_lose(const Group *group, int *lost);
-// A member is lost: the main thread has learnt it elsewhere. Nothing without comm_may_lose, or the
+// A member is lost: the main thread has learned it elsewhere. Nothing without comm_may_lose, or the
 // second time.
 void comm_lose(const Group *group);
 

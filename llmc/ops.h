@@ -2,7 +2,7 @@
 //
 // An op is as large as what a GPU wants to fuse. The CPU backend composes it from naive parts and
 // is the reference. All pointers are device memory. All ops are asynchronous on their stream. They
-// allocate nothing and synchronise nothing. floatX is bf16 (llmc/base/dtype.h). "Accumulates" means
+// allocate nothing and synchronize nothing. floatX is bf16 (llmc/base/dtype.h). "Accumulates" means
 // +=.
 //
 // Letters: B micro-batch, T sequence length, C hidden size, NH heads, HD head size, F ffn size, V
@@ -197,7 +197,7 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC);
 // The norms of queries and keys, each over the HD columns of one vector, in place. A token's row of
 // x is that of Attention.qkv, and its values stay. Queries share gamma and beta, and so do keys:
 // [0] is that of queries, [1] that of keys. Forward keeps the vectors as they came in `before`.
-// Backward: x holds the gradients of the normalised vectors, and gets those of the vectors before.
+// Backward: x holds the gradients of the normalized vectors, and gets those of the vectors before.
 typedef struct HeadNorm {
     int64_t N;
     int groups, queries, HD;   // a group has so many queries, then a key and a value
@@ -256,7 +256,7 @@ typedef struct Attention {
     floatX *dqkv;              // as qkv; out of backward
     void *workspace;           // op_attention_workspace_bytes
     int first_head;            // number of the first head in the whole model
-    int groups;                // of neighbouring heads, a divisor of NH; 0: NH
+    int groups;                // of neighboring heads, a divisor of NH; 0: NH
     bool by_kind;              // qkv and dqkv are (B, T, NH + 2 * groups, HD)
 } Attention;
 HD_FN int attention_groups(const Attention *a) { return a->groups > 0 ? a->groups : a->NH; }

@@ -71,7 +71,7 @@ if [ -x "$BUILD/train_gpt" ] && [ "$gpus" -ge 4 ]; then program=$BUILD/train_gpt
 
 # text_files BYTES: text files that come with the packages above, so many bytes of them, in an order
 # that depends on their names only. Documentation may have been left out of a container's image;
-# licences and copyright files are always there.
+# licenses and copyright files are always there.
 text_files() {
     local of_some_size=(-type f -size -64k -size +1)
     {

@@ -60,7 +60,7 @@ export TSAN_OPTIONS="report_thread_leaks=0 report_signal_unsafe=0"
 # Programs that start MPI alone need no agent that starts ranks.
 alone=(env OMPI_MCA_plm=isolated)
 launched=(bash -c '. scripts/common.sh; launch "$@"' launch)
-# Some kernels randomise addresses more than gcc's sanitizers can bear. Not every container lets us
+# Some kernels randomize addresses more than gcc's sanitizers can bear. Not every container lets us
 # turn it off.
 steady=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)" -R); fi

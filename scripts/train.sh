@@ -71,27 +71,27 @@ leave_time_to_save() {
     export PRTE_MCA_odls_base_sigkill_timeout="${PRTE_MCA_odls_base_sigkill_timeout-60}"
 }
 
-# Sets $arm_flags, and $quantises_gradients for the speed runs.
+# Sets $arm_flags, and $quantizes_gradients for the speed runs.
 choose_arm() {
-    quantises_gradients=0 arm_flags=()
+    quantizes_gradients=0 arm_flags=()
     case $arm in
     baseline) ;;
     baseline-bf16) arm_flags=(--grad-reduce-in-bf16) ;;
     qw) arm_flags=("${weights[@]}" --weight-quantization-method direct) ;;
     qwd) arm_flags=("${weights[@]}") ;;
-    ulq) arm_flags=("${gradients[@]}" --gradient-quantization-bits-intra 4) quantises_gradients=1 ;;
-    tlq) arm_flags=("${gradients[@]}") quantises_gradients=1 ;;
-    tlq-hs) arm_flags=("${gradients[@]}" --hadamard-transform) quantises_gradients=1 ;;
-    sdp4bit) arm_flags=("${weights[@]}" "${gradients[@]}" --hadamard-transform) quantises_gradients=1 ;;
+    ulq) arm_flags=("${gradients[@]}" --gradient-quantization-bits-intra 4) quantizes_gradients=1 ;;
+    tlq) arm_flags=("${gradients[@]}") quantizes_gradients=1 ;;
+    tlq-hs) arm_flags=("${gradients[@]}" --hadamard-transform) quantizes_gradients=1 ;;
+    sdp4bit) arm_flags=("${weights[@]}" "${gradients[@]}" --hadamard-transform) quantizes_gradients=1 ;;
     zeropp)
         arm_flags=("${weights[@]}" --weight-quantization-method direct --weight-quantization-bits 8
             "${gradients[@]}" --gradient-quantization-bits-intra 4
             --data-parallel-sharding-strategy optim_grads_params --shard-params-over world
             --secondary-partition)
-        quantises_gradients=1
+        quantizes_gradients=1
         ;;
     eden | eden3 | eden2-ef | eden-lossless | local)
-        arm_flags=("@$root/configs/$arm.args") quantises_gradients=1
+        arm_flags=("@$root/configs/$arm.args") quantizes_gradients=1
         [ $arm != local ] || leave_time_to_save
         ;;
     lossless) arm_flags=("@$root/configs/$arm.args") ;;
@@ -159,7 +159,7 @@ choose_flags() {
         flags+=(--micro-batch-size 1 --global-batch-size "$batch" --mock-data --log-interval 1
             --exit-interval 200)
         # The paper's speed scripts cut a bucket's gradients into 8 chunks at these sizes.
-        case $quantises_gradients-$card in
+        case $quantizes_gradients-$card in
         1-1.3b | 1-2.7b | 1-6.7b) arm_flags+=(--gradient-alltoall-pipeline 8) ;;
         esac
     elif [ -n "${DATA_PATH:-}" ]; then

@@ -43,7 +43,7 @@ HD_FN bool adamw_step(float *p, float *m, float *v, float grad, AdamScalars a) {
     float decay = f32_mul(a.weight_decay, *p);
     float step = f32_add(f32_div(m_hat, f32_add(f32_sqrt(v_hat), a.epsilon)), decay);
     *p = f32_sub(*p, f32_mul(a.learning_rate, step));
-    // Both are asked, without a branch, so that compilers vectorise.
+    // Both are asked, without a branch, so that compilers vectorize.
     int small = (f32_bits(*p) & 0x7FFFFFFFu) < MASTER_LIMIT;
     int finite = (f32_bits(*v) & 0x7FFFFFFFu) < 0x7F800000u;
     return small & finite;

@@ -1,4 +1,4 @@
-// SDP4Bit's numbers: the table of codecs, quantise, dequantise, the transforms, the rounding bits,
+// SDP4Bit's numbers: the table of codecs, quantize, dequantize, the transforms, the rounding bits,
 // the summation tree of the norm. Inline for host and device, so that CPU ranks and GPUs compute
 // the same bits. Everything on the wire follows from this file and plan.h. README.md explains it
 // with a worked example. Included by plan.h, spikes.h and the tests, and through them by every
@@ -23,7 +23,7 @@ static_assert(sizeof(RoundingKey) == 16, "Philox takes these four words");
 
 // 16-bit random numbers of the 8 elements at logical offsets 8*block .. 8*block+7. Element e uses
 // half e&1 (the low half first) of word e>>1. 7 rounds are the fewest that pass BigCrush.
-// Initialisation and dropout take the customary 10; here the third saved is time on the wire's
+// Initialization and dropout take the customary 10; here the third saved is time on the wire's
 // path.
 enum { ROUNDING_ROUNDS = 7, ROUNDING_BLOCK = 8 };
 HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
@@ -31,13 +31,13 @@ HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
     return philox4x32(ROUNDING_ROUNDS, key.seed, key.purpose, low, high, key.step, key.source);
 }
 
-// --- transforms before gradients are quantised --------------------------------------------------
+// --- transforms before gradients are quantized --------------------------------------------------
 
 // Hadamard: the paper's, of order 32, without random signs (section 3.3). Rotation: random signs,
 // then Hadamard of order 256. It makes any group look like a sample of a Gaussian, as EDEN wants.
 typedef enum Transform { TRANSFORM_NONE, TRANSFORM_HADAMARD, TRANSFORM_ROTATION } Transform;
 
-// Unnormalised Sylvester transform of `order` values in place, a power of two: stages 1, 2, 4, ...,
+// Unnormalized Sylvester transform of `order` values in place, a power of two: stages 1, 2, 4, ...,
 // the difference in the upper lane. Applied twice it multiplies by the order. The receiver
 // multiplies by the inverse of the order once.
 #define HADAMARD_ORDER 32
@@ -187,7 +187,7 @@ HD_FN Codec eden_of_bits(int bits) {
 
 // --- one group of a uniform codec ---------------------------------------------------------------
 
-// Symmetric absmax quantiser of one group (paper section 2.2; fp32 scale m/L). `largest` is the
+// Symmetric absmax quantizer of one group (paper section 2.2; fp32 scale m/L). `largest` is the
 // group's max |x| as bits: the unsigned maximum of f32_bits(x) & 0x7FFFFFFF, which orders finite
 // values, infinities and NaNs correctly.
 #define LIFT_BELOW 0x0D800000u  // the bits of 2^-100
@@ -334,7 +334,7 @@ HD_FN float tree_sum32(float *x) { return tree_sum(x, 32); }
 // --- replica hash -------------------------------------------------------------------------------
 
 // 64-bit mix of one weight's bits and its position in the arena. A replica's hash is the sum modulo
-// 2^64 over all weights, so any order and any split of the work gives the same number. Finaliser of
+// 2^64 over all weights, so any order and any split of the work gives the same number. Finalizer of
 // splitmix64 (Steele, Lea, Flood 2014).
 HD_FN uint64_t replica_mix(uint64_t position, uint32_t bits) {
     uint64_t z = (position + 1) * 0x9E3779B97F4A7C15ull + bits;

@@ -43,7 +43,7 @@ static inline WeightWindows weight_windows_of(const Bucket *bucket, floatX *weig
     return own;
 }
 
-// Level 1 of the gradient reduction (or the only level): scale by 1/dp, transform, quantise.
+// Level 1 of the gradient reduction (or the only level): scale by 1/dp, transform, quantize.
 // Partition p = i * slots + slot goes to destination `slot` as its i-th partition. With two levels
 // slots = D and i = node; with a single level slots = dp, and there is one partition per slot.
 typedef struct QuantizePartitions {
@@ -72,7 +72,7 @@ HD_FN int64_t partition_position(const QuantizePartitions *a, int64_t p) {
     return (p * (1 + a->between) + a->first) * a->bucket.matrix_per_rank;
 }
 
-// Between the levels: sum the sources' level-1 messages in source order in fp32, quantise the sums
+// Between the levels: sum the sources' level-1 messages in source order in fp32, quantize the sums
 // for level 2. Stays in the transform domain.
 typedef struct SumRequantize {
     const uint8_t *received;  // (sources) level-1 messages, in.bytes apart
@@ -95,7 +95,7 @@ typedef struct SumRequantize {
     MessageLayout out;        // out.partitions = 1
 } SumRequantize;
 void kernel_sum_requantize(Stream *s, const SumRequantize *a);
-// The quantisation whose values are the sums. send and self_slot are the caller's.
+// The quantization whose values are the sums. send and self_slot are the caller's.
 static inline QuantizePartitions quantization_of_sums(const SumRequantize *r) {
     QuantizePartitions q = {0};
     q.bucket = r->bucket;
@@ -116,7 +116,7 @@ static inline QuantizePartitions quantization_of_sums(const SumRequantize *r) {
 }
 
 // Error feedback, of the hop between nodes. What its rounding leaves of the matrices, the residual,
-// is added to what the next message is made of. Where y is what would be quantised:
+// is added to what the next message is made of. Where y is what would be quantized:
 //   values = values + y           kernel_feed_sums or kernel_feed_grads
 //   the message of values         kernel_quantize_partitions: grads = values, scale 1, no transform
 //   values = values - message     kernel_keep_residual
@@ -137,7 +137,7 @@ HD_FN float residual_rest(float value, float sent, bool pad) {
 void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *residual);
 // y: gradients, scaled and transformed as in kernel_quantize_partitions. One partition per slot.
 void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *residual);
-// a: of the quantisation, one partition per slot. Values become 0 in pads, and where they would not
+// a: of the quantization, one partition per slot. Values become 0 in pads, and where they would not
 // be finite.
 void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual *residual);
 
@@ -187,7 +187,7 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a);
 //   p -= lr ((m / c1) / (sqrt(v / c2) + eps) + wd p), wd on matrices only.
 // Then the matrices. A grouped codec sends codes of p - float(w) (difference) or of p (direct). A
 // plain one sends p rounded. The tail is p rounded. A skipped step leaves everything as it is. It
-// sends zero codes and zero scales, and leaves unquantised sections unwritten: nobody applies them.
+// sends zero codes and zero scales, and leaves unquantized sections unwritten: nobody applies them.
 // An element that adamw.h refuses keeps its p, m and v. Then *fault = code, unless it already says
 // something; the write is atomic.
 typedef struct UpdateShard {
@@ -283,21 +283,21 @@ void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uin
 // *hash += sum of replica_mix(position, bits) over n weights whose first has arena position
 // `first`.
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n);
-// master = float(weights): the first masters, or those of a run that loads weights only. n
+// master = float(weights): the first master weights, or those of a run that loads weights only. n
 // elements.
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
-// Local steps (outer.h), n elements each. The pseudo-gradient of an island: outer weights minus
-// masters.
+// Local steps (outer.h), n elements each. The pseudo-gradient of a replica group: outer weights minus
+// master weights.
 void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n);
 // The outer step, Nesterov's: m = momentum m + g, outer = outer - rate (g + momentum m).
-// lost: where *lost is not 0 an island was lost, what came from it is undefined, and nothing
+// lost: where *lost is not 0 a replica group was lost, what came from it is undefined, and nothing
 // happens (comm_may_lose). NULL: none can be.
 void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
                        int64_t n, const int *lost);
-// The masters meet the outer weights: master = mix master + (1 - mix) outer; the outer weights
+// The master weights meet the outer weights: master = mix master + (1 - mix) outer; the outer weights
 // themselves where mix is 0. lost: as above.
 void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost);
-// weights = masters, rounded.
+// weights = master weights, rounded.
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n);
 // Counts zeros of n values into *count (accumulates), for --log-num-zeros-in-grad.
 void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n);

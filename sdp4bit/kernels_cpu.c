@@ -102,7 +102,7 @@ static void invert_block(float *x, Transform transform, RoundingKey rotation, in
 // --- gradients ----------------------------------------------------------------------------------
 
 // x = n elements of a partition's gradients from `at` on, whole blocks of the transform, as they
-// are quantised. logical: the offset of the first.
+// are quantized. logical: the offset of the first.
 static void transformed_grads(float *x, const QuantizePartitions *a, int64_t partition, int64_t at, int n,
                               int64_t logical) {
     const float *grads = a->grads + partition * a->bucket.matrix_per_rank + at;

@@ -69,8 +69,8 @@ void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int6
 enum { ROW = 16, WARP_LEAVES = ROW * WARP, BLOCK_LEAVES = CODEC_WARPS * WARP_LEAVES };
 
 // Five stages of the tree over the lanes. Lane 0 gets the result. index: of this lane's node among
-// the `count` nodes of its level. unit: nodes between neighbouring lanes. A node whose upper
-// neighbour is missing goes up as it is.
+// the `count` nodes of its level. unit: nodes between neighboring lanes. A node whose upper
+// neighbor is missing goes up as it is.
 DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t count) {
     for (int stride = 1; stride < lanes; stride *= 2) {
         float upper = __shfl_down_sync(ALL_LANES, x, stride);
@@ -79,7 +79,7 @@ DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t
     return x;
 }
 
-// A level of the tree. Node i lies at nodes[i * spacing]. Every 4096 neighbouring ones become one,
+// A level of the tree. Node i lies at nodes[i * spacing]. Every 4096 neighboring ones become one,
 // stored at the first one's place, or in *sum when it is the last.
 __global__ void __launch_bounds__(CODEC_THREADS)
     tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {

@@ -31,7 +31,7 @@ static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
 // How a group lies on the threads.
 //   RUNS    of a thread, SPAN elements apart
 //   RUN     elements of a run: 8, 16 or 32
-//   LANES   1 to 32: so many neighbouring threads of a warp share a group, within each run
+//   LANES   1 to 32: so many neighboring threads of a warp share a group, within each run
 //           above 32: the group spans all RUNS of the whole warp
 //           0: the worker is a block
 //   PLAIN   a plain codec: no groups
@@ -75,7 +75,7 @@ struct Tiles {
 };
 
 // group: ignored by plain codecs. slices: gridDim.y. Blocks come first, until they fill the device
-// several times over. Then a worker takes neighbouring tiles, which saves lookups.
+// several times over. Then a worker takes neighboring tiles, which saves lookups.
 template <class S>
 static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) {
     Tiles t;
@@ -156,7 +156,7 @@ static void with_group(int group, Launch launch) {
 // --- NaN as CPUs pass it on ---------------------------------------------------------------------
 
 // IEEE 754 leaves a NaN's sign and payload open. GPUs answer 0x7FFFFFFF. On CPUs a NaN operand
-// passes through, made quiet, and inf - inf is 0xFFC00000. Values that travel unquantised are
+// passes through, made quiet, and inf - inf is 0xFFC00000. Values that travel unquantized are
 // compared byte for byte, so GPUs answer as CPUs do here.
 DEV_FN float quiet_nan_of(float x) { return f32_from_bits(f32_bits(x) | 0x00400000u); }
 DEV_FN float scale_plain(float x, float scale) { return x != x ? quiet_nan_of(x) : f32_mul(x, scale); }
@@ -168,7 +168,7 @@ DEV_FN float add_plain(float a, float b) {
 
 // --- the Hadamard transform ---------------------------------------------------------------------
 
-// hadamard() on neighbouring lanes of RUN elements each. With runs of 8, strides 1, 2, 4 are inside
+// hadamard() on neighboring lanes of RUN elements each. With runs of 8, strides 1, 2, 4 are inside
 // the thread, and 8, 16, ... across lanes. With runs of 16 stride 16 is the first to cross lanes.
 // There own * 1 or own * -1 is exact, so the fused operation rounds once, just as the sum or
 // difference does.
@@ -192,7 +192,7 @@ DEV_FN void hadamard_lanes(float (&x)[RUN]) {
     }
 }
 
-// tree_sum32 of the squares of 4 neighbouring lanes; every one of them gets it.
+// tree_sum32 of the squares of 4 neighboring lanes; every one of them gets it.
 DEV_FN float square_leaf_lanes(const float x[PACKED]) {
     float sum[PACKED];
 #pragma unroll
@@ -274,7 +274,7 @@ DEV_FN void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::RUN
 
 // group_scale of GROUPS groups, with one division per lane instead of 2 * GROUPS. Even lanes divide
 // for a scale, odd ones for its inverse. With two groups a lane's second bit names the group.
-// 2 * GROUPS neighbouring lanes always share their groups. A group with a value that is not finite
+// 2 * GROUPS neighboring lanes always share their groups. A group with a value that is not finite
 // gets scale.lift 0, which makes zero codes.
 template <int GROUPS>
 DEV_FN void group_scales(GroupScale (&scale)[GROUPS], const uint32_t (&largest)[GROUPS], int levels) {
@@ -486,7 +486,7 @@ DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int ele
 
 // --- EDEN ---------------------------------------------------------------------------------------
 
-// The perfect binary tree over the N terms of each of LANES neighbouring lanes; all of them get it.
+// The perfect binary tree over the N terms of each of LANES neighboring lanes; all of them get it.
 // Destroys the terms.
 template <int LANES, int N>
 DEV_FN float tree_lanes(float (&term)[N]) {
@@ -515,7 +515,7 @@ DEV_FN uint32_t largest_lanes(const float (&x)[N]) {
     return largest;
 }
 
-// A rotated group that lies on EDEN_GROUP / RUN neighbouring lanes becomes codes. Returns its
+// A rotated group that lies on EDEN_GROUP / RUN neighboring lanes becomes codes. Returns its
 // scale. The whole warp calls; lanes that are not live store nothing.
 template <Codec CODEC, int RUN>
 DEV_FN float code_eden(uint8_t *to, const float (&x)[RUN], bool live) {

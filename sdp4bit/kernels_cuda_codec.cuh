@@ -59,7 +59,7 @@ static void with_plain_codec(Codec codec, Launch launch) {
 
 // A lane's 32 bytes are a sector of memory. Two lanes swap halves, so each 16-byte access of the
 // pair covers a whole sector. The whole warp calls. Dead lanes touch no memory.
-DEV_FN float4 swap_with_neighbour(float4 mine) {
+DEV_FN float4 swap_with_neighbor(float4 mine) {
     return make_float4(__shfl_xor_sync(ALL_LANES, mine.x, 1), __shfl_xor_sync(ALL_LANES, mine.y, 1),
                        __shfl_xor_sync(ALL_LANES, mine.z, 1), __shfl_xor_sync(ALL_LANES, mine.w, 1));
 }
@@ -67,7 +67,7 @@ DEV_FN void store_pairwise(float *p, const float x[PACKED], bool live) {
     bool odd = threadIdx.x & 1;
     float4 *pair = reinterpret_cast<float4 *>(odd ? p - PACKED : p) + odd;
     float4 low = make_float4(x[0], x[1], x[2], x[3]), high = make_float4(x[4], x[5], x[6], x[7]);
-    float4 got = swap_with_neighbour(odd ? low : high);
+    float4 got = swap_with_neighbor(odd ? low : high);
     if (!live) return;
     pair[0] = odd ? got : low;
     pair[2] = odd ? high : got;
@@ -259,7 +259,7 @@ DEV_FN uint32_t flipped_code(const Raw<CODEC, N> &r, int i) {
     return (code_and_more(r, i) & (2 * CodecRow<CODEC>::SIGN - 1)) ^ CodecRow<CODEC>::SIGN;
 }
 
-// EDEN's levels lie in the registers of neighbouring lanes: lane k, L + k, 2L + k, ... holds level
+// EDEN's levels lie in the registers of neighboring lanes: lane k, L + k, 2L + k, ... holds level
 // k of a codec with L levels. Any lane gets the level of its code by a shuffle. The whole warp
 // calls. The shuffle looks at no bit of the code but those of the level.
 template <Codec CODEC>

@@ -1,9 +1,9 @@
-// The first and the last kernel that gradients pass on GPUs: quantise for the first hop; sum and
+// The first and the last kernel that gradients pass on GPUs: quantize for the first hop; sum and
 // invert after the last. The bits are kernels_cpu.c's. Called by tlq_hs.c. Matrices go through
 // tiles (kernels_cuda.cuh), the short tails through one element per thread.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
-// --- quantise -----------------------------------------------------------------------------------
+// --- quantize -----------------------------------------------------------------------------------
 
 // Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec.
 // It has runs of 16 where a warp holds whole groups. Then two lanes hold a Hadamard block, which
@@ -127,14 +127,14 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
                 else launch_quantize<S, CODEC, false>(s, a, partitions);
             });
         });
-        check_launch(s, "quantise partitions");
+        check_launch(s, "quantize partitions");
     }
     if (a->message.tail_elements > 0) {
         with_plain_codec(a->tail_codec, [&](auto tail) {
             dim3 grid = tail_grid(a->message.tail_elements, partitions);
             quantize_tail_kernel<decltype(tail)::VALUE><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
         });
-        check_launch(s, "quantise the tail");
+        check_launch(s, "quantize the tail");
     }
 }
 

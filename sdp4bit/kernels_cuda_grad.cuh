@@ -5,7 +5,7 @@
 
 // --- messages -----------------------------------------------------------------------------------
 
-// with_wide_group for what is quantised. Here a warp has a group of 2048 to itself: its loads alone
+// with_wide_group for what is quantized. Here a warp has a group of 2048 to itself: its loads alone
 // keep the memory busy, and no barrier stops them.
 template <class Launch>
 static void with_wide_shape(int group, Launch launch) {
@@ -21,7 +21,7 @@ static inline dim3 tail_grid(int64_t elements, int slices) {
 // --- the transform ------------------------------------------------------------------------------
 
 // The transform of one run, whose first element lies at `position`. ROTATE: it is the rotation.
-// Neighbouring lanes hold neighbouring runs, and a warp whole blocks of either transform.
+// Neighboring lanes hold neighboring runs, and a warp whole blocks of either transform.
 template <bool ROTATE, int RUN>
 DEV_FN void transform_run(float (&x)[RUN], const QuantizePartitions &a, int64_t position,
                           SegmentCursor &segment, const RoundingSchedule &rotation) {

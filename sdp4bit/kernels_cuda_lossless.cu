@@ -8,7 +8,7 @@ static_assert((int)LOSSLESS_LANES == (int)WARP && (int)LOSSLESS_CANDIDATES == (i
                   (int)LOSSLESS_RUNS == (int)WARP,
               "a lane has a state, a candidate and a run of samples");
 
-enum { STEP = 2 * WARP };  // weights of a step: two neighbours per lane
+enum { STEP = 2 * WARP };  // weights of a step: two neighbors per lane
 
 DEV_FN int lane_id(void) { return threadIdx.x % WARP; }
 // How many of these lanes come before this one.
@@ -248,7 +248,7 @@ DEV_FN uint32_t scan(uint32_t *sums, uint32_t value) {
 }
 
 // One block: where the groups end, the tail, the header, and the bytes of it all. A thread takes
-// neighbouring groups.
+// neighboring groups.
 __global__ void __launch_bounds__(SCAN_THREADS) finish_kernel(const __grid_constant__ CodeWeights a) {
     __shared__ uint32_t sums[SCAN_THREADS];
     const LosslessLayout &m = a.layout;

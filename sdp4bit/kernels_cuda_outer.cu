@@ -56,11 +56,11 @@ void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient,
 void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
     if (n <= 0) return;
     meet_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(master, outer, mix, n, lost);
-    check_launch(s, "masters meet the outer weights");
+    check_launch(s, "master weights meet the outer weights");
 }
 
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {
     if (n <= 0) return;
     narrow_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(weights, master, n);
-    check_launch(s, "rounded masters");
+    check_launch(s, "rounded master weights");
 }

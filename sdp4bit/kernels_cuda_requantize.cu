@@ -1,4 +1,4 @@
-// Gradients between the hops on GPUs: a node's messages are summed and quantised anew for the other
+// Gradients between the hops on GPUs: a node's messages are summed and quantized anew for the other
 // nodes. The bits are kernels_cpu.c's. Called by tlq_hs.c. Groups of powers of two up to 1024 go
 // through recode_kernel, all others through tiles (kernels_cuda.cuh), and the short tails through
 // one element per thread.
@@ -82,7 +82,7 @@ static void with_code_shape(int group, Launch launch) {
 }
 
 // How the tiles of a slice are dealt out where codes become codes. There is one wave of blocks,
-// each with one span of neighbouring tiles: `per` tiles, and one more for the first `extra` blocks.
+// each with one span of neighboring tiles: `per` tiles, and one more for the first `extra` blocks.
 // A block's warps take them in turn. Nothing is left over for a second wave, and a warp comes to
 // another tensor rarely.
 struct Spans {
@@ -159,7 +159,7 @@ DEV_FN SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales
     return source;
 }
 
-// requantize_kernel for groups that one run of each of LANES neighbouring lanes makes up. A lane
+// requantize_kernel for groups that one run of each of LANES neighboring lanes makes up. A lane
 // beyond the slice's last run sums that run and writes nothing. It shares its group with no lane
 // inside.
 template <class S, Codec CODEC, Codec OUT, bool STOCHASTIC>
@@ -257,13 +257,13 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
                 requantize_matrices<decltype(in)::VALUE, decltype(out)::VALUE>(s, a);
             });
         });
-        check_launch(s, "sum and requantise");
+        check_launch(s, "sum and requantize");
     }
     if (a->out.tail_elements > 0) {
         with_plain_codec(a->tail_codec, [&](auto tail) {
             dim3 grid = tail_grid(a->out.tail_elements, nodes);
             requantize_tail_kernel<decltype(tail)::VALUE><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
         });
-        check_launch(s, "sum and requantise the tail");
+        check_launch(s, "sum and requantize the tail");
     }
 }

@@ -1,5 +1,5 @@
 // The weight half of the exact regime on GPUs: AdamW fused with the difference and its codes,
-// applying gathered codes on a replica, the replica hash, the first masters. The bits are
+// applying gathered codes on a replica, the replica hash, the first master weights. The bits are
 // kernels_cpu.c's. Called by qwd.c, llmc/state/zero.c and llmc/state/replicas.c.
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/kernels_cuda.cuh"
@@ -47,7 +47,7 @@ DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const Adam
     }
 }
 
-// x = what is coded: the masters, or their difference from the replica. 0 where nothing is.
+// x = what is coded: the master weights, or their difference from the replica. 0 where nothing is.
 DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floatX *weights, bool difference,
                          bool live) {
     float replica[PACKED];
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     }
 }
 
-// The masters themselves travel, in a plain codec. Elements share nothing. Four per thread leave
+// The master weights themselves travel, in a plain codec. Elements share nothing. Four per thread leave
 // enough threads in flight that the divisions of some hide under the loads of others.
 enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
 template <Codec CODEC>

@@ -7,8 +7,8 @@ void lanes_open(Lanes *lanes, Device *device, bool apart) {
     lanes->apart = apart;
     lanes->last = apart ? stream_create_urgent(device, "sums and update")
                         : stream_create(device, "sums and update");
-    lanes->first = apart ? stream_create_urgent(device, "quantisation") : lanes->last;
-    lanes->middle = apart ? stream_create_urgent(device, "requantisation") : lanes->last;
+    lanes->first = apart ? stream_create_urgent(device, "quantization") : lanes->last;
+    lanes->middle = apart ? stream_create_urgent(device, "requantization") : lanes->last;
     lanes->node = apart ? stream_create_urgent(device, "node hop") : lanes->last;
     lanes->rail = apart ? stream_create_urgent(device, "rail hop") : lanes->last;
     if (!apart) return;

@@ -1,10 +1,10 @@
 // The streams of the communication pipeline: while one chunk crosses between nodes, the next one is
-// quantised and crosses inside the node. Each stage has a stream of its own, and events lie
+// quantized and crosses inside the node. Each stage has a stream of its own, and events lie
 // between. tlq_hs.c and qwd.c, which use this, tell the order of the stages.
 //
-//   gradients, chunk by chunk   first: quantise -> node: all-to-all -> middle: sum, quantise
+//   gradients, chunk by chunk   first: quantize -> node: all-to-all -> middle: sum, quantize
 //                               -> rail: all-to-all -> last: sum, norm
-//   weights, bucket by bucket   last: AdamW, quantise -> rail: gather -> node: gather
+//   weights, bucket by bucket   last: AdamW, quantize -> rail: gather -> node: gather
 //                               -> middle: apply
 //
 // Every buffer between stages exists twice (its slots): a stage fills one while the next still
@@ -16,13 +16,13 @@ LLMC_BEGIN
 enum { LANE_SLOTS = 2 };
 
 // What a stage has finished with a slot. X -> Y names the lanes of who says it and who waits. A hop
-// that does not exist (one node, or one rank per node) drops out; its neighbours then speak to each
+// that does not exist (one node, or one rank per node) drops out; its neighbors then speak to each
 // other.
 typedef enum LaneEvent {
-    LANE_QUANTISED,     // first -> node (rail)     messages of level 1 are ready
+    LANE_QUANTIZED,     // first -> node (rail)     messages of level 1 are ready
     LANE_NODE_ARRIVED,  // node -> middle (last)    and have arrived; the send buffer has served
     LANE_NODE_FREE,     // middle (last) -> first   the receive buffer has served: both may be filled again
-    LANE_REQUANTISED,   // middle -> rail           messages of level 2, likewise
+    LANE_REQUANTIZED,   // middle -> rail           messages of level 2, likewise
     LANE_RAIL_ARRIVED,  // rail -> last
     LANE_RAIL_FREE,     // last -> middle (first)
     LANE_UPDATED,       // last -> rail (node)      a bucket's own shard is ready to be gathered

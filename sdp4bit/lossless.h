@@ -211,7 +211,7 @@ HD_FN uint32_t lossless_take_word(uint32_t state, uint16_t word) { return (state
 
 // --- a group's scale ----------------------------------------------------------------------------
 
-// The encoder looks at 4 neighbours of each 256 weights: the runs start at element
+// The encoder looks at 4 neighbors of each 256 weights: the runs start at element
 // lossless_run(k) of the group, k from 0 to 31. Those that lie in the group count. It tries the
 // scales of all candidates, from the samples' largest old exponent on, and takes the one that costs
 // least; of several the first.

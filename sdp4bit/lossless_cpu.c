@@ -13,7 +13,7 @@ static LosslessTables make_tables(void) {
     return tables;
 }
 
-// The lanes take two neighbours each, in steps of 64 weights: lane l has weights 64k + 2l and 64k +
+// The lanes take two neighbors each, in steps of 64 weights: lane l has weights 64k + 2l and 64k +
 // 2l + 1. The decoder goes through the steps in order. In each, all lanes take their first weight,
 // then all their second.
 enum { STEP = 2 * LOSSLESS_LANES };

@@ -1,4 +1,4 @@
-// The exchange between islands: see outer.h. This file is the layout and the order of the hops; the
+// The exchange between replica groups: see outer.h. This file is the layout and the order of the hops; the
 // numbers are in kernels.h.
 #include "sdp4bit/outer.h"
 
@@ -36,9 +36,9 @@ static void cut_part(OuterPlan *outer, Bucket *part, const Segment *from, int co
     outer->segments_total += part->segments;
 }
 
-void outer_plan(OuterPlan *outer, const Plan *plan, int rank, int islands, int island) {
+void outer_plan(OuterPlan *outer, const Plan *plan, int rank, int replica_groups, int replica_group) {
     size_t buckets = (size_t)plan->buckets, segments = 2 * (size_t)plan->segments_total;
-    *outer = (OuterPlan){.islands = islands, .island = island, .buckets = plan->buckets};
+    *outer = (OuterPlan){.replica_groups = replica_groups, .replica_group = replica_group, .buckets = plan->buckets};
     outer->shard = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
     outer->piece = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
     outer->segments = (Segment *)xcalloc(segments, sizeof(Segment), "the bucket plan");
@@ -48,9 +48,9 @@ void outer_plan(OuterPlan *outer, const Plan *plan, int rank, int islands, int i
         *shard = part_of(bucket, plan->dp);
         cut_part(outer, shard, plan->segments + bucket->first_segment, bucket->segments,
                  rank * shard->matrix_elements);
-        *piece = part_of(shard, islands);
+        *piece = part_of(shard, replica_groups);
         cut_part(outer, piece, outer->segments + shard->first_segment, shard->segments,
-                 island * piece->matrix_elements);
+                 replica_group * piece->matrix_elements);
         shard->matrix_per_rank = piece->matrix_elements;
         shard->tail_per_rank = piece->tail_elements;
     }
@@ -69,7 +69,7 @@ MessageLayout outer_message(const OuterPlan *outer, int b, const GradWire *wire)
 }
 
 int64_t outer_wire_bytes(const OuterPlan *outer, int b, const GradWire *wire) {
-    return 2 * (outer->islands - 1) * outer_message(outer, b, wire).bytes;
+    return 2 * (outer->replica_groups - 1) * outer_message(outer, b, wire).bytes;
 }
 
 int64_t outer_largest_shard(const OuterPlan *outer) {
@@ -103,7 +103,7 @@ static RoundingKey key_of(const OuterStep *step, uint32_t purpose, int source) {
     return key;
 }
 
-// A quantisation of `part`: a partition per slot.
+// A quantization of `part`: a partition per slot.
 static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part, const float *values,
                                       const MessageLayout *message) {
     QuantizePartitions q = {0};
@@ -121,15 +121,15 @@ static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part,
     return q;
 }
 
-// All islands' pieces of this one's gradient, its own straight into the receive buffer.
+// All replica groups' pieces of this one's gradient, its own straight into the receive buffer.
 static void send_pieces(const OuterStep *step, int b, const float *gradient, const MessageLayout *message) {
     const OuterPlan *plan = step->plan;
     QuantizePartitions q = quantize_of(step, &plan->shard[b], gradient, message);
-    q.scale = 1.0f / (float)plan->islands;
-    q.key = key_of(step, PURPOSE_OUTER, plan->island);
+    q.scale = 1.0f / (float)plan->replica_groups;
+    q.key = key_of(step, PURPOSE_OUTER, plan->replica_group);
     q.rotation = key_of(step, PURPOSE_OUTER_ROTATION, 0);
-    q.slots = plan->islands;
-    q.self = plan->island;
+    q.slots = plan->replica_groups;
+    q.self = plan->replica_group;
     q.send = step->send;
     q.self_slot = step->recv + q.self * message->bytes;
     kernel_quantize_partitions(step->stream, &q);
@@ -161,16 +161,16 @@ static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *receiv
     kernel_sum_final(step->stream, &f);
 }
 
-// The mean of this island's piece to all.
+// The mean of this replica group's piece to all.
 static void send_mean(const OuterStep *step, int b, const MessageLayout *message) {
     const OuterPlan *plan = step->plan;
     QuantizePartitions q = quantize_of(step, &plan->piece[b], step->mean, message);
     q.key = key_of(step, PURPOSE_OUTER_MEAN, 0);
     q.rotation = key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0);
     q.slots = 1;
-    q.self_slot = step->gathered + plan->island * message->bytes;
+    q.self_slot = step->gathered + plan->replica_group * message->bytes;
     kernel_quantize_partitions(step->stream, &q);
-    wire_seal_own(step->checks, b, plan->island, message, step->gathered, step->stream);
+    wire_seal_own(step->checks, b, plan->replica_group, message, step->gathered, step->stream);
     wire_all_gather(step->checks, HOP_OUTER_MEAN, 0, 1, message, step->gathered, step->stream);
     wire_check_gathered(step->checks, HOP_OUTER_MEAN, b, 0, 1, message, step->gathered, step->stream);
 }
@@ -178,15 +178,15 @@ static void send_mean(const OuterStep *step, int b, const MessageLayout *message
 void outer_exchange(const OuterStep *step, int b, float *gradient) {
     const OuterPlan *plan = step->plan;
     const Bucket *shard = &plan->shard[b];
-    if (plan->islands == 1) return;
+    if (plan->replica_groups == 1) return;
     step->checks->micro_batch = 0;
     MessageLayout message = outer_message(plan, b, &step->wire);
     send_pieces(step, b, gradient, &message);
     Windows mean = {step->mean, step->mean + plan->piece[b].matrix_elements};
-    sum_piece(step, b, plan->island, step->recv, plan->islands, &message,
+    sum_piece(step, b, plan->replica_group, step->recv, plan->replica_groups, &message,
               key_of(step, PURPOSE_OUTER_ROTATION, 0), mean);
     send_mean(step, b, &message);
-    for (int p = 0; p < plan->islands; p++)
+    for (int p = 0; p < plan->replica_groups; p++)
         sum_piece(step, b, p, step->gathered + p * message.bytes, 1, &message,
                   key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0), windows_of(shard, gradient, p));
 }

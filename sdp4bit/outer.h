@@ -1,9 +1,9 @@
-// Local steps: the exchange between islands. An island is a node that trains by itself for a while.
+// Local steps: the exchange between replica groups. A replica group is a node that trains by itself for a while.
 // Of a bucket whose turn it is, each rank takes its shard's pseudo-gradient, outer weights minus
-// masters, and the islands make the mean of it, in two hops of the codec between nodes:
-//   quantise -> all-to-all between islands: each gets its piece of the shard from all -> mean
-//   -> quantise the piece -> gather from all islands -> decode
-// Every island decodes the same messages, its own too, so all get the same bits. Called by
+// master weights, and the replica groups make the mean of it, in two hops of the codec between nodes:
+//   quantize -> all-to-all between replica groups: each gets its piece of the shard from all -> mean
+//   -> quantize the piece -> gather from all replica groups -> decode
+// Every replica group decodes the same messages, its own too, so all get the same bits. Called by
 // llmc/state/zero_local.c; uses kernels.h and wire.h.
 #pragma once
 #include "sdp4bit/kernels.h"
@@ -11,17 +11,17 @@
 LLMC_BEGIN
 
 // The layout: a rank's shard of a bucket as a bucket of its own, which divides into a piece per
-// island; and this island's piece, likewise.
+// replica group; and this replica group's piece, likewise.
 typedef struct OuterPlan {
-    int islands, island;
+    int replica_groups, replica_group;
     int buckets;
     Bucket *shard, *piece;    // (buckets)
     Segment *segments;        // (segments_total) of both; a first one may start before its window
     int segments_total;
 } OuterPlan;
 
-// Cuts rank's shards of the plan, which has a piece per island.
-void outer_plan(OuterPlan *outer, const Plan *plan, int rank, int islands, int island);
+// Cuts rank's shards of the plan, which has a piece per replica group.
+void outer_plan(OuterPlan *outer, const Plan *plan, int rank, int replica_groups, int replica_group);
 void outer_plan_free(OuterPlan *outer);
 
 // A message of bucket b: of one piece. Both hops have the same.
@@ -36,16 +36,16 @@ typedef struct OuterStep {
     const OuterPlan *plan;
     GradWire wire;                       // of which the hop between nodes counts
     const Segment *segments;             // device copy of plan->segments
-    uint8_t *send, *recv, *gathered;     // (islands) of the largest message
-    float *mean;                         // (outer_largest_shard / islands) of this island's piece
+    uint8_t *send, *recv, *gathered;     // (replica groups) of the largest message
+    float *mean;                         // (outer_largest_shard / replica groups) of this replica group's piece
     float *leaves;                       // (outer_largest_shard / 32 + 2) scratch
     uint32_t seed, step;                 // of the rounding bits
     WireChecks *checks;
     Stream *stream;                      // of everything here
 } OuterStep;
 
-// gradient: (matrix piece + tail piece of rank's shard of bucket b). The islands' mean takes its
-// place. With one island nothing is sent, and it stays as it is.
+// gradient: (matrix piece + tail piece of rank's shard of bucket b). The replica groups' mean takes its
+// place. With one replica group nothing is sent, and it stays as it is.
 void outer_exchange(const OuterStep *step, int b, float *gradient);
 
 LLMC_END

@@ -5,11 +5,11 @@
 // One arena holds all parameters. A second one, of the same shape, holds the gradients. They are
 // cut into buckets of whole layers:
 //
-//   bucket = [ matrix part, quantised                | tail, never quantised          ]
+//   bucket = [ matrix part, quantized                | tail, never quantized          ]
 //              each tensor starts on a group border,   1-D tensors,
 //              padded to dp x pieces x border          padded to dp x pieces x TAIL_ALIGN
 //
-// pieces is 1, but for islands (PlanOptions).
+// pieces is 1, but for replica groups (PlanOptions).
 // Rank r owns the r-th of dp equal pieces of each part of every bucket (ZeRO-1). With N nodes of D
 // ranks, rank r = node * D + local.
 #pragma once
@@ -24,7 +24,7 @@ enum { MOST_CHUNKS = 4096 };   // pipeline chunks of a bucket
 
 typedef struct PlanTensor {
     int64_t numel;          // that this rank holds
-    bool matrix;            // 2-D or more: quantised and decayed; else it goes to the tail
+    bool matrix;            // 2-D or more: quantized and decayed; else it goes to the tail
     int unit;               // layers in forward order: 0 the embeddings, then one per transformer layer.
                             // Non-decreasing over the tensors
     int64_t before, after;  // elements of the whole model that other ranks hold before and after these,
@@ -49,7 +49,7 @@ typedef struct Bucket {
     int64_t matrix_per_rank, tail_per_rank;  // a rank's piece of each
     int64_t matrix_counted, tail_counted;    // of each part, from its start on: what the norm counts.
                                              // Uncounted tensors come last
-    int64_t state_start;                     // first element in a rank's optimiser state: matrix
+    int64_t state_start;                     // first element in a rank's optimizer state: matrix
                                              // piece, then tail piece
     int first_segment, segments;             // plan->segments, matrices
     int first_tail, tails;                   // plan->segments, 1-D tensors
@@ -65,7 +65,7 @@ typedef struct PlanOptions {
                              // sizes in use
     int64_t chunk_border;    // lcm(g_intra, g_inter), at least 32: where pipeline chunks may be cut
     int64_t bucket_elements; // target size of a bucket
-    int pieces;              // of equal size that each rank's part of a bucket divides into: islands
+    int pieces;              // of equal size that each rank's part of a bucket divides into: replica groups
                              // exchange those (outer.h). 1 elsewhere
 } PlanOptions;
 
@@ -109,7 +109,7 @@ int64_t plan_counted(const Bucket *bucket, bool matrix, int64_t rank);
 typedef struct GradWire {
     Codec intra_codec, inter_codec;
     int intra_group, inter_group;
-    Codec tail_codec;   // plain: BF16 when the matrices are quantised, else as the matrices
+    Codec tail_codec;   // plain: BF16 when the matrices are quantized, else as the matrices
     Transform transform;    // with TRANSFORM_ROTATION a group divides the rotation's order, or the
                             // other way round
     Rounding rounding;
@@ -125,7 +125,7 @@ typedef struct WeightWire {
                         // messages have no fixed length
     Rounding rounding;
 } WeightWire;
-// Weights as they are: what travels where nothing is quantised.
+// Weights as they are: what travels where nothing is quantized.
 static inline WeightWire plain_weight_wire(void) {
     WeightWire wire = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
     return wire;

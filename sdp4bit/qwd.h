@@ -1,4 +1,4 @@
-// Weights, bucket by bucket: AdamW on the own shard, fused with the quantisation of what changed
+// Weights, bucket by bucket: AdamW on the own shard, fused with the quantization of what changed
 // (qWD, paper section 3.1); the gather, between nodes first, then inside the node; the update of
 // every replica. qW and the bf16 baseline are choices of WeightWire. Called by llmc/state/zero.c.
 #pragma once
@@ -8,7 +8,7 @@
 #include "sdp4bit/wire.h"
 LLMC_BEGIN
 
-// A rank's message of bucket b. With one replica nothing is quantised: the weights themselves.
+// A rank's message of bucket b. With one replica nothing is quantized: the weights themselves.
 MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire);
 // Where the messages of those windows are gathered that this rank keeps: (per_node, nodes)
 // messages. Those of all ranks; of its rail, with per_node 1; or its own alone. Nothing travels on
@@ -73,7 +73,7 @@ typedef struct BucketState {
 } BucketState;
 
 // Updates the own shard of bucket b and writes its message to its slot of `buffer`. With dp = 1 and
-// no host it writes the weights: they become the rounded masters at once, and gather and apply do
+// no host it writes the weights: they become the rounded master weights at once, and gather and apply do
 // nothing. Runs on lanes->last; with a host on its stream, and lanes->last takes the message up.
 // Lossless weights are coded, and reach the buffer with their gather.
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,

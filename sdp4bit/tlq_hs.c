@@ -141,12 +141,12 @@ static void quantize(const Chunk *c, const float *grads) {
     if (step->error_feedback && !c->node_hop) feed_and_quantize(c, &q, stream);
     else kernel_quantize_partitions(stream, &q);
     wire_seal(step->checks, c->node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, c->b, c->k, message, q.send, stream);
-    lane_done(c->lanes, LANE_QUANTISED, c->slot, stream);
+    lane_done(c->lanes, LANE_QUANTIZED, c->slot, stream);
 }
 
 static void cross_node(const Chunk *c) {
     Stream *stream = c->lanes->node;
-    lane_wait(c->lanes, LANE_QUANTISED, c->slot, stream);
+    lane_wait(c->lanes, LANE_QUANTIZED, c->slot, stream);
     wire_all_to_all(c->step->checks, HOP_GRAD_NODE, &c->level1, c->send1, c->recv1, stream);
     lane_done(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
 }
@@ -185,12 +185,12 @@ static void requantize(const Chunk *c) {
     else kernel_sum_requantize(stream, &r);
     lane_done(c->lanes, LANE_NODE_FREE, c->slot, stream);
     wire_seal(step->checks, HOP_GRAD_RAIL, c->b, c->k, &c->level2, c->send2, stream);
-    lane_done(c->lanes, LANE_REQUANTISED, c->slot, stream);
+    lane_done(c->lanes, LANE_REQUANTIZED, c->slot, stream);
 }
 
 static void cross_rail(const Chunk *c) {
     Stream *stream = c->lanes->rail;
-    lane_wait(c->lanes, c->node_hop ? LANE_REQUANTISED : LANE_QUANTISED, c->slot, stream);
+    lane_wait(c->lanes, c->node_hop ? LANE_REQUANTIZED : LANE_QUANTIZED, c->slot, stream);
     wire_all_to_all(c->step->checks, HOP_GRAD_RAIL, &c->level2, c->send2, c->recv2, stream);
     lane_done(c->lanes, LANE_RAIL_ARRIVED, c->slot, stream);
 }

@@ -1,6 +1,6 @@
 // Gradients: the two-level reduce-scatter of the paper's sections 3.2 and 3.3 (TLq-HS), with every
 // other arm as a choice of codecs:
-//   scale 1/dp, Hadamard, quantise -> all-to-all inside the node -> sum, quantise
+//   scale 1/dp, Hadamard, quantize -> all-to-all inside the node -> sum, quantize
 //   -> all-to-all between nodes -> sum, inverse Hadamard
 // The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by zero_grads.c and
 // probe.c of llmc/state, bucket by bucket; uses kernels.h and comm.h.
@@ -12,7 +12,7 @@
 #include "sdp4bit/wire.h"
 LLMC_BEGIN
 
-// Buffers shared by all buckets, of two slots each, so that a chunk is quantised while the one
+// Buffers shared by all buckets, of two slots each, so that a chunk is quantized while the one
 // before travels. tlq_workspace sizes them for the largest chunk.
 typedef struct TlqWorkspace {
     uint8_t *send1, *recv1;  // level 1: (LANE_SLOTS, D) messages

@@ -18,7 +18,7 @@ static void mark_refused(const UpdateShard *a) {
 }
 
 // n elements of the state at `at`, whose gradients start at grads: a block at a time, whose results
-// are written only if all are sound. That loop is vectorised.
+// are written only if all are sound. That loop is vectorized.
 enum { ADAMW_BLOCK = 1024 };
 static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
     if (!a->control->applied) return;

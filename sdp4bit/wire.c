@@ -30,12 +30,12 @@ static void inject(WireChecks *checks, uint8_t *arrived, int64_t bytes, Stream *
 static const Group *level_of(const Mesh *mesh, WireHop hop) {
     if (hop == HOP_WEIGHT_LAYER || hop == HOP_LAYER_NODE) return &mesh->shards;
     if (hop == HOP_LAYER_RAIL) return &mesh->shard_rail;
-    if (hop == HOP_OUTER || hop == HOP_OUTER_MEAN) return &mesh->islands;
+    if (hop == HOP_OUTER || hop == HOP_OUTER_MEAN) return &mesh->replica_groups;
     return hop == HOP_GRAD_NODE || hop == HOP_WEIGHT_NODE ? &mesh->node : &mesh->rail;
 }
 
 int wire_most_peers(const Mesh *mesh) {
-    return mesh->dp.size > mesh->islands.size ? mesh->dp.size : mesh->islands.size;
+    return mesh->dp.size > mesh->replica_groups.size ? mesh->dp.size : mesh->replica_groups.size;
 }
 
 static uint64_t *sums_of(const WireChecks *checks, WireHop hop) {

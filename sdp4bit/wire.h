@@ -19,7 +19,7 @@ typedef enum WireHop {
     HOP_LAYER_NODE,
     HOP_GRAD_NODE,
     HOP_GRAD_RAIL,
-    HOP_OUTER,       // pseudo-gradients between islands, all-to-all
+    HOP_OUTER,       // pseudo-gradients between replica groups, all-to-all
     HOP_OUTER_MEAN,  // and their mean, gathered
     WIRE_HOPS
 } WireHop;

@@ -15,7 +15,7 @@
 #          runs       runs of one rank
 #          shapes     ranks in every shape of nodes
 #          layouts    tensor, sequence and pipeline parallel: gradients and losses of one rank
-#          sharding   gradients, weights and the optimiser's state shared out or on the host
+#          sharding   gradients, weights and the optimizer's state shared out or on the host
 #          promises   what docs/promises.md names: resume, NaN, spikes, signals, offload, flipped
 #                     bits
 #          exact      the exact regime and collectives in every shape
@@ -191,7 +191,7 @@ check_runs() {
     run selective "$gpu" --deterministic-mode --recompute-activations
     run dropped "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
     run dropped_again "$gpu" --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
-    run quantised "$gpu" --deterministic-mode --quantized-weights --quantized-gradients
+    run quantized "$gpu" --deterministic-mode --quantized-weights --quantized-gradients
     planned once --deterministic-mode
     planned recomputed --deterministic-mode --recompute-granularity full
     planned dropped --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
@@ -209,7 +209,7 @@ check_runs() {
     same "full recomputation gives the same bits" once recomputed
     same "selective recomputation gives the same bits" once selective
     same "dropout repeats to the bit" dropped dropped_again
-    same "quantisation flags change nothing on one GPU" once quantised
+    same "quantization flags change nothing on one GPU" once quantized
     # The CPU's losses: bf16 rounds differently in some places, and 20 steps at a high rate amplify
     # it. The first step's norm says whether the gradients are equal.
     if python3 - "$work/cpu" "$work/once" <<'END'
@@ -399,7 +399,7 @@ check_layouts() {
     learned "P 2" 1 2 "${pp2[@]}"
     learned "P 2 in chunks" 1 2 "${pp2[@]}" --num-layers-per-virtual-pipeline-stage 1
     learned "T 2, P 2, sequence parallel" 1 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel
-    # Two data-parallel ranks, so that something is quantised.
+    # Two data-parallel ranks, so that something is quantized.
     learned "T 2 on two nodes, SDP4Bit" 2 2 "${tp2[@]}" --sequence-parallel "${sdp4bit[@]}"
     learned "P 2 on two nodes, SDP4Bit" 2 2 "${pp2[@]}" "${sdp4bit[@]}"
     learned "T 2, P 2 on two nodes, SDP4Bit" 2 4 "${tp2[@]}" "${pp2[@]}" --sequence-parallel "${sdp4bit[@]}"

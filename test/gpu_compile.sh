@@ -3,9 +3,9 @@
 # nvcc every CUDA source for every architecture, and the C files of tests. Each counts. Called by
 # scripts/test.sh.
 #
-#   test/gpu_compile.sh BUILD-FOLDER [OPTIMISED]
+#   test/gpu_compile.sh BUILD-FOLDER [OPTIMIZED]
 #
-# Without a second word nothing is optimised, which finds the same errors in a third of the time.
+# Without a second word nothing is optimized, which finds the same errors in a third of the time.
 # What cannot be compiled for want of a library is skipped with the Makefile's words: all of it when
 # NCCL or cuDNN is missing, one file without cudnn-frontend.
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh

@@ -203,7 +203,7 @@ static const char *transform_name(Transform transform) {
 static void bench_quantize(Bench *b, int64_t n, Codec codec, int group, Transform transform,
                            Rounding rounding) {
     char name[96];
-    snprintf(name, sizeof name, "quantise %s/%d%s %s", codec_info(codec).name, group,
+    snprintf(name, sizeof name, "quantize %s/%d%s %s", codec_info(codec).name, group,
              transform_name(transform), rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, 4, 2048);
@@ -233,7 +233,7 @@ static void bench_quantize(Bench *b, int64_t n, Codec codec, int group, Transfor
 static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, int in_group, Codec codec,
                              int group) {
     char name[96];
-    snprintf(name, sizeof name, "sum %d x %s/%d, requantise %s/%d", sources, codec_info(in_codec).name,
+    snprintf(name, sizeof name, "sum %d x %s/%d, requantize %s/%d", sources, codec_info(in_codec).name,
              in_group, codec_info(codec).name, group);
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, sources, 2048);
@@ -265,7 +265,7 @@ static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, i
 static void bench_feedback(Bench *b, int64_t n, int sources, Codec in_codec, int in_group, Codec codec,
                            int group) {
     char name[96];
-    snprintf(name, sizeof name, "sum %d x %s/%d, feed back, quantise %s/%d", sources,
+    snprintf(name, sizeof name, "sum %d x %s/%d, feed back, quantize %s/%d", sources,
              codec_info(in_codec).name, in_group, codec_info(codec).name, group);
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, sources, 2048);
@@ -343,9 +343,9 @@ static StepControl *applied_step(Bench *b) {
 }
 
 static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding rounding) {
-    bool quantised = codec_info(codec).levels != 0;
+    bool quantized = codec_info(codec).levels != 0;
     char name[96];
-    if (quantised)
+    if (quantized)
         snprintf(name, sizeof name, "AdamW, difference, %s/%d %s", codec_info(codec).name, group,
                  rounding == ROUND_STOCHASTIC ? "stochastic" : "nearest");
     else snprintf(name, sizeof name, "AdamW, %s", codec_info(codec).name);
@@ -378,7 +378,7 @@ static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding r
     u.code = fault_code(FAULT_OF_UPDATE, 0);
     kernel_update_shard(b->stream, &u);
     double ms = median_ms(b, [&] { kernel_update_shard(b->stream, &u); });
-    report(b, name, shard, shard * (4 * 4 + (quantised ? (int64_t)sizeof(floatX) : 0)),
+    report(b, name, shard, shard * (4 * 4 + (quantized ? (int64_t)sizeof(floatX) : 0)),
            shard * 3 * 4 + coded_bytes(codec, group, shard), ms);
     device_free(b->device, control);
     device_free(b->device, grads);
@@ -391,9 +391,9 @@ static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding r
 }
 
 static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
-    bool quantised = codec_info(codec).levels != 0;
+    bool quantized = codec_info(codec).levels != 0;
     char name[96];
-    snprintf(name, sizeof name, quantised ? "apply %s/%d differences" : "apply %s", codec_info(codec).name,
+    snprintf(name, sizeof name, quantized ? "apply %s/%d differences" : "apply %s", codec_info(codec).name,
              group);
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, 2, 2048);
@@ -411,7 +411,7 @@ static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
     double ms = median_ms(b, [&] { kernel_apply_weights(b->stream, &a); });
     report(
         b, name, l.bucket.matrix_elements,
-        l.bucket.matrix_elements * (quantised ? 2 : 0) + coded_bytes(codec, group, l.bucket.matrix_elements),
+        l.bucket.matrix_elements * (quantized ? 2 : 0) + coded_bytes(codec, group, l.bucket.matrix_elements),
         l.bucket.matrix_elements * 2, ms);
     device_free(b->device, control);
     device_free(b->device, messages);

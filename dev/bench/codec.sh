@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Bandwidth of the fused kernels (quantise, sum and requantise, final sum, AdamW with difference,
+# Bandwidth of the fused kernels (quantize, sum and requantize, final sum, AdamW with difference,
 # apply) at 8 MB to 2 GB of fp32 input, as a share of a device copy. Prints a table, writes JSON.
 # Builds dev/bench/codec.cu first. Needs a GPU and what `make gpu` needs.
 #

@@ -4,7 +4,7 @@
 # (comm_bound.py), from layers' times and plain collectives' bandwidth of the same run.
 #
 # Prints a table of steps and one of memory, writes JSON and a plot. Both are written after every
-# network: a call that a signal ends leaves what it has. --sync-only: synchronisation alone.
+# network: a call that a signal ends leaves what it has. --sync-only: synchronization alone.
 #
 #   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"]
 #                     [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
@@ -99,8 +99,8 @@ gpu) ;;
 cpu) suffix=_cpu start=1 benches=bench plain_mb=${plain_mb:-4} ;;
 *) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
 esac
-trainer=$BUILD/dev/bench/train_arms$suffix synchroniser=$BUILD/dev/bench/sync_only$suffix
-for program in "$trainer" "$synchroniser" "$BUILD/dev/bench/step_bound"; do
+trainer=$BUILD/dev/bench/train_arms$suffix synchronizer=$BUILD/dev/bench/sync_only$suffix
+for program in "$trainer" "$synchronizer" "$BUILD/dev/bench/step_bound"; do
     [ -x "$program" ] || die 3 "$program is missing; run make $benches"
 done
 gpus=4
@@ -269,12 +269,12 @@ in_time() {
     exec timeout -k $grace "$seconds" bash -c 'trap : TERM; launch "$@"' launch "$@"
 }
 
-# synchronise MODEL NETWORK REPETITIONS: plain bandwidths, and what each arm's buckets send. With
+# synchronize MODEL NETWORK REPETITIONS: plain bandwidths, and what each arm's buckets send. With
 # repetitions also how long that takes.
-synchronise() {
+synchronize() {
     local name words=() file seconds
     seconds=$(time_for "$limit")
-    [ "$seconds" -gt 0 ] || { say "left out for want of time: synchronisation of $1, $2" >&2; return; }
+    [ "$seconds" -gt 0 ] || { say "left out for want of time: synchronization of $1, $2" >&2; return; }
     file=$logs/sync/$(name_of "$1")/$2.jsonl
     mkdir -p "$(dirname "$file")"
     network_flags "$2"
@@ -283,9 +283,9 @@ synchronise() {
         arm_flags "$name"
         words+=(--arm "$name" ${arm[@]+"${arm[@]}"})
     done
-    started in_time "$seconds" $ranks "$synchroniser" --out "$file" --repetitions "$3" \
+    started in_time "$seconds" $ranks "$synchronizer" --out "$file" --repetitions "$3" \
         --plain-mb "${plain_mb:-256}" "${what[@]}" "${where[@]}" "${words[@]}" ||
-        say "warning: synchronisation of $1, $2 failed" >&2
+        say "warning: synchronization of $1, $2 failed" >&2
 }
 
 of_card() { sed -n "s/^--$2[ =]*\([0-9]*\).*/\1/p" "$1" | tail -n 1; } # FILE NAME: a number
@@ -440,7 +440,7 @@ if [ $sync_only = 0 ]; then
 fi
 for network in $networks; do
     shape_network "$network" || continue
-    for size in $sizes; do synchronise "$(first_of "$size")" "$network" "$((sync_only * (most + 1)))"; done
+    for size in $sizes; do synchronize "$(first_of "$size")" "$network" "$((sync_only * (most + 1)))"; done
     if [ $sync_only = 0 ]; then for model in $models; do train "$model" "$network"; done; fi
     write_table 2>/dev/null || true # without a row yet
 done

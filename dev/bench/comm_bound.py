@@ -1,7 +1,7 @@
 """The best that anyone could run: a step that waits for what the network demands and nothing else.
 
 Layers' times are those of one rank without communication, bandwidths those of plain collectives.
-Kernels that quantise cost nothing. The schedule is that of --plan: step_bound computes it
+Kernels that quantize cost nothing. The schedule is that of --plan: step_bound computes it
 (llmc/run/step_time.h). Used by comm_table.py.
 
 Times are ms, rates GB/s sent by each rank, bytes those that each rank sends.
@@ -18,7 +18,7 @@ def layer_times(full, half, layers, half_layers):
     """Times of the parts of a step, from runs of one rank with all and with fewer layers.
 
     full, half: {"one": (forward, backward), "two": (forward, backward)} for one and for two
-    micro-batches per step. The difference is a micro-batch beside which no optimiser and no norm
+    micro-batches per step. The difference is a micro-batch beside which no optimizer and no norm
     runs. Where other work on the machine left no difference, the one micro-batch stands for it."""
     parts = []
     for k in range(2):

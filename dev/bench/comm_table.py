@@ -4,7 +4,7 @@
 It also says which arms fit the time that is left.
 
     comm_table.py table LOGS OUT.json [OUT.svg]     whole training steps
-    comm_table.py sync LOGS OUT.json                synchronisation alone
+    comm_table.py sync LOGS OUT.json                synchronization alone
     comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST ARM...
         lines "ARM STEPS", 0 steps for an arm that does not fit, then "seconds SUM"
     comm_table.py unfinished LOGS MODEL ROWS NETWORK ARM...
@@ -26,7 +26,7 @@ from tables import cell, json_lines, number_column as number, print_columns, wri
 # The same arm with more flags: what the suffix stands for.
 VARIANTS = {"+sums": "checksums (--verify-wire)", "+grads": "gradients shared out (optim_grads)",
             "+params": "weights shared in the node (optim_grads_params)",
-            "+offload": "the optimiser in host memory (--optimizer-cpu-offload)"}
+            "+offload": "the optimizer in host memory (--optimizer-cpu-offload)"}
 TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "tlq-hs": "TLq-HS", "ulq": "ULq",
           "sdp4bit": "SDP4Bit", "qw": "qW", "tlq": "TLq", "eden": "EDEN", "eden3": "EDEN 3 bits",
           "eden2-ef": "EDEN 2 bits + EF", "lossless": "lossless", "eden-lossless": "EDEN, lossless",
@@ -113,9 +113,9 @@ def compute_ms(one):
 FULL = 1.0
 FULL_STEPS = 30   # at most, where --iters does not ask for more
 LONG = 3.0        # seconds beyond which an interval has fewer steps than --iters
-# An interval begins and ends with a synchronisation of the compute stream. That does not wait for
+# An interval begins and ends with a synchronization of the compute stream. That does not wait for
 # the gathers under way. If the first interval had one step, an unknown part of its weights would
-# have travelled before the clock starts, and one measured step would not make up for it: fp32
+# have traveled before the clock starts, and one measured step would not make up for it: fp32
 # gradients at 1.3B and 10 Gb/s a node showed 126 ms of 3.17 s too little. Intervals of two steps
 # wait as long for the same bytes as longer ones.
 FEWEST = 2
@@ -186,8 +186,8 @@ def bound_of(one, start, synced):
     others now and then."""
     flags, (_, times, update) = start["arguments"], one
     steps, delay = flags.get("local_steps", 1), flags.get("local_steps_delay", 0)
-    islands = start["nodes"] if steps > 1 else 1
-    return step_bound(times, update, start["world_size"] // islands, synced["buckets"], synced["plain"],
+    replica_groups = start["nodes"] if steps > 1 else 1
+    return step_bound(times, update, start["world_size"] // replica_groups, synced["buckets"], synced["plain"],
                       steps=steps, delay=delay)
 
 
@@ -402,7 +402,7 @@ def print_memory(rows):
               (min(before) / 2**20, max(before) / 2**20))
 
 
-# --- synchronisation alone ------------------------------------------------------------------------
+# --- synchronization alone ------------------------------------------------------------------------
 
 
 def sync_rows(logs):
@@ -461,14 +461,14 @@ def network_subtitle(points):
 
 
 def speedup_panel(points, baseline, series, top):
-    """series: (points of a line, colour, dash)."""
+    """series: (points of a line, color, dash)."""
     x, y = [node_gbit(r) for r in points], [r["over_" + baseline] for r in points]
     panel = Panel(top, 260, (min(x), max(x)), (min(1.0, *y), max(y)), log_x=True, pad_x=0.02)
     strokes = []
-    for chosen, colour, dash in series:
+    for chosen, color, dash in series:
         line = sorted((node_gbit(r), r["over_" + baseline]) for r in chosen if "over_" + baseline in r)
-        strokes += panel.line(line, colour, "soft", dash)
-        strokes += [panel.dot(a, b, colour) for a, b in line]
+        strokes += panel.line(line, color, "soft", dash)
+        strokes += [panel.dot(a, b, color) for a, b in line]
     return panel, strokes
 
 
@@ -521,7 +521,7 @@ def make_table(logs, out, picture=None):
     print_variants(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]),
                                               ("inside", r["inside_bytes"]))))
     print_memory(memory)
-    what = "training steps by what travels, sequence and model of the cards, no dropout, made-up data"
+    what = "training steps by what travels, sequence and model of the cards, no dropout, synthetic data"
     write_json(out, what, rows, memory)
     if picture and plot(rows, picture):
         print("plot: " + picture)
@@ -535,7 +535,7 @@ def make_sync_table(logs, out):
     print_variants(rows, lambda r: (r["gradients_ms"] + r["weights_ms"] + r["adamw_ms"],
                                 (("each rank", sum(r["sent"].values())),)))
     print_memory(memory)
-    write_json(out, "synchronisation of a step alone", rows, memory)
+    write_json(out, "synchronization of a step alone", rows, memory)
 
 
 def print_steps(logs, model, rows, network, left, start, most, *arms):

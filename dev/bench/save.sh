@@ -8,7 +8,7 @@
 #                     [--logs FOLDER] [--out FILE.json]
 #
 #   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file,
-#                  made-up data. Global batch = micro-batch x ranks
+#                  synthetic data. Global batch = micro-batch x ranks
 #   ranks          in one node [all GPUs]
 #   iters          steps of each run, a multiple of save-interval: a run saves at its end too
 #                  [400; CPU ranks 30]

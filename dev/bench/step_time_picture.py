@@ -33,19 +33,19 @@ def read_steps(path):
     return {key: row["ms"] for key, row in found.items()}, " and ".join(sorted(commits))
 
 
-def text(x, y, words, css, anchor="start", colour=""):
-    fill = f' style="fill: {colour}"' if colour else ""
+def text(x, y, words, css, anchor="start", color=""):
+    fill = f' style="fill: {color}"' if color else ""
     return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{fill}>{escape(words)}</text>'
 
 
 def bars(top, network, steps, longest):
     """The two bars of a network, with their names, times and how many times faster the second is."""
     out = [text(20, top + BAR + 4, NETWORKS[network], "title")]
-    for k, (arm, (name, colour)) in enumerate(ARMS.items()):
+    for k, (arm, (name, color)) in enumerate(ARMS.items()):
         y, ms = top + k * (BAR + 2), steps[network, arm]
         width = (BARS_TO - BARS_FROM) * ms / longest
-        out.append(f'<rect x="{BARS_FROM}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>')
-        out.append(text(BARS_FROM - 10, y + 16, name, "name", "end", colour))
+        out.append(f'<rect x="{BARS_FROM}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{color}"/>')
+        out.append(text(BARS_FROM - 10, y + 16, name, "name", "end", color))
         out.append(text(BARS_FROM + width + 8, y + 16, f"{ms:,.0f} ms", "value"))
     times = f"{steps[network, 'bf16'] / ms:.1f} times as fast"
     out.append(text(BARS_FROM + width + 80, y + 16, times, "title"))

@@ -1,4 +1,4 @@
-// The synchronisation of a step alone, without a model. Random gradients on the device are reduced,
+// The synchronization of a step alone, without a model. Random gradients on the device are reduced,
 // judged, applied by AdamW and gathered, arm after arm in one process. Beside it stands the
 // bandwidth that plain collectives reach on the same network. Started by dev/bench/comm.sh.
 //
@@ -11,9 +11,9 @@
 //   gradients   from the first bucket's readiness until the verdict stands. All are ready at once,
 //               and the last layer's comes first
 //   weights     from the verdict until every bucket's weights are applied, less adamw
-//   adamw       AdamW with its quantisation alone: an update of the same layout on a mesh that is
+//   adamw       AdamW with its quantization alone: an update of the same layout on a mesh that is
 //               not open, where gathers do nothing
-//   apply       what else that update takes: dequantisation and sum into the replica
+//   apply       what else that update takes: dequantization and sum into the replica
 // The first line of a call has the plain collectives' GB/s sent by each rank. With --repetitions 0
 // nothing is timed. A rank that hangs ends the run and is named, after the first arm's
 // --distributed-timeout-minutes.
@@ -233,7 +233,7 @@ static bool plan_arm(const Bench *bench, Config *config, Place *place, const Arm
 static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Mesh *mesh) {
     GPT gpt;
     lab->mesh = *mesh;
-    if (config->local_steps > 1 && !mesh_make_islands(&lab->mesh, &bench->error)) return false;
+    if (config->local_steps > 1 && !mesh_make_replica_groups(&lab->mesh, &bench->error)) return false;
     gpt_describe(&gpt, config, &lab->mesh);
     lab->zero = zero_plan(config, &lab->mesh, gpt.tensor, gpt.tensors, &lab->memory_plan, &bench->error);
     gpt_free(&gpt);

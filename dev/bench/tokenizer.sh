@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tokenising speed of preprocess_data, and of Hugging Face's `tokenizers` on the same files and
+# Tokenizing speed of preprocess_data, and of Hugging Face's `tokenizers` on the same files and
 # number of cores.
 #
 #   dev/bench/tokenizer.sh [--vocab FOLDER] [--max-mb N] [--threads "1 2"] [--styles "gpt2 llama3"]
@@ -7,7 +7,7 @@
 #
 # FOLDER holds vocab.json and merges.txt (default data/gpt2, where dev/data/get_gpt2_vocab.sh puts
 # them). The style gpt2 is GPT2BPETokenizer with them. The other styles (llama3 qwen2 o200k) are a
-# tokenizer.json with the pattern, normaliser and flags of test/golden/tokenizer_json/STYLE and
+# tokenizer.json with the pattern, normalizer and flags of test/golden/tokenizer_json/STYLE and
 # GPT-2's vocabulary. --model adds a tokenizer.json, or its folder.
 #
 # The corpora are distinct files of this machine, one document each: manual pages (English prose

@@ -71,7 +71,7 @@ static const Option table[] = {
      .help = "Path of the output without its ending: PATH_KEY_document.bin and .idx (PATH_text_document with "
              "--text). Its folder is made."},
     {"workers", .kind = OPTION_INT, .offset = FIELD(workers), .low = 1, .high = 4096, .value = "N",
-     .help = "Threads that tokenise (default: one per processor). The output does not depend on it."},
+     .help = "Threads that tokenize (default: one per processor). The output does not depend on it."},
     {"log-interval", .kind = OPTION_INT64, .offset = FIELD(log_interval), .initial = "1000", .low = 1,
      .high = OPTION_ANY, .value = "N", .help = "Report progress every N documents."},
     {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
@@ -97,7 +97,7 @@ static const Option table[] = {
     {"columns", .kind = OPTION_WORDS, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
      .help = "the text's key is named by --json-keys."},
     {"split", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
-     .help = "all of the input is tokenised; the trainer's --split divides it."},
+     .help = "all of the input is tokenized; the trainer's --split divides it."},
     {"torch-backend", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
      .help = "no distributed job is needed; use --workers."},
 };

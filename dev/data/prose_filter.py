@@ -6,7 +6,7 @@ prose.sh.
 
 Reads HTML, plain text, Perl's POD and dictionaries of dictd (.dict.dz), also compressed with gzip.
 Keeps the paragraphs that are English sentences, each once in the whole corpus: what many pages
-repeat, as licences and navigation, remains in one place. A file becomes documents of about 16 kB.
+repeat, as licenses and navigation, remains in one place. A file becomes documents of about 16 kB.
 Files with less than a few sentences are left out. The documents come in the order of their hashes,
 so that every part of the corpus is like the rest.
 Says on stderr how much each package gave. FOLDER has a folder for every package.

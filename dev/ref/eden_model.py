@@ -30,7 +30,7 @@ f32 = np.float32
 # --- levels --------------------------------------------------------------------------------------
 
 def lloyd_max(bits):
-    """Positive levels of the symmetric quantiser of 2^bits levels with least error on a unit Gaussian."""
+    """Positive levels of the symmetric quantizer of 2^bits levels with least error on a unit Gaussian."""
     count = 2 ** (bits - 1)
     level = [(k + 0.5) * 3 / count for k in range(count)]
     tail = lambda t: 0.5 * math.erfc(t / math.sqrt(2))
@@ -67,7 +67,7 @@ def signs_of(seed, step, purpose, logical):
 
 
 def hadamard(x):
-    """Of each row: stages of strides 1, 2, 4, ..., not normalised."""
+    """Of each row: stages of strides 1, 2, 4, ..., not normalized."""
     rows, n = x.shape
     stride = 1
     while stride < n:

@@ -4,7 +4,7 @@
     python3 dev/ref/make_blend_golden.py [output file]          needs numpy, takes seconds
 
 A model of megatron-core's BlendedMegatronDatasetBuilder, BlendedDataset and GPTDataset, written from their
-documented behaviour with numpy's generator. It shares no code with llmc/data. Three rules decide what each
+documented behavior with numpy's generator. It shares no code with llmc/data. Three rules decide what each
 shard of a blend is asked for:
 
     fork       ceil(target * weight * 1.005), and the blend is as long as the sum (the paper's fork)

@@ -24,11 +24,11 @@ parameters' names as in Megatron-LM's checkpoints:
     adam, learning_rates          f32   beta1, beta2, epsilon, weight decay, clip; (steps)
     steps.loss steps.norm         f32   (steps): mean loss of the micro-batches, norm before clipping
     steps.bf16_loss .bf16_norm    f32   (steps): the same from the bf16 run
-    change.P                      bf16  final masters minus initial weights, rounded
-    statistics.P                  f32   sum and L2 norm of the final masters, L2 norm of the change
+    change.P                      bf16  final master weights minus initial weights, rounded
+    statistics.P                  f32   sum and L2 norm of the final master weights, L2 norm of the change
     op.*                                single ops on bf16-valued inputs: layer 0's attention and the head
     error.X                       f32   (2): root mean square and largest |PyTorch bf16 - reference| of X;
-                                        change.P: of the masters, rounded_change.P: of the weights
+                                        change.P: of the master weights, rounded_change.P: of the weights
 The bias of the k rows does not change the softmax: its gradient is zero but for rounding, which Adam
 then blows up to full steps. So those rows of gradient and change are noise in both precisions. Only
 q's and v's can be compared closely.
@@ -65,7 +65,7 @@ def parameter_shapes():
 
 
 def initial_weights(generator):
-    """bf16-valued fp32 weights. They are larger than a real initialisation, so that attention is not
+    """bf16-valued fp32 weights. They are larger than a real initialization, so that attention is not
     uniform. Biases and LayerNorms are off their usual 0 and 1, so that no term is invisible."""
     weights = {}
     for name, shape in parameter_shapes().items():
@@ -133,7 +133,7 @@ def gradients(weights, dtype, tokens, targets, scale):
 
 
 def adamw_steps(initial, dtype, tokens, targets):
-    """Apex's FusedAdam with decoupled decay on fp32 masters. The model's weights are the masters rounded
+    """Apex's FusedAdam with decoupled decay on fp32 master weights. The model's weights are these, rounded
     to dtype."""
     master = {n: v.clone() for n, v in initial.items()}
     m = {n: torch.zeros_like(v) for n, v in initial.items()}

@@ -24,7 +24,7 @@ B, T, V = 2, 12, 50
 
 
 def disturb(model, generator):
-    """Weights larger than a real initialisation, so that attention is not uniform. Biases and LayerNorms
+    """Weights larger than a real initialization, so that attention is not uniform. Biases and LayerNorms
     are off their usual 0 and 1, so that no term is invisible."""
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)

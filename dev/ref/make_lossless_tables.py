@@ -3,7 +3,7 @@
 
 usage: dev/ref/make_lossless_tables.py >sdp4bit/lossless_tables.h
 
-Changes of weights are modelled by Student's t distribution with three degrees of freedom. Of the
+Changes of weights are modeled by Student's t distribution with three degrees of freedom. Of the
 shapes that were tried on a small GPT's checkpoints it costs least: within 0.1 bit of tables made
 for each iteration. Needs Python's standard library alone. sdp4bit/README.md tells how the symbols
 are made of weights.

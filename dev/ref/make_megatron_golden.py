@@ -6,7 +6,7 @@ ranks, each in an archive. test/unit/checkpoint/test_megatron.c and test/e2e/meg
     dev/ref/make_megatron_golden.py       # a minute, no GPU
 
 dist/    `torch_dist`, 2 tensor x 2 data parallel ranks: a Llama-like model of megatron-core's own, saved
-         by its dist_checkpointing. Masters are as the distributed optimizer saves them ("fully sharded, model
+         by its dist_checkpointing. Master weights are as the distributed optimizer saves them ("fully sharded, model
          space"), in runs that cut blocks
 legacy/  a file per rank, 2 tensor x 2 pipeline parallel ones: a GPT-2-like model under the names of
          Megatron-LM's older GPT, which SDP4Bit's program has. Its arguments hold an enum and a function, as
@@ -15,7 +15,7 @@ flat/    a file per rank under megatron-core's names with Transformer Engine's n
          tensor x 2 pipeline parallel ranks, each with two virtual stages of one layer
 
 Element e of a tensor that this program calls NAME is ((hash(NAME) + 7 * e) % 251 - 125) / 64, which bf16
-holds exactly. Masters are larger by 1/1024.
+holds exactly. Master weights are larger by 1/1024.
 """
 import argparse
 import enum
@@ -89,7 +89,7 @@ def part(tensor, cut, rank):
 
 
 def fill(model, rank):
-    """Gives a rank's parameters their values. Returns name -> the same as masters."""
+    """Gives a rank's parameters their values. Returns name -> the same as master weights."""
     masters = {}
     for name, weight in model.named_parameters():
         if name.startswith("decoder.layers."):

@@ -21,8 +21,8 @@ FOLDER = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden" / "toke
 MERGES = 500
 
 TRAINING_TEXT = """
-The quantised gradient is sent in two steps: inside a node with eight bits, between nodes with four. It's the difference of the weights
-that is quantised, not the weights themselves; they'll drift otherwise, and we've measured that they don't. I'm sure you'd like to
+The quantized gradient is sent in two steps: inside a node with eight bits, between nodes with four. It's the difference of the weights
+that is quantized, not the weights themselves; they'll drift otherwise, and we've measured that they don't. I'm sure you'd like to
 see the numbers: 1024 tokens, 12 layers, 768 channels, 0.0006 learning rate, 300000 iterations.
 
 static int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }

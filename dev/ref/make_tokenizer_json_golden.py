@@ -118,7 +118,7 @@ def llama3():
 
 
 def qwen2():
-    """Normalised text, digits one by one, tokens that are special and one that is not."""
+    """Normalized text, digits one by one, tokens that are special and one that is not."""
     tokenizer = train(pre_tokenizers.Sequence([split(QWEN2), byte_level()]), normalizers.NFC())
     tokenizer.add_special_tokens(special("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False),

@@ -1,7 +1,7 @@
 // Uniform and normal numbers from the counter RNG, inline for host and device, so that CPU ranks
 // and GPUs draw the same weights to the bit. Every C library has its own last bit of a logarithm,
 // sine or cosine. So they are made here of IEEE double operations, which round correctly
-// everywhere. The code has no branches, and compilers vectorise it. Included by rng.c (uniforms),
+// everywhere. The code has no branches, and compilers vectorize it. Included by rng.c (uniforms),
 // the op that draws initial weights on either backend, and the tests.
 #pragma once
 #include "llmc/base/numerics.h"

@@ -131,7 +131,7 @@ enum {
     PURPOSE_INIT = 5,
     PURPOSE_SAMPLE = 6,
     PURPOSE_ROTATION = 7,
-    PURPOSE_OUTER = 16,           // pseudo-gradients between islands
+    PURPOSE_OUTER = 16,           // pseudo-gradients between replica groups
     PURPOSE_OUTER_MEAN = 17,      // and their mean on its way back
     PURPOSE_OUTER_ROTATION = 18,  // of these two
     PURPOSE_OUTER_MEAN_ROTATION = 19

@@ -1,5 +1,5 @@
 // Random numbers. MT19937 reproduces numpy's legacy RandomState, which fixes Megatron's sample
-// order. The counter-based generator (Philox4x32-10 of numerics.h) serves initialisation
+// order. The counter-based generator (Philox4x32-10 of numerics.h) serves initialization
 // (normal.h), dropout and sampling. Used by dataset.c (shuffles), loader.c (mock data) and
 // sampling.c.
 #pragma once

@@ -28,7 +28,7 @@ typedef struct HfExport {
     const char *load;      // a --save folder
     int64_t iteration;     // -1: the latest
     const char *output;    // the folder to make; one that holds something is refused
-    bool fp32;             // the masters; else the weights that the model computes with, in bf16
+    bool fp32;             // the master weights; else the weights that the model computes with, in bf16
     int64_t part_bytes;    // of weights in one file; more make parts with an index
     // Where it is not that of the files beside the checkpoint, else of those its arguments name.
     HfTokenizerWish tokenizer;
@@ -48,7 +48,7 @@ typedef struct HfImport {
     int64_t piece;          // HF_PIECE
     Peers peers;            // of one rank
 } HfImport;
-// Makes a checkpoint of iteration 0: masters, moments of zero, weights rounded to this build's
+// Makes a checkpoint of iteration 0: master weights, moments of zero, weights rounded to this build's
 // precision. Rows of padding become the mean of the others: such a row's logit adds to the sum of a
 // softmax at most what a word adds on average. The folder's files are hostile input. Errors:
 // EXIT_CHECKPOINT; EXIT_DATA of the tokenizer's files; EXIT_USAGE for a `save` with checkpoints.

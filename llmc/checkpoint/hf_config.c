@@ -186,7 +186,7 @@ static bool read_model(HfConfig *c, const Reading *r) {
     if (!(c->family = family_of(r))) return false;
     if (cJSON_HasObjectItem(r->config, "quantization_config")) {
         return error_set(r->err, EXIT_CHECKPOINT,
-                         "%s is of a quantised model; import the one it was made from", r->path);
+                         "%s is of a quantized model; import the one it was made from", r->path);
     }
     if (!json_member_int64(r->config, "vocab_size", 1, 1 << 30, &c->words)) {
         return error_set(r->err, EXIT_CHECKPOINT,

@@ -61,7 +61,7 @@ typedef struct ImportedWeights {
 
 // That no checkpoint lies in the folder. EXIT_USAGE.
 bool imported_save_check(const char *save, Error *err);
-// Saves masters, moments of zero, and weights rounded to this build's precision; and model.args,
+// Saves master weights, moments of zero, and weights rounded to this build's precision; and model.args,
 // the model as flags of the trainer. The checkpoint appears whole or not at all. Errors: those of
 // `read`, `beside` and imported_save_check; EXIT_CHECKPOINT of a value that is not finite, and of
 // what cannot be written.

@@ -35,7 +35,7 @@ typedef struct Import {
     ImportedModel model;
     bool opened;           // the model is
     MegatronSource source;
-    MegatronKind kind;     // what masters are read from
+    MegatronKind kind;     // what master weights are read from
 } Import;
 
 // --- Which folder --------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ static bool list_weights(Import *m, HfReport *report, Error *err) {
     bool masters = megatron_source_complete(&m->source, MEGATRON_MASTER, &missing);
     m->kind = masters && !m->wish->no_optimizer ? MEGATRON_MASTER : MEGATRON_WEIGHT;
     if (m->wish->no_optimizer) return true;
-    note(report, masters ? "Masters are the optimizer's, in fp32. Moments begin with zeros."
-                         : "Masters are the weights: the optimizer's are not read from this form."
+    note(report, masters ? "Master weights are the optimizer's, in fp32. Moments begin with zeros."
+                         : "Master weights are the weights: the optimizer's are not read from this form."
                            " Moments begin with zeros.");
     return true;
 }

@@ -14,7 +14,7 @@ typedef struct MegatronImport {
     Peers peers;          // of one rank
 } MegatronImport;
 // `torch_dist` checkpoints and the older ones with a file per rank, of any tensor and pipeline
-// parallel sizes. Masters are the distributed optimizer's where torch_dist holds them as parts of
+// parallel sizes. Master weights are the distributed optimizer's where torch_dist holds them as parts of
 // parameters, else the weights; report->notes says which. The embedding keeps its rows. No pickle
 // is executed; the folder's files are hostile input. Errors: EXIT_CHECKPOINT; EXIT_DATA of the
 // tokenizer's files; EXIT_USAGE for a `save` with checkpoints.

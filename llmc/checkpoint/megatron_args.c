@@ -45,7 +45,7 @@ static const Refused REFUSED[] = {
     {"squared_relu", "has squared ReLU"},
     {"quick_geglu", "has GEGLU"},
     {"onnx_safe", "has GELU in its erf form"},
-    {"rotary_interleaved", "turns neighbouring columns of a head"},
+    {"rotary_interleaved", "turns neighboring columns of a head"},
     {"window_size", "has attention in a window"},
     {"mtp_num_layers", "predicts several tokens"},
     {"no_rope_freq", "has layers without positions"},

@@ -11,7 +11,7 @@
 //   metadata.json    {"sharded_backend": "torch_dist", ...}
 //
 // Layers of a kind are one tensor there, with the layers as its first dimension. SwiGLU's gate and
-// other half are pieces of their own. The distributed optimizer's masters, where it saved them as
+// other half are pieces of their own. The distributed optimizer's master weights, where it saved them as
 // parts of parameters ("fully sharded, model space"), are runs of blocks' elements: their size is
 // how many blocks there are along each dimension, and then the elements of a block.
 #include <inttypes.h>

@@ -112,21 +112,21 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
                      c->save, (long long)first);
 }
 
-// Every island's counters, (islands), for free(): what this rank has is its island's. Collective.
+// Every replica group's counters, (replica groups), for free(): what this rank has is its replica group's. Collective.
 static RunState *node_states(const Saver *saver, const RunState *own) {
     const Mesh *mesh = saver->mesh;
     size_t ranks = (size_t)mesh->world.size;
     RunState *all = (RunState *)xcalloc(ranks, sizeof *all, "a checkpoint's nodes");
     peers_gather(saver->peers, own, all, (int)sizeof *own, MPI_BYTE);
-    for (int n = 0; n < mesh->islands.size; n++) all[n] = all[n * mesh->per_node];
+    for (int n = 0; n < mesh->replica_groups.size; n++) all[n] = all[n * mesh->per_node];
     return all;
 }
 
 static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *err) {
     const Config *c = saver->config;
     char *arguments = config_to_json(c);
-    int islands = saver->mesh->islands.size;
-    RunState *nodes = islands > 1 ? node_states(saver, state) : NULL;
+    int replica_groups = saver->mesh->replica_groups.size;
+    RunState *nodes = replica_groups > 1 ? node_states(saver, state) : NULL;
     ZeroSlices slices = zero_slices(saver->zero, !c->no_save_optim);
     uint64_t staging_bytes;
     void *staging = zero_staging(saver->zero, &staging_bytes);
@@ -134,7 +134,7 @@ static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *er
         .directory = c->save,
         .state = *state,
         .node_states = nodes,
-        .node_state_count = nodes ? islands : 0,
+        .node_state_count = nodes ? replica_groups : 0,
         .arguments_json = arguments,
         .tensors = saver->whole,
         .tensor_count = saver->whole_count,

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-// Slices come kind by kind, each for all of its pieces. Without the optimiser the replica's alone.
+// Slices come kind by kind, each for all of its pieces. Without the optimizer the replica's alone.
 static const SliceKind KIND_ORDER[] = {
     SLICE_WEIGHT,       SLICE_MASTER,        SLICE_EXP_AVG,          SLICE_EXP_AVG_SQ,     SLICE_RESIDUAL,
     SLICE_LOCAL_MASTER, SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,
@@ -111,19 +111,19 @@ static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kin
     return true;
 }
 
-// This node's own state of local steps, behind the outer weights. An island that the checkpoint
+// This node's own state of local steps, behind the outer weights. A replica group that the checkpoint
 // does not know begins with the outer weights, and with the moments of all.
-static bool restore_island(Zero *zero, const Checkpoint *checkpoint, bool known, Error *err) {
+static bool restore_replica_group(Zero *zero, const Checkpoint *checkpoint, bool known, Error *err) {
     if (!zero_keeps(zero, SLICE_LOCAL_MASTER)) return true;
     if (checkpoint_has(checkpoint, SLICE_OUTER_MOMENTUM) &&
         !restore_kind(zero, checkpoint, SLICE_OUTER_MOMENTUM, err))
         return false;
     if (!known) {
-        zero_begin_island(zero);
+        zero_begin_replica_group(zero);
         return true;
     }
     const RunState *run = checkpoint_state(checkpoint);
-    zero_resume_island(zero, run->iteration, run->met_at);
+    zero_resume_replica_group(zero, run->iteration, run->met_at);
     return restore_kind(zero, checkpoint, SLICE_LOCAL_MASTER, err) &&
            restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG, err) &&
            restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG_SQ, err);
@@ -140,7 +140,7 @@ bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Erro
     return restore_kind(zero, checkpoint, SLICE_MASTER, err) &&
            restore_kind(zero, checkpoint, SLICE_EXP_AVG, err) &&
            restore_kind(zero, checkpoint, SLICE_EXP_AVG_SQ, err) &&
-           restore_island(zero, checkpoint, known, err);
+           restore_replica_group(zero, checkpoint, known, err);
 }
 
 bool zero_restore_residual(Zero *zero, const Checkpoint *checkpoint, Error *err) {

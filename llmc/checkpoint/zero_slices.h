@@ -9,7 +9,7 @@ LLMC_BEGIN
 // columns is a block of them, one that is cut by rows begins further down.
 Slice slice_of_part(const Tensor *tensor, SliceKind kind, int64_t lo, int64_t hi);
 
-// What this rank saves: the weights of its shard, and with `optimizer` masters and moments.
+// What this rank saves: the weights of its shard, and with `optimizer` master weights and moments.
 typedef struct ZeroSlices {
     Slice *slices;  // (count), for free()
     int count;
@@ -21,7 +21,7 @@ void zero_fetch_slice(void *zero, int i, void *host);
 void zero_stage_slice(void *zero, int i, void *pinned);
 void zero_slices_staged(void *zero);
 
-// Loads the replica, and masters and moments when `optimizer`. Without it masters become
+// Loads the replica, and master weights and moments when `optimizer`. Without it master weights become
 // float(replica) and moments 0. Errors: checkpoint_read's.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err);
 // Loads the replica alone, which is the weights of that kind.

@@ -29,7 +29,7 @@ typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT, WEIGHT_LOSSLESS } 
 typedef enum GradientMethod { GRADIENT_UNIFORM, GRADIENT_EDEN } GradientMethod;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
-// What data-parallel ranks share out (README, Memory): the optimiser's state alone; gradients too;
+// What data-parallel ranks share out (README, Memory): the optimizer's state alone; gradients too;
 // weights as well. And whom the weights are shared among: the ranks of a node, or all.
 typedef enum Sharding { SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_PARAMETERS } Sharding;
 typedef enum ShardScope { SHARD_IN_NODE, SHARD_IN_WORLD } ShardScope;
@@ -58,7 +58,7 @@ typedef struct Config {
     int64_t train_iters, train_samples;
     Words rampup_batch_size;  // start, increment, samples
     bool skip_train;
-    // optimiser and schedule
+    // optimizer and schedule
     double lr, min_lr, lr_warmup_fraction, lr_warmup_init;
     int64_t lr_decay_iters, lr_decay_samples, lr_warmup_iters, lr_warmup_samples;
     int64_t lr_wsd_decay_iters, lr_wsd_decay_samples;
@@ -89,7 +89,7 @@ typedef struct Config {
     Sharding sharding;        // --data-parallel-sharding-strategy
     ShardScope shard_scope;   // of SHARD_PARAMETERS
     bool secondary_partition; // of SHARD_IN_WORLD: backward gathers inside the node
-    bool optimizer_cpu_offload;  // masters and moments in host memory, AdamW by host threads
+    bool optimizer_cpu_offload;  // master weights and moments in host memory, AdamW by host threads
     int64_t ddp_bucket_size;  // elements
     double distributed_timeout_minutes;
     // SDP4Bit
@@ -222,7 +222,7 @@ const char *const *config_model_names(int *count);
 // micro-batches of one sequence. saved_json: the checkpoint's config_to_json text, of
 // which the model's flags and the tokenizer's are read. own: flags of the command line that come
 // after them.
-// What trains keeps its defaults. Call config_free afterwards. Error (EXIT_CHECKPOINT): what is
+// What trains keeps its defaults. Call config_free afterward. Error (EXIT_CHECKPOINT): what is
 // missing, or makes no model.
 bool config_of_checkpoint(Config *config, const char *saved_json, const Words *own, Error *err);
 // Whether a checkpoint's residual of error feedback means the same to this run: the transform of

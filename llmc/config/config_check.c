@@ -290,7 +290,7 @@ const char *config_no_local_steps(const Config *c) {
         return "--local-steps needs nodes that hold whole models; drop --pipeline-model-parallel-size";
     }
     if (c->optimizer_cpu_offload) {
-        return "--local-steps needs the masters on the device; drop --optimizer-cpu-offload";
+        return "--local-steps needs the master weights on the device; drop --optimizer-cpu-offload";
     }
     if (c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD) {
         return "--local-steps needs nodes that hold whole models; drop --shard-params-over world";
@@ -352,14 +352,14 @@ static bool check_tokenizer(const Parsed *p) {
         {null && !c->vocab_size, "--tokenizer-type NullTokenizer needs --vocab-size N; add it"},
         {bpe && c->vocab_file && !c->merge_file, "--vocab-file without --merge-file; give both"},
         {bpe && c->merge_file && !c->vocab_file, "--merge-file without --vocab-file; give both"},
-        {bpe && !files && !c->plan && !c->mock_data,  // made-up tokens need GPT-2's sizes only
+        {bpe && !files && !c->plan && !c->mock_data,  // synthetic tokens need GPT-2's sizes only
          "--tokenizer-type GPT2BPETokenizer needs --vocab-file and --merge-file; add them "
          "(dev/data/get_gpt2_vocab.sh gets them), or choose Byte or NullTokenizer as the data were made"},
     };
     return obeys(p, rules, COUNT_OF(rules));
 }
 
-static void note_idle_quantisation(const Parsed *p) {
+static void note_idle_quantization(const Parsed *p) {
     static const size_t gradient[] = {offsetof(Config, hadamard_transform),
                                       offsetof(Config, gradient_quantization_bits_inter),
                                       offsetof(Config, gradient_quantization_bits_intra),
@@ -414,7 +414,7 @@ static void note_idle_feedback(const Parsed *p) {
     }
 }
 
-static bool check_quantisation(const Parsed *p) {
+static bool check_quantization(const Parsed *p) {
     const Config *c = p->config;
     if ((c->quantized_weights || c->quantized_gradients) && !c->use_distributed_optimizer) {
         return REFUSE("--quantized-%s needs --use-distributed-optimizer; add it",
@@ -422,7 +422,7 @@ static bool check_quantisation(const Parsed *p) {
     }
     if (!c->use_distributed_optimizer) {
         NOTE(
-            "the optimiser is sharded over the ranks although --use-distributed-optimizer was not given: "
+            "the optimizer is sharded over the ranks although --use-distributed-optimizer was not given: "
             "there is "
             "no other");
     }
@@ -440,7 +440,7 @@ static bool check_quantisation(const Parsed *p) {
             "must be at most %d",
             c->gq_group_size_intra, c->gq_group_size_inter, (long long)common, LARGEST_GRAD_GROUP);
     }
-    note_idle_quantisation(p);
+    note_idle_quantization(p);
     note_idle_feedback(p);
     return true;
 }
@@ -530,5 +530,5 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
            check_sharding(p) && check_local_steps(p) && check_length(p) && check_schedule(p) &&
            check_data_sources(p) &&
-           check_tokenizer(p) && check_quantisation(p) && check_checkpoints(p) && check_rest(p);
+           check_tokenizer(p) && check_quantization(p) && check_checkpoints(p) && check_rest(p);
 }

@@ -100,7 +100,7 @@ static const Option table[] = {
     FLAG("untie-embeddings-and-output-weights", untie_embeddings_and_output_weights,
          "the output layer has weights of its own"),
     FLAG("qk-layernorm", qk_layernorm,
-         "queries and keys of each head are normalised before they are turned, as in Qwen 3"),
+         "queries and keys of each head are normalized before they are turned, as in Qwen 3"),
     SINGLE("attention-dropout", attention_dropout, "0.1", 0, OPTION_BELOW_ONE,
            "dropout of the attention probabilities"),
     SINGLE("hidden-dropout", hidden_dropout, "0.1", 0, OPTION_BELOW_ONE,
@@ -119,7 +119,7 @@ static const Option table[] = {
           "--train-samples"),
     FLAG("skip-train", skip_train, "only evaluate"),
 
-    HEADING("Optimiser and schedule"),
+    HEADING("Optimizer and schedule"),
     SINGLE("lr", lr, NULL, 0, OPTION_ANY, "peak learning rate; required"),
     SINGLE("min-lr", min_lr, "0.0", 0, OPTION_ANY, "learning rate after the decay"),
     CHOICE("lr-decay-style", LrStyle, lr_decay_style, "linear",
@@ -175,7 +175,7 @@ static const Option table[] = {
          "megatron-core "
          "from 0.11 with 0.005. Without the flag: ceil(samples x weight x 1.005), as the paper's fork"),
     TEXT("split", split, "969, 30, 1", "A,B,C", "weights of training, validation and test"),
-    FLAG("mock-data", mock_data, "made-up tokens, for measuring speed; wins over --data-path"),
+    FLAG("mock-data", mock_data, "synthetic tokens, for measuring speed; wins over --data-path"),
     CHOICE("tokenizer-type", TokenizerType, tokenizer_type, "GPT2BPETokenizer",
            "GPT2BPETokenizer|Byte|HuggingFaceTokenizer|NullTokenizer",
            "gives the vocabulary; Byte needs no files, NullTokenizer takes --vocab-size"),
@@ -207,7 +207,7 @@ static const Option table[] = {
         "N layers are a chunk, and the stages take chunks in turn: they wait less and send more. 0: a stage "
         "is one chunk"),
     FLAG("use-distributed-optimizer", use_distributed_optimizer,
-         "shard the optimiser (always so here); the quantisation flags ask for it"),
+         "shard the optimizer (always so here); the quantization flags ask for it"),
     INT("gpus-per-node", gpus_per_node, "0", 0, 1 << 20,
         "ranks per node, which must divide the number of ranks; 0: the real hosts"),
     FLAG("emulate-nodes", emulate_nodes,
@@ -218,36 +218,36 @@ static const Option table[] = {
            "leave the multiprocessors to the model. auto: copies where they can be had. The same bits"),
     USED("data-parallel-sharding-strategy", Sharding, OPTION_CHOICE, sharding, "optim",
          .choices = "optim|optim_grads|optim_grads_params", .value = "WORD",
-         .no_other = "the optimiser's state is always shared",
-         .help = "what data-parallel ranks share out. optim: the optimiser's state (ZeRO-1). optim_grads: "
+         .no_other = "the optimizer's state is always shared",
+         .help = "what data-parallel ranks share out. optim: the optimizer's state (ZeRO-1). optim_grads: "
                  "gradients too (ZeRO-2). optim_grads_params: weights as well (ZeRO-3)"),
     CHOICE("shard-params-over", ShardScope, shard_scope, "node", "node|world",
-           "with optim_grads_params. node: each node holds one replica, and quantised differences travel "
+           "with optim_grads_params. node: each node holds one replica, and quantized differences travel "
            "between nodes. world: all ranks hold one replica, and every pass gathers it, as ZeRO-3 does"),
     FLAG("secondary-partition", secondary_partition,
          "with --shard-params-over world: each node keeps what forward has gathered, and backward gathers "
          "inside the node (ZeRO++'s hpZ)"),
     FLAG("optimizer-cpu-offload", optimizer_cpu_offload,
-         "keep masters and moments in host memory, and run AdamW on the host's cores. The same bits"),
+         "keep master weights and moments in host memory, and run AdamW on the host's cores. The same bits"),
     COUNT("ddp-bucket-size", ddp_bucket_size, "25000000", 1,
           "elements per communication bucket, about: buckets hold whole layers"),
     FLAG("grad-reduce-in-bf16", grad_reduce_in_bf16,
-         "gradients travel as bf16 where they are not quantised; sums stay fp32"),
+         "gradients travel as bf16 where they are not quantized; sums stay fp32"),
     REAL("distributed-timeout-minutes", distributed_timeout_minutes, "10", OPTION_ABOVE_ZERO, 1e9,
          "a collective that takes longer ends the job, and so does a rank without progress for so long"),
     FLAG("no-overlap", no_overlap,
          "for debugging: one thing after the other on one stream; wins over --overlap-*"),
     HEADING("SDP4Bit"),
-    FLAG("quantized-weights", quantized_weights, "weights travel quantised"),
+    FLAG("quantized-weights", quantized_weights, "weights travel quantized"),
     BITS("weight-quantization-bits", weight_quantization_bits, "4", "bits per weight"),
     GROUP("wq-group-size", wq_group_size, "2048", LARGEST_GROUP, "weights per scale, a multiple of 32"),
     CHOICE("weight-quantization-method", WeightMethod, weight_quantization_method, "difference",
            "difference|direct|lossless",
-           "quantise the change of the weights (qWD) or the weights themselves (qW); lossless: code how bf16 "
+           "quantize the change of the weights (qWD) or the weights themselves (qW); lossless: code how bf16 "
            "weights change, so that replicas keep every bit"),
     CHOICE("wq-rounding", int, wq_rounding, "nearest", "nearest|stochastic",
            "rounding of weights; the paper's runs: stochastic"),
-    FLAG("quantized-gradients", quantized_gradients, "gradients travel quantised, in two levels (TLq)"),
+    FLAG("quantized-gradients", quantized_gradients, "gradients travel quantized, in two levels (TLq)"),
     CHOICE("gradient-quantization-method", GradientMethod, gradient_quantization_method, "uniform",
            "uniform|eden",
            "between nodes: levels at equal distances, or EDEN's (a third of the error at 4 bits), with "
@@ -264,16 +264,16 @@ static const Option table[] = {
     CHOICE("gq-rounding", int, gq_rounding, "stochastic", "nearest|stochastic",
            "rounding of gradients; nearest is biased"),
     FLAG("hadamard-transform", hadamard_transform,
-         "spread outliers over 32 gradients before quantising (TLq-HS)"),
+         "spread outliers over 32 gradients before quantizing (TLq-HS)"),
     FLAG("error-feedback", error_feedback,
-         "what quantising gradients between nodes rounds away is added to the next message. Takes 4 bytes "
+         "what quantizing gradients between nodes rounds away is added to the next message. Takes 4 bytes "
          "per parameter, shared out over a node's ranks"),
     INT("gradient-alltoall-pipeline", gradient_alltoall_pipeline, "0", 0, MOST_CHUNKS,
         "chunks in which a bucket travels: more take less memory, the bits are the same. 0: embeddings in "
         "chunks of "
         "about a bucket's size, other buckets whole"),
     COUNT("gradients-quantization-start-iteration", gradients_quantization_start_iteration, "0", 0,
-          "unquantised gradients before this iteration"),
+          "unquantized gradients before this iteration"),
     USED("verify-replicas-interval", int64_t, OPTION_INT64, verify_replicas_interval, "1000",
          .alias = "check-weight-hash-across-dp-replicas-interval", .high = 1e15, .value = "N",
          .help = "compare all ranks' weights every N iterations and at each save, and repair them; 0: off"),
@@ -289,7 +289,7 @@ static const Option table[] = {
     INT("local-steps-delay", local_steps_delay, "0", 0, 999999,
         "steps that an exchange between nodes may take; less than H"),
     SINGLE("local-steps-mix", local_steps_mix, "0", 0, OPTION_BELOW_ONE,
-           "what a node keeps of its own masters when they meet the others'; 0: nothing"),
+           "what a node keeps of its own master weights when they meet the others'; 0: nothing"),
     HEADING("Memory and determinism"),
     FLAG("recompute-activations", recompute_activations, "the same as --recompute-granularity selective"),
     CHOICE("recompute-granularity", Recompute, recompute_granularity, "none", "none|selective|full",
@@ -323,7 +323,7 @@ static const Option table[] = {
     CHOICE("timing-log-option", TimingLogOption, timing_log_option, "minmax", "max|minmax|all",
            "over the ranks"),
     COUNT("log-quantization-error-interval", log_quantization_error_interval, "0", 0,
-          "every N iterations measure what quantisation does to the gradient and the weights; takes memory "
+          "every N iterations measure what quantization does to the gradient and the weights; takes memory "
           "(see --plan) "
           "and time; 0: off"),
     TEXT("dump-distributions", dump_distributions, NULL, "FOLDER",
@@ -361,8 +361,8 @@ static const Option table[] = {
          "go on from the latest sound checkpoint; start from scratch when there is none"),
     FLAG("exit-on-missing-checkpoint", exit_on_missing_checkpoint, "leave when --load finds none"),
     FLAG("finetune", finetune, "load the weights only and start at iteration 0"),
-    FLAG("no-load-optim", no_load_optim, "do not load the optimiser's state"),
-    FLAG("no-save-optim", no_save_optim, "do not save the optimiser's state"),
+    FLAG("no-load-optim", no_load_optim, "do not load the optimizer's state"),
+    FLAG("no-save-optim", no_save_optim, "do not save the optimizer's state"),
     COUNT("exit-interval", exit_interval, NULL, 1, "leave, saving, when the iteration is a multiple of this"),
     REAL("exit-duration-in-mins", exit_duration_in_mins, NULL, OPTION_ABOVE_ZERO, 1e9,
          "leave, saving, after this many minutes"),
@@ -404,7 +404,7 @@ static const Option table[] = {
     FLAG("help", help, "print this"),
 
     HEADING("Accepted without effect"),
-    IDLE_FLAG("bf16", "training is always in bf16, with fp32 masters and sums"),
+    IDLE_FLAG("bf16", "training is always in bf16, with fp32 master weights and sums"),
     IDLE_REAL("loss-scale", 0, 0, "bf16 needs no loss scaling"),
     IDLE_REAL("initial-loss-scale", 0, OPTION_ANY, "bf16 needs no loss scaling"),
     IDLE_REAL("min-loss-scale", 0, OPTION_ANY, "bf16 needs no loss scaling"),
@@ -436,7 +436,7 @@ static const Option table[] = {
     IDLE_FLAG("align-param-gather", "every stage gathers its weights when it needs them"),
     IDLE_FLAG("no-align-param-gather", "every stage gathers its weights when it needs them"),
     IDLE_INT("num-distributed-optimizer-instances", 1, 1,
-             "the optimiser is sharded over all data-parallel ranks"),
+             "the optimizer is sharded over all data-parallel ranks"),
     IDLE_INT("train-sync-interval", 1, 1e15, "the processor runs at most one step ahead"),
     IDLE_INT("context-parallel-size", 1, 1, "context parallelism is not supported"),
     IDLE_INT("expert-model-parallel-size", 1, 1, "mixture of experts is not supported"),

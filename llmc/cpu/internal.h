@@ -1,4 +1,4 @@
-// What the files of the CPU ops share: widening to fp32, a vectorisable exp, GELU, dropout
+// What the files of the CPU ops share: widening to fp32, a vectorizable exp, GELU, dropout
 // multipliers, GEMM, workspace slices. Included by ops.c, ops_attention.c, ops_head.c, ops_init.c,
 // test_ops.c and test_ops_head.c only.
 #pragma once
@@ -45,7 +45,7 @@ static inline void narrow(floatX *y, const float *x, int64_t n) {
 // --- sums and maxima in a fixed order ------------------------------------------------------------
 
 // A reduction keeps LANES partial results and joins them as a tree. Element i goes to lane i %
-// LANES. So the order is the same on every CPU, and the compiler can vectorise it without
+// LANES. So the order is the same on every CPU, and the compiler can vectorize it without
 // reordering sums.
 enum { LANES = 16 };
 static inline float join_lanes(float *lane) {
@@ -57,7 +57,7 @@ static inline float join_lanes(float *lane) {
 
 // --- functions -----------------------------------------------------------------------------------
 
-// e^x to about 1 ulp, in straight-line code that vectorises. x = n ln 2 + r with |r| <= ln 2 / 2. A
+// e^x to about 1 ulp, in straight-line code that vectorizes. x = n ln 2 + r with |r| <= ln 2 / 2. A
 // Taylor polynomial makes e^r, and n goes into the exponent bits. Below -87.3 the result stays at
 // e^-87.3 = 1.2e-38. Above 88.4 it is infinity. NaN stays NaN.
 static inline float exp_approx(float x) {

@@ -1,6 +1,6 @@
 // The CPU backend of ops.h, part 1: embedding, dropout, LayerNorm, linear layers, GELU, sums over
 // ranks. The reference for the GPU's ops, and what CPU ranks train with: loops over rows that the
-// compiler vectorises, GEMM in fp32 from OpenBLAS. Called by train_gpt.cu through ops.h.
+// compiler vectorizes, GEMM in fp32 from OpenBLAS. Called by train_gpt.cu through ops.h.
 #include "llmc/cpu/internal.h"
 #include "llmc/ranks/parallel.h"
 
@@ -11,7 +11,7 @@ enum { ROW_CHUNK = 512 };
 // --- dropout -------------------------------------------------------------------------------------
 
 // Philox blocks drawn at once: straight-line code per block, word by word in arrays, is what the
-// compiler can vectorise.
+// compiler can vectorize.
 enum { DRAW_BLOCKS = 64, DRAW_ELEMENTS = 8 * DRAW_BLOCKS };
 
 // The multipliers of the 8 * blocks elements that start at element 8 * block; blocks <=
@@ -146,7 +146,7 @@ static void residual_sum_row(const LayerNorm *a, int64_t row) {
     }
 }
 
-static void normalise_row(const LayerNorm *a, int64_t row) {
+static void normalize_row(const LayerNorm *a, int64_t row) {
     int C = a->C;
     const floatX *x = a->x + row * C;
     floatX *y = a->y + row * C;
@@ -164,11 +164,11 @@ static void normalise_row(const LayerNorm *a, int64_t row) {
 void op_layernorm_forward(Stream *s, const LayerNorm *a) {
     for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
         if (a->branch) residual_sum_row(a, row);
-        if (a->gamma) normalise_row(a, row);
+        if (a->gamma) normalize_row(a, row);
     }
 }
 
-// One row's two means over the normalised gradient g = dy gamma: of g and of g xhat. Every element
+// One row's two means over the normalized gradient g = dy gamma: of g and of g xhat. Every element
 // of dx needs both.
 static void backward_means(const LayerNorm *a, int64_t row, float *mean_g, float *mean_g_xhat) {
     const floatX *dy = a->dy + row * a->C, *x = a->x + row * a->C;
@@ -203,7 +203,7 @@ static void branch_gradient_row(const LayerNorm *a, int64_t row) {
 }
 
 // One row of dresidual, dgamma and dbeta.
-static void normalise_row_backward(const LayerNorm *a, int64_t row) {
+static void normalize_row_backward(const LayerNorm *a, int64_t row) {
     int C = a->C;
     const floatX *dy = a->dy + row * C, *x = a->x + row * C;
     floatX *dresidual = a->dresidual + row * C;
@@ -224,7 +224,7 @@ static void normalise_row_backward(const LayerNorm *a, int64_t row) {
 // branch_sum is left alone: op_bias_gradient adds the rows one by one.
 void op_layernorm_backward(Stream *s, const LayerNorm *a) {
     for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
-        if (a->gamma) normalise_row_backward(a, row);
+        if (a->gamma) normalize_row_backward(a, row);
         if (a->dbranch) branch_gradient_row(a, row);
     }
 }
@@ -250,7 +250,7 @@ void op_head_norm_forward(Stream *s, const HeadNorm *a) {
         float mean, rstd;
         LayerNorm n = head_norm_of(a, i, head_vector(a, i), &mean, &rstd);
         memcpy(n.x, n.y, (size_t)a->HD * sizeof(floatX));
-        normalise_row(&n, 0);
+        normalize_row(&n, 0);
     }
 }
 

@@ -4,7 +4,7 @@
 #include "llmc/base/normal.h"
 #include "llmc/ranks/parallel.h"
 
-// Pairs drawn at once: loops over arrays of words and numbers are what the compiler can vectorise.
+// Pairs drawn at once: loops over arrays of words and numbers are what the compiler can vectorize.
 // PIECE: values that a thread takes at a time.
 enum { DRAW_PAIRS = 64, PIECE = 1 << 16 };
 

@@ -299,7 +299,7 @@ Plan *find_plan(Stream *stream, State **state, const Attention *a) {
 
 // --- execution -----------------------------------------------------------------------------------
 
-// splitmix64's finaliser: neighbouring (seed, site, sample, head, slice) give unrelated keys.
+// splitmix64's finalizer: neighboring (seed, site, sample, head, slice) give unrelated keys.
 uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;

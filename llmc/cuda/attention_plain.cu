@@ -3,7 +3,7 @@
 // fixed order. Called by attention.cu.
 //
 // Forward passes over the keys twice. The first pass finds each query's log-sum-exp, the second
-// makes out = P v. P is normalised already then: nothing needs rescaling, and sums stay in
+// makes out = P v. P is normalized already then: nothing needs rescaling, and sums stay in
 // registers. Backward recomputes P from the log-sum-exp, once per tile of queries for dq and once
 // per tile of keys for dk and dv. Products are of bf16 values with fp32 sums. So P and the gradient
 // of the scores are rounded to bf16 where they enter a product.

@@ -1,6 +1,6 @@
 // Collectives and links over NCCL for GPU ranks: see llmc/comm.h. Each group of several ranks has a
 // communicator of its own, except a node whose ranks fetch messages out of each other's memory
-// (neighbours.h). Communicators are blocking. A call puts its work on the stream and returns, but
+// (neighbors.h). Communicators are blocking. A call puts its work on the stream and returns, but
 // it may hold the host while connections are made, for as long as the watchdog (heartbeat.h)
 // allows. In non-blocking mode each call makes NCCL start a thread, about 100 us in which the next
 // cannot be issued: milliseconds in a step. Linked into train_gpt only.
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "llmc/comm.h"
-#include "llmc/cuda/neighbours.h"
+#include "llmc/cuda/neighbors.h"
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/salvage.h"
 
@@ -21,7 +21,7 @@ struct Comm {
     const Site *site;
     const Mesh *mesh;        // what the watchdog looks at
     ncclComm_t nccl;         // NULL: not connected yet, or not needed (comm_connect)
-    Neighbours *neighbours;  // of the group inside the node; else NULL
+    Neighbors *neighbors;  // of the group inside the node; else NULL
     bool few_bytes;          // the world, which exchanges verdicts
     bool one_way;            // a link's
     bool links_alone;        // between stages, where nothing else travels
@@ -109,19 +109,19 @@ void comm_lose(const Group *group) {
 // Does an error of this group mean that another node is lost, which this one outlives?
 static bool outlives(const Group *group) {
     const Mesh *mesh = group->comm->mesh;
-    const Comm *islands = mesh->islands.comm;
-    bool between_nodes = group == &mesh->world || group == &mesh->islands;
-    return between_nodes && islands && islands->lost && salvage_covers(islands->site);
+    const Comm *replica_groups = mesh->replica_groups.comm;
+    bool between_nodes = group == &mesh->world || group == &mesh->replica_groups;
+    return between_nodes && replica_groups && replica_groups->lost && salvage_covers(replica_groups->site);
 }
 
 // The main thread may be blocked by a device that waits for a lost node. In the first beat
 // collectives are switched off. In the second the communicator is given up. By then the main thread
 // is not inside NCCL, or in a call that would never return.
 static void free_main_thread(const Mesh *mesh) {
-    Comm *islands = mesh->islands.comm;
-    if (!islands || !islands->lost || !salvage_noticed(islands->site)) return;
-    if (is_lost(islands)) abandon(islands);
-    *islands->lost = 1;
+    Comm *replica_groups = mesh->replica_groups.comm;
+    if (!replica_groups || !replica_groups->lost || !salvage_noticed(replica_groups->site)) return;
+    if (is_lost(replica_groups)) abandon(replica_groups);
+    *replica_groups->lost = 1;
 }
 
 // What NCCL's threads have met, such as a connection that broke. The watchdog asks, because the
@@ -156,7 +156,7 @@ static void nccl_end(const Group *group, ncclResult_t result, const char *what) 
     if (result == ncclSuccess || lost) return;
     if (!outlives(group)) nccl_failed(group, result, what);
     salvage_notice(group->comm->site);
-    *group->comm->mesh->islands.comm->lost = 1;  // before kernels use what has not arrived
+    *group->comm->mesh->replica_groups.comm->lost = 1;  // before kernels use what has not arrived
 }
 
 // --- communicators -------------------------------------------------------------------------------
@@ -169,10 +169,10 @@ void comm_open(Mesh *mesh, Device *device, double) {
         comm->device = device;
         comm->site = device_site(device);
         comm->mesh = mesh;
-        if (group == &mesh->node) comm->neighbours = neighbours_open(device, group->mpi);
+        if (group == &mesh->node) comm->neighbors = neighbors_open(device, group->mpi);
         comm->few_bytes = group == &mesh->world;
         comm->by_messages = group == &mesh->rail || group == &mesh->shard_rail ||
-                            group == &mesh->islands;
+                            group == &mesh->replica_groups;
         comm->links_alone = group == &mesh->pp || group == &mesh->embedding;
         group->comm = comm;
     }
@@ -210,7 +210,7 @@ static void send_first_messages(const Group *group, uint8_t *memory) {
     uint64_t before = comm->sent;
     Stream *stream = stream_create(comm->device, "first messages");
     uint8_t *received = memory + (size_t)group->size * bytes;
-    if (comm->neighbours) comm_all_to_all(group, memory, received, bytes, stream);
+    if (comm->neighbors) comm_all_to_all(group, memory, received, bytes, stream);
     comm_all_gather(group, memory, bytes, stream);
     stream_destroy(stream);  // once it has ended
     comm->sent = before;
@@ -218,7 +218,7 @@ static void send_first_messages(const Group *group, uint8_t *memory) {
 
 static bool wants_nccl(const Comm *comm) {
     return !comm->nccl && !comm->links_alone &&
-           !(comm->neighbours && neighbours_sharing(comm->neighbours));
+           !(comm->neighbors && neighbors_sharing(comm->neighbors));
 }
 
 static void send_first_on(Link *link, void *memory) {
@@ -274,11 +274,11 @@ uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent 
 
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
     if (!node->comm) return error_set(err, EXIT_ENVIRONMENT, "the node has one rank");
-    return neighbours_share(node->comm->neighbours, flags, piece, pieces, err);
+    return neighbors_share(node->comm->neighbors, flags, piece, pieces, err);
 }
 
 void comm_unshare(const Group *node) {
-    if (node->comm) neighbours_unshare(node->comm->neighbours);
+    if (node->comm) neighbors_unshare(node->comm->neighbors);
 }
 
 // --- collectives ---------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ static bool begin_collective(const Group *group, size_t bytes, const char *what)
 
 // Whether peers may fetch these bytes themselves.
 static bool fetched(const Group *group, const void *memory, size_t bytes) {
-    return group->comm->neighbours && neighbours_hold(group->comm->neighbours, memory, bytes);
+    return group->comm->neighbors && neighbors_hold(group->comm->neighbors, memory, bytes);
 }
 
 // One message to every other member, from send + its number * stride, and one from each. Device
@@ -317,7 +317,7 @@ void comm_all_to_all(const Group *group, const void *send, void *recv, size_t by
     static const char what[] = "all-to-all";
     if (!begin_collective(group, bytes, what)) return;
     if (fetched(group, send, (size_t)group->size * bytes)) {
-        neighbours_all_to_all(group->comm->neighbours, send, recv, bytes, stream);
+        neighbors_all_to_all(group->comm->neighbors, send, recv, bytes, stream);
         return;
     }
     nccl_begin(group);
@@ -330,7 +330,7 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
     static const char what[] = "all-gather";
     if (!begin_collective(group, bytes, what)) return;
     if (fetched(group, buffer, (size_t)group->size * bytes)) {
-        neighbours_all_gather(group->comm->neighbours, buffer, bytes, stream);
+        neighbors_all_gather(group->comm->neighbors, buffer, bytes, stream);
         return;
     }
     const uint8_t *own = (const uint8_t *)buffer + (size_t)group->rank * bytes;
@@ -367,7 +367,7 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 //
 // 1. Work on the same stream. Each link has a stream of its own. The caller's stream waits for a
 //    message where link_arrived or link_sent says so. It does that in the order of the 1F1B
-//    schedule, which has no cycle: a pass needs earlier passes of its neighbours (test_pipeline.c).
+//    schedule, which has no cycle: a pass needs earlier passes of its neighbors (test_pipeline.c).
 // 2. Work in the same hardware queue of the GPU. device.cu asks for 32 queues. A rank has at most
 //    16 streams: compute, sums of parts, copies, five lanes, layers' gathers, updates on the host
 //    and six links. They are made before NCCL's own.
@@ -479,7 +479,7 @@ void comm_close(Mesh *mesh) {
         Group *group = &mesh->group[i];
         Comm *comm = group->comm;
         if (!comm) continue;
-        if (comm->neighbours) neighbours_close(comm->neighbours);
+        if (comm->neighbors) neighbors_close(comm->neighbors);
         close_communicator(group);
         for (Link *link = comm->links, *next; link; link = next) {
             next = link->next;

@@ -72,7 +72,7 @@ static __device__ __forceinline__ void store_floats(float *p, const float x[PACK
 
 // --- reductions in a fixed order -----------------------------------------------------------------
 
-// Butterflies over L neighbouring lanes, a power of two. Every one of them gets the same bits,
+// Butterflies over L neighboring lanes, a power of two. Every one of them gets the same bits,
 // because a + b = b + a. Every lane of the warp calls it.
 template <int L>
 static __device__ __forceinline__ float lanes_sum(float x) {

@@ -35,7 +35,7 @@ static __device__ __forceinline__ HeadPlace head_place(const HeadVectors &a, int
 // x becomes (x - mean) / deviation. Returns 1 / deviation. The variance comes from differences, so
 // that its digits survive a large mean.
 template <int L>
-static __device__ __forceinline__ float normalise(const HeadVectors &a, bool here, float x[PACKED]) {
+static __device__ __forceinline__ float normalize(const HeadVectors &a, bool here, float x[PACKED]) {
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int e = 0; e < PACKED; e++) sum += x[e];
@@ -58,7 +58,7 @@ static __global__ void __launch_bounds__(THREADS) head_norm_forward_kernel(HeadV
     Packed128 packed = {};
     if (p.here) packed = load_packed(a.x + p.x);
     unpack(packed, x);
-    normalise<L>(a, p.here, x);
+    normalize<L>(a, p.here, x);
     if (!p.here) return;
     store_packed_streaming(a.before + p.before, packed);
     unpack(load_packed(a.gamma[p.key] + p.column), gamma);
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void vector_backward(const HeadVectors &a, con
         unpack(load_packed(a.x + p.x), dy);
         unpack(load_packed(a.gamma[p.key] + p.column), gamma);
     }
-    const float rstd = normalise<L>(a, p.here, x);
+    const float rstd = normalize<L>(a, p.here, x);
     float sum_g = 0.0f, sum_g_x = 0.0f;
 #pragma unroll
     for (int e = 0; e < PACKED; e++) {

@@ -47,7 +47,7 @@ enum { STAGING_SLOTS = 8, STAGING_BYTES = 1 << 20 };
 struct Stream {
     Device *device;
     const char *name;
-    cudaStream_t handle;                // does not synchronise with the default stream
+    cudaStream_t handle;                // does not synchronize with the default stream
     StagingSlot staging[STAGING_SLOTS]; // made at the first copy
     int next_slot;
 };

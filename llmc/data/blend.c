@@ -93,7 +93,7 @@ double numpy_sum(const double *x, int64_t n) {
     return sum;
 }
 
-static void normalise(double *weights, int n) {
+static void normalize(double *weights, int n) {
     double sum = numpy_sum(weights, n);
     for (int i = 0; i < n; i++) weights[i] /= sum;
 }
@@ -136,7 +136,7 @@ static bool build_part(BlendedDataset *d, int i, const Shard *shard, const Split
 // A real number of samples, rounded up. The part refuses what it cannot index.
 static int64_t whole_samples(double x) { return x < 0x1p62 ? (int64_t)ceil(x) : INT64_MAX; }
 
-// In Megatron's order: normalise, ask every shard for more than its share, normalise again, draw.
+// In Megatron's order: normalize, ask every shard for more than its share, normalize again, draw.
 static bool build_weighted(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
     if (r->samples == ONE_EPOCH) {
         return error_set(err, EXIT_USAGE,
@@ -145,7 +145,7 @@ static bool build_weighted(BlendedDataset *d, const DataSource *source, const Sp
                          split_name(r->split));
     }
     memcpy(d->weights, source->weights, (size_t)d->shards * sizeof(double));
-    normalise(d->weights, d->shards);
+    normalize(d->weights, d->shards);
     for (int i = 0; i < d->shards; i++) {
         double share = (double)r->samples * d->weights[i];
         int64_t built = r->surplus > 0 ? whole_samples(ceil(share) * (1 + r->surplus))
@@ -153,7 +153,7 @@ static bool build_weighted(BlendedDataset *d, const DataSource *source, const Sp
         if (!build_part(d, i, &source->shard[i], r, built, err)) return false;
         d->samples += r->surplus > 0 ? whole_samples(share) : built;
     }
-    normalise(d->weights, d->shards);
+    normalize(d->weights, d->shards);
     return true;
 }
 
@@ -173,7 +173,7 @@ static bool build_list(BlendedDataset *d, const DataSource *source, const SplitR
         d->samples += part->samples;
     }
     if (r->samples != ONE_EPOCH && r->samples < d->samples) d->samples = r->samples;
-    normalise(d->weights, d->shards);
+    normalize(d->weights, d->shards);
     return true;
 }
 

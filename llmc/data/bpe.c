@@ -146,7 +146,7 @@ static uint64_t heap_pop(Heap *heap) {
 }
 
 // A long piece: its symbols as a doubly linked list over positions. A symbol swallowed by its left
-// neighbour has id -1.
+// neighbor has id -1.
 typedef struct LongPiece {
     const Bpe *bpe;
     Heap heap;

@@ -147,7 +147,7 @@ static bool read_up_to(int fd, CorpusBlock *block, size_t capacity, bool *ended,
     return true;
 }
 
-// Files that would otherwise be reported as bad JSON, or tokenised as noise.
+// Files that would otherwise be reported as bad JSON, or tokenized as noise.
 static bool refuse_foreign(const char *text, size_t bytes, const char *path, Error *err) {
     static const struct {
         const char *magic;

@@ -89,7 +89,7 @@ TokenPlace gpt_dataset_place(const GptDataset *dataset, int64_t i, int64_t t);
 typedef struct BlendedDataset {
     int shards;
     GptDataset *parts;      // (shards)
-    double *weights;        // (shards) normalised; NULL for a single shard
+    double *weights;        // (shards) normalized; NULL for a single shard
     int64_t samples;        // length of the blend, or of the single part
     int16_t *blend_shard;   // (samples) NULL for a single shard
     int64_t *blend_sample;  // (samples) NULL for a single shard
@@ -137,7 +137,7 @@ void blended_dataset_sample(const BlendedDataset *dataset, int64_t i, int32_t *t
 int blended_dataset_shard(const BlendedDataset *dataset, int64_t i, int64_t *part_sample);
 
 // numpy's double sum of a contiguous array (pairwise, eight accumulators): blend weights are
-// normalised with it.
+// normalized with it.
 double numpy_sum(const double *x, int64_t n);
 // Fills the blending tables for `length` draws: draw k takes the shard whose share lags most, and
 // that shard's next sample. limits (may be NULL): a shard of which so many are drawn is passed

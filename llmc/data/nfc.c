@@ -1,4 +1,4 @@
-// Normalisation form C: see nfc.h. Text is cut before each plain character: one that no character
+// Normalization form C: see nfc.h. Text is cut before each plain character: one that no character
 // in front of it can change. What follows it is taken apart, its marks are sorted by class, and it
 // is put together again (Unicode standard annex 15). A plain character that stands alone is copied.
 #include "llmc/data/nfc.h"
@@ -110,7 +110,7 @@ static uint32_t code_of(uint64_t item) { return (uint32_t)(item & ((1 << PLACE_S
 static void append(const Nfc *nfc, Segment *s, uint32_t c) {
     if (s->count == s->capacity) {
         s->capacity = s->capacity ? 2 * s->capacity : 64;
-        s->items = xrealloc(s->items, s->capacity * sizeof *s->items, "normalising text");
+        s->items = xrealloc(s->items, s->capacity * sizeof *s->items, "normalizing text");
     }
     s->items[s->count] = (uint64_t)class_of(nfc, c) << CLASS_SHIFT | (uint64_t)s->count << PLACE_SHIFT | c;
     s->count++;

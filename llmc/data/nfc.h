@@ -1,4 +1,4 @@
-// Unicode's normalisation form C, the normalizer "NFC" of tokenizer.json (Qwen's, for instance).
+// Unicode's normalization form C, the normalizer "NFC" of tokenizer.json (Qwen's, for instance).
 // Called by the encoder in tokenizer.c.
 #pragma once
 #include "llmc/base/base.h"
@@ -11,10 +11,10 @@ Nfc *nfc_create(void);
 void nfc_free(Nfc *nfc);
 
 enum { NFC_MOST_GROWTH = 3 };  // bytes of the result for a byte of the text, at most
-// Bytes at the beginning of text that are normalised as they stand: all of them for nearly every
+// Bytes at the beginning of text that are normalized as they stand: all of them for nearly every
 // text. text: well-formed UTF-8.
 size_t nfc_normal_prefix(const Nfc *nfc, const char *text, size_t bytes);
-// The normalised text; returns its bytes. out holds NFC_MOST_GROWTH * bytes. Unicode standard annex
+// The normalized text; returns its bytes. out holds NFC_MOST_GROWTH * bytes. Unicode standard annex
 // 15, with the tables of Unicode 9, as `tokenizers`: later marks count as letters.
 size_t nfc_normalize(const Nfc *nfc, const char *text, size_t bytes, char *out);
 

@@ -1,4 +1,4 @@
-// Pre-tokenisation with PCRE2, and short cuts for ASCII: see pretokenize.h.
+// Pre-tokenization with PCRE2, and short cuts for ASCII: see pretokenize.h.
 #include "llmc/data/pretokenize.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

@@ -1,5 +1,5 @@
 // Tokenizers and encoders: see tokenizer.h. An encoder repairs the UTF-8, takes out added tokens
-// (added_tokens.c), normalises the rest (nfc.c), cuts it into pieces (pretokenize.c) and merges the
+// (added_tokens.c), normalizes the rest (nfc.c), cuts it into pieces (pretokenize.c) and merges the
 // bytes of each (bpe.c). Pieces that it has met lately are cached.
 #include "llmc/data/tokenizer.h"
 
@@ -288,7 +288,7 @@ static void encode_part(Encoder *encoder, const char *text, size_t bytes, TokenB
     const ByteLevel *parts = &encoder->tokenizer->parts;
     size_t normal = parts->nfc ? nfc_normal_prefix(parts->nfc, text, bytes) : bytes;
     if (normal < bytes) {
-        char *copy = room_for(&encoder->normalized, NFC_MOST_GROWTH * bytes, "normalising text");
+        char *copy = room_for(&encoder->normalized, NFC_MOST_GROWTH * bytes, "normalizing text");
         memcpy(copy, text, normal);
         bytes = normal + nfc_normalize(parts->nfc, text + normal, bytes - normal, copy + normal);
         text = copy;

@@ -17,8 +17,8 @@ typedef struct AroundText {
 // What a byte-level BPE tokenizer is made of. Text goes through the parts in this order.
 typedef struct ByteLevel {
     AddedTokens raw;         // found in the text as it is
-    Nfc *nfc;                // NULL: text is not normalised
-    AddedTokens normalized;  // found in normalised text
+    Nfc *nfc;                // NULL: text is not normalized
+    AddedTokens normalized;  // found in normalized text
     PieceSteps steps;
     Bpe bpe;
     TokenTable table;

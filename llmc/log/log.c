@@ -136,7 +136,7 @@ void log_idle_flags(Log *log) {
     const Config *c = log->config;
     const char *none = "WARNING: one data-parallel rank";
     if (c->quantized_weights || c->quantized_gradients)
-        log_line(log, "%s sends nothing: the quantisation flags have no effect", none);
+        log_line(log, "%s sends nothing: the quantization flags have no effect", none);
     if (c->verify_wire) log_line(log, "%s sends nothing: --verify-wire has no effect", none);
 }
 

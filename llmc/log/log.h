@@ -29,7 +29,7 @@
 // quantization_error   iteration, gradient_error, exact_gradient_norm, replica_error (probe.h)
 // sample    iteration, text: --sample-prompt
 // spike     iteration, what ("loss" | "gradient norm"), value, limit, skipped: sentry.h
-// repair    iteration, bucket, ranks, from (rank, null: the masters): replicas.h
+// repair    iteration, bucket, ranks, from (rank, null: the master weights): replicas.h
 // valid     iteration, consumed_samples, split ("valid" | "test"), where, loss, ppl
 // task      iteration, consumed_samples, task, n, acc, acc_stderr, acc_norm and acc_norm_stderr of
 //           choices, else perplexity: --eval-tasks

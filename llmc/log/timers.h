@@ -1,7 +1,7 @@
 // Named phase timers with Megatron-LM's names, levels and table. Start and stop record device
-// events on a stream, so timing never synchronises anything inside a step. Times are read at the
+// events on a stream, so timing never synchronizes anything inside a step. Times are read at the
 // log interval. Profilers see every phase under its name, whatever the level (profile_range_start).
-// Megatron-LM synchronises the device at every start and stop, and adds a barrier at level 1: its
+// Megatron-LM synchronizes the device at every start and stop, and adds a barrier at level 1: its
 // own measurement then removes the overlap that it should show. Called by train_gpt.cu and zero.c,
 // printed by log.c.
 #pragma once
@@ -50,7 +50,7 @@ void timer_stop(Timers *timers, Timer timer, Stream *stream);
 double timer_take_seconds(Timers *timers, Timer timer);
 // Takes `count` timers and combines them over peers. Collective; one all-gather. stats: (count) on
 // every rank, in ms divided by `divisor`. As in Megatron-LM, ranks where a timer shows no time do
-// not count towards its minimum; recorded: some rank has time.
+// not count toward its minimum; recorded: some rank has time.
 typedef struct TimerStats {
     double min_ms, max_ms;
     double *rank_ms;  // (world) one row of the caller's rank_ms, NULL unless wanted

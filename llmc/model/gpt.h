@@ -103,7 +103,7 @@ typedef struct GPT {
     int QKV;                 // elements of a token's queries, keys and values
     bool rms, swiglu, biased, tied;  // RMSNorm; SwiGLU; linears have biases; the head's weights are
                              // the word embeddings
-    bool qk_norm;            // queries and keys of each head are normalised
+    bool qk_norm;            // queries and keys of each head are normalized
     bool by_kind;            // attention's qkv has all queries, then keys, then values: with rotary
                              // positions, which can write it so, where heads share keys
     double rotary_base;
@@ -189,7 +189,7 @@ void gpt_upload_turns(GPT *gpt);
 //
 // What the GPT works with, once the memory plan is allocated. All must outlive it.
 void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *timers);
-// Megatron's initialisation, drawn by the counter RNG: the same weights for any number of ranks and
+// Megatron's initialization, drawn by the counter RNG: the same weights for any number of ranks and
 // on every backend. The ranks of group, which call it together, share their hosts' cores where the
 // host draws.
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group);
@@ -236,7 +236,7 @@ void gpt_exchange_words(const GPT *gpt);
 // --eval-tasks has micro-batches of shorter sequences. They have as many tokens, so that all but
 // attention computes what it always computes: halves of T, as long as they suit cuDNN's attention.
 int gpt_shortest(const GPT *gpt);
-// The head of a pass that has `scores`. They are there when the stream is synchronised. head: what
+// The head of a pass that has `scores`. They are there when the stream is synchronized. head: what
 // a loss would be made from.
 void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head);
 

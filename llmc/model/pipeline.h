@@ -1,4 +1,4 @@
-// The order of work on a stage of the pipeline, and the messages between neighbours. Called by
+// The order of work on a stage of the pipeline, and the messages between neighbors. Called by
 // stages.c, setup.c and traffic.c.
 //
 // Forward, a stage hands the hidden state to the next one. Backward, it hands the gradient of that
@@ -16,7 +16,7 @@ typedef struct PipelineShape {
 } PipelineShape;
 
 // A micro-batch passes through a chunk, forward or backward. The numbers of the places that it uses
-// meanwhile: for activations (slot), for what the neighbours send: its input, and the gradient of
+// meanwhile: for activations (slot), for what the neighbors send: its input, and the gradient of
 // its output.
 typedef struct PipelineAction {
     int micro_batch, chunk;
@@ -37,12 +37,12 @@ int pipeline_actions(PipelineShape shape, int micro_batches, bool training, Pipe
 // Slots of activations that a stage needs. It needs one more for inputs.
 int pipeline_in_flight(PipelineShape shape, int micro_batches);
 
-// A stage's links, NULL where there is no neighbour.
+// A stage's links, NULL where there is no neighbor.
 typedef struct Pipeline {
     Link *from_before, *to_next;  // the hidden state
     Link *from_next, *to_before;  // its gradient
     Link *words_to_first, *words_to_last;
-    int64_t sent_ahead, sent_back;             // messages to the neighbours so far
+    int64_t sent_ahead, sent_back;             // messages to the neighbors so far
     int64_t gradient_sent[GRADIENT_SLOTS];     // of those: the latest out of each place, from 1
 } Pipeline;
 // Collective over the world, after comm_open and before comm_connect.

@@ -1,7 +1,7 @@
-// Micro-batches through a stage of the pipeline, and the messages to its neighbours: see gpt.h. The
+// Micro-batches through a stage of the pipeline, and the messages to its neighbors: see gpt.h. The
 // passes themselves are train_gpt.cu's. One stage alone makes them in turn and sends nothing.
 //
-// What comes from a neighbour is expected one action ahead, so that it travels while this stage
+// What comes from a neighbor is expected one action ahead, so that it travels while this stage
 // works on something else. A micro-batch's gradient is not expected while the same micro-batch
 // passes: it cannot come before. Why that must not wait on a GPU: llmc/cuda/comm.cu.
 #include <stdlib.h>
@@ -92,7 +92,7 @@ static void backward_micro_batch(GPT *gpt, const Pass *pass) {
 
 // The first launch of a kernel may wait for all that a GPU was given. With messages under way it
 // could wait for ever (llmc/cuda/comm.cu). So a stage launches all kernels of a step's passes once
-// before. A loss scale of 0 and zeros from the neighbours make zeros of all gradients.
+// before. A loss scale of 0 and zeros from the neighbors make zeros of all gradients.
 static void launch_first(GPT *gpt, bool training, LoadMicroBatch load, void *context) {
     MicroBatch *m = &gpt->slot[0];
     Pass pass;
@@ -124,7 +124,7 @@ void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, 
     PipelineAction *action = (PipelineAction *)xcalloc(most + 1, sizeof *action, "the order of a step");
     int actions = pipeline_actions(shape, count, training, action);
     bool *launched = training ? &gpt->trains : &gpt->evaluates;
-    bool anew = training && zero_quantises_first(gpt->zero);
+    bool anew = training && zero_quantizes_first(gpt->zero);
     if (shape.stages > 1 && device_kind()->asynchronous && (!*launched || anew)) {
         launch_first(gpt, training, load, context);
     }

@@ -59,7 +59,7 @@ static bool on_one_machine(const Launch *launch) {
 }
 
 void devices_emulate_nodes(const OwnDevice *own, const Mesh *mesh, const Launch *launch) {
-    // The first four leave no way around the sockets: no plugin, no InfiniBand, no neighbour's
+    // The first four leave no way around the sockets: no plugin, no InfiniBand, no neighbor's
     // NVLink, no fabric that spans machines. Then several sockets and threads a connection: with
     // one, a core's copying limits what a node sends. A message is cut into 64 KiB for each socket,
     // so NCCL's own chunk of 128 KiB would keep two of the sixteen busy.

@@ -594,7 +594,7 @@ bool heartbeat_blames(const Site *site, char *text, size_t bytes) {
     if (!h) return false;
     nap(1 + 2 * h->period);
     bool busy = list_busy(h, text, bytes);
-    // Else the one that is late is on another host, and its neighbours there know its name.
+    // Else the one that is late is on another host, and its neighbors there know its name.
     if (!busy && h->other_hosts) nap(10 + turn(h));
     return busy;
 }

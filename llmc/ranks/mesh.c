@@ -49,7 +49,7 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
     return true;
 }
 
-_Static_assert(offsetof(Mesh, islands) == offsetof(Mesh, group[MESH_GROUPS - 1]), "loops meet all groups");
+_Static_assert(offsetof(Mesh, replica_groups) == offsetof(Mesh, group[MESH_GROUPS - 1]), "loops meet all groups");
 
 static Group group_of(const char *name, int world_rank, int stride, int size) {
     int rank = world_rank / stride % size;
@@ -75,14 +75,14 @@ bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpu
     mesh->tp.size = tp_size;
     mesh->pp.size = pp_size;
     mesh->node.size = d;
-    mesh->shards.size = mesh->shard_rail.size = mesh->islands.size = 1;
+    mesh->shards.size = mesh->shard_rail.size = mesh->replica_groups.size = 1;
     *mesh = mesh_seen_by(mesh, rank);
     return true;
 }
 
 Mesh mesh_seen_by(const Mesh *mesh, int rank) {
     int size = mesh->world.size, tp_size = mesh->tp.size, pp_size = mesh->pp.size, d = mesh->node.size;
-    int islands = mesh->islands.size, stage = size / pp_size, dp_size = stage / tp_size / islands;
+    int replica_groups = mesh->replica_groups.size, stage = size / pp_size, dp_size = stage / tp_size / replica_groups;
     Mesh seen;
     seen.nodes = mesh->nodes;
     seen.per_node = mesh->per_node;
@@ -97,8 +97,8 @@ Mesh mesh_seen_by(const Mesh *mesh, int rank) {
                               at_an_end ? 2 : 1);
     seen.shards = group_of("of weights in the node", rank, tp_size, mesh->shards.size);
     seen.shard_rail = group_of("of weights between nodes", rank, tp_size * d, mesh->shard_rail.size);
-    seen.island = group_of("in the island", rank, 1, islands > 1 ? size / islands : 1);
-    seen.islands = group_of("between islands", rank, size / islands, islands);
+    seen.replica_group = group_of("in the replica group", rank, 1, replica_groups > 1 ? size / replica_groups : 1);
+    seen.replica_groups = group_of("between replica groups", rank, size / replica_groups, replica_groups);
     return seen;
 }
 
@@ -108,21 +108,21 @@ void mesh_share_weights(Mesh *mesh, bool all_nodes) {
     *mesh = mesh_seen_by(mesh, mesh->world.rank);
 }
 
-bool mesh_make_islands(Mesh *mesh, Error *err) {
+bool mesh_make_replica_groups(Mesh *mesh, Error *err) {
     if (mesh->pp.size > 1 || mesh->per_node != mesh->tp.size * mesh->node.size) {
         return error_set(err, EXIT_USAGE,
                          "--local-steps needs nodes that hold whole models, and a node has %d ranks here; "
                          "lower --tensor-model-parallel-size %d, or drop --pipeline-model-parallel-size %d",
                          mesh->per_node, mesh->tp.size, mesh->pp.size);
     }
-    mesh->islands.size = mesh->nodes;
+    mesh->replica_groups.size = mesh->nodes;
     *mesh = mesh_seen_by(mesh, mesh->world.rank);
     return true;
 }
 
-const Group *mesh_judges(const Mesh *mesh) { return mesh->islands.size > 1 ? &mesh->island : &mesh->world; }
-int mesh_data_rank(const Mesh *mesh) { return mesh->islands.rank * mesh->dp.size + mesh->dp.rank; }
-int mesh_data_ranks(const Mesh *mesh) { return mesh->islands.size * mesh->dp.size; }
+const Group *mesh_judges(const Mesh *mesh) { return mesh->replica_groups.size > 1 ? &mesh->replica_group : &mesh->world; }
+int mesh_data_rank(const Mesh *mesh) { return mesh->replica_groups.rank * mesh->dp.size + mesh->dp.rank; }
+int mesh_data_ranks(const Mesh *mesh) { return mesh->replica_groups.size * mesh->dp.size; }
 
 int group_peer(const Group *kind, int of, int i) {
     return of + (i - of / kind->stride % kind->size) * kind->stride;
@@ -131,20 +131,20 @@ int group_peer(const Group *kind, int of, int i) {
 void mesh_without(Mesh *mesh, int node) {
     Mesh left = *mesh;
     bool behind = mesh->world.rank / mesh->per_node > node;
-    left.nodes = left.islands.size = mesh->nodes - 1;
+    left.nodes = left.replica_groups.size = mesh->nodes - 1;
     left.world.size -= mesh->per_node;
     left = mesh_seen_by(&left, mesh->world.rank - (behind ? mesh->per_node : 0));
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (&left.group[i] == &left.world || &left.group[i] == &left.islands) continue;
+        if (&left.group[i] == &left.world || &left.group[i] == &left.replica_groups) continue;
         left.group[i].mpi = mesh->group[i].mpi;
         left.group[i].comm = mesh->group[i].comm;
     }
     *mesh = left;
 }
 
-// Without islands these two are empty, and meeting for them would cost a wait.
+// Without replica groups these two are empty, and meeting for them would cost a wait.
 static bool unused(const Mesh *mesh, const Group *group) {
-    return mesh->islands.size == 1 && (group == &mesh->island || group == &mesh->islands);
+    return mesh->replica_groups.size == 1 && (group == &mesh->replica_group || group == &mesh->replica_groups);
 }
 
 bool mesh_open(Mesh *mesh, Peers world, Error *err) {

@@ -7,7 +7,7 @@
 // must gain half.
 #define FEWER_BITS 1.1
 const Arm arms[ARMS] = {
-    {.name = "baseline", .gain = 1, .flags = "no flags", .reason = "nothing is quantised"},
+    {.name = "baseline", .gain = 1, .flags = "no flags", .reason = "nothing is quantized"},
     {.name = "lossless", .gain = FEWER_BITS, .flags = "@configs/lossless.args",
      .reason = "weights coded without loss: no bit of training changes", .lossless = true},
     {.name = "baseline-bf16", .gain = FEWER_BITS, .flags = "--grad-reduce-in-bf16",
@@ -31,7 +31,7 @@ const Arm arms[ARMS] = {
      .gradient_bits = 4, .weight_bits = 4, .local_steps = 30},
 };
 
-static void quantise_gradients(Config *c, const Arm *arm) {
+static void quantize_gradients(Config *c, const Arm *arm) {
     c->quantized_gradients = arm->gradient_bits > 0;
     if (!c->quantized_gradients) return;
     c->gradient_quantization_method = arm->eden ? GRADIENT_EDEN : GRADIENT_UNIFORM;
@@ -44,7 +44,7 @@ static void quantise_gradients(Config *c, const Arm *arm) {
     c->gradients_quantization_start_iteration = 0;
 }
 
-static void quantise_weights(Config *c, const Arm *arm) {
+static void quantize_weights(Config *c, const Arm *arm) {
     c->quantized_weights = arm->weight_bits > 0 || arm->lossless;
     c->weight_quantization_method = arm->lossless ? WEIGHT_LOSSLESS : WEIGHT_DIFFERENCE;
     if (!arm->weight_bits) return;
@@ -64,8 +64,8 @@ Config arm_config(const Config *run, const Arm *arm) {
     c.outer_lr = 1;
     c.outer_momentum = 0.5;
     c.local_steps_mix = 0;
-    quantise_gradients(&c, arm);
-    quantise_weights(&c, arm);
+    quantize_gradients(&c, arm);
+    quantize_weights(&c, arm);
     return c;
 }
 

@@ -5,7 +5,7 @@
 #include "sdp4bit/plan.h"
 LLMC_BEGIN
 
-// An arm, and how its configuration differs from the baseline's. 0: not quantised.
+// An arm, and how its configuration differs from the baseline's. 0: not quantized.
 typedef struct Arm {
     const char *name;    // as ARM= of scripts/ knows it
     const char *flags;   // what the trainer wants for it

@@ -6,7 +6,7 @@
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
-// To a neighbouring stage with a micro-batch, each way, for each chunk of layers.
+// To a neighboring stage with a micro-batch, each way, for each chunk of layers.
 double parts_hidden_bytes(const Config *c, const Mesh *mesh);
 // To the tensor-parallel group with a micro-batch, and in how many sums and gathers. An all-reduce
 // is one of each.

@@ -182,11 +182,11 @@ static double node_parameters(const StagePlan *s) {
     return (double)layout_of(s)->parameters * s->mesh.per_node / layout_of(s)->options.per_node;
 }
 
-// What islands exchange, once in H steps. The lines below have the mean of a step.
+// What replica groups exchange, once in H steps. The lines below have the mean of a step.
 static void print_exchange(const Config *c, const Mesh *mesh, const GradWire *grad, FILE *out) {
-    if (mesh->islands.size == 1) return;
-    fprintf(out, "  pseudo-gradients between %d islands: %s, every %d steps; the lines below have a step's "
-            "mean\n", mesh->islands.size, codec_name(grad->inter_codec), c->local_steps);
+    if (mesh->replica_groups.size == 1) return;
+    fprintf(out, "  pseudo-gradients between %d replica groups: %s, every %d steps; the lines below have a step's "
+            "mean\n", mesh->replica_groups.size, codec_name(grad->inter_codec), c->local_steps);
 }
 
 static void print_wire_of(const StagePlan *s, const GradWire *grad, FILE *out) {
@@ -209,9 +209,9 @@ static void print_wire_of(const StagePlan *s, const GradWire *grad, FILE *out) {
 static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
     const char *title = "bytes sent per step and rank";
     if (c->quantized_gradients && c->gradients_quantization_start_iteration > 0) {
-        fprintf(out, "%s, before gradients are quantised\n", title);
+        fprintf(out, "%s, before gradients are quantized\n", title);
         print_wire_of(s, zero_grad_wire(s->zero, false), out);
-        fprintf(out, "%s, once gradients are quantised\n", title);
+        fprintf(out, "%s, once gradients are quantized\n", title);
     } else {
         fprintf(out, "%s\n", title);
     }
@@ -226,7 +226,7 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
     }
     if (mesh->pp.size > 1) {
         int chunks = config_pipeline_chunks(c);
-        fprintf(out, "  %-34s %16.0f  each way", "to a neighbouring stage", parts_hidden_bytes(c, mesh));
+        fprintf(out, "  %-34s %16.0f  each way", "to a neighboring stage", parts_hidden_bytes(c, mesh));
         if (chunks > 1) fprintf(out, ", %d times", chunks);
         fputc('\n', out);
     }
@@ -286,7 +286,7 @@ static void print_gib(const MemoryPlan *memory_plan, FILE *out) {
     fprintf(out, "    %-30s %8.2f\n", "all", (double)memory_plan_total(memory_plan) / GIB);
 }
 
-// Of the host's memory, where a run keeps its optimiser or copies of checkpoints there.
+// Of the host's memory, where a run keeps its optimizer or copies of checkpoints there.
 static void print_host_gib(const StagePlan *s, FILE *out) {
     double host = 0;
     for (int i = 0; i < s->memory_plan.count; i++) {
@@ -433,11 +433,11 @@ static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) 
     const GradWire *grad = zero_grad_wire(s->zero, true);
     const char *whose = is_cut(&s->mesh) ? "data-parallel " : "";
     WireBytes bytes = traffic_of_step(&s->traffic, grad, zero_weight_wire(s->zero));
-    if (s->mesh.islands.size > 1) {
+    if (s->mesh.replica_groups.size > 1) {
         fprintf(out, "  GB out of each node per step, mean of %d steps\n", c->local_steps);
         print_egress("this run", node_egress(&s->mesh, &bytes), out);
     } else if (plan->dp == 1) {
-        fprintf(out, "  one %srank sends nothing, and quantises nothing\n", whose);
+        fprintf(out, "  one %srank sends nothing, and quantizes nothing\n", whose);
     } else if (plan->options.nodes == 1) {
         fprintf(out, "  nothing travels between nodes: the %d %sranks are one node\n", plan->dp, whose);
         if (c->quantized_gradients) {

@@ -15,9 +15,9 @@
 // --- what a step of one rank takes ----------------------------------------------------------
 
 // Bytes that pass over memory, for each element. AdamW's, of the shard. The norm's and the new
-// weights', after all passes. Quantisation's, beside the backward passes. The last two are what
+// weights', after all passes. Quantization's, beside the backward passes. The last two are what
 // makes computed steps meet the measured ones (dev/bench/README.md).
-enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTISE_BYTES = 12 };
+enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTIZE_BYTES = 12 };
 // AdamW on a host that has 16 cores for each GPU: bytes of host memory for each element, and
 // bytes per ms, by the measured step of dev/bench/results/strategies_1gpu.json.
 enum { HOST_ADAMW_BYTES = 32 };
@@ -164,7 +164,7 @@ static void slow_passes(StepLoad *load, double elements, Rates rates) {
     load->forward *= BESIDE_MESSAGES;
     load->backward *= BESIDE_MESSAGES;
     load->head *= BESIDE_MESSAGES;
-    load->backward += elements / layers * QUANTISE_BYTES / rates.memory / load->micro_batches;
+    load->backward += elements / layers * QUANTIZE_BYTES / rates.memory / load->micro_batches;
 }
 
 // --- rows of the table ----------------------------------------------------------------------
@@ -209,14 +209,14 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     return row;
 }
 
-// The ranks as this configuration places them: islands or not.
+// The ranks as this configuration places them: replica groups or not.
 static bool place(Mesh *mesh, const Config *c, const Mesh *like) {
     Error err;
     if (c->local_steps > 1 && config_no_local_steps(c)) return false;
     if (!mesh_build(mesh, like->world.rank, like->world.size, NULL, like->per_node, like->tp.size,
                     like->pp.size, &err)) return false;
     if (c->sharding == SHARD_PARAMETERS) mesh_share_weights(mesh, c->shard_scope == SHARD_IN_WORLD);
-    return c->local_steps == 1 || mesh_make_islands(mesh, &err);
+    return c->local_steps == 1 || mesh_make_replica_groups(mesh, &err);
 }
 
 static Row plan_row(const Config *c, const Mesh *like, PlanRank plan_rank) {

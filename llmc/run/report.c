@@ -24,9 +24,9 @@ static void report_program(Run *run) {
     log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 "
              "tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, mesh_data_ranks(mesh), mesh->tp.size, mesh->pp.size);
-    if (mesh->islands.size > 1) {
+    if (mesh->replica_groups.size > 1) {
         log_line(run->log, "using %d nodes x %d data-parallel ranks%s; each node trains by itself, and its "
-                 "layers meet the others' every %d steps", mesh->islands.size, mesh->dp.size, by_flag,
+                 "layers meet the others' every %d steps", mesh->replica_groups.size, mesh->dp.size, by_flag,
                  run->config.local_steps);
     } else if (mesh->dp.size == mesh->world.size) {
         log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,
@@ -117,10 +117,10 @@ void report_start(Run *run) {
 // --- a step --------------------------------------------------------------------------------------
 
 // What is known of every iteration once it is settled. Where zeros or norms are wanted it is
-// collective and synchronises, once per iteration. alone: they are left out.
+// collective and synchronizes, once per iteration. alone: they are left out.
 static void report_step(Run *run, int64_t iteration, bool alone) {
     const Config *c = &run->config;
-    // Each island has masters of its own. The lines tell of rank 0's.
+    // Each replica group has master weights of its own. The lines tell of rank 0's.
     Peers peers = run_peers(run, mesh_judges(&run->mesh)->mpi);
     StepReport *r = &run->report;
     r->iteration = iteration;
@@ -234,11 +234,11 @@ static void fill_communication(Run *run, IntervalReport *r) {
     r->exposed_most_ms = exposed.most_ms;
 }
 
-// With islands: loss and norm are their mean, and skipped steps those of all.
-static void mean_of_islands(Run *run, IntervalReport *r) {
+// With replica groups: loss and norm are their mean, and skipped steps those of all.
+static void mean_of_replica_groups(Run *run, IntervalReport *r) {
     const Mesh *mesh = &run->mesh;
     double sum[4] = {r->lm_loss, r->last.grad_norm, (double)r->skipped, (double)r->nan};
-    if (mesh->islands.size == 1) return;
+    if (mesh->replica_groups.size == 1) return;
     peers_reduce(run_peers(run, run->launch.world), sum, 4, MPI_DOUBLE, MPI_SUM);
     r->lm_loss = sum[0] / mesh->world.size;
     r->last.grad_norm = sum[1] / mesh->world.size;
@@ -260,7 +260,7 @@ void interval_end(Run *run) {
     r.lm_loss = interval_loss(run);
     r.skipped = run->interval.skipped;
     r.nan = run->interval.nan;
-    mean_of_islands(run, &r);
+    mean_of_replica_groups(run, &r);
     r.epoch = loader_epoch(run->loader, run->consumed_train);
     fill_rates(run, &r, seconds);
     fill_communication(run, &r);

@@ -83,7 +83,7 @@ static RunState salvaged_state(const Run *run, Peers left, bool *saved) {
     RunState state = current_state(run);
     // A node may be a step ahead: then it takes that step's samples once more.
     peers_reduce(left, least, FIELDS, MPI_INT64_T, MPI_MIN);
-    // The last step's exchange makes the outer weights what all have learnt. It may have failed, so
+    // The last step's exchange makes the outer weights what all have learned. It may have failed, so
     // the step is taken again.
     if (least[ITERATION] == run->config.train_iters) {
         least[ITERATION]--;
@@ -168,7 +168,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
     if (optimizer && !restore_residual(run, checkpoint)) return false;
     if (c->finetune) return true;
-    // What an island counts by itself goes on as its own.
+    // What a replica group counts by itself goes on as its own.
     const RunState *own =
         c->local_steps > 1 ? checkpoint_node_state(checkpoint, zero_node(run->zero)) : state;
     restore_counters(run, state);

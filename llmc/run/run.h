@@ -41,7 +41,7 @@ typedef struct Run {
     Config config;
     Launch launch;
     Mesh mesh;               // who is where, and the groups that communicate
-    Pipeline pipeline;       // links to the neighbouring stages
+    Pipeline pipeline;       // links to the neighboring stages
     OwnDevice own;           // the device that this rank takes
     Site site;
     Error error;             // why the run ends early

@@ -35,7 +35,7 @@ bool run_place(Run *run) {
     free(made_up);
     if (ok && c->sharding == SHARD_PARAMETERS)
         mesh_share_weights(&run->mesh, c->shard_scope == SHARD_IN_WORLD);
-    if (ok && c->local_steps > 1) ok = mesh_make_islands(&run->mesh, &run->error);
+    if (ok && c->local_steps > 1) ok = mesh_make_replica_groups(&run->mesh, &run->error);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error))
         return false;
     run->own = devices_in_order(run->launch.host);

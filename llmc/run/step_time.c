@@ -59,7 +59,7 @@ static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
     }
 }
 
-// The optimiser needs all gradients: their norm clips. Then each bucket's new weights travel as
+// The optimizer needs all gradients: their norm clips. Then each bucket's new weights travel as
 // soon as they are there.
 static void update(Clock *clock, const StepLoad *load) {
     Link between = idle_link(load->burst), inside = idle_link(0);
@@ -118,7 +118,7 @@ double step_time_alone(const StepLoad *load) {
     return ms;
 }
 
-// A bucket's turn in the period of the exchanges: what has travelled before it is spread evenly.
+// A bucket's turn in the period of the exchanges: what has traveled before it is spread evenly.
 static int turn_of(const StepLoad *load, int b, int steps) {
     double before = 0, all = 0;
     for (int i = 0; i < load->buckets; i++) {

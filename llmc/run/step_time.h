@@ -23,7 +23,7 @@ typedef struct BucketLoad {
     double weight_between, weight_inside;  // of the update's gather: between nodes first
     bool gathered;        // do passes gather its weights?
     double forward_gather, backward_gather;  // of one such gather, over both links
-    double update;        // of the optimiser
+    double update;        // of the optimizer
     double exchange;      // with local steps: of one exchange between nodes
 } BucketLoad;
 

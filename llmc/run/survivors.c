@@ -1,7 +1,7 @@
 // What becomes of a run whose nodes train alone (--local-steps) when one of them is lost: the
 // others save what they have, and the job ends. Started again, it goes on from there with as many
 // nodes as it is given. A node that is new begins with the outer weights. So the lost node costs
-// what it had learnt since its last exchange, and nothing else. Called by train_gpt.cu.
+// what it had learned since its last exchange, and nothing else. Called by train_gpt.cu.
 #include <stdio.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ static void salvage(void *context, const char *why) {
     int lost = 0;
     MPI_Comm left = salvage_survivors(&run->site, &lost);
     if (left == MPI_COMM_NULL) return;
-    comm_lose(&run->mesh.islands);
+    comm_lose(&run->mesh.replica_groups);
     zero_use_outer(run->zero, false);
     settle_alone(run);
     go_on_without(run, lost, left);
@@ -53,6 +53,6 @@ static void salvage(void *context, const char *why) {
 }
 
 void survivors_save(Run *run) {
-    if (run->mesh.islands.size < 2 || !run->config.save) return;
+    if (run->mesh.replica_groups.size < 2 || !run->config.save) return;
     salvage_arm(&run->site, run_peers(run, run->launch.world), run->mesh.per_node, salvage, run);
 }

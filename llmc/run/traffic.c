@@ -50,7 +50,7 @@ static void count_gathers(Walk *walk, const Mesh *mesh) {
 StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero) {
     const Plan *plan = zero_layout(zero);
     Trips *trips = (Trips *)xcalloc((size_t)plan->buckets, sizeof *trips, "gathers of a step");
-    StepTraffic traffic = {config, zero, plan, mesh->islands.size, trips};
+    StepTraffic traffic = {config, zero, plan, mesh->replica_groups.size, trips};
     for (int b = 0; b < plan->buckets; b++) {
         trips[b].reductions = zero_reductions(zero, b, config->micro_batches);
     }
@@ -160,10 +160,10 @@ static double numbers_of(const Plan *plan, int b) {
     return sum;
 }
 
-// Of an exchange between islands, on the mean of H steps: two hops of the codec between nodes.
+// Of an exchange between replica groups, on the mean of H steps: two hops of the codec between nodes.
 static double exchange_formula(const StepTraffic *traffic, const GradWire *grad) {
     const Plan *plan = traffic->plan;
-    double own = (double)(plan->parameters - plan->tail_parameters) / plan->dp, N = traffic->islands;
+    double own = (double)(plan->parameters - plan->tail_parameters) / plan->dp, N = traffic->replica_groups;
     CodecInfo codec = codec_info(grad->inter_codec);
     double bits = codec.bits + (codec.levels ? 32.0 / grad->inter_group : 0);
     return 2 * own * (N - 1) / N * bits / 8 / traffic->config->local_steps;

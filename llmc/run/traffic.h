@@ -5,7 +5,7 @@
 // between nodes and inside each. Where gradients are shared out, most buckets' are reduced with
 // every micro-batch (zero_reductions). Where weights are shared out, two slots hold whole buckets
 // in turn, and a pass gathers a bucket that its slot does not hold. The first bucket's stay. With
-// local steps islands exchange a bucket every H steps: a step counts one H-th of that as gradients
+// local steps replica groups exchange a bucket every H steps: a step counts one H-th of that as gradients
 // between nodes.
 #pragma once
 #include "llmc/state/zero.h"
@@ -22,7 +22,7 @@ typedef struct StepTraffic {
     const Config *config;
     const Zero *zero;
     const Plan *plan;
-    int islands;
+    int replica_groups;
     Trips *trips;  // (plan->buckets)
 } StepTraffic;
 

@@ -1,4 +1,4 @@
-// Figures on what quantisation does: see probe.h.
+// Figures on what quantization does: see probe.h.
 #include "llmc/state/probe.h"
 
 #include <errno.h>
@@ -48,7 +48,7 @@ void probe_reserve(Zero *zero, MemoryPlan *memory_plan) {
     GradWire wire = exact_wire();
     TlqWorkspace *w = &probe->workspace;
     tlq_workspace(w, &zero->plan, &wire);
-    const char *group = "quantisation error";
+    const char *group = "quantization error";
     memory_plan_reserve(memory_plan, group, "gradients reduced exactly, own shard",
                         (size_t)zero->plan.shard_elements * sizeof(float), (void **)&probe->exact);
     tlq_reserve(memory_plan, group, w, zero_grain(zero));
@@ -64,7 +64,7 @@ Traffic probe_traffic(const Zero *zero) {
     Traffic exact = zero->probe.exact_traffic;
     Traffic traffic = {comm_sent(&mesh->node) + comm_sent(&mesh->shards) - exact.node,
                        comm_sent(&mesh->rail) + comm_sent(&mesh->shard_rail) +
-                           comm_sent(&mesh->islands) - exact.rail,
+                           comm_sent(&mesh->replica_groups) - exact.rail,
                        comm_sent(&mesh->tp) + comm_sent(&mesh->pp) + comm_sent(&mesh->embedding)};
     return traffic;
 }
@@ -74,7 +74,7 @@ Traffic probe_traffic(const Zero *zero) {
 // n device values as floats on the host, in the order of the lane `last`, with zeros behind them up
 // to `room`.
 static float *fetch(Zero *zero, const float *values, int64_t n, int64_t room) {
-    float *host = (float *)xcalloc((size_t)room + 1, sizeof(float), "figures on quantisation");
+    float *host = (float *)xcalloc((size_t)room + 1, sizeof(float), "figures on quantization");
     copy_to_host(zero->lanes->last, host, values, (size_t)n * sizeof(float));
     stream_synchronize(zero->lanes->last);
     return host;
@@ -82,14 +82,14 @@ static float *fetch(Zero *zero, const float *values, int64_t n, int64_t room) {
 
 static float *fetch_masters(Zero *zero, const Piece *piece) {
     int64_t n = piece->hi - piece->lo;
-    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
+    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantization");
     zero_read_masters(zero, zero->lanes->last, piece->state_at, n, host);
     return host;
 }
 
 static float *fetch_weights(Zero *zero, const floatX *values, int64_t n) {
-    floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "figures on quantisation");
-    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantisation");
+    floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "figures on quantization");
+    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantization");
     copy_to_host(zero->lanes->last, narrow, values, (size_t)n * sizeof(floatX));
     stream_synchronize(zero->lanes->last);
     for (int64_t i = 0; i < n; i++) host[i] = floatX_to_float(narrow[i]);
@@ -105,7 +105,7 @@ static Histogram *histogram_of(Zero *zero, int tensor, enum ProbeKind kind) {
     return &probe->histograms[tensor * PROBE_KINDS + (int)kind];
 }
 
-// Is the piece one of a matrix in this bucket, and counted here? (1-D tensors are never quantised.)
+// Is the piece one of a matrix in this bucket, and counted here? (1-D tensors are never quantized.)
 static bool is_matrix_of(const Zero *zero, const Piece *piece, const Bucket *bucket) {
     return zero->tensors[piece->tensor].counted && piece->arena_at >= bucket->arena_start &&
            piece->arena_at < bucket->arena_start + bucket->matrix_elements;

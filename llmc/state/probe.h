@@ -1,10 +1,10 @@
-// Looks at what quantisation does while a run trains, without touching it.
+// Looks at what quantization does while a run trains, without touching it.
 // --log-quantization-error-interval   compares the reduced gradient with the exact reduction of the
-//                                     same step, and the replica with the masters
+//                                     same step, and the replica with the master weights
 // --dump-distributions-interval       histograms of the own shard: weights, weight differences, and
 //                                     gradients before and after Hadamard
 // zero.c calls it at three places of a step that is due. train_gpt.cu asks for the report
-// afterwards. Figures are computed on the host: a step that is due takes longer, the others cost
+// afterward. Figures are computed on the host: a step that is due takes longer, the others cost
 // nothing.
 #pragma once
 #include "llmc/comm.h"
@@ -47,13 +47,13 @@ bool probe_folder(const Config *config, Error *err);
 // After zero_plan has built the layout. Reserves scratch, when the flags want it.
 void probe_reserve(struct Zero *zero, MemoryPlan *memory_plan);
 // In the order of zero->lanes->last: a bucket's local gradients are complete, before each reduction
-// of them; the step's are reduced; its masters are updated, and the replica is not yet.
+// of them; the step's are reduced; its master weights are updated, and the replica is not yet.
 void probe_gradients(struct Zero *zero, const TlqStep *step, int bucket);
 void probe_reduced(struct Zero *zero, int bucket);
 void probe_updated(struct Zero *zero, int bucket);
 // True when the step in progress is to be reported on after zero_update.
 bool probe_due(const struct Zero *zero);
-// Collective over world, synchronises. Every element counts once, also where several ranks hold it.
+// Collective over world, synchronizes. Every element counts once, also where several ranks hold it.
 // Rank 0 logs a line, a JSON line and TensorBoard scalars. Every rank writes its histograms to a
 // file of its own, FOLDER/iter_0000100.rank_003.jsonl, with a line per tensor and kind. A file that
 // cannot be written then costs a warning, and not the run.

@@ -37,7 +37,7 @@ typedef struct Check {
     Copy *copy;            // (world, tensors); NULL where there are no copies
     Holders *holders;      // (holder_count)
     int holder_count;
-    bool *stale;           // (stages or islands, buckets) to be made from the masters
+    bool *stale;           // (stages or replica groups, buckets) to be made from the master weights
     floatX *weights;       // (PIECE) on the host
     float *masters;        // (PIECE)
 } Check;
@@ -215,7 +215,7 @@ static void take_from(Check *c, int b, int root) {
     }
 }
 
-// The n weights of a window become owner's masters at `state`, rounded. window: NULL on a rank that
+// The n weights of a window become owner's master weights at `state`, rounded. window: NULL on a rank that
 // does not keep it.
 static void take_masters(const Check *c, int owner, floatX *window, int64_t state, int64_t n) {
     Zero *zero = c->zero;
@@ -298,7 +298,7 @@ static void report_json(const Check *c, int rank, int64_t b, const RankList *ran
     log_json(c->log, &json);
 }
 
-// rank: any of the data-parallel group. root: whose version is taken, -1: the masters.
+// rank: any of the data-parallel group. root: whose version is taken, -1: the master weights.
 static void report_replicas(const Check *c, int rank, int b, int root) {
     char where[64];
     long long iteration = c->zero->step, repair = ++*c->repairs;
@@ -312,7 +312,7 @@ static void report_replicas(const Check *c, int rank, int b, int root) {
     } else {
         log_line(c->log,
                  "WARNING: iteration %lld: the weights of ranks %s differ in bucket %s, "
-                 "and no version is that of most: all take the masters, rounded "
+                 "and no version is that of most: all take the master weights, rounded "
                  "(repair %lld of this run)",
                  iteration, ranks.text, where, repair);
     }
@@ -330,7 +330,7 @@ static void report_copies(const Check *c, const Holders *h, int i) {
     RankList ranks = list_copies(c, h, i);
     name_of(c, h->first, i, name);
     log_line(c->log,
-             "WARNING: iteration %lld: the copies of %s on ranks %s differ: all take the masters, rounded "
+             "WARNING: iteration %lld: the copies of %s on ranks %s differ: all take the master weights, rounded "
              "(repair %lld of this run)",
              (long long)c->zero->step, name, ranks.text, (long long)++*c->repairs);
     report_json(c, h->first, copies_of(c, h->first)[i].bucket, &ranks, name, -1);
@@ -376,7 +376,7 @@ static void mark(const Check *c, const Holders *h, int i) {
 }
 
 // Marks the buckets of copies that differ, and of copies of what is marked: a repair from the
-// masters may change more than what was wrong. True when some differ.
+// master weights may change more than what was wrong. True when some differ.
 static bool mark_copies(Check *c) {
     bool any = false;
     for (const Holders *h = c->holders; h < c->holders + c->holder_count; h++) {
@@ -412,7 +412,7 @@ static bool copies_agree(const Check *c, Error *err) {
             RankList ranks = list_copies(c, h, i);
             name_of(c, h->first, i, name);
             return error_set(err, EXIT_COMMUNICATION,
-                             "the copies of %s on ranks %s differ even after their repair: their masters "
+                             "the copies of %s on ranks %s differ even after their repair: their master weights "
                              "have drifted apart; look at the hosts, and restart from the last checkpoint",
                              name, ranks.text);
         }
@@ -435,8 +435,8 @@ static bool verify(Check *c, Error *err) {
     return replicas_agree(c, err) && copies_agree(c, err);
 }
 
-// Outer weights and their momentum are the same on all islands. What differs cannot be repaired: no
-// island's are known to be right.
+// Outer weights and their momentum are the same on all replica groups. What differs cannot be repaired: no
+// replica group's are known to be right.
 static bool outer_agree(Zero *zero, Peers world, Error *err) {
     const Mesh *mesh = zero->mesh;
     int ranks = mesh->world.size;
@@ -448,19 +448,19 @@ static bool outer_agree(Zero *zero, Peers world, Error *err) {
     stream_synchronize(zero->compute);
     peers_gather(world, &own, all, 1, MPI_UINT64_T);
     int wrong = 0;
-    while (wrong < ranks && all[wrong] == all[group_peer(&mesh->islands, wrong, 0)]) wrong++;
+    while (wrong < ranks && all[wrong] == all[group_peer(&mesh->replica_groups, wrong, 0)]) wrong++;
     free(all);
     return wrong == ranks ||
            error_set(err, EXIT_COMMUNICATION,
                      "the outer weights of ranks %d and %d differ, which all nodes have alike; look at the "
                      "memory of both hosts, and restart from the last checkpoint",
-                     group_peer(&mesh->islands, wrong, 0), wrong);
+                     group_peer(&mesh->replica_groups, wrong, 0), wrong);
 }
 
 bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err) {
     const Mesh *mesh = zero->mesh;
     if (mesh->world.size == 1) return true;
-    if (mesh->islands.size > 1 && !outer_agree(zero, world, err)) return false;
+    if (mesh->replica_groups.size > 1 && !outer_agree(zero, world, err)) return false;
     Check c = {.zero = zero, .mesh = mesh, .world = world, .log = log, .repairs = repairs};
     int most[2] = {zero->plan.buckets, zero->plan.tensors};
     peers_reduce(world, most, 2, MPI_INT, MPI_MAX);
@@ -468,7 +468,7 @@ bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error 
     c.tensors = most[1];
     size_t ranks = (size_t)mesh->world.size;
     c.hash = (uint64_t *)xcalloc(ranks * (size_t)c.buckets, sizeof(uint64_t), "replica hashes");
-    size_t stages = (size_t)(mesh->pp.size * mesh->islands.size);
+    size_t stages = (size_t)(mesh->pp.size * mesh->replica_groups.size);
     c.stale = (bool *)xcalloc(stages * (size_t)c.buckets, sizeof(bool), "replica hashes");
     list_holders(&c);
     if (c.holder_count) c.copy = (Copy *)xcalloc(ranks * (size_t)c.tensors, sizeof(Copy), "replica hashes");

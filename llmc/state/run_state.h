@@ -14,7 +14,7 @@ typedef struct RunState {
     double flops_so_far;
     int64_t spikes, spikes_seen, skipped_in_a_row;  // the sentry's: sdp4bit/spikes.h
     int64_t repairs;                  // of replicas: llmc/state/replicas.h
-    int64_t met_at;  // local steps: exchanges that began up to this iteration meet no masters any more. It
+    int64_t met_at;  // local steps: exchanges that began up to this iteration meet no master weights any more. It
                      // was the last of --train-iters, where all met, or a node did not come
                      // (llmc/run/survivors.c). 0: there was none
     // Samples of the training and validation splits as built. How often their data are read follows

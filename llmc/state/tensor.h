@@ -27,7 +27,7 @@ typedef struct Tensor {
 enum { ANY_CHUNK = -1 };
 
 // What a rank keeps of a parameter's elements, and what a slice of a checkpoint holds. WEIGHT is
-// the replica: under quantised differences it is state of its own, and not the rounded master.
+// the replica: under quantized differences it is state of its own, and not the rounded master.
 //
 // Some kinds belong to a node: every node has values of its own for the same elements. Nodes are
 // counted as Mesh's rail counts them.

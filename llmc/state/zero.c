@@ -98,8 +98,8 @@ void zero_free(Zero *zero) {
 }
 
 const Plan *zero_layout(const Zero *zero) { return &zero->plan; }
-const GradWire *zero_grad_wire(const Zero *zero, bool quantised) {
-    return quantised ? &zero->grad_wire : &zero->plain_grad_wire;
+const GradWire *zero_grad_wire(const Zero *zero, bool quantized) {
+    return quantized ? &zero->grad_wire : &zero->plain_grad_wire;
 }
 const WeightWire *zero_weight_wire(const Zero *zero) { return &zero->weight_wire; }
 float *zero_loss_sum(const Zero *zero) { return zero->loss_sum; }
@@ -157,7 +157,7 @@ void zero_masters_from_weights(Zero *zero) {
 // final done  middle -> last              The end of zero_update. What follows on `last` sees the
 //                                         new replica and every finding of the wire's checks.
 // slot read   first -> compute            A micro-batch's gradients of a bucket that does not stay
-//                                         (zero_grads.c) have been quantised: backward may write
+//                                         (zero_grads.c) have been quantized: backward may write
 //                                         the slot.
 // joint       last -> copies, middle      lanes_after. Behind it begin: a checkpoint's copies;
 //                                         middle's timer of a gather.
@@ -196,9 +196,9 @@ void zero_masters_from_weights(Zero *zero) {
 // gather[s]   `last` writes it after the slot's latest apply, then rail and node. Middle reads it.
 // messages    First (middle) fills slot s, after the slot's latest sum on middle (`last`). The own
 //             message goes straight into the receive buffer.
-// masters, moments, leaves, piece_sums, records: `last`. Norms, repairs and saves use them on
+// master weights, moments, leaves, piece_sums, records: `last`. Norms, repairs and saves use them on
 //             compute, after every done[b] and before the next computed or ready.
-//             With offload host writes masters and moments, and copies read them. Host also writes
+//             With offload host writes master weights and moments, and copies read them. Host also writes
 //             what it needs of a bucket in host memory, and reads it; last reads its messages.
 // control     The verdict writes it, on `last` after computed. AdamW reads it on `last`, the
 //             applies on middle before done[b], compute after judged. With error feedback the next
@@ -245,7 +245,7 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
 
-// Every rank adds the same records in the same order, so all reach the same verdict. An island
+// Every rank adds the same records in the same order, so all reach the same verdict. A replica group
 // judges by itself.
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     const Group *judges = mesh_judges(zero->mesh);

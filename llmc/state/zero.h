@@ -1,4 +1,4 @@
-// ZeRO: every rank holds the optimiser state of 1/dp of each bucket, and as much of the gradients
+// ZeRO: every rank holds the optimizer state of 1/dp of each bucket, and as much of the gradients
 // and weights as --data-parallel-sharding-strategy says. This module owns them. It reduces a
 // bucket's gradients as soon as they are complete, judges the step, runs AdamW on the own shard,
 // and brings every replica up to date, baseline or SDP4Bit.
@@ -45,16 +45,16 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
 void zero_stop(Zero *zero);
 // NULL is allowed.
 void zero_free(Zero *zero);
-// The masters become the weights as this rank keeps them, in fp32. With --local-steps so do the
+// The master weights become the weights as this rank keeps them, in fp32. With --local-steps so do the
 // outer weights, without momentum. In the order of compute.
 void zero_masters_from_weights(Zero *zero);
 
 // --- what it is made of --------------------------------------------------------------------------
 
-// The layout in buckets, and what travels: gradients before and after they are quantised, and
+// The layout in buckets, and what travels: gradients before and after they are quantized, and
 // weights.
 const Plan *zero_layout(const Zero *zero);
-const GradWire *zero_grad_wire(const Zero *zero, bool quantised);
+const GradWire *zero_grad_wire(const Zero *zero, bool quantized);
 const WeightWire *zero_weight_wire(const Zero *zero);
 const Tensor *zero_tensors(const Zero *zero, int *count);
 // The compute stream's loss: device memory (1), the mean over this rank's micro-batches. The model
@@ -80,7 +80,7 @@ bool zero_grads_stay(const Zero *zero, int unit);
 // How often a step of so many micro-batches reduces a bucket: what plan_bucket_wire_bytes counts
 // of gradients travels so often.
 int zero_reductions(const Zero *zero, int bucket, int micro_batches);
-// Bytes that this rank sends to other islands at a bucket's turn; 0 without --local-steps.
+// Bytes that this rank sends to other replica groups at a bucket's turn; 0 without --local-steps.
 int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradWire *wire);
 // Before a backward writes gradients of that unit: the compute stream waits for memory to do so.
 // Idempotent until the unit is complete.
@@ -89,12 +89,12 @@ void zero_grads_begin(Zero *zero, int unit);
 // the bucket's last unit. last: the step's last micro-batch. Called in that one only where the
 // gradients stay, else in each.
 void zero_reduce_unit(Zero *zero, int unit, bool last);
-// Between on and off, within a step: passes over made-up numbers, which launch every kernel once.
+// Between on and off, within a step: passes over synthetic numbers, which launch every kernel once.
 // What they reduce is kept, counted and shown nowhere. Collective over dp: all of its ranks do so.
 void zero_rehearse(Zero *zero, bool on);
 // Does a reduction in the midst of this step run kernels for the first time? It does where
 // --gradients-quantization-start-iteration is reached and gradients do not stay.
-bool zero_quantises_first(const Zero *zero);
+bool zero_quantizes_first(const Zero *zero);
 // Norm, verdict, AdamW, and the gathers in forward order. Learning rates for the case that the
 // previous step was applied or skipped.
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay);
@@ -116,8 +116,8 @@ void zero_weights_wait_all(Zero *zero);
 // All work of all streams has ended; before memory and communicators go.
 void zero_synchronize(Zero *zero);
 
-// With --local-steps: the outer weights, which all islands share, stand in the place of the
-// island's own, for passes that train nothing; and back. Collective over the island. Nothing
+// With --local-steps: the outer weights, which all replica groups share, stand in the place of the
+// replica group's own, for passes that train nothing; and back. Collective over the replica group. Nothing
 // without.
 void zero_use_outer(Zero *zero, bool on);
 
@@ -135,14 +135,14 @@ Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
 // ms: (2, world), each rank's waits for reductions, then for gathers.
 Exposed zero_exposed_of(const double *ms, int world);
 // Norm of the model's weights (bf16), as Megatron-LM prints it. Each rank adds up the weights whose
-// masters it holds and that it counts, so each counts once. Collective over world, synchronises.
+// master weights it holds and that it counts, so each counts once. Collective over world, synchronizes.
 double zero_params_norm(Zero *zero, Peers world);
 // Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective over
-// world, synchronises.
+// world, synchronizes.
 int64_t zero_zeros(Zero *zero, Peers world);
 // False on all ranks when one has found a fault since the latest verdict: a refused update, or a
 // message that arrived wrong (--verify-wire). A save must not follow. Collective over world,
-// synchronises. Error: fault_error of wire.h.
+// synchronizes. Error: fault_error of wire.h.
 bool zero_sound(Zero *zero, Peers world, Error *err);
 
 // --- to and from the host, for checkpoints -------------------------------------------------------
@@ -152,7 +152,7 @@ bool zero_sound(Zero *zero, Peers world, Error *err);
 typedef struct Piece {
     int tensor, bucket;
     int64_t lo, hi;
-    int64_t arena_at, state_at;  // where they lie in the layout's arena, and in masters and moments
+    int64_t arena_at, state_at;  // where they lie in the layout's arena, and in master weights and moments
 } Piece;
 
 // Whether this run has state of that kind. From zero_plan on, as the next two.
@@ -172,11 +172,11 @@ void zero_put(Zero *zero, int piece, SliceKind kind, const void *host);
 void zero_keep_weights(Zero *zero, int tensor);
 // Fills a whole tensor of the replica from the host, tensor_elements of floatX. Waits.
 void zero_put_weights(Zero *zero, int tensor, const void *host);
-// With --local-steps, where outer weights and moments have been loaded: an island begins with them;
+// With --local-steps, where outer weights and moments have been loaded: a replica group begins with them;
 // or it goes on behind this step, and what is its own is loaded next. Buckets whose turn came after
 // met_at (RunState) still have to meet the outer weights: their meetings are set again.
-void zero_begin_island(Zero *zero);
-void zero_resume_island(Zero *zero, int64_t step, int64_t met_at);
+void zero_begin_replica_group(Zero *zero);
+void zero_resume_replica_group(Zero *zero, int64_t step, int64_t met_at);
 // Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without
 // --async-save.
 void *zero_staging(const Zero *zero, uint64_t *bytes);
@@ -188,7 +188,7 @@ void zero_stage(Zero *zero, int piece, SliceKind kind, void *pinned);
 void zero_copy_staged(Zero *zero);
 void zero_staged(Zero *zero);
 // Bytes that this rank saves of a checkpoint, and that all ranks save together. whole: (count) the
-// parameters of the whole model. Without the optimiser weights alone are saved. From zero_plan on.
+// parameters of the whole model. Without the optimizer weights alone are saved. From zero_plan on.
 uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer);
 uint64_t zero_checkpoint_bytes(const Zero *zero, const Tensor *whole, int count, bool optimizer);
 // Whether a save has that kind.

@@ -26,7 +26,7 @@ static void *piece_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes
     }
 }
 
-// Masters and moments of an offloaded optimiser are on the host already.
+// Master weights and moments of an offloaded optimizer are on the host already.
 static bool on_host(const Zero *zero, SliceKind kind) {
     return zero_offloads(zero) && kind != SLICE_WEIGHT && kind != SLICE_RESIDUAL;
 }
@@ -39,7 +39,7 @@ bool zero_keeps(const Zero *zero, SliceKind kind) {
 
 bool zero_saves_piece(const Zero *zero, SliceKind kind, const Piece *piece) {
     bool common = !slice_kind_per_node(kind);
-    return zero->tensors[piece->tensor].counted && (!common || zero->mesh->islands.rank == 0);
+    return zero->tensors[piece->tensor].counted && (!common || zero->mesh->replica_groups.rank == 0);
 }
 
 const Piece *zero_pieces(const Zero *zero, SliceKind kind, int *count) {
@@ -51,9 +51,9 @@ const Piece *zero_pieces(const Zero *zero, SliceKind kind, int *count) {
     return zero->pieces;
 }
 
-// A rail, or islands: there is one of them alone.
-int zero_node(const Zero *zero) { return zero->mesh->rail.rank + zero->mesh->islands.rank; }
-int zero_nodes(const Zero *zero) { return zero->mesh->rail.size * zero->mesh->islands.size; }
+// A rail, or replica groups: there is one of them alone.
+int zero_node(const Zero *zero) { return zero->mesh->rail.rank + zero->mesh->replica_groups.rank; }
+int zero_nodes(const Zero *zero) { return zero->mesh->rail.size * zero->mesh->replica_groups.size; }
 
 void zero_fetch(Zero *zero, int piece, SliceKind kind, void *host) {
     size_t bytes;

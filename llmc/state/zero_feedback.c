@@ -1,7 +1,7 @@
 // Error feedback: the residual of the hop between nodes (sdp4bit/README.md). Where it lies, and its
 // pieces for checkpoints. Called by the files of this room; sdp4bit/tlq_hs.c uses the memory.
 //
-// A rank holds the residual of what it quantises for the other nodes: of every bucket the matrix
+// A rank holds the residual of what it quantizes for the other nodes: of every bucket the matrix
 // pieces of the ranks with its place in their nodes. So a node's ranks hold every element once.
 #include <stdlib.h>
 

@@ -169,9 +169,9 @@ void zero_grads_begin(Zero *zero, int unit) {
 
 const GradWire *zero_wire_at(const Zero *zero, int64_t iteration) {
     // Megatron's iteration counter is 0-based when the flag is compared.
-    bool quantise = zero->config->quantized_gradients &&
+    bool quantize = zero->config->quantized_gradients &&
                     iteration - 1 >= zero->config->gradients_quantization_start_iteration;
-    return quantise ? &zero->grad_wire : &zero->plain_grad_wire;
+    return quantize ? &zero->grad_wire : &zero->plain_grad_wire;
 }
 
 static TlqStep tlq_step(Zero *zero, int b) {
@@ -199,7 +199,7 @@ static void count_zeros(Zero *zero, int b) {
     }
 }
 
-bool zero_quantises_first(const Zero *zero) {
+bool zero_quantizes_first(const Zero *zero) {
     bool shared_out = false;
     for (int b = 0; b < zero->plan.buckets; b++) shared_out |= !zero->gradients.stays[b];
     return shared_out && zero_wire_at(zero, zero->step) != zero_wire_at(zero, zero->step - 1);

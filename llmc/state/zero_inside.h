@@ -32,7 +32,7 @@ typedef struct Gradients {
     bool *begun;                 // (buckets) a backward writes it now
     bool rehearsal;              // zero_rehearse
     int *reductions;             // (buckets) of this step, so far
-    Event *slot_read[GRAD_SLOTS];   // the slot's gradients have been quantised
+    Event *slot_read[GRAD_SLOTS];   // the slot's gradients have been quantized
 } Gradients;
 
 // A copy in host memory on its way.
@@ -53,7 +53,7 @@ typedef struct Offload {
     uint64_t *found;    // device (1): host.fault, brought up
     Event *reduced;     // a bucket's gradients are there to go down
     Event *window_free[GRAD_SLOTS];  // the own window that buckets use in turn may be written
-    Event *judged;      // the verdict too, and masters and moments may be written
+    Event *judged;      // the verdict too, and master weights and moments may be written
 } Offload;
 
 // A rank's parts of the buckets that are shared out, one after the other: (windows) of
@@ -86,7 +86,7 @@ typedef struct SharedWeights {
     bool *filled;              // (buckets) they are there since the latest update
 } SharedWeights;
 
-// --local-steps: zero_local.c. Outer weights, their momentum, and the exchange between islands.
+// --local-steps: zero_local.c. Outer weights, their momentum, and the exchange between replica groups.
 enum { LOCAL_SLOTS = 2 };
 typedef struct LocalSteps {
     OuterPlan plan;
@@ -102,15 +102,15 @@ typedef struct LocalSteps {
     Event *taken;              // last -> stream: a pseudo-gradient is there
     Event *slot_free[LOCAL_SLOTS];  // stream -> last: the slot may be written
     Event **exchanged;         // (buckets) stream -> last: the bucket's outer weights are new
-    Event *settled;            // last -> compute: masters and outer weights may be read
+    Event *settled;            // last -> compute: master weights and outer weights may be read
     // host
     int64_t *turn;             // (buckets) has its turn in steps that leave this rest, divided by H
-    int64_t *meets;            // (buckets) masters meet the outer weights at this step's end; 0: they have
+    int64_t *meets;            // (buckets) master weights meet the outer weights at this step's end; 0: they have
     unsigned exchanges;        // so far
-    int *lost;                 // host memory: not 0 once an island is lost (comm_may_lose)
+    int *lost;                 // host memory: not 0 once a replica group is lost (comm_may_lose)
     bool outer_in_place;       // zero_use_outer
     bool stands;               // local_settle has been called since the latest update
-    floatX *kept;              // host memory: the island's weights, while the outer weights stand in
+    floatX *kept;              // host memory: the replica group's weights, while the outer weights stand in
                                // their place
 } LocalSteps;
 
@@ -128,7 +128,7 @@ struct Zero {
     const Mesh *mesh;
     Plan plan;
     Tensor *tensors;                // (plan.tensors)
-    GradWire plain_grad_wire;  // before --gradients-quantization-start-iteration, or without quantisation
+    GradWire plain_grad_wire;  // before --gradients-quantization-start-iteration, or without quantization
     GradWire grad_wire;             // as the flags say
     WeightWire weight_wire;
     Device *device;
@@ -161,9 +161,9 @@ struct Zero {
     size_t lengths_start;           // where they begin there
     QwdLossless lossless;           // coded NULL: weights have no codes of variable length
     void *node_flags;               // (COMM_FLAG_BYTES) for comm_share; NULL where nobody is to reach in
-    LocalSteps local;               // islands
+    LocalSteps local;               // replica groups
     Offload offload;                // AdamW on the host
-    Probe probe;                    // figures on quantisation, off unless flags ask for them
+    Probe probe;                    // figures on quantization, off unless flags ask for them
     Feedback feedback;
     // host
     void *staging;                  // --async-save: this rank's part of a checkpoint, page-locked; else NULL
@@ -200,7 +200,7 @@ void offload_expect(Zero *zero, int b, bool add);
 // The reduction is in the own windows, in the order of lanes->last, and goes down. last: it is the
 // gradient of the whole step.
 void offload_reduced(Zero *zero, int b, bool last);
-// The verdict stands, and nobody reads masters and moments any more, in the same order. The updates
+// The verdict stands, and nobody reads master weights and moments any more, in the same order. The updates
 // may follow.
 void offload_judged(Zero *zero);
 // Where bucket b's update finds everything.
@@ -209,27 +209,27 @@ BucketState offload_state(const Zero *zero, int b);
 void offload_updated(Zero *zero);
 // A copy in host memory, in the order of the stream.
 void offload_copy(Zero *zero, Stream *stream, void *to, const void *from, size_t bytes);
-// masters on the host = float(weights) on the device, n elements. Waits.
+// master weights on the host = float(weights) on the device, n elements. Waits.
 void offload_widen(Zero *zero, float *masters, const floatX *weights, int64_t n);
-// n masters from state position `at` on, to the host, with offload or without. In the order of the
+// n master weights from state position `at` on, to the host, with offload or without. In the order of the
 // stream; waits for it.
 void zero_read_masters(Zero *zero, Stream *stream, int64_t at, int64_t n, float *to);
 
-// --- islands: zero_local.c -----------------------------------------------------------------------
+// --- replica groups: zero_local.c -----------------------------------------------------------------------
 
 // With zero_plan, zero_start and zero_free. All of these do nothing without local steps.
 void local_reserve(Zero *zero, MemoryPlan *memory_plan);
 void local_start(Zero *zero);
 void local_free(Zero *zero);
-// The outer weights are the masters, which were just made, and stand still.
+// The outer weights are the master weights, which were just made, and stand still.
 void local_from_masters(Zero *zero);
-// Before bucket b's AdamW: its masters meet the outer weights, if that is due with the end of
+// Before bucket b's AdamW: its master weights meet the outer weights, if that is due with the end of
 // `step` or was before.
 void local_meet(Zero *zero, int b, int64_t step);
 // Behind bucket b's AdamW of the step in progress: the exchange, if it is the bucket's turn.
 void local_turn(Zero *zero, int b);
 // Between steps: what is due with the latest step's end is done. Later work of compute and of
-// lanes->last may read masters and outer weights.
+// lanes->last may read master weights and outer weights.
 void local_settle(Zero *zero);
 // *hash += that of the own outer weights and their momentum. On compute, behind local_settle.
 void local_hash(Zero *zero, uint64_t *hash);

@@ -1,20 +1,20 @@
-// --local-steps: every node is an island, which trains on masters of its own. Now and then the
-// islands meet, bucket by bucket. Called by the files of this room; the exchange itself is
+// --local-steps: every node is a replica group, which trains on master weights of its own. Now and then the
+// replica groups meet, bucket by bucket. Called by the files of this room; the exchange itself is
 // sdp4bit/outer.h.
 //
-// Beside masters and moments each rank holds outer weights and their momentum, of its shard. They
-// are the same on all islands. A bucket's turn comes every H steps, and turns are spread over these
+// Beside master weights and moments each rank holds outer weights and their momentum, of its shard. They
+// are the same on all replica groups. A bucket's turn comes every H steps, and turns are spread over these
 // steps. With step t, whose turn it is, the bucket's outer weights step along the mean of what the
-// islands have moved since they last met. `delay` steps later, with the end of step t + delay, the
-// masters meet the outer weights: they become them, or a mix of both. The weights that layers
+// replica groups have moved since they last met. `delay` steps later, with the end of step t + delay, the
+// master weights meet the outer weights: they become them, or a mix of both. The weights that layers
 // compute with follow with the next update's message.
 //
 // The run's last step is every bucket's turn. The outer weights then become the mean of the
-// islands' masters, without rate and momentum, and the masters meet them at once. So what is
-// evaluated and saved at the end has all steps of all islands.
+// replica groups' master weights, without rate and momentum, and the master weights meet them at once. So what is
+// evaluated and saved at the end has all steps of all replica groups.
 //
 // An exchange runs on a stream of its own, beside the layers. What has been sent at the end of step
-// t is waited for before the update of step t + delay + 1, or by whoever reads masters or outer
+// t is waited for before the update of step t + delay + 1, or by whoever reads master weights or outer
 // weights before.
 #include <stdlib.h>
 
@@ -39,20 +39,20 @@ static void deal_turns(Zero *zero) {
 static void reserve_exchange(Zero *zero, MemoryPlan *plan) {
     LocalSteps *l = &zero->local;
     const char *group = "local steps";
-    size_t shard = (size_t)outer_largest_shard(&l->plan), islands = (size_t)l->plan.islands;
+    size_t shard = (size_t)outer_largest_shard(&l->plan), replica_groups = (size_t)l->plan.replica_groups;
     for (int slot = 0; slot < LOCAL_SLOTS; slot++)
         memory_plan_reserve(plan, group, "pseudo-gradient of a bucket", shard * sizeof(float),
                             (void **)&l->gradient[slot]);
-    if (islands == 1) return;
-    int64_t quantised = outer_largest_message(&l->plan, &zero->grad_wire);
+    if (replica_groups == 1) return;
+    int64_t quantized = outer_largest_message(&l->plan, &zero->grad_wire);
     int64_t plain = outer_largest_message(&l->plan, &zero->plain_grad_wire);
-    bool late = zero->config->gradients_quantization_start_iteration > 0 && plain > quantised;
-    size_t bytes = islands * (size_t)(late ? plain : quantised);
+    bool late = zero->config->gradients_quantization_start_iteration > 0 && plain > quantized;
+    size_t bytes = replica_groups * (size_t)(late ? plain : quantized);
     OuterStep *step = &l->step;
     memory_plan_reserve(plan, group, "pseudo-gradients, sent", bytes, (void **)&step->send);
     memory_plan_reserve(plan, group, "pseudo-gradients, received", bytes, (void **)&step->recv);
-    memory_plan_reserve(plan, group, "mean of the islands, gathered", bytes, (void **)&step->gathered);
-    memory_plan_reserve(plan, group, "mean of the islands, own piece", shard / islands * sizeof(float),
+    memory_plan_reserve(plan, group, "mean of the replica groups, gathered", bytes, (void **)&step->gathered);
+    memory_plan_reserve(plan, group, "mean of the replica groups, own piece", shard / replica_groups * sizeof(float),
                         (void **)&step->mean);
     memory_plan_reserve(plan, group, "leaves of its norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
                         (void **)&step->leaves);
@@ -60,11 +60,11 @@ static void reserve_exchange(Zero *zero, MemoryPlan *plan) {
                         (void **)&l->fault);
     memory_plan_reserve(plan, group, "segment table", (size_t)l->plan.segments_total * sizeof(Segment),
                         (void **)&l->segments);
-    memory_plan_reserve_host(plan, "host memory", "whether an island is lost", sizeof(int),
+    memory_plan_reserve_host(plan, "host memory", "whether a replica group is lost", sizeof(int),
                              (void **)&l->lost);
 }
 
-// Where the island's own weights lie while the outer ones stand in their place (zero_use_outer).
+// Where the replica group's own weights lie while the outer ones stand in their place (zero_use_outer).
 // Runs that neither evaluate nor write text never want it.
 static void reserve_kept(Zero *zero, MemoryPlan *plan) {
     const Config *c = zero->config;
@@ -84,7 +84,7 @@ void local_reserve(Zero *zero, MemoryPlan *plan) {
     const char *group = "local steps";
     if (!is_on(zero)) return;
     const Mesh *mesh = zero->mesh;
-    outer_plan(&l->plan, &zero->plan, mesh->dp.rank, mesh->islands.size, mesh->islands.rank);
+    outer_plan(&l->plan, &zero->plan, mesh->dp.rank, mesh->replica_groups.size, mesh->replica_groups.rank);
     l->turn = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     l->meets = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     l->exchanged = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
@@ -106,12 +106,12 @@ int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradWire *wire) 
 void local_start(Zero *zero) {
     LocalSteps *l = &zero->local;
     if (!is_on(zero)) return;
-    l->stream = zero->config->no_overlap ? zero->lanes->last : stream_create(zero->device, "islands");
+    l->stream = zero->config->no_overlap ? zero->lanes->last : stream_create(zero->device, "replica groups");
     l->taken = event_create(zero->device);
     l->settled = event_create(zero->device);
     for (int slot = 0; slot < LOCAL_SLOTS; slot++) l->slot_free[slot] = event_create(zero->device);
     for (int b = 0; b < zero->plan.buckets; b++) l->exchanged[b] = event_create(zero->device);
-    if (l->lost) comm_may_lose(&zero->mesh->islands, l->lost);
+    if (l->lost) comm_may_lose(&zero->mesh->replica_groups, l->lost);
     if (l->segments)
         copy_to_device(zero->compute, l->segments, l->plan.segments,
                        (size_t)l->plan.segments_total * sizeof(Segment));
@@ -238,13 +238,13 @@ void local_hash(Zero *zero, uint64_t *hash) {
     kernel_replica_hash(zero->compute, hash, (const floatX *)(const void *)l->momentum, n, n);
 }
 
-void zero_begin_island(Zero *zero) {
+void zero_begin_replica_group(Zero *zero) {
     size_t bytes = (size_t)zero->plan.shard_elements * sizeof(float);
     copy_on_device(zero->compute, zero->master, zero->local.outer, bytes);
     stream_synchronize(zero->compute);
 }
 
-void zero_resume_island(Zero *zero, int64_t step, int64_t met_at) {
+void zero_resume_replica_group(Zero *zero, int64_t step, int64_t met_at) {
     const Config *c = zero->config;
     zero->step = step;
     for (int b = 0; is_on(zero) && b < zero->plan.buckets; b++) {
@@ -254,7 +254,7 @@ void zero_resume_island(Zero *zero, int64_t step, int64_t met_at) {
     }
 }
 
-// n weights of each rank of the island come together at `all`. They go through a gather buffer in
+// n weights of each rank of the replica group come together at `all`. They go through a gather buffer in
 // parts: messages inside the node leave from there.
 static void gather_windows(Zero *zero, const floatX *own, floatX *all, int64_t n) {
     const Group *node = &zero->mesh->node;
@@ -287,7 +287,7 @@ static void gather_outer(Zero *zero, int b) {
     gather_windows(zero, own + bucket->matrix_per_rank, all + bucket->matrix_elements, bucket->tail_per_rank);
 }
 
-// The weights of this island, to the host or back.
+// The weights of this replica group, to the host or back.
 static void keep_own(Zero *zero, bool back) {
     floatX *host = zero->local.kept;
     for (int b = 0; b < zero->plan.buckets; b++) {

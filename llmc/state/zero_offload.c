@@ -1,4 +1,4 @@
-// --optimizer-cpu-offload: masters and moments lie in page-locked host memory, and AdamW runs on
+// --optimizer-cpu-offload: master weights and moments lie in page-locked host memory, and AdamW runs on
 // the host's cores (sdp4bit/update_host.h), with the same bits. Called by the files of this room.
 //
 // A bucket's way, with the streams: `host` is this file's, the others are zero.c's.
@@ -38,7 +38,7 @@ void offload_reserve(Zero *zero, MemoryPlan *memory_plan) {
     QwdHost *host = &offload->host;
     const char *group = "host memory";
     size_t shard = (size_t)zero->plan.shard_elements;
-    memory_plan_reserve_host(memory_plan, group, "fp32 masters, own shard", shard * sizeof(float),
+    memory_plan_reserve_host(memory_plan, group, "fp32 master weights, own shard", shard * sizeof(float),
                              (void **)&zero->master);
     memory_plan_reserve_host(memory_plan, group, "first moments, own shard", shard * sizeof(float),
                              (void **)&zero->exp_avg);
@@ -161,7 +161,7 @@ void offload_updated(Zero *zero) {
     kernel_mark_fault(last, zero->wire_checks.fault, offload->found, NULL);
 }
 
-// --- masters and moments beside the step ---------------------------------------------------------
+// --- master weights and moments beside the step ---------------------------------------------------------
 
 static void copy_range(void *context, int64_t lo, int64_t hi) {
     const HostCopy *copy = (const HostCopy *)context;
@@ -182,7 +182,7 @@ void offload_copy(Zero *zero, Stream *stream, void *to, const void *from, size_t
 
 void offload_widen(Zero *zero, float *masters, const floatX *weights, int64_t n) {
     enum { AT_A_TIME = 1 << 20 };
-    floatX *buffer = (floatX *)xmalloc(AT_A_TIME * sizeof(floatX), "the first masters");
+    floatX *buffer = (floatX *)xmalloc(AT_A_TIME * sizeof(floatX), "the first master weights");
     for (int64_t at = 0; at < n; at += AT_A_TIME) {
         int64_t count = n - at < AT_A_TIME ? n - at : AT_A_TIME;
         copy_to_host(zero->compute, buffer, weights + at, (size_t)count * sizeof(floatX));

@@ -43,9 +43,9 @@ static void choose_wires(Zero *zero) {
 static PlanOptions plan_options(const Zero *zero) {
     const Config *c = zero->config;
     PlanOptions o = {0};
-    // One rank sends nothing. The quantisation flags must not move a single number there: no
+    // One rank sends nothing. The quantization flags must not move a single number there: no
     // groups, and no padding for them.
-    bool sends = zero->mesh->dp.size > 1, exchanges = zero->mesh->islands.size > 1;
+    bool sends = zero->mesh->dp.size > 1, exchanges = zero->mesh->replica_groups.size > 1;
     bool gradients = (sends || exchanges) && c->quantized_gradients;
     bool weights = sends && codec_grouped(zero->weight_wire.codec);
     int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
@@ -54,7 +54,7 @@ static PlanOptions plan_options(const Zero *zero) {
     o.chunk_border = plan_border(intra, inter, 0);
     o.border = plan_border(intra, inter, weights ? c->wq_group_size : 0);
     o.bucket_elements = c->ddp_bucket_size;
-    o.pieces = zero->mesh->islands.size;
+    o.pieces = zero->mesh->replica_groups.size;
     return o;
 }
 
@@ -126,7 +126,7 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
 static void reserve_optimizer(Zero *zero, MemoryPlan *memory_plan) {
     size_t bytes = (size_t)zero->plan.shard_elements * sizeof(float);
     const char *group = "optimizer state";
-    memory_plan_reserve(memory_plan, group, "fp32 masters, own shard", bytes, (void **)&zero->master);
+    memory_plan_reserve(memory_plan, group, "fp32 master weights, own shard", bytes, (void **)&zero->master);
     memory_plan_reserve(memory_plan, group, "first moments, own shard", bytes, (void **)&zero->exp_avg);
     memory_plan_reserve(memory_plan, group, "second moments, own shard", bytes, (void **)&zero->exp_avg_sq);
 }
@@ -269,7 +269,7 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     }
     zero->tensors = (Tensor *)xcalloc((size_t)count, sizeof(Tensor), "the parameter table");
     memcpy(zero->tensors, tensors, (size_t)count * sizeof(Tensor));
-    zero->wire_checks.sealed = config->verify_wire && (zero->plan.dp > 1 || mesh->islands.size > 1);
+    zero->wire_checks.sealed = config->verify_wire && (zero->plan.dp > 1 || mesh->replica_groups.size > 1);
     zero->wire_checks.faults = &zero->faults;
     if (zero->wire_checks.sealed) plan_seal(&zero->plan);
     size_t buckets = (size_t)zero->plan.buckets;

@@ -10,7 +10,7 @@
 //
 // With --shard-params-over world all ranks hold one replica together, and a rank keeps its own
 // windows alone. What travels is the message of its latest update, between nodes first, then inside
-// the node. So quantised weights travel as codes, and forward sees what the arms of optim apply to
+// the node. So quantized weights travel as codes, and forward sees what the arms of optim apply to
 // their replicas. Weights that no update has made yet, drawn or loaded ones, travel as they are.
 // With --secondary-partition a node keeps what forward has gathered, and backward gathers it there.
 #include <stdlib.h>
@@ -59,7 +59,7 @@ static void reserve_slots(Zero *zero, MemoryPlan *plan) {
     }
 }
 
-// Where messages come together, the own ones of quantised weights, and the secondary partition.
+// Where messages come together, the own ones of quantized weights, and the secondary partition.
 static void reserve_world(Zero *zero, MemoryPlan *plan) {
     SharedWeights *shared = &zero->shared;
     int64_t kept = 0, largest = 0;

@@ -86,8 +86,8 @@ arms_differ() {
 }
 check "no two arms train alike" arms_differ
 fewer_bytes() {
-    awk -v bf16="$(sent bf16 1 40)" -v quantised="$(sent sdp4bit 1 40)" \
-        'BEGIN { split(bf16, b); split(quantised, q); exit !(b[1] > 2.5 * q[1]) }' ||
+    awk -v bf16="$(sent bf16 1 40)" -v quantized="$(sent sdp4bit 1 40)" \
+        'BEGIN { split(bf16, b); split(quantized, q); exit !(b[1] > 2.5 * q[1]) }' ||
         why="$(sent bf16 1 40) against $(sent sdp4bit 1 40)"
 }
 check "SDP4Bit sends far fewer bytes between nodes" fewer_bytes
@@ -112,10 +112,10 @@ check "SDP4Bit on 2 nodes of 1" single_hop 2 1
 # With groups of 32 the layout is the baseline's, so that even the norm is summed in the same order.
 one_rank_exact() {
     local groups=(--wq-group-size 32 --gq-group-size-intra 32 --gq-group-size-inter 32)
-    logged alone 1 && logged quantised_alone 1 "${paper[@]}" "${groups[@]}" &&
-        same_training alone quantised_alone || return 1
+    logged alone 1 && logged quantized_alone 1 "${paper[@]}" "${groups[@]}" &&
+        same_training alone quantized_alone || return 1
     [ "$(grep -c 'WARNING: one data-parallel rank sends nothing' "$work/out")" -eq 1 ] ||
         { why="no warning, or several"; return 1; }
 }
-check "one rank: the quantisation flags change nothing, with one warning" one_rank_exact
+check "one rank: the quantization flags change nothing, with one warning" one_rank_exact
 finish

@@ -112,7 +112,7 @@ planned() {
     local bytes parameters
     bytes=$(awk '/copy of a checkpoint/ { print $NF }' "$work/out")
     parameters=$(awk '$1 == "parameters" { print $2 }' "$work/out")
-    # A quarter of the masters, moments and replica, as evenly as groups allow.
+    # A quarter of the master weights, moments and replica, as evenly as groups allow.
     awk -v b="$bytes" -v p="$parameters" 'BEGIN { r = b / (p * 14 / 4); exit !(r > 0.5 && r < 1.5) }' ||
         { why="$bytes bytes for $parameters parameters"; return 1; }
 }

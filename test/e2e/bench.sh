@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The benchmarks of communication, on CPU ranks: several arms in one process train as separate
-# processes do, synchronisation alone, the tables of dev/bench/comm.sh and save.sh. And initial
+# processes do, synchronization alone, the tables of dev/bench/comm.sh and save.sh. And initial
 # weights that do not depend on the number of threads.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
-arms=$BUILD/dev/bench/train_arms_cpu synchronise=$BUILD/dev/bench/sync_only_cpu
+arms=$BUILD/dev/bench/train_arms_cpu synchronize=$BUILD/dev/bench/sync_only_cpu
 bound=$BUILD/dev/bench/step_bound
-for program in "$arms" "$synchronise" "$bound"; do
+for program in "$arms" "$synchronize" "$bound"; do
     [ -x "$program" ] || { not_ok "${program##*/}" "not built; run make bench BUILD=$BUILD"; finish; }
 done
 make_shard text 400 7
@@ -90,9 +90,9 @@ same_weights() {
 }
 check "initial weights do not depend on the number of threads" same_weights
 
-# --- synchronisation alone -----------------------------------------------------------------------
+# --- synchronization alone -----------------------------------------------------------------------
 sync_alone() {
-    start 4 "$synchronise" --out "$work/sync.jsonl" --repetitions 2 --plain-mb 1 "${common[@]}" --arm bf16 \
+    start 4 "$synchronize" --out "$work/sync.jsonl" --repetitions 2 --plain-mb 1 "${common[@]}" --arm bf16 \
         --grad-reduce-in-bf16 --arm sdp4bit "${paper[@]}" || { say "exit code $?"; return 1; }
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node 2 \
         "${paper[@]}" || { say "--plan failed"; return 1; }
@@ -126,7 +126,7 @@ if len(memory) != 3:
 END
 )
 }
-check "synchronisation alone: times, bytes of every bucket and memory as planned" sync_alone
+check "synchronization alone: times, bytes of every bucket and memory as planned" sync_alone
 # A second call adds its arms to the file. Each keeps the bandwidths of its own call. An arm that is
 # measured again has the newer line.
 sync_again() {
@@ -134,7 +134,7 @@ sync_again() {
     mkdir -p "${file%/*}"
     for i in "--arm bf16 --grad-reduce-in-bf16 --arm fp32" "--arm fp32 --arm sdp4bit ${paper[*]}"; do
         # shellcheck disable=SC2086 # words
-        start 2 "$synchronise" --out "$file" --repetitions 0 --plain-mb 1 "${common[@]}" $i ||
+        start 2 "$synchronize" --out "$file" --repetitions 0 --plain-mb 1 "${common[@]}" $i ||
             { say "exit code $?"; return 1; }
         printf '{"kind":"arm","arm":"cut sho' >>"$file"  # what a call that is killed leaves
     done
@@ -151,7 +151,7 @@ if sys.argv[2] != "2" or call_of != {"bf16": 0, "fp32": 1, "sdp4bit": 1}:
 END
 )
 }
-check "synchronisation alone: a second call adds its arms to the first's" sync_again
+check "synchronization alone: a second call adds its arms to the first's" sync_again
 
 # Ranks that are stopped, or stuck. 40 arms of 100 steps are more than they live to see. The plain
 # collectives' line says that all have begun. sync_hangs PATTERN COMMAND...: the error that ends the
@@ -161,7 +161,7 @@ sync_hangs() {
     shift
     for ((i = 0; i < 40; i++)); do words+=(--arm "arm$i" "${paper[@]}"); done
     rm -f "$work/hangs.jsonl"
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 "$synchronise" --out "$work/hangs.jsonl" --repetitions 100 \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 "$synchronize" --out "$work/hangs.jsonl" --repetitions 100 \
         --plain-mb 1 "${common[@]}" --distributed-timeout-minutes 0.05 \
         "${words[@]}" >"$work/out" 2>"$work/err" </dev/null &
     job=$!
@@ -171,7 +171,7 @@ sync_hangs() {
     error_names 7 "arm" $? || return 1
     grep -qE "^error: .*$pattern" "$work/err" || say "not $pattern"
 }
-check "synchronisation alone: a rank that is stopped ends the run in time and is named" sync_hangs \
+check "synchronization alone: a rank that is stopped ends the run in time and is named" sync_hangs \
     "rank 1 has shown no sign of life for .*last seen at arm[0-9]*\)" signal_rank STOP 1
 sync_stuck() { # NUMBER of the wait before which rank 2 stands still
     export SDP4BIT_FAULT=stall:2:0:$1
@@ -180,7 +180,7 @@ sync_stuck() { # NUMBER of the wait before which rank 2 stands still
     unset SDP4BIT_FAULT
     return $rc
 }
-check "synchronisation alone: so does one that is stuck in a step" sync_stuck 900
+check "synchronization alone: so does one that is stuck in a step" sync_stuck 900
 
 # --- the whole comparison ------------------------------------------------------------------------
 cat >"$work/tiny.args" <<'END'
@@ -273,7 +273,7 @@ check "comm.sh: table, JSON and plot, of two calls together" comparison
 pretended=$work/pretended
 mkdir -p "$pretended/build/dev/bench" "$pretended/bin"
 ln -sf "$arms" "$pretended/build/dev/bench/train_arms"
-ln -sf "$synchronise" "$pretended/build/dev/bench/sync_only"
+ln -sf "$synchronize" "$pretended/build/dev/bench/sync_only"
 ln -sf "$bound" "$pretended/build/dev/bench/"
 printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$pretended/bin/nvidia-smi"
 chmod +x "$pretended/bin/nvidia-smi"
@@ -319,9 +319,9 @@ network_refused() {
     why="rows: $(rows_of "$work/comm4.json" network arm)"
     [ "$why" = "rows: 100 fp32" ]
 }
-# signalled SIGNAL FILE COMMAND...: waits for FILE, sends the signal to the command alone. It has to
+# signaled SIGNAL FILE COMMAND...: waits for FILE, sends the signal to the command alone. It has to
 # end with 1, not with the 0 of a command that runs to its end, and without ranks.
-signalled() {
+signaled() {
     local signal=$1 file=$2 rc
     shift 2
     rm -f "$file"
@@ -342,8 +342,8 @@ loopback_restored() {
     local signal options="--models tiny.args:1 --networks 100 --iters 300 --plain-mb 1"
     options+=" --arms 'fp32 bf16 qwd qw tlq tlq-hs ulq sdp4bit'"
     for signal in INT TERM; do
-        signalled $signal "$work/signalled/train/tiny/1/100/fp32.jsonl" bash -c 'on_pretended "$1"' bash \
-            "exec '$root/dev/bench/comm.sh' $options --logs $work/signalled --out comm5.json" || return 1
+        signaled $signal "$work/signaled/train/tiny/1/100/fp32.jsonl" bash -c 'on_pretended "$1"' bash \
+            "exec '$root/dev/bench/comm.sh' $options --logs $work/signaled --out comm5.json" || return 1
         [ "$(grep -c '^loopback: unlimited$' "$work/err")" -eq 2 ] ||
             { why="SIG$signal: the loopback was not restored, or nobody said so"; return 1; }
     done
@@ -402,7 +402,7 @@ what_it_has() {
     for signal in INT TERM; do
         rm -rf "$work/had" "$work/had.json"
         # shellcheck disable=SC2016 # for the shell inside
-        signalled $signal "$work/had/train/tiny/2/logical/fp32.jsonl" bash -c 'cd "$1" || exit
+        signaled $signal "$work/had/train/tiny/2/logical/fp32.jsonl" bash -c 'cd "$1" || exit
             DEVICE=cpu exec "$2" --models tiny.args:2 --shape 2x2 --networks "inside logical" --arms fp32 \
                 --iters 300 --plain-mb 1 --logs had --out had.json >"$1/out" 2>"$1/err" </dev/null' \
             bash "$work" "$root/dev/bench/comm.sh" || return 1
@@ -418,7 +418,7 @@ impostor() { # FOLDER LINE...: programs of which train_arms_cpu does this on sev
     local folder=$work/$1/dev/bench
     shift
     mkdir -p "$folder"
-    ln -sf "$synchronise" "$bound" "$folder/"
+    ln -sf "$synchronize" "$bound" "$folder/"
     { printf '%s\n' '#!/bin/bash' "real=$arms work=$work" \
         '[ "${OMPI_COMM_WORLD_SIZE:-1}" -gt 1 ] || exec "$real" "$@"' "$@"; } >"$folder/train_arms_cpu"
     chmod +x "$folder/train_arms_cpu"

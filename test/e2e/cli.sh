@@ -56,7 +56,7 @@ without_optimizer() {
         >"$work/out" 2>"$work/err" </dev/null
     error_names 2 "--use-distributed-optimizer" $?
 }
-check "an unknown flag, with the nearest name" usage "did you mean --quantized-weights" --quantised-weights
+check "an unknown flag, with the nearest name" usage "did you mean --quantized-weights" --quantized-weights
 check "an abbreviated flag is unknown" usage "did you mean --num-layers" --num-layer 2
 check "underscores for dashes" usage "did you mean --micro-batch-size" --micro_batch_size 2
 check "a word that is no flag" usage "stray" --seed 1 stray
@@ -78,7 +78,7 @@ check "group sizes with a huge common multiple" usage "4096" --quantized-gradien
     --gq-group-size-intra 1056 --gq-group-size-inter 128
 check "heads that do not divide the width" usage "--num-attention-heads" --num-attention-heads 5
 check "a sequence longer than the positions" usage "--max-position-embeddings" --seq-length 64
-check "quantisation without the distributed optimizer" without_optimizer
+check "quantization without the distributed optimizer" without_optimizer
 check "--save without --save-interval" usage "--save-interval" --save "$work/x"
 check "what is for saving is pointed out without --save" noted "--keep-checkpoint-interval" \
     --keep-last-checkpoints 2 --keep-checkpoint-interval 4
@@ -156,7 +156,7 @@ scripts=(--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32
         --no-async-tensor-model-parallel-allreduce --recompute-activations
     --recompute-granularity selective --distributed-backend nccl --exit-duration-in-mins 1530 \
         --exit-interval 200 --overlap-grad-reduce)
-quantisation=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --quantized-gradients \
+quantization=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --quantized-gradients \
     --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
     --gradient-quantization-bits-intra 8 --gq-group-size-intra 128 --hadamard-transform \
         --gradient-alltoall-pipeline 8 --gradients-quantization-start-iteration 0)
@@ -186,13 +186,13 @@ vocabulary() { # GPT-2's vocabulary is not at hand everywhere: its size is what 
 }
 mapfile -t tokens < <(vocabulary | tr ' ' '\n')
 check "the paper's baseline script" paper_script baseline "${tokens[@]}"
-check "the paper's SDP4Bit script" paper_script sdp4bit "${tokens[@]}" "${quantisation[@]}"
+check "the paper's SDP4Bit script" paper_script sdp4bit "${tokens[@]}" "${quantization[@]}"
 weights_line() {
     grep -q '^Weight Quantization: True, group size = 2048, bits = 4$' "$work/out" &&
         grep -q '^Gradient Quantization: True, gradient quantization intra-node group size = 128, bits = 8; inter-node group size = 128, bits = 4\.$' "$work/out"
 }
-check "the fork's lines on quantisation" weights_line
-check "the paper's script with tensor parallelism" paper_script cut "${tokens[@]}" "${quantisation[@]}" \
+check "the fork's lines on quantization" weights_line
+check "the paper's script with tensor parallelism" paper_script cut "${tokens[@]}" "${quantization[@]}" \
     --tensor-model-parallel-size 2
 layout_line() {
     grep -q '^using world size: 4, data-parallel size: 2, context-parallel size: 1 tensor-model-parallel size: 2, pipeline-model-parallel size: 1 $' "$work/out"
@@ -203,7 +203,7 @@ gpt2() {
         >"$work/gpt2.jsonl"
     "$BUILD/preprocess_data" --input "$work/gpt2.jsonl" --vocab-file "$1/vocab.json" \
         --merge-file "$1/merges.txt" --append-eod --output-prefix "$work/gpt2" >/dev/null 2>"$work/err" ||
-        { say "tokenising failed"; return 1; }
+        { say "tokenizing failed"; return 1; }
     ranks 2 --vocab-file "$1/vocab.json" --merge-file "$1/merges.txt" --num-layers 2 --hidden-size 32 \
         --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 \
         --micro-batch-size 1 --lr 1e-3 --train-iters 2 --eval-iters 1 --split 90,5,5 --bf16 \

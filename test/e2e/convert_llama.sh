@@ -15,7 +15,7 @@ llama=(--normalization RMSNorm --position-embedding-type rope --rotary-base 500 
 null=(--tokenizer-type NullTokenizer --vocab-size 263) # 264 rows: no padding
 two=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
 
-# Two nodes of tensor parallel pairs and SDP4Bit: replicas are not the rounded masters.
+# Two nodes of tensor parallel pairs and SDP4Bit: replicas are not the rounded master weights.
 model+=("${llama[@]}" --disable-bias-linear --untie-embeddings-and-output-weights)
 trains 4 "${paper[@]}" "${null[@]}" --gpus-per-node 2 "${two[@]}" --train-iters 6 --save-interval 6 --save "$work/cut" ||
     not_ok "a Llama in parts" "$why"

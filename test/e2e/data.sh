@@ -299,7 +299,7 @@ extra_fields() {
     grep -q '| throughput per GPU (TFLOP/s/GPU): [0-9.]* | .* | grad norm: [0-9.]* | num zeros: [0-9.]* | params norm: [0-9.]* | number of skipped' "$work/out" || { why="fields are missing"; return 1; }
 }
 check "--log-params-norm, --log-num-zeros-in-grad, --log-throughput" extra_fields
-# The norm of the weights in a checkpoint, and of the masters: three digits each.
+# The norm of the weights in a checkpoint, and of the master weights: three digits each.
 norms() { # FOLDER
     python3 - "$1" <<'PY'
 import array, glob, json, math, struct, sys
@@ -318,15 +318,15 @@ for path in glob.glob(sys.argv[1] + "/iter_0000012/*/*.safetensors"):
 print("%.3f %.3f" % (math.sqrt(squares["weight"]), math.sqrt(squares["master"])))
 PY
 }
-params_norm() { # 4-bit weights, far from the masters
+params_norm() { # 4-bit weights, far from the master weights
     logged norm 2 --log-params-norm --quantized-weights --weight-quantization-method direct \
         --save "$work/norm" --save-interval 12 || return 1
     local said weight master
     said=$(sed -n 's/.*iteration       12.*params norm: \([0-9.]*\) .*/\1/p' "$work/out")
     read -r weight master < <(norms "$work/norm")
-    [ "$weight" != "$master" ] || { why="weights and masters have one norm, $weight"; return 1; }
+    [ "$weight" != "$master" ] || { why="weights and master weights have one norm, $weight"; return 1; }
     [ "$said" = "$weight" ] ||
-        { why="said $said; of the weights it is $weight, of the masters $master"; return 1; }
+        { why="said $said; of the weights it is $weight, of the master weights $master"; return 1; }
 }
 if command -v python3 >/dev/null; then check "params norm is of the model's weights" params_norm; else skip \
     "params norm is of the model's weights" "no python3"; fi

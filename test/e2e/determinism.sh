@@ -8,7 +8,7 @@ make_shard text 400 3
 data=$work/text_text_document
 run=(4 --gpus-per-node 2 --global-batch-size 16 --hidden-dropout 0.1 --attention-dropout 0.1 \
     --eval-interval 5 --wq-group-size 128)
-quantised=("${paper[@]}" --wq-group-size 128)
+quantized=("${paper[@]}" --wq-group-size 128)
 
 same_as() { # REFERENCE NAME FLAGS...
     local reference=$1
@@ -31,17 +31,17 @@ check "baseline, selective recomputation" same_as baseline selective --recompute
     --recompute-granularity selective
 check "baseline, no log lines in between" same_as baseline quiet --log-interval 1000
 check "baseline, --timing-log-level 2" same_as baseline timed --timing-log-level 2
-check "SDP4Bit" logged sdp4bit "${run[@]}" "${quantised[@]}"
-check "SDP4Bit again" same_as sdp4bit sdp4bit_again "${quantised[@]}"
-check "SDP4Bit, --no-overlap" same_as sdp4bit sdp4bit_serial "${quantised[@]}" --no-overlap
-check "SDP4Bit, full recomputation" same_as sdp4bit sdp4bit_full "${quantised[@]}" \
+check "SDP4Bit" logged sdp4bit "${run[@]}" "${quantized[@]}"
+check "SDP4Bit again" same_as sdp4bit sdp4bit_again "${quantized[@]}"
+check "SDP4Bit, --no-overlap" same_as sdp4bit sdp4bit_serial "${quantized[@]}" --no-overlap
+check "SDP4Bit, full recomputation" same_as sdp4bit sdp4bit_full "${quantized[@]}" \
     --recompute-granularity full
 for chunks in 2 3 8; do
-    check "SDP4Bit in $chunks chunks" same_as sdp4bit "chunks$chunks" "${quantised[@]}" \
+    check "SDP4Bit in $chunks chunks" same_as sdp4bit "chunks$chunks" "${quantized[@]}" \
         --gradient-alltoall-pipeline $chunks
 done
 # Rounding bits belong to the position of a parameter, not to its place in a bucket.
-check "SDP4Bit in several buckets" logged sdp4bit_buckets "${run[@]}" "${quantised[@]}" --ddp-bucket-size 1000
+check "SDP4Bit in several buckets" logged sdp4bit_buckets "${run[@]}" "${quantized[@]}" --ddp-bucket-size 1000
 # The norm is summed bucket by bucket, so only the losses of the first iterations can be equal to
 # the bit.
 buckets_equal() {
@@ -54,7 +54,7 @@ buckets_equal() {
 check "the first step does not depend on the buckets" buckets_equal
 # Left to itself the program cuts what is larger than a bucket's target.
 check "SDP4Bit in as many chunks as the program chooses" same_as sdp4bit_buckets sdp4bit_one_chunk \
-    "${quantised[@]}" --ddp-bucket-size 1000 --gradient-alltoall-pipeline 1
+    "${quantized[@]}" --ddp-bucket-size 1000 --gradient-alltoall-pipeline 1
 seed_matters() { logged seed "${run[@]}" --seed 4321 && ! same_training baseline seed; }
 check "--seed changes the run" seed_matters
 finish

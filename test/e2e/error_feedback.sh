@@ -134,13 +134,13 @@ no_codes() {
 }
 check "gradients in fp32: a line" no_codes
 
-# 4 bytes per element of a matrix, shared out over a node's 8 ranks. All 16 share the masters.
+# 4 bytes per element of a matrix, shared out over a node's 8 ranks. All 16 share the master weights.
 planned() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args @configs/sdp4bit.args --plan --plan-world-size 16 \
         --gpus-per-node 8 --error-feedback >"$work/plan" 2>"$work/err" || { say "--plan failed"; return 1; }
-    awk '/fp32 masters, own shard/ { masters = $NF } /residual of error feedback/ { residual = $NF }
+    awk '/fp32 master weights, own shard/ { masters = $NF } /residual of error feedback/ { residual = $NF }
         END { print residual / masters; exit !(residual > 1.99 * masters && residual < 2 * masters) }' \
-        "$work/plan" >"$work/ratio" || { why="$(cat "$work/ratio") of the masters instead of 2"; return 1; }
+        "$work/plan" >"$work/ratio" || { why="$(cat "$work/ratio") of the master weights instead of 2"; return 1; }
 }
 check "--plan shows its memory" planned
 finish

@@ -83,7 +83,7 @@ interleaved_stages() {
 }
 check "stages of several chunks learn it too, and save for one rank" interleaved_stages
 
-# Two data-parallel ranks, which are two nodes, with everything quantised.
+# Two data-parallel ranks, which are two nodes, with everything quantized.
 eight=(8 --gpus-per-node 2 --global-batch-size 16 --eval-interval 4 --save-interval 8 "${dropout[@]}" \
     "${paper[@]}")
 layout_of 2 2 sequence
@@ -197,7 +197,7 @@ killed_and_resumed() {
         --save "$work/killed" --load "$work/killed" || return 1
     [ "$(field other loss | wc -l) $(field last loss | wc -l)" = "8 4" ] || { why="not 8 and 4 more steps"; return 1; }
     awk -v a="$(mean_loss killed 2 3)" -v b="$(mean_loss last $((saved + 9)) $((saved + 12)))" \
-        'BEGIN { exit !(b > 0 && b < a) }' || { why="it has not learnt"; return 1; }
+        'BEGIN { exit !(b > 0 && b < a) }' || { why="it has not learned"; return 1; }
 }
 check "killed, and resumed in two other layouts" killed_and_resumed
 

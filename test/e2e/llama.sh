@@ -42,7 +42,7 @@ layout_of 1 1
 learns() {
     logged one 1 "${layout[@]}" --train-iters 30 --save "$work/one" --save-interval 15 || return 1
     awk -v a="$(mean_loss one 1 2)" -v b="$(mean_loss one 29 30)" 'BEGIN { exit !(b > 0 && b < a - 1) }' ||
-        { why="it has not learnt"; return 1; }
+        { why="it has not learned"; return 1; }
 }
 check "it learns" learns
 
@@ -79,7 +79,7 @@ resumed_to_the_bit() {
         logged second "${run[@]}" --save "$work/halves" --load "$work/halves" &&
         same_training whole second 8 && same_shards "$work/whole" "$work/halves" 16
 }
-check "quantised to 4 bits it resumes to the bit" resumed_to_the_bit
+check "quantized to 4 bits it resumes to the bit" resumed_to_the_bit
 
 loads_anywhere() {
     local spec expected="" found
@@ -100,7 +100,7 @@ check "a checkpoint gives one validation loss in every layout" loads_anywhere
 
 layout_of 1 1
 # Norms of queries and keys, with what GPT-2 and Llama have around them.
-heads_normalised() {
+heads_normalized() {
     local blocks
     for blocks in "--group-query-attention --num-query-groups 2" "--swiglu --disable-bias-linear"; do
         # shellcheck disable=SC2086 # words
@@ -120,7 +120,7 @@ heads_normalised() {
 }
 llama=("${model[@]}")
 check "with norms of queries and keys layouts agree, and a checkpoint goes from one to another" \
-    heads_normalised
+    heads_normalized
 model=("${llama[@]}")
 
 layout_of 1 1

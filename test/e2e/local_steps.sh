@@ -113,9 +113,9 @@ def tensors(folder, iteration):
                 found[name] = data[8 + size + lo:8 + size + hi]
     return found
 END
-# The survivor's masters and outer weights are those of a twin that lost nobody, except of the
-# tensors whose exchange failed. Of those the outer weights stay, and the masters are what the
-# survivor had learnt: they have not met them.
+# The survivor's master weights and outer weights are those of a twin that lost nobody, except of the
+# tensors whose exchange failed. Of those the outer weights stay, and the master weights are what the
+# survivor had learned: they have not met them.
 keeps() {
     trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/twin" &&
         SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1
@@ -134,7 +134,7 @@ for name in masters:
     assert left[outer] == before[outer] != left[name] != before[name] and twin[outer] == twin[name], name
 END
 }
-check "the others keep what they have learnt" keeps
+check "the others keep what they have learned" keeps
 
 # Behind the last of --train-iters all buckets have met. A longer run goes on from there, and no
 # exchange of before takes back what a node learns from then on.

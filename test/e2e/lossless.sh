@@ -47,8 +47,8 @@ check "with SDP4Bit's gradients, sealed" alike 4 --gpus-per-node 2 "${gradients[
 check "gradients shared out, two micro-batches" alike 4 --gpus-per-node 2 --global-batch-size 16 \
     --data-parallel-sharding-strategy optim_grads
 check "weights shared in the node" alike 4 --gpus-per-node 2 "${all[@]}" --verify-wire
-check "the optimiser on the host" alike 4 --gpus-per-node 2 --optimizer-cpu-offload --verify-wire
-check "weights shared, the optimiser on the host" alike 4 --gpus-per-node 2 "${all[@]}" --optimizer-cpu-offload
+check "the optimizer on the host" alike 4 --gpus-per-node 2 --optimizer-cpu-offload --verify-wire
+check "weights shared, the optimizer on the host" alike 4 --gpus-per-node 2 "${all[@]}" --optimizer-cpu-offload
 check "two halves, sequence parallel" alike 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \
     --make-vocab-size-divisible-by 16 --sequence-parallel --global-batch-size 4
 check "two stages" alike 4 --gpus-per-node 2 --pipeline-model-parallel-size 2 --global-batch-size 4 \
@@ -75,7 +75,7 @@ skips_alike() {
 }
 check "skipped steps" skips_alike --verify-wire
 
-# A checkpoint says nothing of how weights travelled: both kinds go on from it.
+# A checkpoint says nothing of how weights traveled: both kinds go on from it.
 takes_turns() {
     local name turns=("$work/turns.saved") flags=(4 "${run[@]}" --gpus-per-node 2 --save-interval 2)
     rm -rf "${turns[0]}" "$work/whole.saved"
@@ -101,7 +101,7 @@ killed_and_resumed() { # FLAGS..., after takes_turns
         same_shards "$work/whole.saved" "$work/killed.saved" 6 4
 }
 check "kill -9, and on to the bit" killed_and_resumed
-check "kill -9 with weights shared and the optimiser on the host" killed_and_resumed "${all[@]}" \
+check "kill -9 with weights shared and the optimizer on the host" killed_and_resumed "${all[@]}" \
     --optimizer-cpu-offload
 
 # Damage. The decoder finds a header that cannot be, and old weights that are not the sender's. Only

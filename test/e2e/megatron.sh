@@ -10,14 +10,14 @@ for form in dist legacy; do tar -xzf "test/golden/megatron/$form.tar.gz" -C "$wo
 
 convert() { timeout -k 5 "$LIMIT" "$BUILD/convert_checkpoint" "$@" >"$work/out" 2>"$work/err" </dev/null; }
 
-# comes_in FORM NOTE: from the --save folder; the line about masters.
+# comes_in FORM NOTE: from the --save folder; the line about master weights.
 comes_in() {
     convert --from-megatron "$work/$1" --save "$work/$1.run" || say "exit code $?: $(cat "$work/err")"
     grep -q "$2" "$work/err" && grep -q "of iteration 7 in 4 files" "$work/err" &&
         [ -s "$work/$1.run/model.args" ]
 }
-check "torch_dist" comes_in dist "Masters are the optimizer's"
-check "a file per rank" comes_in legacy "Masters are the weights"
+check "torch_dist" comes_in dist "Master weights are the optimizer's"
+check "a file per rank" comes_in legacy "Master weights are the weights"
 
 # goes_on FORM RANKS FLAGS...: three iterations with finite losses.
 goes_on() {
@@ -28,7 +28,7 @@ goes_on() {
         { why=$(tail -n 2 "$work/err"); return 1; }
     [ "$(grep -c 'lm loss: [0-9]' "$work/out")" -eq 3 ]
 }
-check "training goes on from torch_dist, with masters" goes_on dist 1
+check "training goes on from torch_dist, with master weights" goes_on dist 1
 check "in other parts" goes_on dist 2 --finetune --tensor-model-parallel-size 2
 check "training goes on from a file per rank" goes_on legacy 2 --finetune --pipeline-model-parallel-size 2
 

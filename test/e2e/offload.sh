@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --optimizer-cpu-offload: masters and moments in host memory, AdamW on the host's cores. A run with
+# --optimizer-cpu-offload: master weights and moments in host memory, AdamW on the host's cores. A run with
 # it is a run without: every line of its log and every byte of its checkpoints, with steps that are
 # skipped, updates that are refused, flipped bits and saves in the background. Each loads what the
 # other has saved. test/e2e/sharding.sh has it together with shared gradients and weights.
@@ -9,7 +9,7 @@ make_shard text 400 12
 data=$work/text_text_document
 offload=--optimizer-cpu-offload
 several=("${paper[@]}" --wq-group-size 128 --ddp-bucket-size 1000)
-# All that looks at masters, moments and gradients.
+# All that looks at master weights, moments and gradients.
 looks=(--log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2
     --verify-replicas-interval 3)
 
@@ -76,14 +76,14 @@ check "an update that the host refuses ends the run: one rank" refuses 1
 check "an update that the host refuses ends the run: SDP4Bit" refuses 4 --gpus-per-node 2 "${several[@]}"
 
 # --- flipped bits ---
-no_majority() { # all take the masters, which lie on the host
+no_majority() { # all take the master weights, which lie on the host
     local flags=(2 --gpus-per-node 1 "${several[@]}" --train-iters 8 --save-interval 8
         --verify-replicas-interval 1)
     SDP4BIT_FAULT=replica:1:5:1 without_and_with flipped "${flags[@]}" &&
         grep -q '^{"kind":"repair".*"from":null' "$work/flipped.offload.jsonl" ||
-        { why="${why:-no repair from the masters}"; return 1; }
+        { why="${why:-no repair from the master weights}"; return 1; }
 }
-check "replicas are repaired from masters on the host" no_majority
+check "replicas are repaired from master weights on the host" no_majority
 
 # --- checkpoints ---
 loads() { # NAME FLAGS...: from the checkpoint of a run without, and of one with
@@ -104,7 +104,7 @@ memory() {
     local total host logged
     make_plan 4 --gpus-per-node 2 "${several[@]}" "${looks[@]}" $offload --async-save --save "$work/none" \
         --save-interval 4 || return 1
-    ! grep -q '^  optimizer state' "$work/plan" || { why="the optimiser's state is on the device"; return 1; }
+    ! grep -q '^  optimizer state' "$work/plan" || { why="the optimizer's state is on the device"; return 1; }
     total=$(awk '$1 == "total" { print $2 }' "$work/plan")
     host=$(awk '/^  host memory / { print $3 }' "$work/plan")
     logged=$(sed -n 's/.*"allocated_bytes":\([0-9]*\),"host_bytes":\([0-9]*\),.*/\1 \2/p' \

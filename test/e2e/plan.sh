@@ -25,15 +25,15 @@ for line in "${cards[@]}"; do
 done
 # Bytes out of each node: the bf16 baseline against SDP4Bit.
 ratio() {
-    local baseline quantised
+    local baseline quantized
     card "$1" "$2" --grad-reduce-in-bf16 || return 1
     baseline=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
     card "$1" "$2" "${paper[@]}" || return 1
-    quantised=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
+    quantized=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
     # 4 bits with scales per 128 (gradients) and 2048 (weights) instead of 16 and 16.
-    awk -v b="$baseline" -v q="$quantised" \
+    awk -v b="$baseline" -v q="$quantized" \
         'BEGIN { r = b / q; exit !(r > 3.5 && r <= 32 / (4 + 32 / 128 + 4 + 32 / 2048)) }' ||
-        { why="$baseline bytes against $quantised"; return 1; }
+        { why="$baseline bytes against $quantized"; return 1; }
 }
 check "125m: at least 3.5 times fewer bytes between nodes" ratio 125m 125262336
 check "18b: at least 3.5 times fewer bytes between nodes" ratio 18b 18444251136
@@ -58,7 +58,7 @@ planned_flags() { # RANKS_PER_NODE FLAGS...
         --gpus-per-node "$per_node" "$@" && grep -q "flags of the node's ranks  *2097152" "$work/out"
 }
 check "memory with copies inside a node" copies
-check "memory with a late start of quantisation" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 \
+check "memory with a late start of quantization" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 \
     "${paper[@]}" --gradients-quantization-start-iteration 5
 check "memory with full recomputation" memory_as_planned 2 "${larger[@]}" --recompute-granularity full
 recompute_saves() {
@@ -278,7 +278,7 @@ check "13b, eight stages" middle_stages
 # bytes for each of the embedding's numbers of a rank.
 pipeline_bytes() {
     verdict 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "$@" || return 1
-    grep -qE '^  to a neighbouring stage +20971520  each way$' "$work/out" &&
+    grep -qE '^  to a neighboring stage +20971520  each way$' "$work/out" &&
         grep -qE '^  gradients of the tied embedding +259522560  each way$' "$work/out" || say "other bytes"
     tells "^    pipeline +0.17$" && tells "^    tied embedding +2.08$"
 }
@@ -333,7 +333,7 @@ parts_sent() { # NP FLAGS...
     # Two micro-batches per step. Of two stages one sends forward and the other one backward. Stages
     # of several chunks have 2 x chunks - 1 borders.
     said=$(awk -v np="$np" '/^  tensor parallelism / { sum += 2 * $NF }
-        /^  to a neighbouring stage/ { sum += 2 * $5 * (/times$/ ? 2 * $(NF - 1) - 1 : 1) }
+        /^  to a neighboring stage/ { sum += 2 * $5 * (/times$/ ? 2 * $(NF - 1) - 1 : 1) }
         /^  gradients of LayerNorms/ || /^  gradients of the tied embedding/ { sum += /tied/ ? $6 : $NF }
         END { print np * sum }' "$work/out")
     logged parts "$np" --train-iters 3 "${@:2}" || return 1
@@ -350,7 +350,7 @@ chunks_sent() { # two chunks of each of two stages have three borders
     verdict 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 \
         --num-layers-per-virtual-pipeline-stage 10 --global-batch-size 32 || return 1
     grep -q '^  stage  0, 20 layers in 2 chunks, embeddings: 1649024000 parameters' "$work/out" &&
-        grep -qE '^  to a neighbouring stage +20971520  each way, 2 times$' "$work/out" || { why="no chunks"; return 1; }
+        grep -qE '^  to a neighboring stage +20971520  each way, 2 times$' "$work/out" || { why="no chunks"; return 1; }
     tells "^    pipeline +1.01$" || return 1 # 8 ranks, 2 micro-batches, 2 chunks forward and 1 back
     parts_sent 4 --num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1
 }
@@ -366,7 +366,7 @@ takes() { # ARM FLAGS...
     grep -q "^  take ARM=$1: " "$work/out" && [[ $why == *"this run"* ]]
 }
 check "--plan-network: a slow one wants local steps" takes local --plan-network 1
-check "--plan-network: a fast one wants no quantisation" takes baseline --plan-network 100000
+check "--plan-network: a fast one wants no quantization" takes baseline --plan-network 100000
 own_row() { # the run's own step is the row of its arm, of which --plan says the bytes
     takes eden-lossless --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
     awk '$1 == "sdp4bit" { arm = $2 " " $3 } /^  this run +[0-9.]+ +[0-9.]+ / { run = $3 " " $4 }
@@ -436,7 +436,7 @@ passes_are_true() {
 END
 }
 check "--plan-gpu: passes as they were measured" passes_are_true
-arm_must_fit() { # local steps hold all masters of a node of one: 92 GiB of an H100's 77
+arm_must_fit() { # local steps hold all master weights of a node of one: 92 GiB of an H100's 77
     "$BUILD/train_gpt_cpu" @configs/gpt_2.7b.args --plan --plan-world-size 2 --gpus-per-node 1 \
         --micro-batch-size 4 --plan-network 1 --plan-gpu "$1" >"$work/out" 2>"$work/err" </dev/null ||
         { say "--plan failed"; return 1; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Figures on quantisation while training: --log-quantization-error-interval and
+# Figures on quantization while training: --log-quantization-error-interval and
 # --dump-distributions. They must not change what is trained or what is counted as sent, and must
 # say what is known otherwise: nothing lost by exact arms, the exact norm of the first step, numbers
 # of values and their norms.
@@ -59,8 +59,8 @@ exact_norm() { # before the first update the local gradients of all arms are the
         "$(errors sdp4bit | sed -n '1s/.*"exact_gradient_norm":\([^,}]*\).*/\1/p')" <<'END' 2>"$work/err" || \
         { why=$(tail -n 1 "$work/err"); return 1; }
 import sys
-exact, quantised, told = map(float, sys.argv[1:])
-assert abs(told / exact - 1) < 1e-6 < abs(quantised / exact - 1), sys.argv
+exact, quantized, told = map(float, sys.argv[1:])
+assert abs(told / exact - 1) < 1e-6 < abs(quantized / exact - 1), sys.argv
 END
 }
 check "the exact norm is the baseline's" exact_norm
@@ -218,10 +218,10 @@ check "a folder without an interval" refused 2 "go together" 2 --dump-distributi
 check "an interval without a folder" refused 2 "go together" 2 --dump-distributions-interval 3
 plan_shows() {
     ranks 1 "${model[@]}" "${batch[@]}" "${paper[@]}" --plan --plan-world-size 4 --gpus-per-node 2 \
-        "${probe[@]}" && grep -q 'quantisation error' "$work/out" ||
+        "${probe[@]}" && grep -q 'quantization error' "$work/out" ||
         { why="--plan does not name the scratch"; return 1; }
     ranks 1 "${model[@]}" "${batch[@]}" "${paper[@]}" --plan --plan-world-size 4 --gpus-per-node 2 &&
-        ! grep -q 'quantisation error' "$work/out" || { why="scratch without the flag"; return 1; }
+        ! grep -q 'quantization error' "$work/out" || { why="scratch without the flag"; return 1; }
 }
 check "memory only when asked for" plan_shows
 finish

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# N ranks equal one rank when nothing is quantised: the same global batch on 1, 2 and 4 ranks and
+# N ranks equal one rank when nothing is quantized: the same global batch on 1, 2 and 4 ranks and
 # every shape of nodes, with several buckets and gradient accumulation. The bound is not a magic
 # number: summing in another order is what a different micro-batch size does on one rank, too, so
 # the spread between micro-batch sizes is the yardstick.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Who holds what: gradients and weights shared out among ranks, and the optimiser in host memory.
+# Who holds what: gradients and weights shared out among ranks, and the optimizer in host memory.
 # Every strategy trains what `optim` trains. With one micro-batch per step that holds to the bit:
 # losses, norms, validation, samples, checkpoints. Every run allocates and sends what --plan says.
 # Then checkpoints across strategies, kills, flipped bits, and models in parts. LONG=1 tries every
@@ -21,7 +21,7 @@ sdp4bit=(--quantized-weights --wq-group-size 128 --wq-rounding stochastic --quan
     --gq-group-size-intra 128 --gq-group-size-inter 128 --hadamard-transform)
 direct=(--quantized-weights --weight-quantization-method direct --wq-group-size 128)
 
-# NAME: the flags of a strategy, in $strategy. "grads+offload" is optim_grads with the optimiser in
+# NAME: the flags of a strategy, in $strategy. "grads+offload" is optim_grads with the optimizer in
 # host memory.
 strategy_of() {
     local all=(--data-parallel-sharding-strategy optim_grads_params)
@@ -60,7 +60,7 @@ told() {
     logged "$@" --save "$work/$name.saved" && sed -n '/^sample at/,$p' "$work/out" >"$work/$name.sample"
 }
 # trains_alike STRATEGIES NP PER_NODE FLAGS...: each trains what optim trains, one micro-batch per
-# step; allocates what is planned; and sends what is planned. Drawn weights travel unquantised:
+# step; allocates what is planned; and sends what is planned. Drawn weights travel unquantized:
 # where passes gather messages, the first step sends more.
 trains_alike() {
     local name np=$2 per_node=$3 words=$1 from
@@ -113,8 +113,8 @@ if long; then
         --pipeline-model-parallel-size 2 --global-batch-size 4 --num-layers 8 --max-position-embeddings 512
 fi
 
-# Several micro-batches: each is quantised by itself, which rounds at other places than optim does.
-# Where weights and optimiser lie changes nothing beyond that.
+# Several micro-batches: each is quantized by itself, which rounds at other places than optim does.
+# Where weights and optimizer lie changes nothing beyond that.
 several_micro_batches() { # STRATEGIES NP FLAGS...
     local name np=$2 flags=("${run[@]}" --gpus-per-node 2 "${@:3}")
     for name in optim grads $1; do
@@ -208,7 +208,7 @@ skips_the_first() { # STRATEGY EXCHANGE
 check "the first step is skipped, shared by all" skips_the_first world 9
 
 # A weight that differs. Inside a node nobody holds another's part, so two nodes compare: there is
-# no majority, and both take the owners' masters. On four nodes three are right.
+# no majority, and both take the owners' master weights. On four nodes three are right.
 flipped() { # STRATEGY NP EXPECTED
     strategy_of "$1"
     local check=("$2" "${run[@]}" --gpus-per-node 2 --global-batch-size $((2 * $2)) "${strategy[@]}"
@@ -218,11 +218,11 @@ flipped() { # STRATEGY NP EXPECTED
         { why="repairs: $(grep '^{"kind":"repair"' "$work/hit.jsonl")"; return 1; }
     same_training calm hit
 }
-check "a flipped bit, weights shared in the node: both parts follow the masters" flipped node 4 '"from":null'
+check "a flipped bit, weights shared in the node: both parts follow the master weights" flipped node 4 '"from":null'
 check "four nodes: the majority is right" flipped node 8 '"ranks":"2","from":0'
 check "a flipped bit, gradients shared alone: as under optim" flipped grads 4 '"ranks":"2","from":0'
 
-# Copies of a tensor differ, and take their masters' weights. From then on those are what travels,
+# Copies of a tensor differ, and take their master weights' weights. From then on those are what travels,
 # and no longer the messages of the latest update: the run evaluates what it saves. Found by the
 # save at the end of the run.
 repaired_and_saved() {

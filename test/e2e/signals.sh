@@ -28,7 +28,7 @@ stopped() { # NAME SIGNAL RC: the run in the background ended as it should
     ! grep -q '^error: ' "$work/err" || { say "an error was printed"; return 1; }
     [ ! -d "$work/$1" ] || saved_last "$1"
 }
-signalled() { # NAME SIGNAL [RANK]: to one rank, to mpirun, or to all ranks
+signaled() { # NAME SIGNAL [RANK]: to one rank, to mpirun, or to all ranks
     local pids
     mkdir "$work/$1"
     in_background "$1" 4 "${run[@]}" --save "$work/$1" --save-interval 100000
@@ -50,13 +50,13 @@ goes_on() { # NAME
         logged "$1.whole" 4 "${run[@]}" --exit-interval $((last + 10)) &&
         same_training "$1.whole" "$1.2" "$last"
 }
-check "SIGTERM to rank 1" signalled term TERM 1
-check "SIGUSR1 to rank 0" signalled usr1 USR1 0
-check "SIGINT to rank 3" signalled int INT 3
-check "SIGTERM to all ranks" signalled term_all TERM
-check "SIGUSR1 to all ranks" signalled usr1_all USR1
-check "SIGINT to all ranks" signalled int_all INT
-single_threaded() { OPENBLAS_NUM_THREADS=1 signalled "$@"; } # then all threads there are wait for the poll
+check "SIGTERM to rank 1" signaled term TERM 1
+check "SIGUSR1 to rank 0" signaled usr1 USR1 0
+check "SIGINT to rank 3" signaled int INT 3
+check "SIGTERM to all ranks" signaled term_all TERM
+check "SIGUSR1 to all ranks" signaled usr1_all USR1
+check "SIGINT to all ranks" signaled int_all INT
+single_threaded() { OPENBLAS_NUM_THREADS=1 signaled "$@"; } # then all threads there are wait for the poll
 check "SIGTERM to rank 1, OpenBLAS without threads" single_threaded term_single TERM 1
 check "SIGUSR1 to all ranks, OpenBLAS without threads" single_threaded usr1_single USR1
 check "resumed after SIGTERM, to the bit" goes_on term
@@ -95,7 +95,7 @@ hands_on() {
     wait $pid
     [ $? = 75 ]
 }
-if hands_on; then check "SIGUSR1 to mpirun" signalled mpirun USR1 mpirun; else skip "SIGUSR1 to mpirun" \
+if hands_on; then check "SIGUSR1 to mpirun" signaled mpirun USR1 mpirun; else skip "SIGUSR1 to mpirun" \
     "this mpirun keeps it to itself"; fi
 alone() { # one rank, started without mpirun
     "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" \

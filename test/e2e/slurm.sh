@@ -28,7 +28,7 @@ trains_alike() {
     same_training mpirun srun
 }
 check "srun trains as mpirun does" trains_alike
-signalled() {
+signaled() {
     local rc=0 name=sdp4bit-test-$$
     tasks --mpi=pmix --job-name="$name" -- "${run[@]}" --train-iters 100000 --lr-decay-iters 100 \
         --log-jsonl "$work/signal.jsonl" --save "$work/save" --save-interval 50000 &
@@ -39,7 +39,7 @@ signalled() {
     [ "$rc" = 75 ] && [ -s "$work/save/latest_checkpointed_iteration.txt" ] ||
         say "exit code $rc, or nothing saved"
 }
-check "SIGUSR1 to a task of srun saves" signalled
+check "SIGUSR1 to a task of srun saves" signaled
 refused_once() {
     local rc=0
     tasks --mpi=none -- "${run[@]}" || rc=$?

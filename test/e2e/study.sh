@@ -181,7 +181,7 @@ load = lambda name: json.load(open(f"{sys.argv[1]}/{name}.json"))
 base, quant, other = load("baseline.1"), load("sdp4bit.1"), load("baseline.2")
 assert base["micro_batch_size"] == 2 and "micro_batch_size" not in base["settings"], base
 assert len(base["train_loss"]["mean"]) == 6 and base["nodes"] == 2 and base["valid_loss"] > 0, base
-# The same initial weights and data: nothing has been quantised yet when the first loss is computed.
+# The same initial weights and data: nothing has been quantized yet when the first loss is computed.
 assert base["train_loss"]["mean"][0] == quant["train_loss"]["mean"][0] != other["train_loss"]["mean"][0]
 assert base["valid_loss"] != quant["valid_loss"]
 assert base["inter_node_bytes"] > 3 * quant["inter_node_bytes"] > 0

@@ -113,7 +113,7 @@ check "speed run, its own log" expands 125m "DEVICE=cpu SPEED=1 ARM=qwd" \
 check "speed run, LOG_DIR wins" expands 125m "DEVICE=cpu SPEED=1 LOG_DIR=l" "log-jsonl=l/log.jsonl"
 check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" \
     "$speed global-batch-size=16 gradient-alltoall-pipeline="
-check "speed run, quantised gradients" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" \
+check "speed run, quantized gradients" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" \
     "$speed global-batch-size=8 gradient-alltoall-pipeline=8"
 check "speed run of 6.7B: tensor parallel size 4" expands 6.7b \
     "DEVICE=cpu SPEED=1 RANKS=16 ARM=sdp4bit MPIRUN_FLAGS=-q" \
@@ -239,7 +239,7 @@ others_are_silent() {
 }
 check "srun without PMIx, its other tasks" others_are_silent
 check "a program that is not built" refuses 3 "run make cpu" "$cpu BUILD=$work/nowhere" 125m
-check "a flag that the trainer refuses" refuses 2 "did you mean" "$cpu RANKS=2" 125m --quantised-weights
+check "a flag that the trainer refuses" refuses 2 "did you mean" "$cpu RANKS=2" 125m --quantized-weights
 check "ranks that 13B's layout does not divide" refuses 2 "start a multiple of 8 ranks" \
     "DEVICE=cpu SPEED=1 RANKS=12 LOG_DIR=" 13b
 check "fewer ranks than 18B's layout wants" refuses 2 "start a multiple of 8 ranks" \

@@ -44,7 +44,7 @@ named() {
         { why="the log says $(grep -m 1 'weights of rank' "$work/out")"; return 1; }
 }
 check "the log names iteration, rank and bucket, and counts" named
-# Without a majority the masters count. A bf16 baseline's replicas are the rounded masters, so its
+# Without a majority the master weights count. A bf16 baseline's replicas are the rounded master weights, so its
 # training does not change at all.
 check "baseline: two ranks of four, no majority" repaired baseline replica:1:5:0,replica:3:5:0 \
     '{"iteration":5,"bucket":0,"ranks":"0, 1, 2, 3","from":null}'

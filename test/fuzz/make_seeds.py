@@ -300,7 +300,7 @@ def options():
     yield b"@args"
     yield b"@args @args @args @nothing"
     yield b"@/dev/zero"
-    yield b"--quantised-weights"
+    yield b"--quantized-weights"
     yield b"'unclosed"
     yield b"--num-layers=99999999999999999999 --fp8-x --moe-y=1 --"
     yield b"--help --version"

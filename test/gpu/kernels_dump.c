@@ -48,7 +48,7 @@ typedef enum Flavour {
     ORDINARY
 } Flavour;
 
-static Flavour flavour(int64_t block) {
+static Flavour flavor(int64_t block) {
     uint32_t draw = rounding_bits((RoundingKey){SEED, 0, PURPOSE_DATA, 1}, (uint64_t)block).v[0] % 64;
     return draw < ORDINARY ? (Flavour)draw : ORDINARY;
 }
@@ -82,7 +82,7 @@ static const SpikeState UNSPIKED;
 static void fill(float *x, int64_t n, uint32_t source, bool ordinary) {
     for (int64_t at = 0; at < n; at += 4) {
         Philox4 bits = rounding_bits((RoundingKey){SEED, source, PURPOSE_DATA, 0}, (uint64_t)at);
-        Flavour kind = ordinary ? ORDINARY : flavour(at / BLOCK);
+        Flavour kind = ordinary ? ORDINARY : flavor(at / BLOCK);
         uint32_t size = (uint32_t)(at / BLOCK * 7 % 23);
         for (int e = 0; e < 4 && at + e < n; e++) {
             float value = kind == ORDINARY ? with_exponent(bits.v[e], 100 + size, 106 + size)
@@ -141,9 +141,9 @@ static void build_plan(Run *r, int64_t values) {
                            VECTOR(1, 0),
                            MATRIX(values / 4 + 1, 0)};
     const Case *c = &r->c;
-    bool quantised = codec_info(c->intra).levels || codec_info(c->inter).levels;
+    bool quantized = codec_info(c->intra).levels || codec_info(c->inter).levels;
     PlanOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4, 1};
-    o.chunk_border = quantised ? plan_border(c->group_intra, c->group_inter, 0) : plan_border(0, 0, 0);
+    o.chunk_border = quantized ? plan_border(c->group_intra, c->group_inter, 0) : plan_border(0, 0, 0);
     o.border = plan_border((int)o.chunk_border, codec_info(c->weight).levels ? c->group_weight : 0, 0);
     Error err;
     if (!plan_build(&r->plan, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
@@ -200,7 +200,7 @@ static Kind kind_of_messages(const Case *c) {
     return c->intra == CODEC_FP32 ? FP32 : BF16;
 }
 
-// Level 1 of one node: every rank quantises, and the receiving local rank's messages land in
+// Level 1 of one node: every rank quantizes, and the receiving local rank's messages land in
 // `received`.
 static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t *received) {
     Dump *d = r->d;
@@ -258,7 +258,7 @@ static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, cons
     release(d, control);
 }
 
-// Level 2 of rank (node, local): sums what its node sent and quantises for all nodes; the receiving
+// Level 2 of rank (node, local): sums what its node sent and quantizes for all nodes; the receiving
 // node's message goes to `message`.
 static void second_level(Run *r, int node, int k, const MessageLayout *in, const MessageLayout *out,
                          const uint8_t *received, uint8_t *message) {
@@ -408,7 +408,7 @@ typedef struct Weights {
     MessageLayout message;
 } Weights;
 
-// Replica weights near the masters: bf16 of values of the size of GPT weights, pads included.
+// Replica weights near the master weights: bf16 of values of the size of GPT weights, pads included.
 static void start_weights(Run *r, Weights *w, bool finite) {
     Dump *d = r->d;
     int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank, states = shard * r->plan.dp;
@@ -422,7 +422,7 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     w->messages = (uint8_t *)reserve(d, w->message.bytes * r->plan.dp);
     w->grads = uploaded_values(d, r->elements, r->inputs + 901, finite);
     for (int64_t i = 0; i < states; i++) {
-        // Rank by rank: masters within a percent of their weights, exactly equal here and there.
+        // Rank by rank: master weights within a percent of their weights, exactly equal here and there.
         int64_t rank = i / shard, at = i % shard;
         int64_t position = at < r->bucket.matrix_per_rank
                                ? rank * r->bucket.matrix_per_rank + at
@@ -517,7 +517,7 @@ static void weight_step(Run *r, Weights *w, const char *name) {
                       w->message, r->c.weight, r->c.group_weight, r->c.difference, w->weights};
     kernel_apply_weights(d->stream, &a);
     result(d, RAW, w->fault, sizeof *w->fault, "%s fault", name);
-    result(d, FP32, w->master, shard * r->plan.dp * 4, "%s masters", name);
+    result(d, FP32, w->master, shard * r->plan.dp * 4, "%s master weights", name);
     result(d, FP32, w->m, shard * r->plan.dp * 4, "%s exp_avg", name);
     result(d, FP32, w->v, shard * r->plan.dp * 4, "%s exp_avg_sq", name);
     result(d, sizeof(floatX) == 2 ? BF16 : FP32, w->weights, r->elements * (int64_t)sizeof(floatX),
@@ -525,7 +525,7 @@ static void weight_step(Run *r, Weights *w, const char *name) {
 }
 
 // Two steps, a skipped one, one on gradients that hold infinities and NaN while the check for them
-// is off, and one with a learning rate that brings some masters over their limit.
+// is off, and one with a learning rate that brings some master weights over their limit.
 static void weights(Run *r) {
     Weights w;
     start_weights(r, &w, true);
@@ -543,7 +543,7 @@ static void weights(Run *r) {
     free_weights(r, &w);
 }
 
-// One rank alone: the replica itself takes the rounded masters.
+// One rank alone: the replica itself takes the rounded master weights.
 static void weights_alone(Run *r) {
     Dump *d = r->d;
     Weights w;
@@ -611,7 +611,7 @@ static void norms(Dump *d) {
         kernel_tree_sum(d->stream, sum, leaves, sizes[i]);
         result(d, FP32, sum, 4, "tree sum %" PRId64, sizes[i]);
     }
-    // A missing neighbour is not a zero: -0 + 0 would be 0.
+    // A missing neighbor is not a zero: -0 + 0 would be 0.
     for (int64_t n = 1; n < 10; n++) {
         const float negative_zeros[10] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
                                           -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
@@ -764,13 +764,13 @@ static void replicas(Dump *d) {
     release(d, counts);
 }
 
-// Local steps: pseudo-gradients, outer steps, masters that meet the outer weights and are rounded.
+// Local steps: pseudo-gradients, outer steps, master weights that meet the outer weights and are rounded.
 // The values are odd and plain ones; runs of every length, and that start anywhere.
 static void local_steps(Dump *d) {
     enum { COUNT = 100003, SHIFTS = 3 };
     static const int64_t lengths[] = {0, 1, 31, 1000, COUNT - SHIFTS};
     static const float momenta[] = {0.0f, 0.9f}, mixes[] = {0.0f, 0.5f, 1.0f};
-    float *start[3], *now[3];  // masters, outer weights, momentum
+    float *start[3], *now[3];  // master weights, outer weights, momentum
     for (uint32_t i = 0; i < 3; i++) {
         start[i] = uploaded_values(d, COUNT, 5010 + i, i == 1);
         now[i] = (float *)reserve(d, COUNT * 4);
@@ -787,10 +787,10 @@ static void local_steps(Dump *d) {
         result(d, FP32, now[1], COUNT * 4, "outer weights %" PRId64 " shift %" PRId64, n, shift);
         result(d, FP32, now[2], COUNT * 4, "outer momentum %" PRId64 " shift %" PRId64, n, shift);
         kernel_meet(d->stream, master, outer, mixes[i % 3], n, NULL);
-        result(d, FP32, now[0], COUNT * 4, "masters that met %" PRId64 " shift %" PRId64, n, shift);
+        result(d, FP32, now[0], COUNT * 4, "master weights that met %" PRId64 " shift %" PRId64, n, shift);
         kernel_narrow(d->stream, weights, master, n);
         result(d, sizeof *weights == 2 ? BF16 : FP32, weights, n * (int64_t)sizeof *weights,
-               "rounded masters %" PRId64 " shift %" PRId64, n, shift);
+               "rounded master weights %" PRId64 " shift %" PRId64, n, shift);
     }
     for (int k = 0; k < 3; k++) {
         release(d, start[k]);
@@ -820,7 +820,7 @@ static void kept_messages(Dump *d) {
     release(d, control);
 }
 
-// NaN of every sign and payload in the unquantised parts of the first hop: they pass with their
+// NaN of every sign and payload in the unquantized parts of the first hop: they pass with their
 // sign, made quiet.
 static void odd_nans(Dump *d, Codec codec, Codec tail) {
     Case c = {2,  1,     0,

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// --- what travelling does to n values -----------------------------------------------------------
+// --- what traveling does to n values -----------------------------------------------------------
 
 typedef struct Hop {
     Codec codec;
@@ -20,7 +20,7 @@ static float tree_of(const float *x, int n) {
     return n == 1 ? x[0] : tree_of(x, n / 2) + tree_of(x + n / 2, n / 2);
 }
 
-// One group of EDEN: quantised and decoded again.
+// One group of EDEN: quantized and decoded again.
 static void send_eden(float *x, uint32_t largest, int bits) {
     float z[256], term[256], sign[256];
     EdenLift e = eden_lift(largest);
@@ -38,7 +38,7 @@ static void send_eden(float *x, uint32_t largest, int bits) {
     for (int i = 0; i < 256; i++) x[i] = e.coded && !isnan(scale) ? sign[i] * x[i] * scale : scale;
 }
 
-// One group: quantised and decoded again. logical: offset of x[0] for the rounding bits.
+// One group: quantized and decoded again. logical: offset of x[0] for the rounding bits.
 static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
     int levels = codec_info(hop->codec).levels;
     uint32_t largest = 0;
@@ -63,7 +63,7 @@ static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
     }
 }
 
-// n: a multiple of the group for the quantising codecs.
+// n: a multiple of the group for the quantizing codecs.
 static void send(float *x, int64_t n, const Hop *hop, int64_t logical) {
     if (codec_grouped(hop->codec)) {
         for (int64_t i = 0; i < n; i += hop->group) send_group(x + i, hop->group, hop, logical + i);

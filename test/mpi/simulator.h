@@ -37,7 +37,7 @@ typedef struct Simulator {
     StepControl control;
 } Simulator;
 
-// Replicas = weights (plan->arena_elements), masters = the same widened, moments 0.
+// Replicas = weights (plan->arena_elements), master weights = the same widened, moments 0.
 void simulator_create(Simulator *sim, const SimulatorOptions *options, const floatX *weights);
 void simulator_free(Simulator *sim);
 
@@ -45,7 +45,7 @@ void simulator_free(Simulator *sim);
 void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step);
 // ZeRO-2 reduces each micro-batch of a step. simulator_reduce takes the first one, this takes
 // number `micro_batch`, from 1 on. The mean over the ranks is rounded by itself, as the first one's
-// was: quantised on every hop, with random bits of its own. Then it is added to `reduced` in fp32,
+// was: quantized on every hop, with random bits of its own. Then it is added to `reduced` in fp32,
 // so the sum over micro-batches is rounded to fp32 after each. tensors: (plan->tensors) those that
 // are reduced so, NULL: all. The others' gradients are added up by each rank before it reduces them
 // once.
@@ -71,7 +71,7 @@ void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step
 // offset. n: whole groups, and whole blocks of the transform. signs: of the rotation.
 void simulator_transform(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical);
 void simulator_invert(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical);
-// What travelling leaves of them.
+// What traveling leaves of them.
 void simulator_send(float *x, int64_t n, Codec codec, int group, Rounding rounding, RoundingKey key,
                     int64_t logical);
 uint64_t simulator_hash(const Simulator *sim);

@@ -168,7 +168,7 @@ static void test_round_trip(Test *t) {
     MPI_Comm_free(&half);
 }
 
-// What a rank saves under tensor parallelism. Megatron's order: tensor ranks are neighbours. "wte"
+// What a rank saves under tensor parallelism. Megatron's order: tensor ranks are neighbors. "wte"
 // is split by columns, "qkv" by rows, the others are everywhere and saved once. Each part is dealt
 // out over the ranks that hold the same one, as ZeRO does.
 static void prepare_split(Saved *s, const Test *t, int64_t iteration, int tensor_ranks) {
@@ -227,7 +227,7 @@ static void test_one_rank_fails(Test *t) {
           "the checkpoint before is untouched");
 }
 
-// Every rank is a node, with masters of its own for all elements.
+// Every rank is a node, with master weights of its own for all elements.
 static void test_nodes(Test *t) {
     Saved s;
     Error err = {0};

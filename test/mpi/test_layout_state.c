@@ -147,7 +147,7 @@ static void close_layout(Layout *l) {
     config_free(&l->config);
 }
 
-// --- made-up contents ----------------------------------------------------------------------------
+// --- synthetic contents ----------------------------------------------------------------------------
 
 // Element e of this rank's part of a tensor, as an element of the whole.
 static int64_t in_whole(const Tensor *t, int64_t e) {
@@ -161,7 +161,7 @@ static float value_of(const Tensor *t, SliceKind kind, int64_t e) {
     return 1.0f + (float)(XXH3_64bits(key, sizeof key) % 100003) / 100003.0f;
 }
 
-// rounded: the replica is the rounded masters, else a version of its own, as quantised differences
+// rounded: the replica is the rounded master weights, else a version of its own, as quantized differences
 // make it.
 static floatX weight_of(const Tensor *t, bool rounded, int64_t e) {
     return floatX_from_float(value_of(t, rounded ? SLICE_MASTER : SLICE_WEIGHT, e));
@@ -213,7 +213,7 @@ static bool sees(Zero *zero, int tensor, bool rounded, bool backward) {
     return true;
 }
 
-// Are the weights, masters and moments those of fill? Collective where weights are shared out.
+// Are the weights, master weights and moments those of fill? Collective where weights are shared out.
 static bool holds(const Layout *l, bool rounded) {
     Zero *zero = l->zero;
     bool seen = true;
@@ -283,7 +283,7 @@ static void test_figures(const Layout *l) {
     check(verdict.grad_norm == 0 && verdict.loss == 2.5f + 0.5f * (float)(l->mesh.dp.size - 1), l,
           "the loss is the data-parallel ranks' mean");
     verdict = step(l, 1, 1);
-    // Quantised: the transform of equal values has one value per 32 that is not 0, at the ends of
+    // Quantized: the transform of equal values has one value per 32 that is not 0, at the ends of
     // its scale.
     check(fabs(verdict.grad_norm / sqrt(all) - 1) < 0.02, l, "the gradients' norm takes each once");
 }
@@ -332,7 +332,7 @@ static int holders_of(const Layout *l, const char *name) {
     return holders;
 }
 
-// One bit of the tensor on one rank. Repaired from the others or from the masters, with all copies.
+// One bit of the tensor on one rank. Repaired from the others or from the master weights, with all copies.
 static void test_flipped_bit(const Layout *l, const char *name, int on, bool found, const char *what) {
     int64_t repairs;
     Error err = {0};
@@ -345,7 +345,7 @@ static void test_flipped_bit(const Layout *l, const char *name, int on, bool fou
     check(ok && repairs == (found ? 1 : 0) && (!found || holds(l, true)), l, what);
 }
 
-// The same where replicas are versions of their own. A repair from the masters then changes more
+// The same where replicas are versions of their own. A repair from the master weights then changes more
 // than the bit, and must reach all copies of what it changes.
 static void test_flipped_version(const Layout *l, const char *name, int on, bool found, const char *what) {
     int64_t repairs, again;
@@ -357,7 +357,7 @@ static void test_flipped_version(const Layout *l, const char *name, int on, bool
     check(ok && repairs == (found ? 1 : 0) && (!found || (verify(l, &again, &err) && again == 0)), l, what);
 }
 
-// Masters and weights of a tensor drifted apart on the ranks that say `here`: nobody knows which
+// Master weights and weights of a tensor drifted apart on the ranks that say `here`: nobody knows which
 // are right. says: the tensor and ranks that the error names.
 static void test_drift(const Layout *l, const char *name, bool here, const char *says) {
     int64_t repairs;
@@ -373,7 +373,7 @@ static void test_drift(const Layout *l, const char *name, bool here, const char 
     bool ok = verify(l, &repairs, &err);
     bool told = strstr(err.what, says) && strstr(err.what, "differ even after their repair");
     if (!told) fprintf(stderr, "rank %d: '%s' in '%s'?\n", rank, says, err.what);
-    check(!ok && err.code == EXIT_COMMUNICATION && told, l, "copies whose masters drifted end the run");
+    check(!ok && err.code == EXIT_COMMUNICATION && told, l, "copies whose master weights drifted end the run");
 }
 
 static void test_replicas(const Layout *l) {

@@ -14,7 +14,7 @@ static const size_t SIZE[SIZES] = {0, 1, 1000, 4097, LARGE, 0, 65536};
 
 static const Peers everyone = {MPI_COMM_WORLD, 0, NULL};
 
-// One rank's ends: out[d] to the neighbour in direction d, in[d] from the other one.
+// One rank's ends: out[d] to the neighbor in direction d, in[d] from the other one.
 typedef struct Ring {
     const Group *group;
     Link *out[DIRECTIONS], *in[DIRECTIONS];

@@ -1,12 +1,12 @@
-// Local steps against a simulator, to the bit. llmc/state/zero.c trains on made-up gradients for
-// two rounds of turns, on every shape of islands that this number of ranks allows. The simulator
-// has one Simulator per island, for all that an island does by itself, and the outer steps below:
+// Local steps against a simulator, to the bit. llmc/state/zero.c trains on synthetic gradients for
+// two rounds of turns, on every shape of replica groups that this number of ranks allows. The simulator
+// has one Simulator per replica group, for all that a replica group does by itself, and the outer steps below:
 // written from sdp4bit/README.md, tensor by tensor and element by element, without messages or
-// shards. In one step one island meets a NaN, and it alone skips. The bytes between islands are
+// shards. In one step one replica group meets a NaN, and it alone skips. The bytes between replica groups are
 // those that the layout says. Some arms end with the last step: all buckets exchange in it.
 //
 //   test_local_mpi [--emulate-nodes]
-// With the flag there is one rank to an island, and the islands may share GPUs. build/test/gpu has
+// With the flag there is one rank to a replica group, and the replica groups may share GPUs. build/test/gpu has
 // the same program for GPUs. ranks: 1 2 3 4
 #include <math.h>
 #include <mpi.h>
@@ -20,7 +20,7 @@
 #include "test/leaks.h"
 #include "test/mpi/simulator.h"
 
-enum { STEPS = 11, POISONED_STEP = 6, POISONED_ISLAND = 1, H = 4, TENSORS = 9, MOST_FLAGS = 20 };
+enum { STEPS = 11, POISONED_STEP = 6, POISONED_REPLICA_GROUP = 1, H = 4, TENSORS = 9, MOST_FLAGS = 20 };
 static const float RATE = 1e-2f, WEIGHT_DECAY = 0.1f, OUTER_LR = 0.7f, OUTER_MOMENTUM = 0.9f;
 
 // --- arms ----------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ enum { COMMON_FLAGS = sizeof common_flags / sizeof *common_flags };
 
 // --- a trial -------------------------------------------------------------------------------------
 
-// The outer state of all islands, as the simulator has it, in the arena's shape.
+// The outer state of all replica groups, as the simulator has it, in the arena's shape.
 typedef struct Outer {
     float *weights, *momentum;
     int64_t *turn;    // (buckets)
@@ -110,16 +110,16 @@ typedef struct Trial {
     Zero *zero;
     PlanTensor *tensors;
     Plan plan;             // the zero's
-    Simulator *island;     // (islands)
+    Simulator *replica_group;     // (replica groups)
     Outer outer;
     float *local, **grads; // (arena) this rank's; (world) every rank's
     float *found;          // (arena) from the device
 } Trial;
 
-static int islands(const Trial *t) { return t->mesh->islands.size; }
+static int replica_groups(const Trial *t) { return t->mesh->replica_groups.size; }
 
 static bool complain(const Trial *t, int64_t step, const char *what, int64_t at) {
-    fprintf(stderr, "rank %d, %d islands x %d, %s, step %lld: %s at %lld\n", t->mesh->world.rank, islands(t),
+    fprintf(stderr, "rank %d, %d replica groups x %d, %s, step %lld: %s at %lld\n", t->mesh->world.rank, replica_groups(t),
             t->mesh->dp.size, t->arm->name, (long long)step, what, (long long)at);
     return false;
 }
@@ -184,12 +184,12 @@ static void build_simulators(Trial *t) {
     }
     zero_masters_from_weights(t->zero);
     stream_synchronize(t->compute);
-    t->island = (Simulator *)xcalloc((size_t)islands(t), sizeof(Simulator), "the test");
-    for (int n = 0; n < islands(t); n++) simulator_create(&t->island[n], &o, weights);
+    t->replica_group = (Simulator *)xcalloc((size_t)replica_groups(t), sizeof(Simulator), "the test");
+    for (int n = 0; n < replica_groups(t); n++) simulator_create(&t->replica_group[n], &o, weights);
     t->outer.weights = (float *)xcalloc(arena, sizeof(float), "the test");
     t->outer.momentum = (float *)xcalloc(arena, sizeof(float), "the test");
     t->outer.turn = (int64_t *)xcalloc((size_t)t->plan.buckets, sizeof(int64_t), "the test");
-    memcpy(t->outer.weights, t->island[0].master, arena * sizeof(float));
+    memcpy(t->outer.weights, t->replica_group[0].master, arena * sizeof(float));
     // Turns follow the elements that come before.
     int64_t before = 0, all = 0;
     for (int b = 0; b < t->plan.buckets; b++)
@@ -219,8 +219,8 @@ static Trial *open_trial(const Mesh *mesh, Device *device, const Arm *arm) {
 }
 
 static void close_trial(Trial *t) {
-    for (int n = 0; n < islands(t); n++) simulator_free(&t->island[n]);
-    free(t->island);
+    for (int n = 0; n < replica_groups(t); n++) simulator_free(&t->replica_group[n]);
+    free(t->replica_group);
     zero_stop(t->zero);
     memory_plan_free(&t->memory_plan, t->device);
     zero_free(t->zero);
@@ -271,7 +271,7 @@ static Leg leg_of(const Trial *t, bool mean, uint32_t source, int64_t step) {
     return leg;
 }
 
-// What travelling does to x, which stays transformed.
+// What traveling does to x, which stays transformed.
 static void leave(const Trial *t, float *x, const Part *part, Leg leg) {
     const GradWire *wire = &t->arm->grad;
     Codec codec = part->matrix ? wire->inter_codec : wire->tail_codec;
@@ -283,19 +283,19 @@ static void arrive(const Trial *t, float *x, const Part *part, Leg leg) {
     if (part->matrix) simulator_invert(x, part->n, t->arm->grad.transform, leg.rotation, part->logical);
 }
 
-// The mean over the islands, as all of them decode it.
+// The mean over the replica groups, as all of them decode it.
 static void mean_gradient(const Trial *t, const Part *part, int64_t step, float *mean) {
-    float *x = (float *)xcalloc((size_t)part->n, sizeof *x, "the test"), share = 1.0f / (float)islands(t);
-    for (int n = 0; n < islands(t); n++) {
+    float *x = (float *)xcalloc((size_t)part->n, sizeof *x, "the test"), share = 1.0f / (float)replica_groups(t);
+    for (int n = 0; n < replica_groups(t); n++) {
         memset(x, 0, (size_t)part->n * sizeof *x);
         for (int64_t i = 0; i < part->numel; i++)
-            x[i] = t->outer.weights[part->arena + i] - t->island[n].master[part->arena + i];
-        for (int64_t i = 0; islands(t) > 1 && i < part->numel; i++) x[i] *= share;
-        if (islands(t) > 1) leave(t, x, part, leg_of(t, false, (uint32_t)n, step));
+            x[i] = t->outer.weights[part->arena + i] - t->replica_group[n].master[part->arena + i];
+        for (int64_t i = 0; replica_groups(t) > 1 && i < part->numel; i++) x[i] *= share;
+        if (replica_groups(t) > 1) leave(t, x, part, leg_of(t, false, (uint32_t)n, step));
         for (int64_t i = 0; i < part->n; i++) mean[i] = n ? mean[i] + x[i] : x[i];
     }
     free(x);
-    if (islands(t) == 1) return;
+    if (replica_groups(t) == 1) return;
     arrive(t, mean, part, leg_of(t, false, 0, step));
     for (int64_t i = part->numel; i < part->n; i++) mean[i] = 0.0f;
     leave(t, mean, part, leg_of(t, true, 0, step));
@@ -317,9 +317,9 @@ static void outer_step(const Trial *t, int tensor, int64_t step) {
 
 static void meet(const Trial *t, int tensor) {
     Part part = part_of(t, tensor);
-    for (int n = 0; n < islands(t); n++) {
+    for (int n = 0; n < replica_groups(t); n++) {
         for (int64_t i = part.arena; i < part.arena + part.numel; i++) {
-            float outer = t->outer.weights[i], *master = &t->island[n].master[i], mix = t->arm->mix;
+            float outer = t->outer.weights[i], *master = &t->replica_group[n].master[i], mix = t->arm->mix;
             *master = mix == 0 ? outer : mix * *master + (1.0f - mix) * outer;
         }
     }
@@ -328,8 +328,8 @@ static void meet(const Trial *t, int tensor) {
 static void simulate(Trial *t, int64_t step) {
     int D = t->mesh->dp.size;
     float *losses = (float *)xcalloc((size_t)D, sizeof(float), "the test");
-    for (int n = 0; n < islands(t); n++)
-        simulator_step(&t->island[n], t->grads + n * D, losses, (uint32_t)step, RATE, RATE);
+    for (int n = 0; n < replica_groups(t); n++)
+        simulator_step(&t->replica_group[n], t->grads + n * D, losses, (uint32_t)step, RATE, RATE);
     free(losses);
     for (int k = 0; k < TENSORS; k++) {
         int64_t turn = t->outer.turn[t->plan.tensor_bucket[k]], met = step - t->arm->delay;
@@ -341,7 +341,7 @@ static void simulate(Trial *t, int64_t step) {
 // --- a step --------------------------------------------------------------------------------------
 
 static void make_gradients(Trial *t, int64_t step) {
-    bool poisoned = step == POISONED_STEP && t->mesh->islands.rank == POISONED_ISLAND;
+    bool poisoned = step == POISONED_STEP && t->mesh->replica_groups.rank == POISONED_REPLICA_GROUP;
     uint32_t of = (uint32_t)(step * 100 + t->mesh->world.rank);
     for (int k = 0; k < TENSORS; k++) {
         for (int64_t i = 0; i < t->tensors[k].numel; i++) {
@@ -397,7 +397,7 @@ static bool same_weights(Trial *t, int64_t step, const char *what, const floatX 
     return true;
 }
 
-// For an evaluation every island has the outer weights, and its own again behind it.
+// For an evaluation every replica group has the outer weights, and its own again behind it.
 static bool evaluates_outer(Trial *t, int64_t step) {
     floatX *outer = (floatX *)xcalloc((size_t)t->plan.arena_elements, sizeof *outer, "the test");
     for (int64_t i = 0; i < t->plan.arena_elements; i++) outer[i] = floatX_from_float(t->outer.weights[i]);
@@ -414,7 +414,7 @@ static bool same_bytes(Trial *t, int64_t step, uint64_t before) {
         if (step % H != t->outer.turn[b] && !ends(t, step)) continue;
         planned += (uint64_t)outer_wire_bytes(&t->zero->local.plan, b, &t->zero->grad_wire);
     }
-    return probe_traffic(t->zero).rail - before == planned || complain(t, step, "bytes between islands", 0);
+    return probe_traffic(t->zero).rail - before == planned || complain(t, step, "bytes between replica groups", 0);
 }
 
 static bool on_all(bool ok) {
@@ -424,7 +424,7 @@ static bool on_all(bool ok) {
 }
 
 static bool run_step(Trial *t, int64_t step) {
-    const Simulator *own = &t->island[t->mesh->islands.rank];
+    const Simulator *own = &t->replica_group[t->mesh->replica_groups.rank];
     uint64_t before = probe_traffic(t->zero).rail;
     make_gradients(t, step);
     zero_step_begins(t->zero, step);
@@ -442,7 +442,7 @@ static bool run_step(Trial *t, int64_t step) {
              same_shard(t, step, "another outer weight", t->zero->local.outer, t->outer.weights) &&
              same_shard(t, step, "another outer momentum", t->zero->local.momentum, t->outer.momentum);
     }
-    bool skips = step == POISONED_STEP && t->mesh->islands.rank == POISONED_ISLAND;
+    bool skips = step == POISONED_STEP && t->mesh->replica_groups.rank == POISONED_REPLICA_GROUP;
     StepControl control = zero_verdict(t->zero, 0);
     if (control.applied == (int)skips) ok = complain(t, step, "another verdict", control.applied);
     ok = on_all(ok && same_weights(t, step, "another weight", own->replica));
@@ -456,7 +456,7 @@ static bool finds_another_outer_weight(Trial *t) {
     Error err = {0};
     int64_t repairs = 0;
     float wrong = 0.125f;
-    if (islands(t) == 1) return true;
+    if (replica_groups(t) == 1) return true;
     bool sound = replicas_verify(t->zero, world, NULL, &repairs, &err);
     if (t->mesh->world.rank == t->mesh->world.size - 1)
         copy_to_device(t->compute, t->zero->local.outer + 7, &wrong, sizeof wrong);
@@ -480,7 +480,7 @@ static int run_shape(int rank, int size, int per_node, bool emulate) {
     Error err = {0};
     Peers world = {MPI_COMM_WORLD, 0, NULL};
     int failures = 0, *hosts = (int *)xcalloc((size_t)size, sizeof *hosts, "the hosts");
-    if (!mesh_build(&mesh, rank, size, hosts, per_node, 1, 1, &err) || !mesh_make_islands(&mesh, &err))
+    if (!mesh_build(&mesh, rank, size, hosts, per_node, 1, 1, &err) || !mesh_make_replica_groups(&mesh, &err))
         fatal(NULL, err.code, "%s", err.what);
     OwnDevice own = devices_choose(world, &mesh, emulate);
     Launch launch = {rank, size, hosts, MPI_COMM_WORLD, MPI_COMM_WORLD, "test", false};
@@ -493,7 +493,7 @@ static int run_shape(int rank, int size, int per_node, bool emulate) {
         bool ok = run_arm(&mesh, device, &arms[arm]);
         failures += !ok;
         if (rank == 0)
-            printf("%s %d islands x %d: %s\n", ok ? "ok" : "not ok", size / per_node, per_node,
+            printf("%s %d replica groups x %d: %s\n", ok ? "ok" : "not ok", size / per_node, per_node,
                    arms[arm].name);
     }
     comm_close(&mesh);

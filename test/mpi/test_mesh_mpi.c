@@ -70,7 +70,7 @@ static bool test_shape(Mesh *mesh, Device *device) {
     comm_connect(mesh, NULL);
     // Each goes on after a failure, so that none leaves the others waiting.
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (mesh->group[i].mpi == MPI_COMM_NULL) continue;  // there are no islands
+        if (mesh->group[i].mpi == MPI_COMM_NULL) continue;  // there are no replica groups
         ok = same_members(mesh, &mesh->group[i]) && ok;
         ok = collectives(mesh, &mesh->group[i]) && ok;
     }
@@ -98,12 +98,12 @@ static int test_shapes(Device *device, int rank, int size) {
             int tp = 1 + shape % 8, pp = 1 + shape / 8;
             if (!mesh_build(&mesh, rank, size, NULL, per_node, tp, pp, NULL)) continue;
             bool ok = test_shape(&mesh, device);
-            bool islands = mesh_make_islands(&mesh, NULL);
-            if (islands) ok = test_shape(&mesh, device) && ok;
+            bool replica_groups = mesh_make_replica_groups(&mesh, NULL);
+            if (replica_groups) ok = test_shape(&mesh, device) && ok;
             failures += !ok;
             if (rank == 0)
                 printf("%s T %d, P %d, nodes of %d%s\n", ok ? "ok" : "not ok", tp, pp, per_node,
-                       islands ? ", and as islands" : "");
+                       replica_groups ? ", and as replica groups" : "");
         }
     }
     return failures;

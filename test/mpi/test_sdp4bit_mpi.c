@@ -165,7 +165,7 @@ static void initial_weights(const Plan *plan, const PlanTensor *tensors, floatX 
 
 // Clipping that bites, clipping that does not, none.
 static float clip_of(uint32_t trial) { return trial % 3 == 0 ? 0.05f : trial % 3 == 1 ? 1000.0f : 0.0f; }
-// The wild step's brings some elements over the limit of masters, and leaves others below it.
+// The wild step's brings some elements over the limit of master weights, and leaves others below it.
 static float rate_if_applied(uint32_t step) { return step == WILD_STEP ? 1e38f : 1e-3f / (float)step; }
 static bool step_applied(uint32_t step) { return step != POISONED_STEP && step != FAULTED_STEP; }
 static float rate_if_skipped(uint32_t step) { return 2e-3f / (float)step; }

@@ -8,13 +8,13 @@ from plotting import COLOURS, LEFT, RIGHT, TOP, Entry, Panel
 
 
 def style(arm):
-    """The arm's colour and dashes, the same in all plots."""
+    """The arm's color and dashes, the same in all plots."""
     k = list(ARMS).index(arm) if arm in ARMS else len(ARMS)
     return COLOURS[k % len(COLOURS)], ("", "7 4", "2 4")[k // len(COLOURS) % 3]
 
 
 def gap_rows(results, noise):
-    """[(name, colour, mean gap or None, half of its 95 % or 0, gaps)]."""
+    """[(name, color, mean gap or None, half of its 95 % or 0, gaps)]."""
     rows = []
     for arm in results:
         values, diverged = baseline_gaps(results, arm), lost(results, arm)
@@ -36,15 +36,15 @@ def gap_plot(results, noise, title):
     zero = f"{panel.x(0):.1f}"
     axes, names = panel.x_axis("validation loss minus the baseline's of the same seed", sign="+"), []
     lines = [f'<line class="zero" x1="{zero}" x2="{zero}" y1="{TOP}" y2="{panel.bottom()}"/>']
-    for k, (name, colour, mean, half, values) in enumerate(rows):
+    for k, (name, color, mean, half, values) in enumerate(rows):
         at = len(rows) - k - 0.5
         y = panel.y(at)
         axes.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         names.append(f'<text class="name" x="{RIGHT + 12}" y="{y + 4:.1f}">{name}</text>')
         if mean is not None:
-            lines += panel.line([(mean - half, at), (mean + half, at)], colour, "soft") if half else []
-            lines += [panel.dot(v, at, colour, 2.5, 0.5) for v in values]
-            lines.append(panel.dot(mean, at, colour, 4.5))
+            lines += panel.line([(mean - half, at), (mean + half, at)], color, "soft") if half else []
+            lines += [panel.dot(v, at, color, 2.5, 0.5) for v in values]
+            lines.append(panel.dot(mean, at, color, 4.5))
     right = RIGHT + 12 + max(plotting.text_width(name) for name, *_ in rows)
     told = "large dot: mean over seeds; small dots: seeds"
     if any(half for *_, half, _ in rows):
@@ -78,7 +78,7 @@ def line_plot(curves, y_label, title, subtitle, log=False):
     entries = [Entry(arm, *style(arm)) for arm, _ in curves]
     lines = []
     for e, (_, points) in zip(entries, curves):
-        lines += panel.line(points, e.colour, e.css, e.dash)
+        lines += panel.line(points, e.color, e.css, e.dash)
     axes = panel.axes(y_label, "iteration", sign="" if log else "+")
     return plotting.page(title, subtitle, [(panel, lines, axes)], [plotting.legend(entries, TOP)])
 
@@ -98,7 +98,7 @@ def plots(results, noise, model):
                                     f"{model}: error of the reduced gradient against the exact reduction",
                                     f"seed {seed}; ‖reduced − exact‖ / ‖exact‖", log=True),
         "replica_error": line_plot(errors(2), "ratio",
-                                   f"{model}: replica's distance from the masters over that of bf16 rounding",
+                                   f"{model}: replica's distance from the master weights over that of bf16 rounding",
                                    f"seed {seed}", log=True),
     }
     return {name: text for name, text in made.items() if text}

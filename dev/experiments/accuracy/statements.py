@@ -105,8 +105,8 @@ def meanings(run):
     for meaning in (
             f"*gradient error*: ‖reduced − exact‖ / ‖exact‖ over the whole gradient of a step, "
             f"mean of the second half of {run}. Nodes that train alone reduce no gradients between them.",
-            "*replica error*: how far the model's weights lie from the fp32 masters, "
-            "over what rounding the masters to bf16 would cost. 1 means nothing beyond bf16.",
+            "*replica error*: how far the model's weights lie from the fp32 master weights, "
+            "over what rounding the master weights to bf16 would cost. 1 means nothing beyond bf16.",
             "*tokens/s*: as logged, at the clock that each run happened to get. "
             "It is no measurement of speed."):
         lines += ["", *paragraph(meaning)]

@@ -31,7 +31,7 @@ static void logarithm_is_accurate(void **state) {
         worst = fmax(worst, relative_error(log_unit(near_zero), logl(near_zero)));
         worst = fmax(worst, relative_error(log_unit(near_one), logl(near_one)));
     }
-    // Every power of two, the border of the mantissa's range, and their neighbours on both sides.
+    // Every power of two, the border of the mantissa's range, and their neighbors on both sides.
     for (int e = 0; e < 63; e++) {
         double power = ldexp(1.0, -e), border = ldexp(sqrt(0.5), -e);
         double x[] = {power,  nextafter(power, 0),  e ? nextafter(power, 1) : 1.0,
@@ -135,15 +135,15 @@ static void golden_bits(void **state) {
 
 static void normals_are_normal(void **state) {
     enum { N = 200000 };
-    double sum = 0, squares = 0, fourth = 0, neighbours = 0, squared_neighbours = 0, last = 0;
+    double sum = 0, squares = 0, fourth = 0, neighbors = 0, squared_neighbors = 0, last = 0;
     int beyond = 0;
     for (int i = 0; i < N; i++) {
         double x = number(1234, 3, (uint64_t)i);
         sum += x;
         squares += x * x;
         fourth += x * x * x * x;
-        neighbours += x * last;
-        squared_neighbours += (x * x - 1) * (last * last - 1);
+        neighbors += x * last;
+        squared_neighbors += (x * x - 1) * (last * last - 1);
         beyond += fabs(x) > 1.959964;  // 5 % of a normal distribution
         last = x;
     }
@@ -151,8 +151,8 @@ static void normals_are_normal(void **state) {
     assert_true(fabs(sum / N) < 4 / root);
     assert_true(fabs(squares / N - 1) < 4 * sqrt(2.0) / root);
     assert_true(fabs(fourth / N - 3) < 4 * sqrt(96.0) / root);
-    assert_true(fabs(neighbours / N) < 4 / root);
-    assert_true(fabs(squared_neighbours / N) < 4 * 2 / root);  // the two of a pair share their radius
+    assert_true(fabs(neighbors / N) < 4 / root);
+    assert_true(fabs(squared_neighbors / N) < 4 * 2 / root);  // the two of a pair share their radius
     assert_true(fabs(beyond / (double)N - 0.05) < 4 * sqrt(0.05 * 0.95) / root);
 }
 

@@ -161,7 +161,7 @@ static void load_bench(Bench *b, const char *folder) {
     checkpoint_close(c);
 }
 
-// Weights that leave nothing invisible: gains are not 1, biases not 0. Masters are not their bf16.
+// Weights that leave nothing invisible: gains are not 1, biases not 0. Master weights are not their bf16.
 static void fill_bench(Bench *b) {
     uint32_t state = 12345;
     int pieces;
@@ -576,7 +576,7 @@ static const Case LLAMA_CASES[] = {
     {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "", "", "an output layer of its own"},
     {"\"llama\"", "\"qwen3\"", "", "", "attention_bias 'true'"},
     {"\"llama\"", "\"mistral\"", "", "", "sliding_window '(none)'"},
-    {"\"use_cache\"", "\"quantization_config\": {}, \"use_cache\"", "", "", "quantised"},
+    {"\"use_cache\"", "\"quantization_config\": {}, \"use_cache\"", "", "", "quantized"},
     {"\"intermediate_size\": 40", "\"intermediate_size\": 48", "", "", "is not (48, 32)"},
     {"", "", EMBEDDING, "\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[32,50]",
      "is not (50, 32)"},

@@ -1,5 +1,5 @@
 // Megatron-LM's checkpoints become ours with the very elements that they hold. torch_dist gives its
-// masters too. dev/ref/make_megatron_golden.py saved them, with megatron-core and torch. Damaged
+// master weights too. dev/ref/make_megatron_golden.py saved them, with megatron-core and torch. Damaged
 // and hostile ones end with one line and leave nothing.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -329,7 +329,7 @@ static void arguments_that_are_refused(void **state) {
     static const struct { Setting more; const char *text; } rows[] = {
         {{"num_experts", "8"}, "experts"},
         {{"bias_gelu_fusion", "False"}, "erf form"},
-        {{"rotary_interleaved", "True"}, "neighbouring columns"},
+        {{"rotary_interleaved", "True"}, "neighboring columns"},
         {{"rotary_seq_len_interpolation_factor", "4"}, "interpolates"},
         {{"window_size", "128"}, "window"},
         {{"apply_layernorm_1p", "True"}, "counted from 1"},

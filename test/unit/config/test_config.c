@@ -166,7 +166,7 @@ static void bad_words(void **state) {
     } bad[] = {
         {"--micro-batch 2", "did you mean --micro-batch-size?"},
         {"--num_layers 2", "did you mean --num-layers?"},
-        {"--quantised-weights", "did you mean --quantized-weights?"},
+        {"--quantized-weights", "did you mean --quantized-weights?"},
         {"--hadamard", "did you mean --hadamard-transform?"},
         {"--weight-quant-bits 4", "did you mean --weight-quantization-bits?"},
         {"--qqqqqqqq=1", "unknown flag --qqqqqqqq; --help lists all"},
@@ -223,7 +223,7 @@ static void bad_words(void **state) {
         {"--moe-router-topk 2", "mixture of experts"},
         {"--attention-backend unfused", "not one of auto|flash|fused"},
         {"--data-parallel-sharding-strategy no_shard",
-         "no_shard: not one of optim|optim_grads|optim_grads_params; the optimiser's state is always shared"},
+         "no_shard: not one of optim|optim_grads|optim_grads_params; the optimizer's state is always shared"},
         {"--data-parallel-sharding-strategy fsdp", "fsdp: not one of optim|optim_grads|optim_grads_params"},
         {"--shard-params-over rack", "--shard-params-over rack: not one of node|world"},
         {"--secondary-partition 1", "unexpected argument '1'"},
@@ -356,7 +356,7 @@ static void incomplete_lines(void **state) {
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte", 0, "no data; give --data-path");
     must_fail(SHAPE "--lr 1 --train-iters 3 --data-path a", 0, "needs --vocab-file and --merge-file");
     Run mock;
-    must_run(&mock, SHAPE "--lr 1 --train-iters 3 --mock-data", 1);  // made-up tokens need GPT-2's sizes only
+    must_run(&mock, SHAPE "--lr 1 --train-iters 3 --mock-data", 1);  // synthetic tokens need GPT-2's sizes only
     assert_int_equal(mock.config.vocab_size_padded, 50304);
     config_free(&mock.config);
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --train-data-path b", 0,
@@ -391,7 +391,7 @@ static void notes_name_what_has_no_effect(void **state) {
          "--gradient-quantization-method has no effect without --quantized-gradients\n"},
         {"--lr-wsd-decay-iters 4", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD\n"},
         {"--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style cosine", NULL},
-        {"--gradient-alltoall-pipeline 4", NULL},  // unquantised gradients travel in chunks too
+        {"--gradient-alltoall-pipeline 4", NULL},  // unquantized gradients travel in chunks too
         {"--wq-group-size 64", "--wq-group-size has no effect without --quantized-weights\n"},
         {"--shard-params-over world", "--shard-params-over has no effect without "
                                       "--data-parallel-sharding-strategy optim_grads_params\n"},

@@ -175,7 +175,7 @@ static void lists_from_files(void **state) {
     config_free(&run.config);
     must_run(&run, with_file("--check-data --tokenizer-type Byte", "--data-args-path", "a"), 1);
     config_free(&run.config);
-    must_run(&run, SMALL "--data-args-path /no/such/file", 1);  // made-up data need no file
+    must_run(&run, SMALL "--data-args-path /no/such/file", 1);  // synthetic data need no file
     config_free(&run.config);
 }
 

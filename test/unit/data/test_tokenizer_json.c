@@ -1,6 +1,6 @@
 // tokenizer.json: ids of Hugging Face's `tokenizers` for small tokenizers of several styles (made
 // by dev/ref/make_tokenizer_json_golden.py), pieces cut by hand against PCRE2, patterns,
-// normalisation, the end of a document, and files that are refused.
+// normalization, the end of a document, and files that are refused.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -287,7 +287,7 @@ static void patterns_are_translated_or_refused(void **state) {
     assert_true(err.code == EXIT_DATA && strstr(err.what, "here"));
 }
 
-// ---- normalisation ----
+// ---- normalization ----
 
 static void check_nfc(const Nfc *nfc, const char *text, const char *expected) {
     char out[300];
@@ -300,7 +300,7 @@ static void check_nfc(const Nfc *nfc, const char *text, const char *expected) {
     assert_memory_equal(out, expected, written);
 }
 
-static void normalisation_form_c(void **state) {
+static void normalization_form_c(void **state) {
     Nfc *nfc = nfc_create();
     check_nfc(nfc, "", "");
     check_nfc(nfc, "plain \u00e9", "plain \u00e9");
@@ -524,7 +524,7 @@ int main(void) {
         cmocka_unit_test(pieces_of_patterns),
         cmocka_unit_test(long_texts_are_fast),
         cmocka_unit_test(patterns_are_translated_or_refused),
-        cmocka_unit_test(normalisation_form_c),
+        cmocka_unit_test(normalization_form_c),
         cmocka_unit_test(the_end_of_a_document),
         cmocka_unit_test(added_tokens_of_the_vocabulary),
         cmocka_unit_test(added_tokens_that_take_white_space),

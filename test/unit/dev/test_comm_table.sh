@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tables of dev/bench/comm.sh (dev/bench/comm_table.py) from made-up logs: how many steps are
+# The tables of dev/bench/comm.sh (dev/bench/comm_table.py) from synthetic logs: how many steps are
 # measured, which runs count, what memory was taken.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1

@@ -108,7 +108,7 @@ for end in "base 812.0" "quant 790.0"; do
         fail "where the curve of ${end% *} ends over time"
 done
 
-# Neighbouring pairs that are alike make the error wider: ten iterations 0.03 above, then ten 0.05.
+# Neighboring pairs that are alike make the error wider: ten iterations 0.03 above, then ten 0.05.
 # r = 17/20; 0.01 / sqrt(19) * sqrt(1.85 / 0.15) = 0.0081.
 two_steps() { # ABOVE_FIRST_TEN ABOVE_LAST_TEN
     awk -v a="$1" -v b="$2" 'BEGIN { for (i = 1; i <= 20; i++)
@@ -117,7 +117,7 @@ two_steps() { # ABOVE_FIRST_TEN ABOVE_LAST_TEN
 two_steps 0.03 0.05 > "$folder/drift.jsonl"
 two_steps 0 0 > "$folder/straight.jsonl"
 runs 0 straight="$folder/straight.jsonl" drift="$folder/drift.jsonl"
-grep -q '^drift .* +0.0400 .* 0.0081$' "$folder/out" || fail "error of pairs that resemble their neighbours"
+grep -q '^drift .* +0.0400 .* 0.0081$' "$folder/out" || fail "error of pairs that resemble their neighbors"
 runs 0 straight="$folder/straight.jsonl" drift="$folder/drift.jsonl" --svg "$folder/d.svg"
 if grep -q 'training time' "$folder/d.svg"; then fail "logs without times are plotted over iterations"; fi
 
@@ -167,13 +167,13 @@ part() { # FIRST LAST FLAGS
     }'
 }
 plain='{"quantized_weights":false,"lr":0.1,"load":null,"exit_interval":null}'
-quantised='{"quantized_weights":true,"lr":0.2,"load":null,"exit_interval":null}'
-{ part 1 30 "$plain"; part 1 20 "$quantised"; part 11 20 "$quantised"; } > "$folder/twice.jsonl"
+quantized='{"quantized_weights":true,"lr":0.2,"load":null,"exit_interval":null}'
+{ part 1 30 "$plain"; part 1 20 "$quantized"; part 11 20 "$quantized"; } > "$folder/twice.jsonl"
 runs 0 t="$folder/twice.jsonl"
 one_error "note: t: iterations from 1 on come twice, the later ones after a start with other lr, \
 quantized_weights: the file holds two runs"
 elsewhere='{"quantized_weights":false,"lr":0.1,"load":"x","exit_interval":7}'
-{ part 1 30 "$plain"; part 21 40 "$elsewhere"; part 41 50 "$quantised"; } > "$folder/once.jsonl"
+{ part 1 30 "$plain"; part 21 40 "$elsewhere"; part 41 50 "$quantized"; } > "$folder/once.jsonl"
 runs 0 "$folder/once.jsonl"
 [ ! -s "$folder/err" ] || fail "no note about a run that was resumed: $(cat "$folder/err")"
 { part 1 30 3; part 1 20 '[1]'; part 1 20 "$plain"; } > "$folder/flagless.jsonl"
@@ -203,7 +203,7 @@ well_formed "$folder/m.svg"
 
 # Two of Megatron-LM's at its usual log interval of 100: the window is widened to five intervals,
 # 600 to 1000. There the gaps are 0.03, 0.05, 0.03, 0.05, 0.03: mean 0.038 over 4.76, deviation
-# sqrt(0.00048 / 4). Neighbours do not resemble each other: 0.0049.
+# sqrt(0.00048 / 4). Neighbors do not resemble each other: 0.0049.
 for add in 0 0.03; do
     awk -v add=$add 'BEGIN { for (i = 100; i <= 1000; i += 100) {
         printf " iteration %8d/%8d | consumed samples: %12d |", i, 1000, 8 * i

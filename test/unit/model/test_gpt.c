@@ -158,7 +158,7 @@ static void test_gradients_match_pytorch(void **state) {
     bench_close(&b);
 }
 
-// One optimiser step over two micro-batches; returns the verdict.
+// One optimizer step over two micro-batches; returns the verdict.
 static StepControl golden_step(Bench *b, const Golden *g, int step) {
     int N = b->gpt.B * b->gpt.T;
     const int32_t *tokens = golden_i32(g, "tokens", NULL), *targets = golden_i32(g, "targets", NULL);
@@ -198,7 +198,7 @@ static void test_ten_steps_match_pytorch(void **state) {
     bench_close(&b);
 }
 
-// The masters' change over ten steps, tensor by tensor.
+// The master weights' change over ten steps, tensor by tensor.
 static void test_masters_match_pytorch(void **state) {
     Bench b;
     Golden g;

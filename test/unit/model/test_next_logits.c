@@ -39,7 +39,7 @@ static void expect_same(const floatX *got, const floatX *expected, int n) {
         scale = fmax(scale, fabs(e));
         worst = fmax(worst, fabs((double)floatX_to_float(got[i]) - e));
     }
-    // bf16: a sum in another order may round to the neighbour, here and in the layers before.
+    // bf16: a sum in another order may round to the neighbor, here and in the layers before.
     double allowed = sizeof(floatX) == sizeof(float) ? 1e-5 * fmax(scale, 1) : 0x1p-6 * scale;
     if (!(worst <= allowed && scale > 0.1))
         fail_msg("%d tokens: logits differ by %g of %g, allowed %g", n, worst, scale, allowed);

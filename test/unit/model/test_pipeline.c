@@ -41,15 +41,15 @@ typedef struct Running {
 
 static int pair_of(PipelineShape s, PipelineAction a) { return a.micro_batch * s.chunks + a.chunk; }
 
-// The pass before `a` on the neighbouring stage has been made, or there is none.
+// The pass before `a` on the neighboring stage has been made, or there is none.
 static bool has_come(const Running *all, PipelineShape s, PipelineAction a) {
     int step = a.backward ? 1 : -1, end = a.backward ? s.stages - 1 : 0;
     int last_chunk = a.backward ? s.chunks - 1 : 0;
     if (s.stage == end && a.chunk == last_chunk) return true;
     PipelineAction before = a;
-    int neighbour = (s.stage + step + s.stages) % s.stages;
+    int neighbor = (s.stage + step + s.stages) % s.stages;
     if (s.stage == end) before.chunk += step;
-    const Running *r = &all[neighbour];
+    const Running *r = &all[neighbor];
     return a.backward ? r->backward[pair_of(s, before)] : r->forward[pair_of(s, before)];
 }
 
@@ -109,7 +109,7 @@ static bool nothing_holds_the_host(const Running *all, PipelineShape s) {
     return r->at + 1 == r->count || has_come(all, s, r->actions[r->at + 1]);
 }
 
-// Runs all stages: an action waits for its neighbour's.
+// Runs all stages: an action waits for its neighbor's.
 static void check_order(int stages, int chunks, int micro_batches) {
     static Running all[STAGES];
     memset(all, 0, sizeof all);

@@ -163,16 +163,16 @@ static void groups_are_as_defined(void **state) {
     assert_true(shapes > 500);
 }
 
-static bool one_island(const Mesh *a, const Mesh *b) { return one_machine(a, b); }
+static bool one_replica_group(const Mesh *a, const Mesh *b) { return one_machine(a, b); }
 static bool same_place(const Mesh *a, const Mesh *b) {
     return a->world.rank % a->per_node == b->world.rank % b->per_node;
 }
 
-// With islands data parallelism ends with the node, and the data are dealt out over all of them.
-static void islands_are_nodes(void **state) {
+// With replica groups data parallelism ends with the node, and the data are dealt out over all of them.
+static void replica_groups_are_nodes(void **state) {
     // NULL: looked at below.
     static const Together together[MESH_GROUPS] = {one_world, NULL,  alone, NULL,       NULL,      alone,
-                                                   alone,     alone, alone, one_island, same_place};
+                                                   alone,     alone, alone, one_replica_group, same_place};
     enum { MOST = 24 };
     int shapes = 0;
     for (int size = 2; size <= MOST; size++) {
@@ -182,7 +182,7 @@ static void islands_are_nodes(void **state) {
             bool fits = per_node < size;
             for (int r = 0; fits && r < size; r++) {
                 fits = mesh_build(&mesh[r], r, size, NULL, per_node, tp, 1, NULL) && tp <= per_node;
-                if (fits) assert_true(mesh_make_islands(&mesh[r], NULL));
+                if (fits) assert_true(mesh_make_replica_groups(&mesh[r], NULL));
             }
             if (!fits) continue;
             shapes++;
@@ -224,34 +224,34 @@ static void without_a_node(void **state) {
                 int place = rank - (rank / 4 > lost ? 4 : 0);
                 if (rank / 4 == lost) continue;
                 assert_true(mesh_build(&left, rank, 4 * nodes, NULL, 4, 2, 1, NULL));
-                assert_true(mesh_make_islands(&left, NULL));
+                assert_true(mesh_make_replica_groups(&left, NULL));
                 left.node.comm = (Comm *)&inside;
-                left.islands.comm = (Comm *)&between;
+                left.replica_groups.comm = (Comm *)&between;
                 mesh_without(&left, lost);
                 assert_true(mesh_build(&fresh, place, 4 * (nodes - 1), NULL, 4, 2, 1, NULL));
-                assert_true(mesh_make_islands(&fresh, NULL));
+                assert_true(mesh_make_replica_groups(&fresh, NULL));
                 for (int i = 0; i < MESH_GROUPS; i++) same_group(&left.group[i], &fresh.group[i]);
                 assert_int_equal(left.nodes, nodes - 1);
                 assert_ptr_equal(left.node.comm, &inside);
-                assert_null(left.islands.comm);
+                assert_null(left.replica_groups.comm);
             }
         }
     }
 }
 
-static void islands_hold_whole_models(void **state) {
+static void replica_groups_hold_whole_models(void **state) {
     Mesh m;
     Error err = {0};
     assert_true(mesh_build(&m, 0, 8, NULL, 2, 4, 1, NULL));
-    assert_false(mesh_make_islands(&m, &err));
+    assert_false(mesh_make_replica_groups(&m, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     assert_non_null(strstr(err.what, "--tensor-model-parallel-size 4"));
     assert_true(mesh_build(&m, 0, 8, NULL, 4, 1, 2, NULL));
-    assert_false(mesh_make_islands(&m, &err));
+    assert_false(mesh_make_replica_groups(&m, &err));
     assert_non_null(strstr(err.what, "--pipeline-model-parallel-size 2"));
-    // One node is one island, of all ranks.
+    // One node is one replica group, of all ranks.
     assert_true(mesh_build(&m, 3, 4, NULL, 4, 1, 1, NULL));
-    assert_true(mesh_make_islands(&m, NULL));
+    assert_true(mesh_make_replica_groups(&m, NULL));
     assert_ptr_equal(mesh_judges(&m), &m.world);
     assert_int_equal(mesh_data_rank(&m), 3);
 }
@@ -325,9 +325,9 @@ int main(void) {
         cmocka_unit_test(any_rank_sees_its_own_place),
         cmocka_unit_test(megatron_rank_order),
         cmocka_unit_test(groups_are_as_defined),
-        cmocka_unit_test(islands_are_nodes),
+        cmocka_unit_test(replica_groups_are_nodes),
         cmocka_unit_test(without_a_node),
-        cmocka_unit_test(islands_hold_whole_models),
+        cmocka_unit_test(replica_groups_hold_whole_models),
         cmocka_unit_test(tensor_parallel_fills_a_node),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(a_million_ranks_take_no_time),

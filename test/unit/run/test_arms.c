@@ -13,7 +13,7 @@ static void same_text(Config *a, Config *b, const char *name) {
     free(other);
 }
 
-// From any run: what that quantises must not stay.
+// From any run: what that quantizes must not stay.
 static void flags_mean_the_arm(void **state) {
     static const char *const runs[] = {
         SMALL, SMALL "@configs/sdp4bit.args", SMALL "--grad-reduce-in-bf16", SMALL "@configs/eden.args",

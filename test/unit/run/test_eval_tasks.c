@@ -151,7 +151,7 @@ static void scores_are_the_harness_s(void **state) {
 
 // What stands beside a sample does not show in its likelihood. With other rows in a batch products
 // have another shape, and OpenBLAS may add in another order: that is all the difference there is.
-static void neighbours_do_not_show(void **state) {
+static void neighbors_do_not_show(void **state) {
     char *few = scores_of_trainer("1"), *many = scores_of_trainer("3");
     char *golden_text = read_text(GOLDEN "/scores.json");
     cJSON *golden = json_parse_object(golden_text, strlen(golden_text));
@@ -174,7 +174,7 @@ static void neighbours_do_not_show(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scores_are_the_harness_s),
-        cmocka_unit_test(neighbours_do_not_show),
+        cmocka_unit_test(neighbors_do_not_show),
     };
     Launch launch;
     leaks_launch(&launch, &argc, &argv);

@@ -32,7 +32,7 @@ static void make_logits(floatX *logits) {
 
 static double logit_at(const floatX *logits, int i) { return (double)floatX_to_float(logits[i]); }
 
-// The probabilities by the definition: sorted, cut, normalised. Returns how many stay.
+// The probabilities by the definition: sorted, cut, normalized. Returns how many stay.
 static int exact(const floatX *logits, const Case *c, double *p) {
     int order[V], kept = c->top_k && c->top_k < V ? c->top_k : V;
     double whole = 0, sum = 0;

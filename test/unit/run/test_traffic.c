@@ -33,7 +33,7 @@ typedef struct Case {
     StepTraffic traffic;
 } Case;
 
-static void quantise(Config *c) {
+static void quantize(Config *c) {
     c->quantized_weights = c->quantized_gradients = true;
     c->weight_quantization_bits = c->gradient_quantization_bits_inter = 4;
     c->gradient_quantization_bits_intra = 8;
@@ -56,7 +56,7 @@ static void set_up(Case *c, int units, int layers, int stages, int stage) {
     Error err;
     bool words = stage == 0 || stage == stages - 1;
     memset(c, 0, sizeof *c);
-    quantise(&c->config);
+    quantize(&c->config);
     assert_true(mesh_build(&c->mesh, 4 * stage, 4 * stages, NULL, 2, 1, stages, &err));
     for (int u = 0; u < units; u++) {
         c->tensors[u] = tensor_row("matrix", NUMBERS / 1024, 1024, -1, u, 0);
@@ -195,13 +195,13 @@ static void stages_find_less(void **state) {
     tear_down(&c);
 }
 
-// Each node is an island of two: a rank's shard has 65536 numbers. Islands exchange pieces of half
+// Each node is a replica group of two: a rank's shard has 65536 numbers. Replica groups exchange pieces of half
 // of that, a message each way, every four steps. Inside, a step sends what two nodes' windows took.
-static void islands_exchange_now_and_then(void **state) {
+static void replica_groups_exchange_now_and_then(void **state) {
     Case c;
     Error err;
     set_up(&c, UNITS, 4, 1, 0);
-    assert_true(mesh_make_islands(&c.mesh, &err));
+    assert_true(mesh_make_replica_groups(&c.mesh, &err));
     c.config.local_steps = 4;
     same_bytes(bytes_of(&c, SHARD_OPTIMIZER, 1), UNITS * GRAD_INSIDE, UNITS * 2 * GRAD_BETWEEN / 4,
                UNITS * WEIGHT_INSIDE, 0);
@@ -216,7 +216,7 @@ int main(void) {
         cmocka_unit_test(layers_are_gathered_by_passes),
         cmocka_unit_test(over_all_ranks),
         cmocka_unit_test(stages_find_less),
-        cmocka_unit_test(islands_exchange_now_and_then),
+        cmocka_unit_test(replica_groups_exchange_now_and_then),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -107,8 +107,8 @@ started() {
         [ $((tries -= 1)) -gt 0 ] || { why="the stub did not start"; return 1; }
     done
 }
-# signalled SIGNAL PLAY COMMAND...: handed on, waited for, and the end; nothing stays behind
-signalled() {
+# signaled SIGNAL PLAY COMMAND...: handed on, waited for, and the end; nothing stays behind
+signaled() {
     local rc pid signal=$1
     shift
     started "$@" || return 1
@@ -126,17 +126,17 @@ signalled() {
     done 2>/dev/null
     [ -z "$why" ]
 }
-check "SIGTERM stops the run and the loop" signalled TERM wait "$work/stub"
-check "SIGUSR1 does" signalled USR1 wait "$work/stub"
+check "SIGTERM stops the run and the loop" signaled TERM wait "$work/stub"
+check "SIGUSR1 does" signaled USR1 wait "$work/stub"
 # Under nohup nobody can catch it.
 catches_hup() { [ $((0x$(awk '/^SigIgn:/ { print $2 }' "/proc/$$/status") % 2)) = 0 ]; }
-if catches_hup; then check "SIGHUP does" signalled HUP wait "$work/stub"
+if catches_hup; then check "SIGHUP does" signaled HUP wait "$work/stub"
 else skip "SIGHUP does" "it is ignored here"; fi
-check "Ctrl-C does" signalled INT wait "$work/stub"
-check "the ranks hear of it where the launcher hands nothing on" signalled TERM deaf "$work/stub"
+check "Ctrl-C does" signaled INT wait "$work/stub"
+check "the ranks hear of it where the launcher hands nothing on" signaled TERM deaf "$work/stub"
 wrapper=(bash -c "$(cat "$work/wrapper.sh")")
-check "Ctrl-C under a script that starts the run" signalled INT wait "${wrapper[@]}" "$work/program"
-check "... also where the run is a script with a trap" signalled INT wait bash -c '"$0" "$@"; exit $?' \
+check "Ctrl-C under a script that starts the run" signaled INT wait "${wrapper[@]}" "$work/program"
+check "... also where the run is a script with a trap" signaled INT wait bash -c '"$0" "$@"; exit $?' \
     "$work/stub"
 twice() { # a second SIGHUP waits for the save like the first one; a second Ctrl-C does not
     local tries=1200 rc

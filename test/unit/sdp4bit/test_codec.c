@@ -41,7 +41,7 @@ static int code_of(float v, int levels, int rounding, RoundingKey key, int64_t a
     return code_stochastic(v, levels, philox_half(rounding_bits(key, (uint64_t)at / 8), (int)(at % 8)));
 }
 
-// Relative L2 error of quantise -> dequantise over n values in groups, with or without the
+// Relative L2 error of quantize -> dequantize over n values in groups, with or without the
 // transform around it.
 static double relative_error(const float *x, int64_t n, int group, Codec codec, bool transform,
                              int rounding) {
@@ -128,9 +128,9 @@ static void test_bf16_every_pattern(void **state) {
     }
 }
 
-// Between every two neighbours: a tie goes to the even pattern, anything else to the nearer one;
+// Between every two neighbors: a tie goes to the even pattern, anything else to the nearer one;
 // the last step is infinity.
-static void test_bf16_ties_and_neighbours(void **state) {
+static void test_bf16_ties_and_neighbors(void **state) {
     for (uint32_t h = 0; h < 65536; h++) {
         if (bf16_is_nan((uint16_t)h) || (h & 0x7FFFu) == 0x7F80u) continue;
         uint32_t tie = (h << 16) | 0x8000u, even = h & 1 ? h + 1 : h;
@@ -140,7 +140,7 @@ static void test_bf16_ties_and_neighbours(void **state) {
         assert_int_equal(bf16_from_float(f32_from_bits((h << 16) + 1)), h);
         assert_int_equal(bf16_from_float(f32_from_bits((h << 16) + 0xFFFFu)), h + 1);
     }
-    // NaNs of every kind: quiet, signalling, payload only in the low half (which truncation would
+    // NaNs of every kind: quiet, signaling, payload only in the low half (which truncation would
     // turn into infinity).
     assert_int_equal(bf16_from_float(f32_from_bits(0x7F800001u)), 0x7FC0);
     assert_int_equal(bf16_from_float(f32_from_bits(0xFF800001u)), 0xFFC0);
@@ -339,7 +339,7 @@ static void test_table(void **state) {
     }
 }
 
-// What has no row ends the program instead of travelling as something else.
+// What has no row ends the program instead of traveling as something else.
 static void dies(void (*call)(void)) {
     int status;
     pid_t child = fork();
@@ -364,7 +364,7 @@ static void test_unknown_codec(void **state) {
 
 // --- unbiasedness -------------------------------------------------------------------------------
 
-// Over all 65536 random numbers the upper neighbour is drawn as often as frac says: to the nearest
+// Over all 65536 random numbers the upper neighbor is drawn as often as frac says: to the nearest
 // of 65536 for up to 63 levels (a bias of at most 2^-17 of a level), of 32768 above.
 static void check_exhaustive(int levels, int low, float fraction, double most) {
     float v = (float)low + fraction;
@@ -474,7 +474,7 @@ static void test_error_levels(void **state) {
 static void test_tree_sum(void **state) {
     float x[32], a[32];
     for (int i = 0; i < 32; i++) a[i] = x[i] = (float)(1.0 / (i + 3));
-    // Independently: pairs of neighbours, then pairs of pairs.
+    // Independently: pairs of neighbors, then pairs of pairs.
     for (int n = 32; n > 1; n /= 2) {
         for (int i = 0; i < n / 2; i++) a[i] = a[2 * i] + a[2 * i + 1];
     }
@@ -485,7 +485,7 @@ static void test_tree_sum(void **state) {
 }
 
 static void test_replica_mix(void **state) {
-    // splitmix64's first output for seed 0 is the finaliser of the golden ratio: position 0, bits
+    // splitmix64's first output for seed 0 is the finalizer of the golden ratio: position 0, bits
     // 0.
     assert_true(replica_mix(0, 0) == 0xE220A8397B1DCDAFull);
     uint64_t base = replica_mix(10, 0x3F80) + replica_mix(11, 0x3F81);
@@ -566,7 +566,7 @@ int main(void) {
         cmocka_unit_test(test_philox_known_answers),
         cmocka_unit_test(test_rounding_bits_layout),
         cmocka_unit_test(test_bf16_every_pattern),
-        cmocka_unit_test(test_bf16_ties_and_neighbours),
+        cmocka_unit_test(test_bf16_ties_and_neighbors),
         cmocka_unit_test(test_hadamard_is_sylvester),
         cmocka_unit_test(test_hadamard_stage_order),
         cmocka_unit_test(test_group_scale_finite),

@@ -544,11 +544,11 @@ static void test_reduction_between_nodes(void **state) {
     PlanOptions options = {4, 4, 2048, 128, 1, 1};
     Plan plan;
     assert_true(plan_build(&plan, tensors, 1, &options, NULL));
-    GradWire quantised = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1},
+    GradWire quantized = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1},
              fp32 = {0, 0, 128, 128, 0, false, 0, 1};
     WeightWire difference = {CODEC_INT4, 2048, true, ROUND_NEAREST},
                bf16 = {CODEC_BF16, 2048, false, ROUND_NEAREST};
-    WireBytes ours = plan_wire_bytes(&plan, &quantised, &difference),
+    WireBytes ours = plan_wire_bytes(&plan, &quantized, &difference),
               base = plan_wire_bytes(&plan, &fp32, &bf16);
     double ratio = (double)(base.grad_inter + base.weight_inter) /
                    (double)(ours.grad_inter + ours.weight_inter);

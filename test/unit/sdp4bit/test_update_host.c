@@ -145,7 +145,7 @@ static void assert_same(const State *a, const State *b, const Case *c, int threa
         const char *name;
         const void *a, *b;
         size_t bytes;
-    } parts[] = {{"masters", a->master, b->master, sizeof a->master},
+    } parts[] = {{"master weights", a->master, b->master, sizeof a->master},
                  {"first moments", a->exp_avg, b->exp_avg, sizeof a->exp_avg},
                  {"second moments", a->exp_avg_sq, b->exp_avg_sq, sizeof a->exp_avg_sq},
                  {"codes", a->codes, b->codes, sizeof a->codes},

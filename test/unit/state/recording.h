@@ -261,7 +261,7 @@ static void reads_table(Stream *s, SegmentTable t) {
 }
 
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
-    begin_on(s, "quantise");
+    begin_on(s, "quantize");
     reads_table(s, a->table);
     for (int p = 0; p < a->slots * a->message.partitions; p++) {
         reads(s, a->grads + p * a->bucket.matrix_per_rank + a->lo, 4 * (a->hi - a->lo));
@@ -274,7 +274,7 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
 }
 
 void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
-    begin_on(s, "sum and requantise");
+    begin_on(s, "sum and requantize");
     reads_table(s, a->table);
     reads(s, a->received, a->sources * a->in.bytes);
     for (int node = 0; node < a->in.partitions; node++) {

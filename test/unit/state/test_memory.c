@@ -52,7 +52,7 @@ static void test_a_run_allocates_its_plan(void **state) {
     static const char *const dropping[] = {MODEL, "--micro-batch-size",  "3",  "--hidden-dropout",
                                            "0.1", "--attention-dropout", "0.1"};
     static const char *const full[] = {MODEL, "--micro-batch-size", "2", "--recompute-granularity", "full"};
-    static const char *const quantised[] = {MODEL,
+    static const char *const quantized[] = {MODEL,
                                             "--micro-batch-size",
                                             "2",
                                             "--quantized-weights",
@@ -61,7 +61,7 @@ static void test_a_run_allocates_its_plan(void **state) {
     expect_plan(COUNT(plain), plain);
     expect_plan(COUNT(dropping), dropping);
     expect_plan(COUNT(full), full);
-    expect_plan(COUNT(quantised), quantised);
+    expect_plan(COUNT(quantized), quantized);
 }
 
 // What device_alloc hands out is counted, freed or not: a buffer made beside the plan shows.

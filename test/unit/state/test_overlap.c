@@ -28,7 +28,7 @@
 enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 6, SAVES = 3 };
 
 // What a shape's flags ask for beside its size.
-enum { QUANTISED = 1, NO_OVERLAP = 2, OFFLOAD = 4, SHARD_GRADS = 8,
+enum { QUANTIZED = 1, NO_OVERLAP = 2, OFFLOAD = 4, SHARD_GRADS = 8,
        SHARD_WEIGHTS = 16,  // and gradients
        OVER_ALL = 32, SECOND = 64, FEEDBACK = 128, LOSSLESS = 256, LOCAL = 512,
        ENDS = 1024 };  // a resumed run whose sixth step is its last one
@@ -70,7 +70,7 @@ static void parse_flags(Recording *r) {
     static const struct {
         unsigned how;
         const char *words[8];
-    } choices[] = {{QUANTISED, {"--quantized-weights", "--wq-group-size", "32", "--quantized-gradients",
+    } choices[] = {{QUANTIZED, {"--quantized-weights", "--wq-group-size", "32", "--quantized-gradients",
                                 "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"}},
                    {LOCAL, {"--local-steps", "2"}}, {LOCAL, {"--local-steps-delay", "1"}},
                    {LOCAL, {"--train-iters", "5"}},  // with the run's last step
@@ -91,7 +91,7 @@ static void parse_flags(Recording *r) {
               mesh_build(&r->mesh, ranks - 1, ranks, hosts, r->shape.per_node, 1, 1, &err) &&
               config_finish(&r->config, ranks, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
-    if (r->shape.how & LOCAL) assert_true(mesh_make_islands(&r->mesh, NULL));
+    if (r->shape.how & LOCAL) assert_true(mesh_make_replica_groups(&r->mesh, NULL));
     if (r->shape.how & SHARD_WEIGHTS) mesh_share_weights(&r->mesh, r->shape.how & OVER_ALL);
     r->mesh.world.mpi = MPI_COMM_SELF;
 }
@@ -115,7 +115,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
-    Group *const groups[7] = {&r->mesh.island, &r->mesh.islands, &r->mesh.world, &r->mesh.node,
+    Group *const groups[7] = {&r->mesh.replica_group, &r->mesh.replica_groups, &r->mesh.world, &r->mesh.node,
                               &r->mesh.rail,   &r->mesh.shards,
                               &r->mesh.shard_rail};
     for (int i = 0; i < 7; i++) {
@@ -185,7 +185,7 @@ static int stage(Recording *r) {
     ZeroSlices slices = zero_slices(r->zero, true);
     size_t at = 0;
     for (int i = 0; i < slices.count; i++) {
-        if (slices.slices[i].lo == slices.slices[i].hi) continue;  // another island saves it
+        if (slices.slices[i].lo == slices.slices[i].hi) continue;  // another replica group saves it
         zero_stage_slice(r->zero, i, (uint8_t *)r->zero->staging + at);
         at += (size_t)(slices.slices[i].hi - slices.slices[i].lo) *
               (size_t)slice_kind_bytes(slices.slices[i].kind);
@@ -213,7 +213,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
             use(&r->device, READ, zero->staging, staged);
             staged = 0;
         }
-        // As replicas.c compares the islands' outer weights, right behind an update.
+        // As replicas.c compares the replica groups' outer weights, right behind an update.
         if (step == 3 && zero->local.stream) {
             local_settle(zero);
             local_hash(zero, zero->hash);
@@ -263,31 +263,31 @@ static void run_steps(Recording *r) { run_steps_of(r, 2); }
 // --- the tests -----------------------------------------------------------------------------------
 
 static const Shape shapes[] = {
-    {1, 1, 1, QUANTISED},  {1, 2, 1, QUANTISED},  {1, 4, 3, QUANTISED},  {2, 1, 1, QUANTISED},
-    {4, 1, 4, QUANTISED},  {2, 2, 1, QUANTISED},  {2, 2, 2, 0}, {2, 2, 3, 0},
-    {2, 2, 4, QUANTISED}, {2, 4, 1, 0}, {2, 4, 3, QUANTISED}, {2, 4, 50, QUANTISED}, {4, 2, 2, 0},
-    {2, 2, 3, QUANTISED | NO_OVERLAP},
-    {1, 1, 1, QUANTISED | OFFLOAD}, {1, 2, 1, QUANTISED | OFFLOAD}, {2, 2, 3, QUANTISED | OFFLOAD},
-    {2, 2, 2, OFFLOAD}, {4, 1, 1, QUANTISED | OFFLOAD}, {2, 2, 3, QUANTISED | NO_OVERLAP | OFFLOAD},
-    {1, 1, 1, QUANTISED | SHARD_GRADS}, {1, 2, 1, QUANTISED | SHARD_GRADS},
-    {2, 1, 3, QUANTISED | SHARD_GRADS}, {2, 2, 3, QUANTISED | SHARD_GRADS}, {2, 2, 2, SHARD_GRADS},
-    {2, 2, 3, QUANTISED | OFFLOAD | SHARD_GRADS},
-    {1, 2, 1, QUANTISED | OFFLOAD | SHARD_GRADS}, {2, 2, 2, OFFLOAD | SHARD_GRADS},
-    {2, 2, 3, QUANTISED | NO_OVERLAP | OFFLOAD | SHARD_GRADS},
-    {2, 2, 3, QUANTISED | NO_OVERLAP | SHARD_GRADS},
-    {1, 2, 1, QUANTISED | SHARD_WEIGHTS}, {2, 1, 1, QUANTISED | SHARD_WEIGHTS},
-    {2, 2, 3, QUANTISED | SHARD_WEIGHTS}, {2, 2, 2, SHARD_WEIGHTS},
-    {2, 4, 1, QUANTISED | OFFLOAD | SHARD_WEIGHTS}, {2, 2, 3, QUANTISED | OFFLOAD | SHARD_WEIGHTS | OVER_ALL},
-    {2, 2, 3, QUANTISED | NO_OVERLAP | SHARD_WEIGHTS},
-    {2, 2, 3, QUANTISED | SHARD_WEIGHTS | OVER_ALL}, {2, 2, 2, SHARD_WEIGHTS | OVER_ALL | SECOND},
-    {2, 2, 3, QUANTISED | SHARD_WEIGHTS | OVER_ALL | SECOND}, {2, 1, 1, QUANTISED | SHARD_WEIGHTS | OVER_ALL},
-    {2, 2, 3, QUANTISED | FEEDBACK}, {2, 1, 2, QUANTISED | SHARD_GRADS | FEEDBACK},
-    {2, 2, 2, QUANTISED | NO_OVERLAP | SHARD_WEIGHTS | FEEDBACK},
-    {2, 2, 2, LOSSLESS}, {1, 2, 1, LOSSLESS | OFFLOAD}, {2, 1, 1, QUANTISED | LOSSLESS | SHARD_GRADS},
+    {1, 1, 1, QUANTIZED},  {1, 2, 1, QUANTIZED},  {1, 4, 3, QUANTIZED},  {2, 1, 1, QUANTIZED},
+    {4, 1, 4, QUANTIZED},  {2, 2, 1, QUANTIZED},  {2, 2, 2, 0}, {2, 2, 3, 0},
+    {2, 2, 4, QUANTIZED}, {2, 4, 1, 0}, {2, 4, 3, QUANTIZED}, {2, 4, 50, QUANTIZED}, {4, 2, 2, 0},
+    {2, 2, 3, QUANTIZED | NO_OVERLAP},
+    {1, 1, 1, QUANTIZED | OFFLOAD}, {1, 2, 1, QUANTIZED | OFFLOAD}, {2, 2, 3, QUANTIZED | OFFLOAD},
+    {2, 2, 2, OFFLOAD}, {4, 1, 1, QUANTIZED | OFFLOAD}, {2, 2, 3, QUANTIZED | NO_OVERLAP | OFFLOAD},
+    {1, 1, 1, QUANTIZED | SHARD_GRADS}, {1, 2, 1, QUANTIZED | SHARD_GRADS},
+    {2, 1, 3, QUANTIZED | SHARD_GRADS}, {2, 2, 3, QUANTIZED | SHARD_GRADS}, {2, 2, 2, SHARD_GRADS},
+    {2, 2, 3, QUANTIZED | OFFLOAD | SHARD_GRADS},
+    {1, 2, 1, QUANTIZED | OFFLOAD | SHARD_GRADS}, {2, 2, 2, OFFLOAD | SHARD_GRADS},
+    {2, 2, 3, QUANTIZED | NO_OVERLAP | OFFLOAD | SHARD_GRADS},
+    {2, 2, 3, QUANTIZED | NO_OVERLAP | SHARD_GRADS},
+    {1, 2, 1, QUANTIZED | SHARD_WEIGHTS}, {2, 1, 1, QUANTIZED | SHARD_WEIGHTS},
+    {2, 2, 3, QUANTIZED | SHARD_WEIGHTS}, {2, 2, 2, SHARD_WEIGHTS},
+    {2, 4, 1, QUANTIZED | OFFLOAD | SHARD_WEIGHTS}, {2, 2, 3, QUANTIZED | OFFLOAD | SHARD_WEIGHTS | OVER_ALL},
+    {2, 2, 3, QUANTIZED | NO_OVERLAP | SHARD_WEIGHTS},
+    {2, 2, 3, QUANTIZED | SHARD_WEIGHTS | OVER_ALL}, {2, 2, 2, SHARD_WEIGHTS | OVER_ALL | SECOND},
+    {2, 2, 3, QUANTIZED | SHARD_WEIGHTS | OVER_ALL | SECOND}, {2, 1, 1, QUANTIZED | SHARD_WEIGHTS | OVER_ALL},
+    {2, 2, 3, QUANTIZED | FEEDBACK}, {2, 1, 2, QUANTIZED | SHARD_GRADS | FEEDBACK},
+    {2, 2, 2, QUANTIZED | NO_OVERLAP | SHARD_WEIGHTS | FEEDBACK},
+    {2, 2, 2, LOSSLESS}, {1, 2, 1, LOSSLESS | OFFLOAD}, {2, 1, 1, QUANTIZED | LOSSLESS | SHARD_GRADS},
     {2, 2, 3, LOSSLESS | SHARD_WEIGHTS}, {2, 2, 1, LOSSLESS | NO_OVERLAP}, {2, 4, 1, LOSSLESS | OFFLOAD},
-    {2, 2, 1, QUANTISED | LOCAL}, {3, 1, 1, QUANTISED | LOCAL}, {2, 2, 2, LOCAL | SHARD_GRADS},
-    {2, 2, 1, QUANTISED | LOCAL | SHARD_WEIGHTS}, {2, 2, 1, QUANTISED | LOCAL | NO_OVERLAP},
-    {2, 2, 2, QUANTISED | LOCAL | LOSSLESS}, {2, 2, 1, QUANTISED | LOCAL | ENDS},
+    {2, 2, 1, QUANTIZED | LOCAL}, {3, 1, 1, QUANTIZED | LOCAL}, {2, 2, 2, LOCAL | SHARD_GRADS},
+    {2, 2, 1, QUANTIZED | LOCAL | SHARD_WEIGHTS}, {2, 2, 1, QUANTIZED | LOCAL | NO_OVERLAP},
+    {2, 2, 2, QUANTIZED | LOCAL | LOSSLESS}, {2, 2, 1, QUANTIZED | LOCAL | ENDS},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -307,7 +307,7 @@ static void every_two_uses_are_ordered(void **state) {
 }
 
 static const char *lane_event_names[LANE_EVENTS] = {
-    "quantised", "node arrived", "node free",     "requantised",   "rail arrived",
+    "quantized", "node arrived", "node free",     "requantized",   "rail arrived",
     "rail free", "updated",      "rail gathered", "node gathered", "applied"};
 
 static void event_name(const Recording *r, int id, char *name, size_t bytes) {
@@ -358,7 +358,7 @@ static bool implied(const char *stream, const char *event, unsigned how) {
     // Who waits for the first bucket's exchange waits for the others' too, which come after it.
     bool saved = !strcmp(event, "done") ? !strcmp(stream, "sums and update")
                                         : !strcmp(event, "joint") && !strcmp(stream, "checkpoint copies");
-    return (!strcmp(stream, "requantisation") && shard) || !strcmp(event, "computed") ||
+    return (!strcmp(stream, "requantization") && shard) || !strcmp(event, "computed") ||
            ((how & FEEDBACK) && saved) || !strcmp(event, "first exchanged");
 }
 
@@ -370,7 +370,7 @@ static void every_wait_is_needed(void **state) {
         Recording whole;
         // The others have the same waits.
         bool local = shape->how & LOCAL;
-        if (shape->chunks > 4 || !(shape->how & QUANTISED) || (local && shape->how != (QUANTISED | LOCAL)) ||
+        if (shape->chunks > 4 || !(shape->how & QUANTIZED) || (local && shape->how != (QUANTIZED | LOCAL)) ||
             (local && shape->per_node == 1))
             continue;
         open_recording(&whole, *shape, -1, -1);
@@ -416,19 +416,19 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
     if (before(a, b) || before(b, a)) fail_msg("%s %d and %s %d cannot overlap", first, i, second, j);
 }
 
-// Chunk k + 1 is quantised while chunk k crosses the node and chunk k - 1 the rail, over the
+// Chunk k + 1 is quantized while chunk k crosses the node and chunk k - 1 the rail, over the
 // borders of buckets too; and backward goes on meanwhile. So it is where two slots hold the
 // gradients.
 static void stages_overlap_in(unsigned how, int micro_batches) {
-    Shape shape = {2, 2, 3, QUANTISED | how};
+    Shape shape = {2, 2, 3, QUANTIZED | how};
     Recording r;
     open_recording(&r, shape, -1, -1);
     run_steps_of(&r, micro_batches);
     int chunks = UNITS * shape.chunks;  // of the first step
     for (int k = 0; k + 2 < chunks; k++) {
-        overlaps(&r, "quantise", k + 1, "exchange inside the node", k);
+        overlaps(&r, "quantize", k + 1, "exchange inside the node", k);
         overlaps(&r, "exchange inside the node", k + 1, "exchange between nodes", k);
-        overlaps(&r, "quantise", k + 2, "exchange between nodes", k);
+        overlaps(&r, "quantize", k + 2, "exchange between nodes", k);
         overlaps(&r, "exchange between nodes", k + 1, "final sum", k);
     }
     int backward = (micro_batches - 1) * UNITS + 1, forward = micro_batches * UNITS;  // of the next step
@@ -454,7 +454,7 @@ static void gathers_overlap_layers(void **state) {
     static const unsigned how[] = {0, OVER_ALL, OVER_ALL | SECOND};
     for (int i = 0; i < 3; i++) {
         Recording r;
-        open_recording(&r, (Shape){2, 2, 3, QUANTISED | SHARD_WEIGHTS | how[i]}, -1, -1);
+        open_recording(&r, (Shape){2, 2, 3, QUANTIZED | SHARD_WEIGHTS | how[i]}, -1, -1);
         run_steps(&r);
         // One gather of checksums follows each gather of a node's parts.
         int per_gather = how[i] & OVER_ALL ? 1 : 2, backward = how[i] == OVER_ALL ? 1 : 2;
@@ -474,7 +474,7 @@ static void gathers_overlap_layers(void **state) {
 // interval: compute has waited for the verdict when its step ends.
 static void the_verdict_is_read_beside_the_update(void **state) {
     Recording r;
-    open_recording(&r, (Shape){2, 2, 3, QUANTISED}, -1, -1);
+    open_recording(&r, (Shape){2, 2, 3, QUANTIZED}, -1, -1);
     run_steps(&r);
     const Op *judged = find(&r, "judge", 0), *read = find(&r, "download", 0),
              *next = find(&r, "forward", 2 * UNITS);
@@ -527,7 +527,7 @@ static void a_save_overlaps_the_next_step(void **state) {
 // Gradients go down while backward and the next reductions go on; AdamW of a bucket runs beside the
 // way up and the gather of the one before, and beside the next forward.
 static void work_of_the_host_overlaps(void **state) {
-    Shape shape = {2, 2, 1, QUANTISED | OFFLOAD};
+    Shape shape = {2, 2, 1, QUANTIZED | OFFLOAD};
     Recording r;
     open_recording(&r, shape, -1, -1);
     run_steps(&r);
@@ -545,11 +545,11 @@ static void work_of_the_host_overlaps(void **state) {
 
 // One stream: everything in the order in which the host started it.
 static void no_overlap_is_serial(void **state) {
-    Shape shape = {2, 2, 3, QUANTISED | NO_OVERLAP};
+    Shape shape = {2, 2, 3, QUANTIZED | NO_OVERLAP};
     Recording r;
     open_recording(&r, shape, -1, -1);
     run_steps(&r);
-    const Op *a = find(&r, "quantise", 1), *b = find(&r, "exchange between nodes", 0);
+    const Op *a = find(&r, "quantize", 1), *b = find(&r, "exchange between nodes", 0);
     assert_true(before(b, a) && !before(a, b));
     assert_int_equal(r.device.streams, 2);
     close_recording(&r);

@@ -93,7 +93,7 @@ static void a_refused_update_ends_the_run(void **state) {
     static const OnNan on_nan[] = {ON_NAN_ABORT, ON_NAN_SKIP};
     for (int i = 0; i < 4; i++) {
         Config config = {.on_nan = on_nan[i % 2], .check_for_nan_in_loss_and_grad = i < 2};
-        Mesh mesh = {.islands = {.size = 1}};
+        Mesh mesh = {.replica_groups = {.size = 1}};
         Sentry sentry = {.config = &config, .mesh = &mesh};
         StepControl verdict = {
             .loss = 2, .grad_norm = 1, .fault = fault_code(FAULT_OF_UPDATE, 3), .fault_rank = 1};

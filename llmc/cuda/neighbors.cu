@@ -1,4 +1,4 @@
-// Copies among the GPUs of one node: see neighbours.h.
+// Copies among the GPUs of one node: see neighbors.h.
 //
 // Each rank fetches what is for it from the others' memory. Before that the ranks meet, so that
 // what is fetched is there. After it they meet again, so that whoever wrote it may write anew. To
@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/cuda/neighbours.h"
+#include "llmc/cuda/neighbors.h"
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/peers.h"
 
-enum { MOST_NEIGHBOURS = 16 };
+enum { MOST_NEIGHBORS = 16 };
 // For the first flags: a write may still be under way when its stream has ended.
 #define PATIENCE_SECONDS 2.0
 
@@ -29,12 +29,12 @@ typedef CUresult (*AddressRange)(CUdeviceptr *, size_t *, CUdeviceptr);
 
 // One shared piece of memory, as this rank sees it.
 typedef struct Region {
-    uint8_t *of[MOST_NEIGHBOURS];   // each rank's
-    void *mapped[MOST_NEIGHBOURS];  // what was opened to reach it, NULL for the own
+    uint8_t *of[MOST_NEIGHBORS];   // each rank's
+    void *mapped[MOST_NEIGHBORS];  // what was opened to reach it, NULL for the own
     size_t bytes;
 } Region;
 
-struct Neighbours {
+struct Neighbors {
     Device *device;
     const Site *site;
     Peers node;        // without a site: the callers here tell the heartbeat that this rank waits
@@ -62,7 +62,7 @@ typedef struct Offer {
     uint64_t mark;           // written at its start, to be read back through the mapping
 } Offer;
 
-static bool make_offer(const Neighbours *n, void *memory, size_t bytes, Offer *offer, Error *err) {
+static bool make_offer(const Neighbors *n, void *memory, size_t bytes, Offer *offer, Error *err) {
     CUdeviceptr base = 0;
     size_t whole = 0;
     memset(offer, 0, sizeof *offer);
@@ -82,7 +82,7 @@ static bool make_offer(const Neighbours *n, void *memory, size_t bytes, Offer *o
 }
 
 static void close_region(Region *region) {
-    for (int r = 0; r < MOST_NEIGHBOURS; r++) {
+    for (int r = 0; r < MOST_NEIGHBORS; r++) {
         if (region->mapped[r]) cuda_ok(cudaIpcCloseMemHandle(region->mapped[r]), "closing", NULL);
     }
     memset(region, 0, sizeof *region);
@@ -105,8 +105,8 @@ static bool reach(Region *region, const Offer *offer, int r, Error *err) {
 }
 
 // Collective. On false nothing is left open.
-static bool open_region(const Neighbours *n, Region *region, void *memory, size_t bytes, Error *err) {
-    Offer own, offer[MOST_NEIGHBOURS];
+static bool open_region(const Neighbors *n, Region *region, void *memory, size_t bytes, Error *err) {
+    Offer own, offer[MOST_NEIGHBORS];
     memset(region, 0, sizeof *region);
     region->bytes = bytes;
     region->of[n->rank] = (uint8_t *)memory;
@@ -129,7 +129,7 @@ static bool open_region(const Neighbours *n, Region *region, void *memory, size_
 
 // The halves of a meeting: this rank's number goes into the others' memory, and theirs come into
 // its own. Operations go to op, which is clear. Returned: how many.
-static unsigned say_here(const Neighbours *n, CUstreamBatchMemOpParams *op) {
+static unsigned say_here(const Neighbors *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
         uint32_t *theirs = (uint32_t *)n->flags.of[(n->rank + i) % n->size];
@@ -139,7 +139,7 @@ static unsigned say_here(const Neighbours *n, CUstreamBatchMemOpParams *op) {
     }
     return count;
 }
-static unsigned await_all(const Neighbours *n, CUstreamBatchMemOpParams *op) {
+static unsigned await_all(const Neighbors *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
         uint32_t *own = (uint32_t *)n->flags.of[n->rank];
@@ -151,8 +151,8 @@ static unsigned await_all(const Neighbours *n, CUstreamBatchMemOpParams *op) {
     return count;
 }
 
-static CUresult meet(Neighbours *n, cudaStream_t stream) {
-    CUstreamBatchMemOpParams op[2 * MOST_NEIGHBOURS];
+static CUresult meet(Neighbors *n, cudaStream_t stream) {
+    CUstreamBatchMemOpParams op[2 * MOST_NEIGHBORS];
     memset(op, 0, sizeof op);
     n->meeting++;
     unsigned count = say_here(n, op);
@@ -160,7 +160,7 @@ static CUresult meet(Neighbours *n, cudaStream_t stream) {
     return n->batch(stream, count, op, 0);
 }
 
-static bool batch_ok(const Neighbours *n, Stream *stream, unsigned count, CUstreamBatchMemOpParams *op,
+static bool batch_ok(const Neighbors *n, Stream *stream, unsigned count, CUstreamBatchMemOpParams *op,
                      Error *err) {
     CUresult status = n->batch(stream_handle(stream), count, op, 0);
     if (!cuda_ok(cudaStreamSynchronize(stream_handle(stream)), "cuStreamBatchMemOp", err)) return false;
@@ -169,8 +169,8 @@ static bool batch_ok(const Neighbours *n, Stream *stream, unsigned count, CUstre
 }
 
 // The others' flags as the host sees them. True when all have said that they are here.
-static bool all_said(const Neighbours *n, Error *err) {
-    uint32_t flag[MOST_NEIGHBOURS] = {0};
+static bool all_said(const Neighbors *n, Error *err) {
+    uint32_t flag[MOST_NEIGHBORS] = {0};
     int here = 0;
     for (double until = MPI_Wtime() + PATIENCE_SECONDS; here < n->size;) {
         cudaError_t read = cudaMemcpy(flag, n->flags.of[n->rank], sizeof flag, cudaMemcpyDeviceToHost);
@@ -185,8 +185,8 @@ static bool all_said(const Neighbours *n, Error *err) {
 
 // Whether the driver can do it at all, in steps that cannot hang: nobody waits for a flag before
 // all have seen theirs. Collective.
-static bool try_meeting(Neighbours *n, Error *err) {
-    CUstreamBatchMemOpParams op[MOST_NEIGHBOURS];
+static bool try_meeting(Neighbors *n, Error *err) {
+    CUstreamBatchMemOpParams op[MOST_NEIGHBORS];
     Stream *stream = stream_create(n->device, "first meeting");
     memset(op, 0, sizeof op);
     n->meeting++;
@@ -199,9 +199,9 @@ static bool try_meeting(Neighbours *n, Error *err) {
     return ok;
 }
 
-// --- neighbours ----------------------------------------------------------------------------------
+// --- neighbors ----------------------------------------------------------------------------------
 
-static bool on_one_host(const Neighbours *n) {
+static bool on_one_host(const Neighbors *n) {
     MPI_Comm host = peers_of_host(n->node);
     int size = 0;
     MPI_Comm_size(host, &size);
@@ -210,26 +210,26 @@ static bool on_one_host(const Neighbours *n) {
 }
 
 // What does not depend on the memory. Collective.
-static bool can_share(Neighbours *n, int pieces, Error *err) {
+static bool can_share(Neighbors *n, int pieces, Error *err) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     n->batch = driver ? (BatchMemOp)dlsym(driver, "cuStreamBatchMemOp_v2") : NULL;
     n->address_range = driver ? (AddressRange)dlsym(driver, "cuMemGetAddressRange_v2") : NULL;
     bool ok = true;
     if (!on_one_host(n)) {
         ok = error_set(err, EXIT_ENVIRONMENT, "the ranks of a node are on several hosts");
-    } else if (n->size > MOST_NEIGHBOURS) {
+    } else if (n->size > MOST_NEIGHBORS) {
         ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size,
-                       MOST_NEIGHBOURS);
+                       MOST_NEIGHBORS);
     } else if (!n->batch || !n->address_range) {
         ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
-    } else if (pieces > COMM_PIECES || neighbours_sharing(n)) {
+    } else if (pieces > COMM_PIECES || neighbors_sharing(n)) {
         ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
     }
     return peers_agree(n->node, ok, err, NULL);
 }
 
-Neighbours *neighbours_open(Device *device, MPI_Comm node) {
-    Neighbours *n = (Neighbours *)xcalloc(1, sizeof *n, "the node's ranks");
+Neighbors *neighbors_open(Device *device, MPI_Comm node) {
+    Neighbors *n = (Neighbors *)xcalloc(1, sizeof *n, "the node's ranks");
     n->device = device;
     n->site = device_site(device);
     n->node = {node, 0, NULL};
@@ -238,14 +238,14 @@ Neighbours *neighbours_open(Device *device, MPI_Comm node) {
     return n;
 }
 
-static void let_go(Neighbours *n) {
+static void let_go(Neighbors *n) {
     for (int i = 0; i < n->regions; i++) close_region(&n->region[i]);
     close_region(&n->flags);
     n->regions = 0;
     peers_meet(n->node);  // memory goes when nobody has it open
 }
 
-bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
+bool neighbors_share(Neighbors *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
     heartbeat_waits(n->site, true);
     // What is under way might use the memory.
     cuda_check(n->site, cudaDeviceSynchronize(), "ending the GPU's work");
@@ -267,21 +267,21 @@ bool neighbours_share(Neighbours *n, void *flags, const CommPiece *piece, int pi
     return ok;
 }
 
-bool neighbours_sharing(const Neighbours *n) { return n->flags.bytes > 0; }
+bool neighbors_sharing(const Neighbors *n) { return n->flags.bytes > 0; }
 
-void neighbours_unshare(Neighbours *n) {
-    if (!neighbours_sharing(n)) return;
+void neighbors_unshare(Neighbors *n) {
+    if (!neighbors_sharing(n)) return;
     heartbeat_waits(n->site, true);
     let_go(n);
     heartbeat_waits(n->site, false);
 }
 
-void neighbours_close(Neighbours *n) {
-    neighbours_unshare(n);
+void neighbors_close(Neighbors *n) {
+    neighbors_unshare(n);
     free(n);
 }
 
-static const Region *region_of(const Neighbours *n, const void *memory, size_t bytes) {
+static const Region *region_of(const Neighbors *n, const void *memory, size_t bytes) {
     for (int i = 0; i < n->regions; i++) {
         const uint8_t *start = n->region[i].of[n->rank], *at = (const uint8_t *)memory;
         if (at >= start && at + bytes <= start + n->region[i].bytes) return &n->region[i];
@@ -289,13 +289,13 @@ static const Region *region_of(const Neighbours *n, const void *memory, size_t b
     return NULL;
 }
 
-bool neighbours_hold(const Neighbours *n, const void *memory, size_t bytes) {
+bool neighbors_hold(const Neighbors *n, const void *memory, size_t bytes) {
     return region_of(n, memory, bytes) != NULL;
 }
 
 // --- exchanges -----------------------------------------------------------------------------------
 
-static void meet_or_end(Neighbours *n, Stream *stream) {
+static void meet_or_end(Neighbors *n, Stream *stream) {
     CUresult status = meet(n, stream_handle(stream));
     if (status == CUDA_SUCCESS) return;
     heartbeat_take_turn(n->site);  // what breaks the link to one GPU breaks the meetings of all
@@ -305,7 +305,7 @@ static void meet_or_end(Neighbours *n, Stream *stream) {
 
 // As where messages travel by NCCL: another try may find the link, or the GPU behind it, sound
 // again.
-static void copy_failed(const Neighbours *n, int from, cudaError_t status) {
+static void copy_failed(const Neighbors *n, int from, cudaError_t status) {
     heartbeat_take_turn(n->site);  // all that reach for the same memory fail
     fatal(n->site, EXIT_COMMUNICATION, "copying from the GPU of the node's rank %d failed: %s (%s); see "
           "nvidia-smi and dmesg, or run again with --node-exchange nccl", from, cudaGetErrorString(status),
@@ -316,7 +316,7 @@ static void copy_failed(const Neighbours *n, int from, cudaError_t status) {
 // own one with -1. The slots lie where `memory` lies here. Each rank begins with its successor, so
 // that no GPU is read by several at once. All is on one stream: copies from several peers at the
 // same time were slower, alone and beside products.
-static void fetch(Neighbours *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
+static void fetch(Neighbors *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
     const Region *region = region_of(n, memory, (size_t)n->size * bytes);
     size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);
     heartbeat_waits(n->site, true);  // a full queue holds the host until the other ranks come
@@ -333,9 +333,9 @@ static void fetch(Neighbours *n, uint8_t *to, const void *memory, size_t bytes, 
     heartbeat_waits(n->site, false);
 }
 
-void neighbours_all_to_all(Neighbours *n, const void *send, void *recv, size_t bytes, Stream *stream) {
+void neighbors_all_to_all(Neighbors *n, const void *send, void *recv, size_t bytes, Stream *stream) {
     fetch(n, (uint8_t *)recv, send, bytes, n->rank, stream);
 }
-void neighbours_all_gather(Neighbours *n, void *buffer, size_t bytes, Stream *stream) {
+void neighbors_all_gather(Neighbors *n, void *buffer, size_t bytes, Stream *stream) {
     fetch(n, (uint8_t *)buffer, buffer, bytes, -1, stream);
 }

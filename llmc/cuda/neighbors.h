@@ -7,27 +7,27 @@
 #include "llmc/cuda/internal.h"
 LLMC_BEGIN
 
-typedef struct Neighbours Neighbours;
+typedef struct Neighbors Neighbors;
 
 // Collective over node, at least two ranks with a GPU each.
-Neighbours *neighbours_open(Device *device, MPI_Comm node);
+Neighbors *neighbors_open(Device *device, MPI_Comm node);
 // Collective: lets go of what is still shared.
-void neighbours_close(Neighbours *neighbours);
+void neighbors_close(Neighbors *neighbors);
 
 // comm_share and comm_unshare (llmc/comm.h). EXIT_ENVIRONMENT: the ranks are on several hosts, the
 // GPUs are not connected, or CUDA IPC is refused.
-bool neighbours_share(Neighbours *neighbours, void *flags, const CommPiece *piece, int pieces, Error *err);
-void neighbours_unshare(Neighbours *neighbours);
+bool neighbors_share(Neighbors *neighbors, void *flags, const CommPiece *piece, int pieces, Error *err);
+void neighbors_unshare(Neighbors *neighbors);
 // Whether anything is shared now.
-bool neighbours_sharing(const Neighbours *neighbours);
+bool neighbors_sharing(const Neighbors *neighbors);
 // Whether this memory was shared.
-bool neighbours_hold(const Neighbours *neighbours, const void *memory, size_t bytes);
+bool neighbors_hold(const Neighbors *neighbors, const void *memory, size_t bytes);
 
 // comm_all_to_all and comm_all_gather (llmc/comm.h) in stream order, always on the same stream.
 // What is fetched (send, or buffer) was shared, and lies at the same place of what was shared on
 // every rank.
-void neighbours_all_to_all(Neighbours *neighbours, const void *send, void *recv, size_t bytes,
+void neighbors_all_to_all(Neighbors *neighbors, const void *send, void *recv, size_t bytes,
                            Stream *stream);
-void neighbours_all_gather(Neighbours *neighbours, void *buffer, size_t bytes, Stream *stream);
+void neighbors_all_gather(Neighbors *neighbors, void *buffer, size_t bytes, Stream *stream);
 
 LLMC_END
