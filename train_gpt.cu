@@ -7,16 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/ranks/heartbeat.h"    // ranks that hang are named
-#include "llmc/ranks/salvage.h"      // nodes that outlive a lost one
-#include "llmc/run/eval_tasks.h"     // --eval-tasks
-#include "llmc/run/measure.h"        // --plan-measure
-#include "llmc/run/plan_report.h"    // --plan
-#include "llmc/run/run.h"            // what a run holds beside the model
-#include "llmc/run/same_run.h"       // one set of flags on all machines
-#include "llmc/run/start.h"          // from flags to the first step
-#include "llmc/state/probe.h"        // figures on what quantization does
-#include "train_gpt.h"               // GPT, ops, Zero
+#include "llmc/ranks/heartbeat.h"  // ranks that hang are named
+#include "llmc/ranks/salvage.h"    // nodes that outlive a lost one
+#include "llmc/run/eval_tasks.h"   // --eval-tasks
+#include "llmc/run/measure.h"      // --plan-measure
+#include "llmc/run/plan_report.h"  // --plan
+#include "llmc/run/run.h"          // what a run holds beside the model
+#include "llmc/run/same_run.h"     // one set of flags on all machines
+#include "llmc/run/start.h"        // from flags to the first step
+#include "llmc/state/probe.h"      // figures on what quantization does
+#include "train_gpt.h"             // GPT, ops, Zero
 
 // ===== the GPT ===================================================================================
 // GPT-2 and Llama as Megatron-LM trains them: pre-LayerNorm or RMSNorm, per-head interleaved QKV
@@ -69,12 +69,18 @@ static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
 static Embedding embedding_of(const GPT *gpt, const Pass *p) {
     const Tensor *words = &gpt->tensor[GPT_WTE];
     const MicroBatch *m = slot_of(gpt, p);
-    Embedding e = {.B = p->B, .T = p->T, .C = gpt->C,
-                   .first_row = (int)words->offset, .rows = (int)words->local[0],
-                   .tokens = m->tokens, .positions = m->positions,
+    Embedding e = {.B = p->B,
+                   .T = p->T,
+                   .C = gpt->C,
+                   .first_row = (int)words->offset,
+                   .rows = (int)words->local[0],
+                   .tokens = m->tokens,
+                   .positions = m->positions,
                    .dropout = dropout_at(gpt, p, 0, DROPOUT_EMBEDDING),
-                   .wte = zero_weight(gpt->zero, GPT_WTE), .x = m->residual[0],
-                   .dx = dresidual_of(gpt, p), .dwte = zero_grad(gpt->zero, GPT_WTE)};
+                   .wte = zero_weight(gpt->zero, GPT_WTE),
+                   .x = m->residual[0],
+                   .dx = dresidual_of(gpt, p),
+                   .dwte = zero_grad(gpt->zero, GPT_WTE)};
     if (!gpt->P) return e;
     e.wpe = zero_weight(gpt->zero, GPT_WPE);
     e.dwpe = zero_grad(gpt->zero, GPT_WPE);
@@ -84,11 +90,20 @@ static Embedding embedding_of(const GPT *gpt, const Pass *p) {
 // The LayerNorm `which` of layer l, LN1_W or LN2_W, without the sum before it.
 static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, int l, enum LayerTensor which) {
     enum LayerTensor bias = (enum LayerTensor)(which + 1);
-    LayerNorm n = {.B = p->B, .T = p->T, .C = gpt->C, .epsilon = gpt->epsilon,
-                   .gamma = weight(gpt, l, which), .beta = weight(gpt, l, bias),
-                   .y = acts->y, .mean = acts->mean, .rstd = acts->rstd,
-                   .dy = gpt->dx, .dresidual = dresidual_of(gpt, p),
-                   .dgamma = grad(gpt, l, which), .dbeta = grad(gpt, l, bias), .rows = gpt_own_rows(gpt, p),
+    LayerNorm n = {.B = p->B,
+                   .T = p->T,
+                   .C = gpt->C,
+                   .epsilon = gpt->epsilon,
+                   .gamma = weight(gpt, l, which),
+                   .beta = weight(gpt, l, bias),
+                   .y = acts->y,
+                   .mean = acts->mean,
+                   .rstd = acts->rstd,
+                   .dy = gpt->dx,
+                   .dresidual = dresidual_of(gpt, p),
+                   .dgamma = grad(gpt, l, which),
+                   .dbeta = grad(gpt, l, bias),
+                   .rows = gpt_own_rows(gpt, p),
                    .rms = gpt->rms};
     return n;
 }
@@ -104,8 +119,8 @@ static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dro
 
 // What stands at the border to the next stage in the place of a LayerNorm: the sum alone.
 static LayerNorm border_of(const GPT *gpt, const Pass *p) {
-    LayerNorm n = {.B = p->B, .T = p->T, .C = gpt->C, .dresidual = dresidual_of(gpt, p),
-                   .rows = gpt_own_rows(gpt, p)};
+    LayerNorm n = {
+        .B = p->B, .T = p->T, .C = gpt->C, .dresidual = dresidual_of(gpt, p), .rows = gpt_own_rows(gpt, p)};
     return n;
 }
 
@@ -150,12 +165,12 @@ static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor w
 typedef struct LayerOps {
     LayerNorm norm1, norm2;
     Linear qkv, projection, fc1, fc2;
-    HeadNorm heads;   // with norms of queries and keys
-    Rope rope;        // with rotary positions
+    HeadNorm heads;  // with norms of queries and keys
+    Rope rope;       // with rotary positions
     Attention attention;
     CachedAttention cached;  // with a cache: keeps keys and values, and takes the place of attention
                              // where there are some before the pass
-    Swiglu swiglu;    // in the place of fc1's and fc2's GELU
+    Swiglu swiglu;           // in the place of fc1's and fc2's GELU
 } LayerOps;
 
 // The MLP between its LayerNorm x and gpt->branch. GELU is a part of the linears around it, SwiGLU
@@ -164,8 +179,8 @@ static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const
                     LayerOps *o) {
     const LayerActs *a = layer_acts(gpt, p, l);
     if (gpt->swiglu) {
-        Swiglu swiglu = {.N = pass_rows(p), .F = gpt->F, .pre = a->pre, .y = a->act, .dy = gpt->dact,
-                         .dpre = gpt->dwide};
+        Swiglu swiglu = {
+            .N = pass_rows(p), .F = gpt->F, .pre = a->pre, .y = a->act, .dy = gpt->dact, .dpre = gpt->dwide};
         o->swiglu = swiglu;
         o->fc1 = linear_of(gpt, p, l, FC1_W, x, a->pre, gpt->dwide, gpt->dx);
         o->fc2 = linear_of(gpt, p, l, FC2_W, a->act, gpt->branch, dbranch, gpt->dact);
@@ -183,9 +198,15 @@ static floatX *linear_qkv(const GPT *gpt, const LayerActs *a) { return gpt->by_k
 
 static Rope rope_of(const GPT *gpt, const Pass *p, const LayerActs *a) {
     int heads = gpt->NH / gpt->NG;
-    Rope rope = {.B = p->B, .T = p->T, .groups = gpt->NG, .heads = heads + 2, .turned = heads + 1,
-                 .HD = gpt->HD, .columns = gpt->rotary,
-                 .table = gpt->turns + (int64_t)p->start * gpt->rotary, .x = linear_qkv(gpt, a),
+    Rope rope = {.B = p->B,
+                 .T = p->T,
+                 .groups = gpt->NG,
+                 .heads = heads + 2,
+                 .turned = heads + 1,
+                 .HD = gpt->HD,
+                 .columns = gpt->rotary,
+                 .table = gpt->turns + (int64_t)p->start * gpt->rotary,
+                 .x = linear_qkv(gpt, a),
                  .by_kind = gpt->by_kind ? a->qkv : NULL};
     return rope;
 }
@@ -194,17 +215,29 @@ static Rope rope_of(const GPT *gpt, const Pass *p, const LayerActs *a) {
 static CachedAttention cached_attention_of(const GPT *gpt, const Pass *p, int l) {
     const LayerActs *a = layer_acts(gpt, p, l);
     int64_t part = (int64_t)gpt->NG * gpt->T * gpt->HD;
-    CachedAttention attention = {.T = p->T, .start = p->start, .room = gpt->T, .NH = gpt->NH, .HD = gpt->HD,
-                                 .groups = gpt->NG, .qkv = a->qkv, .keys = gpt->cache + 2 * l * part,
-                                 .values = gpt->cache + (2 * l + 1) * part, .out = a->att,
+    CachedAttention attention = {.T = p->T,
+                                 .start = p->start,
+                                 .room = gpt->T,
+                                 .NH = gpt->NH,
+                                 .HD = gpt->HD,
+                                 .groups = gpt->NG,
+                                 .qkv = a->qkv,
+                                 .keys = gpt->cache + 2 * l * part,
+                                 .values = gpt->cache + (2 * l + 1) * part,
+                                 .out = a->att,
                                  .workspace = gpt->workspace};
     return attention;
 }
 
 static HeadNorm head_norm_of(const GPT *gpt, const Pass *p, int l) {
     const LayerActs *a = layer_acts(gpt, p, l);
-    HeadNorm n = {.N = pass_rows(p), .groups = gpt->NG, .queries = gpt->NH / gpt->NG, .HD = gpt->HD,
-                  .epsilon = gpt->epsilon, .rms = gpt->rms, .x = linear_qkv(gpt, a),
+    HeadNorm n = {.N = pass_rows(p),
+                  .groups = gpt->NG,
+                  .queries = gpt->NH / gpt->NG,
+                  .HD = gpt->HD,
+                  .epsilon = gpt->epsilon,
+                  .rms = gpt->rms,
+                  .x = linear_qkv(gpt, a),
                   .before = a->before_norm};
     for (int i = 0; i < 2; i++) {
         enum LayerTensor w = i ? K_NORM_W : Q_NORM_W, b = i ? K_NORM_B : Q_NORM_B;
@@ -220,12 +253,20 @@ static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
     const floatX *dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p);
     const floatX *x1 = a->ln1.y, *x2 = a->ln2.y;
     if (gpt->tp.sequence) x1 = x2 = dbranch = gpt->gathered;
-    Attention attention = {.B = p->B, .T = p->T, .NH = gpt->NH, .HD = gpt->HD,
+    Attention attention = {.B = p->B,
+                           .T = p->T,
+                           .NH = gpt->NH,
+                           .HD = gpt->HD,
                            .dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION),
-                           .qkv = a->qkv, .doc_start = p->has_doc_start ? m->doc_start : NULL,
-                           .out = a->att, .saved = a->att_saved, .dout = gpt->datt,
-                           .dqkv = gpt->by_kind ? gpt->dact : gpt->dwide, .workspace = gpt->workspace,
-                           .first_head = gpt->mesh->tp.rank * gpt->NH, .groups = gpt->NG,
+                           .qkv = a->qkv,
+                           .doc_start = p->has_doc_start ? m->doc_start : NULL,
+                           .out = a->att,
+                           .saved = a->att_saved,
+                           .dout = gpt->datt,
+                           .dqkv = gpt->by_kind ? gpt->dact : gpt->dwide,
+                           .workspace = gpt->workspace,
+                           .first_head = gpt->mesh->tp.rank * gpt->NH,
+                           .groups = gpt->NG,
                            .by_kind = gpt->by_kind};
     LayerOps o;
     memset(&o, 0, sizeof o);
@@ -338,13 +379,21 @@ void gpt_head(GPT *gpt, const Pass *p) {
     const Tensor *words = &gpt->tensor[gpt->output];
     const MicroBatch *m = slot_of(gpt, p);
     zero_weights_wait(gpt->zero, 0, -1, false);
-    Head h = {.N = pass_rows(p), .C = gpt->C, .first_row = (int)words->offset, .rows = (int)words->local[0],
-              .x = gather(gpt, p, gpt->lnf.y), .wte = zero_weight(gpt->zero, gpt->output),
-              .targets = m->targets, .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
-              .loss_scale = p->loss_scale, .losses = gpt->losses, .loss_sum = zero_loss_sum(gpt->zero),
+    Head h = {.N = pass_rows(p),
+              .C = gpt->C,
+              .first_row = (int)words->offset,
+              .rows = (int)words->local[0],
+              .x = gather(gpt, p, gpt->lnf.y),
+              .wte = zero_weight(gpt->zero, gpt->output),
+              .targets = m->targets,
+              .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
+              .loss_scale = p->loss_scale,
+              .losses = gpt->losses,
+              .loss_sum = zero_loss_sum(gpt->zero),
               .dx = p->backward ? gpt->dx : NULL,
               .dwte = p->backward ? zero_grad(gpt->zero, gpt->output) : NULL,
-              .overwrite = p->first, .workspace = gpt->workspace};
+              .overwrite = p->first,
+              .workspace = gpt->workspace};
     if (p->scores) gpt_head_scores(gpt, p, &h);
     else if (is_cut(gpt)) head_of_parts(gpt, &h);
     else op_head(gpt->stream, &h);
@@ -796,8 +845,7 @@ int main(int argc, char **argv) {
     run_init(&run);
     memset(&gpt, 0, sizeof gpt);
     bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);
-    if (parsed && (run.config.help || run.config.version))
-        return run_answer(&run.config, argv[0]);
+    if (parsed && (run.config.help || run.config.version)) return run_answer(&run.config, argv[0]);
 
     // Looking at data or at a plan has nothing to save: there a signal ends the process as usual.
     bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;

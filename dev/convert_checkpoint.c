@@ -30,8 +30,7 @@ static const Option table[] = {
     {"ckpt-step", .kind = OPTION_INT64, .high = 1e15, .low = -1, .initial = "-1", .offset = FIELD(step),
      .value = "N", .help = "The checkpoint of this iteration; -1: the latest."},
     {"dtype", .kind = OPTION_CHOICE, .choices = "fp32|bf16", .initial = "bf16", .offset = FIELD(dtype),
-     .value = "WORD",
-     .help = "fp32: the master weights. bf16: the weights that the model computes with."},
+     .value = "WORD", .help = "fp32: the master weights. bf16: the weights that the model computes with."},
     {"max-shard-size", .kind = OPTION_INT64, .low = 1, .high = 1e9, .initial = "5000",
      .offset = FIELD(part_megabytes), .value = "MB",
      .help = "More weights than so many megabytes go into several files, with an index."},
@@ -71,8 +70,12 @@ static bool check(const Settings *s, Error *err) {
                          " the flags");
     }
     bool from = s->from_hf || s->from_megatron;
-    const char *missing = exporting ? !s->load ? "--load" : !s->to_hf ? "--to-hf" : NULL
-                                    : !from ? "--from-hf" : !s->save ? "--save" : NULL;
+    const char *missing = exporting  ? !s->load    ? "--load"
+                                       : !s->to_hf ? "--to-hf"
+                                                   : NULL
+                          : !from    ? "--from-hf"
+                          : !s->save ? "--save"
+                                     : NULL;
     if (missing) return error_set(err, EXIT_USAGE, "%s is missing; --help lists the flags", missing);
     const HfTokenizerWish *t = &s->tokenizer;
     if (!t->vocab_file != !t->merge_file)
@@ -162,12 +165,15 @@ static bool run(const void *flags, int *argc, char ***argv, Error *err) {
 int main(int argc, char **argv) {
     Settings settings = {0};
     const Tool tool = {
-        table, TABLE_ROWS,
+        table,
+        TABLE_ROWS,
         "Usage: convert_checkpoint --load FOLDER --to-hf FOLDER, or --from-hf FOLDER --save FOLDER,\n"
         "       or --from-megatron FOLDER --save FOLDER\n"
         "From a checkpoint to a Hugging Face folder, and back: GPT-2, Llama, Qwen3, Mistral. From a\n"
         "checkpoint of Megatron-LM's.\n",
-        &settings, run, NULL};
+        &settings,
+        run,
+        NULL};
     json_use_checked_memory();
     return tool_main(&tool, argc, argv);
 }

@@ -78,17 +78,17 @@ enum { TABLE_ROWS = sizeof table / sizeof *table };
 
 typedef struct Writing {
     const Settings *settings;
-    Peers peers;             // of one rank
+    Peers peers;  // of one rank
     SavedModel saved;
     TextModel model;
     TokenBuffer prompt;
-    int64_t shown_from;      // of the prompt's ids; those before stand in front of every text
+    int64_t shown_from;  // of the prompt's ids; those before stand in front of every text
     Sampling sampling;
     floatX *first, *logits;  // (padded vocabulary) behind the prompt; of the next token
     Stop stop;
-    int64_t written;         // tokens, of all samples
-    double seconds;          // that they took
-    bool full, unread;       // the positions have ended a text; nobody reads standard output any more
+    int64_t written;    // tokens, of all samples
+    double seconds;     // that they took
+    bool full, unread;  // the positions have ended a text; nobody reads standard output any more
 } Writing;
 
 // --- settings and prompt -------------------------------------------------------------------------
@@ -102,7 +102,8 @@ static bool check(const Settings *s, Error *err) {
     if (!s->vocab_file != !s->merge_file)
         return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file belong together; give both");
     if (temperature_of(s) == 0 && s->samples > 1) {
-        return error_set(err, EXIT_USAGE, "the likeliest text is the same each time: drop --num-samples, or "
+        return error_set(err, EXIT_USAGE,
+                         "the likeliest text is the same each time: drop --num-samples, or "
                          "give a --temperature above 0");
     }
     return true;
@@ -161,8 +162,11 @@ static bool encode_prompt(Writing *w, Error *err) {
     encoder_free(encoder);
     free(text);
     if (replaced) {
-        fprintf(stderr, "warning: the prompt has %" PRId64 " places that this tokenizer cannot encode; they "
-                "are left out or replaced\n", replaced);
+        fprintf(stderr,
+                "warning: the prompt has %" PRId64
+                " places that this tokenizer cannot encode; they "
+                "are left out or replaced\n",
+                replaced);
     }
     if (w->prompt.count == 0) {
         token_buffer_append(&w->prompt, tokenizer_eod(w->saved.tokenizer));
@@ -177,10 +181,9 @@ static bool encode_prompt(Writing *w, Error *err) {
 
 // The trainer's flags of the tokenizer, as words.
 static Words tokenizer_flags(const Settings *s, const char *words[8]) {
-    const char *const pairs[] = {"--tokenizer-type", s->tokenizer_type,
-                                 "--tokenizer-model", s->tokenizer_model,
-                                 "--vocab-file", s->vocab_file,
-                                 "--merge-file", s->merge_file};
+    const char *const pairs[] = {"--tokenizer-type", s->tokenizer_type, "--tokenizer-model",
+                                 s->tokenizer_model, "--vocab-file",    s->vocab_file,
+                                 "--merge-file",     s->merge_file};
     Words flags = {words, 0};
     for (int i = 0; i < 8; i += 2) {
         if (!pairs[i + 1]) continue;
@@ -256,8 +259,11 @@ static bool read_into_cache(Writing *w, Error *err) {
 static void prepare_sampling(Writing *w) {
     const Settings *s = w->settings;
     int vocab = w->saved.config.vocab_size_unpadded;
-    w->sampling = (Sampling){.vocab = vocab, .temperature = temperature_of(s), .top_k = s->top_k,
-                             .top_p = s->top_p, .seed = (uint64_t)s->seed};
+    w->sampling = (Sampling){.vocab = vocab,
+                             .temperature = temperature_of(s),
+                             .top_k = s->top_k,
+                             .top_p = s->top_p,
+                             .seed = (uint64_t)s->seed};
     if (s->top_k == 0 && s->top_p >= 1.0) return;
     w->sampling.candidates = (Candidate *)xmalloc((size_t)vocab * sizeof(Candidate), "the candidates");
 }
@@ -346,10 +352,13 @@ static bool run(const void *context, int *argc, char ***argv, Error *err) {
 
 int main(int argc, char **argv) {
     Settings settings = {0};
-    const Tool tool = {table, TABLE_ROWS,
+    const Tool tool = {table,
+                       TABLE_ROWS,
                        "Usage: generate --load FOLDER [--prompt TEXT] [flags]\n"
                        "Text from a checkpoint of the trainer, token by token.\n",
-                       &settings, run, NULL};
+                       &settings,
+                       run,
+                       NULL};
     json_use_checked_memory();
     return tool_main(&tool, argc, argv);
 }

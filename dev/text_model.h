@@ -5,12 +5,12 @@
 LLMC_BEGIN
 
 typedef struct TextModel {
-    Config config;         // the model's, for a sequence of so many positions
-    Mesh mesh;             // of one rank
+    Config config;  // the model's, for a sequence of so many positions
+    Mesh mesh;      // of one rank
     Device *device;
     Stream *stream;
     MemoryPlan memory_plan;
-    Zero *zero;            // the weights alone
+    Zero *zero;  // the weights alone
     GPT gpt;
 } TextModel;
 

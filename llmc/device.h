@@ -35,8 +35,8 @@ void device_close(Device *device);
 // --deterministic-mode: ops that have a faster form with unordered sums take the ordered one. That
 // is attention's backward on a GPU. CPU ranks always do.
 void device_set_deterministic(Device *device, bool deterministic);
-const char *device_name(const Device *device);     // "CPU AMD EPYC ..." or the GPU's name
-const char *device_backend(void);  // "cpu" or "cuda", for texts
+const char *device_name(const Device *device);  // "CPU AMD EPYC ..." or the GPU's name
+const char *device_backend(void);               // "cpu" or "cuda", for texts
 const Site *device_site(const Device *device);
 // Libraries of the backend with their versions, for --version and logs.
 void device_libraries(char *text, size_t bytes);
@@ -82,8 +82,8 @@ void event_record(Event *event, Stream *stream);
 // work of this kind may wait for it.
 typedef void (*HostWork)(void *context);
 void stream_host_call(Stream *stream, HostWork work, const void *context, size_t bytes);
-void stream_wait(Stream *stream, Event *event);   // later work on stream waits for the event
-void event_synchronize(Event *event);             // the host waits
+void stream_wait(Stream *stream, Event *event);  // later work on stream waits for the event
+void event_synchronize(Event *event);            // the host waits
 // Milliseconds between two recorded events of event_create_timed, on the device's clock.
 double event_elapsed_ms(Event *start, Event *stop);
 

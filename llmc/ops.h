@@ -50,7 +50,7 @@ HD_FN int64_t rows_held(Rows rows, int B, int T) { return rows.count > 0 ? rows.
 // in philox_half. It is kept when they are at least rint(p * 65536). Kept values are
 // multiplied by 1 / (1 - p).
 typedef struct Dropout {
-    float p;               // 0 = off
+    float p;  // 0 = off
     uint32_t seed;
     uint32_t site;         // layer * 4 + DROPOUT_*
     int64_t first_sample;  // global index of row 0 of the micro-batch; row b is first_sample + b
@@ -99,14 +99,14 @@ typedef struct Embedding {
     const int32_t *tokens;     // (B, T)
     const int32_t *positions;  // (B, T)
     Dropout dropout;
-    const floatX *wte;         // (rows, C) or NULL
-    const floatX *wpe;         // (max positions, C) or NULL
-    floatX *x;                 // (B, T, C) out of forward; with wte NULL in too, and (x_rows.count, C)
-    const floatX *dx;          // (B, T, C) backward
-    float *dwte;               // (rows, C) backward accumulates, or NULL
-    float *dwpe;               // (max positions, C) backward accumulates, or NULL
-    Rows x_rows;               // of x, in a forward with wte NULL
-    bool part;                 // forward makes a part of the words alone
+    const floatX *wte;  // (rows, C) or NULL
+    const floatX *wpe;  // (max positions, C) or NULL
+    floatX *x;          // (B, T, C) out of forward; with wte NULL in too, and (x_rows.count, C)
+    const floatX *dx;   // (B, T, C) backward
+    float *dwte;        // (rows, C) backward accumulates, or NULL
+    float *dwpe;        // (max positions, C) backward accumulates, or NULL
+    Rows x_rows;        // of x, in a forward with wte NULL
+    bool part;          // forward makes a part of the words alone
 } Embedding;
 void op_embedding_forward(Stream *s, const Embedding *a);
 void op_embedding_backward(Stream *s, const Embedding *a);
@@ -128,19 +128,19 @@ void op_embedding_backward(Stream *s, const Embedding *a);
 typedef struct LayerNorm {
     int B, T, C;
     float epsilon;
-    Dropout dropout;          // of the branch
-    floatX *x;                // (B, T, C) in; with branch out of forward
-    const floatX *residual;   // (B, T, C) forward, with branch; may be x
-    const floatX *branch;     // (B, T, C) forward, or NULL; its linear's bias is in it
-    const floatX *gamma;      // (C), or NULL
-    const floatX *beta;       // (C) forward, or NULL
-    floatX *y;                // (B, T, C) out of forward
-    float *mean, *rstd;       // (B, T) out of forward, into backward
-    const floatX *dy;         // (B, T, C) backward
-    floatX *dresidual;        // (B, T, C) backward, in and out
-    floatX *dbranch;          // (B, T, C) out of backward, or NULL
-    float *dgamma, *dbeta;    // (C) backward accumulates; dbeta or NULL
-    float *branch_sum;        // (C) out of backward on GPUs: the sum of the branch's gradient over its rows
+    Dropout dropout;         // of the branch
+    floatX *x;               // (B, T, C) in; with branch out of forward
+    const floatX *residual;  // (B, T, C) forward, with branch; may be x
+    const floatX *branch;    // (B, T, C) forward, or NULL; its linear's bias is in it
+    const floatX *gamma;     // (C), or NULL
+    const floatX *beta;      // (C) forward, or NULL
+    floatX *y;               // (B, T, C) out of forward
+    float *mean, *rstd;      // (B, T) out of forward, into backward
+    const floatX *dy;        // (B, T, C) backward
+    floatX *dresidual;       // (B, T, C) backward, in and out
+    floatX *dbranch;         // (B, T, C) out of backward, or NULL
+    float *dgamma, *dbeta;   // (C) backward accumulates; dbeta or NULL
+    float *branch_sum;       // (C) out of backward on GPUs: the sum of the branch's gradient over its rows
     Rows rows;
     bool rms;
 } LayerNorm;
@@ -156,19 +156,19 @@ void op_layernorm_backward(Stream *s, const LayerNorm *a);
 typedef struct Linear {
     int64_t N;
     int C, OC;
-    const floatX *x;       // (N, C)
-    const floatX *w;       // (OC, C)
-    const floatX *bias;    // (OC) forward, or NULL
-    floatX *y;             // (N, OC) out of forward
-    floatX *pre;           // (N, OC) out of forward, or NULL
-    const floatX *dy;      // (N, OC) backward
-    const floatX *x_pre;   // (N, C) backward, or NULL
-    floatX *dx;            // (N, C) out of backward, or NULL
-    float *dw;             // (OC, C) backward accumulates, or out, or NULL
-    float *dpre_bias;      // (C) backward accumulates, or NULL; with x_pre only
+    const floatX *x;      // (N, C)
+    const floatX *w;      // (OC, C)
+    const floatX *bias;   // (OC) forward, or NULL
+    floatX *y;            // (N, OC) out of forward
+    floatX *pre;          // (N, OC) out of forward, or NULL
+    const floatX *dy;     // (N, OC) backward
+    const floatX *x_pre;  // (N, C) backward, or NULL
+    floatX *dx;           // (N, C) out of backward, or NULL
+    float *dw;            // (OC, C) backward accumulates, or out, or NULL
+    float *dpre_bias;     // (C) backward accumulates, or NULL; with x_pre only
     bool overwrite;
-    void *workspace;       // op_linear_workspace_bytes
-    int threads;           // of the host, for a forward of one row; 0 or 1: the calling one alone
+    void *workspace;  // op_linear_workspace_bytes
+    int threads;      // of the host, for a forward of one row; 0 or 1: the calling one alone
 } Linear;
 void op_linear_forward(Stream *s, const Linear *a);
 void op_linear_backward(Stream *s, const Linear *a);
@@ -200,15 +200,15 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC);
 // Backward: x holds the gradients of the normalized vectors, and gets those of the vectors before.
 typedef struct HeadNorm {
     int64_t N;
-    int groups, queries, HD;   // a group has so many queries, then a key and a value
+    int groups, queries, HD;  // a group has so many queries, then a key and a value
     float epsilon;
-    bool rms;                  // as in LayerNorm
-    floatX *x;                 // (N, groups, queries + 2, HD) in and out
-    floatX *before;            // (N, groups, queries + 1, HD) out of forward, into backward
-    const floatX *gamma[2];    // (HD)
-    const floatX *beta[2];     // (HD) forward, or NULL
-    float *dgamma[2];          // (HD) backward accumulates
-    float *dbeta[2];           // (HD) backward accumulates, or NULL
+    bool rms;                // as in LayerNorm
+    floatX *x;               // (N, groups, queries + 2, HD) in and out
+    floatX *before;          // (N, groups, queries + 1, HD) out of forward, into backward
+    const floatX *gamma[2];  // (HD)
+    const floatX *beta[2];   // (HD) forward, or NULL
+    float *dgamma[2];        // (HD) backward accumulates
+    float *dbeta[2];         // (HD) backward accumulates, or NULL
 } HeadNorm;
 void op_head_norm_forward(Stream *s, const HeadNorm *a);
 void op_head_norm_backward(Stream *s, const HeadNorm *a);
@@ -227,7 +227,7 @@ typedef struct Rope {
     const float *table;  // (T, columns): cosines (columns / 2), then sines
     floatX *x;           // (B, T, groups, heads, HD) in and out; with by_kind in forward, out of back
     bool back;
-    floatX *by_kind;     // (B, T, groups * heads, HD) out of forward, into back; or NULL
+    floatX *by_kind;  // (B, T, groups * heads, HD) out of forward, into back; or NULL
 } Rope;
 // The place of a token's vector v, of groups * heads, in by_kind.
 HD_FN int rope_place(const Rope *a, int v) {
@@ -280,12 +280,12 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups);
 // of text). Query t stands at position start + t and attends to keys 0 .. start + t. The sums are
 // those of op_attention_forward in another order.
 typedef struct CachedAttention {
-    int T, start, room;      // new positions, those before them, those that the cache has room for
-    int NH, HD, groups;      // as Attention
-    const floatX *qkv;       // (T, groups, NH / groups + 2, HD)
-    floatX *keys, *values;   // (groups, room, HD)
-    floatX *out;             // (T, NH * HD) out of op_cached_attention
-    void *workspace;         // op_cached_attention_workspace_bytes
+    int T, start, room;     // new positions, those before them, those that the cache has room for
+    int NH, HD, groups;     // as Attention
+    const floatX *qkv;      // (T, groups, NH / groups + 2, HD)
+    floatX *keys, *values;  // (groups, room, HD)
+    floatX *out;            // (T, NH * HD) out of op_cached_attention
+    void *workspace;        // op_cached_attention_workspace_bytes
 } CachedAttention;
 // Copies the new positions' keys and values into the cache, which must hold them before attention.
 void op_cache_append(Stream *s, const CachedAttention *a);
@@ -310,28 +310,28 @@ typedef struct HeadStatistics {
 typedef struct HeadScore {
     float max, sum;
     float target;
-    int32_t best;    // the id with the largest logit, the smallest of several; INT32_MAX without any
+    int32_t best;  // the id with the largest logit, the smallest of several; INT32_MAX without any
 } HeadScore;
 typedef struct Head {
     int64_t N;
     int C;
-    int first_row, rows;         // of the vocabulary, in wte and dwte
-    const floatX *x;             // (N, C) the final LayerNorm's output
-    const floatX *wte;           // (rows, C)
-    const int32_t *targets;      // (N)
-    const float *loss_mask;      // (N) or NULL
+    int first_row, rows;     // of the vocabulary, in wte and dwte
+    const floatX *x;         // (N, C) the final LayerNorm's output
+    const floatX *wte;       // (rows, C)
+    const int32_t *targets;  // (N)
+    const float *loss_mask;  // (N) or NULL
     float loss_scale;
-    float *losses;               // (N) out, unweighted
-    float *loss_sum;             // (1) accumulates
-    floatX *dx;                  // (N, C) out, or NULL: no backward (evaluation)
-    float *dwte;                 // (rows, C) accumulates, with overwrite out, or NULL
+    float *losses;    // (N) out, unweighted
+    float *loss_sum;  // (1) accumulates
+    floatX *dx;       // (N, C) out, or NULL: no backward (evaluation)
+    float *dwte;      // (rows, C) accumulates, with overwrite out, or NULL
     bool overwrite;
-    void *workspace;             // op_head_workspace_bytes
-    HeadStatistics *own;         // (a chunk's rows) out of op_head_logits
-    const HeadStatistics *all;   // (ranks, a chunk's rows) into op_head_gradients
+    void *workspace;            // op_head_workspace_bytes
+    HeadStatistics *own;        // (a chunk's rows) out of op_head_logits
+    const HeadStatistics *all;  // (ranks, a chunk's rows) into op_head_gradients
     int ranks;
-    int columns;                 // op_head_scores: the first so many of `rows` are real ids
-    HeadScore *scores;           // (a chunk's rows) out of op_head_scores
+    int columns;        // op_head_scores: the first so many of `rows` are real ids
+    HeadScore *scores;  // (a chunk's rows) out of op_head_scores
 } Head;
 // All of it where this rank holds the whole vocabulary; `own` and `all` are not used.
 void op_head(Stream *s, const Head *a);
@@ -357,8 +357,8 @@ typedef struct SumParts {
     const floatX *parts;  // (ranks, n)
     int64_t n;
     int ranks;
-    const floatX *bias;   // (C) or NULL
-    int C;                // with bias
+    const floatX *bias;  // (C) or NULL
+    int C;               // with bias
 } SumParts;
 void op_sum_parts(Stream *s, const SumParts *a);
 // y[i] = the sum over r of parts[r, i]: partial gradients. y (n) is overwritten.

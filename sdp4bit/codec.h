@@ -94,13 +94,13 @@ HD_FN void transform_block(float *x, Transform transform, RoundingKey key, int64
 // Codes are a stream of bits: element i's code lies at bits [i * bits, (i + 1) * bits), and bit k
 // of the stream is bit k % 8 of byte k / 8. README.md, "Adding a codec", tells what else a row
 // needs.
-#define PLAIN_CODECS(ROW)    \
+#define PLAIN_CODECS(ROW) \
     ROW(FP32, "fp32", 32, 0) \
     ROW(BF16, "bf16", 16, 0)
 #define UNIFORM_CODECS(ROW) \
     ROW(INT4, "int4", 4, 7) \
     ROW(INT8, "int8", 8, 127)
-#define EDEN_CODECS(ROW)      \
+#define EDEN_CODECS(ROW) \
     ROW(EDEN4, "eden4", 4, 8) \
     ROW(EDEN3, "eden3", 3, 4) \
     ROW(EDEN2, "eden2", 2, 2)
@@ -127,12 +127,12 @@ typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
 // bits and a byte; a block of 32 elements is whole words; code_stochastic knows up to 127 levels.
 #define CHECK_PLAIN(ID, NAME, BITS, LEVELS) \
     static_assert(((BITS) == 32 || (BITS) == 16) && (LEVELS) == 0, NAME ": a plain codec");
-#define CHECK_UNIFORM(ID, NAME, BITS, LEVELS)                                                        \
-    static_assert((BITS) >= 2 && (BITS) <= 8 && (LEVELS) > 0 && (LEVELS) < 1 << ((BITS) - 1) &&     \
-                      HADAMARD_ORDER * (BITS) % 32 == 0,                                             \
+#define CHECK_UNIFORM(ID, NAME, BITS, LEVELS) \
+    static_assert((BITS) >= 2 && (BITS) <= 8 && (LEVELS) > 0 && (LEVELS) < 1 << ((BITS)-1) && \
+                      HADAMARD_ORDER * (BITS) % 32 == 0, \
                   NAME ": a uniform codec");
 #define CHECK_EDEN(ID, NAME, BITS, LEVELS) \
-    static_assert((BITS) >= 2 && (BITS) <= 4 && (LEVELS) == 1 << ((BITS) - 1), NAME ": an EDEN codec");
+    static_assert((BITS) >= 2 && (BITS) <= 4 && (LEVELS) == 1 << ((BITS)-1), NAME ": an EDEN codec");
 PLAIN_CODECS(CHECK_PLAIN)
 UNIFORM_CODECS(CHECK_UNIFORM)
 EDEN_CODECS(CHECK_EDEN)
@@ -149,10 +149,10 @@ typedef struct CodecInfo {
 // The codec's row. Only an enumerator has one: anything else ends the program.
 HD_FN CodecInfo codec_info(Codec codec) {
     CodecInfo none = {0};
-#define CODEC_ROW(ID, NAME, BITS, LEVELS)      \
-    case CODEC_##ID: {                         \
-        CodecInfo row = {NAME, BITS, LEVELS};  \
-        return row;                            \
+#define CODEC_ROW(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: { \
+        CodecInfo row = {NAME, BITS, LEVELS}; \
+        return row; \
     }
     switch (codec) { ALL_CODECS(CODEC_ROW) }
     stop_here();
@@ -166,9 +166,7 @@ HD_FN bool codec_eden(Codec codec) {
 }
 
 // Bytes of so many elements' codes or values; elements is a multiple of 8, or the codec is plain.
-HD_FN int64_t codec_bytes(Codec codec, int64_t elements) {
-    return elements * codec_info(codec).bits / 8;
-}
+HD_FN int64_t codec_bytes(Codec codec, int64_t elements) { return elements * codec_info(codec).bits / 8; }
 
 // The uniform codec with so many bits; and EDEN's. No other number gets here: the options know the
 // table.
@@ -274,9 +272,9 @@ HD_FN float eden_threshold(int bits, int k) {
 }
 
 // What a group's largest magnitude decides, as bits (group_scale).
-#define EDEN_TINY 0x2B800000u     // the bits of 2^-40
-#define EDEN_HUGE 0x58800000u     // 2^50
-#define EDEN_LIFT 0x1p80f         // and its inverse
+#define EDEN_TINY 0x2B800000u  // the bits of 2^-40
+#define EDEN_HUGE 0x58800000u  // 2^50
+#define EDEN_LIFT 0x1p80f      // and its inverse
 typedef struct EdenLift {
     float lift;    // z = x * lift: 1, or a power of two that keeps the squares' sum in range
     float unlift;  // 1 / lift

@@ -15,9 +15,9 @@ LLMC_BEGIN
 // origin, the rest its place. Where several are found, the lowest is kept: the one nearest to the
 // cause.
 typedef enum FaultOrigin {
-    FAULT_OF_UPDATE = 1,  // adamw.h refused a master; the bucket
-    FAULT_OF_MESSAGE = 2, // a message did not arrive as it was sent (wire.h); hop, bucket, slot
-    FAULT_OF_CODING = 3   // a message of lossless weights cannot be decoded; hop, bucket, slot
+    FAULT_OF_UPDATE = 1,   // adamw.h refused a master; the bucket
+    FAULT_OF_MESSAGE = 2,  // a message did not arrive as it was sent (wire.h); hop, bucket, slot
+    FAULT_OF_CODING = 3    // a message of lossless weights cannot be decoded; hop, bucket, slot
 } FaultOrigin;
 HD_FN uint64_t fault_code(FaultOrigin kind, uint64_t place) { return (uint64_t)kind << 62 | place; }
 HD_FN FaultOrigin fault_origin(uint64_t fault) { return (FaultOrigin)(fault >> 62); }
@@ -34,10 +34,10 @@ typedef struct StepControl {
     float clip_coefficient;           // multiplies every gradient
     float learning_rate;
     float bias_correction1, bias_correction2;  // 1 - beta^t
-    int32_t applied;                  // 0: this step is skipped on every rank
-    int32_t fault_rank;               // the rank that found `fault`
+    int32_t applied;                           // 0: this step is skipped on every rank
+    int32_t fault_rank;                        // the rank that found `fault`
     SpikeState spikes;
-    uint64_t fault;                   // 0: none; else the step is skipped and the run ends
+    uint64_t fault;  // 0: none; else the step is skipped and the run ends
 } StepControl;
 static_assert(sizeof(StepControl) == 128, "host and device hold the same");
 
@@ -53,14 +53,14 @@ static_assert(sizeof(StepRecord) == 24, "what every rank sends to every other on
 typedef struct Judge {
     const StepRecord *records;  // (ranks) of the world, in its order
     int ranks;
-    int losses;                 // how many of them hold a loss: those of a pipeline's last stage
-    float clip_grad;            // 0: no clipping
+    int losses;       // how many of them hold a loss: those of a pipeline's last stage
+    float clip_grad;  // 0: no clipping
     float beta1, beta2;
     // The host knows a step's verdict one step late, so it offers both learning rates: after an
     // applied or after a skipped last step.
     float lr_if_applied, lr_if_skipped;
-    bool skip_non_finite;       // a non-finite loss or norm makes applied = 0
-    bool skip_spikes;           // and so does a loss or norm that spikes.h calls a spike
+    bool skip_non_finite;  // a non-finite loss or norm makes applied = 0
+    bool skip_spikes;      // and so does a loss or norm that spikes.h calls a spike
     float loss_spike_factor, norm_spike_factor;
 } Judge;
 

@@ -47,22 +47,22 @@ static inline WeightWindows weight_windows_of(const Bucket *bucket, floatX *weig
 // Partition p = i * slots + slot goes to destination `slot` as its i-th partition. With two levels
 // slots = D and i = node; with a single level slots = dp, and there is one partition per slot.
 typedef struct QuantizePartitions {
-    const float *grads;     // (bucket->matrix_elements + bucket->tail_elements) the local gradients
+    const float *grads;  // (bucket->matrix_elements + bucket->tail_elements) the local gradients
     Bucket bucket;
     SegmentTable table;
-    int64_t lo, hi;         // chunk of every partition's matrix piece
-    float scale;            // 1 / dp
-    Transform transform;    // chunks and groups are whole blocks of it, or it is of whole groups
-    RoundingKey rotation;   // of the signs of TRANSFORM_ROTATION
+    int64_t lo, hi;        // chunk of every partition's matrix piece
+    float scale;           // 1 / dp
+    Transform transform;   // chunks and groups are whole blocks of it, or it is of whole groups
+    RoundingKey rotation;  // of the signs of TRANSFORM_ROTATION
     Codec codec;
     int group;
-    Codec tail_codec;       // plain
+    Codec tail_codec;  // plain
     Rounding rounding;
     RoundingKey key;
     int slots, self;
-    int first, between;     // partition p is the shard of rank p * (1 + between) + first, which says
-                            // where its matrix piece lies in the bucket. In `grads` it is piece p
-    uint8_t *send;          // (slots) messages; slot `self` is left untouched
+    int first, between;  // partition p is the shard of rank p * (1 + between) + first, which says
+                         // where its matrix piece lies in the bucket. In `grads` it is piece p
+    uint8_t *send;       // (slots) messages; slot `self` is left untouched
     uint8_t *self_slot;
     MessageLayout message;  // message.partitions per slot
 } QuantizePartitions;
@@ -77,22 +77,22 @@ HD_FN int64_t partition_position(const QuantizePartitions *a, int64_t p) {
 typedef struct SumRequantize {
     const uint8_t *received;  // (sources) level-1 messages, in.bytes apart
     int sources;
-    MessageLayout in;         // in.partitions = nodes
+    MessageLayout in;  // in.partitions = nodes
     Codec in_codec;
     int in_group;
-    int local, per_node;      // partition i is the shard of rank i * per_node + local
+    int local, per_node;  // partition i is the shard of rank i * per_node + local
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;
     Codec codec;
     int group;
-    Codec tail_codec;         // plain
+    Codec tail_codec;  // plain
     Rounding rounding;
     RoundingKey key;
-    int self;                 // own node
-    uint8_t *send;            // (nodes) level-2 messages
+    int self;       // own node
+    uint8_t *send;  // (nodes) level-2 messages
     uint8_t *self_slot;
-    MessageLayout out;        // out.partitions = 1
+    MessageLayout out;  // out.partitions = 1
 } SumRequantize;
 void kernel_sum_requantize(Stream *s, const SumRequantize *a);
 // The quantization whose values are the sums. send and self_slot are the caller's.
@@ -151,17 +151,17 @@ typedef struct SumFinal {
     MessageLayout in;
     Codec codec;
     int group;
-    Codec tail_codec;         // plain
+    Codec tail_codec;  // plain
     Transform transform;
-    RoundingKey rotation;     // of the signs of TRANSFORM_ROTATION
-    int rank;                 // whose shard this is
+    RoundingKey rotation;  // of the signs of TRANSFORM_ROTATION
+    int rank;              // whose shard this is
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;
-    Windows own;              // the rank's windows
-    bool add;                 // to what the windows hold; else they are overwritten
-    float *matrix_leaves;     // (matrix_per_rank / 32) the norm's leaves of the matrix piece
-    float *tail_leaves;       // (ceil(tail_per_rank / 32)) written with the chunk that carries the tail
+    Windows own;           // the rank's windows
+    bool add;              // to what the windows hold; else they are overwritten
+    float *matrix_leaves;  // (matrix_per_rank / 32) the norm's leaves of the matrix piece
+    float *tail_leaves;    // (ceil(tail_per_rank / 32)) written with the chunk that carries the tail
 } SumFinal;
 void kernel_sum_final(Stream *s, const SumFinal *a);
 
@@ -173,8 +173,8 @@ void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int6
 // *sum = the perfect binary tree over n leaves (missing ones 0). Destroys the leaves.
 void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
 // judge.h's step_record of piece_sums (pieces), *loss and *fault.
-void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces,
-                        const float *loss, const uint64_t *fault);
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
+                        const uint64_t *fault);
 // *fault = *found, unless *fault already says something or *found is 0. The write is atomic. lost:
 // as below.
 void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const int *lost);
@@ -198,16 +198,16 @@ typedef struct UpdateShard {
     SegmentTable table;
     const float *matrix_grads, *tail_grads;  // (matrix_per_rank), (tail_per_rank) reduced
     const floatX *matrix_weights;            // (matrix_per_rank) the replica's, for a difference
-    float *master, *exp_avg, *exp_avg_sq;  // (matrix_per_rank + tail_per_rank)
+    float *master, *exp_avg, *exp_avg_sq;    // (matrix_per_rank + tail_per_rank)
     Codec codec;
     int group;
     Rounding rounding;
     bool difference;
     RoundingKey key;
-    uint8_t *codes;        // (message.codes_stride) codes or rounded weights
-    float *scales;         // (message.groups)
-    uint8_t *tail;         // (tail_per_rank) floatX
-    uint64_t *fault, code; // judge.h's faults
+    uint8_t *codes;         // (message.codes_stride) codes or rounded weights
+    float *scales;          // (message.groups)
+    uint8_t *tail;          // (tail_per_rank) floatX
+    uint64_t *fault, code;  // judge.h's faults
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
 
@@ -223,7 +223,7 @@ typedef struct ApplyWeights {
     Codec codec;
     int group;
     bool difference;
-    floatX *weights;          // (bucket->matrix_elements + bucket->tail_elements)
+    floatX *weights;  // (bucket->matrix_elements + bucket->tail_elements)
 } ApplyWeights;
 void kernel_apply_weights(Stream *s, const ApplyWeights *a);
 
@@ -253,7 +253,7 @@ typedef struct DecodeWeights {
     const uint8_t *messages;  // (nodes * per_node) messages as gather_slot says, on 16 bytes
     int64_t stride, bytes;    // from one to the next; those of a message that may be read
     int nodes, per_node;
-    uint8_t *weights;         // bf16: (nodes * per_node) windows of elements, then of tail_elements
+    uint8_t *weights;  // bf16: (nodes * per_node) windows of elements, then of tail_elements
     uint64_t *fault, code;
 } DecodeWeights;
 void kernel_decode_weights(Stream *s, const DecodeWeights *a);
@@ -266,10 +266,10 @@ void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, con
 // the last MESSAGE_ALIGN bytes, plus replica_mix(key, id). Message i has the id first + i * stride.
 // The checksum stands at the start of those bytes (seal_offset); the rest of them is 0.
 typedef struct SealMessages {
-    uint8_t *messages;       // (count) bytes apart, on 16 bytes
+    uint8_t *messages;  // (count) bytes apart, on 16 bytes
     int count;
-    int skip;                // a message that is left alone, -1: none
-    int64_t bytes;           // of a message, a multiple of 16
+    int skip;       // a message that is left alone, -1: none
+    int64_t bytes;  // of a message, a multiple of 16
     uint64_t key;
     uint32_t first, stride;
 } SealMessages;
@@ -277,8 +277,7 @@ void kernel_seal_messages(Stream *s, const SealMessages *a);
 // Compares: for the first message that has another checksum, *fault = code + its index, unless
 // *fault already says something. sums: (count) scratch. Checks on several streams may share fault
 // (the write is atomic) but not sums.
-void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault,
-                           uint64_t code);
+void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code);
 
 // *hash += sum of replica_mix(position, bits) over n weights whose first has arena position
 // `first`.

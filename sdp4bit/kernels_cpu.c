@@ -51,9 +51,13 @@ static inline void read_groups(float *x, const SliceReader *r, int64_t offset, i
 // The same for every codec; offset and n are any numbers where it is plain.
 static void read_slice(float *x, const SliceReader *r, int64_t offset, int n) {
 #define READ_VALUES(ID, NAME, BITS, LEVELS) \
-    case CODEC_##ID: load_values(x, r->codes + codec_bytes(r->codec, offset), r->codec, n); return;
+    case CODEC_##ID: \
+        load_values(x, r->codes + codec_bytes(r->codec, offset), r->codec, n); \
+        return;
 #define READ_GROUPS(ID, NAME, BITS, LEVELS) \
-    case CODEC_##ID: read_groups(x, r, offset, n, BITS, false); return;
+    case CODEC_##ID: \
+        read_groups(x, r, offset, n, BITS, false); \
+        return;
 #define READ_EDEN(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: read_groups(x, r, offset, n, BITS, true); return;
     switch (r->codec) { PLAIN_CODECS(READ_VALUES) UNIFORM_CODECS(READ_GROUPS) EDEN_CODECS(READ_EDEN) }
@@ -292,8 +296,8 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
     *sum = n > 0 ? leaves[0] : 0.0f;
 }
 
-void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces,
-                        const float *loss, const uint64_t *fault) {
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
+                        const uint64_t *fault) {
     *record = step_record(piece_sums, pieces, *loss, *fault);
 }
 

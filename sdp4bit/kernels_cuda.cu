@@ -120,13 +120,13 @@ void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
 
 // --- verdict ------------------------------------------------------------------------------------
 
-__global__ void step_record_kernel(StepRecord *record, const float *piece_sums, int pieces,
-                                   const float *loss, const uint64_t *fault) {
+__global__ void step_record_kernel(StepRecord *record, const float *piece_sums, int pieces, const float *loss,
+                                   const uint64_t *fault) {
     *record = step_record(piece_sums, pieces, *loss, *fault);
 }
 
-void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces,
-                        const float *loss, const uint64_t *fault) {
+void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
+                        const uint64_t *fault) {
     step_record_kernel<<<1, 1, 0, stream_handle(s)>>>(record, piece_sums, pieces, loss, fault);
     check_launch(s, "step record");
 }

@@ -35,8 +35,7 @@ static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
 //           above 32: the group spans all RUNS of the whole warp
 //           0: the worker is a block
 //   PLAIN   a plain codec: no groups
-template <int RUNS_, int RUN_, int LANES_, bool PLAIN_ = false>
-struct Shape {
+template <int RUNS_, int RUN_, int LANES_, bool PLAIN_ = false> struct Shape {
     static constexpr int RUNS = RUNS_, RUN = RUN_, LANES = LANES_;
     static constexpr bool PLAIN = PLAIN_, WARP_TILES = LANES > 0;
     static constexpr int SPAN = (WARP_TILES ? (int)WARP : (int)CODEC_THREADS) * RUN;
@@ -67,17 +66,16 @@ DEV_FN uint32_t group_of(GroupIndex g, int64_t offset) {
 // to (w + 1) * per_worker.
 struct Tiles {
     int64_t n;
-    int tile;            // elements
+    int tile;  // elements
     int per_worker;
-    int group, groups;   // the group size; groups of a tile
+    int group, groups;  // the group size; groups of a tile
     GroupIndex index;
     bool warp_in_group;  // every warp's elements of a block tile belong to one group
 };
 
 // group: ignored by plain codecs. slices: gridDim.y. Blocks come first, until they fill the device
 // several times over. Then a worker takes neighboring tiles, which saves lookups.
-template <class S>
-static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) {
+template <class S> static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) {
     Tiles t;
     t.n = n;
     if (S::PLAIN) group = HADAMARD_ORDER;
@@ -92,50 +90,42 @@ static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) 
     t.per_worker = (int)(blocks / wanted < 1 ? 1 : blocks / wanted > most ? most : blocks / wanted);
     return t;
 }
-template <class S>
-static dim3 tile_grid(Tiles t, int slices) {
+template <class S> static dim3 tile_grid(Tiles t, int slices) {
     int64_t per_block = (int64_t)t.tile * t.per_worker * (S::WARP_TILES ? CODEC_WARPS : 1);
     return dim3((unsigned)ceil_div64(t.n, per_block), (unsigned)slices);
 }
 
 // First element of this thread's worker; of this thread inside a tile.
-template <class S>
-DEV_FN int64_t worker_start(const Tiles &t) {
+template <class S> DEV_FN int64_t worker_start(const Tiles &t) {
     int64_t worker = S::WARP_TILES ? (int64_t)blockIdx.x * CODEC_WARPS + threadIdx.x / WARP : blockIdx.x;
     return worker * t.per_worker * t.tile;
 }
-template <class S>
-DEV_FN int thread_start(void) {
+template <class S> DEV_FN int thread_start(void) {
     return (int)(S::WARP_TILES ? threadIdx.x % WARP : threadIdx.x) * S::RUN;
 }
 // t.tile and t.groups, known at compile time for a warp's tiles.
-template <class S>
-DEV_FN int tile_size(const Tiles &t) {
+template <class S> DEV_FN int tile_size(const Tiles &t) {
     if constexpr (S::WARP_TILES) return S::RUNS * S::SPAN;
     else return t.tile;
 }
-template <class S>
-DEV_FN int tile_groups(const Tiles &t) {
+template <class S> DEV_FN int tile_groups(const Tiles &t) {
     if constexpr (S::WARP_TILES) return S::RUNS * S::SPAN / (S::LANES * S::RUN);
     else return t.groups;
 }
 // Elements of a tile, where `rest` are left of the slice from its start on.
-template <class S>
-DEV_FN int tile_elements(const Tiles &t, int64_t rest) {
+template <class S> DEV_FN int tile_elements(const Tiles &t, int64_t rest) {
     return rest < tile_size<S>(t) ? (int)rest : tile_size<S>(t);
 }
 // Does run v of this thread exist in a tile of that many elements? Where a tile is one group of a
 // warp it always does, since slices are whole groups.
-template <class S>
-DEV_FN bool run_live(int elements, int v) {
+template <class S> DEV_FN bool run_live(int elements, int v) {
     if constexpr (S::LANES > WARP) return true;
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
 // Calls launch(Shape) with the shape that serves a group of 1024, of more, or of a size that is no
 // power of two. The options refuse sizes above LARGEST_GROUP.
-template <class Launch>
-static void with_wide_group(int group, Launch launch) {
+template <class Launch> static void with_wide_group(int group, Launch launch) {
     if (group == 1024) launch(Shape<4, PACKED, 128>());
     else if (group <= BLOCK_SPAN) launch(Shape<1, PACKED, 0>());
     else if (group <= 2 * BLOCK_SPAN) launch(Shape<2, PACKED, 0>());
@@ -143,8 +133,7 @@ static void with_wide_group(int group, Launch launch) {
     else launch(Shape<8, PACKED, 0>());
 }
 // The same for every group size, in runs of 8.
-template <class Launch>
-static void with_group(int group, Launch launch) {
+template <class Launch> static void with_group(int group, Launch launch) {
     if (group == 32) launch(Shape<2, PACKED, 4>());
     else if (group == 64) launch(Shape<2, PACKED, 8>());
     else if (group == 128) launch(Shape<2, PACKED, 16>());
@@ -172,8 +161,7 @@ DEV_FN float add_plain(float a, float b) {
 // the thread, and 8, 16, ... across lanes. With runs of 16 stride 16 is the first to cross lanes.
 // There own * 1 or own * -1 is exact, so the fused operation rounds once, just as the sum or
 // difference does.
-template <int ORDER = HADAMARD_ORDER, int RUN>
-DEV_FN void hadamard_lanes(float (&x)[RUN]) {
+template <int ORDER = HADAMARD_ORDER, int RUN> DEV_FN void hadamard_lanes(float (&x)[RUN]) {
 #pragma unroll
     for (int stride = 1; stride < RUN; stride *= 2) {
 #pragma unroll
@@ -221,8 +209,7 @@ DEV_FN float max_magnitude(float a, float b) {
 struct BlockMaxima {
     uint32_t set[3][TILE_GROUPS];
 };
-template <class S>
-DEV_FN void clear_maxima(BlockMaxima *shared) {
+template <class S> DEV_FN void clear_maxima(BlockMaxima *shared) {
     if constexpr (!S::WARP_TILES) {
         for (int i = threadIdx.x; i < 3 * TILE_GROUPS; i += CODEC_THREADS)
             shared->set[i / TILE_GROUPS][i % TILE_GROUPS] = 0;
@@ -356,8 +343,8 @@ DEV_FN void flip_signs(float (&x)[RUN], const RoundingSchedule &rotation, int64_
 struct SegmentCursor {
     // The first position that is another tensor's; pads belong to the tensor before them
     int64_t next;
-    int64_t end;          // of its elements, before the pads
-    int64_t shift;        // a position's logical offset minus the position
+    int64_t end;    // of its elements, before the pads
+    int64_t shift;  // a position's logical offset minus the position
 };
 DEV_FN SegmentCursor no_segment(void) { return SegmentCursor{0, 0, 0}; }
 DEV_FN void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t position) {
@@ -379,10 +366,10 @@ DEV_FN void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t po
 // What a thread needs to code its runs of the current tile. All of it moves on from tile to tile,
 // so no address is worked out twice.
 struct TileWriter {
-    uint8_t *codes;     // of its first run
-    float *scales;      // of that run's group
-    int64_t position;   // of its first element, in the bucket's matrix part
-    bool leads;         // it is the first thread of a group, which stores the scale
+    uint8_t *codes;    // of its first run
+    float *scales;     // of that run's group
+    int64_t position;  // of its first element, in the bucket's matrix part
+    bool leads;        // it is the first thread of a group, which stores the scale
     bool stochastic;
 };
 
@@ -390,7 +377,7 @@ struct TileWriter {
 // an offset in the slice.
 template <class S, Codec CODEC>
 DEV_FN TileWriter make_writer(uint8_t *codes, float *scales, Rounding rounding, int64_t position,
-                                                         const Tiles &t, int64_t tile) {
+                              const Tiles &t, int64_t tile) {
     int start = thread_start<S>(),
         group = S::WARP_TILES ? start / (S::LANES * S::RUN) : (int)group_of(t.index, start);
     int64_t first = tile + start;
@@ -402,8 +389,7 @@ DEV_FN TileWriter make_writer(uint8_t *codes, float *scales, Rounding rounding, 
     w.leads = S::WARP_TILES ? start % (S::LANES * S::RUN) == 0 : group * t.group == start;
     return w;
 }
-template <class S, Codec CODEC>
-DEV_FN void next_tile(TileWriter &w, const Tiles &t) {
+template <class S, Codec CODEC> DEV_FN void next_tile(TileWriter &w, const Tiles &t) {
     w.codes += tile_size<S>(t) / PACKED * CodecRow<CODEC>::BITS;
     w.scales += tile_groups<S>(t);
     w.position += tile_size<S>(t);
@@ -488,8 +474,7 @@ DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int ele
 
 // The perfect binary tree over the N terms of each of LANES neighboring lanes; all of them get it.
 // Destroys the terms.
-template <int LANES, int N>
-DEV_FN float tree_lanes(float (&term)[N]) {
+template <int LANES, int N> DEV_FN float tree_lanes(float (&term)[N]) {
 #pragma unroll
     for (int stride = 1; stride < N; stride *= 2) {
 #pragma unroll
@@ -502,8 +487,7 @@ DEV_FN float tree_lanes(float (&term)[N]) {
     }
     return sum;
 }
-template <int LANES, int N>
-DEV_FN uint32_t largest_lanes(const float (&x)[N]) {
+template <int LANES, int N> DEV_FN uint32_t largest_lanes(const float (&x)[N]) {
     float m = fabsf(x[0]);
 #pragma unroll
     for (int i = 1; i < N; i++) m = max_magnitude(m, x[i]);
@@ -517,8 +501,7 @@ DEV_FN uint32_t largest_lanes(const float (&x)[N]) {
 
 // A rotated group that lies on EDEN_GROUP / RUN neighboring lanes becomes codes. Returns its
 // scale. The whole warp calls; lanes that are not live store nothing.
-template <Codec CODEC, int RUN>
-DEV_FN float code_eden(uint8_t *to, const float (&x)[RUN], bool live) {
+template <Codec CODEC, int RUN> DEV_FN float code_eden(uint8_t *to, const float (&x)[RUN], bool live) {
     typedef CodecRow<CODEC> Row;
     constexpr int LANES = EDEN_GROUP / RUN, BYTES = RUN * Row::BITS / 8;
     const uint32_t largest = largest_lanes<LANES>(x);

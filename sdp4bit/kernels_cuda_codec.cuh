@@ -11,13 +11,11 @@ static const uint32_t ALL_LANES = 0xFFFFFFFFu;
 // --- codecs at compile time ---------------------------------------------------------------------
 
 // The table's rows as constants. There is no general case, so nothing without a row compiles.
-template <Codec CODEC>
-struct CodecRow;
-#define CUDA_CODEC_ROW(ID, BITS_, LEVELS_, EDEN_)                                     \
-    template <>                                                                       \
-    struct CodecRow<CODEC_##ID> {                                                     \
-        static constexpr int BITS = BITS_, LEVELS = LEVELS_;                          \
-        static constexpr uint32_t SIGN = LEVELS_ ? 1u << (BITS_ - 1) : 0;             \
+template <Codec CODEC> struct CodecRow;
+#define CUDA_CODEC_ROW(ID, BITS_, LEVELS_, EDEN_) \
+    template <> struct CodecRow<CODEC_##ID> { \
+        static constexpr int BITS = BITS_, LEVELS = LEVELS_; \
+        static constexpr uint32_t SIGN = LEVELS_ ? 1u << (BITS_ - 1) : 0; \
         static constexpr bool GROUPED = LEVELS > 0, FINE = LEVELS < 64, EDEN = EDEN_; \
     };
 #define CUDA_ORDINARY_ROW(ID, NAME, BITS, LEVELS) CUDA_CODEC_ROW(ID, BITS, LEVELS, false)
@@ -27,28 +25,22 @@ UNIFORM_CODECS(CUDA_ORDINARY_ROW)
 EDEN_CODECS(CUDA_EDEN_ROW)
 
 // A codec as an argument: launch(CodecValue<CODEC>()) tells a lambda its codec at compile time.
-template <Codec CODEC>
-struct CodecValue {
-    static constexpr Codec VALUE = CODEC;
-};
+template <Codec CODEC> struct CodecValue { static constexpr Codec VALUE = CODEC; };
 #define CUDA_CODEC_CASE(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: launch(CodecValue<CODEC_##ID>()); return;
 // Calls launch with the codec: any; any but EDEN, which neither weights nor the hop inside a node
 // take; a plain one.
-template <class Launch>
-static void with_any_codec(Codec codec, Launch launch) {
+template <class Launch> static void with_any_codec(Codec codec, Launch launch) {
     switch (codec) { ALL_CODECS(CUDA_CODEC_CASE) }
     stop_here();
 }
-template <class Launch>
-static void with_codec(Codec codec, Launch launch) {
+template <class Launch> static void with_codec(Codec codec, Launch launch) {
     with_any_codec(codec, [&](auto value) {
         if constexpr (!CodecRow<decltype(value)::VALUE>::EDEN) launch(value);
         else stop_here();
     });
 }
-template <class Launch>
-static void with_plain_codec(Codec codec, Launch launch) {
+template <class Launch> static void with_plain_codec(Codec codec, Launch launch) {
     with_codec(codec, [&](auto value) {
         if constexpr (!CodecRow<decltype(value)::VALUE>::GROUPED) launch(value);
         else stop_here();
@@ -110,14 +102,12 @@ DEV_FN void code_vector_stochastic(uint32_t code[PACKED], const float v[PACKED],
 }
 
 // Byte BYTE of four words.
-template <int BYTE>
-DEV_FN uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+template <int BYTE> DEV_FN uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     const uint32_t pair = BYTE | (4 + BYTE) << 4;
     return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
 }
 // The low nibbles of byte BYTE of eight words: codes of either sign plus a multiple of 16.
-template <int BYTE>
-DEV_FN uint32_t pick_nibbles(const uint32_t code[PACKED]) {
+template <int BYTE> DEV_FN uint32_t pick_nibbles(const uint32_t code[PACKED]) {
     uint32_t even = pick_bytes<BYTE>(code[0], code[2], code[4], code[6]),
              odd = pick_bytes<BYTE>(code[1], code[3], code[5], code[7]);
     return (even & 0x0F0F0F0Fu) | (odd << 4 & 0xF0F0F0F0u);
@@ -130,7 +120,7 @@ DEV_FN void put_codes(uint32_t (&word)[WORDS], int i, const uint32_t (&code)[PAC
     constexpr int BITS = CodecRow<CODEC>::BITS;
     constexpr bool ABOVE = STOCHASTIC && CodecRow<CODEC>::FINE;  // byte 2 is 64 + the code
     if constexpr (BITS == 4) {
-        word[i] = pick_nibbles<ABOVE ? 2 : 0>(code);
+        word[i] = pick_nibbles < ABOVE ? 2 : 0 > (code);
     } else if constexpr (BITS == 8 && !ABOVE) {
         word[2 * i] = pick_bytes<0>(code[0], code[1], code[2], code[3]);
         word[2 * i + 1] = pick_bytes<0>(code[4], code[5], code[6], code[7]);
@@ -147,8 +137,7 @@ DEV_FN void put_codes(uint32_t (&word)[WORDS], int i, const uint32_t (&code)[PAC
 
 // Stores the first BYTES of the words in the widest accesses that their number allows. `to` is
 // aligned to such an access, because slices begin on whole blocks of 32 elements.
-template <int BYTES, int WORDS>
-DEV_FN void store_words(uint8_t *to, const uint32_t (&word)[WORDS]) {
+template <int BYTES, int WORDS> DEV_FN void store_words(uint8_t *to, const uint32_t (&word)[WORDS]) {
     static_assert(BYTES <= 4 * WORDS && BYTES % 2 == 0, "codes of 8 elements are whole half words");
     if constexpr (BYTES % 16 == 0) {
 #pragma unroll
@@ -188,14 +177,12 @@ DEV_FN void store_plain_vector(uint8_t *to, int64_t offset, const float x[PACKED
     }
 }
 // One value of a plain codec, for the tails.
-template <Codec CODEC>
-DEV_FN void store_plain_value(uint8_t *to, int64_t at, float x) {
+template <Codec CODEC> DEV_FN void store_plain_value(uint8_t *to, int64_t at, float x) {
     static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
     if constexpr (CodecRow<CODEC>::BITS == 32) reinterpret_cast<float *>(to)[at] = x;
     else reinterpret_cast<uint16_t *>(to)[at] = bf16_from_float(x);
 }
-template <Codec CODEC>
-DEV_FN float load_plain_value(const uint8_t *from, int64_t at) {
+template <Codec CODEC> DEV_FN float load_plain_value(const uint8_t *from, int64_t at) {
     static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
     if constexpr (CodecRow<CODEC>::BITS == 32) return __ldg(reinterpret_cast<const float *>(from) + at);
     else return bf16_to_float(__ldg(reinterpret_cast<const uint16_t *>(from) + at));
@@ -204,14 +191,12 @@ DEV_FN float load_plain_value(const uint8_t *from, int64_t at) {
 // --- decoding -----------------------------------------------------------------------------------
 
 // The bits of N elements, a multiple of 8, as they travel.
-template <Codec CODEC, int N = PACKED>
-struct Raw {
+template <Codec CODEC, int N = PACKED> struct Raw {
     static constexpr int BYTES = N * CodecRow<CODEC>::BITS / 8, WORDS = (BYTES + 3) / 4;
     uint32_t word[WORDS];
 };
 // codes: of the first element, aligned as store_words has it.
-template <Codec CODEC, int N = PACKED>
-DEV_FN Raw<CODEC, N> load_raw(const uint8_t *codes) {
+template <Codec CODEC, int N = PACKED> DEV_FN Raw<CODEC, N> load_raw(const uint8_t *codes) {
     constexpr int BYTES = Raw<CODEC, N>::BYTES;
     Raw<CODEC, N> r;
     if constexpr (BYTES % 16 == 0) {
@@ -245,8 +230,7 @@ DEV_FN Raw<CODEC, N> load_raw(const uint8_t *codes) {
     return r;
 }
 // Code i, below bits of other codes; it may cross words.
-template <Codec CODEC, int N>
-DEV_FN uint32_t code_and_more(const Raw<CODEC, N> &r, int i) {
+template <Codec CODEC, int N> DEV_FN uint32_t code_and_more(const Raw<CODEC, N> &r, int i) {
     constexpr int BITS = CodecRow<CODEC>::BITS;
     const int low = i * BITS % 32;
     uint32_t code = r.word[i * BITS / 32] >> low;
@@ -254,16 +238,14 @@ DEV_FN uint32_t code_and_more(const Raw<CODEC, N> &r, int i) {
     return code;
 }
 // Code i with its sign bit flipped, which is the code + SIGN.
-template <Codec CODEC, int N>
-DEV_FN uint32_t flipped_code(const Raw<CODEC, N> &r, int i) {
+template <Codec CODEC, int N> DEV_FN uint32_t flipped_code(const Raw<CODEC, N> &r, int i) {
     return (code_and_more(r, i) & (2 * CodecRow<CODEC>::SIGN - 1)) ^ CodecRow<CODEC>::SIGN;
 }
 
 // EDEN's levels lie in the registers of neighboring lanes: lane k, L + k, 2L + k, ... holds level
 // k of a codec with L levels. Any lane gets the level of its code by a shuffle. The whole warp
 // calls. The shuffle looks at no bit of the code but those of the level.
-template <Codec CODEC>
-DEV_FN float eden_lane_level(void) {
+template <Codec CODEC> DEV_FN float eden_lane_level(void) {
     typedef CodecRow<CODEC> Row;
     float level = eden_level(Row::BITS, 0);
 #pragma unroll
@@ -272,12 +254,10 @@ DEV_FN float eden_lane_level(void) {
     }
     return level;
 }
-template <Codec CODEC>
-DEV_FN float eden_level_of(float lane_level, uint32_t code) {
+template <Codec CODEC> DEV_FN float eden_level_of(float lane_level, uint32_t code) {
     return __shfl_sync(ALL_LANES, lane_level, (int)code, CodecRow<CODEC>::LEVELS);
 }
-template <Codec CODEC, int N>
-DEV_FN void decode_eden(float (&x)[N], const Raw<CODEC, N> &r) {
+template <Codec CODEC, int N> DEV_FN void decode_eden(float (&x)[N], const Raw<CODEC, N> &r) {
     const float lane_level = eden_lane_level<CODEC>();
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -289,8 +269,7 @@ DEV_FN void decode_eden(float (&x)[N], const Raw<CODEC, N> &r) {
 // x = (float)code, or the value itself. A code with its sign bit flipped is the code + SIGN. Put
 // into the mantissa of a power of two it makes an exact float, from which one exact subtraction
 // leaves the code. Codes of 4 and of 8 bits have ways of their own, with fewer instructions.
-template <Codec CODEC, int N>
-DEV_FN void decode_raw(float (&x)[N], const Raw<CODEC, N> &r) {
+template <Codec CODEC, int N> DEV_FN void decode_raw(float (&x)[N], const Raw<CODEC, N> &r) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         constexpr int BITS = CodecRow<CODEC>::BITS;
@@ -327,8 +306,7 @@ DEV_FN uint32_t flip_once(uint32_t word, uint32_t mask) {
     asm("xor.b32 %0, %1, %2;" : "=r"(flipped) : "r"(word), "r"(mask));
     return flipped;
 }
-template <Codec CODEC, int N>
-DEV_FN void decode_biased(float (&u)[N], const Raw<CODEC, N> &r) {
+template <Codec CODEC, int N> DEV_FN void decode_biased(float (&u)[N], const Raw<CODEC, N> &r) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         if constexpr (CodecRow<CODEC>::BITS == 4) {
@@ -344,8 +322,7 @@ DEV_FN void decode_biased(float (&u)[N], const Raw<CODEC, N> &r) {
     }
 }
 // x = code * scale from those.
-template <Codec CODEC, int N>
-DEV_FN void scale_biased(float (&x)[N], const float (&u)[N], float scale) {
+template <Codec CODEC, int N> DEV_FN void scale_biased(float (&x)[N], const float (&u)[N], float scale) {
     const float lift = 0x1p127f, offset = f32_mul(scale, -(float)CodecRow<CODEC>::SIGN);
     float even = f32_mul(f32_mul(scale, lift), 64.0f);
     float odd = CodecRow<CODEC>::BITS == 4 ? f32_mul(f32_mul(scale, lift), 4.0f) : even;

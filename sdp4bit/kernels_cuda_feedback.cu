@@ -46,8 +46,9 @@ void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *r) {
     Tiles t = make_tiles<FeedShape>(stream_device(s), a->hi - a->lo, nodes, 0);
     with_codec(a->in_codec, [&](auto codec) {
         feed_sums_kernel<decltype(codec)::VALUE>
-            <<<tile_grid<FeedShape>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(
-                *a, *r, t, group_index(a->in_group));
+            <<<tile_grid<FeedShape>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, *r, t,
+                                                                                     group_index(
+                                                                                         a->in_group));
     });
     check_launch(s, "feed sums");
 }
@@ -84,8 +85,9 @@ void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *r
     if (a->hi == a->lo) return;
     Tiles t = make_tiles<FeedShape>(stream_device(s), a->hi - a->lo, a->slots, 0);
     auto kernel = a->transform == TRANSFORM_ROTATION ? feed_grads_kernel<true> : feed_grads_kernel<false>;
-    kernel<<<tile_grid<FeedShape>(t, a->slots), CODEC_THREADS, 0, stream_handle(s)>>>(
-        *a, *r, t, rounding_schedule(a->rotation));
+    kernel<<<tile_grid<FeedShape>(t, a->slots), CODEC_THREADS, 0, stream_handle(s)>>>(*a, *r, t,
+                                                                                      rounding_schedule(
+                                                                                          a->rotation));
     check_launch(s, "feed gradients");
 }
 
@@ -126,8 +128,9 @@ void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual
     Tiles t = make_tiles<FeedShape>(stream_device(s), a->hi - a->lo, a->slots, 0);
     with_any_codec(a->codec, [&](auto codec) {
         keep_residual_kernel<decltype(codec)::VALUE>
-            <<<tile_grid<FeedShape>(t, a->slots), CODEC_THREADS, 0, stream_handle(s)>>>(
-                *a, *r, t, group_index(a->group));
+            <<<tile_grid<FeedShape>(t, a->slots), CODEC_THREADS, 0, stream_handle(s)>>>(*a, *r, t,
+                                                                                        group_index(
+                                                                                            a->group));
     });
     check_launch(s, "keep the residual");
 }

@@ -8,8 +8,7 @@
 // Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec.
 // It has runs of 16 where a warp holds whole groups. Then two lanes hold a Hadamard block, which
 // takes half as many shuffles as four, and a thread works for one group.
-template <Codec CODEC, class Launch>
-static void with_value_shape(int group, Launch launch) {
+template <Codec CODEC, class Launch> static void with_value_shape(int group, Launch launch) {
     if constexpr (!CodecRow<CODEC>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<CODEC>::EDEN) launch(Shape<1, 2 * PACKED, 16>());
     else if (group == 32) launch(Shape<1, 2 * PACKED, 2>());
@@ -26,13 +25,12 @@ DEV_FN uint8_t *partition_message(const QuantizePartitions &a, int partition) {
 
 // Registers per thread are bounded, so that enough warps run at once to keep the memory busy.
 // AHEAD: the next tile's values are loaded while this one is worked on.
-template <class S, Codec CODEC>
-struct QuantizeBlocks {
+template <class S, Codec CODEC> struct QuantizeBlocks {
     static constexpr bool AHEAD = S::WARP_TILES && S::RUNS * S::RUN <= 2 * PACKED;
-    static constexpr int PER_MULTIPROCESSOR = CodecRow<CODEC>::EDEN          ? 3
-                                              : AHEAD                        ? 4
+    static constexpr int PER_MULTIPROCESSOR = CodecRow<CODEC>::EDEN            ? 3
+                                              : AHEAD                          ? 4
                                               : S::RUNS * S::RUN <= 2 * PACKED ? 5
-                                                                             : 2;
+                                                                               : 2;
 };
 
 // x = this thread's values of a tile. `from` points to the first of them. `rest` elements are left
@@ -112,8 +110,10 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 template <class S, Codec CODEC, bool ROTATE>
 static void launch_quantize(Stream *s, const QuantizePartitions *a, int partitions) {
     Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, partitions, a->group);
-    quantize_kernel<S, CODEC, ROTATE><<<tile_grid<S>(t, partitions), CODEC_THREADS, 0, stream_handle(s)>>>(
-        *a, t, rounding_schedule(a->key), rounding_schedule(a->rotation));
+    quantize_kernel<S, CODEC, ROTATE>
+        <<<tile_grid<S>(t, partitions), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t,
+                                                                              rounding_schedule(a->key),
+                                                                              rounding_schedule(a->rotation));
 }
 
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {

@@ -7,8 +7,7 @@
 
 // with_wide_group for what is quantized. Here a warp has a group of 2048 to itself: its loads alone
 // keep the memory busy, and no barrier stops them.
-template <class Launch>
-static void with_wide_shape(int group, Launch launch) {
+template <class Launch> static void with_wide_shape(int group, Launch launch) {
     if (group == 2048) launch(Shape<8, PACKED, 256>());
     else with_wide_group(group, launch);
 }
@@ -46,10 +45,7 @@ struct Received {
 };
 
 // Where this thread's runs of a tile lie in the next source's message.
-template <int RUNS>
-struct SourceCursor {
-    const uint8_t *codes[RUNS], *scales[RUNS];
-};
+template <int RUNS> struct SourceCursor { const uint8_t *codes[RUNS], *scales[RUNS]; };
 
 // x = the values of one source. SMALL: the scale is below SMALL_SCALE.
 template <Codec CODEC, bool SMALL, int N>
@@ -91,8 +87,7 @@ DEV_FN void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (
 }
 
 // Sources' codes and scales as they travel, in registers.
-template <class S, Codec CODEC, int BATCH>
-struct Loaded {
+template <class S, Codec CODEC, int BATCH> struct Loaded {
     Raw<CODEC, S::RUN> raw[BATCH][S::RUNS];
     float scale[BATCH][S::RUNS];
 };
@@ -139,8 +134,7 @@ DEV_FN int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at,
 
 // How many sources' loads are in flight at a time: about 16 words per thread, more where one source
 // alone has more.
-template <class S, Codec CODEC>
-struct SumBatch {
+template <class S, Codec CODEC> struct SumBatch {
     static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
     static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
 };
@@ -180,8 +174,7 @@ DEV_FN void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t t
     }
 }
 
-template <Codec TAIL>
-DEV_FN float sum_tail(const uint8_t *tail, int64_t stride, int sources, int64_t at) {
+template <Codec TAIL> DEV_FN float sum_tail(const uint8_t *tail, int64_t stride, int sources, int64_t at) {
     float acc = -0.0f;
     for (int source = 0; source < sources; source++) {
         acc = add_plain(acc, load_plain_value<TAIL>(tail + source * stride, at));
@@ -190,7 +183,7 @@ DEV_FN float sum_tail(const uint8_t *tail, int64_t stride, int sources, int64_t 
 }
 
 DEV_FN Received partition_received(const uint8_t *received, const MessageLayout &in, int sources,
-                                                              GroupIndex index, int64_t i) {
+                                   GroupIndex index, int64_t i) {
     MessageSections at = message_sections(&in, i);
     return Received{received + at.codes, received + at.scales, in.bytes, sources, index};
 }

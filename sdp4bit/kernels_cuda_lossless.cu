@@ -69,8 +69,7 @@ static __device__ const EncoderTables ENCODER = encoder_tables();
 static __device__ const DecoderTables DECODER = decoder_tables();
 
 // Into the block's shared memory.
-template <class Tables>
-DEV_FN void fetch_tables(Tables *to, const Tables *from) {
+template <class Tables> DEV_FN void fetch_tables(Tables *to, const Tables *from) {
     for (int i = threadIdx.x; i < (int)(sizeof(Tables) / sizeof(uint4)); i += CODEC_THREADS)
         reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(from)[i];
     __syncthreads();
@@ -86,9 +85,7 @@ DEV_FN uint32_t half_of(uint32_t pair, int h) { return h ? pair >> 16 : pair & 0
 // Each weight as a 16-bit integer in the order of the numbers; once more, and it is the weight.
 DEV_FN uint32_t ordered_pair(uint32_t pair) { return pair ^ (__vcmplts2(pair, 0) & 0x7FFF7FFFu); }
 // The context of a weight, but that weights smaller than their change have LOSSLESS_FRESH or more.
-DEV_FN int raw_context(uint32_t old, int scale) {
-    return max(scale + 6 - (int)(old >> 7 & 0xFFu), 0);
-}
+DEV_FN int raw_context(uint32_t old, int scale) { return max(scale + 6 - (int)(old >> 7 & 0xFFu), 0); }
 
 DEV_FN void copy_group(uint16_t *to, const uint16_t *from, int n) {
     for (int i = 2 * lane_id(); i < n; i += STEP) {
@@ -133,8 +130,7 @@ enum { STEP_WORDS = 2 * STEP };
 
 // The lanes whose states are full write a word each, in the order of the lanes. CAREFUL: there may
 // be no room left, and lanes without a weight.
-template <bool CAREFUL>
-DEV_FN uint32_t spill(WordWriter &w, uint32_t state, bool full) {
+template <bool CAREFUL> DEV_FN uint32_t spill(WordWriter &w, uint32_t state, bool full) {
     uint32_t lanes = __ballot_sync(ALL_LANES, full);
     w.next -= __popc(lanes);
     uint16_t *to = w.next + lanes_before(lanes);
@@ -343,8 +339,7 @@ DEV_FN uint32_t pop_weight(WordReader &r, uint32_t &state, const DecoderTables *
     uint32_t slot = lossless_slot(state, low), symbol = t->symbol[context][slot];
     Place place = t->place[context][symbol];
     LosslessCode code = {symbol, state & ((1u << low) - 1u), 0, low, 0};
-    if (live)
-        state = lossless_pop_symbol(state, low, slot, place_start(place), place_frequency(place));
+    if (live) state = lossless_pop_symbol(state, low, slot, place_start(place), place_frequency(place));
     state = refill(r, state, live);
     bool rare = live && (symbol == LOSSLESS_ESCAPE || context == LOSSLESS_FRESH);
     if (__any_sync(ALL_LANES, rare)) {
@@ -388,8 +383,8 @@ DEV_FN bool decode_group(const DecoderTables *t, LosslessEntry entry, const uint
 DEV_FN const uint8_t *sound_message(const DecodeWeights &a, int slot) {
     const uint8_t *message = a.messages + slot * a.stride;
     bool room = a.bytes >= (int64_t)sizeof(LosslessHeader);
-    bool sound = room && lossless_header_sound(reinterpret_cast<const LosslessHeader *>(message), &a.layout,
-                                               a.bytes);
+    bool sound = room &&
+                 lossless_header_sound(reinterpret_cast<const LosslessHeader *>(message), &a.layout, a.bytes);
     return sound ? message : NULL;
 }
 

@@ -6,8 +6,7 @@
 
 // --- tiles --------------------------------------------------------------------------------------
 
-template <class S, Codec OUT>
-struct RequantizeBlocks {
+template <class S, Codec OUT> struct RequantizeBlocks {
     static constexpr bool FEW = CodecRow<OUT>::EDEN && S::RUN > 2 * PACKED;
     static constexpr int PER_MULTIPROCESSOR = FEW ? 2 : S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
 };
@@ -56,8 +55,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 
 // Calls launch(Shape) with the shape in which values of a plain codec become codes, or values
 // again.
-template <Codec OUT, class Launch>
-static void with_plain_source_shape(int group, Launch launch) {
+template <Codec OUT, class Launch> static void with_plain_source_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<OUT>::EDEN) launch(Shape<1, 2 * PACKED, 16>());
     else if (group == 2048) with_wide_shape(group, launch);
@@ -68,8 +66,7 @@ static void with_plain_source_shape(int group, Launch launch) {
 
 // Calls launch(Shape) with the shape in which codes become codes. It has runs of 32 where a warp
 // has whole groups.
-template <Codec OUT, class Launch>
-static void with_code_shape(int group, Launch launch) {
+template <Codec OUT, class Launch> static void with_code_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<OUT>::EDEN) launch(Shape<1, HADAMARD_ORDER, 8>());
     else if (group == 32) launch(Shape<1, HADAMARD_ORDER, 1>());
@@ -90,8 +87,7 @@ struct Spans {
     uint32_t per, extra;  // tiles
 };
 enum { RECODE_BLOCKS = 3 };  // of a multiprocessor at a time
-template <class S>
-static Spans make_spans(const Device *device, int64_t n, int slices, unsigned *blocks) {
+template <class S> static Spans make_spans(const Device *device, int64_t n, int slices, unsigned *blocks) {
     int64_t tiles = ceil_div64(n, S::SPAN), most = ceil_div64(tiles, CODEC_WARPS),
             wave = (int64_t)device->multiprocessors * RECODE_BLOCKS / slices;
     if (wave < 1) wave = 1;
@@ -205,9 +201,10 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
         const uint32_t at = min(run, spans.runs - 1);
         const bool live = run < spans.runs;
         if constexpr (STOCHASTIC)
-            seek_blocks<S::RUN>(
-                blocks, a.table,
-                ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo, at);
+            seek_blocks<S::RUN>(blocks, a.table,
+                                ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_per_rank +
+                                    a.lo,
+                                at);
         if (live && run % S::LANES == 0) slice.sent[run / S::LANES] = sent;
         uint8_t *codes = slice.to + (uint64_t)at * (S::RUN * CodecRow<OUT>::BITS / 8);
         code_values<OUT, STOCHASTIC>(
@@ -225,25 +222,25 @@ static void launch_recode(Stream *s, const SumRequantize *a) {
     int nodes = a->in.partitions;
     Spans spans = make_spans<S>(stream_device(s), a->hi - a->lo, nodes, &blocks);
     dim3 grid(blocks, (unsigned)nodes);
-    recode_kernel<S, CODEC, OUT, STOCHASTIC><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(
-        *a, spans, rounding_schedule(a->key), group_index(a->in_group));
+    recode_kernel<S, CODEC, OUT, STOCHASTIC>
+        <<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, spans, rounding_schedule(a->key),
+                                                       group_index(a->in_group));
 }
 
-template <class S, Codec CODEC, Codec OUT>
-static void launch_requantize(Stream *s, const SumRequantize *a) {
+template <class S, Codec CODEC, Codec OUT> static void launch_requantize(Stream *s, const SumRequantize *a) {
     if constexpr (CodecRow<CODEC>::GROUPED && S::RUN > PACKED && !CodecRow<OUT>::EDEN) {
         if (a->rounding == ROUND_STOCHASTIC) launch_recode<S, CODEC, OUT, true>(s, a);
         else launch_recode<S, CODEC, OUT, false>(s, a);
     } else {
         int nodes = a->in.partitions;
         Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
-        requantize_kernel<S, CODEC, OUT><<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(
-            *a, t, rounding_schedule(a->key), group_index(a->in_group));
+        requantize_kernel<S, CODEC, OUT>
+            <<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key),
+                                                                             group_index(a->in_group));
     }
 }
 
-template <Codec CODEC, Codec OUT>
-static void requantize_matrices(Stream *s, const SumRequantize *a) {
+template <Codec CODEC, Codec OUT> static void requantize_matrices(Stream *s, const SumRequantize *a) {
     auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC, OUT>(s, a); };
     if constexpr (CodecRow<CODEC>::GROUPED) with_code_shape<OUT>(a->group, launch);
     else with_plain_source_shape<OUT>(a->group, launch);

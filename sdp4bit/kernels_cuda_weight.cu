@@ -60,8 +60,7 @@ DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floa
 // Calls launch(Shape) with the shape that serves the group size. It has one vector per thread where
 // a warp's vectors hold whole groups: AdamW's four arrays would fill the registers with two, and
 // its loads want many threads in flight.
-template <class Launch>
-static void with_update_shape(int group, Launch launch) {
+template <class Launch> static void with_update_shape(int group, Launch launch) {
     if (group == 32) launch(Shape<1, PACKED, 4>());
     else if (group == 64) launch(Shape<1, PACKED, 8>());
     else if (group == 128) launch(Shape<1, PACKED, 16>());
@@ -69,8 +68,7 @@ static void with_update_shape(int group, Launch launch) {
     else with_group(group, launch);
 }
 
-template <class S>
-struct UpdateBlocks {
+template <class S> struct UpdateBlocks {
     static constexpr int PER_MULTIPROCESSOR = S::RUNS == 1 ? 4 : S::RUNS == 2 ? 2 : 1;
 };
 
@@ -241,8 +239,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) apply_tail_kernel(const __grid_
         floatX_to_float(weight));
 }
 
-template <Codec CODEC>
-static void launch_apply(Stream *s, const ApplyWeights *a) {
+template <Codec CODEC> static void launch_apply(Stream *s, const ApplyWeights *a) {
     dim3 grid((unsigned)ceil_div64(a->bucket.matrix_per_rank, APPLY_SPAN),
               (unsigned)(a->nodes * a->per_node));
     apply_kernel<CODEC><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, group_index(a->group));

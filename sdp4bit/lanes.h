@@ -19,27 +19,27 @@ enum { LANE_SLOTS = 2 };
 // that does not exist (one node, or one rank per node) drops out; its neighbors then speak to each
 // other.
 typedef enum LaneEvent {
-    LANE_QUANTIZED,     // first -> node (rail)     messages of level 1 are ready
-    LANE_NODE_ARRIVED,  // node -> middle (last)    and have arrived; the send buffer has served
-    LANE_NODE_FREE,     // middle (last) -> first   the receive buffer has served: both may be filled again
-    LANE_REQUANTIZED,   // middle -> rail           messages of level 2, likewise
-    LANE_RAIL_ARRIVED,  // rail -> last
-    LANE_RAIL_FREE,     // last -> middle (first)
-    LANE_UPDATED,       // last -> rail (node)      a bucket's own shard is ready to be gathered
-    LANE_RAIL_GATHERED, // rail -> node (middle)
-    LANE_NODE_GATHERED, // node -> middle
-    LANE_APPLIED,       // middle -> last           the gather buffer has served
+    LANE_QUANTIZED,      // first -> node (rail)     messages of level 1 are ready
+    LANE_NODE_ARRIVED,   // node -> middle (last)    and have arrived; the send buffer has served
+    LANE_NODE_FREE,      // middle (last) -> first   the receive buffer has served: both may be filled again
+    LANE_REQUANTIZED,    // middle -> rail           messages of level 2, likewise
+    LANE_RAIL_ARRIVED,   // rail -> last
+    LANE_RAIL_FREE,      // last -> middle (first)
+    LANE_UPDATED,        // last -> rail (node)      a bucket's own shard is ready to be gathered
+    LANE_RAIL_GATHERED,  // rail -> node (middle)
+    LANE_NODE_GATHERED,  // node -> middle
+    LANE_APPLIED,        // middle -> last           the gather buffer has served
     LANE_EVENTS
 } LaneEvent;
 
 typedef struct Lanes {
-    bool apart;                  // five streams; otherwise all are `last`, and nothing need wait
+    bool apart;                     // five streams; otherwise all are `last`, and nothing need wait
     Stream *first, *middle, *last;  // kernels
     Stream *node, *rail;            // nothing but collectives: each communicator has one stream. The
                                     // whole group's is `last`
     Event *event[LANE_EVENTS][LANE_SLOTS];
-    Event *joint;                // lanes_after
-    unsigned chunks;             // of gradients so far, over all steps: a chunk's slot alternates
+    Event *joint;     // lanes_after
+    unsigned chunks;  // of gradients so far, over all steps: a chunk's slot alternates
 } Lanes;
 
 // apart false: one stream, for one rank, which sends nothing, and for --no-overlap. The five take

@@ -14,18 +14,18 @@
 #include "sdp4bit/lossless_tables.h"
 
 enum {
-    LOSSLESS_GROUP = 8192,       // weights that are coded together; a message's last group may be
-                                 // shorter. A multiple of 32
+    LOSSLESS_GROUP = 8192,  // weights that are coded together; a message's last group may be
+                            // shorter. A multiple of 32
     LOSSLESS_LANES = 32,
-    LOSSLESS_PRECISION = 10,     // bits: a context's frequencies add up to 2^10
+    LOSSLESS_PRECISION = 10,  // bits: a context's frequencies add up to 2^10
     LOSSLESS_SYMBOLS = 16,
-    LOSSLESS_ESCAPE = 15,        // the symbol of a value that has none: its 16 bits follow
+    LOSSLESS_ESCAPE = 15,  // the symbol of a value that has none: its 16 bits follow
     LOSSLESS_CONTEXTS = 16,
-    LOSSLESS_FRESH = 14,         // the context of weights that are smaller than their change
-    LOSSLESS_ZERO = 15,          // the context of zeros: pads, and weights nobody has used
+    LOSSLESS_FRESH = 14,                        // the context of weights that are smaller than their change
+    LOSSLESS_ZERO = 15,                         // the context of zeros: pads, and weights nobody has used
     LOSSLESS_STATE_WORDS = 2 * LOSSLESS_LANES,  // words of 16 bits that the lanes' last states take
-    LOSSLESS_CANDIDATES = 32,    // scales that a group's encoder tries
-    LOSSLESS_FRESH_COST = 2800   // what it takes a fresh weight to cost, in 1/256 bit
+    LOSSLESS_CANDIDATES = 32,                   // scales that a group's encoder tries
+    LOSSLESS_FRESH_COST = 2800                  // what it takes a fresh weight to cost, in 1/256 bit
 };
 #define LOSSLESS_LOWEST 0x10000u  // a lane's state lies in [2^16, 2^32); an encoder begins with this
 
@@ -84,9 +84,7 @@ HD_FN bool lossless_entry_sound(LosslessEntry e, int n, int64_t payload_words) {
 // --- one weight ---------------------------------------------------------------------------------
 
 // bf16 bits as 16-bit integers in the order of the numbers.
-HD_FN uint32_t lossless_ordered(uint32_t bits) {
-    return (bits & 0x8000u ? ~bits : bits | 0x8000u) & 0xFFFFu;
-}
+HD_FN uint32_t lossless_ordered(uint32_t bits) { return (bits & 0x8000u ? ~bits : bits | 0x8000u) & 0xFFFFu; }
 HD_FN uint32_t lossless_bits(uint32_t ordered) {
     return (ordered & 0x8000u ? ordered ^ 0x8000u : ~ordered) & 0xFFFFu;
 }

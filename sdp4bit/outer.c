@@ -31,14 +31,16 @@ static Bucket part_of(const Bucket *bucket, int parts) {
 
 static void cut_part(OuterPlan *outer, Bucket *part, const Segment *from, int count, int64_t lo) {
     part->first_segment = outer->segments_total;
-    part->segments =
-        cut_segments(from, count, lo, part->matrix_elements, outer->segments + part->first_segment);
+    part->segments = cut_segments(from, count, lo, part->matrix_elements,
+                                  outer->segments + part->first_segment);
     outer->segments_total += part->segments;
 }
 
 void outer_plan(OuterPlan *outer, const Plan *plan, int rank, int replica_groups, int replica_group) {
     size_t buckets = (size_t)plan->buckets, segments = 2 * (size_t)plan->segments_total;
-    *outer = (OuterPlan){.replica_groups = replica_groups, .replica_group = replica_group, .buckets = plan->buckets};
+    *outer = (OuterPlan){.replica_groups = replica_groups,
+                         .replica_group = replica_group,
+                         .buckets = plan->buckets};
     outer->shard = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
     outer->piece = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
     outer->segments = (Segment *)xcalloc(segments, sizeof(Segment), "the bucket plan");

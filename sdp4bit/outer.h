@@ -15,8 +15,8 @@ LLMC_BEGIN
 typedef struct OuterPlan {
     int replica_groups, replica_group;
     int buckets;
-    Bucket *shard, *piece;    // (buckets)
-    Segment *segments;        // (segments_total) of both; a first one may start before its window
+    Bucket *shard, *piece;  // (buckets)
+    Segment *segments;      // (segments_total) of both; a first one may start before its window
     int segments_total;
 } OuterPlan;
 
@@ -34,14 +34,14 @@ int64_t outer_largest_message(const OuterPlan *outer, const GradWire *wire);
 
 typedef struct OuterStep {
     const OuterPlan *plan;
-    GradWire wire;                       // of which the hop between nodes counts
-    const Segment *segments;             // device copy of plan->segments
-    uint8_t *send, *recv, *gathered;     // (replica groups) of the largest message
-    float *mean;                         // (outer_largest_shard / replica groups) of this replica group's piece
-    float *leaves;                       // (outer_largest_shard / 32 + 2) scratch
-    uint32_t seed, step;                 // of the rounding bits
+    GradWire wire;                    // of which the hop between nodes counts
+    const Segment *segments;          // device copy of plan->segments
+    uint8_t *send, *recv, *gathered;  // (replica groups) of the largest message
+    float *mean;                      // (outer_largest_shard / replica groups) of this replica group's piece
+    float *leaves;                    // (outer_largest_shard / 32 + 2) scratch
+    uint32_t seed, step;              // of the rounding bits
     WireChecks *checks;
-    Stream *stream;                      // of everything here
+    Stream *stream;  // of everything here
 } OuterStep;
 
 // gradient: (matrix piece + tail piece of rank's shard of bucket b). The replica groups' mean takes its

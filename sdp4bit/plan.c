@@ -30,9 +30,7 @@ static bool check_input(const PlanTensor *tensors, int count, const PlanOptions 
 }
 
 // Equal pieces that a bucket divides into.
-static int64_t shares(const Plan *plan) {
-    return (int64_t)plan->dp * plan->options.pieces;
-}
+static int64_t shares(const Plan *plan) { return (int64_t)plan->dp * plan->options.pieces; }
 
 // Below it a bucket, and a chunk, is not worth its messages.
 static int64_t least_bucket(const Plan *plan) { return 16 * shares(plan) * plan->options.border; }
@@ -243,10 +241,10 @@ void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *
     *level1 = *level2 = none;
     if (per_node > 1)
         *level1 = plan_sealed(bucket, message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes,
-                                                       wire->tail_codec, tail));
+                                                     wire->tail_codec, tail));
     if (nodes > 1)
-        *level2 = plan_sealed(
-            bucket, message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1, wire->tail_codec, tail));
+        *level2 = plan_sealed(bucket, message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1,
+                                                     wire->tail_codec, tail));
 }
 
 LosslessLayout plan_lossless(const Bucket *bucket) {
@@ -265,7 +263,7 @@ MessageLayout plan_lossless_message(const Bucket *bucket, int64_t bytes) {
 MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) {
     if (wire_is_lossless(wire)) return plan_lossless_message(bucket, plan_lossless(bucket).most);
     return plan_sealed(bucket, message_layout(wire->codec, wire->group, bucket->matrix_per_rank, 1,
-                                                FLOATX_CODEC, bucket->tail_per_rank));
+                                              FLOATX_CODEC, bucket->tail_per_rank));
 }
 
 WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight) {

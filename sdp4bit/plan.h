@@ -18,9 +18,9 @@
 #include "sdp4bit/lossless.h"
 LLMC_BEGIN
 
-enum { TAIL_ALIGN = 8 };       // elements; a rank's tail piece is a multiple of it
-enum { MESSAGE_ALIGN = 16 };   // bytes; sections of a message start on it
-enum { MOST_CHUNKS = 4096 };   // pipeline chunks of a bucket
+enum { TAIL_ALIGN = 8 };      // elements; a rank's tail piece is a multiple of it
+enum { MESSAGE_ALIGN = 16 };  // bytes; sections of a message start on it
+enum { MOST_CHUNKS = 4096 };  // pipeline chunks of a bucket
 
 typedef struct PlanTensor {
     int64_t numel;          // that this rank holds
@@ -60,31 +60,31 @@ HD_FN int64_t bucket_elements(const Bucket *b) { return b->matrix_elements + b->
 HD_FN int64_t bucket_shard(const Bucket *b) { return b->matrix_per_rank + b->tail_per_rank; }
 
 typedef struct PlanOptions {
-    int nodes, per_node;     // N, D
-    int64_t border;          // groups start and end on multiples of it: the lcm of 32 and the group
-                             // sizes in use
-    int64_t chunk_border;    // lcm(g_intra, g_inter), at least 32: where pipeline chunks may be cut
-    int64_t bucket_elements; // target size of a bucket
-    int pieces;              // of equal size that each rank's part of a bucket divides into: replica groups
-                             // exchange those (outer.h). 1 elsewhere
+    int nodes, per_node;      // N, D
+    int64_t border;           // groups start and end on multiples of it: the lcm of 32 and the group
+                              // sizes in use
+    int64_t chunk_border;     // lcm(g_intra, g_inter), at least 32: where pipeline chunks may be cut
+    int64_t bucket_elements;  // target size of a bucket
+    int pieces;               // of equal size that each rank's part of a bucket divides into: replica groups
+                              // exchange those (outer.h). 1 elsewhere
 } PlanOptions;
 
 typedef struct Plan {
     PlanOptions options;
     int dp;
     int buckets;
-    Bucket *bucket;          // (buckets)
+    Bucket *bucket;  // (buckets)
     int segments_total;
-    Segment *segments;       // (segments_total)
+    Segment *segments;  // (segments_total)
     int tensors;
-    int64_t *tensor_arena;   // (tensors) arena position of each tensor's first element
-    int *tensor_bucket;      // (tensors)
+    int64_t *tensor_arena;  // (tensors) arena position of each tensor's first element
+    int *tensor_bucket;     // (tensors)
     int units;
-    int *unit_bucket;        // (units)
-    int64_t arena_elements;  // padded
-    int64_t shard_elements;  // per rank
-    int64_t parameters;      // without padding
-    int64_t tail_parameters; // of which 1-D
+    int *unit_bucket;            // (units)
+    int64_t arena_elements;      // padded
+    int64_t shard_elements;      // per rank
+    int64_t parameters;          // without padding
+    int64_t tail_parameters;     // of which 1-D
     int64_t counted_parameters;  // of which this rank counts
 } Plan;
 
@@ -109,20 +109,20 @@ int64_t plan_counted(const Bucket *bucket, bool matrix, int64_t rank);
 typedef struct GradWire {
     Codec intra_codec, inter_codec;
     int intra_group, inter_group;
-    Codec tail_codec;   // plain: BF16 when the matrices are quantized, else as the matrices
-    Transform transform;    // with TRANSFORM_ROTATION a group divides the rotation's order, or the
-                            // other way round
+    Codec tail_codec;     // plain: BF16 when the matrices are quantized, else as the matrices
+    Transform transform;  // with TRANSFORM_ROTATION a group divides the rotation's order, or the
+                          // other way round
     Rounding rounding;
-    int chunks;         // pipeline chunks K of every bucket; 0: plan_chunks chooses for each
+    int chunks;  // pipeline chunks K of every bucket; 0: plan_chunks chooses for each
 } GradWire;
 
 // Weights: own shard, gathered between nodes first, then inside each node.
 typedef struct WeightWire {
     Codec codec;
     int group;
-    bool difference;    // grouped: codes of master - replica (qWD), else of the master (qW). bf16:
-                        // the changes since the replica are coded without loss (lossless.h), and
-                        // messages have no fixed length
+    bool difference;  // grouped: codes of master - replica (qWD), else of the master (qW). bf16:
+                      // the changes since the replica are coded without loss (lossless.h), and
+                      // messages have no fixed length
     Rounding rounding;
 } WeightWire;
 // Weights as they are: what travels where nothing is quantized.
@@ -138,9 +138,9 @@ static inline bool wire_is_lossless(const WeightWire *wire) {
 // their tails likewise. Each section starts on MESSAGE_ALIGN and the message is padded to it. All
 // sizes in bytes.
 typedef struct MessageLayout {
-    int64_t elements;                                  // matrix elements of one partition's slice
-    int64_t groups;                                    // of one partition's slice, plain: 0
-    int64_t tail_elements;                             // of one partition
+    int64_t elements;       // matrix elements of one partition's slice
+    int64_t groups;         // of one partition's slice, plain: 0
+    int64_t tail_elements;  // of one partition
     int partitions;
     int64_t codes_stride, scales_stride, tail_stride;  // of one partition in each section
     int64_t scales, tail, bytes;                       // section offsets (codes start at 0), total

@@ -280,8 +280,11 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
     a.group = wire.group;
     a.difference = wire.difference;
     a.weights = weights;
-    lane_wait(lanes, node ? LANE_NODE_GATHERED : nodes > 1 ? LANE_RAIL_GATHERED : LANE_UPDATED, slot,
-              lanes->middle);
+    lane_wait(lanes,
+              node        ? LANE_NODE_GATHERED
+              : nodes > 1 ? LANE_RAIL_GATHERED
+                          : LANE_UPDATED,
+              slot, lanes->middle);
     // The first hop's row first: what it brought wrong, the second has passed on.
     if (nodes > 1)
         wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, own_row(mesh, buffer), 1, &a.message,

@@ -41,22 +41,22 @@ typedef struct QwdLossless {
 
 // AdamW on the host: where it runs, and its page-locked memory (device.h).
 typedef struct QwdHost {
-    Stream *stream;               // of its work. A bucket's gradients and weights are there in its order
+    Stream *stream;  // of its work. A bucket's gradients and weights are there in its order
     int threads;
-    const Segment *segments;      // plan->segments
-    StepControl *control;         // (1) the verdict, there in the stream's order
-    uint64_t *fault;              // (1) what was refused, in the order of lanes->last after each update
-    uint8_t *message[LANE_SLOTS]; // this rank's, of the largest bucket of the slot
-    Event *made[LANE_SLOTS];      // stream -> last: the message is there
-    Event *sent[LANE_SLOTS];      // last -> stream: and has gone up, so the next may be made
+    const Segment *segments;       // plan->segments
+    StepControl *control;          // (1) the verdict, there in the stream's order
+    uint64_t *fault;               // (1) what was refused, in the order of lanes->last after each update
+    uint8_t *message[LANE_SLOTS];  // this rank's, of the largest bucket of the slot
+    Event *made[LANE_SLOTS];       // stream -> last: the message is there
+    Event *sent[LANE_SLOTS];       // last -> stream: and has gone up, so the next may be made
 } QwdHost;
 
 typedef struct QwdStep {
     const Plan *plan;
     const Mesh *mesh;
     WeightWire weight_wire;
-    const Segment *segments;      // device copy of plan->segments
-    const StepControl *control;   // device
+    const Segment *segments;     // device copy of plan->segments
+    const StepControl *control;  // device
     float beta1, beta2, epsilon, weight_decay;
     uint32_t seed, step;          // of the rounding bits
     WireChecks *checks;           // of the messages; and where a refused update is marked

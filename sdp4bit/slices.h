@@ -103,10 +103,12 @@ static inline void eden_group(const float *x, uint8_t *codes, float *scale, int 
 static inline void write_slice(const SliceWriter *w, int64_t offset, const float *x, int n, int64_t logical) {
     uint8_t *codes = w->codes + codec_bytes(w->codec, offset);
 #define WRITE_VALUES(ID, NAME, BITS, LEVELS) \
-    case CODEC_##ID: store_values(codes, w->codec, x, n); return;
-#define WRITE_GROUP(ID, NAME, BITS, LEVELS)                                                    \
-    case CODEC_##ID:                                                                           \
-        quantize_group(w, x, logical, codes, w->scales + offset / w->group, BITS, LEVELS);     \
+    case CODEC_##ID: \
+        store_values(codes, w->codec, x, n); \
+        return;
+#define WRITE_GROUP(ID, NAME, BITS, LEVELS) \
+    case CODEC_##ID: \
+        quantize_group(w, x, logical, codes, w->scales + offset / w->group, BITS, LEVELS); \
         return;
 #define WRITE_EDEN(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: eden_group(x, codes, w->scales + offset / EDEN_GROUP, BITS); return;

@@ -15,8 +15,8 @@ LLMC_BEGIN
 // Buffers shared by all buckets, of two slots each, so that a chunk is quantized while the one
 // before travels. tlq_workspace sizes them for the largest chunk.
 typedef struct TlqWorkspace {
-    uint8_t *send1, *recv1;  // level 1: (LANE_SLOTS, D) messages
-    uint8_t *send2, *recv2;  // level 2: (LANE_SLOTS, N) messages
+    uint8_t *send1, *recv1;                                     // level 1: (LANE_SLOTS, D) messages
+    uint8_t *send2, *recv2;                                     // level 2: (LANE_SLOTS, N) messages
     size_t send1_bytes, recv1_bytes, send2_bytes, recv2_bytes;  // of all slots
 } TlqWorkspace;
 // Fills the sizes for this plan and wire; the caller allocates.

@@ -83,8 +83,8 @@ static void update_matrices(void *context, int64_t lo, int64_t hi) {
 void update_shard_host(const UpdateShard *a, int threads, const Site *site) {
     int64_t matrices = a->bucket.matrix_per_rank, tail = a->bucket.tail_per_rank;
     Update update = {a, site};
-    parallel_ranges(threads, 0, matrices, round_up64(PIECE, piece_size(a->codec, a->group)),
-                    update_matrices, &update);
+    parallel_ranges(threads, 0, matrices, round_up64(PIECE, piece_size(a->codec, a->group)), update_matrices,
+                    &update);
     // A tail is short: biases and LayerNorms.
     adamw(a, adam_scalars(a, 0.0f), matrices, a->tail_grads, tail);
     if (a->control->applied) store_values(a->tail, FLOATX_CODEC, a->master + matrices, tail);

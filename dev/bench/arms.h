@@ -13,7 +13,7 @@ typedef struct Arm {
 } Arm;
 
 typedef struct Arms {
-    Arm *arm;    // (count)
+    Arm *arm;  // (count)
     int count;
 } Arms;
 

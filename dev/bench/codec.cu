@@ -91,8 +91,7 @@ static void move_plainly(Bench *b, const void *in, int64_t read, void *out, int6
 }
 
 // Median milliseconds of launch().
-template <class Launch>
-static double median_ms(Bench *b, Launch launch) {
+template <class Launch> static double median_ms(Bench *b, Launch launch) {
     Event *start = event_create_timed(b->device), *end = event_create_timed(b->device);
     std::vector<double> ms;
     for (int run = -3; run < b->runs; run++) {
@@ -185,8 +184,7 @@ static void free_layout(Bench *b, Layout *l) {
     plan_free(&l->plan);
 }
 
-static const RoundingKey KEY = {1234, 1, PURPOSE_GRAD_LEVEL1, 0},
-                         ROTATION = {1234, 1, PURPOSE_ROTATION, 0};
+static const RoundingKey KEY = {1234, 1, PURPOSE_GRAD_LEVEL1, 0}, ROTATION = {1234, 1, PURPOSE_ROTATION, 0};
 
 static int64_t coded_bytes(Codec codec, int group, int64_t n) {
     CodecInfo info = codec_info(codec);
@@ -409,10 +407,10 @@ static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
     a.difference = true;
     a.weights = (floatX *)filled(b, l.bucket.matrix_elements * (int64_t)sizeof(floatX), 18);
     double ms = median_ms(b, [&] { kernel_apply_weights(b->stream, &a); });
-    report(
-        b, name, l.bucket.matrix_elements,
-        l.bucket.matrix_elements * (quantized ? 2 : 0) + coded_bytes(codec, group, l.bucket.matrix_elements),
-        l.bucket.matrix_elements * 2, ms);
+    report(b, name, l.bucket.matrix_elements,
+           l.bucket.matrix_elements * (quantized ? 2 : 0) +
+               coded_bytes(codec, group, l.bucket.matrix_elements),
+           l.bucket.matrix_elements * 2, ms);
     device_free(b->device, control);
     device_free(b->device, messages);
     device_free(b->device, a.weights);
@@ -482,8 +480,7 @@ static void bench_local(Bench *b, int64_t n) {
     floatX *weights = (floatX *)gradient;
     report(b, names[0], n, n * 8, n * 4,
            median_ms(b, [&] { kernel_pseudo_gradient(b->stream, gradient, outer, master, n); }));
-    report(b, names[1], n, n * 12, n * 8,
-           median_ms(b, [&] {
+    report(b, names[1], n, n * 12, n * 8, median_ms(b, [&] {
                kernel_outer_step(b->stream, outer, momentum, gradient, 0.7f, 0.9f, n, NULL);
            }));
     report(b, names[2], n, n * 8, n * 4,

@@ -77,8 +77,8 @@ static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_
         double ms = time_answer(s, g, trial[i].answer, RUNS, &exists);
         if (ms < *best_ms) *best_ms = ms, best = trial[i].answer;
     }
-    double again =
-        time_answer(s, g, 0, RUNS, &exists);  // the first comes twice, so that a lucky reading does not win
+    double again = time_answer(s, g, 0, RUNS,
+                               &exists);  // the first comes twice, so that a lucky reading does not win
     if (again < *first_ms) *first_ms = again;
     if (*best_ms < 0.99 * *first_ms) return best;
     *best_ms = *first_ms;

@@ -83,10 +83,11 @@ static void measure(Bench *b) {
         reading = monotonic_seconds() - began;
     }
     double ms = median_ms(b, &greedy, logits), bytes = (double)text_model_bytes_per_token(&b->model);
-    printf("{\"commit\":\"%s\",\"device\":\"%s\",\"prompt\":%d,\"tokens\":%d,\"prompt_seconds\":%.4f,"
-           "\"ms_per_token\":%.4f,\"tokens_per_second\":%.1f,\"weight_bytes\":%.0f,\"GB_per_second\":%.1f",
-           version_commit(), device_name(b->model.device), b->prompt, b->tokens, reading, ms, 1e3 / ms, bytes,
-           bytes / ms * 1e-6);
+    printf(
+        "{\"commit\":\"%s\",\"device\":\"%s\",\"prompt\":%d,\"tokens\":%d,\"prompt_seconds\":%.4f,"
+        "\"ms_per_token\":%.4f,\"tokens_per_second\":%.1f,\"weight_bytes\":%.0f,\"GB_per_second\":%.1f",
+        version_commit(), device_name(b->model.device), b->prompt, b->tokens, reading, ms, 1e3 / ms, bytes,
+        bytes / ms * 1e-6);
     if (b->bandwidth > 0) {
         double least = bytes / b->bandwidth * 1e-6;
         printf(",\"floor_ms\":%.4f,\"of_floor\":%.3f", least, least / ms);

@@ -80,8 +80,8 @@ typedef struct Bench {
     Event *start, *stop, *base, *mark[MOST_MARKS];
     floatX *x, *w, *dy;  // (TOKENS, 4 HIDDEN), (4 HIDDEN, HIDDEN), (TOKENS, 4 HIDDEN) random
     void *product, *workspace;
-    uint32_t *wrong;     // (1) on the device
-    uint32_t seed;       // of the messages sent last
+    uint32_t *wrong;  // (1) on the device
+    uint32_t seed;    // of the messages sent last
     int mb[MOST_SIZES], sizes;
     const char *only, *path;
     char command[512];
@@ -183,8 +183,10 @@ static bool check_way(Bench *b, Way *way, size_t bytes, size_t slot, bool *broke
 
 // y = x w^T, dx = dy w and dw = dy^T x of the four matrices (outputs, inputs) of each layer.
 static void issue_products(Bench *b) {
-    static const int64_t matrix[][2] = {
-        {3 * HIDDEN, HIDDEN}, {HIDDEN, HIDDEN}, {4 * HIDDEN, HIDDEN}, {HIDDEN, 4 * HIDDEN}};
+    static const int64_t matrix[][2] = {{3 * HIDDEN, HIDDEN},
+                                        {HIDDEN, HIDDEN},
+                                        {4 * HIDDEN, HIDDEN},
+                                        {HIDDEN, 4 * HIDDEN}};
     for (int i = 0; i < 4 * LAYERS; i++) {
         int64_t out = matrix[i % 4][0], in = matrix[i % 4][1];
         matmul_nt(b->compute, (floatX *)b->product, b->x, b->w, TOKENS, out, in, b->workspace);
@@ -260,8 +262,9 @@ static void time_products_beside(Bench *b, Way *way, size_t slot, double sent, R
     f[RATIO] = f[BESIDE_MS] / f[PRODUCTS_MS];
     f[RATE] = 1e-3 * sent / f[ALONE_US];
     f[RATE_BESIDE] = 1e-9 * sent * median(per_second, RUNS_BESIDE);
-    f[MS_PER_GB] =
-        f[RATE_BESIDE] > 0 ? (f[BESIDE_MS] - f[PRODUCTS_MS]) / (1e-3 * f[RATE_BESIDE] * f[BESIDE_MS]) : 0;
+    f[MS_PER_GB] = f[RATE_BESIDE] > 0
+                       ? (f[BESIDE_MS] - f[PRODUCTS_MS]) / (1e-3 * f[RATE_BESIDE] * f[BESIDE_MS])
+                       : 0;
 }
 
 // --- what is told --------------------------------------------------------------------------------
@@ -285,8 +288,9 @@ static bool write_file(const Bench *b, Error *err) {
     FILE *out = fopen(b->path, "w");
     if (!out) return error_set(err, EXIT_ENVIRONMENT, "cannot write %s", b->path);
     device_libraries(libraries, sizeof libraries);
-    fprintf(out, "{\n \"what\": \"all-to-all inside one node, alone and beside matrix products\",\n "
-                 "\"command\": ");
+    fprintf(out,
+            "{\n \"what\": \"all-to-all inside one node, alone and beside matrix products\",\n "
+            "\"command\": ");
     json_write_string(out, b->command);
     fprintf(out, ",\n \"commit\": \"%s\",\n \"device\": \"%s\",\n \"gpus\": %d,\n", version_commit(),
             device_name(b->device), b->launch.size);
@@ -379,8 +383,8 @@ static bool read_options(Bench *b, int argc, char **argv) {
 }
 
 static bool open_bench(Bench *b) {
-    const int64_t most =
-        4ll * HIDDEN * (HIDDEN > TOKENS ? HIDDEN : TOKENS);  // elements of the largest matrix
+    const int64_t most = 4ll * HIDDEN *
+                         (HIDDEN > TOKENS ? HIDDEN : TOKENS);  // elements of the largest matrix
     MPI_Comm_rank(b->launch.host, &b->site.gpu);
     b->device = device_open(b->site.gpu, &b->site, &b->error);
     if (!b->device) return false;
@@ -390,9 +394,10 @@ static bool open_bench(Bench *b) {
     b->base = event_create_timed(b->device);
     for (int i = 0; i < MOST_MARKS; i++) b->mark[i] = event_create_timed(b->device);
     // [ workspace | products, fp32 | x | w | dy | wrong words ]
-    b->workspace = device_alloc(
-        b->device, GEMM_WORKSPACE_BYTES + (size_t)most * (sizeof(float) + 3 * sizeof(floatX)) + 256,
-        "matrices", &b->error);
+    b->workspace = device_alloc(b->device,
+                                GEMM_WORKSPACE_BYTES + (size_t)most * (sizeof(float) + 3 * sizeof(floatX)) +
+                                    256,
+                                "matrices", &b->error);
     if (!b->workspace) return false;
     b->product = (uint8_t *)b->workspace + GEMM_WORKSPACE_BYTES;
     b->x = (floatX *)b->product + 2 * most;

@@ -21,7 +21,7 @@ struct Way {
     Device *device;
     Peers ranks;
     int rank, size;
-    uint8_t *memory;           // [ send (bytes) | receive (bytes) ]
+    uint8_t *memory;  // [ send (bytes) | receive (bytes) ]
     size_t bytes;
     ncclComm_t nccl;
     AllToAll all_to_all;
@@ -81,8 +81,8 @@ static bool open_nccl(Way *way, Error *err) {
     way->memory = (uint8_t *)memory;
     if (!peers_agree(way->ranks, memory != NULL, err, NULL)) return false;
     if (!symmetric(way)) return true;
-    bool ok =
-        nccl_ok(enter(way->nccl, memory, bytes, &way->window, SYMMETRIC), way, "ncclCommWindowRegister", err);
+    bool ok = nccl_ok(enter(way->nccl, memory, bytes, &way->window, SYMMETRIC), way, "ncclCommWindowRegister",
+                      err);
     if (ok && !way->window)
         ok = error_set(err, EXIT_ENVIRONMENT, "NCCL has no symmetric memory here; NCCL_DEBUG=INFO tells why");
     return peers_agree(way->ranks, ok, err, NULL);

@@ -11,9 +11,9 @@
 
 static bool read_bucket(BucketLoad *b) {
     int gathered;
-    bool ok = scanf("%d %d %lf %lf %lf %lf %d %lf %lf %lf %lf", &b->layers, &b->reductions,
-                    &b->grad_inside, &b->grad_between, &b->weight_between, &b->weight_inside, &gathered,
-                    &b->forward_gather, &b->backward_gather, &b->update, &b->exchange) == 11;
+    bool ok = scanf("%d %d %lf %lf %lf %lf %d %lf %lf %lf %lf", &b->layers, &b->reductions, &b->grad_inside,
+                    &b->grad_between, &b->weight_between, &b->weight_inside, &gathered, &b->forward_gather,
+                    &b->backward_gather, &b->update, &b->exchange) == 11;
     b->gathered = ok && gathered;
     return ok;
 }
@@ -21,7 +21,8 @@ static bool read_bucket(BucketLoad *b) {
 enum { MOST_BUCKETS = 1 << 20 };
 static bool read_load(StepLoad *load, int *steps, int *delay) {
     if (scanf("%d %d %lf %lf %lf %lf %d %d", &load->buckets, &load->micro_batches, &load->forward,
-              &load->backward, &load->head, &load->tail, steps, delay) != 8) return false;
+              &load->backward, &load->head, &load->tail, steps, delay) != 8)
+        return false;
     if (load->buckets < 1 || load->buckets > MOST_BUCKETS) return false;
     if (load->micro_batches < 1 || *steps < 1) return false;
     load->bucket = (BucketLoad *)xcalloc((size_t)load->buckets, sizeof(BucketLoad), "times of buckets");

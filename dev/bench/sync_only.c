@@ -37,21 +37,21 @@ typedef struct Bench {
     Launch launch;
     Site site;
     Error error;
-    FILE *out;             // rank 0
+    FILE *out;  // rank 0
     int repetitions;
     int64_t plain_bytes;
     Device *device;
     Stream *compute, *traffic;  // traffic: of the plain collectives
-    float *pattern;        // (PATTERN) on the device: random gradients
+    float *pattern;             // (PATTERN) on the device: random gradients
     bool plain_done;
-    bool watched;          // the heartbeat has been asked for; without shared memory or threads there is none
-    double limit;          // seconds that a wait for other ranks may take; 0 until then: for ever
+    bool watched;  // the heartbeat has been asked for; without shared memory or threads there is none
+    double limit;  // seconds that a wait for other ranks may take; 0 until then: for ever
 } Bench;
 
 // One step's state: a layout with its memory.
 typedef struct Lab {
     bool alone;  // the layout of all ranks and the update of one, with gathers that do nothing; no reductions
-    Mesh mesh;             // alone: not opened, so that nothing is sent
+    Mesh mesh;   // alone: not opened, so that nothing is sent
     Lanes lanes;
     Zero *zero;
     MemoryPlan memory_plan;
@@ -210,7 +210,8 @@ static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     event_destroy(marks.reduced);
     event_destroy(marks.judged);
     event_destroy(marks.applied);
-    return applied || error_set(&bench->error, EXIT_DIVERGED, "a step on random gradients was skipped; this "
+    return applied || error_set(&bench->error, EXIT_DIVERGED,
+                                "a step on random gradients was skipped; this "
                                 "is a fault of the program, please report it");
 }
 
@@ -221,8 +222,8 @@ static bool plan_arm(const Bench *bench, Config *config, Place *place, const Arm
     if (!config_parse(config, arm->argc, arm->argv, NULL, 0, err)) return false;
     config->timing_log_level = 2;
     const Launch *launch = &bench->launch;
-    if (!mesh_build(&place->mesh, launch->rank, launch->size, launch->host_of_rank, config->gpus_per_node,
-                    1, 1, err)) {
+    if (!mesh_build(&place->mesh, launch->rank, launch->size, launch->host_of_rank, config->gpus_per_node, 1,
+                    1, err)) {
         return false;
     }
     Peers host = {bench->launch.host, 0, NULL};
@@ -503,7 +504,8 @@ int main(int argc, char **argv) {
     heartbeat_close(&bench.site);
     arms_free(&arms);
     if (bench.out && bench.out != stdout && fclose(bench.out)) {
-        ok = error_set(&bench.error, EXIT_ENVIRONMENT, "the figures could not be written; see whether the "
+        ok = error_set(&bench.error, EXIT_ENVIRONMENT,
+                       "the figures could not be written; see whether the "
                        "disk is full");
     }
     launch_finalize(&bench.launch);

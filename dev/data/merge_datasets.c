@@ -162,9 +162,12 @@ static bool run(const void *flags, int *argc, char ***argv, Error *err) {
 
 int main(int argc, char **argv) {
     Settings settings = {0};
-    const Tool tool = {table, TABLE_ROWS,
+    const Tool tool = {table,
+                       TABLE_ROWS,
                        "Usage: merge_datasets --input PREFIX... --output-prefix PATH\n"
                        "Concatenates Megatron token shards of the same dtype.\n",
-                       &settings, run, NULL};
+                       &settings,
+                       run,
+                       NULL};
     return tool_main(&tool, argc, argv);
 }

@@ -136,17 +136,17 @@ static void print_version(void) {
 typedef struct Block {
     CorpusBlock input;
     TokenBuffer tokens;
-    int64_t *lengths;             // (documents): ids of each, 0 for an empty one
+    int64_t *lengths;  // (documents): ids of each, 0 for an empty one
     int64_t documents, capacity;
-    int64_t lines;                // JSON lines: how many the block has
-    int64_t replaced;             // invalid UTF-8 sequences and lone surrogates
-    int64_t bad_line;             // 1-based in the block, 0: none
+    int64_t lines;     // JSON lines: how many the block has
+    int64_t replaced;  // invalid UTF-8 sequences and lone surrogates
+    int64_t bad_line;  // 1-based in the block, 0: none
     char why[256];
 } Block;
 
 typedef struct Job {
     const char *key;
-    int eod;  // appended to documents, -1: none
+    int eod;      // appended to documents, -1: none
     bool around;  // documents get what the tokenizer puts around a text
     const Tokenizer *tokenizer;
     Corpus *corpus;
@@ -452,10 +452,13 @@ static bool run(const void *flags, int *argc, char ***argv, Error *err) {
 
 int main(int argc, char **argv) {
     Settings settings = {0};
-    const Tool tool = {table, TABLE_ROWS,
+    const Tool tool = {table,
+                       TABLE_ROWS,
                        "Usage: preprocess_data --input FILE... --output-prefix PATH [flags]\n"
                        "Turns text into Megatron token shards.\n",
-                       &settings, run, print_version};
+                       &settings,
+                       run,
+                       print_version};
     json_use_checked_memory();
     return tool_main(&tool, argc, argv);
 }

@@ -6,11 +6,11 @@
 LLMC_BEGIN
 
 typedef struct Append {
-    int fd;         // -1: closed
-    char *path;     // for messages
-    bool failing;   // the last record did not fit; said once
+    int fd;              // -1: closed
+    char *path;          // for messages
+    bool failing;        // the last record did not fit; said once
     double quiet_until;  // monotonic seconds: until then a pipe's slow reader is not waited for
-    bool torn;      // a pipe got a part of it: nothing can be cut off there
+    bool torn;           // a pipe got a part of it: nothing can be cut off there
 } Append;
 
 // Opens path for appending, made when absent. exclusive: it must not exist. Error

@@ -31,7 +31,7 @@ enum {
 // <what to do>".
 typedef struct Error {
     int code;
-    int rank;         // of the world: whose error it is, once ranks have agreed on one; -1: this rank's own
+    int rank;  // of the world: whose error it is, once ranks have agreed on one; -1: this rank's own
     char what[1024];
 } Error;
 
@@ -45,13 +45,13 @@ typedef struct Salvage Salvage;      // llmc/ranks/salvage.h
 // Where in the job an error happens. One per process, made by main. Whatever can fail at run time
 // points to it.
 typedef struct Site {
-    int rank;           // -1 before MPI is up: no "rank" in the message
-    int node;           // node index inside the data-parallel group
-    int gpu;            // local device index, -1 on a rank that computes on processors
-    int64_t iteration;  // 0 before training
-    const char *phase;  // "load data", "reduce gradients", ... a string literal
+    int rank;              // -1 before MPI is up: no "rank" in the message
+    int node;              // node index inside the data-parallel group
+    int gpu;               // local device index, -1 on a rank that computes on processors
+    int64_t iteration;     // 0 before training
+    const char *phase;     // "load data", "reduce gradients", ... a string literal
     Heartbeat *heartbeat;  // signs of life between the ranks of this host; NULL: none
-    Salvage *salvage;   // what happens when another node is lost; NULL: nothing but the end
+    Salvage *salvage;      // what happens when another node is lost; NULL: nothing but the end
 } Site;
 
 // Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to

@@ -8,8 +8,9 @@ void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpos
                          void **target) {
     if (plan->count == plan->capacity) {
         plan->capacity = plan->capacity ? 2 * plan->capacity : 32;
-        plan->entries = (MemoryPlanEntry *)xrealloc(
-            plan->entries, (size_t)plan->capacity * sizeof(MemoryPlanEntry), "the memory plan");
+        plan->entries = (MemoryPlanEntry *)xrealloc(plan->entries,
+                                                    (size_t)plan->capacity * sizeof(MemoryPlanEntry),
+                                                    "the memory plan");
     }
     MemoryPlanEntry entry = {group, purpose, bytes, target, NULL, false};
     plan->entries[plan->count++] = entry;

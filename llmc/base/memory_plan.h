@@ -12,9 +12,9 @@ typedef struct MemoryPlanEntry {
     const char *group;    // "weights", "gradients", "activations", ...: summed in --plan
     const char *purpose;  // "bf16 replica", ... a string literal
     size_t bytes;
-    void **target;        // receives the address on allocation
+    void **target;  // receives the address on allocation
     void *memory;
-    bool host;            // not on the device: host_alloc
+    bool host;  // not on the device: host_alloc
 } MemoryPlanEntry;
 
 typedef struct MemoryPlan {

@@ -64,18 +64,18 @@ static int draw_partners(Mt19937 *rng, int64_t last, uint64_t partner[BLOCK]) {
 }
 
 // for i = n-1 down to 1: swap x[i] with x[a bounded draw of 0..i].
-#define DEFINE_SHUFFLE(name, type)                                            \
-    void name(Mt19937 *rng, type *x, int64_t n) {                             \
-        uint64_t partner[BLOCK];                                              \
-        for (int64_t last = n - 1; last > 0;) {                               \
-            int count = draw_partners(rng, last, partner);                    \
+#define DEFINE_SHUFFLE(name, type) \
+    void name(Mt19937 *rng, type *x, int64_t n) { \
+        uint64_t partner[BLOCK]; \
+        for (int64_t last = n - 1; last > 0;) { \
+            int count = draw_partners(rng, last, partner); \
             for (int k = 0; k < count; k++) __builtin_prefetch(x + partner[k], 1); \
-            for (int k = 0; k < count; k++, last--) {                         \
-                type held = x[last];                                          \
-                x[last] = x[partner[k]];                                      \
-                x[partner[k]] = held;                                         \
-            }                                                                 \
-        }                                                                     \
+            for (int k = 0; k < count; k++, last--) { \
+                type held = x[last]; \
+                x[last] = x[partner[k]]; \
+                x[partner[k]] = held; \
+            } \
+        } \
     }
 
 DEFINE_SHUFFLE(mt19937_shuffle_i32, int32_t)

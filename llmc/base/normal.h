@@ -15,9 +15,7 @@ HD_FN Philox4 counter_bits(uint64_t seed, uint32_t purpose, uint32_t stream, uin
 
 // An integer below 2^52 as a double, exact. It goes into the mantissa of 2^52, which is then taken
 // away.
-HD_FN double f64_from_integer(uint64_t i) {
-    return f64_sub(f64_from_bits(0x4330000000000000u | i), 0x1p52);
-}
+HD_FN double f64_from_integer(uint64_t i) { return f64_sub(f64_from_bits(0x4330000000000000u | i), 0x1p52); }
 
 // Uniform in [0, 1), a multiple of 2^-53: exact.
 HD_FN double uniform53(uint32_t high, uint32_t low) {

@@ -94,8 +94,8 @@ typedef struct Philox4 {
 #define PHILOX_W0 0x9E3779B9u
 #define PHILOX_W1 0xBB67AE85u
 
-HD_FN Philox4 philox4x32(int rounds, uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1,
-                         uint32_t c2, uint32_t c3) {
+HD_FN Philox4 philox4x32(int rounds, uint32_t key0, uint32_t key1, uint32_t c0, uint32_t c1, uint32_t c2,
+                         uint32_t c3) {
     for (int round = 0; round < rounds; round++) {
         uint32_t hi0 = mul_hi32(PHILOX_M0, c0), lo0 = PHILOX_M0 * c0;
         uint32_t hi1 = mul_hi32(PHILOX_M1, c2), lo1 = PHILOX_M1 * c2;
@@ -116,9 +116,7 @@ HD_FN Philox4 philox4x32_10(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t 
 }
 
 // 16 of the 128 bits, e = 0 .. 7: half e&1 (the low half first) of word e>>1.
-HD_FN uint32_t philox_half(Philox4 bits, int e) {
-    return (bits.v[e >> 1] >> (16 * (e & 1))) & 0xFFFFu;
-}
+HD_FN uint32_t philox_half(Philox4 bits, int e) { return (bits.v[e >> 1] >> (16 * (e & 1))) & 0xFFFFu; }
 
 // What random bits are for: rounding at three places, dropout, initial weights, sampling of text,
 // signs of the gradients' rotation.

@@ -4,8 +4,8 @@
 #include "llmc/base/base.h"
 LLMC_BEGIN
 const char *version_number(void);  // "0.1.0"
-const char *
-version_commit(void);  // abbreviated commit, "+" appended for a modified tree, "unknown" outside a checkout
+const char *version_commit(
+    void);  // abbreviated commit, "+" appended for a modified tree, "unknown" outside a checkout
 // "Open MPI v4.1.4, xxHash 801, cJSON 1.7.15, PCRE2 10.42, Unicode 14.0.0" of the libraries that
 // the host code runs with, into text (bytes; cut where the room ends). The backend's are
 // device_libraries.

@@ -96,7 +96,8 @@ static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor,
     bool known = tries < save->tensor_count && (unsigned)s->kind < SLICE_KINDS;
     if (known && slice_fits(t, slice_block(t, s->columns), s->lo, s->hi)) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "cannot save %" PRId64 "..%" PRId64 " of tensor '%.200s': there is no such tensor"
+                     "cannot save %" PRId64 "..%" PRId64
+                     " of tensor '%.200s': there is no such tensor"
                      " or range; this is a fault of the program",
                      s->lo, s->hi, s->tensor);
 }
@@ -407,8 +408,8 @@ static bool gather(CheckpointJob *job) {
                          .xxh3 = job->file_xxh3,
                          .count = job->shard.count};
     char *entry = manifest_file_entry(job->save.tensors, &file, job->shard.slices, &bytes);
-    bool ok =
-        bytes <= (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
+    bool ok = bytes <=
+              (size_t)MANIFEST_MAX_BYTES / (size_t)job->ranks;  // keeps the gathered lengths within an int
     if (!ok)
         error_set(&job->error, EXIT_CHECKPOINT,
                   "a rank's list of slices takes %zu bytes, too many for a manifest; use larger buckets",

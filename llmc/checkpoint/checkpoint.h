@@ -41,15 +41,18 @@ typedef struct Slice {
 } Slice;
 
 typedef struct CheckpointSave {
-    const char *directory;       // --save
+    const char *directory;  // --save
     RunState state;
-    const RunState *node_states; int node_state_count;  // of each node, where they differ; 0: they do not.
-                                                        // Rank 0's are saved
+    const RunState *node_states;
+    int node_state_count;        // of each node, where they differ; 0: they do not.
+                                 // Rank 0's are saved
     const char *arguments_json;  // config_to_json
-    const Tensor *tensors; int tensor_count;  // all parameters of the model, logical order
-    const Slice *slices; int slice_count;     // what this rank saves
-    int tensor_rank, pipeline_rank;           // name the folder of this rank's shard
-    int pipeline_ranks;                       // 0 or 1: there is no pipeline
+    const Tensor *tensors;
+    int tensor_count;  // all parameters of the model, logical order
+    const Slice *slices;
+    int slice_count;                 // what this rank saves
+    int tensor_rank, pipeline_rank;  // name the folder of this rank's shard
+    int pipeline_ranks;              // 0 or 1: there is no pipeline
     // Copies slice i to host memory: hi - lo elements, little-endian, packed. Called once per slice
     // that is not empty. First come the 4-byte kinds, then the 2-byte ones, each in order: so every
     // tensor in the file is aligned.

@@ -299,12 +299,14 @@ static Older share_older(const char *directory, int64_t asked, int64_t iteration
 // What is wrong with the checkpoint that was asked for, and which one is taken instead.
 static void describe_fallback(char *note, size_t bytes, int64_t asked, const Error *why, const Older *taken) {
     int used = snprintf(note, bytes,
-                        "WARNING: the checkpoint of iteration %" PRId64 " cannot be used: %.*s; going on"
+                        "WARNING: the checkpoint of iteration %" PRId64
+                        " cannot be used: %.*s; going on"
                         " from iteration %" PRId64 " instead",
                         asked, (int)strcspn(why->what, ";"), why->what, taken->iteration);
     if (!*taken->damage || (size_t)used >= bytes) return;
     snprintf(note + used, bytes - (size_t)used,
-             "\nWARNING: " LINEAGE_NAME " is damaged: %s; the checkpoint before"
+             "\nWARNING: " LINEAGE_NAME
+             " is damaged: %s; the checkpoint before"
              " was found by its folder's name",
              taken->damage);
 }
@@ -466,11 +468,12 @@ static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *
     const Tensor *t = &c->manifest.tensors[tensor];
     Columns block = slice_block(t, s->columns);
     if (!slice_fits(t, block, s->lo, s->hi)) {
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "%s: elements %" PRId64 "..%" PRId64 " of %" PRId64 " columns from %" PRId64
-            " asked of tensor '%.200s', which has %" PRId64 " x %" PRId64 "; this is a fault of the program",
-            c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0], t->whole[1]);
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s: elements %" PRId64 "..%" PRId64 " of %" PRId64 " columns from %" PRId64
+                         " asked of tensor '%.200s', which has %" PRId64 " x %" PRId64
+                         "; this is a fault of the program",
+                         c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0],
+                         t->whole[1]);
     }
     if (slice_kind_of_weights(s->kind) &&
         strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {

@@ -43,12 +43,37 @@ static const Row OTHERS[] = {
 };
 
 // What a run, its scripts and the file system put into a folder before there is a checkpoint.
-static const char *const FRESH[] = {
-    ".*",     "*~",         "#*#",      "*.txt",  "*.log",   "*.out",   "*.err",  "*.json",  "*.jsonl",
-    "*.args", "*.sh",       "*.sbatch", "*.yaml", "*.yml",   "*.py",    "*.pid",  "*.csv",   "*.svg",
-    "*.png",  "*.html",     "*.md",     "*.gz",   "*.nsys-rep", "*.ncu-rep", "log", "out",    "err",
-    "hosts",  "hostfile",   "core*",    "events.out.tfevents.*",
-};
+static const char *const FRESH[] = {".*",
+                                    "*~",
+                                    "#*#",
+                                    "*.txt",
+                                    "*.log",
+                                    "*.out",
+                                    "*.err",
+                                    "*.json",
+                                    "*.jsonl",
+                                    "*.args",
+                                    "*.sh",
+                                    "*.sbatch",
+                                    "*.yaml",
+                                    "*.yml",
+                                    "*.py",
+                                    "*.pid",
+                                    "*.csv",
+                                    "*.svg",
+                                    "*.png",
+                                    "*.html",
+                                    "*.md",
+                                    "*.gz",
+                                    "*.nsys-rep",
+                                    "*.ncu-rep",
+                                    "log",
+                                    "out",
+                                    "err",
+                                    "hosts",
+                                    "hostfile",
+                                    "core*",
+                                    "events.out.tfevents.*"};
 
 static const Row *known(const Row *rows, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++) {

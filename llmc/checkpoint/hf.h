@@ -25,28 +25,28 @@ typedef struct HfTokenizerWish {
 } HfTokenizerWish;
 
 typedef struct HfExport {
-    const char *load;      // a --save folder
-    int64_t iteration;     // -1: the latest
-    const char *output;    // the folder to make; one that holds something is refused
-    bool fp32;             // the master weights; else the weights that the model computes with, in bf16
-    int64_t part_bytes;    // of weights in one file; more make parts with an index
+    const char *load;    // a --save folder
+    int64_t iteration;   // -1: the latest
+    const char *output;  // the folder to make; one that holds something is refused
+    bool fp32;           // the master weights; else the weights that the model computes with, in bf16
+    int64_t part_bytes;  // of weights in one file; more make parts with an index
     // Where it is not that of the files beside the checkpoint, else of those its arguments name.
     HfTokenizerWish tokenizer;
-    int64_t piece;         // HF_PIECE
-    Peers peers;           // of one rank
+    int64_t piece;  // HF_PIECE
+    Peers peers;    // of one rank
 } HfExport;
 // The folder appears whole or not at all. Errors: EXIT_CHECKPOINT; EXIT_DATA of the tokenizer's
 // files; EXIT_USAGE for an output that holds something.
 bool hf_export(const HfExport *wish, HfReport *report, Error *err);
 
 typedef struct HfImport {
-    const char *folder;     // what save_pretrained wrote
-    const char *save;       // a --save folder without checkpoints; NULL: see whether it could be made
-    int64_t divisible;      // the embedding gets this multiple of rows
-    bool no_optimizer;      // the weights alone, for --finetune
+    const char *folder;         // what save_pretrained wrote
+    const char *save;           // a --save folder without checkpoints; NULL: see whether it could be made
+    int64_t divisible;          // the embedding gets this multiple of rows
+    bool no_optimizer;          // the weights alone, for --finetune
     HfTokenizerWish tokenizer;  // where it is not the folder's
-    int64_t piece;          // HF_PIECE
-    Peers peers;            // of one rank
+    int64_t piece;              // HF_PIECE
+    Peers peers;                // of one rank
 } HfImport;
 // Makes a checkpoint of iteration 0: master weights, moments of zero, weights rounded to this build's
 // precision. Rows of padding become the mean of the others: such a row's logit adds to the sum of a

@@ -106,8 +106,9 @@ static bool take_keys(const Reading *r, const HfFamily *family) {
 // (llmc/model/turns.c).
 static const struct RopeNumber {
     const char *name, *text;
-} ROPE_NUMBERS[] = {
-    {"low_freq_factor", "1.0"}, {"high_freq_factor", "4.0"}, {"original_max_position_embeddings", "8192"}};
+} ROPE_NUMBERS[] = {{"low_freq_factor", "1.0"},
+                    {"high_freq_factor", "4.0"},
+                    {"original_max_position_embeddings", "8192"}};
 #define ROPE_TYPES "it scales rotary positions as Llama 3.1 does, or not at all"
 
 // key: "rope_scaling", or "rope_parameters" in newer folders.
@@ -133,7 +134,8 @@ static bool take_rope(const Reading *r, const char *key) {
     }
     return error_set(r->err, EXIT_CHECKPOINT,
                      "%s has %s.%s '%.60s', which the trainer does not compute: " ROPE_TYPES
-                     "; import another model", r->path, key, bad, text);
+                     "; import another model",
+                     r->path, key, bad, text);
 }
 
 static bool take_rotations(const Reading *r) {
@@ -224,7 +226,8 @@ typedef struct Entry {
 
 typedef struct Writing {
     const cJSON *arguments;
-    Entry entries[MOST_ENTRIES]; int count;
+    Entry entries[MOST_ENTRIES];
+    int count;
 } Writing;
 
 static void put(Writing *w, const char *key, const char *value, bool quoted) {
@@ -268,11 +271,12 @@ static void put_rotations(Writing *w) {
         {.key = "rope_parameters.factor", .argument = "rope_scaling_factor", .real = true},
         {.key = "rope_scaling.factor", .argument = "rope_scaling_factor", .real = true},
         {.key = "rope_scaling.rope_theta", .argument = "rotary_base", .real = true}};
-    static const char *const places[][2] = {
-        {"rope_parameters.low_freq_factor", "rope_scaling.low_freq_factor"},
-        {"rope_parameters.high_freq_factor", "rope_scaling.high_freq_factor"},
-        {"rope_parameters.original_max_position_embeddings",
-         "rope_scaling.original_max_position_embeddings"}};
+    static const char *const places[][2] = {{"rope_parameters.low_freq_factor",
+                                             "rope_scaling.low_freq_factor"},
+                                            {"rope_parameters.high_freq_factor",
+                                             "rope_scaling.high_freq_factor"},
+                                            {"rope_parameters.original_max_position_embeddings",
+                                             "rope_scaling.original_max_position_embeddings"}};
     put(w, "rope_parameters.rope_type", scaled ? "llama3" : "default", true);
     if (!scaled) return;
     put(w, "rope_scaling.rope_type", "llama3", true);

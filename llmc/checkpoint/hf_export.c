@@ -24,14 +24,16 @@
 typedef struct Exporting {
     const HfExport *wish;
     Checkpoint *checkpoint;
-    ImportedModel model; bool opened;
+    ImportedModel model;
+    bool opened;
     const HfFamily *family;
     HfMap map;
-    int *part; int parts;     // of each of their tensors
+    int *part;
+    int parts;  // of each of their tensors
     HfTokenizer tokenizer;
-    char *fresh;              // the folder until it is whole
-    void *in;                 // a piece as the checkpoint has it: fp32, or this build's floatX
-    void *out;                // as the file will have it
+    char *fresh;  // the folder until it is whole
+    void *in;     // a piece as the checkpoint has it: fp32, or this build's floatX
+    void *out;    // as the file will have it
 } Exporting;
 
 static int64_t columns_of(const HfTensor *t) { return t->columns ? t->columns : 1; }
@@ -280,8 +282,7 @@ static void write_index(const Exporting *e, FILE *out) {
     fprintf(out, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {\n", total);
     for (int i = 0; i < e->map.count; i++) {
         char *name = part_name(e, e->part[i]);
-        fprintf(out, "    \"%s\": \"%s\"%s\n", e->map.theirs[i].name, name,
-                i + 1 < e->map.count ? "," : "");
+        fprintf(out, "    \"%s\": \"%s\"%s\n", e->map.theirs[i].name, name, i + 1 < e->map.count ? "," : "");
         free(name);
     }
     fprintf(out, "  }\n}\n");
@@ -396,8 +397,8 @@ static bool write_folder(Exporting *e, Error *err) {
 }
 
 static bool run(Exporting *e, HfReport *report, Error *err) {
-    if (!check_output(e->wish->output, err) || !open_checkpoint(e, report, err) ||
-        !read_model(e, err) || !check_parameters(e, err) || !check_tokenizer(e, report, err))
+    if (!check_output(e->wish->output, err) || !open_checkpoint(e, report, err) || !read_model(e, err) ||
+        !check_parameters(e, err) || !check_tokenizer(e, report, err))
         return false;
     divide(e);
     report->parameters = imported_model_parameters(&e->model);

@@ -6,23 +6,32 @@
 #define COUNT_OF(list) ((int)(sizeof(list) / sizeof(list)[0]))
 
 // Rows of the tables. A MEANT block need not be a checkpoint's. A REAL number has a decimal point.
-#define BLOCK(its_argument, its_value) {.argument = its_argument, .value = its_value}
-#define MEANT(its_argument, its_value) {.argument = its_argument, .value = its_value, .of_training = true}
+#define BLOCK(its_argument, its_value) \
+    { .argument = its_argument, .value = its_value }
+#define MEANT(its_argument, its_value) \
+    { .argument = its_argument, .value = its_value, .of_training = true }
 #define WHOLE(its_key, its_argument, otherwise) \
-    {.key = its_key, .argument = its_argument, .missing = otherwise}
+    { .key = its_key, .argument = its_argument, .missing = otherwise }
 #define REAL(its_key, its_argument, otherwise) \
-    {.key = its_key, .argument = its_argument, .missing = otherwise, .real = true}
+    { .key = its_key, .argument = its_argument, .missing = otherwise, .real = true }
 #define OPPOSITE(its_key, its_argument, otherwise) \
-    {.key = its_key, .argument = its_argument, .missing = otherwise, .negated = true}
+    { .key = its_key, .argument = its_argument, .missing = otherwise, .negated = true }
 #define WRITTEN(its_key, its_values, reason) \
-    {.key = its_key, .values = its_values, .why = reason, .written = true}
-#define CHECKED(its_key, its_values, reason) {.key = its_key, .values = its_values, .why = reason}
-#define PLAIN(its_name, their_name) {.ours = its_name, .theirs = {their_name}}
-#define TURNED(its_name, their_name) {.ours = its_name, .theirs = {their_name}, .transposed = true}
-#define WORDS(its_name, their_name) {.ours = its_name, .theirs = {their_name}, .order = HF_WORDS}
-#define HALVES(its_name, gate, up) {.ours = its_name, .theirs = {gate, up}, .order = HF_HALVES}
+    { .key = its_key, .values = its_values, .why = reason, .written = true }
+#define CHECKED(its_key, its_values, reason) \
+    { .key = its_key, .values = its_values, .why = reason }
+#define PLAIN(its_name, their_name) \
+    { \
+        .ours = its_name, .theirs = { their_name } \
+    }
+#define TURNED(its_name, their_name) \
+    { .ours = its_name, .theirs = {their_name}, .transposed = true }
+#define WORDS(its_name, their_name) \
+    { .ours = its_name, .theirs = {their_name}, .order = HF_WORDS }
+#define HALVES(its_name, gate, up) \
+    { .ours = its_name, .theirs = {gate, up}, .order = HF_HALVES }
 #define HEADS(its_name, query, key, value) \
-    {.ours = its_name, .theirs = {query, key, value}, .order = HF_HEADS}
+    { .ours = its_name, .theirs = {query, key, value}, .order = HF_HEADS }
 
 #define LAYER "encoder.layers.*."
 
@@ -66,9 +75,12 @@ static const HfRow GPT2_ROWS[] = {
     PLAIN("embedding.position_embeddings.weight", "transformer.wpe.weight"),
     PLAIN(LAYER "input_norm.weight", "transformer.h.*.ln_1.weight"),
     PLAIN(LAYER "input_norm.bias", "transformer.h.*.ln_1.bias"),
-    {.ours = LAYER "self_attention.query_key_value.weight", .theirs = {"transformer.h.*.attn.c_attn.weight"},
-     .order = HF_HEADS, .transposed = true},
-    {.ours = LAYER "self_attention.query_key_value.bias", .theirs = {"transformer.h.*.attn.c_attn.bias"},
+    {.ours = LAYER "self_attention.query_key_value.weight",
+     .theirs = {"transformer.h.*.attn.c_attn.weight"},
+     .order = HF_HEADS,
+     .transposed = true},
+    {.ours = LAYER "self_attention.query_key_value.bias",
+     .theirs = {"transformer.h.*.attn.c_attn.bias"},
      .order = HF_HEADS},
     TURNED(LAYER "self_attention.dense.weight", "transformer.h.*.attn.c_proj.weight"),
     PLAIN(LAYER "self_attention.dense.bias", "transformer.h.*.attn.c_proj.bias"),
@@ -86,10 +98,8 @@ static const HfRow GPT2_ROWS[] = {
 
 // What all models with Llama's blocks share.
 static const HfBlock LLAMA_BLOCKS[] = {
-    BLOCK("normalization", "RMSNorm"),
-    BLOCK("position_embedding_type", "rope"),
-    BLOCK("rotary_percent", "1"),
-    BLOCK("swiglu", "true"),
+    BLOCK("normalization", "RMSNorm"), BLOCK("position_embedding_type", "rope"),
+    BLOCK("rotary_percent", "1"),      BLOCK("swiglu", "true"),
     MEANT("hidden_dropout", "0"),
 };
 
@@ -175,21 +185,44 @@ static const HfFixed MISTRAL_FIXED[] = {
 
 #define LIST(rows) rows, COUNT_OF(rows)
 
-static const HfFamily LLAMA_LIKE = {
-    .blocks = LIST(LLAMA_BLOCKS), .keys = LIST(LLAMA_KEYS), .fixed = LIST(LLAMA_FIXED),
-    .rows = LIST(LLAMA_ROWS), .constants = {".rotary_emb.inv_freq"}};
+static const HfFamily LLAMA_LIKE = {.blocks = LIST(LLAMA_BLOCKS),
+                                    .keys = LIST(LLAMA_KEYS),
+                                    .fixed = LIST(LLAMA_FIXED),
+                                    .rows = LIST(LLAMA_ROWS),
+                                    .constants = {".rotary_emb.inv_freq"}};
 
 static const HfFamily FAMILIES[] = {
-    {.name = "GPT-2", .type = "gpt2", .architecture = "GPT2LMHeadModel", .blocks = LIST(GPT2_BLOCKS),
-     .keys = LIST(GPT2_KEYS), .fixed = LIST(GPT2_FIXED), .rows = LIST(GPT2_ROWS), .prefix = "transformer.",
+    {.name = "GPT-2",
+     .type = "gpt2",
+     .architecture = "GPT2LMHeadModel",
+     .blocks = LIST(GPT2_BLOCKS),
+     .keys = LIST(GPT2_KEYS),
+     .fixed = LIST(GPT2_FIXED),
+     .rows = LIST(GPT2_ROWS),
+     .prefix = "transformer.",
      .constants = {".attn.bias", ".attn.masked_bias"}},
-    {.name = "Llama", .type = "llama", .architecture = "LlamaForCausalLM", .like = &LLAMA_LIKE,
-     .blocks = LIST(LLAMA_ALONE_BLOCKS), .keys = LIST(LLAMA_ALONE_KEYS), .rows = LIST(LLAMA_ALONE_ROWS)},
-    {.name = "Qwen3", .type = "qwen3", .architecture = "Qwen3ForCausalLM", .like = &LLAMA_LIKE,
-     .blocks = LIST(QWEN3_BLOCKS), .keys = LIST(QWEN3_KEYS), .fixed = LIST(QWEN3_FIXED),
+    {.name = "Llama",
+     .type = "llama",
+     .architecture = "LlamaForCausalLM",
+     .like = &LLAMA_LIKE,
+     .blocks = LIST(LLAMA_ALONE_BLOCKS),
+     .keys = LIST(LLAMA_ALONE_KEYS),
+     .rows = LIST(LLAMA_ALONE_ROWS)},
+    {.name = "Qwen3",
+     .type = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .like = &LLAMA_LIKE,
+     .blocks = LIST(QWEN3_BLOCKS),
+     .keys = LIST(QWEN3_KEYS),
+     .fixed = LIST(QWEN3_FIXED),
      .rows = LIST(QWEN3_ROWS)},
-    {.name = "Mistral", .type = "mistral", .architecture = "MistralForCausalLM", .like = &LLAMA_LIKE,
-     .blocks = LIST(MISTRAL_BLOCKS), .keys = LIST(MISTRAL_KEYS), .fixed = LIST(MISTRAL_FIXED)},
+    {.name = "Mistral",
+     .type = "mistral",
+     .architecture = "MistralForCausalLM",
+     .like = &LLAMA_LIKE,
+     .blocks = LIST(MISTRAL_BLOCKS),
+     .keys = LIST(MISTRAL_KEYS),
+     .fixed = LIST(MISTRAL_FIXED)},
 };
 
 const HfFamily *hf_families(int *count) {

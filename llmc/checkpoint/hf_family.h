@@ -27,7 +27,7 @@ typedef struct HfFixed {
     const char *key, *values;  // "first|second"; the first one is written
     const char *why;           // the trainer has no other
     bool written;
-    bool needed;               // transformers' value of a missing key is another
+    bool needed;  // transformers' value of a missing key is another
 } HfFixed;
 
 // How the rows of one of our tensors lie in theirs.
@@ -49,11 +49,15 @@ typedef struct HfRow {
 typedef struct HfFamily HfFamily;
 struct HfFamily {
     const char *name, *type, *architecture;  // for messages; model_type; in "architectures"
-    const HfFamily *like;      // all lists of that one belong to this one too; NULL: none
-    const HfBlock *blocks; int block_count;
-    const HfKey *keys; int key_count;
-    const HfFixed *fixed; int fixed_count;
-    const HfRow *rows; int row_count;
+    const HfFamily *like;                    // all lists of that one belong to this one too; NULL: none
+    const HfBlock *blocks;
+    int block_count;
+    const HfKey *keys;
+    int key_count;
+    const HfFixed *fixed;
+    int fixed_count;
+    const HfRow *rows;
+    int row_count;
     const char *prefix;        // of names, which older programs left out; NULL: none
     const char *constants[2];  // endings of names that are saved with the weights and are none
 };

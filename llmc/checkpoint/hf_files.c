@@ -66,7 +66,8 @@ static const SafeFile *part(HfFiles *files, const char *folder, const char *name
 static bool add_indexed(HfFiles *files, const char *folder, const cJSON *item, Error *err) {
     if (!cJSON_IsString(item) || !plain_name(item->valuestring)) {
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s/" INDEX " puts '%.100s' into '%.100s', which is no name of a safetensors file in"
+                         "%s/" INDEX
+                         " puts '%.100s' into '%.100s', which is no name of a safetensors file in"
                          " the folder; save or download it again",
                          folder, item->string, cJSON_IsString(item) ? item->valuestring : "");
     }
@@ -100,8 +101,8 @@ static bool open_parts(HfFiles *files, const char *folder, const char *path, Err
     if (!text) return false;
     cJSON *index = json_parse_object(text, (size_t)bytes);
     free(text);
-    bool ok = index || error_set(err, EXIT_CHECKPOINT, "%s is not a JSON object; save or download it again",
-                                 path);
+    bool ok = index ||
+              error_set(err, EXIT_CHECKPOINT, "%s is not a JSON object; save or download it again", path);
     ok = ok && read_index(files, folder, cJSON_GetObjectItemCaseSensitive(index, "weight_map"), err);
     cJSON_Delete(index);
     return ok;
@@ -113,12 +114,13 @@ static bool no_weights(const char *folder, Error *err) {
     char *pickled = text_format("%s/pytorch_model.bin", folder);
     bool there = durable_exists(pickled);
     free(pickled);
-    return error_set(
-        err, EXIT_CHECKPOINT,
-        there ? "%s holds pickled weights, which this program does not execute; save the model as"
-                " safetensors"
-              : "%s holds neither " WHOLE " nor " INDEX "; give a folder that save_pretrained wrote",
-        folder);
+    return error_set(err, EXIT_CHECKPOINT,
+                     there
+                         ? "%s holds pickled weights, which this program does not execute; save the model as"
+                           " safetensors"
+                         : "%s holds neither " WHOLE " nor " INDEX
+                           "; give a folder that save_pretrained wrote",
+                     folder);
 }
 
 bool hf_files_open(HfFiles *files, const char *folder, Error *err) {

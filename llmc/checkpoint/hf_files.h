@@ -6,14 +6,16 @@ LLMC_BEGIN
 
 // A tensor, and the file that holds it.
 typedef struct HfTensorPlace {
-    const char *name;        // the entry's
+    const char *name;  // the entry's
     const SafeFile *file;
     const SafeEntry *entry;
 } HfTensorPlace;
 
 typedef struct HfFiles {
-    SafeFile *files; int file_count;
-    HfTensorPlace *tensors; int count;  // sorted by name, each name once
+    SafeFile *files;
+    int file_count;
+    HfTensorPlace *tensors;
+    int count;  // sorted by name, each name once
 } HfFiles;
 
 // The index's file names are plain names with the ending .safetensors: none leads out of the

@@ -18,16 +18,17 @@ enum { CONFIG_MAX_BYTES = 1 << 20 };
 typedef struct Importing {
     const HfImport *wish;
     HfConfig config;
-    ImportedModel model; bool opened;
+    ImportedModel model;
+    bool opened;
     HfMap map;
     HfFiles files;
     const HfTensorPlace **places;  // (map.count)
     HfTokenizer tokenizer;
-    char *paths[2];           // of its files, as the checkpoint's arguments name them; NULL: none
-    float *padding;           // (2, hidden): a row of padding of the embedding, of the output layer
-    float *piece;             // as the folder has it, fp32
-    void *narrow;             // the same before it is widened
-    int64_t room;             // elements of both
+    char *paths[2];  // of its files, as the checkpoint's arguments name them; NULL: none
+    float *padding;  // (2, hidden): a row of padding of the embedding, of the output layer
+    float *piece;    // as the folder has it, fp32
+    void *narrow;    // the same before it is widened
+    int64_t room;    // elements of both
 } Importing;
 
 static void make_room(Importing *m, int64_t elements) {
@@ -68,7 +69,8 @@ static bool wrong_tensor(const Importing *m, Error *err, const HfTensor *t, cons
     char columns[32] = "";
     if (t->columns) snprintf(columns, sizeof columns, ", %" PRId64, t->columns);
     return error_set(err, EXIT_CHECKPOINT,
-                     "%s: '%s' is not (%" PRId64 "%s) in F32, BF16 or F16, as its config.json wants; save or"
+                     "%s: '%s' is not (%" PRId64
+                     "%s) in F32, BF16 or F16, as its config.json wants; save or"
                      " download it again",
                      place->file->path, t->name, t->rows, columns);
 }

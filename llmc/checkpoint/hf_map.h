@@ -10,25 +10,26 @@ LLMC_BEGIN
 // One tensor of theirs. Its outputs are rows, or columns where it is transposed.
 typedef struct HfTensor {
     char name[96];
-    int ours;                // the row of gpt.whole that it is, or is a part of
-    int part;                // which part, from 0
-    int64_t rows, columns;   // as its file has it; columns 0: a vector
+    int ours;               // the row of gpt.whole that it is, or is a part of
+    int part;               // which part, from 0
+    int64_t rows, columns;  // as its file has it; columns 0: a vector
     bool transposed;
 } HfTensor;
 
 // One tensor of ours.
 typedef struct HfOurs {
     const HfRow *row;
-    int first, count;        // of their tensors
-    int64_t rows, columns;   // of a vector: 1 column
+    int first, count;       // of their tensors
+    int64_t rows, columns;  // of a vector: 1 column
 } HfOurs;
 
 typedef struct HfMap {
     const HfFamily *family;
     const GPT *gpt;
-    int64_t words;           // rows that their embedding has
-    HfOurs *ours;            // (gpt->whole_tensors)
-    HfTensor *theirs; int count;  // in our order
+    int64_t words;  // rows that their embedding has
+    HfOurs *ours;   // (gpt->whole_tensors)
+    HfTensor *theirs;
+    int count;  // in our order
 } HfMap;
 
 // model must outlive the map. A tensor that the family has no name for is a fault of its table.

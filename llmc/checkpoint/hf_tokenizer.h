@@ -19,11 +19,11 @@ typedef struct HfTokenizerFile {
 
 enum { HF_MOST_TOKENIZER_FILES = 4 };
 typedef struct HfTokenizer {
-    TokenizerType type;    // TOKENIZER_GPT2_BPE or TOKENIZER_HUGGING_FACE
+    TokenizerType type;  // TOKENIZER_GPT2_BPE or TOKENIZER_HUGGING_FACE
     HfTokenizerFile file[HF_MOST_TOKENIZER_FILES];
-    int files;             // 0: there is no tokenizer
-    int size, eod;         // ids; that of the end of a document
-    char *eod_text;        // its text, of TOKENIZER_HUGGING_FACE
+    int files;       // 0: there is no tokenizer
+    int size, eod;   // ids; that of the end of a document
+    char *eod_text;  // its text, of TOKENIZER_HUGGING_FACE
 } HfTokenizer;
 
 // Reads the files and checks them as the trainer would. Errors: EXIT_DATA.

@@ -49,9 +49,11 @@ void model_flags_free(ModelFlags *flags) {
 // --- The model -----------------------------------------------------------------------------------
 
 // Flags of a run that could be. They say nothing about the model.
-static const char *const OF_A_RUN[] = {"convert_checkpoint", "--bf16", "--use-distributed-optimizer",
-                                       "--mock-data", "--lr=1", "--train-iters=1", "--micro-batch-size=1",
-                                       "--seq-length=1", "--tokenizer-type=NullTokenizer", "--vocab-size=1"};
+static const char *const OF_A_RUN[] = {
+    "convert_checkpoint",   "--bf16",         "--use-distributed-optimizer",
+    "--mock-data",          "--lr=1",         "--train-iters=1",
+    "--micro-batch-size=1", "--seq-length=1", "--tokenizer-type=NullTokenizer",
+    "--vocab-size=1"};
 
 static bool configure(Config *config, const ModelFlags *flags, int64_t rows, int64_t divisible, Error *err) {
     enum { FIXED = COUNT_OF(OF_A_RUN) };
@@ -110,14 +112,17 @@ int64_t imported_model_parameters(const ImportedModel *m) {
 // The checkpoint's arguments: those that --load compares, and what says which tokenizer it is. The
 // others are up to the run that goes on. malloc'ed.
 static char *arguments_of(const Config *config) {
-    static const char *const more[] = {"padded_vocab_size", "eod", "tokenizer_type", "vocab_file",
-                                       "merge_file", "tokenizer_model", "tokenizer_eod"};
+    static const char *const more[] = {"padded_vocab_size", "eod",        "tokenizer_type",
+                                       "vocab_file",        "merge_file", "tokenizer_model",
+                                       "tokenizer_eod"};
     char *whole = config_to_json(config);
     int count;
     const char *const *names = config_model_names(&count);
     cJSON *all = json_parse_object(whole, strlen(whole)), *kept = cJSON_CreateObject();
-    const struct { const char *const *names; int count; } lists[] = {
-        {names, count}, {OTHER_NAMES, COUNT_OF(OTHER_NAMES)}, {more, COUNT_OF(more)}};
+    const struct {
+        const char *const *names;
+        int count;
+    } lists[] = {{names, count}, {OTHER_NAMES, COUNT_OF(OTHER_NAMES)}, {more, COUNT_OF(more)}};
     for (size_t l = 0; l < COUNT_OF(lists); l++) {
         for (int i = 0; i < lists[l].count; i++) {
             cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(all, lists[l].names[i]);
@@ -192,7 +197,8 @@ static bool save_args(const ImportedWeights *w, Error *err) {
 // The weights on their way. checkpoint.c asks for slices one by one.
 typedef struct Job {
     const ImportedWeights *weights;
-    Slice *slices; int slice_count;
+    Slice *slices;
+    int slice_count;
     int *tensor_of;  // (slice_count)
     float *piece;    // one slice
     bool failed;     // a fetch could not read what it was asked for

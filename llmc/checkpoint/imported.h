@@ -44,19 +44,19 @@ int64_t imported_model_parameters(const ImportedModel *model);
 // --- its weights ---------------------------------------------------------------------------------
 
 typedef struct ImportedWeights {
-    const char *save;            // a --save folder without checkpoints; NULL: all is read, nothing written
-    const char *source;          // for messages
+    const char *save;    // a --save folder without checkpoints; NULL: all is read, nothing written
+    const char *source;  // for messages
     const ImportedModel *model;
-    const int64_t *units;        // (tensors of gpt.whole) elements that are read together
-    bool no_optimizer;           // the weights alone, for --finetune
-    int64_t piece;               // elements that a buffer holds, where a unit is not more
+    const int64_t *units;  // (tensors of gpt.whole) elements that are read together
+    bool no_optimizer;     // the weights alone, for --finetune
+    int64_t piece;         // elements that a buffer holds, where a unit is not more
     // Elements [lo, hi) of row i of gpt.whole as fp32, in the trainer's order, rows of padding too.
     // Both ends are multiples of the unit, or the tensor's end. Errors: EXIT_CHECKPOINT.
     bool (*read)(void *context, int i, int64_t lo, int64_t hi, float *out, Error *err);
     // Writes what lies beside the checkpoint, such as a tokenizer. NULL: nothing does.
     bool (*beside)(void *context, Error *err);
     void *context;
-    Peers peers;                 // of one rank
+    Peers peers;  // of one rank
 } ImportedWeights;
 
 // That no checkpoint lies in the folder. EXIT_USAGE.

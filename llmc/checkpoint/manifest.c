@@ -149,8 +149,7 @@ static void write_tensors(FILE *out, const CheckpointSave *save, int kinds) {
         fprintf(out, "]}%s\n", i + 1 < save->tensor_count ? "," : "");
     }
     fprintf(out, "],\n\"kinds\": [");
-    for (int k = 0; k < kinds; k++)
-        fprintf(out, "%s\"%s\"", k ? ", " : "", slice_kind_name((SliceKind)k));
+    for (int k = 0; k < kinds; k++) fprintf(out, "%s\"%s\"", k ? ", " : "", slice_kind_name((SliceKind)k));
     fprintf(out, "],\n");
 }
 
@@ -231,8 +230,8 @@ static int compare_tensor_names(const void *a, const void *b) {
 }
 
 static bool tensor_names_differ(const Manifest *m) {
-    const Tensor **sorted =
-        (const Tensor **)xcalloc((size_t)m->tensor_count + 1, sizeof *sorted, "parameter names");
+    const Tensor **sorted = (const Tensor **)xcalloc((size_t)m->tensor_count + 1, sizeof *sorted,
+                                                     "parameter names");
     for (int i = 0; i < m->tensor_count; i++) sorted[i] = &m->tensors[i];
     qsort(sorted, (size_t)m->tensor_count, sizeof *sorted, compare_tensor_names);
     bool differ = true;
@@ -365,8 +364,8 @@ static const char *parse_files(const cJSON *list, Manifest *m) {
     if (!cJSON_IsArray(list)) return "it has no list of files";
     int64_t slices = 0;
     const cJSON *item;
-    cJSON_ArrayForEach(item, list) slices +=
-        cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(item, "slices"));
+    cJSON_ArrayForEach(item, list)
+        slices += cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(item, "slices"));
     m->files = (ManifestFile *)xcalloc((size_t)cJSON_GetArraySize(list) + 1, sizeof *m->files,
                                        "a checkpoint's file table");
     m->slices = (ManifestSlice *)xcalloc((size_t)slices + 1, sizeof *m->slices, "a checkpoint's slice table");
@@ -492,10 +491,8 @@ int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int node
                       : in_block >= s->block.count ? true
                       : in_block < 0               ? false
                                                    : s->hi <= row * s->block.count + in_block;
-        if (before)
-            low = middle + 1;
-        else
-            high = middle;
+        if (before) low = middle + 1;
+        else high = middle;
     }
     return low;
 }

@@ -45,10 +45,10 @@ enum { CHECKPOINT_TRACKER_MAX_BYTES = 4096, MANIFEST_MAX_BYTES = 256 << 20 };
 typedef struct ManifestSlice {
     int tensor, file;  // indices
     SliceKind kind;
-    int node;          // 0 where the kind belongs to all nodes
+    int node;  // 0 where the kind belongs to all nodes
     Columns block;
-    int64_t lo, hi;    // elements of the flattened block
-    uint64_t begin;    // of element lo, in the file's data section, bytes
+    int64_t lo, hi;  // elements of the flattened block
+    uint64_t begin;  // of element lo, in the file's data section, bytes
 } ManifestSlice;
 
 typedef struct ManifestFile {
@@ -60,14 +60,19 @@ typedef struct ManifestFile {
 
 typedef struct Manifest {
     RunState state;
-    RunState *node_states; int node_state_count;  // 0: the run's is every node's
+    RunState *node_states;
+    int node_state_count;  // 0: the run's is every node's
     char *arguments;       // JSON text
     char weight_dtype[8];  // "BF16" or "F32"
-    SliceKind kinds[SLICE_KINDS]; int kind_count;
-    Tensor *tensors; int tensor_count;  // names and whole shapes
-    ManifestFile *files; int file_count;
-    ManifestSlice *slices; int slice_count;  // file by file
-    int *order;  // slice indices sorted by (tensor, kind, node, block, lo); no two overlap
+    SliceKind kinds[SLICE_KINDS];
+    int kind_count;
+    Tensor *tensors;
+    int tensor_count;  // names and whole shapes
+    ManifestFile *files;
+    int file_count;
+    ManifestSlice *slices;
+    int slice_count;         // file by file
+    int *order;              // slice indices sorted by (tensor, kind, node, block, lo); no two overlap
     int nodes[SLICE_KINDS];  // one more than the largest node of the kind's slices; 0: it has none
 } Manifest;
 

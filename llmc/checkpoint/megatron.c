@@ -29,13 +29,13 @@ static const Form FORMS[] = {
 
 typedef struct Import {
     const MegatronImport *wish;
-    char *folder;          // of the iteration
+    char *folder;  // of the iteration
     const Form *form;
     MegatronArgs args;
     ImportedModel model;
-    bool opened;           // the model is
+    bool opened;  // the model is
     MegatronSource source;
-    MegatronKind kind;     // what master weights are read from
+    MegatronKind kind;  // what master weights are read from
 } Import;
 
 // --- Which folder --------------------------------------------------------------------------------
@@ -131,8 +131,10 @@ static bool read_args(Import *m, Error *err) {
 
 // The tokenizer that the flags name.
 static bool given_tokenizer(const HfTokenizerWish *wish, TokenizerChoice *choice) {
-    *choice = (TokenizerChoice){.type = TOKENIZER_GPT2_BPE, .vocab_file = wish->vocab_file,
-                                .merge_file = wish->merge_file, .model = wish->model,
+    *choice = (TokenizerChoice){.type = TOKENIZER_GPT2_BPE,
+                                .vocab_file = wish->vocab_file,
+                                .merge_file = wish->merge_file,
+                                .model = wish->model,
                                 .eod_token = wish->eod};
     if (!wish->vocab_file) choice->type = TOKENIZER_HUGGING_FACE;
     return wish->vocab_file || wish->model;

@@ -5,13 +5,13 @@
 LLMC_BEGIN
 
 typedef struct MegatronImport {
-    const char *folder;   // Megatron-LM's --save folder, or that of one iteration in it
-    int64_t iteration;    // of a --save folder; -1: the one that its tracker names
-    const char *save;     // a --save folder without checkpoints; NULL: see whether it could be made
-    bool no_optimizer;    // the weights alone, for --finetune
+    const char *folder;         // Megatron-LM's --save folder, or that of one iteration in it
+    int64_t iteration;          // of a --save folder; -1: the one that its tracker names
+    const char *save;           // a --save folder without checkpoints; NULL: see whether it could be made
+    bool no_optimizer;          // the weights alone, for --finetune
     HfTokenizerWish tokenizer;  // where it is not that of the checkpoint's arguments
-    int64_t piece;        // HF_PIECE
-    Peers peers;          // of one rank
+    int64_t piece;              // HF_PIECE
+    Peers peers;                // of one rank
 } MegatronImport;
 // `torch_dist` checkpoints and the older ones with a file per rank, of any tensor and pipeline
 // parallel sizes. Master weights are the distributed optimizer's where torch_dist holds them as parts of

@@ -119,8 +119,10 @@ static const Row ALWAYS[] = {
     {"qk_layernorm", NULL, false},
 };
 static const Row OF_GROUPS[] = {{"group_query_attention", NULL, true}, {"num_query_groups", NULL, true}};
-static const Row OF_ROTATIONS[] = {{"rotary_base", NULL, false}, {"rotary_percent", NULL, false},
-                                   {"use_rope_scaling", NULL, false}, {"rope_scaling_factor", NULL, false}};
+static const Row OF_ROTATIONS[] = {{"rotary_base", NULL, false},
+                                   {"rotary_percent", NULL, false},
+                                   {"use_rope_scaling", NULL, false},
+                                   {"rope_scaling_factor", NULL, false}};
 
 // A number, a text or True. What is neutral adds nothing.
 static bool add_flag(MegatronArgs *a, const PickleValue *args, const Row *row, const char *path, Error *err) {
@@ -209,7 +211,8 @@ bool megatron_args_read(MegatronArgs *a, const PickleValue *saved, bool by_rank,
     *a = (MegatronArgs){0};
     bool ok = args || error_set(err, EXIT_CHECKPOINT,
                                 "%s holds no 'args', as Megatron-LM saves them: nothing says which model it"
-                                " is; import a checkpoint that Megatron-LM's trainer saved", path);
+                                " is; import a checkpoint that Megatron-LM's trainer saved",
+                                path);
     pickle_int(pickle_member(saved, "iteration"), 0, INT64_MAX, &a->iteration);
     ok = ok && check_version(saved, path, err) && read_args(a, args, by_rank, path, err);
     if (!ok) megatron_args_free(a);

@@ -5,11 +5,11 @@
 LLMC_BEGIN
 
 typedef struct MegatronArgs {
-    ModelFlags flags;        // of the trainer
-    int64_t rows, divisible; // of the embedding; what they are a multiple of, as the flags say
-    int64_t vocab_size;      // as the tokenizer's flag says; 0: it does not
+    ModelFlags flags;         // of the trainer
+    int64_t rows, divisible;  // of the embedding; what they are a multiple of, as the flags say
+    int64_t vocab_size;       // as the tokenizer's flag says; 0: it does not
     int64_t iteration;
-    MegatronRanks ranks;     // that saved it
+    MegatronRanks ranks;                                               // that saved it
     char *tokenizer_type, *vocab_file, *merge_file, *tokenizer_model;  // NULL: not there
 } MegatronArgs;
 

@@ -27,7 +27,7 @@ static const char MASTERS[] = "optimizer.state.fp32_param.";
 // A name of state_dict_metadata, and what it means here.
 typedef struct Item {
     const char *name;
-    int dims;                      // -1: no tensor
+    int dims;  // -1: no tensor
     int64_t size[SAFE_MOST_DIMS];
     MegatronKind kind;
     MegatronMeaning meaning;
@@ -36,7 +36,8 @@ typedef struct Item {
 
 typedef struct Listing {
     MegatronSource *source;
-    Item *items; int count;        // sorted by name
+    Item *items;
+    int count;  // sorted by name
 } Listing;
 
 static bool malformed(const Listing *l, const char *fault, Error *err) {
@@ -101,9 +102,12 @@ typedef struct Place {
 // dimension `from` on.
 static MegatronPiece block_of(const MegatronTensor *t, const Place *p, int from, int64_t layer) {
     int64_t columns = t->dims == 2 ? p->size[from + 1] : 1, all = p->size[from] * columns;
-    return (MegatronPiece){.row = p->begin[from], .rows = p->size[from],
-                           .column = t->dims == 2 ? p->begin[from + 1] : 0, .columns = columns,
-                           .count = all, .at = layer * all};
+    return (MegatronPiece){.row = p->begin[from],
+                           .rows = p->size[from],
+                           .column = t->dims == 2 ? p->begin[from + 1] : 0,
+                           .columns = columns,
+                           .count = all,
+                           .at = layer * all};
 }
 
 // A run of elements of block begin[from], ... of so many that the item's size says.
@@ -117,8 +121,11 @@ static bool run_of(const MegatronTensor *t, const Item *item, const Place *p, in
     }
     int64_t rows = whole[0] / parts[0], columns = whole[1] / parts[1];
     if (item->size[from + t->dims] != rows * columns) return false;
-    *piece = (MegatronPiece){.row = at[0] * rows, .rows = rows, .column = at[1] * columns,
-                             .columns = columns, .first = p->begin[from + t->dims],
+    *piece = (MegatronPiece){.row = at[0] * rows,
+                             .rows = rows,
+                             .column = at[1] * columns,
+                             .columns = columns,
+                             .first = p->begin[from + t->dims],
                              .count = p->size[from + t->dims]};
     return true;
 }

@@ -117,8 +117,12 @@ static bool add_rank(MegatronSource *source, MegatronRanks ranks, int64_t tensor
     if (place < 0) return false;
     const MegatronFile *file = source->files[place];
     if (!torch_file_read(&torch, &file->file, file->bytes, 0, file->bytes, err)) return false;
-    Rank rank = {.source = source, .torch = &torch, .file = place, .ranks = ranks,
-                 .tensor_rank = tensor_rank, .stage = stage};
+    Rank rank = {.source = source,
+                 .torch = &torch,
+                 .file = place,
+                 .ranks = ranks,
+                 .tensor_rank = tensor_rank,
+                 .stage = stage};
     bool ok = add_chunks(&rank, err);
     torch_file_free(&torch);
     return ok;
@@ -127,7 +131,8 @@ static bool add_rank(MegatronSource *source, MegatronRanks ranks, int64_t tensor
 bool megatron_legacy_list(MegatronSource *source, MegatronRanks ranks, Error *err) {
     if (source->gpt->L % (ranks.stages * ranks.chunks)) {
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s has %d layers, which its %" PRId64 " stages do not share equally; import another"
+                         "%s has %d layers, which its %" PRId64
+                         " stages do not share equally; import another"
                          " checkpoint",
                          source->folder, source->gpt->L, ranks.stages * ranks.chunks);
     }

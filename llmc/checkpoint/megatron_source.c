@@ -22,7 +22,9 @@ static MegatronTensor describe(const GPT *gpt, const Tensor *t) {
     bool weight = ends_with(t->name, "mlp.dense_h_to_4h.weight");
     if (gpt->swiglu && (weight || ends_with(t->name, "mlp.dense_h_to_4h.bias"))) {
         int64_t columns = weight ? gpt->C : 1, all = tensor_whole_elements(t);
-        tensor = (MegatronTensor){.rows = all / columns, .columns = columns, .dims = weight ? 2 : 1,
+        tensor = (MegatronTensor){.rows = all / columns,
+                                  .columns = columns,
+                                  .dims = weight ? 2 : 1,
                                   .halves = true};
     }
     if (tensor.dims == 1) tensor.columns = 1;
@@ -34,8 +36,7 @@ void megatron_source_init(MegatronSource *source, const char *folder, const GPT 
     for (int kind = 0; kind < MEGATRON_KINDS; kind++) {
         source->tensors[kind] = (MegatronTensor *)xcalloc((size_t)gpt->whole_tensors, sizeof(MegatronTensor),
                                                           "the parameter table");
-        for (int i = 0; i < gpt->whole_tensors; i++)
-            source->tensors[kind][i] = describe(gpt, &gpt->whole[i]);
+        for (int i = 0; i < gpt->whole_tensors; i++) source->tensors[kind][i] = describe(gpt, &gpt->whole[i]);
     }
 }
 
@@ -63,9 +64,9 @@ int megatron_source_file(MegatronSource *source, const char *name, Error *err) {
         if (torch_open(&file->file, path, &file->bytes, err)) {
             if (source->file_count == source->file_room) {
                 source->file_room = source->file_room ? 2 * source->file_room : 8;
-                source->files = (MegatronFile **)xrealloc(
-                    source->files, (size_t)source->file_room * sizeof *source->files,
-                    "the files of a checkpoint");
+                source->files = (MegatronFile **)xrealloc(source->files,
+                                                          (size_t)source->file_room * sizeof *source->files,
+                                                          "the files of a checkpoint");
             }
             found = source->file_count++;
             source->files[found] = file;

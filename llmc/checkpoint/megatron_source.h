@@ -22,20 +22,23 @@ typedef struct MegatronPiece {
 } MegatronPiece;
 
 typedef struct MegatronTensor {
-    int64_t rows, columns;         // as Megatron-LM has it; a vector has one column
-    int dims, split;               // 1 or 2; which dimension tensor parallelism cuts, -1: none
-    bool halves;                   // of rows, each of which is cut: SwiGLU's first matrix
-    MegatronPiece *pieces; int count, room;
+    int64_t rows, columns;  // as Megatron-LM has it; a vector has one column
+    int dims, split;        // 1 or 2; which dimension tensor parallelism cuts, -1: none
+    bool halves;            // of rows, each of which is cut: SwiGLU's first matrix
+    MegatronPiece *pieces;
+    int count, room;
 } MegatronTensor;
 
 typedef enum MegatronKind { MEGATRON_WEIGHT, MEGATRON_MASTER, MEGATRON_KINDS } MegatronKind;
 
 typedef struct MegatronSource {
-    const char *folder;            // of one iteration
-    const GPT *gpt;                // whose table is wanted
-    MegatronFile **files; int file_count, file_room;
+    const char *folder;  // of one iteration
+    const GPT *gpt;      // whose table is wanted
+    MegatronFile **files;
+    int file_count, file_room;
     MegatronTensor *tensors[MEGATRON_KINDS];  // (gpt->whole_tensors)
-    void *narrow; int64_t narrow_room;        // buffer of megatron_source_read
+    void *narrow;
+    int64_t narrow_room;  // buffer of megatron_source_read
 } MegatronSource;
 
 void megatron_source_init(MegatronSource *source, const char *folder, const GPT *gpt);

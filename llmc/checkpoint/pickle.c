@@ -16,10 +16,12 @@ struct PickleBlock {
 typedef struct Machine {
     Pickle *pickle;
     const uint8_t *at, *end;
-    PickleValue **stack; size_t depth, stack_room;
+    PickleValue **stack;
+    size_t depth, stack_room;
     size_t *marks, mark_count, mark_room;  // depths of the stack
-    PickleValue **memo; size_t memo_count, memo_room;
-    size_t values, places;                 // so far, against PICKLE_MOST_VALUES
+    PickleValue **memo;
+    size_t memo_count, memo_room;
+    size_t values, places;  // so far, against PICKLE_MOST_VALUES
     bool done;
 } Machine;
 
@@ -336,33 +338,59 @@ typedef struct Opcode {
     int which;  // what the handler tells opcodes of a family apart by
 } Opcode;
 static const Opcode OPCODES[256] = {
-    [0x80] = {op_protocol, 1, 0},       [0x95] = {op_frame, 8, 0},
-    ['.'] = {op_stop, 0, 0},            ['N'] = {op_none, 0, PICKLE_NONE},
-    [0x88] = {op_bool, 0, 1},           [0x89] = {op_bool, 0, 0},
-    ['J'] = {op_int, 4, 1},             ['K'] = {op_int, 1, 0},
-    ['M'] = {op_int, 2, 0},             [0x8A] = {op_int, LENGTH_1, 1},
-    [0x8B] = {op_int, LENGTH_4, 1},     ['G'] = {op_real, 8, 0},
-    ['X'] = {op_text, LENGTH_4, 0},     [0x8C] = {op_text, LENGTH_1, 0},
-    [0x8D] = {op_text, LENGTH_8, 0},    ['T'] = {op_text, LENGTH_4, 0},
-    ['U'] = {op_text, LENGTH_1, 0},     ['B'] = {op_none, LENGTH_4, PICKLE_OTHER},
-    ['C'] = {op_none, LENGTH_1, PICKLE_OTHER}, [0x8E] = {op_none, LENGTH_8, PICKLE_OTHER},
+    [0x80] = {op_protocol, 1, 0},
+    [0x95] = {op_frame, 8, 0},
+    ['.'] = {op_stop, 0, 0},
+    ['N'] = {op_none, 0, PICKLE_NONE},
+    [0x88] = {op_bool, 0, 1},
+    [0x89] = {op_bool, 0, 0},
+    ['J'] = {op_int, 4, 1},
+    ['K'] = {op_int, 1, 0},
+    ['M'] = {op_int, 2, 0},
+    [0x8A] = {op_int, LENGTH_1, 1},
+    [0x8B] = {op_int, LENGTH_4, 1},
+    ['G'] = {op_real, 8, 0},
+    ['X'] = {op_text, LENGTH_4, 0},
+    [0x8C] = {op_text, LENGTH_1, 0},
+    [0x8D] = {op_text, LENGTH_8, 0},
+    ['T'] = {op_text, LENGTH_4, 0},
+    ['U'] = {op_text, LENGTH_1, 0},
+    ['B'] = {op_none, LENGTH_4, PICKLE_OTHER},
+    ['C'] = {op_none, LENGTH_1, PICKLE_OTHER},
+    [0x8E] = {op_none, LENGTH_8, PICKLE_OTHER},
     [0x96] = {op_none, LENGTH_8, PICKLE_OTHER},
-    ['('] = {op_mark, 0, 0},            [']'] = {op_none, 0, PICKLE_LIST},
-    ['l'] = {op_collect, 0, PICKLE_LIST}, ['t'] = {op_collect, 0, PICKLE_LIST},
-    ['d'] = {op_collect, 0, PICKLE_DICT}, [0x91] = {op_collect, 0, PICKLE_LIST},
-    [')'] = {op_tuple, 0, 0},           [0x85] = {op_tuple, 0, 1},
-    [0x86] = {op_tuple, 0, 2},          [0x87] = {op_tuple, 0, 3},
-    ['}'] = {op_none, 0, PICKLE_DICT},  [0x8F] = {op_none, 0, PICKLE_LIST},
-    ['a'] = {op_add, 0, 0},             ['s'] = {op_add, 0, 1},
-    ['e'] = {op_add_marked, 0, 0},      ['u'] = {op_add_marked, 0, 1},
-    [0x90] = {op_add_marked, 0, 0},     ['0'] = {op_pop, 0, 0},
-    ['1'] = {op_pop_mark, 0, 0},        ['2'] = {op_again, 0, 0},
-    ['q'] = {op_keep, 1, 0},            ['r'] = {op_keep, 4, 0},
-    [0x94] = {op_keep, 0, 1},           ['h'] = {op_recall, 1, 0},
-    ['j'] = {op_recall, 4, 0},          ['c'] = {op_global, TWO_LINES, 0},
-    [0x93] = {op_global_of_stack, 0, 0}, ['R'] = {op_call, 0, 0},
-    [0x81] = {op_call, 0, 0},           [0x92] = {op_call, 0, 1},
-    ['b'] = {op_build, 0, 0},           ['Q'] = {op_stored, 0, 0},
+    ['('] = {op_mark, 0, 0},
+    [']'] = {op_none, 0, PICKLE_LIST},
+    ['l'] = {op_collect, 0, PICKLE_LIST},
+    ['t'] = {op_collect, 0, PICKLE_LIST},
+    ['d'] = {op_collect, 0, PICKLE_DICT},
+    [0x91] = {op_collect, 0, PICKLE_LIST},
+    [')'] = {op_tuple, 0, 0},
+    [0x85] = {op_tuple, 0, 1},
+    [0x86] = {op_tuple, 0, 2},
+    [0x87] = {op_tuple, 0, 3},
+    ['}'] = {op_none, 0, PICKLE_DICT},
+    [0x8F] = {op_none, 0, PICKLE_LIST},
+    ['a'] = {op_add, 0, 0},
+    ['s'] = {op_add, 0, 1},
+    ['e'] = {op_add_marked, 0, 0},
+    ['u'] = {op_add_marked, 0, 1},
+    [0x90] = {op_add_marked, 0, 0},
+    ['0'] = {op_pop, 0, 0},
+    ['1'] = {op_pop_mark, 0, 0},
+    ['2'] = {op_again, 0, 0},
+    ['q'] = {op_keep, 1, 0},
+    ['r'] = {op_keep, 4, 0},
+    [0x94] = {op_keep, 0, 1},
+    ['h'] = {op_recall, 1, 0},
+    ['j'] = {op_recall, 4, 0},
+    ['c'] = {op_global, TWO_LINES, 0},
+    [0x93] = {op_global_of_stack, 0, 0},
+    ['R'] = {op_call, 0, 0},
+    [0x81] = {op_call, 0, 0},
+    [0x92] = {op_call, 0, 1},
+    ['b'] = {op_build, 0, 0},
+    ['Q'] = {op_stored, 0, 0},
 };
 
 // Two lines with their ends.

@@ -16,10 +16,10 @@ enum {
 typedef enum PickleKind {
     PICKLE_NONE,
     PICKLE_BOOL,
-    PICKLE_INT,     // within 64 bits
+    PICKLE_INT,  // within 64 bits
     PICKLE_REAL,
-    PICKLE_TEXT,    // without a 0 within
-    PICKLE_LIST,    // lists, tuples and sets
+    PICKLE_TEXT,  // without a 0 within
+    PICKLE_LIST,  // lists, tuples and sets
     PICKLE_DICT,
     PICKLE_GLOBAL,  // the name of a class or function
     PICKLE_OBJECT,  // what a call was to make
@@ -37,7 +37,8 @@ struct PickleValue {
         const char *text;  // TEXT; of GLOBAL "module name": "torch FloatStorage"
     };
     // Of a LIST its items. Of a DICT and an OBJECT keys and values in turn: of an OrderedDict, say.
-    PickleValue **items; size_t count, room;
+    PickleValue **items;
+    size_t count, room;
     const PickleValue *made_by;    // OBJECT: what was to be called, mostly a GLOBAL
     const PickleValue *arguments;  // OBJECT: of the call, mostly a LIST. STORED: the reference
     const PickleValue *state;      // OBJECT: what it was to be filled with, mostly a DICT. NULL: nothing

@@ -10,17 +10,18 @@ enum { SAFE_MOST_DIMS = 8, SAFE_HEADER_MAX_BYTES = 16 << 20 };
 // One tensor of the header.
 typedef struct SafeEntry {
     char *name;
-    char dtype[12];          // "F32", "BF16", "F16" and others
+    char dtype[12];  // "F32", "BF16", "F16" and others
     int dims;
     int64_t shape[SAFE_MOST_DIMS];
-    uint64_t begin, bytes;   // in the file's data section, within it
+    uint64_t begin, bytes;  // in the file's data section, within it
 } SafeEntry;
 
 typedef struct SafeFile {
     char *path;
     int fd;
-    uint64_t data;           // where the data section begins
-    SafeEntry *entries; int count;  // sorted by name, each name once
+    uint64_t data;  // where the data section begins
+    SafeEntry *entries;
+    int count;  // sorted by name, each name once
 } SafeFile;
 
 // Errors (EXIT_CHECKPOINT): no plain file, one that ends before its data do, a header that is

@@ -402,7 +402,8 @@ void save_folder_forecast(const char *directory, const Forecast *f, char *line, 
     if (wanted <= room) return;
     char size[SIZE_TEXT], left[SIZE_TEXT];
     snprintf(line, line_bytes,
-             "WARNING: %s has %s left: room for %" PRId64 " more checkpoints of %s, but this run will"
+             "WARNING: %s has %s left: room for %" PRId64
+             " more checkpoints of %s, but this run will"
              " want %" PRId64 "; free some space, or see --keep-last-checkpoints",
              directory, size_text(available, left), room, size_text(needed, size), wanted);
 }

@@ -66,8 +66,8 @@ enum { LINEAGE_DIGITS = 15, LINEAGE_MOST = 1 << 16, LINEAGE_MAX_BYTES = (LINEAGE
 typedef struct Lineage {
     int64_t *iterations;  // (count), oldest first; malloc'ed
     int count;
-    bool listed;          // in the file; else these are all checkpoints in the folder
-    char damage[200];     // what is wrong with the file; empty when it is sound or not there
+    bool listed;       // in the file; else these are all checkpoints in the folder
+    char damage[200];  // what is wrong with the file; empty when it is sound or not there
 } Lineage;
 
 // What the file says. When it is damaged or not there: all checkpoints in the folder. False with

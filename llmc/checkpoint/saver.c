@@ -79,9 +79,9 @@ bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     uint64_t own = zero_own_checkpoint_bytes(saver->zero, optimizer);
     int rank;
     MPI_Comm_rank(saver->peers.comm, &rank);
-    bool ok =
-        rank != 0 || (save_folder_names_free(c->save, err) && replaces_no_others(saver, iteration, err) &&
-                      save_folder_has_room(c->save, bytes, err));
+    bool ok = rank != 0 ||
+              (save_folder_names_free(c->save, err) && replaces_no_others(saver, iteration, err) &&
+               save_folder_has_room(c->save, bytes, err));
     if (!peers_agree(saver->peers, ok && save_folder_allows_file(own, err), err, NULL)) return false;
     if (rank == 0) forecast(saver, iteration, bytes);
     return true;
@@ -102,8 +102,8 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
     saver->before = -1;
     saver->saved = false;
     if (!progress_follow(saver->progress, c->save, err)) return false;
-    int64_t first =
-        save_folder_holds(c->save, iteration) ? iteration : first_in_the_way(saver, iteration, &none);
+    int64_t first = save_folder_holds(c->save, iteration) ? iteration
+                                                          : first_in_the_way(saver, iteration, &none);
     if (first < 0) return true;
     return error_set(err, EXIT_CHECKPOINT,
                      "another folder was put in the place of %.600s, and holds a checkpoint of"

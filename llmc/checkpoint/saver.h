@@ -17,11 +17,11 @@ typedef struct Saver {
     int whole_count;
     Log *log;
     Progress *progress;
-    Peers peers;          // all ranks
-    int64_t before;       // the checkpoint in the folder that this run went on from, or saved last; -1: none
-    int *lock;            // on the folder (save_folder.h), of rank 0; elsewhere -1
-    CheckpointJob *job;   // on its way to the disk; NULL: none
-    bool saved;           // by this process, into the folder as it is
+    Peers peers;         // all ranks
+    int64_t before;      // the checkpoint in the folder that this run went on from, or saved last; -1: none
+    int *lock;           // on the folder (save_folder.h), of rank 0; elsewhere -1
+    CheckpointJob *job;  // on its way to the disk; NULL: none
+    bool saved;          // by this process, into the folder as it is
 } Saver;
 
 // The following are collective, but for saver_busy and saver_abandon, and give the same result, and

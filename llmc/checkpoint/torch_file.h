@@ -9,8 +9,8 @@ LLMC_BEGIN
 typedef struct TorchFile {
     const SafeFile *file;  // the file that it lies in
     TorchZip zip;
-    Pickle pickle;         // pickle.root: what was saved
-    char *folder;          // the entries' names begin with it
+    Pickle pickle;  // pickle.root: what was saved
+    char *folder;   // the entries' names begin with it
 } TorchFile;
 
 // Opens a plain file to read from, of any format: entries of tensors are made by torch_tensor.

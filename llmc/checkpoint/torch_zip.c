@@ -13,8 +13,15 @@
 #include "llmc/base/durable.h"
 
 enum {
-    LOCAL_BYTES = 30, CENTRAL_BYTES = 46, END_BYTES = 22, END64_BYTES = 56, LOCATOR_BYTES = 20,
-    COMMENT_MAX_BYTES = 65535, DIRECTORY_MAX_BYTES = 64 << 20, HAS_DESCRIPTOR = 8, ENCRYPTED = 1
+    LOCAL_BYTES = 30,
+    CENTRAL_BYTES = 46,
+    END_BYTES = 22,
+    END64_BYTES = 56,
+    LOCATOR_BYTES = 20,
+    COMMENT_MAX_BYTES = 65535,
+    DIRECTORY_MAX_BYTES = 64 << 20,
+    HAS_DESCRIPTOR = 8,
+    ENCRYPTED = 1
 };
 
 typedef struct Archive {
@@ -64,8 +71,9 @@ static bool read_end(Archive *a, Error *err) {
     uint8_t *tail = (uint8_t *)xmalloc((size_t)size + 1, "the end of an archive");
     bool ok = read_at(a, a->bytes - size, tail, size, err);
     int64_t at = (int64_t)size - END_BYTES;
-    while (ok && at >= 0 && (!is(tail + at, "PK\5\6") ||
-                             number(tail + at + 20, 2) != size - (uint64_t)at - END_BYTES)) at--;
+    while (ok && at >= 0 &&
+           (!is(tail + at, "PK\5\6") || number(tail + at + 20, 2) != size - (uint64_t)at - END_BYTES))
+        at--;
     if (ok && at < 0) ok = damaged(a, "it is no zip archive, as torch.save has written since 1.6", err);
     if (ok) {
         a->entries = number(tail + at + 10, 2);
@@ -89,9 +97,14 @@ typedef struct Central {
 } Central;
 
 static Central central_of(const uint8_t *at) {
-    return (Central){.flags = number(at + 8, 2), .method = number(at + 10, 2), .packed = number(at + 20, 4),
-                     .bytes = number(at + 24, 4), .name = number(at + 28, 2), .extra = number(at + 30, 2),
-                     .comment = number(at + 32, 2), .local = number(at + 42, 4)};
+    return (Central){.flags = number(at + 8, 2),
+                     .method = number(at + 10, 2),
+                     .packed = number(at + 20, 4),
+                     .bytes = number(at + 24, 4),
+                     .name = number(at + 28, 2),
+                     .extra = number(at + 30, 2),
+                     .comment = number(at + 32, 2),
+                     .local = number(at + 42, 4)};
 }
 
 // The numbers that did not fit stand in the extra field of id 1, in this order.

@@ -13,7 +13,8 @@ typedef struct TorchEntry {
 } TorchEntry;
 
 typedef struct TorchZip {
-    TorchEntry *entries; int count;  // sorted by name, each name once
+    TorchEntry *entries;
+    int count;  // sorted by name, each name once
 } TorchZip;
 
 // The archive that is bytes [begin, begin + bytes) of a file, which has them. path: for messages.

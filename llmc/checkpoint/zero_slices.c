@@ -4,11 +4,10 @@
 #include <stdlib.h>
 
 // Slices come kind by kind, each for all of its pieces. Without the optimizer the replica's alone.
-static const SliceKind KIND_ORDER[] = {
-    SLICE_WEIGHT,       SLICE_MASTER,        SLICE_EXP_AVG,          SLICE_EXP_AVG_SQ,     SLICE_RESIDUAL,
-    SLICE_LOCAL_MASTER, SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,
-    SLICE_OUTER_MOMENTUM,
-};
+static const SliceKind KIND_ORDER[] = {SLICE_WEIGHT,        SLICE_MASTER,           SLICE_EXP_AVG,
+                                       SLICE_EXP_AVG_SQ,    SLICE_RESIDUAL,         SLICE_LOCAL_MASTER,
+                                       SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,
+                                       SLICE_OUTER_MOMENTUM};
 _Static_assert(sizeof KIND_ORDER / sizeof *KIND_ORDER == SLICE_KINDS, "every kind has its place");
 
 Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {

@@ -32,7 +32,8 @@ static bool read_data_args(Config *c, Error *err) {
     if (!c->per_split_data_args_path) return true;
     if (per_split || c->data_args_path) {
         return error_set(err, EXIT_USAGE, "--per-split-data-args-path and %s both list the shards; keep one",
-            per_split ? "--train-data-path, --valid-data-path or --test-data-path" : "--data-args-path");
+                         per_split ? "--train-data-path, --valid-data-path or --test-data-path"
+                                   : "--data-args-path");
     }
     if (!data_args_read_splits(c->data_words, c->per_split_data_args_path, err)) return false;
     take_words(&c->train_data_path, &c->data_words[SPLIT_TRAIN]);

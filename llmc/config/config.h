@@ -36,7 +36,15 @@ typedef enum ShardScope { SHARD_IN_NODE, SHARD_IN_WORLD } ShardScope;
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
 typedef enum OnSpike { ON_SPIKE_REPORT, ON_SPIKE_SKIP } OnSpike;
 typedef enum PlanGpu {
-    GPU_A100, GPU_A800, GPU_H100, GPU_H200, GPU_H800, GPU_B200, GPU_MI300X, GPU_L40S, GPU_RTX_4090
+    GPU_A100,
+    GPU_A800,
+    GPU_H100,
+    GPU_H200,
+    GPU_H800,
+    GPU_B200,
+    GPU_MI300X,
+    GPU_L40S,
+    GPU_RTX_4090
 } PlanGpu;
 typedef enum TimingLogOption { TIMING_MAX, TIMING_MINMAX, TIMING_ALL } TimingLogOption;
 
@@ -48,7 +56,7 @@ typedef struct Config {
     Normalization normalization;
     PositionEmbedding position_embedding_type;
     double rotary_base, rotary_percent;
-    bool use_rope_scaling;       // of Llama 3.1
+    bool use_rope_scaling;  // of Llama 3.1
     double rope_scaling_factor;
     int num_query_groups;  // with group_query_attention; else see config_query_groups
     bool group_query_attention, swiglu, disable_bias_linear, untie_embeddings_and_output_weights;
@@ -79,18 +87,18 @@ typedef struct Config {
     int64_t inspect_data;  // sample index, -1 = off
     // distributed
     int tensor_model_parallel_size, pipeline_model_parallel_size;  // T ranks share a layer; P stages
-    int num_layers_per_virtual_pipeline_stage;  // 0: a stage's layers are one chunk
+    int num_layers_per_virtual_pipeline_stage;                     // 0: a stage's layers are one chunk
     bool sequence_parallel;  // LayerNorms and residuals are shared by tokens; false with T = 1
-    int gpus_per_node;  // ranks per node; 0 = the real hosts
-    bool emulate_nodes; // their borders are real for NCCL
+    int gpus_per_node;       // ranks per node; 0 = the real hosts
+    bool emulate_nodes;      // their borders are real for NCCL
     NodeExchange node_exchange;
     bool use_distributed_optimizer, overlap_grad_reduce, overlap_param_gather, no_overlap,
         grad_reduce_in_bf16;
-    Sharding sharding;        // --data-parallel-sharding-strategy
-    ShardScope shard_scope;   // of SHARD_PARAMETERS
-    bool secondary_partition; // of SHARD_IN_WORLD: backward gathers inside the node
+    Sharding sharding;           // --data-parallel-sharding-strategy
+    ShardScope shard_scope;      // of SHARD_PARAMETERS
+    bool secondary_partition;    // of SHARD_IN_WORLD: backward gathers inside the node
     bool optimizer_cpu_offload;  // master weights and moments in host memory, AdamW by host threads
-    int64_t ddp_bucket_size;  // elements
+    int64_t ddp_bucket_size;     // elements
     double distributed_timeout_minutes;
     // SDP4Bit
     bool quantized_weights, quantized_gradients, hadamard_transform;
@@ -159,7 +167,7 @@ typedef struct Config {
     int vocab_size_unpadded, vocab_size_padded;  // V, Vp
     int eod;
     int dp_size;
-    int micro_batches;         // per iteration at the full global batch size
+    int micro_batches;                                       // per iteration at the full global batch size
     int64_t rampup_start, rampup_increment, rampup_samples;  // 0 when not ramping
     int64_t total_samples;     // of the whole run: --train-samples, or train_iters * global_batch_size
     double warmup_samples_wn;  // Wn, may be fractional
@@ -170,7 +178,7 @@ typedef struct Config {
     char **words;  // every word of the command line and its argument files: the text fields point into them
     int words_count;
     DataWords data_words[SPLITS];  // backing store of lists that were read from files
-    char *wandb_jsonl;         // backing store of log_jsonl when --wandb-project implied it
+    char *wandb_jsonl;             // backing store of log_jsonl when --wandb-project implied it
 } Config;
 
 // Parses argv and checks everything that depends on the flags alone: syntax, ranges, required

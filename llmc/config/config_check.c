@@ -101,8 +101,10 @@ enum { MOST_ATTENTION_WIDTH = 1 << 22 };
 static bool check_model(const Parsed *p) {
     const Config *c = p->config;
     if (!c->kv_channels && c->hidden_size % c->num_attention_heads) {
-        return REFUSE("--hidden-size %d is not divisible by --num-attention-heads %d; change one of them, "
-                      "or give --kv-channels", c->hidden_size, c->num_attention_heads);
+        return REFUSE(
+            "--hidden-size %d is not divisible by --num-attention-heads %d; change one of them, "
+            "or give --kv-channels",
+            c->hidden_size, c->num_attention_heads);
     }
     int head = c->kv_channels ? c->kv_channels : c->hidden_size / c->num_attention_heads;
     if (c->kv_channels % 8) {
@@ -115,14 +117,18 @@ static bool check_model(const Parsed *p) {
             c->hidden_size, c->num_attention_heads, head);
     }
     if ((int64_t)c->num_attention_heads * head > MOST_ATTENTION_WIDTH) {
-        return REFUSE("--num-attention-heads %d with heads of %d is too wide; all heads together have at "
-                      "most %d columns", c->num_attention_heads, head, MOST_ATTENTION_WIDTH);
+        return REFUSE(
+            "--num-attention-heads %d with heads of %d is too wide; all heads together have at "
+            "most %d columns",
+            c->num_attention_heads, head, MOST_ATTENTION_WIDTH);
     }
     static const size_t groups[] = {offsetof(Config, num_query_groups)};
     note_idle(p, c->group_query_attention, "--group-query-attention", groups, COUNT_OF(groups));
     if (c->num_attention_heads % config_query_groups(c)) {
-        return REFUSE("--num-attention-heads %d is not divisible by --num-query-groups %d; change one of "
-                      "them", c->num_attention_heads, config_query_groups(c));
+        return REFUSE(
+            "--num-attention-heads %d is not divisible by --num-query-groups %d; change one of "
+            "them",
+            c->num_attention_heads, config_query_groups(c));
     }
     if (c->ffn_hidden_size % 8) {
         return REFUSE("--ffn-hidden-size %d is not a multiple of 8; choose one that is", c->ffn_hidden_size);
@@ -144,28 +150,37 @@ static bool check_tensor_parallel(const Parsed *p) {
     static const size_t split[] = {offsetof(Config, sequence_parallel)};
     note_idle(p, T > 1, "--tensor-model-parallel-size above 1", split, COUNT_OF(split));
     if (c->num_attention_heads % T) {
-        return REFUSE("--num-attention-heads %d is not divisible by --tensor-model-parallel-size %d; change "
-                      "one of them", c->num_attention_heads, T);
+        return REFUSE(
+            "--num-attention-heads %d is not divisible by --tensor-model-parallel-size %d; change "
+            "one of them",
+            c->num_attention_heads, T);
     }
     if (config_query_groups(c) % T) {
-        return REFUSE("--num-query-groups %d is not divisible by --tensor-model-parallel-size %d; change "
-                      "one of them", config_query_groups(c), T);
+        return REFUSE(
+            "--num-query-groups %d is not divisible by --tensor-model-parallel-size %d; change "
+            "one of them",
+            config_query_groups(c), T);
     }
     if (ffn_width(c) % (8 * T)) {
-        return REFUSE("--ffn-hidden-size %d is not a multiple of 8 x --tensor-model-parallel-size %d; change "
-                      "one of them", ffn_width(c), T);
+        return REFUSE(
+            "--ffn-hidden-size %d is not a multiple of 8 x --tensor-model-parallel-size %d; change "
+            "one of them",
+            ffn_width(c), T);
     }
     if (T > 1 && c->swiglu && !c->disable_bias_linear) {
         return REFUSE("--swiglu with --tensor-model-parallel-size %d needs --disable-bias-linear; add it", T);
     }
     if (c->sequence_parallel && c->seq_length % T) {
-        return REFUSE("--sequence-parallel: --seq-length %d is not divisible by --tensor-model-parallel-size "
-                      "%d; change one of them", c->seq_length, T);
+        return REFUSE(
+            "--sequence-parallel: --seq-length %d is not divisible by --tensor-model-parallel-size "
+            "%d; change one of them",
+            c->seq_length, T);
     }
     if (tokens % T == 0) return true;
-    return REFUSE("--micro-batch-size %d x --seq-length %d = %lld tokens is not divisible by "
-                  "--tensor-model-parallel-size %d; change one of them",
-                  c->micro_batch_size, c->seq_length, (long long)tokens, T);
+    return REFUSE(
+        "--micro-batch-size %d x --seq-length %d = %lld tokens is not divisible by "
+        "--tensor-model-parallel-size %d; change one of them",
+        c->micro_batch_size, c->seq_length, (long long)tokens, T);
 }
 
 // Who holds which weights. A difference needs a replica to add to, which ZeRO-3 does not keep.
@@ -177,8 +192,9 @@ static bool check_sharding(const Parsed *p) {
     note_idle(p, parameters, "--data-parallel-sharding-strategy optim_grads_params", scope, COUNT_OF(scope));
     note_idle(p, world, "--shard-params-over world", second, COUNT_OF(second));
     if (world && c->quantized_weights && c->weight_quantization_method != WEIGHT_DIRECT) {
-        return REFUSE("--shard-params-over world keeps no replica that differences could be added to; add "
-                      "--weight-quantization-method direct, or shard over the node");
+        return REFUSE(
+            "--shard-params-over world keeps no replica that differences could be added to; add "
+            "--weight-quantization-method direct, or shard over the node");
     }
     return true;
 }
@@ -187,17 +203,23 @@ static bool check_pipeline(const Parsed *p) {
     const Config *c = p->config;
     int P = c->pipeline_model_parallel_size, chunk = c->num_layers_per_virtual_pipeline_stage;
     if (c->num_layers % P) {
-        return REFUSE("--num-layers %d is not divisible by --pipeline-model-parallel-size %d; change one of "
-                      "them", c->num_layers, P);
+        return REFUSE(
+            "--num-layers %d is not divisible by --pipeline-model-parallel-size %d; change one of "
+            "them",
+            c->num_layers, P);
     }
     if (chunk == 0) return true;
     if (P == 1) {
-        return REFUSE("--num-layers-per-virtual-pipeline-stage %d wants --pipeline-model-parallel-size 2 or "
-                      "more; add it", chunk);
+        return REFUSE(
+            "--num-layers-per-virtual-pipeline-stage %d wants --pipeline-model-parallel-size 2 or "
+            "more; add it",
+            chunk);
     }
     if (c->num_layers / P % chunk == 0) return true;
-    return REFUSE("the %d layers of a pipeline stage are not divisible by "
-                  "--num-layers-per-virtual-pipeline-stage %d; change one of them", c->num_layers / P, chunk);
+    return REFUSE(
+        "the %d layers of a pipeline stage are not divisible by "
+        "--num-layers-per-virtual-pipeline-stage %d; change one of them",
+        c->num_layers / P, chunk);
 }
 
 // Megatron's rule: a run is measured in iterations or in samples, never in both.
@@ -369,9 +391,10 @@ static void note_idle_quantization(const Parsed *p) {
                                       offsetof(Config, gradient_quantization_method),
                                       offsetof(Config, error_feedback),
                                       offsetof(Config, gradients_quantization_start_iteration)};
-    static const size_t weight[] = {
-        offsetof(Config, weight_quantization_bits), offsetof(Config, wq_group_size),
-        offsetof(Config, weight_quantization_method), offsetof(Config, wq_rounding)};
+    static const size_t weight[] = {offsetof(Config, weight_quantization_bits),
+                                    offsetof(Config, wq_group_size),
+                                    offsetof(Config, weight_quantization_method),
+                                    offsetof(Config, wq_rounding)};
     bool lossless = p->config->weight_quantization_method == WEIGHT_LOSSLESS;
     static const size_t of_codes[] = {offsetof(Config, weight_quantization_bits),
                                       offsetof(Config, wq_group_size), offsetof(Config, wq_rounding)};
@@ -394,12 +417,16 @@ static bool check_gradient_codec(const Parsed *p) {
     }
     if (!eden) return true;
     if (GIVEN(p, gq_group_size_inter) && c->gq_group_size_inter != EDEN_GROUP) {
-        return REFUSE("--gradient-quantization-method eden has groups of %d between nodes; drop "
-                      "--gq-group-size-inter %d", EDEN_GROUP, c->gq_group_size_inter);
+        return REFUSE(
+            "--gradient-quantization-method eden has groups of %d between nodes; drop "
+            "--gq-group-size-inter %d",
+            EDEN_GROUP, c->gq_group_size_inter);
     }
     if (EDEN_GROUP % c->gq_group_size_intra && c->gq_group_size_intra % EDEN_GROUP) {
-        return REFUSE("--gq-group-size-intra %d must divide %d or be a multiple of it with "
-                      "--gradient-quantization-method eden", c->gq_group_size_intra, EDEN_GROUP);
+        return REFUSE(
+            "--gq-group-size-intra %d must divide %d or be a multiple of it with "
+            "--gradient-quantization-method eden",
+            c->gq_group_size_intra, EDEN_GROUP);
     }
     if (c->hadamard_transform) {
         NOTE("--hadamard-transform has no effect with --gradient-quantization-method eden, which rotates");
@@ -458,10 +485,12 @@ static bool check_checkpoints(const Parsed *p) {
          "--exit-on-missing-checkpoint needs --load FOLDER; add it"},
     };
     if (!obeys(p, rules, COUNT_OF(rules))) return false;
-    static const size_t saving[] = {
-        offsetof(Config, save_interval),         offsetof(Config, async_save),
-        offsetof(Config, keep_last_checkpoints), offsetof(Config, keep_checkpoint_interval),
-        offsetof(Config, no_save_optim),         offsetof(Config, log_progress)};
+    static const size_t saving[] = {offsetof(Config, save_interval),
+                                    offsetof(Config, async_save),
+                                    offsetof(Config, keep_last_checkpoints),
+                                    offsetof(Config, keep_checkpoint_interval),
+                                    offsetof(Config, no_save_optim),
+                                    offsetof(Config, log_progress)};
     static const size_t loading[] = {offsetof(Config, no_load_optim)};
     note_idle(p, c->save != NULL, "--save", saving, COUNT_OF(saving));
     note_idle(p, c->load != NULL, "--load", loading, COUNT_OF(loading));
@@ -515,10 +544,12 @@ static bool check_rest(const Parsed *p) {
         NOTE("--sample-prompt has no effect without --vocab-file and --merge-file");
     }
     static const size_t sampling[] = {offsetof(Config, sample_tokens), offsetof(Config, sample_temperature)};
-    static const size_t events[] = {
-        offsetof(Config, log_timers_to_tensorboard),     offsetof(Config, log_validation_ppl_to_tensorboard),
-        offsetof(Config, log_batch_size_to_tensorboard), offsetof(Config, log_world_size_to_tensorboard),
-        offsetof(Config, log_memory_to_tensorboard),     offsetof(Config, tensorboard_log_interval)};
+    static const size_t events[] = {offsetof(Config, log_timers_to_tensorboard),
+                                    offsetof(Config, log_validation_ppl_to_tensorboard),
+                                    offsetof(Config, log_batch_size_to_tensorboard),
+                                    offsetof(Config, log_world_size_to_tensorboard),
+                                    offsetof(Config, log_memory_to_tensorboard),
+                                    offsetof(Config, tensorboard_log_interval)};
     note_idle(p, c->sample_prompt != NULL, "--sample-prompt", sampling, COUNT_OF(sampling));
     note_idle(p, c->tensorboard_dir != NULL, "--tensorboard-dir", events, COUNT_OF(events));
     return true;
@@ -529,6 +560,6 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
     return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
            check_sharding(p) && check_local_steps(p) && check_length(p) && check_schedule(p) &&
-           check_data_sources(p) &&
-           check_tokenizer(p) && check_quantization(p) && check_checkpoints(p) && check_rest(p);
+           check_data_sources(p) && check_tokenizer(p) && check_quantization(p) && check_checkpoints(p) &&
+           check_rest(p);
 }

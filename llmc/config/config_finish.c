@@ -91,7 +91,8 @@ static bool finish_rampup(Config *c, Error *err) {
     int64_t start, increment, samples, unit = batch_unit(c);
     if (!parse_count(words[0], 1, &start) || !parse_count(words[1], 1, &increment) ||
         !parse_count(words[2], 0, &samples)) {
-        return error_set(err, EXIT_USAGE,
+        return error_set(
+            err, EXIT_USAGE,
             "--rampup-batch-size %s %s %s: give three whole numbers, START and INCREMENT at least 1",
             words[0], words[1], words[2]);
     }
@@ -108,7 +109,8 @@ static bool finish_rampup(Config *c, Error *err) {
                          (long long)start, (long long)increment, (long long)unit);
     }
     if (samples > c->train_samples) {
-        return error_set(err, EXIT_USAGE,
+        return error_set(
+            err, EXIT_USAGE,
             "--rampup-batch-size lasts %lld samples, longer than --train-samples %lld; shorten it",
             (long long)samples, (long long)c->train_samples);
     }
@@ -198,7 +200,8 @@ static bool finish_length(Config *c, Error *err) {
     int64_t evaluations = c->train_iters / c->eval_interval + 1, samples;
     if (__builtin_mul_overflow(evaluations, c->eval_iters, &samples) ||
         __builtin_mul_overflow(samples, (int64_t)c->global_batch_size, &samples)) {
-        return error_set(err, EXIT_USAGE,
+        return error_set(
+            err, EXIT_USAGE,
             "--eval-iters %lld every --eval-interval %lld needs too many samples; lower --eval-iters",
             (long long)c->eval_iters, (long long)c->eval_interval);
     }
@@ -224,14 +227,16 @@ static bool finish_schedule(Config *c, Error *err) {
         if (__builtin_mul_overflow(c->lr_decay_iters, batch, &c->decay_samples_dn) ||
             __builtin_mul_overflow(c->lr_wsd_decay_iters, batch, &c->wsd_samples) ||
             __builtin_mul_overflow(c->lr_warmup_iters, batch, &warmup)) {
-            return error_set(err, EXIT_USAGE,
+            return error_set(
+                err, EXIT_USAGE,
                 "--lr-decay-iters, --lr-wsd-decay-iters or --lr-warmup-iters x --global-batch-size %d is "
                 "too large; lower it",
                 c->global_batch_size);
         }
     }
     if (c->lr_decay_style == LR_WSD && c->wsd_samples > c->decay_samples_dn) {
-        return error_set(err, EXIT_USAGE,
+        return error_set(
+            err, EXIT_USAGE,
             "--lr-wsd-decay-* lasts %lld samples, longer than the decay of %lld samples of which it is the "
             "end; shorten it or lengthen --lr-decay-*",
             (long long)c->wsd_samples, (long long)c->decay_samples_dn);

@@ -55,7 +55,7 @@ static void add_model(Line *line, const cJSON *saved) {
     const Option *table = config_options(&rows);
     for (int i = 1; i < rows && table[i].name; i++) add_saved(line, &table[i], saved);
     static const char *const tokenizer[] = {"tokenizer-type", "tokenizer-model", "tokenizer-eod",
-                                            "vocab-file", "merge-file", "vocab-size"};
+                                            "vocab-file",     "merge-file",      "vocab-size"};
     for (size_t i = 0; i < COUNT_OF(tokenizer); i++) {
         const Option *row = options_find(table, rows, tokenizer[i], strlen(tokenizer[i]));
         if (row) add_saved(line, row, saved);
@@ -65,7 +65,10 @@ static void add_model(Line *line, const cJSON *saved) {
 // What imported checkpoints do not say: the length, which is as many tokens as there are positions;
 // and how many ids there are beside the end of a document, which NullTokenizer asks.
 static void add_implied(Line *line, const cJSON *saved) {
-    const struct { const char *flag, *name, *from; int64_t less; } implied[] = {
+    const struct {
+        const char *flag, *name, *from;
+        int64_t less;
+    } implied[] = {
         {"seq-length", "seq_length", "max_position_embeddings", 0},
         {"vocab-size", "vocab_size", "unpadded_vocab_size", 1},
     };
@@ -110,8 +113,10 @@ bool config_of_checkpoint(Config *config, const char *saved_json, const Words *o
     }
     cJSON_Delete(saved);
     if (!ok) {
-        return error_set(err, EXIT_CHECKPOINT, "the arguments in the checkpoint make no model: %.*s; load"
-                         " another checkpoint", (int)strcspn(why.what, ";"), why.what);
+        return error_set(err, EXIT_CHECKPOINT,
+                         "the arguments in the checkpoint make no model: %.*s; load"
+                         " another checkpoint",
+                         (int)strcspn(why.what, ";"), why.what);
     }
     return true;
 }

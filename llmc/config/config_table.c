@@ -9,9 +9,10 @@
 #define AT(type, field) \
     (offsetof(Config, field) + 0 * sizeof(char[_Generic(&((Config *)0)->field, type * : 1)]))
 
-#define HEADING(text) {.help = text}
+#define HEADING(text) \
+    { .help = text }
 #define USED(flag, type, of_kind, field, first, ...) \
-    {.name = flag, .kind = of_kind, .offset = AT(type, field), .initial = first, __VA_ARGS__}
+    { .name = flag, .kind = of_kind, .offset = AT(type, field), .initial = first, __VA_ARGS__ }
 #define FLAG(flag, field, text) USED(flag, bool, OPTION_FLAG, field, "false", .help = text)
 #define NO_FLAG(flag, field, text) \
     USED(flag, bool, OPTION_FLAG, field, "true", .negative = true, .help = text)
@@ -42,8 +43,10 @@
 
 // Accepted without effect: the text says why. Values are still checked.
 #define IDLE(flag, of_kind, why, ...) \
-    {.name = flag, .kind = of_kind, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = why, \
-     .no_other = why, __VA_ARGS__}
+    { \
+        .name = flag, .kind = of_kind, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = why, \
+        .no_other = why, __VA_ARGS__ \
+    }
 #define IDLE_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .value = NULL)
 #define IDLE_REAL(flag, least, most, why) \
     IDLE(flag, OPTION_REAL, why, .low = least, .high = most, .value = "X")
@@ -59,9 +62,10 @@
 #define NOTED_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .note = true)
 #define NOTED(flag, of_kind, least, most, words, called, why) \
     IDLE(flag, of_kind, why, .low = least, .high = most, .choices = words, .note = true, .value = called)
-#define REFUSED(flag, why) {.name = flag, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = why}
+#define REFUSED(flag, why) \
+    { .name = flag, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = why }
 #define LAUNCHER(flag, other) \
-    {.name = flag, .alias = other, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = LAUNCHER_HELP}
+    { .name = flag, .alias = other, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = LAUNCHER_HELP }
 #define LAUNCHER_HELP "an option of torchrun; start this program with mpirun -np RANKS instead"
 
 static const Option table[] = {
@@ -256,8 +260,8 @@ static const Option table[] = {
          "bits inside a node; 4 is ULq"),
     GROUP("gq-group-size-intra", gq_group_size_intra, "512", LARGEST_GRAD_GROUP,
           "gradients per scale inside a node, a multiple of 32; the paper's runs: 128"),
-    USED("gradient-quantization-bits-inter", int, OPTION_INT, gradient_quantization_bits_inter, "4",
-         .low = 2, .high = 8, .choices = "2|3|4|8", .value = "N",
+    USED("gradient-quantization-bits-inter", int, OPTION_INT, gradient_quantization_bits_inter, "4", .low = 2,
+         .high = 8, .choices = "2|3|4|8", .value = "N",
          .help = "bits between nodes; 3 and 2 with --gradient-quantization-method eden"),
     GROUP("gq-group-size-inter", gq_group_size_inter, "128", LARGEST_GRAD_GROUP,
           "gradients per scale between nodes, a multiple of 32"),

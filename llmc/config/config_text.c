@@ -420,9 +420,14 @@ static void adopt_samples(const cJSON *saved, const char *name, int64_t *field) 
 
 // --use-checkpoint-opt_param-scheduler: the saved schedule replaces the command line's.
 static void adopt_schedule(Config *config, const cJSON *saved) {
-    static const char *const flags[] = {
-        "lr", "min-lr", "lr-warmup-init", "lr-decay-style", "lr-wsd-decay-style", "start-weight-decay",
-        "end-weight-decay", "weight-decay-incr-style"};
+    static const char *const flags[] = {"lr",
+                                        "min-lr",
+                                        "lr-warmup-init",
+                                        "lr-decay-style",
+                                        "lr-wsd-decay-style",
+                                        "start-weight-decay",
+                                        "end-weight-decay",
+                                        "weight-decay-incr-style"};
     for (size_t i = 0; i < COUNT_OF(flags); i++) adopt_flag(saved, flags[i], config);
     const cJSON *warmup = cJSON_GetObjectItemCaseSensitive(saved, "schedule_warmup_samples");
     if (cJSON_IsNumber(warmup)) config->warmup_samples_wn = warmup->valuedouble;  // may be fractional

@@ -15,13 +15,13 @@ typedef struct Words {
 } Words;
 
 typedef enum OptionKind {
-    OPTION_FLAG,    // bool, takes no value
-    OPTION_INT,     // int
-    OPTION_INT64,   // int64_t
-    OPTION_REAL,    // double
-    OPTION_TEXT,    // const char *
-    OPTION_WORDS,   // Words: everything up to the next flag
-    OPTION_CHOICE   // int or enum: the index of the word among the choices
+    OPTION_FLAG,   // bool, takes no value
+    OPTION_INT,    // int
+    OPTION_INT64,  // int64_t
+    OPTION_REAL,   // double
+    OPTION_TEXT,   // const char *
+    OPTION_WORDS,  // Words: everything up to the next flag
+    OPTION_CHOICE  // int or enum: the index of the word among the choices
 } OptionKind;
 
 typedef enum OptionUse {
@@ -39,7 +39,7 @@ typedef struct Option {
     // Without the dashes. NULL: a heading. "moe-*" in a refused row stands for every name that
     // begins so.
     const char *name;
-    const char *alias;    // a second spelling, or NULL
+    const char *alias;  // a second spelling, or NULL
     OptionKind kind;
     OptionUse use;
     size_t offset;        // of the field in the settings struct, or OPTION_NO_FIELD
@@ -47,13 +47,13 @@ typedef struct Option {
     // The allowed range of a number, inclusive. For OPTION_TEXT, low 1 refuses "". For
     // OPTION_WORDS, low is the least number of words.
     double low, high;
-    bool single;          // an OPTION_REAL that is used in float32: its value there must be in the range
-    int multiple;         // a whole number must be a multiple of this; 0: any
-    const char *choices;  // "first|second"; for OPTION_INT, the only numbers of the range that are allowed
-    const char *no_other; // OPTION_CHOICE: why there is no other choice, for the error line; or NULL
-    bool negative;        // an OPTION_FLAG that stores false
-    bool note;            // a row without effect whose reason the user should be told when it is given
-    const char *value;    // what the help calls the value
+    bool single;           // an OPTION_REAL that is used in float32: its value there must be in the range
+    int multiple;          // a whole number must be a multiple of this; 0: any
+    const char *choices;   // "first|second"; for OPTION_INT, the only numbers of the range that are allowed
+    const char *no_other;  // OPTION_CHOICE: why there is no other choice, for the error line; or NULL
+    bool negative;         // an OPTION_FLAG that stores false
+    bool note;             // a row without effect whose reason the user should be told when it is given
+    const char *value;     // what the help calls the value
     const char *help;
 } Option;
 
@@ -75,8 +75,8 @@ void options_defaults(const Option *table, int rows, void *settings);
 bool options_set(const Option *row, const char *word, void *settings, Error *err);
 // What options_parse tells beside the settings.
 typedef struct OptionsFound {
-    bool *given;         // (rows) set true for rows that occur; may be NULL
-    char *notes;         // one line is appended for each row that asks for it; may be NULL
+    bool *given;  // (rows) set true for rows that occur; may be NULL
+    char *notes;  // one line is appended for each row that asks for it; may be NULL
     size_t notes_bytes;
 } OptionsFound;
 // "--flag value" or "--flag=value", exact names, the last occurrence wins. Text fields point into

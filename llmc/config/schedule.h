@@ -10,7 +10,7 @@ typedef struct Schedule {
     double warmup_samples;  // Wn, may be fractional
     double decay_samples;   // Dn
     WsdStyle wsd_style;
-    double wsd_samples;     // of LR_WSD: the last of decay_samples, over which the rate goes down
+    double wsd_samples;  // of LR_WSD: the last of decay_samples, over which the rate goes down
     double start_weight_decay, end_weight_decay;
     WeightDecayStyle weight_decay_style;
     double weight_decay_samples;  // over which weight decay goes from start to end

@@ -5,9 +5,10 @@
 LLMC_BEGIN
 
 typedef struct Tool {
-    const Option *table; int rows;  // with a row "help"
-    const char *usage;              // lines above the help
-    void *settings;                 // the table's, zeros
+    const Option *table;
+    int rows;           // with a row "help"
+    const char *usage;  // lines above the help
+    void *settings;     // the table's, zeros
     // An error without a text has been said.
     bool (*run)(const void *settings, int *argc, char ***argv, Error *err);
     void (*version)(void);  // of a table with a row "version", else NULL

@@ -20,7 +20,7 @@ typedef struct Requests {
     MPI_Request *request;  // (room) grown on demand
     Part *part;            // (room)
     int count, room;
-    bool in_turn;          // a link's: a stage waits for the next one, which may wait for another
+    bool in_turn;  // a link's: a stage waits for the next one, which may wait for another
 } Requests;
 
 struct Comm {
@@ -29,16 +29,16 @@ struct Comm {
     Requests requests;  // of the collective in progress
     Link *links;        // between members of the group, oldest first
     uint64_t sent;
-    volatile int *lost; // comm_may_lose; NULL: no member may be
+    volatile int *lost;  // comm_may_lose; NULL: no member may be
 };
 
 struct Link {
-    Comm *comm;         // of the group: where and how long to wait, and the count of bytes
+    Comm *comm;  // of the group: where and how long to wait, and the count of bytes
     const char *name;
-    MPI_Comm mpi;       // of the two ends, member 0 sends to member 1
-    int other;          // the rank of the world at the other end
+    MPI_Comm mpi;  // of the two ends, member 0 sends to member 1
+    int other;     // the rank of the world at the other end
     Requests requests;
-    Link *next;         // opened after this one
+    Link *next;  // opened after this one
 };
 
 static void free_requests(Requests *requests) {
@@ -94,15 +94,19 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
     bool blames = heartbeat_blames(comm->site, who, sizeof who);
     heartbeat_take_floor(comm->site);
     if (blames) {
-        fatal(comm->site, EXIT_COMMUNICATION, "%s %s, waited %.0f s: %s; see what stopped it "
-              "(--distributed-timeout-minutes sets the limit)", what, where, waited, who);
+        fatal(comm->site, EXIT_COMMUNICATION,
+              "%s %s, waited %.0f s: %s; see what stopped it "
+              "(--distributed-timeout-minutes sets the limit)",
+              what, where, waited, who);
     }
     for (int i = 0; i < count && done; i++) {
         late = i;
         MPI_Test(&all->request[i], &done, MPI_STATUS_IGNORE);
     }
-    fatal(comm->site, EXIT_COMMUNICATION, "%s %s: rank %d has not answered for %.0f s%s; see what stopped it "
-          "(--distributed-timeout-minutes sets the limit)", what, where, all->part[late].whom, waited,
+    fatal(comm->site, EXIT_COMMUNICATION,
+          "%s %s: rank %d has not answered for %.0f s%s; see what stopped it "
+          "(--distributed-timeout-minutes sets the limit)",
+          what, where, all->part[late].whom, waited,
           all->in_turn ? ", or waits for another stage itself" : "");
 }
 

@@ -101,8 +101,9 @@ void device_identity(int index, char *text, size_t bytes) { *text = '\0'; }
 
 Device *device_open(int index, const Site *site, Error *err) {
     if (!denormals_are_kept()) {
-        error_set(err, EXIT_ENVIRONMENT, "the CPU flushes denormal numbers to zero, which changes results; "
-                                         "link no library built with -ffast-math and set no FTZ or DAZ mode");
+        error_set(err, EXIT_ENVIRONMENT,
+                  "the CPU flushes denormal numbers to zero, which changes results; "
+                  "link no library built with -ffast-math and set no FTZ or DAZ mode");
         return NULL;
     }
     if (!rounds_to_nearest_even()) {
@@ -239,9 +240,7 @@ Event *event_create(Device *device) { return create_event(device, false); }
 Event *event_create_timed(Device *device) { return create_event(device, true); }
 void event_destroy(Event *event) { free(event); }
 
-void event_record(Event *event, Stream *stream) {
-    event->recorded_ms = 1e3 * monotonic_seconds();
-}
+void event_record(Event *event, Stream *stream) { event->recorded_ms = 1e3 * monotonic_seconds(); }
 void stream_wait(Stream *stream, Event *event) {}
 void event_synchronize(Event *event) {}
 

@@ -234,15 +234,22 @@ void op_layernorm_backward(Stream *s, const LayerNorm *a) {
 // Vector i of `before`, as the row of a LayerNorm of HD columns.
 static LayerNorm head_norm_of(const HeadNorm *a, int64_t i, floatX *y, float *mean, float *rstd) {
     bool key = i % (a->queries + 1) == a->queries;
-    LayerNorm n = {.C = a->HD, .epsilon = a->epsilon, .rms = a->rms, .x = a->before + i * a->HD, .y = y,
-                   .gamma = a->gamma[key], .beta = a->beta[key], .dy = y, .mean = mean, .rstd = rstd,
-                   .dgamma = a->dgamma[key], .dbeta = a->dbeta[key]};
+    LayerNorm n = {.C = a->HD,
+                   .epsilon = a->epsilon,
+                   .rms = a->rms,
+                   .x = a->before + i * a->HD,
+                   .y = y,
+                   .gamma = a->gamma[key],
+                   .beta = a->beta[key],
+                   .dy = y,
+                   .mean = mean,
+                   .rstd = rstd,
+                   .dgamma = a->dgamma[key],
+                   .dbeta = a->dbeta[key]};
     return n;
 }
 // That vector's place in x, which has a value behind each key.
-static floatX *head_vector(const HeadNorm *a, int64_t i) {
-    return a->x + (i + i / (a->queries + 1)) * a->HD;
-}
+static floatX *head_vector(const HeadNorm *a, int64_t i) { return a->x + (i + i / (a->queries + 1)) * a->HD; }
 static int64_t head_vectors(const HeadNorm *a) { return a->N * a->groups * (a->queries + 1); }
 
 void op_head_norm_forward(Stream *s, const HeadNorm *a) {

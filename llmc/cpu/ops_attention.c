@@ -20,11 +20,11 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups) {
 // What stays the same within one (sample, head).
 typedef struct AttentionHead {
     int T, HD;
-    int head;                  // number in the whole model
+    int head;  // number in the whole model
     float scale;
     const int32_t *doc_start;  // (T) of this sample, or NULL
     Dropout dropout;
-    int64_t sample;            // global index
+    int64_t sample;  // global index
 } AttentionHead;
 
 // The rows first .. first + rows - 1 of the queries, which see no key outside key_begin .. key_end
@@ -137,8 +137,12 @@ static void head_forward(float *out, float *lse, const float *q, const float *k,
 static AttentionHead head_of(const Attention *a, int64_t b, int head) {
     const int32_t *doc_start = a->doc_start ? a->doc_start + b * a->T : NULL;
     float scale = 1.0f / sqrtf((float)a->HD);
-    return (AttentionHead){.T = a->T, .HD = a->HD, .head = a->first_head + head, .scale = scale,
-                           .doc_start = doc_start, .dropout = a->dropout,
+    return (AttentionHead){.T = a->T,
+                           .HD = a->HD,
+                           .head = a->first_head + head,
+                           .scale = scale,
+                           .doc_start = doc_start,
+                           .dropout = a->dropout,
                            .sample = a->dropout.first_sample + b};
 }
 

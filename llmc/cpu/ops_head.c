@@ -53,10 +53,10 @@ static float exponentiate(float *logits, float max, int columns) {
 // What a chunk needs of the workspace. The widened wte stays in it from the first chunk to the
 // last.
 typedef struct HeadBuffers {
-    float *wte;             // (vocabulary rows, C), unused where floatX is fp32
-    float *x, *dx;          // (rows, C)
-    float *logits;          // (rows, vocabulary rows)
-    HeadStatistics *own;    // (rows)
+    float *wte;           // (vocabulary rows, C), unused where floatX is fp32
+    float *x, *dx;        // (rows, C)
+    float *logits;        // (rows, vocabulary rows)
+    HeadStatistics *own;  // (rows)
 } HeadBuffers;
 
 static HeadBuffers buffers_of(const Head *a) {
@@ -73,8 +73,8 @@ static HeadBuffers buffers_of(const Head *a) {
 
 size_t op_head_workspace_bytes(int64_t N, int C, int rows) {
     int64_t chunk = op_head_chunk_rows(N, rows), statistics = chunk * (int64_t)sizeof(HeadStatistics);
-    int64_t matrices =
-        slice_floats((int64_t)rows * C) + 2 * slice_floats(chunk * C) + slice_floats(chunk * rows);
+    int64_t matrices = slice_floats((int64_t)rows * C) + 2 * slice_floats(chunk * C) +
+                       slice_floats(chunk * rows);
     return (size_t)matrices * sizeof(float) + (size_t)statistics;
 }
 

@@ -19,7 +19,8 @@ typedef struct Drawing {
 
 static Drawing drawing_of(const InitWeights *a) {
     bool all_columns = a->columns == a->whole_columns;
-    return (Drawing){.op = a, .run = all_columns ? a->rows * a->columns : a->columns,
+    return (Drawing){.op = a,
+                     .run = all_columns ? a->rows * a->columns : a->columns,
                      .first = a->first_row * a->whole_columns + a->first_column,
                      .stride = a->whole_columns};
 }
@@ -66,6 +67,7 @@ void op_init_weights(Stream *s, const InitWeights *a) {
     Drawing drawing = drawing_of(a);
     int64_t n = a->rows * a->columns;
     if (a->std > 0) parallel_ranges(a->threads, 0, n, PIECE, draw_range, &drawing);
-    else for (int64_t i = 0; i < n; i++) a->weights[i] = floatX_from_float(a->std < 0 ? 1.0f : 0.0f);
+    else
+        for (int64_t i = 0; i < n; i++) a->weights[i] = floatX_from_float(a->std < 0 ? 1.0f : 0.0f);
     show_progress(s);
 }

@@ -12,10 +12,7 @@
 
 // cudnn-frontend's experimental part compiles kernels at run time, which nothing here asks for: its
 // calls answer "error", and the program needs no NVRTC.
-template <class... Arguments>
-static nvrtcResult no_nvrtc(Arguments...) {
-    return NVRTC_ERROR_INTERNAL_ERROR;
-}
+template <class... Arguments> static nvrtcResult no_nvrtc(Arguments...) { return NVRTC_ERROR_INTERNAL_ERROR; }
 #define nvrtcCreateProgram no_nvrtc
 #define nvrtcDestroyProgram no_nvrtc
 #define nvrtcCompileProgram no_nvrtc
@@ -53,8 +50,8 @@ struct Slice {
 int sharers_of(const Attention *a) { return a->NH / attention_groups(a); }
 bool group_by_group(const Attention *a) { return sharers_of(a) > 1 && !a->by_kind; }
 
-constexpr size_t SEED_BYTES = 256;                     // seed and offset, at the start of the workspace
-constexpr size_t SLACK_BYTES = (size_t)4 << 20;        // cuDNN's own needs beside the tensors counted here
+constexpr size_t SEED_BYTES = 256;               // seed and offset, at the start of the workspace
+constexpr size_t SLACK_BYTES = (size_t)4 << 20;  // cuDNN's own needs beside the tensors counted here
 // The (T, T) gradients of one sample are planned for up to this; beyond, by heads.
 constexpr size_t SCORES_BYTES_MOST = (size_t)1 << 30;
 
@@ -353,8 +350,8 @@ void execute_slices(Stream *stream, State *state, const Plan *plan, const graph:
             pack[SEED] = seed;
             pack[OFFSET] = seed + 1;
         }
-        fe::error_t result =
-            g.execute(state->handle, pack, static_cast<uint8_t *>(a->workspace) + SEED_BYTES);
+        fe::error_t result = g.execute(state->handle, pack,
+                                       static_cast<uint8_t *>(a->workspace) + SEED_BYTES);
         check(stream, a, result.is_good(), result.get_message(), what);
     }
 }
@@ -395,16 +392,15 @@ bool attention_cudnn_backward(Stream *stream, const Attention *a) {
     Plan *plan = find_plan(stream, &state, a);
     if (!plan) return false;
     execute_slices(stream, state, plan, plan->backward, a, "backward", [&](SliceStart at) {
-        return std::unordered_map<int64_t, void *>{
-            {Q, address(a->qkv, at.q, sizeof(floatX))},
-            {K, address(a->qkv, at.k, sizeof(floatX))},
-            {V, address(a->qkv, at.v, sizeof(floatX))},
-            {O, address(a->out, at.out, sizeof(floatX))},
-            {DO, address(a->dout, at.out, sizeof(floatX))},
-            {STATS, address(a->saved, at.stats, sizeof(float))},
-            {DQ, address(a->dqkv, at.q, sizeof(floatX))},
-            {DK, address(a->dqkv, at.k, sizeof(floatX))},
-            {DV, address(a->dqkv, at.v, sizeof(floatX))}};
+        return std::unordered_map<int64_t, void *>{{Q, address(a->qkv, at.q, sizeof(floatX))},
+                                                   {K, address(a->qkv, at.k, sizeof(floatX))},
+                                                   {V, address(a->qkv, at.v, sizeof(floatX))},
+                                                   {O, address(a->out, at.out, sizeof(floatX))},
+                                                   {DO, address(a->dout, at.out, sizeof(floatX))},
+                                                   {STATS, address(a->saved, at.stats, sizeof(float))},
+                                                   {DQ, address(a->dqkv, at.q, sizeof(floatX))},
+                                                   {DK, address(a->dqkv, at.k, sizeof(floatX))},
+                                                   {DV, address(a->dqkv, at.v, sizeof(floatX))}};
     });
     return true;
 }

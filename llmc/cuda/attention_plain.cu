@@ -20,36 +20,32 @@ using namespace nvcuda;
 // A tile is ROWS queries by ROWS keys. Heads are padded with zeros to HDP columns. A warp handles 8
 // rows of the scores elementwise. Of a product with HDP columns it handles 16 rows (its row group)
 // and every second fragment of 16 columns. Strides are padded against bank conflicts.
-template <int HDP>
-struct Tile {
+template <int HDP> struct Tile {
     static constexpr int ROWS = HDP <= 64 ? 64 : 32;
     static constexpr int WARPS = ROWS / 8, THREADS = WARPS * WARP;
     static constexpr int GROUPS = ROWS / 16;
-    static constexpr int FRAGMENTS = HDP / 32;   // of one warp
-    static constexpr int LD = HDP + 8;           // stride of a tile of q, k, v: (ROWS, HDP) bf16
-    static constexpr int LD_SCORES = ROWS + 4;   // of the scores: (ROWS, ROWS) fp32
-    static constexpr int LD_PROBS = ROWS + 8;    // of their rounded form: (ROWS, ROWS) bf16
+    static constexpr int FRAGMENTS = HDP / 32;  // of one warp
+    static constexpr int LD = HDP + 8;          // stride of a tile of q, k, v: (ROWS, HDP) bf16
+    static constexpr int LD_SCORES = ROWS + 4;  // of the scores: (ROWS, ROWS) fp32
+    static constexpr int LD_PROBS = ROWS + 8;   // of their rounded form: (ROWS, ROWS) bf16
 };
 enum { WARP_ROWS = 8 };  // rows of the scores per warp
 
 // What a tile's queries need besides q: the first key each may see (INT_MAX beyond T: none), its
 // log-sum-exp, and sum(dout out).
-template <int ROWS>
-struct QueryRows {
+template <int ROWS> struct QueryRows {
     int first_key[ROWS];
     float lse[ROWS], delta[ROWS];
 };
 
-template <int HDP>
-struct ForwardShared {
+template <int HDP> struct ForwardShared {
     alignas(128) __nv_bfloat16 q[Tile<HDP>::ROWS * Tile<HDP>::LD];
     alignas(128) __nv_bfloat16 kv[Tile<HDP>::ROWS * Tile<HDP>::LD];  // keys, then values
     alignas(128) float scores[Tile<HDP>::ROWS * Tile<HDP>::LD_SCORES];
     alignas(128) __nv_bfloat16 probs[Tile<HDP>::ROWS * Tile<HDP>::LD_PROBS];
     QueryRows<Tile<HDP>::ROWS> rows;
 };
-template <int HDP>
-struct BackwardShared {
+template <int HDP> struct BackwardShared {
     alignas(128) __nv_bfloat16 q[Tile<HDP>::ROWS * Tile<HDP>::LD];
     alignas(128) __nv_bfloat16 dout[Tile<HDP>::ROWS * Tile<HDP>::LD];
     alignas(128) __nv_bfloat16 k[Tile<HDP>::ROWS * Tile<HDP>::LD];
@@ -171,12 +167,8 @@ static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfl
 
 // The part of a (ROWS, HDP) result that one warp holds: row group warp / 2, column fragments warp %
 // 2, warp % 2 + 2, ...
-template <int HDP>
-struct Result {
-    Accumulator part[Tile<HDP>::FRAGMENTS];
-};
-template <int HDP>
-static __device__ __forceinline__ void clear(Result<HDP> &result) {
+template <int HDP> struct Result { Accumulator part[Tile<HDP>::FRAGMENTS]; };
+template <int HDP> static __device__ __forceinline__ void clear(Result<HDP> &result) {
 #pragma unroll
     for (int f = 0; f < Tile<HDP>::FRAGMENTS; f++) wmma::fill_fragment(result.part[f], 0.0f);
 }
@@ -286,8 +278,7 @@ static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const H
     }
 }
 
-template <int HDP>
-__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(Call a) {
+template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_forward_kernel(Call a) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     ForwardShared<HDP> &m = *reinterpret_cast<ForwardShared<HDP> *>(memory);
@@ -374,8 +365,7 @@ static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, con
 }
 
 // dq of one tile of queries.
-template <int HDP>
-__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Call a) {
+template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Call a) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
@@ -402,8 +392,7 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Call a
 }
 
 // dk and dv of one tile of keys, from all heads of a group.
-template <int HDP>
-__global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Call a) {
+template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Call a) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
@@ -438,14 +427,12 @@ __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Call 
 
 // --- launches ------------------------------------------------------------------------------------
 
-template <int HDP>
-static unsigned blocks_of(Call *a) {
+template <int HDP> static unsigned blocks_of(Call *a) {
     a->tiles = (int)ceil_div64(a->T, Tile<HDP>::ROWS);
     return (unsigned)((int64_t)a->B * a->NH * a->tiles);  // below B * T * NH / 32
 }
 
-template <int HDP>
-static void launch_forward(Stream *s, Call a) {
+template <int HDP> static void launch_forward(Stream *s, Call a) {
     const unsigned blocks = blocks_of<HDP>(&a);
     allow_shared(s, attention_forward_kernel<HDP>, sizeof(ForwardShared<HDP>), "shared memory for attention");
     attention_forward_kernel<HDP>
@@ -453,8 +440,7 @@ static void launch_forward(Stream *s, Call a) {
     check_launch(s, "attention forward");
 }
 
-template <int HDP>
-static void launch_backward(Stream *s, Call a) {
+template <int HDP> static void launch_backward(Stream *s, Call a) {
     const size_t shared = sizeof(BackwardShared<HDP>);
     const unsigned blocks = blocks_of<HDP>(&a), key_blocks = blocks / (unsigned)a.sharers;
     const int64_t queries = (int64_t)a.B * a.T * a.NH;

@@ -19,27 +19,27 @@
 struct Comm {
     Device *device;
     const Site *site;
-    const Mesh *mesh;        // what the watchdog looks at
-    ncclComm_t nccl;         // NULL: not connected yet, or not needed (comm_connect)
+    const Mesh *mesh;      // what the watchdog looks at
+    ncclComm_t nccl;       // NULL: not connected yet, or not needed (comm_connect)
     Neighbors *neighbors;  // of the group inside the node; else NULL
-    bool few_bytes;          // the world, which exchanges verdicts
-    bool one_way;            // a link's
-    bool links_alone;        // between stages, where nothing else travels
-    Link *links;             // between members of the group, oldest first
-    bool by_messages;        // between nodes: gathers, too, go as one message to each rank
-    bool connected;          // all groups of all ranks are
+    bool few_bytes;        // the world, which exchanges verdicts
+    bool one_way;          // a link's
+    bool links_alone;      // between stages, where nothing else travels
+    Link *links;           // between members of the group, oldest first
+    bool by_messages;      // between nodes: gathers, too, go as one message to each rank
+    bool connected;        // all groups of all ranks are
     uint64_t sent;
-    volatile int *lost;      // comm_may_lose; NULL: no member may be
+    volatile int *lost;  // comm_may_lose; NULL: no member may be
 };
 
 struct Link {
-    Group pair;     // its ends, member 0 sends to member 1, with a Comm of their own
-    Comm *of;       // of the group, where bytes are counted
+    Group pair;  // its ends, member 0 sends to member 1, with a Comm of their own
+    Comm *of;    // of the group, where bytes are counted
     Stream *stream;
     Event *ready;   // what the caller's stream has done so far
     Event **event;  // (room) first those of the messages under way, oldest first
     int under_way, room;
-    Link *next;     // opened after this one
+    Link *next;  // opened after this one
 };
 
 // in_training: another rank may be what is wrong.
@@ -217,8 +217,7 @@ static void send_first_messages(const Group *group, uint8_t *memory) {
 }
 
 static bool wants_nccl(const Comm *comm) {
-    return !comm->nccl && !comm->links_alone &&
-           !(comm->neighbors && neighbors_sharing(comm->neighbors));
+    return !comm->nccl && !comm->links_alone && !(comm->neighbors && neighbors_sharing(comm->neighbors));
 }
 
 static void send_first_on(Link *link, void *memory) {
@@ -226,8 +225,9 @@ static void send_first_on(Link *link, void *memory) {
     cudaStream_t stream = stream_handle(link->stream);
     ncclComm_t nccl = pair->comm->nccl;
     nccl_begin(pair);
-    nccl_end(pair, pair->rank == 0 ? ncclSend(memory, COMM_TRIAL_BYTES, ncclUint8, 1, nccl, stream)
-                                   : ncclRecv(memory, COMM_TRIAL_BYTES, ncclUint8, 0, nccl, stream),
+    nccl_end(pair,
+             pair->rank == 0 ? ncclSend(memory, COMM_TRIAL_BYTES, ncclUint8, 1, nccl, stream)
+                             : ncclRecv(memory, COMM_TRIAL_BYTES, ncclUint8, 0, nccl, stream),
              "the first message");
     stream_synchronize(link->stream);
 }

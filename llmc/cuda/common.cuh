@@ -74,8 +74,7 @@ static __device__ __forceinline__ void store_floats(float *p, const float x[PACK
 
 // Butterflies over L neighboring lanes, a power of two. Every one of them gets the same bits,
 // because a + b = b + a. Every lane of the warp calls it.
-template <int L>
-static __device__ __forceinline__ float lanes_sum(float x) {
+template <int L> static __device__ __forceinline__ float lanes_sum(float x) {
 #pragma unroll
     for (int stride = L / 2; stride > 0; stride /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, stride);
     return x;
@@ -116,8 +115,7 @@ static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], D
 // --- launches ------------------------------------------------------------------------------------
 
 // Before the launch of a kernel that wants more dynamic shared memory than the usual 48 KiB.
-template <class Kernel>
-inline void allow_shared(Stream *s, Kernel kernel, size_t bytes, const char *what) {
+template <class Kernel> inline void allow_shared(Stream *s, Kernel kernel, size_t bytes, const char *what) {
     cuda_check(stream_site(s),
                cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
 }

@@ -234,8 +234,9 @@ const char *device_backend(void) { return "cuda"; }
 
 
 const DeviceKind *device_kind(void) {
-    static const DeviceKind kind = {true, true, true, NULL, "on each GPU",
-                                    "the CUDA context and what cuBLAS, cuDNN and NCCL take"};
+    static const DeviceKind kind = {true,          true,
+                                    true,          NULL,
+                                    "on each GPU", "the CUDA context and what cuBLAS, cuDNN and NCCL take"};
     return &kind;
 }
 

@@ -30,7 +30,7 @@ static __device__ __forceinline__ void drop(float x[PACKED], const Embedding &a,
 // --- forward -------------------------------------------------------------------------------------
 
 // N rows of x, which are the micro-batch's from a.x_rows.first on.
-__global__ void __launch_bounds__(WARP * BLOCK_WARPS) embedding_forward_kernel(Embedding a, int64_t N) {
+__global__ void __launch_bounds__(WARP *BLOCK_WARPS) embedding_forward_kernel(Embedding a, int64_t N) {
     const int64_t i = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, row = a.x_rows.first + i;
     if (i >= N) return;
     floatX *x = a.x + i * a.C;
@@ -69,13 +69,13 @@ void op_embedding_forward(Stream *s, const Embedding *op) {
 // left out.
 struct RowSums {
     Embedding op;
-    float *table;                // (table_rows, C) accumulates
+    float *table;  // (table_rows, C) accumulates
     int32_t first_key, table_rows;
     const int32_t *keys, *rows;  // (N)
     // (chunks, 2, C): a chunk's part of the run that began before it, and of the run that begins in
     // it and goes on after it.
     float *partials;
-    int N, chunk;                // chunk: sorted rows that one warp sums
+    int N, chunk;  // chunk: sorted rows that one warp sums
 };
 enum { SLAB = WARP * PACKED };  // columns that one warp sums
 // Rows, and parts of a run, that are loaded before the first is added: enough loads in flight to
@@ -100,7 +100,7 @@ static __device__ __forceinline__ void accumulate_row(const RowSums &a, int32_t 
 
 // One warp sums one chunk of sorted rows, 256 columns. A run inside the chunk goes straight to the
 // table.
-__global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums a) {
+__global__ void __launch_bounds__(WARP *BLOCK_WARPS) sum_chunks_kernel(RowSums a) {
     const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk;
     const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
     if (first >= a.N || c >= a.op.C) return;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(WARP * BLOCK_WARPS) sum_chunks_kernel(RowSums 
 }
 
 // The chunk in which a run begins that goes on after it adds up the run's parts, in order.
-__global__ void __launch_bounds__(WARP * BLOCK_WARPS) join_chunks_kernel(RowSums a) {
+__global__ void __launch_bounds__(WARP *BLOCK_WARPS) join_chunks_kernel(RowSums a) {
     const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk,
                   next = first + a.chunk;
     const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
@@ -189,8 +189,8 @@ static SortScratch plan_scratch(Stream *s, int N, int C) {
     size_t ids = scratch_ids_bytes(N), used = 3 * ids + scratch_aligned(scratch.sort_bytes);
     int64_t chunks = scratch_chunks(N, C, scratch.sort_bytes);
     scratch.chunk = (int)ceil_div64(N, chunks);
-    uint8_t *memory =
-        (uint8_t *)op_scratch(s, used + (size_t)chunks * scratch_chunk_bytes(C), "embedding backward");
+    uint8_t *memory = (uint8_t *)op_scratch(s, used + (size_t)chunks * scratch_chunk_bytes(C),
+                                            "embedding backward");
     scratch.sorted_keys = (int32_t *)memory;
     scratch.rows = (int32_t *)(memory + ids);
     scratch.sorted_rows = (int32_t *)(memory + 2 * ids);

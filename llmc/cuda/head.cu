@@ -60,8 +60,7 @@ static __device__ __forceinline__ OnlineSum of_lane_above(OnlineSum own, int str
 
 // The row's OnlineSum, or another T, from the threads' own, in a fixed order, the same in every
 // thread.
-template <class T>
-static __device__ __forceinline__ T block_join(T own) {
+template <class T> static __device__ __forceinline__ T block_join(T own) {
     __shared__ T warps[ROW_THREADS / WARP];
 #pragma unroll
     for (int stride = WARP / 2; stride > 0; stride /= 2) own = join(own, of_lane_above(own, stride));
@@ -97,8 +96,8 @@ static __device__ __forceinline__ OnlineSum sum_columns(const floatX *row, int v
     OnlineSum own = {-INFINITY, 0.0f};
 #pragma unroll 4
     for (int v = threadIdx.x; v < vectors; v += ROW_THREADS) {
-        Packed128 packed =
-            KEEP ? load_packed_streaming(row + (int64_t)v * PACKED) : load_packed(row + (int64_t)v * PACKED);
+        Packed128 packed = KEEP ? load_packed_streaming(row + (int64_t)v * PACKED)
+                                : load_packed(row + (int64_t)v * PACKED);
         float x[PACKED];
         unpack(packed, x);
         if (KEEP) kept[v] = packed.words;
@@ -132,8 +131,7 @@ static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *ro
 // global memory is read once. Else it is read again, from the L2 as a rule. Two blocks fit a
 // multiprocessor where one row takes less than half of its shared memory. Then loads overlap with
 // stores.
-template <bool KEEP>
-__global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(Chunk a) {
+template <bool KEEP> __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(Chunk a) {
     extern __shared__ uint4 kept[];  // (vocabulary rows / 8)
     floatX *row = a.logits + (int64_t)blockIdx.x * a.op.rows;
     const int vectors = a.op.rows / PACKED;

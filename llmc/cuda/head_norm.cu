@@ -16,7 +16,7 @@ struct HeadVectors : HeadNorm {
 
 // Where a lane's columns stand.
 struct HeadPlace {
-    bool here;       // is there a vector, and does it have these columns?
+    bool here;  // is there a vector, and does it have these columns?
     bool key;
     int column;
     int64_t x, before;  // offsets
@@ -51,8 +51,7 @@ static __device__ __forceinline__ float normalize(const HeadVectors &a, bool her
     return rstd;
 }
 
-template <int L>
-static __global__ void __launch_bounds__(THREADS) head_norm_forward_kernel(HeadVectors a) {
+template <int L> static __global__ void __launch_bounds__(THREADS) head_norm_forward_kernel(HeadVectors a) {
     const HeadPlace p = head_place<L>(a, ((int64_t)blockIdx.x * THREADS + threadIdx.x) / L);
     float x[PACKED] = {}, gamma[PACKED], beta[PACKED] = {};
     Packed128 packed = {};
@@ -99,8 +98,7 @@ static __device__ __forceinline__ void vector_backward(const HeadVectors &a, con
 }
 
 // A fixed number of blocks share the vectors, so that the sums stay in registers until the end.
-template <int L>
-static __global__ void __launch_bounds__(THREADS) head_norm_backward_kernel(HeadVectors a) {
+template <int L> static __global__ void __launch_bounds__(THREADS) head_norm_backward_kernel(HeadVectors a) {
     constexpr int VECTORS = THREADS / L, COLUMNS = L * PACKED;
     __shared__ float warps[WARPS][SUMS][COLUMNS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -124,8 +122,8 @@ static __global__ void __launch_bounds__(THREADS) head_norm_backward_kernel(Head
     }
 }
 
-static __global__ void __launch_bounds__(PARTIALS_THREADS) head_norm_partials_kernel(HeadVectors a,
-                                                                                     int blocks) {
+static __global__ void __launch_bounds__(PARTIALS_THREADS)
+    head_norm_partials_kernel(HeadVectors a, int blocks) {
     const int columns = SUMS * a.HD, column = blockIdx.x * WARP + threadIdx.x % WARP;
     const float total = partials_total(a.partials, blocks, columns, column);
     if (threadIdx.x >= WARP || column >= columns) return;
@@ -139,15 +137,13 @@ static HeadVectors head_vectors(const HeadNorm *a) {
     return v;
 }
 
-template <int L>
-static void launch_forward(Stream *s, const HeadVectors &a) {
+template <int L> static void launch_forward(Stream *s, const HeadVectors &a) {
     const unsigned blocks = (unsigned)ceil_div64(a.vectors * L, THREADS);
     head_norm_forward_kernel<L><<<blocks, THREADS, 0, stream_handle(s)>>>(a);
     check_launch(s, "norms of queries and keys");
 }
 
-template <int L>
-static void launch_backward(Stream *s, HeadVectors a) {
+template <int L> static void launch_backward(Stream *s, HeadVectors a) {
     enum { BLOCKS_PER_MULTIPROCESSOR = 4 };
     const int64_t wanted = ceil_div64(a.vectors * L, THREADS);
     const int64_t most = (int64_t)stream_device(s)->multiprocessors * BLOCKS_PER_MULTIPROCESSOR;

@@ -13,25 +13,25 @@ LLMC_BEGIN
 // device_close. The file that fills a slot also names the function that frees it, so device.cu need
 // not know what is inside.
 typedef struct DeviceSlot {
-    void *state;                // NULL until first used
+    void *state;  // NULL until first used
     void (*destroy)(void *state);
 } DeviceSlot;
 
 struct Device {
     int index;
     const Site *site;
-    char name[128];             // as the driver tells it
-    int major, minor;           // compute capability
+    char name[128];    // as the driver tells it
+    int major, minor;  // compute capability
     int multiprocessors;
     size_t shared_bytes_block;  // dynamic shared memory that a block may ask for after cudaFuncSetAttribute
     size_t l2_bytes;
-    bool deterministic;         // --deterministic-mode: attention's backward chooses its deterministic form
-    DeviceSlot linear;          // linear.cu: cuBLASLt's handle and the plans of the shapes seen
-    DeviceSlot attention;       // attention's file: cuDNN's handle and the plans of the shapes seen
-    void *scratch;              // scratch.cu: memory of the ops that get no workspace, from the memory plan
+    bool deterministic;    // --deterministic-mode: attention's backward chooses its deterministic form
+    DeviceSlot linear;     // linear.cu: cuBLASLt's handle and the plans of the shapes seen
+    DeviceSlot attention;  // attention's file: cuDNN's handle and the plans of the shapes seen
+    void *scratch;         // scratch.cu: memory of the ops that get no workspace, from the memory plan
     size_t scratch_bytes;
-    Stream *scratch_user;       // the stream of the last op that used it
-    size_t allocated;           // bytes handed out by device_alloc in all
+    Stream *scratch_user;  // the stream of the last op that used it
+    size_t allocated;      // bytes handed out by device_alloc in all
 };
 
 // Pinned memory through which small copies between the host and the device pass, so that neither
@@ -47,8 +47,8 @@ enum { STAGING_SLOTS = 8, STAGING_BYTES = 1 << 20 };
 struct Stream {
     Device *device;
     const char *name;
-    cudaStream_t handle;                // does not synchronize with the default stream
-    StagingSlot staging[STAGING_SLOTS]; // made at the first copy
+    cudaStream_t handle;                 // does not synchronize with the default stream
+    StagingSlot staging[STAGING_SLOTS];  // made at the first copy
     int next_slot;
 };
 
@@ -75,11 +75,11 @@ void check_launch(Stream *stream, const char *kernel);
 // What happens to the fp32 product before it is rounded and stored.
 typedef enum GemmEpilogue {
     GEMM_PLAIN,
-    GEMM_BIAS,        // + bias, one value per column of d
+    GEMM_BIAS,  // + bias, one value per column of d
     // Aux = rounded(product + bias) is stored, d = GELU_tanh(product + bias), from the value before
     // rounding.
     GEMM_BIAS_GELU,
-    GEMM_DGELU        // times GELU_tanh'(aux)
+    GEMM_DGELU  // times GELU_tanh'(aux)
 } GemmEpilogue;
 
 // d = op(a) op(b), row-major and packed: op(a) is (m, k), op(b) is (k, n), d is (m, n). fp32 sums,
@@ -87,17 +87,17 @@ typedef enum GemmEpilogue {
 // address is a multiple of 16 bytes. Two calls with the same sizes on one GPU model and library
 // version give the same bits.
 typedef struct Gemm {
-    void *d;                // (m, n) floatX or float
+    void *d;  // (m, n) floatX or float
     const floatX *a, *b;
-    bool transpose_a;       // a is stored as (k, m)
-    bool transpose_b;       // b is stored as (n, k)
-    bool fp32;              // d is float
-    bool accumulate;        // d += the product; with fp32
+    bool transpose_a;  // a is stored as (k, m)
+    bool transpose_b;  // b is stored as (n, k)
+    bool fp32;         // d is float
+    bool accumulate;   // d += the product; with fp32
     int64_t m, n, k;
     GemmEpilogue epilogue;
-    const floatX *bias;     // (n) for GEMM_BIAS*
-    floatX *aux;            // (m, n) for GEMM_BIAS_GELU (written) and GEMM_DGELU (read)
-    void *workspace;        // GEMM_WORKSPACE_BYTES, aligned to 256 bytes
+    const floatX *bias;  // (n) for GEMM_BIAS*
+    floatX *aux;         // (m, n) for GEMM_BIAS_GELU (written) and GEMM_DGELU (read)
+    void *workspace;     // GEMM_WORKSPACE_BYTES, aligned to 256 bytes
 } Gemm;
 #define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)
 void gemm(Stream *stream, const Gemm *g);

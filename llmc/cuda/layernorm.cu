@@ -17,8 +17,7 @@
 
 // --- how a row is spread over threads ------------------------------------------------------------
 
-template <int W>
-struct RowGroup {
+template <int W> struct RowGroup {
     static constexpr int LANES = W * WARP;  // threads of one row
     // Of a block, at a time: rows that shared a barrier would wait for each other.
     static constexpr int ROWS = W == 1 ? 8 : 1;
@@ -27,8 +26,7 @@ struct RowGroup {
 
 // The sum of (a, b) over the threads of a row, the same bits in each. shared: (32) pairs that no
 // thread still reads. A barrier when W > 1.
-template <int W>
-static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *shared) {
+template <int W> static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *shared) {
     a = warp_sum(a), b = warp_sum(b);
     if (W == 1) return make_float2(a, b);
     int warp = threadIdx.x / WARP;
@@ -152,8 +150,7 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
     }
 }
 
-template <int W, int V>
-static void run_forward(Stream *s, const LayerNorm &a) {
+template <int W, int V> static void run_forward(Stream *s, const LayerNorm &a) {
     int64_t N = rows_held(a.rows, a.B, a.T), blocks = ceil_div64(N, RowGroup<W>::ROWS);
     norm_forward_kernel<W, V><<<(unsigned)blocks, RowGroup<W>::THREADS, 0, stream_handle(s)>>>(a, N);
     check_launch(s, "LayerNorm forward");
@@ -212,7 +209,7 @@ enum { INPUTS = 3 };      // dy, x, dresidual
 // is read twice. Warps read along its rows, for the two means of each. Then threads read down its
 // columns, so that a thread needs registers for the parameters' sums of its own columns only.
 struct BackwardTiles {
-    int vectors;        // of a row
+    int vectors;  // of a row
     int threads;
     int groups;         // threads / vectors, at least 1: its threads hold the columns of every groups-th row
     int rows;           // of a tile
@@ -268,8 +265,7 @@ static __device__ __forceinline__ void column_gradient(const NormBackward &a, in
     branch_gradient<DROPS>(a, row, c, rounded, sums->of[2]);
 }
 
-template <int BYTES>
-static __device__ __forceinline__ void copy_async(void *shared, const void *global) {
+template <int BYTES> static __device__ __forceinline__ void copy_async(void *shared, const void *global) {
     unsigned to = (unsigned)__cvta_generic_to_shared(shared);
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
@@ -348,7 +344,9 @@ static __device__ __forceinline__ void store_partials(const NormBackward &a, con
 // A fixed number of blocks share the tiles, so that each block's sums for the parameters stay in
 // registers until the end. A thread holds V vectors of columns.
 template <int THREADS, int V, bool DROPS>
-__global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1 : DROPS ? 2 : 3)
+__global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
+                                           : DROPS       ? 2
+                                                         : 3)
     norm_backward_kernel(NormBackward a, BackwardTiles t) {
     // (stages, INPUTS, rows, vectors); at the end (3, C) floats when there are several groups.
     extern __shared__ uint4 tiles[];
@@ -465,8 +463,7 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
 // time. Its sums meet in shared memory.
 enum { SUM_WARPS = 8, SLAB = WARP * PACKED, SUM_ROWS = 64 };
 
-template <bool DROPS>
-__global__ void __launch_bounds__(WARP * SUM_WARPS) sum_backward_kernel(NormBackward a) {
+template <bool DROPS> __global__ void __launch_bounds__(WARP *SUM_WARPS) sum_backward_kernel(NormBackward a) {
     __shared__ float columns[SUM_WARPS][SLAB];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slab = blockIdx.y * SLAB;
     const int c = slab + lane * PACKED;
@@ -486,8 +483,7 @@ __global__ void __launch_bounds__(WARP * SUM_WARPS) sum_backward_kernel(NormBack
 }
 static_assert(SLAB == WARP * SUM_WARPS, "every thread adds up one column");
 
-template <bool DROPS>
-static void launch_sum_backward(Stream *s, NormBackward a) {
+template <bool DROPS> static void launch_sum_backward(Stream *s, NormBackward a) {
     unsigned slabs = (unsigned)ceil_div64((int64_t)row_vectors(s, a.C) * PACKED, SLAB);
     int64_t wanted = ceil_div64(a.N, SUM_ROWS), most = (int64_t)stream_device(s)->multiprocessors * 8;
     int blocks = reserve_partials(s, &a, wanted < most ? wanted : most);
@@ -499,8 +495,7 @@ static void launch_sum_backward(Stream *s, NormBackward a) {
 
 // --- backward: the choice ------------------------------------------------------------------------
 
-template <bool DROPS>
-static void choose_backward(Stream *s, const NormBackward &a) {
+template <bool DROPS> static void choose_backward(Stream *s, const NormBackward &a) {
     if (!a.gamma) return launch_sum_backward<DROPS>(s, a);
     BackwardTiles t = backward_tiles(s, a.C);
     if (t.threads <= 256) launch_backward<256, 1, DROPS>(s, a, t);

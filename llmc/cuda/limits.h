@@ -61,9 +61,11 @@ static inline void limits_attention_notice(int T, bool documents, char *text, si
                                  : "for sequence lengths that are multiples of 64";
     *text = '\0';
     if (limits_for_cudnn(T, documents)) return;
-    snprintf(text, bytes, "attention runs on this program's own kernels: they make 10 matrix products where "
-                          "cuDNN's make 7, so a step takes at least 5 to 11 %% longer (dev/bench/NOTES.md); "
-                          "cuDNN is used %s", when);
+    snprintf(text, bytes,
+             "attention runs on this program's own kernels: they make 10 matrix products where "
+             "cuDNN's make 7, so a step takes at least 5 to 11 %% longer (dev/bench/NOTES.md); "
+             "cuDNN is used %s",
+             when);
 }
 
 // --- scratch memory ------------------------------------------------------------------------------

@@ -202,8 +202,8 @@ static cublasLtMatmulPreference_t make_wish(const Site *site, const Gemm *g) {
     cublasLtMatmulPreference_t wish;
     cublasStatus_t status = cublasLtMatmulPreferenceCreate(&wish);
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0] && status == CUBLAS_STATUS_SUCCESS; i++) {
-        status =
-            cublasLtMatmulPreferenceSetAttribute(wish, wanted[i].attribute, wanted[i].value, wanted[i].bytes);
+        status = cublasLtMatmulPreferenceSetAttribute(wish, wanted[i].attribute, wanted[i].value,
+                                                      wanted[i].bytes);
     }
     blas_check(site, status, "choosing an algorithm");
     return wish;
@@ -249,8 +249,8 @@ static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm 
     describe_matrix(device->site, &plan->b, false, g->transpose_a ? g->m : g->k,
                     g->transpose_a ? g->k : g->m);
     describe_matrix(device->site, &plan->d, g->fp32, g->n, g->m);
-    bool found =
-        choose_algorithm(device->site, state->handle, plan, g, answer < 0 ? table_answer(device, g) : answer);
+    bool found = choose_algorithm(device->site, state->handle, plan, g,
+                                  answer < 0 ? table_answer(device, g) : answer);
     if (exists) *exists = found;
     return plan;
 }
@@ -316,7 +316,7 @@ enum { JOIN_COLUMNS = 32, JOIN_SLICES = 8 };
 
 // partial (ceil(N / SUM_ROWS), OC) out; dy (N, OC), with DGELU in and out; pre (N, OC), with DGELU.
 template <bool DGELU>
-static __global__ void __launch_bounds__(SUM_WARPS * WARP)
+static __global__ void __launch_bounds__(SUM_WARPS *WARP)
     column_sum_kernel(float *partial, floatX *dy, const floatX *pre, int64_t N, int OC) {
     __shared__ __align__(16) float sums[SUM_WARPS][SUM_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -364,7 +364,7 @@ static __global__ void __launch_bounds__(SUM_WARPS * WARP)
 static_assert(SUM_COLUMNS == SUM_WARPS * WARP, "one thread per column when the warps' sums are joined");
 
 // dbias (OC) accumulates; partial (parts, OC).
-static __global__ void __launch_bounds__(JOIN_SLICES * JOIN_COLUMNS)
+static __global__ void __launch_bounds__(JOIN_SLICES *JOIN_COLUMNS)
     column_join_kernel(float *dbias, const float *partial, int parts, int OC) {
     __shared__ float sums[JOIN_SLICES][JOIN_COLUMNS];
     int slice = threadIdx.x / JOIN_COLUMNS, lane = threadIdx.x % JOIN_COLUMNS;

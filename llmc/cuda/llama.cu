@@ -90,8 +90,7 @@ struct RopeWork : Rope {
 };
 
 // 8 columns of a vector, or 1.
-template <int W>
-static __device__ __forceinline__ void copy_columns(floatX *to, const floatX *from) {
+template <int W> static __device__ __forceinline__ void copy_columns(floatX *to, const floatX *from) {
     if constexpr (W == PACKED) store_packed(to, load_packed(from));
     else *to = *from;
 }
@@ -120,8 +119,7 @@ static __device__ __forceinline__ void turn_columns(floatX *to, const floatX *fr
 
 // A thread turns W pairs of one vector: 8, or 1 where half of the columns is no multiple of 8. In
 // place it leaves the rest alone. By kind it copies the vectors and columns that are not turned.
-template <int W>
-static __global__ void __launch_bounds__(THREADS) rope_kernel(RopeWork a) {
+template <int W> static __global__ void __launch_bounds__(THREADS) rope_kernel(RopeWork a) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= a.threads) return;
     const int half = a.columns / 2, per_vector = a.pairs + a.rest, part = (int)(i % per_vector);

@@ -37,11 +37,11 @@ typedef struct Region {
 struct Neighbors {
     Device *device;
     const Site *site;
-    Peers node;        // without a site: the callers here tell the heartbeat that this rank waits
+    Peers node;  // without a site: the callers here tell the heartbeat that this rank waits
     int rank, size;
     BatchMemOp batch;
     AddressRange address_range;
-    Region flags;      // (size) uint32_t: flag i is rank i's; bytes 0: nothing is shared
+    Region flags;  // (size) uint32_t: flag i is rank i's; bytes 0: nothing is shared
     Region region[COMM_PIECES];
     int regions;
     uint32_t meeting;  // the last one's number
@@ -177,8 +177,10 @@ static bool all_said(const Neighbors *n, Error *err) {
         if (!cuda_ok(read, "reading flags", err)) return false;
         while (here < n->size && (here == n->rank || flag[here] == n->meeting)) here++;
         if (here == n->size || MPI_Wtime() < until) continue;
-        return error_set(err, EXIT_ENVIRONMENT, "a flag written into another GPU's memory did not arrive "
-                         "within %g s", PATIENCE_SECONDS);
+        return error_set(err, EXIT_ENVIRONMENT,
+                         "a flag written into another GPU's memory did not arrive "
+                         "within %g s",
+                         PATIENCE_SECONDS);
     }
     return true;
 }
@@ -299,17 +301,20 @@ static void meet_or_end(Neighbors *n, Stream *stream) {
     CUresult status = meet(n, stream_handle(stream));
     if (status == CUDA_SUCCESS) return;
     heartbeat_take_turn(n->site);  // what breaks the link to one GPU breaks the meetings of all
-    fatal(n->site, EXIT_COMMUNICATION, "cuStreamBatchMemOp failed: the driver's error %d; run again with "
-          "--node-exchange nccl", (int)status);
+    fatal(n->site, EXIT_COMMUNICATION,
+          "cuStreamBatchMemOp failed: the driver's error %d; run again with "
+          "--node-exchange nccl",
+          (int)status);
 }
 
 // As where messages travel by NCCL: another try may find the link, or the GPU behind it, sound
 // again.
 static void copy_failed(const Neighbors *n, int from, cudaError_t status) {
     heartbeat_take_turn(n->site);  // all that reach for the same memory fail
-    fatal(n->site, EXIT_COMMUNICATION, "copying from the GPU of the node's rank %d failed: %s (%s); see "
-          "nvidia-smi and dmesg, or run again with --node-exchange nccl", from, cudaGetErrorString(status),
-          cudaGetErrorName(status));
+    fatal(n->site, EXIT_COMMUNICATION,
+          "copying from the GPU of the node's rank %d failed: %s (%s); see "
+          "nvidia-smi and dmesg, or run again with --node-exchange nccl",
+          from, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
 // Fetches one slot of each other rank into that rank's slot of `to`: its slot number `slot`, or its

@@ -26,8 +26,7 @@ bool neighbors_hold(const Neighbors *neighbors, const void *memory, size_t bytes
 // comm_all_to_all and comm_all_gather (llmc/comm.h) in stream order, always on the same stream.
 // What is fetched (send, or buffer) was shared, and lies at the same place of what was shared on
 // every rank.
-void neighbors_all_to_all(Neighbors *neighbors, const void *send, void *recv, size_t bytes,
-                           Stream *stream);
+void neighbors_all_to_all(Neighbors *neighbors, const void *send, void *recv, size_t bytes, Stream *stream);
 void neighbors_all_gather(Neighbors *neighbors, void *buffer, size_t bytes, Stream *stream);
 
 LLMC_END

@@ -72,10 +72,8 @@ static const AddedToken *longest(const AddedTokens *t, const char *text, size_t 
     while (low < high) {
         int middle = (low + high) / 2;
         const AddedToken *token = &t->tokens[middle];
-        if (compare(token->text, token->bytes, text, bytes) <= 0)
-            low = middle + 1;
-        else
-            high = middle;
+        if (compare(token->text, token->bytes, text, bytes) <= 0) low = middle + 1;
+        else high = middle;
     }
     for (int i = low - 1; i >= 0; i = t->tokens[i].shorter) {
         if (begins(text, bytes, &t->tokens[i])) return &t->tokens[i];

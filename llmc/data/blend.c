@@ -228,8 +228,9 @@ static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
     }
     if (!d->blend_sample) {
         return error_set(err, EXIT_ENVIRONMENT,
-                         "no memory for a blend of %" PRId64 " samples; ask for fewer or use a larger "
-                                                             "machine",
+                         "no memory for a blend of %" PRId64
+                         " samples; ask for fewer or use a larger "
+                         "machine",
                          d->samples);
     }
     if (m->builder(m->context)) fill_draws(d, exhaust);

@@ -16,13 +16,13 @@ enum { BLOCK_BYTES = 1 << 20, BLOCK_FILES = 4096 };
 struct Corpus {
     const char **paths;
     int path_count, path_capacity;
-    char *list_text;   // the text of list_file, which its paths point into
+    char *list_text;  // the text of list_file, which its paths point into
     bool plain_text;
-    int64_t bytes;     // -1: unknown
+    int64_t bytes;  // -1: unknown
     int next_path;
-    int fd;            // JSON lines: the open file, -1 between files
-    bool at_start;     // nothing of it has been handed out yet
-    char *rest;        // JSON lines: the beginning of a line that did not fit the last block
+    int fd;         // JSON lines: the open file, -1 between files
+    bool at_start;  // nothing of it has been handed out yet
+    char *rest;     // JSON lines: the beginning of a line that did not fit the last block
     size_t rest_bytes, rest_capacity;
 };
 
@@ -156,7 +156,9 @@ static bool refuse_foreign(const char *text, size_t bytes, const char *path, Err
         const char *tool;  // the program that unpacks it; NULL: pandas' read_feather
     } kinds[] = {{"\x1f\x8b", 2, "compressed with gzip", "zcat"},
                  {"\x28\xb5\x2f\xfd", 4, "compressed with zstd", "zstdcat"},
-                 {"\xfd" "7zXZ", 5, "compressed with xz", "xzcat"},
+                 {"\xfd"
+                  "7zXZ",
+                  5, "compressed with xz", "xzcat"},
                  {"BZh", 3, "compressed with bzip2", "bzcat"},
                  {"PAR1", 4, "a parquet file", "dev/data/parquet_to_jsonl"},
                  {"ARROW1", 6, "an arrow file", NULL}};
@@ -164,8 +166,8 @@ static bool refuse_foreign(const char *text, size_t bytes, const char *path, Err
         if (bytes < kinds[i].length + 1 || memcmp(text, kinds[i].magic, kinds[i].length)) continue;
         if (kinds[i].tool) {
             return error_set(err, EXIT_DATA,
-                             "%s is %s; feed it through a pipe: %s %s | preprocess_data --input - ...",
-                             path, kinds[i].name, kinds[i].tool, path);
+                             "%s is %s; feed it through a pipe: %s %s | preprocess_data --input - ...", path,
+                             kinds[i].name, kinds[i].tool, path);
         }
         return error_set(err, EXIT_DATA,
                          "%s is %s; write its rows as JSON lines first, for instance with pandas: "

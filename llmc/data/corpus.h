@@ -17,9 +17,9 @@ typedef struct CorpusFile {
 typedef struct CorpusBlock {
     char *text;
     size_t bytes, capacity;
-    const char *path;   // JSON lines: the file that all lines of the block come from
-    bool first_of_path; // JSON lines: the block begins at line 1
-    CorpusFile *files;  // plain text: (file_count)
+    const char *path;    // JSON lines: the file that all lines of the block come from
+    bool first_of_path;  // JSON lines: the block begins at line 1
+    CorpusFile *files;   // plain text: (file_count)
     int file_count, file_capacity;
 } CorpusBlock;
 

@@ -179,7 +179,7 @@ static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
 static void fill_sample_index(const GptDataset *d) {
     enum { AHEAD = 24 };  // lengths are fetched in random order: ask for them early
     uint64_t *out = d->sample_index, *end = out + d->samples + 1;
-    *out++ = 0;  // by definition, even if the first sequence is empty
+    *out++ = 0;                    // by definition, even if the first sequence is empty
     int64_t next = d->seq_length;  // wanted token's distance from the beginning of this sequence
     // There are enough documents, unless the file is cut short meanwhile.
     for (int64_t p = 0; out < end && p < d->documents; p++) {

@@ -116,7 +116,7 @@ typedef struct SplitRequest {
     int64_t samples;       // or ONE_EPOCH, which weights exclude
     int seq_length;
     uint32_t seed;
-    double surplus;        // 0: as the paper's fork; above: as megatron-core from 0.11, see below
+    double surplus;  // 0: as the paper's fork; above: as megatron-core from 0.11, see below
 } SplitRequest;
 
 // A single shard gives `samples` samples, in as many epochs as that takes. Weights w: the paper's

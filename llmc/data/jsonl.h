@@ -20,11 +20,11 @@ typedef enum JsonlResult {
 
 // What jsonl_find found.
 typedef struct JsonlText {
-    const char *text;   // JSONL_FOUND: bytes of UTF-8, in the line or in json->buffer, until the next call
+    const char *text;  // JSONL_FOUND: bytes of UTF-8, in the line or in json->buffer, until the next call
     size_t bytes;
-    int64_t replaced;   // \u escapes that are lone surrogates: they became U+FFFD
-    size_t column;      // JSONL_INVALID: the 1-based byte where reading stopped
-    const char *why;    // and what was wrong
+    int64_t replaced;  // \u escapes that are lone surrogates: they became U+FFFD
+    size_t column;     // JSONL_INVALID: the 1-based byte where reading stopped
+    const char *why;   // and what was wrong
 } JsonlText;
 // Finds the value of `key` in the object that is the whole line, at top level only. White space
 // around the object is allowed; of a key that occurs twice the last value counts. Accepted is what

@@ -98,8 +98,8 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
         if (!l->has[s]) continue;
         const DataSource *source = &l->source[o->data_path.count ? 0 : s];
         uint32_t seed = s == SPLIT_TRAIN || !o->eval_seed ? o->seed : o->eval_seed;
-        SplitRequest request =
-            {s, o->data_path.count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
+        SplitRequest request = {
+            s, o->data_path.count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
         if (!blended_dataset_build(&l->data[s], source, &request, &hooks, err)) return false;
         if (!list_suffices(&l->data[s], s, err)) return false;  // the same on every rank
     }

@@ -22,12 +22,12 @@ typedef struct LoaderOptions {
     int64_t samples[SPLITS];      // requested per split, or ONE_EPOCH; 0: the split is not wanted
     double surplus;               // of a weighted blend's shards: SplitRequest
     int seq_length;
-    int vocab_size;               // ids must be below this (unpadded size)
-    int eod;                      // -1: none. Needed by the three flags below; mock data has its own, 0
-    bool known_ids;               // GPT-2's: shards of another vocabulary are refused
+    int vocab_size;  // ids must be below this (unpadded size)
+    int eod;         // -1: none. Needed by the three flags below; mock data has its own, 0
+    bool known_ids;  // GPT-2's: shards of another vocabulary are refused
     bool eod_mask_loss, reset_position_ids, reset_attention_mask;
-    uint32_t seed, eval_seed;     // order of the training samples | of the others, 0: seed
-    int micro_batch_size;         // B
+    uint32_t seed, eval_seed;  // order of the training samples | of the others, 0: seed
+    int micro_batch_size;      // B
     int dp_rank, dp_size;
 } LoaderOptions;
 

@@ -8,14 +8,14 @@ LLMC_BEGIN
 enum { MOCK_SAMPLES = 32767 };  // length of Megatron's mock dataset; ours begins again after it
 
 struct Loader {
-    LoaderOptions options;         // without the paths and the split text
-    NodeMemory *memory;            // where the indices live
-    DataSource source[SPLITS];     // one per split; with --data-path only the first
-    BlendedDataset data[SPLITS];   // empty without the split and for mock data
+    LoaderOptions options;        // without the paths and the split text
+    NodeMemory *memory;           // where the indices live
+    DataSource source[SPLITS];    // one per split; with --data-path only the first
+    BlendedDataset data[SPLITS];  // empty without the split and for mock data
     bool has[SPLITS];
     int eod;
     double open_seconds;
-    int32_t *ids;                  // (T + 1) scratch of loader_batch
+    int32_t *ids;  // (T + 1) scratch of loader_batch
     Batch batch;
 };
 

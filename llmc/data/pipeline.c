@@ -11,7 +11,7 @@ struct Pipeline {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int slots;
-    bool *done;                         // (slots): processed and not yet written
+    bool *done;  // (slots): processed and not yet written
     int64_t filled, started,
         written;  // written <= started <= filled <= written + slots; slot of count i is i % slots
     bool no_more_input;

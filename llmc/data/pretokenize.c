@@ -37,8 +37,9 @@ typedef struct KnownPattern {
     CutByHand by_hand;
     size_t digits;
 } KnownPattern;
-static const KnownPattern known_patterns[] = {
-    {GPT2_PATTERN, cut_gpt2, SIZE_MAX}, {LLAMA3_PATTERN, cut_llama3, 3}, {QWEN2_PATTERN, cut_llama3, 1}};
+static const KnownPattern known_patterns[] = {{GPT2_PATTERN, cut_gpt2, SIZE_MAX},
+                                              {LLAMA3_PATTERN, cut_llama3, 3},
+                                              {QWEN2_PATTERN, cut_llama3, 1}};
 
 static pcre2_code *compile(const char *regex, const char *file, Error *err) {
     const char *why;
@@ -53,8 +54,8 @@ static pcre2_code *compile(const char *regex, const char *file, Error *err) {
     PCRE2_SIZE offset;
     uint32_t empty = 0;
     char message[120] = "";
-    pcre2_code *code =
-        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error, &offset, NULL);
+    pcre2_code *code = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error,
+                                     &offset, NULL);
     free(text);
     if (!code && error == PCRE2_ERROR_HEAP_FAILED)
         fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token pattern; use a larger machine");

@@ -24,7 +24,7 @@ typedef struct Shard {
     const uint8_t *index;  // mapped .idx file, index_bytes long
     const uint8_t *data;   // mapped .bin file, data_bytes long
     size_t index_bytes, data_bytes;
-    uint8_t last[8];       // of the .bin's bytes, as they were when it was opened; fewer when it is shorter
+    uint8_t last[8];  // of the .bin's bytes, as they were when it was opened; fewer when it is shorter
 } Shard;
 
 // Maps both files read-only and checks them in one pass: magic, version, dtype; that the .idx has

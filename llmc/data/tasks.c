@@ -16,7 +16,7 @@
 typedef struct Reading {
     TaskSet *set;
     const char *path;
-    int64_t line;         // from 1
+    int64_t line;  // from 1
     TaskEncoding to;
     int32_t eod;
     Encoder *encoder;

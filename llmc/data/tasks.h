@@ -36,9 +36,12 @@ typedef struct TaskRequest {
 
 // Plain arrays, so that ranks can send them to each other.
 typedef struct TaskSet {
-    Task *task; int64_t tasks;
-    TaskSample *sample; int64_t samples;     // in the files' order
-    TaskRequest *request; int64_t requests;  // likewise
+    Task *task;
+    int64_t tasks;
+    TaskSample *sample;
+    int64_t samples;  // in the files' order
+    TaskRequest *request;
+    int64_t requests;  // likewise
     TokenBuffer ids;
 } TaskSet;
 

@@ -257,10 +257,8 @@ static void encode_step(Encoder *encoder, int step, const char *text, size_t byt
     if (steps->step[step].prefix_space) text = with_space(encoder, step, text, &bytes);
     for (size_t start = 0, end; start < bytes; start = end) {
         end = splitter ? piece_end(splitter, text, bytes, start) : bytes;
-        if (last)
-            encode_piece(encoder, text + start, end - start, out);
-        else
-            encode_step(encoder, step + 1, text + start, end - start, out);
+        if (last) encode_piece(encoder, text + start, end - start, out);
+        else encode_step(encoder, step + 1, text + start, end - start, out);
     }
 }
 

@@ -137,10 +137,8 @@ static bool add_token(Reading *r, const cJSON *entry, int id) {
         return REFUSE("%s: the added token \"%.80s\" has single_word, which is not supported", r->path, text);
     size_t bytes = strlen(text);
     char *own = xmalloc(NFC_MOST_GROWTH * bytes, "added tokens");
-    if (normalized && r->out->nfc)
-        bytes = nfc_normalize(r->out->nfc, text, bytes, own);
-    else
-        memcpy(own, text, bytes);
+    if (normalized && r->out->nfc) bytes = nfc_normalize(r->out->nfc, text, bytes, own);
+    else memcpy(own, text, bytes);
     AddedToken token = {own, bytes, id, left, right, -1};
     added_tokens_add(normalized ? &r->out->normalized : &r->out->raw, token);
     free(own);
@@ -179,10 +177,8 @@ static bool fill_table(Reading *r, const Alphabet *alphabet, bool ignore_merges)
         char *out = table->bytes + table->start[id];
         size_t length = strlen(text);
         bool foreign = true;
-        if (r->symbols.of_id[id])
-            length = symbol_bytes(alphabet, text, length, out, &foreign);
-        else
-            memcpy(out, text, length);
+        if (r->symbols.of_id[id]) length = symbol_bytes(alphabet, text, length, out, &foreign);
+        else memcpy(out, text, length);
         if (ignore_merges && !foreign) bpe_add_whole(&r->out->bpe, out, length, id);
         table->start[id + 1] = table->start[id] + length;
     }
@@ -346,8 +342,8 @@ static bool read_pre_tokenizer(Reading *r, const cJSON *part) {
 // Ids of one token of a template.
 static bool around_text(Reading *r, const cJSON *template, const char *name, int *side) {
     const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(template, "special_tokens"), *item;
-    const cJSON *ids =
-        cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(tokens, name), "ids");
+    const cJSON *ids = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(tokens, name),
+                                                        "ids");
     AroundText *around = &r->out->around;
     int64_t id;
     if (!cJSON_IsArray(ids))

@@ -84,8 +84,8 @@ static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table,
     good = good && symbols_of_bytes(symbols, &alphabet, byte_id, path, err);
     int eod = good ? symbols_find(symbols, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
     if (good && eod < 0) {
-        good =
-            error_set(err, EXIT_DATA, "%s has no " END_OF_TEXT ", the end-of-document token; add it", path);
+        good = error_set(err, EXIT_DATA, "%s has no " END_OF_TEXT ", the end-of-document token; add it",
+                         path);
     }
     if (good) {
         fill_table(table, symbols, &alphabet, text_bytes);

@@ -5,7 +5,7 @@
 LLMC_BEGIN
 
 // For a character class of a regular expression.
-#define WHITE_SPACE                                                            \
+#define WHITE_SPACE \
     "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}" \
     "\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
 

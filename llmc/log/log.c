@@ -448,8 +448,8 @@ typedef struct TimerTable {
     int64_t iteration;   // < 0: none
     const Timer *which;  // (count)
     int count;
-    double divisor;      // of the times
-    TimerStats *stats;   // (count) collected
+    double divisor;     // of the times
+    TimerStats *stats;  // (count) collected
 } TimerTable;
 
 static void print_timers(Log *log, const TimerTable *t, int world) {
@@ -508,8 +508,12 @@ void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations,
     TimerStats stats[TIMERS];
     int count = 0;
     for (int t = TIMER_FORWARD_BACKWARD; t <= TIMER_OPTIMIZER; t++) which[count++] = (Timer)t;
-    const TimerTable table = {.kind = "timers", .iteration = iteration, .which = which, .count = count,
-                              .divisor = (double)(iterations > 0 ? iterations : 1), .stats = stats};
+    const TimerTable table = {.kind = "timers",
+                              .iteration = iteration,
+                              .which = which,
+                              .count = count,
+                              .divisor = (double)(iterations > 0 ? iterations : 1),
+                              .stats = stats};
     collect_and_print(log, timers, &table, peers);
     if (!log->active || !log->tensorboard || !log->config->log_timers_to_tensorboard) return;
     for (int i = 0; i < count; i++) {
@@ -523,8 +527,8 @@ void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations,
 void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers) {
     TimerStats stats[TIMERS];
     if (count > TIMERS) count = TIMERS;
-    const TimerTable table = {.kind = "phases", .iteration = -1, .which = which, .count = count,
-                              .divisor = 1.0, .stats = stats};
+    const TimerTable table = {
+        .kind = "phases", .iteration = -1, .which = which, .count = count, .divisor = 1.0, .stats = stats};
     collect_and_print(log, timers, &table, peers);
 }
 

@@ -8,10 +8,10 @@ LLMC_BEGIN
 typedef struct TaskFigures {
     const char *task;
     int64_t samples;
-    bool choices;              // acc_norm is known, else perplexity
-    double acc, acc_stderr;    // part of the samples that were right, and its standard error
+    bool choices;            // acc_norm is known, else perplexity
+    double acc, acc_stderr;  // part of the samples that were right, and its standard error
     double acc_norm, acc_norm_stderr;
-    double perplexity;         // e^-(mean log-likelihood of the continuations)
+    double perplexity;  // e^-(mean log-likelihood of the continuations)
 } TaskFigures;
 
 // Framed lines, and for each task the JSON line "task" and scalars such as "task arc_easy acc".

@@ -130,12 +130,12 @@ static Bytes text_record(double wall_time, int64_t step, const char *tag, const 
     Bytes value = {0}, dim = {0}, shape = {0}, tensor = {0}, plugin = {0}, metadata = {0};
     put_key(&dim, 1, WIRE_VARINT);  // TensorShapeProto.Dim { 1: size }
     put_varint(&dim, 1);
-    put_message(&shape, 2, &dim);   // TensorShapeProto { 2: dim }
+    put_message(&shape, 2, &dim);      // TensorShapeProto { 2: dim }
     put_key(&tensor, 1, WIRE_VARINT);  // TensorProto { 1: dtype, 2: tensor_shape, 8: string_val }
     put_varint(&tensor, 7);            // DT_STRING
     put_message(&tensor, 2, &shape);
     put_string(&tensor, 8, text);
-    put_string(&plugin, 1, "text");    // SummaryMetadata { 1: plugin_data { 1: plugin_name } }
+    put_string(&plugin, 1, "text");  // SummaryMetadata { 1: plugin_data { 1: plugin_name } }
     put_message(&metadata, 1, &plugin);
     put_string(&value, 1, tag);
     put_message(&value, 8, &tensor);

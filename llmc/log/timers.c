@@ -13,12 +13,12 @@ typedef struct Span {
 } Span;
 
 typedef struct Recorder {
-    Span *spans;          // (capacity); the first `used` are recorded, the others keep their events for reuse
+    Span *spans;  // (capacity); the first `used` are recorded, the others keep their events for reuse
     int used, capacity;
-    bool running;         // spans[used] is open
-    uint64_t range;       // of the open span, for profilers: at every level
-    Stream *stream;       // of the open span
-    double seconds;       // already read
+    bool running;    // spans[used] is open
+    uint64_t range;  // of the open span, for profilers: at every level
+    Stream *stream;  // of the open span
+    double seconds;  // already read
 } Recorder;
 
 struct Timers {

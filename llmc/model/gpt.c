@@ -43,7 +43,12 @@ static void add_layer(GPT *gpt, const Config *config, int l) {
     bool halves = gpt->swiglu;
     double std = config->init_method_std;
     double scaled = std / sqrt(2.0 * layers);  // outputs onto the residual stream
-    struct { const char *name; int64_t rows, columns; int split; double std; } row[LAYER_TENSORS] = {
+    struct {
+        const char *name;
+        int64_t rows, columns;
+        int split;
+        double std;
+    } row[LAYER_TENSORS] = {
         {"input_norm.weight", C, 0, -1, -1},
         {"input_norm.bias", C, 0, -1, 0},
         {"self_attention.query_key_value.weight", QKV, C, 0, std},
@@ -87,8 +92,8 @@ int gpt_layer_number(const GPT *gpt, int layer) {
 static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
     double std = config->init_method_std;
-    gpt->whole =
-        (Tensor *)xcalloc((size_t)(5 + layers * LAYER_TENSORS), sizeof(Tensor), "the parameter table");
+    gpt->whole = (Tensor *)xcalloc((size_t)(5 + layers * LAYER_TENSORS), sizeof(Tensor),
+                                   "the parameter table");
     add_tensor(gpt, "embedding.word_embeddings.weight", gpt->V, gpt->C, 0, 0, std);
     if (gpt->P) add_tensor(gpt, "embedding.position_embeddings.weight", gpt->P, gpt->C, -1, 0, std);
     if (!gpt->tied) add_tensor(gpt, "output_layer.weight", gpt->V, gpt->C, 0, 0, std);
@@ -175,9 +180,7 @@ void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
 Rows gpt_own_rows(const GPT *gpt, const Pass *pass) { return tp_rows(&gpt->tp, pass_rows(pass)); }
 
 int gpt_first_layer(const GPT *gpt, const Pass *pass) { return pass->chunk * gpt->stage.layers; }
-int gpt_end_layer(const GPT *gpt, const Pass *pass) {
-    return gpt_first_layer(gpt, pass) + gpt->stage.layers;
-}
+int gpt_end_layer(const GPT *gpt, const Pass *pass) { return gpt_first_layer(gpt, pass) + gpt->stage.layers; }
 
 bool gpt_embeds(const GPT *gpt, const Pass *pass) { return gpt->stage.embeds && pass->chunk == 0; }
 bool gpt_heads(const GPT *gpt, const Pass *pass) {

@@ -48,67 +48,67 @@ typedef struct NormActs {
 // What one layer keeps for its backward.
 typedef struct LayerActs {
     NormActs ln1, ln2;
-    floatX *qkv;                  // (B, T, NG, NH / NG + 2, HD), or by kind
-    floatX *before_norm;          // (B, T, NG, NH / NG + 1, HD) queries and keys, with qk_norm
-    void *att_saved;              // op_attention_saved_bytes
-    floatX *att;                  // (B, T, A)
-    floatX *residual2;            // (R, C) after attention
-    floatX *pre;                  // (B, T, FC1) before GELU or SwiGLU
-    floatX *act;                  // (B, T, F) after it
+    floatX *qkv;          // (B, T, NG, NH / NG + 2, HD), or by kind
+    floatX *before_norm;  // (B, T, NG, NH / NG + 1, HD) queries and keys, with qk_norm
+    void *att_saved;      // op_attention_saved_bytes
+    floatX *att;          // (B, T, A)
+    floatX *residual2;    // (R, C) after attention
+    floatX *pre;          // (B, T, FC1) before GELU or SwiGLU
+    floatX *act;          // (B, T, F) after it
 } LayerActs;
 
 // The part of the model that a pipeline stage holds: `chunks` runs of consecutive layers.
 typedef struct Stage {
     PipelineShape shape;
-    int layers;              // of a chunk
-    bool embeds, heads;      // its first chunk begins with the embeddings; its last one ends with the
-                             // final LayerNorm and the head
+    int layers;          // of a chunk
+    bool embeds, heads;  // its first chunk begins with the embeddings; its last one ends with the
+                         // final LayerNorm and the head
 } Stage;
 
 // One forward or backward pass of an uploaded micro-batch through a chunk.
 typedef struct Pass {
-    int B, T;               // rows and tokens of each, at most the planned ones
-    int start;              // the first token's position; above 0 only behind what the cache holds
+    int B, T;   // rows and tokens of each, at most the planned ones
+    int start;  // the first token's position; above 0 only behind what the cache holds
     int chunk;
-    int slot, input, gradient;  // its places (pipeline.h)
-    int64_t first_sample;   // global number of the first row's sample, which keys dropout
+    int slot, input, gradient;          // its places (pipeline.h)
+    int64_t first_sample;               // global number of the first row's sample, which keys dropout
     bool has_doc_start, has_loss_mask;  // uploaded with the batch
-    bool training;          // dropout is on
-    bool backward;          // gpt_head begins the gradients
-    bool first, last;       // of the step's micro-batches. Where gradients stay for a whole step, the
-                            // first overwrites the matrices', the others add to them, and ZeRO is
-                            // told of complete layers in the last (zero_grads_stay)
-    float loss_scale;       // of each target's loss, in loss_sum and in the gradients
-    HeadScore *scores;      // host memory, (ranks of tp, B*T), that the head fills where it has the
-                            // targets' likelihoods to tell instead of a loss; else NULL
+    bool training;                      // dropout is on
+    bool backward;                      // gpt_head begins the gradients
+    bool first, last;   // of the step's micro-batches. Where gradients stay for a whole step, the
+                        // first overwrites the matrices', the others add to them, and ZeRO is
+                        // told of complete layers in the last (zero_grads_stay)
+    float loss_scale;   // of each target's loss, in loss_sum and in the gradients
+    HeadScore *scores;  // host memory, (ranks of tp, B*T), that the head fills where it has the
+                        // targets' likelihoods to tell instead of a loss; else NULL
 } Pass;
 
 // A micro-batch between its forward and its backward pass through a chunk of layers. A pipeline has
 // several under way.
 typedef struct MicroBatch {
     int32_t *tokens, *targets, *positions, *doc_start;  // (B, T)
-    float *loss_mask;        // (B, T)
-    floatX **residual;       // (layers + 1) of (R, C): input of each layer; the last one is the output
-    floatX *embedded;        // (R, C) the input where that is the embedding; NULL where none is
-    LayerActs *acts;         // (layers), or (1) for all slots together when recomputing
-    Pass pass;               // what backward goes on with
-    int64_t sent;            // the latest message out of this slot's output, of Pipeline.sent_ahead
+    float *loss_mask;                                   // (B, T)
+    floatX **residual;  // (layers + 1) of (R, C): input of each layer; the last one is the output
+    floatX *embedded;   // (R, C) the input where that is the embedding; NULL where none is
+    LayerActs *acts;    // (layers), or (1) for all slots together when recomputing
+    Pass pass;          // what backward goes on with
+    int64_t sent;       // the latest message out of this slot's output, of Pipeline.sent_ahead
 } MicroBatch;
 
 typedef struct GPT {
     int B, T, C, NH, HD, A, F, L, V, P;  // L: layers of the stage. P: 0 with rotary positions
-    int words;               // of V, the real ids: without padding
-    int NG;                  // groups of heads that share keys and values; NH where none does
-    int FC1;                 // rows of the MLP's first matrix: F, or 2 F with SwiGLU
-    int QKV;                 // elements of a token's queries, keys and values
-    bool rms, swiglu, biased, tied;  // RMSNorm; SwiGLU; linears have biases; the head's weights are
-                             // the word embeddings
-    bool qk_norm;            // queries and keys of each head are normalized
-    bool by_kind;            // attention's qkv has all queries, then keys, then values: with rotary
-                             // positions, which can write it so, where heads share keys
+    int words;                           // of V, the real ids: without padding
+    int NG;                              // groups of heads that share keys and values; NH where none does
+    int FC1;                             // rows of the MLP's first matrix: F, or 2 F with SwiGLU
+    int QKV;                             // elements of a token's queries, keys and values
+    bool rms, swiglu, biased, tied;      // RMSNorm; SwiGLU; linears have biases; the head's weights are
+                                         // the word embeddings
+    bool qk_norm;                        // queries and keys of each head are normalized
+    bool by_kind;  // attention's qkv has all queries, then keys, then values: with rotary
+                   // positions, which can write it so, where heads share keys
     double rotary_base;
     double rotary_stretch;  // of long wavelengths; 1: none
-    int rotary;              // columns of a head that positions turn; 0: learned positions
+    int rotary;             // columns of a head that positions turn; 0: learned positions
     Stage stage;
     const Mesh *mesh;
     float epsilon, attention_dropout, hidden_dropout;
@@ -116,45 +116,45 @@ typedef struct GPT {
     bool recompute_full;     // layers keep only their input; the rest is computed again in backward
     bool trains, evaluates;  // it has done so: the kernels of that have been launched
     int tensors;
-    Tensor *tensor;          // (tensors) WTE, WPE, output layer, layers in order, final LayerNorm: this
-                             // rank's parts of those of the stage that the model has. A last stage
-                             // that does not embed has a WTE too where that is the output layer
-    int below;               // tensors of the stage before its first layer's
-    int output;              // the row of the head's weights, of a stage that heads
+    Tensor *tensor;  // (tensors) WTE, WPE, output layer, layers in order, final LayerNorm: this
+                     // rank's parts of those of the stage that the model has. A last stage
+                     // that does not embed has a WTE too where that is the output layer
+    int below;       // tensors of the stage before its first layer's
+    int output;      // the row of the head's weights, of a stage that heads
     int place[LAYER_TENSORS], layer_tensors;  // a tensor's place in its layer, or -1; how many there are
     int whole_tensors;
-    Tensor *whole;           // (whole_tensors) of the whole model
-    Zero *zero;              // owns weights and gradients
+    Tensor *whole;  // (whole_tensors) of the whole model
+    Zero *zero;     // owns weights and gradients
     Stream *stream;
     Timers *timers;
     // device memory, reserved in the memory plan
     int slots;
-    MicroBatch *slot;        // (slots)
-    int inputs;              // slots + 1 where the stage receives its input, else 0
-    floatX **input;          // (inputs) of (R, C): what the stage before sent
-    NormActs lnf;            // the final LayerNorm's
-    float *losses;           // (B, T)
+    MicroBatch *slot;            // (slots)
+    int inputs;                  // slots + 1 where the stage receives its input, else 0
+    floatX **input;              // (inputs) of (R, C): what the stage before sent
+    NormActs lnf;                // the final LayerNorm's
+    float *losses;               // (B, T)
     HeadStatistics *statistics;  // (ranks of tp, a chunk's rows) of the head; NULL where there is one rank
-    bool has_tasks;          // --eval-tasks
-    HeadScore *scores;       // (ranks of tp, a chunk's rows) for them, else NULL
-    floatX *branch;          // (B, T, C) what is being added to the residual stream
-    floatX *gathered;        // (B, T, C) all rows of what is held by rows; NULL without sequence parallelism
+    bool has_tasks;              // --eval-tasks
+    HeadScore *scores;           // (ranks of tp, a chunk's rows) for them, else NULL
+    floatX *branch;              // (B, T, C) what is being added to the residual stream
+    floatX *gathered;  // (B, T, C) all rows of what is held by rows; NULL without sequence parallelism
     floatX *dresidual[GRADIENT_SLOTS];  // (R, C) gradient of the stream; one where there is no pipeline
-    floatX *dbranch;         // (R, C) gradient of a branch
-    floatX *dx;              // (B, T, C) gradient of a LayerNorm's output
-    float *branch_sum;       // (C) of the newest branch gradient, for op_bias_gradient
-    floatX *dwide;           // (B, T, max(FC1, QKV))
-    floatX *dact;            // (B, T, F) gradient of SwiGLU's output; then of qkv by kind
-    float *turns;            // (T, rotary) cosines and sines, for op_rope
-    floatX *datt;            // (B, T, A)
+    floatX *dbranch;                    // (R, C) gradient of a branch
+    floatX *dx;                         // (B, T, C) gradient of a LayerNorm's output
+    float *branch_sum;                  // (C) of the newest branch gradient, for op_bias_gradient
+    floatX *dwide;                      // (B, T, max(FC1, QKV))
+    floatX *dact;                       // (B, T, F) gradient of SwiGLU's output; then of qkv by kind
+    float *turns;                       // (T, rotary) cosines and sines, for op_rope
+    floatX *datt;                       // (B, T, A)
     size_t dwide_bytes;
-    floatX *logits;          // (V) of one position, for sampling
-    int threads;             // of the host, for ops of one row; 0: one
-    floatX *cache;           // (L, 2, NG, T, HD) keys and values of a sequence; NULL: training
+    floatX *logits;  // (V) of one position, for sampling
+    int threads;     // of the host, for ops of one row; 0: one
+    floatX *cache;   // (L, 2, NG, T, HD) keys and values of a sequence; NULL: training
     TensorParallel tp;
     Pipeline pipeline;
-    void *workspace;         // of the linear, attention and head ops
-    void *scratch;           // (scratch_bytes) of ops without a workspace
+    void *workspace;  // of the linear, attention and head ops
+    void *scratch;    // (scratch_bytes) of ops without a workspace
     size_t scratch_bytes;
 } GPT;
 

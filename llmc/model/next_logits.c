@@ -21,9 +21,13 @@ static void upload_ids(const GPT *gpt, const Pass *pass, const int32_t *ids, int
 static void last_logits(GPT *gpt, const Pass *pass, int used, floatX *logits) {
     const floatX *x = tp_gather(&gpt->tp, gpt->lnf.y, gpt->gathered, pass_rows(pass));
     int rows = (int)gpt->tensor[gpt->output].local[0];
-    Linear linear = {.N = 1, .C = gpt->C, .OC = rows, .x = x + (int64_t)(used - 1) * gpt->C,
+    Linear linear = {.N = 1,
+                     .C = gpt->C,
+                     .OC = rows,
+                     .x = x + (int64_t)(used - 1) * gpt->C,
                      .w = zero_weight(gpt->zero, gpt->output),
-                     .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows, .workspace = gpt->workspace,
+                     .y = gpt->logits + (int64_t)gpt->mesh->tp.rank * rows,
+                     .workspace = gpt->workspace,
                      .threads = gpt->threads};
     op_linear_forward(gpt->stream, &linear);
     tp_exchange(&gpt->tp, gpt->logits, (size_t)rows * sizeof(floatX));

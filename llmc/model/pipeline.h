@@ -42,8 +42,8 @@ typedef struct Pipeline {
     Link *from_before, *to_next;  // the hidden state
     Link *from_next, *to_before;  // its gradient
     Link *words_to_first, *words_to_last;
-    int64_t sent_ahead, sent_back;             // messages to the neighbors so far
-    int64_t gradient_sent[GRADIENT_SLOTS];     // of those: the latest out of each place, from 1
+    int64_t sent_ahead, sent_back;          // messages to the neighbors so far
+    int64_t gradient_sent[GRADIENT_SLOTS];  // of those: the latest out of each place, from 1
 } Pipeline;
 // Collective over the world, after comm_open and before comm_connect.
 Pipeline pipeline_open(const Mesh *mesh, int chunks, Device *device);

@@ -20,7 +20,7 @@ typedef struct TensorParallel {
     const Group *group;  // of size 1: nothing is cut, and nothing of this is called
     bool sequence;       // --sequence-parallel
     int C;
-    floatX *parts;       // (N, C) device memory: blocks of rows as they arrive
+    floatX *parts;             // (N, C) device memory: blocks of rows as they arrive
     Stream *compute, *beside;  // beside NULL: everything runs on compute
     Event *asked, *gathered, *reduced;
 } TensorParallel;

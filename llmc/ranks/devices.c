@@ -63,10 +63,13 @@ void devices_emulate_nodes(const OwnDevice *own, const Mesh *mesh, const Launch 
     // NVLink, no fabric that spans machines. Then several sockets and threads a connection: with
     // one, a core's copying limits what a node sends. A message is cut into 64 KiB for each socket,
     // so NCCL's own chunk of 128 KiB would keep two of the sixteen busy.
-    static const char *const settings[][2] = {
-        {"NCCL_NET", "Socket"},        {"NCCL_IB_DISABLE", "1"},      {"NCCL_PXN_DISABLE", "1"},
-        {"NCCL_MNNVL_ENABLE", "0"},    {"NCCL_SOCKET_NTHREADS", "4"}, {"NCCL_NSOCKS_PERTHREAD", "4"},
-        {"NCCL_P2P_NET_CHUNKSIZE", "1048576"}};
+    static const char *const settings[][2] = {{"NCCL_NET", "Socket"},
+                                              {"NCCL_IB_DISABLE", "1"},
+                                              {"NCCL_PXN_DISABLE", "1"},
+                                              {"NCCL_MNNVL_ENABLE", "0"},
+                                              {"NCCL_SOCKET_NTHREADS", "4"},
+                                              {"NCCL_NSOCKS_PERTHREAD", "4"},
+                                              {"NCCL_P2P_NET_CHUNKSIZE", "1048576"}};
     char id[300], turn[16] = "";
     if (own->turn) snprintf(turn, sizeof turn, "-%d", own->turn);
     snprintf(id, sizeof id, "%s-node%d%s", launch->host_name, mesh->world.rank / mesh->per_node, turn);

@@ -18,8 +18,8 @@
 #include "llmc/ranks/salvage.h"
 
 enum { PHASE_WORDS = 4, CALL_WORDS = 5 };
-enum { MOST_CALLERS = 4 };          // ranks whose last collective is told
-enum { MOST_TURNS = 10 };           // of hosts that speak one after the other
+enum { MOST_CALLERS = 4 };  // ranks whose last collective is told
+enum { MOST_TURNS = 10 };   // of hosts that speak one after the other
 enum {
     STACK_BYTES = 512 << 10
 };  // of the thread; the thread-local memory of the libraries takes some 70 KiB
@@ -60,16 +60,16 @@ struct Heartbeat {
                   // belongs to all: its `waits` is taken by the rank that ends the job
     int own, size;
     bool other_hosts;
-    double patience;      // what a wait may take beyond the limit before the watchdog ends it: those who know
-                          // their limit were first
-    atomic_llong moves;   // signs of progress of the main thread
+    double patience;     // what a wait may take beyond the limit before the watchdog ends it: those who know
+                         // their limit were first
+    atomic_llong moves;  // signs of progress of the main thread
     long long moves_seen, moves_since;  // the thread's
-    long long *seen;  // (2, size) the thread's: the others' beats, and since when they are the same. Made by
-                      // the main thread: an allocation by the other takes an arena of its own
-    long long *calls;     // (size) the thread's, while it tells them; as above
-    Faults faults;        // for tests
+    long long *seen;   // (2, size) the thread's: the others' beats, and since when they are the same. Made by
+                       // the main thread: an allocation by the other takes an arena of its own
+    long long *calls;  // (size) the thread's, while it tells them; as above
+    Faults faults;     // for tests
     int64_t fault_iteration, fault_number;
-    Site site;            // the thread's own copy of what does not change
+    Site site;  // the thread's own copy of what does not change
 };
 
 // The heartbeat of a rank that is watched, or NULL.
@@ -405,8 +405,10 @@ static void leave_others(Heartbeat *h) {
 }
 
 static void thread_missing(const Site *site, int reason) {
-    fatal(site, EXIT_ENVIRONMENT, "cannot start the watchdog's thread: %s; raise ulimit -u, ulimit -v or the "
-          "container's limit of processes", strerror(reason));
+    fatal(site, EXIT_ENVIRONMENT,
+          "cannot start the watchdog's thread: %s; raise ulimit -u, ulimit -v or the "
+          "container's limit of processes",
+          strerror(reason));
 }
 
 static Heartbeat *create(double limit) {

@@ -9,11 +9,11 @@ LLMC_BEGIN
 
 typedef struct Launch {
     int rank, size;
-    int *host_of_rank;   // (size) index of each rank's host
-    MPI_Comm world;      // a duplicate whose errors are returned
-    MPI_Comm host;       // the ranks of this host, for memory shared between them
+    int *host_of_rank;  // (size) index of each rank's host
+    MPI_Comm world;     // a duplicate whose errors are returned
+    MPI_Comm host;      // the ranks of this host, for memory shared between them
     char host_name[256];
-    bool owns_mpi;       // started here, so ended by launch_finalize
+    bool owns_mpi;  // started here, so ended by launch_finalize
 } Launch;
 
 // Prepares the environment (a singleton needs no ssh; root may run), starts MPI, and finds the

@@ -13,10 +13,13 @@ static bool ranks_per_host(const int *host_of_rank, int size, int *per_host, Err
     for (int r = 0; ok && r < size; r++) {
         int found = on_host[host_of_rank[r]];
         if (found != *per_host) {
-            ok = error_set(err, EXIT_ENVIRONMENT, "rank 0's node has %d ranks but rank %d's has %d; start "
-                           "the same number of ranks on every node", *per_host, r, found);
+            ok = error_set(err, EXIT_ENVIRONMENT,
+                           "rank 0's node has %d ranks but rank %d's has %d; start "
+                           "the same number of ranks on every node",
+                           *per_host, r, found);
         } else if (host_of_rank[r] != host_of_rank[r - r % *per_host]) {
-            ok = error_set(err, EXIT_ENVIRONMENT, "ranks of one node are not consecutive; map ranks by node "
+            ok = error_set(err, EXIT_ENVIRONMENT,
+                           "ranks of one node are not consecutive; map ranks by node "
                            "(mpirun --map-by slot)");
         }
     }
@@ -28,8 +31,10 @@ static bool ranks_per_node(int size, const int *host_of_rank, int gpus_per_node,
     *per_node = gpus_per_node;
     if (gpus_per_node == 0) return ranks_per_host(host_of_rank, size, per_node, err);
     if (gpus_per_node > 0 && size % gpus_per_node == 0) return true;
-    return error_set(err, EXIT_USAGE, "%d ranks cannot be split into nodes of %d; --gpus-per-node must "
-                     "divide the number of ranks", size, gpus_per_node);
+    return error_set(err, EXIT_USAGE,
+                     "%d ranks cannot be split into nodes of %d; --gpus-per-node must "
+                     "divide the number of ranks",
+                     size, gpus_per_node);
 }
 
 // D: ranks of a node that share tp and pp. A tensor-parallel group may fill several nodes.
@@ -37,19 +42,23 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
     *d = per_node >= tp_size ? per_node / tp_size : 1;
     if (*d > dp_size) *d = dp_size;
     if (per_node % tp_size && tp_size % per_node) {
-        return error_set(err, EXIT_USAGE, "--tensor-model-parallel-size %d does not fit nodes of %d ranks; "
-                         "one must divide the other", tp_size, per_node);
+        return error_set(err, EXIT_USAGE,
+                         "--tensor-model-parallel-size %d does not fit nodes of %d ranks; "
+                         "one must divide the other",
+                         tp_size, per_node);
     }
     // Neither may a stage's groups end within a node, nor nodes within a group that is smaller.
     if (dp_size % *d || (per_node >= tp_size && per_node % (tp_size * *d))) {
-        return error_set(err, EXIT_USAGE, "a data-parallel group of %d ranks cannot be split into nodes of "
-                         "%d; change --pipeline-model-parallel-size or the number of nodes", dp_size,
-                         per_node / tp_size);
+        return error_set(err, EXIT_USAGE,
+                         "a data-parallel group of %d ranks cannot be split into nodes of "
+                         "%d; change --pipeline-model-parallel-size or the number of nodes",
+                         dp_size, per_node / tp_size);
     }
     return true;
 }
 
-_Static_assert(offsetof(Mesh, replica_groups) == offsetof(Mesh, group[MESH_GROUPS - 1]), "loops meet all groups");
+_Static_assert(offsetof(Mesh, replica_groups) == offsetof(Mesh, group[MESH_GROUPS - 1]),
+               "loops meet all groups");
 
 static Group group_of(const char *name, int world_rank, int stride, int size) {
     int rank = world_rank / stride % size;
@@ -62,9 +71,11 @@ bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpu
     int per_node, d;
     int64_t model = (int64_t)tp_size * pp_size;
     if (tp_size < 1 || pp_size < 1 || size % model) {
-        return error_set(err, EXIT_USAGE, "%d ranks cannot be split by --tensor-model-parallel-size %d x "
+        return error_set(err, EXIT_USAGE,
+                         "%d ranks cannot be split by --tensor-model-parallel-size %d x "
                          "--pipeline-model-parallel-size %d; start a multiple of %lld ranks, or change the "
-                         "sizes", size, tp_size, pp_size, (long long)model);
+                         "sizes",
+                         size, tp_size, pp_size, (long long)model);
     }
     if (!ranks_per_node(size, host_of_rank, gpus_per_node, &per_node, err)) return false;
     int dp_size = (int)(size / model);
@@ -82,7 +93,8 @@ bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpu
 
 Mesh mesh_seen_by(const Mesh *mesh, int rank) {
     int size = mesh->world.size, tp_size = mesh->tp.size, pp_size = mesh->pp.size, d = mesh->node.size;
-    int replica_groups = mesh->replica_groups.size, stage = size / pp_size, dp_size = stage / tp_size / replica_groups;
+    int replica_groups = mesh->replica_groups.size, stage = size / pp_size,
+        dp_size = stage / tp_size / replica_groups;
     Mesh seen;
     seen.nodes = mesh->nodes;
     seen.per_node = mesh->per_node;
@@ -97,7 +109,8 @@ Mesh mesh_seen_by(const Mesh *mesh, int rank) {
                               at_an_end ? 2 : 1);
     seen.shards = group_of("of weights in the node", rank, tp_size, mesh->shards.size);
     seen.shard_rail = group_of("of weights between nodes", rank, tp_size * d, mesh->shard_rail.size);
-    seen.replica_group = group_of("in the replica group", rank, 1, replica_groups > 1 ? size / replica_groups : 1);
+    seen.replica_group = group_of("in the replica group", rank, 1,
+                                  replica_groups > 1 ? size / replica_groups : 1);
     seen.replica_groups = group_of("between replica groups", rank, size / replica_groups, replica_groups);
     return seen;
 }
@@ -120,7 +133,9 @@ bool mesh_make_replica_groups(Mesh *mesh, Error *err) {
     return true;
 }
 
-const Group *mesh_judges(const Mesh *mesh) { return mesh->replica_groups.size > 1 ? &mesh->replica_group : &mesh->world; }
+const Group *mesh_judges(const Mesh *mesh) {
+    return mesh->replica_groups.size > 1 ? &mesh->replica_group : &mesh->world;
+}
 int mesh_data_rank(const Mesh *mesh) { return mesh->replica_groups.rank * mesh->dp.size + mesh->dp.rank; }
 int mesh_data_ranks(const Mesh *mesh) { return mesh->replica_groups.size * mesh->dp.size; }
 
@@ -144,7 +159,8 @@ void mesh_without(Mesh *mesh, int node) {
 
 // Without replica groups these two are empty, and meeting for them would cost a wait.
 static bool unused(const Mesh *mesh, const Group *group) {
-    return mesh->replica_groups.size == 1 && (group == &mesh->replica_group || group == &mesh->replica_groups);
+    return mesh->replica_groups.size == 1 &&
+           (group == &mesh->replica_group || group == &mesh->replica_groups);
 }
 
 bool mesh_open(Mesh *mesh, Peers world, Error *err) {
@@ -161,7 +177,8 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err) {
         as_computed = as_computed && rank == group->rank && size == group->size;
     }
     if (as_computed) return true;
-    return error_set(err, EXIT_ENVIRONMENT, "the ranks disagree about the topology; start every rank with "
+    return error_set(err, EXIT_ENVIRONMENT,
+                     "the ranks disagree about the topology; start every rank with "
                      "the same flags");
 }
 

@@ -12,11 +12,11 @@ typedef struct Comm Comm;
 
 // Ranks that communicate. Their numbers in the world lie at equal distances.
 typedef struct Group {
-    const char *name;  // for messages: "inside the node"
-    int rank, size;    // this rank's place in it, and how many ranks it has
-    int first, stride; // member i is rank first + i * stride of the world
-    MPI_Comm mpi;      // for meetings of the hosts; MPI_COMM_NULL before mesh_open
-    Comm *comm;        // for messages in device memory; NULL in a group of one, and before comm_open
+    const char *name;   // for messages: "inside the node"
+    int rank, size;     // this rank's place in it, and how many ranks it has
+    int first, stride;  // member i is rank first + i * stride of the world
+    MPI_Comm mpi;       // for meetings of the hosts; MPI_COMM_NULL before mesh_open
+    Comm *comm;         // for messages in device memory; NULL in a group of one, and before comm_open
 } Group;
 
 enum { MESH_GROUPS = 11 };
@@ -24,18 +24,19 @@ typedef struct Mesh {
     union {
         struct {
             Group world;
-            Group tp, pp, dp;       // tensor, pipeline and data parallel
-            Group node, rail;       // the two levels of dp: its ranks of one node, one rank of each node
-            Group embedding;        // first and last stage of a pipeline; one rank elsewhere
+            Group tp, pp, dp;          // tensor, pipeline and data parallel
+            Group node, rail;          // the two levels of dp: its ranks of one node, one rank of each node
+            Group embedding;           // first and last stage of a pipeline; one rank elsewhere
             Group shards, shard_rail;  // the two levels of the ranks that hold one replica's weights
                                        // together: node and rail, as far as mesh_share_weights
                                        // says; else this rank alone
-            Group replica_group, replica_groups;  // mesh_make_replica_groups: the ranks of this replica group, and one rank of
-                                    // each. Else this rank alone, without communicators
+            Group replica_group,
+                replica_groups;  // mesh_make_replica_groups: the ranks of this replica group, and one rank of
+                                 // each. Else this rank alone, without communicators
         };
-        Group group[MESH_GROUPS];   // the same, for loops
+        Group group[MESH_GROUPS];  // the same, for loops
     };
-    int nodes, per_node;            // of the world: this rank is in node world.rank / per_node
+    int nodes, per_node;  // of the world: this rank is in node world.rank / per_node
 } Mesh;
 
 // Arithmetic alone. host_of_rank: (world_size) numbers in [0, world_size), equal for ranks of one

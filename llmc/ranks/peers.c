@@ -38,8 +38,8 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
     if (*done) return;  // who comes meanwhile is welcome
     heartbeat_take_floor(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
-          "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)",
-          waited, who);
+          "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", waited,
+          who);
 }
 
 // Completes a nonblocking operation. started: what the call that began it has returned.

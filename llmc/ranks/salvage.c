@@ -121,8 +121,8 @@ bool salvage_failed(const Site *site) {
 typedef struct Hearing {
     const Salvage *salvage;
     MPI_Request *request;
-    int *heard;  // the message
-    bool *there; // it has arrived
+    int *heard;   // the message
+    bool *there;  // it has arrived
 } Hearing;
 
 static Hearing hearing_make(const Salvage *s) {

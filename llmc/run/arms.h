@@ -13,7 +13,7 @@ typedef struct Arm {
     bool bf16_gradients, eden, lossless, error_feedback;
     int gradient_bits, weight_bits;  // of gradients between nodes, and of weights
     int local_steps;
-    double gain;         // it must be so many times as fast as what changes training less
+    double gain;  // it must be so many times as fast as what changes training less
 } Arm;
 
 // From the least change of training to the largest.

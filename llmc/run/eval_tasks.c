@@ -54,12 +54,12 @@ typedef struct Likelihoods {
 typedef struct Batches {
     Run *run;
     const GPT *gpt;
-    int T, B;                // a batch is B sequences of T
-    int64_t *request;        // (requests) which, in the files' order
+    int T, B;          // a batch is B sequences of T
+    int64_t *request;  // (requests) which, in the files' order
     int64_t requests;
-    int64_t first_pass;      // of those under way: pass p of data-parallel rank d is batch p * D + d
-    int32_t *ids;            // (3, B, T) tokens, targets and positions of a batch
-    HeadScore *scores;       // (passes under way, ranks of tp, B * T)
+    int64_t first_pass;  // of those under way: pass p of data-parallel rank d is batch p * D + d
+    int32_t *ids;        // (3, B, T) tokens, targets and positions of a batch
+    HeadScore *scores;   // (passes under way, ranks of tp, B * T)
 } Batches;
 
 // The requests that fit sequences of b->T, and no shorter ones.
@@ -97,9 +97,7 @@ static void fill_row(const Batches *b, int64_t pass, int row) {
     }
 }
 
-static int64_t scores_of_pass(const Batches *b) {
-    return (int64_t)b->run->mesh.tp.size * b->B * b->T;
-}
+static int64_t scores_of_pass(const Batches *b) { return (int64_t)b->run->mesh.tp.size * b->B * b->T; }
 
 static void load_batch(void *context, GPT *gpt, int k, Pass *pass) {
     const Batches *b = (const Batches *)context;
@@ -236,8 +234,11 @@ static TaskFigures figures_of(const TaskSet *set, int32_t task, const Likelihood
         right += choices ? best_choice(set, sample, l, false) == sample->right : l->likely[sample->first];
         right_by_length += best_choice(set, sample, l, true) == sample->right;
     }
-    TaskFigures figures = {.task = set->task[task].name, .samples = n, .choices = choices,
-                           .acc = (double)right / (double)n, .acc_stderr = standard_error(right, n),
+    TaskFigures figures = {.task = set->task[task].name,
+                           .samples = n,
+                           .choices = choices,
+                           .acc = (double)right / (double)n,
+                           .acc_stderr = standard_error(right, n),
                            .acc_norm = (double)right_by_length / (double)n,
                            .acc_norm_stderr = standard_error(right_by_length, n),
                            .perplexity = exp(-sum / (double)n)};

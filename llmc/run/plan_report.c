@@ -104,9 +104,9 @@ static void print_parts(const Config *c, const Stages *stages, FILE *out) {
         if (s->end > s->first + 1) fprintf(out, " to %2d", s->end - 1);
         fprintf(out, ", %d layers", layers);
         if (chunks > 1) fprintf(out, " in %d chunks", chunks);
-        fprintf(out, "%s%s: %lld parameters, %.2f GiB per rank\n",
-                s->first == 0 ? ", embeddings" : "", s->end == mesh->pp.size ? ", head" : "",
-                (long long)layout_of(s)->parameters, (double)memory_plan_total(&s->memory_plan) / 0x1p30);
+        fprintf(out, "%s%s: %lld parameters, %.2f GiB per rank\n", s->first == 0 ? ", embeddings" : "",
+                s->end == mesh->pp.size ? ", head" : "", (long long)layout_of(s)->parameters,
+                (double)memory_plan_total(&s->memory_plan) / 0x1p30);
     }
 }
 
@@ -185,8 +185,10 @@ static double node_parameters(const StagePlan *s) {
 // What replica groups exchange, once in H steps. The lines below have the mean of a step.
 static void print_exchange(const Config *c, const Mesh *mesh, const GradWire *grad, FILE *out) {
     if (mesh->replica_groups.size == 1) return;
-    fprintf(out, "  pseudo-gradients between %d replica groups: %s, every %d steps; the lines below have a step's "
-            "mean\n", mesh->replica_groups.size, codec_name(grad->inter_codec), c->local_steps);
+    fprintf(out,
+            "  pseudo-gradients between %d replica groups: %s, every %d steps; the lines below have a step's "
+            "mean\n",
+            mesh->replica_groups.size, codec_name(grad->inter_codec), c->local_steps);
 }
 
 static void print_wire_of(const StagePlan *s, const GradWire *grad, FILE *out) {
@@ -336,8 +338,10 @@ static void print_strategy(const Config *c, const Mesh *mesh, double share, cons
         other.recompute_granularity = RECOMPUTE_FULL;
         int most = fits_with(&other, mesh, share, planner);
         if (!most) continue;
-        fprintf(out, "    --data-parallel-sharding-strategy %s with --recompute-granularity full fits, up to "
-                "--micro-batch-size %d\n", more[i].words, most);
+        fprintf(out,
+                "    --data-parallel-sharding-strategy %s with --recompute-granularity full fits, up to "
+                "--micro-batch-size %d\n",
+                more[i].words, most);
         return;
     }
 }
@@ -387,8 +391,12 @@ static void print_arms(const StagePlan *s, FILE *out) {
     const GradWire fp32 = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .tail_codec = CODEC_FP32};
     const GradWire bf16 = {.intra_codec = CODEC_BF16, .inter_codec = CODEC_BF16, .tail_codec = CODEC_BF16};
     // The paper's arm, as in configs/sdp4bit.args.
-    const GradWire four = {.intra_codec = CODEC_INT8, .inter_codec = CODEC_INT4, .intra_group = 128,
-                           .inter_group = 128, .tail_codec = CODEC_BF16, .transform = TRANSFORM_HADAMARD};
+    const GradWire four = {.intra_codec = CODEC_INT8,
+                           .inter_codec = CODEC_INT4,
+                           .intra_group = 128,
+                           .inter_group = 128,
+                           .tail_codec = CODEC_BF16,
+                           .transform = TRANSFORM_HADAMARD};
     const WeightWire plain = {.codec = CODEC_BF16};
     const WeightWire differences = {.codec = CODEC_INT4, .group = 2048, .difference = true};
     double most = arm_egress(s, &fp32, &plain), less = arm_egress(s, &bf16, &plain);
@@ -461,8 +469,10 @@ static void print_between(const Config *c, const StagePlan *s, FILE *out) {
     print_egress("tied embedding", words_egress(c, &s->mesh), out);
     print_egress("tensor parallelism", tensor, out);
     if (tensor > 0) {
-        fprintf(out, "    tensor parallelism wants fast links; --tensor-model-parallel-size %d keeps it "
-                "inside a node\n", s->mesh.per_node);
+        fprintf(out,
+                "    tensor parallelism wants fast links; --tensor-model-parallel-size %d keeps it "
+                "inside a node\n",
+                s->mesh.per_node);
     }
 }
 

@@ -39,9 +39,7 @@ static const double CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
 static double lossless_share(const Config *c) { return c->plan_lossless_bits / 16; }
 
 // Does this stage hold the embeddings, as unit 0?
-static bool has_words(const Mesh *mesh) {
-    return mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1;
-}
+static bool has_words(const Mesh *mesh) { return mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1; }
 
 static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
                                  Rates rates) {
@@ -105,7 +103,8 @@ static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
     double again = c->recompute_granularity == RECOMPUTE_FULL ? 4.0 / 3 : 1;
     return (PassTimes){
         .layers = again * (((products - masked) / rates.matmul +
-                            tokens * c->hidden_size * L * LAYER_BYTES / rates.memory) / ranks +
+                            tokens * c->hidden_size * L * LAYER_BYTES / rates.memory) /
+                               ranks +
                            L / mesh->pp.size * LAYER_IDLE),
         .head = (logits / rates.matmul + tokens * c->vocab_size_padded * LOGIT_BYTES / rates.memory) / ranks,
     };
@@ -184,7 +183,8 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     const GradWire *grad = zero_grad_wire(zero, true);
     bool lossless = plan->dp > 1 && wire_is_lossless(zero_weight_wire(zero));
     Rates rates = rates_of(c, mesh->per_node);
-    StepLoad load = {.buckets = plan->buckets, .micro_batches = c->micro_batches,
+    StepLoad load = {.buckets = plan->buckets,
+                     .micro_batches = c->micro_batches,
                      .burst = c->plan_network_burst * 1e6 / (rates.between * mesh->per_node),
                      .memory = (double)plan->arena_elements * TAIL_BYTES / rates.memory};
     load.bucket = (BucketLoad *)xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
@@ -214,7 +214,8 @@ static bool place(Mesh *mesh, const Config *c, const Mesh *like) {
     Error err;
     if (c->local_steps > 1 && config_no_local_steps(c)) return false;
     if (!mesh_build(mesh, like->world.rank, like->world.size, NULL, like->per_node, like->tp.size,
-                    like->pp.size, &err)) return false;
+                    like->pp.size, &err))
+        return false;
     if (c->sharding == SHARD_PARAMETERS) mesh_share_weights(mesh, c->shard_scope == SHARD_IN_WORLD);
     return c->local_steps == 1 || mesh_make_replica_groups(mesh, &err);
 }
@@ -269,8 +270,9 @@ static void print_strategies(const Config *config, const Mesh *mesh, PlanRank pl
         Row row = plan_row(&c, mesh, plan_rank);
         fprintf(out, "  %-27s", strategies[i].name);
         if (row.ms == 0) fprintf(out, " %11s\n", "not with this run's flags");
-        else fprintf(out, " %11.1f %11.1f %12.0f %12.2f\n", row.ms, row.exposed_ms,
-                     tokens_per_second(&c, &row), row.memory / 0x1p30);
+        else
+            fprintf(out, " %11.1f %11.1f %12.0f %12.2f\n", row.ms, row.exposed_ms,
+                    tokens_per_second(&c, &row), row.memory / 0x1p30);
     }
 }
 
@@ -286,8 +288,7 @@ static void print_choice(const Row *row, double room, FILE *out) {
     if (best < 0) best = fastest;
     if (best < 0) return;
     fprintf(out, "  take ARM=%s: %s\n", arms[best].name, arms[best].flags);
-    fprintf(out, "    %s; %.1f times as fast as the baseline\n", arms[best].reason,
-            row[0].ms / row[best].ms);
+    fprintf(out, "    %s; %.1f times as fast as the baseline\n", arms[best].reason, row[0].ms / row[best].ms);
     if (fastest != best)
         fprintf(out, "    not %s, which needs %.1f of the GPU's %.1f GiB\n", arms[fastest].name,
                 row[fastest].memory / 0x1p30, room / 0x1p30);
@@ -300,9 +301,12 @@ static void print_head(const Config *c, int world, const Row *run, FILE *out) {
             c->plan_network, 8 * rates.inside / 1e6);
     fprintf(out, "  the passes of a step take %.1f ms", run->compute_ms);
     if (c->plan_step_ms > 0) fprintf(out, " (--plan-step-ms)\n");
-    else fprintf(out, ": %.4g TFLOP/s for each GPU (%s)\n",
-                 megatron_flops(c, c->global_batch_size) / world / run->compute_ms / 1e9,
-                 c->plan_measure ? "--plan-measure" : c->plan_tflops > 0 ? "--plan-tflops" : "--plan-gpu");
+    else
+        fprintf(out, ": %.4g TFLOP/s for each GPU (%s)\n",
+                megatron_flops(c, c->global_batch_size) / world / run->compute_ms / 1e9,
+                c->plan_measure      ? "--plan-measure"
+                : c->plan_tflops > 0 ? "--plan-tflops"
+                                     : "--plan-gpu");
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "", "GB out of", "ms a step", "exposed", "tokens/s",
             "error of the");
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "arm", "each node", "", "messages", "", "gradient");

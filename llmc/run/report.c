@@ -21,13 +21,15 @@ static void report_program(Run *run) {
     device_libraries(backend, sizeof backend);
     log_line(run->log, "sdp4bit.c %s commit %s on %s (%s); %s", version_number(), version_commit(),
              device_name(run->device), backend, libraries);
-    log_line(run->log, "using world size: %d, data-parallel size: %d, context-parallel size: 1 "
+    log_line(run->log,
+             "using world size: %d, data-parallel size: %d, context-parallel size: 1 "
              "tensor-model-parallel size: %d, pipeline-model-parallel size: %d ",
              run->launch.size, mesh_data_ranks(mesh), mesh->tp.size, mesh->pp.size);
     if (mesh->replica_groups.size > 1) {
-        log_line(run->log, "using %d nodes x %d data-parallel ranks%s; each node trains by itself, and its "
-                 "layers meet the others' every %d steps", mesh->replica_groups.size, mesh->dp.size, by_flag,
-                 run->config.local_steps);
+        log_line(run->log,
+                 "using %d nodes x %d data-parallel ranks%s; each node trains by itself, and its "
+                 "layers meet the others' every %d steps",
+                 mesh->replica_groups.size, mesh->dp.size, by_flag, run->config.local_steps);
     } else if (mesh->dp.size == mesh->world.size) {
         log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,
                  by_flag);

@@ -140,8 +140,9 @@ static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
     bool fits = checkpoint_nodes(checkpoint, SLICE_RESIDUAL) == zero_nodes(run->zero) &&
                 config_same_residual(c, checkpoint_arguments(checkpoint));
     if (!fits) {
-        log_line(run->log, "WARNING: the checkpoint holds no residual of error feedback that fits this run; "
-                           "it starts at 0");
+        log_line(run->log,
+                 "WARNING: the checkpoint holds no residual of error feedback that fits this run; "
+                 "it starts at 0");
         return true;
     }
     if (checkpoint_state(checkpoint)->skipped_in_a_row > 0) return true;
@@ -169,8 +170,8 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     if (optimizer && !restore_residual(run, checkpoint)) return false;
     if (c->finetune) return true;
     // What a replica group counts by itself goes on as its own.
-    const RunState *own =
-        c->local_steps > 1 ? checkpoint_node_state(checkpoint, zero_node(run->zero)) : state;
+    const RunState *own = c->local_steps > 1 ? checkpoint_node_state(checkpoint, zero_node(run->zero))
+                                             : state;
     restore_counters(run, state);
     sentry_restore(&run->sentry, &run->last, own);
     // Else Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up.
@@ -197,8 +198,8 @@ static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fe
     char fallback[1400];
     log_line(run->log, " loading checkpoint from %s at iteration %lld", load, (long long)*iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    Checkpoint *checkpoint =
-        checkpoint_open_sound(load, iteration, world, fallback, sizeof fallback, &run->error);
+    Checkpoint *checkpoint = checkpoint_open_sound(load, iteration, world, fallback, sizeof fallback,
+                                                   &run->error);
     *fell_back = *fallback;
     if (*fallback) log_line(run->log, "%s", fallback);
     bool ok = run_agreed(run, checkpoint != NULL) && run_agreed(run, restore(run, checkpoint));

@@ -32,32 +32,32 @@ LLMC_BEGIN
 // What happened since the last log line.
 typedef struct Interval {
     int64_t iterations, samples, skipped, nan;
-    double loss_sum;         // over applied steps
-    double seconds_start;    // moved forward by what is not training: evaluation, checkpoints
-    Traffic traffic;         // at the start
+    double loss_sum;       // over applied steps
+    double seconds_start;  // moved forward by what is not training: evaluation, checkpoints
+    Traffic traffic;       // at the start
 } Interval;
 
 typedef struct Run {
     Config config;
     Launch launch;
-    Mesh mesh;               // who is where, and the groups that communicate
-    Pipeline pipeline;       // links to the neighboring stages
-    OwnDevice own;           // the device that this rank takes
+    Mesh mesh;          // who is where, and the groups that communicate
+    Pipeline pipeline;  // links to the neighboring stages
+    OwnDevice own;      // the device that this rank takes
     Site site;
-    Error error;             // why the run ends early
+    Error error;  // why the run ends early
     int exit_code;
-    Tokenizer *tokenizer;    // NULL: not needed
+    Tokenizer *tokenizer;  // NULL: not needed
     Device *device;
     Stream *compute;
-    Lanes lanes;             // of communication
+    Lanes lanes;  // of communication
     Timers *timers;
     MemoryPlan memory_plan;
     Zero *zero;
-    const Tensor *whole;     // (whole_count) the parameters of the whole model, as checkpoints have them
+    const Tensor *whole;  // (whole_count) the parameters of the whole model, as checkpoints have them
     int whole_count;
     Loader *loader;
-    TaskSet tasks;           // --eval-tasks
-    int64_t tasks_scored_at; // the latest iteration that they were scored at; -1: none
+    TaskSet tasks;            // --eval-tasks
+    int64_t tasks_scored_at;  // the latest iteration that they were scored at; -1: none
     Log *log;
     Progress *progress;
     Schedule schedule;
@@ -69,19 +69,19 @@ typedef struct Run {
     double flops_so_far;
     // the step whose verdict the host has not read yet
     bool unsettled;
-    int step_batch;          // samples of the latest step launched: the one that is settled next, or was last
-    StepControl last;        // the newest verdict read
-    StepReport report;       // what was told of it
+    int step_batch;     // samples of the latest step launched: the one that is settled next, or was last
+    StepControl last;   // the newest verdict read
+    StepReport report;  // what was told of it
     Interval interval;
-    double started;          // wall clock of the process's start
+    double started;  // wall clock of the process's start
     int64_t last_saved;
-    int64_t went_on_from;    // the checkpoint in the --save folder that this run went on from; -1: none
-    int save_lock;           // of rank 0 on the folder of --save
-    int64_t met_at;          // of the checkpoint that was loaded: RunState
+    int64_t went_on_from;  // the checkpoint in the --save folder that this run went on from; -1: none
+    int save_lock;         // of rank 0 on the folder of --save
+    int64_t met_at;        // of the checkpoint that was loaded: RunState
     Saver saver;
-    Stop stop;               // why the run is to be left early
-    Memory memory;           // the plan against what was there
-    int64_t parameters;      // of the whole model; report_start finds it
+    Stop stop;           // why the run is to be left early
+    Memory memory;       // the plan against what was there
+    int64_t parameters;  // of the whole model; report_start finds it
 } Run;
 
 // --- run.c ---------------------------------------------------------------------------------------

@@ -77,8 +77,10 @@ void write_sample(Run *run, GPT *gpt) {
     floatX *logits = (floatX *)xcalloc((size_t)c->vocab_size_padded, sizeof(floatX), "the sample");
     for (int64_t i = 0; i < n; i++) ids[i] = prompt.ids[i];
     const Mesh *mesh = &run->mesh;
-    const Sampling all = {.vocab = c->vocab_size_unpadded, .temperature = c->sample_temperature,
-                          .top_p = 1.0, .seed = (uint64_t)c->seed};
+    const Sampling all = {.vocab = c->vocab_size_unpadded,
+                          .temperature = c->sample_temperature,
+                          .top_p = 1.0,
+                          .seed = (uint64_t)c->seed};
     int speaker = mesh->tp.size * mesh->dp.size * (mesh->pp.size - 1);  // of the last stage
     for (; n < total; n++) {
         // Where ranks share weights out, a pass takes all of them.

@@ -12,12 +12,12 @@ typedef struct Candidate {
 } Candidate;
 
 typedef struct Sampling {
-    int vocab;               // logits that count: without the padded rows
-    double temperature;      // logits are divided by it; 0 takes the largest
-    int top_k;               // of the so many likeliest tokens alone; 0: of all
-    double top_p;            // of the fewest likeliest tokens whose probabilities make top_p; 1: of all
+    int vocab;           // logits that count: without the padded rows
+    double temperature;  // logits are divided by it; 0 takes the largest
+    int top_k;           // of the so many likeliest tokens alone; 0: of all
+    double top_p;        // of the fewest likeliest tokens whose probabilities make top_p; 1: of all
     uint64_t seed;
-    Candidate *candidates;   // (vocab) scratch; NULL where top_k is 0 and top_p 1
+    Candidate *candidates;  // (vocab) scratch; NULL where top_k is 0 and top_p 1
 } Sampling;
 
 // Draws a token with uniform number `index` of the seed (rng_uniform). Top-p is applied to what

@@ -40,9 +40,9 @@ static bool open_tokenizer(SavedModel *model, Error *err) {
     model->tokenizer = tokenizer_open(&choice, &why);
     if (!model->tokenizer) {
         return error_set(err, EXIT_DATA, "the model's tokenizer: %.*s; give %s", (int)strcspn(why.what, ";"),
-                         why.what, c->tokenizer_type == TOKENIZER_HUGGING_FACE
-                                       ? "--tokenizer-model"
-                                       : "--vocab-file and --merge-file");
+                         why.what,
+                         c->tokenizer_type == TOKENIZER_HUGGING_FACE ? "--tokenizer-model"
+                                                                     : "--vocab-file and --merge-file");
     }
     int size = tokenizer_vocab_size(model->tokenizer), eod = tokenizer_eod(model->tokenizer);
     if (size == c->vocab_size_unpadded && eod == c->eod) return true;

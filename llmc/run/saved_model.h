@@ -7,18 +7,18 @@
 LLMC_BEGIN
 
 typedef struct SavedModel {
-    Config config;           // config_of_checkpoint's
+    Config config;  // config_of_checkpoint's
     Checkpoint *checkpoint;
     Tokenizer *tokenizer;
     int64_t iteration;
-    char note[1400];         // a line on which checkpoint was taken; empty: nothing to say
+    char note[1400];  // a line on which checkpoint was taken; empty: nothing to say
 } SavedModel;
 
 typedef struct SavedModelChoice {
-    const char *load;        // a --save folder
-    int64_t iteration;       // -1: the latest
-    const Words *flags;      // the trainer's, of another place of the tokenizer's files; may be empty
-    Peers peers;             // of one rank
+    const char *load;    // a --save folder
+    int64_t iteration;   // -1: the latest
+    const Words *flags;  // the trainer's, of another place of the tokenizer's files; may be empty
+    Peers peers;         // of one rank
 } SavedModelChoice;
 
 // The tokenizer's files are those of the flags; else vocab.json and merges.txt, or tokenizer.json,

@@ -19,12 +19,12 @@ static double carry(Link *link, double start, double time) {
 // What a step finds and leaves behind.
 typedef struct Clock {
     double now;
-    double *weights;      // (buckets) when the update's weights are there
-    int held[2];          // the bucket in each of the two slots that hold gathered weights; -1: none
-    double slot_free[2];  // when the passes were done with that slot
-    double gather_free;   // when the links have carried the last gather
-    Link inside, between; // carry gradients
-    double reduced;       // when the last reduction was done
+    double *weights;       // (buckets) when the update's weights are there
+    int held[2];           // the bucket in each of the two slots that hold gathered weights; -1: none
+    double slot_free[2];   // when the passes were done with that slot
+    double gather_free;    // when the links have carried the last gather
+    Link inside, between;  // carry gradients
+    double reduced;        // when the last reduction was done
 } Clock;
 
 // Waits until a pass has the weights of bucket b. A gather starts as soon as its slot is free.
@@ -110,7 +110,8 @@ double step_time_alone(const StepLoad *load) {
     alone.waits = 0;
     alone.bucket = (BucketLoad *)xcalloc((size_t)load->buckets, sizeof(BucketLoad), "times of buckets");
     for (int b = 0; b < load->buckets; b++) {
-        alone.bucket[b] = (BucketLoad){.layers = load->bucket[b].layers, .update = load->bucket[b].update,
+        alone.bucket[b] = (BucketLoad){.layers = load->bucket[b].layers,
+                                       .update = load->bucket[b].update,
                                        .reductions = load->bucket[b].reductions};
     }
     double ms = step_time(&alone);

@@ -17,26 +17,26 @@ LLMC_BEGIN
 
 // The time that one bucket takes on each link of a rank.
 typedef struct BucketLoad {
-    int layers;           // that a pass computes while it holds this bucket
-    int reductions;       // of gradients, in a step
-    double grad_inside, grad_between;      // of one reduction: inside first
-    double weight_between, weight_inside;  // of the update's gather: between nodes first
-    bool gathered;        // do passes gather its weights?
+    int layers;                              // that a pass computes while it holds this bucket
+    int reductions;                          // of gradients, in a step
+    double grad_inside, grad_between;        // of one reduction: inside first
+    double weight_between, weight_inside;    // of the update's gather: between nodes first
+    bool gathered;                           // do passes gather its weights?
     double forward_gather, backward_gather;  // of one such gather, over both links
-    double update;        // of the optimizer
-    double exchange;      // with local steps: of one exchange between nodes
+    double update;                           // of the optimizer
+    double exchange;                         // with local steps: of one exchange between nodes
 } BucketLoad;
 
 typedef struct StepLoad {
     int buckets;
-    BucketLoad *bucket;         // (buckets) in forward order
+    BucketLoad *bucket;  // (buckets) in forward order
     int micro_batches;
-    double forward, backward;   // of one layer and one micro-batch
-    double head;                // of the output layer and the loss, both passes, one micro-batch
-    double tail;                // of the embeddings' backward pass, one micro-batch
-    double waits;               // of messages that passes wait for at once, one micro-batch
-    double memory;              // of other passes over memory, once a step, beside nothing else
-    double burst;               // how far the links between nodes may run ahead after a pause
+    double forward, backward;  // of one layer and one micro-batch
+    double head;               // of the output layer and the loss, both passes, one micro-batch
+    double tail;               // of the embeddings' backward pass, one micro-batch
+    double waits;              // of messages that passes wait for at once, one micro-batch
+    double memory;             // of other passes over memory, once a step, beside nothing else
+    double burst;              // how far the links between nodes may run ahead after a pause
 } StepLoad;
 
 // A step that repeats for ever, without exchanges.

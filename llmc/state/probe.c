@@ -100,8 +100,8 @@ static float *fetch_weights(Zero *zero, const floatX *values, int64_t n) {
 static Histogram *histogram_of(Zero *zero, int tensor, enum ProbeKind kind) {
     Probe *probe = &zero->probe;
     if (!probe->histograms)
-        probe->histograms =
-            (Histogram *)xcalloc((size_t)zero->plan.tensors * PROBE_KINDS, sizeof(Histogram), "histograms");
+        probe->histograms = (Histogram *)xcalloc((size_t)zero->plan.tensors * PROBE_KINDS, sizeof(Histogram),
+                                                 "histograms");
     return &probe->histograms[tensor * PROBE_KINDS + (int)kind];
 }
 

@@ -37,7 +37,7 @@ typedef struct Probe {
     Traffic exact_traffic;                // of exact reductions: no part of what training sends
     Histogram *histograms;                // (tensors, PROBE_KINDS) of the step in progress; NULL: not due
     // device memory, reserved in the memory plan when errors are to be logged
-    float *exact;                         // (plan.shard_elements) the own shard, reduced in fp32
+    float *exact;  // (plan.shard_elements) the own shard, reduced in fp32
     TlqWorkspace workspace;
 } Probe;
 

@@ -15,7 +15,7 @@ enum { PIECE = 1 << 22 };  // elements that travel at a time in a repair
 typedef struct Copy {
     int64_t number, offset;  // number: 1 and more, 0 behind the end of a table
     int64_t bucket;
-    uint64_t hash;           // keyed by the element's place in the part
+    uint64_t hash;  // keyed by the element's place in the part
 } Copy;
 enum { COPY_WORDS = 4 };
 _Static_assert(sizeof(Copy) == COPY_WORDS * sizeof(int64_t), "copies travel as words");
@@ -37,9 +37,9 @@ typedef struct Check {
     Copy *copy;            // (world, tensors); NULL where there are no copies
     Holders *holders;      // (holder_count)
     int holder_count;
-    bool *stale;           // (stages or replica groups, buckets) to be made from the master weights
-    floatX *weights;       // (PIECE) on the host
-    float *masters;        // (PIECE)
+    bool *stale;      // (stages or replica groups, buckets) to be made from the master weights
+    floatX *weights;  // (PIECE) on the host
+    float *masters;   // (PIECE)
 } Check;
 
 // --- who is where --------------------------------------------------------------------------------
@@ -64,8 +64,7 @@ static void list_holders(Check *c) {
     int T = c->mesh->tp.size, P = c->mesh->pp.size, world = c->mesh->world.size, ends = stage_ranks(c);
     c->holders = (Holders *)xcalloc((size_t)(world + ends), sizeof *c->holders, "replica hashes");
     for (int r = 0; T > 1 && r < world; r += T) c->holders[c->holder_count++] = (Holders){r, 1, T};
-    for (int r = 0; P > 1 && r < ends; r++)
-        c->holders[c->holder_count++] = (Holders){r, (P - 1) * ends, 2};
+    for (int r = 0; P > 1 && r < ends; r++) c->holders[c->holder_count++] = (Holders){r, (P - 1) * ends, 2};
 }
 
 // --- hashes of all ranks -------------------------------------------------------------------------
@@ -329,10 +328,11 @@ static void report_copies(const Check *c, const Holders *h, int i) {
     char name[96];
     RankList ranks = list_copies(c, h, i);
     name_of(c, h->first, i, name);
-    log_line(c->log,
-             "WARNING: iteration %lld: the copies of %s on ranks %s differ: all take the master weights, rounded "
-             "(repair %lld of this run)",
-             (long long)c->zero->step, name, ranks.text, (long long)++*c->repairs);
+    log_line(
+        c->log,
+        "WARNING: iteration %lld: the copies of %s on ranks %s differ: all take the master weights, rounded "
+        "(repair %lld of this run)",
+        (long long)c->zero->step, name, ranks.text, (long long)++*c->repairs);
     report_json(c, h->first, copies_of(c, h->first)[i].bucket, &ranks, name, -1);
 }
 
@@ -411,10 +411,11 @@ static bool copies_agree(const Check *c, Error *err) {
             if (!copies_differ(c, h, i)) continue;
             RankList ranks = list_copies(c, h, i);
             name_of(c, h->first, i, name);
-            return error_set(err, EXIT_COMMUNICATION,
-                             "the copies of %s on ranks %s differ even after their repair: their master weights "
-                             "have drifted apart; look at the hosts, and restart from the last checkpoint",
-                             name, ranks.text);
+            return error_set(
+                err, EXIT_COMMUNICATION,
+                "the copies of %s on ranks %s differ even after their repair: their master weights "
+                "have drifted apart; look at the hosts, and restart from the last checkpoint",
+                name, ranks.text);
         }
     }
     return true;

@@ -13,10 +13,11 @@ typedef struct RunState {
     int64_t skipped_iterations, nan_iterations;
     double flops_so_far;
     int64_t spikes, spikes_seen, skipped_in_a_row;  // the sentry's: sdp4bit/spikes.h
-    int64_t repairs;                  // of replicas: llmc/state/replicas.h
-    int64_t met_at;  // local steps: exchanges that began up to this iteration meet no master weights any more. It
-                     // was the last of --train-iters, where all met, or a node did not come
-                     // (llmc/run/survivors.c). 0: there was none
+    int64_t repairs;                                // of replicas: llmc/state/replicas.h
+    int64_t
+        met_at;  // local steps: exchanges that began up to this iteration meet no master weights any more. It
+                 // was the last of --train-iters, where all met, or a node did not come
+                 // (llmc/run/survivors.c). 0: there was none
     // Samples of the training and validation splits as built. How often their data are read follows
     // from them, and so does the order. 0: not known.
     int64_t train_split_samples, valid_split_samples;

@@ -36,17 +36,17 @@ typedef enum SliceKind {
     SLICE_EXP_AVG,
     SLICE_EXP_AVG_SQ,
     SLICE_WEIGHT,
-    SLICE_RESIDUAL,          // per node, of matrices: what error feedback carries to the next message
-    SLICE_LOCAL_MASTER,      // per node: what a node trains on between two exchanges of local steps
+    SLICE_RESIDUAL,      // per node, of matrices: what error feedback carries to the next message
+    SLICE_LOCAL_MASTER,  // per node: what a node trains on between two exchanges of local steps
     SLICE_LOCAL_EXP_AVG,
     SLICE_LOCAL_EXP_AVG_SQ,
-    SLICE_LOCAL_WEIGHT,      // its replica
-    SLICE_OUTER_MOMENTUM,    // of the outer step of local steps
+    SLICE_LOCAL_WEIGHT,    // its replica
+    SLICE_OUTER_MOMENTUM,  // of the outer step of local steps
     SLICE_KINDS,
     FIRST_KINDS = SLICE_RESIDUAL  // those above it: every run has them, and every program knows them
 } SliceKind;
-const char *slice_kind_name(SliceKind kind);   // "master", "exp_avg", ...: in files
-int slice_kind_bytes(SliceKind kind);          // per element: 4, or sizeof(floatX) of weights
+const char *slice_kind_name(SliceKind kind);  // "master", "exp_avg", ...: in files
+int slice_kind_bytes(SliceKind kind);         // per element: 4, or sizeof(floatX) of weights
 bool slice_kind_per_node(SliceKind kind);
 // Whether its elements are floatX.
 bool slice_kind_of_weights(SliceKind kind);

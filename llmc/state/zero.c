@@ -290,8 +290,9 @@ static QwdStep qwd_step(Zero *zero, double weight_decay) {
 
 static BucketState device_state(const Zero *zero, int b) {
     int64_t at = zero->plan.bucket[b].state_start;
-    BucketState state = {zero_own_grads(zero, b), zero_own_weights(zero, b), zero->master + at,
-                         zero->exp_avg + at, zero->exp_avg_sq + at, zero_own_weights(zero, b).matrix};
+    BucketState state = {zero_own_grads(zero, b), zero_own_weights(zero, b),
+                         zero->master + at,       zero->exp_avg + at,
+                         zero->exp_avg_sq + at,   zero_own_weights(zero, b).matrix};
     return state;
 }
 

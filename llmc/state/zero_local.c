@@ -52,8 +52,8 @@ static void reserve_exchange(Zero *zero, MemoryPlan *plan) {
     memory_plan_reserve(plan, group, "pseudo-gradients, sent", bytes, (void **)&step->send);
     memory_plan_reserve(plan, group, "pseudo-gradients, received", bytes, (void **)&step->recv);
     memory_plan_reserve(plan, group, "mean of the replica groups, gathered", bytes, (void **)&step->gathered);
-    memory_plan_reserve(plan, group, "mean of the replica groups, own piece", shard / replica_groups * sizeof(float),
-                        (void **)&step->mean);
+    memory_plan_reserve(plan, group, "mean of the replica groups, own piece",
+                        shard / replica_groups * sizeof(float), (void **)&step->mean);
     memory_plan_reserve(plan, group, "leaves of its norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
                         (void **)&step->leaves);
     memory_plan_reserve(plan, group, "first faults", (size_t)zero->plan.buckets * sizeof(uint64_t),

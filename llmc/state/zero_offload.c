@@ -69,8 +69,8 @@ void offload_start(Zero *zero) {
                    device_site(zero->device)};
     host->threads = parallel_share(world);
     host->segments = zero->plan.segments;
-    host->stream =
-        zero->config->no_overlap ? zero->lanes->last : stream_create(zero->device, "update on the host");
+    host->stream = zero->config->no_overlap ? zero->lanes->last
+                                            : stream_create(zero->device, "update on the host");
     offload->reduced = event_create(zero->device);
     offload->judged = event_create(zero->device);
     for (int slot = 0; slot < GRAD_SLOTS; slot++) offload->window_free[slot] = event_create(zero->device);
@@ -146,10 +146,9 @@ BucketState offload_state(const Zero *zero, int b) {
     const Offload *offload = &zero->offload;
     const Bucket *bucket = &zero->plan.bucket[b];
     int64_t at = bucket->state_start;
-    BucketState state = {host_grads(zero, b),
-                         {offload->weights ? offload->weights + at : NULL, NULL},
-                         zero->master + at, zero->exp_avg + at, zero->exp_avg_sq + at,
-                         zero_own_weights(zero, b).matrix};
+    BucketState state = {host_grads(zero, b),   {offload->weights ? offload->weights + at : NULL, NULL},
+                         zero->master + at,     zero->exp_avg + at,
+                         zero->exp_avg_sq + at, zero_own_weights(zero, b).matrix};
     return state;
 }
 

@@ -9,8 +9,8 @@
 static void choose_wires(Zero *zero) {
     const Config *c = zero->config;
     GradWire plain = {0};
-    plain.intra_codec = plain.inter_codec = plain.tail_codec =
-        c->grad_reduce_in_bf16 ? CODEC_BF16 : CODEC_FP32;
+    plain.intra_codec = plain.inter_codec = plain.tail_codec = c->grad_reduce_in_bf16 ? CODEC_BF16
+                                                                                      : CODEC_FP32;
     plain.intra_group = plain.inter_group = HADAMARD_ORDER;
     plain.chunks = c->gradient_alltoall_pipeline;
     plain.rounding = c->gq_rounding;
@@ -24,7 +24,7 @@ static void choose_wires(Zero *zero) {
         w->intra_group = c->gq_group_size_intra;
         w->inter_group = c->gq_group_size_inter;
         w->tail_codec = CODEC_BF16;
-        w->transform = eden                   ? TRANSFORM_ROTATION
+        w->transform = eden                    ? TRANSFORM_ROTATION
                        : c->hadamard_transform ? TRANSFORM_HADAMARD
                                                : TRANSFORM_NONE;
     }
@@ -95,8 +95,8 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     TlqWorkspace plain, *w = &zero->tlq;
     tlq_workspace(w, &zero->plan, &zero->grad_wire);
     tlq_workspace(&plain, &zero->plan, &zero->plain_grad_wire);
-    bool late_start =
-        zero->config->quantized_gradients && zero->config->gradients_quantization_start_iteration > 0;
+    bool late_start = zero->config->quantized_gradients &&
+                      zero->config->gradients_quantization_start_iteration > 0;
     if (late_start) {
         w->send1_bytes = w->recv1_bytes = larger(w->send1_bytes, plain.send1_bytes);
         w->send2_bytes = w->recv2_bytes = larger(w->send2_bytes, plain.send2_bytes);
@@ -157,8 +157,8 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     memory_plan_reserve(memory_plan, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
     bool copies = zero->mesh->tp.size > 1 || zero->mesh->pp.size > 1;
     int hashes = copies && plan->tensors > plan->buckets ? plan->tensors : plan->buckets;
-    memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes",
-                        (size_t)hashes * sizeof(uint64_t), (void **)&zero->hash);
+    memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes", (size_t)hashes * sizeof(uint64_t),
+                        (void **)&zero->hash);
     if (zero->wire_checks.sealed) {
         memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages",
                             WIRE_HOPS * (size_t)wire_most_peers(zero->mesh) * sizeof(uint64_t),

@@ -64,8 +64,8 @@ static void reserve_world(Zero *zero, MemoryPlan *plan) {
     SharedWeights *shared = &zero->shared;
     int64_t kept = 0, largest = 0;
     WeightWire plain = wire_of_gather(zero);
-    shared->message_start =
-        (int64_t *)xcalloc((size_t)zero->plan.buckets, sizeof(int64_t), "the bucket table");
+    shared->message_start = (int64_t *)xcalloc((size_t)zero->plan.buckets, sizeof(int64_t),
+                                               "the bucket table");
     shared->filled = (bool *)xcalloc((size_t)zero->plan.buckets, sizeof(bool), "the bucket table");
     for (int b = 1; b < zero->plan.buckets; b++) {
         int64_t bytes = plan_weight_message(&zero->plan.bucket[b], &zero->weight_wire).bytes;
@@ -109,8 +109,8 @@ void zero_start_weights(Zero *zero) {
     SharedWeights *shared = &zero->shared;
     StepControl always = {0};
     if (!shared->on) return;
-    shared->stream =
-        zero->lanes->apart ? stream_create_urgent(zero->device, "layers' weights") : zero->lanes->last;
+    shared->stream = zero->lanes->apart ? stream_create_urgent(zero->device, "layers' weights")
+                                        : zero->lanes->last;
     shared->used = event_create(zero->device);
     for (int i = 0; i < 2; i++) shared->gathered[i] = event_create(zero->device);
     always.applied = 1;

@@ -70,7 +70,7 @@ SPOILED(MPI_Igatherv,
         (const void *own, int count, MPI_Datatype type, void *all, const int *each, const int *at,
          MPI_Datatype their, int root, MPI_Comm comm, MPI_Request *request),
         (own, count, type, all, each, at, their, root, comm, request))
-SPOILED(MPI_Test, (MPI_Request *request, int *done, MPI_Status *status), (request, done, status))
+SPOILED(MPI_Test, (MPI_Request * request, int *done, MPI_Status *status), (request, done, status))
 
 // Starting and ending MPI: these are not counted, and do not fail.
 #define STOPPED(name, parameters, arguments) \

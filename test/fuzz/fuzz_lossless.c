@@ -23,8 +23,9 @@ static void code_again(const LosslessLayout *m, const uint16_t *old, const uint1
     uint16_t *weights = (uint16_t *)fuzz_copy(old, whole);
     uint64_t fault = 0;
     uint32_t bytes;
-    CodeWeights c = {&applied, *m, (const uint8_t *)old, (const uint8_t *)fresh,
-                     (const uint8_t *)(fresh + m->elements), coded, &bytes};
+    CodeWeights c = {
+        &applied, *m,    (const uint8_t *)old, (const uint8_t *)fresh, (const uint8_t *)(fresh + m->elements),
+        coded,    &bytes};
     kernel_code_weights(NULL, &c);
     kernel_pack_weights(NULL, m, coded, message);
     PROMISE(bytes <= m->most);

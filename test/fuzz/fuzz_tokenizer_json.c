@@ -21,8 +21,8 @@ static size_t write_sound(char *out, const uint8_t *members, size_t bytes, bool 
                         "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{");
     if (of_model) memcpy(out + used, members, bytes);
     used += of_model ? bytes : 0;
-    used +=
-        (size_t)sprintf(out + used, "\"merges\":[\"t h\",[\"th\",\"e\"]],\"vocab\":{\"th\":256,\"the\":257");
+    used += (size_t)sprintf(out + used,
+                            "\"merges\":[\"t h\",[\"th\",\"e\"]],\"vocab\":{\"th\":256,\"the\":257");
     uint32_t shifted = 0x100;
     for (uint32_t byte = 0; byte < 256; byte++) {
         char symbol[8];
@@ -52,10 +52,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     FuzzParts parts = fuzz_parts(data + sound, size - sound);
     char *text = (char *)xmalloc(8192 + size, "a tokenizer");
     size_t bytes = parts.first_bytes;
-    if (sound)
-        bytes = write_sound(text, parts.first, bytes, *data == 'M');
-    else if (bytes)
-        memcpy(text, parts.first, bytes);
+    if (sound) bytes = write_sound(text, parts.first, bytes, *data == 'M');
+    else if (bytes) memcpy(text, parts.first, bytes);
     fuzz_file("tokenizer_config.json", parts.second, parts.second_bytes);
     TokenizerChoice choice = {.type = TOKENIZER_HUGGING_FACE,
                               .model = fuzz_file("tokenizer.json", text, bytes)};

@@ -25,12 +25,12 @@ typedef struct Entry {
 static void put_header(uint8_t **at, const Entry *e, bool central) {
     put_text(at, central ? "PK\1\2" : "PK\3\4", 4);
     if (central) put(at, 0, 2);
-    put(at, 0, 12);                      // version, flags, method, time, date
-    put(at, 0, 4);                       // sum
+    put(at, 0, 12);  // version, flags, method, time, date
+    put(at, 0, 4);   // sum
     put(at, e->bytes, 4);
     put(at, e->bytes, 4);
     put(at, strlen(e->name), 2);
-    put(at, 0, central ? 14 : 2);        // extra, comment, disk, attributes
+    put(at, 0, central ? 14 : 2);  // extra, comment, disk, attributes
     if (central) put(at, e->local, 4);
     put_text(at, e->name, strlen(e->name));
 }

@@ -47,9 +47,10 @@ static Tokenizer *open_gpt2(const char *vocab_file, const char *merge_file, Erro
 }
 
 static void open_both(const char *vocab, const char *merges) {
-    static const char text[] = " the theory of the 3 "
-                               "aa\xC3\xA9\n\taaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-                               "aaathethethethethethethethethethethethe";
+    static const char text[] =
+        " the theory of the 3 "
+        "aa\xC3\xA9\n\taaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+        "aaathethethethethethethethethethethethe";
     Error err = {0};
     Tokenizer *tokenizer = open_gpt2(vocab, merges, &err);
     if (!tokenizer) {

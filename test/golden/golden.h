@@ -9,9 +9,9 @@
 #include <string.h>
 
 typedef struct Golden {
-    char *bytes;   // the whole file, then a NUL
-    size_t size;   // of the file
-    size_t text;   // bytes of the text part; the data follow
+    char *bytes;  // the whole file, then a NUL
+    size_t size;  // of the file
+    size_t text;  // bytes of the text part; the data follow
 } Golden;
 
 // Reads the file whole. False when it is missing or is no golden file. golden_close frees it.

@@ -16,7 +16,7 @@ enum { SEED = 20240901, PURPOSE_DATA = 200 };  // of the random bits that make d
 typedef struct Dump {
     Device *device;
     Stream *stream;
-    FILE *full;      // NULL without --full
+    FILE *full;  // NULL without --full
     char prefix[128];
 } Dump;
 

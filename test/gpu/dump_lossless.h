@@ -44,7 +44,7 @@ static inline void decode_coded(Dump *d, const Coded *c, int64_t whole, int64_t 
         copy_on_device(d->stream, c->weights + rank * c->layout.elements * 2, c->old,
                        (size_t)c->layout.elements * 2);
     DecodeWeights a = {c->control, c->layout, c->messages, c->layout.most, room,
-                       2, 1, c->weights, c->fault, fault_code(FAULT_OF_CODING, 0)};
+                       2,          1,         c->weights,  c->fault,       fault_code(FAULT_OF_CODING, 0)};
     kernel_decode_weights(d->stream, &a);
     result(d, RAW, c->weights, (elements + 2 * c->layout.tail_elements) * 2, "%s weights", name);
     // Where both messages are wrong, either may be found first.
@@ -115,8 +115,8 @@ static inline void lossless_of(Dump *d, int64_t elements, int64_t tail, Changes 
 
 static inline void lossless(Dump *d) {
     // With 580 strange weights of 1024 some groups just fit and some just do not.
-    static const Changes changes[] = {{0.0f, 0, 0},  {1e-6f, 0, 0}, {1e-5f, 0, 0},   {1e-4f, 0, 0},
-                                      {1e-3f, 0, 0}, {1e-2f, 0, 0}, {1.0f, 0, 0},    {1e-4f, 10, 60},
+    static const Changes changes[] = {{0.0f, 0, 0},    {1e-6f, 0, 0},      {1e-5f, 0, 0}, {1e-4f, 0, 0},
+                                      {1e-3f, 0, 0},   {1e-2f, 0, 0},      {1.0f, 0, 0},  {1e-4f, 10, 60},
                                       {1e-4f, 0, 580}, {1e-5f, 1024, 1024}};
     static const int64_t elements[] = {0, 32, 64, 96, 160, 8192, 8192 + 4128, 1000000};
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {

@@ -27,8 +27,10 @@
 #include "test/gpu/dump_lossless.h"
 
 // A tensor that this rank holds whole.
-#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
-#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+#define MATRIX(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
+#define VECTOR(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = false, .unit = (UNIT) }
 
 // --- inputs -------------------------------------------------------------------------------------
 
@@ -149,7 +151,7 @@ static void build_plan(Run *r, int64_t values) {
     if (!plan_build(&r->plan, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
     r->bucket = r->plan.bucket[0];
     r->elements = r->bucket.matrix_elements + r->bucket.tail_elements;
-    GradWire wire = {c->intra, c->inter,    c->group_intra, c->group_inter,
+    GradWire wire = {c->intra, c->inter,     c->group_intra, c->group_inter,
                      c->tail,  c->transform, c->rounding,    c->chunks};
     WeightWire weight = {c->weight, c->group_weight, c->difference, c->weight_rounding};
     r->wire = wire;
@@ -168,7 +170,7 @@ static SegmentTable table_of(const Run *r) {
 // Rank (node, local)'s messages of chunk k for its first hop: all of them to `send`, the own one to
 // `self`. Returns how they were made.
 static QuantizePartitions quantize_rank(Run *r, const float *grads, int k, int node, int local, bool node_hop,
-                          const MessageLayout *m, uint8_t *send, uint8_t *self) {
+                                        const MessageLayout *m, uint8_t *send, uint8_t *self) {
     QuantizePartitions q = {0};
     q.grads = grads;
     q.bucket = r->bucket;
@@ -399,10 +401,10 @@ static void reduce(Run *r) {
 // --- weights ------------------------------------------------------------------------------------
 
 typedef struct Weights {
-    float *grads;            // (elements) the reduced gradients of all ranks' windows
-    floatX *weights;         // (elements)
-    float *master, *m, *v;   // (dp, shard) all ranks' states
-    uint8_t *messages;       // [local][node]
+    float *grads;           // (elements) the reduced gradients of all ranks' windows
+    floatX *weights;        // (elements)
+    float *master, *m, *v;  // (dp, shard) all ranks' states
+    uint8_t *messages;      // [local][node]
     StepControl *control;
     uint64_t *fault;
     MessageLayout message;
@@ -582,8 +584,8 @@ static void run_case(Dump *d, const Case *c, int64_t values, int index) {
     const char *transform = c->transform == TRANSFORM_HADAMARD ? " H" : c->transform ? " R" : "";
     snprintf(d->prefix, sizeof d->prefix, "case%d %dx%d %s/%d %s/%d%s%s k%d %s/%d%s%s", index, c->nodes,
              c->per_node, codec_info(c->intra).name, c->group_intra, codec_info(c->inter).name,
-             c->group_inter, transform, c->rounding == ROUND_STOCHASTIC ? " stochastic" : "",
-             c->chunks, codec_info(c->weight).name, c->group_weight, c->difference ? " difference" : "",
+             c->group_inter, transform, c->rounding == ROUND_STOCHASTIC ? " stochastic" : "", c->chunks,
+             codec_info(c->weight).name, c->group_weight, c->difference ? " difference" : "",
              c->weight_rounding == ROUND_STOCHASTIC ? " stochastic" : "");
     if (r.plan.dp > 1) reduce(&r);
     if (r.plan.dp > 1) weights(&r);
@@ -823,10 +825,21 @@ static void kept_messages(Dump *d) {
 // NaN of every sign and payload in the unquantized parts of the first hop: they pass with their
 // sign, made quiet.
 static void odd_nans(Dump *d, Codec codec, Codec tail) {
-    Case c = {2,  1,     0,
-              codec, codec, tail,
-              32, 32,    TRANSFORM_NONE, ROUND_NEAREST, 1,
-              FLOATX_CODEC, 32, false, ROUND_NEAREST};
+    Case c = {2,
+              1,
+              0,
+              codec,
+              codec,
+              tail,
+              32,
+              32,
+              TRANSFORM_NONE,
+              ROUND_NEAREST,
+              1,
+              FLOATX_CODEC,
+              32,
+              false,
+              ROUND_NEAREST};
     Run r = {0};
     r.d = d;
     r.c = c;

@@ -16,9 +16,14 @@ static void die(const char *what, const char *name) {
 // The model that the file's "config" names: L, C, NH, T, Vp, B; of a Llama also its groups and F,
 // whether it has norms of queries and keys, and the size of its heads.
 static void open_model(Bench *b, const Golden *g) {
-    static const char *const llama[] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope",
-                                        "--swiglu", "--disable-bias-linear",
-                                        "--untie-embeddings-and-output-weights", "--group-query-attention"};
+    static const char *const llama[] = {"--normalization",
+                                        "RMSNorm",
+                                        "--position-embedding-type",
+                                        "rope",
+                                        "--swiglu",
+                                        "--disable-bias-linear",
+                                        "--untie-embeddings-and-output-weights",
+                                        "--group-query-attention"};
     static const char *const names[] = {"--num-layers",
                                         "--hidden-size",
                                         "--num-attention-heads",

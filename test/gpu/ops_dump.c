@@ -80,7 +80,7 @@ static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, 
     floatX *wte = random_x(lab, (int64_t)V * C, 0, 0.02), *wpe = random_x(lab, (int64_t)T * C, 0, 0.02),
            *dx = random_x(lab, n * C, 0, 1), *x = poisoned_x(lab, n * C);
     float *dwte = random_f(lab, (int64_t)V * C, 1), *dwpe = random_f(lab, (int64_t)T * C, 1);
-    Embedding a = {B,   T,   C, 0,  V,    tokens, positions, dropout_of(p, DROPOUT_EMBEDDING),
+    Embedding a = {B,   T,   C, 0,  V,    tokens,      positions, dropout_of(p, DROPOUT_EMBEDDING),
                    wte, wpe, x, dx, dwte, .dwpe = dwpe};
     op_embedding_forward(lab->stream, &a);
     op_embedding_backward(lab->stream, &a);
@@ -150,9 +150,17 @@ static void case_border(Dump *d, int B, int T, int C, int64_t first, int64_t cou
            *dresidual = random_x(lab, count * C, 0, 1), *x = poisoned_x(lab, count * C),
            *dbranch = poisoned_x(lab, count * C);
     float *branch_sum = poisoned_f(lab, C), *dbias = random_f(lab, C, 1);
-    LayerNorm a = {B, T, C, .dropout = dropout_of(p, DROPOUT_FFN), .x = x, .residual = residual,
-                   .branch = branch, .dresidual = dresidual, .dbranch = p > 0.0f ? dbranch : NULL,
-                   .branch_sum = branch_sum, .rows = {first, count}};
+    LayerNorm a = {B,
+                   T,
+                   C,
+                   .dropout = dropout_of(p, DROPOUT_FFN),
+                   .x = x,
+                   .residual = residual,
+                   .branch = branch,
+                   .dresidual = dresidual,
+                   .dbranch = p > 0.0f ? dbranch : NULL,
+                   .branch_sum = branch_sum,
+                   .rows = {first, count}};
     op_layernorm_forward(lab->stream, &a);
     op_layernorm_backward(lab->stream, &a);
     op_bias_gradient(lab->stream, dbias, p > 0.0f ? dbranch : dresidual, branch_sum, count, C, NULL);
@@ -205,10 +213,23 @@ static void case_rmsnorm(Dump *d, int B, int T, int C, float p) {
            *dy = random_x(lab, n * C, 0, 1), *dresidual = random_x(lab, n * C, 0, 1),
            *dbranch = poisoned_x(lab, n * C);
     float *mean = poisoned_f(lab, n), *rstd = poisoned_f(lab, n), *dgamma = random_f(lab, C, 1);
-    LayerNorm a = {.B = B, .T = T, .C = C, .epsilon = 1e-5f, .dropout = dropout_of(p, DROPOUT_FFN),
-                   .x = sum, .residual = residual, .branch = branch, .gamma = gamma, .y = y, .mean = mean,
-                   .rstd = rstd, .dy = dy, .dresidual = dresidual, .dbranch = p > 0.0f ? dbranch : NULL,
-                   .dgamma = dgamma, .rms = true};
+    LayerNorm a = {.B = B,
+                   .T = T,
+                   .C = C,
+                   .epsilon = 1e-5f,
+                   .dropout = dropout_of(p, DROPOUT_FFN),
+                   .x = sum,
+                   .residual = residual,
+                   .branch = branch,
+                   .gamma = gamma,
+                   .y = y,
+                   .mean = mean,
+                   .rstd = rstd,
+                   .dy = dy,
+                   .dresidual = dresidual,
+                   .dbranch = p > 0.0f ? dbranch : NULL,
+                   .dgamma = dgamma,
+                   .rms = true};
     op_layernorm_forward(lab->stream, &a);
     op_layernorm_backward(lab->stream, &a);
     dump_x(d, "sum", sum, n * C, 'e');
@@ -217,8 +238,8 @@ static void case_rmsnorm(Dump *d, int B, int T, int C, float p) {
     dump_x(d, "dresidual", dresidual, n * C, 't');
     if (p > 0.0f) dump_x(d, "dbranch", dbranch, n * C, 't');
     dump_f(d, "dgamma", dgamma, C, 't');
-    release(lab, (void *[]){residual, branch, gamma, sum, y, dy, dresidual, dbranch, mean, rstd, dgamma,
-                            NULL});
+    release(lab,
+            (void *[]){residual, branch, gamma, sum, y, dy, dresidual, dbranch, mean, rstd, dgamma, NULL});
 }
 
 static void cases_layernorm(Dump *d) {
@@ -335,8 +356,14 @@ static void case_head_norm(Dump *d, int64_t n, int groups, int queries, int HD, 
     floatX *x = random_x(lab, all, 0.2, 1), *dy = random_x(lab, all, 0, 1),
            *before = poisoned_x(lab, n * groups * (queries + 1) * HD), *gamma[2], *beta[2];
     float *dgamma[2], *dbeta[2];
-    HeadNorm a = {.N = n, .groups = groups, .queries = queries, .HD = HD, .epsilon = 1e-5f, .rms = rms,
-                  .x = x, .before = before};
+    HeadNorm a = {.N = n,
+                  .groups = groups,
+                  .queries = queries,
+                  .HD = HD,
+                  .epsilon = 1e-5f,
+                  .rms = rms,
+                  .x = x,
+                  .before = before};
     for (int i = 0; i < 2; i++) {
         a.gamma[i] = gamma[i] = random_x(lab, HD, 1, 0.3);
         beta[i] = random_x(lab, HD, 0, 0.3);
@@ -403,7 +430,7 @@ static void cases_llama(Dump *d) {
     case_swiglu(d, 300, 264);
     case_rope(d, 2, 100, 3, 3, 64, 64);
     case_rope(d, 1, 77, 2, 6, 128, 128);
-    case_rope(d, 3, 5, 2, 3, 80, 40);   // half of the columns is no multiple of 8
+    case_rope(d, 3, 5, 2, 3, 80, 40);  // half of the columns is no multiple of 8
     case_rope(d, 1, 9, 1, 10, 8, 2);
 }
 
@@ -422,7 +449,17 @@ static void case_head(Dump *d, int64_t n, int C, int Vp, bool mask, bool backwar
     float *weights = (float *)xmalloc((size_t)n * sizeof(float), "the loss mask");
     for (int64_t i = 0; i < n; i++) weights[i] = i % 5 == 2 ? 0.0f : 1.0f;
     float *loss_mask = (float *)upload(lab, weights, (size_t)n * sizeof(float));
-    Head a = {n, C, 0, Vp, x, wte, targets, mask ? loss_mask : NULL, 1.0f / (float)n, losses, loss_sum,
+    Head a = {n,
+              C,
+              0,
+              Vp,
+              x,
+              wte,
+              targets,
+              mask ? loss_mask : NULL,
+              1.0f / (float)n,
+              losses,
+              loss_sum,
               .workspace = workspace};
     a.dx = backward ? dx : NULL;
     a.dwte = backward ? dwte : NULL;
@@ -450,9 +487,23 @@ static void case_head_of_two(Dump *d, int64_t n, int C, int V) {
     Head rank[2];
     for (int r = 0; r < 2; r++) {
         void *workspace = poisoned(lab, op_head_workspace_bytes(n, C, (int)half));
-        rank[r] = (Head){n, C, r * (int)half, (int)half, x, wte + r * half * C, targets, NULL,
-                         1.0f / (float)n, losses + r * n, NULL, dx + r * n * C, dwte + r * half * C, true,
-                         workspace, .all = all, .ranks = 2};
+        rank[r] = (Head){n,
+                         C,
+                         r * (int)half,
+                         (int)half,
+                         x,
+                         wte + r * half * C,
+                         targets,
+                         NULL,
+                         1.0f / (float)n,
+                         losses + r * n,
+                         NULL,
+                         dx + r * n * C,
+                         dwte + r * half * C,
+                         true,
+                         workspace,
+                         .all = all,
+                         .ranks = 2};
     }
     for (int64_t row = 0; row < n; row += chunk) {
         int64_t rows = n - row < chunk ? n - row : chunk;
@@ -491,8 +542,10 @@ static void dump_scores(Dump *d, const HeadScore *memory, int64_t n) {
     for (int p = 0; p < 4; p++) {
         float *values = (float *)xmalloc((size_t)n * sizeof(float), "scores");
         for (int64_t i = 0; i < n; i++) {
-            values[i] = p == 0 ? scores[i].max : p == 1 ? scores[i].sum : p == 2 ? scores[i].target
-                                                                                : (float)scores[i].best;
+            values[i] = p == 0   ? scores[i].max
+                        : p == 1 ? scores[i].sum
+                        : p == 2 ? scores[i].target
+                                 : (float)scores[i].best;
         }
         part[p] = (float *)upload(&d->lab, values, (size_t)n * sizeof(float));
         free(values);
@@ -521,8 +574,16 @@ static void case_head_scores(Dump *d, int64_t n, int C, int first, int rows, int
     int32_t *targets = (int32_t *)upload(lab, host, (size_t)n * sizeof *host);
     HeadScore *scores = (HeadScore *)poisoned(lab, (size_t)n * sizeof *scores);
     for (int64_t row = 0; row < n; row += chunk) {
-        Head a = {.N = n, .C = C, .first_row = first, .rows = rows, .x = x, .wte = wte, .targets = targets,
-                  .workspace = workspace, .columns = columns, .scores = scores + row};
+        Head a = {.N = n,
+                  .C = C,
+                  .first_row = first,
+                  .rows = rows,
+                  .x = x,
+                  .wte = wte,
+                  .targets = targets,
+                  .workspace = workspace,
+                  .columns = columns,
+                  .scores = scores + row};
         op_head_scores(lab->stream, &a, row, n - row < chunk ? n - row : chunk);
     }
     dump_scores(d, scores, n);
@@ -569,8 +630,19 @@ static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int d
     floatX *qkv = random_x(lab, qkv_size, 0, 1), *dout = random_x(lab, out_size, 0, 1),
            *out = poisoned_x(lab, out_size), *dqkv = poisoned_x(lab, qkv_size);
     Dropout dropout = p > 0.0f ? dropout_of(p, DROPOUT_ATTENTION) : NONE;
-    Attention a = {B,   T,     NH,   HD,   dropout, qkv, documents ? start : NULL,
-                   out, saved, dout, dqkv, .workspace = workspace, .groups = groups};
+    Attention a = {B,
+                   T,
+                   NH,
+                   HD,
+                   dropout,
+                   qkv,
+                   documents ? start : NULL,
+                   out,
+                   saved,
+                   dout,
+                   dqkv,
+                   .workspace = workspace,
+                   .groups = groups};
     op_attention_forward(lab->stream, &a);
     op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
@@ -605,7 +677,7 @@ static void cases_attention(Dump *d) {
     case_attention(d, 1, 4096, 1, 128, 0, 0);
     case_attention(d, 1, 8192, 1, 80, 0, 0);
     case_attention(d, 1, 128, 1, 256, 0, 0);
-    case_attention(d, 1, 1, 2, 64, 0, 0);      // lengths that are no multiple of 64: our own kernels on a GPU
+    case_attention(d, 1, 1, 2, 64, 0, 0);  // lengths that are no multiple of 64: our own kernels on a GPU
     case_attention(d, 1, 37, 1, 8, 0, 0);
     case_attention(d, 2, 100, 3, 80, 0, 0);
     case_attention(d, 2, 256, 3, 64, 2, 0);
@@ -629,8 +701,16 @@ static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) 
     floatX *qkv = random_x(lab, keys * row, 0, 1), *out = poisoned_x(lab, out_size),
            *cached = poisoned_x(lab, cache_size), *values = poisoned_x(lab, cache_size);
     void *workspace = poisoned(lab, op_cached_attention_workspace_bytes(T, room, NH, HD));
-    CachedAttention a = {.T = before, .room = room, .NH = NH, .HD = HD, .groups = groups, .qkv = qkv,
-                         .keys = cached, .values = values, .out = out, .workspace = workspace};
+    CachedAttention a = {.T = before,
+                         .room = room,
+                         .NH = NH,
+                         .HD = HD,
+                         .groups = groups,
+                         .qkv = qkv,
+                         .keys = cached,
+                         .values = values,
+                         .out = out,
+                         .workspace = workspace};
     op_cache_append(lab->stream, &a);
     a.T = T;
     a.start = before;

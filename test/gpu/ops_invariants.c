@@ -63,14 +63,24 @@ static void repeat_norm_and_embedding(Lab *lab, Verdict *v) {
     size_t results = RV * RC + RT * RC + 3 * RC;  // dwte, dwpe, dgamma, dbeta, dbias
     floatX *dresidual = poisoned_x(lab, RN * RC);
     Dropout dropout = {0.1f, 5, 9, 77};
-    LayerNorm norm = {
-        RB, RT, RC, 1e-5f, dropout, x, NULL, NULL, gamma, gamma, y, mean, rstd, dy, .dresidual = dresidual};
+    LayerNorm norm = {RB, RT,   RC,   1e-5f, dropout,
+                      x,  NULL, NULL, gamma, gamma,
+                      y,  mean, rstd, dy,    .dresidual = dresidual};
     op_layernorm_forward(lab->stream, &norm);
     for (int i = 0; i < 2; i++) {
         result[i] = (float *)lab_alloc(lab, results * sizeof(float));
         float *dgamma = result[i] + RV * RC + RT * RC;
         copy_on_device(lab->stream, dresidual, x, RN * RC * sizeof(floatX));
-        Embedding embedding = {RB, RT, RC, 0, RV, tokens, positions, dropout, .dx = dy, .dwte = result[i],
+        Embedding embedding = {RB,
+                               RT,
+                               RC,
+                               0,
+                               RV,
+                               tokens,
+                               positions,
+                               dropout,
+                               .dx = dy,
+                               .dwte = result[i],
                                .dwpe = result[i] + RV * RC};
         op_embedding_backward(lab->stream, &embedding);
         norm.dgamma = dgamma, norm.dbeta = dgamma + RC, norm.branch_sum = sum;
@@ -95,8 +105,20 @@ static void repeat_head_and_linear(Lab *lab, Verdict *v) {
     for (int i = 0; i < 2; i++) {
         result[i] = (float *)lab_alloc(lab, results * sizeof(float));
         dx[i] = poisoned_x(lab, RN * RC);
-        Head head = {RN, RC, 0, RV, x, w, targets, NULL, 1e-3f, losses, result[i] + RV * RC + RV, dx[i],
-                     result[i], .workspace = workspace};
+        Head head = {RN,
+                     RC,
+                     0,
+                     RV,
+                     x,
+                     w,
+                     targets,
+                     NULL,
+                     1e-3f,
+                     losses,
+                     result[i] + RV * RC + RV,
+                     dx[i],
+                     result[i],
+                     .workspace = workspace};
         op_head(lab->stream, &head);
         Linear product = {RN, RC, RV, x, w, .dy = dy, .dw = result[i], .workspace = workspace};
         op_linear_backward(lab->stream, &product);
@@ -121,8 +143,24 @@ static void head_in_two_calls(Lab *lab, Verdict *v) {
     for (int i = 0; i < 2; i++) {
         result[i] = (float *)lab_alloc(lab, (size_t)results * sizeof(float));
         dx[i] = poisoned_x(lab, RN * RC);
-        Head head = {RN, RC, 0, RV, x, w, targets, NULL, 1e-3f, result[i] + RV * RC,
-                     result[i] + RV * RC + RN, dx[i], result[i], true, workspace, own, own, .ranks = 1};
+        Head head = {RN,
+                     RC,
+                     0,
+                     RV,
+                     x,
+                     w,
+                     targets,
+                     NULL,
+                     1e-3f,
+                     result[i] + RV * RC,
+                     result[i] + RV * RC + RN,
+                     dx[i],
+                     result[i],
+                     true,
+                     workspace,
+                     own,
+                     own,
+                     .ranks = 1};
         if (i == 0) op_head(lab->stream, &head);
         for (int64_t row = 0; i == 1 && row < RN; row += chunk) {
             int64_t rows = RN - row < chunk ? RN - row : chunk;
@@ -185,11 +223,13 @@ static void norm_of_rows(Lab *lab, Verdict *v) {
     const size_t bytes = RN * RC * sizeof(floatX);
     verdict(v, same_bits(lab, whole.x, parts.x, bytes) && same_bits(lab, whole.y, parts.y, bytes),
             "LayerNorm of some rows: forward", 0);
-    verdict(v, same_bits(lab, whole.dresidual, parts.dresidual, bytes) &&
-                   same_bits(lab, whole.dbranch, parts.dbranch, bytes),
+    verdict(v,
+            same_bits(lab, whole.dresidual, parts.dresidual, bytes) &&
+                same_bits(lab, whole.dbranch, parts.dbranch, bytes),
             "LayerNorm of some rows: backward", 0);
-    verdict(v, same_bits(lab, whole.x, ends.x, bytes) && same_bits(lab, whole.dbranch, ends.dbranch, bytes) &&
-                   same_bits(lab, whole.dresidual, ends.dresidual, bytes),
+    verdict(v,
+            same_bits(lab, whole.x, ends.x, bytes) && same_bits(lab, whole.dbranch, ends.dbranch, bytes) &&
+                same_bits(lab, whole.dresidual, ends.dresidual, bytes),
             "the sum alone has the fused LayerNorm's bits", 0);
     norm_release(lab, &whole);
     norm_release(lab, &parts);
@@ -217,8 +257,8 @@ static Answer attend(Lab *lab, const Call *c, const floatX *qkv, const floatX *d
     Answer answer = {poisoned_x(lab, out_size(c)), poisoned_x(lab, 3 * out_size(c))};
     void *workspace = poisoned(lab, op_attention_workspace_bytes(c->B, c->T, c->NH, c->HD, 0)),
          *saved = poisoned(lab, op_attention_saved_bytes(c->B, c->T, c->NH, c->HD));
-    Attention a = {c->B,       c->T,  c->NH, c->HD,       c->dropout, qkv, c->doc_start,
-                   answer.out, saved, dout,  answer.dqkv, workspace, c->first_head, 0, false};
+    Attention a = {c->B,  c->T, c->NH,       c->HD,     c->dropout,    qkv, c->doc_start, answer.out,
+                   saved, dout, answer.dqkv, workspace, c->first_head, 0,   false};
     op_attention_forward(lab->stream, &a);
     op_attention_backward(lab->stream, &a);
     release(lab, (void *[]){workspace, saved, NULL});

@@ -36,8 +36,8 @@ static int take(const NvtxExportTableCallbacks *callbacks, NvtxCallbackModule mo
 // another than is known here.
 int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t export_table);
 int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t export_table) {
-    const NvtxExportTableCallbacks *callbacks =
-        (const NvtxExportTableCallbacks *)export_table(NVTX_ETID_CALLBACKS);
+    const NvtxExportTableCallbacks *callbacks = (const NvtxExportTableCallbacks *)export_table(
+        NVTX_ETID_CALLBACKS);
     return callbacks &&
            take(callbacks, NVTX_CB_MODULE_CORE, NVTX_CBID_CORE_RangeStartA, (NvtxFunctionPointer)started) &&
            take(callbacks, NVTX_CB_MODULE_CORE, NVTX_CBID_CORE_RangeEnd, (NvtxFunctionPointer)ended) &&

@@ -260,8 +260,8 @@ static void test_sort(Checks *c) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         size_t bytes = 0, planned = scratch_sort_bytes(rows[i]);
         int32_t *none = NULL;
-        cudaError_t status =
-            cub::DeviceRadixSort::SortPairs(NULL, bytes, none, none, none, none, rows[i], 0, 32);
+        cudaError_t status = cub::DeviceRadixSort::SortPairs(NULL, bytes, none, none, none, none, rows[i], 0,
+                                                             32);
         check(c, status == cudaSuccess && bytes <= planned, "the sort of %d rows wants %zu bytes of %zu",
               rows[i], bytes, planned);
     }

@@ -95,8 +95,13 @@ static void test_forward(Bench *b, int64_t N, int C, int OC, bool with_pre, bool
     floatX *y = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX)),
            *pre = (floatX *)new_memory(b, (size_t)(N * OC) * sizeof(floatX));
     void *workspace = new_memory(b, op_linear_workspace_bytes(N, C, OC));
-    Linear linear = {.N = N, .C = C, .OC = OC, .x = x.device, .w = w.device,
-                     .bias = with_bias ? bias.device : NULL, .y = y};
+    Linear linear = {.N = N,
+                     .C = C,
+                     .OC = OC,
+                     .x = x.device,
+                     .w = w.device,
+                     .bias = with_bias ? bias.device : NULL,
+                     .y = y};
     linear.pre = with_pre ? pre : NULL;
     linear.workspace = workspace;
     op_linear_forward(b->stream, &linear);
@@ -320,8 +325,8 @@ static void time_layer(Bench *b, const Layer *l, int64_t N) {
     enum { REPEATS = 20 };
     Values dy = random_values(b, N * l->OC, 1.0f), x = random_values(b, N * l->C, 1.0f),
            w = random_values(b, (int64_t)l->OC * l->C, 0.05f), bias = random_values(b, l->OC, 0.1f);
-    floatX *wide =
-               (floatX *)new_memory(b, (size_t)N * (size_t)(l->C > l->OC ? l->C : l->OC) * sizeof(floatX)),
+    floatX *wide = (floatX *)new_memory(b,
+                                        (size_t)N * (size_t)(l->C > l->OC ? l->C : l->OC) * sizeof(floatX)),
            *pre = (floatX *)new_memory(b, (size_t)(N * l->OC) * sizeof(floatX));
     float *dw = (float *)new_memory(b, (size_t)l->OC * (size_t)l->C * sizeof(float)),
           *dbias = (float *)new_memory(b, (size_t)l->OC * sizeof(float));

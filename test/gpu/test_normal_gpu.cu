@@ -83,8 +83,8 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
     const int64_t sizes[] = {1, 2, 511, 512, 513, 1000001, (int64_t)3000 * 1024};
     const double stds[] = {0.02, 0.02 / 9, 0, -1};
     Error err = {};
-    floatX *weights =
-               (floatX *)device_alloc(device, (size_t)(sizes[6] + 2) * sizeof *weights, "a test", &err),
+    floatX *weights = (floatX *)device_alloc(device, (size_t)(sizes[6] + 2) * sizeof *weights, "a test",
+                                             &err),
            *host = (floatX *)malloc((size_t)(sizes[6] + 2) * sizeof *host);
     for (int i = 0; i < 7 * 4; i++) {
         int64_t n = sizes[i / 4];
@@ -110,7 +110,9 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
 // of 2 alone.
 static void test_parts(Checks *c, Device *device, Stream *stream) {
     enum { COLUMNS = 3001, MOST = 200 * COLUMNS };
-    const struct { int64_t rows, columns, first_row, first_column; } box[] = {
+    const struct {
+        int64_t rows, columns, first_row, first_column;
+    } box[] = {
         {200, COLUMNS, 11, 0}, {200, 1500, 0, 0}, {200, 1501, 0, 1500}, {77, 256, 5, 513}, {9, 1, 8, 3000}};
     Error err = {};
     floatX *weights = (floatX *)device_alloc(device, (MOST + 2) * sizeof *weights, "a test", &err),
@@ -119,8 +121,8 @@ static void test_parts(Checks *c, Device *device, Stream *stream) {
         const int64_t rows = box[i].rows, columns = box[i].columns, n = rows * columns;
         memset(host, 0xEE, (MOST + 2) * sizeof *host);
         copy_to_device(stream, weights, host, (MOST + 2) * sizeof *host);
-        const InitWeights part = {weights + 1, rows, columns, box[i].first_row, box[i].first_column, COLUMNS,
-                                  0.02, SEED, STREAM, 1};
+        const InitWeights part = {weights + 1, rows, columns, box[i].first_row, box[i].first_column,
+                                  COLUMNS,     0.02, SEED,    STREAM,           1};
         op_init_weights(stream, &part);
         copy_to_host(stream, host, weights, (MOST + 2) * sizeof *host);
         stream_synchronize(stream);

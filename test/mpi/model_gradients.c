@@ -49,58 +49,95 @@ typedef struct ModelArm {
 #define SR ROUND_STOCHASTIC
 #define RN ROUND_NEAREST
 static const ModelArm arms[] = {
-    {"baseline fp32", {"--clip-grad", "1000"}, {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0},
-     {FLOATX_CODEC, 32, false, RN}, 0},
+    {"baseline fp32",
+     {"--clip-grad", "1000"},
+     {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0},
+     {FLOATX_CODEC, 32, false, RN},
+     0},
     {"SDP4Bit",
-     {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform",
-      "--quantized-weights", "--wq-rounding", "stochastic",
-      "--gradient-alltoall-pipeline", "3"},
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform", "--quantized-weights",
+      "--wq-rounding", "stochastic", "--gradient-alltoall-pipeline", "3"},
      {I8, I4, 128, 128, H, TRANSFORM_HADAMARD, SR, 3},
-     {I4, 2048, true, SR}, 0},
+     {I4, 2048, true, SR},
+     0},
     {"ULq, checksums",
-     {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-bits-intra",
-      "4", "--verify-wire"},
-     {I4, I4, 128, 128, H, TRANSFORM_NONE, SR, 0},
-     {FLOATX_CODEC, 32, false, RN}, 0},
-    {"SDP4Bit, optim_grads, 3 micro-batches",
-     {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform",
-      "--quantized-weights", "--wq-group-size", "128", "--gradient-alltoall-pipeline", "2",
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-bits-intra", "4",
       "--verify-wire"},
+     {I4, I4, 128, 128, H, TRANSFORM_NONE, SR, 0},
+     {FLOATX_CODEC, 32, false, RN},
+     0},
+    {"SDP4Bit, optim_grads, 3 micro-batches",
+     {"--quantized-gradients", "--gq-group-size-intra", "128", "--hadamard-transform", "--quantized-weights",
+      "--wq-group-size", "128", "--gradient-alltoall-pipeline", "2", "--verify-wire"},
      {I8, I4, 128, 128, H, TRANSFORM_HADAMARD, SR, 2},
-     {I4, 128, true, RN}, 3},
+     {I4, 128, true, RN},
+     3},
     {"EDEN 3",
      {"--quantized-gradients", "--gq-group-size-intra", "64", "--gradient-quantization-method", "eden",
       "--gradient-quantization-bits-inter", "3", "--quantized-weights"},
      {I8, CODEC_EDEN3, 64, 256, H, TRANSFORM_ROTATION, SR, 0},
-     {I4, 2048, true, RN}, 0},
+     {I4, 2048, true, RN},
+     0},
     {"EDEN 2 with error feedback, optim_grads, 3 micro-batches",
      {"--quantized-gradients", "--gq-group-size-intra", "128", "--gradient-quantization-method", "eden",
       "--gradient-quantization-bits-inter", "2", "--error-feedback", "--verify-wire",
       "--gradient-alltoall-pipeline", "2"},
      {I8, CODEC_EDEN2, 128, 256, H, TRANSFORM_ROTATION, SR, 2},
-     {FLOATX_CODEC, 32, false, RN}, 3},
-    {"baseline bf16, optim_grads, 1 micro-batch", {"--grad-reduce-in-bf16"},
-     {H, H, 32, 32, H, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}, 1},
+     {FLOATX_CODEC, 32, false, RN},
+     3},
+    {"baseline bf16, optim_grads, 1 micro-batch",
+     {"--grad-reduce-in-bf16"},
+     {H, H, 32, 32, H, TRANSFORM_NONE, SR, 0},
+     {FLOATX_CODEC, 32, false, RN},
+     1},
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 
 // A bucket per layer where the groups allow it, so that gradients are reduced while others are
 // still computed.
-static const char *const model_flags[] = {
-    "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer",
-    "--make-vocab-size-divisible-by", "8", "--num-layers", "2", "--kv-channels", "64", "--seq-length",
-    "64", "--max-position-embeddings", "64", "--attention-dropout", "0", "--hidden-dropout", "0",
-    "--micro-batch-size", "2", "--lr", "1e-3", "--train-iters", "10", "--clip-grad", "0.2",
-    "--ddp-bucket-size", "1"};
-enum { MODEL_FLAGS = sizeof model_flags / sizeof *model_flags, SIZE_FLAGS = 6, LAYOUT_FLAGS = 5,
-       SHARD_FLAGS = 4 };
+static const char *const model_flags[] = {"test",
+                                          "--bf16",
+                                          "--use-distributed-optimizer",
+                                          "--mock-data",
+                                          "--tokenizer-type",
+                                          "NullTokenizer",
+                                          "--make-vocab-size-divisible-by",
+                                          "8",
+                                          "--num-layers",
+                                          "2",
+                                          "--kv-channels",
+                                          "64",
+                                          "--seq-length",
+                                          "64",
+                                          "--max-position-embeddings",
+                                          "64",
+                                          "--attention-dropout",
+                                          "0",
+                                          "--hidden-dropout",
+                                          "0",
+                                          "--micro-batch-size",
+                                          "2",
+                                          "--lr",
+                                          "1e-3",
+                                          "--train-iters",
+                                          "10",
+                                          "--clip-grad",
+                                          "0.2",
+                                          "--ddp-bucket-size",
+                                          "1"};
+enum {
+    MODEL_FLAGS = sizeof model_flags / sizeof *model_flags,
+    SIZE_FLAGS = 6,
+    LAYOUT_FLAGS = 5,
+    SHARD_FLAGS = 4
+};
 // Many CPU ranks share few cores, and one process simulates them all: they get a quarter of the
 // parameters.
 enum { FEW_RANKS = 4 };
-static const char *const few_ranks_size[SIZE_FLAGS] = {
-    "--hidden-size", "128", "--num-attention-heads", "2", "--vocab-size", "999"};
-static const char *const many_ranks_size[SIZE_FLAGS] = {
-    "--hidden-size", "64", "--num-attention-heads", "1", "--vocab-size", "503"};
+static const char *const few_ranks_size[SIZE_FLAGS] = {"--hidden-size", "128", "--num-attention-heads", "2",
+                                                       "--vocab-size",  "999"};
+static const char *const many_ranks_size[SIZE_FLAGS] = {"--hidden-size", "64", "--num-attention-heads", "1",
+                                                        "--vocab-size",  "503"};
 
 // --- one rank ------------------------------------------------------------------------------------
 
@@ -115,15 +152,15 @@ typedef struct Model {
     Stream *compute;
     PlanTensor *tensors;
     // host memory
-    float *local;        // (arena) this rank's gradients as its backward left them
-    float *found;        // (arena) what comes back from the device
-    float *every;        // the group's root: (dp, arena) its ranks' gradients
-    float **all;         // (dp) the root: where each begins
-    float *losses;       // (dp)
-    StepRecord *records; // (world) simulated
-    struct Model *whole; // keeps all gradients and reduces none; NULL under optim
-    int first;           // number of the first micro-batch that load_tokens gives
-    Simulator sim;       // whole on the root; elsewhere only the arrays it broadcasts into
+    float *local;         // (arena) this rank's gradients as its backward left them
+    float *found;         // (arena) what comes back from the device
+    float *every;         // the group's root: (dp, arena) its ranks' gradients
+    float **all;          // (dp) the root: where each begins
+    float *losses;        // (dp)
+    StepRecord *records;  // (world) simulated
+    struct Model *whole;  // keeps all gradients and reduces none; NULL under optim
+    int first;            // number of the first micro-batch that load_tokens gives
+    Simulator sim;        // whole on the root; elsewhere only the arrays it broadcasts into
 } Model;
 
 // Rank 0 of a data-parallel group simulates the group.
@@ -143,9 +180,9 @@ static bool configure(Model *m, bool shared, Error *err) {
     char *argv[MODEL_FLAGS + SIZE_FLAGS + LAYOUT_FLAGS + SHARD_FLAGS + ARM_FLAGS], tp[16], pp[16], batch[16];
     const char *strategy = shared ? "optim_grads" : "optim";
     const char *const sharding[SHARD_FLAGS] = {"--global-batch-size", batch,
-        "--data-parallel-sharding-strategy", strategy};
+                                               "--data-parallel-sharding-strategy", strategy};
     const char *const layout[LAYOUT_FLAGS] = {"--tensor-model-parallel-size", tp,
-        "--pipeline-model-parallel-size", pp, "--sequence-parallel"};
+                                              "--pipeline-model-parallel-size", pp, "--sequence-parallel"};
     int argc = 0;
     const char *const *size = mesh->dp.size <= FEW_RANKS ? few_ranks_size : many_ranks_size;
     snprintf(tp, sizeof tp, "%d", mesh->tp.size);
@@ -197,18 +234,25 @@ static bool build_model(Model *m, Error *err) {
 static void build_simulator(Model *m) {
     const Config *c = &m->config;
     int dp = m->zero->plan.dp, kept = is_root(m) ? dp : 0;
-    SimulatorOptions o = {
-        &m->zero->plan, m->tensors, m->arm->grad, m->arm->weight, (uint32_t)c->seed,
-        (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps, WEIGHT_DECAY,
-        (float)c->clip_grad, true, (float)c->loss_spike_factor,
-        c->error_feedback && m->rank->mesh->rail.size > 1};
+    SimulatorOptions o = {&m->zero->plan,
+                          m->tensors,
+                          m->arm->grad,
+                          m->arm->weight,
+                          (uint32_t)c->seed,
+                          (float)c->adam_beta1,
+                          (float)c->adam_beta2,
+                          (float)c->adam_eps,
+                          WEIGHT_DECAY,
+                          (float)c->clip_grad,
+                          true,
+                          (float)c->loss_spike_factor,
+                          c->error_feedback && m->rank->mesh->rail.size > 1};
     m->local = (float *)xmalloc(arena_bytes(m), "the test");
     m->found = (float *)xmalloc(arena_bytes(m), "the test");
     m->every = (float *)xmalloc((size_t)kept * arena_bytes(m) + 1, "the test");
     m->all = (float **)xcalloc((size_t)dp, sizeof *m->all, "the test");
     m->losses = (float *)xcalloc((size_t)dp, sizeof *m->losses, "the test");
-    m->records =
-        (StepRecord *)xcalloc((size_t)m->rank->mesh->world.size, sizeof *m->records, "the test");
+    m->records = (StepRecord *)xcalloc((size_t)m->rank->mesh->world.size, sizeof *m->records, "the test");
     for (int r = 0; r < kept; r++) m->all[r] = m->every + r * m->zero->plan.arena_elements;
     floatX *weights = (floatX *)xmalloc(arena_bytes(m), "the test");
     download(m, weights, m->zero->weights, (size_t)m->zero->plan.arena_elements * sizeof(floatX));
@@ -251,7 +295,7 @@ static void load_tokens(void *context, GPT *gpt, int k, Pass *pass) {
     int32_t *positions = (int32_t *)xmalloc((size_t)N * sizeof *positions, "the test");
     for (int i = 0; i <= N; i++) {
         Philox4 r = philox4x32_10(11, 0, (uint32_t)i, (uint32_t)(m->first + k), (uint32_t)group_of(m)->rank,
-                                   step);
+                                  step);
         double x = (r.v[0] + 0.5) * 0x1p-32;
         drawn[i] = (int32_t)(gpt->V * x * x);
     }

@@ -18,8 +18,8 @@ typedef struct ModelRank {
     Lanes *lanes;
     const Mesh *mesh;  // of all ranks of MPI_COMM_WORLD, open
     OwnDevice own;
-    Pipeline pipeline; // of one chunk of layers
-    bool sequence;     // --sequence-parallel
+    Pipeline pipeline;  // of one chunk of layers
+    bool sequence;      // --sequence-parallel
 } ModelRank;
 
 // Trains a small model for a few steps under every arm, prints ok / not ok for each on rank 0 and

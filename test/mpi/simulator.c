@@ -142,7 +142,7 @@ static void add_to(float *sum, const float *x, int64_t n, bool first) {
 typedef struct Reduction {
     Hop level1, level2;  // without the keys' sources
     Rotation rotation;
-    int64_t n;           // the tensor's elements, padded with zeros to whole groups
+    int64_t n;  // the tensor's elements, padded with zeros to whole groups
     int64_t logical;
 } Reduction;
 
@@ -211,8 +211,9 @@ static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t
                   wire->inter_group,
                   wire->rounding,
                   {sim->options.seed, step, PURPOSE_GRAD_LEVEL2 + number, 0}};
-    Rotation rotation = {
-        wire->transform, {sim->options.seed, step, PURPOSE_ROTATION + number, 0}, place->logical};
+    Rotation rotation = {wire->transform,
+                         {sim->options.seed, step, PURPOSE_ROTATION + number, 0},
+                         place->logical};
     if (sim->options.error_feedback) {  // the same in every reduction
         rotation.signs.step = 0;
         rotation.signs.purpose = PURPOSE_ROTATION;

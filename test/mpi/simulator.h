@@ -14,15 +14,15 @@
 LLMC_BEGIN
 
 typedef struct SimulatorOptions {
-    const Plan *plan;      // where tensors lie; nodes and ranks per node
+    const Plan *plan;  // where tensors lie; nodes and ranks per node
     const PlanTensor *tensors;
     GradWire grad;
     WeightWire weight;
-    uint32_t seed;         // of the rounding bits
+    uint32_t seed;  // of the rounding bits
     float beta1, beta2, epsilon, weight_decay, clip_grad;
     bool skip_non_finite;
-    float spike_factor;  // of the loss and of the norm; spikes are reported only
-    bool error_feedback; // of the hop between nodes, which is there and has a grouped codec
+    float spike_factor;   // of the loss and of the norm; spikes are reported only
+    bool error_feedback;  // of the hop between nodes, which is there and has a grouped codec
 } SimulatorOptions;
 
 // All arrays but records have the arena's shape (plan->arena_elements), pads 0.
@@ -61,7 +61,7 @@ void simulator_records(Simulator *sim, const float *losses);
 typedef struct SimulatedWorld {
     const StepRecord *records;  // (ranks)
     int ranks;
-    int losses;                 // how many records hold a loss, which the mean divides by
+    int losses;  // how many records hold a loss, which the mean divides by
 } SimulatedWorld;
 // Then each group judges, and updates its own parts of the model.
 void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step, float lr_if_applied,

@@ -196,9 +196,8 @@ static int lack_threads(const char *which) {
 // The environment without what makes a process one of this job's ranks; malloc'ed, the words are
 // those of environ.
 static char **environment_of_one(void) {
-    const char *ours[] = {
-        "OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_", "PMI_", "MPI_LOCAL",
-        "PRTE_", "SLURM_", NULL};
+    const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_",
+                          "PMI_",       "MPI_LOCAL",    "PRTE_",         "SLURM_",        NULL};
     int count = 0, kept = 0;
     while (environ[count]) count++;
     char **words = (char **)xcalloc((size_t)count + 1, sizeof *words, "an environment");
@@ -248,8 +247,9 @@ static bool collectives_are_told(char *text, size_t bytes) {
 static bool looking_ends_the_job(char *text, size_t bytes) {
     double start = monotonic_seconds();
     return alone(BREAKS, text, bytes) == EXIT_COMMUNICATION && monotonic_seconds() - start < 13 &&
-           strstr(text, "iteration 3 update: a collective between nodes failed behind the host's back: "
-                        "link lost\n");
+           strstr(text,
+                  "iteration 3 update: a collective between nodes failed behind the host's back: "
+                  "link lost\n");
 }
 
 // A rank must not go on without a heartbeat that the others of its host wait for.
@@ -260,8 +260,9 @@ static bool ends_without_memory(char *text, size_t bytes) {
 
 // With a limit nobody trains unwatched; without one there is nothing to watch for.
 static bool ends_without_threads(char *text, size_t bytes) {
-    const char *says = "cannot start the watchdog's thread: Resource temporarily unavailable; raise "
-                       "ulimit -u";
+    const char *says =
+        "cannot start the watchdog's thread: Resource temporarily unavailable; raise "
+        "ulimit -u";
     return alone(NO_THREAD, text, bytes) == EXIT_ENVIRONMENT &&
            strstr(text, "error: rank 0 (node 0, gpu 0) start: ") && strstr(text, says) &&
            alone(NO_TIMER, text, bytes) == EXIT_ENVIRONMENT && strstr(text, says) &&

@@ -27,8 +27,8 @@ typedef struct Layout {
     int tp, pp;
     bool sequence, recompute;
     int micro_batches;
-    int chunks;  // of a stage
-    int groups;  // of the heads of a Llama; 0: GPT-2's blocks
+    int chunks;    // of a stage
+    int groups;    // of the heads of a Llama; 0: GPT-2's blocks
     bool qk_norm;  // with rotary positions: without, keys' norms have biases that change no loss.
                    // And with heads of twice their usual size
 } Layout;
@@ -58,12 +58,37 @@ typedef struct Model {
 static const Peers everyone = {MPI_COMM_WORLD, 0, NULL};
 
 static bool configure(Config *config, const Layout *layout, Error *err) {
-    const char *argv[MOST_FLAGS] = {
-        "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--lr", "1e-3", "--train-iters", "10",
-        "--tokenizer-type", "NullTokenizer", "--vocab-size", "127", "--make-vocab-size-divisible-by", "16",
-        "--num-layers", "8", "--hidden-size", "64", "--num-attention-heads", "8", "--seq-length", "16",
-        "--max-position-embeddings", "16", "--micro-batch-size", "2", "--init-method-std", "0.1",
-        "--recompute-granularity", layout->recompute ? "full" : "selective", "--global-batch-size"};
+    const char *argv[MOST_FLAGS] = {"test",
+                                    "--bf16",
+                                    "--use-distributed-optimizer",
+                                    "--mock-data",
+                                    "--lr",
+                                    "1e-3",
+                                    "--train-iters",
+                                    "10",
+                                    "--tokenizer-type",
+                                    "NullTokenizer",
+                                    "--vocab-size",
+                                    "127",
+                                    "--make-vocab-size-divisible-by",
+                                    "16",
+                                    "--num-layers",
+                                    "8",
+                                    "--hidden-size",
+                                    "64",
+                                    "--num-attention-heads",
+                                    "8",
+                                    "--seq-length",
+                                    "16",
+                                    "--max-position-embeddings",
+                                    "16",
+                                    "--micro-batch-size",
+                                    "2",
+                                    "--init-method-std",
+                                    "0.1",
+                                    "--recompute-granularity",
+                                    layout->recompute ? "full" : "selective",
+                                    "--global-batch-size"};
     int count = 31;
     char batch[16], tp[16], pp[16], chunk[16];
     snprintf(batch, sizeof batch, "%d", 2 * layout->micro_batches);
@@ -77,14 +102,22 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
     snprintf(chunk, sizeof chunk, "%d", 8 / layout->pp / layout->chunks);
     char groups[16];
     snprintf(groups, sizeof groups, "%d", layout->groups);
-    const char *const llama[] = {
-        "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu", "--ffn-hidden-size",
-        "128", "--disable-bias-linear", "--untie-embeddings-and-output-weights",
-        "--group-query-attention", "--num-query-groups", groups};
+    const char *const llama[] = {"--normalization",
+                                 "RMSNorm",
+                                 "--position-embedding-type",
+                                 "rope",
+                                 "--swiglu",
+                                 "--ffn-hidden-size",
+                                 "128",
+                                 "--disable-bias-linear",
+                                 "--untie-embeddings-and-output-weights",
+                                 "--group-query-attention",
+                                 "--num-query-groups",
+                                 groups};
     int blocks = layout->groups ? (int)(sizeof llama / sizeof *llama) : 0;
     for (int i = 0; i < blocks; i++) argv[count++] = llama[i];
-    const char *const heads[] = {"--qk-layernorm", "--position-embedding-type", "rope",
-                                 "--kv-channels", "16"};
+    const char *const heads[] = {"--qk-layernorm", "--position-embedding-type", "rope", "--kv-channels",
+                                 "16"};
     for (int i = 0; i < (layout->qk_norm ? 5 : 0); i++) argv[count++] = heads[i];
     if (layout->sequence) argv[count++] = "--sequence-parallel";
     if (layout->chunks > 1) {
@@ -295,8 +328,8 @@ static bool compare_loss(const Model *part, const Model *whole, const Layout *la
 }
 
 static bool same_model(const Layout *layout, const Rank *rank) {
-    const Layout one_rank = {1, 1, false, layout->recompute, layout->micro_batches, 1,
-                             layout->groups, layout->qk_norm};
+    const Layout one_rank = {
+        1, 1, false, layout->recompute, layout->micro_batches, 1, layout->groups, layout->qk_norm};
     Model part, whole;
     open_model(&part, layout, rank);
     open_model(&whole, &one_rank, rank);
@@ -320,9 +353,9 @@ static bool test_layout(const Rank *rank, const Layout *layout) {
     if (rank->launch->rank == 0) {
         printf("%s %s%s, T %d, P %d%s%s%s, %d micro-batches\n", ok ? "ok" : "not ok",
                layout->groups ? "Llama" : "GPT-2", layout->qk_norm ? " with norms of queries and keys" : "",
-               layout->tp, layout->pp,
-               layout->chunks > 1 ? " in chunks" : "", layout->sequence ? ", sequence parallel" : "",
-               layout->recompute ? ", full recomputation" : "", layout->micro_batches);
+               layout->tp, layout->pp, layout->chunks > 1 ? " in chunks" : "",
+               layout->sequence ? ", sequence parallel" : "", layout->recompute ? ", full recomputation" : "",
+               layout->micro_batches);
     }
     return ok;
 }
@@ -350,8 +383,16 @@ int main(int argc, char **argv) {
     for (int pp = 1; pp <= 4 && pp <= launch.size; pp *= 2) {
         for (int i = 0; i < 3; i++) {
             for (int kind = 0; kind < 8; kind++) {
-                Layout layout = {launch.size / pp, pp, kind % 2 == 1, kind % 4 >= 2, micro_batches[i], 1,
-                                 kind < 4 ? 0 : launch.size < 8 ? 4 : 8, i == 1};
+                Layout layout = {launch.size / pp,
+                                 pp,
+                                 kind % 2 == 1,
+                                 kind % 4 >= 2,
+                                 micro_batches[i],
+                                 1,
+                                 kind < 4          ? 0
+                                 : launch.size < 8 ? 4
+                                                   : 8,
+                                 i == 1};
                 if (layout.tp == 1 && layout.sequence) continue;
                 if (layout.groups && i != 1) continue;
                 failures += !test_layout(&rank, &layout);

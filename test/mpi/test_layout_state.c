@@ -20,13 +20,43 @@
 #include "test/checkpoint_calls.h"
 #include "test/leaks.h"
 
-static const char *const flags[] = {
-    "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer",
-    "--num-layers", "4", "--global-batch-size", "16", "--seq-length", "32",
-    "--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--train-iters", "10",
-    "--clip-grad", "0", "--ddp-bucket-size", "1", "--hidden-size", "64", "--num-attention-heads", "4",
-    "--vocab-size", "247", "--quantized-weights", "--quantized-gradients",
-    "--wq-group-size", "128", "--gq-group-size-intra", "128", "--log-num-zeros-in-grad"};
+static const char *const flags[] = {"test",
+                                    "--bf16",
+                                    "--use-distributed-optimizer",
+                                    "--mock-data",
+                                    "--tokenizer-type",
+                                    "NullTokenizer",
+                                    "--num-layers",
+                                    "4",
+                                    "--global-batch-size",
+                                    "16",
+                                    "--seq-length",
+                                    "32",
+                                    "--max-position-embeddings",
+                                    "32",
+                                    "--micro-batch-size",
+                                    "1",
+                                    "--lr",
+                                    "1e-3",
+                                    "--train-iters",
+                                    "10",
+                                    "--clip-grad",
+                                    "0",
+                                    "--ddp-bucket-size",
+                                    "1",
+                                    "--hidden-size",
+                                    "64",
+                                    "--num-attention-heads",
+                                    "4",
+                                    "--vocab-size",
+                                    "247",
+                                    "--quantized-weights",
+                                    "--quantized-gradients",
+                                    "--wq-group-size",
+                                    "128",
+                                    "--gq-group-size-intra",
+                                    "128",
+                                    "--log-num-zeros-in-grad"};
 enum { FLAGS = sizeof flags / sizeof *flags, STEP = 3 };
 
 // One rank of one layout.
@@ -64,11 +94,12 @@ typedef struct Shape {
     const char *layers;
     Sharing sharing;
 } Shape;
-static const Shape shapes[] = {
-    {1, 1, NULL, WHOLE}, {2, 1, NULL, WHOLE}, {1, 2, NULL, WHOLE}, {4, 1, NULL, WHOLE}, {2, 2, NULL, WHOLE},
-    {1, 4, NULL, WHOLE}, {4, 2, NULL, WHOLE}, {2, 4, NULL, WHOLE}, {1, 2, "1", WHOLE}, {2, 2, "1", WHOLE},
-    {1, 1, NULL, NODES}, {2, 1, NULL, NODES}, {1, 2, "1", NODES}, {1, 1, NULL, WORLD}, {2, 1, NULL, WORLD},
-    {1, 2, NULL, SECOND}};
+static const Shape shapes[] = {{1, 1, NULL, WHOLE}, {2, 1, NULL, WHOLE}, {1, 2, NULL, WHOLE},
+                               {4, 1, NULL, WHOLE}, {2, 2, NULL, WHOLE}, {1, 4, NULL, WHOLE},
+                               {4, 2, NULL, WHOLE}, {2, 4, NULL, WHOLE}, {1, 2, "1", WHOLE},
+                               {2, 2, "1", WHOLE},  {1, 1, NULL, NODES}, {2, 1, NULL, NODES},
+                               {1, 2, "1", NODES},  {1, 1, NULL, WORLD}, {2, 1, NULL, WORLD},
+                               {1, 2, NULL, SECOND}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static void describe_shape(const Shape *s, char *text, size_t bytes) {
@@ -175,8 +206,7 @@ static void fill(const Layout *l, bool rounded) {
     Zero *zero = l->zero;
     for (int i = 0; i < zero->plan.tensors; i++) {
         const Tensor *t = &zero->tensors[i];
-        for (int64_t e = 0; e < tensor_elements(t); e++)
-            zero_weight(zero, i)[e] = weight_of(t, rounded, e);
+        for (int64_t e = 0; e < tensor_elements(t); e++) zero_weight(zero, i)[e] = weight_of(t, rounded, e);
         zero_keep_weights(zero, i);
     }
     for (int i = 0; i < zero->piece_count; i++) {
@@ -373,7 +403,8 @@ static void test_drift(const Layout *l, const char *name, bool here, const char 
     bool ok = verify(l, &repairs, &err);
     bool told = strstr(err.what, says) && strstr(err.what, "differ even after their repair");
     if (!told) fprintf(stderr, "rank %d: '%s' in '%s'?\n", rank, says, err.what);
-    check(!ok && err.code == EXIT_COMMUNICATION && told, l, "copies whose master weights drifted end the run");
+    check(!ok && err.code == EXIT_COMMUNICATION && told, l,
+          "copies whose master weights drifted end the run");
 }
 
 static void test_replicas(const Layout *l) {
@@ -408,9 +439,16 @@ static bool save(Layout *l, const char *folder, int64_t iteration, Error *err) {
     l->config.save_interval = 5;
     Log *log = log_open(&l->config, ranks, false, NULL, err);
     Progress *progress = progress_open(folder, ranks, 0, false, err);
-    Saver saver = {.config = &l->config, .mesh = &l->mesh, .zero = l->zero, .whole = l->gpt.whole,
-                   .whole_count = l->gpt.whole_tensors, .log = log, .progress = progress, .peers = world,
-                   .before = -1, .lock = &lock};
+    Saver saver = {.config = &l->config,
+                   .mesh = &l->mesh,
+                   .zero = l->zero,
+                   .whole = l->gpt.whole,
+                   .whole_count = l->gpt.whole_tensors,
+                   .log = log,
+                   .progress = progress,
+                   .peers = world,
+                   .before = -1,
+                   .lock = &lock};
     RunState state = {.iteration = iteration, .beta1_power = 0.5, .beta2_power = 0.25};
     bool ok = (rank != 0 || save_folder_lock(folder, 5, &lock, err)) && saver_has_room(&saver, 0, err) &&
               saver_save(&saver, &state, err);

@@ -14,12 +14,12 @@ static int rank, ranks;
 static char folder[64], prefix[2][96];
 
 // Ends the whole job with the place of the failure.
-#define CHECK(condition)                                                                        \
-    do {                                                                                        \
-        if (!(condition)) {                                                                     \
-            fprintf(stderr, "rank %d: %s:%d: %s\n", rank, __FILE__, __LINE__, #condition);      \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                       \
-        }                                                                                       \
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "rank %d: %s:%d: %s\n", rank, __FILE__, __LINE__, #condition); \
+            MPI_Abort(MPI_COMM_WORLD, 1); \
+        } \
     } while (0)
 
 static void ok(const char *what) {

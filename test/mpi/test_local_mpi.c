@@ -42,52 +42,114 @@ typedef struct Arm {
 #define RN ROUND_NEAREST
 static const Arm arms[] = {
     {"fp32", {NULL}, 0, 0, {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
-    {"bf16, a delay", {"--grad-reduce-in-bf16", "--local-steps-delay", "2"}, 2, 0,
-     {B, B, 32, 32, B, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+    {"bf16, a delay",
+     {"--grad-reduce-in-bf16", "--local-steps-delay", "2"},
+     2,
+     0,
+     {B, B, 32, 32, B, TRANSFORM_NONE, SR, 0},
+     {FLOATX_CODEC, 32, false, RN}},
     {"SDP4Bit",
      {"--quantized-gradients", "--hadamard-transform", "--gq-group-size-intra", "32", "--gq-group-size-inter",
       "64", "--quantized-weights", "--wq-group-size", "64", "--wq-rounding", "stochastic"},
-     0, 0, {I8, I4, 32, 64, B, TRANSFORM_HADAMARD, SR, 0}, {I4, 64, true, SR}},
+     0,
+     0,
+     {I8, I4, 32, 64, B, TRANSFORM_HADAMARD, SR, 0},
+     {I4, 64, true, SR}},
     {"SDP4Bit, a delay and a mix, checksums",
      {"--quantized-gradients", "--hadamard-transform", "--gq-group-size-intra", "32", "--gq-group-size-inter",
       "64", "--quantized-weights", "--wq-group-size", "64", "--verify-wire", "--local-steps-delay", "3",
       "--local-steps-mix", "0.25"},
-     3, 0.25f, {I8, I4, 32, 64, B, TRANSFORM_HADAMARD, SR, 0}, {I4, 64, true, RN}},
+     3,
+     0.25f,
+     {I8, I4, 32, 64, B, TRANSFORM_HADAMARD, SR, 0},
+     {I4, 64, true, RN}},
     {"EDEN",
      {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gq-group-size-intra", "128",
       "--local-steps-delay", "1"},
-     1, 0, {I8, CODEC_EDEN4, 128, 256, B, TRANSFORM_ROTATION, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+     1,
+     0,
+     {I8, CODEC_EDEN4, 128, 256, B, TRANSFORM_ROTATION, SR, 0},
+     {FLOATX_CODEC, 32, false, RN}},
     {"EDEN at 3 bits, checksums",
      {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gradient-quantization-bits-inter",
       "3", "--gq-group-size-intra", "256", "--quantized-weights", "--wq-group-size", "32", "--verify-wire"},
-     0, 0, {I8, CODEC_EDEN3, 256, 256, B, TRANSFORM_ROTATION, SR, 0}, {I4, 32, true, RN}},
+     0,
+     0,
+     {I8, CODEC_EDEN3, 256, 256, B, TRANSFORM_ROTATION, SR, 0},
+     {I4, 32, true, RN}},
     {"EDEN at 2 bits, lossless weights",
      {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gradient-quantization-bits-inter",
       "2", "--gq-group-size-intra", "64", "--quantized-weights", "--weight-quantization-method", "lossless"},
-     0, 0, {I8, CODEC_EDEN2, 64, 256, B, TRANSFORM_ROTATION, SR, 0}, {FLOATX_CODEC, 32, true, RN}},
+     0,
+     0,
+     {I8, CODEC_EDEN2, 64, 256, B, TRANSFORM_ROTATION, SR, 0},
+     {FLOATX_CODEC, 32, true, RN}},
     {"int8, rounded to nearest",
      {"--quantized-gradients", "--gradient-quantization-bits-inter", "8", "--gq-rounding", "nearest",
       "--gq-group-size-intra", "32", "--gq-group-size-inter", "96"},
-     0, 0, {I8, I8, 32, 96, B, TRANSFORM_NONE, RN, 0}, {FLOATX_CODEC, 32, false, RN}},
+     0,
+     0,
+     {I8, I8, 32, 96, B, TRANSFORM_NONE, RN, 0},
+     {FLOATX_CODEC, 32, false, RN}},
     {"EDEN, a delay and a mix, the run's end",
      {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gq-group-size-intra", "128",
       "--local-steps-delay", "2", "--local-steps-mix", "0.25", "--train-iters", "11"},
-     2, 0.25f, {I8, CODEC_EDEN4, 128, 256, B, TRANSFORM_ROTATION, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
-    {"fp32, the run's end", {"--train-iters", "11"}, 0, 0,
-     {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+     2,
+     0.25f,
+     {I8, CODEC_EDEN4, 128, 256, B, TRANSFORM_ROTATION, SR, 0},
+     {FLOATX_CODEC, 32, false, RN}},
+    {"fp32, the run's end",
+     {"--train-iters", "11"},
+     0,
+     0,
+     {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0},
+     {FLOATX_CODEC, 32, false, RN}},
     {"TLq, one stream, optim_grads",
      {"--quantized-gradients", "--gq-group-size-intra", "32", "--gq-group-size-inter", "32", "--no-overlap",
       "--data-parallel-sharding-strategy", "optim_grads"},
-     0, 0, {I8, I4, 32, 32, B, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
+     0,
+     0,
+     {I8, I4, 32, 32, B, TRANSFORM_NONE, SR, 0},
+     {FLOATX_CODEC, 32, false, RN}},
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 
-static const char *const common_flags[] = {
-    "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--tokenizer-type", "NullTokenizer",
-    "--vocab-size", "63", "--num-layers", "3", "--hidden-size", "32", "--num-attention-heads", "1",
-    "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-2",
-    "--train-iters", "100", "--clip-grad", "0.5", "--ddp-bucket-size", "1", "--on-nan", "skip",
-    "--local-steps", "4", "--outer-lr", "0.7", "--outer-momentum", "0.9"};
+static const char *const common_flags[] = {"test",
+                                           "--bf16",
+                                           "--use-distributed-optimizer",
+                                           "--mock-data",
+                                           "--tokenizer-type",
+                                           "NullTokenizer",
+                                           "--vocab-size",
+                                           "63",
+                                           "--num-layers",
+                                           "3",
+                                           "--hidden-size",
+                                           "32",
+                                           "--num-attention-heads",
+                                           "1",
+                                           "--seq-length",
+                                           "32",
+                                           "--max-position-embeddings",
+                                           "32",
+                                           "--micro-batch-size",
+                                           "1",
+                                           "--lr",
+                                           "1e-2",
+                                           "--train-iters",
+                                           "100",
+                                           "--clip-grad",
+                                           "0.5",
+                                           "--ddp-bucket-size",
+                                           "1",
+                                           "--on-nan",
+                                           "skip",
+                                           "--local-steps",
+                                           "4",
+                                           "--outer-lr",
+                                           "0.7",
+                                           "--outer-momentum",
+                                           "0.9"};
 enum { COMMON_FLAGS = sizeof common_flags / sizeof *common_flags };
 
 // --- a trial -------------------------------------------------------------------------------------
@@ -95,7 +157,7 @@ enum { COMMON_FLAGS = sizeof common_flags / sizeof *common_flags };
 // The outer state of all replica groups, as the simulator has it, in the arena's shape.
 typedef struct Outer {
     float *weights, *momentum;
-    int64_t *turn;    // (buckets)
+    int64_t *turn;  // (buckets)
 } Outer;
 
 typedef struct Trial {
@@ -109,24 +171,24 @@ typedef struct Trial {
     MemoryPlan memory_plan;
     Zero *zero;
     PlanTensor *tensors;
-    Plan plan;             // the zero's
-    Simulator *replica_group;     // (replica groups)
+    Plan plan;                 // the zero's
+    Simulator *replica_group;  // (replica groups)
     Outer outer;
-    float *local, **grads; // (arena) this rank's; (world) every rank's
-    float *found;          // (arena) from the device
+    float *local, **grads;  // (arena) this rank's; (world) every rank's
+    float *found;           // (arena) from the device
 } Trial;
 
 static int replica_groups(const Trial *t) { return t->mesh->replica_groups.size; }
 
 static bool complain(const Trial *t, int64_t step, const char *what, int64_t at) {
-    fprintf(stderr, "rank %d, %d replica groups x %d, %s, step %lld: %s at %lld\n", t->mesh->world.rank, replica_groups(t),
-            t->mesh->dp.size, t->arm->name, (long long)step, what, (long long)at);
+    fprintf(stderr, "rank %d, %d replica groups x %d, %s, step %lld: %s at %lld\n", t->mesh->world.rank,
+            replica_groups(t), t->mesh->dp.size, t->arm->name, (long long)step, what, (long long)at);
     return false;
 }
 
 static void fill_tensors(Tensor *tensor) {
     static const int64_t shape[TENSORS][2] = {{140, 96},  {150, 122}, {33, 0},    {180, 120}, {101, 0},
-                                              {128, 192}, {7, 0},      {166, 142}, {32, 0}};
+                                              {128, 192}, {7, 0},     {166, 142}, {32, 0}};
     static const int unit[TENSORS] = {0, 1, 1, 2, 2, 3, 3, 4, 4};
     for (int i = 0; i < TENSORS; i++) {
         char name[32];
@@ -172,9 +234,19 @@ static float drawn(uint32_t what, uint32_t of, int64_t i) {
 static void build_simulators(Trial *t) {
     size_t arena = (size_t)t->plan.arena_elements;
     const Config *c = &t->config;
-    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, (uint32_t)c->seed,
-                          (float)c->adam_beta1, (float)c->adam_beta2, (float)c->adam_eps, WEIGHT_DECAY,
-                          (float)c->clip_grad, true, (float)c->loss_spike_factor, false};
+    SimulatorOptions o = {&t->plan,
+                          t->tensors,
+                          t->arm->grad,
+                          t->arm->weight,
+                          (uint32_t)c->seed,
+                          (float)c->adam_beta1,
+                          (float)c->adam_beta2,
+                          (float)c->adam_eps,
+                          WEIGHT_DECAY,
+                          (float)c->clip_grad,
+                          true,
+                          (float)c->loss_spike_factor,
+                          false};
     floatX *weights = (floatX *)xcalloc(arena, sizeof *weights, "the test");
     for (int k = 0; k < TENSORS; k++) {
         for (int64_t i = 0; i < t->tensors[k].numel; i++)
@@ -285,7 +357,8 @@ static void arrive(const Trial *t, float *x, const Part *part, Leg leg) {
 
 // The mean over the replica groups, as all of them decode it.
 static void mean_gradient(const Trial *t, const Part *part, int64_t step, float *mean) {
-    float *x = (float *)xcalloc((size_t)part->n, sizeof *x, "the test"), share = 1.0f / (float)replica_groups(t);
+    float *x = (float *)xcalloc((size_t)part->n, sizeof *x, "the test"),
+          share = 1.0f / (float)replica_groups(t);
     for (int n = 0; n < replica_groups(t); n++) {
         memset(x, 0, (size_t)part->n * sizeof *x);
         for (int64_t i = 0; i < part->numel; i++)
@@ -414,7 +487,8 @@ static bool same_bytes(Trial *t, int64_t step, uint64_t before) {
         if (step % H != t->outer.turn[b] && !ends(t, step)) continue;
         planned += (uint64_t)outer_wire_bytes(&t->zero->local.plan, b, &t->zero->grad_wire);
     }
-    return probe_traffic(t->zero).rail - before == planned || complain(t, step, "bytes between replica groups", 0);
+    return probe_traffic(t->zero).rail - before == planned ||
+           complain(t, step, "bytes between replica groups", 0);
 }
 
 static bool on_all(bool ok) {

@@ -16,9 +16,9 @@ enum { LIMIT = 2, NOT_CALLED = -9 };
 typedef struct Case {
     const char *name;
     int per_node;
-    bool comes[4];    // rank r does
-    double late;      // seconds after which the others come after all
-    int lost, left;   // what is expected; left 0: nothing can be saved
+    bool comes[4];   // rank r does
+    double late;     // seconds after which the others come after all
+    int lost, left;  // what is expected; left 0: nothing can be saved
 } Case;
 static const Case cases[] = {
     {"the last of four nodes", 1, {true, true, true, false}, 0, 3, 3},

@@ -29,8 +29,10 @@
 #include "test/leaks.h"
 
 // A tensor that this rank holds whole.
-#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
-#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+#define MATRIX(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
+#define VECTOR(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = false, .unit = (UNIT) }
 
 enum { STEPS = 4, POISONED_STEP = 3, WILD_STEP = 5, FAULTED_STEP = 6, MOST_TENSORS = 12 };
 static const uint32_t SEED = 1234;
@@ -65,44 +67,80 @@ static const Arm arms[] = {
     {"baseline fp32", {F, F, 32, 32, F, false, SR, 0}, {H, 32, false, RN}, RAGGED, 0, 1e-6},
     {"baseline bf16", {H, H, 32, 32, H, false, SR, 0}, {H, 32, false, RN}, RAGGED, 1e-4, 5e-3},
     {"qWD only", {F, F, 32, 32, F, false, SR, 0}, {I4, 2048, true, RN}, RAGGED, 0, 1e-6},
-    {"TLq 128/128, qWD stochastic", {I8, I4, 128, 128, H, false, SR, 0}, {I4, 2048, true, SR}, RAGGED,
-     0.01, 0.6},
-    {"SDP4Bit: TLq-HS 128/128, qWD 2048", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 2048, true, RN},
-     RAGGED, 0.004, 0.25},
+    {"TLq 128/128, qWD stochastic",
+     {I8, I4, 128, 128, H, false, SR, 0},
+     {I4, 2048, true, SR},
+     RAGGED,
+     0.01,
+     0.6},
+    {"SDP4Bit: TLq-HS 128/128, qWD 2048",
+     {I8, I4, 128, 128, H, true, SR, 0},
+     {I4, 2048, true, RN},
+     RAGGED,
+     0.004,
+     0.25},
     {"TLq-HS 32/96", {I8, I4, 32, 96, H, true, SR, 0}, {I4, 160, true, RN}, RAGGED, 0.004, 0.25},
     {"TLq-HS 128/512", {I8, I4, 128, 512, H, true, SR, 0}, {I8, 64, true, SR}, RAGGED, 0.004, 0.35},
     {"TLq-HS 512/128 nearest", {I8, I4, 512, 128, H, true, RN, 0}, {I4, 2048, true, RN}, RAGGED, 0.004, 0.2},
     {"TLq-HS 4096/2048", {I8, I4, 4096, 2048, H, true, SR, 0}, {I4, 4096, true, SR}, RAGGED, 0.004, 0.4},
     {"ULq, qW", {I4, I4, 128, 128, H, false, SR, 0}, {I4, 2048, false, SR}, RAGGED, 0.1, 0.8},
-    {"int8/int8, qW 8 bits nearest", {I8, I8, 128, 64, H, false, SR, 0}, {I8, 32, false, RN}, RAGGED,
-     0.005, 0.06},
-    {"int4/int8 with transform", {I4, I8, 64, 256, H, true, SR, 0}, {I8, 2048, true, SR}, RAGGED,
-     0.005, 0.25},
+    {"int8/int8, qW 8 bits nearest",
+     {I8, I8, 128, 64, H, false, SR, 0},
+     {I8, 32, false, RN},
+     RAGGED,
+     0.005,
+     0.06},
+    {"int4/int8 with transform",
+     {I4, I8, 64, 256, H, true, SR, 0},
+     {I8, 2048, true, SR},
+     RAGGED,
+     0.005,
+     0.25},
     {"bf16/int4", {H, I4, 32, 128, H, false, SR, 0}, {I4, 128, true, RN}, RAGGED, 1e-4, 0.6},
     {"int8/fp32 with transform", {I8, F, 128, 32, H, true, SR, 0}, {H, 32, false, RN}, RAGGED, 0, 0.03},
     {"several buckets", {I8, I4, 64, 32, H, true, SR, 0}, {I4, 32, true, SR}, BUCKETS, 0.004, 0.25},
     {"bytes equal the formulas", {I8, I4, 64, 64, H, true, SR, 0}, {I4, 256, true, RN}, ALIGNED, 0.004, 0.25},
     {"parts of tensors, SDP4Bit", {I8, I4, 128, 64, H, true, SR, 0}, {I4, 256, true, SR}, PARTS, 0.004, 0.25},
-    {"EDEN 4, 128/256, qWD 2048", {I8, E4, 128, 256, H, ROTATE, SR, 0}, {I4, 2048, true, RN}, RAGGED,
-     0.004, 0.12},
+    {"EDEN 4, 128/256, qWD 2048",
+     {I8, E4, 128, 256, H, ROTATE, SR, 0},
+     {I4, 2048, true, RN},
+     RAGGED,
+     0.004,
+     0.12},
     {"EDEN 3, 512/256", {I8, E3, 512, 256, H, ROTATE, SR, 0}, {I4, 64, true, RN}, RAGGED, 0.004, 0.22},
     {"EDEN 2, bf16/256", {H, E2, 32, 256, H, ROTATE, RN, 0}, {I8, 32, true, RN}, RAGGED, 1e-4, 0.42},
-    {"EDEN 4, fp32/256, several buckets", {F, E4, 32, 256, H, ROTATE, SR, 0}, {H, 32, false, RN}, BUCKETS,
-     0, 0.12},
-    {"EDEN 3, 32/256, parts of tensors", {I4, E3, 32, 256, H, ROTATE, SR, 0}, {I4, 128, true, RN}, PARTS,
-     0.01, 0.3},
+    {"EDEN 4, fp32/256, several buckets",
+     {F, E4, 32, 256, H, ROTATE, SR, 0},
+     {H, 32, false, RN},
+     BUCKETS,
+     0,
+     0.12},
+    {"EDEN 3, 32/256, parts of tensors",
+     {I4, E3, 32, 256, H, ROTATE, SR, 0},
+     {I4, 128, true, RN},
+     PARTS,
+     0.01,
+     0.3},
     {"lossless weights", {F, F, 32, 32, F, false, SR, 0}, {H, 32, true, RN}, RAGGED, 0, 1e-6},
-    {"lossless weights, several buckets", {I8, I4, 64, 32, H, true, SR, 0}, {H, 32, true, RN}, BUCKETS,
-     0.004, 0.25},
-    {"lossless weights, 1-D tensors only", {F, F, 32, 32, F, false, SR, 0}, {H, 32, true, RN}, TAILS_ONLY,
-     0, 1e-6},
+    {"lossless weights, several buckets",
+     {I8, I4, 64, 32, H, true, SR, 0},
+     {H, 32, true, RN},
+     BUCKETS,
+     0.004,
+     0.25},
+    {"lossless weights, 1-D tensors only",
+     {F, F, 32, 32, F, false, SR, 0},
+     {H, 32, true, RN},
+     TAILS_ONLY,
+     0,
+     1e-6},
     {"1-D tensors only", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 128, true, RN}, TAILS_ONLY, 1e-4, 6e-3},
 };
 enum { ARMS = sizeof arms / sizeof *arms };
 
 static int arm_tensors(Shape shape, int dp, int64_t border, PlanTensor *t) {
-    static const PlanTensor ragged[] = {MATRIX(5003, 0), VECTOR(37, 0), MATRIX(2048, 1),
-                                        MATRIX(100, 1),  VECTOR(5, 1),  VECTOR(64, 1),
+    static const PlanTensor ragged[] = {MATRIX(5003, 0), VECTOR(37, 0),  MATRIX(2048, 1),
+                                        MATRIX(100, 1),  VECTOR(5, 1),   VECTOR(64, 1),
                                         MATRIX(1, 2),    MATRIX(777, 2), VECTOR(1, 2)};
     static const PlanTensor tails[] = {VECTOR(100, 0), VECTOR(7, 0), VECTOR(900, 1)};
     if (shape == RAGGED || shape == PARTS) memcpy(t, ragged, sizeof ragged);
@@ -157,8 +195,8 @@ static void initial_weights(const Plan *plan, const PlanTensor *tensors, floatX 
     memset(w, 0, (size_t)plan->arena_elements * sizeof *w);
     for (int t = 0; t < plan->tensors; t++) {
         for (int64_t i = 0; i < tensors[t].numel; i++) {
-            w[plan->tensor_arena[t] + i] =
-                floatX_from_float(0.02f * random_value(9, 0, (uint32_t)t, i, false));
+            w[plan->tensor_arena[t] + i] = floatX_from_float(0.02f *
+                                                             random_value(9, 0, (uint32_t)t, i, false));
         }
     }
 }
@@ -183,37 +221,37 @@ typedef struct Trial {
     const Machine *machine;
     const Arm *arm;
     uint32_t number;
-    int micro_batches;                       // of a step, each reduced by itself
-    bool sharded;                            // into a shard, as ZeRO-2; else in place
-    bool feedback;                           // error feedback between nodes
+    int micro_batches;  // of a step, each reduced by itself
+    bool sharded;       // into a shard, as ZeRO-2; else in place
+    bool feedback;      // error feedback between nodes
     PlanTensor tensors[MOST_TENSORS];
     int count;
     const Mesh *mesh;
     Plan plan;
     TlqStep tlq;
     QwdStep qwd;
-    WireChecks checks;                       // every other trial seals its messages
+    WireChecks checks;  // every other trial seals its messages
     // device memory
     Faults faults;
     Segment *segments;
-    floatX *weights;                         // (arena)
-    float *grads;                            // (arena) reduced in this rank's windows, without a shard
-    float *shard;                            // (shard_elements) where micro-batches add up, or NULL
-    float *master, *exp_avg, *exp_avg_sq;    // (shard_elements)
+    floatX *weights;                       // (arena)
+    float *grads;                          // (arena) reduced in this rank's windows, without a shard
+    float *shard;                          // (shard_elements) where micro-batches add up, or NULL
+    float *master, *exp_avg, *exp_avg_sq;  // (shard_elements)
     float *leaves, *piece_sums;
     StepRecord *records;
     StepControl *control;
     uint64_t *hash;
     float *loss;
-    float *residual;                         // (nodes, matrix_per_rank) of each bucket, or NULL
+    float *residual;  // (nodes, matrix_per_rank) of each bucket, or NULL
     uint8_t *gather[3];
-    QwdLossless lossless;        // plain is NULL where weights are not coded so
-    void *flags;                 // of comm_share, NULL where nothing is shared
+    QwdLossless lossless;  // plain is NULL where weights are not coded so
+    void *flags;           // of comm_share, NULL where nothing is shared
     // host memory
-    float *local;                            // (arena) this rank's gradients as made
-    Simulator sim;                           // whole on rank 0; elsewhere only the arrays it broadcasts into
-    float **all_grads;                       // rank 0: (dp) arenas
-    float *losses;                           // (dp)
+    float *local;       // (arena) this rank's gradients as made
+    Simulator sim;      // whole on rank 0; elsewhere only the arrays it broadcasts into
+    float **all_grads;  // rank 0: (dp) arenas
+    float *losses;      // (dp)
 } Trial;
 
 // Rank `rank`'s local gradient of a micro-batch, arena-shaped, pads 0. Tensors differ in magnitude.
@@ -398,8 +436,9 @@ static void build_state(Trial *t) {
 }
 
 static void build_simulator(Trial *t) {
-    SimulatorOptions o = {&t->plan, t->tensors, t->arm->grad, t->arm->weight, SEED, BETA1, BETA2,
-        EPSILON, WEIGHT_DECAY, clip_of(t->number), true, SPIKE_FACTOR, t->feedback};
+    SimulatorOptions o = {&t->plan, t->tensors,   t->arm->grad, t->arm->weight, SEED,
+                          BETA1,    BETA2,        EPSILON,      WEIGHT_DECAY,   clip_of(t->number),
+                          true,     SPIKE_FACTOR, t->feedback};
     floatX *weights = (floatX *)download(t, t->weights, (size_t)t->plan.arena_elements * sizeof(floatX));
     simulator_create(&t->sim, &o, weights);
     free(weights);
@@ -412,11 +451,29 @@ static void build_simulator(Trial *t) {
 
 static void free_trial(Trial *t) {
     comm_unshare(&t->mesh->node);
-    void *memory[] = {
-        t->segments, t->hash, t->loss, t->weights, t->grads, t->shard, t->master, t->exp_avg, t->exp_avg_sq,
-        t->leaves, t->piece_sums, t->records, t->control, t->checks.sums, t->checks.fault, t->residual,
-        t->tlq.workspace.send1, t->tlq.workspace.recv1, t->tlq.workspace.send2, t->tlq.workspace.recv2,
-        t->flags, t->lossless.plain, t->lossless.coded};
+    void *memory[] = {t->segments,
+                      t->hash,
+                      t->loss,
+                      t->weights,
+                      t->grads,
+                      t->shard,
+                      t->master,
+                      t->exp_avg,
+                      t->exp_avg_sq,
+                      t->leaves,
+                      t->piece_sums,
+                      t->records,
+                      t->control,
+                      t->checks.sums,
+                      t->checks.fault,
+                      t->residual,
+                      t->tlq.workspace.send1,
+                      t->tlq.workspace.recv1,
+                      t->tlq.workspace.send2,
+                      t->tlq.workspace.recv2,
+                      t->flags,
+                      t->lossless.plain,
+                      t->lossless.coded};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
     for (int b = 0; b < t->plan.buckets; b++) device_free(t->machine->device, t->gather[b]);
     for (int r = 0; r < t->plan.dp; r++) free(t->all_grads[r]);
@@ -487,8 +544,18 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->plan.buckets, t->loss,
                        t->checks.fault);
     comm_all_gather(&t->mesh->world, t->records, sizeof(StepRecord), s);
-    Judge j = {t->records, t->plan.dp, t->plan.dp, clip_of(t->number), BETA1, BETA2, rate_if_applied(step),
-        rate_if_skipped(step), true, false, SPIKE_FACTOR, SPIKE_FACTOR};
+    Judge j = {t->records,
+               t->plan.dp,
+               t->plan.dp,
+               clip_of(t->number),
+               BETA1,
+               BETA2,
+               rate_if_applied(step),
+               rate_if_skipped(step),
+               true,
+               false,
+               SPIKE_FACTOR,
+               SPIKE_FACTOR};
     kernel_judge(s, t->control, &j);
 }
 
@@ -502,8 +569,11 @@ static void update_weights(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         WeightWindows own = weight_windows_of(bucket, t->weights + bucket->arena_start, t->mesh->dp.rank);
-        BucketState state = {own_grads(t, b), own, t->master + bucket->state_start,
-                             t->exp_avg + bucket->state_start, t->exp_avg_sq + bucket->state_start,
+        BucketState state = {own_grads(t, b),
+                             own,
+                             t->master + bucket->state_start,
+                             t->exp_avg + bucket->state_start,
+                             t->exp_avg_sq + bucket->state_start,
                              own.matrix};
         GatherBuffer buffer = {t->gather[b], t->mesh->rail.size, t->mesh->node.size, NULL};
         qwd_update_bucket(&t->qwd, b, &state, &buffer, t->machine->lanes);
@@ -547,8 +617,7 @@ static void simulate(Trial *t, uint32_t step) {
 static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at) {
     fprintf(stderr, "rank %d, %d x %d, %s%s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank,
             t->mesh->rail.size, t->mesh->node.size, t->arm->name, t->feedback ? ", error feedback" : "",
-            t->tlq.grad_wire.chunks, step, what,
-            (long long)at);
+            t->tlq.grad_wire.chunks, step, what, (long long)at);
     return false;
 }
 
@@ -906,7 +975,7 @@ static int run_shape(Machine *machine, int nodes, bool emulate) {
 // Where tensor or pipeline parallelism leaves groups of several ranks. per_node: only splits whose
 // nodes have so many ranks; 0: all.
 static int run_splits(Machine *machine, int per_node) {
-    static const Split splits[] = {{1, 2, 1, false}, {1, 2, 1, true}, {2, 2, 1, false}, {2, 2, 1, true},
+    static const Split splits[] = {{1, 2, 1, false}, {1, 2, 1, true},  {2, 2, 1, false}, {2, 2, 1, true},
                                    {1, 1, 2, false}, {2, 1, 2, false}, {2, 2, 2, true}};
     int failures = 0;
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {

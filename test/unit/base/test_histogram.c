@@ -25,7 +25,7 @@ static void bins(void **state) {
     float values[] = {
         1.0f, nextafterf(1.0f, 0.0f), 1.124f, 1.125f, 1.99f, -1.0f, -0.5f, 0.0f, -0.0f, 1e-45f, 3.4e38f};
     histogram_add(h, values, sizeof values / sizeof values[0]);
-    assert_int_equal(h->bin[0][127 * 8], 2);      // 1.0 and 1.124
+    assert_int_equal(h->bin[0][127 * 8], 2);  // 1.0 and 1.124
     assert_int_equal(h->bin[0][127 * 8 - 1], 1);
     assert_int_equal(h->bin[0][127 * 8 + 1], 1);  // 1.125
     assert_int_equal(h->bin[0][127 * 8 + 7], 1);
@@ -63,8 +63,9 @@ static void text(void **state) {
     FILE *file = open_memstream(&out, &bytes);
     histogram_write(h, file);
     fclose(file);
-    assert_string_equal(out, "\"count\":4,\"zeros\":1,\"non_finite\":0,\"sum\":0,\"squares\":6,\"fourth\":18,"
-                             "\"largest\":2,\"positive\":[[1016,2]],\"negative\":[[1024,1]]");
+    assert_string_equal(out,
+                        "\"count\":4,\"zeros\":1,\"non_finite\":0,\"sum\":0,\"squares\":6,\"fourth\":18,"
+                        "\"largest\":2,\"positive\":[[1016,2]],\"negative\":[[1024,1]]");
     free(out);
     free(h);
 }

@@ -35,8 +35,9 @@ static void members(void **state) {
     json_value(&json, NAN);
     text_add(&json, "]");
     json_number(&json, "last", 0.5);
-    assert_text(&json, "{\"kind\":\"a\\\"b\",\"whole\":-9007199254740993,\"yes\":true,\"timing\":{\"no\":"
-                       "false,\"text\":\"x\\n\\\"y\\\"\"},\"empty\":{},\"pair\":[1,null],\"last\":0.5");
+    assert_text(&json,
+                "{\"kind\":\"a\\\"b\",\"whole\":-9007199254740993,\"yes\":true,\"timing\":{\"no\":"
+                "false,\"text\":\"x\\n\\\"y\\\"\"},\"empty\":{},\"pair\":[1,null],\"last\":0.5");
 }
 
 static void not_finite(void **state) {
@@ -44,8 +45,9 @@ static void not_finite(void **state) {
     json_number(&json, "a", -NAN);
     json_number(&json, "b", INFINITY);
     json_number(&json, "c", -INFINITY);
-    assert_text(&json, "{\"kind\":\"x\",\"a\":null,\"a_text\":\"nan\",\"b\":null,\"b_text\":\"inf\",\"c\":"
-                       "null,\"c_text\":\"-inf\"");
+    assert_text(&json,
+                "{\"kind\":\"x\",\"a\":null,\"a_text\":\"nan\",\"b\":null,\"b_text\":\"inf\",\"c\":"
+                "null,\"c_text\":\"-inf\"");
 }
 
 // Any bits that are a number come back, as short as can be.

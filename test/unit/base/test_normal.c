@@ -113,7 +113,12 @@ static void corners_are_finite(void **state) {
 // These bits are what a seed means. mpmath, with 200 bits and a Philox of its own, gives the same
 // but for the last bit of the two that are marked.
 static void golden_bits(void **state) {
-    static const struct { uint64_t seed; uint32_t stream; uint64_t pair; double normal[2]; } row[] = {
+    static const struct {
+        uint64_t seed;
+        uint32_t stream;
+        uint64_t pair;
+        double normal[2];
+    } row[] = {
         {1234, 0, 0, {0x1.391584a650968p-2, -0x1.00e4bfda9d2d8p+0}},
         {1234, 3, 62500000, {0x1.82869dceb9628p+0 /* +1 */, -0x1.9a0d914604224p-2 /* +1 */}},
         {0xFEDCBA9876543210u, 77, 0x123456789ABu, {0x1.25d4c1febda73p+0, 0x1.f007c7cbb5927p-2}},
@@ -190,17 +195,18 @@ static void weights_are_the_stream(void **state) {
 // Parts cut by rows, by columns and by both have the numbers that the whole has there.
 static void parts_have_the_numbers_of_the_whole(void **state) {
     enum { ROWS = 61, COLUMNS = 1003, MOST = ROWS * COLUMNS };
-    static const struct { int64_t first_row, rows, first_column, columns; } box[] = {
-        {0, ROWS, 0, COLUMNS}, {0, 30, 0, COLUMNS}, {31, 30, 0, COLUMNS}, {60, 1, 0, COLUMNS},
-        {0, ROWS, 0, 501},     {0, ROWS, 501, 502}, {0, ROWS, 1002, 1},   {7, 13, 129, 257},
-        {8, 12, 128, 256},     {5, 1, 9, 1}};
+    static const struct {
+        int64_t first_row, rows, first_column, columns;
+    } box[] = {{0, ROWS, 0, COLUMNS}, {0, 30, 0, COLUMNS}, {31, 30, 0, COLUMNS}, {60, 1, 0, COLUMNS},
+               {0, ROWS, 0, 501},     {0, ROWS, 501, 502}, {0, ROWS, 1002, 1},   {7, 13, 129, 257},
+               {8, 12, 128, 256},     {5, 1, 9, 1}};
     static floatX whole[MOST], part[MOST + 1];
     InitWeights all = {whole, ROWS, COLUMNS, 0, 0, COLUMNS, 0.02, 77, 5, 1};
     op_init_weights(NULL, &all);
     for (size_t i = 0; i < 2 * sizeof box / sizeof box[0]; i++) {
         int64_t rows = box[i / 2].rows, columns = box[i / 2].columns;
         InitWeights cut = {part, rows, columns, box[i / 2].first_row, box[i / 2].first_column, COLUMNS,
-                           0.02, 77, 5, i % 2 ? 3 : 1};
+                           0.02, 77,   5,       i % 2 ? 3 : 1};
         memset(part, 0xFF, sizeof part);
         op_init_weights(NULL, &cut);
         for (int64_t r = 0; r < rows; r++) {

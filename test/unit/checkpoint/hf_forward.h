@@ -10,7 +10,7 @@
 #include <string.h>
 
 typedef struct HfFolder {
-    char *bytes;       // model.safetensors
+    char *bytes;  // model.safetensors
     cJSON *header, *config;
     const char *data;
     int L, C, NH, F, P, V;

@@ -84,8 +84,8 @@ static inline void add_columns(Saved *s, int t, Columns columns, int64_t piece) 
             s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, (SliceKind)k, lo, hi, columns, 0};
             assert_true(s->save.slice_count < MAX_SLICES);
         }
-        s->slices[s->save.slice_count++] =
-            (Slice){MODEL[t].name, (SliceKind)k, elements, elements, columns, 0};
+        s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, (SliceKind)k, elements,
+                                                   elements,      columns,      0};
     }
 }
 

@@ -39,9 +39,9 @@ static void any_range_can_be_read(void **state) {
         for (int t = 0; t < TENSORS; t++) {
             for (int64_t lo = 0; lo <= elements_of(t); lo++) {
                 for (int64_t hi = lo; hi <= elements_of(t); hi++)
-                    assert_int_equal(
-                        read_range(c, t, (SliceKind)((lo + hi) % FIRST_KINDS), lo, hi, (uint64_t)piece, &err),
-                        1);
+                    assert_int_equal(read_range(c, t, (SliceKind)((lo + hi) % FIRST_KINDS), lo, hi,
+                                                (uint64_t)piece, &err),
+                                     1);
             }
         }
         Slice outside[] = {{"wte", SLICE_MASTER, 0, 36, {0, 0}, 0}, {"wte", SLICE_MASTER, -1, 3, {0, 0}, 0},
@@ -92,9 +92,12 @@ static void any_columns_can_be_read(void **state) {
                 for (int64_t count = 1; count <= all - first; count++) {
                     for (int64_t lo = 0; lo <= rows * count; lo += 1 + lo / 3) {
                         for (int64_t hi = lo; hi <= rows * count; hi += 1 + hi / 4) {
-                            Slice s = {
-                                MODEL[t].name, (SliceKind)((lo + hi) % FIRST_KINDS), lo, hi, {first, count},
-                                0};
+                            Slice s = {MODEL[t].name,
+                                       (SliceKind)((lo + hi) % FIRST_KINDS),
+                                       lo,
+                                       hi,
+                                       {first, count},
+                                       0};
                             assert_int_equal(read_slice(c, &s, i, &err), 1);
                         }
                     }
@@ -123,8 +126,8 @@ static void parts_of_ranks(void **state) {
             if (dimension >= 0) t.local[dimension] = t.whole[dimension] * (rank + 1) / ranks - t.offset;
             int64_t elements = dimension < 0 && rank > 0 ? 0 : tensor_elements(&t);
             for (int k = 0; k < 2 * FIRST_KINDS; k++) {
-                Slice slice =
-                    slice_of_part(&t, (SliceKind)(k / 2), elements * (k % 2) / 2, elements * (k % 2 + 1) / 2);
+                Slice slice = slice_of_part(&t, (SliceKind)(k / 2), elements * (k % 2) / 2,
+                                            elements * (k % 2 + 1) / 2);
                 slice.tensor = MODEL[i / ranks].name;
                 s.slices[s.save.slice_count++] = slice;
             }
@@ -199,8 +202,8 @@ static void folders_of_ranks(void **state) {
         s.save.pipeline_rank = cases[i].pipeline;
         s.save.pipeline_ranks = cases[i].stages;
         assert_true(save_whole(&s.save, &err));
-        char *shard =
-            text_format("%s/iter_0000005/%s/shard_00000_of_00001.safetensors", f->save, cases[i].folder);
+        char *shard = text_format("%s/iter_0000005/%s/shard_00000_of_00001.safetensors", f->save,
+                                  cases[i].folder);
         assert_int_equal(access(shard, F_OK), 0);
         assert_loads(f->save, 5, i);
         free(shard);

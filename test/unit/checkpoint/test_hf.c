@@ -33,18 +33,19 @@ typedef struct Family {
     int tensors;  // in it
     const char *flags[40];
 } Family;
-#define SIZES                                                                                            \
-    "--num-layers", "2", "--seq-length", "12", "--max-position-embeddings", "12", "--norm-epsilon",      \
-        "1e-3", "--micro-batch-size", "2", "--hidden-dropout", "0", "--attention-dropout", "0",          \
+#define SIZES \
+    "--num-layers", "2", "--seq-length", "12", "--max-position-embeddings", "12", "--norm-epsilon", "1e-3", \
+        "--micro-batch-size", "2", "--hidden-dropout", "0", "--attention-dropout", "0", \
         "--make-vocab-size-divisible-by", "8", "--ffn-hidden-size", "40"
-#define LLAMA_SIZES                                                                                      \
-    SIZES, "--hidden-size", "32", "--num-attention-heads", "4", "--group-query-attention",               \
-        "--num-query-groups", "2", "--normalization", "RMSNorm", "--position-embedding-type", "rope",    \
+#define LLAMA_SIZES \
+    SIZES, "--hidden-size", "32", "--num-attention-heads", "4", "--group-query-attention", \
+        "--num-query-groups", "2", "--normalization", "RMSNorm", "--position-embedding-type", "rope", \
         "--rotary-base", "500", "--swiglu"
 static const Family FAMILIES[] = {
     {GOLDEN_FOLDER, 28, {SIZES, "--hidden-size", "24", "--num-attention-heads", "3"}},
     {GOLDEN_FOLDER "_llama", 35, {LLAMA_SIZES, "--untie-embeddings-and-output-weights"}},
-    {GOLDEN_FOLDER "_qwen3", 24,
+    {GOLDEN_FOLDER "_qwen3",
+     24,
      {LLAMA_SIZES, "--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"}},
 };
 enum { FAMILY_COUNT = sizeof FAMILIES / sizeof *FAMILIES };
@@ -104,8 +105,13 @@ static int remove_work(void **state) {
 
 static void export(const char *load, const char *output, bool fp32, int64_t part_bytes, HfReport *report) {
     Error err = {0};
-    HfExport wish = {.load = load, .iteration = -1, .output = output, .fp32 = fp32, .part_bytes = part_bytes,
-                     .piece = piece, .peers = ALONE};
+    HfExport wish = {.load = load,
+                     .iteration = -1,
+                     .output = output,
+                     .fp32 = fp32,
+                     .part_bytes = part_bytes,
+                     .piece = piece,
+                     .peers = ALONE};
     if (!hf_export(&wish, report, &err)) fail_msg("export: %s", err.what);
 }
 
@@ -139,8 +145,12 @@ static float *trainer_logits(Bench *b, const int32_t *tokens) {
     bench_pass(b, 1.0f / (float)N, false, false, false);
     floatX *logits = (floatX *)calloc((size_t)(N * padded), sizeof *logits);
     float *wide = (float *)calloc((size_t)(N * VOCABULARY), sizeof *wide);
-    op_linear_forward(b->compute, &(Linear){.N = N, .C = b->gpt.C, .OC = padded, .x = b->gpt.lnf.y,
-                                            .w = zero_weight(b->zero, b->gpt.output), .y = logits,
+    op_linear_forward(b->compute, &(Linear){.N = N,
+                                            .C = b->gpt.C,
+                                            .OC = padded,
+                                            .x = b->gpt.lnf.y,
+                                            .w = zero_weight(b->zero, b->gpt.output),
+                                            .y = logits,
                                             .workspace = b->gpt.workspace});
     for (int i = 0; i < N * VOCABULARY; i++)
         wide[i] = floatX_to_float(logits[i / VOCABULARY * padded + i % VOCABULARY]);
@@ -378,8 +388,12 @@ static void without_masters(void **state) {
     Work *w = (Work *)*state;
     Error err = {0};
     HfReport report;
-    HfImport wish = {.folder = GOLDEN_FOLDER, .save = w->back, .divisible = 8, .no_optimizer = true,
-                     .piece = HF_PIECE, .peers = ALONE};
+    HfImport wish = {.folder = GOLDEN_FOLDER,
+                     .save = w->back,
+                     .divisible = 8,
+                     .no_optimizer = true,
+                     .piece = HF_PIECE,
+                     .peers = ALONE};
     assert_true(hf_import(&wish, &report, &err));
     HfExport masters = {.load = w->back,
                         .iteration = -1,
@@ -540,7 +554,8 @@ static const Case CASES[] = {
 };
 
 #define LLAMA3(factor) \
-    "\"factor\": " #factor ",\n    \"high_freq_factor\": 4.0,\n    \"low_freq_factor\": 1.0,\n" \
+    "\"factor\": " #factor \
+    ",\n    \"high_freq_factor\": 4.0,\n    \"low_freq_factor\": 1.0,\n" \
     "    \"original_max_position_embeddings\": 8192,\n    \"rope_type\": \"llama3\""
 #define EMBEDDING "\"model.embed_tokens.weight\":{\"dtype\":\"F32\",\"shape\":[50,32]"
 static const Case LLAMA_CASES[] = {
@@ -748,8 +763,13 @@ static void put_index(const Work *w, const char *file) {
 
 static void hostile_indices(void **state) {
     Work *w = (Work *)*state;
-    static const char *const names[] = {"../a.safetensors", "/tmp/a.safetensors", ".a.safetensors", "a.bin",
-                                        "x/../a.safetensors", ".safetensors", ""};
+    static const char *const names[] = {"../a.safetensors",
+                                        "/tmp/a.safetensors",
+                                        ".a.safetensors",
+                                        "a.bin",
+                                        "x/../a.safetensors",
+                                        ".safetensors",
+                                        ""};
     char *header = golden_header();
     put_changed(w->hf, "", "", "", "");
     put_model(w->path, "a.safetensors", header);
@@ -784,11 +804,11 @@ static void older_folders(void **state) {
     char *header = golden_header(), *bare = replaced(header, "\"transformer.", "\"");
     const char *at = strstr(bare, "\"wte.weight\"");
     char *words = text_format("%.*s}", (int)(strchr(at, '}') - at - 12), at + 12);
-    char *extra =
-        text_format("{\"lm_head.weight\"%s,\"h.0.attn.bias\":{\"dtype\":\"U8\",\"shape\":[1,1,12,12],"
-                    "\"data_offsets\":[0,144]},\"h.1.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],"
-                    "\"data_offsets\":[0,4]},\"__metadata__\"",
-                    words);
+    char *extra = text_format(
+        "{\"lm_head.weight\"%s,\"h.0.attn.bias\":{\"dtype\":\"U8\",\"shape\":[1,1,12,12],"
+        "\"data_offsets\":[0,144]},\"h.1.attn.masked_bias\":{\"dtype\":\"F32\",\"shape\":[],"
+        "\"data_offsets\":[0,4]},\"__metadata__\"",
+        words);
     char *old = replaced(bare, "{\"__metadata__\"", extra);
     put_changed(w->hf, "", "", "", "");
     put_model(w->hf, "model.safetensors", old);
@@ -838,8 +858,8 @@ static void taken_folders(void **state) {
     HfReport report;
     make_run(w->run);
     put(w->hf, "notes", "x", 1);
-    HfExport wish = {.load = w->run, .iteration = -1, .output = w->hf, .part_bytes = 1, .piece = HF_PIECE,
-                     .peers = ALONE};
+    HfExport wish = {
+        .load = w->run, .iteration = -1, .output = w->hf, .part_bytes = 1, .piece = HF_PIECE, .peers = ALONE};
     assert_false(hf_export(&wish, &report, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     assert_false(import(GOLDEN_FOLDER, w->run, &err));

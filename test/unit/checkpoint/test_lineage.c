@@ -335,8 +335,9 @@ static void trackers_of_nothing(void **state) {
         write_text(f->tracker, names[i]);
         write_text(f->list, "3\n4\n5\n");
         assert_int_equal(found(f, note, sizeof note), 5);
-        assert_non_null(strstr(
-            note, ", of which no checkpoint is there; going on from the newest sound checkpoint there"));
+        assert_non_null(
+            strstr(note,
+                   ", of which no checkpoint is there; going on from the newest sound checkpoint there"));
         write_text(f->list, "3\n4\n9\n");
         assert_int_equal(found(f, note, sizeof note), 4);
         write_text(f->list, "8\n");  // others' only: the number stands, and opening it says what is missing

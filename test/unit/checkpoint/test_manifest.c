@@ -280,11 +280,11 @@ static void kinds_by_name(void **state) {
 // The numbers of a slice whose kind belongs to nodes.
 static void hostile_nodes(void **state) {
     static const char *cases[][2] = {
-        {"[0,4,0,35]", "not [tensor"},      {"[0,4,0,35,0,5]", "not [tensor"},
-        {"[0,4,0,35,-1]", "impossible"},    {"[0,4,0,35,0.5]", "impossible"},
+        {"[0,4,0,35]", "not [tensor"},        {"[0,4,0,35,0,5]", "not [tensor"},
+        {"[0,4,0,35,-1]", "impossible"},      {"[0,4,0,35,0.5]", "impossible"},
         {"[0,4,0,35,1048576]", "impossible"}, {"[0,4,0,35,9223372036854775807]", "impossible"},
-        {"[0,4,0,36,0]", "outside"},        {"[0,4,0,35,0,6,0]", "outside"},
-        {"[0,3,0,35,0]", "not [tensor"},    {"[0,5,0,35,0]", "unknown kind"},
+        {"[0,4,0,36,0]", "outside"},          {"[0,4,0,35,0,6,0]", "outside"},
+        {"[0,3,0,35,0]", "not [tensor"},      {"[0,5,0,35,0]", "unknown kind"},
     };
     Folder *f = (Folder *)*state;
     Error err = {0};

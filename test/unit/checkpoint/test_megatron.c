@@ -57,8 +57,12 @@ static int remove_work(void **state) {
 }
 
 static bool import(const char *folder, const char *save, bool weights_alone, HfReport *report, Error *err) {
-    MegatronImport wish = {.folder = folder, .iteration = -1, .save = save, .no_optimizer = weights_alone,
-                           .piece = piece, .peers = ALONE};
+    MegatronImport wish = {.folder = folder,
+                           .iteration = -1,
+                           .save = save,
+                           .no_optimizer = weights_alone,
+                           .piece = piece,
+                           .peers = ALONE};
     return megatron_import(&wish, report, err);
 }
 
@@ -145,12 +149,20 @@ static void virtual_stages(void **state) {
 
 static void arguments_are_the_models(void **state) {
     const Work *w = (const Work *)*state;
-    static const char *const wanted[] = {
-        "\"num_layers\":2", "\"hidden_size\":32", "\"num_query_groups\":2", "\"normalization\":\"RMSNorm\"",
-        "\"position_embedding_type\":\"rope\"", "\"rotary_base\":500000", "\"swiglu\":true",
-        "\"disable_bias_linear\":true", "\"untie_embeddings_and_output_weights\":true",
-        "\"qk_layernorm\":true", "\"norm_epsilon\":0.001", "\"padded_vocab_size\":64", "\"eod\":63",
-        "\"tokenizer_type\":\"NullTokenizer\""};
+    static const char *const wanted[] = {"\"num_layers\":2",
+                                         "\"hidden_size\":32",
+                                         "\"num_query_groups\":2",
+                                         "\"normalization\":\"RMSNorm\"",
+                                         "\"position_embedding_type\":\"rope\"",
+                                         "\"rotary_base\":500000",
+                                         "\"swiglu\":true",
+                                         "\"disable_bias_linear\":true",
+                                         "\"untie_embeddings_and_output_weights\":true",
+                                         "\"qk_layernorm\":true",
+                                         "\"norm_epsilon\":0.001",
+                                         "\"padded_vocab_size\":64",
+                                         "\"eod\":63",
+                                         "\"tokenizer_type\":\"NullTokenizer\""};
     HfReport report;
     assert_true(import(w->dist, w->save, true, &report, NULL));
     Checkpoint *c = open_saved(w->save);
@@ -291,8 +303,11 @@ static bool has_flag(const ModelFlags *flags, const char *flag) {
 
 // What is said of a model of GPT-2's kind with one argument more. NULL: it is taken.
 static const char *said_of(Setting more, bool by_rank, ModelFlags *flags) {
-    static const Setting plain[] = {{"num_layers", "2"}, {"hidden_size", "32"}, {"num_attention_heads", "4"},
-                                    {"max_position_embeddings", "16"}, {"padded_vocab_size", "64"}};
+    static const Setting plain[] = {{"num_layers", "2"},
+                                    {"hidden_size", "32"},
+                                    {"num_attention_heads", "4"},
+                                    {"max_position_embeddings", "16"},
+                                    {"padded_vocab_size", "64"}};
     static Error err;
     char *text = NULL;
     size_t bytes;
@@ -326,7 +341,10 @@ static const char *said_of(Setting more, bool by_rank, ModelFlags *flags) {
 }
 
 static void arguments_that_are_refused(void **state) {
-    static const struct { Setting more; const char *text; } rows[] = {
+    static const struct {
+        Setting more;
+        const char *text;
+    } rows[] = {
         {{"num_experts", "8"}, "experts"},
         {{"bias_gelu_fusion", "False"}, "erf form"},
         {{"rotary_interleaved", "True"}, "neighboring columns"},
@@ -349,7 +367,10 @@ static void arguments_that_are_refused(void **state) {
 }
 
 static void arguments_that_are_taken(void **state) {
-    static const struct { Setting more; const char *flag; } rows[] = {
+    static const struct {
+        Setting more;
+        const char *flag;
+    } rows[] = {
         {{"num_experts", "0"}, "--num-layers=2"},
         {{"softmax_type", "vanilla"}, "--hidden-size=32"},
         {{"rotary_seq_len_interpolation_factor", "1"}, "--num-attention-heads=4"},

@@ -18,9 +18,11 @@ static void constants(void **state) {
     Pickle p;
     int64_t value;
     // [None, True, 300, -2, 1 << 40, 1 << 80, 0.5, "text", b"ab"]
-    assert_null(READ(&p, "\x80\x04\x95\x2d\0\0\0\0\0\0\0](N\x88M\x2c\x01J\xfe\xff\xff\xff"
-                         "\x8a\x06\0\0\0\0\0\x01\x8a\x0b\0\0\0\0\0\0\0\0\0\0\x01"
-                         "G?\xe0\0\0\0\0\0\0\x8c\x04textC\x02" "abe."));
+    assert_null(READ(&p,
+                     "\x80\x04\x95\x2d\0\0\0\0\0\0\0](N\x88M\x2c\x01J\xfe\xff\xff\xff"
+                     "\x8a\x06\0\0\0\0\0\x01\x8a\x0b\0\0\0\0\0\0\0\0\0\0\x01"
+                     "G?\xe0\0\0\0\0\0\0\x8c\x04textC\x02"
+                     "abe."));
     const PickleValue *list = p.root;
     assert_int_equal(list->kind, PICKLE_LIST);
     assert_int_equal(list->count, 9);
@@ -57,7 +59,9 @@ static void dicts(void **state) {
 // os.system("true"), as a reader that executes would call it.
 static void calls_are_data(void **state) {
     Pickle p;
-    assert_null(READ(&p, "\x80\x02" "cos\nsystem\nX\x04\0\0\0trueq\0\x85R."));
+    assert_null(READ(&p,
+                     "\x80\x02"
+                     "cos\nsystem\nX\x04\0\0\0trueq\0\x85R."));
     assert_true(pickle_made_by(p.root, "os system"));
     assert_false(pickle_made_by(p.root, "os"));
     assert_string_equal(pickle_text(pickle_argument(p.root, "os system", 0)), "true");
@@ -70,22 +74,34 @@ static void calls_are_data(void **state) {
 static void objects(void **state) {
     Pickle p;
     int64_t value, sizes[4];
-    assert_null(READ(&p, "\x80\x02" "cargparse\nNamespace\n)\x81}X\x01\0\0\0aK\x07sb."));
+    assert_null(READ(&p,
+                     "\x80\x02"
+                     "cargparse\nNamespace\n)\x81}X\x01\0\0\0aK\x07sb."));
     assert_true(pickle_int(pickle_member(p.root, "a"), 7, 7, &value));
     pickle_free(&p);
-    assert_null(READ(&p, "\x80\x04\x8c\x08" "argparse\x94\x8c\x09" "Namespace\x94\x93\x94)\x81\x94}\x94"
-                         "\x8c\x01" "aK\x07sb."));
+    assert_null(READ(&p,
+                     "\x80\x04\x8c\x08"
+                     "argparse\x94\x8c\x09"
+                     "Namespace\x94\x93\x94)\x81\x94}\x94"
+                     "\x8c\x01"
+                     "aK\x07sb."));
     assert_true(pickle_made_by(p.root, "argparse Namespace"));
     assert_true(pickle_int(pickle_member(p.root, "a"), 7, 7, &value));
     pickle_free(&p);
-    assert_null(READ(&p, "\x80\x02" "ccollections\nOrderedDict\n)RX\x01\0\0\0aK\x05s."));
+    assert_null(READ(&p,
+                     "\x80\x02"
+                     "ccollections\nOrderedDict\n)RX\x01\0\0\0aK\x05s."));
     assert_true(pickle_int(pickle_member(p.root, "a"), 5, 5, &value));
     pickle_free(&p);
-    assert_null(READ(&p, "\x80\x02" "ctorch\nSize\nK\x03K\x04\x86\x85R."));
+    assert_null(READ(&p,
+                     "\x80\x02"
+                     "ctorch\nSize\nK\x03K\x04\x86\x85R."));
     assert_int_equal(pickle_sizes(p.root, sizes, 4), 2);
     assert_true(sizes[0] == 3 && sizes[1] == 4);
     pickle_free(&p);
-    assert_null(READ(&p, "\x80\x02X\x07\0\0\0storageX\x01\0\0\0" "0\x86Q."));
+    assert_null(READ(&p,
+                     "\x80\x02X\x07\0\0\0storageX\x01\0\0\0"
+                     "0\x86Q."));
     assert_int_equal(p.root->kind, PICKLE_STORED);
     assert_string_equal(pickle_text(pickle_item(p.root->arguments, 1)), "0");
     pickle_free(&p);
@@ -103,7 +119,8 @@ typedef struct Bad {
     size_t bytes;
     const char *fault;
 } Bad;
-#define BAD(text, fault) {text, sizeof(text) - 1, fault}
+#define BAD(text, fault) \
+    { text, sizeof(text) - 1, fault }
 
 static void bad_pickles(void **state) {
     static const Bad bad[] = {
@@ -112,7 +129,9 @@ static void bad_pickles(void **state) {
         BAD("\x80\x02J\x01", "ends too early"),
         BAD("\x80\x02X\xff\xff\xff\x7f", "ends too early"),
         BAD("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "ends too early"),
-        BAD("\x80\x02" "cos\nsystem", "ends too early"),
+        BAD("\x80\x02"
+            "cos\nsystem",
+            "ends too early"),
         BAD("\x80\x01N.", "protocol"),
         BAD("\x80\x06N.", "protocol"),
         BAD("\x80\x02I1\n.", "opcode"),
@@ -124,7 +143,9 @@ static void bad_pickles(void **state) {
         BAD("\x80\x02t.", "without a mark"),
         BAD("\x80\x02u.", "without a mark"),
         BAD("\x80\x02](Nu.", "key without a value"),
-        BAD("\x80\x02K\x01K\x01" "a.", "no list or dict"),
+        BAD("\x80\x02K\x01K\x01"
+            "a.",
+            "no list or dict"),
         BAD("\x80\x02h\0.", "did not keep"),
         BAD("\x80\x02Nr\xff\xff\xff\xff.", "memo has gaps"),
         BAD("\x80\x02q\0.", "empty stack"),

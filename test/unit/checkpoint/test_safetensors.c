@@ -55,7 +55,7 @@ static void assert_one_line(const Error *err) {
 }
 
 // Two tensors, written by hand after the format's description.
-#define GOLDEN_HEADER                                                                                 \
+#define GOLDEN_HEADER \
     "{\"__metadata__\":{\"k\":\"v\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}," \
     "\"b\\\"c\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[8,14]}}"
 static const float GOLDEN_A[2] = {1.5f, -2.0f};

@@ -12,9 +12,9 @@
 #include "llmc/config/config.h"
 
 // A complete small run; what a test appends comes later and wins.
-#define SMALL                                                                                             \
-    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "                            \
-    "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --train-iters 10 --mock-data "           \
+#define SMALL \
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 " \
+    "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --train-iters 10 --mock-data " \
     "--tokenizer-type Byte --use-distributed-optimizer "
 
 enum { MAX_ARGS = 256, NOTES = 2048 };

@@ -5,11 +5,12 @@ static void good_lines(void **state) {
     static const struct {
         const char *words, *fragment;
     } good[] = {
-        {"", "\"normalization\":\"LayerNorm\",\"norm_epsilon\":1e-05,"
-             "\"position_embedding_type\":\"learned_absolute\",\"rotary_base\":10000.0,"
-             "\"rotary_percent\":1.0,\"use_rope_scaling\":false,\"rope_scaling_factor\":8.0,"
-             "\"swiglu\":false,\"disable_bias_linear\":false,"
-             "\"untie_embeddings_and_output_weights\":false,\"qk_layernorm\":false"},
+        {"",
+         "\"normalization\":\"LayerNorm\",\"norm_epsilon\":1e-05,"
+         "\"position_embedding_type\":\"learned_absolute\",\"rotary_base\":10000.0,"
+         "\"rotary_percent\":1.0,\"use_rope_scaling\":false,\"rope_scaling_factor\":8.0,"
+         "\"swiglu\":false,\"disable_bias_linear\":false,"
+         "\"untie_embeddings_and_output_weights\":false,\"qk_layernorm\":false"},
         {"--qk-layernorm", "\"qk_layernorm\":true"},
         {"--normalization RMSNorm --position-embedding-type rope --rotary-base 500000 --norm-epsilon 1e-6",
          "\"normalization\":\"RMSNorm\",\"norm_epsilon\":1e-06,\"position_embedding_type\":\"rope\","

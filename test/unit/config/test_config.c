@@ -56,8 +56,9 @@ static void good_lines(void **state) {
         {SMALL "--adam-eps 1e-08", "\"adam_eps\":1e-08"},
         {SMALL "--seed 4294967295", "\"seed\":4294967295"},
         {SMALL "--train-iters 0010", "\"train_iters\":10"},
-        {SMALL, "\"data_parallel_sharding_strategy\":\"optim\",\"shard_params_over\":\"node\","
-                "\"secondary_partition\":false,\"optimizer_cpu_offload\":false"},
+        {SMALL,
+         "\"data_parallel_sharding_strategy\":\"optim\",\"shard_params_over\":\"node\","
+         "\"secondary_partition\":false,\"optimizer_cpu_offload\":false"},
         {SMALL "--data-parallel-sharding-strategy optim_grads", "_strategy\":\"optim_grads\""},
         {SMALL "--data-parallel-sharding-strategy=optim_grads_params --shard-params-over world",
          "_strategy\":\"optim_grads_params\",\"shard_params_over\":\"world\""},
@@ -136,13 +137,15 @@ static void paper_scripts_work_unchanged(void **state) {
     static const char *const lines[] = {
         PAPER_125M
         "--tensor-model-parallel-size 1 --data-path pile --save c --load c --exit-duration-in-mins 1530",
-        PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --save c --load c "
-                   "--exit-duration-in-mins 2840 " PAPER_WEIGHTS,
+        PAPER_125M
+        "--tensor-model-parallel-size 1 --data-path pile --save c --load c "
+        "--exit-duration-in-mins 2840 " PAPER_WEIGHTS,
         PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --save c --load c " PAPER_GRADIENTS
                    "--overlap-grad-reduce --hadamard-transform",
-        PAPER_125M "--tensor-model-parallel-size 1 --data-path pile --mock-data --exit-interval 200 "
-                   "--log-interval 1 " PAPER_WEIGHTS PAPER_GRADIENTS
-                   "--hadamard-transform --gradient-alltoall-pipeline 8",
+        PAPER_125M
+        "--tensor-model-parallel-size 1 --data-path pile --mock-data --exit-interval 200 "
+        "--log-interval 1 " PAPER_WEIGHTS PAPER_GRADIENTS
+        "--hadamard-transform --gradient-alltoall-pipeline 8",
         PAPER_125M
         "--tensor-model-parallel-size 1 --data-path --mock-data --exit-interval 200 " PAPER_WEIGHTS,
     };
@@ -216,7 +219,8 @@ static void bad_words(void **state) {
         {"--lr-decay-style cos", "not one of"},
         {"--gq-rounding random", "not one of nearest|stochastic"},
         {"--save=", "the value is empty"},
-        {"--data-path=", "--data-path: the value is empty"}, {"--eval-tasks", "--eval-tasks needs a value"},
+        {"--data-path=", "--data-path: the value is empty"},
+        {"--eval-tasks", "--eval-tasks needs a value"},
         {"--fp16", "--fp16 is refused: training is in bf16"},
         {"--fp8-format hybrid", "--fp8-format is refused: fp8"},
         {"--num-experts 8", "mixture of experts"},
@@ -289,10 +293,11 @@ static void bad_combinations(void **state) {
         {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0, "can only grow"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
         {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
-         "--quantized-weights " LOSSLESS, 0, "keeps no replica that differences could be added to"},
+         "--quantized-weights " LOSSLESS,
+         0, "keeps no replica that differences could be added to"},
         {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
-         "--quantized-weights", 0,
-         "keeps no replica that differences could be added to; add --weight-quantization-method direct"},
+         "--quantized-weights",
+         0, "keeps no replica that differences could be added to; add --weight-quantization-method direct"},
         {"--train-iters 999999999999999 --global-batch-size 1000000000", 5, "too large"},
         {"--hidden-size 1048576 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size "
          "1048576",
@@ -356,7 +361,8 @@ static void incomplete_lines(void **state) {
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte", 0, "no data; give --data-path");
     must_fail(SHAPE "--lr 1 --train-iters 3 --data-path a", 0, "needs --vocab-file and --merge-file");
     Run mock;
-    must_run(&mock, SHAPE "--lr 1 --train-iters 3 --mock-data", 1);  // synthetic tokens need GPT-2's sizes only
+    must_run(&mock, SHAPE "--lr 1 --train-iters 3 --mock-data",
+             1);  // synthetic tokens need GPT-2's sizes only
     assert_int_equal(mock.config.vocab_size_padded, 50304);
     config_free(&mock.config);
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --train-data-path b", 0,
@@ -393,13 +399,15 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style cosine", NULL},
         {"--gradient-alltoall-pipeline 4", NULL},  // unquantized gradients travel in chunks too
         {"--wq-group-size 64", "--wq-group-size has no effect without --quantized-weights\n"},
-        {"--shard-params-over world", "--shard-params-over has no effect without "
-                                      "--data-parallel-sharding-strategy optim_grads_params\n"},
+        {"--shard-params-over world",
+         "--shard-params-over has no effect without "
+         "--data-parallel-sharding-strategy optim_grads_params\n"},
         {"--shard-params-over world " STRATEGY "optim_grads", "--shard-params-over has no effect without "},
         {"--secondary-partition " STRATEGY "optim_grads_params",
          "--secondary-partition has no effect without --shard-params-over world\n"},
         {STRATEGY "optim_grads_params --shard-params-over world --secondary-partition "
-                  "--optimizer-cpu-offload --quantized-weights --weight-quantization-method direct", NULL},
+                  "--optimizer-cpu-offload --quantized-weights --weight-quantization-method direct",
+         NULL},
         {STRATEGY "optim_grads_params --quantized-weights", NULL},  // differences inside the node
         {"--quantized-weights " LOSSLESS, NULL},
         {LOSSLESS, "--weight-quantization-method has no effect without --quantized-weights\n"},
@@ -914,10 +922,11 @@ static void model_cards(void **state) {
 // Random lines of known names, pieces of them and odd values: an answer or one clear line, never a
 // crash (run under sanitizers).
 static void random_lines(void **state) {
-    static const char *const odd[] = {
-        "",     "-",   "--", "---", "=",   "--=", "@",       "1",
-        "-1",   "1e9", "0",  "0.5", "nan", "a",   "--a=b=c", "99999999999999999999",
-        "\xff", "'",   "#"};
+    static const char *const odd[] = {"",     "-",   "--",      "---",
+                                      "=",    "--=", "@",       "1",
+                                      "-1",   "1e9", "0",       "0.5",
+                                      "nan",  "a",   "--a=b=c", "99999999999999999999",
+                                      "\xff", "'",   "#"};
     int rows;
     const Option *table = config_options(&rows);
     uint32_t random = 2463534242u;

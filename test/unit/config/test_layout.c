@@ -44,7 +44,8 @@ static void the_papers_layouts(void **state) {
         Run run;
         snprintf(line, sizeof line,
                  "%s --mock-data --micro-batch-size 1 --global-batch-size %d "
-                 "--no-async-tensor-model-parallel-allreduce", speed[i].shape, speed[i].dp);
+                 "--no-async-tensor-model-parallel-allreduce",
+                 speed[i].shape, speed[i].dp);
         must_run(&run, line, 128);
         assert_string_equal(run.notes, "");
         assert_int_equal(run.config.dp_size, speed[i].dp);
@@ -82,8 +83,8 @@ static void what_cannot_be_split(void **state) {
         {"--num-layers 12 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 4", 0,
          "the 6 layers of a pipeline stage are not divisible by"},
         {"--num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
-         "--global-batch-size 6", 2,
-         "3 micro-batches per step are not divisible by --pipeline-model-parallel-size 2"},
+         "--global-batch-size 6",
+         2, "3 micro-batches per step are not divisible by --pipeline-model-parallel-size 2"},
         {"--global-batch-size 6 --tensor-model-parallel-size 2", 8,
          "--global-batch-size 6 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
     };
@@ -100,8 +101,11 @@ static void notes(void **state) {
     assert_string_equal(run.notes,
                         "--sequence-parallel has no effect without --tensor-model-parallel-size above 1\n");
     config_free(&run.config);
-    must_run(&run, SMALL "--sequence-parallel --tensor-model-parallel-size 2 --tp-comm-overlap "
-                         "--no-async-tensor-model-parallel-allreduce --no-overlap-p2p-communication", 2);
+    must_run(&run,
+             SMALL
+             "--sequence-parallel --tensor-model-parallel-size 2 --tp-comm-overlap "
+             "--no-async-tensor-model-parallel-allreduce --no-overlap-p2p-communication",
+             2);
     assert_string_equal(run.notes, "");
     config_free(&run.config);
 }
@@ -120,12 +124,14 @@ static void checkpoints_of_other_layouts(void **state) {
     config_free(&run.config);
     assert_false(resume(&run, SMALL, TWO "--make-vocab-size-divisible-by 128"));
     assert_int_equal(run.err.code, EXIT_CHECKPOINT);
-    assert_non_null(strstr(run.err.what, "has 384 rows with padding, this run's 512; add "
-                                         "--make-vocab-size-divisible-by 192"));
+    assert_non_null(strstr(run.err.what,
+                           "has 384 rows with padding, this run's 512; add "
+                           "--make-vocab-size-divisible-by 192"));
     assert_false(resume(&run, SMALL "--make-vocab-size-divisible-by 1", TWO));
     assert_int_equal(run.err.code, EXIT_CHECKPOINT);
-    assert_non_null(strstr(run.err.what, "has 257 rows with padding, which --tensor-model-parallel-size 2 "
-                                         "does not divide"));
+    assert_non_null(strstr(run.err.what,
+                           "has 257 rows with padding, which --tensor-model-parallel-size 2 "
+                           "does not divide"));
 }
 
 int main(void) {

@@ -9,12 +9,15 @@ static void the_model_is_the_runs(void **state) {
     Config model;
     Error err;
     char notes[NOTES];
-    must_run(&run, SMALL "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --swiglu "
-                         "--normalization RMSNorm --position-embedding-type rope --rotary-percent 0.5 "
-                         "--group-query-attention --num-query-groups 2 --disable-bias-linear "
-                         "--untie-embeddings-and-output-weights --ffn-hidden-size 80 --norm-epsilon 1e-6 "
-                         "--qk-layernorm --quantized-weights --global-batch-size 8 "
-                         "--make-vocab-size-divisible-by 96", 8);
+    must_run(&run,
+             SMALL
+             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --swiglu "
+             "--normalization RMSNorm --position-embedding-type rope --rotary-percent 0.5 "
+             "--group-query-attention --num-query-groups 2 --disable-bias-linear "
+             "--untie-embeddings-and-output-weights --ffn-hidden-size 80 --norm-epsilon 1e-6 "
+             "--qk-layernorm --quantized-weights --global-batch-size 8 "
+             "--make-vocab-size-divisible-by 96",
+             8);
     char *json = config_to_json(&run.config);
     assert_true(config_of_checkpoint(&model, json, &NONE, &err));
     assert_int_equal(model.vocab_size_padded, run.config.vocab_size_padded);
@@ -30,9 +33,10 @@ static void the_model_is_the_runs(void **state) {
 }
 
 // As convert_checkpoint writes them: no length, no training, and no --vocab-size.
-#define IMPORTED "\"num_layers\":1,\"hidden_size\":16,\"num_attention_heads\":2,\"ffn_hidden_size\":40," \
-                 "\"max_position_embeddings\":12,\"padded_vocab_size\":56," \
-                 "\"tokenizer_type\":\"NullTokenizer\""
+#define IMPORTED \
+    "\"num_layers\":1,\"hidden_size\":16,\"num_attention_heads\":2,\"ffn_hidden_size\":40," \
+    "\"max_position_embeddings\":12,\"padded_vocab_size\":56," \
+    "\"tokenizer_type\":\"NullTokenizer\""
 
 static void an_imported_model(void **state) {
     static const char *const words[] = {"--tokenizer-type", "Byte"};
@@ -52,7 +56,9 @@ static void an_imported_model(void **state) {
 }
 
 static void no_model(void **state) {
-    static const struct { const char *json, *why; } cases[] = {
+    static const struct {
+        const char *json, *why;
+    } cases[] = {
         {"", "no JSON object"},
         {"{}", "missing --num-layers"},
         {"{" IMPORTED "}", "--vocab-size"},
@@ -60,7 +66,8 @@ static void no_model(void **state) {
         {"{" IMPORTED ",\"unpadded_vocab_size\":57,\"eod\":1}", "sizes of the vocabulary"},
         {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":49,\"norm_epsilon\":\"x\"}", "--norm-epsilon"},
         {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":49,\"group_query_attention\":true,"
-         "\"num_query_groups\":3}", "--num-query-groups"},
+         "\"num_query_groups\":3}",
+         "--num-query-groups"},
         {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":49,\"normalization\":\"BatchNorm\"}",
          "--normalization"},
     };

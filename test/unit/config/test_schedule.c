@@ -65,14 +65,14 @@ static void every_style_at_its_borders(void **state) {
     near_relative(schedule_lr(&root, 4 * 179200), 3e-4, 1e-15);
     near_relative(schedule_lr(&root, 17920000), 6e-5, 1e-12);  // 6e-4 / sqrt(100)
     root.min_lr = 1e-4;
-    near_relative(schedule_lr(&root, 17920000), 1e-4, 0);      // never below the floor
+    near_relative(schedule_lr(&root, 17920000), 1e-4, 0);  // never below the floor
     near_relative(schedule_lr(&constant, 179199), 6e-4 * 179199 / 179200, 1e-15);
     near_relative(schedule_lr(&constant, 99999999), 6e-4, 0);  // a constant rate has no end
     root.decay_samples = 4 * 179200;
-    near_relative(schedule_lr(&root, 4 * 179200), 3e-4, 1e-15);      // the last sample of the decay
-    near_relative(schedule_lr(&root, 4 * 179200 + 1), 1e-4, 0);      // and the first behind it
+    near_relative(schedule_lr(&root, 4 * 179200), 3e-4, 1e-15);  // the last sample of the decay
+    near_relative(schedule_lr(&root, 4 * 179200 + 1), 1e-4, 0);  // and the first behind it
     root.warmup_samples = 0;
-    near_relative(schedule_lr(&root, 0), 6e-4, 0);             // no warm-up: no division by zero
+    near_relative(schedule_lr(&root, 0), 6e-4, 0);  // no warm-up: no division by zero
     constant.lr_init = 3e-4;
     near_relative(schedule_lr(&constant, 0), 3e-4, 0);
     near_relative(schedule_lr(&constant, 89600), 4.5e-4, 1e-15);

@@ -9,8 +9,9 @@ static void reals_are_judged_in_float32(void **state) {
     static const struct {
         const char *words, *what;
     } bad[] = {
-        {"--adam-beta2 0.99999999", "--adam-beta2 0.99999999: becomes 1 in float32, in which it is used; it "
-                                    "must be at least 0 and below 1"},
+        {"--adam-beta2 0.99999999",
+         "--adam-beta2 0.99999999: becomes 1 in float32, in which it is used; it "
+         "must be at least 0 and below 1"},
         {"--adam-beta1 0.999999999", "becomes 1 in float32"},
         {"--adam-eps 1e-46",
          "--adam-eps 1e-46: becomes 0 in float32, in which it is used; it must be above 0 and at most 1"},
@@ -68,12 +69,19 @@ static void stored_values_keep_their_digits(void **state) {
 // The only real numbers used in double precision are times, temperatures, fractions of a schedule
 // and what the angles of rotary positions follow from.
 static void other_reals_are_known(void **state) {
-    static const char *const in_double[] = {"lr-warmup-fraction", "distributed-timeout-minutes",
-                                            "sample-temperature", "exit-duration-in-mins",
-                                            "mid-level-dataset-surplus", "rotary-base",
-                                            "rotary-percent", "rope-scaling-factor", "plan-network",
-                                            "plan-network-inside", "plan-network-burst",
-                                            "plan-lossless-bits", "plan-tflops",
+    static const char *const in_double[] = {"lr-warmup-fraction",
+                                            "distributed-timeout-minutes",
+                                            "sample-temperature",
+                                            "exit-duration-in-mins",
+                                            "mid-level-dataset-surplus",
+                                            "rotary-base",
+                                            "rotary-percent",
+                                            "rope-scaling-factor",
+                                            "plan-network",
+                                            "plan-network-inside",
+                                            "plan-network-burst",
+                                            "plan-lossless-bits",
+                                            "plan-tflops",
                                             "plan-step-ms"};
     int rows, found = 0;
     const Option *table = config_options(&rows);
@@ -94,8 +102,12 @@ static void short_help(void **state) {
         const char *line;
         bool help;
     } lines[] = {
-        {"-h", true}, {"--lr x -h", true}, {"--data-path a -h", true}, {SMALL "--bf16 -h", true},
-        {SMALL "--sample-prompt -h", false}, {SMALL "--sample-prompt=-h", false},
+        {"-h", true},
+        {"--lr x -h", true},
+        {"--data-path a -h", true},
+        {SMALL "--bf16 -h", true},
+        {SMALL "--sample-prompt -h", false},
+        {SMALL "--sample-prompt=-h", false},
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         Run run;
@@ -136,7 +148,7 @@ static char folder[64];
 static int make_folder(void **state) { return folder_make(folder, sizeof folder, "test_values"); }
 static int remove_folder(void **state) { return folder_remove(folder); }
 
-#define NO_DATA                                                                                           \
+#define NO_DATA \
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 " \
     "--micro-batch-size 2 --lr 1e-3 --train-iters 10 --tokenizer-type Byte --use-distributed-optimizer "
 
@@ -223,14 +235,10 @@ static void wsd_is_part_of_the_schedule(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reals_are_judged_in_float32),
-        cmocka_unit_test(stored_values_keep_their_digits),
-        cmocka_unit_test(other_reals_are_known),
-        cmocka_unit_test(short_help),
-        cmocka_unit_test(looking_at_data_needs_little),
-        cmocka_unit_test(lists_from_files),
-        cmocka_unit_test(bad_lists_from_files),
-        cmocka_unit_test(wsd_is_part_of_the_schedule),
+        cmocka_unit_test(reals_are_judged_in_float32),  cmocka_unit_test(stored_values_keep_their_digits),
+        cmocka_unit_test(other_reals_are_known),        cmocka_unit_test(short_help),
+        cmocka_unit_test(looking_at_data_needs_little), cmocka_unit_test(lists_from_files),
+        cmocka_unit_test(bad_lists_from_files),         cmocka_unit_test(wsd_is_part_of_the_schedule),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -77,13 +77,16 @@ static void test_copies(void **state) {
     assert_null(stream_site(stream));
     char host[8] = "1234567", *memory = device_alloc(device, 16, "a test", &err), back[8];
     copy_to_device(stream, memory, host, 8);
-    host[0] = 'x';  // the host side may be reused at once
+    host[0] = 'x';                                  // the host side may be reused at once
     copy_on_device(stream, memory + 4, memory, 8);  // overlapping
     copy_to_host(stream, back, memory + 4, 8);
     stream_synchronize(stream);
     assert_string_equal(back, "1234567");
     set_zero(stream, memory + 5, 2);
-    assert_memory_equal(memory, "12341\0\0" "4567", 11);
+    assert_memory_equal(memory,
+                        "12341\0\0"
+                        "4567",
+                        11);
     copy_to_device(stream, memory, NULL, 0);
     device_free(device, memory);
     stream_destroy(stream);
@@ -174,9 +177,9 @@ static void test_host_calls(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open),   cmocka_unit_test(test_rounding_modes),
-        cmocka_unit_test(test_memory), cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_events), cmocka_unit_test(test_untimed_events),
+        cmocka_unit_test(test_open),       cmocka_unit_test(test_rounding_modes),
+        cmocka_unit_test(test_memory),     cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_events),     cmocka_unit_test(test_untimed_events),
         cmocka_unit_test(test_host_calls),
     };
     return cmocka_run_group_tests_name("the CPU device", tests, NULL, NULL);

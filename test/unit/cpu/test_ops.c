@@ -175,8 +175,21 @@ static void test_embedding_parts(void **state) {
     for (int rank = 0; rank < 3; rank++) {
         int64_t at = border[rank] * C;
         float *dwpe_rank = copy_of(dwpe_part, N * C * sizeof(float));
-        Embedding mine = {B, T, C, border[rank], border[rank + 1] - border[rank], tokens, positions, d,
-                          wte + at, NULL, part, dx, dwte_parts + at, .dwpe = dwpe_rank, .part = true};
+        Embedding mine = {B,
+                          T,
+                          C,
+                          border[rank],
+                          border[rank + 1] - border[rank],
+                          tokens,
+                          positions,
+                          d,
+                          wte + at,
+                          NULL,
+                          part,
+                          dx,
+                          dwte_parts + at,
+                          .dwpe = dwpe_rank,
+                          .part = true};
         op_embedding_forward(NULL, &mine);
         op_embedding_backward(NULL, &mine);
         assert_memory_equal(dwpe_rank, dwpe, N * C * sizeof(float));  // every rank has all positions
@@ -208,8 +221,9 @@ static void test_embedding_one_table(void **state) {
     float *dwte = random_floats(&rng, V * C, 1), *dwpe = random_floats(&rng, N * C, 1),
           *dwte_alone = copy_of(dwte, V * C * sizeof(float)),
           *dwpe_alone = copy_of(dwpe, N * C * sizeof(float));
-    Embedding both = {B, T, C, 0, V, tokens, positions, {0.25f, 9, DROPOUT_EMBEDDING, 11}, .dx = dx,
-                      .dwte = dwte, .dwpe = dwpe};
+    Embedding both = {
+        B,           T, C, 0, V, tokens, positions, {0.25f, 9, DROPOUT_EMBEDDING, 11}, .dx = dx, .dwte = dwte,
+        .dwpe = dwpe};
     Embedding words = both, places = both;
     words.positions = NULL, words.dwte = dwte_alone, words.dwpe = NULL;
     places.tokens = NULL, places.dwte = NULL, places.dwpe = dwpe_alone;
@@ -336,9 +350,21 @@ static void check_layernorm_backward(int B, int T, int C, Dropout d, bool branch
             }
         }
     }
-    LayerNorm norm = {B, T, C, 1e-5f, d, .x = ln.x, .gamma = ln.gamma, .mean = mean, .rstd = rstd, .dy = dy,
-                      .dresidual = dresidual, .dbranch = branch ? dbranch : NULL, .dgamma = dgamma,
-                      .dbeta = dbeta, .branch_sum = branch_sum};
+    LayerNorm norm = {B,
+                      T,
+                      C,
+                      1e-5f,
+                      d,
+                      .x = ln.x,
+                      .gamma = ln.gamma,
+                      .mean = mean,
+                      .rstd = rstd,
+                      .dy = dy,
+                      .dresidual = dresidual,
+                      .dbranch = branch ? dbranch : NULL,
+                      .dgamma = dgamma,
+                      .dbeta = dbeta,
+                      .branch_sum = branch_sum};
     op_layernorm_backward(NULL, &norm);
     op_bias_gradient(NULL, dbias, branch ? dbranch : dresidual, branch_sum, ln.N, C, NULL);
     check_floatX("dresidual", dresidual, expected, ln.n, 2e-5);
@@ -382,12 +408,29 @@ typedef struct NormTensors {
 static NormTensors norm_tensors(int B, int T, int C, Dropout d) {
     Random rng = {31};
     int64_t N = (int64_t)B * T, n = N * C;
-    NormTensors m = {.n = n, .residual = random_floatX(&rng, n, 0, 1), .branch = random_floatX(&rng, n, 0, 1),
-                     .gamma = random_floatX(&rng, C, 1, 0.3), .beta = random_floatX(&rng, C, 0, 0.3),
+    NormTensors m = {.n = n,
+                     .residual = random_floatX(&rng, n, 0, 1),
+                     .branch = random_floatX(&rng, n, 0, 1),
+                     .gamma = random_floatX(&rng, C, 1, 0.3),
+                     .beta = random_floatX(&rng, C, 0, 0.3),
                      .dy = random_floatX(&rng, n, 0, 1)};
-    m.op = (LayerNorm){B, T, C, 1e-5f, d, poisoned_floatX(n), m.residual, m.branch, m.gamma, m.beta,
-                       poisoned_floatX(n), poisoned_floats(N), poisoned_floats(N), m.dy,
-                       random_floatX(&rng, n, 0, 1), poisoned_floatX(n), random_floats(&rng, C, 1),
+    m.op = (LayerNorm){B,
+                       T,
+                       C,
+                       1e-5f,
+                       d,
+                       poisoned_floatX(n),
+                       m.residual,
+                       m.branch,
+                       m.gamma,
+                       m.beta,
+                       poisoned_floatX(n),
+                       poisoned_floats(N),
+                       poisoned_floats(N),
+                       m.dy,
+                       random_floatX(&rng, n, 0, 1),
+                       poisoned_floatX(n),
+                       random_floats(&rng, C, 1),
                        .dbeta = random_floats(&rng, C, 1)};
     return m;
 }
@@ -511,9 +554,18 @@ static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_
             dx64[i * C + c] *= gelu_derivative_exact((double)floatX_to_float(pre[i * C + c]));
     }
     void *workspace = poisoned(op_linear_workspace_bytes(N, C, OC));
-    Linear linear = {N, C, OC, .x = x, .w = w, .dy = dy, .x_pre = with_pre ? pre : NULL,
-                     .dx = with_dx ? dx : NULL, .dw = dw, .dpre_bias = with_pre ? dpre_bias : NULL,
-                     .overwrite = overwrite, .workspace = workspace};
+    Linear linear = {N,
+                     C,
+                     OC,
+                     .x = x,
+                     .w = w,
+                     .dy = dy,
+                     .x_pre = with_pre ? pre : NULL,
+                     .dx = with_dx ? dx : NULL,
+                     .dw = dw,
+                     .dpre_bias = with_pre ? dpre_bias : NULL,
+                     .overwrite = overwrite,
+                     .workspace = workspace};
     op_linear_backward(NULL, &linear);
     if (with_dbias) op_bias_gradient(NULL, dbias, dy, NULL, N, OC, workspace);
     if (with_dx) check_floatX("linear dx", dx, dx64, N * C, 2e-5);
@@ -535,7 +587,15 @@ static void test_linear_halves(void **state) {
     floatX *dx[2] = {poisoned_floatX(N * C), poisoned_floatX(N * C)};
     float *dw[2] = {poisoned_floats(OC * C), poisoned_floats(OC * C)};
     void *workspace = poisoned(op_linear_workspace_bytes(N, C, OC));
-    Linear both = {N, C, OC, .x = x, .w = w, .dy = dy, .dx = dx[0], .dw = dw[0], .overwrite = true,
+    Linear both = {N,
+                   C,
+                   OC,
+                   .x = x,
+                   .w = w,
+                   .dy = dy,
+                   .dx = dx[0],
+                   .dw = dw[0],
+                   .overwrite = true,
                    .workspace = workspace};
     Linear input = both, weights = both;
     input.dx = dx[1];
@@ -568,7 +628,7 @@ static void test_linear(void **state) {
 typedef struct AttentionCase {
     int B, T, NH, HD;
     Dropout dropout;
-    int64_t n;           // B T NH HD
+    int64_t n;  // B T NH HD
     floatX *qkv, *dout;
     int32_t *doc_start;  // or NULL
     double *out, *dqkv;  // reference
@@ -636,8 +696,8 @@ static void check_attention(int B, int T, int NH, int HD, bool documents, Dropou
     floatX *out = poisoned_floatX(a.n), *dqkv = poisoned_floatX(3 * a.n);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
     void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, 0));
-    Attention attention = {B, T, NH, HD, dropout, a.qkv, a.doc_start, out, saved, a.dout, dqkv,
-                           .workspace = workspace};
+    Attention attention = {B,           T,   NH,    HD,     dropout, a.qkv,
+                           a.doc_start, out, saved, a.dout, dqkv,    .workspace = workspace};
     op_attention_forward(NULL, &attention);
     memset(workspace, 0xFF, op_attention_workspace_bytes(B, T, NH, HD, 0));  // nothing may survive in it
     op_attention_backward(NULL, &attention);
@@ -671,10 +731,10 @@ static void test_attention_split(void **state) {
            *parts = poisoned_floatX(2 * ROW);
     void *saved = poisoned(op_attention_saved_bytes(2, T, NH, HD)),
          *workspace = poisoned(op_attention_workspace_bytes(2, T, NH, HD, 0));
-    Attention calls[] = {
-        {2, T, NH, HD, dropout, qkv, .out = whole, .saved = saved, .workspace = workspace},
-        {1, T, NH, HD, dropout, qkv, .out = parts, .saved = saved, .workspace = workspace},
-        {1, T, NH, HD, second, qkv + 3 * ROW, .out = parts + ROW, .saved = saved, .workspace = workspace}};
+    Attention calls[] = {{2, T, NH, HD, dropout, qkv, .out = whole, .saved = saved, .workspace = workspace},
+                         {1, T, NH, HD, dropout, qkv, .out = parts, .saved = saved, .workspace = workspace},
+                         {1, T, NH, HD, second, qkv + 3 * ROW, .out = parts + ROW, .saved = saved,
+                          .workspace = workspace}};
     for (int i = 0; i < 3; i++) op_attention_forward(NULL, &calls[i]);
     assert_memory_equal(whole, parts, 2 * ROW * sizeof(floatX));
     free_all(qkv, whole, parts, saved, workspace, NULL);
@@ -713,8 +773,19 @@ static void test_attention_heads(void **state) {
              *my_workspace = poisoned(op_attention_workspace_bytes(B, T, heads, HD, 0));
         cut_columns(my_qkv, qkv, N, 3 * C, 3 * at, 3 * width, false);
         cut_columns(my_dout, dout, N, C, at, width, false);
-        Attention mine = {B, T, heads, HD, dropout, my_qkv, start, my_out, my_saved, my_dout, my_dqkv,
-                          my_workspace, .first_head = first};
+        Attention mine = {B,
+                          T,
+                          heads,
+                          HD,
+                          dropout,
+                          my_qkv,
+                          start,
+                          my_out,
+                          my_saved,
+                          my_dout,
+                          my_dqkv,
+                          my_workspace,
+                          .first_head = first};
         op_attention_forward(NULL, &mine);
         op_attention_backward(NULL, &mine);
         cut_columns(my_out, out_parts, N, C, at, width, true);
@@ -804,8 +875,8 @@ static void test_golden(void **state) {
     floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(n_qkv);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, C / NH)),
          *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, C / NH, 0));
-    Attention attention = {B, T, NH, C / NH, NO_DROPOUT, qkv, NULL, out, saved, dout, dqkv,
-                           .workspace = workspace};
+    Attention attention = {B,    T,   NH,    C / NH, NO_DROPOUT, qkv,
+                           NULL, out, saved, dout,   dqkv,       .workspace = workspace};
     op_attention_forward(NULL, &attention);
     op_attention_backward(NULL, &attention);
     check_golden_floatX(&g, "op.attention.out", out, n);
@@ -816,8 +887,11 @@ static void test_golden(void **state) {
            *dx = poisoned_floatX(n);
     float *losses = poisoned_floats(B * T), *dwte = xcalloc((size_t)n_wte, sizeof(float), "dwte"), sum = 0;
     void *head_workspace = poisoned(op_head_workspace_bytes(B * T, C, Vp));
-    Head head = {B * T,  C,    0,  Vp,   x,    wte,           targets, NULL, 1.0f / (float)(B * T),
-                 losses, &sum, dx, dwte, true, .workspace = head_workspace};
+    Head head = {B * T,   C,    0,
+                 Vp,      x,    wte,
+                 targets, NULL, 1.0f / (float)(B * T),
+                 losses,  &sum, dx,
+                 dwte,    true, .workspace = head_workspace};
     op_head(NULL, &head);
     check_golden_floats(&g, "op.head.losses", losses, B * T);
     check_golden_floatX(&g, "op.head.dx", dx, n);

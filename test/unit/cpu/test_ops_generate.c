@@ -38,8 +38,16 @@ static void test_cached_attention(void **state) {
         int T = calls[i];
         floatX *out = poisoned_floatX(T * NH * HD);
         void *workspace = poisoned(op_cached_attention_workspace_bytes(T, ROOM, NH, HD));
-        CachedAttention a = {.T = T, .start = start, .room = ROOM, .NH = NH, .HD = HD, .groups = G,
-                             .qkv = qkv + start * ROW, .keys = keys, .values = values, .out = out,
+        CachedAttention a = {.T = T,
+                             .start = start,
+                             .room = ROOM,
+                             .NH = NH,
+                             .HD = HD,
+                             .groups = G,
+                             .qkv = qkv + start * ROW,
+                             .keys = keys,
+                             .values = values,
+                             .out = out,
                              .workspace = workspace};
         op_cache_append(NULL, &a);
         op_cached_attention(NULL, &a);
@@ -72,7 +80,13 @@ static void test_linear_of_one_row(void **state) {
         for (int c = 0; c < C; c++)
             expected[o] += (double)floatX_to_float(x[c]) * (double)floatX_to_float(w[o * C + c]);
     }
-    Linear a = {.N = 1, .C = C, .OC = OC, .x = x, .w = w, .bias = bias, .y = y,
+    Linear a = {.N = 1,
+                .C = C,
+                .OC = OC,
+                .x = x,
+                .w = w,
+                .bias = bias,
+                .y = y,
                 .workspace = poisoned(op_linear_workspace_bytes(1, C, OC))};
     op_linear_forward(NULL, &a);
     check_floatX("y", y, expected, OC, 2e-6);

@@ -117,8 +117,8 @@ static void check_embedding(int B, int T, int C, Dropout dropout) {
     e.positions = random_ids(&rng, B * T, POSITIONS);
     e.weights = random_floats(&rng, n, 1);
     float *dwte = zero_floats(VOCABULARY * C), *dwpe = zero_floats(POSITIONS * C);
-    e.op = (Embedding){B,           T,       C,     0,     VOCABULARY,         e.tokens,
-                       e.positions, dropout, e.wte, e.wpe, poisoned_floatX(n), as_floatX(e.weights),
+    e.op = (Embedding){B,           T,           C,     0,     VOCABULARY,         e.tokens,
+                       e.positions, dropout,     e.wte, e.wpe, poisoned_floatX(n), as_floatX(e.weights),
                        dwte,        .dwpe = dwpe};
     op_embedding_backward(NULL, &e.op);
     check_gradient(embedding_forward, &e, (Input){"wte", as_floats(e.wte), dwte, VOCABULARY * C}, &rng);
@@ -160,9 +160,24 @@ static void check_norm(int B, int T, int C, bool rms, Dropout dropout) {
     m.y_weights = random_floats(&rng, n, 1);
     floatX *dresidual = copy_of(m.sum_weights, (size_t)n * sizeof(float)), *dbranch = poisoned_floatX(n);
     float *dgamma = zero_floats(C), *dbeta = zero_floats(C);
-    m.op = (LayerNorm){B, T, C, 1e-5f, dropout, poisoned_floatX(n), m.residual, m.branch, m.gamma, m.beta,
-                       poisoned_floatX(n), poisoned_floats(N), poisoned_floats(N), as_floatX(m.y_weights),
-                       dresidual, dbranch, dgamma, .dbeta = dbeta};
+    m.op = (LayerNorm){B,
+                       T,
+                       C,
+                       1e-5f,
+                       dropout,
+                       poisoned_floatX(n),
+                       m.residual,
+                       m.branch,
+                       m.gamma,
+                       m.beta,
+                       poisoned_floatX(n),
+                       poisoned_floats(N),
+                       poisoned_floats(N),
+                       as_floatX(m.y_weights),
+                       dresidual,
+                       dbranch,
+                       dgamma,
+                       .dbeta = dbeta};
     m.op.rms = rms;
     if (rms) m.op.beta = NULL, m.op.dbeta = NULL;
     norm_forward(&m);
@@ -214,8 +229,7 @@ static void check_mlp(int64_t N, int C, int F) {
     float *dw1 = zero_floats(n_w), *db1 = zero_floats(F), *dw2 = zero_floats(n_w), *db2 = zero_floats(C);
     void *workspace = poisoned(op_linear_workspace_bytes(N, F, F));
     const floatX *dy = as_floatX(m.weights);
-    m.first = (Linear){N, C, F, m.x, m.w1, m.b1, hidden, pre, dpre, NULL, dx, dw1, NULL, false, workspace,
-                         0};
+    m.first = (Linear){N, C, F, m.x, m.w1, m.b1, hidden, pre, dpre, NULL, dx, dw1, NULL, false, workspace, 0};
     m.second = (Linear){N, F, C, hidden, m.w2, m.b2, y, NULL, dy, pre, dpre, dw2, db1, false, workspace, 0};
     mlp_forward(&m);
     op_linear_backward(NULL, &m.second);
@@ -259,8 +273,14 @@ static void check_head_norm(bool rms) {
     floatX *vectors = random_floatX(&rng, ALL, 0.2, 1), *x = poisoned_floatX(ALL),
            *before = poisoned_floatX(N * G * (QUERIES + 1) * HD), *gamma[2], *beta[2];
     HeadNormCase c = {.vectors = vectors, .weights = random_floats(&rng, ALL, 1), .n = ALL};
-    c.op = (HeadNorm){.N = N, .groups = G, .queries = QUERIES, .HD = HD, .epsilon = 1e-5f, .rms = rms,
-                      .x = x, .before = before};
+    c.op = (HeadNorm){.N = N,
+                      .groups = G,
+                      .queries = QUERIES,
+                      .HD = HD,
+                      .epsilon = 1e-5f,
+                      .rms = rms,
+                      .x = x,
+                      .before = before};
     for (int kind = 0; kind < 2; kind++) {
         c.op.gamma[kind] = gamma[kind] = random_floatX(&rng, HD, 1, 0.3);
         c.op.dgamma[kind] = zero_floats(HD);
@@ -274,8 +294,8 @@ static void check_head_norm(bool rms) {
     c.op.x = x;
     check_gradient(head_norm_forward, &c, (Input){"vectors", as_floats(vectors), as_floats(dx), ALL}, &rng);
     for (int kind = 0; kind < 2; kind++) {
-        check_gradient(head_norm_forward, &c,
-                       (Input){"gamma", as_floats(gamma[kind]), c.op.dgamma[kind], HD}, &rng);
+        check_gradient(head_norm_forward, &c, (Input){"gamma", as_floats(gamma[kind]), c.op.dgamma[kind], HD},
+                       &rng);
         if (!rms) {
             check_gradient(head_norm_forward, &c,
                            (Input){"beta", as_floats(beta[kind]), c.op.dbeta[kind], HD}, &rng);
@@ -343,8 +363,19 @@ static void check_attention(int B, int T, int NH, int HD, int groups, bool docum
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD));
     void *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, 0));
     floatX *out = poisoned_floatX(n), *dqkv = poisoned_floatX(wide);
-    a.op = (Attention){B,    T,        NH, HD, dropout, a.qkv, a.doc_start, out, saved, as_floatX(a.weights),
-                       dqkv, .workspace = workspace, .groups = groups};
+    a.op = (Attention){B,
+                       T,
+                       NH,
+                       HD,
+                       dropout,
+                       a.qkv,
+                       a.doc_start,
+                       out,
+                       saved,
+                       as_floatX(a.weights),
+                       dqkv,
+                       .workspace = workspace,
+                       .groups = groups};
     attention_forward(&a);
     op_attention_backward(NULL, &a.op);
     check_gradient(attention_forward, &a, (Input){"qkv", as_floats(a.qkv), as_floats(dqkv), wide}, &rng);
@@ -422,8 +453,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_embedding_gradients), cmocka_unit_test(test_norm_gradients),
         cmocka_unit_test(test_linear_gradients),    cmocka_unit_test(test_attention_gradients),
-        cmocka_unit_test(test_head_norm_gradients),
-        cmocka_unit_test(test_swiglu_gradients),
+        cmocka_unit_test(test_head_norm_gradients), cmocka_unit_test(test_swiglu_gradients),
         cmocka_unit_test(test_head_gradients),
     };
     return cmocka_run_group_tests_name("gradients of the ops (" FLOATX_NAME ")", tests, NULL, NULL);

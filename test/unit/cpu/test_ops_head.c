@@ -11,7 +11,7 @@ typedef struct HeadCase {
     int C, Vp;
     floatX *x, *wte;
     int32_t *targets;
-    float *mask;  // or NULL
+    float *mask;                           // or NULL
     double *losses, *dx, *dwte, loss_sum;  // reference
 } HeadCase;
 
@@ -70,8 +70,21 @@ static void check_head(int64_t N, int C, int Vp, bool masked, bool want_dx, bool
     floatX *dx = poisoned_floatX(N * C);
     void *workspace = poisoned(op_head_workspace_bytes(N, C, Vp));
     for (int64_t i = 0; i < (int64_t)Vp * C; i++) dwte[i] = 0.5f;
-    Head head = {N, C, 0, Vp, h.x, h.wte, h.targets, h.mask, scale, losses, &loss_sum, want_dx ? dx : NULL,
-                 want_dwte ? dwte : NULL, false, .workspace = workspace};
+    Head head = {N,
+                 C,
+                 0,
+                 Vp,
+                 h.x,
+                 h.wte,
+                 h.targets,
+                 h.mask,
+                 scale,
+                 losses,
+                 &loss_sum,
+                 want_dx ? dx : NULL,
+                 want_dwte ? dwte : NULL,
+                 false,
+                 .workspace = workspace};
     op_head(NULL, &head);
     double slack = floatX_unit_roundoff() / 4 + 1e-5;
     for (int64_t i = 0; i < N; i++) check_close("loss", (double)losses[i], h.losses[i], 0, slack, i);
@@ -99,8 +112,9 @@ static void test_head(void **state) {
     float mask[N] = {0}, losses[N], sum = 0, dwte[VP * C] = {0};
     int32_t targets[N] = {0, 3, 15, 7};
     void *workspace = poisoned(op_head_workspace_bytes(N, C, VP));
-    Head head = {
-        N, C, 0, VP, x, wte, targets, mask, 0.25f, losses, &sum, dx, dwte, false, .workspace = workspace};
+    Head head = {N,    C,       0,    VP,    x,
+                 wte,  targets, mask, 0.25f, losses,
+                 &sum, dx,      dwte, false, .workspace = workspace};
     op_head(NULL, &head);
     assert_true(sum == 0.0f && losses[0] > 0.0f);
     for (int i = 0; i < N * C; i++) assert_true(floatX_to_float(dx[i]) == 0.0f);
@@ -131,14 +145,29 @@ static void test_head_chunks(void **state) {
           *dwte_parts = xcalloc(VP * C, sizeof(float), "dwte");
     void *workspace = poisoned(op_head_workspace_bytes(N, C, VP));
     dwte[0] = dwte_parts[VP * C - 1] = NAN;  // to be overwritten
-    Head whole = {N,      C,    0,  VP,   x,    wte,      targets, mask, 1.0f / (float)N,
-                  losses, &sum, dx, dwte, true, .workspace = workspace};
+    Head whole = {N,       C,    0,
+                  VP,      x,    wte,
+                  targets, mask, 1.0f / (float)N,
+                  losses,  &sum, dx,
+                  dwte,    true, .workspace = workspace};
     op_head(NULL, &whole);
     // In pieces of a third of a chunk: other borders than the op's own.
     for (int64_t row = 0, step = chunk / 3; row < N; row += step) {
         int64_t rows = row + step < N ? step : N - row;
-        Head part = {rows, C, 0, VP, x + row * C, wte, targets + row, mask + row, 1.0f / (float)N,
-                     losses_parts + row, &sum_parts, dx_parts + row * C, dwte_parts, row == 0,
+        Head part = {rows,
+                     C,
+                     0,
+                     VP,
+                     x + row * C,
+                     wte,
+                     targets + row,
+                     mask + row,
+                     1.0f / (float)N,
+                     losses_parts + row,
+                     &sum_parts,
+                     dx_parts + row * C,
+                     dwte_parts,
+                     row == 0,
                      .workspace = workspace};
         op_head(NULL, &part);
     }
@@ -200,8 +229,9 @@ static void check_head_ranks(int ranks) {
           sum_parts = 3;
     float *dwte = poisoned_floats(V * C), *dwte_parts = poisoned_floats(V * C);
     void *workspace = poisoned(op_head_workspace_bytes(N, C, V));
-    Head head = {
-        N, C, 0, V, x, wte, targets, NULL, 0.25f, losses, &sum, dx, dwte, true, .workspace = workspace};
+    Head head = {N,    C,       0,    V,     x,
+                 wte,  targets, NULL, 0.25f, losses,
+                 &sum, dx,      dwte, true,  .workspace = workspace};
     op_head(NULL, &head);
     head.loss_sum = &sum_parts;
     head_of_ranks(head, ranks, V, losses_parts, dx_parts, dwte_parts);
@@ -264,8 +294,15 @@ static void check_scores(int64_t N, int C, int first, int rows, int columns) {
     void *workspace = poisoned(op_head_workspace_bytes(N, C, rows));
     HeadScore *scores = poisoned((size_t)N * sizeof *scores);
     int64_t chunk = op_head_chunk_rows(N, rows);
-    Head head = {.N = N, .C = C, .first_row = first, .rows = rows, .x = x, .wte = wte, .targets = targets,
-                 .workspace = workspace, .columns = columns};
+    Head head = {.N = N,
+                 .C = C,
+                 .first_row = first,
+                 .rows = rows,
+                 .x = x,
+                 .wte = wte,
+                 .targets = targets,
+                 .workspace = workspace,
+                 .columns = columns};
     for (int64_t row = 0; row < N; row += chunk) {
         head.scores = scores + row;
         op_head_scores(NULL, &head, row, row + chunk < N ? chunk : N - row);
@@ -291,8 +328,15 @@ static void test_scores_not_finite(void **state) {
     HeadScore scores[N];
     void *workspace = poisoned(op_head_workspace_bytes(N, C, V));
     x[C] = floatX_from_float(NAN);
-    Head head = {.N = N, .C = C, .rows = V, .x = x, .wte = wte, .targets = targets, .workspace = workspace,
-                 .columns = V, .scores = scores};
+    Head head = {.N = N,
+                 .C = C,
+                 .rows = V,
+                 .x = x,
+                 .wte = wte,
+                 .targets = targets,
+                 .workspace = workspace,
+                 .columns = V,
+                 .scores = scores};
     op_head_scores(NULL, &head, 0, N);
     assert_true(isnan(scores[1].sum) && isfinite(scores[0].sum) && isfinite(scores[2].sum));
     free_all(x, wte, workspace, NULL);

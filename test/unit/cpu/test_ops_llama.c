@@ -43,7 +43,7 @@ static void test_attention_groups(void **state) {
     int32_t *start = random_doc_start(&rng, B, T);
     void *saved = poisoned(op_attention_saved_bytes(B, T, NH, HD)),
          *workspace = poisoned(op_attention_workspace_bytes(B, T, NH, HD, G));
-    Attention a = {B, T, NH, HD, d, qkv, start, out, saved, dout, dqkv, workspace, .first_head = 4,
+    Attention a = {B,          T, NH, HD, d, qkv, start, out, saved, dout, dqkv, workspace, .first_head = 4,
                    .groups = G};
     Attention b = a;
     b.qkv = own, b.out = own_out, b.dqkv = down, b.groups = 0;
@@ -81,11 +81,19 @@ static void test_rmsnorm(void **state) {
     enum { N = 3, C = 40 };
     Random rng = {31};
     double expected[N * C], root[N];
-    LayerNorm op = {.B = 1, .T = N, .C = C, .epsilon = 1e-5f, .x = random_floatX(&rng, N * C, 0, 1),
-                    .gamma = random_floatX(&rng, C, 1, 0.3), .y = poisoned_floatX(N * C),
-                    .mean = poisoned_floats(N), .rstd = poisoned_floats(N),
-                    .dy = random_floatX(&rng, N * C, 0, 1), .dresidual = random_floatX(&rng, N * C, 0, 1),
-                    .dgamma = random_floats(&rng, C, 1), .rms = true};
+    LayerNorm op = {.B = 1,
+                    .T = N,
+                    .C = C,
+                    .epsilon = 1e-5f,
+                    .x = random_floatX(&rng, N * C, 0, 1),
+                    .gamma = random_floatX(&rng, C, 1, 0.3),
+                    .y = poisoned_floatX(N * C),
+                    .mean = poisoned_floats(N),
+                    .rstd = poisoned_floats(N),
+                    .dy = random_floatX(&rng, N * C, 0, 1),
+                    .dresidual = random_floatX(&rng, N * C, 0, 1),
+                    .dgamma = random_floats(&rng, C, 1),
+                    .rms = true};
     float *dgamma = copy_of(op.dgamma, C * sizeof(float));
     floatX *dresidual = copy_of(op.dresidual, N * C * sizeof(floatX));
     op_layernorm_forward(NULL, &op);

@@ -28,8 +28,10 @@ static void generator(void **state) {
         mt19937_seed(&rng, seeds[s]);
         for (int i = 0; i < 3; i++) assert_int_equal(mt19937_u32(&rng), first[s][i]);
     }
-    const uint64_t max[10] = {
-        1, 2, 9, 10, 1000, 4294967294u, 4294967296u, 4294967297u, (1ull << 40) + 12345, 1ull << 62};
+    const uint64_t max[10] = {1,           2,           9,
+                              10,          1000,        4294967294u,
+                              4294967296u, 4294967297u, (1ull << 40) + 12345,
+                              1ull << 62};
     // numpy
     const uint64_t drawn[10] = {
         1, 2, 5, 4, 664, 3312965625u, 852631582, 682106748, 1056983943678, 1128870439609013810};
@@ -170,9 +172,10 @@ static void splits(void **state) {
     assert_int_equal(end, 7);
     assert_true(split_parse(".9;.1", b, &err));
     assert_true(b[1] == 0.9 / (0.9 + 0.1) && b[3] == b[2]);
-    const char *bad[8] = {
-        "",  "0,0,0",   "none",  "1.2.3",
-        ".", "1,2,3,4", "1,.,2", "11111111111111111111111111111111111111111111111111111111111111111"};
+    const char *bad[8] = {"",      "0,0,0",
+                          "none",  "1.2.3",
+                          ".",     "1,2,3,4",
+                          "1,.,2", "11111111111111111111111111111111111111111111111111111111111111111"};
     for (int i = 0; i < 8; i++) {
         err = (Error){0};
         assert_false(split_parse(bad[i], b, &err));

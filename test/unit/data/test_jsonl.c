@@ -149,8 +149,9 @@ static void nesting_is_bounded(void **state) {
 
 static void damaged_lines_do_no_harm(void **state) {
     JsonText json = {0};
-    const char *line = "{\"id\": -12.5e+3, \"meta\": {\"a\": [true, null, \"\\u00e9\\n\"], \"text\": "
-                       "\"no\"}, \"te\\u0078t\": \"\\ud83d\\ude00 caf\\u00e9\", \"z\": {}}";
+    const char *line =
+        "{\"id\": -12.5e+3, \"meta\": {\"a\": [true, null, \"\\u00e9\\n\"], \"text\": "
+        "\"no\"}, \"te\\u0078t\": \"\\ud83d\\ude00 caf\\u00e9\", \"z\": {}}";
     size_t length = strlen(line);
     for (size_t cut = 0; cut < length; cut++) assert_int_equal(find(&json, line, cut).result, JSONL_INVALID);
     uint64_t seed = 1;
@@ -169,10 +170,8 @@ static void damaged_lines_do_no_harm(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strings_are_found),
-        cmocka_unit_test(escapes_are_undone),
-        cmocka_unit_test(other_lines_are_told_apart),
-        cmocka_unit_test(nesting_is_bounded),
+        cmocka_unit_test(strings_are_found),          cmocka_unit_test(escapes_are_undone),
+        cmocka_unit_test(other_lines_are_told_apart), cmocka_unit_test(nesting_is_bounded),
         cmocka_unit_test(damaged_lines_do_no_harm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

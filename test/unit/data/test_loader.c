@@ -532,10 +532,10 @@ static void ends_of_another_vocabulary(void **state) {
     static const struct {
         int32_t ends[2];
         int sequences;
-        bool known;           // whose ids they are is known: not NullTokenizer
+        bool known;  // whose ids they are is known: not NullTokenizer
         bool refused, warns;
     } cases[] = {
-        {{7, 7}, 8, true, true, false},    // 7 ends all of them, stands nowhere else and is the largest id
+        {{7, 7}, 8, true, true, false},  // 7 ends all of them, stands nowhere else and is the largest id
         {{7, 7}, 40, true, true, false},
         {{7, 7}, 40, false, false, true},  // of unknown ids the same is only worth a warning
         {{7, 7}, 7, true, false, true},    // too few to be sure

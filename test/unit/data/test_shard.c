@@ -21,12 +21,13 @@
 // The documents [5,6,50256], [], [7,50256] as Megatron-LM writes them in u16.
 static const uint8_t GOLDEN_BIN[10] = {0x05, 0, 0x06, 0, 0x50, 0xc4, 0x07, 0, 0x50, 0xc4};
 static const uint8_t GOLDEN_IDX[90] = {
-    0x4d, 0x4d, 0x49, 0x44, 0x49, 0x44, 0x58, 0, 0,              // magic
-    1, 0, 0, 0, 0, 0, 0, 0, 8,                                   // version, dtype
-    2, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0,              // sequences, boundaries
-    3, 0, 0, 0, 2, 0, 0, 0,                                      // lengths
-    0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0,              // pointers
-    0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0};
+    0x4d, 0x4d, 0x49, 0x44, 0x49, 0x44, 0x58, 0, 0,                       // magic
+    1,    0,    0,    0,    0,    0,    0,    0, 8,                       // version, dtype
+    2,    0,    0,    0,    0,    0,    0,    0, 4, 0, 0, 0, 0, 0, 0, 0,  // sequences, boundaries
+    3,    0,    0,    0,    2,    0,    0,    0,                          // lengths
+    0,    0,    0,    0,    0,    0,    0,    0, 6, 0, 0, 0, 0, 0, 0, 0,  // pointers
+    0,    0,    0,    0,    0,    0,    0,    0, 1, 0, 0, 0, 0, 0, 0, 0,
+    1,    0,    0,    0,    0,    0,    0,    0, 2, 0, 0, 0, 0, 0, 0, 0};
 
 typedef struct Folder {
     char path[64], prefix[96];

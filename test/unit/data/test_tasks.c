@@ -77,10 +77,11 @@ static void check_request(const TaskSet *set, int64_t i, const char *text, int s
 }
 
 static void forms(void **state) {
-    TaskSet set = reads(*state, "{\"task\":\"a\",\"context\":\"Q:\",\"choices\":[\"x\",\"yz\"],\"gold\":1}\n"
-                                "\n \t\r\n"
-                                "{\"task\":\"b\",\"context\":\"c\",\"continuation\":\" d\",\"id\":[1,{}]}\r\n"
-                                OWN("\"context\":\"Q\",\"choices\":[\"x\"],\"gold\":0,\"delimiter\":\"\""));
+    TaskSet set = reads(*state,
+                        "{\"task\":\"a\",\"context\":\"Q:\",\"choices\":[\"x\",\"yz\"],\"gold\":1}\n"
+                        "\n \t\r\n"
+                        "{\"task\":\"b\",\"context\":\"c\",\"continuation\":\" d\",\"id\":[1,{}]}\r\n" OWN(
+                            "\"context\":\"Q\",\"choices\":[\"x\"],\"gold\":0,\"delimiter\":\"\""));
     assert_int_equal(set.tasks, 2);
     assert_int_equal(set.samples, 3);
     assert_int_equal(set.requests, 4);
@@ -102,14 +103,18 @@ static void forms(void **state) {
 
 // As str.rstrip() of Python: not U+200B, which is no white space, but U+2003 and U+001F.
 static void white_space_moves(void **state) {
-    TaskSet set = reads(*state, "{\"task\":\"a\",\"context\":\"c \\n\",\"continuation\":\"d\"}\n"
-                                "{\"task\":\"a\",\"context\":\"c\\u2003\",\"continuation\":\"d\"}\n"
-                                "{\"task\":\"a\",\"context\":\"c\\u200b\",\"continuation\":\"d\"}\n"
-                                "{\"task\":\"a\",\"context\":\"\\u001f c\\u001f\",\"continuation\":\"d\"}\n");
+    TaskSet set = reads(*state,
+                        "{\"task\":\"a\",\"context\":\"c \\n\",\"continuation\":\"d\"}\n"
+                        "{\"task\":\"a\",\"context\":\"c\\u2003\",\"continuation\":\"d\"}\n"
+                        "{\"task\":\"a\",\"context\":\"c\\u200b\",\"continuation\":\"d\"}\n"
+                        "{\"task\":\"a\",\"context\":\"\\u001f c\\u001f\",\"continuation\":\"d\"}\n");
     check_request(&set, 0, "c \nd", 3, 1);
     check_request(&set, 1, "c\u2003d", 4, 1);
     check_request(&set, 2, "c\u200bd", 1, 1);
-    check_request(&set, 3, "\x1f c\x1f" "d", 2, 1);
+    check_request(&set, 3,
+                  "\x1f c\x1f"
+                  "d",
+                  2, 1);
     task_set_free(&set);
 }
 
@@ -124,9 +129,10 @@ static void length_is_in_characters(void **state) {
 
 // SEQ tokens go in and one more is predicted.
 static void long_contexts_lose_their_front(void **state) {
-    TaskSet set = reads(*state, "{\"task\":\"a\",\"context\":\"01234567\",\"continuation\":\"x\"}\n"
-                                "{\"task\":\"a\",\"context\":\"0123456789\",\"continuation\":\"xy\"}\n"
-                                "{\"task\":\"a\",\"context\":\"0123\",\"continuation\":\"stuvwxyz\"}\n");
+    TaskSet set = reads(*state,
+                        "{\"task\":\"a\",\"context\":\"01234567\",\"continuation\":\"x\"}\n"
+                        "{\"task\":\"a\",\"context\":\"0123456789\",\"continuation\":\"xy\"}\n"
+                        "{\"task\":\"a\",\"context\":\"0123\",\"continuation\":\"stuvwxyz\"}\n");
     check_request(&set, 0, "01234567x", 1, 1);
     check_request(&set, 1, "3456789xy", 2, 2);
     check_request(&set, 2, "3stuvwxyz", 8, 8);
@@ -134,8 +140,9 @@ static void long_contexts_lose_their_front(void **state) {
 }
 
 static void no_context(void **state) {
-    TaskSet set = reads(*state, "{\"task\":\"a\",\"context\":\"\",\"continuation\":\"stuvwxyz\"}\n"
-                                "{\"task\":\"b\",\"context\":\"\",\"choices\":[\"x\"],\"gold\":0}\n");
+    TaskSet set = reads(*state,
+                        "{\"task\":\"a\",\"context\":\"\",\"continuation\":\"stuvwxyz\"}\n"
+                        "{\"task\":\"b\",\"context\":\"\",\"choices\":[\"x\"],\"gold\":0}\n");
     check_request(&set, 0, "$stuvwxyz", 8, 8);
     check_request(&set, 1, "$ x", 2, 1);
     task_set_free(&set);
@@ -144,8 +151,8 @@ static void no_context(void **state) {
 static void several_files(void **state) {
     const Fixture *f = *state;
     TaskSet set = reads(f, A("\"continuation\":\"d\""));
-    const char *more = "{\"task\":\"b\",\"context\":\"c\",\"continuation\":\"d\"}\n"
-                       A("\"continuation\":\"e\"") "\n";
+    const char *more = "{\"task\":\"b\",\"context\":\"c\",\"continuation\":\"d\"}\n" A(
+        "\"continuation\":\"e\"") "\n";
     Error err;
     assert_true(read_bytes(f, more, strlen(more), &set, &err));
     assert_int_equal(set.tasks, 2);
@@ -251,7 +258,8 @@ static void hostile_lines(void **state) {
         {"{\"task\":\"\",\"context\":\"c\",\"continuation\":\"d\"}", "\"task\" must have 1 to 63 bytes"},
         {"{\"task\":\"\\n\",\"context\":\"c\",\"continuation\":\"d\"}", "none a control character"},
         {"{\"task\":\"0123456789012345678901234567890123456789012345678901234567890123\",\"context\":\"c\","
-         "\"continuation\":\"d\"}", "\"task\" must have 1 to 63 bytes"},
+         "\"continuation\":\"d\"}",
+         "\"task\" must have 1 to 63 bytes"},
         {"{\"task\":\"a\",\"context\":\"c\"}", "one of \"choices\" and \"continuation\" is wanted"},
         {"{\"task\":\"z\",\"context\":\"c\",\"choices\":[\"x\"],\"gold\":0,\"continuation\":\"d\"}",
          "one of \"choices\" and \"continuation\" is wanted"},
@@ -269,8 +277,7 @@ static void hostile_lines(void **state) {
         {A("\"choices\":[\"x\",\"\"],\"gold\":0"), "choice 1 is empty"},
         {A("\"choices\":[\"x\"],\"gold\":0,\"delimiter\":0"), "\"delimiter\" is"},
         {OWN("\"context\":\" \\t\",\"choices\":[\"x\"],\"gold\":0"), "the context is white space alone"},
-        {A("\"choices\":[\"01234567\"],\"gold\":0"),
-         "choice 0 has 9 tokens, more than --seq-length 8"},
+        {A("\"choices\":[\"01234567\"],\"gold\":0"), "choice 0 has 9 tokens, more than --seq-length 8"},
         {"{\"task\":\"a\",\"context\":\"\",\"choices\":[\"01234567\"],\"gold\":0}",
          "choice 0 has 9 tokens, more than --seq-length 8"},
         {"{\"task\":\"a\",\"context\":\"c\\u0000d\",\"choices\":[\"x\"],\"gold\":0}", "it holds U+0000"},

@@ -466,7 +466,10 @@ static void invalid_utf8_is_replaced_per_maximal_subpart(void **state) {
     check_repair("\xE1\x80\xE2\xF0\x91\x92\xF1\xBF\x41", 9, R R R R "A", 4);
     check_repair("abc\xE4\xB8", 5, "abc" R, 1);
     check_repair("\xF0\x9F\x98\x80\x80", 5, "\xF0\x9F\x98\x80" R, 1);
-    check_repair("12345678\xFF" "12345678", 17, "12345678" R "12345678", 1);
+    check_repair(
+        "12345678\xFF"
+        "12345678",
+        17, "12345678" R "12345678", 1);
     assert_int_equal(utf8_valid_prefix("\xF4\x8F\xBF\xBF\xEE\x80\x80", 7), 7);
     assert_int_equal(utf8_valid_prefix("0123456789\xC2", 11), 10);
 }
@@ -475,7 +478,10 @@ static void encoding_counts_replacements(void **state) {
     Fixture *f = *state;
     TokenBuffer broken = {0}, mended = {0};
     int64_t replaced = 0, none = 0;
-    encoder_encode(f->encoder, "gr\xF6\xDF" "e \xE4\xB8 end", 12, &broken, &replaced);
+    encoder_encode(f->encoder,
+                   "gr\xF6\xDF"
+                   "e \xE4\xB8 end",
+                   12, &broken, &replaced);
     const char *text = "gr" R R "e " R " end";
     encoder_encode(f->encoder, text, strlen(text), &mended, &none);
     assert_int_equal(replaced, 3);

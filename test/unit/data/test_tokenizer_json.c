@@ -162,9 +162,9 @@ static void short_cuts_equal_pcre2(void **state) {
             char text[600];
             size_t bytes = 0;
             for (int i = 0; i < 120; i++)
-                bytes += utf8_write(
-                    next_random(&seed) % 16 ? next_random(&seed) % 128 : next_random(&seed) % 0xD800,
-                    text + bytes);
+                bytes += utf8_write(next_random(&seed) % 16 ? next_random(&seed) % 128
+                                                            : next_random(&seed) % 0xD800,
+                                    text + bytes);
             check_against_pcre2(splitter, text, bytes);
         }
         piece_splitter_free(splitter);
@@ -274,10 +274,8 @@ static void patterns_are_translated_or_refused(void **state) {
         size_t where;
         char *text = pattern_for_pcre2(cases[i].regex, &why, &where);
         if (!cases[i].result != !text) fail_msg("'%s': %s", cases[i].regex, text ? text : why);
-        if (text)
-            assert_string_equal(text, cases[i].result);
-        else
-            assert_true(why && *why && where <= strlen(cases[i].regex));
+        if (text) assert_string_equal(text, cases[i].result);
+        else assert_true(why && *why && where <= strlen(cases[i].regex));
         free(text);
     }
     Error err = {0};
@@ -419,15 +417,15 @@ static void check_changed(const char *style, const char *from, const char *to, c
     tokenizer_close(tokenizer);
 }
 
-#define ADDED(id, content, left, right)                                                        \
-    "{\"id\":" #id ",\"content\":\"" content "\",\"single_word\":false,\"lstrip\":" #left       \
+#define ADDED(id, content, left, right) \
+    "{\"id\":" #id ",\"content\":\"" content "\",\"single_word\":false,\"lstrip\":" #left \
     ",\"rstrip\":" #right ",\"normalized\":false,\"special\":true}"
 
 static void added_tokens_of_the_vocabulary(void **state) {
     const char *list = "\"added_tokens\":[";
     // The token "é" of the vocabulary is the byte E9, which other characters have too.
-    check_changed("gpt2", list, "\"added_tokens\":[" ADDED(165, "\u00e9", false, false) ",",
-                  "\u00e9\u939f", "165 165 236 253", "\xe9\u939f");
+    check_changed("gpt2", list, "\"added_tokens\":[" ADDED(165, "\u00e9", false, false) ",", "\u00e9\u939f",
+                  "165 165 236 253", "\xe9\u939f");
     // Only ignore_merges makes this piece one token.
     check_changed("llama3", list, "\"added_tokens\":[" ADDED(556, "\u0120world", false, false) ",",
                   "the world \u0120world", "461 556 220 556", "the world  world");
@@ -435,13 +433,14 @@ static void added_tokens_of_the_vocabulary(void **state) {
 
 static void added_tokens_that_take_white_space(void **state) {
     const char *end = "\"special\":true}],\"normalizer\"";
-    const char *two = "\"special\":true}," ADDED(557, "<r>", false, true) "," ADDED(
-        558, "\\n\\n", true, false) "],\"normalizer\"";
+    const char *two = "\"special\":true}," ADDED(557, "<r>", false, true) "," ADDED(558, "\\n\\n", true,
+                                                                                    false) "],\"normalizer\"";
     check_changed("gpt2", end, two, "<r>x \n\n", "557 87 558", "<r>x\n\n");
     // Nothing is left of a token that the one before it has taken along.
     check_changed("gpt2", end, two, "<r>\n\nx", "557 87", "<r>x");
-    const char *stays = "\"special\":true}," ADDED(557, "<r>", false, true) "," ADDED(
-        558, "\\n\\n", false, false) "],\"normalizer\"";
+    const char *stays = "\"special\":true}," ADDED(557, "<r>", false,
+                                                   true) "," ADDED(558, "\\n\\n", false,
+                                                                   false) "],\"normalizer\"";
     check_changed("gpt2", end, stays, "<r>\n\nx", "557 558 87", "<r>\n\nx");
 }
 

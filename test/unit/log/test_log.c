@@ -148,12 +148,13 @@ static void real_line(void **state) {
     capture(f);
     log_iteration(log, &r);
     log_close(log);
-    assert_printed(f, " iteration      200/   80000 | consumed samples:          800 | elapsed time per "
-                      "iteration (ms): 733.7 | throughput per "
-                      "GPU (TFLOP/s/GPU): 25.3 | learning rate: 5.714E-05 | global batch size:     4 | lm "
-                      "loss: 8.118460E-03 | loss scale: 1.0 | "
-                      "grad norm: 0.053 | number of skipped iterations:   0 | number of nan iterations:   0 |"
-                      " inter-node MB/step: 0.000 | intra-node MB/step: 0.000 |\n");
+    assert_printed(f,
+                   " iteration      200/   80000 | consumed samples:          800 | elapsed time per "
+                   "iteration (ms): 733.7 | throughput per "
+                   "GPU (TFLOP/s/GPU): 25.3 | learning rate: 5.714E-05 | global batch size:     4 | lm "
+                   "loss: 8.118460E-03 | loss scale: 1.0 | "
+                   "grad norm: 0.053 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+                   " inter-node MB/step: 0.000 | intra-node MB/step: 0.000 |\n");
 }
 
 static void appended_fields(void **state) {
@@ -194,9 +195,10 @@ static void optional_fields(void **state) {
 #define TAIL \
     " number of skipped iterations:   3 | number of nan iterations:   2 | inter-node MB/step: 0.000 | " \
     "intra-node MB/step: 0.000 |\n"
-    assert_printed(f, HEAD " lm loss: nan | loss scale: 1.0 | num zeros: 17.0 | params norm: 123.457 |" TAIL
-                      HEAD " loss scale: 1.0 | grad norm: nan |" TAIL
-                      HEAD " lm loss: inf | loss scale: 1.0 | grad norm: inf |" TAIL);
+    assert_printed(f,
+                   HEAD " lm loss: nan | loss scale: 1.0 | num zeros: 17.0 | params norm: 123.457 |" TAIL HEAD
+                        " loss scale: 1.0 | grad norm: nan |" TAIL HEAD
+                        " lm loss: inf | loss scale: 1.0 | grad norm: inf |" TAIL);
 }
 
 static void eta_forms(void **state) {
@@ -232,18 +234,19 @@ static void validation_lines(void **state) {
     log_validation(log, "iteration 6", 6, 24, NAN);
     log_close(log);
     assert_printed(
-        f, "-----------------------------------------------------------------------------------------------\n"
-           " validation loss at iteration 200 | lm loss value: 8.013795E-03 | lm loss PPL: 1.008046E+00 | \n"
-           "-----------------------------------------------------------------------------------------------\n"
-           "-------------------------------------------------------------------------------------------------"
-           "--------\n"
-           " validation loss at iteration 5 on test set | lm loss value: 2.500000E+01 | lm loss PPL: "
-           "4.851652E+08 | \n"
-           "-------------------------------------------------------------------------------------------------"
-           "--------\n"
-           "---------------------------------------------------------------------------\n"
-           " validation loss at iteration 6 | lm loss value: nan | lm loss PPL: nan | \n"
-           "---------------------------------------------------------------------------\n");
+        f,
+        "-----------------------------------------------------------------------------------------------\n"
+        " validation loss at iteration 200 | lm loss value: 8.013795E-03 | lm loss PPL: 1.008046E+00 | \n"
+        "-----------------------------------------------------------------------------------------------\n"
+        "-------------------------------------------------------------------------------------------------"
+        "--------\n"
+        " validation loss at iteration 5 on test set | lm loss value: 2.500000E+01 | lm loss PPL: "
+        "4.851652E+08 | \n"
+        "-------------------------------------------------------------------------------------------------"
+        "--------\n"
+        "---------------------------------------------------------------------------\n"
+        " validation loss at iteration 6 | lm loss value: nan | lm loss PPL: nan | \n"
+        "---------------------------------------------------------------------------\n");
 }
 
 // One parsed JSON line; the caller deletes it. Fails unless it is valid and on one line.
@@ -397,8 +400,9 @@ static void escapes(void **state) {
         for (size_t i = bytes; i < sizeof out; i++) assert_int_equal(out[i], 'z');
         cJSON *json = cJSON_Parse(out);
         assert_true(cJSON_IsString(json));
-        assert_int_equal(
-            strncmp(json->valuestring, "ab\n\x02\xc3\xa9\xe2\x82\xac\"end", strlen(json->valuestring)), 0);
+        assert_int_equal(strncmp(json->valuestring, "ab\n\x02\xc3\xa9\xe2\x82\xac\"end",
+                                 strlen(json->valuestring)),
+                         0);
         cJSON_Delete(json);
     }
 }
@@ -494,9 +498,10 @@ static void other_lines(void **state) {
     log_close(log);
     release(f);
     char *text = slurp(f->printed);
-    const char *head = "> x: 7\n[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.500000 | max "
-                       "allocated: 1.500000 | reserved: 1.500000 | max "
-                       "reserved: 1.500000\n[exiting program at iteration 200] datetime: 20";
+    const char *head =
+        "> x: 7\n[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.500000 | max "
+        "allocated: 1.500000 | reserved: 1.500000 | max "
+        "reserved: 1.500000\n[exiting program at iteration 200] datetime: 20";
     assert_int_equal(strncmp(text, head, strlen(head)), 0);
     int parts[6], used = 0;
     assert_int_equal(sscanf(strstr(text, "datetime:"), "datetime: %4d-%2d-%2d %2d:%2d:%2d \n%n", &parts[0],
@@ -647,8 +652,8 @@ static void golden_flops(void **state) {
     assert_float_equal(causal_flops(&small, 1, 124475904), 2048.0 * (746855424.0 + 113246208.0), 1);
     // Untied: the words' 50304 x 768 parameters are looked up.
     small.untie_embeddings_and_output_weights = true, small.vocab_size_padded = 50304;
-    assert_float_equal(causal_flops(&small, 1, 124475904 + 50304 * 768),
-                       2048.0 * (746855424.0 + 113246208.0), 1);
+    assert_float_equal(causal_flops(&small, 1, 124475904 + 50304 * 768), 2048.0 * (746855424.0 + 113246208.0),
+                       1);
 }
 
 static int occurrences(const char *text, const char *what) {

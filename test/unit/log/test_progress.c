@@ -59,16 +59,18 @@ static void forms(void **state) {
     progress_close(p);
     slurp(f, text, sizeof text);
     int used = 0, year, month, day, hour, minute, second;
-    assert_int_equal(
-        sscanf(text, "%4d-%2d-%2d %2d:%2d:%2d%n", &year, &month, &day, &hour, &minute, &second, &used), 6);
+    assert_int_equal(sscanf(text, "%4d-%2d-%2d %2d:%2d:%2d%n", &year, &month, &day, &hour, &minute, &second,
+                            &used),
+                     6);
     assert_int_equal(used, 19);
     const char *start = "\tJob ID: 4711\t# GPUs: 8\tStarting job\n";
     assert_int_equal(strncmp(text + 19, start, strlen(start)), 0);
     const char *second_line = last_line(text) + 19,
                *middle = "\tJob ID: 4711\t# GPUs: 8\tSaved checkpoint\tIteration: 5002\tJob throughput: ";
     assert_int_equal(strncmp(second_line, middle, strlen(middle)), 0);
-    assert_non_null(strstr(
-        second_line, " TFLOP/s/GPU\tFloating-point operations: 2.54e+18\tTokens (in billions): 2.62\n"));
+    assert_non_null(
+        strstr(second_line,
+               " TFLOP/s/GPU\tFloating-point operations: 2.54e+18\tTokens (in billions): 2.62\n"));
 }
 
 // Writes a line of an earlier job, `ago` seconds old.

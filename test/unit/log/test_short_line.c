@@ -26,8 +26,9 @@ static void assert_line(const IntervalReport *r, const char *expected) {
 
 static void the_line(void **state) {
     IntervalReport r = report();
-    assert_line(&r, "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04 | 105,234 tokens/s | MFU "
-                    "45.1 % | ETA 1h02m");
+    assert_line(&r,
+                "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04 | 105,234 tokens/s | MFU "
+                "45.1 % | ETA 1h02m");
     r.skipped = 2;
     r.tokens_per_second = 999.0;
     r.mfu = 0;

@@ -104,8 +104,12 @@ static void test_forward_matches_pytorch(void **state) {
     float loss = bench_pass(&b, 1.0f / (float)N, false, false, false);
     floatX *logits = malloc((size_t)(N * V) * sizeof *logits);
     float *wide = malloc((size_t)(N * V) * sizeof *wide);
-    op_linear_forward(b.compute, &(Linear){.N = N, .C = b.gpt.C, .OC = V, .x = b.gpt.lnf.y,
-                                           .w = zero_weight(b.zero, GPT_WTE), .y = logits,
+    op_linear_forward(b.compute, &(Linear){.N = N,
+                                           .C = b.gpt.C,
+                                           .OC = V,
+                                           .x = b.gpt.lnf.y,
+                                           .w = zero_weight(b.zero, GPT_WTE),
+                                           .y = logits,
                                            .workspace = b.gpt.workspace});
     for (int i = 0; i < N * V; i++) wide[i] = floatX_to_float(logits[i]);
     expect_close(&g, "logits", wide, golden_f32(&g, "logits", NULL), N * V);
@@ -470,8 +474,9 @@ static void test_llama_parameter_table(void **state) {
 // The norms of queries and keys follow the linear that makes these. Biases follow weights.
 static void test_head_norm_table(void **state) {
     static const char *const names[] = {"query_key_value.weight", "query_key_value.bias",
-                                        "q_layernorm.weight", "q_layernorm.bias", "k_layernorm.weight",
-                                        "k_layernorm.bias", "dense.weight", "dense.bias"};
+                                        "q_layernorm.weight",     "q_layernorm.bias",
+                                        "k_layernorm.weight",     "k_layernorm.bias",
+                                        "dense.weight",           "dense.bias"};
     Bench b;
     open_small(&b, MIXED, false);
     int first = gpt_layer_tensor(&b.gpt, 1, QKV_W);
@@ -504,13 +509,37 @@ static void fill_llama(Bench *b) {
 }
 
 static void check_definition(const char *groups, bool qk_norm, const double expected[16]) {
-    const char *const flags[] = {
-        "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "8",
-        "--max-position-embeddings", "8", "--micro-batch-size", "2", "--hidden-dropout", "0",
-        "--attention-dropout", "0", "--normalization", "RMSNorm", "--position-embedding-type", "rope",
-        "--rotary-base", "500", "--swiglu", "--ffn-hidden-size", "48", "--disable-bias-linear",
-        "--untie-embeddings-and-output-weights", "--group-query-attention", "--num-query-groups", groups,
-        "--qk-layernorm"};
+    const char *const flags[] = {"--num-layers",
+                                 "2",
+                                 "--hidden-size",
+                                 "32",
+                                 "--num-attention-heads",
+                                 "4",
+                                 "--seq-length",
+                                 "8",
+                                 "--max-position-embeddings",
+                                 "8",
+                                 "--micro-batch-size",
+                                 "2",
+                                 "--hidden-dropout",
+                                 "0",
+                                 "--attention-dropout",
+                                 "0",
+                                 "--normalization",
+                                 "RMSNorm",
+                                 "--position-embedding-type",
+                                 "rope",
+                                 "--rotary-base",
+                                 "500",
+                                 "--swiglu",
+                                 "--ffn-hidden-size",
+                                 "48",
+                                 "--disable-bias-linear",
+                                 "--untie-embeddings-and-output-weights",
+                                 "--group-query-attention",
+                                 "--num-query-groups",
+                                 groups,
+                                 "--qk-layernorm"};
     double allowed = sizeof(floatX) == sizeof(float) ? 2e-5 : 0.15;
     Bench b;
     assert_true(bench_open(&b, COUNT(flags) - !qk_norm, flags, 40));

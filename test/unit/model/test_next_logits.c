@@ -47,10 +47,22 @@ static void expect_same(const floatX *got, const floatX *expected, int n) {
 
 // Every position's logits, where the prompt has `prompt` tokens and the others come one by one.
 static void compare(int count, const char *const *flags, int prompt) {
-    static const char *const common[] = {"--num-layers", "3", "--hidden-size", "48", "--seq-length", "24",
-                                         "--max-position-embeddings", "24", "--micro-batch-size", "2",
-                                         "--hidden-dropout", "0", "--attention-dropout", "0",
-                                         "--init-method-std", "0.2"};
+    static const char *const common[] = {"--num-layers",
+                                         "3",
+                                         "--hidden-size",
+                                         "48",
+                                         "--seq-length",
+                                         "24",
+                                         "--max-position-embeddings",
+                                         "24",
+                                         "--micro-batch-size",
+                                         "2",
+                                         "--hidden-dropout",
+                                         "0",
+                                         "--attention-dropout",
+                                         "0",
+                                         "--init-method-std",
+                                         "0.2"};
     const char *all[64];
     Bench b;
     TextModel w;
@@ -84,18 +96,27 @@ static void test_gpt2(void **state) {
 }
 
 static void test_llama(void **state) {
-    static const char *const flags[] = {"--num-attention-heads", "6", "--group-query-attention",
-                                        "--num-query-groups", "2", "--normalization", "RMSNorm",
-                                        "--position-embedding-type", "rope", "--swiglu",
-                                        "--disable-bias-linear", "--untie-embeddings-and-output-weights",
+    static const char *const flags[] = {"--num-attention-heads",
+                                        "6",
+                                        "--group-query-attention",
+                                        "--num-query-groups",
+                                        "2",
+                                        "--normalization",
+                                        "RMSNorm",
+                                        "--position-embedding-type",
+                                        "rope",
+                                        "--swiglu",
+                                        "--disable-bias-linear",
+                                        "--untie-embeddings-and-output-weights",
                                         "--qk-layernorm"};
     compare(COUNT(flags), flags, 1);
     compare(COUNT(flags), flags, 11);
 }
 
 static void test_part_of_each(void **state) {
-    static const char *const flags[] = {"--num-attention-heads", "3", "--swiglu",
-                                        "--position-embedding-type", "rope", "--rotary-percent", "0.5"};
+    static const char *const flags[] = {
+        "--num-attention-heads", "3",  "--swiglu", "--position-embedding-type", "rope",
+        "--rotary-percent",      "0.5"};
     compare(COUNT(flags), flags, 6);
 }
 

@@ -134,8 +134,8 @@ static void check_group(const Mesh *mesh, int ranks, int kind, Together together
 // Shapes of T, P and nodes, checked against the definitions: ranks that share the other
 // coordinates.
 static void groups_are_as_defined(void **state) {
-    static const Together together[MESH_GROUPS] = {
-        one_world, one_tp, one_pp, one_dp, one_node, one_rail, one_embedding, alone, alone, alone, alone};
+    static const Together together[MESH_GROUPS] = {one_world,     one_tp, one_pp, one_dp, one_node, one_rail,
+                                                   one_embedding, alone,  alone,  alone,  alone};
     enum { SHARDS = MESH_GROUPS - 4 };
     enum { MOST = 48 };
     int shapes = 0;
@@ -171,8 +171,9 @@ static bool same_place(const Mesh *a, const Mesh *b) {
 // With replica groups data parallelism ends with the node, and the data are dealt out over all of them.
 static void replica_groups_are_nodes(void **state) {
     // NULL: looked at below.
-    static const Together together[MESH_GROUPS] = {one_world, NULL,  alone, NULL,       NULL,      alone,
-                                                   alone,     alone, alone, one_replica_group, same_place};
+    static const Together together[MESH_GROUPS] = {one_world, NULL,  alone, NULL,  NULL,
+                                                   alone,     alone, alone, alone, one_replica_group,
+                                                   same_place};
     enum { MOST = 24 };
     int shapes = 0;
     for (int size = 2; size <= MOST; size++) {

@@ -53,8 +53,10 @@ static bool nothing_left(void) {
 }
 
 static void each_is_named(int (*send)(int number)) {
-    static const struct { int number; const char *name; } all[] = {
-        {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGINT, "SIGINT"}};
+    static const struct {
+        int number;
+        const char *name;
+    } all[] = {{SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGINT, "SIGINT"}};
     for (int i = 0; i < 3; i++) {
         assert_int_equal(send(all[i].number), 0);
         Stop stop = polled(GO_ON);

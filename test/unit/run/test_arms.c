@@ -95,7 +95,7 @@ static void errors_are_the_codecs_own(void **state) {
         Rounding rounding;
     } cases[] = {{CODEC_INT4, 128, ROUND_STOCHASTIC}, {CODEC_INT4, 512, ROUND_STOCHASTIC},
                  {CODEC_INT8, 128, ROUND_STOCHASTIC}, {CODEC_INT4, 2048, ROUND_NEAREST},
-                 {CODEC_EDEN4, 256, ROUND_NEAREST}, {CODEC_EDEN3, 256, ROUND_NEAREST},
+                 {CODEC_EDEN4, 256, ROUND_NEAREST},   {CODEC_EDEN3, 256, ROUND_NEAREST},
                  {CODEC_EDEN2, 256, ROUND_NEAREST}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double computed = codec_gaussian_error(cases[i].codec, cases[i].group, cases[i].rounding);
@@ -121,8 +121,11 @@ static void bf16_rounds_to_nearest(void **state) {
 
 // Levels add up where they run: int8 inside adds little to int4 between.
 static void levels_add_up(void **state) {
-    GradWire wire = {.intra_codec = CODEC_INT8, .inter_codec = CODEC_INT4, .intra_group = 128,
-                     .inter_group = 128, .rounding = ROUND_STOCHASTIC};
+    GradWire wire = {.intra_codec = CODEC_INT8,
+                     .inter_codec = CODEC_INT4,
+                     .intra_group = 128,
+                     .inter_group = 128,
+                     .rounding = ROUND_STOCHASTIC};
     double eight = codec_gaussian_error(CODEC_INT8, 128, ROUND_STOCHASTIC);
     double four = codec_gaussian_error(CODEC_INT4, 128, ROUND_STOCHASTIC);
     assert_float_equal(arm_gradient_error(&wire, true, true), sqrt(eight + four), 1e-12);
@@ -155,10 +158,8 @@ static void more_change_must_gain(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(flags_mean_the_arm),
-        cmocka_unit_test(errors_are_the_codecs_own),
-        cmocka_unit_test(bf16_rounds_to_nearest),
-        cmocka_unit_test(levels_add_up),
+        cmocka_unit_test(flags_mean_the_arm),     cmocka_unit_test(errors_are_the_codecs_own),
+        cmocka_unit_test(bf16_rounds_to_nearest), cmocka_unit_test(levels_add_up),
         cmocka_unit_test(more_change_must_gain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -77,18 +77,47 @@ static char *scores_of_trainer(const char *micro_batch) {
     assert_int_equal(folder_make(folder, sizeof folder, "test_eval_tasks"), 0);
     snprintf(save, sizeof save, "%s/run", folder);
     snprintf(log, sizeof log, "%s/log.jsonl", folder);
-    HfImport wish = {.folder = GOLDEN, .save = save, .divisible = 8, .piece = HF_PIECE,
+    HfImport wish = {.folder = GOLDEN,
+                     .save = save,
+                     .divisible = 8,
+                     .piece = HF_PIECE,
                      .tokenizer = {.vocab_file = VOCABULARY "/vocab.json",
                                    .merge_file = VOCABULARY "/merges.txt"},
                      .peers = {MPI_COMM_SELF, 0, NULL}};
     if (!hf_import(&wish, &report, &err)) fail_msg("import: %s", err.what);
-    const char *flags[] = {
-        "train_gpt", "--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "2", "--seq-length",
-        "128", "--max-position-embeddings", "128", "--make-vocab-size-divisible-by", "8", "--bf16",
-        "--vocab-file", VOCABULARY "/vocab.json", "--merge-file", VOCABULARY "/merges.txt", "--lr", "1",
-        "--train-iters", "1", "--use-distributed-optimizer", "--micro-batch-size", micro_batch,
-        "--load", save, "--skip-train", "--log-jsonl", log, "--log-eval-samples", "--eval-tasks",
-        GOLDEN "/tasks.jsonl"};
+    const char *flags[] = {"train_gpt",
+                           "--num-layers",
+                           "2",
+                           "--hidden-size",
+                           "16",
+                           "--num-attention-heads",
+                           "2",
+                           "--seq-length",
+                           "128",
+                           "--max-position-embeddings",
+                           "128",
+                           "--make-vocab-size-divisible-by",
+                           "8",
+                           "--bf16",
+                           "--vocab-file",
+                           VOCABULARY "/vocab.json",
+                           "--merge-file",
+                           VOCABULARY "/merges.txt",
+                           "--lr",
+                           "1",
+                           "--train-iters",
+                           "1",
+                           "--use-distributed-optimizer",
+                           "--micro-batch-size",
+                           micro_batch,
+                           "--load",
+                           save,
+                           "--skip-train",
+                           "--log-jsonl",
+                           log,
+                           "--log-eval-samples",
+                           "--eval-tasks",
+                           GOLDEN "/tasks.jsonl"};
     assert_int_equal(run_trainer(sizeof flags / sizeof *flags, (char **)flags), EXIT_DONE);
     char *text = read_text(log);
     assert_int_equal(folder_remove(folder), 0);

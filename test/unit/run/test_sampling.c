@@ -54,8 +54,12 @@ static int exact(const floatX *logits, const Case *c, double *p) {
 
 static Sampling sampling_of(const Case *c, Candidate *candidates) {
     bool cut = c->top_k || c->top_p < 1;
-    return (Sampling){.vocab = V, .temperature = c->temperature, .top_k = c->top_k, .top_p = c->top_p,
-                      .seed = 5, .candidates = cut ? candidates : NULL};
+    return (Sampling){.vocab = V,
+                      .temperature = c->temperature,
+                      .top_k = c->top_k,
+                      .top_p = c->top_p,
+                      .seed = 5,
+                      .candidates = cut ? candidates : NULL};
 }
 
 static void draws_follow_the_distribution(void **state) {
@@ -150,11 +154,13 @@ static void expect_written(FILE *out, const char *expected) {
 
 static void characters_come_whole(void **state) {
     // Bytes, and what stands in the output behind each of them.
-    static const struct { const char *bytes, *after[12]; } texts[] = {
+    static const struct {
+        const char *bytes, *after[12];
+    } texts[] = {
         {"a\xC3\xA4z", {"a", "a", "a\xC3\xA4", "a\xC3\xA4z"}},
         {"\xF0\x9F\x98\x80!", {"", "", "", "\xF0\x9F\x98\x80", "\xF0\x9F\x98\x80!"}},
-        {"\xE2\x82z", {"", "", "\xEF\xBF\xBDz"}},             // broken off by a letter
-        {"\xFFz", {"\xEF\xBF\xBD", "\xEF\xBF\xBDz"}},         // begins nothing
+        {"\xE2\x82z", {"", "", "\xEF\xBF\xBDz"}},      // broken off by a letter
+        {"\xFFz", {"\xEF\xBF\xBD", "\xEF\xBF\xBDz"}},  // begins nothing
         {"\xC3\xC3\xA4", {"", "\xEF\xBF\xBD", "\xEF\xBF\xBD\xC3\xA4"}},
     };
     Error err;

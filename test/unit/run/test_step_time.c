@@ -23,8 +23,8 @@ static Case *three(Case *c, BucketLoad each) {
         c->bucket[b].layers = b > 0;
         if (!each.reductions) c->bucket[b].reductions = 1;
     }
-    c->load = (StepLoad){.buckets = THREE, .bucket = c->bucket, .micro_batches = 1,
-                         .forward = 1, .backward = 2, .head = 3};
+    c->load = (StepLoad){
+        .buckets = THREE, .bucket = c->bucket, .micro_batches = 1, .forward = 1, .backward = 2, .head = 3};
     return c;
 }
 
@@ -58,8 +58,14 @@ static void waits_inside_the_passes(void **state) {
 // What is left without messages: passes, updates, passes over memory.
 static void alone_nothing_travels(void **state) {
     Case c;
-    three(&c, (BucketLoad){.grad_inside = 4, .grad_between = 4, .weight_between = 2, .weight_inside = 1,
-                           .update = 1, .gathered = true, .forward_gather = 3, .backward_gather = 3});
+    three(&c, (BucketLoad){.grad_inside = 4,
+                           .grad_between = 4,
+                           .weight_between = 2,
+                           .weight_inside = 1,
+                           .update = 1,
+                           .gathered = true,
+                           .forward_gather = 3,
+                           .backward_gather = 3});
     c.load.memory = 5;
     c.load.waits = 7;
     assert_float_equal(step_time_alone(&c.load), PASSES + 5 + 2, 1e-9);
@@ -128,8 +134,8 @@ static void gathers_through_two_slots(void **state) {
     three(&c, (BucketLoad){0});
     c.load.buckets = 5;
     for (int b = 1; b < 5; b++) {
-        c.bucket[b] = (BucketLoad){.layers = 1, .reductions = 1, .gathered = true, .forward_gather = 3,
-                                   .backward_gather = 3};
+        c.bucket[b] = (BucketLoad){
+            .layers = 1, .reductions = 1, .gathered = true, .forward_gather = 3, .backward_gather = 3};
     }
     takes(&c, 26);
     // 1 ms each: only the first one shows.

@@ -17,9 +17,15 @@ typedef struct Element {
     float p, m, v, grad;
 } Element;
 
-static const AdamScalars USUAL = {.clip = 1, .beta1 = 0.9f, .one_minus_beta1 = 0.1f,
-                                  .beta2 = 0.95f, .one_minus_beta2 = 0.05f, .correction1 = 0.1f,
-                                  .correction2 = 0.05f, .epsilon = 1e-8f, .learning_rate = 1e-3f,
+static const AdamScalars USUAL = {.clip = 1,
+                                  .beta1 = 0.9f,
+                                  .one_minus_beta1 = 0.1f,
+                                  .beta2 = 0.95f,
+                                  .one_minus_beta2 = 0.05f,
+                                  .correction1 = 0.1f,
+                                  .correction2 = 0.05f,
+                                  .epsilon = 1e-8f,
+                                  .learning_rate = 1e-3f,
                                   .weight_decay = 0.1f};
 
 static bool update(Element *e, AdamScalars a) { return adamw_element(&e->p, &e->m, &e->v, e->grad, a); }
@@ -59,7 +65,7 @@ static void values_that_poison(void **state) {
         is_refused((Element){0.5f, 0.01f, bad[i], 0.02f}, USUAL);
         is_refused((Element){0.5f, 0.01f, 1e-4f, bad[i]}, USUAL);
     }
-    is_refused((Element){0.5f, 0.01f, 1e-4f, 1e25f}, USUAL);  // only v overflows: the step would be 0
+    is_refused((Element){0.5f, 0.01f, 1e-4f, 1e25f}, USUAL);    // only v overflows: the step would be 0
     is_applied((Element){0.5f, 0.01f, FLT_MAX, 1e19f}, USUAL);  // v / correction2 overflows, and is not kept
     is_refused((Element){0.5f, FLT_MAX, 1e-4f, 0.02f}, USUAL);
 }
@@ -84,15 +90,30 @@ static void the_kernel_marks(void **state) {
     float master[N], m[N] = {0}, v[N] = {0}, grads[N];
     floatX weights[N] = {0}, codes[MATRIX], tail[TAIL];
     Segment segment = {0, MATRIX, 0, 0};
-    StepControl control = {.applied = 1, .clip_coefficient = 1, .learning_rate = 0.01f,
-                           .bias_correction1 = 0.1f, .bias_correction2 = 0.05f};
+    StepControl control = {.applied = 1,
+                           .clip_coefficient = 1,
+                           .learning_rate = 0.01f,
+                           .bias_correction1 = 0.1f,
+                           .bias_correction2 = 0.05f};
     uint64_t fault = 0;
     for (int i = 0; i < N; i++) master[i] = 1, grads[i] = 0.5f;
-    UpdateShard u = {.control = &control, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f,
-                     .table = {&segment, 1}, .matrix_grads = grads, .tail_grads = grads + MATRIX,
-                     .matrix_weights = weights, .master = master, .exp_avg = m, .exp_avg_sq = v,
-                     .codec = FLOATX_CODEC, .group = 32, .codes = (uint8_t *)codes, .tail = (uint8_t *)tail,
-                     .fault = &fault, .code = fault_code(FAULT_OF_UPDATE, 9)};
+    UpdateShard u = {.control = &control,
+                     .beta1 = 0.9f,
+                     .beta2 = 0.95f,
+                     .epsilon = 1e-8f,
+                     .table = {&segment, 1},
+                     .matrix_grads = grads,
+                     .tail_grads = grads + MATRIX,
+                     .matrix_weights = weights,
+                     .master = master,
+                     .exp_avg = m,
+                     .exp_avg_sq = v,
+                     .codec = FLOATX_CODEC,
+                     .group = 32,
+                     .codes = (uint8_t *)codes,
+                     .tail = (uint8_t *)tail,
+                     .fault = &fault,
+                     .code = fault_code(FAULT_OF_UPDATE, 9)};
     u.bucket.matrix_elements = u.bucket.matrix_per_rank = MATRIX;
     u.bucket.tail_elements = u.bucket.tail_per_rank = TAIL;
     kernel_update_shard(NULL, &u);

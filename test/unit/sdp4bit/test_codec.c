@@ -490,7 +490,7 @@ static void test_replica_mix(void **state) {
     assert_true(replica_mix(0, 0) == 0xE220A8397B1DCDAFull);
     uint64_t base = replica_mix(10, 0x3F80) + replica_mix(11, 0x3F81);
     assert_true(base != replica_mix(10, 0x3F81) + replica_mix(11, 0x3F80));  // a swap shows
-    for (int bit = 0; bit < 32; bit++) {                                      // and every flipped bit does
+    for (int bit = 0; bit < 32; bit++) {                                     // and every flipped bit does
         assert_true(replica_mix(10, 0x3F80u ^ (1u << bit)) != replica_mix(10, 0x3F80));
     }
     for (uint64_t position = 0; position < 1000; position++)

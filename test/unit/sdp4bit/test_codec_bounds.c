@@ -83,7 +83,7 @@ static void a_fused_product_is_the_product(void **state) { for_each_codec(check_
 static void check_byte(CodecInfo codec) {
     int limit = codec.levels * 64;
     for (int i = -limit; codec.levels < 64 && i <= limit; i++) {
-        for (uint32_t random16 = 0; random16 < 65536; random16 += codec.levels > 7 ? 5 : 1) {
+        for (uint32_t random16 = 0; random16<65536; random16 += codec.levels> 7 ? 5 : 1) {
             float v = (float)i / 64.0f + (i % 2 ? 0x1p-18f : 0.0f);
             uint32_t sum = f32_bits(f32_add(v, f32_from_bits(STOCHASTIC_FINE | random16)));
             if ((int)(sum >> 16 & 0xFF) - 64 != code_stochastic(v, codec.levels, random16)) {

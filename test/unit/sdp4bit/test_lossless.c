@@ -111,8 +111,8 @@ static void shard_free(Shard *s) {
 }
 
 static void encode(Shard *s) {
-    CodeWeights c = {&s->control, s->layout, (uint8_t *)s->old, (uint8_t *)s->fresh, (uint8_t *)s->tail,
-                     s->coded, &s->bytes};
+    CodeWeights c = {&s->control,        s->layout, (uint8_t *)s->old, (uint8_t *)s->fresh,
+                     (uint8_t *)s->tail, s->coded,  &s->bytes};
     kernel_code_weights(NULL, &c);
     kernel_pack_weights(NULL, &s->layout, s->coded, s->message);
     memcpy(s->replica, s->old, (size_t)s->layout.elements * sizeof *s->old);
@@ -120,8 +120,8 @@ static void encode(Shard *s) {
 
 // Of so many bytes of the message. True when nothing is wrong with it.
 static bool decode(Shard *s, int64_t bytes) {
-    DecodeWeights d = {&s->control, s->layout, s->message, s->layout.most, bytes,
-                       1, 1, (uint8_t *)s->replica, &s->fault, 77};
+    DecodeWeights d = {&s->control,           s->layout, s->message, s->layout.most, bytes, 1, 1,
+                       (uint8_t *)s->replica, &s->fault, 77};
     s->fault = 0;
     kernel_decode_weights(NULL, &d);
     return s->fault == 0;
@@ -147,8 +147,7 @@ static void train(Shard *s, Random *r, double deviation, double change) {
 }
 
 static void test_lengths(void **state) {
-    static const int64_t lengths[] = {0,    32,   64,   96,    128,   160,   4096,
-                                      8160, 8192, 8224, 16384, 16416, 50016};
+    static const int64_t lengths[] = {0, 32, 64, 96, 128, 160, 4096, 8160, 8192, 8224, 16384, 16416, 50016};
     Random random = {11};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         for (int tail = 0; tail <= 40; tail += 8) {
@@ -343,9 +342,10 @@ static void test_other_replica(void **state) {
 
 // Entries that no encoder writes: such a group is left alone, and the others are decoded.
 static void test_bad_entries(void **state) {
-    static const LosslessEntry bad[] = {
-        {1u << 20, 100, 120, 0}, {0xFFFFFFF8u, 100, 120, 0}, {104, 100, 120, 1},   {101, 100, 120, 0},
-        {96, 100, 120, 0},       {104, 63, 120, 0},          {8200, 8193, 120, 0}, {0, 0, 120, 0}};
+    static const LosslessEntry bad[] = {{1u << 20, 100, 120, 0}, {0xFFFFFFF8u, 100, 120, 0},
+                                        {104, 100, 120, 1},      {101, 100, 120, 0},
+                                        {96, 100, 120, 0},       {104, 63, 120, 0},
+                                        {8200, 8193, 120, 0},    {0, 0, 120, 0}};
     Random random = {19};
     Shard s = shard_of(2 * LOSSLESS_GROUP, 8);
     train(&s, &random, 0.02, 1e-4);

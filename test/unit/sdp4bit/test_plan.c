@@ -12,8 +12,10 @@
 #include "sdp4bit/plan.h"
 
 // A tensor that this rank holds whole.
-#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
-#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+#define MATRIX(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
+#define VECTOR(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = false, .unit = (UNIT) }
 
 enum { MOST_TENSORS = 24, TRIALS = 300 };
 
@@ -410,9 +412,8 @@ static int64_t message_bytes(int bits, int group, int64_t elements, int64_t copi
 }
 
 static int bits_of(Codec codec) {
-    static const int bits[CODECS] = {
-        [CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4,
-        [CODEC_EDEN4] = 4, [CODEC_EDEN3] = 3, [CODEC_EDEN2] = 2};
+    static const int bits[CODECS] = {[CODEC_FP32] = 32, [CODEC_BF16] = 16, [CODEC_INT8] = 8, [CODEC_INT4] = 4,
+                                     [CODEC_EDEN4] = 4, [CODEC_EDEN3] = 3, [CODEC_EDEN2] = 2};
     return bits[codec];
 }
 
@@ -482,7 +483,7 @@ static void test_wire_bytes_equal_formulas(void **state) {
             int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
             PlanTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
             PlanOptions options = {nodes, per_node, plan_border(128, 512, 2048), plan_border(128, 512, 0),
-                                   1, 1};
+                                   1,     1};
             Plan plan;
             assert_true(plan_build(&plan, tensors, 3, &options, NULL));
             WireBytes bytes = plan_wire_bytes(&plan, &grad, &weight);
@@ -573,12 +574,24 @@ static void test_refusals(void **state) {
     check_refused(good, 0, options);
     check_refused(empty, 1, options);
     check_refused(falling, 2, options);
-    bad = options; bad.nodes = 0; check_refused(good, 2, bad);
-    bad = options; bad.per_node = 0; check_refused(good, 2, bad);
-    bad = options; bad.bucket_elements = 0; check_refused(good, 2, bad);
-    bad = options; bad.pieces = 0; check_refused(good, 2, bad);
-    bad = options; bad.border = 0; check_refused(good, 2, bad);
-    bad = options; bad.chunk_border = 96; check_refused(good, 2, bad);  // does not divide the border
+    bad = options;
+    bad.nodes = 0;
+    check_refused(good, 2, bad);
+    bad = options;
+    bad.per_node = 0;
+    check_refused(good, 2, bad);
+    bad = options;
+    bad.bucket_elements = 0;
+    check_refused(good, 2, bad);
+    bad = options;
+    bad.pieces = 0;
+    check_refused(good, 2, bad);
+    bad = options;
+    bad.border = 0;
+    check_refused(good, 2, bad);
+    bad = options;
+    bad.chunk_border = 96;
+    check_refused(good, 2, bad);  // does not divide the border
 }
 
 static void test_border(void **state) {

@@ -15,8 +15,10 @@
 #include "test/mpi/simulator.h"
 
 // A tensor that this rank holds whole.
-#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
-#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+#define MATRIX(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
+#define VECTOR(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = false, .unit = (UNIT) }
 
 static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
 
@@ -54,8 +56,8 @@ static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWi
     assert_true(plan_build(&bench->plan, &bench->tensor, 1, &options, NULL));
     floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
     for (int64_t i = 0; weights && i < n; i++) w[i] = floatX_from_float(weights[i]);
-    SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42,   0.9f,
-                          0.95f,        1e-8f,          0.0f, 0.0f,   true, 0.0f, false};
+    SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42,   0.9f, 0.95f,
+                          1e-8f,        0.0f,           0.0f, true,   0.0f, false};
     simulator_create(&bench->sim, &o, w);
     free(w);
     bench->grads = (float **)xcalloc((size_t)bench->plan.dp, sizeof *bench->grads, "gradients");
@@ -157,11 +159,11 @@ static void test_eden_errors(void **state) {
     double *mean = (double *)xcalloc(LEVEL_SAMPLES, sizeof *mean, "the mean");
     independent_gradients(grads, mean, 0);
     for (int i = 0; i < 3; i++) {
-        GradWire wire = {CODEC_INT8, rows[i].codec, 128, EDEN_GROUP, CODEC_BF16, TRANSFORM_ROTATION,
-                         ROUND_STOCHASTIC, 1};
+        GradWire wire = {CODEC_INT8,         rows[i].codec,    128, EDEN_GROUP, CODEC_BF16,
+                         TRANSFORM_ROTATION, ROUND_STOCHASTIC, 1};
         double error = pow(reduction_error(grads, mean, wire, 1), 2), bits = bits_between(wire);
-        print_message("    %s: %.3f bits, relative squared error %.5f\n",
-                      codec_info(rows[i].codec).name, bits, error);
+        print_message("    %s: %.3f bits, relative squared error %.5f\n", codec_info(rows[i].codec).name,
+                      bits, error);
         assert_true(bits <= rows[i].bits);
         assert_true(error <= rows[i].most);
         if (fabs(error - rows[i].expected) > 0.02 * rows[i].expected)
@@ -179,8 +181,8 @@ static void test_eden_unbiased(void **state) {
     static double sum[N], squares[N];
     for (int c = 0; c < 2; c++) {
         Bench bench;
-        GradWire wire = {CODEC_INT8, codecs[c], 128, EDEN_GROUP, CODEC_BF16, TRANSFORM_ROTATION,
-                         ROUND_STOCHASTIC, 1};
+        GradWire wire = {CODEC_INT8,         codecs[c],        128, EDEN_GROUP, CODEC_BF16,
+                         TRANSFORM_ROTATION, ROUND_STOCHASTIC, 1};
         WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
         bench_start(&bench, N, 2, 2, wire, weight, NULL);
         memset(sum, 0, sizeof sum);
@@ -255,17 +257,21 @@ static void test_error_feedback(void **state) {
         double most;  // after LATE steps with error feedback, of one step's gradient
     } rows[] = {
         {"EDEN at 2 bits",
-         {CODEC_BF16, CODEC_EDEN2, 32, 256, CODEC_BF16, TRANSFORM_ROTATION, ROUND_NEAREST, 1}, 0.35},
+         {CODEC_BF16, CODEC_EDEN2, 32, 256, CODEC_BF16, TRANSFORM_ROTATION, ROUND_NEAREST, 1},
+         0.35},
         {"int4, stochastic",
-         {CODEC_BF16, CODEC_INT4, 32, 128, CODEC_BF16, TRANSFORM_HADAMARD, ROUND_STOCHASTIC, 1}, 0.1},
+         {CODEC_BF16, CODEC_INT4, 32, 128, CODEC_BF16, TRANSFORM_HADAMARD, ROUND_STOCHASTIC, 1},
+         0.1},
         {"int4, nearest",
-         {CODEC_BF16, CODEC_INT4, 32, 128, CODEC_BF16, TRANSFORM_HADAMARD, ROUND_NEAREST, 1}, 0.07},
+         {CODEC_BF16, CODEC_INT4, 32, 128, CODEC_BF16, TRANSFORM_HADAMARD, ROUND_NEAREST, 1},
+         0.07},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Drift plain = drift_of(rows[i].wire, false), fed = drift_of(rows[i].wire, true);
-        print_message("    %-16s error of the sum, in gradients of a step: %.3f then %.3f; with error "
-                      "feedback %.3f then %.3f\n",
-                      rows[i].name, plain.early, plain.late, fed.early, fed.late);
+        print_message(
+            "    %-16s error of the sum, in gradients of a step: %.3f then %.3f; with error "
+            "feedback %.3f then %.3f\n",
+            rows[i].name, plain.early, plain.late, fed.early, fed.late);
         assert_true(plain.late > 1.6 * plain.early);
         assert_true(fed.late < 1.2 * fed.early && fed.late < rows[i].most);
         assert_true(fed.late < plain.late / 4);
@@ -392,7 +398,7 @@ static void test_adamw(void **state) {
 enum { TOY = 1024, TOY_STEPS = 1000, TOY_RANKS = 4 };
 
 typedef struct ToyResult {
-    double loss;                // mean squared distance of the replica from the target at the end
+    double loss;                         // mean squared distance of the replica from the target at the end
     double largest_early, largest_late;  // largest |master - replica| over the first and the second half
     double largest_end;                  // at the last step
     bool bounded;                        // every step kept the contraction's bound

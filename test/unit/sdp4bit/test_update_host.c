@@ -52,8 +52,11 @@ static State *fresh_state(void) {
     return s;
 }
 
-static const StepControl APPLIED = {.applied = 1, .clip_coefficient = 0.7f, .learning_rate = 1e-2f,
-                                    .bias_correction1 = 0.19f, .bias_correction2 = 0.0975f};
+static const StepControl APPLIED = {.applied = 1,
+                                    .clip_coefficient = 0.7f,
+                                    .learning_rate = 1e-2f,
+                                    .bias_correction1 = 0.19f,
+                                    .bias_correction2 = 0.0975f};
 static const StepControl SKIPPED = {.applied = 0};
 
 typedef struct Case {
@@ -65,13 +68,28 @@ typedef struct Case {
 } Case;
 
 static UpdateShard update_of(State *s, const Case *c) {
-    UpdateShard u = {.control = c->control, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f,
-                     .weight_decay = 0.1f, .rank = RANK, .table = {segments, SEGMENTS},
-                     .matrix_grads = s->grads, .tail_grads = s->grads + MATRIX, .matrix_weights = s->weights,
-                     .master = s->master, .exp_avg = s->exp_avg, .exp_avg_sq = s->exp_avg_sq,
-                     .codec = c->codec, .group = c->group, .rounding = c->rounding,
-                     .difference = c->difference, .key = {7, 11, 3, 0}, .codes = s->codes,
-                     .scales = s->scales, .tail = (uint8_t *)s->tail, .fault = &s->fault,
+    UpdateShard u = {.control = c->control,
+                     .beta1 = 0.9f,
+                     .beta2 = 0.95f,
+                     .epsilon = 1e-8f,
+                     .weight_decay = 0.1f,
+                     .rank = RANK,
+                     .table = {segments, SEGMENTS},
+                     .matrix_grads = s->grads,
+                     .tail_grads = s->grads + MATRIX,
+                     .matrix_weights = s->weights,
+                     .master = s->master,
+                     .exp_avg = s->exp_avg,
+                     .exp_avg_sq = s->exp_avg_sq,
+                     .codec = c->codec,
+                     .group = c->group,
+                     .rounding = c->rounding,
+                     .difference = c->difference,
+                     .key = {7, 11, 3, 0},
+                     .codes = s->codes,
+                     .scales = s->scales,
+                     .tail = (uint8_t *)s->tail,
+                     .fault = &s->fault,
                      .code = fault_code(FAULT_OF_UPDATE, 4)};
     u.bucket.matrix_per_rank = MATRIX;
     u.bucket.matrix_elements = 4 * MATRIX;

@@ -11,8 +11,10 @@
 #include "sdp4bit/kernels.h"
 
 // A tensor that this rank holds whole.
-#define MATRIX(NUMEL, UNIT) {.numel = (NUMEL), .matrix = true, .unit = (UNIT)}
-#define VECTOR(NUMEL, UNIT) {.numel = (NUMEL), .matrix = false, .unit = (UNIT)}
+#define MATRIX(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
+#define VECTOR(NUMEL, UNIT) \
+    { .numel = (NUMEL), .matrix = false, .unit = (UNIT) }
 
 typedef struct Example {
     Plan plan;

@@ -230,8 +230,9 @@ static void test_what_does_not_fit(void **state) {
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
     assert_non_null(strstr(err.what, "for each of the 4 ranks of this machine"));
-    assert_non_null(strstr(
-        err.what, "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
+    assert_non_null(
+        strstr(err.what,
+               "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
     assert_null(target);
     memory_plan_free(&memory_plan, b.device);
     // What would fit alone, but not with what libraries will take.
@@ -257,8 +258,9 @@ static void test_memory_of_the_host(void **state) {
     assert_true(memory_host_fits(0, 8, GiB, &err));
     assert_false(memory_host_fits(8 * GiB, 8, 64 * GiB - 1, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
-    assert_non_null(strstr(err.what, "8.00 GiB of the host's memory for each of the 8 ranks of this machine, "
-                                     "64.00 GiB in all, and 64.00 GiB are available; "));
+    assert_non_null(strstr(err.what,
+                           "8.00 GiB of the host's memory for each of the 8 ranks of this machine, "
+                           "64.00 GiB in all, and 64.00 GiB are available; "));
     assert_null(strchr(err.what, '\n'));
     // It is measured, and only a device with memory of its own asks for it beside the plan.
     Memory memory = {0};

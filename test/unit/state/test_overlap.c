@@ -28,10 +28,19 @@
 enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 6, SAVES = 3 };
 
 // What a shape's flags ask for beside its size.
-enum { QUANTIZED = 1, NO_OVERLAP = 2, OFFLOAD = 4, SHARD_GRADS = 8,
-       SHARD_WEIGHTS = 16,  // and gradients
-       OVER_ALL = 32, SECOND = 64, FEEDBACK = 128, LOSSLESS = 256, LOCAL = 512,
-       ENDS = 1024 };  // a resumed run whose sixth step is its last one
+enum {
+    QUANTIZED = 1,
+    NO_OVERLAP = 2,
+    OFFLOAD = 4,
+    SHARD_GRADS = 8,
+    SHARD_WEIGHTS = 16,  // and gradients
+    OVER_ALL = 32,
+    SECOND = 64,
+    FEEDBACK = 128,
+    LOSSLESS = 256,
+    LOCAL = 512,
+    ENDS = 1024
+};  // a resumed run whose sixth step is its last one
 
 typedef struct Shape {
     int nodes, per_node, chunks;
@@ -55,33 +64,74 @@ typedef struct Recording {
 static void parse_flags(Recording *r) {
     char chunks[8], batch[8];
     int ranks = r->shape.nodes * r->shape.per_node;
-    const char *flags[64] = {
-        "test", "--bf16", "--use-distributed-optimizer", "--mock-data", "--lr", "1e-3", "--train-iters",
-        "10", "--tokenizer-type", "NullTokenizer", "--make-vocab-size-divisible-by", "1",
-        "--vocab-size", "31", "--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4",
-        "--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1",
-        "--ddp-bucket-size", "1", "--save", "nowhere", "--save-interval", "5", "--async-save",
-        "--log-num-zeros-in-grad", "--log-quantization-error-interval", "3", "--verify-wire",
-        "--dump-distributions", "nowhere", "--dump-distributions-interval", "4",
-        "--gradient-alltoall-pipeline", chunks, "--global-batch-size", batch};
+    const char *flags[64] = {"test",
+                             "--bf16",
+                             "--use-distributed-optimizer",
+                             "--mock-data",
+                             "--lr",
+                             "1e-3",
+                             "--train-iters",
+                             "10",
+                             "--tokenizer-type",
+                             "NullTokenizer",
+                             "--make-vocab-size-divisible-by",
+                             "1",
+                             "--vocab-size",
+                             "31",
+                             "--num-layers",
+                             "4",
+                             "--hidden-size",
+                             "32",
+                             "--num-attention-heads",
+                             "4",
+                             "--seq-length",
+                             "32",
+                             "--max-position-embeddings",
+                             "32",
+                             "--micro-batch-size",
+                             "1",
+                             "--ddp-bucket-size",
+                             "1",
+                             "--save",
+                             "nowhere",
+                             "--save-interval",
+                             "5",
+                             "--async-save",
+                             "--log-num-zeros-in-grad",
+                             "--log-quantization-error-interval",
+                             "3",
+                             "--verify-wire",
+                             "--dump-distributions",
+                             "nowhere",
+                             "--dump-distributions-interval",
+                             "4",
+                             "--gradient-alltoall-pipeline",
+                             chunks,
+                             "--global-batch-size",
+                             batch};
     int count = 45;
     snprintf(chunks, sizeof chunks, "%d", r->shape.chunks);
     snprintf(batch, sizeof batch, "%d", 2 * ranks);
     static const struct {
         unsigned how;
         const char *words[8];
-    } choices[] = {{QUANTIZED, {"--quantized-weights", "--wq-group-size", "32", "--quantized-gradients",
-                                "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"}},
-                   {LOCAL, {"--local-steps", "2"}}, {LOCAL, {"--local-steps-delay", "1"}},
+    } choices[] = {{QUANTIZED,
+                    {"--quantized-weights", "--wq-group-size", "32", "--quantized-gradients",
+                     "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"}},
+                   {LOCAL, {"--local-steps", "2"}},
+                   {LOCAL, {"--local-steps-delay", "1"}},
                    {LOCAL, {"--train-iters", "5"}},  // with the run's last step
                    // Only the first bucket has its turn in the step before.
-                   {ENDS, {"--local-steps", "20"}}, {ENDS, {"--train-iters", "21"}},
+                   {ENDS, {"--local-steps", "20"}},
+                   {ENDS, {"--train-iters", "21"}},
                    {LOSSLESS, {"--quantized-weights", "--weight-quantization-method", "lossless"}},
-                   {NO_OVERLAP, {"--no-overlap"}}, {OFFLOAD, {"--optimizer-cpu-offload"}},
+                   {NO_OVERLAP, {"--no-overlap"}},
+                   {OFFLOAD, {"--optimizer-cpu-offload"}},
                    {SHARD_GRADS, {"--data-parallel-sharding-strategy", "optim_grads"}},
                    {SHARD_WEIGHTS, {"--data-parallel-sharding-strategy", "optim_grads_params"}},
                    {OVER_ALL, {"--shard-params-over", "world", "--weight-quantization-method", "direct"}},
-                   {SECOND, {"--secondary-partition"}}, {FEEDBACK, {"--error-feedback"}}};
+                   {SECOND, {"--secondary-partition"}},
+                   {FEEDBACK, {"--error-feedback"}}};
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
         for (int k = 0; (r->shape.how & choices[i].how) && k < 8 && choices[i].words[k]; k++)
             flags[count++] = choices[i].words[k];
@@ -115,8 +165,8 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
-    Group *const groups[7] = {&r->mesh.replica_group, &r->mesh.replica_groups, &r->mesh.world, &r->mesh.node,
-                              &r->mesh.rail,   &r->mesh.shards,
+    Group *const groups[7] = {&r->mesh.replica_group, &r->mesh.replica_groups, &r->mesh.world,
+                              &r->mesh.node,          &r->mesh.rail,           &r->mesh.shards,
                               &r->mesh.shard_rail};
     for (int i = 0; i < 7; i++) {
         Comm *comm = groups[i]->comm = &r->comm[i];
@@ -263,31 +313,63 @@ static void run_steps(Recording *r) { run_steps_of(r, 2); }
 // --- the tests -----------------------------------------------------------------------------------
 
 static const Shape shapes[] = {
-    {1, 1, 1, QUANTIZED},  {1, 2, 1, QUANTIZED},  {1, 4, 3, QUANTIZED},  {2, 1, 1, QUANTIZED},
-    {4, 1, 4, QUANTIZED},  {2, 2, 1, QUANTIZED},  {2, 2, 2, 0}, {2, 2, 3, 0},
-    {2, 2, 4, QUANTIZED}, {2, 4, 1, 0}, {2, 4, 3, QUANTIZED}, {2, 4, 50, QUANTIZED}, {4, 2, 2, 0},
+    {1, 1, 1, QUANTIZED},
+    {1, 2, 1, QUANTIZED},
+    {1, 4, 3, QUANTIZED},
+    {2, 1, 1, QUANTIZED},
+    {4, 1, 4, QUANTIZED},
+    {2, 2, 1, QUANTIZED},
+    {2, 2, 2, 0},
+    {2, 2, 3, 0},
+    {2, 2, 4, QUANTIZED},
+    {2, 4, 1, 0},
+    {2, 4, 3, QUANTIZED},
+    {2, 4, 50, QUANTIZED},
+    {4, 2, 2, 0},
     {2, 2, 3, QUANTIZED | NO_OVERLAP},
-    {1, 1, 1, QUANTIZED | OFFLOAD}, {1, 2, 1, QUANTIZED | OFFLOAD}, {2, 2, 3, QUANTIZED | OFFLOAD},
-    {2, 2, 2, OFFLOAD}, {4, 1, 1, QUANTIZED | OFFLOAD}, {2, 2, 3, QUANTIZED | NO_OVERLAP | OFFLOAD},
-    {1, 1, 1, QUANTIZED | SHARD_GRADS}, {1, 2, 1, QUANTIZED | SHARD_GRADS},
-    {2, 1, 3, QUANTIZED | SHARD_GRADS}, {2, 2, 3, QUANTIZED | SHARD_GRADS}, {2, 2, 2, SHARD_GRADS},
+    {1, 1, 1, QUANTIZED | OFFLOAD},
+    {1, 2, 1, QUANTIZED | OFFLOAD},
+    {2, 2, 3, QUANTIZED | OFFLOAD},
+    {2, 2, 2, OFFLOAD},
+    {4, 1, 1, QUANTIZED | OFFLOAD},
+    {2, 2, 3, QUANTIZED | NO_OVERLAP | OFFLOAD},
+    {1, 1, 1, QUANTIZED | SHARD_GRADS},
+    {1, 2, 1, QUANTIZED | SHARD_GRADS},
+    {2, 1, 3, QUANTIZED | SHARD_GRADS},
+    {2, 2, 3, QUANTIZED | SHARD_GRADS},
+    {2, 2, 2, SHARD_GRADS},
     {2, 2, 3, QUANTIZED | OFFLOAD | SHARD_GRADS},
-    {1, 2, 1, QUANTIZED | OFFLOAD | SHARD_GRADS}, {2, 2, 2, OFFLOAD | SHARD_GRADS},
+    {1, 2, 1, QUANTIZED | OFFLOAD | SHARD_GRADS},
+    {2, 2, 2, OFFLOAD | SHARD_GRADS},
     {2, 2, 3, QUANTIZED | NO_OVERLAP | OFFLOAD | SHARD_GRADS},
     {2, 2, 3, QUANTIZED | NO_OVERLAP | SHARD_GRADS},
-    {1, 2, 1, QUANTIZED | SHARD_WEIGHTS}, {2, 1, 1, QUANTIZED | SHARD_WEIGHTS},
-    {2, 2, 3, QUANTIZED | SHARD_WEIGHTS}, {2, 2, 2, SHARD_WEIGHTS},
-    {2, 4, 1, QUANTIZED | OFFLOAD | SHARD_WEIGHTS}, {2, 2, 3, QUANTIZED | OFFLOAD | SHARD_WEIGHTS | OVER_ALL},
+    {1, 2, 1, QUANTIZED | SHARD_WEIGHTS},
+    {2, 1, 1, QUANTIZED | SHARD_WEIGHTS},
+    {2, 2, 3, QUANTIZED | SHARD_WEIGHTS},
+    {2, 2, 2, SHARD_WEIGHTS},
+    {2, 4, 1, QUANTIZED | OFFLOAD | SHARD_WEIGHTS},
+    {2, 2, 3, QUANTIZED | OFFLOAD | SHARD_WEIGHTS | OVER_ALL},
     {2, 2, 3, QUANTIZED | NO_OVERLAP | SHARD_WEIGHTS},
-    {2, 2, 3, QUANTIZED | SHARD_WEIGHTS | OVER_ALL}, {2, 2, 2, SHARD_WEIGHTS | OVER_ALL | SECOND},
-    {2, 2, 3, QUANTIZED | SHARD_WEIGHTS | OVER_ALL | SECOND}, {2, 1, 1, QUANTIZED | SHARD_WEIGHTS | OVER_ALL},
-    {2, 2, 3, QUANTIZED | FEEDBACK}, {2, 1, 2, QUANTIZED | SHARD_GRADS | FEEDBACK},
+    {2, 2, 3, QUANTIZED | SHARD_WEIGHTS | OVER_ALL},
+    {2, 2, 2, SHARD_WEIGHTS | OVER_ALL | SECOND},
+    {2, 2, 3, QUANTIZED | SHARD_WEIGHTS | OVER_ALL | SECOND},
+    {2, 1, 1, QUANTIZED | SHARD_WEIGHTS | OVER_ALL},
+    {2, 2, 3, QUANTIZED | FEEDBACK},
+    {2, 1, 2, QUANTIZED | SHARD_GRADS | FEEDBACK},
     {2, 2, 2, QUANTIZED | NO_OVERLAP | SHARD_WEIGHTS | FEEDBACK},
-    {2, 2, 2, LOSSLESS}, {1, 2, 1, LOSSLESS | OFFLOAD}, {2, 1, 1, QUANTIZED | LOSSLESS | SHARD_GRADS},
-    {2, 2, 3, LOSSLESS | SHARD_WEIGHTS}, {2, 2, 1, LOSSLESS | NO_OVERLAP}, {2, 4, 1, LOSSLESS | OFFLOAD},
-    {2, 2, 1, QUANTIZED | LOCAL}, {3, 1, 1, QUANTIZED | LOCAL}, {2, 2, 2, LOCAL | SHARD_GRADS},
-    {2, 2, 1, QUANTIZED | LOCAL | SHARD_WEIGHTS}, {2, 2, 1, QUANTIZED | LOCAL | NO_OVERLAP},
-    {2, 2, 2, QUANTIZED | LOCAL | LOSSLESS}, {2, 2, 1, QUANTIZED | LOCAL | ENDS},
+    {2, 2, 2, LOSSLESS},
+    {1, 2, 1, LOSSLESS | OFFLOAD},
+    {2, 1, 1, QUANTIZED | LOSSLESS | SHARD_GRADS},
+    {2, 2, 3, LOSSLESS | SHARD_WEIGHTS},
+    {2, 2, 1, LOSSLESS | NO_OVERLAP},
+    {2, 4, 1, LOSSLESS | OFFLOAD},
+    {2, 2, 1, QUANTIZED | LOCAL},
+    {3, 1, 1, QUANTIZED | LOCAL},
+    {2, 2, 2, LOCAL | SHARD_GRADS},
+    {2, 2, 1, QUANTIZED | LOCAL | SHARD_WEIGHTS},
+    {2, 2, 1, QUANTIZED | LOCAL | NO_OVERLAP},
+    {2, 2, 2, QUANTIZED | LOCAL | LOSSLESS},
+    {2, 2, 1, QUANTIZED | LOCAL | ENDS},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -306,9 +388,10 @@ static void every_two_uses_are_ordered(void **state) {
     }
 }
 
-static const char *lane_event_names[LANE_EVENTS] = {
-    "quantized", "node arrived", "node free",     "requantized",   "rail arrived",
-    "rail free", "updated",      "rail gathered", "node gathered", "applied"};
+static const char *lane_event_names[LANE_EVENTS] = {"quantized",   "node arrived",  "node free",
+                                                    "requantized", "rail arrived",  "rail free",
+                                                    "updated",     "rail gathered", "node gathered",
+                                                    "applied"};
 
 static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     snprintf(name, bytes, "event %d", id);

@@ -95,8 +95,10 @@ static void a_refused_update_ends_the_run(void **state) {
         Config config = {.on_nan = on_nan[i % 2], .check_for_nan_in_loss_and_grad = i < 2};
         Mesh mesh = {.replica_groups = {.size = 1}};
         Sentry sentry = {.config = &config, .mesh = &mesh};
-        StepControl verdict = {
-            .loss = 2, .grad_norm = 1, .fault = fault_code(FAULT_OF_UPDATE, 3), .fault_rank = 1};
+        StepControl verdict = {.loss = 2,
+                               .grad_norm = 1,
+                               .fault = fault_code(FAULT_OF_UPDATE, 3),
+                               .fault_rank = 1};
         Error err = {0};
         sentry_judge(&sentry, &verdict, 7, NULL, &err);
         assert_int_equal(err.code, EXIT_DIVERGED);

@@ -78,7 +78,8 @@ static void errors_stay_on_one_line(void **state) {
     Site site = {3, 1, 2, 1841, "reduce gradients", NULL, NULL};
     char text[2048], longest[3000];
     printed_error(&site, "it broke; mend it", text, sizeof text);
-    assert_string_equal(text, "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: it broke; "
+    assert_string_equal(text,
+                        "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: it broke; "
                         "mend it\n");
     site.gpu = -1;
     printed_error(&site, "it broke", text, sizeof text);
@@ -154,8 +155,7 @@ static void ends_out_of_memory(bool on_a_thread) {
     atexit(at_exit);
     if (on_a_thread && pthread_create(&thread, NULL, runs_out_of_memory, (void *)&site) == 0) {
         pthread_join(thread, NULL);
-    }
-    else runs_out_of_memory((void *)&site);
+    } else runs_out_of_memory((void *)&site);
 }
 
 static void *meets_a_foreign_instruction(void *barrier) {
@@ -170,8 +170,7 @@ static void ends_by_instructions_on_threads(bool unused) {
     pthread_barrier_t barrier;
     name_illegal_instructions();
     pthread_barrier_init(&barrier, NULL, THREADS);
-    for (int i = 0; i < THREADS; i++)
-        pthread_create(&thread[i], NULL, meets_a_foreign_instruction, &barrier);
+    for (int i = 0; i < THREADS; i++) pthread_create(&thread[i], NULL, meets_a_foreign_instruction, &barrier);
     for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
 }
 
