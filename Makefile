@@ -65,15 +65,19 @@ LIBS          := -lcjson -lxxhash -lpcre2-8 -lpthread -lm
 
 # Host code, compiled once and linked into every program; the CPU backend is a separate set of
 # objects chosen at link time.
-ROOMS    := base ranks data config log state model checkpoint run
+ROOMS    := base ranks data config log state model checkpoint plan run
 CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c
 HOST_SRC := $(filter-out $(CPU_SRC),$(wildcard $(ROOMS:%=llmc/%/*.c) sdp4bit/*.c))
 DATA_SRC := $(wildcard dev/data/*.c)
+CONVERT_SRC := $(wildcard dev/convert/*.c)
 
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/obj/%.o)
+CONVERT_OBJ := $(CONVERT_SRC:%.c=$(BUILD)/obj/%.o)
 CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/obj/%.o)
 HOST_LIB := $(BUILD)/libllmc.a
 CPU_LIB  := $(BUILD)/libllmc_cpu.a
+# Checkpoints of other programs: for the converter and its tests. The trainer does not link it.
+CONVERT_LIB := $(BUILD)/libconvert.a
 DATA_TOOLS := $(DATA_SRC:dev/data/%.c=$(BUILD)/%)
 TOOLS    := $(DATA_TOOLS) $(BUILD)/convert_checkpoint
 
@@ -82,7 +86,7 @@ MPI_TESTS  := $(patsubst %.c,$(BUILD)/%,$(wildcard test/mpi/test_*.c))
 FAULT_SHIMS := $(patsubst %.c,$(BUILD)/%.so,$(wildcard test/fault/*shim.c))
 # Benchmarks that run on either backend: $(BUILD)/dev/bench/NAME_cpu, and with CUDA
 # $(BUILD)/dev/bench/NAME. They link the trainer's own file.
-BENCHES     := train_arms sync_only generate
+BENCHES     := train_presets sync_only generate
 STEP_BOUND  := $(BUILD)/dev/bench/step_bound
 CPU_BENCHES := $(BENCHES:%=$(BUILD)/dev/bench/%_cpu)
 FUZZ_TARGETS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/fuzz/fuzz_*.c))
@@ -134,12 +138,16 @@ $(BUILD)/obj/train_gpt_test.o: train_gpt.cu $(BUILD)/flags
 $(HOST_LIB): $(HOST_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
+$(CONVERT_LIB): $(CONVERT_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
 $(CPU_LIB): $(CPU_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
 # $(call link_cpu,LIBRARIES): what the target depends on, the CPU backend, and what more it needs.
-link_cpu = $(MPICC) $(LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group \
+link_cpu = $(MPICC) $(LDFLAGS) $(filter %.o,$^) $(filter $(CONVERT_LIB),$^) \
+           -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group \
            $(1) $(BLAS_LIBS) $(LIBS) -o $@
 
 $(BUILD)/train_gpt_cpu: $(BUILD)/obj/train_gpt_cpu.o $(HOST_LIB) $(CPU_LIB)
@@ -157,7 +165,7 @@ $(STEP_BOUND): $(BUILD)/obj/dev/bench/step_bound.o $(HOST_LIB)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) $< $(HOST_LIB) $(LIBS) -o $@
 # It knows the model's table, and with it the ops that compute the model.
-$(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(HOST_LIB) $(CPU_LIB)
+$(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(CONVERT_LIB) $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
 
 $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
@@ -167,9 +175,13 @@ $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 SIMULATOR_TESTS := mpi/test_sdp4bit_mpi mpi/test_local_mpi unit/sdp4bit/test_simulator
 $(SIMULATOR_TESTS:%=$(BUILD)/test/%): $(BUILD)/obj/test/mpi/simulator.o
 
+CONVERT_TESTS := unit/convert/test_hf unit/convert/test_megatron unit/convert/test_pickle \
+                 unit/run/test_eval_tasks fuzz/fuzz_hf fuzz/fuzz_pickle fuzz/fuzz_torch_file
+$(CONVERT_TESTS:%=$(BUILD)/test/%): $(CONVERT_LIB)
+
 # Tests of the model link the trainer's own file.
 MODEL_TESTS := unit/model/test_gpt unit/model/test_next_logits unit/run/test_eval_tasks \
-               unit/checkpoint/test_hf unit/state/test_tensor unit/state/test_memory \
+               unit/convert/test_hf unit/state/test_tensor unit/state/test_memory \
                mpi/test_sdp4bit_mpi mpi/test_layout fuzz/fuzz_options
 $(MODEL_TESTS:%=$(BUILD)/test/%): $(BUILD)/obj/train_gpt_test.o
 $(BUILD)/test/unit/model/test_next_logits: $(BUILD)/obj/dev/text_model.o

@@ -11,7 +11,7 @@
 #include "llmc/ranks/salvage.h"    // nodes that outlive a lost one
 #include "llmc/run/eval_tasks.h"   // --eval-tasks
 #include "llmc/run/measure.h"      // --plan-measure
-#include "llmc/run/plan_report.h"  // --plan
+#include "llmc/plan/report.h"      // --plan
 #include "llmc/run/run.h"          // what a run holds beside the model
 #include "llmc/run/same_run.h"     // one set of flags on all machines
 #include "llmc/run/start.h"        // from flags to the first step
@@ -705,8 +705,8 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 // After a step that the sentry ends the run for: losses or gradients that are not finite, too many
 // skipped steps, a message that did not arrive as it was sent.
 //
-// Replica groups judge by themselves. What one has found is news to the others: they ask each other when
-// run_poll_stop has said so, or the verdict of the latest step is known (settled).
+// Replica groups judge by themselves. What one has found is news to the others: they ask each other
+// when run_poll_stop has said so, or the verdict of the latest step is known (settled).
 static bool verdict_ends_run(Run *run, bool settled) {
     bool asks = run->mesh.replica_groups.size > 1 && (settled || run->stop.reason == STOP_VERDICT);
     if (asks) return !run_agreed(run, !run->sentry.ended_at);

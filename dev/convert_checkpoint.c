@@ -1,12 +1,12 @@
 // convert_checkpoint: from a checkpoint of the trainer to a Hugging Face folder, and back, and from
-// Megatron-LM's checkpoints. The work is done in llmc/checkpoint/hf_export.c, hf_import.c and
+// Megatron-LM's checkpoints. The work is done in dev/convert/hf_export.c, hf_import.c and
 // megatron.c; here are the flags.
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "llmc/base/json.h"
-#include "llmc/checkpoint/hf.h"
-#include "llmc/checkpoint/megatron.h"
+#include "dev/convert/hf.h"
+#include "dev/convert/megatron.h"
 #include "llmc/config/tool.h"
 #include "llmc/ranks/launch.h"
 

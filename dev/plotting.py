@@ -8,7 +8,7 @@ import math
 from xml.sax.saxutils import escape
 
 # Readers who are color-blind can tell these apart too.
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#444444"]
+COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#444444"]
 LEFT, RIGHT = 92, 812  # where every panel's axes begin and end, in pixels
 TOP, BETWEEN, BOTTOM, MARGIN = 64, 34, 58, 28
 MOST_POINTS = 1200  # per line: more than the plot has pixels

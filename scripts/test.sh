@@ -151,7 +151,7 @@ list_runs() {
         done
     done
     # Whole runs with sanitizers; MPI's leaks are not ours.
-    for script in test/e2e/arms.sh test/e2e/resume.sh test/e2e/data.sh; do
+    for script in test/e2e/presets.sh test/e2e/resume.sh test/e2e/data.sh; do
         name="e2e $(basename "$script"), sanitizers"
         if in_level "$name"; then targets_san+=(all); fi
         add ranks "$name" env BUILD="$san" ASAN_OPTIONS=detect_leaks=0 LIMIT=1200 \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One training run of a model card. scripts/train_125m.sh and its siblings call this with the card's
-# name. It turns an arm of the paper and a few variables into flags, and starts the ranks. Started
+# name. It turns a preset of the paper and a few variables into flags, and starts the ranks. Started
 # by mpirun or srun it is one of them.
 # shellcheck source-path=SCRIPTDIR source=common.sh source=ask_to_stop.sh
 caller=$PWD
@@ -29,7 +29,7 @@ usage: [VARIABLE=...] scripts/train_$card.sh [flags of the trainer]
 Trains configs/${card_file##*/}. Flags given here come last: they win over the card's flags and over
 those that the variables stand for.
 
-  ARM              an arm of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
+  PRESET              a preset of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
                    tlq-hs or sdp4bit; or zeropp, ZeRO++ with the same gradients as ulq; or one of
                    configs/: eden, eden3, eden2-ef, lossless, eden-lossless, local [baseline]
   DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
@@ -37,7 +37,7 @@ those that the variables stand for.
   CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when
                    there is one [none: nothing is saved]
   LOG_DIR          folder of log.jsonl and TensorBoard's events; LOG_DIR= for none
-                   [runs/$card-ARM; SPEED=1: runs/$card-ARM-speed]
+                   [runs/$card-PRESET; SPEED=1: runs/$card-PRESET-speed]
                    Another run's are moved to log.1.jsonl, tensorboard.1
   SPEED=1          the paper's speed runs: micro-batch 1, one per data-parallel rank and step, mock
                    data, 200 iterations, every one logged, nothing saved
@@ -71,32 +71,32 @@ leave_time_to_save() {
     export PRTE_MCA_odls_base_sigkill_timeout="${PRTE_MCA_odls_base_sigkill_timeout-60}"
 }
 
-# Sets $arm_flags, and $quantizes_gradients for the speed runs.
-choose_arm() {
-    quantizes_gradients=0 arm_flags=()
-    case $arm in
+# Sets $preset_flags, and $quantizes_gradients for the speed runs.
+choose_preset() {
+    quantizes_gradients=0 preset_flags=()
+    case $preset in
     baseline) ;;
-    baseline-bf16) arm_flags=(--grad-reduce-in-bf16) ;;
-    qw) arm_flags=("${weights[@]}" --weight-quantization-method direct) ;;
-    qwd) arm_flags=("${weights[@]}") ;;
-    ulq) arm_flags=("${gradients[@]}" --gradient-quantization-bits-intra 4) quantizes_gradients=1 ;;
-    tlq) arm_flags=("${gradients[@]}") quantizes_gradients=1 ;;
-    tlq-hs) arm_flags=("${gradients[@]}" --hadamard-transform) quantizes_gradients=1 ;;
-    sdp4bit) arm_flags=("${weights[@]}" "${gradients[@]}" --hadamard-transform) quantizes_gradients=1 ;;
+    baseline-bf16) preset_flags=(--grad-reduce-in-bf16) ;;
+    qw) preset_flags=("${weights[@]}" --weight-quantization-method direct) ;;
+    qwd) preset_flags=("${weights[@]}") ;;
+    ulq) preset_flags=("${gradients[@]}" --gradient-quantization-bits-intra 4) quantizes_gradients=1 ;;
+    tlq) preset_flags=("${gradients[@]}") quantizes_gradients=1 ;;
+    tlq-hs) preset_flags=("${gradients[@]}" --hadamard-transform) quantizes_gradients=1 ;;
+    sdp4bit) preset_flags=("${weights[@]}" "${gradients[@]}" --hadamard-transform) quantizes_gradients=1 ;;
     zeropp)
-        arm_flags=("${weights[@]}" --weight-quantization-method direct --weight-quantization-bits 8
+        preset_flags=("${weights[@]}" --weight-quantization-method direct --weight-quantization-bits 8
             "${gradients[@]}" --gradient-quantization-bits-intra 4
             --data-parallel-sharding-strategy optim_grads_params --shard-params-over world
             --secondary-partition)
         quantizes_gradients=1
         ;;
     eden | eden3 | eden2-ef | eden-lossless | local)
-        arm_flags=("@$root/configs/$arm.args") quantizes_gradients=1
-        [ $arm != local ] || leave_time_to_save
+        preset_flags=("@$root/configs/$preset.args") quantizes_gradients=1
+        [ $preset != local ] || leave_time_to_save
         ;;
-    lossless) arm_flags=("@$root/configs/$arm.args") ;;
+    lossless) preset_flags=("@$root/configs/$preset.args") ;;
     *)
-        die 2 "ARM=$arm is unknown; arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, \
+        die 2 "PRESET=$preset is unknown; presets are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, \
 zeropp, eden, eden3, eden2-ef, lossless, eden-lossless, local"
         ;;
     esac
@@ -160,7 +160,7 @@ choose_flags() {
             --exit-interval 200)
         # The paper's speed scripts cut a bucket's gradients into 8 chunks at these sizes.
         case $quantizes_gradients-$card in
-        1-1.3b | 1-2.7b | 1-6.7b) arm_flags+=(--gradient-alltoall-pipeline 8) ;;
+        1-1.3b | 1-2.7b | 1-6.7b) preset_flags+=(--gradient-alltoall-pipeline 8) ;;
         esac
     elif [ -n "${DATA_PATH:-}" ]; then
         # A prefix may hold blanks.
@@ -179,13 +179,13 @@ or SPEED=1 for mock data"
         flags+=(--log-jsonl "$log_dir/log.jsonl" --tensorboard-dir "$log_dir/tensorboard"
             --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard)
     fi
-    flags+=(${arm_flags[@]+"${arm_flags[@]}"} "$@")
+    flags+=(${preset_flags[@]+"${preset_flags[@]}"} "$@")
     read_words "${flags[@]}"
 }
 
 # Says what travels, from $words and the placement of the ranks, and how the model is cut where it
-# is. On one machine an arm for networks does less than its name promises, so the line tells how to
-# draw node borders.
+# is. On one machine a preset for networks does less than its name promises, so the line tells how
+# to draw node borders.
 say_what_travels() {
     local value tensor pipeline layout data per_node hosts=0 inside=fp32 between=fp32 replicas=bf16 who=ranks
     if has_flag --grad-reduce-in-bf16; then inside=bf16 between=bf16; fi
@@ -475,15 +475,16 @@ if has_flag --help || has_flag -h; then
     usage
     exit 0
 fi
-arm=${ARM:-baseline} speed=${SPEED:-0} device=${DEVICE:-gpu}
+[ -z "${ARM:-}" ] || say "ARM= is deprecated; use PRESET=$ARM" >&2
+preset=${PRESET:-${ARM:-baseline}} speed=${SPEED:-0} device=${DEVICE:-gpu}
 case $speed in 0 | 1) ;; *) die 2 "SPEED=$speed: give 1, or leave it out" ;; esac
 case $device in
 gpu) program=$BUILD/train_gpt target=gpu ;;
 cpu) program=$BUILD/train_gpt_cpu target=cpu ;;
 *) die 2 "DEVICE=$device: give gpu or cpu" ;;
 esac
-choose_arm
-log_dir=runs/$card-$arm
+choose_preset
+log_dir=runs/$card-$preset
 # Speed runs start anew every time, and are not to move the log of a run for accuracy.
 [ "$speed" = 0 ] || log_dir+=-speed
 log_dir=${LOG_DIR-$log_dir}

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Trains a Llama of 8B: ARM=sdp4bit DATA_PATH=... scripts/train_llama_8b.sh [flags]
+# Trains a Llama of 8B: PRESET=sdp4bit DATA_PATH=... scripts/train_llama_8b.sh [flags]
 # --help explains the variables.
 exec "$(dirname "${BASH_SOURCE[0]}")/train.sh" llama_8b "$@"

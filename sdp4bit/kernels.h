@@ -285,16 +285,16 @@ void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64
 // master = float(weights): the first master weights, or those of a run that loads weights only. n
 // elements.
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
-// Local steps (outer.h), n elements each. The pseudo-gradient of a replica group: outer weights minus
-// master weights.
+// Local steps (outer.h), n elements each. The pseudo-gradient of a replica group: outer weights
+// minus master weights.
 void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n);
 // The outer step, Nesterov's: m = momentum m + g, outer = outer - rate (g + momentum m).
 // lost: where *lost is not 0 a replica group was lost, what came from it is undefined, and nothing
 // happens (comm_may_lose). NULL: none can be.
 void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
                        int64_t n, const int *lost);
-// The master weights meet the outer weights: master = mix master + (1 - mix) outer; the outer weights
-// themselves where mix is 0. lost: as above.
+// The master weights meet the outer weights: master = mix master + (1 - mix) outer; the outer
+// weights themselves where mix is 0. lost: as above.
 void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost);
 // weights = master weights, rounded.
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n);

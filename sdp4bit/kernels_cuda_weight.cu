@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     }
 }
 
-// The master weights themselves travel, in a plain codec. Elements share nothing. Four per thread leave
-// enough threads in flight that the divisions of some hide under the loads of others.
+// The master weights themselves travel, in a plain codec. Elements share nothing. Four per thread
+// leave enough threads in flight that the divisions of some hide under the loads of others.
 enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
 template <Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)

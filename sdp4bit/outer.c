@@ -1,5 +1,5 @@
-// The exchange between replica groups: see outer.h. This file is the layout and the order of the hops; the
-// numbers are in kernels.h.
+// The exchange between replica groups: see outer.h. This file is the layout and the order of the
+// hops; the numbers are in kernels.h.
 #include "sdp4bit/outer.h"
 
 #include <stdlib.h>

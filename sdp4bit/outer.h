@@ -1,6 +1,7 @@
-// Local steps: the exchange between replica groups. A replica group is a node that trains by itself for a while.
-// Of a bucket whose turn it is, each rank takes its shard's pseudo-gradient, outer weights minus
-// master weights, and the replica groups make the mean of it, in two hops of the codec between nodes:
+// Local steps: the exchange between replica groups. A replica group is a node that trains by itself
+// for a while. Of a bucket whose turn it is, each rank takes its shard's pseudo-gradient, outer
+// weights minus master weights, and the replica groups make the mean of it, in two hops of the
+// codec between nodes:
 //   quantize -> all-to-all between replica groups: each gets its piece of the shard from all -> mean
 //   -> quantize the piece -> gather from all replica groups -> decode
 // Every replica group decodes the same messages, its own too, so all get the same bits. Called by
@@ -44,8 +45,8 @@ typedef struct OuterStep {
     Stream *stream;  // of everything here
 } OuterStep;
 
-// gradient: (matrix piece + tail piece of rank's shard of bucket b). The replica groups' mean takes its
-// place. With one replica group nothing is sent, and it stays as it is.
+// gradient: (matrix piece + tail piece of rank's shard of bucket b). The replica groups' mean takes
+// its place. With one replica group nothing is sent, and it stays as it is.
 void outer_exchange(const OuterStep *step, int b, float *gradient);
 
 LLMC_END

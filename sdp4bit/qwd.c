@@ -4,8 +4,8 @@
 
 #include "sdp4bit/update_host.h"
 
-// With one replica there is nothing to send: weights are the rounded master weights, and no difference may
-// be lost. Only what the host has made must still be brought up and applied.
+// With one replica there is nothing to send: weights are the rounded master weights, and no
+// difference may be lost. Only what the host has made must still be brought up and applied.
 static bool alone(const QwdStep *step) { return step->plan->dp == 1 && !step->host; }
 
 static WeightWire wire_of(const Plan *plan, const WeightWire *wire) {

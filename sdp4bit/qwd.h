@@ -73,9 +73,9 @@ typedef struct BucketState {
 } BucketState;
 
 // Updates the own shard of bucket b and writes its message to its slot of `buffer`. With dp = 1 and
-// no host it writes the weights: they become the rounded master weights at once, and gather and apply do
-// nothing. Runs on lanes->last; with a host on its stream, and lanes->last takes the message up.
-// Lossless weights are coded, and reach the buffer with their gather.
+// no host it writes the weights: they become the rounded master weights at once, and gather and
+// apply do nothing. Runs on lanes->last; with a host on its stream, and lanes->last takes the
+// message up. Lossless weights are coded, and reach the buffer with their gather.
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes);
 // Of lossless weights, between the updates of all buckets and the first gather: the ranks agree on

@@ -1,5 +1,5 @@
 // Gradients: the two-level reduce-scatter of the paper's sections 3.2 and 3.3 (TLq-HS), with every
-// other arm as a choice of codecs:
+// other preset as a choice of codecs:
 //   scale 1/dp, Hadamard, quantize -> all-to-all inside the node -> sum, quantize
 //   -> all-to-all between nodes -> sum, inverse Hadamard
 // The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by zero_grads.c and

@@ -363,7 +363,7 @@ check_shapes() {
 
 check_promises() {
     local script
-    for script in e2e/resume_arms e2e/nan e2e/spikes e2e/signals e2e/offload e2e/lossless e2e/local_steps \
+    for script in e2e/resume_presets e2e/nan e2e/spikes e2e/signals e2e/offload e2e/lossless e2e/local_steps \
         fault/bits; do
         promised $script
     done

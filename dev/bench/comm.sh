@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Whole training steps on several GPUs, arm by arm: inside one node, and over networks of several
-# speeds that are emulated on this machine. Beside each step stands the best possible schedule
-# (comm_bound.py), from layers' times and plain collectives' bandwidth of the same run.
+# Whole training steps on several GPUs, preset by preset: inside one node, and over networks of
+# several speeds that are emulated on this machine. Beside each step stands the best possible
+# schedule (comm_bound.py), from layers' times and plain collectives' bandwidth of the same run.
 #
 # Prints a table of steps and one of memory, writes JSON and a plot. Both are written after every
 # network: a call that a signal ends leaves what it has. --sync-only: synchronization alone.
 #
 #   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"]
-#                     [--arms "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
+#                     [--presets "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
 #                     [--time-limit 540] [--flags "FLAGS"] [--logs FOLDER] [--out FILE.json]
 #                     [--plain-mb 256] [--sync-only]
 #
@@ -18,27 +18,27 @@
 #              A number: the same, shaped to that many Gb/s per node. 25 and 10 are met. Of 100 NCCL
 #              gets less than half. sockets and numbers need root and tc. The loopback is restored
 #              at the end. What cannot be had is named at the beginning and left out
-#   arms       qwd and tlq-hs leave the other side as bf16. ulq and sdp4bit are as in the paper.
+#   presets       qwd and tlq-hs leave the other side as bf16. ulq and sdp4bit are as in the paper.
 #              Also tlq, qw, and those of configs/: eden, eden3, eden2-ef, lossless, eden-lossless,
 #              local (with --iters 30: fewer steps see some of its exchanges only). NAME+sums is
 #              the same with --verify-wire, NAME+grads with optim_grads, NAME+params with
 #              optim_grads_params, NAME+offload with --optimizer-cpu-offload. Beside NAME a line
 #              says what that costs: --networks inside
-#              --models 1.3b:8 --arms "sdp4bit sdp4bit+grads sdp4bit+params" --iters 20
+#              --models 1.3b:8 --presets "sdp4bit sdp4bit+grads sdp4bit+params" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
 #   iters      steps measured, after as many to warm up [4]. Short steps fill about a second (up to
 #              30). Steps that would take longer than 3 s in all are fewer, but never fewer than 2.
 #              A line below the table names what was measured with fewer than 3
-#   time-limit seconds until everything ends. The last ten of them are kept for that. Arms that do
+#   time-limit seconds until everything ends. The last ten of them are kept for that. Presets that do
 #              not fit what is left are named and left out
-#   flags      more flags of the trainer, for every arm
+#   flags      more flags of the trainer, for every preset
 #   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
 #   logs       keeps the logs of the runs in FOLDER. A later call with the same folder adds its
 #              rows, so that several calls make one table. It takes layers' times from there and
-#              says so. An arm that is run again loses its old row, whatever becomes of the new run
+#              says so. A preset that is run again loses its old row, whatever becomes of the new run
 #
-# Arms of a model and network share a process. If one arm ends it, those without a row are run once
-# more without that arm.
+# Presets of a model and network share a process. If one preset ends it, those without a row are run
+# once more without that preset.
 #
 # TCP's congestion control is this machine's. The results here are of cubic
 # (sysctl net.ipv4.tcp_congestion_control).
@@ -55,14 +55,14 @@ set -euo pipefail
 
 COMMAND_LINE="dev/bench/comm.sh${*:+ ${*@Q}}"
 export COMMAND_LINE
-models='' networks='' arms='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0
+models='' networks='' presets='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0
 device=${DEVICE:-gpu}
 while [ $# -gt 0 ]; do
     [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/comm.sh --help"
     case $1 in
     --models) models=$2; shift ;;
     --networks) networks=$2; shift ;;
-    --arms) arms=$2; shift ;;
+    --presets | --arms) presets=$2; shift ;;
     --shape) shape=$2; shift ;;
     --iters) most=$2; shift ;;
     --time-limit) limit=$2; shift ;;
@@ -82,16 +82,16 @@ else
 fi
 if [ $sync_only = 1 ]; then
     models=${models:-1.3b:1} networks=${networks:-inside logical sockets} out=${out:-$results/sync$made.json}
-    arms=${arms:-fp32 bf16 ulq tlq tlq-hs qw qwd sdp4bit}
+    presets=${presets:-fp32 bf16 ulq tlq tlq-hs qw qwd sdp4bit}
 else
     models=${models:-125m:32 1.3b:8 1.3b:1} networks=${networks:-inside sockets 25 10}
-    arms=${arms:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-$results/comm$made.json}
+    presets=${presets:-fp32 bf16 qwd tlq-hs ulq sdp4bit} out=${out:-$results/comm$made.json}
 fi
 make_folder "$(dirname "$out")"
 [[ $most =~ ^[1-9][0-9]*$ && $limit =~ ^[1-9][0-9]*$ ]] ||
     die 2 "--iters and --time-limit want positive numbers"
 
-# --- ranks, programs, arms ------------------------------------------------------------------------
+# --- ranks, programs, presets ------------------------------------------------------------------------
 
 suffix='' start=9 benches=gpu-bench
 case $device in
@@ -99,7 +99,7 @@ gpu) ;;
 cpu) suffix=_cpu start=1 benches=bench plain_mb=${plain_mb:-4} ;;
 *) die 2 "DEVICE=$device is unknown; use gpu or cpu" ;;
 esac
-trainer=$BUILD/dev/bench/train_arms$suffix synchronizer=$BUILD/dev/bench/sync_only$suffix
+trainer=$BUILD/dev/bench/train_presets$suffix synchronizer=$BUILD/dev/bench/sync_only$suffix
 for program in "$trainer" "$synchronizer" "$BUILD/dev/bench/step_bound"; do
     [ -x "$program" ] || die 3 "$program is missing; run make $benches"
 done
@@ -143,28 +143,28 @@ name_of() { basename "${1%:*}" .args; } # MODEL:ROWS
 weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic)
 gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
     --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
-arm_flags() { # NAME: sets $arm
+preset_flags() { # NAME: sets $preset
     case ${1%%+*} in
-    fp32) arm=() ;;
-    bf16) arm=(--grad-reduce-in-bf16) ;;
-    qwd) arm=(--grad-reduce-in-bf16 "${weights[@]}") ;;
-    qw) arm=(--grad-reduce-in-bf16 "${weights[@]}" --weight-quantization-method direct) ;;
-    tlq) arm=("${gradients[@]}") ;;
-    tlq-hs) arm=("${gradients[@]}" --hadamard-transform) ;;
-    ulq) arm=("${gradients[@]}" --gradient-quantization-bits-intra 4) ;;
-    sdp4bit) arm=("${weights[@]}" "${gradients[@]}" --hadamard-transform) ;;
-    eden | eden3 | eden2-ef | lossless | eden-lossless | local) arm=("@configs/${1%%+*}.args") ;;
-    *) die 2 "the arm $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq, sdp4bit or one of configs/" ;;
+    fp32) preset=() ;;
+    bf16) preset=(--grad-reduce-in-bf16) ;;
+    qwd) preset=(--grad-reduce-in-bf16 "${weights[@]}") ;;
+    qw) preset=(--grad-reduce-in-bf16 "${weights[@]}" --weight-quantization-method direct) ;;
+    tlq) preset=("${gradients[@]}") ;;
+    tlq-hs) preset=("${gradients[@]}" --hadamard-transform) ;;
+    ulq) preset=("${gradients[@]}" --gradient-quantization-bits-intra 4) ;;
+    sdp4bit) preset=("${weights[@]}" "${gradients[@]}" --hadamard-transform) ;;
+    eden | eden3 | eden2-ef | lossless | eden-lossless | local) preset=("@configs/${1%%+*}.args") ;;
+    *) die 2 "the preset $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq, sdp4bit or one of configs/" ;;
     esac
     case $1 in
-    *+sums) arm+=(--verify-wire) ;;
-    *+grads) arm+=(--data-parallel-sharding-strategy optim_grads) ;;
-    *+params) arm+=(--data-parallel-sharding-strategy optim_grads_params) ;;
-    *+offload) arm+=(--optimizer-cpu-offload) ;;
-    *+*) die 2 "the arm $1 is unknown; use NAME, NAME+sums, NAME+grads, NAME+params or NAME+offload" ;;
+    *+sums) preset+=(--verify-wire) ;;
+    *+grads) preset+=(--data-parallel-sharding-strategy optim_grads) ;;
+    *+params) preset+=(--data-parallel-sharding-strategy optim_grads_params) ;;
+    *+offload) preset+=(--optimizer-cpu-offload) ;;
+    *+*) die 2 "the preset $1 is unknown; use NAME, NAME+sums, NAME+grads, NAME+params or NAME+offload" ;;
     esac
 }
-for name in $arms; do arm_flags "$name"; done  # a wrong one ends it here
+for name in $presets; do preset_flags "$name"; done  # a wrong one ends it here
 
 # network_flags NETWORK: sets $where.
 network_flags() {
@@ -269,7 +269,7 @@ in_time() {
     exec timeout -k $grace "$seconds" bash -c 'trap : TERM; launch "$@"' launch "$@"
 }
 
-# synchronize MODEL NETWORK REPETITIONS: plain bandwidths, and what each arm's buckets send. With
+# synchronize MODEL NETWORK REPETITIONS: plain bandwidths, and what each preset's buckets send. With
 # repetitions also how long that takes.
 synchronize() {
     local name words=() file seconds
@@ -279,9 +279,9 @@ synchronize() {
     mkdir -p "$(dirname "$file")"
     network_flags "$2"
     model_flags "$1" $ranks 1
-    for name in $arms; do
-        arm_flags "$name"
-        words+=(--arm "$name" ${arm[@]+"${arm[@]}"})
+    for name in $presets; do
+        preset_flags "$name"
+        words+=(--preset "$name" ${preset[@]+"${preset[@]}"})
     done
     started in_time "$seconds" $ranks "$synchronizer" --out "$file" --repetitions "$3" \
         --plain-mb "${plain_mb:-256}" "${what[@]}" "${where[@]}" "${words[@]}" ||
@@ -324,7 +324,7 @@ compute_alone() {
             model_flags "$1" 1 $k
             steps=$most
             [ "$device" = cpu ] || steps=$(second_of "$layers" "$1" "$k")
-            words+=(--arm "$depth-$k" "${what[@]}" --log-interval "$steps"
+            words+=(--preset "$depth-$k" "${what[@]}" --log-interval "$steps"
                 --exit-interval $(((warm + 1) * steps)) --timing-log-level 2
                 --log-jsonl "$at/$depth-$k.jsonl")
             [ $depth = full ] || words+=(--num-layers "$layers")
@@ -349,19 +349,19 @@ layers_timed() { # waits for those that run
     alone_pid=() alone_model=() alone_at=() alone_out=()
 }
 
-# forget FOLDER ARM...: what earlier runs of these arms left there. Their bytes on the loopback must
-# not be taken for those of a run that has none.
+# forget FOLDER PRESET...: what earlier runs of these presets left there. Their bytes on the
+# loopback must not be taken for those of a run that has none.
 forget() {
     local at=$1 name
     shift
     for name in "$@"; do
         rm -f "$at/$name.jsonl"
-        [ ! -e "$at/loopback" ] || sed -i "/^{\"arm\":\"$name\",/d" "$at/loopback"
+        [ ! -e "$at/loopback" ] || sed -i "/^{\"preset\":\"$name\",/d" "$at/loopback"
     done
 }
 
-# train_once MODEL NETWORK ARM...: the arms that fit into the time, in one process. $begun has their
-# names. False when a rank ended badly.
+# train_once MODEL NETWORK PRESET...: the presets that fit into the time, in one process. $begun has
+# their names. False when a rank ended badly.
 begun=()
 train_once() {
     local model=$1 network=$2 name steps words=() planned=0 before=$SECONDS at seconds count
@@ -378,8 +378,8 @@ train_once() {
         elif [ "$steps" = 0 ]; then
             say "left out for want of time or of what sends: $model, $network, $name ($(left) s left)" >&2
         else
-            arm_flags "$name"
-            words+=(--arm "$name" ${arm[@]+"${arm[@]}"} --log-interval "$steps" --exit-interval $((2 * steps))
+            preset_flags "$name"
+            words+=(--preset "$name" ${preset[@]+"${preset[@]}"} --log-interval "$steps" --exit-interval $((2 * steps))
                 --log-jsonl "$at/$name.jsonl")
             begun+=("$name")
         fi
@@ -388,29 +388,29 @@ train_once() {
     [ "$count" -gt 0 ] || return 0
     mkdir -p "$at"
     forget "$at" "${begun[@]}"
-    say "$SECONDS s: $model, $network, $count arms, about $planned s" >&2
+    say "$SECONDS s: $model, $network, $count presets, about $planned s" >&2
     started in_time "$seconds" $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" \
         "${words[@]}" || return 1
-    # What an arm's start takes is learned from the last ones.
+    # What a preset's start takes is learned from the last ones.
     start=$(((SECONDS - before - planned + start * count + count - 1) / count))
     [ $start -ge 1 ] || start=1
 }
 
-# train MODEL NETWORK: all arms. Those that went down with another one run once more, without that
-# one.
+# train MODEL NETWORK: all presets. Those that went down with another one run once more, without
+# that one.
 train() {
     local lost=()
-    # shellcheck disable=SC2086 # arms are words
-    train_once "$1" "$2" $arms && return
+    # shellcheck disable=SC2086 # presets are words
+    train_once "$1" "$2" $presets && return
     # In the order in which they ran: the first without a row is the one that failed.
     mapfile -t lost < <(python3 dev/bench/comm_table.py unfinished "$logs" "$(name_of "$1")" "${1##*:}" "$2" \
         "${begun[@]}")
     if [ ${#lost[@]} -lt 2 ] || [ "$(time_for "$limit")" = 0 ]; then
-        say "warning: not every arm of $1, $2 ran to its end${lost[0]:+: ${lost[*]}}" >&2
+        say "warning: not every preset of $1, $2 ran to its end${lost[0]:+: ${lost[*]}}" >&2
         return
     fi
     say "warning: $1, $2, ${lost[0]} did not run to its end; without it once more: ${lost[*]:1}" >&2
-    train_once "$1" "$2" "${lost[@]:1}" || say "warning: not every arm of $1, $2 ran to its end" >&2
+    train_once "$1" "$2" "${lost[@]:1}" || say "warning: not every preset of $1, $2 ran to its end" >&2
 }
 
 sizes=$(for model in $models; do say "${model%:*}"; done | sort -u)

@@ -2,7 +2,7 @@
 
 Layers' times are those of one rank without communication, bandwidths those of plain collectives.
 Kernels that quantize cost nothing. The schedule is that of --plan: step_bound computes it
-(llmc/run/step_time.h). Used by comm_table.py.
+(llmc/plan/step_time.h). Used by comm_table.py.
 
 Times are ms, rates GB/s sent by each rank, bytes those that each rank sends.
 """

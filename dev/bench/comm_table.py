@@ -1,29 +1,29 @@
 #!/usr/bin/env python3
 """Makes dev/bench/comm.sh's tables, JSON file and plot from the logs of its runs.
 
-It also says which arms fit the time that is left.
+It also says which presets fit the time that is left.
 
     comm_table.py table LOGS OUT.json [OUT.svg]     whole training steps
     comm_table.py sync LOGS OUT.json                synchronization alone
-    comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST ARM...
-        lines "ARM STEPS", 0 steps for an arm that does not fit, then "seconds SUM"
-    comm_table.py unfinished LOGS MODEL ROWS NETWORK ARM...
-        the arms that have no row, one a line
+    comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST PRESET...
+        lines "PRESET STEPS", 0 steps for a preset that does not fit, then "seconds SUM"
+    comm_table.py unfinished LOGS MODEL ROWS NETWORK PRESET...
+        the presets that have no row, one a line
 
 LOGS/sync/MODEL/NETWORK.jsonl     sync_only's lines, of one call or several
 LOGS/one/MODEL/ROWS/RUN.jsonl     one rank; RUN is full-1, full-2, half-1 or half-2: how many of
                                   the layers, and micro-batches per step
-LOGS/train/MODEL/ROWS/NETWORK/    ARM.jsonl and loopback: the lines of the trainer and of train_arms
+LOGS/train/MODEL/ROWS/NETWORK/    PRESET.jsonl and loopback: the lines of the trainer and of train_presets
 """
 import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from comm_bound import HOPS, PLAIN, layer_times, step_bound
-from plotting import BETWEEN, COLOURS, TOP, Entry, Panel, legend, page
+from plotting import BETWEEN, COLORS, TOP, Entry, Panel, legend, page
 from tables import cell, json_lines, number_column as number, print_columns, write_records
 
-# The same arm with more flags: what the suffix stands for.
+# The same preset with more flags: what the suffix stands for.
 VARIANTS = {"+sums": "checksums (--verify-wire)", "+grads": "gradients shared out (optim_grads)",
             "+params": "weights shared in the node (optim_grads_params)",
             "+offload": "the optimizer in host memory (--optimizer-cpu-offload)"}
@@ -31,9 +31,9 @@ TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "tlq
           "sdp4bit": "SDP4Bit", "qw": "qW", "tlq": "TLq", "eden": "EDEN", "eden3": "EDEN 3 bits",
           "eden2-ef": "EDEN 2 bits + EF", "lossless": "lossless", "eden-lossless": "EDEN, lossless",
           "local": "local steps"}
-ARMS = tuple(arm + more for arm in TITLES for more in ("", *VARIANTS))
-TITLES.update({arm + more: title.replace(" gradients", "") + " + " + more[1:]
-               for arm, title in TITLES.items() for more in VARIANTS})
+PRESETS = tuple(preset + more for preset in TITLES for more in ("", *VARIANTS))
+TITLES.update({preset + more: title.replace(" gradients", "") + " + " + more[1:]
+               for preset, title in TITLES.items() for more in VARIANTS})
 INTERVALS = 2  # of a whole run: one to warm up, the one that counts
 # Bytes per value that travel: codes, and one fp32 scale per group of 128, for weights of 2048.
 INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
@@ -59,7 +59,7 @@ def networks_synced(logs, model):
 
 
 def read_sync(logs, model, network):
-    """{arm: its newest line}. "plain" in it: the plain collectives of the same call.
+    """{preset: its newest line}. "plain" in it: the plain collectives of the same call.
 
     Several calls add their lines to one file, perhaps on several machines."""
     plain, found = None, {}
@@ -106,7 +106,7 @@ def compute_ms(one):
     return layers * (times["forward"] + times["backward"]) + times["head"] + times["tail"]
 
 
-# --- which arms fit -------------------------------------------------------------------------------
+# --- which presets fit -------------------------------------------------------------------------------
 
 # Seconds that an interval of short steps lasts. The interval before it lasts as long and brings a
 # GPU near the clock that it keeps.
@@ -119,18 +119,19 @@ LONG = 3.0        # seconds beyond which an interval has fewer steps than --iter
 # gradients at 1.3B and 10 Gb/s a node showed 126 ms of 3.17 s too little. Intervals of two steps
 # wait as long for the same bytes as longer ones.
 FEWEST = 2
-# Arms whose nodes exchange every so many steps. A shorter interval sees some of the exchanges only.
+# Presets whose nodes exchange every so many steps. A shorter interval sees some of the exchanges
+# only.
 PERIOD = {"local": 30}
 
 
-def fewest_steps(step, most, arm=""):
+def fewest_steps(step, most, preset=""):
     """Of an interval, for steps of so many seconds."""
-    period = PERIOD.get(arm.split("+")[0], 0)
+    period = PERIOD.get(preset.split("+")[0], 0)
     return max(FEWEST, min(most, max(period, round(LONG / step))))
 
 
-def full_steps(step, most, arm=""):
-    return max(fewest_steps(step, most, arm), min(FULL_STEPS, int(FULL / step)))
+def full_steps(step, most, preset=""):
+    return max(fewest_steps(step, most, preset), min(FULL_STEPS, int(FULL / step)))
 
 
 def step_seconds(plain, buckets, computing):
@@ -139,44 +140,44 @@ def step_seconds(plain, buckets, computing):
     return (computing + 1.2 * sent) / 1e3
 
 
-def plan_steps(logs, model, rows, network, left, start, most, arms):
-    """([(arm, steps of each of its two intervals)], the seconds of all). 0 steps: left out.
+def plan_steps(logs, model, rows, network, left, start, most, presets):
+    """([(preset, steps of each of its two intervals)], the seconds of all). 0 steps: left out.
 
-    First every arm gets the fewest steps, while they fit the time that is left. What is left after
-    that makes intervals longer: no arm is left out for another's sake."""
+    First every preset gets the fewest steps, while they fit the time that is left. What is left after
+    that makes intervals longer: no preset is left out for another's sake."""
     synced = read_sync(logs, model, network)
     one = one_rank(logs, model, rows)
     computing = compute_ms(one) if one else 1000.0
     chosen, seconds, spent = {}, {}, 0.0
-    for arm in arms:
-        chosen[arm] = 0
-        if arm not in synced:
+    for preset in presets:
+        chosen[preset] = 0
+        if preset not in synced:
             continue
-        seconds[arm] = step_seconds(synced[arm]["plain"], synced[arm]["buckets"], computing)
-        steps = fewest_steps(seconds[arm], most, arm)
-        if spent + start + 2 * steps * seconds[arm] <= left:
-            chosen[arm] = steps
-            spent += start + 2 * steps * seconds[arm]
-    for arm in (a for a in arms if chosen[a]):
-        more = 2 * (full_steps(seconds[arm], most, arm) - chosen[arm]) * seconds[arm]
+        seconds[preset] = step_seconds(synced[preset]["plain"], synced[preset]["buckets"], computing)
+        steps = fewest_steps(seconds[preset], most, preset)
+        if spent + start + 2 * steps * seconds[preset] <= left:
+            chosen[preset] = steps
+            spent += start + 2 * steps * seconds[preset]
+    for preset in (a for a in presets if chosen[a]):
+        more = 2 * (full_steps(seconds[preset], most, preset) - chosen[preset]) * seconds[preset]
         if spent + more <= left:
-            chosen[arm] = full_steps(seconds[arm], most, arm)
+            chosen[preset] = full_steps(seconds[preset], most, preset)
             spent += more
-    return [(arm, chosen[arm]) for arm in arms], spent
+    return [(preset, chosen[preset]) for preset in presets], spent
 
 
 # --- the table of steps ---------------------------------------------------------------------------
 
 
-def loopback_of(folder, arm):
-    """Bytes on the loopback while the arm ran, by the kernel's count; None when nobody looked."""
-    found = [r["loopback_bytes"] for r in json_lines(os.path.join(folder, "loopback")) if r["arm"] == arm]
+def loopback_of(folder, preset):
+    """Bytes on the loopback while the preset ran, by the kernel's count; None when nobody looked."""
+    found = [r["loopback_bytes"] for r in json_lines(os.path.join(folder, "loopback")) if r["arm"] == preset]
     return found[-1] if found else None
 
 
-def finished(logs, model, rows, network, arm):
-    """(start, intervals) of an arm's newest run; None when that has not come to its end."""
-    run = last_run(os.path.join(logs, "train", model, rows, network, arm + ".jsonl"))
+def finished(logs, model, rows, network, preset):
+    """(start, intervals) of a preset's newest run; None when that has not come to its end."""
+    run = last_run(os.path.join(logs, "train", model, rows, network, preset + ".jsonl"))
     intervals = [r for r in run if r["kind"] == "interval"]
     return (run[0], intervals) if len(intervals) >= INTERVALS else None
 
@@ -191,16 +192,16 @@ def bound_of(one, start, synced):
                       steps=steps, delay=delay)
 
 
-def row_of(logs, model, rows, network, arm):
-    run = finished(logs, model, rows, network, arm)
+def row_of(logs, model, rows, network, preset):
+    run = finished(logs, model, rows, network, preset)
     if not run:
         return None
     start, intervals = run
-    synced = read_sync(logs, model, network).get(arm)
+    synced = read_sync(logs, model, network).get(preset)
     last = intervals[-1]
     timing = last["timing"]
     row = {
-        "model": model, "micro_batch": int(rows), "network": network, "arm": arm,
+        "model": model, "micro_batch": int(rows), "network": network, "arm": preset,
         "ranks": start["world_size"], "nodes": start["nodes"], "commit": start["commit"],
         "device": start["device"], "parameters": start["parameters"], "steps_measured": last["iterations"],
         "ms": timing["elapsed_ms"], "tokens_per_second": timing["tokens_per_second"],
@@ -211,7 +212,7 @@ def row_of(logs, model, rows, network, arm):
         "exposed_weights_ms": timing["exposed_weights_ms"], "exposed_most_ms": timing.get("exposed_most_ms"),
         "plain": {name: synced["plain"][name] for name in PLAIN.values()} if synced else None,
     }
-    passed = loopback_of(os.path.join(logs, "train", model, rows, network), arm)
+    passed = loopback_of(os.path.join(logs, "train", model, rows, network), preset)
     emulated = start["nodes"] > 1 and start["arguments"]["emulate_nodes"]
     if passed is not None and emulated and last["inter_node_bytes"]:
         # Per step and node; what NCCL sends when it starts is in it.
@@ -230,10 +231,10 @@ def read_rows(logs):
     for model in folders(os.path.join(logs, "train")):
         for batch in folders(os.path.join(logs, "train", model)):
             for network in folders(os.path.join(logs, "train", model, batch)):
-                rows += [row_of(logs, model, batch, network, arm) for arm in ARMS]
+                rows += [row_of(logs, model, batch, network, preset) for preset in PRESETS]
     rows = [r for r in rows if r]
     rows.sort(key=lambda r: (r["parameters"], r["model"], -r["micro_batch"], network_order(r["network"]),
-                             ARMS.index(r["arm"])))
+                             PRESETS.index(r["arm"])))
     point = lambda r: (r["model"], r["micro_batch"], r["network"])
     for baseline in ("fp32", "bf16"):
         base = {point(r): r["ms"] for r in rows if r["arm"] == baseline}
@@ -256,13 +257,13 @@ def print_few_steps(rows):
 MODEL_COLUMN = ("model", -6, lambda r: r["model"])
 RANKS_COLUMN = ("ranks", -7, lambda r: "%dx%d" % (r["nodes"], r["per_node"]))
 NETWORK_COLUMN = ("network", -18, lambda r: network_title(r["network"]))
-ARM_COLUMN = ("arm", -17, lambda r: TITLES[r["arm"]])
+PRESET_COLUMN = ("arm", -17, lambda r: TITLES[r["arm"]])
 BAR_COLUMN = ("|", 1, lambda r: "|")
 
 
 def print_rows(rows):
     print_columns((
-        MODEL_COLUMN, number("batch", 5, "d", "micro_batch"), NETWORK_COLUMN, ARM_COLUMN,
+        MODEL_COLUMN, number("batch", 5, "d", "micro_batch"), NETWORK_COLUMN, PRESET_COLUMN,
         number("ms/step", 9, ".2f", "ms"), number("bound", 9, ".2f", "bound_ms"),
         number("ratio", 6, ".3f", "over_bound"), number("tokens/s", 11, ".0f", "tokens_per_second"),
         number("TFLOP/s", 8, ".1f", "tflops_per_gpu"), number("x fp32", 7, ".2f", "over_fp32"),
@@ -280,14 +281,14 @@ def print_rows(rows):
 
 
 def print_variants(rows, figures):
-    """A line for each arm that was measured with such flags and without.
+    """A line for each preset that was measured with such flags and without.
 
     figures(row): its ms, and what a rank or node sends as (name, bytes) pairs."""
     shape = ("model", "network", "nodes", "per_node", "micro_batch")
     same = lambda a, b: all(a[k] == b[k] for k in shape if k in a)
     for row in rows:
-        arm, _, more = row["arm"].partition("+")
-        plain = next((r for r in rows if r["arm"] == arm and same(r, row)), None)
+        preset, _, more = row["arm"].partition("+")
+        plain = next((r for r in rows if r["arm"] == preset and same(r, row)), None)
         if not more or not plain:
             continue
         (ms, sent), (before, sent_before) = figures(row), figures(plain)
@@ -301,19 +302,19 @@ def print_variants(rows, figures):
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def formula(arm, nodes, per_node):
+def formula(preset, nodes, per_node):
     """Bytes per parameter of the official release's layout, with the whole shard as one bucket.
 
     (always, while gradients are exchanged). The eight bytes of a checksum are not counted, nor what
     is saved where gradients or weights are shared out."""
     ranks = nodes * per_node
-    arm = arm.split("+")[0]
+    preset = preset.split("+")[0]
     always = 2 + 4 + 12 / ranks  # bf16 weights, fp32 gradients, master and two moments of the own shard
-    if arm in ("qwd", "sdp4bit", "qw", "eden", "eden3", "eden2-ef", "local"):
+    if preset in ("qwd", "sdp4bit", "qw", "eden", "eden3", "eden2-ef", "local"):
         always += INT4_WEIGHT  # receive buffer
-    if arm in ("fp32", "bf16", "qwd", "qw", "lossless") or ranks == 1:
+    if preset in ("fp32", "bf16", "qwd", "qw", "lossless") or ranks == 1:
         return always, 0.0
-    inner = INT4 if arm == "ulq" else INT8
+    inner = INT4 if preset == "ulq" else INT8
     if nodes == 1:
         return always, 2 * inner
     return always, 2 * INT4 if per_node == 1 else 2 * inner + INT4 / per_node
@@ -339,12 +340,12 @@ def taken_by(path):
         "taken_per_parameter": timing["taken_bytes"] / start["parameters"]}
 
 
-def measured_memory(logs, model, arm, nodes, per_node):
-    """What the runs of this arm on ranks of this shape took, the smallest micro-batch first."""
+def measured_memory(logs, model, preset, nodes, per_node):
+    """What the runs of this preset on ranks of this shape took, the smallest micro-batch first."""
     made, train = [], os.path.join(logs, "train", model)
     for batch in folders(train):
         for network in sorted(folders(os.path.join(train, batch)), key=network_order):
-            found = taken_by(os.path.join(train, batch, network, arm + ".jsonl"))
+            found = taken_by(os.path.join(train, batch, network, preset + ".jsonl"))
             if found and found[:2] == (nodes, per_node):
                 made.append({"micro_batch": int(batch), "network": network, **found[2]})
     return sorted(made, key=lambda m: m["micro_batch"])
@@ -360,18 +361,18 @@ def memory_rows(logs):
     rows = {}
     for model in folders(os.path.join(logs, "sync")):
         for network in networks_synced(logs, model):
-            for arm, r in read_sync(logs, model, network).items():
-                shape = (arm, r["nodes"], r["per_node"])
+            for preset, r in read_sync(logs, model, network).items():
+                shape = (preset, r["nodes"], r["per_node"])
                 if (model, shape) in rows:
                     continue
                 always, transient = formula(*shape)
                 per = {group: size / r["parameters"] for group, size in r["memory"].items()}
                 rows[model, shape] = {
-                    "model": model, "arm": arm, "nodes": r["nodes"], "per_node": r["per_node"],
+                    "model": model, "arm": preset, "nodes": r["nodes"], "per_node": r["per_node"],
                     "bytes_per_parameter": per, "sum": sum(per.values()),
                     "release_always": always, "release_transient": transient,
                     "measured": measured_memory(logs, model, *shape)}
-    return sorted(rows.values(), key=lambda r: (r["model"], r["nodes"], r["per_node"], ARMS.index(r["arm"])))
+    return sorted(rows.values(), key=lambda r: (r["model"], r["nodes"], r["per_node"], PRESETS.index(r["arm"])))
 
 
 def print_memory(rows):
@@ -383,7 +384,7 @@ def print_memory(rows):
     most = lambda name, width, form, key: number(
         name, width, form, lambda r: (largest_taken(r["measured"]) or {}).get(key))
     print_columns((
-        MODEL_COLUMN, RANKS_COLUMN, ARM_COLUMN,
+        MODEL_COLUMN, RANKS_COLUMN, PRESET_COLUMN,
         group("weights", 8, "weights"), group("gradients", 10, "gradients"),
         group("optimizer", 10, "optimizer state"), group("communication", 14, "communication"),
         group("norm", 6, "norm and verdict"), number("sum", 8, ".3f", "sum"), BAR_COLUMN,
@@ -398,7 +399,7 @@ def print_memory(rows):
     if before:
         print("planned: sum and activations of training with this micro-batch\n"
               "taken: what the device had lost after the first interval, with context, libraries and NCCL\n"
-              "       (arms share a process: before their plans %.0f to %.0f MiB were taken)" %
+              "       (presets share a process: before their plans %.0f to %.0f MiB were taken)" %
               (min(before) / 2**20, max(before) / 2**20))
 
 
@@ -409,12 +410,12 @@ def sync_rows(logs):
     rows = []
     for model in folders(os.path.join(logs, "sync")):
         for network in networks_synced(logs, model):
-            arms = read_sync(logs, model, network)
-            for arm in sorted((a for a in arms if "gradients_ms" in arms[a]), key=ARMS.index):
-                plain = arms[arm]["plain"]
-                sent = {hop: sum(b[hop] for b in arms[arm]["buckets"]) for hop in HOPS}
+            presets = read_sync(logs, model, network)
+            for preset in sorted((a for a in presets if "gradients_ms" in presets[a]), key=PRESETS.index):
+                plain = presets[preset]["plain"]
+                sent = {hop: sum(b[hop] for b in presets[preset]["buckets"]) for hop in HOPS}
                 floor = {hop: sent[hop] / (1e6 * plain[PLAIN[hop]]) if sent[hop] else 0.0 for hop in HOPS}
-                kept = {k: v for k, v in arms[arm].items() if k not in ("kind", "buckets", "memory", "plain")}
+                kept = {k: v for k, v in presets[preset].items() if k not in ("kind", "buckets", "memory", "plain")}
                 rows.append({"model": model, "network": network, **kept, "sent": sent,
                              "gradients_floor_ms": max(floor["grad_node"], floor["grad_rail"]),
                              "weights_floor_ms": max(floor["weight_node"], floor["weight_rail"]),
@@ -425,7 +426,7 @@ def sync_rows(logs):
 
 def print_sync(rows):
     print_columns((
-        MODEL_COLUMN, NETWORK_COLUMN, RANKS_COLUMN, ARM_COLUMN,
+        MODEL_COLUMN, NETWORK_COLUMN, RANKS_COLUMN, PRESET_COLUMN,
         number("gradients", 10, ".2f", "gradients_ms"), number("floor", 8, ".2f", "gradients_floor_ms"),
         number("weights", 9, ".2f", "weights_ms"), number("floor", 8, ".2f", "weights_floor_ms"),
         number("AdamW", 7, ".2f", "adamw_ms"), number("apply", 7, ".2f", "apply_ms")), rows)
@@ -473,16 +474,16 @@ def speedup_panel(points, baseline, series, top):
 
 
 def plot(rows, path):
-    """Speedup of each arm over both baselines against the bandwidth between nodes.
+    """Speedup of each preset over both baselines against the bandwidth between nodes.
 
     False when there is nothing to draw."""
     points = [r for r in rows if r["nodes"] > 1 and r["plain"] and r["arm"] not in ("fp32", "bf16")
               and "+" not in r["arm"]]
     models = list(dict.fromkeys((r["model"], r["micro_batch"]) for r in points))
-    arms = sorted({r["arm"] for r in points}, key=lambda arm: (arm != "sdp4bit", ARMS.index(arm)))
-    dashes = dict(zip(arms, ["", "7 4", "2 3", "9 3 2 3", "1 6", "12 6"]))
-    series = [([r for r in points if (r["model"], r["micro_batch"], r["arm"]) == (*which, arm)],
-               COLOURS[k % len(COLOURS)], dashes[arm]) for k, which in enumerate(models) for arm in arms]
+    presets = sorted({r["arm"] for r in points}, key=lambda preset: (preset != "sdp4bit", PRESETS.index(preset)))
+    dashes = dict(zip(presets, ["", "7 4", "2 3", "9 3 2 3", "1 6", "12 6"]))
+    series = [([r for r in points if (r["model"], r["micro_batch"], r["arm"]) == (*which, preset)],
+               COLORS[k % len(COLORS)], dashes[preset]) for k, which in enumerate(models) for preset in presets]
     panels, top = [], TOP
     for baseline in ("fp32", "bf16"):
         drawn = [r for r in points if "over_" + baseline in r]
@@ -494,9 +495,9 @@ def plot(rows, path):
     label = "Gb/s that a plain all-to-all sends out of each node"
     framed = [(panel, strokes, panel.axes("speedup over " + TITLES[baseline], label if last else None))
               for last, (baseline, panel, strokes) in zip([False] * (len(panels) - 1) + [True], panels)]
-    entries = [Entry(f"{model}, micro-batch {batch}", COLOURS[k % len(COLOURS)])
+    entries = [Entry(f"{model}, micro-batch {batch}", COLORS[k % len(COLORS)])
                for k, (model, batch) in enumerate(models)]
-    entries += [Entry(TITLES[arm], "#444444", dashes[arm]) for arm in arms]
+    entries += [Entry(TITLES[preset], "#444444", dashes[preset]) for preset in presets]
     subtitle = network_subtitle(points)
     with open(path, "w") as file:
         file.write(page("A step's speedup by what travels", subtitle, framed, [legend(entries, TOP)]))
@@ -515,7 +516,7 @@ def write_json(path, what, rows, memory):
 def make_table(logs, out, picture=None):
     rows, memory = read_rows(logs), memory_rows(logs)
     if not rows:
-        sys.exit("error: no arm has run to its end; see above")
+        sys.exit("error: no preset has run to its end; see above")
     print_rows(rows)
     print_few_steps(rows)
     print_variants(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]),
@@ -538,17 +539,17 @@ def make_sync_table(logs, out):
     write_json(out, "synchronization of a step alone", rows, memory)
 
 
-def print_steps(logs, model, rows, network, left, start, most, *arms):
-    chosen, seconds = plan_steps(logs, model, rows, network, float(left), float(start), int(most), arms)
-    for arm, steps in chosen:
-        print(arm, steps)
+def print_steps(logs, model, rows, network, left, start, most, *presets):
+    chosen, seconds = plan_steps(logs, model, rows, network, float(left), float(start), int(most), presets)
+    for preset, steps in chosen:
+        print(preset, steps)
     print("seconds %.1f" % seconds)
 
 
-def print_unfinished(logs, model, rows, network, *arms):
-    for arm in arms:
-        if not finished(logs, model, rows, network, arm):
-            print(arm)
+def print_unfinished(logs, model, rows, network, *presets):
+    for preset in presets:
+        if not finished(logs, model, rows, network, preset):
+            print(preset)
 
 
 def main():

@@ -6,7 +6,8 @@
 # chunks are idle for a chunk's time instead.
 #
 # The vocabulary has 1024 words. With GPT-2's the head would be as much work as one more layer, and
-# the last stage the slowest. Sequence 2048, no dropout, synthetic data. Prints a table, writes JSON.
+# the last stage the slowest. Sequence 2048, no dropout, synthetic data. Prints a table, writes
+# JSON.
 #
 #   dev/bench/layouts.sh [--models "1.3b:8 6.7b:8"] [--layouts "2x1 2x1+s 4x1+s 1x2 1x4 2x2+s"]
 #                        [--micro-batch 1] [--micro-batches 8] [--iters 10] [--flags "FLAGS"]

@@ -1,5 +1,5 @@
 // step_bound: how long a step takes at the best, from measured layers and links: the model of
-// llmc/run/step_time.h. Called by comm_bound.py.
+// llmc/plan/step_time.h. Called by comm_bound.py.
 //
 // It reads numbers from standard input, and prints ms. First come the buckets' number, the
 // micro-batches, forward, backward, head, tail, the steps between exchanges and their delay. Then
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "llmc/run/step_time.h"
+#include "llmc/plan/step_time.h"
 
 static bool read_bucket(BucketLoad *b) {
     int gathered;

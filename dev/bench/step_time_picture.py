@@ -11,25 +11,25 @@ import sys
 from xml.sax.saxutils import escape
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-from plotting import COLOURS, STYLE
+from plotting import COLORS, STYLE
 
 MODEL, MICRO_BATCH = "1.3b", 8
 NETWORKS = {"10": "10 Gb/s a node", "25": "25 Gb/s", "sockets": "77 Gb/s", "inside": "one node, NVLink"}
-ARMS = {"bf16": ("bf16 gradients", COLOURS[0]), "sdp4bit": ("SDP4Bit", COLOURS[1])}
+PRESETS = {"bf16": ("bf16 gradients", COLORS[0]), "sdp4bit": ("SDP4Bit", COLORS[1])}
 WIDTH, BARS_FROM, BARS_TO = 960, 300, 860  # pixels
 TOP, BAR, BETWEEN_NETWORKS = 92, 22, 20
 
 
 def read_steps(path):
-    """{(network, arm): ms per step}, and the commit of the measurement."""
+    """{(network, preset): ms per step}, and the commit of the measurement."""
     with open(path) as file:
         rows = json.load(file)["rows"]
     rows = [r for r in rows if (r["model"], r["micro_batch"]) == (MODEL, MICRO_BATCH)]
     found = {(r["network"], r["arm"]): r for r in rows}
-    missing = [f"{n}, {a}" for n in NETWORKS for a in ARMS if (n, a) not in found]
+    missing = [f"{n}, {a}" for n in NETWORKS for a in PRESETS if (n, a) not in found]
     if missing:
         sys.exit(f"error: {path} lacks {MODEL} at micro-batch {MICRO_BATCH}: {'; '.join(missing)}")
-    commits = {found[n, a]["commit"][:7] for n in NETWORKS for a in ARMS}
+    commits = {found[n, a]["commit"][:7] for n in NETWORKS for a in PRESETS}
     return {key: row["ms"] for key, row in found.items()}, " and ".join(sorted(commits))
 
 
@@ -41,8 +41,8 @@ def text(x, y, words, css, anchor="start", color=""):
 def bars(top, network, steps, longest):
     """The two bars of a network, with their names, times and how many times faster the second is."""
     out = [text(20, top + BAR + 4, NETWORKS[network], "title")]
-    for k, (arm, (name, color)) in enumerate(ARMS.items()):
-        y, ms = top + k * (BAR + 2), steps[network, arm]
+    for k, (preset, (name, color)) in enumerate(PRESETS.items()):
+        y, ms = top + k * (BAR + 2), steps[network, preset]
         width = (BARS_TO - BARS_FROM) * ms / longest
         out.append(f'<rect x="{BARS_FROM}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{color}"/>')
         out.append(text(BARS_FROM - 10, y + 16, name, "name", "end", color))
@@ -55,7 +55,7 @@ def bars(top, network, steps, longest):
 def picture(steps, commit):
     step = 2 * BAR + 2 + BETWEEN_NETWORKS
     height = TOP + len(NETWORKS) * step
-    longest = max(steps[n, a] for n in NETWORKS for a in ARMS)
+    longest = max(steps[n, a] for n in NETWORKS for a in PRESETS)
     title = "How long a training step takes, by the network between two nodes"
     subtitle = ("GPT of 1.3 billion parameters, 8 sequences of 2048 tokens per GPU and step. "
                 "Two H200 as two nodes of one. The network",

@@ -1,13 +1,13 @@
 // The synchronization of a step alone, without a model. Random gradients on the device are reduced,
-// judged, applied by AdamW and gathered, arm after arm in one process. Beside it stands the
+// judged, applied by AdamW and gathered, preset after preset in one process. Beside it stands the
 // bandwidth that plain collectives reach on the same network. Started by dev/bench/comm.sh.
 //
 //   mpirun -np N build/dev/bench/sync_only [--out FILE] [--repetitions 5] [--plain-mb 256]
-//       COMMON FLAGS --arm NAME FLAGS --arm NAME FLAGS ...
+//       COMMON FLAGS --preset NAME FLAGS --preset NAME FLAGS ...
 //
-// Flags are the trainer's. FILE (default: standard output) gets one JSON line per arm, with memory
-// by purpose, what each bucket sends, and times. These are medians over the repetitions of the
-// slowest rank, in ms:
+// Flags are the trainer's. FILE (default: standard output) gets one JSON line per preset, with
+// memory by purpose, what each bucket sends, and times. These are medians over the repetitions of
+// the slowest rank, in ms:
 //   gradients   from the first bucket's readiness until the verdict stands. All are ready at once,
 //               and the last layer's comes first
 //   weights     from the verdict until every bucket's weights are applied, less adamw
@@ -15,18 +15,18 @@
 //               not open, where gathers do nothing
 //   apply       what else that update takes: dequantization and sum into the replica
 // The first line of a call has the plain collectives' GB/s sent by each rank. With --repetitions 0
-// nothing is timed. A rank that hangs ends the run and is named, after the first arm's
+// nothing is timed. A rank that hangs ends the run and is named, after the first preset's
 // --distributed-timeout-minutes.
 #include <math.h>
 #include <stdio.h>
 
-#include "dev/bench/arms.h"
+#include "dev/bench/presets.h"
 #include "llmc/ranks/devices.h"
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/base/json_line.h"
 #include "llmc/base/memory_plan.h"
 #include "llmc/base/version.h"
-#include "llmc/run/traffic.h"
+#include "llmc/plan/traffic.h"
 #include "llmc/state/zero_inside.h"
 #include "train_gpt.h"
 
@@ -82,7 +82,7 @@ static void slowest(const Bench *bench, double *ms, int count) {
     peers_reduce(everyone(bench), ms, count, MPI_DOUBLE, MPI_MAX);
 }
 
-// From the first arm on a rank that hangs is named, within that arm's
+// From the first preset on a rank that hangs is named, within that preset's
 // --distributed-timeout-minutes. As in the trainer later ranks wait a little longer, so that the
 // first one speaks.
 static void watch_ranks(Bench *bench, const Config *config, const Place *place) {
@@ -215,11 +215,11 @@ static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
                                 "is a fault of the program, please report it");
 }
 
-// --- an arm --------------------------------------------------------------------------------------
+// --- a preset ------------------------------------------------------------------------------------
 
-static bool plan_arm(const Bench *bench, Config *config, Place *place, const Arm *arm, Error *err) {
+static bool plan_preset(const Bench *bench, Config *config, Place *place, const Preset *preset, Error *err) {
     memset(config, 0, sizeof *config);
-    if (!config_parse(config, arm->argc, arm->argv, NULL, 0, err)) return false;
+    if (!config_parse(config, preset->argc, preset->argv, NULL, 0, err)) return false;
     config->timing_log_level = 2;
     const Launch *launch = &bench->launch;
     if (!mesh_build(&place->mesh, launch->rank, launch->size, launch->host_of_rank, config->gpus_per_node, 1,
@@ -284,7 +284,7 @@ static bool measure(Bench *bench, const Config *config, const Place *place, bool
 
 // --- what is written -----------------------------------------------------------------------------
 
-// Ends a line and writes it. Another arm may be ended by force.
+// Ends a line and writes it. Another preset may be ended by force.
 static void write_line(Bench *bench, Text *json) {
     text_add(json, "}\n");
     fputs(json->data, bench->out);
@@ -346,8 +346,8 @@ static void add_buckets(Text *json, const Lab *lab) {
 }
 
 // all, alone: times of the two ways to measure.
-static void write_arm(Bench *bench, const Lab *lab, const char *name, const double all[FIGURES],
-                      const double alone[FIGURES]) {
+static void write_preset(Bench *bench, const Lab *lab, const char *name, const double all[FIGURES],
+                         const double alone[FIGURES]) {
     if (!bench->out) return;
     const Zero *zero = lab->zero;
     Text json = json_begin("arm");
@@ -393,8 +393,8 @@ static double plain_rate(Bench *bench, const Group *group, bool gather, void *se
     return size > 1 ? 1e-6 * (double)slot * (size - 1) / ms[RUNS / 2] : 0.0;
 }
 
-// copies: unless the first arm's --node-exchange says no, inside a node also as copies; the better
-// rate counts, and node_by tells which.
+// copies: unless the first preset's --node-exchange says no, inside a node also as copies; the
+// better rate counts, and node_by tells which.
 static bool measure_plain(Bench *bench, Mesh mesh, bool copies) {
     if (!agreed(bench, mesh_open(&mesh, everyone(bench), &bench->error))) return false;
     comm_open(&mesh, bench->device, bench->limit);
@@ -438,12 +438,12 @@ static bool measure_plain(Bench *bench, Mesh mesh, bool copies) {
 
 // --- main ----------------------------------------------------------------------------------------
 
-static bool run_arm(Bench *bench, const Arm *arm) {
+static bool run_preset(Bench *bench, const Preset *preset) {
     Config config;
     Place place;
     double all[FIGURES] = {0, 0, 0}, alone[FIGURES] = {0, 0, 0};
-    if (!agreed(bench, plan_arm(bench, &config, &place, arm, &bench->error))) return false;
-    bench->site.phase = arm->name;
+    if (!agreed(bench, plan_preset(bench, &config, &place, preset, &bench->error))) return false;
+    bench->site.phase = preset->name;
     watch_ranks(bench, &config, &place);
     if (config.emulate_nodes) devices_emulate_nodes(&place.own, &place.mesh, &bench->launch);
     bool ok = agreed(bench, open_device(bench, &place.own));
@@ -457,7 +457,7 @@ static bool run_arm(Bench *bench, const Arm *arm) {
     Lab lab;
     memset(&lab, 0, sizeof lab);
     ok = ok && agreed(bench, open_lab(bench, &lab, &config, &place.mesh));
-    if (ok) write_arm(bench, &lab, arm->name, all, alone);
+    if (ok) write_preset(bench, &lab, preset->name, all, alone);
     close_lab(bench, &lab);
     config_free(&config);
     return ok;
@@ -481,7 +481,7 @@ static bool read_options(Bench *bench, int argc, char **argv, int *first) {
     }
     bench->plain_bytes = megabytes << 20;
     if (bench->launch.rank != 0) return true;
-    bench->out = path ? fopen(path, "a") : stdout;  // arms of an earlier call keep their lines
+    bench->out = path ? fopen(path, "a") : stdout;  // presets of an earlier call keep their lines
     if (!bench->out) return error_set(&bench->error, EXIT_ENVIRONMENT, "cannot write %s", path);
     // An earlier call may have been ended within a line.
     if (path && !fseek(bench->out, 0, SEEK_END) && ftell(bench->out) > 0) fprintf(bench->out, "\n");
@@ -490,19 +490,20 @@ static bool read_options(Bench *bench, int argc, char **argv, int *first) {
 
 int main(int argc, char **argv) {
     Bench bench;
-    Arms arms;
+    Presets presets;
     int first = 1;
     memset(&bench, 0, sizeof bench);
-    memset(&arms, 0, sizeof arms);
+    memset(&presets, 0, sizeof presets);
     bench.site.phase = "benchmark";
     launch_init(&bench.launch, &argc, &argv);
     bench.site.rank = bench.launch.rank;
-    bool ok = read_options(&bench, argc, argv, &first) && arms_read(&arms, first, argc, argv, &bench.error);
+    bool ok = read_options(&bench, argc, argv, &first) &&
+              presets_read(&presets, first, argc, argv, &bench.error);
     ok = agreed(&bench, ok);
-    for (int i = 0; ok && i < arms.count; i++) ok = run_arm(&bench, &arms.arm[i]);
+    for (int i = 0; ok && i < presets.count; i++) ok = run_preset(&bench, &presets.preset[i]);
     close_device(&bench);
     heartbeat_close(&bench.site);
-    arms_free(&arms);
+    presets_free(&presets);
     if (bench.out && bench.out != stdout && fclose(bench.out)) {
         ok = error_set(&bench.error, EXIT_ENVIRONMENT,
                        "the figures could not be written; see whether the "

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes test/golden/hf, hf_llama and hf_qwen3: small models as Hugging Face's transformers saves them,
-and the logits that they compute. test/unit/checkpoint/test_hf.c imports them and compares the trainer's
+and the logits that they compute. test/unit/convert/test_hf.c imports them and compares the trainer's
 logits.
 
     pip install torch transformers

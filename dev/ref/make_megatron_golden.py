@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes test/golden/megatron: three small checkpoints in Megatron-LM's forms, each saved by four
-ranks, each in an archive. test/unit/checkpoint/test_megatron.c and test/e2e/megatron.sh import them.
+ranks, each in an archive. test/unit/convert/test_megatron.c and test/e2e/megatron.sh import them.
 
     pip install torch megatron-core==0.12.2 psutil einops
     dev/ref/make_megatron_golden.py       # a minute, no GPU

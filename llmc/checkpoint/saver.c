@@ -112,7 +112,8 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
                      c->save, (long long)first);
 }
 
-// Every replica group's counters, (replica groups), for free(): what this rank has is its replica group's. Collective.
+// Every replica group's counters, (replica groups), for free(): what this rank has is its replica
+// group's. Collective.
 static RunState *node_states(const Saver *saver, const RunState *own) {
     const Mesh *mesh = saver->mesh;
     size_t ranks = (size_t)mesh->world.size;

@@ -110,8 +110,8 @@ static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kin
     return true;
 }
 
-// This node's own state of local steps, behind the outer weights. A replica group that the checkpoint
-// does not know begins with the outer weights, and with the moments of all.
+// This node's own state of local steps, behind the outer weights. A replica group that the
+// checkpoint does not know begins with the outer weights, and with the moments of all.
 static bool restore_replica_group(Zero *zero, const Checkpoint *checkpoint, bool known, Error *err) {
     if (!zero_keeps(zero, SLICE_LOCAL_MASTER)) return true;
     if (checkpoint_has(checkpoint, SLICE_OUTER_MOMENTUM) &&

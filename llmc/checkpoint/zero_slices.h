@@ -21,8 +21,8 @@ void zero_fetch_slice(void *zero, int i, void *host);
 void zero_stage_slice(void *zero, int i, void *pinned);
 void zero_slices_staged(void *zero);
 
-// Loads the replica, and master weights and moments when `optimizer`. Without it master weights become
-// float(replica) and moments 0. Errors: checkpoint_read's.
+// Loads the replica, and master weights and moments when `optimizer`. Without it master weights
+// become float(replica) and moments 0. Errors: checkpoint_read's.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err);
 // Loads the replica alone, which is the weights of that kind.
 bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err);

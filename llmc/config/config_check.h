@@ -1,5 +1,5 @@
 // What of the command line does not go together, told from the flags alone. Included by config.c,
-// config_check.c and llmc/run/plan_time.c.
+// config_check.c and llmc/plan/plan_time.c.
 #pragma once
 #include "llmc/config/config.h"
 LLMC_BEGIN

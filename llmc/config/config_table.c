@@ -388,8 +388,8 @@ static const Option table[] = {
     INT("plan-world-size", plan_world_size, "0", 0, 1 << 20,
         "plan for so many ranks without starting them; one node without --gpus-per-node; 0: the real number"),
     REAL("plan-network", plan_network, "0", 0, 1e6,
-         "with --plan: Gb/s that a node sends to others. Tells how long a step takes with each arm, and "
-         "which arm to take; 0: off"),
+         "with --plan: Gb/s that a node sends to others. Tells how long a step takes with each preset, and "
+         "which preset to take; 0: off"),
     REAL("plan-network-inside", plan_network_inside, "0", 0, 1e6,
          "Gb/s that a GPU sends to others of its node; 0: what --plan-gpu does"),
     REAL("plan-network-burst", plan_network_burst, "0", 0, 1e9,

@@ -17,9 +17,9 @@ typedef struct Launch {
 } Launch;
 
 // Prepares the environment (a singleton needs no ssh; root may run), starts MPI, and finds the
-// hosts. MPI may run already: dev/bench/train_arms.c trains several times in one process. Processes
-// that MPI does not join (of srun, torchrun or another library's mpiexec) end here with one line of
-// the first of them and EXIT_ENVIRONMENT: each would train the same model for itself.
+// hosts. MPI may run already: dev/bench/train_presets.c trains several times in one process.
+// Processes that MPI does not join (of srun, torchrun or another library's mpiexec) end here with
+// one line of the first of them and EXIT_ENVIRONMENT: each would train the same model for itself.
 void launch_init(Launch *launch, int *argc, char ***argv);
 void launch_finalize(Launch *launch);
 // The rank that a launcher's environment (mpirun, srun) gives this process, before MPI is up. -1:

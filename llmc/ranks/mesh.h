@@ -49,9 +49,9 @@ bool mesh_build(Mesh *mesh, int world_rank, int world_size, const int *host_of_r
 // data-parallel ranks do. What gathers a layer's weights then has communicators of its own, so that
 // it never waits for other messages. Arithmetic alone, before mesh_open.
 void mesh_share_weights(Mesh *mesh, bool all_nodes);
-// Each node becomes a replica group, which trains by itself (--local-steps): dp ends with the node, rail
-// is this rank alone, and what the replica groups exchange goes through `replica groups`. Arithmetic alone,
-// before mesh_open. EXIT_USAGE: a node does not hold whole models.
+// Each node becomes a replica group, which trains by itself (--local-steps): dp ends with the node,
+// rail is this rank alone, and what the replica groups exchange goes through `replica groups`.
+// Arithmetic alone, before mesh_open. EXIT_USAGE: a node does not hold whole models.
 bool mesh_make_replica_groups(Mesh *mesh, Error *err);
 // Who judges a step together: the ranks of the replica group; without replica groups all ranks.
 const Group *mesh_judges(const Mesh *mesh);
@@ -60,8 +60,8 @@ int mesh_data_rank(const Mesh *mesh);
 int mesh_data_ranks(const Mesh *mesh);
 // The same world as its rank `rank` sees it. Arithmetic alone.
 Mesh mesh_seen_by(const Mesh *mesh, int rank);
-// A node of replica groups is lost: the mesh of those that are left, as one of their ranks sees it. The
-// world and `replica groups` lose their communicators, the groups inside the node keep them.
+// A node of replica groups is lost: the mesh of those that are left, as one of their ranks sees it.
+// The world and `replica groups` lose their communicators, the groups inside the node keep them.
 void mesh_without(Mesh *mesh, int node);
 // Makes the communicators. Collective over world, whose ranks must agree on the result.
 // EXIT_ENVIRONMENT on a rank whose groups are not as computed: the ranks were started with

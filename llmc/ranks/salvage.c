@@ -40,7 +40,7 @@ Salvage *salvage_create(void) {
 
 void salvage_free(Salvage *salvage) { free(salvage); }
 
-void salvage_arm(const Site *site, Peers world, int per_node, SalvageSave save, void *context) {
+void salvage_preset(const Site *site, Peers world, int per_node, SalvageSave save, void *context) {
     Salvage *s = site->salvage;
     s->world = peers_duplicate(world);
     MPI_Comm_set_errhandler(s->world, MPI_ERRORS_RETURN);

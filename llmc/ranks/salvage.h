@@ -19,11 +19,11 @@ typedef void (*SalvageSave)(void *context, const char *why);
 Salvage *salvage_create(void);
 void salvage_free(Salvage *salvage);
 // Collective. From here on losses are handled. per_node: ranks of a node.
-void salvage_arm(const Site *site, Peers world, int per_node, SalvageSave save, void *context);
+void salvage_preset(const Site *site, Peers world, int per_node, SalvageSave save, void *context);
 // From here on a lost rank ends the job as ever. Collective. Nothing where it is not armed.
 void salvage_disarm(const Site *site);
 
-// From any thread. True from arm to disarm.
+// From any thread. True from preset to disarm.
 bool salvage_covers(const Site *site);
 // Seconds beyond a limit of `limit` seconds that a rank waits for its own node's ranks, so that the
 // other nodes can save before it ends the job. 0 where nothing is handled.

@@ -5,8 +5,8 @@
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// In order of weight: the weightiest reason of any rank counts. STOP_VERDICT: a replica group's verdict
-// ends the run.
+// In order of weight: the weightiest reason of any rank counts. STOP_VERDICT: a replica group's
+// verdict ends the run.
 typedef enum StopReason { GO_ON, STOP_DURATION, STOP_SIGNAL, STOP_VERDICT, STOP_DATA } StopReason;
 
 typedef struct Stop {

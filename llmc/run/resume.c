@@ -83,8 +83,8 @@ static RunState salvaged_state(const Run *run, Peers left, bool *saved) {
     RunState state = current_state(run);
     // A node may be a step ahead: then it takes that step's samples once more.
     peers_reduce(left, least, FIELDS, MPI_INT64_T, MPI_MIN);
-    // The last step's exchange makes the outer weights what all have learned. It may have failed, so
-    // the step is taken again.
+    // The last step's exchange makes the outer weights what all have learned. It may have failed,
+    // so the step is taken again.
     if (least[ITERATION] == run->config.train_iters) {
         least[ITERATION]--;
         least[TRAIN] -= run->step_batch;

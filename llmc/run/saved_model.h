@@ -1,5 +1,5 @@
 // A checkpoint as a model to be used, not trained: its Config, its tokenizer, its weights. The
-// checkpoint may be of any layout, arm and strategy. Called by dev/generate.c.
+// checkpoint may be of any layout, preset and strategy. Called by dev/generate.c.
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/config/config.h"

@@ -54,5 +54,5 @@ static void salvage(void *context, const char *why) {
 
 void survivors_save(Run *run) {
     if (run->mesh.replica_groups.size < 2 || !run->config.save) return;
-    salvage_arm(&run->site, run_peers(run, run->launch.world), run->mesh.per_node, salvage, run);
+    salvage_preset(&run->site, run_peers(run, run->launch.world), run->mesh.per_node, salvage, run);
 }

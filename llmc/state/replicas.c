@@ -214,8 +214,8 @@ static void take_from(Check *c, int b, int root) {
     }
 }
 
-// The n weights of a window become owner's master weights at `state`, rounded. window: NULL on a rank that
-// does not keep it.
+// The n weights of a window become owner's master weights at `state`, rounded. window: NULL on a
+// rank that does not keep it.
 static void take_masters(const Check *c, int owner, floatX *window, int64_t state, int64_t n) {
     Zero *zero = c->zero;
     for (int64_t at = 0; at < n; at += PIECE) {
@@ -436,8 +436,8 @@ static bool verify(Check *c, Error *err) {
     return replicas_agree(c, err) && copies_agree(c, err);
 }
 
-// Outer weights and their momentum are the same on all replica groups. What differs cannot be repaired: no
-// replica group's are known to be right.
+// Outer weights and their momentum are the same on all replica groups. What differs cannot be
+// repaired: no replica group's are known to be right.
 static bool outer_agree(Zero *zero, Peers world, Error *err) {
     const Mesh *mesh = zero->mesh;
     int ranks = mesh->world.size;

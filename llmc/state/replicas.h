@@ -10,12 +10,12 @@ LLMC_BEGIN
 
 // Collective over world. A bucket that differs takes the version of the majority of its replicas.
 // Without a majority, and where copies of a tensor differ, all who hold the bucket or a copy take
-// the master weights, rounded to bf16: equal master weights make equal weights again. Each repair is a line in
-// the log, which names iteration, bucket or tensor, and ranks, and adds 1 to *repairs on every
-// rank. Error (EXIT_COMMUNICATION), the same on every rank: what still differs afterward. For
-// copies that means that their master weights differ, and nobody knows which are right. With --local-steps
-// replicas are those of a node. The outer weights are compared over all nodes, and not repaired:
-// where they differ the run ends.
+// the master weights, rounded to bf16: equal master weights make equal weights again. Each repair
+// is a line in the log, which names iteration, bucket or tensor, and ranks, and adds 1 to *repairs
+// on every rank. Error (EXIT_COMMUNICATION), the same on every rank: what still differs afterward.
+// For copies that means that their master weights differ, and nobody knows which are right. With
+// --local-steps replicas are those of a node. The outer weights are compared over all nodes, and
+// not repaired: where they differ the run ends.
 bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err);
 
 LLMC_END

@@ -196,7 +196,8 @@ void zero_masters_from_weights(Zero *zero) {
 // gather[s]   `last` writes it after the slot's latest apply, then rail and node. Middle reads it.
 // messages    First (middle) fills slot s, after the slot's latest sum on middle (`last`). The own
 //             message goes straight into the receive buffer.
-// master weights, moments, leaves, piece_sums, records: `last`. Norms, repairs and saves use them on
+// master weights, moments, leaves, piece_sums, records: `last`. Norms, repairs and saves use them
+// on
 //             compute, after every done[b] and before the next computed or ready.
 //             With offload host writes master weights and moments, and copies read them. Host also writes
 //             what it needs of a bucket in host memory, and reads it; last reads its messages.
@@ -245,8 +246,8 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
     set_zero(zero->compute, zero->loss_sum, sizeof(float));  // behind the verdict, which has read it
 }
 
-// Every rank adds the same records in the same order, so all reach the same verdict. A replica group
-// judges by itself.
+// Every rank adds the same records in the same order, so all reach the same verdict. A replica
+// group judges by itself.
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     const Group *judges = mesh_judges(zero->mesh);
     int rank = judges->rank;

@@ -45,8 +45,8 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
 void zero_stop(Zero *zero);
 // NULL is allowed.
 void zero_free(Zero *zero);
-// The master weights become the weights as this rank keeps them, in fp32. With --local-steps so do the
-// outer weights, without momentum. In the order of compute.
+// The master weights become the weights as this rank keeps them, in fp32. With --local-steps so do
+// the outer weights, without momentum. In the order of compute.
 void zero_masters_from_weights(Zero *zero);
 
 // --- what it is made of --------------------------------------------------------------------------
@@ -117,8 +117,8 @@ void zero_weights_wait_all(Zero *zero);
 void zero_synchronize(Zero *zero);
 
 // With --local-steps: the outer weights, which all replica groups share, stand in the place of the
-// replica group's own, for passes that train nothing; and back. Collective over the replica group. Nothing
-// without.
+// replica group's own, for passes that train nothing; and back. Collective over the replica group.
+// Nothing without.
 void zero_use_outer(Zero *zero, bool on);
 
 // --- figures over all ranks ----------------------------------------------------------------------
@@ -135,7 +135,8 @@ Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
 // ms: (2, world), each rank's waits for reductions, then for gathers.
 Exposed zero_exposed_of(const double *ms, int world);
 // Norm of the model's weights (bf16), as Megatron-LM prints it. Each rank adds up the weights whose
-// master weights it holds and that it counts, so each counts once. Collective over world, synchronizes.
+// master weights it holds and that it counts, so each counts once. Collective over world,
+// synchronizes.
 double zero_params_norm(Zero *zero, Peers world);
 // Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective over
 // world, synchronizes.
@@ -172,9 +173,9 @@ void zero_put(Zero *zero, int piece, SliceKind kind, const void *host);
 void zero_keep_weights(Zero *zero, int tensor);
 // Fills a whole tensor of the replica from the host, tensor_elements of floatX. Waits.
 void zero_put_weights(Zero *zero, int tensor, const void *host);
-// With --local-steps, where outer weights and moments have been loaded: a replica group begins with them;
-// or it goes on behind this step, and what is its own is loaded next. Buckets whose turn came after
-// met_at (RunState) still have to meet the outer weights: their meetings are set again.
+// With --local-steps, where outer weights and moments have been loaded: a replica group begins with
+// them; or it goes on behind this step, and what is its own is loaded next. Buckets whose turn came
+// after met_at (RunState) still have to meet the outer weights: their meetings are set again.
 void zero_begin_replica_group(Zero *zero);
 void zero_resume_replica_group(Zero *zero, int64_t step, int64_t met_at);
 // Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without

@@ -86,7 +86,8 @@ typedef struct SharedWeights {
     bool *filled;            // (buckets) they are there since the latest update
 } SharedWeights;
 
-// --local-steps: zero_local.c. Outer weights, their momentum, and the exchange between replica groups.
+// --local-steps: zero_local.c. Outer weights, their momentum, and the exchange between replica
+// groups.
 enum { LOCAL_SLOTS = 2 };
 typedef struct LocalSteps {
     OuterPlan plan;
@@ -200,8 +201,8 @@ void offload_expect(Zero *zero, int b, bool add);
 // The reduction is in the own windows, in the order of lanes->last, and goes down. last: it is the
 // gradient of the whole step.
 void offload_reduced(Zero *zero, int b, bool last);
-// The verdict stands, and nobody reads master weights and moments any more, in the same order. The updates
-// may follow.
+// The verdict stands, and nobody reads master weights and moments any more, in the same order. The
+// updates may follow.
 void offload_judged(Zero *zero);
 // Where bucket b's update finds everything.
 BucketState offload_state(const Zero *zero, int b);
@@ -211,11 +212,11 @@ void offload_updated(Zero *zero);
 void offload_copy(Zero *zero, Stream *stream, void *to, const void *from, size_t bytes);
 // master weights on the host = float(weights) on the device, n elements. Waits.
 void offload_widen(Zero *zero, float *masters, const floatX *weights, int64_t n);
-// n master weights from state position `at` on, to the host, with offload or without. In the order of the
-// stream; waits for it.
+// n master weights from state position `at` on, to the host, with offload or without. In the order
+// of the stream; waits for it.
 void zero_read_masters(Zero *zero, Stream *stream, int64_t at, int64_t n, float *to);
 
-// --- replica groups: zero_local.c -----------------------------------------------------------------------
+// --- replica groups: zero_local.c ----------------------------------------------------------------
 
 // With zero_plan, zero_start and zero_free. All of these do nothing without local steps.
 void local_reserve(Zero *zero, MemoryPlan *memory_plan);
@@ -223,8 +224,8 @@ void local_start(Zero *zero);
 void local_free(Zero *zero);
 // The outer weights are the master weights, which were just made, and stand still.
 void local_from_masters(Zero *zero);
-// Before bucket b's AdamW: its master weights meet the outer weights, if that is due with the end of
-// `step` or was before.
+// Before bucket b's AdamW: its master weights meet the outer weights, if that is due with the end
+// of `step` or was before.
 void local_meet(Zero *zero, int b, int64_t step);
 // Behind bucket b's AdamW of the step in progress: the exchange, if it is the bucket's turn.
 void local_turn(Zero *zero, int b);

@@ -1,21 +1,21 @@
-// --local-steps: every node is a replica group, which trains on master weights of its own. Now and then the
-// replica groups meet, bucket by bucket. Called by the files of this room; the exchange itself is
-// sdp4bit/outer.h.
+// --local-steps: every node is a replica group, which trains on master weights of its own. Now and
+// then the replica groups meet, bucket by bucket. Called by the files of this room; the exchange
+// itself is sdp4bit/outer.h.
 //
-// Beside master weights and moments each rank holds outer weights and their momentum, of its shard. They
-// are the same on all replica groups. A bucket's turn comes every H steps, and turns are spread over these
-// steps. With step t, whose turn it is, the bucket's outer weights step along the mean of what the
-// replica groups have moved since they last met. `delay` steps later, with the end of step t + delay, the
-// master weights meet the outer weights: they become them, or a mix of both. The weights that layers
-// compute with follow with the next update's message.
+// Beside master weights and moments each rank holds outer weights and their momentum, of its shard.
+// They are the same on all replica groups. A bucket's turn comes every H steps, and turns are
+// spread over these steps. With step t, whose turn it is, the bucket's outer weights step along the
+// mean of what the replica groups have moved since they last met. `delay` steps later, with the end
+// of step t + delay, the master weights meet the outer weights: they become them, or a mix of both.
+// The weights that layers compute with follow with the next update's message.
 //
-// The run's last step is every bucket's turn. The outer weights then become the mean of the
-// replica groups' master weights, without rate and momentum, and the master weights meet them at once. So what is
-// evaluated and saved at the end has all steps of all replica groups.
+// The run's last step is every bucket's turn. The outer weights then become the mean of the replica
+// groups' master weights, without rate and momentum, and the master weights meet them at once. So
+// what is evaluated and saved at the end has all steps of all replica groups.
 //
 // An exchange runs on a stream of its own, beside the layers. What has been sent at the end of step
-// t is waited for before the update of step t + delay + 1, or by whoever reads master weights or outer
-// weights before.
+// t is waited for before the update of step t + delay + 1, or by whoever reads master weights or
+// outer weights before.
 #include <stdlib.h>
 
 #include "llmc/state/zero_inside.h"
@@ -64,8 +64,8 @@ static void reserve_exchange(Zero *zero, MemoryPlan *plan) {
                              (void **)&l->lost);
 }
 
-// Where the replica group's own weights lie while the outer ones stand in their place (zero_use_outer).
-// Runs that neither evaluate nor write text never want it.
+// Where the replica group's own weights lie while the outer ones stand in their place
+// (zero_use_outer). Runs that neither evaluate nor write text never want it.
 static void reserve_kept(Zero *zero, MemoryPlan *plan) {
     const Config *c = zero->config;
     int64_t all = 0, elements;
@@ -254,8 +254,8 @@ void zero_resume_replica_group(Zero *zero, int64_t step, int64_t met_at) {
     }
 }
 
-// n weights of each rank of the replica group come together at `all`. They go through a gather buffer in
-// parts: messages inside the node leave from there.
+// n weights of each rank of the replica group come together at `all`. They go through a gather
+// buffer in parts: messages inside the node leave from there.
 static void gather_windows(Zero *zero, const floatX *own, floatX *all, int64_t n) {
     const Group *node = &zero->mesh->node;
     const Lanes *lanes = zero->lanes;

@@ -1,5 +1,6 @@
-// --optimizer-cpu-offload: master weights and moments lie in page-locked host memory, and AdamW runs on
-// the host's cores (sdp4bit/update_host.h), with the same bits. Called by the files of this room.
+// --optimizer-cpu-offload: master weights and moments lie in page-locked host memory, and AdamW
+// runs on the host's cores (sdp4bit/update_host.h), with the same bits. Called by the files of this
+// room.
 //
 // A bucket's way, with the streams: `host` is this file's, the others are zero.c's.
 //
@@ -160,7 +161,7 @@ void offload_updated(Zero *zero) {
     kernel_mark_fault(last, zero->wire_checks.fault, offload->found, NULL);
 }
 
-// --- master weights and moments beside the step ---------------------------------------------------------
+// --- master weights and moments beside the step --------------------------------------------------
 
 static void copy_range(void *context, int64_t lo, int64_t hi) {
     const HostCopy *copy = (const HostCopy *)context;

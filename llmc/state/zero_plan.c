@@ -5,7 +5,7 @@
 
 #include "llmc/state/zero_inside.h"
 
-// The flags as choices of codecs (README, table of arms).
+// The flags as choices of codecs (README, table of presets).
 static void choose_wires(Zero *zero) {
     const Config *c = zero->config;
     GradWire plain = {0};

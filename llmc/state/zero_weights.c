@@ -10,8 +10,8 @@
 //
 // With --shard-params-over world all ranks hold one replica together, and a rank keeps its own
 // windows alone. What travels is the message of its latest update, between nodes first, then inside
-// the node. So quantized weights travel as codes, and forward sees what the arms of optim apply to
-// their replicas. Weights that no update has made yet, drawn or loaded ones, travel as they are.
+// the node. So quantized weights travel as codes, and forward sees what the presets of optim apply
+// to their replicas. Weights that no update has made yet, drawn or loaded ones, travel as they are.
 // With --secondary-partition a node keeps what forward has gathered, and backward gathers it there.
 #include <stdlib.h>
 

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The benchmarks of communication, on CPU ranks: several arms in one process train as separate
+# The benchmarks of communication, on CPU ranks: several presets in one process train as separate
 # processes do, synchronization alone, the tables of dev/bench/comm.sh and save.sh. And initial
 # weights that do not depend on the number of threads.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
-arms=$BUILD/dev/bench/train_arms_cpu synchronize=$BUILD/dev/bench/sync_only_cpu
+presets=$BUILD/dev/bench/train_presets_cpu synchronize=$BUILD/dev/bench/sync_only_cpu
 bound=$BUILD/dev/bench/step_bound
-for program in "$arms" "$synchronize" "$bound"; do
+for program in "$presets" "$synchronize" "$bound"; do
     [ -x "$program" ] || { not_ok "${program##*/}" "not built; run make bench BUILD=$BUILD"; finish; }
 done
 make_shard text 400 7
 data=$work/text_text_document
 
-# --- several arms in one process -----------------------------------------------------------------
+# --- several presets in one process -----------------------------------------------------------------
 # start NP PROGRAM WORDS...: like ranks, with another program.
 start() {
     local np=$1
@@ -22,60 +22,60 @@ start() {
 common=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 2 --train-iters 6)
 one_process() {
     local name
-    rm -f "$work"/arm_*.jsonl
-    start 4 "$arms" --loopback "$work/loopback" "${common[@]}" \
-        --arm first --log-jsonl "$work/arm_first.jsonl" \
-        --arm second "${paper[@]}" --log-jsonl "$work/arm_second.jsonl" \
-        --arm third --grad-reduce-in-bf16 --seed 7 --log-jsonl "$work/arm_third.jsonl" ||
+    rm -f "$work"/preset_*.jsonl
+    start 4 "$presets" --loopback "$work/loopback" "${common[@]}" \
+        --preset first --log-jsonl "$work/preset_first.jsonl" \
+        --preset second "${paper[@]}" --log-jsonl "$work/preset_second.jsonl" \
+        --preset third --grad-reduce-in-bf16 --seed 7 --log-jsonl "$work/preset_third.jsonl" ||
         { say "exit code $?"; return 1; }
     logged alone_first 4 --gpus-per-node 2 --train-iters 6 &&
         logged alone_second 4 --gpus-per-node 2 --train-iters 6 "${paper[@]}" &&
         logged alone_third 4 --gpus-per-node 2 --train-iters 6 --grad-reduce-in-bf16 --seed 7 || return 1
     for name in first second third; do
-        same_training "arm_$name" "alone_$name" || { why="$name: $why"; return 1; }
+        same_training "preset_$name" "alone_$name" || { why="$name: $why"; return 1; }
     done
-    train_lines arm_first >"$work/left"
-    train_lines arm_second >"$work/right"
-    ! cmp -s "$work/left" "$work/right" || { why="two arms have the same losses"; return 1; }
+    train_lines preset_first >"$work/left"
+    train_lines preset_second >"$work/right"
+    ! cmp -s "$work/left" "$work/right" || { why="two presets have the same losses"; return 1; }
     [ "$(grep -c '^{"arm":"[a-z]*","loopback_bytes":[0-9]*}$' "$work/loopback")" -eq 3 ] ||
-        { why="no loopback bytes of three arms"; return 1; }
+        { why="no loopback bytes of three presets"; return 1; }
 }
-check "three arms in one process train as three processes do" one_process
-one_folder() { # the second goes on where the first ended: the folder is free once an arm is done
-    start 2 "$arms" "${common[@]}" --save "$work/arms" --save-interval 100 --arm first --exit-interval 3 \
-        --arm second --load "$work/arms" --log-jsonl "$work/arm_on.jsonl" ||
+check "three presets in one process train as three processes do" one_process
+one_folder() { # the second goes on where the first ended: the folder is free once a preset is done
+    start 2 "$presets" "${common[@]}" --save "$work/presets" --save-interval 100 --preset first --exit-interval 3 \
+        --preset second --load "$work/presets" --log-jsonl "$work/preset_on.jsonl" ||
         { say "exit code $?"; return 1; }
-    [ "$(train_lines arm_on | wc -l)" -eq 3 ] || say "it did not go on"
+    [ "$(train_lines preset_on | wc -l)" -eq 3 ] || say "it did not go on"
 }
-check "two arms save into one folder, one after the other" one_folder
+check "two presets save into one folder, one after the other" one_folder
 goes_on() {
-    rm -f "$work"/arm_*.jsonl
-    start 2 "$arms" "${common[@]}" --arm bad --hidden-size 33 --arm good --log-jsonl "$work/arm_good.jsonl"
+    rm -f "$work"/preset_*.jsonl
+    start 2 "$presets" "${common[@]}" --preset bad --hidden-size 33 --preset good --log-jsonl "$work/preset_good.jsonl"
     local rc=$?
-    [ $rc -eq 2 ] && grep -qx 'error: arm bad ended with exit code 2' "$work/err" ||
+    [ $rc -eq 2 ] && grep -qx 'error: preset bad ended with exit code 2' "$work/err" ||
         { say "exit code $rc"; return 1; }
-    [ "$(train_lines arm_good | wc -l)" -eq 6 ] || say "the arm behind it did not train"
+    [ "$(train_lines preset_good | wc -l)" -eq 6 ] || say "the preset behind it did not train"
 }
-check "an arm that fails is named, and the next one trains" goes_on
+check "a preset that fails is named, and the next one trains" goes_on
 stopped() {
     local pid rc
-    rm -f "$work"/arm_*.jsonl
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$arms" "${common[@]}" --train-iters 1000000 --arm long \
-        --log-jsonl "$work/arm_long.jsonl" --arm never \
-        --log-jsonl "$work/arm_never.jsonl" >"$work/out" 2>"$work/err" </dev/null &
+    rm -f "$work"/preset_*.jsonl
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$presets" "${common[@]}" --train-iters 1000000 --preset long \
+        --log-jsonl "$work/preset_long.jsonl" --preset never \
+        --log-jsonl "$work/preset_never.jsonl" >"$work/out" 2>"$work/err" </dev/null &
     job=$!
-    wait_for_iteration arm_long 2 || { say "it did not start"; return 1; }
+    wait_for_iteration preset_long 2 || { say "it did not start"; return 1; }
     for pid in $(rank_pids); do kill -USR1 "$pid"; done
     wait $job
     rc=$?
-    [ $rc -eq 75 ] && [ ! -e "$work/arm_never.jsonl" ] || say "exit code $rc"
+    [ $rc -eq 75 ] && [ ! -e "$work/preset_never.jsonl" ] || say "exit code $rc"
 }
-check "a signal ends all arms" stopped
-no_arm() {
-    start 2 "$arms" "${common[@]}"
-    error_names 2 "no arm is given" $?
+check "a signal ends all presets" stopped
+no_preset() {
+    start 2 "$presets" "${common[@]}"
+    error_names 2 "no preset is given" $?
 }
-check "no arm is a usage error" no_arm
+check "no preset is a usage error" no_preset
 
 # Tensors of more elements than a thread takes at once.
 same_weights() {
@@ -92,8 +92,8 @@ check "initial weights do not depend on the number of threads" same_weights
 
 # --- synchronization alone -----------------------------------------------------------------------
 sync_alone() {
-    start 4 "$synchronize" --out "$work/sync.jsonl" --repetitions 2 --plain-mb 1 "${common[@]}" --arm bf16 \
-        --grad-reduce-in-bf16 --arm sdp4bit "${paper[@]}" || { say "exit code $?"; return 1; }
+    start 4 "$synchronize" --out "$work/sync.jsonl" --repetitions 2 --plain-mb 1 "${common[@]}" --preset bf16 \
+        --grad-reduce-in-bf16 --preset sdp4bit "${paper[@]}" || { say "exit code $?"; return 1; }
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node 2 \
         "${paper[@]}" || { say "--plan failed"; return 1; }
     why=$(python3 - "$work/sync.jsonl" "$work/out" 2>&1 <<'END'
@@ -102,7 +102,7 @@ found = [json.loads(line) for line in open(sys.argv[1])]
 plan = open(sys.argv[2]).read()
 plain, bf16, sdp = found
 if [r["kind"] for r in found] != ["plain", "arm", "arm"] or (bf16["arm"], sdp["arm"]) != ("bf16", "sdp4bit"):
-    sys.exit("not one line of plain collectives and two arms")
+    sys.exit("not one line of plain collectives and two presets")
 if not all(plain[k] > 0 for k in plain if k.startswith("all_")):
     sys.exit("a plain collective without a rate")
 for r in bf16, sdp:
@@ -127,12 +127,12 @@ END
 )
 }
 check "synchronization alone: times, bytes of every bucket and memory as planned" sync_alone
-# A second call adds its arms to the file. Each keeps the bandwidths of its own call. An arm that is
-# measured again has the newer line.
+# A second call adds its presets to the file. Each keeps the bandwidths of its own call. A preset
+# that is measured again has the newer line.
 sync_again() {
     local file=$work/adds/sync/m/inside.jsonl plain i
     mkdir -p "${file%/*}"
-    for i in "--arm bf16 --grad-reduce-in-bf16 --arm fp32" "--arm fp32 --arm sdp4bit ${paper[*]}"; do
+    for i in "--preset bf16 --grad-reduce-in-bf16 --preset fp32" "--preset fp32 --preset sdp4bit ${paper[*]}"; do
         # shellcheck disable=SC2086 # words
         start 2 "$synchronize" --out "$file" --repetitions 0 --plain-mb 1 "${common[@]}" $i ||
             { say "exit code $?"; return 1; }
@@ -145,21 +145,21 @@ import comm_table
 found = comm_table.read_sync(sys.argv[1], "m", "inside")
 calls = [line for line in open(sys.argv[1] + "/sync/m/inside.jsonl") if '"plain"' in line]
 rates = [json.loads(line)["all_to_all_node"] for line in calls]
-call_of = {arm: rates.index(r["plain"]["all_to_all_node"]) for arm, r in found.items()}
+call_of = {preset: rates.index(r["plain"]["all_to_all_node"]) for preset, r in found.items()}
 if sys.argv[2] != "2" or call_of != {"bf16": 0, "fp32": 1, "sdp4bit": 1}:
-    sys.exit(f"{sys.argv[2]} calls in the file, arms {sorted(found)}")
+    sys.exit(f"{sys.argv[2]} calls in the file, presets {sorted(found)}")
 END
 )
 }
-check "synchronization alone: a second call adds its arms to the first's" sync_again
+check "synchronization alone: a second call adds its presets to the first's" sync_again
 
-# Ranks that are stopped, or stuck. 40 arms of 100 steps are more than they live to see. The plain
-# collectives' line says that all have begun. sync_hangs PATTERN COMMAND...: the error that ends the
-# run, and what makes a rank hang once it runs.
+# Ranks that are stopped, or stuck. 40 presets of 100 steps are more than they live to see. The
+# plain collectives' line says that all have begun. sync_hangs PATTERN COMMAND...: the error that
+# ends the run, and what makes a rank hang once it runs.
 sync_hangs() {
     local pattern=$1 words=() i
     shift
-    for ((i = 0; i < 40; i++)); do words+=(--arm "arm$i" "${paper[@]}"); done
+    for ((i = 0; i < 40; i++)); do words+=(--preset "preset$i" "${paper[@]}"); done
     rm -f "$work/hangs.jsonl"
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 "$synchronize" --out "$work/hangs.jsonl" --repetitions 100 \
         --plain-mb 1 "${common[@]}" --distributed-timeout-minutes 0.05 \
@@ -172,10 +172,10 @@ sync_hangs() {
     grep -qE "^error: .*$pattern" "$work/err" || say "not $pattern"
 }
 check "synchronization alone: a rank that is stopped ends the run in time and is named" sync_hangs \
-    "rank 1 has shown no sign of life for .*last seen at arm[0-9]*\)" signal_rank STOP 1
+    "rank 1 has shown no sign of life for .*last seen at preset[0-9]*\)" signal_rank STOP 1
 sync_stuck() { # NUMBER of the wait before which rank 2 stands still
     export SDP4BIT_FAULT=stall:2:0:$1
-    sync_hangs "(rank 2 \(.* arm[0-9]*: no progress for|rank 2 is still busy .*arm)" true
+    sync_hangs "(rank 2 \(.* preset[0-9]*: no progress for|rank 2 is still busy .*preset)" true
     local rc=$?
     unset SDP4BIT_FAULT
     return $rc
@@ -208,18 +208,18 @@ rows_of() {
 for row in json.load(open(sys.argv[1]))["rows"]: print(*(row[key] for key in sys.argv[2:]))' "$@"
 }
 comparison() {
-    # The folder has lines of an earlier run of two arms. One of them is run again.
+    # The folder has lines of an earlier run of two presets. One of them is run again.
     local at=$work/logs/train/tiny/2/logical
     mkdir -p "$at"
     printf '{"arm":"%s","loopback_bytes":-1}\n' sdp4bit sdp4bit+sums >"$at/loopback"
     printf '{"kind":"start"}\n' >"$at/sdp4bit.jsonl"
-    compare --networks logical --arms "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
+    compare --networks logical --presets "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
         { say "exit code $?"; return 1; }
     ! grep -q "^layers' times of" "$work/err" || { why="layers' times were not measured"; return 1; }
     [ "$(grep -c '"sdp4bit"' "$at/loopback") $(grep -c -- '-1}$' "$at/loopback")" = "1 1" ] &&
         [ "$(grep -c '"kind":"start"' "$at/sdp4bit.jsonl")" = 1 ] ||
         { why="lines of an earlier run are left"; return 1; }
-    compare --networks inside --arms "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
+    compare --networks inside --presets "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
         { say "exit code $?, second call"; return 1; }
     grep -q "^layers' times of tiny.args:2 are those of an earlier call in $work/logs/one/tiny/2; " \
         "$work/err" || { why="it does not say whose layers' times it takes"; return 1; }
@@ -228,7 +228,7 @@ import json, sys, xml.dom.minidom
 made = json.load(open(sys.argv[1] + "/comm.json"))
 rows = {(r["network"], r["arm"]): r for r in made["rows"]}
 wanted = {"logical": ("fp32", "bf16", "sdp4bit"), "inside": ("fp32", "sdp4bit")}
-if set(rows) != {(network, arm) for network, arms in wanted.items() for arm in arms}:
+if set(rows) != {(network, preset) for network, presets in wanted.items() for preset in presets}:
     sys.exit(f"rows {sorted(rows)}")
 for name, r in rows.items():
     gradients, weights = r["exposed_gradients_ms"], r["exposed_weights_ms"]
@@ -272,7 +272,7 @@ check "comm.sh: table, JSON and plot, of two calls together" comparison
 # loopback nobody else uses: 4 pretended GPUs as 2 nodes.
 pretended=$work/pretended
 mkdir -p "$pretended/build/dev/bench" "$pretended/bin"
-ln -sf "$arms" "$pretended/build/dev/bench/train_arms"
+ln -sf "$presets" "$pretended/build/dev/bench/train_presets"
 ln -sf "$synchronize" "$pretended/build/dev/bench/sync_only"
 ln -sf "$bound" "$pretended/build/dev/bench/"
 printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$pretended/bin/nvidia-smi"
@@ -285,7 +285,7 @@ on_pretended() { # COMMAND: of the shell, in $work, whose process it takes
 export -f on_pretended
 export work pretended
 networks_in_turn() {
-    local options="--models tiny.args:1 --networks '100 10' --arms 'fp32 sdp4bit' --iters 1 --plain-mb 1"
+    local options="--models tiny.args:1 --networks '100 10' --presets 'fp32 sdp4bit' --iters 1 --plain-mb 1"
     timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash \
         "'$root/dev/bench/comm.sh' $options --logs turn --out comm3.json && tc qdisc show dev lo" ||
         { say "exit code $?"; return 1; }
@@ -294,7 +294,7 @@ networks_in_turn() {
     [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] ||
         { why="layers were not timed after two seconds, or the most steps taken for them"; return 1; }
     # CPU ranks send nothing through sockets: the loopback's own count is there, and small.
-    why="rows: $(rows_of "$work/comm3.json" network arm nodes | tr '\n' ',')"
+    why="rows: $(rows_of "$work/comm3.json" network preset nodes | tr '\n' ',')"
     [ "$why" = "rows: 100 fp32 2,100 sdp4bit 2,10 fp32 2,10 sdp4bit 2," ] || return 1
     rows_of "$work/comm3.json" loopback_ratio | awk '!($1 >= 0 && $1 < 1) { exit 1 }' ||
         { why="the loopback's own count is missing"; return 1; }
@@ -307,7 +307,7 @@ network_refused() {
     printf '%s\n' '#!/bin/sh' 'case "$*" in *"rate 20000mbit"*) echo "Error: refused" >&2; exit 2 ;; esac' \
         "exec $(command -v tc) \"\$@\"" >"$work/refusing/tc"
     chmod +x "$work/refusing/tc"
-    local options="--models tiny.args:1 --networks '10 100' --arms fp32 --iters 1 --plain-mb 1"
+    local options="--models tiny.args:1 --networks '10 100' --presets fp32 --iters 1 --plain-mb 1"
     timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash \
         "PATH=$work/refusing:\$PATH '$root/dev/bench/comm.sh' $options --out comm4.json && tc qdisc show dev lo" ||
         { say "exit code $?"; return 1; }
@@ -316,7 +316,7 @@ network_refused() {
     sed '/layers are timed/q' "$work/err" | grep -q '^warning: the network 10 ' ||
         { why="it was not tried before layers were timed"; return 1; }
     ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
-    why="rows: $(rows_of "$work/comm4.json" network arm)"
+    why="rows: $(rows_of "$work/comm4.json" network preset)"
     [ "$why" = "rows: 100 fp32" ]
 }
 # signaled SIGNAL FILE COMMAND...: waits for FILE, sends the signal to the command alone. It has to
@@ -337,10 +337,10 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@" &
     [ $rc -eq 1 ] || { say "SIG$signal: exit code $rc"; return 1; }
     [ -z "$(rank_pids)" ] || say "SIG$signal: ranks are left"
 }
-# Eight arms of 600 steps each last longer than a signal may take.
+# Eight presets of 600 steps each last longer than a signal may take.
 loopback_restored() {
     local signal options="--models tiny.args:1 --networks 100 --iters 300 --plain-mb 1"
-    options+=" --arms 'fp32 bf16 qwd qw tlq tlq-hs ulq sdp4bit'"
+    options+=" --presets 'fp32 bf16 qwd qw tlq tlq-hs ulq sdp4bit'"
     for signal in INT TERM; do
         signaled $signal "$work/signaled/train/tiny/1/100/fp32.jsonl" bash -c 'on_pretended "$1"' bash \
             "exec '$root/dev/bench/comm.sh' $options --logs $work/signaled --out comm5.json" || return 1
@@ -361,7 +361,7 @@ slow_network() {
 --use-distributed-optimizer
 END
     local options="--models slow.args:1 --networks 0.1 --shape 2x1 --iters 30 --plain-mb 1"
-    options+=" --arms 'bf16 sdp4bit eden2-ef eden-lossless local'"
+    options+=" --presets 'bf16 sdp4bit eden2-ef eden-lossless local'"
     timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash \
         "BUILD=$BUILD DEVICE=cpu '$root/dev/bench/comm.sh' $options --out slow.json" ||
         { say "exit code $?"; return 1; }
@@ -390,9 +390,9 @@ else
     check "comm.sh: CPU ranks over a slow network" slow_network
 fi
 too_late() {
-    compare --networks inside --arms "fp32 bf16" --time-limit 1 --out "$work/late.json"
+    compare --networks inside --presets "fp32 bf16" --time-limit 1 --out "$work/late.json"
     [ $? -eq 1 ] && grep -q '^left out for want of time.*tiny.args:2, inside, bf16' "$work/err" &&
-        grep -qx 'error: no arm has run to its end; see above' "$work/err" || say "nothing was left out"
+        grep -qx 'error: no preset has run to its end; see above' "$work/err" || say "nothing was left out"
 }
 check "comm.sh: what does not fit the time is left out and named" too_late
 # On SIGINT and SIGTERM what was measured before is there: the first network's row, in a file that
@@ -403,7 +403,7 @@ what_it_has() {
         rm -rf "$work/had" "$work/had.json"
         # shellcheck disable=SC2016 # for the shell inside
         signaled $signal "$work/had/train/tiny/2/logical/fp32.jsonl" bash -c 'cd "$1" || exit
-            DEVICE=cpu exec "$2" --models tiny.args:2 --shape 2x2 --networks "inside logical" --arms fp32 \
+            DEVICE=cpu exec "$2" --models tiny.args:2 --shape 2x2 --networks "inside logical" --presets fp32 \
                 --iters 300 --plain-mb 1 --logs had --out had.json >"$1/out" 2>"$1/err" </dev/null' \
             bash "$work" "$root/dev/bench/comm.sh" || return 1
         why="rows: $(rows_of "$work/had.json" network)"
@@ -413,47 +413,47 @@ what_it_has() {
     done
 }
 check "comm.sh: a signal ends it soon, and leaves what it has" what_it_has
-# Whatever its programs do, it ends within --time-limit: arms that hang, and do not heed SIGTERM.
-impostor() { # FOLDER LINE...: programs of which train_arms_cpu does this on several ranks
+# Whatever its programs do, it ends within --time-limit: presets that hang, and do not heed SIGTERM.
+impostor() { # FOLDER LINE...: programs of which train_presets_cpu does this on several ranks
     local folder=$work/$1/dev/bench
     shift
     mkdir -p "$folder"
     ln -sf "$synchronize" "$bound" "$folder/"
-    { printf '%s\n' '#!/bin/bash' "real=$arms work=$work" \
-        '[ "${OMPI_COMM_WORLD_SIZE:-1}" -gt 1 ] || exec "$real" "$@"' "$@"; } >"$folder/train_arms_cpu"
-    chmod +x "$folder/train_arms_cpu"
+    { printf '%s\n' '#!/bin/bash' "real=$presets work=$work" \
+        '[ "${OMPI_COMM_WORLD_SIZE:-1}" -gt 1 ] || exec "$real" "$@"' "$@"; } >"$folder/train_presets_cpu"
+    chmod +x "$folder/train_presets_cpu"
 }
 hard_end() {
     local since=$SECONDS
     impostor hangs 'trap "" TERM' ': >"$work/hung"' 'while :; do sleep 1; done'
-    BUILD=$work/hangs compare --networks inside --arms "fp32 bf16" --time-limit 30 --out "$work/hangs.json"
+    BUILD=$work/hangs compare --networks inside --presets "fp32 bf16" --time-limit 30 --out "$work/hangs.json"
     [ $((SECONDS - since)) -le 120 ] || { why="it took $((SECONDS - since)) s of 30"; return 1; }
     [ -e "$work/hung" ] &&
-        grep -q '^warning: not every arm of tiny.args:2, inside ran to its end: fp32 bf16$' "$work/err" ||
-        { say "it did not come to the arms"; return 1; }
+        grep -q '^warning: not every preset of tiny.args:2, inside ran to its end: fp32 bf16$' "$work/err" ||
+        { say "it did not come to the presets"; return 1; }
     [ -z "$(rank_pids)" ] || say "ranks are left"
 }
 check "comm.sh: the time limit is one" hard_end
-# The rank 1 that trains bf16 is lost: the arms behind it are run again, those before it are not.
+# The rank 1 that trains bf16 is lost: the presets behind it are run again, those before it are not.
 lost_rank() {
     impostor loses 'echo "$*" >>"$work/called.${OMPI_COMM_WORLD_RANK:-0}"' \
         '[ "$OMPI_COMM_WORLD_RANK" = 1 ] || exec "$real" "$@"' \
         'log=$work/lost/train/tiny/2/inside/bf16.jsonl' \
         'until_bf16() { until grep -qs "\"interval\"" "$log"; do sleep 0.05; done; }' \
-        'case "$*" in *"--arm bf16"*) (until_bf16; kill -KILL $$) & ;; esac' 'exec "$real" "$@"'
-    BUILD=$work/loses compare --networks inside --arms "fp32 bf16 qwd sdp4bit" --iters 300 --logs \
+        'case "$*" in *"--preset bf16"*) (until_bf16; kill -KILL $$) & ;; esac' 'exec "$real" "$@"'
+    BUILD=$work/loses compare --networks inside --presets "fp32 bf16 qwd sdp4bit" --iters 300 --logs \
         "$work/lost" --out "$work/lost.json" || { say "exit code $?"; return 1; }
     grep -qx 'warning: tiny.args:2, inside, bf16 did not run to its end; without it once more: qwd sdp4bit' \
         "$work/err" || { say "no line about bf16"; return 1; }
-    calls() { grep -c -- "--arm $1" "$work/called.0"; }
+    calls() { grep -c -- "--preset $1" "$work/called.0"; }
     [ "$(calls fp32) $(calls bf16) $(calls sdp4bit)" = "1 1 2" ] ||
-        { why="not the arms without a row were run again"; return 1; }
-    why="rows: $(rows_of "$work/lost.json" arm | tr '\n' ' ')"
+        { why="not the presets without a row were run again"; return 1; }
+    why="rows: $(rows_of "$work/lost.json" preset | tr '\n' ' ')"
     [ "$why" = "rows: fp32 qwd sdp4bit " ]
 }
-check "comm.sh: arms that a lost rank takes along are run once more" lost_rank
+check "comm.sh: presets that a lost rank takes along are run once more" lost_rank
 sync_table() {
-    compare --sync-only --networks logical --arms "bf16 tlq-hs tlq-hs+sums" --out "$work/sync.json" ||
+    compare --sync-only --networks logical --presets "bf16 tlq-hs tlq-hs+sums" --out "$work/sync.json" ||
         { say "exit code $?"; return 1; }
     why=$(python3 - "$work/sync.json" "$work/out" 2>&1 <<'END'
 import json, re, sys
@@ -465,8 +465,8 @@ more = sums - plain
 if not line or int(line.group(1)) != more or more % 8 or not 0 < more < 0.01 * plain:
     sys.exit(f"checksums: {plain} and {sums} bytes")
 times = ("gradients_ms", "gradients_floor_ms", "weights_floor_ms")
-arms = [r["arm"] for r in rows]
-if arms != ["bf16", "tlq-hs", "tlq-hs+sums"] or not all(r[time] > 0 for r in rows for time in times):
+presets = [r["arm"] for r in rows]
+if presets != ["bf16", "tlq-hs", "tlq-hs+sums"] or not all(r[time] > 0 for r in rows for time in times):
     sys.exit("rows or times are missing")
 END
 )
@@ -523,8 +523,8 @@ by_default() {
     why=$(python3 - "$work/default.json" 2>&1 <<'END'
 import json, sys
 rows = {(r["network"], r["arm"]) for r in json.load(open(sys.argv[1]))["rows"]}
-arms = ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit")
-if rows != {(network, arm) for network in ("inside", "logical") for arm in arms}:
+presets = ("fp32", "bf16", "qwd", "tlq-hs", "ulq", "sdp4bit")
+if rows != {(network, preset) for network in ("inside", "logical") for preset in presets}:
     sys.exit(f"rows {sorted(rows)}")
 END
 ) || return 1
@@ -587,12 +587,12 @@ wrong() { # TEXT WORDS...
     error_names 2 "$text" $?
 }
 check "comm.sh: a speed for nodes of several ranks" wrong "want nodes of one rank on processors" --networks 25
-check "comm.sh: an unknown arm" wrong "the arm nosuch is unknown" --networks inside --arms "fp32 nosuch"
+check "comm.sh: an unknown preset" wrong "the preset nosuch is unknown" --networks inside --presets "fp32 nosuch"
 built() { # of nothing: what DEVICE=cpu wants of comm.sh and save.sh
     local program
     make -n bench BUILD="$work/nothing" >"$work/out" 2>"$work/err" ||
         { say "make -n bench failed"; return 1; }
-    for program in train_gpt_cpu dev/bench/train_arms_cpu dev/bench/sync_only_cpu dev/bench/step_bound; do
+    for program in train_gpt_cpu dev/bench/train_presets_cpu dev/bench/sync_only_cpu dev/bench/step_bound; do
         grep -q -- " -o $work/nothing/$program\$" "$work/out" ||
             { why="$program would not be built"; return 1; }
     done

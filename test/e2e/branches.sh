@@ -8,11 +8,11 @@ same_kernels
 make_shard text 600 8
 data=$work/text_text_document
 export BUILD
-unset ARM SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
+unset PRESET SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
 study=dev/experiments/study
 
 # ---- made results --------------------------------------------------------------------------------
-# made FOLDER ARM SEED LOSS [LENGTH]
+# made FOLDER PRESET SEED LOSS [LENGTH]
 made() {
     mkdir -p "$work/$1"
     printf '{"arm":"%s","seed":%d,"seq_length":1000,"settings":{"model":"125m","trunk":"t","point":500,
@@ -49,7 +49,7 @@ says() { # TEXT: the page has it, wherever its lines are broken
         { why="no '$1' in $(grep -F "${1:0:12}" "$work/page/125m-branches.md" | head -n 3)"; return 1; }
 }
 # By hand: 4.303 * 0.001 / sqrt(3) = 0.00248; 12.706 * 0.000141 / sqrt(2) = 0.00127, whatever other
-# arms scatter; 4.303 * 0.0001 / sqrt(3) = 0.00025; and of a single gap nothing is known.
+# presets scatter; 4.303 * 0.0001 / sqrt(3) = 0.00025; and of a single gap nothing is known.
 by_hand() {
     reports "$work/one" || return 1
     says 'The trunk had read 5.0 M tokens. A branch reads 1.0 M tokens.' &&
@@ -83,20 +83,20 @@ power() {
         grep -qF '| 500 | 100 | sdp4bit | 0.001000 | 2 | 0.003081 | 3 | 7 |' "$work/out" &&
         grep -qF '| 500 | 100 | qwd | 0.000141 | 1 | 0.001125 | 2 | 3 |' "$work/out" &&
         ! grep -qF '| tlq |' "$work/out" &&
-        grep -qF 'Cheapest: 7 branches per arm of 100 iterations from iteration 500, to be safe (by qwd, tlq-hs, sdp4bit): 140 s' \
+        grep -qF 'Cheapest: 7 branches per preset of 100 iterations from iteration 500, to be safe (by qwd, tlq-hs, sdp4bit): 140 s' \
             "$work/out" || { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "the number of branches of known scatter" power
 cheapest() { # shorter branches that scatter more: more than 7 of 20 s
     cp -r "$work/one" "$work/two" && made two baseline 0 3.000 50 && made two baseline 1 3.000 50 &&
         made two qwd 0 3.000 50 && made two qwd 1 3.009 50 && "$study" power "$work/two" >"$work/out" &&
-        grep -q '^Cheapest: 7 branches per arm of 100 ' "$work/out" ||
+        grep -q '^Cheapest: 7 branches per preset of 100 ' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "the cheapest of several plans" cheapest
-twins_alone() { # the least that any arm needs
+twins_alone() { # the least that any preset needs
     made eight baseline 0 3.000 && made eight twin1 0 3.002 && "$study" power "$work/eight" >"$work/out" &&
-        grep -q '^Cheapest: [0-9]* at least branches per arm .*(by twins)' "$work/out" ||
+        grep -q '^Cheapest: [0-9]* at least branches per preset .*(by twins)' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "twins alone give the least number" twins_alone
@@ -126,8 +126,8 @@ trunk() { # POINTS
     "$study" trunk "${place[@]}" --points "$1" --global-batch-size 8 --lr 3e-3 --warmup 4 --split 950,50,0 \
         "${@:2}" -- "${tiny[@]}" >"$work/out" 2>"$work/err"
 }
-branches() { # ARMS SEEDS [OPTIONS...]
-    "$study" branch "${place[@]}" --point 12 --length 8 --reserve 12 --error-interval 4 --arms "$1" \
+branches() { # PRESETS SEEDS [OPTIONS...]
+    "$study" branch "${place[@]}" --point 12 --length 8 --reserve 12 --error-interval 4 --presets "$1" \
         --seeds "$2" "${@:3}" >"$work/out" 2>"$work/err"
 }
 check "no trunk" refused 5 "trunk.json; run \`study trunk\` first" branch "${place[@]}" --point 12 --length 8
@@ -199,10 +199,10 @@ check "lossless weights" lossless
 contents() {
     python3 - "$work/study" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
 import json, sys
-result = lambda arm, seed: json.load(open(f"{sys.argv[1]}/125m-branches/{arm}.p12.l8.d{seed}.json"))
-log = lambda arm, seed: [json.loads(line) for line in
-    open(f"{sys.argv[1]}/raw/125m-branches/{arm}.p12.l8.d{seed}/log.jsonl")]
-steps = lambda arm, seed: [r for r in log(arm, seed) if r["kind"] == "train"]
+result = lambda preset, seed: json.load(open(f"{sys.argv[1]}/125m-branches/{preset}.p12.l8.d{seed}.json"))
+log = lambda preset, seed: [json.loads(line) for line in
+    open(f"{sys.argv[1]}/raw/125m-branches/{preset}.p12.l8.d{seed}/log.jsonl")]
+steps = lambda preset, seed: [r for r in log(preset, seed) if r["kind"] == "train"]
 base = steps("baseline", 1)
 assert [r["iteration"] for r in base] == list(range(13, 21)), base
 assert [r["consumed_samples"] for r in base] == list(range(96 + 72, 96 + 136, 8)), base

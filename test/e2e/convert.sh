@@ -13,7 +13,8 @@ golden=test/golden/hf
 null=(--tokenizer-type NullTokenizer --vocab-size 263) # 264 rows: no padding
 two=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
 
-# Every rank's columns and rows, of two nodes and SDP4Bit: replicas are not the rounded master weights.
+# Every rank's columns and rows, of two nodes and SDP4Bit: replicas are not the rounded master
+# weights.
 trains 4 "${paper[@]}" "${null[@]}" --gpus-per-node 2 "${two[@]}" --train-iters 6 --save-interval 6 \
     --save "$work/cut" || not_ok "a run in parts" "$why"
 trains 2 --pipeline-model-parallel-size 2 --train-iters 4 --save-interval 2 --save "$work/staged" ||

@@ -134,7 +134,8 @@ no_codes() {
 }
 check "gradients in fp32: a line" no_codes
 
-# 4 bytes per element of a matrix, shared out over a node's 8 ranks. All 16 share the master weights.
+# 4 bytes per element of a matrix, shared out over a node's 8 ranks. All 16 share the master
+# weights.
 planned() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args @configs/sdp4bit.args --plan --plan-world-size 16 \
         --gpus-per-node 8 --error-feedback >"$work/plan" 2>"$work/err" || { say "--plan failed"; return 1; }

@@ -97,22 +97,22 @@ two_by_two_by_two() {
 }
 check "2 x 2 x 2 with SDP4Bit learns what one, two and eight ranks learn" two_by_two_by_two
 
-# Every arm, and every message sealed: against two ranks of the same arm.
-every_arm() {
-    local arm name=0 few=(--train-iters 8 --eval-interval 100 --save-interval 100 --verify-wire)
-    for arm in "" "--grad-reduce-in-bf16" "--quantized-weights" \
+# Every preset, and every message sealed: against two ranks of the same preset.
+every_preset() {
+    local preset name=0 few=(--train-iters 8 --eval-interval 100 --save-interval 100 --verify-wire)
+    for preset in "" "--grad-reduce-in-bf16" "--quantized-weights" \
         "--quantized-weights --weight-quantization-method direct --weight-quantization-bits 8" \
         "--quantized-gradients" "--quantized-gradients --gradient-quantization-bits-intra 4 --hadamard-transform"; do
         name=$((name + 1))
         # shellcheck disable=SC2086 # words
-        logged arm$name 8 --gpus-per-node 4 --global-batch-size 16 "${few[@]}" "${square[@]}" $arm || return 1
+        logged preset$name 8 --gpus-per-node 4 --global-batch-size 16 "${few[@]}" "${square[@]}" $preset || return 1
         # shellcheck disable=SC2086 # words
-        logged flat$name 2 --gpus-per-node 1 --global-batch-size 16 "${few[@]}" $arm \
+        logged flat$name 2 --gpus-per-node 1 --global-batch-size 16 "${few[@]}" $preset \
             --make-vocab-size-divisible-by 32 || return 1
-        close_losses arm$name flat$name 5e-3 || { why="$arm: $why"; return 1; }
+        close_losses preset$name flat$name 5e-3 || { why="$preset: $why"; return 1; }
     done
 }
-check "every arm trains in parts, with sealed messages" every_arm
+check "every preset trains in parts, with sealed messages" every_preset
 
 # What one stage finds ends all: the loss is not finite on the last one alone.
 not_finite() {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # --local-steps, where every node trains by itself: resumes to the bit, kills, a resume without one
-# of the nodes and with one more, other arms that go on from its checkpoints, messages that arrive
-# wrong, a NaN on one node, and what is refused.
+# of the nodes and with one more, other presets that go on from its checkpoints, messages that
+# arrive wrong, a NaN on one node, and what is refused.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
@@ -113,9 +113,9 @@ def tensors(folder, iteration):
                 found[name] = data[8 + size + lo:8 + size + hi]
     return found
 END
-# The survivor's master weights and outer weights are those of a twin that lost nobody, except of the
-# tensors whose exchange failed. Of those the outer weights stay, and the master weights are what the
-# survivor had learned: they have not met them.
+# The survivor's master weights and outer weights are those of a twin that lost nobody, except of
+# the tensors whose exchange failed. Of those the outer weights stay, and the master weights are
+# what the survivor had learned: they have not met them.
 keeps() {
     trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/twin" &&
         SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # convert_checkpoint --from-megatron: checkpoints that megatron-core and torch saved become
 # checkpoints of ours, with which the trainer goes on. What cannot be imported ends with one line
-# and leaves nothing. The elements are compared in test/unit/checkpoint/test_megatron.c.
+# and leaves nothing. The elements are compared in test/unit/convert/test_megatron.c.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 mock=(--mock-data --bf16 --use-distributed-optimizer --micro-batch-size 2 --global-batch-size 4 --lr 1e-3

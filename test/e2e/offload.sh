@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# --optimizer-cpu-offload: master weights and moments in host memory, AdamW on the host's cores. A run with
-# it is a run without: every line of its log and every byte of its checkpoints, with steps that are
-# skipped, updates that are refused, flipped bits and saves in the background. Each loads what the
-# other has saved. test/e2e/sharding.sh has it together with shared gradients and weights.
+# --optimizer-cpu-offload: master weights and moments in host memory, AdamW on the host's cores. A
+# run with it is a run without: every line of its log and every byte of its checkpoints, with steps
+# that are skipped, updates that are refused, flipped bits and saves in the background. Each loads
+# what the other has saved. test/e2e/sharding.sh has it together with shared gradients and weights.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 12

@@ -193,8 +193,8 @@ too_large() {
     tells '^  a GPU of  80 GB .*: does not fit' && tells '^    no setting fits'
 }
 check "18b does not fit 80 GB" too_large
-# GB out of a node: rows "NAME  GB". Bits per value of the paper's arms: 32 + 16, 16 + 16, and 4 + 4
-# with scales; half of a node's gradients leave two nodes.
+# GB out of a node: rows "NAME  GB". Bits per value of the paper's presets: 32 + 16, 16 + 16, and 4
+# + 4 with scales; half of a node's gradients leave two nodes.
 gigabytes() { sed -nE "s/^    $1 +([0-9.]+).*/\1/p" "$work/verdict"; }
 side_by_side() {
     local fp32 bf16 sdp4bit own
@@ -229,21 +229,21 @@ two_nodes_of_one() {
     tells 'SDP4Bit' && does_not_tell 'inside a node: int8'
 }
 check "nodes of one rank send nothing inside" two_nodes_of_one
-arm_file() { # configs/sdp4bit.args is the paper's arm
+preset_file() { # configs/sdp4bit.args is the paper's preset
     local flag value
     verdict 1.3b 16 8 "${paper[@]}" && cp "$work/out" "$work/flags" || return 1
     verdict 1.3b 16 8 @configs/sdp4bit.args || return 1
     cmp -s "$work/out" "$work/flags" ||
         { why="another plan: $(diff "$work/out" "$work/flags" | head -n 3 | tr '\n' ';')"; return 1; }
-    DRY_RUN=1 DEVICE=cpu LOG_DIR='' ARM=sdp4bit scripts/train_1.3b.sh --mock-data >"$work/command" \
+    DRY_RUN=1 DEVICE=cpu LOG_DIR='' PRESET=sdp4bit scripts/train_1.3b.sh --mock-data >"$work/command" \
         2>"$work/err" || { say "no command"; return 1; }
     while read -r flag value; do
         [ "$flag" = --use-distributed-optimizer ] && continue # the model cards have it
         grep -qwF -- "$flag${value:+ $value}" "$work/command" ||
-            { why="ARM=sdp4bit has no $flag $value"; return 1; }
+            { why="PRESET=sdp4bit has no $flag $value"; return 1; }
     done < <(grep '^--' configs/sdp4bit.args)
 }
-check "configs/sdp4bit.args is the arm of the scripts" arm_file
+check "configs/sdp4bit.args is the preset of the scripts" preset_file
 
 # ---- the model cut into parts ------------------------------------------------------------------
 # The counts of spec and paper: per rank of each stage, and of the whole model, whose vocabulary is
@@ -358,38 +358,38 @@ check "stages of several chunks" chunks_sent
 check "memory of stages of several chunks" memory_as_planned 2 "${larger[@]}" \
     --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --max-position-embeddings 512
 
-# How long a step takes over a network, by arm, and which one to take.
-takes() { # ARM FLAGS...
+# How long a step takes over a network, by preset, and which one to take.
+takes() { # PRESET FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 16 --gpus-per-node 8 "${@:2}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
     why=$(sed -n '/^step time/,$p' "$work/out")
-    grep -q "^  take ARM=$1: " "$work/out" && [[ $why == *"this run"* ]]
+    grep -q "^  take PRESET=$1: " "$work/out" && [[ $why == *"this run"* ]]
 }
 check "--plan-network: a slow one wants local steps" takes local --plan-network 1
 check "--plan-network: a fast one wants no quantization" takes baseline --plan-network 100000
-own_row() { # the run's own step is the row of its arm, of which --plan says the bytes
+own_row() { # the run's own step is the row of its preset, of which --plan says the bytes
     takes eden-lossless --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
-    awk '$1 == "sdp4bit" { arm = $2 " " $3 } /^  this run +[0-9.]+ +[0-9.]+ / { run = $3 " " $4 }
+    awk '$1 == "sdp4bit" { preset = $2 " " $3 } /^  this run +[0-9.]+ +[0-9.]+ / { run = $3 " " $4 }
         /out of each node +[0-9]/ { sent = $7 / 1e9 }
-        END { off = sent - arm; exit !(arm == run && off < 0.001 && off > -0.001 && arm ~ / 1[2-9]/) }' \
+        END { off = sent - preset; exit !(preset == run && off < 0.001 && off > -0.001 && preset ~ / 1[2-9]/) }' \
         "$work/out"
 }
 check "--plan-network: the run itself" own_row
-arms_table_is_true() { # WHAT PAGE
-    BUILD=$BUILD dev/bench/arms_table "$1" >"$work/$1" 2>"$work/err" || { say "arms_table failed"; return 1; }
+presets_table_is_true() { # WHAT PAGE
+    BUILD=$BUILD dev/bench/presets_table "$1" >"$work/$1" 2>"$work/err" || { say "presets_table failed"; return 1; }
     [ -s "$work/$1" ] && ! grep -vxFf "$2" "$work/$1" >"$work/diff" ||
         { why="not in $2: $(head -n 1 "$work/diff")"; return 1; }
 }
-check "the README's table of arms by network" arms_table_is_true users README.md
-check "the table of growing clusters" arms_table_is_true scale dev/bench/README.md
-check "the table beside the paper's" arms_table_is_true paper dev/bench/README.md
+check "the README's table of presets by network" presets_table_is_true users README.md
+check "the table of growing clusters" presets_table_is_true scale dev/bench/README.md
+check "the table beside the paper's" presets_table_is_true paper dev/bench/README.md
 # Every measured point. Then the readers' table, and the README's sentence.
 measured_is_true() {
     local results=dev/bench/results
-    BUILD=$BUILD dev/bench/arms_table check \
+    BUILD=$BUILD dev/bench/presets_table check \
         $results/{comm_2gpu,comm_2gpu_h100,comm_4gpu,codecs_2gpu_h100}.json \
         $results/{local_steps_2gpu,strategies_2gpu,layouts_2gpu}.json >"$work/check" 2>"$work/err" ||
-        { say "arms_table failed"; return 1; }
+        { say "presets_table failed"; return 1; }
     ! grep '^|' "$work/check" | grep -vxFf dev/bench/README.md >"$work/diff" ||
         { why="not in dev/bench/README.md: $(head -n 1 "$work/diff")"; return 1; }
     why=$(tail -n 1 "$work/check")
@@ -398,7 +398,7 @@ measured_is_true() {
 }
 check "the table of computed and measured steps" measured_is_true
 picture_is_true() {
-    BUILD=$BUILD dev/bench/arms_table picture "$work/picture.svg" &&
+    BUILD=$BUILD dev/bench/presets_table picture "$work/picture.svg" &&
         cmp "$work/picture.svg" docs/where_it_pays.svg
 }
 check "the picture of where SDP4Bit pays" picture_is_true
@@ -436,16 +436,16 @@ passes_are_true() {
 END
 }
 check "--plan-gpu: passes as they were measured" passes_are_true
-arm_must_fit() { # local steps hold all master weights of a node of one: 92 GiB of an H100's 77
+preset_must_fit() { # local steps hold all master weights of a node of one: 92 GiB of an H100's 77
     "$BUILD/train_gpt_cpu" @configs/gpt_2.7b.args --plan --plan-world-size 2 --gpus-per-node 1 \
         --micro-batch-size 4 --plan-network 1 --plan-gpu "$1" >"$work/out" 2>"$work/err" </dev/null ||
         { say "--plan failed"; return 1; }
     why=$(sed -n '/^  take/,/^  this run/p' "$work/out")
-    grep -q "^  take ARM=$2: " "$work/out" &&
+    grep -q "^  take PRESET=$2: " "$work/out" &&
         [ "$(grep -c "^    not local, which needs 9[0-9.]* of the GPU's 7" "$work/out")" = "$3" ]
 }
-check "--plan-network: an arm that does not fit is not taken" arm_must_fit H100 eden-lossless 1
-check "--plan-network: an arm that fits is" arm_must_fit H200 local 0
+check "--plan-network: a preset that does not fit is not taken" preset_must_fit H100 eden-lossless 1
+check "--plan-network: a preset that fits is" preset_must_fit H200 local 0
 a_burst_helps() { # 100 MB at 10 Gb/s are 80 ms
     local ms
     for burst in 0 100; do

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Figures on quantization while training: --log-quantization-error-interval and
 # --dump-distributions. They must not change what is trained or what is counted as sent, and must
-# say what is known otherwise: nothing lost by exact arms, the exact norm of the first step, numbers
-# of values and their norms.
+# say what is known otherwise: nothing lost by exact presets, the exact norm of the first step,
+# numbers of values and their norms.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -45,14 +45,14 @@ check "4 x 1, chunks, small buckets" unchanged 4 --gpus-per-node 1 --gradient-al
 check "dropout, several micro-batches" unchanged 2 --gpus-per-node 1 --hidden-dropout 0.1 \
     --attention-dropout 0.1 --micro-batch-size 1
 
-exact_arms() {
+exact_presets() {
     logged fp32 4 --gpus-per-node 2 "${probe[@]}" && told fp32 'g == 0 and r == 1' || return 1
     [ "$(errors fp32 | wc -l)" = 12 ] || { why="not one line per iteration"; return 1; }
     logged bf16 4 --gpus-per-node 2 --grad-reduce-in-bf16 "${probe[@]}" &&
         told bf16 '0 < g < 0.004 and r == 1'
 }
-check "arms that lose nothing, or bf16's last bits" exact_arms
-exact_norm() { # before the first update the local gradients of all arms are the same
+check "presets that lose nothing, or bf16's last bits" exact_presets
+exact_norm() { # before the first update the local gradients of all presets are the same
     logged sdp4bit 4 --gpus-per-node 2 "${paper[@]}" "${probe[@]}" || return 1
     python3 - "$(field fp32 grad_norm | sed -n '1s/.* //p')" \
         "$(field sdp4bit grad_norm | sed -n '1s/.* //p')" \

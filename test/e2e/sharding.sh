@@ -3,7 +3,7 @@
 # Every strategy trains what `optim` trains. With one micro-batch per step that holds to the bit:
 # losses, norms, validation, samples, checkpoints. Every run allocates and sends what --plan says.
 # Then checkpoints across strategies, kills, flipped bits, and models in parts. LONG=1 tries every
-# strategy with every arm and shape.
+# strategy with every preset and shape.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
@@ -222,9 +222,9 @@ check "a flipped bit, weights shared in the node: both parts follow the master w
 check "four nodes: the majority is right" flipped node 8 '"ranks":"2","from":0'
 check "a flipped bit, gradients shared alone: as under optim" flipped grads 4 '"ranks":"2","from":0'
 
-# Copies of a tensor differ, and take their master weights' weights. From then on those are what travels,
-# and no longer the messages of the latest update: the run evaluates what it saves. Found by the
-# save at the end of the run.
+# Copies of a tensor differ, and take their master weights' weights. From then on those are what
+# travels, and no longer the messages of the latest update: the run evaluates what it saves. Found
+# by the save at the end of the run.
 repaired_and_saved() {
     local end=(4 "${run[@]}" --gpus-per-node 2 --global-batch-size 4 "${direct[@]}" "${halves[@]}"
         --verify-replicas-interval 1000 --eval-interval 1000)

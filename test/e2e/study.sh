@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # dev/experiments/study: statistics of made results whose answers are known, and real runs
-# of a tiny model: arms, skipping what is done, a time budget, other settings, a run that fails,
+# of a tiny model: presets, skipping what is done, a time budget, other settings, a run that fails,
 # several folders in one report.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 600 8
 data=$work/text_text_document
 export BUILD
-unset ARM SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
+unset PRESET SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
 study=dev/experiments/study
 
 # ---- made results --------------------------------------------------------------------------------
-# made FOLDER ARM SEED LOSS [BATCH]: a result of two logged errors; the first half of the run is not
-# counted.
+# made FOLDER PRESET SEED LOSS [BATCH]: a result of two logged errors; the first half of the run is
+# not counted.
 made() {
     mkdir -p "$work/$1"
     printf '{"arm":"%s","seed":%d,"settings":{"model":"125m","iterations":100,"global_batch_size":%d,
@@ -63,7 +63,7 @@ pictures() {
 check "the plots" pictures
 warnings() {
     reports "$work/one" "$work/two" && says 'no measurement of speed' &&
-        says 'Arms with one seed share one reference'
+        says 'Presets with one seed share one reference'
 }
 check "what the page warns of" warnings
 command_of() { # the micro-batch is named when all runs have the same
@@ -85,14 +85,14 @@ reversed() { # the other way round, and no noise known
         says 'no gap can be told from chance' && says 'tlq is worse than tlq-hs: cannot be told from one seed'
 }
 check "one seed alone tells nothing" reversed
-# No arm has several seeds. The baseline has 3.0 and 3.2: deviation 0.14142, times sqrt(2), t =
+# No preset has several seeds. The baseline has 3.0 and 3.2: deviation 0.14142, times sqrt(2), t =
 # 12.706.
 from_baseline() {
     made three baseline 2 3.2 && reports "$work/three" &&
         says '| tlq | 1 | 2.80000 | -0.20000 | 2.54120 | -6.667 | inside the noise |'
 }
 check "the baseline's seeds as the yardstick" from_baseline
-# lost FOLDER ARM SEED: a run that diverged.
+# lost FOLDER PRESET SEED: a run that diverged.
 lost() {
     made "$1" "$2" "$3" null &&
         sed -i 's/"diverged":false/"diverged":true/; s/\[3,2,null\]/[3,2]/' "$work/$1/$2.$3.json"
@@ -114,8 +114,8 @@ diverged() {
         grep -q 'sdp4bit (1 diverged)' "$work/page/125m_gaps.svg" &&
         grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
 }
-check "runs that diverged count against their arm" diverged
-# Three gaps that chance made equal, 0.02, beside an arm whose gaps scatter by 0.00816. The spread
+check "runs that diverged count against their preset" diverged
+# Three gaps that chance made equal, 0.02, beside a preset whose gaps scatter by 0.00816. The spread
 # is of both: sqrt(0.0002 / 5) = 0.00632. Both share the baseline's runs, so t is of three degrees.
 lucky() {
     local i=0 loss
@@ -146,13 +146,13 @@ check "a result without its loss" wrong "no result of this program" "$work/five"
 # ---- real runs -----------------------------------------------------------------------------------
 tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 \
     --make-vocab-size-divisible-by 8 --tokenizer-type Byte --lr 3e-3 --min-lr 3e-4)
-# runs CODE ARMS SEEDS [OPTIONS...]
+# runs CODE PRESETS SEEDS [OPTIONS...]
 runs() {
-    local rc=0 code=$1 arms=$2 seeds=$3
+    local rc=0 code=$1 presets=$2 seeds=$3
     shift 3
     "$study" run --data "$data" --device cpu --iterations 6 --global-batch-size 8 --eval-iterations 2 \
         --error-interval "${ERRORS:-2}" --warmup-fraction 0.2 \
-        --results "$work/study" --arms "$arms" --seeds "$seeds" "$@" -- "${tiny[@]}" \
+        --results "$work/study" --presets "$presets" --seeds "$seeds" "$@" -- "${tiny[@]}" \
         ${extra[@]+"${extra[@]}"} >"$work/out" 2>"$work/err" || rc=$?
     [ $rc = "$code" ] || { say "exit code $rc instead of $code"; return 1; }
 }
@@ -197,7 +197,7 @@ real_report() {
 }
 check "a report of real runs" real_report
 shows() {
-    "$study" status --results "$work/study" --arms baseline,qwd >"$work/out" &&
+    "$study" status --results "$work/study" --presets baseline,qwd >"$work/out" &&
         grep -q '^baseline *1234 *to do' "$work/out" || say "status"
 }
 check "status" shows
@@ -265,7 +265,7 @@ usage() { # CODE TEXT OPTIONS...
     "$study" run --data "$data" --device cpu "$@" >"$work/out" 2>"$work/err" || rc=$?
     error_names "$code" "$text" $rc
 }
-check "an unknown arm" usage 2 "sdp4bit-nearest" --arms sdp5bit
+check "an unknown preset" usage 2 "sdp4bit-nearest" --presets sdp5bit
 check "an unknown model" usage 2 "train_1b.sh" --model 1b
 check "no data" usage 5 "token shard" --data "$work/absent"
 check "a folder that cannot be written" usage 5 "/proc/none" --results /proc/none

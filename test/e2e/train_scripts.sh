@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # scripts/train_*.sh and scripts/slurm: the flags they expand to, against the paper's model cards
-# and arms; real runs of a tiny override on CPU ranks, started by the script, by mpirun, and from
+# and presets; real runs of a tiny override on CPU ranks, started by the script, by mpirun, and from
 # the batch files with stand-ins for Slurm's commands; signals; what they refuse.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
 data=$work/text_text_document
 export BUILD
-unset ARM SPEED DATA_PATH VOCAB_FILE MERGE_FILE CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE \
+unset PRESET SPEED DATA_PATH VOCAB_FILE MERGE_FILE CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE \
     DRY_RUN CUDA_VISIBLE_DEVICES
 root=$PWD
 
@@ -71,7 +71,7 @@ card 2.7b 32 2560 32 1.6e-4 1.6e-5 1 ""
 card 6.7b 32 4096 32 1.2e-4 1.2e-5 2 256
 # Llamas have GPT-2's vocabulary unless a tokenizer is given.
 llama() { # NAME LAYERS HIDDEN HEADS MLP LR MICRO-BATCH GLOBAL-BATCH
-    check "card of Llama $1" expands "llama_$1" "DEVICE=cpu DATA_PATH=a_b ARM=qwd" \
+    check "card of Llama $1" expands "llama_$1" "DEVICE=cpu DATA_PATH=a_b PRESET=qwd" \
         "num-layers=$2 hidden-size=$3 num-attention-heads=$4 ffn-hidden-size=$5 lr=$6 micro-batch-size=$7
         global-batch-size=$8 normalization=RMSNorm swiglu=on data-path=a_b quantized-weights=on
         log-jsonl=runs/llama_$1-qwd/log.jsonl"
@@ -80,48 +80,48 @@ llama 125m 12 768 12 2048 6e-4 8 256
 llama 1.1b 22 2048 32 5632 4e-4 4 512
 llama 3b 28 3072 24 8192 3e-4 1 512
 llama 8b 32 4096 32 14336 3e-4 1 512
-check "speed run of a Llama" expands llama_8b "DEVICE=cpu SPEED=1 RANKS=16 ARM=sdp4bit" \
+check "speed run of a Llama" expands llama_8b "DEVICE=cpu SPEED=1 RANKS=16 PRESET=sdp4bit" \
     "micro-batch-size=1 global-batch-size=16 mock-data=on exit-interval=200 gradient-alltoall-pipeline="
 
 no_weights="quantized-weights= weight-quantization-method= wq-rounding="
 no_gradients="quantized-gradients= hadamard-transform= gq-group-size-intra= gradient-quantization-bits-intra="
 weights="quantized-weights=on weight-quantization-bits=4 wq-group-size=2048 wq-rounding=stochastic"
 gradients="quantized-gradients=on gradient-quantization-bits-inter=4 gq-group-size-inter=128 gq-group-size-intra=128"
-arm() { check "arm $1" expands 125m "DEVICE=cpu DATA_PATH=x ARM=$1" \
+preset() { check "preset $1" expands 125m "DEVICE=cpu DATA_PATH=x PRESET=$1" \
     "$2 log-jsonl=runs/125m-$1/log.jsonl tensorboard-dir=runs/125m-$1/tensorboard"; }
-arm baseline "$no_weights $no_gradients grad-reduce-in-bf16="
-arm baseline-bf16 "$no_weights $no_gradients grad-reduce-in-bf16=on"
-arm qw "$weights weight-quantization-method=direct $no_gradients"
-arm qwd "$weights weight-quantization-method= $no_gradients"
-arm ulq "$no_weights $gradients gradient-quantization-bits-intra=4 hadamard-transform="
-arm tlq "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-transform="
-arm tlq-hs "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on"
-arm sdp4bit "$weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on gradient-alltoall-pipeline="
+preset baseline "$no_weights $no_gradients grad-reduce-in-bf16="
+preset baseline-bf16 "$no_weights $no_gradients grad-reduce-in-bf16=on"
+preset qw "$weights weight-quantization-method=direct $no_gradients"
+preset qwd "$weights weight-quantization-method= $no_gradients"
+preset ulq "$no_weights $gradients gradient-quantization-bits-intra=4 hadamard-transform="
+preset tlq "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-transform="
+preset tlq-hs "$no_weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on"
+preset sdp4bit "$weights $gradients gradient-quantization-bits-intra=8 hadamard-transform=on gradient-alltoall-pipeline="
 eden="quantized-gradients=on gradient-quantization-method=eden hadamard-transform= gradient-quantization-bits-intra=8"
 lossless="quantized-weights=on weight-quantization-method=lossless use-distributed-optimizer=on"
-arm eden "$weights $eden gradient-quantization-bits-inter=4 local-steps="
-arm eden3 "$weights $eden gradient-quantization-bits-inter=3 error-feedback="
-arm eden2-ef "$weights $eden gradient-quantization-bits-inter=2 error-feedback=on"
-arm lossless "$lossless $no_gradients"
-arm eden-lossless "$lossless $eden gradient-quantization-bits-inter=4"
-arm local "$weights $eden gradient-quantization-bits-inter=4 local-steps=30"
+preset eden "$weights $eden gradient-quantization-bits-inter=4 local-steps="
+preset eden3 "$weights $eden gradient-quantization-bits-inter=3 error-feedback="
+preset eden2-ef "$weights $eden gradient-quantization-bits-inter=2 error-feedback=on"
+preset lossless "$lossless $no_gradients"
+preset eden-lossless "$lossless $eden gradient-quantization-bits-inter=4"
+preset local "$weights $eden gradient-quantization-bits-inter=4 local-steps=30"
 
 printf 'node0%d slots=4\n' 1 2 3 4 >"$work/hosts-four"
 speed="micro-batch-size=1 mock-data=on log-interval=1 exit-interval=200 save= load="
-check "speed run, its own log" expands 125m "DEVICE=cpu SPEED=1 ARM=qwd" \
+check "speed run, its own log" expands 125m "DEVICE=cpu SPEED=1 PRESET=qwd" \
     "log-jsonl=runs/125m-qwd-speed/log.jsonl tensorboard-dir=runs/125m-qwd-speed/tensorboard"
 check "speed run, LOG_DIR wins" expands 125m "DEVICE=cpu SPEED=1 LOG_DIR=l" "log-jsonl=l/log.jsonl"
 check "speed run" expands 1.3b "DEVICE=cpu SPEED=1 RANKS=16 CHECKPOINT_PATH=c" \
     "$speed global-batch-size=16 gradient-alltoall-pipeline="
-check "speed run, quantized gradients" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=sdp4bit" \
+check "speed run, quantized gradients" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 PRESET=sdp4bit" \
     "$speed global-batch-size=8 gradient-alltoall-pipeline=8"
 check "speed run of 6.7B: tensor parallel size 4" expands 6.7b \
-    "DEVICE=cpu SPEED=1 RANKS=16 ARM=sdp4bit MPIRUN_FLAGS=-q" \
+    "DEVICE=cpu SPEED=1 RANKS=16 PRESET=sdp4bit MPIRUN_FLAGS=-q" \
     "$speed global-batch-size=4 gradient-alltoall-pipeline=8 tensor-model-parallel-size=4
     pipeline-model-parallel-size=1" --gpus-per-node 8
 # The paper's 13B and 18B have no chunks.
 layout() { # CARD "VARIABLES" TENSOR PIPELINE BATCH [FLAGS...]
-    expands "$1" "DEVICE=cpu SPEED=1 ARM=sdp4bit $2" \
+    expands "$1" "DEVICE=cpu SPEED=1 PRESET=sdp4bit $2" \
         "$speed global-batch-size=$5 tensor-model-parallel-size=$3 pipeline-model-parallel-size=$4
         gradient-alltoall-pipeline=" "${@:6}"
 }
@@ -141,16 +141,16 @@ check "one of its sizes: the other is 1" layout 13b RANKS=16 4 1 4 --tensor-mode
 check "the plan of more ranks" layout 13b RANKS=1 8 1 16 --plan --plan-world-size 128
 check "13B for accuracy: the same layout" expands 13b "DEVICE=cpu DATA_PATH=d RANKS=16" \
     "tensor-model-parallel-size=8 pipeline-model-parallel-size=1 global-batch-size= mock-data="
-check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 ARM=qwd" \
+check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 PRESET=qwd" \
     "$speed gradient-alltoall-pipeline="
-check "speed run, a size without chunks" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 ARM=tlq-hs" \
+check "speed run, a size without chunks" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 PRESET=tlq-hs" \
     "$speed gradient-alltoall-pipeline="
 check "the variables" expands 6.7b \
     "DEVICE=cpu DATA_PATH=d VOCAB_FILE=v MERGE_FILE=m CHECKPOINT_PATH=c LOG_DIR=" \
     "vocab-file=v merge-file=m save=c load=c save-interval=2502 log-jsonl= tensorboard-dir="
 check "checkpoints of the others" expands 350m "DEVICE=cpu DATA_PATH=d CHECKPOINT_PATH=c LOG_DIR=l" \
     "save-interval=5002 log-jsonl=l/log.jsonl"
-check "flags of the command line win" expands 125m "DEVICE=cpu DATA_PATH=d ARM=sdp4bit" \
+check "flags of the command line win" expands 125m "DEVICE=cpu DATA_PATH=d PRESET=sdp4bit" \
     "lr=1 wq-group-size=128 seed=3" --lr 1 --wq-group-size 128 --seed=3
 blend() {
     DRY_RUN=1 DEVICE=cpu DATA_PATH="0.7 a 0.3 b" scripts/train_125m.sh >"$work/out" &&
@@ -220,8 +220,8 @@ refuses() { # CODE TEXT "VARIABLES" CARD [FLAGS...]
     error_names "$code" "$text" $rc
 }
 cpu="DEVICE=cpu DATA_PATH=d"
-check "an unknown arm" refuses 2 "arms are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp, eden, eden3" \
-    "$cpu ARM=SDP4Bit" 125m
+check "an unknown preset" refuses 2 "presets are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp, eden, eden3" \
+    "$cpu PRESET=SDP4Bit" 125m
 check "an unknown device" refuses 2 "gpu or cpu" "$cpu DEVICE=tpu" 125m
 check "an odd SPEED" refuses 2 "SPEED=yes" "$cpu SPEED=yes" 125m
 check "no data" refuses 2 "DATA_PATH is not set" "DEVICE=cpu" 125m
@@ -327,7 +327,7 @@ owner=$work/unsaved
 check "that of a run with other checkpoints is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
 owner=
 check "so is that of a look which saved nothing" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
-# What travels, in one line at the start. On one machine the name of an arm promises more.
+# What travels, in one line at the start. On one machine the name of a preset promises more.
 travels() { # TEXT "VARIABLES" [FLAGS...]
     local text=$1 variables=$2
     shift 2
@@ -338,32 +338,32 @@ travels() { # TEXT "VARIABLES" [FLAGS...]
         grep -qF -- "$text" || { why="said $(grep '^what' "$work/out")"; return 1; }
 }
 check "one machine: nothing travels between nodes" travels \
-    "gradients int8, weights int4 differences, inside one node of 4 ranks. Nothing travels between nodes; --gpus-per-node N" ARM=sdp4bit
+    "gradients int8, weights int4 differences, inside one node of 4 ranks. Nothing travels between nodes; --gpus-per-node N" PRESET=sdp4bit
 check "one machine with borders" travels \
-    "gradients int8 inside nodes of 2 ranks, int4 between nodes; weights int4 differences" ARM=sdp4bit \
+    "gradients int8 inside nodes of 2 ranks, int4 between nodes; weights int4 differences" PRESET=sdp4bit \
     --gpus-per-node 2
-check "nodes of one rank" travels "gradients int4, weights bf16, between 4 nodes of one rank" ARM=tlq \
+check "nodes of one rank" travels "gradients int4, weights bf16, between 4 nodes of one rank" PRESET=tlq \
     --gpus-per-node=1
 check "the baseline" travels "gradients fp32 inside nodes of 2 ranks, fp32 between nodes; weights bf16" \
-    ARM=baseline --gpus-per-node 2
-check "flags win over the arm" travels "gradients bf16, weights int8, inside one node" "ARM=baseline-bf16" \
+    PRESET=baseline --gpus-per-node 2
+check "flags win over the preset" travels "gradients bf16, weights int8, inside one node" "PRESET=baseline-bf16" \
     --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
 check "EDEN" travels "gradients int8 inside nodes of 2 ranks, eden3 between nodes; weights int4 differences" \
-    ARM=eden3 --gpus-per-node 2
-check "weights without loss" travels "gradients fp32, weights bf16 without loss, between 4 nodes" ARM=lossless \
+    PRESET=eden3 --gpus-per-node 2
+check "weights without loss" travels "gradients fp32, weights bf16 without loss, between 4 nodes" PRESET=lossless \
     --gpus-per-node 1
-check "local steps" travels "int8 inside nodes of 2 ranks, eden4 every 30 steps between nodes" ARM=local \
+check "local steps" travels "int8 inside nodes of 2 ranks, eden4 every 30 steps between nodes" PRESET=local \
     --gpus-per-node 2
-check "one rank" travels "nothing, there is one rank" "ARM=sdp4bit RANKS=1"
+check "one rank" travels "nothing, there is one rank" "PRESET=sdp4bit RANKS=1"
 cut() { # ROW TEXT "VARIABLES" [FLAGS...]: the same, and how the model is cut
     travels "${@:2}" || return 1
     grep -qF "the model is cut: $1" "$work/out" || { why="no '$1' in $(cat "$work/out")"; return 1; }
 }
 check "nodes of one tensor-parallel group" cut "tensor parallel 2, pipeline 1, data parallel 2" \
-    "gradients int4, weights int4 differences, between 2 nodes of one data-parallel rank" ARM=sdp4bit \
+    "gradients int4, weights int4 differences, between 2 nodes of one data-parallel rank" PRESET=sdp4bit \
     --gpus-per-node 2 --tensor-model-parallel-size 2
 check "nodes of two stages" cut "tensor parallel 1, pipeline 2, data parallel 4" \
-    "gradients int8 inside nodes of 2 data-parallel ranks, int4 between nodes" "ARM=tlq RANKS=8" \
+    "gradients int8 inside nodes of 2 data-parallel ranks, int4 between nodes" "PRESET=tlq RANKS=8" \
     --gpus-per-node 2 --pipeline-model-parallel-size 2
 check "one model over all ranks" cut "tensor parallel 2, pipeline 2, data parallel 1" \
     "nothing, there is one data-parallel rank" "" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
@@ -405,18 +405,18 @@ for ((i = 0; i < ${#batch[@]}; i++)); do if [ "${batch[i]}" = --lr-warmup-iters 
     tiny+=("${batch[i]}"); fi; done
 tiny+=(--lr-decay-iters 12 --gpus-per-node 2)
 self_started() {
-    ARM=sdp4bit DEVICE=cpu RANKS=4 DATA_PATH=$data LOG_DIR=$work/self scripts/train_125m.sh "${tiny[@]}" \
+    PRESET=sdp4bit DEVICE=cpu RANKS=4 DATA_PATH=$data LOG_DIR=$work/self scripts/train_125m.sh "${tiny[@]}" \
         >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     grep -q "using 2 nodes x 2 data-parallel ranks" "$work/out" || { why="not 2 x 2"; return 1; }
     [ -s "$work/self/log.jsonl" ] && compgen -G "$work/self/tensorboard/events*" >/dev/null ||
         { why="no logs"; return 1; }
     cp "$work/self/log.jsonl" "$work/self.jsonl"
     grep -qE '"wq_rounding": ?"stochastic"' "$work/self.jsonl" ||
-        { why="the arm did not reach the trainer"; return 1; }
+        { why="the preset did not reach the trainer"; return 1; }
 }
 check "ranks started by the script" self_started
 under_mpirun() {
-    ARM=sdp4bit DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh \
+    PRESET=sdp4bit DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh \
         "${tiny[@]}" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     cp "$work/under/log.jsonl" "$work/under.jsonl"
     same_training self under
@@ -481,7 +481,7 @@ speed_run() {
 }
 check "a speed run on mock data" speed_run
 cut_speed_run() { # 13B's layout on nodes of four, on a tiny model
-    ARM=sdp4bit DEVICE=cpu SPEED=1 RANKS=8 LOG_DIR='' scripts/train_13b.sh "${tiny[@]}" --micro-batch-size 1 \
+    PRESET=sdp4bit DEVICE=cpu SPEED=1 RANKS=8 LOG_DIR='' scripts/train_13b.sh "${tiny[@]}" --micro-batch-size 1 \
         --global-batch-size 1 --gpus-per-node 4 --exit-interval 3 >"$work/out" 2>"$work/err" ||
         { say "exit code $?"; return 1; }
     grep -q '^the model is cut: tensor parallel 4, pipeline 2, data parallel 1$' "$work/out" &&
@@ -504,7 +504,7 @@ chmod +x "$work/bin/agent"
 printf '127.0.0.2 slots=2\n127.0.0.3 slots=2\n' >"$work/two"
 on_two_machines() { # FLAGS...
     HOSTFILE=$work/two MPIRUN_FLAGS="--mca plm_rsh_agent $work/bin/agent --mca plm_rsh_no_tree_spawn 1" \
-        ARM=sdp4bit DEVICE=cpu DATA_PATH=$data CHECKPOINT_PATH=$work/two-save \
+        PRESET=sdp4bit DEVICE=cpu DATA_PATH=$data CHECKPOINT_PATH=$work/two-save \
         LOG_DIR=$work/two-log timeout "$LIMIT" scripts/train_1.3b.sh "${tiny[@]}" --gpus-per-node 0 "$@" \
         >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     grep -q '^using 2 nodes x 2 data-parallel ranks$' "$work/out" ||
@@ -556,7 +556,7 @@ batch_job() {
     rm -rf "$work/slurm" "$work/save" "$work/requeued"
     : >"$work/requeued"
     PATH=$work/bin:$PATH REQUEUED=$work/requeued SLURM_JOB_ID=77 SLURM_JOB_NUM_NODES=1 SLURM_CPUS_PER_TASK=8 \
-        SLURM_SUBMIT_DIR=$root MODEL=125m ARM=tlq DEVICE=cpu RANKS=2 DATA_PATH=$data \
+        SLURM_SUBMIT_DIR=$root MODEL=125m PRESET=tlq DEVICE=cpu RANKS=2 DATA_PATH=$data \
         LOG_DIR=$work/slurm CHECKPOINT_PATH=$work/save bash "scripts/slurm/$file" "${tiny[@]}" "$@" \
         >"$work/out" 2>"$work/err" </dev/null &
     job=$!
@@ -581,8 +581,8 @@ for file in srun mpirun; do
 done
 # shellcheck disable=SC2016  # to be expanded by the stand-in
 printf '#!/bin/bash\necho "$@"\n' >"$work/bin/srun"
-lost_rank() { # ARM FLAG
-    PATH=$work/bin:$PATH SLURM_SUBMIT_DIR=$root ARM=$1 bash scripts/slurm/srun.sbatch \
+lost_rank() { # PRESET FLAG
+    PATH=$work/bin:$PATH SLURM_SUBMIT_DIR=$root PRESET=$1 bash scripts/slurm/srun.sbatch \
         >"$work/out" 2>"$work/err"
     grep -q -- "^--mpi=pmix $2.* scripts/train_1.3b.sh$" "$work/out" || say "$1"
 }

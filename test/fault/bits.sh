@@ -16,7 +16,7 @@ with_fault() { # FAULT NAME NP FLAGS...
     SDP4BIT_FAULT=$fault logged "$@"
 }
 repairs() { grep '^{"kind":"repair"' "$work/$1.jsonl" | sed 's/"kind":"repair",//'; }
-repaired() { # ARM FAULT EXPECTED FLAGS...: the JSON line, and the same training as without the fault
+repaired() { # PRESET FAULT EXPECTED FLAGS...: the JSON line, and the same training as without the fault
     local name=$1 fault=$2 expected=$3
     shift 3
     [ -s "$work/$name.jsonl" ] || logged "$name" 4 "${run[@]}" "$@" --verify-replicas-interval 1 || return 1
@@ -44,8 +44,8 @@ named() {
         { why="the log says $(grep -m 1 'weights of rank' "$work/out")"; return 1; }
 }
 check "the log names iteration, rank and bucket, and counts" named
-# Without a majority the master weights count. A bf16 baseline's replicas are the rounded master weights, so its
-# training does not change at all.
+# Without a majority the master weights count. A bf16 baseline's replicas are the rounded master
+# weights, so its training does not change at all.
 check "baseline: two ranks of four, no majority" repaired baseline replica:1:5:0,replica:3:5:0 \
     '{"iteration":5,"bucket":0,"ranks":"0, 1, 2, 3","from":null}'
 # The same where the model is cut. With one replica of each part only copies of a tensor can be

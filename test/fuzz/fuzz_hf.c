@@ -5,8 +5,8 @@
 // saved.
 #include <unistd.h>
 
-#include "llmc/checkpoint/hf.h"
-#include "llmc/checkpoint/hf_map.h"
+#include "dev/convert/hf.h"
+#include "dev/convert/hf_map.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "test/fuzz/fuzz.h"
 

@@ -1,6 +1,6 @@
 // A pickle as data. What is taken is looked into as the readers of checkpoints do, to a bounded
 // depth.
-#include "llmc/checkpoint/pickle.h"
+#include "dev/convert/pickle.h"
 #include "test/fuzz/fuzz.h"
 
 enum { DEPTH = 6, MOST_SEEN = 20000 };

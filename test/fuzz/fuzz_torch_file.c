@@ -1,7 +1,7 @@
 // A file of torch.save. With a first byte T the rest is the file. Else the input is the pickle of a
 // sound archive with one storage, data/0, of 64 bytes. Tensors that are taken lie in the file and
 // are read to their last element.
-#include "llmc/checkpoint/torch_file.h"
+#include "dev/convert/torch_file.h"
 #include "test/fuzz/fuzz.h"
 
 enum { MOST_SEEN = 2000, MOST_ELEMENTS = 1 << 16 };

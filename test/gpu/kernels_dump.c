@@ -410,7 +410,8 @@ typedef struct Weights {
     MessageLayout message;
 } Weights;
 
-// Replica weights near the master weights: bf16 of values of the size of GPT weights, pads included.
+// Replica weights near the master weights: bf16 of values of the size of GPT weights, pads
+// included.
 static void start_weights(Run *r, Weights *w, bool finite) {
     Dump *d = r->d;
     int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank, states = shard * r->plan.dp;
@@ -424,7 +425,8 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     w->messages = (uint8_t *)reserve(d, w->message.bytes * r->plan.dp);
     w->grads = uploaded_values(d, r->elements, r->inputs + 901, finite);
     for (int64_t i = 0; i < states; i++) {
-        // Rank by rank: master weights within a percent of their weights, exactly equal here and there.
+        // Rank by rank: master weights within a percent of their weights, exactly equal here and
+        // there.
         int64_t rank = i / shard, at = i % shard;
         int64_t position = at < r->bucket.matrix_per_rank
                                ? rank * r->bucket.matrix_per_rank + at
@@ -766,8 +768,8 @@ static void replicas(Dump *d) {
     release(d, counts);
 }
 
-// Local steps: pseudo-gradients, outer steps, master weights that meet the outer weights and are rounded.
-// The values are odd and plain ones; runs of every length, and that start anywhere.
+// Local steps: pseudo-gradients, outer steps, master weights that meet the outer weights and are
+// rounded. The values are odd and plain ones; runs of every length, and that start anywhere.
 static void local_steps(Dump *d) {
     enum { COUNT = 100003, SHIFTS = 3 };
     static const int64_t lengths[] = {0, 1, 31, 1000, COUNT - SHIFTS};

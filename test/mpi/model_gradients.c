@@ -28,15 +28,15 @@ enum { STEPS = 3 };
 enum { HELD = 1 << 20 };  // more calls of zero_reduce_unit than a backward makes
 static const float WEIGHT_DECAY = 0.1f;
 
-// --- arms ----------------------------------------------------------------------------------------
+// --- presets -------------------------------------------------------------------------------------
 
-enum { ARM_FLAGS = 12 };  // at most
+enum { PRESET_FLAGS = 12 };  // at most
 
-// What a run of an arm is told, and what must then travel: Zero makes its choice from the flags,
+// What a run of a preset is told, and what must then travel: Zero makes its choice from the flags,
 // the simulator takes these.
 typedef struct ModelArm {
     const char *name;
-    const char *flags[ARM_FLAGS + 1];  // NULL at the end
+    const char *flags[PRESET_FLAGS + 1];  // NULL at the end
     GradWire grad;
     WeightWire weight;
     int micro_batches;  // of a step under optim_grads; 0: under optim, one
@@ -48,7 +48,7 @@ typedef struct ModelArm {
 #define I4 CODEC_INT4
 #define SR ROUND_STOCHASTIC
 #define RN ROUND_NEAREST
-static const ModelArm arms[] = {
+static const ModelArm presets[] = {
     {"baseline fp32",
      {"--clip-grad", "1000"},
      {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0},
@@ -91,7 +91,7 @@ static const ModelArm arms[] = {
      {FLOATX_CODEC, 32, false, RN},
      1},
 };
-enum { ARMS = sizeof arms / sizeof *arms };
+enum { PRESETS = sizeof presets / sizeof *presets };
 
 // A bucket per layer where the groups allow it, so that gradients are reduced while others are
 // still computed.
@@ -143,7 +143,7 @@ static const char *const many_ranks_size[SIZE_FLAGS] = {"--hidden-size", "64", "
 
 typedef struct Model {
     const ModelRank *rank;
-    const ModelArm *arm;
+    const ModelArm *preset;
     Config config;
     MemoryPlan memory_plan;
     Zero *zero;
@@ -174,10 +174,11 @@ static void download(const Model *m, void *host, const void *device, size_t byte
     stream_synchronize(m->compute);
 }
 
-// shared: gradients are, where the arm wants it.
+// shared: gradients are, where the preset wants it.
 static bool configure(Model *m, bool shared, Error *err) {
     const Mesh *mesh = m->rank->mesh;
-    char *argv[MODEL_FLAGS + SIZE_FLAGS + LAYOUT_FLAGS + SHARD_FLAGS + ARM_FLAGS], tp[16], pp[16], batch[16];
+    char *argv[MODEL_FLAGS + SIZE_FLAGS + LAYOUT_FLAGS + SHARD_FLAGS + PRESET_FLAGS], tp[16], pp[16],
+        batch[16];
     const char *strategy = shared ? "optim_grads" : "optim";
     const char *const sharding[SHARD_FLAGS] = {"--global-batch-size", batch,
                                                "--data-parallel-sharding-strategy", strategy};
@@ -187,12 +188,12 @@ static bool configure(Model *m, bool shared, Error *err) {
     const char *const *size = mesh->dp.size <= FEW_RANKS ? few_ranks_size : many_ranks_size;
     snprintf(tp, sizeof tp, "%d", mesh->tp.size);
     snprintf(pp, sizeof pp, "%d", mesh->pp.size);
-    snprintf(batch, sizeof batch, "%d", 2 * mesh->dp.size * m->arm->micro_batches);
+    snprintf(batch, sizeof batch, "%d", 2 * mesh->dp.size * m->preset->micro_batches);
     for (int i = 0; i < MODEL_FLAGS; i++) argv[argc++] = (char *)model_flags[i];
     for (int i = 0; i < SIZE_FLAGS; i++) argv[argc++] = (char *)size[i];
     for (int i = 0; i < LAYOUT_FLAGS - !m->rank->sequence; i++) argv[argc++] = (char *)layout[i];
-    for (int i = 0; m->arm->micro_batches && i < SHARD_FLAGS; i++) argv[argc++] = (char *)sharding[i];
-    for (int i = 0; m->arm->flags[i]; i++) argv[argc++] = (char *)m->arm->flags[i];
+    for (int i = 0; m->preset->micro_batches && i < SHARD_FLAGS; i++) argv[argc++] = (char *)sharding[i];
+    for (int i = 0; m->preset->flags[i]; i++) argv[argc++] = (char *)m->preset->flags[i];
     if (!config_parse(&m->config, argc, argv, NULL, 0, err)) return false;
     int end_of_document = (int)m->config.vocab_size;
     return config_finish(&m->config, mesh->world.size, end_of_document + 1, end_of_document, err);
@@ -236,8 +237,8 @@ static void build_simulator(Model *m) {
     int dp = m->zero->plan.dp, kept = is_root(m) ? dp : 0;
     SimulatorOptions o = {&m->zero->plan,
                           m->tensors,
-                          m->arm->grad,
-                          m->arm->weight,
+                          m->preset->grad,
+                          m->preset->weight,
                           (uint32_t)c->seed,
                           (float)c->adam_beta1,
                           (float)c->adam_beta2,
@@ -283,7 +284,9 @@ static void close_model(Model *m) {
 
 // --- a step on both sides ------------------------------------------------------------------------
 
-static int micro_batches_of(const Model *m) { return m->arm->micro_batches ? m->arm->micro_batches : 1; }
+static int micro_batches_of(const Model *m) {
+    return m->preset->micro_batches ? m->preset->micro_batches : 1;
+}
 
 // A LoadMicroBatch. The replica's micro-batch of the step: tokens of which the first numbers are
 // more frequent, each with its successor as target.
@@ -389,7 +392,7 @@ static void take_buckets(Model *m, bool stay) {
 // reduced once, the others in each micro-batch.
 static void simulate_micro_batches(Model *m, uint32_t step) {
     const Plan *plan = &m->zero->plan;
-    int count = m->arm->micro_batches;
+    int count = m->preset->micro_batches;
     bool *each = (bool *)xcalloc((size_t)plan->tensors, sizeof *each, "the test");
     for (int t = 0; t < plan->tensors; t++) each[t] = !m->zero->gradients.stays[plan->tensor_bucket[t]];
     copy_on_device(m->compute, m->whole->zero->weights, m->zero->weights,
@@ -460,7 +463,7 @@ static const char *shape_name(const ModelRank *rank, char *text, size_t bytes) {
 static bool complain(const Model *m, uint32_t step, const char *what, int64_t at) {
     char shape[64];
     fprintf(stderr, "rank %d, %s, a GPT's gradients, %s, step %u: %s at %lld\n", m->rank->mesh->world.rank,
-            shape_name(m->rank, shape, sizeof shape), m->arm->name, step, what, (long long)at);
+            shape_name(m->rank, shape, sizeof shape), m->preset->name, step, what, (long long)at);
     return false;
 }
 
@@ -604,8 +607,8 @@ static WireBytes planned_bytes(const Model *m) {
     const Plan *plan = &m->zero->plan;
     WireBytes sum = {0};
     for (int b = 0; plan->dp > 1 && b < plan->buckets; b++) {
-        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &m->arm->grad, &m->arm->weight);
-        int64_t times = zero_reductions(m->zero, b, m->arm->micro_batches);
+        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &m->preset->grad, &m->preset->weight);
+        int64_t times = zero_reductions(m->zero, b, m->preset->micro_batches);
         sum.grad_intra += times * bytes.grad_intra;
         sum.grad_inter += times * bytes.grad_inter;
         sum.weight_intra += bytes.weight_intra;
@@ -629,7 +632,7 @@ static bool same_traffic(const Model *m, uint32_t step, Traffic before, uint64_t
            complain(m, step, "bytes of the records", 0);
 }
 
-// --- steps and arms ------------------------------------------------------------------------------
+// --- steps and presets ---------------------------------------------------------------------------
 
 static bool on_all(bool ok) {
     int value = ok;
@@ -650,8 +653,8 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
     return same_gradients(m, step, false);
 }
 
-// Some layers' gradients are shared out indeed: the arm's groups leave them buckets of their own.
-// On 16 ranks groups of 256 do not: there the least bucket takes more than a layer has.
+// Some layers' gradients are shared out indeed: the preset's groups leave them buckets of their
+// own. On 16 ranks groups of 256 do not: there the least bucket takes more than a layer has.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
     for (int b = 0; b < m->zero->plan.buckets; b++) shared += !m->zero->gradients.stays[b];
@@ -666,14 +669,14 @@ static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *bef
     zero_step_begins(m->zero, step);
     rehearse(m);
     *before = probe_traffic(m->zero);
-    gpt_micro_batches(&m->gpt, m->arm->micro_batches, true, load_tokens, m);
+    gpt_micro_batches(&m->gpt, m->preset->micro_batches, true, load_tokens, m);
     if (overlapped) return true;
     lanes_synchronize(m->rank->lanes);
     return some_shared(m, step) && same_windows(m, step);
 }
 
 static bool run_step(Model *m, uint32_t step) {
-    bool overlapped = step % 2 == 0, shared = m->arm->micro_batches > 0, ok;
+    bool overlapped = step % 2 == 0, shared = m->preset->micro_batches > 0, ok;
     Traffic before;
     uint64_t records = comm_sent(&m->rank->mesh->world);
     if (shared) ok = reduce_shared(m, step, overlapped, &before);
@@ -689,19 +692,19 @@ static bool run_step(Model *m, uint32_t step) {
 }
 
 // shared: see configure.
-static Model *open_model(const ModelRank *rank, const ModelArm *arm, bool shared) {
+static Model *open_model(const ModelRank *rank, const ModelArm *preset, bool shared) {
     Model *m = (Model *)xcalloc(1, sizeof *m, "a model");
     Error err = {0};
     m->rank = rank;
-    m->arm = arm;
+    m->preset = preset;
     if (!configure(m, shared, &err) || !build_model(m, &err)) fatal(NULL, err.code, "%s", err.what);
     return m;
 }
 
-static bool run_arm(const ModelRank *rank, const ModelArm *arm) {
-    Model *m = open_model(rank, arm, true);
+static bool run_preset(const ModelRank *rank, const ModelArm *preset) {
+    Model *m = open_model(rank, preset, true);
     build_simulator(m);
-    if (arm->micro_batches) m->whole = open_model(rank, arm, false);
+    if (preset->micro_batches) m->whole = open_model(rank, preset, false);
     bool ok = true;
     for (uint32_t step = 1; ok && step <= STEPS; step++) ok = run_step(m, step);
     close_model(m);
@@ -712,11 +715,11 @@ int model_gradients_failures(const ModelRank *rank) {
     char shape[64];
     int failures = 0;
     shape_name(rank, shape, sizeof shape);
-    for (int arm = 0; arm < ARMS; arm++) {
-        bool ok = run_arm(rank, &arms[arm]);
+    for (int preset = 0; preset < PRESETS; preset++) {
+        bool ok = run_preset(rank, &presets[preset]);
         failures += !ok;
         if (rank->mesh->world.rank == 0) {
-            printf("%s %s: a GPT's gradients, %s\n", ok ? "ok" : "not ok", shape, arms[arm].name);
+            printf("%s %s: a GPT's gradients, %s\n", ok ? "ok" : "not ok", shape, presets[preset].name);
         }
     }
     return failures;

@@ -22,8 +22,8 @@ typedef struct ModelRank {
     bool sequence;      // --sequence-parallel
 } ModelRank;
 
-// Trains a small model for a few steps under every arm, prints ok / not ok for each on rank 0 and
-// returns how many failed, the same on all ranks. Collective over MPI_COMM_WORLD. Switches the
+// Trains a small model for a few steps under every preset, prints ok / not ok for each on rank 0
+// and returns how many failed, the same on all ranks. Collective over MPI_COMM_WORLD. Switches the
 // device to deterministic mode. A model that cannot be set up ends the job (EXIT_USAGE,
 // EXIT_ENVIRONMENT).
 int model_gradients_failures(const ModelRank *rank);

@@ -178,7 +178,7 @@ static void close_layout(Layout *l) {
     config_free(&l->config);
 }
 
-// --- synthetic contents ----------------------------------------------------------------------------
+// --- synthetic contents --------------------------------------------------------------------------
 
 // Element e of this rank's part of a tensor, as an element of the whole.
 static int64_t in_whole(const Tensor *t, int64_t e) {
@@ -192,8 +192,8 @@ static float value_of(const Tensor *t, SliceKind kind, int64_t e) {
     return 1.0f + (float)(XXH3_64bits(key, sizeof key) % 100003) / 100003.0f;
 }
 
-// rounded: the replica is the rounded master weights, else a version of its own, as quantized differences
-// make it.
+// rounded: the replica is the rounded master weights, else a version of its own, as quantized
+// differences make it.
 static floatX weight_of(const Tensor *t, bool rounded, int64_t e) {
     return floatX_from_float(value_of(t, rounded ? SLICE_MASTER : SLICE_WEIGHT, e));
 }
@@ -243,7 +243,8 @@ static bool sees(Zero *zero, int tensor, bool rounded, bool backward) {
     return true;
 }
 
-// Are the weights, master weights and moments those of fill? Collective where weights are shared out.
+// Are the weights, master weights and moments those of fill? Collective where weights are shared
+// out.
 static bool holds(const Layout *l, bool rounded) {
     Zero *zero = l->zero;
     bool seen = true;
@@ -362,7 +363,8 @@ static int holders_of(const Layout *l, const char *name) {
     return holders;
 }
 
-// One bit of the tensor on one rank. Repaired from the others or from the master weights, with all copies.
+// One bit of the tensor on one rank. Repaired from the others or from the master weights, with all
+// copies.
 static void test_flipped_bit(const Layout *l, const char *name, int on, bool found, const char *what) {
     int64_t repairs;
     Error err = {0};
@@ -375,8 +377,8 @@ static void test_flipped_bit(const Layout *l, const char *name, int on, bool fou
     check(ok && repairs == (found ? 1 : 0) && (!found || holds(l, true)), l, what);
 }
 
-// The same where replicas are versions of their own. A repair from the master weights then changes more
-// than the bit, and must reach all copies of what it changes.
+// The same where replicas are versions of their own. A repair from the master weights then changes
+// more than the bit, and must reach all copies of what it changes.
 static void test_flipped_version(const Layout *l, const char *name, int on, bool found, const char *what) {
     int64_t repairs, again;
     Error err = {0};
@@ -387,8 +389,8 @@ static void test_flipped_version(const Layout *l, const char *name, int on, bool
     check(ok && repairs == (found ? 1 : 0) && (!found || (verify(l, &again, &err) && again == 0)), l, what);
 }
 
-// Master weights and weights of a tensor drifted apart on the ranks that say `here`: nobody knows which
-// are right. says: the tensor and ranks that the error names.
+// Master weights and weights of a tensor drifted apart on the ranks that say `here`: nobody knows
+// which are right. says: the tensor and ranks that the error names.
 static void test_drift(const Layout *l, const char *name, bool here, const char *says) {
     int64_t repairs;
     Error err = {0};

@@ -1,13 +1,14 @@
 // Local steps against a simulator, to the bit. llmc/state/zero.c trains on synthetic gradients for
-// two rounds of turns, on every shape of replica groups that this number of ranks allows. The simulator
-// has one Simulator per replica group, for all that a replica group does by itself, and the outer steps below:
-// written from sdp4bit/README.md, tensor by tensor and element by element, without messages or
-// shards. In one step one replica group meets a NaN, and it alone skips. The bytes between replica groups are
-// those that the layout says. Some arms end with the last step: all buckets exchange in it.
+// two rounds of turns, on every shape of replica groups that this number of ranks allows. The
+// simulator has one Simulator per replica group, for all that a replica group does by itself, and
+// the outer steps below: written from sdp4bit/README.md, tensor by tensor and element by element,
+// without messages or shards. In one step one replica group meets a NaN, and it alone skips. The
+// bytes between replica groups are those that the layout says. Some presets end with the last step:
+// all buckets exchange in it.
 //
 //   test_local_mpi [--emulate-nodes]
-// With the flag there is one rank to a replica group, and the replica groups may share GPUs. build/test/gpu has
-// the same program for GPUs. ranks: 1 2 3 4
+// With the flag there is one rank to a replica group, and the replica groups may share GPUs.
+// build/test/gpu has the same program for GPUs. ranks: 1 2 3 4
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -23,16 +24,16 @@
 enum { STEPS = 11, POISONED_STEP = 6, POISONED_REPLICA_GROUP = 1, H = 4, TENSORS = 9, MOST_FLAGS = 20 };
 static const float RATE = 1e-2f, WEIGHT_DECAY = 0.1f, OUTER_LR = 0.7f, OUTER_MOMENTUM = 0.9f;
 
-// --- arms ----------------------------------------------------------------------------------------
+// --- presets -------------------------------------------------------------------------------------
 
-typedef struct Arm {
+typedef struct Preset {
     const char *name;
     const char *flags[MOST_FLAGS];
     int delay;
     float mix;
     GradWire grad;
     WeightWire weight;
-} Arm;
+} Preset;
 
 #define F CODEC_FP32
 #define B CODEC_BF16
@@ -40,7 +41,7 @@ typedef struct Arm {
 #define I4 CODEC_INT4
 #define SR ROUND_STOCHASTIC
 #define RN ROUND_NEAREST
-static const Arm arms[] = {
+static const Preset presets[] = {
     {"fp32", {NULL}, 0, 0, {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0}, {FLOATX_CODEC, 32, false, RN}},
     {"bf16, a delay",
      {"--grad-reduce-in-bf16", "--local-steps-delay", "2"},
@@ -112,7 +113,7 @@ static const Arm arms[] = {
      {I8, I4, 32, 32, B, TRANSFORM_NONE, SR, 0},
      {FLOATX_CODEC, 32, false, RN}},
 };
-enum { ARMS = sizeof arms / sizeof *arms };
+enum { PRESETS = sizeof presets / sizeof *presets };
 
 static const char *const common_flags[] = {"test",
                                            "--bf16",
@@ -161,7 +162,7 @@ typedef struct Outer {
 } Outer;
 
 typedef struct Trial {
-    const Arm *arm;
+    const Preset *preset;
     const Mesh *mesh;
     Device *device;
     Lanes lanes;
@@ -182,7 +183,7 @@ static int replica_groups(const Trial *t) { return t->mesh->replica_groups.size;
 
 static bool complain(const Trial *t, int64_t step, const char *what, int64_t at) {
     fprintf(stderr, "rank %d, %d replica groups x %d, %s, step %lld: %s at %lld\n", t->mesh->world.rank,
-            replica_groups(t), t->mesh->dp.size, t->arm->name, (long long)step, what, (long long)at);
+            replica_groups(t), t->mesh->dp.size, t->preset->name, (long long)step, what, (long long)at);
     return false;
 }
 
@@ -203,7 +204,7 @@ static void configure(Trial *t) {
     int argc = 0;
     Error err = {0};
     for (int i = 0; i < COMMON_FLAGS; i++) argv[argc++] = (char *)common_flags[i];
-    for (int i = 0; t->arm->flags[i]; i++) argv[argc++] = (char *)t->arm->flags[i];
+    for (int i = 0; t->preset->flags[i]; i++) argv[argc++] = (char *)t->preset->flags[i];
     if (!config_parse(&t->config, argc, argv, NULL, 0, &err) ||
         !config_finish(&t->config, t->mesh->world.size, 64, 63, &err)) {
         fatal(NULL, err.code, "%s", err.what);
@@ -236,8 +237,8 @@ static void build_simulators(Trial *t) {
     const Config *c = &t->config;
     SimulatorOptions o = {&t->plan,
                           t->tensors,
-                          t->arm->grad,
-                          t->arm->weight,
+                          t->preset->grad,
+                          t->preset->weight,
                           (uint32_t)c->seed,
                           (float)c->adam_beta1,
                           (float)c->adam_beta2,
@@ -273,9 +274,9 @@ static void build_simulators(Trial *t) {
     free(weights);
 }
 
-static Trial *open_trial(const Mesh *mesh, Device *device, const Arm *arm) {
+static Trial *open_trial(const Mesh *mesh, Device *device, const Preset *preset) {
     Trial *t = (Trial *)xcalloc(1, sizeof *t, "a trial");
-    t->arm = arm;
+    t->preset = preset;
     t->mesh = mesh;
     t->device = device;
     configure(t);
@@ -323,7 +324,7 @@ typedef struct Part {
 static Part part_of(const Trial *t, int tensor) {
     Part part = {t->plan.tensor_arena[tensor], t->tensors[tensor].numel, 0, 0, t->tensors[tensor].matrix};
     for (int k = 0; k < tensor; k++) part.logical += round_up64(t->tensors[k].numel, 32);
-    part.n = part.matrix ? round_up64(part.numel, t->arm->grad.inter_group) : part.numel;
+    part.n = part.matrix ? round_up64(part.numel, t->preset->grad.inter_group) : part.numel;
     return part;
 }
 
@@ -345,14 +346,14 @@ static Leg leg_of(const Trial *t, bool mean, uint32_t source, int64_t step) {
 
 // What traveling does to x, which stays transformed.
 static void leave(const Trial *t, float *x, const Part *part, Leg leg) {
-    const GradWire *wire = &t->arm->grad;
+    const GradWire *wire = &t->preset->grad;
     Codec codec = part->matrix ? wire->inter_codec : wire->tail_codec;
     if (part->matrix) simulator_transform(x, part->n, wire->transform, leg.rotation, part->logical);
     simulator_send(x, part->n, codec, wire->inter_group, wire->rounding, leg.rounding, part->logical);
 }
 
 static void arrive(const Trial *t, float *x, const Part *part, Leg leg) {
-    if (part->matrix) simulator_invert(x, part->n, t->arm->grad.transform, leg.rotation, part->logical);
+    if (part->matrix) simulator_invert(x, part->n, t->preset->grad.transform, leg.rotation, part->logical);
 }
 
 // The mean over the replica groups, as all of them decode it.
@@ -392,7 +393,7 @@ static void meet(const Trial *t, int tensor) {
     Part part = part_of(t, tensor);
     for (int n = 0; n < replica_groups(t); n++) {
         for (int64_t i = part.arena; i < part.arena + part.numel; i++) {
-            float outer = t->outer.weights[i], *master = &t->replica_group[n].master[i], mix = t->arm->mix;
+            float outer = t->outer.weights[i], *master = &t->replica_group[n].master[i], mix = t->preset->mix;
             *master = mix == 0 ? outer : mix * *master + (1.0f - mix) * outer;
         }
     }
@@ -405,7 +406,7 @@ static void simulate(Trial *t, int64_t step) {
         simulator_step(&t->replica_group[n], t->grads + n * D, losses, (uint32_t)step, RATE, RATE);
     free(losses);
     for (int k = 0; k < TENSORS; k++) {
-        int64_t turn = t->outer.turn[t->plan.tensor_bucket[k]], met = step - t->arm->delay;
+        int64_t turn = t->outer.turn[t->plan.tensor_bucket[k]], met = step - t->preset->delay;
         if (step % H == turn || ends(t, step)) outer_step(t, k, step);
         if ((met > 0 && met % H == turn) || ends(t, step)) meet(t, k);
     }
@@ -539,8 +540,8 @@ static bool finds_another_outer_weight(Trial *t) {
     return (sound && found) || complain(t, STEPS, "outer weights that differ are not found, sound", sound);
 }
 
-static bool run_arm(const Mesh *mesh, Device *device, const Arm *arm) {
-    Trial *t = open_trial(mesh, device, arm);
+static bool run_preset(const Mesh *mesh, Device *device, const Preset *preset) {
+    Trial *t = open_trial(mesh, device, preset);
     bool ok = on_all(t->plan.buckets >= 4 || complain(t, 0, "another number of buckets", t->plan.buckets));
     for (int64_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);
     ok = ok && on_all(finds_another_outer_weight(t));
@@ -563,12 +564,12 @@ static int run_shape(int rank, int size, int per_node, bool emulate) {
     if (!device || !mesh_open(&mesh, world, &err)) fatal(NULL, err.code, "%s", err.what);
     device_set_deterministic(device, true);
     comm_open(&mesh, device, 60);
-    for (int arm = 0; arm < ARMS; arm++) {
-        bool ok = run_arm(&mesh, device, &arms[arm]);
+    for (int preset = 0; preset < PRESETS; preset++) {
+        bool ok = run_preset(&mesh, device, &presets[preset]);
         failures += !ok;
         if (rank == 0)
             printf("%s %d replica groups x %d: %s\n", ok ? "ok" : "not ok", size / per_node, per_node,
-                   arms[arm].name);
+                   presets[preset].name);
     }
     comm_close(&mesh);
     mesh_close(&mesh);

@@ -68,7 +68,7 @@ static bool run(const Case *c, int rank) {
     Found found = {.site = &site, .left = NOT_CALLED};
     heartbeat_open(&site, MPI_COMM_SELF, 4, 60);
     site.salvage = salvage_create();
-    salvage_arm(&site, peers, c->per_node, handler, &found);
+    salvage_preset(&site, peers, c->per_node, handler, &found);
     peers.limit += 0.3 * rank;
     double start = monotonic_seconds();
     if (!c->comes[rank] && c->late > 0) usleep((useconds_t)(1e6 * c->late));

@@ -1,12 +1,12 @@
 // The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the
 // one-process simulator, to the bit. It goes through every shape of nodes x ranks that this number
-// of ranks allows, every arm, and several chunk counts. With two of those the ranks keep a shard of
-// the gradients, which adds up three micro-batches or one (ZeRO-2). Arms with codes between nodes
-// run once more with error feedback. Four steps follow each other.
-// The third is poisoned with a NaN or an infinity and must be skipped everywhere. Then comes a step
-// with an absurd learning rate, which must be refused element by element, and one that must be
-// skipped for that. Then, on every shape, the same with the gradients of a GPT (model_gradients.h).
-// With 4 and 8 ranks the GPT also runs with tensor and pipeline parallelism.
+// of ranks allows, every preset, and several chunk counts. With two of those the ranks keep a shard
+// of the gradients, which adds up three micro-batches or one (ZeRO-2). Presets with codes between
+// nodes run once more with error feedback. Four steps follow each other. The third is poisoned with
+// a NaN or an infinity and must be skipped everywhere. Then comes a step with an absurd learning
+// rate, which must be refused element by element, and one that must be skipped for that. Then, on
+// every shape, the same with the gradients of a GPT (model_gradients.h). With 4 and 8 ranks the GPT
+// also runs with tensor and pipeline parallelism.
 //
 // Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Serves both
 // backends: build/test/gpu/test_sdp4bit_mpi is the GPU's. The simulator always computes on the
@@ -38,20 +38,20 @@ enum { STEPS = 4, POISONED_STEP = 3, WILD_STEP = 5, FAULTED_STEP = 6, MOST_TENSO
 static const uint32_t SEED = 1234;
 static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 0.1f, SPIKE_FACTOR = 3.0f;
 
-// --- arms ----------------------------------------------------------------------------------------
+// --- presets -------------------------------------------------------------------------------------
 
 // PARTS: ragged tensors of which other ranks hold parts, or copies that they count.
 typedef enum Shape { RAGGED, PARTS, BUCKETS, ALIGNED, TAILS_ONLY } Shape;
 
 // lowest and highest: of the reduced gradient's relative L2 error, for ragged little tensors with 1
 // % outliers 20 times as large.
-typedef struct Arm {
+typedef struct Preset {
     const char *name;
     GradWire grad;  // chunks is filled per run
     WeightWire weight;
     Shape shape;
     double lowest, highest;
-} Arm;
+} Preset;
 
 #define F CODEC_FP32
 #define H CODEC_BF16
@@ -63,7 +63,7 @@ typedef struct Arm {
 #define ROTATE TRANSFORM_ROTATION
 #define SR ROUND_STOCHASTIC
 #define RN ROUND_NEAREST
-static const Arm arms[] = {
+static const Preset presets[] = {
     {"baseline fp32", {F, F, 32, 32, F, false, SR, 0}, {H, 32, false, RN}, RAGGED, 0, 1e-6},
     {"baseline bf16", {H, H, 32, 32, H, false, SR, 0}, {H, 32, false, RN}, RAGGED, 1e-4, 5e-3},
     {"qWD only", {F, F, 32, 32, F, false, SR, 0}, {I4, 2048, true, RN}, RAGGED, 0, 1e-6},
@@ -136,9 +136,9 @@ static const Arm arms[] = {
      1e-6},
     {"1-D tensors only", {I8, I4, 128, 128, H, true, SR, 0}, {I4, 128, true, RN}, TAILS_ONLY, 1e-4, 6e-3},
 };
-enum { ARMS = sizeof arms / sizeof *arms };
+enum { PRESETS = sizeof presets / sizeof *presets };
 
-static int arm_tensors(Shape shape, int dp, int64_t border, PlanTensor *t) {
+static int preset_tensors(Shape shape, int dp, int64_t border, PlanTensor *t) {
     static const PlanTensor ragged[] = {MATRIX(5003, 0), VECTOR(37, 0),  MATRIX(2048, 1),
                                         MATRIX(100, 1),  VECTOR(5, 1),   VECTOR(64, 1),
                                         MATRIX(1, 2),    MATRIX(777, 2), VECTOR(1, 2)};
@@ -203,7 +203,8 @@ static void initial_weights(const Plan *plan, const PlanTensor *tensors, floatX 
 
 // Clipping that bites, clipping that does not, none.
 static float clip_of(uint32_t trial) { return trial % 3 == 0 ? 0.05f : trial % 3 == 1 ? 1000.0f : 0.0f; }
-// The wild step's brings some elements over the limit of master weights, and leaves others below it.
+// The wild step's brings some elements over the limit of master weights, and leaves others below
+// it.
 static float rate_if_applied(uint32_t step) { return step == WILD_STEP ? 1e38f : 1e-3f / (float)step; }
 static bool step_applied(uint32_t step) { return step != POISONED_STEP && step != FAULTED_STEP; }
 static float rate_if_skipped(uint32_t step) { return 2e-3f / (float)step; }
@@ -219,7 +220,7 @@ typedef struct Machine {
 
 typedef struct Trial {
     const Machine *machine;
-    const Arm *arm;
+    const Preset *preset;
     uint32_t number;
     int micro_batches;  // of a step, each reduced by itself
     bool sharded;       // into a shard, as ZeRO-2; else in place
@@ -290,18 +291,18 @@ static void *download(const Trial *t, const void *device, size_t bytes) {
 }
 
 static void build_plan(Trial *t) {
-    const Arm *arm = t->arm;
+    const Preset *preset = t->preset;
     Error err = {0};
     PlanOptions options;
     options.nodes = t->mesh->rail.size;
     options.per_node = t->mesh->node.size;
-    options.chunk_border = plan_border(arm->grad.intra_group, arm->grad.inter_group, 0);
-    options.border = plan_border(arm->grad.intra_group, arm->grad.inter_group, arm->weight.group);
+    options.chunk_border = plan_border(preset->grad.intra_group, preset->grad.inter_group, 0);
+    options.border = plan_border(preset->grad.intra_group, preset->grad.inter_group, preset->weight.group);
     options.bucket_elements = 1;
     options.pieces = 1;
-    t->count = arm_tensors(arm->shape, t->machine->size, options.border, t->tensors);
+    t->count = preset_tensors(preset->shape, t->machine->size, options.border, t->tensors);
     if (!plan_build(&t->plan, t->tensors, t->count, &options, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
-    t->checks.sealed = t->number % 2 == 1 && arm->shape != ALIGNED;
+    t->checks.sealed = t->number % 2 == 1 && preset->shape != ALIGNED;
     if (t->checks.sealed) plan_seal(&t->plan);
 }
 
@@ -312,7 +313,7 @@ static void *allocate_shared(Trial *t, size_t bytes) {
 
 // Behind the first bucket's messages lie the lengths of lossless ones.
 static size_t message_bytes(const Trial *t, int b) {
-    size_t bytes = qwd_buffer_bytes(&t->plan, b, &t->arm->weight, false, t->plan.dp);
+    size_t bytes = qwd_buffer_bytes(&t->plan, b, &t->preset->weight, false, t->plan.dp);
     return (size_t)round_up64((int64_t)bytes, 256);
 }
 static size_t lengths_bytes(const Trial *t) {
@@ -326,7 +327,7 @@ static void build_lossless(Trial *t) {
     QwdLossless *lossless = &t->lossless;
     int buckets = t->plan.buckets;
     size_t plain = 0, coded = 0;
-    if (t->plan.dp == 1 || !wire_is_lossless(&t->arm->weight)) return;
+    if (t->plan.dp == 1 || !wire_is_lossless(&t->preset->weight)) return;
     lossless->coded_start = (int64_t *)xcalloc((size_t)buckets, sizeof(int64_t), "the test");
     lossless->slot = (int64_t *)xcalloc((size_t)buckets, sizeof(int64_t), "the test");
     lossless->landed = (uint32_t *)xcalloc(1, lengths_bytes(t), "the test");
@@ -349,7 +350,7 @@ static void build_steps(Trial *t, int chunks) {
     t->tlq.checks = t->qwd.checks = &t->checks;
     t->tlq.plan = t->qwd.plan = &t->plan;
     t->tlq.mesh = t->qwd.mesh = t->checks.mesh = t->mesh;
-    t->tlq.grad_wire = t->arm->grad;
+    t->tlq.grad_wire = t->preset->grad;
     t->tlq.grad_wire.chunks = chunks;
     t->tlq.error_feedback = t->feedback;
     size_t table = (size_t)t->plan.segments_total * sizeof(Segment);
@@ -357,7 +358,7 @@ static void build_steps(Trial *t, int chunks) {
     upload(t, t->segments, t->plan.segments, table);
     t->tlq.segments = t->qwd.segments = t->segments;
     t->tlq.seed = t->qwd.seed = SEED;
-    t->qwd.weight_wire = t->arm->weight;
+    t->qwd.weight_wire = t->preset->weight;
     t->qwd.beta1 = BETA1;
     t->qwd.beta2 = BETA2;
     t->qwd.epsilon = EPSILON;
@@ -436,8 +437,8 @@ static void build_state(Trial *t) {
 }
 
 static void build_simulator(Trial *t) {
-    SimulatorOptions o = {&t->plan, t->tensors,   t->arm->grad, t->arm->weight, SEED,
-                          BETA1,    BETA2,        EPSILON,      WEIGHT_DECAY,   clip_of(t->number),
+    SimulatorOptions o = {&t->plan, t->tensors,   t->preset->grad, t->preset->weight, SEED,
+                          BETA1,    BETA2,        EPSILON,         WEIGHT_DECAY,      clip_of(t->number),
                           true,     SPIKE_FACTOR, t->feedback};
     floatX *weights = (floatX *)download(t, t->weights, (size_t)t->plan.arena_elements * sizeof(floatX));
     simulator_create(&t->sim, &o, weights);
@@ -616,7 +617,7 @@ static void simulate(Trial *t, uint32_t step) {
 
 static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at) {
     fprintf(stderr, "rank %d, %d x %d, %s%s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank,
-            t->mesh->rail.size, t->mesh->node.size, t->arm->name, t->feedback ? ", error feedback" : "",
+            t->mesh->rail.size, t->mesh->node.size, t->preset->name, t->feedback ? ", error feedback" : "",
             t->tlq.grad_wire.chunks, step, what, (long long)at);
     return false;
 }
@@ -772,10 +773,10 @@ static bool message_is_zero(const Trial *t, uint32_t step, const uint8_t *messag
 }
 
 static bool skipped_messages_are_zero(const Trial *t, uint32_t step) {
-    if (step_applied(step) || t->plan.dp == 1 || !codec_info(t->arm->weight.codec).levels) return true;
+    if (step_applied(step) || t->plan.dp == 1 || !codec_info(t->preset->weight.codec).levels) return true;
     bool ok = true;
     for (int b = 0; ok && b < t->plan.buckets; b++) {
-        MessageLayout m = plan_weight_message(&t->plan.bucket[b], &t->arm->weight);
+        MessageLayout m = plan_weight_message(&t->plan.bucket[b], &t->preset->weight);
         uint8_t *messages = (uint8_t *)download(t, t->gather[b], (size_t)(t->plan.dp * m.bytes));
         for (int slot = 0; ok && slot < t->plan.dp; slot++) {
             ok = message_is_zero(t, step, messages + slot * m.bytes, &m);
@@ -806,7 +807,7 @@ static void count_lossless(const Trial *t, WireBytes *sum) {
 // What one step handed to the transport is what the plan says, to the byte.
 static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     Sent after = sent_by(t->mesh);
-    WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
+    WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.grad_wire, &t->preset->weight);
     uint64_t records = (uint64_t)(t->plan.dp - 1) * sizeof(StepRecord);
     if (t->qwd.lossless) count_lossless(t, &plan);
     if (t->plan.dp == 1) memset(&plan, 0, sizeof plan);
@@ -819,8 +820,8 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
         return complain(t, step, "bytes between nodes", 0);
     }
     if (after.world - before->world != records) return complain(t, step, "bytes of the records", 0);
-    if (t->arm->shape != ALIGNED || t->tlq.grad_wire.chunks != 1) return true;
-    WireFormula f = plan_wire_formula(&t->plan, &t->tlq.grad_wire, &t->arm->weight);
+    if (t->preset->shape != ALIGNED || t->tlq.grad_wire.chunks != 1) return true;
+    WireFormula f = plan_wire_formula(&t->plan, &t->tlq.grad_wire, &t->preset->weight);
     bool same = (double)plan.grad_intra == f.grad_intra && (double)plan.grad_inter == f.grad_inter &&
                 (double)plan.weight_intra == f.weight_intra && (double)plan.weight_inter == f.weight_inter;
     return same || complain(t, step, "the formula of the bytes", 0);
@@ -839,8 +840,8 @@ static bool error_in_bounds(const Trial *t, uint32_t step) {
         power += mean * mean;
     }
     double relative = sqrt(error / power);
-    if (relative >= t->arm->lowest && relative <= t->arm->highest) return true;
-    fprintf(stderr, "%s: relative error %g\n", t->arm->name, relative);
+    if (relative >= t->preset->lowest && relative <= t->preset->highest) return true;
+    fprintf(stderr, "%s: relative error %g\n", t->preset->name, relative);
     return complain(t, step, "the error bound", 0);
 }
 
@@ -869,13 +870,13 @@ static bool run_step(Trial *t, uint32_t step) {
     return on_all(ok) && on_all(same_replicas(t, step));
 }
 
-static bool run_trial(const Machine *machine, const Mesh *mesh, int arm, int chunks, bool feedback) {
+static bool run_trial(const Machine *machine, const Mesh *mesh, int preset, int chunks, bool feedback) {
     Trial *t = (Trial *)xcalloc(1, sizeof *t, "a trial");
     t->machine = machine;
     t->mesh = mesh;
-    t->arm = &arms[arm];
+    t->preset = &presets[preset];
     t->feedback = feedback;
-    t->number = (uint32_t)(arm + 7 * chunks + mesh->node.size);
+    t->number = (uint32_t)(preset + 7 * chunks + mesh->node.size);
     // One rank's gradients are the reduced ones.
     t->sharded = chunks > 1 && mesh->dp.size > 1;
     t->micro_batches = t->sharded && chunks == 3 ? 3 : 1;
@@ -884,7 +885,7 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int arm, int chu
     build_state(t);
     bool ok = share_messages(t, chunks);
     build_simulator(t);
-    ok = on_all(ok && (t->arm->shape != BUCKETS || t->plan.buckets == 3));
+    ok = on_all(ok && (t->preset->shape != BUCKETS || t->plan.buckets == 3));
     // AdamW knows no chunks.
     uint32_t steps = chunks == 1 ? FAULTED_STEP : STEPS;
     for (uint32_t step = 1; ok && step <= steps; step++) ok = run_step(t, step);
@@ -945,7 +946,7 @@ static void close_ranks(Ranks *r, Machine *machine) {
     free(r->hosts);
 }
 
-// Every arm on so many nodes; returns how many failed.
+// Every preset on so many nodes; returns how many failed.
 static int run_shape(Machine *machine, int nodes, bool emulate) {
     Ranks ranks;
     Split split = {nodes, 1, 1, false};
@@ -953,18 +954,18 @@ static int run_shape(Machine *machine, int nodes, bool emulate) {
     // 50: more than borders, so that some are empty; 0: the plan chooses.
     static const int chunk_counts[] = {1, 3, 50, 0};
     open_ranks(&ranks, machine, &split, emulate);
-    for (int arm = 0; arm < ARMS; arm++) {
+    for (int preset = 0; preset < PRESETS; preset++) {
         bool ok = true;
         for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) {
-            ok = run_trial(machine, &ranks.mesh, arm, chunk_counts[c], false);
+            ok = run_trial(machine, &ranks.mesh, preset, chunk_counts[c], false);
         }
         // With one chunk or three, and so with one micro-batch or three.
-        if (ok && nodes > 1 && codec_grouped(arms[arm].grad.inter_codec))
-            ok = run_trial(machine, &ranks.mesh, arm, 1 + arm % 2 * 2, true);
+        if (ok && nodes > 1 && codec_grouped(presets[preset].grad.inter_codec))
+            ok = run_trial(machine, &ranks.mesh, preset, 1 + preset % 2 * 2, true);
         failures += !ok;
         if (machine->rank == 0) {
             printf("%s %d x %d ranks: %s\n", ok ? "ok" : "not ok", nodes, per_node_of(machine, &split),
-                   arms[arm].name);
+                   presets[preset].name);
         }
     }
     failures += model_gradients_failures(&ranks.rank);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The rules of CONTRIBUTING.md that a program can check: where preprocessor conditionals may stand,
 # how long files and lines may be, no tabs, no paths of one machine, scripts without shellcheck's
-# complaints, a README whose map is true. (Who may include whom: rooms.sh.) Prints "ok NAME", "not
+# complaints, a README whose map is true. (Who may include whom: layers.sh.) Prints "ok NAME", "not
 # ok NAME" and "skip NAME: reason" lines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

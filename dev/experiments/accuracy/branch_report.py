@@ -13,10 +13,10 @@ from .statements import meanings, ordering, paragraph, single_comparisons, table
 from .twins import BranchNoise, Chance, compared, families, power_table, read_branches
 
 
-def bit_identical(arms):
+def bit_identical(presets):
     """Whether lossless weights gave the baseline's bits, as they must."""
-    pairs = [(s, r["bits"] == arms["baseline"][s]["bits"]) for s, r in arms.get("lossless", {}).items()
-             if s in arms.get("baseline", {})]
+    pairs = [(s, r["bits"] == presets["baseline"][s]["bits"]) for s, r in presets.get("lossless", {}).items()
+             if s in presets.get("baseline", {})]
     if not pairs:
         return []
     wrong = [str(s) for s, same in pairs if not same]
@@ -25,21 +25,21 @@ def bit_identical(arms):
     return [f"- lossless gives the baseline's bits: holds, every loss and gradient norm of {len(pairs)} branches"]
 
 
-def chance_text(chance, arms):
+def chance_text(chance, presets):
     if chance.deviation is None:
         return ["**Chance.** No data seed has a twin: what chance does was not measured."]
-    most = max(len(losses) for losses in families(arms).values())
+    most = max(len(losses) for losses in families(presets).values())
     return paragraph(
         f"**Chance.** Up to {most} runs of a data seed differ in one bit of the learning rate alone.",
         f"Their gaps have a standard deviation of {chance.of_gap():.6f} ({chance.freedom} degrees of freedom).",
-        "That is the least that chance does to a gap: an arm's rounding disturbs every step.")
+        "That is the least that chance does to a gap: a preset's rounding disturbs every step.")
 
 
-def section(group, arms, name):
+def section(group, presets, name):
     """(lines of the page, pictures) of one group."""
     point, length = group
-    results = compared(arms)
-    chance = Chance(arms)
+    results = compared(presets)
+    chance = Chance(presets)
     noise = BranchNoise()
     some = next(iter(results["baseline"].values()))
     batch, seq = some["settings"]["global_batch_size"], some["seq_length"]
@@ -50,12 +50,12 @@ def section(group, arms, name):
                        f"{some['settings']['ranks']} ranks as "
                        f"{some['settings']['ranks'] // some['settings']['ranks_per_node']} nodes.")
     rows = table(results, noise)
-    lines += ["", rows[0].replace("seeds", "branches"), *rows[1:], "", *chance_text(chance, arms)]
-    said = ordering(results, noise) + bit_identical(arms)
+    lines += ["", rows[0].replace("seeds", "branches"), *rows[1:], "", *chance_text(chance, presets)]
+    said = ordering(results, noise) + bit_identical(presets)
     lines += ["", *said] if said else []
-    several = any(len(runs) > lost(results, arm) for arm, runs in results.items() if arm != "baseline")
+    several = any(len(runs) > lost(results, preset) for preset, runs in results.items() if preset != "baseline")
     title = f"{name}: from iteration {point} over {length}"
-    # One arm's gap says as much in its row.
+    # One preset's gap says as much in its row.
     pictures = {"gaps": gap_plot(results, noise, title)} if several and len(results) > 2 else {}
     for kind, made in plots(results, noise, title).items():
         if kind.endswith("_error"):
@@ -66,25 +66,25 @@ def section(group, arms, name):
 
 
 def page(found, name, model):
-    runs = [r for arms in found.values() for seeds in arms.values() for r in seeds.values()]
+    runs = [r for presets in found.values() for seeds in presets.values() for r in seeds.values()]
     of_all = lambda key: ", ".join(sorted({r[key] for r in runs}))
     lines = [f"# Accuracy: branches of a {model} run", ""]
     lines += paragraph(
         f"{runs[0]['parameters']:,} parameters, {of_all('device')}, commit {of_all('commit')}.",
-        f"Corpus: `{of_all('data')}`. Every arm goes on from the trunk's weights and moments, with the same "
+        f"Corpus: `{of_all('data')}`. Every preset goes on from the trunk's weights and moments, with the same "
         "data for one data seed, while the learning rate falls to zero.",
         "All are validated on the same samples, the whole validation split.",
         "Gaps are between branches of the same data seed. The baseline of a data seed is the mean of its twins.",
-        "An arm's 95 % interval comes from the scatter of its own gaps over data seeds (Student's t, "
+        "A preset's 95 % interval comes from the scatter of its own gaps over data seeds (Student's t, "
         "one degree of freedom less than branches).",
-        f"An arm is as good as the baseline where its whole interval lies below +{MARGIN}.",
-        *single_comparisons(max(len(compared(arms)) for arms in found.values()) - 1),
+        f"A preset is as good as the baseline where its whole interval lies below +{MARGIN}.",
+        *single_comparisons(max(len(compared(presets)) for presets in found.values()) - 1),
         "[The study](../README.md) says what these branches can tell.")
     pictures = {}
-    for group, arms in sorted(found.items()):
-        if "baseline" not in arms:
+    for group, presets in sorted(found.items()):
+        if "baseline" not in presets:
             raise StudyError(5, f"no baseline from iteration {group[0]} over {group[1]}; run it first")
-        made, drawn = section(group, arms, name)
+        made, drawn = section(group, presets, name)
         lines += ["", *made]
         pictures.update(drawn)
     try:

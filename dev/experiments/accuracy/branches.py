@@ -1,4 +1,4 @@
-"""`study branch`: from a point of the trunk every arm goes on with the same data, while the learning
+"""`study branch`: from a point of the trunk every preset goes on with the same data, while the learning
 rate falls to zero. Called by ../study.
 
 A branch has the trunk's weights and moments. Its data seed K names a part of the data: parts follow
@@ -10,7 +10,7 @@ import hashlib
 import os
 import struct
 
-from .arms import ARMS, TWINS, moved, named_arms, numbers
+from .presets import PRESETS, TWINS, moved, named_presets, numbers
 from .checkpoints import fingerprint, start_of_branch
 from .common import StudyError, without_transport
 from .trainer import Job, data_fingerprint, work_through
@@ -74,8 +74,8 @@ def schedule_flags(options, trunk, learning_rate):
             "--eval-interval", every if due else end + 1]
 
 
-def branch_flags(options, trunk, arm, start):
-    learning_rate = moved(trunk["settings"]["lr"], TWINS.get(arm, 0))
+def branch_flags(options, trunk, preset, start):
+    learning_rate = moved(trunk["settings"]["lr"], TWINS.get(preset, 0))
     settings = {**trunk["settings"], "global_batch_size": options.global_batch_size}
     flags = [*common_flags(settings, options), *schedule_flags(options, trunk, learning_rate),
              "--load", os.path.abspath(start), "--exit-on-missing-checkpoint",
@@ -84,8 +84,8 @@ def branch_flags(options, trunk, arm, start):
         flags += ["--gpus-per-node", options.gpus_per_node]
     if options.error_interval:
         flags += ["--log-quantization-error-interval", options.error_interval]
-    arms = ARMS["baseline" if arm in TWINS else arm]
-    return flags + arms[1] + trunk["settings"]["flags"] + options.flags
+    presets = PRESETS["baseline" if preset in TWINS else preset]
+    return flags + presets[1] + trunk["settings"]["flags"] + options.flags
 
 
 def jobs(options, trunk, seeds):
@@ -93,14 +93,14 @@ def jobs(options, trunk, seeds):
     for seed in seeds:
         start = os.path.join(raw_folder(options), f"start.p{options.point}.l{options.length}.d{seed}")
         start_of_branch(saves_folder(options), options.point, first_sample(trunk, options, seed), start)
-        for arm in named_arms(options.arms, twins=True):
-            name = f"{arm}.p{options.point}.l{options.length}.d{seed}"
+        for preset in named_presets(options.presets, twins=True):
+            name = f"{preset}.p{options.point}.l{options.length}.d{seed}"
             found.append(Job(
-                name=f"{arm} from {options.point} over {options.length}, data {seed}",
-                arm=ARMS["baseline" if arm in TWINS else arm][0],
-                flags=branch_flags(options, trunk, arm, start), raw=os.path.join(raw_folder(options), name),
+                name=f"{preset} from {options.point} over {options.length}, data {seed}",
+                preset=PRESETS["baseline" if preset in TWINS else preset][0],
+                flags=branch_flags(options, trunk, preset, start), raw=os.path.join(raw_folder(options), name),
                 path=os.path.join(folder(options), name + ".json"), settings=settings,
-                labels={"arm": arm, "seed": seed, "seq_length": trunk["seq_length"]}))
+                labels={"arm": preset, "seed": seed, "seq_length": trunk["seq_length"]}))
     return found
 
 

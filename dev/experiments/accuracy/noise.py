@@ -2,7 +2,7 @@
 import math
 import statistics
 
-# An arm is as good as another where the 95 % interval of its gap ends below this. The paper calls
+# A preset is as good as another where the 95 % interval of its gap ends below this. The paper calls
 # SDP4Bit as good as the baseline at 125M with a gap of 0.002, and TLq worse with one of 0.011.
 MARGIN = 0.003
 # Student's t, 97.5 %, for 1, 2, ... degrees of freedom.
@@ -14,19 +14,19 @@ def t_975(freedom):
     return T_975[freedom - 1] if freedom <= len(T_975) else 1.96 + 2.5 / freedom
 
 
-def gaps(results, arm, reference):
+def gaps(results, preset, reference):
     """Validation loss minus the reference's, by seed.
 
     Two runs of a seed have the same initial weights and the same data in the same order."""
-    ours, theirs = results.get(arm, {}), results.get(reference, {})
+    ours, theirs = results.get(preset, {}), results.get(reference, {})
     loss = lambda runs, seed: runs.get(seed, {}).get("valid_loss")
     return {s: loss(ours, s) - loss(theirs, s) for s in sorted(ours)
             if loss(ours, s) is not None and loss(theirs, s) is not None}
 
 
-def baseline_gaps(results, arm):
+def baseline_gaps(results, preset):
     """[] for the baseline itself."""
-    return list(gaps(results, arm, "baseline").values()) if arm != "baseline" else []
+    return list(gaps(results, preset, "baseline").values()) if preset != "baseline" else []
 
 
 def own_half_width(values):
@@ -41,14 +41,14 @@ def own_half_width(values):
 class Noise:
     """How far a gap moves from seed to seed, for runs from their initial weights.
 
-    The standard deviation of the gaps between runs of a seed, pooled over all arms with several
-    seeds. Arms share the baseline's run of a seed. So their gaps move together, and more arms add
-    no degrees of freedom: these are of the arm with the most seeds. Without an arm of several
+    The standard deviation of the gaps between runs of a seed, pooled over all presets with several
+    seeds. Presets share the baseline's run of a seed. So their gaps move together, and more presets add
+    no degrees of freedom: these are of the preset with the most seeds. Without a preset of several
     seeds it is the deviation of the baseline's losses over its seeds times sqrt(2), as if two runs
     had nothing in common."""
 
     def __init__(self, results):
-        several = [values for values in (baseline_gaps(results, arm) for arm in results) if len(values) > 1]
+        several = [values for values in (baseline_gaps(results, preset) for preset in results) if len(values) > 1]
         losses = [r["valid_loss"] for r in results["baseline"].values() if r["valid_loss"] is not None]
         self.baseline = statistics.stdev(losses) if len(losses) > 1 else None
         self.paired = bool(several)
@@ -82,7 +82,7 @@ def verdict(mean, half):
 
 
 def as_good(mean, half):
-    """Whether an arm costs less than MARGIN: "yes", "no", "unknown"; None for a single gap.
+    """Whether a preset costs less than MARGIN: "yes", "no", "unknown"; None for a single gap.
 
     A gap inside the noise is no proof of it: the whole interval must lie below the margin."""
     if half is None:
@@ -104,11 +104,11 @@ def error_mean(seeds, column):
     return statistics.fmean(values) if values else None
 
 
-def lost(results, arm):
+def lost(results, preset):
     """How many of its runs diverged."""
-    return sum(1 for r in results.get(arm, {}).values() if r["diverged"])
+    return sum(1 for r in results.get(preset, {}).values() if r["diverged"])
 
 
-def base_of(results, arm):
-    """The baseline's mean loss over the seeds of the arm's gaps."""
-    return statistics.fmean(results["baseline"][s]["valid_loss"] for s in gaps(results, arm, "baseline"))
+def base_of(results, preset):
+    """The baseline's mean loss over the seeds of the preset's gaps."""
+    return statistics.fmean(results["baseline"][s]["valid_loss"] for s in gaps(results, preset, "baseline"))

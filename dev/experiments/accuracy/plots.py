@@ -1,32 +1,32 @@
 """Plots of the accuracy study. Called by scratch_report.py and branch_report.py."""
 import statistics
 
-from .arms import ARMS
+from .presets import PRESETS
 from .noise import baseline_gaps, lost
 import plotting  # dev/, whose path common adds
-from plotting import COLOURS, LEFT, RIGHT, TOP, Entry, Panel
+from plotting import COLORS, LEFT, RIGHT, TOP, Entry, Panel
 
 
-def style(arm):
-    """The arm's color and dashes, the same in all plots."""
-    k = list(ARMS).index(arm) if arm in ARMS else len(ARMS)
-    return COLOURS[k % len(COLOURS)], ("", "7 4", "2 4")[k // len(COLOURS) % 3]
+def style(preset):
+    """The preset's color and dashes, the same in all plots."""
+    k = list(PRESETS).index(preset) if preset in PRESETS else len(PRESETS)
+    return COLORS[k % len(COLORS)], ("", "7 4", "2 4")[k // len(COLORS) % 3]
 
 
 def gap_rows(results, noise):
     """[(name, color, mean gap or None, half of its 95 % or 0, gaps)]."""
     rows = []
-    for arm in results:
-        values, diverged = baseline_gaps(results, arm), lost(results, arm)
-        if arm != "baseline" and (values or diverged):
-            name = f"{arm} ({diverged} diverged)" if diverged else arm
+    for preset in results:
+        values, diverged = baseline_gaps(results, preset), lost(results, preset)
+        if preset != "baseline" and (values or diverged):
+            name = f"{preset} ({diverged} diverged)" if diverged else preset
             mean = statistics.fmean(values) if values else None
-            rows.append((name, style(arm)[0], mean, (values and noise.half_width(values)) or 0.0, values))
+            rows.append((name, style(preset)[0], mean, (values and noise.half_width(values)) or 0.0, values))
     return rows
 
 
 def gap_plot(results, noise, title):
-    """One row per arm: its gap and 95 %. The arms' names stand to the right. None for a single gap."""
+    """One row per preset: its gap and 95 %. The presets' names stand to the right. None for a single gap."""
     rows = gap_rows(results, noise)
     if sum(len(values) for *_, values in rows) < 2:
         return None
@@ -62,20 +62,20 @@ def curve_points(result, reference, smooth=25):
 
 
 def line_plot(curves, y_label, title, subtitle, log=False):
-    """curves: (arm, points). log: of the y axis, which then holds all points.
+    """curves: (preset, points). log: of the y axis, which then holds all points.
 
     A linear axis leaves out what the first tenth of the run reaches beyond the rest. None where
     there is nothing to see: no points, or all with one value."""
     drawn = lambda y: y is not None and (y > 0 or not log)
-    curves = [(arm, [(x, y) for x, y in points if drawn(y)]) for arm, points in curves]
-    curves = [(arm, points) for arm, points in curves if points]
+    curves = [(preset, [(x, y) for x, y in points if drawn(y)]) for preset, points in curves]
+    curves = [(preset, points) for preset, points in curves if points]
     if len({y for _, points in curves for _, y in points}) < 2:
         return None
     begin, reach = (end(x for _, points in curves for x, _ in points) for end in (min, max))
     shown = [y for _, points in curves for x, y in points if log or 10 * x > reach]
     limits = (min(shown), max(shown)) if log else [plotting.quantile(shown, q) for q in (0.005, 0.995)]
     panel = Panel(TOP, 420, (begin if 20 * begin > reach else 0.0, reach), limits, log_y=log)
-    entries = [Entry(arm, *style(arm)) for arm, _ in curves]
+    entries = [Entry(preset, *style(preset)) for preset, _ in curves]
     lines = []
     for e, (_, points) in zip(entries, curves):
         lines += panel.line(points, e.color, e.css, e.dash)
@@ -86,11 +86,11 @@ def line_plot(curves, y_label, title, subtitle, log=False):
 def plots(results, noise, model):
     """name -> SVG text."""
     seed = min(results["baseline"])
-    one = {arm: seeds[seed] for arm, seeds in results.items() if seed in seeds}
-    errors = lambda column: [(arm, [(e[0], e[column]) for e in r["errors"]]) for arm, r in one.items()]
-    losses = [(arm, curve_points(r, one["baseline"])) for arm, r in one.items() if arm != "baseline"]
+    one = {preset: seeds[seed] for preset, seeds in results.items() if seed in seeds}
+    errors = lambda column: [(preset, [(e[0], e[column]) for e in r["errors"]]) for preset, r in one.items()]
+    losses = [(preset, curve_points(r, one["baseline"])) for preset, r in one.items() if preset != "baseline"]
     made = {
-        "gaps": gap_plot(results, noise, f"{model}: what each arm costs in validation loss"),
+        "gaps": gap_plot(results, noise, f"{model}: what each preset costs in validation loss"),
         "training": line_plot(losses, "loss minus the baseline's",
                               f"{model}: training loss against the baseline",
                               f"seed {seed}, mean of 25 iterations; the first tenth may leave the frame"),

@@ -1,7 +1,7 @@
 """`study run` and `study status`: every run starts from its initial weights. Called by ../study."""
 import os
 
-from .arms import ARMS, named_arms, numbers
+from .presets import PRESETS, named_presets, numbers
 from .common import StudyError, difference, without_transport
 from .trainer import Job, data_fingerprint, micro_batch, read_result, work_through
 
@@ -15,7 +15,7 @@ def settings_of(options):
             "data": data_fingerprint(options.data), "flags": without_transport(options.flags)}
 
 
-def trainer_flags(options, arm, seed):
+def trainer_flags(options, preset, seed):
     """The card's run, shortened.
 
     The schedule decays over this length. There is no dropout. One evaluation on fixed samples
@@ -30,31 +30,31 @@ def trainer_flags(options, arm, seed):
         flags += ["--gpus-per-node", options.gpus_per_node]
     if options.error_interval:
         flags += ["--log-quantization-error-interval", options.error_interval]
-    return [str(f) for f in flags] + ARMS[arm][1] + options.flags
+    return [str(f) for f in flags] + PRESETS[preset][1] + options.flags
 
 
 def wanted_runs(options):
     seeds = numbers(options.seeds, "--seeds") if options.seeds else None
-    return [(arm, seed) for arm in named_arms(options.arms) for seed in (seeds or ARMS[arm][2])]
+    return [(preset, seed) for preset in named_presets(options.presets) for seed in (seeds or PRESETS[preset][2])]
 
 
-def result_path(options, arm, seed):
-    return os.path.join(options.results, options.name, f"{arm}.{seed}.json")
+def result_path(options, preset, seed):
+    return os.path.join(options.results, options.name, f"{preset}.{seed}.json")
 
 
 def run(options):
     settings = settings_of(options)
     return work_through(options, [Job(
-        name=f"{arm} seed {seed}", arm=ARMS[arm][0], flags=trainer_flags(options, arm, seed),
-        raw=os.path.join(options.results, "raw", options.name, f"{arm}.{seed}"),
-        path=result_path(options, arm, seed), settings=settings, labels={"arm": arm, "seed": seed},
-    ) for arm, seed in wanted_runs(options)])
+        name=f"{preset} seed {seed}", preset=PRESETS[preset][0], flags=trainer_flags(options, preset, seed),
+        raw=os.path.join(options.results, "raw", options.name, f"{preset}.{seed}"),
+        path=result_path(options, preset, seed), settings=settings, labels={"arm": preset, "seed": seed},
+    ) for preset, seed in wanted_runs(options)])
 
 
 def status(options):
     settings = None
-    for arm, seed in wanted_runs(options):
-        path = result_path(options, arm, seed)
+    for preset, seed in wanted_runs(options):
+        path = result_path(options, preset, seed)
         result = read_result(path) if os.path.exists(path) else None
         note = ""
         if result:
@@ -62,12 +62,12 @@ def status(options):
             note = "diverged" if result["diverged"] else f"{result['valid_loss']:.5f}"
             if result["settings"] != settings:
                 note += f"  other settings: {difference(settings, result['settings'])}"
-        print(f"{arm:18s} {seed:6d}  {note or 'to do'}")
+        print(f"{preset:18s} {seed:6d}  {note or 'to do'}")
     return 0
 
 
 def read_results(folders):
-    """arm -> seed -> result. The arms in the study's order."""
+    """preset -> seed -> result. The presets in the study's order."""
     found, settings, first = {}, None, None
     for folder in folders:
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
@@ -77,11 +77,11 @@ def read_results(folders):
             if result["settings"] != settings:
                 differ = difference(settings, result["settings"])
                 raise StudyError(5, f"{first} and {path} were made with different settings: {differ}")
-            arm, seed = result["arm"], result["seed"]
-            seeds = found.setdefault(arm, {})
+            preset, seed = result["arm"], result["seed"]
+            seeds = found.setdefault(preset, {})
             if seed in seeds and seeds[seed]["valid_loss"] != result["valid_loss"]:
-                raise StudyError(5, f"two results of {arm} seed {seed} with different losses; keep one")
+                raise StudyError(5, f"two results of {preset} seed {seed} with different losses; keep one")
             seeds[seed] = result
     if "baseline" not in found:
         raise StudyError(5, f"no result of the baseline in {', '.join(folders)}; run it first")
-    return {arm: found[arm] for arm in [*ARMS, *sorted(set(found) - set(ARMS))] if arm in found}
+    return {preset: found[preset] for preset in [*PRESETS, *sorted(set(found) - set(PRESETS))] if preset in found}

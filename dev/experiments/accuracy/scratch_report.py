@@ -31,17 +31,17 @@ def made_by(results, model):
 def noise_text(results, noise):
     if noise.baseline is None:
         return ["**Noise.** Nothing here has several seeds: no gap can be told from chance."]
-    origin = "It comes from the baseline's seeds, times √2, since no other arm has several seeds"
+    origin = "It comes from the baseline's seeds, times √2, since no other preset has several seeds"
     if noise.paired:
-        origin = "It comes from the gaps between runs of a seed, over all arms with several seeds"
+        origin = "It comes from the gaps between runs of a seed, over all presets with several seeds"
     return paragraph(
         f"**Noise.** The baseline's validation loss has a standard deviation of {noise.baseline:.5f}",
         f"over {len(results['baseline'])} seeds.",
         "Seeds differ in initial weights and in the order of the data.",
         f"A gap's own standard deviation is {noise.deviation:.5f}.",
-        f"{origin} ({noise.freedom} degrees of freedom: all arms share the baseline's runs).",
-        "Arms with one or two seeds get their interval from it, as if their gaps scattered as much.",
-        "Arms with three seeds or more get it from their own spread where that is wider.")
+        f"{origin} ({noise.freedom} degrees of freedom: all presets share the baseline's runs).",
+        "Presets with one or two seeds get their interval from it, as if their gaps scattered as much.",
+        "Presets with three seeds or more get it from their own spread where that is wider.")
 
 
 def page_text(results, noise, model, pictures):
@@ -59,10 +59,10 @@ def page_text(results, noise, model, pictures):
         f"All runs are validated on the same {samples} samples of it.",
         "[The study](../README.md) says what the corpus is and what these runs can tell. They were made by")
     lines += ["", *made_by(results, model), "", *table(results, noise), "", *noise_text(results, noise), ""]
-    alone = sum(len(baseline_gaps(results, arm)) == 1 for arm in results)
+    alone = sum(len(baseline_gaps(results, preset)) == 1 for preset in results)
     lines += paragraph(
         *single_comparisons(len(results) - 1),
-        "Arms with one seed share one reference, that seed's run of the baseline. "
+        "Presets with one seed share one reference, that seed's run of the baseline. "
         "What chance did to that run is in all of their gaps, "
         "so these gaps are not independent of each other." if alone > 1 else "")
     lines += ["", *meanings("the run")]

@@ -2,16 +2,16 @@
 import statistics
 import textwrap
 
-from .arms import PAPER_EQUAL, PAPER_ORDER, trains_alone
+from .presets import PAPER_EQUAL, PAPER_ORDER, trains_alone
 from .noise import MARGIN, as_good, base_of, baseline_gaps, error_mean, gaps, lost, mean_of, verdict
 from tables import cell  # dev/, whose path common adds
 
 
-def said_of(results, noise, arm, values):
-    """What the table says of an arm."""
-    if lost(results, arm):
+def said_of(results, noise, preset, values):
+    """What the table says of a preset."""
+    if lost(results, preset):
         return "diverged"
-    if arm == "baseline":
+    if preset == "baseline":
         return ""
     if not values:
         return "no baseline of its seed"
@@ -19,20 +19,20 @@ def said_of(results, noise, arm, values):
 
 
 def table(results, noise):
-    rows = ["| arm | seeds | validation loss | gap to the baseline | 95 % | gap % | verdict | gradient error "
+    rows = ["| preset | seeds | validation loss | gap to the baseline | 95 % | gap % | verdict | gradient error "
             "| replica error | MB/step between nodes | tokens/s |", "|---" * 11 + "|"]
-    for arm, seeds in results.items():
-        values = baseline_gaps(results, arm)
+    for preset, seeds in results.items():
+        values = baseline_gaps(results, preset)
         mean = statistics.fmean(values) if values else None
-        percent = 100 * mean / base_of(results, arm) if values else None
+        percent = 100 * mean / base_of(results, preset) if values else None
         sent = mean_of(seeds, "inter_node_bytes")
-        part = arm != "baseline" and len(values) < len(seeds)
+        part = preset != "baseline" and len(values) < len(seeds)
         cells = [
-            arm, f"{len(values)} of {len(seeds)}" if part else str(len(seeds)),
+            preset, f"{len(values)} of {len(seeds)}" if part else str(len(seeds)),
             cell(mean_of(seeds, "valid_loss"), ".5f"), cell(mean, "+.5f"),
             cell(noise.half_width(values), ".5f"), cell(percent, "+.3f"),
-            said_of(results, noise, arm, values),
-            cell(None if trains_alone(arm) else error_mean(seeds, 1), ".4f"),
+            said_of(results, noise, preset, values),
+            cell(None if trains_alone(preset) else error_mean(seeds, 1), ".4f"),
             cell(error_mean(seeds, 2), ".3f"),
             cell(sent / 1e6 if sent is not None else None, ".3f"),
             cell(mean_of(seeds, "tokens_per_second"), ",.0f")]
@@ -50,7 +50,7 @@ def judged(noise, values, judge, words):
 
 
 def order_of(results, noise, worse, better):
-    """Whether these runs bear out that one arm is worse than another; None without common seeds."""
+    """Whether these runs bear out that one preset is worse than another; None without common seeds."""
     lost_worse, lost_better = lost(results, worse), lost(results, better)
     if lost_worse and lost_better:
         return "**cannot be told**: runs of both diverged"
@@ -64,12 +64,12 @@ def order_of(results, noise, worse, better):
         "inside the noise": "**cannot be told** from the noise"})
 
 
-def equality_of(results, noise, arm):
-    """Whether these runs show that the arm costs less than MARGIN; None without common seeds."""
-    if lost(results, arm):
-        return (f"**does not hold**: {lost(results, arm)} of {len(results[arm])} runs diverged, "
+def equality_of(results, noise, preset):
+    """Whether these runs show that the preset costs less than MARGIN; None without common seeds."""
+    if lost(results, preset):
+        return (f"**does not hold**: {lost(results, preset)} of {len(results[preset])} runs diverged, "
                 f"of the baseline {lost(results, 'baseline')} of {len(results['baseline'])}")
-    values = baseline_gaps(results, arm)
+    values = baseline_gaps(results, preset)
     return values and judged(noise, values, as_good, {
         "yes": "holds", "no": "**does not hold**", "unknown": "**cannot be told**"})
 
@@ -80,8 +80,8 @@ def ordering(results, noise):
     A run that diverged is worse than any that did not."""
     said = [(f"{worse} is worse than {better}", order_of(results, noise, worse, better))
             for worse, better in PAPER_ORDER if worse in results and better in results]
-    said += [(f"{arm} is as good as the baseline, to {MARGIN}", equality_of(results, noise, arm))
-             for arm in PAPER_EQUAL]
+    said += [(f"{preset} is as good as the baseline, to {MARGIN}", equality_of(results, noise, preset))
+             for preset in PAPER_EQUAL]
     return [f"- {statement}: {words}" for statement, words in said if words]
 
 
@@ -93,10 +93,10 @@ def paragraph(*sentences):
                          break_on_hyphens=False)
 
 
-def single_comparisons(arms):
-    """Sentences for a page that compares so many arms with the baseline."""
-    return ("The intervals are of single comparisons: chance takes about one arm in twenty out of its interval.",
-            f"Here {arms} {'arm is' if arms == 1 else 'arms are'} compared.")
+def single_comparisons(presets):
+    """Sentences for a page that compares so many presets with the baseline."""
+    return ("The intervals are of single comparisons: chance takes about one preset in twenty out of its interval.",
+            f"Here {presets} {'preset is' if presets == 1 else 'presets are'} compared.")
 
 
 def meanings(run):

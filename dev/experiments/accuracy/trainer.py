@@ -18,10 +18,10 @@ from .common import ROOT, StudyError, difference, is_number, read_json, without_
 from tables import write_records  # dev/, whose path common adds
 
 
-# One run. name: for messages. arm: ARM of scripts/train_*.sh. flags: the trainer's. raw: folder of
-# its log. path: of its result. settings: what all results that it is compared with must share.
-# labels: what else its result says.
-Job = namedtuple("Job", "name arm flags raw path settings labels")
+# One run. name: for messages. preset: PRESET of scripts/train_*.sh. flags: the trainer's. raw:
+# folder of its log. path: of its result. settings: what all results that it is compared with must
+# share. labels: what else its result says.
+Job = namedtuple("Job", "name preset flags raw path settings labels")
 
 
 def data_fingerprint(prefix):
@@ -96,7 +96,7 @@ def train(options, job, goes_on=False):
     if not goes_on:
         shutil.rmtree(job.raw, ignore_errors=True)
     os.makedirs(job.raw, exist_ok=True)
-    environment = dict(os.environ, ARM=job.arm, DATA_PATH=os.path.abspath(options.data),
+    environment = dict(os.environ, PRESET=job.preset, DATA_PATH=os.path.abspath(options.data),
                        LOG_DIR=os.path.abspath(job.raw), DEVICE=options.device, RANKS=str(options.ranks))
     for name in ("SPEED", "CHECKPOINT_PATH", "DRY_RUN"):
         environment.pop(name, None)

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 
-from .arms import numbers
+from .presets import numbers
 from .checkpoints import fingerprint, newest
 from .common import StudyError, difference, read_json, without_transport
 from .trainer import Job, claimed, data_fingerprint, micro_batch, output_tail, read_lines, summary, train

@@ -1,14 +1,14 @@
 """What chance does to branches; `study power`. Called by ../study and branch_report.py.
 
 Twins of the baseline differ in one bit of the learning rate. Their losses differ by what chance
-makes of it. It is the least that chance does to a gap: an arm's rounding disturbs every step, and
-one bit takes many steps to grow as large. So how many branches an arm needs, its own gaps say.
+makes of it. It is the least that chance does to a gap: a preset's rounding disturbs every step, and
+one bit takes many steps to grow as large. So how many branches a preset needs, its own gaps say.
 """
 import math
 import os
 import statistics
 
-from .arms import ARMS, PAPER_EQUAL, TWINS
+from .presets import PRESETS, PAPER_EQUAL, TWINS
 from .common import StudyError, difference
 from .noise import baseline_gaps, own_half_width, t_975
 from .trainer import read_result
@@ -18,7 +18,7 @@ MOST_BRANCHES = 200
 
 
 def read_branches(folders):
-    """(point, length) -> arm -> data seed -> result. All are of one trunk's model and corpus."""
+    """(point, length) -> preset -> data seed -> result. All are of one trunk's model and corpus."""
     found, alike, trunks = {}, {}, {}
     for folder in folders:
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
@@ -44,11 +44,11 @@ def read_branches(folders):
     return found
 
 
-def families(arms):
+def families(presets):
     """For each data seed the losses of the baseline and its twins."""
     by_seed = {}
-    for arm in FAMILY:
-        for seed, result in arms.get(arm, {}).items():
+    for preset in FAMILY:
+        for seed, result in presets.get(preset, {}).items():
             if result["valid_loss"] is not None:
                 by_seed.setdefault(seed, []).append(result["valid_loss"])
     return by_seed
@@ -57,9 +57,9 @@ def families(arms):
 class Chance:
     """How far chance drives twins apart: the deviation of one run, pooled over the data seeds."""
 
-    def __init__(self, arms):
+    def __init__(self, presets):
         squares, self.freedom = 0.0, 0
-        for losses in families(arms).values():
+        for losses in families(presets).values():
             if len(losses) > 1:
                 squares += sum((v - statistics.fmean(losses)) ** 2 for v in losses)
                 self.freedom += len(losses) - 1
@@ -83,19 +83,19 @@ def chi_squared_10(freedom):
     return freedom * (1 - part - 1.28155 * math.sqrt(part)) ** 3
 
 
-def compared(arms):
-    """The arms, in the study's order, beside a baseline that is the mean of the family."""
-    mean = {seed: statistics.fmean(losses) for seed, losses in families(arms).items()}
-    made = {"baseline": {s: {**r, "valid_loss": mean.get(s)} for s, r in arms.get("baseline", {}).items()}}
-    order = [*ARMS, *sorted(set(arms) - set(ARMS))]
-    made.update({arm: arms[arm] for arm in order if arm in arms and arm not in FAMILY})
+def compared(presets):
+    """The presets, in the study's order, beside a baseline that is the mean of the family."""
+    mean = {seed: statistics.fmean(losses) for seed, losses in families(presets).items()}
+    made = {"baseline": {s: {**r, "valid_loss": mean.get(s)} for s, r in presets.get("baseline", {}).items()}}
+    order = [*PRESETS, *sorted(set(presets) - set(PRESETS))]
+    made.update({preset: presets[preset] for preset in order if preset in presets and preset not in FAMILY})
     return made
 
 
 class BranchNoise:
-    """An arm's interval comes from its own gaps.
+    """A preset's interval comes from its own gaps.
 
-    Nothing is pooled. Twins scatter less than arms, coarse arms more than fine ones, and lossless
+    Nothing is pooled. Twins scatter less than presets, coarse presets more than fine ones, and lossless
     weights not at all."""
 
     half_width = staticmethod(own_half_width)
@@ -118,22 +118,22 @@ def power_row(group, who, deviation, freedom, half_width):
             "safe": branches_needed(upper, half_width)}
 
 
-def power_rows(group, arms, half_width):
-    """What each arm with several branches needs. The twins' row is what none can need less than."""
-    chance, results, rows = Chance(arms), compared(arms), []
+def power_rows(group, presets, half_width):
+    """What each preset with several branches needs. The twins' row is what none can need less than."""
+    chance, results, rows = Chance(presets), compared(presets), []
     if chance.deviation is not None:
         rows.append(power_row(group, "twins", chance.of_gap(), chance.freedom, half_width))
-    for arm in results:
-        values = baseline_gaps(results, arm)
+    for preset in results:
+        values = baseline_gaps(results, preset)
         if len(values) > 1:
-            rows.append(power_row(group, arm, statistics.stdev(values), len(values) - 1, half_width))
+            rows.append(power_row(group, preset, statistics.stdev(values), len(values) - 1, half_width))
     return rows
 
 
-def plan_of(group, arms, rows):
-    """(seconds per arm, the plan in words) for the arms that the paper calls as good as the
+def plan_of(group, presets, rows):
+    """(seconds per preset, the plan in words) for the presets that the paper calls as good as the
     baseline; of the twins where none of them has several branches. None where nothing suffices."""
-    seconds = [r["seconds"] for runs in arms.values() for r in runs.values() if r.get("seconds")]
+    seconds = [r["seconds"] for runs in presets.values() for r in runs.values() if r.get("seconds")]
     asked = [r for r in rows if r["who"] in PAPER_EQUAL] or [r for r in rows if r["who"] == "twins"]
     if not seconds or not asked or any(r["safe"] is None for r in asked):
         return None
@@ -141,16 +141,16 @@ def plan_of(group, arms, rows):
     cost = most * statistics.median(seconds)
     names = ", ".join(r["who"] for r in asked)
     least = " at least" if names == "twins" else ""
-    return cost, (f"{most}{least} branches per arm of {group[1]} iterations from iteration {group[0]}, "
-                  f"to be safe (by {names}): {cost:.0f} s per arm.")
+    return cost, (f"{most}{least} branches per preset of {group[1]} iterations from iteration {group[0]}, "
+                  f"to be safe (by {names}): {cost:.0f} s per preset.")
 
 
 def power_table(found, half_width):
     """Lines of a Markdown table, and the cheapest plan in words."""
-    by_group = {group: power_rows(group, arms, half_width) for group, arms in sorted(found.items())}
+    by_group = {group: power_rows(group, presets, half_width) for group, presets in sorted(found.items())}
     if not any(by_group.values()):
-        raise StudyError(5, "no data seed has a baseline and a twin, and no arm has two branches: run "
-                            "`study branch --arms twins` first")
+        raise StudyError(5, "no data seed has a baseline and a twin, and no preset has two branches: run "
+                            "`study branch --presets twins` first")
     number = lambda value: f"over {MOST_BRANCHES}" if value is None else str(value)
     lines = ["| point | length | gaps of | standard deviation | degrees | 90 % limit "
              f"| branches for ±{half_width} | to be safe |", "|---" * 8 + "|"]

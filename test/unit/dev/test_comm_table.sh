@@ -36,15 +36,15 @@ for seconds, most, *wanted in (
         (2, 4, 2, 2), (9, 4, 2, 2), (0.05, 40, 40, 40), (0.5, 40, 6, 6), (0.3, 1, 2, 3), (2, 1, 2, 2)):
     got = [table.fewest_steps(seconds, most), table.full_steps(seconds, most)]
     same(f"steps of {seconds} s, --iters {most}", got, wanted)
-same("an arm of exchanges is measured over all of them",
-     [table.fewest_steps(1.2, 30, arm) for arm in ("sdp4bit", "local", "local+sums")], [2, 30, 30])
+same("a preset of exchanges is measured over all of them",
+     [table.fewest_steps(1.2, 30, preset) for preset in ("sdp4bit", "local", "local+sums")], [2, 30, 30])
 same("but over no more steps than --iters", table.fewest_steps(1.2, 4, "local"), 4)
 
 
-def synced(arm, megabytes, **more):
+def synced(preset, megabytes, **more):
     bucket = {"grad_node": 1e6 * megabytes, "grad_rail": 0, "weight_rail": 0, "weight_node": 0,
               "first": 0, "end": 3, "elements": 1}
-    return {"kind": "arm", "arm": arm, "nodes": 1, "per_node": 4, "parameters": 1000,
+    return {"kind": "arm", "arm": preset, "nodes": 1, "per_node": 4, "parameters": 1000,
             "memory": {"weights": 2000, "gradients": 4000}, "buckets": [bucket], **more}
 
 
@@ -80,7 +80,7 @@ computing = table.compute_ms(table.one_rank(logs, "m", "1"))
 short = 2 * 4 * computing / 1e3
 many = min(30, int(1e3 / computing))
 same("short steps fill a second", plan(100), [("fp32", many), ("bf16", many), ("qwd", 0)])
-same("longer intervals leave no arm out", plan(2 * (1 + short) + 0.001),
+same("longer intervals leave no preset out", plan(2 * (1 + short) + 0.001),
      [("fp32", 4), ("bf16", 4), ("qwd", 0)])
 longer = 2 * (many - 4) * computing / 1e3
 same("what is left goes to the first", plan(2 * (1 + short) + longer + 0.001),
@@ -95,7 +95,7 @@ write(at + "fp32.jsonl", start(), interval(9.0), interval(7.0, 2))
 write(at + "bf16.jsonl", start(), interval(9.0))
 write(at + "qwd.jsonl", start(), interval(9.0), interval(5.0), start(), interval(8.0))
 rows = table.read_rows(logs)
-same("an arm that ended while it warmed up has no row, whatever ran before",
+same("a preset that ended while it warmed up has no row, whatever ran before",
      [(r["arm"], r["ms"]) for r in rows], [("fp32", 7.0)])
 same("few steps are named", printed(table.print_few_steps, rows),
      "measured with fewer than 3 steps (how many): m 1 one node fp32 gradients (2)\n")
@@ -104,13 +104,13 @@ same("three are enough", printed(table.print_few_steps, table.read_rows(logs)), 
 
 # --- bandwidths ---
 first = lambda r: (r["plain"]["all_to_all_node"], r["buckets"][0]["grad_node"])
-sockets = lambda: {arm: first(r) for arm, r in table.read_sync(logs, "m", "sockets").items()}
+sockets = lambda: {preset: first(r) for preset, r in table.read_sync(logs, "m", "sockets").items()}
 write("sync/m/sockets.jsonl", bandwidth(1.0), synced("fp32", 1), synced("bf16", 2), bandwidth(2.0),
       synced("bf16", 3))
-same("an arm's newest line, with the bandwidths of its own call", sockets(),
+same("a preset's newest line, with the bandwidths of its own call", sockets(),
      {"fp32": (1.0, 1e6), "bf16": (2.0, 3e6)})
 write("sync/m/sockets.jsonl", synced("fp32", 1))
-same("an arm without bandwidths was not measured", sockets(), {})
+same("a preset without bandwidths was not measured", sockets(), {})
 with open(os.path.join(logs, "sync/m/sockets.jsonl"), "w") as file:
     file.write("\n".join(('{"kind": "plain", "dev' + json.dumps(bandwidth(9.0)), "",
                           json.dumps(bandwidth(3.0)), json.dumps(synced("fp32", 1)),
@@ -126,15 +126,15 @@ def memory(planned, before, taken):
             "timing": timing}
 
 
-def taken(arm):
-    row = next(r for r in table.memory_rows(logs) if r["arm"] == arm)
+def taken(preset):
+    row = next(r for r in table.memory_rows(logs) if r["arm"] == preset)
     most = table.largest_taken(row["measured"])
     names = ("micro_batch", "planned_per_parameter", "taken_per_parameter", "before_bytes",
              "beside_plan_bytes")
     return row["sum"], most and tuple(most[name] for name in names)
 
 
-same("memory of an arm that did not train", taken("bf16"), (6.0, None))
+same("memory of a preset that did not train", taken("bf16"), (6.0, None))
 write(at + "fp32.jsonl", start(), interval(9.0), memory(1000, 1, 2), interval(7.0),
       start(), interval(9.0), memory(9000, 3 << 20, 20000), interval(7.0))
 write("train/m/8/inside/fp32.jsonl", start(), interval(9.0), memory(19000, 1 << 20, 90000))

@@ -32,7 +32,7 @@ for program in dev/checkpoint_info dev/compare_logs dev/harness_tasks dev/plot_d
     check "$program says in one line that a flag is unknown" ends 2 $program --no-such-flag
 done
 check "study's commands too" ends 2 dev/experiments/study run --data x --ranks none
-check "dev/bench/arms_table --help" ends 0 dev/bench/arms_table --help
+check "dev/bench/presets_table --help" ends 0 dev/bench/presets_table --help
 check "harness_tasks without lm_eval" ends 3 dev/harness_tasks piqa
 check "weight_entropy without numpy" ends 3 dev/experiments/weight_entropy .
 check "local_steps_model without numpy" ends 3 dev/experiments/local_steps_model x.bin 1,0

@@ -168,7 +168,8 @@ static bool same_place(const Mesh *a, const Mesh *b) {
     return a->world.rank % a->per_node == b->world.rank % b->per_node;
 }
 
-// With replica groups data parallelism ends with the node, and the data are dealt out over all of them.
+// With replica groups data parallelism ends with the node, and the data are dealt out over all of
+// them.
 static void replica_groups_are_nodes(void **state) {
     // NULL: looked at below.
     static const Together together[MESH_GROUPS] = {one_world, NULL,  alone, NULL,  NULL,

@@ -15,7 +15,7 @@
 #include "llmc/base/durable.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/json.h"
-#include "llmc/checkpoint/hf.h"
+#include "dev/convert/hf.h"
 #include "test/leaks.h"
 #include "test/unit/folder.h"
 #include "train_gpt.h"

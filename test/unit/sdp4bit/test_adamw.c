@@ -79,7 +79,8 @@ static void the_limit(void **state) {
         assert_true(update(&(Element){below, 0, 0, 0}, a));
         is_refused((Element){at, 0, 0, 0}, a);
     }
-    // What the limit is for: two such master weights' difference, and the weight in bf16, are finite.
+    // What the limit is for: two such master weights' difference, and the weight in bf16, are
+    // finite.
     assert_true(isfinite(0x1p126f * 1.34f + 0x1p126f) && bf16_from_float(0x1p126f) < 0x7F80);
 }
 

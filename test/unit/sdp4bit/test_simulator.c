@@ -1,8 +1,8 @@
 // What the algorithm promises, shown on the one-process simulator that the distributed program
 // equals to the bit (test/mpi/test_sdp4bit_mpi.c): the two-level errors on 4 nodes x 8 ranks, the
 // baselines against a mean in double, AdamW against the textbook, and 1000 steps of a toy problem
-// in which replicas stay by their master weights under weight differences but not under direct weight
-// quantization.
+// in which replicas stay by their master weights under weight differences but not under direct
+// weight quantization.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,0 +1,340 @@
+// config.json, read and written by a family's tables: see hf_family.h. It is read as hostile input.
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/json.h"
+#include "dev/convert/hf_family.h"
+
+enum { TEXT_BYTES = 256, MOST_ENTRIES = 64 };
+
+// The value of a key; "a.b" is member b of member a. NULL: there is none.
+static const cJSON *member(const cJSON *config, const char *key) {
+    const char *dot = strchr(key, '.');
+    char first[64];
+    if (!dot) return cJSON_GetObjectItemCaseSensitive(config, key);
+    snprintf(first, sizeof first, "%.*s", (int)(dot - key), key);
+    return cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(config, first), dot + 1);
+}
+
+// As the tables have it. A list of one text, or of the same one several times, is it in brackets.
+static void text_of(const cJSON *value, char text[TEXT_BYTES]) {
+    const cJSON *first = cJSON_IsArray(value) && cJSON_IsString(value->child) ? value->child : NULL;
+    const cJSON *other = first;
+    while (other && cJSON_IsString(other) && strcmp(other->valuestring, first->valuestring) == 0)
+        other = other->next;
+    if (first && !other) snprintf(text, TEXT_BYTES, "[%s]", first->valuestring);
+    else if (!value) snprintf(text, TEXT_BYTES, "(none)");
+    else if (cJSON_IsObject(value)) snprintf(text, TEXT_BYTES, "{}");
+    else model_flag_text(value, text, TEXT_BYTES);
+}
+
+// --- Reading -------------------------------------------------------------------------------------
+
+// A config.json on its way to flags.
+typedef struct Reading {
+    const cJSON *config;
+    const char *path;
+    cJSON *arguments;  // what is known of the model so far
+    Error *err;
+} Reading;
+
+// That an argument has this value, which nothing before said otherwise. negated: the key says the
+// opposite, of true or false.
+static bool take_either(const Reading *r, const char *key, const char *argument, const char *value,
+                        bool negated) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->arguments, argument);
+    const char *known = item ? item->valuestring : value;
+    if (!item) cJSON_AddStringToObject(r->arguments, argument, value);
+    if (strcmp(known, value) == 0) return true;
+    return error_set(r->err, EXIT_CHECKPOINT,
+                     "%s has %s %.60s beside what makes it %.60s, and the trainer has one of both; import"
+                     " another model",
+                     r->path, key, negated ? known : value, negated ? value : known);
+}
+
+static bool take(const Reading *r, const char *key, const char *argument, const char *value) {
+    return take_either(r, key, argument, value, false);
+}
+
+static bool take_blocks(const Reading *r, const HfFamily *family) {
+    if (family->like && !take_blocks(r, family->like)) return false;
+    for (int i = 0; i < family->block_count; i++) {
+        if (!take(r, family->name, family->blocks[i].argument, family->blocks[i].value)) return false;
+    }
+    return true;
+}
+
+static bool check_fixed(const Reading *r, const HfFamily *family) {
+    if (family->like && !check_fixed(r, family->like)) return false;
+    for (int i = 0; i < family->fixed_count; i++) {
+        const HfFixed *fixed = &family->fixed[i];
+        const cJSON *item = member(r->config, fixed->key);
+        char text[TEXT_BYTES];
+        if (!item && !fixed->needed) continue;
+        text_of(item, text);
+        if (options_choice(fixed->values, text) >= 0) continue;
+        return error_set(r->err, EXIT_CHECKPOINT,
+                         "%s has %s '%.60s', which the trainer does not compute: %s; import another model",
+                         r->path, fixed->key, text, fixed->why);
+    }
+    return true;
+}
+
+static bool take_key(const Reading *r, const HfKey *key) {
+    const cJSON *item = member(r->config, key->key);
+    char text[TEXT_BYTES];
+    if (!item || cJSON_IsNull(item))
+        return !key->missing || take_either(r, key->key, key->argument, key->missing, key->negated);
+    text_of(item, text);
+    if (key->negated && cJSON_IsBool(item))
+        return take_either(r, key->key, key->argument, cJSON_IsTrue(item) ? "false" : "true", true);
+    if (!key->negated && cJSON_IsNumber(item)) return take(r, key->key, key->argument, text);
+    return error_set(r->err, EXIT_CHECKPOINT, "%s has %s '%.60s', which is no %s; save or download it again",
+                     r->path, key->key, text, key->negated ? "true or false" : "number");
+}
+
+static bool take_keys(const Reading *r, const HfFamily *family) {
+    if (family->like && !take_keys(r, family->like)) return false;
+    for (int i = 0; i < family->key_count; i++) {
+        if (!family->keys[i].written_only && !take_key(r, &family->keys[i])) return false;
+    }
+    return true;
+}
+
+// What Llama 3.1's rotations have beside their factor. The trainer has these numbers alone
+// (llmc/model/turns.c).
+static const struct RopeNumber {
+    const char *name, *text;
+} ROPE_NUMBERS[] = {{"low_freq_factor", "1.0"},
+                    {"high_freq_factor", "4.0"},
+                    {"original_max_position_embeddings", "8192"}};
+#define ROPE_TYPES "it scales rotary positions as Llama 3.1 does, or not at all"
+
+// key: "rope_scaling", or "rope_parameters" in newer folders.
+static bool take_rope(const Reading *r, const char *key) {
+    const cJSON *rope = cJSON_GetObjectItemCaseSensitive(r->config, key);
+    const cJSON *factor = cJSON_GetObjectItemCaseSensitive(rope, "factor");
+    const char *bad = cJSON_GetObjectItemCaseSensitive(rope, "rope_type") ? "rope_type" : "type";
+    char text[TEXT_BYTES];
+    text_of(cJSON_GetObjectItemCaseSensitive(rope, bad), text);
+    bool plain = options_choice("(none)|null|default", text) >= 0, scaled = strcmp(text, "llama3") == 0;
+    if (plain && (!factor || cJSON_GetNumberValue(factor) == 1)) return true;
+    if (plain || (scaled && !cJSON_IsNumber(factor))) bad = "factor";
+    for (size_t i = 0; scaled && i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(rope, ROPE_NUMBERS[i].name);
+        if (cJSON_GetNumberValue(item) == atof(ROPE_NUMBERS[i].text)) continue;
+        bad = ROPE_NUMBERS[i].name;
+        scaled = false;
+    }
+    text_of(cJSON_GetObjectItemCaseSensitive(rope, bad), text);
+    if (scaled && cJSON_IsNumber(factor)) {
+        text_of(factor, text);
+        return take(r, key, "use_rope_scaling", "true") && take(r, key, "rope_scaling_factor", text);
+    }
+    return error_set(r->err, EXIT_CHECKPOINT,
+                     "%s has %s.%s '%.60s', which the trainer does not compute: " ROPE_TYPES
+                     "; import another model",
+                     r->path, key, bad, text);
+}
+
+static bool take_rotations(const Reading *r) {
+    const char *positions = json_member_string(r->arguments, "position_embedding_type");
+    if (!positions || strcmp(positions, "rope") != 0) return true;
+    return take_rope(r, "rope_scaling") && take_rope(r, "rope_parameters");
+}
+
+// Groups of heads that share keys are none where each head has its own.
+static void settle_groups(cJSON *arguments) {
+    const char *heads = json_member_string(arguments, "num_attention_heads");
+    const char *groups = json_member_string(arguments, "num_query_groups");
+    if (!groups) return;
+    if (heads && strcmp(groups, heads) == 0) cJSON_DeleteItemFromObject(arguments, "num_query_groups");
+    else cJSON_AddStringToObject(arguments, "group_query_attention", "true");
+}
+
+static void make_flags(const cJSON *arguments, ModelFlags *flags) {
+    for (const cJSON *item = arguments->child; item; item = item->next) {
+        bool yes = strcmp(item->valuestring, "true") == 0, no = strcmp(item->valuestring, "false") == 0;
+        if (!no) model_flags_add(flags, item->string, yes ? NULL : item->valuestring);
+    }
+}
+
+static const HfFamily *family_of(const Reading *r) {
+    const char *type = json_member_string(r->config, "model_type");
+    char known[200] = "";
+    int count;
+    const HfFamily *families = hf_families(&count);
+    for (int i = 0; i < count; i++) {
+        if (type && strcmp(type, families[i].type) == 0) return &families[i];
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", families[i].type);
+    }
+    error_set(r->err, EXIT_CHECKPOINT,
+              "%s is of model_type '%.60s', this program knows %s; import another model", r->path,
+              type ? type : "", known);
+    return NULL;
+}
+
+// The end of a document is the end of a sequence there, the first one of a list. Where config.json
+// names none, it is the last id.
+static void read_eod(HfConfig *c, const cJSON *config) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "eos_token_id");
+    c->eod = c->words - 1;
+    json_int64(cJSON_IsArray(item) ? item->child : item, 0, c->words - 1, &c->eod);
+}
+
+static bool read_model(HfConfig *c, const Reading *r) {
+    if (!(c->family = family_of(r))) return false;
+    if (cJSON_HasObjectItem(r->config, "quantization_config")) {
+        return error_set(r->err, EXIT_CHECKPOINT,
+                         "%s is of a quantized model; import the one it was made from", r->path);
+    }
+    if (!json_member_int64(r->config, "vocab_size", 1, 1 << 30, &c->words)) {
+        return error_set(r->err, EXIT_CHECKPOINT,
+                         "%s has no vocab_size, or one that this program cannot have; import another model",
+                         r->path);
+    }
+    read_eod(c, r->config);
+    return check_fixed(r, c->family) && take_blocks(r, c->family) && take_keys(r, c->family) &&
+           take_rotations(r);
+}
+
+bool hf_config_read(HfConfig *c, const char *text, size_t bytes, const char *path, Error *err) {
+    memset(c, 0, sizeof *c);
+    cJSON *config = json_parse_object(text, bytes);
+    if (!config)
+        return error_set(err, EXIT_CHECKPOINT, "%s is not a JSON object; save or download it again", path);
+    Reading r = {config, path, cJSON_CreateObject(), err};
+    bool ok = read_model(c, &r);
+    if (ok) {
+        settle_groups(r.arguments);
+        make_flags(r.arguments, &c->flags);
+    }
+    cJSON_Delete(r.arguments);
+    cJSON_Delete(config);
+    return ok;
+}
+
+// --- Writing -------------------------------------------------------------------------------------
+
+// A key and its value as JSON text.
+typedef struct Entry {
+    const char *key;
+    char value[TEXT_BYTES];
+} Entry;
+
+typedef struct Writing {
+    const cJSON *arguments;
+    Entry entries[MOST_ENTRIES];
+    int count;
+} Writing;
+
+static void put(Writing *w, const char *key, const char *value, bool quoted) {
+    if (w->count == MOST_ENTRIES) fatal(NULL, EXIT_USAGE, "a config.json of more than %d keys", MOST_ENTRIES);
+    Entry *e = &w->entries[w->count++];
+    e->key = key;
+    snprintf(e->value, sizeof e->value, quoted ? "\"%s\"" : "%s", value);
+}
+
+static void put_id(Writing *w, const char *key, int64_t id) {
+    char text[TEXT_BYTES];
+    snprintf(text, sizeof text, "%" PRId64, id);
+    put(w, key, text, false);
+}
+
+static void put_key(Writing *w, const HfKey *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(w->arguments, key->argument);
+    char text[TEXT_BYTES];
+    if (key->negated) snprintf(text, sizeof text, "%s", cJSON_IsTrue(item) ? "false" : "true");
+    else if (key->real) format_real(cJSON_GetNumberValue(item), text, sizeof text);
+    else model_flag_text(item, text, sizeof text);
+    put(w, key->key, text, false);
+}
+
+static void put_family(Writing *w, const HfFamily *family) {
+    if (family->like) put_family(w, family->like);
+    for (int i = 0; i < family->key_count; i++) put_key(w, &family->keys[i]);
+    for (int i = 0; i < family->fixed_count; i++) {
+        const HfFixed *fixed = &family->fixed[i];
+        char text[TEXT_BYTES];
+        snprintf(text, sizeof text, "%.*s", (int)strcspn(fixed->values, "|"), fixed->values);
+        bool word = strcmp(text, "true") && strcmp(text, "false") && strcmp(text, "null");
+        if (fixed->written) put(w, fixed->key, text, word);
+    }
+}
+
+// Newer folders have rope_parameters alone. Older programs read a scaling from rope_scaling.
+static void put_rotations(Writing *w) {
+    bool scaled = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(w->arguments, "use_rope_scaling"));
+    static const HfKey factors[] = {
+        {.key = "rope_parameters.factor", .argument = "rope_scaling_factor", .real = true},
+        {.key = "rope_scaling.factor", .argument = "rope_scaling_factor", .real = true},
+        {.key = "rope_scaling.rope_theta", .argument = "rotary_base", .real = true}};
+    static const char *const places[][2] = {{"rope_parameters.low_freq_factor",
+                                             "rope_scaling.low_freq_factor"},
+                                            {"rope_parameters.high_freq_factor",
+                                             "rope_scaling.high_freq_factor"},
+                                            {"rope_parameters.original_max_position_embeddings",
+                                             "rope_scaling.original_max_position_embeddings"}};
+    put(w, "rope_parameters.rope_type", scaled ? "llama3" : "default", true);
+    if (!scaled) return;
+    put(w, "rope_scaling.rope_type", "llama3", true);
+    for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) put_key(w, &factors[i]);
+    for (size_t i = 0; i < sizeof ROPE_NUMBERS / sizeof *ROPE_NUMBERS; i++) {
+        for (int k = 0; k < 2; k++) put(w, places[i][k], ROPE_NUMBERS[i].text, false);
+    }
+}
+
+static int by_key(const void *a, const void *b) {
+    return strcmp(((const Entry *)a)->key, ((const Entry *)b)->key);
+}
+
+// Bytes of "a." in "a.b"; 0 of another key.
+static size_t group_of(const char *key) { return strchr(key, '.') ? strcspn(key, ".") + 1 : 0; }
+
+// As transformers writes it: sorted, indented by two blanks.
+static void print_entries(const Writing *w, FILE *out) {
+    for (int i = 0; i < w->count; i++) {
+        const char *key = w->entries[i].key, *next = i + 1 < w->count ? w->entries[i + 1].key : "";
+        size_t group = group_of(key);
+        bool opens = group && (i == 0 || strncmp(w->entries[i - 1].key, key, group) != 0);
+        bool closes = group && strncmp(next, key, group) != 0;
+        if (opens) fprintf(out, "  \"%.*s\": {\n", (int)group - 1, key);
+        fprintf(out, "%s  \"%s\": %s", group ? "  " : "", key + group, w->entries[i].value);
+        if (closes) fprintf(out, "\n  }");
+        fprintf(out, *next ? ",\n" : "\n");
+    }
+}
+
+// The model's flags, with as many groups as there are.
+static cJSON *arguments_of(const ImportedModel *model) {
+    char *text = config_to_json(&model->config);
+    cJSON *arguments = cJSON_Parse(text);
+    free(text);
+    cJSON_ReplaceItemInObject(arguments, "num_query_groups",
+                              cJSON_CreateNumber(config_query_groups(&model->config)));
+    return arguments;
+}
+
+void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, int64_t bos,
+                     FILE *out) {
+    cJSON *arguments = arguments_of(model);
+    char architectures[TEXT_BYTES];
+    Writing w = {.arguments = arguments};
+    snprintf(architectures, sizeof architectures, "[\n    \"%s\"\n  ]", family->architecture);
+    put(&w, "architectures", architectures, false);
+    put(&w, "model_type", family->type, true);
+    put(&w, "torch_dtype", dtype, true);
+    put(&w, "use_cache", "true", false);
+    put_id(&w, "bos_token_id", bos);
+    put_id(&w, "eos_token_id", model->config.eod);
+    put_id(&w, "vocab_size", model->config.vocab_size_unpadded);
+    put_family(&w, family);
+    if (model->config.position_embedding_type == POSITIONS_ROPE) put_rotations(&w);
+    qsort(w.entries, (size_t)w.count, sizeof *w.entries, by_key);
+    fprintf(out, "{\n");
+    print_entries(&w, out);
+    fprintf(out, "}\n");
+    cJSON_Delete(arguments);
+}

@@ -1,0 +1,422 @@
+// A checkpoint becomes a Hugging Face folder: see hf.h.
+//
+// The folder is made under another name beside its place, and renamed when it is whole. Tensors go
+// one after the other, in pieces of their rows. Where a matrix is transposed a piece of its rows is
+// some columns of ours, which checkpoint_read gathers from whichever shards hold them.
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <libgen.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/base/dtype.h"
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "dev/convert/hf.h"
+#include "dev/convert/hf_map.h"
+#include "dev/convert/hf_tokenizer.h"
+#include "llmc/checkpoint/safetensors.h"
+
+#define INDEX_NAME "model.safetensors.index.json"
+
+typedef struct Exporting {
+    const HfExport *wish;
+    Checkpoint *checkpoint;
+    ImportedModel model;
+    bool opened;
+    const HfFamily *family;
+    HfMap map;
+    int *part;
+    int parts;  // of each of their tensors
+    HfTokenizer tokenizer;
+    char *fresh;  // the folder until it is whole
+    void *in;     // a piece as the checkpoint has it: fp32, or this build's floatX
+    void *out;    // as the file will have it
+} Exporting;
+
+static int64_t columns_of(const HfTensor *t) { return t->columns ? t->columns : 1; }
+static int width_of(const Exporting *e) { return e->wish->fp32 ? 4 : 2; }
+static const char *dtype_of(const Exporting *e) { return e->wish->fp32 ? "F32" : "BF16"; }
+static uint64_t bytes_of(const Exporting *e, const HfTensor *t) {
+    return (uint64_t)(t->rows * columns_of(t)) * (uint64_t)width_of(e);
+}
+
+// --- Opening -------------------------------------------------------------------------------------
+
+static bool open_checkpoint(Exporting *e, HfReport *report, Error *err) {
+    char note[1400];
+    report->iteration = e->wish->iteration;
+    e->checkpoint = checkpoint_open_asked(e->wish->load, &report->iteration, e->wish->peers, note,
+                                          sizeof note, err);
+    if (e->checkpoint && *note) snprintf(report->notes, sizeof report->notes, "%s\n", note);
+    return e->checkpoint != NULL;
+}
+
+// The model that the checkpoint's arguments tell of.
+static bool read_model(Exporting *e, Error *err) {
+    e->opened = imported_model_of_checkpoint(&e->model, checkpoint_arguments(e->checkpoint), err);
+    e->family = e->opened ? hf_family_of(&e->model, err) : NULL;
+    if (e->family) hf_map_make(&e->map, e->family, &e->model, e->model.config.vocab_size_unpadded);
+    return e->family != NULL;
+}
+
+// That the parameters are those of the arguments' model, and are there as asked.
+static bool check_parameters(Exporting *e, Error *err) {
+    bool ok = checkpoint_check_tensors(e->checkpoint, e->model.gpt.whole, e->model.gpt.whole_tensors, err);
+    if (ok && e->wish->fp32 && !checkpoint_has(e->checkpoint, SLICE_MASTER)) {
+        ok = error_set(err, EXIT_CHECKPOINT,
+                       "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; give"
+                       " --dtype bf16",
+                       e->wish->load);
+    }
+    return ok;
+}
+
+// --- Tokenizer -----------------------------------------------------------------------------------
+
+// The files that the choice names, or what they are beside the checkpoint.
+static bool find_files(const Exporting *e, TokenizerChoice *choice, char *paths[2]) {
+    bool whole = choice->type == TOKENIZER_HUGGING_FACE;
+    paths[0] = text_format("%s/%s", e->wish->load, whole ? HF_TOKENIZER : HF_VOCAB);
+    paths[1] = text_format("%s/" HF_MERGES, e->wish->load);
+    if (durable_exists(paths[0]) && (whole || durable_exists(paths[1]))) {
+        choice->vocab_file = choice->model = paths[0];
+        choice->merge_file = paths[1];
+    }
+    if (whole) return choice->model && durable_exists(choice->model);
+    return choice->vocab_file && choice->merge_file && durable_exists(choice->vocab_file) &&
+           durable_exists(choice->merge_file);
+}
+
+// That of the flags, else that of the run.
+static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
+    const HfTokenizerWish *wish = &e->wish->tokenizer;
+    TokenizerChoice choice = config_tokenizer(&e->model.config);
+    char *paths[2] = {NULL, NULL};
+    bool ok;
+    if (wish->eod) choice.eod_token = wish->eod;
+    if (wish->vocab_file || wish->merge_file) {
+        choice.type = TOKENIZER_GPT2_BPE;
+        choice.vocab_file = wish->vocab_file;
+        choice.merge_file = wish->merge_file;
+    } else if (wish->model) {
+        choice.type = TOKENIZER_HUGGING_FACE;
+        choice.model = wish->model;
+    } else if (choice.type == TOKENIZER_BYTE) {
+        hf_tokenizer_of_bytes(&e->tokenizer);
+        return true;
+    } else if (choice.type == TOKENIZER_NULL) {
+        snprintf(report->notes + strlen(report->notes), sizeof report->notes - strlen(report->notes),
+                 "The model has no tokenizer (NullTokenizer): the folder gets none.\n");
+        return true;
+    } else if (!find_files(e, &choice, paths)) {
+        choice.type = TOKENIZER_NULL;
+    }
+    if (choice.type != TOKENIZER_NULL) {
+        ok = hf_tokenizer_read(&e->tokenizer, &choice, err);
+    } else {
+        ok = error_set(err, EXIT_DATA,
+                       "the checkpoint's tokenizer was not found; give --vocab-file and --merge-file, or"
+                       " --tokenizer-model, or --no-tokenizer");
+    }
+    free(paths[0]);
+    free(paths[1]);
+    return ok;
+}
+
+static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
+    const Config *config = &e->model.config;
+    const HfTokenizer *t = &e->tokenizer;
+    if (e->wish->tokenizer.none) return true;
+    if (!read_tokenizer(e, report, err)) return false;
+    if (!t->files || (t->size == config->vocab_size_unpadded && t->eod == config->eod)) return true;
+    return error_set(err, EXIT_DATA,
+                     "the tokenizer has %d ids and ends documents with %d, the checkpoint's model %d and %d;"
+                     " give its own --vocab-file and --merge-file, or --tokenizer-model",
+                     t->size, t->eod, config->vocab_size_unpadded, config->eod);
+}
+
+// --- Pieces of tensors ---------------------------------------------------------------------------
+
+static float master_at(const void *in, int64_t i) { return ((const float *)in)[i]; }
+static float weight_at(const void *in, int64_t i) { return floatX_to_float(((const floatX *)in)[i]); }
+
+// count elements of the checkpoint's from `from`, `step` apart, to successive ones of the file from
+// `to`.
+static void put(const Exporting *e, int64_t to, int64_t from, int64_t step, int64_t count) {
+    for (int64_t i = 0; i < count; i++, from += step) {
+        if (e->wish->fp32) ((float *)e->out)[to + i] = master_at(e->in, from);
+        else ((uint16_t *)e->out)[to + i] = bf16_from_float(weight_at(e->in, from));
+    }
+}
+
+static Slice slice_of(const Exporting *e, const HfTensor *t) {
+    return (Slice){.tensor = e->model.gpt.whole[t->ours].name,
+                   .kind = e->wish->fp32 ? SLICE_MASTER : SLICE_WEIGHT};
+}
+
+// Rows [row, row + rows) of their tensor, which are our rows in runs, into e->out.
+static bool read_runs(const Exporting *e, const HfTensor *t, int64_t row, int64_t rows, Error *err) {
+    int64_t columns = columns_of(t), ours, run;
+    for (int64_t r = 0; r < rows; r += run) {
+        run = hf_map_run(&e->map, t, row + r, &ours);
+        if (run > rows - r) run = rows - r;
+        Slice slice = slice_of(e, t);
+        slice.lo = ours * columns;
+        slice.hi = (ours + run) * columns;
+        if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
+        put(e, r * columns, 0, 1, run * columns);
+    }
+    return true;
+}
+
+// The same of a transposed tensor: the rows are our columns.
+static bool read_columns(const Exporting *e, const HfTensor *t, int64_t row, int64_t rows, Error *err) {
+    Slice slice = slice_of(e, t);
+    slice.columns = (Columns){row, rows};
+    slice.hi = t->columns * rows;
+    if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
+    for (int64_t c = 0; c < t->columns; c++) {
+        int64_t ours;
+        hf_map_run(&e->map, t, c, &ours);
+        for (int64_t r = 0; r < rows; r++) put(e, r * t->columns + c, ours * rows + r, 1, 1);
+    }
+    return true;
+}
+
+static int64_t rows_of_piece(const Exporting *e, const HfTensor *t) {
+    int64_t rows = e->wish->piece / columns_of(t);
+    return rows > t->rows ? t->rows : rows < 1 ? 1 : rows;
+}
+
+static bool write_tensor(const Exporting *e, SafeWriter *writer, const HfTensor *t, Error *err) {
+    int64_t most = rows_of_piece(e, t);
+    for (int64_t row = 0; row < t->rows; row += most) {
+        int64_t rows = t->rows - row < most ? t->rows - row : most;
+        uint64_t bytes = (uint64_t)(rows * columns_of(t)) * (uint64_t)width_of(e);
+        if (!(t->transposed ? read_columns : read_runs)(e, t, row, rows, err) ||
+            !safe_writer_append(writer, e->out, bytes, err))
+            return false;
+    }
+    return true;
+}
+
+// --- Files of weights ----------------------------------------------------------------------------
+
+// Tensors fill parts in their order. One that is larger than a part has one for itself.
+static void divide(Exporting *e) {
+    uint64_t used = 0, most = (uint64_t)e->wish->part_bytes;
+    e->part = (int *)xcalloc((size_t)e->map.count, sizeof(int), "the parameter table");
+    e->parts = 1;
+    for (int i = 0; i < e->map.count; i++) {
+        uint64_t bytes = bytes_of(e, &e->map.theirs[i]);
+        if (used > 0 && used + bytes > most) {
+            e->parts++;
+            used = 0;
+        }
+        used += bytes;
+        e->part[i] = e->parts - 1;
+    }
+}
+
+// malloc'ed.
+static char *part_name(const Exporting *e, int part) {
+    if (e->parts == 1) return xstrdup("model.safetensors");
+    return text_format("model-%05d-of-%05d.safetensors", part + 1, e->parts);
+}
+
+static SafeWriter *open_part(const Exporting *e, int part, Error *err) {
+    SafeTensor *list = (SafeTensor *)xcalloc((size_t)e->map.count, sizeof *list, "the parameter table");
+    int n = 0;
+    for (int i = 0; i < e->map.count; i++) {
+        const HfTensor *t = &e->map.theirs[i];
+        if (e->part[i] != part) continue;
+        list[n++] = (SafeTensor){.name = text_format("%s", t->name),
+                                 .dtype = dtype_of(e),
+                                 .elements = t->rows * columns_of(t),
+                                 .columns = t->columns};
+    }
+    char *name = part_name(e, part), *path = text_format("%s/%s", e->fresh, name);
+    SafeWriter *writer = safe_writer_open(path, list, n, "{\"format\":\"pt\"}", err);
+    for (int i = 0; i < n; i++) free(list[i].name);
+    free(list);
+    free(name);
+    free(path);
+    return writer;
+}
+
+static bool write_part(const Exporting *e, int part, Error *err) {
+    uint64_t bytes, xxh3;
+    SafeWriter *writer = open_part(e, part, err);
+    if (!writer) return false;
+    for (int i = 0; i < e->map.count; i++) {
+        if (e->part[i] != part || write_tensor(e, writer, &e->map.theirs[i], err)) continue;
+        safe_writer_discard(writer);
+        return false;
+    }
+    return safe_writer_close(writer, &bytes, &xxh3, err);
+}
+
+static bool write_parts(Exporting *e, Error *err) {
+    // A row of a very wide matrix is more than a piece, and a vector goes as a whole.
+    int64_t room = 0;
+    for (int i = 0; i < e->map.count; i++) {
+        int64_t elements = rows_of_piece(e, &e->map.theirs[i]) * columns_of(&e->map.theirs[i]);
+        if (elements > room) room = elements;
+    }
+    e->in = xmalloc((size_t)room * sizeof(float), "a tensor's piece");
+    e->out = xmalloc((size_t)room * sizeof(float), "a tensor's piece");
+    for (int part = 0; part < e->parts; part++) {
+        if (!write_part(e, part, err)) return false;
+    }
+    return true;
+}
+
+// --- Small files ---------------------------------------------------------------------------------
+
+static void write_index(const Exporting *e, FILE *out) {
+    uint64_t total = 0;
+    for (int i = 0; i < e->map.count; i++) total += bytes_of(e, &e->map.theirs[i]);
+    fprintf(out, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {\n", total);
+    for (int i = 0; i < e->map.count; i++) {
+        char *name = part_name(e, e->part[i]);
+        fprintf(out, "    \"%s\": \"%s\"%s\n", e->map.theirs[i].name, name, i + 1 < e->map.count ? "," : "");
+        free(name);
+    }
+    fprintf(out, "  }\n}\n");
+}
+
+// The token that begins a text: that of the tokenizer's files, else the one that ends a document.
+static int64_t bos_of(const Exporting *e) {
+    const HfTokenizerFile *file = hf_tokenizer_file(&e->tokenizer, HF_GENERATION_CONFIG);
+    int64_t bos = e->model.config.eod;
+    cJSON *object = file ? json_parse_object(file->text, (size_t)file->bytes) : NULL;
+    json_member_int64(object, "bos_token_id", 0, e->model.config.vocab_size_unpadded - 1, &bos);
+    cJSON_Delete(object);
+    return bos;
+}
+
+static void write_config(const Exporting *e, FILE *out) {
+    hf_config_write(e->family, &e->model, e->wish->fp32 ? "float32" : "bfloat16", bos_of(e), out);
+}
+
+static void write_generation_config(const Exporting *e, FILE *out) {
+    fprintf(out, "{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n", e->model.config.eod);
+    fprintf(out, "  \"eos_token_id\": %d\n}\n", e->model.config.eod);
+}
+
+static void write_tokenizer_config(const Exporting *e, FILE *out) {
+    bool whole = e->tokenizer.type == TOKENIZER_HUGGING_FACE;
+    const char *end = whole ? e->tokenizer.eod_text : "<|endoftext|>";
+    fprintf(out, "{\n");
+    if (!whole) fprintf(out, "  \"add_prefix_space\": false,\n");
+    fprintf(out, "  \"bos_token\": ");
+    json_write_string(out, end);
+    fprintf(out, ",\n  \"eos_token\": ");
+    json_write_string(out, end);
+    fprintf(out, ",\n  \"model_max_length\": %d,\n", e->model.config.max_position_embeddings);
+    fprintf(out, "  \"tokenizer_class\": \"%s\"", whole ? "PreTrainedTokenizerFast" : "GPT2Tokenizer");
+    fprintf(out, whole ? "\n}\n" : ",\n  \"unk_token\": \"<|endoftext|>\"\n}\n");
+}
+
+typedef struct SmallFile {
+    const char *name;
+    void (*write)(const Exporting *e, FILE *out);
+    bool wanted;
+} SmallFile;
+
+static bool write_small_file(const Exporting *e, const SmallFile *file, Error *err) {
+    char *text = NULL, *path = text_format("%s/%s", e->fresh, file->name);
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for %s; use a larger machine", file->name);
+    file->write(e, out);
+    if (fclose(out) != 0)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for %s; use a larger machine", file->name);
+    bool ok = durable_write_file(path, text, bytes, err);
+    free(text);
+    free(path);
+    return ok;
+}
+
+static bool write_small_files(const Exporting *e, Error *err) {
+    // What came with the tokenizer is not made again.
+    bool ends = !hf_tokenizer_file(&e->tokenizer, HF_GENERATION_CONFIG);
+    bool tells = e->tokenizer.files && !hf_tokenizer_file(&e->tokenizer, HF_TOKENIZER_CONFIG);
+    const SmallFile files[] = {{"config.json", write_config, true},
+                               {HF_GENERATION_CONFIG, write_generation_config, ends},
+                               {HF_TOKENIZER_CONFIG, write_tokenizer_config, tells},
+                               {INDEX_NAME, write_index, e->parts > 1}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        if (files[i].wanted && !write_small_file(e, &files[i], err)) return false;
+    }
+    return hf_tokenizer_write(&e->tokenizer, e->fresh, err);
+}
+
+// --- The folder ----------------------------------------------------------------------------------
+
+// That nothing of the user's lies where the folder is to be.
+static bool check_output(const char *output, Error *err) {
+    DIR *folder = opendir(output);
+    if (!folder && errno == ENOENT) return true;
+    if (!folder) return durable_error(err, "make", output);
+    int entries = 0;
+    while (readdir(folder)) entries++;
+    closedir(folder);
+    if (entries <= 2) return true;  // "." and ".."
+    return error_set(err, EXIT_USAGE, "%s exists and is not empty; give the name of a new folder", output);
+}
+
+// Where the folder is made: ".NAME.tmp" beside it. What a killed export left there goes.
+static bool make_fresh(Exporting *e, char **parent, Error *err) {
+    char *copy = xstrdup(e->wish->output), *again = xstrdup(e->wish->output);
+    *parent = xstrdup(dirname(copy));
+    e->fresh = text_format("%s/.%s.tmp", *parent, basename(again));
+    free(copy);
+    free(again);
+    return durable_make_folders(*parent, err) && durable_remove_tree(e->fresh, err) &&
+           durable_make_folders(e->fresh, err);
+}
+
+static bool publish(const Exporting *e, const char *parent, Error *err) {
+    if (!durable_sync_folder(e->fresh, err)) return false;
+    if (rename(e->fresh, e->wish->output) != 0) return durable_error(err, "rename to", e->wish->output);
+    return durable_sync_folder(parent, err);
+}
+
+static bool write_folder(Exporting *e, Error *err) {
+    char *parent = NULL;
+    Error ignored;  // there is an error to report already
+    bool ok = make_fresh(e, &parent, err) && write_parts(e, err) && write_small_files(e, err) &&
+              publish(e, parent, err);
+    if (!ok) durable_remove_tree(e->fresh, &ignored);
+    free(parent);
+    return ok;
+}
+
+static bool run(Exporting *e, HfReport *report, Error *err) {
+    if (!check_output(e->wish->output, err) || !open_checkpoint(e, report, err) || !read_model(e, err) ||
+        !check_parameters(e, err) || !check_tokenizer(e, report, err))
+        return false;
+    divide(e);
+    report->parameters = imported_model_parameters(&e->model);
+    report->files = e->parts;
+    return write_folder(e, err);
+}
+
+bool hf_export(const HfExport *wish, HfReport *report, Error *err) {
+    Exporting e = {.wish = wish};
+    memset(report, 0, sizeof *report);
+    bool ok = run(&e, report, err);
+    checkpoint_close(e.checkpoint);
+    hf_tokenizer_free(&e.tokenizer);
+    hf_map_free(&e.map);
+    if (e.opened) imported_model_close(&e.model);
+    free(e.part);
+    free(e.fresh);
+    free(e.in);
+    free(e.out);
+    return ok;
+}

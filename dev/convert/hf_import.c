@@ -1,0 +1,357 @@
+// A Hugging Face folder becomes a checkpoint of iteration 0: see hf.h.
+//
+// imported.c asks for our tensors piece by piece. A piece of a transposed matrix is some columns of
+// the folder's, which are read row by row.
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/base/json.h"
+#include "dev/convert/hf.h"
+#include "dev/convert/hf_files.h"
+#include "dev/convert/hf_map.h"
+#include "dev/convert/hf_tokenizer.h"
+
+enum { CONFIG_MAX_BYTES = 1 << 20 };
+
+typedef struct Importing {
+    const HfImport *wish;
+    HfConfig config;
+    ImportedModel model;
+    bool opened;
+    HfMap map;
+    HfFiles files;
+    const HfTensorPlace **places;  // (map.count)
+    HfTokenizer tokenizer;
+    char *paths[2];  // of its files, as the checkpoint's arguments name them; NULL: none
+    float *padding;  // (2, hidden): a row of padding of the embedding, of the output layer
+    float *piece;    // as the folder has it, fp32
+    void *narrow;    // the same before it is widened
+    int64_t room;    // elements of both
+} Importing;
+
+static void make_room(Importing *m, int64_t elements) {
+    if (elements <= m->room) return;
+    m->piece = (float *)xrealloc(m->piece, (size_t)elements * sizeof(float), "a tensor's piece");
+    m->narrow = xrealloc(m->narrow, (size_t)elements * sizeof(float), "a tensor's piece");
+    m->room = elements;
+}
+
+static int64_t hidden_of(const Importing *m) { return m->model.gpt.C; }
+
+// Rows of the embedding that a buffer holds.
+static int64_t words_at_once(const Importing *m) {
+    return m->wish->piece > hidden_of(m) ? m->wish->piece / hidden_of(m) : 1;
+}
+
+// --- Reading the folder --------------------------------------------------------------------------
+
+static bool read_config(Importing *m, Error *err) {
+    uint64_t bytes;
+    char *path = text_format("%s/config.json", m->wish->folder);
+    char *text = durable_read_file(path, CONFIG_MAX_BYTES, &bytes, err);
+    bool ok = text && hf_config_read(&m->config, text, (size_t)bytes, path, err);
+    m->opened = ok && imported_model_open(&m->model, &m->config.flags, m->config.words, m->wish->divisible,
+                                          path, err);
+    free(text);
+    free(path);
+    return m->opened;
+}
+
+static bool wrong_tensor(const Importing *m, Error *err, const HfTensor *t, const HfTensorPlace *place) {
+    if (!place) {
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s has no tensor '%s', which a model of its config.json has; save or download it "
+                         "again",
+                         m->wish->folder, t->name);
+    }
+    char columns[32] = "";
+    if (t->columns) snprintf(columns, sizeof columns, ", %" PRId64, t->columns);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s: '%s' is not (%" PRId64
+                     "%s) in F32, BF16 or F16, as its config.json wants; save or"
+                     " download it again",
+                     place->file->path, t->name, t->rows, columns);
+}
+
+// *bare: the names lack the family's prefix. Older programs save a model so.
+static const HfTensorPlace *find_tensor(const Importing *m, const char *name, bool bare) {
+    const char *prefix = m->config.family->prefix;
+    bool begins = prefix && strncmp(name, prefix, strlen(prefix)) == 0;
+    return hf_files_find(&m->files, bare && begins ? name + strlen(prefix) : name);
+}
+
+// Constants that older programs save with the weights, such as the causal mask of a layer.
+static bool is_constant(const HfFamily *family, const char *name) {
+    for (size_t i = 0; i < 2 && family->constants[i]; i++) {
+        size_t length = strlen(name), ending = strlen(family->constants[i]);
+        if (length > ending && strcmp(name + length - ending, family->constants[i]) == 0) return true;
+    }
+    return family->like && is_constant(family->like, name);
+}
+
+// That the output layer, where it is saved although it is the embedding, is the same.
+static bool check_head(Importing *m, const HfTensorPlace *head, Error *err) {
+    const HfTensorPlace *words = m->places[0];
+    int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
+    bool same = safe_entry_fits(head->entry, V, C);
+    float *other = (float *)xmalloc((size_t)(most * C) * sizeof(float), "a tensor's piece");
+    for (int64_t row = 0; same && row < V; row += most) {
+        int64_t n = (V - row < most ? V - row : most) * C;
+        if (!safe_file_read(words->file, words->entry, row * C, n, m->narrow, m->piece, err) ||
+            !safe_file_read(head->file, head->entry, row * C, n, m->narrow, other, err)) {
+            free(other);
+            return false;
+        }
+        same = memcmp(m->piece, other, (size_t)n * sizeof(float)) == 0;
+    }
+    free(other);
+    return same || error_set(err, EXIT_CHECKPOINT,
+                             "%s has an output layer of its own, its config.json says that it is the"
+                             " embedding; import another model",
+                             head->file->path);
+}
+
+// Every tensor of the model is there, and no other.
+static bool match_tensors(Importing *m, Error *err) {
+    const HfFamily *family = m->config.family;
+    hf_map_make(&m->map, family, &m->model, m->config.words);
+    bool bare = !find_tensor(m, m->map.theirs[0].name, false);
+    const HfTensorPlace *head = m->model.gpt.tied ? hf_files_find(&m->files, "lm_head.weight") : NULL;
+    m->places = (const HfTensorPlace **)xcalloc((size_t)m->map.count, sizeof *m->places,
+                                                "the parameter table");
+    for (int i = 0; i < m->map.count; i++) {
+        const HfTensor *t = &m->map.theirs[i];
+        m->places[i] = find_tensor(m, t->name, bare);
+        if (!m->places[i] || !safe_entry_fits(m->places[i]->entry, t->rows, t->columns))
+            return wrong_tensor(m, err, t, m->places[i]);
+    }
+    int known = m->map.count + (head != NULL);
+    for (int i = 0; i < m->files.count; i++) known += is_constant(family, m->files.tensors[i].name);
+    if (known == m->files.count) return !head || check_head(m, head, err);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s has %d tensors that a %s of its config.json does not have; import another model",
+                     m->wish->folder, m->files.count - known, family->architecture);
+}
+
+// --- The tokenizer -------------------------------------------------------------------------------
+
+static bool in_folder(const Importing *m, const char *name) {
+    char *path = text_format("%s/%s", m->wish->folder, name);
+    bool there = durable_exists(path);
+    free(path);
+    return there;
+}
+
+// Whether vocab.json and merges.txt are of GPT-2's tokenizer. Other families have such files too,
+// and cut text by another pattern.
+static bool cuts_as_gpt2(const Importing *m) {
+    Error ignored;
+    uint64_t bytes;
+    if (strcmp(m->config.family->type, "gpt2") == 0) return true;
+    char *path = text_format("%s/" HF_TOKENIZER_CONFIG, m->wish->folder);
+    char *text = durable_read_file(path, CONFIG_MAX_BYTES, &bytes, &ignored);
+    cJSON *config = text ? json_parse_object(text, (size_t)bytes) : NULL;
+    const char *class = json_member_string(config, "tokenizer_class");
+    bool same = class && strncmp(class, "GPT2Tokenizer", strlen("GPT2Tokenizer")) == 0;
+    cJSON_Delete(config);
+    free(text);
+    free(path);
+    return same;
+}
+
+// Which tokenizer: that of the flags, else the folder's. NullTokenizer: there is none. A
+// tokenizer.json goes first: it alone holds added tokens and the pattern that cuts text. The paths
+// are the caller's to free.
+static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
+    const HfTokenizerWish *wish = &m->wish->tokenizer;
+    TokenizerChoice choice = {TOKENIZER_NULL, wish->vocab_file, wish->merge_file, wish->model, wish->eod, 0};
+    paths[0] = paths[1] = NULL;
+    if (wish->none) return choice;
+    if (wish->vocab_file || wish->merge_file) {
+        choice.type = TOKENIZER_GPT2_BPE;
+    } else if (wish->model) {
+        choice.type = TOKENIZER_HUGGING_FACE;
+    } else if (in_folder(m, HF_TOKENIZER)) {
+        choice.type = TOKENIZER_HUGGING_FACE;
+        choice.model = paths[0] = text_format("%s/" HF_TOKENIZER, m->wish->folder);
+    } else if (in_folder(m, HF_VOCAB) && in_folder(m, HF_MERGES) && cuts_as_gpt2(m)) {
+        choice.type = TOKENIZER_GPT2_BPE;
+        choice.vocab_file = paths[0] = text_format("%s/" HF_VOCAB, m->wish->folder);
+        choice.merge_file = paths[1] = text_format("%s/" HF_MERGES, m->wish->folder);
+    }
+    return choice;
+}
+
+// Its files, as the checkpoint's arguments name them.
+static void name_tokenizer(Importing *m) {
+    Config *config = &m->model.config;
+    bool whole = m->tokenizer.type == TOKENIZER_HUGGING_FACE;
+    config->tokenizer_type = m->tokenizer.type;
+    m->paths[0] = text_format("%s/%s", m->wish->save, whole ? HF_TOKENIZER : HF_VOCAB);
+    m->paths[1] = text_format("%s/" HF_MERGES, m->wish->save);
+    config->tokenizer_eod = m->wish->tokenizer.eod;
+    if (whole) {
+        config->tokenizer_model = m->paths[0];
+    } else {
+        config->vocab_file = m->paths[0];
+        config->merge_file = m->paths[1];
+    }
+}
+
+// Where there is no tokenizer the model has its ids alone.
+static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
+    char *paths[2];
+    TokenizerChoice choice = choose_tokenizer(m, paths);
+    bool ok = choice.type == TOKENIZER_NULL || hf_tokenizer_read(&m->tokenizer, &choice, err);
+    free(paths[0]);
+    free(paths[1]);
+    if (!ok) return false;
+    if (choice.type == TOKENIZER_NULL) {
+        snprintf(report->notes, sizeof report->notes, "The checkpoint gets no tokenizer%s.\n",
+                 m->wish->tokenizer.none ? "" : ": the folder has none");
+        return true;
+    }
+    if (m->tokenizer.size > m->config.words) {
+        return error_set(err, EXIT_DATA,
+                         "the tokenizer has %d ids, the model's embedding %" PRId64
+                         " rows; give its own --vocab-file and --merge-file, or --tokenizer-model",
+                         m->tokenizer.size, m->config.words);
+    }
+    m->model.config.vocab_size_unpadded = m->tokenizer.size;
+    m->model.config.eod = m->tokenizer.eod;
+    if (m->wish->save) name_tokenizer(m);
+    return true;
+}
+
+// --- Elements ------------------------------------------------------------------------------------
+
+// Outputs [first, first + count) of their tensor into out. Of a transposed one these are columns:
+// out is then a matrix of its rows, each `stride` wide.
+static bool read_part(Importing *m, const HfPart *part, float *out, int64_t stride, Error *err) {
+    const HfTensor *t = part->tensor;
+    const HfTensorPlace *place = m->places[t - m->map.theirs];
+    int64_t wide = t->columns ? t->columns : 1;
+    if (!t->transposed || (part->count == wide && stride == wide)) {
+        int64_t first = t->transposed ? 0 : part->first * wide;
+        int64_t count = t->transposed ? t->rows * wide : part->count * wide;
+        return safe_file_read(place->file, place->entry, first, count, m->narrow, out, err);
+    }
+    for (int64_t row = 0; row < t->rows; row++) {
+        if (!safe_file_read(place->file, place->entry, row * wide + part->first, part->count, m->narrow,
+                            out + row * stride, err))
+            return false;
+    }
+    return true;
+}
+
+// Our rows [row, row + rows) into m->piece, in the folder's order. *there: how many it has.
+static bool read_parts(Importing *m, int i, int64_t row, int64_t rows, int64_t *there, Error *err) {
+    HfPart parts[3];
+    int count = hf_map_parts(&m->map, i, row, rows, parts);
+    *there = 0;
+    for (int k = 0; k < count; k++) {
+        bool columns = parts[k].tensor->transposed;
+        float *out = m->piece + (columns ? *there : *there * m->map.ours[i].columns);
+        if (!read_part(m, &parts[k], out, rows, err)) return false;
+        *there += parts[k].count;
+    }
+    return true;
+}
+
+// ImportedWeights's.
+static bool read_rows(void *context, int i, int64_t lo, int64_t hi, float *out, Error *err) {
+    Importing *m = (Importing *)context;
+    const HfOurs *o = &m->map.ours[i];
+    int64_t columns = o->columns, row = lo / columns, rows = (hi - lo) / columns, there;
+    bool transposed = m->map.theirs[o->first].transposed;
+    make_room(m, hi - lo);
+    if (!read_parts(m, i, row, rows, &there, err)) return false;
+    const float *padding = m->padding + (i == 0 ? 0 : columns);
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t at = hf_map_place(&m->map, i, r, rows);
+        const float *from = at >= there ? padding : transposed ? m->piece + at : m->piece + at * columns;
+        int64_t step = transposed ? rows : 1;
+        for (int64_t c = 0; c < columns; c++) out[r * columns + c] = from[c * step];
+    }
+    return true;
+}
+
+// The mean of a tensor's rows, in row `which` of m->padding. By convexity the mean of e^logit over
+// the words is at least e to the mean logit, whatever the hidden state.
+static bool make_padding(Importing *m, int which, const HfTensorPlace *place, Error *err) {
+    int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
+    double *sum = (double *)xcalloc((size_t)C, sizeof *sum, "the mean of the embedding");
+    bool ok = true;
+    for (int64_t row = 0; ok && row < V; row += most) {
+        int64_t rows = V - row < most ? V - row : most;
+        ok = safe_file_read(place->file, place->entry, row * C, rows * C, m->narrow, m->piece, err);
+        for (int64_t i = 0; ok && i < rows * C; i++) sum[i % C] += m->piece[i];
+    }
+    for (int64_t c = 0; c < C; c++) m->padding[which * C + c] = (float)(sum[c] / (double)V);
+    free(sum);
+    return ok;
+}
+
+// Of the embedding, and of the output layer where it is another.
+static bool make_paddings(Importing *m, Error *err) {
+    m->padding = (float *)xcalloc(2 * (size_t)hidden_of(m), sizeof(float), "the mean of the embedding");
+    for (int i = 0, which = 0; i < m->map.gpt->whole_tensors; i++) {
+        if (m->map.ours[i].row->order != HF_WORDS) continue;
+        if (!make_padding(m, which++, m->places[m->map.ours[i].first], err)) return false;
+    }
+    return true;
+}
+
+// --- Saving --------------------------------------------------------------------------------------
+
+// ImportedWeights's.
+static bool write_tokenizer(void *context, Error *err) {
+    Importing *m = (Importing *)context;
+    return hf_tokenizer_write(&m->tokenizer, m->wish->save, err);
+}
+
+static bool save(Importing *m, Error *err) {
+    int tensors = m->map.gpt->whole_tensors;
+    int64_t *units = (int64_t *)xcalloc((size_t)tensors, sizeof *units, "the parameter table");
+    for (int i = 0; i < tensors; i++) units[i] = hf_map_unit(&m->map, i) * m->map.ours[i].columns;
+    ImportedWeights weights = {.save = m->wish->save,
+                               .source = m->wish->folder,
+                               .model = &m->model,
+                               .units = units,
+                               .no_optimizer = m->wish->no_optimizer,
+                               .piece = m->wish->piece,
+                               .read = read_rows,
+                               .beside = write_tokenizer,
+                               .context = m,
+                               .peers = m->wish->peers};
+    bool ok = imported_save(&weights, err);
+    free(units);
+    return ok;
+}
+
+static bool run(Importing *m, HfReport *report, Error *err) {
+    if (m->wish->save && !imported_save_check(m->wish->save, err)) return false;
+    if (!read_config(m, err) || !hf_files_open(&m->files, m->wish->folder, err)) return false;
+    m->model.config.eod = (int)m->config.eod;
+    make_room(m, words_at_once(m) * hidden_of(m));
+    if (!match_tensors(m, err) || !read_tokenizer(m, report, err) || !make_paddings(m, err)) return false;
+    report->parameters = imported_model_parameters(&m->model);
+    report->files = 1;
+    return save(m, err);
+}
+
+bool hf_import(const HfImport *wish, HfReport *report, Error *err) {
+    Importing m = {.wish = wish};
+    memset(report, 0, sizeof *report);
+    bool ok = run(&m, report, err);
+    hf_files_close(&m.files);
+    hf_tokenizer_free(&m.tokenizer);
+    hf_map_free(&m.map);
+    model_flags_free(&m.config.flags);
+    if (m.opened) imported_model_close(&m.model);
+    void *all[] = {m.places, m.paths[0], m.paths[1], m.padding, m.piece, m.narrow};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    return ok;
+}

@@ -1,0 +1,349 @@
+// The model of another program becomes a checkpoint of iteration 0: see imported.h.
+#include "dev/convert/imported.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/base/dtype.h"
+#include "llmc/base/json.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/manifest.h"
+
+#define COUNT_OF(list) (sizeof(list) / sizeof(list)[0])
+#define MODEL_ARGS "model.args"
+
+// --- Flags ---------------------------------------------------------------------------------------
+
+void model_flags_add(ModelFlags *flags, const char *name, const char *value) {
+    if (flags->count == (int)COUNT_OF(flags->items))
+        fatal(NULL, EXIT_USAGE, "a model of more than %d flags", flags->count);
+    char *flag = value ? text_format("--%s=%s", name, value) : text_format("--%s", name);
+    size_t end = 2 + strlen(name);
+    for (size_t i = 2; i < end; i++) {
+        if (flag[i] == '_') flag[i] = '-';
+    }
+    flags->items[flags->count++] = flag;
+}
+
+void model_flag_text(const cJSON *value, char *text, size_t bytes) {
+    double number = cJSON_GetNumberValue(value);
+    if (cJSON_IsBool(value)) snprintf(text, bytes, "%s", cJSON_IsTrue(value) ? "true" : "false");
+    else if (cJSON_IsString(value)) snprintf(text, bytes, "%s", value->valuestring);
+    else if (!cJSON_IsNumber(value)) snprintf(text, bytes, "%s", cJSON_IsNull(value) ? "null" : "?");
+    else if (fabs(number) < 1e15 && number == floor(number)) snprintf(text, bytes, "%.0f", number);
+    else format_real(number, text, bytes);
+}
+
+// Flags of the model that its weights' meaning does not depend on.
+static const char *const OTHER_NAMES[] = {"kv_channels", "init_method_std", "attention_dropout",
+                                          "hidden_dropout"};
+
+void model_flags_free(ModelFlags *flags) {
+    for (int i = 0; i < flags->count; i++) free(flags->items[i]);
+    flags->count = 0;
+}
+
+// --- The model -----------------------------------------------------------------------------------
+
+// Flags of a run that could be. They say nothing about the model.
+static const char *const OF_A_RUN[] = {
+    "convert_checkpoint",   "--bf16",         "--use-distributed-optimizer",
+    "--mock-data",          "--lr=1",         "--train-iters=1",
+    "--micro-batch-size=1", "--seq-length=1", "--tokenizer-type=NullTokenizer",
+    "--vocab-size=1"};
+
+static bool configure(Config *config, const ModelFlags *flags, int64_t rows, int64_t divisible, Error *err) {
+    enum { FIXED = COUNT_OF(OF_A_RUN) };
+    char *words[FIXED + COUNT_OF(flags->items) + 2] = {0};
+    char *multiple = text_format("--make-vocab-size-divisible-by=%" PRId64, divisible);
+    memcpy(words, OF_A_RUN, sizeof OF_A_RUN);
+    for (int i = 0; i < flags->count; i++) words[FIXED + i] = flags->items[i];
+    words[FIXED + flags->count] = multiple;
+    bool ok = config_parse(config, FIXED + flags->count + 1, words, NULL, 0, err);
+    if (ok && !config_finish(config, 1, (int)rows, (int)rows - 1, err)) {
+        config_free(config);
+        ok = false;
+    }
+    free(multiple);
+    return ok;
+}
+
+// config is there; table and layout follow from it.
+static bool describe(ImportedModel *m, Error *err) {
+    const int host = 0;
+    bool ok = mesh_build(&m->mesh, 0, 1, &host, 0, 1, 1, err);
+    if (ok) gpt_describe(&m->gpt, &m->config, &m->mesh);
+    else config_free(&m->config);
+    return ok;
+}
+
+bool imported_model_of_checkpoint(ImportedModel *m, const char *arguments_json, Error *err) {
+    const Words none = {0};
+    memset(m, 0, sizeof *m);
+    return config_of_checkpoint(&m->config, arguments_json, &none, err) && describe(m, err);
+}
+
+bool imported_model_open(ImportedModel *m, const ModelFlags *flags, int64_t rows, int64_t divisible,
+                         const char *source, Error *err) {
+    Error why = {0};
+    memset(m, 0, sizeof *m);
+    if (rows < 1 || rows > 1 << 30) snprintf(why.what, sizeof why.what, "it has %" PRId64 " words", rows);
+    else if (configure(&m->config, flags, rows, divisible, &why)) return describe(m, err);
+    // The trainer's advice is for who gave it flags.
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s is of a model that the trainer does not have: %.*s; take another model", source,
+                     (int)strcspn(why.what, ";"), why.what);
+}
+
+void imported_model_close(ImportedModel *m) {
+    gpt_free(&m->gpt);
+    config_free(&m->config);
+}
+
+int64_t imported_model_parameters(const ImportedModel *m) {
+    int64_t sum = 0, padding = m->config.vocab_size_padded - m->config.vocab_size_unpadded;
+    for (int i = 0; i < m->gpt.whole_tensors; i++) sum += tensor_whole_elements(&m->gpt.whole[i]);
+    return sum - padding * m->gpt.C * (m->gpt.tied ? 1 : 2);
+}
+
+// The checkpoint's arguments: those that --load compares, and what says which tokenizer it is. The
+// others are up to the run that goes on. malloc'ed.
+static char *arguments_of(const Config *config) {
+    static const char *const more[] = {"padded_vocab_size", "eod",        "tokenizer_type",
+                                       "vocab_file",        "merge_file", "tokenizer_model",
+                                       "tokenizer_eod"};
+    char *whole = config_to_json(config);
+    int count;
+    const char *const *names = config_model_names(&count);
+    cJSON *all = json_parse_object(whole, strlen(whole)), *kept = cJSON_CreateObject();
+    const struct {
+        const char *const *names;
+        int count;
+    } lists[] = {{names, count}, {OTHER_NAMES, COUNT_OF(OTHER_NAMES)}, {more, COUNT_OF(more)}};
+    for (size_t l = 0; l < COUNT_OF(lists); l++) {
+        for (int i = 0; i < lists[l].count; i++) {
+            cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(all, lists[l].names[i]);
+            if (item) cJSON_AddItemToObject(kept, lists[l].names[i], item);
+        }
+    }
+    free(whole);
+    char *text = cJSON_PrintUnformatted(kept);
+    if (!text) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
+    cJSON_Delete(all);
+    cJSON_Delete(kept);
+    return text;
+}
+
+// --- model.args ----------------------------------------------------------------------------------
+
+static void write_flag(FILE *out, const char *name, const char *value) {
+    fputs("--", out);
+    for (const char *c = name; *c; c++) fputc(*c == '_' ? '-' : *c, out);
+    // A path may have blanks.
+    if (*value) fputc(' ', out);
+    for (const char *c = value; *c; c++) {
+        if (strchr(" \t#@'\"\\", *c)) fputc('\\', out);
+        fputc(*c, out);
+    }
+    fputc('\n', out);
+}
+
+// The multiple that makes as many rows of the tokenizer's ids as the embedding has.
+static int divisor_of(const Config *c) {
+    bool fits = round_up64(c->vocab_size_unpadded, c->make_vocab_size_divisible_by) == c->vocab_size_padded;
+    return fits ? c->make_vocab_size_divisible_by : c->vocab_size_padded;
+}
+
+static void write_args(const ImportedModel *m, const char *source, FILE *out) {
+    char *text = arguments_of(&m->config), value[40];
+    cJSON *arguments = json_parse_object(text, strlen(text));
+    bool turns = m->gpt.rotary > 0, groups = m->config.group_query_attention;
+    fprintf(out, "# The model of %s, as flags of the trainer.\n", source);
+    for (const cJSON *item = arguments->child; item; item = item->next) {
+        bool idle = (!turns && strncmp(item->string, "rotary_", 7) == 0) ||
+                    (!groups && strcmp(item->string, "num_query_groups") == 0);
+        bool derived = strcmp(item->string, "eod") == 0 || strstr(item->string, "padded_vocab_size");
+        if (idle || derived || cJSON_IsNull(item) || cJSON_IsFalse(item)) continue;
+        model_flag_text(item, value, sizeof value);
+        const char *text_value = cJSON_IsString(item) ? item->valuestring : value;
+        write_flag(out, item->string, cJSON_IsTrue(item) ? "" : text_value);
+    }
+    if (m->config.tokenizer_type == TOKENIZER_NULL)
+        fprintf(out, "--vocab-size %d\n", m->config.vocab_size_unpadded - 1);
+    fprintf(out, "# With --tensor-model-parallel-size T: this, divided by T.\n");
+    fprintf(out, "--make-vocab-size-divisible-by %d\n", divisor_of(&m->config));
+    cJSON_Delete(arguments);
+    free(text);
+}
+
+static bool save_args(const ImportedWeights *w, Error *err) {
+    char *text = NULL, *path = text_format("%s/" MODEL_ARGS, w->save);
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    if (out) write_args(w->model, w->source, out);
+    if (!out || fclose(out) != 0)
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for " MODEL_ARGS "; use a larger machine");
+    bool ok = durable_write_file(path, text, bytes, err);
+    free(text);
+    free(path);
+    return ok;
+}
+
+// --- Slices --------------------------------------------------------------------------------------
+
+// The weights on their way. checkpoint.c asks for slices one by one.
+typedef struct Job {
+    const ImportedWeights *weights;
+    Slice *slices;
+    int slice_count;
+    int *tensor_of;  // (slice_count)
+    float *piece;    // one slice
+    bool failed;     // a fetch could not read what it was asked for
+    Error error;
+} Job;
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static const Tensor *tensor_at(const Job *job, int i) { return &job->weights->model->gpt.whole[i]; }
+
+// Elements of the tensor's slices but the last.
+static int64_t step_of(const Job *job, int i) {
+    int64_t unit = job->weights->units[i], most = job->weights->piece / unit * unit;
+    int64_t all = tensor_whole_elements(tensor_at(job, i));
+    return smaller(all, most < unit ? unit : most);
+}
+
+static void add_slices(Job *job, int i, SliceKind kind) {
+    int64_t step = step_of(job, i), all = tensor_whole_elements(tensor_at(job, i));
+    for (int64_t lo = 0; lo < all; lo += step) {
+        job->tensor_of[job->slice_count] = i;
+        job->slices[job->slice_count++] =
+            (Slice){.tensor = tensor_at(job, i)->name, .kind = kind, .lo = lo, .hi = smaller(all, lo + step)};
+    }
+}
+
+static void list_slices(Job *job) {
+    static const SliceKind kinds[] = {SLICE_WEIGHT, SLICE_MASTER, SLICE_EXP_AVG, SLICE_EXP_AVG_SQ};
+    int tensors = job->weights->model->gpt.whole_tensors, wanted = job->weights->no_optimizer ? 1 : 4;
+    int64_t pieces = 0, room = 0;
+    for (int i = 0; i < tensors; i++) {
+        int64_t step = step_of(job, i);
+        pieces += ceil_div64(tensor_whole_elements(tensor_at(job, i)), step);
+        if (step > room) room = step;
+    }
+    job->slices = (Slice *)xcalloc((size_t)(pieces * wanted), sizeof(Slice), "the checkpoint's slices");
+    job->tensor_of = (int *)xcalloc((size_t)(pieces * wanted), sizeof(int), "the checkpoint's slices");
+    job->piece = (float *)xmalloc((size_t)room * sizeof(float), "a tensor's piece");
+    for (int k = 0; k < wanted; k++) {
+        for (int i = 0; i < tensors; i++) add_slices(job, i, kinds[k]);
+    }
+}
+
+static bool fetch_piece(Job *job, const Slice *s, int tensor, void *host) {
+    const ImportedWeights *w = job->weights;
+    int64_t count = s->hi - s->lo;
+    if (!w->read(w->context, tensor, s->lo, s->hi, job->piece, &job->error)) return false;
+    for (int64_t i = 0; i < count; i++) {
+        floatX rounded = floatX_from_float(job->piece[i]);
+        if (!isfinite(floatX_to_float(rounded))) {
+            return error_set(&job->error, EXIT_CHECKPOINT,
+                             "%s: '%s' has a value that is not finite; save or download it again", w->source,
+                             s->tensor);
+        }
+        if (s->kind == SLICE_WEIGHT) ((floatX *)host)[i] = rounded;
+        else ((float *)host)[i] = job->piece[i];
+    }
+    return true;
+}
+
+// CheckpointSave's. It cannot fail there: run_save() looks at `failed` before anything is
+// published.
+static void fetch(void *context, int i, void *host) {
+    Job *job = (Job *)context;
+    const Slice *s = &job->slices[i];
+    bool zero = s->kind == SLICE_EXP_AVG || s->kind == SLICE_EXP_AVG_SQ || job->failed;
+    if (zero) memset(host, 0, (size_t)(s->hi - s->lo) * (size_t)slice_kind_bytes(s->kind));
+    else job->failed = !fetch_piece(job, s, job->tensor_of[i], host);
+}
+
+// --- Saving --------------------------------------------------------------------------------------
+
+bool imported_save_check(const char *save, Error *err) {
+    char *tracker = text_format("%s/" CHECKPOINT_TRACKER, save);
+    int count;
+    free(save_folder_list(save, &count));
+    bool taken = count > 0 || durable_exists(tracker);
+    free(tracker);
+    return !taken || error_set(err, EXIT_USAGE, "--save %s holds checkpoints; give a new folder", save);
+}
+
+// The save's parts one by one. A fetch that failed ends it while all is under a temporary name.
+static bool run_save(Job *job, const CheckpointSave *save, Error *err) {
+    Error ignored;  // there is an error to report already
+    bool done = false;
+    CheckpointJob *parts = checkpoint_begin(save, err);
+    bool ok = parts != NULL;
+    while (ok && !done && !job->failed) ok = checkpoint_advance(parts, &done, err);
+    checkpoint_job_free(parts);
+    if (!job->failed) return ok;
+    save_folder_clear(save->directory, &ignored);
+    if (err) *err = job->error;
+    return false;
+}
+
+static bool save(Job *job, Error *err) {
+    const ImportedWeights *w = job->weights;
+    char *arguments = arguments_of(&w->model->config);
+    CheckpointSave wanted = {.directory = w->save,
+                             .state = {.beta1_power = 1, .beta2_power = 1},
+                             .arguments_json = arguments,
+                             .tensors = w->model->gpt.whole,
+                             .tensor_count = w->model->gpt.whole_tensors,
+                             .slices = job->slices,
+                             .slice_count = job->slice_count,
+                             .fetch = fetch,
+                             .context = job,
+                             .before = -1,
+                             .peers = w->peers};
+    bool ok = (!w->beside || w->beside(w->context, err)) && save_args(w, err) && run_save(job, &wanted, err);
+    free(arguments);
+    return ok;
+}
+
+// A folder that was not there before is not there after a failure either.
+static bool save_alone(Job *job, Error *err) {
+    const char *folder = job->weights->save;
+    Error ignored;  // there is an error to report already
+    int lock = -1;
+    bool fresh = !durable_exists(folder);
+    bool ok = durable_make_folders(folder, err) && save_folder_lock(folder, 0, &lock, err) &&
+              imported_save_check(folder, err) && save(job, err);
+    if (!ok && fresh && lock >= 0) durable_remove_tree(folder, &ignored);
+    save_folder_unlock(lock);
+    return ok;
+}
+
+// What a save would read, without one.
+static bool read_all(Job *job, Error *err) {
+    for (int i = 0; i < job->slice_count && !job->failed; i++) {
+        const Slice *s = &job->slices[i];
+        void *host = xmalloc((size_t)(s->hi - s->lo) * (size_t)slice_kind_bytes(s->kind), "a tensor's piece");
+        fetch(job, i, host);
+        free(host);
+    }
+    if (job->failed && err) *err = job->error;
+    return !job->failed;
+}
+
+bool imported_save(const ImportedWeights *weights, Error *err) {
+    Job job = {.weights = weights};
+    list_slices(&job);
+    bool ok = weights->save ? save_alone(&job, err) : read_all(&job, err);
+    free(job.slices);
+    free(job.tensor_of);
+    free(job.piece);
+    return ok;
+}

@@ -1,0 +1,273 @@
+// A Megatron-LM checkpoint becomes one of ours: see megatron.h. Names of tensors, the order of rows
+// and the shape of SwiGLU's first matrix are Megatron-LM's here too, so the elements of a tensor
+// are read as they lie there.
+#include "dev/convert/megatron.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/durable.h"
+#include "llmc/base/json.h"
+#include "dev/convert/megatron_args.h"
+#include "llmc/data/tokenizer.h"
+
+enum { TRACKER_MAX_BYTES = 4096, JSON_MAX_BYTES = 1 << 20 };
+#define TRACKER "latest_checkpointed_iteration.txt"
+#define COMMON "common.pt"
+
+// The files that tell the two forms apart, and hold the arguments.
+typedef struct Form {
+    const char *file, *args;
+    bool dist;
+} Form;
+static const Form FORMS[] = {
+    {".metadata", COMMON, true},
+    {"mp_rank_00/model_optim_rng.pt", "mp_rank_00/model_optim_rng.pt", false},
+    {"mp_rank_00_000/model_optim_rng.pt", "mp_rank_00_000/model_optim_rng.pt", false},
+};
+
+typedef struct Import {
+    const MegatronImport *wish;
+    char *folder;  // of the iteration
+    const Form *form;
+    MegatronArgs args;
+    ImportedModel model;
+    bool opened;  // the model is
+    MegatronSource source;
+    MegatronKind kind;  // what master weights are read from
+} Import;
+
+// --- Which folder --------------------------------------------------------------------------------
+
+static bool exists_in(const char *folder, const char *name) {
+    char *path = text_format("%s/%s", folder, name);
+    bool there = durable_exists(path);
+    free(path);
+    return there;
+}
+
+static const Form *form_of(const char *folder) {
+    for (size_t i = 0; i < sizeof FORMS / sizeof *FORMS; i++) {
+        if (exists_in(folder, FORMS[i].file)) return &FORMS[i];
+    }
+    return NULL;
+}
+
+// What the tracker says: an iteration, or "release" (-1).
+static bool read_tracker(const char *folder, int64_t *iteration, Error *err) {
+    uint64_t bytes;
+    char *path = text_format("%s/" TRACKER, folder), *end;
+    char *text = durable_read_file(path, TRACKER_MAX_BYTES, &bytes, err);
+    bool ok = text != NULL;
+    *iteration = -1;
+    if (ok && strncmp(text, "release", 7) != 0) {
+        *iteration = strtoll(text, &end, 10);
+        ok = (end > text && *iteration >= 0 && strspn(end, " \n\r\t") == strlen(end)) ||
+             error_set(err, EXIT_CHECKPOINT, "%s names no iteration; give --ckpt-step", path);
+    }
+    free(text);
+    free(path);
+    return ok;
+}
+
+static bool find_folder(Import *m, Error *err) {
+    const char *given = m->wish->folder;
+    int64_t iteration = m->wish->iteration;
+    m->form = form_of(given);
+    m->folder = xstrdup(given);
+    if (m->form) return true;
+    if (iteration >= 0 || exists_in(given, TRACKER)) {
+        if (iteration < 0 && !read_tracker(given, &iteration, err)) return false;
+        free(m->folder);
+        m->folder = iteration < 0 ? text_format("%s/release", given)
+                                  : text_format("%s/iter_%07" PRId64, given, iteration);
+        m->form = form_of(m->folder);
+    }
+    return m->form || error_set(err, EXIT_CHECKPOINT,
+                                "%s holds no checkpoint of Megatron-LM's (neither .metadata nor"
+                                " mp_rank_00/model_optim_rng.pt); give another folder, or --ckpt-step",
+                                m->folder);
+}
+
+// metadata.json, where it is there, names the form of a folder with .metadata.
+static bool check_backend(const Import *m, Error *err) {
+    uint64_t bytes;
+    if (!m->form->dist || !exists_in(m->folder, "metadata.json")) return true;
+    char *path = text_format("%s/metadata.json", m->folder);
+    char *text = durable_read_file(path, JSON_MAX_BYTES, &bytes, err);
+    cJSON *object = text ? json_parse_object(text, (size_t)bytes) : NULL;
+    const char *backend = json_member_string(object, "sharded_backend");
+    bool ok = text && ((backend && strcmp(backend, "torch_dist") == 0) ||
+                       error_set(err, EXIT_CHECKPOINT,
+                                 "%s names the sharded_backend '%.60s', this program knows 'torch_dist';"
+                                 " convert it with Megatron-LM first",
+                                 path, backend ? backend : ""));
+    cJSON_Delete(object);
+    free(text);
+    free(path);
+    return ok;
+}
+
+// --- The model -----------------------------------------------------------------------------------
+
+static bool read_args(Import *m, Error *err) {
+    SafeFile file;
+    TorchFile torch;
+    uint64_t bytes;
+    char *path = text_format("%s/%s", m->folder, m->form->args);
+    bool ok = torch_open(&file, path, &bytes, err);
+    if (ok) {
+        ok = torch_file_read(&torch, &file, bytes, 0, bytes, err);
+        if (ok) {
+            ok = megatron_args_read(&m->args, torch.pickle.root, !m->form->dist, path, err);
+            torch_file_free(&torch);
+        }
+        safe_file_close(&file);
+    }
+    free(path);
+    return ok;
+}
+
+// The tokenizer that the flags name.
+static bool given_tokenizer(const HfTokenizerWish *wish, TokenizerChoice *choice) {
+    *choice = (TokenizerChoice){.type = TOKENIZER_GPT2_BPE,
+                                .vocab_file = wish->vocab_file,
+                                .merge_file = wish->merge_file,
+                                .model = wish->model,
+                                .eod_token = wish->eod};
+    if (!wish->vocab_file) choice->type = TOKENIZER_HUGGING_FACE;
+    return wish->vocab_file || wish->model;
+}
+
+// That of the saved arguments. False: its files are not there, or it is of another type.
+static bool saved_tokenizer(const MegatronArgs *args, TokenizerChoice *choice) {
+    const char *type = args->tokenizer_type ? args->tokenizer_type : "";
+    const char *vocab = args->vocab_file, *merges = args->merge_file, *model = args->tokenizer_model;
+    choice->null_vocab_size = args->vocab_size;
+    if (strcmp(type, "NullTokenizer") == 0) {
+        choice->type = TOKENIZER_NULL;
+        return args->vocab_size > 0;
+    }
+    if (strcmp(type, "GPT2BPETokenizer") == 0) {
+        choice->type = TOKENIZER_GPT2_BPE;
+        choice->vocab_file = vocab;
+        choice->merge_file = merges;
+        return vocab && merges && durable_exists(vocab) && durable_exists(merges);
+    }
+    choice->type = TOKENIZER_HUGGING_FACE;
+    choice->model = model;
+    return strcmp(type, "HuggingFaceTokenizer") == 0 && model && durable_exists(model);
+}
+
+static void note(HfReport *report, const char *text) {
+    size_t used = strlen(report->notes);
+    snprintf(report->notes + used, sizeof report->notes - used, "%s\n", text);
+}
+
+// The paths go into the checkpoint's arguments as they are. The config only points to them.
+static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
+    TokenizerChoice choice;
+    Config *config = &m->model.config;
+    bool given = given_tokenizer(&m->wish->tokenizer, &choice);
+    if (m->wish->tokenizer.none) return true;
+    if (!given && !saved_tokenizer(&m->args, &choice)) {
+        note(report, "No tokenizer's files are given or lie where they did: the checkpoint has ids alone.");
+        return true;
+    }
+    Tokenizer *tokenizer = tokenizer_open(&choice, err);
+    if (!tokenizer) return false;
+    int size = tokenizer_vocab_size(tokenizer), eod = tokenizer_eod(tokenizer);
+    tokenizer_close(tokenizer);
+    if (size > m->args.rows) {
+        return error_set(err, EXIT_DATA,
+                         "the vocabulary has %d ids, the model's embedding %" PRId64
+                         " rows; give its own --vocab-file and --merge-file",
+                         size, m->args.rows);
+    }
+    config->tokenizer_type = choice.type;
+    config->vocab_file = choice.vocab_file;
+    config->merge_file = choice.merge_file;
+    config->tokenizer_model = choice.model;
+    config->tokenizer_eod = choice.eod_token;
+    config->vocab_size = choice.null_vocab_size;
+    config->vocab_size_unpadded = size;
+    config->eod = eod;
+    return true;
+}
+
+// The embedding keeps its rows. The multiple that they are of is for model.args.
+static bool open_model(Import *m, HfReport *report, Error *err) {
+    int64_t divisible = m->args.divisible * m->args.ranks.tensor;
+    if (m->args.rows % divisible) divisible = 1;
+    m->opened = imported_model_open(&m->model, &m->args.flags, m->args.rows, divisible, m->folder, err);
+    return m->opened && name_tokenizer(m, report, err);
+}
+
+// --- Weights -------------------------------------------------------------------------------------
+
+static bool list_weights(Import *m, HfReport *report, Error *err) {
+    int missing;
+    megatron_source_init(&m->source, m->folder, &m->model.gpt);
+    if (!(m->form->dist ? megatron_dist_list(&m->source, err)
+                        : megatron_legacy_list(&m->source, m->args.ranks, err)))
+        return false;
+    if (!megatron_source_complete(&m->source, MEGATRON_WEIGHT, &missing)) {
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s does not hold the whole of '%s', which a model of its arguments has; copy it"
+                         " again, or import another checkpoint",
+                         m->folder, m->model.gpt.whole[missing].name);
+    }
+    bool masters = megatron_source_complete(&m->source, MEGATRON_MASTER, &missing);
+    m->kind = masters && !m->wish->no_optimizer ? MEGATRON_MASTER : MEGATRON_WEIGHT;
+    if (m->wish->no_optimizer) return true;
+    note(report, masters ? "Master weights are the optimizer's, in fp32. Moments begin with zeros."
+                         : "Master weights are the weights: the optimizer's are not read from this form."
+                           " Moments begin with zeros.");
+    return true;
+}
+
+static bool read_elements(void *context, int tensor, int64_t lo, int64_t hi, float *out, Error *err) {
+    Import *m = (Import *)context;
+    return megatron_source_read(&m->source, m->kind, tensor, lo, hi, out, err);
+}
+
+static bool save(Import *m, Error *err) {
+    int tensors = m->model.gpt.whole_tensors;
+    int64_t *units = (int64_t *)xcalloc((size_t)tensors, sizeof *units, "the parameter table");
+    for (int i = 0; i < tensors; i++) units[i] = 1;
+    ImportedWeights weights = {.save = m->wish->save,
+                               .source = m->folder,
+                               .model = &m->model,
+                               .units = units,
+                               .no_optimizer = m->wish->no_optimizer,
+                               .piece = m->wish->piece,
+                               .read = read_elements,
+                               .context = m,
+                               .peers = m->wish->peers};
+    bool ok = imported_save(&weights, err);
+    free(units);
+    return ok;
+}
+
+static bool run(Import *m, HfReport *report, Error *err) {
+    if (m->wish->save && !imported_save_check(m->wish->save, err)) return false;
+    if (!find_folder(m, err) || !check_backend(m, err) || !read_args(m, err) || !open_model(m, report, err) ||
+        !list_weights(m, report, err))
+        return false;
+    report->iteration = m->args.iteration;
+    report->parameters = imported_model_parameters(&m->model);
+    report->files = m->source.file_count;
+    return save(m, err);
+}
+
+bool megatron_import(const MegatronImport *wish, HfReport *report, Error *err) {
+    Import m = {.wish = wish};
+    memset(report, 0, sizeof *report);
+    bool ok = run(&m, report, err);
+    megatron_source_free(&m.source);
+    if (m.opened) imported_model_close(&m.model);
+    megatron_args_free(&m.args);
+    free(m.folder);
+    return ok;
+}

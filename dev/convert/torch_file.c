@@ -1,0 +1,180 @@
+// Files of torch.save: see torch_file.h. An archive holds, under a folder of any name:
+//
+//   FOLDER/data.pkl     what was saved. A tensor is a call of torch._utils._rebuild_tensor_v2(
+//                       storage, first element, sizes, strides, ...), and its storage a reference
+//                       ("storage", class, key, device, elements)
+//   FOLDER/data/KEY     the bytes of a storage
+//   FOLDER/byteorder    "little", where it is there
+#include "dev/convert/torch_file.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/durable.h"
+
+#define DATA "/data.pkl"
+
+static bool damaged(const char *path, const char *fault, Error *err) {
+    return error_set(err, EXIT_CHECKPOINT, "%s cannot be read: %s; save or copy it again", path, fault);
+}
+
+bool torch_open(SafeFile *file, const char *path, uint64_t *bytes, Error *err) {
+    struct stat status;
+    *file = (SafeFile){.path = xstrdup(path), .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    bool ok = file->fd >= 0 || durable_error(err, "open", path);
+    if (ok && fstat(file->fd, &status) != 0) ok = durable_error(err, "open", path);
+    if (ok && !S_ISREG(status.st_mode)) ok = damaged(path, "it is no plain file", err);
+    if (ok) *bytes = (uint64_t)status.st_size;
+    else safe_file_close(file);
+    return ok;
+}
+
+// --- The archive ---------------------------------------------------------------------------------
+
+static const TorchEntry *entry_of(const TorchFile *torch, const char *name) {
+    char *path = text_format("%s/%s", torch->folder, name);
+    const TorchEntry *entry = torch_zip_find(&torch->zip, path);
+    free(path);
+    return entry;
+}
+
+static bool find_folder(TorchFile *torch, Error *err) {
+    for (int i = 0; i < torch->zip.count && !torch->folder; i++) {
+        const char *name = torch->zip.entries[i].name;
+        size_t length = strlen(name), ending = strlen(DATA);
+        if (length <= ending || strcmp(name + length - ending, DATA) != 0) continue;
+        torch->folder = xstrdup(name);
+        torch->folder[length - ending] = 0;
+    }
+    return torch->folder || damaged(torch->file->path, "its archive has no data.pkl", err);
+}
+
+static bool check_order(const TorchFile *torch, Error *err) {
+    char order[6];
+    const TorchEntry *entry = entry_of(torch, "byteorder");
+    if (!entry) return true;
+    if (entry->bytes != sizeof order)
+        return damaged(torch->file->path, "its bytes are not little-endian", err);
+    if (!pread_all(torch->file->fd, order, sizeof order, entry->at))
+        return durable_error(err, "read", torch->file->path);
+    return memcmp(order, "little", sizeof order) == 0 ||
+           damaged(torch->file->path, "its bytes are not little-endian", err);
+}
+
+static bool read_pickle(TorchFile *torch, Error *err) {
+    const TorchEntry *entry = entry_of(torch, "data.pkl");
+    const char *path = torch->file->path;
+    if (entry->bytes > PICKLE_MAX_BYTES) return damaged(path, "its pickle is larger than 256 MiB", err);
+    void *data = xmalloc((size_t)entry->bytes + 1, "a pickle");
+    bool ok = pread_all(torch->file->fd, data, entry->bytes, entry->at) || durable_error(err, "read", path);
+    const char *fault = ok ? pickle_read(&torch->pickle, data, (size_t)entry->bytes) : NULL;
+    free(data);
+    return ok && (!fault || damaged(path, fault, err));
+}
+
+bool torch_file_read(TorchFile *torch, const SafeFile *file, uint64_t file_bytes, uint64_t begin,
+                     uint64_t bytes, Error *err) {
+    *torch = (TorchFile){.file = file};
+    if (begin > file_bytes || bytes > file_bytes - begin)
+        return damaged(file->path, "it ends before its tensors do", err);
+    bool ok = torch_zip_read(&torch->zip, file->path, file->fd, begin, bytes, err) &&
+              find_folder(torch, err) && check_order(torch, err) && read_pickle(torch, err);
+    if (!ok) torch_file_free(torch);
+    return ok;
+}
+
+void torch_file_free(TorchFile *torch) {
+    torch_zip_free(&torch->zip);
+    pickle_free(&torch->pickle);
+    free(torch->folder);
+    torch->folder = NULL;
+}
+
+// --- Tensors -------------------------------------------------------------------------------------
+
+// Calls that make a tensor, and the one that makes a parameter of it.
+#define REBUILD "torch._utils _rebuild_tensor_v2"
+#define REBUILD_OLD "torch._utils _rebuild_tensor"
+#define PARAMETER "torch._utils _rebuild_parameter"
+#define REBUILD_NEW "torch._utils _rebuild_tensor_v3"
+
+typedef struct Storage {
+    const char *class, *dtype;
+    int bytes;  // per element
+} Storage;
+static const Storage STORAGES[] = {
+    {"torch FloatStorage", "F32", 4},
+    {"torch BFloat16Storage", "BF16", 2},
+    {"torch HalfStorage", "F16", 2},
+};
+
+// The call that makes the tensor; NULL: there is none.
+static const PickleValue *call_of(const PickleValue *value) {
+    const PickleValue *inner = pickle_argument(value, PARAMETER, 0);
+    if (inner) value = inner;
+    bool known = pickle_made_by(value, REBUILD) || pickle_made_by(value, REBUILD_OLD) ||
+                 pickle_made_by(value, REBUILD_NEW);
+    return known ? value : NULL;
+}
+
+bool torch_is_tensor(const PickleValue *value) { return call_of(value) != NULL; }
+
+// The product of sizes into *elements, and whether the strides are those of a tensor row by row.
+static bool lies_row_by_row(const SafeEntry *entry, const int64_t *strides, int64_t *elements) {
+    int64_t stride = 1;
+    bool empty = false;
+    for (int i = 0; i < entry->dims; i++) empty = empty || entry->shape[i] == 0;
+    *elements = empty ? 0 : 1;
+    for (int i = entry->dims; !empty && i-- > 0;) {
+        if (entry->shape[i] != 1 && strides[i] != stride) return false;
+        if (__builtin_mul_overflow(stride, entry->shape[i], &stride)) return false;
+        *elements = stride;
+    }
+    return true;
+}
+
+// NULL, or what is wrong.
+static const char *place(const TorchFile *torch, const PickleValue *call, SafeEntry *entry) {
+    const PickleValue *arguments = call->arguments, *stored = pickle_item(arguments, 0);
+    const PickleValue *reference = stored && stored->kind == PICKLE_STORED ? stored->arguments : NULL;
+    const PickleValue *class = pickle_item(reference, 1);
+    const char *key = pickle_text(pickle_item(reference, 2));
+    int64_t first, elements, in_storage, strides[SAFE_MOST_DIMS], end;
+    entry->dims = pickle_sizes(pickle_item(arguments, 2), entry->shape, SAFE_MOST_DIMS);
+    if (entry->dims < 0 || pickle_sizes(pickle_item(arguments, 3), strides, SAFE_MOST_DIMS) != entry->dims)
+        return "has malformed sizes";
+    strcpy(entry->dtype, "other");
+    const Storage *known = NULL;
+    for (size_t i = 0; i < sizeof STORAGES / sizeof *STORAGES && class && class->kind == PICKLE_GLOBAL; i++) {
+        if (strcmp(class->text, STORAGES[i].class) == 0) known = &STORAGES[i];
+    }
+    if (!known) return NULL;
+    strcpy(entry->dtype, known->dtype);
+    if (!key || !pickle_int(pickle_item(arguments, 1), 0, INT64_MAX, &first) ||
+        !pickle_int(pickle_item(reference, 4), 0, INT64_MAX / 4, &in_storage))
+        return "has a malformed storage";
+    if (!lies_row_by_row(entry, strides, &elements)) return "does not lie row by row";
+    char *path = text_format("data/%s", key);
+    const TorchEntry *data = entry_of(torch, path);
+    free(path);
+    if (!data || data->bytes < (uint64_t)in_storage * (uint64_t)known->bytes) return "has no storage";
+    if (__builtin_add_overflow(first, elements, &end) || end > in_storage)
+        return "is longer than its storage";
+    entry->begin = data->at + (uint64_t)first * (uint64_t)known->bytes;
+    entry->bytes = (uint64_t)elements * (uint64_t)known->bytes;
+    return NULL;
+}
+
+bool torch_tensor(const TorchFile *torch, const PickleValue *value, const char *name, SafeEntry *entry,
+                  Error *err) {
+    const PickleValue *call = call_of(value);
+    *entry = (SafeEntry){0};
+    const char *fault = call ? place(torch, call, entry) : "is no tensor";
+    if (!fault) return true;
+    return error_set(err, EXIT_CHECKPOINT, "%s: '%.200s' %s; save or copy it again", torch->file->path, name,
+                     fault);
+}

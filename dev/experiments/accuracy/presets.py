@@ -1,0 +1,96 @@
+"""The presets of the accuracy study, and what the paper says of them.
+
+Read by the modules that run them and by those that report."""
+import math
+import struct
+
+from .common import StudyError
+
+FOUR = [1234, 1235, 1236, 1237]
+
+
+def gradient_groups(size):
+    return ["--gq-group-size-intra", str(size), "--gq-group-size-inter", str(size)]
+
+
+# Preset: PRESET of scripts/train_*.sh, flags that change it, its seeds unless --seeds gives others.
+# The others are compared with the first one.
+PRESETS = {
+    "baseline": ("baseline", [], FOUR),
+    "baseline-bf16": ("baseline-bf16", [], FOUR[:1]),
+    "qw-g32": ("qw", ["--wq-group-size", "32"], FOUR[:1]),
+    "qw-g128": ("qw", ["--wq-group-size", "128"], FOUR[:1]),
+    "qw-g2048": ("qw", [], FOUR[:1]),
+    "qwd": ("qwd", [], FOUR[:1]),
+    "ulq": ("ulq", [], FOUR[:1]),
+    "tlq": ("tlq", [], FOUR[:1]),
+    "tlq-hs-g64": ("tlq-hs", gradient_groups(64), FOUR[:1]),
+    "tlq-hs": ("tlq-hs", [], FOUR[:1]),
+    "tlq-hs-g512": ("tlq-hs", gradient_groups(512), FOUR[:1]),
+    "sdp4bit": ("sdp4bit", [], FOUR),
+    "sdp4bit-nearest": ("sdp4bit", ["--wq-rounding", "nearest"], FOUR[:1]),
+    "zeropp": ("zeropp", [], FOUR[:1]),
+    "eden": ("eden", [], FOUR[:1]),
+    "eden3": ("eden3", [], FOUR[:1]),
+    "eden2-ef": ("eden2-ef", [], FOUR[:1]),
+    "lossless": ("lossless", [], FOUR[:1]),
+    "eden-lossless": ("eden-lossless", [], FOUR),
+    "local": ("local", [], FOUR),
+    "local-0.7-0.9": ("local", ["--outer-lr", "0.7", "--outer-momentum", "0.9"], FOUR[:1]),  # DiLoCo's
+    "qwd-nearest": ("qwd", ["--wq-rounding", "nearest"], FOUR[:1]),
+    "eden2": ("eden3", ["--gradient-quantization-bits-inter", "2"], FOUR[:1]),
+}
+SETS = {
+    "all": list(PRESETS),
+    "main": ["baseline", "qwd", "tlq-hs", "sdp4bit"],
+    "beyond": ["baseline", "sdp4bit", "eden", "eden3", "eden2", "eden2-ef", "lossless", "eden-lossless",
+               "local"],
+    "ablation": ["qw-g32", "qw-g128", "qw-g2048", "qwd", "tlq-hs-g64", "tlq-hs", "tlq-hs-g512"],
+    "paper": ["baseline", "sdp4bit", "qwd", "tlq-hs", "tlq", "ulq", "qw-g2048", "qw-g128", "qw-g32",
+              "tlq-hs-g64", "tlq-hs-g512"],
+}
+# Twins of the baseline, for branches alone. A twin's learning rate is so many units in the last
+# place of fp32 away from the baseline's. One unit is one bit.
+TWINS = {"twin1": 1, "twin2": -1, "twin3": 2, "twin4": -2}
+# What the paper's tables say, as pairs (worse, better).
+PAPER_ORDER = [
+    ("qw-g2048", "baseline"), ("qw-g128", "baseline"), ("qw-g2048", "qw-g128"), ("qw-g128", "qw-g32"),
+    ("qw-g128", "qwd"), ("qw-g2048", "qwd"),
+    ("ulq", "tlq"), ("tlq", "tlq-hs"), ("ulq", "tlq-hs"), ("tlq-hs-g512", "tlq-hs"),
+]
+PAPER_EQUAL = ["qwd", "tlq-hs", "sdp4bit"]  # as good as the baseline, by the paper
+
+
+def trains_alone(preset):
+    """Whether its nodes exchange what they have learned, not gradients."""
+    return PRESETS.get(preset, ("",))[0] == "local"
+
+
+def moved(learning_rate, units):
+    """The fp32 number that lies so many units in the last place above this one."""
+    bits = struct.unpack("<I", struct.pack("<f", learning_rate))[0]
+    value = struct.unpack("<f", struct.pack("<I", bits + units))[0]
+    return value if math.isfinite(value) else learning_rate
+
+
+def named_presets(text, twins=False):
+    """The presets that --presets names, sets taken apart, each once."""
+    known = [*PRESETS, *(TWINS if twins else [])]
+    sets = {**SETS, "twins": ["baseline", *TWINS]} if twins else SETS
+    names = []
+    for name in text.split(","):
+        for preset in sets.get(name, [name]):
+            if preset not in known:
+                raise StudyError(2, f"--presets {name}: unknown; sets are {', '.join(sets)}, "
+                                    f"presets are {', '.join(known)}")
+            if preset not in names:
+                names.append(preset)
+    return names
+
+
+def numbers(text, flag):
+    """Whole numbers with commas between them."""
+    try:
+        return [int(n) for n in text.split(",")]
+    except ValueError:
+        raise StudyError(2, f"{flag} {text}: give whole numbers with commas between them") from None

@@ -1,0 +1,45 @@
+// The table of GPUs: see gpus.h.
+#include "llmc/plan/gpus.h"
+
+#include "llmc/state/memory.h"
+
+static const Gpu gpus[] = {
+    [GPU_A100] = {.tflops = 312, .memory = 2039, .inside = 300, .gib = 79.1},
+    [GPU_A800] = {.tflops = 312, .memory = 2039, .inside = 200, .gib = 79.1},
+    [GPU_H100] = {.tflops = 989, .memory = 3350, .inside = 450, .gib = 79.1},
+    [GPU_H200] = {.tflops = 989, .memory = 4800, .inside = 450, .gib = 139.8},
+    [GPU_H800] = {.tflops = 989, .memory = 3350, .inside = 200, .gib = 79.1},
+    [GPU_B200] = {.tflops = 2250, .memory = 8000, .inside = 900, .gib = 179},
+    [GPU_MI300X] = {.tflops = 1307, .memory = 5300, .inside = 448, .gib = 191.9},
+    [GPU_L40S] = {.tflops = 362, .memory = 864, .inside = 32, .gib = 44.9},
+    [GPU_RTX_4090] = {.tflops = 165, .memory = 1008, .inside = 32, .gib = 23.6},
+};
+
+// On H200s. Products of matrices: fitted to whole passes (plan_time.c). Copies: 4.2 TB/s at best,
+// 3.8 in whole steps. Plain collectives: 350 GB/s (dev/bench/results/comm_2gpu.json).
+static const double MATMUL_SHARE = 0.75, MEMORY_SHARE = 0.79, INSIDE_SHARE = 0.78;
+
+Rates rates_of(const Config *c, int per_node) {
+    const double gigabyte_ms = 1e9 / 1e3, gigabit_ms = gigabyte_ms / 8, teraflop_ms = 1e12 / 1e3;
+    const Gpu *gpu = &gpus[c->plan_gpu];
+    Rates rates = {
+        .matmul = gpu->tflops * MATMUL_SHARE * teraflop_ms,
+        .memory = gpu->memory * MEMORY_SHARE * gigabyte_ms,
+        .inside = c->plan_network_inside > 0 ? c->plan_network_inside * gigabit_ms
+                                             : gpu->inside * INSIDE_SHARE * gigabyte_ms,
+        .between = c->plan_network * gigabit_ms / per_node,
+    };
+    return rates;
+}
+
+// GiB that a process's CUDA context takes before the plan (measured on H200: 0.52).
+static const double CONTEXT_GIB = 0.55;
+
+double gpu_room(double gib, const Config *c, const Mesh *mesh) {
+    size_t beside = memory_beside_plan(mesh->world.size, memory_nccl_in_node(c, mesh));
+    return (gib - CONTEXT_GIB) * 0x1p30 - (double)beside;
+}
+
+double planned_gpu_room(const Config *c, const Mesh *mesh) {
+    return gpu_room(gpus[c->plan_gpu].gib, c, mesh);
+}

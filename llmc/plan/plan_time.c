@@ -1,0 +1,327 @@
+// Step time by preset, for --plan: see plan_time.h.
+#include "llmc/plan/plan_time.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "llmc/config/config_check.h"
+#include "llmc/config/flops.h"
+#include "llmc/plan/presets.h"
+#include "llmc/plan/gpus.h"
+#include "llmc/plan/parts_traffic.h"
+#include "llmc/plan/step_time.h"
+#include "llmc/plan/traffic.h"
+
+// --- what a step of one rank takes ----------------------------------------------------------
+
+// Bytes that pass over memory, for each element. AdamW's, of the shard. The norm's and the new
+// weights', after all passes. Quantization's, beside the backward passes. The last two are what
+// makes computed steps meet the measured ones (dev/bench/README.md).
+enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTIZE_BYTES = 12 };
+// AdamW on a host that has 16 cores for each GPU: bytes of host memory for each element, and
+// bytes per ms, by the measured step of dev/bench/results/strategies_1gpu.json.
+enum { HOST_ADAMW_BYTES = 32 };
+static const double HOST_MEMORY = 8.2e7;
+// What a sum or gather of tensor parallelism takes besides its bytes, ms: dev/bench/NOTES.md.
+static const double TENSOR_MESSAGE = 0.042;
+// What passes take besides matrix products, by the passes of 125M, 350M and 1.3B that were measured
+// on H200s (dev/bench/README.md): bytes of memory traffic for each element of a layer's input and
+// for each logit, and ms of a layer that small products leave idle.
+enum { LAYER_BYTES = 180, LOGIT_BYTES = 6 };
+static const double LAYER_IDLE = 0.26;
+// Passes are slower beside messages, which take some of a GPU's processors and of its memory.
+static const double BESIDE_MESSAGES = 1.02;
+
+// Coding weights without loss takes time: bytes of weights per ms on an H200 (dev/bench/NOTES.md).
+static const double CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
+
+// Such weights travel in fewer bytes than their worst case, which is bf16.
+static double lossless_share(const Config *c) { return c->plan_lossless_bits / 16; }
+
+// Does this stage hold the embeddings, as unit 0?
+static bool has_words(const Mesh *mesh) { return mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1; }
+
+static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
+                                 Rates rates) {
+    const Plan *plan = traffic->plan;
+    const Bucket *bucket = &plan->bucket[b];
+    const WeightWire *weight = zero_weight_wire(zero);
+    WireBytes once = traffic_of_update(traffic, b, zero_grad_wire(zero, true), weight);
+    WireBytes forward = traffic_of_gather(traffic, b, false, weight);
+    WireBytes backward = traffic_of_gather(traffic, b, true, weight);
+    double elements = (double)bucket_elements(bucket);
+    double adamw = traffic->config->optimizer_cpu_offload ? HOST_ADAMW_BYTES / HOST_MEMORY
+                                                          : ADAMW_BYTES / rates.memory;
+    BucketLoad load = {
+        .layers = bucket->end_unit - bucket->first_unit - (has_words(mesh) && bucket->first_unit == 0),
+        .reductions = traffic->trips[b].reductions,
+        .grad_inside = (double)once.grad_intra / rates.inside,
+        .grad_between = (double)once.grad_inter / rates.between,
+        .weight_between = (double)once.weight_inter / rates.between,
+        .weight_inside = (double)once.weight_intra / rates.inside,
+        .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
+        .update = elements / plan->dp * adamw,
+        .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_wire(zero, true)) / rates.between,
+    };
+    load.forward_gather = (double)forward.weight_inter / rates.between +
+                          (double)forward.weight_intra / rates.inside;
+    load.backward_gather = (double)backward.weight_inter / rates.between +
+                           (double)backward.weight_intra / rates.inside;
+    return load;
+}
+
+// Lossless weights: all buckets are updated and coded before the first one travels, for its length
+// is not known before.
+static void code_weights(StepLoad *load, const Plan *plan, double share) {
+    double before = 0;
+    for (int b = 0; b < load->buckets; b++) {
+        BucketLoad *bucket = &load->bucket[b];
+        double bytes = (double)(plan->bucket[b].matrix_elements * (int64_t)sizeof(floatX));
+        before += bucket->update + bytes / plan->dp / CODE_SPEED;
+        bucket->update = 0;
+        bucket->weight_between *= share;
+        bucket->weight_inside = bucket->weight_inside * share + bytes / DECODE_SPEED;
+    }
+    load->bucket[0].update = before;
+}
+
+// ms of one micro-batch's passes without messages, on each of the ranks that share a model. Full
+// recomputation adds the layers' forward pass.
+typedef struct PassTimes {
+    double layers, head;
+} PassTimes;
+
+static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
+    Rates rates = rates_of(c, 1);
+    double rows = c->micro_batch_size, tokens = rows * c->seq_length, L = c->num_layers;
+    double ranks = (double)mesh->tp.size * mesh->pp.size;
+    Config body = *c;
+    body.vocab_size_padded = 0;
+    // Half of the scores are masked, and not computed.
+    double masked = 6 * rows * c->seq_length * c->seq_length * L * c->kv_channels * c->num_attention_heads;
+    double products = megatron_flops(&body, rows), logits = megatron_flops(c, rows) - products;
+    double again = c->recompute_granularity == RECOMPUTE_FULL ? 4.0 / 3 : 1;
+    return (PassTimes){
+        .layers = again * (((products - masked) / rates.matmul +
+                            tokens * c->hidden_size * L * LAYER_BYTES / rates.memory) /
+                               ranks +
+                           L / mesh->pp.size * LAYER_IDLE),
+        .head = (logits / rates.matmul + tokens * c->vocab_size_padded * LOGIT_BYTES / rates.memory) / ranks,
+    };
+}
+
+// The same, where flags say how fast the passes are.
+static PassTimes pass_times(const Config *c, const Mesh *mesh) {
+    PassTimes t = computed_passes(c, mesh);
+    double ms = t.layers + t.head, given = ms;
+    if (c->plan_step_ms > 0) given = c->plan_step_ms / c->micro_batches;
+    else if (c->plan_tflops > 0) {
+        double again = c->recompute_granularity == RECOMPUTE_FULL ? 4.0 / 3 : 1;
+        given = again * megatron_flops(c, c->global_batch_size) / mesh->world.size / c->micro_batches /
+                (c->plan_tflops * 1e9);
+    }
+    return (PassTimes){t.layers * given / ms, t.head * given / ms};
+}
+
+// Shares the passes' time out among layers and head. A backward pass takes twice the time of a
+// forward pass, three times where it computes that again. A pipeline's stages are idle while it
+// fills and drains.
+static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
+    int again = c->recompute_granularity == RECOMPUTE_FULL;
+    PassTimes one = pass_times(c, mesh);
+    double layers = 0;
+    double chunks = config_pipeline_chunks(c), idle = (mesh->pp.size - 1) / chunks;
+    double stretch = c->plan_step_ms > 0 ? 1 : (load->micro_batches + idle) / load->micro_batches;
+    for (int b = 0; b < load->buckets; b++) layers += load->bucket[b].layers;
+    double layer = one.layers * stretch / layers;
+    load->forward = layer / (3 + again);
+    load->backward = layer - load->forward;
+    load->head = one.head * stretch;
+}
+
+// Messages between parts of the model, at the speed of the slowest link on their way. Tensor
+// parallelism's sums are waited for. A pipeline's messages travel beside the passes. They show
+// where they take longer, and while the pipeline fills and drains: there one crosses all stages
+// each way. The tied embedding's gradient comes back after the passes.
+static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
+    int stages = mesh->pp.size;
+    double tensor = mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
+    double line = stages * mesh->pp.stride <= mesh->per_node ? rates.inside : rates.between;
+    if (mesh->tp.size > 1)
+        load->waits = parts_tensor_bytes(c, mesh) / tensor + parts_tensor_messages(c, mesh) * TENSOR_MESSAGE;
+    if (stages == 1) return;
+    double hop = parts_hidden_bytes(c, mesh) / line, hops = config_pipeline_chunks(c) * hop;
+    double passes = step_compute(load) / load->micro_batches + load->waits;
+    double once = 2 * (stages - 1) * hop + parts_words_bytes(c, mesh) / line;
+    load->waits += fmax(0, hops - passes) + once / load->micro_batches;
+}
+
+// elements: those of all gradients that a rank makes.
+static void slow_passes(StepLoad *load, double elements, Rates rates) {
+    double layers = 0;
+    for (int b = 0; b < load->buckets; b++) layers += load->bucket[b].layers;
+    load->forward *= BESIDE_MESSAGES;
+    load->backward *= BESIDE_MESSAGES;
+    load->head *= BESIDE_MESSAGES;
+    load->backward += elements / layers * QUANTIZE_BYTES / rates.memory / load->micro_batches;
+}
+
+// --- rows of the table ----------------------------------------------------------------------
+
+typedef struct Row {
+    double ms;          // of a step; 0: this run cannot have the preset
+    double compute_ms;  // of its passes alone
+    double exposed_ms;  // that it waits for messages
+    double gigabytes;   // out of each node
+    double memory;      // bytes of the GPU's that are planned
+    double error;       // of the reduced gradient
+} Row;
+
+static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
+    StepTraffic traffic = traffic_make(c, mesh, zero);
+    const Plan *plan = traffic.plan;
+    const GradWire *grad = zero_grad_wire(zero, true);
+    bool lossless = plan->dp > 1 && wire_is_lossless(zero_weight_wire(zero));
+    Rates rates = rates_of(c, mesh->per_node);
+    StepLoad load = {.buckets = plan->buckets,
+                     .micro_batches = c->micro_batches,
+                     .burst = c->plan_network_burst * 1e6 / (rates.between * mesh->per_node),
+                     .memory = (double)plan->arena_elements * TAIL_BYTES / rates.memory};
+    load.bucket = (BucketLoad *)xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
+    for (int b = 0; b < load.buckets; b++) load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, rates);
+    share_out(&load, c, mesh, rates);
+    add_waits(&load, c, mesh, rates);
+    double alone = step_compute(&load);
+    if (plan->dp > 1) slow_passes(&load, (double)plan->arena_elements, rates);
+    if (lossless) code_weights(&load, plan, lossless_share(c));
+    WireBytes sent = traffic_of_step(&traffic, grad, zero_weight_wire(zero));
+    double weights = (double)sent.weight_inter * (lossless ? lossless_share(c) : 1);
+    Row row = {
+        .ms = step_time(&load),
+        .compute_ms = alone,
+        .gigabytes = ((double)sent.grad_inter + weights) * mesh->per_node / 1e9,
+        .error = preset_gradient_error(grad, plan->options.per_node > 1, mesh->nodes > 1),
+    };
+    if (c->local_steps > 1) row.ms = step_time_local(&load, row.ms, c->local_steps, c->local_steps_delay);
+    row.exposed_ms = fmax(0, row.ms - step_time_alone(&load));
+    free(load.bucket);
+    traffic_free(&traffic);
+    return row;
+}
+
+// The ranks as this configuration places them: replica groups or not.
+static bool place(Mesh *mesh, const Config *c, const Mesh *like) {
+    Error err;
+    if (c->local_steps > 1 && config_no_local_steps(c)) return false;
+    if (!mesh_build(mesh, like->world.rank, like->world.size, NULL, like->per_node, like->tp.size,
+                    like->pp.size, &err))
+        return false;
+    if (c->sharding == SHARD_PARAMETERS) mesh_share_weights(mesh, c->shard_scope == SHARD_IN_WORLD);
+    return c->local_steps == 1 || mesh_make_replica_groups(mesh, &err);
+}
+
+static Row plan_row(const Config *c, const Mesh *like, PlanRank plan_rank) {
+    MemoryPlan memory_plan = {0};
+    Mesh mesh;
+    Error err;
+    Row row = {0};
+    if (!place(&mesh, c, like)) return row;
+    Zero *zero = plan_rank(c, &mesh, &memory_plan, &err);
+    if (zero) row = row_of(c, &mesh, zero);
+    row.memory = (double)memory_plan_total(&memory_plan);
+    memory_plan_free(&memory_plan, NULL);
+    zero_free(zero);
+    return row;
+}
+
+// Of all ranks.
+static double tokens_per_second(const Config *c, const Row *row) {
+    return (double)c->global_batch_size * c->seq_length / row->ms * 1e3;
+}
+
+static void print_row(const Config *c, const char *name, const Row *row, FILE *out) {
+    fprintf(out, "  %-16s", name);
+    if (row->ms == 0) {
+        fprintf(out, " %10s\n", "not with this run's flags");
+        return;
+    }
+    fprintf(out, " %10.3f %11.1f %11.1f %12.0f %10.1f %%\n", row->gigabytes, row->ms, row->exposed_ms,
+            tokens_per_second(c, row), 100 * row->error);
+}
+
+// The run itself under every strategy.
+static void print_strategies(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out) {
+    static const struct {
+        const char *name;
+        Sharding sharding;
+        bool offload;
+    } strategies[] = {
+        {"optim", SHARD_OPTIMIZER, false},
+        {"optim_grads", SHARD_GRADIENTS, false},
+        {"optim_grads_params", SHARD_PARAMETERS, false},
+        {"optim_grads_params, offload", SHARD_PARAMETERS, true},
+    };
+    fprintf(out, "  %-27s %11s %11s %12s %12s\n", "this run by its strategy", "ms a step", "exposed ms",
+            "tokens/s", "GiB a GPU");
+    for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
+        Config c = *config;
+        c.sharding = strategies[i].sharding;
+        c.optimizer_cpu_offload = strategies[i].offload;
+        Row row = plan_row(&c, mesh, plan_rank);
+        fprintf(out, "  %-27s", strategies[i].name);
+        if (row.ms == 0) fprintf(out, " %11s\n", "not with this run's flags");
+        else
+            fprintf(out, " %11.1f %11.1f %12.0f %12.2f\n", row.ms, row.exposed_ms,
+                    tokens_per_second(&c, &row), row.memory / 0x1p30);
+    }
+}
+
+// Of the presets that the GPU holds. Where it holds none, of all: the verdict on memory says what
+// helps.
+static void print_choice(const Row *row, double room, FILE *out) {
+    double ms[PRESETS], held[PRESETS];
+    for (int i = 0; i < PRESETS; i++) {
+        ms[i] = row[i].ms;
+        held[i] = row[i].memory <= room ? ms[i] : 0;
+    }
+    int fastest = preset_choose(ms), best = preset_choose(held);
+    if (best < 0) best = fastest;
+    if (best < 0) return;
+    fprintf(out, "  take PRESET=%s: %s\n", presets[best].name, presets[best].flags);
+    fprintf(out, "    %s; %.1f times as fast as the baseline\n", presets[best].reason,
+            row[0].ms / row[best].ms);
+    if (fastest != best)
+        fprintf(out, "    not %s, which needs %.1f of the GPU's %.1f GiB\n", presets[fastest].name,
+                row[fastest].memory / 0x1p30, room / 0x1p30);
+    if (best + 1 < PRESETS) fprintf(out, "    presets below it change training more, and gain too little\n");
+}
+
+static void print_head(const Config *c, int world, const Row *run, FILE *out) {
+    Rates rates = rates_of(c, 1);
+    fprintf(out, "step time over %g Gb/s between nodes, %.0f Gb/s for each GPU inside: computed\n",
+            c->plan_network, 8 * rates.inside / 1e6);
+    fprintf(out, "  the passes of a step take %.1f ms", run->compute_ms);
+    if (c->plan_step_ms > 0) fprintf(out, " (--plan-step-ms)\n");
+    else
+        fprintf(out, ": %.4g TFLOP/s for each GPU (%s)\n",
+                megatron_flops(c, c->global_batch_size) / world / run->compute_ms / 1e9,
+                c->plan_measure      ? "--plan-measure"
+                : c->plan_tflops > 0 ? "--plan-tflops"
+                                     : "--plan-gpu");
+    fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "", "GB out of", "ms a step", "exposed", "tokens/s",
+            "error of the");
+    fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "preset", "each node", "", "messages", "", "gradient");
+}
+
+void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out) {
+    Row row[PRESETS], run = plan_row(config, mesh, plan_rank);
+    for (int i = 0; i < PRESETS; i++) {
+        Config other = preset_config(config, &presets[i]);
+        row[i] = plan_row(&other, mesh, plan_rank);
+    }
+    print_head(config, mesh->world.size, &run, out);
+    for (int i = 0; i < PRESETS; i++) print_row(config, presets[i].name, &row[i], out);
+    print_row(config, "this run", &run, out);
+    print_choice(row, planned_gpu_room(config, mesh), out);
+    print_strategies(config, mesh, plan_rank, out);
+}

@@ -1,0 +1,18 @@
+// The last part of --plan: how long a step takes over --plan-network with each preset, and which
+// preset to take. Called by plan_report.c.
+#pragma once
+#include <stdio.h>
+
+#include "llmc/base/memory_plan.h"
+#include "llmc/state/zero.h"
+LLMC_BEGIN
+
+// The plan of the rank that sees the ranks as `mesh`, which must outlive the result. Its entries
+// are exactly what the program allocates there. NULL with err where that rank could not run.
+typedef Zero *(*PlanRank)(const Config *config, const Mesh *mesh, MemoryPlan *memory_plan, Error *err);
+// A row for each preset of presets.h and one for the run itself, as the rank that sees the ranks as
+// `mesh` meets them. Then the preset to take, its flags, and why, and the run under each sharding
+// strategy.
+void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out);
+
+LLMC_END

@@ -1,0 +1,157 @@
+// The table of presets: see presets.h.
+#include "llmc/plan/presets.h"
+
+#include <math.h>
+
+// Fewer bits must gain 10 %, and more where they err more. Local steps are another algorithm, and
+// must gain half.
+#define FEWER_BITS 1.1
+const Preset presets[PRESETS] = {
+    {.name = "baseline", .gain = 1, .flags = "no flags", .reason = "nothing is quantized"},
+    {.name = "lossless",
+     .gain = FEWER_BITS,
+     .flags = "@configs/lossless.args",
+     .reason = "weights coded without loss: no bit of training changes",
+     .lossless = true},
+    {.name = "baseline-bf16",
+     .gain = FEWER_BITS,
+     .flags = "--grad-reduce-in-bf16",
+     .reason = "gradients in bf16",
+     .bf16_gradients = true},
+    {.name = "eden-lossless",
+     .gain = FEWER_BITS,
+     .flags = "@configs/eden-lossless.args",
+     .reason = "gradients between nodes in EDEN's 4 bits, weights without loss",
+     .eden = true,
+     .lossless = true,
+     .gradient_bits = 4},
+    {.name = "eden",
+     .gain = FEWER_BITS,
+     .flags = "@configs/eden.args",
+     .reason = "gradients between nodes in EDEN's 4 bits, weights in 4 bits",
+     .eden = true,
+     .gradient_bits = 4,
+     .weight_bits = 4},
+    {.name = "sdp4bit",
+     .gain = FEWER_BITS,
+     .flags = "@configs/sdp4bit.args",
+     .reason = "gradients between nodes and weights in 4 bits",
+     .gradient_bits = 4,
+     .weight_bits = 4},
+    {.name = "eden3",
+     .gain = 1.25,
+     .flags = "@configs/eden3.args",
+     .reason = "gradients between nodes in EDEN's 3 bits, weights in 4 bits",
+     .eden = true,
+     .gradient_bits = 3,
+     .weight_bits = 4},
+    {.name = "eden2-ef",
+     .gain = 1.4,
+     .flags = "@configs/eden2-ef.args",
+     .reason = "gradients between nodes in EDEN's 2 bits with error feedback, weights in 4 bits",
+     .eden = true,
+     .error_feedback = true,
+     .gradient_bits = 2,
+     .weight_bits = 4},
+    {.name = "local",
+     .gain = 1.5,
+     .flags = "@configs/local.args",
+     .reason = "nodes train alone and exchange every 30 steps, in EDEN's 4 bits",
+     .eden = true,
+     .gradient_bits = 4,
+     .weight_bits = 4,
+     .local_steps = 30},
+};
+
+static void quantize_gradients(Config *c, const Preset *preset) {
+    c->quantized_gradients = preset->gradient_bits > 0;
+    if (!c->quantized_gradients) return;
+    c->gradient_quantization_method = preset->eden ? GRADIENT_EDEN : GRADIENT_UNIFORM;
+    c->hadamard_transform = !preset->eden;
+    c->gradient_quantization_bits_inter = preset->gradient_bits;
+    c->gradient_quantization_bits_intra = 8;
+    c->gq_group_size_intra = 128;
+    c->gq_group_size_inter = preset->eden ? EDEN_GROUP : 128;
+    c->gq_rounding = ROUND_STOCHASTIC;
+    c->gradients_quantization_start_iteration = 0;
+}
+
+static void quantize_weights(Config *c, const Preset *preset) {
+    c->quantized_weights = preset->weight_bits > 0 || preset->lossless;
+    c->weight_quantization_method = preset->lossless ? WEIGHT_LOSSLESS : WEIGHT_DIFFERENCE;
+    if (!preset->weight_bits) return;
+    c->weight_quantization_bits = preset->weight_bits;
+    c->wq_group_size = 2048;
+    c->wq_rounding = ROUND_STOCHASTIC;
+}
+
+Config preset_config(const Config *run, const Preset *preset) {
+    Config c = *run;
+    c.use_distributed_optimizer = true;
+    c.grad_reduce_in_bf16 = preset->bf16_gradients;
+    c.hadamard_transform = false;
+    c.error_feedback = preset->error_feedback;
+    c.local_steps = preset->local_steps ? preset->local_steps : 1;
+    c.local_steps_delay = preset->local_steps ? 1 : 0;
+    c.outer_lr = 1;
+    c.outer_momentum = 0.5;
+    c.local_steps_mix = 0;
+    quantize_gradients(&c, preset);
+    quantize_weights(&c, preset);
+    return c;
+}
+
+// Of a uniform codec: steps are as wide as the group's largest value over the levels, and a value
+// lies anywhere between two levels. E[max^2] is the integral of 2x P(max > x).
+static double uniform_error(int levels, int group, Rounding rounding) {
+    const double end = 9, width = 1e-3;
+    double square = 0;
+    for (double x = width / 2; x < end; x += width) {
+        square += 2 * x * (1 - pow(erf(x / sqrt(2)), group)) * width;
+    }
+    return square / levels / levels / (rounding == ROUND_NEAREST ? 12 : 6);
+}
+
+static double density(double x) { return isinf(x) ? 0 : exp(-x * x / 2) / sqrt(2 * acos(-1)); }
+static double below(double x) { return isinf(x) ? 1 : erfc(-x / sqrt(2)) / 2; }
+
+// Of EDEN: q is the level of z. The scale makes the decoded value right along z, so what is off is
+// E[q^2] / E[zq]^2 - 1. Groups of 256 have fewer values far out: they are about 6 % better.
+static double eden_error(int bits) {
+    int levels = 1 << (bits - 1);
+    double squares = 0, product = 0, low = 0;
+    for (int k = 0; k < levels; k++) {
+        double level = (double)eden_level(bits, k);
+        double high = k + 1 < levels ? (double)eden_threshold(bits, k) : INFINITY;
+        squares += 2 * level * level * (below(high) - below(low));
+        product += 2 * level * (density(low) - density(high));
+        low = high;
+    }
+    return squares / (product * product) - 1;
+}
+
+// bf16 rounds to nearest with 8 bits. A value m * 2^e, m in [1, 2), is off by at most 2^-8 * 2^e.
+// The mean square of that is 2^-14 / 12, relative to m^2 about half of it.
+static const double BF16_ERROR = 0x1p-14 / 12 / 2;
+
+double codec_gaussian_error(Codec codec, int group, Rounding rounding) {
+    CodecInfo info = codec_info(codec);
+    if (codec == CODEC_FP32) return 0;
+    if (codec_eden(codec)) return eden_error(info.bits);
+    return codec_grouped(codec) ? uniform_error(info.levels, group, rounding) : BF16_ERROR;
+}
+
+double preset_gradient_error(const GradWire *wire, bool inside, bool between) {
+    double sum = 0;
+    if (inside) sum += codec_gaussian_error(wire->intra_codec, wire->intra_group, wire->rounding);
+    if (between) sum += codec_gaussian_error(wire->inter_codec, wire->inter_group, wire->rounding);
+    return sqrt(sum);
+}
+
+int preset_choose(const double ms[PRESETS]) {
+    int best = -1;
+    for (int i = 0; i < PRESETS; i++) {
+        if (ms[i] > 0 && (best < 0 || ms[best] >= presets[i].gain * ms[i])) best = i;
+    }
+    return best;
+}

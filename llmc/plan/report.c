@@ -1,0 +1,505 @@
+// The report of --plan: see plan_report.h. Figures first, for programs too; then a verdict to read.
+#include "llmc/plan/report.h"
+
+#include "llmc/base/machine.h"
+#include "llmc/log/log.h"
+#include "llmc/ops.h"
+#include "llmc/plan/parts_traffic.h"
+#include "llmc/plan/gpus.h"
+#include "llmc/plan/plan_time.h"
+#include "llmc/plan/traffic.h"
+
+// --- the stages of a pipeline ---------------------------------------------------------------
+
+// The plan of one rank of a stage, which stands for stages [first, end). Of stages in the middle
+// that is the first one: it has most micro-batches in flight.
+typedef struct StagePlan {
+    int first, end;
+    Mesh mesh;  // as that rank sees it
+    Zero *zero;
+    MemoryPlan memory_plan;
+    StepTraffic traffic;
+} StagePlan;
+
+// First, middle and last stage, as far as there are such.
+enum { MOST_STAGES = 3 };
+typedef struct Stages {
+    StagePlan stage[MOST_STAGES];
+    int count;
+    const StagePlan *fullest;  // of the rank that needs most memory
+} Stages;
+
+static const Plan *layout_of(const StagePlan *s) { return zero_layout(s->zero); }
+
+static void stages_free(Stages *stages) {
+    for (int i = 0; i < stages->count; i++) {
+        memory_plan_free(&stages->stage[i].memory_plan, NULL);
+        traffic_free(&stages->stage[i].traffic);
+        zero_free(stages->stage[i].zero);
+    }
+}
+
+static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, PlanRank plan_rank, Error *err) {
+    int P = mesh->pp.size, first[MOST_STAGES + 1] = {0, 1, P > 2 ? P - 1 : P, P};
+    memset(stages, 0, sizeof *stages);
+    for (int i = 0; i < MOST_STAGES && first[i] < P; i++) {
+        StagePlan *s = &stages->stage[stages->count++];
+        s->first = first[i];
+        s->end = first[i + 1];
+        s->mesh = mesh_seen_by(mesh, s->first * mesh->pp.stride);
+        s->zero = plan_rank(c, &s->mesh, &s->memory_plan, err);
+        if (!s->zero) return false;
+        s->traffic = traffic_make(c, &s->mesh, s->zero);
+        size_t bytes = memory_plan_total(&s->memory_plan);
+        if (!stages->fullest || bytes > memory_plan_total(&stages->fullest->memory_plan)) stages->fullest = s;
+    }
+    return true;
+}
+
+// Parameters of the whole model, each once, and those of its vectors. The planned ranks are the
+// first of their tensor-parallel groups, which count what all of the group hold.
+static void count_parameters(const Stages *stages, int64_t *all, int64_t *vectors) {
+    *all = *vectors = 0;
+    for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
+        int count;
+        const Tensor *tensor = zero_tensors(s->zero, &count);
+        for (const Tensor *t = tensor; t < tensor + count; t++) {
+            int64_t elements = t->counted ? (s->end - s->first) * tensor_whole_elements(t) : 0;
+            *all += elements;
+            *vectors += t->dims == 1 ? elements : 0;
+        }
+    }
+}
+
+// --- model and layout -----------------------------------------------------------------------
+
+static void print_model(const Config *c, const Stages *stages, FILE *out) {
+    int64_t parameters, vectors;
+    count_parameters(stages, &parameters, &vectors);
+    fprintf(out, "model\n");
+    fprintf(out, "  layers %d, hidden size %d, heads %d x %d, ffn %d, ", c->num_layers, c->hidden_size,
+            c->num_attention_heads, c->kv_channels, c->ffn_hidden_size);
+    if (c->group_query_attention) fprintf(out, "query groups %d, ", c->num_query_groups);
+    fprintf(out, "sequence length %d, padded vocabulary %d\n", c->seq_length, c->vocab_size_padded);
+    fprintf(out, "  parameters                 %16lld\n", (long long)parameters);
+    fprintf(out, "    of which 1-D (in tails)  %16lld\n", (long long)vectors);
+    int batch = c->global_batch_size;
+    double flops = megatron_flops(c, batch);
+    fprintf(out, "  FLOPs per iteration        %16.6e  (Megatron's formula, batch %d)\n", flops, batch);
+}
+
+// Is the model cut, by tensor or pipeline parallelism?
+static bool is_cut(const Mesh *mesh) { return mesh->tp.size > 1 || mesh->pp.size > 1; }
+
+static void print_parts(const Config *c, const Stages *stages, FILE *out) {
+    const Mesh *mesh = &stages->fullest->mesh;
+    int layers = c->num_layers / mesh->pp.size, chunks = config_pipeline_chunks(c);
+    if (!is_cut(mesh)) return;
+    fprintf(out, "parts of the model\n");
+    fprintf(out, "  %d ranks = pipeline %d x data parallel %d x tensor parallel %d%s, on %d nodes of %d\n",
+            mesh->world.size, mesh->pp.size, mesh->dp.size, mesh->tp.size,
+            c->sequence_parallel ? " with sequence parallelism" : "", mesh->nodes, mesh->per_node);
+    for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
+        fprintf(out, "  stage %2d", s->first);
+        if (s->end > s->first + 1) fprintf(out, " to %2d", s->end - 1);
+        fprintf(out, ", %d layers", layers);
+        if (chunks > 1) fprintf(out, " in %d chunks", chunks);
+        fprintf(out, "%s%s: %lld parameters, %.2f GiB per rank\n", s->first == 0 ? ", embeddings" : "",
+                s->end == mesh->pp.size ? ", head" : "", (long long)layout_of(s)->parameters,
+                (double)memory_plan_total(&s->memory_plan) / 0x1p30);
+    }
+}
+
+// " of stage 1, which needs most" where there are several.
+static void print_whose(const StagePlan *s, FILE *out) {
+    if (s->mesh.pp.size > 1) fprintf(out, " of stage %d, which needs most", s->first);
+    fputc('\n', out);
+}
+
+static void print_layout(const StagePlan *s, FILE *out) {
+    const Plan *plan = layout_of(s);
+    const GradWire *grad = zero_grad_wire(s->zero, true);
+    fprintf(out, "data parallelism");
+    print_whose(s, out);
+    fprintf(out, "  %d ranks = %d nodes x %d; groups start on multiples of %lld elements\n", plan->dp,
+            plan->options.nodes, plan->options.per_node, (long long)plan->options.border);
+    long long elements = plan->arena_elements, padding = elements - plan->parameters;
+    fprintf(out, "  %d buckets, %lld elements with padding (%lld of padding), ", plan->buckets, elements,
+            padding);
+    fprintf(out, "%lld per rank in the optimizer state\n", (long long)plan->shard_elements);
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        fprintf(out, "    bucket %3d: layers %3d..%3d  matrices %12lld  tail %8lld", b, bucket->first_unit,
+                bucket->end_unit - 1, (long long)bucket->matrix_elements, (long long)bucket->tail_elements);
+        if (plan->dp > 1) fprintf(out, "  chunks of gradients %3d", plan_chunks(plan, bucket, grad));
+        fputc('\n', out);
+    }
+}
+
+// --- what travels ---------------------------------------------------------------------------
+
+static const char *codec_name(int codec) { return codec_info(codec).name; }
+
+// "int8 inside a node, int4 between nodes; weights: int4 differences", of the hops that the ranks
+// make.
+static void print_codecs(const Plan *plan, const GradWire *grad, const WeightWire *weight, FILE *out) {
+    bool inside = plan->options.per_node > 1, between = plan->options.nodes > 1;
+    fprintf(out, "  ");
+    if (inside) fprintf(out, "gradients inside a node: %s", codec_name(grad->intra_codec));
+    if (inside && between) fprintf(out, ", between nodes: %s", codec_name(grad->inter_codec));
+    if (!inside) fprintf(out, "gradients between nodes: %s", codec_name(grad->inter_codec));
+    const char *how = weight->difference ? " differences" : " direct";
+    if (wire_is_lossless(weight)) how = ", coded without loss: the bytes below at most, typically a fifth";
+    else if (!codec_grouped(weight->codec)) how = "";
+    fprintf(out, "; weights: %s%s\n", codec_name(weight->codec), how);
+}
+
+static void print_hop(FILE *out, const char *name, double formula, int64_t bytes) {
+    double rest = (double)bytes - formula;
+    fprintf(out, "  %-34s %16lld  = %16.0f by formula + %10.0f tails and padding\n", name, (long long)bytes,
+            formula, rest);
+}
+
+// One line per bucket: dev/bench computes the best possible schedule from them.
+static void print_bucket_wire(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight,
+                              FILE *out) {
+    for (int b = 0; b < traffic->plan->buckets; b++) {
+        WireBytes bytes = traffic_of_bucket(traffic, b, grad, weight);
+        fprintf(out, "    bucket %3d: gradients inside %12lld between %12lld  ", b,
+                (long long)bytes.grad_intra, (long long)bytes.grad_inter);
+        fprintf(out, "weights inside %12lld between %12lld\n", (long long)bytes.weight_intra,
+                (long long)bytes.weight_inter);
+    }
+}
+
+// Bytes of gradients and weights that a node's ranks together send to other nodes in a step.
+static double node_egress(const Mesh *mesh, const WireBytes *bytes) {
+    return (double)(bytes->grad_inter + bytes->weight_inter) * mesh->per_node;
+}
+
+// Parameters that the ranks of a node hold of the model: several parts where it is cut.
+static double node_parameters(const StagePlan *s) {
+    return (double)layout_of(s)->parameters * s->mesh.per_node / layout_of(s)->options.per_node;
+}
+
+// What replica groups exchange, once in H steps. The lines below have the mean of a step.
+static void print_exchange(const Config *c, const Mesh *mesh, const GradWire *grad, FILE *out) {
+    if (mesh->replica_groups.size == 1) return;
+    fprintf(out,
+            "  pseudo-gradients between %d replica groups: %s, every %d steps; the lines below have a step's "
+            "mean\n",
+            mesh->replica_groups.size, codec_name(grad->inter_codec), c->local_steps);
+}
+
+static void print_wire_of(const StagePlan *s, const GradWire *grad, FILE *out) {
+    const Plan *plan = layout_of(s);
+    const WeightWire *weight = zero_weight_wire(s->zero);
+    WireBytes bytes = traffic_of_step(&s->traffic, grad, weight);
+    WireFormula formula = traffic_formula(&s->traffic, grad, weight);
+    if (plan->dp > 1) print_codecs(plan, grad, weight, out);
+    print_exchange(s->traffic.config, &s->mesh, grad, out);
+    print_hop(out, "gradients, inside a node", formula.grad_intra, bytes.grad_intra);
+    print_hop(out, "gradients, between nodes", formula.grad_inter, bytes.grad_inter);
+    print_hop(out, "weights, inside a node", formula.weight_intra, bytes.weight_intra);
+    print_hop(out, "weights, between nodes", formula.weight_inter, bytes.weight_inter);
+    print_bucket_wire(&s->traffic, grad, weight, out);
+    double egress = node_egress(&s->mesh, &bytes);
+    fprintf(out, "  between nodes, out of each node    %16.0f  = %.4f bytes per parameter\n", egress,
+            egress / node_parameters(s));
+}
+
+static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
+    const char *title = "bytes sent per step and rank";
+    if (c->quantized_gradients && c->gradients_quantization_start_iteration > 0) {
+        fprintf(out, "%s, before gradients are quantized\n", title);
+        print_wire_of(s, zero_grad_wire(s->zero, false), out);
+        fprintf(out, "%s, once gradients are quantized\n", title);
+    } else {
+        fprintf(out, "%s\n", title);
+    }
+    print_wire_of(s, zero_grad_wire(s->zero, true), out);
+}
+
+static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
+    if (!is_cut(mesh)) return;
+    fprintf(out, "bytes sent per micro-batch and rank, between parts of the model\n");
+    if (mesh->tp.size > 1) {
+        fprintf(out, "  %-34s %16.0f\n", "tensor parallelism", parts_tensor_bytes(c, mesh));
+    }
+    if (mesh->pp.size > 1) {
+        int chunks = config_pipeline_chunks(c);
+        fprintf(out, "  %-34s %16.0f  each way", "to a neighboring stage", parts_hidden_bytes(c, mesh));
+        if (chunks > 1) fprintf(out, ", %d times", chunks);
+        fputc('\n', out);
+    }
+    double words = mesh->pp.size > 1 ? parts_words_bytes(c, mesh) : 0;
+    double norms = parts_norms_bytes(c, mesh);
+    if (norms == 0 && words == 0) return;
+    fprintf(out, "bytes sent per step and rank, between parts of the model\n");
+    if (norms > 0) fprintf(out, "  %-34s %16.0f\n", "gradients of LayerNorms", norms);
+    if (words > 0) {
+        fprintf(out, "  %-34s %16.0f  each way\n", "gradients of the tied embedding", words);
+    }
+}
+
+// --- the verdict: memory --------------------------------------------------------------------
+
+static const double GIB = 0x1p30;
+
+// GPUs as they are sold, and the GiB that CUDA reports for them.
+typedef struct Card {
+    int gigabytes;
+    double gib;
+} Card;
+static const Card cards[] = {{80, 79.1}, {141, 139.8}};
+
+// Would every stage fit `share` bytes with this micro-batch?
+static bool all_fit(const Config *config, const Stages *stages, int micro_batch, double share,
+                    ModelBytes model_bytes) {
+    Config other = *config;
+    other.micro_batch_size = micro_batch;
+    for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
+        double others = (double)memory_plan_total(&s->memory_plan) - (double)model_bytes(config, &s->mesh);
+        if (others + (double)model_bytes(&other, &s->mesh) > share) return false;
+    }
+    return true;
+}
+
+// The largest micro-batch with which all stages fit `share` bytes, up to MOST_SEQUENCES. Whether it
+// divides the global batch is not asked: that can be chosen.
+enum { MOST_SEQUENCES = 4096 };
+static int largest_micro_batch(const Config *config, const Stages *stages, double share,
+                               ModelBytes model_bytes) {
+    int fits = 0;
+    for (int step = MOST_SEQUENCES; step > 0; step /= 2) {
+        if (fits + step > MOST_SEQUENCES) continue;
+        if (all_fit(config, stages, fits + step, share, model_bytes)) fits += step;
+    }
+    return fits;
+}
+
+static void print_gib(const MemoryPlan *memory_plan, FILE *out) {
+    fprintf(out, "  GiB %s\n", device_kind()->where);
+    for (int i = 0; i < memory_plan->count; i++) {
+        size_t bytes = memory_plan_group_bytes(memory_plan, i);
+        const MemoryPlanEntry *entry = &memory_plan->entries[i];
+        if (bytes && !entry->host) fprintf(out, "    %-30s %8.2f\n", entry->group, (double)bytes / GIB);
+    }
+    fprintf(out, "    %-30s %8.2f\n", "all", (double)memory_plan_total(memory_plan) / GIB);
+}
+
+// Of the host's memory, where a run keeps its optimizer or copies of checkpoints there.
+static void print_host_gib(const StagePlan *s, FILE *out) {
+    double host = 0;
+    for (int i = 0; i < s->memory_plan.count; i++) {
+        if (s->memory_plan.entries[i].host) host += (double)s->memory_plan.entries[i].bytes / GIB;
+    }
+    if (host < 0.01) return;
+    fprintf(out, "  GiB of page-locked host memory: %.2f for each rank, %.2f for the %d ranks of a node",
+            host, host * s->mesh.per_node, s->mesh.per_node);
+    double here = (double)machine_memory("MemTotal") / GIB;
+    if (here > 0) fprintf(out, "; this machine has %.2f", here);
+    fprintf(out, "\n");
+}
+
+// Who plans a rank, and the model's bytes there.
+typedef struct Planner {
+    PlanRank plan_rank;
+    ModelBytes model_bytes;
+} Planner;
+
+// The largest micro-batch with which this configuration fits `share` bytes; 0: none.
+static int fits_with(const Config *c, const Mesh *mesh, double share, const Planner *planner) {
+    Stages stages;
+    Error err;
+    bool ok = plan_stages(&stages, c, mesh, planner->plan_rank, &err);
+    int most = ok ? largest_micro_batch(c, &stages, share, planner->model_bytes) : 0;
+    stages_free(&stages);
+    return most;
+}
+
+// Where no micro-batch fits: the first strategy that shares out enough, with full recomputation.
+static void print_strategy(const Config *c, const Mesh *mesh, double share, const Planner *planner,
+                           FILE *out) {
+    static const struct {
+        Sharding sharding;
+        bool offload;
+        const char *words;
+    } more[] = {
+        {SHARD_GRADIENTS, false, "optim_grads"},
+        {SHARD_PARAMETERS, false, "optim_grads_params"},
+        {SHARD_PARAMETERS, true, "optim_grads_params --optimizer-cpu-offload"},
+    };
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
+        Config other = *c;
+        if (more[i].sharding < c->sharding || more[i].offload < c->optimizer_cpu_offload) continue;
+        other.sharding = more[i].sharding;
+        other.optimizer_cpu_offload = more[i].offload;
+        other.recompute_granularity = RECOMPUTE_FULL;
+        int most = fits_with(&other, mesh, share, planner);
+        if (!most) continue;
+        fprintf(out,
+                "    --data-parallel-sharding-strategy %s with --recompute-granularity full fits, up to "
+                "--micro-batch-size %d\n",
+                more[i].words, most);
+        return;
+    }
+}
+
+static void print_fit(const Config *c, const Stages *stages, double share, const Planner *planner,
+                      FILE *out) {
+    const StagePlan *fullest = stages->fullest;
+    ModelBytes bytes = planner->model_bytes;
+    size_t planned = memory_plan_total(&fullest->memory_plan);
+    if ((double)planned <= share) {
+        int most = largest_micro_batch(c, stages, share, bytes);
+        const char *at_least = most == MOST_SEQUENCES ? " at least" : "";
+        fprintf(out, "fits, up to --micro-batch-size %d%s\n", most, at_least);
+    } else {
+        char advice[512];
+        ModelPlan model = {bytes, &fullest->mesh};
+        bool some = memory_advice(advice, sizeof advice, c, planned, (size_t)share, model);
+        fprintf(out, "does not fit\n    %s\n", advice);
+        if (!some) print_strategy(c, &fullest->mesh, share, planner, out);
+    }
+}
+
+static void print_fits(const Config *c, const Stages *stages, const Planner *planner, FILE *out) {
+    for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
+        double share = gpu_room(cards[i].gib, c, &stages->fullest->mesh);
+        fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", cards[i].gigabytes, share / GIB);
+        print_fit(c, stages, share, planner, out);
+    }
+    if (device_kind()->own_memory) return;
+    fprintf(out, "    (about: only build/train_gpt --plan knows the workspaces of a GPU's ops)\n");
+}
+
+// --- the verdict: bytes between nodes -------------------------------------------------------
+
+// What a node sends to the others in a step, padding aside, in GB: matrices by the formula, and
+// tails. Where a node holds parts of several stages, they count as equal.
+static double preset_egress(const StagePlan *s, const GradWire *grad, const WeightWire *weight) {
+    const Plan *plan = layout_of(s);
+    WireFormula formula = traffic_formula(&s->traffic, grad, weight);
+    double matrices = (formula.grad_inter + formula.weight_inter) * plan->options.per_node;
+    double tail_bytes = (codec_info(grad->tail_codec).bits + codec_info(CODEC_BF16).bits) / 8.0;
+    double nodes = plan->options.nodes, parts = (double)s->mesh.per_node / plan->options.per_node;
+    return parts * (matrices + (double)plan->tail_parameters * tail_bytes * (nodes - 1) / nodes) / 1e9;
+}
+
+static void print_presets(const StagePlan *s, FILE *out) {
+    const GradWire fp32 = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .tail_codec = CODEC_FP32};
+    const GradWire bf16 = {.intra_codec = CODEC_BF16, .inter_codec = CODEC_BF16, .tail_codec = CODEC_BF16};
+    // The paper's preset, as in configs/sdp4bit.args.
+    const GradWire four = {.intra_codec = CODEC_INT8,
+                           .inter_codec = CODEC_INT4,
+                           .intra_group = 128,
+                           .inter_group = 128,
+                           .tail_codec = CODEC_BF16,
+                           .transform = TRANSFORM_HADAMARD};
+    const WeightWire plain = {.codec = CODEC_BF16};
+    const WeightWire differences = {.codec = CODEC_INT4, .group = 2048, .difference = true};
+    double most = preset_egress(s, &fp32, &plain), less = preset_egress(s, &bf16, &plain);
+    double least = preset_egress(s, &four, &differences);
+    fprintf(out, "    %-30s %8.2f\n", "fp32 gradients, bf16 weights", most);
+    fprintf(out, "    %-30s %8.2f\n", "bf16 gradients, bf16 weights", less);
+    fprintf(out, "    %-30s %8.2f  (%.1f and %.1f times less)\n", "SDP4Bit", least, most / least,
+            less / least);
+}
+
+// The most that a node sends to nodes of other stages in a step: of its ranks those at a border
+// between stages do, to one side or to both. After a chunk of the last stage comes one of the
+// first.
+static double pipeline_egress(const Config *c, const Mesh *mesh) {
+    int stage = mesh->pp.stride, ranks = stage < mesh->per_node ? stage : mesh->per_node;
+    int nodes_in_line = stage < mesh->per_node ? mesh->nodes : mesh->pp.size;
+    int chunks = config_pipeline_chunks(c), messages = nodes_in_line > 2 ? 2 * chunks : 2 * chunks - 1;
+    if (mesh->pp.size == 1 || nodes_in_line == 1) return 0;
+    return parts_hidden_bytes(c, mesh) * ranks * messages * c->micro_batches;
+}
+
+// The same for the gradient of the tied embedding: of a node with ranks of the first or last stage.
+static double words_egress(const Config *c, const Mesh *mesh) {
+    if (pipeline_egress(c, mesh) == 0) return 0;
+    int ranks = mesh->pp.stride < mesh->per_node ? mesh->pp.stride : mesh->per_node;
+    return parts_words_bytes(c, mesh) * ranks;
+}
+
+// What tensor parallelism sends out of a node in a step, where a group fills several nodes.
+static double tensor_parallel_egress(const Config *c, const Mesh *mesh) {
+    int T = mesh->tp.size, per_node = mesh->per_node;
+    if (T <= per_node) return 0;
+    return parts_tensor_bytes(c, mesh) * (T - per_node) / (T - 1) * per_node * c->micro_batches;
+}
+
+static void print_egress(const char *what, double bytes, FILE *out) {
+    if (bytes > 0) fprintf(out, "    %-30s %8.2f\n", what, bytes / 1e9);
+}
+
+static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) {
+    const Plan *plan = layout_of(s);
+    const GradWire *grad = zero_grad_wire(s->zero, true);
+    const char *whose = is_cut(&s->mesh) ? "data-parallel " : "";
+    WireBytes bytes = traffic_of_step(&s->traffic, grad, zero_weight_wire(s->zero));
+    if (s->mesh.replica_groups.size > 1) {
+        fprintf(out, "  GB out of each node per step, mean of %d steps\n", c->local_steps);
+        print_egress("this run", node_egress(&s->mesh, &bytes), out);
+    } else if (plan->dp == 1) {
+        fprintf(out, "  one %srank sends nothing, and quantizes nothing\n", whose);
+    } else if (plan->options.nodes == 1) {
+        fprintf(out, "  nothing travels between nodes: the %d %sranks are one node\n", plan->dp, whose);
+        if (c->quantized_gradients) {
+            int inside = codec_info(grad->intra_codec).bits;
+            int between = codec_info(grad->inter_codec).bits;
+            fprintf(out, "    inside it gradients travel in %d bits; ", inside);
+            fprintf(out, "those of %d bits need a second node\n", between);
+        }
+    } else {
+        fprintf(out, "  GB out of each node per step\n");
+        print_presets(s, out);
+        print_egress("this run", node_egress(&s->mesh, &bytes), out);
+    }
+}
+
+static void print_between(const Config *c, const StagePlan *s, FILE *out) {
+    double pipeline = pipeline_egress(c, &s->mesh), tensor = tensor_parallel_egress(c, &s->mesh);
+    print_data_parallel(c, s, out);
+    if (pipeline + tensor > 0) fprintf(out, "  GB out of a node per step, between parts of the model\n");
+    print_egress("pipeline", pipeline, out);
+    print_egress("tied embedding", words_egress(c, &s->mesh), out);
+    print_egress("tensor parallelism", tensor, out);
+    if (tensor > 0) {
+        fprintf(out,
+                "    tensor parallelism wants fast links; --tensor-model-parallel-size %d keeps it "
+                "inside a node\n",
+                s->mesh.per_node);
+    }
+}
+
+bool plan_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, ModelBytes model_bytes,
+                 FILE *out, Error *err) {
+    Stages stages;
+    bool ok = plan_stages(&stages, config, mesh, plan_rank, err);
+    const Planner planner = {plan_rank, model_bytes};
+    if (ok) {
+        const StagePlan *s = stages.fullest;
+        const MemoryPlan *memory_plan = &s->memory_plan;
+        print_model(config, &stages, out);
+        print_parts(config, &stages, out);
+        print_layout(s, out);
+        fprintf(out, "memory per rank");
+        print_whose(s, out);
+        memory_plan_print(memory_plan, layout_of(s)->parameters, out);
+        fprintf(out, "  on top, told by a run's log: %s\n", device_kind()->beside_plan);
+        print_wire(config, s, out);
+        print_parts_wire(config, &s->mesh, out);
+        fprintf(out, "verdict\n");
+        print_gib(memory_plan, out);
+        print_host_gib(s, out);
+        print_fits(config, &stages, &planner, out);
+        print_between(config, s, out);
+        if (config->plan_network > 0) plan_time_report(config, &s->mesh, plan_rank, out);
+    }
+    stages_free(&stages);
+    return ok;
+}

@@ -1,0 +1,152 @@
+// Time of a step over a network: see step_time.h.
+#include "llmc/plan/step_time.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+// One message at a time, in order. A link that was idle makes up for `burst` of it.
+typedef struct Link {
+    double free, burst;
+} Link;
+static Link idle_link(double burst) { return (Link){.free = -INFINITY, .burst = burst}; }
+
+// When a message that may start at `start` leaves the link.
+static double carry(Link *link, double start, double time) {
+    link->free = fmax(start - link->burst, link->free) + time;
+    return fmax(start, link->free);
+}
+
+// What a step finds and leaves behind.
+typedef struct Clock {
+    double now;
+    double *weights;       // (buckets) when the update's weights are there
+    int held[2];           // the bucket in each of the two slots that hold gathered weights; -1: none
+    double slot_free[2];   // when the passes were done with that slot
+    double gather_free;    // when the links have carried the last gather
+    Link inside, between;  // carry gradients
+    double reduced;        // when the last reduction was done
+} Clock;
+
+// Waits until a pass has the weights of bucket b. A gather starts as soon as its slot is free.
+static void wait_for_weights(Clock *clock, const StepLoad *load, int b, bool backward) {
+    const BucketLoad *bucket = &load->bucket[b];
+    double ready = clock->weights[b];
+    if (bucket->gathered && clock->held[b % 2] != b) {
+        double start = fmax(ready, fmax(clock->gather_free, clock->slot_free[b % 2]));
+        ready = start + (backward ? bucket->backward_gather : bucket->forward_gather);
+        clock->gather_free = ready;
+        clock->held[b % 2] = b;
+    }
+    clock->now = fmax(clock->now, ready);
+}
+
+static void pass(Clock *clock, const StepLoad *load, int b, bool backward) {
+    wait_for_weights(clock, load, b, backward);
+    clock->now += load->bucket[b].layers * (backward ? load->backward : load->forward);
+    clock->slot_free[b % 2] = clock->now;
+}
+
+static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
+    for (int b = 0; b < load->buckets; b++) pass(clock, load, b, false);
+    clock->now += load->head + load->waits;
+    for (int b = load->buckets - 1; b >= 0; b--) {
+        const BucketLoad *bucket = &load->bucket[b];
+        pass(clock, load, b, true);
+        if (b == 0) clock->now += load->tail;
+        if (!last && bucket->reductions == 1) continue;
+        double summed = carry(&clock->inside, clock->now, bucket->grad_inside);
+        clock->reduced = carry(&clock->between, summed, bucket->grad_between);
+    }
+}
+
+// The optimizer needs all gradients: their norm clips. Then each bucket's new weights travel as
+// soon as they are there.
+static void update(Clock *clock, const StepLoad *load) {
+    Link between = idle_link(load->burst), inside = idle_link(0);
+    double updated = fmax(clock->now, clock->reduced) + load->memory;
+    for (int b = 0; b < load->buckets; b++) {
+        const BucketLoad *bucket = &load->bucket[b];
+        updated += bucket->update;
+        double crossed = carry(&between, updated, bucket->weight_between);
+        clock->weights[b] = carry(&inside, crossed, bucket->weight_inside);
+    }
+    clock->held[0] = clock->held[1] = -1;
+}
+
+static void step(Clock *clock, const StepLoad *load) {
+    clock->inside = idle_link(0);
+    clock->between = idle_link(load->burst);
+    clock->reduced = clock->now;
+    for (int k = 0; k < load->micro_batches; k++) micro_batch(clock, load, k == load->micro_batches - 1);
+    update(clock, load);
+}
+
+// From one end of the backward passes to the next. A few steps are enough to repeat.
+enum { MOST_STEPS = 100 };
+double step_time(const StepLoad *load) {
+    Clock clock = {.held = {-1, -1}};
+    double period = 0, last = -1;
+    clock.weights = (double *)xcalloc((size_t)load->buckets, sizeof(double), "times of weights");
+    for (int i = 0; i < MOST_STEPS && fabs(period - last) > 1e-9; i++) {
+        double start = clock.now;
+        step(&clock, load);
+        last = period;
+        period = clock.now - start;
+    }
+    free(clock.weights);
+    return period;
+}
+
+double step_compute(const StepLoad *load) {
+    double once = load->head + load->tail;
+    for (int b = 0; b < load->buckets; b++) {
+        once += load->bucket[b].layers * (load->forward + load->backward);
+    }
+    return load->micro_batches * once;
+}
+
+double step_time_alone(const StepLoad *load) {
+    StepLoad alone = *load;
+    alone.waits = 0;
+    alone.bucket = (BucketLoad *)xcalloc((size_t)load->buckets, sizeof(BucketLoad), "times of buckets");
+    for (int b = 0; b < load->buckets; b++) {
+        alone.bucket[b] = (BucketLoad){.layers = load->bucket[b].layers,
+                                       .update = load->bucket[b].update,
+                                       .reductions = load->bucket[b].reductions};
+    }
+    double ms = step_time(&alone);
+    free(alone.bucket);
+    return ms;
+}
+
+// A bucket's turn in the period of the exchanges: what has traveled before it is spread evenly.
+static int turn_of(const StepLoad *load, int b, int steps) {
+    double before = 0, all = 0;
+    for (int i = 0; i < load->buckets; i++) {
+        all += load->bucket[i].exchange;
+        if (i < b) before += load->bucket[i].exchange;
+    }
+    return all > 0 ? (int)(before / all * steps) : 0;
+}
+
+// The first periods fill the link, where it is too slow. The last ones count.
+enum { FILLING = 8, COUNTED = 8 };
+double step_time_local(const StepLoad *load, double alone, int steps, int delay) {
+    double now = 0, link_free = 0, counted = 0;
+    double *answer = (double *)xcalloc((size_t)load->buckets, sizeof(double), "times of answers");
+    for (int t = 0; t < (FILLING + COUNTED) * steps; t++) {
+        if (t == FILLING * steps) counted = now;
+        now += alone;
+        for (int b = 0; b < load->buckets; b++) {
+            int due = turn_of(load, b, steps) + delay + 1;
+            if ((t - due) % steps == 0) now = fmax(now, answer[b]);
+        }
+        for (int b = 0; b < load->buckets; b++) {
+            if (t % steps != turn_of(load, b, steps)) continue;
+            link_free = fmax(link_free, now) + load->bucket[b].exchange;
+            answer[b] = link_free;
+        }
+    }
+    free(answer);
+    return (now - counted) / (COUNTED * steps);
+}

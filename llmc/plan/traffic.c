@@ -1,0 +1,189 @@
+// Bytes per step and bucket: see traffic.h.
+#include "llmc/plan/traffic.h"
+
+#include <stdlib.h>
+
+#include "llmc/model/pipeline.h"
+#include "sdp4bit/wire.h"
+
+static bool weights_shared(const Config *c, const Plan *plan, int b) {
+    return c->sharding == SHARD_PARAMETERS && plan->dp > 1 && b > 0;
+}
+
+// --- gathers -------------------------------------------------------------------------------------
+
+// The slots as the passes of a step find them.
+typedef struct Walk {
+    const Config *config;
+    const Plan *plan;
+    Trips *trips;
+    int held[2];  // the bucket in each slot
+} Walk;
+
+static void visit(Walk *walk, int unit, bool backward) {
+    int b = walk->plan->unit_bucket[unit];
+    if (!weights_shared(walk->config, walk->plan, b) || walk->held[b % 2] == b) return;
+    walk->held[b % 2] = b;
+    if (backward) walk->trips[b].backward++;
+    else walk->trips[b].forward++;
+}
+
+// Counts gathers in the order of the stage's passes. A slot keeps its bucket from one pass to the
+// next, and loses it with the step's update.
+static void count_gathers(Walk *walk, const Mesh *mesh) {
+    const Config *c = walk->config;
+    PipelineShape shape = {mesh->pp.size, mesh->pp.rank, config_pipeline_chunks(c)};
+    int layers = c->num_layers / (shape.stages * shape.chunks);
+    int words = shape.stage == 0 || shape.stage == shape.stages - 1;  // they have unit 0 there
+    size_t most = 2 * (size_t)c->micro_batches * (size_t)shape.chunks;
+    PipelineAction *action = (PipelineAction *)xcalloc(most + 1, sizeof *action, "the order of a step");
+    int actions = pipeline_actions(shape, c->micro_batches, true, action);
+    for (int i = 0; i < actions; i++) {
+        int first = words + action[i].chunk * layers;
+        for (int l = 0; l < layers; l++) {
+            visit(walk, action[i].backward ? first + layers - 1 - l : first + l, action[i].backward);
+        }
+    }
+    free(action);
+}
+
+StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero) {
+    const Plan *plan = zero_layout(zero);
+    Trips *trips = (Trips *)xcalloc((size_t)plan->buckets, sizeof *trips, "gathers of a step");
+    StepTraffic traffic = {config, zero, plan, mesh->replica_groups.size, trips};
+    for (int b = 0; b < plan->buckets; b++) {
+        trips[b].reductions = zero_reductions(zero, b, config->micro_batches);
+    }
+    Walk walk = {config, plan, trips, {-1, -1}};
+    if (config->sharding == SHARD_PARAMETERS) count_gathers(&walk, mesh);
+    return traffic;
+}
+
+void traffic_free(StepTraffic *traffic) {
+    free(traffic->trips);
+    traffic->trips = NULL;
+}
+
+// --- bytes ---------------------------------------------------------------------------------------
+
+// How often a bucket's weights take each way: between nodes and inside as messages, and inside as
+// bf16, which is this rank's part of the node's replica.
+typedef struct Ways {
+    int between, inside, parts;
+} Ways;
+
+// Of the update.
+static Ways update_ways(const StepTraffic *traffic, int b) {
+    Ways replica = {1, 1, 0}, node = {1, 0, 0}, none = {0, 0, 0};
+    if (!weights_shared(traffic->config, traffic->plan, b)) return replica;
+    return traffic->config->shard_scope == SHARD_IN_NODE ? node : none;
+}
+
+// Of a gather by a pass.
+static Ways gather_ways(const StepTraffic *traffic, int b, bool backward) {
+    const Config *c = traffic->config;
+    Ways none = {0, 0, 0}, part = {0, 0, 1}, message = {1, 1, 0};
+    if (!weights_shared(c, traffic->plan, b)) return none;
+    bool second = c->secondary_partition && traffic->plan->options.per_node > 1;
+    return c->shard_scope == SHARD_IN_NODE || (second && backward) ? part : message;
+}
+
+static Ways ways_of_step(const StepTraffic *traffic, int b) {
+    Ways sum = update_ways(traffic, b);
+    const Trips *trips = &traffic->trips[b];
+    for (int backward = 0; backward < 2; backward++) {
+        Ways once = gather_ways(traffic, b, backward);
+        int times = backward ? trips->backward : trips->forward;
+        sum.between += times * once.between;
+        sum.inside += times * once.inside;
+        sum.parts += times * once.parts;
+    }
+    return sum;
+}
+
+// This rank's part of the node's replica, to the others of the node.
+static int64_t part_bytes(const Plan *plan, int b) {
+    const Bucket *bucket = &plan->bucket[b];
+    int64_t own = bucket_shard(bucket);
+    int64_t bytes = plan->options.nodes * own * (int64_t)sizeof(floatX);
+    return (plan->options.per_node - 1) * (bytes + (bucket->sealed ? WIRE_PART_BYTES : 0));
+}
+
+// once: what the bucket sends under `optim`.
+static void go_ways(WireBytes *once, Ways ways, const Plan *plan, int b) {
+    once->weight_inter *= ways.between;
+    once->weight_intra = ways.inside * once->weight_intra + ways.parts * part_bytes(plan, b);
+}
+
+WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradWire *grad,
+                            const WeightWire *weight) {
+    WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, grad, weight);
+    go_ways(&bytes, update_ways(traffic, b), traffic->plan, b);
+    return bytes;
+}
+
+WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightWire *weight) {
+    const GradWire nothing = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .chunks = 1};
+    WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, &nothing, weight);
+    bytes.grad_intra = bytes.grad_inter = 0;
+    go_ways(&bytes, gather_ways(traffic, b, backward), traffic->plan, b);
+    return bytes;
+}
+
+WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *grad,
+                            const WeightWire *weight) {
+    WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, grad, weight);
+    bytes.grad_intra *= traffic->trips[b].reductions;
+    bytes.grad_inter *= traffic->trips[b].reductions;
+    bytes.grad_inter += zero_exchange_bytes(traffic->zero, b, grad) / traffic->config->local_steps;
+    go_ways(&bytes, ways_of_step(traffic, b), traffic->plan, b);
+    return bytes;
+}
+
+WireBytes traffic_of_step(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight) {
+    WireBytes sum = {0};
+    for (int b = 0; b < traffic->plan->buckets; b++) {
+        WireBytes bucket = traffic_of_bucket(traffic, b, grad, weight);
+        sum.grad_intra += bucket.grad_intra;
+        sum.grad_inter += bucket.grad_inter;
+        sum.weight_intra += bucket.weight_intra;
+        sum.weight_inter += bucket.weight_inter;
+    }
+    return sum;
+}
+
+// The numbers of a bucket's matrices, without padding.
+static double numbers_of(const Plan *plan, int b) {
+    const Bucket *bucket = &plan->bucket[b];
+    double sum = 0;
+    for (int i = 0; i < bucket->segments; i++) sum += (double)plan->segments[bucket->first_segment + i].numel;
+    return sum;
+}
+
+// Of an exchange between replica groups, on the mean of H steps: two hops of the codec between
+// nodes.
+static double exchange_formula(const StepTraffic *traffic, const GradWire *grad) {
+    const Plan *plan = traffic->plan;
+    double own = (double)(plan->parameters - plan->tail_parameters) / plan->dp, N = traffic->replica_groups;
+    CodecInfo codec = codec_info(grad->inter_codec);
+    double bits = codec.bits + (codec.levels ? 32.0 / grad->inter_group : 0);
+    return 2 * own * (N - 1) / N * bits / 8 / traffic->config->local_steps;
+}
+
+WireFormula traffic_formula(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight) {
+    const Plan *plan = traffic->plan;
+    const WeightWire plain = {.codec = FLOATX_CODEC};
+    WireFormula all = plan_wire_formula(plan, grad, weight), parts = plan_wire_formula(plan, grad, &plain);
+    WireFormula sum = {0};
+    double numbers = (double)(plan->parameters - plan->tail_parameters);
+    for (int b = 0; b < plan->buckets; b++) {
+        double share = numbers_of(plan, b) / numbers;
+        Ways ways = ways_of_step(traffic, b);
+        sum.grad_intra += share * traffic->trips[b].reductions * all.grad_intra;
+        sum.grad_inter += share * traffic->trips[b].reductions * all.grad_inter;
+        sum.weight_inter += share * ways.between * all.weight_inter;
+        sum.weight_intra += share * (ways.inside * all.weight_intra + ways.parts * parts.weight_intra);
+    }
+    sum.grad_inter += exchange_formula(traffic, grad);
+    return sum;
+}

@@ -1,0 +1,175 @@
+// The time of a step over a network, against schedules worked out by hand.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/plan/step_time.h"
+
+// Embeddings and two layers, a bucket each. Passes alone: 2 x 1 forward, head 3, 2 x 2 backward.
+enum { THREE = 3, PASSES = 9 };
+typedef struct Case {
+    BucketLoad bucket[5];
+    StepLoad load;
+} Case;
+
+static Case *three(Case *c, BucketLoad each) {
+    memset(c, 0, sizeof *c);
+    for (int b = 0; b < THREE; b++) {
+        c->bucket[b] = each;
+        c->bucket[b].layers = b > 0;
+        if (!each.reductions) c->bucket[b].reductions = 1;
+    }
+    c->load = (StepLoad){
+        .buckets = THREE, .bucket = c->bucket, .micro_batches = 1, .forward = 1, .backward = 2, .head = 3};
+    return c;
+}
+
+static void takes(Case *c, double ms) { assert_float_equal(step_time(&c->load), ms, 1e-9); }
+
+static void passes_alone(void **state) {
+    Case c;
+    takes(three(&c, (BucketLoad){0}), PASSES);
+    c.load.micro_batches = 3;
+    takes(&c, 3 * PASSES);
+    assert_float_equal(step_compute(&c.load), 3 * PASSES, 1e-9);
+}
+
+// The embeddings' backward pass is part of the passes. What these wait for is not.
+static void waits_inside_the_passes(void **state) {
+    Case c;
+    three(&c, (BucketLoad){0});
+    c.load.micro_batches = 2;
+    c.load.tail = 0.5;
+    takes(&c, 2 * (PASSES + 0.5));
+    c.load.waits = 1.5;
+    takes(&c, 2 * (PASSES + 0.5 + 1.5));
+    assert_float_equal(step_compute(&c.load), 2 * (PASSES + 0.5), 1e-9);
+    assert_float_equal(step_time_alone(&c.load), 2 * (PASSES + 0.5), 1e-9);
+    // The embeddings' gradients leave after the tail, the last ones.
+    three(&c, (BucketLoad){.grad_between = 1});
+    c.load.tail = 3;
+    takes(&c, PASSES + 3 + 1);
+}
+
+// What is left without messages: passes, updates, passes over memory.
+static void alone_nothing_travels(void **state) {
+    Case c;
+    three(&c, (BucketLoad){.grad_inside = 4,
+                           .grad_between = 4,
+                           .weight_between = 2,
+                           .weight_inside = 1,
+                           .update = 1,
+                           .gathered = true,
+                           .forward_gather = 3,
+                           .backward_gather = 3});
+    c.load.memory = 5;
+    c.load.waits = 7;
+    assert_float_equal(step_time_alone(&c.load), PASSES + 5 + 2, 1e-9);
+}
+
+// The updates take 1 ms each, in forward order. The embeddings are ready at 1, layer 1 at 2, and
+// runs until 3. Layer 2 is ready at 3. So 2 ms show.
+static void updates_in_forward_order(void **state) {
+    Case c;
+    takes(three(&c, (BucketLoad){.update = 1}), PASSES + 2);
+    // Passes over memory come before them, and show whole.
+    c.load.memory = 5;
+    takes(&c, PASSES + 5 + 2);
+}
+
+static void gradients_beside_the_backward_pass(void **state) {
+    Case c;
+    // Layer 2's travel from 2 to 3 of the backward pass. Layer 1 is done at 4, and the embeddings
+    // as well: their messages follow each other until 6.
+    takes(three(&c, (BucketLoad){.grad_between = 1}), PASSES + 2);
+    // 4 ms on each of two links. The first one is done at 6, 10, 14, the second at 10, 14, 18.
+    takes(three(&c, (BucketLoad){.grad_inside = 4, .grad_between = 4}), PASSES + 14);
+}
+
+// Gradients of 3 ms each. The messages end at 7 + 9, less what the burst makes up for.
+static void a_network_with_a_burst(void **state) {
+    Case c;
+    // Layer 2 is done at 2 of the backward pass, which begins at 5.
+    takes(three(&c, (BucketLoad){.grad_between = 3}), 7 + 9);
+    c.load.burst = 2;
+    takes(&c, 7 + 9 - 2);
+    // A long burst lets all pass at once: nothing waits.
+    c.load.burst = 100;
+    takes(&c, PASSES);
+    // It works for weights too, and never lets them arrive before they are sent: updates of 1 ms.
+    takes(three(&c, (BucketLoad){.update = 1, .weight_between = 5}), 1 + 5 + 5 + 5 + 1 + 3 + 4);
+    c.load.burst = 100;
+    takes(&c, PASSES + 2);
+}
+
+// 2 ms between nodes, then 1 inside: weights are there 3, 5 and 7 ms after the update. Layer 1 runs
+// from 5 to 6, layer 2 from 7 to 8. Without messages layer 2 would be done at 2.
+static void layers_wait_for_their_own_weights(void **state) {
+    Case c;
+    takes(three(&c, (BucketLoad){.weight_between = 2, .weight_inside = 1}), PASSES + 6);
+}
+
+// Six messages of 8 ms, of two micro-batches. The first one starts when the first backward pass has
+// done layer 2, at 7. The passes are done at 18.
+static void a_reduction_after_each_micro_batch(void **state) {
+    Case c;
+    three(&c, (BucketLoad){.grad_between = 8, .reductions = 2});
+    c.load.micro_batches = 2;
+    takes(&c, 7 + 6 * 8);
+    // With one reduction only the second micro-batch's travel, from 16 on.
+    three(&c, (BucketLoad){.grad_between = 8, .reductions = 1});
+    c.load.micro_batches = 2;
+    takes(&c, 16 + 3 * 8);
+}
+
+// Four layers in two slots, gathered in 3 ms each. Forward: 1 and 2 are there at 3 and 6, 3 at 9, 4
+// at 12. The head is done at 16. Backward finds 4 and 3, done at 18 and 20. 2 is gathered from 18
+// to 21 and done at 23, 1 from 21 to 24 and done at 26.
+static void gathers_through_two_slots(void **state) {
+    Case c;
+    three(&c, (BucketLoad){0});
+    c.load.buckets = 5;
+    for (int b = 1; b < 5; b++) {
+        c.bucket[b] = (BucketLoad){
+            .layers = 1, .reductions = 1, .gathered = true, .forward_gather = 3, .backward_gather = 3};
+    }
+    takes(&c, 26);
+    // 1 ms each: only the first one shows.
+    for (int b = 1; b < 5; b++) c.bucket[b].forward_gather = c.bucket[b].backward_gather = 1;
+    takes(&c, 4 + 3 + 8 + 1);
+}
+
+static void exchanges_of_local_steps(void **state) {
+    Case c;
+    three(&c, (BucketLoad){.exchange = 12});
+    // Three exchanges in six steps of 10 ms. Each has one step, so 2 ms show. In two steps none do.
+    assert_float_equal(step_time_local(&c.load, 10, 6, 0), (60 + 6) / 6.0, 1e-9);
+    assert_float_equal(step_time_local(&c.load, 10, 6, 1), 10, 1e-9);
+    // A link that is too slow: 90 ms in three steps.
+    three(&c, (BucketLoad){.exchange = 30});
+    assert_float_equal(step_time_local(&c.load, 10, 3, 2), 30, 1e-9);
+    // The large first bucket travels for 30 ms, the others' turns come late in the period.
+    c.bucket[1].exchange = c.bucket[2].exchange = 3;
+    assert_float_equal(step_time_local(&c.load, 10, 6, 2), 10, 1e-9);
+    assert_float_equal(step_time_local(&c.load, 10, 6, 1), (60 + 10) / 6.0, 1e-9);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(passes_alone),
+        cmocka_unit_test(waits_inside_the_passes),
+        cmocka_unit_test(alone_nothing_travels),
+        cmocka_unit_test(updates_in_forward_order),
+        cmocka_unit_test(gradients_beside_the_backward_pass),
+        cmocka_unit_test(a_network_with_a_burst),
+        cmocka_unit_test(layers_wait_for_their_own_weights),
+        cmocka_unit_test(a_reduction_after_each_micro_batch),
+        cmocka_unit_test(gathers_through_two_slots),
+        cmocka_unit_test(exchanges_of_local_steps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,223 @@
+// Bytes per step of the sharding strategies, against numbers worked out by hand.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "llmc/plan/traffic.h"
+
+// Two nodes of two hold words and four layers of 131072 numbers: a bucket each. A rank's window has
+// 32768 numbers. MESSAGE_ALIGN divides all sizes below.
+enum { UNITS = 5, NUMBERS = 131072 };
+// (D - 1) messages of N windows in 8 bits, with a scale for 128: 2 x 32768 + 2 x 256 x 4.
+enum { GRAD_INSIDE = 67584 };
+// (N - 1) messages of one window in 4 bits: 16384 + 256 x 4.
+enum { GRAD_BETWEEN = 17408 };
+// One window's weights in 4 bits, with a scale for 2048: 16384 + 16 x 4. Inside, both windows of
+// the node's replica go to one other rank.
+enum { WEIGHT_BETWEEN = 16448, WEIGHT_INSIDE = 2 * WEIGHT_BETWEEN };
+// The same in bf16: 2 x 32768 x 2.
+enum { PART_INSIDE = 131072 };
+
+typedef struct Case {
+    Config config;
+    Mesh mesh;
+    Tensor tensors[2 * UNITS];
+    MemoryPlan memory_plan;
+    Zero *zero;
+    const Plan *plan;
+    StepTraffic traffic;
+} Case;
+
+static void quantize(Config *c) {
+    c->quantized_weights = c->quantized_gradients = true;
+    c->weight_quantization_bits = c->gradient_quantization_bits_inter = 4;
+    c->gradient_quantization_bits_intra = 8;
+    c->wq_group_size = 2048;
+    c->gq_group_size_intra = c->gq_group_size_inter = 128;
+    c->gradient_alltoall_pipeline = 1;
+    c->ddp_bucket_size = 1;
+    c->local_steps = 1;
+}
+
+static void tear_down(Case *c) {
+    traffic_free(&c->traffic);
+    zero_free(c->zero);
+    memory_plan_free(&c->memory_plan, NULL);
+    c->zero = NULL;
+}
+
+// `units` buckets on 2 x 2 data-parallel ranks, in a pipeline of `stages` as stage `stage` sees it.
+static void set_up(Case *c, int units, int layers, int stages, int stage) {
+    Error err;
+    bool words = stage == 0 || stage == stages - 1;
+    memset(c, 0, sizeof *c);
+    quantize(&c->config);
+    assert_true(mesh_build(&c->mesh, 4 * stage, 4 * stages, NULL, 2, 1, stages, &err));
+    for (int u = 0; u < units; u++) {
+        c->tensors[u] = tensor_row("matrix", NUMBERS / 1024, 1024, -1, u, 0);
+        c->tensors[u].chunk = words && u == 0 ? ANY_CHUNK : 0;
+    }
+    tensors_number(c->tensors, units, 1);
+    c->config.num_layers = layers;
+    c->config.pipeline_model_parallel_size = stages;
+}
+
+static WireBytes bytes_of(Case *c, Sharding sharding, int micro_batches) {
+    Error err;
+    int units = 0;
+    while (c->tensors[units].dims) units++;
+    tear_down(c);
+    c->config.sharding = sharding;
+    c->config.micro_batches = micro_batches;
+    c->zero = zero_plan(&c->config, &c->mesh, c->tensors, units, &c->memory_plan, &err);
+    if (!c->zero) fail_msg("%s", err.what);
+    c->plan = zero_layout(c->zero);
+    assert_int_equal(c->plan->buckets, units);
+    assert_int_equal(c->plan->bucket[0].matrix_per_rank, NUMBERS / c->mesh.dp.size);
+    c->traffic = traffic_make(&c->config, &c->mesh, c->zero);
+    const GradWire *grad = zero_grad_wire(c->zero, true);
+    const WeightWire *weight = zero_weight_wire(c->zero);
+    WireBytes bytes = traffic_of_step(&c->traffic, grad, weight);
+    // Nothing is padded here, and there are no tails.
+    WireFormula formula = traffic_formula(&c->traffic, grad, weight);
+    assert_true(fabs(formula.grad_intra - (double)bytes.grad_intra) < 1e-3);
+    assert_true(fabs(formula.grad_inter - (double)bytes.grad_inter) < 1e-3);
+    assert_true(fabs(formula.weight_intra - (double)bytes.weight_intra) < 1e-3);
+    assert_true(fabs(formula.weight_inter - (double)bytes.weight_inter) < 1e-3);
+    return bytes;
+}
+
+static WireBytes gather_of(const Case *c, int b, bool backward) {
+    return traffic_of_gather(&c->traffic, b, backward, zero_weight_wire(c->zero));
+}
+
+static void same_bytes(WireBytes got, int64_t grad_intra, int64_t grad_inter, int64_t weight_intra,
+                       int64_t weight_inter) {
+    assert_int_equal(got.grad_intra, grad_intra);
+    assert_int_equal(got.grad_inter, grad_inter);
+    assert_int_equal(got.weight_intra, weight_intra);
+    assert_int_equal(got.weight_inter, weight_inter);
+}
+
+static void gathers_are(const Case *c, const int (*want)[2]) {
+    for (int b = 0; b < c->plan->buckets; b++) {
+        assert_int_equal(c->traffic.trips[b].forward, want[b][0]);
+        assert_int_equal(c->traffic.trips[b].backward, want[b][1]);
+    }
+}
+
+static void optim_sends_once(void **state) {
+    Case c;
+    set_up(&c, UNITS, 4, 1, 0);
+    for (int micro_batches = 1; micro_batches < 4; micro_batches++) {
+        same_bytes(bytes_of(&c, SHARD_OPTIMIZER, micro_batches), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
+                   UNITS * WEIGHT_INSIDE, UNITS * WEIGHT_BETWEEN);
+    }
+    tear_down(&c);
+}
+
+// The words' bucket is reduced once, a layer's with every micro-batch.
+static void gradients_travel_with_every_micro_batch(void **state) {
+    Case c;
+    set_up(&c, UNITS, 4, 1, 0);
+    same_bytes(bytes_of(&c, SHARD_GRADIENTS, 1), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
+               UNITS * WEIGHT_INSIDE, UNITS * WEIGHT_BETWEEN);
+    same_bytes(bytes_of(&c, SHARD_GRADIENTS, 3), 13 * GRAD_INSIDE, 13 * GRAD_BETWEEN, UNITS * WEIGHT_INSIDE,
+               UNITS * WEIGHT_BETWEEN);
+    tear_down(&c);
+}
+
+// Layers are buckets 1 to 4; 1 and 3 take turns in one slot, 2 and 4 in the other. Forward gathers
+// four, backward finds 4 and 3 and gathers 2 and 1, which the next micro-batch finds.
+static void layers_are_gathered_by_passes(void **state) {
+    Case c;
+    set_up(&c, UNITS, 4, 1, 0);
+    WireBytes one = bytes_of(&c, SHARD_PARAMETERS, 1);
+    static const int once[][2] = {{0, 0}, {1, 1}, {1, 1}, {1, 0}, {1, 0}};
+    gathers_are(&c, once);
+    // Between nodes it is what optim sends.
+    same_bytes(one, UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN, WEIGHT_INSIDE + 6 * PART_INSIDE,
+               UNITS * WEIGHT_BETWEEN);
+    same_bytes(gather_of(&c, 2, true), 0, 0, PART_INSIDE, 0);
+    same_bytes(gather_of(&c, 0, true), 0, 0, 0, 0);
+    same_bytes(traffic_of_update(&c.traffic, 2, zero_grad_wire(c.zero, true), zero_weight_wire(c.zero)),
+               GRAD_INSIDE, GRAD_BETWEEN, 0, WEIGHT_BETWEEN);
+    WireBytes three = bytes_of(&c, SHARD_PARAMETERS, 3);
+    static const int thrice[][2] = {{0, 0}, {1, 3}, {1, 3}, {3, 0}, {3, 0}};
+    gathers_are(&c, thrice);
+    same_bytes(three, 13 * GRAD_INSIDE, 13 * GRAD_BETWEEN, WEIGHT_INSIDE + 14 * PART_INSIDE,
+               UNITS * WEIGHT_BETWEEN);
+    tear_down(&c);
+}
+
+// Every gather takes both hops; with a secondary partition forward's alone do.
+static void over_all_ranks(void **state) {
+    Case c;
+    set_up(&c, UNITS, 4, 1, 0);
+    c.config.shard_scope = SHARD_IN_WORLD;
+    same_bytes(bytes_of(&c, SHARD_PARAMETERS, 1), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
+               7 * WEIGHT_INSIDE, 7 * WEIGHT_BETWEEN);
+    c.config.secondary_partition = true;
+    same_bytes(bytes_of(&c, SHARD_PARAMETERS, 1), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
+               5 * WEIGHT_INSIDE + 2 * PART_INSIDE, 5 * WEIGHT_BETWEEN);
+    same_bytes(gather_of(&c, 2, false), 0, 0, WEIGHT_INSIDE, WEIGHT_BETWEEN);
+    same_bytes(gather_of(&c, 2, true), 0, 0, PART_INSIDE, 0);
+    tear_down(&c);
+}
+
+// The first of two stages makes two forward passes before the first backward one. So the second
+// forward pass finds nothing, and the second backward pass neither.
+static void stages_find_less(void **state) {
+    Case c;
+    set_up(&c, UNITS, 8, 2, 0);
+    bytes_of(&c, SHARD_PARAMETERS, 2);
+    static const int first[][2] = {{0, 0}, {2, 2}, {2, 2}, {2, 1}, {2, 1}};
+    gathers_are(&c, first);
+    tear_down(&c);
+    // The last one goes forward and backward in turn, as one stage does.
+    set_up(&c, UNITS, 8, 2, 1);
+    bytes_of(&c, SHARD_PARAMETERS, 2);
+    static const int last[][2] = {{0, 0}, {1, 2}, {1, 2}, {2, 0}, {2, 0}};
+    gathers_are(&c, last);
+    tear_down(&c);
+    // In the middle there are no words: layers are units 0 to 3. The first one's weights stay.
+    set_up(&c, UNITS - 1, 12, 3, 1);
+    bytes_of(&c, SHARD_PARAMETERS, 1);
+    static const int middle[][2] = {{0, 0}, {1, 1}, {1, 0}, {1, 0}};
+    gathers_are(&c, middle);
+    // All gradients are a layer's there.
+    assert_int_equal(bytes_of(&c, SHARD_GRADIENTS, 3).grad_inter, 3 * (UNITS - 1) * GRAD_BETWEEN);
+    tear_down(&c);
+}
+
+// Each node is a replica group of two: a rank's shard has 65536 numbers. Replica groups exchange
+// pieces of half of that, a message each way, every four steps. Inside, a step sends what two
+// nodes' windows took.
+static void replica_groups_exchange_now_and_then(void **state) {
+    Case c;
+    Error err;
+    set_up(&c, UNITS, 4, 1, 0);
+    assert_true(mesh_make_replica_groups(&c.mesh, &err));
+    c.config.local_steps = 4;
+    same_bytes(bytes_of(&c, SHARD_OPTIMIZER, 1), UNITS * GRAD_INSIDE, UNITS * 2 * GRAD_BETWEEN / 4,
+               UNITS * WEIGHT_INSIDE, 0);
+    assert_int_equal(zero_exchange_bytes(c.zero, 1, zero_grad_wire(c.zero, true)), 2 * GRAD_BETWEEN);
+    tear_down(&c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(optim_sends_once),
+        cmocka_unit_test(gradients_travel_with_every_micro_batch),
+        cmocka_unit_test(layers_are_gathered_by_passes),
+        cmocka_unit_test(over_all_ranks),
+        cmocka_unit_test(stages_find_less),
+        cmocka_unit_test(replica_groups_exchange_now_and_then),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
