@@ -109,7 +109,7 @@ readme_example() { # the recipe that needs no GPU, shortened
     mkdir -p "$work/clone"
     ln -sfn "$BUILD" "$work/clone/build"
     for folder in llmc sdp4bit configs dev; do ln -sfn "$PWD/$folder" "$work/clone/$folder"; done
-    awk '/^### Without a GPU/ { inside = 1 }
+    awk '/^### Compare SDP4Bit with bf16 gradients/ { inside = 1 }
         inside && /^    / { printed = 1; sub(/^    /, ""); if ($0 != "make") print; next }
         printed && NF { exit }' README.md |
         sed 's/--train-iters 100/--train-iters 10/' >"$work/clone/example.sh"

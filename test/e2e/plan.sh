@@ -380,10 +380,10 @@ presets_table_is_true() { # WHAT PAGE
     [ -s "$work/$1" ] && ! grep -vxFf "$2" "$work/$1" >"$work/diff" ||
         { why="not in $2: $(head -n 1 "$work/diff")"; return 1; }
 }
-check "the README's table of presets by network" presets_table_is_true users README.md
+check "the table of presets by network" presets_table_is_true users docs/how_it_works.md
 check "the table of growing clusters" presets_table_is_true scale dev/bench/README.md
 check "the table beside the paper's" presets_table_is_true paper dev/bench/README.md
-# Every measured point. Then the readers' table, and the README's sentence.
+# Every measured point. Then the readers' table, and the sentence of docs/how_it_works.md.
 measured_is_true() {
     local results=dev/bench/results
     BUILD=$BUILD dev/bench/presets_table check \
@@ -393,7 +393,7 @@ measured_is_true() {
     ! grep '^|' "$work/check" | grep -vxFf dev/bench/README.md >"$work/diff" ||
         { why="not in dev/bench/README.md: $(head -n 1 "$work/diff")"; return 1; }
     why=$(tail -n 1 "$work/check")
-    [[ $why == *" of "*" within 10 %" ]] && tr '\n' ' ' <README.md |
+    [[ $why == *" of "*" within 10 %" ]] && tr '\n' ' ' <docs/how_it_works.md |
         grep -qF "[${why% within*} measured steps]"
 }
 check "the table of computed and measured steps" measured_is_true

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The rules of CONTRIBUTING.md that a program can check: where preprocessor conditionals may stand,
 # how long files and lines may be, no tabs, no paths of one machine, scripts without shellcheck's
-# complaints, a README whose map is true. (Who may include whom: layers.sh.) Prints "ok NAME", "not
+# complaints, a map in CONTRIBUTING that is true. (Layers: layers.sh.) Prints "ok NAME", "not
 # ok NAME" and "skip NAME: reason" lines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -147,18 +147,19 @@ else
 fi
 
 # --- what users read ---------------------------------------------------------------------------
-# The README's map is a block of lines "    path   what it is"; the paths must exist. Flags that the
+# CONTRIBUTING's map is a block of lines "    path   what it is"; the paths must exist. Flags that the
 # documents name must be known to a program.
-map=$(sed -n '/^## Map/,/^## /p' README.md | grep -E '^    [A-Za-z.]' | awk '{ print $1 }')
-report "the README has a map" "$([ "$(wc -l <<<"$map")" -ge 10 ] || echo "fewer than ten lines")"
-report "the README's map is true" "$(for path in $map; do
+map=$(sed -n '/^## Map/,/^## /p' CONTRIBUTING.md | grep -E '^    [A-Za-z.]' | awk '{ print $1 }')
+report "CONTRIBUTING has a map" "$([ "$(wc -l <<<"$map")" -ge 10 ] || echo "fewer than ten lines")"
+report "the map is true" "$(for path in $map; do
     [ -e "$path" ] || echo "$path does not exist"
 done)"
 folders=$(printf '%s\n' "${files[@]}" | grep / | cut -d / -f 1 | sort -u | grep -v '^\.'
     printf '%s\n' "${files[@]}" | grep -oE '^llmc/[a-z0-9_]+/' | sort -u | sed 's,/$,,')
-report "the README's map names every folder, and every room" "$(while IFS= read -r folder; do
+report "the map names every folder and every module" "$(while IFS= read -r folder; do
     grep -qE "^$folder/" <<<"$map" || echo "$folder/"
 done <<<"$folders")"
+report "the README is short" "$([ "$(wc -l <README.md)" -le 250 ] || echo "more than 250 lines")"
 # A path in backticks, and the target of a link, is there.
 paths=$(grep -ohE '`(llmc|sdp4bit|dev|docs|scripts|configs|test)/[A-Za-z0-9_./]+`' "${prose[@]}" |
     tr -d '`' | sort -u)
