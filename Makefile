@@ -197,7 +197,7 @@ $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/replay.o
 endif
 # Their pthread_create may refuse, their mmap.
 $(BUILD)/test/unit/ranks/test_parallel: LDFLAGS += -Wl,--wrap=pthread_create
-$(BUILD)/test/unit/sdp4bit/test_update_host: LDFLAGS += -Wl,--wrap=heartbeat_moves
+$(BUILD)/test/unit/sdp4bit/test_update_host: LDFLAGS += -Wl,--wrap=heartbeat_progress
 $(BUILD)/test/unit/model/test_gpt: LDFLAGS += -Wl,--wrap=zero_reduce_unit
 $(BUILD)/test/mpi/test_heartbeat: LDFLAGS += -Wl,--wrap=mmap,--wrap=pthread_create
 $(BUILD)/test/fuzz/fuzz_shard: LDFLAGS += -Wl,--wrap=mmap,--wrap=munmap

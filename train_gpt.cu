@@ -7,16 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/ranks/heartbeat.h"  // ranks that hang are named
-#include "llmc/ranks/salvage.h"    // nodes that outlive a lost one
-#include "llmc/run/eval_tasks.h"   // --eval-tasks
-#include "llmc/run/measure.h"      // --plan-measure
-#include "llmc/plan/report.h"      // --plan
-#include "llmc/run/run.h"          // what a run holds beside the model
-#include "llmc/run/same_run.h"     // one set of flags on all machines
-#include "llmc/run/start.h"        // from flags to the first step
-#include "llmc/state/probe.h"      // figures on what quantization does
-#include "train_gpt.h"             // GPT, ops, Zero
+#include "llmc/ranks/heartbeat.h"      // progress reports to the watchdog
+#include "llmc/ranks/watchdog.h"       // ends a job that hangs and names the late rank
+#include "llmc/ranks/node_recovery.h"  // saves when a node is lost
+#include "llmc/run/eval_tasks.h"       // --eval-tasks
+#include "llmc/run/measure.h"          // --plan-measure
+#include "llmc/plan/report.h"          // --plan
+#include "llmc/run/run.h"              // what a run holds beside the model
+#include "llmc/run/same_run.h"         // one set of flags on all machines
+#include "llmc/run/start.h"            // from flags to the first step
+#include "llmc/state/probe.h"          // figures on what quantization does
+#include "train_gpt.h"                 // GPT, ops, Zero
 
 // ===== the GPT ===================================================================================
 // GPT-2 and Llama as Megatron-LM trains them: pre-LayerNorm or RMSNorm, per-head interleaved QKV
@@ -549,7 +550,7 @@ static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consume
     Batch batch;
     Error err;
     memset(&batch, 0, sizeof batch);
-    heartbeat_waits(&run->site, false);
+    heartbeat_waiting(&run->site, false);
     timer_start(run->timers, TIMER_BATCH_GENERATOR, run->compute);
     if (loader_batch(run->loader, split, consumed, &batch, &err)) {
         gpt_upload(gpt, slot, &batch);
@@ -719,7 +720,7 @@ static bool verdict_ends_run(Run *run, bool settled) {
 }
 
 static void save_and_leave(Run *run, const char *why, int exit_code) {
-    if (run->stop.reason == STOP_SIGNAL) stop_ignore_launcher(run_peers(run, run->launch.world));
+    if (run->stop.reason == STOP_SIGNAL) stop_ignore_launcher_signal(run_peers(run, run->launch.world));
     settle(run, 0);
     if (verdict_ends_run(run, true)) return;
     run->exit_code = exit_code;
@@ -823,7 +824,7 @@ static void run_as_told(Run *run, GPT *gpt, double limit) {
     Peers world = run_peers(run, run->launch.world);
     ok = ok && run_agreed(run, same_flags(&run->config, world, &run->error));
     if (!ok) return;
-    heartbeat_open(&run->site, run->launch.host, run->launch.size, limit);
+    watchdog_open(&run->site, run->launch.host, run->launch.size, limit);
     if (run->config.plan_measure && !run_agreed(run, measure_passes(run, train_step))) return;
     if (run->config.plan) {
         run_agreed(run, run->launch.rank != 0 || plan_report(&run->config, &run->mesh, plan_rank,
@@ -833,7 +834,7 @@ static void run_as_told(Run *run, GPT *gpt, double limit) {
     } else {
         run_training(run, gpt);
         advance_save(run, true);  // one that is still being written in the background, whatever ended the run
-        salvage_disarm(&run->site);
+        node_recovery_disarm(&run->site);
     }
 }
 
@@ -854,7 +855,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);  // nobody reads the log lines any more: no reason to lose a run
     setvbuf(stdout, NULL, _IOLBF, 0);  // lines come whole and at once, into a pipe or file too
     double limit = trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0;
-    heartbeat_starting(&run.site, limit);
+    watchdog_mpi_starting(&run.site, limit);
     launch_init(&run.launch, &argc, &argv);
     if (run_agreed(&run, parsed)) {
         if (run.launch.rank == 0) fputs(notes, stdout);
@@ -865,9 +866,9 @@ int main(int argc, char **argv) {
     run_close(&run);
     gpt_free(&gpt);
     site_of_thread(NULL);
-    heartbeat_ending(&run.site, limit, code);
+    watchdog_mpi_ending(&run.site, limit, code);
     launch_finalize(&run.launch);
-    heartbeat_close(&run.site);
-    salvage_free(run.site.salvage);
+    watchdog_close(&run.site);
+    node_failure_free(run.site.node_failure);
     return code;
 }

@@ -51,7 +51,7 @@ void comm_unshare(const Group *node);
 enum { COMM_TRIAL_BYTES = 16 };
 void comm_connect(const Mesh *mesh, void *memory);
 
-// A member of this group may be lost without an end of the job (salvage.h). *lost, in memory of
+// A member of this group may be lost without an end of the job (node_failure.h). *lost, in memory of
 // host_alloc, then becomes 1 before the collectives under way end, and later ones do nothing. What
 // they had to receive is undefined: kernels that use it must look at *lost. After comm_open.
 void comm_may_lose(const Group *group, int *lost);

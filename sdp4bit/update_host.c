@@ -77,7 +77,7 @@ static void update_matrices(void *context, int64_t lo, int64_t hi) {
     int n = piece_size(a->codec, a->group);
     adamw(a, adam_scalars(a, a->weight_decay), lo, a->matrix_grads + lo, hi - lo);
     for (int64_t at = lo; at < hi; at += n) write_group(a, at, n);
-    heartbeat_moves(update->site);
+    heartbeat_progress(update->site);
 }
 
 void update_shard_host(const UpdateShard *a, int threads, const Site *site) {

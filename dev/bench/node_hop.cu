@@ -28,7 +28,7 @@
 #include <string.h>
 
 #include "dev/bench/node_hop.h"
-#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/watchdog.h"
 #include "llmc/base/json.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/peers.h"
@@ -421,13 +421,13 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 20; i++)
             issue_products(&b);  // half a second: libraries are loaded, the GPU is warm
         meet(&b);
-        heartbeat_open(&b.site, b.launch.host, b.launch.size, PATIENCE_SECONDS);
+        watchdog_open(&b.site, b.launch.host, b.launch.size, PATIENCE_SECONDS);
         if (b.launch.rank == 0) print_head();
         for (int w = 0; w < WAYS; w++) {
             if (!b.only || strstr(FORMS[w].name, b.only)) run_way(&b, &FORMS[w]);
         }
         if (b.launch.rank == 0) print_table(&b);
-        heartbeat_close(&b.site);
+        watchdog_close(&b.site);
     }
     launch_finalize(&b.launch);
     return ok ? EXIT_DONE : b.error.code;

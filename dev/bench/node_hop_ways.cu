@@ -145,19 +145,19 @@ Way *way_open(const WayForm *form, Device *device, MPI_Comm comm, size_t bytes, 
     way->bytes = bytes;
     MPI_Comm_rank(comm, &way->rank);
     MPI_Comm_size(comm, &way->size);
-    heartbeat_waits(device_site(device), true);
+    heartbeat_waiting(device_site(device), true);
     bool ok = by_copies(way) ? open_copies(way, err) : open_nccl(way, err);
-    heartbeat_waits(device_site(device), false);
+    heartbeat_waiting(device_site(device), false);
     if (ok) return way;
     way_close(way, false);
     return NULL;
 }
 
 void way_close(Way *way, bool broken) {
-    heartbeat_waits(device_site(way->device), true);
+    heartbeat_waiting(device_site(way->device), true);
     if (by_copies(way)) close_copies(way);
     else close_nccl(way, broken);
-    heartbeat_waits(device_site(way->device), false);
+    heartbeat_waiting(device_site(way->device), false);
     free(way);
 }
 

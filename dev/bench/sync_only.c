@@ -22,7 +22,7 @@
 
 #include "dev/bench/presets.h"
 #include "llmc/ranks/devices.h"
-#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/watchdog.h"
 #include "llmc/base/json_line.h"
 #include "llmc/base/memory_plan.h"
 #include "llmc/base/version.h"
@@ -92,7 +92,7 @@ static void watch_ranks(Bench *bench, const Config *config, const Place *place) 
     bench->site.node = place->mesh.world.rank / place->mesh.per_node;
     bench->site.gpu = place->own.index;
     bench->limit = limit + fmin(2.0 * bench->launch.rank, 60.0);
-    heartbeat_open(&bench->site, bench->launch.host, bench->launch.size, limit);
+    watchdog_open(&bench->site, bench->launch.host, bench->launch.size, limit);
 }
 
 // --- the device and what it is filled with -------------------------------------------------------
@@ -502,7 +502,7 @@ int main(int argc, char **argv) {
     ok = agreed(&bench, ok);
     for (int i = 0; ok && i < presets.count; i++) ok = run_preset(&bench, &presets.preset[i]);
     close_device(&bench);
-    heartbeat_close(&bench.site);
+    watchdog_close(&bench.site);
     presets_free(&presets);
     if (bench.out && bench.out != stdout && fclose(bench.out)) {
         ok = error_set(&bench.error, EXIT_ENVIRONMENT,

@@ -39,19 +39,19 @@ typedef struct Error {
 // `return error_set(err, EXIT_DATA, "...", ...)`.
 bool error_set(Error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-typedef struct Heartbeat Heartbeat;  // llmc/ranks/heartbeat.h
-typedef struct Salvage Salvage;      // llmc/ranks/salvage.h
+typedef struct Heartbeat Heartbeat;      // llmc/ranks/heartbeat.h
+typedef struct NodeFailure NodeFailure;  // llmc/ranks/node_failure.h
 
 // Where in the job an error happens. One per process, made by main. Whatever can fail at run time
 // points to it.
 typedef struct Site {
-    int rank;              // -1 before MPI is up: no "rank" in the message
-    int node;              // node index inside the data-parallel group
-    int gpu;               // local device index, -1 on a rank that computes on processors
-    int64_t iteration;     // 0 before training
-    const char *phase;     // "load data", "reduce gradients", ... a string literal
-    Heartbeat *heartbeat;  // signs of life between the ranks of this host; NULL: none
-    Salvage *salvage;      // what happens when another node is lost; NULL: nothing but the end
+    int rank;                   // -1 before MPI is up: no "rank" in the message
+    int node;                   // node index inside the data-parallel group
+    int gpu;                    // local device index, -1 on a rank that computes on processors
+    int64_t iteration;          // 0 before training
+    const char *phase;          // "load data", "reduce gradients", ... a string literal
+    Heartbeat *heartbeat;       // signs of life between the ranks of this host; NULL: none
+    NodeFailure *node_failure;  // what happens when another node is lost; NULL: nothing but the end
 } Site;
 
 // Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to

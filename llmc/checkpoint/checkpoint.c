@@ -179,14 +179,14 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
         for (uint64_t at = 0; ok && at < shard->bytes; at += piece) {
             ok = safe_writer_append(writer, (const char *)save->staging + at,
                                     shard->bytes - at < piece ? shard->bytes - at : piece, err);
-            heartbeat_moves(save->peers.site);
+            heartbeat_progress(save->peers.site);
         }
     } else {
         void *buffer = xmalloc((size_t)shard->largest, "a checkpoint's copy buffer");
         for (int i = 0; ok && i < shard->count; i++) {
             save->fetch(save->context, shard->order[i], buffer);
             ok = safe_writer_append(writer, buffer, slice_bytes(&save->slices[shard->order[i]]), err);
-            heartbeat_moves(save->peers.site);
+            heartbeat_progress(save->peers.site);
         }
         free(buffer);
     }
@@ -456,7 +456,7 @@ const RunState *checkpoint_job_state(const CheckpointJob *job) { return &job->sa
 const FolderNotes *checkpoint_job_notes(const CheckpointJob *job) { return &job->notes; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
-    heartbeat_waits(job->save.peers.site, false);  // from here on this rank is busy with the save
+    heartbeat_waiting(job->save.peers.site, false);  // from here on this rank is busy with the save
     finish_phase(job);
     *done = job->phase == PUBLISH;
     bool ok = peers_agree(job->save.peers, job->ok, &job->error, NULL);

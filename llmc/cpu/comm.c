@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "llmc/ranks/heartbeat.h"
-#include "llmc/ranks/salvage.h"
+#include "llmc/ranks/node_failure.h"
 
 // One that MPI works on.
 typedef struct Part {
@@ -91,8 +91,8 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
                       double waited) {
     int late = 0, done = 1;
     char who[512];
-    bool blames = heartbeat_blames(comm->site, who, sizeof who);
-    heartbeat_take_floor(comm->site);
+    bool blames = heartbeat_find_busy(comm->site, who, sizeof who);
+    heartbeat_claim_exit(comm->site);
     if (blames) {
         fatal(comm->site, EXIT_COMMUNICATION,
               "%s %s, waited %.0f s: %s; see what stopped it "
@@ -110,11 +110,11 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
           all->in_turn ? ", or waits for another stage itself" : "");
 }
 
-static bool may_lose(const Comm *comm) { return comm->lost && salvage_covers(comm->site); }
+static bool may_lose(const Comm *comm) { return comm->lost && node_failure_handled(comm->site); }
 
 // A member of another node does not come. MPI keeps the requests: the run ends soon.
 static void give_up(const Comm *comm) {
-    salvage_notice(comm->site);
+    node_failure_report(comm->site);
     *comm->lost = 1;
 }
 
@@ -129,23 +129,24 @@ static bool survives(const Comm *comm, int rc, const char *what, const char *whe
 // Waits for the oldest `count` pieces and forgets them.
 static void wait_for(const Comm *comm, Requests *all, int count, const char *what, const char *where) {
     bool outlives = may_lose(comm);
-    double patience = outlives ? 0 : salvage_patience(comm->site, comm->limit), began = monotonic_seconds();
+    double patience = outlives ? 0 : node_failure_extra_wait(comm->site, comm->limit),
+           began = monotonic_seconds();
     Deadline deadline = deadline_in(comm->limit + patience);
-    heartbeat_waits(comm->site, true);
+    heartbeat_waiting(comm->site, true);
     for (int done = 0, polls = 1; !done; polls++) {
         int rc = MPI_Testall(count, all->request, &done, MPI_STATUSES_IGNORE);
         if (!survives(comm, rc, what, where)) break;
         if (done || polls % 1024 != 0) continue;
         double waited = monotonic_seconds() - began;
         bool late = comm->limit > 0 && deadline_passed(&deadline);
-        bool told = salvage_due(comm->site, waited) || salvage_asked(comm->site);
+        bool told = node_failure_suspected(comm->site, waited) || node_failure_peer_recovering(comm->site);
         if (outlives && (late || told)) {
             give_up(comm);
             break;
         }
         if (late) timed_out(comm, all, count, what, where, waited);
     }
-    heartbeat_waits(comm->site, false);
+    heartbeat_waiting(comm->site, false);
     all->count -= count;
     if (all->count == 0) return;
     memmove(all->request, all->request + count, (size_t)all->count * sizeof(MPI_Request));
@@ -186,7 +187,7 @@ static void exchange(const Group *group, const uint8_t *send, size_t stride, voi
         comm->requests.count = 0;  // what has failed must not be looked at
         return;
     }
-    if (comm->requests.count > 0) heartbeat_issues(comm->site, what, group->name);
+    if (comm->requests.count > 0) heartbeat_collective(comm->site, what, group->name);
     wait_for(comm, &comm->requests, comm->requests.count, what, group->name);
 }
 

@@ -228,7 +228,7 @@ Stream *stream_create_urgent(Device *device, const char *name) { return stream_c
 void stream_destroy(Stream *stream) { free(stream); }
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
 // There is nothing to wait for. Loops over pieces pass here, so it is a sign of progress.
-void stream_synchronize(Stream *stream) { heartbeat_waits(stream_site(stream), false); }
+void stream_synchronize(Stream *stream) { heartbeat_waiting(stream_site(stream), false); }
 
 static Event *create_event(Device *device, bool timed) {
     Event *event = xcalloc(1, sizeof *event, "an event");

@@ -26,7 +26,7 @@ static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 // Products of large models take minutes: to the watchdog each part of one is progress. s may be
 // NULL, in tests.
 static inline void show_progress(Stream *s) {
-    if (s) heartbeat_waits(stream_site(s), false);
+    if (s) heartbeat_waiting(stream_site(s), false);
 }
 
 // --- floatX <-> fp32 -----------------------------------------------------------------------------

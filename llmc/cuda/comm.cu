@@ -14,7 +14,7 @@
 #include "llmc/comm.h"
 #include "llmc/cuda/neighbors.h"
 #include "llmc/ranks/heartbeat.h"
-#include "llmc/ranks/salvage.h"
+#include "llmc/ranks/node_failure.h"
 
 struct Comm {
     Device *device;
@@ -57,10 +57,10 @@ enum { AFTER_THE_CAUSE = 25 };  // seconds: longer than all hosts' turns
 // died, the launcher ends the job. Both happen before this returns. Else it is the network that
 // lets nothing pass.
 static void leave_word_to_others(const Comm *comm) {
-    heartbeat_watch(comm->site, NULL, (void *)comm->mesh);
-    heartbeat_waits(comm->site, true);
+    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);
+    heartbeat_waiting(comm->site, true);
     sleep(AFTER_THE_CAUSE);
-    heartbeat_waits(comm->site, false);
+    heartbeat_waiting(comm->site, false);
 }
 
 // Until all ranks have spoken to each other once, what NCCL finds wrong (memory that is gone, no
@@ -70,7 +70,7 @@ static void nccl_failed(const Group *group, ncclResult_t result, const char *wha
     char text[1000];
     describe_failure(group, result, what, comm->connected, text, sizeof text);
     if (result == ncclRemoteError && !comm->connected) leave_word_to_others(comm);
-    heartbeat_take_turn(comm->site);  // a lost rank fails the collectives of all
+    heartbeat_claim_exit_in_turn(comm->site);  // a lost rank fails the collectives of all
     fatal(comm->site, comm->connected ? EXIT_COMMUNICATION : EXIT_ENVIRONMENT, "%s", text);
 }
 
@@ -102,7 +102,7 @@ void comm_may_lose(const Group *group, int *lost) {
 void comm_lose(const Group *group) {
     Comm *comm = group->comm;
     if (!comm || !comm->lost) return;
-    heartbeat_watch(comm->site, NULL, (void *)comm->mesh);  // the watchdog may be giving it up too
+    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // the watchdog may be giving it up too
     abandon(comm);
 }
 
@@ -111,7 +111,8 @@ static bool outlives(const Group *group) {
     const Mesh *mesh = group->comm->mesh;
     const Comm *replica_groups = mesh->replica_groups.comm;
     bool between_nodes = group == &mesh->world || group == &mesh->replica_groups;
-    return between_nodes && replica_groups && replica_groups->lost && salvage_covers(replica_groups->site);
+    return between_nodes && replica_groups && replica_groups->lost &&
+           node_failure_handled(replica_groups->site);
 }
 
 // The main thread may be blocked by a device that waits for a lost node. In the first beat
@@ -119,7 +120,7 @@ static bool outlives(const Group *group) {
 // is not inside NCCL, or in a call that would never return.
 static void free_main_thread(const Mesh *mesh) {
     Comm *replica_groups = mesh->replica_groups.comm;
-    if (!replica_groups || !replica_groups->lost || !salvage_noticed(replica_groups->site)) return;
+    if (!replica_groups || !replica_groups->lost || !node_failure_reported(replica_groups->site)) return;
     if (is_lost(replica_groups)) abandon(replica_groups);
     *replica_groups->lost = 1;
 }
@@ -134,7 +135,7 @@ static bool broken_behind(void *context, char *what, size_t bytes) {
         const Group *group = &mesh->group[i];
         if (broken(group, what, bytes)) {
             if (!outlives(group)) return true;
-            salvage_notice(group->comm->site);
+            node_failure_report(group->comm->site);
         }
         for (const Link *link = group->comm ? group->comm->links : NULL; link; link = link->next) {
             if (broken(&link->pair, what, bytes)) return true;
@@ -145,17 +146,17 @@ static bool broken_behind(void *context, char *what, size_t bytes) {
 }
 
 // Around every call: it may hold the host until the other ranks come, which the watchdog limits.
-static void nccl_begin(const Group *group) { heartbeat_waits(group->comm->site, true); }
+static void nccl_begin(const Group *group) { heartbeat_waiting(group->comm->site, true); }
 static void nccl_end(const Group *group, ncclResult_t result, const char *what) {
     // What went wrong behind the host's back, in this collective or one before it.
     ncclResult_t behind = ncclSuccess;
     bool lost = is_lost(group->comm);
     if (result == ncclSuccess && !lost) result = ncclCommGetAsyncError(group->comm->nccl, &behind);
-    heartbeat_waits(group->comm->site, false);
+    heartbeat_waiting(group->comm->site, false);
     if (result == ncclSuccess) result = behind;
     if (result == ncclSuccess || lost) return;
     if (!outlives(group)) nccl_failed(group, result, what);
-    salvage_notice(group->comm->site);
+    node_failure_report(group->comm->site);
     *group->comm->mesh->replica_groups.comm->lost = 1;  // before kernels use what has not arrived
 }
 
@@ -194,11 +195,11 @@ static void make_communicator(const Group *group) {
     ncclResult_t result = group->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) nccl_failed(group, result, "finding a network for NCCL");
     peers_broadcast(peers_of(group), &id, sizeof id, 0);
-    heartbeat_watch(comm->site, NULL, (void *)comm->mesh);  // while it looks, pointers stay as they are
+    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // while it looks, pointers stay as they are
     nccl_begin(group);
     result = ncclCommInitRankConfig(&comm->nccl, group->size, id, group->rank, &config);
     nccl_end(group, result, "making the NCCL communicator");
-    heartbeat_watch(comm->site, broken_behind, (void *)comm->mesh);
+    heartbeat_set_check(comm->site, broken_behind, (void *)comm->mesh);
 }
 
 // NCCL connects ranks as the first message passes between them: a small one of each kind that
@@ -286,7 +287,7 @@ void comm_unshare(const Group *node) {
 // Counts a collective. False where there is nothing to send.
 static bool begin_collective(const Group *group, size_t bytes, const char *what) {
     if (!group->comm || bytes == 0 || is_lost(group->comm)) return false;
-    heartbeat_issues(group->comm->site, what, group->name);
+    heartbeat_collective(group->comm->site, what, group->name);
     group->comm->sent += (uint64_t)(group->size - 1) * bytes;
     return true;
 }
@@ -406,7 +407,7 @@ Link *link_open(const Group *group, int from, int to, Device *device, const char
     link->pair.comm = comm;
     link->stream = stream_create_urgent(device, name);
     link->ready = event_create(device);
-    heartbeat_watch(comm->site, NULL, (void *)comm->mesh);  // until comm_connect
+    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // until comm_connect
     Link **last = &group->comm->links;
     while (*last) last = &(*last)->next;
     *last = link;
@@ -474,7 +475,7 @@ static void close_link(Link *link) {
 // Whoever closes a communicator waits for its other ranks. So all close them in one order, that of
 // comm_connect.
 void comm_close(Mesh *mesh) {
-    if (mesh->world.comm) heartbeat_watch(mesh->world.comm->site, NULL, mesh);
+    if (mesh->world.comm) heartbeat_set_check(mesh->world.comm->site, NULL, mesh);
     for (int i = 0; i < MESH_GROUPS; i++) {
         Group *group = &mesh->group[i];
         Comm *comm = group->comm;

@@ -369,9 +369,9 @@ const Site *stream_site(const Stream *stream) { return stream->device->site; }
 // What the GPU does may wait for other ranks: a host that waits for it is not the one that others
 // wait for.
 void stream_synchronize(Stream *stream) {
-    heartbeat_waits(stream_site(stream), true);
+    heartbeat_waiting(stream_site(stream), true);
     cuda_check(stream_site(stream), cudaStreamSynchronize(stream->handle), "the GPU's work");
-    heartbeat_waits(stream_site(stream), false);
+    heartbeat_waiting(stream_site(stream), false);
 }
 
 static Event *create_event(Device *device, unsigned flags) {
@@ -418,9 +418,9 @@ void stream_host_call(Stream *stream, HostWork work, const void *context, size_t
 }
 
 void event_synchronize(Event *event) {
-    heartbeat_waits(event->device->site, true);
+    heartbeat_waiting(event->device->site, true);
     cuda_check(event->device->site, cudaEventSynchronize(event->handle), "the GPU's work");
-    heartbeat_waits(event->device->site, false);
+    heartbeat_waiting(event->device->site, false);
 }
 
 double event_elapsed_ms(Event *start, Event *stop) {
@@ -452,10 +452,10 @@ static StagingSlot *staging_take(Stream *stream) {
     if (!stream->staging[0].pinned) staging_create(stream);
     StagingSlot *slot = &stream->staging[stream->next_slot];
     stream->next_slot = (stream->next_slot + 1) % STAGING_SLOTS;
-    heartbeat_waits(stream_site(stream), true);
+    heartbeat_waiting(stream_site(stream), true);
     // An event never recorded counts as complete.
     cuda_check(stream_site(stream), cudaEventSynchronize(slot->free), "the GPU's work");
-    heartbeat_waits(stream_site(stream), false);
+    heartbeat_waiting(stream_site(stream), false);
     return slot;
 }
 

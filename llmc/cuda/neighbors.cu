@@ -248,7 +248,7 @@ static void let_go(Neighbors *n) {
 }
 
 bool neighbors_share(Neighbors *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
-    heartbeat_waits(n->site, true);
+    heartbeat_waiting(n->site, true);
     // What is under way might use the memory.
     cuda_check(n->site, cudaDeviceSynchronize(), "ending the GPU's work");
     bool ok = can_share(n, pieces, err);
@@ -262,10 +262,10 @@ bool neighbors_share(Neighbors *n, void *flags, const CommPiece *piece, int piec
             n->regions += ok;
         }
         ok = ok && try_meeting(n, err);
-        heartbeat_waits(n->site, true);  // a stream that ends takes it back
+        heartbeat_waiting(n->site, true);  // a stream that ends takes it back
         if (!ok) let_go(n);
     }
-    heartbeat_waits(n->site, false);
+    heartbeat_waiting(n->site, false);
     return ok;
 }
 
@@ -273,9 +273,9 @@ bool neighbors_sharing(const Neighbors *n) { return n->flags.bytes > 0; }
 
 void neighbors_unshare(Neighbors *n) {
     if (!neighbors_sharing(n)) return;
-    heartbeat_waits(n->site, true);
+    heartbeat_waiting(n->site, true);
     let_go(n);
-    heartbeat_waits(n->site, false);
+    heartbeat_waiting(n->site, false);
 }
 
 void neighbors_close(Neighbors *n) {
@@ -300,7 +300,7 @@ bool neighbors_hold(const Neighbors *n, const void *memory, size_t bytes) {
 static void meet_or_end(Neighbors *n, Stream *stream) {
     CUresult status = meet(n, stream_handle(stream));
     if (status == CUDA_SUCCESS) return;
-    heartbeat_take_turn(n->site);  // what breaks the link to one GPU breaks the meetings of all
+    heartbeat_claim_exit_in_turn(n->site);  // what breaks the link to one GPU breaks the meetings of all
     fatal(n->site, EXIT_COMMUNICATION,
           "cuStreamBatchMemOp failed: the driver's error %d; run again with "
           "--node-exchange nccl",
@@ -310,7 +310,7 @@ static void meet_or_end(Neighbors *n, Stream *stream) {
 // As where messages travel by NCCL: another try may find the link, or the GPU behind it, sound
 // again.
 static void copy_failed(const Neighbors *n, int from, cudaError_t status) {
-    heartbeat_take_turn(n->site);  // all that reach for the same memory fail
+    heartbeat_claim_exit_in_turn(n->site);  // all that reach for the same memory fail
     fatal(n->site, EXIT_COMMUNICATION,
           "copying from the GPU of the node's rank %d failed: %s (%s); see "
           "nvidia-smi and dmesg, or run again with --node-exchange nccl",
@@ -324,7 +324,7 @@ static void copy_failed(const Neighbors *n, int from, cudaError_t status) {
 static void fetch(Neighbors *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
     const Region *region = region_of(n, memory, (size_t)n->size * bytes);
     size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);
-    heartbeat_waits(n->site, true);  // a full queue holds the host until the other ranks come
+    heartbeat_waiting(n->site, true);  // a full queue holds the host until the other ranks come
     meet_or_end(n, stream);
     for (int i = 1; i < n->size; i++) {
         int from = (n->rank + i) % n->size;
@@ -335,7 +335,7 @@ static void fetch(Neighbors *n, uint8_t *to, const void *memory, size_t bytes, i
         if (status != cudaSuccess) copy_failed(n, from, status);
     }
     meet_or_end(n, stream);
-    heartbeat_waits(n->site, false);
+    heartbeat_waiting(n->site, false);
 }
 
 void neighbors_all_to_all(Neighbors *n, const void *send, void *recv, size_t bytes, Stream *stream) {

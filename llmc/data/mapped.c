@@ -41,7 +41,7 @@ void mapped_lost(const void *address) {
     Site here = {.rank = -1};
     if (site) here = *site;
     here.phase = "read data";
-    heartbeat_take_floor(&here);
+    heartbeat_claim_exit(&here);
     if (!m) fatal(&here, EXIT_DATA, "a mapped file was lost; this is a fault of the program");
     struct stat status;
     long long now = stat(m->path, &status) == 0 ? (long long)status.st_size : -1;

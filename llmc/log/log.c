@@ -52,7 +52,7 @@ static void tell_write(const Log *log, bool begins) {
     if (!log->site) return;
     Site here = *log->site;
     if (begins) here.phase = PHASE_WRITE_LOG;
-    heartbeat_waits(&here, false);
+    heartbeat_waiting(&here, false);
 }
 
 // Prints the text and a newline in one write, so that lines of several processes do not interleave,

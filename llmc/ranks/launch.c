@@ -9,7 +9,7 @@
 #include "llmc/base/json.h"
 #include "llmc/ranks/peers.h"
 
-int launch_rank_guess(void) {
+int launch_rank_from_environment(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK",
                                         "PMI_RANK"};  // Open MPI's mpirun, PMIx, MPICH and PMI-2
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -24,7 +24,7 @@ double launch_rank_delay(int rank) { return rank < 30 ? 2.0 * rank : 60.0; }
 // Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in
 // containers. Neither is worth a failed first run. Set only where the user has set nothing.
 static void prepare_environment(void) {
-    if (launch_rank_guess() < 0) setenv("OMPI_MCA_plm", "isolated", 0);
+    if (launch_rank_from_environment() < 0) setenv("OMPI_MCA_plm", "isolated", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
 }
@@ -76,7 +76,7 @@ static void find_hosts(Launch *launch) {
 
 void launch_init(Launch *launch, int *argc, char ***argv) {
     memset(launch, 0, sizeof *launch);
-    refuse_lonely(launch_rank_guess() >= 0);
+    refuse_lonely(launch_rank_from_environment() >= 0);
     prepare_environment();
     json_use_checked_memory();
     // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every

@@ -24,7 +24,7 @@ void launch_init(Launch *launch, int *argc, char ***argv);
 void launch_finalize(Launch *launch);
 // The rank that a launcher's environment (mpirun, srun) gives this process, before MPI is up. -1:
 // none that is known here.
-int launch_rank_guess(void);
+int launch_rank_from_environment(void);
 // Seconds that a rank waits beyond a limit that all have: more the higher the rank. So of all who
 // wait for one that hangs a single one speaks and ends the job. The launcher takes a second to end
 // ranks, because the trainer blocks SIGTERM.

@@ -4,20 +4,20 @@
 #include <stdio.h>
 
 #include "llmc/ranks/heartbeat.h"
-#include "llmc/ranks/salvage.h"
+#include "llmc/ranks/node_failure.h"
 
 void mpi_check(const Site *site, int rc, const char *what, const char *where) {
     if (rc == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(rc, text, &length);
-    heartbeat_take_turn(site);  // a lost rank fails the collectives of all
+    heartbeat_claim_exit_in_turn(site);  // a lost rank fails the collectives of all
     fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what,
           where, text);
 }
 
 static void check(Peers peers, int rc, const char *what) {
-    if (rc != MPI_SUCCESS) salvage_begin(peers.site, "MPI has met an error");
+    if (rc != MPI_SUCCESS) node_failure_recover(peers.site, "MPI has met an error");
     mpi_check(peers.site, rc, what, "over MPI");
 }
 
@@ -28,15 +28,16 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
                       Deadline *more) {
     char who[512];
     double waited = monotonic_seconds() - began;
-    salvage_begin(peers.site, "a rank does not come");
-    if (more && salvage_covers(peers.site)) {
-        *more = deadline_in(salvage_patience(peers.site, peers.limit));
+    node_failure_recover(peers.site, "a rank does not come");
+    if (more && node_failure_handled(peers.site)) {
+        *more = deadline_in(node_failure_extra_wait(peers.site, peers.limit));
         return;
     }
-    if (!heartbeat_blames(peers.site, who, sizeof who)) snprintf(who, sizeof who, "a rank has not come here");
+    if (!heartbeat_find_busy(peers.site, who, sizeof who))
+        snprintf(who, sizeof who, "a rank has not come here");
     check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
     if (*done) return;  // who comes meanwhile is welcome
-    heartbeat_take_floor(peers.site);
+    heartbeat_claim_exit(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
           "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", waited,
           who);
@@ -48,22 +49,23 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     int done = 0;
     check(peers, started, what);
     // What was under way has been given up, even if all come now.
-    if (salvage_noticed(peers.site)) salvage_begin(peers.site, "a rank did not come");
+    if (node_failure_reported(peers.site)) node_failure_recover(peers.site, "a rank did not come");
     double began = monotonic_seconds();
     bool patient = false;
-    heartbeat_waits(peers.site, true);
+    heartbeat_waiting(peers.site, true);
     for (int polls = 1; !done; polls++) {
         check(peers, MPI_Test(request, &done, MPI_STATUS_IGNORE), what);
         if (done || polls % 1024 != 1) continue;
-        if (salvage_due(peers.site, monotonic_seconds() - began) || salvage_asked(peers.site))
-            salvage_begin(peers.site, "a rank does not come");
+        if (node_failure_suspected(peers.site, monotonic_seconds() - began) ||
+            node_failure_peer_recovering(peers.site))
+            node_failure_recover(peers.site, "a rank does not come");
         if (peers.limit <= 0 || !deadline_passed(&deadline)) continue;
         no_answer(peers, request, &done, what, began, patient ? NULL : &deadline);
         patient = true;
     }
-    heartbeat_waits(peers.site, false);
-    if (!salvage_failed(peers.site)) return;
-    heartbeat_take_floor(peers.site);
+    heartbeat_waiting(peers.site, false);
+    if (!node_failure_unrecoverable(peers.site)) return;
+    heartbeat_claim_exit(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
           "several nodes were lost or late, and nothing was saved; start again");
 }
@@ -139,7 +141,7 @@ static void meet_at_work(PeersWork *work, int state) {
 }
 
 bool peers_work_goes_on(PeersWork *work) {
-    heartbeat_moves(work->peers.site);
+    heartbeat_progress(work->peers.site);
     if (work->news == WORK_GOES_ON && monotonic_seconds() >= work->next) meet_at_work(work, WORK_GOES_ON);
     return work->news == WORK_GOES_ON;
 }
@@ -159,18 +161,18 @@ MPI_Comm peers_duplicate(Peers peers) {
 
 MPI_Comm peers_split(Peers peers, int color, int key) {
     MPI_Comm made;
-    heartbeat_waits(peers.site, true);
+    heartbeat_waiting(peers.site, true);
     check(peers, MPI_Comm_split(peers.comm, color, key, &made), "making a communicator");
-    heartbeat_waits(peers.site, false);
+    heartbeat_waiting(peers.site, false);
     return made;
 }
 
 MPI_Comm peers_of_host(Peers peers) {
     MPI_Comm made;
-    heartbeat_waits(peers.site, true);
+    heartbeat_waiting(peers.site, true);
     check(peers, MPI_Comm_split_type(peers.comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made),
           "making a communicator");
-    heartbeat_waits(peers.site, false);
+    heartbeat_waiting(peers.site, false);
     return made;
 }
 
@@ -178,11 +180,11 @@ MPI_Comm peers_pair(Peers peers, int first, int second) {
     MPI_Comm made;
     MPI_Group all, pair;
     const int ranks[2] = {first, second};
-    heartbeat_waits(peers.site, true);
+    heartbeat_waiting(peers.site, true);
     check(peers, MPI_Comm_group(peers.comm, &all), "making a communicator");
     check(peers, MPI_Group_incl(all, 2, ranks, &pair), "making a communicator");
     check(peers, MPI_Comm_create_group(peers.comm, pair, 0, &made), "making a communicator");
-    heartbeat_waits(peers.site, false);
+    heartbeat_waiting(peers.site, false);
     MPI_Group_free(&pair);
     MPI_Group_free(&all);
     MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);

@@ -22,7 +22,7 @@ typedef struct Peers {
 
 // Collectives over the hosts. Each ends the job (EXIT_COMMUNICATION) with one line when MPI fails,
 // or when a rank does not come within the limit. The line names that rank if this host's ranks know
-// it. Where losses are handled (salvage.h) the others save first, and the wait may last longer.
+// it. Where losses are handled (node_failure.h) the others save first, and the wait may last longer.
 
 // True when ok on every rank. Otherwise every rank gets the error of the lowest failing rank in
 // err, and *who is that rank. Either may be NULL.

@@ -1,39 +1,31 @@
-// Leaving a run early: signals, the time limit, data found broken. Signals are kept and polled, so
-// that a step is never cut in two. Every rank reaches the same answer. Called by train_gpt.cu after
-// each step and between the parts of an evaluation, and by salvage.c.
+// Leaving a run early: signals, the time limit, damaged data. Signals are recorded and polled, so
+// that a step is never interrupted, and all ranks reach the same decision. Called by train_gpt.cu
+// after each step and between the parts of an evaluation.
 #pragma once
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// In order of weight: the weightiest reason of any rank counts. STOP_VERDICT: a replica group's
-// verdict ends the run.
+// In order of priority: the highest reason of any rank wins. STOP_VERDICT: the step status of a
+// replica group ends the run.
 typedef enum StopReason { GO_ON, STOP_DURATION, STOP_SIGNAL, STOP_VERDICT, STOP_DATA } StopReason;
 
 typedef struct Stop {
     StopReason reason;
-    int signal_number;  // SIGTERM, SIGUSR1 or SIGINT, once one was caught on any rank
-    bool busy;          // this rank still does something in the background; after stop_poll: some rank does
+    int signal_number;  // SIGTERM, SIGUSR1 or SIGINT, once any rank has received one
+    bool busy;          // this rank has work in the background; after stop_poll: any rank has
 } Stop;
 
-// From here on SIGTERM, SIGUSR1 and SIGINT end nothing. They are blocked in this thread and those
-// that it starts. A handler keeps what older threads are given. Call it before MPI starts threads
-// of its own; it may be called again.
+// Makes SIGTERM, SIGUSR1 and SIGINT wait for stop_poll: blocks them in this thread and in threads
+// it starts, and installs a handler for threads that exist already. Call before MPI starts its
+// threads; may be called again.
 void stop_catch_signals(void);
-// From here on SIGCONT tells that the launcher has begun to end the job: Open MPI's mpirun sends it
-// to every rank before it sends SIGTERM and SIGKILL.
-void stop_watch_launcher(void);
-// Seconds since it came; -1: it has not. It is forgotten when two polls of all ranks have passed
-// since: all live. One does not count that comes when nobody has called this function for two
-// seconds, or had not until just before: the process was stopped (Ctrl-Z and fg).
-double stop_seconds_since_launcher(void);
-// Collective over the world, once a poll has said that a signal came to the job. All ranks live, so
-// from here on SIGCONT, which a launcher may have sent with it, tells nothing: a slow save is no
-// lost node.
-void stop_ignore_launcher(Peers world);
-// Collective over the world: adds this rank's reason to those of the others. GO_ON: only a pending
-// signal, if there is one.
+// Ignores the launcher's SIGCONT from now on, so that a slow save isn't taken for a lost node.
+// Collective over the world, after a poll reported a signal.
+void stop_ignore_launcher_signal(Peers world);
+// Combines this rank's reason with those of the others. Collective over the world. own == GO_ON:
+// only a pending signal counts.
 void stop_poll(Stop *stop, StopReason own, Peers world);
-// "SIGTERM", ...
+// Returns "SIGTERM", "SIGINT" or "SIGUSR1".
 const char *stop_signal_name(const Stop *stop);
 
 LLMC_END

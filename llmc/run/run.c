@@ -5,10 +5,10 @@
 
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/save_folder.h"
-#include "llmc/ranks/salvage.h"
+#include "llmc/ranks/node_failure.h"
 
 int run_answer(const Config *config, const char *program) {
-    if (launch_rank_guess() > 0) return EXIT_DONE;
+    if (launch_rank_from_environment() > 0) return EXIT_DONE;
     if (config->help) {
         config_help(program, stdout);
     } else {
@@ -26,7 +26,7 @@ void run_init(Run *run) {
     run->save_lock = -1;
     run->tasks_scored_at = -1;
     run->site.rank = -1;
-    run->site.salvage = salvage_create();
+    run->site.node_failure = node_failure_create();
     run->started = monotonic_seconds();
 }
 

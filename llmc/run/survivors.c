@@ -5,8 +5,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "llmc/ranks/heartbeat.h"
-#include "llmc/ranks/salvage.h"
+#include "llmc/ranks/node_recovery.h"
 #include "llmc/run/run.h"
 
 // From here on the run's ranks are those of the other nodes. node -1: all.
@@ -36,7 +35,7 @@ static void tell(const Run *run, int lost, const char *why) {
 static void salvage(void *context, const char *why) {
     Run *run = (Run *)context;
     int lost = 0;
-    MPI_Comm left = salvage_survivors(&run->site, &lost);
+    MPI_Comm left = node_recovery_survivors(&run->site, &lost);
     if (left == MPI_COMM_NULL) return;
     comm_lose(&run->mesh.replica_groups);
     zero_use_outer(run->zero, false);
@@ -54,5 +53,5 @@ static void salvage(void *context, const char *why) {
 
 void survivors_save(Run *run) {
     if (run->mesh.replica_groups.size < 2 || !run->config.save) return;
-    salvage_preset(&run->site, run_peers(run, run->launch.world), run->mesh.per_node, salvage, run);
+    node_recovery_arm(&run->site, run_peers(run, run->launch.world), run->mesh.per_node, salvage, run);
 }

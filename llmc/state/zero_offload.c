@@ -166,7 +166,7 @@ void offload_updated(Zero *zero) {
 static void copy_range(void *context, int64_t lo, int64_t hi) {
     const HostCopy *copy = (const HostCopy *)context;
     memcpy(copy->to + lo, copy->from + lo, (size_t)(hi - lo));
-    heartbeat_moves(copy->site);
+    heartbeat_progress(copy->site);
 }
 
 static void run_copy(void *context) {

@@ -13,6 +13,7 @@
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/peers.h"
+#include "llmc/ranks/watchdog.h"
 
 #define STALLS "stalls"
 #define BEHIND "far behind"
@@ -51,10 +52,10 @@ static void report(int rank, const char *name, bool ok) {
 static bool asked(Site *site, int size, int busy, char *text, size_t bytes) {
     int asks = busy == 0 ? 1 : 0;
     bool blames = false;
-    heartbeat_waits(site, site->rank != busy);
+    heartbeat_waiting(site, site->rank != busy);
     MPI_Barrier(MPI_COMM_WORLD);
     *text = '\0';
-    if (site->rank == asks) blames = heartbeat_blames(site, text, bytes);
+    if (site->rank == asks) blames = heartbeat_find_busy(site, text, bytes);
     MPI_Bcast(text, (int)bytes, MPI_CHAR, asks, MPI_COMM_WORLD);
     MPI_Bcast(&blames, 1, MPI_C_BOOL, asks, MPI_COMM_WORLD);
     return blames;
@@ -77,7 +78,8 @@ static bool waits_end(Site *site) {
     char text[512];
     peers_meet(everyone);
     bool busy = true;
-    if (site->rank == 0) busy = heartbeat_blames(site, text, sizeof text);  // the others are past it and busy
+    if (site->rank == 0)
+        busy = heartbeat_find_busy(site, text, sizeof text);  // the others are past it and busy
     MPI_Barrier(MPI_COMM_WORLD);
     return busy;
 }
@@ -87,15 +89,15 @@ static bool waits_end(Site *site) {
 static bool alone_watches_itself(const Site *site) {
     Site other = *site;
     char text[64];
-    heartbeat_open(&other, MPI_COMM_SELF, 1, 0.5);
+    watchdog_open(&other, MPI_COMM_SELF, 1, 0.5);
     for (int i = 0; i < 20; i++) {
         usleep(100000);
-        if (i % 2) heartbeat_moves(&other);
-        else heartbeat_waits(&other, false);
+        if (i % 2) heartbeat_progress(&other);
+        else heartbeat_waiting(&other, false);
     }
-    heartbeat_waits(&other, true);
-    bool ok = other.heartbeat && !heartbeat_blames(&other, text, sizeof text);
-    heartbeat_close(&other);
+    heartbeat_waiting(&other, true);
+    bool ok = other.heartbeat && !heartbeat_find_busy(&other, text, sizeof text);
+    watchdog_close(&other);
     return ok && !other.heartbeat;
 }
 
@@ -103,10 +105,10 @@ static bool alone_watches_itself(const Site *site) {
 // watchdog ends it.
 static int stall(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
-    heartbeat_open(&site, MPI_COMM_SELF, 1, 0.2);
-    heartbeat_issues(&site, "all-to-all", "inside the node");
-    heartbeat_issues(&site, "all-gather", "between nodes");
-    heartbeat_waits(&site, true);
+    watchdog_open(&site, MPI_COMM_SELF, 1, 0.2);
+    heartbeat_collective(&site, "all-to-all", "inside the node");
+    heartbeat_collective(&site, "all-gather", "between nodes");
+    heartbeat_waiting(&site, true);
     sleep(30);
     return 0;
 }
@@ -115,7 +117,7 @@ static int stall(void) {
 static int lack_memory(void) {
     Site site = {0, 0, 0, 0, "start", NULL, NULL};
     refuse_memory = true;
-    heartbeat_open(&site, MPI_COMM_SELF, 1, 10);
+    watchdog_open(&site, MPI_COMM_SELF, 1, 10);
     return 0;
 }
 
@@ -123,12 +125,12 @@ static int lack_memory(void) {
 // still, two of which have issued fewer collectives.
 static int fall_behind(const Launch *launch) {
     Site site = {launch->rank, 0, 0, 3, "update", NULL, NULL};
-    heartbeat_open(&site, launch->host, launch->size, 3);
+    watchdog_open(&site, launch->host, launch->size, 3);
     for (int i = launch->rank == 7 ? 2 : launch->rank == 5 ? 1 : 0; i < 10; i++) {
-        heartbeat_issues(&site, i % 2 ? "all-gather" : "all-to-all", "between nodes");
+        heartbeat_collective(&site, i % 2 ? "all-gather" : "all-to-all", "between nodes");
     }
-    if (launch->rank == 2) heartbeat_issues(&site, "all-to-all", "inside the node");
-    heartbeat_waits(&site, true);
+    if (launch->rank == 2) heartbeat_collective(&site, "all-to-all", "inside the node");
+    heartbeat_waiting(&site, true);
     sleep(30);
     return 0;
 }
@@ -150,9 +152,9 @@ static bool look(void *context, char *what, size_t bytes) {
 static int break_behind(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0, true};
-    heartbeat_open(&site, MPI_COMM_SELF, 1, 20);
-    heartbeat_watch(&site, look, &looks);
-    heartbeat_waits(&site, true);
+    watchdog_open(&site, MPI_COMM_SELF, 1, 20);
+    heartbeat_set_check(&site, look, &looks);
+    heartbeat_waiting(&site, true);
     sleep(15);
     return 0;
 }
@@ -161,23 +163,23 @@ static int break_behind(void) {
 static bool asks_once_a_beat(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0}, others = {0};
-    heartbeat_watch(&site, look, &looks);  // there is no heartbeat yet
-    heartbeat_open(&site, MPI_COMM_SELF, 1, 2);
+    heartbeat_set_check(&site, look, &looks);  // there is no heartbeat yet
+    watchdog_open(&site, MPI_COMM_SELF, 1, 2);
     if (!site.heartbeat) return false;
-    heartbeat_watch(&site, look, &looks);
+    heartbeat_set_check(&site, look, &looks);
     for (int i = 0; i < 10; i++) {
-        heartbeat_moves(&site);
+        heartbeat_progress(&site);
         usleep(50000);
     }
-    heartbeat_watch(&site, NULL, &others);  // not theirs
+    heartbeat_set_check(&site, NULL, &others);  // not theirs
     int asked = atomic_load(&looks.asked);
     usleep(400000);
     bool ok = asked >= 3 && atomic_load(&looks.asked) > asked;
-    heartbeat_watch(&site, NULL, &looks);
+    heartbeat_set_check(&site, NULL, &looks);
     asked = atomic_load(&looks.asked);
     usleep(400000);
     ok = ok && atomic_load(&looks.asked) == asked;
-    heartbeat_close(&site);
+    watchdog_close(&site);
     return ok;
 }
 
@@ -185,11 +187,11 @@ static bool asks_once_a_beat(void) {
 static int lack_threads(const char *which) {
     Site site = {0, 0, 0, 0, "start", NULL, NULL};
     refuse_threads = true;
-    if (!strcmp(which, NO_TIMER)) heartbeat_starting(&site, 10);
-    heartbeat_open(&site, MPI_COMM_SELF, 1, strcmp(which, NO_LIMIT) ? 10 : 0);
-    heartbeat_close(&site);
-    heartbeat_ending(&site, 10, 0);
-    heartbeat_close(&site);
+    if (!strcmp(which, NO_TIMER)) watchdog_mpi_starting(&site, 10);
+    watchdog_open(&site, MPI_COMM_SELF, 1, strcmp(which, NO_LIMIT) ? 10 : 0);
+    watchdog_close(&site);
+    watchdog_mpi_ending(&site, 10, 0);
+    watchdog_close(&site);
     return 0;
 }
 
@@ -261,7 +263,7 @@ static bool ends_without_memory(char *text, size_t bytes) {
 // With a limit nobody trains unwatched; without one there is nothing to watch for.
 static bool ends_without_threads(char *text, size_t bytes) {
     const char *says =
-        "cannot start the watchdog's thread: Resource temporarily unavailable; raise "
+        "cannot start the watchdog thread: Resource temporarily unavailable; raise "
         "ulimit -u";
     return alone(NO_THREAD, text, bytes) == EXIT_ENVIRONMENT &&
            strstr(text, "error: rank 0 (node 0, gpu 0) start: ") && strstr(text, says) &&
@@ -276,12 +278,12 @@ static bool hosts_take_turns(int rank, int size) {
     Site site = {rank, rank, 0, 0, "test", NULL, NULL};
     double took[2];
     for (int hosts = 1; hosts <= 2; hosts++) {
-        heartbeat_open(&site, MPI_COMM_SELF, hosts == 1 ? 1 : size, 10);
+        watchdog_open(&site, MPI_COMM_SELF, hosts == 1 ? 1 : size, 10);
         if (!site.heartbeat) return false;
         double start = monotonic_seconds();
-        heartbeat_take_turn(&site);
+        heartbeat_claim_exit_in_turn(&site);
         took[hosts - 1] = monotonic_seconds() - start;
-        heartbeat_close(&site);
+        watchdog_close(&site);
     }
     return took[0] < 1 && (rank == 0 ? took[1] < 1 : took[1] >= 1.9 && took[1] < 5);
 }
@@ -295,7 +297,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], BEHIND)) return fall_behind(&launch);
     if (argc > 1) return lack_threads(argv[1]);
     Site site = {launch.rank, 0, 0, 0, "test", NULL, NULL};
-    heartbeat_open(&site, launch.host, launch.size, 10);
+    watchdog_open(&site, launch.host, launch.size, 10);
     report(site.rank, "ranks of a host share memory", site.heartbeat != NULL);
     if (failures) return 1;
     char text[512];
@@ -304,10 +306,10 @@ int main(int argc, char **argv) {
     report(site.rank, "nobody is busy", !asked(&site, launch.size, -1, text, sizeof text));
     report(site.rank, "a wait ends", waits_end(&site));
     report(site.rank, "a rank alone watches itself", alone_watches_itself(&site));
-    heartbeat_moves(&site);  // what follows takes seconds
+    heartbeat_progress(&site);  // what follows takes seconds
     report(site.rank, "hosts speak one after the other", hosts_take_turns(launch.rank, launch.size));
     MPI_Barrier(MPI_COMM_WORLD);
-    heartbeat_close(&site);
+    watchdog_close(&site);
     // With nobody watched: where the host's name is not found, MPI alone takes 10 s to start a
     // program.
     char told[2000] = "";
@@ -324,10 +326,10 @@ int main(int argc, char **argv) {
     ok = site.rank > 0 || ends_without_threads(told, sizeof told);
     if (!ok) printf("# %s\n", told);
     report(site.rank, "a rank without a thread for it ends the job", ok);
-    heartbeat_open(&site, launch.host, launch.size, 0);  // again, and without a limit
+    watchdog_open(&site, launch.host, launch.size, 0);  // again, and without a limit
     report(site.rank, "opened again without a limit",
            site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
-    heartbeat_close(&site);
+    watchdog_close(&site);
     launch_finalize(&launch);
     return failures > 0;
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "llmc/ranks/launch.h"
+#include "llmc/ranks/launcher_signal.h"
 #include "llmc/ranks/stop.h"
 
 static void nap(void) {
@@ -88,19 +89,19 @@ static void the_weightiest_reason_counts(void **state) {
 
 // Only a process that runs, and asks, takes SIGCONT for the launcher's.
 static void a_launcher_is_noticed(void **state) {
-    stop_watch_launcher();
-    assert_true(stop_seconds_since_launcher() < 0);
+    launcher_signal_watch();
+    assert_true(launcher_signal_age() < 0);
     usleep(2100000);  // as if stopped
     raise(SIGCONT);
-    assert_true(stop_seconds_since_launcher() < 0);
+    assert_true(launcher_signal_age() < 0);
     raise(SIGCONT);  // the watchdog has been faster than the handler
-    assert_true(stop_seconds_since_launcher() < 0);
+    assert_true(launcher_signal_age() < 0);
     usleep(1100000);
     raise(SIGCONT);
-    assert_true(stop_seconds_since_launcher() >= 0);
+    assert_true(launcher_signal_age() >= 0);
     usleep(100000);
     raise(SIGCONT);
-    assert_true(stop_seconds_since_launcher() >= 0.1);  // since the first
+    assert_true(launcher_signal_age() >= 0.1);  // since the first
     signal(SIGCONT, SIG_DFL);
 }
 

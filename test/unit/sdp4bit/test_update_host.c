@@ -153,8 +153,8 @@ static void reference(const UpdateShard *u) {
 
 // The linker puts it in the place of the heartbeat's own (Makefile).
 static int moves;
-void __wrap_heartbeat_moves(const Site *site);
-void __wrap_heartbeat_moves(const Site *site) { __atomic_fetch_add(&moves, 1, __ATOMIC_RELAXED); }
+void __wrap_heartbeat_progress(const Site *site);
+void __wrap_heartbeat_progress(const Site *site) { __atomic_fetch_add(&moves, 1, __ATOMIC_RELAXED); }
 
 // --- the tests -----------------------------------------------------------------------------------
 

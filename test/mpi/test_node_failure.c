@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/watchdog.h"
 #include "llmc/ranks/launch.h"
-#include "llmc/ranks/salvage.h"
+#include "llmc/ranks/node_recovery.h"
 
 enum { LIMIT = 2, NOT_CALLED = -9 };
 
@@ -37,7 +37,7 @@ typedef struct Found {
 
 static void handler(void *context, const char *why) {
     Found *found = (Found *)context;
-    MPI_Comm left = salvage_survivors(found->site, &found->lost);
+    MPI_Comm left = node_recovery_survivors(found->site, &found->lost);
     found->left = 0;
     if (left != MPI_COMM_NULL) MPI_Comm_size(left, &found->left);
     longjmp(found->back, 1);
@@ -66,21 +66,21 @@ static bool run(const Case *c, int rank) {
     MPI_Comm_dup(MPI_COMM_WORLD, &everyone);
     Peers peers = {everyone, LIMIT, &site};
     Found found = {.site = &site, .left = NOT_CALLED};
-    heartbeat_open(&site, MPI_COMM_SELF, 4, 60);
-    site.salvage = salvage_create();
-    salvage_preset(&site, peers, c->per_node, handler, &found);
+    watchdog_open(&site, MPI_COMM_SELF, 4, 60);
+    site.node_failure = node_failure_create();
+    node_recovery_arm(&site, peers, c->per_node, handler, &found);
     peers.limit += 0.3 * rank;
     double start = monotonic_seconds();
     if (!c->comes[rank] && c->late > 0) usleep((useconds_t)(1e6 * c->late));
     if (setjmp(found.back) == 0 && (c->comes[rank] || c->late > 0)) peers_meet(peers);
     double took = monotonic_seconds() - start;
-    heartbeat_close(&site);
+    watchdog_close(&site);
     meet_again(everyone, c->comes[rank] || c->late > 0);
     // The limit, a wait for who does not answer, and one for the verdicts.
     bool ok = as_expected(c, &found, rank) && took < 3 * LIMIT + 5;
     if (!ok) fprintf(stderr, "# rank %d: lost %d, left %d, %.1f s\n", rank, found.lost, found.left, took);
-    salvage_disarm(&site);
-    salvage_free(site.salvage);
+    node_recovery_disarm(&site);
+    node_failure_free(site.node_failure);
     return ok;
 }
 

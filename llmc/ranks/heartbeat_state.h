@@ -1,0 +1,77 @@
+// Shared by heartbeat.c (called by the main thread) and watchdog.c (the thread). C only, because of
+// the atomics.
+#pragma once
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "llmc/base/base.h"
+#include "llmc/base/fault.h"
+
+enum { PHASE_WORDS = 4, CALL_WORDS = 5, PHASE_BYTES = 8 * PHASE_WORDS };
+
+// State of one rank, in memory shared by the ranks of a host and written by that rank only. Its
+// size keeps ranks off each other's cache lines.
+typedef struct Slot {
+    _Alignas(128) atomic_llong beats;  // of the watchdog thread; negative: closed
+    atomic_llong iteration;
+    atomic_int waits, rank;
+    atomic_ullong phase[PHASE_WORDS];  // text, truncated; may briefly mix two phases
+    atomic_llong calls;                // collectives issued
+    atomic_ullong call[CALL_WORDS];    // text of the last one
+} Slot;
+
+// Time limit on MPI's startup or shutdown, when ranks cannot see each other.
+typedef struct MpiLimit {
+    double seconds;  // 0: none
+    const char *phase, *wanted, *advice;
+    int code;
+} MpiLimit;
+
+struct Heartbeat {
+    double limit, period;
+    MpiLimit mpi_limit;
+    pthread_t thread;
+    bool has_thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;  // so that closing doesn't wait for the next beat
+    // Protected by lock:
+    bool closing;
+    bool (*check)(void *context, char *what, size_t bytes);  // NULL: none
+    void *check_context;
+    // Set before the thread starts, while ranks are watched:
+    Slot *slots;  // (size) shared; NULL during MPI's startup, or shutdown of what never started.
+                  // slots[-1].waits is claimed by the rank that ends the job.
+    int own, size;
+    bool other_hosts;
+    double patience;  // extra seconds that a wait may take, so that waits with their own limit end first
+    atomic_llong progress;  // of the main thread
+    // Used by the thread only, allocated by the main thread to avoid another malloc arena:
+    long long progress_seen, progress_since;  // in beats
+    long long *seen;   // (2, size) the other ranks' beats, and since which of our beats they are unchanged
+    long long *calls;  // (size) scratch of heartbeat_list_calls
+    Site site;         // the thread's copy
+    // For tests:
+    Faults faults;
+    int64_t fault_iteration, fault_number;
+};
+
+// Returns the heartbeat if ranks are watched, else NULL.
+Heartbeat *heartbeat_watched(const Site *site);
+// Sleeps; continues after signals.
+void heartbeat_sleep(double seconds);
+// Lets one rank of this host end the job: returns at once to the first caller, to others after 30 s.
+void heartbeat_claim(Heartbeat *h);
+// Seconds that this host waits so that hosts before it can report the same failure and end the job.
+double heartbeat_host_delay(const Heartbeat *h);
+
+void heartbeat_store_text(atomic_ullong *words, int count, const char *text);  // text: (8 * count)
+void heartbeat_where(const Slot *slot, int64_t *iteration, char phase[PHASE_BYTES]);
+// Writes "iteration 12, read data", or only the phase before training.
+void heartbeat_describe(const Slot *slot, char *text, size_t bytes);
+// Writes "rank 3 is still busy (last seen at ...)" for each live rank of the host that doesn't wait.
+// Returns false if there is none.
+bool heartbeat_list_busy(const Heartbeat *h, char *text, size_t bytes);
+// Writes "; issued: rank 0 52 collectives, the last all-gather between nodes; rank 6 51 ...; 4
+// others 52": this rank first, then those of this host with the fewest, which are late. If all have
+// issued the same number, the devices hang. Empty if none was issued.
+void heartbeat_list_calls(const Heartbeat *h, char *text, size_t bytes);
