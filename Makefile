@@ -126,15 +126,6 @@ FORCE:
 
 $(BUILD)/obj/llmc/cpu/%.o: CFLAGS += $(BLAS_CFLAGS)
 
-# train_gpt.cu is written in the common subset of C11 and CUDA C++: as C for CPU ranks.
-$(BUILD)/obj/train_gpt_cpu.o: train_gpt.cu $(BUILD)/flags
-	@mkdir -p $(@D)
-	$(MPICC) $(CFLAGS) -x c -c $< -o $@
-# The same file without its main, for what uses the model.
-$(BUILD)/obj/train_gpt_test.o: train_gpt.cu $(BUILD)/flags
-	@mkdir -p $(@D)
-	$(MPICC) $(CFLAGS) -Dmain=train_gpt_main -x c -c $< -o $@
-
 $(HOST_LIB): $(HOST_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
@@ -150,12 +141,10 @@ link_cpu = $(MPICC) $(LDFLAGS) $(filter %.o,$^) $(filter $(CONVERT_LIB),$^) \
            -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group \
            $(1) $(BLAS_LIBS) $(LIBS) -o $@
 
-$(BUILD)/train_gpt_cpu: $(BUILD)/obj/train_gpt_cpu.o $(HOST_LIB) $(CPU_LIB)
+$(BUILD)/train_gpt_cpu: $(BUILD)/obj/main.o $(BUILD)/obj/train_gpt.o $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
 
-# Text from a checkpoint: the trainer's file without its main, too.
-$(BUILD)/generate_cpu: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(BUILD)/obj/train_gpt_test.o
-$(BUILD)/generate_cpu: $(HOST_LIB) $(CPU_LIB)
+$(BUILD)/generate_cpu: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
 
 $(DATA_TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o
@@ -179,11 +168,7 @@ CONVERT_TESTS := unit/convert/test_hf unit/convert/test_megatron unit/convert/te
                  unit/run/test_eval_tasks fuzz/fuzz_hf fuzz/fuzz_pickle fuzz/fuzz_torch_file
 $(CONVERT_TESTS:%=$(BUILD)/test/%): $(CONVERT_LIB)
 
-# Tests of the model link the trainer's own file.
-MODEL_TESTS := unit/model/test_gpt unit/model/test_next_logits unit/run/test_eval_tasks \
-               unit/convert/test_hf unit/state/test_tensor unit/state/test_memory \
-               mpi/test_sdp4bit_mpi mpi/test_layout fuzz/fuzz_options
-$(MODEL_TESTS:%=$(BUILD)/test/%): $(BUILD)/obj/train_gpt_test.o
+$(BUILD)/test/unit/run/test_eval_tasks: $(BUILD)/obj/train_gpt.o
 $(BUILD)/test/unit/model/test_next_logits: $(BUILD)/obj/dev/text_model.o
 $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/model_gradients.o
 
@@ -214,8 +199,8 @@ $(BUILD)/test/fault/%.so: test/fault/%.c
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@
 
 $(BUILD)/dev/bench/generate_cpu $(BUILD)/dev/bench/generate: $(BUILD)/obj/dev/text_model.o
-$(CPU_BENCHES): $(BUILD)/dev/bench/%_cpu: $(BUILD)/obj/dev/bench/%.o $(BUILD)/obj/train_gpt_test.o \
-                                         $(HOST_LIB) $(CPU_LIB)
+$(BUILD)/dev/bench/train_presets_cpu $(BUILD)/dev/bench/train_presets: $(BUILD)/obj/train_gpt.o
+$(CPU_BENCHES): $(BUILD)/dev/bench/%_cpu: $(BUILD)/obj/dev/bench/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(call link_cpu)
 
@@ -226,8 +211,6 @@ OPS_PROGRAMS := ops_dump ops_invariants kernels_dump layer_dump
 $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(call link_cpu)
-# The whole model on either backend, for a comparison with PyTorch (dev/ref/layer_gradients.py).
-$(BUILD)/test/layer_dump: $(BUILD)/obj/train_gpt_test.o
 
 # --- the CUDA program -----------------------------------------------------------------------------
 # make gpu: build/train_gpt. make gpu-test-programs: the tests that need a GPU. make gpu-check:
@@ -358,7 +341,7 @@ gpu: $(BUILD)/train_gpt $(BUILD)/generate
 gpu-bench: $(BUILD)/train_gpt $(BENCHES:%=$(BUILD)/dev/bench/%) $(BUILD)/dev/bench/node_hop $(STEP_BOUND)
 gpu-test-programs: $(GPU_TESTS) $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%) $(MODEL_RANKS:%=$(BUILD)/test/gpu/%)
 gpu-test-programs: $(BUILD)/test/gpu/profile_names.so
-gpu-check: $(CUDA_OBJ) $(CUDA_DIR)/train_gpt.o $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ) \
+gpu-check: $(CUDA_OBJ) $(GPU_TEST_OBJ) $(GPU_BENCH_OBJ) \
            $(OPS_PROGRAMS:%=$(BUILD)/obj/test/gpu/%.o)
 
 $(FRONTEND_FETCHED)/cudnn_frontend.h:
@@ -418,10 +401,9 @@ link_gpu = $(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-grou
            -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 
 GPU_LINKED := $(HOST_LIB) $(CUDA_LIB) $(COPIES)
-$(BUILD)/train_gpt: $(CUDA_DIR)/train_gpt.o $(GPU_LINKED)
+$(BUILD)/train_gpt: $(BUILD)/obj/main.o $(BUILD)/obj/train_gpt.o $(GPU_LINKED)
 	$(link_gpu)
-$(BUILD)/generate: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(CUDA_DIR)/train_gpt_test.o
-$(BUILD)/generate: $(GPU_LINKED)
+$(BUILD)/generate: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(GPU_LINKED)
 	$(link_gpu)
 $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)
@@ -430,16 +412,10 @@ $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gp
 # which computes on the host, and the model in every layout.
 $(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/simulator.o $(BUILD)/obj/test/mpi/model_gradients.o
 $(BUILD)/test/gpu/test_local_mpi: $(BUILD)/obj/test/mpi/simulator.o
-$(MODEL_RANKS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/mpi/%.o \
-                                      $(CUDA_DIR)/train_gpt_test.o $(GPU_LINKED)
+$(MODEL_RANKS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/mpi/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)
 	$(link_gpu)
-$(BUILD)/test/gpu/layer_dump: $(CUDA_DIR)/train_gpt_test.o
-$(CUDA_DIR)/train_gpt_test.o: train_gpt.cu $(CUDA_DIR)/flags
-	@mkdir -p $(@D)
-	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -Dmain=train_gpt_main -x cu -c $< -o $@
-$(BENCHES:%=$(BUILD)/dev/bench/%): $(BUILD)/dev/bench/%: $(BUILD)/obj/dev/bench/%.o \
-                                   $(CUDA_DIR)/train_gpt_test.o $(GPU_LINKED)
+$(BENCHES:%=$(BUILD)/dev/bench/%): $(BUILD)/dev/bench/%: $(BUILD)/obj/dev/bench/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)
 	$(link_gpu)
 # A library for the driver to load: see its head.

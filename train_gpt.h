@@ -1,12 +1,11 @@
-// The trainer's file without its main(), for programs and tests that link it: the passes of the GPT
-// (llmc/model/gpt.h), and what main() was.
+// The trainer as a function, for main.c and for programs that train several times in one process.
 #pragma once
 #include "llmc/model/gpt.h"
 LLMC_BEGIN
 
-// The trainer's main() where it was compiled with -Dmain=train_gpt_main. May be called again and
-// again: every call is a run of its own. MPI is started and ended by the call, unless it runs
+// Runs the trainer with the command line of a program and returns its exit code
+// (docs/exit_codes.md). May be called repeatedly. Starts and ends MPI unless MPI is running
 // already.
-int train_gpt_main(int argc, char **argv);
+int train_gpt(int argc, char **argv);
 
 LLMC_END

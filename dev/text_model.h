@@ -1,7 +1,7 @@
 // A GPT on one rank that trains nothing, ready to write text: weights, one sequence's buffers and
 // its cache of keys and values. Made by dev/generate.c, dev/bench/generate.c and a test.
 #pragma once
-#include "train_gpt.h"
+#include "llmc/model/gpt.h"
 LLMC_BEGIN
 
 typedef struct TextModel {

@@ -1,4 +1,4 @@
-// The backend boundary, part 2: the fused ops of the GPT, called by train_gpt.cu.
+// The backend boundary, part 2: the fused ops of the GPT, called by train_gpt.c.
 //
 // An op is as large as what a GPU wants to fuse. The CPU backend composes it from naive parts and
 // is the reference. All pointers are device memory. All ops are asynchronous on their stream. They

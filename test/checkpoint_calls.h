@@ -1,4 +1,4 @@
-// What saver.c and train_gpt.cu do with checkpoint.h, in one call each, for tests. Collective where
+// What saver.c and train_gpt.c do with checkpoint.h, in one call each, for tests. Collective where
 // those are.
 #pragma once
 #include <stdlib.h>

@@ -28,7 +28,7 @@
 #include "llmc/base/version.h"
 #include "llmc/plan/traffic.h"
 #include "llmc/state/zero_inside.h"
-#include "train_gpt.h"
+#include "llmc/model/gpt.h"
 
 enum { MOST_REPETITIONS = 100, PATTERN = 1 << 22 };
 typedef enum Figure { GRADIENTS, AFTER_VERDICT, ADAMW, FIGURES } Figure;

@@ -40,7 +40,7 @@ static int train(const Preset *preset, const Launch *launch, const char *loopbac
     Peers all = {launch->world, 0, NULL};
     peers_meet(all);
     long long before = loopback_bytes();
-    int code = train_gpt_main(preset->argc, preset->argv);
+    int code = train_gpt(preset->argc, preset->argv);
     peers_reduce(all, &code, 1, MPI_INT, MPI_MAX);
     if (launch->rank == 0 && loopback) write_loopback(loopback, preset->name, loopback_bytes() - before);
     if (launch->rank == 0 && code)

@@ -103,7 +103,7 @@ static bool take_keys(const Reading *r, const HfFamily *family) {
 }
 
 // What Llama 3.1's rotations have beside their factor. The trainer has these numbers alone
-// (llmc/model/turns.c).
+// (llmc/model/rope_table.c).
 static const struct RopeNumber {
     const char *name, *text;
 } ROPE_NUMBERS[] = {{"low_freq_factor", "1.0"},

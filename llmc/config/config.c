@@ -1,4 +1,4 @@
-// From the command line to a Config: see config.h. Called once by every rank of train_gpt.cu,
+// From the command line to a Config: see config.h. Called once by every rank of train_gpt.c,
 // before MPI starts.
 #include "llmc/config/config.h"
 

@@ -1,6 +1,6 @@
 // The CPU backend of ops.h, part 1: embedding, dropout, LayerNorm, linear layers, GELU, sums over
 // ranks. The reference for the GPU's ops, and what CPU ranks train with: loops over rows that the
-// compiler vectorizes, GEMM in fp32 from OpenBLAS. Called by train_gpt.cu through ops.h.
+// compiler vectorizes, GEMM in fp32 from OpenBLAS. Called by train_gpt.c through ops.h.
 #include "llmc/cpu/internal.h"
 #include "llmc/ranks/parallel.h"
 

@@ -1,4 +1,4 @@
-// The CPU backend of ops.h, part 2: causal self-attention, called by train_gpt.cu.
+// The CPU backend of ops.h, part 2: causal self-attention, called by train_gpt.c.
 //
 // One (sample, head) at a time, in blocks of query rows. A block multiplies only the keys that some
 // row of it may see. So of the causal upper half only the corners of diagonal blocks are computed.

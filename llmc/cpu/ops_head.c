@@ -1,5 +1,5 @@
 // The CPU backend of ops.h, part 3: the language-model head. Rows go in chunks from logits to loss
-// to gradients, so that the (N, V) logits never exist whole. Called by train_gpt.cu in training and
+// to gradients, so that the (N, V) logits never exist whole. Called by train_gpt.c in training and
 // in evaluation.
 #include "llmc/cpu/internal.h"
 

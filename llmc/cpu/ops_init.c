@@ -1,5 +1,5 @@
 // The CPU backend of ops.h: initial weights, drawn on the threads that the rank may use. Called by
-// llmc/model/start.c through ops.h.
+// llmc/model/gpt_init.c through ops.h.
 #include "llmc/cpu/internal.h"
 #include "llmc/base/normal.h"
 #include "llmc/ranks/parallel.h"

@@ -1,6 +1,6 @@
 // The CUDA backend of ops.h: attention. It chooses between cuDNN's fused kernels and our own by the
 // call's shape alone, so that forward and backward of a layer take the same ones. Called by
-// train_gpt.cu.
+// train_gpt.c.
 #include "llmc/cuda/attention.h"
 
 size_t op_attention_saved_bytes(int B, int T, int NH, int HD) {

@@ -1,4 +1,4 @@
-// The CUDA backend of ops.h: token and position embedding, called by train_gpt.cu. Forward: a warp
+// The CUDA backend of ops.h: token and position embedding, called by train_gpt.c. Forward: a warp
 // per row. Backward has no atomics, so that sums have a fixed order. Rows are sorted (stably) by
 // token. Runs of one token are summed in row order, in equal chunks, and a second kernel joins the
 // runs that cross chunks. Then the same by position.

@@ -1,6 +1,6 @@
 // The CUDA backend of ops.h: what generation of text adds, where a pass has one row. Attention of
 // new positions behind a cache of keys and values, and a linear layer of one row. Both wait for
-// memory: each key, value and weight is read once, 8 elements a thread. Called by train_gpt.cu and
+// memory: each key, value and weight is read once, 8 elements a thread. Called by train_gpt.c and
 // linear.cu.
 #include <math.h>
 

@@ -1,4 +1,4 @@
-// The CUDA backend of ops.h: the language-model head, called by train_gpt.cu in training and in
+// The CUDA backend of ops.h: the language-model head, called by train_gpt.c in training and in
 // evaluation. Rows go in chunks. A GEMM makes logits. One kernel turns them into the loss and, in
 // place, into their gradient. Two GEMMs make the backward pass.
 #include "llmc/cuda/common.cuh"

@@ -1,4 +1,4 @@
-// The CUDA backend of ops.h: the norms of queries and keys, called by train_gpt.cu. L lanes of a
+// The CUDA backend of ops.h: the norms of queries and keys, called by train_gpt.c. L lanes of a
 // warp handle one vector, each 8 of its columns. They read it once and keep it in registers.
 // Backward makes the statistics again instead of reading them: the vectors are there anyway.
 #include "llmc/cuda/common.cuh"

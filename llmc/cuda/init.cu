@@ -1,5 +1,5 @@
 // The CUDA backend of ops.h: initial weights, drawn where they live. A thread draws a pair of
-// numbers at a time. Called by llmc/model/start.c.
+// numbers at a time. Called by llmc/model/gpt_init.c.
 #include "llmc/cuda/common.cuh"
 #include "llmc/base/normal.h"
 

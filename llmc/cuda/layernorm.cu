@@ -1,5 +1,5 @@
 // The CUDA backend of ops.h: LayerNorm or RMSNorm forward, fused with the residual sum and dropout
-// before it, and backward. Called by train_gpt.cu. Each reads its inputs once and writes its
+// before it, and backward. Called by train_gpt.c. Each reads its inputs once and writes its
 // outputs once. Between its statistics and its result a row stays in registers, in backward in
 // shared memory.
 //

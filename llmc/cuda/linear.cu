@@ -1,4 +1,4 @@
-// The linear layers of the GPT on a GPU, called by train_gpt.cu: cuBLASLt for the products, two
+// The linear layers of the GPT on a GPU, called by train_gpt.c: cuBLASLt for the products, two
 // small kernels for what its epilogues do not do. The language-model head uses gemm() and the
 // matmul_* functions through internal.h.
 //

@@ -1,4 +1,4 @@
-// The CUDA backend of ops.h: SwiGLU and rotary positions, called by train_gpt.cu. Each kernel reads
+// The CUDA backend of ops.h: SwiGLU and rotary positions, called by train_gpt.c. Each kernel reads
 // and writes once, 8 elements a thread.
 #include "llmc/cuda/common.cuh"
 

@@ -1,6 +1,6 @@
 // Batches for the training loop. Megatron's sampler order over iterations, micro-batches and
 // data-parallel ranks, on top of the datasets; token checks, loss masks, positions and document
-// starts; mock data; --inspect-data. Called by train_gpt.cu and llmc/run.
+// starts; mock data; --inspect-data. Called by train_gpt.c and llmc/run.
 #pragma once
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 // What the user sees: Megatron-LM's log lines with this program's fields appended, JSON lines, and
 // TensorBoard events. Rank 0 prints. (In Megatron-LM the last rank prints the loss lines.) Every
-// other rank holds a Log that prints nothing. Called by train_gpt.cu, llmc/run/, and those who get
+// other rank holds a Log that prints nothing. Called by train_gpt.c, llmc/run/, and those who get
 // the Log.
 //
 // JSON lines (--log-jsonl, built by json_line.h): one object per line, "kind" first.

@@ -2,7 +2,7 @@
 // events on a stream, so timing never synchronizes anything inside a step. Times are read at the
 // log interval. Profilers see every phase under its name, whatever the level (profile_range_start).
 // Megatron-LM synchronizes the device at every start and stop, and adds a barrier at level 1: its
-// own measurement then removes the overlap that it should show. Called by train_gpt.cu and zero.c,
+// own measurement then removes the overlap that it should show. Called by train_gpt.c and zero.c,
 // printed by log.c.
 #pragma once
 #include "llmc/device.h"

@@ -1,6 +1,6 @@
 // The GPT as a rank holds it: its part of the parameters, the buffers that it works in. What the
-// passes do with them is in train_gpt.cu. gpt.c makes the table, gpt_memory.c reserves memory.
-// Called by train_gpt.cu, llmc/run/start.c and tests.
+// passes do with them is in train_gpt.c. gpt.c makes the table, gpt_memory.c reserves memory.
+// Called by train_gpt.c, llmc/run/startup.c and tests.
 //
 // Letters in shape comments: B micro-batch, T sequence length, C hidden size, NH heads, HD head
 // size (A = NH*HD), F ffn size, L layers, V padded vocabulary, P position table. NH, A, F, L and
@@ -11,7 +11,7 @@
 #include "llmc/config/config.h"
 #include "llmc/data/loader.h"
 #include "llmc/log/timers.h"
-#include "llmc/model/pipeline.h"
+#include "llmc/model/pipeline_schedule.h"
 #include "llmc/model/tensor_parallel.h"
 #include "llmc/ops.h"
 #include "llmc/ranks/peers.h"
@@ -65,22 +65,25 @@ typedef struct Stage {
                          // final LayerNorm and the head
 } Stage;
 
-// One forward or backward pass of an uploaded micro-batch through a chunk.
+// One forward or backward pass of a micro-batch through a chunk of layers.
+typedef enum PassDirection { FORWARD, BACKWARD } PassDirection;
 typedef struct Pass {
-    int B, T;   // rows and tokens of each, at most the planned ones
-    int start;  // the first token's position; above 0 only behind what the cache holds
+    PassDirection direction;
+    int micro_batch;  // of the step, from 0
+    int B, T;         // sequences and their length, at most the planned ones
+    int start;        // position of the first token; above 0 only with a KV cache
     int chunk;
-    int slot, input, gradient;          // its places (pipeline.h)
-    int64_t first_sample;               // global number of the first row's sample, which keys dropout
+    int slot, input, gradient;          // buffers of this pass (pipeline_schedule.h)
+    int64_t first_sample;               // global index of the first sequence: key of its dropout
     bool has_doc_start, has_loss_mask;  // uploaded with the batch
     bool training;                      // dropout is on
-    bool backward;                      // gpt_head begins the gradients
-    bool first, last;   // of the step's micro-batches. Where gradients stay for a whole step, the
-                        // first overwrites the matrices', the others add to them, and ZeRO is
-                        // told of complete layers in the last (zero_grads_stay)
-    float loss_scale;   // of each target's loss, in loss_sum and in the gradients
-    HeadScore *scores;  // host memory, (ranks of tp, B*T), that the head fills where it has the
-                        // targets' likelihoods to tell instead of a loss; else NULL
+    bool backward;                      // the LM head also computes its gradients
+    bool first, last;   // micro-batch of the step. If gradients accumulate over a step, the first one
+                        // overwrites the gradients of matrices, the others add to them, and the
+                        // last one tells ZeRO of complete layers (zero_grads_stay)
+    float loss_scale;   // weight of each token's loss, in loss_sum and in the gradients
+    HeadScore *scores;  // host memory, (ranks of tp, B*T): the LM head returns the likelihoods of the
+                        // targets here and computes no loss; NULL otherwise
 } Pass;
 
 // A micro-batch between its forward and its backward pass through a chunk of layers. A pipeline has
@@ -113,8 +116,8 @@ typedef struct GPT {
     const Mesh *mesh;
     float epsilon, attention_dropout, hidden_dropout;
     uint32_t seed;
-    bool recompute_full;     // layers keep only their input; the rest is computed again in backward
-    bool trains, evaluates;  // it has done so: the kernels of that have been launched
+    bool recompute_full;  // layers keep only their input; the rest is computed again in backward
+    bool training_warm, evaluation_warm;  // all kernels have been launched once (gpt_needs_warm_up)
     int tensors;
     Tensor *tensor;  // (tensors) WTE, WPE, output layer, layers in order, final LayerNorm: this
                      // rank's parts of those of the stage that the model has. A last stage
@@ -208,7 +211,7 @@ int gpt_end_layer(const GPT *gpt, const Pass *pass);
 bool gpt_embeds(const GPT *gpt, const Pass *pass);
 bool gpt_heads(const GPT *gpt, const Pass *pass);
 
-// train_gpt.cu makes these.
+// train_gpt.c makes these.
 //
 // Runs the stage's layers on the uploaded tokens, or on the slot's input. The final LayerNorm's
 // output is in gpt->lnf.y; of a stage without a head the stream's new state is in residual[L].
@@ -240,16 +243,45 @@ int gpt_shortest(const GPT *gpt);
 // a loss would be made from.
 void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head);
 
-// stages.c makes these.
+// --- the passes of a step: micro_batches.c -------------------------------------------------------
 //
-// Uploads micro-batch k into pass->slot (gpt_upload), and completes the pass: its samples, masks
-// and scale.
-typedef void (*LoadMicroBatch)(void *context, GPT *gpt, int k, Pass *pass);
-// `count` micro-batches through this rank's stage, in the order of the pipeline: a training step's
-// forward and backward passes, or forward alone. Collective over the ranks of a replica.
-void gpt_micro_batches(GPT *gpt, int count, bool training, LoadMicroBatch load, void *context);
-// The input of the pass's chunk from the stage before, gpt_forward, the output to the next stage.
+//   PassSchedule schedule = gpt_schedule(gpt, micro_batches, training);
+//   for (Pass pass; gpt_next_pass(&schedule, &pass);) {
+//       if (pass.direction == BACKWARD) gpt_backward_pass(gpt, &pass);
+//       else { upload micro-batch pass.micro_batch; gpt_forward_pass(gpt, &pass); }
+//   }
+//   if (training) gpt_end_backward(gpt);
+//
+// Collective over the ranks of a model replica.
+
+// The order of passes on this rank's pipeline stage: 1F1B, interleaved if a stage has several
+// chunks. Without pipeline parallelism: forward and backward of each micro-batch in turn.
+typedef struct PassSchedule {
+    GPT *gpt;
+    PipelineAction *action;  // (actions)
+    int actions, next, micro_batches;
+    bool training;
+} PassSchedule;
+PassSchedule gpt_schedule(GPT *gpt, int micro_batches, bool training);
+// The next pass; false after the last one, when the schedule's memory has been freed. The caller
+// uploads the micro-batch of a forward pass into pass->slot (gpt_upload) and sets the pass's
+// samples, masks and loss scale.
+bool gpt_next_pass(PassSchedule *schedule, Pass *pass);
+// Receives the stage's input, runs its layers and the LM head with the loss, sends the output on.
+void gpt_forward_pass(GPT *gpt, const Pass *pass);
+// The same backward, for a micro-batch that has been through gpt_forward_pass.
+void gpt_backward_pass(GPT *gpt, const Pass *pass);
+// Receive, gpt_forward and send of one chunk, without the LM head.
 void gpt_stage_forward(GPT *gpt, const Pass *pass);
+
+// Pipelines on GPUs must launch every kernel once before the first step: a kernel's first launch
+// may wait for all work that the GPU has been given, and with a receive pending that would be a
+// deadlock (llmc/cuda/comm.cu). True if a warm-up is due; *pass is then a forward pass of
+// micro-batch 0, to be uploaded by the caller.
+bool gpt_needs_warm_up(GPT *gpt, bool training, Pass *pass);
+// Runs all kernels of a step on that micro-batch, with a loss scale of 0 and zeros in place of
+// received tensors, so that all gradients are 0.
+void gpt_warm_up(GPT *gpt, const Pass *pass);
 
 // next_logits.c makes these, for programs that write text.
 //

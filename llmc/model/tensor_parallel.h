@@ -1,7 +1,7 @@
 // What tensor parallelism sends inside a pass (Megatron-LM's, arXiv 1909.08053; sequence parallel
 // arXiv 2205.05198). Every rank of the group holds some heads, some columns of the feed-forward
 // layer and some rows of the vocabulary. Where a product's sum goes over what was cut, each rank
-// has a part of the sum, and the parts are added here. Called by train_gpt.cu,
+// has a part of the sum, and the parts are added here. Called by train_gpt.c,
 // next_logits.c and tasks.c.
 //
 // Rows are those of the flattened (B*T) micro-batch. With --sequence-parallel rank t holds the t-th

@@ -1,7 +1,7 @@
 // The table of GPUs: see gpus.h.
 #include "llmc/plan/gpus.h"
 
-#include "llmc/state/memory.h"
+#include "llmc/plan/memory_fit.h"
 
 static const Gpu gpus[] = {
     [GPU_A100] = {.tflops = 312, .memory = 2039, .inside = 300, .gib = 79.1},

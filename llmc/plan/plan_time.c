@@ -9,6 +9,7 @@
 #include "llmc/plan/presets.h"
 #include "llmc/plan/gpus.h"
 #include "llmc/plan/parts_traffic.h"
+#include "llmc/plan/rank_plan.h"
 #include "llmc/plan/step_time.h"
 #include "llmc/plan/traffic.h"
 
@@ -220,13 +221,13 @@ static bool place(Mesh *mesh, const Config *c, const Mesh *like) {
     return c->local_steps == 1 || mesh_make_replica_groups(mesh, &err);
 }
 
-static Row plan_row(const Config *c, const Mesh *like, PlanRank plan_rank) {
+static Row plan_row(const Config *c, const Mesh *like) {
     MemoryPlan memory_plan = {0};
     Mesh mesh;
     Error err;
     Row row = {0};
     if (!place(&mesh, c, like)) return row;
-    Zero *zero = plan_rank(c, &mesh, &memory_plan, &err);
+    Zero *zero = rank_plan_state(c, &mesh, &memory_plan, &err);
     if (zero) row = row_of(c, &mesh, zero);
     row.memory = (double)memory_plan_total(&memory_plan);
     memory_plan_free(&memory_plan, NULL);
@@ -250,7 +251,7 @@ static void print_row(const Config *c, const char *name, const Row *row, FILE *o
 }
 
 // The run itself under every strategy.
-static void print_strategies(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out) {
+static void print_strategies(const Config *config, const Mesh *mesh, FILE *out) {
     static const struct {
         const char *name;
         Sharding sharding;
@@ -267,7 +268,7 @@ static void print_strategies(const Config *config, const Mesh *mesh, PlanRank pl
         Config c = *config;
         c.sharding = strategies[i].sharding;
         c.optimizer_cpu_offload = strategies[i].offload;
-        Row row = plan_row(&c, mesh, plan_rank);
+        Row row = plan_row(&c, mesh);
         fprintf(out, "  %-27s", strategies[i].name);
         if (row.ms == 0) fprintf(out, " %11s\n", "not with this run's flags");
         else
@@ -313,15 +314,15 @@ static void print_head(const Config *c, int world, const Row *run, FILE *out) {
     fprintf(out, "  %-16s %10s %11s %11s %12s %12s\n", "preset", "each node", "", "messages", "", "gradient");
 }
 
-void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out) {
-    Row row[PRESETS], run = plan_row(config, mesh, plan_rank);
+void plan_time_report(const Config *config, const Mesh *mesh, FILE *out) {
+    Row row[PRESETS], run = plan_row(config, mesh);
     for (int i = 0; i < PRESETS; i++) {
         Config other = preset_config(config, &presets[i]);
-        row[i] = plan_row(&other, mesh, plan_rank);
+        row[i] = plan_row(&other, mesh);
     }
     print_head(config, mesh->world.size, &run, out);
     for (int i = 0; i < PRESETS; i++) print_row(config, presets[i].name, &row[i], out);
     print_row(config, "this run", &run, out);
     print_choice(row, planned_gpu_room(config, mesh), out);
-    print_strategies(config, mesh, plan_rank, out);
+    print_strategies(config, mesh, out);
 }

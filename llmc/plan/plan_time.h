@@ -7,12 +7,9 @@
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// The plan of the rank that sees the ranks as `mesh`, which must outlive the result. Its entries
-// are exactly what the program allocates there. NULL with err where that rank could not run.
-typedef Zero *(*PlanRank)(const Config *config, const Mesh *mesh, MemoryPlan *memory_plan, Error *err);
 // A row for each preset of presets.h and one for the run itself, as the rank that sees the ranks as
 // `mesh` meets them. Then the preset to take, its flags, and why, and the run under each sharding
 // strategy.
-void plan_time_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, FILE *out);
+void plan_time_report(const Config *config, const Mesh *mesh, FILE *out);
 
 LLMC_END

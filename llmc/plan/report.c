@@ -6,7 +6,9 @@
 #include "llmc/ops.h"
 #include "llmc/plan/parts_traffic.h"
 #include "llmc/plan/gpus.h"
+#include "llmc/plan/memory_fit.h"
 #include "llmc/plan/plan_time.h"
+#include "llmc/plan/rank_plan.h"
 #include "llmc/plan/traffic.h"
 
 // --- the stages of a pipeline ---------------------------------------------------------------
@@ -39,7 +41,7 @@ static void stages_free(Stages *stages) {
     }
 }
 
-static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, PlanRank plan_rank, Error *err) {
+static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error *err) {
     int P = mesh->pp.size, first[MOST_STAGES + 1] = {0, 1, P > 2 ? P - 1 : P, P};
     memset(stages, 0, sizeof *stages);
     for (int i = 0; i < MOST_STAGES && first[i] < P; i++) {
@@ -47,7 +49,7 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, PlanR
         s->first = first[i];
         s->end = first[i + 1];
         s->mesh = mesh_seen_by(mesh, s->first * mesh->pp.stride);
-        s->zero = plan_rank(c, &s->mesh, &s->memory_plan, err);
+        s->zero = rank_plan_state(c, &s->mesh, &s->memory_plan, err);
         if (!s->zero) return false;
         s->traffic = traffic_make(c, &s->mesh, s->zero);
         size_t bytes = memory_plan_total(&s->memory_plan);
@@ -254,13 +256,13 @@ typedef struct Card {
 static const Card cards[] = {{80, 79.1}, {141, 139.8}};
 
 // Would every stage fit `share` bytes with this micro-batch?
-static bool all_fit(const Config *config, const Stages *stages, int micro_batch, double share,
-                    ModelBytes model_bytes) {
+static bool all_fit(const Config *config, const Stages *stages, int micro_batch, double share) {
     Config other = *config;
     other.micro_batch_size = micro_batch;
     for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
-        double others = (double)memory_plan_total(&s->memory_plan) - (double)model_bytes(config, &s->mesh);
-        if (others + (double)model_bytes(&other, &s->mesh) > share) return false;
+        double others = (double)memory_plan_total(&s->memory_plan) -
+                        (double)gpt_planned_bytes(config, &s->mesh);
+        if (others + (double)gpt_planned_bytes(&other, &s->mesh) > share) return false;
     }
     return true;
 }
@@ -268,12 +270,11 @@ static bool all_fit(const Config *config, const Stages *stages, int micro_batch,
 // The largest micro-batch with which all stages fit `share` bytes, up to MOST_SEQUENCES. Whether it
 // divides the global batch is not asked: that can be chosen.
 enum { MOST_SEQUENCES = 4096 };
-static int largest_micro_batch(const Config *config, const Stages *stages, double share,
-                               ModelBytes model_bytes) {
+static int largest_micro_batch(const Config *config, const Stages *stages, double share) {
     int fits = 0;
     for (int step = MOST_SEQUENCES; step > 0; step /= 2) {
         if (fits + step > MOST_SEQUENCES) continue;
-        if (all_fit(config, stages, fits + step, share, model_bytes)) fits += step;
+        if (all_fit(config, stages, fits + step, share)) fits += step;
     }
     return fits;
 }
@@ -302,25 +303,18 @@ static void print_host_gib(const StagePlan *s, FILE *out) {
     fprintf(out, "\n");
 }
 
-// Who plans a rank, and the model's bytes there.
-typedef struct Planner {
-    PlanRank plan_rank;
-    ModelBytes model_bytes;
-} Planner;
-
 // The largest micro-batch with which this configuration fits `share` bytes; 0: none.
-static int fits_with(const Config *c, const Mesh *mesh, double share, const Planner *planner) {
+static int fits_with(const Config *c, const Mesh *mesh, double share) {
     Stages stages;
     Error err;
-    bool ok = plan_stages(&stages, c, mesh, planner->plan_rank, &err);
-    int most = ok ? largest_micro_batch(c, &stages, share, planner->model_bytes) : 0;
+    bool ok = plan_stages(&stages, c, mesh, &err);
+    int most = ok ? largest_micro_batch(c, &stages, share) : 0;
     stages_free(&stages);
     return most;
 }
 
 // Where no micro-batch fits: the first strategy that shares out enough, with full recomputation.
-static void print_strategy(const Config *c, const Mesh *mesh, double share, const Planner *planner,
-                           FILE *out) {
+static void print_strategy(const Config *c, const Mesh *mesh, double share, FILE *out) {
     static const struct {
         Sharding sharding;
         bool offload;
@@ -336,7 +330,7 @@ static void print_strategy(const Config *c, const Mesh *mesh, double share, cons
         other.sharding = more[i].sharding;
         other.optimizer_cpu_offload = more[i].offload;
         other.recompute_granularity = RECOMPUTE_FULL;
-        int most = fits_with(&other, mesh, share, planner);
+        int most = fits_with(&other, mesh, share);
         if (!most) continue;
         fprintf(out,
                 "    --data-parallel-sharding-strategy %s with --recompute-granularity full fits, up to "
@@ -346,29 +340,27 @@ static void print_strategy(const Config *c, const Mesh *mesh, double share, cons
     }
 }
 
-static void print_fit(const Config *c, const Stages *stages, double share, const Planner *planner,
-                      FILE *out) {
+static void print_fit(const Config *c, const Stages *stages, double share, FILE *out) {
     const StagePlan *fullest = stages->fullest;
-    ModelBytes bytes = planner->model_bytes;
     size_t planned = memory_plan_total(&fullest->memory_plan);
     if ((double)planned <= share) {
-        int most = largest_micro_batch(c, stages, share, bytes);
+        int most = largest_micro_batch(c, stages, share);
         const char *at_least = most == MOST_SEQUENCES ? " at least" : "";
         fprintf(out, "fits, up to --micro-batch-size %d%s\n", most, at_least);
     } else {
         char advice[512];
-        ModelPlan model = {bytes, &fullest->mesh};
+        const ModelPlan model = {gpt_planned_bytes, &fullest->mesh};
         bool some = memory_advice(advice, sizeof advice, c, planned, (size_t)share, model);
         fprintf(out, "does not fit\n    %s\n", advice);
-        if (!some) print_strategy(c, &fullest->mesh, share, planner, out);
+        if (!some) print_strategy(c, &fullest->mesh, share, out);
     }
 }
 
-static void print_fits(const Config *c, const Stages *stages, const Planner *planner, FILE *out) {
+static void print_fits(const Config *c, const Stages *stages, FILE *out) {
     for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
         double share = gpu_room(cards[i].gib, c, &stages->fullest->mesh);
         fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", cards[i].gigabytes, share / GIB);
-        print_fit(c, stages, share, planner, out);
+        print_fit(c, stages, share, out);
     }
     if (device_kind()->own_memory) return;
     fprintf(out, "    (about: only build/train_gpt --plan knows the workspaces of a GPU's ops)\n");
@@ -476,11 +468,9 @@ static void print_between(const Config *c, const StagePlan *s, FILE *out) {
     }
 }
 
-bool plan_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, ModelBytes model_bytes,
-                 FILE *out, Error *err) {
+bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) {
     Stages stages;
-    bool ok = plan_stages(&stages, config, mesh, plan_rank, err);
-    const Planner planner = {plan_rank, model_bytes};
+    bool ok = plan_stages(&stages, config, mesh, err);
     if (ok) {
         const StagePlan *s = stages.fullest;
         const MemoryPlan *memory_plan = &s->memory_plan;
@@ -496,9 +486,9 @@ bool plan_report(const Config *config, const Mesh *mesh, PlanRank plan_rank, Mod
         fprintf(out, "verdict\n");
         print_gib(memory_plan, out);
         print_host_gib(s, out);
-        print_fits(config, &stages, &planner, out);
+        print_fits(config, &stages, out);
         print_between(config, s, out);
-        if (config->plan_network > 0) plan_time_report(config, &s->mesh, plan_rank, out);
+        if (config->plan_network > 0) plan_time_report(config, &s->mesh, out);
     }
     stages_free(&stages);
     return ok;

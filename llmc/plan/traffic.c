@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "llmc/model/pipeline.h"
+#include "llmc/model/pipeline_schedule.h"
 #include "sdp4bit/wire.h"
 
 static bool weights_shared(const Config *c, const Plan *plan, int b) {

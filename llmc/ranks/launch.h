@@ -1,5 +1,5 @@
 // Starting and ending a job of MPI ranks: environment fixes before MPI_Init, the hosts, and what
-// the launcher's environment tells before MPI is up. Called by train_gpt.cu, and by benches and
+// the launcher's environment tells before MPI is up. Called by train_gpt.c, and by benches and
 // tests that are programs of ranks.
 #pragma once
 #include <mpi.h>

@@ -1,5 +1,5 @@
 // Leaving a run early: signals, the time limit, damaged data. Signals are recorded and polled, so
-// that a step is never interrupted, and all ranks reach the same decision. Called by train_gpt.cu
+// that a step is never interrupted, and all ranks reach the same decision. Called by train_gpt.c
 // after each step and between the parts of an evaluation.
 #pragma once
 #include "llmc/ranks/peers.h"

@@ -7,7 +7,7 @@
 // While MPI starts and shuts down, ranks cannot see each other. The watchdog then ends its own
 // process after the limit, and the launcher ends the others.
 //
-// Called by train_gpt.cu and by benchmarks and tests that are MPI programs.
+// Called by train_gpt.c and by benchmarks and tests that are MPI programs.
 #pragma once
 #include <mpi.h>
 

@@ -99,8 +99,8 @@ static void fill_row(const Batches *b, int64_t pass, int row) {
 
 static int64_t scores_of_pass(const Batches *b) { return (int64_t)b->run->mesh.tp.size * b->B * b->T; }
 
-static void load_batch(void *context, GPT *gpt, int k, Pass *pass) {
-    const Batches *b = (const Batches *)context;
+static void load_batch(const Batches *b, GPT *gpt, Pass *pass) {
+    int k = pass->micro_batch;
     const MicroBatch *m = &gpt->slot[pass->slot];
     int64_t N = (int64_t)b->B * b->T;
     size_t bytes = (size_t)N * sizeof(int32_t);
@@ -168,24 +168,38 @@ static void read_passes(const Batches *b, int passes, Likelihoods *out) {
 // where these have several chunks of layers.
 static int passes_together(const GPT *gpt) { return 4 * gpt->stage.shape.stages; }
 
-// All ranks make as many passes, for they may share weights out.
+// Runs `count` batches through the model, without backward.
+static void run_batches(const Batches *b, GPT *gpt, int count) {
+    Pass pass;
+    if (gpt_needs_warm_up(gpt, false, &pass)) {
+        load_batch(b, gpt, &pass);
+        gpt_warm_up(gpt, &pass);
+    }
+    PassSchedule schedule = gpt_schedule(gpt, count, false);
+    while (gpt_next_pass(&schedule, &pass)) {
+        load_batch(b, gpt, &pass);
+        gpt_forward_pass(gpt, &pass);
+    }
+}
+
+// All ranks run the same number of batches, because sharded weights are gathered together.
 static void score_length(Batches *b, GPT *gpt, int T, Likelihoods *out) {
     b->T = T;
     b->B = gpt->B * (gpt->T / T);
     choose_requests(b);
     int64_t passes = ceil_div64(ceil_div64(b->requests, b->B), mesh_data_ranks(&b->run->mesh));
     passes = round_up64(passes, gpt->stage.shape.stages);
-    gpt->evaluates = false;  // with these shapes
+    gpt->evaluation_warm = false;  // not with these shapes
     for (b->first_pass = 0; b->first_pass < passes && !b->run->stop.reason;) {
         int64_t left = passes - b->first_pass;
         int together = left < passes_together(gpt) ? (int)left : passes_together(gpt);
-        gpt_micro_batches(gpt, together, false, load_batch, b);
+        run_batches(b, gpt, together);
         stream_synchronize(gpt->stream);
         read_passes(b, together, out);
         b->first_pass += together;
         run_poll_stop(b->run);
     }
-    gpt->evaluates = false;  // the loss of a whole micro-batch is something else
+    gpt->evaluation_warm = false;  // an evaluation of the loss has other shapes
 }
 
 static void score_requests(Run *run, GPT *gpt, Likelihoods *out) {

@@ -1,6 +1,6 @@
 // --eval-tasks: how likely the model finds the continuations in files of samples
 // (llmc/data/tasks.h), at each evaluation or alone. acc, acc_norm and perplexity are those of
-// EleutherAI's lm-evaluation-harness. Called by train_gpt.cu.
+// EleutherAI's lm-evaluation-harness. Called by train_gpt.c.
 //
 // Samples are shared out as batches. A batch has as many tokens as a micro-batch, in sequences of
 // one length: the sequence length, its half, a quarter, and so on. Which requests share a batch

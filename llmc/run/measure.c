@@ -4,12 +4,12 @@
 #include <string.h>
 
 #include "llmc/config/flops.h"
-#include "llmc/run/start.h"
+#include "llmc/run/startup.h"
 
 enum { MEASURED_LAYERS = 4 };
 
-// A run of one rank with few of the model's layers. Tokens are made up, nothing is saved or logged.
-// It borrows config's words.
+// The configuration of a one-rank run with a few of the model's layers and mock data, which neither
+// saves nor logs. It shares the strings of `config`.
 static Config config_to_measure(const Config *config) {
     Config c = *config;
     if (c.num_layers > MEASURED_LAYERS) c.num_layers = MEASURED_LAYERS;
@@ -21,7 +21,7 @@ static Config config_to_measure(const Config *config) {
     c.sharding = SHARD_OPTIMIZER;
     c.recompute_granularity = RECOMPUTE_NONE;
     c.mock_data = true;
-    // A schedule that any run can have: no warm-up, no ramp, no other decay.
+    // A schedule that fits every run: no warm-up, no ramp-up, no decay.
     c.global_batch_size = c.micro_batch_size;
     c.rampup_batch_size.count = 0;
     c.train_iters = c.lr_decay_iters = 1000;
@@ -32,7 +32,7 @@ static Config config_to_measure(const Config *config) {
     c.dump_distributions_interval = c.log_quantization_error_interval = 0;
     c.eval_iters = 0;
     c.timing_log_level = 2;
-    // What the other configuration owns.
+    // Owned by `config`.
     c.words = NULL;
     c.words_count = 0;
     c.wandb_jsonl = NULL;
@@ -40,40 +40,35 @@ static Config config_to_measure(const Config *config) {
     return c;
 }
 
-// A start without checkpoints, log lines and other ranks.
-static bool start_probe(Run *probe, GPT *gpt) {
-    if (!plan_run(probe, gpt) || !run_allocate(probe) || !run_connect(probe)) return false;
-    gpt_connect(gpt, probe);
-    draw_weights(probe, gpt);
-    return run_open_data(probe) && run_prepare_saves(probe);
+// Startup without checkpoints, log lines and other ranks.
+static bool start(Run *measured, GPT *gpt) {
+    if (!plan_run(measured, gpt) || !run_allocate(measured) || !run_connect(measured)) return false;
+    gpt_connect(gpt, measured);
+    draw_weights(measured, gpt);
+    return run_open_data(measured) && run_prepare_saves(measured);
 }
 
-// TFLOP/s of the passes. The first steps choose kernels and fill caches.
-static double timed_tflops(Run *probe, GPT *gpt, TrainStep train_step) {
-    const int warm = 3, timed = 5;
-    for (int i = 0; i < warm; i++) train_step(probe, gpt);
-    timer_take_seconds(probe->timers, TIMER_FORWARD_BACKWARD);
-    for (int i = 0; i < timed; i++) train_step(probe, gpt);
-    double seconds = timer_take_seconds(probe->timers, TIMER_FORWARD_BACKWARD);
-    return megatron_flops(&probe->config, timed * probe->config.global_batch_size) / seconds / 1e12;
-}
-
-bool measure_passes(Run *run, TrainStep train_step) {
-    Run probe;
-    GPT gpt;
+bool measurement_begin(Run *run, Run *measured, GPT *gpt) {
+    run_init(measured);
+    memset(gpt, 0, sizeof *gpt);
     if (run->launch.size > 1) {
-        return error_set(&run->error, EXIT_USAGE,
-                         "--plan-measure times one rank; start it without mpirun, and say --plan-world-size");
+        return error_set(&measured->error, EXIT_USAGE,
+                         "--plan-measure times one rank; start it without mpirun and use --plan-world-size");
     }
-    run_init(&probe);
-    memset(&gpt, 0, sizeof gpt);
-    probe.launch = run->launch;
-    probe.config = config_to_measure(&run->config);
-    bool ok = start_probe(&probe, &gpt);
-    if (ok) run->config.plan_tflops = timed_tflops(&probe, &gpt, train_step);
-    run->error = probe.error;
-    tp_close(&gpt.tp);
-    run_close(&probe);
-    gpt_free(&gpt);
-    return ok;
+    measured->launch = run->launch;
+    measured->config = config_to_measure(&run->config);
+    return start(measured, gpt);
+}
+
+double measured_tflops(Run *measured) {
+    double seconds = timer_take_seconds(measured->timers, TIMER_FORWARD_BACKWARD);
+    return megatron_flops(&measured->config, MEASURE_STEPS * measured->config.global_batch_size) / seconds /
+           1e12;
+}
+
+void measurement_end(Run *run, Run *measured, GPT *gpt) {
+    run->error = measured->error;
+    tp_close(&gpt->tp);
+    run_close(measured);
+    gpt_free(gpt);
 }

@@ -1,4 +1,4 @@
-// What a run tells while it trains: see run.h. Called by train_gpt.cu.
+// What a run tells while it trains: see run.h. Called by train_gpt.c.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-// A run's checkpoints: see run.h. Called by train_gpt.cu.
+// A run's checkpoints: see run.h. Called by train_gpt.c.
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 // A run: everything that training holds beside the model itself. main makes one, the files of this
-// room set it up, tell of it, save it and close it; train_gpt.cu makes the steps.
+// room set it up, tell of it, save it and close it; train_gpt.c makes the steps.
 //
 //   run.c       agreement of the ranks, limits, the end
 //   setup.c     from flags to a device, memory, groups and data
@@ -23,7 +23,7 @@
 #include "llmc/ranks/devices.h"
 #include "llmc/ranks/stop.h"
 #include "llmc/model/gpt.h"
-#include "llmc/state/memory.h"
+#include "llmc/plan/memory_fit.h"
 #include "llmc/state/probe.h"
 #include "llmc/state/sentry.h"
 #include "llmc/state/zero.h"

@@ -1,4 +1,4 @@
-// What all ranks of a run must share: see same_run.h. Called by train_gpt.cu.
+// What all ranks of a run must share: see same_run.h. Called by train_gpt.c.
 #include "llmc/run/same_run.h"
 
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 //                                     same step, and the replica with the master weights
 // --dump-distributions-interval       histograms of the own shard: weights, weight differences, and
 //                                     gradients before and after Hadamard
-// zero.c calls it at three places of a step that is due. train_gpt.cu asks for the report
+// zero.c calls it at three places of a step that is due. train_gpt.c asks for the report
 // afterward. Figures are computed on the host: a step that is due takes longer, the others cost
 // nothing.
 #pragma once

@@ -17,7 +17,7 @@ typedef struct RunState {
     int64_t
         met_at;  // local steps: exchanges that began up to this iteration meet no master weights any more. It
                  // was the last of --train-iters, where all met, or a node did not come
-                 // (llmc/run/survivors.c). 0: there was none
+                 // (llmc/run/surviving_groups.c). 0: there was none
     // Samples of the training and validation splits as built. How often their data are read follows
     // from them, and so does the order. 0: not known.
     int64_t train_split_samples, valid_split_samples;

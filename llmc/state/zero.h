@@ -3,7 +3,7 @@
 // bucket's gradients as soon as they are complete, judges the step, runs AdamW on the own shard,
 // and brings every replica up to date, baseline or SDP4Bit.
 //
-// Called by train_gpt.cu, llmc/run/ and llmc/checkpoint/. zero_plan.c sets it up and zero.c makes
+// Called by train_gpt.c, llmc/run/ and llmc/checkpoint/. zero_plan.c sets it up and zero.c makes
 // the steps. zero_grads.c has the gradients, zero_weights.c the weights, zero_offload.c AdamW on
 // the host, zero_local.c nodes that train alone, zero_feedback.c what rounding leaves. probe.c
 // watches. zero_copies.c copies to and from the host. What travels is sdp4bit/tlq_hs.h and

@@ -1,5 +1,5 @@
 // A rank's gradients: where they lie, and their reduction as backward completes them. Called by
-// train_gpt.cu through zero.h, and by the files of this room. What travels is sdp4bit/tlq_hs.h.
+// train_gpt.c through zero.h, and by the files of this room. What travels is sdp4bit/tlq_hs.h.
 //
 // Under ZeRO-1, and for the buckets that hold the embeddings, a bucket's gradients stay: backward
 // adds a step's micro-batches in place, and they are reduced once. Under ZeRO-2 the other buckets

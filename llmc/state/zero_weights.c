@@ -1,5 +1,5 @@
 // Where a rank's weights lie, and how a layer's come together. Called by the files of this room,
-// and by train_gpt.cu through zero.h.
+// and by train_gpt.c through zero.h.
 //
 // Under --data-parallel-sharding-strategy optim_grads_params the ranks of a node hold one replica
 // together. Bucket 0, with the embeddings, is whole on every rank. Of every other bucket a rank

@@ -56,7 +56,7 @@ without_optimizer() {
         >"$work/out" 2>"$work/err" </dev/null
     error_names 2 "--use-distributed-optimizer" $?
 }
-check "an unknown flag, with the nearest name" usage "did you mean --quantized-weights" --quantized-weights
+check "an unknown flag, with the nearest name" usage "did you mean --quantized-weights" --quantizd-weights
 check "an abbreviated flag is unknown" usage "did you mean --num-layers" --num-layer 2
 check "underscores for dashes" usage "did you mean --micro-batch-size" --micro_batch_size 2
 check "a word that is no flag" usage "stray" --seed 1 stray

@@ -8,7 +8,7 @@
 #include "llmc/plan/report.h"
 #include "llmc/ranks/mesh.h"
 #include "test/fuzz/fuzz.h"
-#include "train_gpt.h"
+#include "llmc/plan/rank_plan.h"
 
 // Bytes are computed in integers: they must not have run over.
 static void check_sizes(const Config *c, const GPT *gpt, const MemoryPlan *memory_plan) {
@@ -27,21 +27,16 @@ static void check_sizes(const Config *c, const GPT *gpt, const MemoryPlan *memor
     }
 }
 
-static Zero *plan_rank(const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
-    GPT gpt;
-    gpt_describe(&gpt, c, mesh);
-    Zero *zero = zero_plan(c, mesh, gpt.tensor, gpt.tensors, memory_plan, err);
-    if (zero) {
-        gpt_reserve(&gpt, memory_plan);
-        check_sizes(c, &gpt, memory_plan);
-    }
-    gpt_free(&gpt);
-    return zero;
-}
-
 static void plan(const Config *c, const Mesh *mesh, FILE *out) {
     Error err = {0};
-    if (!plan_report(c, mesh, plan_rank, gpt_planned_bytes, out, &err)) fuzz_check_error(&err);
+    MemoryPlan memory_plan = {0};
+    GPT gpt;
+    Zero *zero = rank_plan(&gpt, c, mesh, &memory_plan, &err);
+    if (zero) check_sizes(c, &gpt, &memory_plan);
+    memory_plan_free(&memory_plan, NULL);
+    zero_free(zero);
+    gpt_free(&gpt);
+    if (!plan_report(c, mesh, out, &err)) fuzz_check_error(&err);
 }
 
 // As run_place does it: where ranks stand comes first, for config_finish divides by T x P.

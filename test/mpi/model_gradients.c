@@ -22,7 +22,7 @@
 #include "llmc/ranks/peers.h"
 #include "llmc/state/zero_inside.h"
 #include "test/mpi/simulator.h"
-#include "train_gpt.h"
+#include "llmc/model/gpt.h"
 
 enum { STEPS = 3 };
 enum { HELD = 1 << 20 };  // more calls of zero_reduce_unit than a backward makes
@@ -290,8 +290,9 @@ static int micro_batches_of(const Model *m) {
 
 // A LoadMicroBatch. The replica's micro-batch of the step: tokens of which the first numbers are
 // more frequent, each with its successor as target.
-static void load_tokens(void *context, GPT *gpt, int k, Pass *pass) {
-    const Model *m = (const Model *)context;
+static void load_tokens(Model *m, Pass *pass) {
+    const GPT *gpt = &m->gpt;
+    int k = pass->micro_batch;
     uint32_t step = (uint32_t)m->zero->step;
     int N = gpt->B * gpt->T, T = gpt->T;
     int32_t *drawn = (int32_t *)xmalloc((size_t)(N + 1) * sizeof *drawn, "the test");
@@ -304,11 +305,23 @@ static void load_tokens(void *context, GPT *gpt, int k, Pass *pass) {
     }
     for (int i = 0; i < N; i++) positions[i] = i % T;
     Batch batch = {drawn, drawn + 1, positions, NULL, NULL, 0};
-    gpt_upload(gpt, pass->slot, &batch);
+    gpt_upload(&m->gpt, pass->slot, &batch);
     pass->loss_scale = 1.0f / (float)(N * micro_batches_of(m));
     stream_synchronize(m->compute);
     free(drawn);
     free(positions);
+}
+
+// Forward and backward of a step's micro-batches.
+static void run_micro_batches(Model *m, int count) {
+    Pass pass;
+    PassSchedule schedule = gpt_schedule(&m->gpt, count, true);
+    while (gpt_next_pass(&schedule, &pass)) {
+        if (pass.direction == FORWARD) load_tokens(m, &pass);
+        if (pass.direction == FORWARD) gpt_forward_pass(&m->gpt, &pass);
+        else gpt_backward_pass(&m->gpt, &pass);
+    }
+    gpt_end_backward(&m->gpt);
 }
 
 // Each bucket is reduced by the zero_reduce_unit of its last unit. With `more` it takes so many
@@ -338,7 +351,7 @@ static void rehearse(Model *m) {
 static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped) {
     zero_step_begins(m->zero, step);
     if (!overlapped) hold_back(m, HELD);
-    gpt_micro_batches(&m->gpt, micro_batches, true, load_tokens, m);
+    run_micro_batches(m, micro_batches);
 }
 
 // All ranks' m->local to the root.
@@ -669,7 +682,7 @@ static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *bef
     zero_step_begins(m->zero, step);
     rehearse(m);
     *before = probe_traffic(m->zero);
-    gpt_micro_batches(&m->gpt, m->preset->micro_batches, true, load_tokens, m);
+    run_micro_batches(m, m->preset->micro_batches);
     if (overlapped) return true;
     lanes_synchronize(m->rank->lanes);
     return some_shared(m, step) && same_windows(m, step);

@@ -7,7 +7,7 @@
 // the model, by its first rank.
 #pragma once
 #include "llmc/comm.h"
-#include "llmc/model/pipeline.h"
+#include "llmc/model/pipeline_schedule.h"
 #include "llmc/ranks/devices.h"
 #include "sdp4bit/lanes.h"
 LLMC_BEGIN

@@ -19,7 +19,7 @@
 #include "llmc/ranks/devices.h"
 #include "llmc/state/zero_inside.h"
 #include "test/leaks.h"
-#include "train_gpt.h"
+#include "llmc/model/gpt.h"
 
 enum { VOCABULARY = 128, MOST_FLAGS = 56 };
 
@@ -210,7 +210,8 @@ static void close_model(Model *m) {
 }
 
 // The same tokens for every layout.
-static void load(void *context, GPT *gpt, int k, Pass *pass) {
+static void load(GPT *gpt, int parts, Pass *pass) {
+    int k = pass->micro_batch;
     int N = gpt->B * gpt->T;
     int32_t *ids = (int32_t *)xcalloc(3 * (size_t)N, sizeof *ids, "the test"), *targets = ids + N,
             *positions = targets + N;
@@ -223,14 +224,25 @@ static void load(void *context, GPT *gpt, int k, Pass *pass) {
     Batch batch = {ids, targets, positions, NULL, NULL, 0};
     gpt_upload(gpt, pass->slot, &batch);
     pass->first_sample = k * gpt->B;
-    pass->loss_scale = 1.0f / (float)(N * *(const int *)context);
+    pass->loss_scale = 1.0f / (float)(N * parts);
     free(ids);
 }
 
 static void step(Model *m, const Layout *layout) {
     int parts = layout->micro_batches;
+    Pass pass;
     zero_step_begins(m->zero, 1);
-    gpt_micro_batches(&m->gpt, layout->micro_batches, true, load, &parts);
+    if (gpt_needs_warm_up(&m->gpt, true, &pass)) {
+        load(&m->gpt, parts, &pass);
+        gpt_warm_up(&m->gpt, &pass);
+    }
+    PassSchedule schedule = gpt_schedule(&m->gpt, parts, true);
+    while (gpt_next_pass(&schedule, &pass)) {
+        if (pass.direction == FORWARD) load(&m->gpt, parts, &pass);
+        if (pass.direction == FORWARD) gpt_forward_pass(&m->gpt, &pass);
+        else gpt_backward_pass(&m->gpt, &pass);
+    }
+    gpt_end_backward(&m->gpt);
     stream_synchronize(m->compute);
 }
 

@@ -1,4 +1,4 @@
-// A GPT on one rank with everything it needs around it, for tests of train_gpt.cu's model. Included
+// A GPT on one rank with everything it needs around it, for tests of train_gpt.c's model. Included
 // by tests only.
 #pragma once
 #include <mpi.h>
@@ -7,7 +7,7 @@
 
 #include "llmc/ranks/launch.h"
 #include "llmc/state/zero_inside.h"
-#include "train_gpt.h"
+#include "llmc/model/gpt.h"
 
 typedef struct Bench {
     Config config;

@@ -169,7 +169,7 @@ static void bad_words(void **state) {
     } bad[] = {
         {"--micro-batch 2", "did you mean --micro-batch-size?"},
         {"--num_layers 2", "did you mean --num-layers?"},
-        {"--quantized-weights", "did you mean --quantized-weights?"},
+        {"--quantizd-weights", "did you mean --quantized-weights?"},
         {"--hadamard", "did you mean --hadamard-transform?"},
         {"--weight-quant-bits 4", "did you mean --weight-quantization-bits?"},
         {"--qqqqqqqq=1", "unknown flag --qqqqqqqq; --help lists all"},

@@ -1,4 +1,4 @@
-// The GPT of train_gpt.cu as a whole: against PyTorch (logits, losses, every gradient, ten AdamW
+// The GPT of train_gpt.c as a whole: against PyTorch (logits, losses, every gradient, ten AdamW
 // steps), by finite differences in the fp32 build, and its promises (recomputation and dropout do
 // not change what they must not change).
 #include <math.h>

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/model/pipeline.h"
+#include "llmc/model/pipeline_schedule.h"
 
 enum { MOST = 32, CHUNKS = 4, STAGES = 8, PLACES = 128 };
 

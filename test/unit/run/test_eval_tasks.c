@@ -61,7 +61,7 @@ static int run_trainer(int count, char **flags) {
     fflush(stdout);
     int kept = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);
     assert_true(kept >= 0 && nowhere >= 0 && dup2(nowhere, STDOUT_FILENO) >= 0);
-    int code = train_gpt_main(count, flags);
+    int code = train_gpt(count, flags);
     fflush(stdout);
     assert_true(dup2(kept, STDOUT_FILENO) >= 0);
     close(kept);

@@ -1,7 +1,7 @@
 // The order of the streams, which results on CPU ranks cannot show because every stream is the
 // calling thread there. Device, collectives and kernels are replaced at link time by functions that
 // record which memory each one reads and writes on which stream; streams, events and the host carry
-// vector clocks. llmc/state/zero.c then runs steps as train_gpt.cu drives it, in several shapes,
+// vector clocks. llmc/state/zero.c then runs steps as train_gpt.c drives it, in several shapes,
 // and every two uses of one memory of which one writes must be ordered by the events, not by luck.
 // Then each wait is taken out, one after the other: all but the ones known to be implied by others
 // must be missed. And what is meant to overlap must not be ordered.
@@ -196,7 +196,7 @@ static void close_recording(Recording *r) {
     config_free(&r->config);
 }
 
-// What train_gpt.cu does with the tensors of a unit.
+// What train_gpt.c does with the tensors of a unit.
 static void layer(Recording *r, int unit, const char *name, bool backward) {
     begin_on(r->compute, name);
     for (int i = PER_UNIT * unit; i < PER_UNIT * (unit + 1); i++) {

@@ -10,7 +10,7 @@
 
 #include "llmc/state/zero_inside.h"
 #include "test/unit/model_bench.h"
-#include "train_gpt.h"
+#include "llmc/model/gpt.h"
 
 static void configure(Config *config, int layers) {
     char text[16];

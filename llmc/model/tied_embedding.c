@@ -1,7 +1,7 @@
 // The tied embedding on two stages: see gpt.h. After its last pass the last stage hands the head's
 // part of the gradient to the first one. That adds it before its last micro-batch's tokens: with
 // one micro-batch the sum is then made in the order of a single stage. The result goes back, so
-// both copies get the same bits. Called by train_gpt.cu.
+// both copies get the same bits. Called by train_gpt.c.
 #include "llmc/model/gpt.h"
 
 // Elements of the words' gradient that travel at a time, to wait in half of a scratch buffer.

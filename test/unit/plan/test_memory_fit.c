@@ -12,7 +12,7 @@
 
 #include "llmc/base/machine.h"
 #include "llmc/ranks/launch.h"
-#include "llmc/state/memory.h"
+#include "llmc/plan/memory_fit.h"
 #include "test/unit/model_bench.h"
 
 #define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))

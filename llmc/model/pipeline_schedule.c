@@ -1,5 +1,5 @@
 // The pipeline's schedule and links: see pipeline.h.
-#include "llmc/model/pipeline.h"
+#include "llmc/model/pipeline_schedule.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,29 +1,14 @@
-// A run's model, from flags to the first step: see start.h.
-#include "llmc/run/start.h"
+// A run's model, from flags to the first step: see startup.h.
+#include "llmc/run/startup.h"
 
+#include "llmc/plan/rank_plan.h"
 #include "llmc/run/eval_tasks.h"
-
-// What the rank that sees the ranks as `mesh` holds: the model's part, its layout, the memory plan.
-static Zero *plan_part(GPT *gpt, const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
-    gpt_describe(gpt, c, mesh);
-    if (!gpt_check(gpt, err)) return NULL;
-    Zero *zero = zero_plan(c, mesh, gpt->tensor, gpt->tensors, memory_plan, err);
-    if (zero) gpt_reserve(gpt, memory_plan);
-    return zero;
-}
-
-Zero *plan_rank(const Config *c, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
-    GPT gpt;
-    Zero *zero = plan_part(&gpt, c, mesh, memory_plan, err);
-    gpt_free(&gpt);
-    return zero;
-}
 
 bool plan_run(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
-    run->zero = plan_part(gpt, c, &run->mesh, &run->memory_plan, &run->error);
+    run->zero = rank_plan(gpt, c, &run->mesh, &run->memory_plan, &run->error);
     run->whole = gpt->whole;
     run->whole_count = gpt->whole_tensors;
     return run->zero != NULL;

@@ -1,12 +1,10 @@
 // The model in a run: what a rank holds of it, and its way to the first step. What else a run holds
-// is set up in between, by setup.c and resume.c. Called by train_gpt.cu and measure.c.
+// is set up in between, by setup.c and resume.c. Called by train_gpt.c and measure.c.
 #pragma once
 #include "llmc/model/gpt.h"
 #include "llmc/run/run.h"
 LLMC_BEGIN
 
-// The plan of the rank that sees the ranks as `mesh`: PlanRank of plan_time.h.
-Zero *plan_rank(const Config *config, const Mesh *mesh, MemoryPlan *memory_plan, Error *err);
 // Everything that needs no device: this rank's place, its part of the model, the memory plan. gpt
 // is filled with 0 before. Free with gpt_free. Errors: run_place's, gpt_check's, zero_plan's.
 bool plan_run(Run *run, GPT *gpt);

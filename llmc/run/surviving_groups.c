@@ -1,7 +1,7 @@
 // What becomes of a run whose nodes train alone (--local-steps) when one of them is lost: the
 // others save what they have, and the job ends. Started again, it goes on from there with as many
 // nodes as it is given. A node that is new begins with the outer weights. So the lost node costs
-// what it had learned since its last exchange, and nothing else. Called by train_gpt.cu.
+// what it had learned since its last exchange, and nothing else. Called by train_gpt.c.
 #include <stdio.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // Fitting the memory plan and telling what came on top of it: see memory.h.
-#include "llmc/state/memory.h"
+#include "llmc/plan/memory_fit.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // What passes need once the memory plan is allocated: the parts that a GPT works with, first
-// weights, batches on the device. See gpt.h. Called by llmc/run/start.c, train_gpt.cu, dev/ and
+// weights, batches on the device. See gpt.h. Called by llmc/run/startup.c, train_gpt.c, dev/ and
 // tests.
 #include "llmc/model/gpt.h"
 #include "llmc/ranks/parallel.h"

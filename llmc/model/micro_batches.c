@@ -1,0 +1,178 @@
+// The forward and backward passes of a step on one pipeline stage, in schedule order, with the
+// messages to and from the neighboring stages: see gpt.h. Without pipeline parallelism every
+// micro-batch runs forward, then backward, and nothing is sent. Called by train_gpt.c,
+// llmc/run/eval_tasks.c and tests.
+//
+// Receives are posted one pass ahead, so that a message arrives while this stage computes something
+// else. The gradient of a micro-batch is not expected during its own forward pass: it cannot arrive
+// earlier. llmc/cuda/comm.cu explains why a GPU must not wait there.
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/model/gpt.h"
+
+static size_t hidden_bytes(const GPT *gpt, const Pass *p) {
+    return (size_t)gpt_own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
+}
+
+// --- messages to and from the neighboring stages -------------------------------------------------
+
+static void expect_input(GPT *gpt, const Pass *p) {
+    if (gpt_embeds(gpt, p)) return;
+    link_expect(gpt->pipeline.from_before, gpt->input[p->input], hidden_bytes(gpt, p), gpt->stream);
+}
+
+// Waits until the gradient buffer of this pass has been sent.
+static void free_gradient_buffer(GPT *gpt, const Pass *p) {
+    Pipeline *pipeline = &gpt->pipeline;
+    int newer = (int)(pipeline->sent_back - pipeline->gradient_sent[p->gradient]);
+    if (pipeline->to_before) link_sent(pipeline->to_before, newer, gpt->stream);
+}
+
+static void expect_gradient(GPT *gpt, const Pass *p) {
+    if (gpt_heads(gpt, p)) return;
+    free_gradient_buffer(gpt, p);
+    link_expect(gpt->pipeline.from_next, gpt->dresidual[p->gradient], hidden_bytes(gpt, p), gpt->stream);
+}
+
+static void receive_forward_send(GPT *gpt, const Pass *p) {
+    Pipeline *pipeline = &gpt->pipeline;
+    MicroBatch *m = &gpt->slot[p->slot];
+    if (!gpt_embeds(gpt, p)) {
+        link_arrived(pipeline->from_before, gpt->stream);
+        m->residual[0] = gpt->input[p->input];
+    }
+    if (pipeline->to_next) link_sent(pipeline->to_next, (int)(pipeline->sent_ahead - m->sent), gpt->stream);
+    gpt_forward(gpt, p);
+    if (gpt_heads(gpt, p)) return;
+    link_send(pipeline->to_next, m->residual[gpt->stage.layers], hidden_bytes(gpt, p), gpt->stream);
+    m->sent = ++pipeline->sent_ahead;
+}
+
+static void receive_backward_send(GPT *gpt, const Pass *p) {
+    Pipeline *pipeline = &gpt->pipeline;
+    if (gpt_heads(gpt, p)) free_gradient_buffer(gpt, p);
+    else link_arrived(pipeline->from_next, gpt->stream);
+    gpt_backward(gpt, p);
+    if (gpt_embeds(gpt, p)) return;
+    link_send(pipeline->to_before, gpt->dresidual[p->gradient], hidden_bytes(gpt, p), gpt->stream);
+    pipeline->gradient_sent[p->gradient] = ++pipeline->sent_back;
+}
+
+// --- the schedule --------------------------------------------------------------------------------
+
+PassSchedule gpt_schedule(GPT *gpt, int micro_batches, bool training) {
+    PipelineShape shape = gpt->stage.shape;
+    size_t most = 2 * (size_t)micro_batches * (size_t)shape.chunks;
+    PassSchedule s = {.gpt = gpt, .micro_batches = micro_batches, .training = training};
+    s.action = (PipelineAction *)xcalloc(most + 1, sizeof *s.action, "the pipeline schedule");
+    s.actions = pipeline_actions(shape, micro_batches, training, s.action);
+    return s;
+}
+
+// The pass of slot i of the schedule: sizes and buffers.
+static Pass pass_at(const PassSchedule *s, int i) {
+    const PipelineAction *action = &s->action[i];
+    GPT *gpt = s->gpt;
+    int gradient = gpt->mesh->pp.size > 1 ? action->gradient : 0;
+    if (action->backward) {
+        Pass pass = gpt->slot[action->slot].pass;
+        pass.direction = BACKWARD;
+        pass.gradient = gradient;
+        return pass;
+    }
+    Pass pass = {.B = gpt->B,
+                 .T = gpt->T,
+                 .direction = FORWARD,
+                 .micro_batch = action->micro_batch,
+                 .chunk = action->chunk,
+                 .slot = action->slot,
+                 .input = action->input,
+                 .gradient = gradient,
+                 .training = s->training,
+                 .backward = s->training,
+                 .first = action->micro_batch == 0,
+                 .last = action->micro_batch == s->micro_batches - 1};
+    return pass;
+}
+
+// Posts the receive of slot i.
+static void expect(const PassSchedule *s, int i) {
+    GPT *gpt = s->gpt;
+    Pass pass = {.B = gpt->B,
+                 .T = gpt->T,
+                 .chunk = s->action[i].chunk,
+                 .slot = s->action[i].slot,
+                 .input = s->action[i].input};
+    pass.gradient = gpt->mesh->pp.size > 1 ? s->action[i].gradient : 0;
+    if (s->action[i].backward) expect_gradient(gpt, &pass);
+    else expect_input(gpt, &pass);
+}
+
+bool gpt_next_pass(PassSchedule *s, Pass *pass) {
+    int i = s->next++;
+    // A receive is posted before the previous pass runs, unless both belong to one micro-batch.
+    bool posted = i > 0 && i < s->actions && s->action[i].micro_batch != s->action[i - 1].micro_batch;
+    if (i < s->actions && !posted) expect(s, i);
+    if (i >= s->actions) {
+        free(s->action);
+        s->action = NULL;
+        return false;
+    }
+    if (i + 1 < s->actions && s->action[i + 1].micro_batch != s->action[i].micro_batch) expect(s, i + 1);
+    *pass = pass_at(s, i);
+    return true;
+}
+
+void gpt_forward_pass(GPT *gpt, const Pass *pass) {
+    gpt->slot[pass->slot].pass = *pass;
+    timer_start(gpt->timers, TIMER_FORWARD_COMPUTE, gpt->stream);
+    receive_forward_send(gpt, pass);
+    gpt_head(gpt, pass);
+    timer_stop(gpt->timers, TIMER_FORWARD_COMPUTE, gpt->stream);
+}
+
+void gpt_backward_pass(GPT *gpt, const Pass *pass) {
+    timer_start(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);
+    receive_backward_send(gpt, pass);
+    timer_stop(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);
+    // The copies of the latest --async-save start here, where the device has enough work queued.
+    if (pass->first) zero_copy_staged(gpt->zero);
+}
+
+void gpt_stage_forward(GPT *gpt, const Pass *pass) {
+    expect_input(gpt, pass);
+    receive_forward_send(gpt, pass);
+}
+
+// --- warm-up -------------------------------------------------------------------------------------
+
+bool gpt_needs_warm_up(GPT *gpt, bool training, Pass *pass) {
+    bool *warm = training ? &gpt->training_warm : &gpt->evaluation_warm;
+    bool new_kernels = training && zero_quantizes_first(gpt->zero);
+    bool needed = gpt->stage.shape.stages > 1 && device_kind()->asynchronous && (!*warm || new_kernels);
+    Pass first = {.B = gpt->B, .T = gpt->T, .training = training, .backward = training};
+    *warm = true;
+    *pass = first;
+    return needed;
+}
+
+void gpt_warm_up(GPT *gpt, const Pass *loaded) {
+    MicroBatch *m = &gpt->slot[0];
+    Pass pass = *loaded;
+    pass.loss_scale = 0.0f;
+    zero_rehearse(gpt->zero, true);
+    for (int again = 0; again < 1 + pass.training; again++) {
+        pass.first = !again;
+        for (pass.chunk = 0; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
+            if (!gpt_embeds(gpt, &pass)) m->residual[0] = gpt->input[0];
+            if (!gpt_embeds(gpt, &pass)) set_zero(gpt->stream, gpt->input[0], hidden_bytes(gpt, &pass));
+            gpt_forward(gpt, &pass);
+            gpt_head(gpt, &pass);
+            set_zero(gpt->stream, gpt->dresidual[pass.gradient], hidden_bytes(gpt, &pass));
+            if (pass.training) gpt_backward(gpt, &pass);
+        }
+    }
+    stream_synchronize(gpt->stream);
+    zero_rehearse(gpt->zero, false);
+}

@@ -1,0 +1,529 @@
+// Forward and backward of the transformer: GPT-2 and Llama as Megatron-LM trains them.
+//
+//   embedding -> L x layer -> final norm -> LM head and loss
+//   layer: x += attention(norm1(x)); x += mlp(norm2(x))
+//
+// Pre-LayerNorm or RMSNorm, QKV rows interleaved per head (Megatron-LM's order), learned or rotary
+// positions, tanh GELU or SwiGLU, input and output embeddings tied or not. What a rank holds of the
+// model is described in gpt.h, together with the letters used in shape comments.
+//
+// Tensor parallelism splits the heads, the feed-forward layer and the vocabulary. A rank then
+// computes partial sums, which tensor_parallel.h reduces; without tensor parallelism none of that
+// runs. A pipeline stage holds some of the layers.
+//
+// The hidden state between layers is the residual stream. The addition x += branch is fused into
+// the norm that follows it: a layer starts by adding the previous layer's branch (its MLP output)
+// to the stream and leaves its own MLP output in gpt->branch. The final norm therefore works like
+// the first norm of a layer L, and the tensor table has a row for it there.
+//
+// Called by micro_batches.c, next_logits.c and tests.
+#include <string.h>
+
+#include "llmc/model/gpt.h"
+
+// --- arguments of the ops ------------------------------------------------------------------------
+
+// Weight and gradient of a layer's tensor; NULL if this model has no such tensor.
+static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
+    int tensor = gpt_layer_tensor(gpt, l, which);
+    return tensor < 0 ? NULL : zero_weight(gpt->zero, tensor);
+}
+static float *grad(const GPT *gpt, int l, enum LayerTensor which) {
+    int tensor = gpt_layer_tensor(gpt, l, which);
+    return tensor < 0 ? NULL : zero_grad(gpt->zero, tensor);
+}
+static const MicroBatch *slot_of(const GPT *gpt, const Pass *p) { return &gpt->slot[p->slot]; }
+static LayerActs *layer_acts(const GPT *gpt, const Pass *p, int l) {
+    return &slot_of(gpt, p)->acts[gpt->recompute_full ? 0 : l - gpt_first_layer(gpt, p)];
+}
+static floatX *residual_of(const GPT *gpt, const Pass *p, int l) {
+    return slot_of(gpt, p)->residual[l - gpt_first_layer(gpt, p)];
+}
+static floatX *dresidual_of(const GPT *gpt, const Pass *p) { return gpt->dresidual[p->gradient]; }
+static bool is_tensor_parallel(const GPT *gpt) { return gpt->mesh->tp.size > 1; }
+
+// Waits for the weights of layer l, and prefetches those of the next layer in this direction.
+static void wait_for_layer(const GPT *gpt, const Pass *p, int l, bool backward) {
+    int next = backward ? l - 1 : l + 1;
+    bool more = next >= gpt_first_layer(gpt, p) && next < gpt_end_layer(gpt, p);
+    zero_weights_wait(gpt->zero, gpt_layer_unit(gpt, l), more ? gpt_layer_unit(gpt, next) : -1, backward);
+}
+
+static Dropout dropout_at(const GPT *gpt, const Pass *p, int l, int where) {
+    float rate = where == DROPOUT_ATTENTION ? gpt->attention_dropout : gpt->hidden_dropout;
+    Dropout d = {p->training ? rate : 0.0f, gpt->seed, (uint32_t)(gpt_layer_number(gpt, l) * 4 + where),
+                 p->first_sample};
+    return d;
+}
+
+static Embedding embedding_of(const GPT *gpt, const Pass *p) {
+    const Tensor *words = &gpt->tensor[GPT_WTE];
+    const MicroBatch *m = slot_of(gpt, p);
+    Embedding e = {.B = p->B,
+                   .T = p->T,
+                   .C = gpt->C,
+                   .first_row = (int)words->offset,
+                   .rows = (int)words->local[0],
+                   .tokens = m->tokens,
+                   .positions = m->positions,
+                   .dropout = dropout_at(gpt, p, 0, DROPOUT_EMBEDDING),
+                   .wte = zero_weight(gpt->zero, GPT_WTE),
+                   .x = m->residual[0],
+                   .dx = dresidual_of(gpt, p),
+                   .dwte = zero_grad(gpt->zero, GPT_WTE)};
+    if (!gpt->P) return e;
+    e.wpe = zero_weight(gpt->zero, GPT_WPE);
+    e.dwpe = zero_grad(gpt->zero, GPT_WPE);
+    return e;
+}
+
+// Norm `which` (LN1_W or LN2_W) of layer l, without the residual addition.
+static LayerNorm norm_of(const GPT *gpt, const Pass *p, const NormActs *acts, int l, enum LayerTensor which) {
+    enum LayerTensor bias = (enum LayerTensor)(which + 1);
+    LayerNorm n = {.B = p->B,
+                   .T = p->T,
+                   .C = gpt->C,
+                   .epsilon = gpt->epsilon,
+                   .gamma = weight(gpt, l, which),
+                   .beta = weight(gpt, l, bias),
+                   .y = acts->y,
+                   .mean = acts->mean,
+                   .rstd = acts->rstd,
+                   .dy = gpt->dx,
+                   .dresidual = dresidual_of(gpt, p),
+                   .dgamma = grad(gpt, l, which),
+                   .dbeta = grad(gpt, l, bias),
+                   .rows = gpt_own_rows(gpt, p),
+                   .rms = gpt->rms};
+    return n;
+}
+
+// Fuses x = residual + dropout(gpt->branch) into a norm, and the gradients of that sum into its
+// backward.
+static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dropout dropout) {
+    n->residual = residual;
+    n->branch = gpt->branch;
+    n->dropout = dropout;
+    n->dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : NULL;
+    n->branch_sum = gpt->biased ? gpt->branch_sum : NULL;
+}
+
+// The residual addition alone, without a norm: the output of a pipeline stage.
+static LayerNorm stage_output(const GPT *gpt, const Pass *p) {
+    LayerNorm n = {
+        .B = p->B, .T = p->T, .C = gpt->C, .dresidual = dresidual_of(gpt, p), .rows = gpt_own_rows(gpt, p)};
+    return n;
+}
+
+// Norm 1 of layer l with the residual addition fused in. Past the chunk's last layer it is the
+// final norm, or the stage's output if the LM head is on a later stage. The chunk's first layer
+// adds nothing: its input comes from the embedding or from the previous stage.
+static LayerNorm first_norm(const GPT *gpt, const Pass *p, int l) {
+    bool end = l == gpt_end_layer(gpt, p);
+    LayerNorm n = end && !gpt_heads(gpt, p)
+                      ? stage_output(gpt, p)
+                      : norm_of(gpt, p, end ? &gpt->lnf : &layer_acts(gpt, p, l)->ln1, l, LN1_W);
+    n.x = residual_of(gpt, p, l);
+    if (l > gpt_first_layer(gpt, p)) {
+        add_branch(gpt, &n, layer_acts(gpt, p, l - 1)->residual2, dropout_at(gpt, p, l - 1, DROPOUT_FFN));
+    }
+    return n;
+}
+
+// Linear `which` of layer l: y = x W^T + b, dy -> dx. The bias is the next row of the tensor table.
+// SwiGLU's first matrix is stored with another shape: see add_layer in gpt.c.
+static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor which, const floatX *x,
+                        floatX *y, const floatX *dy, floatX *dx) {
+    const Tensor *t = &gpt->tensor[gpt_layer_tensor(gpt, l, which)];
+    int64_t columns = which == FC1_W ? gpt->C : t->local[1];
+    Linear linear = {.N = pass_rows(p),
+                     .C = (int)columns,
+                     .OC = (int)(tensor_elements(t) / columns),
+                     .x = x,
+                     .w = weight(gpt, l, which),
+                     .bias = weight(gpt, l, (enum LayerTensor)(which + 1)),
+                     .y = y,
+                     .dy = dy,
+                     .dx = dx,
+                     .dw = grad(gpt, l, which),
+                     .overwrite = p->first || !zero_grads_stay(gpt->zero, gpt_layer_unit(gpt, l)),
+                     .workspace = gpt->workspace,
+                     .threads = gpt->threads};
+    return linear;
+}
+
+// Arguments of all ops of one layer, for forward and backward.
+typedef struct LayerOps {
+    LayerNorm norm1, norm2;
+    Linear qkv, projection, fc1, fc2;
+    HeadNorm heads;  // --qk-layernorm
+    Rope rope;       // rotary positions
+    Attention attention;
+    CachedAttention cached;  // generation: appends to the KV cache; replaces `attention` if the cache
+                             // already holds earlier positions
+    Swiglu swiglu;           // replaces the GELU fused into fc1 and fc2
+} LayerOps;
+
+// The MLP: x (norm2's output) -> gpt->branch. GELU is fused into fc1 and fc2; SwiGLU is an op of
+// its own between them.
+static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const floatX *dbranch,
+                    LayerOps *o) {
+    const LayerActs *a = layer_acts(gpt, p, l);
+    if (gpt->swiglu) {
+        Swiglu swiglu = {
+            .N = pass_rows(p), .F = gpt->F, .pre = a->pre, .y = a->act, .dy = gpt->dact, .dpre = gpt->dwide};
+        o->swiglu = swiglu;
+        o->fc1 = linear_of(gpt, p, l, FC1_W, x, a->pre, gpt->dwide, gpt->dx);
+        o->fc2 = linear_of(gpt, p, l, FC2_W, a->act, gpt->branch, dbranch, gpt->dact);
+        return;
+    }
+    o->fc1 = linear_of(gpt, p, l, FC1_W, x, a->act, gpt->dwide, gpt->dx);
+    o->fc1.pre = a->pre;
+    o->fc2 = linear_of(gpt, p, l, FC2_W, a->act, gpt->branch, dbranch, gpt->dwide);
+    o->fc2.x_pre = a->pre;
+    o->fc2.dpre_bias = grad(gpt, l, FC1_B);
+}
+
+// Output of the QKV linear. If rope reorders it (by_kind), it goes into the buffer that backward
+// uses for its gradient.
+static floatX *linear_qkv(const GPT *gpt, const LayerActs *a) { return gpt->by_kind ? gpt->dwide : a->qkv; }
+
+static Rope rope_of(const GPT *gpt, const Pass *p, const LayerActs *a) {
+    int heads = gpt->NH / gpt->NG;
+    Rope rope = {.B = p->B,
+                 .T = p->T,
+                 .groups = gpt->NG,
+                 .heads = heads + 2,
+                 .turned = heads + 1,
+                 .HD = gpt->HD,
+                 .columns = gpt->rotary,
+                 .table = gpt->turns + (int64_t)p->start * gpt->rotary,
+                 .x = linear_qkv(gpt, a),
+                 .by_kind = gpt->by_kind ? a->qkv : NULL};
+    return rope;
+}
+
+// Attention over the KV cache: for each layer keys (NG, T, HD), then values (NG, T, HD).
+static CachedAttention cached_attention_of(const GPT *gpt, const Pass *p, int l) {
+    const LayerActs *a = layer_acts(gpt, p, l);
+    int64_t part = (int64_t)gpt->NG * gpt->T * gpt->HD;
+    CachedAttention attention = {.T = p->T,
+                                 .start = p->start,
+                                 .room = gpt->T,
+                                 .NH = gpt->NH,
+                                 .HD = gpt->HD,
+                                 .groups = gpt->NG,
+                                 .qkv = a->qkv,
+                                 .keys = gpt->cache + 2 * l * part,
+                                 .values = gpt->cache + (2 * l + 1) * part,
+                                 .out = a->att,
+                                 .workspace = gpt->workspace};
+    return attention;
+}
+
+static HeadNorm head_norm_of(const GPT *gpt, const Pass *p, int l) {
+    const LayerActs *a = layer_acts(gpt, p, l);
+    HeadNorm n = {.N = pass_rows(p),
+                  .groups = gpt->NG,
+                  .queries = gpt->NH / gpt->NG,
+                  .HD = gpt->HD,
+                  .epsilon = gpt->epsilon,
+                  .rms = gpt->rms,
+                  .x = linear_qkv(gpt, a),
+                  .before = a->before_norm};
+    for (int i = 0; i < 2; i++) {
+        enum LayerTensor w = i ? K_NORM_W : Q_NORM_W, b = i ? K_NORM_B : Q_NORM_B;
+        n.gamma[i] = weight(gpt, l, w), n.beta[i] = weight(gpt, l, b);
+        n.dgamma[i] = grad(gpt, l, w), n.dbeta[i] = grad(gpt, l, b);
+    }
+    return n;
+}
+
+static LayerOps layer_ops(const GPT *gpt, int l, const Pass *p) {
+    const LayerActs *a = layer_acts(gpt, p, l);
+    const MicroBatch *m = slot_of(gpt, p);
+    const floatX *dbranch = gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p);
+    const floatX *x1 = a->ln1.y, *x2 = a->ln2.y;
+    if (gpt->tp.sequence) x1 = x2 = dbranch = gpt->gathered;
+    Attention attention = {.B = p->B,
+                           .T = p->T,
+                           .NH = gpt->NH,
+                           .HD = gpt->HD,
+                           .dropout = dropout_at(gpt, p, l, DROPOUT_ATTENTION),
+                           .qkv = a->qkv,
+                           .doc_start = p->has_doc_start ? m->doc_start : NULL,
+                           .out = a->att,
+                           .saved = a->att_saved,
+                           .dout = gpt->datt,
+                           .dqkv = gpt->by_kind ? gpt->dact : gpt->dwide,
+                           .workspace = gpt->workspace,
+                           .first_head = gpt->mesh->tp.rank * gpt->NH,
+                           .groups = gpt->NG,
+                           .by_kind = gpt->by_kind};
+    LayerOps o;
+    memset(&o, 0, sizeof o);
+    o.norm1 = first_norm(gpt, p, l);
+    o.qkv = linear_of(gpt, p, l, QKV_W, x1, linear_qkv(gpt, a), gpt->dwide, gpt->dx);
+    o.heads = head_norm_of(gpt, p, l);
+    o.rope = rope_of(gpt, p, a);
+    o.attention = attention;
+    if (gpt->cache) o.cached = cached_attention_of(gpt, p, l);
+    o.projection = linear_of(gpt, p, l, PROJ_W, a->att, gpt->branch, dbranch, gpt->datt);
+    o.norm2 = norm_of(gpt, p, &a->ln2, l, LN2_W);
+    o.norm2.x = a->residual2;
+    add_branch(gpt, &o.norm2, residual_of(gpt, p, l), dropout_at(gpt, p, l, DROPOUT_PROJECTION));
+    mlp_ops(gpt, p, l, x2, dbranch, &o);
+    return o;
+}
+
+// --- forward -------------------------------------------------------------------------------------
+
+// Sequence parallelism: all-gathers the rows of `own` before a GEMM. Otherwise returns `own`.
+static const floatX *gather(const GPT *gpt, const Pass *p, const floatX *own) {
+    return tp_gather(&gpt->tp, own, gpt->gathered, pass_rows(p));
+}
+
+// Row-parallel linear (projection, fc2): every rank computes a partial sum over its input columns.
+// The partial sums are all-reduced (or reduce-scattered), and the bias is added once.
+static void row_parallel_forward(const GPT *gpt, const Linear *a) {
+    if (!is_tensor_parallel(gpt)) {
+        op_linear_forward(gpt->stream, a);
+        return;
+    }
+    Linear part = *a;
+    part.bias = NULL;
+    op_linear_forward(gpt->stream, &part);
+    tp_reduce(&gpt->tp, part.y, a->bias, part.y, a->N);
+}
+
+// A layer up to the MLP's activation: everything that backward needs. The last GEMM, fc2, is left
+// out, so that recomputation can use this function too.
+static void layer_forward_to_activation(const GPT *gpt, const Pass *p, const LayerOps *o) {
+    Stream *s = gpt->stream;
+    op_layernorm_forward(s, &o->norm1);
+    gather(gpt, p, o->norm1.y);
+    op_linear_forward(s, &o->qkv);
+    if (gpt->qk_norm) op_head_norm_forward(s, &o->heads);
+    if (gpt->rotary) op_rope(s, &o->rope);
+    if (gpt->cache) op_cache_append(s, &o->cached);
+    if (p->start) op_cached_attention(s, &o->cached);
+    else op_attention_forward(s, &o->attention);
+    row_parallel_forward(gpt, &o->projection);
+    op_layernorm_forward(s, &o->norm2);
+    gather(gpt, p, o->norm2.y);
+    op_linear_forward(s, &o->fc1);
+    if (gpt->swiglu) op_swiglu_forward(s, &o->swiglu);
+}
+
+// Vocabulary-parallel embedding: every rank looks up the rows that it holds, and the results are
+// summed.
+static void embed(const GPT *gpt, const Pass *p) {
+    Embedding embedding = embedding_of(gpt, p);
+    if (is_tensor_parallel(gpt)) {
+        Embedding words = embedding;
+        words.part = true;
+        words.x = gpt->branch;
+        op_embedding_forward(gpt->stream, &words);
+        tp_reduce(&gpt->tp, words.x, NULL, embedding.x, pass_rows(p));
+        embedding.wte = NULL;
+        embedding.x_rows = gpt_own_rows(gpt, p);
+    }
+    op_embedding_forward(gpt->stream, &embedding);
+}
+
+void gpt_forward(GPT *gpt, const Pass *p) {
+    MicroBatch *m = &gpt->slot[p->slot];
+    if (gpt_embeds(gpt, p)) m->residual[0] = m->embedded;
+    LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
+    if (gpt_embeds(gpt, p)) {
+        zero_weights_wait(gpt->zero, 0, gpt_layer_unit(gpt, gpt_first_layer(gpt, p)), false);
+        embed(gpt, p);
+    }
+    for (int l = gpt_first_layer(gpt, p); l < gpt_end_layer(gpt, p); l++) {
+        LayerOps o = layer_ops(gpt, l, p);
+        wait_for_layer(gpt, p, l, false);
+        layer_forward_to_activation(gpt, p, &o);
+        row_parallel_forward(gpt, &o.fc2);
+    }
+    op_layernorm_forward(gpt->stream, &final);
+}
+
+// --- LM head and loss ----------------------------------------------------------------------------
+
+// Vocabulary-parallel head: every rank computes the logits of its columns, a chunk of rows at a
+// time. The ranks exchange each row's softmax statistics (maximum and sum over their columns).
+static void vocabulary_parallel_head(const GPT *gpt, Head *h) {
+    int64_t chunk = op_head_chunk_rows(h->N, h->rows);
+    h->all = gpt->statistics;
+    h->ranks = gpt->mesh->tp.size;
+    for (int64_t row = 0; row < h->N; row += chunk) {
+        int64_t rows = h->N - row < chunk ? h->N - row : chunk;
+        h->own = gpt->statistics + gpt->mesh->tp.rank * rows;
+        op_head_logits(gpt->stream, h, row, rows);
+        tp_exchange(&gpt->tp, gpt->statistics, (size_t)rows * sizeof(HeadStatistics));
+        op_head_gradients(gpt->stream, h, row, rows);
+    }
+    op_loss_sum(gpt->stream, h);
+    if (h->dx) tp_reduce(&gpt->tp, h->dx, NULL, h->dx, h->N);
+}
+
+void gpt_head(GPT *gpt, const Pass *p) {
+    if (!gpt_heads(gpt, p)) return;
+    const Tensor *words = &gpt->tensor[gpt->output];
+    const MicroBatch *m = slot_of(gpt, p);
+    zero_weights_wait(gpt->zero, 0, -1, false);
+    Head h = {.N = pass_rows(p),
+              .C = gpt->C,
+              .first_row = (int)words->offset,
+              .rows = (int)words->local[0],
+              .x = gather(gpt, p, gpt->lnf.y),
+              .wte = zero_weight(gpt->zero, gpt->output),
+              .targets = m->targets,
+              .loss_mask = p->has_loss_mask ? m->loss_mask : NULL,
+              .loss_scale = p->loss_scale,
+              .losses = gpt->losses,
+              .loss_sum = zero_loss_sum(gpt->zero),
+              .dx = p->backward ? gpt->dx : NULL,
+              .dwte = p->backward ? zero_grad(gpt->zero, gpt->output) : NULL,
+              .overwrite = p->first,
+              .workspace = gpt->workspace};
+    if (p->scores) gpt_head_scores(gpt, p, &h);
+    else if (is_tensor_parallel(gpt)) vocabulary_parallel_head(gpt, &h);
+    else op_head(gpt->stream, &h);
+}
+
+// --- backward ------------------------------------------------------------------------------------
+
+// sum: column sums of dy if a norm's backward has computed them, else NULL.
+static void bias_backward(const GPT *gpt, int l, enum LayerTensor bias, const Linear *a, const float *sum) {
+    if (!gpt->biased) return;
+    op_bias_gradient(gpt->stream, grad(gpt, l, bias), a->dy, sum, a->N, a->OC, gpt->workspace);
+}
+
+// Backward of a row-parallel linear. The column sums of dy that a norm's backward has left in
+// gpt->branch_sum cover all rows only without tensor parallelism.
+static void row_parallel_backward(const GPT *gpt, const Pass *p, int l, enum LayerTensor bias,
+                                  const Linear *a) {
+    gather(gpt, p, gpt->hidden_dropout > 0 ? gpt->dbranch : dresidual_of(gpt, p));
+    op_linear_backward(gpt->stream, a);
+    bias_backward(gpt, l, bias, a, is_tensor_parallel(gpt) ? NULL : gpt->branch_sum);
+}
+
+// Backward of a column-parallel linear (QKV, fc1), which follows a norm. Every rank computes a
+// partial sum of dx. Its all-reduce overlaps with the GEMM of dW, whose input is gathered during
+// the GEMM of dx.
+static void column_parallel_backward(const GPT *gpt, const Pass *p, const LayerNorm *norm, const Linear *a) {
+    if (!is_tensor_parallel(gpt)) {
+        op_linear_backward(gpt->stream, a);
+        return;
+    }
+    Linear input = *a, weights = *a;
+    input.dw = NULL;
+    weights.dx = NULL;
+    tp_gather_begin(&gpt->tp, norm->y, gpt->gathered, pass_rows(p));
+    op_linear_backward(gpt->stream, &input);
+    tp_reduce_begin(&gpt->tp, gpt->dx, NULL, gpt->dx, pass_rows(p));
+    tp_gather_wait(&gpt->tp);
+    op_linear_backward(gpt->stream, &weights);
+    tp_reduce_wait(&gpt->tp);
+}
+
+// Input and output: the gradient of the residual stream after and before the layer (dresidual), and
+// the gradient of the branch that was added there (gpt->dbranch with dropout, else the same).
+// Writes only this layer's weight gradients. The gradient of fc1's bias is summed where GELU' is
+// applied, or after SwiGLU.
+static void layer_backward(GPT *gpt, int l, const Pass *p) {
+    LayerOps o = layer_ops(gpt, l, p);
+    Stream *s = gpt->stream;
+    // Backward, RoPE and the norms of queries and keys work on the gradient of QKV.
+    Rope turn_back = o.rope;
+    HeadNorm heads = o.heads;
+    turn_back.x = heads.x = gpt->dwide;
+    turn_back.by_kind = gpt->by_kind ? o.attention.dqkv : NULL;
+    turn_back.back = true;
+    if (gpt->recompute_full) {
+        LayerOps again = o;
+        again.norm1.branch = NULL;  // residual[l] already holds the sum
+        layer_forward_to_activation(gpt, p, &again);
+    }
+    row_parallel_backward(gpt, p, l, FC2_B, &o.fc2);
+    if (gpt->swiglu) {
+        op_swiglu_backward(s, &o.swiglu);
+        bias_backward(gpt, l, FC1_B, &o.fc1, NULL);
+    }
+    column_parallel_backward(gpt, p, &o.norm2, &o.fc1);
+    op_layernorm_backward(s, &o.norm2);
+    row_parallel_backward(gpt, p, l, PROJ_B, &o.projection);
+    op_attention_backward(s, &o.attention);
+    if (gpt->rotary) op_rope(s, &turn_back);
+    if (gpt->qk_norm) op_head_norm_backward(s, &heads);
+    bias_backward(gpt, l, QKV_B, &o.qkv, NULL);
+    column_parallel_backward(gpt, p, &o.norm1, &o.qkv);
+    op_layernorm_backward(s, &o.norm1);
+}
+
+// Sums the gradients of a norm's weight and bias over the tensor-parallel ranks, each of which has
+// computed them from its own rows or heads.
+static void reduce_norm_gradients(const GPT *gpt, int l, enum LayerTensor which) {
+    int tensor = gpt_layer_tensor(gpt, l, which);
+    for (int i = tensor; tensor >= 0 && i < tensor + (gpt->rms ? 1 : 2); i++) {
+        tp_sum(&gpt->tp, zero_grad(gpt->zero, i), tensor_elements(&gpt->tensor[i]), gpt->dwide,
+               gpt->dwide_bytes);
+    }
+}
+
+// Hands the complete gradients of layer l to ZeRO, which reduces them. The final norm belongs to
+// the last layer.
+static void finish_layer_gradients(const GPT *gpt, int l, const Pass *p) {
+    bool final = gpt->stage.heads && l == gpt->L - 1;
+    if (gpt->tp.sequence) {
+        reduce_norm_gradients(gpt, l, LN1_W);
+        reduce_norm_gradients(gpt, l, LN2_W);
+        if (final) reduce_norm_gradients(gpt, l + 1, LN1_W);
+    }
+    reduce_norm_gradients(gpt, l, Q_NORM_W);
+    reduce_norm_gradients(gpt, l, K_NORM_W);
+    zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l), p->last);
+}
+
+// True if this backward completes the gradients of layer l: the step's last micro-batch, or every
+// one where gradients are reduced per micro-batch (ZeRO-2 and 3).
+static bool completes_gradients(const GPT *gpt, int l, const Pass *p) {
+    return p->last || !zero_grads_stay(gpt->zero, gpt_layer_unit(gpt, l));
+}
+
+static void embedding_backward(const GPT *gpt, const Pass *p) {
+    Embedding embedding = embedding_of(gpt, p);
+    size_t row = (size_t)gpt->C * sizeof(float);
+    embedding.dx = gather(gpt, p, embedding.dx);
+    bool head_began = gpt->stage.heads && gpt->tied;  // the LM head has overwritten dwte
+    if (gpt->P && p->first) set_zero(gpt->stream, embedding.dwpe, (size_t)gpt->P * row);
+    if (!head_began && p->first) {
+        set_zero(gpt->stream, embedding.dwte, (size_t)gpt->tensor[GPT_WTE].local[0] * row);
+    }
+    if (!head_began && gpt->tied && p->last) gpt_add_head_words(gpt);
+    op_embedding_backward(gpt->stream, &embedding);
+}
+
+void gpt_backward(GPT *gpt, const Pass *p) {
+    LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
+    size_t bytes = (size_t)gpt_own_rows(gpt, p).count * (size_t)gpt->C * sizeof(floatX);
+    if (gpt_heads(gpt, p)) set_zero(gpt->stream, dresidual_of(gpt, p), bytes);
+    wait_for_layer(gpt, p, gpt_end_layer(gpt, p) - 1, true);
+    // The final norm's gradients belong to the last layer's unit.
+    zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, gpt_end_layer(gpt, p) - 1));
+    op_layernorm_backward(gpt->stream, &final);
+    for (int l = gpt_end_layer(gpt, p) - 1; l >= gpt_first_layer(gpt, p); l--) {
+        wait_for_layer(gpt, p, l, true);
+        zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, l));
+        layer_backward(gpt, l, p);
+        if (completes_gradients(gpt, l, p)) finish_layer_gradients(gpt, l, p);
+    }
+    if (gpt_embeds(gpt, p)) embedding_backward(gpt, p);
+}
+
+void gpt_end_backward(GPT *gpt) {
+    if (!gpt_has_words(gpt)) return;
+    if (gpt->tied) gpt_exchange_words(gpt);
+    zero_reduce_unit(gpt->zero, 0, true);
+}

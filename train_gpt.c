@@ -1,0 +1,411 @@
+// sdp4bit.c: GPT and Llama pretraining with sharded data parallelism in (almost) 4 bits.
+//
+// This file tells the story of a run from top to bottom:
+//
+//   loading a micro-batch     next_batch, load_micro_batch
+//   the micro-batch loop      run_micro_batches: forward and backward, one call per pipeline slot
+//   the training step         train_step: micro-batches, then ZeRO's reduce, AdamW and all-gather
+//   evaluation                evaluate, evaluate_and_log, final_evaluation
+//   the training loop         train, after_step
+//   the program               train_gpt
+//
+// The transformer itself (forward and backward of a layer) is in llmc/model/transformer.c. What a
+// data-parallel rank owns, reduces and gathers is in llmc/state/zero.h, and the 4-bit codecs and
+// collectives of the paper are in sdp4bit/.
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train_gpt.h"
+
+#include "llmc/plan/report.h"      // --plan
+#include "llmc/ranks/heartbeat.h"  // progress reports to the watchdog
+#include "llmc/ranks/watchdog.h"
+#include "llmc/ranks/node_recovery.h"  // recovery from a lost node
+#include "llmc/run/eval_tasks.h"       // --eval-tasks
+#include "llmc/run/measure.h"          // --plan-measure
+#include "llmc/run/run.h"              // Run: configuration, counters, logs, checkpoints
+#include "llmc/run/same_run.h"         // all ranks must have the same flags and data
+#include "llmc/run/startup.h"          // from flags to the first step
+#include "llmc/state/probe.h"          // quantization statistics
+
+// ===== loading a micro-batch =====================================================================
+
+// Returns false, on all ranks, if some rank could not read its data. The run then ends without
+// logging or saving the current step.
+static bool data_sound(Run *run) {
+    if (run->stop.reason != STOP_DATA) return true;
+    run->site.phase = "read data";
+    return run_agreed(run, run->error.code != EXIT_DATA);
+}
+
+// Uploads this rank's micro-batch, which starts at global sample `consumed`, into a slot. If the
+// data turn out to be corrupt, this rank must not stop at once, because the others are already in
+// the collectives of this step. It continues with zeros, and all ranks stop together at the end of
+// the step (data_sound).
+static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consumed) {
+    Batch batch;
+    Error err;
+    memset(&batch, 0, sizeof batch);
+    heartbeat_waiting(&run->site, false);
+    timer_start(run->timers, TIMER_BATCH_GENERATOR, run->compute);
+    if (loader_batch(run->loader, split, consumed, &batch, &err)) {
+        gpt_upload(gpt, slot, &batch);
+    } else {
+        size_t bytes = (size_t)gpt->B * (size_t)gpt->T * sizeof(int32_t);
+        MicroBatch *m = &gpt->slot[slot];
+        set_zero(run->compute, m->tokens, bytes);
+        set_zero(run->compute, m->targets, bytes);
+        set_zero(run->compute, m->positions, bytes);
+        if (!run->error.code) run->error = err;
+    }
+    timer_stop(run->timers, TIMER_BATCH_GENERATOR, run->compute);
+    return batch;
+}
+
+// Weight of each token's loss. As in Megatron-LM, the loss is the mean over the unmasked tokens of
+// a micro-batch, averaged over `parts` micro-batches.
+static float loss_scale_of(const GPT *gpt, const Batch *batch, int64_t parts) {
+    int64_t N = (int64_t)gpt->B * gpt->T;
+    double tokens = (double)N;
+    if (batch->loss_mask) {
+        tokens = 0.0;
+        for (int64_t i = 0; i < N; i++) tokens += batch->loss_mask[i];
+    }
+    return tokens > 0 ? (float)(1.0 / (tokens * (double)parts)) : 0.0f;
+}
+
+// Where the micro-batches of a step, or of a part of an evaluation, come from.
+typedef struct BatchSource {
+    int split;      // SPLIT_TRAIN, SPLIT_VALID or SPLIT_TEST
+    int64_t first;  // global sample of micro-batch 0
+    int64_t row;    // samples from one micro-batch to the next, over all data-parallel ranks
+    int64_t parts;  // micro-batches whose losses are averaged
+} BatchSource;
+
+static void load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pass *pass) {
+    int64_t sample = source->first + (int64_t)pass->micro_batch * source->row;
+    Batch batch = next_batch(run, gpt, pass->slot, source->split, sample);
+    pass->first_sample = batch.first_sample;
+    pass->has_doc_start = batch.doc_start != NULL;
+    pass->has_loss_mask = batch.loss_mask != NULL;
+    pass->loss_scale = loss_scale_of(gpt, &batch, source->parts);
+}
+
+// ===== the micro-batch loop ======================================================================
+
+// Runs micro-batches through this rank's pipeline stage in the order of the 1F1B schedule: forward
+// and backward, or forward alone. Without pipeline parallelism each micro-batch runs forward, then
+// backward. Losses add up in zero_loss_sum. Gradients accumulate, and ZeRO reduces those of a layer
+// as soon as they are complete, while backward continues.
+static void run_micro_batches(Run *run, GPT *gpt, const BatchSource *source, int count, bool training) {
+    Pass pass;
+    if (gpt_needs_warm_up(gpt, training, &pass)) {
+        load_micro_batch(run, gpt, source, &pass);
+        gpt_warm_up(gpt, &pass);
+    }
+    PassSchedule schedule = gpt_schedule(gpt, count, training);
+    while (gpt_next_pass(&schedule, &pass)) {
+        if (pass.direction == FORWARD) {
+            load_micro_batch(run, gpt, source, &pass);
+            gpt_forward_pass(gpt, &pass);
+        } else {
+            gpt_backward_pass(gpt, &pass);
+        }
+    }
+    if (training) gpt_end_backward(gpt);
+}
+
+// ===== the training step =========================================================================
+
+// Launches one iteration. The device works asynchronously: the host reads the status of a step
+// (norm, loss, whether the update was applied) while the next one runs.
+static void train_step(Run *run, GPT *gpt) {
+    const Config *c = &run->config;
+    int batch = config_global_batch_size(c, run->consumed_train);
+    int row = c->micro_batch_size * c->dp_size, micro_batches = batch / row;
+    run->site.iteration = ++run->iteration;
+    run->site.phase = "forward and backward";
+    timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
+    zero_step_begins(run->zero, run->iteration);
+    BatchSource source = {SPLIT_TRAIN, run->consumed_train, row, micro_batches};
+    run_micro_batches(run, gpt, &source, micro_batches, true);
+    timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
+
+    run->site.phase = "update";
+    // The host doesn't know yet whether the previous step was applied or skipped, which moves the
+    // learning-rate schedule. So the device chooses between two learning rates.
+    int64_t skipped_n = run->scheduled, applied_n = run->scheduled + (run->unsettled ? run->step_batch : 0);
+    zero_update(run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
+                schedule_weight_decay(&run->schedule, run->consumed_train));
+    settle(run, 1);
+    run->unsettled = true;
+    run->step_batch = batch;
+    run->consumed_train += batch;
+    run->interval.iterations++;
+    run->interval.samples += batch;
+    run->flops_so_far += megatron_flops(c, batch);
+}
+
+// ===== evaluation ================================================================================
+
+// Mean of the loss over the data-parallel ranks, added in rank order. Only the last pipeline stage
+// has losses, and its tensor-parallel ranks hold equal ones.
+static double mean_loss(Run *run) {
+    float own = 0.0f;
+    int T = run->mesh.tp.size, D = run->config.dp_size, world = run->mesh.world.size;
+    copy_to_host(run->compute, &own, zero_loss_sum(run->zero), sizeof own);
+    stream_synchronize(run->compute);
+    float *all = (float *)xcalloc((size_t)world, sizeof(float), "losses");
+    peers_gather(run_peers(run, run->launch.world), &own, all, 1, MPI_FLOAT);
+    double sum = 0.0;
+    for (int d = 0; d < D; d++) sum += all[world - T * D + T * d];
+    free(all);
+    return sum / D;
+}
+
+// Mean loss over --eval-iters global batches from sample `at` on. The status of the latest step
+// must have been read, because evaluation overwrites its loss. Ends early if run->stop is set.
+static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) {
+    const Config *c = &run->config;
+    int row = c->micro_batch_size * c->dp_size, micro_batches = c->global_batch_size / row;
+    long long iters = run_eval_iters(run, split);
+    set_zero(run->compute, zero_loss_sum(run->zero), sizeof(float));
+    if (verbose) log_line(run->log, "Evaluating on %lld samples", iters * c->global_batch_size);
+    for (long long i = 0; i < iters && !run->stop.reason; i++) {
+        if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", i + 1, iters);
+        BatchSource source = {split, at, row, iters * micro_batches};
+        run_micro_batches(run, gpt, &source, micro_batches, false);
+        at += c->global_batch_size;
+        run_poll_stop(run);
+    }
+    return mean_loss(run);
+}
+
+static const char *why_stopped(const Run *run) {
+    switch (run->stop.reason) {
+        case STOP_DURATION: return "timelimit reached";
+        case STOP_SIGNAL: return "signal received";
+        default: return "corrupt data";
+    }
+}
+
+// As in Megatron-LM, each validation starts at the sample after the previous one's last. That also
+// holds after an evaluation that ended early, so that a resumed run sees the same samples. Returns
+// false if data were corrupt, which ends the run.
+static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, bool verbose) {
+    const Config *c = &run->config;
+    if (run_eval_iters(run, split) <= 0 || run->stop.reason) return true;
+    bool anew = split == SPLIT_TEST || c->full_validation;
+    int64_t from_start = 0, *consumed = anew ? &from_start : &run->consumed_valid, at = *consumed;
+    *consumed += c->eval_iters * c->global_batch_size;
+    run->site.phase = "evaluate";
+    timer_start(run->timers, TIMER_EVALUATE, run->compute);
+    zero_use_outer(run->zero, true);
+    double loss = evaluate(run, gpt, split, at, verbose);
+    zero_use_outer(run->zero, false);
+    timer_stop(run->timers, TIMER_EVALUATE, run->compute);
+    if (run->stop.reason) {
+        log_line(run->log, "Exiting during evaluation, %s", why_stopped(run));
+        return data_sound(run);
+    }
+    char where[80];
+    snprintf(where, sizeof where, "iteration %lld%s", (long long)run->iteration, suffix);
+    const Timer evaluated[] = {TIMER_EVALUATE};
+    log_phase_timers(run->log, run->timers, evaluated, 1, run_peers(run, run->launch.world));
+    log_validation(run->log, where, run->iteration, run->consumed_train, loss);
+    return true;
+}
+
+static bool final_evaluation(Run *run, GPT *gpt) {
+    bool sound = evaluate_and_log(run, gpt, SPLIT_VALID, " on validation set", true) &&
+                 evaluate_and_log(run, gpt, SPLIT_TEST, " on test set", true);
+    if (sound) eval_tasks(run, gpt);
+    return sound;
+}
+
+// ===== the training loop =========================================================================
+
+// Returns true if the anomaly guard ends the run: non-finite losses or gradients, too many skipped
+// steps, a corrupted message. With local steps each replica group decides for itself and the others
+// have to be told. They ask each other when run_poll_stop says so, or when the status of the latest
+// step has been read (settled).
+static bool verdict_ends_run(Run *run, bool settled) {
+    bool asks = run->mesh.replica_groups.size > 1 && (settled || run->stop.reason == STOP_VERDICT);
+    if (asks) return !run_agreed(run, !run->sentry.ended_at);
+    if (!run->sentry.ended_at || run->mesh.replica_groups.size > 1) return false;
+    run->exit_code = run->error.code;
+    run->site.iteration = run->sentry.ended_at;
+    run->site.phase = "update";
+    if (run->launch.rank == 0) error_print(&run->site, run->error.what);
+    return true;
+}
+
+static void save_and_leave(Run *run, const char *why, int exit_code) {
+    if (run->stop.reason == STOP_SIGNAL) stop_ignore_launcher_signal(run_peers(run, run->launch.world));
+    settle(run, 0);
+    if (verdict_ends_run(run, true)) return;
+    run->exit_code = exit_code;
+    if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
+}
+
+// Leaves the loop for a reason that is not an error. Called twice after a step: before and after a
+// save that is due.
+static bool leave_loop(Run *run, bool after_save) {
+    char why[96];
+    int code = EXIT_DONE;
+    if (!after_save) {
+        if (run->stop.reason != STOP_SIGNAL) return false;
+        snprintf(why, sizeof why, "exiting program after receiving %s.", stop_signal_name(&run->stop));
+        code = EXIT_STOPPED;
+    } else if (run->stop.reason == STOP_DURATION) {
+        double minutes = (monotonic_seconds() - run->started) / 60.0;
+        snprintf(why, sizeof why, "exiting program after %.1f minutes", minutes);
+    } else if (due(run->iteration, run->config.exit_interval)) {
+        snprintf(why, sizeof why, "exiting program at iteration %lld", (long long)run->iteration);
+    } else {
+        return false;
+    }
+    save_and_leave(run, why, code);
+    return true;
+}
+
+// What Megatron-LM checks after each iteration, in its order: evaluation, signal, save, duration,
+// exit interval. Returns true to leave the loop.
+static bool after_step(Run *run, GPT *gpt) {
+    const Config *c = &run->config;
+    int64_t i = run->iteration;
+    Interruption from = interval_interrupt(run);
+    bool scoring = due(i, c->eval_interval) && c->eval_tasks.count > 0;
+    bool evaluating = due(i, c->eval_interval) && run_eval_iters(run, SPLIT_VALID) > 0;
+    bool saving = c->save && due(i, c->save_interval), verifying = due(i, c->verify_replicas_interval);
+    bool probing = probe_due(run->zero);
+    bool sampling = due(i, c->sample_interval) &&
+                    i < c->train_iters;  // the last sample is written after training
+    // Repair replicas before anything else reads the weights.
+    if (verifying && !replicas_sound(run)) return true;
+    if (probing) probe_report(run->zero, run->log, run_peers(run, run->launch.world));
+    if (evaluating && !evaluate_and_log(run, gpt, SPLIT_VALID, "", false)) return true;
+    if (scoring) eval_tasks(run, gpt);
+    if (sampling) write_sample(run, gpt);
+    if (leave_loop(run, false)) return true;
+    if (saving && !save_checkpoint(run)) return true;
+    if (leave_loop(run, true)) return true;
+    if (evaluating || scoring || saving || verifying || probing || sampling) interval_exclude(run, &from);
+    return false;
+}
+
+// Returns true if the status of the latest step is needed now, because something is printed, saved,
+// decided or computed from it. Per-step records (JSON, TensorBoard) are written one step late.
+static bool needs_verdict(const Run *run) {
+    const Config *c = &run->config;
+    int64_t i = run->iteration;
+    return due(i, c->log_interval) || due(i, c->eval_interval) || due(i, c->save_interval) ||
+           due(i, c->exit_interval) || c->log_params_norm || c->log_num_zeros_in_grad || i >= c->train_iters;
+}
+
+// Returns true if training reached its end, false if it ended early (see run->exit_code).
+static bool train(Run *run, GPT *gpt) {
+    const Config *c = &run->config;
+    if (run->iteration >= c->train_iters) {
+        log_line(run->log, "the checkpoint is at iteration %lld of %lld: nothing is left to train",
+                 (long long)run->iteration, (long long)c->train_iters);
+    }
+    log_datetime(run->log, "before the start of training step");
+    interval_begin(run);
+    survivors_save(run);
+    while (run->iteration < c->train_iters) {
+        train_step(run, gpt);
+        run_poll_stop(run);
+        if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
+        bool settled = needs_verdict(run);
+        if (settled) settle(run, 0);
+        if (verdict_ends_run(run, settled)) return false;
+        if (due(run->iteration, c->log_interval)) interval_end(run);
+        if (after_step(run, gpt)) return false;
+    }
+    log_datetime(run->log, "after training is done");
+    return save_checkpoint(run);
+}
+
+// ===== the program ===============================================================================
+
+static void run_training(Run *run, GPT *gpt) {
+    if (!start_run(run, gpt)) return;
+    if (!run->config.skip_train && !train(run, gpt)) return;
+    if (!final_evaluation(run, gpt)) return;
+    // A signal during the final evaluation: the trained model has been saved.
+    if (run->stop.reason == STOP_SIGNAL) run->exit_code = EXIT_STOPPED;
+    else write_sample(run, gpt);
+}
+
+// --plan-measure: times a few training steps of a small part of the model on this device, to set
+// the rate that --plan-network computes with.
+static bool measure_flops(Run *run) {
+    Run measured;
+    GPT gpt;
+    bool ok = measurement_begin(run, &measured, &gpt);
+    for (int i = 0; ok && i < MEASURE_WARM_UP_STEPS + MEASURE_STEPS; i++) {
+        if (i == MEASURE_WARM_UP_STEPS) timer_take_seconds(measured.timers, TIMER_FORWARD_BACKWARD);
+        train_step(&measured, &gpt);
+    }
+    if (ok) run->config.plan_tflops = measured_tflops(&measured);
+    measurement_end(run, &measured, &gpt);
+    return ok;
+}
+
+// Plans the run, then does what the flags ask for: --plan, a look at the data, or training.
+static void plan_and_run(Run *run, GPT *gpt, double limit) {
+    bool ok = run_agreed(run, plan_run(run, gpt));
+    run->site.rank = run->launch.rank;
+    site_of_thread(&run->site);
+    Peers world = run_peers(run, run->launch.world);
+    ok = ok && run_agreed(run, same_flags(&run->config, world, &run->error));
+    if (!ok) return;
+    watchdog_open(&run->site, run->launch.host, run->launch.size, limit);
+    if (run->config.plan_measure && !run_agreed(run, measure_flops(run))) return;
+    if (run->config.plan) {
+        run_agreed(run, run->launch.rank != 0 || plan_report(&run->config, &run->mesh, stdout, &run->error));
+    } else if (run->config.check_data || run->config.inspect_data >= 0) {
+        run_look_at_data(run);
+    } else {
+        run_training(run, gpt);
+        advance_save(run, true);  // finish an asynchronous save, whatever ended the run
+        node_recovery_disarm(&run->site);
+    }
+}
+
+int train_gpt(int argc, char **argv) {
+    Run run;
+    GPT gpt;
+    char notes[4096] = "";
+    name_illegal_instructions();
+    run_init(&run);
+    memset(&gpt, 0, sizeof gpt);
+    bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);
+    if (parsed && (run.config.help || run.config.version)) return run_answer(&run.config, argv[0]);
+
+    // --plan and the data checks have nothing to save: signals end the process as usual.
+    bool trains = parsed && !run.config.plan && !run.config.check_data && run.config.inspect_data < 0;
+    if (trains) stop_catch_signals();
+    signal(SIGXFSZ, SIG_IGN);          // exceeding a file size limit becomes an error of write(2)
+    signal(SIGPIPE, SIG_IGN);          // a closed log pipe must not end the run
+    setvbuf(stdout, NULL, _IOLBF, 0);  // write whole lines at once, also into a pipe or file
+    double limit = trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0;
+    watchdog_mpi_starting(&run.site, limit);
+    launch_init(&run.launch, &argc, &argv);
+    if (run_agreed(&run, parsed)) {
+        if (run.launch.rank == 0) fputs(notes, stdout);
+        plan_and_run(&run, &gpt, limit);
+    }
+    int code = run.exit_code;
+    tp_close(&gpt.tp);
+    run_close(&run);
+    gpt_free(&gpt);
+    site_of_thread(NULL);
+    watchdog_mpi_ending(&run.site, limit, code);
+    launch_finalize(&run.launch);
+    watchdog_close(&run.site);
+    node_failure_free(run.site.node_failure);
+    return code;
+}
