@@ -11,6 +11,7 @@
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/manifest.h"
+#include "llmc/config/config_roles.h"
 
 #define COUNT_OF(list) (sizeof(list) / sizeof(list)[0])
 #define MODEL_ARGS "model.args"
@@ -109,6 +110,11 @@ int64_t imported_model_parameters(const ImportedModel *m) {
     return sum - padding * m->gpt.C * (m->gpt.tied ? 1 : 2);
 }
 
+static void move_item(cJSON *from, cJSON *to, const char *key) {
+    cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(from, key);
+    if (item) cJSON_AddItemToObject(to, key, item);
+}
+
 // The checkpoint's arguments: those that --load compares, and what says which tokenizer it is. The
 // others are up to the run that goes on. malloc'ed.
 static char *arguments_of(const Config *config) {
@@ -116,19 +122,12 @@ static char *arguments_of(const Config *config) {
                                        "vocab_file",        "merge_file", "tokenizer_model",
                                        "tokenizer_eod"};
     char *whole = config_to_json(config);
-    int count;
-    const char *const *names = config_model_names(&count);
+    int at = 0;
+    char key[OPTION_KEY_BYTES];
     cJSON *all = json_parse_object(whole, strlen(whole)), *kept = cJSON_CreateObject();
-    const struct {
-        const char *const *names;
-        int count;
-    } lists[] = {{names, count}, {OTHER_NAMES, COUNT_OF(OTHER_NAMES)}, {more, COUNT_OF(more)}};
-    for (size_t l = 0; l < COUNT_OF(lists); l++) {
-        for (int i = 0; i < lists[l].count; i++) {
-            cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(all, lists[l].names[i]);
-            if (item) cJSON_AddItemToObject(kept, lists[l].names[i], item);
-        }
-    }
+    while (config_next_key(MODEL, &at, key)) move_item(all, kept, key);
+    for (size_t i = 0; i < COUNT_OF(OTHER_NAMES); i++) move_item(all, kept, OTHER_NAMES[i]);
+    for (size_t i = 0; i < COUNT_OF(more); i++) move_item(all, kept, more[i]);
     free(whole);
     char *text = cJSON_PrintUnformatted(kept);
     if (!text) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");

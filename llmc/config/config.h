@@ -166,7 +166,7 @@ typedef struct Config {
     // --- derived by config_finish ---
     int vocab_size_unpadded, vocab_size_padded;  // V, Vp
     int eod;
-    int dp_size;
+    int world_size, dp_size;
     int micro_batches;                                       // per iteration at the full global batch size
     int64_t rampup_start, rampup_increment, rampup_samples;  // 0 when not ramping
     int64_t total_samples;     // of the whole run: --train-samples, or train_iters * global_batch_size
@@ -224,8 +224,6 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err);
-// The names of what config_match_checkpoint compares of the model, in that text.
-const char *const *config_model_names(int *count);
 // The model of a checkpoint, for a program that trains nothing, on one rank: whole, with
 // micro-batches of one sequence. saved_json: the checkpoint's config_to_json text, of
 // which the model's flags and the tokenizer's are read. own: flags of the command line that come

@@ -1,4 +1,4 @@
-// What of the command line does not go together, told from the flags alone. Included by config.c,
+// What of the command line does not go together, told from the flags alone. Included by config_parse.c,
 // config_check.c and llmc/plan/plan_time.c.
 #pragma once
 #include "llmc/config/config.h"

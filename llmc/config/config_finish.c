@@ -287,6 +287,7 @@ int config_rotary_columns(const Config *c) {
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err) {
     if (!finish_vocabulary(config, vocab_size, eod, err)) return false;
     if (config_only_checks_data(config)) return true;
+    config->world_size = world_size;
     config->dp_size = world_size /
                       (config->tensor_model_parallel_size * config->pipeline_model_parallel_size);
     if (!config->ffn_hidden_size) config->ffn_hidden_size = config_default_ffn(config);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "llmc/base/json.h"
-#include "llmc/config/config.h"
+#include "llmc/config/config_roles.h"
 
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 
@@ -28,18 +28,10 @@ static void free_line(Line *line) {
     free(line->words);
 }
 
-// A flag's name in a checkpoint.
-static void saved_name(const char *flag, char *name, size_t bytes) {
-    snprintf(name, bytes, "%s", flag);
-    for (char *c = name; *c; c++) {
-        if (*c == '-') *c = '_';
-    }
-}
-
 // A saved flag as it stood on the command line. One that was not given is null, or not there.
 static void add_saved(Line *line, const Option *row, const cJSON *saved) {
-    char name[96];
-    saved_name(row->name, name, sizeof name);
+    char name[OPTION_KEY_BYTES];
+    option_key(row, name);
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(saved, name);
     if (cJSON_IsTrue(item)) add_word(line, text_format("--%s", row->name));
     if (cJSON_IsString(item)) add_word(line, text_format("--%s=%s", row->name, item->valuestring));
@@ -49,16 +41,11 @@ static void add_saved(Line *line, const Option *row, const cJSON *saved) {
     cJSON_free(digits);
 }
 
-// The model's rows are those under the table's first heading.
 static void add_model(Line *line, const cJSON *saved) {
     int rows;
     const Option *table = config_options(&rows);
-    for (int i = 1; i < rows && table[i].name; i++) add_saved(line, &table[i], saved);
-    static const char *const tokenizer[] = {"tokenizer-type", "tokenizer-model", "tokenizer-eod",
-                                            "vocab-file",     "merge-file",      "vocab-size"};
-    for (size_t i = 0; i < COUNT_OF(tokenizer); i++) {
-        const Option *row = options_find(table, rows, tokenizer[i], strlen(tokenizer[i]));
-        if (row) add_saved(line, row, saved);
+    for (int i = 0; i < rows; i++) {
+        if (table[i].roles & (MODEL | LOADED)) add_saved(line, &table[i], saved);
     }
 }
 

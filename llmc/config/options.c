@@ -1,7 +1,8 @@
-// Long options from a table: see options.h. Called by config.c for the trainer and by tools that
+// Long options from a table: see options.h. Called by config_parse.c for the trainer and by tools that
 // bring their own table.
 #include "llmc/config/options.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -223,6 +224,14 @@ const Option *options_find(const Option *table, int rows, const char *name, size
         if (length > stem && memcmp(table[i].name, name, stem) == 0) return &table[i];
     }
     return NULL;
+}
+
+void option_key(const Option *row, char key[OPTION_KEY_BYTES]) {
+    assert(row && row->name && strlen(row->name) < OPTION_KEY_BYTES);
+    snprintf(key, OPTION_KEY_BYTES, "%s", row->name + (row->negative ? strlen("no-") : 0));
+    for (char *c = key; *c; c++) {
+        if (*c == '-') *c = '_';
+    }
 }
 
 static int min3(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }

@@ -1,5 +1,5 @@
 // Long options from a table. Reads argv and argument files into words, and words into a settings
-// struct; prints the table as help. Knows nothing of training: config.c has the trainer's table,
+// struct; prints the table as help. Knows nothing of training: config_parse.c has the trainer's table,
 // tools in dev/data have their own.
 #pragma once
 #include <stdio.h>
@@ -42,6 +42,7 @@ typedef struct Option {
     const char *alias;  // a second spelling, or NULL
     OptionKind kind;
     OptionUse use;
+    int roles;            // the program's own column; see config_roles.h for the trainer
     size_t offset;        // of the field in the settings struct, or OPTION_NO_FIELD
     const char *initial;  // the default, in the words of the command line; NULL: zero, printed as None
     // The allowed range of a number, inclusive. For OPTION_TEXT, low 1 refuses "". For
@@ -94,6 +95,10 @@ void options_help(const Option *table, int rows, FILE *file);
 
 // The row that a name (without dashes, length bytes) means; NULL when there is none.
 const Option *options_find(const Option *table, int rows, const char *name, size_t length);
+// Name of a row in dumps and checkpoints, as Megatron has it: underscores instead of dashes, and
+// --no-check-... without "no-".
+enum { OPTION_KEY_BYTES = 96 };
+void option_key(const Option *row, char key[OPTION_KEY_BYTES]);
 // Index of the word among a row's choices, "first|second"; -1 when it is none of them.
 int options_choice(const char *choices, const char *word);
 

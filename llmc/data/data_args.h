@@ -1,5 +1,5 @@
 // Lists of shards from files: --data-args-path and --per-split-data-args-path, for blends too long
-// for a command line. Megatron-LM's formats. Called by config.c.
+// for a command line. Megatron-LM's formats. Called by config_parse.c.
 #pragma once
 #include "llmc/data/dataset.h"
 LLMC_BEGIN

@@ -246,8 +246,6 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
 
 // ---- the iteration line -------------------------------------------------------------------------
 
-bool report_has_loss(const IntervalReport *r) { return r->lm_loss > 0 || !isfinite(r->lm_loss); }
-
 // Megatron-LM's fields, in its order and formats: other tools parse them.
 static void add_megatron_fields(Text *line, const Config *config, const IntervalReport *r) {
     text_add(line, " iteration %8lld/%8lld |", (long long)r->last.iteration, (long long)r->train_iters);

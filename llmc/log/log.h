@@ -41,50 +41,9 @@
 #include "llmc/config/config.h"
 #include "llmc/config/flops.h"
 #include "llmc/base/json_line.h"
+#include "llmc/log/report.h"
 #include "llmc/log/timers.h"
 LLMC_BEGIN
-
-// A single iteration, once its verdict is known. Here and in the next one all ranks' numbers are
-// combined already.
-typedef struct StepReport {
-    int64_t iteration, consumed_samples;
-    double learning_rate;  // what the next iteration will use, as Megatron prints it
-    int global_batch_size;
-    double loss;
-    bool skipped;                            // its step was not applied
-    double grad_norm;                        // pre-clip; < 0: clipping is off, field left out
-    double num_zeros, params_norm;           // < 0: left out
-    double reserved_bytes, allocated_bytes;  // device memory, for --log-memory-to-tensorboard; 0: unknown
-} StepReport;
-
-// Means or sums over the iterations since the last report. A field that nobody knows is left out of
-// the line where its comment says so.
-typedef struct IntervalReport {
-    StepReport last;  // the interval's last iteration
-    int64_t train_iters;
-    int64_t iterations;        // in this interval
-    double elapsed_ms;         // per iteration
-    double lm_loss;            // mean over the applied steps; see report_has_loss
-    int64_t skipped, nan;      // iterations not applied, not finite
-    double tflops_per_gpu;     // Megatron's formula
-    double mfu;                // 0..1, <= 0: peak unknown, field left out
-    double tokens_per_second;  // of the whole job; <= 0: left out
-    double inter_node_bytes;   // per step, sent out of one node (the largest), all its ranks
-    double intra_node_bytes;   // per step, sent inside one node. Both: gradients and weights,
-                               // between data-parallel ranks
-    double model_bytes;        // per step, sent by one node's ranks (the largest) for tensor and
-                               // pipeline parallelism, inside the node too; 0: left out
-    double exposed_comm_ms;    // per step, on the rank that waited least; < 0: not measured, left out
-    double exposed_gradients_ms, exposed_weights_ms;  // its parts: reductions, gathers
-    double exposed_most_ms;                           // on the rank that waited most
-    double seconds_left;                              // < 0: unknown, left out
-    double epoch;                                     // of the training data, fractional; < 0: unknown
-} IntervalReport;
-
-// Is there a loss to show? As in Megatron-LM there is none where every step was skipped (lm_loss is
-// 0 then). Megatron-LM so drops a NaN too (NaN > 0 is false), just when it matters most. Here it is
-// shown.
-bool report_has_loss(const IntervalReport *report);
 
 typedef struct Log Log;
 

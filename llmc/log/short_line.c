@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdio.h>
 
 void short_duration(char *out, size_t bytes, double seconds) {
     int64_t s = seconds >= 0 && seconds <= 1e10 ? (int64_t)(seconds + 0.5) : -1;

@@ -66,7 +66,7 @@ fewer() { # 40 evaluations of 8 samples each, behind 20 of 64; 640 training samp
 check "a smaller batch behind larger evaluations" fewer
 
 # --- the order of the data ---
-order="the data go on in another order"
+order="training continues with the data in another order"
 whole=(--train-iters 40 --global-batch-size 64 --lr-decay-style constant --lr-decay-iters 1000
     --lr-warmup-iters 0 --min-lr 0)
 logged whole 2 "${whole[@]}" --save "$work/whole" --save-interval 20 ||

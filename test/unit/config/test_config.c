@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/config/config.h"
+#include "llmc/config/config_roles.h"
 #include "llmc/base/json.h"
 #include "test/unit/config/command_line.h"
 #include "test/unit/folder.h"
@@ -764,13 +764,53 @@ static void checkpoints_must_match(void **state) {
     config_free(&run.config);
     assert_true(resume(&run, SMALL, SMALL "--seed 5"));
     assert_string_equal(run.notes,
-                        "seed was 1234 in the checkpoint and is 5: the data go on in another order\n");
+                        "seed was 1234 in the checkpoint and is 5: training continues with the data in "
+                        "another order\n");
     config_free(&run.config);
     assert_false(resume(&run,
                         SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1",
                         SMALL "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1 "
                               "--train-iters 20 --lr-decay-iters 10"));
     assert_non_null(strstr(run.err.what, "schedule_weight_decay_samples 40, this run's 80"));
+}
+
+// Every flag of the first section describes the model. Each is loaded by programs that don't train,
+// and a resumed run cannot change those that give the weights their meaning.
+static void every_model_flag_must_match(void **state) {
+    int rows, models = 0;
+    const Option *table = config_options(&rows);
+    Run run;
+    must_run(&run, SMALL, 2);
+    char *json = config_to_json(&run.config);
+    for (int i = 1; i < rows && table[i].name; i++) {
+        char key[OPTION_KEY_BYTES];
+        if (!(table[i].roles & (MODEL | LOADED))) fail_msg("--%s is neither MODEL nor LOADED", table[i].name);
+        cJSON *other = json_parse_object(json, strlen(json));
+        option_key(&table[i], key);
+        cJSON_ReplaceItemInObjectCaseSensitive(other, key, cJSON_CreateString("another value"));
+        char *saved = cJSON_PrintUnformatted(other);
+        bool same = config_match_checkpoint(&run.config, saved, NULL, 0, &run.err);
+        if (same != !(table[i].roles & MODEL)) fail_msg("--%s", table[i].name);
+        if (!same && !strstr(run.err.what, key)) fail_msg("%s without %s", run.err.what, key);
+        models += !same;
+        cJSON_free(saved);
+        cJSON_Delete(other);
+    }
+    assert_int_equal(models, 19);
+    free(json);
+    config_free(&run.config);
+}
+
+// Paths may differ between ranks as long as all ranks have one, or lists of the same length.
+static void every_path_has_its_role(void **state) {
+    int rows;
+    const Option *table = config_options(&rows);
+    for (int i = 0; i < rows; i++) {
+        const Option *row = &table[i];
+        if (!row->name || row->use != OPTION_USED || row->kind != OPTION_TEXT) continue;
+        bool path = !strcmp(row->value, "PATH") || !strcmp(row->value, "FOLDER");
+        if (path != !!(row->roles & PATH)) fail_msg("--%s", row->name);
+    }
 }
 
 static void damaged_checkpoint_arguments(void **state) {
@@ -996,6 +1036,8 @@ int main(void) {
         cmocka_unit_test(reals_print_as_python_prints_them),
         cmocka_unit_test(json_names_every_setting),
         cmocka_unit_test(checkpoints_must_match),
+        cmocka_unit_test(every_model_flag_must_match),
+        cmocka_unit_test(every_path_has_its_role),
         cmocka_unit_test(damaged_checkpoint_arguments),
         cmocka_unit_test(ramp_up),
         cmocka_unit_test(ramp_up_counts_iterations_as_megatron),
