@@ -422,7 +422,7 @@ static bool preprocess(const Settings *s, Error *err) {
                 "them\n");
     }
     if (s->tokenizer_type != TOKENIZER_GPT2_BPE && (s->vocab_file || s->merge_file)) {
-        fprintf(stderr, "--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them\n");
+        fprintf(stderr, "--vocab-file and --merge-file have no effect: only GPT2BPETokenizer uses them\n");
     }
     Job job = {.key = s->text ? NULL : s->json_keys.count ? s->json_keys.items[0] : "text"};
     job.corpus = corpus_open(s->input.items, s->input.count, s->input_list, s->text, err);

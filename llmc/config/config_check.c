@@ -65,7 +65,7 @@ static bool check_required(const Parsed *p) {
     }
     if (!*missing) return true;
     return REFUSE(
-        "missing %s; give them, or a model card such as @configs/gpt_125m.args (--help lists all flags)",
+        "missing %s; add them, or a model config such as @configs/gpt_125m.args (--help lists all flags)",
         missing);
 }
 
@@ -85,12 +85,15 @@ static bool check_positions(const Parsed *p, int head) {
     note_idle(p, c->use_rope_scaling, "--use-rope-scaling", stretch, COUNT_OF(stretch));
     note_idle(p, !rope, "learned positions", restart, COUNT_OF(restart));
     if (rope && (columns < 2 || columns % 2)) {
-        return REFUSE("--rotary-percent %g of a head of %d is %d columns; it must be an even number of them",
-                      c->rotary_percent, head, columns);
+        return REFUSE(
+            "--rotary-percent %g of a head of size %d rotates %d columns; must be an even number of at least "
+            "2",
+            c->rotary_percent, head, columns);
     }
     if (c->seq_length > c->max_position_embeddings) {
-        return REFUSE("--seq-length %d is larger than --max-position-embeddings %d; raise the latter",
-                      c->seq_length, c->max_position_embeddings);
+        return REFUSE(
+            "--seq-length %d is larger than --max-position-embeddings %d; raise --max-position-embeddings",
+            c->seq_length, c->max_position_embeddings);
     }
     return true;
 }
@@ -102,24 +105,23 @@ static bool check_model(const Parsed *p) {
     const Config *c = p->config;
     if (!c->kv_channels && c->hidden_size % c->num_attention_heads) {
         return REFUSE(
-            "--hidden-size %d is not divisible by --num-attention-heads %d; change one of them, "
-            "or give --kv-channels",
+            "--hidden-size %d is not divisible by --num-attention-heads %d; change one of them, or give "
+            "--kv-channels",
             c->hidden_size, c->num_attention_heads);
     }
     int head = c->kv_channels ? c->kv_channels : c->hidden_size / c->num_attention_heads;
     if (c->kv_channels % 8) {
-        return REFUSE("--kv-channels %d is not a multiple of 8; choose one that is", c->kv_channels);
+        return REFUSE("--kv-channels %d must be a multiple of 8", c->kv_channels);
     }
     if (head % 8) {
         return REFUSE(
-            "--hidden-size %d / --num-attention-heads %d gives heads of %d; the size of a head must be a "
-            "multiple of 8",
+            "--hidden-size %d / --num-attention-heads %d gives heads of size %d; it must be a multiple of 8",
             c->hidden_size, c->num_attention_heads, head);
     }
     if ((int64_t)c->num_attention_heads * head > MOST_ATTENTION_WIDTH) {
         return REFUSE(
-            "--num-attention-heads %d with heads of %d is too wide; all heads together have at "
-            "most %d columns",
+            "--num-attention-heads %d with heads of size %d is too wide; all heads together may have at most "
+            "%d columns",
             c->num_attention_heads, head, MOST_ATTENTION_WIDTH);
     }
     static const size_t groups[] = {offsetof(Config, num_query_groups)};
@@ -131,10 +133,10 @@ static bool check_model(const Parsed *p) {
             c->num_attention_heads, config_query_groups(c));
     }
     if (c->ffn_hidden_size % 8) {
-        return REFUSE("--ffn-hidden-size %d is not a multiple of 8; choose one that is", c->ffn_hidden_size);
+        return REFUSE("--ffn-hidden-size %d must be a multiple of 8", c->ffn_hidden_size);
     }
     if (ffn_width(c) == 0) {
-        return REFUSE("--swiglu makes the MLP of --hidden-size %d 0 wide; give --ffn-hidden-size",
+        return REFUSE("--swiglu gives an MLP of width 0 for --hidden-size %d; add --ffn-hidden-size",
                       c->hidden_size);
     }
     return check_positions(p, head);
@@ -193,8 +195,8 @@ static bool check_sharding(const Parsed *p) {
     note_idle(p, world, "--shard-params-over world", second, COUNT_OF(second));
     if (world && c->quantized_weights && c->weight_quantization_method != WEIGHT_DIRECT) {
         return REFUSE(
-            "--shard-params-over world keeps no replica that differences could be added to; add "
-            "--weight-quantization-method direct, or shard over the node");
+            "--shard-params-over world keeps no full weights to add differences to; add "
+            "--weight-quantization-method direct, or use --shard-params-over node");
     }
     return true;
 }
@@ -211,8 +213,8 @@ static bool check_pipeline(const Parsed *p) {
     if (chunk == 0) return true;
     if (P == 1) {
         return REFUSE(
-            "--num-layers-per-virtual-pipeline-stage %d wants --pipeline-model-parallel-size 2 or "
-            "more; add it",
+            "--num-layers-per-virtual-pipeline-stage %d needs --pipeline-model-parallel-size 2 or more; add "
+            "it",
             chunk);
     }
     if (c->num_layers / P % chunk == 0) return true;
@@ -241,13 +243,13 @@ static bool check_length(const Parsed *p) {
     for (size_t i = 0; i < COUNT_OF(lengths); i++) {
         if (!lengths[i].given || lengths[i].by_samples == by_samples) continue;
         return REFUSE(
-            "%s does not go with --train-%s; give the whole length and schedule in iterations, or all of it "
-            "in samples",
+            "%s cannot be combined with --train-%s; give length and schedule either in iterations or in "
+            "samples",
             lengths[i].name, by_samples ? "samples" : "iters");
     }
     int count = p->config->rampup_batch_size.count;
     if (GIVEN(p, rampup_batch_size) && count != 3) {
-        return REFUSE("--rampup-batch-size has %d values; give START INCREMENT SAMPLES", count);
+        return REFUSE("--rampup-batch-size got %d values; give START INCREMENT SAMPLES", count);
     }
     return true;
 }
@@ -268,14 +270,14 @@ static bool obeys(const Parsed *p, const Rule *rules, size_t count) {
 static bool check_rates(const Parsed *p) {
     const Config *c = p->config;
     if (GIVEN(p, lr) && c->min_lr > c->lr) {
-        return REFUSE("--min-lr %g is larger than --lr %g; swap or lower it", c->min_lr, c->lr);
+        return REFUSE("--min-lr %g is larger than --lr %g; lower it or raise --lr", c->min_lr, c->lr);
     }
     if (GIVEN(p, lr) && c->lr_warmup_init > c->lr) {
         return REFUSE("--lr-warmup-init %g is larger than --lr %g; lower it", c->lr_warmup_init, c->lr);
     }
     if (c->weight_decay_incr_style != WEIGHT_DECAY_CONSTANT && c->end_weight_decay < c->start_weight_decay) {
         return REFUSE(
-            "--end-weight-decay %g is smaller than --start-weight-decay %g; weight decay can only grow",
+            "--end-weight-decay %g is smaller than --start-weight-decay %g; weight decay can only increase",
             c->end_weight_decay, c->start_weight_decay);
     }
     return true;
@@ -288,7 +290,7 @@ static bool check_schedule(const Parsed *p) {
     bool start = GIVEN(p, start_weight_decay), end = GIVEN(p, end_weight_decay);
     const Rule rules[] = {
         {GIVEN(p, lr_warmup_fraction) && (c->lr_warmup_iters || c->lr_warmup_samples),
-         "--lr-warmup-fraction and --lr-warmup-iters or -samples both set the warm-up; keep one"},
+         "--lr-warmup-fraction and --lr-warmup-iters (or -samples) both set the warm-up; keep one"},
         {wsd && !wsd_length && !c->plan,
          "--lr-decay-style WSD needs --lr-wsd-decay-iters N (or --lr-wsd-decay-samples); add it"},
         {constant && (start || end),
@@ -340,20 +342,20 @@ static bool check_data_sources(const Parsed *p) {
     bool one = c->data_path.count > 0;
     bool several = c->train_data_path.count + c->valid_data_path.count + c->test_data_path.count > 0;
     bool trains = !c->skip_train && !config_only_checks_data(c);
-    if (c->mock_data && (one || several)) NOTE("--mock-data wins: the given data paths are not read");
+    if (c->mock_data && (one || several)) NOTE("--mock-data overrides the data paths, which are not read");
     const Rule rules[] = {
         {c->mock_data && c->full_validation,
-         "--full-validation needs a validation split, which --mock-data has not; drop one of them"},
+         "--full-validation needs a validation split, which --mock-data lacks; drop one of them"},
         {!c->mock_data && one && several,
          "--data-path and shards given per split (--train-data-path, --valid-data-path, --test-data-path) "
          "exclude "
          "each other; keep one kind"},
         {!c->mock_data && several && GIVEN(p, split),
-         "--split cuts --data-path; shards given per split are used whole: drop --split"},
+         "--split only applies to --data-path; shards given per split are used whole: drop --split"},
         {!c->mock_data && several && !c->train_data_path.count && trains,
-         "shards for validation or test without --train-data-path; add it, or --skip-train"},
+         "shards for validation or test need --train-data-path; add it, or --skip-train"},
         {!c->mock_data && !one && !several && !c->plan && !(c->skip_train && c->eval_tasks.count),
-         "no data; give --data-path PREFIX of shards made by preprocess_data, or --mock-data"},
+         "no training data; add --data-path PREFIX (shards made by preprocess_data) or --mock-data"},
     };
     return obeys(p, rules, COUNT_OF(rules));
 }
@@ -363,20 +365,21 @@ static bool check_tokenizer(const Parsed *p) {
     bool null = c->tokenizer_type == TOKENIZER_NULL, bpe = c->tokenizer_type == TOKENIZER_GPT2_BPE;
     bool json = c->tokenizer_type == TOKENIZER_HUGGING_FACE;
     bool files = c->vocab_file && c->merge_file, some = c->vocab_file || c->merge_file;
-    if (!null && c->vocab_size) NOTE("--vocab-size has no effect: only NullTokenizer reads it");
-    if (!bpe && some) NOTE("--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them");
+    if (!null && c->vocab_size) NOTE("--vocab-size has no effect: only NullTokenizer uses it");
+    if (!bpe && some) NOTE("--vocab-file and --merge-file have no effect: only GPT2BPETokenizer uses them");
     if (!json && (c->tokenizer_model || c->tokenizer_eod))
-        NOTE("--tokenizer-model and --tokenizer-eod have no effect: only HuggingFaceTokenizer reads them");
+        NOTE("--tokenizer-model and --tokenizer-eod have no effect: only HuggingFaceTokenizer uses them");
     const Rule rules[] = {
         {json && !c->tokenizer_model,
          "--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model, a tokenizer.json or its "
          "folder; add it"},
         {null && !c->vocab_size, "--tokenizer-type NullTokenizer needs --vocab-size N; add it"},
-        {bpe && c->vocab_file && !c->merge_file, "--vocab-file without --merge-file; give both"},
-        {bpe && c->merge_file && !c->vocab_file, "--merge-file without --vocab-file; give both"},
+        {bpe && c->vocab_file && !c->merge_file, "--vocab-file needs --merge-file; add it"},
+        {bpe && c->merge_file && !c->vocab_file, "--merge-file needs --vocab-file; add it"},
         {bpe && !files && !c->plan && !c->mock_data,  // synthetic tokens need GPT-2's sizes only
          "--tokenizer-type GPT2BPETokenizer needs --vocab-file and --merge-file; add them "
-         "(dev/data/get_gpt2_vocab.sh gets them), or choose Byte or NullTokenizer as the data were made"},
+         "(dev/data/get_gpt2_vocab.sh downloads them), or use Byte or NullTokenizer if the data was made "
+         "with it"},
     };
     return obeys(p, rules, COUNT_OF(rules));
 }
@@ -398,7 +401,7 @@ static void note_idle_quantization(const Parsed *p) {
     bool lossless = p->config->weight_quantization_method == WEIGHT_LOSSLESS;
     static const size_t of_codes[] = {offsetof(Config, weight_quantization_bits),
                                       offsetof(Config, wq_group_size), offsetof(Config, wq_rounding)};
-    note_idle(p, !lossless, "another --weight-quantization-method than lossless", of_codes,
+    note_idle(p, !lossless, "--weight-quantization-method difference or direct", of_codes,
               COUNT_OF(of_codes));
     note_idle(p, p->config->quantized_gradients, "--quantized-gradients", gradient, COUNT_OF(gradient));
     note_idle(p, p->config->quantized_weights, "--quantized-weights", weight, COUNT_OF(weight));
@@ -412,13 +415,13 @@ static bool check_gradient_codec(const Parsed *p) {
     char inter[16];
     snprintf(inter, sizeof inter, "%d", c->gradient_quantization_bits_inter);
     if (options_choice(bits, inter) < 0) {
-        return REFUSE("--gradient-quantization-method %s takes --gradient-quantization-bits-inter %s, not %s",
+        return REFUSE("--gradient-quantization-method %s needs --gradient-quantization-bits-inter %s, not %s",
                       method, bits, inter);
     }
     if (!eden) return true;
     if (GIVEN(p, gq_group_size_inter) && c->gq_group_size_inter != EDEN_GROUP) {
         return REFUSE(
-            "--gradient-quantization-method eden has groups of %d between nodes; drop "
+            "--gradient-quantization-method eden uses groups of %d between nodes; drop "
             "--gq-group-size-inter %d",
             EDEN_GROUP, c->gq_group_size_inter);
     }
@@ -429,7 +432,9 @@ static bool check_gradient_codec(const Parsed *p) {
             c->gq_group_size_intra, EDEN_GROUP);
     }
     if (c->hadamard_transform) {
-        NOTE("--hadamard-transform has no effect with --gradient-quantization-method eden, which rotates");
+        NOTE(
+            "--hadamard-transform has no effect with --gradient-quantization-method eden, which already "
+            "rotates gradients");
     }
     return true;
 }
@@ -437,7 +442,7 @@ static bool check_gradient_codec(const Parsed *p) {
 static void note_idle_feedback(const Parsed *p) {
     const Config *c = p->config;
     if (c->error_feedback && c->local_steps > 1) {
-        NOTE("--error-feedback has no effect with --local-steps, whose gradients stay in their nodes");
+        NOTE("--error-feedback has no effect with --local-steps, which sends no gradients between nodes");
     }
 }
 
@@ -455,8 +460,9 @@ static bool check_quantization(const Parsed *p) {
     }
     bool lossless = c->quantized_weights && c->weight_quantization_method == WEIGHT_LOSSLESS;
     if (lossless && sizeof(floatX) != sizeof(uint16_t)) {
-        return REFUSE("--weight-quantization-method lossless codes bf16 weights; this program's are %s",
-                      FLOATX_NAME);
+        return REFUSE(
+            "--weight-quantization-method lossless needs bf16 weights; this program was built with %s",
+            FLOATX_NAME);
     }
     if (!check_gradient_codec(p)) return false;
     bool uniform = c->gradient_quantization_method == GRADIENT_UNIFORM;
@@ -477,8 +483,8 @@ static bool check_checkpoints(const Parsed *p) {
     const Rule rules[] = {
         {c->save && !c->save_interval, "--save needs --save-interval N; add it"},
         {c->keep_checkpoint_interval && !c->keep_last_checkpoints,
-         "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints stay; "
-         "add it"},
+         "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints are "
+         "kept; add it"},
         // Both ask for a checkpoint to begin with: a fresh start would not be what was meant.
         {!c->load && c->finetune, "--finetune needs --load FOLDER; add it"},
         {!c->load && c->exit_on_missing_checkpoint,
@@ -511,33 +517,32 @@ static bool check_rest(const Parsed *p) {
         {c->recompute_activations && c->recompute_granularity == RECOMPUTE_FULL,
          "--recompute-activations means --recompute-granularity selective, which contradicts full; keep one"},
         {c->on_nan == ON_NAN_SKIP && !c->check_for_nan_in_loss_and_grad,
-         "--on-nan skip looks for what --no-check-for-nan-in-loss-and-grad does not; keep one"},
-        {c->emulate_nodes && !c->gpus_per_node,
-         "--emulate-nodes needs --gpus-per-node N, which says where the nodes' borders are; add it"},
+         "--on-nan skip needs the check that --no-check-for-nan-in-loss-and-grad disables; keep one"},
+        {c->emulate_nodes && !c->gpus_per_node, "--emulate-nodes needs --gpus-per-node N; add it"},
         {!c->dump_distributions != !c->dump_distributions_interval,
-         "--dump-distributions FOLDER and --dump-distributions-interval N go together; give both"},
+         "--dump-distributions FOLDER and --dump-distributions-interval N need each other; give both"},
         {c->plan_world_size && !c->plan,
          "--plan-world-size needs --plan; add it, or start that many ranks with mpirun"},
         {c->plan_network > 0 && !c->plan, "--plan-network needs --plan; add it"},
         {speeds && c->plan_network <= 0,
          "--plan-network-inside, --plan-network-burst, --plan-lossless-bits, --plan-gpu, --plan-measure, "
          "--plan-tflops and --plan-step-ms need --plan-network; add it"},
-        {too_slow(c->plan_network), "--plan-network says Gb/s, and at least 0.001 of them"},
-        {too_slow(c->plan_network_inside), "--plan-network-inside says Gb/s, and at least 0.001 of them"},
-        {too_slow(c->plan_tflops), "--plan-tflops says TFLOP/s, and at least 0.001 of them"},
+        {too_slow(c->plan_network), "--plan-network must be at least 0.001 Gb/s"},
+        {too_slow(c->plan_network_inside), "--plan-network-inside must be at least 0.001 Gb/s"},
+        {too_slow(c->plan_tflops), "--plan-tflops must be at least 0.001 TFLOP/s"},
         {c->plan_step_ms > 0 && GIVEN(p, plan_tflops),
-         "--plan-step-ms and --plan-tflops both say how fast a GPU computes; keep one"},
+         "--plan-step-ms and --plan-tflops both set a GPU's speed; keep one"},
         {c->plan_measure && told,
-         "--plan-measure measures what --plan-tflops or --plan-step-ms says; keep one"},
+         "--plan-measure measures what --plan-tflops or --plan-step-ms sets; keep one"},
         {c->wandb_project && *c->wandb_project && (!c->wandb_exp_name || !*c->wandb_exp_name),
          "--wandb-project needs --wandb-exp-name to name the file of JSON lines; add it"},
         {c->eval_tasks.count && !speaks && !c->plan,
-         "--eval-tasks needs --vocab-file and --merge-file, to turn text into tokens; add them"},
+         "--eval-tasks needs --vocab-file and --merge-file, to tokenize text; add them"},
         {c->log_eval_samples && (!c->eval_tasks.count || !c->log_jsonl),
          "--log-eval-samples needs --eval-tasks and --log-jsonl; add them"},
         {c->sample_interval && !c->sample_prompt, "--sample-interval needs --sample-prompt TEXT; add it"},
         {c->sample_interval && !speaks,
-         "--sample-interval needs --vocab-file and --merge-file, to turn tokens into text; add them"},
+         "--sample-interval needs --vocab-file and --merge-file, to decode tokens; add them"},
     };
     if (!obeys(p, rules, COUNT_OF(rules))) return false;
     if (c->sample_prompt && !speaks) {

@@ -50,9 +50,9 @@ static bool whole_groups(const Config *c, Error *err) {
     int P = c->pipeline_model_parallel_size;
     if (config_pipeline_chunks(c) == 1 || c->micro_batches % P == 0) return true;
     return error_set(err, EXIT_USAGE,
-                     "%d micro-batches per step are not divisible by --pipeline-model-parallel-size %d, as "
-                     "--num-layers-per-virtual-pipeline-stage wants; choose a --global-batch-size that is a "
-                     "multiple of %lld",
+                     "%d micro-batches per step are not divisible by --pipeline-model-parallel-size %d, "
+                     "which --num-layers-per-virtual-pipeline-stage requires; choose a --global-batch-size "
+                     "that is a multiple of %lld",
                      c->micro_batches, P, (long long)batch_unit(c));
 }
 
@@ -98,14 +98,14 @@ static bool finish_rampup(Config *c, Error *err) {
     }
     if (start > c->global_batch_size || (c->global_batch_size - start) % increment) {
         return error_set(err, EXIT_USAGE,
-                         "--rampup-batch-size: %lld does not grow to --global-batch-size %d in steps of "
+                         "--rampup-batch-size: %lld does not reach --global-batch-size %d in steps of "
                          "%lld; choose an increment that divides the difference",
                          (long long)start, c->global_batch_size, (long long)increment);
     }
     if (start % unit || (start < c->global_batch_size && increment % unit)) {
         return error_set(err, EXIT_USAGE,
                          "--rampup-batch-size start %lld and increment %lld must be multiples of "
-                         "%lld, a step's smallest number of sequences; choose such",
+                         "%lld, the smallest batch of a step",
                          (long long)start, (long long)increment, (long long)unit);
     }
     if (samples > c->train_samples) {
@@ -167,8 +167,8 @@ void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, c
     int64_t end = iteration + iterations_of_samples(config, consumed_samples);
     if (end != config->train_iters) {
         options_note(notes, notes_bytes,
-                     "the checkpoint has taken %lld of --train-samples %lld in %lld iterations, with other "
-                     "batch sizes: the rest ends at iteration %lld",
+                     "the checkpoint has consumed %lld of --train-samples %lld in %lld iterations, with "
+                     "other batch sizes: training ends at iteration %lld",
                      (long long)consumed_samples, (long long)config->train_samples, (long long)iteration,
                      (long long)end);
     }
@@ -235,11 +235,10 @@ static bool finish_schedule(Config *c, Error *err) {
         }
     }
     if (c->lr_decay_style == LR_WSD && c->wsd_samples > c->decay_samples_dn) {
-        return error_set(
-            err, EXIT_USAGE,
-            "--lr-wsd-decay-* lasts %lld samples, longer than the decay of %lld samples of which it is the "
-            "end; shorten it or lengthen --lr-decay-*",
-            (long long)c->wsd_samples, (long long)c->decay_samples_dn);
+        return error_set(err, EXIT_USAGE,
+                         "--lr-wsd-decay-* lasts %lld samples, longer than the whole decay of %lld samples; "
+                         "shorten it or lengthen --lr-decay-*",
+                         (long long)c->wsd_samples, (long long)c->decay_samples_dn);
     }
     c->warmup_samples_wn = c->lr_warmup_fraction > 0 ? c->lr_warmup_fraction * (double)c->decay_samples_dn
                                                      : (double)warmup;
@@ -264,9 +263,8 @@ static bool finish_sizes(const Config *c, Error *err) {
     double activations = tokens * (L + 2) * (12 * C + 4 * A + 6 * F) + tokens * (V + heads * T);
     if (16 * parameters < most && 4 * activations < most) return true;
     return error_set(err, EXIT_USAGE,
-                     "a model of %.3g parameters on micro-batches of %.3g tokens needs more memory than can "
-                     "be counted; make --hidden-size, "
-                     "--num-layers, --seq-length or --micro-batch-size smaller",
+                     "a model of %.3g parameters on micro-batches of %.3g tokens is too large to plan; lower "
+                     "--hidden-size, --num-layers, --seq-length or --micro-batch-size",
                      parameters, tokens);
 }
 

@@ -23,7 +23,7 @@ typedef struct Reader {
 
 static bool add_word(Reader *reader, const char *text, size_t length, Error *err) {
     if (reader->count == MAX_WORDS) {
-        return error_set(err, EXIT_USAGE, "more than %d words on the command line; use fewer",
+        return error_set(err, EXIT_USAGE, "more than %d words on the command line; shorten it",
                          (int)MAX_WORDS);
     }
     if (reader->count == reader->capacity) {
@@ -54,9 +54,9 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
     if (failed)
         error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path, strerror(reason));
     else if (*bytes > MAX_FILE_BYTES)
-        error_set(err, EXIT_USAGE, "@%s: larger than 1 MiB; that is no argument file", path);
+        error_set(err, EXIT_USAGE, "@%s: larger than 1 MiB; give the path of an argument file", path);
     else if (memchr(text, 0, *bytes))
-        error_set(err, EXIT_USAGE, "@%s: holds zero bytes; that is no argument file", path);
+        error_set(err, EXIT_USAGE, "@%s: contains zero bytes; give the path of an argument file", path);
     else {
         text[*bytes] = 0;
         return text;
@@ -90,7 +90,7 @@ static bool read_quoted(Cursor *cursor, char *word, size_t *length, Error *err) 
     int first_line = cursor->line;
     for (; *cursor->at != quote; cursor->at++) {
         if (!*cursor->at) {
-            return error_set(err, EXIT_USAGE, "@%s line %d: a quote is not closed; add the closing %c",
+            return error_set(err, EXIT_USAGE, "@%s line %d: unterminated quote; add the closing %c",
                              cursor->path, first_line, quote);
         }
         if (quote == '"' && cursor->at[0] == '\\' && (cursor->at[1] == '"' || cursor->at[1] == '\\'))
@@ -127,7 +127,7 @@ static bool add_file(Reader *reader, const char *path, int depth, Error *err);
 
 static bool no_name(Error *err) {
     return error_set(err, EXIT_USAGE,
-                     "@ names no file; write @path, or --flag=@value for a value that begins with @");
+                     "@ without a file name; write @path, or --flag=@value for a value that starts with @");
 }
 
 // "@name" found in the file `from` means a path relative to that file's folder.
@@ -166,8 +166,8 @@ static bool add_file(Reader *reader, const char *path, int depth, Error *err) {
     if (!*path) return no_name(err);
     if (depth > MAX_DEPTH || reader->files == MAX_FILES) {
         return error_set(err, EXIT_USAGE,
-                         "@%s: argument files nest more than %d deep or are more than %d; does a file "
-                         "include itself?",
+                         "@%s: argument files are nested more than %d deep, or there are more than %d; check "
+                         "whether a file includes itself",
                          path, (int)MAX_DEPTH, (int)MAX_FILES);
     }
     reader->files++;
@@ -346,8 +346,8 @@ static bool unusable_single(const Option *row, const char *word, double used, Er
     const char *advice = isinf(used) ? "give a smaller number"
                          : allowed   ? "give 0 or a larger number"
                                      : "it must be ";
-    return error_set(err, EXIT_USAGE, "--%s %s: becomes %g in float32, in which it is used; %s%s", row->name,
-                     word, used, advice, allowed || isinf(used) ? "" : range);
+    return error_set(err, EXIT_USAGE, "--%s %s: becomes %g in float32, the type it is used in; %s%s",
+                     row->name, word, used, advice, allowed || isinf(used) ? "" : range);
 }
 
 static void put(const Option *row, void *settings, const void *value, size_t bytes) {
@@ -357,8 +357,7 @@ static void put(const Option *row, void *settings, const void *value, size_t byt
 static bool store_integer(const Option *row, const char *word, void *settings, Error *err) {
     int64_t value;
     if (!read_integer(word, &value)) {
-        return error_set(err, EXIT_USAGE,
-                         "--%s %s: not a whole number that fits 64 bits; give digits only, as in --%s %s",
+        return error_set(err, EXIT_USAGE, "--%s %s: not a 64-bit integer; give digits only, as in --%s %s",
                          row->name, word, row->name, row->initial ? row->initial : "1");
     }
     int narrow = (int)value;
@@ -377,7 +376,7 @@ static bool store_integer(const Option *row, const char *word, void *settings, E
 static bool store_real(const Option *row, const char *word, void *settings, Error *err) {
     double value;
     if (!read_real(word, &value)) {
-        return error_set(err, EXIT_USAGE, "--%s %s: not a finite number; give one such as %s", row->name,
+        return error_set(err, EXIT_USAGE, "--%s %s: not a finite number; give a number such as %s", row->name,
                          word, row->initial ? row->initial : "0.5");
     }
     if (value < row->low || value > row->high) return out_of_range(row, word, err);
@@ -404,7 +403,7 @@ static bool empty_value(const Option *row, Error *err) {
 }
 
 static bool no_value(const Option *row, Error *err) {
-    return error_set(err, EXIT_USAGE, "--%s needs a value (%s); --%s=VALUE takes one that begins with --",
+    return error_set(err, EXIT_USAGE, "--%s needs a value (%s); write --%s=VALUE if the value starts with --",
                      row->name, row->value, row->name);
 }
 
@@ -465,8 +464,8 @@ static bool is_default(const Option *table, int rows, const char *name, size_t l
 static bool unknown(const Option *table, int rows, const char *word, size_t length, Error *err) {
     if (!is_flag(word)) {
         return error_set(err, EXIT_USAGE,
-                         "unexpected argument '%s'; flags begin with --, a value follows its flag, @FILE "
-                         "reads flags from a file, --help lists them",
+                         "unexpected argument '%s'; flags start with --, @FILE reads flags from a file, "
+                         "--help lists all flags",
                          word);
     }
     if (is_default(table, rows, word + 2, length - 2)) {
@@ -475,9 +474,10 @@ static bool unknown(const Option *table, int rows, const char *word, size_t leng
                          (int)length, word, (int)length, word, (int)length - 2, word + 2);
     }
     const char *near = nearest_name(table, rows, word + 2, length - 2);
-    if (!near) return error_set(err, EXIT_USAGE, "unknown flag %.*s; --help lists all", (int)length, word);
-    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all", (int)length,
-                     word, near);
+    if (!near)
+        return error_set(err, EXIT_USAGE, "unknown flag %.*s; --help lists all flags", (int)length, word);
+    return error_set(err, EXIT_USAGE, "unknown flag %.*s; did you mean --%s? --help lists all flags",
+                     (int)length, word, near);
 }
 
 bool options_ask(const Option *table, int rows, char *const *words, int count, const char *name) {

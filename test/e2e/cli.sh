@@ -63,7 +63,7 @@ check "a word that is no flag" usage "stray" --seed 1 stray
 check "a flag without its value" usage "--seed" --seed
 check "a value where there is none" usage "--bf16" --bf16=yes
 check "not a number" usage "--lr fast" --lr fast
-check "not a whole number" usage "--seq-length 3.5" --seq-length 3.5
+check "not a 64-bit integer" usage "--seq-length 3.5" --seq-length 3.5
 check "a negative size" usage "--num-layers -1" --num-layers -1
 check "an empty value" usage "--hidden-size" --hidden-size ""
 check "a number that float32 rounds to a forbidden one" usage \

@@ -119,6 +119,6 @@ check "sealed messages name the damage" finds "weights between nodes, bucket 0: 
 check "inside a node too" finds "weights inside the node, bucket 0: it is damaged" message:1:3:5:0 \
     --gpus-per-node 2
 
-check "weights that all ranks share out are refused" refused 2 "--shard-params-over world keeps no replica" 2 \
+check "weights that all ranks share out are refused" refused 2 "--shard-params-over world keeps no full weights" 2 \
     "${lossless[@]}" "${all[@]}" --shard-params-over world
 finish

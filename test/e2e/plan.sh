@@ -547,15 +547,15 @@ plan_refused() { # CODE TEXT FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_6.7b.args --plan "$@" >"$work/out" 2>"$work/err" </dev/null
     error_names "$code" "$text" $?
 }
-check "--plan-network of a speed that nobody has" plan_refused 2 "--plan-network says Gb/s, and at least" \
+check "--plan-network of a speed that nobody has" plan_refused 2 "--plan-network must be at least" \
     --plan-network 1e-300
-check "--plan-network-inside of such a speed" plan_refused 2 "--plan-network-inside says Gb/s, and at least" \
+check "--plan-network-inside of such a speed" plan_refused 2 "--plan-network-inside must be at least" \
     --plan-network 10 --plan-network-inside 1e-4
-check "--plan-tflops of such a speed" plan_refused 2 "--plan-tflops says TFLOP/s, and at least 0.001" \
+check "--plan-tflops of such a speed" plan_refused 2 "--plan-tflops must be at least 0.001" \
     --plan-network 10 --plan-tflops 1e-300
 check "--plan-tflops without a network" plan_refused 2 "--plan-step-ms need --plan-network; add it" \
     --plan-tflops 10
-check "--plan-tflops and --plan-step-ms" plan_refused 2 "both say how fast a GPU computes; keep one" \
+check "--plan-tflops and --plan-step-ms" plan_refused 2 "both set a GPU's speed; keep one" \
     --plan-network 10 --plan-tflops 10 --plan-step-ms 5
 check "--plan-measure and --plan-tflops" plan_refused 2 "keep one" --plan-network 10 --plan-tflops 10 \
     --plan-measure

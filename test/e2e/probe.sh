@@ -214,8 +214,8 @@ blocked() { # a file that cannot be written later: a folder has its name
         [ "$(train_lines blocked | wc -l)" = 12 ] || { why="no warning, or no training"; return 1; }
 }
 check "a file that cannot be written costs a warning" blocked
-check "a folder without an interval" refused 2 "go together" 2 --dump-distributions "$work/x"
-check "an interval without a folder" refused 2 "go together" 2 --dump-distributions-interval 3
+check "a folder without an interval" refused 2 "need each other" 2 --dump-distributions "$work/x"
+check "an interval without a folder" refused 2 "need each other" 2 --dump-distributions-interval 3
 plan_shows() {
     ranks 1 "${model[@]}" "${batch[@]}" "${paper[@]}" --plan --plan-world-size 4 --gpus-per-node 2 \
         "${probe[@]}" && grep -q 'quantization error' "$work/out" ||

@@ -29,7 +29,7 @@ sampled() { # NAME NP FLAGS...
 sampled half 2 --micro-batch-size 4 --global-batch-size 8 --save "$work/half" --save-interval 100 \
     --exit-interval 20 || not_ok "the first half of a run in samples" "$why"
 larger() { # 160 of 320 samples in 20 iterations, then 10 of 16
-    sampled larger 4 --micro-batch-size 4 --load "$work/half" && says "the rest ends at iteration 30" &&
+    sampled larger 4 --micro-batch-size 4 --load "$work/half" && says "training ends at iteration 30" &&
         last_line larger "30 320"
 }
 check "--train-samples: a larger batch takes the samples that are left" larger

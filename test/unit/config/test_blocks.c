@@ -51,8 +51,8 @@ static void bad_lines(void **state) {
     static const struct {
         const char *words, *what;
     } bad[] = {
-        {"--use-rotary-position-embeddings", "here it is --position-embedding-type rope"},
-        {"--rotary-interleaved", "halves of a head"},
+        {"--use-rotary-position-embeddings", "use --position-embedding-type rope"},
+        {"--rotary-interleaved", "only the non-interleaved rotation"},
         {"--rotary-percent 0", "above 0"},
         {"--rotary-base 0.5", "at least 1"},
         {"--position-embedding-type relative", "not one of learned_absolute|rope"},
@@ -62,10 +62,10 @@ static void bad_lines(void **state) {
         {"--group-query-attention --num-query-groups 0", "at least 1"},
         {"--group-query-attention --num-query-groups 2 --tensor-model-parallel-size 4",
          "--num-query-groups 2 is not divisible by --tensor-model-parallel-size 4"},
-        {"--kv-channels 36", "--kv-channels 36 is not a multiple of 8"},
-        {"--num-attention-heads 65536 --kv-channels 65536", "with heads of 65536 is too wide"},
+        {"--kv-channels 36", "--kv-channels 36 must be a multiple of 8"},
+        {"--num-attention-heads 65536 --kv-channels 65536", "with heads of size 65536 is too wide"},
         {"--normalization rmsnorm", "not one of LayerNorm|RMSNorm"},
-        {"--hidden-size 16 --num-attention-heads 2 --swiglu", "the MLP of --hidden-size 16 0 wide"},
+        {"--hidden-size 16 --num-attention-heads 2 --swiglu", "an MLP of width 0 for --hidden-size 16"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char line[1024];

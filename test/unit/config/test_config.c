@@ -154,7 +154,7 @@ static void paper_scripts_work_unchanged(void **state) {
         must_run(&run, lines[i], 32);
         assert_non_null(
             strstr(run.notes, "Weights & Biases is not used; JSON lines go to wandb/run.jsonl\n"));
-        assert_true((strstr(run.notes, "--mock-data wins") != NULL) == (i == 3));
+        assert_true((strstr(run.notes, "--mock-data overrides") != NULL) == (i == 3));
         json_has(&run.config, "\"schedule_warmup_samples\":179200.0,\"schedule_decay_samples\":17920000");
         config_free(&run.config);
     }
@@ -174,7 +174,7 @@ static void bad_words(void **state) {
         {"--weight-quant-bits 4", "did you mean --weight-quantization-bits?"},
         {"--qqqqqqqq=1", "unknown flag --qqqqqqqq; --help lists all"},
         {"--gradient-clipping 1", "unknown flag --gradient-clipping; --help lists all"},
-        {"--learning-rate 1e-3", "--learning-rate is refused: here it is --lr"},
+        {"--learning-rate 1e-3", "--learning-rate is refused: use --lr"},
         {"--batch-size 8", "--global-batch-size"},
         {"--warmup 8", "--lr-warmup-iters"},
         {"--max-steps 8", "--train-iters"},
@@ -190,15 +190,15 @@ static void bad_words(void **state) {
         {"--quantized-weights=1", "takes no value"},
         {"--seed", "--seed needs a value"},
         {"--seed --bf16", "--seed needs a value"},
-        {"--seed=", "not a whole number"},
-        {"--seed 1x", "--seed 1x: not a whole number"},
-        {"--seed 1.0", "not a whole number"},
-        {"--seed 0x10", "not a whole number"},
-        {"--seed 1e3", "not a whole number"},
+        {"--seed=", "not a 64-bit integer"},
+        {"--seed 1x", "--seed 1x: not a 64-bit integer"},
+        {"--seed 1.0", "not a 64-bit integer"},
+        {"--seed 0x10", "not a 64-bit integer"},
+        {"--seed 1e3", "not a 64-bit integer"},
         {"--seed -1", "--seed -1: must be at least 0 and at most 4294967295"},
         {"--seed 4294967296", "at most 4294967295"},
         {"--eval-seed -1", "at least 0 and at most 4294967295"},
-        {"--seed 99999999999999999999", "fits 64 bits"},
+        {"--seed 99999999999999999999", "64-bit integer"},
         {"--num-layers 4294967297", "--num-layers 4294967297: must be at least 1 and at most 10000"},
         {"--num-layers 0", "must be at least 1"},
         {"--lr nan", "--lr nan: not a finite number"},
@@ -227,16 +227,16 @@ static void bad_words(void **state) {
         {"--moe-router-topk 2", "mixture of experts"},
         {"--attention-backend unfused", "not one of auto|flash|fused"},
         {"--data-parallel-sharding-strategy no_shard",
-         "no_shard: not one of optim|optim_grads|optim_grads_params; the optimizer's state is always shared"},
+         "no_shard: not one of optim|optim_grads|optim_grads_params; the optimizer state is always sharded"},
         {"--data-parallel-sharding-strategy fsdp", "fsdp: not one of optim|optim_grads|optim_grads_params"},
         {"--shard-params-over rack", "--shard-params-over rack: not one of node|world"},
         {"--secondary-partition 1", "unexpected argument '1'"},
         {"--num-distributed-optimizer-instances 2", "must be 1; "},
         {"--context-parallel-size 2", "--context-parallel-size 2: must be 1; context parallelism"},
         {"--expert-model-parallel-size 2", "must be 1"},
-        {"--no-bias-gelu-fusion", "erf"},
+        {"--no-bias-gelu-fusion", "exact GELU"},
         {"--distributed-backend gloo", "gloo is not supported"},
-        {"--dataloader-type cyclic", "cyclic follows torch's generator"},
+        {"--dataloader-type cyclic", "cyclic depends on torch's random generator"},
         {"--loss-scale 1024", "--loss-scale 1024: must be 0; bf16 needs no loss scaling"},
         {"--nproc_per_node=8", "--nproc_per_node is refused: an option of torchrun"},
         {"--nproc-per-node 8", "--nproc-per-node is refused: an option of torchrun"},
@@ -245,7 +245,7 @@ static void bad_words(void **state) {
         {"--node-rank 0", "mpirun"},
         {"--master_addr h", "mpirun"},
         {"--master-port 1", "mpirun"},
-        {"@", "@ names no file"},
+        {"@", "@ without a file name"},
         {"@no/such/file.args", "@no/such/file.args: No such file"},
         {"@configs", "Is a directory"},
         {"@/dev/zero", "not a plain file"},
@@ -270,19 +270,18 @@ static void bad_combinations(void **state) {
     } bad[] = {
         {"--hidden-size 100 --num-attention-heads 3", 0,
          "--hidden-size 100 is not divisible by --num-attention-heads 3"},
-        {"--hidden-size 48 --num-attention-heads 4", 0,
-         "gives heads of 12; the size of a head must be a multiple of 8"},
-        {"--ffn-hidden-size 100", 0, "not a multiple of 8"},
+        {"--hidden-size 48 --num-attention-heads 4", 0, "gives heads of size 12; it must be a multiple of 8"},
+        {"--ffn-hidden-size 100", 0, "must be a multiple of 8"},
         {"--seq-length 64", 0, "--seq-length 64 is larger than --max-position-embeddings 32"},
         {"--global-batch-size 30", 4,
          "--global-batch-size 30 is not divisible by --micro-batch-size 2 x data-parallel size 4 = 8"},
-        {"--train-samples 100", 0, "--train-iters does not go with --train-samples"},
+        {"--train-samples 100", 0, "--train-iters cannot be combined with --train-samples"},
         {"--lr-decay-style WSD", 0, "--lr-decay-style WSD needs --lr-wsd-decay-iters N"},
-        {"--lr-decay-style WSD --lr-wsd-decay-iters 11", 1, "longer than the decay of 20 samples"},
-        {"--lr-wsd-decay-samples 100", 0, "--lr-wsd-decay-samples does not go with --train-iters"},
+        {"--lr-decay-style WSD --lr-wsd-decay-iters 11", 1, "longer than the whole decay of 20 samples"},
+        {"--lr-wsd-decay-samples 100", 0, "--lr-wsd-decay-samples cannot be combined with --train-iters"},
         {"--full-validation", 0, "--full-validation needs a validation split"},
-        {"--lr-decay-samples 100", 0, "--lr-decay-samples does not go with --train-iters"},
-        {"--rampup-batch-size 2 2 100", 0, "--rampup-batch-size does not go with --train-iters"},
+        {"--lr-decay-samples 100", 0, "--lr-decay-samples cannot be combined with --train-iters"},
+        {"--rampup-batch-size 2 2 100", 0, "--rampup-batch-size cannot be combined with --train-iters"},
         {"--min-lr 1", 0, "--min-lr 1 is larger than --lr 0.001"},
         {"--lr-warmup-init 1", 0, "--lr-warmup-init 1 is larger"},
         {"--lr-warmup-fraction 0.1 --lr-warmup-iters 3", 0, "keep one"},
@@ -290,20 +289,20 @@ static void bad_combinations(void **state) {
         {"--lr-warmup-iters 10", 1, "not shorter than the decay of 20 samples"},
         {"--start-weight-decay 0.1", 0, "--weight-decay-incr-style"},
         {"--weight-decay-incr-style cosine", 0, "needs --start-weight-decay"},
-        {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0, "can only grow"},
+        {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0,
+         "can only increase"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
         {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
          "--quantized-weights " LOSSLESS,
-         0, "keeps no replica that differences could be added to"},
+         0, "keeps no full weights to add differences to"},
         {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
          "--quantized-weights",
-         0, "keeps no replica that differences could be added to; add --weight-quantization-method direct"},
+         0, "keeps no full weights to add differences to; add --weight-quantization-method direct"},
         {"--train-iters 999999999999999 --global-batch-size 1000000000", 5, "too large"},
         {"--hidden-size 1048576 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size "
          "1048576",
-         1, "more memory than can be counted"},
-        {"--hidden-size 1048576 --ffn-hidden-size 4194304 --num-layers 10000", 1,
-         "more memory than can be counted"},
+         1, "too large to plan"},
+        {"--hidden-size 1048576 --ffn-hidden-size 4194304 --num-layers 10000", 1, "too large to plan"},
         {"--eval-iters 999999999999999 --train-iters 999999999999 --eval-interval 1", 1, "too many samples"},
         {"--wq-group-size 100", 0, "--wq-group-size 100: must be a multiple of 32"},
         {"--wq-group-size 32768", 0, "at most 16384"},
@@ -315,10 +314,10 @@ static void bad_combinations(void **state) {
         {"--weight-quantization-bits 5", 0, "--weight-quantization-bits 5: must be 4 or 8"},
         {"--gradient-quantization-bits-inter 6", 0, "must be 2 or 3 or 4 or 8"},
         {"--gradient-quantization-bits-inter 3", 0,
-         "--gradient-quantization-method uniform takes --gradient-quantization-bits-inter 4|8, not 3"},
+         "--gradient-quantization-method uniform needs --gradient-quantization-bits-inter 4|8, not 3"},
         {EDEN "--gradient-quantization-bits-inter 8", 0,
-         "--gradient-quantization-method eden takes --gradient-quantization-bits-inter 4|3|2, not 8"},
-        {EDEN "--gq-group-size-inter 128", 0, "eden has groups of 256 between nodes"},
+         "--gradient-quantization-method eden needs --gradient-quantization-bits-inter 4|3|2, not 8"},
+        {EDEN "--gq-group-size-inter 128", 0, "eden uses groups of 256 between nodes"},
         {EDEN "--gq-group-size-intra 96", 0, "--gq-group-size-intra 96 must divide 256"},
         {EDEN "--gq-group-size-intra 384", 0, "--gq-group-size-intra 384 must divide 256"},
         {"--gradient-quantization-bits-intra 2", 0, "must be 4 or 8"},
@@ -335,7 +334,7 @@ static void bad_combinations(void **state) {
         {"--recompute-granularity full --recompute-activations", 0, "contradicts full"},
         {"--wandb-project p", 0, "--wandb-exp-name"},
         {"--tokenizer-type NullTokenizer", 0, "needs --vocab-size"},
-        {"--tokenizer-type GPT2BPETokenizer --vocab-file v", 0, "--vocab-file without --merge-file"},
+        {"--tokenizer-type GPT2BPETokenizer --vocab-file v", 0, "--vocab-file needs --merge-file"},
         {"--tokenizer-type SentencePieceTokenizer", 0,
          "not one of GPT2BPETokenizer|Byte|HuggingFaceTokenizer|NullTokenizer"},
         {"--tokenizer-type NullTokenizer --vocab-size 1073741825", 0, "at most 1073741824"},
@@ -358,7 +357,7 @@ static void incomplete_lines(void **state) {
               "--max-position-embeddings, --micro-batch-size, --lr, --train-iters");
     must_fail("--plan", 0, "missing --num-layers");
     must_fail(SHAPE "--mock-data --tokenizer-type Byte --train-iters 3", 0, "missing --lr;");
-    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte", 0, "no data; give --data-path");
+    must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte", 0, "no training data; add --data-path");
     must_fail(SHAPE "--lr 1 --train-iters 3 --data-path a", 0, "needs --vocab-file and --merge-file");
     Run mock;
     must_run(&mock, SHAPE "--lr 1 --train-iters 3 --mock-data",
@@ -370,7 +369,7 @@ static void incomplete_lines(void **state) {
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --train-data-path b --split 1,0,0", 0,
               "drop --split");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --valid-data-path b", 0,
-              "shards for validation or test without --train-data-path");
+              "shards for validation or test need --train-data-path");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-weights", 0,
               "--quantized-weights needs --use-distributed-optimizer");
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --quantized-gradients", 0,
@@ -378,9 +377,9 @@ static void incomplete_lines(void **state) {
     must_fail(SHAPE "--lr 1 --train-samples 3 --tokenizer-type Byte --data-path a", 2,
               "less than one --global-batch-size 4");
     must_fail(SHAPE "--lr 1 --train-samples 99 --lr-warmup-iters 3 --tokenizer-type Byte --data-path a", 0,
-              "--lr-warmup-iters does not go with --train-samples");
+              "--lr-warmup-iters cannot be combined with --train-samples");
     must_fail(SHAPE "--lr 1 --train-samples 99 --tokenizer-type Byte --data-path a --rampup-batch-size 2 2",
-              0, "has 2 values");
+              0, "got 2 values");
 }
 
 #define STRATEGY "--data-parallel-sharding-strategy "
@@ -411,7 +410,8 @@ static void notes_name_what_has_no_effect(void **state) {
         {STRATEGY "optim_grads_params --quantized-weights", NULL},  // differences inside the node
         {"--quantized-weights " LOSSLESS, NULL},
         {LOSSLESS, "--weight-quantization-method has no effect without --quantized-weights\n"},
-        {"--quantized-weights --wq-group-size 128 " LOSSLESS, "has no effect without another "},
+        {"--quantized-weights --wq-group-size 128 " LOSSLESS,
+         "has no effect without --weight-quantization-method difference"},
         {STRATEGY "optim_grads --optimizer-cpu-offload", NULL},
         {"--async-save", "--async-save has no effect without --save\n"},
         {"--keep-last-checkpoints 2", "--keep-last-checkpoints has no effect without --save\n"},
@@ -429,13 +429,13 @@ static void notes_name_what_has_no_effect(void **state) {
         {"--tensorboard-dir t --log-timers-to-tensorboard --tensorboard-log-interval 5", NULL},
         {"--sample-tokens 5", "--sample-tokens has no effect without --sample-prompt\n"},
         {"--profile --profile-ranks 0 1 --profile-step-start 3 --profile",
-         "--profile has no effect: start the program under a profiler instead"},
+         "--profile has no effect: run the program under a profiler instead (nsys, ncu)"},
         {"--recompute-granularity full --recompute-method block",
-         "--recompute-method has no effect: full recomputation goes layer by layer"},
+         "--recompute-method has no effect: full recomputation covers every layer"},
         {"--data-cache-path c", "--data-cache-path has no effect: the sample index is built in memory"},
-        {"--data-path a", "--mock-data wins"},
-        {"--vocab-size 5", "only NullTokenizer reads it"},
-        {"--vocab-file v", "only GPT2BPETokenizer reads them"},
+        {"--data-path a", "--mock-data overrides"},
+        {"--vocab-size 5", "only NullTokenizer uses it"},
+        {"--vocab-file v", "only GPT2BPETokenizer uses them"},
         {"--bf16 --use-flash-attn --use-mcore-models --num-workers 2 --dataloader-type "
          "single --hysteresis 2 --loss-scale 0.0",
          NULL},
@@ -525,13 +525,13 @@ static void argument_files(void **state) {
     words_are("--p 'a b' \"c \\\"d\\\\\" e\\ f '' g\"h i\"'j'", 6,
               WANT("--p", "a b", "c \"d\\", "e f", "", "gh ij"));
     words_are("--p '@x' \"@y\" \\@z a@b 'two\nlines'", 6, WANT("--p", "@x", "@y", "@z", "a@b", "two\nlines"));
-    file_fails("--a\n\n--p 'open\nmore", 18, "line 3: a quote is not closed; add the closing '");
-    file_fails("--a \"open\\\"", 11, "line 1: a quote is not closed");
+    file_fails("--a\n\n--p 'open\nmore", 18, "line 3: unterminated quote; add the closing '");
+    file_fails("--a \"open\\\"", 11, "line 1: unterminated quote");
     file_fails("--a\0b", 5, "zero bytes");
-    file_fails("@f.args", 7, "does a file include itself?");
-    file_fails("--a @f.args @f.args", 19, "does a file include itself?");
+    file_fails("@f.args", 7, "check whether a file includes itself");
+    file_fails("--a @f.args @f.args", 19, "check whether a file includes itself");
     file_fails("@missing.args", 13, "missing.args: No such file");
-    file_fails("@", 1, "@ names no file");
+    file_fails("@", 1, "@ without a file name");
     size_t many = 200000, large = (1 << 20) + 1;
     char *text = malloc(large);
     memset(text, ' ', large);
@@ -566,7 +566,7 @@ static void files_nest_and_later_words_win(void **state) {
     assert_int_equal(count, 2);
     options_free_words(words, count);
     assert_false(read_words("n1.args", &words, &count, &err));
-    assert_non_null(strstr(err.what, "nest more than 8 deep"));
+    assert_non_null(strstr(err.what, "are nested more than 8 deep"));
 }
 
 static int make_folder(void **state) { return folder_make(folder, sizeof folder, "test_config"); }
@@ -614,7 +614,7 @@ static void help_lists_every_option_once(void **state) {
     assert_int_equal(lines, options);
     assert_non_null(strstr(help, "build/train_gpt"));
     assert_non_null(strstr(help, "[2048]"));
-    assert_non_null(strstr(help, "in Megatron-LM it changes GELU"));
+    assert_non_null(strstr(help, "in Megatron-LM it selects the exact GELU"));
     for (char *line = help, *end; (end = strchr(line, '\n')); line = end + 1) {
         if (end - line > 100) fail_msg("long help line: %.*s", (int)(end - line), line);
     }
@@ -907,9 +907,9 @@ static void bad_ramp_up(void **state) {
     must_fail(RAMP "8 0 100", 4, "at least 1");
     must_fail(RAMP "-8 8 100", 4, "three whole numbers");
     must_fail(RAMP "8 8 99999999999999999999", 4, "three whole numbers");
-    must_fail(RAMP "40 8 100", 4, "does not grow to --global-batch-size 32");
+    must_fail(RAMP "40 8 100", 4, "does not reach --global-batch-size 32");
     must_fail(RAMP "8 7 100", 4, "in steps of 7");
-    must_fail(RAMP "4 4 100", 4, "must be multiples of 8, a step");
+    must_fail(RAMP "4 4 100", 4, "must be multiples of 8, the smallest");
     must_fail(RAMP "8 8 20000", 4, "longer than --train-samples 10000");
 }
 

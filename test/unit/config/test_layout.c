@@ -79,7 +79,7 @@ static void what_cannot_be_split(void **state) {
         {"--pipeline-model-parallel-size 3", 0,
          "--num-layers 2 is not divisible by --pipeline-model-parallel-size 3"},
         {"--pipeline-model-parallel-size 4", 0, "--num-layers 2 is not divisible by"},
-        {"--num-layers-per-virtual-pipeline-stage 1", 0, "wants --pipeline-model-parallel-size 2"},
+        {"--num-layers-per-virtual-pipeline-stage 1", 0, "needs --pipeline-model-parallel-size 2"},
         {"--num-layers 12 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 4", 0,
          "the 6 layers of a pipeline stage are not divisible by"},
         {"--num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "

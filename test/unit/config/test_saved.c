@@ -59,11 +59,11 @@ static void no_model(void **state) {
     static const struct {
         const char *json, *why;
     } cases[] = {
-        {"", "no JSON object"},
+        {"", "not a JSON object"},
         {"{}", "missing --num-layers"},
         {"{" IMPORTED "}", "--vocab-size"},
-        {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":50}", "sizes of the vocabulary"},
-        {"{" IMPORTED ",\"unpadded_vocab_size\":57,\"eod\":1}", "sizes of the vocabulary"},
+        {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":50}", "vocabulary sizes"},
+        {"{" IMPORTED ",\"unpadded_vocab_size\":57,\"eod\":1}", "vocabulary sizes"},
         {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":49,\"norm_epsilon\":\"x\"}", "--norm-epsilon"},
         {"{" IMPORTED ",\"unpadded_vocab_size\":50,\"eod\":49,\"group_query_attention\":true,"
          "\"num_query_groups\":3}",

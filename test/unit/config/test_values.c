@@ -10,13 +10,13 @@ static void reals_are_judged_in_float32(void **state) {
         const char *words, *what;
     } bad[] = {
         {"--adam-beta2 0.99999999",
-         "--adam-beta2 0.99999999: becomes 1 in float32, in which it is used; it "
+         "--adam-beta2 0.99999999: becomes 1 in float32, the type it is used in; it "
          "must be at least 0 and below 1"},
         {"--adam-beta1 0.999999999", "becomes 1 in float32"},
         {"--adam-eps 1e-46",
-         "--adam-eps 1e-46: becomes 0 in float32, in which it is used; it must be above 0 and at most 1"},
-        {"--lr 1e39", "--lr 1e39: becomes inf in float32, in which it is used; give a smaller number"},
-        {"--lr 1e-46", "--lr 1e-46: becomes 0 in float32, in which it is used; give 0 or a larger number"},
+         "--adam-eps 1e-46: becomes 0 in float32, the type it is used in; it must be above 0 and at most 1"},
+        {"--lr 1e39", "--lr 1e39: becomes inf in float32, the type it is used in; give a smaller number"},
+        {"--lr 1e-46", "--lr 1e-46: becomes 0 in float32, the type it is used in; give 0 or a larger number"},
         {"--lr 1 --min-lr 1e-60", "--min-lr 1e-60: becomes 0"},
         {"--lr 1 --lr-warmup-init 1e-60", "--lr-warmup-init 1e-60: becomes 0"},
         {"--weight-decay 1e39", "--weight-decay 1e39: becomes inf"},
@@ -127,11 +127,11 @@ static void looking_at_data_needs_little(void **state) {
     config_free(&run.config);
     must_run(&run, "--check-data --valid-data-path a --tokenizer-type NullTokenizer --vocab-size 9", 1);
     config_free(&run.config);
-    must_fail("--check-data --tokenizer-type Byte", 0, "no data; give --data-path");
+    must_fail("--check-data --tokenizer-type Byte", 0, "no training data; add --data-path");
     must_fail("--check-data --data-path a", 0, "needs --vocab-file and --merge-file");
     must_fail("--check-data --data-path a --train-data-path b --tokenizer-type Byte", 0,
               "exclude each other");
-    must_fail("--check-data --seed x", 0, "--seed x: not a whole number");
+    must_fail("--check-data --seed x", 0, "--seed x: not a 64-bit integer");
     must_fail("--inspect-data 3 --data-path a --tokenizer-type Byte", 0, "missing --num-layers");
     must_fail("--inspect-data 3 --check-data --data-path a --tokenizer-type Byte", 0, "missing --num-layers");
     must_run(&run,
@@ -197,11 +197,11 @@ static void bad_lists_from_files(void **state) {
     } bad[] = {
         {NO_DATA, "--data-args-path", " \n", "holds no word"},
         {NO_DATA "--data-path x", "--data-args-path", "a",
-         "--data-path and --data-args-path both list the shards"},
+         "--data-path and --data-args-path both list shards"},
         {NO_DATA "--train-data-path x", "--data-args-path", "a", "exclude each other"},
         {NO_DATA "--data-path x", "--per-split-data-args-path",
          "{\"train\":\"a\",\"valid\":null,\"test\":null}", "exclude each other"},
-        {NO_DATA "--test-data-path x", "--per-split-data-args-path", "{}", "both list the shards; keep one"},
+        {NO_DATA "--test-data-path x", "--per-split-data-args-path", "{}", "both list shards; keep one"},
         {NO_DATA "--split 1", "--per-split-data-args-path", "{\"train\":\"a\",\"valid\":null,\"test\":null}",
          "drop --split"},
         {NO_DATA, "--per-split-data-args-path", "a b", "not one JSON object"},

@@ -212,7 +212,7 @@ report "tokenizer.json: another end of document" $?
 noted() { [ "$(grep -c 'have no effect' "$work/err")" -eq "$1" ]; }
 pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --merge-file "$golden/merges.txt" \
     --output-prefix "$work/flags" && noted 1 &&
-    grep -q '^--vocab-file and --merge-file have no effect: only GPT2BPETokenizer reads them$' "$work/err"
+    grep -q '^--vocab-file and --merge-file have no effect: only GPT2BPETokenizer uses them$' "$work/err"
 report "a vocabulary that is not read is pointed out" $?
 small --input "$work/key.jsonl" --json-keys content --output-prefix "$work/flags" && noted 0
 report "one that is read is not" $?
