@@ -159,6 +159,12 @@ folders=$(printf '%s\n' "${files[@]}" | grep / | cut -d / -f 1 | sort -u | grep 
 report "the map names every folder and every module" "$(while IFS= read -r folder; do
     grep -qE "^$folder/" <<<"$map" || echo "$folder/"
 done <<<"$folders")"
+# Its section "Files" names every source file; a header goes with its .c or .cu.
+report "CONTRIBUTING names every source file" "$(printf '%s\n' "${sources[@]}" |
+    grep -E '^(llmc|sdp4bit|dev/convert|dev/data)/|^(dev/)?[^/]+$' | while IFS= read -r path; do
+    stem=${path##*/}
+    grep -qE "[\`/]${stem%.*}\.[a-z]" CONTRIBUTING.md || echo "$path"
+done)"
 report "the README is short" "$([ "$(wc -l <README.md)" -le 250 ] || echo "more than 250 lines")"
 # A path in backticks, and the target of a link, is there.
 paths=$(grep -ohE '`(llmc|sdp4bit|dev|docs|scripts|configs|test)/[A-Za-z0-9_./]+`' "${prose[@]}" |
