@@ -1,12 +1,11 @@
-// Checks of the command line that need nothing but the flags: see config_check.h. In the order of
-// the help.
+// Checks that depend only on the flags, in the order of --help: see config_check.h.
 #include "llmc/config/config_check.h"
 
 #include <string.h>
 
 #include "sdp4bit/codec.h"
 
-// What the checks of the command line share.
+// Arguments shared by all checks.
 typedef struct Parsed {
     const Config *config;
     const bool *given;  // (rows of the table)
@@ -15,7 +14,7 @@ typedef struct Parsed {
     Error *err;
 } Parsed;
 
-// The row whose value lies at this offset of Config.
+// Returns the row that stores into this offset of Config.
 static int row_of(size_t offset) {
     int rows;
     const Option *table = config_options(&rows);
@@ -26,12 +25,12 @@ static int row_of(size_t offset) {
 }
 
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
-// A usage error, or a note, from a function that has a Parsed *p.
+// Report a usage error, or add a note. For functions with a parameter `const Parsed *p`.
 #define REFUSE(...) error_set(p->err, EXIT_USAGE, __VA_ARGS__)
 #define NOTE(...) options_note(p->notes, p->notes_bytes, __VA_ARGS__)
 #define GIVEN(parsed, field) ((parsed)->given[row_of(offsetof(Config, field))])
 
-// Notes each given flag of a list that only means something together with `needed`.
+// Notes each given flag of a list that has no effect unless `active`, which `needed` names.
 static void note_idle(const Parsed *p, bool active, const char *needed, const size_t *offsets, size_t count) {
     int rows;
     const Option *table = config_options(&rows);
@@ -98,7 +97,7 @@ static bool check_positions(const Parsed *p, int head) {
     return true;
 }
 
-// As the MLP's greatest width. Queries, keys and values of three times as many columns are an int.
+// The same limit as for ffn-hidden-size, so that the width of Q, K and V together fits an int.
 enum { MOST_ATTENTION_WIDTH = 1 << 22 };
 
 static bool check_model(const Parsed *p) {
@@ -142,9 +141,8 @@ static bool check_model(const Parsed *p) {
     return check_positions(p, head);
 }
 
-// What tensor parallelism cuts must come out even: heads, the MLP's width, and the tokens of a
-// micro-batch, which are summed in as many blocks as there are ranks. config_finish pads the
-// vocabulary.
+// Checks that T divides what tensor parallelism splits: heads, MLP width, and the tokens of a
+// micro-batch, which are summed in T blocks. config_finish pads the vocabulary.
 static bool check_tensor_parallel(const Parsed *p) {
     const Config *c = p->config;
     int T = c->tensor_model_parallel_size;
@@ -185,7 +183,7 @@ static bool check_tensor_parallel(const Parsed *p) {
         c->micro_batch_size, c->seq_length, (long long)tokens, T);
 }
 
-// Who holds which weights. A difference needs a replica to add to, which ZeRO-3 does not keep.
+// Weight differences are added to a full copy of the weights, which ZeRO-3 does not keep.
 static bool check_sharding(const Parsed *p) {
     const Config *c = p->config;
     bool parameters = c->sharding == SHARD_PARAMETERS, world = parameters && c->shard_scope == SHARD_IN_WORLD;
@@ -224,7 +222,7 @@ static bool check_pipeline(const Parsed *p) {
         c->num_layers / P, chunk);
 }
 
-// Megatron's rule: a run is measured in iterations or in samples, never in both.
+// Megatron's rule: length and schedule are given either in iterations or in samples.
 static bool check_length(const Parsed *p) {
     struct {
         bool by_samples, given;
@@ -254,7 +252,7 @@ static bool check_length(const Parsed *p) {
     return true;
 }
 
-// Things that do not go together, each with its own sentence.
+// Flags that exclude or need each other, with the message.
 typedef struct Rule {
     bool broken;
     const char *what;
@@ -376,7 +374,7 @@ static bool check_tokenizer(const Parsed *p) {
         {null && !c->vocab_size, "--tokenizer-type NullTokenizer needs --vocab-size N; add it"},
         {bpe && c->vocab_file && !c->merge_file, "--vocab-file needs --merge-file; add it"},
         {bpe && c->merge_file && !c->vocab_file, "--merge-file needs --vocab-file; add it"},
-        {bpe && !files && !c->plan && !c->mock_data,  // synthetic tokens need GPT-2's sizes only
+        {bpe && !files && !c->plan && !c->mock_data,  // synthetic tokens need only GPT-2's vocabulary size
          "--tokenizer-type GPT2BPETokenizer needs --vocab-file and --merge-file; add them "
          "(dev/data/get_gpt2_vocab.sh downloads them), or use Byte or NullTokenizer if the data was made "
          "with it"},
@@ -407,7 +405,7 @@ static void note_idle_quantization(const Parsed *p) {
     note_idle(p, p->config->quantized_weights, "--quantized-weights", weight, COUNT_OF(weight));
 }
 
-// Bits and groups that go with the codec of the hop between nodes.
+// Checks bits and group sizes against the codec used between nodes.
 static bool check_gradient_codec(const Parsed *p) {
     const Config *c = p->config;
     bool eden = c->gradient_quantization_method == GRADIENT_EDEN;
@@ -485,7 +483,7 @@ static bool check_checkpoints(const Parsed *p) {
         {c->keep_checkpoint_interval && !c->keep_last_checkpoints,
          "--keep-checkpoint-interval needs --keep-last-checkpoints N, without which all checkpoints are "
          "kept; add it"},
-        // Both ask for a checkpoint to begin with: a fresh start would not be what was meant.
+        // Both imply that a checkpoint exists, so a fresh start would be a mistake.
         {!c->load && c->finetune, "--finetune needs --load FOLDER; add it"},
         {!c->load && c->exit_on_missing_checkpoint,
          "--exit-on-missing-checkpoint needs --load FOLDER; add it"},
@@ -503,7 +501,7 @@ static bool check_checkpoints(const Parsed *p) {
     return true;
 }
 
-// A speed that nobody has. 0 is none given.
+// Returns true for implausibly low speeds. 0 means not given.
 static bool too_slow(double speed) { return speed > 0 && speed < 1e-3; }
 
 static bool check_rest(const Parsed *p) {

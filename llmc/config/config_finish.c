@@ -1,5 +1,5 @@
-// Completes a Config once the number of ranks and the vocabulary are known, and counts batches and
-// samples: see config.h. Called once by every rank of train_gpt.c, after MPI has started.
+// Completes a Config once the number of ranks and the vocabulary are known: see config.h. Called by
+// every rank of train_gpt.cu after MPI has started.
 #include "llmc/config/config.h"
 
 #include <stdlib.h>
@@ -38,14 +38,14 @@ int config_pipeline_chunks(const Config *c) {
     return chunk ? c->num_layers / c->pipeline_model_parallel_size / chunk : 1;
 }
 
-// Sequences that batches are multiples of. A stage of several chunks takes micro-batches in groups
-// of as many as there are stages.
+// Returns the number of sequences that batch sizes must be a multiple of. With interleaved
+// pipelining, stages process micro-batches in groups of P.
 static int64_t batch_unit(const Config *c) {
     int group = config_pipeline_chunks(c) > 1 ? c->pipeline_model_parallel_size : 1;
     return (int64_t)c->micro_batch_size * c->dp_size * group;
 }
 
-// Micro-batches of a step are whole groups.
+// Checks that the micro-batches of a step form whole groups.
 static bool whole_groups(const Config *c, Error *err) {
     int P = c->pipeline_model_parallel_size;
     if (config_pipeline_chunks(c) == 1 || c->micro_batches % P == 0) return true;
@@ -76,7 +76,7 @@ static bool finish_batch(Config *c, Error *err) {
     return whole_groups(c, err);
 }
 
-// A whole number in [low, 10^15] with nothing behind it.
+// Parses an integer in [low, 10^15].
 static bool parse_count(const char *word, int64_t low, int64_t *value) {
     char *end;
     if (word[0] < '0' || word[0] > '9') return false;
@@ -120,7 +120,7 @@ static bool finish_rampup(Config *c, Error *err) {
     return true;
 }
 
-// How many steps of the ramp lie behind after n samples: all of them, *steps, once it is over.
+// Returns the number of ramp-up increments made after n samples. *steps: their total.
 static int64_t rampup_step(const Config *c, int64_t n, int64_t *steps) {
     *steps = (c->global_batch_size - c->rampup_start) / c->rampup_increment;
     if (n > c->rampup_samples || *steps == 0 || c->rampup_samples == 0) return *steps;
@@ -139,8 +139,9 @@ static bool in_rampup(const Config *c, int64_t consumed) {
     return c->rampup_start && consumed <= c->rampup_samples;
 }
 
-// Goes on by at most `most` iterations inside the ramp. It takes those of one step of the ramp at
-// once, but the last few singly: there training's own rounding decides where the step ends.
+// Advances by up to `most` iterations of the ramp-up: all iterations of one increment at once, but
+// the last few one by one, since the floating-point rounding of rampup_step decides where an
+// increment ends.
 static void rampup_on(const Config *c, int64_t most, int64_t *consumed, int64_t *iterations) {
     int64_t steps, step = rampup_step(c, *consumed, &steps), batch = config_global_batch_size(c, *consumed);
     double border = step < steps ? (double)(step + 1) * ((double)c->rampup_samples / (double)steps)
@@ -152,8 +153,8 @@ static void rampup_on(const Config *c, int64_t most, int64_t *consumed, int64_t 
     *iterations += at_once;
 }
 
-// Iterations that --train-samples gives once `consumed` of them are taken. Megatron counts the ramp
-// iteration by iteration, then whole global batches.
+// Returns the iterations left of --train-samples after `consumed` samples. As in Megatron,
+// iterations of the ramp-up are counted one by one, then whole global batches.
 static int64_t iterations_of_samples(const Config *c, int64_t consumed) {
     int64_t iterations = 0;
     while (in_rampup(c, consumed)) rampup_on(c, INT64_MAX, &consumed, &iterations);
@@ -161,8 +162,8 @@ static int64_t iterations_of_samples(const Config *c, int64_t consumed) {
     return iterations + (left > 0 ? left / c->global_batch_size : 0);
 }
 
-void config_go_on(Config *config, int64_t iteration, int64_t consumed_samples, char *notes,
-                  size_t notes_bytes) {
+void config_resume_length(Config *config, int64_t iteration, int64_t consumed_samples, char *notes,
+                          size_t notes_bytes) {
     if (!config->train_samples) return;
     int64_t end = iteration + iterations_of_samples(config, consumed_samples);
     if (end != config->train_iters) {
@@ -208,7 +209,7 @@ static bool finish_length(Config *c, Error *err) {
     return true;
 }
 
-// Everything in samples, as Megatron's scheduler counts.
+// Converts the schedule to samples, as Megatron's scheduler does.
 static bool finish_schedule(Config *c, Error *err) {
     if (c->weight_decay_incr_style == WEIGHT_DECAY_CONSTANT) {
         c->start_weight_decay = c->end_weight_decay = c->weight_decay;
@@ -251,8 +252,8 @@ static bool finish_schedule(Config *c, Error *err) {
     return true;
 }
 
-// The memory plan counts bytes in 64 bits. This estimates from above, in real numbers, and refuses
-// only what no machine could hold.
+// Refuses models that no machine could hold, so that the memory plan can count bytes in 64 bits.
+// Estimates an upper bound in floating point.
 static bool finish_sizes(const Config *c, Error *err) {
     const double most = 0x1p60, C = c->hidden_size, F = c->ffn_hidden_size, L = c->num_layers,
                  V = c->vocab_size_padded, T = c->seq_length, heads = c->num_attention_heads,
@@ -268,7 +269,8 @@ static bool finish_sizes(const Config *c, Error *err) {
                      parameters, tokens);
 }
 
-// Megatron-LM's. With SwiGLU's third matrix the MLP keeps about the same number of parameters.
+// Megatron-LM's default. With SwiGLU's third matrix, the MLP keeps about the same number of
+// parameters.
 int config_default_ffn(const Config *c) {
     return c->swiglu ? (int)(4.0 * c->hidden_size * 2 / 3 / 64) * 64 : 4 * c->hidden_size;
 }

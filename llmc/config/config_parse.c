@@ -1,5 +1,5 @@
-// From the command line to a Config: see config.h. Called once by every rank of train_gpt.c,
-// before MPI starts.
+// Parses the command line into a Config: see config.h. Called by every rank of train_gpt.cu before
+// MPI starts.
 #include "llmc/config/config.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static void take_words(Words *words, const DataWords *read) {
     words->count = read->count;
 }
 
-// Lists of shards from files take the place of those on the command line.
+// Replaces the shard lists by those of --data-args-path and --per-split-data-args-path.
 static bool read_data_args(Config *c, Error *err) {
     if (c->mock_data) return true;
     bool per_split = c->train_data_path.count + c->valid_data_path.count + c->test_data_path.count > 0;
@@ -41,7 +41,7 @@ static bool read_data_args(Config *c, Error *err) {
     return true;
 }
 
-// --help and --version answer whatever else is on the command line.
+// --help and --version work even if other flags are invalid.
 static bool wants_answer(Config *config) {
     int rows;
     const Option *table = config_options(&rows);
@@ -50,8 +50,8 @@ static bool wants_answer(Config *config) {
     return config->help || config->version;
 }
 
-// Weights & Biases is replaced by JSON lines. They go to --log-jsonl, or to NAME.jsonl in
-// --wandb-save-dir or in SAVE/wandb, NAME being --wandb-exp-name.
+// Writes JSON lines instead of using Weights & Biases: to --log-jsonl, or to NAME.jsonl in
+// --wandb-save-dir or SAVE/wandb, where NAME is --wandb-exp-name.
 static void replace_wandb(Config *config, char *notes, size_t notes_bytes) {
     if (!config->wandb_project || !*config->wandb_project) return;
     if (!config->log_jsonl) {

@@ -1,6 +1,5 @@
-// The model of a checkpoint as a Config: see config_of_checkpoint in config.h. The saved flags
-// become a command line again, so they are read and checked as the trainer's are. Called by
-// llmc/run/saved_model.c.
+// Builds a Config from a checkpoint: see config_of_checkpoint in config.h. Turns the saved flags
+// back into a command line, so that they are parsed and checked as usual.
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +8,7 @@
 
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 
-// The words of a command line under construction.
+// A command line under construction.
 typedef struct Line {
     char **words;
     int count, room;
@@ -28,7 +27,7 @@ static void free_line(Line *line) {
     free(line->words);
 }
 
-// A saved flag as it stood on the command line. One that was not given is null, or not there.
+// Adds a saved flag, unless it is null or missing.
 static void add_saved(Line *line, const Option *row, const cJSON *saved) {
     char name[OPTION_KEY_BYTES];
     option_key(row, name);
@@ -49,8 +48,8 @@ static void add_model(Line *line, const cJSON *saved) {
     }
 }
 
-// What imported checkpoints do not say: the length, which is as many tokens as there are positions;
-// and how many ids there are beside the end of a document, which NullTokenizer asks.
+// Adds flags that imported checkpoints lack: the sequence length (the number of positions), and the
+// number of ids without the end of document, for NullTokenizer.
 static void add_implied(Line *line, const cJSON *saved) {
     const struct {
         const char *flag, *name, *from;
@@ -67,7 +66,7 @@ static void add_implied(Line *line, const cJSON *saved) {
     }
 }
 
-// The vocabulary as the checkpoint has it: its padding follows from another layout's flags.
+// Uses the checkpoint's vocabulary sizes, since padding depends on flags of the saved run's layout.
 static bool adopt_vocabulary(Config *config, const cJSON *saved, Error *err) {
     int64_t words, rows, eod;
     if (!json_member_int64(saved, "unpadded_vocab_size", 1, INT32_MAX, &words) ||
@@ -80,7 +79,7 @@ static bool adopt_vocabulary(Config *config, const cJSON *saved, Error *err) {
 }
 
 bool config_of_checkpoint(Config *config, const char *saved_json, const Words *own, Error *err) {
-    // What config_parse wants of every run.
+    // Flags that config_parse requires of every run.
     static const char *const fixed[] = {"--micro-batch-size=1", "--lr=0", "--train-iters=1", "--mock-data"};
     Line line = {NULL, 0, 0};
     Error why = {0};

@@ -1,11 +1,13 @@
-// The trainer's option table: every flag with its default, its range and its use (used, no effect,
-// refused). Read by config_parse.c, config_text.c and config_match.c.
-// Names, defaults and meanings are Megatron-LM's unless the text says otherwise.
+// The trainer's option table: every flag with its default, range, roles, and use (used, no effect,
+// refused). Names, defaults and meanings are Megatron-LM's unless the text says otherwise.
+//
+// To add a flag: add a field to Config and a row here. The role column (config_roles.h) is
+// mandatory.
 #include "llmc/config/config_roles.h"
 
 #include "sdp4bit/plan.h"
 
-// Offset of a field; does not compile when the field has another type than the row's kind stores.
+// Offset of a field. Doesn't compile if the field's type doesn't match the row's kind.
 #define AT(type, field) \
     (offsetof(Config, field) + 0 * sizeof(char[_Generic(&((Config *)0)->field, type * : 1)]))
 
@@ -25,7 +27,7 @@
 #define BITS(flag, role, field, first, text) \
     USED(flag, role, int, OPTION_INT, field, first, .low = 2, .high = 8, .choices = CODEC_BITS_CHOICES, \
          .value = "N", .help = text)
-// Multiples of the Hadamard transform's order.
+// Multiples of the Hadamard block size.
 #define GROUP(flag, role, field, first, most, text) \
     USED(flag, role, int, OPTION_INT, field, first, .low = 32, .high = most, .multiple = 32, .value = "N", \
          .help = text)
@@ -43,7 +45,7 @@
 #define CHOICE(flag, role, type, field, first, words, text) \
     USED(flag, role, type, OPTION_CHOICE, field, first, .choices = words, .value = "WORD", .help = text)
 
-// Accepted without effect: the text says why. Values are still checked.
+// Accepted but ignored: the text says why. Values are still checked.
 #define IDLE(flag, of_kind, why, ...) \
     { \
         .name = flag, .kind = of_kind, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .help = why, \
@@ -55,13 +57,13 @@
 #define IDLE_INT(flag, least, most, why) \
     IDLE(flag, OPTION_INT64, why, .low = least, .high = most, .value = "N")
 #define IDLE_CHOICE(flag, words, why) IDLE(flag, OPTION_CHOICE, why, .choices = words, .value = "WORD")
-// The same, kept for the argument dump.
+// The same, but stored for the argument dump.
 #define IDLE_STORED(flag, field, why) \
     USED(flag, FREE, bool, OPTION_FLAG, field, "false", .use = OPTION_NO_EFFECT, .help = why)
 #define IDLE_TEXT(flag, field, called, why) \
     USED(flag, FREE, const char *, OPTION_TEXT, field, NULL, .use = OPTION_NO_EFFECT, .value = called, \
          .help = why)
-// The same, and the user is told.
+// The same, but noted when given.
 #define NOTED_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .note = true)
 #define NOTED(flag, of_kind, least, most, words, called, why) \
     IDLE(flag, of_kind, why, .low = least, .high = most, .choices = words, .note = true, .value = called)
@@ -582,7 +584,7 @@ static const Option table[] = {
     LAUNCHER("standalone", NULL),
 };
 
-// Megatron's names where it has them.
+// Derived values, under Megatron's names where they exist.
 #define DERIVED(key, role, type, of_kind, field) USED(key, role, type, of_kind, field, "0", .help = "")
 static const Option derived[] = {
     DERIVED("data_parallel_size", FREE, int, OPTION_INT, dp_size),

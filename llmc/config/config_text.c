@@ -15,13 +15,13 @@ bool config_is_setting(const Option *row) {
            strcmp(row->name, "version") != 0;
 }
 
-// A whole number without default that was not given holds 0 and has no value.
+// Formats an integer. Returns false if it has neither a default nor a value.
 static bool number_text(const Option *row, int64_t value, char *text, size_t bytes) {
     snprintf(text, bytes, "%lld", (long long)value);
     return value || row->initial;
 }
 
-// The digits of a numeric row in text; false: no value.
+// Formats the value of a numeric row. Returns false if it has none.
 static bool row_number(const Option *row, const void *field, char *text, size_t bytes) {
     if (row->kind == OPTION_REAL) {
         double value;
@@ -36,7 +36,7 @@ static bool row_number(const Option *row, const void *field, char *text, size_t 
     return number_text(row, row->kind == OPTION_INT ? narrow : wide, text, bytes);
 }
 
-// The text of a textual row into text (cut to bytes); false: no value.
+// Gets the value of a text or choice row. Returns false if it has none.
 static bool row_text(const Option *row, const void *field, const char **text, char *buffer, size_t bytes) {
     if (row->kind != OPTION_CHOICE) {
         memcpy(text, field, sizeof *text);
@@ -53,7 +53,7 @@ static bool row_text(const Option *row, const void *field, const char **text, ch
 
 // --- Megatron's argument dump --------------------------------------------------------------------
 
-// "  name ....... value" with dots to column 48; malloc'ed.
+// Returns "  name ....... value" with dots to column 48, malloc'ed.
 static char *dump_line(const char *name, const char *value) {
     int dots = 48 - (int)strlen(name);
     size_t bytes = strlen(name) + strlen(value) + 64;
@@ -63,7 +63,7 @@ static char *dump_line(const char *name, const char *value) {
     return line;
 }
 
-// A list as Python prints it: ['a', 'b']; malloc'ed.
+// Returns a list as Python prints it, ['a', 'b'], malloc'ed.
 static char *list_text(const Words *words) {
     size_t bytes = 8;
     for (int i = 0; i < words->count; i++) bytes += strlen(words->items[i]) + 4;
@@ -128,14 +128,14 @@ void config_print(const Config *config, FILE *file) {
 
 // --- JSON ----------------------------------------------------------------------------------------
 
-// cJSON returns NULL only when memory runs out.
+// cJSON returns NULL only if out of memory.
 static void add_item(cJSON *object, const char *name, cJSON *item) {
     if (!item || !cJSON_AddItemToObject(object, name, item)) {
         fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
     }
 }
 
-// Flags are bytes, a folder's name for one; JSON wants UTF-8.
+// Flags may contain any bytes, such as directory names, but JSON needs UTF-8.
 static cJSON *text_item(const char *text) {
     size_t bytes = strlen(text);
     int64_t replaced = 0;
@@ -156,7 +156,7 @@ static cJSON *words_item(const Words *words) {
     return array;
 }
 
-// Numbers go in as text, so that they read back to the bit.
+// Writes numbers as text, so that they read back bit-exactly.
 static cJSON *row_item(const Option *row, const Config *config) {
     const void *field = (const char *)config + row->offset;
     char buffer[96];

@@ -1,5 +1,4 @@
-// Long options from a table: see options.h. Called by config_parse.c for the trainer and by tools that
-// bring their own table.
+// Command-line options from a table: see options.h.
 #include "llmc/config/options.h"
 
 #include <assert.h>
@@ -18,7 +17,7 @@ enum { MAX_DEPTH = 8, MAX_FILES = 64, MAX_FILE_BYTES = 1 << 20, MAX_WORDS = 1 <<
 typedef struct Reader {
     char **words;
     int count, capacity;
-    int files;  // read so far: bounds what files that include each other can cost
+    int files;  // read so far: bounds the cost of files that include each other
 } Reader;
 
 static bool add_word(Reader *reader, const char *text, size_t length, Error *err) {
@@ -38,7 +37,7 @@ static bool add_word(Reader *reader, const char *text, size_t length, Error *err
     return true;
 }
 
-// The whole file as text with a final NUL, malloc'ed.
+// Returns the whole file as NUL-terminated text, malloc'ed.
 static char *read_text(const char *path, size_t *bytes, Error *err) {
     FILE *file = durable_open_plain(path);
     if (!file) {
@@ -65,9 +64,9 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
     return NULL;
 }
 
-// A place in the text of an argument file.
+// Position in the text of an argument file.
 typedef struct Cursor {
-    const char *path, *at;  // at: into a NUL-terminated text
+    const char *path, *at;  // at: in NUL-terminated text
     int line;
 } Cursor;
 
@@ -83,8 +82,7 @@ static void skip_blanks_and_comments(Cursor *cursor) {
     }
 }
 
-// Reads the quoted part that begins at the cursor, appending its characters to word. False when the
-// quote never ends.
+// Appends the quoted text at the cursor to word. Returns false if the quote is not closed.
 static bool read_quoted(Cursor *cursor, char *word, size_t *length, Error *err) {
     char quote = *cursor->at++;
     int first_line = cursor->line;
@@ -102,8 +100,8 @@ static bool read_quoted(Cursor *cursor, char *word, size_t *length, Error *err) 
     return true;
 }
 
-// Reads the word at the cursor, which stands on no blank. word has room for the whole file.
-// quoted_first: it began with a quote or a backslash.
+// Reads the word at the cursor, which is not at a blank. word is as large as the file.
+// quoted_first: the word starts with a quote or a backslash.
 static bool read_word(Cursor *cursor, char *word, size_t *length, bool *quoted_first, Error *err) {
     *length = 0;
     *quoted_first = *cursor->at == '"' || *cursor->at == '\'' || *cursor->at == '\\';
@@ -115,7 +113,7 @@ static bool read_word(Cursor *cursor, char *word, size_t *length, bool *quoted_f
         if (*cursor->at == '\\') {
             cursor->at++;
             if (*cursor->at == '\r' && cursor->at[1] == '\n') cursor->at++;
-            if (*cursor->at == '\n') break;  // joined lines: the blank loop goes on behind it
+            if (*cursor->at == '\n') break;  // joined lines: skip_blanks_and_comments continues after it
             if (!*cursor->at) break;
         }
         word[(*length)++] = *cursor->at++;
@@ -130,7 +128,7 @@ static bool no_name(Error *err) {
                      "@ without a file name; write @path, or --flag=@value for a value that starts with @");
 }
 
-// "@name" found in the file `from` means a path relative to that file's folder.
+// Reads "@name" in the file `from`, relative to its directory.
 static bool add_nested_file(Reader *reader, const char *from, const char *name, int depth, Error *err) {
     if (!*name) return no_name(err);
     const char *slash = strrchr(from, '/');
@@ -254,8 +252,8 @@ static int edit_distance(const char *known, const char *name, size_t length) {
     return row[columns];
 }
 
-// The known name nearest to an unknown one. By edit distance, but a name that it abbreviates comes
-// first. NULL when none is within a third of the longer one's length.
+// Returns the known name nearest to an unknown one by edit distance, preferring names that it
+// abbreviates. NULL if none is within a third of the longer name's length.
 static const char *nearest_name(const Option *table, int rows, const char *name, size_t length) {
     const char *best = NULL;
     int least = 0;
@@ -285,7 +283,7 @@ int options_choice(const char *choices, const char *word) {
     }
 }
 
-// Decimal digits with an optional sign and nothing else.
+// Accepts only decimal digits with an optional sign.
 static bool read_integer(const char *word, int64_t *value) {
     const char *digits = word + (*word == '-' || *word == '+');
     if (!*digits || digits[strspn(digits, "0123456789")]) return false;
@@ -294,7 +292,7 @@ static bool read_integer(const char *word, int64_t *value) {
     return errno == 0;
 }
 
-// A finite decimal number and nothing else: no blanks, no hexadecimal, no inf, no nan.
+// Accepts only finite decimal numbers: no blanks, hexadecimal, inf or nan.
 static bool read_real(const char *word, double *value) {
     if (!*word || word[strspn(word, "0123456789+-.eE")]) return false;
     char *end;
@@ -312,7 +310,7 @@ static void describe_choices(const char *choices, char *text, size_t bytes) {
     }
 }
 
-// "must be ..." for the range of a row.
+// Describes the range of a row, to follow "must be".
 static void describe_range(const Option *row, char *text, size_t bytes) {
     char low[96] = "", high[48];
     if (row->choices) {
@@ -338,7 +336,7 @@ static bool out_of_range(const Option *row, const char *word, Error *err) {
                      say_why ? row->help : "");
 }
 
-// A number that is allowed as it stands, but not as the float32 that is used.
+// Error for a number in range that becomes invalid when rounded to float32.
 static bool unusable_single(const Option *row, const char *word, double used, Error *err) {
     char range[176];
     describe_range(row, range, sizeof range);
@@ -422,7 +420,7 @@ bool options_set(const Option *row, const char *word, void *settings, Error *err
             if (row->low >= 1 && !*word) return empty_value(row, err);
             put(row, settings, &word, sizeof word);
             return true;
-        case OPTION_WORDS: break;  // by store_words
+        case OPTION_WORDS: break;  // store_words
     }
     return true;
 }
@@ -451,7 +449,7 @@ void options_defaults(const Option *table, int rows, void *settings) {
 
 static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-'; }
 
-// Whether the table has "no-<name>" for a name that is not in it.
+// Returns true if the table has "no-<name>".
 static bool is_default(const Option *table, int rows, const char *name, size_t length) {
     for (int i = 0; i < rows; i++) {
         if (table[i].name && strncmp(table[i].name, "no-", 3) == 0 &&
@@ -492,7 +490,7 @@ bool options_ask(const Option *table, int rows, char *const *words, int count, c
     return false;
 }
 
-// Reads the flag at words[*at] with its values and moves *at behind them.
+// Parses the flag at words[*at] and its values, and advances *at past them.
 static bool parse_one(const Option *table, int rows, char **words, int count, int *at, void *settings,
                       const Option **found, Error *err) {
     char *word = words[*at];
@@ -512,7 +510,7 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
         return options_set(row, row->negative ? "false" : "true", settings, err);
     }
     if (row->kind == OPTION_WORDS && inline_value) {
-        // The value takes the word's place, so that the list can point at it.
+        // Overwrites the word with its value, so that the list can point to it.
         memmove(word, inline_value, strlen(inline_value) + 1);
         return store_words(row, &words[*at - 1], 1, settings, err);
     }
@@ -548,7 +546,7 @@ bool options_parse(const Option *table, int rows, char **words, int count, void 
 
 enum { HELP_COLUMNS = 100 };
 
-// Prints text from column `indent` on, wrapped; the line already holds `used` columns.
+// Prints text wrapped to start at column `indent`; the line already has `used` columns.
 static void print_wrapped(const char *text, int indent, int used, FILE *file) {
     int column = used;
     while (*text) {
@@ -599,7 +597,7 @@ void options_note(char *notes, size_t notes_bytes, const char *format, ...) {
     if (used + 2 > notes_bytes) return;
     va_list args;
     va_start(args, format);
-    vsnprintf(notes + used, notes_bytes - used - 1, format, args);  // one byte stays free for the newline
+    vsnprintf(notes + used, notes_bytes - used - 1, format, args);  // leaves one byte for the newline
     va_end(args);
     used += strlen(notes + used);
     notes[used] = '\n';

@@ -24,8 +24,8 @@ Schedule schedule_from_config(const Config *config) {
     return schedule;
 }
 
-// How much of the way from min_lr to lr is left, from 1 down to 0, `ratio` into the last part of a
-// WSD schedule.
+// Fraction of lr - min_lr in the final decay of a WSD schedule, from 1 to 0. ratio: position in
+// that decay.
 static double wsd_weight(WsdStyle style, double ratio) {
     switch (style) {
         case WSD_LINEAR: return 1 - ratio;
@@ -36,10 +36,10 @@ static double wsd_weight(WsdStyle style, double ratio) {
     return 2 * pow(0.5, ratio) - 1;
 }
 
-// The same for all styles that decay, after the warm-up and before the end of the decay.
+// Fraction of lr - min_lr between warm-up and the end of the decay.
 static double decay_weight(const Schedule *s, double samples) {
     if (s->style == LR_WSD) {
-        double into = samples - (s->decay_samples - s->wsd_samples);  // Megatron: warm-up does not shorten it
+        double into = samples - (s->decay_samples - s->wsd_samples);  // as in Megatron, unaffected by warm-up
         return into <= 0 ? 1 : wsd_weight(s->wsd_style, into / s->wsd_samples);
     }
     double progress = (samples - s->warmup_samples) / (s->decay_samples - s->warmup_samples);
@@ -48,8 +48,7 @@ static double decay_weight(const Schedule *s, double samples) {
 
 double schedule_lr(const Schedule *s, int64_t n) {
     double samples = (double)n;
-    // The branches are tried in Megatron's order: warm-up comes before everything, also for a
-    // constant rate.
+    // In Megatron's order: warm-up comes first, even for a constant rate.
     if (s->warmup_samples > 0 && samples <= s->warmup_samples) {
         return s->lr_init + (s->lr - s->lr_init) * samples / s->warmup_samples;
     }

@@ -1,5 +1,5 @@
-// Learning rate, measured in samples as Megatron-LM's OptimizerParamScheduler does. Pure; called by
-// the training step and by tests.
+// Learning rate and weight decay as functions of consumed samples, as in Megatron-LM's
+// OptimizerParamScheduler. Pure functions, called by the training step.
 #pragma once
 #include "llmc/config/config.h"
 LLMC_BEGIN
@@ -10,18 +10,18 @@ typedef struct Schedule {
     double warmup_samples;  // Wn, may be fractional
     double decay_samples;   // Dn
     WsdStyle wsd_style;
-    double wsd_samples;  // of LR_WSD: the last of decay_samples, over which the rate goes down
+    double wsd_samples;  // LR_WSD: length of the final decay, within decay_samples
     double start_weight_decay, end_weight_decay;
     WeightDecayStyle weight_decay_style;
-    double weight_decay_samples;  // over which weight decay goes from start to end
+    double weight_decay_samples;  // over which weight decay changes from start to end
 } Schedule;
 
-// From a config that config_finish completed.
+// config: completed by config_finish.
 Schedule schedule_from_config(const Config *config);
-// Learning rate when n samples have been consumed by successful steps. n = 0 gives lr_init: the
-// first step runs with it.
+// Returns the learning rate after n samples of successful steps. n = 0 gives lr_init, which the
+// first step uses.
 double schedule_lr(const Schedule *schedule, int64_t n);
-// Weight decay for the step taken after n samples.
+// Returns the weight decay of the step after n samples.
 double schedule_weight_decay(const Schedule *schedule, int64_t n);
 
 LLMC_END

@@ -22,7 +22,7 @@ int tool_main(const Tool *tool, int argc, char **argv) {
     char **words = NULL;
     int count = 0;
     name_illegal_instructions();
-    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then an error of write(), as a full disk is
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit then makes write() fail, as a full disk does
     options_defaults(tool->table, tool->rows, tool->settings);
     bool good = options_read_words(argc, argv, &words, &count, &err) &&
                 parse_and_run(tool, words, count, &argc, &argv, &err);

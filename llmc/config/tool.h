@@ -1,4 +1,4 @@
-// The main of a program that is a table of flags and what it does with them: dev/data,
+// main() for programs that consist of an option table and a function: dev/data,
 // dev/convert_checkpoint.c, dev/generate.c.
 #pragma once
 #include "llmc/config/options.h"
@@ -8,14 +8,14 @@ typedef struct Tool {
     const Option *table;
     int rows;           // with a row "help"
     const char *usage;  // lines above the help
-    void *settings;     // the table's, zeros
-    // An error without a text has been said.
+    void *settings;     // zeroed struct that the table stores into
+    // May return an error without text if it has already printed one.
     bool (*run)(const void *settings, int *argc, char ***argv, Error *err);
-    void (*version)(void);  // of a table with a row "version", else NULL
+    void (*version)(void);  // if the table has a row "version", else NULL
 } Tool;
 
-// Reads the command line. Prints the help or the version, or runs; then prints the error line.
-// Returns the exit code.
+// Parses the command line, prints help or version, or calls run and prints its error. Returns the
+// exit code.
 int tool_main(const Tool *tool, int argc, char **argv);
 
 LLMC_END

@@ -1,4 +1,4 @@
-// Ranks and devices: see devices.h.
+// Device assignment: see devices.h.
 #include "llmc/ranks/devices.h"
 
 #include <stdio.h>
@@ -59,10 +59,10 @@ static bool on_one_machine(const Launch *launch) {
 }
 
 void devices_emulate_nodes(const OwnDevice *own, const Mesh *mesh, const Launch *launch) {
-    // The first four leave no way around the sockets: no plugin, no InfiniBand, no neighbor's
-    // NVLink, no fabric that spans machines. Then several sockets and threads a connection: with
-    // one, a core's copying limits what a node sends. A message is cut into 64 KiB for each socket,
-    // so NCCL's own chunk of 128 KiB would keep two of the sixteen busy.
+    // The first four leave no path but sockets: no plugin, InfiniBand, neighbor's NVLink or
+    // multi-node NVLink. The next two use several sockets and threads per connection, because with
+    // one, a core's copy speed limits a node's bandwidth. Messages are split into 64 KiB per
+    // socket, so NCCL's default chunk of 128 KiB would keep only two of the sixteen busy.
     static const char *const settings[][2] = {{"NCCL_NET", "Socket"},
                                               {"NCCL_IB_DISABLE", "1"},
                                               {"NCCL_PXN_DISABLE", "1"},

@@ -1,4 +1,4 @@
-// Memory shared on one host: see host_memory.h.
+// Memory shared by the ranks of a host: see host_memory.h.
 #include "llmc/ranks/host_memory.h"
 
 #include <fcntl.h>
@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Where the first rank's file is, and its identity: another PID namespace may hold another file
-// under that name.
+// The first rank's file and its identity: in another PID namespace, the path may lead to another
+// file.
 typedef struct FileName {
     long pid;
     int fd;
@@ -50,7 +50,7 @@ void *host_memory_map(Peers host, size_t bytes, bool all_write) {
     void *map = fd >= 0 ? mmap(NULL, bytes, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0)
                         : MAP_FAILED;
     bool ok = peers_agree(host, map != MAP_FAILED, NULL,
-                          NULL);  // also: everyone has opened it, the first rank may close it
+                          NULL);  // also: all ranks have opened it, so the first may close it
     if (fd >= 0) close(fd);
     if (ok) return map;
     if (map != MAP_FAILED) munmap(map, bytes);

@@ -21,17 +21,18 @@ int launch_rank_from_environment(void) {
 
 double launch_rank_delay(int rank) { return rank < 30 ? 2.0 * rank : 60.0; }
 
-// Open MPI's singleton start wants a launcher agent (ssh) even for one process, and refuses root in
-// containers. Neither is worth a failed first run. Set only where the user has set nothing.
+// Open MPI's singleton start requires a launcher agent (ssh) even for one process, and refuses root
+// in containers. Neither should make a first run fail. Variables set by the user are kept.
 static void prepare_environment(void) {
     if (launch_rank_from_environment() < 0) setenv("OMPI_MCA_plm", "isolated", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
 }
 
-// What starts several processes without a word to MPI, where MPI does not know it.
+// A launcher that starts several processes, and what its environment looks like if MPI does not
+// know it.
 typedef struct Starter {
-    const char *sign, *size, *rank;  // environment: that it was this one, how many processes, which of them
+    const char *sign, *size, *rank;  // environment variables: launcher used, number of processes, own index
     const char *name, *processes, *advice;
 } Starter;
 
@@ -44,9 +45,10 @@ static const Starter starters[] = {
      "use the mpirun of the MPI library that this program was built with (--version names it)"},
 };
 
-// Such processes would each train alone. Asked before MPI starts, because Open MPI then ends a task
-// of srun itself, with a page of text and exit code 1. Asked again after it, for libraries that
-// start a world of one. A shell inside an allocation is a step of one task.
+// Exits if a launcher started several processes that MPI does not join, since each would train
+// alone. Called before MPI starts, because Open MPI would end a task of srun with a page of text
+// and exit code 1; and after it, for libraries that start a world of one. A shell in an allocation
+// is a step of one task.
 static void refuse_lonely(bool joined) {
     for (size_t i = 0; i < sizeof starters / sizeof *starters && !joined; i++) {
         const Starter *s = &starters[i];
@@ -56,8 +58,8 @@ static void refuse_lonely(bool joined) {
         error_set(&err, EXIT_ENVIRONMENT,
                   "%s started %s %s that MPI does not join: each would train alone; %s", s->name, size,
                   s->processes, s->advice);
-        // The first one speaks for all, and has the time to, whatever the starter does when one
-        // ends. Nobody is there to agree with, and nothing to abort.
+        // The first process prints the error, and gets 2 s to do so before the others exit. There
+        // is nobody to agree with and nothing to abort.
         if (rank && atoi(rank) > 0) sleep(2);
         else error_print(NULL, err.what);
         exit(err.code);
@@ -79,8 +81,7 @@ void launch_init(Launch *launch, int *argc, char ***argv) {
     refuse_lonely(launch_rank_from_environment() >= 0);
     prepare_environment();
     json_use_checked_memory();
-    // The thread that writes a checkpoint in the background calls no MPI: FUNNELED is what every
-    // library gives.
+    // FUNNELED, which every library supports, suffices: the checkpoint thread calls no MPI.
     int provided, running = 0;
     MPI_Initialized(&running);
     if (!running) MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);

@@ -1,6 +1,6 @@
-// Starting and ending a job of MPI ranks: environment fixes before MPI_Init, the hosts, and what
-// the launcher's environment tells before MPI is up. Called by train_gpt.c, and by benches and
-// tests that are programs of ranks.
+// Starts and ends a job of MPI ranks: environment fixes before MPI_Init, hosts, and the launcher's
+// environment before MPI starts. Called by train_gpt.cu and by benchmarks and tests that are MPI
+// programs.
 #pragma once
 #include <mpi.h>
 
@@ -9,24 +9,24 @@ LLMC_BEGIN
 
 typedef struct Launch {
     int rank, size;
-    int *host_of_rank;  // (size) index of each rank's host
-    MPI_Comm world;     // a duplicate whose errors are returned
-    MPI_Comm host;      // the ranks of this host, for memory shared between them
+    int *host_of_rank;  // (size) host of each rank, as the lowest rank on it
+    MPI_Comm world;     // duplicate of MPI_COMM_WORLD that returns errors
+    MPI_Comm host;      // ranks of this host, for shared memory
     char host_name[256];
-    bool owns_mpi;  // started here, so ended by launch_finalize
+    bool owns_mpi;  // MPI was initialized by launch_init, so launch_finalize finalizes it
 } Launch;
 
-// Prepares the environment (a singleton needs no ssh; root may run), starts MPI, and finds the
-// hosts. MPI may run already: dev/bench/train_presets.c trains several times in one process.
-// Processes that MPI does not join (of srun, torchrun or another library's mpiexec) end here with
-// one line of the first of them and EXIT_ENVIRONMENT: each would train the same model for itself.
+// Prepares the environment (singletons need no ssh, root is allowed), initializes MPI unless it is
+// already, and finds the hosts. Processes that MPI does not join (started by srun, torchrun or
+// another library's mpiexec) exit with one line of the first of them and EXIT_ENVIRONMENT: each
+// would train the same model on its own.
 void launch_init(Launch *launch, int *argc, char ***argv);
 void launch_finalize(Launch *launch);
-// The rank that a launcher's environment (mpirun, srun) gives this process, before MPI is up. -1:
-// none that is known here.
+// Returns the rank according to the launcher's environment (mpirun, srun), before MPI starts, or
+// -1.
 int launch_rank_from_environment(void);
-// Seconds that a rank waits beyond a limit that all have: more the higher the rank. So of all who
-// wait for one that hangs a single one speaks and ends the job. The launcher takes a second to end
+// Seconds that a rank waits beyond a common limit, increasing with the rank, so that only one of
+// the waiting ranks prints an error and ends the job. The launcher needs about a second to end
 // ranks, because the trainer blocks SIGTERM.
 double launch_rank_delay(int rank);
 

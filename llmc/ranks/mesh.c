@@ -1,10 +1,10 @@
-// Rank arithmetic and the communicators made after it: see mesh.h.
+// Process groups: see mesh.h.
 #include "llmc/ranks/mesh.h"
 
 #include <stddef.h>
 #include <stdlib.h>
 
-// Hosts as nodes: each must hold the same number of consecutive ranks. Linear in the ranks.
+// Uses hosts as nodes: each must hold the same number of consecutive ranks. O(ranks).
 static bool ranks_per_host(const int *host_of_rank, int size, int *per_host, Error *err) {
     int *on_host = (int *)xcalloc((size_t)size, sizeof *on_host, "the host table");
     bool ok = true;
@@ -37,7 +37,8 @@ static bool ranks_per_node(int size, const int *host_of_rank, int gpus_per_node,
                      size, gpus_per_node);
 }
 
-// D: ranks of a node that share tp and pp. A tensor-parallel group may fill several nodes.
+// Sets *d to the ranks of a node with the same tp and pp. A tensor-parallel group may span several
+// nodes.
 static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *d, Error *err) {
     *d = per_node >= tp_size ? per_node / tp_size : 1;
     if (*d > dp_size) *d = dp_size;
@@ -47,7 +48,7 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
                          "one must divide the other",
                          tp_size, per_node);
     }
-    // Neither may a stage's groups end within a node, nor nodes within a group that is smaller.
+    // A stage's groups must not end within a node, and a node must not end within a smaller group.
     if (dp_size % *d || (per_node >= tp_size && per_node % (tp_size * *d))) {
         return error_set(err, EXIT_USAGE,
                          "a data-parallel group of %d ranks cannot be split into nodes of "
@@ -157,7 +158,8 @@ void mesh_without(Mesh *mesh, int node) {
     *mesh = left;
 }
 
-// Without replica groups these two are empty, and meeting for them would cost a wait.
+// Returns true for the replica groups if there is only one: creating communicators for them would
+// cost a wait.
 static bool unused(const Mesh *mesh, const Group *group) {
     return mesh->replica_groups.size == 1 &&
            (group == &mesh->replica_group || group == &mesh->replica_groups);
@@ -169,7 +171,7 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err) {
         Group *group = &mesh->group[i];
         int rank, size;
         if (unused(mesh, group)) continue;
-        // The world's first: a rank that does not come is found there within the limit.
+        // The world comes first: a missing rank is detected there within the limit.
         group->mpi = i == 0 ? peers_duplicate(world) : peers_split(world, group->first, group->rank);
         MPI_Comm_set_errhandler(group->mpi, MPI_ERRORS_RETURN);
         MPI_Comm_rank(group->mpi, &rank);

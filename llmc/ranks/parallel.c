@@ -1,5 +1,5 @@
-// Host work spread over threads: see parallel.h. Threads take the next piece from a common counter.
-// One that is late, or was never started, costs nothing but its speed.
+// Work on several CPU threads: see parallel.h. Threads take ranges from a shared counter, so a slow
+// or missing thread only costs speed.
 #include "llmc/ranks/parallel.h"
 
 #include <pthread.h>
@@ -13,7 +13,7 @@ typedef struct Ranges {
     int64_t lo, hi, grain;
     RangeWork work;
     void *context;
-    atomic_llong next;  // first element that nobody has taken
+    atomic_llong next;  // first element not taken yet
 } Ranges;
 
 static void *take_pieces(void *context) {
@@ -43,12 +43,12 @@ int parallel_share(Peers group) {
     cpu_set_t own, all;
     CPU_ZERO(&own);
     if (sched_getaffinity(0, sizeof own, &own) != 0)
-        CPU_ZERO(&own);  // more processors than the set has room for: one thread
+        CPU_ZERO(&own);  // more CPUs than the set can hold: use one thread
     Peers host = group;
     int ranks = 1;
     host.comm = peers_of_host(group);
     MPI_Comm_size(host.comm, &ranks);
-    // Ranks may be bound to cores of their own, or share all of them: the union tells.
+    // Ranks may be bound to separate cores or share all of them; the union covers both.
     all = own;
     peers_reduce(host, &all, (int)sizeof all, MPI_BYTE, MPI_BOR);
     MPI_Comm_free(&host.comm);

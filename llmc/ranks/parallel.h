@@ -1,19 +1,18 @@
-// Host work spread over threads. What is independent of its neighbors, such as drawing initial
-// weights, takes the cores that this rank may use. Results must not depend on who does what. Called
-// by gpt_init_weights, llmc/cpu/ops_init.c, and for generation by ops.c.
+// Runs independent work on several CPU threads, such as drawing initial weights. Results must not
+// depend on which thread does what.
 #pragma once
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// Works on [lo, hi); called from several threads at once, for pieces that do not overlap.
+// Processes [lo, hi). Called from several threads at once, for disjoint ranges.
 typedef void (*RangeWork)(void *context, int64_t lo, int64_t hi);
 
-// Threads for this rank: the cores that it and its neighbors of the same host may use, divided
-// among them. At least 1, and no more than its own cores. Collective over group.
+// Returns the number of threads for this rank: the cores available to the ranks of its host,
+// divided by their number. At least 1, at most this rank's own cores. Collective over group.
 int parallel_share(Peers group);
-// Runs work on all of [lo, hi) in pieces whose borders lie at lo + multiples of `grain`, on
-// `threads` threads, the calling one among them. Returns when all is done. Threads that the system
-// refuses are done without; returns how many took part.
+// Runs work on [lo, hi) in ranges of `alignment` elements starting at lo, on up to `threads`
+// threads including the caller. Continues with fewer threads if the system refuses some; returns
+// the number used.
 int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWork work, void *context);
 
 LLMC_END

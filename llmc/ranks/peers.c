@@ -1,4 +1,4 @@
-// Collectives of ranks on the host: see peers.h.
+// Host-side collectives: see peers.h.
 #include "llmc/ranks/peers.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@ void mpi_check(const Site *site, int rc, const char *what, const char *where) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(rc, text, &length);
-    heartbeat_claim_exit_in_turn(site);  // a lost rank fails the collectives of all
+    heartbeat_claim_exit_in_turn(site);  // a lost rank makes the collectives of all ranks fail
     fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what,
           where, text);
 }
@@ -21,9 +21,9 @@ static void check(Peers peers, int rc, const char *what) {
     mpi_check(peers.site, rc, what, "over MPI");
 }
 
-// The limit has passed. Where losses are handled the other ranks are asked at once: they would not
-// wait for long while this one looks for the culprit. This node may be the one that is lost. Then
-// the others get the time to save, once: more is NULL the second time.
+// Handles a wait that has exceeded its limit. With node-failure recovery, ask the other ranks at
+// once, before looking for the late rank: they may not wait long. If this node is the lost one,
+// extend the wait once, so that the others can save. more: NULL the second time.
 static void no_answer(Peers peers, MPI_Request *request, int *done, const char *what, double began,
                       Deadline *more) {
     char who[512];
@@ -36,19 +36,19 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
     if (!heartbeat_find_busy(peers.site, who, sizeof who))
         snprintf(who, sizeof who, "a rank has not come here");
     check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
-    if (*done) return;  // who comes meanwhile is welcome
+    if (*done) return;  // it arrived in the meantime
     heartbeat_claim_exit(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
           "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", waited,
           who);
 }
 
-// Completes a nonblocking operation. started: what the call that began it has returned.
+// Completes a nonblocking operation. started: result of the call that started it.
 static void complete(Peers peers, int started, MPI_Request *request, const char *what) {
     Deadline deadline = deadline_in(peers.limit);
     int done = 0;
     check(peers, started, what);
-    // What was under way has been given up, even if all come now.
+    // A failure was reported, so the operation is abandoned even if all ranks arrive.
     if (node_failure_reported(peers.site)) node_failure_recover(peers.site, "a rank did not come");
     double began = monotonic_seconds();
     bool patient = false;
@@ -121,9 +121,9 @@ void peers_collect(Peers peers, const void *own, int bytes, void *all, const int
              &request, "gather");
 }
 
-enum { WORK_DONE, WORK_GOES_ON, WORK_FAILED };  // in the order of what counts for all
+enum { WORK_DONE, WORK_GOES_ON, WORK_FAILED };  // ordered by priority
 
-// Well below the limit, from which the wait for a rank that works takes that much away.
+// Well below the limit, because waiting for a rank that is still working counts toward it.
 static double next_meeting(Peers peers) {
     return monotonic_seconds() + (peers.limit > 0 && peers.limit < 4 ? peers.limit / 4 : 1);
 }
@@ -133,7 +133,8 @@ PeersWork peers_work(Peers peers) {
     return work;
 }
 
-// Every rank brings its state, and all go on with the same news: as many meetings for each.
+// Combines the states of all ranks, so that all continue with the same result and synchronize the
+// same number of times.
 static void meet_at_work(PeersWork *work, int state) {
     peers_reduce(work->peers, &state, 1, MPI_INT, MPI_MAX);
     work->news = state;

@@ -1,69 +1,70 @@
-// Ranks that act together on the host. A collective ends the job where a rank does not come. Ranks
-// agree on errors, so that one message is printed and not one per rank. Called wherever ranks meet
-// on the host: llmc/run/, the modules that are given Peers, the benches and the MPI tests.
+// Host-side collectives with a time limit. A collective ends the job if a rank does not arrive.
+// Ranks agree on errors, so that one message is printed instead of one per rank.
 #pragma once
 #include <mpi.h>
 
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// Unless rc is MPI_SUCCESS: ends the job (EXIT_COMMUNICATION) with one line of all ranks, "<what>
-// <where> failed: ...". The communicators of a Launch return their errors. An operation that failed
-// has left nothing that may be looked at, its request neither.
+// Ends the job (EXIT_COMMUNICATION) unless rc is MPI_SUCCESS, with one line for all ranks: "<what>
+// <where> failed: ...". The communicators of a Launch return errors. After a failed operation,
+// neither its buffers nor its request may be used.
 void mpi_check(const Site *site, int rc, const char *what, const char *where);
 
-// Ranks that act together, and how long one waits for another. A rank that died or hangs must end
-// the job, and not stop it for ever.
+// A communicator and how long one rank waits for another. A rank that died or hangs must end the
+// job rather than block it forever.
 typedef struct Peers {
     MPI_Comm comm;
-    double limit;      // seconds; 0: the heartbeat's alone
-    const Site *site;  // for messages, and the heartbeat that is told of waits; may be NULL
+    double limit;      // seconds; 0: only the watchdog's limit
+    const Site *site;  // for messages and the heartbeat; may be NULL
 } Peers;
 
-// Collectives over the hosts. Each ends the job (EXIT_COMMUNICATION) with one line when MPI fails,
-// or when a rank does not come within the limit. The line names that rank if this host's ranks know
-// it. Where losses are handled (node_failure.h) the others save first, and the wait may last longer.
+// Each collective ends the job (EXIT_COMMUNICATION) with one line if MPI fails, or if a rank does
+// not arrive within the limit. The line names that rank if ranks of this host know it. With
+// node-failure recovery (node_failure.h) the other nodes save first, and the wait may take longer.
 
-// True when ok on every rank. Otherwise every rank gets the error of the lowest failing rank in
-// err, and *who is that rank. Either may be NULL.
+// Returns true if ok on every rank. Otherwise every rank gets the error of the lowest failing rank
+// in err, and that rank in *who. Either may be NULL.
 bool peers_agree(Peers peers, bool ok, Error *err, int *who);
 // A barrier.
 void peers_meet(Peers peers);
-// Root's bytes to all, in place.
+// Broadcasts root's bytes, in place.
 void peers_broadcast(Peers peers, void *bytes, size_t count, int root);
-// count values of each rank become the sum (minimum, ...) over the ranks, on every rank.
+// All-reduces count values in place.
 void peers_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_Op op);
-// Every rank's values on every rank. own: (count); all: (ranks, count).
+// All-gathers. own: (count); all: (ranks, count).
 void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type);
-// Every rank's bytes on rank 0: length[r] of rank r at all + start[r]. all, length and start are
-// read there alone.
+// Gathers bytes on rank 0: length[r] bytes of rank r to all + start[r]. all, length and start are
+// only read there.
 void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start);
 
-// For long work of unequal shares, such as hashing files: hours at most. All ranks meet about once
-// a second until everyone is done. So none takes the others' work for a hang, and none waits for
-// ever for one that is stopped, whose own watchdog is stopped too.
+// For long work that takes ranks different amounts of time, such as hashing files (up to hours).
+// All ranks synchronize about once a second until everyone is done, so none is taken for hung, and
+// none waits forever for a stopped one.
 //
 //     PeersWork work = peers_work(peers);                          // on all ranks
-//     while (ok && more && peers_work_goes_on(&work)) ok = ...     // one piece, below the limit
+//     while (ok && more && peers_work_goes_on(&work)) ok = ...     // a part, shorter than the limit
 //     ok = peers_work_agree(&work, ok, err);                       // on all ranks, always
 typedef struct PeersWork {
     Peers peers;
-    double next;  // meeting, in monotonic_seconds
-    int news;     // what the last one brought
+    double next;  // synchronization, in monotonic_seconds
+    int news;     // result of the last one
 } PeersWork;
 PeersWork peers_work(Peers peers);
-// Progress for the heartbeat. False: another rank has failed, leave the rest and agree.
+// Reports progress. Returns false if another rank has failed: stop working and call
+// peers_work_agree.
 bool peers_work_goes_on(PeersWork *work);
-// peers_agree for the whole work. A share that peers_work_goes_on has cut short has not failed,
-// whatever ok says.
+// peers_agree for the whole work. If peers_work_goes_on returned false, ok is ignored: the
+// interrupted share has not failed.
 bool peers_work_agree(PeersWork *work, bool ok, Error *err);
 
-// New communicators, for MPI_Comm_free: of the same ranks; of those with the same color, in the
-// order of key; of those that can share memory. The latter two know the heartbeat's limit alone.
+// New communicators, for MPI_Comm_free: of the same ranks; of ranks with the same color, ordered by
+// key; of ranks that can share memory. The latter two only have the watchdog's limit.
 MPI_Comm peers_duplicate(Peers peers);
 MPI_Comm peers_split(Peers peers, int color, int key);
 MPI_Comm peers_of_host(Peers peers);
-// Of two ranks, first is its rank 0. Called by these two alone. It returns errors, as a Launch's.
+// Communicator of two ranks, `first` as its rank 0. Called by those two only. Returns errors
+// instead of ending the job.
 MPI_Comm peers_pair(Peers peers, int first, int second);
 
 LLMC_END

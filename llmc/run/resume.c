@@ -158,7 +158,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     char notes[2048] = "";
     if (!config_match_checkpoint(c, arguments, notes, sizeof notes, &run->error)) return false;
     if (!checkpoint_check_tensors(checkpoint, run->whole, run->whole_count, &run->error)) return false;
-    if (!c->finetune) config_go_on(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
+    if (!c->finetune) config_resume_length(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
     if (run->launch.rank == 0) fputs(notes, stdout);
     if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
         return error_set(&run->error, EXIT_CHECKPOINT,

@@ -54,7 +54,7 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     uint64_t *own = loader_fingerprints(loader, &count);
     int64_t first_count = count;
     peers_broadcast(world, &first_count, sizeof first_count, 0);
-    uint64_t *first = (uint64_t *)xcalloc((size_t)first_count + 1, sizeof *first, "rank 0's data");
+    uint64_t *first = (uint64_t *)xcalloc((size_t)first_count + 1, sizeof *first, "rank 0 data");
     if (rank_of(world) == 0) memcpy(first, own, (size_t)count * sizeof *own);
     peers_broadcast(world, first, (size_t)first_count * sizeof *first, 0);
     bool ok = count == first_count;
