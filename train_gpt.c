@@ -157,7 +157,7 @@ static double mean_loss(Run *run) {
     copy_to_host(run->compute, &own, zero_loss_sum(run->zero), sizeof own);
     stream_synchronize(run->compute);
     float *all = (float *)xcalloc((size_t)world, sizeof(float), "losses");
-    peers_gather(run_peers(run, run->launch.world), &own, all, 1, MPI_FLOAT);
+    peers_all_gather(run_peers(run, run->launch.world), &own, all, 1, MPI_FLOAT);
     double sum = 0.0;
     for (int d = 0; d < D; d++) sum += all[world - T * D + T * d];
     free(all);

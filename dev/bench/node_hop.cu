@@ -95,7 +95,7 @@ static bool agreed(Bench *b, bool ok) { return peers_agree(everyone(b), ok, &b->
 
 // Of all ranks.
 static double largest(const Bench *b, double x) {
-    peers_reduce(everyone(b), &x, 1, MPI_DOUBLE, MPI_MAX);
+    peers_all_reduce(everyone(b), &x, 1, MPI_DOUBLE, MPI_MAX);
     return x;
 }
 
@@ -112,7 +112,7 @@ static double median(double *x, int count) {
 static void meet(const Bench *b) {
     stream_synchronize(b->compute);
     stream_synchronize(b->traffic);
-    peers_meet(everyone(b));
+    peers_barrier(everyone(b));
 }
 
 // --- messages ------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ static bool agreed(Bench *bench, bool ok) {
 
 // ms (count) of the slowest rank, on every rank.
 static void slowest(const Bench *bench, double *ms, int count) {
-    peers_reduce(everyone(bench), ms, count, MPI_DOUBLE, MPI_MAX);
+    peers_all_reduce(everyone(bench), ms, count, MPI_DOUBLE, MPI_MAX);
 }
 
 // From the first preset on a rank that hangs is named, within that preset's
@@ -151,7 +151,7 @@ static void meet(const Bench *bench, const Lanes *lanes) {
     stream_synchronize(bench->compute);
     stream_synchronize(bench->traffic);
     if (lanes) lanes_synchronize(lanes);
-    peers_meet(everyone(bench));
+    peers_barrier(everyone(bench));
 }
 
 typedef struct Marks {

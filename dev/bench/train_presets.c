@@ -38,10 +38,10 @@ static void write_loopback(const char *path, const char *name, long long bytes) 
 
 static int train(const Preset *preset, const Launch *launch, const char *loopback) {
     Peers all = {launch->world, 0, NULL};
-    peers_meet(all);
+    peers_barrier(all);
     long long before = loopback_bytes();
     int code = train_gpt(preset->argc, preset->argv);
-    peers_reduce(all, &code, 1, MPI_INT, MPI_MAX);
+    peers_all_reduce(all, &code, 1, MPI_INT, MPI_MAX);
     if (launch->rank == 0 && loopback) write_loopback(loopback, preset->name, loopback_bytes() - before);
     if (launch->rank == 0 && code)
         fprintf(stderr, "error: preset %s ended with exit code %d\n", preset->name, code);

@@ -281,13 +281,13 @@ static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, 
     int *starts = rank == 0 ? (int *)xcalloc((size_t)ranks, sizeof(int), "manifest entries") : NULL;
     char *all = NULL;
     *bytes = 0;
-    peers_gather(peers, &mine, lengths, 1, MPI_INT);
+    peers_all_gather(peers, &mine, lengths, 1, MPI_INT);
     for (int r = 0; rank == 0 && r < ranks; r++) {
         starts[r] = (int)*bytes;
         *bytes += (size_t)lengths[r] + (r + 1 < ranks ? 2 : 0);
     }
     if (rank == 0) all = (char *)xmalloc(*bytes + 1, "manifest entries");
-    peers_collect(peers, entry, mine, all, lengths, starts);
+    peers_gather_bytes(peers, entry, mine, all, lengths, starts);
     for (int r = 0; rank == 0 && r + 1 < ranks; r++) memcpy(all + starts[r] + lengths[r], ",\n", 2);
     free(lengths);
     free(starts);
@@ -441,11 +441,11 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
         return NULL;
     }
     job->total = job->shard.bytes;
-    peers_reduce(save->peers, &job->total, 1, MPI_UINT64_T, MPI_SUM);
+    peers_all_reduce(save->peers, &job->total, 1, MPI_UINT64_T, MPI_SUM);
     for (int i = 0; i < job->shard.count; i++) {
         if ((int)job->shard.slices[i].kind >= job->kinds) job->kinds = (int)job->shard.slices[i].kind + 1;
     }
-    peers_reduce(save->peers, &job->kinds, 1, MPI_INT, MPI_MAX);
+    peers_all_reduce(save->peers, &job->kinds, 1, MPI_INT, MPI_MAX);
     stage(job);
     start_phase(job, PREPARE);
     return job;

@@ -195,7 +195,7 @@ static char *file_path(const Checkpoint *c, int file) {
     return text_format("%s/%s/%s", c->folder, f->folder, f->name);
 }
 
-static bool hashing_goes_on(void *work) { return peers_work_goes_on((PeersWork *)work); }
+static bool hashing_goes_on(void *work) { return peers_work_continues((PeersWork *)work); }
 
 static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *err) {
     const ManifestFile *f = &c->manifest.files[file];
@@ -228,7 +228,7 @@ static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     bool ok = true;
     PeersWork work = peers_work(peers);
     for (int file = rank; ok && file < c->manifest.file_count; file += ranks)
-        ok = check_file(c, file, &work, err) && peers_work_goes_on(&work);
+        ok = check_file(c, file, &work, err) && peers_work_continues(&work);
     return peers_work_agree(&work, ok, err);
 }
 

@@ -2,6 +2,7 @@
 // every rank of train_gpt.cu after MPI has started.
 #include "llmc/config/config.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 TokenizerChoice config_tokenizer(const Config *c) {
@@ -129,6 +130,7 @@ static int64_t rampup_step(const Config *c, int64_t n, int64_t *steps) {
 }
 
 int config_global_batch_size(const Config *config, int64_t consumed_samples) {
+    assert(consumed_samples >= 0);
     if (!config->rampup_start) return config->global_batch_size;
     int64_t steps;
     return (int)(config->rampup_start +
@@ -285,6 +287,7 @@ int config_rotary_columns(const Config *c) {
 }
 
 bool config_finish(Config *config, int world_size, int vocab_size, int eod, Error *err) {
+    assert(config && world_size > 0 && vocab_size >= 0);
     if (!finish_vocabulary(config, vocab_size, eod, err)) return false;
     if (config_only_checks_data(config)) return true;
     config->world_size = world_size;

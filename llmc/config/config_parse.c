@@ -2,6 +2,7 @@
 // MPI starts.
 #include "llmc/config/config.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,6 +75,7 @@ static bool parse_words(Config *config, bool *given, char *notes, size_t notes_b
 }
 
 bool config_parse(Config *config, int argc, char **argv, char *notes, size_t notes_bytes, Error *err) {
+    assert(config && argc > 0 && argv);
     int rows;
     const Option *table = config_options(&rows);
     memset(config, 0, sizeof *config);

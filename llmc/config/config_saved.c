@@ -1,5 +1,6 @@
 // Builds a Config from a checkpoint: see config_of_checkpoint in config.h. Turns the saved flags
 // back into a command line, so that they are parsed and checked as usual.
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,6 +80,7 @@ static bool adopt_vocabulary(Config *config, const cJSON *saved, Error *err) {
 }
 
 bool config_of_checkpoint(Config *config, const char *saved_json, const Words *own, Error *err) {
+    assert(config && saved_json && own);
     // Flags that config_parse requires of every run.
     static const char *const fixed[] = {"--micro-batch-size=1", "--lr=0", "--train-iters=1", "--mock-data"};
     Line line = {NULL, 0, 0};

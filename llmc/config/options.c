@@ -406,6 +406,7 @@ static bool no_value(const Option *row, Error *err) {
 }
 
 bool options_set(const Option *row, const char *word, void *settings, Error *err) {
+    assert(row && row->kind != OPTION_WORDS && word && settings);
     switch (row->kind) {
         case OPTION_FLAG: {
             bool on = strcmp(word, "true") == 0;
@@ -420,7 +421,7 @@ bool options_set(const Option *row, const char *word, void *settings, Error *err
             if (row->low >= 1 && !*word) return empty_value(row, err);
             put(row, settings, &word, sizeof word);
             return true;
-        case OPTION_WORDS: break;  // store_words
+        case OPTION_WORDS: break;
     }
     return true;
 }
@@ -526,6 +527,7 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
 
 bool options_parse(const Option *table, int rows, char **words, int count, void *settings,
                    const OptionsFound *found, Error *err) {
+    assert(table && (words || !count) && settings);
     OptionsFound f = found ? *found : (OptionsFound){NULL, NULL, 0};
     bool *seen = f.given ? f.given : (bool *)xcalloc((size_t)rows, sizeof *seen, "options");
     bool ok = true;
@@ -605,6 +607,7 @@ void options_note(char *notes, size_t notes_bytes, const char *format, ...) {
 }
 
 void format_real(double x, char *text, size_t bytes) {
+    assert(text && bytes >= 32);
     char digits[40];
     int precision = 1;
     do snprintf(digits, sizeof digits, "%.*e", precision - 1, x);

@@ -2,6 +2,7 @@
 // OptimizerParamScheduler, restated in double precision.
 #include "llmc/config/schedule.h"
 
+#include <assert.h>
 #include <math.h>
 
 static const double PI = 3.14159265358979323846;
@@ -47,6 +48,7 @@ static double decay_weight(const Schedule *s, double samples) {
 }
 
 double schedule_lr(const Schedule *s, int64_t n) {
+    assert(s && n >= 0);
     double samples = (double)n;
     // In Megatron's order: warm-up comes first, even for a constant rate.
     if (s->warmup_samples > 0 && samples <= s->warmup_samples) {

@@ -1,6 +1,7 @@
 // A tool's main: see tool.h.
 #include "llmc/config/tool.h"
 
+#include <assert.h>
 #include <signal.h>
 
 static bool parse_and_run(const Tool *tool, char **words, int count, int *argc, char ***argv, Error *err) {
@@ -18,6 +19,7 @@ static bool parse_and_run(const Tool *tool, char **words, int count, int *argc, 
 }
 
 int tool_main(const Tool *tool, int argc, char **argv) {
+    assert(tool && tool->table && tool->settings && tool->run);
     Error err = {0};
     char **words = NULL;
     int count = 0;

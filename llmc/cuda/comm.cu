@@ -256,7 +256,7 @@ void comm_connect(const Mesh *mesh, void *memory) {
     for (int i = 0; i < MESH_GROUPS; i++) {
         if (mesh->group[i].comm) connect_group(&mesh->group[i], memory);
     }
-    peers_meet(peers_of(&mesh->world));  // nobody is connected before all are
+    peers_barrier(peers_of(&mesh->world));  // nobody is connected before all are
     for (int i = 0; i < MESH_GROUPS; i++) {
         if (mesh->group[i].comm) set_connected(mesh->group[i].comm);
     }

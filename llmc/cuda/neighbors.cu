@@ -111,7 +111,7 @@ static bool open_region(const Neighbors *n, Region *region, void *memory, size_t
     region->bytes = bytes;
     region->of[n->rank] = (uint8_t *)memory;
     bool ok = make_offer(n, memory, bytes, &own, err);
-    peers_gather(n->node, &own, offer, (int)sizeof own, MPI_BYTE);
+    peers_all_gather(n->node, &own, offer, (int)sizeof own, MPI_BYTE);
     ok = peers_agree(n->node, ok, err, NULL);
     for (int r = 0; ok && r < n->size; r++) {
         if (r != n->rank) ok = reach(region, &offer[r], r, err);
@@ -121,7 +121,7 @@ static bool open_region(const Neighbors *n, Region *region, void *memory, size_t
     size_t marked = bytes < sizeof own.mark ? bytes : sizeof own.mark;
     cuda_check(n->site, cudaMemset(memory, 0, marked), "clearing shared memory");
     cuda_check(n->site, cudaDeviceSynchronize(), "clearing shared memory");
-    peers_meet(n->node);  // nobody writes there before that
+    peers_barrier(n->node);  // nobody writes there before that
     return ok;
 }
 
@@ -244,7 +244,7 @@ static void let_go(Neighbors *n) {
     for (int i = 0; i < n->regions; i++) close_region(&n->region[i]);
     close_region(&n->flags);
     n->regions = 0;
-    peers_meet(n->node);  // memory goes when nobody has it open
+    peers_barrier(n->node);  // memory goes when nobody has it open
 }
 
 bool neighbors_share(Neighbors *n, void *flags, const CommPiece *piece, int pieces, Error *err) {

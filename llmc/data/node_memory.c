@@ -84,7 +84,7 @@ static void hook_ready(void *context) {
         if (!b->shared && !b->filled) peers_broadcast(m->node, b->memory, b->bytes, 0);
         b->filled = true;
     }
-    peers_meet(m->node);
+    peers_barrier(m->node);
 }
 
 static bool hook_agree(void *context, bool ok, Error *err) {

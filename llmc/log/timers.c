@@ -184,7 +184,7 @@ void timers_collect(Timers *timers, const Timer *which, int count, double diviso
                                          "timer values");  // (world, count)
     double *row = (double *)xmalloc((size_t)world * sizeof *row, "timer values");
     for (int i = 0; i < count; i++) mine[i] = 1e3 * timer_take_seconds(timers, which[i]) / divisor;
-    peers_gather(peers, mine, gathered, count, MPI_DOUBLE);
+    peers_all_gather(peers, mine, gathered, count, MPI_DOUBLE);
     for (int i = 0; i < count; i++) {
         for (int rank = 0; rank < world; rank++)
             row[rank] = gathered[(size_t)rank * (size_t)count + (size_t)i];

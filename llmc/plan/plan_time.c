@@ -217,7 +217,7 @@ static bool place(Mesh *mesh, const Config *c, const Mesh *like) {
     if (!mesh_build(mesh, like->world.rank, like->world.size, NULL, like->per_node, like->tp.size,
                     like->pp.size, &err))
         return false;
-    if (c->sharding == SHARD_PARAMETERS) mesh_share_weights(mesh, c->shard_scope == SHARD_IN_WORLD);
+    if (c->sharding == SHARD_PARAMETERS) mesh_shard_weights(mesh, c->shard_scope == SHARD_IN_WORLD);
     return c->local_steps == 1 || mesh_make_replica_groups(mesh, &err);
 }
 

@@ -48,7 +48,7 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
         StagePlan *s = &stages->stage[stages->count++];
         s->first = first[i];
         s->end = first[i + 1];
-        s->mesh = mesh_seen_by(mesh, s->first * mesh->pp.stride);
+        s->mesh = mesh_of_rank(mesh, s->first * mesh->pp.stride);
         s->zero = rank_plan_state(c, &s->mesh, &s->memory_plan, err);
         if (!s->zero) return false;
         s->traffic = traffic_make(c, &s->mesh, s->zero);

@@ -1,6 +1,7 @@
 // Device assignment: see devices.h.
 #include "llmc/ranks/devices.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ int devices_memory_sharers(const OwnDevice *own) {
 }
 
 void devices_share(OwnDevice *own, const Mesh *mesh, int devices, bool emulated_nodes) {
+    assert(own && mesh && own->host_ranks > 0);
     if (!emulated_nodes || own->host_ranks <= devices || devices < 1) return;
     if (devices % mesh->per_node && mesh->per_node % devices) return;
     own->turn = mesh->world.rank % mesh->per_node / devices;
@@ -44,8 +46,8 @@ OwnDevice devices_choose(Peers host, const Mesh *mesh, bool emulated_nodes) {
     if (!device_kind()->numbered || own.host_ranks == 1) return own;
     device_identity(0, seen.first, sizeof seen.first);
     size_t ranks = (size_t)own.host_ranks;
-    VisibleDevices *all = (VisibleDevices *)xcalloc(ranks, sizeof seen, "the host's devices");
-    peers_gather(host, &seen, all, (int)sizeof seen, MPI_BYTE);
+    VisibleDevices *all = (VisibleDevices *)xcalloc(ranks, sizeof seen, "device identities");
+    peers_all_gather(host, &seen, all, (int)sizeof seen, MPI_BYTE);
     devices_take_visible(&own, all);
     free(all);
     return own;

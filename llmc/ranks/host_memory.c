@@ -1,6 +1,7 @@
 // Memory shared by the ranks of a host: see host_memory.h.
 #include "llmc/ranks/host_memory.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -40,6 +41,7 @@ static int open_file(const FileName *name, bool write) {
 }
 
 void *host_memory_map(Peers host, size_t bytes, bool all_write) {
+    assert(bytes > 0);
     int rank, fd = -1;
     FileName name = {0, -1, 0, 0};
     MPI_Comm_rank(host.comm, &rank);

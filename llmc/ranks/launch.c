@@ -1,6 +1,7 @@
 // Job start and end: see launch.h.
 #include "llmc/ranks/launch.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +20,10 @@ int launch_rank_from_environment(void) {
     return -1;
 }
 
-double launch_rank_delay(int rank) { return rank < 30 ? 2.0 * rank : 60.0; }
+double launch_rank_delay(int rank) {
+    assert(rank >= 0);
+    return rank < 30 ? 2.0 * rank : 60.0;
+}
 
 // Open MPI's singleton start requires a launcher agent (ssh) even for one process, and refuses root
 // in containers. Neither should make a first run fail. Variables set by the user are kept.
@@ -31,12 +35,12 @@ static void prepare_environment(void) {
 
 // A launcher that starts several processes, and what its environment looks like if MPI does not
 // know it.
-typedef struct Starter {
-    const char *sign, *size, *rank;  // environment variables: launcher used, number of processes, own index
+typedef struct Launcher {
+    const char *mark, *size, *rank;  // environment variables: launcher used, number of processes, own index
     const char *name, *processes, *advice;
-} Starter;
+} Launcher;
 
-static const Starter starters[] = {
+static const Launcher launchers[] = {
     {"TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "torchrun", "processes",
      "start this program with mpirun -np RANKS instead"},
     {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "tasks",
@@ -49,11 +53,11 @@ static const Starter starters[] = {
 // alone. Called before MPI starts, because Open MPI would end a task of srun with a page of text
 // and exit code 1; and after it, for libraries that start a world of one. A shell in an allocation
 // is a step of one task.
-static void refuse_lonely(bool joined) {
-    for (size_t i = 0; i < sizeof starters / sizeof *starters && !joined; i++) {
-        const Starter *s = &starters[i];
-        const char *sign = getenv(s->sign), *size = getenv(s->size), *rank = getenv(s->rank);
-        if (!sign || !size || atoi(size) <= 1) continue;
+static void refuse_unconnected(bool joined) {
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers && !joined; i++) {
+        const Launcher *s = &launchers[i];
+        const char *mark = getenv(s->mark), *size = getenv(s->size), *rank = getenv(s->rank);
+        if (!mark || !size || atoi(size) <= 1) continue;
         Error err;
         error_set(&err, EXIT_ENVIRONMENT,
                   "%s started %s %s that MPI does not join: each would train alone; %s", s->name, size,
@@ -71,14 +75,14 @@ static void find_hosts(Launch *launch) {
     Peers world = {launch->world, 0, NULL}, host = world;
     host.comm = launch->host = peers_of_host(world);
     int lowest = launch->rank;
-    peers_reduce(host, &lowest, 1, MPI_INT, MPI_MIN);
+    peers_all_reduce(host, &lowest, 1, MPI_INT, MPI_MIN);
     launch->host_of_rank = (int *)xcalloc((size_t)launch->size, sizeof(int), "the host table");
-    peers_gather(world, &lowest, launch->host_of_rank, 1, MPI_INT);
+    peers_all_gather(world, &lowest, launch->host_of_rank, 1, MPI_INT);
 }
 
 void launch_init(Launch *launch, int *argc, char ***argv) {
     memset(launch, 0, sizeof *launch);
-    refuse_lonely(launch_rank_from_environment() >= 0);
+    refuse_unconnected(launch_rank_from_environment() >= 0);
     prepare_environment();
     json_use_checked_memory();
     // FUNNELED, which every library supports, suffices: the checkpoint thread calls no MPI.
@@ -91,7 +95,7 @@ void launch_init(Launch *launch, int *argc, char ***argv) {
     MPI_Comm_rank(launch->world, &launch->rank);
     MPI_Comm_size(launch->world, &launch->size);
     find_hosts(launch);
-    refuse_lonely(launch->size > 1 || getenv("OMPI_COMM_WORLD_SIZE"));
+    refuse_unconnected(launch->size > 1 || getenv("OMPI_COMM_WORLD_SIZE"));
 }
 
 void launch_finalize(Launch *launch) {

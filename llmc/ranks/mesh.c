@@ -1,6 +1,7 @@
 // Process groups: see mesh.h.
 #include "llmc/ranks/mesh.h"
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -59,7 +60,7 @@ static bool data_parallel_per_node(int per_node, int tp_size, int dp_size, int *
 }
 
 _Static_assert(offsetof(Mesh, replica_groups) == offsetof(Mesh, group[MESH_GROUPS - 1]),
-               "loops meet all groups");
+               "group[] covers all groups");
 
 static Group group_of(const char *name, int world_rank, int stride, int size) {
     int rank = world_rank / stride % size;
@@ -69,6 +70,7 @@ static Group group_of(const char *name, int world_rank, int stride, int size) {
 
 bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpus_per_node, int tp_size,
                 int pp_size, Error *err) {
+    assert(mesh && size > 0 && rank >= 0 && rank < size && (gpus_per_node || host_of_rank));
     int per_node, d;
     int64_t model = (int64_t)tp_size * pp_size;
     if (tp_size < 1 || pp_size < 1 || size % model) {
@@ -88,11 +90,12 @@ bool mesh_build(Mesh *mesh, int rank, int size, const int *host_of_rank, int gpu
     mesh->pp.size = pp_size;
     mesh->node.size = d;
     mesh->shards.size = mesh->shard_rail.size = mesh->replica_groups.size = 1;
-    *mesh = mesh_seen_by(mesh, rank);
+    *mesh = mesh_of_rank(mesh, rank);
     return true;
 }
 
-Mesh mesh_seen_by(const Mesh *mesh, int rank) {
+Mesh mesh_of_rank(const Mesh *mesh, int rank) {
+    assert(mesh && rank >= 0 && rank < mesh->world.size);
     int size = mesh->world.size, tp_size = mesh->tp.size, pp_size = mesh->pp.size, d = mesh->node.size;
     int replica_groups = mesh->replica_groups.size, stage = size / pp_size,
         dp_size = stage / tp_size / replica_groups;
@@ -105,9 +108,9 @@ Mesh mesh_seen_by(const Mesh *mesh, int rank) {
     seen.dp = group_of("in the data-parallel group", rank, tp_size, dp_size);
     seen.node = group_of("inside the node", rank, tp_size, d);
     seen.rail = group_of("between nodes", rank, tp_size * d, dp_size / d);
-    bool at_an_end = pp_size > 1 && (seen.pp.rank == 0 || seen.pp.rank == pp_size - 1);
-    seen.embedding = group_of("between the embedding's copies", rank, at_an_end ? stage * (pp_size - 1) : 1,
-                              at_an_end ? 2 : 1);
+    bool at_end = pp_size > 1 && (seen.pp.rank == 0 || seen.pp.rank == pp_size - 1);
+    seen.embedding = group_of("between the embedding's copies", rank, at_end ? stage * (pp_size - 1) : 1,
+                              at_end ? 2 : 1);
     seen.shards = group_of("of weights in the node", rank, tp_size, mesh->shards.size);
     seen.shard_rail = group_of("of weights between nodes", rank, tp_size * d, mesh->shard_rail.size);
     seen.replica_group = group_of("in the replica group", rank, 1,
@@ -116,10 +119,10 @@ Mesh mesh_seen_by(const Mesh *mesh, int rank) {
     return seen;
 }
 
-void mesh_share_weights(Mesh *mesh, bool all_nodes) {
+void mesh_shard_weights(Mesh *mesh, bool all_nodes) {
     mesh->shards.size = mesh->node.size;
     if (all_nodes) mesh->shard_rail.size = mesh->rail.size;
-    *mesh = mesh_seen_by(mesh, mesh->world.rank);
+    *mesh = mesh_of_rank(mesh, mesh->world.rank);
 }
 
 bool mesh_make_replica_groups(Mesh *mesh, Error *err) {
@@ -130,26 +133,28 @@ bool mesh_make_replica_groups(Mesh *mesh, Error *err) {
                          mesh->per_node, mesh->tp.size, mesh->pp.size);
     }
     mesh->replica_groups.size = mesh->nodes;
-    *mesh = mesh_seen_by(mesh, mesh->world.rank);
+    *mesh = mesh_of_rank(mesh, mesh->world.rank);
     return true;
 }
 
-const Group *mesh_judges(const Mesh *mesh) {
+const Group *mesh_status_group(const Mesh *mesh) {
     return mesh->replica_groups.size > 1 ? &mesh->replica_group : &mesh->world;
 }
 int mesh_data_rank(const Mesh *mesh) { return mesh->replica_groups.rank * mesh->dp.size + mesh->dp.rank; }
 int mesh_data_ranks(const Mesh *mesh) { return mesh->replica_groups.size * mesh->dp.size; }
 
 int group_peer(const Group *kind, int of, int i) {
+    assert(kind && i >= 0 && i < kind->size);
     return of + (i - of / kind->stride % kind->size) * kind->stride;
 }
 
-void mesh_without(Mesh *mesh, int node) {
+void mesh_remove_node(Mesh *mesh, int node) {
+    assert(mesh->replica_groups.size > 1 && node >= 0 && node < mesh->nodes);
     Mesh left = *mesh;
-    bool behind = mesh->world.rank / mesh->per_node > node;
+    bool after = mesh->world.rank / mesh->per_node > node;
     left.nodes = left.replica_groups.size = mesh->nodes - 1;
     left.world.size -= mesh->per_node;
-    left = mesh_seen_by(&left, mesh->world.rank - (behind ? mesh->per_node : 0));
+    left = mesh_of_rank(&left, mesh->world.rank - (after ? mesh->per_node : 0));
     for (int i = 0; i < MESH_GROUPS; i++) {
         if (&left.group[i] == &left.world || &left.group[i] == &left.replica_groups) continue;
         left.group[i].mpi = mesh->group[i].mpi;

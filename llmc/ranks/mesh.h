@@ -27,7 +27,7 @@ typedef struct Mesh {
             Group node, rail;  // the two levels of dp: ranks of one node; one rank per node
             Group embedding;   // first and last pipeline stage; one rank elsewhere
             Group shards,
-                shard_rail;  // the two levels over which weights are sharded, set by mesh_share_weights; otherwise this rank alone
+                shard_rail;  // the two levels over which weights are sharded, set by mesh_shard_weights; otherwise this rank alone
             Group replica_group,
                 replica_groups;  // set by mesh_make_replica_groups: ranks of this replica group; one rank of each replica group. Otherwise this rank alone, without communicators
         };
@@ -45,22 +45,22 @@ bool mesh_build(Mesh *mesh, int world_rank, int world_size, const int *host_of_r
 // Shards weights over the ranks of a node, or with all_nodes over all data-parallel ranks. Weight
 // gathers get their own communicators, so that they never wait for other messages. Without MPI,
 // before mesh_open.
-void mesh_share_weights(Mesh *mesh, bool all_nodes);
+void mesh_shard_weights(Mesh *mesh, bool all_nodes);
 // Makes each node a replica group that trains independently (--local-steps): dp is limited to the
 // node, rail is this rank alone, and replica groups communicate through `replica_groups`. Without
 // MPI, before mesh_open. EXIT_USAGE: nodes do not hold whole models.
 bool mesh_make_replica_groups(Mesh *mesh, Error *err);
 // Returns the group that computes the step status together: the replica group, or all ranks if
 // there is only one.
-const Group *mesh_judges(const Mesh *mesh);
+const Group *mesh_status_group(const Mesh *mesh);
 // Returns this rank's index among all data-parallel ranks of all replica groups, and their number.
 int mesh_data_rank(const Mesh *mesh);
 int mesh_data_ranks(const Mesh *mesh);
 // Returns the mesh of another rank of the same world. Without MPI.
-Mesh mesh_seen_by(const Mesh *mesh, int rank);
+Mesh mesh_of_rank(const Mesh *mesh, int rank);
 // Removes a lost node from a mesh of replica groups, as seen by one of the remaining ranks. `world`
 // and `replica_groups` lose their communicators; groups within the node keep theirs.
-void mesh_without(Mesh *mesh, int node);
+void mesh_remove_node(Mesh *mesh, int node);
 // Creates the communicators. Collective over world, whose ranks must agree on the result.
 // EXIT_ENVIRONMENT on a rank whose groups differ from the computed ones, because ranks were started
 // with different flags.

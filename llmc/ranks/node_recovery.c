@@ -23,7 +23,7 @@ void node_recovery_arm(const Site *site, Peers world, int per_node, NodeFailureH
     MPI_Comm_rank(group.comm, &group.rank);
     MPI_Comm_size(group.comm, &group.size);
     group.patience = world.limit > 0 ? world.limit : SECONDS_TO_ANSWER;
-    peers_reduce(world, &group.patience, 1, MPI_DOUBLE, MPI_MIN);
+    peers_all_reduce(world, &group.patience, 1, MPI_DOUBLE, MPI_MIN);
     if (group.patience > SECONDS_TO_ANSWER) group.patience = SECONDS_TO_ANSWER;
     node_failure_arm(site->node_failure, group, handler, context);
 }

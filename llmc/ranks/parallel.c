@@ -2,6 +2,7 @@
 // or missing thread only costs speed.
 #include "llmc/ranks/parallel.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -10,31 +11,32 @@
 enum { MOST_THREADS = 256 };
 
 typedef struct Ranges {
-    int64_t lo, hi, grain;
+    int64_t lo, hi, chunk;
     RangeWork work;
     void *context;
     atomic_llong next;  // first element not taken yet
 } Ranges;
 
-static void *take_pieces(void *context) {
+static void *run_ranges(void *context) {
     Ranges *r = (Ranges *)context;
     for (;;) {
-        int64_t from = atomic_fetch_add(&r->next, r->grain);
+        int64_t from = atomic_fetch_add(&r->next, r->chunk);
         if (from >= r->hi) return NULL;
-        r->work(r->context, from, r->hi - from > r->grain ? from + r->grain : r->hi);
+        r->work(r->context, from, r->hi - from > r->chunk ? from + r->chunk : r->hi);
     }
 }
 
-int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWork work, void *context) {
-    Ranges ranges = {.lo = lo, .hi = hi, .grain = grain, .work = work, .context = context};
+int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t chunk, RangeWork work, void *context) {
+    assert(work && chunk > 0);
+    Ranges ranges = {.lo = lo, .hi = hi, .chunk = chunk, .work = work, .context = context};
     atomic_init(&ranges.next, lo);
-    int64_t pieces = hi > lo ? ceil_div64(hi - lo, grain) : 0;
+    int64_t chunks = hi > lo ? ceil_div64(hi - lo, chunk) : 0;
     int wanted = threads < MOST_THREADS ? threads : MOST_THREADS, started = 0;
-    if (wanted > pieces) wanted = (int)pieces;
+    if (wanted > chunks) wanted = (int)chunks;
     pthread_t thread[MOST_THREADS];
-    while (started + 1 < wanted && pthread_create(&thread[started], NULL, take_pieces, &ranges) == 0)
+    while (started + 1 < wanted && pthread_create(&thread[started], NULL, run_ranges, &ranges) == 0)
         started++;
-    take_pieces(&ranges);
+    run_ranges(&ranges);
     for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
     return started + 1;
 }
@@ -50,7 +52,7 @@ int parallel_share(Peers group) {
     MPI_Comm_size(host.comm, &ranks);
     // Ranks may be bound to separate cores or share all of them; the union covers both.
     all = own;
-    peers_reduce(host, &all, (int)sizeof all, MPI_BYTE, MPI_BOR);
+    peers_all_reduce(host, &all, (int)sizeof all, MPI_BYTE, MPI_BOR);
     MPI_Comm_free(&host.comm);
     int share = CPU_COUNT(&all) / ranks;
     if (share > CPU_COUNT(&own)) share = CPU_COUNT(&own);

@@ -10,9 +10,9 @@ typedef void (*RangeWork)(void *context, int64_t lo, int64_t hi);
 // Returns the number of threads for this rank: the cores available to the ranks of its host,
 // divided by their number. At least 1, at most this rank's own cores. Collective over group.
 int parallel_share(Peers group);
-// Runs work on [lo, hi) in ranges of `alignment` elements starting at lo, on up to `threads`
+// Runs work on [lo, hi) in ranges of `chunk` elements starting at lo, on up to `threads`
 // threads including the caller. Continues with fewer threads if the system refuses some; returns
 // the number used.
-int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWork work, void *context);
+int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t chunk, RangeWork work, void *context);
 
 LLMC_END

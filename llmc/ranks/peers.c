@@ -1,6 +1,7 @@
 // Host-side collectives: see peers.h.
 #include "llmc/ranks/peers.h"
 
+#include <assert.h>
 #include <stdio.h>
 
 #include "llmc/ranks/heartbeat.h"
@@ -17,7 +18,7 @@ void mpi_check(const Site *site, int rc, const char *what, const char *where) {
 }
 
 static void check(Peers peers, int rc, const char *what) {
-    if (rc != MPI_SUCCESS) node_failure_recover(peers.site, "MPI has met an error");
+    if (rc != MPI_SUCCESS) node_failure_recover(peers.site, "MPI reported an error");
     mpi_check(peers.site, rc, what, "over MPI");
 }
 
@@ -28,13 +29,13 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
                       Deadline *more) {
     char who[512];
     double waited = monotonic_seconds() - began;
-    node_failure_recover(peers.site, "a rank does not come");
+    node_failure_recover(peers.site, "a rank does not respond");
     if (more && node_failure_handled(peers.site)) {
         *more = deadline_in(node_failure_extra_wait(peers.site, peers.limit));
         return;
     }
     if (!heartbeat_find_busy(peers.site, who, sizeof who))
-        snprintf(who, sizeof who, "a rank has not come here");
+        snprintf(who, sizeof who, "a rank has not arrived");
     check(peers, MPI_Test(request, done, MPI_STATUS_IGNORE), what);
     if (*done) return;  // it arrived in the meantime
     heartbeat_claim_exit(peers.site);
@@ -45,11 +46,12 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
 
 // Completes a nonblocking operation. started: result of the call that started it.
 static void complete(Peers peers, int started, MPI_Request *request, const char *what) {
+    assert(peers.comm != MPI_COMM_NULL);
     Deadline deadline = deadline_in(peers.limit);
     int done = 0;
     check(peers, started, what);
     // A failure was reported, so the operation is abandoned even if all ranks arrive.
-    if (node_failure_reported(peers.site)) node_failure_recover(peers.site, "a rank did not come");
+    if (node_failure_reported(peers.site)) node_failure_recover(peers.site, "a rank did not respond");
     double began = monotonic_seconds();
     bool patient = false;
     heartbeat_waiting(peers.site, true);
@@ -58,7 +60,7 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
         if (done || polls % 1024 != 1) continue;
         if (node_failure_suspected(peers.site, monotonic_seconds() - began) ||
             node_failure_peer_recovering(peers.site))
-            node_failure_recover(peers.site, "a rank does not come");
+            node_failure_recover(peers.site, "a rank does not respond");
         if (peers.limit <= 0 || !deadline_passed(&deadline)) continue;
         no_answer(peers, request, &done, what, began, patient ? NULL : &deadline);
         patient = true;
@@ -67,7 +69,7 @@ static void complete(Peers peers, int started, MPI_Request *request, const char 
     if (!node_failure_unrecoverable(peers.site)) return;
     heartbeat_claim_exit(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
-          "several nodes were lost or late, and nothing was saved; start again");
+          "several nodes were lost or late, and nothing was saved; restart the job");
 }
 
 bool peers_agree(Peers peers, bool ok, Error *err, int *who) {
@@ -76,7 +78,7 @@ bool peers_agree(Peers peers, bool ok, Error *err, int *who) {
     MPI_Comm_rank(peers.comm, &rank);
     MPI_Comm_size(peers.comm, &size);
     int first = ok ? size : rank;
-    peers_reduce(peers, &first, 1, MPI_INT, MPI_MIN);
+    peers_all_reduce(peers, &first, 1, MPI_INT, MPI_MIN);
     if (who) *who = first;
     if (first == size) return true;
     if (err && first == rank) {
@@ -88,12 +90,13 @@ bool peers_agree(Peers peers, bool ok, Error *err, int *who) {
     return false;
 }
 
-void peers_meet(Peers peers) {
+void peers_barrier(Peers peers) {
     MPI_Request request;
     complete(peers, MPI_Ibarrier(peers.comm, &request), &request, "barrier");
 }
 
 void peers_broadcast(Peers peers, void *bytes, size_t count, int root) {
+    assert((bytes || !count) && root >= 0);
     const size_t most = (size_t)1 << 30;  // MPI counts are int
     for (size_t at = 0; at < count; at += most) {
         MPI_Request request;
@@ -103,67 +106,69 @@ void peers_broadcast(Peers peers, void *bytes, size_t count, int root) {
     }
 }
 
-void peers_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_Op op) {
+void peers_all_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_Op op) {
+    assert((values || !count) && count >= 0);
     MPI_Request request;
     complete(peers, MPI_Iallreduce(MPI_IN_PLACE, values, count, type, op, peers.comm, &request), &request,
              "all-reduce");
 }
 
-void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type) {
+void peers_all_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type) {
     MPI_Request request;
     complete(peers, MPI_Iallgather(own, count, type, all, count, type, peers.comm, &request), &request,
              "all-gather");
 }
 
-void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start) {
+void peers_gather_bytes(Peers peers, const void *own, int bytes, void *all, const int *length,
+                        const int *start) {
     MPI_Request request;
     complete(peers, MPI_Igatherv(own, bytes, MPI_BYTE, all, length, start, MPI_BYTE, 0, peers.comm, &request),
              &request, "gather");
 }
 
-enum { WORK_DONE, WORK_GOES_ON, WORK_FAILED };  // ordered by priority
+enum { WORK_DONE, WORK_CONTINUES, WORK_FAILED };  // ordered by priority
 
 // Well below the limit, because waiting for a rank that is still working counts toward it.
-static double next_meeting(Peers peers) {
+static double next_sync_time(Peers peers) {
     return monotonic_seconds() + (peers.limit > 0 && peers.limit < 4 ? peers.limit / 4 : 1);
 }
 
 PeersWork peers_work(Peers peers) {
-    PeersWork work = {peers, next_meeting(peers), WORK_GOES_ON};
+    PeersWork work = {peers, next_sync_time(peers), WORK_CONTINUES};
     return work;
 }
 
 // Combines the states of all ranks, so that all continue with the same result and synchronize the
 // same number of times.
-static void meet_at_work(PeersWork *work, int state) {
-    peers_reduce(work->peers, &state, 1, MPI_INT, MPI_MAX);
-    work->news = state;
-    work->next = next_meeting(work->peers);
+static void sync_work(PeersWork *work, int state) {
+    peers_all_reduce(work->peers, &state, 1, MPI_INT, MPI_MAX);
+    work->state = state;
+    work->next = next_sync_time(work->peers);
 }
 
-bool peers_work_goes_on(PeersWork *work) {
+bool peers_work_continues(PeersWork *work) {
     heartbeat_progress(work->peers.site);
-    if (work->news == WORK_GOES_ON && monotonic_seconds() >= work->next) meet_at_work(work, WORK_GOES_ON);
-    return work->news == WORK_GOES_ON;
+    if (work->state == WORK_CONTINUES && monotonic_seconds() >= work->next) sync_work(work, WORK_CONTINUES);
+    return work->state == WORK_CONTINUES;
 }
 
 bool peers_work_agree(PeersWork *work, bool ok, Error *err) {
-    bool cut_short = work->news == WORK_FAILED;
-    while (work->news == WORK_GOES_ON) meet_at_work(work, ok ? WORK_DONE : WORK_FAILED);
-    return work->news == WORK_DONE || peers_agree(work->peers, ok || cut_short, err, NULL);
+    bool cut_short = work->state == WORK_FAILED;
+    while (work->state == WORK_CONTINUES) sync_work(work, ok ? WORK_DONE : WORK_FAILED);
+    return work->state == WORK_DONE || peers_agree(work->peers, ok || cut_short, err, NULL);
 }
 
 MPI_Comm peers_duplicate(Peers peers) {
     MPI_Comm made;
     MPI_Request request;
-    complete(peers, MPI_Comm_idup(peers.comm, &made, &request), &request, "making a communicator");
+    complete(peers, MPI_Comm_idup(peers.comm, &made, &request), &request, "creating a communicator");
     return made;
 }
 
 MPI_Comm peers_split(Peers peers, int color, int key) {
     MPI_Comm made;
     heartbeat_waiting(peers.site, true);
-    check(peers, MPI_Comm_split(peers.comm, color, key, &made), "making a communicator");
+    check(peers, MPI_Comm_split(peers.comm, color, key, &made), "creating a communicator");
     heartbeat_waiting(peers.site, false);
     return made;
 }
@@ -172,7 +177,7 @@ MPI_Comm peers_of_host(Peers peers) {
     MPI_Comm made;
     heartbeat_waiting(peers.site, true);
     check(peers, MPI_Comm_split_type(peers.comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &made),
-          "making a communicator");
+          "creating a communicator");
     heartbeat_waiting(peers.site, false);
     return made;
 }
@@ -182,9 +187,9 @@ MPI_Comm peers_pair(Peers peers, int first, int second) {
     MPI_Group all, pair;
     const int ranks[2] = {first, second};
     heartbeat_waiting(peers.site, true);
-    check(peers, MPI_Comm_group(peers.comm, &all), "making a communicator");
-    check(peers, MPI_Group_incl(all, 2, ranks, &pair), "making a communicator");
-    check(peers, MPI_Comm_create_group(peers.comm, pair, 0, &made), "making a communicator");
+    check(peers, MPI_Comm_group(peers.comm, &all), "creating a communicator");
+    check(peers, MPI_Group_incl(all, 2, ranks, &pair), "creating a communicator");
+    check(peers, MPI_Comm_create_group(peers.comm, pair, 0, &made), "creating a communicator");
     heartbeat_waiting(peers.site, false);
     MPI_Group_free(&pair);
     MPI_Group_free(&all);

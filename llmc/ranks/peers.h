@@ -27,34 +27,35 @@ typedef struct Peers {
 // in err, and that rank in *who. Either may be NULL.
 bool peers_agree(Peers peers, bool ok, Error *err, int *who);
 // A barrier.
-void peers_meet(Peers peers);
+void peers_barrier(Peers peers);
 // Broadcasts root's bytes, in place.
 void peers_broadcast(Peers peers, void *bytes, size_t count, int root);
 // All-reduces count values in place.
-void peers_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_Op op);
+void peers_all_reduce(Peers peers, void *values, int count, MPI_Datatype type, MPI_Op op);
 // All-gathers. own: (count); all: (ranks, count).
-void peers_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type);
+void peers_all_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type);
 // Gathers bytes on rank 0: length[r] bytes of rank r to all + start[r]. all, length and start are
 // only read there.
-void peers_collect(Peers peers, const void *own, int bytes, void *all, const int *length, const int *start);
+void peers_gather_bytes(Peers peers, const void *own, int bytes, void *all, const int *length,
+                        const int *start);
 
 // For long work that takes ranks different amounts of time, such as hashing files (up to hours).
 // All ranks synchronize about once a second until everyone is done, so none is taken for hung, and
 // none waits forever for a stopped one.
 //
 //     PeersWork work = peers_work(peers);                          // on all ranks
-//     while (ok && more && peers_work_goes_on(&work)) ok = ...     // a part, shorter than the limit
+//     while (ok && more && peers_work_continues(&work)) ok = ...     // a part, shorter than the limit
 //     ok = peers_work_agree(&work, ok, err);                       // on all ranks, always
 typedef struct PeersWork {
     Peers peers;
     double next;  // synchronization, in monotonic_seconds
-    int news;     // result of the last one
+    int state;    // result of the last one
 } PeersWork;
 PeersWork peers_work(Peers peers);
 // Reports progress. Returns false if another rank has failed: stop working and call
 // peers_work_agree.
-bool peers_work_goes_on(PeersWork *work);
-// peers_agree for the whole work. If peers_work_goes_on returned false, ok is ignored: the
+bool peers_work_continues(PeersWork *work);
+// peers_agree for the whole work. If peers_work_continues returned false, ok is ignored: the
 // interrupted share has not failed.
 bool peers_work_agree(PeersWork *work, bool ok, Error *err);
 

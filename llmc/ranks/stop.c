@@ -21,7 +21,7 @@ static atomic_int handled;
 static void on_signal(int number) { atomic_store(&handled, number); }
 
 void stop_ignore_launcher_signal(Peers world) {
-    peers_meet(world);  // with the poll before it, the second time that all ranks were alive
+    peers_barrier(world);  // with the poll before it, the second time that all ranks were alive
     launcher_signal_ignore();
 }
 
@@ -57,7 +57,7 @@ void stop_poll(Stop *stop, StopReason own, Peers world) {
     if (caught && own < STOP_SIGNAL) own = STOP_SIGNAL;
     int found[3] = {(int)own, caught, stop->busy};
     bool ending = launcher_signal_pending();
-    peers_reduce(world, found, 3, MPI_INT, MPI_MAX);
+    peers_all_reduce(world, found, 3, MPI_INT, MPI_MAX);
     launcher_signal_polled(ending);
     if (found[0] > (int)stop->reason) stop->reason = (StopReason)found[0];
     if (found[1]) stop->signal_number = found[1];

@@ -334,7 +334,7 @@ void watchdog_open(Site *site, MPI_Comm host, int ranks, double limit) {
     atomic_store(&slots[rank].rank, site->rank);
     site->heartbeat = h;
     heartbeat_waiting(site, false);
-    peers_meet(peers);  // until every slot has its rank
+    peers_barrier(peers);  // until every slot has its rank
     int reason = start_thread(h);
     if (reason == 0) return;
     // Without a thread, this rank neither watches nor is watched.

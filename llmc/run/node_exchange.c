@@ -7,7 +7,7 @@ void node_exchange_report(Log *log, Peers world, const Error *not_shared, bool s
     Error why = *not_shared;
     int without = why.code != 0, ranks;
     MPI_Comm_size(world.comm, &ranks);
-    peers_reduce(world, &without, 1, MPI_INT, MPI_SUM);
+    peers_all_reduce(world, &without, 1, MPI_INT, MPI_SUM);
     peers_agree(world, !why.code, &why, NULL);
     if (without == 0) {
         if (shared) log_line(log, "inside a node messages are fetched by the GPUs' copy engines");

@@ -78,7 +78,7 @@ static void report_parameters(Run *run) {
     const Plan *plan = zero_layout(run->zero);
     int64_t own[2] = {plan->parameters, plan->counted_parameters};
     int64_t *all = (int64_t *)xcalloc(2 * (size_t)mesh->world.size, sizeof *all, "numbers of parameters");
-    peers_gather(run_peers(run, run->launch.world), own, all, 2, MPI_INT64_T);
+    peers_all_gather(run_peers(run, run->launch.world), own, all, 2, MPI_INT64_T);
     run->parameters = 0;
     for (int i = 0; i < mesh->pp.size * mesh->tp.size; i++) {
         int t = i % mesh->tp.size, p = i / mesh->tp.size;
@@ -123,7 +123,7 @@ void report_start(Run *run) {
 static void report_step(Run *run, int64_t iteration, bool alone) {
     const Config *c = &run->config;
     // Each replica group has master weights of its own. The lines tell of rank 0's.
-    Peers peers = run_peers(run, mesh_judges(&run->mesh)->mpi);
+    Peers peers = run_peers(run, mesh_status_group(&run->mesh)->mpi);
     StepReport *r = &run->report;
     r->iteration = iteration;
     r->consumed_samples = run->consumed_train;
@@ -201,7 +201,7 @@ static void node_traffic(Run *run, IntervalReport *r) {
                      (double)(now.model - then.model)};
     double steps = (double)(run->interval.iterations > 0 ? run->interval.iterations : 1);
     double *all = (double *)xcalloc(3 * (size_t)mesh->world.size, sizeof *all, "bytes that ranks sent");
-    peers_gather(run_peers(run, run->launch.world), own, all, 3, MPI_DOUBLE);
+    peers_all_gather(run_peers(run, run->launch.world), own, all, 3, MPI_DOUBLE);
     r->inter_node_bytes = of_largest_node(mesh, all) / steps;
     r->intra_node_bytes = of_largest_node(mesh, all + 1) / steps;
     r->model_bytes = of_largest_node(mesh, all + 2) / steps;
@@ -241,7 +241,7 @@ static void mean_of_replica_groups(Run *run, IntervalReport *r) {
     const Mesh *mesh = &run->mesh;
     double sum[4] = {r->lm_loss, r->last.grad_norm, (double)r->skipped, (double)r->nan};
     if (mesh->replica_groups.size == 1) return;
-    peers_reduce(run_peers(run, run->launch.world), sum, 4, MPI_DOUBLE, MPI_SUM);
+    peers_all_reduce(run_peers(run, run->launch.world), sum, 4, MPI_DOUBLE, MPI_SUM);
     r->lm_loss = sum[0] / mesh->world.size;
     r->last.grad_norm = sum[1] / mesh->world.size;
     r->skipped = (int64_t)(sum[2] / mesh->per_node);

@@ -82,7 +82,7 @@ static RunState salvaged_state(const Run *run, Peers left, bool *saved) {
     int64_t least[FIELDS] = {run->iteration, run->consumed_train, run->consumed_valid, run->last_saved};
     RunState state = current_state(run);
     // A node may be a step ahead: then it takes that step's samples once more.
-    peers_reduce(left, least, FIELDS, MPI_INT64_T, MPI_MIN);
+    peers_all_reduce(left, least, FIELDS, MPI_INT64_T, MPI_MIN);
     // The last step's exchange makes the outer weights what all have learned. It may have failed,
     // so the step is taken again.
     if (least[ITERATION] == run->config.train_iters) {
@@ -103,7 +103,7 @@ bool save_salvaged(Run *run) {
     run->site.phase = "save checkpoint";
     if (!peers_agree(left, zero_sound(run->zero, left, &run->error), &run->error, NULL)) return false;
     int pending = saver_abandon(&run->saver);
-    peers_reduce(left, &pending, 1, MPI_INT, MPI_MAX);
+    peers_all_reduce(left, &pending, 1, MPI_INT, MPI_MAX);
     RunState state = salvaged_state(run, left, &begun);
     if (begun && !pending) return true;
     bool ours = run->launch.rank != 0 || run->save_lock >= 0 || take_folder(run, state.iteration);
@@ -158,7 +158,8 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     char notes[2048] = "";
     if (!config_match_checkpoint(c, arguments, notes, sizeof notes, &run->error)) return false;
     if (!checkpoint_check_tensors(checkpoint, run->whole, run->whole_count, &run->error)) return false;
-    if (!c->finetune) config_resume_length(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
+    if (!c->finetune)
+        config_resume_length(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
     if (run->launch.rank == 0) fputs(notes, stdout);
     if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
         return error_set(&run->error, EXIT_CHECKPOINT,

@@ -44,7 +44,7 @@ Peers run_peers(Run *run, MPI_Comm comm) {
     return peers;
 }
 
-void run_meet(Run *run) { peers_meet(run_peers(run, run->launch.world)); }
+void run_meet(Run *run) { peers_barrier(run_peers(run, run->launch.world)); }
 
 bool run_agreed(Run *run, bool ok) {
     int who = 0;

@@ -34,7 +34,7 @@ bool run_place(Run *run) {
                          c->pipeline_model_parallel_size, &run->error);
     free(made_up);
     if (ok && c->sharding == SHARD_PARAMETERS)
-        mesh_share_weights(&run->mesh, c->shard_scope == SHARD_IN_WORLD);
+        mesh_shard_weights(&run->mesh, c->shard_scope == SHARD_IN_WORLD);
     if (ok && c->local_steps > 1) ok = mesh_make_replica_groups(&run->mesh, &run->error);
     if (!ok || !open_tokenizer(run, &vocab, &eod) || !config_finish(c, ranks, vocab, eod, &run->error))
         return false;

@@ -10,7 +10,7 @@
 
 // From here on the run's ranks are those of the other nodes. node -1: all.
 static void go_on_without(Run *run, int node, MPI_Comm left) {
-    if (node >= 0) mesh_without(&run->mesh, node);
+    if (node >= 0) mesh_remove_node(&run->mesh, node);
     run->launch.world = run->mesh.world.mpi = left;
     MPI_Comm_rank(left, &run->launch.rank);
     MPI_Comm_size(left, &run->launch.size);

@@ -243,7 +243,7 @@ static void report_errors(Zero *zero, Log *log, Peers world) {
     double squares[4] = {probe->error_squares, probe->exact_squares, 0.0, 0.0};
     replica_squares(zero, squares + 2);
     probe->error_squares = probe->exact_squares = 0.0;
-    peers_reduce(world, squares, 4, MPI_DOUBLE, MPI_SUM);
+    peers_all_reduce(world, squares, 4, MPI_DOUBLE, MPI_SUM);
     double gradient = root_ratio(squares[0], squares[1], 0.0), norm = sqrt(squares[1]),
            replica = root_ratio(squares[2], squares[3], 1.0);
     log_line(log,

@@ -84,7 +84,7 @@ static void gather_hashes(Check *c) {
     }
     copy_to_host(zero->compute, own, zero->hash, bytes);
     stream_synchronize(zero->compute);
-    peers_gather(c->world, own, c->hash, c->buckets, MPI_UINT64_T);
+    peers_all_gather(c->world, own, c->hash, c->buckets, MPI_UINT64_T);
     free(own);
 }
 
@@ -127,7 +127,7 @@ static void gather_copies(Check *c) {
         const Tensor *t = &zero->tensors[i];
         own[i] = (Copy){t->number + 1, t->offset, plan->tensor_bucket[i], hash[i]};
     }
-    peers_gather(c->world, own, c->copy, c->tensors * COPY_WORDS, MPI_INT64_T);
+    peers_all_gather(c->world, own, c->copy, c->tensors * COPY_WORDS, MPI_INT64_T);
     add_parts(c);
     free(hash);
     free(own);
@@ -447,7 +447,7 @@ static bool outer_agree(Zero *zero, Peers world, Error *err) {
     local_hash(zero, zero->hash);
     copy_to_host(zero->compute, &own, zero->hash, sizeof own);
     stream_synchronize(zero->compute);
-    peers_gather(world, &own, all, 1, MPI_UINT64_T);
+    peers_all_gather(world, &own, all, 1, MPI_UINT64_T);
     int wrong = 0;
     while (wrong < ranks && all[wrong] == all[group_peer(&mesh->replica_groups, wrong, 0)]) wrong++;
     free(all);
@@ -464,7 +464,7 @@ bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error 
     if (mesh->replica_groups.size > 1 && !outer_agree(zero, world, err)) return false;
     Check c = {.zero = zero, .mesh = mesh, .world = world, .log = log, .repairs = repairs};
     int most[2] = {zero->plan.buckets, zero->plan.tensors};
-    peers_reduce(world, most, 2, MPI_INT, MPI_MAX);
+    peers_all_reduce(world, most, 2, MPI_INT, MPI_MAX);
     c.buckets = most[0];
     c.tensors = most[1];
     size_t ranks = (size_t)mesh->world.size;

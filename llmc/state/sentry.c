@@ -42,7 +42,7 @@ void sentry_judge(Sentry *s, const StepControl *v, int64_t iteration, Log *log, 
     report_spikes(s, v, iteration, log);
     if (err->code) return;
     if (v->fault) {
-        fault_error(v->fault, mesh_judges(s->mesh)->first + v->fault_rank, s->mesh, err);
+        fault_error(v->fault, mesh_status_group(s->mesh)->first + v->fault_rank, s->mesh, err);
     } else if (!finite && c->check_for_nan_in_loss_and_grad && c->on_nan == ON_NAN_ABORT) {
         error_set(err, EXIT_DIVERGED,
                   "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the "

@@ -249,7 +249,7 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
 // Every rank adds the same records in the same order, so all reach the same verdict. A replica
 // group judges by itself.
 static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
-    const Group *judges = mesh_judges(zero->mesh);
+    const Group *judges = mesh_status_group(zero->mesh);
     int rank = judges->rank;
     kernel_step_record(zero->lanes->last, zero->records + rank, zero->piece_sums, 2 * zero->plan.buckets,
                        zero->loss_sum, zero->wire_checks.fault);
@@ -419,7 +419,7 @@ double zero_params_norm(Zero *zero, Peers world) {
         stream_synchronize(zero->compute);
         squares += sum;
     }
-    peers_reduce(world, &squares, 1, MPI_DOUBLE, MPI_SUM);
+    peers_all_reduce(world, &squares, 1, MPI_DOUBLE, MPI_SUM);
     return sqrt(squares);
 }
 
@@ -428,7 +428,7 @@ int64_t zero_zeros(Zero *zero, Peers world) {
     zero_weights_wait_all(zero);
     copy_to_host(zero->compute, &zeros, zero->zeros, sizeof zeros);
     stream_synchronize(zero->compute);
-    peers_reduce(world, &zeros, 1, MPI_INT64_T, MPI_SUM);
+    peers_all_reduce(world, &zeros, 1, MPI_INT64_T, MPI_SUM);
     return zeros;
 }
 
@@ -441,7 +441,7 @@ bool zero_sound(Zero *zero, Peers world, Error *err) {
     local_settle(zero);
     copy_to_host(zero->lanes->last, &own.fault, zero->wire_checks.fault, sizeof(uint64_t));
     stream_synchronize(zero->lanes->last);
-    peers_gather(world, &own, records, (int)sizeof own, MPI_BYTE);
+    peers_all_gather(world, &own, records, (int)sizeof own, MPI_BYTE);
     bool sound = !judge_faults(&found, records, ranks);
     free(records);
     return sound || fault_error(found.fault, found.fault_rank, zero->mesh, err);

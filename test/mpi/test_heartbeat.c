@@ -76,7 +76,7 @@ static bool busy_rank_is_named(Site *site, int size, int busy) {
 static bool waits_end(Site *site) {
     Peers everyone = {MPI_COMM_WORLD, 60, site};
     char text[512];
-    peers_meet(everyone);
+    peers_barrier(everyone);
     bool busy = true;
     if (site->rank == 0)
         busy = heartbeat_find_busy(site, text, sizeof text);  // the others are past it and busy

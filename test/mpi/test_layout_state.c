@@ -123,7 +123,7 @@ static bool open_layout(Layout *l, const Shape *s) {
     memset(l, 0, sizeof *l);
     if (!fits(s) || !mesh_build(&l->mesh, rank, ranks, NULL, ranks / nodes_of(s), s->T, s->P, &err))
         return false;
-    if (s->sharing != WHOLE) mesh_share_weights(&l->mesh, s->sharing != NODES);
+    if (s->sharing != WHOLE) mesh_shard_weights(&l->mesh, s->sharing != NODES);
     describe_shape(s, l->name, sizeof l->name);
     l->site.rank = rank;
     for (int i = 0; i < FLAGS; i++) argv[i] = (char *)flags[i];
@@ -341,7 +341,7 @@ static int row_of(const Layout *l, const char *name) {
 // Flips a bit of the tensor's fifth element in what `on` holds together with those it shares with.
 static void flip(const Layout *l, int row, int on) {
     Zero *zero = l->zero;
-    Mesh there = mesh_seen_by(&l->mesh, on);
+    Mesh there = mesh_of_rank(&l->mesh, on);
     if (row < 0 || there.tp.rank != l->mesh.tp.rank || there.pp.rank != l->mesh.pp.rank) return;
     bool resident = zero_weights_resident(zero, zero->plan.tensor_bucket[row]);
     bool same_node = zero->shared.over_all || there.rail.rank == l->mesh.rail.rank;
@@ -359,7 +359,7 @@ static int holders_of(const Layout *l, const char *name) {
     int row = row_of(l, name), holders = 0;
     if (row >= 0) holders = zero->shared.over_all ? 1 : l->mesh.rail.size;
     if (row >= 0 && zero_weights_resident(zero, zero->plan.tensor_bucket[row])) holders = l->mesh.dp.size;
-    peers_reduce(world, &holders, 1, MPI_INT, MPI_MAX);
+    peers_all_reduce(world, &holders, 1, MPI_INT, MPI_MAX);
     return holders;
 }
 

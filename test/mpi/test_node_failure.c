@@ -72,7 +72,7 @@ static bool run(const Case *c, int rank) {
     peers.limit += 0.3 * rank;
     double start = monotonic_seconds();
     if (!c->comes[rank] && c->late > 0) usleep((useconds_t)(1e6 * c->late));
-    if (setjmp(found.back) == 0 && (c->comes[rank] || c->late > 0)) peers_meet(peers);
+    if (setjmp(found.back) == 0 && (c->comes[rank] || c->late > 0)) peers_barrier(peers);
     double took = monotonic_seconds() - start;
     watchdog_close(&site);
     meet_again(everyone, c->comes[rank] || c->late > 0);

@@ -45,7 +45,7 @@ static void any_rank_sees_its_own_place(void **state) {
     Mesh first;
     assert_true(mesh_build(&first, 0, 48, NULL, 8, 2, 3, NULL));
     for (int r = 0; r < 48; r++) {
-        Mesh built, seen = mesh_seen_by(&first, r);
+        Mesh built, seen = mesh_of_rank(&first, r);
         assert_true(mesh_build(&built, r, 48, NULL, 8, 2, 3, NULL));
         assert_int_equal(seen.nodes, built.nodes);
         assert_int_equal(seen.per_node, built.per_node);
@@ -152,7 +152,7 @@ static void groups_are_as_defined(void **state) {
                 assert_int_equal(mesh[0].node.size * mesh[0].rail.size, mesh[0].dp.size);
                 for (int kind = 0; kind < MESH_GROUPS; kind++) check_group(mesh, size, kind, together[kind]);
                 for (int all = 0; all < 2; all++) {
-                    for (int r = 0; r < size; r++) mesh_share_weights(&mesh[r], all);
+                    for (int r = 0; r < size; r++) mesh_shard_weights(&mesh[r], all);
                     for (int kind = 0; kind < SHARDS; kind++) check_group(mesh, size, kind, together[kind]);
                     check_group(mesh, size, SHARDS, one_node);
                     check_group(mesh, size, SHARDS + 1, all ? one_rail : alone);
@@ -192,7 +192,7 @@ static void replica_groups_are_nodes(void **state) {
             for (int r = 0; r < size; r++) {
                 assert_int_equal(mesh_data_ranks(&mesh[r]), size / tp);
                 assert_int_equal(mesh_data_rank(&mesh[r]), r / tp);
-                assert_int_equal(mesh_judges(&mesh[r])->size, per_node);
+                assert_int_equal(mesh_status_group(&mesh[r])->size, per_node);
             }
             for (int kind = 0; kind < MESH_GROUPS; kind++) {
                 if (together[kind]) check_group(mesh, size, kind, together[kind]);
@@ -229,7 +229,7 @@ static void without_a_node(void **state) {
                 assert_true(mesh_make_replica_groups(&left, NULL));
                 left.node.comm = (Comm *)&inside;
                 left.replica_groups.comm = (Comm *)&between;
-                mesh_without(&left, lost);
+                mesh_remove_node(&left, lost);
                 assert_true(mesh_build(&fresh, place, 4 * (nodes - 1), NULL, 4, 2, 1, NULL));
                 assert_true(mesh_make_replica_groups(&fresh, NULL));
                 for (int i = 0; i < MESH_GROUPS; i++) same_group(&left.group[i], &fresh.group[i]);
@@ -254,7 +254,7 @@ static void replica_groups_hold_whole_models(void **state) {
     // One node is one replica group, of all ranks.
     assert_true(mesh_build(&m, 3, 4, NULL, 4, 1, 1, NULL));
     assert_true(mesh_make_replica_groups(&m, NULL));
-    assert_ptr_equal(mesh_judges(&m), &m.world);
+    assert_ptr_equal(mesh_status_group(&m), &m.world);
     assert_int_equal(mesh_data_rank(&m), 3);
 }
 

@@ -142,7 +142,7 @@ static void parse_flags(Recording *r) {
               config_finish(&r->config, ranks, 32, 31, &err);
     if (!ok) fail_msg("%s", err.what);
     if (r->shape.how & LOCAL) assert_true(mesh_make_replica_groups(&r->mesh, NULL));
-    if (r->shape.how & SHARD_WEIGHTS) mesh_share_weights(&r->mesh, r->shape.how & OVER_ALL);
+    if (r->shape.how & SHARD_WEIGHTS) mesh_shard_weights(&r->mesh, r->shape.how & OVER_ALL);
     r->mesh.world.mpi = MPI_COMM_SELF;
 }
 
