@@ -27,7 +27,7 @@
 #include "llmc/run/run.h"              // Run: configuration, counters, logs, checkpoints
 #include "llmc/run/same_run.h"         // all ranks must have the same flags and data
 #include "llmc/run/startup.h"          // from flags to the first step
-#include "llmc/state/probe.h"          // quantization statistics
+#include "llmc/state/stats.h"          // quantization statistics
 
 // ===== loading a micro-batch =====================================================================
 
@@ -279,12 +279,12 @@ static bool after_step(Run *run, GPT *gpt) {
     bool scoring = due(i, c->eval_interval) && c->eval_tasks.count > 0;
     bool evaluating = due(i, c->eval_interval) && run_eval_iters(run, SPLIT_VALID) > 0;
     bool saving = c->save && due(i, c->save_interval), verifying = due(i, c->verify_replicas_interval);
-    bool probing = probe_due(run->zero);
+    bool probing = zero_stats_due(run->zero);
     bool sampling = due(i, c->sample_interval) &&
                     i < c->train_iters;  // the last sample is written after training
     // Repair replicas before anything else reads the weights.
     if (verifying && !replicas_sound(run)) return true;
-    if (probing) probe_report(run->zero, run->log, run_peers(run, run->launch.world));
+    if (probing) zero_stats_report(run->zero, run->log, run_peers(run, run->launch.world));
     if (evaluating && !evaluate_and_log(run, gpt, SPLIT_VALID, "", false)) return true;
     if (scoring) eval_tasks(run, gpt);
     if (sampling) write_sample(run, gpt);

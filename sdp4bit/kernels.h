@@ -24,22 +24,22 @@ HD_FN uint8_t *outgoing_message(uint8_t *send, uint8_t *self_slot, int self, int
 }
 
 // A rank's own piece of each part of a bucket, of gradients: (matrix_per_rank) and (tail_per_rank).
-typedef struct Windows {
+typedef struct GradShard {
     float *matrix, *tail;
-} Windows;
+} GradShard;
 // The same of weights.
-typedef struct WeightWindows {
+typedef struct WeightShard {
     floatX *matrix, *tail;
-} WeightWindows;
+} WeightShard;
 // rank's windows of a whole bucket (matrix_elements + tail_elements).
-static inline Windows windows_of(const Bucket *bucket, float *grads, int64_t rank) {
-    Windows own = {grads + rank * bucket->matrix_per_rank,
-                   grads + bucket->matrix_elements + rank * bucket->tail_per_rank};
+static inline GradShard grad_shard_of(const Bucket *bucket, float *grads, int64_t rank) {
+    GradShard own = {grads + rank * bucket->matrix_per_rank,
+                     grads + bucket->matrix_elements + rank * bucket->tail_per_rank};
     return own;
 }
-static inline WeightWindows weight_windows_of(const Bucket *bucket, floatX *weights, int64_t rank) {
-    WeightWindows own = {weights + rank * bucket->matrix_per_rank,
-                         weights + bucket->matrix_elements + rank * bucket->tail_per_rank};
+static inline WeightShard weight_shard_of(const Bucket *bucket, floatX *weights, int64_t rank) {
+    WeightShard own = {weights + rank * bucket->matrix_per_rank,
+                       weights + bucket->matrix_elements + rank * bucket->tail_per_rank};
     return own;
 }
 
@@ -158,7 +158,7 @@ typedef struct SumFinal {
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;
-    Windows own;           // the rank's windows
+    GradShard own;         // the rank's windows
     bool add;              // to what the windows hold; else they are overwritten
     float *matrix_leaves;  // (matrix_per_rank / 32) the norm's leaves of the matrix piece
     float *tail_leaves;    // (ceil(tail_per_rank / 32)) written with the chunk that carries the tail

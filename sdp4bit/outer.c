@@ -142,7 +142,7 @@ static void send_pieces(const OuterStep *step, int b, const float *gradient, con
 
 // The sum of `sources` messages at `received`, of piece p, goes to `to`.
 static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *received, int sources,
-                      const MessageLayout *message, RoundingKey rotation, Windows to) {
+                      const MessageLayout *message, RoundingKey rotation, GradShard to) {
     const Bucket *shard = &step->plan->shard[b];
     SumFinal f = {0};
     f.received = received;
@@ -184,11 +184,11 @@ void outer_exchange(const OuterStep *step, int b, float *gradient) {
     step->checks->micro_batch = 0;
     MessageLayout message = outer_message(plan, b, &step->wire);
     send_pieces(step, b, gradient, &message);
-    Windows mean = {step->mean, step->mean + plan->piece[b].matrix_elements};
+    GradShard mean = {step->mean, step->mean + plan->piece[b].matrix_elements};
     sum_piece(step, b, plan->replica_group, step->recv, plan->replica_groups, &message,
               key_of(step, PURPOSE_OUTER_ROTATION, 0), mean);
     send_mean(step, b, &message);
     for (int p = 0; p < plan->replica_groups; p++)
         sum_piece(step, b, p, step->gathered + p * message.bytes, 1, &message,
-                  key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0), windows_of(shard, gradient, p));
+                  key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0), grad_shard_of(shard, gradient, p));
 }

@@ -66,8 +66,8 @@ typedef struct QwdStep {
 
 // A bucket's part of the training state: in device memory, or in the host's where AdamW runs there.
 typedef struct BucketState {
-    Windows grads;                         // this rank's, reduced
-    WeightWindows weights;                 // this rank's of the replica
+    GradShard grads;                       // this rank's, reduced
+    WeightShard weights;                   // this rank's of the replica
     float *master, *exp_avg, *exp_avg_sq;  // (matrix_per_rank + tail_per_rank) the own shard
     const floatX *replica;                 // device: this rank's matrix window, always
 } BucketState;

@@ -196,7 +196,7 @@ static void cross_rail(const Chunk *c) {
 }
 
 // Last lane: what the last hop brought becomes this rank's shard.
-static void sum_shard(const Chunk *c, Windows own, float *matrix_leaves, float *tail_leaves) {
+static void sum_shard(const Chunk *c, GradShard own, float *matrix_leaves, float *tail_leaves) {
     const TlqStep *step = c->step;
     Stream *stream = c->lanes->last;
     uint8_t *received = c->rail_hop ? c->recv2 : c->recv1;
@@ -225,7 +225,7 @@ static void sum_shard(const Chunk *c, Windows own, float *matrix_leaves, float *
     lane_done(c->lanes, c->rail_hop ? LANE_RAIL_FREE : LANE_NODE_FREE, c->slot, stream);
 }
 
-void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, Windows own, float *matrix_leaves,
+void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_leaves,
                        float *tail_leaves, Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
     if (step->plan->dp == 1) {
@@ -246,7 +246,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, Windows o
     }
 }
 
-void tlq_sum_squares(const TlqStep *step, int b, Windows own, float *matrix_leaves, float *tail_leaves,
+void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_leaves, float *tail_leaves,
                      float *sums, const Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
     int64_t rank = step->mesh->dp.rank, tail = plan_counted(bucket, false, rank);

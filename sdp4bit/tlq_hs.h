@@ -45,14 +45,14 @@ typedef struct TlqStep {
 // matrix_leaves (matrix_per_rank / 32) and tail_leaves (ceil(tail_per_rank / 32)). With dp = 1 the
 // gradient stays exact, and `own` is `grads`. `grads` must be complete for lanes->first and
 // lanes->last. The result is in the order of lanes->last.
-void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, Windows own, float *matrix_leaves,
+void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_leaves,
                        float *tail_leaves, Lanes *lanes);
 // The signs of this reduction's rotation (TRANSFORM_ROTATION).
 RoundingKey tlq_rotation(const TlqStep *step);
 // What the norm takes from bucket b after that: sums[0] of the squares of this rank's matrix piece,
 // and sums[1] of its tail piece, without what another rank counts. Destroys the leaves. On
 // lanes->last.
-void tlq_sum_squares(const TlqStep *step, int b, Windows own, float *matrix_leaves, float *tail_leaves,
+void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_leaves, float *tail_leaves,
                      float *sums, const Lanes *lanes);
 
 LLMC_END

@@ -27,7 +27,7 @@
 #include "llmc/base/memory_plan.h"
 #include "llmc/base/version.h"
 #include "llmc/plan/traffic.h"
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 #include "llmc/model/gpt.h"
 
 enum { MOST_REPETITIONS = 100, PATTERN = 1 << 22 };
@@ -139,7 +139,7 @@ static void fill(const Bench *bench, float *grads, int64_t elements) {
 }
 
 static void fill_gradients(const Bench *bench, Zero *zero) {
-    const Gradients *g = &zero->gradients;
+    const Grads *g = &zero->grads;
     fill(bench, g->whole, g->whole_elements);
     for (int slot = 0; slot < GRAD_SLOTS; slot++) fill(bench, g->slot[slot], g->slot_elements);
 }
@@ -166,7 +166,7 @@ static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *m
     meet(bench, &lab->lanes);
     timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
     event_record(marks->start, bench->compute);
-    for (int unit = zero->plan.units - 1; unit >= 0 && !lab->alone; unit--) {
+    for (int unit = zero->base.plan.units - 1; unit >= 0 && !lab->alone; unit--) {
         zero_grads_begin(zero, unit);
         zero_reduce_unit(zero, unit, true);
     }
@@ -242,7 +242,7 @@ static bool open_lab(Bench *bench, Lab *lab, const Config *config, const Mesh *m
 }
 
 static bool start_lab(Bench *bench, Lab *lab, int sharers) {
-    const Config *config = lab->zero->config;
+    const Config *config = lab->zero->base.config;
     bool ok = lab->alone || mesh_open(&lab->mesh, everyone(bench), &bench->error);
     ok = ok && memory_plan_allocate(&lab->memory_plan, bench->device, sharers, &bench->error);
     if (!agreed(bench, ok)) return false;
@@ -274,7 +274,7 @@ static bool measure(Bench *bench, const Config *config, const Place *place, bool
     memset(&lab, 0, sizeof lab);
     lab.alone = alone;
     bool ok = agreed(bench, open_lab(bench, &lab, config, &place->mesh));
-    if (alone) lab.zero->wire_checks.sealed = false;  // nobody sends what would be checked
+    if (alone) lab.zero->base.checks->sealed = false;  // nobody sends what would be checked
     int sharers = devices_memory_sharers(&place->own);
     ok = ok && start_lab(bench, &lab, sharers);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
@@ -318,15 +318,15 @@ static void add_gather(Text *json, const char *rail, const char *node, const Wir
 // One reduction, the update, and a gather of each kind: comm_bound.py makes steps of them.
 static void add_buckets(Text *json, const Lab *lab) {
     const Zero *zero = lab->zero;
-    const Plan *plan = &zero->plan;
-    StepTraffic traffic = traffic_make(zero->config, &lab->mesh, zero);
+    const Plan *plan = &zero->base.plan;
+    StepTraffic traffic = traffic_make(zero->base.config, &lab->mesh, zero);
     json_name(json, "buckets");
     text_add(json, "[");
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        WireBytes bytes = traffic_of_update(&traffic, b, &zero->grad_wire, &zero->weight_wire);
-        WireBytes forward = traffic_of_gather(&traffic, b, false, &zero->weight_wire);
-        WireBytes backward = traffic_of_gather(&traffic, b, true, &zero->weight_wire);
+        WireBytes bytes = traffic_of_update(&traffic, b, &zero->base.grad_wire, &zero->base.weight_wire);
+        WireBytes forward = traffic_of_gather(&traffic, b, false, &zero->base.weight_wire);
+        WireBytes backward = traffic_of_gather(&traffic, b, true, &zero->base.weight_wire);
         text_add(json, b ? ",{" : "{");
         json_integer(json, "first", bucket->first_unit);
         json_integer(json, "end", bucket->end_unit);
@@ -335,7 +335,7 @@ static void add_buckets(Text *json, const Lab *lab) {
         json_integer(json, "grad_rail", bytes.grad_inter);
         json_integer(json, "weight_rail", bytes.weight_inter);
         json_integer(json, "weight_node", bytes.weight_intra);
-        json_integer(json, "exchange", zero_exchange_bytes(zero, b, &zero->grad_wire));
+        json_integer(json, "exchange", zero_exchange_bytes(zero, b, &zero->base.grad_wire));
         json_integer(json, "reductions", traffic.trips[b].reductions);
         add_gather(json, "forward_rail", "forward_node", &forward);
         add_gather(json, "backward_rail", "backward_node", &backward);
@@ -354,8 +354,8 @@ static void write_preset(Bench *bench, const Lab *lab, const char *name, const d
     json_text(&json, "arm", name);
     json_integer(&json, "nodes", lab->mesh.rail.size);
     json_integer(&json, "per_node", lab->mesh.node.size);
-    json_integer(&json, "layers", zero->config->num_layers);
-    json_integer(&json, "parameters", zero->plan.parameters);
+    json_integer(&json, "layers", zero->base.config->num_layers);
+    json_integer(&json, "parameters", zero->base.plan.parameters);
     if (bench->repetitions) {
         json_number(&json, "gradients_ms", all[GRADIENTS]);
         json_number(&json, "weights_ms", all[AFTER_VERDICT] - alone[ADAMW]);

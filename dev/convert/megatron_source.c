@@ -229,14 +229,14 @@ bool megatron_source_complete(const MegatronSource *source, MegatronKind kind, i
 // No value of a sound checkpoint: it stays where no piece has been read to.
 #define HOLE 0x7FB00B1Eu
 
-typedef struct Range {
+typedef struct Interval {
     int64_t lo, hi;
     float *out;
-} Range;
+} Interval;
 
 // Elements of the tensor from `begin` on that are element `element` of the piece's block and those
 // behind it, `count` of them: as many as are wanted and are in the piece.
-static bool read_run(MegatronSource *source, const MegatronPiece *p, Range want, int64_t begin,
+static bool read_run(MegatronSource *source, const MegatronPiece *p, Interval want, int64_t begin,
                      int64_t element, int64_t count, Error *err) {
     int64_t skip = want.lo > begin ? want.lo - begin : 0;
     int64_t end = want.hi - begin < count ? want.hi - begin : count;
@@ -249,7 +249,7 @@ static bool read_run(MegatronSource *source, const MegatronPiece *p, Range want,
 }
 
 // A block of whole rows is one run, another one a run for each row.
-static bool read_piece(MegatronSource *source, const MegatronTensor *t, const MegatronPiece *p, Range want,
+static bool read_piece(MegatronSource *source, const MegatronTensor *t, const MegatronPiece *p, Interval want,
                        Error *err) {
     if (p->columns == t->columns)
         return read_run(source, p, want, p->row * t->columns, 0, p->rows * t->columns, err);
@@ -273,7 +273,7 @@ bool megatron_source_read(MegatronSource *source, MegatronKind kind, int tensor,
     }
     for (int64_t i = 0; i < hi - lo; i++) memcpy(&out[i], &hole, sizeof hole);
     for (int i = 0; i < t->count; i++) {
-        if (!read_piece(source, t, &t->pieces[i], (Range){lo, hi, out}, err)) return false;
+        if (!read_piece(source, t, &t->pieces[i], (Interval){lo, hi, out}, err)) return false;
     }
     for (int64_t i = 0; i < hi - lo; i++) {
         if (memcmp(&out[i], &hole, sizeof hole) == 0)

@@ -17,7 +17,7 @@ Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
     return (Slice){t->name, kind, before + lo, before + hi, columns, 0};
 }
 
-static Slice slice_of_piece(const Zero *zero, SliceKind kind, const Piece *p) {
+static Slice slice_of_piece(const Zero *zero, SliceKind kind, const Range *p) {
     const Tensor *t = &zero_tensors(zero, NULL)[p->tensor];
     Slice slice = slice_of_part(t, kind, p->lo, p->hi);
     slice.node = slice_kind_per_node(kind) ? zero_node(zero) : 0;
@@ -29,7 +29,7 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
     for (int k = 0; k < SLICE_KINDS; k++) {
         SliceKind kind = KIND_ORDER[k];
         int pieces;
-        const Piece *piece = zero_pieces(zero, kind, &pieces);
+        const Range *piece = zero_ranges(zero, kind, &pieces);
         if (!zero_saves(zero, kind, optimizer)) continue;
         size_t room = ((size_t)out.count + (size_t)pieces + 1) * sizeof(Slice);
         out.slices = (Slice *)xrealloc(out.slices, room, "the checkpoint's slices");
@@ -38,7 +38,7 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
             *slice = slice_of_piece(zero, kind, &piece[i]);
             // One of the ranks that hold the same elements saves them. The others' slices are
             // empty.
-            if (!zero_saves_piece(zero, kind, &piece[i])) slice->hi = slice->lo;
+            if (!zero_saves_range(zero, kind, &piece[i])) slice->hi = slice->lo;
         }
     }
     return out;
@@ -55,7 +55,7 @@ static SliceSource source_of(const Zero *zero, int i) {
     for (int k = 0; k < SLICE_KINDS; k++) {
         int pieces;
         source.kind = KIND_ORDER[k];
-        zero_pieces(zero, source.kind, &pieces);
+        zero_ranges(zero, source.kind, &pieces);
         if (source.piece < pieces) break;
         source.piece -= pieces;
     }
@@ -100,7 +100,7 @@ bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind ki
 // All pieces of a kind that this rank holds.
 static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
     int pieces;
-    const Piece *piece = zero_pieces(zero, kind, &pieces);
+    const Range *piece = zero_ranges(zero, kind, &pieces);
     for (int i = 0; i < pieces; i++) {
         void *host = read_slice(checkpoint, slice_of_piece(zero, kind, &piece[i]), err);
         if (!host) return false;

@@ -7,7 +7,7 @@
 #include "llmc/ops.h"
 #include "llmc/run/node_exchange.h"
 #include "llmc/run/run.h"
-#include "llmc/state/probe.h"
+#include "llmc/state/stats.h"
 
 // --- the start -----------------------------------------------------------------------------------
 
@@ -160,21 +160,21 @@ void settle_alone(Run *run) { settle_step(run, 0, true); }
 
 void interval_begin(Run *run) {
     memset(&run->interval, 0, sizeof run->interval);
-    run->interval.traffic = probe_traffic(run->zero);
+    run->interval.traffic = zero_traffic(run->zero);
     stream_synchronize(run->compute);
     run_meet(run);
     run->interval.seconds_start = monotonic_seconds();
 }
 
 Interruption interval_interrupt(const Run *run) {
-    Interruption from = {monotonic_seconds(), probe_traffic(run->zero)};
+    Interruption from = {monotonic_seconds(), zero_traffic(run->zero)};
     return from;
 }
 
 void interval_exclude(Run *run, const Interruption *from) {
     stream_synchronize(run->compute);
     run_meet(run);
-    Traffic now = probe_traffic(run->zero), *start = &run->interval.traffic;
+    Traffic now = zero_traffic(run->zero), *start = &run->interval.traffic;
     start->node += now.node - from->traffic.node;
     start->rail += now.rail - from->traffic.rail;
     start->model += now.model - from->traffic.model;
@@ -196,7 +196,7 @@ static double of_largest_node(const Mesh *mesh, const double *sent) {
 // parallelism, whether or not they leave the node.
 static void node_traffic(Run *run, IntervalReport *r) {
     const Mesh *mesh = &run->mesh;
-    Traffic now = probe_traffic(run->zero), then = run->interval.traffic;
+    Traffic now = zero_traffic(run->zero), then = run->interval.traffic;
     double own[3] = {(double)(now.rail - then.rail), (double)(now.node - then.node),
                      (double)(now.model - then.model)};
     double steps = (double)(run->interval.iterations > 0 ? run->interval.iterations : 1);

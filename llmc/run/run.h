@@ -24,7 +24,7 @@
 #include "llmc/ranks/stop.h"
 #include "llmc/model/gpt.h"
 #include "llmc/plan/memory_fit.h"
-#include "llmc/state/probe.h"
+#include "llmc/state/stats.h"
 #include "llmc/state/sentry.h"
 #include "llmc/state/zero.h"
 LLMC_BEGIN

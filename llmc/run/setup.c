@@ -9,7 +9,7 @@
 #include "llmc/run/data_options.h"
 #include "llmc/run/run.h"
 #include "llmc/run/same_run.h"
-#include "llmc/state/probe.h"
+#include "llmc/state/stats.h"
 
 // Sizes of the vocabulary: the tokenizer's, unless it would need files and there are none. Then 0,
 // for which config_finish knows GPT-2's.
@@ -59,7 +59,7 @@ static bool open_device(Run *run) {
     lanes_open(&run->lanes, run->device, run->mesh.dp.size > 1 && !run->config.no_overlap);
     run->timers = timers_create(run->device, run->config.timing_log_level);
     run->log = log_open(&run->config, run->launch.size, run->launch.rank == 0, &run->site, &run->error);
-    return run->log != NULL && probe_folder(&run->config, &run->error);
+    return run->log != NULL && stats_folder(&run->config, &run->error);
 }
 
 // In two steps: every rank looks at what is free before any of those that share it takes its part.

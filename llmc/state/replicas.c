@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "llmc/ranks/peers.h"
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 
 enum { PIECE = 1 << 22 };  // elements that travel at a time in a repair
 
@@ -51,11 +51,7 @@ static bool *stale_at(const Check *c, int rank, int64_t b) {
 }
 // Who holds the same weights of bucket b: all data-parallel ranks, a rail where the ranks of a node
 // share the bucket out, one rank where all do.
-static const Group *holders_of(const Check *c, int b) {
-    static const Group alone = {.size = 1, .stride = 1};
-    if (zero_weights_resident(c->zero, b)) return &c->mesh->dp;
-    return c->zero->shared.over_all ? &alone : &c->mesh->rail;
-}
+static const Group *holders_of(const Check *c, int b) { return c->zero->weights.store[b]->holders(c->mesh); }
 // Holder i of what `rank` holds of bucket b.
 static int replica(const Check *c, int rank, int b, int i) { return group_peer(holders_of(c, b), rank, i); }
 
@@ -71,32 +67,33 @@ static void list_holders(Check *c) {
 
 static void gather_hashes(Check *c) {
     Zero *zero = c->zero;
-    const Plan *plan = &zero->plan;
+    const Plan *plan = &zero->base.plan;
     uint64_t *own = (uint64_t *)xcalloc((size_t)c->buckets, sizeof *own, "replica hashes");
     size_t bytes = (size_t)plan->buckets * sizeof(uint64_t);
     zero_weights_wait_all(zero);
-    zero_weights_change(zero);
-    set_zero(zero->compute, zero->hash, bytes);
+    weights_invalidate(&zero->base, &zero->weights);
+    set_zero(zero->base.compute, zero->hash, bytes);
     for (int b = 0; b < plan->buckets; b++) {
         int64_t elements;
-        const floatX *weights = zero_kept_weights(zero, b, &elements);
-        kernel_replica_hash(zero->compute, zero->hash + b, weights, plan->bucket[b].arena_start, elements);
+        const floatX *weights = weights_kept(&zero->base, &zero->weights, b, &elements);
+        kernel_replica_hash(zero->base.compute, zero->hash + b, weights, plan->bucket[b].arena_start,
+                            elements);
     }
-    copy_to_host(zero->compute, own, zero->hash, bytes);
-    stream_synchronize(zero->compute);
+    copy_to_host(zero->base.compute, own, zero->hash, bytes);
+    stream_synchronize(zero->base.compute);
     peers_all_gather(c->world, own, c->hash, c->buckets, MPI_UINT64_T);
     free(own);
 }
 
 // A tensor that ranks share out has the sum of its parts' hashes.
 static void add_parts(Check *c) {
-    const Group *sharers = c->zero->shared.over_all ? &c->mesh->dp : &c->mesh->node;
+    const Group *sharers = c->zero->weights.layers->sharers(c->mesh);
     for (int rank = 0; rank < c->mesh->world.size; rank++) {
         if (group_peer(sharers, rank, 0) != rank) continue;
         for (int i = 0; i < c->tensors; i++) {
             uint64_t sum = 0;
             int64_t at[2] = {(int64_t)rank * c->tensors + i, (int64_t)sharers->stride * c->tensors};
-            if (zero_weights_resident(c->zero, (int)c->copy[at[0]].bucket)) continue;
+            if (!c->zero->weights.store[c->copy[at[0]].bucket]->gathers) continue;
             for (int d = 0; d < sharers->size; d++) sum += c->copy[at[0] + d * at[1]].hash;
             for (int d = 0; d < sharers->size; d++) c->copy[at[0] + d * at[1]].hash = sum;
         }
@@ -105,26 +102,26 @@ static void add_parts(Check *c) {
 
 // Of a tensor's elements, those that this rank keeps.
 static void hash_tensor(Zero *zero, int tensor) {
-    KeptRun run;
-    for (int w = 0; w < zero->shared.kept.windows; w++) {
-        if (zero_kept_run(zero, tensor, w, &run))
-            kernel_replica_hash(zero->compute, zero->hash + tensor, run.memory, run.first, run.count);
+    for (int i = 0; i < zero->weights.kept.shards; i++) {
+        int64_t first, count;
+        const floatX *kept = weights_of_tensor(&zero->base, &zero->weights, tensor, i, &first, &count);
+        if (kept) kernel_replica_hash(zero->base.compute, zero->hash + tensor, kept, first, count);
     }
 }
 
 static void gather_copies(Check *c) {
     Zero *zero = c->zero;
-    const Plan *plan = &zero->plan;
+    const Plan *plan = &zero->base.plan;
     if (!c->copy) return;
     Copy *own = (Copy *)xcalloc((size_t)c->tensors, sizeof *own, "replica hashes");
     uint64_t *hash = (uint64_t *)xcalloc((size_t)plan->tensors, sizeof *hash, "replica hashes");
     size_t bytes = (size_t)plan->tensors * sizeof *hash;
-    set_zero(zero->compute, zero->hash, bytes);
+    set_zero(zero->base.compute, zero->hash, bytes);
     for (int i = 0; i < plan->tensors; i++) hash_tensor(zero, i);
-    copy_to_host(zero->compute, hash, zero->hash, bytes);
-    stream_synchronize(zero->compute);
+    copy_to_host(zero->base.compute, hash, zero->hash, bytes);
+    stream_synchronize(zero->base.compute);
     for (int i = 0; i < plan->tensors; i++) {
-        const Tensor *t = &zero->tensors[i];
+        const Tensor *t = &zero->base.tensors[i];
         own[i] = (Copy){t->number + 1, t->offset, plan->tensor_bucket[i], hash[i]};
     }
     peers_all_gather(c->world, own, c->copy, c->tensors * COPY_WORDS, MPI_INT64_T);
@@ -201,16 +198,16 @@ static void take_from(Check *c, int b, int root) {
     const Group *group = holders_of(c, b);
     int self = c->mesh->world.rank, member = root / group->stride % group->size;
     int64_t all;
-    floatX *kept = zero_kept_weights(zero, b, &all);
+    floatX *kept = weights_kept(&zero->base, &zero->weights, b, &all);
     make_buffers(c);
     for (int64_t at = 0; at < all; at += PIECE) {
         int64_t n = all - at < PIECE ? all - at : PIECE;
-        if (self == root) copy_to_host(zero->compute, c->weights, kept + at, (size_t)n * sizeof(floatX));
-        stream_synchronize(zero->compute);
+        if (self == root) copy_to_host(zero->base.compute, c->weights, kept + at, (size_t)n * sizeof(floatX));
+        stream_synchronize(zero->base.compute);
         broadcast(c, group, n, member);
         if (hash_at(c, self, b) != hash_at(c, root, b))
-            copy_to_device(zero->compute, kept + at, c->weights, (size_t)n * sizeof(floatX));
-        stream_synchronize(zero->compute);
+            copy_to_device(zero->base.compute, kept + at, c->weights, (size_t)n * sizeof(floatX));
+        stream_synchronize(zero->base.compute);
     }
 }
 
@@ -221,20 +218,22 @@ static void take_masters(const Check *c, int owner, floatX *window, int64_t stat
     for (int64_t at = 0; at < n; at += PIECE) {
         int64_t part = n - at < PIECE ? n - at : PIECE;
         if (c->mesh->dp.rank == owner) {
-            zero_read_masters(zero, zero->compute, state + at, part, c->masters);
+            zero->optimizer.store->read(&zero->optimizer, zero->base.compute, c->masters,
+                                        zero->optimizer.master + state + at, (size_t)part * sizeof(float));
             for (int64_t i = 0; i < part; i++) c->weights[i] = floatX_from_float(c->masters[i]);
         }
         broadcast(c, &c->mesh->dp, part, owner);
-        if (window) copy_to_device(zero->compute, window + at, c->weights, (size_t)part * sizeof(floatX));
-        stream_synchronize(zero->compute);
+        if (window)
+            copy_to_device(zero->base.compute, window + at, c->weights, (size_t)part * sizeof(floatX));
+        stream_synchronize(zero->base.compute);
     }
 }
 
 static void refresh(Check *c, int b) {
-    const Bucket *bucket = &c->zero->plan.bucket[b];
+    const Bucket *bucket = &c->zero->base.plan.bucket[b];
     make_buffers(c);
     for (int owner = 0; owner < c->mesh->dp.size; owner++) {
-        WeightWindows kept = zero_kept_windows(c->zero, b, owner);
+        WeightShard kept = weights_shard(&c->zero->base, &c->zero->weights, b, owner);
         take_masters(c, owner, kept.matrix, bucket->state_start, bucket->matrix_per_rank);
         take_masters(c, owner, kept.tail, bucket->state_start + bucket->matrix_per_rank,
                      bucket->tail_per_rank);
@@ -275,7 +274,7 @@ static RankList list_copies(const Check *c, const Holders *h, int i) {
 
 // "3 (layers 4 to 5)"; "3 of stage 1" where there is a pipeline, whose layers rank 0 does not know.
 static void describe_bucket(const Check *c, int rank, int b, char *text, size_t bytes) {
-    const Bucket *bucket = &c->zero->plan.bucket[b];
+    const Bucket *bucket = &c->zero->base.plan.bucket[b];
     if (c->mesh->pp.size > 1) snprintf(text, bytes, "%d of stage %d", b, stage_of(c, rank));
     else snprintf(text, bytes, "%d (layers %d to %d)", b, bucket->first_unit, bucket->end_unit - 1);
 }
@@ -283,7 +282,7 @@ static void describe_bucket(const Check *c, int rank, int b, char *text, size_t 
 static void report_json(const Check *c, int rank, int64_t b, const RankList *ranks, const char *tensor,
                         int root) {
     Text json = json_begin("repair");
-    json_integer(&json, "iteration", c->zero->step);
+    json_integer(&json, "iteration", c->zero->base.step);
     if (c->mesh->pp.size > 1) json_integer(&json, "stage", stage_of(c, rank));
     json_integer(&json, "bucket", b);
     if (tensor) json_text(&json, "tensor", tensor);
@@ -300,7 +299,7 @@ static void report_json(const Check *c, int rank, int64_t b, const RankList *ran
 // rank: any of the data-parallel group. root: whose version is taken, -1: the master weights.
 static void report_replicas(const Check *c, int rank, int b, int root) {
     char where[64];
-    long long iteration = c->zero->step, repair = ++*c->repairs;
+    long long iteration = c->zero->base.step, repair = ++*c->repairs;
     RankList ranks = list_replicas(c, rank, b, root);
     describe_bucket(c, rank, b, where, sizeof where);
     if (root >= 0) {
@@ -320,7 +319,7 @@ static void report_replicas(const Check *c, int rank, int b, int root) {
 
 // The name of row i of rank's table, which not every rank holds. Collective over world.
 static void name_of(const Check *c, int rank, int i, char name[96]) {
-    if (c->mesh->world.rank == rank) memcpy(name, c->zero->tensors[i].name, 96);
+    if (c->mesh->world.rank == rank) memcpy(name, c->zero->base.tensors[i].name, 96);
     peers_broadcast(c->world, name, 96, rank);
 }
 
@@ -332,7 +331,7 @@ static void report_copies(const Check *c, const Holders *h, int i) {
         c->log,
         "WARNING: iteration %lld: the copies of %s on ranks %s differ: all take the master weights, rounded "
         "(repair %lld of this run)",
-        (long long)c->zero->step, name, ranks.text, (long long)++*c->repairs);
+        (long long)c->zero->base.step, name, ranks.text, (long long)++*c->repairs);
     report_json(c, h->first, copies_of(c, h->first)[i].bucket, &ranks, name, -1);
 }
 
@@ -427,8 +426,8 @@ static bool verify(Check *c, Error *err) {
     gather_copies(c);
     any = mark_copies(c) || any;
     if (!any) return true;
-    zero_weights_given(c->zero);
-    for (int b = 0; b < c->zero->plan.buckets; b++) {
+    weights_replaced(&c->zero->base, &c->zero->weights);
+    for (int b = 0; b < c->zero->base.plan.buckets; b++) {
         if (*stale_at(c, c->mesh->world.rank, b)) refresh(c, b);
     }
     gather_hashes(c);
@@ -439,14 +438,14 @@ static bool verify(Check *c, Error *err) {
 // Outer weights and their momentum are the same on all replica groups. What differs cannot be
 // repaired: no replica group's are known to be right.
 static bool outer_agree(Zero *zero, Peers world, Error *err) {
-    const Mesh *mesh = zero->mesh;
+    const Mesh *mesh = zero->base.mesh;
     int ranks = mesh->world.size;
     uint64_t own, *all = (uint64_t *)xcalloc((size_t)ranks, sizeof *all, "hashes of outer weights");
-    local_settle(zero);
-    set_zero(zero->compute, zero->hash, sizeof own);
-    local_hash(zero, zero->hash);
-    copy_to_host(zero->compute, &own, zero->hash, sizeof own);
-    stream_synchronize(zero->compute);
+    outer_settle(&zero->base, &zero->outer, &zero->optimizer);
+    set_zero(zero->base.compute, zero->hash, sizeof own);
+    outer_hash(&zero->base, &zero->outer, zero->hash);
+    copy_to_host(zero->base.compute, &own, zero->hash, sizeof own);
+    stream_synchronize(zero->base.compute);
     peers_all_gather(world, &own, all, 1, MPI_UINT64_T);
     int wrong = 0;
     while (wrong < ranks && all[wrong] == all[group_peer(&mesh->replica_groups, wrong, 0)]) wrong++;
@@ -459,11 +458,11 @@ static bool outer_agree(Zero *zero, Peers world, Error *err) {
 }
 
 bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err) {
-    const Mesh *mesh = zero->mesh;
+    const Mesh *mesh = zero->base.mesh;
     if (mesh->world.size == 1) return true;
     if (mesh->replica_groups.size > 1 && !outer_agree(zero, world, err)) return false;
     Check c = {.zero = zero, .mesh = mesh, .world = world, .log = log, .repairs = repairs};
-    int most[2] = {zero->plan.buckets, zero->plan.tensors};
+    int most[2] = {zero->base.plan.buckets, zero->base.plan.tensors};
     peers_all_reduce(world, most, 2, MPI_INT, MPI_MAX);
     c.buckets = most[0];
     c.tensors = most[1];

@@ -1,18 +1,20 @@
-// ZeRO: every rank holds the optimizer state of 1/dp of each bucket, and as much of the gradients
-// and weights as --data-parallel-sharding-strategy says. This module owns them. It reduces a
-// bucket's gradients as soon as they are complete, judges the step, runs AdamW on the own shard,
-// and brings every replica up to date, baseline or SDP4Bit.
+// The training state of a data-parallel rank: ZeRO-1, 2 and 3, as --data-parallel-sharding-strategy
+// says. A rank owns the optimizer state of its shard of each bucket, and some or all of the
+// gradients and weights. This module reduces a bucket's gradients as soon as they are complete,
+// computes the step status, runs AdamW on the shard and brings all model weights up to date, in
+// bf16 or with SDP4Bit.
 //
-// Called by train_gpt.c, llmc/run/ and llmc/checkpoint/. zero_plan.c sets it up and zero.c makes
-// the steps. zero_grads.c has the gradients, zero_weights.c the weights, zero_offload.c AdamW on
-// the host, zero_local.c nodes that train alone, zero_feedback.c what rounding leaves. probe.c
-// watches. zero_copies.c copies to and from the host. What travels is sdp4bit/tlq_hs.h and
-// sdp4bit/qwd.h. The struct is in zero_inside.h, for the files of this room.
+// Called by train_gpt.c, llmc/model, llmc/run and llmc/checkpoint. zero.c conducts the parts, each
+// a file with one contract: grads.h, optimizer.h, weights.h, local_steps.h, feedback.h, stats.h,
+// slices.h, replicas.h. zero_plan.c plans memory and chooses the stores. Payloads and collectives
+// are in sdp4bit/tlq_hs.h and sdp4bit/qwd.h. The struct is in zero_parts.h, for the files of this
+// directory.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/comm.h"
 #include "llmc/config/config.h"
 #include "llmc/log/timers.h"
+#include "llmc/state/stats.h"
 #include "llmc/state/tensor.h"
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/lanes.h"
@@ -146,22 +148,20 @@ int64_t zero_zeros(Zero *zero, Peers world);
 // synchronizes. Error: fault_error of wire.h.
 bool zero_sound(Zero *zero, Peers world, Error *err);
 
-// --- to and from the host, for checkpoints -------------------------------------------------------
+// Quantization statistics (stats.h): true if the step in progress is reported on; the report,
+// collective over world; bytes that training has sent.
+bool zero_stats_due(const Zero *zero);
+void zero_stats_report(Zero *zero, Log *log, Peers world);
+Traffic zero_traffic(const Zero *zero);
 
-// A run of elements of one tensor in this rank's shard: elements [lo, hi) of the rank's part of the
-// tensor.
-typedef struct Piece {
-    int tensor, bucket;
-    int64_t lo, hi;
-    int64_t arena_at, state_at;  // where they lie in the layout's arena, and in master weights and moments
-} Piece;
+// --- to and from the host, for checkpoints -------------------------------------------------------
 
 // Whether this run has state of that kind. From zero_plan on, as the next two.
 bool zero_keeps(const Zero *zero, SliceKind kind);
-// The pieces of that kind that this rank holds, (*count).
-const Piece *zero_pieces(const Zero *zero, SliceKind kind, int *count);
-// Whether this rank saves it: one of those that hold the same elements does.
-bool zero_saves_piece(const Zero *zero, SliceKind kind, const Piece *piece);
+// The ranges of that kind that this rank holds, (*count).
+const Range *zero_ranges(const Zero *zero, SliceKind kind, int *count);
+// True if this rank saves the range: one of the ranks that hold the same elements does.
+bool zero_saves_range(const Zero *zero, SliceKind kind, const Range *range);
 // Which node's this rank's state is, of kinds that belong to nodes, and how many nodes there are.
 int zero_node(const Zero *zero);
 int zero_nodes(const Zero *zero);

@@ -362,7 +362,7 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     f.bucket = r->bucket;
     f.table = table_of(r);
     plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &f.lo, &f.hi);
-    f.own = windows_of(&r->bucket, to->grads, r->c.rank);
+    f.own = grad_shard_of(&r->bucket, to->grads, r->c.rank);
     f.add = to->add;
     f.matrix_leaves = to->leaves;
     f.tail_leaves = to->leaves + r->bucket.matrix_per_rank / HADAMARD_ORDER;
@@ -492,7 +492,7 @@ static void weight_step(Run *r, Weights *w, const char *name) {
         u.rank = rank;
         u.bucket = r->bucket;
         u.table = table_of(r);
-        Windows own = windows_of(&r->bucket, w->grads, rank);
+        GradShard own = grad_shard_of(&r->bucket, w->grads, rank);
         u.matrix_grads = own.matrix;
         u.tail_grads = own.tail;
         u.matrix_weights = w->weights + rank * r->bucket.matrix_per_rank;

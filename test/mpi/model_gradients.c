@@ -20,7 +20,7 @@
 #include <string.h>
 
 #include "llmc/ranks/peers.h"
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 #include "test/mpi/simulator.h"
 #include "llmc/model/gpt.h"
 
@@ -167,7 +167,9 @@ typedef struct Model {
 static const Group *group_of(const Model *m) { return &m->rank->mesh->dp; }
 static bool is_root(const Model *m) { return group_of(m)->rank == 0; }
 
-static size_t arena_bytes(const Model *m) { return (size_t)m->zero->plan.arena_elements * sizeof(float); }
+static size_t arena_bytes(const Model *m) {
+    return (size_t)m->zero->base.plan.arena_elements * sizeof(float);
+}
 
 static void download(const Model *m, void *host, const void *device, size_t bytes) {
     copy_to_host(m->compute, host, device, bytes);
@@ -234,8 +236,8 @@ static bool build_model(Model *m, Error *err) {
 
 static void build_simulator(Model *m) {
     const Config *c = &m->config;
-    int dp = m->zero->plan.dp, kept = is_root(m) ? dp : 0;
-    SimulatorOptions o = {&m->zero->plan,
+    int dp = m->zero->base.plan.dp, kept = is_root(m) ? dp : 0;
+    SimulatorOptions o = {&m->zero->base.plan,
                           m->tensors,
                           m->preset->grad,
                           m->preset->weight,
@@ -254,9 +256,9 @@ static void build_simulator(Model *m) {
     m->all = (float **)xcalloc((size_t)dp, sizeof *m->all, "the test");
     m->losses = (float *)xcalloc((size_t)dp, sizeof *m->losses, "the test");
     m->records = (StepRecord *)xcalloc((size_t)m->rank->mesh->world.size, sizeof *m->records, "the test");
-    for (int r = 0; r < kept; r++) m->all[r] = m->every + r * m->zero->plan.arena_elements;
+    for (int r = 0; r < kept; r++) m->all[r] = m->every + r * m->zero->base.plan.arena_elements;
     floatX *weights = (floatX *)xmalloc(arena_bytes(m), "the test");
-    download(m, weights, m->zero->weights, (size_t)m->zero->plan.arena_elements * sizeof(floatX));
+    download(m, weights, m->zero->weights.arena, (size_t)m->zero->base.plan.arena_elements * sizeof(floatX));
     simulator_create(&m->sim, &o, weights);
     free(weights);
 }
@@ -293,7 +295,7 @@ static int micro_batches_of(const Model *m) {
 static void load_tokens(Model *m, Pass *pass) {
     const GPT *gpt = &m->gpt;
     int k = pass->micro_batch;
-    uint32_t step = (uint32_t)m->zero->step;
+    uint32_t step = (uint32_t)m->zero->base.step;
     int N = gpt->B * gpt->T, T = gpt->T;
     int32_t *drawn = (int32_t *)xmalloc((size_t)(N + 1) * sizeof *drawn, "the test");
     int32_t *positions = (int32_t *)xmalloc((size_t)N * sizeof *positions, "the test");
@@ -327,9 +329,9 @@ static void run_micro_batches(Model *m, int count) {
 // Each bucket is reduced by the zero_reduce_unit of its last unit. With `more` it takes so many
 // calls more, so HELD keeps a backward from reducing anything.
 static void hold_back(Model *m, int more) {
-    for (int b = 0; b < m->zero->plan.buckets; b++) {
-        const Bucket *bucket = &m->zero->plan.bucket[b];
-        m->zero->units_missing[b] = bucket->end_unit - bucket->first_unit + more;
+    for (int b = 0; b < m->zero->base.plan.buckets; b++) {
+        const Bucket *bucket = &m->zero->base.plan.bucket[b];
+        m->zero->grads.units_missing[b] = bucket->end_unit - bucket->first_unit + more;
     }
 }
 
@@ -356,7 +358,7 @@ static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped
 
 // All ranks' m->local to the root.
 static void collect_gradients(Model *m) {
-    int arena = (int)m->zero->plan.arena_elements;
+    int arena = (int)m->zero->base.plan.arena_elements;
     MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, group_of(m)->mpi);
 }
 
@@ -367,16 +369,16 @@ static void collect_loss(Model *m, const Zero *zero) {
 }
 
 static void collect(Model *m) {
-    download(m, m->local, m->zero->gradients.whole, arena_bytes(m));
+    download(m, m->local, m->zero->grads.whole, arena_bytes(m));
     collect_loss(m, m->zero);
     collect_gradients(m);
 }
 
 // The 1-D tensors' gradients accumulate: what a backward left goes, as zero_update clears it.
 static void clear_tails(Model *m) {
-    for (int b = 0; b < m->zero->plan.buckets; b++) {
-        const Bucket *bucket = &m->zero->plan.bucket[b];
-        set_zero(m->compute, m->zero->gradients.whole + bucket->arena_start + bucket->matrix_elements,
+    for (int b = 0; b < m->zero->base.plan.buckets; b++) {
+        const Bucket *bucket = &m->zero->base.plan.bucket[b];
+        set_zero(m->compute, m->zero->grads.whole + bucket->arena_start + bucket->matrix_elements,
                  (size_t)bucket->tail_elements * sizeof(float));
     }
 }
@@ -388,15 +390,15 @@ static void whole_gradients(Model *m, uint32_t step, int first, int count) {
     whole->first = first;
     backward(whole, step, count, false);
     stream_synchronize(whole->compute);
-    download(m, m->found, whole->zero->gradients.whole, arena_bytes(m));
+    download(m, m->found, whole->zero->grads.whole, arena_bytes(m));
 }
 
 // Into m->local: of buckets that stay, or of the others.
 static void take_buckets(Model *m, bool stay) {
-    for (int b = 0; b < m->zero->plan.buckets; b++) {
-        const Bucket *bucket = &m->zero->plan.bucket[b];
+    for (int b = 0; b < m->zero->base.plan.buckets; b++) {
+        const Bucket *bucket = &m->zero->base.plan.bucket[b];
         int64_t at = bucket->arena_start, n = bucket->matrix_elements + bucket->tail_elements;
-        if (m->zero->gradients.stays[b] != stay) continue;
+        if (m->zero->grads.store[b]->accumulates != stay) continue;
         memcpy(m->local + at, m->found + at, (size_t)n * sizeof *m->local);
     }
 }
@@ -404,11 +406,12 @@ static void take_buckets(Model *m, bool stay) {
 // What the simulator makes of a step's micro-batches, in sim->reduced. The embeddings' bucket is
 // reduced once, the others in each micro-batch.
 static void simulate_micro_batches(Model *m, uint32_t step) {
-    const Plan *plan = &m->zero->plan;
+    const Plan *plan = &m->zero->base.plan;
     int count = m->preset->micro_batches;
     bool *each = (bool *)xcalloc((size_t)plan->tensors, sizeof *each, "the test");
-    for (int t = 0; t < plan->tensors; t++) each[t] = !m->zero->gradients.stays[plan->tensor_bucket[t]];
-    copy_on_device(m->compute, m->whole->zero->weights, m->zero->weights,
+    for (int t = 0; t < plan->tensors; t++)
+        each[t] = !m->zero->grads.store[plan->tensor_bucket[t]]->accumulates;
+    copy_on_device(m->compute, m->whole->zero->weights.arena, m->zero->weights.arena,
                    (size_t)plan->arena_elements * sizeof(floatX));
     stream_synchronize(m->compute);
     memset(m->local, 0, arena_bytes(m));
@@ -427,7 +430,7 @@ static void simulate_micro_batches(Model *m, uint32_t step) {
 }
 
 static void reduce(Model *m, uint32_t step, bool overlapped) {
-    const Plan *plan = &m->zero->plan;
+    const Plan *plan = &m->zero->base.plan;
     if (!overlapped) {
         hold_back(m, 0);
         for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit, true);
@@ -444,7 +447,7 @@ static void simulate(Model *m, uint32_t step) {
     const Mesh *mesh = m->rank->mesh;
     Simulator *sim = &m->sim;
     MPI_Comm group = mesh->dp.mpi;
-    int arena = (int)m->zero->plan.arena_elements, record = (int)sizeof(StepRecord);
+    int arena = (int)m->zero->base.plan.arena_elements, record = (int)sizeof(StepRecord);
     SimulatedWorld world = {m->records, mesh->world.size, mesh->dp.size * mesh->tp.size};
     if (is_root(m)) simulator_records(sim, m->losses);
     MPI_Bcast(sim->records, mesh->dp.size * record, MPI_BYTE, 0, group);
@@ -483,7 +486,7 @@ static bool complain(const Model *m, uint32_t step, const char *what, int64_t at
 // These are a model's gradients indeed: every tensor has some, every rank has its own, and the
 // untrained model's loss is that of a guess.
 static bool plausible(const Model *m, uint32_t step) {
-    const Plan *plan = &m->zero->plan;
+    const Plan *plan = &m->zero->base.plan;
     for (int t = 0; t < plan->tensors; t++) {
         int64_t i = 0;
         while (i < m->tensors[t].numel && m->local[plan->tensor_arena[t] + i] == 0.0f) i++;
@@ -510,7 +513,7 @@ static bool same_bits(const Model *m, uint32_t step, const char *what, const flo
 // The own windows hold the reduced gradient, the rest of the arena what the backward left. updated:
 // after AdamW, which leaves the 1-D tensors' clear.
 static bool same_gradients(const Model *m, uint32_t step, bool updated) {
-    const Plan *plan = &m->zero->plan;
+    const Plan *plan = &m->zero->base.plan;
     int64_t rank = m->rank->mesh->dp.rank;
     float *expected = (float *)xmalloc(arena_bytes(m), "the test");
     memcpy(expected, m->local, arena_bytes(m));
@@ -524,7 +527,7 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
         memcpy(expected + tail, m->sim.reduced + tail, (size_t)bucket->tail_per_rank * sizeof *expected);
         if (updated) memset(expected + tails, 0, (size_t)bucket->tail_elements * sizeof *expected);
     }
-    download(m, m->found, m->zero->gradients.whole, arena_bytes(m));
+    download(m, m->found, m->zero->grads.whole, arena_bytes(m));
     bool ok = same_bits(m, step, "another gradient", m->found, expected, 0, plan->arena_elements);
     free(expected);
     return ok;
@@ -532,12 +535,13 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
 
 // The own windows hold the sum of the micro-batches.
 static bool same_windows(const Model *m, uint32_t step) {
-    const Plan *plan = &m->zero->plan;
+    const Plan *plan = &m->zero->base.plan;
     bool ok = true;
     for (int b = 0; ok && b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        Windows own = zero_own_grads(m->zero, b),
-                expected = windows_of(bucket, m->sim.reduced + bucket->arena_start, m->rank->mesh->dp.rank);
+        GradShard own = grads_shard(&m->zero->base, &m->zero->grads, b),
+                  expected = grad_shard_of(bucket, m->sim.reduced + bucket->arena_start,
+                                           m->rank->mesh->dp.rank);
         float *tail = m->found + bucket->matrix_per_rank;
         download(m, m->found, own.matrix, (size_t)bucket->matrix_per_rank * sizeof(float));
         download(m, tail, own.tail, (size_t)bucket->tail_per_rank * sizeof(float));
@@ -551,9 +555,9 @@ static bool same_shards(const Model *m, uint32_t step, const char *what, const f
                         const float *whole) {
     int64_t rank = m->rank->mesh->dp.rank;
     bool ok = true;
-    download(m, m->found, device, (size_t)m->zero->plan.shard_elements * sizeof(float));
-    for (int b = 0; ok && b < m->zero->plan.buckets; b++) {
-        const Bucket *bucket = &m->zero->plan.bucket[b];
+    download(m, m->found, device, (size_t)m->zero->base.plan.shard_elements * sizeof(float));
+    for (int b = 0; ok && b < m->zero->base.plan.buckets; b++) {
+        const Bucket *bucket = &m->zero->base.plan.bucket[b];
         const float *matrix = m->found + bucket->state_start, *tail = matrix + bucket->matrix_per_rank;
         const float *matrices = whole + bucket->arena_start, *tails = matrices + bucket->matrix_elements;
         int64_t matrix_n = bucket->matrix_per_rank, tail_n = bucket->tail_per_rank;
@@ -583,8 +587,9 @@ static bool same_verdict(Model *m, uint32_t step) {
 
 static bool same_replica(const Model *m, uint32_t step) {
     const floatX *weights = (const floatX *)m->found;
-    download(m, m->found, m->zero->weights, (size_t)m->zero->plan.arena_elements * sizeof *weights);
-    for (int64_t i = 0; i < m->zero->plan.arena_elements; i++) {
+    download(m, m->found, m->zero->weights.arena,
+             (size_t)m->zero->base.plan.arena_elements * sizeof *weights);
+    for (int64_t i = 0; i < m->zero->base.plan.arena_elements; i++) {
         if (memcmp(weights + i, m->sim.replica + i, sizeof *weights)) {
             return complain(m, step, "another weight", i);
         }
@@ -595,7 +600,7 @@ static bool same_replica(const Model *m, uint32_t step) {
 // Of a tensor that several ranks hold, all have the same weights. The first rank's are broadcast.
 // Collective over the group of those ranks. tensor: a row of this rank's table.
 static bool same_copy(const Model *m, uint32_t step, const Group *group, int tensor) {
-    const floatX *own = (const floatX *)m->found + m->zero->plan.tensor_arena[tensor];
+    const floatX *own = (const floatX *)m->found + m->zero->base.plan.tensor_arena[tensor];
     int bytes = (int)(m->tensors[tensor].numel * (int64_t)sizeof *own);
     void *first = xmalloc((size_t)bytes, "the test");
     if (group->rank == 0) memcpy(first, own, (size_t)bytes);
@@ -608,7 +613,7 @@ static bool same_copy(const Model *m, uint32_t step, const Group *group, int ten
 // Those are what tensor parallelism does not cut, and the tied embedding of the last stage.
 static bool same_copies(const Model *m, uint32_t step) {
     bool ok = true;
-    download(m, m->found, m->zero->weights, (size_t)m->zero->plan.arena_elements * sizeof(floatX));
+    download(m, m->found, m->zero->weights.arena, (size_t)m->zero->base.plan.arena_elements * sizeof(floatX));
     for (int t = 0; m->rank->mesh->tp.size > 1 && t < m->gpt.tensors; t++) {
         if (m->gpt.tensor[t].split < 0) ok = same_copy(m, step, &m->rank->mesh->tp, t) && ok;
     }
@@ -617,7 +622,7 @@ static bool same_copies(const Model *m, uint32_t step) {
 }
 
 static WireBytes planned_bytes(const Model *m) {
-    const Plan *plan = &m->zero->plan;
+    const Plan *plan = &m->zero->base.plan;
     WireBytes sum = {0};
     for (int b = 0; plan->dp > 1 && b < plan->buckets; b++) {
         WireBytes bytes = plan_bucket_wire_bytes(plan, b, &m->preset->grad, &m->preset->weight);
@@ -632,7 +637,7 @@ static WireBytes planned_bytes(const Model *m) {
 
 // What one step handed to the transport is what the plan says, to the byte.
 static bool same_traffic(const Model *m, uint32_t step, Traffic before, uint64_t records_before) {
-    Traffic after = probe_traffic(m->zero);
+    Traffic after = zero_traffic(m->zero);
     WireBytes plan = planned_bytes(m);
     uint64_t records = (uint64_t)(m->rank->mesh->world.size - 1) * sizeof(StepRecord);
     if (after.node - before.node != (uint64_t)(plan.grad_intra + plan.weight_intra)) {
@@ -659,7 +664,7 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
     collect(m);
     if (is_root(m)) simulator_reduce(&m->sim, m->all, step);
     simulate(m, step);
-    *before = probe_traffic(m->zero);
+    *before = zero_traffic(m->zero);
     reduce(m, step, overlapped);
     if (overlapped) return true;
     lanes_synchronize(m->rank->lanes);
@@ -670,8 +675,8 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
 // own. On 16 ranks groups of 256 do not: there the least bucket takes more than a layer has.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
-    for (int b = 0; b < m->zero->plan.buckets; b++) shared += !m->zero->gradients.stays[b];
-    const Plan *plan = &m->zero->plan;
+    for (int b = 0; b < m->zero->base.plan.buckets; b++) shared += !m->zero->grads.store[b]->accumulates;
+    const Plan *plan = &m->zero->base.plan;
     bool too_small = plan->dp >= 16 && plan->options.border >= 256;
     return shared > 0 || plan->dp == 1 || too_small || complain(m, step, "nothing is shared out", 0);
 }
@@ -681,7 +686,7 @@ static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *bef
     simulate(m, step);
     zero_step_begins(m->zero, step);
     rehearse(m);
-    *before = probe_traffic(m->zero);
+    *before = zero_traffic(m->zero);
     run_micro_batches(m, m->preset->micro_batches);
     if (overlapped) return true;
     lanes_synchronize(m->rank->lanes);
@@ -697,9 +702,9 @@ static bool run_step(Model *m, uint32_t step) {
     zero_update(m->zero, rate_of(step), 0.0, WEIGHT_DECAY);
     zero_synchronize(m->zero);
     ok = ok && plausible(m, step) && (shared || same_gradients(m, step, true)) && same_verdict(m, step) &&
-         same_shards(m, step, "another master", m->zero->master, m->sim.master) &&
-         same_shards(m, step, "another first moment", m->zero->exp_avg, m->sim.exp_avg) &&
-         same_shards(m, step, "another second moment", m->zero->exp_avg_sq, m->sim.exp_avg_sq) &&
+         same_shards(m, step, "another master", m->zero->optimizer.master, m->sim.master) &&
+         same_shards(m, step, "another first moment", m->zero->optimizer.exp_avg, m->sim.exp_avg) &&
+         same_shards(m, step, "another second moment", m->zero->optimizer.exp_avg_sq, m->sim.exp_avg_sq) &&
          same_traffic(m, step, before, records) && same_replica(m, step);
     return on_all(ok) && on_all(same_copies(m, step));
 }

@@ -17,7 +17,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/comm.h"
 #include "llmc/ranks/devices.h"
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 #include "test/leaks.h"
 #include "llmc/model/gpt.h"
 

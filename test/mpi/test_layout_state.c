@@ -16,7 +16,7 @@
 #include "llmc/model/gpt.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/state/replicas.h"
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 #include "test/checkpoint_calls.h"
 #include "test/leaks.h"
 
@@ -199,40 +199,42 @@ static floatX weight_of(const Tensor *t, bool rounded, int64_t e) {
 }
 
 static float *state_of(const Zero *zero, SliceKind kind) {
-    return kind == SLICE_MASTER ? zero->master : kind == SLICE_EXP_AVG ? zero->exp_avg : zero->exp_avg_sq;
+    return kind == SLICE_MASTER    ? zero->optimizer.master
+           : kind == SLICE_EXP_AVG ? zero->optimizer.exp_avg
+                                   : zero->optimizer.exp_avg_sq;
 }
 
 static void fill(const Layout *l, bool rounded) {
     Zero *zero = l->zero;
-    for (int i = 0; i < zero->plan.tensors; i++) {
-        const Tensor *t = &zero->tensors[i];
+    for (int i = 0; i < zero->base.plan.tensors; i++) {
+        const Tensor *t = &zero->base.tensors[i];
         for (int64_t e = 0; e < tensor_elements(t); e++) zero_weight(zero, i)[e] = weight_of(t, rounded, e);
         zero_keep_weights(zero, i);
     }
-    for (int i = 0; i < zero->piece_count; i++) {
-        const Piece *p = &zero->pieces[i];
+    for (int i = 0; i < zero->base.range_count; i++) {
+        const Range *p = &zero->base.ranges[i];
         for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
             float *state = state_of(zero, (SliceKind)kind) + p->state_at;
             for (int64_t e = p->lo; e < p->hi; e++)
-                state[e - p->lo] = value_of(&zero->tensors[p->tensor], (SliceKind)kind, e);
+                state[e - p->lo] = value_of(&zero->base.tensors[p->tensor], (SliceKind)kind, e);
         }
     }
 }
 
 static void clear(const Layout *l) {
     Zero *zero = l->zero;
-    for (int b = 0; b < zero->plan.buckets; b++) {
+    for (int b = 0; b < zero->base.plan.buckets; b++) {
         int64_t elements;
-        floatX *weights = zero_kept_weights(zero, b, &elements);
+        floatX *weights = weights_kept(&zero->base, &zero->weights, b, &elements);
         memset(weights, 0, (size_t)elements * sizeof(floatX));
     }
     for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++)
-        memset(state_of(zero, (SliceKind)kind), 0, (size_t)zero->plan.shard_elements * sizeof(float));
+        memset(state_of(zero, (SliceKind)kind), 0, (size_t)zero->base.plan.shard_elements * sizeof(float));
 }
 
 // What passes see of a tensor, once the ranks that share it out have gathered it.
 static bool sees(Zero *zero, int tensor, bool rounded, bool backward) {
-    const Tensor *t = &zero->tensors[tensor];
+    const Tensor *t = &zero->base.tensors[tensor];
     zero_weights_wait(zero, t->unit, -1, backward);
     for (int64_t e = 0; e < tensor_elements(t); e++) {
         floatX wanted = weight_of(t, rounded, e);
@@ -248,17 +250,18 @@ static bool sees(Zero *zero, int tensor, bool rounded, bool backward) {
 static bool holds(const Layout *l, bool rounded) {
     Zero *zero = l->zero;
     bool seen = true;
-    for (int i = 0; i < zero->plan.tensors; i++) seen = sees(zero, i, rounded, false) && seen;
-    for (int i = zero->plan.tensors - 1; i >= 0; i--) seen = sees(zero, i, rounded, true) && seen;
+    for (int i = 0; i < zero->base.plan.tensors; i++) seen = sees(zero, i, rounded, false) && seen;
+    for (int i = zero->base.plan.tensors - 1; i >= 0; i--) seen = sees(zero, i, rounded, true) && seen;
     if (!seen) return false;
-    for (int i = 0; i < zero->piece_count; i++) {
-        const Piece *p = &zero->pieces[i];
+    for (int i = 0; i < zero->base.range_count; i++) {
+        const Range *p = &zero->base.ranges[i];
         for (int kind = SLICE_MASTER; kind <= SLICE_EXP_AVG_SQ; kind++) {
             const float *state = state_of(zero, (SliceKind)kind) + p->state_at;
             for (int64_t e = p->lo; e < p->hi; e++) {
-                if (state[e - p->lo] == value_of(&zero->tensors[p->tensor], (SliceKind)kind, e)) continue;
+                if (state[e - p->lo] == value_of(&zero->base.tensors[p->tensor], (SliceKind)kind, e))
+                    continue;
                 fprintf(stderr, "rank %d: %s %lld of %s\n", rank, slice_kind_name((SliceKind)kind),
-                        (long long)e, zero->tensors[p->tensor].name);
+                        (long long)e, zero->base.tensors[p->tensor].name);
                 return false;
             }
         }
@@ -291,10 +294,10 @@ static StepControl step(const Layout *l, float gradient, float loss) {
     Zero *zero = l->zero;
     zero_step_begins(zero, STEP);
     if (l->gpt.stage.heads) *zero->loss_sum = loss;
-    for (int unit = zero->plan.units - 1; unit >= 0; unit--) {
+    for (int unit = zero->base.plan.units - 1; unit >= 0; unit--) {
         zero_grads_begin(zero, unit);
-        for (int i = 0; i < zero->plan.tensors; i++) {
-            const Tensor *t = &zero->tensors[i];
+        for (int i = 0; i < zero->base.plan.tensors; i++) {
+            const Tensor *t = &zero->base.tensors[i];
             int64_t n = t->unit == unit ? tensor_elements(t) : 0;
             for (int64_t e = 0; e < n; e++) zero_grad(zero, i)[e] = gradient;
         }
@@ -343,13 +346,13 @@ static void flip(const Layout *l, int row, int on) {
     Zero *zero = l->zero;
     Mesh there = mesh_of_rank(&l->mesh, on);
     if (row < 0 || there.tp.rank != l->mesh.tp.rank || there.pp.rank != l->mesh.pp.rank) return;
-    bool resident = zero_weights_resident(zero, zero->plan.tensor_bucket[row]);
-    bool same_node = zero->shared.over_all || there.rail.rank == l->mesh.rail.rank;
+    bool resident = !zero->weights.store[zero->base.plan.tensor_bucket[row]]->gathers;
+    bool same_node = (zero->weights.layers == &weights_world) || there.rail.rank == l->mesh.rail.rank;
     if (resident ? rank != on : !same_node) return;
-    for (int w = 0; w < zero->shared.kept.windows; w++) {
-        KeptRun run;
-        if (zero_kept_run(zero, row, w, &run) && run.first <= 5 && 5 < run.first + run.count)
-            ((uint16_t *)(void *)run.memory)[5 - run.first] ^= 4;
+    for (int i = 0; i < zero->weights.kept.shards; i++) {
+        int64_t first, count;
+        floatX *kept = weights_of_tensor(&zero->base, &zero->weights, row, i, &first, &count);
+        if (kept && first <= 5 && 5 < first + count) ((uint16_t *)(void *)kept)[5 - first] ^= 4;
     }
 }
 
@@ -357,8 +360,9 @@ static void flip(const Layout *l, int row, int on) {
 static int holders_of(const Layout *l, const char *name) {
     const Zero *zero = l->zero;
     int row = row_of(l, name), holders = 0;
-    if (row >= 0) holders = zero->shared.over_all ? 1 : l->mesh.rail.size;
-    if (row >= 0 && zero_weights_resident(zero, zero->plan.tensor_bucket[row])) holders = l->mesh.dp.size;
+    if (row >= 0) holders = (zero->weights.layers == &weights_world) ? 1 : l->mesh.rail.size;
+    if (row >= 0 && !zero->weights.store[zero->base.plan.tensor_bucket[row]]->gathers)
+        holders = l->mesh.dp.size;
     peers_all_reduce(world, &holders, 1, MPI_INT, MPI_MAX);
     return holders;
 }
@@ -371,7 +375,7 @@ static void test_flipped_bit(const Layout *l, const char *name, int on, bool fou
     int row = row_of(l, name);
     fill(l, true);
     // As after an update. Passes must see what a repair made, not the update's messages.
-    if (found) l->zero->shared.messages_stand = l->zero->shared.message != NULL;
+    if (found) l->zero->weights.messages_valid = l->zero->weights.message != NULL;
     flip(l, row, on);
     bool ok = verify(l, &repairs, &err);
     check(ok && repairs == (found ? 1 : 0) && (!found || holds(l, true)), l, what);
@@ -396,9 +400,9 @@ static void test_drift(const Layout *l, const char *name, bool here, const char 
     Error err = {0};
     int row = row_of(l, name);
     fill(l, true);
-    for (int i = 0; here && i < l->zero->piece_count; i++) {
-        const Piece *p = &l->zero->pieces[i];
-        if (p->tensor == row) l->zero->master[p->state_at] += 0.5f;
+    for (int i = 0; here && i < l->zero->base.range_count; i++) {
+        const Range *p = &l->zero->base.ranges[i];
+        if (p->tensor == row) l->zero->optimizer.master[p->state_at] += 0.5f;
     }
     for (int64_t i = 0; here && i < tensor_elements(&l->gpt.tensor[row]); i++)
         zero_weight(l->zero, row)[i] = floatX_from_float(3);

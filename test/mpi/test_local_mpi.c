@@ -17,7 +17,7 @@
 
 #include "llmc/ranks/devices.h"
 #include "llmc/state/replicas.h"
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 #include "test/leaks.h"
 #include "test/mpi/simulator.h"
 
@@ -156,10 +156,10 @@ enum { COMMON_FLAGS = sizeof common_flags / sizeof *common_flags };
 // --- a trial -------------------------------------------------------------------------------------
 
 // The outer state of all replica groups, as the simulator has it, in the arena's shape.
-typedef struct Outer {
+typedef struct OuterState {
     float *weights, *momentum;
     int64_t *turn;  // (buckets)
-} Outer;
+} OuterState;
 
 typedef struct Trial {
     const Preset *preset;
@@ -174,7 +174,7 @@ typedef struct Trial {
     PlanTensor *tensors;
     Plan plan;                 // the zero's
     Simulator *replica_group;  // (replica groups)
-    Outer outer;
+    OuterState outer;
     float *local, **grads;  // (arena) this rank's; (world) every rank's
     float *found;           // (arena) from the device
 } Trial;
@@ -222,7 +222,7 @@ static void build_zero(Trial *t) {
     if (!t->zero || !memory_plan_allocate(&t->memory_plan, t->device, 1, &err))
         fatal(NULL, err.code, "%s", err.what);
     zero_start(t->zero, t->device, t->compute, &t->lanes, t->timers);
-    t->plan = t->zero->plan;
+    t->plan = t->zero->base.plan;
     t->tensors = tensors_for_plan(tensor, TENSORS);
 }
 
@@ -462,7 +462,7 @@ static bool same_shard(Trial *t, int64_t step, const char *what, const float *de
 
 static bool same_weights(Trial *t, int64_t step, const char *what, const floatX *wanted) {
     size_t bytes = (size_t)t->plan.arena_elements * sizeof(floatX);
-    copy_to_host(t->compute, t->found, t->zero->weights, bytes);
+    copy_to_host(t->compute, t->found, t->zero->weights.arena, bytes);
     stream_synchronize(t->compute);
     for (int64_t i = 0; i < t->plan.arena_elements; i++) {
         if (memcmp((floatX *)(void *)t->found + i, wanted + i, sizeof *wanted))
@@ -486,9 +486,9 @@ static bool same_bytes(Trial *t, int64_t step, uint64_t before) {
     uint64_t planned = 0;
     for (int b = 0; b < t->plan.buckets; b++) {
         if (step % H != t->outer.turn[b] && !ends(t, step)) continue;
-        planned += (uint64_t)outer_wire_bytes(&t->zero->local.plan, b, &t->zero->grad_wire);
+        planned += (uint64_t)outer_wire_bytes(&t->zero->outer.plan, b, &t->zero->base.grad_wire);
     }
-    return probe_traffic(t->zero).rail - before == planned ||
+    return zero_traffic(t->zero).rail - before == planned ||
            complain(t, step, "bytes between replica groups", 0);
 }
 
@@ -500,7 +500,7 @@ static bool on_all(bool ok) {
 
 static bool run_step(Trial *t, int64_t step) {
     const Simulator *own = &t->replica_group[t->mesh->replica_groups.rank];
-    uint64_t before = probe_traffic(t->zero).rail;
+    uint64_t before = zero_traffic(t->zero).rail;
     make_gradients(t, step);
     zero_step_begins(t->zero, step);
     reduce(t);
@@ -510,12 +510,12 @@ static bool run_step(Trial *t, int64_t step) {
     bool ok = same_bytes(t, step, before);
     // Only now and then, so that meetings that are due also wait for the next step.
     if (step % 3 == 0 || step == STEPS) {
-        local_settle(t->zero);
+        outer_settle(&t->zero->base, &t->zero->outer, &t->zero->optimizer);
         stream_synchronize(t->compute);
-        ok = ok && same_shard(t, step, "another master", t->zero->master, own->master) &&
-             same_shard(t, step, "another second moment", t->zero->exp_avg_sq, own->exp_avg_sq) &&
-             same_shard(t, step, "another outer weight", t->zero->local.outer, t->outer.weights) &&
-             same_shard(t, step, "another outer momentum", t->zero->local.momentum, t->outer.momentum);
+        ok = ok && same_shard(t, step, "another master", t->zero->optimizer.master, own->master) &&
+             same_shard(t, step, "another second moment", t->zero->optimizer.exp_avg_sq, own->exp_avg_sq) &&
+             same_shard(t, step, "another outer weight", t->zero->outer.outer, t->outer.weights) &&
+             same_shard(t, step, "another outer momentum", t->zero->outer.momentum, t->outer.momentum);
     }
     bool skips = step == POISONED_STEP && t->mesh->replica_groups.rank == POISONED_REPLICA_GROUP;
     StepControl control = zero_verdict(t->zero, 0);
@@ -534,7 +534,7 @@ static bool finds_another_outer_weight(Trial *t) {
     if (replica_groups(t) == 1) return true;
     bool sound = replicas_verify(t->zero, world, NULL, &repairs, &err);
     if (t->mesh->world.rank == t->mesh->world.size - 1)
-        copy_to_device(t->compute, t->zero->local.outer + 7, &wrong, sizeof wrong);
+        copy_to_device(t->compute, t->zero->outer.outer + 7, &wrong, sizeof wrong);
     stream_synchronize(t->compute);
     bool found = !replicas_verify(t->zero, world, NULL, &repairs, &err) && err.code == EXIT_COMMUNICATION;
     return (sound && found) || complain(t, STEPS, "outer weights that differ are not found, sound", sound);

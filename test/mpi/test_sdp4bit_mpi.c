@@ -509,11 +509,11 @@ static void poison_buffers(Trial *t) {
     poison(t, t->leaves, ((size_t)t->plan.shard_elements / 32 + 8) * sizeof(float));
 }
 
-static Windows own_grads(const Trial *t, int b) {
+static GradShard own_grads(const Trial *t, int b) {
     const Bucket *bucket = &t->plan.bucket[b];
     float *own = t->shard + bucket->state_start;
-    if (!t->sharded) return windows_of(bucket, t->grads + bucket->arena_start, t->mesh->dp.rank);
-    return (Windows){own, own + bucket->matrix_per_rank};
+    if (!t->sharded) return grad_shard_of(bucket, t->grads + bucket->arena_start, t->mesh->dp.rank);
+    return (GradShard){own, own + bucket->matrix_per_rank};
 }
 
 // The first micro-batch's sums are stored, the others' added.
@@ -525,7 +525,7 @@ static void reduce(Trial *t, uint32_t step, int micro_batch) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
         float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
-        Windows own = own_grads(t, b);
+        GradShard own = own_grads(t, b);
         if (t->feedback) {
             t->tlq.residual.values = t->residual + residual_start(t, b);
             t->tlq.residual.control = micro_batch == 0 ? t->control : NULL;
@@ -569,7 +569,7 @@ static void gather_weights(Trial *t, int b) {
 static void update_weights(Trial *t) {
     for (int b = 0; b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        WeightWindows own = weight_windows_of(bucket, t->weights + bucket->arena_start, t->mesh->dp.rank);
+        WeightShard own = weight_shard_of(bucket, t->weights + bucket->arena_start, t->mesh->dp.rank);
         BucketState state = {own_grads(t, b),
                              own,
                              t->master + bucket->state_start,
@@ -639,7 +639,7 @@ static bool same_shard_of_gradients(const Trial *t, uint32_t step) {
     bool ok = true;
     for (int b = 0; ok && b < t->plan.buckets; b++) {
         const Bucket *bucket = &t->plan.bucket[b];
-        Windows expected = windows_of(bucket, t->sim.reduced + bucket->arena_start, rank);
+        GradShard expected = grad_shard_of(bucket, t->sim.reduced + bucket->arena_start, rank);
         const float *own = shard + bucket->state_start;
         ok = same_floats(t, step, "gradient", own, expected.matrix, bucket->matrix_per_rank) &&
              same_floats(t, step, "gradient", own + bucket->matrix_per_rank, expected.tail,

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "llmc/ranks/launch.h"
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 #include "llmc/model/gpt.h"
 
 typedef struct Bench {

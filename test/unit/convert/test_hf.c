@@ -176,7 +176,7 @@ static void load_bench(Bench *b, const char *folder) {
 static void fill_bench(Bench *b) {
     uint32_t state = 12345;
     int pieces;
-    const Piece *held = zero_pieces(b->zero, SLICE_MASTER, &pieces);
+    const Range *held = zero_ranges(b->zero, SLICE_MASTER, &pieces);
     for (int i = 0; i < pieces; i++) {
         const Tensor *t = &zero_tensors(b->zero, NULL)[held[i].tensor];
         int64_t n = held[i].hi - held[i].lo;

@@ -208,8 +208,8 @@ static void test_masters_match_pytorch(void **state) {
     Golden g;
     open_golden(&b, &g);
     for (int step = 0; step < 10; step++) golden_step(&b, &g, step);
-    for (int p = 0; p < b.zero->piece_count; p++) {
-        const Piece *piece = &b.zero->pieces[p];
+    for (int p = 0; p < b.zero->base.range_count; p++) {
+        const Range *piece = &b.zero->base.ranges[p];
         char key[160];
         int64_t n;
         snprintf(key, sizeof key, "weight.%s", b.gpt.tensor[piece->tensor].name);
@@ -221,7 +221,7 @@ static void test_masters_match_pytorch(void **state) {
         for (int64_t i = 0; i < n; i++) {
             if (noise(&b, piece->tensor, i)) continue;
             double expected = bf16_to_float(change[i]),
-                   ours = (double)b.zero->master[piece->state_at + i] - bf16_to_float(before[i]);
+                   ours = (double)b.zero->optimizer.master[piece->state_at + i] - bf16_to_float(before[i]);
             squares += (ours - expected) * (ours - expected);
             reference += expected * expected;
         }
@@ -352,7 +352,7 @@ static void test_full_recompute_gives_the_same_bits(void **state) {
 static void check_accumulation(int family) {
     Bench b;
     open_small(&b, family, false);
-    size_t bytes = (size_t)b.zero->plan.arena_elements * sizeof(float);
+    size_t bytes = (size_t)b.zero->base.plan.arena_elements * sizeof(float);
     float *once = malloc(bytes);
     for (int t = 0; t < b.gpt.tensors; t++) {
         for (int64_t i = 0; b.gpt.tensor[t].dims > 1 && i < bench_numel(&b, t); i++)
@@ -360,10 +360,10 @@ static void check_accumulation(int family) {
     }
     zero_step_begins(b.zero, 1);
     bench_pass(&b, 1.0f / 24, true, true, false);
-    memcpy(once, b.zero->gradients.whole, bytes);
+    memcpy(once, b.zero->grads.whole, bytes);
     bench_pass(&b, 1.0f / 24, true, false, true);
     for (int t = 0; t < b.gpt.tensors; t++) {
-        const float *twice = zero_grad(b.zero, t), *first = once + b.zero->plan.tensor_arena[t];
+        const float *twice = zero_grad(b.zero, t), *first = once + b.zero->base.plan.tensor_arena[t];
         double worst = 0, scale = 0;
         for (int64_t i = 0; i < bench_numel(&b, t); i++) {
             double difference = fabs(twice[i] - 2.0 * first[i]);
@@ -437,7 +437,7 @@ static void test_parameter_table(void **state) {
     Bench b;
     open_small(&b, GPT2, false);
     int64_t h = 24, L = 2, V = 31, P = 13;
-    assert_int_equal(b.zero->plan.parameters, V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h);
+    assert_int_equal(b.zero->base.plan.parameters, V * h + P * h + L * (12 * h * h + 13 * h) + 2 * h);
     assert_string_equal(b.gpt.tensor[gpt_layer_tensor(&b.gpt, 1, FC2_W)].name,
                         "encoder.layers.1.mlp.dense_4h_to_h.weight");
     double sum = 0, squares = 0;
@@ -455,7 +455,7 @@ static void test_llama_parameter_table(void **state) {
     Bench b;
     open_small(&b, LLAMA, false);
     int64_t h = 24, L = 2, V = 31, F = 64;
-    assert_int_equal(b.zero->plan.parameters, 2 * V * h + L * (4 * h * h + 3 * h * F + 2 * h) + h);
+    assert_int_equal(b.zero->base.plan.parameters, 2 * V * h + L * (4 * h * h + 3 * h * F + 2 * h) + h);
     assert_int_equal(gpt_layer_tensor(&b.gpt, 1, QKV_B), -1);
     assert_int_equal(gpt_layer_tensor(&b.gpt, 1, LN2_B), -1);
     static const char *const names[] = {"embedding.word_embeddings.weight",

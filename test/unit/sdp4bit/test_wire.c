@@ -119,7 +119,7 @@ static void example_decode(Example *e, int rank, const uint8_t *message, bool ad
     f.bucket = e->plan.bucket[0];
     f.table = table_of(&e->plan);
     f.hi = f.bucket.matrix_per_rank;
-    f.own = windows_of(&f.bucket, e->grads, rank);
+    f.own = grad_shard_of(&f.bucket, e->grads, rank);
     f.add = add;
     f.matrix_leaves = leaves;
     f.tail_leaves = tail_leaves;

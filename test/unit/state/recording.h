@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "llmc/ranks/parallel.h"
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 #include "sdp4bit/update_host.h"
 
 // --- clocks and accesses -------------------------------------------------------------------------

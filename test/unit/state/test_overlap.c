@@ -18,7 +18,7 @@
 
 #include "llmc/ranks/parallel.h"
 #include "llmc/checkpoint/zero_slices.h"
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 #include "sdp4bit/update_host.h"
 #include "test/leaks.h"
 #include "test/unit/state/recording.h"
@@ -161,7 +161,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     tensors_number(r->tensors, TENSORS, 1);
     r->zero = zero_plan(&r->config, &r->mesh, r->tensors, TENSORS, &r->memory_plan, &err);
     if (!r->zero) fail_msg("%s", err.what);
-    assert_int_equal(r->zero->plan.buckets, UNITS);
+    assert_int_equal(r->zero->base.plan.buckets, UNITS);
     r->compute = stream_create(&r->device, "compute");
     lanes_open(&r->lanes, &r->device, shape.nodes * shape.per_node > 1 && !(shape.how & NO_OVERLAP));
     r->timers = timers_create(&r->device, 0);
@@ -181,7 +181,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
         zero_keep_weights(r->zero, i);
     }
     // No verdict is ever read here. Whether messages stand is asked of the first one.
-    r->zero->shared.messages_stand = r->zero->shared.message != NULL;
+    r->zero->weights.messages_valid = r->zero->weights.message != NULL;
     zero_masters_from_weights(r->zero);
 }
 
@@ -227,7 +227,7 @@ static void micro_batch(Recording *r, bool last) {
 static void read_verdict(Recording *r, int which) {
     zero_verdict(r->zero, which);
     begin(&r->device, HOST, "the host reads the verdict");
-    use(&r->device, READ, &r->zero->landed[(r->zero->step - which) % 2], sizeof(StepControl));
+    use(&r->device, READ, &r->zero->optimizer.landed[(r->zero->base.step - which) % 2], sizeof(StepControl));
 }
 
 // A checkpoint in the background: its copies are awaited a step later.
@@ -236,7 +236,7 @@ static int stage(Recording *r) {
     size_t at = 0;
     for (int i = 0; i < slices.count; i++) {
         if (slices.slices[i].lo == slices.slices[i].hi) continue;  // another replica group saves it
-        zero_stage_slice(r->zero, i, (uint8_t *)r->zero->staging + at);
+        zero_stage_slice(r->zero, i, (uint8_t *)r->zero->slices.staging + at);
         at += (size_t)(slices.slices[i].hi - slices.slices[i].lo) *
               (size_t)slice_kind_bytes(slices.slices[i].kind);
     }
@@ -260,13 +260,13 @@ static void run_steps_of(Recording *r, int micro_batches) {
         if (staged) {
             zero_staged(zero);
             begin(&r->device, HOST, "the host writes the checkpoint");
-            use(&r->device, READ, zero->staging, staged);
+            use(&r->device, READ, zero->slices.staging, staged);
             staged = 0;
         }
         // As replicas.c compares the replica groups' outer weights, right behind an update.
-        if (step == 3 && zero->local.stream) {
-            local_settle(zero);
-            local_hash(zero, zero->hash);
+        if (step == 3 && zero->outer.stream) {
+            outer_settle(&zero->base, &zero->outer, &zero->optimizer);
+            outer_hash(&zero->base, &zero->outer, zero->hash);
         }
         // The second step and the fourth end with copies behind the training's back, the fourth
         // with all that looks at the weights and waits besides.
@@ -279,10 +279,10 @@ static void run_steps_of(Recording *r, int micro_batches) {
             assert_true(zero_sound(zero, alone, &err));
             zero_zeros(zero, alone);
             zero_weights_wait_all(zero);
-            for (int b = 0; b < zero->plan.buckets; b++) {
+            for (int b = 0; b < zero->base.plan.buckets; b++) {
                 int64_t elements;
-                const floatX *weights = zero_kept_weights(zero, b, &elements);
-                kernel_replica_hash(zero->compute, zero->hash + b, weights, 0, elements);
+                const floatX *weights = weights_kept(&zero->base, &zero->weights, b, &elements);
+                kernel_replica_hash(zero->base.compute, zero->hash + b, weights, 0, elements);
             }
         }
     }
@@ -290,21 +290,22 @@ static void run_steps_of(Recording *r, int micro_batches) {
     staged = stage(r);
     zero_staged(zero);
     begin(&r->device, HOST, "the host writes the last checkpoint");
-    use(&r->device, WRITE, zero->staging, staged);
+    use(&r->device, WRITE, zero->slices.staging, staged);
     zero_synchronize(zero);
     begin(&r->device, HOST, "the memory goes");
-    for (int b = 0; b < zero->plan.buckets; b++) {
+    for (int b = 0; b < zero->base.plan.buckets; b++) {
         int64_t elements;
-        const floatX *weights = zero_kept_weights(zero, b, &elements);
+        const floatX *weights = weights_kept(&zero->base, &zero->weights, b, &elements);
         use(&r->device, WRITE, weights, elements * X);
     }
-    for (int i = 0; zero->shared.on && i < 2; i++) use(&r->device, WRITE, zero->shared.slot[i], X);
-    const Gradients *g = &zero->gradients;
+    for (int i = 0; zero->weights.layers->gathers && i < 2; i++)
+        use(&r->device, WRITE, zero->weights.slot[i], X);
+    const Grads *g = &zero->grads;
     use(&r->device, WRITE, g->whole, g->whole_elements * 4);
     use(&r->device, WRITE, g->shard, g->shard_elements * 4);
     for (int slot = 0; slot < GRAD_SLOTS; slot++) use(&r->device, WRITE, g->slot[slot], g->slot_elements * 4);
     for (int slot = 0; slot < LANE_SLOTS; slot++) {
-        use(&r->device, WRITE, zero->gather[slot], zero->gather[slot] ? 1 : 0);
+        use(&r->device, WRITE, zero->weights.gather[slot], zero->weights.gather[slot] ? 1 : 0);
     }
 }
 
@@ -401,31 +402,31 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
         }
     }
     if (r->lanes.apart && r->lanes.joint->id == id) snprintf(name, bytes, "joint");
-    for (int b = 0; b < r->zero->plan.buckets; b++) {
-        if (r->zero->ready[b]->id == id) snprintf(name, bytes, "ready");
-        if (r->zero->done[b]->id == id) snprintf(name, bytes, "done");
+    for (int b = 0; b < r->zero->base.plan.buckets; b++) {
+        if (r->zero->grads.ready[b]->id == id) snprintf(name, bytes, "ready");
+        if (r->zero->weights.done[b]->id == id) snprintf(name, bytes, "done");
     }
-    for (int i = 0; r->zero->shared.on && i < 2; i++) {
-        if (r->zero->shared.gathered[i]->id == id) snprintf(name, bytes, "gathered");
-        if (r->zero->shared.used->id == id) snprintf(name, bytes, "used");
+    for (int i = 0; r->zero->weights.layers->gathers && i < 2; i++) {
+        if (r->zero->weights.gathered[i]->id == id) snprintf(name, bytes, "gathered");
+        if (r->zero->weights.used->id == id) snprintf(name, bytes, "used");
     }
     if (r->zero->computed->id == id) snprintf(name, bytes, "computed");
     if (r->zero->judged->id == id) snprintf(name, bytes, "judged");
     for (int slot = 0; slot < GRAD_SLOTS; slot++) {
-        if (r->zero->gradients.slot_read[slot]->id == id) snprintf(name, bytes, "slot read");
+        if (r->zero->grads.slot_read[slot]->id == id) snprintf(name, bytes, "slot read");
     }
-    const LocalSteps *local = &r->zero->local;
-    for (int b = 0; local->stream && b < r->zero->plan.buckets; b++) {
+    const Outer *local = &r->zero->outer;
+    for (int b = 0; local->stream && b < r->zero->base.plan.buckets; b++) {
         if (local->exchanged[b]->id == id) snprintf(name, bytes, "%s", b ? "exchanged" : "first exchanged");
         if (local->taken->id == id) snprintf(name, bytes, "taken");
         if (local->settled->id == id) snprintf(name, bytes, "settled");
-        if (local->slot_free[b % LOCAL_SLOTS]->id == id) snprintf(name, bytes, "pseudo-gradient free");
+        if (local->slot_free[b % OUTER_SLOTS]->id == id) snprintf(name, bytes, "pseudo-gradient free");
     }
-    const Offload *offload = &r->zero->offload;
+    const Optimizer *offload = &r->zero->optimizer;
     for (int slot = 0; offload->host.stream && slot < LANE_SLOTS; slot++) {
         if (offload->reduced->id == id) snprintf(name, bytes, "reduced");
         if (offload->window_free[slot]->id == id) snprintf(name, bytes, "window free");
-        if (offload->judged->id == id) snprintf(name, bytes, "judged for the host");
+        if (offload->status->id == id) snprintf(name, bytes, "judged for the host");
         if (offload->host.made[slot]->id == id) snprintf(name, bytes, "made");
         if (offload->host.sent[slot]->id == id) snprintf(name, bytes, "sent");
     }
@@ -583,7 +584,7 @@ static void a_save_overlaps_the_next_step(void **state) {
         assert_int_equal(updates, STEPS * UNITS);
         ZeroSlices slices = zero_slices(r.zero, true);
         int residuals;  // which are copied at once
-        zero_pieces(r.zero, SLICE_RESIDUAL, &residuals);
+        zero_ranges(r.zero, SLICE_RESIDUAL, &residuals);
         assert_int_equal(copies, SAVES * (slices.count - residuals));
         copies = slices.count - residuals;
         assert_true(copies > UNITS);

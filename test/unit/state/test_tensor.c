@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/state/zero_inside.h"
+#include "llmc/state/zero_parts.h"
 #include "test/unit/model_bench.h"
 #include "llmc/model/gpt.h"
 

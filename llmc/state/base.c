@@ -1,0 +1,63 @@
+// Geometry of the training state: see base.h.
+#include "llmc/state/base.h"
+
+#include <stdlib.h>
+
+int64_t base_largest_shard(const Base *base, const bool *wanted) {
+    int64_t largest = 0;
+    for (int b = 0; b < base->plan.buckets; b++) {
+        int64_t shard = round_up64(bucket_shard(&base->plan.bucket[b]), 64);
+        if ((!wanted || wanted[b]) && shard > largest) largest = shard;
+    }
+    return largest;
+}
+
+const GradWire *base_grad_format(const Base *base, int64_t iteration) {
+    // As in Megatron-LM, the flag counts iterations from 0.
+    bool quantized = base->config->quantized_gradients &&
+                     iteration - 1 >= base->config->gradients_quantization_start_iteration;
+    return quantized ? &base->grad_wire : &base->plain_grad_wire;
+}
+
+bool base_cut_segment(const Plan *plan, int b, int i, int owner, Range *range, int64_t *in_shard) {
+    const Bucket *bucket = &plan->bucket[b];
+    const Segment *segment = &plan->segments[bucket->first_segment + i];
+    bool matrix = i < bucket->segments;
+    int64_t size = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank, shard = owner * size;
+    int64_t from = segment->start, to = segment->start + segment->numel;
+    if (from < shard) from = shard;
+    if (to > shard + size) to = shard + size;
+    if (from >= to) return false;
+    range->tensor = (int)segment->tensor;
+    range->bucket = b;
+    range->lo = from - segment->start;
+    range->hi = to - segment->start;
+    range->arena_at = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements) + from;
+    *in_shard = from - shard;
+    return true;
+}
+
+void base_list_ranges(Base *base) {
+    const Plan *plan = &base->plan;
+    base->ranges = (Range *)xcalloc((size_t)plan->segments_total, sizeof(Range), "the shard's ranges");
+    for (int b = 0; b < plan->buckets; b++) {
+        const Bucket *bucket = &plan->bucket[b];
+        for (int i = 0; i < bucket->segments + bucket->tails; i++) {
+            Range range;
+            int64_t in_shard, part = i < bucket->segments ? 0 : bucket->matrix_per_rank;
+            if (!base_cut_segment(plan, b, i, base->mesh->dp.rank, &range, &in_shard)) continue;
+            range.state_at = bucket->state_start + part + in_shard;
+            base->ranges[base->range_count++] = range;
+        }
+    }
+}
+
+bool base_counts_matrix(const Base *base, const Range *range, const Bucket *bucket) {
+    return base->tensors[range->tensor].counted && range->arena_at >= bucket->arena_start &&
+           range->arena_at < bucket->arena_start + bucket->matrix_elements;
+}
+
+int64_t base_alignment(const Base *base) {
+    bool mapped = base->config->node_exchange != NODE_EXCHANGE_NCCL && base->mesh->node.size > 1;
+    return mapped ? COMM_GRAIN : 1;
+}

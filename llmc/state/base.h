@@ -1,0 +1,62 @@
+// What all parts of the training state read: the configuration, the ranks, the bucket layout, the
+// streams, and the state of the step in progress. zero.c and zero_plan.c fill it; a part gets a const
+// Base and a struct of its own. Included by the files of llmc/state.
+#pragma once
+#include "llmc/base/fault.h"
+#include "llmc/comm.h"
+#include "llmc/config/config.h"
+#include "llmc/log/timers.h"
+#include "llmc/state/tensor.h"
+#include "sdp4bit/kernels.h"
+#include "sdp4bit/lanes.h"
+#include "sdp4bit/wire.h"
+LLMC_BEGIN
+
+// Elements [lo, hi) of this rank's part of one tensor.
+typedef struct Range {
+    int tensor, bucket;
+    int64_t lo, hi;
+    int64_t arena_at, state_at;  // first element in the bucket layout, and in this rank's optimizer shard
+} Range;
+
+typedef struct Base {
+    const Config *config;
+    const Mesh *mesh;
+    Plan plan;        // the bucket layout
+    Tensor *tensors;  // (plan.tensors)
+    Range *ranges;    // (range_count) this rank's shard of every tensor
+    int range_count;
+    GradWire grad_wire, plain_grad_wire;  // as the flags say; before quantization starts
+    WeightWire weight_wire;
+    // set by zero_start
+    Device *device;
+    Timers *timers;
+    Stream *compute;  // forward and backward
+    Lanes *lanes;     // communication; lanes->last also computes on the shard: norm, AdamW
+    // device memory
+    Segment *segments;       // (plan.segments_total)
+    StepControl *control;    // (1) status of the latest step
+    float *partial_sums;     // squares of the gradient norm, bucket by bucket
+    int64_t *partial_start;  // host, (buckets) a bucket's first partial sum
+    // the step in progress
+    int64_t step;        // 1-based iteration
+    WireChecks *checks;  // --verify-wire, and the first fault found
+    Faults faults;       // injected for tests
+} Base;
+
+static inline int64_t base_state_start(const Base *base, int b) { return base->plan.bucket[b].state_start; }
+// Elements of the largest bucket shard among those that `wanted` names; of all if NULL.
+int64_t base_largest_shard(const Base *base, const bool *wanted);
+// The format that gradients have on the wire in an iteration.
+const GradWire *base_grad_format(const Base *base, int64_t iteration);
+// What rank `owner` owns of segment i of bucket b, matrices first. Returns false if it owns nothing
+// of it. *in_shard: first element in the owner's matrix or tail shard. range->state_at is not set.
+bool base_cut_segment(const Plan *plan, int b, int i, int owner, Range *range, int64_t *in_shard);
+// Fills ranges.
+void base_list_ranges(Base *base);
+// True if element ranges of the bucket's matrices include the range, and this rank counts the tensor.
+bool base_counts_matrix(const Base *base, const Range *range, const Bucket *bucket);
+// Multiple of bytes in which buffers are reserved that the node's ranks may map (comm_share).
+int64_t base_alignment(const Base *base);
+
+LLMC_END

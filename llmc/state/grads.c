@@ -1,0 +1,199 @@
+// A rank's gradients: see grads.h.
+#include "llmc/state/grads.h"
+
+#include <stdlib.h>
+
+// --- stores --------------------------------------------------------------------------------------
+
+static float *full_accumulated(const Base *base, const Grads *grads, int b) {
+    return grads->whole + grads->start[b];
+}
+
+static GradShard shard_accumulated(const Base *base, const Grads *grads, int b) {
+    return grad_shard_of(&base->plan.bucket[b], full_accumulated(base, grads, b), base->mesh->dp.rank);
+}
+
+static float *range_accumulated(const Base *base, const Grads *grads, const Range *range) {
+    return full_accumulated(base, grads, range->bucket) + range->arena_at -
+           base->plan.bucket[range->bucket].arena_start;
+}
+
+const GradStore grads_accumulated = {"accumulated", true, full_accumulated, shard_accumulated,
+                                     range_accumulated};
+
+static float *full_slot(const Base *base, const Grads *grads, int b) { return grads->slot[b % GRAD_SLOTS]; }
+
+static GradShard shard_slots(const Base *base, const Grads *grads, int b) {
+    float *own = grads->shard + grads->start[b];
+    GradShard shard = {own, own + base->plan.bucket[b].matrix_per_rank};
+    return shard;
+}
+
+static float *range_slots(const Base *base, const Grads *grads, const Range *range) {
+    return grads->shard + grads->start[range->bucket] + range->state_at -
+           base->plan.bucket[range->bucket].state_start;
+}
+
+const GradStore grads_slots = {"slots", false, full_slot, shard_slots, range_slots};
+
+// --- memory --------------------------------------------------------------------------------------
+
+// True if one pass of a micro-batch writes all gradients of the bucket. The embeddings get
+// gradients at both ends of a pass, and pipeline stages exchange them once per step. A bucket with
+// layers of several chunks gets its gradients in several passes.
+static bool in_one_pass(const Base *base, int b) {
+    int chunk = ANY_CHUNK;
+    for (int t = 0; t < base->plan.tensors; t++) {
+        if (base->plan.tensor_bucket[t] != b) continue;
+        if (chunk == ANY_CHUNK) chunk = base->tensors[t].chunk;
+        if (base->tensors[t].chunk == ANY_CHUNK || base->tensors[t].chunk != chunk) return false;
+    }
+    return true;
+}
+
+static void choose_stores(const Base *base, Grads *grads) {
+    bool sharded = (base->config->sharding == SHARD_GRADIENTS ||
+                    base->config->sharding == SHARD_PARAMETERS) &&
+                   base->plan.dp > 1;
+    for (int b = 0; b < base->plan.buckets; b++)
+        grads->store[b] = sharded && in_one_pass(base, b) ? &grads_slots : &grads_accumulated;
+}
+
+static void place_buckets(const Base *base, Grads *grads, bool windows) {
+    int64_t largest = 0;
+    for (int b = 0; b < base->plan.buckets; b++) {
+        const Bucket *bucket = &base->plan.bucket[b];
+        int64_t elements = bucket_elements(bucket), own = round_up64(bucket_shard(bucket), 64);
+        bool accumulates = grads->store[b]->accumulates;
+        grads->start[b] = accumulates ? grads->whole_elements : grads->shard_elements;
+        // Rounded like the bucket layout, to whole cache lines.
+        if (accumulates) grads->whole_elements += round_up64(elements, 128);
+        else grads->shard_elements += own;
+        if (!accumulates && elements > grads->slot_elements) grads->slot_elements = elements;
+        if (!accumulates && own > largest) largest = own;
+    }
+    if (!windows) return;
+    for (int b = 0; b < base->plan.buckets; b++) {
+        if (!grads->store[b]->accumulates) grads->start[b] = b % GRAD_SLOTS * largest;
+    }
+    grads->shard_elements = GRAD_SLOTS * largest;
+}
+
+void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *memory_plan) {
+    size_t buckets = (size_t)base->plan.buckets;
+    grads->store = (const GradStore **)xcalloc(buckets, sizeof *grads->store, "the bucket table");
+    grads->start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
+    grads->begun = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
+    grads->reductions = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
+    grads->units_missing = (int *)xcalloc(buckets, sizeof(int), "the bucket table");
+    grads->ready = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
+    choose_stores(base, grads);
+    place_buckets(base, grads, windows);
+    const char *group = "gradients";
+    memory_plan_reserve(memory_plan, group, "fp32 accumulated", (size_t)grads->whole_elements * sizeof(float),
+                        (void **)&grads->whole);
+    for (int slot = 0; slot < GRAD_SLOTS; slot++)
+        memory_plan_reserve(memory_plan, group, "fp32, a bucket in backward",
+                            (size_t)grads->slot_elements * sizeof(float), (void **)&grads->slot[slot]);
+    memory_plan_reserve(memory_plan, group,
+                        windows ? "fp32, own shard of a bucket" : "fp32 accumulated, own shard",
+                        (size_t)grads->shard_elements * sizeof(float), (void **)&grads->shard);
+}
+
+void grads_start(const Base *base, Grads *grads) {
+    for (int b = 0; b < base->plan.buckets; b++) grads->ready[b] = event_create(base->device);
+    for (int slot = 0; slot < GRAD_SLOTS; slot++) grads->slot_read[slot] = event_create(base->device);
+}
+
+void grads_free(const Base *base, Grads *grads) {
+    for (int b = 0; base->device && grads->ready && b < base->plan.buckets; b++)
+        event_destroy(grads->ready[b]);
+    for (int slot = 0; base->device && grads->ready && slot < GRAD_SLOTS; slot++)
+        event_destroy(grads->slot_read[slot]);
+    free(grads->store);
+    free(grads->start);
+    free(grads->begun);
+    free(grads->reductions);
+    free(grads->units_missing);
+    free(grads->ready);
+}
+
+float *grads_tensor(const Base *base, const Grads *grads, int tensor) {
+    if (!grads->store) return NULL;
+    int b = base->plan.tensor_bucket[tensor];
+    return grads_full(base, grads, b) + base->plan.tensor_arena[tensor] - base->plan.bucket[b].arena_start;
+}
+
+bool grads_use_slots(const Base *base, const Grads *grads) {
+    for (int b = 0; b < base->plan.buckets; b++) {
+        if (!grads->store[b]->accumulates) return true;
+    }
+    return false;
+}
+
+// --- backward ------------------------------------------------------------------------------------
+
+static void expect_units(const Base *base, Grads *grads, int b) {
+    grads->units_missing[b] = base->plan.bucket[b].end_unit - base->plan.bucket[b].first_unit;
+    grads->begun[b] = false;
+}
+
+void grads_new_step(const Base *base, Grads *grads) {
+    for (int b = 0; b < base->plan.buckets; b++) {
+        expect_units(base, grads, b);
+        grads->reductions[b] = 0;
+    }
+}
+
+// Clears what backward does not overwrite: the tail, to which it adds, and padding between
+// matrices. The slot's previous bucket may have had matrices there.
+static void clear_rest(const Base *base, Grads *grads, int b) {
+    const Bucket *bucket = &base->plan.bucket[b];
+    float *full = grads_full(base, grads, b);
+    int64_t at = 0;
+    for (int i = 0; i < bucket->segments; i++) {
+        const Segment *segment = &base->plan.segments[bucket->first_segment + i];
+        if (segment->start > at)
+            set_zero(base->compute, full + at, (size_t)(segment->start - at) * sizeof(float));
+        at = segment->start + segment->numel;
+    }
+    int64_t end = bucket_elements(bucket);
+    if (end > at) set_zero(base->compute, full + at, (size_t)(end - at) * sizeof(float));
+}
+
+void grads_begin(const Base *base, Grads *grads, int unit) {
+    int b = base->plan.unit_bucket[unit];
+    if (grads->store[b]->accumulates || grads->begun[b]) return;
+    grads->begun[b] = true;
+    timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
+    stream_wait(base->compute, grads->slot_read[b % GRAD_SLOTS]);
+    timer_stop(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
+    clear_rest(base, grads, b);
+}
+
+bool grads_complete(const Base *base, Grads *grads, int unit) {
+    int b = base->plan.unit_bucket[unit];
+    if (--grads->units_missing[b] > 0) return false;
+    timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
+    event_record(grads->ready[b], base->compute);
+    if (base->lanes->apart) stream_wait(base->lanes->first, grads->ready[b]);
+    stream_wait(base->lanes->last, grads->ready[b]);
+    return true;
+}
+
+void grads_reduced(const Base *base, Grads *grads, int b) {
+    if (!grads->store[b]->accumulates) {
+        event_record(grads->slot_read[b % GRAD_SLOTS], base->lanes->first);
+        expect_units(base, grads, b);  // of the next micro-batch
+    }
+    if (base->config->no_overlap) lanes_synchronize(base->lanes);
+    timer_stop(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
+}
+
+void grads_consumed(const Base *base, Grads *grads, int b) {
+    const Bucket *bucket = &base->plan.bucket[b];
+    // The next step overwrites the gradients of matrices and adds to those of the tail.
+    if (grads->store[b]->accumulates)
+        set_zero(base->lanes->last, grads_full(base, grads, b) + bucket->matrix_elements,
+                 (size_t)bucket->tail_elements * sizeof(float));
+}

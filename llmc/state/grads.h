@@ -1,0 +1,77 @@
+// A rank's gradients: where backward writes them and where their reduction leaves this rank's shard.
+//
+// A store is chosen for each bucket when the run is planned:
+//   accumulated  the whole bucket, for a step: backward adds the micro-batches in place, and the bucket
+//                is reduced once (ZeRO-1, and the buckets that hold embeddings)
+//   slots        two slots serve all buckets in turn (ZeRO-2 and 3): bucket b+1 is reduced out of one
+//                slot while backward writes bucket b into the other. Every micro-batch is reduced at
+//                once, and the own shard accumulates the micro-batches of a step.
+// Called by the files of llmc/state.
+#pragma once
+#include "llmc/base/memory_plan.h"
+#include "llmc/state/base.h"
+LLMC_BEGIN
+
+enum { GRAD_SLOTS = 2 };
+
+typedef struct Grads Grads;
+
+typedef struct GradStore {
+    const char *name;
+    bool accumulates;  // reduced once per step; else in every micro-batch
+    // Gradients of the whole bucket, as backward writes them: (matrix_elements + tail_elements).
+    float *(*full)(const Base *base, const Grads *grads, int b);
+    // This rank's reduced gradients.
+    GradShard (*shard)(const Base *base, const Grads *grads, int b);
+    // First reduced gradient of a range of this rank's shard.
+    float *(*of_range)(const Base *base, const Grads *grads, const Range *range);
+} GradStore;
+extern const GradStore grads_accumulated, grads_slots;
+
+struct Grads {
+    const GradStore **store;  // (buckets)
+    float *whole;             // (whole_elements) device: accumulated buckets
+    float *slot[GRAD_SLOTS];  // (slot_elements) device: bucket b uses slot b % GRAD_SLOTS
+    float *shard;             // (shard_elements) device: own shards of the other buckets; if the optimizer
+                              // copies gradients to the host, two windows that they use in turn
+    int64_t whole_elements, slot_elements, shard_elements;
+    int64_t *start;                // (buckets) first element in `whole` or `shard`
+    bool *begun;                   // (buckets) a backward is writing it
+    bool warming_up;               // zero_warm_up
+    int *reductions;               // (buckets) in this step so far
+    int *units_missing;            // (buckets) layers whose gradients are still to come in this backward
+    Event **ready;                 // (buckets) the gradients are complete
+    Event *slot_read[GRAD_SLOTS];  // the slot's gradients have been quantized
+};
+
+// windows: the optimizer copies reduced gradients away at once, so two windows serve all shards.
+void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *memory_plan);
+void grads_start(const Base *base, Grads *grads);
+void grads_free(const Base *base, Grads *grads);
+
+static inline float *grads_full(const Base *base, const Grads *grads, int b) {
+    return grads->store[b]->full(base, grads, b);
+}
+static inline GradShard grads_shard(const Base *base, const Grads *grads, int b) {
+    return grads->store[b]->shard(base, grads, b);
+}
+static inline float *grads_of_range(const Base *base, const Grads *grads, const Range *range) {
+    return grads->store[range->bucket]->of_range(base, grads, range);
+}
+float *grads_tensor(const Base *base, const Grads *grads, int tensor);
+// True if some buckets are reduced in every micro-batch.
+bool grads_use_slots(const Base *base, const Grads *grads);
+
+// No bucket of the step has been reduced.
+void grads_new_step(const Base *base, Grads *grads);
+// A backward is about to write the unit's gradients: compute waits for the bucket's slot.
+void grads_begin(const Base *base, Grads *grads, int unit);
+// The unit's gradients are complete. True with the last unit of its bucket, which is then ready to be
+// reduced: the lanes wait for it.
+bool grads_complete(const Base *base, Grads *grads, int unit);
+// The bucket's reduction has been queued.
+void grads_reduced(const Base *base, Grads *grads, int b);
+// The update has used the bucket's gradients: clears what the next step adds to.
+void grads_consumed(const Base *base, Grads *grads, int b);
+
+LLMC_END

@@ -1,0 +1,289 @@
+// Local steps: see local_steps.h.
+#include "llmc/state/local_steps.h"
+
+#include <stdlib.h>
+
+static bool is_on(const Base *base) { return base->config->local_steps > 1; }
+
+// --- memory --------------------------------------------------------------------------------------
+
+// Spreads the buckets' sync slots over H steps in proportion to the elements before them, so that
+// every step sends about the same number of bytes.
+static void choose_slots(const Base *base, Outer *l) {
+    int64_t before = 0, all = 0;
+    for (int b = 0; b < base->plan.buckets; b++) all += bucket_elements(&base->plan.bucket[b]);
+    for (int b = 0; b < base->plan.buckets; b++) {
+        l->slot[b] = base->config->local_steps * before / all;
+        before += bucket_elements(&base->plan.bucket[b]);
+    }
+}
+
+static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
+    const char *group = "local steps";
+    size_t shard = (size_t)outer_largest_shard(&l->plan), replica_groups = (size_t)l->plan.replica_groups;
+    for (int slot = 0; slot < OUTER_SLOTS; slot++)
+        memory_plan_reserve(plan, group, "pseudo-gradient of a bucket", shard * sizeof(float),
+                            (void **)&l->gradient[slot]);
+    if (replica_groups == 1) return;
+    int64_t quantized = outer_largest_message(&l->plan, &base->grad_wire);
+    int64_t plain = outer_largest_message(&l->plan, &base->plain_grad_wire);
+    bool late = base->config->gradients_quantization_start_iteration > 0 && plain > quantized;
+    size_t bytes = replica_groups * (size_t)(late ? plain : quantized);
+    OuterStep *step = &l->step;
+    memory_plan_reserve(plan, group, "pseudo-gradients, sent", bytes, (void **)&step->send);
+    memory_plan_reserve(plan, group, "pseudo-gradients, received", bytes, (void **)&step->recv);
+    memory_plan_reserve(plan, group, "mean of the replica groups, gathered", bytes, (void **)&step->gathered);
+    memory_plan_reserve(plan, group, "mean of the replica groups, own piece",
+                        shard / replica_groups * sizeof(float), (void **)&step->mean);
+    memory_plan_reserve(plan, group, "partial sums of its norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
+                        (void **)&step->leaves);
+    memory_plan_reserve(plan, group, "first faults", (size_t)base->plan.buckets * sizeof(uint64_t),
+                        (void **)&l->fault);
+    memory_plan_reserve(plan, group, "segment table", (size_t)l->plan.segments_total * sizeof(Segment),
+                        (void **)&l->segments);
+    memory_plan_reserve_host(plan, "host memory", "whether a replica group is lost", sizeof(int),
+                             (void **)&l->lost);
+}
+
+// Host memory for the model weights while the outer weights replace them (outer_use). Not needed by
+// runs that neither evaluate nor generate text.
+static void reserve_kept(const Base *base, Outer *l, const Weights *weights, MemoryPlan *plan) {
+    const Config *c = base->config;
+    int64_t all = 0, elements;
+    if (!c->eval_iters && !c->full_validation && !c->eval_tasks.count && !c->sample_prompt) return;
+    for (int b = 0; b < base->plan.buckets; b++) {
+        weights_kept(base, weights, b, &elements);
+        all += elements;
+    }
+    memory_plan_reserve_host(plan, "host memory", "own weights, during evaluations",
+                             (size_t)all * sizeof(floatX), (void **)&l->kept);
+}
+
+void outer_reserve(const Base *base, Outer *l, const Weights *weights, MemoryPlan *plan) {
+    size_t shard = (size_t)base->plan.shard_elements, buckets = (size_t)base->plan.buckets;
+    const char *group = "local steps";
+    if (!is_on(base)) return;
+    const Mesh *mesh = base->mesh;
+    outer_plan(&l->plan, &base->plan, mesh->dp.rank, mesh->replica_groups.size, mesh->replica_groups.rank);
+    l->slot = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
+    l->applies = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
+    l->exchanged = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
+    choose_slots(base, l);
+    memory_plan_reserve(plan, group, "fp32 outer weights, own shard", shard * sizeof(float),
+                        (void **)&l->outer);
+    memory_plan_reserve(plan, group, "outer momentum, own shard", shard * sizeof(float),
+                        (void **)&l->momentum);
+    memory_plan_reserve(plan, group, FLOATX_NAME " outer weights, own shard", shard * sizeof(floatX),
+                        (void **)&l->rounded);
+    reserve_exchange(base, l, plan);
+    reserve_kept(base, l, weights, plan);
+}
+
+int64_t outer_bytes(const Base *base, const Outer *l, int bucket, const GradWire *format) {
+    return is_on(base) ? outer_wire_bytes(&l->plan, bucket, format) : 0;
+}
+
+void outer_start(const Base *base, Outer *l) {
+    if (!is_on(base)) return;
+    l->stream = base->config->no_overlap ? base->lanes->last : stream_create(base->device, "replica groups");
+    l->taken = event_create(base->device);
+    l->settled = event_create(base->device);
+    for (int slot = 0; slot < OUTER_SLOTS; slot++) l->slot_free[slot] = event_create(base->device);
+    for (int b = 0; b < base->plan.buckets; b++) l->exchanged[b] = event_create(base->device);
+    if (l->lost) comm_may_lose(&base->mesh->replica_groups, l->lost);
+    if (l->segments)
+        copy_to_device(base->compute, l->segments, l->plan.segments,
+                       (size_t)l->plan.segments_total * sizeof(Segment));
+}
+
+void outer_free(const Base *base, Outer *l) {
+    if (l->stream) {
+        event_destroy(l->taken);
+        event_destroy(l->settled);
+        for (int slot = 0; slot < OUTER_SLOTS; slot++) event_destroy(l->slot_free[slot]);
+        for (int b = 0; b < base->plan.buckets; b++) event_destroy(l->exchanged[b]);
+        if (l->stream != base->lanes->last) stream_destroy(l->stream);
+    }
+    outer_plan_free(&l->plan);
+    free(l->slot);
+    free(l->applies);
+    free(l->exchanged);
+}
+
+void outer_from_master(const Base *base, Outer *l, const Optimizer *optimizer) {
+    if (!is_on(base)) return;
+    size_t bytes = (size_t)base->plan.shard_elements * sizeof(float);
+    copy_on_device(base->compute, l->outer, optimizer->master, bytes);
+    set_zero(base->compute, l->momentum, bytes);
+    l->settled_since = false;
+}
+
+// --- the exchange of a bucket --------------------------------------------------------------------
+
+static OuterStep outer_step(const Base *base, Outer *l, int b) {
+    l->checks = *base->checks;
+    l->checks.fault = l->fault + b;
+    OuterStep step = l->step;
+    step.plan = &l->plan;
+    step.wire = *base_grad_format(base, base->step);
+    step.segments = l->segments;
+    step.seed = (uint32_t)base->config->seed;
+    step.step = (uint32_t)base->step;
+    step.checks = &l->checks;
+    step.stream = l->stream;
+    return step;
+}
+
+static bool is_last(const Base *base, int64_t step) { return step == base->config->train_iters; }
+
+// Makes `last` wait for the exchange of bucket b, and records what its checks have found.
+static void await_exchange(const Base *base, const Outer *l, int b) {
+    stream_wait(base->lanes->last, l->exchanged[b]);
+    if (l->fault) kernel_mark_fault(base->lanes->last, base->checks->fault, l->fault + b, l->lost);
+}
+
+// Computes the pseudo-gradient on `last`, after AdamW; the rest overlaps. In the run's last step an
+// earlier exchange of the same bucket may still be outstanding; its result is superseded.
+static void exchange(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
+    const Config *c = base->config;
+    Stream *last = base->lanes->last;
+    bool ends = is_last(base, base->step);
+    float rate = ends ? 1.0f : (float)c->outer_lr, momentum = ends ? 0.0f : (float)c->outer_momentum;
+    int64_t at = base->plan.bucket[b].state_start, n = bucket_shard(&base->plan.bucket[b]);
+    int slot = (int)(l->exchanges++ % OUTER_SLOTS);
+    float *gradient = l->gradient[slot];
+    OuterStep step = outer_step(base, l, b);
+    if (l->applies[b]) await_exchange(base, l, b);
+    stream_wait(last, l->slot_free[slot]);
+    kernel_pseudo_gradient(last, gradient, l->outer + at, optimizer->master + at, n);
+    event_record(l->taken, last);
+    stream_wait(l->stream, l->taken);
+    if (!l->lost || !*l->lost) outer_exchange(&step, b, gradient);  // a lost group may still use the buffers
+    base->checks->exchange = l->checks.exchange;
+    kernel_outer_step(l->stream, l->outer + at, l->momentum + at, gradient, rate, momentum, n, l->lost);
+    event_record(l->slot_free[slot], l->stream);
+    event_record(l->exchanged[b], l->stream);
+    if (c->no_overlap) lanes_synchronize(base->lanes);
+}
+
+static bool is_slot(const Base *base, const Outer *l, int b, int64_t step) {
+    return step % base->config->local_steps == l->slot[b] || is_last(base, step);
+}
+
+void outer_sync(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
+    if (!is_on(base)) return;
+    l->settled_since = false;
+    if (!is_slot(base, l, b, base->step)) return;
+    exchange(base, l, optimizer, b);
+    l->applies[b] = base->step + (is_last(base, base->step) ? 0 : base->config->local_steps_delay);
+}
+
+void outer_apply(const Base *base, Outer *l, const Optimizer *optimizer, int b, int64_t step) {
+    Stream *last = base->lanes->last;
+    if (!is_on(base) || !l->applies[b] || l->applies[b] > step) return;
+    int64_t at = base->plan.bucket[b].state_start;
+    await_exchange(base, l, b);
+    kernel_meet(last, optimizer->master + at, l->outer + at, (float)base->config->local_steps_mix,
+                bucket_shard(&base->plan.bucket[b]), l->lost);
+    l->applies[b] = 0;
+}
+
+// --- between steps -------------------------------------------------------------------------------
+
+void outer_settle(const Base *base, Outer *l, const Optimizer *optimizer) {
+    Stream *last = base->lanes->last;
+    if (!is_on(base) || l->settled_since) return;
+    l->settled_since = true;
+    for (int b = 0; b < base->plan.buckets; b++) {
+        outer_apply(base, l, optimizer, b, base->step);
+        await_exchange(base, l, b);
+    }
+    kernel_narrow(last, l->rounded, l->outer, base->plan.shard_elements);
+    event_record(l->settled, last);
+    stream_wait(base->compute, l->settled);
+}
+
+void outer_hash(const Base *base, const Outer *l, uint64_t *hash) {
+    // The hash takes floatX: each fp32 value counts as two.
+    int64_t n = base->plan.shard_elements * (int64_t)(sizeof(float) / sizeof(floatX));
+    kernel_replica_hash(base->compute, hash, (const floatX *)(const void *)l->outer, 0, n);
+    kernel_replica_hash(base->compute, hash, (const floatX *)(const void *)l->momentum, n, n);
+}
+
+void outer_begin_group(const Base *base, const Outer *l, const Optimizer *optimizer) {
+    size_t bytes = (size_t)base->plan.shard_elements * sizeof(float);
+    copy_on_device(base->compute, optimizer->master, l->outer, bytes);
+    stream_synchronize(base->compute);
+}
+
+void outer_resume_group(const Base *base, Outer *l, int64_t step, int64_t applied_at) {
+    const Config *c = base->config;
+    for (int b = 0; is_on(base) && b < base->plan.buckets; b++) {
+        for (int64_t slot = step; slot > applied_at && slot + c->local_steps_delay > step; slot--) {
+            if (is_slot(base, l, b, slot)) l->applies[b] = slot + c->local_steps_delay;
+        }
+    }
+}
+
+// n weights of each rank of the replica group come together at `all`. They go through a gather
+// buffer in parts: messages inside the node leave from there.
+static void gather_shards(const Base *base, Weights *weights, const floatX *own, floatX *all, int64_t n) {
+    const Group *node = &base->mesh->node;
+    const Lanes *lanes = base->lanes;
+    uint8_t *buffer = weights->gather[0];
+    int64_t most = (int64_t)(weights->gather_bytes[0] / (size_t)node->size / MESSAGE_ALIGN) *
+                   (MESSAGE_ALIGN / (int64_t)sizeof(floatX));
+    for (int64_t at = 0; at < n; at += most) {
+        size_t bytes = (size_t)(n - at < most ? n - at : most) * sizeof(floatX);
+        copy_on_device(lanes->last, buffer + (size_t)node->rank * bytes, own + at, bytes);
+        lanes_after(lanes, lanes->node, lanes->last);
+        comm_all_gather(node, buffer, bytes, lanes->node);
+        lanes_after(lanes, lanes->last, lanes->node);
+        for (int rank = 0; rank < node->size; rank++)
+            copy_on_device(lanes->last, all + rank * n + at, buffer + (size_t)rank * bytes, bytes);
+    }
+}
+
+// Copies the outer weights of bucket b to the model weights that this rank holds.
+static void gather_outer(const Base *base, const Outer *l, Weights *weights, int b) {
+    const Bucket *bucket = &base->plan.bucket[b];
+    const floatX *own = l->rounded + bucket->state_start;
+    int64_t elements;
+    floatX *all = weights_kept(base, weights, b, &elements);
+    if (weights->store[b]->gathers || base->mesh->node.size == 1) {
+        copy_on_device(base->lanes->last, all, own, (size_t)elements * sizeof(floatX));
+        return;
+    }
+    gather_shards(base, weights, own, all, bucket->matrix_per_rank);
+    gather_shards(base, weights, own + bucket->matrix_per_rank, all + bucket->matrix_elements,
+                  bucket->tail_per_rank);
+}
+
+// Copies this replica group's model weights to the host or back.
+static void keep_own(const Base *base, const Outer *l, Weights *weights, bool back) {
+    floatX *host = l->kept;
+    for (int b = 0; b < base->plan.buckets; b++) {
+        int64_t elements;
+        floatX *kept = weights_kept(base, weights, b, &elements);
+        size_t bytes = (size_t)elements * sizeof(floatX);
+        if (back) copy_to_device(base->compute, kept, host, bytes);
+        else copy_to_host(base->compute, host, kept, bytes);
+        host += elements;
+    }
+    stream_synchronize(base->compute);
+}
+
+void outer_use(const Base *base, Outer *l, const Optimizer *optimizer, Weights *weights, bool on) {
+    if (!is_on(base) || on == l->in_place) return;
+    weights_replaced(base, weights);
+    if (on) {
+        l->in_place = true;
+        keep_own(base, l, weights, false);
+        outer_settle(base, l, optimizer);
+        for (int b = 0; b < base->plan.buckets; b++) gather_outer(base, l, weights, b);
+        stream_synchronize(base->lanes->last);
+    } else {
+        keep_own(base, l, weights, true);
+        l->in_place = false;
+    }
+}

@@ -1,0 +1,273 @@
+// AdamW's state and update: see optimizer.h.
+#include "llmc/state/optimizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/ranks/heartbeat.h"
+#include "llmc/ranks/parallel.h"
+
+void optimizer_reserve(const Base *base, Optimizer *optimizer, MemoryPlan *memory_plan) {
+    optimizer->store->reserve(base, optimizer, memory_plan);
+}
+
+void optimizer_free(const Base *base, Optimizer *optimizer) {
+    if (optimizer->store) optimizer->store->free(base, optimizer);
+}
+
+// --- the device store ----------------------------------------------------------------------------
+
+static void reserve_on_device(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
+    size_t bytes = (size_t)base->plan.shard_elements * sizeof(float);
+    const char *group = "optimizer state";
+    memory_plan_reserve(memory_plan, group, "fp32 master weights, own shard", bytes, (void **)&o->master);
+    memory_plan_reserve(memory_plan, group, "first moments, own shard", bytes, (void **)&o->exp_avg);
+    memory_plan_reserve(memory_plan, group, "second moments, own shard", bytes, (void **)&o->exp_avg_sq);
+    o->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the step status");
+}
+
+static void start_on_device(const Base *base, Optimizer *o) {}
+
+static void free_on_device(const Base *base, Optimizer *o) { free(o->landed); }
+
+static void nothing_before(const Base *base, Optimizer *o, int b, GradShard own, bool slots, bool add) {}
+static void nothing_after(const Base *base, Optimizer *o, int b, GradShard own, bool slots,
+                          const floatX *weights, bool last) {}
+static void nothing(const Base *base, Optimizer *o) {}
+
+static BucketState state_on_device(const Base *base, const Optimizer *o, int b, GradShard grads,
+                                   WeightShard weights) {
+    int64_t at = base_state_start(base, b);
+    BucketState state = {grads, weights, o->master + at, o->exp_avg + at, o->exp_avg_sq + at, weights.matrix};
+    return state;
+}
+
+static void widen_on_device(const Base *base, const Optimizer *o, float *master, const floatX *weights,
+                            int64_t n) {
+    kernel_widen(base->compute, master, weights, n);
+}
+
+static void read_device(const Optimizer *o, Stream *stream, void *host, const void *state, size_t bytes) {
+    copy_to_host(stream, host, state, bytes);
+    stream_synchronize(stream);
+}
+
+static void write_device(const Optimizer *o, Stream *stream, void *state, const void *host, size_t bytes) {
+    copy_to_device(stream, state, host, bytes);
+    stream_synchronize(stream);
+}
+
+static void queue_device(const Base *base, const Optimizer *o, Stream *stream, void *pinned,
+                         const void *state, size_t bytes) {
+    copy_to_pinned(stream, pinned, state, bytes);
+}
+
+static void copy_status_to_host(const Base *base, StepControl *landed) {
+    copy_to_host(base->compute, landed, base->control, sizeof *landed);
+}
+
+const OptimizerStore optimizer_device = {.name = "device",
+                                         .reserve = reserve_on_device,
+                                         .start = start_on_device,
+                                         .free = free_on_device,
+                                         .before_reduction = nothing_before,
+                                         .after_reduction = nothing_after,
+                                         .status_known = nothing,
+                                         .state = state_on_device,
+                                         .updated = nothing,
+                                         .widen = widen_on_device,
+                                         .read = read_device,
+                                         .write = write_device,
+                                         .queue = queue_device,
+                                         .copy_status = copy_status_to_host};
+
+// --- the host store: memory ----------------------------------------------------------------------
+
+static bool sends_differences(const Base *base) {
+    return base->plan.dp > 1 && base->weight_wire.difference && codec_grouped(base->weight_wire.codec);
+}
+
+static int64_t largest_message(const Base *base, int slot) {
+    int64_t largest = 0;
+    for (int b = slot; b < base->plan.buckets; b += LANE_SLOTS) {
+        int64_t bytes = qwd_message(&base->plan, b, &base->weight_wire).bytes;
+        if (bytes > largest) largest = bytes;
+    }
+    return largest;
+}
+
+static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
+    QwdHost *host = &o->host;
+    const char *group = "host memory";
+    size_t shard = (size_t)base->plan.shard_elements;
+    memory_plan_reserve_host(memory_plan, group, "fp32 master weights, own shard", shard * sizeof(float),
+                             (void **)&o->master);
+    memory_plan_reserve_host(memory_plan, group, "first moments, own shard", shard * sizeof(float),
+                             (void **)&o->exp_avg);
+    memory_plan_reserve_host(memory_plan, group, "second moments, own shard", shard * sizeof(float),
+                             (void **)&o->exp_avg_sq);
+    memory_plan_reserve_host(memory_plan, group, "reduced gradients, own shard", shard * sizeof(float),
+                             (void **)&o->grads);
+    if (sends_differences(base))
+        memory_plan_reserve_host(memory_plan, group, "weights before the update", shard * sizeof(floatX),
+                                 (void **)&o->weights);
+    for (int slot = 0; slot < LANE_SLOTS; slot++)
+        memory_plan_reserve_host(memory_plan, group, "weight payloads", (size_t)largest_message(base, slot),
+                                 (void **)&host->message[slot]);
+    memory_plan_reserve_host(memory_plan, group, "step status", sizeof(StepControl), (void **)&host->control);
+    memory_plan_reserve_host(memory_plan, group, "step status", sizeof(uint64_t), (void **)&host->fault);
+    memory_plan_reserve_host(memory_plan, group, "step status", 2 * sizeof(StepControl), (void **)&o->landed);
+    memory_plan_reserve(memory_plan, "norm and verdict", "first fault of the host", sizeof(uint64_t),
+                        (void **)&o->found);
+}
+
+static void start_on_host(const Base *base, Optimizer *o) {
+    QwdHost *host = &o->host;
+    Peers world = {base->mesh->world.mpi, 60.0 * base->config->distributed_timeout_minutes,
+                   device_site(base->device)};
+    host->threads = parallel_share(world);
+    host->segments = base->plan.segments;
+    host->stream = base->config->no_overlap ? base->lanes->last
+                                            : stream_create(base->device, "update on the host");
+    o->reduced = event_create(base->device);
+    o->status = event_create(base->device);
+    for (int slot = 0; slot < GRAD_SLOTS; slot++) o->window_free[slot] = event_create(base->device);
+    for (int slot = 0; slot < LANE_SLOTS; slot++) {
+        host->made[slot] = event_create(base->device);
+        host->sent[slot] = event_create(base->device);
+    }
+}
+
+static void free_on_host(const Base *base, Optimizer *o) {
+    QwdHost *host = &o->host;
+    if (!host->stream) return;
+    event_destroy(o->reduced);
+    event_destroy(o->status);
+    for (int slot = 0; slot < GRAD_SLOTS; slot++) event_destroy(o->window_free[slot]);
+    for (int slot = 0; slot < LANE_SLOTS; slot++) {
+        event_destroy(host->made[slot]);
+        event_destroy(host->sent[slot]);
+    }
+    if (host->stream != base->lanes->last) stream_destroy(host->stream);
+}
+
+// --- the host store: the step --------------------------------------------------------------------
+
+static GradShard host_grads(const Base *base, const Optimizer *o, int b) {
+    float *grads = o->grads + base_state_start(base, b);
+    GradShard own = {grads, grads + base->plan.bucket[b].matrix_per_rank};
+    return own;
+}
+
+static void before_reduction(const Base *base, Optimizer *o, int b, GradShard own, bool slots, bool add) {
+    const Bucket *bucket = &base->plan.bucket[b];
+    GradShard host = host_grads(base, o, b);
+    Event *window_free = o->window_free[b % GRAD_SLOTS];
+    if (!slots) return;
+    if (add) {
+        copy_from_pinned(o->host.stream, own.matrix, host.matrix,
+                         (size_t)bucket->matrix_per_rank * sizeof(float));
+        copy_from_pinned(o->host.stream, own.tail, host.tail, (size_t)bucket->tail_per_rank * sizeof(float));
+        event_record(window_free, o->host.stream);
+    }
+    stream_wait(base->lanes->last, window_free);
+}
+
+static void after_reduction(const Base *base, Optimizer *o, int b, GradShard own, bool slots,
+                            const floatX *weights, bool last) {
+    Stream *stream = o->host.stream;
+    const Bucket *bucket = &base->plan.bucket[b];
+    GradShard host = host_grads(base, o, b);
+    event_record(o->reduced, base->lanes->last);
+    stream_wait(stream, o->reduced);
+    copy_to_pinned(stream, host.matrix, own.matrix, (size_t)bucket->matrix_per_rank * sizeof(float));
+    copy_to_pinned(stream, host.tail, own.tail, (size_t)bucket->tail_per_rank * sizeof(float));
+    if (slots) event_record(o->window_free[b % GRAD_SLOTS], stream);
+    if (last && o->weights)
+        copy_to_pinned(stream, o->weights + bucket->state_start, weights,
+                       (size_t)bucket->matrix_per_rank * sizeof(floatX));
+}
+
+static void status_known(const Base *base, Optimizer *o) {
+    event_record(o->status, base->lanes->last);
+    stream_wait(o->host.stream, o->status);
+    copy_to_pinned(o->host.stream, o->host.control, base->control, sizeof(StepControl));
+}
+
+static BucketState state_on_host(const Base *base, const Optimizer *o, int b, GradShard grads,
+                                 WeightShard weights) {
+    int64_t at = base_state_start(base, b);
+    BucketState state = {host_grads(base, o, b), {o->weights ? o->weights + at : NULL, NULL},
+                         o->master + at,         o->exp_avg + at,
+                         o->exp_avg_sq + at,     weights.matrix};
+    return state;
+}
+
+static void updated_on_host(const Base *base, Optimizer *o) {
+    copy_from_pinned(base->lanes->last, o->found, o->host.fault, sizeof(uint64_t));
+    kernel_mark_fault(base->lanes->last, base->checks->fault, o->found, NULL);
+}
+
+// --- the host store: copies ----------------------------------------------------------------------
+
+static void copy_range(void *context, int64_t lo, int64_t hi) {
+    const HostCopy *copy = (const HostCopy *)context;
+    memcpy(copy->to + lo, copy->from + lo, (size_t)(hi - lo));
+    heartbeat_progress(copy->site);
+}
+
+static void run_copy(void *context) {
+    HostCopy *copy = (HostCopy *)context;
+    parallel_ranges(copy->threads, 0, (int64_t)copy->bytes, 1 << 20, copy_range, copy);
+}
+
+static void queue_host(const Base *base, const Optimizer *o, Stream *stream, void *pinned, const void *state,
+                       size_t bytes) {
+    HostCopy copy = {(uint8_t *)pinned, (const uint8_t *)state, bytes, o->host.threads,
+                     device_site(base->device)};
+    stream_host_call(stream, run_copy, &copy, sizeof copy);
+}
+
+static void widen_on_host(const Base *base, const Optimizer *o, float *master, const floatX *weights,
+                          int64_t n) {
+    enum { AT_A_TIME = 1 << 20 };
+    floatX *buffer = (floatX *)xmalloc(AT_A_TIME * sizeof(floatX), "the first master weights");
+    for (int64_t at = 0; at < n; at += AT_A_TIME) {
+        int64_t count = n - at < AT_A_TIME ? n - at : AT_A_TIME;
+        copy_to_host(base->compute, buffer, weights + at, (size_t)count * sizeof(floatX));
+        stream_synchronize(base->compute);
+        for (int64_t i = 0; i < count; i++) master[at + i] = floatX_to_float(buffer[i]);
+    }
+    free(buffer);
+}
+
+static void read_host(const Optimizer *o, Stream *stream, void *host, const void *state, size_t bytes) {
+    stream_synchronize(stream);
+    memcpy(host, state, bytes);
+}
+
+static void write_host(const Optimizer *o, Stream *stream, void *state, const void *host, size_t bytes) {
+    memcpy(state, host, bytes);
+    stream_synchronize(stream);
+}
+
+// Not queued after AdamW, which runs on the driver's thread that completes pageable copies.
+static void copy_status_to_pinned(const Base *base, StepControl *landed) {
+    copy_to_pinned(base->compute, landed, base->control, sizeof *landed);
+}
+
+const OptimizerStore optimizer_host = {.name = "host",
+                                       .on_host = true,
+                                       .reserve = reserve_on_host,
+                                       .start = start_on_host,
+                                       .free = free_on_host,
+                                       .before_reduction = before_reduction,
+                                       .after_reduction = after_reduction,
+                                       .status_known = status_known,
+                                       .state = state_on_host,
+                                       .updated = updated_on_host,
+                                       .widen = widen_on_host,
+                                       .read = read_host,
+                                       .write = write_host,
+                                       .queue = queue_host,
+                                       .copy_status = copy_status_to_pinned};

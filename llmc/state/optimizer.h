@@ -1,0 +1,87 @@
+// AdamW's state of this rank's shard: fp32 master weights and two moments, and where the update runs.
+//
+// The store is chosen when the run is planned:
+//   device  state and update on the device
+//   host    --optimizer-cpu-offload: state in page-locked host memory, AdamW on the host's cores
+//           (sdp4bit/update_host.h), with the same bits
+// The path of a bucket with the host store; `host` is the store's stream, the others are zero.c's:
+//
+//   last   the bucket has been reduced
+//   host   this rank's shard is copied to the host: gradients, and weights if differences are sent.
+//          Backward and the next reductions run meanwhile. With the slots of grads.h two windows serve
+//          all buckets, and for a further micro-batch the sum so far is copied back first
+//   last   the step status is known
+//   host   copies it, then, bucket by bucket: AdamW and the payload
+//   last   copies the payload into the gather buffer
+//   ...    all-gather and apply as with the device store (qwd.c)
+//
+// Called by the files of llmc/state.
+#pragma once
+#include "llmc/base/memory_plan.h"
+#include "llmc/state/base.h"
+#include "llmc/state/grads.h"
+#include "sdp4bit/qwd.h"
+LLMC_BEGIN
+
+typedef struct Optimizer Optimizer;
+
+// A copy within host memory that a stream runs.
+typedef struct HostCopy {
+    uint8_t *to;
+    const uint8_t *from;
+    size_t bytes;
+    int threads;
+    const Site *site;
+} HostCopy;
+
+typedef struct OptimizerStore {
+    const char *name;
+    bool on_host;  // state is in host memory; reduced gradients are copied there at once
+    void (*reserve)(const Base *base, Optimizer *optimizer, MemoryPlan *memory_plan);
+    void (*start)(const Base *base, Optimizer *optimizer);
+    void (*free)(const Base *base, Optimizer *optimizer);
+    // Around a reduction of bucket b into `own`, in the order of lanes->last. slots: the shard's memory
+    // serves several buckets. add: the reduction adds to the sum so far. last: it is the step's last.
+    void (*before_reduction)(const Base *base, Optimizer *optimizer, int b, GradShard own, bool slots,
+                             bool add);
+    void (*after_reduction)(const Base *base, Optimizer *optimizer, int b, GradShard own, bool slots,
+                            const floatX *weights, bool last);
+    // The step status has been computed, in the order of lanes->last.
+    void (*status_known)(const Base *base, Optimizer *optimizer);
+    // Where the update of bucket b finds gradients, weights and optimizer state.
+    BucketState (*state)(const Base *base, const Optimizer *optimizer, int b, GradShard grads,
+                         WeightShard weights);
+    // All buckets have been updated.
+    void (*updated)(const Base *base, Optimizer *optimizer);
+    // master[0..n) = float(weights[0..n)).
+    void (*widen)(const Base *base, const Optimizer *optimizer, float *master, const floatX *weights,
+                  int64_t n);
+    // Copies state to or from the host. read waits, queue is in the order of `stream`.
+    void (*read)(const Optimizer *optimizer, Stream *stream, void *host, const void *state, size_t bytes);
+    void (*write)(const Optimizer *optimizer, Stream *stream, void *state, const void *host, size_t bytes);
+    void (*queue)(const Base *base, const Optimizer *optimizer, Stream *stream, void *pinned,
+                  const void *state, size_t bytes);
+    // The status of the step to `landed`, in the order of compute.
+    void (*copy_status)(const Base *base, StepControl *landed);
+} OptimizerStore;
+extern const OptimizerStore optimizer_device, optimizer_host;
+
+struct Optimizer {
+    const OptimizerStore *store;
+    float *master, *exp_avg, *exp_avg_sq;  // (plan.shard_elements)
+    StepControl *landed;                   // host (2): status of the latest two steps
+    // the host store: page-locked memory except `found`
+    QwdHost host;     // host.stream: of the copies and the update
+    float *grads;     // (plan.shard_elements) reduced gradients
+    floatX *weights;  // (plan.shard_elements) the matrices' weights before the update; NULL unless
+                      // differences are sent
+    uint64_t *found;  // device (1): host.fault, copied up
+    Event *reduced;   // a bucket's gradients may be copied to the host
+    Event *window_free[GRAD_SLOTS];  // the shard window that buckets use in turn may be written
+    Event *status;                   // the step status may be copied, and optimizer state written
+};
+
+void optimizer_reserve(const Base *base, Optimizer *optimizer, MemoryPlan *memory_plan);
+void optimizer_free(const Base *base, Optimizer *optimizer);
+
+LLMC_END

@@ -1,0 +1,159 @@
+// Copies of the training state to the host and back: see the end of zero.h. Called by
+// llmc/checkpoint.
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/state/zero_parts.h"
+
+// Address and size of the elements of one kind in a range.
+static void *range_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes) {
+    int count;
+    const Range *range = &zero_ranges(zero, kind, &count)[i];
+    const Outer *outer = &zero->outer;
+    const Optimizer *optimizer = &zero->optimizer;
+    *bytes = (size_t)(range->hi - range->lo) * (size_t)slice_kind_bytes(kind);
+    switch (kind) {
+        case SLICE_MASTER: return (outer->outer ? outer->outer : optimizer->master) + range->state_at;
+        case SLICE_LOCAL_MASTER: return optimizer->master + range->state_at;
+        case SLICE_EXP_AVG:
+        case SLICE_LOCAL_EXP_AVG: return optimizer->exp_avg + range->state_at;
+        case SLICE_EXP_AVG_SQ:
+        case SLICE_LOCAL_EXP_AVG_SQ: return optimizer->exp_avg_sq + range->state_at;
+        case SLICE_RESIDUAL: return zero->feedback.memory + range->state_at;
+        case SLICE_OUTER_MOMENTUM: return outer->momentum + range->state_at;
+        case SLICE_WEIGHT:
+            if (outer->rounded) return outer->rounded + range->state_at;
+            return weights_of_range(&zero->base, &zero->weights, range);
+        default: return weights_of_range(&zero->base, &zero->weights, range);
+    }
+}
+
+// The store that copies a kind: the optimizer's for its own state, the device's for the rest.
+static const OptimizerStore *store_of(const Zero *zero, SliceKind kind) {
+    bool optimizer = kind != SLICE_WEIGHT && kind != SLICE_RESIDUAL;
+    return optimizer ? zero->optimizer.store : &optimizer_device;
+}
+
+bool zero_keeps(const Zero *zero, SliceKind kind) {
+    bool local = kind >= SLICE_LOCAL_MASTER && kind <= SLICE_OUTER_MOMENTUM;
+    return kind < FIRST_KINDS || (kind == SLICE_RESIDUAL && feedback_on(&zero->feedback)) ||
+           (local && zero->base.config->local_steps > 1);
+}
+
+bool zero_saves_range(const Zero *zero, SliceKind kind, const Range *range) {
+    bool common = !slice_kind_per_node(kind);
+    return zero->base.tensors[range->tensor].counted &&
+           (!common || zero->base.mesh->replica_groups.rank == 0);
+}
+
+const Range *zero_ranges(const Zero *zero, SliceKind kind, int *count) {
+    if (kind == SLICE_RESIDUAL) {
+        *count = zero->feedback.range_count;
+        return zero->feedback.ranges;
+    }
+    *count = zero_keeps(zero, kind) ? zero->base.range_count : 0;
+    return zero->base.ranges;
+}
+
+// Either the rail or the replica groups have several members, never both.
+int zero_node(const Zero *zero) { return zero->base.mesh->rail.rank + zero->base.mesh->replica_groups.rank; }
+int zero_nodes(const Zero *zero) { return zero->base.mesh->rail.size * zero->base.mesh->replica_groups.size; }
+
+void zero_fetch(Zero *zero, int range, SliceKind kind, void *host) {
+    size_t bytes;
+    void *memory = range_memory(zero, range, kind, &bytes);
+    outer_settle(&zero->base, &zero->outer, &zero->optimizer);
+    weights_wait_all(&zero->base, &zero->weights);
+    store_of(zero, kind)->read(&zero->optimizer, zero->base.compute, host, memory, bytes);
+}
+
+void zero_put(Zero *zero, int range, SliceKind kind, const void *host) {
+    size_t bytes;
+    void *memory = range_memory(zero, range, kind, &bytes);
+    store_of(zero, kind)->write(&zero->optimizer, zero->base.compute, memory, host, bytes);
+}
+
+void zero_put_weights(Zero *zero, int tensor, const void *host) {
+    const Base *base = &zero->base;
+    weights_replaced(base, &zero->weights);
+    for (int i = 0; i < zero->weights.kept.shards; i++) {
+        int64_t first, count;
+        floatX *kept = weights_of_tensor(base, &zero->weights, tensor, i, &first, &count);
+        if (kept)
+            copy_to_device(base->compute, kept, (const floatX *)host + first, (size_t)count * sizeof(floatX));
+    }
+    stream_synchronize(base->compute);
+}
+
+void *zero_staging(const Zero *zero, uint64_t *bytes) {
+    *bytes = zero->slices.staging_bytes;
+    return zero->slices.staging;
+}
+
+// The copies run after the saved step's update has been applied and before the next step's update,
+// beside the forward, backward and reductions in between. They have a stream of their own: on
+// lanes->last the final sums of the reductions would wait for gigabytes. The residual must be
+// copied at once, because the next reductions write it.
+void zero_stage(Zero *zero, int range, SliceKind kind, void *pinned) {
+    Slices *s = &zero->slices;
+    if (kind == SLICE_RESIDUAL) {
+        zero_fetch(zero, range, kind, pinned);
+        return;
+    }
+    if (s->count == 0) outer_settle(&zero->base, &zero->outer, &zero->optimizer);
+    if (s->count == 0) lanes_after(zero->base.lanes, s->stream, zero->base.lanes->last);
+    if (s->count == s->room) {
+        s->room = 2 * s->room + 256;
+        s->copy = (StagedCopy *)xrealloc(s->copy, (size_t)s->room * sizeof *s->copy, "a checkpoint's copies");
+    }
+    StagedCopy *copy = &s->copy[s->count++];
+    copy->pinned = pinned;
+    copy->memory = range_memory(zero, range, kind, &copy->bytes);
+    copy->on_host = store_of(zero, kind)->on_host;
+}
+
+void zero_copy_staged(Zero *zero) {
+    Slices *s = &zero->slices;
+    if (s->count == 0) return;
+    for (int i = 0; i < s->count; i++) {
+        const StagedCopy *copy = &s->copy[i];
+        const OptimizerStore *store = copy->on_host ? &optimizer_host : &optimizer_device;
+        store->queue(&zero->base, &zero->optimizer, s->stream, copy->pinned, copy->memory, copy->bytes);
+    }
+    event_record(s->staged, s->stream);
+    s->count = 0;
+    s->copying = true;
+}
+
+void zero_staged(Zero *zero) {
+    zero_copy_staged(zero);
+    event_synchronize(zero->slices.staged);
+}
+
+uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
+    uint64_t bytes = 0;
+    for (int k = 0; k < SLICE_KINDS; k++) {
+        int count = 0;
+        SliceKind kind = (SliceKind)k;
+        const Range *ranges = zero_saves(zero, kind, optimizer) ? zero_ranges(zero, kind, &count) : NULL;
+        for (int i = 0; i < count; i++) {
+            if (!zero_saves_range(zero, kind, &ranges[i])) continue;
+            bytes += (uint64_t)(ranges[i].hi - ranges[i].lo) * (uint64_t)slice_kind_bytes(kind);
+        }
+    }
+    return bytes;
+}
+
+uint64_t zero_checkpoint_bytes(const Zero *zero, const Tensor *whole, int count, bool optimizer) {
+    uint64_t bytes = 0;
+    for (int k = 0; k < SLICE_KINDS; k++) {
+        SliceKind kind = (SliceKind)k;
+        int copies = slice_kind_per_node(kind) ? zero_nodes(zero) : 1;
+        for (int i = 0; i < count && zero_saves(zero, kind, optimizer); i++) {
+            if (!slice_kind_holds(kind, whole[i].dims)) continue;
+            bytes += (uint64_t)copies * (uint64_t)tensor_whole_elements(&whole[i]) *
+                     (uint64_t)slice_kind_bytes(kind);
+        }
+    }
+    return bytes;
+}

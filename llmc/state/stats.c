@@ -1,0 +1,324 @@
+// Quantization statistics: see stats.h.
+#include "llmc/state/stats.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/append.h"
+#include "llmc/ranks/peers.h"
+
+// The exact reduction goes in pieces, so that its fp32 messages stay small. Any number gives the
+// same sums.
+enum { EXACT_CHUNKS = 8 };
+
+static bool errors_due(const Base *base) {
+    return due(base->step, base->config->log_quantization_error_interval);
+}
+static bool histograms_due(const Base *base) {
+    return due(base->step, base->config->dump_distributions_interval);
+}
+bool stats_due(const Base *base) { return errors_due(base) || histograms_due(base); }
+
+bool stats_folder(const Config *config, Error *err) {
+    const char *folder = config->dump_distributions;
+    if (!folder) return true;
+    if (!append_make_folders(folder, err)) return false;
+    if (access(folder, W_OK | X_OK) == 0) return true;
+    return error_set(err, EXIT_ENVIRONMENT,
+                     "cannot write to %s: %s; give another folder to --dump-distributions", folder,
+                     strerror(errno));
+}
+
+// Every hop in fp32: exact up to the rounding of fp32 sums.
+static GradWire exact_wire(void) {
+    GradWire wire = {0};
+    wire.intra_codec = wire.inter_codec = wire.tail_codec = CODEC_FP32;
+    wire.intra_group = wire.inter_group = HADAMARD_ORDER;
+    wire.chunks = EXACT_CHUNKS;
+    return wire;
+}
+
+void stats_reserve(const Base *base, Stats *stats, MemoryPlan *memory_plan) {
+    if (!base->config->log_quantization_error_interval || base->plan.dp == 1) return;
+    GradWire wire = exact_wire();
+    TlqWorkspace *w = &stats->workspace;
+    tlq_workspace(w, &base->plan, &wire);
+    const char *group = "quantization error";
+    memory_plan_reserve(memory_plan, group, "gradients reduced exactly, own shard",
+                        (size_t)base->plan.shard_elements * sizeof(float), (void **)&stats->exact);
+    tlq_reserve(memory_plan, group, w, base_alignment(base));
+}
+
+void stats_free(Stats *stats) {
+    free(stats->histograms);
+    stats->histograms = NULL;
+}
+
+Traffic stats_traffic(const Base *base, const Stats *stats) {
+    const Mesh *mesh = base->mesh;
+    Traffic exact = stats->exact_traffic;
+    Traffic traffic = {comm_sent(&mesh->node) + comm_sent(&mesh->shards) - exact.node,
+                       comm_sent(&mesh->rail) + comm_sent(&mesh->shard_rail) +
+                           comm_sent(&mesh->replica_groups) - exact.rail,
+                       comm_sent(&mesh->tp) + comm_sent(&mesh->pp) + comm_sent(&mesh->embedding)};
+    return traffic;
+}
+
+// --- in the step ---------------------------------------------------------------------------------
+
+// Copies n device values to the host, in the order of lanes->last, and pads them with zeros to
+// `room`.
+static float *fetch(const Base *base, const float *values, int64_t n, int64_t room) {
+    float *host = (float *)xcalloc((size_t)room + 1, sizeof(float), "figures on quantization");
+    copy_to_host(base->lanes->last, host, values, (size_t)n * sizeof(float));
+    stream_synchronize(base->lanes->last);
+    return host;
+}
+
+static float *fetch_masters(const Base *base, const Optimizer *optimizer, const Range *range) {
+    int64_t n = range->hi - range->lo;
+    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantization");
+    optimizer->store->read(optimizer, base->lanes->last, host, optimizer->master + range->state_at,
+                           (size_t)n * sizeof(float));
+    return host;
+}
+
+static float *fetch_weights(const Base *base, const floatX *values, int64_t n) {
+    floatX *narrow = (floatX *)xmalloc((size_t)n * sizeof(floatX) + 1, "figures on quantization");
+    float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantization");
+    copy_to_host(base->lanes->last, narrow, values, (size_t)n * sizeof(floatX));
+    stream_synchronize(base->lanes->last);
+    for (int64_t i = 0; i < n; i++) host[i] = floatX_to_float(narrow[i]);
+    free(narrow);
+    return host;
+}
+
+static Histogram *histogram_of(const Base *base, Stats *stats, int tensor, enum StatsKind kind) {
+    if (!stats->histograms)
+        stats->histograms = (Histogram *)xcalloc((size_t)base->plan.tensors * STATS_KINDS, sizeof(Histogram),
+                                                 "histograms");
+    return &stats->histograms[tensor * STATS_KINDS + (int)kind];
+}
+
+// Logical index of the first element of a range of bucket b: it keys the random numbers.
+static int64_t logical_of(const Base *base, const Range *range, const Bucket *bucket) {
+    int64_t at = range->arena_at - bucket->arena_start;
+    const Segment *segment = base->plan.segments + bucket->first_segment;
+    while (at >= segment->start + segment->numel) segment++;
+    return segment->logical + at - segment->start;
+}
+
+// The gradient as the first level of the reduction takes it, 1/dp of the local one, and what the
+// transform makes of it: the rotation where that is applied, else Hadamard, even where it is not.
+// The transform is scaled to be orthonormal, so that both have the same norm. Blocks begin where
+// tensors and shards do. A tensor's last block is filled with zeros before the transform; the
+// histogram after it counts them too. Gradients that are reduced in every micro-batch are counted
+// in every micro-batch.
+static void gradient_histograms(const Base *base, Stats *stats, const TlqStep *step, int b,
+                                const float *grads) {
+    const Bucket *bucket = &base->plan.bucket[b];
+    bool rotated = step->grad_wire.transform == TRANSFORM_ROTATION;
+    Transform transform = rotated ? TRANSFORM_ROTATION : TRANSFORM_HADAMARD;
+    int order = transform_order(transform);
+    RoundingKey key = tlq_rotation(step);
+    float scale = 1.0f / (float)base->plan.dp, orthonormal = 1.0f / sqrtf((float)order);
+    for (int i = 0; i < base->range_count; i++) {
+        const Range *range = &base->ranges[i];
+        if (!base_counts_matrix(base, range, bucket)) continue;
+        int64_t n = range->hi - range->lo, whole = round_up64(n, order);
+        int64_t logical = logical_of(base, range, bucket);
+        float *x = fetch(base, grads + range->arena_at - bucket->arena_start, n, whole);
+        for (int64_t j = 0; j < whole; j++) x[j] *= scale;
+        histogram_add(histogram_of(base, stats, range->tensor, STATS_GRADIENT), x, n);
+        for (int64_t j = 0; j < whole; j += order) transform_block(x + j, transform, key, logical + j);
+        for (int64_t j = 0; j < whole; j++) x[j] *= orthonormal;
+        histogram_add(histogram_of(base, stats, range->tensor, rotated ? STATS_ROTATION : STATS_HADAMARD), x,
+                      whole);
+        free(x);
+    }
+}
+
+static GradShard exact_shard(const Base *base, const Stats *stats, int b) {
+    const Bucket *bucket = &base->plan.bucket[b];
+    float *matrix = stats->exact + bucket->state_start;
+    GradShard own = {matrix, matrix + bucket->matrix_per_rank};
+    return own;
+}
+
+void stats_before_reduction(const Base *base, Stats *stats, const TlqStep *step, int b, const float *grads) {
+    const Bucket *bucket = &base->plan.bucket[b];
+    if (histograms_due(base)) gradient_histograms(base, stats, step, b, grads);
+    if (!errors_due(base) || base->plan.dp == 1) return;
+    TlqStep exact = *step;
+    exact.grad_wire = exact_wire();
+    exact.error_feedback = false;
+    exact.workspace = stats->workspace;
+    float *sums = base->partial_sums + base->partial_start[b];  // the real reduction overwrites them
+    Traffic before = stats_traffic(base, stats);
+    tlq_reduce_bucket(&exact, b, grads, exact_shard(base, stats, b), sums,
+                      sums + bucket->matrix_per_rank / HADAMARD_ORDER, base->lanes);
+    Traffic after = stats_traffic(base, stats);
+    stats->exact_traffic.node += after.node - before.node;
+    stats->exact_traffic.rail += after.rail - before.rail;
+}
+
+// Adds the squares of reduced - exact and of exact over the first n values of a shard.
+static void compare_shard(const Base *base, Stats *stats, const float *window, const float *exact_window,
+                          int64_t n) {
+    float *reduced = fetch(base, window, n, n), *exact = fetch(base, exact_window, n, n);
+    for (int64_t i = 0; i < n; i++) {
+        double error = (double)reduced[i] - exact[i];
+        stats->error_squares += error * error;
+        stats->exact_squares += (double)exact[i] * exact[i];
+    }
+    free(reduced);
+    free(exact);
+}
+
+void stats_after_reduction(const Base *base, Stats *stats, int b, GradShard own) {
+    if (!errors_due(base) || base->plan.dp == 1) return;
+    const Bucket *bucket = &base->plan.bucket[b];
+    int64_t rank = base->mesh->dp.rank;
+    GradShard exact = exact_shard(base, stats, b);
+    compare_shard(base, stats, own.matrix, exact.matrix, plan_counted(bucket, true, rank));
+    compare_shard(base, stats, own.tail, exact.tail, plan_counted(bucket, false, rank));
+}
+
+void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimizer, const Weights *weights,
+                        int b) {
+    if (!histograms_due(base)) return;
+    for (int i = 0; i < base->range_count; i++) {
+        const Range *range = &base->ranges[i];
+        if (!base_counts_matrix(base, range, &base->plan.bucket[b])) continue;
+        int64_t n = range->hi - range->lo;
+        float *master = fetch_masters(base, optimizer, range);
+        histogram_add(histogram_of(base, stats, range->tensor, STATS_WEIGHT), master, n);
+        if (base->plan.dp > 1) {  // one rank sends nothing: its replica is new already
+            float *replica = fetch_weights(base, weights_of_range(base, weights, range), n);
+            for (int64_t j = 0; j < n; j++) replica[j] = master[j] - replica[j];
+            histogram_add(histogram_of(base, stats, range->tensor, STATS_DIFFERENCE), replica, n);
+            free(replica);
+        }
+        free(master);
+    }
+}
+
+// --- after the step ------------------------------------------------------------------------------
+
+// Squares of replica - master and of bf16(master) - master over what the own shard counts.
+static void replica_squares(const Base *base, const Optimizer *optimizer, const Weights *weights,
+                            double squares[2]) {
+    for (int i = 0; i < base->range_count; i++) {
+        const Range *range = &base->ranges[i];
+        int64_t n = range->hi - range->lo;
+        if (!base->tensors[range->tensor].counted) continue;
+        float *master = fetch_masters(base, optimizer, range),
+              *replica = fetch_weights(base, weights_of_range(base, weights, range), n);
+        for (int64_t j = 0; j < n; j++) {
+            double error = (double)replica[j] - master[j],
+                   rounding = (double)floatX_to_float(floatX_from_float(master[j])) - master[j];
+            squares[0] += error * error;
+            squares[1] += rounding * rounding;
+        }
+        free(master);
+        free(replica);
+    }
+}
+
+// sqrt(a / b); `none` where both are 0.
+static double root_ratio(double a, double b, double none) {
+    return a == 0.0 && b == 0.0 ? none : sqrt(a / b);
+}
+
+static void report_errors(const Base *base, Stats *stats, const Optimizer *optimizer, const Weights *weights,
+                          Log *log, Peers world) {
+    double squares[4] = {stats->error_squares, stats->exact_squares, 0.0, 0.0};
+    replica_squares(base, optimizer, weights, squares + 2);
+    stats->error_squares = stats->exact_squares = 0.0;
+    peers_all_reduce(world, squares, 4, MPI_DOUBLE, MPI_SUM);
+    double gradient = root_ratio(squares[0], squares[1], 0.0), norm = sqrt(squares[1]),
+           replica = root_ratio(squares[2], squares[3], 1.0);
+    log_line(log,
+             " quantization error at iteration %lld | reduced gradient: %.3E | replica over bf16 rounding: "
+             "%.4f |",
+             (long long)base->step, gradient, replica);
+    log_scalar(log, "quantization-error gradient", base->step, gradient);
+    log_scalar(log, "quantization-error replica over bf16", base->step, replica);
+    Text json = json_begin("quantization_error");
+    json_integer(&json, "iteration", base->step);
+    json_number(&json, "gradient_error", gradient);
+    if (base->plan.dp > 1) json_number(&json, "exact_gradient_norm", norm);
+    json_number(&json, "replica_error", replica);
+    log_json(log, &json);
+}
+
+// One file's text: what the bins are, then a line per tensor and kind that has values in this
+// shard.
+static void write_histograms(const Base *base, const Stats *stats, FILE *out) {
+    static const char *const kinds[STATS_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard",
+                                                   "gradient_rotation"};
+    fprintf(out, "{\"kind\":\"bins\",\"iteration\":%lld,\"rank\":%d,\"ranks\":%d,\"bins\":%d,\"shift\":%d}\n",
+            (long long)base->step, base->mesh->world.rank, base->mesh->world.size, HISTOGRAM_BINS,
+            HISTOGRAM_SHIFT);
+    for (int t = 0; stats->histograms && t < base->plan.tensors; t++) {
+        for (int k = 0; k < STATS_KINDS; k++) {
+            const Histogram *h = &stats->histograms[t * STATS_KINDS + k];
+            if (!h->count) continue;
+            fprintf(out, "{\"kind\":\"%s\",\"tensor\":\"%s\",", kinds[k], base->tensors[t].name);
+            histogram_write(h, out);
+            fprintf(out, "}\n");
+        }
+    }
+}
+
+// Whole or not at all, by renaming. A file of an earlier run of the same iteration is replaced.
+static bool save_text(const char *folder, const char *path, const char *text, size_t bytes, Error *err) {
+    char part[4200];
+    Append file = {.fd = -1};
+    snprintf(part, sizeof part, "%s.part", path);
+    unlink(part);
+    if (!append_make_folders(folder, err) || !append_open(&file, part, true, err)) return false;
+    bool written = append_record(&file, text, bytes);  // says itself what went wrong
+    append_close(&file);
+    if (written && rename(part, path)) return error_set(err, EXIT_ENVIRONMENT, "cannot rename %s", part);
+    return true;
+}
+
+static void histogram_path(const Base *base, int rank, char *path, size_t bytes) {
+    snprintf(path, bytes, "%s/iter_%07lld.rank_%03d.jsonl", base->config->dump_distributions,
+             (long long)base->step, rank);
+}
+
+// Every rank writes a file, also one whose shard has no matrix: readers count the files.
+static void dump_histograms(const Base *base, const Stats *stats) {
+    const char *folder = base->config->dump_distributions;
+    char path[4096], *text = NULL;
+    size_t bytes = 0;
+    Error err;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) return;
+    write_histograms(base, stats, out);
+    fclose(out);
+    // A run that was resumed on fewer ranks may find files of this iteration by ranks that it no
+    // longer has. Readers would add them to this run's.
+    for (int rank = base->mesh->world.size; base->mesh->world.rank == 0; rank++) {
+        histogram_path(base, rank, path, sizeof path);
+        if (unlink(path)) break;
+    }
+    histogram_path(base, base->mesh->world.rank, path, sizeof path);
+    if (!save_text(folder, path, text, bytes, &err))
+        warning_print(device_site(base->device), "%.900s; training continues without these histograms",
+                      err.what);
+    free(text);
+}
+
+void stats_report(const Base *base, Stats *stats, const Optimizer *optimizer, Weights *weights, Log *log,
+                  Peers world) {
+    weights_wait_all(base, weights);
+    if (errors_due(base)) report_errors(base, stats, optimizer, weights, log, world);
+    if (histograms_due(base)) dump_histograms(base, stats);
+    stats_free(stats);
+}

@@ -1,0 +1,44 @@
+// The training state as its conductor holds it: a Base and the parts. Included by zero.c,
+// zero_plan.c, slices.c, replicas.c and tests. Everybody else goes through zero.h.
+#pragma once
+#include "llmc/state/feedback.h"
+#include "llmc/state/grads.h"
+#include "llmc/state/local_steps.h"
+#include "llmc/state/optimizer.h"
+#include "llmc/state/slices.h"
+#include "llmc/state/stats.h"
+#include "llmc/state/weights.h"
+#include "llmc/state/zero.h"
+#include "sdp4bit/qwd.h"
+#include "sdp4bit/tlq_hs.h"
+LLMC_BEGIN
+
+struct Zero {
+    Base base;
+    Grads grads;
+    Feedback feedback;
+    Optimizer optimizer;
+    Weights weights;
+    Outer outer;
+    Slices slices;
+    Stats stats;
+    WireChecks wire_checks;  // base.checks
+    // communication
+    TlqWorkspace tlq;      // buffers of the gradient reduction
+    QwdLossless lossless;  // payloads of variable length; coded NULL: not used
+    size_t lengths_start;  // where the payload lengths begin in the first gather buffer
+    void *node_flags;      // (COMM_FLAG_BYTES) for comm_share; NULL if no memory is mapped
+    Error not_shared;      // why the node's ranks don't map each other's memory; code 0 if they do or
+                           // are not meant to
+    // the step status
+    float *piece_sums;    // device (2 * buckets): sums of squares per bucket part
+    StepRecord *records;  // device (all ranks)
+    float *loss_sum;      // device (1): mean loss of this rank's micro-batches, accumulated by the model
+    int64_t *zeros;       // device (1): --log-num-zeros-in-grad
+    uint64_t *hash;       // device: replica hashes, (buckets), or (tensors) if more and tensors have copies
+    Event *computed;      // compute's last work of a step: its loss
+    Event *judged;        // the status has been computed and the loss read
+    Event *landing[2];    // optimizer.landed has been written
+};
+
+LLMC_END
