@@ -25,9 +25,9 @@ typedef struct CommPiece {
     void *memory;
     size_t bytes;
 } CommPiece;
-// COMM_GRAIN: processes share a GPU's memory in blocks of so many bytes. Smaller pieces may not be
+// COMM_ALIGNMENT: processes share a GPU's memory in blocks of so many bytes. Smaller pieces may not be
 // shareable one by one.
-enum { COMM_PIECES = 4, COMM_GRAIN = 2 << 20, COMM_FLAG_BYTES = COMM_GRAIN };
+enum { COMM_PIECES = 4, COMM_ALIGNMENT = 2 << 20, COMM_FLAG_BYTES = COMM_ALIGNMENT };
 // From now on the ranks of a node fetch messages out of these pieces of each other's memory. Copy
 // engines do it, which take no multiprocessor from other work. This serves every comm_all_to_all
 // in `node` whose whole send buffer lies in a piece, and every comm_all_gather whose whole buffer

@@ -6,7 +6,7 @@
 #pragma once
 #include "llmc/device.h"
 #include "sdp4bit/judge.h"
-#include "sdp4bit/plan.h"
+#include "sdp4bit/layout.h"
 LLMC_BEGIN
 
 // Maps positions of a bucket's matrix part to tensors: pads and logical offsets. count may be 0 (a

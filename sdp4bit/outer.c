@@ -36,7 +36,7 @@ static void cut_part(OuterPlan *outer, Bucket *part, const Segment *from, int co
     outer->segments_total += part->segments;
 }
 
-void outer_plan(OuterPlan *outer, const Plan *plan, int rank, int replica_groups, int replica_group) {
+void outer_plan(OuterPlan *outer, const BucketLayout *plan, int rank, int replica_groups, int replica_group) {
     size_t buckets = (size_t)plan->buckets, segments = 2 * (size_t)plan->segments_total;
     *outer = (OuterPlan){.replica_groups = replica_groups,
                          .replica_group = replica_group,
@@ -64,14 +64,15 @@ void outer_plan_free(OuterPlan *outer) {
     free(outer->segments);
 }
 
-MessageLayout outer_message(const OuterPlan *outer, int b, const GradWire *wire) {
+MessageLayout outer_message(const OuterPlan *outer, int b, const GradFormat *format) {
     const Bucket *piece = &outer->piece[b];
-    return plan_sealed(piece, message_layout(wire->inter_codec, wire->inter_group, piece->matrix_elements, 1,
-                                             wire->tail_codec, piece->tail_elements));
+    return layout_sealed(piece,
+                         message_layout(format->inter_codec, format->inter_group, piece->matrix_elements, 1,
+                                        format->tail_codec, piece->tail_elements));
 }
 
-int64_t outer_wire_bytes(const OuterPlan *outer, int b, const GradWire *wire) {
-    return 2 * (outer->replica_groups - 1) * outer_message(outer, b, wire).bytes;
+int64_t outer_wire_bytes(const OuterPlan *outer, int b, const GradFormat *format) {
+    return 2 * (outer->replica_groups - 1) * outer_message(outer, b, format).bytes;
 }
 
 int64_t outer_largest_shard(const OuterPlan *outer) {
@@ -83,10 +84,10 @@ int64_t outer_largest_shard(const OuterPlan *outer) {
     return largest;
 }
 
-int64_t outer_largest_message(const OuterPlan *outer, const GradWire *wire) {
+int64_t outer_largest_message(const OuterPlan *outer, const GradFormat *format) {
     int64_t largest = 0;
     for (int b = 0; b < outer->buckets; b++) {
-        int64_t bytes = outer_message(outer, b, wire).bytes;
+        int64_t bytes = outer_message(outer, b, format).bytes;
         if (bytes > largest) largest = bytes;
     }
     return largest;
@@ -114,11 +115,11 @@ static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part,
     q.table = table_of(step, part);
     q.hi = part->matrix_per_rank;
     q.scale = 1.0f;
-    q.transform = step->wire.transform;
-    q.codec = step->wire.inter_codec;
-    q.group = step->wire.inter_group;
-    q.tail_codec = step->wire.tail_codec;
-    q.rounding = step->wire.rounding;
+    q.transform = step->format.transform;
+    q.codec = step->format.inter_codec;
+    q.group = step->format.inter_group;
+    q.tail_codec = step->format.tail_codec;
+    q.rounding = step->format.rounding;
     q.message = *message;
     return q;
 }
@@ -148,10 +149,10 @@ static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *receiv
     f.received = received;
     f.sources = sources;
     f.in = *message;
-    f.codec = step->wire.inter_codec;
-    f.group = step->wire.inter_group;
-    f.tail_codec = step->wire.tail_codec;
-    f.transform = step->wire.transform;
+    f.codec = step->format.inter_codec;
+    f.group = step->format.inter_group;
+    f.tail_codec = step->format.tail_codec;
+    f.transform = step->format.transform;
     f.rotation = rotation;
     f.rank = p;
     f.bucket = *shard;
@@ -182,7 +183,7 @@ void outer_exchange(const OuterStep *step, int b, float *gradient) {
     const Bucket *shard = &plan->shard[b];
     if (plan->replica_groups == 1) return;
     step->checks->micro_batch = 0;
-    MessageLayout message = outer_message(plan, b, &step->wire);
+    MessageLayout message = outer_message(plan, b, &step->format);
     send_pieces(step, b, gradient, &message);
     GradShard mean = {step->mean, step->mean + plan->piece[b].matrix_elements};
     sum_piece(step, b, plan->replica_group, step->recv, plan->replica_groups, &message,

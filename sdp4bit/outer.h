@@ -22,20 +22,20 @@ typedef struct OuterPlan {
 } OuterPlan;
 
 // Cuts rank's shards of the plan, which has a piece per replica group.
-void outer_plan(OuterPlan *outer, const Plan *plan, int rank, int replica_groups, int replica_group);
+void outer_plan(OuterPlan *outer, const BucketLayout *plan, int rank, int replica_groups, int replica_group);
 void outer_plan_free(OuterPlan *outer);
 
 // A message of bucket b: of one piece. Both hops have the same.
-MessageLayout outer_message(const OuterPlan *outer, int b, const GradWire *wire);
+MessageLayout outer_message(const OuterPlan *outer, int b, const GradFormat *format);
 // Bytes that a rank hands to the transport at bucket b's turn, both hops together.
-int64_t outer_wire_bytes(const OuterPlan *outer, int b, const GradWire *wire);
+int64_t outer_wire_bytes(const OuterPlan *outer, int b, const GradFormat *format);
 // Elements of the largest shard, and bytes of the largest message.
 int64_t outer_largest_shard(const OuterPlan *outer);
-int64_t outer_largest_message(const OuterPlan *outer, const GradWire *wire);
+int64_t outer_largest_message(const OuterPlan *outer, const GradFormat *format);
 
 typedef struct OuterStep {
     const OuterPlan *plan;
-    GradWire wire;                    // of which the hop between nodes counts
+    GradFormat format;                // of which the hop between nodes counts
     const Segment *segments;          // device copy of plan->segments
     uint8_t *send, *recv, *gathered;  // (replica groups) of the largest message
     float *mean;                      // (outer_largest_shard / replica groups) of this replica group's piece

@@ -8,29 +8,30 @@
 // difference may be lost. Only what the host has made must still be brought up and applied.
 static bool alone(const QwdStep *step) { return step->plan->dp == 1 && !step->host; }
 
-static WeightWire wire_of(const Plan *plan, const WeightWire *wire) {
-    return plan->dp == 1 ? plain_weight_wire() : *wire;
+static WeightFormat format_of(const BucketLayout *plan, const WeightFormat *format) {
+    return plan->dp == 1 ? plain_weight_format() : *format;
 }
 
-MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire) {
-    WeightWire used = wire_of(plan, wire);
-    return plan_weight_message(&plan->bucket[b], &used);
+MessageLayout qwd_message(const BucketLayout *plan, int b, const WeightFormat *format) {
+    WeightFormat used = format_of(plan, format);
+    return layout_weight_message(&plan->bucket[b], &used);
 }
 
-MessageLayout qwd_plain_message(const Plan *plan, int b) {
-    WeightWire plain = plain_weight_wire();
-    return plan_weight_message(&plan->bucket[b], &plain);
+MessageLayout qwd_plain_message(const BucketLayout *plan, int b) {
+    WeightFormat plain = plain_weight_format();
+    return layout_weight_message(&plan->bucket[b], &plain);
 }
 
 // The messages of this step's gather.
 static MessageLayout gathered_message(const QwdStep *step, int b) {
-    if (step->lossless) return plan_lossless_message(&step->plan->bucket[b], step->lossless->slot[b]);
-    return qwd_message(step->plan, b, &step->weight_wire);
+    if (step->lossless) return layout_lossless_message(&step->plan->bucket[b], step->lossless->slot[b]);
+    return qwd_message(step->plan, b, &step->weight_format);
 }
 
-size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host, int messages) {
+size_t qwd_buffer_bytes(const BucketLayout *plan, int b, const WeightFormat *format, bool host,
+                        int messages) {
     if (plan->dp == 1 && !host) return 0;
-    return (size_t)(qwd_message(plan, b, wire).bytes * messages);
+    return (size_t)(qwd_message(plan, b, format).bytes * messages);
 }
 
 // Where the own row of a buffer begins, in messages, and where the own message lies.
@@ -46,7 +47,7 @@ int qwd_slot(int b) { return b % LANE_SLOTS; }
 // The update without the places that it writes to.
 static UpdateShard update_of(const QwdStep *step, int b, const BucketState *state) {
     const Bucket *bucket = &step->plan->bucket[b];
-    WeightWire wire = wire_of(step->plan, &step->weight_wire);
+    WeightFormat format = format_of(step->plan, &step->weight_format);
     UpdateShard u = {0};
     u.control = step->control;
     u.beta1 = step->beta1;
@@ -63,10 +64,10 @@ static UpdateShard update_of(const QwdStep *step, int b, const BucketState *stat
     u.master = state->master;
     u.exp_avg = state->exp_avg;
     u.exp_avg_sq = state->exp_avg_sq;
-    u.codec = wire.codec;
-    u.group = wire.group;
-    u.rounding = wire.rounding;
-    u.difference = wire.difference && !step->lossless;
+    u.codec = format.codec;
+    u.group = format.group;
+    u.rounding = format.rounding;
+    u.difference = format.difference && !step->lossless;
     u.key.seed = step->seed;
     u.key.step = step->step;
     u.key.purpose = PURPOSE_WEIGHT;
@@ -137,7 +138,7 @@ static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const Bu
     }
     CodeWeights c = {0};
     c.control = step->control;
-    c.layout = plan_lossless(&step->plan->bucket[b]);
+    c.layout = layout_lossless(&step->plan->bucket[b]);
     c.old = (const uint8_t *)state->replica;
     c.fresh = lossless->plain + at.codes;
     c.tail = lossless->plain + at.tail;
@@ -149,7 +150,7 @@ static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const Bu
 // Slots of a gather have one length: that of the longest message. A length that no message can have
 // is a fault that the decoder finds.
 static int64_t longest_message(const QwdStep *step, int b) {
-    int64_t most = plan_lossless(&step->plan->bucket[b]).most, longest = (int64_t)sizeof(LosslessHeader);
+    int64_t most = layout_lossless(&step->plan->bucket[b]).most, longest = (int64_t)sizeof(LosslessHeader);
     for (int rank = 0; rank < step->plan->dp; rank++) {
         int64_t bytes = round_up64(step->lossless->landed[rank * step->plan->buckets + b], MESSAGE_ALIGN);
         if (bytes > longest) longest = bytes < most ? bytes : most;
@@ -184,7 +185,7 @@ void qwd_agree_lengths(const QwdStep *step, const Lanes *lanes) {
 static void pack_own(const QwdStep *step, int b, const MessageLayout *m, const GatherBuffer *buffer,
                      const Lanes *lanes) {
     const QwdLossless *lossless = step->lossless;
-    LosslessLayout layout = plan_lossless(&step->plan->bucket[b]);
+    LosslessLayout layout = layout_lossless(&step->plan->bucket[b]);
     int slot = own_slot(step->mesh, buffer);
     lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
     kernel_pack_weights(lanes->last, &layout, lossless->coded + lossless->coded_start[b],
@@ -196,7 +197,7 @@ static void decode(const QwdStep *step, int b, const MessageLayout *m, floatX *w
                    const GatherBuffer *buffer, const Lanes *lanes) {
     DecodeWeights d = {0};
     d.control = step->control;
-    d.layout = plan_lossless(&step->plan->bucket[b]);
+    d.layout = layout_lossless(&step->plan->bucket[b]);
     d.messages = buffer->messages;
     d.stride = m->bytes;
     d.bytes = message_content(m);
@@ -213,7 +214,7 @@ static void decode(const QwdStep *step, int b, const MessageLayout *m, floatX *w
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes) {
     const Mesh *mesh = step->mesh;
-    MessageLayout m = qwd_message(step->plan, b, &step->weight_wire);
+    MessageLayout m = qwd_message(step->plan, b, &step->weight_format);
     int slot = own_slot(mesh, buffer);
     UpdateShard u = update_of(step, b, state);
     if (alone(step)) {
@@ -264,7 +265,7 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
     const Bucket *bucket = &step->plan->bucket[b];
-    WeightWire wire = wire_of(step->plan, &step->weight_wire);
+    WeightFormat format = format_of(step->plan, &step->weight_format);
     int nodes = buffer->nodes, slot = qwd_slot(b);
     bool node = buffer->per_node > 1;
     ApplyWeights a = {0};
@@ -276,9 +277,9 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
     a.nodes = nodes;
     a.per_node = buffer->per_node;
     a.message = gathered_message(step, b);
-    a.codec = wire.codec;
-    a.group = wire.group;
-    a.difference = wire.difference;
+    a.codec = format.codec;
+    a.group = format.group;
+    a.difference = format.difference;
     a.weights = weights;
     lane_wait(lanes,
               node        ? LANE_NODE_GATHERED

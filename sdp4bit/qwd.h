@@ -1,6 +1,6 @@
 // Weights, bucket by bucket: AdamW on the own shard, fused with the quantization of what changed
 // (qWD, paper section 3.1); the gather, between nodes first, then inside the node; the update of
-// every replica. qW and the bf16 baseline are choices of WeightWire. Called by llmc/state/zero.c.
+// every replica. qW and the bf16 baseline are choices of WeightFormat. Called by llmc/state/zero.c.
 #pragma once
 #include "llmc/comm.h"
 #include "sdp4bit/kernels.h"
@@ -9,7 +9,7 @@
 LLMC_BEGIN
 
 // A rank's message of bucket b. With one replica nothing is quantized: the weights themselves.
-MessageLayout qwd_message(const Plan *plan, int b, const WeightWire *wire);
+MessageLayout qwd_message(const BucketLayout *plan, int b, const WeightFormat *format);
 // Where the messages of those windows are gathered that this rank keeps: (per_node, nodes)
 // messages. Those of all ranks; of its rail, with per_node 1; or its own alone. Nothing travels on
 // a level where it keeps one.
@@ -21,10 +21,10 @@ typedef struct GatherBuffer {
 // Bytes of a buffer for so many messages of bucket b. There are two, which the buckets use in turn;
 // bucket b uses that of slot qwd_slot(b). 0 where nothing is sent: with one replica, unless the
 // host makes its message (host). Lossless weights: at most.
-size_t qwd_buffer_bytes(const Plan *plan, int b, const WeightWire *wire, bool host, int messages);
+size_t qwd_buffer_bytes(const BucketLayout *plan, int b, const WeightFormat *format, bool host, int messages);
 int qwd_slot(int b);
 // A rank's message of bucket b before it is coded: bf16.
-MessageLayout qwd_plain_message(const Plan *plan, int b);
+MessageLayout qwd_plain_message(const BucketLayout *plan, int b);
 
 // Lossless weights: where they are coded, and how long messages turn out. A rank learns that from
 // its device. So all buckets are coded first, then the ranks tell each other the lengths, then the
@@ -52,9 +52,9 @@ typedef struct QwdHost {
 } QwdHost;
 
 typedef struct QwdStep {
-    const Plan *plan;
+    const BucketLayout *plan;
     const Mesh *mesh;
-    WeightWire weight_wire;
+    WeightFormat weight_format;
     const Segment *segments;     // device copy of plan->segments
     const StepControl *control;  // device
     float beta1, beta2, epsilon, weight_decay;

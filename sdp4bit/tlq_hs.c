@@ -4,12 +4,12 @@
 
 enum { SLOT_ALIGN = 256 };  // bytes: what kernels and NCCL like
 
-void tlq_workspace(TlqWorkspace *w, const Plan *plan, const GradWire *wire) {
+void tlq_workspace(TlqWorkspace *w, const BucketLayout *plan, const GradFormat *format) {
     int64_t largest1 = 0, largest2 = 0;
     for (int b = 0; b < plan->buckets; b++) {
-        for (int k = 0; k < plan_chunks(plan, &plan->bucket[b], wire); k++) {
+        for (int k = 0; k < layout_chunks(plan, &plan->bucket[b], format); k++) {
             MessageLayout level1, level2;
-            plan_grad_messages(plan, &plan->bucket[b], wire, k, &level1, &level2);
+            layout_grad_messages(plan, &plan->bucket[b], format, k, &level1, &level2);
             if (level1.bytes > largest1) largest1 = level1.bytes;
             if (level2.bytes > largest2) largest2 = level2.bytes;
         }
@@ -54,10 +54,11 @@ static Chunk chunk_at(const TlqStep *step, int b, int k, const Lanes *lanes) {
     c.b = b;
     c.k = k;
     c.slot = (int)(lanes->chunks % LANE_SLOTS);
-    plan_chunk(step->plan, c.bucket, plan_chunks(step->plan, c.bucket, &step->grad_wire), k, &c.lo, &c.hi);
+    layout_chunk(step->plan, c.bucket, layout_chunks(step->plan, c.bucket, &step->grad_format), k, &c.lo,
+                 &c.hi);
     c.node_hop = step->plan->options.per_node > 1;
     c.rail_hop = step->plan->options.nodes > 1;
-    plan_grad_messages(step->plan, c.bucket, &step->grad_wire, k, &c.level1, &c.level2);
+    layout_grad_messages(step->plan, c.bucket, &step->grad_format, k, &c.level1, &c.level2);
     size_t slot = (size_t)c.slot;
     if (c.node_hop) c.send1 = w->send1 + slot * (w->send1_bytes / LANE_SLOTS);
     if (c.node_hop) c.recv1 = w->recv1 + slot * (w->recv1_bytes / LANE_SLOTS);
@@ -124,12 +125,12 @@ static void quantize(const Chunk *c, const float *grads) {
     q.lo = c->lo;
     q.hi = c->hi;
     q.scale = 1.0f / (float)step->plan->dp;
-    q.transform = step->grad_wire.transform;
+    q.transform = step->grad_format.transform;
     q.rotation = tlq_rotation(step);
-    q.codec = c->node_hop ? step->grad_wire.intra_codec : step->grad_wire.inter_codec;
-    q.group = c->node_hop ? step->grad_wire.intra_group : step->grad_wire.inter_group;
-    q.tail_codec = step->grad_wire.tail_codec;
-    q.rounding = step->grad_wire.rounding;
+    q.codec = c->node_hop ? step->grad_format.intra_codec : step->grad_format.inter_codec;
+    q.group = c->node_hop ? step->grad_format.intra_group : step->grad_format.inter_group;
+    q.tail_codec = step->grad_format.tail_codec;
+    q.rounding = step->grad_format.rounding;
     q.key = c->node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, mesh->dp.rank)
                         : rounding_key(step, PURPOSE_GRAD_LEVEL2, mesh->rail.rank);
     q.slots = group->size;
@@ -159,18 +160,18 @@ static void requantize(const Chunk *c) {
     r.received = c->recv1;
     r.sources = step->mesh->node.size;
     r.in = c->level1;
-    r.in_codec = step->grad_wire.intra_codec;
-    r.in_group = step->grad_wire.intra_group;
+    r.in_codec = step->grad_format.intra_codec;
+    r.in_group = step->grad_format.intra_group;
     r.local = step->mesh->node.rank;
     r.per_node = step->mesh->node.size;
     r.bucket = *c->bucket;
     r.table = c->table;
     r.lo = c->lo;
     r.hi = c->hi;
-    r.codec = step->grad_wire.inter_codec;
-    r.group = step->grad_wire.inter_group;
-    r.tail_codec = step->grad_wire.tail_codec;
-    r.rounding = step->grad_wire.rounding;
+    r.codec = step->grad_format.inter_codec;
+    r.group = step->grad_format.inter_group;
+    r.tail_codec = step->grad_format.tail_codec;
+    r.rounding = step->grad_format.rounding;
     // Level 2's source is the node: its D ranks hold disjoint shards, so their logical offsets keep
     // the bits apart.
     r.key = rounding_key(step, PURPOSE_GRAD_LEVEL2, step->mesh->rail.rank);
@@ -204,10 +205,10 @@ static void sum_shard(const Chunk *c, GradShard own, float *matrix_leaves, float
     f.received = received;
     f.sources = c->rail_hop ? step->mesh->rail.size : step->mesh->node.size;
     f.in = c->rail_hop ? c->level2 : c->level1;
-    f.codec = c->rail_hop ? step->grad_wire.inter_codec : step->grad_wire.intra_codec;
-    f.group = c->rail_hop ? step->grad_wire.inter_group : step->grad_wire.intra_group;
-    f.tail_codec = step->grad_wire.tail_codec;
-    f.transform = step->grad_wire.transform;
+    f.codec = c->rail_hop ? step->grad_format.inter_codec : step->grad_format.intra_codec;
+    f.group = c->rail_hop ? step->grad_format.inter_group : step->grad_format.intra_group;
+    f.tail_codec = step->grad_format.tail_codec;
+    f.transform = step->grad_format.transform;
     f.rotation = tlq_rotation(step);
     f.rank = step->mesh->dp.rank;
     f.bucket = *c->bucket;
@@ -234,7 +235,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
         return;
     }
     step->checks->micro_batch = step->micro_batch;
-    for (int k = 0; k < plan_chunks(step->plan, bucket, &step->grad_wire); k++) {
+    for (int k = 0; k < layout_chunks(step->plan, bucket, &step->grad_format); k++) {
         Chunk c = chunk_at(step, b, k, lanes);
         if (c.level1.bytes + c.level2.bytes == 0) continue;  // more chunks than borders: this one is empty
         quantize(&c, grads);
@@ -249,10 +250,11 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
 void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_leaves, float *tail_leaves,
                      float *sums, const Lanes *lanes) {
     const Bucket *bucket = &step->plan->bucket[b];
-    int64_t rank = step->mesh->dp.rank, tail = plan_counted(bucket, false, rank);
+    int64_t rank = step->mesh->dp.rank, tail = layout_counted(bucket, false, rank);
     // Matrices lie on whole leaves. A leaf of the tail may hold both kinds: then it is made anew.
     if (tail % HADAMARD_ORDER && tail < bucket->tail_per_rank)
         kernel_square_leaves(lanes->last, tail_leaves, own.tail, tail);
-    kernel_tree_sum(lanes->last, &sums[0], matrix_leaves, plan_counted(bucket, true, rank) / HADAMARD_ORDER);
+    kernel_tree_sum(lanes->last, &sums[0], matrix_leaves,
+                    layout_counted(bucket, true, rank) / HADAMARD_ORDER);
     kernel_tree_sum(lanes->last, &sums[1], tail_leaves, ceil_div64(tail, HADAMARD_ORDER));
 }

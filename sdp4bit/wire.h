@@ -27,7 +27,7 @@ typedef enum WireHop {
 // The state of a rank's seals and checks.
 typedef struct WireChecks {
     const Mesh *mesh;
-    bool sealed;           // plan_seal: messages have room for a checksum
+    bool sealed;           // layout_seal: messages have room for a checksum
     uint64_t *sums;        // device (WIRE_HOPS, wire_most_peers): scratch of the checks. Those of one
                            // hop are all on one stream
     uint8_t *parts;        // device (ranks of mesh->shards, WIRE_PART_BYTES): checksums of a layer's parts.

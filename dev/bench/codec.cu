@@ -20,7 +20,7 @@
 #include "llmc/cuda/internal.h"
 #include "llmc/base/version.h"
 #include "sdp4bit/kernels.h"
-#include "sdp4bit/plan.h"
+#include "sdp4bit/layout.h"
 
 typedef struct Bench {
     Device *device;
@@ -157,19 +157,19 @@ enum { TENSORS = 24 };
 // A bucket of 24 matrices with n elements in all, for nodes x per_node ranks. It has no tail,
 // because the tail's kernels are not measured.
 typedef struct Layout {
-    Plan plan;
+    BucketLayout plan;
     Bucket bucket;
     SegmentTable table;
     Segment *segments;
 } Layout;
 
 static Layout make_layout(Bench *b, int64_t n, int nodes, int per_node, int border) {
-    PlanTensor tensor[TENSORS];
-    for (int i = 0; i < TENSORS; i++) tensor[i] = PlanTensor{n / TENSORS / border * border, true, 0};
-    PlanOptions options = {nodes, per_node, border, border, INT64_MAX / 4, 1};
+    LayoutTensor tensor[TENSORS];
+    for (int i = 0; i < TENSORS; i++) tensor[i] = LayoutTensor{n / TENSORS / border * border, true, 0};
+    LayoutOptions options = {nodes, per_node, border, border, INT64_MAX / 4, 1};
     Layout l = {};
     Error err;
-    if (!plan_build(&l.plan, tensor, TENSORS, &options, &err)) stop(&err);
+    if (!layout_build(&l.plan, tensor, TENSORS, &options, &err)) stop(&err);
     l.bucket = l.plan.bucket[0];
     l.segments = (Segment *)device_alloc(b->device, TENSORS * sizeof(Segment), "a benchmark", &err);
     if (!l.segments) stop(&err);
@@ -181,7 +181,7 @@ static Layout make_layout(Bench *b, int64_t n, int nodes, int per_node, int bord
 }
 static void free_layout(Bench *b, Layout *l) {
     device_free(b->device, l->segments);
-    plan_free(&l->plan);
+    layout_free(&l->plan);
 }
 
 static const RoundingKey KEY = {1234, 1, PURPOSE_GRAD_LEVEL1, 0}, ROTATION = {1234, 1, PURPOSE_ROTATION, 0};

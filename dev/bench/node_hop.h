@@ -13,7 +13,7 @@ typedef enum WayKind {
     WAY_NCCL,
     WAY_SYMMETRIC,  // ncclAlltoAll on a window of symmetric memory; moves the own slot too
     WAY_ENGINES,    // the same, with NCCL asked for copy engines in place of blocks
-    WAY_COPIES      // fetched by copy engines out of memory that all ranks have opened: llmc/cuda/neighbors.h
+    WAY_COPIES  // fetched by copy engines out of memory that all ranks have opened: llmc/cuda/peer_memory.h
 } WayKind;
 
 typedef struct WayForm {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "dev/bench/node_hop.h"
-#include "llmc/cuda/neighbors.h"
+#include "llmc/cuda/peer_memory.h"
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/peers.h"
 
@@ -27,7 +27,7 @@ struct Way {
     AllToAll all_to_all;
     WindowDeregister deregister;
     void *window, *flags;
-    Neighbors *neighbors;
+    PeerMemory *peers;
 };
 
 static bool by_copies(const Way *way) { return way->form.kind == WAY_COPIES; }
@@ -125,12 +125,12 @@ static bool open_copies(Way *way, Error *err) {
     way->flags = way->memory ? device_alloc(way->device, COMM_FLAG_BYTES, "flags", err) : NULL;
     if (!peers_agree(way->ranks, way->flags != NULL, err, NULL)) return false;
     CommPiece piece = {way->memory, way->bytes};
-    way->neighbors = neighbors_open(way->device, way->ranks.comm);
-    return neighbors_share(way->neighbors, way->flags, &piece, 1, err);
+    way->neighbors = peer_memory_open(way->device, way->ranks.comm);
+    return peer_memory_share(way->peers, way->flags, &piece, 1, err);
 }
 
 static void close_copies(Way *way) {
-    if (way->neighbors) neighbors_close(way->neighbors);
+    if (way->peers) peer_memory_close(way->peers);
     if (way->flags) device_free(way->device, way->flags);
     if (way->memory) device_free(way->device, way->memory);
 }
@@ -163,6 +163,6 @@ void way_close(Way *way, bool broken) {
 
 bool way_exchange(Way *way, size_t slot, Stream *stream, Error *err) {
     if (!by_copies(way)) return exchange_nccl(way, slot, stream_handle(stream), err);
-    neighbors_all_to_all(way->neighbors, way->memory, way->memory + way->bytes, slot, stream);
+    peer_memory_all_to_all(way->peers, way->memory, way->memory + way->bytes, slot, stream);
     return true;
 }

@@ -318,15 +318,15 @@ static void add_gather(Text *json, const char *rail, const char *node, const Wir
 // One reduction, the update, and a gather of each kind: comm_bound.py makes steps of them.
 static void add_buckets(Text *json, const Lab *lab) {
     const Zero *zero = lab->zero;
-    const Plan *plan = &zero->base.plan;
+    const BucketLayout *plan = &zero->base.plan;
     StepTraffic traffic = traffic_make(zero->base.config, &lab->mesh, zero);
     json_name(json, "buckets");
     text_add(json, "[");
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
-        WireBytes bytes = traffic_of_update(&traffic, b, &zero->base.grad_wire, &zero->base.weight_wire);
-        WireBytes forward = traffic_of_gather(&traffic, b, false, &zero->base.weight_wire);
-        WireBytes backward = traffic_of_gather(&traffic, b, true, &zero->base.weight_wire);
+        WireBytes bytes = traffic_of_update(&traffic, b, &zero->base.grad_format, &zero->base.weight_format);
+        WireBytes forward = traffic_of_gather(&traffic, b, false, &zero->base.weight_format);
+        WireBytes backward = traffic_of_gather(&traffic, b, true, &zero->base.weight_format);
         text_add(json, b ? ",{" : "{");
         json_integer(json, "first", bucket->first_unit);
         json_integer(json, "end", bucket->end_unit);
@@ -335,7 +335,7 @@ static void add_buckets(Text *json, const Lab *lab) {
         json_integer(json, "grad_rail", bytes.grad_inter);
         json_integer(json, "weight_rail", bytes.weight_inter);
         json_integer(json, "weight_node", bytes.weight_intra);
-        json_integer(json, "exchange", zero_exchange_bytes(zero, b, &zero->base.grad_wire));
+        json_integer(json, "exchange", zero_exchange_bytes(zero, b, &zero->base.grad_format));
         json_integer(json, "reductions", traffic.trips[b].reductions);
         add_gather(json, "forward_rail", "forward_node", &forward);
         add_gather(json, "backward_rail", "backward_node", &backward);

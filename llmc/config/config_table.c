@@ -5,7 +5,7 @@
 // mandatory.
 #include "llmc/config/config_roles.h"
 
-#include "sdp4bit/plan.h"
+#include "sdp4bit/layout.h"
 
 // Offset of a field. Doesn't compile if the field's type doesn't match the row's kind.
 #define AT(type, field) \

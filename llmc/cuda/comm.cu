@@ -1,6 +1,6 @@
 // Collectives and links over NCCL for GPU ranks: see llmc/comm.h. Each group of several ranks has a
 // communicator of its own, except a node whose ranks fetch messages out of each other's memory
-// (neighbors.h). Communicators are blocking. A call puts its work on the stream and returns, but
+// (peer_memory.h). Communicators are blocking. A call puts its work on the stream and returns, but
 // it may hold the host while connections are made, for as long as the watchdog (heartbeat.h)
 // allows. In non-blocking mode each call makes NCCL start a thread, about 100 us in which the next
 // cannot be issued: milliseconds in a step. Linked into train_gpt only.
@@ -12,22 +12,22 @@
 #include <unistd.h>
 
 #include "llmc/comm.h"
-#include "llmc/cuda/neighbors.h"
+#include "llmc/cuda/peer_memory.h"
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/node_failure.h"
 
 struct Comm {
     Device *device;
     const Site *site;
-    const Mesh *mesh;      // what the watchdog looks at
-    ncclComm_t nccl;       // NULL: not connected yet, or not needed (comm_connect)
-    Neighbors *neighbors;  // of the group inside the node; else NULL
-    bool few_bytes;        // the world, which exchanges verdicts
-    bool one_way;          // a link's
-    bool links_alone;      // between stages, where nothing else travels
-    Link *links;           // between members of the group, oldest first
-    bool by_messages;      // between nodes: gathers, too, go as one message to each rank
-    bool connected;        // all groups of all ranks are
+    const Mesh *mesh;   // what the watchdog looks at
+    ncclComm_t nccl;    // NULL: not connected yet, or not needed (comm_connect)
+    PeerMemory *peers;  // of the group inside the node; else NULL
+    bool few_bytes;     // the world, which exchanges verdicts
+    bool one_way;       // a link's
+    bool links_alone;   // between stages, where nothing else travels
+    Link *links;        // between members of the group, oldest first
+    bool by_messages;   // between nodes: gathers, too, go as one message to each rank
+    bool connected;     // all groups of all ranks are
     uint64_t sent;
     volatile int *lost;  // comm_may_lose; NULL: no member may be
 };
@@ -170,7 +170,7 @@ void comm_open(Mesh *mesh, Device *device, double) {
         comm->device = device;
         comm->site = device_site(device);
         comm->mesh = mesh;
-        if (group == &mesh->node) comm->neighbors = neighbors_open(device, group->mpi);
+        if (group == &mesh->node) comm->peers = peer_memory_open(device, group->mpi);
         comm->few_bytes = group == &mesh->world;
         comm->by_messages = group == &mesh->rail || group == &mesh->shard_rail ||
                             group == &mesh->replica_groups;
@@ -211,14 +211,14 @@ static void send_first_messages(const Group *group, uint8_t *memory) {
     uint64_t before = comm->sent;
     Stream *stream = stream_create(comm->device, "first messages");
     uint8_t *received = memory + (size_t)group->size * bytes;
-    if (comm->neighbors) comm_all_to_all(group, memory, received, bytes, stream);
+    if (comm->peers) comm_all_to_all(group, memory, received, bytes, stream);
     comm_all_gather(group, memory, bytes, stream);
     stream_destroy(stream);  // once it has ended
     comm->sent = before;
 }
 
 static bool wants_nccl(const Comm *comm) {
-    return !comm->nccl && !comm->links_alone && !(comm->neighbors && neighbors_sharing(comm->neighbors));
+    return !comm->nccl && !comm->links_alone && !(comm->peers && peer_memory_sharing(comm->peers));
 }
 
 static void send_first_on(Link *link, void *memory) {
@@ -275,11 +275,11 @@ uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent 
 
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err) {
     if (!node->comm) return error_set(err, EXIT_ENVIRONMENT, "the node has one rank");
-    return neighbors_share(node->comm->neighbors, flags, piece, pieces, err);
+    return peer_memory_share(node->comm->peers, flags, piece, pieces, err);
 }
 
 void comm_unshare(const Group *node) {
-    if (node->comm) neighbors_unshare(node->comm->neighbors);
+    if (node->comm) peer_memory_unshare(node->comm->peers);
 }
 
 // --- collectives ---------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ static bool begin_collective(const Group *group, size_t bytes, const char *what)
 
 // Whether peers may fetch these bytes themselves.
 static bool fetched(const Group *group, const void *memory, size_t bytes) {
-    return group->comm->neighbors && neighbors_hold(group->comm->neighbors, memory, bytes);
+    return group->comm->peers && peer_memory_hold(group->comm->peers, memory, bytes);
 }
 
 // One message to every other member, from send + its number * stride, and one from each. Device
@@ -318,7 +318,7 @@ void comm_all_to_all(const Group *group, const void *send, void *recv, size_t by
     static const char what[] = "all-to-all";
     if (!begin_collective(group, bytes, what)) return;
     if (fetched(group, send, (size_t)group->size * bytes)) {
-        neighbors_all_to_all(group->comm->neighbors, send, recv, bytes, stream);
+        peer_memory_all_to_all(group->comm->peers, send, recv, bytes, stream);
         return;
     }
     nccl_begin(group);
@@ -331,7 +331,7 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
     static const char what[] = "all-gather";
     if (!begin_collective(group, bytes, what)) return;
     if (fetched(group, buffer, (size_t)group->size * bytes)) {
-        neighbors_all_gather(group->comm->neighbors, buffer, bytes, stream);
+        peer_memory_all_gather(group->comm->peers, buffer, bytes, stream);
         return;
     }
     const uint8_t *own = (const uint8_t *)buffer + (size_t)group->rank * bytes;
@@ -480,7 +480,7 @@ void comm_close(Mesh *mesh) {
         Group *group = &mesh->group[i];
         Comm *comm = group->comm;
         if (!comm) continue;
-        if (comm->neighbors) neighbors_close(comm->neighbors);
+        if (comm->peers) peer_memory_close(comm->peers);
         close_communicator(group);
         for (Link *link = comm->links, *next; link; link = next) {
             next = link->next;

@@ -44,10 +44,10 @@ static bool has_words(const Mesh *mesh) { return mesh->pp.rank == 0 || mesh->pp.
 
 static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
                                  Rates rates) {
-    const Plan *plan = traffic->plan;
+    const BucketLayout *plan = traffic->plan;
     const Bucket *bucket = &plan->bucket[b];
-    const WeightWire *weight = zero_weight_wire(zero);
-    WireBytes once = traffic_of_update(traffic, b, zero_grad_wire(zero, true), weight);
+    const WeightFormat *weight = zero_weight_format(zero);
+    WireBytes once = traffic_of_update(traffic, b, zero_grad_format(zero, true), weight);
     WireBytes forward = traffic_of_gather(traffic, b, false, weight);
     WireBytes backward = traffic_of_gather(traffic, b, true, weight);
     double elements = (double)bucket_elements(bucket);
@@ -62,7 +62,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
         .weight_inside = (double)once.weight_intra / rates.inside,
         .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
         .update = elements / plan->dp * adamw,
-        .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_wire(zero, true)) / rates.between,
+        .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_format(zero, true)) / rates.between,
     };
     load.forward_gather = (double)forward.weight_inter / rates.between +
                           (double)forward.weight_intra / rates.inside;
@@ -73,7 +73,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
 
 // Lossless weights: all buckets are updated and coded before the first one travels, for its length
 // is not known before.
-static void code_weights(StepLoad *load, const Plan *plan, double share) {
+static void code_weights(StepLoad *load, const BucketLayout *plan, double share) {
     double before = 0;
     for (int b = 0; b < load->buckets; b++) {
         BucketLoad *bucket = &load->bucket[b];
@@ -180,9 +180,9 @@ typedef struct Row {
 
 static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     StepTraffic traffic = traffic_make(c, mesh, zero);
-    const Plan *plan = traffic.plan;
-    const GradWire *grad = zero_grad_wire(zero, true);
-    bool lossless = plan->dp > 1 && wire_is_lossless(zero_weight_wire(zero));
+    const BucketLayout *plan = traffic.plan;
+    const GradFormat *grad = zero_grad_format(zero, true);
+    bool lossless = plan->dp > 1 && format_is_lossless(zero_weight_format(zero));
     Rates rates = rates_of(c, mesh->per_node);
     StepLoad load = {.buckets = plan->buckets,
                      .micro_batches = c->micro_batches,
@@ -195,7 +195,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     double alone = step_compute(&load);
     if (plan->dp > 1) slow_passes(&load, (double)plan->arena_elements, rates);
     if (lossless) code_weights(&load, plan, lossless_share(c));
-    WireBytes sent = traffic_of_step(&traffic, grad, zero_weight_wire(zero));
+    WireBytes sent = traffic_of_step(&traffic, grad, zero_weight_format(zero));
     double weights = (double)sent.weight_inter * (lossless ? lossless_share(c) : 1);
     Row row = {
         .ms = step_time(&load),

@@ -141,10 +141,10 @@ double codec_gaussian_error(Codec codec, int group, Rounding rounding) {
     return codec_grouped(codec) ? uniform_error(info.levels, group, rounding) : BF16_ERROR;
 }
 
-double preset_gradient_error(const GradWire *wire, bool inside, bool between) {
+double preset_gradient_error(const GradFormat *format, bool inside, bool between) {
     double sum = 0;
-    if (inside) sum += codec_gaussian_error(wire->intra_codec, wire->intra_group, wire->rounding);
-    if (between) sum += codec_gaussian_error(wire->inter_codec, wire->inter_group, wire->rounding);
+    if (inside) sum += codec_gaussian_error(format->intra_codec, format->intra_group, format->rounding);
+    if (between) sum += codec_gaussian_error(format->inter_codec, format->inter_group, format->rounding);
     return sqrt(sum);
 }
 

@@ -2,7 +2,7 @@
 // (plan_time.c), and says which one to take.
 #pragma once
 #include "llmc/config/config.h"
-#include "sdp4bit/plan.h"
+#include "sdp4bit/layout.h"
 LLMC_BEGIN
 
 // A preset, and how its configuration differs from the baseline's. 0: not quantized.
@@ -27,7 +27,7 @@ Config preset_config(const Config *run, const Preset *preset);
 double codec_gaussian_error(Codec codec, int group, Rounding rounding);
 // Root mean square error of the reduced gradient, relative to the gradient. Values are Gaussian,
 // and nodes have them independently. inside, between: does that level run? Its errors add up.
-double preset_gradient_error(const GradWire *wire, bool inside, bool between);
+double preset_gradient_error(const GradFormat *format, bool inside, bool between);
 
 // The preset to take, for steps of so many ms; 0 where a preset cannot run. Down the table, a
 // preset takes the place of the last choice if it is faster by what it has to gain. -1 where none

@@ -31,7 +31,7 @@ typedef struct Stages {
     const StagePlan *fullest;  // of the rank that needs most memory
 } Stages;
 
-static const Plan *layout_of(const StagePlan *s) { return zero_layout(s->zero); }
+static const BucketLayout *layout_of(const StagePlan *s) { return zero_layout(s->zero); }
 
 static void stages_free(Stages *stages) {
     for (int i = 0; i < stages->count; i++) {
@@ -119,8 +119,8 @@ static void print_whose(const StagePlan *s, FILE *out) {
 }
 
 static void print_layout(const StagePlan *s, FILE *out) {
-    const Plan *plan = layout_of(s);
-    const GradWire *grad = zero_grad_wire(s->zero, true);
+    const BucketLayout *plan = layout_of(s);
+    const GradFormat *grad = zero_grad_format(s->zero, true);
     fprintf(out, "data parallelism");
     print_whose(s, out);
     fprintf(out, "  %d ranks = %d nodes x %d; groups start on multiples of %lld elements\n", plan->dp,
@@ -133,7 +133,7 @@ static void print_layout(const StagePlan *s, FILE *out) {
         const Bucket *bucket = &plan->bucket[b];
         fprintf(out, "    bucket %3d: layers %3d..%3d  matrices %12lld  tail %8lld", b, bucket->first_unit,
                 bucket->end_unit - 1, (long long)bucket->matrix_elements, (long long)bucket->tail_elements);
-        if (plan->dp > 1) fprintf(out, "  chunks of gradients %3d", plan_chunks(plan, bucket, grad));
+        if (plan->dp > 1) fprintf(out, "  chunks of gradients %3d", layout_chunks(plan, bucket, grad));
         fputc('\n', out);
     }
 }
@@ -144,14 +144,15 @@ static const char *codec_name(int codec) { return codec_info(codec).name; }
 
 // "int8 inside a node, int4 between nodes; weights: int4 differences", of the hops that the ranks
 // make.
-static void print_codecs(const Plan *plan, const GradWire *grad, const WeightWire *weight, FILE *out) {
+static void print_codecs(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight,
+                         FILE *out) {
     bool inside = plan->options.per_node > 1, between = plan->options.nodes > 1;
     fprintf(out, "  ");
     if (inside) fprintf(out, "gradients inside a node: %s", codec_name(grad->intra_codec));
     if (inside && between) fprintf(out, ", between nodes: %s", codec_name(grad->inter_codec));
     if (!inside) fprintf(out, "gradients between nodes: %s", codec_name(grad->inter_codec));
     const char *how = weight->difference ? " differences" : " direct";
-    if (wire_is_lossless(weight)) how = ", coded without loss: the bytes below at most, typically a fifth";
+    if (format_is_lossless(weight)) how = ", coded without loss: the bytes below at most, typically a fifth";
     else if (!codec_grouped(weight->codec)) how = "";
     fprintf(out, "; weights: %s%s\n", codec_name(weight->codec), how);
 }
@@ -163,7 +164,7 @@ static void print_hop(FILE *out, const char *name, double formula, int64_t bytes
 }
 
 // One line per bucket: dev/bench computes the best possible schedule from them.
-static void print_bucket_wire(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight,
+static void print_bucket_wire(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight,
                               FILE *out) {
     for (int b = 0; b < traffic->plan->buckets; b++) {
         WireBytes bytes = traffic_of_bucket(traffic, b, grad, weight);
@@ -185,7 +186,7 @@ static double node_parameters(const StagePlan *s) {
 }
 
 // What replica groups exchange, once in H steps. The lines below have the mean of a step.
-static void print_exchange(const Config *c, const Mesh *mesh, const GradWire *grad, FILE *out) {
+static void print_exchange(const Config *c, const Mesh *mesh, const GradFormat *grad, FILE *out) {
     if (mesh->replica_groups.size == 1) return;
     fprintf(out,
             "  pseudo-gradients between %d replica groups: %s, every %d steps; the lines below have a step's "
@@ -193,9 +194,9 @@ static void print_exchange(const Config *c, const Mesh *mesh, const GradWire *gr
             mesh->replica_groups.size, codec_name(grad->inter_codec), c->local_steps);
 }
 
-static void print_wire_of(const StagePlan *s, const GradWire *grad, FILE *out) {
-    const Plan *plan = layout_of(s);
-    const WeightWire *weight = zero_weight_wire(s->zero);
+static void print_wire_of(const StagePlan *s, const GradFormat *grad, FILE *out) {
+    const BucketLayout *plan = layout_of(s);
+    const WeightFormat *weight = zero_weight_format(s->zero);
     WireBytes bytes = traffic_of_step(&s->traffic, grad, weight);
     WireFormula formula = traffic_formula(&s->traffic, grad, weight);
     if (plan->dp > 1) print_codecs(plan, grad, weight, out);
@@ -214,12 +215,12 @@ static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
     const char *title = "bytes sent per step and rank";
     if (c->quantized_gradients && c->gradients_quantization_start_iteration > 0) {
         fprintf(out, "%s, before gradients are quantized\n", title);
-        print_wire_of(s, zero_grad_wire(s->zero, false), out);
+        print_wire_of(s, zero_grad_format(s->zero, false), out);
         fprintf(out, "%s, once gradients are quantized\n", title);
     } else {
         fprintf(out, "%s\n", title);
     }
-    print_wire_of(s, zero_grad_wire(s->zero, true), out);
+    print_wire_of(s, zero_grad_format(s->zero, true), out);
 }
 
 static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
@@ -370,8 +371,8 @@ static void print_fits(const Config *c, const Stages *stages, FILE *out) {
 
 // What a node sends to the others in a step, padding aside, in GB: matrices by the formula, and
 // tails. Where a node holds parts of several stages, they count as equal.
-static double preset_egress(const StagePlan *s, const GradWire *grad, const WeightWire *weight) {
-    const Plan *plan = layout_of(s);
+static double preset_egress(const StagePlan *s, const GradFormat *grad, const WeightFormat *weight) {
+    const BucketLayout *plan = layout_of(s);
     WireFormula formula = traffic_formula(&s->traffic, grad, weight);
     double matrices = (formula.grad_inter + formula.weight_inter) * plan->options.per_node;
     double tail_bytes = (codec_info(grad->tail_codec).bits + codec_info(CODEC_BF16).bits) / 8.0;
@@ -380,17 +381,17 @@ static double preset_egress(const StagePlan *s, const GradWire *grad, const Weig
 }
 
 static void print_presets(const StagePlan *s, FILE *out) {
-    const GradWire fp32 = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .tail_codec = CODEC_FP32};
-    const GradWire bf16 = {.intra_codec = CODEC_BF16, .inter_codec = CODEC_BF16, .tail_codec = CODEC_BF16};
+    const GradFormat fp32 = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .tail_codec = CODEC_FP32};
+    const GradFormat bf16 = {.intra_codec = CODEC_BF16, .inter_codec = CODEC_BF16, .tail_codec = CODEC_BF16};
     // The paper's preset, as in configs/sdp4bit.args.
-    const GradWire four = {.intra_codec = CODEC_INT8,
-                           .inter_codec = CODEC_INT4,
-                           .intra_group = 128,
-                           .inter_group = 128,
-                           .tail_codec = CODEC_BF16,
-                           .transform = TRANSFORM_HADAMARD};
-    const WeightWire plain = {.codec = CODEC_BF16};
-    const WeightWire differences = {.codec = CODEC_INT4, .group = 2048, .difference = true};
+    const GradFormat four = {.intra_codec = CODEC_INT8,
+                             .inter_codec = CODEC_INT4,
+                             .intra_group = 128,
+                             .inter_group = 128,
+                             .tail_codec = CODEC_BF16,
+                             .transform = TRANSFORM_HADAMARD};
+    const WeightFormat plain = {.codec = CODEC_BF16};
+    const WeightFormat differences = {.codec = CODEC_INT4, .group = 2048, .difference = true};
     double most = preset_egress(s, &fp32, &plain), less = preset_egress(s, &bf16, &plain);
     double least = preset_egress(s, &four, &differences);
     fprintf(out, "    %-30s %8.2f\n", "fp32 gradients, bf16 weights", most);
@@ -429,10 +430,10 @@ static void print_egress(const char *what, double bytes, FILE *out) {
 }
 
 static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) {
-    const Plan *plan = layout_of(s);
-    const GradWire *grad = zero_grad_wire(s->zero, true);
+    const BucketLayout *plan = layout_of(s);
+    const GradFormat *grad = zero_grad_format(s->zero, true);
     const char *whose = is_cut(&s->mesh) ? "data-parallel " : "";
-    WireBytes bytes = traffic_of_step(&s->traffic, grad, zero_weight_wire(s->zero));
+    WireBytes bytes = traffic_of_step(&s->traffic, grad, zero_weight_format(s->zero));
     if (s->mesh.replica_groups.size > 1) {
         fprintf(out, "  GB out of each node per step, mean of %d steps\n", c->local_steps);
         print_egress("this run", node_egress(&s->mesh, &bytes), out);

@@ -6,7 +6,7 @@
 #include "llmc/model/pipeline_schedule.h"
 #include "sdp4bit/wire.h"
 
-static bool weights_shared(const Config *c, const Plan *plan, int b) {
+static bool weights_shared(const Config *c, const BucketLayout *plan, int b) {
     return c->sharding == SHARD_PARAMETERS && plan->dp > 1 && b > 0;
 }
 
@@ -15,7 +15,7 @@ static bool weights_shared(const Config *c, const Plan *plan, int b) {
 // The slots as the passes of a step find them.
 typedef struct Walk {
     const Config *config;
-    const Plan *plan;
+    const BucketLayout *plan;
     Trips *trips;
     int held[2];  // the bucket in each slot
 } Walk;
@@ -48,7 +48,7 @@ static void count_gathers(Walk *walk, const Mesh *mesh) {
 }
 
 StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero) {
-    const Plan *plan = zero_layout(zero);
+    const BucketLayout *plan = zero_layout(zero);
     Trips *trips = (Trips *)xcalloc((size_t)plan->buckets, sizeof *trips, "gathers of a step");
     StepTraffic traffic = {config, zero, plan, mesh->replica_groups.size, trips};
     for (int b = 0; b < plan->buckets; b++) {
@@ -102,7 +102,7 @@ static Ways ways_of_step(const StepTraffic *traffic, int b) {
 }
 
 // This rank's part of the node's replica, to the others of the node.
-static int64_t part_bytes(const Plan *plan, int b) {
+static int64_t part_bytes(const BucketLayout *plan, int b) {
     const Bucket *bucket = &plan->bucket[b];
     int64_t own = bucket_shard(bucket);
     int64_t bytes = plan->options.nodes * own * (int64_t)sizeof(floatX);
@@ -110,29 +110,29 @@ static int64_t part_bytes(const Plan *plan, int b) {
 }
 
 // once: what the bucket sends under `optim`.
-static void go_ways(WireBytes *once, Ways ways, const Plan *plan, int b) {
+static void go_ways(WireBytes *once, Ways ways, const BucketLayout *plan, int b) {
     once->weight_inter *= ways.between;
     once->weight_intra = ways.inside * once->weight_intra + ways.parts * part_bytes(plan, b);
 }
 
-WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradWire *grad,
-                            const WeightWire *weight) {
-    WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, grad, weight);
+WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradFormat *grad,
+                            const WeightFormat *weight) {
+    WireBytes bytes = layout_bucket_wire_bytes(traffic->plan, b, grad, weight);
     go_ways(&bytes, update_ways(traffic, b), traffic->plan, b);
     return bytes;
 }
 
-WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightWire *weight) {
-    const GradWire nothing = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .chunks = 1};
-    WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, &nothing, weight);
+WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightFormat *weight) {
+    const GradFormat nothing = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .chunks = 1};
+    WireBytes bytes = layout_bucket_wire_bytes(traffic->plan, b, &nothing, weight);
     bytes.grad_intra = bytes.grad_inter = 0;
     go_ways(&bytes, gather_ways(traffic, b, backward), traffic->plan, b);
     return bytes;
 }
 
-WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *grad,
-                            const WeightWire *weight) {
-    WireBytes bytes = plan_bucket_wire_bytes(traffic->plan, b, grad, weight);
+WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradFormat *grad,
+                            const WeightFormat *weight) {
+    WireBytes bytes = layout_bucket_wire_bytes(traffic->plan, b, grad, weight);
     bytes.grad_intra *= traffic->trips[b].reductions;
     bytes.grad_inter *= traffic->trips[b].reductions;
     bytes.grad_inter += zero_exchange_bytes(traffic->zero, b, grad) / traffic->config->local_steps;
@@ -140,7 +140,7 @@ WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *g
     return bytes;
 }
 
-WireBytes traffic_of_step(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight) {
+WireBytes traffic_of_step(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight) {
     WireBytes sum = {0};
     for (int b = 0; b < traffic->plan->buckets; b++) {
         WireBytes bucket = traffic_of_bucket(traffic, b, grad, weight);
@@ -153,7 +153,7 @@ WireBytes traffic_of_step(const StepTraffic *traffic, const GradWire *grad, cons
 }
 
 // The numbers of a bucket's matrices, without padding.
-static double numbers_of(const Plan *plan, int b) {
+static double numbers_of(const BucketLayout *plan, int b) {
     const Bucket *bucket = &plan->bucket[b];
     double sum = 0;
     for (int i = 0; i < bucket->segments; i++) sum += (double)plan->segments[bucket->first_segment + i].numel;
@@ -162,18 +162,19 @@ static double numbers_of(const Plan *plan, int b) {
 
 // Of an exchange between replica groups, on the mean of H steps: two hops of the codec between
 // nodes.
-static double exchange_formula(const StepTraffic *traffic, const GradWire *grad) {
-    const Plan *plan = traffic->plan;
+static double exchange_formula(const StepTraffic *traffic, const GradFormat *grad) {
+    const BucketLayout *plan = traffic->plan;
     double own = (double)(plan->parameters - plan->tail_parameters) / plan->dp, N = traffic->replica_groups;
     CodecInfo codec = codec_info(grad->inter_codec);
     double bits = codec.bits + (codec.levels ? 32.0 / grad->inter_group : 0);
     return 2 * own * (N - 1) / N * bits / 8 / traffic->config->local_steps;
 }
 
-WireFormula traffic_formula(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight) {
-    const Plan *plan = traffic->plan;
-    const WeightWire plain = {.codec = FLOATX_CODEC};
-    WireFormula all = plan_wire_formula(plan, grad, weight), parts = plan_wire_formula(plan, grad, &plain);
+WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight) {
+    const BucketLayout *plan = traffic->plan;
+    const WeightFormat plain = {.codec = FLOATX_CODEC};
+    WireFormula all = layout_wire_formula(plan, grad, weight),
+                parts = layout_wire_formula(plan, grad, &plain);
     WireFormula sum = {0};
     double numbers = (double)(plan->parameters - plan->tail_parameters);
     for (int b = 0; b < plan->buckets; b++) {

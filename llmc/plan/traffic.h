@@ -21,7 +21,7 @@ typedef struct Trips {
 typedef struct StepTraffic {
     const Config *config;
     const Zero *zero;
-    const Plan *plan;
+    const BucketLayout *plan;
     int replica_groups;
     Trips *trips;  // (plan->buckets)
 } StepTraffic;
@@ -30,15 +30,15 @@ typedef struct StepTraffic {
 StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero);
 void traffic_free(StepTraffic *traffic);
 // Bytes that one reduction of bucket b's gradients and the step's update of its weights send.
-WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradWire *grad,
-                            const WeightWire *weight);
+WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradFormat *grad,
+                            const WeightFormat *weight);
 // Bytes that one gather of bucket b sends, by a forward or a backward pass. 0 where none is made.
-WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightWire *weight);
+WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightFormat *weight);
 // Bytes that the rank sends of bucket b in a step, and of all.
-WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradWire *grad,
-                            const WeightWire *weight);
-WireBytes traffic_of_step(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight);
+WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradFormat *grad,
+                            const WeightFormat *weight);
+WireBytes traffic_of_step(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
 // The same by the formulas: see WireFormula of plan.h.
-WireFormula traffic_formula(const StepTraffic *traffic, const GradWire *grad, const WeightWire *weight);
+WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
 
 LLMC_END

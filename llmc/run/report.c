@@ -75,7 +75,7 @@ static void report_attention(Run *run) {
 // whole model's number leaves out what several of them hold twice.
 static void report_parameters(Run *run) {
     const Mesh *mesh = &run->mesh;
-    const Plan *plan = zero_layout(run->zero);
+    const BucketLayout *plan = zero_layout(run->zero);
     int64_t own[2] = {plan->parameters, plan->counted_parameters};
     int64_t *all = (int64_t *)xcalloc(2 * (size_t)mesh->world.size, sizeof *all, "numbers of parameters");
     peers_all_gather(run_peers(run, run->launch.world), own, all, 2, MPI_INT64_T);

@@ -12,14 +12,14 @@ int64_t base_largest_shard(const Base *base, const bool *wanted) {
     return largest;
 }
 
-const GradWire *base_grad_format(const Base *base, int64_t iteration) {
+const GradFormat *base_grad_format(const Base *base, int64_t iteration) {
     // As in Megatron-LM, the flag counts iterations from 0.
     bool quantized = base->config->quantized_gradients &&
                      iteration - 1 >= base->config->gradients_quantization_start_iteration;
-    return quantized ? &base->grad_wire : &base->plain_grad_wire;
+    return quantized ? &base->grad_format : &base->plain_grad_format;
 }
 
-bool base_cut_segment(const Plan *plan, int b, int i, int owner, Range *range, int64_t *in_shard) {
+bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *range, int64_t *in_shard) {
     const Bucket *bucket = &plan->bucket[b];
     const Segment *segment = &plan->segments[bucket->first_segment + i];
     bool matrix = i < bucket->segments;
@@ -38,7 +38,7 @@ bool base_cut_segment(const Plan *plan, int b, int i, int owner, Range *range, i
 }
 
 void base_list_ranges(Base *base) {
-    const Plan *plan = &base->plan;
+    const BucketLayout *plan = &base->plan;
     base->ranges = (Range *)xcalloc((size_t)plan->segments_total, sizeof(Range), "the shard's ranges");
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
@@ -59,5 +59,5 @@ bool base_counts_matrix(const Base *base, const Range *range, const Bucket *buck
 
 int64_t base_alignment(const Base *base) {
     bool mapped = base->config->node_exchange != NODE_EXCHANGE_NCCL && base->mesh->node.size > 1;
-    return mapped ? COMM_GRAIN : 1;
+    return mapped ? COMM_ALIGNMENT : 1;
 }

@@ -22,12 +22,12 @@ typedef struct Range {
 typedef struct Base {
     const Config *config;
     const Mesh *mesh;
-    Plan plan;        // the bucket layout
-    Tensor *tensors;  // (plan.tensors)
-    Range *ranges;    // (range_count) this rank's shard of every tensor
+    BucketLayout plan;  // the bucket layout
+    Tensor *tensors;    // (plan.tensors)
+    Range *ranges;      // (range_count) this rank's shard of every tensor
     int range_count;
-    GradWire grad_wire, plain_grad_wire;  // as the flags say; before quantization starts
-    WeightWire weight_wire;
+    GradFormat grad_format, plain_grad_format;  // as the flags say; before quantization starts
+    WeightFormat weight_format;
     // set by zero_start
     Device *device;
     Timers *timers;
@@ -48,10 +48,10 @@ static inline int64_t base_state_start(const Base *base, int b) { return base->p
 // Elements of the largest bucket shard among those that `wanted` names; of all if NULL.
 int64_t base_largest_shard(const Base *base, const bool *wanted);
 // The format that gradients have on the wire in an iteration.
-const GradWire *base_grad_format(const Base *base, int64_t iteration);
+const GradFormat *base_grad_format(const Base *base, int64_t iteration);
 // What rank `owner` owns of segment i of bucket b, matrices first. Returns false if it owns nothing
 // of it. *in_shard: first element in the owner's matrix or tail shard. range->state_at is not set.
-bool base_cut_segment(const Plan *plan, int b, int i, int owner, Range *range, int64_t *in_shard);
+bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *range, int64_t *in_shard);
 // Fills ranges.
 void base_list_ranges(Base *base);
 // True if element ranges of the bucket's matrices include the range, and this rank counts the tensor.

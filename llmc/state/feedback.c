@@ -46,7 +46,7 @@ void feedback_free(Feedback *f) {
 // If the previous step was skipped, its gradients do not count, and neither does the residual that
 // they left.
 void feedback_step(const Base *base, const Feedback *f, int b, bool frozen, TlqStep *step) {
-    step->error_feedback = feedback_on(f) && codec_grouped(step->grad_wire.inter_codec);
+    step->error_feedback = feedback_on(f) && codec_grouped(step->grad_format.inter_codec);
     if (!step->error_feedback) return;
     step->residual.values = f->memory + f->start[b];
     step->residual.control = step->micro_batch == 0 ? base->control : NULL;

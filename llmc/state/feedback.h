@@ -17,7 +17,7 @@ typedef struct Feedback {
 
 void feedback_reserve(const Base *base, Feedback *feedback, MemoryPlan *memory_plan);
 void feedback_free(Feedback *feedback);
-// Sets the residual of a reduction of bucket b, whose grad_wire and micro_batch are set. frozen: the
+// Sets the residual of a reduction of bucket b, whose grad_format and micro_batch are set. frozen: the
 // reduction must not change it.
 void feedback_step(const Base *base, const Feedback *feedback, int b, bool frozen, TlqStep *step);
 static inline bool feedback_on(const Feedback *feedback) { return feedback->start != NULL; }

@@ -25,8 +25,8 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
         memory_plan_reserve(plan, group, "pseudo-gradient of a bucket", shard * sizeof(float),
                             (void **)&l->gradient[slot]);
     if (replica_groups == 1) return;
-    int64_t quantized = outer_largest_message(&l->plan, &base->grad_wire);
-    int64_t plain = outer_largest_message(&l->plan, &base->plain_grad_wire);
+    int64_t quantized = outer_largest_message(&l->plan, &base->grad_format);
+    int64_t plain = outer_largest_message(&l->plan, &base->plain_grad_format);
     bool late = base->config->gradients_quantization_start_iteration > 0 && plain > quantized;
     size_t bytes = replica_groups * (size_t)(late ? plain : quantized);
     OuterStep *step = &l->step;
@@ -79,7 +79,7 @@ void outer_reserve(const Base *base, Outer *l, const Weights *weights, MemoryPla
     reserve_kept(base, l, weights, plan);
 }
 
-int64_t outer_bytes(const Base *base, const Outer *l, int bucket, const GradWire *format) {
+int64_t outer_bytes(const Base *base, const Outer *l, int bucket, const GradFormat *format) {
     return is_on(base) ? outer_wire_bytes(&l->plan, bucket, format) : 0;
 }
 
@@ -125,7 +125,7 @@ static OuterStep outer_step(const Base *base, Outer *l, int b) {
     l->checks.fault = l->fault + b;
     OuterStep step = l->step;
     step.plan = &l->plan;
-    step.wire = *base_grad_format(base, base->step);
+    step.format = *base_grad_format(base, base->step);
     step.segments = l->segments;
     step.seed = (uint32_t)base->config->seed;
     step.step = (uint32_t)base->step;

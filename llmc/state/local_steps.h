@@ -74,6 +74,6 @@ void outer_resume_group(const Base *base, Outer *outer, int64_t step, int64_t ap
 // Puts the outer weights in place of the model weights, and back. The caller has synchronized.
 void outer_use(const Base *base, Outer *outer, const Optimizer *optimizer, Weights *weights, bool on);
 // Bytes sent to other replica groups in a bucket's exchange; 0 without local steps.
-int64_t outer_bytes(const Base *base, const Outer *outer, int bucket, const GradWire *format);
+int64_t outer_bytes(const Base *base, const Outer *outer, int bucket, const GradFormat *format);
 
 LLMC_END

@@ -84,13 +84,13 @@ const OptimizerStore optimizer_device = {.name = "device",
 // --- the host store: memory ----------------------------------------------------------------------
 
 static bool sends_differences(const Base *base) {
-    return base->plan.dp > 1 && base->weight_wire.difference && codec_grouped(base->weight_wire.codec);
+    return base->plan.dp > 1 && base->weight_format.difference && codec_grouped(base->weight_format.codec);
 }
 
 static int64_t largest_message(const Base *base, int slot) {
     int64_t largest = 0;
     for (int b = slot; b < base->plan.buckets; b += LANE_SLOTS) {
-        int64_t bytes = qwd_message(&base->plan, b, &base->weight_wire).bytes;
+        int64_t bytes = qwd_message(&base->plan, b, &base->weight_format).bytes;
         if (bytes > largest) largest = bytes;
     }
     return largest;

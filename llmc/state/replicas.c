@@ -67,7 +67,7 @@ static void list_holders(Check *c) {
 
 static void gather_hashes(Check *c) {
     Zero *zero = c->zero;
-    const Plan *plan = &zero->base.plan;
+    const BucketLayout *plan = &zero->base.plan;
     uint64_t *own = (uint64_t *)xcalloc((size_t)c->buckets, sizeof *own, "replica hashes");
     size_t bytes = (size_t)plan->buckets * sizeof(uint64_t);
     zero_weights_wait_all(zero);
@@ -111,7 +111,7 @@ static void hash_tensor(Zero *zero, int tensor) {
 
 static void gather_copies(Check *c) {
     Zero *zero = c->zero;
-    const Plan *plan = &zero->base.plan;
+    const BucketLayout *plan = &zero->base.plan;
     if (!c->copy) return;
     Copy *own = (Copy *)xcalloc((size_t)c->tensors, sizeof *own, "replica hashes");
     uint64_t *hash = (uint64_t *)xcalloc((size_t)plan->tensors, sizeof *hash, "replica hashes");

@@ -33,19 +33,19 @@ bool stats_folder(const Config *config, Error *err) {
 }
 
 // Every hop in fp32: exact up to the rounding of fp32 sums.
-static GradWire exact_wire(void) {
-    GradWire wire = {0};
-    wire.intra_codec = wire.inter_codec = wire.tail_codec = CODEC_FP32;
-    wire.intra_group = wire.inter_group = HADAMARD_ORDER;
-    wire.chunks = EXACT_CHUNKS;
-    return wire;
+static GradFormat exact_wire(void) {
+    GradFormat format = {0};
+    format.intra_codec = format.inter_codec = format.tail_codec = CODEC_FP32;
+    format.intra_group = format.inter_group = HADAMARD_ORDER;
+    format.chunks = EXACT_CHUNKS;
+    return format;
 }
 
 void stats_reserve(const Base *base, Stats *stats, MemoryPlan *memory_plan) {
     if (!base->config->log_quantization_error_interval || base->plan.dp == 1) return;
-    GradWire wire = exact_wire();
+    GradFormat format = exact_wire();
     TlqWorkspace *w = &stats->workspace;
-    tlq_workspace(w, &base->plan, &wire);
+    tlq_workspace(w, &base->plan, &format);
     const char *group = "quantization error";
     memory_plan_reserve(memory_plan, group, "gradients reduced exactly, own shard",
                         (size_t)base->plan.shard_elements * sizeof(float), (void **)&stats->exact);
@@ -120,7 +120,7 @@ static int64_t logical_of(const Base *base, const Range *range, const Bucket *bu
 static void gradient_histograms(const Base *base, Stats *stats, const TlqStep *step, int b,
                                 const float *grads) {
     const Bucket *bucket = &base->plan.bucket[b];
-    bool rotated = step->grad_wire.transform == TRANSFORM_ROTATION;
+    bool rotated = step->grad_format.transform == TRANSFORM_ROTATION;
     Transform transform = rotated ? TRANSFORM_ROTATION : TRANSFORM_HADAMARD;
     int order = transform_order(transform);
     RoundingKey key = tlq_rotation(step);
@@ -153,7 +153,7 @@ void stats_before_reduction(const Base *base, Stats *stats, const TlqStep *step,
     if (histograms_due(base)) gradient_histograms(base, stats, step, b, grads);
     if (!errors_due(base) || base->plan.dp == 1) return;
     TlqStep exact = *step;
-    exact.grad_wire = exact_wire();
+    exact.grad_format = exact_wire();
     exact.error_feedback = false;
     exact.workspace = stats->workspace;
     float *sums = base->partial_sums + base->partial_start[b];  // the real reduction overwrites them
@@ -183,8 +183,8 @@ void stats_after_reduction(const Base *base, Stats *stats, int b, GradShard own)
     const Bucket *bucket = &base->plan.bucket[b];
     int64_t rank = base->mesh->dp.rank;
     GradShard exact = exact_shard(base, stats, b);
-    compare_shard(base, stats, own.matrix, exact.matrix, plan_counted(bucket, true, rank));
-    compare_shard(base, stats, own.tail, exact.tail, plan_counted(bucket, false, rank));
+    compare_shard(base, stats, own.matrix, exact.matrix, layout_counted(bucket, true, rank));
+    compare_shard(base, stats, own.tail, exact.tail, layout_counted(bucket, false, rank));
 }
 
 void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimizer, const Weights *weights,

@@ -60,8 +60,8 @@ static int64_t positions_of_whole(const Tensor *t) {
     return parts * positions_of_part(t);
 }
 
-PlanTensor *tensors_for_plan(const Tensor *tensors, int count) {
-    PlanTensor *out = (PlanTensor *)xcalloc((size_t)count, sizeof *out, "the parameter table");
+LayoutTensor *tensors_for_plan(const Tensor *tensors, int count) {
+    LayoutTensor *out = (LayoutTensor *)xcalloc((size_t)count, sizeof *out, "the parameter table");
     int64_t next = 0;
     for (int i = 0; i < count; i++) {
         const Tensor *t = &tensors[i];

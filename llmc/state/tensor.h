@@ -3,7 +3,7 @@
 // them by name.
 #pragma once
 #include "llmc/base/base.h"
-#include "sdp4bit/plan.h"
+#include "sdp4bit/layout.h"
 LLMC_BEGIN
 
 // One parameter. A vector has 1 as its second size.
@@ -15,7 +15,7 @@ typedef struct Tensor {
     int split;         // the dimension that tensor parallelism cuts; -1: every rank holds the whole
     int64_t offset;    // of this rank's part along `split`; 0 where it holds the whole
     int number;        // in the whole model's table: it keys the first weights
-    int64_t logical;   // of the whole's first element: it keys the rounding bits (sdp4bit/plan.h)
+    int64_t logical;   // of the whole's first element: it keys the rounding bits (sdp4bit/layout.h)
     int unit;          // 0 the embeddings, l + 1 layer l; the final LayerNorm shares the last layer's
     int chunk;         // of the stage's layers: where a pass works with it; ANY_CHUNK: in more than one place
     double std;        // initial N(0, std); 0: zeros; -1: ones
@@ -64,7 +64,7 @@ void tensors_number(Tensor *tensors, int count, int ranks);
 // Elements of this rank's part, and of the whole.
 int64_t tensor_elements(const Tensor *tensor);
 int64_t tensor_whole_elements(const Tensor *tensor);
-// The rows as sdp4bit/plan.h wants them; (count), for free().
-PlanTensor *tensors_for_plan(const Tensor *tensors, int count);
+// The rows as sdp4bit/layout.h wants them; (count), for free().
+LayoutTensor *tensors_for_plan(const Tensor *tensors, int count);
 
 LLMC_END

@@ -10,8 +10,8 @@ static int64_t part_elements(const Bucket *bucket, const WeightParts *parts) {
 }
 
 // The format of the world store's gathers: plain until an update has written payloads.
-static WeightWire gather_format(const Base *base, const Weights *weights) {
-    return weights->messages_valid ? base->weight_wire : plain_weight_wire();
+static WeightFormat gather_format(const Base *base, const Weights *weights) {
+    return weights->messages_valid ? base->weight_format : plain_weight_format();
 }
 
 // Lays out `shards` shards of every gathered bucket. used: reserves the memory too.
@@ -45,12 +45,12 @@ static void reserve_slots(const Base *base, Weights *weights, MemoryPlan *plan) 
 static void reserve_world(const Base *base, Weights *weights, MemoryPlan *plan) {
     int64_t kept = 0, largest = 0;
     size_t buckets = (size_t)base->plan.buckets;
-    WeightWire plain = gather_format(base, weights);
+    WeightFormat plain = gather_format(base, weights);
     weights->message_start = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     weights->filled = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
     for (int b = 1; b < base->plan.buckets; b++) {
-        int64_t bytes = plan_weight_message(&base->plan.bucket[b], &base->weight_wire).bytes;
-        int64_t whole = plan_weight_message(&base->plan.bucket[b], &plain).bytes;
+        int64_t bytes = layout_weight_message(&base->plan.bucket[b], &base->weight_format).bytes;
+        int64_t whole = layout_weight_message(&base->plan.bucket[b], &plain).bytes;
         weights->message_start[b] = kept;
         kept += round_up64(bytes, 256);
         if (bytes > largest) largest = bytes;
@@ -60,7 +60,7 @@ static void reserve_world(const Base *base, Weights *weights, MemoryPlan *plan) 
                         (void **)&weights->buffer);
     memory_plan_reserve(plan, "weights", "status of an applied step", sizeof(StepControl),
                         (void **)&weights->always);
-    if (codec_grouped(base->weight_wire.codec))
+    if (codec_grouped(base->weight_format.codec))
         memory_plan_reserve(plan, "weights", "own payloads", (size_t)kept, (void **)&weights->message);
     // With one rank per node a node-local copy would only repeat the slot.
     if (base->config->secondary_partition && base->mesh->node.size > 1)
@@ -276,7 +276,7 @@ static void fill_secondary(const Base *base, Weights *weights, int b) {
 static void gather_world(const Base *base, Weights *weights, int b, bool backward) {
     WireChecks *checks = base->checks;
     Stream *stream = weights->stream;
-    WeightWire format = gather_format(base, weights);
+    WeightFormat format = gather_format(base, weights);
     const Mesh *mesh = base->mesh;
     int nodes = mesh->rail.size, row = mesh->node.rank * nodes, slot = row + mesh->rail.rank;
     if (backward && weights->filled[b]) {
@@ -289,7 +289,7 @@ static void gather_world(const Base *base, Weights *weights, int b, bool backwar
     a.messages = weights->buffer;
     a.nodes = nodes;
     a.per_node = mesh->node.size;
-    a.message = plan_weight_message(&a.bucket, &format);
+    a.message = layout_weight_message(&a.bucket, &format);
     a.codec = format.codec;
     a.group = format.group;
     a.weights = full_in_slot(base, weights, b);

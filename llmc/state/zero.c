@@ -83,16 +83,16 @@ void zero_free(Zero *zero) {
     free(zero->slices.copy);
     free(base->partial_start);
     free(base->ranges);
-    plan_free(&base->plan);
+    layout_free(&base->plan);
     free(base->tensors);
     free(zero);
 }
 
-const Plan *zero_layout(const Zero *zero) { return &zero->base.plan; }
-const GradWire *zero_grad_wire(const Zero *zero, bool quantized) {
-    return quantized ? &zero->base.grad_wire : &zero->base.plain_grad_wire;
+const BucketLayout *zero_layout(const Zero *zero) { return &zero->base.plan; }
+const GradFormat *zero_grad_format(const Zero *zero, bool quantized) {
+    return quantized ? &zero->base.grad_format : &zero->base.plain_grad_format;
 }
-const WeightWire *zero_weight_wire(const Zero *zero) { return &zero->base.weight_wire; }
+const WeightFormat *zero_weight_format(const Zero *zero) { return &zero->base.weight_format; }
 float *zero_loss_sum(const Zero *zero) { return zero->loss_sum; }
 
 const Tensor *zero_tensors(const Zero *zero, int *count) {
@@ -154,7 +154,7 @@ static TlqStep tlq_step(Zero *zero, int b) {
     TlqStep step = {0};
     step.plan = &base->plan;
     step.mesh = base->mesh;
-    step.grad_wire = *base_grad_format(base, base->step);
+    step.grad_format = *base_grad_format(base, base->step);
     step.workspace = zero->tlq;
     step.checks = base->checks;
     step.segments = base->segments;
@@ -276,7 +276,7 @@ static QwdStep qwd_step(Zero *zero, double weight_decay) {
     QwdStep step = {0};
     step.plan = &zero->base.plan;
     step.mesh = zero->base.mesh;
-    step.weight_wire = zero->base.weight_wire;
+    step.weight_format = zero->base.weight_format;
     step.checks = &zero->wire_checks;
     step.segments = zero->base.segments;
     step.control = zero->base.control;
@@ -427,7 +427,7 @@ void zero_resume_replica_group(Zero *zero, int64_t step, int64_t met_at) {
     outer_resume_group(&zero->base, &zero->outer, step, met_at);
 }
 
-int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradWire *format) {
+int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradFormat *format) {
     return outer_bytes(&zero->base, &zero->outer, bucket, format);
 }
 

@@ -36,8 +36,8 @@ Zero *zero_plan_weights_alone(const Config *config, const Mesh *mesh, const Tens
                               MemoryPlan *memory_plan, Error *err);
 void zero_start_weights_alone(Zero *zero, Stream *compute);
 // For who reserves memory that the ranks of a node may reach into (comm_share): the number of bytes
-// that it comes in multiples of. COMM_GRAIN, or 1 where nobody is to reach in.
-int64_t zero_grain(const Zero *zero);
+// that it comes in multiples of. COMM_ALIGNMENT, or 1 where nobody is to reach in.
+int64_t zero_alignment(const Zero *zero);
 // After memory_plan_allocate: uploads tables, creates events, makes the mesh's connections.
 // Collective over the mesh. The weights must be filled next, then zero_masters_from_weights or a
 // checkpoint's. lanes outlive the Zero.
@@ -55,9 +55,9 @@ void zero_masters_from_weights(Zero *zero);
 
 // The layout in buckets, and what travels: gradients before and after they are quantized, and
 // weights.
-const Plan *zero_layout(const Zero *zero);
-const GradWire *zero_grad_wire(const Zero *zero, bool quantized);
-const WeightWire *zero_weight_wire(const Zero *zero);
+const BucketLayout *zero_layout(const Zero *zero);
+const GradFormat *zero_grad_format(const Zero *zero, bool quantized);
+const WeightFormat *zero_weight_format(const Zero *zero);
 const Tensor *zero_tensors(const Zero *zero, int *count);
 // The compute stream's loss: device memory (1), the mean over this rank's micro-batches. The model
 // adds to it.
@@ -79,11 +79,11 @@ void zero_step_begins(Zero *zero, int64_t iteration);
 // the matrices', and the others add. If not (ZeRO-2), every micro-batch begins anew: it overwrites
 // the matrices' and finds the 1-D tensors' clear.
 bool zero_grads_stay(const Zero *zero, int unit);
-// How often a step of so many micro-batches reduces a bucket: what plan_bucket_wire_bytes counts
+// How often a step of so many micro-batches reduces a bucket: what layout_bucket_wire_bytes counts
 // of gradients travels so often.
 int zero_reductions(const Zero *zero, int bucket, int micro_batches);
 // Bytes that this rank sends to other replica groups at a bucket's turn; 0 without --local-steps.
-int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradWire *wire);
+int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradFormat *format);
 // Before a backward writes gradients of that unit: the compute stream waits for memory to do so.
 // Idempotent until the unit is complete.
 void zero_grads_begin(Zero *zero, int unit);

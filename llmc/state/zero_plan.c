@@ -8,15 +8,15 @@
 // Translates the flags into payload formats (docs/how_it_works.md, table of presets).
 static void choose_wires(Zero *zero) {
     const Config *c = zero->base.config;
-    GradWire plain = {0};
+    GradFormat plain = {0};
     plain.intra_codec = plain.inter_codec = plain.tail_codec = c->grad_reduce_in_bf16 ? CODEC_BF16
                                                                                       : CODEC_FP32;
     plain.intra_group = plain.inter_group = HADAMARD_ORDER;
     plain.chunks = c->gradient_alltoall_pipeline;
     plain.rounding = c->gq_rounding;
-    zero->base.plain_grad_wire = zero->base.grad_wire = plain;
+    zero->base.plain_grad_format = zero->base.grad_format = plain;
     if (c->quantized_gradients) {
-        GradWire *w = &zero->base.grad_wire;
+        GradFormat *w = &zero->base.grad_format;
         w->intra_codec = codec_of_bits(c->gradient_quantization_bits_intra);
         bool eden = c->gradient_quantization_method == GRADIENT_EDEN;
         w->inter_codec = eden ? eden_of_bits(c->gradient_quantization_bits_inter)
@@ -28,7 +28,7 @@ static void choose_wires(Zero *zero) {
                        : c->hadamard_transform ? TRANSFORM_HADAMARD
                                                : TRANSFORM_NONE;
     }
-    WeightWire weight = plain_weight_wire();
+    WeightFormat weight = plain_weight_format();
     if (c->quantized_weights && c->weight_quantization_method == WEIGHT_LOSSLESS) {
         weight.difference = true;
     } else if (c->quantized_weights) {
@@ -37,22 +37,22 @@ static void choose_wires(Zero *zero) {
         weight.difference = c->weight_quantization_method == WEIGHT_DIFFERENCE;
         weight.rounding = c->wq_rounding;
     }
-    zero->base.weight_wire = weight;
+    zero->base.weight_format = weight;
 }
 
-static PlanOptions plan_options(const Zero *zero) {
+static LayoutOptions plan_options(const Zero *zero) {
     const Config *c = zero->base.config;
-    PlanOptions o = {0};
+    LayoutOptions o = {0};
     // One rank sends nothing. The quantization flags must not move a single number there: no
     // groups, and no padding for them.
     bool sends = zero->base.mesh->dp.size > 1, exchanges = zero->base.mesh->replica_groups.size > 1;
     bool gradients = (sends || exchanges) && c->quantized_gradients;
-    bool weights = sends && codec_grouped(zero->base.weight_wire.codec);
+    bool weights = sends && codec_grouped(zero->base.weight_format.codec);
     int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
     o.nodes = zero->base.mesh->rail.size;
     o.per_node = zero->base.mesh->node.size;
-    o.chunk_border = plan_border(intra, inter, 0);
-    o.border = plan_border(intra, inter, weights ? c->wq_group_size : 0);
+    o.chunk_border = layout_border(intra, inter, 0);
+    o.border = layout_border(intra, inter, weights ? c->wq_group_size : 0);
     o.bucket_elements = c->ddp_bucket_size;
     o.pieces = zero->base.mesh->replica_groups.size;
     return o;
@@ -65,21 +65,21 @@ static int64_t bucket_sums(const Bucket *bucket) {
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-int64_t zero_grain(const Zero *zero) { return base_alignment(&zero->base); }
+int64_t zero_alignment(const Zero *zero) { return base_alignment(&zero->base); }
 
 // Where lossless weights are coded. The lengths of messages lie behind those in the first gather
 // buffer: the ranks of a node may fetch them there.
 static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
-    const Plan *plan = &zero->base.plan;
+    const BucketLayout *plan = &zero->base.plan;
     QwdLossless *lossless = &zero->lossless;
     size_t plain = 0, coded = 0, lengths = (size_t)(plan->dp * plan->buckets);
-    if (plan->dp == 1 || !wire_is_lossless(&zero->base.weight_wire)) return;
+    if (plan->dp == 1 || !format_is_lossless(&zero->base.weight_format)) return;
     lossless->coded_start = (int64_t *)xcalloc((size_t)plan->buckets, sizeof(int64_t), "the bucket table");
     lossless->slot = (int64_t *)xcalloc((size_t)plan->buckets, sizeof(int64_t), "the bucket table");
     lossless->landed = (uint32_t *)xcalloc(lengths, sizeof(uint32_t), "lengths of messages");
     for (int b = 0; b < plan->buckets; b++) {
         lossless->coded_start[b] = (int64_t)coded;
-        coded += (size_t)round_up64(plan_lossless(&plan->bucket[b]).most, 256);
+        coded += (size_t)round_up64(layout_lossless(&plan->bucket[b]).most, 256);
         plain = larger(plain, (size_t)qwd_plain_message(plan, b).bytes);
     }
     memory_plan_reserve(memory_plan, "communication", "weights, before they are coded", plain,
@@ -91,8 +91,8 @@ static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
 
 static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     TlqWorkspace plain, *w = &zero->tlq;
-    tlq_workspace(w, &zero->base.plan, &zero->base.grad_wire);
-    tlq_workspace(&plain, &zero->base.plan, &zero->base.plain_grad_wire);
+    tlq_workspace(w, &zero->base.plan, &zero->base.grad_format);
+    tlq_workspace(&plain, &zero->base.plan, &zero->base.plain_grad_format);
     bool late_start = zero->base.config->quantized_gradients &&
                       zero->base.config->gradients_quantization_start_iteration > 0;
     if (late_start) {
@@ -101,14 +101,14 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     }
     if (zero->base.plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
     const char *group = "communication";
-    int64_t grain = zero_grain(zero);
+    int64_t grain = zero_alignment(zero);
     tlq_reserve(memory_plan, group, w, grain);
     // Two buffers for all buckets, which use them in turn: one is gathered while another shard is
     // updated.
     size_t *gather = zero->weights.gather_bytes;
     for (int b = 0; b < zero->base.plan.buckets; b++) {
         GatherBuffer buffer = weights_buffer(&zero->base, &zero->weights, b);
-        size_t bytes = qwd_buffer_bytes(&zero->base.plan, b, &zero->base.weight_wire,
+        size_t bytes = qwd_buffer_bytes(&zero->base.plan, b, &zero->base.weight_format,
                                         zero->optimizer.store->on_host, buffer.nodes * buffer.per_node);
         gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], bytes);
     }
@@ -123,7 +123,7 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
 }
 
 static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
-    const Plan *plan = &zero->base.plan;
+    const BucketLayout *plan = &zero->base.plan;
     size_t sums = 0;
     for (int b = 0; b < plan->buckets; b++) {
         zero->base.partial_start[b] = (int64_t)sums;
@@ -169,10 +169,10 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
 
 // Payload lengths of lossless weights are 32-bit.
 static bool lengths_fit(const Zero *zero, Error *err) {
-    const Plan *plan = &zero->base.plan;
-    bool coded = plan->dp > 1 && wire_is_lossless(&zero->base.weight_wire);
+    const BucketLayout *plan = &zero->base.plan;
+    bool coded = plan->dp > 1 && format_is_lossless(&zero->base.weight_format);
     for (int b = 0; coded && b < plan->buckets; b++) {
-        int64_t most = plan_lossless(&plan->bucket[b]).most;
+        int64_t most = layout_lossless(&plan->bucket[b]).most;
         if (most <= UINT32_MAX) continue;
         return error_set(
             err, EXIT_USAGE,
@@ -184,13 +184,13 @@ static bool lengths_fit(const Zero *zero, Error *err) {
 }
 
 static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err) {
-    PlanOptions options = plan_options(zero);
-    PlanTensor *rows = tensors_for_plan(tensors, count);
-    bool ok = plan_build(&zero->base.plan, rows, count, &options, err);
+    LayoutOptions options = plan_options(zero);
+    LayoutTensor *rows = tensors_for_plan(tensors, count);
+    bool ok = layout_build(&zero->base.plan, rows, count, &options, err);
     free(rows);
     if (!ok) return false;
     ok = lengths_fit(zero, err);
-    if (!ok) plan_free(&zero->base.plan);
+    if (!ok) layout_free(&zero->base.plan);
     return ok;
 }
 
@@ -229,7 +229,7 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
     Base *base = &zero->base;
     zero->wire_checks.sealed = config->verify_wire && (base->plan.dp > 1 || mesh->replica_groups.size > 1);
     zero->wire_checks.faults = &base->faults;
-    if (zero->wire_checks.sealed) plan_seal(&base->plan);
+    if (zero->wire_checks.sealed) layout_seal(&base->plan);
     base->partial_start = (int64_t *)xcalloc((size_t)base->plan.buckets, sizeof(int64_t), "the bucket table");
     reserve_memory(zero, memory_plan);
     stats_reserve(base, &zero->stats, memory_plan);

@@ -22,7 +22,7 @@
 #include "llmc/base/base.h"
 #include "llmc/device.h"
 #include "sdp4bit/kernels.h"
-#include "sdp4bit/plan.h"
+#include "sdp4bit/layout.h"
 #include "test/gpu/dump.h"
 #include "test/gpu/dump_lossless.h"
 
@@ -121,10 +121,10 @@ typedef struct Case {
 typedef struct Run {
     Dump *d;
     Case c;
-    Plan plan;
+    BucketLayout plan;
     Bucket bucket;
-    GradWire wire;
-    WeightWire weight_wire;
+    GradFormat format;
+    WeightFormat weight_format;
     Segment *segments;  // device
     int64_t elements;   // of the bucket: matrix, then tail
     uint32_t inputs;    // which input streams
@@ -132,30 +132,30 @@ typedef struct Run {
 
 // Tensors of odd sizes, some tiny, some ending just before or after a border.
 static void build_plan(Run *r, int64_t values) {
-    PlanTensor tensor[] = {MATRIX(values * 3 / 8 + 5, 0),
-                           MATRIX(33, 0),
-                           MATRIX(1, 0),
-                           VECTOR(9, 0),
-                           MATRIX(values / 4, 0),
-                           MATRIX(4095, 0),
-                           VECTOR(768, 0),
-                           VECTOR(3071, 0),
-                           VECTOR(1, 0),
-                           MATRIX(values / 4 + 1, 0)};
+    LayoutTensor tensor[] = {MATRIX(values * 3 / 8 + 5, 0),
+                             MATRIX(33, 0),
+                             MATRIX(1, 0),
+                             VECTOR(9, 0),
+                             MATRIX(values / 4, 0),
+                             MATRIX(4095, 0),
+                             VECTOR(768, 0),
+                             VECTOR(3071, 0),
+                             VECTOR(1, 0),
+                             MATRIX(values / 4 + 1, 0)};
     const Case *c = &r->c;
     bool quantized = codec_info(c->intra).levels || codec_info(c->inter).levels;
-    PlanOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4, 1};
-    o.chunk_border = quantized ? plan_border(c->group_intra, c->group_inter, 0) : plan_border(0, 0, 0);
-    o.border = plan_border((int)o.chunk_border, codec_info(c->weight).levels ? c->group_weight : 0, 0);
+    LayoutOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4, 1};
+    o.chunk_border = quantized ? layout_border(c->group_intra, c->group_inter, 0) : layout_border(0, 0, 0);
+    o.border = layout_border((int)o.chunk_border, codec_info(c->weight).levels ? c->group_weight : 0, 0);
     Error err;
-    if (!plan_build(&r->plan, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
+    if (!layout_build(&r->plan, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
     r->bucket = r->plan.bucket[0];
     r->elements = r->bucket.matrix_elements + r->bucket.tail_elements;
-    GradWire wire = {c->intra, c->inter,     c->group_intra, c->group_inter,
-                     c->tail,  c->transform, c->rounding,    c->chunks};
-    WeightWire weight = {c->weight, c->group_weight, c->difference, c->weight_rounding};
-    r->wire = wire;
-    r->weight_wire = weight;
+    GradFormat format = {c->intra, c->inter,     c->group_intra, c->group_inter,
+                         c->tail,  c->transform, c->rounding,    c->chunks};
+    WeightFormat weight = {c->weight, c->group_weight, c->difference, c->weight_rounding};
+    r->format = format;
+    r->weight_format = weight;
     r->segments = (Segment *)upload(r->d, r->plan.segments,
                                     r->plan.segments_total * (int64_t)sizeof(Segment));
 }
@@ -175,7 +175,7 @@ static QuantizePartitions quantize_rank(Run *r, const float *grads, int k, int n
     q.grads = grads;
     q.bucket = r->bucket;
     q.table = table_of(r);
-    plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &q.lo, &q.hi);
+    layout_chunk(&r->plan, &r->bucket, r->c.chunks, k, &q.lo, &q.hi);
     q.scale = 1.0f / (float)r->plan.dp;
     q.transform = r->c.transform;
     q.rotation = ROTATION;
@@ -277,7 +277,7 @@ static void second_level(Run *r, int node, int k, const MessageLayout *in, const
     s.per_node = r->c.per_node;
     s.bucket = r->bucket;
     s.table = table_of(r);
-    plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &s.lo, &s.hi);
+    layout_chunk(&r->plan, &r->bucket, r->c.chunks, k, &s.lo, &s.hi);
     s.codec = r->c.inter;
     s.group = r->c.group_inter;
     s.tail_codec = r->c.tail;
@@ -361,7 +361,7 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     f.rank = r->c.rank;
     f.bucket = r->bucket;
     f.table = table_of(r);
-    plan_chunk(&r->plan, &r->bucket, r->c.chunks, k, &f.lo, &f.hi);
+    layout_chunk(&r->plan, &r->bucket, r->c.chunks, k, &f.lo, &f.hi);
     f.own = grad_shard_of(&r->bucket, to->grads, r->c.rank);
     f.add = to->add;
     f.matrix_leaves = to->leaves;
@@ -377,7 +377,7 @@ static void reduce(Run *r) {
     Reduced to[2] = {reserve_reduced(r, false), reserve_reduced(r, true)};
     for (int k = 0; k < c->chunks; k++) {
         MessageLayout level1, level2;
-        plan_grad_messages(&r->plan, &r->bucket, &r->wire, k, &level1, &level2);
+        layout_grad_messages(&r->plan, &r->bucket, &r->format, k, &level1, &level2);
         if (level1.bytes + level2.bytes == 0) continue;
         uint8_t *received1 = (uint8_t *)reserve(d, level1.bytes * c->per_node),
                 *received2 = (uint8_t *)reserve(d, level2.bytes * c->nodes);
@@ -421,7 +421,7 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     fill(values, r->elements, r->inputs + 900, true);
     for (int64_t i = 0; i < r->elements; i++) host[i] = floatX_from_float(values[i]);
     w->weights = (floatX *)upload(d, host, r->elements * (int64_t)sizeof *host);
-    w->message = plan_weight_message(&r->bucket, &r->weight_wire);
+    w->message = layout_weight_message(&r->bucket, &r->weight_format);
     w->messages = (uint8_t *)reserve(d, w->message.bytes * r->plan.dp);
     w->grads = uploaded_values(d, r->elements, r->inputs + 901, finite);
     for (int64_t i = 0; i < states; i++) {
@@ -593,7 +593,7 @@ static void run_case(Dump *d, const Case *c, int64_t values, int index) {
     if (r.plan.dp > 1) weights(&r);
     else weights_alone(&r);
     release(d, r.segments);
-    plan_free(&r.plan);
+    layout_free(&r.plan);
 }
 
 // --- what needs no bucket -----------------------------------------------------------------------
@@ -847,7 +847,7 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
     r.c = c;
     build_plan(&r, 20000);
     MessageLayout none, message;
-    plan_grad_messages(&r.plan, &r.bucket, &r.wire, 0, &none, &message);
+    layout_grad_messages(&r.plan, &r.bucket, &r.format, 0, &none, &message);
     float *host = (float *)xmalloc((size_t)r.elements * sizeof *host, "test data");
     fill(host, r.elements, 5003, true);
     for (int64_t i = 0; i < r.elements; i += 7)
@@ -864,7 +864,7 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
     release(d, send);
     release(d, self);
     release(d, r.segments);
-    plan_free(&r.plan);
+    layout_free(&r.plan);
 }
 
 // --- all of it ----------------------------------------------------------------------------------

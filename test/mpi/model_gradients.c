@@ -37,8 +37,8 @@ enum { PRESET_FLAGS = 12 };  // at most
 typedef struct ModelArm {
     const char *name;
     const char *flags[PRESET_FLAGS + 1];  // NULL at the end
-    GradWire grad;
-    WeightWire weight;
+    GradFormat grad;
+    WeightFormat weight;
     int micro_batches;  // of a step under optim_grads; 0: under optim, one
 } ModelArm;
 
@@ -150,7 +150,7 @@ typedef struct Model {
     GPT gpt;
     Timers *timers;
     Stream *compute;
-    PlanTensor *tensors;
+    LayoutTensor *tensors;
     // host memory
     float *local;         // (arena) this rank's gradients as its backward left them
     float *found;         // (arena) what comes back from the device
@@ -406,7 +406,7 @@ static void take_buckets(Model *m, bool stay) {
 // What the simulator makes of a step's micro-batches, in sim->reduced. The embeddings' bucket is
 // reduced once, the others in each micro-batch.
 static void simulate_micro_batches(Model *m, uint32_t step) {
-    const Plan *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.plan;
     int count = m->preset->micro_batches;
     bool *each = (bool *)xcalloc((size_t)plan->tensors, sizeof *each, "the test");
     for (int t = 0; t < plan->tensors; t++)
@@ -430,7 +430,7 @@ static void simulate_micro_batches(Model *m, uint32_t step) {
 }
 
 static void reduce(Model *m, uint32_t step, bool overlapped) {
-    const Plan *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.plan;
     if (!overlapped) {
         hold_back(m, 0);
         for (int unit = plan->units - 1; unit >= 0; unit--) zero_reduce_unit(m->zero, unit, true);
@@ -486,7 +486,7 @@ static bool complain(const Model *m, uint32_t step, const char *what, int64_t at
 // These are a model's gradients indeed: every tensor has some, every rank has its own, and the
 // untrained model's loss is that of a guess.
 static bool plausible(const Model *m, uint32_t step) {
-    const Plan *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.plan;
     for (int t = 0; t < plan->tensors; t++) {
         int64_t i = 0;
         while (i < m->tensors[t].numel && m->local[plan->tensor_arena[t] + i] == 0.0f) i++;
@@ -513,7 +513,7 @@ static bool same_bits(const Model *m, uint32_t step, const char *what, const flo
 // The own windows hold the reduced gradient, the rest of the arena what the backward left. updated:
 // after AdamW, which leaves the 1-D tensors' clear.
 static bool same_gradients(const Model *m, uint32_t step, bool updated) {
-    const Plan *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.plan;
     int64_t rank = m->rank->mesh->dp.rank;
     float *expected = (float *)xmalloc(arena_bytes(m), "the test");
     memcpy(expected, m->local, arena_bytes(m));
@@ -535,7 +535,7 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
 
 // The own windows hold the sum of the micro-batches.
 static bool same_windows(const Model *m, uint32_t step) {
-    const Plan *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.plan;
     bool ok = true;
     for (int b = 0; ok && b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
@@ -622,10 +622,10 @@ static bool same_copies(const Model *m, uint32_t step) {
 }
 
 static WireBytes planned_bytes(const Model *m) {
-    const Plan *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.plan;
     WireBytes sum = {0};
     for (int b = 0; plan->dp > 1 && b < plan->buckets; b++) {
-        WireBytes bytes = plan_bucket_wire_bytes(plan, b, &m->preset->grad, &m->preset->weight);
+        WireBytes bytes = layout_bucket_wire_bytes(plan, b, &m->preset->grad, &m->preset->weight);
         int64_t times = zero_reductions(m->zero, b, m->preset->micro_batches);
         sum.grad_intra += times * bytes.grad_intra;
         sum.grad_inter += times * bytes.grad_inter;
@@ -676,7 +676,7 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
     for (int b = 0; b < m->zero->base.plan.buckets; b++) shared += !m->zero->grads.store[b]->accumulates;
-    const Plan *plan = &m->zero->base.plan;
+    const BucketLayout *plan = &m->zero->base.plan;
     bool too_small = plan->dp >= 16 && plan->options.border >= 256;
     return shared > 0 || plan->dp == 1 || too_small || complain(m, step, "nothing is shared out", 0);
 }

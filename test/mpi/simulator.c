@@ -124,11 +124,11 @@ typedef struct Place {
 } Place;
 
 static Place place_of(const Simulator *sim, int tensor) {
-    const Plan *plan = sim->options.plan;
+    const BucketLayout *plan = sim->options.plan;
     Place place = {plan->tensor_arena[tensor], sim->options.tensors[tensor].numel, 0,
                    sim->options.tensors[tensor].matrix};
     for (int i = 0; i < tensor; i++) {
-        const PlanTensor *t = &sim->options.tensors[i];
+        const LayoutTensor *t = &sim->options.tensors[i];
         place.logical += round_up64(t->before + t->numel + t->after, 32);
     }
     place.logical += sim->options.tensors[tensor].before;
@@ -202,16 +202,16 @@ static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place 
 // Every micro-batch that is reduced by itself has purposes of its own.
 static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t step, int micro_batch) {
     uint32_t number = 256 * (uint32_t)micro_batch;
-    const GradWire *wire = &sim->options.grad;
-    Hop level1 = {wire->intra_codec,
-                  wire->intra_group,
-                  wire->rounding,
+    const GradFormat *format = &sim->options.grad;
+    Hop level1 = {format->intra_codec,
+                  format->intra_group,
+                  format->rounding,
                   {sim->options.seed, step, PURPOSE_GRAD_LEVEL1 + number, 0}};
-    Hop level2 = {wire->inter_codec,
-                  wire->inter_group,
-                  wire->rounding,
+    Hop level2 = {format->inter_codec,
+                  format->inter_group,
+                  format->rounding,
                   {sim->options.seed, step, PURPOSE_GRAD_LEVEL2 + number, 0}};
-    Rotation rotation = {wire->transform,
+    Rotation rotation = {format->transform,
                          {sim->options.seed, step, PURPOSE_ROTATION + number, 0},
                          place->logical};
     if (sim->options.error_feedback) {  // the same in every reduction
@@ -219,9 +219,9 @@ static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t
         rotation.signs.purpose = PURPOSE_ROTATION;
     }
     Reduction r = {level1, level2, rotation, 0, place->logical};
-    r.n = round_up64(place->numel, lcm64(HADAMARD_ORDER, lcm64(wire->intra_group, wire->inter_group)));
+    r.n = round_up64(place->numel, lcm64(HADAMARD_ORDER, lcm64(format->intra_group, format->inter_group)));
     if (!place->matrix) {
-        r.level1.codec = r.level2.codec = wire->tail_codec;
+        r.level1.codec = r.level2.codec = format->tail_codec;
         r.rotation.kind = TRANSFORM_NONE;
         r.n = place->numel;
     }
@@ -264,7 +264,7 @@ static float tree_of_squares(const float *x, int64_t n) {
 
 // Of the reduced gradient's elements [from, from + n) of the arena, without what other ranks count.
 static float counted_squares(const Simulator *sim, int64_t from, int64_t n) {
-    const Plan *plan = sim->options.plan;
+    const BucketLayout *plan = sim->options.plan;
     float *x = (float *)xmalloc((size_t)(n + 1) * sizeof *x, "a piece");
     memcpy(x, sim->reduced + from, (size_t)n * sizeof *x);
     for (int t = 0; t < plan->tensors; t++) {
@@ -278,7 +278,7 @@ static float counted_squares(const Simulator *sim, int64_t from, int64_t n) {
 }
 
 void simulator_records(Simulator *sim, const float *losses) {
-    const Plan *plan = sim->options.plan;
+    const BucketLayout *plan = sim->options.plan;
     for (int rank = 0; rank < plan->dp; rank++) {
         double sum = 0;
         for (int b = 0; b < plan->buckets; b++) {
@@ -355,7 +355,7 @@ static void judge(Simulator *sim, const SimulatedWorld *world, float lr_if_appli
 
 // The rank that owns an element marks its refused update, with the first bucket that has one.
 static void refuse(Simulator *sim, const Place *place, int64_t at) {
-    const Plan *plan = sim->options.plan;
+    const BucketLayout *plan = sim->options.plan;
     int b = 0;
     while (b + 1 < plan->buckets && plan->bucket[b + 1].arena_start <= at) b++;
     const Bucket *bucket = &plan->bucket[b];
@@ -389,17 +389,17 @@ static void adamw(Simulator *sim, const Place *place) {
 // --- the weights --------------------------------------------------------------------------------
 
 static void send_differences(Simulator *sim, const Place *place, uint32_t step) {
-    const WeightWire *wire = &sim->options.weight;
-    int64_t n = round_up64(place->numel, wire->group);
+    const WeightFormat *format = &sim->options.weight;
+    int64_t n = round_up64(place->numel, format->group);
     float *x = (float *)xcalloc((size_t)n, sizeof *x, "a tensor");
     const float *master = sim->master + place->arena;
     floatX *w = sim->replica + place->arena;
     for (int64_t i = 0; i < place->numel; i++)
-        x[i] = wire->difference ? master[i] - floatX_to_float(w[i]) : master[i];
-    Hop hop = {wire->codec, wire->group, wire->rounding, {sim->options.seed, step, PURPOSE_WEIGHT, 0}};
+        x[i] = format->difference ? master[i] - floatX_to_float(w[i]) : master[i];
+    Hop hop = {format->codec, format->group, format->rounding, {sim->options.seed, step, PURPOSE_WEIGHT, 0}};
     send(x, n, &hop, place->logical);
     for (int64_t i = 0; i < place->numel; i++)
-        w[i] = floatX_from_float(wire->difference ? floatX_to_float(w[i]) + x[i] : x[i]);
+        w[i] = floatX_from_float(format->difference ? floatX_to_float(w[i]) + x[i] : x[i]);
     free(x);
 }
 

@@ -10,14 +10,14 @@
 #pragma once
 #include "llmc/base/dtype.h"
 #include "sdp4bit/kernels.h"  // the types StepControl and StepRecord
-#include "sdp4bit/plan.h"
+#include "sdp4bit/layout.h"
 LLMC_BEGIN
 
 typedef struct SimulatorOptions {
-    const Plan *plan;  // where tensors lie; nodes and ranks per node
-    const PlanTensor *tensors;
-    GradWire grad;
-    WeightWire weight;
+    const BucketLayout *plan;  // where tensors lie; nodes and ranks per node
+    const LayoutTensor *tensors;
+    GradFormat grad;
+    WeightFormat weight;
     uint32_t seed;  // of the rounding bits
     float beta1, beta2, epsilon, weight_decay, clip_grad;
     bool skip_non_finite;

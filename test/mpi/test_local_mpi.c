@@ -31,8 +31,8 @@ typedef struct Preset {
     const char *flags[MOST_FLAGS];
     int delay;
     float mix;
-    GradWire grad;
-    WeightWire weight;
+    GradFormat grad;
+    WeightFormat weight;
 } Preset;
 
 #define F CODEC_FP32
@@ -171,8 +171,8 @@ typedef struct Trial {
     Stream *compute;
     MemoryPlan memory_plan;
     Zero *zero;
-    PlanTensor *tensors;
-    Plan plan;                 // the zero's
+    LayoutTensor *tensors;
+    BucketLayout plan;         // the zero's
     Simulator *replica_group;  // (replica groups)
     OuterState outer;
     float *local, **grads;  // (arena) this rank's; (world) every rank's
@@ -346,10 +346,10 @@ static Leg leg_of(const Trial *t, bool mean, uint32_t source, int64_t step) {
 
 // What traveling does to x, which stays transformed.
 static void leave(const Trial *t, float *x, const Part *part, Leg leg) {
-    const GradWire *wire = &t->preset->grad;
-    Codec codec = part->matrix ? wire->inter_codec : wire->tail_codec;
-    if (part->matrix) simulator_transform(x, part->n, wire->transform, leg.rotation, part->logical);
-    simulator_send(x, part->n, codec, wire->inter_group, wire->rounding, leg.rounding, part->logical);
+    const GradFormat *format = &t->preset->grad;
+    Codec codec = part->matrix ? format->inter_codec : format->tail_codec;
+    if (part->matrix) simulator_transform(x, part->n, format->transform, leg.rotation, part->logical);
+    simulator_send(x, part->n, codec, format->inter_group, format->rounding, leg.rounding, part->logical);
 }
 
 static void arrive(const Trial *t, float *x, const Part *part, Leg leg) {
@@ -486,7 +486,7 @@ static bool same_bytes(Trial *t, int64_t step, uint64_t before) {
     uint64_t planned = 0;
     for (int b = 0; b < t->plan.buckets; b++) {
         if (step % H != t->outer.turn[b] && !ends(t, step)) continue;
-        planned += (uint64_t)outer_wire_bytes(&t->zero->outer.plan, b, &t->zero->base.grad_wire);
+        planned += (uint64_t)outer_wire_bytes(&t->zero->outer.plan, b, &t->zero->base.grad_format);
     }
     return zero_traffic(t->zero).rail - before == planned ||
            complain(t, step, "bytes between replica groups", 0);

@@ -47,8 +47,8 @@ typedef enum Shape { RAGGED, PARTS, BUCKETS, ALIGNED, TAILS_ONLY } Shape;
 // % outliers 20 times as large.
 typedef struct Preset {
     const char *name;
-    GradWire grad;  // chunks is filled per run
-    WeightWire weight;
+    GradFormat grad;  // chunks is filled per run
+    WeightFormat weight;
     Shape shape;
     double lowest, highest;
 } Preset;
@@ -138,11 +138,11 @@ static const Preset presets[] = {
 };
 enum { PRESETS = sizeof presets / sizeof *presets };
 
-static int preset_tensors(Shape shape, int dp, int64_t border, PlanTensor *t) {
-    static const PlanTensor ragged[] = {MATRIX(5003, 0), VECTOR(37, 0),  MATRIX(2048, 1),
-                                        MATRIX(100, 1),  VECTOR(5, 1),   VECTOR(64, 1),
-                                        MATRIX(1, 2),    MATRIX(777, 2), VECTOR(1, 2)};
-    static const PlanTensor tails[] = {VECTOR(100, 0), VECTOR(7, 0), VECTOR(900, 1)};
+static int preset_tensors(Shape shape, int dp, int64_t border, LayoutTensor *t) {
+    static const LayoutTensor ragged[] = {MATRIX(5003, 0), VECTOR(37, 0),  MATRIX(2048, 1),
+                                          MATRIX(100, 1),  VECTOR(5, 1),   VECTOR(64, 1),
+                                          MATRIX(1, 2),    MATRIX(777, 2), VECTOR(1, 2)};
+    static const LayoutTensor tails[] = {VECTOR(100, 0), VECTOR(7, 0), VECTOR(900, 1)};
     if (shape == RAGGED || shape == PARTS) memcpy(t, ragged, sizeof ragged);
     for (int i = 0; shape == PARTS && i < (int)(sizeof ragged / sizeof *ragged); i++) {
         t[i].before = i % 3 * 1024;
@@ -155,8 +155,8 @@ static int preset_tensors(Shape shape, int dp, int64_t border, PlanTensor *t) {
     int64_t least = 16 * dp * border;  // of a bucket
     int count = 0;
     for (int u = 0; u < 3; u++) {
-        PlanTensor matrix = MATRIX(shape == ALIGNED ? least : least + 13 * u + 1, u);
-        PlanTensor tail = VECTOR(19 + u, u);
+        LayoutTensor matrix = MATRIX(shape == ALIGNED ? least : least + 13 * u + 1, u);
+        LayoutTensor tail = VECTOR(19 + u, u);
         t[count++] = matrix;
         if (shape == BUCKETS) t[count++] = tail;
     }
@@ -176,7 +176,8 @@ static float random_value(uint32_t stream, uint32_t a, uint32_t b, int64_t i, bo
 typedef enum Poison { POISON_NAN, POISON_INF, POISON_TAIL, POISON_LOSS, POISONS } Poison;
 
 // Which element of whose gradient is poisoned in this trial.
-static void plant(const Plan *plan, const PlanTensor *tensors, float *grads, int rank, uint32_t trial) {
+static void plant(const BucketLayout *plan, const LayoutTensor *tensors, float *grads, int rank,
+                  uint32_t trial) {
     bool want_tail = trial % POISONS == POISON_TAIL;
     if (rank != (int)(trial % (uint32_t)plan->dp) || trial % POISONS == POISON_LOSS) return;
     int t = 0;
@@ -186,12 +187,12 @@ static void plant(const Plan *plan, const PlanTensor *tensors, float *grads, int
     grads[plan->tensor_arena[t] + tensors[t].numel / 2] = trial % POISONS == POISON_INF ? INFINITY : NAN;
 }
 
-static float local_loss(const Plan *plan, int rank, uint32_t step, uint32_t trial) {
+static float local_loss(const BucketLayout *plan, int rank, uint32_t step, uint32_t trial) {
     bool poisoned = step == POISONED_STEP && trial % POISONS == POISON_LOSS && rank == plan->dp - 1;
     return poisoned ? NAN : 3.0f + random_value(8, (uint32_t)rank, step, 0, false);
 }
 
-static void initial_weights(const Plan *plan, const PlanTensor *tensors, floatX *w) {
+static void initial_weights(const BucketLayout *plan, const LayoutTensor *tensors, floatX *w) {
     memset(w, 0, (size_t)plan->arena_elements * sizeof *w);
     for (int t = 0; t < plan->tensors; t++) {
         for (int64_t i = 0; i < tensors[t].numel; i++) {
@@ -225,10 +226,10 @@ typedef struct Trial {
     int micro_batches;  // of a step, each reduced by itself
     bool sharded;       // into a shard, as ZeRO-2; else in place
     bool feedback;      // error feedback between nodes
-    PlanTensor tensors[MOST_TENSORS];
+    LayoutTensor tensors[MOST_TENSORS];
     int count;
     const Mesh *mesh;
-    Plan plan;
+    BucketLayout plan;
     TlqStep tlq;
     QwdStep qwd;
     WireChecks checks;  // every other trial seals its messages
@@ -257,8 +258,8 @@ typedef struct Trial {
 
 // Rank `rank`'s local gradient of a micro-batch, arena-shaped, pads 0. Tensors differ in magnitude.
 static void local_gradient(const Trial *t, float *grads, int rank, uint32_t step, int micro_batch) {
-    const Plan *plan = &t->plan;
-    const PlanTensor *tensors = t->tensors;
+    const BucketLayout *plan = &t->plan;
+    const LayoutTensor *tensors = t->tensors;
     uint32_t draw = (step + 1000 * (uint32_t)micro_batch) * 100;
     memset(grads, 0, (size_t)plan->arena_elements * sizeof *grads);
     for (int k = 0; k < plan->tensors; k++) {
@@ -293,22 +294,23 @@ static void *download(const Trial *t, const void *device, size_t bytes) {
 static void build_plan(Trial *t) {
     const Preset *preset = t->preset;
     Error err = {0};
-    PlanOptions options;
+    LayoutOptions options;
     options.nodes = t->mesh->rail.size;
     options.per_node = t->mesh->node.size;
-    options.chunk_border = plan_border(preset->grad.intra_group, preset->grad.inter_group, 0);
-    options.border = plan_border(preset->grad.intra_group, preset->grad.inter_group, preset->weight.group);
+    options.chunk_border = layout_border(preset->grad.intra_group, preset->grad.inter_group, 0);
+    options.border = layout_border(preset->grad.intra_group, preset->grad.inter_group, preset->weight.group);
     options.bucket_elements = 1;
     options.pieces = 1;
     t->count = preset_tensors(preset->shape, t->machine->size, options.border, t->tensors);
-    if (!plan_build(&t->plan, t->tensors, t->count, &options, &err)) fatal(NULL, EXIT_USAGE, "%s", err.what);
+    if (!layout_build(&t->plan, t->tensors, t->count, &options, &err))
+        fatal(NULL, EXIT_USAGE, "%s", err.what);
     t->checks.sealed = t->number % 2 == 1 && preset->shape != ALIGNED;
-    if (t->checks.sealed) plan_seal(&t->plan);
+    if (t->checks.sealed) layout_seal(&t->plan);
 }
 
 // For comm_share.
 static void *allocate_shared(Trial *t, size_t bytes) {
-    return allocate(t, device_kind()->only_way ? bytes : (size_t)round_up64((int64_t)bytes, COMM_GRAIN));
+    return allocate(t, device_kind()->only_way ? bytes : (size_t)round_up64((int64_t)bytes, COMM_ALIGNMENT));
 }
 
 // Behind the first bucket's messages lie the lengths of lossless ones.
@@ -327,14 +329,14 @@ static void build_lossless(Trial *t) {
     QwdLossless *lossless = &t->lossless;
     int buckets = t->plan.buckets;
     size_t plain = 0, coded = 0;
-    if (t->plan.dp == 1 || !wire_is_lossless(&t->preset->weight)) return;
+    if (t->plan.dp == 1 || !format_is_lossless(&t->preset->weight)) return;
     lossless->coded_start = (int64_t *)xcalloc((size_t)buckets, sizeof(int64_t), "the test");
     lossless->slot = (int64_t *)xcalloc((size_t)buckets, sizeof(int64_t), "the test");
     lossless->landed = (uint32_t *)xcalloc(1, lengths_bytes(t), "the test");
     for (int b = 0; b < buckets; b++) {
         size_t bytes = (size_t)qwd_plain_message(&t->plan, b).bytes;
         lossless->coded_start[b] = (int64_t)coded;
-        coded += (size_t)round_up64(plan_lossless(&t->plan.bucket[b]).most, 256);
+        coded += (size_t)round_up64(layout_lossless(&t->plan.bucket[b]).most, 256);
         if (bytes > plain) plain = bytes;
     }
     lossless->plain = (uint8_t *)allocate(t, plain);
@@ -350,21 +352,21 @@ static void build_steps(Trial *t, int chunks) {
     t->tlq.checks = t->qwd.checks = &t->checks;
     t->tlq.plan = t->qwd.plan = &t->plan;
     t->tlq.mesh = t->qwd.mesh = t->checks.mesh = t->mesh;
-    t->tlq.grad_wire = t->preset->grad;
-    t->tlq.grad_wire.chunks = chunks;
+    t->tlq.grad_format = t->preset->grad;
+    t->tlq.grad_format.chunks = chunks;
     t->tlq.error_feedback = t->feedback;
     size_t table = (size_t)t->plan.segments_total * sizeof(Segment);
     t->segments = (Segment *)allocate(t, table);
     upload(t, t->segments, t->plan.segments, table);
     t->tlq.segments = t->qwd.segments = t->segments;
     t->tlq.seed = t->qwd.seed = SEED;
-    t->qwd.weight_wire = t->preset->weight;
+    t->qwd.weight_format = t->preset->weight;
     t->qwd.beta1 = BETA1;
     t->qwd.beta2 = BETA2;
     t->qwd.epsilon = EPSILON;
     t->qwd.weight_decay = WEIGHT_DECAY;
     TlqWorkspace *w = &t->tlq.workspace;
-    tlq_workspace(w, &t->plan, &t->tlq.grad_wire);
+    tlq_workspace(w, &t->plan, &t->tlq.grad_format);
     w->send1 = (uint8_t *)allocate_shared(t, w->send1_bytes);
     w->recv1 = (uint8_t *)allocate(t, w->recv1_bytes);
     w->send2 = (uint8_t *)allocate(t, w->send2_bytes);
@@ -485,7 +487,7 @@ static void free_trial(Trial *t) {
     free(t->lossless.slot);
     free(t->lossless.landed);
     simulator_free(&t->sim);
-    plan_free(&t->plan);
+    layout_free(&t->plan);
 }
 
 // --- a step on both sides ------------------------------------------------------------------------
@@ -618,7 +620,7 @@ static void simulate(Trial *t, uint32_t step) {
 static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at) {
     fprintf(stderr, "rank %d, %d x %d, %s%s, chunks %d, step %u: %s differs at %lld\n", t->machine->rank,
             t->mesh->rail.size, t->mesh->node.size, t->preset->name, t->feedback ? ", error feedback" : "",
-            t->tlq.grad_wire.chunks, step, what, (long long)at);
+            t->tlq.grad_format.chunks, step, what, (long long)at);
     return false;
 }
 
@@ -776,7 +778,7 @@ static bool skipped_messages_are_zero(const Trial *t, uint32_t step) {
     if (step_applied(step) || t->plan.dp == 1 || !codec_info(t->preset->weight.codec).levels) return true;
     bool ok = true;
     for (int b = 0; ok && b < t->plan.buckets; b++) {
-        MessageLayout m = plan_weight_message(&t->plan.bucket[b], &t->preset->weight);
+        MessageLayout m = layout_weight_message(&t->plan.bucket[b], &t->preset->weight);
         uint8_t *messages = (uint8_t *)download(t, t->gather[b], (size_t)(t->plan.dp * m.bytes));
         for (int slot = 0; ok && slot < t->plan.dp; slot++) {
             ok = message_is_zero(t, step, messages + slot * m.bytes, &m);
@@ -798,7 +800,7 @@ static void count_lossless(const Trial *t, WireBytes *sum) {
     int64_t nodes = t->plan.options.nodes, others = t->plan.options.per_node - 1;
     int64_t bytes = t->plan.buckets * (int64_t)sizeof(uint32_t);
     for (int b = 0; b < t->plan.buckets; b++) {
-        bytes += plan_lossless_message(&t->plan.bucket[b], t->lossless.slot[b]).bytes;
+        bytes += layout_lossless_message(&t->plan.bucket[b], t->lossless.slot[b]).bytes;
     }
     sum->weight_inter = (nodes - 1) * bytes;
     sum->weight_intra = others * nodes * bytes;
@@ -807,7 +809,7 @@ static void count_lossless(const Trial *t, WireBytes *sum) {
 // What one step handed to the transport is what the plan says, to the byte.
 static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     Sent after = sent_by(t->mesh);
-    WireBytes plan = plan_wire_bytes(&t->plan, &t->tlq.grad_wire, &t->preset->weight);
+    WireBytes plan = layout_wire_bytes(&t->plan, &t->tlq.grad_format, &t->preset->weight);
     uint64_t records = (uint64_t)(t->plan.dp - 1) * sizeof(StepRecord);
     if (t->qwd.lossless) count_lossless(t, &plan);
     if (t->plan.dp == 1) memset(&plan, 0, sizeof plan);
@@ -820,8 +822,8 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
         return complain(t, step, "bytes between nodes", 0);
     }
     if (after.world - before->world != records) return complain(t, step, "bytes of the records", 0);
-    if (t->preset->shape != ALIGNED || t->tlq.grad_wire.chunks != 1) return true;
-    WireFormula f = plan_wire_formula(&t->plan, &t->tlq.grad_wire, &t->preset->weight);
+    if (t->preset->shape != ALIGNED || t->tlq.grad_format.chunks != 1) return true;
+    WireFormula f = layout_wire_formula(&t->plan, &t->tlq.grad_format, &t->preset->weight);
     bool same = (double)plan.grad_intra == f.grad_intra && (double)plan.grad_inter == f.grad_inter &&
                 (double)plan.weight_intra == f.weight_intra && (double)plan.weight_inter == f.weight_inter;
     return same || complain(t, step, "the formula of the bytes", 0);

@@ -121,17 +121,17 @@ static void bf16_rounds_to_nearest(void **state) {
 
 // Levels add up where they run: int8 inside adds little to int4 between.
 static void levels_add_up(void **state) {
-    GradWire wire = {.intra_codec = CODEC_INT8,
-                     .inter_codec = CODEC_INT4,
-                     .intra_group = 128,
-                     .inter_group = 128,
-                     .rounding = ROUND_STOCHASTIC};
+    GradFormat format = {.intra_codec = CODEC_INT8,
+                         .inter_codec = CODEC_INT4,
+                         .intra_group = 128,
+                         .inter_group = 128,
+                         .rounding = ROUND_STOCHASTIC};
     double eight = codec_gaussian_error(CODEC_INT8, 128, ROUND_STOCHASTIC);
     double four = codec_gaussian_error(CODEC_INT4, 128, ROUND_STOCHASTIC);
-    assert_float_equal(preset_gradient_error(&wire, true, true), sqrt(eight + four), 1e-12);
-    assert_float_equal(preset_gradient_error(&wire, true, false), sqrt(eight), 1e-12);
-    assert_float_equal(preset_gradient_error(&wire, false, true), sqrt(four), 1e-12);
-    assert_true(preset_gradient_error(&wire, false, false) == 0);
+    assert_float_equal(preset_gradient_error(&format, true, true), sqrt(eight + four), 1e-12);
+    assert_float_equal(preset_gradient_error(&format, true, false), sqrt(eight), 1e-12);
+    assert_float_equal(preset_gradient_error(&format, false, true), sqrt(four), 1e-12);
+    assert_true(preset_gradient_error(&format, false, false) == 0);
 }
 
 // What changes training less stays, unless what is below it gains enough.

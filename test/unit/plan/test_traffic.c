@@ -29,7 +29,7 @@ typedef struct Case {
     Tensor tensors[2 * UNITS];
     MemoryPlan memory_plan;
     Zero *zero;
-    const Plan *plan;
+    const BucketLayout *plan;
     StepTraffic traffic;
 } Case;
 
@@ -80,8 +80,8 @@ static WireBytes bytes_of(Case *c, Sharding sharding, int micro_batches) {
     assert_int_equal(c->plan->buckets, units);
     assert_int_equal(c->plan->bucket[0].matrix_per_rank, NUMBERS / c->mesh.dp.size);
     c->traffic = traffic_make(&c->config, &c->mesh, c->zero);
-    const GradWire *grad = zero_grad_wire(c->zero, true);
-    const WeightWire *weight = zero_weight_wire(c->zero);
+    const GradFormat *grad = zero_grad_format(c->zero, true);
+    const WeightFormat *weight = zero_weight_format(c->zero);
     WireBytes bytes = traffic_of_step(&c->traffic, grad, weight);
     // Nothing is padded here, and there are no tails.
     WireFormula formula = traffic_formula(&c->traffic, grad, weight);
@@ -93,7 +93,7 @@ static WireBytes bytes_of(Case *c, Sharding sharding, int micro_batches) {
 }
 
 static WireBytes gather_of(const Case *c, int b, bool backward) {
-    return traffic_of_gather(&c->traffic, b, backward, zero_weight_wire(c->zero));
+    return traffic_of_gather(&c->traffic, b, backward, zero_weight_format(c->zero));
 }
 
 static void same_bytes(WireBytes got, int64_t grad_intra, int64_t grad_inter, int64_t weight_intra,
@@ -145,7 +145,7 @@ static void layers_are_gathered_by_passes(void **state) {
                UNITS * WEIGHT_BETWEEN);
     same_bytes(gather_of(&c, 2, true), 0, 0, PART_INSIDE, 0);
     same_bytes(gather_of(&c, 0, true), 0, 0, 0, 0);
-    same_bytes(traffic_of_update(&c.traffic, 2, zero_grad_wire(c.zero, true), zero_weight_wire(c.zero)),
+    same_bytes(traffic_of_update(&c.traffic, 2, zero_grad_format(c.zero, true), zero_weight_format(c.zero)),
                GRAD_INSIDE, GRAD_BETWEEN, 0, WEIGHT_BETWEEN);
     WireBytes three = bytes_of(&c, SHARD_PARAMETERS, 3);
     static const int thrice[][2] = {{0, 0}, {1, 3}, {1, 3}, {3, 0}, {3, 0}};
@@ -206,7 +206,7 @@ static void replica_groups_exchange_now_and_then(void **state) {
     c.config.local_steps = 4;
     same_bytes(bytes_of(&c, SHARD_OPTIMIZER, 1), UNITS * GRAD_INSIDE, UNITS * 2 * GRAD_BETWEEN / 4,
                UNITS * WEIGHT_INSIDE, 0);
-    assert_int_equal(zero_exchange_bytes(c.zero, 1, zero_grad_wire(c.zero, true)), 2 * GRAD_BETWEEN);
+    assert_int_equal(zero_exchange_bytes(c.zero, 1, zero_grad_format(c.zero, true)), 2 * GRAD_BETWEEN);
     tear_down(&c);
 }
 

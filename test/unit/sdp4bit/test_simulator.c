@@ -30,8 +30,8 @@ static float normal(uint32_t stream, uint32_t a, uint32_t b, uint32_t i, double 
 
 // One matrix of n elements over nodes x per_node ranks.
 typedef struct Bench {
-    PlanTensor tensor;
-    Plan plan;
+    LayoutTensor tensor;
+    BucketLayout plan;
     Simulator sim;
     float **grads;  // (dp)
     float *losses;  // (dp)
@@ -47,13 +47,14 @@ static void bench_feed_back(Bench *bench) {
     free(w);
 }
 
-static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradWire grad, WeightWire weight,
-                        const float *weights) {
-    PlanTensor tensor = MATRIX(n, 0);
+static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradFormat grad,
+                        WeightFormat weight, const float *weights) {
+    LayoutTensor tensor = MATRIX(n, 0);
     bench->tensor = tensor;
-    int64_t border = plan_border(grad.intra_group, grad.inter_group, weight.group);
-    PlanOptions options = {nodes, per_node, border, plan_border(grad.intra_group, grad.inter_group, 0), 1, 1};
-    assert_true(plan_build(&bench->plan, &bench->tensor, 1, &options, NULL));
+    int64_t border = layout_border(grad.intra_group, grad.inter_group, weight.group);
+    LayoutOptions options = {nodes, per_node, border, layout_border(grad.intra_group, grad.inter_group, 0),
+                             1,     1};
+    assert_true(layout_build(&bench->plan, &bench->tensor, 1, &options, NULL));
     floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
     for (int64_t i = 0; weights && i < n; i++) w[i] = floatX_from_float(weights[i]);
     SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42,   0.9f, 0.95f,
@@ -72,17 +73,17 @@ static void bench_stop(Bench *bench) {
     free(bench->grads);
     free(bench->losses);
     simulator_free(&bench->sim);
-    plan_free(&bench->plan);
+    layout_free(&bench->plan);
 }
 
 // --- two-level errors ---------------------------------------------------------------------------
 
 enum { LEVEL_SAMPLES = 1 << 18, NODES = 4, PER_NODE = 8, RANKS = NODES * PER_NODE };
 
-static double reduction_error(float *const *grads, const double *mean, GradWire wire, uint32_t step) {
+static double reduction_error(float *const *grads, const double *mean, GradFormat format, uint32_t step) {
     Bench bench;
-    WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
-    bench_start(&bench, LEVEL_SAMPLES, NODES, PER_NODE, wire, weight, NULL);
+    WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    bench_start(&bench, LEVEL_SAMPLES, NODES, PER_NODE, format, weight, NULL);
     float *shifted[RANKS];
     for (int r = 0; r < RANKS; r++) {
         shifted[r] = bench.grads[r];
@@ -124,10 +125,10 @@ static void test_two_level_errors(void **state) {
     independent_gradients(grads, mean, 0.01);
     for (int i = 0; i < 4; i++) {
         for (int rounding = ROUND_NEAREST; rounding <= ROUND_STOCHASTIC; rounding++) {
-            GradWire wire = {rows[i].intra, rows[i].inter,    128,      128,
-                             CODEC_BF16,    rows[i].hadamard, rounding, 1};
+            GradFormat format = {rows[i].intra, rows[i].inter,    128,      128,
+                                 CODEC_BF16,    rows[i].hadamard, rounding, 1};
             double expected = rounding == ROUND_STOCHASTIC ? rows[i].stochastic : rows[i].nearest;
-            double measured = reduction_error(grads, mean, wire, 1);
+            double measured = reduction_error(grads, mean, format, 1);
             if (fabs(measured - expected) > 0.02 * expected + 0.0005)
                 fail_msg("row %d rounding %d: %.4f, expected %.4f", i, rounding, measured, expected);
         }
@@ -137,11 +138,11 @@ static void test_two_level_errors(void **state) {
 }
 
 // Bits per gradient that cross between nodes, with scales.
-static double bits_between(GradWire wire) {
+static double bits_between(GradFormat format) {
     Bench bench;
-    WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
-    bench_start(&bench, LEVEL_SAMPLES, NODES, PER_NODE, wire, weight, NULL);
-    double bytes = plan_wire_formula(&bench.plan, &wire, &weight).grad_inter;
+    WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    bench_start(&bench, LEVEL_SAMPLES, NODES, PER_NODE, format, weight, NULL);
+    double bytes = layout_wire_formula(&bench.plan, &format, &weight).grad_inter;
     bench_stop(&bench);
     return 8 * bytes / LEVEL_SAMPLES * PER_NODE * NODES / (NODES - 1);
 }
@@ -159,9 +160,9 @@ static void test_eden_errors(void **state) {
     double *mean = (double *)xcalloc(LEVEL_SAMPLES, sizeof *mean, "the mean");
     independent_gradients(grads, mean, 0);
     for (int i = 0; i < 3; i++) {
-        GradWire wire = {CODEC_INT8,         rows[i].codec,    128, EDEN_GROUP, CODEC_BF16,
-                         TRANSFORM_ROTATION, ROUND_STOCHASTIC, 1};
-        double error = pow(reduction_error(grads, mean, wire, 1), 2), bits = bits_between(wire);
+        GradFormat format = {CODEC_INT8,         rows[i].codec,    128, EDEN_GROUP, CODEC_BF16,
+                             TRANSFORM_ROTATION, ROUND_STOCHASTIC, 1};
+        double error = pow(reduction_error(grads, mean, format, 1), 2), bits = bits_between(format);
         print_message("    %s: %.3f bits, relative squared error %.5f\n", codec_info(rows[i].codec).name,
                       bits, error);
         assert_true(bits <= rows[i].bits);
@@ -181,10 +182,10 @@ static void test_eden_unbiased(void **state) {
     static double sum[N], squares[N];
     for (int c = 0; c < 2; c++) {
         Bench bench;
-        GradWire wire = {CODEC_INT8,         codecs[c],        128, EDEN_GROUP, CODEC_BF16,
-                         TRANSFORM_ROTATION, ROUND_STOCHASTIC, 1};
-        WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
-        bench_start(&bench, N, 2, 2, wire, weight, NULL);
+        GradFormat format = {CODEC_INT8,         codecs[c],        128, EDEN_GROUP, CODEC_BF16,
+                             TRANSFORM_ROTATION, ROUND_STOCHASTIC, 1};
+        WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+        bench_start(&bench, N, 2, 2, format, weight, NULL);
         memset(sum, 0, sizeof sum);
         memset(squares, 0, sizeof squares);
         for (uint32_t r = 0; r < 4; r++) {
@@ -217,11 +218,11 @@ typedef struct Drift {
     double early, late;
 } Drift;
 
-static Drift drift_of(GradWire wire, bool feedback) {
+static Drift drift_of(GradFormat format, bool feedback) {
     Bench bench;
-    WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
     Drift drift = {0, 0};
-    bench_start(&bench, FED, 4, 2, wire, weight, NULL);
+    bench_start(&bench, FED, 4, 2, format, weight, NULL);
     if (feedback) bench_feed_back(&bench);
     double *sent = (double *)xcalloc(FED, sizeof *sent, "sums");
     double *mean = (double *)xcalloc(FED, sizeof *mean, "sums");
@@ -253,7 +254,7 @@ static Drift drift_of(GradWire wire, bool feedback) {
 static void test_error_feedback(void **state) {
     static const struct {
         const char *name;
-        GradWire wire;
+        GradFormat format;
         double most;  // after LATE steps with error feedback, of one step's gradient
     } rows[] = {
         {"EDEN at 2 bits",
@@ -267,7 +268,7 @@ static void test_error_feedback(void **state) {
          0.07},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        Drift plain = drift_of(rows[i].wire, false), fed = drift_of(rows[i].wire, true);
+        Drift plain = drift_of(rows[i].format, false), fed = drift_of(rows[i].format, true);
         print_message(
             "    %-16s error of the sum, in gradients of a step: %.3f then %.3f; with error "
             "feedback %.3f then %.3f\n",
@@ -286,9 +287,9 @@ static void test_rounding_errors_average_out(void **state) {
     double error[2];
     for (int many = 0; many < 2; many++) {
         Bench bench;
-        GradWire wire = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, false, ROUND_STOCHASTIC, 1};
-        WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
-        bench_start(&bench, N, 1, many ? 8 : 2, wire, weight, NULL);
+        GradFormat format = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, false, ROUND_STOCHASTIC, 1};
+        WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+        bench_start(&bench, N, 1, many ? 8 : 2, format, weight, NULL);
         for (int r = 0; r < bench.plan.dp; r++) {
             for (uint32_t i = 0; i < N; i++) bench.grads[r][i] = normal(2, 0, 0, i, 0);
         }
@@ -309,9 +310,9 @@ static void test_reduction_unbiased(void **state) {
     double bias[2];
     for (int rounding = 0; rounding < 2; rounding++) {
         Bench bench;
-        GradWire wire = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, rounding, 1};
-        WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
-        bench_start(&bench, N, 2, 2, wire, weight, NULL);
+        GradFormat format = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, rounding, 1};
+        WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+        bench_start(&bench, N, 2, 2, format, weight, NULL);
         static double sum[N], mean[N];
         memset(sum, 0, sizeof sum);
         memset(mean, 0, sizeof mean);
@@ -343,9 +344,9 @@ static void test_fp32_reduction_is_the_mean(void **state) {
     enum { N = 5000 };
     for (int transform = 0; transform < 2; transform++) {
         Bench bench;
-        GradWire wire = {CODEC_FP32, CODEC_FP32, 32, 32, CODEC_FP32, transform, ROUND_STOCHASTIC, 1};
-        WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
-        bench_start(&bench, N, 3, 2, wire, weight, NULL);
+        GradFormat format = {CODEC_FP32, CODEC_FP32, 32, 32, CODEC_FP32, transform, ROUND_STOCHASTIC, 1};
+        WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+        bench_start(&bench, N, 3, 2, format, weight, NULL);
         for (int r = 0; r < 6; r++) {
             for (uint32_t i = 0; i < N; i++) bench.grads[r][i] = normal(4, (uint32_t)r, 0, i, 0);
         }
@@ -367,9 +368,9 @@ static void test_adamw(void **state) {
     for (uint32_t i = 0; i < N; i++) weights[i] = bf16_to_float(bf16_from_float(normal(5, 0, 0, i, 0)));
     for (int i = 0; i < N; i++) p[i] = (double)weights[i];
     Bench bench;
-    GradWire wire = {CODEC_FP32, CODEC_FP32, 32, 32, CODEC_FP32, false, ROUND_NEAREST, 1};
-    WeightWire weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
-    bench_start(&bench, N, 1, 1, wire, weight, weights);
+    GradFormat format = {CODEC_FP32, CODEC_FP32, 32, 32, CODEC_FP32, false, ROUND_NEAREST, 1};
+    WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    bench_start(&bench, N, 1, 1, format, weight, weights);
     bench.sim.options.clip_grad = 1.0f;
     bench.sim.options.weight_decay = 0.1f;
     for (int t = 1; t <= 10; t++) {
@@ -437,14 +438,14 @@ static bool step_bounded(const Bench *bench, const float *before, double gap_bef
     return gap <= contraction * (gap_before + update) * (1 + 1e-4) + weight * 0x1p-8;
 }
 
-static ToyResult toy(WeightWire weight) {
+static ToyResult toy(WeightFormat weight) {
     float weights[TOY], target[TOY], before[TOY];
     for (uint32_t i = 0; i < TOY; i++) {
         weights[i] = normal(8, 0, 0, i, 0);
         target[i] = normal(8, 1, 0, i, 0);
     }
     Bench bench;
-    GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
+    GradFormat grad = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
     bench_start(&bench, TOY, 2, 2, grad, weight, weights);
     ToyResult result = {0};
     result.bounded = true;
@@ -468,14 +469,14 @@ static ToyResult toy(WeightWire weight) {
 }
 
 static void test_thousand_steps(void **state) {
-    WeightWire bf16 = {CODEC_BF16, 32, false, ROUND_NEAREST};
+    WeightFormat bf16 = {CODEC_BF16, 32, false, ROUND_NEAREST};
     ToyResult base = toy(bf16);
     print_message("    bf16 weights:             distance %.3g, |master - replica| at the end %.3g\n",
                   base.loss, base.largest_end);
     for (int rounding = ROUND_NEAREST; rounding <= ROUND_STOCHASTIC; rounding++) {
         const char *name = rounding == ROUND_NEAREST ? "nearest" : "stochastic";
-        WeightWire difference = {CODEC_INT4, 512, true, rounding},
-                   direct = {CODEC_INT4, 512, false, rounding};
+        WeightFormat difference = {CODEC_INT4, 512, true, rounding},
+                     direct = {CODEC_INT4, 512, false, rounding};
         ToyResult qwd = toy(difference), qw = toy(direct);
         print_message("    qWD int4 %-10s:      distance %.3g, at the end %.3g, largest %.3g then %.3g\n",
                       name, qwd.loss, qwd.largest_end, qwd.largest_early, qwd.largest_late);

@@ -17,8 +17,8 @@
     { .numel = (NUMEL), .matrix = false, .unit = (UNIT) }
 
 typedef struct Example {
-    Plan plan;
-    GradWire wire;
+    BucketLayout plan;
+    GradFormat format;
     MessageLayout message;
     float grads[128];  // the bucket: 64 of the matrix part, 16 of the tail
 } Example;
@@ -26,19 +26,19 @@ typedef struct Example {
 // A matrix of 40 and a 1-D tensor of 9 elements; gradient (i - 10) / 8 and (i + 1) / 4, halved by
 // the averaging over two ranks.
 static void example_build(Example *e, bool hadamard) {
-    static const PlanTensor tensors[] = {MATRIX(40, 0), VECTOR(9, 0)};
-    PlanOptions options = {2, 1, 32, 32, 1, 1};
-    GradWire wire = {CODEC_INT8, CODEC_INT4, 32, 32, CODEC_BF16, hadamard, ROUND_STOCHASTIC, 1};
+    static const LayoutTensor tensors[] = {MATRIX(40, 0), VECTOR(9, 0)};
+    LayoutOptions options = {2, 1, 32, 32, 1, 1};
+    GradFormat format = {CODEC_INT8, CODEC_INT4, 32, 32, CODEC_BF16, hadamard, ROUND_STOCHASTIC, 1};
     MessageLayout unused;
     memset(e, 0, sizeof *e);
-    e->wire = wire;
-    assert_true(plan_build(&e->plan, tensors, 2, &options, NULL));
-    plan_grad_messages(&e->plan, &e->plan.bucket[0], &wire, 0, &unused, &e->message);
+    e->format = format;
+    assert_true(layout_build(&e->plan, tensors, 2, &options, NULL));
+    layout_grad_messages(&e->plan, &e->plan.bucket[0], &format, 0, &unused, &e->message);
     for (int i = 0; i < 40; i++) e->grads[i] = (float)(i - 10) / 8.0f;
     for (int i = 0; i < 9; i++) e->grads[e->plan.bucket[0].matrix_elements + i] = (float)(i + 1) / 4.0f;
 }
 
-static SegmentTable table_of(const Plan *plan) {
+static SegmentTable table_of(const BucketLayout *plan) {
     SegmentTable table = {plan->segments, plan->bucket[0].segments};
     return table;
 }
@@ -51,11 +51,11 @@ static void example_encode(const Example *e, int rank, uint8_t *slots) {
     q.table = table_of(&e->plan);
     q.hi = q.bucket.matrix_per_rank;
     q.scale = 0.5f;
-    q.transform = e->wire.transform;
-    q.codec = e->wire.inter_codec;
-    q.group = e->wire.inter_group;
-    q.tail_codec = e->wire.tail_codec;
-    q.rounding = e->wire.rounding;
+    q.transform = e->format.transform;
+    q.codec = e->format.inter_codec;
+    q.group = e->format.inter_group;
+    q.tail_codec = e->format.tail_codec;
+    q.rounding = e->format.rounding;
     RoundingKey key = {1234, 1, PURPOSE_GRAD_LEVEL2, (uint32_t)rank};
     q.key = key;
     q.slots = 2;
@@ -74,7 +74,7 @@ static void test_message_layout(void **state) {
     assert_int_equal(e.message.scales, 16);
     assert_int_equal(e.message.tail, 32);
     assert_int_equal(e.message.bytes, 48);
-    plan_free(&e.plan);
+    layout_free(&e.plan);
 }
 
 static const uint8_t plain_codes[16] = {0xdd, 0xee, 0xee, 0xfe, 0x0f, 0x10, 0x11, 0x12,
@@ -93,7 +93,7 @@ static void check_message(bool hadamard, const uint8_t *codes, const uint8_t *sc
     assert_memory_equal(slots, codes, 16);
     assert_memory_equal(slots + 16, scale, 4);
     assert_memory_equal(slots + 32, tail, 16);
-    plan_free(&e.plan);
+    layout_free(&e.plan);
 }
 
 static void test_message_bytes(void **state) {
@@ -111,10 +111,10 @@ static void example_decode(Example *e, int rank, const uint8_t *message, bool ad
     f.received = message;
     f.sources = 1;
     f.in = e->message;
-    f.codec = e->wire.inter_codec;
-    f.group = e->wire.inter_group;
-    f.tail_codec = e->wire.tail_codec;
-    f.transform = e->wire.transform;
+    f.codec = e->format.inter_codec;
+    f.group = e->format.inter_group;
+    f.tail_codec = e->format.tail_codec;
+    f.transform = e->format.transform;
     f.rank = rank;
     f.bucket = e->plan.bucket[0];
     f.table = table_of(&e->plan);
@@ -143,7 +143,7 @@ static void check_decoded(bool hadamard, const float *expected) {
     assert_true(fabs((double)leaf - squares) < 1e-5 && fabs((double)tail_leaf - tail_squares) < 1e-5);
     // Rank 1's windows are left alone
     assert_true(e.grads[32] == 22.0f / 8.0f && e.grads[72] == 9.0f / 4.0f);
-    plan_free(&e.plan);
+    layout_free(&e.plan);
 }
 
 static void test_decoded_values(void **state) {
@@ -169,8 +169,8 @@ static void test_added_values(void **state) {
     for (int i = 0; i < 32; i++) assert_true(twice.grads[i] == 2 * once.grads[i]);
     for (int i = 64; i < 72; i++) assert_true(twice.grads[i] == 2 * once.grads[i]);
     assert_true(leaf[0] > 0 && leaf[1] == 4 * leaf[0] && tail_leaf[1] == 4 * tail_leaf[0]);
-    plan_free(&once.plan);
-    plan_free(&twice.plan);
+    layout_free(&once.plan);
+    layout_free(&twice.plan);
 }
 
 // Elements 40..63 of the matrix part are pads: the transform spreads rounding errors into them, the
@@ -184,7 +184,7 @@ static void test_pads_are_masked(void **state) {
     example_decode(&e, 1, slots + e.message.bytes, false, &leaf, &tail_leaf);
     for (int i = 32; i < 40; i++) assert_true(e.grads[i] != 0.0f);
     for (int i = 40; i < 64; i++) assert_true(e.grads[i] == 0.0f);
-    plan_free(&e.plan);
+    layout_free(&e.plan);
 }
 
 // --- checksums ----------------------------------------------------------------------------------

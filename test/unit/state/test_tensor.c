@@ -58,7 +58,7 @@ static void stages_make_the_whole(void **state) {
             assert_int_equal(whole_tensors, 4 + 6 * 12);
             assert_int_equal(part.L, 6 / size);
             assert_int_equal(part.tensor[0].unit, 0);
-            PlanTensor *rows = tensors_for_plan(part.tensor, part.tensors);
+            LayoutTensor *rows = tensors_for_plan(part.tensor, part.tensors);
             int64_t logical = 0;
             for (int i = 0; i < part.tensors; i++) {
                 bool copy = i == 0 && rank > 0 && rank == size - 1;
@@ -126,17 +126,17 @@ static void parts_have_numbers_of_their_own(void **state) {
             tensors_number(whole, 4, 4);
             Tensor t[4];
             for (int i = 0; i < 4; i++) t[i] = tensor_part(&whole[i], rank, 4);
-            PlanTensor *rows = tensors_for_plan(t, 4);
-            PlanOptions options = {1, 1, 32, 32, 1, 1};
-            Plan plan;
+            LayoutTensor *rows = tensors_for_plan(t, 4);
+            LayoutOptions options = {1, 1, 32, 32, 1, 1};
+            BucketLayout plan;
             Error err;
-            assert_true(plan_build(&plan, rows, 4, &options, &err));
+            assert_true(layout_build(&plan, rows, 4, &options, &err));
             int64_t small = 32 + 64 * 96;
             int64_t expected[] = {0, 32 + rank * 64 * 96 / 4, small + rank * 32, small + 4 * 32};
             for (int i = 0; i < plan.segments_total; i++) {
                 assert_int_equal(plan.segments[i].logical, expected[plan.segments[i].tensor]);
             }
-            plan_free(&plan);
+            layout_free(&plan);
             free(rows);
         }
     }

@@ -9,7 +9,7 @@
 //              each tensor starts on a group border,   1-D tensors,
 //              padded to dp x pieces x border          padded to dp x pieces x TAIL_ALIGN
 //
-// pieces is 1, but for replica groups (PlanOptions).
+// pieces is 1, but for replica groups (LayoutOptions).
 // Rank r owns the r-th of dp equal pieces of each part of every bucket (ZeRO-1). With N nodes of D
 // ranks, rank r = node * D + local.
 #pragma once
@@ -22,7 +22,7 @@ enum { TAIL_ALIGN = 8 };      // elements; a rank's tail piece is a multiple of 
 enum { MESSAGE_ALIGN = 16 };  // bytes; sections of a message start on it
 enum { MOST_CHUNKS = 4096 };  // pipeline chunks of a bucket
 
-typedef struct PlanTensor {
+typedef struct LayoutTensor {
     int64_t numel;          // that this rank holds
     bool matrix;            // 2-D or more: quantized and decayed; else it goes to the tail
     int unit;               // layers in forward order: 0 the embeddings, then one per transformer layer.
@@ -30,7 +30,7 @@ typedef struct PlanTensor {
     int64_t before, after;  // elements of the whole model that other ranks hold before and after these,
                             // in the order of the rounding bits; before: a multiple of 32
     bool uncounted;         // another rank holds the same elements, and counts them in the norm
-} PlanTensor;
+} LayoutTensor;
 
 // Where one tensor lies inside its bucket's part. logical: offset of the tensor's first element for
 // the rounding bits. It counts tensors in order, each rounded up to 32, and no padding that depends
@@ -53,13 +53,13 @@ typedef struct Bucket {
                                              // piece, then tail piece
     int first_segment, segments;             // plan->segments, matrices
     int first_tail, tails;                   // plan->segments, 1-D tensors
-    bool sealed;                             // its messages end with a checksum: plan_seal
+    bool sealed;                             // its messages end with a checksum: layout_seal
 } Bucket;
 HD_FN int64_t bucket_elements(const Bucket *b) { return b->matrix_elements + b->tail_elements; }
 // Of one rank.
 HD_FN int64_t bucket_shard(const Bucket *b) { return b->matrix_per_rank + b->tail_per_rank; }
 
-typedef struct PlanOptions {
+typedef struct LayoutOptions {
     int nodes, per_node;      // N, D
     int64_t border;           // groups start and end on multiples of it: the lcm of 32 and the group
                               // sizes in use
@@ -67,10 +67,10 @@ typedef struct PlanOptions {
     int64_t bucket_elements;  // target size of a bucket
     int pieces;               // of equal size that each rank's part of a bucket divides into: replica groups
                               // exchange those (outer.h). 1 elsewhere
-} PlanOptions;
+} LayoutOptions;
 
-typedef struct Plan {
-    PlanOptions options;
+typedef struct BucketLayout {
+    LayoutOptions options;
     int dp;
     int buckets;
     Bucket *bucket;  // (buckets)
@@ -86,52 +86,53 @@ typedef struct Plan {
     int64_t parameters;          // without padding
     int64_t tail_parameters;     // of which 1-D
     int64_t counted_parameters;  // of which this rank counts
-} Plan;
+} BucketLayout;
 
 // Cuts the tensors (in forward order) into buckets: whole units, merged up to
 // options->bucket_elements, and at least 16 x dp x pieces x border elements. Paper section 3.1; the
 // design of the buckets is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
-bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err);
-void plan_free(Plan *plan);
+bool layout_build(BucketLayout *plan, const LayoutTensor *tensors, int count, const LayoutOptions *options,
+                  Error *err);
+void layout_free(BucketLayout *plan);
 // From here on the plan's messages end with a checksum (--verify-wire): a section of MESSAGE_ALIGN
 // bytes.
-void plan_seal(Plan *plan);
+void layout_seal(BucketLayout *plan);
 // The border for the group sizes in use (0 = not in use).
-int64_t plan_border(int group_a, int group_b, int group_c);
+int64_t layout_border(int group_a, int group_b, int group_c);
 
 // Elements of rank's matrix piece (matrix) or tail piece that the norm counts: the first ones.
-int64_t plan_counted(const Bucket *bucket, bool matrix, int64_t rank);
+int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank);
 
 // --- what travels -------------------------------------------------------------------------------
 
 // Gradients: level 1 runs inside a node, level 2 between nodes. One level alone when N = 1 or D =
 // 1, none when dp = 1. Plain codecs have no groups: their group sizes are ignored.
-typedef struct GradWire {
+typedef struct GradFormat {
     Codec intra_codec, inter_codec;
     int intra_group, inter_group;
     Codec tail_codec;     // plain: BF16 when the matrices are quantized, else as the matrices
     Transform transform;  // with TRANSFORM_ROTATION a group divides the rotation's order, or the
                           // other way round
     Rounding rounding;
-    int chunks;  // pipeline chunks K of every bucket; 0: plan_chunks chooses for each
-} GradWire;
+    int chunks;  // pipeline chunks K of every bucket; 0: layout_chunks chooses for each
+} GradFormat;
 
 // Weights: own shard, gathered between nodes first, then inside each node.
-typedef struct WeightWire {
+typedef struct WeightFormat {
     Codec codec;
     int group;
     bool difference;  // grouped: codes of master - replica (qWD), else of the master (qW). bf16:
                       // the changes since the replica are coded without loss (lossless.h), and
                       // messages have no fixed length
     Rounding rounding;
-} WeightWire;
+} WeightFormat;
 // Weights as they are: what travels where nothing is quantized.
-static inline WeightWire plain_weight_wire(void) {
-    WeightWire wire = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
-    return wire;
+static inline WeightFormat plain_weight_format(void) {
+    WeightFormat format = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
+    return format;
 }
-static inline bool wire_is_lossless(const WeightWire *wire) {
-    return wire->difference && !codec_grouped(wire->codec);
+static inline bool format_is_lossless(const WeightFormat *format) {
+    return format->difference && !codec_grouped(format->codec);
 }
 
 // One message: codes of `partitions` equal slices, one after the other; their fp32 scales likewise;
@@ -176,7 +177,7 @@ HD_FN int64_t gather_rank(int nodes, int per_node, int64_t slot) {
 }
 
 // elements, tail_elements: of one partition; elements a multiple of the group, or of 32 for a plain
-// codec. tail_codec: plain. It has no checksum: plan_sealed adds that.
+// codec. tail_codec: plain. It has no checksum: layout_sealed adds that.
 MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
                              int64_t tail_elements);
 
@@ -184,32 +185,34 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
 // pieces is about as large as an ordinary bucket: the largest but the first, or the size that
 // buckets are merged to. So only the embeddings are cut, and the buffers that all buckets share
 // stay about as large as a layer's. More chunks would cost the host a dozen calls each.
-int plan_chunks(const Plan *plan, const Bucket *bucket, const GradWire *wire);
+int layout_chunks(const BucketLayout *plan, const Bucket *bucket, const GradFormat *format);
 // Chunk k of K of a shard's matrix piece: [*lo, *hi), cut on chunk_border as evenly as it allows.
 // It may be empty. The tail travels with chunk 0.
-void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64_t *lo, int64_t *hi);
+void layout_chunk(const BucketLayout *plan, const Bucket *bucket, int chunks, int k, int64_t *lo,
+                  int64_t *hi);
 // The layouts of chunk k's level-1 and level-2 messages (bytes 0 for a level that does not run).
-void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k,
-                        MessageLayout *level1, MessageLayout *level2);
+void layout_grad_messages(const BucketLayout *plan, const Bucket *bucket, const GradFormat *format, int k,
+                          MessageLayout *level1, MessageLayout *level2);
 // The message with room for a checksum, where the bucket's messages have one.
-MessageLayout plan_sealed(const Bucket *bucket, MessageLayout message);
+MessageLayout layout_sealed(const Bucket *bucket, MessageLayout message);
 // Of lossless weights: a message as long as it can become, without sections.
-MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire);
+MessageLayout layout_weight_message(const Bucket *bucket, const WeightFormat *format);
 // Its own layout, and its checksum's where it takes so many bytes without.
-LosslessLayout plan_lossless(const Bucket *bucket);
-MessageLayout plan_lossless_message(const Bucket *bucket, int64_t bytes);
+LosslessLayout layout_lossless(const Bucket *bucket);
+MessageLayout layout_lossless_message(const Bucket *bucket, int64_t bytes);
 
 // Bytes that one rank hands to the transport per step; lossless weights: at most.
 typedef struct WireBytes {
     int64_t grad_intra, grad_inter, weight_intra, weight_inter;
 } WireBytes;
-WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight);
-WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWire *weight);
+WireBytes layout_bucket_wire_bytes(const BucketLayout *plan, int b, const GradFormat *grad,
+                                   const WeightFormat *weight);
+WireBytes layout_wire_bytes(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight);
 // The same by the formulas, for the matrices' unpadded elements alone: codes and scales, no tails,
 // no padding. Bytes per step and rank as real numbers.
 typedef struct WireFormula {
     double grad_intra, grad_inter, weight_intra, weight_inter;
 } WireFormula;
-WireFormula plan_wire_formula(const Plan *plan, const GradWire *grad, const WeightWire *weight);
+WireFormula layout_wire_formula(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight);
 
 LLMC_END

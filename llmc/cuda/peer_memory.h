@@ -7,26 +7,26 @@
 #include "llmc/cuda/internal.h"
 LLMC_BEGIN
 
-typedef struct Neighbors Neighbors;
+typedef struct PeerMemory PeerMemory;
 
 // Collective over node, at least two ranks with a GPU each.
-Neighbors *neighbors_open(Device *device, MPI_Comm node);
+PeerMemory *peer_memory_open(Device *device, MPI_Comm node);
 // Collective: lets go of what is still shared.
-void neighbors_close(Neighbors *neighbors);
+void peer_memory_close(PeerMemory *peers);
 
 // comm_share and comm_unshare (llmc/comm.h). EXIT_ENVIRONMENT: the ranks are on several hosts, the
 // GPUs are not connected, or CUDA IPC is refused.
-bool neighbors_share(Neighbors *neighbors, void *flags, const CommPiece *piece, int pieces, Error *err);
-void neighbors_unshare(Neighbors *neighbors);
+bool peer_memory_share(PeerMemory *peers, void *flags, const CommPiece *piece, int pieces, Error *err);
+void peer_memory_unshare(PeerMemory *peers);
 // Whether anything is shared now.
-bool neighbors_sharing(const Neighbors *neighbors);
+bool peer_memory_sharing(const PeerMemory *peers);
 // Whether this memory was shared.
-bool neighbors_hold(const Neighbors *neighbors, const void *memory, size_t bytes);
+bool peer_memory_hold(const PeerMemory *peers, const void *memory, size_t bytes);
 
 // comm_all_to_all and comm_all_gather (llmc/comm.h) in stream order, always on the same stream.
 // What is fetched (send, or buffer) was shared, and lies at the same place of what was shared on
 // every rank.
-void neighbors_all_to_all(Neighbors *neighbors, const void *send, void *recv, size_t bytes, Stream *stream);
-void neighbors_all_gather(Neighbors *neighbors, void *buffer, size_t bytes, Stream *stream);
+void peer_memory_all_to_all(PeerMemory *peers, const void *send, void *recv, size_t bytes, Stream *stream);
+void peer_memory_all_gather(PeerMemory *peers, void *buffer, size_t bytes, Stream *stream);
 
 LLMC_END

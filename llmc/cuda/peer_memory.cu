@@ -1,4 +1,4 @@
-// Copies among the GPUs of one node: see neighbors.h.
+// Copies among the GPUs of one node: see peer_memory.h.
 //
 // Each rank fetches what is for it from the others' memory. Before that the ranks meet, so that
 // what is fetched is there. After it they meet again, so that whoever wrote it may write anew. To
@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/cuda/neighbors.h"
+#include "llmc/cuda/peer_memory.h"
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/peers.h"
 
-enum { MOST_NEIGHBORS = 16 };
+enum { MAX_PEERS = 16 };
 // For the first flags: a write may still be under way when its stream has ended.
 #define PATIENCE_SECONDS 2.0
 
@@ -29,12 +29,12 @@ typedef CUresult (*AddressRange)(CUdeviceptr *, size_t *, CUdeviceptr);
 
 // One shared piece of memory, as this rank sees it.
 typedef struct Region {
-    uint8_t *of[MOST_NEIGHBORS];   // each rank's
-    void *mapped[MOST_NEIGHBORS];  // what was opened to reach it, NULL for the own
+    uint8_t *of[MAX_PEERS];   // each rank's
+    void *mapped[MAX_PEERS];  // what was opened to reach it, NULL for the own
     size_t bytes;
 } Region;
 
-struct Neighbors {
+struct PeerMemory {
     Device *device;
     const Site *site;
     Peers node;  // without a site: the callers here tell the heartbeat that this rank waits
@@ -62,7 +62,7 @@ typedef struct Offer {
     uint64_t mark;           // written at its start, to be read back through the mapping
 } Offer;
 
-static bool make_offer(const Neighbors *n, void *memory, size_t bytes, Offer *offer, Error *err) {
+static bool make_offer(const PeerMemory *n, void *memory, size_t bytes, Offer *offer, Error *err) {
     CUdeviceptr base = 0;
     size_t whole = 0;
     memset(offer, 0, sizeof *offer);
@@ -82,7 +82,7 @@ static bool make_offer(const Neighbors *n, void *memory, size_t bytes, Offer *of
 }
 
 static void close_region(Region *region) {
-    for (int r = 0; r < MOST_NEIGHBORS; r++) {
+    for (int r = 0; r < MAX_PEERS; r++) {
         if (region->mapped[r]) cuda_ok(cudaIpcCloseMemHandle(region->mapped[r]), "closing", NULL);
     }
     memset(region, 0, sizeof *region);
@@ -105,8 +105,8 @@ static bool reach(Region *region, const Offer *offer, int r, Error *err) {
 }
 
 // Collective. On false nothing is left open.
-static bool open_region(const Neighbors *n, Region *region, void *memory, size_t bytes, Error *err) {
-    Offer own, offer[MOST_NEIGHBORS];
+static bool open_region(const PeerMemory *n, Region *region, void *memory, size_t bytes, Error *err) {
+    Offer own, offer[MAX_PEERS];
     memset(region, 0, sizeof *region);
     region->bytes = bytes;
     region->of[n->rank] = (uint8_t *)memory;
@@ -129,7 +129,7 @@ static bool open_region(const Neighbors *n, Region *region, void *memory, size_t
 
 // The halves of a meeting: this rank's number goes into the others' memory, and theirs come into
 // its own. Operations go to op, which is clear. Returned: how many.
-static unsigned say_here(const Neighbors *n, CUstreamBatchMemOpParams *op) {
+static unsigned say_here(const PeerMemory *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
         uint32_t *theirs = (uint32_t *)n->flags.of[(n->rank + i) % n->size];
@@ -139,7 +139,7 @@ static unsigned say_here(const Neighbors *n, CUstreamBatchMemOpParams *op) {
     }
     return count;
 }
-static unsigned await_all(const Neighbors *n, CUstreamBatchMemOpParams *op) {
+static unsigned await_all(const PeerMemory *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
         uint32_t *own = (uint32_t *)n->flags.of[n->rank];
@@ -151,8 +151,8 @@ static unsigned await_all(const Neighbors *n, CUstreamBatchMemOpParams *op) {
     return count;
 }
 
-static CUresult meet(Neighbors *n, cudaStream_t stream) {
-    CUstreamBatchMemOpParams op[2 * MOST_NEIGHBORS];
+static CUresult meet(PeerMemory *n, cudaStream_t stream) {
+    CUstreamBatchMemOpParams op[2 * MAX_PEERS];
     memset(op, 0, sizeof op);
     n->meeting++;
     unsigned count = say_here(n, op);
@@ -160,7 +160,7 @@ static CUresult meet(Neighbors *n, cudaStream_t stream) {
     return n->batch(stream, count, op, 0);
 }
 
-static bool batch_ok(const Neighbors *n, Stream *stream, unsigned count, CUstreamBatchMemOpParams *op,
+static bool batch_ok(const PeerMemory *n, Stream *stream, unsigned count, CUstreamBatchMemOpParams *op,
                      Error *err) {
     CUresult status = n->batch(stream_handle(stream), count, op, 0);
     if (!cuda_ok(cudaStreamSynchronize(stream_handle(stream)), "cuStreamBatchMemOp", err)) return false;
@@ -169,8 +169,8 @@ static bool batch_ok(const Neighbors *n, Stream *stream, unsigned count, CUstrea
 }
 
 // The others' flags as the host sees them. True when all have said that they are here.
-static bool all_said(const Neighbors *n, Error *err) {
-    uint32_t flag[MOST_NEIGHBORS] = {0};
+static bool all_said(const PeerMemory *n, Error *err) {
+    uint32_t flag[MAX_PEERS] = {0};
     int here = 0;
     for (double until = MPI_Wtime() + PATIENCE_SECONDS; here < n->size;) {
         cudaError_t read = cudaMemcpy(flag, n->flags.of[n->rank], sizeof flag, cudaMemcpyDeviceToHost);
@@ -187,8 +187,8 @@ static bool all_said(const Neighbors *n, Error *err) {
 
 // Whether the driver can do it at all, in steps that cannot hang: nobody waits for a flag before
 // all have seen theirs. Collective.
-static bool try_meeting(Neighbors *n, Error *err) {
-    CUstreamBatchMemOpParams op[MOST_NEIGHBORS];
+static bool try_meeting(PeerMemory *n, Error *err) {
+    CUstreamBatchMemOpParams op[MAX_PEERS];
     Stream *stream = stream_create(n->device, "first meeting");
     memset(op, 0, sizeof op);
     n->meeting++;
@@ -201,9 +201,9 @@ static bool try_meeting(Neighbors *n, Error *err) {
     return ok;
 }
 
-// --- neighbors ----------------------------------------------------------------------------------
+// --- peer memory --------------------------------------------------------------------------------
 
-static bool on_one_host(const Neighbors *n) {
+static bool on_one_host(const PeerMemory *n) {
     MPI_Comm host = peers_of_host(n->node);
     int size = 0;
     MPI_Comm_size(host, &size);
@@ -212,26 +212,25 @@ static bool on_one_host(const Neighbors *n) {
 }
 
 // What does not depend on the memory. Collective.
-static bool can_share(Neighbors *n, int pieces, Error *err) {
+static bool can_share(PeerMemory *n, int pieces, Error *err) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     n->batch = driver ? (BatchMemOp)dlsym(driver, "cuStreamBatchMemOp_v2") : NULL;
     n->address_range = driver ? (AddressRange)dlsym(driver, "cuMemGetAddressRange_v2") : NULL;
     bool ok = true;
     if (!on_one_host(n)) {
         ok = error_set(err, EXIT_ENVIRONMENT, "the ranks of a node are on several hosts");
-    } else if (n->size > MOST_NEIGHBORS) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size,
-                       MOST_NEIGHBORS);
+    } else if (n->size > MAX_PEERS) {
+        ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MAX_PEERS);
     } else if (!n->batch || !n->address_range) {
         ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
-    } else if (pieces > COMM_PIECES || neighbors_sharing(n)) {
+    } else if (pieces > COMM_PIECES || peer_memory_sharing(n)) {
         ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
     }
     return peers_agree(n->node, ok, err, NULL);
 }
 
-Neighbors *neighbors_open(Device *device, MPI_Comm node) {
-    Neighbors *n = (Neighbors *)xcalloc(1, sizeof *n, "the node's ranks");
+PeerMemory *peer_memory_open(Device *device, MPI_Comm node) {
+    PeerMemory *n = (PeerMemory *)xcalloc(1, sizeof *n, "the node's ranks");
     n->device = device;
     n->site = device_site(device);
     n->node = {node, 0, NULL};
@@ -240,14 +239,14 @@ Neighbors *neighbors_open(Device *device, MPI_Comm node) {
     return n;
 }
 
-static void let_go(Neighbors *n) {
+static void let_go(PeerMemory *n) {
     for (int i = 0; i < n->regions; i++) close_region(&n->region[i]);
     close_region(&n->flags);
     n->regions = 0;
     peers_barrier(n->node);  // memory goes when nobody has it open
 }
 
-bool neighbors_share(Neighbors *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
+bool peer_memory_share(PeerMemory *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
     heartbeat_waiting(n->site, true);
     // What is under way might use the memory.
     cuda_check(n->site, cudaDeviceSynchronize(), "ending the GPU's work");
@@ -269,21 +268,21 @@ bool neighbors_share(Neighbors *n, void *flags, const CommPiece *piece, int piec
     return ok;
 }
 
-bool neighbors_sharing(const Neighbors *n) { return n->flags.bytes > 0; }
+bool peer_memory_sharing(const PeerMemory *n) { return n->flags.bytes > 0; }
 
-void neighbors_unshare(Neighbors *n) {
-    if (!neighbors_sharing(n)) return;
+void peer_memory_unshare(PeerMemory *n) {
+    if (!peer_memory_sharing(n)) return;
     heartbeat_waiting(n->site, true);
     let_go(n);
     heartbeat_waiting(n->site, false);
 }
 
-void neighbors_close(Neighbors *n) {
-    neighbors_unshare(n);
+void peer_memory_close(PeerMemory *n) {
+    peer_memory_unshare(n);
     free(n);
 }
 
-static const Region *region_of(const Neighbors *n, const void *memory, size_t bytes) {
+static const Region *region_of(const PeerMemory *n, const void *memory, size_t bytes) {
     for (int i = 0; i < n->regions; i++) {
         const uint8_t *start = n->region[i].of[n->rank], *at = (const uint8_t *)memory;
         if (at >= start && at + bytes <= start + n->region[i].bytes) return &n->region[i];
@@ -291,13 +290,13 @@ static const Region *region_of(const Neighbors *n, const void *memory, size_t by
     return NULL;
 }
 
-bool neighbors_hold(const Neighbors *n, const void *memory, size_t bytes) {
+bool peer_memory_hold(const PeerMemory *n, const void *memory, size_t bytes) {
     return region_of(n, memory, bytes) != NULL;
 }
 
 // --- exchanges -----------------------------------------------------------------------------------
 
-static void meet_or_end(Neighbors *n, Stream *stream) {
+static void meet_or_end(PeerMemory *n, Stream *stream) {
     CUresult status = meet(n, stream_handle(stream));
     if (status == CUDA_SUCCESS) return;
     heartbeat_claim_exit_in_turn(n->site);  // what breaks the link to one GPU breaks the meetings of all
@@ -309,7 +308,7 @@ static void meet_or_end(Neighbors *n, Stream *stream) {
 
 // As where messages travel by NCCL: another try may find the link, or the GPU behind it, sound
 // again.
-static void copy_failed(const Neighbors *n, int from, cudaError_t status) {
+static void copy_failed(const PeerMemory *n, int from, cudaError_t status) {
     heartbeat_claim_exit_in_turn(n->site);  // all that reach for the same memory fail
     fatal(n->site, EXIT_COMMUNICATION,
           "copying from the GPU of the node's rank %d failed: %s (%s); see "
@@ -321,7 +320,7 @@ static void copy_failed(const Neighbors *n, int from, cudaError_t status) {
 // own one with -1. The slots lie where `memory` lies here. Each rank begins with its successor, so
 // that no GPU is read by several at once. All is on one stream: copies from several peers at the
 // same time were slower, alone and beside products.
-static void fetch(Neighbors *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
+static void fetch(PeerMemory *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
     const Region *region = region_of(n, memory, (size_t)n->size * bytes);
     size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);
     heartbeat_waiting(n->site, true);  // a full queue holds the host until the other ranks come
@@ -338,9 +337,9 @@ static void fetch(Neighbors *n, uint8_t *to, const void *memory, size_t bytes, i
     heartbeat_waiting(n->site, false);
 }
 
-void neighbors_all_to_all(Neighbors *n, const void *send, void *recv, size_t bytes, Stream *stream) {
+void peer_memory_all_to_all(PeerMemory *n, const void *send, void *recv, size_t bytes, Stream *stream) {
     fetch(n, (uint8_t *)recv, send, bytes, n->rank, stream);
 }
-void neighbors_all_gather(Neighbors *n, void *buffer, size_t bytes, Stream *stream) {
+void peer_memory_all_gather(PeerMemory *n, void *buffer, size_t bytes, Stream *stream) {
     fetch(n, (uint8_t *)buffer, buffer, bytes, -1, stream);
 }

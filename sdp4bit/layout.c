@@ -1,9 +1,9 @@
 // Layout arithmetic: see plan.h.
-#include "sdp4bit/plan.h"
+#include "sdp4bit/layout.h"
 
 #include <stdlib.h>
 
-int64_t plan_border(int group_a, int group_b, int group_c) {
+int64_t layout_border(int group_a, int group_b, int group_c) {
     int64_t border = HADAMARD_ORDER;
     if (group_a) border = lcm64(border, group_a);
     if (group_b) border = lcm64(border, group_b);
@@ -11,7 +11,7 @@ int64_t plan_border(int group_a, int group_b, int group_c) {
     return border;
 }
 
-static bool check_input(const PlanTensor *tensors, int count, const PlanOptions *options, Error *err) {
+static bool check_input(const LayoutTensor *tensors, int count, const LayoutOptions *options, Error *err) {
     if (count < 1 || options->nodes < 1 || options->per_node < 1 || options->bucket_elements < 1 ||
         options->border < 1 || options->chunk_border < 1 || options->border % options->chunk_border ||
         options->pieces < 1) {
@@ -20,7 +20,7 @@ static bool check_input(const PlanTensor *tensors, int count, const PlanOptions 
             "the layout needs at least one tensor, one node, one rank and a positive bucket size");
     }
     for (int i = 0; i < count; i++) {
-        const PlanTensor *t = &tensors[i];
+        const LayoutTensor *t = &tensors[i];
         bool placed = t->before >= 0 && t->before % HADAMARD_ORDER == 0 && t->after >= 0;
         if (t->numel < 1 || t->unit < (i ? tensors[i - 1].unit : 0) || !placed) {
             return error_set(err, EXIT_USAGE, "tensor %d of the layout is empty or out of order", i);
@@ -30,13 +30,13 @@ static bool check_input(const PlanTensor *tensors, int count, const PlanOptions 
 }
 
 // Equal pieces that a bucket divides into.
-static int64_t shares(const Plan *plan) { return (int64_t)plan->dp * plan->options.pieces; }
+static int64_t shares(const BucketLayout *plan) { return (int64_t)plan->dp * plan->options.pieces; }
 
 // Below it a bucket, and a chunk, is not worth its messages.
-static int64_t least_bucket(const Plan *plan) { return 16 * shares(plan) * plan->options.border; }
+static int64_t least_bucket(const BucketLayout *plan) { return 16 * shares(plan) * plan->options.border; }
 
 // Decides which units share a bucket: unit_bucket[u]. Greedy in forward order.
-static int merge_units(Plan *plan, const PlanTensor *tensors, int count) {
+static int merge_units(BucketLayout *plan, const LayoutTensor *tensors, int count) {
     int64_t least = least_bucket(plan);
     int64_t *size = (int64_t *)xcalloc((size_t)plan->units, sizeof *size, "the bucket plan");
     for (int i = 0; i < count; i++) size[tensors[i].unit] += tensors[i].numel;
@@ -63,7 +63,7 @@ static int merge_units(Plan *plan, const PlanTensor *tensors, int count) {
 
 // What one bucket is made of.
 typedef struct Placing {
-    const PlanTensor *tensors;
+    const LayoutTensor *tensors;
     const int64_t *logical;
     int bucket;
     int *next;  // segment
@@ -71,10 +71,10 @@ typedef struct Placing {
 
 // Lays the matrices (or the 1-D tensors) of one bucket back to back, from `at` on: those that are
 // counted, or those that are not. Returns the unpadded end.
-static int64_t place_part(Plan *plan, const Placing *p, bool matrices, bool counted, int64_t at) {
+static int64_t place_part(BucketLayout *plan, const Placing *p, bool matrices, bool counted, int64_t at) {
     int64_t align = matrices ? plan->options.border : TAIL_ALIGN;
     for (int i = 0; i < plan->tensors; i++) {
-        const PlanTensor *tensor = &p->tensors[i];
+        const LayoutTensor *tensor = &p->tensors[i];
         if (plan->tensor_bucket[i] != p->bucket || tensor->matrix != matrices) continue;
         if (tensor->uncounted == counted) continue;
         at = round_up64(at, align);
@@ -85,16 +85,16 @@ static int64_t place_part(Plan *plan, const Placing *p, bool matrices, bool coun
     return at;
 }
 
-static bool uncounted_in(const Placing *p, const Plan *plan, bool matrices) {
+static bool uncounted_in(const Placing *p, const BucketLayout *plan, bool matrices) {
     for (int i = 0; i < plan->tensors; i++) {
-        const PlanTensor *tensor = &p->tensors[i];
+        const LayoutTensor *tensor = &p->tensors[i];
         bool here = plan->tensor_bucket[i] == p->bucket && tensor->matrix == matrices;
         if (here && tensor->uncounted) return true;
     }
     return false;
 }
 
-static void place_bucket(Plan *plan, const Placing *p) {
+static void place_bucket(BucketLayout *plan, const Placing *p) {
     Bucket *bucket = &plan->bucket[p->bucket];
     bucket->first_segment = *p->next;
     bucket->matrix_counted = place_part(plan, p, true, true, 0);
@@ -128,9 +128,10 @@ static void place_bucket(Plan *plan, const Placing *p) {
     }
 }
 
-bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOptions *options, Error *err) {
+bool layout_build(BucketLayout *plan, const LayoutTensor *tensors, int count, const LayoutOptions *options,
+                  Error *err) {
     if (!check_input(tensors, count, options, err)) return false;
-    Plan fresh = {0};
+    BucketLayout fresh = {0};
     *plan = fresh;
     plan->options = *options;
     plan->dp = options->nodes * options->per_node;
@@ -165,23 +166,23 @@ bool plan_build(Plan *plan, const PlanTensor *tensors, int count, const PlanOpti
     return true;
 }
 
-void plan_free(Plan *plan) {
+void layout_free(BucketLayout *plan) {
     free(plan->bucket);
     free(plan->segments);
     free(plan->tensor_arena);
     free(plan->tensor_bucket);
     free(plan->unit_bucket);
-    Plan empty = {0};
+    BucketLayout empty = {0};
     *plan = empty;
 }
 
-int64_t plan_counted(const Bucket *bucket, bool matrix, int64_t rank) {
+int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank) {
     int64_t piece = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;
     int64_t counted = (matrix ? bucket->matrix_counted : bucket->tail_counted) - rank * piece;
     return counted < 0 ? 0 : counted > piece ? piece : counted;
 }
 
-void plan_seal(Plan *plan) {
+void layout_seal(BucketLayout *plan) {
     for (int b = 0; b < plan->buckets; b++) plan->bucket[b].sealed = true;
 }
 
@@ -203,7 +204,7 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
 
 // What all buckets but the embeddings', which come first, ask of the buffers; at least what a
 // bucket is merged to.
-static int64_t ordinary_bucket(const Plan *plan) {
+static int64_t ordinary_bucket(const BucketLayout *plan) {
     int64_t size = plan->options.bucket_elements > least_bucket(plan) ? plan->options.bucket_elements
                                                                       : least_bucket(plan);
     for (int b = 1; b < plan->buckets; b++) {
@@ -212,80 +213,82 @@ static int64_t ordinary_bucket(const Plan *plan) {
     return size;
 }
 
-int plan_chunks(const Plan *plan, const Bucket *bucket, const GradWire *wire) {
-    if (wire->chunks) return wire->chunks;
+int layout_chunks(const BucketLayout *plan, const Bucket *bucket, const GradFormat *format) {
+    if (format->chunks) return format->chunks;
     int64_t size = ordinary_bucket(plan), chunks = (bucket->matrix_elements + size / 2) / size;
     return chunks < 1 ? 1 : chunks > MOST_CHUNKS ? MOST_CHUNKS : (int)chunks;
 }
 
-void plan_chunk(const Plan *plan, const Bucket *bucket, int chunks, int k, int64_t *lo, int64_t *hi) {
+void layout_chunk(const BucketLayout *plan, const Bucket *bucket, int chunks, int k, int64_t *lo,
+                  int64_t *hi) {
     int64_t unit = plan->options.chunk_border;
     int64_t units = bucket->matrix_per_rank / unit;
     *lo = units * k / chunks * unit;
     *hi = units * (k + 1) / chunks * unit;
 }
 
-MessageLayout plan_sealed(const Bucket *bucket, MessageLayout m) {
+MessageLayout layout_sealed(const Bucket *bucket, MessageLayout m) {
     if (!bucket->sealed || m.bytes == 0) return m;  // an empty chunk sends nothing
     m.check = m.bytes;
     m.bytes += MESSAGE_ALIGN;
     return m;
 }
 
-void plan_grad_messages(const Plan *plan, const Bucket *bucket, const GradWire *wire, int k,
-                        MessageLayout *level1, MessageLayout *level2) {
+void layout_grad_messages(const BucketLayout *plan, const Bucket *bucket, const GradFormat *format, int k,
+                          MessageLayout *level1, MessageLayout *level2) {
     MessageLayout none = {0};
     int nodes = plan->options.nodes, per_node = plan->options.per_node;
     int64_t lo, hi, tail = k == 0 ? bucket->tail_per_rank : 0;
-    plan_chunk(plan, bucket, plan_chunks(plan, bucket, wire), k, &lo, &hi);
+    layout_chunk(plan, bucket, layout_chunks(plan, bucket, format), k, &lo, &hi);
     *level1 = *level2 = none;
     if (per_node > 1)
-        *level1 = plan_sealed(bucket, message_layout(wire->intra_codec, wire->intra_group, hi - lo, nodes,
-                                                     wire->tail_codec, tail));
+        *level1 = layout_sealed(bucket, message_layout(format->intra_codec, format->intra_group, hi - lo,
+                                                       nodes, format->tail_codec, tail));
     if (nodes > 1)
-        *level2 = plan_sealed(bucket, message_layout(wire->inter_codec, wire->inter_group, hi - lo, 1,
-                                                     wire->tail_codec, tail));
+        *level2 = layout_sealed(bucket, message_layout(format->inter_codec, format->inter_group, hi - lo, 1,
+                                                       format->tail_codec, tail));
 }
 
-LosslessLayout plan_lossless(const Bucket *bucket) {
+LosslessLayout layout_lossless(const Bucket *bucket) {
     return lossless_layout(bucket->matrix_per_rank, bucket->tail_per_rank);
 }
 
-MessageLayout plan_lossless_message(const Bucket *bucket, int64_t bytes) {
+MessageLayout layout_lossless_message(const Bucket *bucket, int64_t bytes) {
     MessageLayout m = {0};
     m.elements = bucket->matrix_per_rank;
     m.tail_elements = bucket->tail_per_rank;
     m.partitions = 1;
     m.bytes = bytes;
-    return plan_sealed(bucket, m);
+    return layout_sealed(bucket, m);
 }
 
-MessageLayout plan_weight_message(const Bucket *bucket, const WeightWire *wire) {
-    if (wire_is_lossless(wire)) return plan_lossless_message(bucket, plan_lossless(bucket).most);
-    return plan_sealed(bucket, message_layout(wire->codec, wire->group, bucket->matrix_per_rank, 1,
-                                              FLOATX_CODEC, bucket->tail_per_rank));
+MessageLayout layout_weight_message(const Bucket *bucket, const WeightFormat *format) {
+    if (format_is_lossless(format)) return layout_lossless_message(bucket, layout_lossless(bucket).most);
+    return layout_sealed(bucket, message_layout(format->codec, format->group, bucket->matrix_per_rank, 1,
+                                                FLOATX_CODEC, bucket->tail_per_rank));
 }
 
-WireBytes plan_bucket_wire_bytes(const Plan *plan, int b, const GradWire *grad, const WeightWire *weight) {
+WireBytes layout_bucket_wire_bytes(const BucketLayout *plan, int b, const GradFormat *grad,
+                                   const WeightFormat *weight) {
     WireBytes sum = {0};
     int64_t nodes = plan->options.nodes, per_node = plan->options.per_node;
-    for (int k = 0; k < plan_chunks(plan, &plan->bucket[b], grad); k++) {
+    for (int k = 0; k < layout_chunks(plan, &plan->bucket[b], grad); k++) {
         MessageLayout level1, level2;
-        plan_grad_messages(plan, &plan->bucket[b], grad, k, &level1, &level2);
+        layout_grad_messages(plan, &plan->bucket[b], grad, k, &level1, &level2);
         sum.grad_intra += (per_node - 1) * level1.bytes;
         sum.grad_inter += (nodes - 1) * level2.bytes;
     }
-    int64_t bytes = plan_weight_message(&plan->bucket[b], weight).bytes;
-    if (wire_is_lossless(weight)) bytes += (int64_t)sizeof(uint32_t);  // its length
+    int64_t bytes = layout_weight_message(&plan->bucket[b], weight).bytes;
+    if (format_is_lossless(weight)) bytes += (int64_t)sizeof(uint32_t);  // its length
     sum.weight_inter = (nodes - 1) * bytes;
     sum.weight_intra = (per_node - 1) * nodes * bytes;
     return sum;
 }
 
-WireBytes plan_wire_bytes(const Plan *plan, const GradWire *grad, const WeightWire *weight) {
+WireBytes layout_wire_bytes(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight) {
     WireBytes sum = {0};
     for (int b = 0; b < plan->buckets; b++) {
-        WireBytes bucket = plan_bucket_wire_bytes(plan, b, grad, weight);
+        WireBytes bucket = layout_bucket_wire_bytes(plan, b, grad, weight);
         sum.grad_intra += bucket.grad_intra;
         sum.grad_inter += bucket.grad_inter;
         sum.weight_intra += bucket.weight_intra;
@@ -300,7 +303,8 @@ static double element_bytes(Codec codec, int group) {
     return info.bits / 8.0 + (info.levels ? 4.0 / group : 0.0);
 }
 
-WireFormula plan_wire_formula(const Plan *plan, const GradWire *grad, const WeightWire *weight) {
+WireFormula layout_wire_formula(const BucketLayout *plan, const GradFormat *grad,
+                                const WeightFormat *weight) {
     double nodes = plan->options.nodes, per_node = plan->options.per_node;
     double n = (double)(plan->parameters - plan->tail_parameters);
     WireFormula f;

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "llmc/base/dtype.h"
-#include "sdp4bit/plan.h"
+#include "sdp4bit/layout.h"
 
 // A tensor that this rank holds whole.
 #define MATRIX(NUMEL, UNIT) \
@@ -31,12 +31,12 @@ static int64_t roll(Dice *dice, int64_t low, int64_t high) {
 }
 
 typedef struct Case {
-    PlanTensor tensors[MOST_TENSORS];
+    LayoutTensor tensors[MOST_TENSORS];
     int count;
-    PlanOptions options;
-    GradWire grad;
-    WeightWire weight;
-    Plan plan;
+    LayoutOptions options;
+    GradFormat grad;
+    WeightFormat weight;
+    BucketLayout plan;
 } Case;
 
 static Codec roll_codec(Dice *dice) { return (Codec)roll(dice, 0, CODECS - 1); }
@@ -45,7 +45,7 @@ static void random_tensors(Case *c, Dice *dice) {
     c->count = (int)roll(dice, 1, MOST_TENSORS);
     int unit = 0;
     for (int i = 0; i < c->count; i++) {
-        PlanTensor *t = &c->tensors[i];
+        LayoutTensor *t = &c->tensors[i];
         t->matrix = roll(dice, 0, 2) > 0;
         t->numel = t->matrix ? roll(dice, 1, 30000) : roll(dice, 1, 400);
         unit += i > 0 && roll(dice, 0, 2) == 0;
@@ -68,17 +68,17 @@ static Case *random_case(uint32_t trial) {
     c->weight.group = groups[roll(&dice, 0, 5)];
     c->options.nodes = (int)roll(&dice, 1, 5);
     c->options.per_node = (int)roll(&dice, 1, 5);
-    c->options.chunk_border = plan_border(c->grad.intra_group, c->grad.inter_group, 0);
-    c->options.border = plan_border(c->grad.intra_group, c->grad.inter_group, c->weight.group);
+    c->options.chunk_border = layout_border(c->grad.intra_group, c->grad.inter_group, 0);
+    c->options.border = layout_border(c->grad.intra_group, c->grad.inter_group, c->weight.group);
     c->options.bucket_elements = roll(&dice, 1, 200000);
     c->options.pieces = 1;
     Error err;
-    assert_true(plan_build(&c->plan, c->tensors, c->count, &c->options, &err));
+    assert_true(layout_build(&c->plan, c->tensors, c->count, &c->options, &err));
     return c;
 }
 
 static void free_case(Case *c) {
-    plan_free(&c->plan);
+    layout_free(&c->plan);
     free(c);
 }
 
@@ -87,7 +87,7 @@ static void free_case(Case *c) {
 // Every tensor lies in exactly one segment of its unit's bucket, in tensor order, and no arena
 // element belongs to two tensors.
 static void check_tensors(const Case *c) {
-    const Plan *plan = &c->plan;
+    const BucketLayout *plan = &c->plan;
     uint8_t *used = (uint8_t *)xcalloc((size_t)plan->arena_elements, 1, "a map");
     int *seen = (int *)xcalloc((size_t)c->count, sizeof *seen, "a map");
     for (int b = 0; b < plan->buckets; b++) {
@@ -95,7 +95,7 @@ static void check_tensors(const Case *c) {
         assert_int_equal(bucket->first_tail, bucket->first_segment + bucket->segments);
         for (int s = 0; s < bucket->segments + bucket->tails; s++) {
             const Segment *segment = &plan->segments[bucket->first_segment + s];
-            const PlanTensor *tensor = &c->tensors[segment->tensor];
+            const LayoutTensor *tensor = &c->tensors[segment->tensor];
             bool matrix = s < bucket->segments;
             int64_t length = matrix ? bucket->matrix_elements : bucket->tail_elements,
                     base = bucket->arena_start + (matrix ? 0 : bucket->matrix_elements);
@@ -151,7 +151,7 @@ static void check_groups(const Case *c) {
 }
 
 static void check_buckets(const Case *c) {
-    const Plan *plan = &c->plan;
+    const BucketLayout *plan = &c->plan;
     int64_t arena = 0, shard = 0;
     int unit = 0;
     assert_int_equal(plan->dp, c->options.nodes * c->options.per_node);
@@ -176,7 +176,7 @@ static void check_buckets(const Case *c) {
 // Whole units are merged up to the target; every bucket but an only one holds at least 16 x dp x
 // border elements.
 static void check_bucket_sizes(const Case *c) {
-    const Plan *plan = &c->plan;
+    const BucketLayout *plan = &c->plan;
     int64_t least = 16 * (int64_t)plan->dp * c->options.border;
     for (int b = 0; b < plan->buckets; b++) {
         int64_t elements = 0, last_unit = 0;
@@ -211,28 +211,28 @@ static void test_layout(void **state) {
 
 // The layout's order and the rounding bits' offsets do not depend on the data-parallel shape.
 static void test_logical_offsets_independent_of_shape(void **state) {
-    PlanTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 1), VECTOR(5, 1)};
+    LayoutTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 1), VECTOR(5, 1)};
     static const int64_t expected[] = {0, 1024, 1088, 1152};
     for (int nodes = 1; nodes <= 3; nodes++) {
-        PlanOptions options = {nodes, 2, 2048, 128, 1, 1};
-        Plan plan;
-        assert_true(plan_build(&plan, tensors, 4, &options, NULL));
+        LayoutOptions options = {nodes, 2, 2048, 128, 1, 1};
+        BucketLayout plan;
+        assert_true(layout_build(&plan, tensors, 4, &options, NULL));
         for (int s = 0; s < 4; s++)
             assert_int_equal(plan.segments[s].logical, expected[plan.segments[s].tensor]);
-        plan_free(&plan);
+        layout_free(&plan);
     }
 }
 
 // Parts of tensors: positions of the rounding bits are the whole's, and what other ranks count
 // comes last.
 static void test_parts_of_tensors(void **state) {
-    PlanTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 0), VECTOR(5, 0), MATRIX(96, 0)};
+    LayoutTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 0), VECTOR(5, 0), MATRIX(96, 0)};
     tensors[0].before = 2048, tensors[0].after = 24;
     tensors[1].uncounted = tensors[2].uncounted = true;
     static const int64_t logical[] = {2048, 3072, 3136, 3200, 3232}, start[] = {0, 8, 1152, 0, 1024};
-    PlanOptions options = {1, 2, 128, 128, 1, 1};
-    Plan plan;
-    assert_true(plan_build(&plan, tensors, 5, &options, NULL));
+    LayoutOptions options = {1, 2, 128, 128, 1, 1};
+    BucketLayout plan;
+    assert_true(layout_build(&plan, tensors, 5, &options, NULL));
     for (int s = 0; s < 5; s++) {
         assert_int_equal(plan.segments[s].logical, logical[plan.segments[s].tensor]);
         assert_int_equal(plan.segments[s].start, start[plan.segments[s].tensor]);
@@ -241,14 +241,14 @@ static void test_parts_of_tensors(void **state) {
     assert_int_equal(plan.counted_parameters, 1101);
     const Bucket *b = &plan.bucket[0];
     assert_int_equal(b->matrix_per_rank, 640);
-    assert_int_equal(plan_counted(b, true, 0), 640);
-    assert_int_equal(plan_counted(b, true, 1), 1152 - 640);
+    assert_int_equal(layout_counted(b, true, 0), 640);
+    assert_int_equal(layout_counted(b, true, 1), 1152 - 640);
     assert_int_equal(b->tail_per_rank, 24);
-    assert_int_equal(plan_counted(b, false, 0), 8);
-    assert_int_equal(plan_counted(b, false, 1), 0);
-    plan_free(&plan);
+    assert_int_equal(layout_counted(b, false, 0), 8);
+    assert_int_equal(layout_counted(b, false, 1), 0);
+    layout_free(&plan);
     tensors[0].before = 16;  // would cut a block of random numbers
-    assert_false(plan_build(&plan, tensors, 5, &options, NULL));
+    assert_false(layout_build(&plan, tensors, 5, &options, NULL));
 }
 
 // --- chunks and messages ------------------------------------------------------------------------
@@ -261,7 +261,7 @@ static void test_chunks_cover_the_shard_once(void **state) {
                 int64_t at = 0, smallest = INT64_MAX, largest = 0;
                 for (int k = 0; k < chunks; k++) {
                     int64_t lo, hi;
-                    plan_chunk(&c->plan, &c->plan.bucket[b], chunks, k, &lo, &hi);
+                    layout_chunk(&c->plan, &c->plan.bucket[b], chunks, k, &lo, &hi);
                     assert_int_equal(lo, at);
                     assert_true(hi >= lo);
                     assert_int_equal(lo % c->options.chunk_border, 0);
@@ -281,7 +281,7 @@ static void test_chunks_cover_the_shard_once(void **state) {
 // Left to the plan, the chunks of all buckets are about as large as an ordinary bucket, and never
 // crumbs; a number that is given counts for every bucket.
 static void test_automatic_chunks(void **state) {
-    GradWire left = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 0}, given = left;
+    GradFormat left = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 0}, given = left;
     given.chunks = 3;
     int cut = 0;
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
@@ -292,15 +292,15 @@ static void test_automatic_chunks(void **state) {
             target = c->plan.bucket[b].matrix_elements > target ? c->plan.bucket[b].matrix_elements : target;
         for (int b = 0; b < c->plan.buckets; b++) {
             const Bucket *bucket = &c->plan.bucket[b];
-            int chunks = plan_chunks(&c->plan, bucket, &left);
-            assert_int_equal(plan_chunks(&c->plan, bucket, &given), 3);
+            int chunks = layout_chunks(&c->plan, bucket, &left);
+            assert_int_equal(layout_chunks(&c->plan, bucket, &given), 3);
             assert_true(chunks >= 1 &&
                         (chunks == 1 || 2 * bucket->matrix_elements >= (2 * chunks - 1) * (target - 1)));
             assert_true(b == 0 || chunks == 1);
             cut += chunks > 1;
             for (int k = 0; k < chunks; k++) {
                 int64_t lo, hi;
-                plan_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
+                layout_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
                 assert_true(2 * (hi - lo) * ranks <= 3 * target + 2 * ranks * c->options.chunk_border);
             }
         }
@@ -309,25 +309,25 @@ static void test_automatic_chunks(void **state) {
     assert_true(cut > 10);
     // The 125M model on 2 x 2 ranks: the embeddings of 40.2 M elements go in two chunks, three
     // layers of 21.2 M in one. Layers above the target stay whole too, as at 1.3B.
-    PlanTensor tensors[] = {MATRIX(38633472, 0), MATRIX(1572864, 0), MATRIX(21233664, 1), VECTOR(29952, 1)};
-    PlanOptions options = {2, 2, plan_border(128, 128, 2048), plan_border(128, 128, 0), 25000000, 1};
-    Plan plan;
-    assert_true(plan_build(&plan, tensors, 4, &options, NULL));
+    LayoutTensor tensors[] = {MATRIX(38633472, 0), MATRIX(1572864, 0), MATRIX(21233664, 1), VECTOR(29952, 1)};
+    LayoutOptions options = {2, 2, layout_border(128, 128, 2048), layout_border(128, 128, 0), 25000000, 1};
+    BucketLayout plan;
+    assert_true(layout_build(&plan, tensors, 4, &options, NULL));
     assert_int_equal(plan.buckets, 2);
-    assert_int_equal(plan_chunks(&plan, &plan.bucket[0], &left), 2);
-    assert_int_equal(plan_chunks(&plan, &plan.bucket[1], &left), 1);
-    plan_free(&plan);
+    assert_int_equal(layout_chunks(&plan, &plan.bucket[0], &left), 2);
+    assert_int_equal(layout_chunks(&plan, &plan.bucket[1], &left), 1);
+    layout_free(&plan);
     options.bucket_elements = 10000000;
-    assert_true(plan_build(&plan, tensors, 4, &options, NULL));
-    assert_int_equal(plan_chunks(&plan, &plan.bucket[0], &left), 2);
-    assert_int_equal(plan_chunks(&plan, &plan.bucket[1], &left), 1);
-    plan_free(&plan);
+    assert_true(layout_build(&plan, tensors, 4, &options, NULL));
+    assert_int_equal(layout_chunks(&plan, &plan.bucket[0], &left), 2);
+    assert_int_equal(layout_chunks(&plan, &plan.bucket[1], &left), 1);
+    layout_free(&plan);
     // However small buckets are asked for, and however large the one tensor is.
-    PlanTensor huge = MATRIX((int64_t)1 << 40, 0);
+    LayoutTensor huge = MATRIX((int64_t)1 << 40, 0);
     options.bucket_elements = 1;
-    assert_true(plan_build(&plan, &huge, 1, &options, NULL));
-    assert_int_equal(plan_chunks(&plan, &plan.bucket[0], &left), MOST_CHUNKS);
-    plan_free(&plan);
+    assert_true(layout_build(&plan, &huge, 1, &options, NULL));
+    assert_int_equal(layout_chunks(&plan, &plan.bucket[0], &left), MOST_CHUNKS);
+    layout_free(&plan);
 }
 
 // Codes, scales and tails of all partitions: inside their sections, aligned for their type,
@@ -373,12 +373,12 @@ static void test_message_layouts(void **state) {
         Case *c = random_case(trial);
         for (int b = 0; b < c->plan.buckets; b++) {
             const Bucket *bucket = &c->plan.bucket[b];
-            int chunks = plan_chunks(&c->plan, bucket, &c->grad);
+            int chunks = layout_chunks(&c->plan, bucket, &c->grad);
             for (int k = 0; k < chunks; k++) {
                 MessageLayout one, two;
                 int64_t lo, hi, tail = k == 0 ? bucket->tail_per_rank : 0;
-                plan_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
-                plan_grad_messages(&c->plan, bucket, &c->grad, k, &one, &two);
+                layout_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
+                layout_grad_messages(&c->plan, bucket, &c->grad, k, &one, &two);
                 if (c->options.per_node > 1) {
                     check_layout(one, c->grad.intra_codec, c->grad.intra_group, hi - lo, c->options.nodes,
                                  c->grad.tail_codec, tail);
@@ -392,7 +392,7 @@ static void test_message_layouts(void **state) {
                     check_no_layout(two);
                 }
             }
-            check_layout(plan_weight_message(bucket, &c->weight), c->weight.codec, c->weight.group,
+            check_layout(layout_weight_message(bucket, &c->weight), c->weight.codec, c->weight.group,
                          bucket->matrix_per_rank, 1, FLOATX_CODEC, bucket->tail_per_rank);
         }
         free_case(c);
@@ -457,13 +457,13 @@ static WireBytes expected_bytes(const Case *c) {
 static void test_wire_bytes(void **state) {
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
         Case *c = random_case(trial);
-        WireBytes got = plan_wire_bytes(&c->plan, &c->grad, &c->weight), expected = expected_bytes(c);
+        WireBytes got = layout_wire_bytes(&c->plan, &c->grad, &c->weight), expected = expected_bytes(c);
         assert_int_equal(got.grad_intra, expected.grad_intra);
         assert_int_equal(got.grad_inter, expected.grad_inter);
         assert_int_equal(got.weight_intra, expected.weight_intra);
         assert_int_equal(got.weight_inter, expected.weight_inter);
         // The formulas leave out tails and padding, so they are a lower bound.
-        WireFormula f = plan_wire_formula(&c->plan, &c->grad, &c->weight);
+        WireFormula f = layout_wire_formula(&c->plan, &c->grad, &c->weight);
         assert_true(f.grad_intra <= (double)got.grad_intra + 1e-6 &&
                     f.grad_inter <= (double)got.grad_inter + 1e-6);
         assert_true(f.weight_intra <= (double)got.weight_intra + 1e-6 &&
@@ -477,17 +477,17 @@ static void test_wire_bytes(void **state) {
 static void test_wire_bytes_equal_formulas(void **state) {
     for (int nodes = 1; nodes <= 4; nodes++) {
         for (int per_node = 1; per_node <= 8; per_node *= 2) {
-            GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
-            WeightWire weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
+            GradFormat grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
+            WeightFormat weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
             // 4 x 2048 elements per rank: every scale section is then a multiple of MESSAGE_ALIGN.
             int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
-            PlanTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
-            PlanOptions options = {nodes, per_node, plan_border(128, 512, 2048), plan_border(128, 512, 0),
-                                   1,     1};
-            Plan plan;
-            assert_true(plan_build(&plan, tensors, 3, &options, NULL));
-            WireBytes bytes = plan_wire_bytes(&plan, &grad, &weight);
-            WireFormula formula = plan_wire_formula(&plan, &grad, &weight);
+            LayoutTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
+            LayoutOptions options = {
+                nodes, per_node, layout_border(128, 512, 2048), layout_border(128, 512, 0), 1, 1};
+            BucketLayout plan;
+            assert_true(layout_build(&plan, tensors, 3, &options, NULL));
+            WireBytes bytes = layout_wire_bytes(&plan, &grad, &weight);
+            WireFormula formula = layout_wire_formula(&plan, &grad, &weight);
             assert_true((double)bytes.grad_intra == formula.grad_intra &&
                         (double)bytes.grad_inter == formula.grad_inter);
             assert_true((double)bytes.weight_intra == formula.weight_intra &&
@@ -499,7 +499,7 @@ static void test_wire_bytes_equal_formulas(void **state) {
             assert_true((double)bytes.grad_inter == n * 0.5078125 * (m - 1) / (m * d));
             assert_true((double)bytes.weight_intra == n * 0.501953125 * (d - 1) / d);
             assert_true((double)bytes.weight_inter == n * 0.501953125 * (m - 1) / (m * d));
-            plan_free(&plan);
+            layout_free(&plan);
         }
     }
 }
@@ -507,70 +507,70 @@ static void test_wire_bytes_equal_formulas(void **state) {
 // --verify-wire: each message that is sent at all grows by one section.
 static void test_sealed_messages(void **state) {
     // More chunks than borders: some are empty
-    GradWire grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};
-    WeightWire weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
-    PlanTensor tensors[] = {MATRIX(70000, 0), VECTOR(100, 0), MATRIX(90000, 1)};
-    PlanOptions options = {2, 2, plan_border(128, 512, 2048), plan_border(128, 512, 0), 1, 1};
-    Plan plan;
-    assert_true(plan_build(&plan, tensors, 3, &options, NULL));
-    WireBytes open = plan_wire_bytes(&plan, &grad, &weight);
+    GradFormat grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};
+    WeightFormat weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
+    LayoutTensor tensors[] = {MATRIX(70000, 0), VECTOR(100, 0), MATRIX(90000, 1)};
+    LayoutOptions options = {2, 2, layout_border(128, 512, 2048), layout_border(128, 512, 0), 1, 1};
+    BucketLayout plan;
+    assert_true(layout_build(&plan, tensors, 3, &options, NULL));
+    WireBytes open = layout_wire_bytes(&plan, &grad, &weight);
     int64_t chunks = 0;
     for (int pass = 0; pass < 2; pass++) {
         for (int b = 0; b < plan.buckets; b++) {
             for (int k = 0; k < grad.chunks; k++) {
                 MessageLayout one, two;
-                plan_grad_messages(&plan, &plan.bucket[b], &grad, k, &one, &two);
+                layout_grad_messages(&plan, &plan.bucket[b], &grad, k, &one, &two);
                 assert_true((one.bytes == 0) == (two.bytes == 0));
                 assert_true(one.check == (pass && one.bytes ? one.bytes - MESSAGE_ALIGN : 0) &&
                             two.check == (pass && two.bytes ? two.bytes - MESSAGE_ALIGN : 0));
                 chunks += pass && one.bytes;
             }
         }
-        if (!pass) plan_seal(&plan);
+        if (!pass) layout_seal(&plan);
     }
-    WireBytes closed = plan_wire_bytes(&plan, &grad, &weight);
+    WireBytes closed = layout_wire_bytes(&plan, &grad, &weight);
     assert_true(chunks > plan.buckets && chunks < (int64_t)plan.buckets * grad.chunks);
     assert_true(closed.grad_intra - open.grad_intra == chunks * MESSAGE_ALIGN &&
                 closed.grad_inter - open.grad_inter == chunks * MESSAGE_ALIGN);
     assert_true(closed.weight_inter - open.weight_inter == (int64_t)plan.buckets * MESSAGE_ALIGN);
     assert_true(closed.weight_intra - open.weight_intra == (int64_t)plan.buckets * 2 * MESSAGE_ALIGN);
-    plan_free(&plan);
+    layout_free(&plan);
 }
 
 // The paper's claim at its own group sizes: between nodes, bf16 weights and fp32 gradients cost 5.8
 // times as much.
 static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
-    PlanTensor tensors[] = {MATRIX(unit * 8, 0)};
-    PlanOptions options = {4, 4, 2048, 128, 1, 1};
-    Plan plan;
-    assert_true(plan_build(&plan, tensors, 1, &options, NULL));
-    GradWire quantized = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1},
-             fp32 = {0, 0, 128, 128, 0, false, 0, 1};
-    WeightWire difference = {CODEC_INT4, 2048, true, ROUND_NEAREST},
-               bf16 = {CODEC_BF16, 2048, false, ROUND_NEAREST};
-    WireBytes ours = plan_wire_bytes(&plan, &quantized, &difference),
-              base = plan_wire_bytes(&plan, &fp32, &bf16);
+    LayoutTensor tensors[] = {MATRIX(unit * 8, 0)};
+    LayoutOptions options = {4, 4, 2048, 128, 1, 1};
+    BucketLayout plan;
+    assert_true(layout_build(&plan, tensors, 1, &options, NULL));
+    GradFormat quantized = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1},
+               fp32 = {0, 0, 128, 128, 0, false, 0, 1};
+    WeightFormat difference = {CODEC_INT4, 2048, true, ROUND_NEAREST},
+                 bf16 = {CODEC_BF16, 2048, false, ROUND_NEAREST};
+    WireBytes ours = layout_wire_bytes(&plan, &quantized, &difference),
+              base = layout_wire_bytes(&plan, &fp32, &bf16);
     double ratio = (double)(base.grad_inter + base.weight_inter) /
                    (double)(ours.grad_inter + ours.weight_inter);
     assert_true(ratio > 5.80 && ratio < 5.81);
-    plan_free(&plan);
+    layout_free(&plan);
 }
 
 // --- errors -------------------------------------------------------------------------------------
 
-static void check_refused(PlanTensor *tensors, int count, PlanOptions options) {
-    Plan plan;
+static void check_refused(LayoutTensor *tensors, int count, LayoutOptions options) {
+    BucketLayout plan;
     Error err = {0};
-    assert_false(plan_build(&plan, tensors, count, &options, &err));
+    assert_false(layout_build(&plan, tensors, count, &options, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     assert_true(strlen(err.what) > 0);
 }
 
 static void test_refusals(void **state) {
-    PlanTensor good[] = {MATRIX(10, 0), MATRIX(10, 1)}, empty[] = {MATRIX(0, 0)},
-               falling[] = {MATRIX(10, 1), MATRIX(10, 0)};
-    PlanOptions options = {1, 1, 128, 128, 1, 1}, bad;
+    LayoutTensor good[] = {MATRIX(10, 0), MATRIX(10, 1)}, empty[] = {MATRIX(0, 0)},
+                 falling[] = {MATRIX(10, 1), MATRIX(10, 0)};
+    LayoutOptions options = {1, 1, 128, 128, 1, 1}, bad;
     check_refused(good, 0, options);
     check_refused(empty, 1, options);
     check_refused(falling, 2, options);
@@ -595,10 +595,10 @@ static void test_refusals(void **state) {
 }
 
 static void test_border(void **state) {
-    assert_int_equal(plan_border(0, 0, 0), 32);
-    assert_int_equal(plan_border(128, 512, 2048), 2048);
-    assert_int_equal(plan_border(96, 128, 0), 384);
-    assert_int_equal(plan_border(32, 0, 160), 160);
+    assert_int_equal(layout_border(0, 0, 0), 32);
+    assert_int_equal(layout_border(128, 512, 2048), 2048);
+    assert_int_equal(layout_border(96, 128, 0), 384);
+    assert_int_equal(layout_border(32, 0, 160), 160);
 }
 
 // Every rank has a slot of its own among the gathered messages; a row is the ranks of one rail.
