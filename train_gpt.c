@@ -358,7 +358,7 @@ static bool measure_flops(Run *run) {
 static void plan_and_run(Run *run, GPT *gpt, double limit) {
     bool ok = run_agreed(run, plan_run(run, gpt));
     run->site.rank = run->launch.rank;
-    site_of_thread(&run->site);
+    set_thread_site(&run->site);
     Peers world = run_peers(run, run->launch.world);
     ok = ok && run_agreed(run, same_flags(&run->config, world, &run->error));
     if (!ok) return;
@@ -379,7 +379,7 @@ int train_gpt(int argc, char **argv) {
     Run run;
     GPT gpt;
     char notes[4096] = "";
-    name_illegal_instructions();
+    report_illegal_instructions();
     run_init(&run);
     memset(&gpt, 0, sizeof gpt);
     bool parsed = config_parse(&run.config, argc, argv, notes, sizeof notes, &run.error);
@@ -402,7 +402,7 @@ int train_gpt(int argc, char **argv) {
     tp_close(&gpt.tp);
     run_close(&run);
     gpt_free(&gpt);
-    site_of_thread(NULL);
+    set_thread_site(NULL);
     watchdog_mpi_ending(&run.site, limit, code);
     launch_finalize(&run.launch);
     watchdog_close(&run.site);

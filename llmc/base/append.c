@@ -1,6 +1,7 @@
 // Append-only record files: see append.h.
 #include "llmc/base/append.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -11,15 +12,15 @@
 
 #include "llmc/base/durable.h"
 
-// A log's file that cannot be made is the machine's or the path's fault, not a checkpoint's.
+// Log files are not part of a checkpoint, so failures are EXIT_ENVIRONMENT.
 static bool environment_error(Error *err) {
     if (err) err->code = EXIT_ENVIRONMENT;
     return false;
 }
 
 bool append_open(Append *file, const char *path, bool exclusive, Error *err) {
-    // O_RDWR: append_end_line looks at the last byte. O_NONBLOCK is for pipes and terminals, whose
-    // readers may have stopped.
+    // O_RDWR: append_end_line reads the last byte. O_NONBLOCK: readers of pipes and terminals may
+    // have stopped.
     int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | (exclusive ? O_EXCL : 0),
                   0666);
     if (fd < 0) {
@@ -35,21 +36,22 @@ bool append_open(Append *file, const char *path, bool exclusive, Error *err) {
 void append_end_line(Append *file) {
     char last = '\n';
     struct stat info;
-    // A pipe or terminal has no last byte to look at.
+    // Pipes and terminals have no last byte.
     if (fstat(file->fd, &info) || !S_ISREG(info.st_mode) || info.st_size == 0) return;
     if (pread(file->fd, &last, 1, info.st_size - 1) == 1 && last != '\n') append_record(file, "\n", 1);
 }
 
-enum { QUIET_SECONDS = 60 };  // after a record that a pipe's reader had no room for
+enum { QUIET_SECONDS = 60 };  // after a record for which a pipe's reader had no room
 
-// Into a pipe or terminal, with half a second for its reader. False with errno.
+// Writes to a pipe or terminal, waiting up to half a second for its reader. Returns false with
+// errno.
 static bool write_in_time(Append *file, const char *record, size_t bytes) {
     double now = monotonic_seconds(), end = now + (now < file->quiet_until ? 0 : 0.5);
     for (size_t at = 0; at < bytes;) {
         ssize_t done = write(file->fd, record + at, bytes - at);
         if (done > 0) file->torn = (at += (size_t)done) < bytes;
         if (done > 0 || (done < 0 && errno == EINTR)) continue;
-        if (done == 0) errno = ENOSPC;  // as write_all
+        if (done == 0) errno = ENOSPC;  // as in write_all
         if (errno != EAGAIN) return false;
         struct pollfd room = {file->fd, POLLOUT, 0};
         double left = end - monotonic_seconds();
@@ -62,6 +64,7 @@ static bool write_in_time(Append *file, const char *record, size_t bytes) {
 }
 
 bool append_record(Append *file, const void *record, size_t bytes) {
+    assert(file && file->fd >= 0 && record);
     struct stat before;
     bool regular = fstat(file->fd, &before) == 0 && S_ISREG(before.st_mode);
     errno = 0;
@@ -75,9 +78,9 @@ bool append_record(Append *file, const void *record, size_t bytes) {
     bool cut = regular && ftruncate(file->fd, before.st_size) == 0;
     if (!file->failing && (regular || monotonic_seconds() >= file->quiet_until)) {
         warning_print(NULL,
-                      "cannot write %s: %s; training goes on, records are missing from this file until it "
-                      "can be written%s",
-                      file->path, reason == EAGAIN ? "its reader does not keep up" : strerror(reason),
+                      "cannot write %s: %s; training continues, but this file lacks records until it "
+                      "can be written again%s",
+                      file->path, reason == EAGAIN ? "its reader is too slow" : strerror(reason),
                       cut || !regular ? "" : ", and the last one is torn");
     }
     file->failing = true;

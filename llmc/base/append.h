@@ -1,6 +1,5 @@
-// Append-only record files, for logs. A record goes in whole or not at all. Neither a full disk nor
-// a pipe that nobody reads stops training. Used by log.c (JSON lines), probe.c (histograms),
-// progress.c and tensorboard.c (event files). prefix_lock.c has it make a folder.
+// Append-only record files for logs. Records are written whole or not at all. Neither a full disk
+// nor an unread pipe stops training.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -8,25 +7,23 @@ LLMC_BEGIN
 typedef struct Append {
     int fd;              // -1: closed
     char *path;          // for messages
-    bool failing;        // the last record did not fit; said once
-    double quiet_until;  // monotonic seconds: until then a pipe's slow reader is not waited for
-    bool torn;           // a pipe got a part of it: nothing can be cut off there
+    bool failing;        // the last record could not be written; warned once
+    double quiet_until;  // monotonic seconds; until then a pipe's slow reader is not waited for
+    bool torn;           // a pipe received part of a record, which cannot be undone
 } Append;
 
-// Opens path for appending, made when absent. exclusive: it must not exist. Error
-// (EXIT_ENVIRONMENT) names the path and the reason; errno is kept.
+// Opens path for appending, creating it if necessary. exclusive: it must not exist. Error
+// (EXIT_ENVIRONMENT) names path and reason; errno is kept.
 bool append_open(Append *file, const char *path, bool exclusive, Error *err);
-// Ends a last line that an earlier process left without its newline, so that the next record starts
-// on a line of its own.
+// Adds the missing newline of a last line that an earlier process left incomplete.
 void append_end_line(Append *file);
-// Writes one record; returns whether it was written. When it does not fit, the written part is cut
-// off again, one warning is printed (warning_print), and the next record is tried afresh. The file
-// then lacks records but holds no torn one. A pipe's reader has half a second to make room, and
-// only once a minute while it falls behind. What a pipe has of a torn record becomes a line of its
-// own.
+// Writes one record; returns true on success. If it does not fit, removes the written part, prints
+// one warning, and tries again at the next record: records may be missing, but none is torn. A
+// pipe's reader has half a second to make room, and only once a minute while it lags. The rest of a
+// torn record in a pipe becomes a line of its own.
 bool append_record(Append *file, const void *record, size_t bytes);
 void append_close(Append *file);
-// mkdir -p, for the files' folders. Error: EXIT_ENVIRONMENT.
+// Creates the directories (mkdir -p). Error: EXIT_ENVIRONMENT.
 bool append_make_folders(const char *path, Error *err);
 
 LLMC_END

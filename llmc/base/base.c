@@ -1,6 +1,7 @@
-// Errors, allocation and integer helpers: see base.h. Linked into every program.
+// Errors, allocation and integer helpers: see base.h.
 #include "llmc/base/base.h"
 
+#include <assert.h>
 #include <mpi.h>
 #include <poll.h>
 #include <signal.h>
@@ -32,8 +33,8 @@ static bool mpi_is_up(void) {
     return up && !down;
 }
 
-// What would block stays, as does what another thread is writing. A watchdog that waits for a log
-// that nobody reads would end no job.
+// Flushes stdout unless that would block or another thread is writing. A watchdog blocked by an
+// unread log could not end the job.
 static void flush_log(void) {
     struct pollfd out = {STDOUT_FILENO, POLLOUT, 0};
     if (poll(&out, 1, 0) != 1 || out.revents != POLLOUT || ftrylockfile(stdout) != 0) return;
@@ -41,11 +42,10 @@ static void flush_log(void) {
     funlockfile(stdout);
 }
 
-// An error comes after the log lines that led to it, also in a file of both streams. A launcher
-// reads each stream by itself, and the log in blocks that end anywhere (Open MPI: 4095 bytes,
-// through a terminal of its own, of which nobody can ask whether it was read). While it is behind
-// with the first rank's start it would put an error of any rank into the middle of a log line. So a
-// rank gives it a moment.
+// Makes errors appear after the log lines that led to them. Launchers read each stream separately,
+// and stdout in blocks that end anywhere (Open MPI: 4095 bytes, through its own terminal, whose
+// state cannot be queried), so an error could be printed in the middle of a log line. Gives the
+// launcher a moment.
 static void finish_log(bool logs) {
     const useconds_t moment = 200000;
     struct stat out, err;
@@ -56,7 +56,7 @@ static void finish_log(bool logs) {
 }
 
 static void print_line(const char *kind, const Site *site, const char *what) {
-    finish_log(!site || site->rank >= 0);  // before a rank knows its number there is no log
+    finish_log(!site || site->rank >= 0);  // no log before a rank knows its number
     char where[160] = "";
     if (site && site->rank >= 0) {
         char gpu[24] = "", iteration[40] = "";
@@ -66,8 +66,8 @@ static void print_line(const char *kind, const Site *site, const char *what) {
         snprintf(where, sizeof where, "rank %d (node %d%s)%s", site->rank, site->node, gpu, iteration);
     }
     const char *phase = site && site->phase ? site->phase : "";
-    // Names out of damaged files may hold anything. One line stays one line, and a terminal gets no
-    // commands.
+    // File names from damaged files may contain anything. Keeps the message on one line, and
+    // control characters away from terminals.
     char line[64 + sizeof where + sizeof(((Error *)0)->what)];
     int length = snprintf(line, sizeof line - 1, "%s: %s%s%s%s%.*s", kind, where, *where && *phase ? " " : "",
                           phase, (*where || *phase) ? ": " : "", (int)sizeof((Error *)0)->what - 1, what);
@@ -76,8 +76,8 @@ static void print_line(const char *kind, const Site *site, const char *what) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F) line[i] = '?';
     }
     line[length++] = '\n';
-    // One write, so that lines of several ranks do not interleave: newer C libraries cut what
-    // fprintf sends to an unbuffered stream into pieces of 128 bytes.
+    // One write, so that lines of several ranks do not interleave: newer C libraries split what
+    // fprintf sends to an unbuffered stream into 128-byte writes.
     fwrite(line, 1, (size_t)length, stderr);
     fflush(stderr);
 }
@@ -93,23 +93,22 @@ void warning_print(const Site *site, const char *format, ...) {
     print_line("warning", site, what);
 }
 
-// Another thread than the main one must call neither MPI nor what exit() runs. Its process leaves
-// alone, and the launcher ends the others.
+// Threads other than the main one must not call MPI or exit. Their process exits alone, and the
+// launcher ends the others.
 static void end_job(int code) {
     const useconds_t moment = 200000;
     bool in_job = mpi_is_up();
-    if (in_job)
-        usleep(moment);  // the launcher of Open MPI 5 often loses what a rank has just written when it aborts
+    if (in_job) usleep(moment);  // Open MPI 5's launcher often loses output written just before an abort
     if (gettid() != getpid()) _exit(code);
     if (in_job) MPI_Abort(MPI_COMM_WORLD, code);
     exit(code);
 }
 
-// Of several threads that fail at once the first speaks and ends the job; the others wait for that.
+// Of several threads that fail at once, the first prints and ends the job; the others wait.
 static void one_thread_only(int code) {
     static atomic_flag taken = ATOMIC_FLAG_INIT;
     static _Thread_local bool ours;
-    if (ours) _exit(code);  // a second failure on the way out
+    if (ours) _exit(code);  // a second failure while exiting
     if (atomic_flag_test_and_set(&taken)) {
         for (;;) pause();
     }
@@ -118,20 +117,20 @@ static void one_thread_only(int code) {
 
 static _Thread_local const Site *thread_site;
 
-// Several threads may meet such an instruction at once. Only what a signal handler may call stands
-// here: write, _exit, and the atomic flag and pause of one_thread_only.
+// May run in several threads at once. Only async-signal-safe calls: write, _exit, atomics and
+// pause.
 static void on_illegal_instruction(int number) {
     static const char line[] =
-        "error: this processor lacks an instruction that the program was built with; build it "
-        "here, or with make ARCH_CFLAGS=-march=x86-64\n";
+        "error: this CPU lacks an instruction that the program was built with; build it "
+        "on this machine, or with make ARCH_CFLAGS=-march=x86-64\n";
     one_thread_only(EXIT_ENVIRONMENT);
     (void)!write(STDERR_FILENO, line, sizeof line - 1);
     _exit(EXIT_ENVIRONMENT);
 }
 
-void name_illegal_instructions(void) { signal(SIGILL, on_illegal_instruction); }
+void report_illegal_instructions(void) { signal(SIGILL, on_illegal_instruction); }
 
-void site_of_thread(const Site *site) { thread_site = site; }
+void set_thread_site(const Site *site) { thread_site = site; }
 
 void fatal(const Site *site, int code, const char *format, ...) {
     one_thread_only(code);
@@ -142,14 +141,14 @@ void fatal(const Site *site, int code, const char *format, ...) {
     va_end(args);
     error_print(site ? site : thread_site, what);
     end_job(code);
-    abort();  // not reached; tells the compiler so
+    abort();  // not reached; marks the function noreturn
 }
 
 static void *checked(void *p, size_t bytes, const char *purpose) {
     if (!p && bytes) {
         fatal(NULL, EXIT_ENVIRONMENT,
-              "out of memory: %zu bytes for %s; use a smaller configuration or a larger machine", bytes,
-              purpose);
+              "out of memory: %zu bytes for %s; use a smaller model or batch, or a machine with more memory",
+              bytes, purpose);
     }
     return p;
 }
@@ -191,6 +190,7 @@ double monotonic_seconds(void) { return clock_seconds(CLOCK_MONOTONIC); }
 double wall_seconds(void) { return clock_seconds(CLOCK_REALTIME); }
 
 int64_t lcm64(int64_t a, int64_t b) {
+    assert(a > 0 && b > 0);
     int64_t x = a, y = b;
     while (y) {
         int64_t r = x % y;
@@ -207,8 +207,8 @@ Deadline deadline_in(double seconds) {
 }
 
 bool deadline_passed(Deadline *d) {
-    // A rank that runs polls far more often. A longer gap means that the process was stopped, and
-    // does not count.
+    // A running rank polls far more often. Longer gaps mean that the process was stopped, and do
+    // not count.
     const double pause = 5.0;
     double now = monotonic_seconds();
     if (now - d->polled > pause) d->at += now - d->polled;
@@ -218,6 +218,12 @@ bool deadline_passed(Deadline *d) {
 
 bool due(int64_t iteration, int64_t interval) { return interval > 0 && iteration % interval == 0; }
 
-int64_t round_up64(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
+int64_t round_up64(int64_t a, int64_t b) {
+    assert(a >= 0 && b > 0);
+    return (a + b - 1) / b * b;
+}
 
-int64_t ceil_div64(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div64(int64_t a, int64_t b) {
+    assert(a >= 0 && b > 0);
+    return (a + b - 1) / b;
+}

@@ -1,5 +1,4 @@
-// What every module shares: C linkage, exit codes, the Error that a fallible call fills, the Site
-// that a fatal error names. Every other header of the host library stands on it.
+// Shared by every module: C linkage, exit codes, errors, allocation, clocks and integer helpers.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,7 +14,7 @@
 
 LLMC_BEGIN
 
-// Exit codes, as documented in docs/exit_codes.md. 75 is sysexits' EX_TEMPFAIL: "requeue me".
+// Exit codes, documented in docs/exit_codes.md. 75 is EX_TEMPFAIL of sysexits.h: "requeue me".
 enum {
     EXIT_DONE = 0,
     EXIT_USAGE = 2,
@@ -27,86 +26,83 @@ enum {
     EXIT_STOPPED = 75
 };
 
-// Filled by a fallible call that returned false: the exit code it deserves, and one line "<what>;
-// <what to do>".
+// Filled by a fallible call that returned false: the exit code and one line "<what>; <what to do>".
 typedef struct Error {
     int code;
-    int rank;  // of the world: whose error it is, once ranks have agreed on one; -1: this rank's own
+    int rank;  // world rank whose error it is, once ranks have agreed on one; -1: this rank's own
     char what[1024];
 } Error;
 
-// Fills err (which may be NULL) and returns false, so that callers write
-// `return error_set(err, EXIT_DATA, "...", ...)`.
+// Fills err (may be NULL) and returns false, so that callers can write `return error_set(err,
+// EXIT_DATA, "...", ...)`.
 bool error_set(Error *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 typedef struct Heartbeat Heartbeat;      // llmc/ranks/heartbeat.h
 typedef struct NodeFailure NodeFailure;  // llmc/ranks/node_failure.h
 
-// Where in the job an error happens. One per process, made by main. Whatever can fail at run time
-// points to it.
+// Context of an error. One per process, created by main; everything that can fail at run time has a
+// pointer to it.
 typedef struct Site {
-    int rank;                   // -1 before MPI is up: no "rank" in the message
-    int node;                   // node index inside the data-parallel group
-    int gpu;                    // local device index, -1 on a rank that computes on processors
+    int rank;                   // -1 before MPI starts: not printed
+    int node;                   // node index within the data-parallel group
+    int gpu;                    // local device index; -1 on CPU ranks
     int64_t iteration;          // 0 before training
-    const char *phase;          // "load data", "reduce gradients", ... a string literal
-    Heartbeat *heartbeat;       // signs of life between the ranks of this host; NULL: none
-    NodeFailure *node_failure;  // what happens when another node is lost; NULL: nothing but the end
+    const char *phase;          // "load data", "reduce gradients", ...; a string literal
+    Heartbeat *heartbeat;       // watchdog of this host; NULL: none
+    NodeFailure *node_failure;  // node-failure recovery; NULL: none
 } Site;
 
 // Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to
-// stderr, after what was printed to stdout before. A rank whose streams a launcher reads waits 0.2
-// s in between. site may be NULL. From any thread. Does not wait for a stdout that nobody reads.
+// stderr, after flushing stdout. If a launcher reads this rank's streams, waits 0.2 s in between.
+// site may be NULL. From any thread. Never blocks on a stdout that nobody reads.
 void error_print(const Site *site, const char *what);
 
-// The same line with "warning: " in front, for what training goes on without, such as a log's file
-// on a full disk. For those who know no Log.
+// Prints the same line with "warning: " instead, for failures that training survives, such as a log
+// file on a full disk. For callers without a Log.
 void warning_print(const Site *site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// error_print, then ends the whole job with this code. For failures that all ranks cannot agree on:
-// a failed collective, a device error, out of memory in mid-step. From any thread. The main one
-// calls MPI_Abort when MPI is up, else exit. Another calls _exit, because MPI and what exit runs
-// belong to the main thread (MPI_THREAD_FUNNELED); a process that leaves with a code of its own
-// makes the launcher end the other ranks. site may be NULL: the thread's is taken.
+// Calls error_print and ends the whole job with this code. For failures that ranks cannot agree on:
+// a failed collective, a device error, out of memory. From any thread. The main thread calls
+// MPI_Abort if MPI is running, else exit. Other threads call _exit, because MPI and atexit handlers
+// belong to the main thread (MPI_THREAD_FUNNELED); the exit code makes the launcher end the other
+// ranks. site NULL: the thread's.
 void fatal(const Site *site, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 
-// From here on an instruction that this processor lacks ends the process with one line and
-// EXIT_ENVIRONMENT: the program was built for another processor (ARCH_CFLAGS in the Makefile).
-// First in main.
-void name_illegal_instructions(void);
+// Makes unsupported CPU instructions end the process with one line and EXIT_ENVIRONMENT: the
+// program was built for another CPU (ARCH_CFLAGS in the Makefile). Call first in main.
+void report_illegal_instructions(void);
 
-// Where this thread is, for those who know no site, such as xmalloc. Must stay until the thread
-// ends or another is given. NULL (the default): nowhere.
-void site_of_thread(const Site *site);
+// Sets this thread's error context for functions without a site, such as xmalloc. Must outlive the
+// thread or its replacement. NULL (default): none.
+void set_thread_site(const Site *site);
 
-// malloc and calloc that end the process with one clear line when memory runs out. purpose: what it
-// was for, as in "token index".
+// Allocate, or end the process with one clear line if out of memory. purpose: such as "token
+// index".
 void *xmalloc(size_t bytes, const char *purpose);
 void *xcalloc(size_t count, size_t bytes, const char *purpose);
 void *xrealloc(void *old, size_t bytes, const char *purpose);
 char *xstrdup(const char *text);
-// printf into malloc'ed text; ends the process likewise.
+// printf into malloc'ed text; ends the process if out of memory.
 char *text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// Seconds of a clock that never jumps, for durations.
+// Monotonic time in seconds, for durations.
 double monotonic_seconds(void);
 // Seconds since 1970, for dates.
 double wall_seconds(void);
 
-// A limit on a wait that is polled. Time in which nobody polled does not count: the job was stopped
-// as a whole and goes on.
+// Time limit of a polled wait. Long gaps between polls don't count: the whole job was stopped and
+// continued.
 typedef struct Deadline {
     double at, polled;
 } Deadline;
 Deadline deadline_in(double seconds);
 bool deadline_passed(Deadline *deadline);
 
-// Is this one of the iterations that something is done at, every `interval` of them? 0: never.
+// Returns true every `interval` iterations; never if interval is 0.
 bool due(int64_t iteration, int64_t interval);
 
-// Integer helpers used by every layout: least common multiple, a rounded up to a multiple of b, a /
-// b rounded up.
+// Least common multiple, a rounded up to a multiple of b, a / b rounded up.
 int64_t lcm64(int64_t a, int64_t b);
 int64_t round_up64(int64_t a, int64_t b);
 int64_t ceil_div64(int64_t a, int64_t b);

@@ -1,6 +1,6 @@
-// The precision of weights and activations: bf16 in the product, fp32 (-DPRECISION_FP32) for
-// finite-difference tests of the same code. Used by every file that touches weights or activations.
-// One of the four places where the design allows a preprocessor conditional.
+// Precision of weights and activations: bf16 in production, fp32 (-DPRECISION_FP32) for
+// finite-difference tests of the same code. One of the four places where a preprocessor conditional
+// is allowed.
 #pragma once
 #include "llmc/base/numerics.h"
 

@@ -1,6 +1,7 @@
-// Files that survive a crash: see durable.h.
+// Crash-safe files: see durable.h.
 #include "llmc/base/durable.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -42,7 +43,7 @@ bool write_all(int fd, const void *data, uint64_t bytes) {
     while (bytes > 0) {
         ssize_t done = write(fd, p, bytes < CHUNK_BYTES ? (size_t)bytes : CHUNK_BYTES);
         if (done < 0 && errno == EINTR) continue;
-        if (done == 0) errno = ENOSPC;  // not an error by the standard, but it would never end
+        if (done == 0) errno = ENOSPC;  // not an error by the standard, but it would loop forever
         if (done <= 0) return false;
         p += done;
         bytes -= (uint64_t)done;
@@ -69,7 +70,7 @@ bool pread_all(int fd, void *data, uint64_t bytes, uint64_t offset) {
 bool durable_sync_folder(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return durable_error(err, "open folder", path);
-    // Some network file systems refuse fsync on a folder (EINVAL). Their renames are durable
+    // Some network file systems refuse fsync on a directory (EINVAL); their renames are durable
     // anyway.
     bool ok = fsync(fd) == 0 || errno == EINVAL;
     if (!ok) durable_error(err, "sync folder", path);
@@ -77,7 +78,7 @@ bool durable_sync_folder(const char *path, Error *err) {
     return ok;
 }
 
-// Syncs the folder that holds path, which is cut at its last '/' for the while.
+// Syncs the parent directory. Temporarily truncates path at its last '/'.
 static bool sync_parent(char *path, Error *err) {
     char *slash = strrchr(path, '/');
     if (!slash) return durable_sync_folder(".", err);
@@ -140,7 +141,7 @@ bool durable_plain_file(const char *path, uint64_t max_bytes) {
 // --- Files ---------------------------------------------------------------------------------------
 
 bool durable_write_file(const char *path, const void *data, uint64_t bytes, Error *err) {
-    // A pipe that was left there would wait for its reader, a link would lead elsewhere.
+    // Opening an old pipe would block, and a link would lead elsewhere.
     if (unlink(path) != 0 && errno != ENOENT) return durable_error(err, "replace", path);
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return durable_error(err, "create", path);
@@ -155,7 +156,7 @@ bool durable_write_file(const char *path, const void *data, uint64_t bytes, Erro
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err) {
     struct stat status;
     char *text = NULL;
-    // A pipe opens at once and is refused. To plain files the flag means nothing.
+    // Opens pipes without blocking, to refuse them. No effect on plain files.
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &status) != 0) {
         durable_error(err, "open", path);
@@ -225,6 +226,7 @@ bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*goes_on)(void *c
 // --- Replacing -----------------------------------------------------------------------------------
 
 bool durable_replace(Replacement *r, Error *err) {
+    assert(r && r->fresh && r->final && r->aside);
     r->replaced = durable_exists(r->final);
     r->exchanged = false;
     if (!r->replaced) return rename(r->fresh, r->final) == 0 || durable_error(err, "rename to", r->final);

@@ -1,5 +1,4 @@
-// Faults for tests: see fault.h. fault_flip, which needs a device, stands in fault_flip.c:
-// heartbeat.c has none.
+// Fault injection: see fault.h. fault_flip is in fault_flip.c, because the heartbeat has no device.
 #include "llmc/base/fault.h"
 
 #include <inttypes.h>
@@ -38,10 +37,9 @@ bool faults_from_environment(Faults *faults, int rank, Error *err) {
         if (ok && fault.rank == rank) faults->fault[faults->count++] = fault;
     }
     free(words);
-    return ok ||
-           error_set(err, EXIT_USAGE,
-                     "SDP4BIT_FAULT=%.200s is not understood; it is for tests of this program: unset it",
-                     wanted);
+    return ok || error_set(err, EXIT_USAGE,
+                           "cannot parse SDP4BIT_FAULT=%.200s, which is for tests of this program; unset it",
+                           wanted);
 }
 
 const Fault *fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at) {

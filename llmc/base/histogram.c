@@ -1,10 +1,12 @@
 // Histograms of fp32 values: see histogram.h.
 #include "llmc/base/histogram.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
 void histogram_add(Histogram *h, const float *values, int64_t n) {
+    assert(h && (values || n == 0) && n >= 0);
     h->count += n;
     for (int64_t i = 0; i < n; i++) {
         double x = values[i];

@@ -1,6 +1,7 @@
 // Strict helpers around cJSON: see json.h.
 #include "llmc/base/json.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,7 +39,7 @@ bool json_has_zero(const char *text, size_t bytes) {
 bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value) {
     if (!cJSON_IsNumber(item)) return false;
     double number = item->valuedouble;
-    // The first test keeps the conversion defined; it fails for NaN too.
+    // The first test keeps the conversion defined, and fails for NaN.
     if (!(number >= -(double)JSON_INT_MAX && number <= (double)JSON_INT_MAX)) return false;
     int64_t integer = (int64_t)number;
     if ((double)integer != number || integer < min || integer > max) return false;
@@ -69,7 +70,7 @@ void json_write_string(FILE *out, const char *text) {
     fputc('"', out);
 }
 
-// Bytes of the UTF-8 character at c (so that truncation cuts none), 0 when it is none.
+// Returns the length of the UTF-8 character at c (truncation must not split it), or 0 if invalid.
 static int utf8_length(const unsigned char *c) {
     int n = c[0] < 0x80             ? 1
             : (c[0] & 0xe0) == 0xc0 ? 2
@@ -83,6 +84,7 @@ static int utf8_length(const unsigned char *c) {
 }
 
 void json_escape(char *out, size_t bytes, const char *text) {
+    assert(out && bytes >= 3 && text);
     char *end = out + bytes - 2;  // room for the closing quote and the terminator
     *out++ = '"';
     for (const unsigned char *c = (const unsigned char *)text; *c; c++) {

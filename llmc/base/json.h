@@ -1,6 +1,5 @@
-// Strict helpers around cJSON for JSON that comes from outside: whole-text parsing, integers that
-// really are integers, escaped strings. Used by safetensors.c (file headers), manifest.c,
-// config_text.c, json_line.c, launch.c and the tools that write or read JSON (dev/data, dev/bench).
+// Strict helpers around cJSON for untrusted JSON: whole-text parsing, exact integers, escaped
+// strings.
 #pragma once
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -8,29 +7,30 @@
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// JSON numbers are doubles: beyond this magnitude integers are no longer told apart.
+// JSON numbers are doubles: integers of larger magnitude are not exact.
 #define JSON_INT_MAX ((int64_t)1 << 53)
 
-// From now on cJSON ends the process with one clear line when memory runs out, as xmalloc does;
-// else it would call sound text malformed. For main: before any JSON is read.
+// Makes cJSON end the process with one clear line if out of memory, as xmalloc does; otherwise it
+// would report valid text as malformed. Call in main, before any JSON is read.
 void json_use_checked_memory(void);
-// Parses exactly `bytes` bytes (no terminator needed). NULL unless they are one JSON object, with
-// nothing but white space around it.
+// Parses exactly `bytes` bytes (no terminator needed). Returns NULL unless they are one JSON
+// object, surrounded only by white space.
 cJSON *json_parse_object(const char *text, size_t bytes);
-// Is there a U+0000, as a byte or an escape? cJSON ends a string there, and so reads another one.
+// Returns true if the text contains U+0000, as a byte or an escape: cJSON would truncate the string
+// there.
 bool json_has_zero(const char *text, size_t bytes);
-// Reads an integer in [min, max] (within +-JSON_INT_MAX). False for a missing item, another type, a
-// fraction, another range.
+// Reads an integer in [min, max] (within +-JSON_INT_MAX). Returns false if it is missing, of
+// another type, fractional or out of range.
 bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value);
-// Reads member `name` of an object, as json_int64.
+// Reads member `name` of an object like json_int64.
 bool json_member_int64(const cJSON *object, const char *name, int64_t min, int64_t max, int64_t *value);
-// The text of string member `name`, owned by the object, or NULL.
+// Returns string member `name`, owned by the object, or NULL.
 const char *json_member_string(const cJSON *object, const char *name);
-// Writes text as a JSON string with its quotes.
+// Writes text as a quoted JSON string.
 void json_write_string(FILE *out, const char *text);
 
-// Escapes text as a JSON string with quotes into out (truncated safely: always terminated, quoted
-// and whole characters). bytes >= 3.
+// Escapes text as a quoted JSON string into out, truncated at a character boundary if necessary.
+// bytes >= 3.
 void json_escape(char *out, size_t bytes, const char *text);
 
 LLMC_END

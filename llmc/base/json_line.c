@@ -1,6 +1,7 @@
 // Building JSON lines: see json_line.h.
 #include "llmc/base/json_line.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -65,12 +66,13 @@ void json_integer(Text *json, const char *name, int64_t value) {
     text_add(json, "%lld", (long long)value);
 }
 
-void json_truth(Text *json, const char *name, bool value) {
+void json_bool(Text *json, const char *name, bool value) {
     json_name(json, name);
     text_add(json, "%s", value ? "true" : "false");
 }
 
 void json_text(Text *json, const char *name, const char *value) {
+    assert(json && name && value);
     size_t bytes = 6 * strlen(value) + 3;
     char *escaped = (char *)xmalloc(bytes, "a log line");
     json_escape(escaped, bytes, value);

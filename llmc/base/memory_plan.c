@@ -1,11 +1,13 @@
 // The memory plan: see memory_plan.h.
 #include "llmc/base/memory_plan.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
                          void **target) {
+    assert(plan && group && purpose && target);
     if (plan->count == plan->capacity) {
         plan->capacity = plan->capacity ? 2 * plan->capacity : 32;
         plan->entries = (MemoryPlanEntry *)xrealloc(plan->entries,
@@ -42,6 +44,7 @@ bool memory_plan_allocate(MemoryPlan *plan, Device *device, int sharers, Error *
 }
 
 bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share, int sharers, Error *err) {
+    assert(plan && sharers > 0);
     size_t wanted = memory_plan_needed(plan);
     if (wanted > share) {
         char whose[64] = "are free";
@@ -74,8 +77,8 @@ size_t memory_plan_group_bytes(const MemoryPlan *plan, int i) {
     return sum;
 }
 
-// Bytes of entry i and of later entries of the same purpose, such as one per layer. *count: how
-// many. 0 bytes when an earlier entry began the sum.
+// Returns the bytes of entry i and later entries of the same purpose, such as one per layer, and
+// their number; 0 if an earlier entry has that purpose.
 static size_t purpose_bytes(const MemoryPlan *plan, int i, int *count) {
     size_t sum = 0;
     *count = 0;
@@ -90,7 +93,7 @@ static size_t purpose_bytes(const MemoryPlan *plan, int i, int *count) {
     return sum;
 }
 
-// Groups and purposes of the entries on the device, or of those on the host.
+// Prints the device entries, or the host entries.
 static void print_groups(const MemoryPlan *plan, bool host, double parameters, FILE *out) {
     for (int i = 0; i < plan->count; i++) {
         size_t sum = memory_plan_group_bytes(plan, i);
@@ -118,7 +121,7 @@ void memory_plan_print(const MemoryPlan *plan, int64_t parameters, FILE *out) {
 void memory_plan_free(MemoryPlan *plan, Device *device) {
     for (int i = 0; i < plan->count; i++) {
         MemoryPlanEntry *entry = &plan->entries[i];
-        if (!entry->memory) continue;  // the target may be gone: --plan keeps plans alone
+        if (!entry->memory) continue;  // the target may no longer exist: --plan outlives them
         if (entry->host) host_free(device, entry->memory);
         else device_free(device, entry->memory);
         *entry->target = NULL;

@@ -1,7 +1,8 @@
-// numpy's legacy RandomState: MT19937 seeded by an integer, bounded draws, shuffle: see rng.h.
-// dataset.c shuffles with it, so that samples come in Megatron-LM's order. numpy documents this
-// generator as frozen: the same values for ever. Source: M. Matsumoto, T. Nishimura, "Mersenne
-// Twister", ACM TOMACS 8(1), 1998; parameters of MT19937.
+// numpy's legacy RandomState: MT19937 seeded by an integer, bounded draws, shuffle: see rng.h. Used
+// to shuffle samples in Megatron-LM's order. numpy documents this generator as frozen. Source: M.
+// Matsumoto, T. Nishimura, "Mersenne Twister", ACM TOMACS 8(1), 1998; parameters of MT19937.
+#include <assert.h>
+
 #include "llmc/base/rng.h"
 
 enum { MT_N = 624, MT_M = 397 };
@@ -20,7 +21,7 @@ static inline uint32_t twist(uint32_t high, uint32_t low, uint32_t other) {
     return other ^ (y >> 1) ^ (-(y & 1u) & 0x9908b0dfu);
 }
 
-// The next 624 words of state.
+// Generates the next 624 words of state.
 static void refill(Mt19937 *rng) {
     uint32_t *k = rng->key;
     for (int i = 0; i < MT_N - MT_M; i++) k[i] = twist(k[i], k[i + 1], k[i + MT_M]);
@@ -30,6 +31,7 @@ static void refill(Mt19937 *rng) {
 }
 
 uint32_t mt19937_u32(Mt19937 *rng) {
+    assert(rng->position <= MT_N);  // seeded
     if (rng->position == MT_N) refill(rng);
     uint32_t y = rng->key[rng->position++];
     y ^= y >> 11;
@@ -53,9 +55,9 @@ uint64_t mt19937_bounded(Mt19937 *rng, uint64_t max) {
     return draw;
 }
 
-// The swap partners of elements last, last-1, ..., last-count+1. They do not depend on the array,
-// so they are drawn a block ahead, and their cache lines fetched meanwhile. A shuffle of 10^8
-// elements would otherwise wait for memory at every step.
+// Draws the swap partners of elements last, last-1, ..., last-count+1. They do not depend on the
+// array, so they are drawn a block ahead and prefetched; otherwise a shuffle of 10^8 elements would
+// wait for memory at every step.
 enum { BLOCK = 128 };
 static int draw_partners(Mt19937 *rng, int64_t last, uint64_t partner[BLOCK]) {
     int count = last < BLOCK ? (int)last : BLOCK;
@@ -63,7 +65,7 @@ static int draw_partners(Mt19937 *rng, int64_t last, uint64_t partner[BLOCK]) {
     return count;
 }
 
-// for i = n-1 down to 1: swap x[i] with x[a bounded draw of 0..i].
+// for i = n-1 down to 1: swaps x[i] with x[bounded draw of 0..i].
 #define DEFINE_SHUFFLE(name, type) \
     void name(Mt19937 *rng, type *x, int64_t n) { \
         uint64_t partner[BLOCK]; \

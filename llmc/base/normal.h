@@ -1,35 +1,34 @@
 // Uniform and normal numbers from the counter RNG, inline for host and device, so that CPU ranks
-// and GPUs draw the same weights to the bit. Every C library has its own last bit of a logarithm,
-// sine or cosine. So they are made here of IEEE double operations, which round correctly
-// everywhere. The code has no branches, and compilers vectorize it. Included by rng.c (uniforms),
-// the op that draws initial weights on either backend, and the tests.
+// and GPUs draw bitwise identical weights. C libraries differ in the last bit of log, sin and cos,
+// so these are built from IEEE double operations, which round identically everywhere. Branch-free,
+// so that compilers vectorize it.
 #pragma once
 #include "llmc/base/numerics.h"
 
-// The 128 random bits number `index` of one of the streams that a seed has for a purpose
+// Returns the 128 random bits with number `index` of a stream. Each seed has streams per purpose
 // (PURPOSE_*).
 HD_FN Philox4 counter_bits(uint64_t seed, uint32_t purpose, uint32_t stream, uint64_t index) {
     uint32_t key1 = (uint32_t)(seed >> 32) ^ purpose;
     return philox4x32_10((uint32_t)seed, key1, (uint32_t)index, (uint32_t)(index >> 32), stream, 0);
 }
 
-// An integer below 2^52 as a double, exact. It goes into the mantissa of 2^52, which is then taken
-// away.
+// Converts an integer below 2^52 to double exactly: puts it into the mantissa of 2^52 and subtracts
+// 2^52.
 HD_FN double f64_from_integer(uint64_t i) { return f64_sub(f64_from_bits(0x4330000000000000u | i), 0x1p52); }
 
-// Uniform in [0, 1), a multiple of 2^-53: exact.
+// Uniform in [0, 1), an exact multiple of 2^-53.
 HD_FN double uniform53(uint32_t high, uint32_t low) {
     double upper = f64_mul(f64_from_integer(high), 0x1p-32);
     return f64_add(upper, f64_mul(f64_from_integer(low >> 11), 0x1p-53));
 }
 
-// Natural logarithm of x, 2^-64 < x <= 1, to 4e-16 of its size. x = 2^-e m with m in
+// Natural logarithm of x, 2^-64 < x <= 1, with relative error 4e-16. x = 2^-e m with m in
 // [sqrt(1/2), sqrt(2)), and ln m = 2 atanh(s) with s = (m - 1) / (m + 1), |s| < 0.172. atanh is the
-// series of s^(2k+1) / (2k+1); the first term left out is below 1e-18 of the sum. m - 1 is exact,
-// which keeps the digits near x = 1.
+// series of s^(2k+1) / (2k+1); the first omitted term is below 1e-18 of the sum. m - 1 is exact,
+// which preserves accuracy near x = 1.
 HD_FN double log_unit(double x) {
     const uint64_t sqrt_half = 0x3FE6A09E667F3BCDu, offset = 64;
-    // offset - e stands before the mantissa
+    // offset - e precedes the mantissa
     uint64_t shifted = f64_bits(x) - sqrt_half + (offset << 52);
     double exponent = f64_sub(f64_from_integer(shifted >> 52), (double)offset);
     double f = f64_sub(f64_from_bits((shifted & 0x000FFFFFFFFFFFFFu) + sqrt_half), 1.0);
@@ -48,11 +47,11 @@ HD_FN double log_unit(double x) {
     return f64_add(f64_mul(exponent, 0.69314718055994530942), mantissa);
 }
 
-// Cosine and sine of a turn's part u in [0, 1], a multiple of 2^-53, to 4e-16 of their size. The
-// nearest quarter turn is taken away, exactly. The rest, at most an eighth of a turn, goes through
-// the Taylor series to the 17th power, which leaves out less than 1e-17.
+// Cosine and sine of u turns, u in [0, 1] a multiple of 2^-53, with relative error 4e-16. Subtracts
+// the nearest quarter turn exactly. The remainder, at most an eighth of a turn, uses the Taylor
+// series up to the 17th power, with an error below 1e-17.
 HD_FN void circle(double u, double *cosine, double *sine) {
-    // rounds to an integer, which is then in the low mantissa bits
+    // rounds to an integer in the low mantissa bits
     double shifted = f64_add(f64_mul(u, 4.0), 0x1.8p52);
     uint64_t quarter = f64_bits(shifted);
     double r = f64_sub(u, f64_mul(f64_sub(shifted, 0x1.8p52), 0.25));
@@ -75,7 +74,7 @@ HD_FN void circle(double u, double *cosine, double *sine) {
     c = f64_add(f64_mul(c, z), 1.0 / 24);
     c = f64_add(f64_mul(c, z), -1.0 / 2);
     c = f64_add(f64_mul(c, z), 1.0);
-    // Quarter turns 0, 1, 2, 3 make (c, s), (-s, c), (-c, -s), (s, -c) of (cos, sin) = (c, s).
+    // Quarter turns 0, 1, 2, 3 map (cos, sin) = (c, s) to (c, s), (-s, c), (-c, -s), (s, -c).
     uint64_t swapped = 0 - (quarter & 1), differ = (f64_bits(c) ^ f64_bits(s)) & swapped;
     *cosine = f64_from_bits((f64_bits(c) ^ differ) ^ ((quarter + 1) >> 1 & 1) << 63);
     *sine = f64_from_bits((f64_bits(s) ^ differ) ^ (quarter >> 1 & 1) << 63);

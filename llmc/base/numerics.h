@@ -1,17 +1,18 @@
-// Numbers that every machine must agree on: IEEE arithmetic spelled out, bf16 conversion, and the
-// counter-based random bits of Philox. Inline for host and device, so that CPU ranks and GPUs
-// compute the same bits. Included by dtype.h and normal.h.
+// Machine-independent numerics: explicit IEEE arithmetic, bf16 conversion, and the counter-based
+// random bits of Philox. Inline for host and device, so that CPU ranks and GPUs compute the same
+// bits.
 //
 // Every operation is an IEEE-754 operation, rounded to nearest even, never contracted into an FMA,
-// with denormals kept. Host code is built with -ffp-contract=off; device code spells the rounding.
+// with denormals kept. Host code is built with -ffp-contract=off; device code uses explicit
+// rounding intrinsics.
 #pragma once
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-// Marks a function for host and device. This is one of the four places where the design allows a
-// preprocessor conditional.
+// Marks a function for host and device. One of the four places where a preprocessor conditional is
+// allowed.
 #ifdef __CUDACC__
 #define HD_FN static __host__ __device__ __forceinline__
 #else
@@ -21,7 +22,7 @@
 // --- IEEE arithmetic that no compiler flag can change -------------------------------------------
 
 #ifdef __CUDA_ARCH__
-// Ends the program: a case that no caller may reach.
+// Ends the program in an unreachable case.
 HD_FN void stop_here(void) { __trap(); }
 HD_FN float f32_mul(float a, float b) { return __fmul_rn(a, b); }
 HD_FN float f32_add(float a, float b) { return __fadd_rn(a, b); }
@@ -73,7 +74,7 @@ HD_FN float f32_from_bits(uint32_t u) {
 HD_FN uint32_t mul_hi32(uint32_t a, uint32_t b) { return (uint32_t)(((uint64_t)a * b) >> 32); }
 #endif
 
-// bfloat16, round to nearest even; every NaN becomes the quiet NaN 0x7FC0 with its sign kept.
+// bfloat16, rounded to nearest even; every NaN becomes the quiet NaN 0x7FC0 with its sign.
 HD_FN uint16_t bf16_from_float(float x) {
     uint32_t u = f32_bits(x);
     uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
@@ -88,7 +89,7 @@ typedef struct Philox4 {
     uint32_t v[4];
 } Philox4;
 
-// Multipliers of the rounds, and what the key gains in each (its Weyl sequence).
+// Multipliers of the rounds, and the key's increments (Weyl sequence).
 #define PHILOX_M0 0xD2511F53u
 #define PHILOX_M1 0xCD9E8D57u
 #define PHILOX_W0 0x9E3779B9u
@@ -118,9 +119,7 @@ HD_FN Philox4 philox4x32_10(uint32_t key0, uint32_t key1, uint32_t c0, uint32_t 
 // 16 of the 128 bits, e = 0 .. 7: half e&1 (the low half first) of word e>>1.
 HD_FN uint32_t philox_half(Philox4 bits, int e) { return (bits.v[e >> 1] >> (16 * (e & 1))) & 0xFFFFu; }
 
-// What random bits are for: rounding at three places, dropout, initial weights, sampling of text,
-// signs of the gradients' rotation.
-// The purpose is part of Philox's key, so no two uses share bits.
+// Uses of random bits. The purpose is part of Philox's key, so no two uses share bits.
 enum {
     PURPOSE_GRAD_LEVEL1 = 1,
     PURPOSE_GRAD_LEVEL2 = 2,
@@ -130,7 +129,7 @@ enum {
     PURPOSE_SAMPLE = 6,
     PURPOSE_ROTATION = 7,
     PURPOSE_OUTER = 16,           // pseudo-gradients between replica groups
-    PURPOSE_OUTER_MEAN = 17,      // and their mean on its way back
-    PURPOSE_OUTER_ROTATION = 18,  // of these two
+    PURPOSE_OUTER_MEAN = 17,      // their mean, sent back
+    PURPOSE_OUTER_ROTATION = 18,  // rotations of these two
     PURPOSE_OUTER_MEAN_ROTATION = 19
 };

@@ -1,7 +1,6 @@
-// Random numbers. MT19937 reproduces numpy's legacy RandomState, which fixes Megatron's sample
-// order. The counter-based generator (Philox4x32-10 of numerics.h) serves initialization
-// (normal.h), dropout and sampling. Used by dataset.c (shuffles), loader.c (mock data) and
-// sampling.c.
+// Random numbers. MT19937 reproduces numpy's legacy RandomState, which determines Megatron's sample
+// order. The counter-based generator (Philox4x32-10 in numerics.h) is used for initialization
+// (normal.h), dropout and sampling.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -14,15 +13,15 @@ typedef struct Mt19937 {
 // Seeds as numpy.random.RandomState(seed) does for an integer seed (init_genrand).
 void mt19937_seed(Mt19937 *rng, uint32_t seed);
 uint32_t mt19937_u32(Mt19937 *rng);
-// Uniform integer in [0, max] by masked rejection, as numpy's legacy bounded draw; max = 0 draws
-// nothing.
+// Draws a uniform integer in [0, max] by masked rejection, as numpy's legacy bounded draw; max = 0
+// draws nothing.
 uint64_t mt19937_bounded(Mt19937 *rng, uint64_t max);
 // numpy.random.RandomState.shuffle of a 1-D array: the draws do not depend on the element type.
 void mt19937_shuffle_i32(Mt19937 *rng, int32_t *x, int64_t n);
 void mt19937_shuffle_u32(Mt19937 *rng, uint32_t *x, int64_t n);
 
-// Uniform in [0, 1) with 53 bits, number `index` of those that a seed has for a purpose (PURPOSE_*
-// of numerics.h).
+// Uniform in [0, 1) with 53 bits: number `index` of this seed and purpose (PURPOSE_* in
+// numerics.h).
 double rng_uniform(uint64_t seed, uint32_t purpose, uint64_t index);
 
 LLMC_END

@@ -1,13 +1,13 @@
-// Reading, writing and repairing UTF-8: see utf8.h. Called by tokenizer.c for every document and by
-// jsonl.c for escapes.
+// Reading, writing and repairing UTF-8: see utf8.h.
 #include "llmc/base/utf8.h"
 
+#include <assert.h>
 #include <string.h>
 
-// The second byte's range depends on the first (no overlong forms, no surrogates, nothing above
-// U+10FFFF); all later ones are 80..BF.
+// Properties of a character's first byte. The range of the second byte depends on it (no overlong
+// forms, no surrogates, nothing above U+10FFFF); all later ones are 80..BF.
 typedef struct LeadByte {
-    size_t length;       // of the whole character; 0 for a byte that cannot begin one
+    size_t length;       // of the character; 0 if the byte cannot start one
     uint8_t low, high;   // range of the second byte
     uint32_t high_bits;  // the lead byte's payload
 } LeadByte;
@@ -22,6 +22,7 @@ static LeadByte lead_byte(uint8_t b) {
 }
 
 size_t utf8_next(const char *text, size_t bytes, uint32_t *code_point) {
+    assert(text && bytes > 0 && code_point);
     const uint8_t *p = (const uint8_t *)text;
     LeadByte lead = lead_byte(p[0]);
     *code_point = UTF8_INVALID;
@@ -39,6 +40,7 @@ size_t utf8_next(const char *text, size_t bytes, uint32_t *code_point) {
 }
 
 size_t utf8_write(uint32_t code_point, char *out) {
+    assert(out && code_point <= 0x10FFFF);
     uint8_t *p = (uint8_t *)out;
     if (code_point < 0x80) {
         p[0] = (uint8_t)code_point;
@@ -49,11 +51,11 @@ size_t utf8_write(uint32_t code_point, char *out) {
         p[i] = (uint8_t)(0x80 | (code_point & 0x3F));
         code_point >>= 6;
     }
-    p[0] = (uint8_t)(0xF00 >> length | code_point);  // C0, E0 or F0: as many leading ones as there are bytes
+    p[0] = (uint8_t)(0xF00 >> length | code_point);  // C0, E0 or F0: as many leading ones as bytes
     return length;
 }
 
-// Bytes of ASCII at the start of text, eight at a time.
+// Returns the length of the ASCII prefix, eight bytes at a time.
 static size_t ascii_prefix(const char *text, size_t bytes) {
     size_t i = 0;
     for (uint64_t word; i + 8 <= bytes; i += 8) {

@@ -1,5 +1,4 @@
-// UTF-8 as the Unicode standard defines it (table 3-7): reading, writing and repairing. Used by the
-// tokenizer, which promises PCRE2 well-formed text, and by the JSON-lines reader for \u escapes.
+// Reading, writing and repairing UTF-8 as defined by the Unicode standard (table 3-7).
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -7,15 +6,15 @@ LLMC_BEGIN
 enum { UTF8_REPLACEMENT = 0xFFFD, UTF8_REPLACEMENT_BYTES = 3 };
 #define UTF8_INVALID UINT32_MAX
 
-// Reads the character at text (bytes >= 1 are left). Returns how many bytes it takes, and its code
-// point. For ill-formed text: the length of the maximal invalid subpart and UTF8_INVALID (Unicode
-// 3.9, "substitution of maximal subparts", as Python's errors="replace").
+// Decodes the character at text (bytes >= 1 left). Returns its length in bytes. Ill-formed text:
+// returns the length of the maximal invalid subpart and sets UTF8_INVALID (Unicode 3.9,
+// "substitution of maximal subparts", as Python's errors="replace").
 size_t utf8_next(const char *text, size_t bytes, uint32_t *code_point);
-// Writes code_point (0..10FFFF, no surrogate) to out, at most 4 bytes. Returns the number of bytes.
+// Encodes code_point (0..10FFFF, no surrogate) to out, at most 4 bytes. Returns the length.
 size_t utf8_write(uint32_t code_point, char *out);
-// Bytes of the longest well-formed prefix of text: equal to `bytes` when all of it is.
+// Returns the length of the longest well-formed prefix.
 size_t utf8_valid_prefix(const char *text, size_t bytes);
-// Copies text to out with U+FFFD for every maximal invalid subpart, and adds their number to
+// Copies text to out, replacing every maximal invalid subpart by U+FFFD and adding their number to
 // *replaced. out must hold 3 * bytes. Returns the bytes written.
 size_t utf8_repair(const char *text, size_t bytes, char *out, int64_t *replaced);
 

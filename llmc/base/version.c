@@ -1,5 +1,4 @@
-// The build's names: see version.h. The Makefile passes the commit and the version to this file
-// alone.
+// Version of the build: see version.h. The Makefile passes commit and version to this file only.
 #include "llmc/base/version.h"
 
 #include <cjson/cJSON.h>
@@ -25,7 +24,7 @@ void version_libraries(char *text, size_t bytes) {
     char mpi[MPI_MAX_LIBRARY_VERSION_STRING], pcre2[64];
     int length = 0;
     MPI_Get_library_version(mpi, &length);
-    mpi[strcspn(mpi, ",\n")] = 0;  // the vendor's string goes on with build host and date
+    mpi[strcspn(mpi, ",\n")] = 0;  // build host and date follow
     version_unicode(pcre2, sizeof pcre2);
     snprintf(text, bytes, "%s, xxHash %u, cJSON %s, %s", mpi, XXH_versionNumber(), cJSON_Version(), pcre2);
 }

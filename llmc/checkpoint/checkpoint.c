@@ -369,7 +369,7 @@ static void work(CheckpointJob *job) {
 
 static void *work_on_thread(void *argument) {
     CheckpointJob *job = (CheckpointJob *)argument;
-    site_of_thread(&job->here);
+    set_thread_site(&job->here);
     work(job);
     return NULL;
 }

@@ -23,7 +23,7 @@ int tool_main(const Tool *tool, int argc, char **argv) {
     Error err = {0};
     char **words = NULL;
     int count = 0;
-    name_illegal_instructions();
+    report_illegal_instructions();
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit then makes write() fail, as a full disk does
     options_defaults(tool->table, tool->rows, tool->settings);
     bool good = options_read_words(argc, argv, &words, &count, &err) &&

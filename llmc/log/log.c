@@ -389,7 +389,7 @@ static void write_train_json(Log *log, const StepReport *r) {
     if (!(r->grad_norm < 0)) json_number(&json, "grad_norm", r->grad_norm);
     json_number(&json, "lr", r->learning_rate);
     json_integer(&json, "global_batch_size", r->global_batch_size);
-    json_truth(&json, "skipped", r->skipped);
+    json_bool(&json, "skipped", r->skipped);
     log_json(log, &json);
 }
 

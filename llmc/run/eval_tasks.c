@@ -273,7 +273,7 @@ static void log_sample(Run *run, const TaskSample *sample, int64_t number, const
     }
     text_add(&json, "]");
     if (task->form == TASK_CHOICES) json_integer(&json, "gold", sample->right);
-    else json_truth(&json, "greedy", l->likely[sample->first]);
+    else json_bool(&json, "greedy", l->likely[sample->first]);
     log_json(run->log, &json);
 }
 

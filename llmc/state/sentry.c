@@ -18,7 +18,7 @@ static void report_spike(const Sentry *s, const StepControl *v, int64_t iteratio
     json_text(&json, "what", what);
     json_number(&json, "value", value);
     json_number(&json, "limit", limit);
-    json_truth(&json, "skipped", !v->applied);
+    json_bool(&json, "skipped", !v->applied);
     log_json(log, &json);
 }
 

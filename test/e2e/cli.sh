@@ -48,7 +48,7 @@ other_processor() {
     timeout --preserve-status -s ILL 2 "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" \
         --data-path "$data" --train-iters 1000000 \
         >"$work/out" 2>"$work/err" </dev/null
-    error_names 3 "this processor lacks an instruction" $?
+    error_names 3 "this CPU lacks an instruction" $?
 }
 check "an instruction that the processor lacks" other_processor
 without_optimizer() {

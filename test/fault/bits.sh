@@ -98,7 +98,7 @@ misspelt() {
     local fault
     for fault in replica:2:5 replica:2:5:0: message:2:5:0:1:1 stall:2:5:0:1; do
         SDP4BIT_FAULT=$fault train 4 "${run[@]}"
-        error_names 2 "SDP4BIT_FAULT=$fault is not understood" $? || return 1
+        error_names 2 "cannot parse SDP4BIT_FAULT=$fault" $? || return 1
     done
 }
 check "a fault that is not understood" misspelt

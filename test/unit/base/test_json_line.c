@@ -21,9 +21,9 @@ static void assert_text(Text *text, const char *expected) {
 static void members(void **state) {
     Text json = json_begin("a\"b");
     json_integer(&json, "whole", -9007199254740993);  // no double holds it
-    json_truth(&json, "yes", true);
+    json_bool(&json, "yes", true);
     json_open(&json, "timing");
-    json_truth(&json, "no", false);
+    json_bool(&json, "no", false);
     json_text(&json, "text", "x\n\"y\"");
     json_close(&json);
     json_open(&json, "empty");

@@ -145,7 +145,7 @@ static void errors_wait_for_no_reader(void **state) {
 static void at_exit(void) { fputs("exit() was called\n", stderr); }
 
 static void *runs_out_of_memory(void *site) {
-    site_of_thread((const Site *)site);
+    set_thread_site((const Site *)site);
     fatal(NULL, EXIT_ENVIRONMENT, "out of memory; use a larger machine");
 }
 
@@ -168,7 +168,7 @@ static void ends_by_instructions_on_threads(bool unused) {
     enum { THREADS = 8 };
     pthread_t thread[THREADS];
     pthread_barrier_t barrier;
-    name_illegal_instructions();
+    report_illegal_instructions();
     pthread_barrier_init(&barrier, NULL, THREADS);
     for (int i = 0; i < THREADS; i++) pthread_create(&thread[i], NULL, meets_a_foreign_instruction, &barrier);
     for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
@@ -211,7 +211,7 @@ static void illegal_instructions_are_told_once(void **state) {
         char text[2048];
         int code = end_child(ends_by_instructions_on_threads, true, text, sizeof text);
         assert_int_equal(code, EXIT_ENVIRONMENT);
-        assert_non_null(strstr(text, "error: this processor lacks an instruction"));
+        assert_non_null(strstr(text, "error: this CPU lacks an instruction"));
         assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1);
     }
 }
