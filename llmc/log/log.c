@@ -1,6 +1,7 @@
 // Log lines, JSON lines, TensorBoard: see log.h.
 #include "llmc/log/log.h"
 
+#include <assert.h>
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdarg.h>
@@ -23,13 +24,13 @@ struct Log {
     bool has_json;
     Append json;
     Tensorboard *tensorboard;  // NULL: off
-    int64_t skipped, epoch;    // skipped steps, and the latest epoch that was told
+    int64_t skipped, epoch;    // skipped steps; latest epoch printed
 };
 
 // ---- plain lines and JSON lines -----------------------------------------------------------------
 
-// " <label>: <value> |" with %.<digits>f or %.<digits>E, and nan or inf in lower case without a
-// stray sign.
+// Appends " <label>: <value> |" in format %.<digits>f or %.<digits>E; nan and inf are lower case
+// and without a meaningless sign.
 static void add_fixed(Text *line, const char *label, int digits, double value, const char *unit) {
     if (!isfinite(value)) {
         text_add(line, " %s: %s |", label, non_finite(value));
@@ -46,9 +47,9 @@ static void add_scientific(Text *line, const char *label, int digits, double val
     }
 }
 
-// Tells the heartbeat that a write to standard output begins: it ends when its reader lets it. With
-// `ends`: where this rank is again.
-static void tell_write(const Log *log, bool begins) {
+// Reports a write to standard output, which may block until its reader continues, to the heartbeat.
+// begins false: back to the rank's own phase.
+static void report_write(const Log *log, bool begins) {
     if (!log->site) return;
     Site here = *log->site;
     if (begins) here.phase = PHASE_WRITE_LOG;
@@ -59,10 +60,10 @@ static void tell_write(const Log *log, bool begins) {
 // and frees it.
 static void print_text(const Log *log, Text *text) {
     text_add(text, "\n");
-    tell_write(log, true);
+    report_write(log, true);
     fwrite(text->data, 1, text->length, stdout);
     fflush(stdout);
-    tell_write(log, false);
+    report_write(log, false);
     text_free(text);
 }
 
@@ -93,12 +94,13 @@ static bool open_json(Log *log, const char *path, Error *err) {
     }
     free(folder);
     if (!made || !append_open(&log->json, path, false, err)) return false;
-    append_end_line(&log->json);  // a killed run may have left half a line
+    append_end_line(&log->json);  // a killed run may have left a partial line
     log->has_json = true;
     return true;
 }
 
 Log *log_open(const Config *config, int world_size, bool active, const Site *site, Error *err) {
+    assert(config && world_size > 0);
     Log *log = (Log *)xcalloc(1, sizeof *log, "log");
     *log =
         (Log){.config = config, .world_size = world_size, .active = active, .site = site, .json = {.fd = -1}};
@@ -124,11 +126,11 @@ void log_line(Log *log, const char *format, ...) {
     if (!log->active) return;
     va_list args;
     va_start(args, format);
-    tell_write(log, true);
+    report_write(log, true);
     vfprintf(stdout, format, args);
     fputc('\n', stdout);
     fflush(stdout);
-    tell_write(log, false);
+    report_write(log, false);
     va_end(args);
 }
 
@@ -207,29 +209,29 @@ static void write_start_json(Log *log, int64_t parameters, int nodes, const char
     log_json(log, &json);
 }
 
-// Takes line breaks out of JSON text: inside its strings they are escaped, outside they mean
-// nothing.
+// Replaces line breaks in JSON text; within strings they are escaped.
 static void to_one_line(char *json) {
     for (; *json; json++) {
         if (*json == '\n' || *json == '\t' || *json == '\r') *json = ' ';
     }
 }
 
-// Flags that do less than they seem to.
+// Warns of flags that have less effect than expected.
 static void warn_of_flags(Log *log, int nodes) {
     const Config *c = log->config;
     int ranks = log->world_size;
     if (!c->quantized_gradients || ranks == 1 || !log->active) return;
     if (nodes == 1)
         log_line(log,
-                 "WARNING: one node: gradients travel in %d bits only, --gradient-quantization-bits-inter "
+                 "WARNING: one node: all gradients use %d bits, --gradient-quantization-bits-inter "
                  "has no effect",
                  c->gradient_quantization_bits_intra);
     if (nodes == 1 && c->error_feedback)
-        log_line(log, "WARNING: one node: no gradients travel between nodes, --error-feedback has no effect");
+        log_line(log,
+                 "WARNING: one node: no gradients are sent between nodes, --error-feedback has no effect");
     if (nodes == ranks)
         log_line(log,
-                 "WARNING: one rank per node: gradients travel in %d bits only, "
+                 "WARNING: one rank per node: all gradients use %d bits, "
                  "--gradient-quantization-bits-intra has no effect",
                  c->gradient_quantization_bits_inter);
 }
@@ -246,7 +248,7 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
 
 // ---- the iteration line -------------------------------------------------------------------------
 
-// Megatron-LM's fields, in its order and formats: other tools parse them.
+// Megatron-LM's fields in its order and formats, for tools that parse them.
 static void add_megatron_fields(Text *line, const Config *config, const IntervalReport *r) {
     text_add(line, " iteration %8lld/%8lld |", (long long)r->last.iteration, (long long)r->train_iters);
     text_add(line, " consumed samples: %12lld |", (long long)r->last.consumed_samples);
@@ -255,7 +257,7 @@ static void add_megatron_fields(Text *line, const Config *config, const Interval
     add_scientific(line, "learning rate", 3, r->last.learning_rate);
     text_add(line, " global batch size: %5d |", r->last.global_batch_size);
     if (report_has_loss(r)) add_scientific(line, "lm loss", 6, r->lm_loss);
-    add_fixed(line, "loss scale", 1, 1.0, "");  // bf16 needs none; parsers expect the field
+    add_fixed(line, "loss scale", 1, 1.0, "");  // bf16 has no loss scale, but parsers expect the field
     if (!(r->last.grad_norm < 0)) add_fixed(line, "grad norm", 3, r->last.grad_norm, "");
     if (config->log_num_zeros_in_grad && !(r->last.num_zeros < 0))
         add_fixed(line, "num zeros", 1, r->last.num_zeros, "");
@@ -326,15 +328,15 @@ static void write_interval_scalars(Log *log, const IntervalReport *r) {
     if (r->epoch >= 0) tensorboard_scalar(tb, "epoch", r->last.iteration, r->epoch);
 }
 
-// Once for every time that the data begin again. Losses of tokens that were seen before are no
-// losses of unseen text.
+// Notes each new epoch: losses on repeated data are not comparable to losses on unseen data.
 static void note_epoch(Log *log, double epoch) {
     if (epoch < 1 || (int64_t)epoch <= log->epoch) return;
     log->epoch = (int64_t)epoch;
-    log_line(log, "NOTE: the training data begin again (epoch %lld)", (long long)log->epoch);
+    log_line(log, "NOTE: all training data has been seen; epoch %lld begins", (long long)log->epoch);
 }
 
 void log_iteration(Log *log, const IntervalReport *report) {
+    assert(log && report);
     if (!log->active) return;
     Text line = {0};
     if (log->config->log_line == LINE_SHORT) {
@@ -353,7 +355,7 @@ void log_iteration(Log *log, const IntervalReport *report) {
 
 // ---- a single iteration -------------------------------------------------------------------------
 
-// Megatron-LM writes most values twice, over iterations and over samples.
+// Megatron-LM writes most values twice, by iteration and by samples.
 static void scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samples, double value) {
     char versus[64];
     snprintf(versus, sizeof versus, "%s vs samples", tag);
@@ -393,18 +395,20 @@ static void write_train_json(Log *log, const StepReport *r) {
     log_json(log, &json);
 }
 
-// Of a skipped step whose loss and norm are finite the sentry has said why.
+// If loss and norm are finite, the anomaly guard has reported the reason.
 static void warn_of_step(Log *log, const StepReport *r) {
     if (!r->skipped || (isfinite(r->loss) && isfinite(r->grad_norm))) return;
     log->skipped++;
-    if (log->skipped & (log->skipped - 1)) return;  // the 1st, 2nd, 4th, 8th ... are told
-    log_line(log,
-             "WARNING: iteration %lld was skipped, its loss or gradient norm is not finite (%lld since the "
-             "start of this run)",
-             (long long)r->iteration, (long long)log->skipped);
+    if (log->skipped & (log->skipped - 1)) return;  // only warn at the 1st, 2nd, 4th, 8th ...
+    log_line(
+        log,
+        "WARNING: iteration %lld was skipped: loss or gradient norm is not finite (%lld skipped since the "
+        "start of this job)",
+        (long long)r->iteration, (long long)log->skipped);
 }
 
 void log_step_scalars(Log *log, const StepReport *report) {
+    assert(log && report);
     if (!log->active) return;
     warn_of_step(log, report);
     if (log->has_json) write_train_json(log, report);
@@ -414,8 +418,7 @@ void log_step_scalars(Log *log, const StepReport *report) {
 
 // ---- timers -------------------------------------------------------------------------------------
 
-// "    forward-backward ...............................:": the name and a blank, then dots to 48
-// characters.
+// Appends a name, padded with dots to 48 characters: "    forward-backward ..............:".
 static void add_timer_label(Text *table, const char *name) {
     int dots = 47 - (int)strlen(name);
     text_add(table, "\n    %s ", name);
@@ -440,13 +443,13 @@ static void add_timer(Text *table, TimingLogOption option, const char *name, con
     }
 }
 
-// Timers whose times are collected, printed and written together.
+// Timers that are collected, printed and written together.
 typedef struct TimerTable {
     const char *kind;    // of the JSON line
     int64_t iteration;   // < 0: none
     const Timer *which;  // (count)
     int count;
-    double divisor;     // of the times
+    double divisor;     // divisor of the times
     TimerStats *stats;  // (count) collected
 } TimerTable;
 
@@ -485,7 +488,7 @@ static void write_timers_json(Log *log, const TimerTable *t) {
     log_json(log, &json);
 }
 
-// Collects on all ranks; the active one prints the table and writes the JSON line.
+// Collects on all ranks. The active one prints the table and writes the JSON line.
 static void collect_and_print(Log *log, Timers *timers, const TimerTable *t, Peers peers) {
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
@@ -523,8 +526,8 @@ void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations,
 }
 
 void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers) {
+    assert(log && count <= TIMERS);
     TimerStats stats[TIMERS];
-    if (count > TIMERS) count = TIMERS;
     const TimerTable table = {
         .kind = "phases", .iteration = -1, .which = which, .count = count, .divisor = 1.0, .stats = stats};
     collect_and_print(log, timers, &table, peers);
@@ -532,7 +535,7 @@ void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, P
 
 // ---- validation ---------------------------------------------------------------------------------
 
-// exp(loss), with the loss capped at 20 as Megatron-LM does; a NaN stays one.
+// exp(loss), with the loss capped at 20 as in Megatron-LM; NaN stays NaN.
 static double perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 20 ? loss : 20); }
 
 static void write_validation_scalars(Log *log, int64_t iteration, int64_t samples, bool test, double loss) {
@@ -555,6 +558,7 @@ static void write_validation_json(Log *log, int64_t iteration, int64_t samples, 
 }
 
 void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss) {
+    assert(log && where);
     if (!log->active) return;
     bool test = strstr(where, "test set") != NULL;
     Text line = {0}, frame = {0};

@@ -1,6 +1,7 @@
 // progress.txt: see progress.h.
 #include "llmc/log/progress.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +13,9 @@ struct Progress {
     bool active;
     Append file;
     int world_size;
-    double job_start_s, job_start_flops;  // this process
+    double job_start_s, job_start_flops;  // of this process
     double run_start_s,
-        run_start_flops;  // the first job at this world size since another world size was used
+        run_start_flops;  // of the first job since the last change of world size
 };
 
 #define TIME_FORMAT "%Y-%m-%d %H:%M:%S"
@@ -31,8 +32,7 @@ static void append_line(Progress *p, const char *what) {
     append_record(&p->file, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
-// One earlier line. flops: of the latest checkpoint seen. Lines that are none of ours are passed
-// over.
+// Parses an earlier line; ignores unknown ones. flops: of the latest checkpoint so far.
 static void read_line(Progress *p, const char *line, double *flops) {
     struct tm parts = {.tm_isdst = -1};
     const char *rest = strptime(line, TIME_FORMAT, &parts), *gpus = strstr(line, "\t# GPUs: ");
@@ -60,6 +60,7 @@ static void read_earlier_jobs(Progress *p, const char *path) {
 static char *path_in(const char *save) { return text_format("%s/progress.txt", save); }
 
 Progress *progress_open(const char *save, int world_size, double flops_so_far, bool active, Error *err) {
+    assert((save || !active) && world_size > 0);
     Progress *p = (Progress *)xcalloc(1, sizeof *p, "progress log");
     double now = wall_seconds();
     *p = (Progress){.active = active,
@@ -95,7 +96,7 @@ bool progress_follow(Progress *progress, const char *save, Error *err) {
     return opened;
 }
 
-// FLOPs over seconds as TFLOP/s per GPU.
+// TFLOP/s per GPU.
 static double throughput(const Progress *p, double flops, double seconds) {
     return seconds > 0 ? flops / seconds / 1e12 / p->world_size : 0;
 }

@@ -1,6 +1,7 @@
-// The iteration line for people: see short_line.h.
+// The short iteration line: see short_line.h.
 #include "llmc/log/short_line.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -25,7 +26,7 @@ static void append(char *out, size_t bytes, size_t *at, const char *format, ...)
     if (n > 0) *at = *at + (size_t)n < bytes ? *at + (size_t)n : bytes - 1;
 }
 
-// A whole number with commas between thousands.
+// Formats an integer with commas between thousands.
 static void with_commas(char *out, size_t bytes, double value) {
     char digits[32];
     int n = snprintf(digits, sizeof digits, "%.0f", value);
@@ -34,6 +35,7 @@ static void with_commas(char *out, size_t bytes, double value) {
 }
 
 void short_line(char *out, size_t bytes, const IntervalReport *r) {
+    assert(out && bytes > 0 && r);
     char text[64];
     size_t at = 0;
     append(out, bytes, &at, "step %6lld/%lld", (long long)r->last.iteration, (long long)r->train_iters);

@@ -1,4 +1,4 @@
-// The figures of --eval-tasks: see task_lines.h.
+// Results of --eval-tasks: see task_lines.h.
 #include "llmc/log/task_lines.h"
 
 #include <math.h>

@@ -13,7 +13,7 @@
 
 #include "llmc/base/append.h"
 
-// Bytes under construction; grows as needed.
+// Growing byte buffer.
 typedef struct Bytes {
     uint8_t *data;
     size_t length, capacity;
@@ -65,7 +65,7 @@ static void put_message(Bytes *b, int field, Bytes *message) {
     *message = (Bytes){0};
 }
 
-// CRC-32C (Castagnoli), masked as TFRecord wants it. Bit by bit: records are tens of bytes.
+// CRC-32C (Castagnoli), masked as in TFRecord. Bit by bit, because records are tens of bytes.
 static uint32_t masked_crc(const uint8_t *data, size_t bytes) {
     uint32_t crc = 0xffffffffu;
     for (size_t i = 0; i < bytes; i++) {
@@ -94,7 +94,7 @@ static Bytes begin_event(double wall_time, int64_t step) {
     memcpy(&bits, &wall_time, sizeof bits);
     put_key(&event, 1, WIRE_64);
     put_little_endian(&event, bits, 8);
-    if (step) {  // protobuf leaves zeros out
+    if (step) {  // protobuf omits zeros
         put_key(&event, 2, WIRE_VARINT);
         put_varint(&event, (uint64_t)step);
     }
@@ -125,7 +125,7 @@ static Bytes scalar_record(double wall_time, int64_t step, const char *tag, floa
     return value_record(wall_time, step, &value);
 }
 
-// The text plugin's form: a string tensor of shape (1), and metadata that names the plugin.
+// Format of the text plugin: a string tensor of shape (1), and metadata that names the plugin.
 static Bytes text_record(double wall_time, int64_t step, const char *tag, const char *text) {
     Bytes value = {0}, dim = {0}, shape = {0}, tensor = {0}, plugin = {0}, metadata = {0};
     put_key(&dim, 1, WIRE_VARINT);  // TensorShapeProto.Dim { 1: size }
@@ -157,8 +157,7 @@ static void append_and_free(Tensorboard *tb, Bytes record) {
     free(record.data);
 }
 
-// events.out.tfevents.<unix_s>.<host>.<pid>.<n>, with the first n that is free. Freed by the
-// caller.
+// Returns events.out.tfevents.<unix_s>.<host>.<pid>.<n> with the first free n. The caller frees it.
 static char *event_path(const char *dir, int n) {
     char host[256] = "localhost";
     gethostname(host, sizeof host - 1);

@@ -1,5 +1,4 @@
-// Writes TensorBoard event files (TFRecord framing with masked CRC32C, Event protobuf by hand).
-// Called by log.c.
+// Writes TensorBoard event files (TFRecord framing with masked CRC32C, hand-coded Event protobufs).
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -9,13 +8,13 @@ typedef struct Tensorboard Tensorboard;
 // record. Error: EXIT_ENVIRONMENT.
 Tensorboard *tensorboard_open(const char *dir, Error *err);
 void tensorboard_close(Tensorboard *tb);
-// Scalars are stored as fp32, as TensorBoard's writers do. A full disk costs records, never the run
-// (append.h).
+// Scalars are stored as fp32, as TensorBoard's writers do. On a full disk records are lost, but the
+// run continues (append.h).
 void tensorboard_scalar(Tensorboard *tb, const char *tag, int64_t step, double value);
-// A text of TensorBoard's Text tab (Markdown), stored as the text plugin's string tensor.
+// Writes a text for TensorBoard's Text tab (Markdown), as the text plugin's string tensor.
 void tensorboard_text(Tensorboard *tb, const char *tag, int64_t step, const char *text);
-// Encodes one record into out (capacity bytes), returns its length: for the tests' golden bytes.
-// tag NULL: the version record. A record that does not fit is not written, only measured.
+// Encodes one record into out (capacity bytes) and returns its length, for golden tests. tag NULL:
+// the version record. A record that does not fit is only measured.
 size_t tensorboard_encode(uint8_t *out, size_t capacity, double wall_time, int64_t step, const char *tag,
                           float value);
 

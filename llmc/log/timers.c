@@ -1,22 +1,22 @@
-// Phase timers: see timers.h. Every start and stop make a span: two device events, or two readings
-// of the host's clock. Spans wait in their timer's list until somebody asks for the sum. Their
-// events are reused.
+// Phase timers: see timers.h. Each start and stop forms a span: two device events, or two readings
+// of the host's clock. Spans are queued until the sum is read; their events are reused.
 #include "llmc/log/timers.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct Span {
-    Event *start, *stop;  // made at the span's first use on a stream
+    Event *start, *stop;  // created at the span's first use on a stream
     bool on_host;
-    double start_s, stop_s;  // host clock, when on_host
+    double start_s, stop_s;  // host clock, if on_host
 } Span;
 
 typedef struct Recorder {
     Span *spans;  // (capacity); the first `used` are recorded, the others keep their events for reuse
     int used, capacity;
     bool running;    // spans[used] is open
-    uint64_t range;  // of the open span, for profilers: at every level
+    uint64_t range;  // of the open span, for profilers: at any level
     Stream *stream;  // of the open span
     double seconds;  // already read
 } Recorder;
@@ -27,10 +27,10 @@ struct Timers {
     Recorder recorders[TIMERS];
 };
 
-// Spans that may wait before the older half is read: a log interval of 1000 iterations must not
-// hold 100 000 events. The older half lies hundreds of micro-batches back, so reading it does not
-// wait.
-enum { MOST_WAITING = 1024 };
+// Maximum number of queued spans before the older half is read: a log interval of 1000 iterations
+// must not hold 100 000 events. The older half is hundreds of micro-batches old, so reading it does
+// not wait.
+enum { MAX_QUEUED = 1024 };
 
 static const struct {
     const char *name;
@@ -57,6 +57,7 @@ static const struct {
 const char *timer_name(Timer timer) { return timer_info[timer].name; }
 
 Timers *timers_create(Device *device, int level) {
+    assert(level >= 0 && level <= 2);
     Timers *timers = (Timers *)xcalloc(1, sizeof *timers, "timers");
     timers->device = device;
     timers->level = level;
@@ -76,8 +77,8 @@ void timers_destroy(Timers *timers) {
     free(timers);
 }
 
-// Adds the first n recorded spans to the sum and moves them behind the others, so that their events
-// are reused.
+// Adds the first n recorded spans to the sum, and moves them to the end so that their events are
+// reused.
 static void read_spans(Recorder *r, int n) {
     if (n == 0) return;
     for (int i = 0; i < n; i++) {
@@ -111,14 +112,15 @@ static const Site *site_of(const Timers *timers) {
 }
 
 void timer_start(Timers *timers, Timer timer, Stream *stream) {
+    assert(timers && timer >= 0 && timer < TIMERS);
     Recorder *r = &timers->recorders[timer];
     if (!r->running) r->range = profile_range_start(timer_name(timer));
     if (timer_info[timer].level > timers->level) return;
     if (r->running) {
-        fatal(site_of(timers), EXIT_ENVIRONMENT,
-              "timer %s started twice; this is a fault of the program, please report it", timer_name(timer));
+        fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s started twice; this is a bug, please report it",
+              timer_name(timer));
     }
-    if (r->used == MOST_WAITING) read_spans(r, MOST_WAITING / 2);
+    if (r->used == MAX_QUEUED) read_spans(r, MAX_QUEUED / 2);
     if (r->used == r->capacity) grow(r);
     Span *span = &r->spans[r->used];
     r->running = true;
@@ -134,13 +136,13 @@ void timer_start(Timers *timers, Timer timer, Stream *stream) {
 }
 
 void timer_stop(Timers *timers, Timer timer, Stream *stream) {
+    assert(timers && timer >= 0 && timer < TIMERS);
     Recorder *r = &timers->recorders[timer];
     profile_range_end(r->range);
     if (timer_info[timer].level > timers->level) return;
     if (!r->running || r->stream != stream) {
-        fatal(site_of(timers), EXIT_ENVIRONMENT,
-              "timer %s stopped %s; this is a fault of the program, please report it", timer_name(timer),
-              r->running ? "on another stream than it was started on" : "without a start");
+        fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s stopped %s; this is a bug, please report it",
+              timer_name(timer), r->running ? "on another stream than it was started on" : "without a start");
     }
     Span *span = &r->spans[r->used++];
     r->running = false;
@@ -154,16 +156,16 @@ void timer_stop(Timers *timers, Timer timer, Stream *stream) {
 double timer_take_seconds(Timers *timers, Timer timer) {
     Recorder *r = &timers->recorders[timer];
     Stream *stream = r->stream;
-    bool goes_on = r->running;
-    if (goes_on) timer_stop(timers, timer, stream);
+    bool running = r->running;
+    if (running) timer_stop(timers, timer, stream);
     read_spans(r, r->used);
     double seconds = r->seconds;
     r->seconds = 0;
-    if (goes_on) timer_start(timers, timer, stream);
+    if (running) timer_start(timers, timer, stream);
     return seconds;
 }
 
-// min and max over the ranks that have time. row: (world).
+// Minimum and maximum over ranks that have time. row: (world).
 static TimerStats combine(const double *row, int world) {
     TimerStats stats = {0};
     for (int rank = 0; rank < world; rank++) {
@@ -177,6 +179,7 @@ static TimerStats combine(const double *row, int world) {
 
 void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers,
                     TimerStats *stats, double *rank_ms) {
+    assert(timers && which && stats && count > 0 && divisor > 0);
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
     double *mine = (double *)xmalloc((size_t)count * sizeof *mine, "timer values");

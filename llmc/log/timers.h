@@ -1,16 +1,15 @@
-// Named phase timers with Megatron-LM's names, levels and table. Start and stop record device
-// events on a stream, so timing never synchronizes anything inside a step. Times are read at the
-// log interval. Profilers see every phase under its name, whatever the level (profile_range_start).
-// Megatron-LM synchronizes the device at every start and stop, and adds a barrier at level 1: its
-// own measurement then removes the overlap that it should show. Called by train_gpt.c and zero.c,
-// printed by log.c.
+// Phase timers with Megatron-LM's names, levels and table. Start and stop record device events on a
+// stream, so timing never synchronizes anything within a step; times are read at the log interval.
+// Profilers see every phase under its name, at any level (profile_range_start). Megatron-LM
+// synchronizes the device at every start and stop, and adds a barrier at level 1, so its
+// measurement removes the overlap it should show.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// In Megatron's print order. Level 0..2 of --timing-log-level decides which exist (see timer_info
-// in timers.c).
+// In Megatron's print order. Each has a level (timer_info in timers.c), compared with
+// --timing-log-level.
 typedef enum Timer {
     TIMER_FORWARD_BACKWARD,
     TIMER_FORWARD_COMPUTE,
@@ -35,25 +34,24 @@ typedef enum Timer {
 
 typedef struct Timers Timers;
 
-// device may be NULL when every timer runs on the host's clock (stream NULL below). level:
+// device may be NULL if all timers use the host's clock (stream NULL below). level:
 // --timing-log-level.
 Timers *timers_create(Device *device, int level);
 void timers_destroy(Timers *timers);
 const char *timer_name(Timer timer);  // "forward-compute", ...
-// A timer above the level does nothing. Nested use of one timer is fatal; different timers may
-// nest. stream: where the timed work is queued. NULL: the host's clock, for phases without a
-// stream.
+// No-op for timers above the level. Nesting a timer in itself is fatal; different timers may nest.
+// stream: stream of the timed work, or NULL for the host's clock.
 void timer_start(Timers *timers, Timer timer, Stream *stream);
 void timer_stop(Timers *timers, Timer timer, Stream *stream);
-// Seconds since the last reset (waits for the recorded events), and resets. A running timer is
-// counted up to now and goes on.
+// Returns the seconds since the last reset (waiting for recorded events), and resets. A running
+// timer is counted up to now and continues.
 double timer_take_seconds(Timers *timers, Timer timer);
-// Takes `count` timers and combines them over peers. Collective; one all-gather. stats: (count) on
-// every rank, in ms divided by `divisor`. As in Megatron-LM, ranks where a timer shows no time do
-// not count toward its minimum; recorded: some rank has time.
+// Reads `count` timers and combines them over peers. Collective; one all-gather. stats: (count) on
+// every rank, in ms divided by `divisor`. As in Megatron-LM, ranks without time are excluded from
+// the minimum; recorded: some rank has time.
 typedef struct TimerStats {
     double min_ms, max_ms;
-    double *rank_ms;  // (world) one row of the caller's rank_ms, NULL unless wanted
+    double *rank_ms;  // (world) row of the caller's rank_ms, or NULL
     bool recorded;
 } TimerStats;
 // rank_ms: (count, world) or NULL.

@@ -80,13 +80,13 @@ check "--log-line short" short
 warns() { trains "${@:2}" && grep -qF -- "$1" "$work/out" || { why="no '$1'"; return 1; }; }
 quiet() { trains "${@:2}" && ! grep -qF -- "$1" "$work/out" || { why="'$1' without need"; return 1; }; }
 check "one node: the bits between nodes do nothing" warns \
-    "WARNING: one node: gradients travel in 8 bits only" 2 --gpus-per-node 2 --quantized-gradients
+    "WARNING: one node: all gradients use 8 bits" 2 --gpus-per-node 2 --quantized-gradients
 check "one rank per node: the bits inside do nothing" warns \
-    "WARNING: one rank per node: gradients travel in 4 bits only" 2 --gpus-per-node 1 --quantized-gradients
+    "WARNING: one rank per node: all gradients use 4 bits" 2 --gpus-per-node 1 --quantized-gradients
 check "2 x 2 with both: no warning" quiet "WARNING" 4 --gpus-per-node 2 "${paper[@]}"
-check "data that begin again" warns "NOTE: the training data begin again (epoch 1)" 2 --train-iters 80 \
+check "a new epoch is noted" warns "NOTE: all training data has been seen; epoch 1 begins" 2 --train-iters 80 \
     --log-interval 10 --split 5,90,5
-check "data that do not" quiet "begin again" 2
+check "no note within an epoch" quiet "has been seen" 2
 skipping() {
     trains 2 --lr 3e37 --min-lr 3e37 --lr-warmup-iters 0 --clip-grad 0 --on-nan skip --train-iters 8 ||
         return 1
