@@ -1,7 +1,7 @@
 // SDP4Bit's numbers: the table of codecs, quantize, dequantize, the transforms, the rounding bits,
 // the summation tree of the norm. Inline for host and device, so that CPU ranks and GPUs compute
-// the same bits. Everything on the wire follows from this file and plan.h. README.md explains it
-// with a worked example. Included by plan.h, spikes.h and the tests, and through them by every
+// the same bits. Everything on the wire follows from this file and layout.h. README.md explains it
+// with a worked example. Included by layout.h, spikes.h and the tests, and through them by every
 // kernel.
 //
 // Exact regime: every operation is an IEEE-754 operation, nearly always fp32, as numerics.h spells

@@ -1,5 +1,5 @@
 // The fused kernels of the exact regime: everything between a rank's local gradients and the
-// replicas' weights, defined to the bit by codec.h and plan.h. kernels_cpu.c implements them for
+// replicas' weights, defined to the bit by codec.h and layout.h. kernels_cpu.c implements them for
 // CPU ranks and is the reference. The kernels_cuda files implement them for GPUs with the same
 // bits. Called by tlq_hs.c, qwd.c, wire.c, outer.c and the files of llmc/state. All pointers are
 // device memory unless marked host. All calls are asynchronous on their stream.

@@ -1,4 +1,4 @@
-// Layout arithmetic: see plan.h.
+// Layout arithmetic: see layout.h.
 #include "sdp4bit/layout.h"
 
 #include <stdlib.h>
@@ -30,30 +30,32 @@ static bool check_input(const LayoutTensor *tensors, int count, const LayoutOpti
 }
 
 // Equal pieces that a bucket divides into.
-static int64_t shares(const BucketLayout *plan) { return (int64_t)plan->dp * plan->options.pieces; }
+static int64_t shares(const BucketLayout *layout) { return (int64_t)layout->dp * layout->options.pieces; }
 
 // Below it a bucket, and a chunk, is not worth its messages.
-static int64_t least_bucket(const BucketLayout *plan) { return 16 * shares(plan) * plan->options.border; }
+static int64_t least_bucket(const BucketLayout *layout) {
+    return 16 * shares(layout) * layout->options.border;
+}
 
 // Decides which units share a bucket: unit_bucket[u]. Greedy in forward order.
-static int merge_units(BucketLayout *plan, const LayoutTensor *tensors, int count) {
-    int64_t least = least_bucket(plan);
-    int64_t *size = (int64_t *)xcalloc((size_t)plan->units, sizeof *size, "the bucket plan");
+static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int count) {
+    int64_t least = least_bucket(layout);
+    int64_t *size = (int64_t *)xcalloc((size_t)layout->units, sizeof *size, "the bucket plan");
     for (int i = 0; i < count; i++) size[tensors[i].unit] += tensors[i].numel;
     int bucket = 0;
     int64_t filled = 0;
-    for (int u = 0; u < plan->units; u++) {
-        if (filled >= least && filled + size[u] > plan->options.bucket_elements) {
+    for (int u = 0; u < layout->units; u++) {
+        if (filled >= least && filled + size[u] > layout->options.bucket_elements) {
             bucket++;
             filled = 0;
         }
-        plan->unit_bucket[u] = bucket;
+        layout->unit_bucket[u] = bucket;
         filled += size[u];
     }
     // A last bucket below the minimum joins the one before it.
     if (bucket > 0 && filled < least) {
-        for (int u = 0; u < plan->units; u++) {
-            if (plan->unit_bucket[u] == bucket) plan->unit_bucket[u] = bucket - 1;
+        for (int u = 0; u < layout->units; u++) {
+            if (layout->unit_bucket[u] == bucket) layout->unit_bucket[u] = bucket - 1;
         }
         bucket--;
     }
@@ -71,109 +73,109 @@ typedef struct Placing {
 
 // Lays the matrices (or the 1-D tensors) of one bucket back to back, from `at` on: those that are
 // counted, or those that are not. Returns the unpadded end.
-static int64_t place_part(BucketLayout *plan, const Placing *p, bool matrices, bool counted, int64_t at) {
-    int64_t align = matrices ? plan->options.border : TAIL_ALIGN;
-    for (int i = 0; i < plan->tensors; i++) {
+static int64_t place_part(BucketLayout *layout, const Placing *p, bool matrices, bool counted, int64_t at) {
+    int64_t align = matrices ? layout->options.border : TAIL_ALIGN;
+    for (int i = 0; i < layout->tensors; i++) {
         const LayoutTensor *tensor = &p->tensors[i];
-        if (plan->tensor_bucket[i] != p->bucket || tensor->matrix != matrices) continue;
+        if (layout->tensor_bucket[i] != p->bucket || tensor->matrix != matrices) continue;
         if (tensor->uncounted == counted) continue;
         at = round_up64(at, align);
         Segment segment = {at, tensor->numel, p->logical[i], i};
-        plan->segments[(*p->next)++] = segment;
+        layout->segments[(*p->next)++] = segment;
         at += tensor->numel;
     }
     return at;
 }
 
-static bool uncounted_in(const Placing *p, const BucketLayout *plan, bool matrices) {
-    for (int i = 0; i < plan->tensors; i++) {
+static bool uncounted_in(const Placing *p, const BucketLayout *layout, bool matrices) {
+    for (int i = 0; i < layout->tensors; i++) {
         const LayoutTensor *tensor = &p->tensors[i];
-        bool here = plan->tensor_bucket[i] == p->bucket && tensor->matrix == matrices;
+        bool here = layout->tensor_bucket[i] == p->bucket && tensor->matrix == matrices;
         if (here && tensor->uncounted) return true;
     }
     return false;
 }
 
-static void place_bucket(BucketLayout *plan, const Placing *p) {
-    Bucket *bucket = &plan->bucket[p->bucket];
+static void place_bucket(BucketLayout *layout, const Placing *p) {
+    Bucket *bucket = &layout->bucket[p->bucket];
     bucket->first_segment = *p->next;
-    bucket->matrix_counted = place_part(plan, p, true, true, 0);
-    int64_t end = place_part(plan, p, true, false, bucket->matrix_counted);
+    bucket->matrix_counted = place_part(layout, p, true, true, 0);
+    int64_t end = place_part(layout, p, true, false, bucket->matrix_counted);
     bucket->segments = *p->next - bucket->first_segment;
-    bucket->matrix_elements = round_up64(end, shares(plan) * plan->options.border);
-    bucket->matrix_per_rank = bucket->matrix_elements / plan->dp;
+    bucket->matrix_elements = round_up64(end, shares(layout) * layout->options.border);
+    bucket->matrix_per_rank = bucket->matrix_elements / layout->dp;
 
     bucket->first_tail = *p->next;
-    bucket->tail_counted = place_part(plan, p, false, true, 0);
-    end = place_part(plan, p, false, false, bucket->tail_counted);
+    bucket->tail_counted = place_part(layout, p, false, true, 0);
+    end = place_part(layout, p, false, false, bucket->tail_counted);
     bucket->tails = *p->next - bucket->first_tail;
-    bucket->tail_elements = round_up64(end, shares(plan) * TAIL_ALIGN);
-    bucket->tail_per_rank = bucket->tail_elements / plan->dp;
+    bucket->tail_elements = round_up64(end, shares(layout) * TAIL_ALIGN);
+    bucket->tail_per_rank = bucket->tail_elements / layout->dp;
     // Pads are 0 and count: so where all tensors count, all of the part does.
-    bucket->matrix_counted = round_up64(bucket->matrix_counted, plan->options.border);
+    bucket->matrix_counted = round_up64(bucket->matrix_counted, layout->options.border);
     bucket->tail_counted = round_up64(bucket->tail_counted, TAIL_ALIGN);
-    if (!uncounted_in(p, plan, true)) bucket->matrix_counted = bucket->matrix_elements;
-    if (!uncounted_in(p, plan, false)) bucket->tail_counted = bucket->tail_elements;
+    if (!uncounted_in(p, layout, true)) bucket->matrix_counted = bucket->matrix_elements;
+    if (!uncounted_in(p, layout, false)) bucket->tail_counted = bucket->tail_elements;
 
-    bucket->arena_start = plan->arena_elements;
-    bucket->state_start = plan->shard_elements;
+    bucket->arena_start = layout->arena_elements;
+    bucket->state_start = layout->shard_elements;
     // Buckets start on 256 bytes of bf16
-    plan->arena_elements += round_up64(bucket_elements(bucket), 128);
-    plan->shard_elements += round_up64(bucket_shard(bucket), 64);
+    layout->arena_elements += round_up64(bucket_elements(bucket), 128);
+    layout->shard_elements += round_up64(bucket_shard(bucket), 64);
     for (int i = 0; i < bucket->segments + bucket->tails; i++) {
-        const Segment *segment = &plan->segments[bucket->first_segment + i];
-        plan->tensor_arena[segment->tensor] = bucket->arena_start +
-                                              (i < bucket->segments ? 0 : bucket->matrix_elements) +
-                                              segment->start;
+        const Segment *segment = &layout->segments[bucket->first_segment + i];
+        layout->tensor_arena[segment->tensor] = bucket->arena_start +
+                                                (i < bucket->segments ? 0 : bucket->matrix_elements) +
+                                                segment->start;
     }
 }
 
-bool layout_build(BucketLayout *plan, const LayoutTensor *tensors, int count, const LayoutOptions *options,
+bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, const LayoutOptions *options,
                   Error *err) {
     if (!check_input(tensors, count, options, err)) return false;
     BucketLayout fresh = {0};
-    *plan = fresh;
-    plan->options = *options;
-    plan->dp = options->nodes * options->per_node;
-    plan->tensors = count;
-    plan->units = tensors[count - 1].unit + 1;
-    plan->tensor_arena = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
-    plan->tensor_bucket = (int *)xcalloc((size_t)count, sizeof(int), "the tensor table");
-    plan->unit_bucket = (int *)xcalloc((size_t)plan->units, sizeof(int), "the bucket plan");
-    plan->segments = (Segment *)xcalloc((size_t)count, sizeof(Segment), "the segment table");
-    plan->segments_total = count;
-    plan->buckets = merge_units(plan, tensors, count);
-    plan->bucket = (Bucket *)xcalloc((size_t)plan->buckets, sizeof(Bucket), "the bucket plan");
+    *layout = fresh;
+    layout->options = *options;
+    layout->dp = options->nodes * options->per_node;
+    layout->tensors = count;
+    layout->units = tensors[count - 1].unit + 1;
+    layout->tensor_arena = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
+    layout->tensor_bucket = (int *)xcalloc((size_t)count, sizeof(int), "the tensor table");
+    layout->unit_bucket = (int *)xcalloc((size_t)layout->units, sizeof(int), "the bucket plan");
+    layout->segments = (Segment *)xcalloc((size_t)count, sizeof(Segment), "the segment table");
+    layout->segments_total = count;
+    layout->buckets = merge_units(layout, tensors, count);
+    layout->bucket = (Bucket *)xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket plan");
 
     int64_t *logical = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
     int64_t offset = 0;
     for (int i = 0; i < count; i++) {
         logical[i] = offset + tensors[i].before;
         offset += round_up64(tensors[i].before + tensors[i].numel + tensors[i].after, HADAMARD_ORDER);
-        plan->tensor_bucket[i] = plan->unit_bucket[tensors[i].unit];
-        plan->parameters += tensors[i].numel;
-        if (!tensors[i].uncounted) plan->counted_parameters += tensors[i].numel;
-        if (!tensors[i].matrix) plan->tail_parameters += tensors[i].numel;
+        layout->tensor_bucket[i] = layout->unit_bucket[tensors[i].unit];
+        layout->parameters += tensors[i].numel;
+        if (!tensors[i].uncounted) layout->counted_parameters += tensors[i].numel;
+        if (!tensors[i].matrix) layout->tail_parameters += tensors[i].numel;
     }
     int next = 0;
-    for (int b = 0; b < plan->buckets; b++) {
+    for (int b = 0; b < layout->buckets; b++) {
         Placing placing = {tensors, logical, b, &next};
-        place_bucket(plan, &placing);
+        place_bucket(layout, &placing);
     }
-    for (int u = plan->units - 1; u >= 0; u--) plan->bucket[plan->unit_bucket[u]].first_unit = u;
-    for (int u = 0; u < plan->units; u++) plan->bucket[plan->unit_bucket[u]].end_unit = u + 1;
+    for (int u = layout->units - 1; u >= 0; u--) layout->bucket[layout->unit_bucket[u]].first_unit = u;
+    for (int u = 0; u < layout->units; u++) layout->bucket[layout->unit_bucket[u]].end_unit = u + 1;
     free(logical);
     return true;
 }
 
-void layout_free(BucketLayout *plan) {
-    free(plan->bucket);
-    free(plan->segments);
-    free(plan->tensor_arena);
-    free(plan->tensor_bucket);
-    free(plan->unit_bucket);
+void layout_free(BucketLayout *layout) {
+    free(layout->bucket);
+    free(layout->segments);
+    free(layout->tensor_arena);
+    free(layout->tensor_bucket);
+    free(layout->unit_bucket);
     BucketLayout empty = {0};
-    *plan = empty;
+    *layout = empty;
 }
 
 int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank) {
@@ -182,8 +184,8 @@ int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank) {
     return counted < 0 ? 0 : counted > piece ? piece : counted;
 }
 
-void layout_seal(BucketLayout *plan) {
-    for (int b = 0; b < plan->buckets; b++) plan->bucket[b].sealed = true;
+void layout_seal(BucketLayout *layout) {
+    for (int b = 0; b < layout->buckets; b++) layout->bucket[b].sealed = true;
 }
 
 MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
@@ -204,24 +206,24 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
 
 // What all buckets but the embeddings', which come first, ask of the buffers; at least what a
 // bucket is merged to.
-static int64_t ordinary_bucket(const BucketLayout *plan) {
-    int64_t size = plan->options.bucket_elements > least_bucket(plan) ? plan->options.bucket_elements
-                                                                      : least_bucket(plan);
-    for (int b = 1; b < plan->buckets; b++) {
-        if (plan->bucket[b].matrix_elements > size) size = plan->bucket[b].matrix_elements;
+static int64_t ordinary_bucket(const BucketLayout *layout) {
+    int64_t size = layout->options.bucket_elements > least_bucket(layout) ? layout->options.bucket_elements
+                                                                          : least_bucket(layout);
+    for (int b = 1; b < layout->buckets; b++) {
+        if (layout->bucket[b].matrix_elements > size) size = layout->bucket[b].matrix_elements;
     }
     return size;
 }
 
-int layout_chunks(const BucketLayout *plan, const Bucket *bucket, const GradFormat *format) {
+int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format) {
     if (format->chunks) return format->chunks;
-    int64_t size = ordinary_bucket(plan), chunks = (bucket->matrix_elements + size / 2) / size;
+    int64_t size = ordinary_bucket(layout), chunks = (bucket->matrix_elements + size / 2) / size;
     return chunks < 1 ? 1 : chunks > MOST_CHUNKS ? MOST_CHUNKS : (int)chunks;
 }
 
-void layout_chunk(const BucketLayout *plan, const Bucket *bucket, int chunks, int k, int64_t *lo,
+void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, int k, int64_t *lo,
                   int64_t *hi) {
-    int64_t unit = plan->options.chunk_border;
+    int64_t unit = layout->options.chunk_border;
     int64_t units = bucket->matrix_per_rank / unit;
     *lo = units * k / chunks * unit;
     *hi = units * (k + 1) / chunks * unit;
@@ -234,12 +236,12 @@ MessageLayout layout_sealed(const Bucket *bucket, MessageLayout m) {
     return m;
 }
 
-void layout_grad_messages(const BucketLayout *plan, const Bucket *bucket, const GradFormat *format, int k,
+void layout_grad_messages(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format, int k,
                           MessageLayout *level1, MessageLayout *level2) {
     MessageLayout none = {0};
-    int nodes = plan->options.nodes, per_node = plan->options.per_node;
+    int nodes = layout->options.nodes, per_node = layout->options.per_node;
     int64_t lo, hi, tail = k == 0 ? bucket->tail_per_rank : 0;
-    layout_chunk(plan, bucket, layout_chunks(plan, bucket, format), k, &lo, &hi);
+    layout_chunk(layout, bucket, layout_chunks(layout, bucket, format), k, &lo, &hi);
     *level1 = *level2 = none;
     if (per_node > 1)
         *level1 = layout_sealed(bucket, message_layout(format->intra_codec, format->intra_group, hi - lo,
@@ -268,27 +270,27 @@ MessageLayout layout_weight_message(const Bucket *bucket, const WeightFormat *fo
                                                 FLOATX_CODEC, bucket->tail_per_rank));
 }
 
-WireBytes layout_bucket_wire_bytes(const BucketLayout *plan, int b, const GradFormat *grad,
+WireBytes layout_bucket_wire_bytes(const BucketLayout *layout, int b, const GradFormat *grad,
                                    const WeightFormat *weight) {
     WireBytes sum = {0};
-    int64_t nodes = plan->options.nodes, per_node = plan->options.per_node;
-    for (int k = 0; k < layout_chunks(plan, &plan->bucket[b], grad); k++) {
+    int64_t nodes = layout->options.nodes, per_node = layout->options.per_node;
+    for (int k = 0; k < layout_chunks(layout, &layout->bucket[b], grad); k++) {
         MessageLayout level1, level2;
-        layout_grad_messages(plan, &plan->bucket[b], grad, k, &level1, &level2);
+        layout_grad_messages(layout, &layout->bucket[b], grad, k, &level1, &level2);
         sum.grad_intra += (per_node - 1) * level1.bytes;
         sum.grad_inter += (nodes - 1) * level2.bytes;
     }
-    int64_t bytes = layout_weight_message(&plan->bucket[b], weight).bytes;
+    int64_t bytes = layout_weight_message(&layout->bucket[b], weight).bytes;
     if (format_is_lossless(weight)) bytes += (int64_t)sizeof(uint32_t);  // its length
     sum.weight_inter = (nodes - 1) * bytes;
     sum.weight_intra = (per_node - 1) * nodes * bytes;
     return sum;
 }
 
-WireBytes layout_wire_bytes(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight) {
+WireBytes layout_wire_bytes(const BucketLayout *layout, const GradFormat *grad, const WeightFormat *weight) {
     WireBytes sum = {0};
-    for (int b = 0; b < plan->buckets; b++) {
-        WireBytes bucket = layout_bucket_wire_bytes(plan, b, grad, weight);
+    for (int b = 0; b < layout->buckets; b++) {
+        WireBytes bucket = layout_bucket_wire_bytes(layout, b, grad, weight);
         sum.grad_intra += bucket.grad_intra;
         sum.grad_inter += bucket.grad_inter;
         sum.weight_intra += bucket.weight_intra;
@@ -303,10 +305,10 @@ static double element_bytes(Codec codec, int group) {
     return info.bits / 8.0 + (info.levels ? 4.0 / group : 0.0);
 }
 
-WireFormula layout_wire_formula(const BucketLayout *plan, const GradFormat *grad,
+WireFormula layout_wire_formula(const BucketLayout *layout, const GradFormat *grad,
                                 const WeightFormat *weight) {
-    double nodes = plan->options.nodes, per_node = plan->options.per_node;
-    double n = (double)(plan->parameters - plan->tail_parameters);
+    double nodes = layout->options.nodes, per_node = layout->options.per_node;
+    double n = (double)(layout->parameters - layout->tail_parameters);
     WireFormula f;
     f.grad_intra = n * element_bytes(grad->intra_codec, grad->intra_group) * (per_node - 1) / per_node;
     f.grad_inter = n * element_bytes(grad->inter_codec, grad->inter_group) * (nodes - 1) / (nodes * per_node);

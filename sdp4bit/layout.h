@@ -91,12 +91,12 @@ typedef struct BucketLayout {
 // Cuts the tensors (in forward order) into buckets: whole units, merged up to
 // options->bucket_elements, and at least 16 x dp x pieces x border elements. Paper section 3.1; the
 // design of the buckets is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
-bool layout_build(BucketLayout *plan, const LayoutTensor *tensors, int count, const LayoutOptions *options,
+bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, const LayoutOptions *options,
                   Error *err);
-void layout_free(BucketLayout *plan);
+void layout_free(BucketLayout *layout);
 // From here on the plan's messages end with a checksum (--verify-wire): a section of MESSAGE_ALIGN
 // bytes.
-void layout_seal(BucketLayout *plan);
+void layout_seal(BucketLayout *layout);
 // The border for the group sizes in use (0 = not in use).
 int64_t layout_border(int group_a, int group_b, int group_c);
 
@@ -185,13 +185,13 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
 // pieces is about as large as an ordinary bucket: the largest but the first, or the size that
 // buckets are merged to. So only the embeddings are cut, and the buffers that all buckets share
 // stay about as large as a layer's. More chunks would cost the host a dozen calls each.
-int layout_chunks(const BucketLayout *plan, const Bucket *bucket, const GradFormat *format);
+int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format);
 // Chunk k of K of a shard's matrix piece: [*lo, *hi), cut on chunk_border as evenly as it allows.
 // It may be empty. The tail travels with chunk 0.
-void layout_chunk(const BucketLayout *plan, const Bucket *bucket, int chunks, int k, int64_t *lo,
+void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, int k, int64_t *lo,
                   int64_t *hi);
 // The layouts of chunk k's level-1 and level-2 messages (bytes 0 for a level that does not run).
-void layout_grad_messages(const BucketLayout *plan, const Bucket *bucket, const GradFormat *format, int k,
+void layout_grad_messages(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format, int k,
                           MessageLayout *level1, MessageLayout *level2);
 // The message with room for a checksum, where the bucket's messages have one.
 MessageLayout layout_sealed(const Bucket *bucket, MessageLayout message);
@@ -205,14 +205,15 @@ MessageLayout layout_lossless_message(const Bucket *bucket, int64_t bytes);
 typedef struct WireBytes {
     int64_t grad_intra, grad_inter, weight_intra, weight_inter;
 } WireBytes;
-WireBytes layout_bucket_wire_bytes(const BucketLayout *plan, int b, const GradFormat *grad,
+WireBytes layout_bucket_wire_bytes(const BucketLayout *layout, int b, const GradFormat *grad,
                                    const WeightFormat *weight);
-WireBytes layout_wire_bytes(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight);
+WireBytes layout_wire_bytes(const BucketLayout *layout, const GradFormat *grad, const WeightFormat *weight);
 // The same by the formulas, for the matrices' unpadded elements alone: codes and scales, no tails,
 // no padding. Bytes per step and rank as real numbers.
 typedef struct WireFormula {
     double grad_intra, grad_inter, weight_intra, weight_inter;
 } WireFormula;
-WireFormula layout_wire_formula(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight);
+WireFormula layout_wire_formula(const BucketLayout *layout, const GradFormat *grad,
+                                const WeightFormat *weight);
 
 LLMC_END

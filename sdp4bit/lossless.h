@@ -1,6 +1,6 @@
 // Lossless weights, inline for host and device: the change of every bf16 weight since the replica's
 // latest one, entropy-coded. Receivers get the sender's bf16 weights to the bit. README.md,
-// "Lossless weights", defines the message. Included by plan.h; called by the kernels of both
+// "Lossless weights", defines the message. Included by layout.h; called by the kernels of both
 // backends (lossless_cpu.c, kernels_cuda_lossless.cu).
 //
 // A change is a number of units in the last place. How large it is likely to be depends on the

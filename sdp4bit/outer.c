@@ -29,26 +29,27 @@ static Bucket part_of(const Bucket *bucket, int parts) {
     return part;
 }
 
-static void cut_part(OuterPlan *outer, Bucket *part, const Segment *from, int count, int64_t lo) {
+static void cut_part(OuterLayout *outer, Bucket *part, const Segment *from, int count, int64_t lo) {
     part->first_segment = outer->segments_total;
     part->segments = cut_segments(from, count, lo, part->matrix_elements,
                                   outer->segments + part->first_segment);
     outer->segments_total += part->segments;
 }
 
-void outer_plan(OuterPlan *outer, const BucketLayout *plan, int rank, int replica_groups, int replica_group) {
-    size_t buckets = (size_t)plan->buckets, segments = 2 * (size_t)plan->segments_total;
-    *outer = (OuterPlan){.replica_groups = replica_groups,
-                         .replica_group = replica_group,
-                         .buckets = plan->buckets};
+void outer_layout(OuterLayout *outer, const BucketLayout *layout, int rank, int replica_groups,
+                  int replica_group) {
+    size_t buckets = (size_t)layout->buckets, segments = 2 * (size_t)layout->segments_total;
+    *outer = (OuterLayout){.replica_groups = replica_groups,
+                           .replica_group = replica_group,
+                           .buckets = layout->buckets};
     outer->shard = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
     outer->piece = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
     outer->segments = (Segment *)xcalloc(segments, sizeof(Segment), "the bucket plan");
-    for (int b = 0; b < plan->buckets; b++) {
-        const Bucket *bucket = &plan->bucket[b];
+    for (int b = 0; b < layout->buckets; b++) {
+        const Bucket *bucket = &layout->bucket[b];
         Bucket *shard = &outer->shard[b], *piece = &outer->piece[b];
-        *shard = part_of(bucket, plan->dp);
-        cut_part(outer, shard, plan->segments + bucket->first_segment, bucket->segments,
+        *shard = part_of(bucket, layout->dp);
+        cut_part(outer, shard, layout->segments + bucket->first_segment, bucket->segments,
                  rank * shard->matrix_elements);
         *piece = part_of(shard, replica_groups);
         cut_part(outer, piece, outer->segments + shard->first_segment, shard->segments,
@@ -58,24 +59,24 @@ void outer_plan(OuterPlan *outer, const BucketLayout *plan, int rank, int replic
     }
 }
 
-void outer_plan_free(OuterPlan *outer) {
+void outer_layout_free(OuterLayout *outer) {
     free(outer->shard);
     free(outer->piece);
     free(outer->segments);
 }
 
-MessageLayout outer_message(const OuterPlan *outer, int b, const GradFormat *format) {
+MessageLayout outer_message(const OuterLayout *outer, int b, const GradFormat *format) {
     const Bucket *piece = &outer->piece[b];
     return layout_sealed(piece,
                          message_layout(format->inter_codec, format->inter_group, piece->matrix_elements, 1,
                                         format->tail_codec, piece->tail_elements));
 }
 
-int64_t outer_wire_bytes(const OuterPlan *outer, int b, const GradFormat *format) {
+int64_t outer_wire_bytes(const OuterLayout *outer, int b, const GradFormat *format) {
     return 2 * (outer->replica_groups - 1) * outer_message(outer, b, format).bytes;
 }
 
-int64_t outer_largest_shard(const OuterPlan *outer) {
+int64_t outer_largest_shard(const OuterLayout *outer) {
     int64_t largest = 0;
     for (int b = 0; b < outer->buckets; b++) {
         int64_t elements = bucket_elements(&outer->shard[b]);
@@ -84,7 +85,7 @@ int64_t outer_largest_shard(const OuterPlan *outer) {
     return largest;
 }
 
-int64_t outer_largest_message(const OuterPlan *outer, const GradFormat *format) {
+int64_t outer_largest_message(const OuterLayout *outer, const GradFormat *format) {
     int64_t largest = 0;
     for (int b = 0; b < outer->buckets; b++) {
         int64_t bytes = outer_message(outer, b, format).bytes;
@@ -126,13 +127,13 @@ static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part,
 
 // All replica groups' pieces of this one's gradient, its own straight into the receive buffer.
 static void send_pieces(const OuterStep *step, int b, const float *gradient, const MessageLayout *message) {
-    const OuterPlan *plan = step->plan;
-    QuantizePartitions q = quantize_of(step, &plan->shard[b], gradient, message);
-    q.scale = 1.0f / (float)plan->replica_groups;
-    q.key = key_of(step, PURPOSE_OUTER, plan->replica_group);
+    const OuterLayout *layout = step->layout;
+    QuantizePartitions q = quantize_of(step, &layout->shard[b], gradient, message);
+    q.scale = 1.0f / (float)layout->replica_groups;
+    q.key = key_of(step, PURPOSE_OUTER, layout->replica_group);
     q.rotation = key_of(step, PURPOSE_OUTER_ROTATION, 0);
-    q.slots = plan->replica_groups;
-    q.self = plan->replica_group;
+    q.slots = layout->replica_groups;
+    q.self = layout->replica_group;
     q.send = step->send;
     q.self_slot = step->recv + q.self * message->bytes;
     kernel_quantize_partitions(step->stream, &q);
@@ -144,7 +145,7 @@ static void send_pieces(const OuterStep *step, int b, const float *gradient, con
 // The sum of `sources` messages at `received`, of piece p, goes to `to`.
 static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *received, int sources,
                       const MessageLayout *message, RoundingKey rotation, GradShard to) {
-    const Bucket *shard = &step->plan->shard[b];
+    const Bucket *shard = &step->layout->shard[b];
     SumFinal f = {0};
     f.received = received;
     f.sources = sources;
@@ -166,30 +167,30 @@ static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *receiv
 
 // The mean of this replica group's piece to all.
 static void send_mean(const OuterStep *step, int b, const MessageLayout *message) {
-    const OuterPlan *plan = step->plan;
-    QuantizePartitions q = quantize_of(step, &plan->piece[b], step->mean, message);
+    const OuterLayout *layout = step->layout;
+    QuantizePartitions q = quantize_of(step, &layout->piece[b], step->mean, message);
     q.key = key_of(step, PURPOSE_OUTER_MEAN, 0);
     q.rotation = key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0);
     q.slots = 1;
-    q.self_slot = step->gathered + plan->replica_group * message->bytes;
+    q.self_slot = step->gathered + layout->replica_group * message->bytes;
     kernel_quantize_partitions(step->stream, &q);
-    wire_seal_own(step->checks, b, plan->replica_group, message, step->gathered, step->stream);
+    wire_seal_own(step->checks, b, layout->replica_group, message, step->gathered, step->stream);
     wire_all_gather(step->checks, HOP_OUTER_MEAN, 0, 1, message, step->gathered, step->stream);
     wire_check_gathered(step->checks, HOP_OUTER_MEAN, b, 0, 1, message, step->gathered, step->stream);
 }
 
 void outer_exchange(const OuterStep *step, int b, float *gradient) {
-    const OuterPlan *plan = step->plan;
-    const Bucket *shard = &plan->shard[b];
-    if (plan->replica_groups == 1) return;
+    const OuterLayout *layout = step->layout;
+    const Bucket *shard = &layout->shard[b];
+    if (layout->replica_groups == 1) return;
     step->checks->micro_batch = 0;
-    MessageLayout message = outer_message(plan, b, &step->format);
+    MessageLayout message = outer_message(layout, b, &step->format);
     send_pieces(step, b, gradient, &message);
-    GradShard mean = {step->mean, step->mean + plan->piece[b].matrix_elements};
-    sum_piece(step, b, plan->replica_group, step->recv, plan->replica_groups, &message,
+    GradShard mean = {step->mean, step->mean + layout->piece[b].matrix_elements};
+    sum_piece(step, b, layout->replica_group, step->recv, layout->replica_groups, &message,
               key_of(step, PURPOSE_OUTER_ROTATION, 0), mean);
     send_mean(step, b, &message);
-    for (int p = 0; p < plan->replica_groups; p++)
+    for (int p = 0; p < layout->replica_groups; p++)
         sum_piece(step, b, p, step->gathered + p * message.bytes, 1, &message,
                   key_of(step, PURPOSE_OUTER_MEAN_ROTATION, 0), grad_shard_of(shard, gradient, p));
 }

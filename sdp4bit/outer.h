@@ -13,28 +13,29 @@ LLMC_BEGIN
 
 // The layout: a rank's shard of a bucket as a bucket of its own, which divides into a piece per
 // replica group; and this replica group's piece, likewise.
-typedef struct OuterPlan {
+typedef struct OuterLayout {
     int replica_groups, replica_group;
     int buckets;
     Bucket *shard, *piece;  // (buckets)
     Segment *segments;      // (segments_total) of both; a first one may start before its window
     int segments_total;
-} OuterPlan;
+} OuterLayout;
 
 // Cuts rank's shards of the plan, which has a piece per replica group.
-void outer_plan(OuterPlan *outer, const BucketLayout *plan, int rank, int replica_groups, int replica_group);
-void outer_plan_free(OuterPlan *outer);
+void outer_layout(OuterLayout *outer, const BucketLayout *layout, int rank, int replica_groups,
+                  int replica_group);
+void outer_layout_free(OuterLayout *outer);
 
 // A message of bucket b: of one piece. Both hops have the same.
-MessageLayout outer_message(const OuterPlan *outer, int b, const GradFormat *format);
+MessageLayout outer_message(const OuterLayout *outer, int b, const GradFormat *format);
 // Bytes that a rank hands to the transport at bucket b's turn, both hops together.
-int64_t outer_wire_bytes(const OuterPlan *outer, int b, const GradFormat *format);
+int64_t outer_wire_bytes(const OuterLayout *outer, int b, const GradFormat *format);
 // Elements of the largest shard, and bytes of the largest message.
-int64_t outer_largest_shard(const OuterPlan *outer);
-int64_t outer_largest_message(const OuterPlan *outer, const GradFormat *format);
+int64_t outer_largest_shard(const OuterLayout *outer);
+int64_t outer_largest_message(const OuterLayout *outer, const GradFormat *format);
 
 typedef struct OuterStep {
-    const OuterPlan *plan;
+    const OuterLayout *layout;
     GradFormat format;                // of which the hop between nodes counts
     const Segment *segments;          // device copy of plan->segments
     uint8_t *send, *recv, *gathered;  // (replica groups) of the largest message

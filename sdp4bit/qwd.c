@@ -6,32 +6,32 @@
 
 // With one replica there is nothing to send: weights are the rounded master weights, and no
 // difference may be lost. Only what the host has made must still be brought up and applied.
-static bool alone(const QwdStep *step) { return step->plan->dp == 1 && !step->host; }
+static bool alone(const QwdStep *step) { return step->layout->dp == 1 && !step->host; }
 
-static WeightFormat format_of(const BucketLayout *plan, const WeightFormat *format) {
-    return plan->dp == 1 ? plain_weight_format() : *format;
+static WeightFormat format_of(const BucketLayout *layout, const WeightFormat *format) {
+    return layout->dp == 1 ? plain_weight_format() : *format;
 }
 
-MessageLayout qwd_message(const BucketLayout *plan, int b, const WeightFormat *format) {
-    WeightFormat used = format_of(plan, format);
-    return layout_weight_message(&plan->bucket[b], &used);
+MessageLayout qwd_message(const BucketLayout *layout, int b, const WeightFormat *format) {
+    WeightFormat used = format_of(layout, format);
+    return layout_weight_message(&layout->bucket[b], &used);
 }
 
-MessageLayout qwd_plain_message(const BucketLayout *plan, int b) {
+MessageLayout qwd_plain_message(const BucketLayout *layout, int b) {
     WeightFormat plain = plain_weight_format();
-    return layout_weight_message(&plan->bucket[b], &plain);
+    return layout_weight_message(&layout->bucket[b], &plain);
 }
 
 // The messages of this step's gather.
 static MessageLayout gathered_message(const QwdStep *step, int b) {
-    if (step->lossless) return layout_lossless_message(&step->plan->bucket[b], step->lossless->slot[b]);
-    return qwd_message(step->plan, b, &step->weight_format);
+    if (step->lossless) return layout_lossless_message(&step->layout->bucket[b], step->lossless->slot[b]);
+    return qwd_message(step->layout, b, &step->weight_format);
 }
 
-size_t qwd_buffer_bytes(const BucketLayout *plan, int b, const WeightFormat *format, bool host,
+size_t qwd_buffer_bytes(const BucketLayout *layout, int b, const WeightFormat *format, bool host,
                         int messages) {
-    if (plan->dp == 1 && !host) return 0;
-    return (size_t)(qwd_message(plan, b, format).bytes * messages);
+    if (layout->dp == 1 && !host) return 0;
+    return (size_t)(qwd_message(layout, b, format).bytes * messages);
 }
 
 // Where the own row of a buffer begins, in messages, and where the own message lies.
@@ -46,8 +46,8 @@ int qwd_slot(int b) { return b % LANE_SLOTS; }
 
 // The update without the places that it writes to.
 static UpdateShard update_of(const QwdStep *step, int b, const BucketState *state) {
-    const Bucket *bucket = &step->plan->bucket[b];
-    WeightFormat format = format_of(step->plan, &step->weight_format);
+    const Bucket *bucket = &step->layout->bucket[b];
+    WeightFormat format = format_of(step->layout, &step->weight_format);
     UpdateShard u = {0};
     u.control = step->control;
     u.beta1 = step->beta1;
@@ -121,14 +121,14 @@ static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const Mes
 static uint32_t *own_bytes(const QwdStep *step) {
     const Mesh *mesh = step->mesh;
     int64_t slot = (int64_t)mesh->node.rank * mesh->rail.size + mesh->rail.rank;
-    return step->lossless->bytes + slot * step->plan->buckets;
+    return step->lossless->bytes + slot * step->layout->buckets;
 }
 
 // The update makes bf16 weights, as without the flag. Those are coded.
 static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const BucketState *state,
                             const Lanes *lanes) {
     const QwdLossless *lossless = step->lossless;
-    MessageLayout m = qwd_plain_message(step->plan, b);
+    MessageLayout m = qwd_plain_message(step->layout, b);
     MessageSections at = message_sections(&m, 0);
     if (step->host) {
         update_on_host(step, b, u, &m, lossless->plain, lanes);
@@ -138,7 +138,7 @@ static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const Bu
     }
     CodeWeights c = {0};
     c.control = step->control;
-    c.layout = layout_lossless(&step->plan->bucket[b]);
+    c.layout = layout_lossless(&step->layout->bucket[b]);
     c.old = (const uint8_t *)state->replica;
     c.fresh = lossless->plain + at.codes;
     c.tail = lossless->plain + at.tail;
@@ -150,9 +150,9 @@ static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const Bu
 // Slots of a gather have one length: that of the longest message. A length that no message can have
 // is a fault that the decoder finds.
 static int64_t longest_message(const QwdStep *step, int b) {
-    int64_t most = layout_lossless(&step->plan->bucket[b]).most, longest = (int64_t)sizeof(LosslessHeader);
-    for (int rank = 0; rank < step->plan->dp; rank++) {
-        int64_t bytes = round_up64(step->lossless->landed[rank * step->plan->buckets + b], MESSAGE_ALIGN);
+    int64_t most = layout_lossless(&step->layout->bucket[b]).most, longest = (int64_t)sizeof(LosslessHeader);
+    for (int rank = 0; rank < step->layout->dp; rank++) {
+        int64_t bytes = round_up64(step->lossless->landed[rank * step->layout->buckets + b], MESSAGE_ALIGN);
         if (bytes > longest) longest = bytes < most ? bytes : most;
     }
     return longest;
@@ -162,7 +162,7 @@ void qwd_agree_lengths(const QwdStep *step, const Lanes *lanes) {
     const QwdLossless *lossless = step->lossless;
     if (!lossless) return;
     const Mesh *mesh = step->mesh;
-    int64_t row = step->plan->buckets * (int64_t)sizeof(uint32_t), nodes = mesh->rail.size;
+    int64_t row = step->layout->buckets * (int64_t)sizeof(uint32_t), nodes = mesh->rail.size;
     uint8_t *all = (uint8_t *)lossless->bytes;
     Stream *made = lanes->last;
     if (nodes > 1) {
@@ -176,19 +176,19 @@ void qwd_agree_lengths(const QwdStep *step, const Lanes *lanes) {
         made = lanes->node;
     }
     lanes_after(lanes, lanes->last, made);
-    copy_to_host(lanes->last, lossless->landed, all, (size_t)(step->plan->dp * row));
+    copy_to_host(lanes->last, lossless->landed, all, (size_t)(step->layout->dp * row));
     stream_synchronize(lanes->last);
-    for (int b = 0; b < step->plan->buckets; b++) lossless->slot[b] = longest_message(step, b);
+    for (int b = 0; b < step->layout->buckets; b++) lossless->slot[b] = longest_message(step, b);
 }
 
 // The own message goes to its slot.
 static void pack_own(const QwdStep *step, int b, const MessageLayout *m, const GatherBuffer *buffer,
                      const Lanes *lanes) {
     const QwdLossless *lossless = step->lossless;
-    LosslessLayout layout = layout_lossless(&step->plan->bucket[b]);
+    LosslessLayout coding = layout_lossless(&step->layout->bucket[b]);
     int slot = own_slot(step->mesh, buffer);
     lane_wait(lanes, LANE_APPLIED, qwd_slot(b), lanes->last);
-    kernel_pack_weights(lanes->last, &layout, lossless->coded + lossless->coded_start[b],
+    kernel_pack_weights(lanes->last, &coding, lossless->coded + lossless->coded_start[b],
                         buffer->messages + slot * m->bytes);
     wire_seal_own(step->checks, b, slot, m, buffer->messages, lanes->last);
 }
@@ -197,7 +197,7 @@ static void decode(const QwdStep *step, int b, const MessageLayout *m, floatX *w
                    const GatherBuffer *buffer, const Lanes *lanes) {
     DecodeWeights d = {0};
     d.control = step->control;
-    d.layout = layout_lossless(&step->plan->bucket[b]);
+    d.layout = layout_lossless(&step->layout->bucket[b]);
     d.messages = buffer->messages;
     d.stride = m->bytes;
     d.bytes = message_content(m);
@@ -214,7 +214,7 @@ static void decode(const QwdStep *step, int b, const MessageLayout *m, floatX *w
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes) {
     const Mesh *mesh = step->mesh;
-    MessageLayout m = qwd_message(step->plan, b, &step->weight_format);
+    MessageLayout m = qwd_message(step->layout, b, &step->weight_format);
     int slot = own_slot(mesh, buffer);
     UpdateShard u = update_of(step, b, state);
     if (alone(step)) {
@@ -264,8 +264,8 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
                       const Lanes *lanes) {
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
-    const Bucket *bucket = &step->plan->bucket[b];
-    WeightFormat format = format_of(step->plan, &step->weight_format);
+    const Bucket *bucket = &step->layout->bucket[b];
+    WeightFormat format = format_of(step->layout, &step->weight_format);
     int nodes = buffer->nodes, slot = qwd_slot(b);
     bool node = buffer->per_node > 1;
     ApplyWeights a = {0};

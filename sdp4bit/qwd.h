@@ -9,7 +9,7 @@
 LLMC_BEGIN
 
 // A rank's message of bucket b. With one replica nothing is quantized: the weights themselves.
-MessageLayout qwd_message(const BucketLayout *plan, int b, const WeightFormat *format);
+MessageLayout qwd_message(const BucketLayout *layout, int b, const WeightFormat *format);
 // Where the messages of those windows are gathered that this rank keeps: (per_node, nodes)
 // messages. Those of all ranks; of its rail, with per_node 1; or its own alone. Nothing travels on
 // a level where it keeps one.
@@ -21,10 +21,11 @@ typedef struct GatherBuffer {
 // Bytes of a buffer for so many messages of bucket b. There are two, which the buckets use in turn;
 // bucket b uses that of slot qwd_slot(b). 0 where nothing is sent: with one replica, unless the
 // host makes its message (host). Lossless weights: at most.
-size_t qwd_buffer_bytes(const BucketLayout *plan, int b, const WeightFormat *format, bool host, int messages);
+size_t qwd_buffer_bytes(const BucketLayout *layout, int b, const WeightFormat *format, bool host,
+                        int messages);
 int qwd_slot(int b);
 // A rank's message of bucket b before it is coded: bf16.
-MessageLayout qwd_plain_message(const BucketLayout *plan, int b);
+MessageLayout qwd_plain_message(const BucketLayout *layout, int b);
 
 // Lossless weights: where they are coded, and how long messages turn out. A rank learns that from
 // its device. So all buckets are coded first, then the ranks tell each other the lengths, then the
@@ -52,7 +53,7 @@ typedef struct QwdHost {
 } QwdHost;
 
 typedef struct QwdStep {
-    const BucketLayout *plan;
+    const BucketLayout *layout;
     const Mesh *mesh;
     WeightFormat weight_format;
     const Segment *segments;     // device copy of plan->segments

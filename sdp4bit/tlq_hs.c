@@ -4,20 +4,20 @@
 
 enum { SLOT_ALIGN = 256 };  // bytes: what kernels and NCCL like
 
-void tlq_workspace(TlqWorkspace *w, const BucketLayout *plan, const GradFormat *format) {
+void tlq_workspace(TlqWorkspace *w, const BucketLayout *layout, const GradFormat *format) {
     int64_t largest1 = 0, largest2 = 0;
-    for (int b = 0; b < plan->buckets; b++) {
-        for (int k = 0; k < layout_chunks(plan, &plan->bucket[b], format); k++) {
+    for (int b = 0; b < layout->buckets; b++) {
+        for (int k = 0; k < layout_chunks(layout, &layout->bucket[b], format); k++) {
             MessageLayout level1, level2;
-            layout_grad_messages(plan, &plan->bucket[b], format, k, &level1, &level2);
+            layout_grad_messages(layout, &layout->bucket[b], format, k, &level1, &level2);
             if (level1.bytes > largest1) largest1 = level1.bytes;
             if (level2.bytes > largest2) largest2 = level2.bytes;
         }
     }
     w->send1_bytes = w->recv1_bytes = LANE_SLOTS *
-                                      (size_t)round_up64(largest1 * plan->options.per_node, SLOT_ALIGN);
+                                      (size_t)round_up64(largest1 * layout->options.per_node, SLOT_ALIGN);
     w->send2_bytes = w->recv2_bytes = LANE_SLOTS *
-                                      (size_t)round_up64(largest2 * plan->options.nodes, SLOT_ALIGN);
+                                      (size_t)round_up64(largest2 * layout->options.nodes, SLOT_ALIGN);
 }
 
 void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *w, int64_t grain) {
@@ -48,17 +48,17 @@ static Chunk chunk_at(const TlqStep *step, int b, int k, const Lanes *lanes) {
     const TlqWorkspace *w = &step->workspace;
     Chunk c = {0};
     c.step = step;
-    c.bucket = &step->plan->bucket[b];
+    c.bucket = &step->layout->bucket[b];
     c.table.segment = step->segments + c.bucket->first_segment;
     c.table.count = c.bucket->segments;
     c.b = b;
     c.k = k;
     c.slot = (int)(lanes->chunks % LANE_SLOTS);
-    layout_chunk(step->plan, c.bucket, layout_chunks(step->plan, c.bucket, &step->grad_format), k, &c.lo,
+    layout_chunk(step->layout, c.bucket, layout_chunks(step->layout, c.bucket, &step->grad_format), k, &c.lo,
                  &c.hi);
-    c.node_hop = step->plan->options.per_node > 1;
-    c.rail_hop = step->plan->options.nodes > 1;
-    layout_grad_messages(step->plan, c.bucket, &step->grad_format, k, &c.level1, &c.level2);
+    c.node_hop = step->layout->options.per_node > 1;
+    c.rail_hop = step->layout->options.nodes > 1;
+    layout_grad_messages(step->layout, c.bucket, &step->grad_format, k, &c.level1, &c.level2);
     size_t slot = (size_t)c.slot;
     if (c.node_hop) c.send1 = w->send1 + slot * (w->send1_bytes / LANE_SLOTS);
     if (c.node_hop) c.recv1 = w->recv1 + slot * (w->recv1_bytes / LANE_SLOTS);
@@ -124,7 +124,7 @@ static void quantize(const Chunk *c, const float *grads) {
     q.table = c->table;
     q.lo = c->lo;
     q.hi = c->hi;
-    q.scale = 1.0f / (float)step->plan->dp;
+    q.scale = 1.0f / (float)step->layout->dp;
     q.transform = step->grad_format.transform;
     q.rotation = tlq_rotation(step);
     q.codec = c->node_hop ? step->grad_format.intra_codec : step->grad_format.inter_codec;
@@ -228,14 +228,14 @@ static void sum_shard(const Chunk *c, GradShard own, float *matrix_leaves, float
 
 void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_leaves,
                        float *tail_leaves, Lanes *lanes) {
-    const Bucket *bucket = &step->plan->bucket[b];
-    if (step->plan->dp == 1) {
+    const Bucket *bucket = &step->layout->bucket[b];
+    if (step->layout->dp == 1) {
         kernel_square_leaves(lanes->last, matrix_leaves, own.matrix, bucket->matrix_per_rank);
         kernel_square_leaves(lanes->last, tail_leaves, own.tail, bucket->tail_per_rank);
         return;
     }
     step->checks->micro_batch = step->micro_batch;
-    for (int k = 0; k < layout_chunks(step->plan, bucket, &step->grad_format); k++) {
+    for (int k = 0; k < layout_chunks(step->layout, bucket, &step->grad_format); k++) {
         Chunk c = chunk_at(step, b, k, lanes);
         if (c.level1.bytes + c.level2.bytes == 0) continue;  // more chunks than borders: this one is empty
         quantize(&c, grads);
@@ -249,7 +249,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
 
 void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_leaves, float *tail_leaves,
                      float *sums, const Lanes *lanes) {
-    const Bucket *bucket = &step->plan->bucket[b];
+    const Bucket *bucket = &step->layout->bucket[b];
     int64_t rank = step->mesh->dp.rank, tail = layout_counted(bucket, false, rank);
     // Matrices lie on whole leaves. A leaf of the tail may hold both kinds: then it is made anew.
     if (tail % HADAMARD_ORDER && tail < bucket->tail_per_rank)

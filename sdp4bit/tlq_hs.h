@@ -20,13 +20,13 @@ typedef struct TlqWorkspace {
     size_t send1_bytes, recv1_bytes, send2_bytes, recv2_bytes;  // of all slots
 } TlqWorkspace;
 // Fills the sizes for this plan and wire; the caller allocates.
-void tlq_workspace(TlqWorkspace *workspace, const BucketLayout *plan, const GradFormat *format);
+void tlq_workspace(TlqWorkspace *workspace, const BucketLayout *layout, const GradFormat *format);
 // Reserves buffers of these sizes in the memory plan, under `group`. send1, which the node's ranks
 // may reach into (comm_share), takes a multiple of `grain` bytes.
 void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *workspace, int64_t grain);
 
 typedef struct TlqStep {
-    const BucketLayout *plan;
+    const BucketLayout *layout;
     const Mesh *mesh;
     GradFormat grad_format;
     TlqWorkspace workspace;

@@ -38,7 +38,7 @@ WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, co
 WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradFormat *grad,
                             const WeightFormat *weight);
 WireBytes traffic_of_step(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
-// The same by the formulas: see WireFormula of plan.h.
+// The same by the formulas: see WireFormula of layout.h.
 WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
 
 LLMC_END

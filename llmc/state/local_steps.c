@@ -64,7 +64,7 @@ void outer_reserve(const Base *base, Outer *l, const Weights *weights, MemoryPla
     const char *group = "local steps";
     if (!is_on(base)) return;
     const Mesh *mesh = base->mesh;
-    outer_plan(&l->plan, &base->plan, mesh->dp.rank, mesh->replica_groups.size, mesh->replica_groups.rank);
+    outer_layout(&l->plan, &base->plan, mesh->dp.rank, mesh->replica_groups.size, mesh->replica_groups.rank);
     l->slot = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     l->applies = (int64_t *)xcalloc(buckets, sizeof(int64_t), "the bucket table");
     l->exchanged = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
@@ -104,7 +104,7 @@ void outer_free(const Base *base, Outer *l) {
         for (int b = 0; b < base->plan.buckets; b++) event_destroy(l->exchanged[b]);
         if (l->stream != base->lanes->last) stream_destroy(l->stream);
     }
-    outer_plan_free(&l->plan);
+    outer_layout_free(&l->plan);
     free(l->slot);
     free(l->applies);
     free(l->exchanged);
@@ -124,7 +124,7 @@ static OuterStep outer_step(const Base *base, Outer *l, int b) {
     l->checks = *base->checks;
     l->checks.fault = l->fault + b;
     OuterStep step = l->step;
-    step.plan = &l->plan;
+    step.layout = &l->plan;
     step.format = *base_grad_format(base, base->step);
     step.segments = l->segments;
     step.seed = (uint32_t)base->config->seed;

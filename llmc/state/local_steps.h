@@ -26,7 +26,7 @@ LLMC_BEGIN
 enum { OUTER_SLOTS = 2 };
 
 typedef struct Outer {
-    OuterPlan plan;
+    OuterLayout plan;
     OuterStep step;  // its buffers alone
     // device memory
     float *outer, *momentum;       // (plan.shard_elements); NULL without local steps

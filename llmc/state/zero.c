@@ -152,7 +152,7 @@ void zero_rehearse(Zero *zero, bool on) {
 static TlqStep tlq_step(Zero *zero, int b) {
     const Base *base = &zero->base;
     TlqStep step = {0};
-    step.plan = &base->plan;
+    step.layout = &base->plan;
     step.mesh = base->mesh;
     step.grad_format = *base_grad_format(base, base->step);
     step.workspace = zero->tlq;
@@ -274,7 +274,7 @@ static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
 
 static QwdStep qwd_step(Zero *zero, double weight_decay) {
     QwdStep step = {0};
-    step.plan = &zero->base.plan;
+    step.layout = &zero->base.plan;
     step.mesh = zero->base.mesh;
     step.weight_format = zero->base.weight_format;
     step.checks = &zero->wire_checks;

@@ -121,7 +121,7 @@ typedef struct Case {
 typedef struct Run {
     Dump *d;
     Case c;
-    BucketLayout plan;
+    BucketLayout layout;
     Bucket bucket;
     GradFormat format;
     WeightFormat weight_format;
@@ -148,16 +148,16 @@ static void build_plan(Run *r, int64_t values) {
     o.chunk_border = quantized ? layout_border(c->group_intra, c->group_inter, 0) : layout_border(0, 0, 0);
     o.border = layout_border((int)o.chunk_border, codec_info(c->weight).levels ? c->group_weight : 0, 0);
     Error err;
-    if (!layout_build(&r->plan, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
-    r->bucket = r->plan.bucket[0];
+    if (!layout_build(&r->layout, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
+    r->bucket = r->layout.bucket[0];
     r->elements = r->bucket.matrix_elements + r->bucket.tail_elements;
     GradFormat format = {c->intra, c->inter,     c->group_intra, c->group_inter,
                          c->tail,  c->transform, c->rounding,    c->chunks};
     WeightFormat weight = {c->weight, c->group_weight, c->difference, c->weight_rounding};
     r->format = format;
     r->weight_format = weight;
-    r->segments = (Segment *)upload(r->d, r->plan.segments,
-                                    r->plan.segments_total * (int64_t)sizeof(Segment));
+    r->segments = (Segment *)upload(r->d, r->layout.segments,
+                                    r->layout.segments_total * (int64_t)sizeof(Segment));
 }
 
 static const RoundingKey ROTATION = {SEED, 7, PURPOSE_ROTATION, 0};
@@ -175,8 +175,8 @@ static QuantizePartitions quantize_rank(Run *r, const float *grads, int k, int n
     q.grads = grads;
     q.bucket = r->bucket;
     q.table = table_of(r);
-    layout_chunk(&r->plan, &r->bucket, r->c.chunks, k, &q.lo, &q.hi);
-    q.scale = 1.0f / (float)r->plan.dp;
+    layout_chunk(&r->layout, &r->bucket, r->c.chunks, k, &q.lo, &q.hi);
+    q.scale = 1.0f / (float)r->layout.dp;
     q.transform = r->c.transform;
     q.rotation = ROTATION;
     q.codec = node_hop ? r->c.intra : r->c.inter;
@@ -277,7 +277,7 @@ static void second_level(Run *r, int node, int k, const MessageLayout *in, const
     s.per_node = r->c.per_node;
     s.bucket = r->bucket;
     s.table = table_of(r);
-    layout_chunk(&r->plan, &r->bucket, r->c.chunks, k, &s.lo, &s.hi);
+    layout_chunk(&r->layout, &r->bucket, r->c.chunks, k, &s.lo, &s.hi);
     s.codec = r->c.inter;
     s.group = r->c.group_inter;
     s.tail_codec = r->c.tail;
@@ -361,7 +361,7 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     f.rank = r->c.rank;
     f.bucket = r->bucket;
     f.table = table_of(r);
-    layout_chunk(&r->plan, &r->bucket, r->c.chunks, k, &f.lo, &f.hi);
+    layout_chunk(&r->layout, &r->bucket, r->c.chunks, k, &f.lo, &f.hi);
     f.own = grad_shard_of(&r->bucket, to->grads, r->c.rank);
     f.add = to->add;
     f.matrix_leaves = to->leaves;
@@ -377,7 +377,7 @@ static void reduce(Run *r) {
     Reduced to[2] = {reserve_reduced(r, false), reserve_reduced(r, true)};
     for (int k = 0; k < c->chunks; k++) {
         MessageLayout level1, level2;
-        layout_grad_messages(&r->plan, &r->bucket, &r->format, k, &level1, &level2);
+        layout_grad_messages(&r->layout, &r->bucket, &r->format, k, &level1, &level2);
         if (level1.bytes + level2.bytes == 0) continue;
         uint8_t *received1 = (uint8_t *)reserve(d, level1.bytes * c->per_node),
                 *received2 = (uint8_t *)reserve(d, level2.bytes * c->nodes);
@@ -414,7 +414,7 @@ typedef struct Weights {
 // included.
 static void start_weights(Run *r, Weights *w, bool finite) {
     Dump *d = r->d;
-    int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank, states = shard * r->plan.dp;
+    int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank, states = shard * r->layout.dp;
     floatX *host = (floatX *)xmalloc((size_t)r->elements * sizeof *host, "test data");
     float *values = (float *)xmalloc((size_t)(states > r->elements ? states : r->elements) * sizeof *values,
                                      "test data");
@@ -422,7 +422,7 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     for (int64_t i = 0; i < r->elements; i++) host[i] = floatX_from_float(values[i]);
     w->weights = (floatX *)upload(d, host, r->elements * (int64_t)sizeof *host);
     w->message = layout_weight_message(&r->bucket, &r->weight_format);
-    w->messages = (uint8_t *)reserve(d, w->message.bytes * r->plan.dp);
+    w->messages = (uint8_t *)reserve(d, w->message.bytes * r->layout.dp);
     w->grads = uploaded_values(d, r->elements, r->inputs + 901, finite);
     for (int64_t i = 0; i < states; i++) {
         // Rank by rank: master weights within a percent of their weights, exactly equal here and
@@ -483,8 +483,8 @@ static uint8_t *message_of(const Run *r, const Weights *w, int rank) {
 static void weight_step(Run *r, Weights *w, const char *name) {
     Dump *d = r->d;
     int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank;
-    set_zero(d->stream, w->messages, (size_t)(w->message.bytes * r->plan.dp));
-    for (int rank = 0; rank < r->plan.dp; rank++) {
+    set_zero(d->stream, w->messages, (size_t)(w->message.bytes * r->layout.dp));
+    for (int rank = 0; rank < r->layout.dp; rank++) {
         UpdateShard u = {0};
         uint8_t *message = message_of(r, w, rank);
         u.control = w->control;
@@ -521,9 +521,9 @@ static void weight_step(Run *r, Weights *w, const char *name) {
                       w->message, r->c.weight, r->c.group_weight, r->c.difference, w->weights};
     kernel_apply_weights(d->stream, &a);
     result(d, RAW, w->fault, sizeof *w->fault, "%s fault", name);
-    result(d, FP32, w->master, shard * r->plan.dp * 4, "%s master weights", name);
-    result(d, FP32, w->m, shard * r->plan.dp * 4, "%s exp_avg", name);
-    result(d, FP32, w->v, shard * r->plan.dp * 4, "%s exp_avg_sq", name);
+    result(d, FP32, w->master, shard * r->layout.dp * 4, "%s master weights", name);
+    result(d, FP32, w->m, shard * r->layout.dp * 4, "%s exp_avg", name);
+    result(d, FP32, w->v, shard * r->layout.dp * 4, "%s exp_avg_sq", name);
     result(d, sizeof(floatX) == 2 ? BF16 : FP32, w->weights, r->elements * (int64_t)sizeof(floatX),
            "%s weights", name);
 }
@@ -589,11 +589,11 @@ static void run_case(Dump *d, const Case *c, int64_t values, int index) {
              c->group_inter, transform, c->rounding == ROUND_STOCHASTIC ? " stochastic" : "", c->chunks,
              codec_info(c->weight).name, c->group_weight, c->difference ? " difference" : "",
              c->weight_rounding == ROUND_STOCHASTIC ? " stochastic" : "");
-    if (r.plan.dp > 1) reduce(&r);
-    if (r.plan.dp > 1) weights(&r);
+    if (r.layout.dp > 1) reduce(&r);
+    if (r.layout.dp > 1) weights(&r);
     else weights_alone(&r);
     release(d, r.segments);
-    layout_free(&r.plan);
+    layout_free(&r.layout);
 }
 
 // --- what needs no bucket -----------------------------------------------------------------------
@@ -847,7 +847,7 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
     r.c = c;
     build_plan(&r, 20000);
     MessageLayout none, message;
-    layout_grad_messages(&r.plan, &r.bucket, &r.format, 0, &none, &message);
+    layout_grad_messages(&r.layout, &r.bucket, &r.format, 0, &none, &message);
     float *host = (float *)xmalloc((size_t)r.elements * sizeof *host, "test data");
     fill(host, r.elements, 5003, true);
     for (int64_t i = 0; i < r.elements; i += 7)
@@ -864,7 +864,7 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
     release(d, send);
     release(d, self);
     release(d, r.segments);
-    layout_free(&r.plan);
+    layout_free(&r.layout);
 }
 
 // --- all of it ----------------------------------------------------------------------------------

@@ -124,8 +124,8 @@ typedef struct Place {
 } Place;
 
 static Place place_of(const Simulator *sim, int tensor) {
-    const BucketLayout *plan = sim->options.plan;
-    Place place = {plan->tensor_arena[tensor], sim->options.tensors[tensor].numel, 0,
+    const BucketLayout *layout = sim->options.layout;
+    Place place = {layout->tensor_arena[tensor], sim->options.tensors[tensor].numel, 0,
                    sim->options.tensors[tensor].matrix};
     for (int i = 0; i < tensor; i++) {
         const LayoutTensor *t = &sim->options.tensors[i];
@@ -156,7 +156,7 @@ static void send_between(const Simulator *sim, const Reduction *r, const Place *
         send(x, r->n, &hop, r->logical);
         return;
     }
-    float *residual = sim->residual + node * sim->options.plan->arena_elements + place->arena;
+    float *residual = sim->residual + node * sim->options.layout->arena_elements + place->arena;
     for (int64_t i = 0; i < r->n; i++) x[i] = (i < place->numel ? residual[i] : 0.0f) + x[i];
     for (int64_t i = 0; i < place->numel; i++) residual[i] = x[i];
     send(x, r->n, &hop, r->logical);
@@ -168,15 +168,15 @@ static void send_between(const Simulator *sim, const Reduction *r, const Place *
 
 // What a skipped step has left does not count.
 static void forget(Simulator *sim, const Place *place) {
-    for (int node = 0; sim->options.error_feedback && node < sim->options.plan->options.nodes; node++) {
-        float *residual = sim->residual + node * sim->options.plan->arena_elements + place->arena;
+    for (int node = 0; sim->options.error_feedback && node < sim->options.layout->options.nodes; node++) {
+        float *residual = sim->residual + node * sim->options.layout->arena_elements + place->arena;
         memset(residual, 0, (size_t)place->numel * sizeof *residual);
     }
 }
 
 static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place *place, float *const *grads,
                           float *total) {
-    int nodes = sim->options.plan->options.nodes, per_node = sim->options.plan->options.per_node;
+    int nodes = sim->options.layout->options.nodes, per_node = sim->options.layout->options.per_node;
     float *x = (float *)xmalloc((size_t)r->n * sizeof *x, "a tensor"),
           *node_sum = (float *)xmalloc((size_t)r->n * sizeof *x, "a tensor");
     float share = 1.0f / (float)(nodes * per_node);
@@ -229,11 +229,11 @@ static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t
 }
 
 void simulator_add(Simulator *sim, float *const *grads, const bool *tensors, uint32_t step, int micro_batch) {
-    for (int t = 0; t < sim->options.plan->tensors; t++) {
+    for (int t = 0; t < sim->options.layout->tensors; t++) {
         Place place = place_of(sim, t);
         float *out = sim->reduced + place.arena;
         if (tensors && !tensors[t]) continue;
-        if (sim->options.plan->dp == 1) {
+        if (sim->options.layout->dp == 1) {
             memcpy(out, grads[0] + place.arena, (size_t)place.numel * sizeof *out);
             continue;
         }
@@ -264,11 +264,11 @@ static float tree_of_squares(const float *x, int64_t n) {
 
 // Of the reduced gradient's elements [from, from + n) of the arena, without what other ranks count.
 static float counted_squares(const Simulator *sim, int64_t from, int64_t n) {
-    const BucketLayout *plan = sim->options.plan;
+    const BucketLayout *layout = sim->options.layout;
     float *x = (float *)xmalloc((size_t)(n + 1) * sizeof *x, "a piece");
     memcpy(x, sim->reduced + from, (size_t)n * sizeof *x);
-    for (int t = 0; t < plan->tensors; t++) {
-        int64_t start = plan->tensor_arena[t] - from, end = start + sim->options.tensors[t].numel;
+    for (int t = 0; t < layout->tensors; t++) {
+        int64_t start = layout->tensor_arena[t] - from, end = start + sim->options.tensors[t].numel;
         if (!sim->options.tensors[t].uncounted) continue;
         for (int64_t i = start < 0 ? 0 : start; i < end && i < n; i++) x[i] = 0.0f;
     }
@@ -278,11 +278,11 @@ static float counted_squares(const Simulator *sim, int64_t from, int64_t n) {
 }
 
 void simulator_records(Simulator *sim, const float *losses) {
-    const BucketLayout *plan = sim->options.plan;
-    for (int rank = 0; rank < plan->dp; rank++) {
+    const BucketLayout *layout = sim->options.layout;
+    for (int rank = 0; rank < layout->dp; rank++) {
         double sum = 0;
-        for (int b = 0; b < plan->buckets; b++) {
-            const Bucket *bucket = &plan->bucket[b];
+        for (int b = 0; b < layout->buckets; b++) {
+            const Bucket *bucket = &layout->bucket[b];
             int64_t matrices = bucket->arena_start + rank * bucket->matrix_per_rank;
             int64_t tails = bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
             sum += (double)counted_squares(sim, matrices, bucket->matrix_per_rank);
@@ -355,10 +355,10 @@ static void judge(Simulator *sim, const SimulatedWorld *world, float lr_if_appli
 
 // The rank that owns an element marks its refused update, with the first bucket that has one.
 static void refuse(Simulator *sim, const Place *place, int64_t at) {
-    const BucketLayout *plan = sim->options.plan;
+    const BucketLayout *layout = sim->options.layout;
     int b = 0;
-    while (b + 1 < plan->buckets && plan->bucket[b + 1].arena_start <= at) b++;
-    const Bucket *bucket = &plan->bucket[b];
+    while (b + 1 < layout->buckets && layout->bucket[b + 1].arena_start <= at) b++;
+    const Bucket *bucket = &layout->bucket[b];
     int64_t position = at - bucket->arena_start;
     int64_t rank = place->matrix ? position / bucket->matrix_per_rank
                                  : (position - bucket->matrix_elements) / bucket->tail_per_rank;
@@ -404,7 +404,7 @@ static void send_differences(Simulator *sim, const Place *place, uint32_t step) 
 }
 
 static void update_replica(Simulator *sim, const Place *place, uint32_t step) {
-    if (codec_grouped(sim->options.weight.codec) && place->matrix && sim->options.plan->dp > 1) {
+    if (codec_grouped(sim->options.weight.codec) && place->matrix && sim->options.layout->dp > 1) {
         send_differences(sim, place, step);
         return;
     }
@@ -417,7 +417,7 @@ static void update_replica(Simulator *sim, const Place *place, uint32_t step) {
 void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step, float lr_if_applied,
                       float lr_if_skipped) {
     judge(sim, world, lr_if_applied, lr_if_skipped);
-    for (int t = 0; sim->control.applied && t < sim->options.plan->tensors; t++) {
+    for (int t = 0; sim->control.applied && t < sim->options.layout->tensors; t++) {
         Place place = place_of(sim, t);
         adamw(sim, &place);
         update_replica(sim, &place, step);
@@ -426,7 +426,7 @@ void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step
 
 void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step,
                     float lr_if_applied, float lr_if_skipped) {
-    int dp = sim->options.plan->dp;
+    int dp = sim->options.layout->dp;
     SimulatedWorld world = {sim->records, dp, dp};
     simulator_reduce(sim, grads, step);
     simulator_records(sim, losses);
@@ -434,7 +434,7 @@ void simulator_step(Simulator *sim, float *const *grads, const float *losses, ui
 }
 
 void simulator_create(Simulator *sim, const SimulatorOptions *options, const floatX *weights) {
-    size_t n = (size_t)options->plan->arena_elements;
+    size_t n = (size_t)options->layout->arena_elements;
     Simulator fresh = {0};
     *sim = fresh;
     sim->options = *options;
@@ -443,10 +443,10 @@ void simulator_create(Simulator *sim, const SimulatorOptions *options, const flo
     sim->exp_avg = (float *)xcalloc(n, sizeof(float), "the simulator");
     sim->exp_avg_sq = (float *)xcalloc(n, sizeof(float), "the simulator");
     sim->replica = (floatX *)xcalloc(n, sizeof(floatX), "the simulator");
-    size_t nodes = (size_t)options->plan->options.nodes;
+    size_t nodes = (size_t)options->layout->options.nodes;
     sim->residual = (float *)xcalloc(options->error_feedback ? nodes * n : 1, sizeof(float), "the simulator");
-    sim->records = (StepRecord *)xcalloc((size_t)options->plan->dp, sizeof(StepRecord), "the simulator");
-    sim->fault = (uint64_t *)xcalloc((size_t)options->plan->dp, sizeof(uint64_t), "the simulator");
+    sim->records = (StepRecord *)xcalloc((size_t)options->layout->dp, sizeof(StepRecord), "the simulator");
+    sim->fault = (uint64_t *)xcalloc((size_t)options->layout->dp, sizeof(uint64_t), "the simulator");
     for (size_t i = 0; i < n; i++) {
         sim->replica[i] = weights[i];
         sim->master[i] = floatX_to_float(weights[i]);
@@ -468,7 +468,7 @@ void simulator_free(Simulator *sim) {
 
 uint64_t simulator_hash(const Simulator *sim) {
     uint64_t hash = 0;
-    for (int64_t i = 0; i < sim->options.plan->arena_elements; i++) {
+    for (int64_t i = 0; i < sim->options.layout->arena_elements; i++) {
         uint32_t bits = 0;
         memcpy(&bits, &sim->replica[i], sizeof sim->replica[i]);
         hash += replica_mix((uint64_t)i, bits);

@@ -14,7 +14,7 @@
 LLMC_BEGIN
 
 typedef struct SimulatorOptions {
-    const BucketLayout *plan;  // where tensors lie; nodes and ranks per node
+    const BucketLayout *layout;  // where tensors lie; nodes and ranks per node
     const LayoutTensor *tensors;
     GradFormat grad;
     WeightFormat weight;

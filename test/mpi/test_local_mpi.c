@@ -172,7 +172,7 @@ typedef struct Trial {
     MemoryPlan memory_plan;
     Zero *zero;
     LayoutTensor *tensors;
-    BucketLayout plan;         // the zero's
+    BucketLayout layout;       // the zero's
     Simulator *replica_group;  // (replica groups)
     OuterState outer;
     float *local, **grads;  // (arena) this rank's; (world) every rank's
@@ -222,7 +222,7 @@ static void build_zero(Trial *t) {
     if (!t->zero || !memory_plan_allocate(&t->memory_plan, t->device, 1, &err))
         fatal(NULL, err.code, "%s", err.what);
     zero_start(t->zero, t->device, t->compute, &t->lanes, t->timers);
-    t->plan = t->zero->base.plan;
+    t->layout = t->zero->base.plan;
     t->tensors = tensors_for_plan(tensor, TENSORS);
 }
 
@@ -233,9 +233,9 @@ static float drawn(uint32_t what, uint32_t of, int64_t i) {
 }
 
 static void build_simulators(Trial *t) {
-    size_t arena = (size_t)t->plan.arena_elements;
+    size_t arena = (size_t)t->layout.arena_elements;
     const Config *c = &t->config;
-    SimulatorOptions o = {&t->plan,
+    SimulatorOptions o = {&t->layout,
                           t->tensors,
                           t->preset->grad,
                           t->preset->weight,
@@ -251,8 +251,8 @@ static void build_simulators(Trial *t) {
     floatX *weights = (floatX *)xcalloc(arena, sizeof *weights, "the test");
     for (int k = 0; k < TENSORS; k++) {
         for (int64_t i = 0; i < t->tensors[k].numel; i++)
-            weights[t->plan.tensor_arena[k] + i] = floatX_from_float(0.1f * drawn(1, (uint32_t)k, i));
-        copy_to_device(t->compute, zero_weight(t->zero, k), weights + t->plan.tensor_arena[k],
+            weights[t->layout.tensor_arena[k] + i] = floatX_from_float(0.1f * drawn(1, (uint32_t)k, i));
+        copy_to_device(t->compute, zero_weight(t->zero, k), weights + t->layout.tensor_arena[k],
                        (size_t)t->tensors[k].numel * sizeof *weights);
     }
     zero_masters_from_weights(t->zero);
@@ -261,15 +261,15 @@ static void build_simulators(Trial *t) {
     for (int n = 0; n < replica_groups(t); n++) simulator_create(&t->replica_group[n], &o, weights);
     t->outer.weights = (float *)xcalloc(arena, sizeof(float), "the test");
     t->outer.momentum = (float *)xcalloc(arena, sizeof(float), "the test");
-    t->outer.turn = (int64_t *)xcalloc((size_t)t->plan.buckets, sizeof(int64_t), "the test");
+    t->outer.turn = (int64_t *)xcalloc((size_t)t->layout.buckets, sizeof(int64_t), "the test");
     memcpy(t->outer.weights, t->replica_group[0].master, arena * sizeof(float));
     // Turns follow the elements that come before.
     int64_t before = 0, all = 0;
-    for (int b = 0; b < t->plan.buckets; b++)
-        all += t->plan.bucket[b].matrix_elements + t->plan.bucket[b].tail_elements;
-    for (int b = 0; b < t->plan.buckets; b++) {
+    for (int b = 0; b < t->layout.buckets; b++)
+        all += t->layout.bucket[b].matrix_elements + t->layout.bucket[b].tail_elements;
+    for (int b = 0; b < t->layout.buckets; b++) {
         t->outer.turn[b] = H * before / all;
-        before += t->plan.bucket[b].matrix_elements + t->plan.bucket[b].tail_elements;
+        before += t->layout.bucket[b].matrix_elements + t->layout.bucket[b].tail_elements;
     }
     free(weights);
 }
@@ -282,7 +282,7 @@ static Trial *open_trial(const Mesh *mesh, Device *device, const Preset *preset)
     configure(t);
     build_zero(t);
     build_simulators(t);
-    size_t arena = (size_t)t->plan.arena_elements;
+    size_t arena = (size_t)t->layout.arena_elements;
     t->local = (float *)xcalloc(arena, sizeof(float), "the test");
     t->found = (float *)xcalloc(arena, sizeof(float), "the test");
     t->grads = (float **)xcalloc((size_t)mesh->world.size, sizeof(float *), "the test");
@@ -322,7 +322,7 @@ typedef struct Part {
 } Part;
 
 static Part part_of(const Trial *t, int tensor) {
-    Part part = {t->plan.tensor_arena[tensor], t->tensors[tensor].numel, 0, 0, t->tensors[tensor].matrix};
+    Part part = {t->layout.tensor_arena[tensor], t->tensors[tensor].numel, 0, 0, t->tensors[tensor].matrix};
     for (int k = 0; k < tensor; k++) part.logical += round_up64(t->tensors[k].numel, 32);
     part.n = part.matrix ? round_up64(part.numel, t->preset->grad.inter_group) : part.numel;
     return part;
@@ -406,7 +406,7 @@ static void simulate(Trial *t, int64_t step) {
         simulator_step(&t->replica_group[n], t->grads + n * D, losses, (uint32_t)step, RATE, RATE);
     free(losses);
     for (int k = 0; k < TENSORS; k++) {
-        int64_t turn = t->outer.turn[t->plan.tensor_bucket[k]], met = step - t->preset->delay;
+        int64_t turn = t->outer.turn[t->layout.tensor_bucket[k]], met = step - t->preset->delay;
         if (step % H == turn || ends(t, step)) outer_step(t, k, step);
         if ((met > 0 && met % H == turn) || ends(t, step)) meet(t, k);
     }
@@ -420,21 +420,21 @@ static void make_gradients(Trial *t, int64_t step) {
     for (int k = 0; k < TENSORS; k++) {
         for (int64_t i = 0; i < t->tensors[k].numel; i++) {
             float x = drawn(2, of * 16 + (uint32_t)k, i);
-            t->local[t->plan.tensor_arena[k] + i] = x * x * x;
+            t->local[t->layout.tensor_arena[k] + i] = x * x * x;
         }
     }
-    if (poisoned && t->mesh->dp.rank == 0) t->local[t->plan.tensor_arena[3] + 5] = NAN;
-    int arena = (int)t->plan.arena_elements;
+    if (poisoned && t->mesh->dp.rank == 0) t->local[t->layout.tensor_arena[3] + 5] = NAN;
+    int arena = (int)t->layout.arena_elements;
     MPI_Allgather(t->local, arena, MPI_FLOAT, t->grads[0], arena, MPI_FLOAT, MPI_COMM_WORLD);
 }
 
 // As a backward would: from the last unit on.
 static void reduce(Trial *t) {
-    for (int unit = t->plan.units - 1; unit >= 0; unit--) {
+    for (int unit = t->layout.units - 1; unit >= 0; unit--) {
         zero_grads_begin(t->zero, unit);
         for (int k = 0; k < TENSORS; k++) {
             if (t->tensors[k].unit != unit) continue;
-            copy_to_device(t->compute, zero_grad(t->zero, k), t->local + t->plan.tensor_arena[k],
+            copy_to_device(t->compute, zero_grad(t->zero, k), t->local + t->layout.tensor_arena[k],
                            (size_t)t->tensors[k].numel * sizeof(float));
         }
         zero_reduce_unit(t->zero, unit, true);
@@ -443,10 +443,10 @@ static void reduce(Trial *t) {
 
 static bool same_shard(Trial *t, int64_t step, const char *what, const float *device, const float *whole) {
     int64_t rank = t->mesh->dp.rank;
-    copy_to_host(t->compute, t->found, device, (size_t)t->plan.shard_elements * sizeof(float));
+    copy_to_host(t->compute, t->found, device, (size_t)t->layout.shard_elements * sizeof(float));
     stream_synchronize(t->compute);
-    for (int b = 0; b < t->plan.buckets; b++) {
-        const Bucket *bucket = &t->plan.bucket[b];
+    for (int b = 0; b < t->layout.buckets; b++) {
+        const Bucket *bucket = &t->layout.bucket[b];
         const float *own = t->found + bucket->state_start, *arena = whole + bucket->arena_start;
         for (int64_t i = 0; i < bucket->matrix_per_rank; i++) {
             if (f32_bits(own[i]) != f32_bits(arena[rank * bucket->matrix_per_rank + i]))
@@ -461,10 +461,10 @@ static bool same_shard(Trial *t, int64_t step, const char *what, const float *de
 }
 
 static bool same_weights(Trial *t, int64_t step, const char *what, const floatX *wanted) {
-    size_t bytes = (size_t)t->plan.arena_elements * sizeof(floatX);
+    size_t bytes = (size_t)t->layout.arena_elements * sizeof(floatX);
     copy_to_host(t->compute, t->found, t->zero->weights.arena, bytes);
     stream_synchronize(t->compute);
-    for (int64_t i = 0; i < t->plan.arena_elements; i++) {
+    for (int64_t i = 0; i < t->layout.arena_elements; i++) {
         if (memcmp((floatX *)(void *)t->found + i, wanted + i, sizeof *wanted))
             return complain(t, step, what, i);
     }
@@ -473,8 +473,8 @@ static bool same_weights(Trial *t, int64_t step, const char *what, const floatX 
 
 // For an evaluation every replica group has the outer weights, and its own again behind it.
 static bool evaluates_outer(Trial *t, int64_t step) {
-    floatX *outer = (floatX *)xcalloc((size_t)t->plan.arena_elements, sizeof *outer, "the test");
-    for (int64_t i = 0; i < t->plan.arena_elements; i++) outer[i] = floatX_from_float(t->outer.weights[i]);
+    floatX *outer = (floatX *)xcalloc((size_t)t->layout.arena_elements, sizeof *outer, "the test");
+    for (int64_t i = 0; i < t->layout.arena_elements; i++) outer[i] = floatX_from_float(t->outer.weights[i]);
     zero_use_outer(t->zero, true);
     bool ok = same_weights(t, step, "another outer weight in an evaluation", outer);
     zero_use_outer(t->zero, false);
@@ -484,7 +484,7 @@ static bool evaluates_outer(Trial *t, int64_t step) {
 
 static bool same_bytes(Trial *t, int64_t step, uint64_t before) {
     uint64_t planned = 0;
-    for (int b = 0; b < t->plan.buckets; b++) {
+    for (int b = 0; b < t->layout.buckets; b++) {
         if (step % H != t->outer.turn[b] && !ends(t, step)) continue;
         planned += (uint64_t)outer_wire_bytes(&t->zero->outer.plan, b, &t->zero->base.grad_format);
     }
@@ -542,7 +542,8 @@ static bool finds_another_outer_weight(Trial *t) {
 
 static bool run_preset(const Mesh *mesh, Device *device, const Preset *preset) {
     Trial *t = open_trial(mesh, device, preset);
-    bool ok = on_all(t->plan.buckets >= 4 || complain(t, 0, "another number of buckets", t->plan.buckets));
+    bool ok = on_all(t->layout.buckets >= 4 ||
+                     complain(t, 0, "another number of buckets", t->layout.buckets));
     for (int64_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);
     ok = ok && on_all(finds_another_outer_weight(t));
     close_trial(t);

@@ -176,28 +176,28 @@ static float random_value(uint32_t stream, uint32_t a, uint32_t b, int64_t i, bo
 typedef enum Poison { POISON_NAN, POISON_INF, POISON_TAIL, POISON_LOSS, POISONS } Poison;
 
 // Which element of whose gradient is poisoned in this trial.
-static void plant(const BucketLayout *plan, const LayoutTensor *tensors, float *grads, int rank,
+static void plant(const BucketLayout *layout, const LayoutTensor *tensors, float *grads, int rank,
                   uint32_t trial) {
     bool want_tail = trial % POISONS == POISON_TAIL;
-    if (rank != (int)(trial % (uint32_t)plan->dp) || trial % POISONS == POISON_LOSS) return;
+    if (rank != (int)(trial % (uint32_t)layout->dp) || trial % POISONS == POISON_LOSS) return;
     int t = 0;
-    for (int i = 0; i < plan->tensors; i++) {
+    for (int i = 0; i < layout->tensors; i++) {
         if (tensors[i].matrix != want_tail) t = i;
     }
-    grads[plan->tensor_arena[t] + tensors[t].numel / 2] = trial % POISONS == POISON_INF ? INFINITY : NAN;
+    grads[layout->tensor_arena[t] + tensors[t].numel / 2] = trial % POISONS == POISON_INF ? INFINITY : NAN;
 }
 
-static float local_loss(const BucketLayout *plan, int rank, uint32_t step, uint32_t trial) {
-    bool poisoned = step == POISONED_STEP && trial % POISONS == POISON_LOSS && rank == plan->dp - 1;
+static float local_loss(const BucketLayout *layout, int rank, uint32_t step, uint32_t trial) {
+    bool poisoned = step == POISONED_STEP && trial % POISONS == POISON_LOSS && rank == layout->dp - 1;
     return poisoned ? NAN : 3.0f + random_value(8, (uint32_t)rank, step, 0, false);
 }
 
-static void initial_weights(const BucketLayout *plan, const LayoutTensor *tensors, floatX *w) {
-    memset(w, 0, (size_t)plan->arena_elements * sizeof *w);
-    for (int t = 0; t < plan->tensors; t++) {
+static void initial_weights(const BucketLayout *layout, const LayoutTensor *tensors, floatX *w) {
+    memset(w, 0, (size_t)layout->arena_elements * sizeof *w);
+    for (int t = 0; t < layout->tensors; t++) {
         for (int64_t i = 0; i < tensors[t].numel; i++) {
-            w[plan->tensor_arena[t] + i] = floatX_from_float(0.02f *
-                                                             random_value(9, 0, (uint32_t)t, i, false));
+            w[layout->tensor_arena[t] + i] = floatX_from_float(0.02f *
+                                                               random_value(9, 0, (uint32_t)t, i, false));
         }
     }
 }
@@ -229,7 +229,7 @@ typedef struct Trial {
     LayoutTensor tensors[MOST_TENSORS];
     int count;
     const Mesh *mesh;
-    BucketLayout plan;
+    BucketLayout layout;
     TlqStep tlq;
     QwdStep qwd;
     WireChecks checks;  // every other trial seals its messages
@@ -258,18 +258,18 @@ typedef struct Trial {
 
 // Rank `rank`'s local gradient of a micro-batch, arena-shaped, pads 0. Tensors differ in magnitude.
 static void local_gradient(const Trial *t, float *grads, int rank, uint32_t step, int micro_batch) {
-    const BucketLayout *plan = &t->plan;
+    const BucketLayout *layout = &t->layout;
     const LayoutTensor *tensors = t->tensors;
     uint32_t draw = (step + 1000 * (uint32_t)micro_batch) * 100;
-    memset(grads, 0, (size_t)plan->arena_elements * sizeof *grads);
-    for (int k = 0; k < plan->tensors; k++) {
+    memset(grads, 0, (size_t)layout->arena_elements * sizeof *grads);
+    for (int k = 0; k < layout->tensors; k++) {
         float size = 0.001f * (float)(k + 1);
         for (int64_t i = 0; i < tensors[k].numel; i++) {
             float value = random_value(7, (uint32_t)rank, draw + (uint32_t)k, i, tensors[k].matrix);
-            grads[plan->tensor_arena[k] + i] = size * value;
+            grads[layout->tensor_arena[k] + i] = size * value;
         }
     }
-    if (step == POISONED_STEP && micro_batch == 0) plant(plan, tensors, grads, rank, t->number);
+    if (step == POISONED_STEP && micro_batch == 0) plant(layout, tensors, grads, rank, t->number);
 }
 
 static void *allocate(Trial *t, size_t bytes) {
@@ -302,10 +302,10 @@ static void build_plan(Trial *t) {
     options.bucket_elements = 1;
     options.pieces = 1;
     t->count = preset_tensors(preset->shape, t->machine->size, options.border, t->tensors);
-    if (!layout_build(&t->plan, t->tensors, t->count, &options, &err))
+    if (!layout_build(&t->layout, t->tensors, t->count, &options, &err))
         fatal(NULL, EXIT_USAGE, "%s", err.what);
     t->checks.sealed = t->number % 2 == 1 && preset->shape != ALIGNED;
-    if (t->checks.sealed) layout_seal(&t->plan);
+    if (t->checks.sealed) layout_seal(&t->layout);
 }
 
 // For comm_share.
@@ -315,11 +315,11 @@ static void *allocate_shared(Trial *t, size_t bytes) {
 
 // Behind the first bucket's messages lie the lengths of lossless ones.
 static size_t message_bytes(const Trial *t, int b) {
-    size_t bytes = qwd_buffer_bytes(&t->plan, b, &t->preset->weight, false, t->plan.dp);
+    size_t bytes = qwd_buffer_bytes(&t->layout, b, &t->preset->weight, false, t->layout.dp);
     return (size_t)round_up64((int64_t)bytes, 256);
 }
 static size_t lengths_bytes(const Trial *t) {
-    return (size_t)(t->plan.dp * t->plan.buckets) * sizeof(uint32_t);
+    return (size_t)(t->layout.dp * t->layout.buckets) * sizeof(uint32_t);
 }
 static size_t gather_bytes(const Trial *t, int b) {
     return message_bytes(t, b) + (b == 0 ? lengths_bytes(t) : 0);
@@ -327,16 +327,16 @@ static size_t gather_bytes(const Trial *t, int b) {
 
 static void build_lossless(Trial *t) {
     QwdLossless *lossless = &t->lossless;
-    int buckets = t->plan.buckets;
+    int buckets = t->layout.buckets;
     size_t plain = 0, coded = 0;
-    if (t->plan.dp == 1 || !format_is_lossless(&t->preset->weight)) return;
+    if (t->layout.dp == 1 || !format_is_lossless(&t->preset->weight)) return;
     lossless->coded_start = (int64_t *)xcalloc((size_t)buckets, sizeof(int64_t), "the test");
     lossless->slot = (int64_t *)xcalloc((size_t)buckets, sizeof(int64_t), "the test");
     lossless->landed = (uint32_t *)xcalloc(1, lengths_bytes(t), "the test");
     for (int b = 0; b < buckets; b++) {
-        size_t bytes = (size_t)qwd_plain_message(&t->plan, b).bytes;
+        size_t bytes = (size_t)qwd_plain_message(&t->layout, b).bytes;
         lossless->coded_start[b] = (int64_t)coded;
-        coded += (size_t)round_up64(layout_lossless(&t->plan.bucket[b]).most, 256);
+        coded += (size_t)round_up64(layout_lossless(&t->layout.bucket[b]).most, 256);
         if (bytes > plain) plain = bytes;
     }
     lossless->plain = (uint8_t *)allocate(t, plain);
@@ -346,18 +346,18 @@ static void build_lossless(Trial *t) {
 }
 
 static void build_steps(Trial *t, int chunks) {
-    t->checks.sums = (uint64_t *)allocate(t, WIRE_HOPS * (size_t)t->plan.dp * sizeof(uint64_t));
+    t->checks.sums = (uint64_t *)allocate(t, WIRE_HOPS * (size_t)t->layout.dp * sizeof(uint64_t));
     t->checks.fault = (uint64_t *)allocate(t, sizeof(uint64_t));
     t->checks.faults = &t->faults;
     t->tlq.checks = t->qwd.checks = &t->checks;
-    t->tlq.plan = t->qwd.plan = &t->plan;
+    t->tlq.layout = t->qwd.layout = &t->layout;
     t->tlq.mesh = t->qwd.mesh = t->checks.mesh = t->mesh;
     t->tlq.grad_format = t->preset->grad;
     t->tlq.grad_format.chunks = chunks;
     t->tlq.error_feedback = t->feedback;
-    size_t table = (size_t)t->plan.segments_total * sizeof(Segment);
+    size_t table = (size_t)t->layout.segments_total * sizeof(Segment);
     t->segments = (Segment *)allocate(t, table);
-    upload(t, t->segments, t->plan.segments, table);
+    upload(t, t->segments, t->layout.segments, table);
     t->tlq.segments = t->qwd.segments = t->segments;
     t->tlq.seed = t->qwd.seed = SEED;
     t->qwd.weight_format = t->preset->weight;
@@ -366,12 +366,12 @@ static void build_steps(Trial *t, int chunks) {
     t->qwd.epsilon = EPSILON;
     t->qwd.weight_decay = WEIGHT_DECAY;
     TlqWorkspace *w = &t->tlq.workspace;
-    tlq_workspace(w, &t->plan, &t->tlq.grad_format);
+    tlq_workspace(w, &t->layout, &t->tlq.grad_format);
     w->send1 = (uint8_t *)allocate_shared(t, w->send1_bytes);
     w->recv1 = (uint8_t *)allocate(t, w->recv1_bytes);
     w->send2 = (uint8_t *)allocate(t, w->send2_bytes);
     w->recv2 = (uint8_t *)allocate(t, w->recv2_bytes);
-    for (int b = 0; b < t->plan.buckets; b++) {
+    for (int b = 0; b < t->layout.buckets; b++) {
         t->gather[b] = (uint8_t *)allocate_shared(t, gather_bytes(t, b));
     }
     build_lossless(t);
@@ -383,11 +383,11 @@ static bool share_messages(Trial *t, int chunks) {
     Error err = {0};
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
     if (chunks % 2 == 0 || t->mesh->node.size == 1 || device_kind()->only_way) return true;
-    for (int b = 0; b < t->plan.buckets; b++) {
+    for (int b = 0; b < t->layout.buckets; b++) {
         piece[1 + b] = (CommPiece){t->gather[b], gather_bytes(t, b)};
     }
     t->flags = allocate(t, COMM_FLAG_BYTES);
-    bool ok = comm_share(&t->mesh->node, t->flags, piece, 1 + t->plan.buckets, &err);
+    bool ok = comm_share(&t->mesh->node, t->flags, piece, 1 + t->layout.buckets, &err);
     if (!ok && t->machine->rank == 0) printf("# nothing is fetched: %s\n", err.what);
     return ok;
 }
@@ -395,12 +395,12 @@ static bool share_messages(Trial *t, int chunks) {
 // Elements of the residual before bucket b.
 static size_t residual_start(const Trial *t, int b) {
     int64_t elements = 0;
-    for (int i = 0; i < b; i++) elements += t->mesh->rail.size * t->plan.bucket[i].matrix_per_rank;
+    for (int i = 0; i < b; i++) elements += t->mesh->rail.size * t->layout.bucket[i].matrix_per_rank;
     return (size_t)elements;
 }
 
 static void build_state(Trial *t) {
-    size_t arena = (size_t)t->plan.arena_elements, shard = (size_t)t->plan.shard_elements;
+    size_t arena = (size_t)t->layout.arena_elements, shard = (size_t)t->layout.shard_elements;
     t->weights = (floatX *)allocate(t, arena * sizeof(floatX));
     t->grads = (float *)allocate(t, arena * sizeof(float));
     if (t->sharded) t->shard = (float *)allocate(t, shard * sizeof(float));
@@ -409,14 +409,14 @@ static void build_state(Trial *t) {
     t->exp_avg = (float *)allocate(t, shard * sizeof(float));
     t->exp_avg_sq = (float *)allocate(t, shard * sizeof(float));
     t->leaves = (float *)allocate(t, (shard / 32 + 8) * sizeof(float));
-    t->piece_sums = (float *)allocate(t, 2 * (size_t)t->plan.buckets * sizeof(float));
-    t->records = (StepRecord *)allocate(t, (size_t)t->plan.dp * sizeof(StepRecord));
+    t->piece_sums = (float *)allocate(t, 2 * (size_t)t->layout.buckets * sizeof(float));
+    t->records = (StepRecord *)allocate(t, (size_t)t->layout.dp * sizeof(StepRecord));
     t->control = (StepControl *)allocate(t, sizeof(StepControl));
     t->hash = (uint64_t *)allocate(t, sizeof(uint64_t));
     t->loss = (float *)allocate(t, sizeof(float));
     if (t->feedback) {
-        t->residual = (float *)allocate(t, residual_start(t, t->plan.buckets) * sizeof(float));
-        set_zero(t->machine->stream, t->residual, residual_start(t, t->plan.buckets) * sizeof(float));
+        t->residual = (float *)allocate(t, residual_start(t, t->layout.buckets) * sizeof(float));
+        set_zero(t->machine->stream, t->residual, residual_start(t, t->layout.buckets) * sizeof(float));
     }
     StepControl control = {0};
     control.beta1_power = control.beta2_power = 1.0;
@@ -424,11 +424,11 @@ static void build_state(Trial *t) {
     upload(t, t->control, &control, sizeof control);
     t->qwd.control = t->control;
     floatX *weights = (floatX *)xmalloc(arena * sizeof(floatX), "the test");
-    initial_weights(&t->plan, t->tensors, weights);
+    initial_weights(&t->layout, t->tensors, weights);
     upload(t, t->weights, weights, arena * sizeof(floatX));
     free(weights);
-    for (int b = 0; b < t->plan.buckets; b++) {
-        const Bucket *bucket = &t->plan.bucket[b];
+    for (int b = 0; b < t->layout.buckets; b++) {
+        const Bucket *bucket = &t->layout.bucket[b];
         const floatX *matrix = t->weights + bucket->arena_start + t->mesh->dp.rank * bucket->matrix_per_rank;
         const floatX *tail = t->weights + bucket->arena_start + bucket->matrix_elements +
                              t->mesh->dp.rank * bucket->tail_per_rank;
@@ -439,16 +439,16 @@ static void build_state(Trial *t) {
 }
 
 static void build_simulator(Trial *t) {
-    SimulatorOptions o = {&t->plan, t->tensors,   t->preset->grad, t->preset->weight, SEED,
-                          BETA1,    BETA2,        EPSILON,         WEIGHT_DECAY,      clip_of(t->number),
-                          true,     SPIKE_FACTOR, t->feedback};
-    floatX *weights = (floatX *)download(t, t->weights, (size_t)t->plan.arena_elements * sizeof(floatX));
+    SimulatorOptions o = {&t->layout, t->tensors,   t->preset->grad, t->preset->weight, SEED,
+                          BETA1,      BETA2,        EPSILON,         WEIGHT_DECAY,      clip_of(t->number),
+                          true,       SPIKE_FACTOR, t->feedback};
+    floatX *weights = (floatX *)download(t, t->weights, (size_t)t->layout.arena_elements * sizeof(floatX));
     simulator_create(&t->sim, &o, weights);
     free(weights);
-    t->all_grads = (float **)xcalloc((size_t)t->plan.dp, sizeof *t->all_grads, "the test");
-    t->losses = (float *)xcalloc((size_t)t->plan.dp, sizeof *t->losses, "the test");
-    for (int r = 0; t->machine->rank == 0 && r < t->plan.dp; r++) {
-        t->all_grads[r] = (float *)xmalloc((size_t)t->plan.arena_elements * sizeof(float), "the test");
+    t->all_grads = (float **)xcalloc((size_t)t->layout.dp, sizeof *t->all_grads, "the test");
+    t->losses = (float *)xcalloc((size_t)t->layout.dp, sizeof *t->losses, "the test");
+    for (int r = 0; t->machine->rank == 0 && r < t->layout.dp; r++) {
+        t->all_grads[r] = (float *)xmalloc((size_t)t->layout.arena_elements * sizeof(float), "the test");
     }
 }
 
@@ -478,8 +478,8 @@ static void free_trial(Trial *t) {
                       t->lossless.plain,
                       t->lossless.coded};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
-    for (int b = 0; b < t->plan.buckets; b++) device_free(t->machine->device, t->gather[b]);
-    for (int r = 0; r < t->plan.dp; r++) free(t->all_grads[r]);
+    for (int b = 0; b < t->layout.buckets; b++) device_free(t->machine->device, t->gather[b]);
+    for (int r = 0; r < t->layout.dp; r++) free(t->all_grads[r]);
     free(t->all_grads);
     free(t->losses);
     free(t->local);
@@ -487,7 +487,7 @@ static void free_trial(Trial *t) {
     free(t->lossless.slot);
     free(t->lossless.landed);
     simulator_free(&t->sim);
-    layout_free(&t->plan);
+    layout_free(&t->layout);
 }
 
 // --- a step on both sides ------------------------------------------------------------------------
@@ -505,14 +505,14 @@ static void poison_buffers(Trial *t) {
     poison(t, w->recv1, w->recv1_bytes);
     poison(t, w->send2, w->send2_bytes);
     poison(t, w->recv2, w->recv2_bytes);
-    for (int b = 0; b < t->plan.buckets; b++) {
+    for (int b = 0; b < t->layout.buckets; b++) {
         poison(t, t->gather[b], gather_bytes(t, b));
     }
-    poison(t, t->leaves, ((size_t)t->plan.shard_elements / 32 + 8) * sizeof(float));
+    poison(t, t->leaves, ((size_t)t->layout.shard_elements / 32 + 8) * sizeof(float));
 }
 
 static GradShard own_grads(const Trial *t, int b) {
-    const Bucket *bucket = &t->plan.bucket[b];
+    const Bucket *bucket = &t->layout.bucket[b];
     float *own = t->shard + bucket->state_start;
     if (!t->sharded) return grad_shard_of(bucket, t->grads + bucket->arena_start, t->mesh->dp.rank);
     return (GradShard){own, own + bucket->matrix_per_rank};
@@ -521,11 +521,11 @@ static GradShard own_grads(const Trial *t, int b) {
 // The first micro-batch's sums are stored, the others' added.
 static void reduce(Trial *t, uint32_t step, int micro_batch) {
     local_gradient(t, t->local, t->machine->rank, step, micro_batch);
-    upload(t, t->grads, t->local, (size_t)t->plan.arena_elements * sizeof(float));
+    upload(t, t->grads, t->local, (size_t)t->layout.arena_elements * sizeof(float));
     t->tlq.micro_batch = micro_batch;
     t->tlq.add = micro_batch > 0;
-    for (int b = 0; b < t->plan.buckets; b++) {
-        const Bucket *bucket = &t->plan.bucket[b];
+    for (int b = 0; b < t->layout.buckets; b++) {
+        const Bucket *bucket = &t->layout.bucket[b];
         float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
         GradShard own = own_grads(t, b);
         if (t->feedback) {
@@ -544,33 +544,24 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     t->checks.step = step;
     upload(t, t->loss, &loss, sizeof loss);
     for (int k = 0; k < t->micro_batches; k++) reduce(t, step, k);
-    kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->plan.buckets, t->loss,
+    kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->layout.buckets, t->loss,
                        t->checks.fault);
     comm_all_gather(&t->mesh->world, t->records, sizeof(StepRecord), s);
-    Judge j = {t->records,
-               t->plan.dp,
-               t->plan.dp,
-               clip_of(t->number),
-               BETA1,
-               BETA2,
-               rate_if_applied(step),
-               rate_if_skipped(step),
-               true,
-               false,
-               SPIKE_FACTOR,
-               SPIKE_FACTOR};
+    Judge j = {t->records, t->layout.dp, t->layout.dp,          clip_of(t->number),
+               BETA1,      BETA2,        rate_if_applied(step), rate_if_skipped(step),
+               true,       false,        SPIKE_FACTOR,          SPIKE_FACTOR};
     kernel_judge(s, t->control, &j);
 }
 
 static void gather_weights(Trial *t, int b) {
     GatherBuffer buffer = {t->gather[b], t->mesh->rail.size, t->mesh->node.size, NULL};
     qwd_gather_bucket(&t->qwd, b, &buffer, t->machine->lanes);
-    qwd_apply_bucket(&t->qwd, b, t->weights + t->plan.bucket[b].arena_start, &buffer, t->machine->lanes);
+    qwd_apply_bucket(&t->qwd, b, t->weights + t->layout.bucket[b].arena_start, &buffer, t->machine->lanes);
 }
 
 static void update_weights(Trial *t) {
-    for (int b = 0; b < t->plan.buckets; b++) {
-        const Bucket *bucket = &t->plan.bucket[b];
+    for (int b = 0; b < t->layout.buckets; b++) {
+        const Bucket *bucket = &t->layout.bucket[b];
         WeightShard own = weight_shard_of(bucket, t->weights + bucket->arena_start, t->mesh->dp.rank);
         BucketState state = {own_grads(t, b),
                              own,
@@ -583,27 +574,27 @@ static void update_weights(Trial *t) {
         if (!t->qwd.lossless) gather_weights(t, b);
     }
     qwd_agree_lengths(&t->qwd, t->machine->lanes);
-    for (int b = 0; t->qwd.lossless && b < t->plan.buckets; b++) gather_weights(t, b);
+    for (int b = 0; t->qwd.lossless && b < t->layout.buckets; b++) gather_weights(t, b);
     lanes_synchronize(t->machine->lanes);
 }
 
 static void simulate_step(Trial *t, uint32_t step) {
     Simulator *sim = &t->sim;
-    int dp = t->plan.dp;
+    int dp = t->layout.dp;
     SimulatedWorld world = {sim->records, dp, dp};
     for (int k = 0; k < t->micro_batches; k++) {
         for (int r = 0; r < dp; r++) local_gradient(t, t->all_grads[r], r, step, k);
         if (k == 0) simulator_reduce(sim, t->all_grads, step);
         else simulator_add(sim, t->all_grads, NULL, step, k);
     }
-    for (int r = 0; r < dp; r++) t->losses[r] = local_loss(&t->plan, r, step, t->number);
+    for (int r = 0; r < dp; r++) t->losses[r] = local_loss(&t->layout, r, step, t->number);
     simulator_records(sim, t->losses);
     simulator_update(sim, &world, step, rate_if_applied(step), rate_if_skipped(step));
 }
 
 static void simulate(Trial *t, uint32_t step) {
     Simulator *sim = &t->sim;
-    int arena = (int)t->plan.arena_elements;
+    int arena = (int)t->layout.arena_elements;
     if (t->machine->rank == 0) simulate_step(t, step);
     MPI_Bcast(sim->reduced, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->master, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -611,7 +602,7 @@ static void simulate(Trial *t, uint32_t step) {
     MPI_Bcast(sim->exp_avg_sq, arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
     MPI_Bcast(sim->replica, arena * (int)sizeof(floatX), MPI_BYTE, 0, MPI_COMM_WORLD);
     if (t->feedback) MPI_Bcast(sim->residual, t->mesh->rail.size * arena, MPI_FLOAT, 0, MPI_COMM_WORLD);
-    MPI_Bcast(sim->records, t->plan.dp * (int)sizeof(StepRecord), MPI_BYTE, 0, MPI_COMM_WORLD);
+    MPI_Bcast(sim->records, t->layout.dp * (int)sizeof(StepRecord), MPI_BYTE, 0, MPI_COMM_WORLD);
     MPI_Bcast(&sim->control, sizeof sim->control, MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
@@ -636,11 +627,11 @@ static bool same_floats(const Trial *t, uint32_t step, const char *what, const f
 
 // The shard holds the reduced gradient, pads 0.
 static bool same_shard_of_gradients(const Trial *t, uint32_t step) {
-    float *shard = (float *)download(t, t->shard, (size_t)t->plan.shard_elements * sizeof *shard);
+    float *shard = (float *)download(t, t->shard, (size_t)t->layout.shard_elements * sizeof *shard);
     int64_t rank = t->mesh->dp.rank;
     bool ok = true;
-    for (int b = 0; ok && b < t->plan.buckets; b++) {
-        const Bucket *bucket = &t->plan.bucket[b];
+    for (int b = 0; ok && b < t->layout.buckets; b++) {
+        const Bucket *bucket = &t->layout.bucket[b];
         GradShard expected = grad_shard_of(bucket, t->sim.reduced + bucket->arena_start, rank);
         const float *own = shard + bucket->state_start;
         ok = same_floats(t, step, "gradient", own, expected.matrix, bucket->matrix_per_rank) &&
@@ -654,11 +645,11 @@ static bool same_shard_of_gradients(const Trial *t, uint32_t step) {
 // The own windows hold the reduced gradient, pads 0, where there is no shard; the rest of the arena
 // is as it was.
 static bool same_gradients(const Trial *t, uint32_t step) {
-    int64_t rank = t->mesh->dp.rank, arena = t->plan.arena_elements;
+    int64_t rank = t->mesh->dp.rank, arena = t->layout.arena_elements;
     float *expected = (float *)xmalloc((size_t)arena * sizeof *expected, "the test");
     memcpy(expected, t->local, (size_t)arena * sizeof *expected);
-    for (int b = 0; !t->sharded && b < t->plan.buckets; b++) {
-        const Bucket *bucket = &t->plan.bucket[b];
+    for (int b = 0; !t->sharded && b < t->layout.buckets; b++) {
+        const Bucket *bucket = &t->layout.bucket[b];
         int64_t matrix = bucket->arena_start + rank * bucket->matrix_per_rank;
         int64_t tail = bucket->arena_start + bucket->matrix_elements + rank * bucket->tail_per_rank;
         memcpy(expected + matrix, t->sim.reduced + matrix,
@@ -676,12 +667,12 @@ static bool same_gradients(const Trial *t, uint32_t step) {
 static bool same_residual(const Trial *t, uint32_t step) {
     int nodes = t->mesh->rail.size, per_node = t->mesh->node.size;
     if (!t->feedback) return true;
-    const float *whole = t->sim.residual + t->mesh->rail.rank * t->plan.arena_elements;
-    size_t bytes = residual_start(t, t->plan.buckets) * sizeof(float);
+    const float *whole = t->sim.residual + t->mesh->rail.rank * t->layout.arena_elements;
+    size_t bytes = residual_start(t, t->layout.buckets) * sizeof(float);
     float *residual = (float *)download(t, t->residual, bytes);
     bool ok = true;
-    for (int i = 0; ok && i < t->plan.buckets * nodes; i++) {
-        const Bucket *bucket = &t->plan.bucket[i / nodes];
+    for (int i = 0; ok && i < t->layout.buckets * nodes; i++) {
+        const Bucket *bucket = &t->layout.bucket[i / nodes];
         int64_t n = bucket->matrix_per_rank, owner = i % nodes * per_node + t->mesh->node.rank;
         ok = same_floats(t, step, "residual", residual + residual_start(t, i / nodes) + i % nodes * n,
                          whole + bucket->arena_start + owner * n, n);
@@ -693,10 +684,10 @@ static bool same_residual(const Trial *t, uint32_t step) {
 static bool same_shards(const Trial *t, uint32_t step, const char *what, const float *device,
                         const float *whole) {
     int64_t rank = t->mesh->dp.rank;
-    float *shard = (float *)download(t, device, (size_t)t->plan.shard_elements * sizeof *shard);
+    float *shard = (float *)download(t, device, (size_t)t->layout.shard_elements * sizeof *shard);
     bool ok = true;
-    for (int b = 0; ok && b < t->plan.buckets; b++) {
-        const Bucket *bucket = &t->plan.bucket[b];
+    for (int b = 0; ok && b < t->layout.buckets; b++) {
+        const Bucket *bucket = &t->layout.bucket[b];
         const float *matrix = whole + bucket->arena_start + rank * bucket->matrix_per_rank;
         const float *tails = whole + bucket->arena_start + bucket->matrix_elements;
         const float *tail = tails + rank * bucket->tail_per_rank, *own = shard + bucket->state_start;
@@ -710,7 +701,7 @@ static bool same_shards(const Trial *t, uint32_t step, const char *what, const f
 }
 
 static bool same_records(const Trial *t, uint32_t step, const StepRecord *records) {
-    for (int r = 0; r < t->plan.dp; r++) {
+    for (int r = 0; r < t->layout.dp; r++) {
         const StepRecord *a = &records[r], *b = &t->sim.records[r];
         bool squares = a->sum_squares == b->sum_squares || (isnan(a->sum_squares) && isnan(b->sum_squares));
         bool loss = a->loss == b->loss || (isnan(a->loss) && isnan(b->loss));
@@ -731,7 +722,7 @@ static bool same_control(const Trial *t, uint32_t step, StepControl a) {
 }
 
 static bool same_verdict(const Trial *t, uint32_t step) {
-    StepRecord *records = (StepRecord *)download(t, t->records, (size_t)t->plan.dp * sizeof *records);
+    StepRecord *records = (StepRecord *)download(t, t->records, (size_t)t->layout.dp * sizeof *records);
     StepControl *control = (StepControl *)download(t, t->control, sizeof *control);
     bool ok = same_records(t, step, records) && same_control(t, step, *control);
     free(records);
@@ -740,7 +731,7 @@ static bool same_verdict(const Trial *t, uint32_t step) {
 }
 
 static uint64_t replica_hash(const Trial *t) {
-    int64_t arena = t->plan.arena_elements;
+    int64_t arena = t->layout.arena_elements;
     set_zero(t->machine->stream, t->hash, sizeof(uint64_t));
     // In two parts, each with its position: the hash does not depend on how the work is split.
     kernel_replica_hash(t->machine->stream, t->hash, t->weights, 0, arena / 3);
@@ -751,7 +742,7 @@ static uint64_t replica_hash(const Trial *t) {
 }
 
 static bool same_replicas(const Trial *t, uint32_t step) {
-    size_t bytes = (size_t)t->plan.arena_elements * sizeof(floatX);
+    size_t bytes = (size_t)t->layout.arena_elements * sizeof(floatX);
     floatX *weights = (floatX *)download(t, t->weights, bytes);
     bool same = memcmp(weights, t->sim.replica, bytes) == 0;
     free(weights);
@@ -775,12 +766,12 @@ static bool message_is_zero(const Trial *t, uint32_t step, const uint8_t *messag
 }
 
 static bool skipped_messages_are_zero(const Trial *t, uint32_t step) {
-    if (step_applied(step) || t->plan.dp == 1 || !codec_info(t->preset->weight.codec).levels) return true;
+    if (step_applied(step) || t->layout.dp == 1 || !codec_info(t->preset->weight.codec).levels) return true;
     bool ok = true;
-    for (int b = 0; ok && b < t->plan.buckets; b++) {
-        MessageLayout m = layout_weight_message(&t->plan.bucket[b], &t->preset->weight);
-        uint8_t *messages = (uint8_t *)download(t, t->gather[b], (size_t)(t->plan.dp * m.bytes));
-        for (int slot = 0; ok && slot < t->plan.dp; slot++) {
+    for (int b = 0; ok && b < t->layout.buckets; b++) {
+        MessageLayout m = layout_weight_message(&t->layout.bucket[b], &t->preset->weight);
+        uint8_t *messages = (uint8_t *)download(t, t->gather[b], (size_t)(t->layout.dp * m.bytes));
+        for (int slot = 0; ok && slot < t->layout.dp; slot++) {
             ok = message_is_zero(t, step, messages + slot * m.bytes, &m);
         }
         free(messages);
@@ -797,10 +788,10 @@ static Sent sent_by(const Mesh *mesh) {
 
 // Lossless weights: the messages as long as they turned out, and their lengths.
 static void count_lossless(const Trial *t, WireBytes *sum) {
-    int64_t nodes = t->plan.options.nodes, others = t->plan.options.per_node - 1;
-    int64_t bytes = t->plan.buckets * (int64_t)sizeof(uint32_t);
-    for (int b = 0; b < t->plan.buckets; b++) {
-        bytes += layout_lossless_message(&t->plan.bucket[b], t->lossless.slot[b]).bytes;
+    int64_t nodes = t->layout.options.nodes, others = t->layout.options.per_node - 1;
+    int64_t bytes = t->layout.buckets * (int64_t)sizeof(uint32_t);
+    for (int b = 0; b < t->layout.buckets; b++) {
+        bytes += layout_lossless_message(&t->layout.bucket[b], t->lossless.slot[b]).bytes;
     }
     sum->weight_inter = (nodes - 1) * bytes;
     sum->weight_intra = others * nodes * bytes;
@@ -809,23 +800,24 @@ static void count_lossless(const Trial *t, WireBytes *sum) {
 // What one step handed to the transport is what the plan says, to the byte.
 static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     Sent after = sent_by(t->mesh);
-    WireBytes plan = layout_wire_bytes(&t->plan, &t->tlq.grad_format, &t->preset->weight);
-    uint64_t records = (uint64_t)(t->plan.dp - 1) * sizeof(StepRecord);
-    if (t->qwd.lossless) count_lossless(t, &plan);
-    if (t->plan.dp == 1) memset(&plan, 0, sizeof plan);
-    plan.grad_intra *= t->micro_batches;
-    plan.grad_inter *= t->micro_batches;
-    if (after.node - before->node != (uint64_t)(plan.grad_intra + plan.weight_intra)) {
+    WireBytes layout = layout_wire_bytes(&t->layout, &t->tlq.grad_format, &t->preset->weight);
+    uint64_t records = (uint64_t)(t->layout.dp - 1) * sizeof(StepRecord);
+    if (t->qwd.lossless) count_lossless(t, &layout);
+    if (t->layout.dp == 1) memset(&layout, 0, sizeof layout);
+    layout.grad_intra *= t->micro_batches;
+    layout.grad_inter *= t->micro_batches;
+    if (after.node - before->node != (uint64_t)(layout.grad_intra + layout.weight_intra)) {
         return complain(t, step, "bytes inside the node", 0);
     }
-    if (after.rail - before->rail != (uint64_t)(plan.grad_inter + plan.weight_inter)) {
+    if (after.rail - before->rail != (uint64_t)(layout.grad_inter + layout.weight_inter)) {
         return complain(t, step, "bytes between nodes", 0);
     }
     if (after.world - before->world != records) return complain(t, step, "bytes of the records", 0);
     if (t->preset->shape != ALIGNED || t->tlq.grad_format.chunks != 1) return true;
-    WireFormula f = layout_wire_formula(&t->plan, &t->tlq.grad_format, &t->preset->weight);
-    bool same = (double)plan.grad_intra == f.grad_intra && (double)plan.grad_inter == f.grad_inter &&
-                (double)plan.weight_intra == f.weight_intra && (double)plan.weight_inter == f.weight_inter;
+    WireFormula f = layout_wire_formula(&t->layout, &t->tlq.grad_format, &t->preset->weight);
+    bool same = (double)layout.grad_intra == f.grad_intra && (double)layout.grad_inter == f.grad_inter &&
+                (double)layout.weight_intra == f.weight_intra &&
+                (double)layout.weight_inter == f.weight_inter;
     return same || complain(t, step, "the formula of the bytes", 0);
 }
 
@@ -833,11 +825,11 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
 static bool error_in_bounds(const Trial *t, uint32_t step) {
     // Their gradients are gone, or the sum holds more than this step's.
     bool others = t->micro_batches > 1 || t->feedback;
-    if (t->machine->rank != 0 || t->plan.dp == 1 || step == POISONED_STEP || others) return true;
+    if (t->machine->rank != 0 || t->layout.dp == 1 || step == POISONED_STEP || others) return true;
     double error = 0, power = 0;
-    for (int64_t i = 0; i < t->plan.arena_elements; i++) {
+    for (int64_t i = 0; i < t->layout.arena_elements; i++) {
         double mean = 0;
-        for (int r = 0; r < t->plan.dp; r++) mean += (double)t->all_grads[r][i] / t->plan.dp;
+        for (int r = 0; r < t->layout.dp; r++) mean += (double)t->all_grads[r][i] / t->layout.dp;
         error += (t->sim.reduced[i] - mean) * (t->sim.reduced[i] - mean);
         power += mean * mean;
     }
@@ -859,7 +851,7 @@ static bool on_all(bool ok) {
 static bool run_step(Trial *t, uint32_t step) {
     Sent before = sent_by(t->mesh);
     poison_buffers(t);
-    reduce_and_judge(t, step, local_loss(&t->plan, t->machine->rank, step, t->number));
+    reduce_and_judge(t, step, local_loss(&t->layout, t->machine->rank, step, t->number));
     simulate(t, step);
     // The gradients are compared before AdamW, the rest after it.
     bool ok = same_gradients(t, step) && same_residual(t, step) && same_verdict(t, step) &&
@@ -887,7 +879,7 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int preset, int 
     build_state(t);
     bool ok = share_messages(t, chunks);
     build_simulator(t);
-    ok = on_all(ok && (t->preset->shape != BUCKETS || t->plan.buckets == 3));
+    ok = on_all(ok && (t->preset->shape != BUCKETS || t->layout.buckets == 3));
     // AdamW knows no chunks.
     uint32_t steps = chunks == 1 ? FAULTED_STEP : STEPS;
     for (uint32_t step = 1; ok && step <= steps; step++) ok = run_step(t, step);

@@ -36,7 +36,7 @@ typedef struct Case {
     LayoutOptions options;
     GradFormat grad;
     WeightFormat weight;
-    BucketLayout plan;
+    BucketLayout layout;
 } Case;
 
 static Codec roll_codec(Dice *dice) { return (Codec)roll(dice, 0, CODECS - 1); }
@@ -73,12 +73,12 @@ static Case *random_case(uint32_t trial) {
     c->options.bucket_elements = roll(&dice, 1, 200000);
     c->options.pieces = 1;
     Error err;
-    assert_true(layout_build(&c->plan, c->tensors, c->count, &c->options, &err));
+    assert_true(layout_build(&c->layout, c->tensors, c->count, &c->options, &err));
     return c;
 }
 
 static void free_case(Case *c) {
-    layout_free(&c->plan);
+    layout_free(&c->layout);
     free(c);
 }
 
@@ -87,14 +87,14 @@ static void free_case(Case *c) {
 // Every tensor lies in exactly one segment of its unit's bucket, in tensor order, and no arena
 // element belongs to two tensors.
 static void check_tensors(const Case *c) {
-    const BucketLayout *plan = &c->plan;
-    uint8_t *used = (uint8_t *)xcalloc((size_t)plan->arena_elements, 1, "a map");
+    const BucketLayout *layout = &c->layout;
+    uint8_t *used = (uint8_t *)xcalloc((size_t)layout->arena_elements, 1, "a map");
     int *seen = (int *)xcalloc((size_t)c->count, sizeof *seen, "a map");
-    for (int b = 0; b < plan->buckets; b++) {
-        const Bucket *bucket = &plan->bucket[b];
+    for (int b = 0; b < layout->buckets; b++) {
+        const Bucket *bucket = &layout->bucket[b];
         assert_int_equal(bucket->first_tail, bucket->first_segment + bucket->segments);
         for (int s = 0; s < bucket->segments + bucket->tails; s++) {
-            const Segment *segment = &plan->segments[bucket->first_segment + s];
+            const Segment *segment = &layout->segments[bucket->first_segment + s];
             const LayoutTensor *tensor = &c->tensors[segment->tensor];
             bool matrix = s < bucket->segments;
             int64_t length = matrix ? bucket->matrix_elements : bucket->tail_elements,
@@ -102,10 +102,10 @@ static void check_tensors(const Case *c) {
             seen[segment->tensor]++;
             assert_int_equal(tensor->matrix, matrix);
             assert_int_equal(tensor->numel, segment->numel);
-            assert_int_equal(plan->tensor_bucket[segment->tensor], b);
-            assert_int_equal(plan->unit_bucket[tensor->unit], b);
+            assert_int_equal(layout->tensor_bucket[segment->tensor], b);
+            assert_int_equal(layout->unit_bucket[tensor->unit], b);
             assert_true(tensor->unit >= bucket->first_unit && tensor->unit < bucket->end_unit);
-            assert_int_equal(plan->tensor_arena[segment->tensor], base + segment->start);
+            assert_int_equal(layout->tensor_arena[segment->tensor], base + segment->start);
             assert_int_equal(segment->start % (matrix ? c->options.border : TAIL_ALIGN), 0);
             assert_true(segment->start >= 0 && segment->start + segment->numel <= length);
             for (int64_t i = 0; i < segment->numel; i++)
@@ -126,23 +126,23 @@ static void check_logical(const Case *c) {
         parameters += c->tensors[i].numel;
         tails += c->tensors[i].matrix ? 0 : c->tensors[i].numel;
     }
-    for (int s = 0; s < c->plan.segments_total; s++)
-        assert_int_equal(c->plan.segments[s].logical, expected[c->plan.segments[s].tensor]);
-    assert_int_equal(c->plan.segments_total, c->count);
-    assert_int_equal(c->plan.parameters, parameters);
-    assert_int_equal(c->plan.tail_parameters, tails);
+    for (int s = 0; s < c->layout.segments_total; s++)
+        assert_int_equal(c->layout.segments[s].logical, expected[c->layout.segments[s].tensor]);
+    assert_int_equal(c->layout.segments_total, c->count);
+    assert_int_equal(c->layout.parameters, parameters);
+    assert_int_equal(c->layout.tail_parameters, tails);
 }
 
 // No group of any of the three sizes holds elements of two tensors or of two ranks' shards.
 static void check_groups(const Case *c) {
     int sizes[3] = {c->grad.intra_group, c->grad.inter_group, c->weight.group};
-    for (int b = 0; b < c->plan.buckets; b++) {
-        const Bucket *bucket = &c->plan.bucket[b];
+    for (int b = 0; b < c->layout.buckets; b++) {
+        const Bucket *bucket = &c->layout.bucket[b];
         for (int k = 0; k < 3; k++) {
             assert_int_equal(bucket->matrix_per_rank % sizes[k], 0);
             int64_t last = -1;
             for (int s = 0; s < bucket->segments; s++) {
-                const Segment *segment = &c->plan.segments[bucket->first_segment + s];
+                const Segment *segment = &c->layout.segments[bucket->first_segment + s];
                 assert_true(segment->start / sizes[k] > last);
                 last = (segment->start + segment->numel - 1) / sizes[k];
             }
@@ -151,44 +151,44 @@ static void check_groups(const Case *c) {
 }
 
 static void check_buckets(const Case *c) {
-    const BucketLayout *plan = &c->plan;
+    const BucketLayout *layout = &c->layout;
     int64_t arena = 0, shard = 0;
     int unit = 0;
-    assert_int_equal(plan->dp, c->options.nodes * c->options.per_node);
-    for (int b = 0; b < plan->buckets; b++) {
-        const Bucket *bucket = &plan->bucket[b];
+    assert_int_equal(layout->dp, c->options.nodes * c->options.per_node);
+    for (int b = 0; b < layout->buckets; b++) {
+        const Bucket *bucket = &layout->bucket[b];
         assert_int_equal(bucket->first_unit, unit);
         unit = bucket->end_unit;
         assert_true(bucket->arena_start >= arena && bucket->arena_start % 128 == 0);
         assert_true(bucket->state_start >= shard && bucket->state_start % 64 == 0);
-        assert_int_equal(bucket->matrix_elements, bucket->matrix_per_rank * plan->dp);
-        assert_int_equal(bucket->tail_elements, bucket->tail_per_rank * plan->dp);
+        assert_int_equal(bucket->matrix_elements, bucket->matrix_per_rank * layout->dp);
+        assert_int_equal(bucket->tail_elements, bucket->tail_per_rank * layout->dp);
         assert_int_equal(bucket->matrix_per_rank % c->options.border, 0);
         assert_int_equal(bucket->tail_per_rank % TAIL_ALIGN, 0);
         arena = bucket->arena_start + bucket->matrix_elements + bucket->tail_elements;
         shard = bucket->state_start + bucket->matrix_per_rank + bucket->tail_per_rank;
     }
-    assert_int_equal(unit, plan->units);
-    assert_true(plan->arena_elements >= arena && plan->arena_elements < arena + 128);
-    assert_true(plan->shard_elements >= shard && plan->shard_elements < shard + 64);
+    assert_int_equal(unit, layout->units);
+    assert_true(layout->arena_elements >= arena && layout->arena_elements < arena + 128);
+    assert_true(layout->shard_elements >= shard && layout->shard_elements < shard + 64);
 }
 
 // Whole units are merged up to the target; every bucket but an only one holds at least 16 x dp x
 // border elements.
 static void check_bucket_sizes(const Case *c) {
-    const BucketLayout *plan = &c->plan;
-    int64_t least = 16 * (int64_t)plan->dp * c->options.border;
-    for (int b = 0; b < plan->buckets; b++) {
+    const BucketLayout *layout = &c->layout;
+    int64_t least = 16 * (int64_t)layout->dp * c->options.border;
+    for (int b = 0; b < layout->buckets; b++) {
         int64_t elements = 0, last_unit = 0;
         for (int i = 0; i < c->count; i++) {
-            if (plan->tensor_bucket[i] != b) continue;
+            if (layout->tensor_bucket[i] != b) continue;
             elements += c->tensors[i].numel;
-            if (c->tensors[i].unit == plan->bucket[b].end_unit - 1) last_unit += c->tensors[i].numel;
+            if (c->tensors[i].unit == layout->bucket[b].end_unit - 1) last_unit += c->tensors[i].numel;
         }
-        if (plan->buckets > 1) assert_true(elements >= least);
+        if (layout->buckets > 1) assert_true(elements >= least);
         // Before its last unit came, a bucket below the last one was either below the minimum or
         // had room for it.
-        if (b < plan->buckets - 1)
+        if (b < layout->buckets - 1)
             assert_true(elements - last_unit < least || elements <= c->options.bucket_elements);
     }
 }
@@ -202,8 +202,8 @@ static void test_layout(void **state) {
         check_groups(c);
         check_buckets(c);
         check_bucket_sizes(c);
-        several += c->plan.buckets > 1;
-        pads += c->plan.arena_elements > c->plan.parameters;
+        several += c->layout.buckets > 1;
+        pads += c->layout.arena_elements > c->layout.parameters;
         free_case(c);
     }
     assert_true(several > TRIALS / 20 && pads > TRIALS / 2);  // the cases are not all trivial
@@ -215,11 +215,11 @@ static void test_logical_offsets_independent_of_shape(void **state) {
     static const int64_t expected[] = {0, 1024, 1088, 1152};
     for (int nodes = 1; nodes <= 3; nodes++) {
         LayoutOptions options = {nodes, 2, 2048, 128, 1, 1};
-        BucketLayout plan;
-        assert_true(layout_build(&plan, tensors, 4, &options, NULL));
+        BucketLayout layout;
+        assert_true(layout_build(&layout, tensors, 4, &options, NULL));
         for (int s = 0; s < 4; s++)
-            assert_int_equal(plan.segments[s].logical, expected[plan.segments[s].tensor]);
-        layout_free(&plan);
+            assert_int_equal(layout.segments[s].logical, expected[layout.segments[s].tensor]);
+        layout_free(&layout);
     }
 }
 
@@ -231,24 +231,24 @@ static void test_parts_of_tensors(void **state) {
     tensors[1].uncounted = tensors[2].uncounted = true;
     static const int64_t logical[] = {2048, 3072, 3136, 3200, 3232}, start[] = {0, 8, 1152, 0, 1024};
     LayoutOptions options = {1, 2, 128, 128, 1, 1};
-    BucketLayout plan;
-    assert_true(layout_build(&plan, tensors, 5, &options, NULL));
+    BucketLayout layout;
+    assert_true(layout_build(&layout, tensors, 5, &options, NULL));
     for (int s = 0; s < 5; s++) {
-        assert_int_equal(plan.segments[s].logical, logical[plan.segments[s].tensor]);
-        assert_int_equal(plan.segments[s].start, start[plan.segments[s].tensor]);
+        assert_int_equal(layout.segments[s].logical, logical[layout.segments[s].tensor]);
+        assert_int_equal(layout.segments[s].start, start[layout.segments[s].tensor]);
     }
-    assert_int_equal(plan.parameters, 1198);
-    assert_int_equal(plan.counted_parameters, 1101);
-    const Bucket *b = &plan.bucket[0];
+    assert_int_equal(layout.parameters, 1198);
+    assert_int_equal(layout.counted_parameters, 1101);
+    const Bucket *b = &layout.bucket[0];
     assert_int_equal(b->matrix_per_rank, 640);
     assert_int_equal(layout_counted(b, true, 0), 640);
     assert_int_equal(layout_counted(b, true, 1), 1152 - 640);
     assert_int_equal(b->tail_per_rank, 24);
     assert_int_equal(layout_counted(b, false, 0), 8);
     assert_int_equal(layout_counted(b, false, 1), 0);
-    layout_free(&plan);
+    layout_free(&layout);
     tensors[0].before = 16;  // would cut a block of random numbers
-    assert_false(layout_build(&plan, tensors, 5, &options, NULL));
+    assert_false(layout_build(&layout, tensors, 5, &options, NULL));
 }
 
 // --- chunks and messages ------------------------------------------------------------------------
@@ -256,12 +256,12 @@ static void test_parts_of_tensors(void **state) {
 static void test_chunks_cover_the_shard_once(void **state) {
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
         Case *c = random_case(trial);
-        for (int b = 0; b < c->plan.buckets; b++) {
+        for (int b = 0; b < c->layout.buckets; b++) {
             for (int chunks = 1; chunks <= 70; chunks = chunks * 2 + 1) {
                 int64_t at = 0, smallest = INT64_MAX, largest = 0;
                 for (int k = 0; k < chunks; k++) {
                     int64_t lo, hi;
-                    layout_chunk(&c->plan, &c->plan.bucket[b], chunks, k, &lo, &hi);
+                    layout_chunk(&c->layout, &c->layout.bucket[b], chunks, k, &lo, &hi);
                     assert_int_equal(lo, at);
                     assert_true(hi >= lo);
                     assert_int_equal(lo % c->options.chunk_border, 0);
@@ -270,7 +270,7 @@ static void test_chunks_cover_the_shard_once(void **state) {
                     largest = hi - lo > largest ? hi - lo : largest;
                     at = hi;
                 }
-                assert_int_equal(at, c->plan.bucket[b].matrix_per_rank);
+                assert_int_equal(at, c->layout.bucket[b].matrix_per_rank);
                 assert_true(largest - smallest <= c->options.chunk_border);
             }
         }
@@ -286,21 +286,22 @@ static void test_automatic_chunks(void **state) {
     int cut = 0;
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
         Case *c = random_case(trial);
-        int64_t ranks = c->plan.dp, least = 16 * ranks * c->options.border,
+        int64_t ranks = c->layout.dp, least = 16 * ranks * c->options.border,
                 target = c->options.bucket_elements > least ? c->options.bucket_elements : least;
-        for (int b = 1; b < c->plan.buckets; b++)
-            target = c->plan.bucket[b].matrix_elements > target ? c->plan.bucket[b].matrix_elements : target;
-        for (int b = 0; b < c->plan.buckets; b++) {
-            const Bucket *bucket = &c->plan.bucket[b];
-            int chunks = layout_chunks(&c->plan, bucket, &left);
-            assert_int_equal(layout_chunks(&c->plan, bucket, &given), 3);
+        for (int b = 1; b < c->layout.buckets; b++)
+            target = c->layout.bucket[b].matrix_elements > target ? c->layout.bucket[b].matrix_elements
+                                                                  : target;
+        for (int b = 0; b < c->layout.buckets; b++) {
+            const Bucket *bucket = &c->layout.bucket[b];
+            int chunks = layout_chunks(&c->layout, bucket, &left);
+            assert_int_equal(layout_chunks(&c->layout, bucket, &given), 3);
             assert_true(chunks >= 1 &&
                         (chunks == 1 || 2 * bucket->matrix_elements >= (2 * chunks - 1) * (target - 1)));
             assert_true(b == 0 || chunks == 1);
             cut += chunks > 1;
             for (int k = 0; k < chunks; k++) {
                 int64_t lo, hi;
-                layout_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
+                layout_chunk(&c->layout, bucket, chunks, k, &lo, &hi);
                 assert_true(2 * (hi - lo) * ranks <= 3 * target + 2 * ranks * c->options.chunk_border);
             }
         }
@@ -311,23 +312,23 @@ static void test_automatic_chunks(void **state) {
     // layers of 21.2 M in one. Layers above the target stay whole too, as at 1.3B.
     LayoutTensor tensors[] = {MATRIX(38633472, 0), MATRIX(1572864, 0), MATRIX(21233664, 1), VECTOR(29952, 1)};
     LayoutOptions options = {2, 2, layout_border(128, 128, 2048), layout_border(128, 128, 0), 25000000, 1};
-    BucketLayout plan;
-    assert_true(layout_build(&plan, tensors, 4, &options, NULL));
-    assert_int_equal(plan.buckets, 2);
-    assert_int_equal(layout_chunks(&plan, &plan.bucket[0], &left), 2);
-    assert_int_equal(layout_chunks(&plan, &plan.bucket[1], &left), 1);
-    layout_free(&plan);
+    BucketLayout layout;
+    assert_true(layout_build(&layout, tensors, 4, &options, NULL));
+    assert_int_equal(layout.buckets, 2);
+    assert_int_equal(layout_chunks(&layout, &layout.bucket[0], &left), 2);
+    assert_int_equal(layout_chunks(&layout, &layout.bucket[1], &left), 1);
+    layout_free(&layout);
     options.bucket_elements = 10000000;
-    assert_true(layout_build(&plan, tensors, 4, &options, NULL));
-    assert_int_equal(layout_chunks(&plan, &plan.bucket[0], &left), 2);
-    assert_int_equal(layout_chunks(&plan, &plan.bucket[1], &left), 1);
-    layout_free(&plan);
+    assert_true(layout_build(&layout, tensors, 4, &options, NULL));
+    assert_int_equal(layout_chunks(&layout, &layout.bucket[0], &left), 2);
+    assert_int_equal(layout_chunks(&layout, &layout.bucket[1], &left), 1);
+    layout_free(&layout);
     // However small buckets are asked for, and however large the one tensor is.
     LayoutTensor huge = MATRIX((int64_t)1 << 40, 0);
     options.bucket_elements = 1;
-    assert_true(layout_build(&plan, &huge, 1, &options, NULL));
-    assert_int_equal(layout_chunks(&plan, &plan.bucket[0], &left), MOST_CHUNKS);
-    layout_free(&plan);
+    assert_true(layout_build(&layout, &huge, 1, &options, NULL));
+    assert_int_equal(layout_chunks(&layout, &layout.bucket[0], &left), MOST_CHUNKS);
+    layout_free(&layout);
 }
 
 // Codes, scales and tails of all partitions: inside their sections, aligned for their type,
@@ -371,14 +372,14 @@ static void check_no_layout(MessageLayout m) {
 static void test_message_layouts(void **state) {
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
         Case *c = random_case(trial);
-        for (int b = 0; b < c->plan.buckets; b++) {
-            const Bucket *bucket = &c->plan.bucket[b];
-            int chunks = layout_chunks(&c->plan, bucket, &c->grad);
+        for (int b = 0; b < c->layout.buckets; b++) {
+            const Bucket *bucket = &c->layout.bucket[b];
+            int chunks = layout_chunks(&c->layout, bucket, &c->grad);
             for (int k = 0; k < chunks; k++) {
                 MessageLayout one, two;
                 int64_t lo, hi, tail = k == 0 ? bucket->tail_per_rank : 0;
-                layout_chunk(&c->plan, bucket, chunks, k, &lo, &hi);
-                layout_grad_messages(&c->plan, bucket, &c->grad, k, &one, &two);
+                layout_chunk(&c->layout, bucket, chunks, k, &lo, &hi);
+                layout_grad_messages(&c->layout, bucket, &c->grad, k, &one, &two);
                 if (c->options.per_node > 1) {
                     check_layout(one, c->grad.intra_codec, c->grad.intra_group, hi - lo, c->options.nodes,
                                  c->grad.tail_codec, tail);
@@ -424,18 +425,19 @@ static int64_t expected_chunks(const Case *c, int b) {
     int64_t size = 16 * c->options.nodes * c->options.per_node * c->options.border, chunks = 1;
     if (c->grad.chunks) return c->grad.chunks;
     if (size < c->options.bucket_elements) size = c->options.bucket_elements;
-    for (int other = 1; other < c->plan.buckets; other++)
-        size = c->plan.bucket[other].matrix_elements > size ? c->plan.bucket[other].matrix_elements : size;
-    while (b == 0 && (2 * chunks + 1) * size + size % 2 <= 2 * c->plan.bucket[b].matrix_elements) chunks++;
+    for (int other = 1; other < c->layout.buckets; other++)
+        size = c->layout.bucket[other].matrix_elements > size ? c->layout.bucket[other].matrix_elements
+                                                              : size;
+    while (b == 0 && (2 * chunks + 1) * size + size % 2 <= 2 * c->layout.bucket[b].matrix_elements) chunks++;
     return chunks;
 }
 
 static WireBytes expected_bytes(const Case *c) {
     WireBytes sum = {0};
     int64_t nodes = c->options.nodes, per_node = c->options.per_node, ranks = nodes * per_node;
-    for (int b = 0; b < c->plan.buckets; b++) {
-        int64_t matrix = c->plan.bucket[b].matrix_elements / ranks,
-                tail = c->plan.bucket[b].tail_elements / ranks, units = matrix / c->options.chunk_border;
+    for (int b = 0; b < c->layout.buckets; b++) {
+        int64_t matrix = c->layout.bucket[b].matrix_elements / ranks,
+                tail = c->layout.bucket[b].tail_elements / ranks, units = matrix / c->options.chunk_border;
         int64_t chunks = expected_chunks(c, b);
         for (int64_t k = 0; k < chunks; k++) {
             int64_t n = ((k + 1) * units / chunks - k * units / chunks) * c->options.chunk_border,
@@ -457,13 +459,13 @@ static WireBytes expected_bytes(const Case *c) {
 static void test_wire_bytes(void **state) {
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
         Case *c = random_case(trial);
-        WireBytes got = layout_wire_bytes(&c->plan, &c->grad, &c->weight), expected = expected_bytes(c);
+        WireBytes got = layout_wire_bytes(&c->layout, &c->grad, &c->weight), expected = expected_bytes(c);
         assert_int_equal(got.grad_intra, expected.grad_intra);
         assert_int_equal(got.grad_inter, expected.grad_inter);
         assert_int_equal(got.weight_intra, expected.weight_intra);
         assert_int_equal(got.weight_inter, expected.weight_inter);
         // The formulas leave out tails and padding, so they are a lower bound.
-        WireFormula f = layout_wire_formula(&c->plan, &c->grad, &c->weight);
+        WireFormula f = layout_wire_formula(&c->layout, &c->grad, &c->weight);
         assert_true(f.grad_intra <= (double)got.grad_intra + 1e-6 &&
                     f.grad_inter <= (double)got.grad_inter + 1e-6);
         assert_true(f.weight_intra <= (double)got.weight_intra + 1e-6 &&
@@ -484,10 +486,10 @@ static void test_wire_bytes_equal_formulas(void **state) {
             LayoutTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
             LayoutOptions options = {
                 nodes, per_node, layout_border(128, 512, 2048), layout_border(128, 512, 0), 1, 1};
-            BucketLayout plan;
-            assert_true(layout_build(&plan, tensors, 3, &options, NULL));
-            WireBytes bytes = layout_wire_bytes(&plan, &grad, &weight);
-            WireFormula formula = layout_wire_formula(&plan, &grad, &weight);
+            BucketLayout layout;
+            assert_true(layout_build(&layout, tensors, 3, &options, NULL));
+            WireBytes bytes = layout_wire_bytes(&layout, &grad, &weight);
+            WireFormula formula = layout_wire_formula(&layout, &grad, &weight);
             assert_true((double)bytes.grad_intra == formula.grad_intra &&
                         (double)bytes.grad_inter == formula.grad_inter);
             assert_true((double)bytes.weight_intra == formula.weight_intra &&
@@ -499,7 +501,7 @@ static void test_wire_bytes_equal_formulas(void **state) {
             assert_true((double)bytes.grad_inter == n * 0.5078125 * (m - 1) / (m * d));
             assert_true((double)bytes.weight_intra == n * 0.501953125 * (d - 1) / d);
             assert_true((double)bytes.weight_inter == n * 0.501953125 * (m - 1) / (m * d));
-            layout_free(&plan);
+            layout_free(&layout);
         }
     }
 }
@@ -511,30 +513,30 @@ static void test_sealed_messages(void **state) {
     WeightFormat weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
     LayoutTensor tensors[] = {MATRIX(70000, 0), VECTOR(100, 0), MATRIX(90000, 1)};
     LayoutOptions options = {2, 2, layout_border(128, 512, 2048), layout_border(128, 512, 0), 1, 1};
-    BucketLayout plan;
-    assert_true(layout_build(&plan, tensors, 3, &options, NULL));
-    WireBytes open = layout_wire_bytes(&plan, &grad, &weight);
+    BucketLayout layout;
+    assert_true(layout_build(&layout, tensors, 3, &options, NULL));
+    WireBytes open = layout_wire_bytes(&layout, &grad, &weight);
     int64_t chunks = 0;
     for (int pass = 0; pass < 2; pass++) {
-        for (int b = 0; b < plan.buckets; b++) {
+        for (int b = 0; b < layout.buckets; b++) {
             for (int k = 0; k < grad.chunks; k++) {
                 MessageLayout one, two;
-                layout_grad_messages(&plan, &plan.bucket[b], &grad, k, &one, &two);
+                layout_grad_messages(&layout, &layout.bucket[b], &grad, k, &one, &two);
                 assert_true((one.bytes == 0) == (two.bytes == 0));
                 assert_true(one.check == (pass && one.bytes ? one.bytes - MESSAGE_ALIGN : 0) &&
                             two.check == (pass && two.bytes ? two.bytes - MESSAGE_ALIGN : 0));
                 chunks += pass && one.bytes;
             }
         }
-        if (!pass) layout_seal(&plan);
+        if (!pass) layout_seal(&layout);
     }
-    WireBytes closed = layout_wire_bytes(&plan, &grad, &weight);
-    assert_true(chunks > plan.buckets && chunks < (int64_t)plan.buckets * grad.chunks);
+    WireBytes closed = layout_wire_bytes(&layout, &grad, &weight);
+    assert_true(chunks > layout.buckets && chunks < (int64_t)layout.buckets * grad.chunks);
     assert_true(closed.grad_intra - open.grad_intra == chunks * MESSAGE_ALIGN &&
                 closed.grad_inter - open.grad_inter == chunks * MESSAGE_ALIGN);
-    assert_true(closed.weight_inter - open.weight_inter == (int64_t)plan.buckets * MESSAGE_ALIGN);
-    assert_true(closed.weight_intra - open.weight_intra == (int64_t)plan.buckets * 2 * MESSAGE_ALIGN);
-    layout_free(&plan);
+    assert_true(closed.weight_inter - open.weight_inter == (int64_t)layout.buckets * MESSAGE_ALIGN);
+    assert_true(closed.weight_intra - open.weight_intra == (int64_t)layout.buckets * 2 * MESSAGE_ALIGN);
+    layout_free(&layout);
 }
 
 // The paper's claim at its own group sizes: between nodes, bf16 weights and fp32 gradients cost 5.8
@@ -543,26 +545,26 @@ static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
     LayoutTensor tensors[] = {MATRIX(unit * 8, 0)};
     LayoutOptions options = {4, 4, 2048, 128, 1, 1};
-    BucketLayout plan;
-    assert_true(layout_build(&plan, tensors, 1, &options, NULL));
+    BucketLayout layout;
+    assert_true(layout_build(&layout, tensors, 1, &options, NULL));
     GradFormat quantized = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 1},
                fp32 = {0, 0, 128, 128, 0, false, 0, 1};
     WeightFormat difference = {CODEC_INT4, 2048, true, ROUND_NEAREST},
                  bf16 = {CODEC_BF16, 2048, false, ROUND_NEAREST};
-    WireBytes ours = layout_wire_bytes(&plan, &quantized, &difference),
-              base = layout_wire_bytes(&plan, &fp32, &bf16);
+    WireBytes ours = layout_wire_bytes(&layout, &quantized, &difference),
+              base = layout_wire_bytes(&layout, &fp32, &bf16);
     double ratio = (double)(base.grad_inter + base.weight_inter) /
                    (double)(ours.grad_inter + ours.weight_inter);
     assert_true(ratio > 5.80 && ratio < 5.81);
-    layout_free(&plan);
+    layout_free(&layout);
 }
 
 // --- errors -------------------------------------------------------------------------------------
 
 static void check_refused(LayoutTensor *tensors, int count, LayoutOptions options) {
-    BucketLayout plan;
+    BucketLayout layout;
     Error err = {0};
-    assert_false(layout_build(&plan, tensors, count, &options, &err));
+    assert_false(layout_build(&layout, tensors, count, &options, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     assert_true(strlen(err.what) > 0);
 }

@@ -31,7 +31,7 @@ static float normal(uint32_t stream, uint32_t a, uint32_t b, uint32_t i, double 
 // One matrix of n elements over nodes x per_node ranks.
 typedef struct Bench {
     LayoutTensor tensor;
-    BucketLayout plan;
+    BucketLayout layout;
     Simulator sim;
     float **grads;  // (dp)
     float *losses;  // (dp)
@@ -40,7 +40,7 @@ typedef struct Bench {
 // The same with error feedback between nodes.
 static void bench_feed_back(Bench *bench) {
     SimulatorOptions o = bench->sim.options;
-    floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
+    floatX *w = (floatX *)xcalloc((size_t)bench->layout.arena_elements, sizeof *w, "weights");
     o.error_feedback = true;
     simulator_free(&bench->sim);
     simulator_create(&bench->sim, &o, w);
@@ -54,26 +54,26 @@ static void bench_start(Bench *bench, int64_t n, int nodes, int per_node, GradFo
     int64_t border = layout_border(grad.intra_group, grad.inter_group, weight.group);
     LayoutOptions options = {nodes, per_node, border, layout_border(grad.intra_group, grad.inter_group, 0),
                              1,     1};
-    assert_true(layout_build(&bench->plan, &bench->tensor, 1, &options, NULL));
-    floatX *w = (floatX *)xcalloc((size_t)bench->plan.arena_elements, sizeof *w, "weights");
+    assert_true(layout_build(&bench->layout, &bench->tensor, 1, &options, NULL));
+    floatX *w = (floatX *)xcalloc((size_t)bench->layout.arena_elements, sizeof *w, "weights");
     for (int64_t i = 0; weights && i < n; i++) w[i] = floatX_from_float(weights[i]);
-    SimulatorOptions o = {&bench->plan, &bench->tensor, grad, weight, 42,   0.9f, 0.95f,
-                          1e-8f,        0.0f,           0.0f, true,   0.0f, false};
+    SimulatorOptions o = {&bench->layout, &bench->tensor, grad, weight, 42,   0.9f, 0.95f,
+                          1e-8f,          0.0f,           0.0f, true,   0.0f, false};
     simulator_create(&bench->sim, &o, w);
     free(w);
-    bench->grads = (float **)xcalloc((size_t)bench->plan.dp, sizeof *bench->grads, "gradients");
-    bench->losses = (float *)xcalloc((size_t)bench->plan.dp, sizeof *bench->losses, "losses");
-    for (int r = 0; r < bench->plan.dp; r++) {
-        bench->grads[r] = (float *)xcalloc((size_t)bench->plan.arena_elements, sizeof(float), "gradients");
+    bench->grads = (float **)xcalloc((size_t)bench->layout.dp, sizeof *bench->grads, "gradients");
+    bench->losses = (float *)xcalloc((size_t)bench->layout.dp, sizeof *bench->losses, "losses");
+    for (int r = 0; r < bench->layout.dp; r++) {
+        bench->grads[r] = (float *)xcalloc((size_t)bench->layout.arena_elements, sizeof(float), "gradients");
     }
 }
 
 static void bench_stop(Bench *bench) {
-    for (int r = 0; r < bench->plan.dp; r++) free(bench->grads[r]);
+    for (int r = 0; r < bench->layout.dp; r++) free(bench->grads[r]);
     free(bench->grads);
     free(bench->losses);
     simulator_free(&bench->sim);
-    layout_free(&bench->plan);
+    layout_free(&bench->layout);
 }
 
 // --- two-level errors ---------------------------------------------------------------------------
@@ -142,7 +142,7 @@ static double bits_between(GradFormat format) {
     Bench bench;
     WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
     bench_start(&bench, LEVEL_SAMPLES, NODES, PER_NODE, format, weight, NULL);
-    double bytes = layout_wire_formula(&bench.plan, &format, &weight).grad_inter;
+    double bytes = layout_wire_formula(&bench.layout, &format, &weight).grad_inter;
     bench_stop(&bench);
     return 8 * bytes / LEVEL_SAMPLES * PER_NODE * NODES / (NODES - 1);
 }
@@ -227,10 +227,10 @@ static Drift drift_of(GradFormat format, bool feedback) {
     double *sent = (double *)xcalloc(FED, sizeof *sent, "sums");
     double *mean = (double *)xcalloc(FED, sizeof *mean, "sums");
     for (uint32_t step = 1; step <= LATE; step++) {
-        for (uint32_t r = 0; r < (uint32_t)bench.plan.dp; r++) {
+        for (uint32_t r = 0; r < (uint32_t)bench.layout.dp; r++) {
             for (uint32_t i = 0; i < FED; i++) {
                 bench.grads[r][i] = normal(4, 0, 0, i, 0.01) + normal(5, r, step, i, 0);
-                mean[i] += (double)bench.grads[r][i] / bench.plan.dp;
+                mean[i] += (double)bench.grads[r][i] / bench.layout.dp;
             }
         }
         simulator_reduce(&bench.sim, bench.grads, step);
@@ -290,7 +290,7 @@ static void test_rounding_errors_average_out(void **state) {
         GradFormat format = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, false, ROUND_STOCHASTIC, 1};
         WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
         bench_start(&bench, N, 1, many ? 8 : 2, format, weight, NULL);
-        for (int r = 0; r < bench.plan.dp; r++) {
+        for (int r = 0; r < bench.layout.dp; r++) {
             for (uint32_t i = 0; i < N; i++) bench.grads[r][i] = normal(2, 0, 0, i, 0);
         }
         simulator_reduce(&bench.sim, bench.grads, 1);

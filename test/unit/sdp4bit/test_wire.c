@@ -17,7 +17,7 @@
     { .numel = (NUMEL), .matrix = false, .unit = (UNIT) }
 
 typedef struct Example {
-    BucketLayout plan;
+    BucketLayout layout;
     GradFormat format;
     MessageLayout message;
     float grads[128];  // the bucket: 64 of the matrix part, 16 of the tail
@@ -32,14 +32,14 @@ static void example_build(Example *e, bool hadamard) {
     MessageLayout unused;
     memset(e, 0, sizeof *e);
     e->format = format;
-    assert_true(layout_build(&e->plan, tensors, 2, &options, NULL));
-    layout_grad_messages(&e->plan, &e->plan.bucket[0], &format, 0, &unused, &e->message);
+    assert_true(layout_build(&e->layout, tensors, 2, &options, NULL));
+    layout_grad_messages(&e->layout, &e->layout.bucket[0], &format, 0, &unused, &e->message);
     for (int i = 0; i < 40; i++) e->grads[i] = (float)(i - 10) / 8.0f;
-    for (int i = 0; i < 9; i++) e->grads[e->plan.bucket[0].matrix_elements + i] = (float)(i + 1) / 4.0f;
+    for (int i = 0; i < 9; i++) e->grads[e->layout.bucket[0].matrix_elements + i] = (float)(i + 1) / 4.0f;
 }
 
-static SegmentTable table_of(const BucketLayout *plan) {
-    SegmentTable table = {plan->segments, plan->bucket[0].segments};
+static SegmentTable table_of(const BucketLayout *layout) {
+    SegmentTable table = {layout->segments, layout->bucket[0].segments};
     return table;
 }
 
@@ -47,8 +47,8 @@ static SegmentTable table_of(const BucketLayout *plan) {
 static void example_encode(const Example *e, int rank, uint8_t *slots) {
     QuantizePartitions q = {0};
     q.grads = e->grads;
-    q.bucket = e->plan.bucket[0];
-    q.table = table_of(&e->plan);
+    q.bucket = e->layout.bucket[0];
+    q.table = table_of(&e->layout);
     q.hi = q.bucket.matrix_per_rank;
     q.scale = 0.5f;
     q.transform = e->format.transform;
@@ -69,12 +69,12 @@ static void example_encode(const Example *e, int rank, uint8_t *slots) {
 static void test_message_layout(void **state) {
     Example e;
     example_build(&e, false);
-    assert_int_equal(e.plan.bucket[0].matrix_elements, 64);
-    assert_int_equal(e.plan.bucket[0].tail_elements, 16);
+    assert_int_equal(e.layout.bucket[0].matrix_elements, 64);
+    assert_int_equal(e.layout.bucket[0].tail_elements, 16);
     assert_int_equal(e.message.scales, 16);
     assert_int_equal(e.message.tail, 32);
     assert_int_equal(e.message.bytes, 48);
-    layout_free(&e.plan);
+    layout_free(&e.layout);
 }
 
 static const uint8_t plain_codes[16] = {0xdd, 0xee, 0xee, 0xfe, 0x0f, 0x10, 0x11, 0x12,
@@ -93,7 +93,7 @@ static void check_message(bool hadamard, const uint8_t *codes, const uint8_t *sc
     assert_memory_equal(slots, codes, 16);
     assert_memory_equal(slots + 16, scale, 4);
     assert_memory_equal(slots + 32, tail, 16);
-    layout_free(&e.plan);
+    layout_free(&e.layout);
 }
 
 static void test_message_bytes(void **state) {
@@ -116,8 +116,8 @@ static void example_decode(Example *e, int rank, const uint8_t *message, bool ad
     f.tail_codec = e->format.tail_codec;
     f.transform = e->format.transform;
     f.rank = rank;
-    f.bucket = e->plan.bucket[0];
-    f.table = table_of(&e->plan);
+    f.bucket = e->layout.bucket[0];
+    f.table = table_of(&e->layout);
     f.hi = f.bucket.matrix_per_rank;
     f.own = grad_shard_of(&f.bucket, e->grads, rank);
     f.add = add;
@@ -143,7 +143,7 @@ static void check_decoded(bool hadamard, const float *expected) {
     assert_true(fabs((double)leaf - squares) < 1e-5 && fabs((double)tail_leaf - tail_squares) < 1e-5);
     // Rank 1's windows are left alone
     assert_true(e.grads[32] == 22.0f / 8.0f && e.grads[72] == 9.0f / 4.0f);
-    layout_free(&e.plan);
+    layout_free(&e.layout);
 }
 
 static void test_decoded_values(void **state) {
@@ -169,8 +169,8 @@ static void test_added_values(void **state) {
     for (int i = 0; i < 32; i++) assert_true(twice.grads[i] == 2 * once.grads[i]);
     for (int i = 64; i < 72; i++) assert_true(twice.grads[i] == 2 * once.grads[i]);
     assert_true(leaf[0] > 0 && leaf[1] == 4 * leaf[0] && tail_leaf[1] == 4 * tail_leaf[0]);
-    layout_free(&once.plan);
-    layout_free(&twice.plan);
+    layout_free(&once.layout);
+    layout_free(&twice.layout);
 }
 
 // Elements 40..63 of the matrix part are pads: the transform spreads rounding errors into them, the
@@ -184,7 +184,7 @@ static void test_pads_are_masked(void **state) {
     example_decode(&e, 1, slots + e.message.bytes, false, &leaf, &tail_leaf);
     for (int i = 32; i < 40; i++) assert_true(e.grads[i] != 0.0f);
     for (int i = 40; i < 64; i++) assert_true(e.grads[i] == 0.0f);
-    layout_free(&e.plan);
+    layout_free(&e.layout);
 }
 
 // --- checksums ----------------------------------------------------------------------------------
