@@ -230,12 +230,12 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 // steps, a corrupted message. With local steps each replica group decides for itself and the others
 // have to be told. They ask each other when run_poll_stop says so, or when the status of the latest
 // step has been read (settled).
-static bool verdict_ends_run(Run *run, bool settled) {
-    bool asks = run->mesh.replica_groups.size > 1 && (settled || run->stop.reason == STOP_VERDICT);
-    if (asks) return !run_agreed(run, !run->sentry.ended_at);
-    if (!run->sentry.ended_at || run->mesh.replica_groups.size > 1) return false;
+static bool guard_ends_run(Run *run, bool settled) {
+    bool asks = run->mesh.replica_groups.size > 1 && (settled || run->stop.reason == STOP_ANOMALY);
+    if (asks) return !run_agreed(run, !run->guard.ended_at);
+    if (!run->guard.ended_at || run->mesh.replica_groups.size > 1) return false;
     run->exit_code = run->error.code;
-    run->site.iteration = run->sentry.ended_at;
+    run->site.iteration = run->guard.ended_at;
     run->site.phase = "update";
     if (run->launch.rank == 0) error_print(&run->site, run->error.what);
     return true;
@@ -244,7 +244,7 @@ static bool verdict_ends_run(Run *run, bool settled) {
 static void save_and_leave(Run *run, const char *why, int exit_code) {
     if (run->stop.reason == STOP_SIGNAL) stop_ignore_launcher_signal(run_peers(run, run->launch.world));
     settle(run, 0);
-    if (verdict_ends_run(run, true)) return;
+    if (guard_ends_run(run, true)) return;
     run->exit_code = exit_code;
     if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
 }
@@ -297,7 +297,7 @@ static bool after_step(Run *run, GPT *gpt) {
 
 // Returns true if the status of the latest step is needed now, because something is printed, saved,
 // decided or computed from it. Per-step records (JSON, TensorBoard) are written one step late.
-static bool needs_verdict(const Run *run) {
+static bool needs_status(const Run *run) {
     const Config *c = &run->config;
     int64_t i = run->iteration;
     return due(i, c->log_interval) || due(i, c->eval_interval) || due(i, c->save_interval) ||
@@ -318,9 +318,9 @@ static bool train(Run *run, GPT *gpt) {
         train_step(run, gpt);
         run_poll_stop(run);
         if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
-        bool settled = needs_verdict(run);
+        bool settled = needs_status(run);
         if (settled) settle(run, 0);
-        if (verdict_ends_run(run, settled)) return false;
+        if (guard_ends_run(run, settled)) return false;
         if (due(run->iteration, c->log_interval)) interval_end(run);
         if (after_step(run, gpt)) return false;
     }

@@ -25,8 +25,8 @@ typedef struct CommPiece {
     void *memory;
     size_t bytes;
 } CommPiece;
-// COMM_ALIGNMENT: processes share a GPU's memory in blocks of so many bytes. Smaller pieces may not be
-// shareable one by one.
+// COMM_ALIGNMENT: processes share a GPU's memory in blocks of so many bytes. Smaller pieces may not
+// be shareable one by one.
 enum { COMM_PIECES = 4, COMM_ALIGNMENT = 2 << 20, COMM_FLAG_BYTES = COMM_ALIGNMENT };
 // From now on the ranks of a node fetch messages out of these pieces of each other's memory. Copy
 // engines do it, which take no multiprocessor from other work. This serves every comm_all_to_all
@@ -51,9 +51,9 @@ void comm_unshare(const Group *node);
 enum { COMM_TRIAL_BYTES = 16 };
 void comm_connect(const Mesh *mesh, void *memory);
 
-// A member of this group may be lost without an end of the job (node_failure.h). *lost, in memory of
-// host_alloc, then becomes 1 before the collectives under way end, and later ones do nothing. What
-// they had to receive is undefined: kernels that use it must look at *lost. After comm_open.
+// A member of this group may be lost without an end of the job (node_failure.h). *lost, in memory
+// of host_alloc, then becomes 1 before the collectives under way end, and later ones do nothing.
+// What they had to receive is undefined: kernels that use it must look at *lost. After comm_open.
 void comm_may_lose(const Group *group, int *lost);
 // A member is lost: the main thread has learned it elsewhere. Nothing without comm_may_lose, or the
 // second time.

@@ -5,7 +5,7 @@
 // device memory unless marked host. All calls are asynchronous on their stream.
 #pragma once
 #include "llmc/device.h"
-#include "sdp4bit/judge.h"
+#include "sdp4bit/step_status.h"
 #include "sdp4bit/layout.h"
 LLMC_BEGIN
 
@@ -122,10 +122,10 @@ static inline QuantizePartitions quantization_of_sums(const SumRequantize *r) {
 //   values = values - message     kernel_keep_residual
 // All in fp32, in the transform's domain.
 typedef struct Residual {
-    float *values;               // (partitions, bucket.matrix_per_rank) of one bucket
-    const StepControl *control;  // the verdict on the step before: the values count as 0 where it was
-                                 // skipped. NULL: they count
-    bool frozen;                 // for a rehearsal: the kernels run and leave the values as they are
+    float *values;              // (partitions, bucket.matrix_per_rank) of one bucket
+    const StepStatus *control;  // the step status on the step before: the values count as 0 where it was
+                                // skipped. NULL: they count
+    bool frozen;                // for a warm-up: the kernels run and leave the values as they are
 } Residual;
 // What a value of the residual becomes, of which the message says `sent`.
 HD_FN float residual_rest(float value, float sent, bool pad) {
@@ -172,14 +172,14 @@ void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n);
 void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n);
 // *sum = the perfect binary tree over n leaves (missing ones 0). Destroys the leaves.
 void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
-// judge.h's step_record of piece_sums (pieces), *loss and *fault.
+// step_status.h's step_record of piece_sums (pieces), *loss and *fault.
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
                         const uint64_t *fault);
 // *fault = *found, unless *fault already says something or *found is 0. The write is atomic. lost:
 // as below.
 void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const int *lost);
-// judge.h's judge_step.
-void kernel_judge(Stream *s, StepControl *control, const Judge *a);
+// step_status.h's step_status.
+void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a);
 
 // AdamW on this rank's shard of one bucket, fused with what the gather sends. Update (Apex
 // FusedAdam, adam_w mode), fp32:
@@ -191,7 +191,7 @@ void kernel_judge(Stream *s, StepControl *control, const Judge *a);
 // An element that adamw.h refuses keeps its p, m and v. Then *fault = code, unless it already says
 // something; the write is atomic.
 typedef struct UpdateShard {
-    const StepControl *control;
+    const StepStatus *control;
     float beta1, beta2, epsilon, weight_decay;
     int rank;
     Bucket bucket;
@@ -207,7 +207,7 @@ typedef struct UpdateShard {
     uint8_t *codes;         // (message.codes_stride) codes or rounded weights
     float *scales;          // (message.groups)
     uint8_t *tail;          // (tail_per_rank) floatX
-    uint64_t *fault, code;  // judge.h's faults
+    uint64_t *fault, code;  // step_status.h's faults
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
 
@@ -215,7 +215,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a);
 // (difference), floatX(q * scale) (direct), or the weights themselves. Nothing changes when the
 // step was skipped.
 typedef struct ApplyWeights {
-    const StepControl *control;
+    const StepStatus *control;
     Bucket bucket;
     const uint8_t *messages;  // (nodes * per_node) messages, message.bytes apart, as gather_slot says
     int nodes, per_node;
@@ -232,7 +232,7 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a);
 // leave a gap before them. *bytes = the message's, once kernel_pack_weights has closed the gaps.
 // After a skipped step `coded` holds a header alone.
 typedef struct CodeWeights {
-    const StepControl *control;
+    const StepStatus *control;
     LosslessLayout layout;
     const uint8_t *old, *fresh;  // (elements) bf16: the replica's, and what it becomes
     const uint8_t *tail;         // (tail_elements) bf16
@@ -248,7 +248,7 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t 
 // already says something; the write is atomic. Those weights are then of no use. Nothing changes
 // when the step was skipped.
 typedef struct DecodeWeights {
-    const StepControl *control;
+    const StepStatus *control;
     LosslessLayout layout;    // of each message
     const uint8_t *messages;  // (nodes * per_node) messages as gather_slot says, on 16 bytes
     int64_t stride, bytes;    // from one to the next; those of a message that may be read
@@ -260,7 +260,7 @@ void kernel_decode_weights(Stream *s, const DecodeWeights *a);
 
 // to = from, n bytes, a multiple of 16: a message that stands until the next one. Nothing when the
 // step was skipped.
-void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n);
+void kernel_keep_message(Stream *s, const StepStatus *control, uint8_t *to, const uint8_t *from, int64_t n);
 
 // The checksum of a message: the sum of replica_mix(position, word) over its 32-bit words before
 // the last MESSAGE_ALIGN bytes, plus replica_mix(key, id). Message i has the id first + i * stride.

@@ -305,7 +305,7 @@ void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const 
     if (!*fault && !(lost && *lost)) *fault = *found;
 }
 
-void kernel_judge(Stream *s, StepControl *control, const Judge *a) { judge_step(control, a); }
+void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a) { step_status(control, a); }
 
 // --- weights ------------------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
     }
 }
 
-void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n) {
+void kernel_keep_message(Stream *s, const StepStatus *control, uint8_t *to, const uint8_t *from, int64_t n) {
     if (control->applied) memcpy(to, from, (size_t)n);
 }
 

@@ -1,7 +1,7 @@
-// The exact regime on GPUs: the norm's leaves and tree, the verdict of a step, checksums, counts.
-// Gradients on the wire are in kernels_cuda_grad.cu and kernels_cuda_requantize.cu, weights in
-// kernels_cuda_weight.cu. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and
-// the files of llmc/state.
+// The exact regime on GPUs: the norm's leaves and tree, the step status of a step, checksums,
+// counts. Gradients on the wire are in kernels_cuda_grad.cu and kernels_cuda_requantize.cu, weights
+// in kernels_cuda_weight.cu. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and the files
+// of llmc/state.
 #include "sdp4bit/kernels_cuda.cuh"
 
 // --- the norm -----------------------------------------------------------------------------------
@@ -141,12 +141,12 @@ void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const 
     check_launch(s, "mark a fault");
 }
 
-__global__ void judge_kernel(StepControl *control, const __grid_constant__ Judge a) {
-    judge_step(control, &a);
+__global__ void step_status_kernel(StepStatus *control, const __grid_constant__ StatusInputs a) {
+    step_status(control, &a);
 }
 
-void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
-    judge_kernel<<<1, 1, 0, stream_handle(s)>>>(control, *a);
+void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a) {
+    step_status_kernel<<<1, 1, 0, stream_handle(s)>>>(control, *a);
     check_launch(s, "judge");
 }
 

@@ -259,12 +259,12 @@ void kernel_apply_weights(Stream *s, const ApplyWeights *a) {
 }
 
 __global__ void __launch_bounds__(CODEC_THREADS)
-    keep_kernel(const StepControl *control, uint4 *to, const uint4 *from, int64_t n) {
+    keep_kernel(const StepStatus *control, uint4 *to, const uint4 *from, int64_t n) {
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i < n && control->applied) to[i] = from[i];
 }
 
-void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n) {
+void kernel_keep_message(Stream *s, const StepStatus *control, uint8_t *to, const uint8_t *from, int64_t n) {
     int64_t words = n / (int64_t)sizeof(uint4);
     if (words == 0) return;
     keep_kernel<<<(unsigned)ceil_div64(words, CODEC_THREADS), CODEC_THREADS, 0, stream_handle(s)>>>(

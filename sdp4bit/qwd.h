@@ -45,7 +45,7 @@ typedef struct QwdHost {
     Stream *stream;  // of its work. A bucket's gradients and weights are there in its order
     int threads;
     const Segment *segments;       // plan->segments
-    StepControl *control;          // (1) the verdict, there in the stream's order
+    StepStatus *control;           // (1) the step status, there in the stream's order
     uint64_t *fault;               // (1) what was refused, in the order of lanes->last after each update
     uint8_t *message[LANE_SLOTS];  // this rank's, of the largest bucket of the slot
     Event *made[LANE_SLOTS];       // stream -> last: the message is there
@@ -56,8 +56,8 @@ typedef struct QwdStep {
     const BucketLayout *layout;
     const Mesh *mesh;
     WeightFormat weight_format;
-    const Segment *segments;     // device copy of plan->segments
-    const StepControl *control;  // device
+    const Segment *segments;    // device copy of plan->segments
+    const StepStatus *control;  // device
     float beta1, beta2, epsilon, weight_decay;
     uint32_t seed, step;          // of the rounding bits
     WireChecks *checks;           // of the messages; and where a refused update is marked

@@ -1,8 +1,8 @@
 // Outliers of the loss and of the gradient norm, inline for host and device, part of the exact
-// regime. They are decided where the verdict is, on the device. The host reads a verdict a step
-// late: a skip that it decided would stall every step, or come after the weights have changed.
+// regime. They are decided where the step status is, on the device. The host reads a step status a
+// step late: a skip that it decided would stall every step, or come after the weights have changed.
 // Every rank computes the same few numbers from the same gathered records, so all reach the same
-// answer. Included by judge.h.
+// answer. Included by step_status.h.
 #pragma once
 #include "sdp4bit/codec.h"
 
@@ -15,8 +15,8 @@ typedef struct SpikeTrack {
     double mean, deviation;
 } SpikeTrack;
 
-// What judge_step remembers from step to step, up to skipped_in_a_row, which checkpoints keep
-// (sentry_save). Then what it measured and found in the last step.
+// What step_status remembers from step to step, up to skipped_in_a_row, which checkpoints keep
+// (guard_save). Then what it measured and found in the last step.
 typedef struct SpikeState {
     SpikeTrack loss, norm;
     int64_t seen;                  // finite steps in them
@@ -48,7 +48,7 @@ HD_FN void spike_follow(SpikeTrack *t, float value, float limit, int64_t seen) {
 
 // Measures a step. One that is not finite is judged elsewhere and leaves the means alone. True for
 // a spike.
-HD_FN bool spike_judge(SpikeState *s, float loss, float norm, float loss_factor, float norm_factor,
+HD_FN bool spike_check(SpikeState *s, float loss, float norm, float loss_factor, float norm_factor,
                        bool finite) {
     s->loss_limit = spike_limit(&s->loss, s->seen, loss_factor);
     s->norm_limit = spike_limit(&s->norm, s->seen, norm_factor);

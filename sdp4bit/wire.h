@@ -32,7 +32,7 @@ typedef struct WireChecks {
                            // hop are all on one stream
     uint8_t *parts;        // device (ranks of mesh->shards, WIRE_PART_BYTES): checksums of a layer's parts.
                            // NULL where nothing is gathered so, or nothing is checked
-    uint64_t *fault;       // device (1): the first fault this rank has found (judge.h), 0: none. Also
+    uint64_t *fault;       // device (1): the first fault this rank has found (step_status.h), 0: none. Also
                            // what kernel_update_shard refused, sealed or not
     const Faults *faults;  // for tests
     int64_t step;          // iteration
@@ -71,7 +71,7 @@ void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, S
 // them last.
 uint64_t wire_coding_fault(WireHop hop, int b);
 
-// The error of a fault (judge.h) that `rank` found. EXIT_DIVERGED: an update was refused.
+// The error of a fault (step_status.h) that `rank` found. EXIT_DIVERGED: an update was refused.
 // EXIT_COMMUNICATION: "message from rank 2 to rank 0, gradients inside the node, bucket 3".
 bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err);
 

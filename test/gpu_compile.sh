@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles the GPU program and its tests without a GPU: every CUDA source for every architecture, and
-# the C files of tests. Each counts as a test. Called by scripts/test.sh.
+# Compiles the GPU program and its tests without a GPU: every CUDA source for every architecture,
+# and the C files of tests. Each counts as a test. Called by scripts/test.sh.
 #
 #   test/gpu_compile.sh BUILD-FOLDER [OPTIMIZED]
 #

@@ -332,9 +332,9 @@ static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group
     free_layout(b, &l);
 }
 
-static StepControl *applied_step(Bench *b) {
-    StepControl control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 0.1f, 0.05f, 1, 0, {}};
-    StepControl *memory = (StepControl *)filled(b, sizeof control, 10);
+static StepStatus *applied_step(Bench *b) {
+    StepStatus control = {0.9, 0.95, 1, 2.5f, 3.0f, 0.875f, 6e-4f, 0.1f, 0.05f, 1, 0, {}};
+    StepStatus *memory = (StepStatus *)filled(b, sizeof control, 10);
     copy_to_device(b->stream, memory, &control, sizeof control);
     stream_synchronize(b->stream);
     return memory;
@@ -352,7 +352,7 @@ static void bench_update(Bench *b, int64_t n, Codec codec, int group, Rounding r
     int64_t shard = l.bucket.matrix_per_rank;
     MessageLayout m = message_layout(codec, group, shard, 1, FLOATX_CODEC, 0);
     UpdateShard u = {};
-    StepControl *control = applied_step(b);
+    StepStatus *control = applied_step(b);
     float *grads = (float *)filled(b, shard * 4, 11);
     floatX *weights = (floatX *)filled(b, shard * (int64_t)sizeof(floatX), 12);
     uint8_t *message = (uint8_t *)filled(b, m.bytes, 13);
@@ -397,7 +397,7 @@ static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
     Layout l = make_layout(b, n, 2, 2, 2048);
     ApplyWeights a = {};
     a.message = message_layout(codec, group, l.bucket.matrix_per_rank, 1, FLOATX_CODEC, 0);
-    StepControl *control = applied_step(b);
+    StepStatus *control = applied_step(b);
     uint8_t *messages = (uint8_t *)filled(b, a.message.bytes * 4, 17);
     a.control = control;
     a.bucket = l.bucket;
@@ -433,7 +433,7 @@ static void bench_lossless(Bench *b, int64_t n) {
     if (!wanted(b, names[0]) && !wanted(b, names[1]) && !wanted(b, names[2])) return;
     n = n / 32 * 32;
     LosslessLayout m = lossless_layout(n, 0);
-    StepControl *control = applied_step(b);
+    StepStatus *control = applied_step(b);
     uint8_t *weights[2] = {(uint8_t *)filled(b, 2 * n, 12), (uint8_t *)filled(b, 2 * n, 13)};
     uint8_t *coded = (uint8_t *)filled(b, m.most, 14), *message[2];
     uint64_t *fault = (uint64_t *)filled(b, sizeof *fault, 17);

@@ -430,7 +430,7 @@ def print_sync(rows):
         number("gradients", 10, ".2f", "gradients_ms"), number("floor", 8, ".2f", "gradients_floor_ms"),
         number("weights", 9, ".2f", "weights_ms"), number("floor", 8, ".2f", "weights_floor_ms"),
         number("AdamW", 7, ".2f", "adamw_ms"), number("apply", 7, ".2f", "apply_ms")), rows)
-    print("All in ms. gradients: first bucket ready until the verdict\n"
+    print("All in ms. gradients: first bucket ready until the step status\n"
           "weights: verdict until all are applied, less AdamW's kernels alone\n"
           "floor: bytes of the busier hop at the plain collective's rate")
     for network in sorted({r["network"] for r in rows}, key=network_order):

@@ -8,9 +8,9 @@
 // Flags are the trainer's. FILE (default: standard output) gets one JSON line per preset, with
 // memory by purpose, what each bucket sends, and times. These are medians over the repetitions of
 // the slowest rank, in ms:
-//   gradients   from the first bucket's readiness until the verdict stands. All are ready at once,
+//   gradients   from the first bucket's readiness until the step status stands. All are ready at once,
 //               and the last layer's comes first
-//   weights     from the verdict until every bucket's weights are applied, less adamw
+//   weights     from the step status until every bucket's weights are applied, less adamw
 //   adamw       AdamW with its quantization alone: an update of the same layout on a mesh that is
 //               not open, where gathers do nothing
 //   apply       what else that update takes: dequantization and sum into the replica
@@ -31,7 +31,7 @@
 #include "llmc/model/gpt.h"
 
 enum { MOST_REPETITIONS = 100, PATTERN = 1 << 22 };
-typedef enum Figure { GRADIENTS, AFTER_VERDICT, ADAMW, FIGURES } Figure;
+typedef enum Figure { GRADIENTS, AFTER_STATUS, ADAMW, FIGURES } Figure;
 
 typedef struct Bench {
     Launch launch;
@@ -155,7 +155,7 @@ static void meet(const Bench *bench, const Lanes *lanes) {
 }
 
 typedef struct Marks {
-    Event *start, *reduced, *judged, *applied;
+    Event *start, *reduced, *status_known, *applied;
 } Marks;
 
 // On CPU ranks calls do their work at once: zero_update judges, and goes on. There the reductions
@@ -171,15 +171,15 @@ static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *m
         zero_reduce_unit(zero, unit, true);
     }
     event_record(marks->reduced, bench->compute);
-    zero_update(zero, 1e-4, 1e-4, 0.1);  // at its end the compute stream waits for the verdict
-    event_record(marks->judged, bench->compute);
+    zero_update(zero, 1e-4, 1e-4, 0.1);  // at its end the compute stream waits for the step status
+    event_record(marks->status_known, bench->compute);
     zero_step_begins(zero, step + 1);
     zero_weights_wait_all(zero);
     event_record(marks->applied, bench->compute);
     event_synchronize(marks->applied);
-    const Event *judged = device_kind()->asynchronous ? marks->judged : marks->reduced;
-    ms[GRADIENTS] = event_elapsed_ms(marks->start, (Event *)judged);
-    ms[AFTER_VERDICT] = event_elapsed_ms((Event *)judged, marks->applied);
+    const Event *known = device_kind()->asynchronous ? marks->status_known : marks->reduced;
+    ms[GRADIENTS] = event_elapsed_ms(marks->start, (Event *)known);
+    ms[AFTER_STATUS] = event_elapsed_ms((Event *)known, marks->applied);
     ms[ADAMW] = 1e3 * timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
 }
 
@@ -198,7 +198,7 @@ static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     zero_step_begins(lab->zero, 1);
     for (int i = -1; i < bench->repetitions; i++) {
         step_once(bench, lab, i + 2, &marks, one);
-        applied = applied && zero_verdict(lab->zero, 1).applied;
+        applied = applied && zero_step_status(lab->zero, 1).applied;
         slowest(bench, one, FIGURES);
         for (int f = 0; f < FIGURES && i >= 0; f++) ms[f][i] = one[f];
     }
@@ -208,7 +208,7 @@ static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     }
     event_destroy(marks.start);
     event_destroy(marks.reduced);
-    event_destroy(marks.judged);
+    event_destroy(marks.status_known);
     event_destroy(marks.applied);
     return applied || error_set(&bench->error, EXIT_DIVERGED,
                                 "a step on random gradients was skipped; this "
@@ -358,9 +358,9 @@ static void write_preset(Bench *bench, const Lab *lab, const char *name, const d
     json_integer(&json, "parameters", zero->base.plan.parameters);
     if (bench->repetitions) {
         json_number(&json, "gradients_ms", all[GRADIENTS]);
-        json_number(&json, "weights_ms", all[AFTER_VERDICT] - alone[ADAMW]);
+        json_number(&json, "weights_ms", all[AFTER_STATUS] - alone[ADAMW]);
         json_number(&json, "adamw_ms", alone[ADAMW]);
-        json_number(&json, "apply_ms", alone[AFTER_VERDICT] - alone[ADAMW]);
+        json_number(&json, "apply_ms", alone[AFTER_STATUS] - alone[ADAMW]);
     }
     add_memory(&json, &lab->memory_plan);
     add_buckets(&json, lab);

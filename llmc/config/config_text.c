@@ -1,4 +1,5 @@
-// A Config as text: Megatron's argument dump, and JSON for checkpoints and JSON lines. See config.h.
+// A Config as text: Megatron's argument dump, and JSON for checkpoints and JSON lines. See
+// config.h.
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>

@@ -22,7 +22,7 @@ struct Comm {
     const Mesh *mesh;   // what the watchdog looks at
     ncclComm_t nccl;    // NULL: not connected yet, or not needed (comm_connect)
     PeerMemory *peers;  // of the group inside the node; else NULL
-    bool few_bytes;     // the world, which exchanges verdicts
+    bool few_bytes;     // the world, which exchanges step statuses
     bool one_way;       // a link's
     bool links_alone;   // between stages, where nothing else travels
     Link *links;        // between members of the group, oldest first
@@ -185,7 +185,8 @@ static Peers peers_of(const Group *group) { return {group->mpi, 0, group->comm->
 // every channel has buffers. A message has the time of a whole micro-batch, so two are enough.
 enum { LINK_CHANNELS = 2 };
 
-// One channel is enough for a verdict's few bytes. Its buffers are a small part of all of NCCL's.
+// One channel is enough for a step status's few bytes. Its buffers are a small part of all of
+// NCCL's.
 static void make_communicator(const Group *group) {
     Comm *comm = group->comm;
     ncclUniqueId id = {};
@@ -379,7 +380,7 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 // 4. The host. CUDA loads a kernel when it is launched for the first time, and may wait for all
 //    work on the GPU to do that. So a stage launches the kernels of its passes once before its
 //    first message (launch_first in stages.c), with the reductions that every micro-batch makes
-//    (zero_rehearse). What is new then comes late: from the first unit on that is reduced once a
+//    (zero_warm_up). What is new then comes late: from the first unit on that is reduced once a
 //    step, in the last micro-batch's backward pass. All that is under way there passes without
 //    this rank's later work (test_pipeline.c). Hidden states have all arrived. A gradient is not
 //    expected while its own micro-batch passes (gpt_micro_batches), and later stages need nothing

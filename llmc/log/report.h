@@ -42,7 +42,8 @@ typedef struct IntervalReport {
 } IntervalReport;
 
 // Returns true if there is a loss to print. As in Megatron-LM there is none if every step was
-// skipped (lm_loss is 0). Megatron-LM also omits a NaN, because NaN > 0 is false; here it is printed.
+// skipped (lm_loss is 0). Megatron-LM also omits a NaN, because NaN > 0 is false; here it is
+// printed.
 static inline bool report_has_loss(const IntervalReport *r) {
     return r->lm_loss > 0 || !isfinite(r->lm_loss);
 }

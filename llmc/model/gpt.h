@@ -80,7 +80,7 @@ typedef struct Pass {
     bool backward;                      // the LM head also computes its gradients
     bool first, last;   // micro-batch of the step. If gradients accumulate over a step, the first one
                         // overwrites the gradients of matrices, the others add to them, and the
-                        // last one tells ZeRO of complete layers (zero_grads_stay)
+                        // last one tells ZeRO of complete layers (zero_grads_accumulate)
     float loss_scale;   // weight of each token's loss, in loss_sum and in the gradients
     HeadScore *scores;  // host memory, (ranks of tp, B*T): the LM head returns the likelihoods of the
                         // targets here and computes no loss; NULL otherwise

@@ -149,7 +149,7 @@ void gpt_stage_forward(GPT *gpt, const Pass *pass) {
 
 bool gpt_needs_warm_up(GPT *gpt, bool training, Pass *pass) {
     bool *warm = training ? &gpt->training_warm : &gpt->evaluation_warm;
-    bool new_kernels = training && zero_quantizes_first(gpt->zero);
+    bool new_kernels = training && zero_first_quantized_step(gpt->zero);
     bool needed = gpt->stage.shape.stages > 1 && device_kind()->asynchronous && (!*warm || new_kernels);
     Pass first = {.B = gpt->B, .T = gpt->T, .training = training, .backward = training};
     *warm = true;
@@ -161,7 +161,7 @@ void gpt_warm_up(GPT *gpt, const Pass *loaded) {
     MicroBatch *m = &gpt->slot[0];
     Pass pass = *loaded;
     pass.loss_scale = 0.0f;
-    zero_rehearse(gpt->zero, true);
+    zero_warm_up(gpt->zero, true);
     for (int again = 0; again < 1 + pass.training; again++) {
         pass.first = !again;
         for (pass.chunk = 0; pass.chunk < gpt->stage.shape.chunks; pass.chunk++) {
@@ -174,5 +174,5 @@ void gpt_warm_up(GPT *gpt, const Pass *loaded) {
         }
     }
     stream_synchronize(gpt->stream);
-    zero_rehearse(gpt->zero, false);
+    zero_warm_up(gpt->zero, false);
 }

@@ -146,7 +146,7 @@ static Linear linear_of(const GPT *gpt, const Pass *p, int l, enum LayerTensor w
                      .dy = dy,
                      .dx = dx,
                      .dw = grad(gpt, l, which),
-                     .overwrite = p->first || !zero_grads_stay(gpt->zero, gpt_layer_unit(gpt, l)),
+                     .overwrite = p->first || !zero_grads_accumulate(gpt->zero, gpt_layer_unit(gpt, l)),
                      .workspace = gpt->workspace,
                      .threads = gpt->threads};
     return linear;
@@ -489,7 +489,7 @@ static void finish_layer_gradients(const GPT *gpt, int l, const Pass *p) {
 // True if this backward completes the gradients of layer l: the step's last micro-batch, or every
 // one where gradients are reduced per micro-batch (ZeRO-2 and 3).
 static bool completes_gradients(const GPT *gpt, int l, const Pass *p) {
-    return p->last || !zero_grads_stay(gpt->zero, gpt_layer_unit(gpt, l));
+    return p->last || !zero_grads_accumulate(gpt->zero, gpt_layer_unit(gpt, l));
 }
 
 static void embedding_backward(const GPT *gpt, const Pass *p) {

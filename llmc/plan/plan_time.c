@@ -277,8 +277,8 @@ static void print_strategies(const Config *config, const Mesh *mesh, FILE *out) 
     }
 }
 
-// Of the presets that the GPU holds. Where it holds none, of all: the verdict on memory says what
-// helps.
+// Of the presets that the GPU holds. Where it holds none, of all: the step status on memory says
+// what helps.
 static void print_choice(const Row *row, double room, FILE *out) {
     double ms[PRESETS], held[PRESETS];
     for (int i = 0; i < PRESETS; i++) {

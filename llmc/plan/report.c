@@ -1,4 +1,5 @@
-// The report of --plan: see plan_report.h. Figures first, for programs too; then a verdict to read.
+// The report of --plan: see plan_report.h. Figures first, for programs too; then a step status to
+// read.
 #include "llmc/plan/report.h"
 
 #include "llmc/base/machine.h"
@@ -245,7 +246,7 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
     }
 }
 
-// --- the verdict: memory --------------------------------------------------------------------
+// --- the step status: memory --------------------------------------------------------------------
 
 static const double GIB = 0x1p30;
 
@@ -367,7 +368,7 @@ static void print_fits(const Config *c, const Stages *stages, FILE *out) {
     fprintf(out, "    (about: only build/train_gpt --plan knows the workspaces of a GPU's ops)\n");
 }
 
-// --- the verdict: bytes between nodes -------------------------------------------------------
+// --- the step status: bytes between nodes -------------------------------------------------------
 
 // What a node sends to the others in a step, padding aside, in GB: matrices by the formula, and
 // tails. Where a node holds parts of several stages, they count as equal.

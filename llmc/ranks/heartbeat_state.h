@@ -59,7 +59,8 @@ struct Heartbeat {
 Heartbeat *heartbeat_watched(const Site *site);
 // Sleeps; continues after signals.
 void heartbeat_sleep(double seconds);
-// Lets one rank of this host end the job: returns at once to the first caller, to others after 30 s.
+// Lets one rank of this host end the job: returns at once to the first caller, to others after 30
+// s.
 void heartbeat_claim(Heartbeat *h);
 // Seconds that this host waits so that hosts before it can report the same failure and end the job.
 double heartbeat_host_delay(const Heartbeat *h);
@@ -68,8 +69,8 @@ void heartbeat_store_text(atomic_ullong *words, int count, const char *text);  /
 void heartbeat_where(const Slot *slot, int64_t *iteration, char phase[PHASE_BYTES]);
 // Writes "iteration 12, read data", or only the phase before training.
 void heartbeat_describe(const Slot *slot, char *text, size_t bytes);
-// Writes "rank 3 is still busy (last seen at ...)" for each live rank of the host that doesn't wait.
-// Returns false if there is none.
+// Writes "rank 3 is still busy (last seen at ...)" for each live rank of the host that doesn't
+// wait. Returns false if there is none.
 bool heartbeat_list_busy(const Heartbeat *h, char *text, size_t bytes);
 // Writes "; issued: rank 0 52 collectives, the last all-gather between nodes; rank 6 51 ...; 4
 // others 52": this rank first, then those of this host with the fewest, which are late. If all have

@@ -4,7 +4,8 @@
 // then calls node_failure_recover, which runs the handler set by node_recovery_arm.
 //
 // All functions are no-ops (or return false or 0) unless recovery is armed. Called by code that
-// waits: peers.c, watchdog.c and the backends' communication. One object per process, made by run.c.
+// waits: peers.c, watchdog.c and the backends' communication. One object per process, made by
+// run.c.
 #pragma once
 #include <mpi.h>
 

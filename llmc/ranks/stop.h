@@ -5,9 +5,9 @@
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// In order of priority: the highest reason of any rank wins. STOP_VERDICT: the step status of a
+// In order of priority: the highest reason of any rank wins. STOP_ANOMALY: the step status of a
 // replica group ends the run.
-typedef enum StopReason { GO_ON, STOP_DURATION, STOP_SIGNAL, STOP_VERDICT, STOP_DATA } StopReason;
+typedef enum StopReason { GO_ON, STOP_DURATION, STOP_SIGNAL, STOP_ANOMALY, STOP_DATA } StopReason;
 
 typedef struct Stop {
     StopReason reason;

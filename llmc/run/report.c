@@ -140,16 +140,16 @@ static void report_step(Run *run, int64_t iteration, bool alone) {
 
 static void settle_step(Run *run, int which, bool alone) {
     if (!run->unsettled) return;
-    run->last = zero_verdict(run->zero, which);
+    run->last = zero_step_status(run->zero, which);
     run->unsettled = false;
     if (run->last.applied) {
         run->scheduled += run->step_batch;
         run->interval.loss_sum += run->last.loss;
     }
-    int64_t iteration = run->iteration - which, nan = run->sentry.nan;
-    sentry_judge(&run->sentry, &run->last, iteration, run->log, &run->error);
+    int64_t iteration = run->iteration - which, nan = run->guard.nan;
+    guard_check(&run->guard, &run->last, iteration, run->log, &run->error);
     run->interval.skipped += !run->last.applied;
-    run->interval.nan += run->sentry.nan - nan;
+    run->interval.nan += run->guard.nan - nan;
     report_step(run, iteration, alone);
 }
 

@@ -25,7 +25,7 @@ static RunState current_state(const Run *run) {
     state.adam_steps = run->last.adam_steps;
     state.beta1_power = run->last.beta1_power;
     state.beta2_power = run->last.beta2_power;
-    sentry_save(&run->sentry, &run->last, &state);
+    guard_save(&run->guard, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
     state.met_at = local_steps_end(run) ? run->iteration : run->met_at;
     state.train_split_samples = run->split_samples[SPLIT_TRAIN];
@@ -41,7 +41,7 @@ bool advance_save(Run *run, bool to_the_end) {
 
 bool replicas_sound(Run *run) {
     Peers world = run_peers(run, run->launch.world);
-    return run_agreed(run, replicas_verify(run->zero, world, run->log, &run->sentry.repairs, &run->error));
+    return run_agreed(run, replicas_verify(run->zero, world, run->log, &run->guard.repairs, &run->error));
 }
 
 bool save_checkpoint(Run *run) {
@@ -174,7 +174,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     const RunState *own = c->local_steps > 1 ? checkpoint_node_state(checkpoint, zero_node(run->zero))
                                              : state;
     restore_counters(run, state);
-    sentry_restore(&run->sentry, &run->last, own);
+    guard_restore(&run->guard, &run->last, own);
     // Else Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up.
     if (optimizer) restore_optimizer_counters(run, own);
     return true;

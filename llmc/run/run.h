@@ -25,7 +25,7 @@
 #include "llmc/model/gpt.h"
 #include "llmc/plan/memory_fit.h"
 #include "llmc/state/stats.h"
-#include "llmc/state/sentry.h"
+#include "llmc/state/guard.h"
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
@@ -65,12 +65,12 @@ typedef struct Run {
     int64_t iteration, consumed_train, consumed_valid;
     int64_t split_samples[2];  // of SPLIT_TRAIN and SPLIT_VALID as built; 0: not known
     int64_t scheduled;         // samples of applied steps: what the schedule counts
-    Sentry sentry;
+    AnomalyGuard guard;
     double flops_so_far;
     // the step whose verdict the host has not read yet
     bool unsettled;
     int step_batch;     // samples of the latest step launched: the one that is settled next, or was last
-    StepControl last;   // the newest verdict read
+    StepStatus last;    // the newest verdict read
     StepReport report;  // what was told of it
     Interval interval;
     double started;  // wall clock of the process's start
@@ -139,9 +139,9 @@ typedef struct Interruption {
 Interruption interval_interrupt(const Run *run);
 // Takes the time since then, and what was sent since then, out of the interval. Collective.
 void interval_exclude(Run *run, const Interruption *from);
-// Prints the interval's lines after the verdict of its last iteration. Collective.
+// Prints the interval's lines after the step status of its last iteration. Collective.
 void interval_end(Run *run);
-// Reads the verdict of a step. which: 0 the latest one launched, 1 the one before.
+// Reads the step status of a step. which: 0 the latest one launched, 1 the one before.
 void settle(Run *run, int which);
 // The latest one's, where other ranks may not come: without figures that ranks make together.
 void settle_alone(Run *run);

@@ -41,8 +41,8 @@ bool run_place(Run *run) {
     run->own = devices_in_order(run->launch.host);
     run->site.node = run->mesh.world.rank / run->mesh.per_node;
     run->site.gpu = device_kind()->numbered ? run->own.index : -1;
-    run->sentry.config = c;
-    run->sentry.mesh = &run->mesh;
+    run->guard.config = c;
+    run->guard.mesh = &run->mesh;
     return true;
 }
 

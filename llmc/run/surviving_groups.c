@@ -42,7 +42,7 @@ static void salvage(void *context, const char *why) {
     settle_alone(run);
     go_on_without(run, lost, left);
     // A step that the run would have ended for is not saved.
-    bool sound = !run->sentry.ended_at && run->error.code != EXIT_DATA;
+    bool sound = !run->guard.ended_at && run->error.code != EXIT_DATA;
     bool saved = run_agreed(run, sound) && run_agreed(run, save_salvaged(run));
     if (saved && run->launch.rank == 0) tell(run, lost, why);
     run_meet(run);  // the launcher kills the others when the first one ends

@@ -1,6 +1,6 @@
 // What all parts of the training state read: the configuration, the ranks, the bucket layout, the
-// streams, and the state of the step in progress. zero.c and zero_plan.c fill it; a part gets a const
-// Base and a struct of its own. Included by the files of llmc/state.
+// streams, and the state of the step in progress. zero.c and zero_plan.c fill it; a part gets a
+// const Base and a struct of its own. Included by the files of llmc/state.
 #pragma once
 #include "llmc/base/fault.h"
 #include "llmc/comm.h"
@@ -35,7 +35,7 @@ typedef struct Base {
     Lanes *lanes;     // communication; lanes->last also computes on the shard: norm, AdamW
     // device memory
     Segment *segments;       // (plan.segments_total)
-    StepControl *control;    // (1) status of the latest step
+    StepStatus *control;     // (1) status of the latest step
     float *partial_sums;     // squares of the gradient norm, bucket by bucket
     int64_t *partial_start;  // host, (buckets) a bucket's first partial sum
     // the step in progress
@@ -54,7 +54,8 @@ const GradFormat *base_grad_format(const Base *base, int64_t iteration);
 bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *range, int64_t *in_shard);
 // Fills ranges.
 void base_list_ranges(Base *base);
-// True if element ranges of the bucket's matrices include the range, and this rank counts the tensor.
+// True if element ranges of the bucket's matrices include the range, and this rank counts the
+// tensor.
 bool base_counts_matrix(const Base *base, const Range *range, const Bucket *bucket);
 // Multiple of bytes in which buffers are reserved that the node's ranks may map (comm_share).
 int64_t base_alignment(const Base *base);

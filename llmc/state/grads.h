@@ -1,4 +1,5 @@
-// A rank's gradients: where backward writes them and where their reduction leaves this rank's shard.
+// A rank's gradients: where backward writes them and where their reduction leaves this rank's
+// shard.
 //
 // A store is chosen for each bucket when the run is planned:
 //   accumulated  the whole bucket, for a step: backward adds the micro-batches in place, and the bucket
@@ -66,8 +67,8 @@ bool grads_use_slots(const Base *base, const Grads *grads);
 void grads_new_step(const Base *base, Grads *grads);
 // A backward is about to write the unit's gradients: compute waits for the bucket's slot.
 void grads_begin(const Base *base, Grads *grads, int unit);
-// The unit's gradients are complete. True with the last unit of its bucket, which is then ready to be
-// reduced: the lanes wait for it.
+// The unit's gradients are complete. True with the last unit of its bucket, which is then ready to
+// be reduced: the lanes wait for it.
 bool grads_complete(const Base *base, Grads *grads, int unit);
 // The bucket's reduction has been queued.
 void grads_reduced(const Base *base, Grads *grads, int b);

@@ -1,16 +1,17 @@
-// --local-steps: every node is a replica group that trains on its own master weights. Every H steps a
-// bucket is synchronized: an outer step, as in DiLoCo.
+// --local-steps: every node is a replica group that trains on its own master weights. Every H steps
+// a bucket is synchronized: an outer step, as in DiLoCo.
 //
 // Besides master weights and moments a rank holds outer weights and their momentum for its shard,
-// equal in all replica groups. Every bucket has its sync slot once in H steps, and the slots are spread
-// over these steps. At the end of step t, its slot, the bucket's pseudo-gradient (outer weights minus
-// master weights) is averaged over the replica groups, and the outer weights take a step along it.
-// `delay` steps later, at the end of step t + delay, the master weights become the outer weights, or a
-// mix of both. The model weights follow with the payload of the next update.
+// equal in all replica groups. Every bucket has its sync slot once in H steps, and the slots are
+// spread over these steps. At the end of step t, its slot, the bucket's pseudo-gradient (outer
+// weights minus master weights) is averaged over the replica groups, and the outer weights take a
+// step along it. `delay` steps later, at the end of step t + delay, the master weights become the
+// outer weights, or a mix of both. The model weights follow with the payload of the next update.
 //
-// In the run's last step every bucket is synchronized. The outer weights then become the mean of the
-// replica groups' master weights, without learning rate and momentum, and the master weights follow at
-// once. So what is evaluated and saved at the end contains all steps of all replica groups.
+// In the run's last step every bucket is synchronized. The outer weights then become the mean of
+// the replica groups' master weights, without learning rate and momentum, and the master weights
+// follow at once. So what is evaluated and saved at the end contains all steps of all replica
+// groups.
 //
 // The exchange (sdp4bit/outer.h) runs on a stream of its own, overlapped with forward and backward.
 // What was sent at the end of step t is waited for before the update of step t + delay + 1, or by
@@ -56,8 +57,8 @@ void outer_start(const Base *base, Outer *outer);
 void outer_free(const Base *base, Outer *outer);
 // The outer weights become the master weights, without momentum.
 void outer_from_master(const Base *base, Outer *outer, const Optimizer *optimizer);
-// Before the AdamW update of bucket b: its master weights take the outer weights if that is due at the
-// end of `step` or earlier.
+// Before the AdamW update of bucket b: its master weights take the outer weights if that is due at
+// the end of `step` or earlier.
 void outer_apply(const Base *base, Outer *outer, const Optimizer *optimizer, int b, int64_t step);
 // After the update of bucket b: starts its exchange if the step is its sync slot.
 void outer_sync(const Base *base, Outer *outer, const Optimizer *optimizer, int b);
@@ -68,8 +69,8 @@ void outer_settle(const Base *base, Outer *outer, const Optimizer *optimizer);
 void outer_hash(const Base *base, const Outer *outer, uint64_t *hash);
 // The master weights become the loaded outer weights. Waits.
 void outer_begin_group(const Base *base, const Outer *outer, const Optimizer *optimizer);
-// After loading a checkpoint of `step`: buckets synchronized after `applied_at` (RunState.met_at) whose
-// master weights have not taken the outer weights yet will do so.
+// After loading a checkpoint of `step`: buckets synchronized after `applied_at` (RunState.met_at)
+// whose master weights have not taken the outer weights yet will do so.
 void outer_resume_group(const Base *base, Outer *outer, int64_t step, int64_t applied_at);
 // Puts the outer weights in place of the model weights, and back. The caller has synchronized.
 void outer_use(const Base *base, Outer *outer, const Optimizer *optimizer, Weights *weights, bool on);

@@ -23,7 +23,7 @@ static void reserve_on_device(const Base *base, Optimizer *o, MemoryPlan *memory
     memory_plan_reserve(memory_plan, group, "fp32 master weights, own shard", bytes, (void **)&o->master);
     memory_plan_reserve(memory_plan, group, "first moments, own shard", bytes, (void **)&o->exp_avg);
     memory_plan_reserve(memory_plan, group, "second moments, own shard", bytes, (void **)&o->exp_avg_sq);
-    o->landed = (StepControl *)xcalloc(2, sizeof(StepControl), "the step status");
+    o->landed = (StepStatus *)xcalloc(2, sizeof(StepStatus), "the step status");
 }
 
 static void start_on_device(const Base *base, Optimizer *o) {}
@@ -62,7 +62,7 @@ static void queue_device(const Base *base, const Optimizer *o, Stream *stream, v
     copy_to_pinned(stream, pinned, state, bytes);
 }
 
-static void copy_status_to_host(const Base *base, StepControl *landed) {
+static void copy_status_to_host(const Base *base, StepStatus *landed) {
     copy_to_host(base->compute, landed, base->control, sizeof *landed);
 }
 
@@ -114,9 +114,9 @@ static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_p
     for (int slot = 0; slot < LANE_SLOTS; slot++)
         memory_plan_reserve_host(memory_plan, group, "weight payloads", (size_t)largest_message(base, slot),
                                  (void **)&host->message[slot]);
-    memory_plan_reserve_host(memory_plan, group, "step status", sizeof(StepControl), (void **)&host->control);
+    memory_plan_reserve_host(memory_plan, group, "step status", sizeof(StepStatus), (void **)&host->control);
     memory_plan_reserve_host(memory_plan, group, "step status", sizeof(uint64_t), (void **)&host->fault);
-    memory_plan_reserve_host(memory_plan, group, "step status", 2 * sizeof(StepControl), (void **)&o->landed);
+    memory_plan_reserve_host(memory_plan, group, "step status", 2 * sizeof(StepStatus), (void **)&o->landed);
     memory_plan_reserve(memory_plan, "norm and verdict", "first fault of the host", sizeof(uint64_t),
                         (void **)&o->found);
 }
@@ -191,7 +191,7 @@ static void after_reduction(const Base *base, Optimizer *o, int b, GradShard own
 static void status_known(const Base *base, Optimizer *o) {
     event_record(o->status, base->lanes->last);
     stream_wait(o->host.stream, o->status);
-    copy_to_pinned(o->host.stream, o->host.control, base->control, sizeof(StepControl));
+    copy_to_pinned(o->host.stream, o->host.control, base->control, sizeof(StepStatus));
 }
 
 static BucketState state_on_host(const Base *base, const Optimizer *o, int b, GradShard grads,
@@ -252,7 +252,7 @@ static void write_host(const Optimizer *o, Stream *stream, void *state, const vo
 }
 
 // Not queued after AdamW, which runs on the driver's thread that completes pageable copies.
-static void copy_status_to_pinned(const Base *base, StepControl *landed) {
+static void copy_status_to_pinned(const Base *base, StepStatus *landed) {
     copy_to_pinned(base->compute, landed, base->control, sizeof *landed);
 }
 

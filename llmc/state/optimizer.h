@@ -1,4 +1,5 @@
-// AdamW's state of this rank's shard: fp32 master weights and two moments, and where the update runs.
+// AdamW's state of this rank's shard: fp32 master weights and two moments, and where the update
+// runs.
 //
 // The store is chosen when the run is planned:
 //   device  state and update on the device
@@ -40,8 +41,9 @@ typedef struct OptimizerStore {
     void (*reserve)(const Base *base, Optimizer *optimizer, MemoryPlan *memory_plan);
     void (*start)(const Base *base, Optimizer *optimizer);
     void (*free)(const Base *base, Optimizer *optimizer);
-    // Around a reduction of bucket b into `own`, in the order of lanes->last. slots: the shard's memory
-    // serves several buckets. add: the reduction adds to the sum so far. last: it is the step's last.
+    // Around a reduction of bucket b into `own`, in the order of lanes->last. slots: the shard's
+    // memory serves several buckets. add: the reduction adds to the sum so far. last: it is the
+    // step's last.
     void (*before_reduction)(const Base *base, Optimizer *optimizer, int b, GradShard own, bool slots,
                              bool add);
     void (*after_reduction)(const Base *base, Optimizer *optimizer, int b, GradShard own, bool slots,
@@ -62,14 +64,14 @@ typedef struct OptimizerStore {
     void (*queue)(const Base *base, const Optimizer *optimizer, Stream *stream, void *pinned,
                   const void *state, size_t bytes);
     // The status of the step to `landed`, in the order of compute.
-    void (*copy_status)(const Base *base, StepControl *landed);
+    void (*copy_status)(const Base *base, StepStatus *landed);
 } OptimizerStore;
 extern const OptimizerStore optimizer_device, optimizer_host;
 
 struct Optimizer {
     const OptimizerStore *store;
     float *master, *exp_avg, *exp_avg_sq;  // (plan.shard_elements)
-    StepControl *landed;                   // host (2): status of the latest two steps
+    StepStatus *landed;                    // host (2): status of the latest two steps
     // the host store: page-locked memory except `found`
     QwdHost host;     // host.stream: of the copies and the update
     float *grads;     // (plan.shard_elements) reduced gradients

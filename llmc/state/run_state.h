@@ -1,5 +1,5 @@
 // What a run is, beside its weights and moments: counters and small state, equal on every rank. A
-// checkpoint holds it; resume.c and sentry.c fill it and take it back.
+// checkpoint holds it; resume.c and guard.c fill it and take it back.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -12,7 +12,7 @@ typedef struct RunState {
     double beta1_power, beta2_power;  // running products of the betas, to the bit
     int64_t skipped_iterations, nan_iterations;
     double flops_so_far;
-    int64_t spikes, spikes_seen, skipped_in_a_row;  // the sentry's: sdp4bit/spikes.h
+    int64_t spikes, spikes_seen, skipped_in_a_row;  // the anomaly guard's: sdp4bit/spikes.h
     int64_t repairs;                                // of replicas: llmc/state/replicas.h
     int64_t
         met_at;  // local steps: exchanges that began up to this iteration meet no master weights any more. It

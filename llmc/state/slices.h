@@ -1,5 +1,5 @@
-// Copies of the training state to and from the host, for checkpoints: the end of zero.h. Included by
-// zero_parts.h.
+// Copies of the training state to and from the host, for checkpoints: the end of zero.h. Included
+// by zero_parts.h.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/state/base.h"

@@ -58,7 +58,7 @@ static void reserve_world(const Base *base, Weights *weights, MemoryPlan *plan) 
     }
     memory_plan_reserve(plan, "weights", "payloads of a layer, gathered", (size_t)(largest * base->plan.dp),
                         (void **)&weights->buffer);
-    memory_plan_reserve(plan, "weights", "status of an applied step", sizeof(StepControl),
+    memory_plan_reserve(plan, "weights", "status of an applied step", sizeof(StepStatus),
                         (void **)&weights->always);
     if (codec_grouped(base->weight_format.codec))
         memory_plan_reserve(plan, "weights", "own payloads", (size_t)kept, (void **)&weights->message);
@@ -98,7 +98,7 @@ void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan
 }
 
 void weights_start(const Base *base, Weights *weights) {
-    StepControl always = {0};
+    StepStatus always = {0};
     for (int b = 0; b < base->plan.buckets; b++) weights->done[b] = event_create(base->device);
     if (!weights->layers->gathers) return;
     weights->stream = base->lanes->apart ? stream_create_urgent(base->device, "layers' weights")

@@ -73,7 +73,7 @@ struct Weights {
     CommRow *row;                   // (2 * nodes) of the gather in progress
     // the world store
     uint8_t *buffer;         // (dp) payloads of the gather in progress
-    StepControl *always;     // device (1): the status of a step that was applied
+    StepStatus *always;      // device (1): the status of a step that was applied
     uint8_t *message;        // this rank's payloads of the latest update; NULL: plain weights are sent
     int64_t *message_start;  // (buckets)
     bool messages_valid;     // an update has written them since the weights were last set
@@ -103,9 +103,9 @@ static inline GatherBuffer weights_buffer(const Base *base, const Weights *weigh
 WeightShard weights_own(const Base *base, const Weights *weights, int b);
 // First weight of a range of this rank's shard.
 floatX *weights_of_range(const Base *base, const Weights *weights, const Range *range);
-// A tensor's elements in the i-th shard that this rank holds, as one range of its part of the tensor:
-// *first and *count. NULL if there are none. i < weights->kept.shards. A replicated tensor is one
-// range, with i = 0.
+// A tensor's elements in the i-th shard that this rank holds, as one range of its part of the
+// tensor: *first and *count. NULL if there are none. i < weights->kept.shards. A replicated tensor
+// is one range, with i = 0.
 floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, int i, int64_t *first,
                           int64_t *count);
 floatX *weights_tensor(const Base *base, const Weights *weights, int tensor);

@@ -11,8 +11,8 @@
 
 // --- start and end -------------------------------------------------------------------------------
 
-void zero_set_counters(Zero *zero, const StepControl *start) {
-    StepControl control = *start;
+void zero_set_counters(Zero *zero, const StepStatus *start) {
+    StepStatus control = *start;
     control.applied = 1;
     copy_to_device(zero->base.compute, zero->base.control, &control, sizeof control);
 }
@@ -37,14 +37,14 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
     zero->slices.stream = own_stream ? stream_create(device, "checkpoint copies") : lanes->last;
     zero->slices.staged = event_create(device);
     zero->computed = event_create(device);
-    zero->judged = event_create(device);
+    zero->status_known = event_create(device);
     for (int i = 0; i < 2; i++) zero->landing[i] = event_create(device);
     grads_start(base, &zero->grads);
     zero->optimizer.store->start(base, &zero->optimizer);
     outer_start(base, &zero->outer);
     copy_to_device(compute, base->segments, base->plan.segments,
                    (size_t)base->plan.segments_total * sizeof(Segment));
-    StepControl start = {0};
+    StepStatus start = {0};
     start.beta1_power = start.beta2_power = 1.0;
     zero_set_counters(zero, &start);
     weights_start(base, &zero->weights);
@@ -66,7 +66,7 @@ void zero_free(Zero *zero) {
     Base *base = &zero->base;
     if (base->device) {
         event_destroy(zero->computed);
-        event_destroy(zero->judged);
+        event_destroy(zero->status_known);
         event_destroy(zero->slices.staged);
         for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
         if (zero->slices.stream != base->lanes->last) stream_destroy(zero->slices.stream);
@@ -129,7 +129,7 @@ void zero_weights_wait(Zero *zero, int unit, int next, bool backward) {
 void zero_weights_wait_all(Zero *zero) { weights_wait_all(&zero->base, &zero->weights); }
 void zero_grads_begin(Zero *zero, int unit) { grads_begin(&zero->base, &zero->grads, unit); }
 
-bool zero_grads_stay(const Zero *zero, int unit) {
+bool zero_grads_accumulate(const Zero *zero, int unit) {
     return zero->grads.store[zero->base.plan.unit_bucket[unit]]->accumulates;
 }
 
@@ -137,13 +137,13 @@ int zero_reductions(const Zero *zero, int bucket, int micro_batches) {
     return zero->grads.store[bucket]->accumulates ? 1 : micro_batches;
 }
 
-bool zero_quantizes_first(const Zero *zero) {
+bool zero_first_quantized_step(const Zero *zero) {
     const Base *base = &zero->base;
     return grads_use_slots(base, &zero->grads) &&
            base_grad_format(base, base->step) != base_grad_format(base, base->step - 1);
 }
 
-void zero_rehearse(Zero *zero, bool on) {
+void zero_warm_up(Zero *zero, bool on) {
     zero->grads.warming_up = on;
     grads_new_step(&zero->base, &zero->grads);
     zero->wire_checks.exchange = 0;
@@ -250,16 +250,16 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
 
 // Computes the step status. Every rank of the replica group adds the same records in the same
 // order, so all get the same one.
-static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
-    const Group *judges = mesh_status_group(zero->base.mesh);
-    int rank = judges->rank;
+static void compute_norm_and_status(Zero *zero, double lr_if_applied, double lr_if_skipped) {
+    const Group *group = mesh_status_group(zero->base.mesh);
+    int rank = group->rank;
     kernel_step_record(zero->base.lanes->last, zero->records + rank, zero->piece_sums,
                        2 * zero->base.plan.buckets, zero->loss_sum, zero->wire_checks.fault);
-    comm_all_gather(judges, zero->records, sizeof(StepRecord), zero->base.lanes->last);
-    Judge j = {0};
+    comm_all_gather(group, zero->records, sizeof(StepRecord), zero->base.lanes->last);
+    StatusInputs j = {0};
     j.records = zero->records;
-    j.ranks = judges->size;
-    j.losses = judges->size / zero->base.mesh->pp.size;
+    j.ranks = group->size;
+    j.losses = group->size / zero->base.mesh->pp.size;
     j.clip_grad = (float)zero->base.config->clip_grad;
     j.beta1 = (float)zero->base.config->adam_beta1;
     j.beta2 = (float)zero->base.config->adam_beta2;
@@ -269,7 +269,7 @@ static void judge(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     j.skip_spikes = zero->base.config->on_spike == ON_SPIKE_SKIP;
     j.loss_spike_factor = (float)zero->base.config->loss_spike_factor;
     j.norm_spike_factor = (float)zero->base.config->norm_spike_factor;
-    kernel_judge(zero->base.lanes->last, zero->base.control, &j);
+    kernel_step_status(zero->base.lanes->last, zero->base.control, &j);
 }
 
 static QwdStep qwd_step(Zero *zero, double weight_decay) {
@@ -338,7 +338,7 @@ static void finish_bucket(Zero *zero, const QwdStep *step, int b) {
 static void send_status(Zero *zero, int slot) {
     const Base *base = &zero->base;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
-    stream_wait(base->compute, zero->judged);
+    stream_wait(base->compute, zero->status_known);
     timer_stop(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
     zero->optimizer.store->copy_status(base, &zero->optimizer.landed[slot]);
     event_record(zero->landing[slot], base->compute);
@@ -351,9 +351,9 @@ static void compute_status(Zero *zero, double lr_if_applied, double lr_if_skippe
     event_record(zero->computed, base->compute);
     stream_wait(last, zero->computed);
     timer_start(base->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, last);
-    judge(zero, lr_if_applied, lr_if_skipped);
+    compute_norm_and_status(zero, lr_if_applied, lr_if_skipped);
     timer_stop(base->timers, TIMER_OPTIMIZER_CLIP_MAIN_GRAD, last);
-    event_record(zero->judged, last);
+    event_record(zero->status_known, last);
     send_status(zero, (int)(base->step % 2));
 }
 
@@ -391,10 +391,11 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     // of the next step's first reduction.
     if (base->lanes->apart) stream_wait(last, weights->done[buckets - 1]);
     timer_stop(base->timers, TIMER_OPTIMIZER, last);
-    if (weights->message && !weights->messages_valid) weights->messages_valid = zero_verdict(zero, 0).applied;
+    if (weights->message && !weights->messages_valid)
+        weights->messages_valid = zero_step_status(zero, 0).applied;
 }
 
-StepControl zero_verdict(Zero *zero, int which) {
+StepStatus zero_step_status(Zero *zero, int which) {
     int slot = (int)((zero->base.step - which) % 2);
     event_synchronize(zero->landing[slot]);
     return zero->optimizer.landed[slot];
@@ -471,7 +472,7 @@ int64_t zero_zeros(Zero *zero, Peers world) {
 }
 
 bool zero_sound(Zero *zero, Peers world, Error *err) {
-    StepControl found;
+    StepStatus found;
     int ranks = zero->base.mesh->world.size;
     StepRecord own = {0};
     StepRecord *records = (StepRecord *)xcalloc((size_t)ranks, sizeof *records, "the ranks' findings");
@@ -480,7 +481,7 @@ bool zero_sound(Zero *zero, Peers world, Error *err) {
     copy_to_host(zero->base.lanes->last, &own.fault, zero->wire_checks.fault, sizeof(uint64_t));
     stream_synchronize(zero->base.lanes->last);
     peers_all_gather(world, &own, records, (int)sizeof own, MPI_BYTE);
-    bool sound = !judge_faults(&found, records, ranks);
+    bool sound = !status_first_fault(&found, records, ranks);
     free(records);
     return sound || fault_error(found.fault, found.fault_rank, zero->base.mesh, err);
 }

@@ -78,7 +78,7 @@ void zero_step_begins(Zero *zero, int64_t iteration);
 // adds to the 1-D tensors', which zero_update leaves clear. The step's first micro-batch overwrites
 // the matrices', and the others add. If not (ZeRO-2), every micro-batch begins anew: it overwrites
 // the matrices' and finds the 1-D tensors' clear.
-bool zero_grads_stay(const Zero *zero, int unit);
+bool zero_grads_accumulate(const Zero *zero, int unit);
 // How often a step of so many micro-batches reduces a bucket: what layout_bucket_wire_bytes counts
 // of gradients travels so often.
 int zero_reductions(const Zero *zero, int bucket, int micro_batches);
@@ -93,19 +93,19 @@ void zero_grads_begin(Zero *zero, int unit);
 void zero_reduce_unit(Zero *zero, int unit, bool last);
 // Between on and off, within a step: passes over synthetic numbers, which launch every kernel once.
 // What they reduce is kept, counted and shown nowhere. Collective over dp: all of its ranks do so.
-void zero_rehearse(Zero *zero, bool on);
+void zero_warm_up(Zero *zero, bool on);
 // Does a reduction in the midst of this step run kernels for the first time? It does where
 // --gradients-quantization-start-iteration is reached and gradients do not stay.
-bool zero_quantizes_first(const Zero *zero);
+bool zero_first_quantized_step(const Zero *zero);
 // Norm, verdict, AdamW, and the gathers in forward order. Learning rates for the case that the
 // previous step was applied or skipped.
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay);
-// The verdict of the step that zero_update finished, waited for. which: 0 the latest step, 1 the
-// one before.
-StepControl zero_verdict(Zero *zero, int which);
-// What a verdict hands to the next: Adam's counters and the sentry's state. zero_start sets a fresh
-// run's.
-void zero_set_counters(Zero *zero, const StepControl *start);
+// The step status of the step that zero_update finished, waited for. which: 0 the latest step, 1
+// the one before.
+StepStatus zero_step_status(Zero *zero, int which);
+// What a step status hands to the next: Adam's counters and the anomaly guard's state. zero_start
+// sets a fresh run's.
+void zero_set_counters(Zero *zero, const StepStatus *start);
 
 // The only way to a layer's weights: makes the compute stream wait for the bucket of this unit.
 // Where weights are shared out it is gathered first, unless it is there. next: the unit that is

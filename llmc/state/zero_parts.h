@@ -37,7 +37,7 @@ struct Zero {
     int64_t *zeros;       // device (1): --log-num-zeros-in-grad
     uint64_t *hash;       // device: replica hashes, (buckets), or (tensors) if more and tensors have copies
     Event *computed;      // compute's last work of a step: its loss
-    Event *judged;        // the status has been computed and the loss read
+    Event *status_known;  // the status has been computed and the loss read
     Event *landing[2];    // optimizer.landed has been written
 };
 

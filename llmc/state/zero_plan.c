@@ -143,7 +143,7 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
                         2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
     memory_plan_reserve(memory_plan, "norm and verdict", "records of all ranks",
                         (size_t)zero->base.mesh->world.size * sizeof(StepRecord), (void **)&zero->records);
-    memory_plan_reserve(memory_plan, "norm and verdict", "step control", sizeof(StepControl),
+    memory_plan_reserve(memory_plan, "norm and verdict", "step status", sizeof(StepStatus),
                         (void **)&zero->base.control);
     memory_plan_reserve(memory_plan, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
     bool copies = zero->base.mesh->tp.size > 1 || zero->base.mesh->pp.size > 1;

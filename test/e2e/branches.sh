@@ -66,7 +66,7 @@ by_hand() {
         says '![p500_l100_gaps](125m-branches_p500_l100_gaps.svg)' &&
         [ -s "$work/page/125m-branches_p500_l100_gradient_error.svg" ]
 }
-check "gaps, intervals and verdicts of known answers" by_hand
+check "gaps, intervals and step statuses of known answers" by_hand
 other_bits() {
     cp -r "$work/one" "$work/bits" && made bits lossless 0 3.0000 && reports "$work/bits" &&
         says 'lossless gives the baseline'"'"'s bits: **does not hold** for data 0'

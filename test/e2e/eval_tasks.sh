@@ -80,7 +80,7 @@ check "weights shared by all ranks" same_scores zero3 2 --data-parallel-sharding
 check "full recomputation" same_scores again 1 --recompute-granularity full
 
 # Tensor parallelism rounds elsewhere, and so may products of another shape: likelihoods within a
-# hundredth, verdicts but for a sample.
+# hundredth, step statuses but for a sample.
 close_scores() { # NAME NP FLAGS...
     scored_alone "$@" || return 1
     paste -d '\n' "$work/run.scores" "$work/$1.scores" | sed -e 's/"[a-z_]*":/ /g; s/[][{},]/ /g' | awk '

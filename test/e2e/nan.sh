@@ -44,7 +44,7 @@ one_file() {
     done
 }
 check "one file for both streams: the error begins a line" one_file
-late() { # the verdict is read a step late when nothing is logged or saved in between
+late() { # the step status is read a step late when nothing is logged or saved in between
     train 4 "${wild[@]}" --log-interval 1000 --save "$work/late" --save-interval 1000
     error_names 4 "iteration 2 update: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] ||
         return 1
@@ -117,8 +117,8 @@ counted() { # the run goes on with its counters
     [ -z "$why" ]
 }
 check "resumed after skipped steps" counted
-# The update itself refuses what is not finite, whatever the flags allow: the verdict after it ends
-# the run, and nothing is saved after it.
+# The update itself refuses what is not finite, whatever the flags allow: the step status after it
+# ends the run, and nothing is saved after it.
 refused() { # RANKS NAME ITERATION FLAGS...: the last one saved is the iteration before
     local ranks=$1 name=$2 iteration=$3 saved
     shift 3
@@ -141,7 +141,7 @@ unchecked() {
     grep -q 'lm loss: nan' "$work/out" || { why="the loss is not shown as nan"; return 1; }
 }
 check "--no-check-for-nan-in-loss-and-grad shows nan, and the update refuses it" unchecked
-late_refusal() { # nothing is saved in between: the verdict after, or the end, names the step
+late_refusal() { # nothing is saved in between: the step status after, or the end, names the step
     LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --log-interval 1000
     error_names 4 "iteration 1 update: the update on rank" $? || return 1
     LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --train-iters 1

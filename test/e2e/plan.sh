@@ -78,8 +78,8 @@ under_mpirun() {
 }
 check "--plan under mpirun prints one plan" under_mpirun
 
-# The verdict at the end, for a reader: GiB by purpose, which GPUs hold it, what leaves a node.
-verdict() { # CARD RANKS RANKS_PER_NODE FLAGS...: leaves the verdict in $work/verdict
+# The step status at the end, for a reader: GiB by purpose, which GPUs hold it, what leaves a node.
+verdict() { # CARD RANKS RANKS_PER_NODE FLAGS...: leaves the step status in $work/verdict
     "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size "$2" --gpus-per-node "$3" \
         "${@:4}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
@@ -101,8 +101,8 @@ gib_add_up() { # the purposes' GiB are the sum, which is the total in bytes
         "$work/out" ||
         { why="$(tr '\n' ';' <"$work/verdict")"; return 1; }
 }
-check "the verdict's GiB add up to the total" gib_add_up
-largest() { # GB: the --micro-batch-size that the verdict says would still fit
+check "the step status's GiB add up to the total" gib_add_up
+largest() { # GB: the --micro-batch-size that the step status says would still fit
     sed -nE "s/^  a GPU of +$1 GB .*: fits.* up to --micro-batch-size ([0-9]+).*/\1/p" "$work/verdict"
 }
 largest_fits() { # and one more does not

@@ -51,7 +51,7 @@ by_hand() {
         says '- sdp4bit is as good as the baseline, to 0.003: **does not hold** (+0.02000 ± 0.01299)' &&
         says '- qwd is as good as the baseline, to 0.003: **cannot be told** (-0.01000 ± 0.02598)'
 }
-check "gaps, intervals and verdicts of known answers" by_hand
+check "gaps, intervals and step statuses of known answers" by_hand
 pictures() {
     local name
     for name in gaps training gradient_error replica_error; do

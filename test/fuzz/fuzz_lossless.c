@@ -9,14 +9,14 @@ enum { CHOICES = 3, FAULT = 77 };
 
 static void decode(const LosslessLayout *m, const uint8_t *message, int64_t bytes, uint16_t *weights,
                    uint64_t *fault) {
-    static const StepControl applied = {.applied = 1};
+    static const StepStatus applied = {.applied = 1};
     DecodeWeights d = {&applied, *m, message, bytes, bytes, 1, 1, (uint8_t *)weights, fault, FAULT};
     kernel_decode_weights(NULL, &d);
 }
 
 // Decoded weights are as good as any: their own message brings them back.
 static void code_again(const LosslessLayout *m, const uint16_t *old, const uint16_t *fresh) {
-    static const StepControl applied = {.applied = 1};
+    static const StepStatus applied = {.applied = 1};
     size_t whole = (size_t)(m->elements + m->tail_elements) * sizeof *old;
     uint8_t *coded = (uint8_t *)xcalloc(1, (size_t)m->most, "a message"),
             *message = (uint8_t *)xmalloc((size_t)m->most, "a message");

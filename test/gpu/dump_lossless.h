@@ -9,7 +9,7 @@ typedef struct Coded {
     LosslessLayout layout;
     uint8_t *old, *fresh, *tail, *coded, *messages, *weights;  // device
     uint32_t *bytes;
-    StepControl *control;
+    StepStatus *control;
     uint64_t *fault;
 } Coded;
 
@@ -79,7 +79,7 @@ typedef struct Changes {
 } Changes;
 
 static inline void lossless_of(Dump *d, int64_t elements, int64_t tail, Changes of) {
-    StepControl control = {.applied = 1};
+    StepStatus control = {.applied = 1};
     Coded c = {.layout = lossless_layout(elements, tail)};
     c.old = uploaded_weights(d, elements, 1, 0.0f, of.before);
     c.fresh = uploaded_weights(d, elements, 1, of.change, of.after);
@@ -88,7 +88,7 @@ static inline void lossless_of(Dump *d, int64_t elements, int64_t tail, Changes 
     c.messages = (uint8_t *)reserve(d, 2 * c.layout.most);
     c.weights = (uint8_t *)reserve(d, 4 * (elements + tail));
     c.bytes = (uint32_t *)reserve(d, sizeof *c.bytes);
-    c.control = (StepControl *)upload(d, &control, sizeof control);
+    c.control = (StepStatus *)upload(d, &control, sizeof control);
     c.fault = (uint64_t *)reserve(d, sizeof *c.fault);
     snprintf(d->prefix, sizeof d->prefix, "lossless %" PRId64 "+%" PRId64 " %g %u %u", elements, tail,
              (double)of.change, of.before, of.after);

@@ -230,7 +230,7 @@ static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, cons
     Dump *d = r->d;
     int64_t values = q->slots * r->bucket.matrix_per_rank, bytes = q->message.bytes;
     if (!codec_grouped(q->codec)) return;
-    StepControl skipped = {0};
+    StepStatus skipped = {0};
     float *memory = uploaded_values(d, values, r->inputs + 500 + (uint32_t)node, false);
     Residual residual = {memory, NULL, false};
     QuantizePartitions own = *q;
@@ -252,7 +252,7 @@ static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, cons
         result(d, RAW, own.self_slot, bytes, "chunk%d node%d step%d residual.self", k, node, step);
         kernel_keep_residual(d->stream, &own, &residual);
         result(d, FP32, memory, values * 4, "chunk%d node%d step%d residual.kept", k, node, step);
-        residual.control = (const StepControl *)control;
+        residual.control = (const StepStatus *)control;
     }
     release(d, memory);
     release(d, own.send);
@@ -405,7 +405,7 @@ typedef struct Weights {
     floatX *weights;        // (elements)
     float *master, *m, *v;  // (dp, shard) all ranks' states
     uint8_t *messages;      // [local][node]
-    StepControl *control;
+    StepStatus *control;
     uint64_t *fault;
     MessageLayout message;
 } Weights;
@@ -441,9 +441,9 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     w->m = (float *)upload(d, values, states * 4);
     for (int64_t i = 0; i < states; i++) values[i] = values[i] * values[i];
     w->v = (float *)upload(d, values, states * 4);
-    StepControl control = {0.9,         0.95,         1, 2.5f, 3.0f,     0.875f, 6e-4f,
-                           1.0f - 0.9f, 1.0f - 0.95f, 1, 0,    UNSPIKED, 0};
-    w->control = (StepControl *)upload(d, &control, sizeof control);
+    StepStatus control = {0.9,         0.95,         1, 2.5f, 3.0f,     0.875f, 6e-4f,
+                          1.0f - 0.9f, 1.0f - 0.95f, 1, 0,    UNSPIKED, 0};
+    w->control = (StepStatus *)upload(d, &control, sizeof control);
     w->fault = (uint64_t *)upload(d, &control.fault, sizeof control.fault);
     stream_synchronize(d->stream);
     free(host);
@@ -467,7 +467,7 @@ static void set_learning_rate(Run *r, Weights *w, float learning_rate) {
 }
 
 static void set_applied(Run *r, Weights *w, int applied) {
-    StepControl control;
+    StepStatus control;
     copy_to_host(r->d->stream, &control, w->control, sizeof control);
     stream_synchronize(r->d->stream);
     control.applied = applied;
@@ -628,8 +628,8 @@ static void norms(Dump *d) {
     release(d, sum);
 }
 
-static void dump_control(Dump *d, const StepControl *control, int index) {
-    StepControl host;
+static void dump_control(Dump *d, const StepStatus *control, int index) {
+    StepStatus host;
     copy_to_host(d->stream, &host, control, sizeof host);
     stream_synchronize(d->stream);
     result(d, FP64, control, 2 * sizeof(double), "judge %d powers", index);
@@ -638,7 +638,7 @@ static void dump_control(Dump *d, const StepControl *control, int index) {
            (int)host.applied);
 }
 
-static void verdicts(Dump *d) {
+static void step statuses(Dump *d) {
     float sums_host[] = {0.1f, 1e-30f, 3.0f, 1e10f, FLT_MIN, 7.7f, 1e38f}, loss_host[] = {2.345f, NAN};
     float *sums = (float *)upload(d, sums_host, sizeof sums_host),
           *loss = (float *)upload(d, loss_host, sizeof loss_host);
@@ -658,9 +658,9 @@ static void verdicts(Dump *d) {
     }
     release(d, found);
     set_zero(d->stream, fault, sizeof *fault);
-    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0};
-    StepControl *control = (StepControl *)upload(d, &start, sizeof start);
-    Judge j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0};
+    StepStatus start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0};
+    StepStatus *control = (StepStatus *)upload(d, &start, sizeof start);
+    StatusInputs j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0};
     for (int step = 0; step < 12; step++) {
         j.ranks = 1 + step % 6;
         j.losses = 1 + step % j.ranks;
@@ -668,7 +668,7 @@ static void verdicts(Dump *d) {
         // A NaN loss on the last record now and then: skipped, or applied where the check is off.
         kernel_step_record(d->stream, records + j.ranks - 1, sums, step % 7, loss + (step % 5 == 3), fault);
         j.skip_non_finite = step != 8;
-        kernel_judge(d->stream, control, &j);
+        kernel_step_status(d->stream, control, &j);
         dump_control(d, control, step);
     }
     release(d, sums);
@@ -720,13 +720,13 @@ static void spikes(Dump *d) {
           *loss = (float *)upload(d, loss_host, sizeof loss_host);
     StepRecord *records = (StepRecord *)reserve(d, sizeof(StepRecord));
     uint64_t *fault = (uint64_t *)reserve(d, sizeof *fault);
-    StepControl start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0}, host;
-    StepControl *control = (StepControl *)upload(d, &start, sizeof start);
-    Judge j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f};
+    StepStatus start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0}, host;
+    StepStatus *control = (StepStatus *)upload(d, &start, sizeof start);
+    StatusInputs j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f};
     for (int step = 0; step < STEPS; step++) {
         j.skip_spikes = step > 80;
         kernel_step_record(d->stream, records, sums + step, 1, loss + step, fault);
-        kernel_judge(d->stream, control, &j);
+        kernel_step_status(d->stream, control, &j);
         copy_to_host(d->stream, &host, control, sizeof host);
         stream_synchronize(d->stream);
         result(d, FP64, &control->spikes.loss, 4 * sizeof(double), "spikes %d means", step);
@@ -810,9 +810,9 @@ static void kept_messages(Dump *d) {
     uint8_t *host = (uint8_t *)xmalloc(BYTES, "test data");
     for (int i = 0; i < BYTES; i++) host[i] = (uint8_t)(i * 7 + i / 256);
     uint8_t *from = (uint8_t *)upload(d, host, BYTES), *to = (uint8_t *)reserve(d, BYTES);
-    StepControl *control = (StepControl *)reserve(d, sizeof *control);
+    StepStatus *control = (StepStatus *)reserve(d, sizeof *control);
     for (int applied = 0; applied < 2; applied++) {
-        StepControl now = {0};
+        StepStatus now = {0};
         now.applied = applied;
         copy_to_device(d->stream, control, &now, sizeof now);
         kernel_keep_message(d->stream, control, to, from, BYTES);
@@ -940,7 +940,7 @@ static void run_all(Dump *d, int64_t values) {
     for (int i = 0; i < CASE_COUNT; i++) run_case(d, &CASES[i], values / ranks, i);
     snprintf(d->prefix, sizeof d->prefix, "general");
     norms(d);
-    verdicts(d);
+    step statuses(d);
     spikes(d);
     seals(d);
     replicas(d);

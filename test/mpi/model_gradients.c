@@ -336,16 +336,16 @@ static void hold_back(Model *m, int more) {
 }
 
 // What a pipeline's stage does before its first pass of a step. It is to leave no trace but bytes.
-static void rehearse(Model *m) {
-    zero_rehearse(m->zero, true);
+static void warm_up(Model *m) {
+    zero_warm_up(m->zero, true);
     for (int again = 0; again < 2; again++) {
         for (int unit = zero_layout(m->zero)->units - 1; unit >= 0; unit--) {
-            if (zero_grads_stay(m->zero, unit)) continue;
+            if (zero_grads_accumulate(m->zero, unit)) continue;
             zero_grads_begin(m->zero, unit);
             zero_reduce_unit(m->zero, unit, false);
         }
     }
-    zero_rehearse(m->zero, false);
+    zero_warm_up(m->zero, false);
 }
 
 // As the trainer's step up to zero_update, with so many micro-batches. overlapped: layers are
@@ -567,7 +567,7 @@ static bool same_shards(const Model *m, uint32_t step, const char *what, const f
     return ok;
 }
 
-static bool same_verdict(Model *m, uint32_t step) {
+static bool same_status(Model *m, uint32_t step) {
     StepRecord *records = (StepRecord *)m->found;  // the world's take less than the arena
     int ranks = m->rank->mesh->world.size;
     download(m, records, m->zero->records, (size_t)ranks * sizeof *records);
@@ -577,7 +577,7 @@ static bool same_verdict(Model *m, uint32_t step) {
         }
         if (records[r].fault) return complain(m, step, "a message's checksum", (int64_t)records[r].fault);
     }
-    StepControl control = zero_verdict(m->zero, 0);
+    StepStatus control = zero_step_status(m->zero, 0);
     if (!control.applied) return complain(m, step, "a skipped step", 0);
     if ((control.clip_coefficient < 1.0f) != (m->config.clip_grad < 1.0)) {
         return complain(m, step, "clipping that should bite, or should not", 0);
@@ -685,7 +685,7 @@ static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *bef
     simulate_micro_batches(m, step);
     simulate(m, step);
     zero_step_begins(m->zero, step);
-    rehearse(m);
+    warm_up(m);
     *before = zero_traffic(m->zero);
     run_micro_batches(m, m->preset->micro_batches);
     if (overlapped) return true;
@@ -701,7 +701,7 @@ static bool run_step(Model *m, uint32_t step) {
     else ok = reduce_kept(m, step, overlapped, &before);
     zero_update(m->zero, rate_of(step), 0.0, WEIGHT_DECAY);
     zero_synchronize(m->zero);
-    ok = ok && plausible(m, step) && (shared || same_gradients(m, step, true)) && same_verdict(m, step) &&
+    ok = ok && plausible(m, step) && (shared || same_gradients(m, step, true)) && same_status(m, step) &&
          same_shards(m, step, "another master", m->zero->optimizer.master, m->sim.master) &&
          same_shards(m, step, "another first moment", m->zero->optimizer.exp_avg, m->sim.exp_avg) &&
          same_shards(m, step, "another second moment", m->zero->optimizer.exp_avg_sq, m->sim.exp_avg_sq) &&

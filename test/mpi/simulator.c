@@ -1,5 +1,5 @@
 // See simulator.h. Sections follow sdp4bit/README.md: what a message does to its values, the
-// reduction, the norm, the verdict, AdamW, the weights.
+// reduction, the norm, the step status, AdamW, the weights.
 #include "test/mpi/simulator.h"
 
 #include <math.h>
@@ -294,7 +294,7 @@ void simulator_records(Simulator *sim, const float *losses) {
     }
 }
 
-// --- the verdict --------------------------------------------------------------------------------
+// --- the step status --------------------------------------------------------------------------------
 
 // One value of spikes.h's running means. Returns what it is measured by.
 static float follow(SpikeTrack *track, float value, float factor, int64_t before, bool finite) {
@@ -320,7 +320,7 @@ static bool spike(Simulator *sim, bool finite) {
 }
 
 static void judge(Simulator *sim, const SimulatedWorld *world, float lr_if_applied, float lr_if_skipped) {
-    StepControl *c = &sim->control;
+    StepStatus *c = &sim->control;
     double squares = 0, loss = 0;
     for (int r = 0; r < world->ranks; r++) squares += world->records[r].sum_squares;
     for (int r = 0; r < world->ranks; r++) loss += world->records[r].loss;
@@ -368,7 +368,7 @@ static void refuse(Simulator *sim, const Place *place, int64_t at) {
 
 static void adamw(Simulator *sim, const Place *place) {
     const SimulatorOptions *o = &sim->options;
-    const StepControl *c = &sim->control;
+    const StepStatus *c = &sim->control;
     float decay = place->matrix ? o->weight_decay : 0.0f;
     for (int64_t i = place->arena; i < place->arena + place->numel; i++) {
         float p = sim->master[i], g = sim->reduced[i] * c->clip_coefficient;

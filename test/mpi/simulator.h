@@ -6,10 +6,11 @@
 // test/mpi/model_gradients.c and test/unit/sdp4bit/test_simulator.c.
 //
 // With tensor and pipeline parallelism the ranks divide into data-parallel groups. A simulator is
-// one group. The groups meet in the verdict alone: they exchange their ranks' records before it.
+// one group. The groups meet in the step status alone: they exchange their ranks' records before
+// it.
 #pragma once
 #include "llmc/base/dtype.h"
-#include "sdp4bit/kernels.h"  // the types StepControl and StepRecord
+#include "sdp4bit/kernels.h"  // the types StepStatus and StepRecord
 #include "sdp4bit/layout.h"
 LLMC_BEGIN
 
@@ -34,7 +35,7 @@ typedef struct Simulator {
     float *residual;                       // (nodes, arena_elements) of error feedback
     StepRecord *records;                   // (dp) this group's
     uint64_t *fault;                       // (dp) what each rank has found
-    StepControl control;
+    StepStatus control;
 } Simulator;
 
 // Replicas = weights (plan->arena_elements), master weights = the same widened, moments 0.

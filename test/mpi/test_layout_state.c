@@ -290,7 +290,7 @@ static double norm_of_whole(const Layout *l) {
 }
 
 // A step whose gradients are `gradient` everywhere, with a loss on the last stage.
-static StepControl step(const Layout *l, float gradient, float loss) {
+static StepStatus step(const Layout *l, float gradient, float loss) {
     Zero *zero = l->zero;
     zero_step_begins(zero, STEP);
     if (l->gpt.stage.heads) *zero->loss_sum = loss;
@@ -304,7 +304,7 @@ static StepControl step(const Layout *l, float gradient, float loss) {
         zero_reduce_unit(zero, unit, true);
     }
     zero_update(zero, 0, 0, 0);
-    return zero_verdict(zero, 0);
+    return zero_step_status(zero, 0);
 }
 
 static void test_figures(const Layout *l) {
@@ -312,7 +312,7 @@ static void test_figures(const Layout *l) {
     double norm = zero_params_norm(l->zero, world), wanted = norm_of_whole(l);
     double all = (double)whole_elements(l);
     check(fabs(norm / wanted - 1) < 1e-6, l, "the weights' norm takes each once");
-    StepControl verdict = step(l, 0, 2.5f + (float)l->mesh.dp.rank);
+    StepStatus verdict = step(l, 0, 2.5f + (float)l->mesh.dp.rank);
     check((double)zero_zeros(l->zero, world) == all, l, "each zero is counted once");
     check(verdict.grad_norm == 0 && verdict.loss == 2.5f + 0.5f * (float)(l->mesh.dp.size - 1), l,
           "the loss is the data-parallel ranks' mean");

@@ -518,7 +518,7 @@ static bool run_step(Trial *t, int64_t step) {
              same_shard(t, step, "another outer momentum", t->zero->outer.momentum, t->outer.momentum);
     }
     bool skips = step == POISONED_STEP && t->mesh->replica_groups.rank == POISONED_REPLICA_GROUP;
-    StepControl control = zero_verdict(t->zero, 0);
+    StepStatus control = zero_step_status(t->zero, 0);
     if (control.applied == (int)skips) ok = complain(t, step, "another verdict", control.applied);
     ok = on_all(ok && same_weights(t, step, "another weight", own->replica));
     if (step % 5 == 0) ok = on_all(ok && evaluates_outer(t, step));

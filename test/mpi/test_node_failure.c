@@ -76,7 +76,7 @@ static bool run(const Case *c, int rank) {
     double took = monotonic_seconds() - start;
     watchdog_close(&site);
     meet_again(everyone, c->comes[rank] || c->late > 0);
-    // The limit, a wait for who does not answer, and one for the verdicts.
+    // The limit, a wait for who does not answer, and one for the step statuses.
     bool ok = as_expected(c, &found, rank) && took < 3 * LIMIT + 5;
     if (!ok) fprintf(stderr, "# rank %d: lost %d, left %d, %.1f s\n", rank, found.lost, found.left, took);
     node_recovery_disarm(&site);

@@ -242,7 +242,7 @@ typedef struct Trial {
     float *master, *exp_avg, *exp_avg_sq;  // (shard_elements)
     float *leaves, *piece_sums;
     StepRecord *records;
-    StepControl *control;
+    StepStatus *control;
     uint64_t *hash;
     float *loss;
     float *residual;  // (nodes, matrix_per_rank) of each bucket, or NULL
@@ -411,14 +411,14 @@ static void build_state(Trial *t) {
     t->leaves = (float *)allocate(t, (shard / 32 + 8) * sizeof(float));
     t->piece_sums = (float *)allocate(t, 2 * (size_t)t->layout.buckets * sizeof(float));
     t->records = (StepRecord *)allocate(t, (size_t)t->layout.dp * sizeof(StepRecord));
-    t->control = (StepControl *)allocate(t, sizeof(StepControl));
+    t->control = (StepStatus *)allocate(t, sizeof(StepStatus));
     t->hash = (uint64_t *)allocate(t, sizeof(uint64_t));
     t->loss = (float *)allocate(t, sizeof(float));
     if (t->feedback) {
         t->residual = (float *)allocate(t, residual_start(t, t->layout.buckets) * sizeof(float));
         set_zero(t->machine->stream, t->residual, residual_start(t, t->layout.buckets) * sizeof(float));
     }
-    StepControl control = {0};
+    StepStatus control = {0};
     control.beta1_power = control.beta2_power = 1.0;
     control.applied = 1;
     upload(t, t->control, &control, sizeof control);
@@ -538,7 +538,7 @@ static void reduce(Trial *t, uint32_t step, int micro_batch) {
     }
 }
 
-static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
+static void reduce_and_check(Trial *t, uint32_t step, float loss) {
     Stream *s = t->machine->stream;
     t->tlq.step = t->qwd.step = step;
     t->checks.step = step;
@@ -547,10 +547,10 @@ static void reduce_and_judge(Trial *t, uint32_t step, float loss) {
     kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->layout.buckets, t->loss,
                        t->checks.fault);
     comm_all_gather(&t->mesh->world, t->records, sizeof(StepRecord), s);
-    Judge j = {t->records, t->layout.dp, t->layout.dp,          clip_of(t->number),
-               BETA1,      BETA2,        rate_if_applied(step), rate_if_skipped(step),
-               true,       false,        SPIKE_FACTOR,          SPIKE_FACTOR};
-    kernel_judge(s, t->control, &j);
+    StatusInputs j = {t->records, t->layout.dp, t->layout.dp,          clip_of(t->number),
+                      BETA1,      BETA2,        rate_if_applied(step), rate_if_skipped(step),
+                      true,       false,        SPIKE_FACTOR,          SPIKE_FACTOR};
+    kernel_step_status(s, t->control, &j);
 }
 
 static void gather_weights(Trial *t, int b) {
@@ -711,19 +711,20 @@ static bool same_records(const Trial *t, uint32_t step, const StepRecord *record
     return true;
 }
 
-static bool same_control(const Trial *t, uint32_t step, StepControl a) {
-    StepControl b = t->sim.control;
+static bool same_control(const Trial *t, uint32_t step, StepStatus a) {
+    StepStatus b = t->sim.control;
     if (a.applied != step_applied(step)) return complain(t, step, "verdict", a.applied);
-    if (!a.fault != (step != FAULTED_STEP)) return complain(t, step, "the verdict's fault", (int64_t)a.fault);
+    if (!a.fault != (step != FAULTED_STEP))
+        return complain(t, step, "the step status's fault", (int64_t)a.fault);
     if (step == POISONED_STEP) {  // norm, loss and clip coefficient of a skipped step may be NaN
         a.grad_norm = b.grad_norm = a.loss = b.loss = a.clip_coefficient = b.clip_coefficient = 0;
     }
     return memcmp(&a, &b, sizeof a) == 0 || complain(t, step, "control", 0);
 }
 
-static bool same_verdict(const Trial *t, uint32_t step) {
+static bool same_status(const Trial *t, uint32_t step) {
     StepRecord *records = (StepRecord *)download(t, t->records, (size_t)t->layout.dp * sizeof *records);
-    StepControl *control = (StepControl *)download(t, t->control, sizeof *control);
+    StepStatus *control = (StepStatus *)download(t, t->control, sizeof *control);
     bool ok = same_records(t, step, records) && same_control(t, step, *control);
     free(records);
     free(control);
@@ -851,10 +852,10 @@ static bool on_all(bool ok) {
 static bool run_step(Trial *t, uint32_t step) {
     Sent before = sent_by(t->mesh);
     poison_buffers(t);
-    reduce_and_judge(t, step, local_loss(&t->layout, t->machine->rank, step, t->number));
+    reduce_and_check(t, step, local_loss(&t->layout, t->machine->rank, step, t->number));
     simulate(t, step);
     // The gradients are compared before AdamW, the rest after it.
-    bool ok = same_gradients(t, step) && same_residual(t, step) && same_verdict(t, step) &&
+    bool ok = same_gradients(t, step) && same_residual(t, step) && same_status(t, step) &&
               error_in_bounds(t, step);
     update_weights(t);
     ok = ok && same_shards(t, step, "master", t->master, t->sim.master) &&

@@ -147,8 +147,8 @@ else
 fi
 
 # --- what users read ---------------------------------------------------------------------------
-# CONTRIBUTING's map is a block of lines "    path   what it is"; the paths must exist. Flags that the
-# documents name must be known to a program.
+# CONTRIBUTING's map is a block of lines "    path   what it is"; the paths must exist. Flags that
+# the documents name must be known to a program.
 map=$(sed -n '/^## Map/,/^## /p' CONTRIBUTING.md | grep -E '^    [A-Za-z.]' | awk '{ print $1 }')
 report "CONTRIBUTING has a map" "$([ "$(wc -l <<<"$map")" -ge 10 ] || echo "fewer than ten lines")"
 report "the map is true" "$(for path in $map; do

@@ -68,8 +68,8 @@ static inline void json_has(const Config *config, const char *fragment) {
     free(json);
 }
 
-// Saves `was`, loads it with `now`, both on 2 ranks; returns the verdict. The run is left open when
-// it is accepted.
+// Saves `was`, loads it with `now`, both on 2 ranks; returns the step status. The run is left open
+// when it is accepted.
 static inline bool resume(Run *run, const char *was, const char *now) {
     Run saved;
     must_run(&saved, was, 2);

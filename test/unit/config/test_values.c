@@ -5,7 +5,7 @@
 #include "test/unit/folder.h"
 
 // What a number becomes in float32 decides, not what it is in double precision.
-static void reals_are_judged_in_float32(void **state) {
+static void reals_are_checked_in_float32(void **state) {
     static const struct {
         const char *words, *what;
     } bad[] = {
@@ -235,7 +235,7 @@ static void wsd_is_part_of_the_schedule(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reals_are_judged_in_float32),  cmocka_unit_test(stored_values_keep_their_digits),
+        cmocka_unit_test(reals_are_checked_in_float32), cmocka_unit_test(stored_values_keep_their_digits),
         cmocka_unit_test(other_reals_are_known),        cmocka_unit_test(short_help),
         cmocka_unit_test(looking_at_data_needs_little), cmocka_unit_test(lists_from_files),
         cmocka_unit_test(bad_lists_from_files),         cmocka_unit_test(wsd_is_part_of_the_schedule),

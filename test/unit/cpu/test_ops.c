@@ -798,7 +798,7 @@ static void test_attention_heads(void **state) {
 }
 
 // Scores in the hundreds would overflow exp without the maximum taken out; and a NaN must come
-// through, for the sentry to see.
+// through, for the anomaly guard to see.
 static void test_attention_extremes(void **state) {
     enum { T = 9, HD = 8 };
     Random rng = {9};

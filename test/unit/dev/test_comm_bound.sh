@@ -61,8 +61,8 @@ same("the last bucket's gradients show", bound(three(grad_rail=1)), [11])
 # 4 ms on each of two hops. Backward ends units at 2, 4 and 4.5 (from its start): node hops end at
 # 6, 10, 14, rail hops at 10, 14, 18: 13.5 ms later than the backward's end.
 same("two hops overlap between buckets", bound(three(grad_node=4, grad_rail=4)), [9.5 + 13.5])
-# Weights of 2 ms on the rail, then 1 ms inside: buckets ready at 3, 5, 7 after the verdict. Unit 0
-# waits 3, layer 1 runs 5-6, layer 2 7-8, head to 11, backward 4.5: 15.5.
+# Weights of 2 ms on the rail, then 1 ms inside: buckets ready at 3, 5, 7 after the step status.
+# Unit 0 waits 3, layer 1 runs 5-6, layer 2 7-8, head to 11, backward 4.5: 15.5.
 same("layers wait for their own weights", bound(three(weight_rail=2, weight_node=1)), [15.5])
 # Layers that share a bucket wait for all of it, and their gradients go when the lowest is done.
 same("layers that share a bucket", bound([bucket(0, 3, grad_rail=1, weight_rail=2)]), [12.5])

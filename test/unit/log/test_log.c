@@ -662,8 +662,8 @@ static int occurrences(const char *text, const char *what) {
     return n;
 }
 
-// Skipped steps (the 1st, 2nd and 4th of five are told; a finite one is the sentry's to tell), the
-// data's second and third time.
+// Skipped steps (the 1st, 2nd and 4th of five are told; a finite one is the anomaly guard's to
+// tell), the data's second and third time.
 static void warnings(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {0};

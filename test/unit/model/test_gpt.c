@@ -162,8 +162,8 @@ static void test_gradients_match_pytorch(void **state) {
     bench_close(&b);
 }
 
-// One optimizer step over two micro-batches; returns the verdict.
-static StepControl golden_step(Bench *b, const Golden *g, int step) {
+// One optimizer step over two micro-batches; returns the step status.
+static StepStatus golden_step(Bench *b, const Golden *g, int step) {
     int N = b->gpt.B * b->gpt.T;
     const int32_t *tokens = golden_i32(g, "tokens", NULL), *targets = golden_i32(g, "targets", NULL);
     zero_step_begins(b->zero, step + 1);
@@ -173,7 +173,7 @@ static StepControl golden_step(Bench *b, const Golden *g, int step) {
     }
     double lr = golden_f32(g, "learning_rates", NULL)[step];
     zero_update(b->zero, lr, lr, golden_f32(g, "adam", NULL)[3]);
-    return zero_verdict(b->zero, 0);
+    return zero_step_status(b->zero, 0);
 }
 
 static void test_ten_steps_match_pytorch(void **state) {
@@ -186,7 +186,7 @@ static void test_ten_steps_match_pytorch(void **state) {
     bool fp32 = sizeof(floatX) == sizeof(float);
     double loss_error = 0, norm_error = 0, loss_allowed = 0, norm_allowed = 0;
     for (int step = 0; step < 10; step++) {
-        StepControl control = golden_step(&b, &g, step);
+        StepStatus control = golden_step(&b, &g, step);
         assert_int_equal(control.applied, 1);
         assert_int_equal(control.adam_steps, step + 1);
         loss_error = fmax(loss_error, fabs(control.loss - loss[step]));

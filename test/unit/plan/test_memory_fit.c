@@ -40,7 +40,7 @@ static void expect_plan(int count, const char *const *flags) {
         zero_step_begins(b.zero, step);
         bench_pass(&b, 0.1f, true, true, true);
         zero_update(b.zero, 1e-3, 1e-3, 0.0);
-        assert_int_equal(zero_verdict(b.zero, 0).applied, 1);
+        assert_int_equal(zero_step_status(b.zero, 0).applied, 1);
     }
     bench_pass(&b, 0.1f, false, false, true);  // evaluation
     assert_int_equal(device_allocated(b.device), memory_plan_total(&b.memory_plan));

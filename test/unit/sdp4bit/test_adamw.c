@@ -91,11 +91,11 @@ static void the_kernel_marks(void **state) {
     float master[N], m[N] = {0}, v[N] = {0}, grads[N];
     floatX weights[N] = {0}, codes[MATRIX], tail[TAIL];
     Segment segment = {0, MATRIX, 0, 0};
-    StepControl control = {.applied = 1,
-                           .clip_coefficient = 1,
-                           .learning_rate = 0.01f,
-                           .bias_correction1 = 0.1f,
-                           .bias_correction2 = 0.05f};
+    StepStatus control = {.applied = 1,
+                          .clip_coefficient = 1,
+                          .learning_rate = 0.01f,
+                          .bias_correction1 = 0.1f,
+                          .bias_correction2 = 0.05f};
     uint64_t fault = 0;
     for (int i = 0; i < N; i++) master[i] = 1, grads[i] = 0.5f;
     UpdateShard u = {.control = &control,

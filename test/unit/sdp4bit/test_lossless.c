@@ -81,7 +81,7 @@ typedef struct Shard {
     uint16_t *old, *fresh, *tail, *replica, *replica_tail;
     uint8_t *coded, *message;
     uint32_t bytes;
-    StepControl control;
+    StepStatus control;
     uint64_t fault;
 } Shard;
 

@@ -52,19 +52,19 @@ static State *fresh_state(void) {
     return s;
 }
 
-static const StepControl APPLIED = {.applied = 1,
-                                    .clip_coefficient = 0.7f,
-                                    .learning_rate = 1e-2f,
-                                    .bias_correction1 = 0.19f,
-                                    .bias_correction2 = 0.0975f};
-static const StepControl SKIPPED = {.applied = 0};
+static const StepStatus APPLIED = {.applied = 1,
+                                   .clip_coefficient = 0.7f,
+                                   .learning_rate = 1e-2f,
+                                   .bias_correction1 = 0.19f,
+                                   .bias_correction2 = 0.0975f};
+static const StepStatus SKIPPED = {.applied = 0};
 
 typedef struct Case {
     Codec codec;
     int group;
     bool difference;
     Rounding rounding;
-    const StepControl *control;
+    const StepStatus *control;
 } Case;
 
 static UpdateShard update_of(State *s, const Case *c) {

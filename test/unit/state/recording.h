@@ -351,7 +351,7 @@ void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const 
     reads(s, found, 8);
     use(s->device, ATOMIC, fault, 8);
 }
-void kernel_judge(Stream *s, StepControl *control, const Judge *a) {
+void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a) {
     begin_on(s, "judge");
     reads(s, a->records, a->ranks * (int64_t)sizeof(StepRecord));
     writes(s, control, sizeof *control);
@@ -407,7 +407,7 @@ void kernel_decode_weights(Stream *s, const DecodeWeights *a) {
     use(s->device, ATOMIC, a->fault, 8);
 }
 
-void kernel_keep_message(Stream *s, const StepControl *control, uint8_t *to, const uint8_t *from, int64_t n) {
+void kernel_keep_message(Stream *s, const StepStatus *control, uint8_t *to, const uint8_t *from, int64_t n) {
     begin_on(s, "keep a message");
     reads(s, control, sizeof *control);
     reads(s, from, n);

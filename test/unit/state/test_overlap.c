@@ -220,14 +220,14 @@ static void micro_batch(Recording *r, bool last) {
         zero_weights_wait(r->zero, u, u - 1, true);
         zero_grads_begin(r->zero, u);
         layer(r, u, "backward", true);
-        if (last || !zero_grads_stay(r->zero, u)) zero_reduce_unit(r->zero, u, last);
+        if (last || !zero_grads_accumulate(r->zero, u)) zero_reduce_unit(r->zero, u, last);
     }
 }
 
-static void read_verdict(Recording *r, int which) {
-    zero_verdict(r->zero, which);
-    begin(&r->device, HOST, "the host reads the verdict");
-    use(&r->device, READ, &r->zero->optimizer.landed[(r->zero->base.step - which) % 2], sizeof(StepControl));
+static void read_status(Recording *r, int which) {
+    zero_step_status(r->zero, which);
+    begin(&r->device, HOST, "the host reads the step status");
+    use(&r->device, READ, &r->zero->optimizer.landed[(r->zero->base.step - which) % 2], sizeof(StepStatus));
 }
 
 // A checkpoint in the background: its copies are awaited a step later.
@@ -256,7 +256,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
         if (step < STEPS) zero_copy_staged(zero);  // else the update begins what was asked for
         micro_batch(r, true);
         zero_update(zero, 1e-3, 1e-3, 0.1);
-        if (step > 1) read_verdict(r, 1);
+        if (step > 1) read_status(r, 1);
         if (staged) {
             zero_staged(zero);
             begin(&r->device, HOST, "the host writes the checkpoint");
@@ -411,7 +411,7 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
         if (r->zero->weights.used->id == id) snprintf(name, bytes, "used");
     }
     if (r->zero->computed->id == id) snprintf(name, bytes, "computed");
-    if (r->zero->judged->id == id) snprintf(name, bytes, "judged");
+    if (r->zero->status_known->id == id) snprintf(name, bytes, "judged");
     for (int slot = 0; slot < GRAD_SLOTS; slot++) {
         if (r->zero->grads.slot_read[slot]->id == id) snprintf(name, bytes, "slot read");
     }
@@ -554,9 +554,9 @@ static void gathers_overlap_layers(void **state) {
     }
 }
 
-// The host takes part in the verdict's way to it: AdamW does not wait for that. Nor does the next
-// interval: compute has waited for the verdict when its step ends.
-static void the_verdict_is_read_beside_the_update(void **state) {
+// The host takes part in the step status's way to it: AdamW does not wait for that. Nor does the
+// next interval: compute has waited for the step status when its step ends.
+static void the_status_is_read_beside_the_update(void **state) {
     Recording r;
     open_recording(&r, (Shape){2, 2, 3, QUANTIZED}, -1, -1);
     run_steps(&r);
@@ -645,7 +645,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_wait_is_needed),
         cmocka_unit_test(stages_overlap),
         cmocka_unit_test(gathers_overlap_layers),
-        cmocka_unit_test(the_verdict_is_read_beside_the_update),
+        cmocka_unit_test(the_status_is_read_beside_the_update),
         cmocka_unit_test(a_save_overlaps_the_next_step),
         cmocka_unit_test(work_of_the_host_overlaps),
         cmocka_unit_test(no_overlap_is_serial),

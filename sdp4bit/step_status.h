@@ -1,6 +1,6 @@
-// The verdict of a step, inline for host and device, part of the exact regime: what a rank
+// The step status of a step, inline for host and device, part of the exact regime: what a rank
 // contributes, and what all ranks decide from the gathered records, with the same bits on every
-// rank. Included by kernels.h. Called by the kernels of both backends; judge_faults by
+// rank. Included by kernels.h. Called by the kernels of both backends; status_first_fault by
 // llmc/state/zero.c too.
 #pragma once
 #include "llmc/base/base.h"
@@ -26,7 +26,7 @@ HD_FN FaultOrigin fault_origin(uint64_t fault) { return (FaultOrigin)(fault >> 6
 
 // What the judge decides once per step, kept in device memory so that nothing in a step waits for
 // the host.
-typedef struct StepControl {
+typedef struct StepStatus {
     double beta1_power, beta2_power;  // beta^t as running products, t = adam_steps
     int64_t adam_steps;               // successful steps, this one included when applied
     float loss;                       // mean over the ranks that have one
@@ -38,8 +38,8 @@ typedef struct StepControl {
     int32_t fault_rank;                        // the rank that found `fault`
     SpikeState spikes;
     uint64_t fault;  // 0: none; else the step is skipped and the run ends
-} StepControl;
-static_assert(sizeof(StepControl) == 128, "host and device hold the same");
+} StepStatus;
+static_assert(sizeof(StepStatus) == 128, "host and device hold the same");
 
 // What one rank contributes to the judgement; gathered from all ranks in rank order.
 typedef struct StepRecord {
@@ -50,7 +50,7 @@ typedef struct StepRecord {
 static_assert(sizeof(StepRecord) == 24, "what every rank sends to every other once per step");
 
 // What a step is judged by.
-typedef struct Judge {
+typedef struct StatusInputs {
     const StepRecord *records;  // (ranks) of the world, in its order
     int ranks;
     int losses;       // how many of them hold a loss: those of a pipeline's last stage
@@ -62,7 +62,7 @@ typedef struct Judge {
     bool skip_non_finite;  // a non-finite loss or norm makes applied = 0
     bool skip_spikes;      // and so does a loss or norm that spikes.h calls a spike
     float loss_spike_factor, norm_spike_factor;
-} Judge;
+} StatusInputs;
 
 // The pieces' sums of squares added in order in double, the loss, and what was found.
 HD_FN StepRecord step_record(const float *piece_sums, int pieces, float loss, uint64_t fault) {
@@ -80,7 +80,7 @@ HD_FN float clip_coefficient(float clip, float norm) {
 }
 
 // Keeps the fault nearest to its cause: the lowest code of the lowest rank. True when there is one.
-HD_FN bool judge_faults(StepControl *control, const StepRecord *records, int ranks) {
+HD_FN bool status_first_fault(StepStatus *control, const StepRecord *records, int ranks) {
     control->fault = 0;
     control->fault_rank = 0;
     for (int r = 0; r < ranks; r++) {
@@ -92,9 +92,9 @@ HD_FN bool judge_faults(StepControl *control, const StepRecord *records, int ran
     return control->fault != 0;
 }
 
-// Adds the records in rank order in double. Sets norm, clip coefficient, the verdict, Adam's
+// Adds the records in rank order in double. Sets norm, clip coefficient, the step status, Adam's
 // counters and corrections. control: the last step's, which says whether it was applied.
-HD_FN void judge_step(StepControl *control, const Judge *a) {
+HD_FN void step_status(StepStatus *control, const StatusInputs *a) {
     double squares = 0.0, loss = 0.0;
     for (int r = 0; r < a->ranks; r++) {
         squares = f64_add(squares, a->records[r].sum_squares);
@@ -105,10 +105,10 @@ HD_FN void judge_step(StepControl *control, const Judge *a) {
     control->grad_norm = (float)f64_sqrt(squares);
     control->clip_coefficient = clip_coefficient(a->clip_grad, control->grad_norm);
     bool finite = isfinite(squares) && isfinite(loss);
-    bool spike = spike_judge(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor,
+    bool spike = spike_check(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor,
                              a->norm_spike_factor, finite);
     // Asked of every step: a loss that is not finite may come from a message that arrived wrong.
-    bool fault = judge_faults(control, a->records, a->ranks);
+    bool fault = status_first_fault(control, a->records, a->ranks);
     control->applied = (finite || !a->skip_non_finite) && !(spike && a->skip_spikes) && !fault;
     control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;
     if (!control->applied) return;

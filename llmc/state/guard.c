@@ -1,12 +1,12 @@
-// Verdicts as the host sees them: see sentry.h.
-#include "llmc/state/sentry.h"
+// Step statuses as the host sees them: see guard.h.
+#include "llmc/state/guard.h"
 
 #include <math.h>
 
 // printf shows the sign of a NaN, which means nothing.
 static double shown(float x) { return isnan(x) ? NAN : (double)x; }
 
-static void report_spike(const Sentry *s, const StepControl *v, int64_t iteration, const char *what,
+static void report_spike(const AnomalyGuard *s, const StepStatus *v, int64_t iteration, const char *what,
                          double value, double limit, double factor, Log *log) {
     log_line(log,
              "WARNING: iteration %lld: spike: %s %.6E lies above %.6E, its running mean plus %g deviations; "
@@ -22,7 +22,7 @@ static void report_spike(const Sentry *s, const StepControl *v, int64_t iteratio
     log_json(log, &json);
 }
 
-static void report_spikes(Sentry *s, const StepControl *v, int64_t iteration, Log *log) {
+static void report_spikes(AnomalyGuard *s, const StepStatus *v, int64_t iteration, Log *log) {
     const SpikeState *found = &v->spikes;
     const Config *c = s->config;
     if (!found->found) return;
@@ -34,7 +34,7 @@ static void report_spikes(Sentry *s, const StepControl *v, int64_t iteration, Lo
                      log);
 }
 
-void sentry_judge(Sentry *s, const StepControl *v, int64_t iteration, Log *log, Error *err) {
+void guard_check(AnomalyGuard *s, const StepStatus *v, int64_t iteration, Log *log, Error *err) {
     const Config *c = s->config;
     bool finite = isfinite(v->loss) && isfinite(v->grad_norm);
     s->skipped += !v->applied;
@@ -60,7 +60,7 @@ void sentry_judge(Sentry *s, const StepControl *v, int64_t iteration, Log *log, 
     if (err->code) s->ended_at = before ? iteration - 1 : iteration;
 }
 
-void sentry_save(const Sentry *s, const StepControl *v, RunState *state) {
+void guard_save(const AnomalyGuard *s, const StepStatus *v, RunState *state) {
     state->skipped_iterations = s->skipped;
     state->nan_iterations = s->nan;
     state->spikes = s->spikes;
@@ -73,7 +73,7 @@ void sentry_save(const Sentry *s, const StepControl *v, RunState *state) {
     state->norm_deviation = v->spikes.norm.deviation;
 }
 
-void sentry_restore(Sentry *s, StepControl *v, const RunState *state) {
+void guard_restore(AnomalyGuard *s, StepStatus *v, const RunState *state) {
     s->skipped = state->skipped_iterations;
     s->nan = state->nan_iterations;
     s->spikes = state->spikes;

@@ -1,5 +1,5 @@
-// The sentry: what kernel_judge calls a spike and what it remembers, and what the host makes of
-// verdicts.
+// The anomaly guard: what kernel_step_status calls a spike and what it remembers, and what the host
+// makes of step statuses.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,12 +9,12 @@
 
 #include <cmocka.h>
 
-#include "llmc/state/sentry.h"
+#include "llmc/state/guard.h"
 
 // One rank's judge, step by step.
 typedef struct Bench {
-    StepControl control;
-    Judge judge;
+    StepStatus control;
+    StatusInputs judge;
 } Bench;
 
 static Bench bench_of(float loss_factor, float norm_factor, bool skip) {
@@ -38,7 +38,7 @@ static int step(Bench *b, double loss, double norm) {
     record.sum_squares = norm * norm;
     record.loss = loss;
     b->judge.records = &record;
-    kernel_judge(NULL, &b->control, &b->judge);
+    kernel_step_status(NULL, &b->control, &b->judge);
     return b->control.spikes.found;
 }
 
@@ -58,7 +58,7 @@ static void wrong_messages_are_seen_first(void **state) {
         calm(&b, 100);
         StepRecord record = {i == 0 ? INFINITY : 1.0, i == 1 ? NAN : i == 2 ? 1e6 : 3.0, 77};
         b.judge.records = &record;
-        kernel_judge(NULL, &b.control, &b.judge);
+        kernel_step_status(NULL, &b.control, &b.judge);
         assert_false(b.control.applied);
         assert_true(b.control.fault == 77);
     }
@@ -72,7 +72,7 @@ static void the_fault_nearest_to_its_cause_is_kept(void **state) {
     Bench b = bench_of(10, 10, true);
     b.judge.records = records;
     b.judge.ranks = b.judge.losses = 4;
-    kernel_judge(NULL, &b.control, &b.judge);
+    kernel_step_status(NULL, &b.control, &b.judge);
     assert_false(b.control.applied);
     assert_true(b.control.fault == update && b.control.fault_rank == 3);
 }
@@ -85,7 +85,7 @@ static void stages_without_a_loss_do_not_thin_it(void **state) {
     b.judge.records = records;
     b.judge.ranks = 4;
     b.judge.losses = 2;
-    kernel_judge(NULL, &b.control, &b.judge);
+    kernel_step_status(NULL, &b.control, &b.judge);
     assert_true(b.control.loss == 4 && b.control.grad_norm == 4);
 }
 
@@ -94,16 +94,16 @@ static void a_refused_update_ends_the_run(void **state) {
     for (int i = 0; i < 4; i++) {
         Config config = {.on_nan = on_nan[i % 2], .check_for_nan_in_loss_and_grad = i < 2};
         Mesh mesh = {.replica_groups = {.size = 1}};
-        Sentry sentry = {.config = &config, .mesh = &mesh};
-        StepControl verdict = {.loss = 2,
-                               .grad_norm = 1,
-                               .fault = fault_code(FAULT_OF_UPDATE, 3),
-                               .fault_rank = 1};
+        AnomalyGuard guard = {.config = &config, .mesh = &mesh};
+        StepStatus verdict = {.loss = 2,
+                              .grad_norm = 1,
+                              .fault = fault_code(FAULT_OF_UPDATE, 3),
+                              .fault_rank = 1};
         Error err = {0};
-        sentry_judge(&sentry, &verdict, 7, NULL, &err);
+        guard_check(&guard, &verdict, 7, NULL, &err);
         assert_int_equal(err.code, EXIT_DIVERGED);
         assert_non_null(strstr(err.what, "the update on rank 1, bucket 3, made weights that are not finite"));
-        assert_int_equal(sentry.ended_at, 6);  // it travels with the next step's record
+        assert_int_equal(guard.ended_at, 6);  // it travels with the next step's record
     }
 }
 
@@ -203,24 +203,24 @@ static Config config_of(OnNan on_nan, int64_t limit) {
 }
 
 // n NaN losses after `applied` good steps; returns at which of them the run ends, 0: it does not.
-static int ends_at(const Config *c, int applied, int n, Sentry *sentry, Error *err) {
+static int ends_at(const Config *c, int applied, int n, AnomalyGuard *guard, Error *err) {
     Bench b = bench_of(10, 10, false);
     Log *log = log_open(c, 1, false, NULL, err);
-    Sentry fresh = {.config = c};
-    *sentry = fresh;
+    AnomalyGuard fresh = {.config = c};
+    *guard = fresh;
     memset(err, 0, sizeof *err);
     int end = 0;
     for (int i = 1; i <= applied + n && !end; i++) {
         step(&b, i <= applied ? 3 : NAN, 1);
-        sentry_judge(sentry, &b.control, i, log, err);
+        guard_check(guard, &b.control, i, log, err);
         if (err->code) end = i - applied;
     }
     log_close(log);
     return end;
 }
 
-static void verdicts_end_the_run(void **state) {
-    Sentry s;
+static void anomalies_end_the_run(void **state) {
+    AnomalyGuard s;
     Error err;
     Config c = config_of(ON_NAN_ABORT, 20);
     assert_int_equal(ends_at(&c, 5, 3, &s, &err), 1);
@@ -236,20 +236,20 @@ static void verdicts_end_the_run(void **state) {
     assert_int_equal(ends_at(&c, 5, 100, &s, &err), 0);
 }
 
-// Saved, restored, and on: the same verdicts and means as without the break, to the bit.
+// Saved, restored, and on: the same step statuses and means as without the break, to the bit.
 static void state_survives_a_checkpoint(void **state) {
     Bench whole = bench_of(2, 2, true), part = whole;
     Config c = config_of(ON_NAN_SKIP, 0);
-    Sentry a = {&c, NULL, 1, 2, 3, 4, 0}, b = {&c, NULL, 0, 0, 0, 0, 0};
+    AnomalyGuard a = {&c, NULL, 1, 2, 3, 4, 0}, b = {&c, NULL, 0, 0, 0, 0, 0};
     calm(&whole, 77);
     step(&whole, NAN, 1);
     RunState saved;
     memset(&saved, 0, sizeof saved);
-    sentry_save(&a, &whole.control, &saved);
+    guard_save(&a, &whole.control, &saved);
     part.control.adam_steps = whole.control.adam_steps;
     part.control.beta1_power = whole.control.beta1_power;
     part.control.beta2_power = whole.control.beta2_power;
-    sentry_restore(&b, &part.control, &saved);
+    guard_restore(&b, &part.control, &saved);
     assert_true(b.skipped == 1 && b.nan == 2 && b.spikes == 3 && b.repairs == 4 &&
                 part.control.spikes.skipped_in_a_row == 1);
     int found = 0;
@@ -275,7 +275,7 @@ int main(void) {
         cmocka_unit_test(one_spike_hardly_moves_the_means),
         cmocka_unit_test(a_new_level_is_accepted),
         cmocka_unit_test(what_is_not_finite_leaves_the_means),
-        cmocka_unit_test(verdicts_end_the_run),
+        cmocka_unit_test(anomalies_end_the_run),
         cmocka_unit_test(state_survives_a_checkpoint),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
