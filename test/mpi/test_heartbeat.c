@@ -1,4 +1,4 @@
-// Signs of life between real processes: who is named when a wait takes too long.
+// Heartbeat and watchdog between real processes: which rank is named when a wait takes too long.
 // ranks: 2 4
 #include <errno.h>
 #include <pthread.h>
@@ -26,12 +26,12 @@
 static int failures = 0;
 static bool refuse_memory = false, refuse_threads = false;
 
-// In front of the library's (linker option --wrap): memory that the system refuses.
+// Replaces the library's mmap (linker option --wrap), to refuse memory.
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
     return refuse_memory ? MAP_FAILED : __real_mmap(at, bytes, protection, flags, fd, offset);
 }
-// Threads that it refuses.
+// Refuses threads.
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
                           void *argument);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
@@ -48,7 +48,7 @@ static void report(int rank, const char *name, bool ok) {
     failures += !all;
 }
 
-// All ranks but `busy` (-1: all) wait; what the first of the others is told.
+// Lets all ranks except `busy` (-1: none) wait, and returns what the first of the others finds.
 static bool asked(Site *site, int size, int busy, char *text, size_t bytes) {
     int asks = busy == 0 ? 1 : 0;
     bool blames = false;
@@ -64,7 +64,7 @@ static bool asked(Site *site, int size, int busy, char *text, size_t bytes) {
 static bool busy_rank_is_named(Site *site, int size, int busy) {
     char text[512], expected[128];
     site->iteration = 40 + busy;
-    site->phase = "read data from a folder that is far away";  // longer than what is kept
+    site->phase = "read data from a folder that is far away";  // longer than the slot
     bool blames = asked(site, size, busy, text, sizeof text);
     snprintf(expected, sizeof expected,
              "rank %d is still busy (last seen at iteration %d, read data from a folder that is)", busy,
@@ -72,21 +72,20 @@ static bool busy_rank_is_named(Site *site, int size, int busy) {
     return blames && !strcmp(text, expected);
 }
 
-// A wait within its limit goes through, and ends as a wait.
+// A wait within its limit succeeds and ends.
 static bool waits_end(Site *site) {
     Peers everyone = {MPI_COMM_WORLD, 60, site};
     char text[512];
     peers_barrier(everyone);
     bool busy = true;
-    if (site->rank == 0)
-        busy = heartbeat_find_busy(site, text, sizeof text);  // the others are past it and busy
+    if (site->rank == 0) busy = heartbeat_find_busy(site, text, sizeof text);  // the others no longer wait
     MPI_Barrier(MPI_COMM_WORLD);
     return busy;
 }
 
-// A rank alone blames nobody, and lives as long as it shows progress: here for several times the
-// limit of half a second. (test/fault/ranks.sh has those that do not.)
-static bool alone_watches_itself(const Site *site) {
+// A single rank finds no other busy, and survives as long as it reports progress, here for several
+// times the limit of half a second. (test/fault/ranks.sh tests ranks that do not.)
+static bool single_rank_watches_itself(const Site *site) {
     Site other = *site;
     char text[64];
     watchdog_open(&other, MPI_COMM_SELF, 1, 0.5);
@@ -101,8 +100,7 @@ static bool alone_watches_itself(const Site *site) {
     return ok && !other.heartbeat;
 }
 
-// The program started as test_heartbeat STALLS: a rank alone whose device stands still, until its
-// watchdog ends it.
+// test_heartbeat STALLS: a single rank whose device hangs, until its watchdog ends it.
 static int stall(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     watchdog_open(&site, MPI_COMM_SELF, 1, 0.2);
@@ -113,7 +111,7 @@ static int stall(void) {
     return 0;
 }
 
-// The program started as test_heartbeat NO_MEMORY.
+// test_heartbeat NO_MEMORY.
 static int lack_memory(void) {
     Site site = {0, 0, 0, 0, "start", NULL, NULL};
     refuse_memory = true;
@@ -121,8 +119,8 @@ static int lack_memory(void) {
     return 0;
 }
 
-// The program started as test_heartbeat BEHIND by test/fault/ranks.sh: ranks whose devices stand
-// still, two of which have issued fewer collectives.
+// test_heartbeat BEHIND, started by test/fault/ranks.sh: ranks whose devices hang, two of which
+// have issued fewer collectives.
 static int fall_behind(const Launch *launch) {
     Site site = {launch->rank, 0, 0, 3, "update", NULL, NULL};
     watchdog_open(&site, launch->host, launch->size, 3);
@@ -135,7 +133,7 @@ static int fall_behind(const Launch *launch) {
     return 0;
 }
 
-// What a library might know of its connections: from the third time it is asked on.
+// A check that reports an error from its third call on.
 typedef struct Looks {
     atomic_int asked;
     bool breaks;
@@ -143,12 +141,12 @@ typedef struct Looks {
 static bool look(void *context, char *what, size_t bytes) {
     Looks *looks = (Looks *)context;
     if (atomic_fetch_add(&looks->asked, 1) < 2 || !looks->breaks) return false;
-    snprintf(what, bytes, "a collective between nodes failed behind the host's back: link lost");
+    snprintf(what, bytes, "a collective between nodes failed asynchronously: link lost");
     return true;
 }
 
-// The program started as test_heartbeat BREAKS: a rank alone whose device waits for a message that
-// will not come, long before the limit.
+// test_heartbeat BREAKS: a single rank whose device waits for a message that never arrives;
+// reported long before the limit.
 static int break_behind(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0, true};
@@ -159,11 +157,11 @@ static int break_behind(void) {
     return 0;
 }
 
-// As long as it is wanted the watchdog asks, and not a moment longer; without a limit too.
-static bool asks_once_a_beat(void) {
+// The watchdog calls a check as long as it is set, also without a limit.
+static bool check_runs_every_beat(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0}, others = {0};
-    heartbeat_set_check(&site, look, &looks);  // there is no heartbeat yet
+    heartbeat_set_check(&site, look, &looks);  // no heartbeat yet
     watchdog_open(&site, MPI_COMM_SELF, 1, 2);
     if (!site.heartbeat) return false;
     heartbeat_set_check(&site, look, &looks);
@@ -171,7 +169,7 @@ static bool asks_once_a_beat(void) {
         heartbeat_progress(&site);
         usleep(50000);
     }
-    heartbeat_set_check(&site, NULL, &others);  // not theirs
+    heartbeat_set_check(&site, NULL, &others);  // another context
     int asked = atomic_load(&looks.asked);
     usleep(400000);
     bool ok = asked >= 3 && atomic_load(&looks.asked) > asked;
@@ -183,7 +181,7 @@ static bool asks_once_a_beat(void) {
     return ok;
 }
 
-// The program started as test_heartbeat NO_THREAD, NO_TIMER or NO_LIMIT.
+// test_heartbeat NO_THREAD, NO_TIMER or NO_LIMIT.
 static int lack_threads(const char *which) {
     Site site = {0, 0, 0, 0, "start", NULL, NULL};
     refuse_threads = true;
@@ -195,8 +193,8 @@ static int lack_threads(const char *which) {
     return 0;
 }
 
-// The environment without what makes a process one of this job's ranks; malloc'ed, the words are
-// those of environ.
+// Returns the environment without the variables that make a process a rank of this job. malloc'ed;
+// the strings are those of environ.
 static char **environment_of_one(void) {
     const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_",
                           "PMI_",       "MPI_LOCAL",    "PRTE_",         "SLURM_",        NULL};
@@ -211,8 +209,8 @@ static char **environment_of_one(void) {
     return words;
 }
 
-// Exit code of this program as a rank alone, and what it prints as it ends the job; -1: it was
-// killed. Started anew, since a child of a process with threads must start none.
+// Runs this program as a single rank. Returns its exit code, or -1 if it was killed, and its
+// output. Executes it anew, because a child of a multithreaded process must not start threads.
 static int alone(char *argument, char *text, size_t bytes) {
     int ends[2], status = 0;
     size_t used = 0;
@@ -238,29 +236,28 @@ static int alone(char *argument, char *text, size_t bytes) {
     return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// What the watchdog of a rank whose device stands still says: the collectives that were issued.
+// The watchdog of a rank whose device hangs lists the collectives issued.
 static bool collectives_are_told(char *text, size_t bytes) {
     return alone(STALLS, text, bytes) == EXIT_COMMUNICATION && strstr(text, "iteration 3 update: waited ") &&
            strstr(text, "; issued: rank 0 2 collectives, the last all-gather between nodes (--distributed");
 }
 
-// What went wrong behind the main thread's back ends the job at once, not when the limit has
-// passed.
+// An error found by a check ends the job at once, before the limit.
 static bool looking_ends_the_job(char *text, size_t bytes) {
     double start = monotonic_seconds();
     return alone(BREAKS, text, bytes) == EXIT_COMMUNICATION && monotonic_seconds() - start < 13 &&
            strstr(text,
-                  "iteration 3 update: a collective between nodes failed behind the host's back: "
+                  "iteration 3 update: a collective between nodes failed asynchronously: "
                   "link lost\n");
 }
 
-// A rank must not go on without a heartbeat that the others of its host wait for.
+// A rank must not continue without a heartbeat that the others of its host wait for.
 static bool ends_without_memory(char *text, size_t bytes) {
     return alone(NO_MEMORY, text, bytes) == EXIT_ENVIRONMENT && strstr(text, "out of memory: ") &&
            strstr(text, "for the heartbeat");
 }
 
-// With a limit nobody trains unwatched; without one there is nothing to watch for.
+// With a limit, no rank trains unwatched; without one, no watchdog is needed.
 static bool ends_without_threads(char *text, size_t bytes) {
     const char *says =
         "cannot start the watchdog thread: Resource temporarily unavailable; raise "
@@ -271,10 +268,10 @@ static bool ends_without_threads(char *text, size_t bytes) {
            alone(NO_LIMIT, text, bytes) == 0 && !*text;
 }
 
-// Every rank as a host of its own, its node that of its rank: they speak one after the other. Of
-// one host alone nobody waits for others.
-static bool hosts_take_turns(int rank, int size) {
-    if (rank > 1) return true;  // two are enough
+// Each rank acts as a host of its own: they report one after the other. With a single host, nobody
+// waits.
+static bool hosts_report_in_turn(int rank, int size) {
+    if (rank > 1) return true;  // two suffice
     Site site = {rank, rank, 0, 0, "test", NULL, NULL};
     double took[2];
     for (int hosts = 1; hosts <= 2; hosts++) {
@@ -305,28 +302,28 @@ int main(int argc, char **argv) {
     report(site.rank, "the first rank is busy", busy_rank_is_named(&site, launch.size, 0));
     report(site.rank, "nobody is busy", !asked(&site, launch.size, -1, text, sizeof text));
     report(site.rank, "a wait ends", waits_end(&site));
-    report(site.rank, "a rank alone watches itself", alone_watches_itself(&site));
-    heartbeat_progress(&site);  // what follows takes seconds
-    report(site.rank, "hosts speak one after the other", hosts_take_turns(launch.rank, launch.size));
+    report(site.rank, "a single rank watches itself", single_rank_watches_itself(&site));
+    heartbeat_progress(&site);  // the rest takes seconds
+    report(site.rank, "hosts report one after the other", hosts_report_in_turn(launch.rank, launch.size));
     MPI_Barrier(MPI_COMM_WORLD);
     watchdog_close(&site);
-    // With nobody watched: where the host's name is not found, MPI alone takes 10 s to start a
-    // program.
+    // With nobody watched, because MPI needs 10 s to start a program if the host name cannot be
+    // resolved.
     char told[2000] = "";
     bool ok = site.rank > 0 || collectives_are_told(told, sizeof told);
     if (!ok) printf("# %s\n", told);
-    report(site.rank, "the watchdog tells the collectives", ok);
+    report(site.rank, "the watchdog lists the collectives", ok);
     ok = site.rank > 0 || looking_ends_the_job(told, sizeof told);
     if (!ok) printf("# %s\n", told);
-    report(site.rank, "what is seen behind the main thread's back ends the job", ok);
-    report(site.rank, "the watchdog looks as long as it is told to", asks_once_a_beat());
+    report(site.rank, "an error found by a check ends the job", ok);
+    report(site.rank, "the check runs until it is removed", check_runs_every_beat());
     ok = site.rank > 0 || ends_without_memory(told, sizeof told);
     if (!ok) printf("# %s\n", told);
-    report(site.rank, "a rank without memory for it ends the job", ok);
+    report(site.rank, "without memory for the heartbeat the job ends", ok);
     ok = site.rank > 0 || ends_without_threads(told, sizeof told);
     if (!ok) printf("# %s\n", told);
-    report(site.rank, "a rank without a thread for it ends the job", ok);
-    watchdog_open(&site, launch.host, launch.size, 0);  // again, and without a limit
+    report(site.rank, "without a watchdog thread the job ends", ok);
+    watchdog_open(&site, launch.host, launch.size, 0);  // again, without a limit
     report(site.rank, "opened again without a limit",
            site.heartbeat != NULL && busy_rank_is_named(&site, launch.size, 1));
     watchdog_close(&site);

@@ -1,6 +1,6 @@
-// Nodes that are lost, between real processes that stand for hosts of their own: the others find
-// each other, soon and with one result. MPI's own waits are left open behind a loss, so each case
-// has communicators of its own, and the lost ranks come to them at its end.
+// Node-failure recovery between real processes that act as hosts: the surviving nodes find each
+// other quickly and agree. MPI waits stay pending after a loss, so each case has its own
+// communicators, and lost ranks join them at its end.
 // ranks: 4
 #include <setjmp.h>
 #include <stdio.h>
@@ -16,19 +16,19 @@ enum { LIMIT = 2, NOT_CALLED = -9 };
 typedef struct Case {
     const char *name;
     int per_node;
-    bool comes[4];   // rank r does
-    double late;     // seconds after which the others come after all
-    int lost, left;  // what is expected; left 0: nothing can be saved
+    bool comes[4];   // rank r takes part
+    double late;     // seconds after which the others arrive after all
+    int lost, left;  // expected; left 0: nothing can be saved
 } Case;
 static const Case cases[] = {
-    {"the last of four nodes", 1, {true, true, true, false}, 0, 3, 3},
-    {"the first of two nodes of two", 2, {false, false, true, true}, 0, 0, 2},
-    {"a rank of a node, which loses its node", 2, {true, true, true, false}, 0, 1, 2},
-    {"two nodes of four", 1, {true, false, true, false}, 0, 0, 0},
-    {"a node that is late", 1, {true, true, true, false}, LIMIT + 1, -1, 4},
+    {"the last of four nodes is lost", 1, {true, true, true, false}, 0, 3, 3},
+    {"the first of two nodes with two ranks is lost", 2, {false, false, true, true}, 0, 0, 2},
+    {"one lost rank loses its node", 2, {true, true, true, false}, 0, 1, 2},
+    {"two of four nodes are lost", 1, {true, false, true, false}, 0, 0, 0},
+    {"a node is late", 1, {true, true, true, false}, LIMIT + 1, -1, 4},
 };
 
-// What the handler has found on this rank, and where the test goes on.
+// Result of the handler on this rank, and where the test continues.
 typedef struct Found {
     Site *site;
     int lost, left;
@@ -43,7 +43,7 @@ static void handler(void *context, const char *why) {
     longjmp(found->back, 1);
 }
 
-// Ends the wait that the case has left open.
+// Completes the pending wait.
 static void meet_again(MPI_Comm everyone, bool came) {
     MPI_Request request;
     MPI_Barrier(MPI_COMM_WORLD);
@@ -55,7 +55,7 @@ static void meet_again(MPI_Comm everyone, bool came) {
 static bool as_expected(const Case *c, const Found *found, int rank) {
     if (found->left == NOT_CALLED) return !c->comes[rank] && c->late <= 0;
     if (c->left == 0) return found->left == 0;
-    // A rank whose node is lost finds that out, where it comes.
+    // A rank of a lost node detects that, if it takes part.
     if (c->lost >= 0 && rank / c->per_node == c->lost) return found->left == 0;
     return found->lost == c->lost && found->left == c->left;
 }
@@ -76,7 +76,7 @@ static bool run(const Case *c, int rank) {
     double took = monotonic_seconds() - start;
     watchdog_close(&site);
     meet_again(everyone, c->comes[rank] || c->late > 0);
-    // The limit, a wait for who does not answer, and one for the step statuses.
+    // The limit, a wait for missing ranks, and one for their conclusions.
     bool ok = as_expected(c, &found, rank) && took < 3 * LIMIT + 5;
     if (!ok) fprintf(stderr, "# rank %d: lost %d, left %d, %.1f s\n", rank, found.lost, found.left, took);
     node_recovery_disarm(&site);

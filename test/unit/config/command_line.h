@@ -1,5 +1,4 @@
-// Command lines for tests: one line of text becomes a Config, or an error that is looked at.
-// Included by the tests of this folder.
+// Helpers for tests of the command line: parse one line of text into a Config or an error.
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +10,7 @@
 
 #include "llmc/config/config.h"
 
-// A complete small run; what a test appends comes later and wins.
+// A complete small run. Flags that tests append win.
 #define SMALL \
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 " \
     "--max-position-embeddings 32 --micro-batch-size 2 --lr 1e-3 --train-iters 10 --mock-data " \
@@ -26,8 +25,8 @@ typedef struct Run {
     bool ok;
 } Run;
 
-// Splits a line at blanks (no quotes), parses it, and completes it for `world` ranks or for those
-// of --plan-world-size. world 0: parse only.
+// Splits a line at blanks (no quotes), parses it, and completes it for `world` ranks or
+// --plan-world-size. world 0: parse only.
 static inline void run_line(Run *run, const char *line, int world) {
     char *copy = strdup(line), *argv[MAX_ARGS] = {"train_gpt"}, *save = NULL;
     int argc = 1;
@@ -49,7 +48,7 @@ static inline void must_run(Run *run, const char *line, int world) {
     if (!run->ok) fail_msg("refused: %s\n%s", line, run->err.what);
 }
 
-// The line is refused as a usage error whose message holds `what` and is one line.
+// Expects a one-line usage error that contains `what`.
 static inline void must_fail(const char *line, int world, const char *what) {
     Run run;
     run_line(&run, line, world);
@@ -68,8 +67,8 @@ static inline void json_has(const Config *config, const char *fragment) {
     free(json);
 }
 
-// Saves `was`, loads it with `now`, both on 2 ranks; returns the step status. The run is left open
-// when it is accepted.
+// Resumes a run with flags `was` with flags `now`, both on 2 ranks. Returns true if accepted; the
+// run then needs config_free.
 static inline bool resume(Run *run, const char *was, const char *now) {
     Run saved;
     must_run(&saved, was, 2);

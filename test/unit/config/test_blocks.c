@@ -1,4 +1,4 @@
-// The flags of the model's blocks, GPT-2's or Llama's: what they mean, what does not fit together.
+// Flags of the transformer block (GPT-2 or Llama): their effects, and invalid combinations.
 #include "test/unit/config/command_line.h"
 
 static void good_lines(void **state) {

@@ -1,6 +1,6 @@
-// The command line: defaults, good and bad lines with their messages, argument files, notes, help,
-// the argument dump, JSON, checkpoint comparison, batch ramp-up, the paper's scripts and the model
-// cards.
+// The command line: defaults, valid and invalid lines with their messages, argument files, notes,
+// help, the argument dump, JSON, checkpoint comparison, batch ramp-up, the paper's scripts and the
+// model configs.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,9 +16,9 @@
 #include "test/unit/config/command_line.h"
 #include "test/unit/folder.h"
 
-// --- good lines -----------------------------------------------------------------------------
+// --- valid lines -----------------------------------------------------------------------------
 
-static void defaults_are_megatrons(void **state) {
+static void defaults_match_megatron(void **state) {
     static const char *const fragments[] = {
         "\"make_vocab_size_divisible_by\":128", "\"init_method_std\":0.02", "\"norm_epsilon\":1e-05",
         "\"attention_dropout\":0.1", "\"hidden_dropout\":0.1", "\"min_lr\":0.0",
@@ -36,7 +36,7 @@ static void defaults_are_megatrons(void **state) {
         "\"quantized_gradients\":false", "\"hadamard_transform\":false", "\"save\":null",
         "\"save_interval\":null", "\"data_path\":null", "\"sample_tokens\":200", "\"sample_temperature\":1.0",
         "\"inspect_data\":-1", "\"tensor_model_parallel_size\":1", "\"sequence_parallel\":false",
-        // what config_finish fills in
+        // set by config_finish
         "\"ffn_hidden_size\":256", "\"kv_channels\":16", "\"global_batch_size\":6", "\"lr_decay_iters\":10",
         "\"padded_vocab_size\":384", "\"unpadded_vocab_size\":257", "\"eod\":256", "\"data_parallel_size\":3",
         "\"num_micro_batches\":1", "\"total_samples\":60"};
@@ -107,7 +107,7 @@ static void good_lines(void **state) {
     }
 }
 
-// The flags of the paper's scripts, as they stand there.
+// The flags of the paper's scripts, unmodified.
 #define PAPER_125M \
     "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 2048 " \
     "--max-position-embeddings 2048 " \
@@ -161,7 +161,7 @@ static void paper_scripts_work_unchanged(void **state) {
     must_fail("--nproc_per_node 8 " PAPER_125M, 0, "mpirun");
 }
 
-// --- bad lines ------------------------------------------------------------------------------
+// --- invalid lines ---------------------------------------------------------------------------
 
 static void bad_words(void **state) {
     static const struct {
@@ -254,7 +254,7 @@ static void bad_words(void **state) {
         char line[2048];
         snprintf(line, sizeof line, "%s%s", SMALL, bad[i].words);
         must_fail(line, 0, bad[i].what);
-        snprintf(line, sizeof line, "%s %s", bad[i].words, SMALL);  // and in front
+        snprintf(line, sizeof line, "%s %s", bad[i].words, SMALL);  // also before the others
         if (strncmp(bad[i].words, "--lr", 4) == 0 || strchr(bad[i].words, '=') || bad[i].words[0] == '@')
             must_fail(line, 0, bad[i].what);
     }
@@ -347,7 +347,7 @@ static void bad_combinations(void **state) {
     }
 }
 
-// Lines that lack what SMALL has.
+// Lines without some of the flags in SMALL.
 static void incomplete_lines(void **state) {
 #define SHAPE \
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 " \
@@ -361,7 +361,7 @@ static void incomplete_lines(void **state) {
     must_fail(SHAPE "--lr 1 --train-iters 3 --data-path a", 0, "needs --vocab-file and --merge-file");
     Run mock;
     must_run(&mock, SHAPE "--lr 1 --train-iters 3 --mock-data",
-             1);  // synthetic tokens need GPT-2's sizes only
+             1);  // synthetic tokens need only GPT-2's vocabulary size
     assert_int_equal(mock.config.vocab_size_padded, 50304);
     config_free(&mock.config);
     must_fail(SHAPE "--lr 1 --train-iters 3 --tokenizer-type Byte --data-path a --train-data-path b", 0,
@@ -396,7 +396,7 @@ static void notes_name_what_has_no_effect(void **state) {
          "--gradient-quantization-method has no effect without --quantized-gradients\n"},
         {"--lr-wsd-decay-iters 4", "--lr-wsd-decay-iters has no effect without --lr-decay-style WSD\n"},
         {"--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style cosine", NULL},
-        {"--gradient-alltoall-pipeline 4", NULL},  // unquantized gradients travel in chunks too
+        {"--gradient-alltoall-pipeline 4", NULL},  // unquantized gradients are sent in chunks too
         {"--wq-group-size 64", "--wq-group-size has no effect without --quantized-weights\n"},
         {"--shard-params-over world",
          "--shard-params-over has no effect without "
@@ -407,7 +407,7 @@ static void notes_name_what_has_no_effect(void **state) {
         {STRATEGY "optim_grads_params --shard-params-over world --secondary-partition "
                   "--optimizer-cpu-offload --quantized-weights --weight-quantization-method direct",
          NULL},
-        {STRATEGY "optim_grads_params --quantized-weights", NULL},  // differences inside the node
+        {STRATEGY "optim_grads_params --quantized-weights", NULL},  // weight differences within the node
         {"--quantized-weights " LOSSLESS, NULL},
         {LOSSLESS, "--weight-quantization-method has no effect without --quantized-weights\n"},
         {"--quantized-weights --wq-group-size 128 " LOSSLESS,
@@ -460,7 +460,7 @@ static void notes_name_what_has_no_effect(void **state) {
         assert_true(!notes[i].note || (newline && !newline[1]));  // one line, once
         config_free(&run.config);
     }
-    // Notes are cut, never overrun, and may be missing.
+    // Notes are truncated without overflow, and may be NULL.
     char small[8];
     memset(small, 'x', sizeof small);
     small[0] = 0;
@@ -541,7 +541,7 @@ static void argument_files(void **state) {
     free(text);
 }
 
-static void files_nest_and_later_words_win(void **state) {
+static void files_nest_and_last_words_win(void **state) {
     char line[2048];
     Run run;
     write_text("inner.args", "--seed 5 --sample-prompt 'Once upon # a time'\n");
@@ -587,7 +587,7 @@ static char *text_of(void (*print)(FILE *, const void *), const void *what) {
 static void print_help(FILE *file, const void *program) { config_help(program, file); }
 static void print_dump(FILE *file, const void *config) { config_print(config, file); }
 
-// How often a flag heads an entry of the help: at the start of a line, after two blanks.
+// Counts entries of a flag in the help: at the start of a line, after two blanks.
 static int entries(const char *help, const char *name) {
     char head[96];
     int count = 0;
@@ -646,7 +646,7 @@ static void help_and_version_need_nothing_else(void **state) {
     config_free(&run.config);
 }
 
-static void dump_is_megatrons(void **state) {
+static void dump_matches_megatron(void **state) {
     Run run;
     must_run(&run, SMALL "--data-path .5 a .5 b --lr 6e-4 --min-lr 6e-5 --adam-eps 1e-08", 2);
     char *dump = text_of(print_dump, &run.config);
@@ -678,7 +678,7 @@ static void dump_is_megatrons(void **state) {
     config_free(&run.config);
 }
 
-static void reals_print_as_python_prints_them(void **state) {
+static void reals_print_as_in_python(void **state) {
     static const struct {
         double x;
         const char *text;
@@ -698,7 +698,7 @@ static void reals_print_as_python_prints_them(void **state) {
     }
 }
 
-static void json_names_every_setting(void **state) {
+static void json_has_every_setting(void **state) {
     Run run;
     must_run(&run, SMALL "--seed 77 --data-path=\"quote", 2);
     char *json = config_to_json(&run.config);
@@ -836,7 +836,7 @@ static void damaged_checkpoint_arguments(void **state) {
 
 // --- batch ramp-up --------------------------------------------------------------------------
 
-// Megatron's own counting, iteration by iteration.
+// Counts iteration by iteration, as Megatron does.
 static int64_t count_iterations(int64_t start, int64_t increment, int64_t ramp, int64_t full,
                                 int64_t samples) {
     int64_t consumed = 0, iterations = 0, steps = (full - start) / increment;
@@ -892,7 +892,7 @@ static void ramp_up_counts_iterations_as_megatron(void **state) {
             config_free(&run.config);
         }
     }
-    Run run;  // counting takes no time however long the ramp
+    Run run;  // counting is fast for any ramp length
     must_run(&run,
              RAMPING
              "--train-samples 999999999999999 --global-batch-size 16 --rampup-batch-size 8 8 999999999999998",
@@ -913,33 +913,33 @@ static void bad_ramp_up(void **state) {
     must_fail(RAMP "8 8 20000", 4, "longer than --train-samples 10000");
 }
 
-// --- model cards ----------------------------------------------------------------------------
+// --- model configs ---------------------------------------------------------------------------
 
-static void model_cards(void **state) {
+static void model_configs(void **state) {
     static const struct {
         const char *name;
         int layers, hidden, heads, head, micro, global;
         double lr;
         int64_t parameters;
-    } cards[] = {{"125m", 12, 768, 12, 64, 8, 256, 6e-4, 125262336},
-                 {"350m", 24, 1024, 16, 64, 8, 256, 3e-4, 355919872},
-                 {"1.3b", 24, 2048, 16, 128, 4, 256, 2e-4, 1315819520},
-                 {"2.7b", 32, 2560, 32, 80, 1, 16, 1.6e-4, 2651673600},
-                 {"6.7b", 32, 4096, 32, 128, 2, 256, 1.2e-4, 6658596864},
-                 {"13b", 40, 5120, 40, 128, 1, 16, 1e-4, 12853626880},
-                 {"18b", 40, 6144, 48, 128, 1, 16, 1e-4, 18444251136}};
-    for (size_t i = 0; i < sizeof cards / sizeof cards[0]; i++) {
+    } configs[] = {{"125m", 12, 768, 12, 64, 8, 256, 6e-4, 125262336},
+                   {"350m", 24, 1024, 16, 64, 8, 256, 3e-4, 355919872},
+                   {"1.3b", 24, 2048, 16, 128, 4, 256, 2e-4, 1315819520},
+                   {"2.7b", 32, 2560, 32, 80, 1, 16, 1.6e-4, 2651673600},
+                   {"6.7b", 32, 4096, 32, 128, 2, 256, 1.2e-4, 6658596864},
+                   {"13b", 40, 5120, 40, 128, 1, 16, 1e-4, 12853626880},
+                   {"18b", 40, 6144, 48, 128, 1, 16, 1e-4, 18444251136}};
+    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
         char line[128];
         Run run;
-        snprintf(line, sizeof line, "@configs/gpt_%s.args --plan --plan-world-size 16", cards[i].name);
+        snprintf(line, sizeof line, "@configs/gpt_%s.args --plan --plan-world-size 16", configs[i].name);
         must_run(&run, line, 1);
         const Config *c = &run.config;
         assert_string_equal(run.notes, "");
-        assert_true(c->num_layers == cards[i].layers && c->hidden_size == cards[i].hidden &&
-                    c->num_attention_heads == cards[i].heads);
-        assert_true(c->kv_channels == cards[i].head && c->ffn_hidden_size == 4 * c->hidden_size);
-        assert_true(c->micro_batch_size == cards[i].micro && c->global_batch_size == cards[i].global);
-        assert_true(c->lr == cards[i].lr && fabs(c->min_lr - cards[i].lr / 10) < 1e-18 &&
+        assert_true(c->num_layers == configs[i].layers && c->hidden_size == configs[i].hidden &&
+                    c->num_attention_heads == configs[i].heads);
+        assert_true(c->kv_channels == configs[i].head && c->ffn_hidden_size == 4 * c->hidden_size);
+        assert_true(c->micro_batch_size == configs[i].micro && c->global_batch_size == configs[i].global);
+        assert_true(c->lr == configs[i].lr && fabs(c->min_lr - configs[i].lr / 10) < 1e-18 &&
                     c->lr_decay_style == LR_COSINE);
         assert_true(c->seq_length == 2048 && c->max_position_embeddings == 2048 && c->train_iters == 80000 &&
                     c->lr_decay_iters == 70000);
@@ -952,15 +952,15 @@ static void model_cards(void **state) {
         int64_t h = c->hidden_size;
         int64_t parameters = c->vocab_size_padded * h + c->max_position_embeddings * h +
                              c->num_layers * (12 * h * h + 13 * h) + 2 * h;
-        assert_int_equal(parameters, cards[i].parameters);
+        assert_int_equal(parameters, configs[i].parameters);
         config_free(&run.config);
     }
 }
 
-// --- whatever comes -------------------------------------------------------------------------
+// --- fuzzing ---------------------------------------------------------------------------------
 
-// Random lines of known names, pieces of them and odd values: an answer or one clear line, never a
-// crash (run under sanitizers).
+// Random lines of known names, fragments of them and odd values: parsed, or refused with one clear
+// line; never a crash (run under sanitizers).
 static void random_lines(void **state) {
     static const char *const odd[] = {"",     "-",   "--",      "---",
                                       "=",    "--=", "@",       "1",
@@ -995,7 +995,7 @@ static void random_lines(void **state) {
     }
 }
 
-// Every row of the table with every odd value behind a line that is complete.
+// Appends every row of the table with every odd value to a complete line.
 static void every_flag_takes_or_refuses_every_value(void **state) {
     static const char *const values[] = {
         "",      "0",      "1",    "-1",    "7", "2147483648", "9223372036854775807", "9223372036854775808",
@@ -1020,7 +1020,7 @@ static void every_flag_takes_or_refuses_every_value(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_are_megatrons),
+        cmocka_unit_test(defaults_match_megatron),
         cmocka_unit_test(good_lines),
         cmocka_unit_test(paper_scripts_work_unchanged),
         cmocka_unit_test(bad_words),
@@ -1028,13 +1028,13 @@ int main(void) {
         cmocka_unit_test(incomplete_lines),
         cmocka_unit_test(notes_name_what_has_no_effect),
         cmocka_unit_test(argument_files),
-        cmocka_unit_test(files_nest_and_later_words_win),
+        cmocka_unit_test(files_nest_and_last_words_win),
         cmocka_unit_test(help_lists_every_option_once),
         cmocka_unit_test(table_is_unambiguous),
         cmocka_unit_test(help_and_version_need_nothing_else),
-        cmocka_unit_test(dump_is_megatrons),
-        cmocka_unit_test(reals_print_as_python_prints_them),
-        cmocka_unit_test(json_names_every_setting),
+        cmocka_unit_test(dump_matches_megatron),
+        cmocka_unit_test(reals_print_as_in_python),
+        cmocka_unit_test(json_has_every_setting),
         cmocka_unit_test(checkpoints_must_match),
         cmocka_unit_test(every_model_flag_must_match),
         cmocka_unit_test(every_path_has_its_role),
@@ -1042,7 +1042,7 @@ int main(void) {
         cmocka_unit_test(ramp_up),
         cmocka_unit_test(ramp_up_counts_iterations_as_megatron),
         cmocka_unit_test(bad_ramp_up),
-        cmocka_unit_test(model_cards),
+        cmocka_unit_test(model_configs),
         cmocka_unit_test(random_lines),
         cmocka_unit_test(every_flag_takes_or_refuses_every_value),
     };

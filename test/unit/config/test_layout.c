@@ -1,8 +1,8 @@
-// Tensor, sequence and pipeline parallelism on the command line: what follows from the sizes, what
-// cannot be split, and checkpoints that another layout goes on from.
+// Tensor, sequence and pipeline parallelism on the command line: derived sizes, invalid splits, and
+// checkpoints of other layouts.
 #include "test/unit/config/command_line.h"
 
-static void sizes_follow(void **state) {
+static void derived_sizes(void **state) {
     static const struct {
         const char *words, *fragment;
     } good[] = {
@@ -12,9 +12,9 @@ static void sizes_follow(void **state) {
          "\"data_parallel_size\":1,\"padded_vocab_size\":512,\"unpadded_vocab_size\":257"},
         {"--tensor-model-parallel-size 2", "\"sequence_parallel\":false"},
         {"--tensor-model-parallel-size 2 --sequence-parallel", "\"sequence_parallel\":true"},
-        {"--sequence-parallel", "\"sequence_parallel\":false"},  // with nobody to share with
+        {"--sequence-parallel", "\"sequence_parallel\":false"},  // no effect with T = 1
         {"--tensor-model-parallel-size 2 --global-batch-size 12", "\"num_micro_batches\":3"},
-        // Chunks want groups of as many micro-batches as there are stages.
+        // Interleaved pipelining needs groups of P micro-batches.
         {"--num-layers 8 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
          "\"num_micro_batches\":4"},
     };
@@ -28,7 +28,7 @@ static void sizes_follow(void **state) {
     }
 }
 
-// The paper's speed runs of 6.7B, 13B and 18B, and 13B on nodes of four GPUs.
+// The paper's throughput runs of 6.7B, 13B and 18B, and 13B on nodes of four GPUs.
 static void the_papers_layouts(void **state) {
     static const struct {
         const char *shape;
@@ -55,7 +55,7 @@ static void the_papers_layouts(void **state) {
     }
 }
 
-static void what_cannot_be_split(void **state) {
+static void invalid_splits_are_refused(void **state) {
     static const struct {
         const char *words;
         int world;
@@ -110,7 +110,7 @@ static void notes(void **state) {
     config_free(&run.config);
 }
 
-// Any layout goes on from any other's checkpoint, if the embedding has the same rows.
+// Any layout can resume any other's checkpoint if the embedding has the same number of rows.
 #define ALONE SMALL "--global-batch-size 4 --make-vocab-size-divisible-by 384 "
 #define TWO SMALL "--global-batch-size 4 --make-vocab-size-divisible-by 192 --tensor-model-parallel-size 2 "
 
@@ -136,9 +136,9 @@ static void checkpoints_of_other_layouts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_follow),
+        cmocka_unit_test(derived_sizes),
         cmocka_unit_test(the_papers_layouts),
-        cmocka_unit_test(what_cannot_be_split),
+        cmocka_unit_test(invalid_splits_are_refused),
         cmocka_unit_test(notes),
         cmocka_unit_test(checkpoints_of_other_layouts),
     };

@@ -1,10 +1,10 @@
-// The model of a checkpoint's saved arguments: what it has of the run's flags, and what is refused.
+// config_of_checkpoint: what it takes from a run's flags, and what it refuses.
 #include "test/unit/config/command_line.h"
 
 static const Words NONE = {NULL, 0};
 
-// A run of several ranks in another layout.
-static void the_model_is_the_runs(void **state) {
+// A run on several ranks with another layout.
+static void model_equals_the_runs(void **state) {
     Run run;
     Config model;
     Error err;
@@ -25,14 +25,14 @@ static void the_model_is_the_runs(void **state) {
     assert_int_equal(model.tensor_model_parallel_size, 1);
     assert_int_equal(model.pipeline_model_parallel_size, 1);
     assert_false(model.quantized_weights);
-    model.finetune = true;  // compares the model alone
+    model.finetune = true;  // compares only the model
     assert_true(config_match_checkpoint(&model, json, notes, sizeof notes, &err));
     config_free(&model);
     free(json);
     config_free(&run.config);
 }
 
-// As convert_checkpoint writes them: no length, no training, and no --vocab-size.
+// As convert_checkpoint writes them: no sequence length, no training flags, no --vocab-size.
 #define IMPORTED \
     "\"num_layers\":1,\"hidden_size\":16,\"num_attention_heads\":2,\"ffn_hidden_size\":40," \
     "\"max_position_embeddings\":12,\"padded_vocab_size\":56," \
@@ -55,7 +55,7 @@ static void an_imported_model(void **state) {
     config_free(&model);
 }
 
-static void no_model(void **state) {
+static void invalid_models_are_refused(void **state) {
     static const struct {
         const char *json, *why;
     } cases[] = {
@@ -83,9 +83,9 @@ static void no_model(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_model_is_the_runs),
+        cmocka_unit_test(model_equals_the_runs),
         cmocka_unit_test(an_imported_model),
-        cmocka_unit_test(no_model),
+        cmocka_unit_test(invalid_models_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

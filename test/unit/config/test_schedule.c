@@ -1,5 +1,5 @@
-// The learning rate against golden values of the paper's 125M run, every branch and its border, and
-// the weight-decay ramp.
+// Learning rate against golden values of the paper's 125M run, all branches and their boundaries,
+// and the weight-decay ramp.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,7 +35,7 @@ static void cosine_matches_the_golden_values(void **state) {
     for (size_t i = 0; i < sizeof golden / sizeof golden[0]; i++)
         near_relative(schedule_lr(&s, (golden[i].iteration - 1) * 256), golden[i].lr, 1e-9);
     char printed[32];
-    // printed at iteration 100: what iteration 101 uses
+    // printed at iteration 100: the rate of iteration 101
     snprintf(printed, sizeof printed, "%.3E", schedule_lr(&s, 100 * 256));
     assert_string_equal(printed, "8.571E-05");
 }
@@ -55,7 +55,7 @@ static void config_gives_the_same_schedule(void **state) {
     config_free(&config);
 }
 
-static void every_style_at_its_borders(void **state) {
+static void every_style_at_its_boundaries(void **state) {
     Schedule linear = paper_schedule(LR_LINEAR), root = paper_schedule(LR_INVERSE_SQUARE_ROOT),
              constant = paper_schedule(LR_CONSTANT);
     near_relative(schedule_lr(&linear, 179200), 6e-4, 1e-15);
@@ -65,12 +65,12 @@ static void every_style_at_its_borders(void **state) {
     near_relative(schedule_lr(&root, 4 * 179200), 3e-4, 1e-15);
     near_relative(schedule_lr(&root, 17920000), 6e-5, 1e-12);  // 6e-4 / sqrt(100)
     root.min_lr = 1e-4;
-    near_relative(schedule_lr(&root, 17920000), 1e-4, 0);  // never below the floor
+    near_relative(schedule_lr(&root, 17920000), 1e-4, 0);  // never below min-lr
     near_relative(schedule_lr(&constant, 179199), 6e-4 * 179199 / 179200, 1e-15);
-    near_relative(schedule_lr(&constant, 99999999), 6e-4, 0);  // a constant rate has no end
+    near_relative(schedule_lr(&constant, 99999999), 6e-4, 0);  // a constant rate never ends
     root.decay_samples = 4 * 179200;
     near_relative(schedule_lr(&root, 4 * 179200), 3e-4, 1e-15);  // the last sample of the decay
-    near_relative(schedule_lr(&root, 4 * 179200 + 1), 1e-4, 0);  // and the first behind it
+    near_relative(schedule_lr(&root, 4 * 179200 + 1), 1e-4, 0);  // and the first after it
     root.warmup_samples = 0;
     near_relative(schedule_lr(&root, 0), 6e-4, 0);  // no warm-up: no division by zero
     constant.lr_init = 3e-4;
@@ -78,9 +78,10 @@ static void every_style_at_its_borders(void **state) {
     near_relative(schedule_lr(&constant, 89600), 4.5e-4, 1e-15);
 }
 
-// Warm-up to 100, constant, and down over the last 400 of 1000 samples. Weights are Megatron-LM's,
-// from Python: 2 * 0.5 ** r - 1, 1 - r, (cos(pi r) + 1) / 2, 1 - sqrt(r) at r = 1/4, 1/2, 1.
-static void wsd_at_its_borders(void **state) {
+// Warm-up to 100, constant, then decay over the last 400 of 1000 samples. Weights are
+// Megatron-LM's, from Python: 2 * 0.5 ** r - 1, 1 - r, (cos(pi r) + 1) / 2, 1 - sqrt(r) at r = 1/4,
+// 1/2, 1.
+static void wsd_at_its_boundaries(void **state) {
     static const double weight[][3] = {
         [WSD_EXPONENTIAL] = {0.681792830507429, 0.4142135623730951, 0},
         [WSD_LINEAR] = {0.75, 0.5, 0},
@@ -105,8 +106,8 @@ static void wsd_at_its_borders(void **state) {
         }
         near_relative(schedule_lr(&s, 1001), 0.2, 0);
     }
-    // A decay that is as long as everything begins in the warm-up, as in Megatron-LM: the rate
-    // jumps where that ends.
+    // A WSD decay as long as the whole schedule starts during warm-up, as in Megatron-LM: the rate
+    // jumps at the end of the warm-up.
     s.wsd_style = WSD_LINEAR;
     s.wsd_samples = 1000;
     near_relative(schedule_lr(&s, 100), 1, 1e-15);
@@ -136,8 +137,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cosine_matches_the_golden_values),
         cmocka_unit_test(config_gives_the_same_schedule),
-        cmocka_unit_test(every_style_at_its_borders),
-        cmocka_unit_test(wsd_at_its_borders),
+        cmocka_unit_test(every_style_at_its_boundaries),
+        cmocka_unit_test(wsd_at_its_boundaries),
         cmocka_unit_test(weight_decay_ramps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,10 +1,10 @@
-// Values of flags: each real number is judged as the number that is used. Help is asked for in two
-// spellings.
+// Values of flags: real numbers are checked in the precision they are used in. Two spellings of
+// help.
 #include "test/unit/config/command_line.h"
 
 #include "test/unit/folder.h"
 
-// What a number becomes in float32 decides, not what it is in double precision.
+// The value in float32 is checked, not the double.
 static void reals_are_checked_in_float32(void **state) {
     static const struct {
         const char *words, *what;
@@ -57,7 +57,7 @@ static void reals_are_checked_in_float32(void **state) {
     }
 }
 
-// The value that is stored stays the one that was given: checkpoints of older runs compare with it.
+// The stored value is the given one, since checkpoints of older runs are compared with it.
 static void stored_values_keep_their_digits(void **state) {
     Run run;
     must_run(&run, SMALL "--adam-beta2 0.95 --lr 6e-4", 1);
@@ -66,8 +66,8 @@ static void stored_values_keep_their_digits(void **state) {
     config_free(&run.config);
 }
 
-// The only real numbers used in double precision are times, temperatures, fractions of a schedule
-// and what the angles of rotary positions follow from.
+// Only times, temperatures, fractions of a schedule and the parameters of rotary angles are used in
+// double precision.
 static void other_reals_are_known(void **state) {
     static const char *const in_double[] = {"lr-warmup-fraction",
                                             "distributed-timeout-minutes",
@@ -117,9 +117,9 @@ static void short_help(void **state) {
     }
 }
 
-// --check-data asks for the shards and their vocabulary, --inspect-data for all that decides the
-// order too.
-static void looking_at_data_needs_little(void **state) {
+// --check-data needs the shards and their vocabulary; --inspect-data also everything that
+// determines the order.
+static void data_checks_need_few_flags(void **state) {
     Run run;
     must_run(&run, "--check-data --data-path a --tokenizer-type Byte", 3);
     assert_int_equal(run.config.vocab_size_unpadded, 257);
@@ -152,7 +152,7 @@ static int remove_folder(void **state) { return folder_remove(folder); }
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 " \
     "--micro-batch-size 2 --lr 1e-3 --train-iters 10 --tokenizer-type Byte --use-distributed-optimizer "
 
-// The line with " FLAG FILE" behind it, the file holding this text.
+// Parses the line with " FLAG FILE" appended, where the file contains this text.
 static char *with_file(const char *line, const char *flag, const char *text) {
     static char whole[1024];
     char path[96];
@@ -187,7 +187,7 @@ static void lists_from_files(void **state) {
     config_free(&run.config);
     must_run(&run, with_file("--check-data --tokenizer-type Byte", "--data-args-path", "a"), 1);
     config_free(&run.config);
-    must_run(&run, SMALL "--data-args-path /no/such/file", 1);  // synthetic data need no file
+    must_run(&run, SMALL "--data-args-path /no/such/file", 1);  // synthetic data needs no file
     config_free(&run.config);
 }
 
@@ -216,7 +216,7 @@ static void bad_lists_from_files(void **state) {
     must_fail(NO_DATA "--per-split-data-args-path /", 0, "/ is not a plain file");
 }
 
-// A decay that differs from the checkpoint's is told, as the other parts of the schedule are.
+// A WSD decay that differs from the checkpoint's is reported like the rest of the schedule.
 static void wsd_is_part_of_the_schedule(void **state) {
     Run run, other;
     must_run(&run, SMALL "--lr-decay-style WSD --lr-wsd-decay-iters 4 --lr-wsd-decay-style linear", 1);
@@ -237,7 +237,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reals_are_checked_in_float32), cmocka_unit_test(stored_values_keep_their_digits),
         cmocka_unit_test(other_reals_are_known),        cmocka_unit_test(short_help),
-        cmocka_unit_test(looking_at_data_needs_little), cmocka_unit_test(lists_from_files),
+        cmocka_unit_test(data_checks_need_few_flags),   cmocka_unit_test(lists_from_files),
         cmocka_unit_test(bad_lists_from_files),         cmocka_unit_test(wsd_is_part_of_the_schedule),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

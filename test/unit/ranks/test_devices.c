@@ -1,4 +1,4 @@
-// Which device a rank takes, and the names that emulated nodes have for NCCL.
+// Device assignment, and how emulated nodes are named for NCCL.
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,8 +11,8 @@
 
 #include "llmc/ranks/devices.h"
 
-// NCCL is told of nodes by the environment. What the user has set stays, except the name of the
-// node.
+// NCCL learns about nodes from the environment. Variables set by the user are kept, except the
+// node's name.
 static void emulated_nodes_have_names(void **state) {
     int here[4] = {0, 0, 0, 0}, two_hosts[4] = {0, 0, 1, 1};
     Launch launch = {.size = 4, .host_of_rank = two_hosts, .host_name = "machine"};
@@ -47,7 +47,7 @@ static void emulated_nodes_have_names(void **state) {
 typedef struct Shared {
     int ranks, per_node, devices;
     bool emulate;
-    const int *index, *sharers, *turn;  // (ranks) what each is to get
+    const int *index, *sharers, *turn;  // (ranks) expected
 } Shared;
 
 static void emulated_nodes_share_devices(void **state) {
@@ -62,17 +62,17 @@ static void emulated_nodes_share_devices(void **state) {
         {2, 1, 1, true, zeros, twos, zeros},
         {4, 1, 1, true, zeros, fours, zeros},
         {3, 1, 2, true, three, uneven, zeros},
-        // A node's ranks meet on a device.
+        // Ranks of one node share a device.
         {4, 4, 2, true, in_turn, twos, second},
         {8, 4, 2, true, in_turn, fours, second},
         {4, 2, 1, true, zeros, fours, in_turn},
         {4, 4, 1, true, zeros, fours, four},
         // Not emulated: NCCL refuses two ranks of one machine on one device.
         {4, 2, 2, false, own, ones, zeros},
-        // Nodes would not fill the devices.
+        // Nodes and devices do not divide each other.
         {4, 2, 3, true, own, ones, zeros},
         {6, 3, 2, true, own, ones, zeros},
-        // No device: device_open says so.
+        // No device: device_open reports it.
         {4, 2, 0, true, own, ones, zeros},
         {8, 4, 8, true, own, ones, zeros},
         // CPU ranks.
@@ -93,9 +93,9 @@ static void emulated_nodes_share_devices(void **state) {
     }
 }
 
-// A launcher may show each rank one device only, which is that rank's device 0. Anything else
-// stays.
-static void ranks_that_see_one_device_take_it(void **state) {
+// A launcher may show each rank only one device, which is that rank's device 0. Otherwise nothing
+// changes.
+static void ranks_take_their_only_visible_device(void **state) {
     const VisibleDevices own[4] = {{1, "17:00.0"}, {1, "2A:00.0"}, {1, "3B:00.0"}, {1, "5D:00.0"}};
     const VisibleDevices all[4] = {{4, "a"}, {4, "a"}, {4, "a"}, {4, "a"}};
     const VisibleDevices same[4] = {{1, "a"}, {1, "b"}, {1, "c"}, {1, "a"}};
@@ -109,7 +109,7 @@ static void ranks_that_see_one_device_take_it(void **state) {
     }
     devices_take_visible(&device, own);
     assert_int_equal(device.index, 0);
-    // Emulated nodes of two, which would share the one device that each rank sees.
+    // Emulated nodes of two ranks, which would share the one device each rank sees.
     Mesh mesh;
     OwnDevice shared = {4, 3, 1, 0};
     assert_true(mesh_build(&mesh, 3, 4, NULL, 2, 1, 1, NULL));
@@ -125,7 +125,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(emulated_nodes_have_names),
         cmocka_unit_test(emulated_nodes_share_devices),
-        cmocka_unit_test(ranks_that_see_one_device_take_it),
+        cmocka_unit_test(ranks_take_their_only_visible_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-// Rank arithmetic: Megatron's order, nodes from hosts or from --gpus-per-node, the groups that
-// follow from them, and what is refused. What MPI makes of it is test/mpi/test_mesh_mpi.c's.
+// Process groups without MPI: Megatron's order, nodes from hosts or from --gpus-per-node, the
+// groups, and errors. test/mpi/test_mesh_mpi.c tests their communicators.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,7 @@ static void nodes_follow_hosts(void **state) {
     }
 }
 
-static void gpus_per_node_sets_the_borders(void **state) {
+static void gpus_per_node_defines_nodes(void **state) {
     for (int per_node = 1; per_node <= 8; per_node *= 2) {
         for (int r = 0; r < 8; r++) {
             Mesh m;
@@ -40,8 +40,8 @@ static void gpus_per_node_sets_the_borders(void **state) {
     }
 }
 
-// What --plan does for other stages than its own rank's.
-static void any_rank_sees_its_own_place(void **state) {
+// As --plan does for the other stages.
+static void mesh_of_any_rank(void **state) {
     Mesh first;
     assert_true(mesh_build(&first, 0, 48, NULL, 8, 2, 3, NULL));
     for (int r = 0; r < 48; r++) {
@@ -92,8 +92,7 @@ static void megatron_rank_order(void **state) {
     assert_int_equal(m[11].embedding.size, 1);
 }
 
-// Every rank must see the same members at the same places: those that `together` puts into one
-// group.
+// All ranks must see the same members in the same order: those that `together` puts into one group.
 typedef bool (*Together)(const Mesh *a, const Mesh *b);
 
 static bool one_world(const Mesh *a, const Mesh *b) { return true; }
@@ -131,8 +130,7 @@ static void check_group(const Mesh *mesh, int ranks, int kind, Together together
     }
 }
 
-// Shapes of T, P and nodes, checked against the definitions: ranks that share the other
-// coordinates.
+// Shapes of T, P and nodes, checked against the definitions of the groups.
 static void groups_are_as_defined(void **state) {
     static const Together together[MESH_GROUPS] = {one_world,     one_tp, one_pp, one_dp, one_node, one_rail,
                                                    one_embedding, alone,  alone,  alone,  alone};
@@ -168,10 +166,10 @@ static bool same_place(const Mesh *a, const Mesh *b) {
     return a->world.rank % a->per_node == b->world.rank % b->per_node;
 }
 
-// With replica groups data parallelism ends with the node, and the data are dealt out over all of
+// With replica groups, data parallelism is limited to the node, and data is distributed over all of
 // them.
 static void replica_groups_are_nodes(void **state) {
-    // NULL: looked at below.
+    // NULL: checked below.
     static const Together together[MESH_GROUPS] = {one_world, NULL,  alone, NULL,  NULL,
                                                    alone,     alone, alone, alone, one_replica_group,
                                                    same_place};
@@ -188,7 +186,7 @@ static void replica_groups_are_nodes(void **state) {
             }
             if (!fits) continue;
             shapes++;
-            // Every rank but the tensor-parallel ones of a replica takes samples of its own.
+            // All ranks except tensor-parallel ones of a replica have their own samples.
             for (int r = 0; r < size; r++) {
                 assert_int_equal(mesh_data_ranks(&mesh[r]), size / tp);
                 assert_int_equal(mesh_data_rank(&mesh[r]), r / tp);
@@ -215,9 +213,9 @@ static void same_group(const Group *a, const Group *b) {
     assert_int_equal(a->stride, b->stride);
 }
 
-// Each survivor's mesh is that of a job of the survivors alone. What it speaks through inside the
-// node it keeps.
-static void without_a_node(void **state) {
+// Each survivor's mesh equals that of a job of the survivors only, and keeps its communicators
+// within the node.
+static void removing_a_node(void **state) {
     static char inside, between;
     for (int nodes = 2; nodes <= 4; nodes++) {
         for (int lost = 0; lost < nodes; lost++) {
@@ -258,8 +256,8 @@ static void replica_groups_hold_whole_models(void **state) {
     assert_int_equal(mesh_data_rank(&m), 3);
 }
 
-// T = 8 on nodes of 8: every node holds one data-parallel rank, so only the hop between nodes is
-// left.
+// T = 8 on nodes of 8: every node holds one data-parallel rank, so there is only communication
+// between nodes.
 static void tensor_parallel_fills_a_node(void **state) {
     int hosts[32];
     for (int r = 0; r < 32; r++) hosts[r] = r / 8;
@@ -277,7 +275,7 @@ typedef struct Refused {
     const char *part;
 } Refused;
 
-static void what_does_not_fit_is_refused(void **state) {
+static void invalid_shapes_are_refused(void **state) {
     static const int uneven[5] = {0, 0, 0, 3, 3}, scattered[4] = {0, 1, 0, 1}, again[6] = {0, 0, 2, 2, 0, 0};
     static const int one[24] = {0};
     static const Refused refused[] = {
@@ -304,8 +302,8 @@ static void what_does_not_fit_is_refused(void **state) {
     }
 }
 
-// --plan asks for worlds that nobody has yet. Quadratic work would take minutes here.
-static void a_million_ranks_take_no_time(void **state) {
+// --plan may be given huge worlds; quadratic work would take minutes here.
+static void a_million_ranks_are_fast(void **state) {
     enum { RANKS = 1 << 20 };
     int *hosts = malloc(RANKS * sizeof *hosts);
     for (int r = 0; r < RANKS; r++) hosts[r] = r / 2 * 2;
@@ -323,16 +321,16 @@ static void a_million_ranks_take_no_time(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nodes_follow_hosts),
-        cmocka_unit_test(gpus_per_node_sets_the_borders),
-        cmocka_unit_test(any_rank_sees_its_own_place),
+        cmocka_unit_test(gpus_per_node_defines_nodes),
+        cmocka_unit_test(mesh_of_any_rank),
         cmocka_unit_test(megatron_rank_order),
         cmocka_unit_test(groups_are_as_defined),
         cmocka_unit_test(replica_groups_are_nodes),
-        cmocka_unit_test(without_a_node),
+        cmocka_unit_test(removing_a_node),
         cmocka_unit_test(replica_groups_hold_whole_models),
         cmocka_unit_test(tensor_parallel_fills_a_node),
-        cmocka_unit_test(what_does_not_fit_is_refused),
-        cmocka_unit_test(a_million_ranks_take_no_time),
+        cmocka_unit_test(invalid_shapes_are_refused),
+        cmocka_unit_test(a_million_ranks_are_fast),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,5 @@
-// Work spread over threads (llmc/ranks/parallel.h): every element once, pieces on their borders,
-// and done even when the system gives no threads. The Makefile links this program so that
-// pthread_create is the one below.
+// llmc/ranks/parallel.h: every element once, ranges aligned to chunks, and complete even if the
+// system refuses threads. The Makefile links this program with the pthread_create below.
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +15,7 @@
 
 enum { N = 100003 };
 
-static int allowed_threads;  // that pthread_create may still start
+static int allowed_threads;  // remaining successful pthread_create calls
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
                           void *argument);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *),
@@ -29,14 +28,14 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 
 typedef struct Counts {
     int64_t lo, hi, grain;
-    atomic_int astray;  // pieces off their borders
-    int seen[N];        // not atomic: pieces that overlap would be a race, which ThreadSanitizer tells
+    atomic_int misaligned;  // misaligned ranges
+    int seen[N];            // not atomic: overlapping ranges would be a race that ThreadSanitizer detects
 } Counts;
 
 static void count(void *context, int64_t lo, int64_t hi) {
     Counts *c = (Counts *)context;
     if ((lo - c->lo) % c->grain || (hi != c->hi && hi - lo != c->grain) || lo >= hi || hi > c->hi) {
-        atomic_fetch_add(&c->astray, 1);
+        atomic_fetch_add(&c->misaligned, 1);
     }
     for (int64_t i = lo; i < hi; i++) c->seen[i]++;
 }
@@ -48,7 +47,7 @@ static void check_counts(int threads, int64_t lo, int64_t hi, int64_t grain, int
     c->grain = grain;
     allowed_threads = allowed;
     assert_int_equal(parallel_ranges(threads, lo, hi, grain, count, c), took_part);
-    assert_int_equal(c->astray, 0);
+    assert_int_equal(c->misaligned, 0);
     for (int64_t i = 0; i < N; i++) assert_int_equal(c->seen[i], i >= lo && i < hi);
     free(c);
 }
@@ -60,7 +59,7 @@ static void every_element_once(void **state) {
     }
 }
 
-static void no_more_threads_than_pieces(void **state) {
+static void no_more_threads_than_chunks(void **state) {
     check_counts(8, 0, 100, 64, 100, 2);
     check_counts(8, 10, 11, 64, 100, 1);
     check_counts(8, 10, 10, 64, 100, 1);
@@ -68,12 +67,12 @@ static void no_more_threads_than_pieces(void **state) {
     check_counts(-3, 20, 10, 1000, 100, 1);
 }
 
-static void threads_that_are_refused_are_done_without(void **state) {
+static void works_without_refused_threads(void **state) {
     check_counts(8, 0, N, 1000, 0, 1);
     check_counts(8, 0, N, 1000, 3, 4);
 }
 
-// Two threads must be inside at once, or this never ends.
+// Two threads must run at once, or this never ends.
 static void meet(void *context, int64_t lo, int64_t hi) {
     atomic_int *inside = (atomic_int *)context;
     atomic_fetch_add(inside, 1);
@@ -89,8 +88,8 @@ static void threads_run_at_the_same_time(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_element_once),
-        cmocka_unit_test(no_more_threads_than_pieces),
-        cmocka_unit_test(threads_that_are_refused_are_done_without),
+        cmocka_unit_test(no_more_threads_than_chunks),
+        cmocka_unit_test(works_without_refused_threads),
         cmocka_unit_test(threads_run_at_the_same_time),
     };
     return cmocka_run_group_tests_name("parallel", tests, NULL, NULL);

@@ -1,5 +1,5 @@
-// llmc/ranks/stop.c: a signal to the process is taken by a poll, whichever thread the kernel gives
-// it to, and the weightiest reason counts.
+// llmc/ranks/stop.c: polls receive signals sent to the process, whichever thread the kernel
+// delivers them to, and the reason with the highest priority wins.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -21,18 +21,16 @@ static void nap(void) {
     nanosleep(&t, NULL);
 }
 
-// A thread that was there before main blocked anything, as those are that a library starts when it
-// is loaded.
+// A thread started before main could block signals, as libraries do when they are loaded.
 static void *live(void *end) {
     while (!atomic_load((atomic_bool *)end)) nap();
     return NULL;
 }
 
-// To a thread that lets it through, if there is one.
+// Delivered to a thread that does not block it, if any.
 static int to_process(int number) { return kill(getpid(), number); }
 
-// Polls, as steps do, until a signal was taken; 10 s are more than another thread's handler can
-// take to run.
+// Polls, as steps do, until a signal arrives; 10 s are more than a handler on another thread needs.
 static Stop polled(StopReason own) {
     Stop stop = {GO_ON, 0, false};
     Site site = {.rank = 0, .phase = "test"};
@@ -68,10 +66,10 @@ static void each_is_named(int (*send)(int number)) {
     }
 }
 
-static void an_older_thread_gets_them(void **state) { each_is_named(to_process); }
-static void they_wait_on_the_thread_that_polls(void **state) { each_is_named(raise); }
+static void older_threads_receive_signals(void **state) { each_is_named(to_process); }
+static void signals_wait_for_the_poll(void **state) { each_is_named(raise); }
 
-static void more_of_them_end_nothing(void **state) {
+static void repeated_signals_are_harmless(void **state) {
     for (int i = 0; i < 100; i++) assert_int_equal(to_process(SIGUSR1), 0);
     assert_int_equal(polled(GO_ON).signal_number, SIGUSR1);
     for (int i = 0; i < 100; i++) assert_int_equal(to_process(i % 2 ? SIGTERM : SIGINT) || raise(SIGUSR1), 0);
@@ -79,7 +77,7 @@ static void more_of_them_end_nothing(void **state) {
     while (!nothing_left()) nap();
 }
 
-static void the_weightiest_reason_counts(void **state) {
+static void highest_priority_wins(void **state) {
     assert_int_equal(to_process(SIGTERM), 0);
     assert_int_equal(polled(STOP_DURATION).reason, STOP_SIGNAL);
     assert_int_equal(to_process(SIGTERM), 0);
@@ -87,31 +85,29 @@ static void the_weightiest_reason_counts(void **state) {
     assert_true(nothing_left());
 }
 
-// Only a process that runs, and asks, takes SIGCONT for the launcher's.
-static void a_launcher_is_noticed(void **state) {
+// SIGCONT is attributed to the launcher only if the process was running.
+static void launcher_signal_is_detected(void **state) {
     launcher_signal_watch();
     assert_true(launcher_signal_age() < 0);
     usleep(2100000);  // as if stopped
     raise(SIGCONT);
     assert_true(launcher_signal_age() < 0);
-    raise(SIGCONT);  // the watchdog has been faster than the handler
+    raise(SIGCONT);  // the watchdog ran before the handler
     assert_true(launcher_signal_age() < 0);
     usleep(1100000);
     raise(SIGCONT);
     assert_true(launcher_signal_age() >= 0);
     usleep(100000);
     raise(SIGCONT);
-    assert_true(launcher_signal_age() >= 0.1);  // since the first
+    assert_true(launcher_signal_age() >= 0.1);  // since the first one
     signal(SIGCONT, SIG_DFL);
 }
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_launcher_is_noticed),
-        cmocka_unit_test(an_older_thread_gets_them),
-        cmocka_unit_test(they_wait_on_the_thread_that_polls),
-        cmocka_unit_test(more_of_them_end_nothing),
-        cmocka_unit_test(the_weightiest_reason_counts),
+        cmocka_unit_test(launcher_signal_is_detected), cmocka_unit_test(older_threads_receive_signals),
+        cmocka_unit_test(signals_wait_for_the_poll),   cmocka_unit_test(repeated_signals_are_harmless),
+        cmocka_unit_test(highest_priority_wins),
     };
     atomic_bool end = false;
     pthread_t older;
