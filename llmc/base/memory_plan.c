@@ -51,8 +51,7 @@ bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share,
         if (sharers > 1)
             snprintf(whose, sizeof whose, "are free for each of the %d ranks of this machine", sharers);
         return error_set(err, EXIT_ENVIRONMENT,
-                         "the memory plan takes %.1f MiB, %.1f MiB %s: %.1f MiB too much (--plan shows what "
-                         "takes how much)",
+                         "the memory plan needs %.1f MiB, but %.1f MiB %s: %.1f MiB too much (see --plan)",
                          (double)wanted / 0x1p20, (double)share / 0x1p20, whose,
                          (double)(wanted - share) / 0x1p20);
     }
@@ -105,7 +104,7 @@ static void print_groups(const MemoryPlan *plan, bool host, double parameters, F
             size_t bytes = strcmp(plan->entries[j].group, group) ? 0 : purpose_bytes(plan, j, &count);
             if (!bytes) continue;
             fprintf(out, "    %-36s %16zu", plan->entries[j].purpose, bytes);
-            fprintf(out, count > 1 ? "  (%d pieces)\n" : "\n", count);
+            fprintf(out, count > 1 ? "  (%d buffers)\n" : "\n", count);
         }
     }
 }

@@ -107,10 +107,10 @@ void config_help(const char *program, FILE *file) {
     const Option *table = config_options(&rows);
     fprintf(file,
             "usage: [mpirun -np RANKS] %s @configs/gpt_125m.args --data-path PREFIX [flags]\n\n"
-            "Pretrains a GPT. Flags are Megatron-LM's and SDP4Bit's: --flag VALUE or --flag=VALUE.\n"
-            "Of a repeated flag the last one counts. Defaults are in [brackets].\n"
-            "@FILE stands for the flags in FILE: one or more per line, # begins a comment, quotes as in a\n"
-            "shell. An @FILE inside it is relative to its folder.\n",
+            "Pretrains a GPT or Llama model. Flags are those of Megatron-LM and SDP4Bit, written\n"
+            "--flag VALUE or --flag=VALUE. If a flag is repeated, the last one wins. Defaults are in\n"
+            "[brackets]. @FILE inserts the flags in FILE: any number per line, # starts a comment, quotes\n"
+            "work as in a shell. An @FILE within it is relative to its directory.\n",
             program);
     options_help(table, rows, file);
     fprintf(

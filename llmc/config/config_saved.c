@@ -12,13 +12,13 @@
 // A command line under construction.
 typedef struct Line {
     char **words;
-    int count, room;
+    int count, capacity;
 } Line;
 
 static void add_word(Line *line, char *word) {
-    if (line->count == line->room) {
-        line->room = 2 * line->room + 64;
-        line->words = (char **)xrealloc(line->words, (size_t)line->room * sizeof *line->words, "options");
+    if (line->count == line->capacity) {
+        line->capacity = 2 * line->capacity + 64;
+        line->words = (char **)xrealloc(line->words, (size_t)line->capacity * sizeof *line->words, "options");
     }
     line->words[line->count++] = word;
 }

@@ -70,7 +70,7 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
     } else if (!waits) {
         snprintf(text, bytes,
                  "no progress for %.0f s: this rank is stuck, or its device waits for another; see what "
-                 "it does there",
+                 "it is doing there",
                  idle);
     } else if (heartbeat_list_busy(h, busy, sizeof busy)) {
         snprintf(text, bytes, "waited %.0f s: %.440s; see what stopped it", idle, busy);
@@ -260,7 +260,7 @@ void watchdog_mpi_starting(Site *site, double limit) {
         .seconds = limit + EXTRA_AT_START + process_delay(),
         .phase = "start",
         .wanted = "all ranks to start",
-        .advice = "see which of them or of their nodes is stopped, or reads a file that does not come",
+        .advice = "see which rank or node is stopped, or blocked reading a file",
         .code = EXIT_COMMUNICATION,
     };
     site->heartbeat = h;
@@ -282,7 +282,7 @@ void watchdog_mpi_ending(Site *site, double limit, int code) {
     h->mpi_limit = (MpiLimit){
         .seconds = limit + EXTRA_AT_END + process_delay(),
         .phase = "end",
-        .wanted = "all ranks to end, after the run itself had ended",
+        .wanted = "all ranks to shut down after the run",
         .advice = "see what stopped one",
         .code = code ? code : EXIT_COMMUNICATION,
     };

@@ -23,7 +23,7 @@ enough=$((before + 230))
 
 smaller_batch() {
     limited $enough --micro-batch-size 1024
-    error_names 3 "MiB too much (--plan shows what takes how much); --micro-batch-size 512 fits" $? ||
+    error_names 3 "MiB too much (see --plan); --micro-batch-size 512 fits" $? ||
         return 1
     limited $enough --micro-batch-size 512 || say "--micro-batch-size 512 did not fit although it was advised"
 }

@@ -54,10 +54,10 @@ else
     check "rank 2 is stopped before MPI starts" ends MPI_Init_thread.2 "for all ranks to start"
     check "rank 0 is stopped before MPI starts" ends MPI_Init_thread.0 "for all ranks to start"
     check "a rank is stopped right after it" ends MPI_Comm_dup.1 "for all ranks to start"
-    check "rank 2 is stopped as MPI ends" ends MPI_Finalize.2 "for all ranks to end"
-    check "rank 0 is stopped as MPI ends" ends MPI_Finalize.0 "for all ranks to end"
+    check "rank 2 is stopped as MPI ends" ends MPI_Finalize.2 "for all ranks to shut down"
+    check "rank 0 is stopped as MPI ends" ends MPI_Finalize.0 "for all ranks to shut down"
     check "rank 2 is stopped as MPI ends, under a slow launcher" ends MPI_Finalize.2.slow \
-        "for all ranks to end"
+        "for all ranks to shut down"
     gone() { [ -z "$(rank_pids)" ] || { why="ranks still run"; return 1; }; }
     check "no rank is left" gone
 fi

@@ -228,7 +228,7 @@ static void test_what_does_not_fit(void **state) {
     memory_measure(&memory, &memory_plan, b.device, 4, 4, 4, false);
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
-    assert_non_null(strstr(err.what, "MiB too much (--plan shows"));
+    assert_non_null(strstr(err.what, "MiB too much (see --plan)"));
     assert_non_null(strstr(err.what, "for each of the 4 ranks of this machine"));
     assert_non_null(
         strstr(err.what,
