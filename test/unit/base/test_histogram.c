@@ -1,5 +1,4 @@
-// Histograms: which bin a value falls into, sums, values that are not finite, and the text that
-// plots are made of.
+// Histograms: bins, sums, non-finite values, and the text for plots.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +18,7 @@ static float lower_edge(int bin) {
     return x;
 }
 
-// Eight bins from 1 to 2: 1.0 opens bin 127 * 8, the float below it lies in the bin before.
+// Eight bins from 1 to 2: 1.0 starts bin 127 * 8; the float below it is in the previous bin.
 static void bins(void **state) {
     Histogram *h = fresh();
     float values[] = {
@@ -31,8 +30,8 @@ static void bins(void **state) {
     assert_int_equal(h->bin[0][127 * 8 + 7], 1);
     assert_int_equal(h->bin[1][127 * 8], 1);
     assert_int_equal(h->bin[1][126 * 8], 1);
-    assert_int_equal(h->bin[0][0], 1);            // the least subnormal
-    assert_int_equal(h->bin[0][254 * 8 + 7], 1);  // nearly the largest float
+    assert_int_equal(h->bin[0][0], 1);            // the smallest subnormal
+    assert_int_equal(h->bin[0][254 * 8 + 7], 1);  // close to the largest float
     assert_int_equal(h->zeros, 2);
     assert_int_equal(h->count, 11);
     assert_true(lower_edge(127 * 8) == 1.0f && lower_edge(127 * 8 + 1) == 1.125f &&

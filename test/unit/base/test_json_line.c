@@ -1,5 +1,4 @@
-// JSON lines as they are built: commas, escapes, numbers that read back as the same bits, words for
-// what is no number.
+// JSON lines: commas, escapes, numbers that read back bit-exactly, names of non-finite values.
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <setjmp.h>
@@ -20,7 +19,7 @@ static void assert_text(Text *text, const char *expected) {
 
 static void members(void **state) {
     Text json = json_begin("a\"b");
-    json_integer(&json, "whole", -9007199254740993);  // no double holds it
+    json_integer(&json, "whole", -9007199254740993);  // not representable as a double
     json_bool(&json, "yes", true);
     json_open(&json, "timing");
     json_bool(&json, "no", false);
@@ -50,7 +49,7 @@ static void not_finite(void **state) {
                 "null,\"c_text\":\"-inf\"");
 }
 
-// Any bits that are a number come back, as short as can be.
+// Any finite value reads back bit-exactly, in the shortest form.
 static void same_bits(void **state) {
     const double values[] = {
         0.1,          0.1 + 0.2,          1.0 / 3, 1e23, 5e-324, 1.7976931348623157e308, -0.0, 1e6 + 1,
@@ -77,7 +76,7 @@ static void same_bits(void **state) {
     assert_text(&json, "0.1 512.34");
 }
 
-// Text longer than what it had room for, byte by byte and at once.
+// Text beyond its capacity, byte by byte and at once.
 static void grows(void **state) {
     Text text = {0}, twice = {0};
     for (int i = 0; i < 5000; i++) text_add(&text, "%c", 'a' + i % 26);

@@ -1,5 +1,5 @@
-// The numbers that weights begin with: the functions of llmc/base/normal.h against libm's in long
-// double, their corners, golden bits, the distribution; and op_init_weights on the CPU.
+// Initial weights: the functions of llmc/base/normal.h against libm's in long double, corner cases,
+// golden bits, the distribution; and op_init_weights on the CPU.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +31,7 @@ static void logarithm_is_accurate(void **state) {
         worst = fmax(worst, relative_error(log_unit(near_zero), logl(near_zero)));
         worst = fmax(worst, relative_error(log_unit(near_one), logl(near_one)));
     }
-    // Every power of two, the border of the mantissa's range, and their neighbors on both sides.
+    // Every power of two, the boundary of the mantissa range, and their neighbors on both sides.
     for (int e = 0; e < 63; e++) {
         double power = ldexp(1.0, -e), border = ldexp(sqrt(0.5), -e);
         double x[] = {power,  nextafter(power, 0),  e ? nextafter(power, 1) : 1.0,
@@ -42,8 +42,8 @@ static void logarithm_is_accurate(void **state) {
     assert_true(log_unit(1.0) == 0.0);
 }
 
-// The exact values by symmetry: the angle that long double's functions get is at most an eighth of
-// a turn.
+// Reference values by symmetry: the argument of the long double functions is at most an eighth of a
+// turn.
 static double circle_error(double u) {
     double ours[2], quarters = rint(4 * u);
     long double angle = (u - quarters / 4) * TWO_PI, c = cosl(angle), s = sinl(angle);
@@ -104,14 +104,14 @@ static void corners_are_finite(void **state) {
         assert_true(fabs(pair[0]) < 8.6 && fabs(pair[1]) < 8.6);  // sqrt(2 * 53 ln 2) = 8.57
     }
     double pair[2];
-    normal_pair((Philox4){{0, 0, 5, 6}}, pair);  // the radius of u = 0
+    normal_pair((Philox4){{0, 0, 5, 6}}, pair);  // radius of u = 0
     assert_true(pair[0] == 0.0 && pair[1] == 0.0);
-    normal_pair((Philox4){{UINT32_MAX, UINT32_MAX, 0, 0}}, pair);  // the longest one
+    normal_pair((Philox4){{UINT32_MAX, UINT32_MAX, 0, 0}}, pair);  // the largest radius
     assert_true(fabs(pair[0] - sqrt(2 * 53 * log(2.0))) < 1e-14 && pair[1] == 0.0);
 }
 
-// These bits are what a seed means. mpmath, with 200 bits and a Philox of its own, gives the same
-// but for the last bit of the two that are marked.
+// Changing these bits would change the meaning of seeds. mpmath with 200 bits and an independent
+// Philox gives the same, except for the last bit of the two marked values.
 static void golden_bits(void **state) {
     static const struct {
         uint64_t seed;
@@ -128,8 +128,8 @@ static void golden_bits(void **state) {
             assert_true(number(row[i].seed, row[i].stream, 2 * row[i].pair + (uint64_t)e) ==
                         row[i].normal[e]);
     }
-    // A last bit that differs in any of many: another order of operations, a multiplication fused
-    // with an addition.
+    // Detects a difference in the last bit of any of many values: another order of operations, or
+    // an FMA.
     uint64_t hash = 0;
     for (uint64_t i = 0; i < 400000; i++) {
         uint64_t bits = f64_bits(number(1234, 1, i));
@@ -157,7 +157,7 @@ static void normals_are_normal(void **state) {
     assert_true(fabs(squares / N - 1) < 4 * sqrt(2.0) / root);
     assert_true(fabs(fourth / N - 3) < 4 * sqrt(96.0) / root);
     assert_true(fabs(neighbors / N) < 4 / root);
-    assert_true(fabs(squared_neighbors / N) < 4 * 2 / root);  // the two of a pair share their radius
+    assert_true(fabs(squared_neighbors / N) < 4 * 2 / root);  // both numbers of a pair share their radius
     assert_true(fabs(beyond / (double)N - 0.05) < 4 * sqrt(0.05 * 0.95) / root);
 }
 
@@ -171,8 +171,8 @@ static void streams_do_not_depend_on_order_and_differ(void **state) {
 
 // --- weights ------------------------------------------------------------------------------------
 
-// Every element is its number of the stream, rounded twice, whatever the threads; what lies behind
-// stays.
+// Every element is a fixed number of the stream, rounded twice, for any number of threads; memory
+// after it is unchanged.
 static void weights_are_the_stream(void **state) {
     enum { MOST = 200003 };
     static const int sizes[] = {0, 1, 2, 127, 128, 129, 65536, 65537, MOST};
@@ -192,7 +192,7 @@ static void weights_are_the_stream(void **state) {
     }
 }
 
-// Parts cut by rows, by columns and by both have the numbers that the whole has there.
+// Shards by rows, columns and both have the same numbers as the whole.
 static void parts_have_the_numbers_of_the_whole(void **state) {
     enum { ROWS = 61, COLUMNS = 1003, MOST = ROWS * COLUMNS };
     static const struct {
@@ -229,8 +229,8 @@ static void constants(void **state) {
     }
 }
 
-// Sampling's stream 0 and all streams of initial weights, that of PURPOSE_SAMPLE's own number among
-// them.
+// Sampling's stream 0 and all streams of initial weights, including the one numbered
+// PURPOSE_SAMPLE.
 static void purposes_share_no_bits(void **state) {
     for (uint64_t i = 0; i < 1000; i++) {
         double sampled = rng_uniform(5, PURPOSE_SAMPLE, i);

@@ -1,5 +1,5 @@
-// Log lines against Megatron-LM's own, JSON lines parsed back, the golden FLOPs table, inactive
-// ranks, full disks.
+// Log lines against Megatron-LM's, parsed JSON lines, the golden FLOPs table, inactive ranks, full
+// disks.
 #include <cjson/cJSON.h>
 #include <fcntl.h>
 #include <math.h>
@@ -18,8 +18,8 @@
 #include "llmc/log/log.h"
 #include "test/unit/folder.h"
 
-// Stands in for the options module: an argument object over several lines, as a pretty printer
-// gives it.
+// Replaces the options module: an argument object over several lines, as a pretty printer writes
+// it.
 char *config_to_json(const Config *config) {
     char text[128];
     snprintf(text, sizeof text,
@@ -45,8 +45,7 @@ static int make_folder(void **state) {
     return 0;
 }
 
-// What stdout gets goes to a file between these two. Needed because the log prints to stdout
-// itself, as a user sees it.
+// Redirects stdout to a file between these two calls, because the log prints to stdout.
 static void capture(Folder *f) {
     fflush(stdout);
     f->stdout_copy = dup(1);
@@ -69,7 +68,7 @@ static int remove_folder(void **state) {
     return rc;
 }
 
-// A whole file as text, "" when there is none. Freed by the caller.
+// Returns a whole file as text, "" if it does not exist. The caller frees it.
 static char *slurp(const char *path) {
     char *text = (char *)calloc(1, 1 << 16);
     FILE *file = fopen(path, "r");
@@ -88,7 +87,7 @@ static void assert_printed(Folder *f, const char *expected) {
     free(text);
 }
 
-// The example of Megatron-LM's documentation of its line: iteration 100 of a 125M run.
+// The example in Megatron-LM's documentation: iteration 100 of a 125M run.
 static IntervalReport example(void) {
     return (IntervalReport){
         .last = {.iteration = 100,
@@ -205,7 +204,7 @@ static void eta_forms(void **state) {
     Folder *f = (Folder *)*state;
     const struct {
         double seconds;
-        const char *form;  // NULL: no field
+        const char *form;  // NULL: omitted
     } cases[] = {{0, "0s"},         {59.4, "59s"},     {59.6, "1m00s"}, {754, "12m34s"}, {3599.9, "1h00m"},
                  {86399, "23h59m"}, {200000, "2d07h"}, {-1, NULL},      {NAN, NULL},     {INFINITY, NULL}};
     Config config = {0};
@@ -249,7 +248,7 @@ static void validation_lines(void **state) {
         "---------------------------------------------------------------------------\n");
 }
 
-// One parsed JSON line; the caller deletes it. Fails unless it is valid and on one line.
+// Parses a JSON line, which must be valid and a single line. The caller deletes it.
 static cJSON *nth_line(const char *text, int n) {
     for (; n > 0; n--) {
         text = strchr(text, '\n');
@@ -270,15 +269,15 @@ static const cJSON *member(const cJSON *json, const char *name) {
 }
 
 static void assert_number(const cJSON *json, const char *name, double expected) {
-    assert_true(member(json, name)->valuedouble == expected);  // the same bits
+    assert_true(member(json, name)->valuedouble == expected);  // bit-exact
 }
 
-// A line of another module's kind. iteration 0: none.
+// A line of another module's kind. iteration 0: omitted.
 static void write_line(Log *log, const char *kind, int64_t iteration) {
     Text json = json_begin(kind);
     if (iteration) json_integer(&json, "iteration", iteration);
     log_json(log, &json);
-    assert_null(json.data);  // freed, written or not
+    assert_null(json.data);  // freed, whether written or not
 }
 
 static void json_lines(void **state) {
@@ -331,7 +330,7 @@ static void json_lines(void **state) {
     assert_number(train, "grad_norm", (double)0.1f);
     assert_number(train, "lr", 0.1 + 0.2);
     assert_true(cJSON_IsTrue(member(train, "skipped")));
-    assert_null(cJSON_GetObjectItem(train, "timing"));  // train lines compare equal between runs as they are
+    assert_null(cJSON_GetObjectItem(train, "timing"));  // train lines of two runs are equal as they are
     cJSON_Delete(train);
 
     cJSON *nan_line = nth_line(text, 2);
@@ -392,7 +391,7 @@ static void escapes(void **state) {
     char out[64];
     json_escape(out, sizeof out, "a\"\\\n\t\x01 \xc3\xa9 \xff \xe2\x82");
     assert_string_equal(out, "\"a\\\"\\\\\\n\\t\\u0001 \xc3\xa9 \\ufffd \\ufffd\\ufffd\"");
-    // Cut between whole characters and escapes at every length, terminated and valid.
+    // Truncated between characters and escapes at every length, terminated and valid.
     for (size_t bytes = 3; bytes < 40; bytes++) {
         memset(out, 'z', sizeof out);
         json_escape(out, bytes, "ab\n\x02\xc3\xa9\xe2\x82\xac\"end");
@@ -440,18 +439,18 @@ static void bad_paths(void **state) {
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
 }
 
-// All that is in a pipe now, at most `room` bytes of it.
+// Reads everything in a pipe, at most `room` bytes.
 static size_t drain(int fd, char *text, size_t room) {
     size_t used = 0;
     for (ssize_t got; used < room && (got = read(fd, text + used, room - used)) > 0;) used += (size_t)got;
     return used;
 }
 
-// Nobody reads: records are lost and nobody waits for long. Somebody reads again: whole records
-// follow, on lines of their own.
+// Without a reader, records are lost without long waits. Once the reader continues, whole records
+// follow, each on its own line.
 static void unread_pipe(void **state) {
     Folder *f = (Folder *)*state;
-    enum { RECORD = 5000, ROOM = 4 << 20 };  // longer than what a pipe takes whole or not at all
+    enum { RECORD = 5000, ROOM = 4 << 20 };  // longer than an atomic write to a pipe
     char record[RECORD], path[300], *text = (char *)calloc(1, ROOM);
     Append file = {.fd = -1};
     Error err = {0};
@@ -474,8 +473,8 @@ static void unread_pipe(void **state) {
     const char *last = text + bytes - RECORD - 4;
     assert_int_equal(memcmp(last, "\n{}\n", 4), 0);
     assert_int_equal(memcmp(last + 4, record, RECORD), 0);
-    // A reader that falls behind again is waited for no more, soon after, though records have
-    // fitted in between.
+    // If the reader lags again, it is soon not waited for any more, even though some records fit in
+    // between.
     start = monotonic_seconds();
     for (int i = 0; i < 4; i++) {
         while (append_record(&file, record, RECORD)) continue;
@@ -511,7 +510,8 @@ static void other_lines(void **state) {
     free(text);
 }
 
-// The bytes of the folder's event files, zeros included, and their number. Freed by the caller.
+// Returns the bytes of the directory's event files, including zeros, and their number. The caller
+// frees them.
 static char *slurp_events(const char *folder, size_t *bytes) {
     char command[800], joined[340];
     snprintf(joined, sizeof joined, "%s.all", folder);
@@ -525,7 +525,7 @@ static char *slurp_events(const char *folder, size_t *bytes) {
     return data;
 }
 
-// Everything that goes to TensorBoard once, with all optional values on or off.
+// Writes everything that goes to TensorBoard once, with all optional values on or off.
 static void write_all_scalars(Folder *f, const char *events, bool on) {
     Config config = {.tensorboard_dir = events,
                      .log_batch_size_to_tensorboard = on,
@@ -556,7 +556,7 @@ static void write_all_scalars(Folder *f, const char *events, bool on) {
     release(f);
 }
 
-// Whether the tag stands in the events as protobuf frames it: length, tag, then the key of the
+// Returns true if the events contain the tag in protobuf framing: length, tag, then the key of the
 // value (0x15) or of the tensor (0x42).
 static bool has_tag(const char *data, size_t bytes, const char *tag) {
     char framed[64];
@@ -564,7 +564,7 @@ static bool has_tag(const char *data, size_t bytes, const char *tag) {
     return memmem(data, bytes, framed, strlen(framed)) != NULL;
 }
 
-// Tags of Megatron-LM in the event file, present or absent by flags.
+// Megatron-LM's tags in the event file, present or absent depending on flags.
 static void tensorboard_tags(void **state) {
     Folder *f = (Folder *)*state;
     const char *always[] = {
@@ -626,7 +626,7 @@ static void golden_flops(void **state) {
                                (48.0 * 2048 * c.num_layers * c.hidden_size * c.hidden_size),
                            1, 1e-4);
     }
-    // A measured line: 1.3B on 4 GPUs, batch 4, 733.7 ms is 25.3 TFLOP/s per GPU.
+    // Measured: 1.3B on 4 GPUs, batch 4, 733.7 ms is 25.3 TFLOP/s per GPU.
     Config c = {.num_layers = 24,
                 .hidden_size = 2048,
                 .num_attention_heads = 16,
@@ -635,9 +635,9 @@ static void golden_flops(void **state) {
                 .seq_length = 2048,
                 .vocab_size_padded = 50304};
     assert_float_equal(megatron_flops(&c, 4) / (0.7337 * 1e12 * 4), 25.3, 0.05);
-    // Llama 1.3B by hand: SwiGLU's three matrices of 5504 instead of two of 8192.
+    // Llama 1.3B by hand: SwiGLU's three matrices of width 5504 instead of two of 8192.
     c.ffn_hidden_size = 5504, c.swiglu = true;
-    double layer = 4.0 * 2048 * 2048 + 2.0 * 2048 * 2048 + 3.0 * 2048 * 5504;  // multiplications a token
+    double layer = 4.0 * 2048 * 2048 + 2.0 * 2048 * 2048 + 3.0 * 2048 * 5504;  // multiplications per token
     assert_float_equal(megatron_flops(&c, 1), 6.0 * 2048 * (24 * layer + 2048.0 * 50304), 1e6);
     // 16 heads in 4 groups: keys and values of 512 columns instead of 2048.
     c.group_query_attention = true, c.num_query_groups = 4;
@@ -650,7 +650,7 @@ static void golden_flops(void **state) {
                     .kv_channels = 64,
                     .seq_length = 2048};
     assert_float_equal(causal_flops(&small, 1, 124475904), 2048.0 * (746855424.0 + 113246208.0), 1);
-    // Untied: the words' 50304 x 768 parameters are looked up.
+    // Untied: the 50304 x 768 word embeddings are looked up, not multiplied.
     small.untie_embeddings_and_output_weights = true, small.vocab_size_padded = 50304;
     assert_float_equal(causal_flops(&small, 1, 124475904 + 50304 * 768), 2048.0 * (746855424.0 + 113246208.0),
                        1);
@@ -662,8 +662,8 @@ static int occurrences(const char *text, const char *what) {
     return n;
 }
 
-// Skipped steps (the 1st, 2nd and 4th of five are told; a finite one is the anomaly guard's to
-// tell), the data's second and third time.
+// Warnings of skipped steps (only the 1st, 2nd and 4th of five; the anomaly guard reports finite
+// ones), and notes of the second and third epoch.
 static void warnings(void **state) {
     Folder *f = (Folder *)*state;
     Config config = {0};

@@ -1,4 +1,4 @@
-// progress.txt: the lines' form, throughput over earlier jobs, a change of world size, torn lines.
+// progress.txt: line format, throughput over earlier jobs, a change of world size, torn lines.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -103,7 +103,7 @@ static void earlier_jobs(void **state) {
     char command[400];
     snprintf(command, sizeof command, "mkdir -p '%s'", f->save);
     assert_int_equal(system(command), 0);
-    earlier(f, 9000, 4, "Starting job");  // void: another world size came after it
+    earlier(f, 9000, 4, "Starting job");  // ignored: another world size followed
     earlier(f, 8000, 2, "Starting job");
     earlier(f, 7000, 2,
             "Saved checkpoint\tIteration: 10\tJob throughput: 1.0 TFLOP/s/GPU\tCumulative throughput: 1.0 "
@@ -114,7 +114,7 @@ static void earlier_jobs(void **state) {
             "TFLOP/s/GPU\tFloating-point operations: 3.00e+17\tTokens (in billions): 0.10");
     earlier(f, 3000, 4, "Starting job");
     FILE *file = fopen(f->file, "a");
-    fputs("2024-01-0", file);  // a killed job's torn line
+    fputs("2024-01-0", file);  // torn line of a killed job
     fclose(file);
     // since 5000 s ago, on 4 GPUs: (2.1e18 - 1e17) / 5000 / 4 = 100 TFLOP/s
     assert_float_equal(cumulative(f, 2.1e18), 100.0, 0.15);

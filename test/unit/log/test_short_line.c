@@ -1,4 +1,4 @@
-// What a person sees while a run trains: the short line and durations.
+// The short iteration line and durations.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +44,7 @@ static void the_line(void **state) {
     assert_line(&r, "step   1200/80000 | loss nan | norm inf | lr 5.98e-04 | 2 skipped");
 }
 
-// A buffer that is too small holds the beginning.
+// A small buffer holds the beginning.
 static void cut(void **state) {
     IntervalReport r = report();
     char line[24];

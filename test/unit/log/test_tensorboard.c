@@ -1,5 +1,4 @@
-// TensorBoard event files: golden bytes, a reader written against the format alone, damage by a
-// full disk.
+// TensorBoard event files: golden bytes, an independent reader, and a full disk.
 #include <dirent.h>
 #include <math.h>
 #include <setjmp.h>
@@ -41,7 +40,7 @@ static void to_hex(char *hex, const uint8_t *data, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) snprintf(hex + 2 * i, 3, "%02x", data[i]);
 }
 
-// Bytes written by TensorFlow's own record writer for these events.
+// Bytes written by TensorFlow's record writer for these events.
 static void golden_bytes(void **state) {
     uint8_t out[128];
     char hex[257];
@@ -55,11 +54,11 @@ static void golden_bytes(void **state) {
         hex, "1d00000000000000602fdf2309000000000000044010642a100a0e0a076c6d206c6f73731500002c411ebe9ca9");
 }
 
-// Steps across the varint's lengths: the golden record's own bytes with another step, by hand.
+// Steps around varint length boundaries: the golden record with another step, by hand.
 static void varint_steps(void **state) {
     const struct {
         int64_t step;
-        const char *hex;  // of field 2, key included; "" = left out
+        const char *hex;  // of field 2, including its key; "": omitted
     } cases[] = {{0, ""},
                  {1, "1001"},
                  {127, "107f"},
@@ -85,7 +84,7 @@ static void small_buffer(void **state) {
     for (int i = 0; i < 8; i++) assert_int_equal(out[i], 0xee);
 }
 
-// The only event file of a folder, whole. Freed by the caller.
+// Returns the only event file of a directory. The caller frees it.
 static uint8_t *read_events(const char *folder, size_t *bytes, int *files) {
     DIR *dir = opendir(folder);
     assert_non_null(dir);
@@ -110,7 +109,7 @@ static uint8_t *read_events(const char *folder, size_t *bytes, int *files) {
     return data;
 }
 
-// CRC-32C by polynomial division over the bit string, another way than the writer's; check value of
+// CRC-32C by polynomial division over the bit string, unlike the writer's; its check value of
 // "123456789" is e3069283.
 static uint32_t plain_crc(const uint8_t *data, size_t bytes) {
     uint32_t remainder = 0xffffffffu;  // most significant bit first, input and output reflected
@@ -129,7 +128,7 @@ static uint64_t little(const uint8_t *data, int bytes) {
     return value;
 }
 
-// Number of records; every frame's lengths and checksums must hold.
+// Returns the number of records; the lengths and checksums of all frames must be valid.
 static int count_records(const uint8_t *data, size_t bytes) {
     int records = 0;
     for (size_t at = 0; at < bytes; records++) {
@@ -159,10 +158,10 @@ static void file_of_records(void **state) {
     Error err = {0};
     Tensorboard *tb = tensorboard_open(deep, &err), *second = tensorboard_open(deep, &err);
     assert_non_null(tb);
-    assert_non_null(second);  // the same second, host and process: another file
+    assert_non_null(second);  // same second, host and process: another file
     tensorboard_close(second);
     for (int i = 1; i <= 200; i++) tensorboard_scalar(tb, "lm loss", i, i == 7 ? NAN : 10.0 / i);
-    char *text = (char *)malloc(5001);  // longer than one varint byte can say
+    char *text = (char *)malloc(5001);  // longer than a one-byte varint
     memset(text, 'y', 5000);
     text[5000] = 0;
     tensorboard_text(tb, "note/text_summary", 0, text);
@@ -172,7 +171,7 @@ static void file_of_records(void **state) {
     size_t bytes;
     uint8_t *data = read_events(deep, &bytes, &files);
     assert_int_equal(files, 2);
-    if (count_records(data, bytes) == 1) {  // the second one was read last
+    if (count_records(data, bytes) == 1) {  // the second file was read last
         free(data);
         char command[900];
         snprintf(command, sizeof command, "find '%s' -name '*.1' -delete", deep);
@@ -193,7 +192,7 @@ static void no_folder(void **state) {
     assert_non_null(strstr(err.what, "; a file is in the way"));
 }
 
-// A file size limit stands in for a full disk: the record that does not fit leaves no torn bytes,
+// A file size limit simulates a full disk: a record that does not fit leaves no torn bytes, and
 // later ones that fit are written.
 static void full_disk(void **state) {
     Folder *f = (Folder *)*state;
@@ -206,7 +205,7 @@ static void full_disk(void **state) {
     small = old;
     small.rlim_cur = 100;  // version record 40 + one scalar 45 = 85: a second scalar is cut after 15 bytes
     fflush(stderr);
-    int stderr_copy = dup(2), said_through[2];  // a pipe: the limit holds for files
+    int stderr_copy = dup(2), said_through[2];  // a pipe, because the limit applies to files
     char said[1000] = "";
     assert_int_equal(pipe(said_through), 0);
     dup2(said_through[1], 2);

@@ -1,5 +1,5 @@
-// Timers on a device with a clock of its own: sums, levels, reuse of events, no waiting in start
-// and stop, wrong use.
+// Timers on a simulated device: sums, levels, reuse of events, no waiting in start and stop, and
+// misuse.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 #include "llmc/log/timers.h"
 
-// A device whose time the test sets. It stands in for the backend's at link time.
+// A device whose time the test sets; replaces the backend at link time.
 struct Device {
     double now_ms;
     int events, live_events, waits;
@@ -43,8 +43,8 @@ void event_record(Event *event, Stream *stream) { event->ms = stream->device->no
 void event_synchronize(Event *event) { event->device->waits++; }
 double event_elapsed_ms(Event *start, Event *stop) { return stop->ms - start->ms; }
 
-// What a profiler sees: how often each range was started, and how many of its name are open. A
-// range's number is its name's.
+// What a profiler sees: how often each range was started, and how many are open. A range's id is
+// that of its name.
 typedef struct Profile {
     int started[TIMERS], open[TIMERS];
 } Profile;
@@ -118,7 +118,7 @@ static void levels(void **state) {
     assert_string_equal(timer_name(TIMER_DATA_SETUP), "train/valid/test-data-iterators-setup");
 }
 
-// Ten intervals of 100 spans need no more events than the first one did.
+// Ten intervals of 100 spans need no more events than the first.
 static void events_are_reused(void **state) {
     Device device = {0};
     Stream stream = {&device};
@@ -135,8 +135,8 @@ static void events_are_reused(void **state) {
     assert_int_equal(device.live_events, 0);
 }
 
-// A log interval far longer than what may wait: the memory stays bounded, every span counts once
-// with its own length.
+// A log interval far longer than the queue: memory stays bounded, and every span counts once with
+// its own length.
 static void long_interval(void **state) {
     Device device = {0};
     Stream stream = {&device};
@@ -175,7 +175,7 @@ static void host_clock(void **state) {
     timers_destroy(timers);
 }
 
-// Runs `use` in a child; returns its exit code.
+// Runs `use` in a child process and returns its exit code.
 static int exit_code_of(void (*use)(Timers *timers, Stream *stream)) {
     fflush(NULL);
     pid_t child = fork();
@@ -215,7 +215,7 @@ static void wrong_use(void **state) {
     assert_int_equal(exit_code_of(stop_elsewhere), EXIT_ENVIRONMENT);
 }
 
-// At every level, so also of timers that do not exist; overlapping, and once per start.
+// At every level, even for timers that are off; overlapping, and once per start.
 static void profilers_see_every_phase(void **state) {
     for (int level = 0; level <= 2; level++) {
         Device device = {.now_ms = 5};
