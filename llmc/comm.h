@@ -1,105 +1,103 @@
-// The backend boundary, part 3: collectives within a group of ranks, in stream order on device
-// memory. llmc/cpu/comm.c sends by MPI. llmc/cuda/comm.cu sends by NCCL, and inside a node by copy
-// engines. Opened by llmc/run/setup.c. Gradients and weights pass through sdp4bit/wire.c, a step's
-// records through llmc/state/zero.c.
-// A collective that fails ends the job through fatal() with EXIT_COMMUNICATION, but for
-// comm_may_lose.
+// The backend interface, part 3: collectives within a group of ranks, in stream order on device
+// memory. llmc/cpu/comm.c uses MPI, llmc/cuda/comm.cu NCCL and, inside a node, copy engines. Opened
+// by llmc/run/setup.c. sdp4bit/wire.c exchanges gradients and weights through it, llmc/state/zero.c
+// the step status.
+// A failed collective ends the job through fatal() with EXIT_COMMUNICATION; comm_may_lose makes an
+// exception.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
-// Prepares each group of several ranks for messages. Not dp: what dp exchanges travels by its two
-// levels, node and rail. pp and embedding have links alone, and no collectives. Collective over the
-// world, after mesh_open. Nothing can be sent before comm_connect.
-// limit: seconds that a collective of CPU ranks may take; 0: no limit. A longer one ends the job
-// and names the rank that did not answer. On GPUs collectives do not hold the host. There the
-// watchdog (heartbeat.h) limits what waits for them, and asks NCCL for errors of its threads.
+// Creates a communicator for each group of several ranks, except dp, whose exchanges use its two
+// levels node and rail. pp and embedding have links only, no collectives. Collective over the
+// world, after mesh_open. Call comm_connect before the first exchange.
+// limit: timeout of a CPU rank's collective in seconds, 0 for none. On timeout the job ends and the
+// message names the rank that did not answer. GPU collectives do not block the host; there the
+// watchdog (heartbeat.h) enforces the timeout and polls NCCL for asynchronous errors.
 void comm_open(Mesh *mesh, Device *device, double limit);
-// Collective over the world. Nothing without comm_open. Links are closed too, once what is under
-// way in them has passed.
+// Closes all communicators, and links once their pending messages are delivered. Collective over
+// the world. No-op without comm_open.
 void comm_close(Mesh *mesh);
 
-// Device memory out of which messages leave inside a node.
+// A range of device memory that is mapped by the other ranks of the node.
 typedef struct CommPiece {
     void *memory;
     size_t bytes;
 } CommPiece;
-// COMM_ALIGNMENT: processes share a GPU's memory in blocks of so many bytes. Smaller pieces may not
-// be shareable one by one.
+// COMM_ALIGNMENT: granularity in bytes at which processes can share GPU memory.
 enum { COMM_PIECES = 4, COMM_ALIGNMENT = 2 << 20, COMM_FLAG_BYTES = COMM_ALIGNMENT };
-// From now on the ranks of a node fetch messages out of these pieces of each other's memory. Copy
-// engines do it, which take no multiprocessor from other work. This serves every comm_all_to_all
-// in `node` whose whole send buffer lies in a piece, and every comm_all_gather whose whole buffer
-// does. The buffer must lie at the same offset on every rank. All such calls must be on one stream.
-// piece: (pieces), of the same lengths on every rank. One of 0 bytes is left out. The first bytes
-// of the others are overwritten here, then cleared.
+// Maps these ranges of memory in all ranks of the node. From then on copy engines, which occupy no
+// SM, serve every comm_all_to_all in `node` whose send buffer is within a range, and every
+// comm_all_gather whose buffer is. The buffer must have the same offset on every rank. All such
+// calls must be on one stream.
+// piece: (pieces), of the same sizes on every rank; those of 0 bytes are ignored. The first bytes
+// of each are overwritten and then cleared.
 // flags: COMM_FLAG_BYTES of device memory for the backend.
-// Collective over the node. False on all of its ranks, with why in err, where one of them cannot
-// reach another's memory. Then messages travel as between nodes. CPU ranks cannot share.
+// Collective over the node. Returns false on all of its ranks, with the reason in err, if one
+// cannot access another's memory; exchanges then use NCCL, as between nodes. CPU ranks cannot
+// share.
 bool comm_share(const Group *node, void *flags, const CommPiece *piece, int pieces, Error *err);
-// Ends that. All of the memory may then be freed. Collective over the node, while no collective is
-// under way. Nothing where nothing was shared.
+// Unmaps the shared memory, which may then be freed. Collective over the node; no collective may be
+// pending. No-op unless memory is shared.
 void comm_unshare(const Group *node);
-// Makes all connections that are wanted and not there yet, and sends a first small message through
-// each. So a fault that a restart would meet again ends the job before training, with
-// EXIT_ENVIRONMENT: no network, or too little memory for its buffers. What NCCL's own threads meet
-// meanwhile, or nobody notices until the time limit, is still EXIT_COMMUNICATION.
-// Collective over the world. It comes after comm_share, which spares the node's ranks theirs, and
-// again when sharing has ended since. CPU ranks: nothing, MPI has connected them.
-// memory: COMM_TRIAL_BYTES of device memory for every rank of the world. Overwritten.
+// Opens all missing connections and sends a small message through each. Faults that a restart would
+// not cure (no network, too little memory for buffers) thus end the job before training, with
+// EXIT_ENVIRONMENT. Errors of NCCL's own threads and timeouts still end with EXIT_COMMUNICATION.
+// Collective over the world. Call it after comm_share, which makes NCCL connections inside the node
+// unnecessary, and again after comm_unshare. No-op on CPU ranks.
+// memory: COMM_TRIAL_BYTES of device memory per rank of the world, overwritten.
 enum { COMM_TRIAL_BYTES = 16 };
 void comm_connect(const Mesh *mesh, void *memory);
 
-// A member of this group may be lost without an end of the job (node_failure.h). *lost, in memory
-// of host_alloc, then becomes 1 before the collectives under way end, and later ones do nothing.
-// What they had to receive is undefined: kernels that use it must look at *lost. After comm_open.
+// Lets the job survive the loss of a member of this group (node_failure.h). On a loss *lost
+// (allocated by host_alloc) becomes 1 before pending collectives complete, and later ones are
+// no-ops. Their results are undefined: kernels that use them must test *lost. Call after comm_open.
 void comm_may_lose(const Group *group, int *lost);
-// A member is lost: the main thread has learned it elsewhere. Nothing without comm_may_lose, or the
-// second time.
+// Marks a member as lost, if the main thread learned of it elsewhere. No-op without comm_may_lose
+// and on later calls.
 void comm_lose(const Group *group);
 
-// The collectives do nothing in a group of one, or without comm_open.
+// Collectives are no-ops in a group of one, and without comm_open.
 //
-// Slot i of send (bytes each) goes to member i of the group. Slot j of recv comes from member j.
-// The own slots are neither read nor written.
+// Sends slot i of send (bytes each) to member i and receives slot j of recv from member j. The
+// caller's own slots are neither read nor written.
 void comm_all_to_all(const Group *group, const void *send, void *recv, size_t bytes, Stream *stream);
-// In place: on entry the own slot (rank * bytes) of buffer is filled, on exit all are.
+// All-gathers in place: on entry the caller's slot (at rank * bytes) is filled, on completion all
+// slots are.
 void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *stream);
-// One member's part of a row, and where all parts of the row go, (size) in the members' order. The
-// parts of a row have one length.
+// The caller's part of a row, and the destination of all (size) parts in the order of members. All
+// parts of a row have the same size.
 typedef struct CommRow {
     const void *own;
     void *all;
     size_t bytes;  // of a part
 } CommRow;
-// All-gathers of several rows at once. Unlike above the own part lies elsewhere, and is copied.
+// All-gathers several rows at once. Not in place: the caller's parts are copied.
 void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *stream);
-// Bytes that this rank has handed to the transport in this group, through links too, without
-// comm_connect's.
+// Returns the bytes this rank has sent in this group, links included, comm_connect excluded.
 uint64_t comm_sent(const Group *group);
 
-// Messages from one rank of a group to another, one way, in the order of link_send. Each link has a
-// communicator and a stream of its own, so links do not wait for each other. Pipeline stages use
-// them. A rank may have several messages under way in both roles; time limits, watchdog and errors
-// are those of collectives.
+// A one-way, ordered channel from one rank of a group to another, used by pipeline stages. Each
+// link has its own communicator and stream, so links do not block each other. Several messages may
+// be pending at both ends. Timeouts, watchdog and errors are as for collectives.
 typedef struct Link Link;
-// from, to: members of the group, not equal. name: what travels, for messages ("hidden states"); it
-// must live as long as the link. Called by both ends, in one order on all ranks. Else two ranks
-// could wait for each other. NULL on other ranks, which need not call. After comm_open and before
-// comm_connect, which connects links as it connects groups.
+// Opens a link. from, to: different members of the group. name: the content, for error messages
+// ("hidden states"); must outlive the link. Both ends call it, all ranks in the same order, or two
+// ranks could deadlock. Other ranks need not call and get NULL. Call after comm_open and before
+// comm_connect, which connects the links.
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name);
-// The sender. The message leaves when the stream's work so far is done. Memory must stay as it is
-// until link_sent. Both ends give the same number of bytes for a message; 0 is allowed.
+// Sends a message once the stream's work so far is done. Memory must not change before link_sent.
+// Both ends pass the same number of bytes; 0 is allowed.
 void link_send(Link *link, const void *memory, size_t bytes, Stream *stream);
-// Later work of stream waits until all messages have left, except the newest `behind`. CPU ranks:
+// Makes later work of stream wait until all messages but the newest `behind` are sent. On CPU ranks
 // the caller waits.
 void link_sent(Link *link, int behind, Stream *stream);
-// The receiver. The next message will go to this memory, once the stream's work so far is done.
-// Any number may be expected ahead.
+// Posts a receive of the next message into memory, once the stream's work so far is done. Any
+// number of receives may be posted ahead.
 void link_expect(Link *link, void *memory, size_t bytes, Stream *stream);
-// Later work of stream waits for the oldest message that is expected and was not waited for. CPU
-// ranks: the caller waits. Nothing when there is none.
+// Makes later work of stream wait for the oldest posted receive not yet waited for. On CPU ranks
+// the caller waits. No-op if there is none.
 void link_arrived(Link *link, Stream *stream);
 
 LLMC_END
