@@ -115,7 +115,7 @@ static inline QuantizePartitions quantization_of_sums(const SumRequantize *r) {
     return q;
 }
 
-// Error feedback, of the hop between nodes. What its rounding leaves of the matrices, the residual,
+// Error feedback, of the hop between nodes. What its rounding partial sums of the matrices, the residual,
 // is added to what the next message is made of. Where y is what would be quantized:
 //   values = values + y           kernel_feed_sums or kernel_feed_grads
 //   the message of values         kernel_quantize_partitions: grads = values, scale 1, no transform
@@ -142,8 +142,8 @@ void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *r
 void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual *residual);
 
 // The last level: sum the sources in order, invert the transform, mask pads, store this rank's
-// shard of the reduced gradient. Or add to the shard, in fp32: shard + sum. And the leaves of the
-// norm's tree, of the values that then stand in the shard: leaf j of a piece is tree_sum32 of the
+// shard of the reduced gradient. Or add to the shard, in fp32: shard + sum. And the partial sums of the
+// norm's tree, of the values that then stand in the shard: partial sum j of a piece is tree_sum32 of the
 // squares of its elements 32j .. 32j+31.
 typedef struct SumFinal {
     const uint8_t *received;  // (sources) messages, in.bytes apart, one partition each
@@ -158,20 +158,20 @@ typedef struct SumFinal {
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;
-    GradShard own;         // the rank's windows
-    bool add;              // to what the windows hold; else they are overwritten
-    float *matrix_leaves;  // (matrix_per_rank / 32) the norm's leaves of the matrix piece
-    float *tail_leaves;    // (ceil(tail_per_rank / 32)) written with the chunk that carries the tail
+    GradShard own;           // the rank's windows
+    bool add;                // to what the windows hold; else they are overwritten
+    float *matrix_partials;  // (matrix_per_rank / 32) the norm's partial sums of the matrix piece
+    float *tail_partials;    // (ceil(tail_per_rank / 32)) written with the chunk that carries the tail
 } SumFinal;
 void kernel_sum_final(Stream *s, const SumFinal *a);
 
-// dp = 1: the local gradients are the reduced ones. Only the leaves of n values at x (n of any
+// dp = 1: the local gradients are the reduced ones. Only the partial sums of n values at x (n of any
 // size, missing values are 0).
-void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n);
+void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n);
 // The same of n weights.
-void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n);
-// *sum = the perfect binary tree over n leaves (missing ones 0). Destroys the leaves.
-void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n);
+void kernel_square_weights(Stream *s, float *partials, const floatX *weights, int64_t n);
+// *sum = the perfect binary tree over n partial sums (missing ones 0). Destroys the partial sums.
+void kernel_tree_sum(Stream *s, float *sum, float *partials, int64_t n);
 // step_status.h's step_record of piece_sums (pieces), *loss and *fault.
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
                         const uint64_t *fault);

@@ -230,8 +230,8 @@ void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual
 
 // --- the last level -----------------------------------------------------------------------------
 
-// Square leaf of up to 32 values.
-static float square_leaf(const float *x, int n) {
+// Sums the squares of up to 32 values.
+static float square_partial(const float *x, int n) {
     float squares[BLOCK] = {0};
     for (int i = 0; i < n; i++) squares[i] = f32_mul(x[i], x[i]);
     return tree_sum32(squares);
@@ -261,39 +261,40 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
         }
         store_sums(a, a->own.matrix + at, x, order);
         for (int j = 0; j < order; j += BLOCK) {
-            a->matrix_leaves[(at + j) / BLOCK] = square_leaf(a->own.matrix + at + j, BLOCK);
+            a->matrix_partials[(at + j) / BLOCK] = square_partial(a->own.matrix + at + j, BLOCK);
         }
     }
     for (int64_t at = 0; at < a->in.tail_elements; at += BLOCK) {
         int n = block_size(a->in.tail_elements - at);
         sum_sources(x, tail, a->in.bytes, a->sources, at, n);
         store_sums(a, a->own.tail + at, x, n);
-        a->tail_leaves[at / BLOCK] = square_leaf(a->own.tail + at, n);
+        a->tail_partials[at / BLOCK] = square_partial(a->own.tail + at, n);
     }
 }
 
 // --- norm and verdict ---------------------------------------------------------------------------
 
-void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
-    for (int64_t at = 0; at < n; at += BLOCK) leaves[at / BLOCK] = square_leaf(x + at, block_size(n - at));
+void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n) {
+    for (int64_t at = 0; at < n; at += BLOCK)
+        partials[at / BLOCK] = square_partial(x + at, block_size(n - at));
 }
 
-void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n) {
+void kernel_square_weights(Stream *s, float *partials, const floatX *weights, int64_t n) {
     float x[BLOCK];
     for (int64_t at = 0; at < n; at += BLOCK) {
         int count = block_size(n - at);
         for (int i = 0; i < count; i++) x[i] = floatX_to_float(weights[at + i]);
-        leaves[at / BLOCK] = square_leaf(x, count);
+        partials[at / BLOCK] = square_partial(x, count);
     }
 }
 
-void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
+void kernel_tree_sum(Stream *s, float *sum, float *partials, int64_t n) {
     for (int64_t stride = 1; stride < n; stride *= 2) {
         for (int64_t i = 0; i + stride < n; i += 2 * stride) {
-            leaves[i] = f32_add(leaves[i], leaves[i + stride]);
+            partials[i] = f32_add(partials[i], partials[i + stride]);
         }
     }
-    *sum = n > 0 ? leaves[0] : 0.0f;
+    *sum = n > 0 ? partials[0] : 0.0f;
 }
 
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,

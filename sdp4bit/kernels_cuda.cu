@@ -1,4 +1,4 @@
-// The exact regime on GPUs: the norm's leaves and tree, the step status of a step, checksums,
+// The exact regime on GPUs: the norm's partial sums and tree, the step status of a step, checksums,
 // counts. Gradients on the wire are in kernels_cuda_grad.cu and kernels_cuda_requantize.cu, weights
 // in kernels_cuda_weight.cu. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and the files
 // of llmc/state.
@@ -16,9 +16,9 @@ DEV_FN void load_bounded(float value[PACKED], const float *x, int64_t at, int64_
     for (int e = 0; e < PACKED; e++) value[e] = at + e < n ? __ldg(x + at + e) : 0.0f;
 }
 
-// 4 lanes of 8 elements make a leaf. Two leaves are in flight per thread.
+// 4 lanes of 8 elements make a partial sum. Two partial sums are in flight per thread.
 __global__ void __launch_bounds__(CODEC_THREADS)
-    square_leaves_kernel(float *leaves, const float *x, int64_t n, bool aligned) {
+    square_partials_kernel(float *partials, const float *x, int64_t n, bool aligned) {
     int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED,
             warp_first = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x / WARP * WARP) * PACKED;
     int inside = threadIdx.x % WARP * PACKED;
@@ -29,23 +29,23 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 #pragma unroll
         for (int v = 0; v < 2; v++) {
             int64_t mine = at + v * stride + inside;
-            float leaf = square_leaf_lanes(value[v]);
-            if (threadIdx.x % 4 == 0 && mine < n) leaves[mine / HADAMARD_ORDER] = leaf;
+            float partial = square_partial_lanes(value[v]);
+            if (threadIdx.x % 4 == 0 && mine < n) partials[mine / HADAMARD_ORDER] = partial;
         }
     }
 }
 
-void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
+void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n) {
     if (n <= 0) return;
     bool aligned = reinterpret_cast<uintptr_t>(x) % sizeof(float4) == 0;
-    square_leaves_kernel<<<stride_blocks(s, ceil_div64(n, 2 * PACKED)), CODEC_THREADS, 0, stream_handle(s)>>>(
-        leaves, x, n, aligned);
-    check_launch(s, "square leaves");
+    square_partials_kernel<<<stride_blocks(s, ceil_div64(n, 2 * PACKED)), CODEC_THREADS, 0,
+                             stream_handle(s)>>>(partials, x, n, aligned);
+    check_launch(s, "square partial sums");
 }
 
-// As above, one leaf in flight: it serves a figure of the log, not the step.
+// As above, with one partial sum in flight: only a logged figure uses it, not the step.
 __global__ void __launch_bounds__(CODEC_THREADS)
-    square_weights_kernel(float *leaves, const floatX *weights, int64_t n) {
+    square_weights_kernel(float *partials, const floatX *weights, int64_t n) {
     int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED;
     int64_t warp_first = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x / WARP * WARP) * PACKED;
     for (int64_t at = warp_first; at < n; at += stride) {
@@ -53,20 +53,20 @@ __global__ void __launch_bounds__(CODEC_THREADS)
         int64_t mine = at + threadIdx.x % WARP * PACKED;
 #pragma unroll
         for (int e = 0; e < PACKED; e++) value[e] = mine + e < n ? floatX_to_float(weights[mine + e]) : 0.0f;
-        float leaf = square_leaf_lanes(value);
-        if (threadIdx.x % 4 == 0 && mine < n) leaves[mine / HADAMARD_ORDER] = leaf;
+        float partial = square_partial_lanes(value);
+        if (threadIdx.x % 4 == 0 && mine < n) partials[mine / HADAMARD_ORDER] = partial;
     }
 }
 
-void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n) {
+void kernel_square_weights(Stream *s, float *partials, const floatX *weights, int64_t n) {
     if (n <= 0) return;
     int blocks = stride_blocks(s, ceil_div64(n, PACKED));
-    square_weights_kernel<<<blocks, CODEC_THREADS, 0, stream_handle(s)>>>(leaves, weights, n);
+    square_weights_kernel<<<blocks, CODEC_THREADS, 0, stream_handle(s)>>>(partials, weights, n);
     check_launch(s, "square weights");
 }
 
-// 512 and 4096 leaves to one
-enum { ROW = 16, WARP_LEAVES = ROW * WARP, BLOCK_LEAVES = CODEC_WARPS * WARP_LEAVES };
+// 512 and 4096 partial sums to one
+enum { ROW = 16, WARP_PARTIALS = ROW * WARP, BLOCK_PARTIALS = CODEC_WARPS * WARP_PARTIALS };
 
 // Five stages of the tree over the lanes. Lane 0 gets the result. index: of this lane's node among
 // the `count` nodes of its level. unit: nodes between neighboring lanes. A node whose upper
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {
     __shared__ float partial[CODEC_WARPS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    int64_t block_first = (int64_t)blockIdx.x * BLOCK_LEAVES, first = block_first + warp * WARP_LEAVES;
+    int64_t block_first = (int64_t)blockIdx.x * BLOCK_PARTIALS, first = block_first + warp * WARP_PARTIALS;
     float mine = 0.0f;  // lane j < 16 keeps row j's result
 #pragma unroll 4
     for (int row = 0; row < ROW; row++) {
@@ -99,21 +99,21 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     __syncthreads();
     if (warp > 0) return;
     mine = tree_lanes(lane < CODEC_WARPS ? partial[lane] : 0.0f, CODEC_WARPS,
-                      block_first + lane * WARP_LEAVES, WARP_LEAVES, count);
+                      block_first + lane * WARP_PARTIALS, WARP_PARTIALS, count);
     if (lane > 0) return;
-    if (count <= BLOCK_LEAVES) *sum = mine;
+    if (count <= BLOCK_PARTIALS) *sum = mine;
     else nodes[block_first * spacing] = mine;
 }
 
-void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
+void kernel_tree_sum(Stream *s, float *sum, float *partials, int64_t n) {
     if (n <= 0) {
         set_zero(s, sum, sizeof(float));
         return;
     }
-    for (int64_t spacing = 1; spacing == 1 || ceil_div64(n, spacing) > 1; spacing *= BLOCK_LEAVES) {
+    for (int64_t spacing = 1; spacing == 1 || ceil_div64(n, spacing) > 1; spacing *= BLOCK_PARTIALS) {
         int64_t count = ceil_div64(n, spacing);
-        tree_level_kernel<<<(unsigned)ceil_div64(count, BLOCK_LEAVES), CODEC_THREADS, 0, stream_handle(s)>>>(
-            sum, leaves, count, spacing);
+        tree_level_kernel<<<(unsigned)ceil_div64(count, BLOCK_PARTIALS), CODEC_THREADS, 0,
+                            stream_handle(s)>>>(sum, partials, count, spacing);
         check_launch(s, "tree sum");
     }
 }

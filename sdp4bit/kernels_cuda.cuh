@@ -181,7 +181,7 @@ template <int ORDER = HADAMARD_ORDER, int RUN> DEV_FN void hadamard_lanes(float 
 }
 
 // tree_sum32 of the squares of 4 neighboring lanes; every one of them gets it.
-DEV_FN float square_leaf_lanes(const float x[PACKED]) {
+DEV_FN float square_partial_lanes(const float x[PACKED]) {
     float sum[PACKED];
 #pragma unroll
     for (int i = 0; i < PACKED; i++) sum[i] = f32_mul(x[i], x[i]);

@@ -188,13 +188,13 @@ __global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED && !Co
                 }
             }
             if (live) store_sums(a, a.own.matrix + a.lo + offset, x[v]);
-            float leaf = square_leaf_lanes(x[v]);
-            if (live && threadIdx.x % 4 == 0) a.matrix_leaves[(a.lo + offset) / HADAMARD_ORDER] = leaf;
+            float partial = square_partial_lanes(x[v]);
+            if (live && threadIdx.x % 4 == 0) a.matrix_partials[(a.lo + offset) / HADAMARD_ORDER] = partial;
         }
     }
 }
 
-// A warp per leaf, a lane per element.
+// A warp per partial sum, a lane per element.
 template <Codec TAIL>
 __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_constant__ SumFinal a) {
     int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
@@ -205,10 +205,10 @@ __global__ void __launch_bounds__(CODEC_THREADS) final_tail_kernel(const __grid_
         if (a.add) sum = f32_add(a.own.tail[at], sum);
         a.own.tail[at] = sum;
     }
-    float leaf = f32_mul(sum, sum);
+    float partial = f32_mul(sum, sum);
     for (int stride = 1; stride < WARP; stride *= 2)
-        leaf = f32_add(leaf, __shfl_xor_sync(ALL_LANES, leaf, stride));
-    if (live && at % HADAMARD_ORDER == 0) a.tail_leaves[at / HADAMARD_ORDER] = leaf;
+        partial = f32_add(partial, __shfl_xor_sync(ALL_LANES, partial, stride));
+    if (live && at % HADAMARD_ORDER == 0) a.tail_partials[at / HADAMARD_ORDER] = partial;
 }
 
 void kernel_sum_final(Stream *s, const SumFinal *a) {

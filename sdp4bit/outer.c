@@ -160,8 +160,8 @@ static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *receiv
     f.table = table_of(step, shard);
     f.hi = shard->matrix_per_rank;
     f.own = to;
-    f.matrix_leaves = step->leaves;
-    f.tail_leaves = step->leaves + shard->matrix_per_rank / HADAMARD_ORDER;
+    f.matrix_partials = step->partials;
+    f.tail_partials = step->partials + shard->matrix_per_rank / HADAMARD_ORDER;
     kernel_sum_final(step->stream, &f);
 }
 

@@ -40,7 +40,7 @@ typedef struct OuterStep {
     const Segment *segments;          // device copy of plan->segments
     uint8_t *send, *recv, *gathered;  // (replica groups) of the largest message
     float *mean;                      // (outer_largest_shard / replica groups) of this replica group's piece
-    float *leaves;                    // (outer_largest_shard / 32 + 2) scratch
+    float *partials;                  // (outer_largest_shard / 32 + 2) scratch
     uint32_t seed, step;              // of the rounding bits
     WireChecks *checks;
     Stream *stream;  // of everything here

@@ -197,7 +197,7 @@ static void cross_rail(const Chunk *c) {
 }
 
 // Last lane: what the last hop brought becomes this rank's shard.
-static void sum_shard(const Chunk *c, GradShard own, float *matrix_leaves, float *tail_leaves) {
+static void sum_shard(const Chunk *c, GradShard own, float *matrix_partials, float *tail_partials) {
     const TlqStep *step = c->step;
     Stream *stream = c->lanes->last;
     uint8_t *received = c->rail_hop ? c->recv2 : c->recv1;
@@ -217,8 +217,8 @@ static void sum_shard(const Chunk *c, GradShard own, float *matrix_leaves, float
     f.hi = c->hi;
     f.own = own;
     f.add = step->add;
-    f.matrix_leaves = matrix_leaves;
-    f.tail_leaves = tail_leaves;
+    f.matrix_partials = matrix_partials;
+    f.tail_partials = tail_partials;
     lane_wait(c->lanes, c->rail_hop ? LANE_RAIL_ARRIVED : LANE_NODE_ARRIVED, c->slot, stream);
     wire_check(step->checks, c->rail_hop ? HOP_GRAD_RAIL : HOP_GRAD_NODE, c->b, c->k, &f.in, received,
                stream);
@@ -226,12 +226,12 @@ static void sum_shard(const Chunk *c, GradShard own, float *matrix_leaves, float
     lane_done(c->lanes, c->rail_hop ? LANE_RAIL_FREE : LANE_NODE_FREE, c->slot, stream);
 }
 
-void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_leaves,
-                       float *tail_leaves, Lanes *lanes) {
+void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_partials,
+                       float *tail_partials, Lanes *lanes) {
     const Bucket *bucket = &step->layout->bucket[b];
     if (step->layout->dp == 1) {
-        kernel_square_leaves(lanes->last, matrix_leaves, own.matrix, bucket->matrix_per_rank);
-        kernel_square_leaves(lanes->last, tail_leaves, own.tail, bucket->tail_per_rank);
+        kernel_square_partials(lanes->last, matrix_partials, own.matrix, bucket->matrix_per_rank);
+        kernel_square_partials(lanes->last, tail_partials, own.tail, bucket->tail_per_rank);
         return;
     }
     step->checks->micro_batch = step->micro_batch;
@@ -242,19 +242,19 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
         if (c.node_hop) cross_node(&c);
         if (c.node_hop && c.rail_hop) requantize(&c);
         if (c.rail_hop) cross_rail(&c);
-        sum_shard(&c, own, matrix_leaves, tail_leaves);
+        sum_shard(&c, own, matrix_partials, tail_partials);
         lanes->chunks++;
     }
 }
 
-void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_leaves, float *tail_leaves,
+void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_partials, float *tail_partials,
                      float *sums, const Lanes *lanes) {
     const Bucket *bucket = &step->layout->bucket[b];
     int64_t rank = step->mesh->dp.rank, tail = layout_counted(bucket, false, rank);
-    // Matrices lie on whole leaves. A leaf of the tail may hold both kinds: then it is made anew.
+    // Matrices cover whole partial sums. One of the tail may mix counted and uncounted elements: recompute it.
     if (tail % HADAMARD_ORDER && tail < bucket->tail_per_rank)
-        kernel_square_leaves(lanes->last, tail_leaves, own.tail, tail);
-    kernel_tree_sum(lanes->last, &sums[0], matrix_leaves,
+        kernel_square_partials(lanes->last, tail_partials, own.tail, tail);
+    kernel_tree_sum(lanes->last, &sums[0], matrix_partials,
                     layout_counted(bucket, true, rank) / HADAMARD_ORDER);
-    kernel_tree_sum(lanes->last, &sums[1], tail_leaves, ceil_div64(tail, HADAMARD_ORDER));
+    kernel_tree_sum(lanes->last, &sums[1], tail_partials, ceil_div64(tail, HADAMARD_ORDER));
 }

@@ -41,18 +41,18 @@ typedef struct TlqStep {
 
 // Reduces bucket b. grads: (bucket->matrix_elements + bucket->tail_elements), fp32, device. Their
 // mean over the dp ranks goes to `own`, or is added to it: this rank's windows, in `grads` itself
-// or elsewhere. All else is left as it was. Leaves of the norm of what then stands in `own` go to
-// matrix_leaves (matrix_per_rank / 32) and tail_leaves (ceil(tail_per_rank / 32)). With dp = 1 the
+// or elsewhere. All else is left as it was. Partial sums of the norm of what then stands in `own` go to
+// matrix_partials (matrix_per_rank / 32) and tail_partials (ceil(tail_per_rank / 32)). With dp = 1 the
 // gradient stays exact, and `own` is `grads`. `grads` must be complete for lanes->first and
 // lanes->last. The result is in the order of lanes->last.
-void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_leaves,
-                       float *tail_leaves, Lanes *lanes);
+void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_partials,
+                       float *tail_partials, Lanes *lanes);
 // The signs of this reduction's rotation (TRANSFORM_ROTATION).
 RoundingKey tlq_rotation(const TlqStep *step);
 // What the norm takes from bucket b after that: sums[0] of the squares of this rank's matrix piece,
-// and sums[1] of its tail piece, without what another rank counts. Destroys the leaves. On
+// and sums[1] of its tail piece, without what another rank counts. Destroys the partial sums. On
 // lanes->last.
-void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_leaves, float *tail_leaves,
+void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_partials, float *tail_partials,
                      float *sums, const Lanes *lanes);
 
 LLMC_END

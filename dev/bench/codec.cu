@@ -322,13 +322,13 @@ static void bench_final(Bench *b, int64_t n, int sources, Codec codec, int group
     uint8_t *received = (uint8_t *)filled(b, f.in.bytes * sources, 7);
     f.received = received;
     f.own.matrix = (float *)filled(b, shard * 4, 8);
-    f.matrix_leaves = (float *)filled(b, shard / HADAMARD_ORDER * 4, 9);
+    f.matrix_partials = (float *)filled(b, shard / HADAMARD_ORDER * 4, 9);
     double ms = median_ms(b, [&] { kernel_sum_final(b->stream, &f); });
     report(b, name, l.bucket.matrix_elements, coded_bytes(codec, group, shard) * sources,
            shard * 4 + shard / HADAMARD_ORDER * 4, ms);
     device_free(b->device, received);
     device_free(b->device, f.own.matrix);
-    device_free(b->device, f.matrix_leaves);
+    device_free(b->device, f.matrix_partials);
     free_layout(b, &l);
 }
 
@@ -491,15 +491,15 @@ static void bench_local(Bench *b, int64_t n) {
 }
 
 static void bench_norm(Bench *b, int64_t n) {
-    if (!wanted(b, "square leaves, tree of the leaves")) return;
-    float *x = (float *)filled(b, n * 4, 19), *leaves = (float *)filled(b, n / HADAMARD_ORDER * 4, 20),
+    if (!wanted(b, "square partial sums, tree of partial sums")) return;
+    float *x = (float *)filled(b, n * 4, 19), *partials = (float *)filled(b, n / HADAMARD_ORDER * 4, 20),
           *sum = (float *)filled(b, 4, 21);
-    report(b, "square leaves", n, n * 4, n / HADAMARD_ORDER * 4,
-           median_ms(b, [&] { kernel_square_leaves(b->stream, leaves, x, n); }));
-    report(b, "tree of the leaves", n, n / HADAMARD_ORDER * 4, 0,
-           median_ms(b, [&] { kernel_tree_sum(b->stream, sum, leaves, n / HADAMARD_ORDER); }));
+    report(b, "square partial sums", n, n * 4, n / HADAMARD_ORDER * 4,
+           median_ms(b, [&] { kernel_square_partials(b->stream, partials, x, n); }));
+    report(b, "tree of partial sums", n, n / HADAMARD_ORDER * 4, 0,
+           median_ms(b, [&] { kernel_tree_sum(b->stream, sum, partials, n / HADAMARD_ORDER); }));
     device_free(b->device, x);
-    device_free(b->device, leaves);
+    device_free(b->device, partials);
     device_free(b->device, sum);
 }
 

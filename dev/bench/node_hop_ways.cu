@@ -125,7 +125,7 @@ static bool open_copies(Way *way, Error *err) {
     way->flags = way->memory ? device_alloc(way->device, COMM_FLAG_BYTES, "flags", err) : NULL;
     if (!peers_agree(way->ranks, way->flags != NULL, err, NULL)) return false;
     CommPiece piece = {way->memory, way->bytes};
-    way->neighbors = peer_memory_open(way->device, way->ranks.comm);
+    way->peers = peer_memory_open(way->device, way->ranks.comm);
     return peer_memory_share(way->peers, way->flags, &piece, 1, err);
 }
 

@@ -36,7 +36,7 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
     memory_plan_reserve(plan, group, "mean of the replica groups, own piece",
                         shard / replica_groups * sizeof(float), (void **)&step->mean);
     memory_plan_reserve(plan, group, "partial sums of its norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
-                        (void **)&step->leaves);
+                        (void **)&step->partials);
     memory_plan_reserve(plan, group, "first faults", (size_t)base->plan.buckets * sizeof(uint64_t),
                         (void **)&l->fault);
     memory_plan_reserve(plan, group, "segment table", (size_t)l->plan.segments_total * sizeof(Segment),

@@ -317,33 +317,35 @@ static void only_level(Run *r, int k, const MessageLayout *m, uint8_t *received)
     release(d, self);
 }
 
-// What a reduction makes: the rank's shard, the norm's leaves and sums.
+// What a reduction makes: the rank's shard, the norm's partial sums and sums.
 typedef struct Reduced {
     bool add;  // to what `grads` held before
-    int64_t leaf_count;
-    float *grads, *leaves, *sums;
+    int64_t partial_count;
+    float *grads, *partials, *sums;
 } Reduced;
 
 static Reduced reserve_reduced(Run *r, bool add) {
     Dump *d = r->d;
-    int64_t leaf_count = r->bucket.matrix_per_rank / HADAMARD_ORDER +
-                         ceil_div64(r->bucket.tail_per_rank, HADAMARD_ORDER);
+    int64_t partial_count = r->bucket.matrix_per_rank / HADAMARD_ORDER +
+                            ceil_div64(r->bucket.tail_per_rank, HADAMARD_ORDER);
     float *grads = add ? uploaded_values(d, r->elements, r->inputs + 77, false)
                        : (float *)reserve(d, r->elements * 4);
-    Reduced reduced = {add, leaf_count, grads, (float *)reserve(d, leaf_count * 4), (float *)reserve(d, 8)};
+    Reduced reduced = {add, partial_count, grads, (float *)reserve(d, partial_count * 4),
+                       (float *)reserve(d, 8)};
     return reduced;
 }
 
 static void show_reduced(Run *r, const Reduced *a, const char *name) {
     Dump *d = r->d;
-    int64_t matrix_leaves = r->bucket.matrix_per_rank / HADAMARD_ORDER;
+    int64_t matrix_partials = r->bucket.matrix_per_rank / HADAMARD_ORDER;
     result(d, FP32, a->grads, r->elements * 4, "%s", name);
-    result(d, FP32, a->leaves, a->leaf_count * 4, "%s: leaves", name);
-    kernel_tree_sum(d->stream, a->sums, a->leaves, matrix_leaves);
-    kernel_tree_sum(d->stream, a->sums + 1, a->leaves + matrix_leaves, a->leaf_count - matrix_leaves);
+    result(d, FP32, a->partials, a->partial_count * 4, "%s: partial sums", name);
+    kernel_tree_sum(d->stream, a->sums, a->partials, matrix_partials);
+    kernel_tree_sum(d->stream, a->sums + 1, a->partials + matrix_partials,
+                    a->partial_count - matrix_partials);
     result(d, FP32, a->sums, 8, "%s: sums", name);
     release(d, a->grads);
-    release(d, a->leaves);
+    release(d, a->partials);
     release(d, a->sums);
 }
 
@@ -364,8 +366,8 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     layout_chunk(&r->layout, &r->bucket, r->c.chunks, k, &f.lo, &f.hi);
     f.own = grad_shard_of(&r->bucket, to->grads, r->c.rank);
     f.add = to->add;
-    f.matrix_leaves = to->leaves;
-    f.tail_leaves = to->leaves + r->bucket.matrix_per_rank / HADAMARD_ORDER;
+    f.matrix_partials = to->partials;
+    f.tail_partials = to->partials + r->bucket.matrix_per_rank / HADAMARD_ORDER;
     kernel_sum_final(r->d->stream, &f);
 }
 
@@ -601,30 +603,31 @@ static void run_case(Dump *d, const Case *c, int64_t values, int index) {
 static void norms(Dump *d) {
     const int64_t sizes[] = {0,  1,   2,    3,    5,    31,     32,     33,    63,
                              64, 100, 4095, 4096, 4097, 131072, 131073, 300007};
-    float *x = uploaded_values(d, 400000, 5001, true), *leaves = (float *)reserve(d, 400000 * 4),
+    float *x = uploaded_values(d, 400000, 5001, true), *partials = (float *)reserve(d, 400000 * 4),
           *sum = (float *)reserve(d, 4);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (int shift = 0; shift < 4; shift++) {
             int64_t count = ceil_div64(sizes[i], HADAMARD_ORDER);
-            kernel_square_leaves(d->stream, leaves + shift, x + shift, sizes[i]);
-            result(d, FP32, leaves + shift, count * 4, "square leaves %" PRId64 " shift %d", sizes[i], shift);
-            kernel_tree_sum(d->stream, sum, leaves + shift, count);
-            result(d, FP32, sum, 4, "tree of leaves %" PRId64 " shift %d", sizes[i], shift);
+            kernel_square_partials(d->stream, partials + shift, x + shift, sizes[i]);
+            result(d, FP32, partials + shift, count * 4, "square partial sums %" PRId64 " shift %d", sizes[i],
+                   shift);
+            kernel_tree_sum(d->stream, sum, partials + shift, count);
+            result(d, FP32, sum, 4, "tree of partial sums %" PRId64 " shift %d", sizes[i], shift);
         }
-        copy_on_device(d->stream, leaves, x, 400000 * 4);
-        kernel_tree_sum(d->stream, sum, leaves, sizes[i]);
+        copy_on_device(d->stream, partials, x, 400000 * 4);
+        kernel_tree_sum(d->stream, sum, partials, sizes[i]);
         result(d, FP32, sum, 4, "tree sum %" PRId64, sizes[i]);
     }
     // A missing neighbor is not a zero: -0 + 0 would be 0.
     for (int64_t n = 1; n < 10; n++) {
         const float negative_zeros[10] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
                                           -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
-        copy_to_device(d->stream, leaves, negative_zeros, sizeof negative_zeros);
-        kernel_tree_sum(d->stream, sum, leaves, n);
+        copy_to_device(d->stream, partials, negative_zeros, sizeof negative_zeros);
+        kernel_tree_sum(d->stream, sum, partials, n);
         result(d, FP32, sum, 4, "tree sum of %" PRId64 " negative zeros", n);
     }
     release(d, x);
-    release(d, leaves);
+    release(d, partials);
     release(d, sum);
 }
 

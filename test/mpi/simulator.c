@@ -252,7 +252,7 @@ void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step) {
 
 // --- the norm -----------------------------------------------------------------------------------
 
-// Sum of squares as a perfect binary tree whose missing leaves are 0: the left half is the largest
+// Sum of squares as a perfect binary tree whose missing values are 0: the left half is the largest
 // power of two below n.
 static float tree_of_squares(const float *x, int64_t n) {
     if (n == 0) return 0.0f;

@@ -72,7 +72,7 @@ void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step
 // offset. n: whole groups, and whole blocks of the transform. signs: of the rotation.
 void simulator_transform(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical);
 void simulator_invert(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical);
-// What traveling leaves of them.
+// What traveling partial sums of them.
 void simulator_send(float *x, int64_t n, Codec codec, int group, Rounding rounding, RoundingKey key,
                     int64_t logical);
 uint64_t simulator_hash(const Simulator *sim);

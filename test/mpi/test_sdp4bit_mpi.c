@@ -240,7 +240,7 @@ typedef struct Trial {
     float *grads;                          // (arena) reduced in this rank's windows, without a shard
     float *shard;                          // (shard_elements) where micro-batches add up, or NULL
     float *master, *exp_avg, *exp_avg_sq;  // (shard_elements)
-    float *leaves, *piece_sums;
+    float *partials, *piece_sums;
     StepRecord *records;
     StepStatus *control;
     uint64_t *hash;
@@ -408,7 +408,7 @@ static void build_state(Trial *t) {
     t->master = (float *)allocate(t, shard * sizeof(float));
     t->exp_avg = (float *)allocate(t, shard * sizeof(float));
     t->exp_avg_sq = (float *)allocate(t, shard * sizeof(float));
-    t->leaves = (float *)allocate(t, (shard / 32 + 8) * sizeof(float));
+    t->partials = (float *)allocate(t, (shard / 32 + 8) * sizeof(float));
     t->piece_sums = (float *)allocate(t, 2 * (size_t)t->layout.buckets * sizeof(float));
     t->records = (StepRecord *)allocate(t, (size_t)t->layout.dp * sizeof(StepRecord));
     t->control = (StepStatus *)allocate(t, sizeof(StepStatus));
@@ -463,7 +463,7 @@ static void free_trial(Trial *t) {
                       t->master,
                       t->exp_avg,
                       t->exp_avg_sq,
-                      t->leaves,
+                      t->partials,
                       t->piece_sums,
                       t->records,
                       t->control,
@@ -508,7 +508,7 @@ static void poison_buffers(Trial *t) {
     for (int b = 0; b < t->layout.buckets; b++) {
         poison(t, t->gather[b], gather_bytes(t, b));
     }
-    poison(t, t->leaves, ((size_t)t->layout.shard_elements / 32 + 8) * sizeof(float));
+    poison(t, t->partials, ((size_t)t->layout.shard_elements / 32 + 8) * sizeof(float));
 }
 
 static GradShard own_grads(const Trial *t, int b) {
@@ -526,15 +526,16 @@ static void reduce(Trial *t, uint32_t step, int micro_batch) {
     t->tlq.add = micro_batch > 0;
     for (int b = 0; b < t->layout.buckets; b++) {
         const Bucket *bucket = &t->layout.bucket[b];
-        float *tail_leaves = t->leaves + bucket->matrix_per_rank / 32;
+        float *tail_partials = t->partials + bucket->matrix_per_rank / 32;
         GradShard own = own_grads(t, b);
         if (t->feedback) {
             t->tlq.residual.values = t->residual + residual_start(t, b);
             t->tlq.residual.control = micro_batch == 0 ? t->control : NULL;
         }
-        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, own, t->leaves, tail_leaves,
+        tlq_reduce_bucket(&t->tlq, b, t->grads + bucket->arena_start, own, t->partials, tail_partials,
                           t->machine->lanes);
-        tlq_sum_squares(&t->tlq, b, own, t->leaves, tail_leaves, t->piece_sums + 2 * b, t->machine->lanes);
+        tlq_sum_squares(&t->tlq, b, own, t->partials, tail_partials, t->piece_sums + 2 * b,
+                        t->machine->lanes);
     }
 }
 

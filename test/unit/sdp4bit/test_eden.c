@@ -33,7 +33,7 @@ typedef struct Trip {
     float x[MOST];
     MessageLayout message;
     uint8_t bytes[MOST * 4 + 1024] __attribute__((aligned(16)));
-    float back[MOST], leaves[MOST / 32];
+    float back[MOST], partials[MOST / 32];
 } Trip;
 
 static void start_trip(Trip *t, Codec codec, int groups, const float *x) {
@@ -88,7 +88,7 @@ static void receive(Trip *t) {
     f.table = (SegmentTable){t->segment, t->groups};
     f.hi = f.bucket.matrix_per_rank;
     f.own.matrix = t->back;
-    f.matrix_leaves = t->leaves;
+    f.matrix_partials = t->partials;
     kernel_sum_final(NULL, &f);
 }
 

@@ -105,8 +105,8 @@ static void test_message_bytes(void **state) {
 
 // The decoded shard of rank `rank` from one source's message, over the gradients as they were, or
 // added to them.
-static void example_decode(Example *e, int rank, const uint8_t *message, bool add, float *leaves,
-                           float *tail_leaves) {
+static void example_decode(Example *e, int rank, const uint8_t *message, bool add, float *partials,
+                           float *tail_partials) {
     SumFinal f = {0};
     f.received = message;
     f.sources = 1;
@@ -121,26 +121,26 @@ static void example_decode(Example *e, int rank, const uint8_t *message, bool ad
     f.hi = f.bucket.matrix_per_rank;
     f.own = grad_shard_of(&f.bucket, e->grads, rank);
     f.add = add;
-    f.matrix_leaves = leaves;
-    f.tail_leaves = tail_leaves;
+    f.matrix_partials = partials;
+    f.tail_partials = tail_partials;
     kernel_sum_final(NULL, &f);
 }
 
 static void check_decoded(bool hadamard, const float *expected) {
     Example e;
     uint8_t slots[96] __attribute__((aligned(16)));
-    float leaf, tail_leaf;
+    float partial, tail_partial;
     double squares = 0, tail_squares = 0;
     example_build(&e, hadamard);
     example_encode(&e, 1, slots);
-    example_decode(&e, 0, slots, false, &leaf, &tail_leaf);
+    example_decode(&e, 0, slots, false, &partial, &tail_partial);
     for (int i = 0; i < 8; i++) assert_true(fabsf(e.grads[i] - expected[i]) < 1e-6f);
     for (int i = 0; i < 32; i++) squares += (double)e.grads[i] * (double)e.grads[i];
     for (int i = 0; i < 8; i++) {
         assert_true(e.grads[64 + i] == (float)(i + 1) / 8.0f);
         tail_squares += (double)e.grads[64 + i] * (double)e.grads[64 + i];
     }
-    assert_true(fabs((double)leaf - squares) < 1e-5 && fabs((double)tail_leaf - tail_squares) < 1e-5);
+    assert_true(fabs((double)partial - squares) < 1e-5 && fabs((double)tail_partial - tail_squares) < 1e-5);
     // Rank 1's windows are left alone
     assert_true(e.grads[32] == 22.0f / 8.0f && e.grads[72] == 9.0f / 4.0f);
     layout_free(&e.layout);
@@ -154,21 +154,21 @@ static void test_decoded_values(void **state) {
     check_decoded(true, transformed);
 }
 
-// A second sum is added to the first: the same again makes twice the values, and leaves of four
+// A second sum is added to the first: the same again makes twice the values, and partial sums of four
 // times the squares. Both are exact.
 static void test_added_values(void **state) {
     Example once, twice;
     uint8_t slots[96] __attribute__((aligned(16)));
-    float leaf[2], tail_leaf[2];
+    float partial[2], tail_partial[2];
     example_build(&once, true);
     example_build(&twice, true);
     example_encode(&once, 1, slots);
-    example_decode(&once, 0, slots, false, &leaf[0], &tail_leaf[0]);
-    example_decode(&twice, 0, slots, false, &leaf[1], &tail_leaf[1]);
-    example_decode(&twice, 0, slots, true, &leaf[1], &tail_leaf[1]);
+    example_decode(&once, 0, slots, false, &partial[0], &tail_partial[0]);
+    example_decode(&twice, 0, slots, false, &partial[1], &tail_partial[1]);
+    example_decode(&twice, 0, slots, true, &partial[1], &tail_partial[1]);
     for (int i = 0; i < 32; i++) assert_true(twice.grads[i] == 2 * once.grads[i]);
     for (int i = 64; i < 72; i++) assert_true(twice.grads[i] == 2 * once.grads[i]);
-    assert_true(leaf[0] > 0 && leaf[1] == 4 * leaf[0] && tail_leaf[1] == 4 * tail_leaf[0]);
+    assert_true(partial[0] > 0 && partial[1] == 4 * partial[0] && tail_partial[1] == 4 * tail_partial[0]);
     layout_free(&once.layout);
     layout_free(&twice.layout);
 }
@@ -178,10 +178,10 @@ static void test_added_values(void **state) {
 static void test_pads_are_masked(void **state) {
     Example e;
     uint8_t slots[96] __attribute__((aligned(16)));
-    float leaf, tail_leaf;
+    float partial, tail_partial;
     example_build(&e, true);
     example_encode(&e, 0, slots);
-    example_decode(&e, 1, slots + e.message.bytes, false, &leaf, &tail_leaf);
+    example_decode(&e, 1, slots + e.message.bytes, false, &partial, &tail_partial);
     for (int i = 32; i < 40; i++) assert_true(e.grads[i] != 0.0f);
     for (int i = 40; i < 64; i++) assert_true(e.grads[i] == 0.0f);
     layout_free(&e.layout);

@@ -318,24 +318,24 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
     reads_table(s, a->table);
     reads(s, a->received, a->sources * a->in.bytes);
     writes(s, a->own.matrix + a->lo, 4 * (a->hi - a->lo));
-    writes(s, a->matrix_leaves + a->lo / 32, (a->hi - a->lo) / 8);
+    writes(s, a->matrix_partials + a->lo / 32, (a->hi - a->lo) / 8);
     writes(s, a->own.tail, 4 * a->in.tail_elements);
-    writes(s, a->tail_leaves, 4 * ceil_div64(a->in.tail_elements, 32));
+    writes(s, a->tail_partials, 4 * ceil_div64(a->in.tail_elements, 32));
 }
 
-void kernel_square_leaves(Stream *s, float *leaves, const float *x, int64_t n) {
+void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n) {
     begin_on(s, "squares");
     reads(s, x, 4 * n);
-    writes(s, leaves, 4 * ceil_div64(n, 32));
+    writes(s, partials, 4 * ceil_div64(n, 32));
 }
-void kernel_square_weights(Stream *s, float *leaves, const floatX *weights, int64_t n) {
+void kernel_square_weights(Stream *s, float *partials, const floatX *weights, int64_t n) {
     begin_on(s, "squares of weights");
     reads(s, weights, (int64_t)X * n);
-    writes(s, leaves, 4 * ceil_div64(n, 32));
+    writes(s, partials, 4 * ceil_div64(n, 32));
 }
-void kernel_tree_sum(Stream *s, float *sum, float *leaves, int64_t n) {
+void kernel_tree_sum(Stream *s, float *sum, float *partials, int64_t n) {
     begin_on(s, "tree sum");
-    writes(s, leaves, 4 * n);
+    writes(s, partials, 4 * n);
     writes(s, sum, 4);
 }
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
