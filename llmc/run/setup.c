@@ -121,14 +121,14 @@ int64_t run_eval_iters(const Run *run, int split) {
     return loader_samples(run->loader, split) / c->global_batch_size;
 }
 
-// Says so where a split has other samples than it had in the checkpoint.
+// Notes splits whose number of samples differs from that in the checkpoint.
 static void compare_split(Run *run, int split) {
     int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
     if (!samples) return;
     if (before && samples != before) {
         log_line(run->log,
-                 "the %s split has %lld samples and had %lld in the checkpoint: the data go on in another "
-                 "order",
+                 "the %s split has %lld samples and had %lld in the checkpoint: training continues with "
+                 "the data in another order",
                  split_name(split), (long long)samples, (long long)before);
     }
     run->split_samples[split] = samples;

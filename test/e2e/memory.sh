@@ -17,7 +17,7 @@ limited() { # MiB FLAGS...: one rank within this address space
 # What a process has mapped before the plan differs between machines: told by a plan that is too
 # large for the limit.
 limited 3072 --micro-batch-size 1024 --hidden-size 1024 --num-layers 24
-before=$((3072 - $(sed -n 's/.*MiB, \([0-9]*\)\.[0-9]* MiB are free: .*/\1/p' "$work/err" | grep . || echo 3072)))
+before=$((3072 - $(sed -n 's/.*MiB, but \([0-9]*\)\.[0-9]* MiB are free: .*/\1/p' "$work/err" | grep . || echo 3072)))
 check "a plan that is too large is refused" [ $before -lt 3072 ]
 enough=$((before + 230))
 
