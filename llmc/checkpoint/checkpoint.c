@@ -341,7 +341,9 @@ static bool publish_job(CheckpointJob *job) {
     size_t bytes;
     Lineage lineage = {NULL, 0, false, ""};
     Error left;
-    char *text = manifest_text(save, job->ranks, job->kinds, job->entries, job->entries_bytes, &bytes);
+    const ManifestRun run = {&save->state,         save->node_states, save->node_state_count,
+                             save->arguments_json, save->tensors,     save->tensor_count};
+    char *text = manifest_text(&run, job->ranks, job->kinds, job->entries, job->entries_bytes, &bytes);
     bool ok = check_manifest(text, bytes, job->names.manifest, &job->error) &&
               lineage_extend(save->directory, save->before, save->state.iteration, &lineage, &job->error) &&
               publish(save, &job->names, text, bytes, &lineage, &job->error);

@@ -20,25 +20,11 @@
 //   .iter_0000050.del/                   an old checkpoint while it is being deleted
 #pragma once
 #include "llmc/checkpoint/save_folder.h"
+#include "llmc/checkpoint/slice.h"
 #include "llmc/ranks/peers.h"
 #include "llmc/state/run_state.h"
 #include "llmc/state/tensor.h"
 LLMC_BEGIN
-
-// Some columns of a matrix. count 0: all.
-typedef struct Columns {
-    int64_t first, count;
-} Columns;
-
-// Elements [lo, hi) of the parameter `tensor`, or of some of its columns, flattened row by row. A
-// vector has one column.
-typedef struct Slice {
-    const char *tensor;
-    SliceKind kind;
-    int64_t lo, hi;
-    Columns columns;
-    int node;  // whose, of a kind that belongs to nodes; else not read
-} Slice;
 
 typedef struct CheckpointSave {
     const char *directory;  // --save

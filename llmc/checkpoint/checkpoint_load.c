@@ -13,6 +13,7 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/checkpoint/foreign.h"
+#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/manifest.h"
 
 enum { TRACKER_MAX_DIGITS = 15, OPEN_SHARDS = 256 };

@@ -125,28 +125,28 @@ static void write_state(FILE *out, const RunState *state) {
 }
 
 // The run's, and those of its nodes where they train by themselves.
-static void write_states(FILE *out, const CheckpointSave *save) {
+static void write_states(FILE *out, const ManifestRun *run) {
     fprintf(out, "\"state\": ");
-    write_state(out, &save->state);
+    write_state(out, run->state);
     fprintf(out, ",\n");
-    if (save->node_state_count == 0) return;
+    if (run->node_state_count == 0) return;
     fprintf(out, "\"nodes\": [\n");
-    for (int i = 0; i < save->node_state_count; i++) {
-        write_state(out, &save->node_states[i]);
-        fprintf(out, "%s\n", i + 1 < save->node_state_count ? "," : "");
+    for (int i = 0; i < run->node_state_count; i++) {
+        write_state(out, &run->node_states[i]);
+        fprintf(out, "%s\n", i + 1 < run->node_state_count ? "," : "");
     }
     fprintf(out, "],\n");
 }
 
-static void write_tensors(FILE *out, const CheckpointSave *save, int kinds) {
+static void write_tensors(FILE *out, const ManifestRun *run, int kinds) {
     fprintf(out, "\"tensors\": [\n");
-    for (int i = 0; i < save->tensor_count; i++) {
-        const Tensor *t = &save->tensors[i];
+    for (int i = 0; i < run->tensor_count; i++) {
+        const Tensor *t = &run->tensors[i];
         fprintf(out, "{\"name\": ");
         json_write_string(out, t->name);
         fprintf(out, ", \"shape\": [");
         for (int d = 0; d < t->dims; d++) fprintf(out, "%s%" PRId64, d ? ", " : "", t->whole[d]);
-        fprintf(out, "]}%s\n", i + 1 < save->tensor_count ? "," : "");
+        fprintf(out, "]}%s\n", i + 1 < run->tensor_count ? "," : "");
     }
     fprintf(out, "],\n\"kinds\": [");
     for (int k = 0; k < kinds; k++) fprintf(out, "%s\"%s\"", k ? ", " : "", slice_kind_name((SliceKind)k));
@@ -158,7 +158,7 @@ static void tail_text(char tail[TAIL_BYTES + 1], const void *text, size_t bytes)
     snprintf(tail, TAIL_BYTES + 1, "\"xxh3\": \"%016" PRIx64 "\"\n}\n", XXH3_64bits(text, bytes));
 }
 
-char *manifest_text(const CheckpointSave *save, int world_size, int kinds, const char *entries,
+char *manifest_text(const ManifestRun *run, int world_size, int kinds, const char *entries,
                     size_t entries_bytes, size_t *bytes) {
     char *text = NULL, libraries[512], tail[TAIL_BYTES + 1];
     FILE *out = open_text(&text, bytes);
@@ -171,9 +171,9 @@ char *manifest_text(const CheckpointSave *save, int world_size, int kinds, const
     json_write_string(out, libraries);
     fprintf(out, ",\n\"world_size\": %d, \"weight_dtype\": \"%s\",\n", world_size,
             slice_kind_dtype(SLICE_WEIGHT));
-    write_states(out, save);
-    fprintf(out, "\"arguments\": %s,\n", save->arguments_json ? save->arguments_json : "{}");
-    write_tensors(out, save, kinds > (int)FIRST_KINDS ? kinds : (int)FIRST_KINDS);
+    write_states(out, run);
+    fprintf(out, "\"arguments\": %s,\n", run->arguments_json ? run->arguments_json : "{}");
+    write_tensors(out, run, kinds > (int)FIRST_KINDS ? kinds : (int)FIRST_KINDS);
     fprintf(out, "\"files\": [\n");
     fwrite(entries, 1, entries_bytes, out);
     fprintf(out, "\n],\n");

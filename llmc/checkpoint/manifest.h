@@ -35,7 +35,8 @@
 // Version 1 had four numbers only, version 2 four or six and the four kinds above. They are read as
 // they are. A checkpoint with these kinds alone is written as version 2.
 #pragma once
-#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/slice.h"
+#include "llmc/state/run_state.h"
 LLMC_BEGIN
 
 #define MANIFEST_NAME "manifest.json"
@@ -91,9 +92,18 @@ bool slice_fits(const Tensor *tensor, Columns block, int64_t lo, int64_t hi);
 // slices (file->count), in the order of their data.
 char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices,
                           size_t *bytes);
+// What a manifest says of the run that saved it.
+typedef struct ManifestRun {
+    const RunState *state;
+    const RunState *node_states;  // (node_state_count) of each node, if they differ
+    int node_state_count;
+    const char *arguments_json;  // NULL: none
+    const Tensor *tensors;       // (tensor_count) all parameters of the model
+    int tensor_count;
+} ManifestRun;
 // The whole manifest (malloc'ed, *bytes long) around the files' entries, separated by ",\n". kinds:
-// one more than the last kind that is in an entry.
-char *manifest_text(const CheckpointSave *save, int world_size, int kinds, const char *entries,
+// one more than the last kind in an entry.
+char *manifest_text(const ManifestRun *run, int world_size, int kinds, const char *entries,
                     size_t entries_bytes, size_t *bytes);
 
 // path: for messages. EXIT_CHECKPOINT names the fault.

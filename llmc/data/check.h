@@ -4,7 +4,7 @@
 #pragma once
 #include <stdio.h>
 
-#include "llmc/data/loader.h"
+#include "llmc/data/loader_options.h"
 LLMC_BEGIN
 
 // --check-data: opens every shard of the options' paths and reads every token once. Prints one line

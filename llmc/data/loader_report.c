@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "llmc/data/check.h"
+#include "llmc/data/loader.h"
 #include "llmc/data/loader_state.h"
 
 // -------------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 // Inside of the loader, shared by loader.c (batches), loader_report.c (summary,
 // --inspect-data) and check.c (--check-data) only.
 #pragma once
-#include "llmc/data/loader.h"
+#include "llmc/data/loader_options.h"
 #include "llmc/data/node_memory.h"
 LLMC_BEGIN
 
 enum { MOCK_SAMPLES = 32767 };  // length of Megatron's mock dataset; ours begins again after it
 
+typedef struct Loader Loader;
 struct Loader {
     LoaderOptions options;        // without the paths and the split text
     NodeMemory *memory;           // where the indices live

@@ -3,7 +3,7 @@
 #pragma once
 #include <cjson/cJSON.h>
 
-#include "llmc/data/vocabulary.h"
+#include "llmc/data/bpe.h"
 LLMC_BEGIN
 
 // Texts and ids, each once. The texts belong to others, such as a JSON tree, and must stay.

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "llmc/ranks/peers.h"
+#include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
 enum { PIECE = 1 << 22 };  // elements that travel at a time in a repair

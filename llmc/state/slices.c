@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
 // Address and size of the elements of one kind in a range.

@@ -2,6 +2,7 @@
 // the gradients of a bucket when they are complete, compute the step status, run AdamW, all-gather
 // the weights. README.md in this directory lists streams, events and who may touch which memory
 // when.
+#include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
 #include <math.h>

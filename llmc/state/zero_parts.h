@@ -5,14 +5,32 @@
 #include "llmc/state/grads.h"
 #include "llmc/state/local_steps.h"
 #include "llmc/state/optimizer.h"
-#include "llmc/state/slices.h"
 #include "llmc/state/stats.h"
 #include "llmc/state/weights.h"
-#include "llmc/state/zero.h"
 #include "sdp4bit/qwd.h"
 #include "sdp4bit/tlq_hs.h"
 LLMC_BEGIN
 
+// A copy to page-locked memory that has been requested.
+typedef struct StagedCopy {
+    void *pinned;
+    const void *memory;
+    size_t bytes;
+    bool on_host;  // memory
+} StagedCopy;
+
+// --async-save: this rank's part of a checkpoint in host memory.
+typedef struct Slices {
+    void *staging;           // page-locked; NULL without --async-save
+    uint64_t staging_bytes;  // of this rank's part
+    StagedCopy *copy;        // (count of room) requested and not started
+    int count, room;
+    Stream *stream;  // of the copies
+    Event *staged;   // the copies have arrived
+    bool copying;    // copies have been started since the latest update, which waits for them
+} Slices;
+
+typedef struct Zero Zero;
 struct Zero {
     Base base;
     Grads grads;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
 // Translates the flags into payload formats (docs/how_it_works.md, table of presets).

@@ -1,0 +1,21 @@
+// A part of a parameter, as checkpoints store it. Included by checkpoint.h and manifest.h.
+#pragma once
+#include "llmc/state/tensor.h"
+LLMC_BEGIN
+
+// Columns [first, first + count) of a matrix; count 0: all of them.
+typedef struct Columns {
+    int64_t first, count;
+} Columns;
+
+// Elements [lo, hi) of the parameter `tensor`, or of a block of its columns, flattened row by row. A
+// vector has one column.
+typedef struct Slice {
+    const char *tensor;
+    SliceKind kind;
+    int64_t lo, hi;
+    Columns columns;
+    int node;  // of kinds that every node has its own values of; otherwise ignored
+} Slice;
+
+LLMC_END
