@@ -1,37 +1,37 @@
-// The fused kernels of the exact regime: everything between a rank's local gradients and the
-// replicas' weights, defined to the bit by codec.h and layout.h. kernels_cpu.c implements them for
-// CPU ranks and is the reference. The kernels_cuda files implement them for GPUs with the same
-// bits. Called by tlq_hs.c, qwd.c, wire.c, outer.c and the files of llmc/state. All pointers are
-// device memory unless marked host. All calls are asynchronous on their stream.
+// Fused kernels of the exact regime: everything between a rank's local gradients and the model
+// weights of all replicas. codec.h and layout.h define their results bit by bit. kernels_cpu.c is
+// the CPU implementation and the reference; the kernels_cuda files produce the same bits on GPUs.
+// Called by tlq_hs.c, qwd.c, wire.c, outer.c and the files of llmc/state. All pointers are device
+// memory unless marked host. All calls are asynchronous on their stream.
 #pragma once
 #include "llmc/device.h"
 #include "sdp4bit/step_status.h"
 #include "sdp4bit/layout.h"
 LLMC_BEGIN
 
-// Maps positions of a bucket's matrix part to tensors: pads and logical offsets. count may be 0 (a
-// bucket without matrices).
+// Maps positions of a bucket's matrix part to tensors, for padding and logical offsets. count is 0
+// for a bucket without matrices.
 typedef struct SegmentTable {
     const Segment *segment;  // (count) ordered by start
     int count;
 } SegmentTable;
 
-// The message to peer `slot`, one of those that lie layout->bytes apart at `send`. The message to
-// oneself is never sent: it is written to self_slot, in the receive buffer.
+// Returns the message to peer `slot`; messages start layout->bytes apart in `send`. The message to
+// the rank itself is written directly to self_slot, in the receive buffer.
 HD_FN uint8_t *outgoing_message(uint8_t *send, uint8_t *self_slot, int self, int slot,
                                 const MessageLayout *layout) {
     return slot == self ? self_slot : send + slot * layout->bytes;
 }
 
-// A rank's own piece of each part of a bucket, of gradients: (matrix_per_rank) and (tail_per_rank).
+// A rank's gradient shard of a bucket: (matrix_per_rank) and (tail_per_rank).
 typedef struct GradShard {
     float *matrix, *tail;
 } GradShard;
-// The same of weights.
+// A rank's weight shard of a bucket, likewise.
 typedef struct WeightShard {
     floatX *matrix, *tail;
 } WeightShard;
-// rank's windows of a whole bucket (matrix_elements + tail_elements).
+// Return the shard of `rank` in a whole bucket (matrix_elements + tail_elements).
 static inline GradShard grad_shard_of(const Bucket *bucket, float *grads, int64_t rank) {
     GradShard own = {grads + rank * bucket->matrix_per_rank,
                      grads + bucket->matrix_elements + rank * bucket->tail_per_rank};
@@ -50,10 +50,10 @@ typedef struct QuantizePartitions {
     const float *grads;  // (bucket->matrix_elements + bucket->tail_elements) the local gradients
     Bucket bucket;
     SegmentTable table;
-    int64_t lo, hi;        // chunk of every partition's matrix piece
+    int64_t lo, hi;        // chunk, as a range of every partition's matrix shard
     float scale;           // 1 / dp
-    Transform transform;   // chunks and groups are whole blocks of it, or it is of whole groups
-    RoundingKey rotation;  // of the signs of TRANSFORM_ROTATION
+    Transform transform;   // chunks and groups are multiples of its order, or divide it
+    RoundingKey rotation;  // signs of TRANSFORM_ROTATION
     Codec codec;
     int group;
     Codec tail_codec;  // plain
@@ -67,13 +67,13 @@ typedef struct QuantizePartitions {
     MessageLayout message;  // message.partitions per slot
 } QuantizePartitions;
 void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a);
-// Where partition p's matrix piece begins in the bucket.
+// Returns the position of partition p's matrix shard in the bucket.
 HD_FN int64_t partition_position(const QuantizePartitions *a, int64_t p) {
     return (p * (1 + a->between) + a->first) * a->bucket.matrix_per_rank;
 }
 
-// Between the levels: sum the sources' level-1 messages in source order in fp32, quantize the sums
-// for level 2. Stays in the transform domain.
+// Between the levels: sums the level-1 messages in source order in fp32 and quantizes the sums for
+// level 2, in the transform domain.
 typedef struct SumRequantize {
     const uint8_t *received;  // (sources) level-1 messages, in.bytes apart
     int sources;
@@ -95,7 +95,7 @@ typedef struct SumRequantize {
     MessageLayout out;  // out.partitions = 1
 } SumRequantize;
 void kernel_sum_requantize(Stream *s, const SumRequantize *a);
-// The quantization whose values are the sums. send and self_slot are the caller's.
+// Returns the quantization of the sums. The caller sets send and self_slot.
 static inline QuantizePartitions quantization_of_sums(const SumRequantize *r) {
     QuantizePartitions q = {0};
     q.bucket = r->bucket;
@@ -115,19 +115,19 @@ static inline QuantizePartitions quantization_of_sums(const SumRequantize *r) {
     return q;
 }
 
-// Error feedback, of the hop between nodes. What its rounding partial sums of the matrices, the residual,
-// is added to what the next message is made of. Where y is what would be quantized:
+// Error feedback, of the hop between nodes. What its rounding partial sums of the matrices, the
+// residual, is added to what the next message is made of. Where y is what would be quantized:
 //   values = values + y           kernel_feed_sums or kernel_feed_grads
 //   the message of values         kernel_quantize_partitions: grads = values, scale 1, no transform
 //   values = values - message     kernel_keep_residual
-// All in fp32, in the transform's domain.
+// All in fp32, in the transform domain.
 typedef struct Residual {
     float *values;              // (partitions, bucket.matrix_per_rank) of one bucket
     const StepStatus *control;  // the step status on the step before: the values count as 0 where it was
                                 // skipped. NULL: they count
     bool frozen;                // for a warm-up: the kernels run and leave the values as they are
 } Residual;
-// What a value of the residual becomes, of which the message says `sent`.
+// Returns the new residual of a value that the message represents as `sent`.
 HD_FN float residual_rest(float value, float sent, bool pad) {
     float rest = f32_sub(value, sent);
     bool finite = (f32_bits(rest) & 0x7FFFFFFFu) < 0x7F800000u;
@@ -137,14 +137,13 @@ HD_FN float residual_rest(float value, float sent, bool pad) {
 void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *residual);
 // y: gradients, scaled and transformed as in kernel_quantize_partitions. One partition per slot.
 void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *residual);
-// a: of the quantization, one partition per slot. Values become 0 in pads, and where they would not
-// be finite.
+// a: the quantization, one partition per slot. Padding and results that are not finite become 0.
 void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual *residual);
 
 // The last level: sum the sources in order, invert the transform, mask pads, store this rank's
-// shard of the reduced gradient. Or add to the shard, in fp32: shard + sum. And the partial sums of the
-// norm's tree, of the values that then stand in the shard: partial sum j of a piece is tree_sum32 of the
-// squares of its elements 32j .. 32j+31.
+// shard of the reduced gradient. Or add to the shard, in fp32: shard + sum. And the partial sums of
+// the norm's tree, of the values that then stand in the shard: partial sum j of a piece is
+// tree_sum32 of the squares of its elements 32j .. 32j+31.
 typedef struct SumFinal {
     const uint8_t *received;  // (sources) messages, in.bytes apart, one partition each
     int sources;
@@ -165,8 +164,8 @@ typedef struct SumFinal {
 } SumFinal;
 void kernel_sum_final(Stream *s, const SumFinal *a);
 
-// dp = 1: the local gradients are the reduced ones. Only the partial sums of n values at x (n of any
-// size, missing values are 0).
+// dp = 1: the local gradients are the reduced ones. Only the partial sums of n values at x (n of
+// any size, missing values are 0).
 void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n);
 // The same of n weights.
 void kernel_square_weights(Stream *s, float *partials, const floatX *weights, int64_t n);
@@ -181,15 +180,14 @@ void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const 
 // step_status.h's step_status.
 void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a);
 
-// AdamW on this rank's shard of one bucket, fused with what the gather sends. Update (Apex
+// AdamW on this rank's shard of one bucket, fused with packing the message to gather. Update (Apex
 // FusedAdam, adam_w mode), fp32:
 //   g = grad * clip; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g g;
 //   p -= lr ((m / c1) / (sqrt(v / c2) + eps) + wd p), wd on matrices only.
-// Then the matrices. A grouped codec sends codes of p - float(w) (difference) or of p (direct). A
-// plain one sends p rounded. The tail is p rounded. A skipped step leaves everything as it is. It
-// sends zero codes and zero scales, and leaves unquantized sections unwritten: nobody applies them.
-// An element that adamw.h refuses keeps its p, m and v. Then *fault = code, unless it already says
-// something; the write is atomic.
+// For matrices a grouped codec sends codes of p - float(w) (difference) or of p (direct); a plain
+// one sends p rounded. The tail is p rounded. A skipped step changes no state, sends zero codes and
+// scales, and does not write unquantized sections, which no rank applies. An element that adamw.h
+// refuses keeps its p, m and v; *fault is then set to code if it is 0 (atomically).
 typedef struct UpdateShard {
     const StepStatus *control;
     float beta1, beta2, epsilon, weight_decay;
@@ -197,7 +195,7 @@ typedef struct UpdateShard {
     Bucket bucket;
     SegmentTable table;
     const float *matrix_grads, *tail_grads;  // (matrix_per_rank), (tail_per_rank) reduced
-    const floatX *matrix_weights;            // (matrix_per_rank) the replica's, for a difference
+    const floatX *matrix_weights;            // (matrix_per_rank) model weights, for a difference
     float *master, *exp_avg, *exp_avg_sq;    // (matrix_per_rank + tail_per_rank)
     Codec codec;
     int group;
@@ -211,9 +209,9 @@ typedef struct UpdateShard {
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
 
-// Every replica, the owner's too, applies the gathered messages: w = floatX(float(w) + q * scale)
-// (difference), floatX(q * scale) (direct), or the weights themselves. Nothing changes when the
-// step was skipped.
+// Applies the gathered messages to the model weights, on the owner too: w = floatX(float(w) + q *
+// scale) (difference), floatX(q * scale) (direct), or the received weights. No-op if the step was
+// skipped.
 typedef struct ApplyWeights {
     const StepStatus *control;
     Bucket bucket;
@@ -227,78 +225,76 @@ typedef struct ApplyWeights {
 } ApplyWeights;
 void kernel_apply_weights(Stream *s, const ApplyWeights *a);
 
-// Lossless weights (lossless.h). Codes the shard that kernel_update_shard has made in bf16 against
-// the replica's old one. A group's words end where the group would end if it were not coded, and
-// leave a gap before them. *bytes = the message's, once kernel_pack_weights has closed the gaps.
-// After a skipped step `coded` holds a header alone.
+// Lossless weights (lossless.h): codes the new bf16 shard written by kernel_update_shard relative
+// to the old model weights. Each group's words are stored at the end of the space the group would
+// need uncoded, with a gap before them. *bytes = size of the message after kernel_pack_weights
+// closes the gaps. After a skipped step `coded` holds only a header.
 typedef struct CodeWeights {
     const StepStatus *control;
     LosslessLayout layout;
-    const uint8_t *old, *fresh;  // (elements) bf16: the replica's, and what it becomes
+    const uint8_t *old, *fresh;  // (elements) bf16: old and new model weights
     const uint8_t *tail;         // (tail_elements) bf16
-    uint8_t *coded;              // (layout.most) on 16 bytes
+    uint8_t *coded;              // (layout.most) 16-byte aligned
     uint32_t *bytes;
 } CodeWeights;
 void kernel_code_weights(Stream *s, const CodeWeights *a);
-// message: (*bytes) on 16 bytes.
+// Closes the gaps in `coded`. message: (*bytes) 16-byte aligned.
 void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t *coded, uint8_t *message);
-// Every replica, the owner's too, decodes the gathered messages: its weights become those that the
-// senders coded. Safe on any bytes: nothing outside of messages and weights is touched. Where
-// message i is none, or ends otherwise than its sender's did, *fault = code + i, unless *fault
-// already says something; the write is atomic. Those weights are then of no use. Nothing changes
-// when the step was skipped.
+// Decodes the gathered messages into the model weights, on the owner too. Safe on any input:
+// accesses nothing outside messages and weights. If message i is invalid or its size differs from
+// the sender's, *fault is set to code + i if it is 0 (atomically), and its weights are undefined.
+// No-op if the step was skipped.
 typedef struct DecodeWeights {
     const StepStatus *control;
     LosslessLayout layout;    // of each message
-    const uint8_t *messages;  // (nodes * per_node) messages as gather_slot says, on 16 bytes
-    int64_t stride, bytes;    // from one to the next; those of a message that may be read
+    const uint8_t *messages;  // (nodes * per_node) messages in gather_slot's order, 16-byte aligned
+    int64_t stride, bytes;    // between messages; readable size of a message
     int nodes, per_node;
-    uint8_t *weights;  // bf16: (nodes * per_node) windows of elements, then of tail_elements
+    uint8_t *weights;  // bf16: (nodes * per_node) shards of elements, then of tail_elements
     uint64_t *fault, code;
 } DecodeWeights;
 void kernel_decode_weights(Stream *s, const DecodeWeights *a);
 
-// to = from, n bytes, a multiple of 16: a message that stands until the next one. Nothing when the
-// step was skipped.
+// Copies a message of n bytes, a multiple of 16. No-op if the step was skipped.
 void kernel_keep_message(Stream *s, const StepStatus *control, uint8_t *to, const uint8_t *from, int64_t n);
 
-// The checksum of a message: the sum of replica_mix(position, word) over its 32-bit words before
-// the last MESSAGE_ALIGN bytes, plus replica_mix(key, id). Message i has the id first + i * stride.
-// The checksum stands at the start of those bytes (seal_offset); the rest of them is 0.
+// Checksum of a message: the sum of replica_mix(position, word) over its 32-bit words before the
+// last MESSAGE_ALIGN bytes, plus replica_mix(key, id). The id of message i is first + i * stride.
+// The checksum is stored at the start of those bytes (seal_offset), followed by zeros.
 typedef struct SealMessages {
-    uint8_t *messages;  // (count) bytes apart, on 16 bytes
+    uint8_t *messages;  // (count) bytes apart, 16-byte aligned
     int count;
-    int skip;       // a message that is left alone, -1: none
+    int skip;       // index of a message to ignore, -1: none
     int64_t bytes;  // of a message, a multiple of 16
     uint64_t key;
     uint32_t first, stride;
 } SealMessages;
 void kernel_seal_messages(Stream *s, const SealMessages *a);
-// Compares: for the first message that has another checksum, *fault = code + its index, unless
-// *fault already says something. sums: (count) scratch. Checks on several streams may share fault
-// (the write is atomic) but not sums.
+// Verifies checksums: *fault is set to code + the index of the first wrong message, if it is 0.
+// sums: (count) scratch. Checks on several streams may share fault (written atomically) but not
+// sums.
 void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code);
 
-// *hash += sum of replica_mix(position, bits) over n weights whose first has arena position
-// `first`.
+// Adds replica_mix(position, bits) of n weights to *hash. first: arena position of the first
+// weight.
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n);
-// master = float(weights): the first master weights, or those of a run that loads weights only. n
-// elements.
+// Initializes n master weights from model weights: at the start, or if a run loads only weights.
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
-// Local steps (outer.h), n elements each. The pseudo-gradient of a replica group: outer weights
-// minus master weights.
+// Local steps (outer.h), n elements each. Computes the pseudo-gradient of a replica group: outer
+// weights minus master weights.
 void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n);
-// The outer step, Nesterov's: m = momentum m + g, outer = outer - rate (g + momentum m).
-// lost: where *lost is not 0 a replica group was lost, what came from it is undefined, and nothing
-// happens (comm_may_lose). NULL: none can be.
+// Outer optimizer step (Nesterov): m = momentum m + g, outer = outer - rate (g + momentum m).
+// lost: no-op if *lost is not 0, because data from a lost replica group is undefined
+// (comm_may_lose).
+// NULL: replica groups cannot be lost.
 void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
                        int64_t n, const int *lost);
-// The master weights meet the outer weights: master = mix master + (1 - mix) outer; the outer
-// weights themselves where mix is 0. lost: as above.
+// Mixes outer weights into master weights: master = mix master + (1 - mix) outer; exactly the outer
+// weights if mix is 0. lost: as above.
 void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost);
-// weights = master weights, rounded.
+// Rounds master weights to model weights.
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n);
-// Counts zeros of n values into *count (accumulates), for --log-num-zeros-in-grad.
+// Adds the number of zeros among n values to *count, for --log-num-zeros-in-grad.
 void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n);
 
 LLMC_END

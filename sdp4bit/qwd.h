@@ -1,6 +1,7 @@
-// Weights, bucket by bucket: AdamW on the own shard, fused with the quantization of what changed
-// (qWD, paper section 3.1); the gather, between nodes first, then inside the node; the update of
-// every replica. qW and the bf16 baseline are choices of WeightFormat. Called by llmc/state/zero.c.
+// Weights, bucket by bucket: AdamW on the rank's shard, fused with the quantization of weight
+// differences (qWD, paper section 3.1); the all-gather, between nodes first, then inside the node;
+// the update of the model weights. WeightFormat selects qWD, qW or the bf16 baseline. Called by
+// llmc/state/zero.c.
 #pragma once
 #include "llmc/comm.h"
 #include "sdp4bit/kernels.h"
@@ -8,28 +9,27 @@
 #include "sdp4bit/wire.h"
 LLMC_BEGIN
 
-// A rank's message of bucket b. With one replica nothing is quantized: the weights themselves.
+// Returns the layout of a rank's message of bucket b. With dp = 1 it holds unquantized weights.
 MessageLayout qwd_message(const BucketLayout *layout, int b, const WeightFormat *format);
-// Where the messages of those windows are gathered that this rank keeps: (per_node, nodes)
-// messages. Those of all ranks; of its rail, with per_node 1; or its own alone. Nothing travels on
-// a level where it keeps one.
+// Destination of the all-gather: (per_node, nodes) messages of the shards this rank keeps. These
+// are all ranks' shards, those of its rail (per_node 1), or only its own. A level of size 1 is
+// skipped.
 typedef struct GatherBuffer {
     uint8_t *messages;
     int nodes, per_node;
-    uint8_t *keep;  // where the first message stays until the next update; NULL: nowhere
+    uint8_t *keep;  // copy of the first message until the next update, or NULL
 } GatherBuffer;
-// Bytes of a buffer for so many messages of bucket b. There are two, which the buckets use in turn;
-// bucket b uses that of slot qwd_slot(b). 0 where nothing is sent: with one replica, unless the
-// host makes its message (host). Lossless weights: at most.
+// Returns the bytes of a buffer for `messages` messages of bucket b; for lossless weights the
+// maximum. Buckets alternate between two buffers: b uses slot qwd_slot(b). 0 with dp = 1, unless
+// AdamW runs on the host (host).
 size_t qwd_buffer_bytes(const BucketLayout *layout, int b, const WeightFormat *format, bool host,
                         int messages);
 int qwd_slot(int b);
-// A rank's message of bucket b before it is coded: bf16.
+// Returns the layout of a rank's bf16 message of bucket b before lossless coding.
 MessageLayout qwd_plain_message(const BucketLayout *layout, int b);
 
-// Lossless weights: where they are coded, and how long messages turn out. A rank learns that from
-// its device. So all buckets are coded first, then the ranks tell each other the lengths, then the
-// host, which waits for these, asks for the gathers.
+// Buffers and message sizes of lossless weights. Sizes are known only after coding: all buckets are
+// coded first, then the ranks exchange the sizes, the host waits for them and issues the gathers.
 typedef struct QwdLossless {
     uint8_t *plain;        // device: a bucket's weights as bf16, the buckets' one after the other
     uint8_t *coded;        // device: this rank's messages of all buckets, with gaps
@@ -40,11 +40,11 @@ typedef struct QwdLossless {
                            // a checksum
 } QwdLossless;
 
-// AdamW on the host: where it runs, and its page-locked memory (device.h).
+// AdamW on the host: its stream, threads and pinned memory (device.h).
 typedef struct QwdHost {
     Stream *stream;  // of its work. A bucket's gradients and weights are there in its order
     int threads;
-    const Segment *segments;       // plan->segments
+    const Segment *segments;       // layout->segments
     StepStatus *control;           // (1) the step status, there in the stream's order
     uint64_t *fault;               // (1) what was refused, in the order of lanes->last after each update
     uint8_t *message[LANE_SLOTS];  // this rank's, of the largest bucket of the slot
@@ -56,7 +56,7 @@ typedef struct QwdStep {
     const BucketLayout *layout;
     const Mesh *mesh;
     WeightFormat weight_format;
-    const Segment *segments;    // device copy of plan->segments
+    const Segment *segments;    // device copy of layout->segments
     const StepStatus *control;  // device
     float beta1, beta2, epsilon, weight_decay;
     uint32_t seed, step;          // of the rounding bits
@@ -73,21 +73,21 @@ typedef struct BucketState {
     const floatX *replica;                 // device: this rank's matrix window, always
 } BucketState;
 
-// Updates the own shard of bucket b and writes its message to its slot of `buffer`. With dp = 1 and
-// no host it writes the weights: they become the rounded master weights at once, and gather and
-// apply do nothing. Runs on lanes->last; with a host on its stream, and lanes->last takes the
-// message up. Lossless weights are coded, and reach the buffer with their gather.
+// Updates this rank's shard of bucket b and writes its message to its slot of `buffer`. With dp = 1
+// and AdamW on the device it writes the model weights directly; gather and apply are then no-ops.
+// Runs on lanes->last; with AdamW on the host on its stream, and lanes->last uploads the message.
+// Lossless messages are copied to the buffer by qwd_gather_bucket.
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes);
-// Of lossless weights, between the updates of all buckets and the first gather: the ranks agree on
-// the lengths of messages. Waits for them. Nothing for others. Collective over dp.
+// Exchanges the sizes of lossless messages and waits for them. Call it after the updates of all
+// buckets and before the first gather. No-op for other formats. Collective over dp.
 void qwd_agree_lengths(const QwdStep *step, const Lanes *lanes);
-// Gathers what lanes->last has made, on the lanes of the hops. Everything that lanes->last was
-// given before comes before it.
+// All-gathers bucket b on the lanes of the hops, ordered after all work issued to lanes->last so
+// far.
 void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, const Lanes *lanes);
-// The kept weights take what was gathered. Sealed messages are checked before. Runs on
-// lanes->middle. weights: the whole bucket, or the kept windows in the order of their ranks:
-// (nodes * per_node) of matrix_per_rank, then as many of tail_per_rank.
+// Checks sealed messages and applies all gathered ones to the weights. Runs on lanes->middle.
+// weights: the whole bucket, or the kept shards in rank order: (nodes * per_node) of
+// matrix_per_rank, then as many of tail_per_rank.
 void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherBuffer *buffer,
                       const Lanes *lanes);
 

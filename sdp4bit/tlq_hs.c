@@ -20,9 +20,9 @@ void tlq_workspace(TlqWorkspace *w, const BucketLayout *layout, const GradFormat
                                       (size_t)round_up64(largest2 * layout->options.nodes, SLOT_ALIGN);
 }
 
-void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *w, int64_t grain) {
+void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *w, int64_t alignment) {
     memory_plan_reserve(memory_plan, group, "gradients, sent inside the node",
-                        (size_t)round_up64((int64_t)w->send1_bytes, grain), (void **)&w->send1);
+                        (size_t)round_up64((int64_t)w->send1_bytes, alignment), (void **)&w->send1);
     memory_plan_reserve(memory_plan, group, "gradients, received inside the node", w->recv1_bytes,
                         (void **)&w->recv1);
     memory_plan_reserve(memory_plan, group, "gradients, sent between nodes", w->send2_bytes,
@@ -251,7 +251,8 @@ void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_pa
                      float *sums, const Lanes *lanes) {
     const Bucket *bucket = &step->layout->bucket[b];
     int64_t rank = step->mesh->dp.rank, tail = layout_counted(bucket, false, rank);
-    // Matrices cover whole partial sums. One of the tail may mix counted and uncounted elements: recompute it.
+    // Matrices cover whole partial sums. One of the tail may mix counted and uncounted elements:
+    // recompute it.
     if (tail % HADAMARD_ORDER && tail < bucket->tail_per_rank)
         kernel_square_partials(lanes->last, tail_partials, own.tail, tail);
     kernel_tree_sum(lanes->last, &sums[0], matrix_partials,
