@@ -1,7 +1,7 @@
-// The anomaly guard reads each step's verdict, which the device has reached (kernel_step_status,
-// sdp4bit/spikes.h) and all ranks share. It counts what was skipped, reports spikes of the loss and
-// of the gradient norm, and says when the run must end. Called by llmc/run/report.c as it learns of
-// step statuses, at most a step late.
+// The anomaly guard: reads each step status, which the device computes (kernel_step_status,
+// sdp4bit/spikes.h) and which is the same on all ranks. Counts skipped steps, reports spikes of the
+// loss and the gradient norm, and ends runs that diverge. Called by llmc/run/report.c, at most one
+// step late.
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/state/run_state.h"
@@ -16,14 +16,13 @@ typedef struct AnomalyGuard {
     int64_t ended_at;              // iteration of the step status that ends the run
 } AnomalyGuard;
 
-// Takes the step status of an iteration. When it ends the run, err (unless it holds an error
-// already) says why. EXIT_DIVERGED: a loss or norm that is not finite without --on-nan skip,
-// --max-skipped-in-a-row, or an update that was refused. EXIT_COMMUNICATION: a message that arrived
-// wrong (--verify-wire).
-void guard_check(AnomalyGuard *guard, const StepStatus *verdict, int64_t iteration, Log *log, Error *err);
-// The anomaly guard's part of a checkpoint: its counters, and the means in the latest verdict,
-// which the next step is measured by.
-void guard_save(const AnomalyGuard *guard, const StepStatus *verdict, RunState *state);
-void guard_restore(AnomalyGuard *guard, StepStatus *verdict, const RunState *state);
+// Checks the step status of an iteration. Sets err (unless it already holds an error) if the run
+// must end. EXIT_DIVERGED: non-finite loss or norm without --on-nan skip, --max-skipped-in-a-row,
+// or a refused update. EXIT_COMMUNICATION: a corrupted payload (--verify-wire).
+void guard_check(AnomalyGuard *guard, const StepStatus *status, int64_t iteration, Log *log, Error *err);
+// Saves and restores the guard's counters, and the running means in the latest step status, against
+// which the next step is compared.
+void guard_save(const AnomalyGuard *guard, const StepStatus *status, RunState *state);
+void guard_restore(AnomalyGuard *guard, StepStatus *status, const RunState *state);
 
 LLMC_END

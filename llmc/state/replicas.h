@@ -1,21 +1,20 @@
-// Against silent corruption. With quantized differences every rank keeps weights of its own, and
-// nothing else would ever notice that one of them drifted. Two things are compared through
-// position-keyed hashes: the buckets of data-parallel replicas, and tensors that ranks of a
-// tensor-parallel group or both ends of a pipeline hold copies of. Called every
-// --verify-replicas-interval steps and before saves, through llmc/run/resume.c.
+// Detects and repairs model weights that differ between ranks (silent data corruption). With
+// quantized weight differences every rank updates its own copy of the weights, so a copy that
+// drifted would otherwise go unnoticed. Position-keyed hashes compare the buckets of data-parallel
+// replicas, and tensors replicated in a tensor-parallel group or at both ends of a pipeline. Called
+// every --verify-replicas-interval steps and before saves, through llmc/run/resume.c.
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// Collective over world. A bucket that differs takes the version of the majority of its replicas.
-// Without a majority, and where copies of a tensor differ, all who hold the bucket or a copy take
-// the master weights, rounded to bf16: equal master weights make equal weights again. Each repair
-// is a line in the log, which names iteration, bucket or tensor, and ranks, and adds 1 to *repairs
-// on every rank. Error (EXIT_COMMUNICATION), the same on every rank: what still differs afterward.
-// For copies that means that their master weights differ, and nobody knows which are right. With
-// --local-steps replicas are those of a node. The outer weights are compared over all nodes, and
-// not repaired: where they differ the run ends.
+// Compares all replicas and repairs those that differ. Collective over world.
+//   a bucket with a majority         the others take the version of the majority
+//   a bucket without, or a tensor    all holders take the master weights, rounded to bf16
+// Each repair logs iteration, bucket or tensor, and ranks, and adds 1 to *repairs on every rank.
+// Error (EXIT_COMMUNICATION), the same on every rank: differences remain; for tensors this means
+// that their master weights differ. With --local-steps the replicas of a node are compared. Outer
+// weights are compared over all nodes, and a difference is an error without repair.
 bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error *err);
 
 LLMC_END

@@ -1,6 +1,6 @@
-// The parameters of the model as this rank holds them, one row each, and which part of the whole
-// that is. llmc/model/gpt.c fills the table. ZeRO lays its rows out in buckets, checkpoints find
-// them by name.
+// The parameter table: one row per tensor, with the part of it that this rank holds.
+// llmc/model/gpt.c fills the table, zero_plan arranges its rows in buckets, and checkpoints look
+// rows up by name.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/layout.h"
@@ -12,59 +12,60 @@ typedef struct Tensor {
     int dims;          // 1 or 2
     int64_t whole[2];  // shape over all tensor-parallel ranks
     int64_t local[2];  // shape of this rank's part
-    int split;         // the dimension that tensor parallelism cuts; -1: every rank holds the whole
-    int64_t offset;    // of this rank's part along `split`; 0 where it holds the whole
-    int number;        // in the whole model's table: it keys the first weights
-    int64_t logical;   // of the whole's first element: it keys the rounding bits (sdp4bit/layout.h)
-    int unit;          // 0 the embeddings, l + 1 layer l; the final LayerNorm shares the last layer's
-    int chunk;         // of the stage's layers: where a pass works with it; ANY_CHUNK: in more than one place
+    int split;         // dimension split by tensor parallelism; -1: every rank holds the whole tensor
+    int64_t offset;    // of this rank's part along `split`; 0 if it holds the whole tensor
+    int number;        // row in the whole model's table; keys the random initial weights
+    int64_t logical;   // position of the whole tensor's first element; keys the rounding bits (layout.h)
+    int unit;          // 0: embeddings; l + 1: layer l. The final LayerNorm belongs to the last layer
+    int chunk;         // model chunk of the pipeline stage that uses it; ANY_CHUNK: more than one
     double std;        // initial N(0, std); 0: zeros; -1: ones
-    bool counted;      // by this rank, in the norm and in the number of parameters: one of those that
-                       // hold the same elements counts them
+    bool counted;      // this rank counts the elements, in norms and in the number of parameters; true
+                       // on one of the ranks that hold the same elements
 } Tensor;
 
-// The embeddings': a pass begins and ends with them.
+// Chunk of the embeddings, which forward and backward use at both ends.
 enum { ANY_CHUNK = -1 };
 
-// What a rank keeps of a parameter's elements, and what a slice of a checkpoint holds. WEIGHT is
-// the replica: under quantized differences it is state of its own, and not the rounded master.
+// Kinds of state per parameter element, in memory and in checkpoints. WEIGHT is the bf16 model
+// weight. With quantized weight differences it is independent state: it is not the rounded master
+// weight.
 //
-// Some kinds belong to a node: every node has values of its own for the same elements. Nodes are
-// counted as Mesh's rail counts them.
+// Some kinds are kept per node: every node has its own values for the same elements. Nodes are
+// numbered as in the mesh's rail.
 typedef enum SliceKind {
     SLICE_MASTER,
     SLICE_EXP_AVG,
     SLICE_EXP_AVG_SQ,
     SLICE_WEIGHT,
-    SLICE_RESIDUAL,      // per node, of matrices: what error feedback carries to the next message
-    SLICE_LOCAL_MASTER,  // per node: what a node trains on between two exchanges of local steps
+    SLICE_RESIDUAL,      // per node, matrices only: quantization error that error feedback carries over
+    SLICE_LOCAL_MASTER,  // per node: --local-steps, the node's own state between outer steps
     SLICE_LOCAL_EXP_AVG,
     SLICE_LOCAL_EXP_AVG_SQ,
-    SLICE_LOCAL_WEIGHT,    // its replica
-    SLICE_OUTER_MOMENTUM,  // of the outer step of local steps
+    SLICE_LOCAL_WEIGHT,    // its model weights
+    SLICE_OUTER_MOMENTUM,  // of the outer optimizer
     SLICE_KINDS,
-    FIRST_KINDS = SLICE_RESIDUAL  // those above it: every run has them, and every program knows them
+    FIRST_KINDS = SLICE_RESIDUAL  // every run has the kinds before it
 } SliceKind;
 const char *slice_kind_name(SliceKind kind);  // "master", "exp_avg", ...: in files
 int slice_kind_bytes(SliceKind kind);         // per element: 4, or sizeof(floatX) of weights
 bool slice_kind_per_node(SliceKind kind);
-// Whether its elements are floatX.
+// True if its elements are floatX.
 bool slice_kind_of_weights(SliceKind kind);
-// Whether a tensor of so many dimensions has elements of this kind.
+// True if a tensor of `dims` dimensions has this kind of state.
 bool slice_kind_holds(SliceKind kind, int dims);
 
-// A row of dims 1 (columns 0) or 2 that this rank holds whole.
+// A row for a whole tensor: 1-D if columns is 0, else 2-D.
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std);
-// Rank `rank`'s part of a whole row, of `ranks` that share the model by tensor parallelism. `ranks`
-// divides the dimension that is cut. Of a row that is not cut rank 0 counts the elements.
+// The part of a whole row that tensor-parallel rank `rank` of `ranks` holds. `ranks` must divide the
+// split dimension. Rank 0 counts the elements of rows that are not split.
 Tensor tensor_part(const Tensor *whole, int rank, int ranks);
-// Numbers the rows of a whole model, in order: number and logical. ranks: of tensor parallelism,
-// which will cut them. Each part begins on a multiple of 32.
+// Sets number and logical of the rows of a whole model, in order. ranks: the tensor-parallel size.
+// Each part starts at a multiple of 32.
 void tensors_number(Tensor *tensors, int count, int ranks);
-// Elements of this rank's part, and of the whole.
+// Elements of this rank's part, and of the whole tensor.
 int64_t tensor_elements(const Tensor *tensor);
 int64_t tensor_whole_elements(const Tensor *tensor);
-// The rows as sdp4bit/layout.h wants them; (count), for free().
+// Converts the rows for sdp4bit/layout.h: (count), to be freed with free().
 LayoutTensor *tensors_for_plan(const Tensor *tensors, int count);
 
 LLMC_END
