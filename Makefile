@@ -1,7 +1,7 @@
 # Build rules only. `make` builds the CPU trainer and the tools; `make test-programs` the tests;
 # `make help` lists the targets.
 # Variables: BUILD (output folder), ARCH_CFLAGS (instructions that host code may use; see below),
-# SAN=1 (ASan + UBSan) or SAN=thread (TSan), WERROR=1, CC, MPICC.
+# SAN=1 (ASan + UBSan) or SAN=thread (TSan), ASSERTS=1 (check preconditions), WERROR=1, CC, MPICC.
 
 BUILD       ?= build
 comma       := ,
@@ -29,6 +29,11 @@ CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O3 $(ARCH_CFLAGS) -ffp-contract=off -fno-
                -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Werror=switch -I. -MMD -MP
 ifeq ($(WERROR),1)
 CFLAGS_BASE += -Werror
+endif
+# Preconditions of public functions are asserts. Tests and sanitizer builds check them (ASSERTS=1);
+# releases do not.
+ifeq ($(ASSERTS)$(SAN)$(FUZZ),)
+CFLAGS_BASE += -DNDEBUG
 endif
 # Without AVX-512: GCC 13.2 stores 64 bytes at a time, as if aligned, into the frames that
 # AddressSanitizer lays out and aligns to less.
@@ -319,6 +324,9 @@ endif
 
 # The host part as the C files: no contraction, no fast-math. On the device contraction is allowed:
 # what must not depend on it spells its rounding.
+ifeq ($(ASSERTS)$(SAN)$(FUZZ),)
+NVCCFLAGS += -DNDEBUG
+endif
 NVCCFLAGS += -std=c++17 $(GENCODE) -I. $(MPI_CFLAGS) $(CJSON_CFLAGS) -DOMPI_SKIP_MPICXX \
              $(addprefix -isystem ,$(GPU_INCLUDES)) \
              -Xcompiler -Wall,-Wextra,-Werror=switch,-Wno-unused-parameter,-Wno-missing-field-initializers \
@@ -442,7 +450,8 @@ help:
 	@echo "make gpu-check       compiles all CUDA code, links nothing; make gpu-test-programs: its tests"
 	@echo "make bench           the CPU trainer, and benchmarks for CPU ranks in $(BUILD)/dev/bench/"
 	@echo "make gpu-bench       the same for GPUs"
-	@echo "make SAN=1 BUILD=build-san ...   with AddressSanitizer and UBSan"
+	@echo "make ASSERTS=1 BUILD=build-debug ...   with asserts, which releases leave out"
+	@echo "make SAN=1 BUILD=build-san ...   with asserts, AddressSanitizer and UBSan"
 	@echo "make SAN=thread BUILD=build-tsan ...   with ThreadSanitizer"
 	@echo "make fuzz            the fuzz targets in $(BUILD)/fuzz/test/fuzz/, with clang's libFuzzer"
 	@echo "make clean           remove $(BUILD)/"

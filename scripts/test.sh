@@ -184,7 +184,7 @@ build() {
     log=$logs/build-${name// /-}.log
     [ $# -gt 0 ] || return 0
     say "building $name ..."
-    if make -k -j "$slots" WERROR=1 BUILD="$folder" "$variable" "$@" >"$log" 2>&1; then
+    if make -k -j "$slots" WERROR=1 ASSERTS=1 BUILD="$folder" "$variable" "$@" >"$log" 2>&1; then
         say "built in $((SECONDS - start)) s"
         return
     fi
@@ -192,7 +192,7 @@ build() {
     say "FAILED build: $name; the errors of $log:"
     grep -E 'error|warning|\*\*\*|undefined' "$log" | head -n 40
     while IFS= read -r program; do
-        make -q WERROR=1 BUILD="$folder" "$variable" "$program" >/dev/null 2>&1 || rm -f "$program"
+        make -q WERROR=1 ASSERTS=1 BUILD="$folder" "$variable" "$program" >/dev/null 2>&1 || rm -f "$program"
     done < <(find "$folder" -maxdepth 4 -type f -perm -u+x)
 }
 
