@@ -1,6 +1,8 @@
 // The pipeline's streams and events: see lanes.h.
 #include "sdp4bit/lanes.h"
 
+#include <assert.h>
+
 void lanes_open(Lanes *lanes, Device *device, bool apart) {
     Lanes fresh = {0};
     *lanes = fresh;
@@ -40,10 +42,12 @@ void lanes_synchronize(const Lanes *lanes) {
 }
 
 void lane_done(const Lanes *lanes, LaneEvent event, int slot, Stream *stream) {
+    assert(event < LANE_EVENTS && slot >= 0 && slot < LANE_SLOTS);
     if (lanes->apart) event_record(lanes->event[event][slot], stream);
 }
 
 void lane_wait(const Lanes *lanes, LaneEvent event, int slot, Stream *stream) {
+    assert(event < LANE_EVENTS && slot >= 0 && slot < LANE_SLOTS);
     if (lanes->apart) stream_wait(stream, lanes->event[event][slot]);
 }
 

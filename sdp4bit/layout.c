@@ -1,9 +1,11 @@
 // Layout arithmetic: see layout.h.
 #include "sdp4bit/layout.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 int64_t layout_border(int group_a, int group_b, int group_c) {
+    assert(group_a >= 0 && group_b >= 0 && group_c >= 0);
     int64_t border = HADAMARD_ORDER;
     if (group_a) border = lcm64(border, group_a);
     if (group_b) border = lcm64(border, group_b);
@@ -179,6 +181,7 @@ void layout_free(BucketLayout *layout) {
 }
 
 int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank) {
+    assert(rank >= 0);
     int64_t piece = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;
     int64_t counted = (matrix ? bucket->matrix_counted : bucket->tail_counted) - rank * piece;
     return counted < 0 ? 0 : counted > piece ? piece : counted;
@@ -190,6 +193,9 @@ void layout_seal(BucketLayout *layout) {
 
 MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
                              int64_t tail_elements) {
+    assert(elements >= 0 && tail_elements >= 0 && partitions >= 1);
+    assert(!codec_grouped(tail_codec));
+    assert(elements % (codec_grouped(codec) ? group : HADAMARD_ORDER) == 0);
     MessageLayout m = {0};
     m.elements = elements;
     m.partitions = partitions;
@@ -216,6 +222,7 @@ static int64_t ordinary_bucket(const BucketLayout *layout) {
 }
 
 int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format) {
+    assert(format->chunks >= 0 && format->chunks <= MOST_CHUNKS);
     if (format->chunks) return format->chunks;
     int64_t size = ordinary_bucket(layout), chunks = (bucket->matrix_elements + size / 2) / size;
     return chunks < 1 ? 1 : chunks > MOST_CHUNKS ? MOST_CHUNKS : (int)chunks;
@@ -223,6 +230,7 @@ int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFo
 
 void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, int k, int64_t *lo,
                   int64_t *hi) {
+    assert(chunks >= 1 && chunks <= MOST_CHUNKS && k >= 0 && k < chunks);
     int64_t unit = layout->options.chunk_border;
     int64_t units = bucket->matrix_per_rank / unit;
     *lo = units * k / chunks * unit;
@@ -230,6 +238,7 @@ void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, 
 }
 
 MessageLayout layout_sealed(const Bucket *bucket, MessageLayout m) {
+    assert(m.bytes >= 0 && m.bytes % MESSAGE_ALIGN == 0 && m.check == 0);
     if (!bucket->sealed || m.bytes == 0) return m;  // an empty chunk sends nothing
     m.check = m.bytes;
     m.bytes += MESSAGE_ALIGN;
@@ -256,6 +265,7 @@ LosslessLayout layout_lossless(const Bucket *bucket) {
 }
 
 MessageLayout layout_lossless_message(const Bucket *bucket, int64_t bytes) {
+    assert(bytes >= 0);
     MessageLayout m = {0};
     m.elements = bucket->matrix_per_rank;
     m.tail_elements = bucket->tail_per_rank;
@@ -272,6 +282,7 @@ MessageLayout layout_weight_message(const Bucket *bucket, const WeightFormat *fo
 
 WireBytes layout_bucket_wire_bytes(const BucketLayout *layout, int b, const GradFormat *grad,
                                    const WeightFormat *weight) {
+    assert(b >= 0 && b < layout->buckets);
     WireBytes sum = {0};
     int64_t nodes = layout->options.nodes, per_node = layout->options.per_node;
     for (int k = 0; k < layout_chunks(layout, &layout->bucket[b], grad); k++) {

@@ -38,6 +38,8 @@ static void cut_part(OuterLayout *outer, Bucket *part, const Segment *from, int 
 
 void outer_layout(OuterLayout *outer, const BucketLayout *layout, int rank, int replica_groups,
                   int replica_group) {
+    assert(layout->options.pieces == replica_groups && rank >= 0 && rank < layout->dp);
+    assert(replica_group >= 0 && replica_group < replica_groups);
     size_t buckets = (size_t)layout->buckets, segments = 2 * (size_t)layout->segments_total;
     *outer = (OuterLayout){.replica_groups = replica_groups,
                            .replica_group = replica_group,
@@ -66,6 +68,7 @@ void outer_layout_free(OuterLayout *outer) {
 }
 
 MessageLayout outer_message(const OuterLayout *outer, int b, const GradFormat *format) {
+    assert(b >= 0 && b < outer->buckets);
     const Bucket *piece = &outer->piece[b];
     return layout_sealed(piece,
                          message_layout(format->inter_codec, format->inter_group, piece->matrix_elements, 1,
@@ -180,6 +183,7 @@ static void send_mean(const OuterStep *step, int b, const MessageLayout *message
 }
 
 void outer_exchange(const OuterStep *step, int b, float *gradient) {
+    assert(b >= 0 && b < step->layout->buckets);
     const OuterLayout *layout = step->layout;
     const Bucket *shard = &layout->shard[b];
     if (layout->replica_groups == 1) return;

@@ -13,11 +13,13 @@ static WeightFormat format_of(const BucketLayout *layout, const WeightFormat *fo
 }
 
 MessageLayout qwd_message(const BucketLayout *layout, int b, const WeightFormat *format) {
+    assert(b >= 0 && b < layout->buckets);
     WeightFormat used = format_of(layout, format);
     return layout_weight_message(&layout->bucket[b], &used);
 }
 
 MessageLayout qwd_plain_message(const BucketLayout *layout, int b) {
+    assert(b >= 0 && b < layout->buckets);
     WeightFormat plain = plain_weight_format();
     return layout_weight_message(&layout->bucket[b], &plain);
 }
@@ -30,6 +32,7 @@ static MessageLayout gathered_message(const QwdStep *step, int b) {
 
 size_t qwd_buffer_bytes(const BucketLayout *layout, int b, const WeightFormat *format, bool host,
                         int messages) {
+    assert(messages >= 0);
     if (layout->dp == 1 && !host) return 0;
     return (size_t)(qwd_message(layout, b, format).bytes * messages);
 }
@@ -213,6 +216,7 @@ static void decode(const QwdStep *step, int b, const MessageLayout *m, floatX *w
 
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes) {
+    assert(b >= 0 && b < step->layout->buckets);
     const Mesh *mesh = step->mesh;
     MessageLayout m = qwd_message(step->layout, b, &step->weight_format);
     int slot = own_slot(mesh, buffer);
@@ -239,6 +243,7 @@ void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, con
 }
 
 void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, const Lanes *lanes) {
+    assert(b >= 0 && b < step->layout->buckets);
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
     MessageLayout m = gathered_message(step, b);
@@ -262,6 +267,7 @@ void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, c
 
 void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherBuffer *buffer,
                       const Lanes *lanes) {
+    assert(b >= 0 && b < step->layout->buckets);
     if (alone(step)) return;
     const Mesh *mesh = step->mesh;
     const Bucket *bucket = &step->layout->bucket[b];

@@ -21,6 +21,7 @@ void tlq_workspace(TlqWorkspace *w, const BucketLayout *layout, const GradFormat
 }
 
 void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *w, int64_t alignment) {
+    assert(alignment >= 1);
     memory_plan_reserve(memory_plan, group, "gradients, sent inside the node",
                         (size_t)round_up64((int64_t)w->send1_bytes, alignment), (void **)&w->send1);
     memory_plan_reserve(memory_plan, group, "gradients, received inside the node", w->recv1_bytes,
@@ -228,6 +229,8 @@ static void sum_shard(const Chunk *c, GradShard own, float *matrix_partials, flo
 
 void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_partials,
                        float *tail_partials, Lanes *lanes) {
+    assert(b >= 0 && b < step->layout->buckets);
+    assert(step->layout->dp > 1 || own.matrix == grads);
     const Bucket *bucket = &step->layout->bucket[b];
     if (step->layout->dp == 1) {
         kernel_square_partials(lanes->last, matrix_partials, own.matrix, bucket->matrix_per_rank);
@@ -249,6 +252,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
 
 void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_partials, float *tail_partials,
                      float *sums, const Lanes *lanes) {
+    assert(b >= 0 && b < step->layout->buckets);
     const Bucket *bucket = &step->layout->bucket[b];
     int64_t rank = step->mesh->dp.rank, tail = layout_counted(bucket, false, rank);
     // Matrices cover whole partial sums. One of the tail may mix counted and uncounted elements:

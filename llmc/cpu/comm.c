@@ -3,6 +3,7 @@
 // and the own slot never travels. Linked into the CPU program only.
 #include "llmc/comm.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,6 +210,7 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 // --- links ---------------------------------------------------------------------------------------
 
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name) {
+    assert(from != to && from >= 0 && from < group->size && to >= 0 && to < group->size);
     if (group->rank != from && group->rank != to) return NULL;
     Link *link = (Link *)xcalloc(1, sizeof *link, "a link");
     Peers peers = {group->mpi, group->comm->limit, group->comm->site};
@@ -237,15 +239,18 @@ static void post_on(Link *link, uint8_t *memory, size_t bytes, bool sends) {
 }
 
 void link_send(Link *link, const void *memory, size_t bytes, Stream *stream) {
+    assert(link && (memory || bytes == 0));
     post_on(link, (uint8_t *)memory, bytes, true);
     link->comm->sent += bytes;
 }
 
 void link_expect(Link *link, void *memory, size_t bytes, Stream *stream) {
+    assert(link && (memory || bytes == 0));
     post_on(link, (uint8_t *)memory, bytes, false);
 }
 
 void link_sent(Link *link, int behind, Stream *stream) {
+    assert(link && behind >= 0);
     int count = link->requests.count;
     for (; count > 0; count--) {
         if (link->requests.part[count - 1].last && behind-- <= 0) break;
@@ -254,6 +259,7 @@ void link_sent(Link *link, int behind, Stream *stream) {
 }
 
 void link_arrived(Link *link, Stream *stream) {
+    assert(link != NULL);
     int count = 0;
     while (count < link->requests.count && !link->requests.part[count++].last) continue;
     wait_for(link->comm, &link->requests, count, "receiving", link->name);
