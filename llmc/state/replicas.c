@@ -1,5 +1,5 @@
-// Comparing and repairing the replicas: see replicas.h. Every rank is given the hashes of all, so
-// all come to the same findings without further messages, and rank 0 can tell of each.
+// Comparison and repair of replicas: see replicas.h. Every rank gathers the hashes of all ranks, so
+// all reach the same conclusions without further communication, and rank 0 logs them.
 #include "llmc/state/replicas.h"
 
 #include <stdio.h>
@@ -10,23 +10,23 @@
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
-enum { PIECE = 1 << 22 };  // elements that travel at a time in a repair
+enum { PIECE = 1 << 22 };  // elements sent at a time in a repair
 
 // A rank's part of a tensor. Parts of equal number and offset are copies.
 typedef struct Copy {
-    int64_t number, offset;  // number: 1 and more, 0 behind the end of a table
+    int64_t number, offset;  // number: from 1; 0 past the end of a table
     int64_t bucket;
-    uint64_t hash;  // keyed by the element's place in the part
+    uint64_t hash;  // keyed by the element's position in the part
 } Copy;
 enum { COPY_WORDS = 4 };
-_Static_assert(sizeof(Copy) == COPY_WORDS * sizeof(int64_t), "copies travel as words");
+_Static_assert(sizeof(Copy) == COPY_WORDS * sizeof(int64_t), "copies are sent as words");
 
 // Ranks that may hold copies: ranks first + i * stride of the world.
 typedef struct Holders {
     int first, stride, size;
 } Holders;
 
-// One call's view.
+// State of one call of replicas_verify.
 typedef struct Check {
     Zero *zero;
     const Mesh *mesh;
@@ -34,11 +34,11 @@ typedef struct Check {
     Log *log;
     int64_t *repairs;
     int buckets, tensors;  // the most that a rank has
-    uint64_t *hash;        // (world, buckets); 0 behind a rank's last
-    Copy *copy;            // (world, tensors); NULL where there are no copies
+    uint64_t *hash;        // (world, buckets); 0 past a rank's last
+    Copy *copy;            // (world, tensors); NULL if no rank holds copies
     Holders *holders;      // (holder_count)
     int holder_count;
-    bool *stale;      // (stages or replica groups, buckets) to be made from the master weights
+    bool *stale;      // (stages or replica groups, buckets) to be replaced by the master weights
     floatX *weights;  // (PIECE) on the host
     float *masters;   // (PIECE)
 } Check;
@@ -50,8 +50,8 @@ static int stage_of(const Check *c, int rank) { return rank / stage_ranks(c); }
 static bool *stale_at(const Check *c, int rank, int64_t b) {
     return &c->stale[(int64_t)stage_of(c, rank) * c->buckets + b];
 }
-// Who holds the same weights of bucket b: all data-parallel ranks, a rail where the ranks of a node
-// share the bucket out, one rank where all do.
+// The ranks that hold the same weights of bucket b: all data-parallel ranks, a rail if the bucket is
+// sharded inside the node, one rank if it is sharded over all ranks.
 static const Group *holders_of(const Check *c, int b) { return c->zero->weights.store[b]->holders(c->mesh); }
 // Holder i of what `rank` holds of bucket b.
 static int replica(const Check *c, int rank, int b, int i) { return group_peer(holders_of(c, b), rank, i); }
@@ -135,8 +135,8 @@ static uint64_t hash_at(const Check *c, int rank, int b) { return c->hash[(int64
 
 static const Copy *copies_of(const Check *c, int rank) { return &c->copy[(int64_t)rank * c->tensors]; }
 
-// The rank's copy of what stands at row i of another's table, which is likely its row too. NULL:
-// it has none.
+// The rank's copy of the tensor in row i of another rank's table; NULL if it has none. Searches from
+// row i, the likely place.
 static const Copy *copy_of(const Check *c, int rank, const Copy *wanted, int i) {
     const Copy *table = copies_of(c, rank);
     for (int k = 0; wanted->number && k < c->tensors; k++) {
@@ -159,7 +159,7 @@ static bool equal_everywhere(const Check *c, int rank, int b) {
     return ranks_like(c, rank, b) == holders_of(c, b)->size;
 }
 
-// The lowest replica whose version more than half of them have, or -1.
+// The lowest replica whose version more than half of the replicas hold, or -1.
 static int majority(const Check *c, int rank, int b) {
     int holders = holders_of(c, b)->size;
     for (int i = 0; i < holders; i++) {
@@ -169,7 +169,7 @@ static int majority(const Check *c, int rank, int b) {
     return -1;
 }
 
-// Whether holders of row i of the first one's table have another version of it.
+// True if a holder has a different version of row i of the first holder's table.
 static bool copies_differ(const Check *c, const Holders *h, int i) {
     const Copy *first = &copies_of(c, h->first)[i];
     for (int m = 1; m < h->size; m++) {
@@ -193,7 +193,7 @@ static void broadcast(const Check *c, const Group *group, int64_t n, int root) {
     peers_broadcast(peers, c->weights, (size_t)n * sizeof(floatX), root);
 }
 
-// Every holder of this rank's group that differs takes the version of rank `root` of the world.
+// Copies the version of world rank `root` to every holder in this rank's group that differs.
 static void take_from(Check *c, int b, int root) {
     Zero *zero = c->zero;
     const Group *group = holders_of(c, b);
@@ -212,9 +212,9 @@ static void take_from(Check *c, int b, int root) {
     }
 }
 
-// The n weights of a window become owner's master weights at `state`, rounded. window: NULL on a
-// rank that does not keep it.
-static void take_masters(const Check *c, int owner, floatX *window, int64_t state, int64_t n) {
+// Sets the n weights of a shard to the owner's rounded master weights at `state`. weights: NULL on
+// ranks that don't hold the shard.
+static void take_masters(const Check *c, int owner, floatX *weights, int64_t state, int64_t n) {
     Zero *zero = c->zero;
     for (int64_t at = 0; at < n; at += PIECE) {
         int64_t part = n - at < PIECE ? n - at : PIECE;
@@ -224,8 +224,8 @@ static void take_masters(const Check *c, int owner, floatX *window, int64_t stat
             for (int64_t i = 0; i < part; i++) c->weights[i] = floatX_from_float(c->masters[i]);
         }
         broadcast(c, &c->mesh->dp, part, owner);
-        if (window)
-            copy_to_device(zero->base.compute, window + at, c->weights, (size_t)part * sizeof(floatX));
+        if (weights)
+            copy_to_device(zero->base.compute, weights + at, c->weights, (size_t)part * sizeof(floatX));
         stream_synchronize(zero->base.compute);
     }
 }

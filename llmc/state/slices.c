@@ -1,5 +1,6 @@
 // Copies of the training state to the host and back: see the end of zero.h. Called by
 // llmc/checkpoint.
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,7 @@
 static void *range_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes) {
     int count;
     const Range *range = &zero_ranges(zero, kind, &count)[i];
+    assert(i >= 0 && i < count);
     const Outer *outer = &zero->outer;
     const Optimizer *optimizer = &zero->optimizer;
     *bytes = (size_t)(range->hi - range->lo) * (size_t)slice_kind_bytes(kind);

@@ -1,6 +1,7 @@
 // The table of parameters: see tensor.h.
 #include "llmc/state/tensor.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -40,6 +41,7 @@ Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, in
 }
 
 Tensor tensor_part(const Tensor *whole, int rank, int ranks) {
+    assert(rank >= 0 && rank < ranks && (whole->split < 0 || whole->whole[whole->split] % ranks == 0));
     Tensor part = *whole;
     part.counted = rank == 0;
     if (whole->split < 0 || ranks == 1) return part;

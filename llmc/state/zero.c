@@ -5,6 +5,7 @@
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -29,6 +30,7 @@ static void share_buffers(Zero *zero) {
 }
 
 void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timers *timers) {
+    assert(zero && device && compute && lanes && timers);
     Base *base = &zero->base;
     base->device = device;
     base->compute = compute;
@@ -125,10 +127,14 @@ floatX *zero_weight(const Zero *zero, int tensor) {
 }
 void zero_keep_weights(Zero *zero, int tensor) { weights_keep_tensor(&zero->base, &zero->weights, tensor); }
 void zero_weights_wait(Zero *zero, int unit, int next, bool backward) {
+    assert(unit >= 0 && unit < zero->base.plan.units && next >= -1 && next < zero->base.plan.units);
     weights_wait(&zero->base, &zero->weights, unit, next, backward);
 }
 void zero_weights_wait_all(Zero *zero) { weights_wait_all(&zero->base, &zero->weights); }
-void zero_grads_begin(Zero *zero, int unit) { grads_begin(&zero->base, &zero->grads, unit); }
+void zero_grads_begin(Zero *zero, int unit) {
+    assert(unit >= 0 && unit < zero->base.plan.units);
+    grads_begin(&zero->base, &zero->grads, unit);
+}
 
 bool zero_grads_accumulate(const Zero *zero, int unit) {
     return zero->grads.store[zero->base.plan.unit_bucket[unit]]->accumulates;
@@ -204,6 +210,7 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
 
 void zero_reduce_unit(Zero *zero, int unit, bool last) {
     const Base *base = &zero->base;
+    assert(unit >= 0 && unit < base->plan.units);
     int b = base->plan.unit_bucket[unit];
     if (!grads_complete(base, &zero->grads, unit)) return;
     // The timer's span begins when the bucket is ready or its predecessor ends, and spans of one
@@ -240,6 +247,7 @@ Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
 }
 
 void zero_step_begins(Zero *zero, int64_t iteration) {
+    assert(iteration >= 1);
     zero->base.step = zero->wire_checks.step = iteration;
     zero->wire_checks.exchange = 0;
     grads_new_step(&zero->base, &zero->grads);
@@ -397,6 +405,7 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
 }
 
 StepStatus zero_step_status(Zero *zero, int which) {
+    assert(which == 0 || which == 1);
     int slot = (int)((zero->base.step - which) % 2);
     event_synchronize(zero->landing[slot]);
     return zero->optimizer.landed[slot];

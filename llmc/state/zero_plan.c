@@ -1,5 +1,5 @@
-// Sets a Zero up before there is a device: what travels in which form, the layout, every buffer in
-// the memory plan, this rank's pieces of the tensors. See zero.h; zero.c goes on from here.
+// Plans the training state, without a device: chooses payload formats and stores, builds the bucket
+// layout, reserves every buffer in the memory plan and lists this rank's ranges. See zero.h.
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,8 +68,8 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 int64_t zero_alignment(const Zero *zero) { return base_alignment(&zero->base); }
 
-// Where lossless weights are coded. The lengths of messages lie behind those in the first gather
-// buffer: the ranks of a node may fetch them there.
+// Reserves the buffers in which weights are coded losslessly. The payload lengths follow the payload
+// in the first gather buffer, which the ranks of a node may map.
 static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
     const BucketLayout *plan = &zero->base.plan;
     QwdLossless *lossless = &zero->lossless;
