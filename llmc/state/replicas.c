@@ -50,8 +50,8 @@ static int stage_of(const Check *c, int rank) { return rank / stage_ranks(c); }
 static bool *stale_at(const Check *c, int rank, int64_t b) {
     return &c->stale[(int64_t)stage_of(c, rank) * c->buckets + b];
 }
-// The ranks that hold the same weights of bucket b: all data-parallel ranks, a rail if the bucket is
-// sharded inside the node, one rank if it is sharded over all ranks.
+// The ranks that hold the same weights of bucket b: all data-parallel ranks, a rail if the bucket
+// is sharded inside the node, one rank if it is sharded over all ranks.
 static const Group *holders_of(const Check *c, int b) { return c->zero->weights.store[b]->holders(c->mesh); }
 // Holder i of what `rank` holds of bucket b.
 static int replica(const Check *c, int rank, int b, int i) { return group_peer(holders_of(c, b), rank, i); }
@@ -135,8 +135,8 @@ static uint64_t hash_at(const Check *c, int rank, int b) { return c->hash[(int64
 
 static const Copy *copies_of(const Check *c, int rank) { return &c->copy[(int64_t)rank * c->tensors]; }
 
-// The rank's copy of the tensor in row i of another rank's table; NULL if it has none. Searches from
-// row i, the likely place.
+// The rank's copy of the tensor in row i of another rank's table; NULL if it has none. Searches
+// from row i, the likely place.
 static const Copy *copy_of(const Check *c, int rank, const Copy *wanted, int i) {
     const Copy *table = copies_of(c, rank);
     for (int k = 0; wanted->number && k < c->tensors; k++) {

@@ -56,8 +56,8 @@ bool slice_kind_holds(SliceKind kind, int dims);
 
 // A row for a whole tensor: 1-D if columns is 0, else 2-D.
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std);
-// The part of a whole row that tensor-parallel rank `rank` of `ranks` holds. `ranks` must divide the
-// split dimension. Rank 0 counts the elements of rows that are not split.
+// The part of a whole row that tensor-parallel rank `rank` of `ranks` holds. `ranks` must divide
+// the split dimension. Rank 0 counts the elements of rows that are not split.
 Tensor tensor_part(const Tensor *whole, int rank, int ranks);
 // Sets number and logical of the rows of a whole model, in order. ranks: the tensor-parallel size.
 // Each part starts at a multiple of 32.

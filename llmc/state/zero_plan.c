@@ -68,8 +68,8 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 int64_t zero_alignment(const Zero *zero) { return base_alignment(&zero->base); }
 
-// Reserves the buffers in which weights are coded losslessly. The payload lengths follow the payload
-// in the first gather buffer, which the ranks of a node may map.
+// Reserves the buffers in which weights are coded losslessly. The payload lengths follow the
+// payload in the first gather buffer, which the ranks of a node may map.
 static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
     const BucketLayout *plan = &zero->base.plan;
     QwdLossless *lossless = &zero->lossless;

@@ -11,10 +11,10 @@
 
 #include "llmc/state/guard.h"
 
-// One rank's judge, step by step.
+// The step status of one rank, step by step.
 typedef struct Bench {
     StepStatus control;
-    StatusInputs judge;
+    StatusInputs inputs;
 } Bench;
 
 static Bench bench_of(float loss_factor, float norm_factor, bool skip) {
@@ -22,13 +22,13 @@ static Bench bench_of(float loss_factor, float norm_factor, bool skip) {
     memset(&b, 0, sizeof b);
     b.control.applied = 1;
     b.control.beta1_power = b.control.beta2_power = 1;
-    b.judge.ranks = b.judge.losses = 1;
-    b.judge.beta1 = 0.9f;
-    b.judge.beta2 = 0.95f;
-    b.judge.skip_non_finite = true;
-    b.judge.skip_spikes = skip;
-    b.judge.loss_spike_factor = loss_factor;
-    b.judge.norm_spike_factor = norm_factor;
+    b.inputs.ranks = b.inputs.losses = 1;
+    b.inputs.beta1 = 0.9f;
+    b.inputs.beta2 = 0.95f;
+    b.inputs.skip_non_finite = true;
+    b.inputs.skip_spikes = skip;
+    b.inputs.loss_spike_factor = loss_factor;
+    b.inputs.norm_spike_factor = norm_factor;
     return b;
 }
 
@@ -37,8 +37,8 @@ static int step(Bench *b, double loss, double norm) {
     memset(&record, 0, sizeof record);
     record.sum_squares = norm * norm;
     record.loss = loss;
-    b->judge.records = &record;
-    kernel_step_status(NULL, &b->control, &b->judge);
+    b->inputs.records = &record;
+    kernel_step_status(NULL, &b->control, &b->inputs);
     return b->control.spikes.found;
 }
 
@@ -57,8 +57,8 @@ static void wrong_messages_are_seen_first(void **state) {
         Bench b = bench_of(10, 10, true);
         calm(&b, 100);
         StepRecord record = {i == 0 ? INFINITY : 1.0, i == 1 ? NAN : i == 2 ? 1e6 : 3.0, 77};
-        b.judge.records = &record;
-        kernel_step_status(NULL, &b.control, &b.judge);
+        b.inputs.records = &record;
+        kernel_step_status(NULL, &b.control, &b.inputs);
         assert_false(b.control.applied);
         assert_true(b.control.fault == 77);
     }
@@ -70,9 +70,9 @@ static void the_fault_nearest_to_its_cause_is_kept(void **state) {
     uint64_t update = fault_code(FAULT_OF_UPDATE, 3), message = fault_code(FAULT_OF_MESSAGE, 0);
     StepRecord records[4] = {{1, 3, 0}, {1, 3, message}, {1, 3, update + 1}, {1, 3, update}};
     Bench b = bench_of(10, 10, true);
-    b.judge.records = records;
-    b.judge.ranks = b.judge.losses = 4;
-    kernel_step_status(NULL, &b.control, &b.judge);
+    b.inputs.records = records;
+    b.inputs.ranks = b.inputs.losses = 4;
+    kernel_step_status(NULL, &b.control, &b.inputs);
     assert_false(b.control.applied);
     assert_true(b.control.fault == update && b.control.fault_rank == 3);
 }
@@ -82,10 +82,10 @@ static void the_fault_nearest_to_its_cause_is_kept(void **state) {
 static void stages_without_a_loss_do_not_thin_it(void **state) {
     StepRecord records[4] = {{1, 0, 0}, {4, 0, 0}, {9, 3, 0}, {2, 5, 0}};
     Bench b = bench_of(0, 0, false);
-    b.judge.records = records;
-    b.judge.ranks = 4;
-    b.judge.losses = 2;
-    kernel_step_status(NULL, &b.control, &b.judge);
+    b.inputs.records = records;
+    b.inputs.ranks = 4;
+    b.inputs.losses = 2;
+    kernel_step_status(NULL, &b.control, &b.inputs);
     assert_true(b.control.loss == 4 && b.control.grad_norm == 4);
 }
 
@@ -95,12 +95,12 @@ static void a_refused_update_ends_the_run(void **state) {
         Config config = {.on_nan = on_nan[i % 2], .check_for_nan_in_loss_and_grad = i < 2};
         Mesh mesh = {.replica_groups = {.size = 1}};
         AnomalyGuard guard = {.config = &config, .mesh = &mesh};
-        StepStatus verdict = {.loss = 2,
-                              .grad_norm = 1,
-                              .fault = fault_code(FAULT_OF_UPDATE, 3),
-                              .fault_rank = 1};
+        StepStatus status = {.loss = 2,
+                             .grad_norm = 1,
+                             .fault = fault_code(FAULT_OF_UPDATE, 3),
+                             .fault_rank = 1};
         Error err = {0};
-        guard_check(&guard, &verdict, 7, NULL, &err);
+        guard_check(&guard, &status, 7, NULL, &err);
         assert_int_equal(err.code, EXIT_DIVERGED);
         assert_non_null(strstr(err.what, "the update on rank 1, bucket 3, made weights that are not finite"));
         assert_int_equal(guard.ended_at, 6);  // it travels with the next step's record
@@ -184,7 +184,7 @@ static void what_is_not_finite_leaves_the_means(void **state) {
     SpikeState before = b.control.spikes;
     step(&b, NAN, 1);
     step(&b, 3, INFINITY);
-    b.judge.skip_non_finite = false;
+    b.inputs.skip_non_finite = false;
     step(&b, INFINITY, NAN);
     assert_int_equal(b.control.applied, 1);
     assert_memory_equal(&before.loss, &b.control.spikes.loss, 2 * sizeof(SpikeTrack));
