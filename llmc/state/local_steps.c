@@ -250,7 +250,7 @@ static void gather_outer(const Base *base, const Outer *l, Weights *weights, int
     const floatX *own = l->rounded + bucket->state_start;
     int64_t elements;
     floatX *all = weights_kept(base, weights, b, &elements);
-    if (weights->store[b]->gathers || base->mesh->node.size == 1) {
+    if (weights_store(weights, b)->gathers || base->mesh->node.size == 1) {
         copy_on_device(base->lanes->last, all, own, (size_t)elements * sizeof(floatX));
         return;
     }

@@ -52,7 +52,9 @@ static bool *stale_at(const Check *c, int rank, int64_t b) {
 }
 // The ranks that hold the same weights of bucket b: all data-parallel ranks, a rail if the bucket
 // is sharded inside the node, one rank if it is sharded over all ranks.
-static const Group *holders_of(const Check *c, int b) { return c->zero->weights.store[b]->holders(c->mesh); }
+static const Group *holders_of(const Check *c, int b) {
+    return weights_store(&c->zero->weights, b)->holders(c->mesh);
+}
 // Holder i of what `rank` holds of bucket b.
 static int replica(const Check *c, int rank, int b, int i) { return group_peer(holders_of(c, b), rank, i); }
 
@@ -94,7 +96,7 @@ static void add_parts(Check *c) {
         for (int i = 0; i < c->tensors; i++) {
             uint64_t sum = 0;
             int64_t at[2] = {(int64_t)rank * c->tensors + i, (int64_t)sharers->stride * c->tensors};
-            if (!c->zero->weights.store[c->copy[at[0]].bucket]->gathers) continue;
+            if (!weights_store(&c->zero->weights, c->copy[at[0]].bucket)->gathers) continue;
             for (int d = 0; d < sharers->size; d++) sum += c->copy[at[0] + d * at[1]].hash;
             for (int d = 0; d < sharers->size; d++) c->copy[at[0] + d * at[1]].hash = sum;
         }

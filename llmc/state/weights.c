@@ -81,12 +81,10 @@ void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan
     bool world = store == &weights_world;
     size_t buckets = (size_t)base->plan.buckets;
     weights->layers = store;
-    weights->store = (const WeightStore **)xcalloc(buckets, sizeof *weights->store, "the bucket table");
     weights->done = (Event **)xcalloc(buckets, sizeof(Event *), "the bucket table");
     weights->pending = (bool *)xcalloc(buckets, sizeof(bool), "the bucket table");
     weights->row = (CommRow *)xcalloc(2 * (size_t)base->mesh->rail.size, sizeof(CommRow), "the bucket table");
     weights->held[0] = weights->held[1] = -1;
-    for (int b = 0; b < base->plan.buckets; b++) weights->store[b] = b == 0 ? &weights_replicated : store;
     int64_t whole = store->gathers ? bucket_elements(&base->plan.bucket[0]) : base->plan.arena_elements;
     memory_plan_reserve(memory_plan, "weights",
                         store->gathers ? FLOATX_NAME " of the embeddings' bucket" : FLOATX_NAME " replica",
@@ -115,7 +113,6 @@ void weights_free(const Base *base, Weights *weights) {
     for (int i = 0; i < WEIGHT_SLOTS && weights->used; i++) event_destroy(weights->gathered[i]);
     if (weights->used) event_destroy(weights->used);
     if (weights->stream && weights->stream != base->lanes->last) stream_destroy(weights->stream);
-    free(weights->store);
     free(weights->done);
     free(weights->pending);
     free(weights->kept.start);
@@ -348,7 +345,7 @@ floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, 
     const Bucket *bucket = &base->plan.bucket[b];
     int64_t n = tensor_elements(&base->tensors[tensor]);
     int64_t from = base->plan.tensor_arena[tensor] - bucket->arena_start;
-    if (!weights->store[b]->gathers) {
+    if (!weights_store(weights, b)->gathers) {
         *first = 0;
         *count = n;
         return i == 0 ? weights_tensor(base, weights, tensor) : NULL;
@@ -356,7 +353,7 @@ floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, 
     bool tail = from >= bucket->matrix_elements;
     int64_t size = tail ? bucket->tail_per_rank : bucket->matrix_per_rank;
     if (tail) from -= bucket->matrix_elements;
-    int64_t shard = weights->store[b]->owner(base, i) * size, lo = from > shard ? from : shard;
+    int64_t shard = weights_store(weights, b)->owner(base, i) * size, lo = from > shard ? from : shard;
     int64_t hi = from + n < shard + size ? from + n : shard + size;
     WeightShard own = part(base, &weights->kept, b, i);
     *first = lo - from;
@@ -365,7 +362,7 @@ floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, 
 }
 
 void weights_keep_tensor(const Base *base, Weights *weights, int tensor) {
-    if (!weights->store[base->plan.tensor_bucket[tensor]]->gathers) return;
+    if (!weights_store(weights, base->plan.tensor_bucket[tensor])->gathers) return;
     weights_replaced(base, weights);
     for (int i = 0; i < weights->kept.shards; i++) {
         int64_t first, count;
@@ -386,7 +383,7 @@ static void start_gather(const Base *base, Weights *weights, int b, bool backwar
     stream_wait(weights->stream, weights->used);
     if (weights->pending[b]) stream_wait(weights->stream, weights->done[b]);
     weights->pending[b] = false;
-    weights->store[b]->gather(base, weights, b, backward);
+    weights_store(weights, b)->gather(base, weights, b, backward);
     event_record(weights->gathered[b % 2], weights->stream);
     weights->held[b % 2] = b;
     weights->coming[b % 2] = true;
@@ -405,14 +402,15 @@ static void wait_for(const Base *base, Event *event, bool *outstanding) {
 
 void weights_wait(const Base *base, Weights *weights, int unit, int next, bool backward) {
     int b = base->plan.unit_bucket[unit], slot = b % 2, ahead = next < 0 ? b : base->plan.unit_bucket[next];
-    bool gathers = weights->store[b]->gathers;
+    bool gathers = weights_store(weights, b)->gathers;
     if (!gathers) {
         wait_for(base, weights->done[b], &weights->pending[b]);
     } else {
         if (weights->held[slot] != b) start_gather(base, weights, b, backward);
         wait_for(base, weights->gathered[slot], &weights->coming[slot]);
     }
-    if (!weights->store[ahead]->gathers || !base->lanes->apart || weights->held[ahead % 2] == ahead) return;
+    if (!weights_store(weights, ahead)->gathers || !base->lanes->apart || weights->held[ahead % 2] == ahead)
+        return;
     if (ahead % 2 != slot || !gathers) start_gather(base, weights, ahead, backward);
 }
 

@@ -1,6 +1,6 @@
 // The bf16 model weights of a rank, and how a layer's weights are gathered.
 //
-// A store is chosen for each bucket when the run is planned:
+// The store is chosen when the run is planned:
 //   replicated  every rank holds the whole bucket between steps (ZeRO-1 and 2; always bucket 0, the
 //               embeddings, which forward and backward both begin or end with)
 //   node        the ranks of a node share one replica (--shard-params-over node): a rank holds the
@@ -55,7 +55,6 @@ typedef struct WeightParts {
 } WeightParts;
 
 struct Weights {
-    const WeightStore **store;        // (buckets)
     const WeightStore *layers;        // of all buckets but bucket 0
     floatX *arena;                    // (plan.arena_elements), or bucket 0 alone: replicated buckets
     Event **done;                     // (buckets) the latest update's weights have been written
@@ -81,6 +80,10 @@ struct Weights {
     bool *filled;            // (buckets) the secondary partition is valid
 };
 
+// The store of bucket b, of this rank or of one with more buckets.
+static inline const WeightStore *weights_store(const Weights *weights, int64_t b) {
+    return b == 0 ? &weights_replicated : weights->layers;
+}
 // Reserves memory for the store that the configuration asks for. Before weights_start.
 void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan);
 // For a rank that never trains: the replicated store, without events.
@@ -88,16 +91,16 @@ void weights_start(const Base *base, Weights *weights);
 void weights_free(const Base *base, Weights *weights);
 
 static inline floatX *weights_full(const Base *base, const Weights *weights, int b) {
-    return weights->store[b]->full(base, weights, b);
+    return weights_store(weights, b)->full(base, weights, b);
 }
 static inline floatX *weights_kept(const Base *base, const Weights *weights, int b, int64_t *elements) {
-    return weights->store[b]->kept(base, weights, b, elements);
+    return weights_store(weights, b)->kept(base, weights, b, elements);
 }
 static inline WeightShard weights_shard(const Base *base, const Weights *weights, int b, int owner) {
-    return weights->store[b]->shard(base, weights, b, owner);
+    return weights_store(weights, b)->shard(base, weights, b, owner);
 }
 static inline GatherBuffer weights_buffer(const Base *base, const Weights *weights, int b) {
-    return weights->store[b]->buffer(base, weights, b);
+    return weights_store(weights, b)->buffer(base, weights, b);
 }
 // This rank's own shard of the bucket.
 WeightShard weights_own(const Base *base, const Weights *weights, int b);

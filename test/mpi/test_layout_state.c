@@ -346,7 +346,7 @@ static void flip(const Layout *l, int row, int on) {
     Zero *zero = l->zero;
     Mesh there = mesh_of_rank(&l->mesh, on);
     if (row < 0 || there.tp.rank != l->mesh.tp.rank || there.pp.rank != l->mesh.pp.rank) return;
-    bool resident = !zero->weights.store[zero->base.plan.tensor_bucket[row]]->gathers;
+    bool resident = !weights_store(&zero->weights, zero->base.plan.tensor_bucket[row])->gathers;
     bool same_node = (zero->weights.layers == &weights_world) || there.rail.rank == l->mesh.rail.rank;
     if (resident ? rank != on : !same_node) return;
     for (int i = 0; i < zero->weights.kept.shards; i++) {
@@ -361,7 +361,7 @@ static int holders_of(const Layout *l, const char *name) {
     const Zero *zero = l->zero;
     int row = row_of(l, name), holders = 0;
     if (row >= 0) holders = (zero->weights.layers == &weights_world) ? 1 : l->mesh.rail.size;
-    if (row >= 0 && !zero->weights.store[zero->base.plan.tensor_bucket[row]]->gathers)
+    if (row >= 0 && !weights_store(&zero->weights, zero->base.plan.tensor_bucket[row])->gathers)
         holders = l->mesh.dp.size;
     peers_all_reduce(world, &holders, 1, MPI_INT, MPI_MAX);
     return holders;
