@@ -641,7 +641,7 @@ static void dump_control(Dump *d, const StepStatus *control, int index) {
            (int)host.applied);
 }
 
-static void step statuses(Dump *d) {
+static void step_statuses(Dump *d) {
     float sums_host[] = {0.1f, 1e-30f, 3.0f, 1e10f, FLT_MIN, 7.7f, 1e38f}, loss_host[] = {2.345f, NAN};
     float *sums = (float *)upload(d, sums_host, sizeof sums_host),
           *loss = (float *)upload(d, loss_host, sizeof loss_host);
@@ -943,7 +943,7 @@ static void run_all(Dump *d, int64_t values) {
     for (int i = 0; i < CASE_COUNT; i++) run_case(d, &CASES[i], values / ranks, i);
     snprintf(d->prefix, sizeof d->prefix, "general");
     norms(d);
-    step statuses(d);
+    step_statuses(d);
     spikes(d);
     seals(d);
     replicas(d);
