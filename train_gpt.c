@@ -313,7 +313,7 @@ static bool train(Run *run, GPT *gpt) {
     }
     log_datetime(run->log, "before the start of training step");
     interval_begin(run);
-    survivors_save(run);
+    arm_node_recovery(run);
     while (run->iteration < c->train_iters) {
         train_step(run, gpt);
         run_poll_stop(run);

@@ -1,6 +1,6 @@
-// The table of the GPT's parameters, whole and as a rank holds it: see gpt.h. GPT-2 and Llama as
-// Megatron-LM trains them: pre-LayerNorm, per-head interleaved QKV rows. The final LayerNorm
-// follows the last layer as one more layer would.
+// The parameter tables of the whole model and of one rank: see gpt.h. Tensor names, order and
+// shapes are Megatron-LM's, with pre-LayerNorm and QKV rows interleaved per query group. The final
+// norm follows the last layer like the first norm of one more layer.
 #include "llmc/model/gpt.h"
 
 #include <math.h>
@@ -21,8 +21,8 @@ static void add_tensor(GPT *gpt, const char *name, int64_t rows, int64_t columns
     gpt->whole[gpt->whole_tensors++] = tensor_row(name, rows, columns, split, unit, std);
 }
 
-// Which tensors a layer has: RMSNorm has no bias, and linears have none with --disable-bias-linear.
-// A weight stands before its bias.
+// Assigns each tensor its index within a layer. RMSNorm has no bias, and linear layers have none
+// with --disable-bias-linear. A bias follows its weight.
 static void place_tensors(GPT *gpt) {
     for (int i = 0; i < LAYER_TENSORS; i++) {
         int weight = i / 2 * 2;
@@ -33,16 +33,16 @@ static void place_tensors(GPT *gpt) {
     }
 }
 
-// SwiGLU's first matrix is Megatron-LM's, F rows of the gate and F of the other half, and each half
-// is cut. So its table row is a matrix of two rows, which is cut by columns: the same elements in
-// the same order.
+// SwiGLU's first matrix has Megatron-LM's layout: F rows of the gate projection, then F rows of the
+// up projection. Tensor parallelism splits each half. The table therefore describes it as a matrix
+// of two rows that is split by columns: the same elements in the same order.
 static void add_layer(GPT *gpt, const Config *config, int l) {
     int layers = config->num_layers;
     int64_t C = gpt->C, HD = gpt->HD, A = config->num_attention_heads * HD, F = config->ffn_hidden_size;
     int64_t QKV = A + 2 * config_query_groups(config) * HD;
     bool halves = gpt->swiglu;
     double std = config->init_method_std;
-    double scaled = std / sqrt(2.0 * layers);  // outputs onto the residual stream
+    double scaled = std / sqrt(2.0 * layers);  // layers that write to the residual stream
     struct {
         const char *name;
         int64_t rows, columns;
@@ -74,7 +74,7 @@ static void add_layer(GPT *gpt, const Config *config, int l) {
     }
 }
 
-// Megatron-LM's: layers go to the stages in turn, a chunk at a time.
+// Like Megatron-LM, assigns chunks of layers to the stages round-robin.
 static Stage stage_of(const Config *config, const Group *pp) {
     int virtual_stage = config->num_layers_per_virtual_pipeline_stage;
     int layers = config->num_layers / pp->size, chunks = virtual_stage ? layers / virtual_stage : 1;
@@ -88,7 +88,7 @@ int gpt_layer_number(const GPT *gpt, int layer) {
     return chunk * s->layers + layer % s->layers;
 }
 
-// All rows of the whole model, of which a rank then keeps its own.
+// Builds the table of the unsplit model. keep_own selects this rank's part.
 static void describe_whole(GPT *gpt, const Config *config) {
     int layers = config->num_layers;
     double std = config->init_method_std;
@@ -111,7 +111,8 @@ static void keep_part(GPT *gpt, const Tensor *whole, int unit, bool counted) {
     part->counted = part->counted && counted;
 }
 
-// The last stage has a copy of tied word embeddings, which the first one counts.
+// With tied embeddings the last stage has a copy of the word embeddings, which only the first stage
+// counts in norms and parameter totals.
 static void keep_own(GPT *gpt) {
     const Stage *stage = &gpt->stage;
     size_t most = 5 + (size_t)gpt->L * LAYER_TENSORS;

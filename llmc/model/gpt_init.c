@@ -1,6 +1,5 @@
-// What passes need once the memory plan is allocated: the parts that a GPT works with, first
-// weights, batches on the device. See gpt.h. Called by llmc/run/startup.c, train_gpt.c, dev/ and
-// tests.
+// Startup after the memory plan is allocated, initial weights and batch upload: see gpt.h. Called by
+// llmc/run/startup.c, train_gpt.c, dev/ and tests.
 #include "llmc/model/gpt.h"
 #include "llmc/ranks/parallel.h"
 
@@ -9,16 +8,16 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
     gpt->timers = timers;
     gpt->stream = gpt->tp.compute = stream;
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
-    if (gpt->rotary) gpt_upload_turns(gpt);
-    // What no backward wants can lie in one place: a layer writes where it has read.
+    if (gpt->rotary) gpt_upload_rope_table(gpt);
+    // Inference: no backward needs the hidden states, so every layer updates the same buffer in place.
     MicroBatch *m = &gpt->slot[0];
     for (int l = 0; gpt->cache && l <= gpt->stage.layers; l++) m->residual[l] = m->embedded;
 }
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
-    // Every rank draws all that it holds: a tensor's numbers depend on the seed and the tensor
-    // alone.
+    // Every rank draws all weights that it holds: values depend only on the seed, the tensor's number
+    // and the element.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
         InitWeights init = {.weights = zero_weight(gpt->zero, i),
@@ -34,7 +33,7 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
         op_init_weights(gpt->stream, &init);
         zero_keep_weights(gpt->zero, i);
     }
-    stream_synchronize(gpt->stream);  // the other streams may read them
+    stream_synchronize(gpt->stream);  // other streams may read the weights
 }
 
 void gpt_upload(GPT *gpt, int slot, const Batch *batch) {

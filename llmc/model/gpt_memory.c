@@ -5,7 +5,7 @@
 
 static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
 
-// Rows of the vocabulary that this rank holds, where its stage has any.
+// Vocabulary rows of this rank, on stages with the LM head.
 static int vocabulary_rows(const GPT *gpt) { return gpt->V / gpt->mesh->tp.size; }
 
 static size_t workspace_bytes(const GPT *gpt) {
@@ -22,7 +22,7 @@ static size_t workspace_bytes(const GPT *gpt) {
     return largest(bytes, op_head_workspace_bytes(N, gpt->C, V));
 }
 
-// A line of the memory plan. target: of a pointer.
+// A row of the memory plan. target: address of the pointer to set.
 typedef struct Buffer {
     const char *group, *purpose;
     size_t bytes;
@@ -36,7 +36,7 @@ static void reserve(MemoryPlan *plan, const Buffer *buffers, size_t count) {
 }
 
 static int64_t rows_planned(const GPT *gpt) { return (int64_t)gpt->B * gpt->T; }
-// Of those, the rows that this rank holds between products.
+// The rows of those that this rank holds between GEMMs.
 static size_t own_rows_planned(const GPT *gpt) { return (size_t)tp_rows(&gpt->tp, rows_planned(gpt)).count; }
 
 static void reserve_layer(const GPT *gpt, LayerActs *a, MemoryPlan *plan) {
@@ -76,7 +76,7 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
-// The last LayerNorm, the head, and what passes need one after the other.
+// The final norm, the LM head, and buffers shared by all layers and micro-batches.
 static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
     const char *group = "activations", *scratch = "scratch";
     size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A;
@@ -94,27 +94,27 @@ static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
         {scratch, "branch of the residual stream", X * C, &gpt->branch},
         {scratch, "gradient of the residual stream", XR * C, &gpt->dresidual[0]},
         {scratch, "gradient of a branch", gpt->hidden_dropout > 0 ? XR * C : 0, &gpt->dbranch},
-        {scratch, "sum of a branch's gradient", C * sizeof(float), &gpt->branch_sum},
+        {scratch, "column sums of a branch gradient", C * sizeof(float), &gpt->branch_sum},
         {scratch, "gradient of a LayerNorm output", X * C, &gpt->dx},
         {scratch, "gradient of the wide tensors", gpt->dwide_bytes, &gpt->dwide},
         {scratch, "gradient of the attention output", X * A, &gpt->datt},
         {scratch, gpt->swiglu ? "gradient of SwiGLU's output" : "gradient of queries, keys, values",
          X * largest(gpt->swiglu ? (size_t)gpt->F : 0, gpt->by_kind ? (size_t)gpt->QKV : 0), &gpt->dact},
-        {scratch, "rotary positions", (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float), &gpt->turns},
+        {scratch, "RoPE table", (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float), &gpt->rope_table},
         {scratch, "logits of one position", head * (size_t)gpt->V * sizeof(floatX), &gpt->logits},
-        {scratch, "workspace of the ops", workspace_bytes(gpt), &gpt->workspace},
-        {scratch, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},
-        {scratch, "scores of --eval-tasks", gpt->has_tasks * head * ranks * (size_t)chunk * sizeof(HeadScore),
+        {scratch, "op workspace", workspace_bytes(gpt), &gpt->workspace},
+        {scratch, "op scratch", gpt->scratch_bytes, &gpt->scratch},
+        {scratch, "--eval-tasks scores", gpt->has_tasks * head * ranks * (size_t)chunk * sizeof(HeadScore),
          &gpt->scores},
-        {"tensor parallel", "parts of a sum", apart * X * C, &gpt->tp.parts},
-        {"tensor parallel", "all rows of a part", gpt->tp.sequence ? X * C : 0, &gpt->gathered},
-        {"tensor parallel", "statistics of the vocabulary's parts",
+        {"tensor parallel", "partial sums", apart * X * C, &gpt->tp.parts},
+        {"tensor parallel", "gathered rows", gpt->tp.sequence ? X * C : 0, &gpt->gathered},
+        {"tensor parallel", "softmax statistics",
          head * apart * ranks * (size_t)chunk * sizeof(HeadStatistics), &gpt->statistics},
     };
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
-// What stages receive while they work on something else.
+// Receive buffers: messages arrive while the stage computes something else.
 static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
     size_t bytes = own_rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
     gpt->input = (floatX **)xcalloc((size_t)gpt->inputs + 1, sizeof(floatX *), "the activation table");
@@ -122,7 +122,7 @@ static void reserve_pipeline(GPT *gpt, MemoryPlan *plan) {
         memory_plan_reserve(plan, "pipeline", "received activations", bytes, (void **)&gpt->input[i]);
     }
     for (int i = 1; gpt->mesh->pp.size > 1 && i < GRADIENT_SLOTS; i++) {
-        memory_plan_reserve(plan, "pipeline", "gradients on their way", bytes, (void **)&gpt->dresidual[i]);
+        memory_plan_reserve(plan, "pipeline", "gradients in flight", bytes, (void **)&gpt->dresidual[i]);
     }
 }
 
@@ -149,8 +149,8 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     reserve_pipeline(gpt, plan);
 }
 
-// Every layer works in the first one's buffers. `residual` of the others is set by gpt_start. The
-// cache takes keys and values from Megatron-LM's rows.
+// All layers share one set of buffers. gpt_start points `residual` of every layer at the same buffer.
+// The KV cache is filled from Megatron-LM's interleaved QKV layout, so by_kind is off.
 void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
     gpt->by_kind = false;
     const char *group = "activations", *scratch = "scratch";
@@ -171,12 +171,12 @@ void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
         {group, "final LayerNorm", X * C, &gpt->lnf.y},
         {group, "final LayerNorm means", T * sizeof(float), &gpt->lnf.mean},
         {group, "final LayerNorm deviations", T * sizeof(float), &gpt->lnf.rstd},
-        {group, "cache of keys and values", cache, &gpt->cache},
+        {group, "KV cache", cache, &gpt->cache},
         {scratch, "branch of the residual stream", X * C, &gpt->branch},
-        {scratch, "rotary positions", T * (size_t)gpt->rotary * sizeof(float), &gpt->turns},
+        {scratch, "RoPE table", T * (size_t)gpt->rotary * sizeof(float), &gpt->rope_table},
         {scratch, "logits of one position", (size_t)gpt->V * sizeof(floatX), &gpt->logits},
-        {scratch, "workspace of the ops", workspace, &gpt->workspace},
-        {scratch, "of ops without a workspace", gpt->scratch_bytes, &gpt->scratch},
+        {scratch, "op workspace", workspace, &gpt->workspace},
+        {scratch, "op scratch", gpt->scratch_bytes, &gpt->scratch},
     };
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }

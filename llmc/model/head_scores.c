@@ -1,15 +1,16 @@
-// How likely targets are, for --eval-tasks: see gpt.h. Called by gpt_head and by
+// Log-likelihoods of targets, for --eval-tasks: see gpt.h. Called by gpt_head and
 // llmc/run/eval_tasks.c.
 #include "llmc/model/gpt.h"
 
-// cuDNN's attention wants multiples of 64.
+// cuDNN's attention requires multiples of 64.
 int gpt_shortest(const GPT *gpt) {
     int T = gpt->T;
     while (T % 128 == 0) T /= 2;
     return T;
 }
 
-// This rank's columns that are real ids. The padding stands behind all of them.
+// Returns how many of this rank's logit columns are real ids. Padding is at the end of the
+// vocabulary.
 static int real_columns(const GPT *gpt, const Head *head) {
     int left = gpt->words - head->first_row;
     return left < 0 ? 0 : left < head->rows ? left : head->rows;

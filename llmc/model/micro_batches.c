@@ -1,11 +1,12 @@
-// The forward and backward passes of a step on one pipeline stage, in schedule order, with the
-// messages to and from the neighboring stages: see gpt.h. Without pipeline parallelism every
+// The forward and backward passes of a step on one pipeline stage, in schedule order, with sends and
+// receives to the neighboring stages: see gpt.h. Without pipeline parallelism every
 // micro-batch runs forward, then backward, and nothing is sent. Called by train_gpt.c,
 // llmc/run/eval_tasks.c and tests.
 //
-// Receives are posted one pass ahead, so that a message arrives while this stage computes something
-// else. The gradient of a micro-batch is not expected during its own forward pass: it cannot arrive
-// earlier. llmc/cuda/comm.cu explains why a GPU must not wait there.
+// Receives are posted one pass ahead, so that messages arrive while this stage computes. The
+// exception is the gradient of a micro-batch that runs forward just before: its receive is posted
+// only after that forward pass, because it cannot arrive earlier and the GPU must not wait for it
+// (llmc/cuda/comm.cu).
 #include <stdlib.h>
 #include <string.h>
 

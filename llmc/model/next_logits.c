@@ -1,11 +1,11 @@
-// The logits of the next token: a forward pass without targets, and the head of its last row alone.
-// See gpt.h. Called by write_sample (llmc/run/sample.c) and by dev/generate.c.
+// Logits of the next token: a forward pass, and the LM head for its last row only. See gpt.h. Called
+// by write_sample (llmc/run/sample.c) and by dev/generate.c.
 #include <stdlib.h>
 #include <string.h>
 
 #include "llmc/model/gpt.h"
 
-// Uploads ids (used) to the pass's positions. What is behind them only fills the pass up.
+// Uploads the ids and pads the batch with zeros; causal attention ignores tokens after `used`.
 static void upload_ids(const GPT *gpt, const Pass *pass, const int32_t *ids, int used) {
     const MicroBatch *m = &gpt->slot[0];
     size_t bytes = (size_t)pass_rows(pass) * sizeof(int32_t);
@@ -17,7 +17,7 @@ static void upload_ids(const GPT *gpt, const Pass *pass, const int32_t *ids, int
     free(words);
 }
 
-// Of row `used` - 1 of the pass, which has been through all layers.
+// Computes the logits of row `used` - 1. The pass must have run through all layers.
 static void last_logits(GPT *gpt, const Pass *pass, int used, floatX *logits) {
     const floatX *x = tp_gather(&gpt->tp, gpt->lnf.y, gpt->gathered, pass_rows(pass));
     int rows = (int)gpt->tensor[gpt->output].local[0];
@@ -43,7 +43,7 @@ static void forward_to_logits(GPT *gpt, Pass *pass, const int32_t *ids, int used
 }
 
 void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits) {
-    // Rows are a multiple of the tensor-parallel ranks.
+    // Sequence parallelism needs a number of rows that is a multiple of the TP size.
     int used = (int)(n < gpt->T ? n : gpt->T), T = (int)round_up64(used, gpt->mesh->tp.size);
     Pass pass = {.B = 1, .T = T};
     if (T > gpt->T) pass.T = gpt->T, pass.B = gpt->B;

@@ -1,10 +1,10 @@
-// The pipeline's schedule and links: see pipeline.h.
+// The pipeline's schedule and links: see pipeline_schedule.h.
 #include "llmc/model/pipeline_schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-// Forward passes before the first backward one.
+// Returns the number of warm-up forward passes, which precede the 1F1B phase.
 static int warm_up(PipelineShape s, int micro_batches) {
     int behind = s.stages - s.stage - 1, all = micro_batches * s.chunks;
     int ahead = s.chunks == 1 ? behind : 2 * behind + (s.chunks - 1) * s.stages;
@@ -13,7 +13,8 @@ static int warm_up(PipelineShape s, int micro_batches) {
 
 int pipeline_in_flight(PipelineShape shape, int micro_batches) { return warm_up(shape, micro_batches) + 1; }
 
-// The k-th pass in one direction: a group of micro-batches goes through all chunks before the next.
+// Returns the k-th pass in one direction. With several chunks, a group of `stages` micro-batches runs
+// through all chunks before the next group starts.
 static PipelineAction nth_pass(PipelineShape s, int k, bool backward) {
     int in_group = k % (s.stages * s.chunks), chunk = in_group / s.stages;
     PipelineAction action = {0};
@@ -34,7 +35,8 @@ static int take_free(bool *used) {
     return i;
 }
 
-// Gives every action its places. An input's is taken when the action before begins.
+// Assigns buffers to every action. An input buffer is taken one action early, when its receive is
+// posted.
 static void place_actions(PipelineShape s, int places, int micro_batches, PipelineAction *actions, int count,
                           bool training) {
     bool *slot_used = (bool *)xcalloc(2 * (size_t)places + 2, sizeof(bool), "the order of a step");
@@ -77,7 +79,7 @@ Pipeline pipeline_open(const Mesh *mesh, int chunks, Device *device) {
     const Group *pp = &mesh->pp;
     Pipeline pipeline;
     memset(&pipeline, 0, sizeof pipeline);
-    // With several chunks the first stage comes after the last one.
+    // With several chunks the last stage sends to the first one.
     int borders = chunks > 1 ? pp->size : pp->size - 1;
     for (int border = 0; border < borders; border++) {
         int next = (border + 1) % pp->size;

@@ -1,21 +1,21 @@
-// The angles of rotary positions, as op_rope wants them: see gpt.h. Called once, at the start.
+// Cosines and sines of rotary positions, for op_rope: see gpt.h. Called once, at startup.
 #include <math.h>
 #include <stdlib.h>
 
 #include "llmc/model/gpt.h"
 
-// Llama 3.1 was trained with 8192 positions before its wavelengths were stretched. Those of which
-// these positions hold fewer than one are stretched whole, those with four or more not at all.
-// Between them frequencies are mixed. The same numbers as Megatron-LM's --use-rope-scaling.
+// RoPE scaling of Llama 3.1, with the constants of Megatron-LM's --use-rope-scaling. The original
+// context was 8192 positions. Wavelengths longer than that are stretched by the full factor, those
+// shorter than a quarter of it stay, and frequencies in between are interpolated.
 static double stretched(double frequency, double stretch) {
     const double positions = 8192, least = 1, most = 4;
     double waves = positions * frequency / (2 * acos(-1));
-    double share = fmin(1, fmax(0, (waves - least) / (most - least)));  // of the frequency as it was
+    double share = fmin(1, fmax(0, (waves - least) / (most - least)));  // of the unscaled frequency
     return share * frequency + (1 - share) * frequency / stretch;
 }
 
-// Angles are computed in double: the same numbers on every backend.
-void gpt_upload_turns(GPT *gpt) {
+// Computed in double on the host, so that all backends use the same numbers.
+void gpt_upload_rope_table(GPT *gpt) {
     int half = gpt->rotary / 2;
     size_t bytes = (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float);
     float *turns = (float *)xmalloc(bytes, "the rotary positions");
@@ -27,7 +27,7 @@ void gpt_upload_turns(GPT *gpt) {
         turns[t * gpt->rotary + column] = (float)cos(angle);
         turns[t * gpt->rotary + half + column] = (float)sin(angle);
     }
-    copy_to_device(gpt->stream, gpt->turns, turns, bytes);
+    copy_to_device(gpt->stream, gpt->rope_table, turns, bytes);
     stream_synchronize(gpt->stream);
     free(turns);
 }

@@ -1,4 +1,4 @@
-// Sums and gathers of tensor parallelism: see tensor_parallel.h.
+// Reductions and gathers of tensor parallelism: see tensor_parallel.h.
 #include "llmc/model/tensor_parallel.h"
 
 void tp_open(TensorParallel *tp, Device *device) {
@@ -18,7 +18,7 @@ void tp_close(TensorParallel *tp) {
     tp->beside = NULL;
 }
 
-// The stream for what is begun now: behind the compute stream's work so far.
+// Returns the stream for a new collective, ordered after the work queued on the compute stream.
 static Stream *begin(const TensorParallel *tp) {
     if (!tp->beside) return tp->compute;
     event_record(tp->asked, tp->compute);
@@ -39,7 +39,8 @@ Rows tp_rows(const TensorParallel *tp, int64_t N) {
     return (Rows){tp->group->rank * block, block};
 }
 
-// Each rank adds up one block of rows. Without sequence parallelism all then get all blocks.
+// Reduce-scatter as all-to-all and a local sum: each rank adds up one block of rows. Without sequence
+// parallelism an all-gather of the blocks follows.
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
                      int64_t N) {
     int ranks = tp->group->size, rank = tp->group->rank;

@@ -1,53 +1,52 @@
-// What tensor parallelism sends inside a pass (Megatron-LM's, arXiv 1909.08053; sequence parallel
-// arXiv 2205.05198). Every rank of the group holds some heads, some columns of the feed-forward
-// layer and some rows of the vocabulary. Where a product's sum goes over what was cut, each rank
-// has a part of the sum, and the parts are added here. Called by train_gpt.c,
-// next_logits.c and tasks.c.
+// Collectives of tensor parallelism (Megatron-LM, arXiv 1909.08053) and sequence parallelism (arXiv
+// 2205.05198). Every rank of the group holds some attention heads, some columns of the feed-forward
+// layer and some vocabulary rows. Row-parallel GEMMs produce partial sums, which are reduced here.
+// Called by transformer.c, next_logits.c and head_scores.c.
 //
-// Rows are those of the flattened (B*T) micro-batch. With --sequence-parallel rank t holds the t-th
-// of equal blocks of them between those products; else every rank holds all. Sums are fp32 in rank
-// order and rounded once: the same on every rank, backend and run.
+// Rows are those of the flattened (B*T) micro-batch. Between the GEMMs every rank holds all rows;
+// with --sequence-parallel rank t holds only the t-th of equal blocks. Sums are computed in fp32 in
+// rank order and rounded once, so they are bitwise identical on every rank, backend and run.
 //
-// Messages and sums have a stream of their own, `beside`, once tp_open has made it. What is begun
-// runs there behind the compute stream's work so far. It is waited for before its result is used or
-// its buffers are written.
+// Collectives run on their own stream, `beside`. They are ordered after the work queued on the
+// compute stream, which waits for them before it uses their results or reuses their buffers.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/ops.h"
 LLMC_BEGIN
 
 typedef struct TensorParallel {
-    const Group *group;  // of size 1: nothing is cut, and nothing of this is called
+    const Group *group;  // size 1: no tensor parallelism
     bool sequence;       // --sequence-parallel
     int C;
-    floatX *parts;             // (N, C) device memory: blocks of rows as they arrive
-    Stream *compute, *beside;  // beside NULL: everything runs on compute
+    floatX *parts;             // (N, C) device memory: received blocks of rows
+    Stream *compute, *beside;  // beside NULL: collectives run on `compute`
     Event *asked, *gathered, *reduced;
 } TensorParallel;
 
-// Makes the stream and its events. Nothing in a group of one.
+// Creates the stream and its events. No-op in a group of one.
 void tp_open(TensorParallel *tp, Device *device);
-// Once their work has ended. Nothing without tp_open.
+// All work on the stream must have ended. No-op unless opened.
 void tp_close(TensorParallel *tp);
 
-// The rows that this rank holds between the products, of N.
+// Returns the rows, out of N, that this rank holds between GEMMs.
 Rows tp_rows(const TensorParallel *tp, int64_t N);
-// out = the sum of the ranks' partial (N, C), and the bias (C) unless NULL. out: this rank's rows
-// with sequence parallelism, else (N, C). out may be partial. N: a multiple of the group's size.
+// Sums `partial` (N, C) over the ranks and adds the bias (C) unless NULL. out: this rank's rows with
+// sequence parallelism (reduce-scatter), else (N, C) (all-reduce). out may alias partial. N must be
+// a multiple of the group's size.
 void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N);
-// The same in two halves: a product may run between them.
+// tp_reduce in two halves, to overlap it with compute.
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
                      int64_t N);
 void tp_reduce_wait(const TensorParallel *tp);
-// All rows of what each rank holds some rows of: `whole` (N, C), filled from `own`. Without
-// sequence parallelism that is `own` itself, and nothing is sent.
+// All-gathers the ranks' rows `own` into `whole` (N, C) and returns it. Without sequence parallelism
+// returns `own` and sends nothing.
 const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
 const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
 void tp_gather_wait(const TensorParallel *tp);
-// In place: on entry the own slot (rank * bytes) of buffer is filled, on exit all are.
+// In-place all-gather: each rank has filled its slot (offset rank * bytes) of buffer.
 void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes);
-// sums (n) += what the other ranks have there, in rank order from the first: the same on all.
-// scratch: device memory of so many bytes, at least 4 for each rank.
+// All-reduces sums (n), adding in rank order, so that all ranks get the same bits. scratch: device
+// memory of `bytes` bytes, at least 4 per rank.
 void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes);
 
 LLMC_END

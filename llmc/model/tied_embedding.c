@@ -1,10 +1,11 @@
-// The tied embedding on two stages: see gpt.h. After its last pass the last stage hands the head's
-// part of the gradient to the first one. That adds it before its last micro-batch's tokens: with
-// one micro-batch the sum is then made in the order of a single stage. The result goes back, so
-// both copies get the same bits. Called by train_gpt.c.
+// Gradient of tied embeddings on two pipeline stages: see gpt.h. After its last backward pass the
+// last stage sends the LM head's gradient to the first stage, which adds it before the embedding
+// gradients of its last micro-batch. With one micro-batch this is the summation order of a single
+// stage. The first stage returns the sum, so both copies are bitwise identical. Called by
+// transformer.c.
 #include "llmc/model/gpt.h"
 
-// Elements of the words' gradient that travel at a time, to wait in half of a scratch buffer.
+// Elements per message; received elements occupy half of the scratch buffer dwide.
 static int64_t words_at_a_time(const GPT *gpt) { return (int64_t)(gpt->dwide_bytes / sizeof(float) / 2); }
 
 static void send_head_words(const GPT *gpt) {

@@ -197,7 +197,7 @@ static Rope rope_of(const GPT *gpt, const Pass *p, const LayerActs *a) {
                  .turned = heads + 1,
                  .HD = gpt->HD,
                  .columns = gpt->rotary,
-                 .table = gpt->turns + (int64_t)p->start * gpt->rotary,
+                 .table = gpt->rope_table + (int64_t)p->start * gpt->rotary,
                  .x = linear_qkv(gpt, a),
                  .by_kind = gpt->by_kind ? a->qkv : NULL};
     return rope;

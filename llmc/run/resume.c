@@ -77,7 +77,7 @@ static bool take_folder(Run *run, int64_t iteration) {
 }
 
 // The state that the survivors go on from. *saved: a save of it has been begun before.
-static RunState salvaged_state(const Run *run, Peers left, bool *saved) {
+static RunState surviving_state(const Run *run, Peers left, bool *saved) {
     enum { ITERATION, TRAIN, VALID, SAVED, FIELDS };
     int64_t least[FIELDS] = {run->iteration, run->consumed_train, run->consumed_valid, run->last_saved};
     RunState state = current_state(run);
@@ -97,14 +97,14 @@ static RunState salvaged_state(const Run *run, Peers left, bool *saved) {
     return state;
 }
 
-bool save_salvaged(Run *run) {
+bool save_surviving_groups(Run *run) {
     Peers left = run_peers(run, run->launch.world);
     bool begun;
     run->site.phase = "save checkpoint";
     if (!peers_agree(left, zero_sound(run->zero, left, &run->error), &run->error, NULL)) return false;
     int pending = saver_abandon(&run->saver);
     peers_all_reduce(left, &pending, 1, MPI_INT, MPI_MAX);
-    RunState state = salvaged_state(run, left, &begun);
+    RunState state = surviving_state(run, left, &begun);
     if (begun && !pending) return true;
     bool ours = run->launch.rank != 0 || run->save_lock >= 0 || take_folder(run, state.iteration);
     run->saver.peers = left;

@@ -154,7 +154,7 @@ bool save_checkpoint(Run *run);
 bool advance_save(Run *run, bool to_the_end);
 // Of the nodes that are left: run->launch.world is theirs, and so is the mesh. Waits for the files.
 // True where there was nothing new to save.
-bool save_salvaged(Run *run);
+bool save_surviving_groups(Run *run);
 // Compares all ranks' weights and repairs what differs.
 bool replicas_sound(Run *run);
 // --load, by Megatron-LM's rules. LOAD_FRESH: there is nothing to load, and the caller fills the
@@ -167,7 +167,7 @@ Loaded load_checkpoint(Run *run);
 
 // While the run trains with --local-steps and --save a lost node ends it only after the others have
 // saved what they have. Collective.
-void survivors_save(Run *run);
+void arm_node_recovery(Run *run);
 
 // --- sample.c ------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ static void tell(const Run *run, int lost, const char *why) {
 
 // The run stands between two steps, in an evaluation or in a save. Messages between nodes that were
 // under way have had no effect (comm_may_lose).
-static void salvage(void *context, const char *why) {
+static void on_node_loss(void *context, const char *why) {
     Run *run = (Run *)context;
     int lost = 0;
     MPI_Comm left = node_recovery_survivors(&run->site, &lost);
@@ -43,7 +43,7 @@ static void salvage(void *context, const char *why) {
     go_on_without(run, lost, left);
     // A step that the run would have ended for is not saved.
     bool sound = !run->guard.ended_at && run->error.code != EXIT_DATA;
-    bool saved = run_agreed(run, sound) && run_agreed(run, save_salvaged(run));
+    bool saved = run_agreed(run, sound) && run_agreed(run, save_surviving_groups(run));
     if (saved && run->launch.rank == 0) tell(run, lost, why);
     run_meet(run);  // the launcher kills the others when the first one ends
     fflush(stdout);
@@ -51,7 +51,7 @@ static void salvage(void *context, const char *why) {
     _exit(failed ? run->exit_code : EXIT_COMMUNICATION);
 }
 
-void survivors_save(Run *run) {
+void arm_node_recovery(Run *run) {
     if (run->mesh.replica_groups.size < 2 || !run->config.save) return;
-    node_recovery_arm(&run->site, run_peers(run, run->launch.world), run->mesh.per_node, salvage, run);
+    node_recovery_arm(&run->site, run_peers(run, run->launch.world), run->mesh.per_node, on_node_loss, run);
 }

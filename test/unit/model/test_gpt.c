@@ -1,6 +1,5 @@
-// The GPT of train_gpt.c as a whole: against PyTorch (logits, losses, every gradient, ten AdamW
-// steps), by finite differences in the fp32 build, and its promises (recomputation and dropout do
-// not change what they must not change).
+// The whole GPT (llmc/model) against PyTorch: logits, losses, every gradient, ten AdamW steps. In the
+// fp32 build also against finite differences. Checks that recomputation changes no bit.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,8 +16,8 @@
 #define GOLDEN "test/golden/gpt/gpt.golden"
 #define COUNT(list) ((int)(sizeof(list) / sizeof((list)[0])))
 
-// The design's rule: ours may err at most twice as much as PyTorch in bf16. In the fp32 build both
-// compute in fp32 and must agree closely.
+// Tolerance: at most twice the error of PyTorch in bf16. In the fp32 build both compute in fp32 and
+// must agree closely.
 static void expect_close(const Golden *g, const char *name, const float *ours, const float *reference,
                          int64_t n) {
     char key[160];
@@ -121,8 +120,7 @@ static void test_forward_matches_pytorch(void **state) {
     bench_close(&b);
 }
 
-// The bias of the k rows does not change the softmax: its gradient is rounding noise in any
-// precision.
+// The key bias does not change the softmax, so its gradient is rounding noise in any precision.
 static bool noise(const Bench *b, int tensor, int64_t element) {
     bool qkv_bias = strstr(b->gpt.tensor[tensor].name, "query_key_value.bias") != NULL;
     return qkv_bias && element / b->gpt.HD % 3 == 1;
@@ -162,7 +160,7 @@ static void test_gradients_match_pytorch(void **state) {
     bench_close(&b);
 }
 
-// One optimizer step over two micro-batches; returns the step status.
+// Runs one optimizer step over two micro-batches and returns the step status.
 static StepStatus golden_step(Bench *b, const Golden *g, int step) {
     int N = b->gpt.B * b->gpt.T;
     const int32_t *tokens = golden_i32(g, "tokens", NULL), *targets = golden_i32(g, "targets", NULL);
@@ -202,7 +200,7 @@ static void test_ten_steps_match_pytorch(void **state) {
     bench_close(&b);
 }
 
-// The master weights' change over ten steps, tensor by tensor.
+// Change of the master weights over ten steps, tensor by tensor.
 static void test_masters_match_pytorch(void **state) {
     Bench b;
     Golden g;
@@ -228,7 +226,7 @@ static void test_masters_match_pytorch(void **state) {
         snprintf(key, sizeof key, "error.change.%s", b.gpt.tensor[piece->tensor].name);
         const float *allowed = golden_f32(&g, key, NULL);
         assert_non_null(allowed);
-        // The stored change is rounded to bf16: 2^-9 of it is the reference's own error.
+        // The stored change is rounded to bf16, a relative error of 2^-9.
         double rms = sqrt(squares / (double)n), atol = 0x1p-8 * sqrt(reference / (double)n);
         double limit = (sizeof(floatX) == sizeof(float) ? 0.0 : 2.0 * allowed[0]) + atol;
         if (!(rms <= limit))
@@ -258,7 +256,7 @@ static const char *const small_flags[] = {"--num-layers",
                                           "--init-method-std",
                                           "0.2"};
 
-// What a model has beside those: GPT-2's blocks, Llama's, Qwen's, and some of all.
+// Model variants: GPT-2, Llama, Qwen, and a mixture.
 enum { GPT2, LLAMA, QWEN, MIXED, FAMILIES };
 static const char *const family_flags[FAMILIES][14] = {
     [LLAMA] = {"--normalization", "RMSNorm", "--position-embedding-type", "rope", "--swiglu",
@@ -286,8 +284,8 @@ static void open_small(Bench *b, int family, bool recompute) {
     bench_upload(b, tokens, targets);
 }
 
-// d loss / d (direction) against (loss(w + h d) - loss(w - h d)) / 2h for one random direction in
-// each tensor, with both dropouts on.
+// Compares the directional derivative with (loss(w + h d) - loss(w - h d)) / 2h for one random
+// direction d per tensor, with both dropouts on.
 static void check_differences(int family) {
     Bench b;
     open_small(&b, family, false);
@@ -301,7 +299,7 @@ static void check_differences(int family) {
         for (int64_t i = 0; i < n; i++) saved[i] = floatX_to_float(w[i]);
         for (int64_t i = 0; i < n; i++) length += gradient[i] * gradient[i];
         length = sqrt(length);
-        // The k rows of the QKV bias have no gradient at all.
+        // The key rows of the QKV bias have no gradient.
         for (int64_t i = 0; i < n; i++) expected += gradient[i] * (gradient[i] / length);
         for (int side = 0; side < 2; side++) {
             for (int64_t i = 0; i < n; i++)
@@ -347,8 +345,8 @@ static void test_full_recompute_gives_the_same_bits(void **state) {
     for (int family = 0; family < FAMILIES; family++) check_recompute(family);
 }
 
-// Two passes over the same data give the same gradients, and accumulate: twice one pass is one pass
-// doubled. The first overwrites what the matrices' gradients held before.
+// Gradients accumulate: two passes over the same data give exactly twice the gradients of one. The
+// first pass overwrites stale gradients of the matrices.
 static void check_accumulation(int family) {
     Bench b;
     open_small(&b, family, false);
@@ -380,14 +378,14 @@ static void test_gradients_accumulate(void **state) {
     for (int family = 0; family < FAMILIES; family++) check_accumulation(family);
 }
 
-// What the gradients were before backward, while test_layers_write_their_own watches.
+// Gradients before backward, for test_layers_write_their_own.
 static float *watched_before;
 static Bench *watched;
 
 void __real_zero_reduce_unit(Zero *zero, int unit, bool last);
 void __wrap_zero_reduce_unit(Zero *zero, int unit, bool last);
-// A unit is complete: no gradient of a unit that comes later has been written yet. The word
-// embedding's, or the output layer's, is begun by the head.
+// When a unit is complete, backward must not have written gradients of later units yet. Exception:
+// the LM head writes the gradient of the word embedding or output layer first.
 void __wrap_zero_reduce_unit(Zero *zero, int unit, bool last) {
     for (int t = 0; watched && t < watched->gpt.tensors; t++) {
         const Tensor *tensor = &watched->gpt.tensor[t];
@@ -471,7 +469,7 @@ static void test_llama_parameter_table(void **state) {
     bench_close(&b);
 }
 
-// The norms of queries and keys follow the linear that makes these. Biases follow weights.
+// Query and key norms follow the QKV linear in the table. Biases follow their weights.
 static void test_head_norm_table(void **state) {
     static const char *const names[] = {"query_key_value.weight", "query_key_value.bias",
                                         "q_layernorm.weight",     "q_layernorm.bias",
@@ -493,7 +491,7 @@ static void test_head_norm_table(void **state) {
     bench_close(&b);
 }
 
-// Weights and tokens of dev/ref/llama_golden.py.
+// The same weights and tokens as dev/ref/llama_golden.py.
 static void fill_llama(Bench *b) {
     int32_t tokens[16], targets[16];
     for (int t = 0; t < b->gpt.tensors; t++) {

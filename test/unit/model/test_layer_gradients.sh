@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Gradients of one layer of the 125M model against PyTorch, where a Python with PyTorch is (PYTHON
-# names another than python3). A short sequence and a small vocabulary, for the CPU's sake;
-# test/gpu.sh takes the real ones.
+# Gradients of one layer of the 125M model against PyTorch. Skipped if $PYTHON (default python3) has
+# no PyTorch. The sequence is short and the vocabulary small, to be fast on CPUs; test/gpu.sh tests
+# the full sizes.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-python3} program=${BUILD:-build}/test/layer_dump

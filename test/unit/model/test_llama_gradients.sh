@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Losses and gradients of a small Llama against Hugging Face's LlamaForCausalLM, and with norms of
-# queries and keys against Qwen3ForCausalLM, where a Python with PyTorch and transformers is (PYTHON
-# names another than python3). test/gpu.sh takes larger sizes.
+# Losses and gradients of a small Llama against Hugging Face's LlamaForCausalLM, and with QK norms
+# against Qwen3ForCausalLM. Skipped if $PYTHON (default python3) has no PyTorch or transformers.
+# test/gpu.sh tests larger sizes.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-python3} program=${BUILD:-build}/test/layer_dump

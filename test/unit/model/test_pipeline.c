@@ -1,5 +1,5 @@
-// The order of work on the stages of a pipeline: every micro-batch passes once each way, no stage
-// waits for ever, and no place for activations or gradients is used again too early.
+// The pipeline schedule: every micro-batch runs forward and backward once on every stage, there is no
+// deadlock, and no activation or gradient buffer is reused too early.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { MOST = 32, CHUNKS = 4, STAGES = 8, PLACES = 128 };
 
-// Megatron-LM's order, written out.
+// Megatron-LM's schedule, written out by hand.
 static void the_order_is_1f1b(void **state) {
     // B: backward
     enum { B = 8 };
@@ -30,8 +30,8 @@ static void the_order_is_1f1b(void **state) {
     for (int i = 0; i < 4; i++) assert_true(actions[i].micro_batch == i && !actions[i].backward);
 }
 
-// One stage as it runs: what it has done, and what lies in its places. A place holds the number of
-// the pair of micro-batch and chunk that uses it, from 1.
+// Simulated stage: passes done so far and contents of its buffers. A buffer holds the number (from 1)
+// of the pair of micro-batch and chunk that uses it.
 typedef struct Running {
     PipelineAction actions[2 * MOST * CHUNKS];
     int count, at;
@@ -41,7 +41,7 @@ typedef struct Running {
 
 static int pair_of(PipelineShape s, PipelineAction a) { return a.micro_batch * s.chunks + a.chunk; }
 
-// The pass before `a` on the neighboring stage has been made, or there is none.
+// Returns true if the neighboring stage has run the pass that `a` depends on, or there is none.
 static bool has_come(const Running *all, PipelineShape s, PipelineAction a) {
     int step = a.backward ? 1 : -1, end = a.backward ? s.stages - 1 : 0;
     int last_chunk = a.backward ? s.chunks - 1 : 0;
@@ -53,7 +53,7 @@ static bool has_come(const Running *all, PipelineShape s, PipelineAction a) {
     return a.backward ? r->backward[pair_of(s, before)] : r->forward[pair_of(s, before)];
 }
 
-// What the action after this one receives is expected now.
+// Posts the receive of the next action.
 static void expect_next(Running *r, PipelineShape s, int i) {
     if (i >= r->count || r->actions[i].backward) return;
     int *place = &r->input[r->actions[i].input];
@@ -78,7 +78,7 @@ static void run_action(Running *r, PipelineShape s, PipelineAction a) {
     r->slot[a.slot] = r->input[a.input] = 0;
 }
 
-// The action's message is expected: one action ahead, but never while the same micro-batch passes.
+// The receive of an action is posted one action ahead, unless the same micro-batch runs before it.
 static bool is_expected(const Running *r, PipelineShape s, PipelineAction a) {
     for (int i = 0; i < r->count && i <= r->at + 1; i++) {
         PipelineAction found = r->actions[i];
@@ -88,7 +88,7 @@ static bool is_expected(const Running *r, PipelineShape s, PipelineAction a) {
     return false;
 }
 
-// Who receives what the action sends; false: nobody.
+// Finds the stage that receives the action's output; false if there is none.
 static bool receiver_of(PipelineShape s, PipelineAction *a, int *stage) {
     int step = a->backward ? -1 : 1, end = a->backward ? 0 : s.stages - 1;
     if (s.stage == end) a->chunk += step;
@@ -96,9 +96,9 @@ static bool receiver_of(PipelineShape s, PipelineAction *a, int *stage) {
     return a->chunk >= 0 && a->chunk < s.chunks;
 }
 
-// All messages that the stage of a GPU has under way when it begins its next action can pass at
-// once. A launch may have to wait for that in the last micro-batch's backward pass: see the links
-// in llmc/cuda/comm.cu.
+// All messages in flight when a GPU stage starts its next action must be able to complete without
+// it: a kernel launch may have to wait for them in the backward pass of the last micro-batch (see
+// the links in llmc/cuda/comm.cu).
 static bool nothing_holds_the_host(const Running *all, PipelineShape s) {
     const Running *r = &all[s.stage];
     for (int i = 0; i < r->at; i++) {
@@ -109,7 +109,7 @@ static bool nothing_holds_the_host(const Running *all, PipelineShape s) {
     return r->at + 1 == r->count || has_come(all, s, r->actions[r->at + 1]);
 }
 
-// Runs all stages: an action waits for its neighbor's.
+// Runs all stages; an action waits for the neighbor that it depends on.
 static void check_order(int stages, int chunks, int micro_batches) {
     static Running all[STAGES];
     memset(all, 0, sizeof all);
@@ -148,7 +148,7 @@ static void every_stage_gets_through(void **state) {
     }
 }
 
-// What a link carries arrives in the order in which it is wanted.
+// Messages of a link arrive in the order in which the receiver uses them.
 static void links_keep_the_order(void **state) {
     static PipelineAction from[2 * MOST * CHUNKS], to[2 * MOST * CHUNKS];
     for (int stages = 2; stages <= STAGES; stages++) {

@@ -1,6 +1,6 @@
-// The angles of rotary positions, gpt_upload_turns: frequencies of Llama 3.1's and 3.2's scaling.
-// They are those of transformers 5.23 (modeling_rope_utils, rope_type llama3, theta 500000, low 1,
-// high 4, 8192 positions).
+// gpt_upload_rope_table with the RoPE scaling of Llama 3.1 and 3.2. Expected frequencies are from
+// transformers 5.23 (modeling_rope_utils, rope_type llama3, theta 500000, low 1, high 4, 8192
+// positions).
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@ typedef struct Known {
     double frequency;
 } Known;
 
-// A position's angle tells a frequency modulo a whole turn. 64 positions tell small ones apart.
+// An angle determines the frequency only modulo 2 pi / position; 64 positions resolve low frequencies.
 static void expect(int head, double stretch, const Known *known, int count) {
     enum { T = 65 };
     GPT gpt;
@@ -31,8 +31,8 @@ static void expect(int head, double stretch, const Known *known, int count) {
     gpt.rotary = head;
     gpt.rotary_base = 500000;
     gpt.rotary_stretch = stretch;
-    float *turns = gpt.turns = malloc((size_t)T * (size_t)head * sizeof(float));
-    gpt_upload_turns(&gpt);
+    float *turns = gpt.rope_table = malloc((size_t)T * (size_t)head * sizeof(float));
+    gpt_upload_rope_table(&gpt);
     for (int i = 0; i < count; i++) {
         double frequency = known[i].frequency;
         int t = frequency < 0.04 ? 64 : 1, column = known[i].column;
@@ -51,7 +51,7 @@ static void without_scaling(void **state) {
     expect(128, 1, known, 5);
 }
 
-static void of_llama_3_1(void **state) {  // columns 29 to 34 are mixed
+static void of_llama_3_1(void **state) {  // columns 29 to 34 are interpolated
     const Known known[] = {{0, 1},
                            {16, 0.03760603070},
                            {28, 0.0032114461},
