@@ -272,7 +272,7 @@ overlapped() {
 # fetch from each other, which the last run of `overlapped` left.
 through_nccl() {
     if ! grep -q "fetched by the GPUs' copy engines" "$work/log"; then skip "$1 x $2 ranks, copies" \
-        "$(grep -m 1 -o 'inside a node messages travel.*' "$work/log")"; return; fi
+        "$(grep -m 1 -o 'intra-node messages use NCCL.*' "$work/log")"; return; fi
     cp "$work/serial" "$work/fetched"
     overlapped "SDP4Bit through NCCL" "$1" "$2" "${sdp4bit[@]}" --node-exchange nccl || return
     if cmp -s "$work/serial" "$work/fetched"; then ok "$1 x $2 ranks: copies and NCCL give the same bits"

@@ -1,4 +1,4 @@
-// From flags to what the loader is asked for: see data_options.h.
+// Translates flags to loader options: see data_options.h.
 #include "llmc/run/data_options.h"
 
 #include <string.h>
@@ -20,7 +20,7 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     o.seq_length = c->seq_length;
     o.vocab_size = c->vocab_size_unpadded;
     o.eod = c->eod;
-    // Any byte may end a document of bytes, and NullTokenizer knows no ids.
+    // Byte-level tokenizers have no reserved ids, and NullTokenizer has no vocabulary.
     o.known_ids = c->tokenizer_type == TOKENIZER_GPT2_BPE || c->tokenizer_type == TOKENIZER_HUGGING_FACE;
     o.eod_mask_loss = c->eod_mask_loss;
     o.reset_position_ids = c->reset_position_ids;
@@ -37,7 +37,7 @@ void loader_options_go_on(LoaderOptions *o, const Config *c, int64_t iteration, 
                           int64_t consumed_valid) {
     int64_t train = config_samples_at_end(c, iteration, consumed_train);
     if (o->samples[SPLIT_TRAIN] > 0 && train > o->samples[SPLIT_TRAIN]) o->samples[SPLIT_TRAIN] = train;
-    // One more than in training: the one at the end.
+    // The evaluations during training, and one at the end.
     int64_t evaluations = iteration < c->train_iters && !c->skip_train
                               ? c->train_iters / c->eval_interval - iteration / c->eval_interval + 1
                               : 1;

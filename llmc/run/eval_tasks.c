@@ -1,4 +1,4 @@
-// Likelihoods of the samples of --eval-tasks: see eval_tasks.h.
+// Scores the samples of --eval-tasks: see eval_tasks.h.
 #include "llmc/run/eval_tasks.h"
 
 #include <math.h>
@@ -18,8 +18,8 @@ static bool read_files(Run *run, TaskSet *set) {
     return true;
 }
 
-// Rank 0's array on every rank.
-static void share(Peers world, bool first, void **array, int64_t count, size_t size) {
+// Broadcasts rank 0's array; allocates it on the other ranks.
+static void broadcast_array(Peers world, bool first, void **array, int64_t count, size_t size) {
     if (!first) *array = xcalloc((size_t)count, size, "the samples of --eval-tasks");
     peers_broadcast(world, *array, (size_t)count * size, 0);
 }
@@ -34,35 +34,34 @@ bool eval_tasks_open(Run *run) {
     int64_t counts[] = {set->tasks, set->samples, set->requests, set->ids.count};
     peers_broadcast(world, counts, sizeof counts, 0);
     set->tasks = counts[0], set->samples = counts[1], set->requests = counts[2], set->ids.count = counts[3];
-    share(world, first, (void **)&set->task, set->tasks, sizeof *set->task);
-    share(world, first, (void **)&set->sample, set->samples, sizeof *set->sample);
-    share(world, first, (void **)&set->request, set->requests, sizeof *set->request);
-    share(world, first, (void **)&set->ids.ids, set->ids.count, sizeof *set->ids.ids);
+    broadcast_array(world, first, (void **)&set->task, set->tasks, sizeof *set->task);
+    broadcast_array(world, first, (void **)&set->sample, set->samples, sizeof *set->sample);
+    broadcast_array(world, first, (void **)&set->request, set->requests, sizeof *set->request);
+    broadcast_array(world, first, (void **)&set->ids.ids, set->ids.count, sizeof *set->ids.ids);
     return true;
 }
 
 // --- batches -------------------------------------------------------------------------------------
 
-// What is known of every request: ln of its continuation's probability, and whether each token of
-// it was the likeliest.
+// Results of all requests.
 typedef struct Likelihoods {
-    double *log;      // (requests)
-    int32_t *likely;  // (requests) 1 or 0
+    double *log;      // (requests) log-likelihood of the continuation
+    int32_t *likely;  // (requests) 1 if every token of it is the most likely one, else 0
 } Likelihoods;
 
-// The requests of one length of sequences, in batches.
+// The requests of one sequence length, in batches.
 typedef struct Batches {
     Run *run;
     const GPT *gpt;
-    int T, B;          // a batch is B sequences of T
-    int64_t *request;  // (requests) which, in the files' order
+    int T, B;          // a batch has B sequences of length T
+    int64_t *request;  // (requests) indices of the requests, in file order
     int64_t requests;
-    int64_t first_pass;  // of those under way: pass p of data-parallel rank d is batch p * D + d
+    int64_t first_pass;  // first pass in flight; pass p of data-parallel rank d is batch p * D + d
     int32_t *ids;        // (3, B, T) tokens, targets and positions of a batch
-    HeadScore *scores;   // (passes under way, ranks of tp, B * T)
+    HeadScore *scores;   // (passes in flight, TP ranks, B * T)
 } Batches;
 
-// The requests that fit sequences of b->T, and no shorter ones.
+// Selects the requests that fit into length b->T but not into the next shorter one.
 static void choose_requests(Batches *b) {
     const TaskSet *set = &b->run->tasks;
     int least = b->T > gpt_shortest(b->gpt) ? b->T / 2 : 0;
@@ -73,7 +72,7 @@ static void choose_requests(Batches *b) {
     }
 }
 
-// The request in row `row` of a pass of this rank, or NULL; *number is its place in the set.
+// Returns the request in row `row` of a pass of this rank, or NULL. *number: its index in the set.
 static const TaskRequest *request_at(const Batches *b, int64_t pass, int row, int64_t *number) {
     const Mesh *mesh = &b->run->mesh;
     int64_t batch = pass * mesh_data_ranks(mesh) + mesh_data_rank(mesh), i = batch * b->B + row;
@@ -82,8 +81,8 @@ static const TaskRequest *request_at(const Batches *b, int64_t pass, int row, in
     return &b->run->tasks.request[*number];
 }
 
-// A row: the request's ids, then zeros, which no token before them sees. Only the continuation's
-// targets are asked for.
+// Fills a row with the request's ids and zero padding, which causal attention hides from the ids.
+// Only the tokens of the continuation have targets; -1 elsewhere.
 static void fill_row(const Batches *b, int64_t pass, int row) {
     int64_t N = (int64_t)b->B * b->T, number;
     int32_t *tokens = b->ids + (int64_t)row * b->T, *targets = tokens + N, *positions = targets + N;
@@ -115,20 +114,20 @@ static void load_batch(const Batches *b, GPT *gpt, Pass *pass) {
 
 // --- likelihoods ---------------------------------------------------------------------------------
 
-// ln of the probability of a row's target, from the tensor-parallel ranks' parts. *best: the
-// likeliest id.
+// Combines the tensor-parallel ranks' partial results for one row. Returns the log-probability of the
+// target; *best is the most likely id.
 static double log_probability(const HeadScore *parts, int ranks, int64_t N, int32_t *best) {
     double sum = 0.0, target = 0.0;
     float max = parts[0].max;
     *best = parts[0].best;
     for (int r = 1; r < ranks; r++) {
-        if (!(parts[r * N].max > max)) continue;  // of equals the smaller id, as rank by rank
+        if (!(parts[r * N].max > max)) continue;  // ties: the smaller id, which is on the lower rank
         max = parts[r * N].max;
         *best = parts[r * N].best;
     }
     for (int r = 0; r < ranks; r++) {
         const HeadScore *part = &parts[r * N];
-        if (part->best == INT32_MAX && part->sum == 0.0f) continue;  // it has padding alone
+        if (part->best == INT32_MAX && part->sum == 0.0f) continue;  // a shard of vocabulary padding only
         sum += (double)part->sum * exp((double)part->max - (double)max);
         target += (double)part->target;
     }
@@ -149,8 +148,9 @@ static void read_row(const Batches *b, const TaskRequest *request, const HeadSco
     out->likely[number] = likely;
 }
 
-// Of `passes` passes from b->first_pass. The last stage has them, and its tensor-parallel ranks the
-// same ones: the first of these fills in its own, and the others' stay zero.
+// Reads the scores of `passes` passes from b->first_pass on. All tensor-parallel ranks of the last
+// stage have the same scores; only the first one stores them, so that a sum over all ranks gives
+// the result.
 static void read_passes(const Batches *b, int passes, Likelihoods *out) {
     const Mesh *mesh = &b->run->mesh;
     if (!b->gpt->stage.heads || mesh->tp.rank != 0) return;
@@ -164,8 +164,8 @@ static void read_passes(const Batches *b, int passes, Likelihoods *out) {
     }
 }
 
-// Passes that are launched together: enough to fill a pipeline, which wants multiples of its stages
-// where these have several chunks of layers.
+// Number of passes launched together: enough to fill the pipeline, and a multiple of its stages as
+// interleaved schedules require.
 static int passes_together(const GPT *gpt) { return 4 * gpt->stage.shape.stages; }
 
 // Runs `count` batches through the model, without backward.
@@ -189,7 +189,7 @@ static void score_length(Batches *b, GPT *gpt, int T, Likelihoods *out) {
     choose_requests(b);
     int64_t passes = ceil_div64(ceil_div64(b->requests, b->B), mesh_data_ranks(&b->run->mesh));
     passes = round_up64(passes, gpt->stage.shape.stages);
-    gpt->evaluation_warm = false;  // not with these shapes
+    gpt->evaluation_warm = false;  // new shapes may use kernels not launched yet
     for (b->first_pass = 0; b->first_pass < passes && !b->run->stop.reason;) {
         int64_t left = passes - b->first_pass;
         int together = left < passes_together(gpt) ? (int)left : passes_together(gpt);
@@ -199,7 +199,7 @@ static void score_length(Batches *b, GPT *gpt, int T, Likelihoods *out) {
         b->first_pass += together;
         run_poll_stop(b->run);
     }
-    gpt->evaluation_warm = false;  // an evaluation of the loss has other shapes
+    gpt->evaluation_warm = false;  // the next loss evaluation has other shapes again
 }
 
 static void score_requests(Run *run, GPT *gpt, Likelihoods *out) {
@@ -215,10 +215,10 @@ static void score_requests(Run *run, GPT *gpt, Likelihoods *out) {
     free(b.scores);
 }
 
-// --- figures -------------------------------------------------------------------------------------
+// --- metrics -------------------------------------------------------------------------------------
 
-// Of a sample: the choice with the largest likelihood, the first of several; -1 where none is a
-// number. by_length: per character.
+// Returns the choice of a sample with the largest log-likelihood (per character if by_length), the
+// first one on ties, or -1 if all are NaN.
 static int best_choice(const TaskSet *set, const TaskSample *sample, const Likelihoods *l, bool by_length) {
     int best = -1;
     double most = -INFINITY;
@@ -230,7 +230,7 @@ static int best_choice(const TaskSet *set, const TaskSample *sample, const Likel
     return best;
 }
 
-// Standard error of the mean of n values, `ones` of which are 1 and the others 0.
+// Standard error of the mean of n binary values, `ones` of which are 1.
 static double standard_error(int64_t ones, int64_t n) {
     double mean = (double)ones / (double)n;
     double squares = (double)ones * (1 - mean) * (1 - mean) + (double)(n - ones) * mean * mean;
@@ -259,7 +259,7 @@ static TaskFigures figures_of(const TaskSet *set, int32_t task, const Likelihood
     return figures;
 }
 
-// --log-eval-samples.
+// Writes the record of a sample for --log-eval-samples.
 static void log_sample(Run *run, const TaskSample *sample, int64_t number, const Likelihoods *l) {
     const Task *task = &run->tasks.task[sample->task];
     Text json = json_begin("eval_sample");

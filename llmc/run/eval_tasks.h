@@ -1,21 +1,21 @@
-// --eval-tasks: how likely the model finds the continuations in files of samples
-// (llmc/data/tasks.h), at each evaluation or alone. acc, acc_norm and perplexity are those of
-// EleutherAI's lm-evaluation-harness. Called by train_gpt.c.
+// --eval-tasks: scores multiple-choice and continuation tasks (llmc/data/tasks.h) at each evaluation
+// and at the end of the run. acc, acc_norm and perplexity are defined as in EleutherAI's
+// lm-evaluation-harness. Called by train_gpt.c.
 //
-// Samples are shared out as batches. A batch has as many tokens as a micro-batch, in sequences of
-// one length: the sequence length, its half, a quarter, and so on. Which requests share a batch
-// depends on the files alone. So a request's likelihood has the same bits with any number of
-// data-parallel ranks. The figures are summed in the files' order.
+// Requests are batched and the batches distributed over the data-parallel ranks. A batch has as many
+// tokens as a micro-batch, in sequences of one length: the sequence length, a half, a quarter, and
+// so on. Batches depend only on the files, so log-likelihoods are bitwise identical for any number
+// of data-parallel ranks. Metrics are summed in file order.
 #pragma once
 #include "llmc/model/gpt.h"
 #include "llmc/run/run.h"
 LLMC_BEGIN
 
-// Rank 0 reads the files and tells the others. Nothing without the flag. Collective; the same error
-// on every rank (EXIT_DATA).
+// Reads the files on rank 0 and broadcasts the samples. No-op unless --eval-tasks is given.
+// Collective; the same error on every rank (EXIT_DATA).
 bool eval_tasks_open(Run *run);
-// Scores all samples with the weights as they are, and logs the figures. An iteration is scored
-// once. Leaves early and logs nothing when the run is to stop (run->stop). Collective.
+// Scores all samples with the current weights and logs the metrics, at most once per iteration. Ends
+// early without logging if run->stop is set. Collective.
 void eval_tasks(Run *run, GPT *gpt);
 
 LLMC_END

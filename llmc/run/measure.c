@@ -8,8 +8,8 @@
 
 enum { MEASURED_LAYERS = 4 };
 
-// The configuration of a one-rank run with a few of the model's layers and mock data, which neither
-// saves nor logs. It shares the strings of `config`.
+// Returns the config of a one-rank run with a few of the model's layers and mock data, without saves
+// and logs. Strings are borrowed from `config`.
 static Config config_to_measure(const Config *config) {
     Config c = *config;
     if (c.num_layers > MEASURED_LAYERS) c.num_layers = MEASURED_LAYERS;
@@ -21,7 +21,7 @@ static Config config_to_measure(const Config *config) {
     c.sharding = SHARD_OPTIMIZER;
     c.recompute_granularity = RECOMPUTE_NONE;
     c.mock_data = true;
-    // A schedule that fits every run: no warm-up, no ramp-up, no decay.
+    // A schedule that is always valid: no warm-up, no ramp-up, no decay.
     c.global_batch_size = c.micro_batch_size;
     c.rampup_batch_size.count = 0;
     c.train_iters = c.lr_decay_iters = 1000;
@@ -40,7 +40,7 @@ static Config config_to_measure(const Config *config) {
     return c;
 }
 
-// Startup without checkpoints, log lines and other ranks.
+// start_run without checkpoints and log lines.
 static bool start(Run *measured, GPT *gpt) {
     if (!plan_run(measured, gpt) || !run_allocate(measured) || !run_connect(measured)) return false;
     gpt_connect(gpt, measured);

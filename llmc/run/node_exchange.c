@@ -1,4 +1,4 @@
-// How messages travel inside a node: see node_exchange.h.
+// Logs the transport of intra-node messages: see node_exchange.h.
 #include "llmc/run/node_exchange.h"
 
 #include "llmc/device.h"
@@ -10,15 +10,15 @@ void node_exchange_report(Log *log, Peers world, const Error *not_shared, bool s
     peers_all_reduce(world, &without, 1, MPI_INT, MPI_SUM);
     peers_agree(world, !why.code, &why, NULL);
     if (without == 0) {
-        if (shared) log_line(log, "inside a node messages are fetched by the GPUs' copy engines");
+        if (shared) log_line(log, "intra-node messages are fetched by the GPUs' copy engines");
     } else if (without < ranks) {
         log_line(log,
-                 "WARNING: inside a node messages are fetched by the GPUs' copy engines, but on %d of %d "
-                 "ranks they travel through NCCL: %s",
+                 "WARNING: intra-node messages are fetched by the GPUs' copy engines, but %d of %d ranks use "
+                 "NCCL: %s",
                  without, ranks, why.what);
     } else if (asked) {
         log_line(log, "WARNING: --node-exchange copies has no effect: %s", why.what);
     } else if (!device_kind()->only_way) {
-        log_line(log, "inside a node messages travel through NCCL: %s", why.what);
+        log_line(log, "intra-node messages use NCCL: %s", why.what);
     }
 }

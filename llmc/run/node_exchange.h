@@ -1,14 +1,14 @@
-// How messages travel inside a node, told to the user at the start of a run. Called by report.c
-// and dev/bench/sync_only.c.
+// Logs at startup how messages are exchanged inside a node. Called by report.c and
+// dev/bench/sync_only.c.
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// Writes one line on how messages travel inside a node (--node-exchange). A WARNING where some
-// ranks cannot do what the others do, which slows all. Collective over world. not_shared: why this
-// rank's node does not fetch messages (zero.h). shared: it would, if it could. asked: the user has
-// asked for it.
+// Logs the transport of intra-node messages: copy engines or NCCL (--node-exchange). Warns if only
+// some ranks can use copy engines, which slows down all. Collective over world. not_shared: why this
+// rank's node does not use copy engines (zero_node_shares). shared: its return value. asked: the
+// user has requested copy engines.
 void node_exchange_report(Log *log, Peers world, const Error *not_shared, bool shared, bool asked);
 
 LLMC_END

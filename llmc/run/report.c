@@ -1,4 +1,4 @@
-// What a run tells while it trains: see run.h. Called by train_gpt.c.
+// Log lines of startup, steps and intervals: see run.h. Called by train_gpt.c.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,8 +27,8 @@ static void report_program(Run *run) {
              run->launch.size, mesh_data_ranks(mesh), mesh->tp.size, mesh->pp.size);
     if (mesh->replica_groups.size > 1) {
         log_line(run->log,
-                 "using %d nodes x %d data-parallel ranks%s; each node trains by itself, and its "
-                 "layers meet the others' every %d steps",
+                 "using %d nodes x %d data-parallel ranks%s; nodes train independently, with an outer "
+                 "sync of every bucket each %d steps",
                  mesh->replica_groups.size, mesh->dp.size, by_flag, run->config.local_steps);
     } else if (mesh->dp.size == mesh->world.size) {
         log_line(run->log, "using %d nodes x %d data-parallel ranks%s", mesh->rail.size, mesh->node.size,
@@ -64,15 +64,15 @@ static void report_batch(Run *run) {
              (long long)c->rampup_samples);
 }
 
-// What makes attention slower than it could be, if anything does.
+// Logs why attention uses a slower kernel, if it does.
 static void report_attention(Run *run) {
     char notice[512];
     op_attention_notice(run->config.seq_length, run->config.reset_attention_mask, notice, sizeof notice);
     if (*notice) log_line(run->log, "%s", notice);
 }
 
-// As in Megatron-LM what a rank holds is told once per tensor- and pipeline-parallel rank. The
-// whole model's number leaves out what several of them hold twice.
+// As in Megatron-LM, logs one line per tensor- and pipeline-parallel rank. run->parameters counts
+// parameters that several of these ranks hold only once.
 static void report_parameters(Run *run) {
     const Mesh *mesh = &run->mesh;
     const BucketLayout *plan = zero_layout(run->zero);
@@ -118,11 +118,11 @@ void report_start(Run *run) {
 
 // --- a step --------------------------------------------------------------------------------------
 
-// What is known of every iteration once it is settled. Where zeros or norms are wanted it is
-// collective and synchronizes, once per iteration. alone: they are left out.
+// Writes the per-step record. --log-num-zeros-in-grad and --log-params-norm make it collective and
+// synchronizing; `alone` leaves these two out.
 static void report_step(Run *run, int64_t iteration, bool alone) {
     const Config *c = &run->config;
-    // Each replica group has master weights of its own. The lines tell of rank 0's.
+    // Each replica group has its own master weights. The log shows those of rank 0's group.
     Peers peers = run_peers(run, mesh_status_group(&run->mesh)->mpi);
     StepReport *r = &run->report;
     r->iteration = iteration;
@@ -162,7 +162,7 @@ void interval_begin(Run *run) {
     memset(&run->interval, 0, sizeof run->interval);
     run->interval.traffic = zero_traffic(run->zero);
     stream_synchronize(run->compute);
-    run_meet(run);
+    run_barrier(run);
     run->interval.seconds_start = monotonic_seconds();
 }
 
@@ -173,7 +173,7 @@ Interruption interval_interrupt(const Run *run) {
 
 void interval_exclude(Run *run, const Interruption *from) {
     stream_synchronize(run->compute);
-    run_meet(run);
+    run_barrier(run);
     Traffic now = zero_traffic(run->zero), *start = &run->interval.traffic;
     start->node += now.node - from->traffic.node;
     start->rail += now.rail - from->traffic.rail;
@@ -181,8 +181,8 @@ void interval_exclude(Run *run, const Interruption *from) {
     run->interval.seconds_start += monotonic_seconds() - from->seconds;
 }
 
-// The most that a node's ranks have sent together. sent: (world, 3), one column.
-static double of_largest_node(const Mesh *mesh, const double *sent) {
+// Returns the maximum over nodes of the bytes that its ranks sent. sent: one column of (world, 3).
+static double busiest_node(const Mesh *mesh, const double *sent) {
     double most = 0;
     for (int node = 0; node < mesh->nodes; node++) {
         double sum = 0;
@@ -192,8 +192,8 @@ static double of_largest_node(const Mesh *mesh, const double *sent) {
     return most;
 }
 
-// Bytes per step. Of data parallelism, out of a node and inside one. Of tensor and pipeline
-// parallelism, whether or not they leave the node.
+// Fills in bytes sent per step by the busiest node: data parallelism between nodes and inside a node,
+// tensor and pipeline parallelism in total.
 static void node_traffic(Run *run, IntervalReport *r) {
     const Mesh *mesh = &run->mesh;
     Traffic now = zero_traffic(run->zero), then = run->interval.traffic;
@@ -202,20 +202,20 @@ static void node_traffic(Run *run, IntervalReport *r) {
     double steps = (double)(run->interval.iterations > 0 ? run->interval.iterations : 1);
     double *all = (double *)xcalloc(3 * (size_t)mesh->world.size, sizeof *all, "bytes that ranks sent");
     peers_all_gather(run_peers(run, run->launch.world), own, all, 3, MPI_DOUBLE);
-    r->inter_node_bytes = of_largest_node(mesh, all) / steps;
-    r->intra_node_bytes = of_largest_node(mesh, all + 1) / steps;
-    r->model_bytes = of_largest_node(mesh, all + 2) / steps;
+    r->inter_node_bytes = busiest_node(mesh, all) / steps;
+    r->intra_node_bytes = busiest_node(mesh, all + 1) / steps;
+    r->model_bytes = busiest_node(mesh, all + 2) / steps;
     free(all);
 }
 
-// Mean over the applied steps. Skipped steps alone have none, but a NaN of theirs is shown.
+// Mean over the applied steps. If all steps were skipped: 0, or the loss if it is NaN or infinite.
 static double interval_loss(const Run *run) {
     int64_t applied = run->interval.iterations - run->interval.skipped;
     if (applied > 0) return run->interval.loss_sum / (double)applied;
     return isfinite(run->last.loss) ? 0.0 : run->last.loss;
 }
 
-// Rates per second. The batch is the interval's mean, which --rampup-batch-size changes.
+// Fills in throughput, from the mean batch size of the interval (--rampup-batch-size changes it).
 static void fill_rates(Run *run, IntervalReport *r, double seconds) {
     const Config *c = &run->config;
     double batch = (double)run->interval.samples / (double)r->iterations, ranks = run->launch.size;
@@ -236,7 +236,7 @@ static void fill_communication(Run *run, IntervalReport *r) {
     r->exposed_most_ms = exposed.most_ms;
 }
 
-// With replica groups: loss and norm are their mean, and skipped steps those of all.
+// With several replica groups: averages loss and norm, and sums skipped steps.
 static void mean_of_replica_groups(Run *run, IntervalReport *r) {
     const Mesh *mesh = &run->mesh;
     double sum[4] = {r->lm_loss, r->last.grad_norm, (double)r->skipped, (double)r->nan};
@@ -251,7 +251,7 @@ static void mean_of_replica_groups(Run *run, IntervalReport *r) {
 void interval_end(Run *run) {
     Peers world = run_peers(run, run->launch.world);
     stream_synchronize(run->compute);
-    run_meet(run);
+    run_barrier(run);
     int64_t n = run->interval.iterations;
     double seconds = (monotonic_seconds() - run->interval.seconds_start) / (double)n;
     IntervalReport r;
@@ -267,7 +267,7 @@ void interval_end(Run *run) {
     fill_rates(run, &r, seconds);
     fill_communication(run, &r);
     log_iteration(run->log, &r);
-    run_meet(run);  // rank 0 may hang in writing its lines
+    run_barrier(run);  // waits with a timeout, in case rank 0 hangs while writing
     log_timers(run->log, run->timers, run->iteration, n, world);
     memory_report(&run->memory, run->log, run->iteration);
     interval_begin(run);

@@ -1,4 +1,4 @@
-// A run's checkpoints: see run.h. Called by train_gpt.c.
+// Saving and loading the checkpoints of a run: see run.h. Called by train_gpt.c.
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 
 // --- saving --------------------------------------------------------------------------------------
 
-// Behind the last of --train-iters every bucket has met the outer weights (zero_local.c).
+// Returns true after the last of --train-iters, where an outer sync of all buckets has been done.
 static bool local_steps_end(const Run *run) {
     return run->config.local_steps > 1 && run->iteration == run->config.train_iters;
 }
@@ -62,29 +62,31 @@ bool save_checkpoint(Run *run) {
     return true;
 }
 
-// The lost node may still hold the lock: it hangs, or the file system keeps a dead machine's lock.
-// Or it is alive behind a broken network and saves too. Then whoever saved first is left alone.
+// Takes over the --save folder after the node of rank 0 was lost. That node may still hold the lock:
+// it hangs, or the file system keeps the lock of a dead machine. Or it is alive on the other side of
+// a network partition and saves too; then the first save wins.
 static bool take_folder(Run *run, int64_t iteration) {
     const char *folder = run->config.save;
-    double limit = run_peers(run, run->launch.world).limit;  // of the others, who wait for this rank
+    double limit = run_peers(run, run->launch.world).limit;  // the other ranks wait
     double patience = limit > 0 && limit < 20 ? limit / 2 : 10;
     bool locked = save_folder_lock(folder, patience, &run->save_lock, &run->error);
     if (locked ? !save_folder_holds(folder, iteration) : !save_folder_in_use(folder, iteration)) return true;
     return error_set(&run->error, EXIT_COMMUNICATION,
-                     "a node was lost, and another part of the job saves iteration %lld in %.600s; this part "
-                     "does not replace it; start again",
+                     "a node was lost, and another part of the job is saving iteration %lld in %.600s; this "
+                     "part does not overwrite it; restart the job",
                      (long long)iteration, folder);
 }
 
-// The state that the survivors go on from. *saved: a save of it has been begun before.
+// Returns the state to save for the surviving groups. *saved: a save of it was started before the
+// failure.
 static RunState surviving_state(const Run *run, Peers left, bool *saved) {
     enum { ITERATION, TRAIN, VALID, SAVED, FIELDS };
     int64_t least[FIELDS] = {run->iteration, run->consumed_train, run->consumed_valid, run->last_saved};
     RunState state = current_state(run);
-    // A node may be a step ahead: then it takes that step's samples once more.
+    // A node may be one step ahead; after the restart it repeats that step's samples.
     peers_all_reduce(left, least, FIELDS, MPI_INT64_T, MPI_MIN);
-    // The last step's exchange makes the outer weights what all have learned. It may have failed,
-    // so the step is taken again.
+    // The last step ends with an outer sync of everything. It may have failed, so the step is
+    // repeated.
     if (least[ITERATION] == run->config.train_iters) {
         least[ITERATION]--;
         least[TRAIN] -= run->step_batch;
@@ -132,8 +134,8 @@ static void restore_optimizer_counters(Run *run, const RunState *state) {
     zero_set_counters(run->zero, &run->last);
 }
 
-// The residual of error feedback, where the checkpoint's means the same to this run. What a skipped
-// step has left does not count (sdp4bit/README.md).
+// Restores the residual of error feedback if the checkpoint's residual fits this run's layout. A
+// residual saved after a skipped step is discarded (sdp4bit/README.md).
 static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
     const Config *c = &run->config;
     if (!zero_keeps(run->zero, SLICE_RESIDUAL)) return true;
@@ -141,7 +143,7 @@ static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
                 config_same_residual(c, checkpoint_arguments(checkpoint));
     if (!fits) {
         log_line(run->log,
-                 "WARNING: the checkpoint holds no residual of error feedback that fits this run; "
+                 "WARNING: the checkpoint has no error-feedback residual that fits this run; "
                  "it starts at 0");
         return true;
     }
@@ -149,7 +151,8 @@ static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
     return zero_restore_residual(run->zero, checkpoint, &run->error);
 }
 
-// Takes counters, schedule, weights and moments from an opened checkpoint, as the flags say.
+// Restores counters, schedule, weights and optimizer state from an opened checkpoint, subject to
+// --finetune and --no-load-optim.
 static bool restore(Run *run, const Checkpoint *checkpoint) {
     Config *c = &run->config;
     const RunState *state = checkpoint_state(checkpoint);
@@ -170,17 +173,18 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     if (!zero_restore(run->zero, checkpoint, optimizer, &run->error)) return false;
     if (optimizer && !restore_residual(run, checkpoint)) return false;
     if (c->finetune) return true;
-    // What a replica group counts by itself goes on as its own.
+    // With --local-steps each replica group has its own optimizer counters and guard.
     const RunState *own = c->local_steps > 1 ? checkpoint_node_state(checkpoint, zero_node(run->zero))
                                              : state;
     restore_counters(run, state);
     guard_restore(&run->guard, &run->last, own);
-    // Else Adam and the schedule start anew, as in Megatron: fresh moments want a warm-up.
+    // Without the optimizer, Adam and the schedule restart, as in Megatron-LM: fresh moments need a
+    // warm-up.
     if (optimizer) restore_optimizer_counters(run, own);
     return true;
 }
 
-// No checkpoint in --load.
+// Handles a --load folder without checkpoints.
 static Loaded nothing_to_load(Run *run) {
     log_line(run->log,
              "WARNING: could not find the metadata file %s/latest_checkpointed_iteration.txt: starting "
@@ -192,8 +196,8 @@ static Loaded nothing_to_load(Run *run) {
     return LOAD_FAILED;
 }
 
-// Opens the newest sound checkpoint and restores the run from it. *fell_back: it is not the one
-// asked for.
+// Opens the newest valid checkpoint and restores the run from it. *fell_back: it is not the requested
+// one.
 static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fell_back) {
     const char *load = run->config.load;
     char fallback[1400];
@@ -217,9 +221,9 @@ Loaded load_checkpoint(Run *run) {
     Peers world = run_peers(run, run->launch.world);
     run->site.phase = "load checkpoint";
     run->last.beta1_power = run->last.beta2_power = 1.0;
-    run->went_on_from = -1;
+    run->resumed_from = -1;
     if (!c->load) return LOAD_FRESH;
-    // One answer for all ranks.
+    // Rank 0 decides for all.
     char lost[1400] = "";
     int64_t iteration = 0;
     if (run->launch.rank == 0) iteration = checkpoint_find(c->load, lost, sizeof lost, &run->error);
@@ -231,10 +235,10 @@ Loaded load_checkpoint(Run *run) {
     if (!run_agreed(run, same_checkpoint(c->load, iteration, world, &run->error))) return LOAD_FAILED;
     bool fell_back;
     if (!open_and_restore(run, &iteration, world, &fell_back)) return LOAD_FAILED;
-    // Counts as saved only where it lies in --save and the tracker names it. Else the end of the
-    // run saves again, which puts the tracker right.
+    // Counts as saved only if it is in --save and the tracker names it. Otherwise the end of the run
+    // saves again, which corrects the tracker.
     bool named = c->save && !strcmp(c->save, c->load) && !*lost && !fell_back;
     run->last_saved = named ? run->iteration : 0;
-    if (c->save && !c->finetune && save_folder_same(c->save, c->load)) run->went_on_from = iteration;
+    if (c->save && !c->finetune && save_folder_same(c->save, c->load)) run->resumed_from = iteration;
     return LOAD_RESTORED;
 }

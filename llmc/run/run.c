@@ -1,4 +1,4 @@
-// A run's ranks together, and its end: see run.h.
+// Creation of a run, agreement among its ranks, and cleanup: see run.h.
 #include "llmc/run/run.h"
 
 #include <string.h>
@@ -30,10 +30,10 @@ void run_init(Run *run) {
     run->started = monotonic_seconds();
 }
 
-// Seconds that a collective may take, 0: for ever. --distributed-timeout-minutes, and a little more
-// the higher the rank.
+// Returns the timeout of a collective in seconds; 0 means none. --distributed-timeout-minutes plus a
+// small delay that grows with the rank, so that one rank reports first.
 static double time_limit(const Run *run) {
-    // Rank 0 reads data for as long as it takes.
+    // Rank 0 may read data for a long time while the others wait.
     if (run->config.check_data || run->config.inspect_data >= 0) return 0.0;
     double limit = 60.0 * run->config.distributed_timeout_minutes;
     return limit > 0 ? limit + launch_rank_delay(run->launch.rank) : 0.0;
@@ -44,14 +44,14 @@ Peers run_peers(Run *run, MPI_Comm comm) {
     return peers;
 }
 
-void run_meet(Run *run) { peers_barrier(run_peers(run, run->launch.world)); }
+void run_barrier(Run *run) { peers_barrier(run_peers(run, run->launch.world)); }
 
 bool run_agreed(Run *run, bool ok) {
     int who = 0;
     if (peers_agree(run_peers(run, run->launch.world), ok, &run->error, &who)) return true;
     run->exit_code = run->error.code;
-    // What some ranks had agreed on before is one rank's all the same. The site has the number that
-    // a rank began with (survivors.c).
+    // If a subset of ranks has agreed before, the error names the rank that failed there. site.rank is
+    // the original rank number: surviving_groups.c renumbers launch.rank.
     bool mine = run->error.rank >= 0 ? run->error.rank == run->site.rank : run->launch.rank == who;
     if (mine) error_print(&run->site, run->error.what);
     return false;

@@ -1,14 +1,14 @@
-// A run: everything that training holds beside the model itself. main makes one, the files of this
-// room set it up, tell of it, save it and close it; train_gpt.c makes the steps.
+// A training run: configuration, ranks, device, data, counters, logs and checkpoints. train_gpt.c
+// creates one and runs the steps; the model itself is a GPT (llmc/model/gpt.h).
 //
-//   run.c       agreement of the ranks, limits, the end
-//   setup.c     from flags to a device, memory, groups and data
-//   start.c     the model's part of that
-//   report.c    log lines: the steps, the intervals, the start
-//   resume.c    checkpoints: saving, restoring, loading
-//   survivors.c what becomes of a run whose nodes train alone when one is lost
-//   sample.c    text from the model
-//   eval_tasks.c  --eval-tasks: how likely the model finds choices
+//   run.c               creation, agreement among ranks, time limits, cleanup
+//   setup.c             mesh, device, memory, groups, data
+//   startup.c           startup sequence, with the model
+//   report.c            log lines: startup, steps, intervals
+//   resume.c            saving, loading and restoring checkpoints
+//   surviving_groups.c  recovery from a lost node with --local-steps
+//   sample.c            --sample-prompt
+//   eval_tasks.c        --eval-tasks
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/checkpoint/saver.h"
@@ -29,150 +29,154 @@
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// What happened since the last log line.
+// Statistics since the last log line.
 typedef struct Interval {
     int64_t iterations, samples, skipped, nan;
     double loss_sum;       // over applied steps
-    double seconds_start;  // moved forward by what is not training: evaluation, checkpoints
-    Traffic traffic;       // at the start
+    double seconds_start;  // excludes evaluation and checkpoints
+    Traffic traffic;       // counters at the start
 } Interval;
 
 typedef struct Run {
     Config config;
     Launch launch;
-    Mesh mesh;          // who is where, and the groups that communicate
+    Mesh mesh;          // placement of ranks, communication groups
     Pipeline pipeline;  // links to the neighboring stages
-    OwnDevice own;      // the device that this rank takes
+    OwnDevice own;      // this rank's device
     Site site;
-    Error error;  // why the run ends early
+    Error error;  // first error of this rank; why the run ends early
     int exit_code;
-    Tokenizer *tokenizer;  // NULL: not needed
+    Tokenizer *tokenizer;  // NULL if not needed
     Device *device;
     Stream *compute;
-    Lanes lanes;  // of communication
+    Lanes lanes;  // communication streams
     Timers *timers;
     MemoryPlan memory_plan;
     Zero *zero;
-    const Tensor *whole;  // (whole_count) the parameters of the whole model, as checkpoints have them
+    const Tensor *whole;  // (whole_count) tensors of the unsplit model, as in checkpoints
     int whole_count;
     Loader *loader;
     TaskSet tasks;            // --eval-tasks
-    int64_t tasks_scored_at;  // the latest iteration that they were scored at; -1: none
+    int64_t tasks_scored_at;  // latest iteration with scores; -1: none
     Log *log;
     Progress *progress;
     Schedule schedule;
     // counters of the whole run, saved in checkpoints
     int64_t iteration, consumed_train, consumed_valid;
-    int64_t split_samples[2];  // of SPLIT_TRAIN and SPLIT_VALID as built; 0: not known
-    int64_t scheduled;         // samples of applied steps: what the schedule counts
+    int64_t split_samples[2];  // size of SPLIT_TRAIN and SPLIT_VALID; 0: unknown
+    int64_t scheduled;         // samples of applied steps; position in the learning-rate schedule
     AnomalyGuard guard;
     double flops_so_far;
-    // the step whose verdict the host has not read yet
-    bool unsettled;
-    int step_batch;     // samples of the latest step launched: the one that is settled next, or was last
-    StepStatus last;    // the newest verdict read
-    StepReport report;  // what was told of it
+    bool unsettled;     // the host has not read the status of the latest step yet
+    int step_batch;     // samples of the latest step launched
+    StepStatus last;    // latest status read
+    StepReport report;  // its log record
     Interval interval;
-    double started;  // wall clock of the process's start
-    int64_t last_saved;
-    int64_t went_on_from;  // the checkpoint in the --save folder that this run went on from; -1: none
-    int save_lock;         // of rank 0 on the folder of --save
-    int64_t met_at;        // of the checkpoint that was loaded: RunState
+    double started;        // time of process start
+    int64_t last_saved;    // iteration
+    int64_t resumed_from;  // iteration of the checkpoint in --save that this run resumed from; -1: none
+    int save_lock;         // rank 0: descriptor of the lock on the --save folder; -1: none
+    int64_t met_at;        // from the loaded checkpoint (RunState)
     Saver saver;
-    Stop stop;           // why the run is to be left early
-    Memory memory;       // the plan against what was there
-    int64_t parameters;  // of the whole model; report_start finds it
+    Stop stop;           // why the run stops early
+    Memory memory;       // planned and available memory
+    int64_t parameters;  // number of parameters of the whole model; set by report_start
 } Run;
 
 // --- run.c ---------------------------------------------------------------------------------------
 
-// Answers --help or --version on standard output. Neither needs MPI or ranks. Under mpirun the
-// first rank answers for all. Returns the exit code.
+// Prints the output of --help or --version and returns the exit code. Needs no MPI; under mpirun
+// only the first rank prints.
 int run_answer(const Config *config, const char *program);
-// A run that holds nothing yet.
+// Initializes an empty run.
 void run_init(Run *run);
-// Gives back all that the run holds, whatever part of it there is.
+// Frees everything that the run holds, also after a partial setup.
 void run_close(Run *run);
-// Ranks that act together, with the run's limit and place.
+// Returns the Peers of a communicator, with this run's time limit and site.
 Peers run_peers(Run *run, MPI_Comm comm);
-// A barrier of all ranks, with that limit.
-void run_meet(Run *run);
-// True when ok on every rank. Else run->error holds the first failing rank's error on every rank,
-// that rank prints it, and run->exit_code is the error's. Collective over the world.
+// Barrier over all ranks, with the run's time limit.
+void run_barrier(Run *run);
+// Returns true if ok on every rank. Otherwise copies the error of the first failing rank to every
+// rank's run->error, sets run->exit_code, and that rank prints the error. Collective over the world.
 bool run_agreed(Run *run, bool ok);
-// After each step and each part of an evaluation: run->stop, the same on every rank. Collective.
+// Updates run->stop, with the same result on every rank. Called after each step and each batch of an
+// evaluation. Collective.
 void run_poll_stop(Run *run);
 
-// --- setup.c: in this order ----------------------------------------------------------------------
+// --- setup.c, in calling order -------------------------------------------------------------------
 
-// Places this rank, opens the tokenizer, completes the config. Needs no device. Errors: EXIT_USAGE,
-// EXIT_DATA, EXIT_ENVIRONMENT.
+// Builds the mesh, opens the tokenizer and completes the config. Needs no device. Errors:
+// EXIT_USAGE, EXIT_DATA, EXIT_ENVIRONMENT.
 bool run_place(Run *run);
-// Opens device and log, and allocates the memory plan. False on every rank where one failed.
+// Opens device and log and allocates the memory plan. Returns false on every rank if one failed.
 bool run_allocate(Run *run);
-// The folder of --save, the groups, the Zero: ready to step once it has weights. The same errors on
-// every rank.
+// Locks the --save folder, creates the communication groups and starts ZeRO. Returns false on every
+// rank if one failed.
 bool run_connect(Run *run);
-// Opens the loader, once it is known where the run goes on: the order of the data depends on how
-// often they are read in all. Not collective over the world; the caller lets the ranks agree.
+// Opens the loader. Call after the checkpoint has been restored, because the order of the data
+// depends on the total number of samples. Not collective over the world: the caller agrees on
+// errors.
 bool run_open_data(Run *run);
-// The same on every rank, with log lines.
+// run_open_data on all ranks, with consistency checks and log lines. Collective.
 bool run_setup_data(Run *run);
-// Global batches of one evaluation of a split: --eval-iters, or the whole validation split with
-// --full-validation; its last samples that do not fill a batch are left out. 0 without data.
+// Returns the number of global batches of one evaluation: --eval-iters, or with --full-validation
+// the whole validation split without an incomplete last batch. 0 if the split has no data.
 int64_t run_eval_iters(const Run *run, int split);
-// Schedule, progress and saver. The last step before training.
+// Sets up schedule, progress log and saver. Last step before training.
 bool run_prepare_saves(Run *run);
-// --inspect-data and --check-data: rank 0 looks at the data, nobody trains.
+// Handles --inspect-data and --check-data on rank 0.
 void run_look_at_data(Run *run);
 
 // --- report.c ------------------------------------------------------------------------------------
 
-// The lines before training: program, mesh, flags, sizes.
+// Logs program, mesh, flags and sizes before training.
 void report_start(Run *run);
 void interval_begin(Run *run);
-// Where an interval is interrupted by what is not training: an evaluation, a save.
+// Start of an interruption of training: an evaluation, a save.
 typedef struct Interruption {
     double seconds;
     Traffic traffic;
 } Interruption;
 Interruption interval_interrupt(const Run *run);
-// Takes the time since then, and what was sent since then, out of the interval. Collective.
+// Excludes time and traffic since `from` from the interval. Collective.
 void interval_exclude(Run *run, const Interruption *from);
-// Prints the interval's lines after the step status of its last iteration. Collective.
+// Logs the interval. The status of its last step must have been read. Collective.
 void interval_end(Run *run);
-// Reads the step status of a step. which: 0 the latest one launched, 1 the one before.
+// Reads the status of a step and advances counters, guard and per-step log. which: 0 for the latest
+// step launched, 1 for the one before.
 void settle(Run *run, int which);
-// The latest one's, where other ranks may not come: without figures that ranks make together.
+// settle(run, 0) without collective figures, for use after a node failure.
 void settle_alone(Run *run);
 
 // --- resume.c ------------------------------------------------------------------------------------
 
-// False on every rank when one failed: the run ends.
+// Saves a checkpoint, in the background with --async-save. Returns false on every rank if one
+// failed; the run then ends.
 bool save_checkpoint(Run *run);
-// The save in the background one part further, or to its end.
+// Advances a background save by one part, or to its end.
 bool advance_save(Run *run, bool to_the_end);
-// Of the nodes that are left: run->launch.world is theirs, and so is the mesh. Waits for the files.
-// True where there was nothing new to save.
+// Saves the state of the surviving replica groups after a node failure and waits for the files.
+// run->launch.world and the mesh must already exclude the lost node. Returns true without saving if
+// the state is saved already.
 bool save_surviving_groups(Run *run);
-// Compares all ranks' weights and repairs what differs.
+// Compares replicated weights across ranks and repairs differences. Returns false if that fails.
 bool replicas_sound(Run *run);
-// --load, by Megatron-LM's rules. LOAD_FRESH: there is nothing to load, and the caller fills the
-// weights. Without a tracker and without checkpoints a run starts afresh, so that the same script
-// starts and resumes it.
+// Loads from --load by Megatron-LM's rules. LOAD_FRESH: there is no checkpoint (no tracker file and
+// no checkpoint folders), and the caller initializes the weights. The same command line therefore
+// starts and resumes a run.
 typedef enum Loaded { LOAD_FAILED, LOAD_FRESH, LOAD_RESTORED } Loaded;
 Loaded load_checkpoint(Run *run);
 
-// --- survivors.c ---------------------------------------------------------------------------------
+// --- surviving_groups.c --------------------------------------------------------------------------
 
-// While the run trains with --local-steps and --save a lost node ends it only after the others have
-// saved what they have. Collective.
+// Arms node-failure recovery: if a node is lost, the surviving replica groups save a checkpoint
+// before the job ends. No-op unless --local-steps and --save are used. Collective.
 void arm_node_recovery(Run *run);
 
 // --- sample.c ------------------------------------------------------------------------------------
 
-// --sample-prompt: rank 0 writes text with the model as it is; every replica could, they are equal.
-// Needs no random state and no batch: training goes on as without. Collective.
+// --sample-prompt: generates text with the current weights and logs it on rank 0. Has no effect on
+// training. Collective.
 void write_sample(Run *run, GPT *gpt);
 
 LLMC_END

@@ -1,4 +1,4 @@
-// What all ranks of a run must share: see same_run.h. Called by train_gpt.c.
+// Consistency checks among the ranks of a run: see same_run.h. Called by train_gpt.c and setup.c.
 #include "llmc/run/same_run.h"
 
 #include <fcntl.h>
@@ -19,11 +19,11 @@ static int rank_of(Peers world) {
     return rank;
 }
 
-// Rank 0's text on every rank, malloc'ed.
+// Returns rank 0's text on every rank. The caller frees it.
 static char *text_of_first(const char *own, Peers world) {
     int64_t bytes = (int64_t)strlen(own) + 1;
     peers_broadcast(world, &bytes, sizeof bytes, 0);
-    char *text = (char *)xcalloc(1, (size_t)bytes, "what rank 0 was told");
+    char *text = (char *)xcalloc(1, (size_t)bytes, "rank 0's flags");
     if (rank_of(world) == 0) memcpy(text, own, (size_t)bytes);
     peers_broadcast(world, text, (size_t)bytes, 0);
     return text;
@@ -60,13 +60,11 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     bool ok = count == first_count;
     if (!ok)
         error_set(err, EXIT_DATA,
-                  "there are other data here than where rank 0 reads: %d shards, not %lld; give all machines "
-                  "the same",
+                  "this rank has %d data shards, but rank 0 has %lld; copy the same data to all machines",
                   count, (long long)first_count);
     for (int i = 0; i < count && ok; i++) {
         if (own[i] == first[i]) continue;
-        ok = error_set(err, EXIT_DATA,
-                       "%s is another shard here than where rank 0 reads it; copy one to all machines",
+        ok = error_set(err, EXIT_DATA, "%s differs from rank 0's copy; copy the same file to all machines",
                        loader_shard_prefix(loader, i));
     }
     free(first);
@@ -74,8 +72,8 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     return ok;
 }
 
-// A new name each time: a network's file system may remember that an older one was not there. It is
-// that of a killed save's leftover, which the next save removes.
+// Makes a unique name, because network file systems cache negative lookups. The name has the form of
+// an interrupted save's temporary folder, which the next save removes.
 static void name_marker(char *name, size_t bytes) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -104,11 +102,11 @@ bool same_save_folder(const char *directory, Peers world, Error *err) {
     if (rank_of(world) == 0 && made) unlink(marker);
     free(marker);
     return all || seen ||
-           error_set(err, EXIT_CHECKPOINT,
-                     "the --save folder %s is not the one that rank 0 sees: every rank writes its part of a "
-                     "checkpoint there; "
-                     "give one on a file system that all machines share",
-                     directory);
+           error_set(
+               err, EXIT_CHECKPOINT,
+               "the --save folder %s is not the one that rank 0 sees, but every rank writes its part of "
+               "a checkpoint there; use a folder on a shared file system",
+               directory);
 }
 
 bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Error *err) {
@@ -117,7 +115,6 @@ bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Erro
     return here || !first ||
            error_set(err, EXIT_CHECKPOINT,
                      "the checkpoint of iteration %lld, which rank 0 loads, is not in %s on this machine; "
-                     "give a --load folder that "
-                     "all machines share",
+                     "use a --load folder on a shared file system",
                      (long long)iteration, directory);
 }

@@ -1,27 +1,25 @@
-// What all ranks of a run must share, though each machine has a copy of its own: the program, the
-// flags, the data, the folders of checkpoints. A machine with an old copy would train on without a
-// word, half of the shards by another learning rate or other text. Asked before the first step.
-// Collective over world, whose rank 0 is what the others are compared with. Each returns this
-// rank's own finding: the caller lets the ranks agree.
+// Checks before the first step that all machines have the same program, flags, data and checkpoint
+// folders. Otherwise a machine with an old copy would silently train with another learning rate or
+// other data. Collective over world; every rank compares itself with rank 0 and returns its own
+// result, on which the caller makes the ranks agree.
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/data/loader.h"
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
-// Once every rank has made its plan, before memory is taken or data are read. Errors:
-// EXIT_ENVIRONMENT for another version, commit or backend; EXIT_USAGE for the first flag that
-// differs. Paths may differ from machine to machine. Their number may not, but for what rank 0
-// alone writes.
+// Call after plan_run, before memory is allocated or data is read. Errors: EXIT_ENVIRONMENT for
+// another version, commit or backend; EXIT_USAGE for the first flag that differs. Paths may differ
+// between machines. The number of paths may not, except for outputs that only rank 0 writes.
 bool same_flags(const Config *config, Peers world, Error *err);
-// The shards of every split: their sizes, the two ends of their files, their weights. Error:
-// EXIT_DATA. Mock data are the same everywhere.
+// Compares the data shards of every split: sizes, first and last bytes of the files, weights. Error:
+// EXIT_DATA. Always true for mock data.
 bool same_data(const Loader *loader, Peers world, Error *err);
-// All see a file that rank 0 makes in the folder for a moment, within some seconds: a network's
-// file system may be late. Error: EXIT_CHECKPOINT. True on all ranks where rank 0 can make none:
-// the first save tells why.
+// Checks that every rank sees a temporary file that rank 0 creates in the folder, within 5 seconds to
+// allow for slow network file systems. Error: EXIT_CHECKPOINT. Returns true if rank 0 cannot create
+// the file; the first save reports why.
 bool same_save_folder(const char *directory, Peers world, Error *err);
-// All see the checkpoint that rank 0 sees. Error: EXIT_CHECKPOINT.
+// Checks that this rank sees the checkpoint if rank 0 does. Error: EXIT_CHECKPOINT.
 bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Error *err);
 
 LLMC_END

@@ -1,4 +1,4 @@
-// Text from the model while it trains, --sample-prompt: see run.h.
+// Text generation during training (--sample-prompt): see run.h.
 #include "llmc/run/run.h"
 
 #include <stdlib.h>
@@ -7,16 +7,16 @@
 #include "llmc/base/utf8.h"
 #include "llmc/run/sampling.h"
 
-// The n ids as text, to be freed. What is not UTF-8 shows as U+FFFD: a model of bytes may write
-// anything.
+// Decodes n ids; the caller frees the text. Invalid UTF-8, which byte-level models may produce, is
+// replaced by U+FFFD.
 static char *text_of(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) {
     size_t total = 0, at = 0, bytes;
     for (int64_t i = 0; i < n; i++) {
         tokenizer_decode(tokenizer, ids[i], &bytes);
         total += bytes;
     }
-    // Repaired text takes at most three bytes for each raw one. A character may be spread over
-    // tokens, so the whole is repaired at once.
+    // Repaired text has at most three bytes per raw byte. Characters may span tokens, so repair the
+    // whole text at once.
     char *text = (char *)xmalloc(4 * total + 1, "the sample"), *raw = text + 3 * total + 1;
     for (int64_t i = 0; i < n; i++) {
         const char *piece = tokenizer_decode(tokenizer, ids[i], &bytes);
@@ -26,7 +26,7 @@ static char *text_of(const Tokenizer *tokenizer, const int32_t *ids, int64_t n) 
     int64_t replaced = 0;
     size_t length = utf8_repair(raw, total, text, &replaced);
     for (size_t i = 0; i < length; i++) {
-        if (!text[i]) text[i] = ' ';  // a model of bytes may write zeros
+        if (!text[i]) text[i] = ' ';  // byte-level models may produce zeros
     }
     text[length] = 0;
     return text;
@@ -44,7 +44,7 @@ static void log_sample(Log *log, int64_t iteration, const Tokenizer *tokenizer, 
     free(text);
 }
 
-// The prompt's ids behind those that begin a document, or EOD alone where there are none.
+// Encodes the prompt after the tokenizer's document prefix. Returns a single EOD if both are empty.
 static TokenBuffer prompt_ids(const Run *run) {
     const char *prompt = run->config.sample_prompt;
     TokenBuffer ids = {NULL, 0, 0};
@@ -57,8 +57,8 @@ static TokenBuffer prompt_ids(const Run *run) {
     encoder_free(encoder);
     if (replaced) {
         log_line(run->log,
-                 "WARNING: --sample-prompt has %lld places that this tokenizer cannot encode; they are left "
-                 "out or replaced",
+                 "WARNING: this tokenizer cannot encode %lld parts of --sample-prompt; they are dropped or "
+                 "replaced",
                  (long long)replaced);
     }
     if (ids.count == 0) token_buffer_append(&ids, tokenizer_eod(run->tokenizer));
@@ -81,14 +81,14 @@ void write_sample(Run *run, GPT *gpt) {
                           .temperature = c->sample_temperature,
                           .top_p = 1.0,
                           .seed = (uint64_t)c->seed};
-    int speaker = mesh->tp.size * mesh->dp.size * (mesh->pp.size - 1);  // of the last stage
+    int root = mesh->tp.size * mesh->dp.size * (mesh->pp.size - 1);  // first rank of the last stage
     for (; n < total; n++) {
-        // Where ranks share weights out, a pass takes all of them.
+        // With sharded weights all ranks must take part in the gathers of a forward pass.
         if (mesh->dp.rank == 0 || mesh->shards.size * mesh->shard_rail.size > 1)
             gpt_next_logits(gpt, ids, n, logits);
-        if (mesh->world.rank == speaker) ids[n] = sampling_draw(&all, logits, (uint64_t)n);
-        // At each token: the others wait, and a single wait has a limit.
-        peers_broadcast(run_peers(run, run->launch.world), &ids[n], sizeof ids[n], speaker);
+        if (mesh->world.rank == root) ids[n] = sampling_draw(&all, logits, (uint64_t)n);
+        // Broadcast every token, so that no rank waits longer than the collective timeout.
+        peers_broadcast(run_peers(run, run->launch.world), &ids[n], sizeof ids[n], root);
     }
     zero_use_outer(run->zero, false);
     if (run->launch.rank == 0) log_sample(run->log, run->iteration, run->tokenizer, ids, n);

@@ -1,4 +1,4 @@
-// Sampling: see sampling.h.
+// Token sampling: see sampling.h.
 #include "llmc/run/sampling.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@ static int largest_logit(const floatX *logits, int vocab) {
     return best;
 }
 
-// e^(logit / temperature) in relation to the largest logit's.
+// Unnormalized probability, relative to the largest logit.
 static double weight_of(float logit, double top, double temperature) {
     return exp(((double)logit - top) / temperature);
 }
@@ -30,8 +30,8 @@ static int draw_of_all(const Sampling *s, const floatX *logits, double uniform) 
     return best;  // NaN logits, or rounding at the very end
 }
 
-// --- the likeliest first -------------------------------------------------------------------------
-// A heap gives them in order. Only as many are taken out as are asked for.
+// --- top-k and top-p -----------------------------------------------------------------------------
+// A heap yields the candidates in descending order, and only as many as are needed.
 
 static bool comes_first(const Candidate *a, const Candidate *b) {
     return a->logit > b->logit || (a->logit == b->logit && a->token < b->token);
@@ -56,7 +56,7 @@ static void make_heap(const Sampling *s, const floatX *logits) {
     for (int i = s->vocab / 2 - 1; i >= 0; i--) sink(s->candidates, s->vocab, i);
 }
 
-// Moves the first of a heap of `count` behind the others.
+// Pops the first candidate of a heap of `count` and stores it at index count - 1.
 static Candidate take_first(Candidate *heap, int count) {
     Candidate first = heap[0];
     heap[0] = heap[count - 1];
@@ -70,7 +70,8 @@ static int draw_of_likeliest(const Sampling *s, const floatX *logits, double uni
     int vocab = s->vocab, most = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab, taken = 0;
     make_heap(s, logits);
     double top = (double)heap[0].logit, whole = 0.0, sum = 0.0, running = 0.0;
-    // The sum of what top-k leaves: of the first `most`, which then stand at the end, or of all.
+    // Total probability after top-k: of the first `most` candidates, which are then at the end of the
+    // array, or of all.
     if (most < vocab) {
         for (; taken < most; taken++)
             whole += weight_of(take_first(heap, vocab - taken).logit, top, s->temperature);

@@ -1,27 +1,26 @@
-// Picks the next token from logits: temperature, top-k, top-p. Called by sample.c, when the trainer
-// writes a sample, and by dev/generate.c.
+// Samples the next token from logits with temperature, top-k and top-p. Called by sample.c and
+// dev/generate.c.
 #pragma once
 #include "llmc/base/base.h"
 #include "llmc/base/dtype.h"
 LLMC_BEGIN
 
-// A token that may be next, and its logit.
 typedef struct Candidate {
     float logit;
     int32_t token;
 } Candidate;
 
 typedef struct Sampling {
-    int vocab;           // logits that count: without the padded rows
-    double temperature;  // logits are divided by it; 0 takes the largest
-    int top_k;           // of the so many likeliest tokens alone; 0: of all
-    double top_p;        // of the fewest likeliest tokens whose probabilities make top_p; 1: of all
+    int vocab;           // number of logits, without padding
+    double temperature;  // divides the logits; 0 means greedy
+    int top_k;           // sample among the top_k most likely tokens; 0: no limit
+    double top_p;        // nucleus sampling: among the fewest tokens whose probabilities sum to top_p
     uint64_t seed;
-    Candidate *candidates;  // (vocab) scratch; NULL where top_k is 0 and top_p 1
+    Candidate *candidates;  // (vocab) scratch; NULL if top_k is 0 and top_p is 1
 } Sampling;
 
-// Draws a token with uniform number `index` of the seed (rng_uniform). Top-p is applied to what
-// top-k has left, as in Hugging Face's transformers. Of equal logits the smaller token comes first.
+// Draws a token with the index-th uniform number of the seed (rng_uniform). Top-k is applied before
+// top-p, as in Hugging Face's transformers. Ties rank by token id.
 int sampling_draw(const Sampling *sampling, const floatX *logits, uint64_t index);
 
 LLMC_END

@@ -1,4 +1,4 @@
-// A checkpoint to be used: see saved_model.h.
+// Opens a checkpoint for inference: see saved_model.h.
 #include "llmc/run/saved_model.h"
 
 #include <stdlib.h>
@@ -6,8 +6,8 @@
 
 #include "llmc/base/durable.h"
 
-// A file beside the checkpoints, or NULL. Kept with the config's words, which its text fields point
-// into.
+// Returns the path of a file in the checkpoint folder, or NULL if it does not exist. Owned by
+// c->words, like all strings of the config.
 static const char *file_beside(Config *c, const char *folder, const char *name) {
     char *path = text_format("%s/%s", folder, name);
     if (!durable_exists(path)) {
@@ -18,7 +18,7 @@ static const char *file_beside(Config *c, const char *folder, const char *name) 
     return c->words[c->words_count++] = path;
 }
 
-// A tokenizer's files that lie beside the checkpoints belong to the model.
+// Uses tokenizer files from the checkpoint folder, unless flags name others.
 static void prefer_own_files(Config *c, const SavedModelChoice *choice) {
     if (choice->flags->count) return;
     if (c->tokenizer_type == TOKENIZER_HUGGING_FACE) {
@@ -39,16 +39,16 @@ static bool open_tokenizer(SavedModel *model, Error *err) {
     Error why;
     model->tokenizer = tokenizer_open(&choice, &why);
     if (!model->tokenizer) {
-        return error_set(err, EXIT_DATA, "the model's tokenizer: %.*s; give %s", (int)strcspn(why.what, ";"),
-                         why.what,
+        return error_set(err, EXIT_DATA, "cannot open the model's tokenizer: %.*s; give %s",
+                         (int)strcspn(why.what, ";"), why.what,
                          c->tokenizer_type == TOKENIZER_HUGGING_FACE ? "--tokenizer-model"
                                                                      : "--vocab-file and --merge-file");
     }
     int size = tokenizer_vocab_size(model->tokenizer), eod = tokenizer_eod(model->tokenizer);
     if (size == c->vocab_size_unpadded && eod == c->eod) return true;
     return error_set(err, EXIT_DATA,
-                     "the tokenizer has %d ids and ends documents with %d, the checkpoint's model %d and %d; "
-                     "give the files that it was trained with",
+                     "the tokenizer has %d ids and end-of-document id %d, but the checkpoint has %d and %d; "
+                     "give the tokenizer files used in training",
                      size, eod, c->vocab_size_unpadded, c->eod);
 }
 
@@ -63,7 +63,7 @@ bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *
         ok = config_of_checkpoint(&model->config, arguments, choice->flags, err);
     }
     if (ok) prefer_own_files(&model->config, choice);
-    if (ok) {  // nothing is trained
+    if (ok) {  // inference only
         model->config.attention_dropout = model->config.hidden_dropout = 0;
         model->config.recompute_granularity = RECOMPUTE_FULL;
     }

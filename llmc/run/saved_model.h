@@ -1,5 +1,5 @@
-// A checkpoint as a model to be used, not trained: its Config, its tokenizer, its weights. The
-// checkpoint may be of any layout, preset and strategy. Called by dev/generate.c.
+// Opens a checkpoint for inference: config, tokenizer and weights. Accepts checkpoints of any
+// parallel layout, preset and sharding strategy. Called by dev/generate.c.
 #pragma once
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/config/config.h"
@@ -7,23 +7,23 @@
 LLMC_BEGIN
 
 typedef struct SavedModel {
-    Config config;  // config_of_checkpoint's
+    Config config;  // from config_of_checkpoint
     Checkpoint *checkpoint;
     Tokenizer *tokenizer;
     int64_t iteration;
-    char note[1400];  // a line on which checkpoint was taken; empty: nothing to say
+    char note[1400];  // set if another checkpoint than the requested one was opened; else empty
 } SavedModel;
 
 typedef struct SavedModelChoice {
-    const char *load;    // a --save folder
+    const char *load;    // checkpoint folder
     int64_t iteration;   // -1: the latest
-    const Words *flags;  // the trainer's, of another place of the tokenizer's files; may be empty
-    Peers peers;         // of one rank
+    const Words *flags;  // trainer flags that name the tokenizer files; may be empty
+    Peers peers;         // a single rank
 } SavedModelChoice;
 
-// The tokenizer's files are those of the flags; else vocab.json and merges.txt, or tokenizer.json,
-// in the folder of the checkpoints; else those of the run's flags, where they still lie. Errors:
-// EXIT_CHECKPOINT; EXIT_DATA of the tokenizer's files. On failure nothing is left to close.
+// Looks for tokenizer files in this order: choice->flags; vocab.json and merges.txt or tokenizer.json
+// in the checkpoint folder; the paths used in training. Errors: EXIT_CHECKPOINT, or EXIT_DATA for
+// tokenizer files. On failure there is nothing to close.
 bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *err);
 void saved_model_close(SavedModel *model);
 

@@ -1,5 +1,5 @@
-// From flags to a run that can train: see run.h. Called by start.c in the order of the
-// functions here.
+// Sets up mesh, device, memory, groups and data: see run.h. startup.c calls these functions in the
+// order of this file.
 #include <math.h>
 #include <stdlib.h>
 
@@ -11,8 +11,8 @@
 #include "llmc/run/same_run.h"
 #include "llmc/state/stats.h"
 
-// Sizes of the vocabulary: the tokenizer's, unless it would need files and there are none. Then 0,
-// for which config_finish knows GPT-2's.
+// Gets vocabulary size and end-of-document id from the tokenizer. Leaves them 0 for GPT-2 BPE without
+// files (or with --plan); config_finish then uses GPT-2's sizes.
 static bool open_tokenizer(Run *run, int *vocab, int *eod) {
     const Config *c = &run->config;
     if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
@@ -49,8 +49,8 @@ bool run_place(Run *run) {
 static bool open_device(Run *run) {
     run->site.phase = "setup";
     run->own = devices_choose(run_peers(run, run->launch.host), &run->mesh, run->config.emulate_nodes);
-    // Error lines name a GPU by the rank's place on its host, for a rank that is shown its own GPU
-    // alone would say 0. Where ranks share GPUs they name it by its index.
+    // Error messages name a GPU by the rank's position on its host, because a rank that sees only its
+    // own GPU would always say 0. If ranks share GPUs they use the device index.
     if (run->own.sharers > 1 && device_kind()->numbered) run->site.gpu = run->own.index;
     run->device = device_open(run->own.index, &run->site, &run->error);
     if (!run->device) return false;
@@ -62,8 +62,8 @@ static bool open_device(Run *run) {
     return run->log != NULL && stats_folder(&run->config, &run->error);
 }
 
-// In two steps: every rank looks at what is free before any of those that share it takes its part.
-// CPU ranks of one host draw on the same memory.
+// Every rank measures free memory before any rank that shares the device (or the host, on CPUs)
+// allocates.
 bool run_allocate(Run *run) {
     if (!run_agreed(run, open_device(run))) return false;
     const Config *c = &run->config;
@@ -74,7 +74,7 @@ bool run_allocate(Run *run) {
            run_agreed(run, memory_allocate(&run->memory, &run->memory_plan, c, model, &run->error));
 }
 
-// Asked before training, and the folder locked for this job.
+// Checks that --save is writable and visible to all ranks, and locks it for this job.
 static bool claim_save_folder(Run *run) {
     const char *save = run->config.save;
     Peers world = run_peers(run, run->launch.world);
@@ -121,14 +121,14 @@ int64_t run_eval_iters(const Run *run, int split) {
     return loader_samples(run->loader, split) / c->global_batch_size;
 }
 
-// Notes splits whose number of samples differs from that in the checkpoint.
+// Logs a note if the split's number of samples differs from the checkpoint's.
 static void compare_split(Run *run, int split) {
     int64_t samples = loader_samples(run->loader, split), before = run->split_samples[split];
     if (!samples) return;
     if (before && samples != before) {
         log_line(run->log,
-                 "the %s split has %lld samples and had %lld in the checkpoint: training continues with "
-                 "the data in another order",
+                 "the %s split has %lld samples, but %lld in the checkpoint: training continues with the "
+                 "data in another order",
                  split_name(split), (long long)samples, (long long)before);
     }
     run->split_samples[split] = samples;
@@ -143,7 +143,7 @@ bool run_setup_data(Run *run) {
     for (int split = SPLIT_TRAIN; split <= SPLIT_VALID && !run->config.mock_data; split++)
         compare_split(run, split);
     if (run->config.full_validation && !loader_has_split(run->loader, SPLIT_VALID)) {
-        log_line(run->log, "WARNING: --full-validation has no effect: there are no validation data");
+        log_line(run->log, "WARNING: --full-validation has no effect: there is no validation data");
     }
     run->site.phase = "setup";
     timer_stop(run->timers, TIMER_DATA_SETUP, NULL);
@@ -153,7 +153,7 @@ bool run_setup_data(Run *run) {
 bool run_prepare_saves(Run *run) {
     const Config *c = &run->config;
     bool writes = run->launch.rank == 0 && c->log_progress && c->save;
-    run->schedule = schedule_from_config(c);  // only now: a loaded checkpoint may bring its own
+    run->schedule = schedule_from_config(c);  // a loaded checkpoint may have changed it
     run->progress = progress_open(c->save, run->launch.size, run->flops_so_far, writes, &run->error);
     if (!run_agreed(run, run->progress != NULL)) return false;
     run->saver = (Saver){.config = c,
@@ -164,7 +164,7 @@ bool run_prepare_saves(Run *run) {
                          .log = run->log,
                          .progress = run->progress,
                          .peers = run_peers(run, run->launch.world),
-                         .before = run->went_on_from,
+                         .before = run->resumed_from,
                          .lock = &run->save_lock};
     return !c->save || run_agreed(run, saver_has_room(&run->saver, run->iteration, &run->error));
 }

@@ -1,4 +1,4 @@
-// A run's model, from flags to the first step: see startup.h.
+// Startup of a run and its model: see startup.h.
 #include "llmc/run/startup.h"
 
 #include "llmc/plan/rank_plan.h"
@@ -25,7 +25,7 @@ void draw_weights(Run *run, GPT *gpt) {
     zero_masters_from_weights(run->zero);
 }
 
-// The weights: of a checkpoint, or drawn.
+// Loads the weights from a checkpoint or initializes them.
 static bool fill_weights(Run *run, GPT *gpt) {
     Loaded loaded = load_checkpoint(run);
     if (loaded != LOAD_FRESH) return loaded == LOAD_RESTORED;

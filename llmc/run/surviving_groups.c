@@ -1,37 +1,38 @@
-// What becomes of a run whose nodes train alone (--local-steps) when one of them is lost: the
-// others save what they have, and the job ends. Started again, it goes on from there with as many
-// nodes as it is given. A node that is new begins with the outer weights. So the lost node costs
-// what it had learned since its last exchange, and nothing else. Called by train_gpt.c.
+// Recovery from a lost node with --local-steps. The surviving replica groups save a checkpoint, and
+// the job ends. When restarted, it resumes with any number of nodes; new nodes start from the outer
+// weights. Only the progress of the lost node since its last outer sync is lost. Called by
+// train_gpt.c.
 #include <stdio.h>
 #include <unistd.h>
 
 #include "llmc/ranks/node_recovery.h"
 #include "llmc/run/run.h"
 
-// From here on the run's ranks are those of the other nodes. node -1: all.
-static void go_on_without(Run *run, int node, MPI_Comm left) {
+// Replaces the run's ranks by those in `left`. node -1: no node was lost.
+static void continue_without(Run *run, int node, MPI_Comm left) {
     if (node >= 0) mesh_remove_node(&run->mesh, node);
     run->launch.world = run->mesh.world.mpi = left;
     MPI_Comm_rank(left, &run->launch.rank);
     MPI_Comm_size(left, &run->launch.size);
 }
 
-static void tell(const Run *run, int lost, const char *why) {
+static void print_error(const Run *run, int lost, const char *why) {
     Error err;
     if (lost < 0) {
-        error_set(&err, EXIT_COMMUNICATION,
-                  "a node was late (%.600s); all nodes have answered and saved what they have; start again",
-                  why);
+        error_set(
+            &err, EXIT_COMMUNICATION,
+            "a node timed out (%.600s), but all nodes responded and saved a checkpoint; restart the job",
+            why);
     } else {
         error_set(&err, EXIT_COMMUNICATION,
-                  "node %d was lost (%.600s); the other nodes have saved what they have; start again", lost,
+                  "node %d was lost (%.600s); the other nodes saved a checkpoint; restart the job", lost,
                   why);
     }
     error_print(&run->site, err.what);
 }
 
-// The run stands between two steps, in an evaluation or in a save. Messages between nodes that were
-// under way have had no effect (comm_may_lose).
+// Called between two steps, in an evaluation or in a save. Inter-node messages in flight have had no
+// effect (comm_may_lose). Does not return if a node was lost.
 static void on_node_loss(void *context, const char *why) {
     Run *run = (Run *)context;
     int lost = 0;
@@ -40,12 +41,12 @@ static void on_node_loss(void *context, const char *why) {
     comm_lose(&run->mesh.replica_groups);
     zero_use_outer(run->zero, false);
     settle_alone(run);
-    go_on_without(run, lost, left);
-    // A step that the run would have ended for is not saved.
+    continue_without(run, lost, left);
+    // Don't save a state that the anomaly guard or corrupt data would have ended the run for.
     bool sound = !run->guard.ended_at && run->error.code != EXIT_DATA;
     bool saved = run_agreed(run, sound) && run_agreed(run, save_surviving_groups(run));
-    if (saved && run->launch.rank == 0) tell(run, lost, why);
-    run_meet(run);  // the launcher kills the others when the first one ends
+    if (saved && run->launch.rank == 0) print_error(run, lost, why);
+    run_barrier(run);  // the launcher kills the other ranks as soon as one exits
     fflush(stdout);
     bool failed = run->exit_code != EXIT_DONE && run->exit_code != EXIT_STOPPED;
     _exit(failed ? run->exit_code : EXIT_COMMUNICATION);

@@ -1,4 +1,4 @@
-// Streamed text: see text_stream.h.
+// Streaming text output: see text_stream.h.
 #include "llmc/run/text_stream.h"
 
 #include <stdlib.h>
@@ -6,14 +6,14 @@
 
 #include "llmc/base/utf8.h"
 
-// Bytes at the end of text that begin a character and may still become one.
+// Returns the number of bytes at the end of the text that form an incomplete UTF-8 character.
 static size_t unfinished(const char *text, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
         uint32_t code_point;
         unsigned char lead = (unsigned char)text[at];
         size_t taken = utf8_next(text + at, bytes - at, &code_point);
-        bool may_go_on = lead >= 0xC2 && lead <= 0xF4 && taken <= TEXT_HELD_BYTES;
-        if (code_point == UTF8_INVALID && at + taken == bytes && may_go_on) return taken;
+        bool incomplete = lead >= 0xC2 && lead <= 0xF4 && taken <= TEXT_HELD_BYTES;
+        if (code_point == UTF8_INVALID && at + taken == bytes && incomplete) return taken;
         at += taken;
     }
     return 0;

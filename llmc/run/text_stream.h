@@ -1,12 +1,12 @@
-// Tokens as text, written as they come. A character may be spread over several tokens: its bytes
-// are held back until it is whole. Called by dev/generate.c.
+// Streams tokens as text. A UTF-8 character may span several tokens; its bytes are held back until it
+// is complete. Called by dev/generate.c.
 #pragma once
 #include <stdio.h>
 
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
 
-enum { TEXT_HELD_BYTES = 3 };  // of a character that is not whole
+enum { TEXT_HELD_BYTES = 3 };  // longest incomplete character
 
 typedef struct TextStream {
     const Tokenizer *tokenizer;
@@ -15,10 +15,11 @@ typedef struct TextStream {
     size_t held_bytes;
 } TextStream;
 
-// Writes what is whole now, at once. What is no UTF-8 shows as U+FFFD, and a zero byte as a space:
-// a model of bytes may write anything. False: `out` takes no more, and errno says why.
+// Appends a token, writes all complete characters and flushes. Invalid UTF-8, which byte-level models
+// may produce, is replaced by U+FFFD, and zero bytes by spaces. Returns false with errno if writing
+// fails.
 bool text_stream_put(TextStream *stream, int token);
-// What was still held back: the text has ended within a character.
+// Writes the bytes held back, if the text ended within a character.
 bool text_stream_end(TextStream *stream);
 
 LLMC_END

@@ -181,7 +181,7 @@ late() {
     sleep 8
     signal_rank CONT 1
     wait "$job" || rc=$?
-    error_names 7 "all nodes have answered and saved what they have" $rc || return 1
+    error_names 7 "all nodes responded and saved a checkpoint" $rc || return 1
     ls "$work"/late/iter_*/mp_rank_00 >"$work/shards"
     [ "$(grep -c shard "$work/shards")" = 2 ] || { why="$(cat "$work/shards")"; return 1; }
 }

@@ -79,12 +79,12 @@ check "a log of the first rank alone" same \
 cp "$work/text_text_document.bin" "$work/copy.bin"
 cp "$work/text_text_document.idx" "$work/copy.idx"
 check "the same data at another path" same "$d" "--data-path $work/copy"
-check "other data" differ 5 "$work/other_text_document is another shard here" "$d" \
+check "other data" differ 5 "$work/other_text_document differs from rank 0's copy" "$d" \
     "--data-path $work/other_text_document"
-check "data of other sizes" differ 5 "$work/short_text_document is another shard here" "$d" \
+check "data of other sizes" differ 5 "$work/short_text_document differs from rank 0's copy" "$d" \
     "--data-path $work/short_text_document"
 check "more shards" differ 2 "--data-path is" "$d" "--data-path 1 $data 1 $work/copy"
-check "other weights" differ 5 "text_text_document is another shard here" "--data-path 1 $data 1 $work/copy" \
+check "other weights" differ 5 "text_text_document differs from rank 0's copy" "--data-path 1 $data 1 $work/copy" \
     "--data-path 2 $data 1 $work/copy"
 check "another save folder" differ 6 "$work/b is not the one that rank 0 sees" \
     "$d --save $work/a --save-interval 5" "$d --save $work/b --save-interval 5"
