@@ -1,55 +1,55 @@
-// Families of models that both the trainer and Hugging Face's transformers compute: GPT-2, Llama
-// and their like. A family is a row of hf_family.c: what its config.json says, as flags of the
-// trainer, and where its tensors come from. Called by hf_export.c and hf_import.c.
+// Model families supported by both the trainer and Hugging Face's transformers: GPT-2, Llama and
+// similar. A family is a row of hf_family.c that maps config.json to flags of the trainer and
+// tensor names to ours. Called by hf_export.c and hf_import.c.
 #pragma once
 #include <stdio.h>
 
 #include "dev/convert/imported.h"
 LLMC_BEGIN
 
-// A flag that every model of the family has. value: as in a checkpoint's arguments.
+// A flag with a fixed value in this family, as in a checkpoint's arguments.
 typedef struct HfBlock {
     const char *argument, *value;
-    bool of_training;  // it changes training alone: a checkpoint may have another value
+    bool of_training;  // affects only training: a checkpoint may have another value
 } HfBlock;
 
-// A key of config.json ("rope_parameters.rope_theta": a member of a member) that is a flag.
+// A key of config.json ("rope_parameters.rope_theta": a nested member) that maps to a flag.
 typedef struct HfKey {
     const char *key, *argument;
-    const char *missing;  // the flag's value where the key is missing; NULL: the trainer's default
-    bool real;            // a number that config.json has with its decimal point
-    bool negated;         // a truth value that is the flag's opposite
+    const char *missing;  // value of the flag if the key is missing; NULL: the trainer's default
+    bool real;            // a number that config.json writes with a decimal point
+    bool negated;         // a boolean with the opposite meaning of the flag
     bool written_only;
 } HfKey;
 
-// A key of config.json that may have some values alone.
+// A key of config.json with a fixed set of supported values.
 typedef struct HfFixed {
-    const char *key, *values;  // "first|second"; the first one is written
-    const char *why;           // the trainer has no other
+    const char *key, *values;  // "first|second"; exports write the first
+    const char *why;           // reason: the trainer supports no other value
     bool written;
-    bool needed;  // transformers' value of a missing key is another
+    bool needed;  // required, because transformers has another default
 } HfFixed;
 
-// How the rows of one of our tensors lie in theirs.
+// Row order of our tensor relative to theirs.
 typedef enum HfOrder {
     HF_SAME,
-    HF_WORDS,  // a row for each word: padding is not there
-    HF_HEADS,  // ours: of every group of heads its queries, its key, its value. Theirs: all queries,
-               // all keys, all values
-    HF_HALVES  // ours: SwiGLU's gate, then the other half. Theirs: two tensors
+    HF_WORDS,  // one row per token, without padding rows
+    HF_HEADS,  // ours: per query group its queries, key and value. Theirs: all queries, all keys,
+               // all values
+    HF_HALVES  // ours: SwiGLU's gate, then the up projection. Theirs: two tensors
 } HfOrder;
 
-// One of our tensors, and its name, or names, there. "*" stands for the layer.
+// One of our tensors and its names in their files. "*" is the layer number.
 typedef struct HfRow {
     const char *ours, *theirs[3];
     HfOrder order;
-    bool transposed;  // GPT-2's linear layers ("Conv1D") store the transposed matrix
+    bool transposed;  // GPT-2's linear layers ("Conv1D") store transposed matrices
 } HfRow;
 
 typedef struct HfFamily HfFamily;
 struct HfFamily {
-    const char *name, *type, *architecture;  // for messages; model_type; in "architectures"
-    const HfFamily *like;                    // all lists of that one belong to this one too; NULL: none
+    const char *name, *type, *architecture;  // for messages; model_type; entry of "architectures"
+    const HfFamily *like;                    // inherits all lists of this family; NULL: none
     const HfBlock *blocks;
     int block_count;
     const HfKey *keys;
@@ -58,30 +58,30 @@ struct HfFamily {
     int fixed_count;
     const HfRow *rows;
     int row_count;
-    const char *prefix;        // of names, which older programs left out; NULL: none
-    const char *constants[2];  // endings of names that are saved with the weights and are none
+    const char *prefix;        // name prefix that older programs omitted; NULL: none
+    const char *constants[2];  // suffixes of saved tensors that are not weights
 };
 
-// The families, in the order in which an export tries them.
+// All families, in the order in which an export tries them.
 const HfFamily *hf_families(int *count);
 
-// The family of a checkpoint's model, by its flags. Error (EXIT_CHECKPOINT): it has none; the line
-// names the first flag that the family which is nearest has otherwise.
+// Finds the family of a checkpoint's model by its flags. Error (EXIT_CHECKPOINT): none matches; the
+// message names the first differing flag of the closest family.
 const HfFamily *hf_family_of(const ImportedModel *model, Error *err);
 
-// What a folder says about its model.
+// Model description of a Hugging Face directory.
 typedef struct HfConfig {
     const HfFamily *family;
     ModelFlags flags;
-    int64_t words;  // rows of its embedding
-    int64_t eod;    // the end of a document: the end of a sequence there
+    int64_t words;  // rows of the embedding
+    int64_t eod;    // end-of-document id: their end-of-sequence id
 } HfConfig;
 
-// Reads a config.json; path is for messages. Errors (EXIT_CHECKPOINT): no JSON object, another
-// family, what the trainer computes otherwise. On failure nothing needs freeing.
+// Reads a config.json; path is for error messages. Errors (EXIT_CHECKPOINT): not a JSON object, an
+// unknown family, or a setting that the trainer does not support. On failure nothing needs freeing.
 bool hf_config_read(HfConfig *config, const char *text, size_t bytes, const char *path, Error *err);
-// Writes that of a model whose embedding has rows for the tokenizer's ids. dtype: "float32" or
-// "bfloat16". bos: the token that begins a text.
+// Writes the config.json of a model whose embedding has one row per token id. dtype: "float32" or
+// "bfloat16". bos: the token that starts a text.
 void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, int64_t bos,
                      FILE *out);
 

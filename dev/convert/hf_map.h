@@ -1,43 +1,44 @@
-// Where each element of the trainer's tensors stands in those of a Hugging Face family. Called by
-// hf_export.c, which goes through their tensors, and by hf_import.c, which goes through ours.
+// Maps elements between the trainer's tensors and those of a Hugging Face family. Called by
+// hf_export.c, which iterates over their tensors, and by hf_import.c, which iterates over ours.
 //
-// A tensor of ours is looked at as rows: outputs of a linear layer, words, or elements of a vector.
-// SwiGLU's first matrix, which the trainer's table has as (2, F*C), has 2*F of them.
+// Our tensors are treated as matrices of rows: outputs of a linear layer, tokens, or elements of a
+// vector. SwiGLU's first matrix, (2, F*C) in the trainer's table, has 2*F rows.
 #pragma once
 #include "dev/convert/hf_family.h"
 LLMC_BEGIN
 
-// One tensor of theirs. Its outputs are rows, or columns where it is transposed.
+// One of their tensors. Its outputs are rows, or columns if transposed.
 typedef struct HfTensor {
     char name[96];
-    int ours;               // the row of gpt.whole that it is, or is a part of
-    int part;               // which part, from 0
-    int64_t rows, columns;  // as its file has it; columns 0: a vector
+    int ours;               // index in gpt.whole of the tensor that this is, or is part of
+    int part;               // index of the part
+    int64_t rows, columns;  // as in the file; columns 0: a vector
     bool transposed;
 } HfTensor;
 
-// One tensor of ours.
+// One of our tensors.
 typedef struct HfOurs {
     const HfRow *row;
-    int first, count;       // of their tensors
-    int64_t rows, columns;  // of a vector: 1 column
+    int first, count;       // range of their tensors
+    int64_t rows, columns;  // a vector has 1 column
 } HfOurs;
 
 typedef struct HfMap {
     const HfFamily *family;
     const GPT *gpt;
-    int64_t words;  // rows that their embedding has
+    int64_t words;  // rows of their embedding
     HfOurs *ours;   // (gpt->whole_tensors)
     HfTensor *theirs;
     int count;  // in our order
 } HfMap;
 
-// model must outlive the map. A tensor that the family has no name for is a fault of its table.
+// Builds the map. model must outlive it. Every tensor of the model must have a row in the family's
+// table.
 void hf_map_make(HfMap *map, const HfFamily *family, const ImportedModel *model, int64_t words);
 void hf_map_free(HfMap *map);
 
-// How many outputs of their tensor, from `output` on, are successive rows of ours, and *row, the
-// first of these.
+// Returns how many consecutive outputs of their tensor, starting at `output`, are consecutive rows
+// of ours, and the first of these in *row.
 int64_t hf_map_run(const HfMap *map, const HfTensor *tensor, int64_t output, int64_t *row);
 
 // Outputs first .. first + count - 1 of their tensor.
@@ -45,13 +46,13 @@ typedef struct HfPart {
     const HfTensor *tensor;
     int64_t first, count;
 } HfPart;
-// Our rows [row, row + rows) as theirs: up to three parts, one after the other. Where heads are
-// fused the rows are those of whole groups (hf_map_unit). Rows of padding have no part. Returns how
-// many there are.
+// Translates our rows [row, row + rows) into up to three consecutive parts of their tensors and
+// returns the number of parts. Fused heads must be requested in whole query groups (hf_map_unit).
+// Padding rows belong to no part.
 int hf_map_parts(const HfMap *map, int ours, int64_t row, int64_t rows, HfPart parts[3]);
-// Where our row `row + r` stands among the outputs of these parts.
+// Position of our row `row + r` among the outputs of these parts.
 int64_t hf_map_place(const HfMap *map, int ours, int64_t r, int64_t rows);
-// Rows that belong together.
+// Number of rows that must be converted together.
 int64_t hf_map_unit(const HfMap *map, int ours);
 
 LLMC_END

@@ -1,6 +1,6 @@
-// A tokenizer's files on their way into a Hugging Face folder and out of it: GPT-2's vocab.json and
-// merges.txt, or tokenizer.json with what lies beside it. They travel byte for byte. Called by
-// hf_export.c and hf_import.c.
+// Copies tokenizer files into and out of Hugging Face directories, byte for byte: GPT-2's
+// vocab.json and merges.txt, or tokenizer.json and the files next to it. Called by hf_export.c and
+// hf_import.c.
 #pragma once
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
@@ -21,18 +21,18 @@ enum { HF_MOST_TOKENIZER_FILES = 4 };
 typedef struct HfTokenizer {
     TokenizerType type;  // TOKENIZER_GPT2_BPE or TOKENIZER_HUGGING_FACE
     HfTokenizerFile file[HF_MOST_TOKENIZER_FILES];
-    int files;       // 0: there is no tokenizer
-    int size, eod;   // ids; that of the end of a document
-    char *eod_text;  // its text, of TOKENIZER_HUGGING_FACE
+    int files;       // 0: no tokenizer
+    int size, eod;   // number of ids; id of EOD
+    char *eod_text;  // text of EOD for TOKENIZER_HUGGING_FACE
 } HfTokenizer;
 
-// Reads the files and checks them as the trainer would. Errors: EXIT_DATA.
+// Reads the files and validates them as the trainer does. Errors: EXIT_DATA.
 bool hf_tokenizer_read(HfTokenizer *tokenizer, const TokenizerChoice *choice, Error *err);
-// The tokenizer type Byte in GPT-2's terms: a symbol for every byte, no merges.
+// Expresses the tokenizer type Byte as a GPT-2 tokenizer: one symbol per byte, no merges.
 void hf_tokenizer_of_bytes(HfTokenizer *tokenizer);
-// NULL: there is no such file.
+// Returns NULL if there is no such file.
 const HfTokenizerFile *hf_tokenizer_file(const HfTokenizer *tokenizer, const char *name);
-// Writes the files into the folder. Errors: EXIT_CHECKPOINT.
+// Writes the files into the directory. Errors: EXIT_CHECKPOINT.
 bool hf_tokenizer_write(const HfTokenizer *tokenizer, const char *folder, Error *err);
 void hf_tokenizer_free(HfTokenizer *tokenizer);
 

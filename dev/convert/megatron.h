@@ -1,23 +1,23 @@
-// From a checkpoint of Megatron-LM's to one of ours, of iteration 0. dev/convert_checkpoint.c and
-// the tests call it.
+// Converts a Megatron-LM checkpoint to one of ours, at iteration 0. Called by
+// dev/convert_checkpoint.c and the tests.
 #pragma once
 #include "dev/convert/hf.h"
 LLMC_BEGIN
 
 typedef struct MegatronImport {
-    const char *folder;         // Megatron-LM's --save folder, or that of one iteration in it
-    int64_t iteration;          // of a --save folder; -1: the one that its tracker names
-    const char *save;           // a --save folder without checkpoints; NULL: see whether it could be made
-    bool no_optimizer;          // the weights alone, for --finetune
-    HfTokenizerWish tokenizer;  // where it is not that of the checkpoint's arguments
+    const char *folder;         // Megatron-LM's --save directory, or the directory of one iteration in it
+    int64_t iteration;          // of a --save directory; -1: the one named by its tracker
+    const char *save;           // a --save directory without checkpoints; NULL: dry run
+    bool no_optimizer;          // weights only, for --finetune
+    HfTokenizerWish tokenizer;  // overrides the tokenizer in the checkpoint's arguments
     int64_t piece;              // HF_PIECE
-    Peers peers;                // of one rank
+    Peers peers;                // single rank
 } MegatronImport;
-// `torch_dist` checkpoints and the older ones with a file per rank, of any tensor and pipeline
-// parallel sizes. Master weights are the distributed optimizer's where torch_dist holds them as
-// parts of parameters, else the weights; report->notes says which. The embedding keeps its rows. No
-// pickle is executed; the folder's files are hostile input. Errors: EXIT_CHECKPOINT; EXIT_DATA of
-// the tokenizer's files; EXIT_USAGE for a `save` with checkpoints.
+// Reads `torch_dist` checkpoints and the legacy format with one file per rank, of any tensor and
+// pipeline parallel sizes. Master weights come from the distributed optimizer if torch_dist stores
+// them as parts of parameters, else from the weights; report->notes says which. The number of
+// embedding rows is kept. Pickles are never executed; the files are untrusted input. Errors:
+// EXIT_CHECKPOINT; EXIT_DATA for the tokenizer's files; EXIT_USAGE if `save` has checkpoints.
 bool megatron_import(const MegatronImport *wish, HfReport *report, Error *err);
 
 LLMC_END

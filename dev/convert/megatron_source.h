@@ -1,6 +1,6 @@
-// The weights of a Megatron-LM checkpoint, wherever its ranks have left them: for each tensor of
-// our table the pieces of it that lie in files. megatron_dist.c and megatron_legacy.c list the
-// pieces, megatron.c reads through them.
+// The weights of a Megatron-LM checkpoint, distributed over its ranks' files: for each tensor of
+// our table, the pieces of it that the files contain. megatron_dist.c and megatron_legacy.c list
+// the pieces, megatron.c reads through them.
 #pragma once
 #include "dev/convert/imported.h"
 #include "dev/convert/torch_file.h"
@@ -12,19 +12,19 @@ typedef struct MegatronFile {
     uint64_t bytes;
 } MegatronFile;
 
-// A block of a tensor's rows and columns, or a run of such a block's elements, row by row.
+// A block of a tensor's rows and columns, or a range of that block's elements in row-major order.
 typedef struct MegatronPiece {
-    int file;                            // place in the source's list
-    SafeEntry entry;                     // elements row by row
+    int file;                            // index into the source's files
+    SafeEntry entry;                     // row-major elements
     int64_t row, rows, column, columns;  // the block
-    int64_t first, count;                // elements of the block that the piece has
-    int64_t at;                          // of the entry: the first of them
+    int64_t first, count;                // range of the block's elements
+    int64_t at;                          // position of element `first` in the entry
 } MegatronPiece;
 
 typedef struct MegatronTensor {
-    int64_t rows, columns;  // as Megatron-LM has it; a vector has one column
-    int dims, split;        // 1 or 2; which dimension tensor parallelism cuts, -1: none
-    bool halves;            // of rows, each of which is cut: SwiGLU's first matrix
+    int64_t rows, columns;  // as in Megatron-LM; a vector has one column
+    int dims, split;        // 1 or 2; dimension split by tensor parallelism, -1: none
+    bool halves;            // two halves of rows, each split separately: SwiGLU's first matrix
     MegatronPiece *pieces;
     int count, room;
 } MegatronTensor;
@@ -32,48 +32,51 @@ typedef struct MegatronTensor {
 typedef enum MegatronKind { MEGATRON_WEIGHT, MEGATRON_MASTER, MEGATRON_KINDS } MegatronKind;
 
 typedef struct MegatronSource {
-    const char *folder;  // of one iteration
-    const GPT *gpt;      // whose table is wanted
+    const char *folder;  // directory of one iteration
+    const GPT *gpt;      // defines the tensors
     MegatronFile **files;
     int file_count, file_room;
     MegatronTensor *tensors[MEGATRON_KINDS];  // (gpt->whole_tensors)
     void *narrow;
-    int64_t narrow_room;  // buffer of megatron_source_read
+    int64_t narrow_room;  // elements; buffer of megatron_source_read
 } MegatronSource;
 
 void megatron_source_init(MegatronSource *source, const char *folder, const GPT *gpt);
 void megatron_source_free(MegatronSource *source);
-// The file of this name in the folder, opened when it is asked for first: its place. -1 with
-// EXIT_CHECKPOINT.
+// Returns the index of this file of the directory, opening it on first use. -1 with EXIT_CHECKPOINT
+// on failure.
 int megatron_source_file(MegatronSource *source, const char *name, Error *err);
 
-// What a name of Megatron-LM's means here.
+// Classification of a Megatron-LM tensor name.
 typedef enum MegatronMeaning {
     MEGATRON_UNKNOWN,
-    MEGATRON_NOTHING,  // no weight: extra state, a copy of the embedding
+    MEGATRON_NOTHING,  // not a weight: extra state, a copy of the embedding
     MEGATRON_WHOLE,    // one tensor
     MEGATRON_STACKED   // the same tensor of all layers, with the layers as first dimension
 } MegatronMeaning;
-// *tensor: place in gpt->whole; of MEGATRON_STACKED that of layer 0. first_layer: what the name's
-// layer 0 is. Names of megatron-core (decoder.layers.0.mlp.linear_fc1.weight, also with
-// Transformer Engine's norms) and of Megatron-LM's older GPT (language_model.encoder...).
+// Parses a tensor name. *tensor: index into gpt->whole, for MEGATRON_STACKED that of layer 0.
+// first_layer: our number of the name's layer 0. Accepts names of megatron-core
+// (decoder.layers.0.mlp.linear_fc1.weight, also with Transformer Engine's norms) and of the legacy
+// GPT (language_model.encoder...).
 MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_layer, int *tensor);
-// The place of layer `layer`'s tensor, where that of layer 0 is `tensor`.
+// Index of the tensor of layer `layer` that corresponds to `tensor` of layer 0.
 int megatron_of_layer(const GPT *gpt, int tensor, int64_t layer);
 
-// Adds a piece that lies within the tensor: else EXIT_CHECKPOINT, name is for the message.
+// Adds a piece. EXIT_CHECKPOINT if it exceeds the tensor; name is for the message.
 bool megatron_source_add(MegatronSource *source, MegatronKind kind, int tensor, MegatronPiece piece,
                          const char *name, Error *err);
-// Whether the pieces of all tensors have as many elements as these.
+// Returns true if the pieces of every tensor have as many elements as the tensor; otherwise
+// *missing is the first tensor that lacks some.
 bool megatron_source_complete(const MegatronSource *source, MegatronKind kind, int *missing);
-// Elements [lo, hi) of a tensor, row by row, as fp32. Errors (EXIT_CHECKPOINT): a file that cannot
-// be read, an element that is in no piece.
+// Reads elements [lo, hi) of a tensor in row-major order as fp32. Errors (EXIT_CHECKPOINT): an
+// unreadable file, an element that no piece contains.
 bool megatron_source_read(MegatronSource *source, MegatronKind kind, int tensor, int64_t lo, int64_t hi,
                           float *out, Error *err);
 
-// List the pieces of an iteration's folder. Errors: EXIT_CHECKPOINT.
+// Lists the pieces in an iteration's directory (torch_dist | legacy format). Errors:
+// EXIT_CHECKPOINT.
 bool megatron_dist_list(MegatronSource *source, Error *err);
-// tensor, stages: parallel sizes. chunks: of a stage's layers (virtual pipeline stages).
+// tensor, stages: tensor and pipeline parallel sizes. chunks: virtual pipeline chunks per stage.
 typedef struct MegatronRanks {
     int64_t tensor, stages, chunks;
 } MegatronRanks;

@@ -1,16 +1,16 @@
-// Reads pickles as plain data. Nothing is imported, called or built: where a pickle asks for a
-// call, there is an object that says of what, with which arguments and which state. Who knows the
-// name reads them (torch_file.c, megatron_*.c). All else stays an object that nobody looks into.
+// Parses pickles as plain data. Nothing is imported, called or constructed: where a pickle asks for
+// a call, the result is an object that records the callable's name, its arguments and its state.
+// torch_file.c and megatron_*.c interpret the names they know; all other objects are ignored.
 //
-// Pickles are hostile input. Memory is at most some hundred bytes for each byte of the pickle, and
-// for each of PICKLE_MOST_VALUES.
+// Pickles are untrusted input. Memory use is bounded by a few hundred bytes per byte of the pickle
+// and per PICKLE_MOST_VALUES.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
 enum {
     PICKLE_MAX_BYTES = 256 << 20,
-    PICKLE_MOST_VALUES = 1 << 24,  // and the same number of places that hold one
+    PICKLE_MOST_VALUES = 1 << 24,  // also the limit of references to values
 };
 
 typedef enum PickleKind {
@@ -18,11 +18,11 @@ typedef enum PickleKind {
     PICKLE_BOOL,
     PICKLE_INT,  // within 64 bits
     PICKLE_REAL,
-    PICKLE_TEXT,  // without a 0 within
+    PICKLE_TEXT,  // without NUL bytes
     PICKLE_LIST,  // lists, tuples and sets
     PICKLE_DICT,
     PICKLE_GLOBAL,  // the name of a class or function
-    PICKLE_OBJECT,  // what a call was to make
+    PICKLE_OBJECT,  // result of a call
     PICKLE_STORED,  // torch.save's reference to a storage
     PICKLE_OTHER    // bytes, large numbers
 } PickleKind;
@@ -34,42 +34,45 @@ struct PickleValue {
         bool truth;
         int64_t integer;
         double real;
-        const char *text;  // TEXT; of GLOBAL "module name": "torch FloatStorage"
+        const char *text;  // TEXT; GLOBAL: "module name", such as "torch FloatStorage"
     };
-    // Of a LIST its items. Of a DICT and an OBJECT keys and values in turn: of an OrderedDict, say.
+    // LIST: its items. DICT and OBJECT: alternating keys and values (an OrderedDict is such an
+    // OBJECT).
     PickleValue **items;
     size_t count, room;
-    const PickleValue *made_by;    // OBJECT: what was to be called, mostly a GLOBAL
-    const PickleValue *arguments;  // OBJECT: of the call, mostly a LIST. STORED: the reference
-    const PickleValue *state;      // OBJECT: what it was to be filled with, mostly a DICT. NULL: nothing
+    const PickleValue *made_by;    // OBJECT: the callable, usually a GLOBAL
+    const PickleValue *arguments;  // OBJECT: arguments of the call, usually a LIST. STORED: the reference
+    const PickleValue *state;      // OBJECT: state to restore, usually a DICT. NULL: none
 };
 
 typedef struct PickleBlock PickleBlock;
 typedef struct Pickle {
     const PickleValue *root;
-    PickleBlock *blocks;  // of values
+    PickleBlock *blocks;  // memory of all values
 } Pickle;
 
-// NULL, or what is wrong with the pickle. Protocols 2 to 5, with all their opcodes but buffers
-// outside the pickle and registered extensions. Values may contain themselves: whoever follows them
-// bounds how deep. Texts are copies. On failure nothing is left to free.
+// Returns NULL on success, else a description of the fault. Supports protocols 2 to 5 with all
+// opcodes except out-of-band buffers and registered extensions. Values may contain themselves, so
+// traversals must limit their depth. Texts are copied. On failure nothing needs freeing.
 const char *pickle_read(Pickle *pickle, const void *data, size_t bytes);
 void pickle_free(Pickle *pickle);
 
-// --- Looking into values. Each takes NULL as a value and finds nothing there. --------------------
+// --- Accessors. All accept NULL as value and return "not found" for it.
+// ------------------------------
 
-// The value of a text key in a DICT, in an OBJECT, or in an OBJECT's state. NULL: there is none.
+// Returns the value of a text key in a DICT, an OBJECT, or an OBJECT's state; NULL: not found.
 const PickleValue *pickle_member(const PickleValue *value, const char *key);
-// Item i of a LIST, or of the arguments of an OBJECT that `made_by` was to make. NULL: none.
+// Returns item i of a LIST | argument i of an OBJECT constructed by `made_by`; NULL: not found.
 const PickleValue *pickle_item(const PickleValue *value, size_t i);
 const PickleValue *pickle_argument(const PickleValue *value, const char *made_by, size_t i);
-// Whether it is an OBJECT of this name, "module name".
+// Returns true for an OBJECT constructed by this callable, "module name".
 bool pickle_made_by(const PickleValue *value, const char *made_by);
-// An INT in [least, most].
+// Reads an INT within [least, most].
 bool pickle_int(const PickleValue *value, int64_t least, int64_t most, int64_t *out);
-// The text of a TEXT, or NULL.
+// Returns the string of a TEXT, or NULL.
 const char *pickle_text(const PickleValue *value);
-// A LIST, or a torch.Size, of at most `most` sizes that are not negative: how many; -1: it is none.
+// Reads a LIST or torch.Size of at most `most` non-negative sizes. Returns their number, or -1 if
+// the value is something else.
 int pickle_sizes(const PickleValue *value, int64_t *sizes, int most);
 
 LLMC_END

@@ -1,5 +1,6 @@
-// Files of torch.save, and tensors in them. The pickle is read as data (pickle.h) and nothing of it
-// is executed. Called by megatron_dist.c and megatron_legacy.c. All of it is hostile input.
+// Reads files written by torch.save and the tensors in them. The pickle is parsed as data
+// (pickle.h) and never executed. All files are untrusted input. Called by megatron_dist.c and
+// megatron_legacy.c.
 #pragma once
 #include "dev/convert/pickle.h"
 #include "dev/convert/safe_reader.h"
@@ -7,28 +8,28 @@
 LLMC_BEGIN
 
 typedef struct TorchFile {
-    const SafeFile *file;  // the file that it lies in
+    const SafeFile *file;  // the file that contains it
     TorchZip zip;
-    Pickle pickle;  // pickle.root: what was saved
-    char *folder;   // the entries' names begin with it
+    Pickle pickle;  // pickle.root: the saved object
+    char *folder;   // common prefix of the entries' names
 } TorchFile;
 
-// Opens a plain file to read from, of any format: entries of tensors are made by torch_tensor.
-// *bytes: its size. safe_file_close closes it. Errors: EXIT_CHECKPOINT.
+// Opens a regular file of any format for reading; torch_tensor supplies the entries. *bytes: its
+// size. Close it with safe_file_close. Errors: EXIT_CHECKPOINT.
 bool torch_open(SafeFile *file, const char *path, uint64_t *bytes, Error *err);
 
-// What torch.save wrote as bytes [begin, begin + bytes) of a file. Errors: EXIT_CHECKPOINT; a range
-// that the file does not have, or anything that torch.save does not write. On failure nothing is
-// left to free.
+// Reads bytes [begin, begin + bytes) of a file as an archive of torch.save. Errors: EXIT_CHECKPOINT
+// if the range exceeds the file or torch.save does not write such content. On failure nothing needs
+// freeing.
 bool torch_file_read(TorchFile *torch, const SafeFile *file, uint64_t file_bytes, uint64_t begin,
                      uint64_t bytes, Error *err);
 void torch_file_free(TorchFile *torch);
 
-// Whether the value is a tensor, or a parameter that holds one.
+// Returns true for a tensor, or a parameter that wraps one.
 bool torch_is_tensor(const PickleValue *value);
-// Where such a tensor's elements lie, for safe_file_read: row by row, within the file. Its name is
-// NULL. dtype "F32", "BF16", "F16", else "other", of which no size is known. name: for messages.
-// Errors (EXIT_CHECKPOINT): a tensor that lies otherwise, or beyond its storage.
+// Locates a tensor's elements in the file, as an entry for safe_file_read with name NULL. dtype is
+// "F32", "BF16", "F16", or "other" (unknown element size). name: for error messages. Errors
+// (EXIT_CHECKPOINT): a tensor that is not contiguous in row-major order, or exceeds its storage.
 bool torch_tensor(const TorchFile *torch, const PickleValue *value, const char *name, SafeEntry *entry,
                   Error *err);
 

@@ -1,28 +1,28 @@
-// The zip archives that torch.save writes: where each entry's bytes lie in the file. Entries are
-// stored, not compressed, so they are read in place. Read as hostile input. Called by torch_file.c.
+// Reads the directory of zip archives written by torch.save. Entries are stored uncompressed, so
+// their data can be read in place. Archives are untrusted input. Called by torch_file.c.
 //
-// Zip libraries check the sums of entries, which torch leaves out on demand
-// (torch.serialization.set_crc32_options), and read from the start of an entry on.
+// A zip library does not fit: it verifies checksums, which torch can omit
+// (torch.serialization.set_crc32_options), and reads entries only from their start.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
 typedef struct TorchEntry {
     char *name;
-    uint64_t at, bytes;  // in the file
+    uint64_t at, bytes;  // offset and size in the file
 } TorchEntry;
 
 typedef struct TorchZip {
     TorchEntry *entries;
-    int count;  // sorted by name, each name once
+    int count;  // sorted by name, names are unique
 } TorchZip;
 
-// The archive that is bytes [begin, begin + bytes) of a file, which has them. path: for messages.
-// Every entry lies within the archive, its local header says the same as the directory. Errors:
-// EXIT_CHECKPOINT. On failure nothing is left to free.
+// Reads the archive in bytes [begin, begin + bytes) of a file, which must have that many. path: for
+// error messages. Every entry must lie within the archive, and its local header must match the
+// directory. Errors: EXIT_CHECKPOINT. On failure nothing needs freeing.
 bool torch_zip_read(TorchZip *zip, const char *path, int fd, uint64_t begin, uint64_t bytes, Error *err);
 void torch_zip_free(TorchZip *zip);
-// NULL: there is no such entry.
+// Returns NULL if there is no such entry.
 const TorchEntry *torch_zip_find(const TorchZip *zip, const char *name);
 
 LLMC_END

@@ -1,13 +1,14 @@
-// What a folder given as --load holds when it holds no checkpoint of this program. A run that has
-// just begun starts from scratch. Anything else is a mistake of the user's: training would begin
-// with random weights where a model was meant. Called by checkpoint_load.c.
+// Inspects a --load directory without a checkpoint of this program. If a run has only just started
+// there, training starts from scratch; anything else is a user error that would silently train from
+// random weights. Called by checkpoint_load.c.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// False with EXIT_CHECKPOINT when another program's files lie below the folder: names the program
-// and the file. unless_fresh: false as well for any file that no run writes before its first
-// checkpoint. Looks at names alone, a few levels deep. True for a folder that is not there.
+// Fails with EXIT_CHECKPOINT if the directory contains another program's files; the message names
+// the program and the file. unless_fresh: also fails for any file that no run writes before its
+// first checkpoint. Checks names only, a few levels deep. Returns true if the directory does not
+// exist.
 bool foreign_refuse(const char *folder, bool unless_fresh, Error *err);
 
 LLMC_END

@@ -1,39 +1,39 @@
-// manifest.json of a checkpoint: what was saved, by which program, in which files. Written by
-// checkpoint.c, read by checkpoint_load.c. Read as hostile input: sizes, ranges and names are
-// checked, file names are plain names, and the text carries its own hash.
+// manifest.json of a checkpoint: tensors, files, counters, and the program that saved them. Written by
+// checkpoint.c, read by checkpoint_load.c. Treated as untrusted input: sizes, ranges and names are
+// validated, file names must not contain a path, and the text includes its own hash.
 //
 //   {"format": "sdp4bit.c checkpoint", "version": 2, "program": "...", "commit": "...",
 //    "libraries": "...", "world_size": 4, "weight_dtype": "BF16",
-//    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},     doubles as hexadecimal floats
-//    "nodes": [{...}, ...],           counters of each node, where nodes train by themselves
+//    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},     doubles are hexadecimal floats
+//    "nodes": [{...}, ...],          per-node counters, with local steps only
 //    "arguments": {...},
-//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],       all parameters, whole, in order
+//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],      all parameters, full shapes, in order
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
 //    "files": [{"folder": "mp_rank_00", "name": "shard_00000_of_00004.safetensors", "bytes": 1234,
 //               "xxh3": "0123456789abcdef",
 //               "slices": [[tensor, kind, lo, hi], [tensor, kind, lo, hi, first, count],
 //                          [tensor, kind, lo, hi, node], ...]},
 //              ...],
-//    "xxh3": "0123456789abcdef"}                                      of all text before this line
+//    "xxh3": "0123456789abcdef"}                                     hash of all text before this line
 //
-// Slices stand in the order of their data in the file. Tensor and kind are places in the lists
-// above.
+// Slices are listed in the order of their data in the file. `tensor` and `kind` are indices into the
+// lists above.
 //
-// A slice is a flat range [lo, hi) of a block of columns (Slice in checkpoint.h). Four numbers: the
-// block is the whole tensor. That serves tensors that nobody splits, and those that tensor
-// parallelism splits by rows: a rank's rows are one range. Six numbers: the block is columns
-// [first, first + count), which a rank holds of a tensor that is split by columns, and ZeRO's share
-// of it is a range. Blocks of one tensor and kind are equal or have no column in common. Whoever
-// loads asks for a range of a block of its own, in whatever layout.
+// A slice is a flat range [lo, hi) of a block of columns (Slice in slice.h):
+// - Four numbers: the block is the whole tensor. Used for tensors that are not split, or split by
+//   rows under tensor parallelism, where a rank's rows are one contiguous range.
+// - Six numbers: the block is columns [first, first + count), this rank's part of a tensor split by
+//   columns; the range is ZeRO's shard of it. Blocks of one tensor and kind are equal or disjoint.
+// - Per-node kinds append the node: five or seven numbers. Every node has all elements, and nodes
+//   are numbered from 0 without gaps.
+// A loader requests any range of any block, independent of the saved layout.
 //
-// Of a kind that belongs to nodes a slice ends with one number more, its node: five numbers, or
-// seven. Every node has all elements, and nodes count from 0 without a gap.
+// Kinds are identified by name, so adding one means adding a row to SliceKind's table in
+// llmc/state/tensor.c. The list ends with the last kind that is present, but includes at least the
+// kinds up to "weight".
 //
-// Kinds are found by name, so a new kind is a new row of SliceKind's table in llmc/state/tensor.c.
-// The list ends with the last kind that is there, and never before "weight".
-//
-// Version 1 had four numbers only, version 2 four or six and the four kinds above. They are read as
-// they are. A checkpoint with these kinds alone is written as version 2.
+// Version 1 has slices of four numbers only; version 2 has four or six, and the four kinds above.
+// Both still load. A checkpoint with only these kinds is written as version 2.
 #pragma once
 #include "llmc/checkpoint/slice.h"
 #include "llmc/state/run_state.h"
@@ -44,78 +44,81 @@ LLMC_BEGIN
 enum { CHECKPOINT_TRACKER_MAX_BYTES = 4096, MANIFEST_MAX_BYTES = 256 << 20 };
 
 typedef struct ManifestSlice {
-    int tensor, file;  // indices
+    int tensor, file;  // indices into tensors and files
     SliceKind kind;
-    int node;  // 0 where the kind belongs to all nodes
+    int node;  // 0 for kinds shared by all nodes
     Columns block;
     int64_t lo, hi;  // elements of the flattened block
-    uint64_t begin;  // of element lo, in the file's data section, bytes
+    uint64_t begin;  // byte offset of element lo in the file's data section
 } ManifestSlice;
 
 typedef struct ManifestFile {
     char *folder, *name;
     uint64_t bytes, xxh3;  // of the whole file
-    uint64_t data_bytes;   // of its slices, which stand at its end
-    int first, count;      // its slices
+    uint64_t data_bytes;   // of the slices, at the end of the file
+    int first, count;      // slices of this file
 } ManifestFile;
 
 typedef struct Manifest {
     RunState state;
     RunState *node_states;
-    int node_state_count;  // 0: the run's is every node's
+    int node_state_count;  // 0: all nodes have the run's state
     char *arguments;       // JSON text
     char weight_dtype[8];  // "BF16" or "F32"
     SliceKind kinds[SLICE_KINDS];
     int kind_count;
     Tensor *tensors;
-    int tensor_count;  // names and whole shapes
+    int tensor_count;  // names and full shapes
     ManifestFile *files;
     int file_count;
     ManifestSlice *slices;
-    int slice_count;         // file by file
+    int slice_count;         // grouped by file
     int *order;              // slice indices sorted by (tensor, kind, node, block, lo); no two overlap
-    int nodes[SLICE_KINDS];  // one more than the largest node of the kind's slices; 0: it has none
+    int nodes[SLICE_KINDS];  // largest node of the kind's slices + 1; 0: no slices
 } Manifest;
 
-// safetensors dtype of a kind's elements: "F32", or for weights this build's floatX.
+// safetensors dtype of a kind: "F32", or this build's floatX for weights.
 const char *slice_kind_dtype(SliceKind kind);
-// The name of a slice's tensor in its shard: "<parameter>|<kind>|<lo>". Behind it stands
-// "|<first>+<count>" where the block is not the whole tensor, and "|node <node>" where the kind
-// belongs to nodes. malloc'ed.
+// Name of a slice's tensor in its shard (malloc'ed): "<parameter>|<kind>|<lo>", followed by
+// "|<first>+<count>" if the block is not the whole tensor, and by "|node <node>" for per-node
+// kinds.
 char *slice_name(const Tensor *tensor, SliceKind kind, int64_t lo, Columns block, int node);
-// A slice's block in numbers: where it says all columns, how many there are.
+// Normalizes a block: replaces count 0 by the number of columns.
 Columns slice_block(const Tensor *tensor, Columns columns);
-// That the tensor has this block, and the block this range; lo = hi is allowed.
+// Returns true if the block lies within the tensor and [lo, hi) within the block; lo = hi is
+// allowed.
 bool slice_fits(const Tensor *tensor, Columns block, int64_t lo, int64_t hi);
 
-// One entry of "files" for a shard (malloc'ed, *bytes long): its folder, name, size, hash and
-// slices (file->count), in the order of their data.
+// One entry of "files" (malloc'ed, *bytes long): directory, name, size, hash and the file->count
+// slices in the order of their data.
 char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices,
                           size_t *bytes);
-// What a manifest says of the run that saved it.
+// Run-level contents of a manifest.
 typedef struct ManifestRun {
     const RunState *state;
-    const RunState *node_states;  // (node_state_count) of each node, if they differ
+    const RunState *node_states;  // (node_state_count) state of each node if they differ
     int node_state_count;
     const char *arguments_json;  // NULL: none
     const Tensor *tensors;       // (tensor_count) all parameters of the model
     int tensor_count;
 } ManifestRun;
-// The whole manifest (malloc'ed, *bytes long) around the files' entries, separated by ",\n". kinds:
-// one more than the last kind in an entry.
+// Assembles the manifest (malloc'ed, *bytes long) from the files' entries, which are separated by
+// ",\n". kinds: highest kind used + 1.
 char *manifest_text(const ManifestRun *run, int world_size, int kinds, const char *entries,
                     size_t entries_bytes, size_t *bytes);
 
-// path: for messages. EXIT_CHECKPOINT names the fault.
+// Parses and validates a manifest. path: for error messages. The error (EXIT_CHECKPOINT) names the
+// fault.
 bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const char *path, Error *err);
-// That every kind which is there at all is there for every element of every tensor that has it, and
-// of every node. Else names the first tensor and element that is missing.
+// Checks that every kind that is present covers every element of every tensor that has it, on every
+// node. The error names the first missing tensor and element.
 bool manifest_check_complete(const Manifest *manifest, const char *path, Error *err);
 void manifest_free(Manifest *manifest);
-// Index of a tensor, or -1.
+// Returns the index of a tensor, or -1.
 int manifest_find_tensor(const Manifest *manifest, const char *name);
-// Position in `order` of the first slice of (tensor, kind, node) that ends behind this element. It
-// need not hold the element, may belong to another tensor, kind or node, or be slice_count.
+// Returns the position in `order` of the first slice of (tensor, kind, node) that ends after this
+// element. That slice need not contain the element; it may belong to another tensor, kind or node,
+// or be slice_count.
 int manifest_first_slice(const Manifest *manifest, int tensor, SliceKind kind, int node, int64_t row,
                          int64_t column);
 

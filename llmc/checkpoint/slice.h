@@ -1,4 +1,4 @@
-// A part of a parameter, as checkpoints store it. Included by checkpoint.h and manifest.h.
+// A part of a parameter as stored in checkpoints. Included by checkpoint.h and manifest.h.
 #pragma once
 #include "llmc/state/tensor.h"
 LLMC_BEGIN
@@ -8,14 +8,14 @@ typedef struct Columns {
     int64_t first, count;
 } Columns;
 
-// Elements [lo, hi) of the parameter `tensor`, or of a block of its columns, flattened row by row. A
-// vector has one column.
+// Elements [lo, hi) of the parameter `tensor`, or of a block of its columns, flattened row by row.
+// A vector has one column.
 typedef struct Slice {
     const char *tensor;
     SliceKind kind;
     int64_t lo, hi;
     Columns columns;
-    int node;  // of kinds that every node has its own values of; otherwise ignored
+    int node;  // for per-node kinds; otherwise ignored
 } Slice;
 
 LLMC_END

@@ -1,44 +1,45 @@
-// Tokens that are found in the text itself, before it is cut into pieces: "added_tokens" of
-// tokenizer.json, such as "<|endoftext|>" or runs of spaces. Filled by tokenizer_json.c, used by
-// the encoder in tokenizer.c.
+// Added tokens: special tokens that are matched in the raw text before pre-tokenization, such as
+// "<|endoftext|>" or runs of spaces ("added_tokens" in tokenizer.json). tokenizer_json.c fills the
+// table, the encoder in tokenizer.c searches it.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
 typedef struct AddedToken {
-    char *text;  // its own copy
+    char *text;  // owned
     size_t bytes;
     int id;
-    bool left, right;  // takes the white space on this side along
-    int shorter;       // the longest other token that it begins with, -1: none
+    bool left, right;  // lstrip, rstrip: the match absorbs white space on this side
+    int shorter;       // index of the longest other token that is a prefix of this one; -1: none
 } AddedToken;
 
-// All zero: no tokens.
+// Zero-initialized: an empty table.
 typedef struct AddedTokens {
-    AddedToken *tokens;  // (count), sorted once they are complete
+    AddedToken *tokens;  // (count), sorted by added_tokens_complete
     int count;
-    bool first[256];         // bytes that a token begins with
-    uint8_t pairs[1 << 13];  // bits: two bytes that a token begins with, or might
+    bool first[256];         // first bytes of all tokens
+    uint8_t pairs[1 << 13];  // bitmap of the first two bytes of all tokens, may have false positives
 } AddedTokens;
 
-// Adds one that is not empty and not there yet. Its id is the tokenizer's.
+// Adds a token. Its text must be non-empty and not in the table yet; the caller assigns the id.
 void added_tokens_add(AddedTokens *tokens, AddedToken token);
-// After the last one. False where two have the same text, which *twice then points to.
+// Sorts the table; call once after the last token. Returns false on duplicate texts and points
+// *twice at the text.
 bool added_tokens_complete(AddedTokens *tokens, const char **twice);
 void added_tokens_free(AddedTokens *tokens);
 
-// One token in a text.
+// An occurrence of a token in a text.
 typedef struct AddedMatch {
     size_t start, end;
     const AddedToken *token;
 } AddedMatch;
 
-// The first match that begins at `from` or later: the longest there. False when there is none.
+// Finds the first match that starts at or after `from`; prefers the longest token at that position.
+// Returns false if there is none.
 bool added_tokens_find(const AddedTokens *tokens, const char *text, size_t bytes, size_t from,
                        AddedMatch *match);
-// The match's bounds with the white space that its token takes along. To the left it takes none in
-// front of `from`, and is empty when the token before it has taken all of it. text: well-formed
-// UTF-8.
+// Extends the match by the white space that its token absorbs, but not before `from`. The result is
+// empty if the previous token already absorbed the whole match. text must be well-formed UTF-8.
 AddedMatch added_match_strip(AddedMatch match, const char *text, size_t bytes, size_t from);
 
 LLMC_END

@@ -1,99 +1,100 @@
-// From shards to training samples, in Megatron-LM's exact order (its GPTDataset and
-// BlendedDataset): splits, epochs with a separate final epoch, the document, sample and shuffle
-// index, blends. Host code only. Called by loader.c and its reports.
+// Maps shards to training samples in exactly Megatron-LM's order (its GPTDataset and
+// BlendedDataset): splits, epochs with a separate final epoch, document, sample and shuffle
+// indices, blends. Host code only. Called by loader.c and its reports.
 #pragma once
 #include "llmc/base/base.h"
 #include "llmc/data/shard.h"
 LLMC_BEGIN
 
 enum { SPLIT_TRAIN = 0, SPLIT_VALID = 1, SPLIT_TEST = 2, SPLITS = 3 };
-enum { ONE_EPOCH = -1 };  // a number of samples: as many as one pass over the split gives
+enum { ONE_EPOCH = -1 };  // sample count: as many as one pass over the split gives
 
-// Where the index arrays live. Ranks of one node share one copy: the builder rank fills the memory
-// that alloc gave, the others read it. A NULL IndexMemory means malloc in this process.
-// node_memory.h provides memory shared by the ranks of a node.
+// Allocator for the index arrays. The ranks of a node share one copy: the builder rank fills it,
+// the others read it. NULL hooks fall back to malloc in this process. node_memory.h provides memory
+// shared by the ranks of a node.
 typedef struct IndexMemory {
-    // Collective over the node. Returns the same zeroed bytes to every rank of the node; NULL on
-    // every rank when there are none.
+    // Collective over the node. Returns the same zeroed memory to every rank of the node, or NULL
+    // to all of them on failure.
     void *(*alloc)(void *context, size_t bytes, const char *purpose);
     void (*free)(void *context, void *memory);
-    bool (*builder)(void *context);  // true on the one rank of the node that fills the memory
-    void (*ready)(void *context);    // after filling: every rank of the node sees what the builder wrote
-    // Collective over the node: true everywhere when ok everywhere. Else false everywhere, with the
-    // lowest failing rank's error.
+    bool (*builder)(void *context);  // true on the one rank that fills the memory
+    void (*ready)(void *context);    // publishes the builder's writes to every rank of the node
+    // Collective over the node. Returns true if ok is true on every rank; otherwise returns false
+    // on every rank, with the error of the lowest failing rank.
     bool (*agree)(void *context, bool ok, Error *err);
     void *context;
 } IndexMemory;
-// *memory, or the malloc of this process when memory is NULL.
+// Returns *memory, or malloc-based hooks if memory is NULL.
 IndexMemory index_memory_or_own(const IndexMemory *memory);
 
-// One split of one shard. Memory: 4 bytes per document and epoch, 12 per sample (10^8 samples: 1.2
-// GB).
+// One split of one shard. Memory: 4 bytes per document and epoch, 12 bytes per sample (1.2 GB for
+// 10^8 samples).
 typedef struct GptDataset {
     const Shard *shard;
     int split;
     int seq_length;
-    int64_t first_sequence, end_sequence;  // this split's sequences [first, end)
+    int64_t first_sequence, end_sequence;  // sequences [first, end) of this split
     int64_t tokens_per_epoch;
     int64_t epochs;
     bool separate_final_epoch;
-    int64_t samples_before_final;  // with a separate final epoch: samples [0, this) are shuffled on their own
+    int64_t samples_before_final;  // with a separate final epoch: samples [0, this) are shuffled
+                                   // among themselves
     int64_t documents;             // (end - first) * epochs
-    int64_t samples;               // all whole samples of the epochs, at least as many as requested
+    int64_t samples;               // all complete samples of the epochs, at least as many as requested
     int32_t *document_index;       // (documents) sequence ids
     uint64_t *sample_index;        // (samples + 1) position in document_index << 31 | offset in that sequence
     uint32_t *shuffle_index;       // (samples)
     IndexMemory memory;
 } GptDataset;
 
-// What gpt_dataset_build is asked for.
+// Arguments of gpt_dataset_build.
 typedef struct PartRequest {
-    int split;           // SPLIT_*, for messages
-    int64_t first, end;  // sequences of the shard
-    int64_t samples;     // at least so many, or ONE_EPOCH
-    int seq_length;      // each sample reads seq_length + 1 tokens
+    int split;           // SPLIT_*, for error messages
+    int64_t first, end;  // range of sequences in the shard
+    int64_t samples;     // minimum number of samples, or ONE_EPOCH
+    int seq_length;      // each sample has seq_length + 1 tokens
     uint32_t seed;
 } PartRequest;
 
-// Where a token of a sample lies.
+// Origin of a token of a sample.
 typedef struct TokenPlace {
     int64_t position;  // in document_index
-    int64_t sequence;  // of the shard
-    int64_t offset;    // in that sequence
+    int64_t sequence;  // in the shard
+    int64_t offset;    // within the sequence
 } TokenPlace;
 
 // "training", "validation" or "test".
 const char *split_name(int split);
-// Parses --split ("969, 30, 1": any separators) into cumulative bounds 0..1. Error (EXIT_USAGE)
-// when no weight is positive, a weight is not a number or there are more than three.
+// Parses --split ("969, 30, 1", with any separators) into cumulative bounds from 0 to 1. Error
+// (EXIT_USAGE): no positive weight, a weight that is not a number, or more than three weights.
 bool split_parse(const char *text, double bounds[SPLITS + 1], Error *err);
-// False (and *first = *end = 0) when the split is absent, i.e. has no weight. A present split can
-// be empty all the same when the shard has few sequences; gpt_dataset_build refuses it.
+// Returns false and *first = *end = 0 if the split has no weight. A split with a weight can still
+// be empty if the shard has few sequences; gpt_dataset_build refuses it.
 bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, int64_t *first, int64_t *end);
 
-// Builds the three indices. Collective over the ranks of `memory`; the shard must outlive the
-// dataset. Errors: EXIT_DATA when the split holds no sequence or fewer than 2 tokens, or more than
-// the index can count (2^31 sequences, 2^33 documents x epochs, 2^32 samples); EXIT_ENVIRONMENT
-// when there is no memory.
+// Builds the three indices. Collective over the ranks of `memory`. The shard must outlive the
+// dataset. Errors: EXIT_DATA if the split has no sequence or fewer than 2 tokens, or exceeds the
+// index limits (2^31 sequences, 2^33 documents x epochs, 2^32 samples); EXIT_ENVIRONMENT if out of
+// memory.
 bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request,
                        const IndexMemory *memory, Error *err);
 void gpt_dataset_free(GptDataset *dataset);
-// Megatron's sample index entry k, 0 <= k <= dataset->samples, in stream (unshuffled) order.
+// Entry k of Megatron's sample index in stream (unshuffled) order, 0 <= k <= dataset->samples.
 void gpt_dataset_sample_entry(const GptDataset *dataset, int64_t k, int64_t *position, int64_t *offset);
-// The seq_length + 1 token ids of sample i, 0 <= i < dataset->samples.
+// Reads the seq_length + 1 token ids of sample i, 0 <= i < dataset->samples.
 void gpt_dataset_sample(const GptDataset *dataset, int64_t i, int32_t *tokens);
-// Where token t, 0 <= t <= seq_length, of sample i comes from.
+// Returns the origin of token t of sample i, 0 <= t <= seq_length.
 TokenPlace gpt_dataset_place(const GptDataset *dataset, int64_t i, int64_t t);
 
-// One split over all shards of the run: one shard, or a blend.
+// One split over all shards of the run: a single shard or a blend.
 typedef struct BlendedDataset {
     int shards;
     GptDataset *parts;      // (shards)
     double *weights;        // (shards) normalized; NULL for a single shard
-    int64_t samples;        // length of the blend, or of the single part
+    int64_t samples;        // length of the blend or of the single shard's dataset
     int16_t *blend_shard;   // (samples) NULL for a single shard
     int64_t *blend_sample;  // (samples) NULL for a single shard
-    int64_t requested;      // what was asked for; the length where that was ONE_EPOCH
+    int64_t requested;      // requested samples; the actual length for ONE_EPOCH
     IndexMemory memory;
 } BlendedDataset;
 
@@ -101,47 +102,49 @@ typedef struct BlendedDataset {
 typedef struct DataSource {
     int shards;
     Shard *shard;     // (shards)
-    double *weights;  // (shards) as given; NULL where none were given
+    double *weights;  // (shards) as given; NULL if none were given
 } DataSource;
-// words: Megatron's --data-path: one prefix, or "weight prefix" pairs, or a list of prefixes
-// without weights. Errors: EXIT_USAGE for a weight that is not a positive number, EXIT_DATA from
-// shard_open.
+// Opens the shards of a --data-path, given as in Megatron-LM: one prefix, "weight prefix" pairs, or
+// a list of prefixes without weights. Errors: EXIT_USAGE for a weight that is not a positive
+// number; EXIT_DATA from shard_open.
 bool data_source_open(DataSource *source, const char *const *words, int count, Error *err);
 void data_source_close(DataSource *source);
 
-// What blended_dataset_build is asked for.
+// Arguments of blended_dataset_build.
 typedef struct SplitRequest {
     int split;             // SPLIT_*
-    const double *bounds;  // (SPLITS + 1) from --split; NULL: whole shards (--train-data-path and its kin)
-    int64_t samples;       // or ONE_EPOCH, which weights exclude
+    const double *bounds;  // (SPLITS + 1) from --split; NULL: whole shards (--train-data-path etc.)
+    int64_t samples;       // or ONE_EPOCH, not allowed with weights
     int seq_length;
     uint32_t seed;
-    double surplus;  // 0: as the paper's fork; above: as megatron-core from 0.11, see below
+    double surplus;  // 0: as the paper's fork; > 0: as megatron-core 0.11 and later, see below
 } SplitRequest;
 
-// A single shard gives `samples` samples, in as many epochs as that takes. Weights w: the paper's
-// fork asks each shard for ceil(samples * w * 1.005), and the blend is as long as their sum.
-// megatron-core from 0.11 asks for ceil(ceil(samples * w) * (1 + surplus)), and its blend is the
-// sum of ceil(samples * w). Which samples a shard draws from depends on what it is asked for, so
-// the order may differ. A list without weights is megatron-core's: each shard is read once, the
-// weights are their numbers of samples, and the blend has `samples` samples or all there are, if
-// those are fewer. The source must outlive the dataset. Collective over the ranks of `memory`.
-// Errors: those of gpt_dataset_build; EXIT_USAGE for an absent split, or weights with ONE_EPOCH;
-// EXIT_DATA when the first `samples` draws ask a shard for more samples than it has, or a shard of
-// a list holds not one.
+// Builds one split over all shards of the source. The number of samples requested from each shard
+// affects its shuffle order, so it follows Megatron-LM exactly:
+// - Single shard: `samples`, in as many epochs as needed.
+// - Weights w, surplus = 0 (the paper's fork): each shard gets ceil(samples * w * 1.005); the
+//   length of the blend is the sum.
+// - Weights w, surplus > 0 (megatron-core 0.11 and later): each shard gets ceil(ceil(samples * w) *
+//   (1 + surplus)); the length of the blend is the sum of ceil(samples * w).
+// - List without weights (megatron-core): each shard is read once and weighted by its number of
+//   samples. The blend has `samples` samples, or all available ones if fewer.
+// The source must outlive the dataset. Collective over the ranks of `memory`. Errors: those of
+// gpt_dataset_build; EXIT_USAGE for a split without weight, or weights with ONE_EPOCH; EXIT_DATA if
+// the first `samples` draws exceed a shard's samples, or if a shard of a list has no sample.
 bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, const SplitRequest *request,
                            const IndexMemory *memory, Error *err);
 void blended_dataset_free(BlendedDataset *dataset);
 void blended_dataset_sample(const BlendedDataset *dataset, int64_t i, int32_t *tokens);
-// Which shard sample i comes from (0 for a single shard), and which sample of that part it is.
+// Returns the shard that sample i comes from (0 for a single shard) and its sample index in that
+// shard's dataset.
 int blended_dataset_shard(const BlendedDataset *dataset, int64_t i, int64_t *part_sample);
 
-// numpy's double sum of a contiguous array (pairwise, eight accumulators): blend weights are
-// normalized with it.
+// Sums a contiguous array bit-exactly as numpy does (pairwise, eight accumulators). Blend weights
+// are normalized with it.
 double numpy_sum(const double *x, int64_t n);
-// Fills the blending tables for `length` draws: draw k takes the shard whose share lags most, and
-// that shard's next sample. limits (may be NULL): a shard of which so many are drawn is passed
-// over.
+// Fills the blending tables for `length` draws. Each draw takes the next sample of the shard that
+// lags most behind its weight. limits (may be NULL): a shard with that many draws is skipped.
 void blend_indices(const double *weights, const int64_t *limits, int shards, int64_t length,
                    int16_t *blend_shard, int64_t *blend_sample);
 

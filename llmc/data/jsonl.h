@@ -1,11 +1,11 @@
-// One string out of one line of JSON. Called by preprocess_data's workers for every document. Its
-// own reader, not cJSON: a text may hold U+0000, lone surrogates must be counted, and no tree is
-// built for other fields.
+// Extracts one string from a line of JSON. Called by the workers of preprocess_data for every
+// document. A parser of its own instead of cJSON: texts may contain U+0000, lone surrogates are
+// counted, and no tree is built for the other fields.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// One per thread: where unescaped text is put.
+// Buffer for unescaped text, one per thread.
 typedef struct JsonText {
     char *buffer;
     size_t capacity;
@@ -13,23 +13,23 @@ typedef struct JsonText {
 
 typedef enum JsonlResult {
     JSONL_FOUND,
-    JSONL_INVALID,    // not one JSON object and nothing else
+    JSONL_INVALID,    // the line is not exactly one JSON object
     JSONL_NO_KEY,     // the object lacks the key
-    JSONL_NOT_STRING  // the key's value is no string
+    JSONL_NOT_STRING  // the key's value is not a string
 } JsonlResult;
 
-// What jsonl_find found.
+// Result of jsonl_find.
 typedef struct JsonlText {
-    const char *text;  // JSONL_FOUND: bytes of UTF-8, in the line or in json->buffer, until the next call
+    const char *text;  // JSONL_FOUND: UTF-8, points into the line or json->buffer, valid until the
+                       // next call
     size_t bytes;
-    int64_t replaced;  // \u escapes that are lone surrogates: they became U+FFFD
-    size_t column;     // JSONL_INVALID: the 1-based byte where reading stopped
-    const char *why;   // and what was wrong
+    int64_t replaced;  // lone surrogate \u escapes replaced by U+FFFD
+    size_t column;     // JSONL_INVALID: 1-based byte at which parsing failed
+    const char *why;   // JSONL_INVALID: reason
 } JsonlText;
-// Finds the value of `key` in the object that is the whole line, at top level only. White space
-// around the object is allowed; of a key that occurs twice the last value counts. Accepted is what
-// Python's json.loads accepts (NaN and Infinity too), nested at most 1000 deep. UTF-8 is passed on
-// as it is.
+// Finds the value of `key` at the top level of the object in `line`. White space around the object
+// is allowed; the last occurrence of a duplicate key wins. Accepts what Python's json.loads accepts
+// (including NaN and Infinity), nested up to 1000 levels. Does not validate UTF-8.
 JsonlResult jsonl_find(JsonText *json, const char *line, size_t bytes, const char *key, JsonlText *found);
 void json_text_free(JsonText *json);
 

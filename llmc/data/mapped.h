@@ -1,20 +1,19 @@
-// Mapped files that somebody cuts short, or whose disk fails, while they are read. Touching a page
-// that is gone is a SIGBUS, which by itself ends the process without a word. What is guarded here
-// ends it with one line that names the file, and EXIT_DATA. Called by shard.c (what is mapped) and
-// loader.c (who reads).
+// Handles SIGBUS from mapped files that are truncated, or whose disk fails, while they are read.
+// Without it the process would die without a message; guarded ranges end the job with EXIT_DATA and
+// one line that names the file. Called by shard.c (which maps) and loader.c (which sets the site).
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// From here on a read of [start, start + bytes) that fails ends the job: fatal() with "<path>:
-// ...". path is copied. Does nothing for 0 bytes.
+// Guards [start, start + bytes): a failing read ends the job through fatal() with a message that
+// starts with `path` (copied). No-op for 0 bytes.
 void mapped_guard(const void *start, size_t bytes, const char *path);
-// Ends the job in the same way. For a caller that finds that a guarded range is no longer what it
-// was. at: any address in it.
+// Ends the job in the same way, for callers that detect that a guarded file has changed. at: any
+// address in its range.
 void mapped_lost(const void *at) __attribute__((noreturn));
-// Before the mapping ends: its addresses may be given to others.
+// Removes the guard; call it before munmap, because the addresses may be reused.
 void mapped_release(const void *start);
-// Who reads, for the line; NULL (the default): a program without ranks.
+// Sets the rank to name in the message; NULL (the default): a program without ranks.
 void mapped_set_site(const Site *site);
 
 LLMC_END

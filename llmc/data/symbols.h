@@ -1,51 +1,52 @@
-// What the readers of vocabulary files share: texts of tokens and their ids while a file is read,
-// GPT-2's alphabet of bytes, merges. Called by vocabulary.c and tokenizer_json.c.
+// Shared by the readers of vocabulary files (vocabulary.c, tokenizer_json.c): a map between token
+// texts and ids, GPT-2's byte alphabet, and merges.
 #pragma once
 #include <cjson/cJSON.h>
 
 #include "llmc/data/bpe.h"
 LLMC_BEGIN
 
-// Texts and ids, each once. The texts belong to others, such as a JSON tree, and must stay.
+// A one-to-one map between texts and ids. Texts are not owned; they belong to a JSON tree, for
+// instance.
 typedef struct Symbols {
-    const char **text;  // (slots) a hash map from texts to ids; NULL: an empty slot
+    const char **text;  // (slots) hash map from texts to ids; NULL: empty slot
     size_t *length;     // (slots)
     int *id;            // (slots)
     size_t slots;
-    const char **of_id;  // (limit) from ids to texts; NULL: none has this id
-    int limit, count;    // ids are below limit; texts so far
-    size_t longest;      // bytes
+    const char **of_id;  // (limit) map from ids to texts; NULL: unused id
+    int limit, count;    // upper bound of ids; number of texts
+    size_t longest;      // longest text in bytes
 } Symbols;
 
-// Room for `limit` texts.
+// Reserves space for `limit` texts.
 void symbols_init(Symbols *symbols, int limit);
 void symbols_free(Symbols *symbols);
-// The id of a text, -1: there is none.
+// Returns the id of a text, or -1.
 int symbols_find(const Symbols *symbols, const char *text, size_t length);
-// Adds a text with the id that a JSON item holds. file: for messages. Errors: EXIT_DATA for an id
-// that is no whole number from 0 to limit - 1, or is taken, and for a text that is there.
+// Adds a text with the id in a JSON item. file: for error messages. Errors: EXIT_DATA if the id is
+// not an integer from 0 to limit - 1 or is taken, or if the text is already present.
 bool symbols_add(Symbols *symbols, const char *text, const cJSON *id, const char *file, Error *err);
 
-// GPT-2's alphabet: every byte as one printable character.
+// GPT-2's byte alphabet: every byte as one printable character.
 enum { ALPHABET_END = 0x144 };
 typedef struct Alphabet {
-    uint32_t code_point[256];    // of every byte
-    int16_t byte[ALPHABET_END];  // of every code point, -1 where it is none of the alphabet
+    uint32_t code_point[256];    // by byte
+    int16_t byte[ALPHABET_END];  // by code point; -1: not in the alphabet
 } Alphabet;
 
 Alphabet byte_alphabet(void);
-// Bytes of a token in this alphabet; out has room for `length`. A token with other characters keeps
-// its UTF-8: *foreign is then true.
+// Decodes a token in this alphabet to bytes; out must hold `length`. If the token contains other
+// characters, copies its UTF-8 and sets *foreign.
 size_t symbol_bytes(const Alphabet *alphabet, const char *symbol, size_t length, char *out, bool *foreign);
-// The id that each byte's character has. Errors: EXIT_DATA where one has none.
+// Looks up the id of every byte's character. Errors: EXIT_DATA if one is missing.
 bool symbols_of_bytes(const Symbols *symbols, const Alphabet *alphabet, int32_t byte_id[256],
                       const char *file, Error *err);
 
-// The merge of two texts, of which ids are to be known as is that of their concatenation. False
-// with a reason ("is ...", "has ...") where they are not.
+// Builds the merge of two texts. Both texts and their concatenation must have ids; otherwise
+// returns false with a reason ("is ...", "has ...").
 bool symbols_merge(const Symbols *symbols, const char *left, size_t left_bytes, const char *right,
                    size_t right_bytes, BpeMerge *merge, const char **why);
-// The same for one text "left right".
+// The same for a line "left right".
 bool symbols_merge_line(const Symbols *symbols, const char *line, size_t length, BpeMerge *merge,
                         const char **why);
 

@@ -1,6 +1,6 @@
-// Samples of --eval-tasks: a context and continuations whose likelihoods are compared. Reads files
-// of JSON lines and encodes them as EleutherAI's lm-evaluation-harness does. Called by
-// llmc/run/eval_tasks.c. docs/eval_tasks.md has the form.
+// Samples of --eval-tasks: a context and continuations whose likelihoods are compared. Reads JSON
+// lines files and tokenizes them as EleutherAI's lm-evaluation-harness does. Called by
+// llmc/run/eval_tasks.c. The format is described in docs/eval_tasks.md.
 #pragma once
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
@@ -8,58 +8,59 @@ LLMC_BEGIN
 enum { TASK_NAME_BYTES = 64, MAX_TASKS = 1000, MAX_CHOICES = 1000 };
 
 typedef enum TaskForm {
-    TASK_CHOICES,      // the likeliest choice should be the right one: HellaSwag, ARC
-    TASK_CONTINUATION  // one continuation, each token of which should be the likeliest: LAMBADA
+    TASK_CHOICES,      // the most likely choice should be the correct one: HellaSwag, ARC
+    TASK_CONTINUATION  // every token of the one continuation should be the most likely one: LAMBADA
 } TaskForm;
 
-// All samples of a name, whichever lines and files they stand in.
+// All samples with the same task name, across lines and files.
 typedef struct Task {
     char name[TASK_NAME_BYTES];
     int32_t form;  // TaskForm
     int32_t samples;
 } Task;
 
-// A line: requests first .. first + choices - 1.
+// One line of a file: requests first .. first + choices - 1.
 typedef struct TaskSample {
     int64_t first;
     int32_t task, choices;
-    int32_t right;  // of the choices, from 0
+    int32_t right;  // index of the correct choice
 } TaskSample;
 
-// A context and one continuation as ids[first .. first + tokens - 1], of which the last `scored`
-// are the continuation. tokens - 1 is at most the sequence length: the last id is only predicted.
+// A context and one continuation: ids[first .. first + tokens - 1], the last `scored` of which are
+// the continuation. tokens - 1 is at most the sequence length, because the last id is only a
+// target.
 typedef struct TaskRequest {
     int64_t first;
     int32_t tokens, scored;
-    int32_t characters;  // of the choice: acc_norm divides by them
+    int32_t characters;  // length of the choice, the divisor of acc_norm
 } TaskRequest;
 
-// Plain arrays, so that ranks can send them to each other.
+// Flat arrays, so that ranks can exchange them.
 typedef struct TaskSet {
     Task *task;
     int64_t tasks;
     TaskSample *sample;
-    int64_t samples;  // in the files' order
+    int64_t samples;  // in file order
     TaskRequest *request;
-    int64_t requests;  // likewise
+    int64_t requests;  // in file order
     TokenBuffer ids;
 } TaskSet;
 
-// How texts become requests.
+// How texts are tokenized.
 typedef struct TaskEncoding {
     const Tokenizer *tokenizer;
     int seq_length;
 } TaskEncoding;
 
-// Appends the samples of a file to a set, which begins as {0}. A context is encoded alone, and
-// together with its continuation, which is what stands there behind as many tokens as the context
-// has. White space at the context's end belongs to the continuation. A tokenizer's prefix, such as
-// Llama 3's, stands before them. What is too long loses tokens at its front. An empty context is
-// the prefix, or the end of a document.
-// Error (EXIT_DATA), naming file and line: no such file; a line that is no JSON object, lacks a
-// member or has one of another kind; no choices, an empty one, more than MAX_CHOICES; a right
-// choice that is not there; a context of white space alone; a continuation without a token of its
-// own, or longer than the sequence length; text that cannot be encoded; no samples.
+// Appends the samples of a file to a set, which starts as {0}. The context is tokenized alone and
+// together with the continuation; the tokens past the context's own count are the continuation.
+// Trailing white space of the context is moved to the continuation. The tokenizer's prefix, such as
+// Llama 3's, comes first. Requests that are too long are truncated on the left. An empty context
+// becomes the prefix, or else EOD.
+// Errors (EXIT_DATA, with file and line): no such file; a line that is not a JSON object, or has a
+// missing or mistyped member; no choices, an empty one or more than MAX_CHOICES; a correct choice
+// out of range; a context of white space only; a continuation that adds no token or exceeds the
+// sequence length; text that cannot be tokenized; no samples.
 bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error *err);
 void task_set_free(TaskSet *set);
 

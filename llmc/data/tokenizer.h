@@ -1,17 +1,17 @@
-// Text to token ids and back. GPT-2's byte-level BPE (vocab.json and merges.txt); any byte-level
-// BPE of Hugging Face's tokenizer.json; a byte tokenizer (256 bytes and EOD) that needs no files;
-// Megatron's NullTokenizer (ids only). Used by preprocess_data (encoding), the trainer (vocabulary
-// size, EOD) and sampling (decoding).
+// Converts text to token ids and back. Supports GPT-2's byte-level BPE (vocab.json and merges.txt),
+// any byte-level BPE in Hugging Face's tokenizer.json, a byte tokenizer (256 bytes and EOD) that
+// needs no files, and Megatron's NullTokenizer (ids only). Used by preprocess_data (encoding), the
+// trainer (vocabulary size, EOD) and sampling (decoding).
 //
-// The BPE ids are those of Hugging Face's `tokenizers`. GPT-2's are also those of Megatron-LM's
+// BPE ids equal those of Hugging Face's `tokenizers`; GPT-2's also equal those of Megatron-LM's
 // GPT2BPETokenizer, the others those of its HuggingFaceTokenizer. PCRE2's Unicode tables
-// (version_unicode) say which characters are letters and digits. Newer and older tables differ in
-// some: text in such letters may be cut differently.
+// (version_unicode) decide which characters are letters and digits, so text in recently added
+// scripts may be split differently with other PCRE2 versions.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// In the order of the words of --tokenizer-type.
+// Same order as the choices of --tokenizer-type.
 typedef enum TokenizerType {
     TOKENIZER_GPT2_BPE,
     TOKENIZER_BYTE,
@@ -19,23 +19,23 @@ typedef enum TokenizerType {
     TOKENIZER_NULL
 } TokenizerType;
 
-// Which tokenizer, and what it is made of. A type ignores the fields of others.
+// Selects a tokenizer and its files. Fields of other types are ignored.
 typedef struct TokenizerChoice {
     TokenizerType type;
     const char *vocab_file, *merge_file;  // GPT2_BPE
-    const char *model;                    // HUGGING_FACE: tokenizer.json or its folder
-    const char *eod_token;                // HUGGING_FACE: text of EOD; NULL: as tokenizer_json.h says
-    int64_t null_vocab_size;              // NULL: n
+    const char *model;                    // HUGGING_FACE: tokenizer.json or its directory
+    const char *eod_token;    // HUGGING_FACE: text of the EOD token; NULL: default, see tokenizer_json.h
+    int64_t null_vocab_size;  // NULL: number of ids without EOD
 } TokenizerChoice;
 
 typedef struct Tokenizer Tokenizer;  // immutable after opening, shared by threads
-typedef struct Encoder Encoder;      // one per thread: PCRE2 match data, room for BPE, the word cache
+typedef struct Encoder Encoder;      // one per thread: PCRE2 match data, BPE scratch, word cache
 
-// GPT2_BPE wants vocab_file and merge_file, HUGGING_FACE wants model. NULL wants null_vocab_size n:
-// V = n + 1, EOD = n, as in Megatron. merges.txt: a first line that begins with "#version" is
-// skipped. The last merge counts even without a final newline; Hugging Face's tokenizers does the
-// same, Megatron-LM drops it. Errors: EXIT_DATA for a missing or malformed file, with file and
-// line. EXIT_USAGE for a null_vocab_size that cannot be, or a type without its files.
+// Opens a tokenizer. GPT2_BPE needs vocab_file and merge_file, HUGGING_FACE needs model, NULL needs
+// null_vocab_size n (V = n + 1, EOD = n, as in Megatron). A first line of merges.txt that starts
+// with "#version" is skipped. The last merge counts even without a final newline, as in Hugging
+// Face's tokenizers (Megatron-LM drops it). Errors: EXIT_DATA for a missing or malformed file, with
+// file and line; EXIT_USAGE for an invalid null_vocab_size or missing file options.
 Tokenizer *tokenizer_open(const TokenizerChoice *choice, Error *err);
 void tokenizer_close(Tokenizer *tokenizer);
 int tokenizer_vocab_size(const Tokenizer *tokenizer);  // unpadded: 50257 for GPT-2, 257 for Byte
@@ -48,24 +48,24 @@ typedef struct TokenBuffer {
     int32_t *ids;
     int64_t count, capacity;
 } TokenBuffer;
-enum { ENCODER_MAX_BYTES = 1 << 30 };  // the caller makes sure of it
-// Appends the ids of text, `bytes` of UTF-8. Invalid sequences are read as U+FFFD, one per maximal
-// invalid subpart, and added to *replaced. HUGGING_FACE: the added tokens of its file are found in
-// the text, special or not. The others have no special tokens: "<|endoftext|>" in the text is
-// ordinary characters, as in Megatron. NullTokenizer: the text is decimal ids separated by white
-// space. A word that is no id of the vocabulary is left out and counted.
+enum { ENCODER_MAX_BYTES = 1 << 30 };  // must be ensured by the caller
+// Appends the ids of text, `bytes` of UTF-8. Each maximal invalid subpart is read as U+FFFD and
+// counted in *replaced. HUGGING_FACE finds the added tokens of its file in the text, special or
+// not. The other types have no special tokens: "<|endoftext|>" is ordinary text, as in Megatron.
+// NullTokenizer: the text is decimal ids separated by white space; words that are not valid ids are
+// skipped and counted in *replaced.
 void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out, int64_t *replaced);
-// The ids that a whole text has in front of it and behind it: those of HUGGING_FACE's
-// post_processor, such as Llama 3's <|begin_of_text|>. encoder_encode adds none. *count is 0 for
-// most tokenizers.
+// Ids that precede | follow a whole text: those of HUGGING_FACE's post_processor, such as Llama 3's
+// <|begin_of_text|>. encoder_encode does not add them. *count is 0 for most tokenizers.
 const int32_t *tokenizer_prefix(const Tokenizer *tokenizer, int *count);
 const int32_t *tokenizer_suffix(const Tokenizer *tokenizer, int *count);
 void token_buffer_append(TokenBuffer *buffer, int32_t id);
 void token_buffer_free(TokenBuffer *buffer);
 
-// Bytes of one id, length in *bytes. Not NUL-terminated; may be part of a UTF-8 character. EOD and
-// other special tokens give their text, such as "<|endoftext|>". NullTokenizer's ids give their
-// decimal form after a space. An id outside the vocabulary (a padded row) gives length 0.
+// Returns the bytes of one id and their number in *bytes. Not NUL-terminated; may be part of a
+// UTF-8 character. EOD and other special tokens give their text, such as "<|endoftext|>";
+// NullTokenizer's ids a space and their decimal form. *bytes is 0 for an id outside the vocabulary
+// (a padding row).
 const char *tokenizer_decode(const Tokenizer *tokenizer, int id, size_t *bytes);
 
 LLMC_END

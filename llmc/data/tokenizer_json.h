@@ -1,5 +1,5 @@
-// Reads Hugging Face's tokenizer.json of a byte-level BPE: the tokenizers of GPT-2, Llama 3, Qwen
-// and their like. Called by tokenizer.c.
+// Reads byte-level BPE tokenizers in Hugging Face's tokenizer.json format: those of GPT-2, Llama 3,
+// Qwen and similar models. Called by tokenizer.c.
 #pragma once
 #include "llmc/data/added_tokens.h"
 #include "llmc/data/nfc.h"
@@ -7,28 +7,28 @@
 #include "llmc/data/vocabulary.h"
 LLMC_BEGIN
 
-// Ids that stand around every text: "post_processor", of which {"single": [...]} counts.
+// Ids added around every text: the "single" template of "post_processor".
 enum { MOST_AROUND = 16 };
 typedef struct AroundText {
     int32_t id[MOST_AROUND];
-    int before, after;  // id[0 .. before) in front of the text, the next `after` behind it
+    int before, after;  // id[0 .. before) precede the text, the next `after` follow it
 } AroundText;
 
-// What a byte-level BPE tokenizer is made of. Text goes through the parts in this order.
+// Parts of a byte-level BPE tokenizer, in the order in which text passes through them.
 typedef struct ByteLevel {
-    AddedTokens raw;         // found in the text as it is
-    Nfc *nfc;                // NULL: text is not normalized
-    AddedTokens normalized;  // found in normalized text
+    AddedTokens raw;         // matched in the raw text
+    Nfc *nfc;                // NULL: no normalization
+    AddedTokens normalized;  // matched in normalized text
     PieceSteps steps;
     Bpe bpe;
     TokenTable table;
     AroundText around;
 } ByteLevel;
 
-// model: the file, or a folder that has tokenizer.json. eod_token: the text of the token that ends
-// a document; NULL: eos_token of tokenizer_config.json beside the file, else the usual names.
-// Errors: EXIT_DATA with the file, for a file that is missing or malformed, and for what a
-// byte-level BPE does not need. On failure nothing is left to free.
+// model: the file, or a directory that contains tokenizer.json. eod_token: text of the
+// end-of-document token; NULL: eos_token of tokenizer_config.json in the same directory, else the
+// usual names. Errors: EXIT_DATA with the file name if it is missing, malformed, or uses features
+// outside byte-level BPE. On failure nothing needs freeing.
 bool tokenizer_json_read(ByteLevel *out, const char *model, const char *eod_token, Error *err);
 void byte_level_free(ByteLevel *parts);
 

@@ -1,10 +1,10 @@
-// White space as the tokenizers' engines know it: Unicode's White_Space property, spelled out, so
-// that it depends on nobody's tables. PCRE2's own \s would also take U+180E.
+// White space as defined by the tokenizers' regex engines: Unicode's White_Space property, listed
+// here to be independent of table versions. PCRE2's own \s would also match U+180E.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// For a character class of a regular expression.
+// For use in a character class of a regular expression.
 #define WHITE_SPACE \
     "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}" \
     "\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
