@@ -1,10 +1,10 @@
-// Saving a checkpoint: see checkpoint.h. Called by saver.c.
+// Saves checkpoints, see checkpoint.h. Called by saver.c.
 //
-// First this rank collects what goes into its shard, in which order. Then come three phases that
-// touch files and call no MPI, so that a thread can do them while training goes on. Prepare (rank
-// 0): the folder. Write (all): the shard. Publish (rank 0): manifest, renames, list of the run's
-// checkpoints, tracker, old checkpoints. Between them, on the caller's thread, the ranks agree, and
-// rank 0 gathers what the manifest says.
+// This rank first collects the contents of its shard. Three phases follow that access files but do
+// not call MPI, so that they can run on a thread while training continues: prepare (rank 0: the
+// folder), write (all ranks: the shards) and publish (rank 0: manifest, renames, lineage, tracker,
+// deletion of old checkpoints). Between the phases, on the caller's thread, the ranks agree on
+// success and rank 0 gathers the manifest entries.
 #include "llmc/checkpoint/checkpoint.h"
 
 #include <inttypes.h>
@@ -22,25 +22,25 @@
 
 // --- Names ---------------------------------------------------------------------------------------
 
-// A file of a few bytes that is replaced by its successor, and put back when the save fails later.
+// A small file that a save replaces, and restores if the save fails later.
 typedef struct SmallFile {
     char *path, *fresh;
-    char *before;  // its text; NULL: there was none, or nothing that could be put back
+    char *before;  // previous text; NULL: none, or not restorable
     uint64_t before_bytes;
     bool switched;
 } SmallFile;
 
-// Where a save writes and what it becomes. All under the save folder.
+// File and folder names of a save, all inside the save folder.
 typedef struct Names {
     const char *directory;
     char *fresh, *final, *aside;  // folders: .iter_0000100.tmp, iter_0000100, .iter_0000100.old
     char *model, *shard_folder;   // mp_rank_00, .iter_0000100.tmp/mp_rank_00
-    char *shard_name, *shard;     // this rank's file, without and with the folder
+    char *shard_name, *shard;     // this rank's file name, and its path
     char *manifest;
     SmallFile lineage, tracker;
 } Names;
 
-// As Megatron-LM names it: mp_rank_01, or mp_rank_01_002 where there is a pipeline.
+// Returns Megatron-LM's folder name: mp_rank_01, or mp_rank_01_002 with a pipeline.
 static char *model_folder(const CheckpointSave *save) {
     if (save->pipeline_ranks <= 1) return text_format("mp_rank_%02d", save->tensor_rank);
     return text_format("mp_rank_%02d_%03d", save->tensor_rank, save->pipeline_rank);
@@ -73,21 +73,21 @@ static void free_names(Names *n) {
 
 // --- Collect -------------------------------------------------------------------------------------
 
-// What this rank's shard will hold.
+// Contents of this rank's shard.
 typedef struct ShardPlan {
-    int count;              // slices that are not empty
-    int *order;             // indices into save->slices, in the order of the file
-    ManifestSlice *slices;  // the same, as the manifest names them
-    SafeTensor *tensors;    // and as the file does
+    int count;              // nonempty slices
+    int *order;             // indices into save->slices, in file order
+    ManifestSlice *slices;  // manifest entries of the slices
+    SafeTensor *tensors;    // safetensors entries of the slices
     uint64_t bytes;         // of data
-    uint64_t largest;       // slice, bytes
+    uint64_t largest;       // size of the largest slice, bytes
 } ShardPlan;
 
 static uint64_t slice_bytes(const Slice *s) {
     return (uint64_t)(s->hi - s->lo) * (uint64_t)slice_kind_bytes(s->kind);
 }
 
-// *tensor: where the search for the slice's tensor begins, and the place of it in the table.
+// *tensor: hint where to start searching the table; set to the tensor's index.
 static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor, Error *err) {
     int tries = 0;
     for (; tries < save->tensor_count && strcmp(save->tensors[*tensor].name, s->tensor) != 0; tries++)
@@ -96,9 +96,9 @@ static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor,
     bool known = tries < save->tensor_count && (unsigned)s->kind < SLICE_KINDS;
     if (known && slice_fits(t, slice_block(t, s->columns), s->lo, s->hi)) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "cannot save %" PRId64 "..%" PRId64
-                     " of tensor '%.200s': there is no such tensor"
-                     " or range; this is a fault of the program",
+                     "failed to save %" PRId64 "..%" PRId64
+                     " of tensor '%.200s': no such tensor"
+                     " or range; this is a bug in the program",
                      s->lo, s->hi, s->tensor);
 }
 
@@ -118,8 +118,8 @@ static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int t
     if (bytes > shard->largest) shard->largest = bytes;
 }
 
-// Lists the slices, wide elements first. Whoever made room for their copy added up the bytes by
-// other means: a copy that does not fit must not be written there.
+// Lists the slices, 4-byte elements first. The caller computes the size of the staging memory
+// independently, so check that the slices fit before anything is copied.
 static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
     size_t room = (size_t)save->slice_count + 1;
     int tensor = 0;
@@ -137,7 +137,7 @@ static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
     if (!save->staging || shard->bytes <= save->staging_bytes) return true;
     return error_set(err, EXIT_CHECKPOINT,
                      "the slices of a checkpoint take %" PRIu64
-                     " bytes, the memory for their copy holds %" PRIu64 "; this is a fault of the program",
+                     " bytes, the memory for their copy holds %" PRIu64 "; this is a bug in the program",
                      shard->bytes, save->staging_bytes);
 }
 
@@ -150,7 +150,7 @@ static void free_shard(ShardPlan *shard) {
 
 // --- Prepare -------------------------------------------------------------------------------------
 
-// Rank 0 clears what a killed save left, checks the free space and makes the temporary folder.
+// Rank 0 deletes leftovers of killed saves, checks the free space and creates the temporary folder.
 static bool prepare(const Names *n, uint64_t bytes, Error *err) {
     return durable_make_folders(n->directory, err) && save_folder_clear(n->directory, err) &&
            save_folder_has_room(n->directory, bytes, err) && durable_make_folders(n->fresh, err);
@@ -158,16 +158,16 @@ static bool prepare(const Names *n, uint64_t bytes, Error *err) {
 
 // --- Write ---------------------------------------------------------------------------------------
 
-// Which build wrote it stands in the manifest alone. So two builds that train to the same bits
-// write the same file, with the same hash.
+// The build is recorded in the manifest only, so that builds with bit-identical training write
+// identical shards with the same hash.
 static char *shard_metadata(const CheckpointSave *save, int rank, int ranks) {
     return text_format("{\"format\":\"sdp4bit.c checkpoint\",\"iteration\":\"%" PRId64
                        "\",\"shard\":\"%d of %d\"}",
                        save->state.iteration, rank, ranks);
 }
 
-// Writes this rank's shard: from the staging memory, or slice by slice through a buffer. No
-// communication, and nothing of the model is touched but through fetch.
+// Writes this rank's shard, either from staging memory or slice by slice through a buffer. Does not
+// communicate and accesses the model only through fetch.
 static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, const Names *n,
                         const char *metadata, uint64_t *bytes, uint64_t *xxh3, Error *err) {
     if (!durable_make_folders(n->shard_folder, err)) return false;
@@ -175,7 +175,7 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
     if (!writer) return false;
     bool ok = true;
     if (save->staging) {
-        const uint64_t piece = (uint64_t)64 << 20;  // the main thread may wait, and must see progress
+        const uint64_t piece = (uint64_t)64 << 20;  // the main thread may wait for this and must see progress
         for (uint64_t at = 0; ok && at < shard->bytes; at += piece) {
             ok = safe_writer_append(writer, (const char *)save->staging + at,
                                     shard->bytes - at < piece ? shard->bytes - at : piece, err);
@@ -197,20 +197,19 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
 
 // --- Publish -------------------------------------------------------------------------------------
 
-// Reads the manifest as a load would: nothing is published that could not be loaded.
+// Parses the manifest like a load would, so that only loadable checkpoints are published.
 static bool check_manifest(const char *text, size_t bytes, const char *path, Error *err) {
     Manifest manifest;
     if (bytes > MANIFEST_MAX_BYTES)
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s would take %zu bytes, more than can be read back; save with fewer ranks", path,
-                         bytes);
+                         "%s has %zu bytes, more than a load accepts; save with fewer ranks", path, bytes);
     if (!manifest_parse(&manifest, text, bytes, path, err)) return false;
     bool ok = manifest_check_complete(&manifest, path, err);
     manifest_free(&manifest);
     return ok;
 }
 
-// What a small file holds before it is replaced. A damaged one tells nothing and counts as none.
+// Remembers the contents of a small file before it is replaced. A damaged file counts as missing.
 static bool remember(SmallFile *f, uint64_t max_bytes, Error *err) {
     if (!durable_plain_file(f->path, max_bytes)) return true;
     f->before = durable_read_file(f->path, max_bytes, &f->before_bytes, err);
@@ -233,9 +232,9 @@ static void put_back(const SmallFile *f) {
     }
 }
 
-// The renames. Everything they need is on the disk already. The folder's name is made durable
-// before the list and the tracker name it, and the list before the tracker. So the checkpoint that
-// the tracker names is always in the list.
+// Publishes the checkpoint by renames; all data is already on disk. The folder's name becomes
+// durable before the lineage and the tracker refer to it, and the lineage before the tracker, so
+// the lineage always contains the checkpoint that the tracker names.
 static bool switch_over(Names *n, Replacement *folder, Error *err) {
     if (!remember(&n->lineage, LINEAGE_MAX_BYTES, err) ||
         !remember(&n->tracker, CHECKPOINT_TRACKER_MAX_BYTES, err) || !durable_replace(folder, err))
@@ -249,8 +248,8 @@ static bool switch_over(Names *n, Replacement *folder, Error *err) {
     return false;
 }
 
-// Rank 0, after all shards are on the disk: manifest, renames, list, tracker. Replaces an older
-// checkpoint of the same iteration.
+// Runs on rank 0 after all shards are on disk: writes the manifest, then renames the folder and
+// updates lineage and tracker. Replaces an older checkpoint of the same iteration.
 static bool publish(const CheckpointSave *save, Names *n, const char *manifest, size_t bytes,
                     const Lineage *lineage, Error *err) {
     char number[32];
@@ -265,14 +264,15 @@ static bool publish(const CheckpointSave *save, Names *n, const char *manifest, 
     free(list);
     if (!ok) unlink(n->lineage.fresh);
     if (!ok) unlink(n->tracker.fresh);
-    Error ignored;  // an old copy that stays is removed by the next save
+    Error ignored;  // the next save removes a leftover old copy
     if (ok && folder.replaced) durable_remove_tree(folder.exchanged ? n->fresh : n->aside, &ignored);
     return ok;
 }
 
 // --- The job -------------------------------------------------------------------------------------
 
-// On rank 0 all ranks' manifest entries, with ",\n" between them (malloc'ed). NULL elsewhere.
+// Gathers the manifest entries of all ranks on rank 0, joined by ",\n" (malloc'ed). NULL on other
+// ranks.
 static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, size_t *bytes) {
     int rank, ranks, mine = (int)entry_bytes;
     MPI_Comm_rank(peers.comm, &rank);
@@ -297,34 +297,34 @@ static char *gather_entries(Peers peers, const char *entry, size_t entry_bytes, 
 typedef enum Phase { PREPARE, WRITE, PUBLISH } Phase;
 
 struct CheckpointJob {
-    CheckpointSave save;  // slices and arguments are the job's own
+    CheckpointSave save;  // slices and arguments are owned by the job
     int rank, ranks;
-    Site here;  // the thread's own copy: the caller's goes on with training
+    Site here;  // the thread's own copy, because the caller's keeps changing during training
     ShardPlan shard;
     Names names;
     char *metadata;
     uint64_t total;                  // bytes of all ranks' slices
-    int kinds;                       // one more than the last kind that a rank saves
+    int kinds;                       // one more than the last kind that any rank saves
     uint64_t file_bytes, file_xxh3;  // of this rank's shard, once written
-    char *entries;                   // all ranks' manifest entries, on rank 0 before it publishes
+    char *entries;                   // manifest entries of all ranks; rank 0 only, before publishing
     size_t entries_bytes;
     Phase phase;
-    bool ok;  // what came of this rank's part of the phase
+    bool ok;  // result of this rank's part of the phase
     Error error;
     pthread_t thread;
-    bool threaded;  // a thread is at work, or has been and is to be joined
+    bool threaded;  // a thread is running or must be joined
     atomic_bool working;
     FolderNotes notes;  // on rank 0
 };
 
-// What the user should know about the folder.
+// Writes the warnings about the folder.
 static void describe_folder(CheckpointJob *job, const Lineage *lineage) {
     char others[120];
     const char *directory = job->save.directory;
     if (*lineage->damage) {
         snprintf(job->notes.damage, sizeof job->notes.damage,
                  "WARNING: %.900s/" LINEAGE_NAME
-                 " was damaged: %s; the run's earlier checkpoints were taken by their folders' names",
+                 " was damaged: %s; earlier checkpoints were found by folder name",
                  directory, lineage->damage);
     }
     lineage_others(directory, lineage, others, sizeof others);
@@ -349,14 +349,16 @@ static bool publish_job(CheckpointJob *job) {
               publish(save, &job->names, text, bytes, &lineage, &job->error);
     free(text);
     if (ok) describe_folder(job, &lineage);
-    // The new checkpoint stands. An old one that cannot be deleted takes space and does no harm.
+    // The new checkpoint is complete. An old one that cannot be deleted wastes space but is
+    // harmless.
     if (ok && !save_folder_prune(save->directory, &lineage, &save->keep, &left))
-        snprintf(job->notes.stays, sizeof job->notes.stays, "WARNING: old checkpoints stay: %s", left.what);
+        snprintf(job->notes.stays, sizeof job->notes.stays,
+                 "WARNING: old checkpoints could not be deleted: %s", left.what);
     lineage_free(&lineage);
     return ok;
 }
 
-// This rank's part of a phase. Files only: it may run on a thread of its own.
+// Runs this rank's part of a phase. Only accesses files, so it may run on a thread.
 static void work(CheckpointJob *job) {
     switch (job->phase) {
         case PREPARE: job->ok = prepare(&job->names, job->total, &job->error); break;
@@ -376,8 +378,8 @@ static void *work_on_thread(void *argument) {
     return NULL;
 }
 
-// Ranks other than 0 have no part in the first phase and in the last. Where no thread can be had,
-// the work is done at once.
+// Only rank 0 takes part in the first and the last phase. If no thread can be created, the work
+// runs on the caller's thread.
 static void start_phase(CheckpointJob *job, Phase phase) {
     job->phase = phase;
     job->ok = true;
@@ -392,7 +394,7 @@ static void finish_phase(CheckpointJob *job) {
     job->threaded = false;
 }
 
-// Copies the slices into the staging memory, in the order of the file.
+// Copies the slices to staging memory, in file order.
 static void stage(const CheckpointJob *job) {
     char *at = (char *)job->save.staging;
     for (int i = 0; at && i < job->shard.count; i++) {
@@ -401,7 +403,7 @@ static void stage(const CheckpointJob *job) {
     }
 }
 
-// Collective: rank 0 gets what the manifest is to say of all shards.
+// Collective. Gathers the information about all shards on rank 0.
 static bool gather(CheckpointJob *job) {
     size_t bytes;
     ManifestFile file = {.folder = job->names.model,
@@ -458,7 +460,7 @@ const RunState *checkpoint_job_state(const CheckpointJob *job) { return &job->sa
 const FolderNotes *checkpoint_job_notes(const CheckpointJob *job) { return &job->notes; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
-    heartbeat_waiting(job->save.peers.site, false);  // from here on this rank is busy with the save
+    heartbeat_waiting(job->save.peers.site, false);  // from here on this rank is busy saving
     finish_phase(job);
     *done = job->phase == PUBLISH;
     bool ok = peers_agree(job->save.peers, job->ok, &job->error, NULL);
@@ -470,7 +472,7 @@ bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
         if (ok) start_phase(job, PUBLISH);
     }
     if (ok) return true;
-    Error ignored;  // there is an error to report already
+    Error ignored;  // the first error is reported already
     if (job->rank == 0) durable_remove_tree(job->names.fresh, &ignored);
     if (err) *err = job->error;
     return false;

@@ -1,6 +1,6 @@
-// Loading a checkpoint: see checkpoint.h. Called by llmc/run/resume.c.
+// Loads checkpoints, see checkpoint.h. Called by llmc/run/resume.c.
 //
-// The manifest says where every slice lies. A shard is opened when it is first read, and stays open
+// The manifest gives the location of every slice. Shards are opened on first use and stay open
 // until too many others are.
 #include <errno.h>
 #include <fcntl.h>
@@ -18,11 +18,11 @@
 
 enum { TRACKER_MAX_DIGITS = 15, OPEN_SHARDS = 256 };
 
-// Descriptors of the shards that were read lately. Only a cache: a Checkpoint that is read from
-// stays the same to its users.
+// Cache of open shard descriptors. It does not change the observable state of a Checkpoint, so
+// reading takes a const pointer.
 typedef struct ShardCache {
-    int *fd;                // of each file of the manifest; -1: closed
-    int open[OPEN_SHARDS];  // ring of the files that are open
+    int *fd;                // descriptor per file of the manifest; -1: closed
+    int open[OPEN_SHARDS];  // ring of the open files
     int count, oldest;
 } ShardCache;
 
@@ -36,7 +36,7 @@ struct Checkpoint {
 
 static int64_t parse_tracker(char *text, uint64_t bytes, const char *path, Error *err) {
     char *end = text + strlen(text);
-    bool whole = end == text + bytes;  // no 0 within
+    bool whole = end == text + bytes;  // no NUL inside
     while (end > text && strchr(" \t\r\n", end[-1])) *--end = 0;
     if (whole && strcmp(text, "release") == 0) return 0;
     size_t length = strlen(text);
@@ -48,8 +48,8 @@ static int64_t parse_tracker(char *text, uint64_t bytes, const char *path, Error
     return CHECKPOINT_UNREADABLE;
 }
 
-// The folder of an iteration. It may be called ".old", where the save that was replacing it died
-// half-way (durable_replace), or "release", as Megatron-LM has it.
+// Returns the folder of an iteration. Its name may end in ".old" if the save that was replacing it
+// was killed (durable_replace), or be "release" as in Megatron-LM.
 static char *find_folder(const char *directory, int64_t iteration) {
     char *candidates[] = {text_format("%s/iter_%07" PRId64, directory, iteration),
                           text_format("%s/.iter_%07" PRId64 ".old", directory, iteration),
@@ -63,15 +63,16 @@ static char *find_folder(const char *directory, int64_t iteration) {
     return folder;
 }
 
-// The iteration that the tracker names. NO_CHECKPOINT: there is no tracker. CHECKPOINT_UNREADABLE
-// with err: it names none. Then *damaged says that this is known, and no fault of the disk's.
+// Reads the iteration from the tracker. Returns NO_CHECKPOINT if there is no tracker, and
+// CHECKPOINT_UNREADABLE with an error otherwise. *damaged distinguishes invalid contents from I/O
+// errors.
 static int64_t read_tracker(const char *directory, bool *damaged, Error *err) {
     char *path = text_format("%s/" CHECKPOINT_TRACKER, directory), *text = NULL;
     uint64_t bytes;
     int64_t iteration = NO_CHECKPOINT;
     *damaged = false;
-    // A tracker that cannot be read must not start a run afresh: only its absence means that there
-    // is none.
+    // Only a missing tracker means that there is no checkpoint; with an unreadable one the run must
+    // not start from scratch.
     struct stat status;
     if (stat(path, &status) == 0 || (errno != ENOENT && errno != ENOTDIR)) {
         bool plain = durable_plain_file(path, CHECKPOINT_TRACKER_MAX_BYTES);
@@ -91,8 +92,9 @@ static bool folder_exists(const char *directory, int64_t iteration) {
     return there;
 }
 
-// The newest of the run's checkpoints that are there, sound or not. NO_CHECKPOINT: there is none of
-// any run. CHECKPOINT_UNREADABLE with err: there are only others'.
+// Returns the newest checkpoint of the run in the folder, sound or not. NO_CHECKPOINT: the folder
+// holds none of any run. CHECKPOINT_UNREADABLE with an error: it only holds checkpoints of other
+// runs.
 static int64_t newest_of_run(const char *directory, Error *err) {
     Lineage lineage;
     int others;
@@ -106,14 +108,14 @@ static int64_t newest_of_run(const char *directory, Error *err) {
     free(save_folder_list(directory, &others));
     if (others == 0) return NO_CHECKPOINT;
     error_set(err, EXIT_CHECKPOINT,
-              "%s has checkpoints, but none of those that its " LINEAGE_NAME
-              " lists; write the iteration to go on from into " CHECKPOINT_TRACKER,
+              "%s has checkpoints, but none of those listed in " LINEAGE_NAME
+              "; write the iteration to resume from into " CHECKPOINT_TRACKER,
               directory);
     return CHECKPOINT_UNREADABLE;
 }
 
-// That a folder in which nothing was found may be a run's: it is no file, and not one of its
-// checkpoints. One that is not there is yet to be made.
+// Checks that a folder without checkpoints can be a save folder: it must be a folder and not a
+// checkpoint itself. A missing folder is fine; the first save creates it.
 static bool may_hold_a_run(const char *directory, Error *err) {
     struct stat status;
     if (stat(directory, &status) == 0 && !S_ISDIR(status.st_mode)) {
@@ -125,13 +127,12 @@ static bool may_hold_a_run(const char *directory, Error *err) {
     free(manifest);
     if (!one) return foreign_refuse(directory, true, err);
     return error_set(err, EXIT_CHECKPOINT,
-                     "--load %s is one checkpoint; give the folder above it, whose " CHECKPOINT_TRACKER
+                     "--load %s is one checkpoint; give its parent folder, whose " CHECKPOINT_TRACKER
                      " names the one to load",
                      directory);
 }
 
-// That the folder of a tracked iteration may be this program's: it is not there, or no other
-// program's.
+// Checks that the folder of a tracked iteration is missing or not of another program.
 static bool may_be_ours(const char *directory, int64_t iteration, Error *err) {
     char *folder = find_folder(directory, iteration), *manifest = text_format("%s/" MANIFEST_NAME, folder);
     bool ok = durable_exists(manifest) || foreign_refuse(folder, false, err);
@@ -151,33 +152,32 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
             newest = newest_of_run(directory, err);
             if (newest == NO_CHECKPOINT && !may_hold_a_run(directory, err)) return CHECKPOINT_UNREADABLE;
             if (newest < 0) return newest;
-            error_set(&lost, EXIT_CHECKPOINT, "%s/" CHECKPOINT_TRACKER " is missing beside checkpoints;",
-                      directory);
+            error_set(&lost, EXIT_CHECKPOINT,
+                      "%s/" CHECKPOINT_TRACKER " is missing although there are checkpoints;", directory);
             break;
         case CHECKPOINT_UNREADABLE:
-            // A tracker that the disk does not give up may be sound: the next attempt may read it.
+            // After an I/O error the tracker itself may be sound, so a later attempt may succeed.
             newest = damaged ? newest_of_run(directory, NULL) : NO_CHECKPOINT;
             if (newest >= 0) break;
             if (err) *err = lost;
             return CHECKPOINT_UNREADABLE;
         default:
-            // The tracker was cut short, or its checkpoint deleted. What lies below that number
-            // says nothing about where the run stood.
+            // The tracker was truncated, or its checkpoint deleted. Checkpoints of smaller
+            // iterations don't tell how far the run had come.
             newest = folder_exists(directory, tracked) ? NO_CHECKPOINT : newest_of_run(directory, NULL);
             if (newest < 0) return may_be_ours(directory, tracked, err) ? tracked : CHECKPOINT_UNREADABLE;
             error_set(&lost, EXIT_CHECKPOINT,
-                      "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64
-                      ", of which no checkpoint is there;",
+                      "%s/" CHECKPOINT_TRACKER " names iteration %" PRId64 ", which has no checkpoint;",
                       directory, tracked);
     }
-    snprintf(note, note_bytes, "WARNING: %.*s; going on from the newest sound checkpoint there",
+    snprintf(note, note_bytes, "WARNING: %.*s; resuming from the newest sound checkpoint in the folder",
              (int)strcspn(lost.what, ";"), lost.what);
     return newest;
 }
 
 // --- Opening -------------------------------------------------------------------------------------
 
-// Rank 0 reads the file, all get its text (malloc'ed). NULL on all ranks on failure.
+// Rank 0 reads the file and broadcasts its text (malloc'ed). Returns NULL on all ranks on failure.
 static char *share_file(const char *path, uint64_t *bytes, Peers peers, Error *err) {
     int rank;
     char *text = NULL;
@@ -221,7 +221,7 @@ static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *er
     return ok;
 }
 
-// Each rank checks every size-th file.
+// Checks the files in turn: rank r checks files r, r + ranks, ...
 static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     int rank, ranks;
     MPI_Comm_rank(peers.comm, &rank);
@@ -233,13 +233,13 @@ static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     return peers_work_agree(&work, ok, err);
 }
 
-// The manifest must be of the iteration that was asked for: a renamed folder is an error.
-// Megatron-LM's "release" may be of any.
+// Checks that the manifest is of the requested iteration, to detect renamed folders. Megatron-LM's
+// "release" may hold any iteration.
 static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *path, Error *err) {
     if (c->manifest.state.iteration == iteration || iteration == 0) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "%s is of iteration %" PRId64 ", its folder says %" PRId64
-                     "; give the folder its name back",
+                     "%s is of iteration %" PRId64 ", but its folder says %" PRId64
+                     "; restore the folder's name",
                      path, c->manifest.state.iteration, iteration);
 }
 
@@ -247,7 +247,7 @@ static bool read_manifest(Checkpoint *c, int64_t iteration, Peers peers, Error *
     uint64_t bytes;
     char *path = text_format("%s/" MANIFEST_NAME, c->folder);
     char *text = share_file(path, &bytes, peers, err);
-    // All ranks parse the same text and come to the same result.
+    // All ranks parse the same text and get the same result.
     bool ok = text && manifest_parse(&c->manifest, text, (size_t)bytes, path, err) &&
               check_iteration(c, iteration, path, err);
     free(text);
@@ -269,14 +269,14 @@ static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers pe
     return NULL;
 }
 
-// What rank 0 found for all ranks.
+// What rank 0 found, broadcast to all ranks.
 typedef struct Older {
     int64_t iteration;  // NO_CHECKPOINT: none
-    char damage[200];   // of the list of the run's checkpoints
+    char damage[200];   // problem with the lineage file
 } Older;
 
-// The checkpoint before `iteration` in the line of the one that was asked for. A checkpoint that is
-// there and not in the list has a line that nobody knows.
+// Returns the checkpoint before `iteration` in the lineage of `asked`. If the lineage does not
+// contain `asked`, its ancestors are unknown.
 static Older find_older(const char *directory, int64_t asked, int64_t iteration) {
     Lineage lineage;
     Older older = {NO_CHECKPOINT, ""};
@@ -297,11 +297,11 @@ static Older share_older(const char *directory, int64_t asked, int64_t iteration
     return older;
 }
 
-// What is wrong with the checkpoint that was asked for, and which one is taken instead.
+// Describes why the requested checkpoint was rejected and which one replaces it.
 static void describe_fallback(char *note, size_t bytes, int64_t asked, const Error *why, const Older *taken) {
     int used = snprintf(note, bytes,
                         "WARNING: the checkpoint of iteration %" PRId64
-                        " cannot be used: %.*s; going on"
+                        " cannot be used: %.*s; resuming"
                         " from iteration %" PRId64 " instead",
                         asked, (int)strcspn(why->what, ";"), why->what, taken->iteration);
     if (!*taken->damage || (size_t)used >= bytes) return;
@@ -312,8 +312,8 @@ static void describe_fallback(char *note, size_t bytes, int64_t asked, const Err
              taken->damage);
 }
 
-// The checkpoint `asked`, or the newest sound one before it. wrong: what is the matter with
-// `asked`, where another one is taken or none.
+// Opens the checkpoint `asked` or the newest sound one before it. wrong: the problem with `asked`
+// if it is unusable.
 static Checkpoint *open_sound(const char *directory, int64_t asked, Peers peers, Older *taken, Error *wrong) {
     *taken = (Older){asked, ""};
     Checkpoint *c = open_exact(directory, asked, peers, wrong);
@@ -384,7 +384,7 @@ const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.argum
 bool checkpoint_has(const Checkpoint *c, SliceKind kind) { return c->manifest.nodes[kind] > 0; }
 int checkpoint_nodes(const Checkpoint *c, SliceKind kind) { return c->manifest.nodes[kind]; }
 
-// The first parameter is the word embeddings. Their number of rows may differ by the padding alone.
+// The first parameter is the word embedding. Its row count may differ because of padding only.
 static const char *padding_hint(const Manifest *m, const Tensor *tensors, int count, int i) {
     bool both = i == 0 && count > 0 && m->tensor_count > 0;
     if (!both || strcmp(m->tensors[0].name, tensors[0].name) != 0 ||
@@ -394,7 +394,7 @@ static const char *padding_hint(const Manifest *m, const Tensor *tensors, int co
            "--tensor-model-parallel-size: keep that product)";
 }
 
-// "'wte' (64, 32)", or "nothing" behind the end of a table.
+// Formats parameter i like "'wte' (64, 32)", or "nothing" if i is past the end of the table.
 static void describe(char *text, size_t bytes, const Tensor *tensors, int count, int i) {
     if (i >= count) {
         snprintf(text, bytes, "nothing");
@@ -421,26 +421,26 @@ bool checkpoint_check_tensors(const Checkpoint *c, const Tensor *tensors, int co
         describe(ours, sizeof ours, tensors, count, i);
         return error_set(err, EXIT_CHECKPOINT,
                          "%s is of another model: its parameter %d is %s, this model's is %s; use the flags "
-                         "it was saved with or another --load%s",
+                         "of the run that saved it or another --load%s",
                          c->folder, i, saved, ours, padding_hint(m, tensors, count, i));
     }
     return true;
 }
 
-// That the shard's header is as long as the manifest has it: its data stand where they are looked
-// for.
+// Checks that the header length of a shard agrees with the manifest, so that data offsets are
+// right.
 static bool check_header(int fd, const ManifestFile *f, const char *path, Error *err) {
     uint64_t length;
     if (!pread_all(fd, &length, sizeof length, 0)) return durable_error(err, "read", path);
     if (length == f->bytes - f->data_bytes - sizeof length) return true;
-    return error_set(
-        err, EXIT_CHECKPOINT,
-        "%s is damaged: its header does not say what the manifest says; restore it from a copy or"
-        " load another checkpoint",
-        path);
+    return error_set(err, EXIT_CHECKPOINT,
+                     "%s is damaged: its header does not match the manifest; restore it from a copy or"
+                     " load another checkpoint",
+                     path);
 }
 
-// The shard's descriptor, or -1. The one opened longest ago is closed when there are too many.
+// Returns the descriptor of a shard, or -1 on errors. Closes the one that was opened first if too
+// many are open.
 static int open_shard(const Checkpoint *c, int file, const char *path, Error *err) {
     ShardCache *cache = c->cache;
     if (cache->fd[file] >= 0) return cache->fd[file];
@@ -463,38 +463,38 @@ static int open_shard(const Checkpoint *c, int file, const char *path, Error *er
 
 static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *err) {
     if (tensor < 0)
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s holds no tensor '%.200s'; use the flags it was saved with or another --load",
-                         c->folder, s->tensor);
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "%s has no tensor '%.200s'; use the flags of the run that saved it or another --load", c->folder,
+            s->tensor);
     const Tensor *t = &c->manifest.tensors[tensor];
     Columns block = slice_block(t, s->columns);
     if (!slice_fits(t, block, s->lo, s->hi)) {
         return error_set(err, EXIT_CHECKPOINT,
                          "%s: elements %" PRId64 "..%" PRId64 " of %" PRId64 " columns from %" PRId64
-                         " asked of tensor '%.200s', which has %" PRId64 " x %" PRId64
-                         "; this is a fault of the program",
+                         " were requested of tensor '%.200s', which has %" PRId64 " x %" PRId64
+                         "; this is a bug in the program",
                          c->folder, s->lo, s->hi, block.count, block.first, s->tensor, t->whole[0],
                          t->whole[1]);
     }
     if (slice_kind_of_weights(s->kind) &&
         strcmp(c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT)) != 0) {
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "%s holds weights in %s, this program keeps them in %s; load it with a program of the"
-            " same precision",
-            c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
+        return error_set(err, EXIT_CHECKPOINT,
+                         "%s holds %s weights, but this program uses %s; load it with a program built for the"
+                         " same precision",
+                         c->folder, c->manifest.weight_dtype, slice_kind_dtype(SLICE_WEIGHT));
     }
     return true;
 }
 
-// Some elements that lie one behind another in a file's slice and in the one that was asked for.
+// Contiguous elements both in a slice of a file and in the requested slice.
 typedef struct Run {
-    const ManifestSlice *from;  // NULL: no shard holds the first of them
+    const ManifestSlice *from;  // NULL: no shard holds the first element
     int64_t at, count;          // in the block of `from`
 } Run;
 
-// The run that begins at element `at` of the block that is asked for. Where the file's block is
-// another one it ends with the row at the latest.
+// Returns the run that starts at element `at` of the requested block. If the block in the file
+// differs, the run ends at the end of the row at the latest.
 static Run run_at(const Manifest *m, int tensor, const Slice *s, Columns block, int64_t at) {
     int64_t row = at / block.count, column = block.first + at % block.count;
     int node = slice_kind_per_node(s->kind) ? s->node : 0;
@@ -539,7 +539,7 @@ bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err
             char of[32] = "";
             if (slice_kind_per_node(s->kind)) snprintf(of, sizeof of, " of node %d", s->node);
             return error_set(err, EXIT_CHECKPOINT,
-                             "%s: %s of tensor '%.200s'%s is in no shard from element %" PRId64
+                             "%s: %s of tensor '%.200s'%s is not in any shard from element %" PRId64
                              " (of %" PRId64 "..%" PRId64 "); load another checkpoint",
                              c->folder, slice_kind_name(s->kind), s->tensor, of, at, s->lo, s->hi);
         }

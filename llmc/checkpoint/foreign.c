@@ -1,4 +1,4 @@
-// Folders that hold no checkpoint of this program: see foreign.h.
+// Recognizes folders without a checkpoint of this program, see foreign.h.
 #include "llmc/checkpoint/foreign.h"
 
 #include <errno.h>
@@ -13,11 +13,10 @@ enum { MOST_LEVELS = 4, MOST_ENTRIES = 100000 };
 
 typedef struct Row {
     const char *pattern, *what;
-    const char *tool;  // what makes a checkpoint of it; NULL: nothing here
+    const char *tool;  // tool that converts it; NULL: none
 } Row;
 
-// Names of files, wherever they lie below the folder, and what they tell. The first row that fits
-// counts.
+// File name patterns at any level of the folder, and what they mean. The first match counts.
 static const Row OURS[] = {
     {"shard_*_of_*.safetensors", "a checkpoint of this program that lacks its manifest.json", NULL},
     {".iter_*.old", "a checkpoint of this program that a save was replacing when it died", NULL},
@@ -42,7 +41,7 @@ static const Row OTHERS[] = {
     {"*.ckpt", "a PyTorch file", NULL},
 };
 
-// What a run, its scripts and the file system put into a folder before there is a checkpoint.
+// What a run, its scripts and the file system create before the first checkpoint.
 static const char *const FRESH[] = {".*",
                                     "*~",
                                     "#*#",
@@ -91,24 +90,24 @@ static bool fresh(const char *name) {
 
 static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
 
-// Folders whose contents do not count: hidden ones, such as a file system's snapshots and what
-// killed saves and deletions left, and the file system's own.
+// Folders to skip: hidden ones (file system snapshots, leftovers of killed saves and deletions) and
+// the file system's own.
 static bool passed_over(const char *name) { return name[0] == '.' || strcmp(name, "lost+found") == 0; }
 
-// Walks the tree until something known is found. *what: what it is, NULL: nothing known. *path:
-// where it lies, or the first file that no fresh run has; NULL: none.
+// Walks the tree until it finds a known file. *what: its row, or NULL. *path: its path, or the
+// first file that a fresh run does not have; NULL: none.
 static bool look(FTS *tree, bool also_ours, const Row **what, char **path, Error *err) {
     size_t above = 0;
     int entries = 0;
     while (!*what && entries++ < MOST_ENTRIES) {
         errno = 0;
         FTSENT *e = fts_read(tree);
-        if (!e) return errno == 0 || durable_error(err, "look into", "the folder of --load");
+        if (!e) return errno == 0 || durable_error(err, "search", "the folder of --load");
         if (e->fts_level == 0) above = e->fts_pathlen;
         if (e->fts_info == FTS_DNR && e->fts_level > 0 && passed_over(e->fts_name)) continue;
         if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR) {
             errno = e->fts_errno;
-            return durable_error(err, "look into", e->fts_path);
+            return durable_error(err, "search", e->fts_path);
         }
         if (e->fts_info == FTS_DP || e->fts_level == 0) continue;
         bool folder = e->fts_info == FTS_D;
@@ -128,20 +127,19 @@ bool foreign_refuse(const char *folder, bool unless_fresh, Error *err) {
     const Row *what = NULL;
     if (!durable_exists(folder)) return true;
     FTS *tree = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
-    if (!tree) return durable_error(err, "look into", folder);
+    if (!tree) return durable_error(err, "search", folder);
     bool ok = look(tree, unless_fresh, &what, &path, err);
     fts_close(tree);
     if (ok && what && what->tool) {
         ok = error_set(err, EXIT_CHECKPOINT,
-                       "--load %s holds %s (%s), which this program cannot load; %s makes a checkpoint of it",
-                       folder, what->what, path, what->tool);
+                       "--load %s holds %s (%s), which this program cannot load; convert it with %s", folder,
+                       what->what, path, what->tool);
     } else if (ok && (what || (path && unless_fresh))) {
-        ok = error_set(err, EXIT_CHECKPOINT,
-                       "--load %s holds %s (%s), which this program cannot load; give a folder that it saved"
-                       " into, or a new one to start from scratch",
-                       folder,
-                       what ? what->what : "no checkpoint, but what no run writes before its first one",
-                       path);
+        ok = error_set(
+            err, EXIT_CHECKPOINT,
+            "--load %s holds %s (%s), which this program cannot load; give a folder with checkpoints of"
+            " this program, or a new one to start from scratch",
+            folder, what ? what->what : "files but no checkpoint", path);
     }
     free(path);
     return ok;

@@ -1,4 +1,4 @@
-// manifest.json: see manifest.h. Written by checkpoint.c, read by checkpoint_load.c.
+// Writes and parses manifest.json, see manifest.h. Called by checkpoint.c and checkpoint_load.c.
 #include "llmc/checkpoint/manifest.h"
 
 #include <inttypes.h>
@@ -16,13 +16,13 @@
 enum { FORMAT_VERSION = 3, VERSION_OF_FIRST_KINDS = 2, TAIL_BYTES = 29, MOST_NODES = 1 << 20 };
 #define MAX_ELEMENTS ((int64_t)1 << 48)
 
-// The state's fields, for writing and reading alike. A field left out here would be lost at resume:
-// the table's size is checked below.
+// The fields of the state, for writing and reading. A field missing here would be lost on resume;
+// the static assert below checks the number of fields.
 typedef struct StateField {
     const char *name;
     size_t offset;
     bool real;
-    bool younger;  // than the format: 0 in a checkpoint without it
+    bool younger;  // added after format version 1: 0 in checkpoints without it
 } StateField;
 #define INTEGER(field) \
     { #field, offsetof(RunState, field), false, false }
@@ -124,7 +124,7 @@ static void write_state(FILE *out, const RunState *state) {
     fprintf(out, "}");
 }
 
-// The run's, and those of its nodes where they train by themselves.
+// Writes the run's state and, if nodes train independently, those of the nodes.
 static void write_states(FILE *out, const ManifestRun *run) {
     fprintf(out, "\"state\": ");
     write_state(out, run->state);
@@ -153,7 +153,7 @@ static void write_tensors(FILE *out, const ManifestRun *run, int kinds) {
     fprintf(out, "],\n");
 }
 
-// The last line: exactly TAIL_BYTES characters.
+// Formats the last line: exactly TAIL_BYTES characters.
 static void tail_text(char tail[TAIL_BYTES + 1], const void *text, size_t bytes) {
     snprintf(tail, TAIL_BYTES + 1, "\"xxh3\": \"%016" PRIx64 "\"\n}\n", XXH3_64bits(text, bytes));
 }
@@ -212,11 +212,11 @@ static const char *parse_state(const cJSON *state, RunState *out) {
     return NULL;
 }
 
-// The nodes' own, where there are any.
+// Parses the states of the nodes, if there are any.
 static const char *parse_node_states(const cJSON *list, Manifest *m) {
     int count = list ? cJSON_GetArraySize(list) : 0;
     if (!list) return NULL;
-    if (!cJSON_IsArray(list) || count > MOST_NODES) return "its \"nodes\" are no list";
+    if (!cJSON_IsArray(list) || count > MOST_NODES) return "its \"nodes\" is not a valid list";
     m->node_states = (RunState *)xcalloc((size_t)count + 1, sizeof(RunState), "a checkpoint's nodes");
     for (const cJSON *item = list->child; item; item = item->next) {
         const char *fault = parse_state(item, &m->node_states[m->node_state_count++]);
@@ -253,9 +253,9 @@ static const char *parse_tensor(const cJSON *item, Tensor *t) {
         if (t->dims == 2 || !json_int64(size, 1, JSON_INT_MAX, &t->whole[t->dims]))
             return "a tensor's shape is malformed";
         bool too_many = __builtin_mul_overflow(elements, t->whole[t->dims++], &elements);
-        if (too_many || elements > MAX_ELEMENTS) return "a tensor's shape is impossible";
+        if (too_many || elements > MAX_ELEMENTS) return "a tensor's shape is invalid";
     }
-    return t->dims ? NULL : "a tensor's shape is impossible";
+    return t->dims ? NULL : "a tensor's shape is invalid";
 }
 
 static const char *parse_tensors(const cJSON *list, Manifest *m) {
@@ -270,7 +270,7 @@ static const char *parse_tensors(const cJSON *list, Manifest *m) {
 }
 
 static const char *parse_kinds(const cJSON *list, Manifest *m) {
-    static const char *const unknown = "its kinds of slices are not known to this program";
+    static const char *const unknown = "it has slice kinds that this program does not know";
     bool seen[SLICE_KINDS] = {false};
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) > SLICE_KINDS) return unknown;
     for (const cJSON *item = list->child; item; item = item->next) {
@@ -279,14 +279,14 @@ static const char *parse_kinds(const cJSON *list, Manifest *m) {
                strcmp(item->valuestring, slice_kind_name((SliceKind)k)) != 0)
             k++;
         if (!cJSON_IsString(item) || k == SLICE_KINDS) return unknown;
-        if (seen[k]) return "two of its kinds of slices are the same";
+        if (seen[k]) return "its list of slice kinds has a duplicate";
         seen[k] = true;
         m->kinds[m->kind_count++] = (SliceKind)k;
     }
     return NULL;
 }
 
-// A name that cannot lead out of the checkpoint's folder.
+// Returns true if the name cannot lead out of the checkpoint's folder.
 static bool plain_name(const char *name) {
     return name && *name && *name != '.' && !strchr(name, '/') && strlen(name) <= 200;
 }
@@ -297,8 +297,8 @@ static bool parse_hash(const char *text, uint64_t *hash) {
     return true;
 }
 
-// Tensor and kind, lo and hi, then a block of columns that is not the whole, then the node of a
-// kind that belongs to nodes.
+// Parses tensor, kind, lo and hi, then the columns of a block that is not the whole tensor, then
+// the node of a per-node kind.
 static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s) {
     static const char *const malformed = "a slice is not [tensor, kind, lo, hi]";
     int64_t number[7];
@@ -317,12 +317,12 @@ static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s)
     s->hi = number[3];
     int64_t node = slice_kind_per_node(s->kind) ? number[--count] : 0;
     if (count != 4 && count != 6) return malformed;
-    if (node < 0 || node >= MOST_NODES) return "a slice is of an impossible node";
+    if (node < 0 || node >= MOST_NODES) return "a slice is of an invalid node";
     s->node = (int)node;
     if (s->node >= m->nodes[s->kind]) m->nodes[s->kind] = s->node + 1;
     s->block = count == 6 ? (Columns){number[4], number[5]} : slice_block(t, (Columns){0, 0});
     return s->lo < s->hi && slice_fits(t, s->block, s->lo, s->hi) ? NULL
-                                                                  : "a slice's range lies outside its tensor";
+                                                                  : "a slice's range is outside its tensor";
 }
 
 static const char *parse_slices(const cJSON *list, Manifest *m, int file, int weight_bytes) {
@@ -386,7 +386,8 @@ static int compare_slices(const void *a, const void *b, void *context) {
     return (x->lo > y->lo) - (x->lo < y->lo);
 }
 
-// x comes before y in the order. Two ranges of one block must not meet, nor two blocks.
+// Returns true if x, which is sorted before y, overlaps it: ranges of the same block that
+// intersect, or blocks that intersect.
 static bool overlap(const ManifestSlice *x, const ManifestSlice *y) {
     if (x->tensor != y->tensor || x->kind != y->kind || x->node != y->node) return false;
     bool same_block = x->block.first == y->block.first && x->block.count == y->block.count;
@@ -423,7 +424,8 @@ static const char *parse_members(Manifest *m, const cJSON *object) {
     return fault ? fault : sort_slices(m);
 }
 
-// A manifest of a newer program is told apart from a damaged one: the user shall know what to do.
+// Distinguishes manifests of newer programs from damaged ones, because the user must act
+// differently.
 static bool check_format(const cJSON *object, const char *path, Error *err) {
     const char *format = json_member_string(object, "format");
     int64_t version;
@@ -440,7 +442,7 @@ static bool check_format(const cJSON *object, const char *path, Error *err) {
 bool manifest_parse(Manifest *manifest, const char *text, size_t bytes, const char *path, Error *err) {
     char tail[TAIL_BYTES + 1];
     memset(manifest, 0, sizeof *manifest);
-    if (bytes < TAIL_BYTES) return damaged(err, path, "it ends early");
+    if (bytes < TAIL_BYTES) return damaged(err, path, "it is truncated");
     tail_text(tail, text, bytes - TAIL_BYTES);
     if (memcmp(tail, text + bytes - TAIL_BYTES, TAIL_BYTES) != 0)
         return damaged(err, path, "its text does not match its own hash");
@@ -484,7 +486,7 @@ int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int node
     while (low < high) {
         int middle = low + (high - low) / 2;
         const ManifestSlice *s = &m->slices[m->order[middle]];
-        int64_t in_block = column - s->block.first;  // only where the block has this column
+        int64_t in_block = column - s->block.first;  // only valid if the block has this column
         bool before = s->tensor != tensor          ? s->tensor < tensor
                       : s->kind != kind            ? s->kind < kind
                       : s->node != node            ? s->node < node
@@ -497,12 +499,12 @@ int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int node
     return low;
 }
 
-// The first element of the whole tensor that no slice of the kind and node holds. None is missing:
-// how many there are.
+// Returns the first element of the whole tensor that no slice of the kind and node contains, or the
+// number of elements if none is missing.
 static int64_t first_hole(const Manifest *m, int tensor, SliceKind kind, int node) {
     const Tensor *t = &m->tensors[tensor];
     Columns block = {0, t->whole[1]};
-    int64_t next = 0;  // in the block
+    int64_t next = 0;  // index in the block
     for (int i = manifest_first_slice(m, tensor, kind, node, 0, 0);
          i < m->slice_count && block.first < t->whole[1]; i++) {
         const ManifestSlice *s = &m->slices[m->order[i]];
@@ -518,8 +520,8 @@ static int64_t first_hole(const Manifest *m, int tensor, SliceKind kind, int nod
     return next / block.count * t->whole[1] + block.first + next % block.count;
 }
 
-// Of one tensor and kind. Ends at the first node that lacks something, so a node with an absurd
-// number costs nothing.
+// Checks one tensor and kind on all nodes. Stops at the first incomplete node, so that a huge node
+// number costs no time.
 static bool complete_on_nodes(const Manifest *m, int t, SliceKind kind, const char *path, Error *err) {
     int64_t elements = tensor_whole_elements(&m->tensors[t]);
     for (int node = 0; node < m->nodes[kind]; node++) {
@@ -528,8 +530,8 @@ static bool complete_on_nodes(const Manifest *m, int t, SliceKind kind, const ch
         char of[32] = "";
         if (slice_kind_per_node(kind)) snprintf(of, sizeof of, " of node %d", node);
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s: no rank's slices hold %s of '%s'%s from element %" PRId64 " of %" PRId64
-                         "; this is a fault of the program",
+                         "%s: no rank saves %s of '%s'%s from element %" PRId64 " of %" PRId64
+                         "; this is a bug in the program",
                          path, slice_kind_name(kind), m->tensors[t].name, of, hole, elements);
     }
     return true;

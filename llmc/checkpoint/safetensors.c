@@ -1,10 +1,10 @@
-// Writes safetensors files: see safetensors.h.
+// Writes safetensors files, see safetensors.h.
 //
-//   0      u64   N, length of the header
+//  0      u64   N, length of the header
 //   8      N     {"__metadata__": {text: text},
 //                 "<name>": {"dtype": "F32", "shape": [6], "data_offsets": [begin, end]}, ...}
-//                 and spaces behind it
-//   8 + N        the tensors' data, little-endian, in their order, without holes, to the end
+//                 padded with spaces
+//   8 + N        data of the tensors: little-endian, in order, without gaps, up to the end
 #include "llmc/checkpoint/safetensors.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "data is copied as it lies in memory");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "data is copied without byte swaps");
 
 enum { LENGTH_BYTES = 8, HEADER_ALIGN = 8 };
 
@@ -31,13 +31,13 @@ struct SafeWriter {
     int fd;
     char *path;
     XXH3_state_t *hash;
-    uint64_t written, total;  // bytes so far, bytes when complete, header included
-    uint64_t synced;          // bytes that are known to be on the disk
+    uint64_t written, total;  // bytes so far, total bytes, both including the header
+    uint64_t synced;          // bytes known to be on disk
     bool failed;
 };
 
-// The header with its length in front, padded with spaces: the data begins at a multiple of 8.
-// *data_bytes: what will follow.
+// Formats the length field and the header, padded with spaces so that the data starts at a multiple
+// of 8. *data_bytes: size of the data that will follow.
 static char *header_text(const SafeTensor *tensors, int count, const char *metadata, size_t *bytes,
                          uint64_t *data_bytes) {
     char *text = NULL;
@@ -91,17 +91,17 @@ SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int co
 bool safe_writer_append(SafeWriter *w, const void *data, uint64_t bytes, Error *err) {
     if (w->failed || bytes > w->total - w->written) {
         w->failed = true;
-        return error_set(
-            err, EXIT_CHECKPOINT,
-            "cannot write %s: more data than declared, or after an error; this is a fault of the program",
-            w->path);
+        return error_set(err, EXIT_CHECKPOINT,
+                         "cannot write %s: more data than declared, or append after an error; this is a bug "
+                         "in the program",
+                         w->path);
     }
     w->failed = !write_all(w->fd, data, bytes);
     if (w->failed) return durable_error(err, "write", w->path);
     XXH3_64bits_update(w->hash, data, (size_t)bytes);
     w->written += bytes;
-    // Memory takes a file at once. A disk would then take minutes in a single fsync, during which
-    // nobody sees progress.
+    // Syncs in steps. Otherwise the page cache takes the whole file at once, and a slow disk then
+    // spends minutes in a single fsync without visible progress.
     if (w->written - w->synced < SYNC_BYTES) return true;
     w->failed = fdatasync(w->fd) != 0;
     w->synced = w->written;
@@ -124,7 +124,7 @@ bool safe_writer_close(SafeWriter *w, uint64_t *bytes, uint64_t *xxh3, Error *er
     bool ok = !w->failed && w->written == w->total;
     if (!ok)
         error_set(err, EXIT_CHECKPOINT,
-                  "cannot finish %s: %" PRIu64 " of %" PRIu64 " bytes were written; see the error before",
+                  "cannot finish %s: %" PRIu64 " of %" PRIu64 " bytes were written; see the previous error",
                   w->path, w->written, w->total);
     if (ok && fsync(w->fd) != 0) ok = durable_error(err, "write", w->path);
     if (close(w->fd) != 0 && ok)

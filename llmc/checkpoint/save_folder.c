@@ -1,4 +1,4 @@
-// A --save folder: see save_folder.h. Called by one rank.
+// Manages a --save folder, see save_folder.h. Called by one rank.
 #include "llmc/checkpoint/save_folder.h"
 
 #include <ctype.h>
@@ -21,10 +21,10 @@
 
 enum { SPACE_MARGIN_BYTES = 1 << 20, OTHERS_SHOWN = 6 };
 
-// --- One job at a time ---------------------------------------------------------------------------
+// --- Lock ----------------------------------------------------------------------------------------
 
-// The folder itself is locked, so that no file for it lies about, by the kernel, so that a killed
-// job leaves no lock.
+// Locks the folder itself: this needs no lock file, and the kernel releases the lock of a killed
+// job.
 bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err) {
     const struct timespec pause = {0, 100000000};
     *lock = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -35,8 +35,8 @@ bool save_folder_lock(const char *directory, double seconds, int *lock, Error *e
             close(*lock);
             *lock = -1;
             return error_set(err, EXIT_CHECKPOINT,
-                             "another job is saving into %s; end it, or give this one another"
-                             " --save folder",
+                             "another job is saving into %s; stop it, or choose another"
+                             " --save folder for this one",
                              directory);
         }
         nanosleep(&pause, NULL);
@@ -50,8 +50,8 @@ void save_folder_unlock(int lock) {
     if (lock >= 0) close(lock);
 }
 
-// A path that cannot be looked at is no other folder: the save itself will tell what is wrong with
-// it.
+// Returns true if the path refers to another folder. If stat fails, returns false; the save itself
+// will report the error.
 static bool is_elsewhere(const char *directory, int lock) {
     struct stat held, named;
     if (stat(directory, &named) != 0) return errno == ENOENT || errno == ENOTDIR;
@@ -61,8 +61,8 @@ static bool is_elsewhere(const char *directory, int lock) {
 bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *err) {
     *moved = *lock >= 0 && is_elsewhere(directory, *lock);
     if (!*moved) return true;
-    // Left first: a file system that gives one folder two numbers must not let a job meet its own
-    // lock.
+    // Releases the old lock first: if a file system reports two inode numbers for one folder, the
+    // job must not conflict with its own lock.
     save_folder_unlock(*lock);
     *lock = -1;
     return durable_make_folders(directory, err) && save_folder_lock(directory, 0, lock, err);
@@ -70,7 +70,7 @@ bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *er
 
 // --- Leftovers -----------------------------------------------------------------------------------
 
-// True for ".iter_<digits><suffix>".
+// Returns true for ".iter_<digits><suffix>".
 static bool is_leftover(const char *name, const char *suffix) {
     if (strncmp(name, ".iter_", 6) != 0) return false;
     const char *p = name + 6;
@@ -78,8 +78,8 @@ static bool is_leftover(const char *name, const char *suffix) {
     return p > name + 6 && strcmp(p, suffix) == 0;
 }
 
-// ".iter_N.old" is the only copy of iteration N when the save that replaced it died between its two
-// renames. Then it goes back to its place.
+// Restores iter_N from ".iter_N.old" if the save that replaced it was killed between its two
+// renames: then this is the only copy.
 static bool settle_aside(const char *directory, const char *name, Error *err) {
     char *aside = text_format("%s/%s", directory, name);
     char *final = text_format("%s/%.*s", directory, (int)(strlen(name) - 1 - strlen(".old")), name + 1);
@@ -117,7 +117,7 @@ bool save_folder_names_free(const char *directory, Error *err) {
         char *path = text_format("%s/%s", directory, names[i]);
         bool taken = lstat(path, &status) == 0 && S_ISDIR(status.st_mode);
         ok = !taken || error_set(err, EXIT_CHECKPOINT,
-                                 "%s is a folder and in the way of a file that every save writes;"
+                                 "%s is a folder, but every save writes a file of this name;"
                                  " remove it",
                                  path);
         free(path);
@@ -127,21 +127,22 @@ bool save_folder_names_free(const char *directory, Error *err) {
 
 // --- Free space ----------------------------------------------------------------------------------
 
-// Bytes that checkpoints may still take, and what one needs. False where the file system does not
-// say, as some network file systems: a full disk then shows when it is written to.
+// Returns the bytes available for checkpoints and the bytes that one needs. Returns false if the
+// file system does not report free space, like some network file systems; a full disk then fails
+// during the write.
 static bool free_space(const char *directory, uint64_t bytes, uint64_t *available, uint64_t *needed) {
     struct statvfs fs;
     if (statvfs(directory, &fs) != 0 || fs.f_blocks == 0) return false;
     uint64_t left = (uint64_t)fs.f_bavail * fs.f_frsize;
     *available = left > SPACE_MARGIN_BYTES ? left - SPACE_MARGIN_BYTES : 0;
-    *needed = bytes + bytes / 1000;  // with headers and manifest
+    *needed = bytes + bytes / 1000;  // includes headers and the manifest
     return true;
 }
 
 enum { SIZE_TEXT = 32 };
 
-// "1.234 GB", "1.234 MB" or "1.234 kB": in the largest unit that is not below one. text: SIZE_TEXT
-// bytes.
+// Formats a size like "1.234 GB", in the largest of GB, MB and kB that gives at least 1. text:
+// SIZE_TEXT bytes.
 static const char *size_text(uint64_t bytes, char *text) {
     const char *unit = bytes >= 1000000000 ? "GB" : bytes >= 1000000 ? "MB" : "kB";
     double scale = bytes >= 1000000000 ? 1e9 : bytes >= 1000000 ? 1e6 : 1e3;
@@ -155,8 +156,8 @@ bool save_folder_allows_file(uint64_t bytes, Error *err) {
         return true;
     char size[SIZE_TEXT], most[SIZE_TEXT];
     return error_set(err, EXIT_CHECKPOINT,
-                     "this rank's file of a checkpoint takes %s, and it may write files of %s at most;"
-                     " raise the file size limit (ulimit -f)",
+                     "this rank's shard of a checkpoint has %s, but its file size limit is %s;"
+                     " raise the limit (ulimit -f)",
                      size_text(bytes, size), size_text(limit.rlim_cur, most));
 }
 
@@ -167,14 +168,14 @@ bool save_folder_has_room(const char *directory, uint64_t bytes, Error *err) {
     if (!free_space(directory, bytes, &available, &needed) || needed <= available) return true;
     char size[SIZE_TEXT], left[SIZE_TEXT];
     return error_set(err, EXIT_CHECKPOINT,
-                     "a checkpoint of %s does not fit into %s, which has %s left; free some space or"
+                     "a checkpoint of %s does not fit in %s, which has %s left; free some space or"
                      " choose another folder with --save",
                      size_text(needed, size), directory, size_text(available, left));
 }
 
-// --- Checkpoints there ---------------------------------------------------------------------------
+// --- Checkpoints in the folder -------------------------------------------------------------------
 
-// The iteration of a folder named as checkpoint.c names them, else -1.
+// Returns the iteration of a folder named iter_N, or -1 for other names.
 static int64_t iteration_of(const char *name) {
     char canonical[40];
     const char *digits = name + 5;
@@ -233,9 +234,9 @@ int64_t *save_folder_list(const char *directory, int *count) {
     return list;
 }
 
-// --- The run's own -------------------------------------------------------------------------------
+// --- Lineage -------------------------------------------------------------------------------------
 
-// To a list that has only been appended to: it has room for the next power of two.
+// Appends to a list whose capacity is always the next power of two.
 static void append(Lineage *l, int64_t iteration) {
     if ((l->count & (l->count - 1)) == 0) {
         size_t room = l->count ? 2 * (size_t)l->count : 1;
@@ -250,7 +251,7 @@ void lineage_free(Lineage *l) {
     memset(l, 0, sizeof *l);
 }
 
-// Lines of digits, ascending; the last newline may be missing.
+// Parses ascending lines of digits; the last newline may be missing.
 static bool parse(Lineage *l, const char *text, uint64_t bytes) {
     const char *end = text + bytes;
     for (const char *p = text; p < end;) {
@@ -356,13 +357,13 @@ void lineage_others(const char *directory, const Lineage *l, char *text, size_t 
     lineage_free(&others);
 }
 
-// --- Which stay ----------------------------------------------------------------------------------
+// --- Retention -----------------------------------------------------------------------------------
 
 static bool stays(const Retention *keep, int64_t iteration, int64_t rank) {
     return rank < keep->last || (keep->interval > 0 && iteration % keep->interval == 0);
 }
 
-// iter_N to .iter_N.del, or that away.
+// Renames iter_N to .iter_N.del, or deletes the latter.
 static bool retire(const char *directory, int64_t iteration, bool renamed, Error *err) {
     char *final = text_format("%s/iter_%07" PRId64, directory, iteration);
     char *away = text_format("%s/.iter_%07" PRId64 ".del", directory, iteration);
@@ -377,8 +378,8 @@ bool save_folder_prune(const char *directory, const Lineage *line, const Retenti
     bool ok = true;
     if (keep->last <= 0) return true;
     for (int renamed = 0; ok && renamed < 2; renamed++) {
-        // The names are gone from the disk before what they named is: a power cut leaves no half
-        // checkpoint under a whole one's name.
+        // Makes the renames durable before deleting the contents, so that a power failure cannot
+        // leave a partial checkpoint under a regular name.
         if (renamed) ok = durable_sync_folder(directory, err);
         for (int i = 0; ok && i < line->count; i++) {
             bool stay = stays(keep, line->iterations[i], line->count - 1 - i);
@@ -393,7 +394,7 @@ void save_folder_forecast(const char *directory, const Forecast *f, char *line, 
     *line = 0;
     if (!free_space(directory, f->bytes, &available, &needed)) return;
     int64_t wanted = f->saves, room = (int64_t)(available / needed);
-    // Without a multiple to keep, there are never more than the last ones and the one being
+    // Without an interval, the folder never holds more than the last ones plus the one being
     // written.
     if (f->keep.last > 0 && f->keep.interval <= 0) {
         int64_t most = f->keep.last + 1 - f->there;
@@ -402,8 +403,8 @@ void save_folder_forecast(const char *directory, const Forecast *f, char *line, 
     if (wanted <= room) return;
     char size[SIZE_TEXT], left[SIZE_TEXT];
     snprintf(line, line_bytes,
-             "WARNING: %s has %s left: room for %" PRId64
+             "WARNING: %s has %s left, enough for %" PRId64
              " more checkpoints of %s, but this run will"
-             " want %" PRId64 "; free some space, or see --keep-last-checkpoints",
+             " write %" PRId64 "; free some space, or see --keep-last-checkpoints",
              directory, size_text(available, left), room, size_text(needed, size), wanted);
 }

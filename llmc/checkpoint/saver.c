@@ -1,11 +1,11 @@
-// The saves of a run: see saver.h. Called by llmc/run.
+// Saves the checkpoints of a run, see saver.h. Called by llmc/run.
 #include "llmc/checkpoint/saver.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
-// How many of the run's checkpoints are there already; a folder that cannot be read shows in the
-// first save.
+// Returns the number of the run's checkpoints in the folder. Errors are ignored here; the first
+// save reports them.
 static int count_checkpoints(const Saver *saver) {
     Lineage lineage;
     if (!lineage_extend(saver->config->save, saver->before, INT64_MAX, &lineage, NULL)) return 0;
@@ -14,8 +14,8 @@ static int count_checkpoints(const Saver *saver) {
     return count;
 }
 
-// The first checkpoint in the folder, of those that are not `listed`, whose place the run will
-// take: by its save interval, or at its end. The run stands at `iteration`. -1: none.
+// Returns the first checkpoint in the folder outside `listed` that the run, now at `iteration`,
+// will overwrite at a save interval or its end. -1: none.
 static int64_t first_in_the_way(const Saver *saver, int64_t iteration, const Lineage *listed) {
     const Config *c = saver->config;
     int64_t last = c->train_iters, found = -1;
@@ -33,9 +33,10 @@ static int64_t first_in_the_way(const Saver *saver, int64_t iteration, const Lin
     return found;
 }
 
-// A run that goes on from no checkpoint in the folder must not replace one: to it all there are
-// another run's. One that goes on may replace what comes behind it: a branch that was given up, or
-// what a killed save left unlisted. That cannot be told from another run's, so it is named.
+// Checks that the run does not overwrite checkpoints of other runs. A run that did not resume from
+// this folder must not replace any. A run that did may replace later ones: an abandoned branch, or
+// one that a killed save did not list. Those cannot be distinguished from another run's, so it
+// warns.
 static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
     Lineage listed = {NULL, 0, false, ""};
@@ -46,20 +47,20 @@ static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err
     if (saver->before >= 0) {
         log_line(saver->log,
                  "WARNING: %.600s holds a checkpoint of iteration %lld that its " LINEAGE_NAME
-                 " does not name;"
+                 " does not list;"
                  " this run will replace it",
                  c->save, (long long)first);
         return true;
     }
     return error_set(
         err, EXIT_CHECKPOINT,
-        "%.600s holds a checkpoint of iteration %lld, which this run would replace"
-        " without going on from it; load it with --load of the same folder%s, give another --save folder, or"
-        " remove what is there",
+        "%.600s holds a checkpoint of iteration %lld, which this run would overwrite"
+        " without having loaded it; use --load with the same folder%s, choose another --save folder, or"
+        " remove the checkpoint",
         c->save, (long long)first, c->finetune ? " and without --finetune" : "");
 }
 
-// Rank 0: says when the checkpoints to come will not all fit.
+// On rank 0: warns if the remaining checkpoints will not all fit.
 static void forecast(const Saver *saver, int64_t iteration, uint64_t bytes) {
     const Config *c = saver->config;
     char line[1400];
@@ -74,7 +75,7 @@ static void forecast(const Saver *saver, int64_t iteration, uint64_t bytes) {
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
     bool optimizer = !c->no_save_optim;
-    // All ranks see one file system. This rank's file has a header besides.
+    // All ranks share one file system. The file of this rank also has a header.
     uint64_t bytes = zero_checkpoint_bytes(saver->zero, saver->whole, saver->whole_count, optimizer);
     uint64_t own = zero_own_checkpoint_bytes(saver->zero, optimizer);
     int rank;
@@ -87,8 +88,8 @@ bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
     return true;
 }
 
-// Rank 0 before each save: that the folder is still the one which is locked for this run. In
-// another one the run has saved nothing: its checkpoints are others'.
+// Called on rank 0 before each save: checks that the folder is still the locked one. If it is
+// another folder, the run has not saved anything there, so its checkpoints belong to other runs.
 static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
     const Config *c = saver->config;
     const Lineage none = {NULL, 0, false, ""};
@@ -96,8 +97,8 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
     if (!save_folder_follow(c->save, saver->lock, &moved, err)) return false;
     if (!moved) return true;
     log_line(saver->log,
-             "WARNING: %.600s was moved or removed and is another folder now; this run goes on saving there,"
-             " and counts what it finds as another run's",
+             "WARNING: %.600s was moved or removed and replaced by another folder; this run continues to "
+             "save there, and treats existing checkpoints as another run's",
              c->save);
     saver->before = -1;
     saver->saved = false;
@@ -106,14 +107,14 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
                                                           : first_in_the_way(saver, iteration, &none);
     if (first < 0) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "another folder was put in the place of %.600s, and holds a checkpoint of"
-                     " iteration %lld, which this run would replace; put the run's own folder back, or "
-                     "remove what is there",
+                     "%.600s was replaced by another folder, which holds a checkpoint of"
+                     " iteration %lld, which this run would overwrite; restore the original folder, or "
+                     "remove the checkpoint",
                      c->save, (long long)first);
 }
 
-// Every replica group's counters, (replica groups), for free(): what this rank has is its replica
-// group's. Collective.
+// Gathers the states of all replica groups, indexed by group, for free(). Each rank contributes its
+// group's state. Collective.
 static RunState *node_states(const Saver *saver, const RunState *own) {
     const Mesh *mesh = saver->mesh;
     size_t ranks = (size_t)mesh->world.size;
@@ -205,6 +206,6 @@ bool saver_advance(Saver *saver, bool to_the_end, Error *err) {
 bool saver_abandon(Saver *saver) {
     bool was = saver->job != NULL;
     while (saver_busy(saver)) usleep(10000);
-    saver->job = NULL;  // its memory goes with the process, which ends
+    saver->job = NULL;  // its memory is released when the process exits
     return was;
 }

@@ -1,9 +1,9 @@
-// ZeRO's state as slices of a checkpoint: see zero_slices.h.
+// Converts between ZeRO's training state and checkpoint slices, see zero_slices.h.
 #include "llmc/checkpoint/zero_slices.h"
 
 #include <stdlib.h>
 
-// Slices come kind by kind, each for all of its pieces. Without the optimizer the replica's alone.
+// Slices are ordered by kind. Without the optimizer only the model weights are saved.
 static const SliceKind KIND_ORDER[] = {SLICE_WEIGHT,        SLICE_MASTER,           SLICE_EXP_AVG,
                                        SLICE_EXP_AVG_SQ,    SLICE_RESIDUAL,         SLICE_LOCAL_MASTER,
                                        SLICE_LOCAL_EXP_AVG, SLICE_LOCAL_EXP_AVG_SQ, SLICE_LOCAL_WEIGHT,
@@ -36,15 +36,15 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
         for (int i = 0; i < pieces; i++) {
             Slice *slice = &out.slices[out.count++];
             *slice = slice_of_piece(zero, kind, &piece[i]);
-            // One of the ranks that hold the same elements saves them. The others' slices are
-            // empty.
+            // If several ranks hold the same elements, only one saves them; the slices of the
+            // others are empty.
             if (!zero_saves_range(zero, kind, &piece[i])) slice->hi = slice->lo;
         }
     }
     return out;
 }
 
-// Slice i of zero_slices: the kind, and which of its pieces.
+// Identifies the kind and range of slice i of zero_slices.
 typedef struct SliceSource {
     SliceKind kind;
     int piece;
@@ -74,7 +74,7 @@ void zero_stage_slice(void *context, int i, void *pinned) {
 
 void zero_slices_staged(void *context) { zero_staged((Zero *)context); }
 
-// Host memory that holds the slice, for free(); NULL with the error of checkpoint_read.
+// Reads a slice into host memory (for free()). Returns NULL with the error of checkpoint_read.
 static void *read_slice(const Checkpoint *checkpoint, Slice slice, Error *err) {
     size_t bytes = (size_t)(slice.hi - slice.lo) * (size_t)slice_kind_bytes(slice.kind);
     void *host = xmalloc(bytes, "a checkpoint slice");
@@ -97,7 +97,7 @@ bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind ki
     return true;
 }
 
-// All pieces of a kind that this rank holds.
+// Restores all ranges of a kind that this rank holds.
 static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
     int pieces;
     const Range *piece = zero_ranges(zero, kind, &pieces);
@@ -110,8 +110,8 @@ static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kin
     return true;
 }
 
-// This node's own state of local steps, behind the outer weights. A replica group that the
-// checkpoint does not know begins with the outer weights, and with the moments of all.
+// Restores this group's state of local steps, after the outer weights. A replica group without
+// saved state starts from the outer weights and the average of the moments.
 static bool restore_replica_group(Zero *zero, const Checkpoint *checkpoint, bool known, Error *err) {
     if (!zero_keeps(zero, SLICE_LOCAL_MASTER)) return true;
     if (checkpoint_has(checkpoint, SLICE_OUTER_MOMENTUM) &&

@@ -89,7 +89,7 @@ check "back to an older one by hand: the branch that was left stays and does not
 named() { # one of another run, in the way of a run that goes on from its own
     first_run && trains "${run[@]}" --seed 7 --exit-interval 20 && listed 10 20 || return 1
     trains "${run[@]}" --seed 7 --load "$folder" --exit-interval 23 && loaded 20 &&
-        warned 1 "iteration 23 that its checkpoints_of_run.txt does not name; this run will replace it" &&
+        warned 1 "iteration 23 that its checkpoints_of_run.txt does not list; this run will replace it" &&
         listed 10 20 23
 }
 check "another run's checkpoint that will be replaced is named before training" named
@@ -106,7 +106,7 @@ untouched() { # TEXT FLAGS...: refused before training, and the folder is as it 
     refused 6 "$1" "${run[@]}" "${@:2}" && ! grep -q '^ iteration ' "$work/out" || return 1
     diff -r "$folder" "$work/two" >/dev/null || { why="the folder has changed"; return 1; }
 }
-check "a forgotten --load: refused" untouched "a checkpoint of iteration 20, which this run would replace" \
+check "a forgotten --load: refused" untouched "a checkpoint of iteration 20, which this run would overwrite" \
     --seed 7
 check "also where only the last iteration is taken" untouched "a checkpoint of iteration 23, which" \
     --save-interval 100 --train-iters 23
@@ -120,7 +120,7 @@ from_elsewhere() { # the other folder's run is at iteration 20
     untouched "a checkpoint of iteration 30, which" --load "$work/elsewhere" --seed 7
 }
 check "--load of another folder: refused" from_elsewhere
-check "--load of one checkpoint names the folder above it" untouched "give the folder above it" --load \
+check "--load of one checkpoint names its parent folder" untouched "give its parent folder" --load \
     "$folder/iter_0000030"
 beside() { # iterations that no checkpoint has
     again true
@@ -134,10 +134,10 @@ put() { printf "$1" >"$folder/latest_checkpointed_iteration.txt"; }
 lost() { # TEXT ITERATION COMMAND...: goes on from there with a line that holds the text, and ends as before
     again "${@:3}"
     trains "${run[@]}" --seed 7 --load "$folder" && loaded "$2" && warned 1 "$1" &&
-        warned 1 "; going on from the newest sound checkpoint there" && tracked 30 &&
+        warned 1 "; resuming from the newest sound checkpoint in the folder" && tracked 30 &&
         same_shards "$folder" "$work/two" 30 2
 }
-check "no tracker: the run's newest" lost "latest_checkpointed_iteration.txt is missing beside checkpoints" \
+check "no tracker: the run's newest" lost "latest_checkpointed_iteration.txt is missing although there are checkpoints" \
     30 rm "$folder/latest_checkpointed_iteration.txt"
 check "an empty tracker" lost "which is not an iteration" 30 put ""
 check "a tracker of garbage" lost "holds 'twelve', which is not an iteration" 30 put twelve
@@ -158,7 +158,7 @@ all_damaged() { # not from scratch, over what may be saved
 check "no tracker and none sound: refused" all_damaged
 only_others() {
     again rm -r "$folder/iter_0000030" "$folder/iter_0000020" "$folder/latest_checkpointed_iteration.txt"
-    refused 6 "write the iteration to go on from" "${run[@]}" --seed 7 --load "$folder" && there 18 23
+    refused 6 "write the iteration to resume from" "${run[@]}" --seed 7 --load "$folder" && there 18 23
 }
 check "no tracker and only another run's: refused" only_others
 piped_manifest() {

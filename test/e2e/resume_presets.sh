@@ -43,7 +43,7 @@ killed_once() {
     # Killed between the renames of the first checkpoint's folder and of the tracker: it is whole,
     # and found without one.
     [ -n "$saved" ] || saved=$(sed -n \
-        "s|^WARNING: $work/$name.saved/latest_checkpointed_iteration.txt is missing beside checkpoints;.*|7|p" "$work/out")
+        "s|^WARNING: $work/$name.saved/latest_checkpointed_iteration.txt is missing although there are checkpoints;.*|7|p" "$work/out")
     [ -z "$saved" ] || grep -q "successfully loaded checkpoint from $work/$name.saved at iteration $saved\$" \
         "$work/out" || { why="iteration $saved was saved, but not loaded"; return 1; }
     [ "$(field "$name.rest" loss | head -n 1 | cut -d ' ' -f 1)" = $((${saved:-0} + 1)) ] ||

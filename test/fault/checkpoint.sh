@@ -80,8 +80,8 @@ falls_back_to() {
     rm -f "$work/back.jsonl"
     trains "${run[@]}" --load "$bad" --save "$bad" --save-interval 4 --log-jsonl "$work/back.jsonl" ||
         return 1
-    [ "$(grep -c '^WARNING: .*; going on from ' "$work/out")" -eq 1 ] &&
-        grep '^WARNING: .*; going on from ' "$work/out" | grep -qF -- "$text" ||
+    [ "$(grep -c '^WARNING: .*; resuming from ' "$work/out")" -eq 1 ] &&
+        grep '^WARNING: .*; resuming from ' "$work/out" | grep -qF -- "$text" ||
         { why="not one warning with '$text'"; return 1; }
     grep -q "successfully loaded checkpoint from $bad at iteration $iteration" "$work/out" ||
         { why="not loaded at $iteration"; return 1; }
@@ -104,7 +104,7 @@ falls_back "back to the second before: two damaged" 4 "shard_00002_of_00004.safe
 # number lies.
 for named in "52 52" "99 99" "3 3" "0 0" "release 0"; do
     falls_back "the newest: a tracker that says ${named% *}" 12 \
-        "names iteration ${named#* }, of which no checkpoint is there; going on from the newest" put \
+        "names iteration ${named#* }, which has no checkpoint; resuming from the newest" put \
         "$bad/latest_checkpointed_iteration.txt" "${named% *}"
 done
 falls_back "the newest: a tracker cut short" 12 "names iteration 1, of which" truncate -s 1 \
@@ -222,7 +222,7 @@ in_the_place() { # what another run has saved there is neither counted, nor repl
     mkdir -p "$work/next/iter_0100000"
     touch "$work/next/iter_0100000/manifest.json"
     mv "$work/moving" "$work/moved" && mv "$work/next" "$work/moving"
-    end_moving 6 && error_names 6 "holds a checkpoint of iteration 100000, which this run would replace" 6
+    end_moving 6 && error_names 6 "holds a checkpoint of iteration 100000, which this run would overwrite" 6
 }
 if command -v flock >/dev/null; then
     check "another job in the place of a moved folder" moved_away

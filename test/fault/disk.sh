@@ -35,11 +35,11 @@ disk_full_at() { # TRACKER DISK: the save after TRACKER does not fit
 first() { # known from the sizes, before any training
     disk_full_at none first && ! grep -q '^ iteration' "$work/out" ||
         { why="${why:-it trained first}"; return 1; }
-    grep -q 'does not fit into' "$work/err" || { why="$(cat "$work/err")"; return 1; }
+    grep -q 'does not fit in' "$work/err" || { why="$(cat "$work/err")"; return 1; }
 }
 second() {
     disk_full_at 4 second || return 1
-    grep -q "^WARNING: $work/second/run has .* room for 1 more checkpoints .* this run will want 3; " \
+    grep -q "^WARNING: $work/second/run has .* enough for 1 more checkpoints .* this run will write 3; " \
         "$work/out" || { why="no warning before training"; return 1; }
     shards "$work/second/run" 4 | cmp -s - <(shards "$work/reference" 4) ||
         { why="the checkpoint before is damaged"; return 1; }

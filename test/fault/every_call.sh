@@ -96,7 +96,7 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
     grep -q "successfully loaded checkpoint from $folder at iteration $last" "$work/out" ||
         { why="$what: the next run did not go on from $last"; return 1; }
     [ "$(grep -c WARNING "$work/out")" -eq $unlisted ] &&
-        [ "$(grep -c "iteration 4 that its checkpoints_of_run.txt does not name" "$work/out")" -eq $unlisted ] ||
+        [ "$(grep -c "iteration 4 that its checkpoints_of_run.txt does not list" "$work/out")" -eq $unlisted ] ||
         { why="$what: $(grep -m 1 WARNING "$work/out" || echo "no warning of an unlisted one")"; return 1; }
     [ "$(tracked "$folder")" = 4 ] && same_as_reference "$np" "$folder" 4 ||
         { why="$what: the next run ended differently"; return 1; }

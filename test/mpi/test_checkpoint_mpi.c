@@ -269,7 +269,7 @@ static void test_bad_slices(Test *t) {
     // ranks.
     int64_t missing = s.slices[s.save.slice_count].hi - s.slices[s.save.slice_count].lo;
     MPI_Bcast(&missing, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
-    check(t, missing == 0 ? ok : same_error(!ok, &err, "no rank's slices hold weight of 'one'"),
+    check(t, missing == 0 ? ok : same_error(!ok, &err, "no rank saves weight of 'one'"),
           "a slice that no rank saves");
     prepare(&s, t, 300);
     if (t->rank == t->ranks - 1)
@@ -365,7 +365,7 @@ static void test_short_staging(Test *t) {
     if (short_here) s.save.staging_bytes--;
     unsigned char *behind = (unsigned char *)s.save.staging + s.save.staging_bytes;
     *behind = 0xa5;
-    check(t, same_error(!save_whole(&s.save, &err), &err, "fault of the program") && *behind == 0xa5,
+    check(t, same_error(!save_whole(&s.save, &err), &err, "bug in the program") && *behind == 0xa5,
           "a copy that does not fit on one rank");
     if (short_here) s.save.staging_bytes++;
     check(t, save_whole(&s.save, &err) && loads(t, MPI_COMM_WORLD, 450, 2), "one that just fits");
@@ -392,7 +392,7 @@ static void test_old_one_stays(Test *t) {
     while (ok && !done) ok = checkpoint_advance(job, &done, &err);
     const char *line = ok ? checkpoint_job_notes(job)->stays : "";
     check(t,
-          ok && (t->rank == 0 ? strstr(line, "WARNING: old checkpoints stay: ") &&
+          ok && (t->rank == 0 ? strstr(line, "WARNING: old checkpoints could not be deleted: ") &&
                                     strstr(line, "iter_0000400") && !strchr(line, '\n')
                               : !*line),
           "an old one that cannot be deleted is told");

@@ -245,7 +245,7 @@ static void kinds_can_be_left_out(void **state) {
     assert_false(checkpoint_has(c, SLICE_MASTER));
     assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 35, 1, &err), 1);
     assert_int_equal(read_range(c, 0, SLICE_MASTER, 3, 35, 1, &err), 0);
-    assert_non_null(strstr(err.what, "master of tensor 'wte' is in no shard from element 3 (of 3..35)"));
+    assert_non_null(strstr(err.what, "master of tensor 'wte' is not in any shard from element 3 (of 3..35)"));
     checkpoint_close(c);
 }
 
@@ -297,7 +297,7 @@ static void state_of_nodes(void **state) {
     assert_false(checkpoint_has(c, SLICE_LOCAL_EXP_AVG));
     Slice absent = {"wte", SLICE_RESIDUAL, 2, 3, {0, 0}, 3};
     assert_int_equal(read_slice(c, &absent, 3, &err), 0);
-    assert_non_null(strstr(err.what, "residual of tensor 'wte' of node 3 is in no shard"));
+    assert_non_null(strstr(err.what, "residual of tensor 'wte' of node 3 is not in any shard"));
     checkpoint_close(c);
     char *shard = read_bytes(f->shard, &bytes);
     assert_non_null(memmem(shard, bytes, "\"wte|residual|4|node 2\"", 23));
@@ -319,8 +319,8 @@ static void nodes_must_be_whole(void **state) {
         {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 4}, "residual of 'wte' of node 1 from element 4 of 35"},
         {{"wte", SLICE_RESIDUAL, 3, 35, {0, 0}, 1}, "overlap"},
         {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 2}, "overlap"},
-        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, -1}, "impossible node"},
-        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 1 << 20}, "impossible node"},
+        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, -1}, "invalid node"},
+        {{"wte", SLICE_RESIDUAL, 4, 35, {0, 0}, 1 << 20}, "invalid node"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
@@ -362,15 +362,15 @@ static void slices_must_fit(void **state) {
     } cases[] = {
         {{"wte", SLICE_MASTER, 0, 10, {0, 0}, 0}, "overlap"},
         {{"wte", SLICE_MASTER, 1, 9, {0, 0}, 0}, "from element 0 of 35"},
-        {{"wte", SLICE_MASTER, 0, 36, {0, 0}, 0}, "fault of the program"},
-        {{"wte", SLICE_MASTER, -1, 9, {0, 0}, 0}, "fault of the program"},
-        {{"wte", SLICE_MASTER, 9, 8, {0, 0}, 0}, "fault of the program"},
-        {{"none", SLICE_MASTER, 0, 9, {0, 0}, 0}, "fault of the program"},
-        {{"wte", SLICE_KINDS, 0, 9, {0, 0}, 0}, "fault of the program"},
+        {{"wte", SLICE_MASTER, 0, 36, {0, 0}, 0}, "bug in the program"},
+        {{"wte", SLICE_MASTER, -1, 9, {0, 0}, 0}, "bug in the program"},
+        {{"wte", SLICE_MASTER, 9, 8, {0, 0}, 0}, "bug in the program"},
+        {{"none", SLICE_MASTER, 0, 9, {0, 0}, 0}, "bug in the program"},
+        {{"wte", SLICE_KINDS, 0, 9, {0, 0}, 0}, "bug in the program"},
         {{"wte", SLICE_MASTER, 0, 9, {1, 3}, 0}, "overlap"},
         {{"wte", SLICE_MASTER, 0, 9, {0, 4}, 0}, "overlap"},
-        {{"wte", SLICE_MASTER, 0, 9, {4, 2}, 0}, "fault of the program"},
-        {{"wte", SLICE_MASTER, 0, 9, {-1, 2}, 0}, "fault of the program"},
+        {{"wte", SLICE_MASTER, 0, 9, {4, 2}, 0}, "bug in the program"},
+        {{"wte", SLICE_MASTER, 0, 9, {-1, 2}, 0}, "bug in the program"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Saved s;

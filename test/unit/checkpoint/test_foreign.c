@@ -77,10 +77,9 @@ static const Case CASES[] = {
     {"mp_rank_00/ mp_rank_00/shard_00000_of_00002.safetensors", NULL, "lacks its manifest.json"},
     {".iter_0000005.old/ .iter_0000005.old/manifest.json", NULL,
      "that a save was replacing when it died (.iter_0000005.old)"},
-    {"manifest.json", NULL, "is one checkpoint; give the folder above it"},
+    {"manifest.json", NULL, "is one checkpoint; give its parent folder"},
     // Nothing known.
-    {"photo.jpg run.log", NULL,
-     "holds no checkpoint, but what no run writes before its first one (photo.jpg)"},
+    {"photo.jpg run.log", NULL, "holds files but no checkpoint (photo.jpg)"},
     {"thesis/ thesis/chapter1.tex", NULL, "(thesis/chapter1.tex)"},
     {"photo.jpg model_optim_rng.pt", NULL, "Megatron-LM"},  // what is known is named first
     // This program's own without its manifest.json: opening it tells, and goes back to the one

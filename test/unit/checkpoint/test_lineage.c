@@ -299,7 +299,7 @@ static void lost_trackers(void **state) {
         else write_bytes(f->tracker, "4\0", 2);
         write_text(f->list, "3\n5\n");
         assert_int_equal(found(f, note, sizeof note), 5);
-        assert_non_null(strstr(note, "; going on from the newest sound checkpoint there"));
+        assert_non_null(strstr(note, "; resuming from the newest sound checkpoint in the folder"));
         write_text(f->list, "3\n4\n9\n");
         assert_int_equal(found(f, note, sizeof note), 4);
         unlink(f->list);
@@ -307,7 +307,7 @@ static void lost_trackers(void **state) {
     }
     unlink(f->tracker);
     assert_int_equal(found(f, note, sizeof note), 5);
-    assert_non_null(strstr(note, "is missing beside checkpoints"));
+    assert_non_null(strstr(note, "is missing although there are checkpoints"));
     write_text(f->list, "8\n");  // others' only: nothing to go on from, and no fresh start either
     assert_int_equal(found(f, note, sizeof note), -2);
     write_text(f->tracker, "4");
@@ -337,7 +337,7 @@ static void trackers_of_nothing(void **state) {
         assert_int_equal(found(f, note, sizeof note), 5);
         assert_non_null(
             strstr(note,
-                   ", of which no checkpoint is there; going on from the newest sound checkpoint there"));
+                   ", which has no checkpoint; resuming from the newest sound checkpoint in the folder"));
         write_text(f->list, "3\n4\n9\n");
         assert_int_equal(found(f, note, sizeof note), 4);
         write_text(f->list, "8\n");  // others' only: the number stands, and opening it says what is missing
@@ -386,7 +386,7 @@ static void not_a_folder_of_checkpoints(void **state) {
     char *one = text_format("%s/iter_0000005", f->path), *empty = text_format("%s/empty", f->path);
     assert_int_equal(checkpoint_find(one, note, sizeof note, &err), -2);
     assert_int_equal(err.code, EXIT_CHECKPOINT);
-    assert_non_null(strstr(err.what, "is one checkpoint; give the folder above it"));
+    assert_non_null(strstr(err.what, "is one checkpoint; give its parent folder"));
     assert_int_equal(checkpoint_find(f->list, note, sizeof note, &err), -2);
     assert_int_equal(err.code, EXIT_CHECKPOINT);
     assert_non_null(strstr(err.what, "checkpoints_of_run.txt is not a folder"));

@@ -303,13 +303,13 @@ static void forecasts(void **state) {
     forecast(f, 5, all, line);
     assert_string_equal(line, "");
     forecast(f, 6, all, line);
-    assert_non_null(strstr(line, "room for 5 more checkpoints of 1.001 MB, but this run will want 6;"));
+    assert_non_null(strstr(line, "enough for 5 more checkpoints of 1.001 MB, but this run will write 6;"));
     faults.free_bytes = (1 << 20) + 2 * 1001000;  // one is there: with two more there are three for a while
     forecast(f, 1000, two, line);
     assert_string_equal(line, "");
     faults.free_bytes -= 1;
     forecast(f, 1000, two, line);
-    assert_non_null(strstr(line, "will want 2;"));
+    assert_non_null(strstr(line, "will write 2;"));
     faults.free_bytes = UINT64_MAX;  // a file system that does not say
     forecast(f, 1000, all, line);
     assert_string_equal(line, "");
