@@ -3,9 +3,9 @@
 # runs unit tests, house rules, tests over MPI ranks, faults and whole runs, and shows how long the
 # rest will take. Ends with "N passed, N failed, N skipped"; exit code 1 when any failed.
 #
-# Without a flag it takes twenty minutes on two idle cores and tries every part of the
-# program. --ci adds the sanitizers, all numbers of ranks and the longer runs. --long adds what
-# takes hours. scripts/test_costs.txt says which test belongs to which level.
+# The default level takes twenty minutes on two idle cores and covers every part of the program.
+# --ci adds sanitizers, all numbers of ranks and longer runs. --long adds tests that take hours.
+# scripts/test_costs.txt assigns tests to levels.
 #
 # How tests are found and counted:
 #   test/unit/*/test_*.c  cmocka programs, run plainly and with AddressSanitizer and UBSan. Each of
@@ -54,22 +54,23 @@ mapfile -t fp32_tests < <(grep -l 'PRECISION=fp32' "${unit_tests[@]}")
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export UBSAN_OPTIONS=print_stacktrace=1
-# A tool that gives up ends the process without waiting for its threads, which may wait for a pipe:
-# no leak. The handler of llmc/data/mapped.c may call what a thread may.
+# A tool that aborts ends the process without joining threads that may be waiting on a pipe; that is
+# not a leak. The signal handler in llmc/data/mapped.c is synchronous, so it may call functions that
+# are not async-signal-safe.
 export TSAN_OPTIONS="report_thread_leaks=0 report_signal_unsafe=0"
-# Programs that start MPI alone need no agent that starts ranks.
+# Programs that call MPI_Init on a single process need no launcher agent.
 alone=(env OMPI_MCA_plm=isolated)
 launched=(bash -c '. scripts/common.sh; launch "$@"' launch)
-# Some kernels randomize addresses more than gcc's sanitizers can bear. Not every container lets us
-# turn it off.
+# Some kernels randomize addresses more than gcc's sanitizers tolerate. Not every container allows
+# turning randomization off.
 steady=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then steady=(setarch "$(uname -m)" -R); fi
-# As a thread ends, when ThreadSanitizer has forgotten it, Open MPI's hook in munmap and madvise
-# takes a lock of libfabric: ThreadSanitizer's segmentation fault.
+# When a thread exits after ThreadSanitizer has dropped it, Open MPI's hook in munmap and madvise
+# takes a libfabric lock, which crashes ThreadSanitizer.
 watched=(env OMPI_MCA_memory=^patcher ${steady[@]+"${steady[@]}"})
 
-# leaks_of SOURCE: 1 where leaks are looked for. MPI libraries keep memory until the process ends,
-# so only programs that do not start MPI, or tell its memory from theirs (test/leaks.h), are asked.
+# leaks_of SOURCE: prints 1 if the test runs with leak detection. MPI libraries hold memory until
+# exit, so this covers programs that do not start MPI or filter its allocations (test/leaks.h).
 leaks_of() {
     if ! grep -qE 'MPI_Init|launch_init' "$1" || grep -qE 'test/leaks\.h|__lsan_' "$1"; then
         say 1
@@ -101,14 +102,14 @@ list_unit_tests() {
         add_built targets_tsan "$tsan" "$source" one "unit $name, threads watched" \
             "${alone[@]}" "${watched[@]}"
     done
-    # Threads run in preprocess_data.
+    # preprocess_data is multithreaded.
     name="unit test_preprocess.sh, threads watched"
     if in_level "$name"; then targets_tsan+=("$tsan/preprocess_data" "$tsan/merge_datasets"); fi
     add one "$name" "${watched[@]}" env BUILD="$tsan" bash test/unit/data/test_preprocess.sh
 }
 
-# add_built TARGETS FOLDER SOURCE WHERE NAME COMMAND...: a row that ends with the program of that
-# folder, which is built where the level takes the row.
+# add_built TARGETS DIR SOURCE WHERE NAME COMMAND...: adds a row that runs the program built in that
+# directory, and its build target if the level includes the row.
 add_built() {
     local -n list=$1
     local program=$2/${3%.c}
@@ -131,8 +132,8 @@ list_ranks() {
             [ "$n" -gt 4 ] || [ "$n" -le "$most" ] || most=$n
             add ranks "mpi $name, $n ranks" "${launched[@]}" "$n" "$plain/${source%.c}"
         done
-        # LeakSanitizer's tracer itself died (signal 11) in 6 of 42 runs in a fresh Debian, in 0 of
-        # 42 without Open MPI's transports for fabrics.
+        # LeakSanitizer's tracer crashed (signal 11) in 6 of 42 runs on a fresh Debian, and in 0 of
+        # 42 runs without Open MPI's fabric transports.
         add_built targets_san "$san" "$source" ranks "mpi $name, $most ranks, sanitizers" \
             env OMPI_MCA_btl=^tcp,openib,ofi ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" \
             ${steady[@]+"${steady[@]}"} "${launched[@]}" "$most"
@@ -150,7 +151,7 @@ list_runs() {
             add ranks "$folder $(basename "$script")" env BUILD="$plain" bash "$script"
         done
     done
-    # Whole runs with sanitizers; MPI's leaks are not ours.
+    # Whole runs with sanitizers, without leak detection because of MPI.
     for script in test/e2e/presets.sh test/e2e/resume.sh test/e2e/data.sh; do
         name="e2e $(basename "$script"), sanitizers"
         if in_level "$name"; then targets_san+=(all); fi
@@ -167,7 +168,7 @@ list_the_rest() {
         echo "skip tests on a GPU: no NVIDIA GPU on this machine"'
 }
 
-# Rows for one core find their place beside those of ranks, which come first.
+# One-core rows fill the cores next to multi-rank rows, which start first.
 list_ranks
 list_runs
 list_unit_tests
@@ -176,8 +177,8 @@ list_the_rest
 
 # --- building, running ------------------------------------------------------------------------
 
-# build NAME FOLDER VARIABLE TARGETS...: what cannot be built is shown and counts as failed. Older
-# programs of the same name are removed, so that their tests fail too. The rest is still tested.
+# build NAME DIR VARIABLE TARGETS...: a target that fails to build is shown and counts as failed.
+# Its stale program is removed, so that its tests fail too. The other tests still run.
 build() {
     local name=$1 folder=$2 variable=$3 start=$SECONDS log program
     shift 3

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Runs the list of tests of scripts/test.sh: which of them the chosen level takes, several at once,
-# how many cases each had, and how long all will take. Sourced by scripts/test.sh.
+# Runs the list of tests in scripts/test.sh: selects rows by level, runs several at once, counts
+# their cases and estimates the remaining time. Sourced by scripts/test.sh.
 #
 # A row of the list is a name, a command, and where it runs:
 #   one     on one core, beside others
@@ -34,14 +34,14 @@ find_cost() {
     done
 }
 
-# in_level NAME: does the level that was chosen ($chosen) take it?
+# in_level NAME: succeeds if the chosen level ($chosen) includes the row.
 in_level() {
     local seconds level
     find_cost "$1"
     case $chosen-$level in long-* | *-default | ci-ci) return 0 ;; *) return 1 ;; esac
 }
 
-# add WHERE NAME COMMAND...: a row, where the level takes it.
+# add WHERE NAME COMMAND...: adds a row if the level includes it.
 add() {
     local where=$1 name=$2 seconds level
     shift 2
@@ -56,8 +56,8 @@ add() {
 
 count_lines() { grep -acE -- "$1" "$2" || true; } # pattern, file
 
-# count LOG: sets $ok, $bad and $skip. A cmocka program tells how many tests began: those that are
-# neither well nor skipped went wrong. Others print lines "ok", "not ok" and "skip".
+# count LOG: sets $ok, $bad and $skip. For cmocka, tests that started but neither passed nor were
+# skipped count as failed. Other programs print "ok", "not ok" and "skip" lines.
 count() {
     local total
     total=$(grep -aoE '\] (tests: |[^:]*: )?Running [0-9]+ test' "$1" | grep -oE '[0-9]+ test' |
@@ -74,8 +74,8 @@ count() {
     fi
 }
 
-# judge LOG CODE: the same with the exit code, which is the one result where the log has none (77:
-# skipped), and says that something failed where the log does not.
+# judge LOG CODE: like count, and takes the exit code into account. It is the only result if the log
+# has none (77: skipped), and adds a failure if the log shows none.
 judge() {
     count "$1"
     if [ $((ok + bad + skip)) = 0 ]; then
@@ -89,8 +89,8 @@ judge() {
 
 now() { say $((${EPOCHREALTIME//[.,]/} / 1000)); } # in ms
 
-# Sets $left, what the rest will take in ms: its cost by the table, times what the table was wrong
-# by so far. Rows for one core share the cores; those of ranks come one after the other.
+# Sets $left, the estimated remaining time in ms: the cost table times the ratio of actual to
+# expected time so far. One-core rows share the cores; multi-rank rows run one at a time.
 time_left() {
     local i rest ones=0 ranks=0 alone=0 longest
     for i in "${!row_name[@]}"; do
@@ -127,9 +127,8 @@ show() {
 declare -A row_of=() # process id -> row
 exec 9<> <(:)     # rows that have ended: lines "row code"
 
-# Ends what still runs. A row that is just being started may not know of its timeout yet, and
-# timeout not of its child. So a row ends the whole process group of its timeout, and is told until
-# it has.
+# Ends all running rows. A row that is just starting may not know its timeout process yet, nor
+# timeout its child, so the whole process group is signaled until it is gone.
 stop_rows() {
     local pids
     while pids=$(jobs -pr) && [ -n "$pids" ]; do
@@ -141,7 +140,7 @@ stop_rows() {
 trap 'stop_rows; exit 130' INT
 trap 'stop_rows; exit 143' TERM HUP
 
-# What runs in the background of a script is deaf to SIGINT unless it is told otherwise.
+# Background commands of a script ignore SIGINT by default.
 start_row() { # row
     local i=$1
     row_state[i]=runs row_began[i]=$(now)
@@ -156,7 +155,7 @@ start_row() { # row
     row_of[$!]=$i
 }
 
-# end_row ROW CODE: counts its tests, shows one line, and its output when it failed.
+# end_row ROW CODE: counts its tests, prints one line, and prints its output if it failed.
 end_row() {
     local i=$1 code=$2 ok bad skip verdict=ok took
     took=$(($(now) - row_began[i]))
@@ -179,7 +178,7 @@ end_row() {
     fi
 }
 
-# has_room WHERE: is there room for such a row beside those that run?
+# has_room WHERE: succeeds if such a row can start next to those running.
 has_room() {
     local i
     for i in "${row_of[@]}"; do
@@ -188,8 +187,8 @@ has_room() {
     [ ${#row_of[@]} -lt "$slots" ]
 }
 
-# Starts all rows that find room. One that finds none is passed by those behind it, but for what
-# runs alone, which would never find any.
+# Starts all rows that can run now. Later rows may overtake one that cannot, except a row that must
+# run alone, which would otherwise starve.
 start_rows() {
     local i
     for i in "${!row_name[@]}"; do

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# Variables set here are used by the scripts, some functions take an optional argument, and "A && B
-# || C" stands where B cannot fail.
+# Scripts use the variables set here, some functions take an optional argument, and in "A && B || C"
+# B cannot fail.
 # shellcheck disable=SC2034,SC2054,SC2119,SC2120,SC2015
-# Shared by test/e2e/*.sh and test/fault/*.sh: they run the real programs as a user would, on shards
-# made here from generated text. BUILD (default build) is the folder of the programs; LONG=1 adds
-# what takes longer. DEVICE=gpu runs build/train_gpt instead, its nodes on this machine's GPUs, in
-# the scripts that test/gpu.sh names. Results are those of test/results.sh.
+# Shared by test/e2e/*.sh and test/fault/*.sh, which run the real programs on small shards of
+# generated text. BUILD (default: build) is the directory of the programs; LONG=1 enables the longer
+# tests. DEVICE=gpu runs build/train_gpt on this machine's GPUs, with emulated nodes, in the scripts
+# listed in test/gpu.sh. For result lines see test/results.sh.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # shellcheck source-path=SCRIPTDIR source=results.sh
@@ -14,10 +14,10 @@ BUILD=${BUILD:-build}
 case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
 export LC_ALL=C OPENBLAS_NUM_THREADS=1
 work=$(mktemp -d) || exit 1
-data= # prefix of the shard that train uses
+data= # prefix of the shard used by train
 
-# Ends the ranks that a test started and left behind (each carries this script's folder in its
-# environment), and removes the folder.
+# Kills ranks that a test left running (their environment contains this script's directory) and
+# removes the directory.
 export SDP4BIT_TEST_FOLDER=$work
 cleanup() {
     local pid
@@ -27,10 +27,11 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 1' HUP INT TERM
 
-grep() { command grep -a "$@"; }  # the launcher of Open MPI 5 writes zero bytes between its lines
+grep() { command grep -a "$@"; }  # mpirun of Open MPI 5 writes NUL bytes between its lines
 
 # ---- results --------------------------------------------------------------------------------
-# FOLDER FOLDER ITERATION [RANKS]: a checkpoint's shards, byte for byte, and how many there are
+# same_shards DIR DIR ITERATION [RANKS]: compares the shards of a checkpoint byte by byte, and their
+# number.
 same_shards() {
     local name file found=0
     name=$(printf 'iter_%07d' "$3")
@@ -40,13 +41,13 @@ same_shards() {
     done
     [ "$found" -gt 0 ] && [ "$found" -eq "${4:-$found}" ] || { why="$found shards"; return 1; }
 }
-say() { # the reason of a failure, with the first error line of the last run
+say() { # failure reason plus the first error line of the last run
     why="$1; $(grep -m 1 '^error: ' "$work/err" 2>/dev/null || tail -n 1 "$work/err" 2>/dev/null)"
     return 1
 }
 
-# A script that runs another trainer, on data that need not be prepared, names it before. On GPUs
-# runs repeat in deterministic mode only.
+# A script that runs another trainer (on data that needs no preprocessing) sets $trainer before it
+# sources this file. GPU runs are reproducible only in deterministic mode.
 device=()
 if [ "${DEVICE:-cpu}" = gpu ]; then trainer=$BUILD/train_gpt device=(--deterministic-mode --emulate-nodes); fi
 trainer=${trainer:-$BUILD/train_gpt_cpu}
@@ -57,8 +58,8 @@ if [ ! -x "$trainer" ] || { [ "$trainer" = "$BUILD/train_gpt_cpu" ] &&
 fi
 
 # ---- data -----------------------------------------------------------------------------------
-# make_text FILE DOCUMENTS SEED: JSON lines, the same on every machine: words in a loose order, so
-# that a small model learns quickly.
+# make_text FILE DOCUMENTS SEED: writes JSON lines, identical on every machine. Words follow a loose
+# order, so that a small model learns quickly.
 make_text() {
     awk -v documents="$2" -v seed="$3" 'BEGIN {
         count = split("the quick brown fox jumps over a lazy dog while seven wizards brew tea and count gradients by node", word, " ")
@@ -69,10 +70,10 @@ make_text() {
             print "{\"text\": \"" text "\"}"
         }
     }
-    # A small linear congruential generator: srand() differs between implementations of awk.
+    # A small linear congruential generator, because srand() differs between awk implementations.
     function draw(n) { seed = (seed * 1103 + 12345) % 65536; return int(seed * n / 65536) }' >"$1"
 }
-# make_shard NAME DOCUMENTS SEED: $work/NAME_text_document.bin and .idx, bytes as tokens.
+# make_shard NAME DOCUMENTS SEED: writes $work/NAME_text_document.bin and .idx with byte tokens.
 make_shard() {
     make_text "$work/$1.jsonl" "$2" "$3"
     "$BUILD/preprocess_data" --input "$work/$1.jsonl" --tokenizer-type Byte --append-eod --workers 1 \
@@ -82,8 +83,7 @@ make_shard() {
 }
 
 # ---- running --------------------------------------------------------------------------------
-# A model small enough that a run is mostly start-up. Later flags win, so a test adds its own behind
-# these.
+# A model small enough that start-up dominates a run. Later flags win, so tests append their own.
 model=(--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 \
     --make-vocab-size-divisible-by 8
     --tokenizer-type Byte --bf16 --use-distributed-optimizer)
@@ -91,22 +91,22 @@ batch=(--micro-batch-size 2 --global-batch-size 8 --lr 3e-3 --min-lr 3e-4 --lr-d
     --lr-warmup-iters 2 --train-iters 12
     --log-interval 1 --eval-interval 1000 --eval-iters 1 --split 90,5,5 --hidden-dropout 0 \
         --attention-dropout 0)
-# The paper's SDP4Bit. It differs from the bare flags in two points: groups of 128 inside a node,
-# and weights rounded stochastically.
+# SDP4Bit as in the paper. Unlike the default flags it uses groups of 128 inside a node and rounds
+# weights stochastically.
 paper=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 --wq-rounding stochastic
     --quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
     --gradient-quantization-bits-intra 8 --gq-group-size-intra 128 --hadamard-transform)
 launcher=(mpirun --oversubscribe)
-# no banner about failed ranks; Open MPI 5 does not know the flag
+# Suppresses the banner about failed ranks. Open MPI 5 does not have the flag.
 mpirun --version 2>/dev/null | grep -q 'Open MPI) 4' && launcher+=(-q)
 [ "$(id -u)" -eq 0 ] && launcher+=(--allow-run-as-root)
 
-# A run that has not ended after so many seconds hangs, and is ended with 124. Most take less than
-# one, but no test may depend on an idle machine.
+# A run that takes longer than LIMIT seconds is considered hung and ends with 124. Most take less
+# than a second, but no test may depend on an idle machine.
 LIMIT=${LIMIT:-300}
 
-# wait_until COMMAND...: tries the command until it succeeds. False where the run in the background
-# ($job, where it is set) has ended, or after the time limit.
+# wait_until COMMAND...: retries the command until it succeeds. Fails if the background run ($job,
+# if set) has ended or the time limit has passed.
 wait_until() {
     local end=$((SECONDS + LIMIT))
     until "$@"; do
@@ -115,39 +115,38 @@ wait_until() {
     done
 }
 
-# ranks NP FLAGS...: the trainer with these flags alone; output in $work/out and $work/err, its exit
-# code as status.
+# ranks NP FLAGS...: runs the trainer with exactly these flags. Output goes to $work/out and
+# $work/err; returns its exit code.
 ranks() {
     local np=$1
     shift
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$np" "$trainer" ${device[@]+"${device[@]}"} "$@" \
         >"$work/out" 2>"$work/err" </dev/null
 }
-# train NP FLAGS...: the small model on $data.
+# train NP FLAGS...: trains the small model on $data.
 train() {
     local np=$1
     shift
     ranks "$np" "${model[@]}" "${batch[@]}" --data-path "$data" "$@"
 }
-# trains NP FLAGS...: the same, and complains when it does not end with 0.
+# trains NP FLAGS...: like train, and sets $why if the exit code is not 0.
 trains() {
     train "$@"
     local rc=$?
     [ $rc -eq 0 ] || say "np $* ended with exit code $rc"
 }
-# logged NAME NP FLAGS...: trains with JSON lines in a fresh $work/NAME.jsonl.
+# logged NAME NP FLAGS...: trains and logs JSON lines to a fresh $work/NAME.jsonl.
 logged() {
     local log=$work/$1.jsonl
     shift
     rm -f "$log"
     trains "$@" --log-jsonl "$log"
 }
-# From here on ranks on processors compute with the same matrix kernels on every machine. OpenBLAS
-# chooses them by the processor, and other kernels round otherwise. The programs need Haswell's
-# instructions anyway: they are built with them.
+# From here on CPU ranks use the same matrix kernels on every machine. OpenBLAS selects kernels by
+# CPU model, and kernels differ in rounding. Haswell is the minimum the programs are built for.
 same_kernels() { export OPENBLAS_CORETYPE=Haswell; }
-# in_background NAME NP FLAGS...: starts a run with JSON lines in $work/NAME.jsonl; $job is to be
-# waited for.
+# in_background NAME NP FLAGS...: starts a run that logs to $work/NAME.jsonl. The caller waits for
+# $job.
 in_background() {
     local log=$work/$1.jsonl np=$2
     shift 2
@@ -160,7 +159,7 @@ in_background() {
     job=$!
 }
 shim=$BUILD/test/fault/shim.so
-# A disk on which every sync of this rank takes so much longer.
+# slow_disk: runs the command with every fsync of this rank delayed by so many milliseconds.
 slow_disk() { # MILLISECONDS RANK COMMAND...
     local before=("${launcher[@]}") rc
     launcher+=(-x LD_PRELOAD="$shim" -x SHIM_SLOW_MS="$1" -x SHIM_RANK="$2" -x SHIM_FOLDER="$work/" -x
@@ -170,21 +169,21 @@ slow_disk() { # MILLISECONDS RANK COMMAND...
     launcher=("${before[@]}")
     return $rc
 }
-# rank_pids [RANK]: process ids of this script's ranks that run now, or of one of them.
+# rank_pids [RANK]: process ids of this script's running ranks, or of one of them.
 rank_pids() {
     local ours=()
     mapfile -t ours < <(grep -lzxF "SDP4BIT_TEST_FOLDER=$work" /proc/[0-9]*/environ 2>/dev/null)
     [ ${#ours[@]} -eq 0 ] || grep -lzx "OMPI_COMM_WORLD_RANK=${1:-[0-9]*}" "${ours[@]}" 2>/dev/null |
         sed 's|/proc/||; s|/environ||'
 }
-# wait_for_iteration NAME ITERATION: until $work/NAME.jsonl has it.
+# wait_for_iteration NAME ITERATION: waits until $work/NAME.jsonl contains the iteration.
 wait_for_iteration() { wait_until grep -qs "\"kind\":\"train\",\"iteration\":$2," "$work/$1.jsonl"; }
-# launcher_pid: the mpirun that in_background started: timeout's one child.
+# launcher_pid: process id of the mpirun that in_background started (the only child of timeout).
 launcher_pid() { grep -lsx "PPid:[[:space:]]*$job" /proc/[0-9]*/status | sed 's|/proc/||; s|/status||'; }
-# running_pids [RANK]: of rank_pids those that belong to the run in the background: mpirun's own
-# children. mpirun does not wait for ranks that it has killed: one that a driver keeps on its way
-# out is still there when the next run has started, with the same environment; so is what a rank may
-# have started itself.
+# running_pids [RANK]: like rank_pids, but only ranks of the background run, i.e. children of its
+# mpirun. mpirun does not wait for ranks it has killed. A rank that a driver delays at exit can
+# still exist when the next run has started, with the same environment; so can processes that a rank
+# started.
 running_pids() {
     local launcher pid
     launcher=$(launcher_pid)
@@ -192,8 +191,8 @@ running_pids() {
         if grep -qsx "PPid:[[:space:]]*${launcher:-none}" "/proc/$pid/status"; then echo "$pid"; fi
     done
 }
-# signal_rank SIGNAL RANK: to that rank of the run in the background, or to RANK "mpirun". Without
-# exactly one such process the run is ended and the test fails.
+# signal_rank SIGNAL RANK: signals one rank of the background run, or mpirun if RANK is "mpirun".
+# Ends the run and fails unless there is exactly one such process.
 signal_rank() {
     local pids
     mapfile -t pids < <(if [ "$2" = mpirun ]; then launcher_pid; else running_pids "$2"; fi)
@@ -203,16 +202,16 @@ signal_rank() {
     wait "$job"
     return 1
 }
-# job_ended NAME: waits for the run in the background; its exit code as status. One that takes half
-# of its time limit is described before timeout ends it.
+# job_ended NAME: waits for the background run and returns its exit code. A run that has used half
+# of its time limit is described before timeout kills it.
 job_ended() {
     local until=$((SECONDS + LIMIT / 2))
     while kill -0 "$job" 2>/dev/null && [ $SECONDS -lt $until ]; do sleep 0.05; done
     if kill -0 "$job" 2>/dev/null; then describe "$1"; fi
     wait "$job"
 }
-# NAME: lines "# ...": what mpirun and the ranks wait for, signals that they have not taken (bit 9,
-# 200, is SIGUSR1; 2 SIGINT; 4000 SIGTERM), and whether steps go on
+# describe NAME: prints "# ..." lines that show what mpirun and the ranks are waiting for, their
+# pending signals (mask 200: SIGUSR1, 2: SIGINT, 4000: SIGTERM), and whether iterations advance.
 describe() {
     local pid before
     before=$(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)
@@ -227,17 +226,17 @@ describe() {
 }
 
 # ---- looking at results ---------------------------------------------------------------------
-# train_lines NAME [FROM]: the JSON lines of the iterations after FROM.
+# train_lines NAME [FROM]: prints the JSON lines of iterations after FROM.
 train_lines() {
     awk -v from="${2:-0}" '/^{"kind":"train"/ { split($0, part, /[:,]/); if (part[4] > from) print }' \
         "$work/$1.jsonl"
 }
-# field NAME FIELD [KIND]: "iteration value" of each line of the kind (default train).
+# field NAME FIELD [KIND]: prints "iteration value" for each line of this kind (default: train).
 field() {
     sed -n "s/^{\"kind\":\"${3:-train}\",\"iteration\":\([0-9]*\),.*\"$2\":\([^,}]*\)[,}].*/\1 \2/p" \
         "$work/$1.jsonl"
 }
-# same_training A B [FROM]: train lines equal byte for byte, and there are some.
+# same_training A B [FROM]: checks that the train lines are byte-identical and that there are some.
 same_training() {
     train_lines "$1" "${3:-0}" >"$work/left"
     train_lines "$2" "${3:-0}" >"$work/right"
@@ -245,9 +244,9 @@ same_training() {
     cmp -s "$work/left" "$work/right" ||
         { why="train lines differ: $(diff "$work/left" "$work/right" | sed -n '2p')"; return 1; }
 }
-# same_loss A B ITERATION: the loss of that iteration, which weights and samples alone make, but for
-# the order of summation: other samples move it by ten-thousandths and more. On GPUs other shapes
-# may have other kernels, which round to bf16 elsewhere.
+# same_loss A B ITERATION: compares the loss of one iteration, up to summation order. Different
+# samples would change it by 1e-4 or more. On GPUs other shapes can select kernels that round to
+# bf16 at other points.
 same_loss() {
     local a b limit=1e-6
     [ "${DEVICE:-cpu}" = cpu ] || limit=1e-4
@@ -256,13 +255,13 @@ same_loss() {
         'BEGIN { d = b > 0 ? a / b - 1 : 1; exit !(d <= limit && d >= -limit) }' ||
         { why="loss of iteration $3: $a in $1, $b in $2"; return 1; }
 }
-# mean_loss NAME FIRST LAST: mean of the losses of these iterations.
+# mean_loss NAME FIRST LAST: prints the mean loss of these iterations.
 mean_loss() {
     field "$1" loss | awk -v first="$2" -v last="$3" \
         '$1 >= first && $1 <= last { sum += $2; n++ } END { if (n) printf "%.6f", sum / n; else print "none" }'
 }
-# error_names CODE TEXT RC: the run ended with CODE and printed exactly one error line, which holds
-# TEXT.
+# error_names CODE TEXT RC: checks that the run ended with CODE and printed exactly one error line,
+# which contains TEXT.
 error_names() {
     local lines
     lines=$(grep -c '^error: ' "$work/err")
@@ -270,7 +269,8 @@ error_names() {
     [ "$lines" -eq 1 ] || { say "$lines error lines instead of one"; return 1; }
     grep '^error: ' "$work/err" | grep -qF -- "$2" || say "the error line does not hold '$2'"
 }
-# refused CODE TEXT NP FLAGS...: a training run of the small model that must be refused so.
+# refused CODE TEXT NP FLAGS...: checks that the small model's run is refused with this code and
+# text.
 refused() {
     local code=$1 text=$2
     shift 2
@@ -279,21 +279,22 @@ refused() {
 }
 
 # ---- what --plan says, and what a run does -----------------------------------------------------
-# planned ROW [RANKS_PER_NODE]: "inter intra" bytes of a step and node, from the ROW-th byte table
-# of a --plan in $work/plan. 2 ranks per node unless told otherwise.
+# planned ROW [RANKS_PER_NODE]: prints "inter intra", the bytes per step and node from the ROW-th
+# traffic table of the --plan output in $work/plan. Default: 2 ranks per node.
 planned() {
     awk -v row="$1" -v per_node="${2:-2}" '/^bytes sent per step and rank/ { table++ }
         table == row && /^  (gradients|weights), inside a node/ { intra += $5 }
         table == row && /^  between nodes, out of each node/ { inter = $7 }
         END { printf "%.0f %.0f\n", inter, per_node * intra }' "$work/plan"
 }
-# make_plan NP FLAGS...: what --plan says, in $work/plan.
+# make_plan NP FLAGS...: writes the --plan output to $work/plan.
 make_plan() {
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$@" ||
         { say "--plan failed"; return 1; }
     cp "$work/out" "$work/plan"
 }
-# sent NAME FROM TO: the different "inter intra" of the interval lines in that range of iterations.
+# sent NAME FROM TO: prints the distinct "inter intra" values of interval lines in this range of
+# iterations.
 sent() {
     awk -v from="$2" -v to="$3" '/^{"kind":"interval"/ {
         split($0, part, /[:,]/)
@@ -309,12 +310,12 @@ sends_as_planned() {
     [ "$(sent "$1" "$3" "$4")" = "$planned" ] && [ "$planned" != "0 0" ] ||
         { why="sent $(sent "$1" "$3" "$4" | tr '\n' ' '), planned $planned"; return 1; }
 }
-# memory_as_planned NP FLAGS...: a run allocates what --plan says.
+# memory_as_planned NP FLAGS...: checks that a run allocates exactly what --plan predicts.
 memory_as_planned() {
     make_plan "$@" && trains "$@" --train-iters 3 && allocated_as_planned
 }
-# The total in $work/plan is what the last run had allocated after its first interval, as the
-# device counted it.
+# Compares the total in $work/plan with the device's allocation counter after the last run's first
+# interval.
 allocated_as_planned() {
     local planned logged
     planned=$(awk '$1 == "total" { printf "%.6f", $2 / 1048576 }' "$work/plan")

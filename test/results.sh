@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The result lines of the test scripts, which scripts/test.sh counts: "ok NAME", "not ok NAME: why"
-# and "skip NAME: reason". A script ends with `finish`, whose status says whether anything failed.
+# Prints the result lines that scripts/test.sh counts: "ok NAME", "not ok NAME: why" and "skip NAME:
+# reason". A script ends with `finish`, whose status is 1 if anything failed.
 failed=0
 why=
 ok() { echo "ok $1"; }
@@ -9,7 +9,7 @@ not_ok() {
     failed=$((failed + 1))
 }
 skip() { echo "skip $1: $2"; }
-# check NAME COMMAND...: one result line; a command that fails says why in $why.
+# check NAME COMMAND...: prints one result line; a command that fails sets $why.
 check() {
     local name=$1
     shift

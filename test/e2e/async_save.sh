@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# --async-save: training goes on while checkpoints are written, with the same bits in them; the next
-# save, a signal and the end wait for the one on its way; a failure ends the run as in the
-# foreground, a rank that hangs in it within --distributed-timeout-minutes. And which checkpoints
-# --keep-last-checkpoints and --keep-checkpoint-interval leave.
+# --async-save: training continues while a checkpoint is written, with bitwise identical results.
+# The next save, a signal and the end of the run wait for the pending save. Failures end the run as
+# in the foreground, and a hung rank does so within --distributed-timeout-minutes. Also
+# --keep-last-checkpoints and --keep-checkpoint-interval.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
 data=$work/text_text_document
 run=(--gpus-per-node 2 --train-iters 12 --save-interval 4 "${paper[@]}")
-there() { # FOLDER ITERATIONS...: exactly these checkpoints
+there() { # DIR ITERATIONS...: exactly these checkpoints exist
     local wanted
     wanted=$(printf 'iter_%07d\n' "${@:2}")
     [ "$(find "$1" -mindepth 1 -maxdepth 1 ! -name '*.txt' -printf '%f\n' | sort)" = "$wanted" ] &&
         [ "$(cat "$1/latest_checkpointed_iteration.txt")" = "${*: -1}" ] ||
         { why="left $(ls -A "$1" | tr '\n' ' ')"; return 1; }
 }
-# log_order TEXT...: lines that hold these texts, in this order.
+# log_order TEXT...: checks that lines with these texts appear in this order.
 log_order() {
     local at=0 text line
     for text in "$@"; do
@@ -26,7 +26,7 @@ log_order() {
 }
 
 reference() { logged reference 4 "${run[@]}" --save "$work/reference" && there "$work/reference" 4 8 12; }
-check "saves in the foreground" reference
+check "foreground saves" reference
 background() {
     logged background 4 "${run[@]}" --save "$work/background" --async-save &&
         same_training reference background && there "$work/background" 4 8 12 || return 1
@@ -36,9 +36,9 @@ background() {
         [ "$(grep -c 'successfully saved checkpoint at iteration' "$work/out")" -eq 3 ] ||
         { why="not three lines of each kind"; return 1; }
 }
-check "saves in the background: the same bits, in the log and on the disk" background
+check "background saves: bitwise identical log and checkpoints" background
 if [ -e "$shim" ]; then
-    goes_on() { # training passes the save; the next save and the end wait for the one before
+    goes_on() { # training overtakes the save; the next save and the end wait for the previous one
         slow_disk 150 0 logged slow 4 "${run[@]}" --save "$work/slow" --async-save || return 1
         same_training reference slow && same_shards "$work/reference" "$work/slow" 12 4 &&
             there "$work/slow" 4 8 12 &&
@@ -48,7 +48,7 @@ if [ -e "$shim" ]; then
                     'successfully saved checkpoint at iteration       8' \
                     'successfully saved checkpoint at iteration      12'
     }
-    check "training goes on during a slow save, and the next save waits for it" goes_on
+    check "training continues during a slow save, and the next save waits for it" goes_on
     stopped() {
         mkdir "$work/stopped"
         slow_disk 200 1 in_background stopped 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --save \
@@ -64,9 +64,9 @@ if [ -e "$shim" ]; then
         ! compgen -G "$work/stopped/.iter_*" >/dev/null ||
             { why="left $(echo "$work/stopped"/.iter_*)"; return 1; }
     }
-    check "SIGTERM during a slow save: it is finished, then another one saved" stopped
-    # the first step ruins the weights, the second finds out while the save of the first is on its
-    # way
+    check "SIGTERM during a slow save: finishes it, then saves again" stopped
+    # The first step corrupts the weights; the second detects it while the first step's save is
+    # still running.
     diverges() {
         slow_disk 200 0 train 4 "${run[@]}" --save "$work/diverges" --async-save --save-interval 1 --lr 1e37 \
             --min-lr 1e37 --lr-warmup-iters 0 --lr-decay-style constant
@@ -74,22 +74,22 @@ if [ -e "$shim" ]; then
             log_order 'scheduled an async checkpoint save at iteration       1' \
             'successfully saved checkpoint at iteration       1'
     }
-    check "an error in training leaves no half save behind" diverges
-    # The limit holds for a rank that waits for the others: in the foreground, and where the next
-    # save waits for the one in the background.
+    check "a training error leaves no partial checkpoint" diverges
+    # The time limit applies to ranks waiting for others, both in a foreground save and when the
+    # next save waits for a background one.
     hangs() { # NAME FLAGS...
         slow_disk 30000 3 train 4 "${run[@]}" --save "$work/$1" --distributed-timeout-minutes 0.05 "${@:2}"
-        local rc=$?  # on a busy machine the launcher may let a second rank speak
+        local rc=$?  # on a busy machine the launcher may let a second rank print its error
         local busy='^error: rank 0 .* save checkpoint: .*rank 3 is still busy' own='^error: rank 3 .* save checkpoint: no progress'
         [ $rc -eq 7 ] && grep -q -e "$busy" -e "$own" "$work/err" || { say "exit code $rc"; return 1; }
         [ ! -e "$work/$1/latest_checkpointed_iteration.txt" ] || { why="it was saved"; return 1; }
     }
-    check "a rank that hangs in a save: exit code 7 within the limit" hangs hangs
-    check "a rank that hangs in the background: exit code 7 within the limit" hangs hangs_behind --async-save
+    check "rank hangs in a foreground save: exit code 7 within the limit" hangs hangs
+    check "rank hangs in a background save: exit code 7 within the limit" hangs hangs_behind --async-save
 else
-    skip "slow disks" "$shim is not built"
+    skip "slow disk" "$shim is not built"
 fi
-failing() { # a rank's file may not grow from now on: the write behind training's back fails
+failing() { # a rank's files may not grow from now on, so the background write fails
     local pid
     in_background failing 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --log-interval 1000 --save \
         "$work/failing" --save-interval 100 --async-save
@@ -102,9 +102,9 @@ failing() { # a rank's file may not grow from now on: the write behind training'
         { why="left $(ls -A "$work/failing")"; return 1; }
 }
 if command -v prlimit >/dev/null; then
-    check "a write that fails in the background: exit code 6, one line, nothing left" failing
+    check "background write fails: exit code 6, one error line, no partial checkpoint" failing
 else
-    skip "a write that fails in the background" "no prlimit"
+    skip "background write fails" "no prlimit"
 fi
 planned() {
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 "${run[@]}" --save \
@@ -112,11 +112,11 @@ planned() {
     local bytes parameters
     bytes=$(awk '/copy of a checkpoint/ { print $NF }' "$work/out")
     parameters=$(awk '$1 == "parameters" { print $2 }' "$work/out")
-    # A quarter of the master weights, moments and replica, as evenly as groups allow.
+    # A quarter of the master weights, moments and model weights, split as evenly as groups allow.
     awk -v b="$bytes" -v p="$parameters" 'BEGIN { r = b / (p * 14 / 4); exit !(r > 0.5 && r < 1.5) }' ||
         { why="$bytes bytes for $parameters parameters"; return 1; }
 }
-check "--plan shows the copy in host memory" planned
+check "--plan shows the host copy" planned
 
 # --- old checkpoints ---
 keeps() { # NAME ITERATIONS -- FLAGS...
@@ -131,7 +131,7 @@ check "--keep-last-checkpoints 3, in the background" keeps three 8 10 12 -- --ke
     --async-save
 check "--keep-last-checkpoints 2 --keep-checkpoint-interval 6" keeps major 6 10 12 -- \
     --keep-last-checkpoints 2 --keep-checkpoint-interval 6
-others() { # what this program did not save, and later iterations, stay
+others() { # foreign files and later iterations are kept
     mkdir -p "$work/others/iter_0000003" "$work/others/iter_0000099" "$work/others/iter_5" \
         "$work/others/iter_0000001.bak" "$work/others/.iter_0000002.del/mp_rank_00"
     touch "$work/others/iter_0000003/model_optim_rng.pt" "$work/others/iter_0000099/manifest.json" \
@@ -142,7 +142,7 @@ others() { # what this program did not save, and later iterations, stay
         "checkpoints_of_run.txt iter_0000001.bak iter_0000003 iter_0000004 iter_0000099 iter_5 $tracker " ] ||
         { why="left $(ls -A "$work/others" | tr '\n' ' ')"; return 1; }
 }
-check "only own older checkpoints are deleted, and what a killed deletion left" others
+check "deletes only its own older checkpoints, and leftovers of a killed deletion" others
 check "--keep-checkpoint-interval alone is refused" refused 2 "--keep-last-checkpoints" 2 --save \
     "$work/refused" --save-interval 2 --keep-checkpoint-interval 4
 finish

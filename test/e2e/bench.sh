@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The benchmarks of communication, on CPU ranks: several presets in one process train as separate
-# processes do, synchronization alone, the tables of dev/bench/comm.sh and save.sh. And initial
-# weights that do not depend on the number of threads.
+# Communication benchmarks on CPU ranks: several presets in one process match separate processes,
+# synchronization-only runs, and the tables of dev/bench/comm.sh and save.sh. Also checks that
+# initial weights do not depend on the number of threads.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 presets=$BUILD/dev/bench/train_presets_cpu synchronize=$BUILD/dev/bench/sync_only_cpu
@@ -13,7 +13,7 @@ make_shard text 400 7
 data=$work/text_text_document
 
 # --- several presets in one process -----------------------------------------------------------------
-# start NP PROGRAM WORDS...: like ranks, with another program.
+# start NP PROGRAM ARGS...: like ranks, but runs another program.
 start() {
     local np=$1
     shift
@@ -40,14 +40,14 @@ one_process() {
     [ "$(grep -c '^{"arm":"[a-z]*","loopback_bytes":[0-9]*}$' "$work/loopback")" -eq 3 ] ||
         { why="no loopback bytes of three presets"; return 1; }
 }
-check "three presets in one process train as three processes do" one_process
-one_folder() { # the second goes on where the first ended: the folder is free once a preset is done
+check "three presets in one process match three processes" one_process
+one_folder() { # the second preset resumes: the directory lock is released in between
     start 2 "$presets" "${common[@]}" --save "$work/presets" --save-interval 100 --preset first --exit-interval 3 \
         --preset second --load "$work/presets" --log-jsonl "$work/preset_on.jsonl" ||
         { say "exit code $?"; return 1; }
     [ "$(train_lines preset_on | wc -l)" -eq 3 ] || say "it did not go on"
 }
-check "two presets save into one folder, one after the other" one_folder
+check "two presets save into the same directory in sequence" one_folder
 goes_on() {
     rm -f "$work"/preset_*.jsonl
     start 2 "$presets" "${common[@]}" --preset bad --hidden-size 33 --preset good --log-jsonl "$work/preset_good.jsonl"
@@ -56,7 +56,7 @@ goes_on() {
         { say "exit code $rc"; return 1; }
     [ "$(train_lines preset_good | wc -l)" -eq 6 ] || say "the preset behind it did not train"
 }
-check "a preset that fails is named, and the next one trains" goes_on
+check "a failing preset is named, and the next one trains" goes_on
 stopped() {
     local pid rc
     rm -f "$work"/preset_*.jsonl
@@ -77,9 +77,9 @@ no_preset() {
 }
 check "no preset is a usage error" no_preset
 
-# Tensors of more elements than a thread takes at once.
+# Tensors larger than one thread's chunk.
 same_weights() {
-    # mpirun binds a rank to one core.
+    # mpirun binds each rank to one core.
     logged one_core 1 --hidden-size 256 --train-iters 4 --exit-interval 1 --global-batch-size 2 || return 1
     rm -f "$work/all_cores.jsonl"
     OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$BUILD/train_gpt_cpu" \
@@ -126,9 +126,9 @@ if len(memory) != 3:
 END
 )
 }
-check "synchronization alone: times, bytes of every bucket and memory as planned" sync_alone
-# A second call adds its presets to the file. Each keeps the bandwidths of its own call. A preset
-# that is measured again has the newer line.
+check "sync only: times, bytes per bucket and memory match the plan" sync_alone
+# A second call appends its presets to the file. Each row keeps the bandwidths of its own call; a
+# preset that is measured again replaces its row.
 sync_again() {
     local file=$work/adds/sync/m/inside.jsonl plain i
     mkdir -p "${file%/*}"
@@ -136,7 +136,7 @@ sync_again() {
         # shellcheck disable=SC2086 # words
         start 2 "$synchronize" --out "$file" --repetitions 0 --plain-mb 1 "${common[@]}" $i ||
             { say "exit code $?"; return 1; }
-        printf '{"kind":"arm","arm":"cut sho' >>"$file"  # what a call that is killed leaves
+        printf '{"kind":"arm","arm":"cut sho' >>"$file"  # truncated line of a killed call
     done
     plain=$(grep -c '"kind":"plain"' "$file")
     why=$(PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=dev/bench:dev python3 - "$work/adds" "$plain" 2>&1 <<'END'
@@ -151,11 +151,11 @@ if sys.argv[2] != "2" or call_of != {"bf16": 0, "fp32": 1, "sdp4bit": 1}:
 END
 )
 }
-check "synchronization alone: a second call adds its presets to the first's" sync_again
+check "sync only: a second call appends to the first" sync_again
 
-# Ranks that are stopped, or stuck. 40 presets of 100 steps are more than they live to see. The
-# plain collectives' line says that all have begun. sync_hangs PATTERN COMMAND...: the error that
-# ends the run, and what makes a rank hang once it runs.
+# Stopped or stuck ranks. 40 presets of 100 steps outlast the test; the line of the plain
+# collectives shows that all ranks have started. sync_hangs PATTERN COMMAND...: the expected error,
+# and the command that makes a rank hang once the run has started.
 sync_hangs() {
     local pattern=$1 words=() i
     shift
@@ -171,16 +171,16 @@ sync_hangs() {
     error_names 7 "arm" $? || return 1
     grep -qE "^error: .*$pattern" "$work/err" || say "not $pattern"
 }
-check "synchronization alone: a rank that is stopped ends the run in time and is named" sync_hangs \
+check "sync only: a stopped rank ends the run in time and is named" sync_hangs \
     "rank 1 has shown no sign of life for .*last seen at preset[0-9]*\)" signal_rank STOP 1
-sync_stuck() { # NUMBER of the wait before which rank 2 stands still
+sync_stuck() { # N: rank 2 hangs before the N-th wait
     export SDP4BIT_FAULT=stall:2:0:$1
     sync_hangs "(rank 2 \(.* preset[0-9]*: no progress for|rank 2 is still busy .*preset)" true
     local rc=$?
     unset SDP4BIT_FAULT
     return $rc
 }
-check "synchronization alone: so does one that is stuck in a step" sync_stuck 900
+check "sync only: a rank stuck in a step ends the run in time and is named" sync_stuck 900
 
 # --- the whole comparison ------------------------------------------------------------------------
 cat >"$work/tiny.args" <<'END'
@@ -197,18 +197,18 @@ cat >"$work/tiny.args" <<'END'
 --train-iters 100
 END
 root=$PWD
-compare() { # WORDS...: comm.sh on CPU ranks, in the folder of the model card
+compare() { # ARGS...: comm.sh on CPU ranks, in the directory of the model config
     (cd "$work" && DEVICE=cpu timeout -k 5 "$LIMIT" "$root/dev/bench/comm.sh" --models tiny.args:2 \
         --shape 2x2 --iters 1 --plain-mb 1 --flags "--ddp-bucket-size 50000" "$@") \
         >"$work/out" 2>"$work/err" </dev/null
 }
-# rows_of FILE KEY...: the rows of a JSON file, one a line: the values of these keys.
+# rows_of FILE KEY...: prints the values of these keys, one line per row of a JSON file.
 rows_of() {
     python3 -c 'import json, sys
 for row in json.load(open(sys.argv[1]))["rows"]: print(*(row[key] for key in sys.argv[2:]))' "$@"
 }
 comparison() {
-    # The folder has lines of an earlier run of two presets. One of them is run again.
+    # The directory contains lines of an earlier run with two presets, one of which is run again.
     local at=$work/logs/train/tiny/2/logical
     mkdir -p "$at"
     printf '{"arm":"%s","loopback_bytes":-1}\n' sdp4bit sdp4bit+sums >"$at/loopback"
@@ -245,8 +245,8 @@ if sent("inside", "sdp4bit") != 0 or not sent("logical", "bf16") > 3 * sent("log
     sys.exit("bytes between nodes")
 memory = {(m["nodes"], m["arm"]): m for m in made["memory"]}
 sdp = memory[2, "sdp4bit"]
-# 2 + 4 + 12/4 + int4 codes and a scale per 2048; twice int8 codes with a scale per 128, and int4
-# ones over two ranks.
+# 2 + 4 + 12/4, plus int4 codes and a scale per 2048; twice int8 codes with a scale per 128, plus
+# int4 codes over two ranks.
 always, transient = 9 + 0.5 + 4 / 2048, 2 * (1 + 4 / 128) + (0.5 + 4 / 128) / 2
 near = lambda a, b: abs(a - b) < 1e-9
 if not (near(sdp["release_always"], always) and near(sdp["release_transient"], transient) and sdp["sum"] > 9):
@@ -267,9 +267,9 @@ END
     grep -q '^tiny  *2x2  *SDP4Bit .*| *2  *[0-9.]*  *[0-9.]*$' "$work/out" ||
         { why="no row of SDP4Bit in the table of memory"; return 1; }
 }
-check "comm.sh: table, JSON and plot, of two calls together" comparison
-# The same with the programs of CPU ranks in the place of the GPU's, in a network namespace whose
-# loopback nobody else uses: 4 pretended GPUs as 2 nodes.
+check "comm.sh: table, JSON and plot of two calls combined" comparison
+# The same with CPU programs in place of the GPU ones, in a private network namespace: 4 emulated
+# GPUs as 2 nodes.
 pretended=$work/pretended
 mkdir -p "$pretended/build/dev/bench" "$pretended/bin"
 ln -sf "$presets" "$pretended/build/dev/bench/train_presets"
@@ -277,7 +277,7 @@ ln -sf "$synchronize" "$pretended/build/dev/bench/sync_only"
 ln -sf "$bound" "$pretended/build/dev/bench/"
 printf '#!/bin/sh\nfor gpu in 0 1 2 3; do echo "GPU $gpu: pretended"; done\n' >"$pretended/bin/nvidia-smi"
 chmod +x "$pretended/bin/nvidia-smi"
-on_pretended() { # COMMAND: of the shell, in $work, whose process it takes
+on_pretended() { # COMMAND: shell command, run in $work by exec
     cd "$work" && PATH=$pretended/bin:$PATH BUILD=$pretended/build exec unshare -n -m bash -c \
         "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && $1" >"$work/out" \
         2>"$work/err" </dev/null
@@ -293,14 +293,14 @@ networks_in_turn() {
         ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
     [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] ||
         { why="layers were not timed after two seconds, or the most steps taken for them"; return 1; }
-    # CPU ranks send nothing through sockets: the loopback's own count is there, and small.
+    # CPU ranks send nothing through sockets, so the loopback counter exists and stays small.
     why="rows: $(rows_of "$work/comm3.json" network preset nodes | tr '\n' ',')"
     [ "$why" = "rows: 100 fp32 2,100 sdp4bit 2,10 fp32 2,10 sdp4bit 2," ] || return 1
     rows_of "$work/comm3.json" loopback_ratio | awk '!($1 >= 0 && $1 < 1) { exit 1 }' ||
         { why="the loopback's own count is missing"; return 1; }
 }
-# A shaper that refuses one speed: the others are measured all the same, and the refusal is known
-# before anything is.
+# If the traffic shaper refuses one speed, the others are still measured, and the refusal is
+# reported before any measurement.
 network_refused() {
     mkdir -p "$work/refusing"
     # shellcheck disable=SC2016 # for the script
@@ -319,13 +319,13 @@ network_refused() {
     why="rows: $(rows_of "$work/comm4.json" network preset)"
     [ "$why" = "rows: 100 fp32" ]
 }
-# signaled SIGNAL FILE COMMAND...: waits for FILE, sends the signal to the command alone. It has to
-# end with 1, not with the 0 of a command that runs to its end, and without ranks.
+# signaled SIGNAL FILE COMMAND...: waits for FILE and signals only the command, which must exit with
+# 1 (not 0, as if it had completed) and leave no ranks.
 signaled() {
     local signal=$1 file=$2 rc
     shift 2
     rm -f "$file"
-    # A shell that is told to ignore SIGINT, as what runs in the background is, cannot heed it.
+    # Background commands start with SIGINT ignored, and a shell cannot trap it then.
     python3 -c 'import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp(sys.argv[1], sys.argv[1:])' "$@" &
@@ -337,7 +337,7 @@ os.execvp(sys.argv[1], sys.argv[1:])' "$@" &
     [ $rc -eq 1 ] || { say "SIG$signal: exit code $rc"; return 1; }
     [ -z "$(rank_pids)" ] || say "SIG$signal: ranks are left"
 }
-# Eight presets of 600 steps each last longer than a signal may take.
+# Eight presets of 600 steps each outlast the signal test.
 loopback_restored() {
     local signal options="--models tiny.args:1 --networks 100 --iters 300 --plain-mb 1"
     options+=" --presets 'fp32 bf16 qwd qw tlq tlq-hs ulq sdp4bit'"
@@ -348,7 +348,8 @@ loopback_restored() {
             { why="SIG$signal: the loopback was not restored, or nobody said so"; return 1; }
     done
 }
-# CPU ranks over a slow network: what sends less is faster, and local steps nearly hide it.
+# CPU ranks over a slow network: presets with less traffic are faster, and local steps nearly hide
+# the network.
 slow_network() {
     cat >"$work/slow.args" <<'END'
 --num-layers 2
@@ -385,8 +386,8 @@ if ! command -v tc >/dev/null || ! command -v ip >/dev/null ||
     done
 else
     check "comm.sh: networks of several speeds" networks_in_turn
-    check "comm.sh: a network that is refused is left out" network_refused
-    check "comm.sh: a signal ends it soon, with the loopback restored" loopback_restored
+    check "comm.sh: leaves out a network that the shaper refuses" network_refused
+    check "comm.sh: a signal ends it promptly and restores the loopback" loopback_restored
     check "comm.sh: CPU ranks over a slow network" slow_network
 fi
 too_late() {
@@ -394,9 +395,9 @@ too_late() {
     [ $? -eq 1 ] && grep -q '^left out for want of time.*tiny.args:2, inside, bf16' "$work/err" &&
         grep -qx 'error: no preset has run to its end; see above' "$work/err" || say "nothing was left out"
 }
-check "comm.sh: what does not fit the time is left out and named" too_late
-# On SIGINT and SIGTERM what was measured before is there: the first network's row, in a file that
-# is written whole.
+check "comm.sh: names the presets that exceed the time limit" too_late
+# After SIGINT or SIGTERM earlier measurements are kept: the first network's row, in a complete
+# file.
 what_it_has() {
     local signal
     for signal in INT TERM; do
@@ -412,9 +413,9 @@ what_it_has() {
             { why="SIG$signal: nothing says where it is"; return 1; }
     done
 }
-check "comm.sh: a signal ends it soon, and leaves what it has" what_it_has
-# Whatever its programs do, it ends within --time-limit: presets that hang, and do not heed SIGTERM.
-impostor() { # FOLDER LINE...: programs of which train_presets_cpu does this on several ranks
+check "comm.sh: a signal ends it promptly and keeps its results" what_it_has
+# It ends within --time-limit even if its presets hang and ignore SIGTERM.
+impostor() { # DIR LINE...: stub programs; train_presets_cpu runs these lines when there are several ranks
     local folder=$work/$1/dev/bench
     shift
     mkdir -p "$folder"
@@ -433,8 +434,8 @@ hard_end() {
         { say "it did not come to the presets"; return 1; }
     [ -z "$(rank_pids)" ] || say "ranks are left"
 }
-check "comm.sh: the time limit is one" hard_end
-# The rank 1 that trains bf16 is lost: the presets behind it are run again, those before it are not.
+check "comm.sh: enforces the time limit" hard_end
+# Rank 1 dies in the bf16 preset: later presets are rerun, earlier ones are not.
 lost_rank() {
     impostor loses 'echo "$*" >>"$work/called.${OMPI_COMM_WORLD_RANK:-0}"' \
         '[ "$OMPI_COMM_WORLD_RANK" = 1 ] || exec "$real" "$@"' \
@@ -451,7 +452,7 @@ lost_rank() {
     why="rows: $(rows_of "$work/lost.json" preset | tr '\n' ' ')"
     [ "$why" = "rows: fp32 qwd sdp4bit " ]
 }
-check "comm.sh: presets that a lost rank takes along are run once more" lost_rank
+check "comm.sh: reruns presets lost with a rank once" lost_rank
 sync_table() {
     compare --sync-only --networks logical --presets "bf16 tlq-hs tlq-hs+sums" --out "$work/sync.json" ||
         { say "exit code $?"; return 1; }
@@ -472,7 +473,7 @@ END
 )
 }
 check "comm.sh --sync-only" sync_table
-# On a disk that takes its time: 200 ms per sync, of which a save has four at least.
+# A slow disk: 200 ms per fsync, and a save has at least four.
 saving() {
     local shim=$BUILD/test/fault/shim.so
     mkdir -p "$work/disk"
@@ -504,19 +505,19 @@ if not (wait["begins_ms"] > 800 and wait["after_ms"][0] > none["step_ms"] + 800
     sys.exit(f"in the foreground: {wait}")
 if not (first["begins_ms"] < 400 and first["after_ms"][0] < wait["after_ms"][0] - 400):
     sys.exit(f"in the background: {first}")
-# The second save comes while the first one is on its way, but for a machine whose steps take long.
+# The second save starts while the first is pending, except on machines with long steps.
 if first["waits_ms"] != 0 or (10 * none["step_ms"] < 500 and not behind["saves"][1]["waits_ms"] > 0):
     sys.exit(f"waits: {behind['saves']}")
 END
 )
 }
 if [ -e "$BUILD/test/fault/shim.so" ]; then
-    check "save.sh: what saves cost on a slow disk" saving
+    check "save.sh: cost of saves on a slow disk" saving
 else
     skip "save.sh" "$BUILD/test/fault/shim.so is not built"
 fi
-# With DEVICE=cpu alone both end within a minute or two on any machine, and leave the results of
-# GPUs in dev/bench alone.
+# With just DEVICE=cpu both finish within a minute or two and leave the GPU results in dev/bench
+# unchanged.
 by_default() {
     DEVICE=cpu timeout -k 5 "$LIMIT" dev/bench/comm.sh --out "$work/default.json" >"$work/out" 2>"$work/err" \
         </dev/null || { say "exit code $?"; return 1; }
@@ -534,7 +535,7 @@ END
 }
 check "DEVICE=cpu comm.sh and save.sh by default" by_default
 # --- layouts -------------------------------------------------------------------------------------
-layouts() { # WORDS...: layouts.sh on CPU ranks
+layouts() { # ARGS...: layouts.sh on CPU ranks
     DEVICE=cpu timeout -k 5 "$LIMIT" dev/bench/layouts.sh --iters 1 --micro-batches 4 "$@" \
         >"$work/out" 2>"$work/err" </dev/null
 }
@@ -562,23 +563,23 @@ for r, idle in zip(rows, (1, 1, 5 / 4, 4.5 / 4, 5 / 4)):
 END
 )
 }
-check "layouts.sh: its rows, bounds and losses" layouts_table
+check "layouts.sh: rows, bounds and losses" layouts_table
 wrong_layouts() { # TEXT WORDS...
     local text=$1
     shift
     layouts "$@"
     error_names 2 "$text" $?
 }
-check "layouts.sh: a layout that is none" wrong_layouts "2+s is no TxP" --layouts "1x2 2+s"
-check "layouts.sh: a model without layers" wrong_layouts "has no layers" --models small
-impossible() { # heads that cannot be divided: the row is left out, the others stay
+check "layouts.sh: malformed layout" wrong_layouts "2+s is no TxP" --layouts "1x2 2+s"
+check "layouts.sh: model without layers" wrong_layouts "has no layers" --models small
+impossible() { # the number of heads is not divisible: this row is left out, the others stay
     layouts --layouts "3x1 1x2" --out "$work/layouts.json" || { say "exit code $?"; return 1; }
     grep -q '^warning: it failed' "$work/err" && grep -q '^error' "$work/err" ||
         { why="it does not say that 3 ranks failed"; return 1; }
     why="rows: $(rows_of "$work/layouts.json" ranks | tr '\n' ' ')"
     [ "$why" = "rows: 1 2 " ]
 }
-check "layouts.sh: a layout that cannot be" impossible
+check "layouts.sh: impossible layout" impossible
 
 wrong() { # TEXT WORDS...
     local text=$1
@@ -586,9 +587,9 @@ wrong() { # TEXT WORDS...
     compare "$@"
     error_names 2 "$text" $?
 }
-check "comm.sh: a speed for nodes of several ranks" wrong "want nodes of one rank on processors" --networks 25
-check "comm.sh: an unknown preset" wrong "the preset nosuch is unknown" --networks inside --presets "fp32 nosuch"
-built() { # of nothing: what DEVICE=cpu wants of comm.sh and save.sh
+check "comm.sh: a network speed with several ranks per node" wrong "want nodes of one rank on processors" --networks 25
+check "comm.sh: unknown preset" wrong "the preset nosuch is unknown" --networks inside --presets "fp32 nosuch"
+built() { # from scratch: builds what comm.sh and save.sh need with DEVICE=cpu
     local program
     make -n bench BUILD="$work/nothing" >"$work/out" 2>"$work/err" ||
         { say "make -n bench failed"; return 1; }
@@ -597,6 +598,6 @@ built() { # of nothing: what DEVICE=cpu wants of comm.sh and save.sh
             { why="$program would not be built"; return 1; }
     done
 }
-check "make bench builds all that the scripts start on CPU ranks" built
-check "comm.sh: an unknown model" wrong "there is no model card" --networks inside --models nosuch:1
+check "make bench builds all programs that the scripts run on CPU ranks" built
+check "comm.sh: unknown model" wrong "there is no model card" --networks inside --models nosuch:1
 finish

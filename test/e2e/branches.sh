@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# dev/experiments/study, branches: statistics of made results whose answers are known, and a real
-# trunk and branches of a tiny model: data, learning rate, twins, going on after an interruption, a
-# trunk that is made again, what is refused.
+# dev/experiments/study, forks: statistics of synthetic results with known answers, and a real base
+# run with forks of a tiny model: data, learning rate, replicates, resuming after an interruption,
+# recreating a lost base run, and refused arguments.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 same_kernels
@@ -22,14 +22,14 @@ made() {
 "errors":[[10,9,9],[90,0.1,1.5]]}\n' "$2" "$3" "${5:-100}" "$4" "$4" "$4" \
         >"$work/$1/$2.p500.l${5:-100}.d$3.json"
 }
-# Twins: 3.000 and 3.002 of data 0, 3.100 and 3.100 of data 1. Squares 2e-6 + 0 over two degrees: a
-# run's deviation is 0.001, a gap's 0.00141.
+# Replicates: 3.000 and 3.002 of data 0, 3.100 and 3.100 of data 1. The squares 2e-6 + 0 over two
+# degrees of freedom give a standard deviation of 0.001 per run and 0.00141 per gap.
 made one baseline 0 3.000
 made one twin1 0 3.002
 made one baseline 1 3.100
 made one twin1 1 3.100
 made one baseline 2 3.2
-# Gaps to the mean of the family: 0.004, 0.006, 0.005: deviation 0.001.
+# Gaps to the mean of the family: 0.004, 0.006, 0.005; standard deviation 0.001.
 made one sdp4bit 0 3.005
 made one sdp4bit 1 3.106
 made one sdp4bit 2 3.205
@@ -44,12 +44,12 @@ made one tlq 1 3.099
 reports() {
     "$study" report "$@" --out "$work/page" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
 }
-says() { # TEXT: the page has it, wherever its lines are broken
+says() { # TEXT: the page contains it, regardless of line breaks
     tr -s ' \n' ' ' <"$work/page/125m-branches.md" | grep -qF -- "$(tr -s ' ' <<<"$1")" ||
         { why="no '$1' in $(grep -F "${1:0:12}" "$work/page/125m-branches.md" | head -n 3)"; return 1; }
 }
-# By hand: 4.303 * 0.001 / sqrt(3) = 0.00248; 12.706 * 0.000141 / sqrt(2) = 0.00127, whatever other
-# presets scatter; 4.303 * 0.0001 / sqrt(3) = 0.00025; and of a single gap nothing is known.
+# By hand: 4.303 * 0.001 / sqrt(3) = 0.00248; 12.706 * 0.000141 / sqrt(2) = 0.00127, independent of
+# other presets; 4.303 * 0.0001 / sqrt(3) = 0.00025; a single gap has no interval.
 by_hand() {
     reports "$work/one" || return 1
     says 'The trunk had read 5.0 M tokens. A branch reads 1.0 M tokens.' &&
@@ -66,17 +66,18 @@ by_hand() {
         says '![p500_l100_gaps](125m-branches_p500_l100_gaps.svg)' &&
         [ -s "$work/page/125m-branches_p500_l100_gradient_error.svg" ]
 }
-check "gaps, intervals and step statuses of known answers" by_hand
+check "gaps, intervals and conclusions with known answers" by_hand
 other_bits() {
     cp -r "$work/one" "$work/bits" && made bits lossless 0 3.0000 && reports "$work/bits" &&
         says 'lossless gives the baseline'"'"'s bits: **does not hold** for data 0'
 }
-check "lossless weights with other bits are told" other_bits
-# Twins: t(n - 1) * 0.001414 / sqrt(n) is 0.01270 for 2, 0.00351 for 3, 0.00225 for 4. The 90 %
-# limit: chi squared of two degrees has its 10 % quantile at 0.2107: 0.001414 * sqrt(2 / 0.2107) =
-# 0.00436, for which 11 branches give 0.00293 and 10 give 0.00312. sdp4bit: 0.00248 for 3; the limit
-# is 0.00308, which 7 branches bring to 0.00285 and 6 to 0.00323. qwd: of one degree the quantile is
-# 0.01579: 0.000141 / sqrt(0.01579) = 0.001125, for which 3 give 0.00280.
+check "reports lossless weights that are not bit-exact" other_bits
+# Replicates: t(n - 1) * 0.001414 / sqrt(n) is 0.01270 for 2, 0.00351 for 3, 0.00225 for 4. The 90 %
+# limit: the 10 % quantile of chi squared with two degrees of freedom is 0.2107, and 0.001414 *
+# sqrt(2 / 0.2107) = 0.00436, for which 11 forks give 0.00293 and 10 give 0.00312. sdp4bit: 0.00248
+# for 3; the limit is 0.00308, reduced to 0.00285 by 7 forks and to 0.00323 by 6. qwd: with one
+# degree of freedom the quantile is 0.01579, and 0.000141 / sqrt(0.01579) = 0.001125, for which 3
+# give 0.00280.
 power() {
     "$study" power "$work/one" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     grep -qF '| 500 | 100 | twins | 0.001414 | 2 | 0.004357 | 4 | 11 |' "$work/out" &&
@@ -86,20 +87,20 @@ power() {
         grep -qF 'Cheapest: 7 branches per preset of 100 iterations from iteration 500, to be safe (by qwd, tlq-hs, sdp4bit): 140 s' \
             "$work/out" || { why=$(tail -n 1 "$work/out"); return 1; }
 }
-check "the number of branches of known scatter" power
-cheapest() { # shorter branches that scatter more: more than 7 of 20 s
+check "number of forks needed for a known spread" power
+cheapest() { # shorter forks with a larger spread: more than 7 of 20 s
     cp -r "$work/one" "$work/two" && made two baseline 0 3.000 50 && made two baseline 1 3.000 50 &&
         made two qwd 0 3.000 50 && made two qwd 1 3.009 50 && "$study" power "$work/two" >"$work/out" &&
         grep -q '^Cheapest: 7 branches per preset of 100 ' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
-check "the cheapest of several plans" cheapest
-twins_alone() { # the least that any preset needs
+check "the cheapest of several designs" cheapest
+twins_alone() { # the minimum that any preset needs
     made eight baseline 0 3.000 && made eight twin1 0 3.002 && "$study" power "$work/eight" >"$work/out" &&
         grep -q '^Cheapest: [0-9]* at least branches per preset .*(by twins)' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
-check "twins alone give the least number" twins_alone
+check "replicates alone give the minimum number" twins_alone
 refused() { # CODE TEXT COMMAND...
     local rc=0 code=$1 text=$2
     shift 2
@@ -108,15 +109,15 @@ refused() { # CODE TEXT COMMAND...
 }
 made three twin1 0 3
 check "no baseline" refused 5 "run it first" report "$work/three" --out "$work/page"
-check "no twins" refused 5 "no data seed has a baseline and a twin" power "$work/three"
+check "no replicates" refused 5 "no data seed has a baseline and a twin" power "$work/three"
 made nine baseline 0 3 200
 sed -i 's/"model":"125m"/"model":"125m-prose"/' "$work"/nine/*.json
-check "branches of two corpora" refused 5 "differ in their model" \
+check "forks on two corpora" refused 5 "differ in their model" \
     report "$work/one" "$work/nine" --out "$work/page"
 check "no results" refused 5 "no branch in" power "$work/none"
 cp -r "$work/one" "$work/four"
 sed -i 's/"global_batch_size":10/"global_batch_size":20/' "$work/four/tlq.p500.l100.d1.json"
-check "branches of other settings" refused 5 "different settings" report "$work/four" --out "$work/page"
+check "forks with different settings" refused 5 "different settings" report "$work/four" --out "$work/page"
 
 # ---- real runs -----------------------------------------------------------------------------------
 tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 \
@@ -130,15 +131,15 @@ branches() { # PRESETS SEEDS [OPTIONS...]
     "$study" branch "${place[@]}" --point 12 --length 8 --reserve 12 --error-interval 4 --presets "$1" \
         --seeds "$2" "${@:3}" >"$work/out" 2>"$work/err"
 }
-check "no trunk" refused 5 "trunk.json; run \`study trunk\` first" branch "${place[@]}" --point 12 --length 8
+check "no base run" refused 5 "trunk.json; run \`study trunk\` first" branch "${place[@]}" --point 12 --length 8
 made_trunk() {
     trunk 6,12 || { say "exit code $?"; return 1; }
     grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*"}' "$work/study/125m-branches/trunk.json" ||
         { why="$(cat "$work/out")"; return 1; }
     trunk 6,12 && grep -qx 'the trunk is there' "$work/out"
 }
-check "a trunk is made once" made_trunk
-begun() { # SIGTERM in its middle; the call's settings are known before its first point
+check "a base run is created once" made_trunk
+begun() { # SIGTERM during the base run; its settings are recorded before the first point
     local log=$work/study/raw/begun-branches/trunk/log.jsonl rc=0 job
     "$study" trunk "${place[@]}" --name begun --points 400 --global-batch-size 8 --lr 3e-3 --warmup 4 \
         --split 950,50,0 -- "${tiny[@]}" >"$work/out" 2>"$work/err" &
@@ -156,7 +157,7 @@ made = json.load(open(sys.argv[1]))
 assert len(made["train_loss"]["mean"]) == 400 and list(made["points"]) == ["400"], made
 END
 }
-twice() { # a trunk that was killed logs the iterations after its last checkpoint once more
+twice() { # a killed base run logs the iterations after its last checkpoint again
     python3 - "$study" "$work/study/raw/begun-branches/trunk/log.jsonl" <<'END' 2>"$work/err" ||
 import os, sys
 sys.dont_write_bytecode = True
@@ -168,9 +169,9 @@ assert trainer.summary(lines, False)["train_loss"] == trainer.summary(lines + ag
 END
         say "$(tail -n 1 "$work/err")"
 }
-check "an interrupted trunk goes on, with its own settings alone" begun
-check "iterations that were trained twice count once" twice
-repeats() { # lossless weights are compared to the bit, and a lost trunk with the one before
+check "an interrupted base run resumes, with its own settings only" begun
+check "iterations trained twice count once" twice
+repeats() { # lossless weights are compared bit by bit, and a lost base run with the original
     python3 - "$study" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
 import os, sys, types
 sys.dont_write_bytecode = True
@@ -186,16 +187,16 @@ for device, there in ("gpu", True), ("cpu", False):
     assert all(("--deterministic-mode" in flags) == there for flags in made), made
 END
 }
-check "on GPUs trunk and branches repeat to the bit" repeats
+check "on GPUs base run and forks are bitwise reproducible" repeats
 first_call() {
     branches baseline,twin1,sdp4bit 0,1 --minutes 0.0001 || { say "exit code $?"; return 1; }
     grep -q '^5 runs are left' "$work/out" || { why="$(cat "$work/out")"; return 1; }
     branches baseline,twin1,sdp4bit 0,1 && grep -q '1 of 6 runs are done, 5 to do' "$work/out"
 }
-check "interrupted branches go on" first_call
+check "interrupted forks resume" first_call
 lossless() { branches lossless 0 || say "exit code $?"; }
 check "lossless weights" lossless
-# The trunk reads samples 0 to 96, data 0 the next 64, data 1 those after them.
+# The base run reads samples 0 to 95, data 0 the next 64, data 1 the 64 after that.
 contents() {
     python3 - "$work/study" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
 import json, sys
@@ -223,13 +224,13 @@ assert quant["evaluations"] == [[8, quant["valid_loss"]]] and quant["settings"][
 assert result("lossless", 0)["bits"] == result("baseline", 0)["bits"] != result("twin1", 0)["bits"]
 END
 }
-check "what branches do, and what a result holds" contents
+check "what forks train, and the contents of a result" contents
 real_report() {
     reports "$work/study/125m-branches" && says '| sdp4bit | 2 |' && says "holds, every loss and gradient norm of 1 branches" &&
         "$study" power "$work/study/125m-branches" >"$work/out" && grep -q '^| 12 | 8 | ' "$work/out"
 }
-check "report and power of real branches" real_report
-larger_batch() { # of the trunk under another name; its data and rates are counted in samples
+check "report and power for real forks" real_report
+larger_batch() { # from the base run under another name; data and learning rates are counted in samples
     local raw=$work/study/raw
     mkdir -p "$work/study/double-branches" "$raw/double-branches" &&
         cp "$work/study/125m-branches/trunk.json" "$work/study/double-branches" &&
@@ -246,8 +247,8 @@ END
     branches baseline 0 --name double --global-batch-size 36 || rc=$?
     error_names 2 "does not divide the samples" $rc
 }
-check "branches of a larger batch" larger_batch
-again() { # the checkpoints are lost; made again they are the same
+check "forks with a larger batch" larger_batch
+again() { # the checkpoints are lost; recreated ones are identical
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints"
     rc=0
     branches tlq 0 || rc=$?
@@ -255,8 +256,8 @@ again() { # the checkpoints are lost; made again they are the same
     trunk 6,12 && branches tlq 0 || { say "exit code $?"; return 1; }
     grep -q '^tlq from 12 over 8, data 0: validation loss' "$work/out"
 }
-check "a lost trunk is made again" again
-one_point() { # a run cannot go back to an earlier point: the trunk begins again
+check "a lost base run is recreated" again
+one_point() { # a run cannot go back to an earlier point, so the base run starts over
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints/iter_0000006"
     trunk 6,12 && [ -e "$work/study/raw/125m-branches/trunk.checkpoints/iter_0000006" ] &&
         trunk 3,12 && grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*","3":"[0-9a-f]*"}' \
@@ -264,13 +265,13 @@ one_point() { # a run cannot go back to an earlier point: the trunk begins again
         { say "$(cat "$work/out" "$work/err" "$work/study/125m-branches/trunk.json")"; return 1; }
 }
 check "a lost point, an earlier point" one_point
-beside() { # a start that another call reads stays in place
+beside() { # a start directory that another call reads is kept
     local start=$work/study/raw/125m-branches/start.p12.l8.d0/iter_0000012 before
     before=$(stat -c %i "$start" "$start"/*.json) && branches sdp4bit 0 &&
         [ "$(stat -c %i "$start")" = "${before%%$'\n'*}" ] || say "the start was made anew"
 }
-check "a branch's start stays in place" beside
-longer() { # a new point; the old ones stay what they were
+check "a fork's start directory is kept while in use" beside
+longer() { # a new point; the existing ones stay as they are
     cp "$work/study/125m-branches/trunk.json" "$work/before.json"
     trunk 6,18 && python3 - "$work/before.json" "$work/study/125m-branches/trunk.json" <<'END'
 import json, sys
@@ -278,17 +279,17 @@ before, now = (json.load(open(path))["points"] for path in sys.argv[1:])
 assert set(now) == {"3", "6", "12", "18"} and all(now[p] == before[p] for p in before), (before, now)
 END
 }
-check "a trunk grows" longer
+check "a base run can be extended" longer
 other_bits_trunk() {
     sed -i 's/"6":"[0-9a-f]*"/"6":"0123456789abcdef"/' "$work/study/125m-branches/trunk.json"
     rc=0
     trunk 6,12 || rc=$?
     error_names 5 "the trunk has other bits" $rc
 }
-check "a trunk with other bits is refused" other_bits_trunk
-check "a trunk of other settings" refused 5 "lr 0.003 and 0.002" trunk "${place[@]}" --points 6,12 \
+check "refuses a base run that is not bit-exact" other_bits_trunk
+check "a base run with different settings" refused 5 "lr 0.003 and 0.002" trunk "${place[@]}" --points 6,12 \
     --global-batch-size 8 --lr 2e-3 --warmup 4 --split 950,50,0 -- "${tiny[@]}"
-check "a point that the trunk has not" refused 2 "the trunk's are" branch "${place[@]}" --point 7 --length 8
+check "a point missing from the base run" refused 2 "the trunk's are" branch "${place[@]}" --point 7 --length 8
 check "data that would repeat" refused 5 "data would repeat" branch "${place[@]}" --point 12 --length 8 \
     --seeds 99999
 check "no point" refused 2 "whole numbers" trunk "${place[@]}" --points x

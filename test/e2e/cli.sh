@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The command line: help, version, the paper's scripts word for word, argument files, and one clear
-# line with exit code 2 for what is wrong.
+# The command line: help, version, the paper's scripts verbatim, argument files, and one clear error
+# line with exit code 2 for each invalid use.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -14,20 +14,20 @@ answers() { # TEXT FLAGS...
 check "--help" answers "--quantized-weights" --help
 check "-h" answers "--quantized-weights" -h
 check "--help shows defaults" answers "[1234]" --help
-check "--help wins over whatever else is there" answers "Exit codes: 0 done" --num-layers x --help
+check "--help wins over all other arguments" answers "Exit codes: 0 done" --num-layers x --help
 check "--version" answers "sdp4bit.c " --version
 once() {
     ranks 4 --version && [ "$(grep -c '^sdp4bit.c ' "$work/out")" -eq 1 ] ||
         { why="not one line under mpirun"; return 1; }
 }
-check "--version under mpirun answers once" once
-first_rank() { # VARIABLE: the rank that another launcher gives
+check "--version under mpirun prints once" once
+first_rank() { # VARIABLE: the rank variable of another launcher
     local lines
     lines=$(for rank in 0 1 2; do env "$1=$rank" "$BUILD/train_gpt_cpu" --version ||
         echo "exit code $?"; done 2>&1 | wc -l)
     [ "$lines" -eq 1 ] || { why="$lines lines of three ranks"; return 1; }
 }
-for variable in PMIX_RANK PMI_RANK; do check "--version under a launcher that sets $variable answers once" \
+for variable in PMIX_RANK PMI_RANK; do check "--version under a launcher that sets $variable prints once" \
     first_rank $variable; done
 
 usage() { # TEXT FLAGS...: one rank, without mpirun
@@ -39,8 +39,8 @@ nothing() {
     "$BUILD/train_gpt_cpu" >"$work/out" 2>"$work/err" </dev/null
     error_names 2 "--num-layers" $?
 }
-check "no flags at all" nothing
-noted() { # TEXT FLAGS...: accepted, with one line that says that it does nothing
+check "no flags" nothing
+noted() { # TEXT FLAGS...: accepted, with one line that says that the flag has no effect
     trains 2 --train-iters 3 "${@:2}" || return 1
     [ "$(grep -c -- "$1.*no effect\|$1.*without" "$work/out")" -ge 1 ] || { why="no note on $1"; return 1; }
 }
@@ -50,62 +50,62 @@ other_processor() {
         >"$work/out" 2>"$work/err" </dev/null
     error_names 3 "this CPU lacks an instruction" $?
 }
-check "an instruction that the processor lacks" other_processor
+check "a CPU without a required instruction set" other_processor
 without_optimizer() {
     "$BUILD/train_gpt_cpu" "${batch[@]}" "${model[@]:0:14}" --quantized-weights --data-path "$data" \
         >"$work/out" 2>"$work/err" </dev/null
     error_names 2 "--use-distributed-optimizer" $?
 }
-check "an unknown flag, with the nearest name" usage "did you mean --quantized-weights" --quantizd-weights
-check "an abbreviated flag is unknown" usage "did you mean --num-layers" --num-layer 2
-check "underscores for dashes" usage "did you mean --micro-batch-size" --micro_batch_size 2
-check "a word that is no flag" usage "stray" --seed 1 stray
-check "a flag without its value" usage "--seed" --seed
-check "a value where there is none" usage "--bf16" --bf16=yes
+check "an unknown flag: suggests the nearest name" usage "did you mean --quantized-weights" --quantizd-weights
+check "abbreviated flags are not accepted" usage "did you mean --num-layers" --num-layer 2
+check "underscores instead of dashes" usage "did you mean --micro-batch-size" --micro_batch_size 2
+check "an argument that is not a flag" usage "stray" --seed 1 stray
+check "a missing value" usage "--seed" --seed
+check "a value for a flag without one" usage "--bf16" --bf16=yes
 check "not a number" usage "--lr fast" --lr fast
 check "not a 64-bit integer" usage "--seq-length 3.5" --seq-length 3.5
 check "a negative size" usage "--num-layers -1" --num-layers -1
 check "an empty value" usage "--hidden-size" --hidden-size ""
-check "a number that float32 rounds to a forbidden one" usage \
+check "a number that float32 rounds to an invalid value" usage \
     "--adam-beta2 0.99999999: becomes 1 in float32" --adam-beta2 0.99999999
-check "a number that float32 loses" usage "--adam-eps 1e-46: becomes 0 in float32" --adam-eps 1e-46
-check "a number beyond float32" usage "--lr 1e39: becomes inf in float32" --lr 1e39
-check "an overflowing number" usage "--train-iters" --train-iters 99999999999999999999
-check "a word that is no choice" usage "cosine" --lr-decay-style sine
+check "a number that underflows in float32" usage "--adam-eps 1e-46: becomes 0 in float32" --adam-eps 1e-46
+check "a number out of float32 range" usage "--lr 1e39: becomes inf in float32" --lr 1e39
+check "a number that overflows" usage "--train-iters" --train-iters 99999999999999999999
+check "an invalid choice" usage "cosine" --lr-decay-style sine
 check "3 bits" usage "--weight-quantization-bits 3" --quantized-weights --weight-quantization-bits 3
-check "a group size that is no multiple of 32" usage "32" --quantized-weights --wq-group-size 100
-check "group sizes with a huge common multiple" usage "4096" --quantized-gradients \
+check "a group size that is not a multiple of 32" usage "32" --quantized-weights --wq-group-size 100
+check "group sizes with a huge least common multiple" usage "4096" --quantized-gradients \
     --gq-group-size-intra 1056 --gq-group-size-inter 128
-check "heads that do not divide the width" usage "--num-attention-heads" --num-attention-heads 5
-check "a sequence longer than the positions" usage "--max-position-embeddings" --seq-length 64
+check "a hidden size that the heads do not divide" usage "--num-attention-heads" --num-attention-heads 5
+check "a sequence longer than the position embeddings" usage "--max-position-embeddings" --seq-length 64
 check "quantization without the distributed optimizer" without_optimizer
 check "--save without --save-interval" usage "--save-interval" --save "$work/x"
-check "what is for saving is pointed out without --save" noted "--keep-checkpoint-interval" \
+check "saving flags without --save are reported" noted "--keep-checkpoint-interval" \
     --keep-last-checkpoints 2 --keep-checkpoint-interval 4
-alone() { # on one rank, which has nobody to send to; on two nothing is said
+alone() { # on one rank, which has no peer; two ranks print nothing
     trains 1 --train-iters 3 --verify-wire || return 1
     [ "$(grep -c '^WARNING: one data-parallel rank .*: --verify-wire has no effect$' "$work/out")" -eq 1 ] ||
         { why="not one warning"; return 1; }
     trains 2 --train-iters 3 --verify-wire && ! grep -q 'no effect' "$work/out"
 }
-check "--verify-wire on one rank is pointed out" alone
-check "--hadamard-transform alone is pointed out" noted "--hadamard-transform" --hadamard-transform
+check "--verify-wire on one rank is reported" alone
+check "--hadamard-transform alone is reported" noted "--hadamard-transform" --hadamard-transform
 check "min-lr above lr" usage "--min-lr" --min-lr 1
 check "fp16" usage "--bf16" --fp16
 check "mixture of experts" usage "experts" --num-experts 4
 check "rotary positions" usage "rotary" --use-rotary-position-embeddings
-check "an argument file that is not there" usage "nowhere.args" "@$work/nowhere.args"
+check "a missing argument file" usage "nowhere.args" "@$work/nowhere.args"
 for option in --nproc_per_node=4 --nproc-per-node=4 --nnodes=2 --node_rank=0 --master_addr=a --master_port=1 \
     --local_rank=0 --standalone; do
-    check "torchrun's ${option%%=*} names mpirun" usage "mpirun" "$option"
+    check "torchrun's ${option%%=*} suggests mpirun" usage "mpirun" "$option"
 done
 check "an indivisible batch" refused 2 "--global-batch-size 6" 4 --global-batch-size 6
-check "a batch smaller than the ranks" refused 2 "--global-batch-size 4" 4 --global-batch-size 4
-check "ranks that are no multiple of --gpus-per-node" refused 2 "--gpus-per-node" 4 --gpus-per-node 3
+check "a batch smaller than the number of ranks" refused 2 "--global-batch-size 4" 4 --global-batch-size 4
+check "ranks not a multiple of --gpus-per-node" refused 2 "--gpus-per-node" 4 --gpus-per-node 3
 
-# --- the README's example, in a folder that has nothing but the programs and the source, as a fresh
-# clone has ---
-readme_example() { # the recipe that needs no GPU, shortened
+# --- the README's example, in a directory with only the programs and the source, like a fresh clone
+# ---
+readme_example() { # the CPU recipe, shortened
     mkdir -p "$work/clone"
     ln -sfn "$BUILD" "$work/clone/build"
     for folder in llmc sdp4bit configs dev; do ln -sfn "$PWD/$folder" "$work/clone/$folder"; done
@@ -135,13 +135,13 @@ argument_file() {
         trains 1 --log-jsonl "$work/flags.jsonl" --train-iters 3 --lr 1e-3 --log-interval 1 &&
         same_training file flags
 }
-check "an argument file, which includes another" argument_file
+check "an argument file that includes another" argument_file
 last_wins() {
     logged last 1 --train-iters 9 --train-iters 3 && [ "$(train_lines last | wc -l)" -eq 3 ]
 }
 check "the last of a repeated flag wins" last_wins
 
-# --- the paper's scripts: every flag that they use, word for word, at a size that runs here ---
+# --- the paper's scripts: all their flags verbatim, at a size that runs here ---
 scripts=(--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 \
     --max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 4 --train-iters 12
     --lr 0.0006 --min-lr 0.00006 --lr-decay-iters 10 --lr-decay-style cosine --lr-warmup-fraction 0.01 \
@@ -181,7 +181,7 @@ paper_script() { # FLAGS...
         { why="no TensorBoard file"; return 1; }
     [ -s "$work/wandb/run.jsonl" ] || { why="no JSON lines in --wandb-save-dir"; return 1; }
 }
-vocabulary() { # GPT-2's vocabulary is not at hand everywhere: its size is what counts
+vocabulary() { # GPT-2's vocabulary may not be installed; only its size matters
     printf '%s\n' --tokenizer-type NullTokenizer --vocab-size 255 --make-vocab-size-divisible-by 8
 }
 mapfile -t tokens < <(vocabulary | tr ' ' '\n')
@@ -191,13 +191,13 @@ weights_line() {
     grep -q '^Weight Quantization: True, group size = 2048, bits = 4$' "$work/out" &&
         grep -q '^Gradient Quantization: True, gradient quantization intra-node group size = 128, bits = 8; inter-node group size = 128, bits = 4\.$' "$work/out"
 }
-check "the fork's lines on quantization" weights_line
+check "the quantization flags of the paper's code" weights_line
 check "the paper's script with tensor parallelism" paper_script cut "${tokens[@]}" "${quantization[@]}" \
     --tensor-model-parallel-size 2
 layout_line() {
     grep -q '^using world size: 4, data-parallel size: 2, context-parallel size: 1 tensor-model-parallel size: 2, pipeline-model-parallel size: 1 $' "$work/out"
 }
-check "Megatron-LM's line on the layout" layout_line
+check "Megatron-LM's log line about the layout" layout_line
 gpt2() {
     printf '{"text": "The quick brown fox jumps over the lazy dog. It counts gradients."}\n%.0s' {1..400} \
         >"$work/gpt2.jsonl"

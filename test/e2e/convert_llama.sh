@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# convert_checkpoint for Llama's family: checkpoints of tensor parallel, pipeline and SDP4Bit runs
-# out, in and out again, with grouped queries, an output layer of its own, norms of queries and
-# keys. Evaluation gives the same loss, and training goes on by the flags that an import leaves.
-# With Python's transformers: from_pretrained takes the folders and computes the golden logits.
+# convert_checkpoint for the Llama family: round trips of tensor-parallel, pipeline and SDP4Bit
+# checkpoints with grouped-query attention, an untied output layer, and query/key norms. Evaluation
+# gives the same loss, and training continues with the flags that an import prints. With Python's
+# transformers: from_pretrained loads the directories and computes the golden logits.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 # shellcheck source-path=SCRIPTDIR source=../convert_lib.sh
@@ -15,10 +15,11 @@ llama=(--normalization RMSNorm --position-embedding-type rope --rotary-base 500 
 null=(--tokenizer-type NullTokenizer --vocab-size 263) # 264 rows: no padding
 two=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 4)
 
-# Two nodes of tensor parallel pairs and SDP4Bit: replicas are not the rounded master weights.
+# Two nodes of tensor-parallel pairs with SDP4Bit: the model weights are not the rounded master
+# weights.
 model+=("${llama[@]}" --disable-bias-linear --untie-embeddings-and-output-weights)
 trains 4 "${paper[@]}" "${null[@]}" --gpus-per-node 2 "${two[@]}" --train-iters 6 --save-interval 6 --save "$work/cut" ||
-    not_ok "a Llama in parts" "$why"
+    not_ok "tensor-parallel Llama run" "$why"
 check "Llama, tensor parallel, fp32" comes_back cut fp32
 check "Llama, tensor parallel, bf16" comes_back cut bf16
 same_evaluation() {
@@ -29,15 +30,15 @@ same_evaluation() {
 }
 check "an imported Llama has the same loss" same_evaluation
 
-# Norms of queries and keys, tied embeddings, stages, and both ways of cutting at once.
+# Query/key norms, tied embeddings, pipeline stages, and tensor plus pipeline parallelism.
 model=("${plain[@]}" "${llama[@]}" --disable-bias-linear --qk-layernorm)
 trains 4 "${two[@]}" --pipeline-model-parallel-size 2 --train-iters 4 --save-interval 4 \
-    --save "$work/staged" || not_ok "a Qwen3 in parts and stages" "$why"
-check "Qwen3, in parts and stages, bf16" comes_back staged bf16
+    --save "$work/staged" || not_ok "tensor- and pipeline-parallel Qwen3 run" "$why"
+check "Qwen3, tensor and pipeline parallel, bf16" comes_back staged bf16
 is_qwen3() { grep -q '"model_type": "qwen3"' "$work/staged.bf16/config.json"; }
-check "it is called so" is_qwen3
+check "the model type is Qwen3" is_qwen3
 
-# The import says by which flags the trainer goes on.
+# The import prints the flags to continue training with.
 by_its_flags() { # FOLDER FLAGS...
     local folder=$1
     shift
@@ -47,15 +48,15 @@ by_its_flags() { # FOLDER FLAGS...
     [ "$(train_lines on | wc -l)" -eq 3 ] || { why="not 3 iterations"; return 1; }
     rm "$work/on.jsonl"
 }
-check "training goes on from iteration 0" by_its_flags "$work/cut.fp32.back"
-check "training goes on with --finetune, in parts" by_its_flags "$work/staged.bf16.back" --finetune "${two[@]}"
+check "training resumes from iteration 0" by_its_flags "$work/cut.fp32.back"
+check "training starts with --finetune, tensor parallel" by_its_flags "$work/staged.bf16.back" --finetune "${two[@]}"
 
-# A tokenizer.json travels with what lies beside it, and serves the run that goes on.
+# A tokenizer.json is copied with its companion files and used by the resumed run.
 own=test/golden/tokenizer_json/llama3
 as_text=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model "$own")
 model=("${plain[@]}" "${llama[@]}" "${as_text[@]}")
 "$BUILD/preprocess_data" --input "$work/text.jsonl" "${as_text[@]}" --append-eod --workers 1 \
-    --output-prefix "$work/ids" >/dev/null 2>"$work/err" || not_ok "its data" "$(tail -n 1 "$work/err")"
+    --output-prefix "$work/ids" >/dev/null 2>"$work/err" || not_ok "preprocess with tokenizer.json" "$(tail -n 1 "$work/err")"
 data=$work/ids_text_document
 trains 1 --train-iters 4 --save-interval 4 --save "$work/text" ||
     not_ok "a Llama with a tokenizer.json" "$why"
@@ -66,9 +67,10 @@ tokenizer_travels() {
         cmp "$own/$name" "$work/text.bf16/$name" >"$work/diff" || { why="$name differs"; return 1; }
     done
 }
-check "a tokenizer.json travels" tokenizer_travels
-check "training goes on with it" by_its_flags "$work/text.bf16.back" --finetune
-# Folders that also have vocab.json and merges.txt may cut text otherwise, whatever their class is.
+check "tokenizer.json is copied" tokenizer_travels
+check "training continues with it" by_its_flags "$work/text.bf16.back" --finetune
+# Directories that also have vocab.json and merges.txt may tokenize differently, whatever their
+# class.
 tokenizer_json_first() {
     cp -r "$work/text.bf16" "$work/both" && cp test/golden/tokenizer/{vocab.json,merges.txt} "$work/both" &&
         echo '{"eos_token": "<|end_of_text|>", "tokenizer_class": "GPT2Tokenizer"}' \
@@ -77,19 +79,19 @@ tokenizer_json_first() {
         grep -q '^--tokenizer-type HuggingFaceTokenizer' "$work/both.run/model.args" ||
         { why="${why:-the type is another}"; return 1; }
 }
-check "a tokenizer.json goes before vocab.json" tokenizer_json_first
+check "tokenizer.json takes precedence over vocab.json" tokenizer_json_first
 
-# What is neither GPT-2 nor Llama.
+# A model that is neither GPT-2 nor Llama.
 data=$work/text_text_document
 model=("${plain[@]}" --normalization RMSNorm)
 trains 1 --train-iters 4 --save-interval 4 --save "$work/mixed" || not_ok "a mixed model" "$why"
-check "a model of no family" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
+check "a model of no supported family" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
 
 if has_transformers; then
     for name in hf_llama hf_qwen3; do
         check "transformers takes $name" comes_from_hf "test/golden/$name"
     done
-    # A Mistral comes in, and goes out as the same Llama.
+    # A Mistral is imported and exported as the equivalent Llama.
     mistral() {
         "$PYTHON" - "$work/mistral" >"$work/out" 2>&1 <<'END' &&
 import sys
@@ -104,14 +106,14 @@ END
             opened "$work/mistral.llama" --same-as "$work/mistral" ||
             { why=${why:-$(tail -n 1 "$work/out")}; return 1; }
     }
-    check "a Mistral is a Llama" mistral
+    check "a Mistral is exported as a Llama" mistral
     takes_runs() {
         opened "$work/cut.fp32" && opened "$work/staged.bf16" --bytes &&
             opened "$work/text.bf16" --tokenizer "$own/tokenizer.json" ||
             { why=$(tail -n 1 "$work/out"); return 1; }
     }
-    check "transformers takes the runs' models and tokenizers" takes_runs
+    check "transformers loads the runs' models and tokenizers" takes_runs
 else
-    skip "transformers takes the folders" "torch and transformers are not installed"
+    skip "transformers loads the directories" "torch and transformers are not installed"
 fi
 finish
