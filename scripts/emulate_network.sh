@@ -1,25 +1,26 @@
 #!/usr/bin/env bash
-# Gives the loopback of this machine the speed of a network, for nodes emulated inside it
-# (--gpus-per-node N --emulate-nodes). All nodes' traffic passes the loopback, so n nodes of R Gb/s
-# each take n x R. Needs root and tc (Debian's iproute2). Everything else on the loopback is slowed
-# too.
+# Limits the bandwidth of the loopback interface to emulate a network between nodes on this machine
+# (--gpus-per-node N --emulate-nodes). All inter-node traffic uses the loopback, so n nodes with R
+# Gb/s each need a limit of n x R. Requires root and tc (Debian: iproute2). Affects all other
+# loopback traffic too.
 #
-# Packets are handed on by whichever processor sent them or holds the queue. So those of one
-# connection overtake each other, which TCP takes for losses. Shaped to 100 Gb/s, NCCL then got a
-# fifth of what it gets in order, and connections broke. So the receiving side is told to treat each
-# connection on one processor (receive packet steering, rps_cpus). What was set before is kept in a
-# file in /run, or in $TMPDIR where /run cannot be written. restore sets it again; without the file
-# it sets none.
+# By default, packets are processed on the CPU core that sent them or that holds the queue. Packets
+# of one connection can then be reordered, which TCP interprets as loss. At a limit of 100 Gb/s this
+# reduced NCCL's throughput to a fifth and broke connections. Receive packet steering (rps_cpus) is
+# therefore enabled, so that one core processes each connection. The previous masks are saved in a
+# file in /run, or in $TMPDIR if /run is not writable. `restore` restores them, or clears the masks
+# if there is no file.
 #
 #   scripts/emulate_network.sh NODES GBIT_PER_NODE    e.g. 2 25
-#   scripts/emulate_network.sh NODES unlimited        as fast as this machine's processors copy
+#   scripts/emulate_network.sh NODES unlimited        no bandwidth limit, receive packet steering only
 #   scripts/emulate_network.sh restore
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 help_if_asked scripts/emulate_network.sh "$@"
 set -euo pipefail
 usage() { die 2 "$1; usage: scripts/emulate_network.sh NODES GBIT_PER_NODE (or unlimited), or restore"; }
-# Lines "QUEUE BEFORE OURS" of masks of processors, for this network namespace: each has a loopback.
+# Lines "QUEUE BEFORE OURS" with CPU masks. One file per network namespace, each of which has a
+# loopback.
 state=/run
 [ -w "$state" ] || state=${TMPDIR:-/tmp}
 state+=/emulate_network.$(stat -Lc %i /proc/self/ns/net)
@@ -29,18 +30,18 @@ set_mask() { # QUEUE MASK
     { printf '%s\n' "$2" >"$queues/$1/rps_cpus"; } 2>/dev/null ||
         die 3 "$queues/$1/rps_cpus cannot be written; are you root?"
 }
-# kept QUEUE: sets $before and $ours to what the file says of it, or to nothing.
+# kept QUEUE: sets $before and $ours to the masks in the file, or to empty strings.
 kept() {
     local line queue
     before='' ours=''
-    [ -O "$state" ] || return 0  # in a folder of all users another's file means nothing
+    [ -O "$state" ] || return 0  # ignore files of other users in a shared folder
     while read -r line; do
         [[ $line =~ ^(rx-[0-9]+)\ ([0-9a-f,]+)\ ([0-9a-f,]+)$ ]] || continue
         if [ "${BASH_REMATCH[1]}" = "$1" ]; then before=${BASH_REMATCH[2]} ours=${BASH_REMATCH[3]}; fi
     done <"$state"
 }
-# Divides connections among all processors, and keeps what was set before. A mask that this script
-# has set is not taken for that.
+# Distributes connections over all CPU cores and saves the previous masks, unless these were set by
+# an earlier call of this script.
 steer() {
     local file queue now before ours lines=''
     for file in "$queues"/rx-*/rps_cpus; do
@@ -49,15 +50,15 @@ steer() {
         kept "$queue"
         now=$(mask_of "$queue")
         [ -n "$ours" ] && [ "$now" = "$ours" ] || before=$now
-        set_mask "$queue" "$(all_processors)"
+        set_mask "$queue" "$(all_cores)"
         lines+="$queue $before $(mask_of "$queue")"$'\n'
     done
     rm -f "$state"
     printf '%s' "$lines" >"$state" ||
-        echo "warning: $state cannot be written: restore will divide packets among no processors" >&2
+        echo "warning: $state cannot be written: restore will clear the CPU masks" >&2
 }
-# Back to what was there. A mask that somebody has set since stays. Where nothing is known, packets
-# are treated where they come.
+# Restores the previous masks. Keeps masks that were changed since, and clears masks without a saved
+# value.
 unsteer() {
     local file queue now before ours
     for file in "$queues"/rx-*/rps_cpus; do
@@ -69,7 +70,7 @@ unsteer() {
         elif [ "$now" = "$ours" ] && [ "$now" != "$before" ]; then set_mask "$queue" "$before"; fi
     done
 }
-all_processors() { # as a mask of groups of 32, the highest first
+all_cores() { # mask in groups of 32 bits, highest first
     local n group bits mask=''
     n=$(getconf _NPROCESSORS_CONF)
     for ((group = (n - 1) / 32; group >= 0; group--)); do
@@ -78,7 +79,7 @@ all_processors() { # as a mask of groups of 32, the highest first
     done
     echo "$mask"
 }
-unshape() { # nothing to take away is as good
+unshape() { # succeeds if there is no limit
     tc qdisc del dev lo root 2>/dev/null || true
     ! tc qdisc show dev lo | grep -q 'qdisc tbf' || die 3 "the loopback could not be restored; are you root?"
 }
@@ -89,20 +90,20 @@ if [ $# -eq 1 ] && [ "$1" = restore ]; then
     echo "loopback: unlimited"
     exit 0
 fi
-[ $# -eq 2 ] || usage "two numbers are wanted"
-[[ $1 =~ ^[1-9][0-9]{0,2}$ ]] || usage "$1 is no number of nodes"
+[ $# -eq 2 ] || usage "two arguments are needed"
+[[ $1 =~ ^[1-9][0-9]{0,2}$ ]] || usage "$1 is not a number of nodes"
 if [ "$2" = unlimited ]; then
     unshape
     steer
-    echo "loopback: unlimited, a connection's packets in order; \
-scripts/emulate_network.sh restore takes it away"
+    echo "loopback: unlimited, packets of a connection in order; \
+undo with scripts/emulate_network.sh restore"
     exit 0
 fi
-[[ $2 =~ ^[0-9]{1,4}(\.[0-9]{1,3})?$ ]] || usage "$2 is no number of Gb/s"
+[[ $2 =~ ^[0-9]{1,4}(\.[0-9]{1,3})?$ ]] || usage "$2 is not a number of Gb/s"
 mbit=$(awk -v n="$1" -v r="$2" 'BEGIN { printf "%d", 1000 * n * r + 0.5 }')
-[ "$mbit" -gt 0 ] || usage "$2 Gb/s is no speed"
+[ "$mbit" -gt 0 ] || usage "$2 Gb/s is too little"
 steer
 tc qdisc replace dev lo root tbf rate "${mbit}mbit" burst 32mb latency 20ms ||
     { unsteer; die 3 "tc could not shape the loopback; are you root?"; }
-echo "loopback: $mbit Mb/s in all, $2 Gb/s for each of $1 nodes; \
-scripts/emulate_network.sh restore takes it away"
+echo "loopback: $mbit Mb/s in total, $2 Gb/s for each of $1 nodes; \
+undo with scripts/emulate_network.sh restore"

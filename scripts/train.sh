@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# One training run of a model card. scripts/train_125m.sh and its siblings call this with the card's
-# name. It turns a preset of the paper and a few variables into flags, and starts the ranks. Started
-# by mpirun or srun it is one of them.
+# Trains one model config. Called by scripts/train_125m.sh and the other train_*.sh with the name of
+# the config. Translates PRESET and a few other variables into flags and starts the ranks. If mpirun
+# or srun started this script, it runs as one of the ranks.
 # shellcheck source-path=SCRIPTDIR source=common.sh source=ask_to_stop.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 . scripts/ask_to_stop.sh
 set -euo pipefail
 root=$PWD
-cd "$caller" # relative paths are the caller's
+cd "$caller" # paths are relative to the caller's directory
 case $BUILD in /*) ;; *) BUILD=$root/$BUILD ;; esac
 
-# Cards are gpt_NAME.args, or have their whole name.
+# A model config is configs/gpt_NAME.args or configs/NAME.args.
 card=${1:-} card_file=$root/configs/gpt_${1:-}.args
 [ -f "$card_file" ] || card_file=$root/configs/$card.args
 [ -n "$card" ] && [ -f "$card_file" ] ||
-    die 2 "train.sh wants a model card; use scripts/train_125m.sh and its siblings"
+    die 2 "train.sh needs a model config; use scripts/train_125m.sh or another train_*.sh"
 shift
 
 save_interval=5002
@@ -26,33 +26,34 @@ usage() {
 usage: [VARIABLE=...] scripts/train_$card.sh [flags of the trainer]
        mpirun -np RANKS scripts/train_$card.sh [flags], srun --mpi=pmix scripts/train_$card.sh [flags]
 
-Trains configs/${card_file##*/}. Flags given here come last: they win over the card's flags and over
-those that the variables stand for.
+Trains configs/${card_file##*/}. Flags on the command line come last and override those of the model
+config and of the variables.
 
-  PRESET              a preset of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
-                   tlq-hs or sdp4bit; or zeropp, ZeRO++ with the same gradients as ulq; or one of
+  PRESET           a preset of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
+                   tlq-hs or sdp4bit; or zeropp, ZeRO++ with the gradients of ulq; or one of
                    configs/: eden, eden3, eden2-ef, lossless, eden-lossless, local [baseline]
   DATA_PATH        prefix of the token shards, or a blend: "0.7 a_text_document 0.3 b_text_document"
-  VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary: needed unless the data are made up (SPEED=1)
-  CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded when
-                   there is one [none: nothing is saved]
-  LOG_DIR          folder of log.jsonl and TensorBoard's events; LOG_DIR= for none
+  VOCAB_FILE, MERGE_FILE   GPT-2's vocabulary; not needed with mock data (SPEED=1)
+  CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded if
+                   one exists [none: nothing is saved]
+  LOG_DIR          folder of log.jsonl and TensorBoard events; LOG_DIR= for none
                    [runs/$card-PRESET; SPEED=1: runs/$card-PRESET-speed]
-                   Another run's are moved to log.1.jsonl, tensorboard.1
+                   Logs of another run there are moved to log.1.jsonl and tensorboard.1
   SPEED=1          the paper's speed runs: micro-batch 1, one per data-parallel rank and step, mock
-                   data, 200 iterations, every one logged, nothing saved
-  RANKS            ranks to start [GPUs of this machine, of the allocation or of HOSTFILE; with
-                   DEVICE=cpu 4]
-  HOSTFILE         machines, lines "name slots=GPUS": ranks are started on all of them
-  MPIRUN_FLAGS     more flags for mpirun
+                   data, 200 iterations, each one logged, nothing saved
+  RANKS            number of ranks [GPUs of this machine, of the allocation or of HOSTFILE;
+                   DEVICE=cpu: 4]
+  HOSTFILE         file with a line "name slots=GPUS" per machine; ranks start on all of them
+  MPIRUN_FLAGS     additional flags for mpirun
   DEVICE           gpu (build/train_gpt) or cpu (build/train_gpt_cpu) [gpu]
-  DRY_RUN=1        print the command and leave
+  DRY_RUN=1        print the command and exit
 
-6.7b with SPEED=1 runs at tensor parallel size 4. 13b and 18b run at 8, on hosts of four GPUs at 4
-and in a pipeline of 2. --tensor-model-parallel-size and --pipeline-model-parallel-size win.
+6.7b with SPEED=1 uses tensor parallel size 4. 13b and 18b use tensor parallel size 8, or on hosts with
+four GPUs tensor parallel size 4 and pipeline parallel size 2. --tensor-model-parallel-size and
+--pipeline-model-parallel-size override this.
 
-A host is a node. On one machine all ranks are one node, and nothing travels between nodes;
---gpus-per-node N draws node borders there.
+Each host is a node. On one machine all ranks form one node, so there is no inter-node communication;
+--gpus-per-node N divides the machine into nodes of N ranks.
 
 More: scripts/README.md. Flags of the trainer: build/train_gpt_cpu --help.
 END
@@ -64,8 +65,8 @@ weights=(--quantized-weights --weight-quantization-bits 4 --wq-group-size 2048 -
 gradients=(--quantized-gradients --gradient-quantization-bits-inter 4 --gq-group-size-inter 128
     --gradient-quantization-bits-intra 8 --gq-group-size-intra 128)
 
-# After a lost rank the launcher kills the others two minutes later, and not two seconds: nodes that
-# train alone save before (docs/checkpoints.md).
+# Lets the launcher wait two minutes instead of two seconds before it kills the other ranks after a
+# failure, so that the surviving nodes of a --local-steps run can save (docs/checkpoints.md).
 leave_time_to_save() {
     export OMPI_MCA_odls_base_sigkill_timeout="${OMPI_MCA_odls_base_sigkill_timeout-60}"
     export PRTE_MCA_odls_base_sigkill_timeout="${PRTE_MCA_odls_base_sigkill_timeout-60}"
@@ -110,9 +111,9 @@ has_one_of() {
     return 1
 }
 
-# Sets $tensor and $pipeline, the sizes of tensor and pipeline parallelism, and $layout, the flags
-# for them. The user's win; else they are those of the paper's runs, on hosts of eight GPUs or of
-# four.
+# Sets $tensor and $pipeline, the tensor and pipeline parallel sizes, and $layout, their flags.
+# Flags of the user take precedence; the defaults are those of the paper for hosts with eight or
+# four GPUs.
 choose_layout() {
     local value
     tensor=1 pipeline=1 layout=()
@@ -130,15 +131,15 @@ choose_layout() {
             layout=(--tensor-model-parallel-size "$tensor" --pipeline-model-parallel-size "$pipeline")
         fi
     fi
-    # What is no number the trainer refuses.
+    # The trainer rejects values that are not numbers.
     last_value --tensor-model-parallel-size
     if is_count "$value"; then tensor=$value; fi
     last_value --pipeline-model-parallel-size
     if is_count "$value"; then pipeline=$value; fi
 }
 
-# Sets $batch: one sequence per data-parallel rank. Ranks that the layout does not divide are the
-# trainer's to refuse.
+# Sets $batch: one sequence per data-parallel rank. The trainer rejects rank counts that are not a
+# multiple of tensor * pipeline.
 choose_batch() {
     local value
     last_value --plan-world-size
@@ -148,8 +149,8 @@ choose_batch() {
     [ $batch != 0 ] || batch=1
 }
 
-# Sets $flags from the card, the variables and the command line, and $words to the same with their
-# argument files read in.
+# Sets $flags from the model config, the variables and the command line, and $words to the same
+# flags with argument files expanded.
 choose_flags() {
     local data=() tensor pipeline layout batch
     choose_layout
@@ -163,7 +164,7 @@ choose_flags() {
         1-1.3b | 1-2.7b | 1-6.7b) preset_flags+=(--gradient-alltoall-pipeline 8) ;;
         esac
     elif [ -n "${DATA_PATH:-}" ]; then
-        # A prefix may hold blanks.
+        # A prefix may contain spaces.
         if [ -e "$DATA_PATH.idx" ]; then data=("$DATA_PATH"); else read -ra data <<<"$DATA_PATH"; fi
         flags+=(--data-path "${data[@]}")
     elif ! has_one_of --data-path --train-data-path --mock-data --plan --version; then
@@ -183,9 +184,9 @@ or SPEED=1 for mock data"
     read_words "${flags[@]}"
 }
 
-# Says what travels, from $words and the placement of the ranks, and how the model is cut where it
-# is. On one machine a preset for networks does less than its name promises, so the line tells how
-# to draw node borders.
+# Prints the communication formats, from $words and the placement of the ranks, and the model
+# parallel layout if there is one. On one machine the inter-node format of a preset is unused, so
+# the line suggests --gpus-per-node.
 say_what_travels() {
     local value tensor pipeline layout data per_node hosts=0 inside=fp32 between=fp32 replicas=bf16 who=ranks
     if has_flag --grad-reduce-in-bf16; then inside=bf16 between=bf16; fi
@@ -237,17 +238,16 @@ weights $replicas"
 
 # --- the log ----------------------------------------------------------------------------
 
-# Does this script speak for the run? It does unless mpirun or srun has started it as a rank other
-# than 0.
+# Returns false if mpirun or srun started this script as a rank other than 0.
 is_first() { [ "${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-0}}}" = 0 ]; }
 
-# Two runs in one log would be read as one. A log belongs to the run that saves to one folder of
-# checkpoints. log.run beside it names that folder; it is empty where the run saved none. A run that
-# goes on from that folder goes on in the log. A look at other flags between two parts of a run,
-# which saves nothing or elsewhere, gets a log of its own.
+# A log must hold one run only. The folder of checkpoints identifies the run, and log.run next to
+# the log names that folder; it is empty if the run saved none. A run that resumes from that folder
+# appends to the log. Any other run gets a new log, for example one that tries other flags without
+# saving.
 
-# Sets $home to the folder that this run saves to, '' without one, and $resumes to whether it goes
-# on from a checkpoint there.
+# Sets $home to the folder that this run saves to ('' if none), and $resumes to 1 if the run resumes
+# from a checkpoint in that folder.
 find_home() {
     local value
     last_value --save
@@ -257,15 +257,15 @@ find_home() {
     last_value --load
     if [ -z "$value" ] || [ "$(realpath -m -- "$value")" != "$home" ]; then return 0; fi
     ! has_flag --finetune || return 0
-    # As in the trainer: where the tracker is lost, it goes on from the checkpoints that are there.
+    # Like the trainer, which finds checkpoints without the tracker file.
     if [ -e "$home/latest_checkpointed_iteration.txt" ] ||
         compgen -G "$home/iter_*/manifest.json" >/dev/null; then resumes=1; fi
 }
 
-# refuses FLAGS...: does the trainer, started alone with these beside the run's own, refuse the
-# flags or the data? Sets $code and $said. Other failures, as of a machine that cannot start it
-# alone, say nothing about the run. It gets none of a launcher's variables: they would make it one
-# of the ranks.
+# refuses FLAGS...: runs the trainer as a single process with the run's flags and FLAGS, and returns
+# whether it rejects the flags or the data. Sets $code and $said. Other failures are ignored,
+# because a machine may be unable to run a single process. The launcher's variables are removed,
+# because they would make the process one of the ranks.
 refuses() {
     local name alone=()
     for name in $(compgen -e | grep -E '^(OMPI|PMIX?|PRTE|SLURM)_' || true); do alone+=(-u "$name"); done
@@ -275,16 +275,16 @@ refuses() {
     [ $code = 2 ] || [ $code = 5 ]
 }
 
-# A run that never starts must not move a good log. --plan looks at the flags for so many ranks,
-# --inspect-data, on one rank, at what a plan does without. Leaves with the trainer's words where it
-# refuses them. A rank must not leave, for the others would wait for it: then this returns false,
-# and the trainer will say the same before it opens a log.
+# Checks the run before its log replaces another one. --plan checks the flags for $ranks ranks, and
+# --inspect-data checks the data on one rank. Exits with the trainer's message if it rejects them. A
+# launched rank must not exit, because the others would wait for it: then this returns false, and
+# the trainer fails with the same message before it opens a log.
 can_start() {
     local code said
     if refuses --plan --plan-world-size "$ranks"; then
         [ "$launched" = 0 ] || return 1
     elif [ "$launched" != 0 ] || [ ${#placement[@]} -gt 0 ] || has_flag --skip-train; then
-        return 0 # data for other machines need not be on this one
+        return 0 # the data of other machines may not be accessible here
     elif ! refuses --gpus-per-node 1 --inspect-data 0; then
         return 0
     fi
@@ -292,8 +292,8 @@ can_start() {
     exit $code
 }
 
-# Sets $n to the highest number under which a log or events were set aside, and $own to the highest
-# of this run's; 0 without one.
+# Sets $n to the highest number of a log or events that were moved aside, and $own to the highest
+# number of those that belong to this run; 0 if there are none.
 find_set_aside() {
     local path number
     n=0 own=0
@@ -308,8 +308,8 @@ find_set_aside() {
     done
 }
 
-# move_log FROM TO: a log, its events and what says whose they are stay together. '' is the current
-# one, .3 one that was set aside.
+# move_log FROM TO: moves a log with its events and log.run. '' is the current log, .3 one that was
+# moved aside.
 move_log() {
     local name from
     for name in log@.run log@.jsonl tensorboard@; do
@@ -319,7 +319,7 @@ move_log() {
     done
 }
 
-# Of the ranks only the first opens these files, and it does so after this.
+# Only rank 0 opens these files, after this function.
 choose_log() {
     local value home resumes n own here=0
     if ! is_first || [ -z "$log_dir" ]; then return 0; fi
@@ -330,7 +330,7 @@ choose_log() {
     [ "$value" != "$log_dir/tensorboard" ] || here=1
     [ $here = 1 ] || return 0
     find_home
-    # A log without log.run was begun by hand: that of a run that goes on is taken for its own.
+    # A log without log.run was started by hand. A resumed run appends to it.
     if [ $resumes = 0 ] || [ "$(cat "$log_dir/log.run" 2>/dev/null || say "$home")" != "$home" ]; then
         find_set_aside
         if [ -s "$log_dir/log.jsonl" ] || [ -n "$(ls -A "$log_dir/tensorboard" 2>/dev/null)" ]; then
@@ -340,13 +340,13 @@ choose_log() {
 tensorboard.$((n + 1))"
         fi
         if [ $resumes = 1 ] && [ "$own" != 0 ]; then
-            rm -f "$log_dir/log.jsonl" # empty, as the folder is
+            rm -f "$log_dir/log.jsonl" # empty, like the folder
             rmdir "$log_dir/tensorboard" 2>/dev/null || true
             move_log ".$own" ''
             say "this run's own log, set aside as log.$own.jsonl, is $log_dir/log.jsonl again"
         fi
     fi
-    # Where this cannot be written the trainer says so of the log.
+    # If this fails, the trainer reports that the log cannot be written.
     { mkdir -p "$log_dir" && say "$home" >"$log_dir/log.run"; } 2>/dev/null || true
 }
 
@@ -362,8 +362,8 @@ gpu_count() {
     fi
 }
 
-# Sets $ranks to those of the launcher that has started this process, 0 when none has, and
-# $node_ranks to those of a host.
+# Sets $ranks to the number of ranks of the launcher that started this process (0 if none), and
+# $node_ranks to the number of ranks per host.
 find_launcher() {
     node_ranks=
     if [ -n "${OMPI_COMM_WORLD_SIZE:-}" ]; then
@@ -375,25 +375,24 @@ find_launcher() {
         node_ranks=${SLURM_STEP_TASKS_PER_NODE:-} # "8(x4)"
         node_ranks=${node_ranks%%[!0-9]*}
     elif [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then
-        # One of them says so; the others leave it the time to.
+        # Task 0 prints the error; the others wait for it.
         [ "${SLURM_PROCID:-0}" = 0 ] || { sleep 2; exit 3; }
-        die 3 "srun started $SLURM_STEP_NUM_TASKS tasks that know nothing of each other; use srun --mpi=pmix \
-(srun --mpi=list shows what there is)"
+        die 3 "srun started $SLURM_STEP_NUM_TASKS tasks that cannot communicate; use srun --mpi=pmix \
+(srun --mpi=list lists the available types)"
     else
         ranks=0
     fi
     node_ranks=${node_ranks:-$ranks}
 }
 
-# Sets $ranks, $node_ranks, and $placement: mpirun's flags that say where they run, none on one
-# machine.
+# Sets $ranks, $node_ranks, and $placement: mpirun's placement flags, empty on one machine.
 choose_ranks() {
     local nodes=${SLURM_JOB_NUM_NODES:-1} per_node
     node_ranks=
     if [ -n "${HOSTFILE:-}" ]; then
         [ -r "$HOSTFILE" ] || die 2 "HOSTFILE=$HOSTFILE cannot be read"
         if grep -vE '^[[:space:]]*(#|$)' "$HOSTFILE" | grep -qvE 'slots=[1-9]'; then
-            die 2 "HOSTFILE=$HOSTFILE: every line wants slots=GPUS"
+            die 2 "HOSTFILE=$HOSTFILE: every line must have slots=GPUS"
         fi
         ranks=${RANKS:-$(sed -n 's/^[^#]*slots=\([0-9]*\).*/\1/p' "$HOSTFILE" |
             awk '{ n += $1 } END { print n + 0 }')}
@@ -412,7 +411,7 @@ choose_ranks() {
         ranks=${RANKS:-4}
     else
         ranks=${RANKS:-$(gpu_count)}
-        [ "$ranks" != 0 ] || die 3 "no GPU was found; set RANKS, or DEVICE=cpu for ranks on processors"
+        [ "$ranks" != 0 ] || die 3 "no GPU was found; set RANKS, or DEVICE=cpu for CPU ranks"
     fi
     is_count "$ranks" || die 2 "RANKS=$ranks: give a positive number"
     if ! is_count "$node_ranks" || [ "$node_ranks" -gt "$ranks" ]; then node_ranks=$ranks; fi
@@ -420,10 +419,10 @@ choose_ranks() {
 
 # Sets $launcher, the words before the program.
 choose_launcher() {
-    local name words=() travels='^(NCCL_|(CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|OPENBLAS_NUM_THREADS)$)'
+    local name words=() exported='^(NCCL_|(CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|OPENBLAS_NUM_THREADS)$)'
     choose_ranks
     have_command mpirun ||
-        die 3 "mpirun was not found; install openmpi-bin, or start the ranks in your own way"
+        die 3 "mpirun was not found; install openmpi-bin, or start the ranks with another launcher"
     launcher=(mpirun)
     if mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
         launcher+=(--bind-to none)
@@ -431,7 +430,7 @@ choose_launcher() {
         [ "$(id -u)" != 0 ] || launcher+=(--allow-run-as-root)
         if [ ${#placement[@]} -gt 0 ]; then
             # Other machines do not inherit this environment.
-            for name in $(compgen -e | grep -E "$travels" || true); do launcher+=(-x "$name"); done
+            for name in $(compgen -e | grep -E "$exported" || true); do launcher+=(-x "$name"); done
         else
             one_machine
         fi
@@ -440,13 +439,13 @@ choose_launcher() {
     launcher+=(-np "$ranks" ${placement[@]+"${placement[@]}"} ${words[@]+"${words[@]}"})
 }
 
-# Runs "$@" (mpirun ...) to its end. SIGUSR1, SIGHUP, SIGTERM or SIGINT (Ctrl-C) to this script lets
-# the ranks save and leave. A second SIGTERM or SIGINT ends the job at once.
+# Runs "$@" (mpirun ...) until it exits. On SIGUSR1, SIGHUP, SIGTERM or SIGINT (Ctrl-C), the ranks
+# save and exit. A second SIGTERM or SIGINT kills the job immediately.
 run_and_forward() {
     local job filter status name again=1 signals=0
     exec 4> >(trap '' HUP USR1 TERM INT; without_banners >&2)
     filter=$!
-    set -m # a process group of its own: Ctrl-C reaches this script only
+    set -m # separate process group, so that Ctrl-C reaches only this script
     "$@" </dev/null 2>&4 4>&- &
     job=$!
     set +m
@@ -456,7 +455,7 @@ run_and_forward() {
         stop_run "$1" "$signals" "$job"
     }
     for name in HUP INT TERM USR1; do
-        # shellcheck disable=SC2064  # the name of now
+        # shellcheck disable=SC2064  # expand $name now
         trap "forward $name" $name
     done
     while [ $again = 1 ]; do
@@ -468,7 +467,7 @@ run_and_forward() {
     exit "$status"
 }
 
-# --- together ---------------------------------------------------------------------------
+# --- main -------------------------------------------------------------------------------
 
 read_words "$@"
 if has_flag --help || has_flag -h; then
@@ -485,7 +484,7 @@ cpu) program=$BUILD/train_gpt_cpu target=cpu ;;
 esac
 choose_preset
 log_dir=runs/$card-$preset
-# Speed runs start anew every time, and are not to move the log of a run for accuracy.
+# Speed runs never resume and must not move the log of an accuracy run.
 [ "$speed" = 0 ] || log_dir+=-speed
 log_dir=${LOG_DIR-$log_dir}
 find_launcher
