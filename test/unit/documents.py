@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Finds what Markdown shows otherwise than its author meant: tables in pieces, rows of another
-length, code that is taken for prose, links to headings that are not there. Called by
-house_rules.sh: documents.py tables|code|anchors FILE.md ... prints a line for each finding.
+"""Finds Markdown that renders incorrectly: broken tables, rows with a wrong number of cells, code
+that renders as prose, links to missing headings. Called by repository_rules.sh:
+documents.py tables|code|anchors FILE.md ... prints one line per finding.
 """
 import os
 import re
@@ -9,7 +9,7 @@ import sys
 
 
 def lines_of(path):
-    """Lines outside fenced blocks, numbered from 1. A line inside one is empty."""
+    """Yields (number from 1, line); lines of fenced blocks are empty."""
     fenced = False
     with open(path, encoding="utf-8") as page:
         for number, line in enumerate(page, 1):
@@ -19,16 +19,16 @@ def lines_of(path):
 
 
 def cells(row):
-    """GitHub ends a cell at every | without a backslash, also between backticks."""
+    """Counts cells as GitHub does: every | without a backslash ends one, even between backticks."""
     return len(re.findall(r"(?<!\\)\|", row)) - 1
 
 
 def tables(path):
-    """A table is a row, a line of dashes, and rows of as many cells."""
-    above = []  # the rows of the table at hand
+    """A table is a header, a line of dashes, and rows with the same number of cells."""
+    above = []  # rows of the current table
     for number, line in [*lines_of(path), (0, "")]:
         if len(above) == 1 and not re.fullmatch(r"\|(:?-+:?\|)+", line.replace(" ", "")):
-            yield above[0][0], "a row without a head: " + above[0][1]
+            yield above[0][0], "a row without a header: " + above[0][1]
         if not line.startswith("|"):
             above = []
             continue
@@ -38,7 +38,7 @@ def tables(path):
 
 
 def code(path):
-    """Four blanks make code behind an empty line only. In a list they go on with the item."""
+    """Four spaces start a code block only after an empty line. In a list they continue the item."""
     before, listed = "", False
     for number, line in lines_of(path):
         if line and not line.startswith(" "):

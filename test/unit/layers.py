@@ -11,8 +11,9 @@ import re
 import subprocess
 import sys
 
-# Lowest first. The three headers at the top of llmc/ are the interface to the hardware; device.h needs
-# nothing but llmc/base/base.h. The backends implement them and may use every layer below llmc/state.
+# Lowest first. The three headers at the top of llmc/ are the interface to the hardware; device.h
+# needs nothing but llmc/base/base.h. The backends implement them and may use every layer below
+# llmc/state.
 LAYERS = ["llmc/base", "llmc/ops.h", "llmc/ranks", "llmc/comm.h", "llmc/data", "sdp4bit", "llmc/config",
           "llmc/log", "llmc/state", "llmc/model", "llmc/checkpoint", "llmc/plan", "llmc/run"]
 BACKENDS = ("llmc/cpu", "llmc/cuda")

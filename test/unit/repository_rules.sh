@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The rules of CONTRIBUTING.md that a program can check: where preprocessor conditionals may stand,
-# how long files and lines may be, no tabs, no paths of one machine, scripts without shellcheck's
-# complaints, a map in CONTRIBUTING that is true. (Layers: layers.sh.) Prints "ok NAME", "not
-# ok NAME" and "skip NAME: reason" lines.
+# Checks rules of CONTRIBUTING.md: preprocessor conditionals, formatting, length of files, functions
+# and lines, paths of one machine, shellcheck, and that the documents name existing files and flags.
+# Layers are checked by layers.sh, wording by language.sh. Prints "ok NAME", "not ok NAME" and "skip
+# NAME: reason" lines.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 failures=0
 
-# report NAME FINDINGS: ok when there are none.
+# report NAME FINDINGS: passes if FINDINGS is empty.
 report() {
     if [ -z "$2" ]; then
         echo "ok $1"
@@ -18,8 +18,8 @@ report() {
     fi
 }
 
-# Everything in the repository, and what is about to be. Without git, in a release archive, the
-# folders that hold source.
+# Lists tracked files and files that git would add. In a release archive, which has no git history,
+# lists all files outside build and output directories.
 list_files() {
     if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
         git ls-files --cached --others --exclude-standard
@@ -43,35 +43,51 @@ mapfile -t python < <(begins_with '^#!.*python'; of_kind '\.py$')
 [ ${#sources[@]} -gt 20 ] || report "source files are found" "only ${#sources[@]}"
 
 # --- preprocessor conditionals -----------------------------------------------------------------
-# Allowed: extern "C" in base.h, host/device markers in numerics.h, the precision in dtype.h, CUDA
-# versions in common.cuh.
+# Allowed: extern "C" in base.h, host/device markers in numerics.h, the precision in dtype.h,
+# library versions in common.cuh.
 conditionals=$(grep -nE '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif)\b' "${sources[@]}" /dev/null |
     grep -vE \
         -e '^llmc/base/base\.h:[0-9]+:#ifdef __cplusplus$' \
         -e '^llmc/base/numerics\.h:[0-9]+:#ifdef __CUDA(CC|_ARCH)__$' \
         -e '^llmc/base/dtype\.h:[0-9]+:#ifdef PRECISION_FP32$' \
         -e '^llmc/cuda/common\.cuh:[0-9]+:#if (CUDART_VERSION|CUDNN_VERSION|NCCL_VERSION_CODE) ')
-report "preprocessor conditionals only in the four places" "$conditionals"
+report "preprocessor conditionals occur only in the four allowed files" "$conditionals"
 
-# --- the look of files -------------------------------------------------------------------------
-# train_gpt.c tells the whole story. A table of cases in a test may be longer than a module.
+# --- formatting --------------------------------------------------------------------------------
+# Limits are 620 lines, 850 for train_gpt.c and 1000 for tests, which contain tables of cases.
 too_long=$(for path in "${sources[@]}"; do
     case $path in train_gpt.c) most=850 ;; test/*) most=1000 ;; *) most=620 ;; esac
     lines=$(wc -l <"$path")
-    [ "$lines" -le $most ] || echo "$path has $lines lines, most are $most"
+    [ "$lines" -le $most ] || echo "$path has $lines lines; the limit is $most"
 done)
-report "no file is too long to read" "$too_long"
+report "files are within the line limit" "$too_long"
+# Lines between the braces of a function, which clang-format places: ") {" ends a line, "}" begins
+# one.
+report "functions have at most 52 lines" "$(for path in "${sources[@]}"; do
+    case $path in test/*) ;; *)
+        awk -v path="$path" '/^[A-Za-z_ ].*\) (const )?\{$/ && !open { open = FNR }
+            /^}/ && open { if (FNR - open - 1 > 52) print path ":" open ": " FNR - open - 1 " lines" }
+            /^}/ { open = 0 }' "$path" ;;
+    esac
+done)"
+# Other versions of clang-format format some lines differently.
+if command -v clang-format-14 >/dev/null; then
+    report "sources are formatted with clang-format 14" "$(printf '%s\0' "${sources[@]}" |
+        xargs -0 -n 60 clang-format-14 --dry-run 2>&1 | grep 'warning:')"
+else
+    echo "skip clang-format: clang-format-14 is not installed"
+fi
 report "no tabs in sources" "$(grep -nP '\t' "${sources[@]}" /dev/null)"
-report "no blanks at line ends" "$(grep -nE '[[:space:]]+$' "${sources[@]}" /dev/null)"
+report "no trailing whitespace" "$(grep -nE '[[:space:]]+$' "${sources[@]}" /dev/null)"
 report "headers begin with #pragma once" "$(of_kind '\.h$' | while IFS= read -r path; do
     grep -q '^#pragma once$' "$path" || echo "$path"
 done)"
-report "files begin with what they are for" "$(for path in "${sources[@]}"; do
+report "source files begin with a comment" "$(for path in "${sources[@]}"; do
     head -n 1 "$path" | grep -qE '^(//|/\*)' || echo "$path"
 done)"
 
-# A header that says "Included by a.c and b.h." is included by each of them. Where that sentence
-# ends in "only", no other file includes it.
+# If a header says "Included by a.c and b.h.", each of them must include it. If the sentence ends in
+# "only", no other file may.
 untrue=$(for path in "${sources[@]}"; do
     case $path in *.h | *.cuh) ;; *) continue ;; esac
     said=$(sed '/^\/\//!q' "$path" | sed 's,^//,,' | tr -s '\n ' '  ' |
@@ -91,21 +107,21 @@ untrue=$(for path in "${sources[@]}"; do
             done ;;
     esac
 done)
-report "headers know who includes them" "$untrue"
+report "Included by comments of headers are accurate" "$untrue"
 
 # --- columns -----------------------------------------------------------------------------------
-# Prose has at most 100 columns, in Markdown and in comments; code has at most 110. What cannot be
-# broken may be longer: in Markdown tables, code blocks and lines with a link; in scripts a line
-# with a quoted text of more than 40 columns, a line of Megatron-LM's log, what tells shellcheck,
-# and the texts that the tokenizer's reference is made of; in the Makefile messages.
-wide() { # COLUMNS FILES...: lines that have more
+# Markdown and comments have at most 100 columns, code has at most 110. Exceptions: Markdown tables,
+# code blocks and lines with a link; in scripts, quoted text of more than 40 columns, lines of
+# Megatron-LM's log, shellcheck directives and input text of the tokenizer reference; in the
+# Makefile, messages.
+wide() { # COLUMNS FILES...: prints lines that are longer
     LC_ALL=C.UTF-8 grep -nE "^.{$(($1 + 1))}" /dev/null "${@:2}"
 }
 unbroken="'[^']{40,}'|\"[^\"]{40,}\"|^[^:]*:[0-9]+: *# shellcheck | iteration +[0-9]+/ "
 unbroken+="|^dev/ref/make_tokenizer_golden.py:"
 mapfile -t prose < <(of_kind '\.md$')
 mapfile -t scripted < <(printf '%s\n' "${scripts[@]}" "${python[@]}" | sort -u)
-report "prose has at most 100 columns" "$(wide 100 "${prose[@]}" | grep -vE '^[^:]*:[0-9]+:(\||    )|\]\(')"
+report "documents have at most 100 columns" "$(wide 100 "${prose[@]}" | grep -vE '^[^:]*:[0-9]+:(\||    )|\]\(')"
 report "comments have at most 100 columns" "$(wide 100 "${sources[@]}" | grep -E '^[^:]*:[0-9]+: *//'
     wide 100 Makefile "${scripted[@]}" | grep -E '^[^:]*:[0-9]+: *#' | grep -vE "$unbroken")"
 report "code has at most 110 columns" "$(wide 110 "${sources[@]}"
@@ -113,74 +129,72 @@ report "code has at most 110 columns" "$(wide 110 "${sources[@]}"
     wide 110 "${scripted[@]}" | grep -vE "$unbroken")"
 
 # --- one memory plan ---------------------------------------------------------------------------
-# Device memory comes from device_alloc, which counts it. device.cu calls the driver for it and for
-# one probe.
+# device_alloc counts device memory; only device.cu may call the driver.
 allocations=$(grep -nE 'cudaMalloc(Async|Managed|Pitch|FromPoolAsync)? *\(' "${sources[@]}" /dev/null)
 report "GPU memory is allocated in one place" "$(grep -vE '^(llmc/cuda/device\.cu:|$)' <<<"$allocations")"
 
-# --- what does not belong into a repository ----------------------------------------------------
-# Patterns are written so that this file does not match itself. Tests may use data that lies beside
-# the repository when it is there.
+# --- paths and unfinished work -----------------------------------------------------------------
+# The patterns are written so that they do not match this file. Tests may use optional data in a
+# directory next to the repository.
 beside='\.\./shared'
 one_machine="(^|[^A-Za-z0-9_.])/(wor[k]|roo[t]|hom[e])/|$beside/spe[c]"
 report "no paths of one machine" "$(grep -nIE "$one_machine" "${files[@]}" /dev/null)"
 beside_tests=$(grep -lIE "$beside/data" "${files[@]}" /dev/null | grep -vE '^(test|dev/ref)/')
-report "data beside the repository only in tests" "$beside_tests"
+report "only tests use data outside the repository" "$beside_tests"
 mapfile -t programs < <(printf '%s\n' "${sources[@]}" | grep -vE '^test/')
 shells='\b(system|popen|wordexp|exec[lv]p?e?|posix_spawnp?) ?\('
-report "no path or name goes through a shell" "$(grep -nE "$shells" "${programs[@]}" /dev/null)"
-report "no unfinished work" "$(grep -nIwE 'TOD[O]|FIXM[E]|XX[X]' "${sources[@]}" /dev/null)"
+report "programs start no shell" "$(grep -nE "$shells" "${programs[@]}" /dev/null)"
+report "no markers of unfinished work" "$(grep -nIwE 'TOD[O]|FIXM[E]|XX[X]' "${sources[@]}" /dev/null)"
 
 # --- scripts -----------------------------------------------------------------------------------
-report "scripts can be executed" "$(for path in ${scripts[@]+"${scripts[@]}"}; do
+report "scripts are executable" "$(for path in ${scripts[@]+"${scripts[@]}"}; do
     case $path in test/*) continue ;; esac
     if head -n 1 "$path" | grep -q '^#!' && [ ! -x "$path" ]; then echo "$path"; fi
 done)"
-report "scripts are well-formed" "$(for path in ${scripts[@]+"${scripts[@]}"}; do bash -n "$path" 2>&1; done)"
+report "scripts parse" "$(for path in ${scripts[@]+"${scripts[@]}"}; do bash -n "$path" 2>&1; done)"
 if command -v shellcheck >/dev/null; then
-    # Not asked: what shellcheck cannot know of variables and arguments across sourced files, and
-    # commas within a flag's value.
+    # Excluded: warnings about variables and arguments of sourced files, and about commas in the
+    # value of a flag.
     report "shellcheck" "$(shellcheck --exclude=SC2034,SC2054,SC2120,SC2154 --external-sources \
         --severity=warning --source-path=SCRIPTDIR --format=gcc ${scripts[@]+"${scripts[@]}"} 2>&1)"
 else
     echo "skip shellcheck: not installed"
 fi
 
-# --- what users read ---------------------------------------------------------------------------
-# CONTRIBUTING's map is a block of lines "    path   what it is"; the paths must exist. Flags that
-# the documents name must be known to a program.
+# --- documents ---------------------------------------------------------------------------------
+# CONTRIBUTING's map is a block of lines "    path   description".
 map=$(sed -n '/^## Map/,/^## /p' CONTRIBUTING.md | grep -E '^    [A-Za-z.]' | awk '{ print $1 }')
 report "CONTRIBUTING has a map" "$([ "$(wc -l <<<"$map")" -ge 10 ] || echo "fewer than ten lines")"
-report "the map is true" "$(for path in $map; do
+report "paths of the map exist" "$(for path in $map; do
     [ -e "$path" ] || echo "$path does not exist"
 done)"
 folders=$(printf '%s\n' "${files[@]}" | grep / | cut -d / -f 1 | sort -u | grep -v '^\.'
     printf '%s\n' "${files[@]}" | grep -oE '^llmc/[a-z0-9_]+/' | sort -u | sed 's,/$,,')
-report "the map names every folder and every module" "$(while IFS= read -r folder; do
+report "the map names every directory and module" "$(while IFS= read -r folder; do
     grep -qE "^$folder/" <<<"$map" || echo "$folder/"
 done <<<"$folders")"
-# Its section "Files" names every source file; a header goes with its .c or .cu.
+# Section "Files" names every source file. A header and a .c or .cu of the same name count as one.
 report "CONTRIBUTING names every source file" "$(printf '%s\n' "${sources[@]}" |
     grep -E '^(llmc|sdp4bit|dev/convert|dev/data)/|^(dev/)?[^/]+$' | while IFS= read -r path; do
     stem=${path##*/}
     grep -qE "[\`/]${stem%.*}\.[a-z]" CONTRIBUTING.md || echo "$path"
 done)"
-report "the README is short" "$([ "$(wc -l <README.md)" -le 250 ] || echo "more than 250 lines")"
-# A path in backticks, and the target of a link, is there.
+report "the README has at most 250 lines" "$([ "$(wc -l <README.md)" -le 250 ] || wc -l README.md)"
+# Paths in backticks and targets of links must exist.
 paths=$(grep -ohE '`(llmc|sdp4bit|dev|docs|scripts|configs|test)/[A-Za-z0-9_./]+`' "${prose[@]}" |
     tr -d '`' | sort -u)
-report "files that the documents name exist" "$(for path in $paths; do [ -e "$path" ] || echo "$path"; done)"
-report "the documents' links lead somewhere" "$(for page in "${prose[@]}"; do
+report "paths in documents exist" "$(for path in $paths; do [ -e "$path" ] || echo "$path"; done)"
+report "link targets in documents exist" "$(for page in "${prose[@]}"; do
     grep -oE '\]\([^)#:]+' "$page" | cut -c 3- | while IFS= read -r target; do
         [ -e "$(dirname "$page")/$target" ] || echo "$page: $target"
     done
 done)"
-report "tables of documents are whole" "$(test/unit/documents.py tables "${prose[@]}" 2>&1)"
-report "code in documents stands behind an empty line" "$(test/unit/documents.py code "${prose[@]}" 2>&1)"
-report "links to headings lead to one" "$(test/unit/documents.py anchors "${prose[@]}" 2>&1)"
+report "tables in documents are complete" "$(test/unit/documents.py tables "${prose[@]}" 2>&1)"
+report "code in documents follows an empty line" "$(test/unit/documents.py code "${prose[@]}" 2>&1)"
+report "links to headings match a heading" "$(test/unit/documents.py anchors "${prose[@]}" 2>&1)"
 picture=$(mktemp)
 dev/bench/step_time_picture.py dev/bench/results/comm_2gpu.json "$picture"
-report "the README's picture shows the measured figures" "$(cmp docs/step_time.svg "$picture" 2>&1)"
+report "the README's picture matches the measurements" "$(cmp docs/step_time.svg "$picture" 2>&1)"
 rm -f "$picture"
 program=${BUILD:-build}/train_gpt_cpu
 if [ -x "$program" ]; then
@@ -197,10 +211,10 @@ if [ -x "$program" ]; then
         for verb in run trunk branch report; do dev/experiments/study "$verb" --help; done
     } 2>&1)
     flags=$(grep -ohE -- '`--[a-z][a-zA-Z_-]+' "${prose[@]}" | tr -d '`' | sort -u)
-    report "the documents' flags exist" "$(while IFS= read -r flag; do
+    report "flags in documents exist" "$(while IFS= read -r flag; do
         grep -qF -- "$flag" <<<"$known" || echo "$flag"
     done <<<"$flags")"
 else
-    echo "skip the documents' flags exist: $program is not built"
+    echo "skip flags in documents exist: $program is not built"
 fi
 [ $failures = 0 ]
