@@ -379,8 +379,8 @@ train_once() {
             say "left out for want of time or of what sends: $model, $network, $name ($(left) s left)" >&2
         else
             preset_flags "$name"
-            words+=(--preset "$name" ${preset[@]+"${preset[@]}"} --log-interval "$steps" --exit-interval $((2 * steps))
-                --log-jsonl "$at/$name.jsonl")
+            words+=(--preset "$name" ${preset[@]+"${preset[@]}"} --log-interval "$steps"
+                --exit-interval $((2 * steps)) --log-jsonl "$at/$name.jsonl")
             begun+=("$name")
         fi
     done <"$folder/steps"

@@ -188,8 +188,8 @@ def bound_of(one, start, synced):
     flags, (_, times, update) = start["arguments"], one
     steps, delay = flags.get("local_steps", 1), flags.get("local_steps_delay", 0)
     replica_groups = start["nodes"] if steps > 1 else 1
-    return step_bound(times, update, start["world_size"] // replica_groups, synced["buckets"], synced["plain"],
-                      steps=steps, delay=delay)
+    return step_bound(times, update, start["world_size"] // replica_groups, synced["buckets"],
+                      synced["plain"], steps=steps, delay=delay)
 
 
 def row_of(logs, model, rows, network, preset):
@@ -372,7 +372,8 @@ def memory_rows(logs):
                     "bytes_per_parameter": per, "sum": sum(per.values()),
                     "release_always": always, "release_transient": transient,
                     "measured": measured_memory(logs, model, *shape)}
-    return sorted(rows.values(), key=lambda r: (r["model"], r["nodes"], r["per_node"], PRESETS.index(r["arm"])))
+    order = lambda r: (r["model"], r["nodes"], r["per_node"], PRESETS.index(r["arm"]))
+    return sorted(rows.values(), key=order)
 
 
 def print_memory(rows):
@@ -415,7 +416,8 @@ def sync_rows(logs):
                 plain = presets[preset]["plain"]
                 sent = {hop: sum(b[hop] for b in presets[preset]["buckets"]) for hop in HOPS}
                 floor = {hop: sent[hop] / (1e6 * plain[PLAIN[hop]]) if sent[hop] else 0.0 for hop in HOPS}
-                kept = {k: v for k, v in presets[preset].items() if k not in ("kind", "buckets", "memory", "plain")}
+                kept = {k: v for k, v in presets[preset].items()
+                        if k not in ("kind", "buckets", "memory", "plain")}
                 rows.append({"model": model, "network": network, **kept, "sent": sent,
                              "gradients_floor_ms": max(floor["grad_node"], floor["grad_rail"]),
                              "weights_floor_ms": max(floor["weight_node"], floor["weight_rail"]),
@@ -483,7 +485,8 @@ def plot(rows, path):
     presets = sorted({r["arm"] for r in points}, key=lambda preset: (preset != "sdp4bit", PRESETS.index(preset)))
     dashes = dict(zip(presets, ["", "7 4", "2 3", "9 3 2 3", "1 6", "12 6"]))
     series = [([r for r in points if (r["model"], r["micro_batch"], r["arm"]) == (*which, preset)],
-               COLORS[k % len(COLORS)], dashes[preset]) for k, which in enumerate(models) for preset in presets]
+               COLORS[k % len(COLORS)], dashes[preset])
+              for k, which in enumerate(models) for preset in presets]
     panels, top = [], TOP
     for baseline in ("fp32", "bf16"):
         drawn = [r for r in points if "over_" + baseline in r]

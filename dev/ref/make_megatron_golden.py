@@ -5,9 +5,9 @@ ranks, each in an archive. test/unit/convert/test_megatron.c and test/e2e/megatr
     pip install torch megatron-core==0.12.2 psutil einops
     dev/ref/make_megatron_golden.py       # a minute, no GPU
 
-dist/    `torch_dist`, 2 tensor x 2 data parallel ranks: a Llama-like model of megatron-core's own, saved
-         by its dist_checkpointing. Master weights are as the distributed optimizer saves them ("fully sharded, model
-         space"), in runs that cut blocks
+dist/    `torch_dist`, 2 tensor x 2 data parallel ranks: a Llama-like model of megatron-core, saved by its
+         dist_checkpointing. The distributed optimizer saves the master weights as contiguous ranges
+         ("fully sharded, model space") that can start and end within a tensor
 legacy/  a file per rank, 2 tensor x 2 pipeline parallel ones: a GPT-2-like model under the names of
          Megatron-LM's older GPT, which SDP4Bit's program has. Its arguments hold an enum and a function, as
          real ones do

@@ -52,7 +52,7 @@ says() { # TEXT: the page contains it, regardless of line breaks
 # other presets; 4.303 * 0.0001 / sqrt(3) = 0.00025; a single gap has no interval.
 by_hand() {
     reports "$work/one" || return 1
-    says 'The trunk had read 5.0 M tokens. A branch reads 1.0 M tokens.' &&
+    says 'The base run had read 5.0 M tokens. A fork reads 1.0 M tokens.' &&
         says '| baseline | 3 | 3.10033 | - | - | - |' &&
         says '| sdp4bit | 3 | 3.10533 | +0.00500 | 0.00248 | +0.161 | worse | 0.1000 | 1.500 |' &&
         says '| qwd | 2 | 3.05070 | +0.00020 | 0.00127 | +0.007 | inside the noise |' &&
@@ -62,14 +62,14 @@ by_hand() {
         says '- qwd is as good as the baseline, to 0.003: holds (+0.00020 ± 0.00127)' &&
         says '- tlq-hs is as good as the baseline, to 0.003: **does not hold** (+0.01010 ± 0.00025)' &&
         says '- tlq is worse than tlq-hs: cannot be told from one seed (-0.01120 ± ?)' &&
-        says '- lossless gives the baseline'"'"'s bits: holds, every loss and gradient norm of 1 branches' &&
+        says '- lossless is bitwise identical to the baseline: holds, every loss and gradient norm in 1 fork' &&
         says '![p500_l100_gaps](125m-branches_p500_l100_gaps.svg)' &&
         [ -s "$work/page/125m-branches_p500_l100_gradient_error.svg" ]
 }
 check "gaps, intervals and conclusions with known answers" by_hand
 other_bits() {
     cp -r "$work/one" "$work/bits" && made bits lossless 0 3.0000 && reports "$work/bits" &&
-        says 'lossless gives the baseline'"'"'s bits: **does not hold** for data 0'
+        says 'lossless is bitwise identical to the baseline: **does not hold** for data 0'
 }
 check "reports lossless weights that are not bit-exact" other_bits
 # Replicates: t(n - 1) * 0.001414 / sqrt(n) is 0.01270 for 2, 0.00351 for 3, 0.00225 for 4. The 90 %
@@ -80,24 +80,24 @@ check "reports lossless weights that are not bit-exact" other_bits
 # give 0.00280.
 power() {
     "$study" power "$work/one" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
-    grep -qF '| 500 | 100 | twins | 0.001414 | 2 | 0.004357 | 4 | 11 |' "$work/out" &&
+    grep -qF '| 500 | 100 | replicates | 0.001414 | 2 | 0.004357 | 4 | 11 |' "$work/out" &&
         grep -qF '| 500 | 100 | sdp4bit | 0.001000 | 2 | 0.003081 | 3 | 7 |' "$work/out" &&
         grep -qF '| 500 | 100 | qwd | 0.000141 | 1 | 0.001125 | 2 | 3 |' "$work/out" &&
         ! grep -qF '| tlq |' "$work/out" &&
-        grep -qF 'Cheapest: 7 branches per preset of 100 iterations from iteration 500, to be safe (by qwd, tlq-hs, sdp4bit): 140 s' \
+        grep -qF 'Cheapest: 7 forks per preset, 100 iterations from iteration 500, by the 90 % limit of qwd, tlq-hs, sdp4bit: 140 s' \
             "$work/out" || { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "number of forks needed for a known spread" power
 cheapest() { # shorter forks with a larger spread: more than 7 of 20 s
     cp -r "$work/one" "$work/two" && made two baseline 0 3.000 50 && made two baseline 1 3.000 50 &&
         made two qwd 0 3.000 50 && made two qwd 1 3.009 50 && "$study" power "$work/two" >"$work/out" &&
-        grep -q '^Cheapest: 7 branches per preset of 100 ' "$work/out" ||
+        grep -q '^Cheapest: 7 forks per preset, 100 ' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "the cheapest of several designs" cheapest
 twins_alone() { # the minimum that any preset needs
     made eight baseline 0 3.000 && made eight twin1 0 3.002 && "$study" power "$work/eight" >"$work/out" &&
-        grep -q '^Cheapest: [0-9]* at least branches per preset .*(by twins)' "$work/out" ||
+        grep -q '^Cheapest: [0-9]* at least forks per preset.* limit of replicates:' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "replicates alone give the minimum number" twins_alone
@@ -109,12 +109,12 @@ refused() { # CODE TEXT COMMAND...
 }
 made three twin1 0 3
 check "no baseline" refused 5 "run it first" report "$work/three" --out "$work/page"
-check "no replicates" refused 5 "no data seed has a baseline and a twin" power "$work/three"
+check "no replicates" refused 5 "no data seed has a baseline and a replicate" power "$work/three"
 made nine baseline 0 3 200
 sed -i 's/"model":"125m"/"model":"125m-prose"/' "$work"/nine/*.json
 check "forks on two corpora" refused 5 "differ in their model" \
     report "$work/one" "$work/nine" --out "$work/page"
-check "no results" refused 5 "no branch in" power "$work/none"
+check "no results" refused 5 "no fork in" power "$work/none"
 cp -r "$work/one" "$work/four"
 sed -i 's/"global_batch_size":10/"global_batch_size":20/' "$work/four/tlq.p500.l100.d1.json"
 check "forks with different settings" refused 5 "different settings" report "$work/four" --out "$work/page"
@@ -136,7 +136,7 @@ made_trunk() {
     trunk 6,12 || { say "exit code $?"; return 1; }
     grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*"}' "$work/study/125m-branches/trunk.json" ||
         { why="$(cat "$work/out")"; return 1; }
-    trunk 6,12 && grep -qx 'the trunk is there' "$work/out"
+    trunk 6,12 && grep -qx 'the base run exists' "$work/out"
 }
 check "a base run is created once" made_trunk
 begun() { # SIGTERM during the base run; its settings are recorded before the first point
@@ -226,7 +226,7 @@ END
 }
 check "what forks train, and the contents of a result" contents
 real_report() {
-    reports "$work/study/125m-branches" && says '| sdp4bit | 2 |' && says "holds, every loss and gradient norm of 1 branches" &&
+    reports "$work/study/125m-branches" && says '| sdp4bit | 2 |' && says "holds, every loss and gradient norm in 1 fork" &&
         "$study" power "$work/study/125m-branches" >"$work/out" && grep -q '^| 12 | 8 | ' "$work/out"
 }
 check "report and power for real forks" real_report
@@ -252,7 +252,7 @@ again() { # the checkpoints are lost; recreated ones are identical
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints"
     rc=0
     branches tlq 0 || rc=$?
-    error_names 5 "is lost or is not the trunk's" $rc || return 1
+    error_names 5 "is lost or is not the base run's" $rc || return 1
     trunk 6,12 && branches tlq 0 || { say "exit code $?"; return 1; }
     grep -q '^tlq from 12 over 8, data 0: validation loss' "$work/out"
 }
@@ -284,12 +284,12 @@ other_bits_trunk() {
     sed -i 's/"6":"[0-9a-f]*"/"6":"0123456789abcdef"/' "$work/study/125m-branches/trunk.json"
     rc=0
     trunk 6,12 || rc=$?
-    error_names 5 "the trunk has other bits" $rc
+    error_names 5 "the base run has other bits" $rc
 }
 check "refuses a base run that is not bit-exact" other_bits_trunk
 check "a base run with different settings" refused 5 "lr 0.003 and 0.002" trunk "${place[@]}" --points 6,12 \
     --global-batch-size 8 --lr 2e-3 --warmup 4 --split 950,50,0 -- "${tiny[@]}"
-check "a point missing from the base run" refused 2 "the trunk's are" branch "${place[@]}" --point 7 --length 8
+check "a point missing from the base run" refused 2 "the base run's points are" branch "${place[@]}" --point 7 --length 8
 check "data that would repeat" refused 5 "data would repeat" branch "${place[@]}" --point 12 --length 8 \
     --seeds 99999
 check "no point" refused 2 "whole numbers" trunk "${place[@]}" --points x

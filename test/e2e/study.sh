@@ -32,7 +32,7 @@ made two tlq-hs 1 3.02
 reports() {
     "$study" report "$@" --out "$work/page" >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
 }
-# says TEXT: the page has it, wherever its lines are broken.
+# says TEXT: the page contains it, ignoring line breaks.
 says() {
     tr -s ' \\\n' ' ' <"$work/page/125m.md" | grep -qF -- "$(tr -s ' ' <<<"$1")" ||
         { why="no '$1' in $(grep -F "${1:0:12}" "$work/page/125m.md" | head -n 3)"; return 1; }
@@ -62,7 +62,7 @@ pictures() {
 }
 check "the plots" pictures
 warnings() {
-    reports "$work/one" "$work/two" && says 'no measurement of speed' &&
+    reports "$work/one" "$work/two" && says 'not a speed measurement' &&
         says 'Presets with one seed share one reference'
 }
 check "what the page warns of" warnings
@@ -82,7 +82,7 @@ reversed() { # the other way round, and no noise known
     made three baseline 1 3.0 && made three tlq 1 2.8 && made three tlq-hs 1 2.9 && reports "$work/three" ||
         return 1
     says '| tlq | 1 | 2.80000 | -0.20000 | - | -6.667 | one seed: cannot tell |' &&
-        says 'no gap can be told from chance' && says 'tlq is worse than tlq-hs: cannot be told from one seed'
+        says 'no gap can be distinguished from chance' && says 'tlq is worse than tlq-hs: cannot be told from one seed'
 }
 check "one seed alone tells nothing" reversed
 # No preset has several seeds. The baseline has 3.0 and 3.2: deviation 0.14142, times sqrt(2), t =
@@ -114,7 +114,7 @@ diverged() {
         grep -q 'sdp4bit (1 diverged)' "$work/page/125m_gaps.svg" &&
         grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
 }
-check "runs that diverged count against their preset" diverged
+check "diverged runs count against their preset" diverged
 # Three gaps that chance made equal, 0.02, beside a preset whose gaps scatter by 0.00816. The spread
 # is of both: sqrt(0.0002 / 5) = 0.00632. Both share the baseline's runs, so t is of three degrees.
 lucky() {
@@ -125,7 +125,7 @@ lucky() {
     for loss in 3.02 3.04 3.00; do made seven qwd $((i += 1)) $loss; done
     reports "$work/seven" && says '| qwd | 3 | 3.02000 | +0.02000 | 0.01162 |'
 }
-check "gaps that happen to be equal do not make an interval of nothing" lucky
+check "equal gaps do not give an empty interval" lucky
 wrong() { # TEXT FOLDERS...
     local rc=0 text=$1
     shift
@@ -133,15 +133,15 @@ wrong() { # TEXT FOLDERS...
     error_names 5 "$text" $rc
 }
 made four baseline 1 3.0 32
-check "results of other settings" wrong "global_batch_size" "$work/one" "$work/four"
+check "results with different settings" wrong "global_batch_size" "$work/one" "$work/four"
 made five baseline 1 9.0
 check "two results of one run" wrong "baseline seed 1" "$work/one" "$work/five"
 check "no baseline" wrong "run it first" "$work/two"
 printf '{"arm":' >"$work/five/qwd.1.json"
-check "a torn result" wrong "no result of this program" "$work/five"
+check "a truncated result" wrong "not a result of this program" "$work/five"
 rm "$work/five"/*
 made five baseline 1 null
-check "a result without its loss" wrong "no result of this program" "$work/five"
+check "a result without its loss" wrong "not a result of this program" "$work/five"
 
 # ---- real runs -----------------------------------------------------------------------------------
 tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 \
@@ -162,7 +162,7 @@ first_call() {
     [ "$(find "$work/study/125m" -name '*.json' | wc -l)" = 1 ] && grep -q '^3 runs are left' "$work/out" ||
         { why="the time budget was not kept: $(cat "$work/out")"; return 1; }
 }
-check "a call whose time is up leaves the rest" first_call
+check "--minutes leaves runs for the next call" first_call
 second_call() {
     local before
     before=$(stat -c %Y.%i "$work/study/125m/baseline.1.json")
@@ -173,7 +173,7 @@ second_call() {
         { why="a finished run was repeated"; return 1; }
     runs 0 baseline,sdp4bit 1,2 && grep -q '4 of 4 runs are done, 0 to do' "$work/out"
 }
-check "the next call goes on" second_call
+check "the next call continues" second_call
 contents() {
     python3 - "$work/study/125m" <<'END' 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
 import json, math, sys
@@ -190,7 +190,7 @@ assert all(e[1] == 0 and e[2] == 1 for e in base["errors"]), base["errors"]
 assert all(0.01 < e[1] < 1 and e[2] > 1 for e in quant["errors"]), quant["errors"]
 END
 }
-check "what a result holds" contents
+check "contents of a result" contents
 real_report() {
     "$study" report "$work/study/125m" --out "$work/page2" >"$work/out" 2>"$work/err" &&
         grep -q '^| sdp4bit | 2 |' "$work/page2/125m.md" || say "no report"
@@ -205,7 +205,7 @@ other_settings() {
     extra=(--lr 1e-3)
     runs 5 baseline 1 && error_names 5 "choose another --results folder" 5
 }
-check "a study of other settings is not mixed in" other_settings
+check "results with different settings are not mixed" other_settings
 # Runs on GPUs that ranks share need --emulate-nodes. They are comparable with others.
 other_transport() {
     python3 - "$study" "$work" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
@@ -227,13 +227,13 @@ assert '"flags":[]' in made and settings(sys.argv[2] + "/transport.json") == set
 assert "--emulate-nodes" in study.trainer_flags(emulated, "baseline", 1)
 END
 }
-check "emulated nodes are no other settings" other_transport
+check "--emulate-nodes is not part of the settings" other_transport
 fails() {
     extra=()
     ERRORS=0 runs 1 qwd 3 --micro-batch-size 3 && grep -q 'qwd seed 3: exit code 2: error: ' "$work/err" &&
         [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
 }
-check "a run that fails is told and leaves no result" fails
+check "a failed run is reported and has no result" fails
 # fails_alike CODE OPTIONS...: usage or environment, which is the same for all runs. One line is for
 # the run, one says what is left.
 fails_alike() {
@@ -242,23 +242,23 @@ fails_alike() {
     extra=()
     ERRORS=0 runs 1 baseline,qwd,tlq 4 "$@" || return 1
     [ "$(grep -c ": exit code $code: error: " "$work/err")" -eq 1 ] &&
-        grep -qx "stopped: exit code $code is most likely that of the others too; 2 of 3 runs were not started" \
+        grep -qx "stopped: exit code $code will most likely repeat; 2 of 3 runs were not started" \
             "$work/err" || say "it went on"
 }
 check "a usage error ends the study at its first run" fails_alike 2 --micro-batch-size 3
 no_program() { BUILD=$work/none fails_alike 3; }
-check "so does what the machine lacks" no_program
+check "an environment error does too" no_program
 claimed_elsewhere() { # a run that another call is making is left to it
     extra=()
     mkdir -p "$work/study/raw/125m"
     (
         flock -n 9 || exit 1
-        runs 0 tlq 3 && grep -q 'tlq seed 3: another call makes it' "$work/out" &&
+        runs 0 tlq 3 && grep -q 'tlq seed 3: another process makes it' "$work/out" &&
             [ ! -e "$work/study/125m/tlq.3.json" ]
     ) 9>"$work/study/raw/125m/tlq.3.lock" || { why="$(cat "$work/out")"; return 1; }
     runs 0 tlq 3 && [ -e "$work/study/125m/tlq.3.json" ]
 }
-check "two calls in one folder do not make one run" claimed_elsewhere
+check "two processes do not make the same run" claimed_elsewhere
 usage() { # CODE TEXT OPTIONS...
     local rc=0 code=$1 text=$2
     shift 2
@@ -268,5 +268,5 @@ usage() { # CODE TEXT OPTIONS...
 check "an unknown preset" usage 2 "sdp4bit-nearest" --presets sdp5bit
 check "an unknown model" usage 2 "train_1b.sh" --model 1b
 check "no data" usage 5 "token shard" --data "$work/absent"
-check "a folder that cannot be written" usage 5 "/proc/none" --results /proc/none
+check "a folder that is not writable" usage 5 "/proc/none" --results /proc/none
 finish

@@ -1,7 +1,7 @@
-"""`study report` of branches: a page of tables and plots. Called by ../study.
+"""`study report` of forks: a page of tables and plots. Called by ../study.
 
-Each group of branches that left one point and have one length gets a table. Gaps are paired by data
-seed. The reference of a data seed is the mean of the baseline and its twins there.
+Forks with the same starting point and length form a group, which gets one table. Gaps are paired by
+data seed. The reference for a data seed is the mean of its baseline and replicates.
 """
 import os
 
@@ -14,29 +14,32 @@ from .twins import BranchNoise, Chance, compared, families, power_table, read_br
 
 
 def bit_identical(presets):
-    """Whether lossless weights gave the baseline's bits, as they must."""
+    """Reports whether lossless weights were bitwise identical to the baseline, as they must be."""
     pairs = [(s, r["bits"] == presets["baseline"][s]["bits"]) for s, r in presets.get("lossless", {}).items()
              if s in presets.get("baseline", {})]
     if not pairs:
         return []
     wrong = [str(s) for s, same in pairs if not same]
     if wrong:
-        return [f"- lossless gives the baseline's bits: **does not hold** for data {', '.join(wrong)}"]
-    return [f"- lossless gives the baseline's bits: holds, every loss and gradient norm of {len(pairs)} branches"]
+        return ["- lossless is bitwise identical to the baseline: **does not hold** for data "
+                + ", ".join(wrong)]
+    return [f"- lossless is bitwise identical to the baseline: holds, every loss and gradient norm in "
+            f"{len(pairs)} {'fork' if len(pairs) == 1 else 'forks'}"]
 
 
 def chance_text(chance, presets):
     if chance.deviation is None:
-        return ["**Chance.** No data seed has a twin: what chance does was not measured."]
+        return ["**Chance.** No data seed has a replicate, so random variation was not measured."]
     most = max(len(losses) for losses in families(presets).values())
     return paragraph(
-        f"**Chance.** Up to {most} runs of a data seed differ in one bit of the learning rate alone.",
-        f"Their gaps have a standard deviation of {chance.of_gap():.6f} ({chance.freedom} degrees of freedom).",
-        "That is the least that chance does to a gap: a preset's rounding disturbs every step.")
+        f"**Chance.** Up to {most} runs per data seed differ only in the last bits of the learning rate.",
+        f"Their gaps have a standard deviation of {chance.of_gap():.6f} ({chance.freedom} "
+        f"{'degree' if chance.freedom == 1 else 'degrees'} of freedom).",
+        "This is a lower bound for the random variation of a gap: a preset's rounding perturbs every step.")
 
 
 def section(group, presets, name):
-    """(lines of the page, pictures) of one group."""
+    """Returns (lines of the page, plots) for one group."""
     point, length = group
     results = compared(presets)
     chance = Chance(presets)
@@ -45,17 +48,19 @@ def section(group, presets, name):
     batch, seq = some["settings"]["global_batch_size"], some["seq_length"]
     before = some["settings"].get("trunk_batch_size", batch)
     tokens = lambda samples: f"{samples * seq / 1e6:.{1 if samples * seq >= 1e6 else 2}f} M tokens"
-    lines = [f"## From iteration {point} over {length}", ""]
-    lines += paragraph(f"The trunk had read {tokens(point * before)}. A branch reads {tokens(length * batch)}.",
+    lines = [f"## From iteration {point}, {length} iterations", ""]
+    lines += paragraph(f"The base run had read {tokens(point * before)}.",
+                       f"A fork reads {tokens(length * batch)}.",
                        f"{some['settings']['ranks']} ranks as "
                        f"{some['settings']['ranks'] // some['settings']['ranks_per_node']} nodes.")
     rows = table(results, noise)
-    lines += ["", rows[0].replace("seeds", "branches"), *rows[1:], "", *chance_text(chance, presets)]
+    lines += ["", rows[0].replace("seeds", "forks"), *rows[1:], "", *chance_text(chance, presets)]
     said = ordering(results, noise) + bit_identical(presets)
     lines += ["", *said] if said else []
-    several = any(len(runs) > lost(results, preset) for preset, runs in results.items() if preset != "baseline")
-    title = f"{name}: from iteration {point} over {length}"
-    # One preset's gap says as much in its row.
+    several = any(len(runs) > lost(results, preset)
+                  for preset, runs in results.items() if preset != "baseline")
+    title = f"{name}: from iteration {point}, {length} iterations"
+    # The gap of a single preset is in its row; it needs no plot.
     pictures = {"gaps": gap_plot(results, noise, title)} if several and len(results) > 2 else {}
     for kind, made in plots(results, noise, title).items():
         if kind.endswith("_error"):
@@ -68,31 +73,33 @@ def section(group, presets, name):
 def page(found, name, model):
     runs = [r for presets in found.values() for seeds in presets.values() for r in seeds.values()]
     of_all = lambda key: ", ".join(sorted({r[key] for r in runs}))
-    lines = [f"# Accuracy: branches of a {model} run", ""]
+    lines = [f"# Accuracy: forks of a {model} base run", ""]
     lines += paragraph(
         f"{runs[0]['parameters']:,} parameters, {of_all('device')}, commit {of_all('commit')}.",
-        f"Corpus: `{of_all('data')}`. Every preset goes on from the trunk's weights and moments, with the same "
-        "data for one data seed, while the learning rate falls to zero.",
-        "All are validated on the same samples, the whole validation split.",
-        "Gaps are between branches of the same data seed. The baseline of a data seed is the mean of its twins.",
-        "A preset's 95 % interval comes from the scatter of its own gaps over data seeds (Student's t, "
-        "one degree of freedom less than branches).",
-        f"A preset is as good as the baseline where its whole interval lies below +{MARGIN}.",
+        f"Corpus: `{of_all('data')}`. Every preset starts from the weights and Adam moments of the base run "
+        "and trains while the learning rate decays to zero.",
+        "Presets with the same data seed read the same data.",
+        "All forks are evaluated on the whole validation split.",
+        "Gaps compare forks with the same data seed.",
+        "The reference for a data seed is the mean of its baseline and replicates.",
+        "A preset's 95 % interval comes from the spread of its own gaps over data seeds (Student's t, "
+        "one degree of freedom less than forks).",
+        f"A preset is as good as the baseline if its whole interval is below +{MARGIN}.",
         *single_comparisons(max(len(compared(presets)) for presets in found.values()) - 1),
-        "[The study](../README.md) says what these branches can tell.")
+        "[The study](../README.md) explains what these forks can show.")
     pictures = {}
     for group, presets in sorted(found.items()):
         if "baseline" not in presets:
-            raise StudyError(5, f"no baseline from iteration {group[0]} over {group[1]}; run it first")
+            raise StudyError(5, f"no baseline from iteration {group[0]}, {group[1]} iterations; run it first")
         made, drawn = section(group, presets, name)
         lines += ["", *made]
         pictures.update(drawn)
     try:
         rows, plan = power_table(found, MARGIN)
-        lines += ["", "## How many branches an interval needs", "", *rows, "", *paragraph(plan)]
-    except StudyError:  # no twins
+        lines += ["", "## Number of forks needed for an interval", "", *rows, "", *paragraph(plan)]
+    except StudyError:  # no replicates
         pass
-    lines += ["", *meanings("a branch")]
+    lines += ["", *meanings("a fork")]
     return "\n".join(lines) + "\n", pictures
 
 
@@ -108,7 +115,7 @@ def report(options):
 
 
 def is_of_branches(folder):
-    """Whether the folder holds branches, by its first result."""
+    """Returns true if the folder holds forks, judging by its first result."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     names = [n for n in names if n.endswith(".json")]
     if "trunk.json" in names:

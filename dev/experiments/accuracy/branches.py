@@ -1,9 +1,10 @@
-"""`study branch`: from a point of the trunk every preset goes on with the same data, while the learning
-rate falls to zero. Called by ../study.
+"""`study branch`: continues training from a point of the base run, once per preset and data seed, while
+the learning rate decays to zero. Called by ../study.
 
-A branch has the trunk's weights and moments. Its data seed K names a part of the data: parts follow
-each other behind what the trunk reads, so that nothing repeats in a branch. Twins differ from the
-baseline in one bit of the learning rate.
+A fork starts with the weights and Adam moments of the base run. All presets with the same data seed
+read the same samples. The ranges of the data seeds follow each other after the samples that the
+base run reads, so no sample repeats within a fork. Replicates are baseline forks whose learning
+rate differs by one or two units in the last place.
 """
 import array
 import hashlib
@@ -16,16 +17,16 @@ from .common import StudyError, without_transport
 from .trainer import Job, data_fingerprint, work_through
 from .trunk import common_flags, description_path, folder, raw_folder, read_trunk, saves_folder
 
-TAIL = 0.1  # evaluations in this last part of a branch make its validation loss
+TAIL = 0.1  # the validation loss averages the evaluations in this last part of a fork
 
 
 def samples_of_epoch(prefix, split, seq_length):
-    """Training samples of one pass: about as many as the trainer counts, never more."""
+    """Returns a lower bound, close to the trainer's count, of the training samples in one epoch."""
     try:
         with open(prefix + ".idx", "rb") as file:
             magic, _, _, sequences, _ = struct.unpack("<9sQBQQ", file.read(34))
             if magic != b"MMIDIDX\0\0":
-                raise StudyError(5, f"{prefix}.idx is no index of a token shard")
+                raise StudyError(5, f"{prefix}.idx is not the index of a token shard")
             lengths = array.array("i", file.read(4 * sequences))
     except OSError as reason:
         raise StudyError(5, f"{reason.filename}: {reason.strerror}") from None
@@ -34,37 +35,38 @@ def samples_of_epoch(prefix, split, seq_length):
     return (sum(lengths[:max(0, of_training)]) - 1) // seq_length
 
 
-def first_sample(trunk, options, seed):
-    """Where the data of a seed begin."""
-    reserved = options.reserve * trunk["settings"]["global_batch_size"]
+def first_sample(base, options, seed):
+    """Returns the index of the first sample of a data seed."""
+    reserved = options.reserve * base["settings"]["global_batch_size"]
     return reserved + seed * options.length * options.global_batch_size
 
 
-def check_data(trunk, options, seeds):
-    last = first_sample(trunk, options, max(seeds) + 1)
-    there = samples_of_epoch(options.data, trunk["settings"]["split"], trunk["seq_length"])
+def check_data(base, options, seeds):
+    last = first_sample(base, options, max(seeds) + 1)
+    there = samples_of_epoch(options.data, base["settings"]["split"], base["seq_length"])
     if last > there:
-        raise StudyError(5, f"data seed {max(seeds)} would end at sample {last}, but an epoch has {there}: data "
-                            "would repeat; take fewer or shorter branches, or a larger corpus")
+        raise StudyError(5, f"data seed {max(seeds)} would end at sample {last}, but an epoch has {there}: "
+                            "data would repeat; take fewer or shorter forks, or a larger corpus")
 
 
-def settings_of(options, trunk):
-    """What the branches of a comparison share."""
-    before = trunk["settings"]["global_batch_size"]
-    settings = {"model": options.name, "trunk": trunk["points"][str(options.point)], "point": options.point,
+def settings_of(options, base):
+    """Returns the settings that all compared forks must share."""
+    before = base["settings"]["global_batch_size"]
+    settings = {"model": options.name, "trunk": base["points"][str(options.point)], "point": options.point,
                 "iterations": options.length, "reserve": options.reserve,
-                "global_batch_size": options.global_batch_size, "lr": trunk["settings"]["lr"],
+                "global_batch_size": options.global_batch_size, "lr": base["settings"]["lr"],
                 "ranks": options.ranks, "ranks_per_node": options.gpus_per_node or options.ranks,
-                "evaluations": options.evaluations, "data": trunk["settings"]["data"],
-                "flags": without_transport(trunk["settings"]["flags"] + options.flags)}
+                "evaluations": options.evaluations, "data": base["settings"]["data"],
+                "flags": without_transport(base["settings"]["flags"] + options.flags)}
     return settings if before == options.global_batch_size else {**settings, "trunk_batch_size": before}
 
 
-def schedule_flags(options, trunk, learning_rate):
-    """From the trunk's rate in a straight line to zero. The trainer counts what a rate depends on in
-    samples, and is told it in iterations of the branch's batch."""
+def schedule_flags(options, base, learning_rate):
+    """Linear decay from the base run's learning rate to zero.
+
+    The trainer's schedule counts samples, but its flags count iterations of the fork's batch."""
     end = options.point + options.length
-    before = options.point * trunk["settings"]["global_batch_size"]
+    before = options.point * base["settings"]["global_batch_size"]
     decayed = before // options.global_batch_size + options.length
     every = options.length // options.evaluations
     due = end % every == 0 and options.evaluations > 1
@@ -74,10 +76,10 @@ def schedule_flags(options, trunk, learning_rate):
             "--eval-interval", every if due else end + 1]
 
 
-def branch_flags(options, trunk, preset, start):
-    learning_rate = moved(trunk["settings"]["lr"], TWINS.get(preset, 0))
-    settings = {**trunk["settings"], "global_batch_size": options.global_batch_size}
-    flags = [*common_flags(settings, options), *schedule_flags(options, trunk, learning_rate),
+def branch_flags(options, base, preset, start):
+    learning_rate = moved(base["settings"]["lr"], TWINS.get(preset, 0))
+    settings = {**base["settings"], "global_batch_size": options.global_batch_size}
+    flags = [*common_flags(settings, options), *schedule_flags(options, base, learning_rate),
              "--load", os.path.abspath(start), "--exit-on-missing-checkpoint",
              "--log-interval", max(1, options.length // 20)]
     if options.gpus_per_node:
@@ -85,27 +87,28 @@ def branch_flags(options, trunk, preset, start):
     if options.error_interval:
         flags += ["--log-quantization-error-interval", options.error_interval]
     presets = PRESETS["baseline" if preset in TWINS else preset]
-    return flags + presets[1] + trunk["settings"]["flags"] + options.flags
+    return flags + presets[1] + base["settings"]["flags"] + options.flags
 
 
-def jobs(options, trunk, seeds):
-    settings, found = settings_of(options, trunk), []
+def jobs(options, base, seeds):
+    settings, found = settings_of(options, base), []
     for seed in seeds:
         start = os.path.join(raw_folder(options), f"start.p{options.point}.l{options.length}.d{seed}")
-        start_of_branch(saves_folder(options), options.point, first_sample(trunk, options, seed), start)
+        start_of_branch(saves_folder(options), options.point, first_sample(base, options, seed), start)
         for preset in named_presets(options.presets, twins=True):
             name = f"{preset}.p{options.point}.l{options.length}.d{seed}"
             found.append(Job(
                 name=f"{preset} from {options.point} over {options.length}, data {seed}",
                 preset=PRESETS["baseline" if preset in TWINS else preset][0],
-                flags=branch_flags(options, trunk, preset, start), raw=os.path.join(raw_folder(options), name),
+                flags=branch_flags(options, base, preset, start),
+                raw=os.path.join(raw_folder(options), name),
                 path=os.path.join(folder(options), name + ".json"), settings=settings,
-                labels={"arm": preset, "seed": seed, "seq_length": trunk["seq_length"]}))
+                labels={"arm": preset, "seed": seed, "seq_length": base["seq_length"]}))
     return found
 
 
-def of_branch(options, lines):
-    """What a branch's result has beside a run's: iterations count from its start."""
+def of_fork(options, lines):
+    """Returns the fields that only forks have. Iterations count from the start of the fork."""
     start = options.point
     valid = {r["iteration"] - start: r["loss"] for r in lines
              if r["kind"] == "valid" and r["split"] == "valid"}
@@ -119,27 +122,27 @@ def of_branch(options, lines):
                        for r in errors]}
 
 
-def check(options, trunk):
-    if not trunk or not trunk["points"]:
-        raise StudyError(5, f"there is no trunk in {description_path(options)}; run `study trunk` first")
-    if str(options.point) not in trunk["points"]:
-        raise StudyError(2, f"--point {options.point}: the trunk's are {', '.join(trunk['points'])}")
-    if options.point * trunk["settings"]["global_batch_size"] % options.global_batch_size:
-        raise StudyError(2, f"--global-batch-size {options.global_batch_size} does not divide the samples that the "
-                            f"trunk has read at iteration {options.point}")
-    if data_fingerprint(options.data) != trunk["settings"]["data"]:
-        raise StudyError(5, f"{options.data} is not the corpus of the trunk")
-    if fingerprint(saves_folder(options), options.point) != trunk["points"][str(options.point)]:
-        raise StudyError(5, f"the checkpoint of iteration {options.point} in {saves_folder(options)} is lost or "
-                            "is not the trunk's; run `study trunk` again")
+def check(options, base):
+    if not base or not base["points"]:
+        raise StudyError(5, f"there is no base run in {description_path(options)}; run `study trunk` first")
+    if str(options.point) not in base["points"]:
+        raise StudyError(2, f"--point {options.point}: the base run's points are {', '.join(base['points'])}")
+    if options.point * base["settings"]["global_batch_size"] % options.global_batch_size:
+        raise StudyError(2, f"--global-batch-size {options.global_batch_size} does not divide the samples "
+                            f"that the base run has read at iteration {options.point}")
+    if data_fingerprint(options.data) != base["settings"]["data"]:
+        raise StudyError(5, f"{options.data} is not the corpus that the base run used")
+    if fingerprint(saves_folder(options), options.point) != base["points"][str(options.point)]:
+        raise StudyError(5, f"the checkpoint of iteration {options.point} in {saves_folder(options)} is lost "
+                            "or is not the base run's; run `study trunk` again")
 
 
 def branch(options):
-    trunk = read_trunk(options)
-    if trunk:
-        options.global_batch_size = options.global_batch_size or trunk["settings"]["global_batch_size"]
-    check(options, trunk)
+    base = read_trunk(options)
+    if base:
+        options.global_batch_size = options.global_batch_size or base["settings"]["global_batch_size"]
+    check(options, base)
     seeds = numbers(options.seeds, "--seeds")
-    options.reserve = options.reserve or max(map(int, trunk["points"]))
-    check_data(trunk, options, seeds)
-    return work_through(options, jobs(options, trunk, seeds), lambda lines: of_branch(options, lines))
+    options.reserve = options.reserve or max(map(int, base["points"]))
+    check_data(base, options, seeds)
+    return work_through(options, jobs(options, base, seeds), lambda lines: of_fork(options, lines))

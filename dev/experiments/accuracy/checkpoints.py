@@ -1,9 +1,9 @@
-"""The trunk's checkpoints: their fingerprints, and where each branch starts. Called by trunk.py and
-branches.py.
+"""Checkpoints of the base run: fingerprints, and the starting checkpoint of each fork. Called by
+trunk.py and branches.py.
 
-A branch starts from a copy of a checkpoint that differs in one counter: how many samples were
-consumed. It says where in the training data the branch goes on. The copy is a manifest of its own
-beside links to the trunk's files.
+A fork loads a copy of a checkpoint in which only the number of consumed samples differs. That number
+determines where in the training data the fork begins. The copy consists of a modified manifest and
+symbolic links to the files of the base run.
 """
 import contextlib
 import ctypes
@@ -13,12 +13,13 @@ import re
 
 from .common import StudyError, read_json
 
-LAST_LINE = '"xxh3": "%016x"\n}\n'  # of a manifest: the hash of all before it (llmc/checkpoint/manifest.c)
+# Last line of a manifest: hash of everything before it (llmc/checkpoint/manifest.c).
+LAST_LINE = '"xxh3": "%016x"\n}\n'
 CONSUMED = rb'("state": \{[^}]*"consumed_train_samples": )(\d+)'
 
 
 def xxh3(data):
-    """The 64-bit XXH3 of these bytes, by the library that the trainer uses."""
+    """Returns the 64-bit XXH3 hash of `data`, computed by the library that the trainer uses."""
     try:
         library = ctypes.CDLL("libxxhash.so.0")
     except OSError as reason:
@@ -33,13 +34,13 @@ def folder_of(saves, iteration):
 
 
 def newest(saves):
-    """The last saved iteration; 0 without one."""
+    """Returns the last saved iteration, or 0 if there is none."""
     names = os.listdir(saves) if os.path.isdir(saves) else []
     return max((int(n[5:]) for n in names if re.fullmatch(r"iter_\d{7}", n)), default=0)
 
 
 def fingerprint(saves, iteration):
-    """Tells the bits of two checkpoints apart: their files' hashes. None without the checkpoint."""
+    """Returns a hash over the hashes of a checkpoint's files, or None if the checkpoint is missing."""
     manifest = os.path.join(folder_of(saves, iteration), "manifest.json")
     if not os.path.exists(manifest):
         return None
@@ -48,13 +49,13 @@ def fingerprint(saves, iteration):
 
 
 def moved_manifest(manifest, consumed):
-    """The manifest's bytes with another number of consumed samples, and its hash mended."""
+    """Returns the manifest with another number of consumed samples and an updated hash."""
     text = manifest[:-len(LAST_LINE % 0)]
     if manifest != text + (LAST_LINE % xxh3(text)).encode():
-        raise StudyError(5, "the trunk's manifest.json is damaged; make the trunk again")
+        raise StudyError(5, "the base run's manifest.json is damaged; run `study trunk` again")
     text, found = re.subn(CONSUMED, rb"\g<1>%d" % consumed, text)
     if found != 1:
-        raise StudyError(5, "the trunk's manifest.json is of an unknown form")
+        raise StudyError(5, "the base run's manifest.json has an unknown format")
     return text + (LAST_LINE % xxh3(text)).encode()
 
 
@@ -66,9 +67,9 @@ def write_whole(path, content):
 
 
 def start_of_branch(saves, iteration, consumed, start):
-    """Makes the folder `start`, for --load: the checkpoint, `consumed` samples into the data.
+    """Creates the folder `start` for --load: the checkpoint, with `consumed` samples consumed.
 
-    Where it is there it stays readable: another call's branch may be starting from it."""
+    An existing folder stays readable throughout, because a fork of another process may be loading it."""
     source, target = folder_of(saves, iteration), folder_of(start, iteration)
     os.makedirs(target, exist_ok=True)
     for name in os.listdir(source):

@@ -1,4 +1,4 @@
-"""What all modules of the accuracy study share: errors, paths, reading of JSON."""
+"""Errors, paths and JSON input shared by all modules of the accuracy study."""
 import json
 import math
 import os
@@ -7,7 +7,7 @@ import sys
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path.insert(0, os.path.join(ROOT, "dev"))
-# Flags that change how messages travel but not what arrives: no part of the settings.
+# Flags that change the transport but not the results. They are not part of the settings.
 TRANSPORT_FLAGS = ["--emulate-nodes"]
 
 
@@ -28,7 +28,7 @@ def read_json(path):
     except OSError as reason:
         raise StudyError(5, f"{path}: {reason.strerror}") from None
     except ValueError:
-        raise StudyError(5, f"{path} is no result of this program; remove it") from None
+        raise StudyError(5, f"{path} is not a result of this program; remove it") from None
 
 
 def without_transport(flags):

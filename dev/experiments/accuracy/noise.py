@@ -1,9 +1,9 @@
-"""Gaps between runs and what chance does to them. Called by the reports."""
+"""Gaps between runs and their confidence intervals. Called by the reports."""
 import math
 import statistics
 
-# A preset is as good as another where the 95 % interval of its gap ends below this. The paper calls
-# SDP4Bit as good as the baseline at 125M with a gap of 0.002, and TLq worse with one of 0.011.
+# A preset is as good as another if the 95 % interval of its gap ends below this. At 125M the paper calls
+# SDP4Bit as good as the baseline with a gap of 0.002, and TLq worse with a gap of 0.011.
 MARGIN = 0.003
 # Student's t, 97.5 %, for 1, 2, ... degrees of freedom.
 T_975 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -15,9 +15,9 @@ def t_975(freedom):
 
 
 def gaps(results, preset, reference):
-    """Validation loss minus the reference's, by seed.
+    """Returns the validation loss minus that of the reference, by seed.
 
-    Two runs of a seed have the same initial weights and the same data in the same order."""
+    Runs with the same seed have the same initial weights and read the same data in the same order."""
     ours, theirs = results.get(preset, {}), results.get(reference, {})
     loss = lambda runs, seed: runs.get(seed, {}).get("valid_loss")
     return {s: loss(ours, s) - loss(theirs, s) for s in sorted(ours)
@@ -25,30 +25,28 @@ def gaps(results, preset, reference):
 
 
 def baseline_gaps(results, preset):
-    """[] for the baseline itself."""
+    """Returns the gaps to the baseline; [] for the baseline itself."""
     return list(gaps(results, preset, "baseline").values()) if preset != "baseline" else []
 
 
 def own_half_width(values):
-    """Half of the 95 % interval of the mean of these gaps, by Student's t from their own spread.
-
-    None for a single gap."""
+    """Returns half of the 95 % interval of the mean gap (Student's t); None for a single gap."""
     if len(values) < 2:
         return None
     return t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 class Noise:
-    """How far a gap moves from seed to seed, for runs from their initial weights.
+    """Variation of a gap over seeds, for runs from initial weights.
 
-    The standard deviation of the gaps between runs of a seed, pooled over all presets with several
-    seeds. Presets share the baseline's run of a seed. So their gaps move together, and more presets add
-    no degrees of freedom: these are of the preset with the most seeds. Without a preset of several
-    seeds it is the deviation of the baseline's losses over its seeds times sqrt(2), as if two runs
-    had nothing in common."""
+    The standard deviation is pooled over all presets with several seeds. Their gaps are correlated,
+    because presets share the baseline run of a seed. More presets therefore add no degrees of
+    freedom: the preset with the most seeds determines them. If no preset has several seeds, the
+    standard deviation is that of the baseline's losses times sqrt(2), as for independent runs."""
 
     def __init__(self, results):
-        several = [values for values in (baseline_gaps(results, preset) for preset in results) if len(values) > 1]
+        all_gaps = [baseline_gaps(results, preset) for preset in results]
+        several = [values for values in all_gaps if len(values) > 1]
         losses = [r["valid_loss"] for r in results["baseline"].values() if r["valid_loss"] is not None]
         self.baseline = statistics.stdev(losses) if len(losses) > 1 else None
         self.paired = bool(several)
@@ -61,10 +59,10 @@ class Noise:
             self.deviation = self.baseline * math.sqrt(2)
 
     def half_width(self, values):
-        """Half of the 95 % interval of the mean of these gaps; None when nothing is known.
+        """Returns half of the 95 % interval of the mean gap; None if no preset has several seeds.
 
-        It comes from the pooled spread. With three gaps or more it comes from their own where that
-        is wider: few gaps may happen to lie close together."""
+        It is based on the pooled standard deviation, or on these gaps alone if there are at least
+        three and their interval is wider."""
         own = own_half_width(values) if len(values) > 2 else None
         pooled = None
         if self.deviation is not None and values:
@@ -73,7 +71,7 @@ class Noise:
 
 
 def verdict(mean, half):
-    """What a gap allows to say."""
+    """Classifies a gap by its 95 % interval."""
     if half is None:
         return "one seed: cannot tell"
     if mean - half > 0:
@@ -82,9 +80,9 @@ def verdict(mean, half):
 
 
 def as_good(mean, half):
-    """Whether a preset costs less than MARGIN: "yes", "no", "unknown"; None for a single gap.
+    """Returns whether a preset costs less than MARGIN: "yes", "no", "unknown"; None for a single gap.
 
-    A gap inside the noise is no proof of it: the whole interval must lie below the margin."""
+    A gap inside the noise is not sufficient: the whole interval must be below the margin."""
     if half is None:
         return None
     if mean + half < MARGIN:
@@ -98,17 +96,17 @@ def mean_of(seeds, name):
 
 
 def error_mean(seeds, column):
-    """Over the second half of the run, when the loss has come down."""
+    """Returns the mean error over the second half of each run, after the initial drop of the loss."""
     values = [e[column] for r in seeds.values() for e in r["errors"]
               if e[column] is not None and 2 * e[0] > r["settings"]["iterations"]]
     return statistics.fmean(values) if values else None
 
 
 def lost(results, preset):
-    """How many of its runs diverged."""
+    """Returns the number of a preset's runs that diverged."""
     return sum(1 for r in results.get(preset, {}).values() if r["diverged"])
 
 
 def base_of(results, preset):
-    """The baseline's mean loss over the seeds of the preset's gaps."""
+    """Returns the baseline's mean loss over the seeds of the preset's gaps."""
     return statistics.fmean(results["baseline"][s]["valid_loss"] for s in gaps(results, preset, "baseline"))

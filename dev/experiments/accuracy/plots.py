@@ -8,13 +8,13 @@ from plotting import COLORS, LEFT, RIGHT, TOP, Entry, Panel
 
 
 def style(preset):
-    """The preset's color and dashes, the same in all plots."""
+    """Returns the preset's color and dash pattern, the same in all plots."""
     k = list(PRESETS).index(preset) if preset in PRESETS else len(PRESETS)
     return COLORS[k % len(COLORS)], ("", "7 4", "2 4")[k // len(COLORS) % 3]
 
 
 def gap_rows(results, noise):
-    """[(name, color, mean gap or None, half of its 95 % or 0, gaps)]."""
+    """Returns [(name, color, mean gap or None, half of its 95 % interval or 0, gaps)]."""
     rows = []
     for preset in results:
         values, diverged = baseline_gaps(results, preset), lost(results, preset)
@@ -26,7 +26,7 @@ def gap_rows(results, noise):
 
 
 def gap_plot(results, noise, title):
-    """One row per preset: its gap and 95 %. The presets' names stand to the right. None for a single gap."""
+    """Draws one row per preset: gaps, their mean and its 95 % interval. Returns None for a single gap."""
     rows = gap_rows(results, noise)
     if sum(len(values) for *_, values in rows) < 2:
         return None
@@ -34,7 +34,7 @@ def gap_plot(results, noise, title):
     ends += [0.0] + [v for *_, values in rows for v in values]
     panel = Panel(TOP, 30 * len(rows), (min(ends), max(ends)), (0.4, len(rows) - 0.4), pad_x=0.02)
     zero = f"{panel.x(0):.1f}"
-    axes, names = panel.x_axis("validation loss minus the baseline's of the same seed", sign="+"), []
+    axes, names = panel.x_axis("validation loss minus that of the baseline with the same seed", sign="+"), []
     lines = [f'<line class="zero" x1="{zero}" x2="{zero}" y1="{TOP}" y2="{panel.bottom()}"/>']
     for k, (name, color, mean, half, values) in enumerate(rows):
         at = len(rows) - k - 0.5
@@ -53,7 +53,7 @@ def gap_plot(results, noise, title):
 
 
 def curve_points(result, reference, smooth=25):
-    """(iteration, loss minus the reference's), means of a window."""
+    """Returns (iteration, loss minus that of the reference), as moving averages."""
     ours, theirs = result["train_loss"], reference["train_loss"]
     pairs = [a - b for a, b in zip(ours["mean"], theirs["mean"])]
     half = max(1, smooth // (2 * ours["every"]))
@@ -62,10 +62,10 @@ def curve_points(result, reference, smooth=25):
 
 
 def line_plot(curves, y_label, title, subtitle, log=False):
-    """curves: (preset, points). log: of the y axis, which then holds all points.
+    """Draws curves, a list of (preset, points), with a linear or logarithmic y axis.
 
-    A linear axis leaves out what the first tenth of the run reaches beyond the rest. None where
-    there is nothing to see: no points, or all with one value."""
+    The limits of a linear axis ignore the first tenth of the run; a logarithmic axis covers all
+    points. Returns None if there are no points or all have the same value."""
     drawn = lambda y: y is not None and (y > 0 or not log)
     curves = [(preset, [(x, y) for x, y in points if drawn(y)]) for preset, points in curves]
     curves = [(preset, points) for preset, points in curves if points]
@@ -84,21 +84,21 @@ def line_plot(curves, y_label, title, subtitle, log=False):
 
 
 def plots(results, noise, model):
-    """name -> SVG text."""
+    """Returns name -> SVG text."""
     seed = min(results["baseline"])
     one = {preset: seeds[seed] for preset, seeds in results.items() if seed in seeds}
     errors = lambda column: [(preset, [(e[0], e[column]) for e in r["errors"]]) for preset, r in one.items()]
     losses = [(preset, curve_points(r, one["baseline"])) for preset, r in one.items() if preset != "baseline"]
     made = {
-        "gaps": gap_plot(results, noise, f"{model}: what each preset costs in validation loss"),
+        "gaps": gap_plot(results, noise, f"{model}: cost of each preset in validation loss"),
         "training": line_plot(losses, "loss minus the baseline's",
                               f"{model}: training loss against the baseline",
-                              f"seed {seed}, mean of 25 iterations; the first tenth may leave the frame"),
+                              f"seed {seed}, mean of 25 iterations; the first tenth may exceed the frame"),
         "gradient_error": line_plot(errors(1), "relative error",
                                     f"{model}: error of the reduced gradient against the exact reduction",
                                     f"seed {seed}; ‖reduced − exact‖ / ‖exact‖", log=True),
         "replica_error": line_plot(errors(2), "ratio",
-                                   f"{model}: replica's distance from the master weights over that of bf16 rounding",
+                                   f"{model}: error of the model weights relative to that of bf16 rounding",
                                    f"seed {seed}", log=True),
     }
     return {name: text for name, text in made.items() if text}

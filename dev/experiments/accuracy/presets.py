@@ -1,6 +1,6 @@
-"""The presets of the accuracy study, and what the paper says of them.
+"""Presets of the accuracy study, and the paper's claims about them.
 
-Read by the modules that run them and by those that report."""
+Used by the modules that run the presets and by the reports."""
 import math
 import struct
 
@@ -13,8 +13,8 @@ def gradient_groups(size):
     return ["--gq-group-size-intra", str(size), "--gq-group-size-inter", str(size)]
 
 
-# Preset: PRESET of scripts/train_*.sh, flags that change it, its seeds unless --seeds gives others.
-# The others are compared with the first one.
+# name: (PRESET of scripts/train_*.sh, additional flags, seeds unless --seeds is given).
+# The first one is the reference of all comparisons.
 PRESETS = {
     "baseline": ("baseline", [], FOUR),
     "baseline-bf16": ("baseline-bf16", [], FOUR[:1]),
@@ -49,32 +49,32 @@ SETS = {
     "paper": ["baseline", "sdp4bit", "qwd", "tlq-hs", "tlq", "ulq", "qw-g2048", "qw-g128", "qw-g32",
               "tlq-hs-g64", "tlq-hs-g512"],
 }
-# Twins of the baseline, for branches alone. A twin's learning rate is so many units in the last
-# place of fp32 away from the baseline's. One unit is one bit.
+# Replicates of the baseline, for forks only: offset of the learning rate in units of the last place
+# (fp32). The names are those of stored results.
 TWINS = {"twin1": 1, "twin2": -1, "twin3": 2, "twin4": -2}
-# What the paper's tables say, as pairs (worse, better).
+# Order of the presets in the paper's tables, as pairs (worse, better).
 PAPER_ORDER = [
     ("qw-g2048", "baseline"), ("qw-g128", "baseline"), ("qw-g2048", "qw-g128"), ("qw-g128", "qw-g32"),
     ("qw-g128", "qwd"), ("qw-g2048", "qwd"),
     ("ulq", "tlq"), ("tlq", "tlq-hs"), ("ulq", "tlq-hs"), ("tlq-hs-g512", "tlq-hs"),
 ]
-PAPER_EQUAL = ["qwd", "tlq-hs", "sdp4bit"]  # as good as the baseline, by the paper
+PAPER_EQUAL = ["qwd", "tlq-hs", "sdp4bit"]  # as good as the baseline according to the paper
 
 
 def trains_alone(preset):
-    """Whether its nodes exchange what they have learned, not gradients."""
+    """Returns true if nodes exchange weights every H steps (--local-steps) instead of gradients."""
     return PRESETS.get(preset, ("",))[0] == "local"
 
 
 def moved(learning_rate, units):
-    """The fp32 number that lies so many units in the last place above this one."""
+    """Returns the fp32 learning rate increased by `units` units in the last place."""
     bits = struct.unpack("<I", struct.pack("<f", learning_rate))[0]
     value = struct.unpack("<f", struct.pack("<I", bits + units))[0]
     return value if math.isfinite(value) else learning_rate
 
 
 def named_presets(text, twins=False):
-    """The presets that --presets names, sets taken apart, each once."""
+    """Returns the presets named by --presets, with sets expanded and without duplicates."""
     known = [*PRESETS, *(TWINS if twins else [])]
     sets = {**SETS, "twins": ["baseline", *TWINS]} if twins else SETS
     names = []
@@ -89,8 +89,8 @@ def named_presets(text, twins=False):
 
 
 def numbers(text, flag):
-    """Whole numbers with commas between them."""
+    """Parses a comma-separated list of integers."""
     try:
         return [int(n) for n in text.split(",")]
     except ValueError:
-        raise StudyError(2, f"{flag} {text}: give whole numbers with commas between them") from None
+        raise StudyError(2, f"{flag} {text}: must be whole numbers separated by commas") from None

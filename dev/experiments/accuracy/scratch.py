@@ -1,4 +1,4 @@
-"""`study run` and `study status`: every run starts from its initial weights. Called by ../study."""
+"""`study run` and `study status`: runs from initial weights. Called by ../study."""
 import os
 
 from .presets import PRESETS, named_presets, numbers
@@ -7,7 +7,7 @@ from .trainer import Job, data_fingerprint, micro_batch, read_result, work_throu
 
 
 def settings_of(options):
-    """What every run of a comparison shares."""
+    """Returns the settings that all compared runs must share."""
     return {"model": options.name, "iterations": options.iterations,
             "global_batch_size": options.global_batch_size, "ranks": options.ranks,
             "ranks_per_node": options.gpus_per_node or options.ranks,
@@ -16,10 +16,10 @@ def settings_of(options):
 
 
 def trainer_flags(options, preset, seed):
-    """The card's run, shortened.
+    """Returns the flags that shorten the model config's run.
 
-    The schedule decays over this length. There is no dropout. One evaluation on fixed samples
-    follows at the end."""
+    The learning rate decays over the shorter length, dropout is off, and the only evaluation is at
+    the end, on fixed samples."""
     flags = ["--train-iters", options.iterations, "--lr-decay-iters", options.iterations,
              "--lr-warmup-fraction", options.warmup_fraction,
              "--global-batch-size", options.global_batch_size, "--micro-batch-size", micro_batch(options),
@@ -35,7 +35,8 @@ def trainer_flags(options, preset, seed):
 
 def wanted_runs(options):
     seeds = numbers(options.seeds, "--seeds") if options.seeds else None
-    return [(preset, seed) for preset in named_presets(options.presets) for seed in (seeds or PRESETS[preset][2])]
+    return [(preset, seed)
+            for preset in named_presets(options.presets) for seed in (seeds or PRESETS[preset][2])]
 
 
 def result_path(options, preset, seed):
@@ -67,7 +68,7 @@ def status(options):
 
 
 def read_results(folders):
-    """preset -> seed -> result. The presets in the study's order."""
+    """Returns preset -> seed -> result, with the presets in the study's order."""
     found, settings, first = {}, None, None
     for folder in folders:
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
@@ -84,4 +85,5 @@ def read_results(folders):
             seeds[seed] = result
     if "baseline" not in found:
         raise StudyError(5, f"no result of the baseline in {', '.join(folders)}; run it first")
-    return {preset: found[preset] for preset in [*PRESETS, *sorted(set(found) - set(PRESETS))] if preset in found}
+    order = [*PRESETS, *sorted(set(found) - set(PRESETS))]
+    return {preset: found[preset] for preset in order if preset in found}

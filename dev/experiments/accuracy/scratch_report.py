@@ -1,6 +1,4 @@
-"""`study report` of runs from their initial weights: a page of tables and plots.
-
-Called by ../study."""
+"""`study report` of runs from initial weights: a page of tables and plots. Called by ../study."""
 import os
 
 from .common import StudyError
@@ -11,7 +9,7 @@ from .statements import COLUMNS, meanings, ordering, paragraph, single_compariso
 
 
 def made_by(results, model):
-    """The command of these runs. It names the micro-batch when all have the same."""
+    """Returns the command of these runs, with --micro-batch-size if all runs have the same."""
     s = next(iter(results["baseline"].values()))["settings"]
     sizes = {r.get("micro_batch_size") for seeds in results.values() for r in seeds.values()}
     size = sizes.pop() if len(sizes) == 1 else None
@@ -30,18 +28,18 @@ def made_by(results, model):
 
 def noise_text(results, noise):
     if noise.baseline is None:
-        return ["**Noise.** Nothing here has several seeds: no gap can be told from chance."]
-    origin = "It comes from the baseline's seeds, times √2, since no other preset has several seeds"
+        return ["**Noise.** No preset has several seeds, so no gap can be distinguished from chance."]
+    origin = "It is that of the baseline's seeds times √2, because no other preset has several seeds"
     if noise.paired:
-        origin = "It comes from the gaps between runs of a seed, over all presets with several seeds"
+        origin = "It is estimated from gaps at equal seeds, over all presets with several seeds"
     return paragraph(
         f"**Noise.** The baseline's validation loss has a standard deviation of {noise.baseline:.5f}",
         f"over {len(results['baseline'])} seeds.",
         "Seeds differ in initial weights and in the order of the data.",
         f"A gap's own standard deviation is {noise.deviation:.5f}.",
         f"{origin} ({noise.freedom} degrees of freedom: all presets share the baseline's runs).",
-        "Presets with one or two seeds get their interval from it, as if their gaps scattered as much.",
-        "Presets with three seeds or more get it from their own spread where that is wider.")
+        "It gives the intervals of presets with one or two seeds.",
+        "Presets with three or more seeds use their own spread if it is larger.")
 
 
 def page_text(results, noise, model, pictures):
@@ -54,27 +52,27 @@ def page_text(results, noise, model, pictures):
         f"{some['parameters']:,} parameters, {s['ranks']} ranks as",
         f"{s['ranks'] // s['ranks_per_node']} nodes x {s['ranks_per_node']} on {of_all('device')},",
         f"commit {of_all('commit')}.",
-        f"Flags beside the study's own: `{' '.join(s['flags']) or 'none'}`.",
+        f"Flags in addition to the study's own: `{' '.join(s['flags']) or 'none'}`.",
         f"Corpus: `{some.get('data', 'unknown')}`.",
-        f"All runs are validated on the same {samples} samples of it.",
-        "[The study](../README.md) says what the corpus is and what these runs can tell. They were made by")
+        f"All runs are evaluated on the same {samples} validation samples.",
+        "[The study](../README.md) describes the corpus and explains what these runs can show. Command:")
     lines += ["", *made_by(results, model), "", *table(results, noise), "", *noise_text(results, noise), ""]
     alone = sum(len(baseline_gaps(results, preset)) == 1 for preset in results)
     lines += paragraph(
         *single_comparisons(len(results) - 1),
-        "Presets with one seed share one reference, that seed's run of the baseline. "
-        "What chance did to that run is in all of their gaps, "
+        "Presets with one seed share one reference, the baseline run with that seed. "
+        "Its random variation is part of all of their gaps, "
         "so these gaps are not independent of each other." if alone > 1 else "")
     lines += ["", *meanings("the run")]
     order = ordering(results, noise)
     if order:
-        lines += ["", "## The paper's statements, in these runs", "", *order]
+        lines += ["", "## The paper's claims in these runs", "", *order]
     lines += ["", "## Plots", ""] + [f"![{name}]({model}_{name}.svg)" for name in pictures]
     return "\n".join(lines) + "\n"
 
 
 def write_page(out, name, text, pictures):
-    """NAME.md and its pictures, NAME_KIND.svg, into the folder `out`."""
+    """Writes NAME.md and its plots, NAME_KIND.svg, to the folder `out`."""
     files = {f"{name}_{kind}.svg": picture for kind, picture in pictures.items()}
     files[f"{name}.md"] = text
     try:

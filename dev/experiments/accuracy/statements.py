@@ -1,4 +1,4 @@
-"""Tables and statements of a report's page. Called by scratch_report.py and branch_report.py."""
+"""Tables of a report, and checks of the paper's claims. Called by scratch_report.py and branch_report.py."""
 import statistics
 import textwrap
 
@@ -7,20 +7,20 @@ from .noise import MARGIN, as_good, base_of, baseline_gaps, error_mean, gaps, lo
 from tables import cell  # dev/, whose path common adds
 
 
-def said_of(results, noise, preset, values):
-    """What the table says of a preset."""
+def outcome_cell(results, noise, preset, values):
+    """Returns the text of the column "outcome" for a preset."""
     if lost(results, preset):
         return "diverged"
     if preset == "baseline":
         return ""
     if not values:
-        return "no baseline of its seed"
+        return "no baseline with its seed"
     return verdict(statistics.fmean(values), noise.half_width(values))
 
 
 def table(results, noise):
-    rows = ["| preset | seeds | validation loss | gap to the baseline | 95 % | gap % | verdict | gradient error "
-            "| replica error | MB/step between nodes | tokens/s |", "|---" * 11 + "|"]
+    rows = ["| preset | seeds | validation loss | gap to the baseline | 95 % | gap % | outcome "
+            "| gradient error | replica error | MB/step between nodes | tokens/s |", "|---" * 11 + "|"]
     for preset, seeds in results.items():
         values = baseline_gaps(results, preset)
         mean = statistics.fmean(values) if values else None
@@ -31,7 +31,7 @@ def table(results, noise):
             preset, f"{len(values)} of {len(seeds)}" if part else str(len(seeds)),
             cell(mean_of(seeds, "valid_loss"), ".5f"), cell(mean, "+.5f"),
             cell(noise.half_width(values), ".5f"), cell(percent, "+.3f"),
-            said_of(results, noise, preset, values),
+            outcome_cell(results, noise, preset, values),
             cell(None if trains_alone(preset) else error_mean(seeds, 1), ".4f"),
             cell(error_mean(seeds, 2), ".3f"),
             cell(sent / 1e6 if sent is not None else None, ".3f"),
@@ -43,14 +43,14 @@ def table(results, noise):
 ONE_SEED = "cannot be told from one seed"
 
 
-def judged(noise, values, judge, words):
-    """What judge(mean, half width) says of gaps, in these words, with the figures."""
+def described(noise, values, test, words):
+    """Returns words[test(mean, half width)] followed by the mean gap and its interval."""
     mean, half = statistics.fmean(values), noise.half_width(values)
-    return f"{words.get(judge(mean, half), ONE_SEED)} ({cell(mean, '+.5f')} ± {cell(half, '.5f', '?')})"
+    return f"{words.get(test(mean, half), ONE_SEED)} ({cell(mean, '+.5f')} ± {cell(half, '.5f', '?')})"
 
 
 def order_of(results, noise, worse, better):
-    """Whether these runs bear out that one preset is worse than another; None without common seeds."""
+    """Describes whether `worse` is worse than `better` in these runs; empty without common seeds."""
     lost_worse, lost_better = lost(results, worse), lost(results, better)
     if lost_worse and lost_better:
         return "**cannot be told**: runs of both diverged"
@@ -59,25 +59,25 @@ def order_of(results, noise, worse, better):
     if lost_better:
         return f"**does not hold**: {lost_better} of {len(results[better])} runs of {better} diverged"
     values = list(gaps(results, worse, better).values())
-    return values and judged(noise, values, verdict, {
-        "worse": "holds", "better": "**does not hold**: it is the other way round",
+    return values and described(noise, values, verdict, {
+        "worse": "holds", "better": "**does not hold**: the opposite does",
         "inside the noise": "**cannot be told** from the noise"})
 
 
 def equality_of(results, noise, preset):
-    """Whether these runs show that the preset costs less than MARGIN; None without common seeds."""
+    """Describes whether the preset costs less than MARGIN in these runs; empty without common seeds."""
     if lost(results, preset):
         return (f"**does not hold**: {lost(results, preset)} of {len(results[preset])} runs diverged, "
                 f"of the baseline {lost(results, 'baseline')} of {len(results['baseline'])}")
     values = baseline_gaps(results, preset)
-    return values and judged(noise, values, as_good, {
+    return values and described(noise, values, as_good, {
         "yes": "holds", "no": "**does not hold**", "unknown": "**cannot be told**"})
 
 
 def ordering(results, noise):
-    """Each of the paper's statements, and whether these runs bear it out.
+    """Returns one line per claim of the paper: whether it holds in these runs.
 
-    A run that diverged is worse than any that did not."""
+    A run that diverged is worse than any run that did not."""
     said = [(f"{worse} is worse than {better}", order_of(results, noise, worse, better))
             for worse, better in PAPER_ORDER if worse in results and better in results]
     said += [(f"{preset} is as good as the baseline, to {MARGIN}", equality_of(results, noise, preset))
@@ -94,20 +94,21 @@ def paragraph(*sentences):
 
 
 def single_comparisons(presets):
-    """Sentences for a page that compares so many presets with the baseline."""
-    return ("The intervals are of single comparisons: chance takes about one preset in twenty out of its interval.",
+    """Returns sentences on multiple comparisons, for a page with this number of presets."""
+    return ("The intervals are not corrected for multiple comparisons: about one preset in twenty falls "
+            "outside its interval by chance.",
             f"Here {presets} {'preset is' if presets == 1 else 'presets are'} compared.")
 
 
 def meanings(run):
-    """Paragraphs on a table's columns. run: what the page calls a run, with its article."""
+    """Returns paragraphs that explain a table's columns. run: "the run" or "a fork"."""
     lines = []
     for meaning in (
             f"*gradient error*: ‖reduced − exact‖ / ‖exact‖ over the whole gradient of a step, "
-            f"mean of the second half of {run}. Nodes that train alone reduce no gradients between them.",
-            "*replica error*: how far the model's weights lie from the fp32 master weights, "
-            "over what rounding the master weights to bf16 would cost. 1 means nothing beyond bf16.",
-            "*tokens/s*: as logged, at the clock that each run happened to get. "
-            "It is no measurement of speed."):
+            f"mean over the second half of {run}. "
+            "Not defined with --local-steps, where nodes reduce no gradients.",
+            "*replica error*: distance between the model weights and the fp32 master weights, "
+            "relative to the error of rounding the master weights to bf16. 1 means no error beyond bf16.",
+            "*tokens/s*: as logged, at whatever clock rate each run got; not a speed measurement."):
         lines += ["", *paragraph(meaning)]
     return lines[1:]

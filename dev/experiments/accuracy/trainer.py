@@ -1,4 +1,4 @@
-"""Runs of the trainer: their data, flags, logs and results. Called by scratch.py, trunk.py and
+"""Starts runs of the trainer and reads their logs and results. Called by scratch.py, trunk.py and
 branches.py."""
 import contextlib
 import fcntl
@@ -18,14 +18,19 @@ from .common import ROOT, StudyError, difference, is_number, read_json, without_
 from tables import write_records  # dev/, whose path common adds
 
 
-# One run. name: for messages. preset: PRESET of scripts/train_*.sh. flags: the trainer's. raw:
-# folder of its log. path: of its result. settings: what all results that it is compared with must
-# share. labels: what else its result says.
+# One run.
+#   name      for messages
+#   preset    PRESET of scripts/train_*.sh
+#   flags     trainer flags
+#   raw       folder of its log
+#   path      file of its result
+#   settings  must be equal in all results that are compared
+#   labels    additional fields of the result
 Job = namedtuple("Job", "name preset flags raw path settings labels")
 
 
 def data_fingerprint(prefix):
-    """Tells two corpora apart without reading them whole."""
+    """Returns a hash of the sizes and the first MiB of the files of a token shard."""
     digest = hashlib.sha256()
     try:
         for suffix in (".idx", ".bin"):
@@ -34,7 +39,7 @@ def data_fingerprint(prefix):
             with open(prefix + suffix, "rb") as file:
                 digest.update(file.read(1 << 20))
     except OSError as reason:
-        told = f"{reason.filename}: {reason.strerror}; --data wants the prefix of a token shard"
+        told = f"{reason.filename}: {reason.strerror}; --data must be the prefix of a token shard"
         raise StudyError(5, told) from None
     return digest.hexdigest()[:16]
 
@@ -50,7 +55,7 @@ def read_lines(path):
 
 
 def thinned(values, most=1000):
-    """Means of equal blocks, so that a long run's curve stays small."""
+    """Averages blocks of equal size, so that a result has at most `most` values."""
     size = max(1, math.ceil(len(values) / most))
     means = [round(statistics.fmean(values[i:i + size]), 5) for i in range(0, len(values), size)]
     return {"every": size, "mean": means}
@@ -62,13 +67,13 @@ def median_of(intervals, name):
 
 
 def mean_bytes(intervals, name):
-    """Per step, over the whole run: with local steps some steps send nothing."""
+    """Mean per step over the whole run, because some steps send nothing with --local-steps."""
     steps = sum(r["iterations"] for r in intervals)
     return sum(r[name] * r["iterations"] for r in intervals) / steps if steps else None
 
 
 def summary(lines, diverged):
-    """What is kept of a log. A run that went on from a checkpoint has logged some iterations twice."""
+    """Summarizes a log for the result. A resumed run may have logged some iterations twice."""
     start = next(r for r in lines if r["kind"] == "start")
     losses = {r["iteration"]: r["loss"] for r in lines if r["kind"] == "train"}
     losses = [loss for _, loss in sorted(losses.items()) if loss is not None]
@@ -76,7 +81,7 @@ def summary(lines, diverged):
     intervals = [r for r in lines if r["kind"] == "interval"]
     errors = [r for r in lines if r["kind"] == "quantization_error"]
     return {
-        # No part of the settings: several give equal results.
+        # Not part of the settings: different values give equal results.
         "micro_batch_size": start["arguments"]["micro_batch_size"],
         "commit": start["commit"], "device": start["device"], "libraries": start["libraries"],
         "nodes": start["nodes"], "parameters": start["parameters"], "diverged": diverged,
@@ -90,9 +95,9 @@ def summary(lines, diverged):
 
 
 def train(options, job, goes_on=False):
-    """One run; its exit code. Its log and what it printed stay in the folder job.raw.
+    """Runs the trainer and returns its exit code. Its log and output are in the folder job.raw.
 
-    goes_on: a run that went on from a checkpoint goes on in its log."""
+    goes_on: keep the folder, so that a run resumed from a checkpoint appends to its log."""
     if not goes_on:
         shutil.rmtree(job.raw, ignore_errors=True)
     os.makedirs(job.raw, exist_ok=True)
@@ -106,7 +111,7 @@ def train(options, job, goes_on=False):
                                    stderr=subprocess.STDOUT)
         try:
             return process.wait()
-        except BaseException:  # Ctrl-C, SIGTERM: the script lets its ranks leave
+        except BaseException:  # Ctrl-C, SIGTERM: let the script stop its ranks
             process.send_signal(signal.SIGTERM)
             process.wait()
             raise
@@ -114,9 +119,7 @@ def train(options, job, goes_on=False):
 
 @contextlib.contextmanager
 def claimed(raw):
-    """Whether this call may make the run.
-
-    False while another call makes it, here or on a machine that shares the folder."""
+    """Locks a run. Yields false if another process, possibly on another machine, holds the lock."""
     os.makedirs(os.path.dirname(raw), exist_ok=True)
     with open(raw + ".lock", "w", encoding="utf-8") as lock:
         try:
@@ -144,13 +147,11 @@ def read_result(path):
             raise ValueError
         return result
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise StudyError(5, f"{path} is no result of this program; remove it") from None
+        raise StudyError(5, f"{path} is not a result of this program; remove it") from None
 
 
 def finished(job):
-    """True when there is a result.
-
-    One of other settings stops the study: it is neither overwritten nor mixed with this one."""
+    """Returns true if the job has a result. Raises StudyError if that result has other settings."""
     if not os.path.exists(job.path):
         return False
     found = read_result(job.path)["settings"]
@@ -161,12 +162,12 @@ def finished(job):
 
 
 def run_once(options, job, more=lambda lines: {}):
-    """The run's exit code. A run that diverged, 4, has a result too and counts as 0.
+    """Makes one run and writes its result. Returns its exit code, or 0 for 4 (the run diverged).
 
-    A run that failed leaves no result. more(lines of the log): what else the result holds."""
+    A failed run has no result. more(lines of the log): returns additional fields of the result."""
     with claimed(job.raw) as free:
         if not free or finished(job):
-            print(f"{job.name}: another call makes it", flush=True)
+            print(f"{job.name}: another process makes it", flush=True)
             return 0
         began = time.monotonic()
         code = train(options, job)
@@ -174,7 +175,7 @@ def run_once(options, job, more=lambda lines: {}):
         lines = read_lines(os.path.join(job.raw, "log.jsonl")) if code in (0, 4) else []
         found = summary(lines, code == 4) if lines else {}
         if code == 0 and not is_number(found.get("valid_loss")):
-            code = "0, but without a validation loss"
+            code = "0, but no validation loss"
         if code not in (0, 4):
             told = f"{job.name}: exit code {code}: {output_tail(job.raw)}"
             print(told, file=sys.stderr, flush=True)
@@ -188,7 +189,7 @@ def run_once(options, job, more=lambda lines: {}):
 
 
 def work_through(options, wanted, more=lambda lines: {}):
-    """Makes the runs that have no result, as far as --minutes go. The study's exit code."""
+    """Makes the runs that have no result, within --minutes. Returns the exit code of the study."""
     started, longest, failed = time.monotonic(), 0.0, 0
     todo = [job for job in wanted if not finished(job)]
     print(f"{options.name}: {len(wanted) - len(todo)} of {len(wanted)} runs are done, {len(todo)} to do",
@@ -196,13 +197,13 @@ def work_through(options, wanted, more=lambda lines: {}):
     for done, job in enumerate(todo):
         spent = time.monotonic() - started
         if options.minutes and done and spent + 1.1 * longest > 60 * options.minutes:
-            print(f"{len(todo) - done} runs are left for the next call: the time is up", flush=True)
+            print(f"{len(todo) - done} runs are left for the next call: out of time", flush=True)
             break
         began = time.monotonic()
         code = run_once(options, job, more)
         failed += code != 0
         if code in (2, 3):  # usage, environment
-            print(f"stopped: exit code {code} is most likely that of the others too; "
+            print(f"stopped: exit code {code} will most likely repeat; "
                   f"{len(todo) - done - 1} of {len(todo)} runs were not started", file=sys.stderr, flush=True)
             break
         longest = max(longest, time.monotonic() - began)

@@ -1,10 +1,10 @@
-"""`study trunk`: the baseline run that all branches leave. Called by ../study.
+"""`study trunk`: trains the baseline run from which all forks start. Called by ../study.
 
-It has a warm-up and then a constant learning rate. It is saved at its points. The checkpoints are
-large and stay under raw/. trunk.json is small: it says what the trunk is, and the fingerprint of
-each point. Where the checkpoints are lost, the trunk is made again and must come out with the same
-bits. An interrupted trunk has a trunk.json without points, so that none of other settings goes on
-from its checkpoints.
+The base run uses a warm-up followed by a constant learning rate and saves a checkpoint at each of
+its points. Checkpoints are large and stay under raw/. trunk.json is small: it records the settings
+of the base run and the fingerprint of each point. If the checkpoints are lost, `study trunk` trains
+again and must produce bitwise identical ones. While the base run is unfinished, trunk.json has no
+points; its settings keep a run with different settings from resuming those checkpoints.
 """
 import math
 import os
@@ -21,7 +21,7 @@ KEPT = ("commit", "device", "libraries", "micro_batch_size", "parameters", "trai
 
 
 def folder(options):
-    """Of the results of branches."""
+    """Folder of the forks' results."""
     return os.path.join(options.results, f"{options.name}-branches")
 
 
@@ -38,18 +38,18 @@ def description_path(options):
 
 
 def read_trunk(options):
-    """trunk.json; None where there is none."""
+    """Returns the contents of trunk.json, or None if the file does not exist."""
     path = description_path(options)
     if not os.path.exists(path):
         return None
-    trunk = read_json(path)
-    if not isinstance(trunk, dict) or not {"settings", "points", "seq_length"} <= set(trunk):
-        raise StudyError(5, f"{path} is no trunk of this program; remove it")
-    return trunk
+    base = read_json(path)
+    if not isinstance(base, dict) or not {"settings", "points", "seq_length"} <= set(base):
+        raise StudyError(5, f"{path} does not describe a base run; remove it")
+    return base
 
 
 def common_flags(settings, options):
-    """What trunk and branches share."""
+    """Returns the trainer flags that the base run and its forks share."""
     flags = ["--global-batch-size", settings["global_batch_size"], "--micro-batch-size", micro_batch(options),
              "--hidden-dropout", 0, "--attention-dropout", 0, "--seed", settings["seed"],
              "--split", settings["split"], "--full-validation", "--eval-iters", 0, "--eval-seed", 1]
@@ -63,7 +63,7 @@ def settings_of(options):
 
 
 def trunk_flags(settings, options, points):
-    """A constant rate after the warm-up. Its length is told as a fraction, as the card does."""
+    """Constant learning rate after the warm-up, whose length is given as a fraction as in configs/."""
     saves = os.path.abspath(saves_folder(options))
     flags = [*common_flags(settings, options), "--train-iters", points[-1],
              "--lr", settings["lr"], "--lr-decay-style", "constant",
@@ -76,37 +76,37 @@ def trunk_flags(settings, options, points):
 def checked_points(options):
     points = sorted(set(numbers(options.points, "--points")))
     if points[0] < 1:
-        raise StudyError(2, f"--points {options.points}: a trunk is saved after its first iteration or later")
+        raise StudyError(2, f"--points {options.points}: the first point must be at least 1")
     return points
 
 
-def lost(options, trunk, points):
-    """Those whose checkpoint is not there, or is not the one that trunk.json tells of."""
+def lost(options, base, points):
+    """Returns the points whose checkpoint is missing or differs from its fingerprint in trunk.json."""
     found = {p: fingerprint(saves_folder(options), p) for p in points}
-    return [p for p in points if not found[p] or found[p] != trunk["points"].get(str(p), found[p])]
+    return [p for p in points if not found[p] or found[p] != base["points"].get(str(p), found[p])]
 
 
-def check_bits(trunk, made):
-    """That a trunk made again is the one that the results are of."""
+def check_bits(base, made):
+    """Checks that a repeated base run is bitwise identical to the one that the results used."""
     for point, bits in made.items():
-        known = trunk["points"].get(point, bits)
+        known = base["points"].get(point, bits)
         if known != bits:
-            raise StudyError(5, f"at iteration {point} the trunk has other bits than the one of trunk.json "
-                                f"({bits} and {known}); it wants the same kind of GPU, libraries, program and "
-                                f"--micro-batch-size, then {trunk['device']}, commit {trunk['commit']}; or "
-                                "another --name")
+            raise StudyError(5, f"at iteration {point} the base run has other bits than trunk.json records "
+                                f"({bits} instead of {known}); use the same GPU type, libraries, program and "
+                                f"--micro-batch-size (recorded: {base['device']}, commit {base['commit']}), "
+                                "or choose another --name")
 
 
 def make(options, settings, points):
-    """Trains the trunk, or goes on with it. Its part of trunk.json."""
-    job = Job("trunk", "baseline", trunk_flags(settings, options, points),
+    """Trains or resumes the base run. Returns its part of trunk.json."""
+    job = Job("base run", "baseline", trunk_flags(settings, options, points),
               os.path.join(raw_folder(options), "trunk"), description_path(options), settings, {})
     with claimed(job.raw) as free:
         if not free:
-            raise StudyError(5, "another call makes the trunk")
+            raise StudyError(5, "another process is training the base run")
         code = train(options, job, goes_on=True)
     if code:
-        raise StudyError(1, f"trunk: exit code {code}: {output_tail(job.raw)}")
+        raise StudyError(1, f"base run: exit code {code}: {output_tail(job.raw)}")
     lines = read_lines(os.path.join(job.raw, "log.jsonl"))
     found = summary(lines, False)
     start = next(r for r in lines if r["kind"] == "start")
@@ -119,21 +119,21 @@ def trunk(options):
     settings, points = settings_of(options), checked_points(options)
     known = read_trunk(options) or {"settings": settings, "points": {}, "seq_length": None}
     if known["settings"] != settings:
-        raise StudyError(5, f"{description_path(options)} is of other settings "
+        raise StudyError(5, f"{description_path(options)} has other settings "
                             f"({difference(known['settings'], settings)}); choose another --results folder "
-                            "or --name, or remove the file and the trunk's checkpoints")
+                            "or --name, or remove the file and the base run's checkpoints")
     gone = lost(options, known, points)
     if not gone and {str(p) for p in points} <= set(known["points"]):
-        print("the trunk is there", flush=True)
+        print("the base run exists", flush=True)
         return 0
     write_records(description_path(options), known)
-    if gone and gone[0] <= newest(saves_folder(options)):  # a run cannot go back to it
+    if gone and gone[0] <= newest(saves_folder(options)):  # a run cannot resume before it
         shutil.rmtree(saves_folder(options))
     made = make(options, settings, points)
     check_bits(known, made["points"])
     of_longer = known if points[-1] <= max(map(int, known["points"]), default=0) else made
     made = {**of_longer, "points": {**known["points"], **made["points"]}}
     write_records(description_path(options), made)
-    print(f"trunk: {points[-1]} iterations, validation loss {made['valid_loss']:.5f}; "
+    print(f"base run: {points[-1]} iterations, validation loss {made['valid_loss']:.5f}; "
           f"points {', '.join(made['points'])}", flush=True)
     return 0
