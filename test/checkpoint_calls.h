@@ -1,11 +1,11 @@
-// What saver.c and train_gpt.c do with checkpoint.h, in one call each, for tests. Collective where
-// those are.
+// Sequences of checkpoint.h calls, as made by saver.c and train_gpt.c, in one call for tests.
+// Collective if the underlying calls are.
 #pragma once
 #include <stdlib.h>
 
 #include "llmc/checkpoint/checkpoint.h"
 
-// A save from its beginning to its end.
+// Performs a complete save.
 static inline bool save_whole(const CheckpointSave *save, Error *err) {
     CheckpointJob *job = checkpoint_begin(save, err);
     bool done = false, ok = job != NULL;
@@ -14,7 +14,7 @@ static inline bool save_whole(const CheckpointSave *save, Error *err) {
     return ok;
 }
 
-// Gives a save host memory for exactly its slices; freed by the caller.
+// Allocates host memory for exactly the slices of a save. The caller frees it.
 static inline void take_staging(CheckpointSave *save) {
     save->staging_bytes = 0;
     for (int i = 0; i < save->slice_count; i++) {
@@ -24,13 +24,13 @@ static inline void take_staging(CheckpointSave *save) {
     save->staging = xmalloc((size_t)save->staging_bytes + 1, "a test");
 }
 
-// Which element of the whole tensor is element e of these columns.
+// Index in the whole tensor of element e of these columns.
 static inline int64_t whole_element(const Tensor *tensor, Columns columns, int64_t e) {
     int64_t all = tensor->whole[1], count = columns.count ? columns.count : all;
     return e / count * all + columns.first + e % count;
 }
 
-// The checkpoint that is asked for, and not one before it.
+// Opens the requested checkpoint, without falling back to an older one.
 static inline Checkpoint *open_exactly(const char *directory, int64_t iteration, MPI_Comm comm, Error *err) {
     Peers peers = {comm, 0, NULL};
     char note[1400];
@@ -44,8 +44,8 @@ static inline Checkpoint *open_exactly(const char *directory, int64_t iteration,
     return c;
 }
 
-// The iteration that a run would go on from, NO_CHECKPOINT or CHECKPOINT_UNREADABLE. One rank's
-// question.
+// Returns the iteration that a run would resume from, NO_CHECKPOINT or CHECKPOINT_UNREADABLE. Not
+// collective.
 static inline int64_t newest_checkpoint(const char *directory, Error *err) {
     char note[1400];
     return checkpoint_find(directory, note, sizeof note, err);

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Compiles the GPU program and its tests without a GPU: every CUDA source for every architecture,
-# and the C files of tests. Each counts as a test. Called by scripts/test.sh.
+# Compiles the GPU program and its tests on machines without a GPU: every CUDA source for every
+# architecture, and the C files of tests. Each file is one test. Called by scripts/test.sh.
 #
 #   test/gpu_compile.sh BUILD-FOLDER [OPTIMIZED]
 #
-# Without a second word nothing is optimized, which finds the same errors in a third of the time.
-# What cannot be compiled for want of a library is skipped with the Makefile's words: all of it when
-# NCCL or cuDNN is missing, one file without cudnn-frontend.
+# Without OPTIMIZED it compiles without optimization, which finds the same errors in a third of the
+# time. Skips with the message of the Makefile if a library is missing: everything without NCCL or
+# cuDNN, one file without cudnn-frontend.
 # shellcheck source-path=SCRIPTDIR source=../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
 set -u

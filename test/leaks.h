@@ -1,8 +1,8 @@
-// Leaks in test programs over MPI, under AddressSanitizer. What MPI allocates while it starts is
-// its own and stays to the end; its modules are gone when the check at exit would name them. So its
-// start is not watched, the rest of its allocations is told by its libraries' names, and leaks are
-// looked for before MPI_Finalize. Without the sanitizer the weak functions are not there, and
-// nothing happens. Included by the one file with main.
+// Leak detection in MPI test programs under AddressSanitizer. MPI keeps what it allocates during
+// its start until the end, and unloads its modules before the check at exit, which then cannot name
+// them. So its start is excluded, its other allocations are recognized by library names, and leaks
+// are searched before MPI_Finalize. Without the sanitizer the weak functions are null and nothing
+// happens. Included by the file with main().
 #pragma once
 #include <mpi.h>
 
@@ -25,19 +25,19 @@ static inline void leaks_of_mpi_begin(void) {
 static inline void leaks_of_mpi_end(void) {
     if (__lsan_enable) __lsan_enable();
 }
-// MPI_Init, unwatched.
+// MPI_Init without leak detection.
 static inline void leaks_start_mpi(int *argc, char ***argv) {
     leaks_of_mpi_begin();
     MPI_Init(argc, argv);
     leaks_of_mpi_end();
 }
-// launch_init, unwatched.
+// launch_init without leak detection.
 static inline void leaks_launch(Launch *launch, int *argc, char ***argv) {
     leaks_of_mpi_begin();
     launch_init(launch, argc, argv);
     leaks_of_mpi_end();
 }
-// 1 when this process has lost memory (which has then been reported), else 0. Before MPI_Finalize.
+// Reports leaks of this process. Returns 1 if there are any. Call before MPI_Finalize.
 static inline int leaks_found(void) {
     return __lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check() ? 1 : 0;
 }

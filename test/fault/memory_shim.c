@@ -1,14 +1,13 @@
-// Loaded in front of the C library (LD_PRELOAD) by test/fault/memory.sh: makes allocations fail
-// that the program itself asks for, or the libraries that it has its JSON, patterns and hashes
-// from. MPI's and the C library's own allocations are left alone: what those do without memory is
-// not ours.
-//   MEMORY_FAULT_PROGRAM  name of the program (launchers and daemons are left alone)
-//   MEMORY_FAULT_RANK     Open MPI's rank, when only that one is meant
-//   MEMORY_FAULT_AT       which allocation fails, counted from 1; 0: none
-//   MEMORY_FAULT_LAST     how many after it fail too (default 0: one alone)
-//   MEMORY_FAULT_THREAD   1: only allocations of other threads than the main one are meant. MPI
-//                         belongs to that one: a line says when another calls MPI_Abort
-//   MEMORY_FAULT_COUNT    file that gets the number of allocations at the end
+// LD_PRELOAD library of test/fault/memory.sh: makes allocations of the program, and of the
+// libraries that it uses for JSON, patterns and hashes, fail. Allocations by MPI and the C library
+// are not affected, because their behavior without memory is not under test.
+//   MEMORY_FAULT_PROGRAM  name of the program; other processes, such as launchers, are not affected
+//   MEMORY_FAULT_RANK     Open MPI rank; every rank if unset
+//   MEMORY_FAULT_AT       index of the allocation that fails, from 1; 0: none
+//   MEMORY_FAULT_LAST     number of further allocations that fail after it (default 0)
+//   MEMORY_FAULT_THREAD   1: count only allocations of threads other than the main thread, and
+//                         print a line if one calls MPI_Abort, which only the main thread may do
+//   MEMORY_FAULT_COUNT    file that receives the number of allocations at exit
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
@@ -21,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// glibc's own, behind the names defined here.
+// glibc's implementations of the functions defined here.
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_realloc(void *old, size_t bytes);
@@ -80,7 +79,7 @@ __attribute__((destructor)) static void finish(void) {
     fclose(file);
 }
 
-// True when this allocation, asked for by the code at `caller`, is to fail.
+// Returns true if this allocation, requested by the code at `caller`, must fail.
 static bool fails(const void *caller) {
     uintptr_t place = (uintptr_t)caller;
     bool watched = false;
@@ -106,7 +105,7 @@ int posix_memalign(void **memory, size_t alignment, size_t bytes) {
     return 0;
 }
 
-// What allocates inside the C library on the program's behalf.
+// C library functions that allocate for the program.
 char *strdup(const char *text) {
     size_t bytes = strlen(text) + 1;
     char *copy = FAILS ? NULL : (char *)__libc_malloc(bytes);

@@ -1,14 +1,13 @@
-// A library for LD_PRELOAD in which the n-th call of one MPI function fails on one rank, as a
-// library reports a failure whose errors are returned: nothing is exchanged, nothing is written,
-// the request is whatever it was. Built as $(BUILD)/test/fault/mpi_shim.so and used by
-// test/fault/collectives.sh and start.sh. Environment:
-//   MPI_FAULT_RANK    the rank
+// LD_PRELOAD library that makes the n-th call of one MPI function fail on one rank, as MPI does
+// with MPI_ERRORS_RETURN: nothing is exchanged or written, and the request is undefined. Built as
+// $(BUILD)/test/fault/mpi_shim.so; used by test/fault/collectives.sh and start.sh. Environment:
+//   MPI_FAULT_RANK    rank on which the call fails
 //   MPI_FAULT_CALL    the function, such as MPI_Iallreduce
-//   MPI_FAULT_AT      which of its calls fails, from 1; 0: none
-//   MPI_FAULT_STOP    set: the process is stopped there instead, also before its only
-//                     MPI_Init_thread and MPI_Finalize and its first MPI_Comm_dup, which comes
-//                     right after the former
-//   MPI_FAULT_COUNT   file that gets a line "function calls" per function at the end
+//   MPI_FAULT_AT      index of the call that fails, from 1; 0: none
+//   MPI_FAULT_STOP    if set, the process stops (SIGSTOP) instead. MPI_FAULT_CALL may then also be
+//                     MPI_Init_thread, MPI_Finalize or MPI_Comm_dup (its first call, which follows
+//                     MPI_Init_thread)
+//   MPI_FAULT_COUNT   file that receives a line "function calls" per function at exit
 #include <mpi.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -27,7 +26,7 @@ static bool is_rank(void) {
     return wanted && ours && strcmp(wanted, ours) == 0;
 }
 
-// Counts a call; true when it is to fail.
+// Counts a call. Returns true if it must fail.
 static bool fails(const char *name) {
     int i = 0;
     if (!is_rank()) return false;
@@ -72,7 +71,7 @@ SPOILED(MPI_Igatherv,
         (own, count, type, all, each, at, their, root, comm, request))
 SPOILED(MPI_Test, (MPI_Request * request, int *done, MPI_Status *status), (request, done, status))
 
-// Starting and ending MPI: these are not counted, and do not fail.
+// Calls that start and end MPI. They are not counted and never fail.
 #define STOPPED(name, parameters, arguments) \
     int name parameters { \
         const char *call = getenv("MPI_FAULT_CALL"); \

@@ -1,16 +1,15 @@
-// A library for LD_PRELOAD that makes the n-th file operation of a program fail, or kills the
-// program there. Built as $(BUILD)/test/fault/shim.so and used by test/fault/every_call.sh. Counted
-// are opens, writes, syncs, renames, new folders and removals under one folder, so that a program's
-// logs and libraries do not count. Environment:
-//   SHIM_FOLDER   operations on paths that begin with this count
-//   SHIM_RANK     of this rank alone (OMPI_COMM_WORLD_RANK; a program started without mpirun is
-//                 rank 0)
-//   SHIM_AT       the operation to spoil, from 1; 0: none
-//   SHIM_ERRNO    what it fails with; 0: the process is killed there
-//   SHIM_MARK     a file into which the spoiled operation is written, so that the test knows that
-//                 there was one
-//   SHIM_SLOW_MS  every sync takes this much longer, as on a slow disk
-//   SHIM_SLOW_READ_MS  every read() there; pread() is as fast as ever
+// LD_PRELOAD library that makes the n-th file operation of a program fail, or kills the program
+// there. It counts opens, writes, syncs, renames, mkdirs and removals in one directory, so that
+// logs and libraries do not count. Built as $(BUILD)/test/fault/shim.so; used by
+// test/fault/every_call.sh. Environment:
+//   SHIM_FOLDER   count operations on paths with this prefix
+//   SHIM_RANK     affect only this rank (OMPI_COMM_WORLD_RANK; 0 without mpirun)
+//   SHIM_AT       index of the operation that fails, from 1; 0: none
+//   SHIM_ERRNO    errno of the failure; 0: kill the process instead
+//   SHIM_MARK     file that receives the name of the failed operation, so that a test knows that it
+//                 was reached
+//   SHIM_SLOW_MS  extra time of every sync, to imitate a slow disk
+//   SHIM_SLOW_READ_MS  extra time of every read(); pread() is not affected
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -50,7 +49,7 @@ static void mark(const char *what, const char *path) {
     if (fd >= 0) syscall(SYS_close, fd);
 }
 
-// True when this operation is to fail, with errno set.
+// Returns true, with errno set, if this operation must fail.
 static bool spoiled(const char *what, const char *path) {
     if (!counts(path) || atomic_fetch_add(&operations, 1) + 1 != setting("SHIM_AT")) return false;
     mark(what, path);

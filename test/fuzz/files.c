@@ -1,4 +1,4 @@
-// The folder and the files of fuzz.h, linked into every target.
+// Temporary directory and files of fuzz.h, linked into every target.
 #include <fcntl.h>
 #include <ftw.h>
 #include <sys/stat.h>

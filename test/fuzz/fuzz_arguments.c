@@ -1,5 +1,5 @@
-// The command line that a checkpoint holds as JSON: compared with this run's in each of the ways
-// the flags choose, and made a model of.
+// Arguments stored in a checkpoint as JSON: compares them with those of this run under every flag
+// that selects how, and builds the model that they describe.
 #include "llmc/config/config.h"
 #include "test/fuzz/fuzz.h"
 
@@ -35,11 +35,11 @@ static void match(const char *json, const char *choice) {
     PROMISE(config_finish(&config, 1, 257, 256, &err));
     if (!config_match_checkpoint(&config, json, notes, sizeof notes, &err)) fuzz_check_error(&err);
     PROMISE(strlen(notes) < sizeof notes);
-    free(config_to_json(&config));  // also after --use-checkpoint-opt_param-scheduler took values over
+    free(config_to_json(&config));  // also after --use-checkpoint-opt_param-scheduler copied values
     config_free(&config);
 }
 
-// The model that generate would make of them.
+// Builds the model as the generate program does.
 static void use(const char *json) {
     Config config;
     Error err = {0};

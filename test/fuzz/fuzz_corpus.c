@@ -1,4 +1,4 @@
-// The input of preprocess_data: a file as JSON lines, as plain text, and as a list of files.
+// Input of preprocess_data, read as JSON lines, as plain text, and as a list of files.
 #include "llmc/data/corpus.h"
 #include "test/fuzz/fuzz.h"
 
@@ -20,7 +20,7 @@ static void read_all(const char *path, bool plain_text, const uint8_t *data, siz
     corpus_close(corpus);
 }
 
-// The files of a list are looked up, not read.
+// Files of a list are only checked for existence.
 static void read_list(const char *path) {
     Error err = {0};
     Corpus *corpus = corpus_open(NULL, 0, path, false, &err);

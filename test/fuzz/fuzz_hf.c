@@ -1,8 +1,8 @@
-// A Hugging Face folder: config.json in front of the first 0xFF. Behind it, after a first byte I,
-// an index of parts, beside sound parts: a.safetensors of a GPT-2, l.safetensors of a Llama. After
-// R a file of weights as it is. Else the header of one, which gets its length in front and zeros
-// behind. A folder that is taken is read to its last element, and another one is not; nothing is
-// saved.
+// A Hugging Face directory. The input is config.json, 0xFF, then a byte that selects the rest:
+//   I  an index of parts; the valid parts a.safetensors (GPT-2) and l.safetensors (Llama) exist
+//   R  a whole weights file
+//   otherwise the header of a weights file; its length is put before it and zeros after it
+// Reads every tensor of a model that is accepted. Saves nothing.
 #include <unistd.h>
 
 #include "dev/convert/hf.h"
@@ -12,7 +12,7 @@
 
 enum { DATA_BYTES = 8192, MOST_TENSORS = 16 };
 
-// The models of the seeds, and the names of their sound parts.
+// Models of the seeds and the names of their valid parts.
 static const char GPT2[] =
     "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 8, \"n_head\": 1, \"n_inner\": 8,"
     " \"n_positions\": 4, \"vocab_size\": 8}";

@@ -1,4 +1,4 @@
-// One line of JSON: the value of "text".
+// A JSON line, from which the value of "text" is read.
 #include "llmc/data/jsonl.h"
 #include "test/fuzz/fuzz.h"
 
@@ -7,7 +7,7 @@ static void try_key(JsonText *json, const char *line, size_t bytes, const char *
     switch (jsonl_find(json, line, bytes, key, &found)) {
         case JSONL_FOUND: {
             PROMISE(found.bytes <= bytes && found.replaced >= 0);
-            free(fuzz_copy(found.text, found.bytes));  // reads all of it
+            free(fuzz_copy(found.text, found.bytes));  // reads every byte
             break;
         }
         case JSONL_INVALID: PROMISE(found.column >= 1 && found.column <= bytes + 1 && *found.why); break;

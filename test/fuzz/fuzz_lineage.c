@@ -1,4 +1,4 @@
-// The list of a run's checkpoints in a --save folder, checkpoints_of_run.txt.
+// checkpoints_of_run.txt, the list of a run's checkpoints in its --save directory.
 #include "llmc/checkpoint/save_folder.h"
 #include "test/fuzz/fuzz.h"
 
@@ -8,7 +8,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint64_t bytes;
     fuzz_file(LINEAGE_NAME, data, size);
     PROMISE(lineage_read(fuzz_folder(), &lineage, &err));
-    // there are no checkpoints to find by their names
+    // no directory has the name of a checkpoint
     PROMISE(lineage.listed == (lineage.count > 0) && lineage.listed == !*lineage.damage);
     PROMISE(memchr(lineage.damage, 0, sizeof lineage.damage));
     for (int i = 0; i < lineage.count; i++) {
@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         PROMISE(lineage_holds(&lineage, lineage.iterations[i]));
         PROMISE(lineage_before(&lineage, lineage.iterations[i]) == (i ? lineage.iterations[i - 1] : -1));
     }
-    if (lineage.listed) {  // what is written is read back
+    if (lineage.listed) {  // the list must survive a round trip
         char *text = lineage_text(&lineage, &bytes);
         fuzz_file(LINEAGE_NAME, text, bytes);
         PROMISE(lineage_read(fuzz_folder(), &again, &err) && again.listed);

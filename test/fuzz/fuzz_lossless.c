@@ -1,7 +1,7 @@
-// A message of lossless weights, as another rank may have sent it. The first byte chooses how many
-// weights there are, the second the old ones, the third whether the header is put right: so that
-// what lies behind it is tried. Whatever comes of it, nothing outside of the weights is touched.
-// What was accepted is coded and decoded again.
+// A payload of losslessly coded weights from another rank. Byte 0 selects the number of weights,
+// byte 1 the old weights, byte 2 whether to correct the header, so that the data after it are
+// reached too. The decoder must not write outside the weights. Accepted payloads are encoded and
+// decoded again.
 #include "sdp4bit/kernels.h"
 #include "test/fuzz/fuzz.h"
 
@@ -14,7 +14,7 @@ static void decode(const LosslessLayout *m, const uint8_t *message, int64_t byte
     kernel_decode_weights(NULL, &d);
 }
 
-// Decoded weights are as good as any: their own message brings them back.
+// Encoding the decoded weights and decoding the result must reproduce them.
 static void code_again(const LosslessLayout *m, const uint16_t *old, const uint16_t *fresh) {
     static const StepStatus applied = {.applied = 1};
     size_t whole = (size_t)(m->elements + m->tail_elements) * sizeof *old;

@@ -1,5 +1,5 @@
-// A checkpoint's manifest.json. Its last line is a hash of all text before it, which no mutation
-// would hit: the target tries the input as it is, and with the last line that belongs to it.
+// manifest.json of a checkpoint. Its last line is a hash of the text before it, which a mutation
+// cannot match. So the target parses the input both as it is and with the correct last line.
 #include <inttypes.h>
 #include <xxhash.h>
 

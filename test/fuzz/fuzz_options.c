@@ -1,5 +1,5 @@
-// An argument file (@FILE), as far as --plan takes it: words, the option table, derived fields, the
-// memory and communication plan, and the settings as text again.
+// An argument file (@FILE), processed as by --plan: words, option table, derived fields, the memory
+// and communication plan, and the settings printed as text.
 #include <math.h>
 
 #include "llmc/config/config.h"
@@ -10,7 +10,7 @@
 #include "test/fuzz/fuzz.h"
 #include "llmc/plan/rank_plan.h"
 
-// Bytes are computed in integers: they must not have run over.
+// Byte counts are integers and must not overflow.
 static void check_sizes(const Config *c, const GPT *gpt, const MemoryPlan *memory_plan) {
     double sum = 0, widest = 0;
     for (int i = 0; i < memory_plan->count; i++) {
@@ -39,7 +39,7 @@ static void plan(const Config *c, const Mesh *mesh, FILE *out) {
     if (!plan_report(c, mesh, out, &err)) fuzz_check_error(&err);
 }
 
-// As run_place does it: where ranks stand comes first, for config_finish divides by T x P.
+// Same order as run_place: the layout first, because config_finish divides by T x P.
 static bool place(const Config *c, int ranks, Mesh *mesh) {
     Error err = {0};
     int *hosts = (int *)xcalloc((size_t)ranks, sizeof *hosts, "the host table");
@@ -65,10 +65,10 @@ static void finish(Config *c, FILE *out) {
     for (int64_t n = 0; n < 8; n++) PROMISE(config_global_batch_size(c, n * (c->total_samples / 8)) > 0);
     config_print(c, out);
     char *json = config_to_json(c), notes[64] = "";
-    // a run goes on from its own checkpoint
+    // resumes its own checkpoint
     PROMISE(config_match_checkpoint(c, json, notes, sizeof notes, &err) && !*notes);
     free(json);
-    // The lists of a plan grow with the layers: beyond these the work is the same, only more of it.
+    // Lists of a plan grow with the layers; more layers only take longer.
     if (c->num_layers <= 64 && ranks <= 4096) plan(c, &mesh, out);
 }
 

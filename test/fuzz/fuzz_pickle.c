@@ -1,5 +1,5 @@
-// A pickle as data. What is taken is looked into as the readers of checkpoints do, to a bounded
-// depth.
+// A pickle without code execution. Values that are accepted are traversed as the checkpoint readers
+// do, to a bounded depth.
 #include "dev/convert/pickle.h"
 #include "test/fuzz/fuzz.h"
 

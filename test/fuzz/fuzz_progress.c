@@ -1,4 +1,4 @@
-// progress.txt, which a later job reads to go on counting.
+// progress.txt, from which a later job reads its counters.
 #include "llmc/log/progress.h"
 #include "test/fuzz/fuzz.h"
 

@@ -1,5 +1,5 @@
-// Token shards: <prefix>.idx, and <prefix>.bin behind the first 0xFF of a run of eight. What is
-// accepted is read whole, as the dataset does.
+// Token shards: <prefix>.idx, then <prefix>.bin after the first 0xFF of a run of eight. Shards that
+// are accepted are read completely, as the dataset does.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,8 +9,8 @@
 
 enum { MARK_BYTES = 8, MOST_SAMPLES = 32 };
 
-// A mapping ends at a page, memory of the heap at its last byte: reads beyond a file are seen only
-// in the latter. The linker sends the calls here (--wrap), so that shard.c is tested as it is.
+// Replaces mappings by heap memory, because a mapping extends to the end of a page and would hide
+// reads past the end of the file. The linker redirects the calls (--wrap), so shard.c is unchanged.
 void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
 int __real_munmap(void *at, size_t bytes);
 void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);

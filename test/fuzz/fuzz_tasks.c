@@ -1,4 +1,4 @@
-// The files of --eval-tasks: any bytes as a file, for a model of bytes.
+// A file of --eval-tasks with arbitrary bytes, read with the byte tokenizer.
 #include "llmc/data/tasks.h"
 #include "test/fuzz/fuzz.h"
 

@@ -1,6 +1,6 @@
-// tokenizer.json in front of the first 0xFF, tokenizer_config.json behind it. A first byte S: what
-// follows are members of a sound file, in front of its own. A first byte M: members of its model.
-// Tokenizers that open must give ids of their vocabulary, and bytes for each.
+// tokenizer.json, 0xFF, tokenizer_config.json. If the first byte is S, the input has members that
+// are inserted before those of a valid file; if it is M, members of its model. Tokenizers that load
+// must produce only ids of their vocabulary, and bytes for each id.
 #include "llmc/base/utf8.h"
 #include "llmc/data/tokenizer.h"
 #include "test/fuzz/fuzz.h"
@@ -9,8 +9,8 @@ static bool itself(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-// All 256 byte symbols, two merged tokens, an end of text. Of members with one name the first
-// counts.
+// All 256 byte symbols, two merged tokens and an end of text. The first of several members with the
+// same name counts.
 static size_t write_sound(char *out, const uint8_t *members, size_t bytes, bool of_model) {
     size_t used = (size_t)sprintf(out, "{");
     if (!of_model) memcpy(out + used, members, bytes);
@@ -33,7 +33,7 @@ static size_t write_sound(char *out, const uint8_t *members, size_t bytes, bool 
     return used + (size_t)sprintf(out + used, "}}}");
 }
 
-// Short: a pattern may take time that grows as a power of the text's length.
+// Short, because matching time may be polynomial in the length of the text.
 static void encode(const Tokenizer *tokenizer) {
     static const char text[] = "a1 the\xCC\x81\n";
     Encoder *encoder = encoder_create(tokenizer);

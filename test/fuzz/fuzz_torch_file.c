@@ -1,6 +1,6 @@
-// A file of torch.save. With a first byte T the rest is the file. Else the input is the pickle of a
-// sound archive with one storage, data/0, of 64 bytes. Tensors that are taken lie in the file and
-// are read to their last element.
+// A file of torch.save. If the first byte is T, the rest is the file. Otherwise the input is the
+// pickle of a valid archive with one storage of 64 bytes, data/0. Tensors that are accepted must be
+// inside the file and are read completely.
 #include "dev/convert/torch_file.h"
 #include "test/fuzz/fuzz.h"
 
@@ -26,7 +26,7 @@ static void put_header(uint8_t **at, const Entry *e, bool central) {
     put_text(at, central ? "PK\1\2" : "PK\3\4", 4);
     if (central) put(at, 0, 2);
     put(at, 0, 12);  // version, flags, method, time, date
-    put(at, 0, 4);   // sum
+    put(at, 0, 4);   // checksum
     put(at, e->bytes, 4);
     put(at, e->bytes, 4);
     put(at, strlen(e->name), 2);
@@ -35,7 +35,7 @@ static void put_header(uint8_t **at, const Entry *e, bool central) {
     put_text(at, e->name, strlen(e->name));
 }
 
-// An archive with the pickle; *size: its bytes.
+// Builds an archive with the pickle and sets *size to its bytes.
 static uint8_t *archive(const uint8_t *pickle, size_t bytes, size_t *size) {
     static const uint8_t storage[64] = {1, 2, 3};
     Entry entries[] = {{"a/data.pkl", pickle, bytes, 0}, {"a/data/0", storage, sizeof storage, 0}};

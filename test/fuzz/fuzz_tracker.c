@@ -1,4 +1,4 @@
-// The tracker file beside the checkpoints, latest_checkpointed_iteration.txt.
+// latest_checkpointed_iteration.txt, the tracker file of a checkpoint directory.
 #include "llmc/checkpoint/manifest.h"
 #include "test/checkpoint_calls.h"
 #include "test/fuzz/fuzz.h"

@@ -1,6 +1,6 @@
-// vocab.json and merges.txt, in front of and behind the first 0xFF. A first byte M: the vocabulary
-// is a sound one and all else is merges.txt. A first byte V: what stands before the 0xFF is added
-// to a sound vocabulary's entries. Tokenizers that open must give every text back.
+// vocab.json, 0xFF, merges.txt. If the first byte is M, the vocabulary is valid and the rest is
+// merges.txt. If it is V, the part before 0xFF is added to the entries of a valid vocabulary.
+// Tokenizers that load must reproduce every text.
 #include "llmc/data/tokenizer.h"
 #include "llmc/base/utf8.h"
 #include "test/fuzz/fuzz.h"
@@ -9,7 +9,7 @@ static bool itself(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
 
-// All 256 byte symbols, the end of text and three merged tokens; then the additions.
+// All 256 byte symbols, the end of text, three merged tokens, then the added entries.
 static size_t write_sound(char *out, const uint8_t *more, size_t more_bytes) {
     size_t used = (size_t)sprintf(out, "{\"<|endoftext|>\":256,\"th\":257,\"the\":258,\"\\u0120the\":259");
     uint32_t shifted = 0x100;

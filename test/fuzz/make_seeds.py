@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the seed corpus of the fuzz targets, FOLDER/<target>/<number>: small sound inputs and the usual
-ways to be unsound. It is the same on every machine.
+"""Writes the seed corpus of the fuzz targets, FOLDER/<target>/<number>: small valid inputs and common
+kinds of invalid ones. The output is the same on every machine.
 
 usage: test/fuzz/make_seeds.py FOLDER          (called by test/fuzz/run.sh, in the root of the repository)
 """
@@ -13,7 +13,7 @@ import sys
 import types
 import zipfile
 
-BEHIND = b"\xff"  # the border between the two parts of an input (fuzz.h)
+SEPARATOR = b"\xff"  # between the two parts of an input (fuzz.h)
 
 
 def shard(lengths, boundaries, dtype=8, version=1, modes=False, data=None, magic=b"MMIDIDX\0\0", count=None):
@@ -99,7 +99,7 @@ def manifests():
 
 
 def hf_header_of(shapes, dtype="F32", width=4, **changes):
-    """The header of weights of these shapes; a change is the entry of a tensor."""
+    """Header of weights with these shapes; `changes` replaces entries of tensors."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes.items():
         size = width * shape[0] * (shape[1] if len(shape) > 1 else 1)
@@ -110,7 +110,7 @@ def hf_header_of(shapes, dtype="F32", width=4, **changes):
 
 
 def hf_header(prefix="", **changes):
-    """The header of a small GPT-2's weights."""
+    """Header of the weights of a small GPT-2."""
     shapes = {"wte.weight": [8, 8], "wpe.weight": [4, 8]}
     layer = {"ln_1": [8], "attn.c_attn": [8, 24], "attn.c_proj": [8, 8], "ln_2": [8], "mlp.c_fc": [8, 8],
              "mlp.c_proj": [8, 8]}
@@ -121,7 +121,7 @@ def hf_header(prefix="", **changes):
 
 
 def llama_header(tied=False, **changes):
-    """The header of a small Llama's weights: two heads of 8, which share a key and a value."""
+    """Header of the weights of a small Llama: two heads of size 8 with a shared key and value."""
     shapes = {"model.embed_tokens.weight": [8, 16], "model.norm.weight": [16]}
     layer = {"input_layernorm": [16], "self_attn.q_proj": [16, 16], "self_attn.k_proj": [8, 16],
              "self_attn.v_proj": [8, 16], "self_attn.o_proj": [16, 16], "post_attention_layernorm": [16],
@@ -139,7 +139,7 @@ def llama_folders():
               "rms_norm_eps": 1e-5, "eos_token_id": [7, 6], "head_dim": 8, "attention_bias": False,
               "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}
     def folder(header, **changes):
-        return json.dumps(dict(config, **changes)).encode() + BEHIND + header
+        return json.dumps(dict(config, **changes)).encode() + SEPARATOR + header
     weights = {name: "l.safetensors" for name in json.loads(llama_header()) if name != "__metadata__"}
     yield folder(llama_header())
     yield folder(llama_header(dtype="BF16", width=2))
@@ -159,7 +159,7 @@ def hf_folders():
     config = {"model_type": "gpt2", "activation_function": "gelu_new", "n_layer": 1, "n_embd": 8, "n_head": 1,
               "n_inner": 8, "n_positions": 4, "vocab_size": 8, "layer_norm_epsilon": 1e-5, "eos_token_id": 7}
     tied = {"dtype": "F32", "shape": [8, 8], "data_offsets": [0, 256]}
-    text = json.dumps(config).encode() + BEHIND
+    text = json.dumps(config).encode() + SEPARATOR
     weights = {name: "a.safetensors" for name in json.loads(hf_header()) if name != "__metadata__"}
     yield text + hf_header()
     yield text + hf_header(prefix="transformer.", dtype="BF16", width=2)
@@ -173,10 +173,10 @@ def hf_folders():
     yield text + b"I" + json.dumps({"weight_map": weights}).encode()
     yield text + b"I" + json.dumps({"weight_map": dict(weights, wte="../../a.safetensors")}).encode()
     yield text + b"I" + json.dumps({"weight_map": {"wte.weight": "b.safetensors"}}).encode()
-    yield json.dumps(dict(config, n_layer=10000, vocab_size=1 << 30)).encode() + BEHIND + hf_header()
-    yield json.dumps(dict(config, n_embd=1 << 20, n_inner=None)).encode() + BEHIND + hf_header()
-    yield json.dumps(dict(config, activation_function="relu")).encode() + BEHIND + hf_header()
-    yield b"{}" + BEHIND
+    yield json.dumps(dict(config, n_layer=10000, vocab_size=1 << 30)).encode() + SEPARATOR + hf_header()
+    yield json.dumps(dict(config, n_embd=1 << 20, n_inner=None)).encode() + SEPARATOR + hf_header()
+    yield json.dumps(dict(config, activation_function="relu")).encode() + SEPARATOR + hf_header()
+    yield b"{}" + SEPARATOR
     yield from llama_folders()
 
 
@@ -231,18 +231,18 @@ def vocabularies():
     yield b"Mt h\r\nth e"
     yield b"M\nt h\n"
     yield b"Mt  h\nt\nt h e\n"
-    yield b'V,"aa":260,"aaaa":261,"\\u0120t":262' + BEHIND + b"#version\na a\naa aa\n\xc4\xa0 t\n"
-    yield b'V,"a b":260' + BEHIND
-    yield b'V,"x":7' + BEHIND
-    yield b'V,"xx":1e9' + BEHIND
-    yield b'V,"xx":260.5' + BEHIND
-    yield b'{"a":0}' + BEHIND + b"a a\n"
-    yield b"[]" + BEHIND
-    yield b"{" + BEHIND
+    yield b'V,"aa":260,"aaaa":261,"\\u0120t":262' + SEPARATOR + b"#version\na a\naa aa\n\xc4\xa0 t\n"
+    yield b'V,"a b":260' + SEPARATOR
+    yield b'V,"x":7' + SEPARATOR
+    yield b'V,"xx":1e9' + SEPARATOR
+    yield b'V,"xx":260.5' + SEPARATOR
+    yield b'{"a":0}' + SEPARATOR + b"a a\n"
+    yield b"[]" + SEPARATOR
+    yield b"{" + SEPARATOR
 
 
 def tokenizer_jsons():
-    """Members of a sound file (S), of its model (M), whole files; then tokenizer_config.json."""
+    """Members of a valid file (S), of its model (M), and whole files; then tokenizer_config.json."""
     split = {"type": "Split", "pattern": {"Regex": "(?i:'s|'re)|\\p{L}+|[^\\s\\p{N}]+[\\r\\n]*|\\s+(?!\\S)"},
              "behavior": "Isolated", "invert": False}
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": False}
@@ -270,8 +270,8 @@ def tokenizer_jsons():
     yield members(b"M", {"ignore_merges": True, "dropout": None, "byte_fallback": False, "type": "BPE"})
     yield members(b"M", {"merges": ["t h", "h e", ["t", "he"], "th e"]})
     yield members(b"M", {"type": "Unigram"})
-    yield b"S" + BEHIND + b'{"eos_token": {"content": "the"}}'
-    yield b"S" + BEHIND + b'{"eos_token": "none"}'
+    yield b"S" + SEPARATOR + b'{"eos_token": {"content": "the"}}'
+    yield b"S" + SEPARATOR + b'{"eos_token": "none"}'
     yield b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'
     yield b"{" * 1200
 
@@ -327,8 +327,8 @@ def progress():
 
 
 def lossless():
-    """Weights as they are, some near the old ones; states that never change, and states of escapes and
-    fresh weights; entries that point elsewhere (fuzz_lossless.c)."""
+    """Uncoded weights, weights near the old ones, states that never change, states with escapes and new
+    weights, and entries with invalid offsets (fuzz_lossless.c)."""
     def message(choice, n, end, words, payload, tail=0, right=1, scale=120):
         header = struct.pack("<4I", 32 + len(payload), n, tail, 0)
         entry = struct.pack("<IHBB", end, words, scale, 0) + bytes(8)
@@ -345,7 +345,7 @@ def lossless():
     yield message(3, 160, 0xFFFFFFF8, 64, states)
     yield message(9, 160, 160, 160, raw, tail=8)
     yield message(4, 1024, 512, 512, bytes(range(256)) * 4)
-    # Coded when they are coded again. The last ones are far away: escapes.
+    # Coded when encoded again. The last ones are far apart and need escapes.
     near = [0x3C00 + i % 256 + (i % 7 == 0) for i in range(1000)] + [0x4000 + 99 * i for i in range(24)]
     yield message(4, 1024, 1024, 1024, struct.pack("<1024H", *near))
     for scale in 120, 140:
@@ -357,11 +357,11 @@ def lossless():
 # --- pickles, as torch.save and torch's distributed checkpoints write them ---
 
 class Stored:
-    """What torch.save refers to by a persistent id."""
+    """An object that torch.save stores as a persistent id."""
 
 
 class Recipe:
-    """Pickled as a call of module.name with these arguments."""
+    """Is pickled as a call of module.name with these arguments."""
     def __init__(self, name, *args, state=None):
         self.name, self.args, self.state = name, args, state
 
@@ -420,7 +420,7 @@ def pickles():
     for value in pickle_values():
         for protocol in (2, 4):
             yield pickled(value, protocol)
-    yield b"\x80\x02]q\x00h\x00a."             # a list that holds itself
+    yield b"\x80\x02]q\x00h\x00a."             # a list that contains itself
     yield b"\x80\x02cos\nsystem\nX\x04\0\0\0trueq\x00\x85R."
     yield b"\x80\x02" + b"(" * 500
     yield b"\x80\x02X\xff\xff\xff\x7f"

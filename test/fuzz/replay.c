@@ -1,6 +1,6 @@
-// main() of the fuzz targets where libFuzzer is not: runs the target once over every file that is
-// named, or lies in a folder that is named. A broken promise or a sanitizer ends the process; the
-// file's name has been printed before.
+// main() of the fuzz targets without libFuzzer: runs the target once on every file argument and on
+// every file in a directory argument. Prints the name of each file first, because a failed check or
+// a sanitizer ends the process.
 #include <dirent.h>
 #include <sys/stat.h>
 
@@ -43,7 +43,7 @@ static void replay_folder(const char *path) {
 int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         struct stat status;
-        // a target without inputs that once failed has no folder of them
+        // targets without regressions have no directory
         if (stat(argv[i], &status)) continue;
         if (S_ISDIR(status.st_mode)) replay_folder(argv[i]);
         else replay_file(argv[i]);
