@@ -1,4 +1,4 @@
-// The table of GPUs: see gpus.h.
+// Data-sheet figures of GPUs, and the rates derived from them: see gpus.h.
 #include "llmc/plan/gpus.h"
 
 #include "llmc/plan/memory_fit.h"
@@ -15,8 +15,9 @@ static const Gpu gpus[] = {
     [GPU_RTX_4090] = {.tflops = 165, .memory = 1008, .inside = 32, .gib = 23.6},
 };
 
-// On H200s. Products of matrices: fitted to whole passes (plan_time.c). Copies: 4.2 TB/s at best,
-// 3.8 in whole steps. Plain collectives: 350 GB/s (dev/bench/results/comm_2gpu.json).
+// Fractions of peak reached on H200s. GEMMs: fitted to whole forward and backward passes
+// (plan_time.c). Memory: copies reach 4.2 TB/s at best, whole steps 3.8. NVLink: collectives reach
+// 350 GB/s (dev/bench/results/comm_2gpu.json).
 static const double MATMUL_SHARE = 0.75, MEMORY_SHARE = 0.79, INSIDE_SHARE = 0.78;
 
 Rates rates_of(const Config *c, int per_node) {
@@ -32,7 +33,7 @@ Rates rates_of(const Config *c, int per_node) {
     return rates;
 }
 
-// GiB that a process's CUDA context takes before the plan (measured on H200: 0.52).
+// GiB of a process's CUDA context (0.52 measured on H200).
 static const double CONTEXT_GIB = 0.55;
 
 double gpu_room(double gib, const Config *c, const Mesh *mesh) {

@@ -1,4 +1,5 @@
-// Fitting the memory plan and telling what came on top of it: see memory.h.
+// Fits the memory plan into the available memory, and reports memory outside the plan: see
+// memory_fit.h.
 #include "llmc/plan/memory_fit.h"
 
 #include <stdio.h>
@@ -11,17 +12,17 @@ typedef struct Setting {
     Recompute recompute;
 } Setting;
 
-// Bytes of the plan under another setting.
+// Returns the bytes of the plan with another micro-batch size and recomputation.
 static size_t bytes_with(const Config *config, size_t planned, Setting setting, ModelPlan model) {
     Config other = *config;
     other.micro_batch_size = setting.micro_batch;
     other.recompute_granularity = setting.recompute;
-    // In a pipeline more of the smaller ones may be in flight.
+    // Smaller micro-batches mean more of them, and a pipeline may then have more in flight.
     other.micro_batches = (int)(config->global_batch_size / ((int64_t)setting.micro_batch * config->dp_size));
     return planned - model.bytes(config, model.mesh) + model.bytes(&other, model.mesh);
 }
 
-// May a micro-batch of this size replace the configured one, all else being equal?
+// Returns true if this micro-batch size is valid with all other flags unchanged.
 static bool divides(const Config *config, int micro_batch) {
     int64_t unit = (int64_t)micro_batch * config->dp_size;
     if (config_pipeline_chunks(config) > 1) unit *= config->pipeline_model_parallel_size;
@@ -29,7 +30,8 @@ static bool divides(const Config *config, int micro_batch) {
            config->rampup_increment % unit == 0;
 }
 
-// The largest micro-batch below `limit` that fits with this recomputation; 0 when none does.
+// Returns the largest micro-batch size below `limit` that fits with this recomputation; 0 if none
+// does.
 static int largest_micro_batch(const Config *config, size_t planned, size_t share, int limit,
                                Recompute recompute, ModelPlan model) {
     for (int m = limit - 1; m > 0; m--) {
@@ -39,8 +41,8 @@ static int largest_micro_batch(const Config *config, size_t planned, size_t shar
     return 0;
 }
 
-// Would full recomputation fit with the configured micro-batch? There is nothing milder: attention
-// is recomputed always.
+// Returns true if full recomputation fits with the configured micro-batch. Selective recomputation is
+// no alternative, because attention is always recomputed.
 static bool full_fits(const Config *config, size_t planned, size_t share, ModelPlan model) {
     Setting setting = {config->micro_batch_size, RECOMPUTE_FULL};
     return config->recompute_granularity != RECOMPUTE_FULL &&
@@ -52,15 +54,15 @@ static const char *full_flag(const Config *config) {
                                          : "--recompute-granularity full";
 }
 
-// What is left to try: sharing more out and the host's memory, where that is not done yet.
+// Suggests more sharding, offload and model parallelism if no micro-batch or recomputation fits.
 static bool no_setting_fits(char *text, size_t bytes, const Config *config, double missing) {
     bool shared = config->sharding == SHARD_PARAMETERS || config->dp_size == 1;
     const char *share = shared ? "" : "--data-parallel-sharding-strategy optim_grads_params, ";
     const char *offload = config->optimizer_cpu_offload ? "" : "--optimizer-cpu-offload, ";
     snprintf(text, bytes,
              "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks %.1f MiB; "
-             "try %s%s--tensor-model-parallel-size, --pipeline-model-parallel-size, more ranks with memory "
-             "of their own, or a smaller model",
+             "try %s%s--tensor-model-parallel-size, --pipeline-model-parallel-size, more GPUs, or a smaller "
+             "model",
              missing / 0x1p20, share, offload);
     return false;
 }
@@ -90,8 +92,8 @@ bool memory_advice(char *text, size_t bytes, const Config *config, size_t planne
     return true;
 }
 
-// Was it memory of the host that could not be had, beside a device with its own? No size of the
-// model changes that.
+// Returns true if a host allocation failed although the device has its own memory. Advice on
+// micro-batches would not help then.
 static bool host_failed(const MemoryPlan *memory_plan) {
     for (int i = 0; i < memory_plan->count; i++) {
         const MemoryPlanEntry *entry = &memory_plan->entries[i];
@@ -100,10 +102,10 @@ static bool host_failed(const MemoryPlan *memory_plan) {
     return false;
 }
 
-// What libraries take of a GPU beside the plan once they are used. Measured (dev/bench/NOTES.md),
-// in MiB: 414 for cuBLAS, cuDNN, the kernels' code and NCCL's verdict; 485 as two nodes of one;
-// 1347 where two ranks of a node send through NCCL. More ranks want more. Where a plan leaves less,
-// the libraries would fail later, in words of their own.
+// GPU memory reserved for libraries outside the plan. Measured (dev/bench/NOTES.md), in MiB: 414 for
+// cuBLAS, cuDNN, kernel code and one NCCL communicator; 485 for two nodes of one rank; 1347 if two
+// ranks of a node communicate through NCCL. More ranks need more. Without this reserve the libraries
+// would run out of memory later, with less helpful messages.
 enum { LIBRARIES_MIB = 512, AND_NCCL_MIB = 1280, AND_NCCL_IN_NODE_MIB = 2048 };
 
 bool memory_nccl_in_node(const Config *config, const Mesh *mesh) {
@@ -133,30 +135,31 @@ void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *devic
 bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err) {
     if (available == 0 || bytes <= available / (size_t)ranks) return true;
     double each = (double)bytes / 0x1p30;
-    return error_set(err, EXIT_ENVIRONMENT,
-                     "the plan takes %.2f GiB of the host's memory for each of the %d ranks of this machine, "
-                     "%.2f GiB in all, and %.2f GiB are available; start fewer ranks on a machine, or do "
-                     "without --optimizer-cpu-offload or --async-save",
-                     each, ranks, each * ranks, (double)available / 0x1p30);
+    return error_set(
+        err, EXIT_ENVIRONMENT,
+        "the memory plan needs %.2f GiB of host memory for each of the %d ranks of this machine, "
+        "%.2f GiB in total, but only %.2f GiB are available; run fewer ranks per machine, or "
+        "drop --optimizer-cpu-offload or --async-save",
+        each, ranks, each * ranks, (double)available / 0x1p30);
 }
 
 bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelPlan model,
                      Error *err) {
     size_t share = memory->share_before > memory->beside ? memory->share_before - memory->beside : 0;
-    // Page-locking would fail on one rank or another, or the kernel end one. CPU ranks' plans count
-    // this memory with the rest.
+    // Check host memory first: page-locking would fail on some rank, or the OOM killer would end one.
+    // On CPU ranks it is part of the device memory checked below.
     bool beside = memory->host && device_kind()->own_memory;
     if (beside && !memory_host_fits(memory->host, memory->host_ranks, memory->host_before, err)) return false;
     if (memory_plan_allocate_within(memory_plan, memory->device, share, memory->sharers, err)) return true;
     if (memory_plan->count > 0 && memory_plan->entries[0].memory && host_failed(memory_plan)) return false;
     size_t length = strlen(err->what);
     if (memory->beside)
-        snprintf(err->what + length, sizeof err->what - length, " beside %zu MiB kept for libraries; ",
+        snprintf(err->what + length, sizeof err->what - length, " with %zu MiB reserved for libraries; ",
                  memory->beside >> 20);
     else snprintf(err->what + length, sizeof err->what - length, "; ");
     length = strlen(err->what);
-    // Free memory may still be refused, where it lies in small pieces. A smaller plan is the answer
-    // too.
+    // An allocation may fail although enough memory is free (fragmentation). Then also suggest a
+    // smaller plan.
     if (share >= memory->planned) share = memory->planned - 1;
     memory_advice(err->what + length, sizeof err->what - length, config, memory->planned, share, model);
     return false;
@@ -168,15 +171,15 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     const double MB = 0x1p20;
     double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before,
            taken = (double)device_taken(memory->device);
-    // A GPU's memory is seen as a whole: the ranks that share it have equal plans. The CPU's is
-    // this process's, and the host's.
+    // device_taken covers the whole GPU, and ranks that share it have equal plans. On CPUs it covers
+    // this process only.
     bool own_memory = device_kind()->own_memory;
     double plans = own_memory ? allocated * memory->sharers : allocated + (double)memory->host;
     double beside = taken - before - plans;
     log_memory(log, iterations, allocated);
     log_line(log,
-             "memory beside the plan (MB) | before it (context, other processes): %.1f | since then "
-             "(libraries, buffers of the host): %.1f",
+             "memory outside the plan (MB) | before allocation (context, other processes): %.1f | since then "
+             "(libraries, host buffers): %.1f",
              before / MB, beside / MB);
     if (memory->host) log_line(log, "host memory of the plan (MB): %.1f", (double)memory->host / MB);
     Text json = json_begin("memory");

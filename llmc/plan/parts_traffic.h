@@ -1,21 +1,20 @@
-// What the parts of a model that is cut send each other: tensor, sequence and pipeline parallelism.
-// Bytes that the rank which sees the ranks as `mesh` sends. For --plan (plan_report.c,
-// plan_time.c).
+// Traffic of tensor, sequence and pipeline parallelism: bytes sent by the rank that `mesh` describes.
+// For --plan (report.c, plan_time.c).
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
-// To a neighboring stage with a micro-batch, each way, for each chunk of layers.
+// Bytes to a neighboring stage per micro-batch and chunk of layers, in each direction.
 double parts_hidden_bytes(const Config *c, const Mesh *mesh);
-// To the tensor-parallel group with a micro-batch, and in how many sums and gathers. An all-reduce
-// is one of each.
+// Bytes to the tensor-parallel group per micro-batch, and the number of reductions and gathers. An
+// all-reduce counts as one of each.
 double parts_tensor_bytes(const Config *c, const Mesh *mesh);
 int parts_tensor_messages(const Config *c, const Mesh *mesh);
-// To the tensor-parallel group in a step: the gradients of LayerNorms under sequence parallelism,
-// and of the norms of queries and keys.
+// Bytes to the tensor-parallel group per step: gradients of LayerNorms with sequence parallelism, and
+// of query and key norms.
 double parts_norms_bytes(const Config *c, const Mesh *mesh);
-// From the first stage to the last and back in a step: the gradient of tied word
+// Bytes between the first and the last stage per step, in each direction: gradients of tied word
 // embeddings.
 double parts_words_bytes(const Config *c, const Mesh *mesh);
 

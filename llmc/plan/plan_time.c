@@ -1,4 +1,4 @@
-// Step time by preset, for --plan: see plan_time.h.
+// Predicted step time of each preset, for --plan: see plan_time.h.
 #include "llmc/plan/plan_time.h"
 
 #include <math.h>
@@ -13,33 +13,33 @@
 #include "llmc/plan/step_time.h"
 #include "llmc/plan/traffic.h"
 
-// --- what a step of one rank takes ----------------------------------------------------------
+// --- load of one step of one rank -----------------------------------------------------------
 
-// Bytes that pass over memory, for each element. AdamW's, of the shard. The norm's and the new
-// weights', after all passes. Quantization's, beside the backward passes. The last two are what
-// makes computed steps meet the measured ones (dev/bench/README.md).
+// Memory traffic in bytes per element: AdamW on the shard; gradient norm and new weights after
+// backward; quantization, overlapped with backward. The last two are fitted so that predicted steps
+// match measured ones (dev/bench/README.md).
 enum { ADAMW_BYTES = 30, TAIL_BYTES = 12, QUANTIZE_BYTES = 12 };
-// AdamW on a host that has 16 cores for each GPU: bytes of host memory for each element, and
-// bytes per ms, by the measured step of dev/bench/results/strategies_1gpu.json.
+// AdamW on the host, with 16 cores per GPU: host memory traffic in bytes per element, and bytes per
+// ms, from dev/bench/results/strategies_1gpu.json.
 enum { HOST_ADAMW_BYTES = 32 };
 static const double HOST_MEMORY = 8.2e7;
-// What a sum or gather of tensor parallelism takes besides its bytes, ms: dev/bench/NOTES.md.
+// Latency in ms of a reduction or gather of tensor parallelism (dev/bench/NOTES.md).
 static const double TENSOR_MESSAGE = 0.042;
-// What passes take besides matrix products, by the passes of 125M, 350M and 1.3B that were measured
-// on H200s (dev/bench/README.md): bytes of memory traffic for each element of a layer's input and
-// for each logit, and ms of a layer that small products leave idle.
+// Cost of forward and backward besides GEMMs, fitted to 125M, 350M and 1.3B on H200s
+// (dev/bench/README.md): memory traffic in bytes per element of a layer's input and per logit, and
+// ms per layer lost in small GEMMs.
 enum { LAYER_BYTES = 180, LOGIT_BYTES = 6 };
 static const double LAYER_IDLE = 0.26;
-// Passes are slower beside messages, which take some of a GPU's processors and of its memory.
+// Slowdown of compute by overlapped communication, which uses some SMs and memory bandwidth.
 static const double BESIDE_MESSAGES = 1.02;
 
-// Coding weights without loss takes time: bytes of weights per ms on an H200 (dev/bench/NOTES.md).
+// Lossless coding and decoding of weights on an H200, in bytes per ms (dev/bench/NOTES.md).
 static const double CODE_SPEED = 5.1e8, DECODE_SPEED = 6.1e8;
 
-// Such weights travel in fewer bytes than their worst case, which is bf16.
+// Size of losslessly coded weights relative to bf16, which is the worst case.
 static double lossless_share(const Config *c) { return c->plan_lossless_bits / 16; }
 
-// Does this stage hold the embeddings, as unit 0?
+// Returns true if unit 0 of this stage is the embeddings.
 static bool has_words(const Mesh *mesh) { return mesh->pp.rank == 0 || mesh->pp.rank == mesh->pp.size - 1; }
 
 static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *mesh, const Zero *zero,
@@ -71,8 +71,8 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
     return load;
 }
 
-// Lossless weights: all buckets are updated and coded before the first one travels, for its length
-// is not known before.
+// Lossless weights: all buckets are updated and coded before the first one is sent, because payload
+// sizes are not known earlier.
 static void code_weights(StepLoad *load, const BucketLayout *plan, double share) {
     double before = 0;
     for (int b = 0; b < load->buckets; b++) {
@@ -86,8 +86,8 @@ static void code_weights(StepLoad *load, const BucketLayout *plan, double share)
     load->bucket[0].update = before;
 }
 
-// ms of one micro-batch's passes without messages, on each of the ranks that share a model. Full
-// recomputation adds the layers' forward pass.
+// Compute time of one micro-batch, forward and backward, in ms per model-parallel rank. Full
+// recomputation adds a second forward pass of the layers.
 typedef struct PassTimes {
     double layers, head;
 } PassTimes;
@@ -98,7 +98,7 @@ static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
     double ranks = (double)mesh->tp.size * mesh->pp.size;
     Config body = *c;
     body.vocab_size_padded = 0;
-    // Half of the scores are masked, and not computed.
+    // The causal mask skips half of the attention scores.
     double masked = 6 * rows * c->seq_length * c->seq_length * L * c->kv_channels * c->num_attention_heads;
     double products = megatron_flops(&body, rows), logits = megatron_flops(c, rows) - products;
     double again = c->recompute_granularity == RECOMPUTE_FULL ? 4.0 / 3 : 1;
@@ -111,7 +111,7 @@ static PassTimes computed_passes(const Config *c, const Mesh *mesh) {
     };
 }
 
-// The same, where flags say how fast the passes are.
+// computed_passes, scaled to --plan-step-ms or --plan-tflops if given.
 static PassTimes pass_times(const Config *c, const Mesh *mesh) {
     PassTimes t = computed_passes(c, mesh);
     double ms = t.layers + t.head, given = ms;
@@ -124,10 +124,9 @@ static PassTimes pass_times(const Config *c, const Mesh *mesh) {
     return (PassTimes){t.layers * given / ms, t.head * given / ms};
 }
 
-// Shares the passes' time out among layers and head. A backward pass takes twice the time of a
-// forward pass, three times where it computes that again. A pipeline's stages are idle while it
-// fills and drains.
-static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
+// Distributes the compute time over layers and LM head. Backward takes twice as long as forward, three
+// times with full recomputation. The pipeline bubble stretches both.
+static void distribute_compute(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int again = c->recompute_granularity == RECOMPUTE_FULL;
     PassTimes one = pass_times(c, mesh);
     double layers = 0;
@@ -140,10 +139,11 @@ static void share_out(StepLoad *load, const Config *c, const Mesh *mesh, Rates r
     load->head = one.head * stretch;
 }
 
-// Messages between parts of the model, at the speed of the slowest link on their way. Tensor
-// parallelism's sums are waited for. A pipeline's messages travel beside the passes. They show
-// where they take longer, and while the pipeline fills and drains: there one crosses all stages
-// each way. The tied embedding's gradient comes back after the passes.
+// Adds exposed communication of tensor and pipeline parallelism, at the speed of the slowest link
+// involved. Tensor parallelism is fully exposed. Pipeline messages overlap with compute; they are
+// exposed as far as they take longer, and while the pipeline fills and drains, where one message
+// crosses all stages in each direction. The exchange of the tied embedding's gradient follows
+// backward.
 static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int stages = mesh->pp.size;
     double tensor = mesh->tp.size <= mesh->per_node ? rates.inside : rates.between;
@@ -157,7 +157,8 @@ static void add_waits(StepLoad *load, const Config *c, const Mesh *mesh, Rates r
     load->waits += fmax(0, hops - passes) + once / load->micro_batches;
 }
 
-// elements: those of all gradients that a rank makes.
+// Adds the slowdown of overlapped communication and the cost of quantization. elements: gradient
+// elements of the rank.
 static void slow_passes(StepLoad *load, double elements, Rates rates) {
     double layers = 0;
     for (int b = 0; b < load->buckets; b++) layers += load->bucket[b].layers;
@@ -170,12 +171,12 @@ static void slow_passes(StepLoad *load, double elements, Rates rates) {
 // --- rows of the table ----------------------------------------------------------------------
 
 typedef struct Row {
-    double ms;          // of a step; 0: this run cannot have the preset
-    double compute_ms;  // of its passes alone
-    double exposed_ms;  // that it waits for messages
-    double gigabytes;   // out of each node
-    double memory;      // bytes of the GPU's that are planned
-    double error;       // of the reduced gradient
+    double ms;          // step time; 0: the preset is incompatible with this run
+    double compute_ms;  // forward and backward without communication
+    double exposed_ms;  // exposed communication
+    double gigabytes;   // sent out of each node
+    double memory;      // planned GPU memory, bytes
+    double error;       // relative error of the reduced gradient
 } Row;
 
 static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
@@ -190,7 +191,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
                      .memory = (double)plan->arena_elements * TAIL_BYTES / rates.memory};
     load.bucket = (BucketLoad *)xcalloc((size_t)load.buckets, sizeof(BucketLoad), "times of buckets");
     for (int b = 0; b < load.buckets; b++) load.bucket[b] = load_of_bucket(&traffic, b, mesh, zero, rates);
-    share_out(&load, c, mesh, rates);
+    distribute_compute(&load, c, mesh, rates);
     add_waits(&load, c, mesh, rates);
     double alone = step_compute(&load);
     if (plan->dp > 1) slow_passes(&load, (double)plan->arena_elements, rates);
@@ -210,7 +211,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
     return row;
 }
 
-// The ranks as this configuration places them: replica groups or not.
+// Builds the mesh for a config, with replica groups if it uses local steps.
 static bool place(Mesh *mesh, const Config *c, const Mesh *like) {
     Error err;
     if (c->local_steps > 1 && config_no_local_steps(c)) return false;
@@ -235,7 +236,7 @@ static Row plan_row(const Config *c, const Mesh *like) {
     return row;
 }
 
-// Of all ranks.
+// Throughput of all ranks.
 static double tokens_per_second(const Config *c, const Row *row) {
     return (double)c->global_batch_size * c->seq_length / row->ms * 1e3;
 }
@@ -243,14 +244,14 @@ static double tokens_per_second(const Config *c, const Row *row) {
 static void print_row(const Config *c, const char *name, const Row *row, FILE *out) {
     fprintf(out, "  %-16s", name);
     if (row->ms == 0) {
-        fprintf(out, " %10s\n", "not with this run's flags");
+        fprintf(out, " %10s\n", "incompatible with this run's flags");
         return;
     }
     fprintf(out, " %10.3f %11.1f %11.1f %12.0f %10.1f %%\n", row->gigabytes, row->ms, row->exposed_ms,
             tokens_per_second(c, row), 100 * row->error);
 }
 
-// The run itself under every strategy.
+// Prints the run under every sharding strategy.
 static void print_strategies(const Config *config, const Mesh *mesh, FILE *out) {
     static const struct {
         const char *name;
@@ -262,7 +263,7 @@ static void print_strategies(const Config *config, const Mesh *mesh, FILE *out) 
         {"optim_grads_params", SHARD_PARAMETERS, false},
         {"optim_grads_params, offload", SHARD_PARAMETERS, true},
     };
-    fprintf(out, "  %-27s %11s %11s %12s %12s\n", "this run by its strategy", "ms a step", "exposed ms",
+    fprintf(out, "  %-27s %11s %11s %12s %12s\n", "this run by strategy", "ms a step", "exposed ms",
             "tokens/s", "GiB a GPU");
     for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
         Config c = *config;
@@ -270,15 +271,15 @@ static void print_strategies(const Config *config, const Mesh *mesh, FILE *out) 
         c.optimizer_cpu_offload = strategies[i].offload;
         Row row = plan_row(&c, mesh);
         fprintf(out, "  %-27s", strategies[i].name);
-        if (row.ms == 0) fprintf(out, " %11s\n", "not with this run's flags");
+        if (row.ms == 0) fprintf(out, " %11s\n", "incompatible with this run's flags");
         else
             fprintf(out, " %11.1f %11.1f %12.0f %12.2f\n", row.ms, row.exposed_ms,
                     tokens_per_second(&c, &row), row.memory / 0x1p30);
     }
 }
 
-// Of the presets that the GPU holds. Where it holds none, of all: the step status on memory says
-// what helps.
+// Recommends one of the presets that fit into GPU memory, or of all presets if none fits; the memory
+// section above then gives advice.
 static void print_choice(const Row *row, double room, FILE *out) {
     double ms[PRESETS], held[PRESETS];
     for (int i = 0; i < PRESETS; i++) {
@@ -294,17 +295,18 @@ static void print_choice(const Row *row, double room, FILE *out) {
     if (fastest != best)
         fprintf(out, "    not %s, which needs %.1f of the GPU's %.1f GiB\n", presets[fastest].name,
                 row[fastest].memory / 0x1p30, room / 0x1p30);
-    if (best + 1 < PRESETS) fprintf(out, "    presets below it change training more, and gain too little\n");
+    if (best + 1 < PRESETS)
+        fprintf(out, "    presets further down affect training more and gain too little\n");
 }
 
 static void print_head(const Config *c, int world, const Row *run, FILE *out) {
     Rates rates = rates_of(c, 1);
-    fprintf(out, "step time over %g Gb/s between nodes, %.0f Gb/s for each GPU inside: computed\n",
+    fprintf(out, "step time over %g Gb/s between nodes, %.0f Gb/s per GPU inside a node (predicted)\n",
             c->plan_network, 8 * rates.inside / 1e6);
-    fprintf(out, "  the passes of a step take %.1f ms", run->compute_ms);
+    fprintf(out, "  forward and backward take %.1f ms per step", run->compute_ms);
     if (c->plan_step_ms > 0) fprintf(out, " (--plan-step-ms)\n");
     else
-        fprintf(out, ": %.4g TFLOP/s for each GPU (%s)\n",
+        fprintf(out, ": %.4g TFLOP/s per GPU (%s)\n",
                 megatron_flops(c, c->global_batch_size) / world / run->compute_ms / 1e9,
                 c->plan_measure      ? "--plan-measure"
                 : c->plan_tflops > 0 ? "--plan-tflops"

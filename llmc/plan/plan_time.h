@@ -1,5 +1,5 @@
-// The last part of --plan: how long a step takes over --plan-network with each preset, and which
-// preset to take. Called by plan_report.c.
+// The last part of --plan: predicted step time over --plan-network with each preset, and the
+// recommended preset. Called by report.c.
 #pragma once
 #include <stdio.h>
 
@@ -7,9 +7,9 @@
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// A row for each preset of presets.h and one for the run itself, as the rank that sees the ranks as
-// `mesh` meets them. Then the preset to take, its flags, and why, and the run under each sharding
-// strategy.
+// Prints a row for each preset of presets.h and one for the run itself, computed for the rank that
+// `mesh` describes. Then the recommended preset with its flags and reason, and the run under each
+// sharding strategy.
 void plan_time_report(const Config *config, const Mesh *mesh, FILE *out);
 
 LLMC_END

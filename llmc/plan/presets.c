@@ -3,15 +3,15 @@
 
 #include <math.h>
 
-// Fewer bits must gain 10 %, and more where they err more. Local steps are another algorithm, and
-// must gain half.
+// A preset with fewer bits must be at least 10 % faster, more if its error is larger. Local steps are
+// a different algorithm and must be 50 % faster.
 #define FEWER_BITS 1.1
 const Preset presets[PRESETS] = {
     {.name = "baseline", .gain = 1, .flags = "no flags", .reason = "nothing is quantized"},
     {.name = "lossless",
      .gain = FEWER_BITS,
      .flags = "@configs/lossless.args",
-     .reason = "weights coded without loss: no bit of training changes",
+     .reason = "lossless weight coding: training is bitwise identical",
      .lossless = true},
     {.name = "baseline-bf16",
      .gain = FEWER_BITS,
@@ -21,7 +21,7 @@ const Preset presets[PRESETS] = {
     {.name = "eden-lossless",
      .gain = FEWER_BITS,
      .flags = "@configs/eden-lossless.args",
-     .reason = "gradients between nodes in EDEN's 4 bits, weights without loss",
+     .reason = "gradients between nodes in EDEN's 4 bits, lossless weights",
      .eden = true,
      .lossless = true,
      .gradient_bits = 4},
@@ -56,7 +56,7 @@ const Preset presets[PRESETS] = {
     {.name = "local",
      .gain = 1.5,
      .flags = "@configs/local.args",
-     .reason = "nodes train alone and exchange every 30 steps, in EDEN's 4 bits",
+     .reason = "nodes train independently, with an outer sync every 30 steps in EDEN's 4 bits",
      .eden = true,
      .gradient_bits = 4,
      .weight_bits = 4,
@@ -101,8 +101,8 @@ Config preset_config(const Config *run, const Preset *preset) {
     return c;
 }
 
-// Of a uniform codec: steps are as wide as the group's largest value over the levels, and a value
-// lies anywhere between two levels. E[max^2] is the integral of 2x P(max > x).
+// Error of a uniform codec. The step size is the group's maximum divided by the number of levels, and
+// values are uniformly distributed between two levels. E[max^2] is the integral of 2x P(max > x).
 static double uniform_error(int levels, int group, Rounding rounding) {
     const double end = 9, width = 1e-3;
     double square = 0;
@@ -115,8 +115,8 @@ static double uniform_error(int levels, int group, Rounding rounding) {
 static double density(double x) { return isinf(x) ? 0 : exp(-x * x / 2) / sqrt(2 * acos(-1)); }
 static double below(double x) { return isinf(x) ? 1 : erfc(-x / sqrt(2)) / 2; }
 
-// Of EDEN: q is the level of z. The scale makes the decoded value right along z, so what is off is
-// E[q^2] / E[zq]^2 - 1. Groups of 256 have fewer values far out: they are about 6 % better.
+// Error of EDEN: E[q^2] / E[zq]^2 - 1, with q the level of z, because the scale makes the decoded
+// vector exact along z. Groups of 256 have fewer outliers, which makes them about 6 % better.
 static double eden_error(int bits) {
     int levels = 1 << (bits - 1);
     double squares = 0, product = 0, low = 0;
@@ -130,8 +130,8 @@ static double eden_error(int bits) {
     return squares / (product * product) - 1;
 }
 
-// bf16 rounds to nearest with 8 bits. A value m * 2^e, m in [1, 2), is off by at most 2^-8 * 2^e.
-// The mean square of that is 2^-14 / 12, relative to m^2 about half of it.
+// bf16 rounds to nearest with 8 bits: a value m * 2^e, m in [1, 2), has an error of at most
+// 2^-8 * 2^e. Its mean square is 2^-14 / 12 * 2^2e, and about half of that relative to the value.
 static const double BF16_ERROR = 0x1p-14 / 12 / 2;
 
 double codec_gaussian_error(Codec codec, int group, Rounding rounding) {

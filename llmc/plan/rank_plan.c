@@ -1,4 +1,4 @@
-// The plan of one rank: see rank_plan.h.
+// Plans one rank: see rank_plan.h.
 #include "llmc/plan/rank_plan.h"
 
 Zero *rank_plan(GPT *gpt, const Config *config, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {

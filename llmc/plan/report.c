@@ -1,5 +1,4 @@
-// The report of --plan: see plan_report.h. Figures first, for programs too; then a step status to
-// read.
+// The report of --plan: see report.h. First figures, which scripts parse; then a summary for readers.
 #include "llmc/plan/report.h"
 
 #include "llmc/base/machine.h"
@@ -14,22 +13,22 @@
 
 // --- the stages of a pipeline ---------------------------------------------------------------
 
-// The plan of one rank of a stage, which stands for stages [first, end). Of stages in the middle
-// that is the first one: it has most micro-batches in flight.
+// Plan of one rank that represents stages [first, end). The middle stages are represented by the first
+// of them, which has the most micro-batches in flight.
 typedef struct StagePlan {
     int first, end;
-    Mesh mesh;  // as that rank sees it
+    Mesh mesh;  // of that rank
     Zero *zero;
     MemoryPlan memory_plan;
     StepTraffic traffic;
 } StagePlan;
 
-// First, middle and last stage, as far as there are such.
+// First, middle and last stages, if they exist.
 enum { MOST_STAGES = 3 };
 typedef struct Stages {
     StagePlan stage[MOST_STAGES];
     int count;
-    const StagePlan *fullest;  // of the rank that needs most memory
+    const StagePlan *fullest;  // the rank that needs most memory
 } Stages;
 
 static const BucketLayout *layout_of(const StagePlan *s) { return zero_layout(s->zero); }
@@ -59,8 +58,8 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
     return true;
 }
 
-// Parameters of the whole model, each once, and those of its vectors. The planned ranks are the
-// first of their tensor-parallel groups, which count what all of the group hold.
+// Counts the parameters of the whole model, and those in vectors. The planned ranks are the first of
+// their tensor-parallel groups, which count tensors that the whole group holds.
 static void count_parameters(const Stages *stages, int64_t *all, int64_t *vectors) {
     *all = *vectors = 0;
     for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
@@ -88,16 +87,16 @@ static void print_model(const Config *c, const Stages *stages, FILE *out) {
     fprintf(out, "    of which 1-D (in tails)  %16lld\n", (long long)vectors);
     int batch = c->global_batch_size;
     double flops = megatron_flops(c, batch);
-    fprintf(out, "  FLOPs per iteration        %16.6e  (Megatron's formula, batch %d)\n", flops, batch);
+    fprintf(out, "  FLOPs per iteration        %16.6e  (Megatron-LM's formula, batch %d)\n", flops, batch);
 }
 
-// Is the model cut, by tensor or pipeline parallelism?
-static bool is_cut(const Mesh *mesh) { return mesh->tp.size > 1 || mesh->pp.size > 1; }
+// Returns true with tensor or pipeline parallelism.
+static bool is_model_parallel(const Mesh *mesh) { return mesh->tp.size > 1 || mesh->pp.size > 1; }
 
 static void print_parts(const Config *c, const Stages *stages, FILE *out) {
     const Mesh *mesh = &stages->fullest->mesh;
     int layers = c->num_layers / mesh->pp.size, chunks = config_pipeline_chunks(c);
-    if (!is_cut(mesh)) return;
+    if (!is_model_parallel(mesh)) return;
     fprintf(out, "parts of the model\n");
     fprintf(out, "  %d ranks = pipeline %d x data parallel %d x tensor parallel %d%s, on %d nodes of %d\n",
             mesh->world.size, mesh->pp.size, mesh->dp.size, mesh->tp.size,
@@ -108,12 +107,12 @@ static void print_parts(const Config *c, const Stages *stages, FILE *out) {
         fprintf(out, ", %d layers", layers);
         if (chunks > 1) fprintf(out, " in %d chunks", chunks);
         fprintf(out, "%s%s: %lld parameters, %.2f GiB per rank\n", s->first == 0 ? ", embeddings" : "",
-                s->end == mesh->pp.size ? ", head" : "", (long long)layout_of(s)->parameters,
+                s->end == mesh->pp.size ? ", LM head" : "", (long long)layout_of(s)->parameters,
                 (double)memory_plan_total(&s->memory_plan) / 0x1p30);
     }
 }
 
-// " of stage 1, which needs most" where there are several.
+// Appends the stage to a title, if there are several.
 static void print_whose(const StagePlan *s, FILE *out) {
     if (s->mesh.pp.size > 1) fprintf(out, " of stage %d, which needs most", s->first);
     fputc('\n', out);
@@ -139,12 +138,12 @@ static void print_layout(const StagePlan *s, FILE *out) {
     }
 }
 
-// --- what travels ---------------------------------------------------------------------------
+// --- traffic --------------------------------------------------------------------------------
 
 static const char *codec_name(int codec) { return codec_info(codec).name; }
 
-// "int8 inside a node, int4 between nodes; weights: int4 differences", of the hops that the ranks
-// make.
+// Prints the codecs of the hops in use: "gradients inside a node: int8, between nodes: int4; weights:
+// int4 differences".
 static void print_codecs(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight,
                          FILE *out) {
     bool inside = plan->options.per_node > 1, between = plan->options.nodes > 1;
@@ -153,7 +152,7 @@ static void print_codecs(const BucketLayout *plan, const GradFormat *grad, const
     if (inside && between) fprintf(out, ", between nodes: %s", codec_name(grad->inter_codec));
     if (!inside) fprintf(out, "gradients between nodes: %s", codec_name(grad->inter_codec));
     const char *how = weight->difference ? " differences" : " direct";
-    if (format_is_lossless(weight)) how = ", coded without loss: the bytes below at most, typically a fifth";
+    if (format_is_lossless(weight)) how = ", lossless: at most the bytes below, typically a fifth of them";
     else if (!codec_grouped(weight->codec)) how = "";
     fprintf(out, "; weights: %s%s\n", codec_name(weight->codec), how);
 }
@@ -164,7 +163,7 @@ static void print_hop(FILE *out, const char *name, double formula, int64_t bytes
             formula, rest);
 }
 
-// One line per bucket: dev/bench computes the best possible schedule from them.
+// One line per bucket; dev/bench/comm_bound.py computes the best possible schedule from them.
 static void print_bucket_wire(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight,
                               FILE *out) {
     for (int b = 0; b < traffic->plan->buckets; b++) {
@@ -176,22 +175,22 @@ static void print_bucket_wire(const StepTraffic *traffic, const GradFormat *grad
     }
 }
 
-// Bytes of gradients and weights that a node's ranks together send to other nodes in a step.
+// Bytes of gradients and weights that a node sends to other nodes in a step.
 static double node_egress(const Mesh *mesh, const WireBytes *bytes) {
     return (double)(bytes->grad_inter + bytes->weight_inter) * mesh->per_node;
 }
 
-// Parameters that the ranks of a node hold of the model: several parts where it is cut.
+// Number of distinct parameters in a node: with model parallelism a node holds several shards.
 static double node_parameters(const StagePlan *s) {
     return (double)layout_of(s)->parameters * s->mesh.per_node / layout_of(s)->options.per_node;
 }
 
-// What replica groups exchange, once in H steps. The lines below have the mean of a step.
+// With replica groups, prints the codec of the outer all-reduce every H steps.
 static void print_exchange(const Config *c, const Mesh *mesh, const GradFormat *grad, FILE *out) {
     if (mesh->replica_groups.size == 1) return;
     fprintf(out,
-            "  pseudo-gradients between %d replica groups: %s, every %d steps; the lines below have a step's "
-            "mean\n",
+            "  pseudo-gradients between %d replica groups: %s, every %d steps; the lines below are means per "
+            "step\n",
             mesh->replica_groups.size, codec_name(grad->inter_codec), c->local_steps);
 }
 
@@ -225,7 +224,7 @@ static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
 }
 
 static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
-    if (!is_cut(mesh)) return;
+    if (!is_model_parallel(mesh)) return;
     fprintf(out, "bytes sent per micro-batch and rank, between parts of the model\n");
     if (mesh->tp.size > 1) {
         fprintf(out, "  %-34s %16.0f\n", "tensor parallelism", parts_tensor_bytes(c, mesh));
@@ -246,18 +245,18 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
     }
 }
 
-// --- the step status: memory --------------------------------------------------------------------
+// --- summary: memory ----------------------------------------------------------------------------
 
 static const double GIB = 0x1p30;
 
-// GPUs as they are sold, and the GiB that CUDA reports for them.
-typedef struct Card {
+// Nominal GPU memory, and the GiB that CUDA reports.
+typedef struct GpuMemory {
     int gigabytes;
     double gib;
-} Card;
-static const Card cards[] = {{80, 79.1}, {141, 139.8}};
+} GpuMemory;
+static const GpuMemory gpu_memory[] = {{80, 79.1}, {141, 139.8}};
 
-// Would every stage fit `share` bytes with this micro-batch?
+// Returns true if every stage fits into `share` bytes with this micro-batch size.
 static bool all_fit(const Config *config, const Stages *stages, int micro_batch, double share) {
     Config other = *config;
     other.micro_batch_size = micro_batch;
@@ -269,8 +268,8 @@ static bool all_fit(const Config *config, const Stages *stages, int micro_batch,
     return true;
 }
 
-// The largest micro-batch with which all stages fit `share` bytes, up to MOST_SEQUENCES. Whether it
-// divides the global batch is not asked: that can be chosen.
+// Returns the largest micro-batch size, up to MOST_SEQUENCES, with which all stages fit into `share`
+// bytes. It need not divide the global batch, which the user can change.
 enum { MOST_SEQUENCES = 4096 };
 static int largest_micro_batch(const Config *config, const Stages *stages, double share) {
     int fits = 0;
@@ -291,7 +290,7 @@ static void print_gib(const MemoryPlan *memory_plan, FILE *out) {
     fprintf(out, "    %-30s %8.2f\n", "all", (double)memory_plan_total(memory_plan) / GIB);
 }
 
-// Of the host's memory, where a run keeps its optimizer or copies of checkpoints there.
+// Prints the page-locked host memory of --optimizer-cpu-offload and --async-save.
 static void print_host_gib(const StagePlan *s, FILE *out) {
     double host = 0;
     for (int i = 0; i < s->memory_plan.count; i++) {
@@ -305,7 +304,7 @@ static void print_host_gib(const StagePlan *s, FILE *out) {
     fprintf(out, "\n");
 }
 
-// The largest micro-batch with which this configuration fits `share` bytes; 0: none.
+// Returns the largest micro-batch size with which this config fits into `share` bytes; 0 if none does.
 static int fits_with(const Config *c, const Mesh *mesh, double share) {
     Stages stages;
     Error err;
@@ -315,7 +314,7 @@ static int fits_with(const Config *c, const Mesh *mesh, double share) {
     return most;
 }
 
-// Where no micro-batch fits: the first strategy that shares out enough, with full recomputation.
+// If no micro-batch fits, suggests the first sharding strategy that does, with full recomputation.
 static void print_strategy(const Config *c, const Mesh *mesh, double share, FILE *out) {
     static const struct {
         Sharding sharding;
@@ -359,19 +358,19 @@ static void print_fit(const Config *c, const Stages *stages, double share, FILE 
 }
 
 static void print_fits(const Config *c, const Stages *stages, FILE *out) {
-    for (size_t i = 0; i < sizeof cards / sizeof *cards; i++) {
-        double share = gpu_room(cards[i].gib, c, &stages->fullest->mesh);
-        fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", cards[i].gigabytes, share / GIB);
+    for (size_t i = 0; i < sizeof gpu_memory / sizeof *gpu_memory; i++) {
+        double share = gpu_room(gpu_memory[i].gib, c, &stages->fullest->mesh);
+        fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", gpu_memory[i].gigabytes, share / GIB);
         print_fit(c, stages, share, out);
     }
     if (device_kind()->own_memory) return;
-    fprintf(out, "    (about: only build/train_gpt --plan knows the workspaces of a GPU's ops)\n");
+    fprintf(out, "    (approximate: only build/train_gpt --plan knows the workspaces of GPU ops)\n");
 }
 
-// --- the step status: bytes between nodes -------------------------------------------------------
+// --- summary: bytes between nodes ---------------------------------------------------------------
 
-// What a node sends to the others in a step, padding aside, in GB: matrices by the formula, and
-// tails. Where a node holds parts of several stages, they count as equal.
+// GB that a node sends to other nodes per step, without padding: matrices by formula, plus tails. If a
+// node holds several stages, they count as equal.
 static double preset_egress(const StagePlan *s, const GradFormat *grad, const WeightFormat *weight) {
     const BucketLayout *plan = layout_of(s);
     WireFormula formula = traffic_formula(&s->traffic, grad, weight);
@@ -401,9 +400,8 @@ static void print_presets(const StagePlan *s, FILE *out) {
             less / least);
 }
 
-// The most that a node sends to nodes of other stages in a step: of its ranks those at a border
-// between stages do, to one side or to both. After a chunk of the last stage comes one of the
-// first.
+// Maximum bytes that a node sends to nodes of other stages per step. Ranks next to a stage on another
+// node send, to one side or to both; with several chunks the last stage also sends to the first.
 static double pipeline_egress(const Config *c, const Mesh *mesh) {
     int stage = mesh->pp.stride, ranks = stage < mesh->per_node ? stage : mesh->per_node;
     int nodes_in_line = stage < mesh->per_node ? mesh->nodes : mesh->pp.size;
@@ -412,14 +410,14 @@ static double pipeline_egress(const Config *c, const Mesh *mesh) {
     return parts_hidden_bytes(c, mesh) * ranks * messages * c->micro_batches;
 }
 
-// The same for the gradient of the tied embedding: of a node with ranks of the first or last stage.
+// Bytes per step of the tied embedding's gradient, out of a node of the first or last stage.
 static double words_egress(const Config *c, const Mesh *mesh) {
     if (pipeline_egress(c, mesh) == 0) return 0;
     int ranks = mesh->pp.stride < mesh->per_node ? mesh->pp.stride : mesh->per_node;
     return parts_words_bytes(c, mesh) * ranks;
 }
 
-// What tensor parallelism sends out of a node in a step, where a group fills several nodes.
+// Bytes per step that tensor parallelism sends out of a node, if a group spans several nodes.
 static double tensor_parallel_egress(const Config *c, const Mesh *mesh) {
     int T = mesh->tp.size, per_node = mesh->per_node;
     if (T <= per_node) return 0;
@@ -433,20 +431,20 @@ static void print_egress(const char *what, double bytes, FILE *out) {
 static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) {
     const BucketLayout *plan = layout_of(s);
     const GradFormat *grad = zero_grad_format(s->zero, true);
-    const char *whose = is_cut(&s->mesh) ? "data-parallel " : "";
+    const char *whose = is_model_parallel(&s->mesh) ? "data-parallel " : "";
     WireBytes bytes = traffic_of_step(&s->traffic, grad, zero_weight_format(s->zero));
     if (s->mesh.replica_groups.size > 1) {
         fprintf(out, "  GB out of each node per step, mean of %d steps\n", c->local_steps);
         print_egress("this run", node_egress(&s->mesh, &bytes), out);
     } else if (plan->dp == 1) {
-        fprintf(out, "  one %srank sends nothing, and quantizes nothing\n", whose);
+        fprintf(out, "  a single %srank sends nothing and quantizes nothing\n", whose);
     } else if (plan->options.nodes == 1) {
-        fprintf(out, "  nothing travels between nodes: the %d %sranks are one node\n", plan->dp, whose);
+        fprintf(out, "  no traffic between nodes: the %d %sranks are on one node\n", plan->dp, whose);
         if (c->quantized_gradients) {
             int inside = codec_info(grad->intra_codec).bits;
             int between = codec_info(grad->inter_codec).bits;
-            fprintf(out, "    inside it gradients travel in %d bits; ", inside);
-            fprintf(out, "those of %d bits need a second node\n", between);
+            fprintf(out, "    gradients are sent in %d bits inside the node; ", inside);
+            fprintf(out, "%d bits are used only between nodes\n", between);
         }
     } else {
         fprintf(out, "  GB out of each node per step\n");
@@ -464,7 +462,7 @@ static void print_between(const Config *c, const StagePlan *s, FILE *out) {
     print_egress("tensor parallelism", tensor, out);
     if (tensor > 0) {
         fprintf(out,
-                "    tensor parallelism wants fast links; --tensor-model-parallel-size %d keeps it "
+                "    tensor parallelism needs fast links; --tensor-model-parallel-size %d keeps it "
                 "inside a node\n",
                 s->mesh.per_node);
     }
@@ -482,10 +480,10 @@ bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) 
         fprintf(out, "memory per rank");
         print_whose(s, out);
         memory_plan_print(memory_plan, layout_of(s)->parameters, out);
-        fprintf(out, "  on top, told by a run's log: %s\n", device_kind()->beside_plan);
+        fprintf(out, "  in addition, reported in the log of a run: %s\n", device_kind()->beside_plan);
         print_wire(config, s, out);
         print_parts_wire(config, &s->mesh, out);
-        fprintf(out, "verdict\n");
+        fprintf(out, "summary\n");
         print_gib(memory_plan, out);
         print_host_gib(s, out);
         print_fits(config, &stages, out);

@@ -1,4 +1,4 @@
-// --plan: what a run will allocate and send, computed without a device. Called by train_gpt.c.
+// --plan: memory and traffic of a run, computed without a device. Called by train_gpt.c.
 #pragma once
 #include <stdio.h>
 
@@ -6,10 +6,10 @@
 #include "llmc/plan/memory_fit.h"
 LLMC_BEGIN
 
-// Prints the model and what each stage of the pipeline holds. Then, for the rank that needs most
-// memory: its buckets, memory by purpose, bytes per step and level. Then a step status: which GPUs
-// hold the run, and what leaves a node beside what the baselines and SDP4Bit send. With
-// --plan-network also how long a step takes with each preset. mesh: any rank's. Error: that of
-// rank_plan, before anything is printed.
+// Prints the model and its pipeline stages; for the rank that needs most memory its buckets, memory
+// by purpose and bytes per step and level; and a summary: which GPUs have enough memory, and the
+// inter-node traffic compared with the baselines and SDP4Bit. With --plan-network also the predicted
+// step time of each preset. mesh: that of any rank. Returns the error of rank_plan before printing
+// anything.
 bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err);
 LLMC_END

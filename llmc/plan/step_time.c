@@ -1,33 +1,34 @@
-// Time of a step over a network: see step_time.h.
+// Simulates a training step over a network: see step_time.h.
 #include "llmc/plan/step_time.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-// One message at a time, in order. A link that was idle makes up for `burst` of it.
+// Carries one message at a time, in order. After an idle period, up to `burst` ms of traffic pass at
+// once.
 typedef struct Link {
     double free, burst;
 } Link;
 static Link idle_link(double burst) { return (Link){.free = -INFINITY, .burst = burst}; }
 
-// When a message that may start at `start` leaves the link.
+// Returns the time at which a message that is ready at `start` has been sent.
 static double carry(Link *link, double start, double time) {
     link->free = fmax(start - link->burst, link->free) + time;
     return fmax(start, link->free);
 }
 
-// What a step finds and leaves behind.
+// Simulation state; carries over from step to step.
 typedef struct Clock {
     double now;
-    double *weights;       // (buckets) when the update's weights are there
-    int held[2];           // the bucket in each of the two slots that hold gathered weights; -1: none
-    double slot_free[2];   // when the passes were done with that slot
-    double gather_free;    // when the links have carried the last gather
-    Link inside, between;  // carry gradients
-    double reduced;        // when the last reduction was done
+    double *weights;       // (buckets) time at which updated weights arrive
+    int held[2];           // bucket in each of the two slots for gathered weights; -1: none
+    double slot_free[2];   // time at which compute no longer needs the slot
+    double gather_free;    // time at which the links have finished the last gather
+    Link inside, between;  // links, for gradients
+    double reduced;        // time at which the last reduction finished
 } Clock;
 
-// Waits until a pass has the weights of bucket b. A gather starts as soon as its slot is free.
+// Waits for the weights of bucket b. A gather starts as soon as its slot is free.
 static void wait_for_weights(Clock *clock, const StepLoad *load, int b, bool backward) {
     const BucketLoad *bucket = &load->bucket[b];
     double ready = clock->weights[b];
@@ -59,8 +60,8 @@ static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
     }
 }
 
-// The optimizer needs all gradients: their norm clips. Then each bucket's new weights travel as
-// soon as they are there.
+// The optimizer waits for all gradients, because clipping needs their norm. Each bucket's weights are
+// sent as soon as they are updated.
 static void update(Clock *clock, const StepLoad *load) {
     Link between = idle_link(load->burst), inside = idle_link(0);
     double updated = fmax(clock->now, clock->reduced) + load->memory;
@@ -81,7 +82,7 @@ static void step(Clock *clock, const StepLoad *load) {
     update(clock, load);
 }
 
-// From one end of the backward passes to the next. A few steps are enough to repeat.
+// Simulates steps until the step time is periodic, usually after a few steps.
 enum { MOST_STEPS = 100 };
 double step_time(const StepLoad *load) {
     Clock clock = {.held = {-1, -1}};
@@ -119,8 +120,9 @@ double step_time_alone(const StepLoad *load) {
     return ms;
 }
 
-// A bucket's turn in the period of the exchanges: what has traveled before it is spread evenly.
-static int turn_of(const StepLoad *load, int b, int steps) {
+// Returns the sync slot of bucket b: the step within a period at which its outer sync starts. Slots
+// spread the traffic evenly.
+static int sync_slot(const StepLoad *load, int b, int steps) {
     double before = 0, all = 0;
     for (int i = 0; i < load->buckets; i++) {
         all += load->bucket[i].exchange;
@@ -129,7 +131,7 @@ static int turn_of(const StepLoad *load, int b, int steps) {
     return all > 0 ? (int)(before / all * steps) : 0;
 }
 
-// The first periods fill the link, where it is too slow. The last ones count.
+// The first periods reach the steady state if the link is too slow; the later ones are measured.
 enum { FILLING = 8, COUNTED = 8 };
 double step_time_local(const StepLoad *load, double alone, int steps, int delay) {
     double now = 0, link_free = 0, counted = 0;
@@ -138,11 +140,11 @@ double step_time_local(const StepLoad *load, double alone, int steps, int delay)
         if (t == FILLING * steps) counted = now;
         now += alone;
         for (int b = 0; b < load->buckets; b++) {
-            int due = turn_of(load, b, steps) + delay + 1;
+            int due = sync_slot(load, b, steps) + delay + 1;
             if ((t - due) % steps == 0) now = fmax(now, answer[b]);
         }
         for (int b = 0; b < load->buckets; b++) {
-            if (t % steps != turn_of(load, b, steps)) continue;
+            if (t % steps != sync_slot(load, b, steps)) continue;
             link_free = fmax(link_free, now) + load->bucket[b].exchange;
             answer[b] = link_free;
         }

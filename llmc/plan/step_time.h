@@ -1,54 +1,52 @@
-// How long a step takes over a given network: the best schedule that overlaps. plan_time.c fills
-// the load from the traffic of each preset, for --plan. dev/bench/step_bound.c reads it from
-// measured layers and links, for benchmarks.
+// Predicts the time of a step over a given network, with the best possible overlap of compute and
+// communication. plan_time.c computes the load from the traffic of each preset, for --plan.
+// dev/bench/step_bound.c reads it from measurements, for benchmarks.
 //
-// Each bucket's gradients start to travel when its backward pass is done. Each layer's forward pass
-// waits for its own weights only. The links inside a node and those between nodes work at the same
-// time. Messages of one step never meet those of another on the same link: gradients travel beside
-// the backward pass and after it, weights beside the forward pass.
+// Model: the gradients of a bucket are sent as soon as its backward is done. The forward of a layer
+// waits only for its own weights. Intra-node and inter-node links work concurrently. Messages of
+// different steps never share a link: gradients overlap with backward, weights with forward.
 //
-// A network may be a token bucket: after a pause it lets some bytes pass at once. `burst` is the
-// time that they would take. It is full when gradients begin to travel, and again when weights do.
+// The network may be a token bucket: after a pause some bytes pass at once. `burst` is the time that
+// they would take. The bucket is full when the first gradients, and when the first weights are sent.
 //
 // All times are ms.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// The time that one bucket takes on each link of a rank.
+// Times of one bucket.
 typedef struct BucketLoad {
-    int layers;                              // that a pass computes while it holds this bucket
-    int reductions;                          // of gradients, in a step
-    double grad_inside, grad_between;        // of one reduction: inside first
-    double weight_between, weight_inside;    // of the update's gather: between nodes first
-    bool gathered;                           // do passes gather its weights?
-    double forward_gather, backward_gather;  // of one such gather, over both links
-    double update;                           // of the optimizer
-    double exchange;                         // with local steps: of one exchange between nodes
+    int layers;                              // layers in this bucket
+    int reductions;                          // gradient reductions per step
+    double grad_inside, grad_between;        // one reduction: first inside the node, then between nodes
+    double weight_between, weight_inside;    // gather after the update: first between nodes
+    bool gathered;                           // forward and backward gather the weights (ZeRO-3)
+    double forward_gather, backward_gather;  // one such gather, over both links
+    double update;                           // optimizer
+    double exchange;                         // local steps: one outer all-reduce between nodes
 } BucketLoad;
 
 typedef struct StepLoad {
     int buckets;
     BucketLoad *bucket;  // (buckets) in forward order
     int micro_batches;
-    double forward, backward;  // of one layer and one micro-batch
-    double head;               // of the output layer and the loss, both passes, one micro-batch
-    double tail;               // of the embeddings' backward pass, one micro-batch
-    double waits;              // of messages that passes wait for at once, one micro-batch
-    double memory;             // of other passes over memory, once a step, beside nothing else
-    double burst;              // how far the links between nodes may run ahead after a pause
+    double forward, backward;  // per layer and micro-batch
+    double head;               // LM head and loss, forward and backward, per micro-batch
+    double tail;               // backward of the embeddings, per micro-batch
+    double waits;              // communication without overlap (tensor parallelism), per micro-batch
+    double memory;             // other memory traffic, per step, without overlap
+    double burst;              // burst of the inter-node links
 } StepLoad;
 
-// A step that repeats for ever, without exchanges.
+// Returns the time of a step in the steady state, without outer syncs.
 double step_time(const StepLoad *load);
-// The passes of a step alone, without messages and updates.
+// Returns the time of forward and backward only, without communication and updates.
 double step_compute(const StepLoad *load);
-// step_time where every message takes no time. What a step takes beyond that is exposed
-// communication.
+// Returns step_time with all messages free. The difference to step_time is exposed communication.
 double step_time_alone(const StepLoad *load);
-// The mean step where nodes train alone and exchange each bucket every `steps` steps. The answer is
-// awaited with the end of the step that follows `delay` others: it travels beside at least one
-// step. alone: step_time of a step without exchanges. steps at least 1.
+// Returns the mean step time with local steps: each bucket has an outer sync every `steps` (>= 1)
+// steps, whose result is needed `delay` + 1 steps later, so it overlaps with at least one step.
+// alone: step_time without outer syncs.
 double step_time_local(const StepLoad *load, double alone, int steps, int delay);
 
 LLMC_END

@@ -1,4 +1,4 @@
-// Bytes per step and bucket: see traffic.h.
+// Computes bytes sent per step and bucket: see traffic.h.
 #include "llmc/plan/traffic.h"
 
 #include <stdlib.h>
@@ -6,35 +6,35 @@
 #include "llmc/model/pipeline_schedule.h"
 #include "sdp4bit/wire.h"
 
-static bool weights_shared(const Config *c, const BucketLayout *plan, int b) {
+static bool weights_sharded(const Config *c, const BucketLayout *plan, int b) {
     return c->sharding == SHARD_PARAMETERS && plan->dp > 1 && b > 0;
 }
 
 // --- gathers -------------------------------------------------------------------------------------
 
-// The slots as the passes of a step find them.
+// Simulates the two slots for gathered weights during a step.
 typedef struct Walk {
     const Config *config;
     const BucketLayout *plan;
     Trips *trips;
-    int held[2];  // the bucket in each slot
+    int held[2];  // bucket in each slot; -1: none
 } Walk;
 
 static void visit(Walk *walk, int unit, bool backward) {
     int b = walk->plan->unit_bucket[unit];
-    if (!weights_shared(walk->config, walk->plan, b) || walk->held[b % 2] == b) return;
+    if (!weights_sharded(walk->config, walk->plan, b) || walk->held[b % 2] == b) return;
     walk->held[b % 2] = b;
     if (backward) walk->trips[b].backward++;
     else walk->trips[b].forward++;
 }
 
-// Counts gathers in the order of the stage's passes. A slot keeps its bucket from one pass to the
-// next, and loses it with the step's update.
+// Counts gathers in the order of the stage's schedule. A slot keeps its bucket between passes; the
+// optimizer update invalidates both.
 static void count_gathers(Walk *walk, const Mesh *mesh) {
     const Config *c = walk->config;
     PipelineShape shape = {mesh->pp.size, mesh->pp.rank, config_pipeline_chunks(c)};
     int layers = c->num_layers / (shape.stages * shape.chunks);
-    int words = shape.stage == 0 || shape.stage == shape.stages - 1;  // they have unit 0 there
+    int words = shape.stage == 0 || shape.stage == shape.stages - 1;  // unit 0 is the embeddings
     size_t most = 2 * (size_t)c->micro_batches * (size_t)shape.chunks;
     PipelineAction *action = (PipelineAction *)xcalloc(most + 1, sizeof *action, "the order of a step");
     int actions = pipeline_actions(shape, c->micro_batches, true, action);
@@ -66,24 +66,24 @@ void traffic_free(StepTraffic *traffic) {
 
 // --- bytes ---------------------------------------------------------------------------------------
 
-// How often a bucket's weights take each way: between nodes and inside as messages, and inside as
-// bf16, which is this rank's part of the node's replica.
+// How often a bucket's weights are sent: between nodes and inside the node as payloads, and inside
+// the node in bf16 as this rank's part of the node's replica.
 typedef struct Ways {
     int between, inside, parts;
 } Ways;
 
-// Of the update.
+// Sends of the weight gather after an update.
 static Ways update_ways(const StepTraffic *traffic, int b) {
     Ways replica = {1, 1, 0}, node = {1, 0, 0}, none = {0, 0, 0};
-    if (!weights_shared(traffic->config, traffic->plan, b)) return replica;
+    if (!weights_sharded(traffic->config, traffic->plan, b)) return replica;
     return traffic->config->shard_scope == SHARD_IN_NODE ? node : none;
 }
 
-// Of a gather by a pass.
+// Sends of a gather during forward or backward.
 static Ways gather_ways(const StepTraffic *traffic, int b, bool backward) {
     const Config *c = traffic->config;
     Ways none = {0, 0, 0}, part = {0, 0, 1}, message = {1, 1, 0};
-    if (!weights_shared(c, traffic->plan, b)) return none;
+    if (!weights_sharded(c, traffic->plan, b)) return none;
     bool second = c->secondary_partition && traffic->plan->options.per_node > 1;
     return c->shard_scope == SHARD_IN_NODE || (second && backward) ? part : message;
 }
@@ -101,7 +101,7 @@ static Ways ways_of_step(const StepTraffic *traffic, int b) {
     return sum;
 }
 
-// This rank's part of the node's replica, to the others of the node.
+// Bytes that this rank sends of its part of the node's replica to the other ranks of the node.
 static int64_t part_bytes(const BucketLayout *plan, int b) {
     const Bucket *bucket = &plan->bucket[b];
     int64_t own = bucket_shard(bucket);
@@ -109,8 +109,8 @@ static int64_t part_bytes(const BucketLayout *plan, int b) {
     return (plan->options.per_node - 1) * (bytes + (bucket->sealed ? WIRE_PART_BYTES : 0));
 }
 
-// once: what the bucket sends under `optim`.
-static void go_ways(WireBytes *once, Ways ways, const BucketLayout *plan, int b) {
+// Scales the weight bytes of ZeRO-1 (`optim`) by the number of sends.
+static void scale_weights(WireBytes *once, Ways ways, const BucketLayout *plan, int b) {
     once->weight_inter *= ways.between;
     once->weight_intra = ways.inside * once->weight_intra + ways.parts * part_bytes(plan, b);
 }
@@ -118,7 +118,7 @@ static void go_ways(WireBytes *once, Ways ways, const BucketLayout *plan, int b)
 WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradFormat *grad,
                             const WeightFormat *weight) {
     WireBytes bytes = layout_bucket_wire_bytes(traffic->plan, b, grad, weight);
-    go_ways(&bytes, update_ways(traffic, b), traffic->plan, b);
+    scale_weights(&bytes, update_ways(traffic, b), traffic->plan, b);
     return bytes;
 }
 
@@ -126,7 +126,7 @@ WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, co
     const GradFormat nothing = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .chunks = 1};
     WireBytes bytes = layout_bucket_wire_bytes(traffic->plan, b, &nothing, weight);
     bytes.grad_intra = bytes.grad_inter = 0;
-    go_ways(&bytes, gather_ways(traffic, b, backward), traffic->plan, b);
+    scale_weights(&bytes, gather_ways(traffic, b, backward), traffic->plan, b);
     return bytes;
 }
 
@@ -136,7 +136,7 @@ WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradFormat 
     bytes.grad_intra *= traffic->trips[b].reductions;
     bytes.grad_inter *= traffic->trips[b].reductions;
     bytes.grad_inter += zero_exchange_bytes(traffic->zero, b, grad) / traffic->config->local_steps;
-    go_ways(&bytes, ways_of_step(traffic, b), traffic->plan, b);
+    scale_weights(&bytes, ways_of_step(traffic, b), traffic->plan, b);
     return bytes;
 }
 
@@ -152,16 +152,16 @@ WireBytes traffic_of_step(const StepTraffic *traffic, const GradFormat *grad, co
     return sum;
 }
 
-// The numbers of a bucket's matrices, without padding.
-static double numbers_of(const BucketLayout *plan, int b) {
+// Elements of a bucket's matrices, without padding.
+static double matrix_elements(const BucketLayout *plan, int b) {
     const Bucket *bucket = &plan->bucket[b];
     double sum = 0;
     for (int i = 0; i < bucket->segments; i++) sum += (double)plan->segments[bucket->first_segment + i].numel;
     return sum;
 }
 
-// Of an exchange between replica groups, on the mean of H steps: two hops of the codec between
-// nodes.
+// Bytes of an outer all-reduce between replica groups, averaged over H steps: two hops with the
+// inter-node codec.
 static double exchange_formula(const StepTraffic *traffic, const GradFormat *grad) {
     const BucketLayout *plan = traffic->plan;
     double own = (double)(plan->parameters - plan->tail_parameters) / plan->dp, N = traffic->replica_groups;
@@ -178,7 +178,7 @@ WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, 
     WireFormula sum = {0};
     double numbers = (double)(plan->parameters - plan->tail_parameters);
     for (int b = 0; b < plan->buckets; b++) {
-        double share = numbers_of(plan, b) / numbers;
+        double share = matrix_elements(plan, b) / numbers;
         Ways ways = ways_of_step(traffic, b);
         sum.grad_intra += share * traffic->trips[b].reductions * all.grad_intra;
         sum.grad_inter += share * traffic->trips[b].reductions * all.grad_inter;

@@ -1,23 +1,23 @@
-// What a rank sends in a step of data parallelism, by the strategy that shares out gradients and
-// weights. Called by plan_report.c and dev/bench/sync_only.c.
+// Data-parallel traffic of a rank per step, by sharding strategy. Called by report.c, plan_time.c and
+// dev/bench/sync_only.c.
 //
-// Under `optim` every bucket's gradients are reduced once per step, and its weights gathered once,
-// between nodes and inside each. Where gradients are shared out, most buckets' are reduced with
-// every micro-batch (zero_reductions). Where weights are shared out, two slots hold whole buckets
-// in turn, and a pass gathers a bucket that its slot does not hold. The first bucket's stay. With
-// local steps replica groups exchange a bucket every H steps: a step counts one H-th of that as
-// gradients between nodes.
+//   optim               gradients reduced and weights gathered once per step and bucket
+//   optim_grads         most buckets are reduced with every micro-batch (zero_reductions)
+//   optim_grads_params  two slots hold gathered buckets alternately; forward and backward gather a
+//                       bucket that is not in its slot. The first bucket is never sharded
+//   local steps         an outer all-reduce of each bucket every H steps; a step counts 1/H of it as
+//                       inter-node gradients
 #pragma once
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// How often a bucket travels in a step. No pass gathers weights that are not shared out.
+// How often a bucket is communicated in a step.
 typedef struct Trips {
     int reductions;
-    int forward, backward;  // gathers by passes
+    int forward, backward;  // gathers during forward and backward; 0 if weights are not sharded
 } Trips;
 
-// Of a step with config->micro_batches micro-batches. Config and Zero must outlive it.
+// Traffic of a step with config->micro_batches micro-batches. Borrows config and zero.
 typedef struct StepTraffic {
     const Config *config;
     const Zero *zero;
@@ -26,19 +26,19 @@ typedef struct StepTraffic {
     Trips *trips;  // (plan->buckets)
 } StepTraffic;
 
-// Of the rank whose Zero it is, and who sees the ranks as `mesh`.
+// Computes the traffic of the rank that zero and mesh belong to. Free with traffic_free.
 StepTraffic traffic_make(const Config *config, const Mesh *mesh, const Zero *zero);
 void traffic_free(StepTraffic *traffic);
-// Bytes that one reduction of bucket b's gradients and the step's update of its weights send.
+// Returns the bytes of one gradient reduction of bucket b and of the weight gather after an update.
 WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradFormat *grad,
                             const WeightFormat *weight);
-// Bytes that one gather of bucket b sends, by a forward or a backward pass. 0 where none is made.
+// Returns the bytes of one gather of bucket b during forward or backward; 0 if there is none.
 WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightFormat *weight);
-// Bytes that the rank sends of bucket b in a step, and of all.
+// Return the bytes that the rank sends in a step, for bucket b and for all buckets.
 WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradFormat *grad,
                             const WeightFormat *weight);
 WireBytes traffic_of_step(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
-// The same by the formulas: see WireFormula of layout.h.
+// Returns the bytes of a step by formula, without tails and padding (WireFormula in layout.h).
 WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
 
 LLMC_END

@@ -52,7 +52,7 @@ reported() { # the JSON line has the plan's bytes, and what came on top stands a
     grep -q "^{\"kind\":\"memory\",\"iteration\":1,$sizes,\"timing\":{.*\"beside_plan_bytes\":" \
         "$work/small.jsonl" ||
         { why="$(grep '"memory"' "$work/small.jsonl" || echo no line) instead of $bytes"; return 1; }
-    grep -q '^memory beside the plan (MB) | before it .*: [0-9.]* | since then ' "$work/out" ||
+    grep -q '^memory outside the plan (MB) | before allocation .*: [0-9.]* | since then ' "$work/out" ||
         say "no line of what came on top"
 }
 make_shard text 400 7

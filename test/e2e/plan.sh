@@ -78,41 +78,41 @@ under_mpirun() {
 }
 check "--plan under mpirun prints one plan" under_mpirun
 
-# The step status at the end, for a reader: GiB by purpose, which GPUs hold it, what leaves a node.
-verdict() { # CARD RANKS RANKS_PER_NODE FLAGS...: leaves the step status in $work/verdict
+# The summary at the end: GiB by purpose, which GPUs hold it, what leaves a node.
+summary() { # CARD RANKS RANKS_PER_NODE FLAGS...: leaves the summary in $work/summary
     "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size "$2" --gpus-per-node "$3" \
         "${@:4}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
-    sed -n '/^verdict$/,$p' "$work/out" >"$work/verdict"
-    [ -s "$work/verdict" ] || { why="no verdict"; return 1; }
+    sed -n '/^summary$/,$p' "$work/out" >"$work/summary"
+    [ -s "$work/summary" ] || { why="no summary"; return 1; }
 }
-tells() { grep -qE -- "$1" "$work/verdict" ||
-    { why="no '$1' in: $(tr '\n' ';' <"$work/verdict")"; return 1; }; }
+tells() { grep -qE -- "$1" "$work/summary" ||
+    { why="no '$1' in: $(tr '\n' ';' <"$work/summary")"; return 1; }; }
 does_not_tell() { ! grep -qiE -- "$1" "$work/out" ||
     { why="it says '$(grep -iE -- "$1" "$work/out" | head -n 1)'"; return 1; }; }
 gib_add_up() { # the purposes' GiB are the sum, which is the total in bytes
-    verdict 1.3b 16 8 "${paper[@]}" || return 1
-    awk '$1 == "total" && !bytes { bytes = $2 } /^verdict$/ { inside = 1 } /^  a GPU/ { inside = 0 }
+    summary 1.3b 16 8 "${paper[@]}" || return 1
+    awk '$1 == "total" && !bytes { bytes = $2 } /^summary$/ { inside = 1 } /^  a GPU/ { inside = 0 }
         inside && /^    all / { all = $2 }
         inside && /^    [a-z ]+ [0-9.]+$/ && !/^    all / { sum += $NF; rows++ }
         function apart(a, b) { return a > b ? a - b : b - a }
         END { gib = bytes / 2 ^ 30
             exit !(rows >= 6 && all > 0 && apart(sum, all) < 0.05 && apart(gib, all) < 0.006) }' \
         "$work/out" ||
-        { why="$(tr '\n' ';' <"$work/verdict")"; return 1; }
+        { why="$(tr '\n' ';' <"$work/summary")"; return 1; }
 }
 check "the step status's GiB add up to the total" gib_add_up
 largest() { # GB: the --micro-batch-size that the step status says would still fit
-    sed -nE "s/^  a GPU of +$1 GB .*: fits.* up to --micro-batch-size ([0-9]+).*/\1/p" "$work/verdict"
+    sed -nE "s/^  a GPU of +$1 GB .*: fits.* up to --micro-batch-size ([0-9]+).*/\1/p" "$work/summary"
 }
 largest_fits() { # and one more does not
     local gb=$1 most
-    verdict 1.3b 16 8 "${paper[@]}" || return 1
+    summary 1.3b 16 8 "${paper[@]}" || return 1
     most=$(largest "$gb")
-    [ "${most:-0}" -ge 4 ] || { why="no micro-batch for $gb GB: $(tr '\n' ';' <"$work/verdict")"; return 1; }
-    verdict 1.3b 16 8 "${paper[@]}" --micro-batch-size "$most" --global-batch-size $((most * 16)) || return 1
-    [ "$(largest "$gb")" = "$most" ] || { why="with $most: $(tr '\n' ';' <"$work/verdict")"; return 1; }
-    verdict 1.3b 16 8 "${paper[@]}" --micro-batch-size $((most + 1)) --global-batch-size $((most * 16 + 16)) \
+    [ "${most:-0}" -ge 4 ] || { why="no micro-batch for $gb GB: $(tr '\n' ';' <"$work/summary")"; return 1; }
+    summary 1.3b 16 8 "${paper[@]}" --micro-batch-size "$most" --global-batch-size $((most * 16)) || return 1
+    [ "$(largest "$gb")" = "$most" ] || { why="with $most: $(tr '\n' ';' <"$work/summary")"; return 1; }
+    summary 1.3b 16 8 "${paper[@]}" --micro-batch-size $((most + 1)) --global-batch-size $((most * 16 + 16)) \
         || return 1
     tells "^  a GPU of +$gb GB .*: does not fit" && [ -z "$(largest "$gb")" ]
 }
@@ -127,7 +127,7 @@ table_row() { # CARD: the micro-batches on eight GPUs of 80 and 141 GB, by docs/
 table_is_true() {
     local name said now gb
     for name in 125m 350m 1.3b 2.7b 6.7b 13b 18b; do
-        verdict $name 8 8 @configs/sdp4bit.args --micro-batch-size 1 || return 1
+        summary $name 8 8 @configs/sdp4bit.args --micro-batch-size 1 || return 1
         now=$(for gb in 80 141; do largest $gb | grep . || echo 0; done | tr '\n' ' ')
         said=$(table_row $name)
         echo "$said $now" | awk 'NF != 4 { exit 1 } { for (i = 1; i < 3; i++) if ($(i + 2) < $i || $(i + 2) > 1.03 * $i + 1) exit 1 }' ||
@@ -143,7 +143,7 @@ parts_table_is_true() {
     for name in 6.7b 13b 18b; do
         for column in 0 1 2 3 4; do
             read -r tensor pipeline <<<"${sizes[column]}"
-            verdict $name 8 8 @configs/sdp4bit.args --micro-batch-size 1 --sequence-parallel \
+            summary $name 8 8 @configs/sdp4bit.args --micro-batch-size 1 --sequence-parallel \
                 --tensor-model-parallel-size "$tensor" --pipeline-model-parallel-size "$pipeline" \
                 --global-batch-size $((8 * 8 / tensor / pipeline)) || return 1
             now=$(for gb in 80 141; do largest $gb | grep . || echo 0; done | tr '\n' ' ')
@@ -165,7 +165,7 @@ strategies_table_is_true() {
         [[ $row != *"two hosts"* ]] || ranks=16
         for column in 0 1 2 3; do
             # shellcheck disable=SC2086 # words
-            verdict "${name,,}" $ranks 8 @configs/sdp4bit.args --recompute-granularity full \
+            summary "${name,,}" $ranks 8 @configs/sdp4bit.args --recompute-granularity full \
                 --micro-batch-size 1 --data-parallel-sharding-strategy ${strategies[column]} || return 1
             now=$(for gb in 80 141; do largest $gb | grep . || echo -; done | paste -s -d ' ')
             said=$(awk -F ' *[|] *' -v column=$((column + 3)) \
@@ -173,7 +173,7 @@ strategies_table_is_true() {
             [ "$now" = "$said" ] ||
                 { why="$name on $ranks, ${strategies[column]}: '$said', --plan '$now'"; return 1; }
         done
-        now=$(sed -nE 's/.* rank, ([0-9.]+) for the 8 ranks of a node; this machine has [0-9.]+$/\1/p' "$work/verdict")
+        now=$(sed -nE 's/.* rank, ([0-9.]+) for the 8 ranks of a node; this machine has [0-9.]+$/\1/p' "$work/summary")
         said=$(awk -F ' *[|] *' '{ print $7 + 0 }' <<<"$row")
         awk -v now="${now:-0}" -v said="$said" 'BEGIN { exit !(now - said < 0.51 && said - now < 0.51) }' ||
             { why="$name on $ranks: $said GiB of a node's host, --plan '$now'"; return 1; }
@@ -183,22 +183,22 @@ strategies_table_is_true() {
 }
 check "docs/memory.md's table of sharding strategies" strategies_table_is_true
 a_strategy_is_named() { # 18B on eight GPUs of 80 GB fits under one alone, and without any not at all
-    verdict 18b 8 8 "${paper[@]}" --micro-batch-size 1 &&
+    summary 18b 8 8 "${paper[@]}" --micro-batch-size 1 &&
         tells '^    no setting fits.*; try --data-parallel-sharding-strategy optim_grads_params, --opt' &&
         tells '^    --data-parallel-sharding-strategy optim_grads_params with --recompute-.* fits, up to .* 17$'
 }
 check "what does not fit is told a strategy that does" a_strategy_is_named
 too_large() {
-    verdict 18b 16 8 || return 1
+    summary 18b 16 8 || return 1
     tells '^  a GPU of  80 GB .*: does not fit' && tells '^    no setting fits'
 }
 check "18b does not fit 80 GB" too_large
 # GB out of a node: rows "NAME  GB". Bits per value of the paper's presets: 32 + 16, 16 + 16, and 4
 # + 4 with scales; half of a node's gradients leave two nodes.
-gigabytes() { sed -nE "s/^    $1 +([0-9.]+).*/\1/p" "$work/verdict"; }
+gigabytes() { sed -nE "s/^    $1 +([0-9.]+).*/\1/p" "$work/summary"; }
 side_by_side() {
     local fp32 bf16 sdp4bit own
-    verdict 1.3b 16 8 "$@" || return 1
+    summary 1.3b 16 8 "$@" || return 1
     fp32=$(gigabytes 'fp32 gradients, bf16 weights') bf16=$(gigabytes 'bf16 gradients, bf16 weights') \
         sdp4bit=$(gigabytes 'SDP4Bit')
     own=$(awk '/between nodes, out of each node/ { print $7 / 1e9 }' "$work/out")
@@ -209,30 +209,30 @@ side_by_side() {
         { why="$fp32, $bf16, $sdp4bit GB"; return 1; }
     awk -v own="$own" -v said="$(gigabytes 'this run')" \
         'BEGIN { exit !(said > 0 && (own - said) ^ 2 <= 0.006 ^ 2) }' ||
-        { why="$own GB are sent: $(tr '\n' ';' <"$work/verdict")"; return 1; }
+        { why="$own GB are sent: $(tr '\n' ';' <"$work/summary")"; return 1; }
 }
 check "bytes between nodes side by side, SDP4Bit's run" side_by_side "${paper[@]}"
 check "bytes between nodes side by side, the baseline's run" side_by_side
 one_node() { # 4 bits cross between nodes only
-    verdict 1.3b 8 8 "${paper[@]}" || return 1
-    tells 'nothing travels between nodes' && tells '8 bits' && does_not_tell 'between nodes: int4' &&
+    summary 1.3b 8 8 "${paper[@]}" || return 1
+    tells 'no traffic between nodes' && tells '8 bits' && does_not_tell 'between nodes: int4' &&
         [ -z "$(gigabytes 'SDP4Bit')" ]
 }
 check "one node sends nothing between nodes, and says so" one_node
 one_rank() {
-    verdict 1.3b 1 1 "${paper[@]}" || return 1
-    tells 'one rank sends nothing' && does_not_tell '(inside a|between) nodes?: int'
+    summary 1.3b 1 1 "${paper[@]}" || return 1
+    tells 'a single rank sends nothing' && does_not_tell '(inside a|between) nodes?: int'
 }
 check "one rank sends nothing, and says so" one_rank
 two_nodes_of_one() {
-    verdict 1.3b 2 1 "${paper[@]}" || return 1
+    summary 1.3b 2 1 "${paper[@]}" || return 1
     tells 'SDP4Bit' && does_not_tell 'inside a node: int8'
 }
 check "nodes of one rank send nothing inside" two_nodes_of_one
 preset_file() { # configs/sdp4bit.args is the paper's preset
     local flag value
-    verdict 1.3b 16 8 "${paper[@]}" && cp "$work/out" "$work/flags" || return 1
-    verdict 1.3b 16 8 @configs/sdp4bit.args || return 1
+    summary 1.3b 16 8 "${paper[@]}" && cp "$work/out" "$work/flags" || return 1
+    summary 1.3b 16 8 @configs/sdp4bit.args || return 1
     cmp -s "$work/out" "$work/flags" ||
         { why="another plan: $(diff "$work/out" "$work/flags" | head -n 3 | tr '\n' ';')"; return 1; }
     DRY_RUN=1 DEVICE=cpu LOG_DIR='' PRESET=sdp4bit scripts/train_1.3b.sh --mock-data >"$work/command" \
@@ -250,7 +250,7 @@ check "configs/sdp4bit.args is the preset of the scripts" preset_file
 # padded to a multiple of 128 x T.
 parts() { # CARD T P ROWS WHOLE COUNT...
     local counts started=${EPOCHREALTIME/./}
-    verdict "$1" 128 8 --tensor-model-parallel-size "$2" --pipeline-model-parallel-size "$3" || return 1
+    summary "$1" 128 8 --tensor-model-parallel-size "$2" --pipeline-model-parallel-size "$3" || return 1
     [ $((${EPOCHREALTIME/./} - started)) -lt 5000000 ] || { why="it took more than 5 s"; return 1; }
     grep -q "padded vocabulary $4\$" "$work/out" || { why="not $4 rows"; return 1; }
     counts=$(awk '$1 == "parameters" { print $2 } / GiB per rank$/ { print $(NF - 5) }' "$work/out" | tr '\n' ' ')
@@ -264,12 +264,12 @@ check "13b, tensor parallel 4, two stages" parts 13b 4 2 50688 12855592960 16490
 check "18b, tensor parallel 8" parts 18b 8 1 51200 18449756160 2318530560
 check "18b, tensor parallel 4, two stages" parts 18b 4 2 50688 18446610432 2356316160 2343745536
 flops() { # Megatron-LM's, with the vocabulary as it is padded for T
-    verdict 13b 128 8 --tensor-model-parallel-size 8 &&
+    summary 13b 128 8 --tensor-model-parallel-size 8 &&
         awk '$1 == "FLOPs" { exit !($4 / 16 > 1.681479e14 && $4 / 16 < 1.681481e14) }' "$work/out" || say "other FLOPs"
 }
 check "FLOPs with a vocabulary padded for 8 ranks" flops
 middle_stages() { # those in the middle are told as one
-    verdict 13b 128 8 --pipeline-model-parallel-size 8 &&
+    summary 13b 128 8 --pipeline-model-parallel-size 8 &&
         grep -qE '^  stage  1 to  6, 5 layers: 1573196800 parameters, [0-9.]+ GiB per rank$' "$work/out" &&
         [ "$(awk '$1 == "parameters" { print $2 }' "$work/out")" = 12853626880 ] || say "no such stages"
 }
@@ -277,7 +277,7 @@ check "13b, eight stages" middle_stages
 # 2 bytes for each of 2048 x 5120 numbers; a node has 8 ranks at a border between the two stages. 4
 # bytes for each of the embedding's numbers of a rank.
 pipeline_bytes() {
-    verdict 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "$@" || return 1
+    summary 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "$@" || return 1
     grep -qE '^  to a neighboring stage +20971520  each way$' "$work/out" &&
         grep -qE '^  gradients of the tied embedding +259522560  each way$' "$work/out" || say "other bytes"
     tells "^    pipeline +0.17$" && tells "^    tied embedding +2.08$"
@@ -286,24 +286,24 @@ check "bytes between two stages" pipeline_bytes
 # 32 layers with 4 sums each, and embedding and head; a sum is 3/4 of 2 x 2048 x 4096 bytes, there
 # and back; 12 bytes of a token's logits to each of 3 ranks.
 tensor_bytes() {
-    verdict 6.7b 128 8 --tensor-model-parallel-size 4 --micro-batch-size 1 &&
+    summary 6.7b 128 8 --tensor-model-parallel-size 4 --micro-batch-size 1 &&
         grep -qE "^  tensor parallelism +$((130 * 2 * 3 / 4 * 2 * 2048 * 4096 + 12 * 3 * 2048))\$" "$work/out" &&
         does_not_tell '^    tensor parallelism' || say "other bytes"
 }
 check "bytes between tensor-parallel ranks" tensor_bytes
 across_nodes() { # a group of 8 over two nodes: of what a rank sends to 7 others, 4 are elsewhere
-    verdict 6.7b 128 4 --tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 16 || return 1
+    summary 6.7b 128 4 --tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 16 || return 1
     tells "^    tensor parallelism +$(awk 'BEGIN { printf "%.2f",
         (130 * 2 * 7 / 8 * 2 * 2048 * 4096 + 12 * 7 * 2048) * 4 / 7 * 4 / 1e9 }')\$" &&
-        tells 'wants fast links; --tensor-model-parallel-size 4 keeps it inside a node'
+        tells 'needs fast links; --tensor-model-parallel-size 4 keeps it inside a node'
 }
 check "a tensor-parallel group over two nodes" across_nodes
 # A node's 8 ranks hold the whole model once: 6 bytes per parameter, of which 15/16 leave.
 node_of_a_group() {
-    verdict 13b 128 8 --tensor-model-parallel-size 8 || return 1
+    summary 13b 128 8 --tensor-model-parallel-size 8 || return 1
     awk -v said="$(gigabytes 'fp32 gradients, bf16 weights')" -v run="$(gigabytes 'this run')" \
         'BEGIN { n = 8 * 1.617536 * 6 * 15 / 16; exit !(said > 0.999 * n && said < 1.001 * n && run >= said) }' ||
-        { why="$(tr '\n' ';' <"$work/verdict")"; return 1; }
+        { why="$(tr '\n' ';' <"$work/summary")"; return 1; }
     tells 'SDP4Bit' && does_not_tell 'inside a node: '
 }
 check "bytes of nodes that hold the model once" node_of_a_group
@@ -316,9 +316,9 @@ check "memory of a stage" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 \
     --pipeline-model-parallel-size 2 --max-position-embeddings 512 --tensor-model-parallel-size 2
 sequence_saves() {
     local without with
-    verdict 13b 128 8 --tensor-model-parallel-size 8 || return 1
+    summary 13b 128 8 --tensor-model-parallel-size 8 || return 1
     without=$(gigabytes activations)
-    verdict 13b 128 8 --tensor-model-parallel-size 8 --sequence-parallel || return 1
+    summary 13b 128 8 --tensor-model-parallel-size 8 --sequence-parallel || return 1
     with=$(gigabytes activations)
     # per token and layer 4 h and (3 h + h + 8 h) / 8, against all of it / 8
     awk -v a="$without" -v b="$with" 'BEGIN { r = b / a * 5.5 / 2; exit !(r > 0.97 && r < 1.03) }' ||
@@ -347,7 +347,7 @@ check "a run sends that with full recomputation" parts_sent 4 --tensor-model-par
     --sequence-parallel --recompute-granularity full
 check "a run sends that between stages" parts_sent 4 --pipeline-model-parallel-size 2
 chunks_sent() { # two chunks of each of two stages have three borders
-    verdict 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 \
+    summary 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 \
         --num-layers-per-virtual-pipeline-stage 10 --global-batch-size 32 || return 1
     grep -q '^  stage  0, 20 layers in 2 chunks, embeddings: 1649024000 parameters' "$work/out" &&
         grep -qE '^  to a neighboring stage +20971520  each way, 2 times$' "$work/out" || { why="no chunks"; return 1; }
@@ -403,12 +403,12 @@ picture_is_true() {
 }
 check "the picture of where SDP4Bit pays" picture_is_true
 passes_ms() { # FLAGS...: of a step, by --plan-network
-    takes baseline --plan-network 100000 "$@" && sed -n 's/^  the passes of a step take \([0-9.]*\) ms.*/\1/p' "$work/out"
+    takes baseline --plan-network 100000 "$@" && sed -n 's/^  forward and backward take \([0-9.]*\) ms.*/\1/p' "$work/out"
 }
 gpus_differ() { # an A100's products take 3.17 times as long as an H200's, its memory 2.35 times
     local slow fast given said
     slow=$(passes_ms --plan-gpu A100) fast=$(passes_ms)
-    said=$(sed -n 's/^  the passes of a step take .* ms: \([0-9.]*\) TFLOP.*(--plan-gpu)$/\1/p' "$work/out")
+    said=$(sed -n 's/^  forward and backward take .* ms per step: \([0-9.]*\) TFLOP.*(--plan-gpu)$/\1/p' "$work/out")
     given=$(passes_ms --plan-gpu A100 --plan-tflops "$said")
     awk -v s="$slow" -v f="$fast" -v g="$given" \
         'BEGIN { r = s / f; off = g / f - 1; exit !(f > 0 && off > -0.001 && off < 0.001 && r > 2.4 && r < 3.16) }' ||
@@ -422,7 +422,7 @@ passes_are_true() {
     while read -r card rows measured; do
         got=$("$BUILD/train_gpt_cpu" "@configs/gpt_$card.args" --plan --micro-batch-size "$rows" \
             --global-batch-size "$rows" --plan-network 10 2>/dev/null </dev/null |
-            sed -n 's/^  the passes of a step take \([0-9.]*\) ms.*/\1/p')
+            sed -n 's/^  forward and backward take \([0-9.]*\) ms.*/\1/p')
         awk -v got="$got" -v measured="$measured" 'BEGIN { r = got / measured; exit !(r > 0.93 && r < 1.05) }' ||
             { why="$card, micro-batch $rows: $got ms computed, $measured measured"; return 1; }
     done <<'END'
@@ -486,7 +486,7 @@ offload_is_true() {
         --global-batch-size 8 --plan-network 1 --plan-step-ms 241.9 --optimizer-cpu-offload \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
     why=$(sed -n '/^step time/,$p' "$work/out")
-    grep -q "^  local  *not with this run's flags" "$work/out" &&
+    grep -q "^  local  *incompatible with this run's flags" "$work/out" &&
         awk -v run="$(of_row "this run" 2)" -v strategy="$(of_row "optim_grads_params, offload" 1)" \
             'BEGIN { exit !(run == strategy && run > 0.9 * 684 && run < 1.1 * 684) }'
 }
@@ -499,7 +499,7 @@ strategies_compared() { # two nodes of eight, two micro-batches: each is reduced
         'BEGIN { exit !(grads > 1.2 * optim && params >= grads) }' || { why="$optim, $grads, $params ms"; return 1; }
     # Nodes that share weights out cannot train alone.
     takes eden --plan-network 10 --data-parallel-sharding-strategy optim_grads_params \
-        --shard-params-over world && grep -q "^  local  *not with this run's flags" "$work/out"
+        --shard-params-over world && grep -q "^  local  *incompatible with this run's flags" "$work/out"
 }
 check "--plan-network: strategies side by side" strategies_compared
 # Two stages, on a node each. A rank has a quarter of 10 Gb/s. Its 8 micro-batches of 4 x 2048 x 768
