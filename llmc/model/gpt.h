@@ -138,7 +138,8 @@ typedef struct GPT {
     bool training_warm, evaluation_warm;  // all kernels have been launched once (gpt_needs_warm_up)
     int tensors;
     Tensor *tensor;  // (tensors) this rank's shards of the stage's tensors: WTE, WPE, output layer,
-                     // layers in order, final norm. With tied embeddings the last stage has a WTE too
+                     // layers in order, final norm. With tied embeddings the last stage has a WTE
+                     // too
     int below;       // rows of `tensor` before the first layer
     int output;      // row of the LM head's weights, on the stage that has the LM head
     int place[LAYER_TENSORS], layer_tensors;  // index of a tensor within its layer, or -1; their number

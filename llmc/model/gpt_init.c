@@ -1,5 +1,5 @@
-// Startup after the memory plan is allocated, initial weights and batch upload: see gpt.h. Called by
-// llmc/run/startup.c, train_gpt.c, dev/ and tests.
+// Startup after the memory plan is allocated, initial weights and batch upload: see gpt.h. Called
+// by llmc/run/startup.c, train_gpt.c, dev/ and tests.
 #include "llmc/model/gpt.h"
 #include "llmc/ranks/parallel.h"
 
@@ -9,15 +9,16 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
     gpt->stream = gpt->tp.compute = stream;
     op_set_scratch(device, gpt->scratch, gpt->scratch_bytes);
     if (gpt->rotary) gpt_upload_rope_table(gpt);
-    // Inference: no backward needs the hidden states, so every layer updates the same buffer in place.
+    // Inference: no backward needs the hidden states, so every layer updates the same buffer in
+    // place.
     MicroBatch *m = &gpt->slot[0];
     for (int l = 0; gpt->cache && l <= gpt->stage.layers; l++) m->residual[l] = m->embedded;
 }
 
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
-    // Every rank draws all weights that it holds: values depend only on the seed, the tensor's number
-    // and the element.
+    // Every rank draws all weights that it holds: values depend only on the seed, the tensor's
+    // number and the element.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
         InitWeights init = {.weights = zero_weight(gpt->zero, i),

@@ -149,8 +149,8 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     reserve_pipeline(gpt, plan);
 }
 
-// All layers share one set of buffers. gpt_start points `residual` of every layer at the same buffer.
-// The KV cache is filled from Megatron-LM's interleaved QKV layout, so by_kind is off.
+// All layers share one set of buffers. gpt_start points `residual` of every layer at the same
+// buffer. The KV cache is filled from Megatron-LM's interleaved QKV layout, so by_kind is off.
 void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
     gpt->by_kind = false;
     const char *group = "activations", *scratch = "scratch";

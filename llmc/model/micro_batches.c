@@ -1,7 +1,7 @@
-// The forward and backward passes of a step on one pipeline stage, in schedule order, with sends and
-// receives to the neighboring stages: see gpt.h. Without pipeline parallelism every
-// micro-batch runs forward, then backward, and nothing is sent. Called by train_gpt.c,
-// llmc/run/eval_tasks.c and tests.
+// The forward and backward passes of a step on one pipeline stage, in schedule order, with sends
+// and receives to the neighboring stages: see gpt.h. Without pipeline parallelism every micro-batch
+// runs forward, then backward, and nothing is sent. Called by train_gpt.c, llmc/run/eval_tasks.c
+// and tests.
 //
 // Receives are posted one pass ahead, so that messages arrive while this stage computes. The
 // exception is the gradient of a micro-batch that runs forward just before: its receive is posted

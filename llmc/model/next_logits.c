@@ -1,5 +1,5 @@
-// Logits of the next token: a forward pass, and the LM head for its last row only. See gpt.h. Called
-// by write_sample (llmc/run/sample.c) and by dev/generate.c.
+// Logits of the next token: a forward pass, and the LM head for its last row only. See gpt.h.
+// Called by write_sample (llmc/run/sample.c) and by dev/generate.c.
 #include <stdlib.h>
 #include <string.h>
 

@@ -13,8 +13,8 @@ static int warm_up(PipelineShape s, int micro_batches) {
 
 int pipeline_in_flight(PipelineShape shape, int micro_batches) { return warm_up(shape, micro_batches) + 1; }
 
-// Returns the k-th pass in one direction. With several chunks, a group of `stages` micro-batches runs
-// through all chunks before the next group starts.
+// Returns the k-th pass in one direction. With several chunks, a group of `stages` micro-batches
+// runs through all chunks before the next group starts.
 static PipelineAction nth_pass(PipelineShape s, int k, bool backward) {
     int in_group = k % (s.stages * s.chunks), chunk = in_group / s.stages;
     PipelineAction action = {0};

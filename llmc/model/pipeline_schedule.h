@@ -23,8 +23,8 @@ typedef struct PipelineAction {
     int slot, input, gradient;
 } PipelineAction;
 
-// Buffers for gradients of hidden states: one is computed on, one is being received and one is being
-// sent.
+// Buffers for gradients of hidden states: one is computed on, one is being received and one is
+// being sent.
 enum { GRADIENT_SLOTS = 3 };
 
 // Fills in Megatron-LM's 1F1B schedule: warm-up forward passes, alternating forward and backward

@@ -39,8 +39,8 @@ Rows tp_rows(const TensorParallel *tp, int64_t N) {
     return (Rows){tp->group->rank * block, block};
 }
 
-// Reduce-scatter as all-to-all and a local sum: each rank adds up one block of rows. Without sequence
-// parallelism an all-gather of the blocks follows.
+// Reduce-scatter as all-to-all and a local sum: each rank adds up one block of rows. Without
+// sequence parallelism an all-gather of the blocks follows.
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
                      int64_t N) {
     int ranks = tp->group->size, rank = tp->group->rank;

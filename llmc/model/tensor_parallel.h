@@ -30,16 +30,16 @@ void tp_close(TensorParallel *tp);
 
 // Returns the rows, out of N, that this rank holds between GEMMs.
 Rows tp_rows(const TensorParallel *tp, int64_t N);
-// Sums `partial` (N, C) over the ranks and adds the bias (C) unless NULL. out: this rank's rows with
-// sequence parallelism (reduce-scatter), else (N, C) (all-reduce). out may alias partial. N must be
-// a multiple of the group's size.
+// Sums `partial` (N, C) over the ranks and adds the bias (C) unless NULL. out: this rank's rows
+// with sequence parallelism (reduce-scatter), else (N, C) (all-reduce). out may alias partial. N
+// must be a multiple of the group's size.
 void tp_reduce(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out, int64_t N);
 // tp_reduce in two halves, to overlap it with compute.
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
                      int64_t N);
 void tp_reduce_wait(const TensorParallel *tp);
-// All-gathers the ranks' rows `own` into `whole` (N, C) and returns it. Without sequence parallelism
-// returns `own` and sends nothing.
+// All-gathers the ranks' rows `own` into `whole` (N, C) and returns it. Without sequence
+// parallelism returns `own` and sends nothing.
 const floatX *tp_gather(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
 const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, floatX *whole, int64_t N);
 void tp_gather_wait(const TensorParallel *tp);

@@ -22,8 +22,8 @@ typedef struct Rates {
 // Returns the rates of --plan-gpu, or of the --plan flags that override them. per_node: number of
 // ranks that share a node's network.
 Rates rates_of(const Config *config, int per_node);
-// Returns the bytes available to the memory plan on a GPU with so many GiB: without the CUDA context
-// and the libraries.
+// Returns the bytes available to the memory plan on a GPU with so many GiB: without the CUDA
+// context and the libraries.
 double gpu_room(double gib, const Config *config, const Mesh *mesh);
 // gpu_room of the GPU given by --plan-gpu.
 double planned_gpu_room(const Config *config, const Mesh *mesh);

@@ -41,8 +41,8 @@ static int largest_micro_batch(const Config *config, size_t planned, size_t shar
     return 0;
 }
 
-// Returns true if full recomputation fits with the configured micro-batch. Selective recomputation is
-// no alternative, because attention is always recomputed.
+// Returns true if full recomputation fits with the configured micro-batch. Selective recomputation
+// is no alternative, because attention is always recomputed.
 static bool full_fits(const Config *config, size_t planned, size_t share, ModelPlan model) {
     Setting setting = {config->micro_batch_size, RECOMPUTE_FULL};
     return config->recompute_granularity != RECOMPUTE_FULL &&
@@ -102,10 +102,10 @@ static bool host_failed(const MemoryPlan *memory_plan) {
     return false;
 }
 
-// GPU memory reserved for libraries outside the plan. Measured (dev/bench/NOTES.md), in MiB: 414 for
-// cuBLAS, cuDNN, kernel code and one NCCL communicator; 485 for two nodes of one rank; 1347 if two
-// ranks of a node communicate through NCCL. More ranks need more. Without this reserve the libraries
-// would run out of memory later, with less helpful messages.
+// GPU memory reserved for libraries outside the plan. Measured (dev/bench/NOTES.md), in MiB: 414
+// for cuBLAS, cuDNN, kernel code and one NCCL communicator; 485 for two nodes of one rank; 1347 if
+// two ranks of a node communicate through NCCL. More ranks need more. Without this reserve the
+// libraries would run out of memory later, with less helpful messages.
 enum { LIBRARIES_MIB = 512, AND_NCCL_MIB = 1280, AND_NCCL_IN_NODE_MIB = 2048 };
 
 bool memory_nccl_in_node(const Config *config, const Mesh *mesh) {
@@ -146,8 +146,8 @@ bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err) {
 bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelPlan model,
                      Error *err) {
     size_t share = memory->share_before > memory->beside ? memory->share_before - memory->beside : 0;
-    // Check host memory first: page-locking would fail on some rank, or the OOM killer would end one.
-    // On CPU ranks it is part of the device memory checked below.
+    // Check host memory first: page-locking would fail on some rank, or the OOM killer would end
+    // one. On CPU ranks it is part of the device memory checked below.
     bool beside = memory->host && device_kind()->own_memory;
     if (beside && !memory_host_fits(memory->host, memory->host_ranks, memory->host_before, err)) return false;
     if (memory_plan_allocate_within(memory_plan, memory->device, share, memory->sharers, err)) return true;
@@ -171,8 +171,8 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     const double MB = 0x1p20;
     double allocated = (double)device_allocated(memory->device), before = (double)memory->taken_before,
            taken = (double)device_taken(memory->device);
-    // device_taken covers the whole GPU, and ranks that share it have equal plans. On CPUs it covers
-    // this process only.
+    // device_taken covers the whole GPU, and ranks that share it have equal plans. On CPUs it
+    // covers this process only.
     bool own_memory = device_kind()->own_memory;
     double plans = own_memory ? allocated * memory->sharers : allocated + (double)memory->host;
     double beside = taken - before - plans;

@@ -35,9 +35,9 @@ bool memory_nccl_in_node(const Config *config, const Mesh *mesh);
 // Returns the bytes of GPU memory to reserve for cuBLAS, cuDNN and NCCL outside the plan.
 // nccl_in_node: result of memory_nccl_in_node.
 size_t memory_beside_plan(int ranks, bool nccl_in_node);
-// Measures free memory, before any rank allocates. sharers: ranks that share the device memory (ranks
-// of a host on CPUs, ranks of a GPU). host_ranks: ranks of the machine. ranks, nccl_in_node: see
-// memory_beside_plan.
+// Measures free memory, before any rank allocates. sharers: ranks that share the device memory
+// (ranks of a host on CPUs, ranks of a GPU). host_ranks: ranks of the machine. ranks, nccl_in_node:
+// see memory_beside_plan.
 void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers,
                     int host_ranks, int ranks, bool nccl_in_node);
 // Checks that `ranks` ranks with `bytes` each fit into the available host memory. available: 0 if

@@ -27,8 +27,8 @@ double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
     return one * parts_tensor_messages(c, mesh) + head;
 }
 
-// Gradients of LayerNorms are per-rank partial sums with sequence parallelism (own tokens), and those
-// of query and key norms always are (own heads).
+// Gradients of LayerNorms are per-rank partial sums with sequence parallelism (own tokens), and
+// those of query and key norms always are (own heads).
 double parts_norms_bytes(const Config *c, const Mesh *mesh) {
     int layers = c->num_layers / mesh->pp.size, final = mesh->pp.rank == mesh->pp.size - 1;
     double of_rows = c->sequence_parallel ? (double)(2 * layers + final) * c->hidden_size : 0;

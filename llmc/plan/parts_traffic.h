@@ -1,5 +1,5 @@
-// Traffic of tensor, sequence and pipeline parallelism: bytes sent by the rank that `mesh` describes.
-// For --plan (report.c, plan_time.c).
+// Traffic of tensor, sequence and pipeline parallelism: bytes sent by the rank that `mesh`
+// describes. For --plan (report.c, plan_time.c).
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/ranks/mesh.h"
@@ -11,8 +11,8 @@ double parts_hidden_bytes(const Config *c, const Mesh *mesh);
 // all-reduce counts as one of each.
 double parts_tensor_bytes(const Config *c, const Mesh *mesh);
 int parts_tensor_messages(const Config *c, const Mesh *mesh);
-// Bytes to the tensor-parallel group per step: gradients of LayerNorms with sequence parallelism, and
-// of query and key norms.
+// Bytes to the tensor-parallel group per step: gradients of LayerNorms with sequence parallelism,
+// and of query and key norms.
 double parts_norms_bytes(const Config *c, const Mesh *mesh);
 // Bytes between the first and the last stage per step, in each direction: gradients of tied word
 // embeddings.

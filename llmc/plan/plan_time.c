@@ -124,8 +124,8 @@ static PassTimes pass_times(const Config *c, const Mesh *mesh) {
     return (PassTimes){t.layers * given / ms, t.head * given / ms};
 }
 
-// Distributes the compute time over layers and LM head. Backward takes twice as long as forward, three
-// times with full recomputation. The pipeline bubble stretches both.
+// Distributes the compute time over layers and LM head. Backward takes twice as long as forward,
+// three times with full recomputation. The pipeline bubble stretches both.
 static void distribute_compute(StepLoad *load, const Config *c, const Mesh *mesh, Rates rates) {
     int again = c->recompute_granularity == RECOMPUTE_FULL;
     PassTimes one = pass_times(c, mesh);
@@ -278,8 +278,8 @@ static void print_strategies(const Config *config, const Mesh *mesh, FILE *out) 
     }
 }
 
-// Recommends one of the presets that fit into GPU memory, or of all presets if none fits; the memory
-// section above then gives advice.
+// Recommends one of the presets that fit into GPU memory, or of all presets if none fits; the
+// memory section above then gives advice.
 static void print_choice(const Row *row, double room, FILE *out) {
     double ms[PRESETS], held[PRESETS];
     for (int i = 0; i < PRESETS; i++) {

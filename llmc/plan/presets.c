@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-// A preset with fewer bits must be at least 10 % faster, more if its error is larger. Local steps are
-// a different algorithm and must be 50 % faster.
+// A preset with fewer bits must be at least 10 % faster, more if its error is larger. Local steps
+// are a different algorithm and must be 50 % faster.
 #define FEWER_BITS 1.1
 const Preset presets[PRESETS] = {
     {.name = "baseline", .gain = 1, .flags = "no flags", .reason = "nothing is quantized"},
@@ -101,8 +101,9 @@ Config preset_config(const Config *run, const Preset *preset) {
     return c;
 }
 
-// Error of a uniform codec. The step size is the group's maximum divided by the number of levels, and
-// values are uniformly distributed between two levels. E[max^2] is the integral of 2x P(max > x).
+// Error of a uniform codec. The step size is the group's maximum divided by the number of levels,
+// and values are uniformly distributed between two levels. E[max^2] is the integral of 2x P(max >
+// x).
 static double uniform_error(int levels, int group, Rounding rounding) {
     const double end = 9, width = 1e-3;
     double square = 0;

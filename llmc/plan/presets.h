@@ -31,8 +31,8 @@ double codec_gaussian_error(Codec codec, int group, Rounding rounding);
 // squared errors of both add up.
 double preset_gradient_error(const GradFormat *format, bool inside, bool between);
 
-// Chooses a preset by step time in ms (0: cannot run). Walks down the table and replaces the current
-// choice by a preset that is faster by its required gain. Returns -1 if none can run.
+// Chooses a preset by step time in ms (0: cannot run). Walks down the table and replaces the
+// current choice by a preset that is faster by its required gain. Returns -1 if none can run.
 int preset_choose(const double ms[PRESETS]);
 
 LLMC_END

@@ -1,4 +1,5 @@
-// The report of --plan: see report.h. First figures, which scripts parse; then a summary for readers.
+// The report of --plan: see report.h. First figures, which scripts parse; then a summary for
+// readers.
 #include "llmc/plan/report.h"
 
 #include "llmc/base/machine.h"
@@ -13,8 +14,8 @@
 
 // --- the stages of a pipeline ---------------------------------------------------------------
 
-// Plan of one rank that represents stages [first, end). The middle stages are represented by the first
-// of them, which has the most micro-batches in flight.
+// Plan of one rank that represents stages [first, end). The middle stages are represented by the
+// first of them, which has the most micro-batches in flight.
 typedef struct StagePlan {
     int first, end;
     Mesh mesh;  // of that rank
@@ -58,8 +59,8 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
     return true;
 }
 
-// Counts the parameters of the whole model, and those in vectors. The planned ranks are the first of
-// their tensor-parallel groups, which count tensors that the whole group holds.
+// Counts the parameters of the whole model, and those in vectors. The planned ranks are the first
+// of their tensor-parallel groups, which count tensors that the whole group holds.
 static void count_parameters(const Stages *stages, int64_t *all, int64_t *vectors) {
     *all = *vectors = 0;
     for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
@@ -142,8 +143,8 @@ static void print_layout(const StagePlan *s, FILE *out) {
 
 static const char *codec_name(int codec) { return codec_info(codec).name; }
 
-// Prints the codecs of the hops in use: "gradients inside a node: int8, between nodes: int4; weights:
-// int4 differences".
+// Prints the codecs of the hops in use: "gradients inside a node: int8, between nodes: int4;
+// weights: int4 differences".
 static void print_codecs(const BucketLayout *plan, const GradFormat *grad, const WeightFormat *weight,
                          FILE *out) {
     bool inside = plan->options.per_node > 1, between = plan->options.nodes > 1;
@@ -268,8 +269,8 @@ static bool all_fit(const Config *config, const Stages *stages, int micro_batch,
     return true;
 }
 
-// Returns the largest micro-batch size, up to MOST_SEQUENCES, with which all stages fit into `share`
-// bytes. It need not divide the global batch, which the user can change.
+// Returns the largest micro-batch size, up to MOST_SEQUENCES, with which all stages fit into
+// `share` bytes. It need not divide the global batch, which the user can change.
 enum { MOST_SEQUENCES = 4096 };
 static int largest_micro_batch(const Config *config, const Stages *stages, double share) {
     int fits = 0;
@@ -304,7 +305,8 @@ static void print_host_gib(const StagePlan *s, FILE *out) {
     fprintf(out, "\n");
 }
 
-// Returns the largest micro-batch size with which this config fits into `share` bytes; 0 if none does.
+// Returns the largest micro-batch size with which this config fits into `share` bytes; 0 if none
+// does.
 static int fits_with(const Config *c, const Mesh *mesh, double share) {
     Stages stages;
     Error err;
@@ -369,8 +371,8 @@ static void print_fits(const Config *c, const Stages *stages, FILE *out) {
 
 // --- summary: bytes between nodes ---------------------------------------------------------------
 
-// GB that a node sends to other nodes per step, without padding: matrices by formula, plus tails. If a
-// node holds several stages, they count as equal.
+// GB that a node sends to other nodes per step, without padding: matrices by formula, plus tails.
+// If a node holds several stages, they count as equal.
 static double preset_egress(const StagePlan *s, const GradFormat *grad, const WeightFormat *weight) {
     const BucketLayout *plan = layout_of(s);
     WireFormula formula = traffic_formula(&s->traffic, grad, weight);
@@ -400,8 +402,9 @@ static void print_presets(const StagePlan *s, FILE *out) {
             less / least);
 }
 
-// Maximum bytes that a node sends to nodes of other stages per step. Ranks next to a stage on another
-// node send, to one side or to both; with several chunks the last stage also sends to the first.
+// Maximum bytes that a node sends to nodes of other stages per step. Ranks next to a stage on
+// another node send, to one side or to both; with several chunks the last stage also sends to the
+// first.
 static double pipeline_egress(const Config *c, const Mesh *mesh) {
     int stage = mesh->pp.stride, ranks = stage < mesh->per_node ? stage : mesh->per_node;
     int nodes_in_line = stage < mesh->per_node ? mesh->nodes : mesh->pp.size;

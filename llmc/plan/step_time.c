@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-// Carries one message at a time, in order. After an idle period, up to `burst` ms of traffic pass at
-// once.
+// Carries one message at a time, in order. After an idle period, up to `burst` ms of traffic pass
+// at once.
 typedef struct Link {
     double free, burst;
 } Link;
@@ -60,8 +60,8 @@ static void micro_batch(Clock *clock, const StepLoad *load, bool last) {
     }
 }
 
-// The optimizer waits for all gradients, because clipping needs their norm. Each bucket's weights are
-// sent as soon as they are updated.
+// The optimizer waits for all gradients, because clipping needs their norm. Each bucket's weights
+// are sent as soon as they are updated.
 static void update(Clock *clock, const StepLoad *load) {
     Link between = idle_link(load->burst), inside = idle_link(0);
     double updated = fmax(clock->now, clock->reduced) + load->memory;

@@ -6,8 +6,9 @@
 // waits only for its own weights. Intra-node and inter-node links work concurrently. Messages of
 // different steps never share a link: gradients overlap with backward, weights with forward.
 //
-// The network may be a token bucket: after a pause some bytes pass at once. `burst` is the time that
-// they would take. The bucket is full when the first gradients, and when the first weights are sent.
+// The network may be a token bucket: after a pause some bytes pass at once. `burst` is the time
+// that they would take. The bucket is full when the first gradients, and when the first weights are
+// sent.
 //
 // All times are ms.
 #pragma once

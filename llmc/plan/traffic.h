@@ -1,5 +1,5 @@
-// Data-parallel traffic of a rank per step, by sharding strategy. Called by report.c, plan_time.c and
-// dev/bench/sync_only.c.
+// Data-parallel traffic of a rank per step, by sharding strategy. Called by report.c, plan_time.c
+// and dev/bench/sync_only.c.
 //
 //   optim               gradients reduced and weights gathered once per step and bucket
 //   optim_grads         most buckets are reduced with every micro-batch (zero_reductions)

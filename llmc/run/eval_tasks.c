@@ -114,8 +114,8 @@ static void load_batch(const Batches *b, GPT *gpt, Pass *pass) {
 
 // --- likelihoods ---------------------------------------------------------------------------------
 
-// Combines the tensor-parallel ranks' partial results for one row. Returns the log-probability of the
-// target; *best is the most likely id.
+// Combines the tensor-parallel ranks' partial results for one row. Returns the log-probability of
+// the target; *best is the most likely id.
 static double log_probability(const HeadScore *parts, int ranks, int64_t N, int32_t *best) {
     double sum = 0.0, target = 0.0;
     float max = parts[0].max;

@@ -8,8 +8,8 @@
 
 enum { MEASURED_LAYERS = 4 };
 
-// Returns the config of a one-rank run with a few of the model's layers and mock data, without saves
-// and logs. Strings are borrowed from `config`.
+// Returns the config of a one-rank run with a few of the model's layers and mock data, without
+// saves and logs. Strings are borrowed from `config`.
 static Config config_to_measure(const Config *config) {
     Config c = *config;
     if (c.num_layers > MEASURED_LAYERS) c.num_layers = MEASURED_LAYERS;

@@ -8,9 +8,9 @@ LLMC_BEGIN
 // Warm-up steps select kernels and fill caches; they are not timed.
 enum { MEASURE_WARM_UP_STEPS = 3, MEASURE_STEPS = 5 };
 
-// Sets up a separate run `measured` and its model, with few layers and mock data. run must have been
-// planned and have one rank. Errors: EXIT_USAGE with several ranks, otherwise those of startup.
-// Always call measurement_end afterwards.
+// Sets up a separate run `measured` and its model, with few layers and mock data. run must have
+// been planned and have one rank. Errors: EXIT_USAGE with several ranks, otherwise those of
+// startup. Always call measurement_end afterwards.
 bool measurement_begin(Run *run, Run *measured, GPT *gpt);
 // Returns the TFLOP/s of forward and backward in the last MEASURE_STEPS steps. Synchronizes.
 double measured_tflops(Run *measured);

@@ -192,8 +192,8 @@ static double busiest_node(const Mesh *mesh, const double *sent) {
     return most;
 }
 
-// Fills in bytes sent per step by the busiest node: data parallelism between nodes and inside a node,
-// tensor and pipeline parallelism in total.
+// Fills in bytes sent per step by the busiest node: data parallelism between nodes and inside a
+// node, tensor and pipeline parallelism in total.
 static void node_traffic(Run *run, IntervalReport *r) {
     const Mesh *mesh = &run->mesh;
     Traffic now = zero_traffic(run->zero), then = run->interval.traffic;

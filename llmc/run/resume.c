@@ -62,9 +62,9 @@ bool save_checkpoint(Run *run) {
     return true;
 }
 
-// Takes over the --save folder after the node of rank 0 was lost. That node may still hold the lock:
-// it hangs, or the file system keeps the lock of a dead machine. Or it is alive on the other side of
-// a network partition and saves too; then the first save wins.
+// Takes over the --save folder after the node of rank 0 was lost. That node may still hold the
+// lock: it hangs, or the file system keeps the lock of a dead machine. Or it is alive on the other
+// side of a network partition and saves too; then the first save wins.
 static bool take_folder(Run *run, int64_t iteration) {
     const char *folder = run->config.save;
     double limit = run_peers(run, run->launch.world).limit;  // the other ranks wait
@@ -196,8 +196,8 @@ static Loaded nothing_to_load(Run *run) {
     return LOAD_FAILED;
 }
 
-// Opens the newest valid checkpoint and restores the run from it. *fell_back: it is not the requested
-// one.
+// Opens the newest valid checkpoint and restores the run from it. *fell_back: it is not the
+// requested one.
 static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fell_back) {
     const char *load = run->config.load;
     char fallback[1400];
@@ -235,8 +235,8 @@ Loaded load_checkpoint(Run *run) {
     if (!run_agreed(run, same_checkpoint(c->load, iteration, world, &run->error))) return LOAD_FAILED;
     bool fell_back;
     if (!open_and_restore(run, &iteration, world, &fell_back)) return LOAD_FAILED;
-    // Counts as saved only if it is in --save and the tracker names it. Otherwise the end of the run
-    // saves again, which corrects the tracker.
+    // Counts as saved only if it is in --save and the tracker names it. Otherwise the end of the
+    // run saves again, which corrects the tracker.
     bool named = c->save && !strcmp(c->save, c->load) && !*lost && !fell_back;
     run->last_saved = named ? run->iteration : 0;
     if (c->save && !c->finetune && save_folder_same(c->save, c->load)) run->resumed_from = iteration;

@@ -97,10 +97,11 @@ Peers run_peers(Run *run, MPI_Comm comm);
 // Barrier over all ranks, with the run's time limit.
 void run_barrier(Run *run);
 // Returns true if ok on every rank. Otherwise copies the error of the first failing rank to every
-// rank's run->error, sets run->exit_code, and that rank prints the error. Collective over the world.
+// rank's run->error, sets run->exit_code, and that rank prints the error. Collective over the
+// world.
 bool run_agreed(Run *run, bool ok);
-// Updates run->stop, with the same result on every rank. Called after each step and each batch of an
-// evaluation. Collective.
+// Updates run->stop, with the same result on every rank. Called after each step and each batch of
+// an evaluation. Collective.
 void run_poll_stop(Run *run);
 
 // --- setup.c, in calling order -------------------------------------------------------------------

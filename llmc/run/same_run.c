@@ -72,8 +72,8 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     return ok;
 }
 
-// Makes a unique name, because network file systems cache negative lookups. The name has the form of
-// an interrupted save's temporary folder, which the next save removes.
+// Makes a unique name, because network file systems cache negative lookups. The name has the form
+// of an interrupted save's temporary folder, which the next save removes.
 static void name_marker(char *name, size_t bytes) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

@@ -21,9 +21,9 @@ typedef struct SavedModelChoice {
     Peers peers;         // a single rank
 } SavedModelChoice;
 
-// Looks for tokenizer files in this order: choice->flags; vocab.json and merges.txt or tokenizer.json
-// in the checkpoint folder; the paths used in training. Errors: EXIT_CHECKPOINT, or EXIT_DATA for
-// tokenizer files. On failure there is nothing to close.
+// Looks for tokenizer files in this order: choice->flags; vocab.json and merges.txt or
+// tokenizer.json in the checkpoint folder; the paths used in training. Errors: EXIT_CHECKPOINT, or
+// EXIT_DATA for tokenizer files. On failure there is nothing to close.
 bool saved_model_open(SavedModel *model, const SavedModelChoice *choice, Error *err);
 void saved_model_close(SavedModel *model);
 

@@ -11,8 +11,8 @@
 #include "llmc/run/same_run.h"
 #include "llmc/state/stats.h"
 
-// Gets vocabulary size and end-of-document id from the tokenizer. Leaves them 0 for GPT-2 BPE without
-// files (or with --plan); config_finish then uses GPT-2's sizes.
+// Gets vocabulary size and end-of-document id from the tokenizer. Leaves them 0 for GPT-2 BPE
+// without files (or with --plan); config_finish then uses GPT-2's sizes.
 static bool open_tokenizer(Run *run, int *vocab, int *eod) {
     const Config *c = &run->config;
     if (c->tokenizer_type == TOKENIZER_GPT2_BPE && (!c->vocab_file || c->plan)) return true;
@@ -49,8 +49,8 @@ bool run_place(Run *run) {
 static bool open_device(Run *run) {
     run->site.phase = "setup";
     run->own = devices_choose(run_peers(run, run->launch.host), &run->mesh, run->config.emulate_nodes);
-    // Error messages name a GPU by the rank's position on its host, because a rank that sees only its
-    // own GPU would always say 0. If ranks share GPUs they use the device index.
+    // Error messages name a GPU by the rank's position on its host, because a rank that sees only
+    // its own GPU would always say 0. If ranks share GPUs they use the device index.
     if (run->own.sharers > 1 && device_kind()->numbered) run->site.gpu = run->own.index;
     run->device = device_open(run->own.index, &run->site, &run->error);
     if (!run->device) return false;

@@ -31,8 +31,8 @@ static void print_error(const Run *run, int lost, const char *why) {
     error_print(&run->site, err.what);
 }
 
-// Called between two steps, in an evaluation or in a save. Inter-node messages in flight have had no
-// effect (comm_may_lose). Does not return if a node was lost.
+// Called between two steps, in an evaluation or in a save. Inter-node messages in flight have had
+// no effect (comm_may_lose). Does not return if a node was lost.
 static void on_node_loss(void *context, const char *why) {
     Run *run = (Run *)context;
     int lost = 0;

@@ -1,5 +1,5 @@
-// Streams tokens as text. A UTF-8 character may span several tokens; its bytes are held back until it
-// is complete. Called by dev/generate.c.
+// Streams tokens as text. A UTF-8 character may span several tokens; its bytes are held back until
+// it is complete. Called by dev/generate.c.
 #pragma once
 #include <stdio.h>
 
@@ -15,9 +15,9 @@ typedef struct TextStream {
     size_t held_bytes;
 } TextStream;
 
-// Appends a token, writes all complete characters and flushes. Invalid UTF-8, which byte-level models
-// may produce, is replaced by U+FFFD, and zero bytes by spaces. Returns false with errno if writing
-// fails.
+// Appends a token, writes all complete characters and flushes. Invalid UTF-8, which byte-level
+// models may produce, is replaced by U+FFFD, and zero bytes by spaces. Returns false with errno if
+// writing fails.
 bool text_stream_put(TextStream *stream, int token);
 // Writes the bytes held back, if the text ended within a character.
 bool text_stream_end(TextStream *stream);

@@ -523,7 +523,7 @@ measures() { # a small model, whose first four layers are timed
     "$BUILD/train_gpt_cpu" "${six_layers[@]}" --plan --plan-world-size 4 --gpus-per-node 2 --plan-network 1 \
         --plan-measure "$@" >"$work/out" 2>"$work/err" </dev/null ||
         { say "--plan-measure failed"; return 1; }
-    said=$(awk '/^  the passes of a step take .*--plan-measure/ { print $7, $9 }' "$work/out")
+    said=$(awk '/^  forward and backward take .*--plan-measure/ { print $5, $9 }' "$work/out")
     awk -v said="$said" \
         'BEGIN { exit !(split(said, s, " ") == 2 && s[1] > 0.1 && s[2] > 1e-5 && s[2] < 100) }' ||
         { why=$said; return 1; }

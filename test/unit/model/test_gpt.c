@@ -1,5 +1,5 @@
-// The whole GPT (llmc/model) against PyTorch: logits, losses, every gradient, ten AdamW steps. In the
-// fp32 build also against finite differences. Checks that recomputation changes no bit.
+// The whole GPT (llmc/model) against PyTorch: logits, losses, every gradient, ten AdamW steps. In
+// the fp32 build also against finite differences. Checks that recomputation changes no bit.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

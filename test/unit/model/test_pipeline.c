@@ -1,5 +1,5 @@
-// The pipeline schedule: every micro-batch runs forward and backward once on every stage, there is no
-// deadlock, and no activation or gradient buffer is reused too early.
+// The pipeline schedule: every micro-batch runs forward and backward once on every stage, there is
+// no deadlock, and no activation or gradient buffer is reused too early.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,8 +30,8 @@ static void the_order_is_1f1b(void **state) {
     for (int i = 0; i < 4; i++) assert_true(actions[i].micro_batch == i && !actions[i].backward);
 }
 
-// Simulated stage: passes done so far and contents of its buffers. A buffer holds the number (from 1)
-// of the pair of micro-batch and chunk that uses it.
+// Simulated stage: passes done so far and contents of its buffers. A buffer holds the number (from
+// 1) of the pair of micro-batch and chunk that uses it.
 typedef struct Running {
     PipelineAction actions[2 * MOST * CHUNKS];
     int count, at;

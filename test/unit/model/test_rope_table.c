@@ -18,7 +18,8 @@ typedef struct Known {
     double frequency;
 } Known;
 
-// An angle determines the frequency only modulo 2 pi / position; 64 positions resolve low frequencies.
+// An angle determines the frequency only modulo 2 pi / position; 64 positions resolve low
+// frequencies.
 static void expect(int head, double stretch, const Known *known, int count) {
     enum { T = 65 };
     GPT gpt;

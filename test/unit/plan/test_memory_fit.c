@@ -1,6 +1,5 @@
-// The memory plan at run time: a training step allocates what was planned and nothing else; a plan
-// that does not fit ends in one line that says by how much and what does fit, under artificial
-// limits.
+// The memory plan at run time: a training step allocates exactly what was planned. If a plan does
+// not fit (under artificial limits), a one-line error says how much is missing and what would fit.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,7 +63,7 @@ static void test_a_run_allocates_its_plan(void **state) {
     expect_plan(COUNT(quantized), quantized);
 }
 
-// What device_alloc hands out is counted, freed or not: a buffer made beside the plan shows.
+// device_alloc counts all allocations, freed or not, so a buffer outside the plan is noticed.
 static void test_allocations_are_counted(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);
@@ -104,7 +103,7 @@ static void expect_advice(const Config *config, size_t share, const char *expect
 }
 
 static void test_advice(void **state) {
-    Config c = batch_of(12, 48, 2);  // 24 sequences per rank: divisors below 12 are 8, 6, 4, 3, 2, 1
+    Config c = batch_of(12, 48, 2);  // 24 sequences per rank; divisors below 12: 8, 6, 4, 3, 2, 1
     expect_advice(&c, 2199, "--micro-batch-size 8 fits, and so does --recompute-granularity full");
     expect_advice(&c, 1800, "--micro-batch-size 8 fits, and so does --recompute-granularity full");
     expect_advice(&c, 1799, "--micro-batch-size 6 fits, and so does --recompute-granularity full");
@@ -116,8 +115,8 @@ static void test_advice(void **state) {
     expect_advice(&c, 1069,
                   "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks 0.0 "
                   "MiB; try --data-parallel-sharding-strategy optim_grads_params, --optimizer-cpu-offload, "
-                  "--tensor-model-parallel-size, --pipeline-model-parallel-size, more ranks with memory of "
-                  "their own, or a smaller model");
+                  "--tensor-model-parallel-size, --pipeline-model-parallel-size, more GPUs, or a smaller "
+                  "model");
     c.recompute_granularity = RECOMPUTE_SELECTIVE;
     c.recompute_activations = true;
     expect_advice(&c, 1290,
@@ -128,10 +127,10 @@ static void test_advice(void **state) {
     expect_advice(&c, 1289, "--micro-batch-size 8 fits");
     c = batch_of(1, 2, 2);
     expect_advice(&c, 1080, "--recompute-granularity full fits");
-    c = batch_of(3, 12, 2);  // the next smaller one divides too
+    c = batch_of(3, 12, 2);  // the next smaller size divides too
     expect_advice(&c, 1200, "--micro-batch-size 2 fits, and so does --recompute-granularity full");
-    // Steps of a batch ramp-up are to stay whole micro-batches too: 4 divides the 24 sequences per
-    // rank, but not the 6 at the ramp's start or in its steps.
+    // Steps of a batch ramp-up must be multiples of the micro-batch too: 4 divides the 24 sequences
+    // per rank, but not the 6 at the start and in the steps of the ramp-up.
     c = batch_of(6, 48, 2);
     expect_advice(&c, 1450, "--micro-batch-size 4 fits, and so does --recompute-granularity full");
     c.rampup_start = 12;
@@ -142,7 +141,7 @@ static void test_advice(void **state) {
     expect_advice(&c, 1450, "--micro-batch-size 3 fits, and so does --recompute-granularity full");
 }
 
-// A stage of a pipeline holds more micro-batches at a time when they are smaller.
+// With smaller micro-batches a pipeline stage has more of them in flight.
 static size_t bytes_in_flight(const Config *c, const Mesh *mesh) {
     return made_up_bytes(c, mesh) * (size_t)(c->micro_batches < 2 ? c->micro_batches : 2);
 }
@@ -156,7 +155,8 @@ static void test_advice_for_a_pipeline(void **state) {
     assert_string_equal(text, "--recompute-granularity full fits");
 }
 
-// Against the real plan: what is advised fits, and the next larger micro-batch would not.
+// Checks the advice against the real plan: the suggested micro-batch fits, the next larger one
+// doesn't.
 static void test_advice_on_a_model(void **state) {
     static const char *const flags[] = {MODEL, "--micro-batch-size", "12", "--global-batch-size", "24"};
     static const int divisors[] = {12, 8, 6, 4, 3, 2, 1};
@@ -188,7 +188,7 @@ static void test_advice_on_a_model(void **state) {
 
 // --- limits ---------------------------------------------------------------------------------
 
-// A limit on the address space is each rank's own; the machine's memory is shared.
+// A limit on the address space is per rank; the machine's memory is shared.
 static void test_share(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);
@@ -223,7 +223,7 @@ static void test_what_does_not_fit(void **state) {
     Error err = {0};
     void *target;
     const ModelPlan model = {gpt_planned_bytes, &b.mesh};
-    // As much as is there for one rank: too much for each of four.
+    // Half of the free memory: enough for one rank, too much for each of four.
     memory_plan_reserve(&memory_plan, "test", "half of what is free", device_share(b.device, 1) / 2, &target);
     memory_measure(&memory, &memory_plan, b.device, 4, 4, 4, false);
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
@@ -235,34 +235,34 @@ static void test_what_does_not_fit(void **state) {
                "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks"));
     assert_null(target);
     memory_plan_free(&memory_plan, b.device);
-    // What would fit alone, but not with what libraries will take.
+    // The plan alone would fit, but not together with the reserve for libraries.
     memory_plan_reserve(&memory_plan, "test", "a page", 4096, &target);
     memory_measure(&memory, &memory_plan, b.device, 1, 1, 4, true);
     assert_int_equal(memory.beside, 0);  // CPU ranks
     memory.beside = memory.share_before - 1024;
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
-    assert_non_null(strstr(err.what, "MiB kept for libraries; "));
+    assert_non_null(strstr(err.what, "MiB reserved for libraries; "));
     memory.beside = memory.share_before - 4096;
     assert_true(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     memory_plan_free(&memory_plan, b.device);
     bench_close(&b);
 }
 
-// What all ranks of a machine take of its memory together.
+// Host memory of all ranks of a machine.
 static void test_memory_of_the_host(void **state) {
     const size_t GiB = (size_t)1 << 30;
     Error err = {0};
     assert_true(memory_host_fits(8 * GiB, 8, 64 * GiB, &err));
-    assert_true(memory_host_fits(8 * GiB, 8, 0, &err));  // nobody knows
+    assert_true(memory_host_fits(8 * GiB, 8, 0, &err));  // unknown
     assert_true(memory_host_fits(0, 8, GiB, &err));
     assert_false(memory_host_fits(8 * GiB, 8, 64 * GiB - 1, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what,
-                           "8.00 GiB of the host's memory for each of the 8 ranks of this machine, "
-                           "64.00 GiB in all, and 64.00 GiB are available; "));
+                           "8.00 GiB of host memory for each of the 8 ranks of this machine, "
+                           "64.00 GiB in total, but only 64.00 GiB are available; "));
     assert_null(strchr(err.what, '\n'));
-    // It is measured, and only a device with memory of its own asks for it beside the plan.
+    // memory_measure fills in the host fields.
     Memory memory = {0};
     MemoryPlan memory_plan = {0};
     Device *device = device_open(0, NULL, &err);

@@ -1,5 +1,5 @@
-// The table of presets: their flags against the configuration that --plan takes for them, the
-// errors of codecs against the codecs themselves, the choice.
+// The table of presets: flags against the config that --plan derives for them, predicted codec
+// errors against the codecs themselves, and the choice of a preset.
 #include <math.h>
 
 #include "../config/command_line.h"
@@ -13,7 +13,7 @@ static void same_text(Config *a, Config *b, const char *name) {
     free(other);
 }
 
-// From any run: what that quantizes must not stay.
+// preset_config must reset all quantization settings of the run.
 static void flags_mean_the_preset(void **state) {
     static const char *const runs[] = {
         SMALL, SMALL "@configs/sdp4bit.args", SMALL "--grad-reduce-in-bf16", SMALL "@configs/eden.args",
@@ -61,7 +61,7 @@ static void uniform_decoded(const float *x, int group, uint32_t largest, int lev
     }
 }
 
-// What the codec really does to Gaussian values.
+// Measured error of a codec on Gaussian values.
 static double measured(Codec codec, int group, Rounding rounding) {
     CodecInfo info = codec_info(codec);
     double error = 0, square = 0;
@@ -119,7 +119,7 @@ static void bf16_rounds_to_nearest(void **state) {
     assert_float_equal(codec_gaussian_error(CODEC_BF16, 0, ROUND_NEAREST) / (error / square), 1, 0.2);
 }
 
-// Levels add up where they run: int8 inside adds little to int4 between.
+// Errors of the levels in use add up: int8 inside the node adds little to int4 between nodes.
 static void levels_add_up(void **state) {
     GradFormat format = {.intra_codec = CODEC_INT8,
                          .inter_codec = CODEC_INT4,
@@ -134,7 +134,7 @@ static void levels_add_up(void **state) {
     assert_true(preset_gradient_error(&format, false, false) == 0);
 }
 
-// What changes training less stays, unless what is below it gains enough.
+// A preset further down is chosen only if it gains enough.
 static void more_change_must_gain(void **state) {
     int local = PRESETS - 1;
     double ms[PRESETS] = {0};

@@ -1,4 +1,4 @@
-// Bytes per step of the sharding strategies, against numbers worked out by hand.
+// Bytes per step of each sharding strategy, against numbers worked out by hand.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,15 +10,15 @@
 
 #include "llmc/plan/traffic.h"
 
-// Two nodes of two hold words and four layers of 131072 numbers: a bucket each. A rank's window has
-// 32768 numbers. MESSAGE_ALIGN divides all sizes below.
+// Two nodes of two ranks; embeddings and four layers of 131072 elements, one bucket each. A rank's
+// shard has 32768 elements. MESSAGE_ALIGN divides all sizes below.
 enum { UNITS = 5, NUMBERS = 131072 };
-// (D - 1) messages of N windows in 8 bits, with a scale for 128: 2 x 32768 + 2 x 256 x 4.
+// (D - 1) messages of N shards in 8 bits, one scale per 128: 2 x 32768 + 2 x 256 x 4.
 enum { GRAD_INSIDE = 67584 };
-// (N - 1) messages of one window in 4 bits: 16384 + 256 x 4.
+// (N - 1) messages of one shard in 4 bits: 16384 + 256 x 4.
 enum { GRAD_BETWEEN = 17408 };
-// One window's weights in 4 bits, with a scale for 2048: 16384 + 16 x 4. Inside, both windows of
-// the node's replica go to one other rank.
+// Weights of one shard in 4 bits, one scale per 2048: 16384 + 16 x 4. Inside the node, both shards
+// of the node's replica go to one other rank.
 enum { WEIGHT_BETWEEN = 16448, WEIGHT_INSIDE = 2 * WEIGHT_BETWEEN };
 // The same in bf16: 2 x 32768 x 2.
 enum { PART_INSIDE = 131072 };
@@ -51,7 +51,7 @@ static void tear_down(Case *c) {
     c->zero = NULL;
 }
 
-// `units` buckets on 2 x 2 data-parallel ranks, in a pipeline of `stages` as stage `stage` sees it.
+// `units` buckets on 2 x 2 data-parallel ranks, for stage `stage` of a pipeline of `stages`.
 static void set_up(Case *c, int units, int layers, int stages, int stage) {
     Error err;
     bool words = stage == 0 || stage == stages - 1;
@@ -83,7 +83,7 @@ static WireBytes bytes_of(Case *c, Sharding sharding, int micro_batches) {
     const GradFormat *grad = zero_grad_format(c->zero, true);
     const WeightFormat *weight = zero_weight_format(c->zero);
     WireBytes bytes = traffic_of_step(&c->traffic, grad, weight);
-    // Nothing is padded here, and there are no tails.
+    // No padding and no tails here.
     WireFormula formula = traffic_formula(&c->traffic, grad, weight);
     assert_true(fabs(formula.grad_intra - (double)bytes.grad_intra) < 1e-3);
     assert_true(fabs(formula.grad_inter - (double)bytes.grad_inter) < 1e-3);
@@ -121,7 +121,7 @@ static void optim_sends_once(void **state) {
     tear_down(&c);
 }
 
-// The words' bucket is reduced once, a layer's with every micro-batch.
+// The bucket of the embeddings is reduced once, those of layers with every micro-batch.
 static void gradients_travel_with_every_micro_batch(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
@@ -132,15 +132,15 @@ static void gradients_travel_with_every_micro_batch(void **state) {
     tear_down(&c);
 }
 
-// Layers are buckets 1 to 4; 1 and 3 take turns in one slot, 2 and 4 in the other. Forward gathers
-// four, backward finds 4 and 3 and gathers 2 and 1, which the next micro-batch finds.
+// Layers are buckets 1 to 4; 1 and 3 share one slot, 2 and 4 the other. Forward gathers all four.
+// Backward finds 4 and 3 in the slots and gathers 2 and 1, which the next micro-batch then finds.
 static void layers_are_gathered_by_passes(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
     WireBytes one = bytes_of(&c, SHARD_PARAMETERS, 1);
     static const int once[][2] = {{0, 0}, {1, 1}, {1, 1}, {1, 0}, {1, 0}};
     gathers_are(&c, once);
-    // Between nodes it is what optim sends.
+    // Between nodes the same as with optim.
     same_bytes(one, UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN, WEIGHT_INSIDE + 6 * PART_INSIDE,
                UNITS * WEIGHT_BETWEEN);
     same_bytes(gather_of(&c, 2, true), 0, 0, PART_INSIDE, 0);
@@ -155,7 +155,7 @@ static void layers_are_gathered_by_passes(void **state) {
     tear_down(&c);
 }
 
-// Every gather takes both hops; with a secondary partition forward's alone do.
+// Every gather uses both hops; with a secondary partition only those of forward do.
 static void over_all_ranks(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
@@ -170,8 +170,8 @@ static void over_all_ranks(void **state) {
     tear_down(&c);
 }
 
-// The first of two stages makes two forward passes before the first backward one. So the second
-// forward pass finds nothing, and the second backward pass neither.
+// The first of two stages runs two forward passes before the first backward pass. So the second
+// forward finds nothing in the slots, and neither does the second backward.
 static void stages_find_less(void **state) {
     Case c;
     set_up(&c, UNITS, 8, 2, 0);
@@ -179,25 +179,25 @@ static void stages_find_less(void **state) {
     static const int first[][2] = {{0, 0}, {2, 2}, {2, 2}, {2, 1}, {2, 1}};
     gathers_are(&c, first);
     tear_down(&c);
-    // The last one goes forward and backward in turn, as one stage does.
+    // The last stage alternates forward and backward, like a single stage.
     set_up(&c, UNITS, 8, 2, 1);
     bytes_of(&c, SHARD_PARAMETERS, 2);
     static const int last[][2] = {{0, 0}, {1, 2}, {1, 2}, {2, 0}, {2, 0}};
     gathers_are(&c, last);
     tear_down(&c);
-    // In the middle there are no words: layers are units 0 to 3. The first one's weights stay.
+    // Middle stages have no embeddings: layers are units 0 to 3. Bucket 0 is never gathered.
     set_up(&c, UNITS - 1, 12, 3, 1);
     bytes_of(&c, SHARD_PARAMETERS, 1);
     static const int middle[][2] = {{0, 0}, {1, 1}, {1, 0}, {1, 0}};
     gathers_are(&c, middle);
-    // All gradients are a layer's there.
+    // All of its buckets are layers.
     assert_int_equal(bytes_of(&c, SHARD_GRADIENTS, 3).grad_inter, 3 * (UNITS - 1) * GRAD_BETWEEN);
     tear_down(&c);
 }
 
-// Each node is a replica group of two: a rank's shard has 65536 numbers. Replica groups exchange
-// pieces of half of that, a message each way, every four steps. Inside, a step sends what two
-// nodes' windows took.
+// Each node is a replica group of two ranks; a rank's shard has 65536 elements. Every four steps
+// the groups exchange half of that in each direction. Inside the node, a step sends as much as the
+// shards of two nodes did.
 static void replica_groups_exchange_now_and_then(void **state) {
     Case c;
     Error err;

@@ -1,6 +1,6 @@
-// --eval-tasks against EleutherAI's lm-evaluation-harness: the trainer itself scores the model and
-// the samples of test/golden/eval_tasks, and log-likelihoods and figures are the harness's
-// (dev/ref/make_eval_golden.py). Closest in the build with PRECISION=fp32.
+// --eval-tasks against EleutherAI's lm-evaluation-harness: the trainer scores the samples of
+// test/golden/eval_tasks with the model there. Expected log-likelihoods and metrics come from the
+// harness (dev/ref/make_eval_golden.py). Tolerances are tightest with PRECISION=fp32.
 #include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
@@ -35,7 +35,7 @@ static char *read_text(const char *path) {
     return text;
 }
 
-// The lines of this kind and task, in a file of JSON lines, as an array.
+// Returns the records of a kind and task in a JSON Lines file as an array.
 static cJSON *lines_of(const char *text, const char *kind, const char *task) {
     cJSON *lines = cJSON_CreateArray();
     for (const char *at = text; *at; at += strcspn(at, "\n") + 1) {
@@ -56,7 +56,7 @@ static double number(const cJSON *object, const char *name) {
 
 // --- a run ---------------------------------------------------------------------------------------
 
-// The program with these flags, its standard output thrown away.
+// Runs the trainer with these flags and discards its standard output.
 static int run_trainer(int count, char **flags) {
     fflush(stdout);
     int kept = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);
@@ -69,7 +69,7 @@ static int run_trainer(int count, char **flags) {
     return code;
 }
 
-// Scores the golden samples with the golden model; the JSON lines. micro_batch: rows of a batch.
+// Scores the golden samples with the golden model and returns the JSON log.
 static char *scores_of_trainer(const char *micro_batch) {
     char folder[64], save[80], log[80];
     Error err = {0};
@@ -126,7 +126,7 @@ static char *scores_of_trainer(const char *micro_batch) {
 
 // --- the harness ---------------------------------------------------------------------------------
 
-// Each log-likelihood: within 1e-4 in fp32. In bf16 within twice the harness's own error.
+// Log-likelihoods must match within 1e-4 in fp32, in bf16 within twice the harness's own error.
 static void check_samples(const cJSON *ours, const cJSON *theirs, double limit) {
     assert_int_equal(cJSON_GetArraySize(ours), cJSON_GetArraySize(theirs));
     for (int i = 0; i < cJSON_GetArraySize(ours); i++) {
@@ -146,7 +146,7 @@ static void check_samples(const cJSON *ours, const cJSON *theirs, double limit) 
     }
 }
 
-// last: the figure beside acc.
+// last: the metric besides acc.
 static void check_task(const char *text, const cJSON *tasks, const char *name, const char *last,
                        double limit) {
     cJSON *samples = lines_of(text, "eval_sample", name), *records = lines_of(text, "task", name);
@@ -178,8 +178,8 @@ static void scores_are_the_harness_s(void **state) {
     free(text);
 }
 
-// What stands beside a sample does not show in its likelihood. With other rows in a batch products
-// have another shape, and OpenBLAS may add in another order: that is all the difference there is.
+// A sample's likelihood does not depend on the other rows of its batch. Other batch sizes change
+// GEMM shapes, and OpenBLAS may then sum in another order; there is no other difference.
 static void neighbors_do_not_show(void **state) {
     char *few = scores_of_trainer("1"), *many = scores_of_trainer("3");
     char *golden_text = read_text(GOLDEN "/scores.json");

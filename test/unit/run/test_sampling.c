@@ -1,6 +1,5 @@
-// Drawing the next token with temperature, top-k and top-p: frequencies against the exact
-// distribution by chi-square, and what must be the same every time. Streamed text: characters come
-// whole.
+// Sampling with temperature, top-k and top-p: frequencies against the exact distribution
+// (chi-square test) and reproducibility. Text stream: characters are written whole.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,12 +26,12 @@ typedef struct Case {
 
 static void make_logits(floatX *logits) {
     for (int i = 0; i < V; i++) logits[i] = floatX_from_float(3.0f * sinf(0.7f * (float)(i * i)));
-    logits[7] = logits[11];  // equal ones
+    logits[7] = logits[11];  // a tie
 }
 
 static double logit_at(const floatX *logits, int i) { return (double)floatX_to_float(logits[i]); }
 
-// The probabilities by the definition: sorted, cut, normalized. Returns how many stay.
+// Reference: sorts, truncates and normalizes the probabilities. Returns the number of candidates.
 static int exact(const floatX *logits, const Case *c, double *p) {
     int order[V], kept = c->top_k && c->top_k < V ? c->top_k : V;
     double whole = 0, sum = 0;
@@ -74,7 +73,7 @@ static void draws_follow_the_distribution(void **state) {
         int counts[V] = {0}, kept = exact(logits, &cases[k], p), classes = 0;
         Sampling s = sampling_of(&cases[k], candidates);
         for (int i = 0; i < DRAWS; i++) counts[sampling_draw(&s, logits, (uint64_t)i)]++;
-        // Rare tokens are one class.
+        // Rare tokens are pooled into one class.
         double rare_expected = 0, rare = 0;
         for (int i = 0; i < V; i++) {
             double expected = DRAWS * p[i];
@@ -83,7 +82,8 @@ static void draws_follow_the_distribution(void **state) {
             else chi_square += pow(counts[i] - expected, 2) / expected, classes++;
         }
         if (rare_expected > 0) chi_square += pow(rare - rare_expected, 2) / rare_expected, classes++;
-        // Four deviations beyond the mean of a chi-square of classes - 1 degrees of freedom.
+        // Four standard deviations above the mean of chi-square with classes - 1 degrees of
+        // freedom.
         double degrees = classes > 1 ? classes - 1 : 1, most = degrees + 4 * sqrt(2 * degrees) + 2;
         if (!(chi_square <= most) || kept < 1)
             fail_msg("case %d: chi-square %g of %d classes", (int)k, chi_square, classes);
@@ -125,7 +125,7 @@ static void some_draws_are_certain(void **state) {
         Sampling s = sampling_of(&certain[k], candidates);
         for (uint64_t i = 0; i < 50; i++) assert_int_equal(sampling_draw(&s, logits, i), best);
     }
-    // The same number gives the same token, another seed others.
+    // The same seed and index give the same token, another seed other tokens.
     Sampling s = sampling_of(&(Case){1, 0.9, 20}, candidates), other = s;
     other.seed = 6;
     int differ = 0;
@@ -141,7 +141,7 @@ static void some_draws_are_certain(void **state) {
 
 // --- streamed text -------------------------------------------------------------------------------
 
-// What has been written so far.
+// Returns the text written so far.
 static void expect_written(FILE *out, const char *expected) {
     char text[256] = {0};
     long at = ftell(out);
@@ -153,14 +153,14 @@ static void expect_written(FILE *out, const char *expected) {
 }
 
 static void characters_come_whole(void **state) {
-    // Bytes, and what stands in the output behind each of them.
+    // Bytes, and the output after each of them.
     static const struct {
         const char *bytes, *after[12];
     } texts[] = {
         {"a\xC3\xA4z", {"a", "a", "a\xC3\xA4", "a\xC3\xA4z"}},
         {"\xF0\x9F\x98\x80!", {"", "", "", "\xF0\x9F\x98\x80", "\xF0\x9F\x98\x80!"}},
-        {"\xE2\x82z", {"", "", "\xEF\xBF\xBDz"}},      // broken off by a letter
-        {"\xFFz", {"\xEF\xBF\xBD", "\xEF\xBF\xBDz"}},  // begins nothing
+        {"\xE2\x82z", {"", "", "\xEF\xBF\xBDz"}},      // interrupted by a letter
+        {"\xFFz", {"\xEF\xBF\xBD", "\xEF\xBF\xBDz"}},  // not a lead byte
         {"\xC3\xC3\xA4", {"", "\xEF\xBF\xBD", "\xEF\xBF\xBD\xC3\xA4"}},
     };
     Error err;
@@ -177,7 +177,7 @@ static void characters_come_whole(void **state) {
     FILE *out = tmpfile();
     TextStream stream = {.tokenizer = bytes, .out = out};
     text_stream_put(&stream, 0);     // a zero byte
-    text_stream_put(&stream, 0xE2);  // never finished
+    text_stream_put(&stream, 0xE2);  // never completed
     text_stream_put(&stream, 0x82);
     expect_written(out, " ");
     assert_true(text_stream_end(&stream));
