@@ -1,6 +1,6 @@
-// convert_checkpoint: from a checkpoint of the trainer to a Hugging Face folder, and back, and from
-// Megatron-LM's checkpoints. The work is done in dev/convert/hf_export.c, hf_import.c and
-// megatron.c; here are the flags.
+// convert_checkpoint: converts checkpoints of the trainer to Hugging Face directories and back, and
+// imports Megatron-LM checkpoints. This file has the command line; hf_export.c, hf_import.c and
+// megatron.c in dev/convert do the work.
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -22,42 +22,41 @@ typedef struct Settings {
 
 #define FIELD(name) offsetof(Settings, name)
 static const Option table[] = {
-    {.help = "From a checkpoint to a Hugging Face folder"},
+    {.help = "Export a checkpoint to a Hugging Face directory"},
     {"load", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(load), .value = "FOLDER",
-     .help = "A --save folder of the trainer's."},
+     .help = "A --save directory of the trainer."},
     {"to-hf", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(to_hf), .value = "FOLDER",
-     .help = "The folder to make."},
+     .help = "The directory to create."},
     {"ckpt-step", .kind = OPTION_INT64, .high = 1e15, .low = -1, .initial = "-1", .offset = FIELD(step),
-     .value = "N", .help = "The checkpoint of this iteration; -1: the latest."},
+     .value = "N", .help = "Iteration of the checkpoint; -1: the latest."},
     {"dtype", .kind = OPTION_CHOICE, .choices = "fp32|bf16", .initial = "bf16", .offset = FIELD(dtype),
-     .value = "WORD", .help = "fp32: the master weights. bf16: the weights that the model computes with."},
+     .value = "WORD", .help = "fp32: the master weights. bf16: the model weights."},
     {"max-shard-size", .kind = OPTION_INT64, .low = 1, .high = 1e9, .initial = "5000",
      .offset = FIELD(part_megabytes), .value = "MB",
-     .help = "More weights than so many megabytes go into several files, with an index."},
-    {.help = "From a Hugging Face folder or a Megatron-LM checkpoint to a checkpoint"},
+     .help = "Maximum size of a weight file; larger models get several files and an index."},
+    {.help = "Import a Hugging Face directory or a Megatron-LM checkpoint"},
     {"from-hf", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(from_hf), .value = "FOLDER",
-     .help = "A folder of such a model with safetensors."},
+     .help = "A model directory with safetensors files."},
     {"from-megatron", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(from_megatron), .value = "FOLDER",
-     .help = "A --save folder of Megatron-LM's, torch_dist or with a file per rank; --ckpt-step chooses."},
+     .help = "A --save directory of Megatron-LM, torch_dist or one file per rank; see --ckpt-step."},
     {"save", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(save), .value = "FOLDER",
-     .help = "A folder without checkpoints, which gets one of iteration 0."},
+     .help = "A directory without checkpoints, in which to save iteration 0."},
     {"make-vocab-size-divisible-by", .kind = OPTION_INT, .low = 1, .high = 1 << 20, .initial = "128",
      .offset = FIELD(divisible), .value = "N",
-     .help = "The embedding gets this multiple of rows: the trainer's flag times its "
-             "--tensor-model-parallel-size. Megatron-LM's keeps its rows."},
+     .help = "Pad the embedding to a multiple of this: the trainer's flag of this name times its "
+             "--tensor-model-parallel-size. Megatron-LM checkpoints keep their rows."},
     {"no-save-optim", .kind = OPTION_FLAG, .offset = FIELD(no_save_optim),
-     .help = "Save the weights alone, for --load --finetune."},
+     .help = "Save only the weights, for --load --finetune."},
     {.help = "Both"},
     {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer.vocab_file), .value = "PATH",
-     .help = "The model's vocab.json; by default the folder's, else the one that it was trained with."},
+     .help = "The model's vocab.json (default: the directory's, else the one used in training)."},
     {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer.merge_file), .value = "PATH",
      .help = "Its merges.txt."},
     {"tokenizer-model", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer.model), .value = "PATH",
-     .help = "Instead of both: the model's tokenizer.json, or its folder."},
+     .help = "The model's tokenizer.json or its directory, instead of these two files."},
     {"tokenizer-eod", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer.eod), .value = "TOKEN",
-     .help = "The token of tokenizer.json that ends a document, where no file beside it says so."},
-    {"no-tokenizer", .kind = OPTION_FLAG, .offset = FIELD(tokenizer.none),
-     .help = "Leave the tokenizer out."},
+     .help = "The end-of-document token of tokenizer.json, if tokenizer_config.json does not name it."},
+    {"no-tokenizer", .kind = OPTION_FLAG, .offset = FIELD(tokenizer.none), .help = "Omit the tokenizer."},
     {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
 };
 enum { TABLE_ROWS = sizeof table / sizeof *table };
@@ -79,10 +78,10 @@ static bool check(const Settings *s, Error *err) {
     if (missing) return error_set(err, EXIT_USAGE, "%s is missing; --help lists the flags", missing);
     const HfTokenizerWish *t = &s->tokenizer;
     if (!t->vocab_file != !t->merge_file)
-        return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file belong together; give both");
+        return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file must be used together; give both");
     if ((t->vocab_file != NULL) + (t->model != NULL) + t->none <= 1) return true;
     return error_set(err, EXIT_USAGE,
-                     "--vocab-file, --tokenizer-model and --no-tokenizer exclude each other; keep one");
+                     "--vocab-file, --tokenizer-model and --no-tokenizer are mutually exclusive; keep one");
 }
 
 static bool export_folder(const Settings *s, Peers peers, Error *err) {
@@ -146,7 +145,7 @@ static bool convert(const Settings *s, Peers peers, Error *err) {
     return s->from_hf ? import_folder(s, peers, err) : import_megatron(s, peers, err);
 }
 
-// checkpoint.h's calls are collective, so there is a world of one rank.
+// The functions of checkpoint.h are collective, so set up a world of one rank.
 static bool run(const void *flags, int *argc, char ***argv, Error *err) {
     const Settings *settings = (const Settings *)flags;
     Launch launch;
@@ -154,11 +153,11 @@ static bool run(const void *flags, int *argc, char ***argv, Error *err) {
     launch_init(&launch, argc, argv);
     Peers peers = {launch.world, 0, NULL};
     bool ok = launch.size == 1 ||
-              error_set(err, EXIT_USAGE, "this is a program of one process; start it without mpirun");
+              error_set(err, EXIT_USAGE, "convert_checkpoint uses a single process; start it without mpirun");
     if (ok) ok = convert(settings, peers, err);
     if (!ok && launch.rank == 0) error_print(NULL, err->what);
     launch_finalize(&launch);
-    err->what[0] = 0;  // said
+    err->what[0] = 0;  // already printed
     return ok;
 }
 
@@ -169,8 +168,8 @@ int main(int argc, char **argv) {
         TABLE_ROWS,
         "Usage: convert_checkpoint --load FOLDER --to-hf FOLDER, or --from-hf FOLDER --save FOLDER,\n"
         "       or --from-megatron FOLDER --save FOLDER\n"
-        "From a checkpoint to a Hugging Face folder, and back: GPT-2, Llama, Qwen3, Mistral. From a\n"
-        "checkpoint of Megatron-LM's.\n",
+        "Exports checkpoints to Hugging Face directories and imports them (GPT-2, Llama, Qwen3,\n"
+        "Mistral), and imports Megatron-LM checkpoints.\n",
         &settings,
         run,
         NULL};

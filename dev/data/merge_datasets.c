@@ -1,6 +1,5 @@
-// merge_datasets: concatenates Megatron token shards into one, as Megatron-LM's
-// tools/merge_datasets.py does. Used after preprocessing a corpus in parts, on several machines or
-// over several days.
+// merge_datasets: concatenates Megatron token shards, as Megatron-LM's tools/merge_datasets.py
+// does. Used after preprocessing a corpus in parts, for example on several machines.
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -23,10 +22,10 @@ typedef struct Settings {
 static const Option table[] = {
     {.help = "flags"},
     {"input", .kind = OPTION_WORDS, .offset = FIELD(input), .value = "PREFIX...|FOLDER",
-     .help = "Shards without .bin/.idx, merged in this order; a folder stands for all its shards, sorted by "
+     .help = "Shards without .bin/.idx, merged in this order; a directory adds all its shards, sorted by "
              "name."},
     {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH",
-     .help = "The merged shard, without .bin/.idx. Its folder is made."},
+     .help = "The merged shard, without .bin/.idx. Its directory is created."},
     {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
 };
 enum { TABLE_ROWS = sizeof table / sizeof *table };
@@ -54,11 +53,11 @@ static void free_prefixes(Prefixes *list) {
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-// Every NAME.idx of the folder.
+// Adds every NAME.idx of the directory.
 static bool add_folder(Prefixes *list, const char *folder, Error *err) {
     DIR *dir = opendir(folder);
     if (!dir) {
-        return error_set(err, EXIT_DATA, "cannot open folder %s: %s; check the path", folder,
+        return error_set(err, EXIT_DATA, "cannot open directory %s: %s; check the path", folder,
                          strerror(errno));
     }
     int before = list->count;
@@ -70,7 +69,7 @@ static bool add_folder(Prefixes *list, const char *folder, Error *err) {
     }
     closedir(dir);
     if (list->count == before) {
-        return error_set(err, EXIT_DATA, "folder %s holds no .idx file; name the folder of the shards",
+        return error_set(err, EXIT_DATA, "directory %s has no .idx file; give the directory of the shards",
                          folder);
     }
     qsort(list->items + before, (size_t)(list->count - before), sizeof *list->items, by_name);
@@ -97,15 +96,15 @@ static bool stat_index(const char *prefix, struct stat *status) {
     return exists;
 }
 
-// Otherwise the output would replace one of its inputs, or a second run over the same folder would
-// merge the first one's result too.
+// Otherwise the output would overwrite one of its inputs, or a second run on the same directory
+// would include the result of the first.
 static bool refuse_output_among_inputs(const Prefixes *list, const char *output, Error *err) {
     struct stat out, in;
     if (!stat_index(output, &out)) return true;
     for (int i = 0; i < list->count; i++) {
         if (stat_index(list->items[i], &in) && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
             return error_set(err, EXIT_USAGE,
-                             "--output-prefix %s is one of the inputs; write to another name or folder",
+                             "--output-prefix %s is one of the inputs; choose another name or directory",
                              output);
         }
     }
@@ -148,8 +147,7 @@ static bool run(const void *flags, int *argc, char ***argv, Error *err) {
     const char *output = settings->output_prefix;
     if (output[strlen(output) - 1] == '/') {
         return error_set(err, EXIT_USAGE,
-                         "--output-prefix %s ends in '/'; put the beginning of the files' name behind it",
-                         output);
+                         "--output-prefix %s ends in '/'; append the start of the file names", output);
     }
     Prefixes list = {0};
     int lock = -1;

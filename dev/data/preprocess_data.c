@@ -1,10 +1,10 @@
-// preprocess_data: text to Megatron token shards, as Megatron-LM's tools/preprocess_data.py does.
-// Reads JSON lines or plain text files, writes <output-prefix>_<key>_document.bin and .idx for the
-// trainer's --data-path.
+// preprocess_data: converts text to Megatron token shards, as Megatron-LM's
+// tools/preprocess_data.py does. Reads JSON lines or plain text files and writes
+// <output-prefix>_<key>_document.bin and .idx for the trainer's --data-path.
 //
-// One reader cuts the input into blocks of about a megabyte. --workers threads turn blocks into
-// token ids. This thread writes them in input order, so the output does not depend on the number of
-// workers. Memory does not grow with the input, except by 12 bytes per document for the index.
+// One reader thread splits the input into blocks of about 1 MB, --workers threads tokenize them,
+// and the main thread writes them in input order, so the output does not depend on the number of
+// workers. Memory is constant, except for 12 bytes per document for the index.
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -31,7 +31,7 @@ typedef struct Settings {
     const char *input_list, *output_prefix, *vocab_file, *merge_file, *tokenizer_model, *tokenizer_eod;
     TokenizerType tokenizer_type;
     bool text, append_eod, no_special, help, version;
-    int workers;  // 0: one per processor
+    int workers;  // 0: one per CPU
     int64_t log_interval;
 } Settings;
 
@@ -42,36 +42,36 @@ static const Option table[] = {
      .help = "JSON-lines files, one object per line; - is standard input. With --text: plain text files, one "
              "document each."},
     {"input-list", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(input_list), .value = "FILE",
-     .help = "A file with one input path per line, taken after those of --input."},
+     .help = "A file with one input path per line, read after those of --input."},
     {"text", .kind = OPTION_FLAG, .offset = FIELD(text),
      .help = "The inputs are plain text files, one document each."},
     {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .low = 1, .value = "KEY",
-     .help = "The key that holds the text (one key; default text)."},
+     .help = "The key of the text (one key; default text)."},
     {.help = "tokens"},
     {"tokenizer-type", .kind = OPTION_CHOICE, .offset = FIELD(tokenizer_type), .initial = "GPT2BPETokenizer",
      .choices = "GPT2BPETokenizer|Byte|HuggingFaceTokenizer", .value = "TYPE",
-     .help = "GPT-2's byte-level BPE; the 256 bytes as ids (end of document 256, needs no files); the "
-             "byte-level BPE of a tokenizer.json."},
+     .help = "GPT-2's byte-level BPE; bytes as ids (EOD 256, needs no files); the byte-level BPE of a "
+             "tokenizer.json."},
     {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "FILE",
      .help = "GPT-2's vocab.json."},
     {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "FILE",
      .help = "GPT-2's merges.txt."},
     {"tokenizer-model", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_model), .value = "PATH",
-     .help = "tokenizer.json of HuggingFaceTokenizer, or its folder."},
+     .help = "tokenizer.json of HuggingFaceTokenizer, or its directory."},
     {"tokenizer-eod", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_eod), .value = "TOKEN",
-     .help = "The token of HuggingFaceTokenizer that ends a document (default: eos_token of "
-             "tokenizer_config.json beside the file)."},
+     .help = "End-of-document token of HuggingFaceTokenizer (default: eos_token of tokenizer_config.json "
+             "in the same directory)."},
     {"tokenizer-hf-no-include-special-tokens", .kind = OPTION_FLAG, .offset = FIELD(no_special),
-     .help = "Leave out what the file's post_processor puts around every document, such as Llama 3's "
+     .help = "Omit the tokens that the file's post_processor adds to every document, such as Llama 3's "
              "<|begin_of_text|>."},
     {"append-eod", .kind = OPTION_FLAG, .offset = FIELD(append_eod),
-     .help = "End every document that is not empty with the end-of-document token."},
+     .help = "Append the end-of-document token to every non-empty document."},
     {.help = "output and speed"},
     {"output-prefix", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(output_prefix), .value = "PATH",
-     .help = "Path of the output without its ending: PATH_KEY_document.bin and .idx (PATH_text_document with "
-             "--text). Its folder is made."},
+     .help = "Prefix of the output files PATH_KEY_document.bin and .idx (PATH_text_document with --text). "
+             "Its directory is created."},
     {"workers", .kind = OPTION_INT, .offset = FIELD(workers), .low = 1, .high = 4096, .value = "N",
-     .help = "Threads that tokenize (default: one per processor). The output does not depend on it."},
+     .help = "Number of tokenizer threads (default: one per CPU). Does not affect the output."},
     {"log-interval", .kind = OPTION_INT64, .offset = FIELD(log_interval), .initial = "1000", .low = 1,
      .high = OPTION_ANY, .value = "N", .help = "Report progress every N documents."},
     {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
@@ -82,8 +82,8 @@ static const Option table[] = {
      .help = "Newlines are always kept."},
     {"partitions", .kind = OPTION_INT, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD, .initial = "1",
      .low = 1, .high = 1, .value = "1",
-     .help = "one run already uses all --workers in constant memory; more partitions would only change the "
-             "order of the documents."},
+     .help = "a single run uses all --workers in constant memory; partitions would only change the order "
+             "of the documents."},
     {"keep-sequential-samples", .kind = OPTION_FLAG, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD,
      .help = "The order is always kept."},
     {"dataset-impl", .kind = OPTION_CHOICE, .use = OPTION_NO_EFFECT, .offset = OPTION_NO_FIELD,
@@ -91,11 +91,11 @@ static const Option table[] = {
      .help = "mmap is the only format."},
     {.help = "Refused"},
     {"split-sentences", .kind = OPTION_FLAG, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD,
-     .help = "GPT is trained on whole documents; leave it out."},
+     .help = "GPT is trained on whole documents; omit it."},
     {"lang", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "LANG",
-     .help = "it only serves --split-sentences; leave it out."},
+     .help = "it is only used by --split-sentences; omit it."},
     {"columns", .kind = OPTION_WORDS, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
-     .help = "the text's key is named by --json-keys."},
+     .help = "give the key of the text with --json-keys."},
     {"split", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
      .help = "all of the input is tokenized; the trainer's --split divides it."},
     {"torch-backend", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
@@ -112,11 +112,11 @@ static bool check_settings(Settings *s, Error *err) {
     }
     if (s->output_prefix[strlen(s->output_prefix) - 1] == '/') {
         return error_set(err, EXIT_USAGE,
-                         "--output-prefix %s ends in '/'; put the beginning of the files' name behind it",
+                         "--output-prefix %s ends in '/'; append the start of the file names",
                          s->output_prefix);
     }
     if (s->text && s->json_keys.count) {
-        return error_set(err, EXIT_USAGE, "--json-keys does not go with --text; leave one of them out");
+        return error_set(err, EXIT_USAGE, "--json-keys cannot be combined with --text; remove one of them");
     }
     if (s->json_keys.count > 1) {
         return error_set(err, EXIT_USAGE, "--json-keys has %d keys; run once for each", s->json_keys.count);
@@ -131,29 +131,29 @@ static void print_version(void) {
     printf("preprocess_data %s (commit %s), %s\n", version_number(), version_commit(), unicode);
 }
 
-// ---- one block of text, from the reader through a worker to the writer ----
+// ---- a block of text, passed from the reader via a worker to the writer ----
 
 typedef struct Block {
     CorpusBlock input;
     TokenBuffer tokens;
-    int64_t *lengths;  // (documents): ids of each, 0 for an empty one
+    int64_t *lengths;  // (documents) number of ids, 0 for an empty document
     int64_t documents, capacity;
-    int64_t lines;     // JSON lines: how many the block has
+    int64_t lines;     // JSON lines: number of lines
     int64_t replaced;  // invalid UTF-8 sequences and lone surrogates
-    int64_t bad_line;  // 1-based in the block, 0: none
+    int64_t bad_line;  // 1-based line in the block, 0: none
     char why[256];
 } Block;
 
 typedef struct Job {
     const char *key;
-    int eod;      // appended to documents, -1: none
-    bool around;  // documents get what the tokenizer puts around a text
+    int eod;      // appended to every document, -1: none
+    bool around;  // add the tokenizer's prefix and suffix to every document
     const Tokenizer *tokenizer;
     Corpus *corpus;
     Pipeline *pipeline;
     Block *blocks;
     int block_count;
-    Error read_error;  // the reader's, code 0: none; read by the writer after the reader has ended
+    Error read_error;  // code 0: none; written by the reader, read by the writer after joining it
 } Job;
 
 static void add_document(const Job *job, Block *block, Encoder *encoder, const char *text, size_t bytes) {
@@ -173,7 +173,7 @@ static void add_document(const Job *job, Block *block, Encoder *encoder, const c
     block->lengths[block->documents++] = block->tokens.count - before;
 }
 
-// Returns false, with block->why, when the line has no text.
+// Returns false and sets block->why if the line has no text.
 static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonText *json, const char *line,
                           size_t bytes) {
     JsonlText found;
@@ -186,13 +186,13 @@ static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonTe
         case JSONL_INVALID:
             snprintf(why, room, "is not valid JSON (byte %zu: %s); %s", found.column, found.why,
                      bytes && *line != '{' ? "for plain text files, one document each, add --text"
-                                           : "mend or drop the line");
+                                           : "fix or remove the line");
             break;
         case JSONL_NO_KEY:
             snprintf(why, room, "lacks the key \"%s\"; name the right one with --json-keys", job->key);
             break;
         case JSONL_NOT_STRING:
-            snprintf(why, room, "has a \"%s\" that is no string; mend or drop the line", job->key);
+            snprintf(why, room, "has a \"%s\" that is not a string; fix or remove the line", job->key);
             break;
     }
     return false;
@@ -254,8 +254,8 @@ static pthread_t start_thread(void *(*body)(void *), Job *job) {
     return thread;
 }
 
-// Signals that ask the program to end wait until the writer looks for them. It removes the
-// temporary files first.
+// Termination signals are blocked and polled by the writer, which removes the temporary files
+// before exiting.
 static void ending_signals(sigset_t *set) {
     sigemptyset(set);
     sigaddset(set, SIGINT);
@@ -274,7 +274,7 @@ static bool asked_to_end(void) {
 
 typedef struct Totals {
     int64_t documents, empty, tokens, bytes, replaced;
-    int64_t line;  // JSON lines: lines of the present file before the present block
+    int64_t line;  // JSON lines: number of lines of the current file before the current block
     int64_t log_interval, all_bytes;
     struct timespec start;
 } Totals;
@@ -285,7 +285,8 @@ static double seconds_since(struct timespec start) {
     return (double)(now.tv_sec - start.tv_sec) + 1e-9 * (double)(now.tv_nsec - start.tv_nsec);
 }
 
-// Megatron's line, and the time left when the inputs' size is known. MB = 10^6 bytes of input.
+// Prints Megatron's progress line, plus the remaining time if the input size is known. MB = 10^6
+// bytes of input.
 static void print_progress(const Totals *t) {
     double seconds = seconds_since(t->start), rate = (double)t->bytes / seconds;
     char eta[48] = "";
@@ -322,10 +323,11 @@ static bool write_block(ShardWriter *writer, const Block *block, Totals *t, Erro
     return true;
 }
 
-// Takes blocks until the input ends, a signal comes (EXIT_STOPPED) or something fails.
+// Writes blocks until the input ends, a signal arrives (EXIT_STOPPED) or an error occurs.
 static bool write_blocks(Job *job, ShardWriter *writer, Totals *totals, Error *err) {
     for (;;) {
-        if (asked_to_end()) return error_set(err, EXIT_STOPPED, "stopped by a signal; nothing was written");
+        if (asked_to_end())
+            return error_set(err, EXIT_STOPPED, "interrupted by a signal; nothing was written");
         int slot = pipeline_write_begin(job->pipeline, 200);
         if (slot == PIPELINE_END) return true;
         if (slot == PIPELINE_TIMEOUT) continue;
@@ -348,19 +350,19 @@ static void print_totals(const Totals *t, const char *prefix, int dtype) {
 
 // ---- the job ----
 
-// Ends the program on a failure while threads run. They are not joined: the reader may wait on a
-// pipe that stays silent.
+// Exits on failure while threads are running. Does not join them, because the reader may block on a
+// silent pipe.
 static _Noreturn void give_up(ShardWriter *writer, const Error *err) {
     shard_writer_discard(writer);
     error_print(NULL, err->what);
     sigset_t ending;
     ending_signals(&ending);
-    // A signal that came ends the program here, in the way its sender expects.
+    // a pending signal terminates the program here, so that its exit status is right
     pthread_sigmask(SIG_UNBLOCK, &ending, NULL);
     exit(err->code);
 }
 
-// Runs reader and workers around write_blocks, and joins them all.
+// Runs reader and workers around write_blocks, and joins them.
 static void run_threads(Job *job, int workers, ShardWriter *writer, Totals *totals) {
     Error err;
     job->block_count = 2 * workers + 2;
@@ -388,10 +390,10 @@ static char *output_name(const Settings *s, const char *key) {
     return text_format("%s_%s_document", s->output_prefix, key);
 }
 
-// What feeds a pipe may have failed: a shard of nothing would hide it. Frees the writer.
+// Refuses an empty input: the program that feeds a pipe may have failed. Frees the writer.
 static bool no_document(ShardWriter *writer, Error *err) {
     shard_writer_discard(writer);
-    return error_set(err, EXIT_DATA, "the input holds no document; nothing was written");
+    return error_set(err, EXIT_DATA, "the input has no documents; nothing was written");
 }
 
 static bool write_shard(const Settings *s, Job *job, Error *err) {
@@ -401,7 +403,7 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
     clock_gettime(CLOCK_MONOTONIC, &totals.start);
     sigset_t ending;
     ending_signals(&ending);
-    // From here on there are temporary files; the threads inherit this.
+    // Temporary files exist from here on. The threads inherit the signal mask.
     pthread_sigmask(SIG_BLOCK, &ending, NULL);
     int lock = -1;
     ShardWriter *writer = prefix_lock(prefix, &lock, err) ? shard_writer_open(prefix, dtype, err) : NULL;
@@ -455,7 +457,7 @@ int main(int argc, char **argv) {
     const Tool tool = {table,
                        TABLE_ROWS,
                        "Usage: preprocess_data --input FILE... --output-prefix PATH [flags]\n"
-                       "Turns text into Megatron token shards.\n",
+                       "Converts text to Megatron token shards.\n",
                        &settings,
                        run,
                        print_version};

@@ -1,6 +1,6 @@
-// Finding added tokens: see added_tokens.h. The tokens are sorted, which serves as a tree of
-// prefixes. Of those that do not sort behind the text, the last one is looked at. The longest token
-// at this place is that one, or another that it begins with.
+// Searches added tokens, see added_tokens.h. The sorted list doubles as a prefix tree: a binary
+// search finds the last token that does not sort after the text. The longest match at this position
+// is that token or one of its prefixes.
 #include "llmc/data/added_tokens.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "llmc/base/utf8.h"
 #include "llmc/data/white_space.h"
 
-// As memcmp, a prefix first.
+// Orders like memcmp; a prefix comes first.
 static int compare(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
     int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
     return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
@@ -21,13 +21,13 @@ static int by_text(const void *a, const void *b) {
 }
 
 void added_tokens_add(AddedTokens *t, AddedToken token) {
-    if (!(t->count & (t->count - 1))) {  // room doubles
+    if (!(t->count & (t->count - 1))) {  // grow at powers of two
         size_t room = t->count ? 2 * (size_t)t->count : 1;
         t->tokens = xrealloc(t->tokens, room * sizeof *t->tokens, "added tokens");
     }
     char *text = xmalloc(token.bytes + 1, "added tokens");
     memcpy(text, token.text, token.bytes);
-    text[token.bytes] = 0;  // for messages
+    text[token.bytes] = 0;  // for error messages
     token.text = text;
     t->tokens[t->count++] = token;
 }
@@ -66,9 +66,9 @@ void added_tokens_free(AddedTokens *t) {
     *t = (AddedTokens){0};
 }
 
-// The longest token that the text begins with, NULL: none.
+// Returns the longest token that is a prefix of the text, or NULL.
 static const AddedToken *longest(const AddedTokens *t, const char *text, size_t bytes) {
-    int low = 0, high = t->count;  // tokens below `low` are not behind the text
+    int low = 0, high = t->count;  // tokens before `low` do not sort after the text
     while (low < high) {
         int middle = (low + high) / 2;
         const AddedToken *token = &t->tokens[middle];

@@ -1,5 +1,5 @@
-// Several shards mixed by weights (Megatron-LM's BlendedDataset), and the words of --data-path: see
-// dataset.h. Called by loader.c.
+// Weighted mixtures of several shards (Megatron-LM's BlendedDataset), and the parser of
+// --data-path. See dataset.h. Called by loader.c.
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 // -------------------------------------------------------------------------------------------------
 // --data-path
 
-// A word that is a number as a whole. "nan" and "inf" count: they are refused as weights rather
-// than looked for as files.
+// Parses a word that is a number as a whole. Accepts "nan" and "inf", so that they are refused as
+// weights instead of being opened as files.
 static bool parse_number(const char *word, double *value) {
     char *end;
     *value = strtod(word, &end);
@@ -29,7 +29,8 @@ static bool has_numbers(const char *const *words, int count) {
 static bool read_weights(DataSource *source, const char *const *words, int count, Error *err) {
     if (count % 2) {
         return error_set(err, EXIT_USAGE,
-                         "--data-path: %d words are not pairs; give one prefix, or a weight before every "
+                         "--data-path: %d arguments are not \"weight prefix\" pairs; give one prefix, or a "
+                         "weight before every "
                          "prefix, or prefixes only",
                          count);
     }
@@ -47,12 +48,12 @@ static bool read_weights(DataSource *source, const char *const *words, int count
 
 bool data_source_open(DataSource *source, const char *const *words, int count, Error *err) {
     *source = (DataSource){0};
-    if (count < 1) return error_set(err, EXIT_USAGE, "--data-path: no shard; give a prefix");
+    if (count < 1) return error_set(err, EXIT_USAGE, "--data-path is empty; give the prefix of a shard");
     bool pairs = count > 1 && has_numbers(words, count);
     int shards = pairs ? count / 2 : count;
     if (shards > INT16_MAX) {
-        return error_set(err, EXIT_USAGE, "--data-path: more than %d shards; merge some with merge_datasets",
-                         INT16_MAX);
+        return error_set(err, EXIT_USAGE,
+                         "--data-path has more than %d shards; merge some with merge_datasets", INT16_MAX);
     }
     source->shard = (Shard *)xcalloc((size_t)count, sizeof(Shard), "shards");
     bool ok = !pairs || read_weights(source, words, count, err);
@@ -100,7 +101,7 @@ static void normalize(double *weights, int n) {
 
 void blend_indices(const double *weights, const int64_t *limits, int shards, int64_t length,
                    int16_t *blend_shard, int64_t *blend_sample) {
-    // Whole numbers, exact below 2^53.
+    // integers, exact below 2^53
     double *drawn = (double *)xcalloc((size_t)shards, sizeof(double), "blend counters");
     for (int64_t k = 0; k < length; k++) {
         double draws = k > 1 ? (double)k : 1.0, most = -INFINITY;
@@ -133,16 +134,18 @@ static bool build_part(BlendedDataset *d, int i, const Shard *shard, const Split
     return gpt_dataset_build(&d->parts[i], shard, &part, &d->memory, err);
 }
 
-// A real number of samples, rounded up. The part refuses what it cannot index.
+// Rounds a sample count up. gpt_dataset_build refuses counts that are too large.
 static int64_t whole_samples(double x) { return x < 0x1p62 ? (int64_t)ceil(x) : INT64_MAX; }
 
-// In Megatron's order: normalize, ask every shard for more than its share, normalize again, draw.
+// Follows Megatron's order: normalize, request more samples than each shard's portion, normalize
+// again, draw.
 static bool build_weighted(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
     if (r->samples == ONE_EPOCH) {
-        return error_set(err, EXIT_USAGE,
-                         "weights of a blend say nothing about one pass over its %s split; give the prefixes "
-                         "without weights, or drop --full-validation",
-                         split_name(r->split));
+        return error_set(
+            err, EXIT_USAGE,
+            "a weighted blend has no well-defined single pass over its %s split; give the prefixes "
+            "without weights, or drop --full-validation",
+            split_name(r->split));
     }
     memcpy(d->weights, source->weights, (size_t)d->shards * sizeof(double));
     normalize(d->weights, d->shards);
@@ -162,12 +165,12 @@ static bool build_list(BlendedDataset *d, const DataSource *source, const SplitR
         const GptDataset *part = &d->parts[i];
         if (!build_part(d, i, &source->shard[i], r, ONE_EPOCH, err)) return false;
         if (part->samples == 0) {
-            return error_set(err, EXIT_DATA,
-                             "%s: the %" PRId64
-                             " tokens of its %s split hold no sample of %d; leave the shard out, or "
-                             "give the list weights",
-                             part->shard->prefix, part->tokens_per_epoch, split_name(r->split),
-                             r->seq_length);
+            return error_set(
+                err, EXIT_DATA,
+                "%s: the %" PRId64
+                " tokens of its %s split are too few for one sample of %d tokens; remove the shard, or "
+                "give the list weights",
+                part->shard->prefix, part->tokens_per_epoch, split_name(r->split), r->seq_length);
         }
         d->weights[i] = (double)part->samples;
         d->samples += part->samples;
@@ -178,7 +181,8 @@ static bool build_list(BlendedDataset *d, const DataSource *source, const SplitR
 }
 
 static bool build_parts(BlendedDataset *d, const DataSource *source, const SplitRequest *r, Error *err) {
-    // One pair for a split of its own is a blend in the fork, and no blend in later versions.
+    // A single "weight prefix" pair of a --train-data-path etc. is a blend in the paper's fork, but
+    // not in later versions.
     bool single = d->shards == 1 && (!source->weights || (!r->bounds && r->surplus > 0));
     if (single) {
         bool ok = build_part(d, 0, &source->shard[0], r, r->samples, err);
@@ -189,11 +193,11 @@ static bool build_parts(BlendedDataset *d, const DataSource *source, const Split
     return source->weights ? build_weighted(d, source, r, err) : build_list(d, source, r, err);
 }
 
-// A part that was asked for ceil(1.005 w n) samples serves the first n draws. For the lags add up
-// to 0, so the largest one, which is chosen, is not negative. So after draw k < n at most floor(w
-// k) + 1 draws fall on it.
-// Beyond n the table can outrun a part by a draw. Megatron-LM fails there; this blend ends before
-// that draw. The error guards against rounding.
+// A part with ceil(1.005 w n) samples suffices for the first n draws: the lags sum to 0, so the
+// largest one, which is drawn, is non-negative. Hence at most floor(w k) + 1 of the first k < n
+// draws come from this part.
+// Past n the table can exceed a part by one draw. Megatron-LM fails there; we end the blend before
+// that draw. The error below guards against rounding.
 static bool check_draws(BlendedDataset *d, Error *err) {
     for (int64_t k = 0; k < d->samples; k++) {
         const GptDataset *part = &d->parts[d->blend_shard[k]];
@@ -235,7 +239,7 @@ static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
     }
     if (m->builder(m->context)) fill_draws(d, exhaust);
     m->ready(m->context);
-    return check_draws(d, err);  // the same on every rank
+    return check_draws(d, err);  // the same result on every rank
 }
 
 bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, const SplitRequest *request,
@@ -245,7 +249,7 @@ bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, co
     dataset->memory = index_memory_or_own(memory);
     if (r->bounds && r->bounds[r->split + 1] <= r->bounds[r->split]) {
         return error_set(err, EXIT_USAGE,
-                         "--split gives no weight to a split that is asked for samples; give it a weight");
+                         "--split gives no weight to a split that needs samples; give it a weight");
     }
     dataset->parts = (GptDataset *)xcalloc((size_t)source->shards, sizeof(GptDataset), "blend parts");
     bool exhaust = r->samples == ONE_EPOCH, ok = build_parts(dataset, source, r, err);

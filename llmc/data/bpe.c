@@ -1,6 +1,6 @@
-// Byte-pair merging: see bpe.h. Nearly all pieces are short: they are merged in place, by
-// rescanning a small array. Long ones use a heap over a linked list, so that a megabyte without a
-// space costs n log n and not n^2.
+// Byte-pair merging, see bpe.h. Most pre-tokens are short and are merged in place by rescanning a
+// small array. Long ones use a heap over a linked list, so that a megabyte without a space takes
+// O(n log n) instead of O(n^2).
 #include "llmc/data/bpe.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ enum { SHORT_PIECE = 48, NO_RANK = INT32_MAX };
 
 static size_t pair_slot(int32_t left, int32_t right, size_t slots) {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    key *= 0x9E3779B97F4A7C15u;  // Fibonacci hashing: the high bits depend on all
+    key *= 0x9E3779B97F4A7C15u;  // Fibonacci hashing: the high bits depend on all bits
     return (size_t)(key >> 32) & (slots - 1);
 }
 
@@ -32,7 +32,7 @@ void bpe_free(Bpe *bpe) {
     bpe->whole = (WholePieces){0};
 }
 
-// ---- whole pieces ----
+// ---- pre-tokens that are not merged ----
 
 void bpe_init_whole(Bpe *bpe, int64_t tokens) {
     WholePieces *w = &bpe->whole;
@@ -43,7 +43,7 @@ void bpe_init_whole(Bpe *bpe, int64_t tokens) {
     w->id = xmalloc(w->slots * sizeof *w->id, "the table of whole tokens");
 }
 
-// The slot of this text, or the empty one where it belongs.
+// Returns the slot of this text, or the empty slot to insert it.
 static size_t whole_slot(const WholePieces *w, const char *text, size_t bytes) {
     size_t i = (size_t)XXH3_64bits(text, bytes) & (w->slots - 1);
     while (w->text[i] && (w->bytes[i] != bytes || memcmp(w->text[i], text, bytes)))
@@ -77,7 +77,7 @@ void bpe_add(Bpe *bpe, BpeMerge merge) {
     bpe->merges[i] = merge;
 }
 
-// The merge of a pair, NULL when there is none.
+// Returns the merge of a pair, or NULL.
 static const BpeMerge *find_merge(const Bpe *bpe, int32_t left, int32_t right) {
     for (size_t i = pair_slot(left, right, bpe->slots);; i = (i + 1) & (bpe->slots - 1)) {
         const BpeMerge *merge = &bpe->merges[i];
@@ -86,7 +86,7 @@ static const BpeMerge *find_merge(const Bpe *bpe, int32_t left, int32_t right) {
     }
 }
 
-// Rank of a pair (NO_RANK: never merged) and what it becomes.
+// Returns the rank of a pair (NO_RANK: no merge) and the merged symbol.
 static int32_t pair_rank(const Bpe *bpe, int32_t left, int32_t right, int32_t *merged) {
     const BpeMerge *merge = find_merge(bpe, left, right);
     *merged = merge ? merge->merged : -1;
@@ -117,8 +117,8 @@ static size_t encode_short(const Bpe *bpe, const char *piece, size_t bytes, int3
     return count;
 }
 
-// Candidates of a long piece: rank in the high half, position of the left symbol in the low half,
-// so that the smallest key is the next merge.
+// Heap of merge candidates. Keys hold the rank in the upper and the position of the left symbol in
+// the lower 32 bits, so that the smallest key is the next merge.
 typedef struct Heap {
     uint64_t *keys;
     size_t count;
@@ -145,19 +145,19 @@ static uint64_t heap_pop(Heap *heap) {
     return smallest;
 }
 
-// A long piece: its symbols as a doubly linked list over positions. A symbol swallowed by its left
-// neighbor has id -1.
+// A long pre-token as a doubly linked list of symbols, indexed by byte position. A symbol merged
+// into its left neighbor has id -1.
 typedef struct LongPiece {
     const Bpe *bpe;
     Heap heap;
     int32_t *ids;
-    uint32_t *next, *previous;  // `bytes` ends the list; previous of the first is `bytes` too
+    uint32_t *next, *previous;  // `bytes` marks both ends
     uint32_t bytes;
 } LongPiece;
 
 static LongPiece long_piece(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes,
                             int32_t *ids) {
-    // n - 1 first candidates and at most two more for each of at most n - 1 merges.
+    // n - 1 initial candidates, and at most two more per merge
     size_t heap_bytes = 3 * bytes * sizeof(uint64_t), need = heap_bytes + 2 * bytes * sizeof(uint32_t);
     if (scratch->bytes < need) {
         free(scratch->memory);
@@ -182,7 +182,7 @@ static void push_candidate(LongPiece *p, uint32_t left) {
     if (rank != NO_RANK) heap_push(&p->heap, (uint64_t)(uint32_t)rank << 32 | left);
 }
 
-// Applies a candidate unless one of its symbols has changed since it was pushed.
+// Applies a merge candidate unless one of its symbols has changed since it was pushed.
 static void merge_candidate(LongPiece *p, uint64_t key) {
     uint32_t left = (uint32_t)key, right;
     int32_t merged;

@@ -1,4 +1,4 @@
-// Looks at shards as such: see check.h.
+// Checks data shards, see check.h.
 #include "llmc/data/check.h"
 
 #include <inttypes.h>
@@ -6,9 +6,9 @@
 
 #include "llmc/data/loader_state.h"
 
-// Names the sequence that holds the id at this position of the .bin.
+// Sets the error for the id at this position of the .bin, naming its sequence.
 static bool bad_token(const Shard *shard, int64_t position, int32_t id, int vocab_size, Error *err) {
-    // The last sequence that begins at or before position; empty ones begin there too.
+    // last sequence that starts at or before position (empty sequences may share the position)
     int64_t low = 0, high = shard->sequences;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
@@ -26,7 +26,7 @@ static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, E
     for (int64_t at = 0; ok && at < shard->tokens; at += CHUNK) {
         int64_t count = shard->tokens - at < CHUNK ? shard->tokens - at : CHUNK;
         shard_read(shard, at, count, ids);
-        uint32_t most = 0;  // a negative id is a huge one
+        uint32_t most = 0;  // as unsigned, a negative id is larger than any valid one
         for (int64_t i = 0; i < count; i++) most = (uint32_t)ids[i] > most ? (uint32_t)ids[i] : most;
         if (most >= (uint32_t)vocab_size) {
             int64_t i = 0;
@@ -41,17 +41,17 @@ static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, E
 }
 
 // -------------------------------------------------------------------------------------------------
-// The ends of documents
+// Ends of documents
 
 typedef struct Ends {
     int64_t seen;     // sequences of at least two tokens
-    int32_t last;     // the id that ends all of them
-    bool alike;       // they end with one id
-    int32_t largest;  // of the ids before the last one
-    bool elsewhere;   // the last id stands there too
+    int32_t last;     // last id of the most recent sequence
+    bool alike;       // all sequences end with the same id
+    int32_t largest;  // largest id other than the last ones
+    bool elsewhere;   // the last id also occurs before the end
 } Ends;
 
-// Takes in the tail of a sequence.
+// Adds the last `count` ids of a sequence.
 static void add_tail(Ends *e, const int32_t *ids, int count) {
     int32_t last = ids[count - 1];
     e->alike = e->seen == 0 || (e->alike && last == e->last);
@@ -80,16 +80,15 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     bool certain = e.seen >= ENOUGH && !e.elsewhere && e.last > e.largest;
     if (certain && options->known_ids) {
         return error_set(err, EXIT_DATA,
-                         "%s: its documents end with id %d, which stands nowhere else, and not with %d, this "
-                         "vocabulary's end of a document; give the --tokenizer-type that the shard was made "
+                         "%s: its documents end with id %d, which occurs nowhere else, instead of %d, this "
+                         "vocabulary's EOD; give the --tokenizer-type that the shard was made "
                          "with, or NullTokenizer",
                          shard->prefix, e.last, options->eod);
     }
     if (!out) return true;
     fprintf(out,
-            " > WARNING: every sequence of %s that was looked at ends with id %d, none with %d, this "
-            "vocabulary's end of a document; was --append-eod left out, or the shard made with "
-            "another vocabulary?\n",
+            " > WARNING: every sampled sequence of %s ends with id %d, none with %d, this vocabulary's EOD; "
+            "--append-eod may have been omitted, or the shard made with another vocabulary\n",
             shard->prefix, e.last, options->eod);
     return true;
 }
@@ -109,7 +108,7 @@ static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *er
     if (!check_tokens(shard, vocab_size, &largest, err)) return false;
     fprintf(out, " > %s: %" PRId64 " sequences, %" PRId64 " documents, %" PRId64 " tokens of %d bytes, ",
             shard->prefix, shard->sequences, shard->documents, shard->tokens, shard_dtype_size(shard->dtype));
-    fprintf(out, "lengths %" PRId64 " to %" PRId64 " (%" PRId64 " empty), largest id %d of %d: good\n",
+    fprintf(out, "lengths %" PRId64 " to %" PRId64 " (%" PRId64 " empty), largest id %d of %d: OK\n",
             shard->sequences ? shortest : 0, longest, empty, largest, vocab_size);
     return true;
 }

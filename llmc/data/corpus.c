@@ -1,4 +1,4 @@
-// Blocks of a corpus: see corpus.h.
+// Reads a corpus in blocks, see corpus.h.
 #include "llmc/data/corpus.h"
 
 #include <errno.h>
@@ -16,13 +16,13 @@ enum { BLOCK_BYTES = 1 << 20, BLOCK_FILES = 4096 };
 struct Corpus {
     const char **paths;
     int path_count, path_capacity;
-    char *list_text;  // the text of list_file, which its paths point into
+    char *list_text;  // text of list_file; paths point into it
     bool plain_text;
     int64_t bytes;  // -1: unknown
     int next_path;
-    int fd;         // JSON lines: the open file, -1 between files
-    bool at_start;  // nothing of it has been handed out yet
-    char *rest;     // JSON lines: the beginning of a line that did not fit the last block
+    int fd;         // JSON lines: current file, -1: none
+    bool at_start;  // nothing has been returned from it yet
+    char *rest;     // JSON lines: incomplete line at the end of the last block
     size_t rest_bytes, rest_capacity;
 };
 
@@ -43,7 +43,7 @@ static bool read_failed(const char *path, Error *err) {
     return error_set(err, EXIT_DATA, "cannot read %s: %s; check the path", path, strerror(errno));
 }
 
-// The whole text of list_file, one path per line; empty lines are passed over.
+// Reads list_file, one path per line; skips empty lines.
 static bool read_list(Corpus *corpus, const char *list_file, Error *err) {
     FILE *file = fopen(list_file, "rb");
     if (!file) return read_failed(list_file, err);
@@ -67,8 +67,9 @@ static bool read_list(Corpus *corpus, const char *list_file, Error *err) {
 static bool look_up(Corpus *corpus, const char *path, Error *err) {
     if (is_standard_input(path)) {
         if (corpus->plain_text) {
-            return error_set(err, EXIT_USAGE,
-                             "--text reads files, one document each, not standard input; name them");
+            return error_set(
+                err, EXIT_USAGE,
+                "--text reads one document per file and cannot read standard input; name the files");
         }
         corpus->bytes = -1;
         return true;
@@ -76,7 +77,7 @@ static bool look_up(Corpus *corpus, const char *path, Error *err) {
     struct stat status;
     if (stat(path, &status)) return read_failed(path, err);
     if (S_ISDIR(status.st_mode)) {
-        return error_set(err, EXIT_DATA, "%s is a folder; name the files in it", path);
+        return error_set(err, EXIT_DATA, "%s is a directory; name the files in it", path);
     }
     if (!S_ISREG(status.st_mode)) corpus->bytes = -1;
     else if (corpus->bytes >= 0) corpus->bytes += status.st_size;
@@ -90,7 +91,7 @@ Corpus *corpus_open(const char *const *paths, int count, const char *list_file, 
     for (int i = 0; i < count; i++) add_path(corpus, paths[i]);
     bool good = !list_file || read_list(corpus, list_file, err);
     if (good && !corpus->path_count) {
-        good = error_set(err, EXIT_DATA, "no input: %s names no file", list_file ? list_file : "--input");
+        good = error_set(err, EXIT_DATA, "no input: %s names no files", list_file ? list_file : "--input");
     }
     for (int i = 0; good && i < corpus->path_count; i++) good = look_up(corpus, corpus->paths[i], err);
     if (good) return corpus;
@@ -129,7 +130,7 @@ static int open_input(const char *path, Error *err) {
     return fd;
 }
 
-// Reads until `capacity` bytes are in the block or the input ends, which *ended says.
+// Fills the block up to `capacity` bytes; sets *ended at the end of the input.
 static bool read_up_to(int fd, CorpusBlock *block, size_t capacity, bool *ended, const char *path,
                        Error *err) {
     reserve(block, capacity);
@@ -147,13 +148,13 @@ static bool read_up_to(int fd, CorpusBlock *block, size_t capacity, bool *ended,
     return true;
 }
 
-// Files that would otherwise be reported as bad JSON, or tokenized as noise.
+// Refuses formats that would otherwise be reported as invalid JSON, or tokenized as garbage.
 static bool refuse_foreign(const char *text, size_t bytes, const char *path, Error *err) {
     static const struct {
         const char *magic;
         size_t length;
         const char *name;
-        const char *tool;  // the program that unpacks it; NULL: pandas' read_feather
+        const char *tool;  // program that unpacks it; NULL: pandas' read_feather
     } kinds[] = {{"\x1f\x8b", 2, "compressed with gzip", "zcat"},
                  {"\x28\xb5\x2f\xfd", 4, "compressed with zstd", "zstdcat"},
                  {"\xfd"
@@ -188,14 +189,14 @@ static void keep_rest(Corpus *corpus, const char *text, size_t bytes) {
     corpus->rest_bytes = bytes;
 }
 
-// Takes the rest of the last block and reads until the block holds at least one whole line or the
-// input ends.
+// Starts with the rest of the last block and reads until the block has at least one complete line
+// or the input ends.
 static bool read_lines(Corpus *corpus, CorpusBlock *block, bool *ended, Error *err) {
     reserve(block, corpus->rest_bytes);
     if (corpus->rest_bytes) memcpy(block->text, corpus->rest, corpus->rest_bytes);
     block->bytes = corpus->rest_bytes;
     corpus->rest_bytes = 0;
-    size_t searched = block->bytes;  // the rest has no newline
+    size_t searched = block->bytes;  // the rest contains no newline
     for (size_t capacity = BLOCK_BYTES;; capacity *= 2) {
         if (capacity <= block->bytes) continue;
         if (!read_up_to(corpus->fd, block, capacity, ended, block->path, err)) return false;
@@ -250,20 +251,19 @@ static CorpusFile *add_file(CorpusBlock *block, const char *path) {
     return file;
 }
 
-// Appends one whole file.
+// Appends a whole file to the block.
 static bool read_file(CorpusBlock *block, const char *path, Error *err) {
     int fd = open_input(path, err);
     if (fd < 0) return false;
     CorpusFile *file = add_file(block, path);
     bool ended = false, good = true;
     struct stat status;
-    // One byte more than the file has shows its end without growing.
+    // reading one byte more than the file size detects its end without growing the block
     size_t expected = fstat(fd, &status) == 0 && status.st_size > 0 ? (size_t)status.st_size : 0;
     for (size_t more = expected + 1; good && !ended; more *= 2) {
         if (block->bytes - file->offset > ENCODER_MAX_BYTES) {
-            good = error_set(err, EXIT_DATA,
-                             "%s is larger than %d MiB, the most that one document may have; split it", path,
-                             ENCODER_MAX_BYTES >> 20);
+            good = error_set(err, EXIT_DATA, "%s is larger than %d MiB, the limit for one document; split it",
+                             path, ENCODER_MAX_BYTES >> 20);
         } else {
             size_t limit = file->offset + ENCODER_MAX_BYTES + 1,
                    want = block->bytes + (more < 4096 ? 4096 : more);

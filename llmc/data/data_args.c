@@ -1,4 +1,4 @@
-// Lists of shards from files: see data_args.h.
+// Reads lists of shards from files, see data_args.h.
 #include "llmc/data/data_args.h"
 
 #include <stdlib.h>
@@ -13,14 +13,14 @@ static char *read_text(const char *path, uint64_t *bytes, Error *err) {
     char *text = durable_read_file(path, MAX_BYTES, bytes, err);
     if (!text && err) err->code = EXIT_USAGE;
     if (text && strlen(text) != *bytes) {
-        error_set(err, EXIT_USAGE, "%s: holds zero bytes; give a text file", path);
+        error_set(err, EXIT_USAGE, "%s contains NUL bytes; give a text file", path);
         free(text);
         return NULL;
     }
     return text;
 }
 
-// Cuts the text at white space. Takes it over.
+// Splits the text at white space and takes ownership of it.
 static void cut_words(DataWords *words, char *text) {
     static const char space[] = " \t\r\n\v\f";
     int room = 0;
@@ -43,12 +43,11 @@ bool data_args_read(DataWords *words, const char *path, Error *err) {
     cut_words(words, text);
     if (words->count) return true;
     data_words_free(words);
-    return error_set(err, EXIT_USAGE, "--data-args-path %s: holds no word; list shards as after --data-path",
-                     path);
+    return error_set(err, EXIT_USAGE, "--data-args-path %s is empty; list shards as for --data-path", path);
 }
 
-// The text of a list's elements, with a blank behind each; malloc'ed. NULL for an element that is
-// no word.
+// Joins the elements of a list, each followed by a space (malloc'ed). Returns NULL if an element is
+// not a single word or number.
 static char *join(const cJSON *list) {
     size_t used = 0, room = 64;
     char *text = (char *)xmalloc(room, "the list of shards");
@@ -79,9 +78,9 @@ static bool read_member(DataWords *words, const cJSON *object, const char *name,
     if (text) cut_words(words, text);
     if (text || cJSON_IsNull(member)) return true;
     return error_set(err, EXIT_USAGE,
-                     "--per-split-data-args-path %s: \"%s\" is %s; give a list of prefixes, each with a "
-                     "weight before it or none",
-                     path, name, member ? "no list of words" : "missing");
+                     "--per-split-data-args-path %s: \"%s\" is %s; give a list of prefixes, with or without "
+                     "weights before them",
+                     path, name, member ? "not a list of words" : "missing");
 }
 
 bool data_args_read_splits(DataWords words[SPLITS], const char *path, Error *err) {
@@ -93,7 +92,7 @@ bool data_args_read_splits(DataWords words[SPLITS], const char *path, Error *err
     free(text);
     for (int s = 0; s < SPLITS; s++) words[s] = (DataWords){0};
     bool ok = object || error_set(err, EXIT_USAGE,
-                                  "--per-split-data-args-path %s: not one JSON object; give one with "
+                                  "--per-split-data-args-path %s is not a JSON object; give one with "
                                   "\"train\", \"valid\" and \"test\"",
                                   path);
     for (int s = 0; ok && s < SPLITS; s++) ok = read_member(&words[s], object, names[s], path, err);

@@ -1,6 +1,6 @@
-// One split of one shard as training samples, in the exact order of Megatron-LM's GPTDataset: its
-// document, sample and shuffle index. See dataset.h. Blends of several shards stand in blend.c.
-// Called by blend.c and loader.c.
+// Samples of one split of one shard in exactly the order of Megatron-LM's GPTDataset: document,
+// sample and shuffle index. See dataset.h; blend.c has blends of several shards. Called by blend.c
+// and loader.c.
 #include "llmc/data/dataset.h"
 
 #include <inttypes.h>
@@ -18,8 +18,8 @@ const char *split_name(int split) {
     return names[split];
 }
 
-// The numbers of "969, 30, 1": maximal runs of digits and dots, as Megatron's pattern [.0-9]+ finds
-// them.
+// Parses the numbers of "969, 30, 1": maximal runs of digits and dots, like Megatron's regex
+// [.0-9]+.
 static bool parse_weights(const char *text, double weight[SPLITS], Error *err) {
     int count = 0;
     for (const char *p = text + strcspn(text, ".0123456789"); *p; p += strcspn(p, ".0123456789")) {
@@ -64,7 +64,7 @@ bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, 
                  int64_t *end) {
     *first = *end = 0;
     if (bounds[split + 1] <= bounds[split]) return false;
-    // Half to even, as numpy rounds. The sum of the weights may exceed 1 by a rounding error.
+    // Rounds half to even, as numpy does. The weights may sum to slightly more than 1.
     *first = (int64_t)nearbyint(bounds[split] * (double)sequences);
     *end = (int64_t)nearbyint(bounds[split + 1] * (double)sequences);
     if (*end > sequences) *end = sequences;
@@ -72,7 +72,7 @@ bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, 
 }
 
 // -------------------------------------------------------------------------------------------------
-// Memory of this process alone, for a NULL IndexMemory
+// Process-local memory, for a NULL IndexMemory
 
 static void *own_alloc(void *context, size_t bytes, const char *purpose) {
     return calloc(bytes ? bytes : 1, 1);
@@ -99,8 +99,9 @@ static int64_t tokens_between(const Shard *shard, int64_t first, int64_t end) {
     return stop - shard_position(shard, first);
 }
 
-// Counts the epochs, and decides whether the last one is shuffled apart. It is when less than 80 %
-// of it is needed: else some of its samples would come among the others, and the rest not at all.
+// Computes the number of epochs, and whether the last one is shuffled separately. This is the case
+// if less than 80% of it is needed; otherwise samples of the partial epoch would mix with the
+// earlier ones.
 static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
     const int64_t s = d->seq_length, per_epoch = d->tokens_per_epoch,
                   sequences = d->end_sequence - d->first_sequence;
@@ -115,8 +116,8 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
     if (!fits) {
         return error_set(err, EXIT_DATA,
                          "%s: %" PRId64 " samples of %d tokens from the %" PRId64
-                         " tokens of the %s split are more than the index counts "
-                         "(2^33 documents, 2^32 samples); ask for fewer or give more data",
+                         " tokens of the %s split exceed the limits of the index "
+                         "(2^33 documents, 2^32 samples); request fewer or give more data",
                          d->shard->prefix, requested, d->seq_length, per_epoch, split_name(d->split));
     }
     d->samples = (all - 1) / s;
@@ -134,24 +135,24 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
     const char *prefix = d->shard->prefix, *name = split_name(d->split);
     if (d->seq_length < 1 || requested < ONE_EPOCH) {
         return error_set(err, EXIT_USAGE,
-                         "%s: %" PRId64 " samples of %d tokens asked for; give positive sizes", prefix,
+                         "%s: %" PRId64 " samples of %d tokens requested; give positive sizes", prefix,
                          requested, d->seq_length);
     }
     if (d->end_sequence > INT32_MAX) {
         return error_set(err, EXIT_DATA,
-                         "%s: more than 2^31 sequences; cut the shard into several and blend them", prefix);
+                         "%s: more than 2^31 sequences; split the shard into several and blend them", prefix);
     }
     if (d->first_sequence >= d->end_sequence) {
         return error_set(err, EXIT_DATA,
-                         "%s: the %s split holds none of the %" PRId64
-                         " sequences; give it more weight with --split, or 0 to do without it, or more data",
+                         "%s: the %s split has none of the %" PRId64
+                         " sequences; give it more weight with --split, 0 to disable it, or more data",
                          prefix, name, d->shard->sequences);
     }
     d->tokens_per_epoch = tokens_between(d->shard, d->first_sequence, d->end_sequence);
     if (d->tokens_per_epoch < 2) {
         return error_set(err, EXIT_DATA,
-                         "%s: the %s split holds %" PRId64
-                         " tokens, at least 2 are needed; give it more weight with --split, or more "
+                         "%s: the %s split has %" PRId64
+                         " tokens but needs at least 2; give it more weight with --split, or more "
                          "data",
                          prefix, name, d->tokens_per_epoch);
     }
@@ -159,8 +160,8 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The three indices. One generator serves them, in this order. Every split and every shard of a
-// blend starts it anew.
+// The three indices are filled in this order from one random generator, which is reseeded for every
+// split and every shard of a blend.
 
 static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
     const int64_t sequences = d->end_sequence - d->first_sequence;
@@ -173,15 +174,15 @@ static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
     mt19937_shuffle_i32(rng, d->document_index + together, d->documents - together);
 }
 
-// The stream is the sequences in the order of the document index. Entry k is the place of stream
-// token k * S, S = seq_length. Sample k covers stream tokens k*S .. k*S+S. So its last token is
+// The stream is the concatenation of sequences in document index order. Entry k locates stream
+// token k * S, S = seq_length. Sample k covers stream tokens k*S .. k*S+S, so its last token is
 // also the first one of sample k + 1.
 static void fill_sample_index(const GptDataset *d) {
-    enum { AHEAD = 24 };  // lengths are fetched in random order: ask for them early
+    enum { AHEAD = 24 };  // lengths are read in random order: prefetch them
     uint64_t *out = d->sample_index, *end = out + d->samples + 1;
     *out++ = 0;                    // by definition, even if the first sequence is empty
-    int64_t next = d->seq_length;  // wanted token's distance from the beginning of this sequence
-    // There are enough documents, unless the file is cut short meanwhile.
+    int64_t next = d->seq_length;  // offset of the wanted token from the start of this sequence
+    // The documents suffice, unless the file is truncated meanwhile.
     for (int64_t p = 0; out < end && p < d->documents; p++) {
         if (p + AHEAD < d->documents) shard_prefetch_length(d->shard, d->document_index[p + AHEAD]);
         int64_t length = shard_length(d->shard, d->document_index[p]);
@@ -208,10 +209,11 @@ static bool allocate(GptDataset *d, Error *err) {
     if (d->document_index) d->sample_index = (uint64_t *)m->alloc(m->context, entries, "sample index");
     if (d->sample_index) d->shuffle_index = (uint32_t *)m->alloc(m->context, shuffled, "shuffle index");
     if (d->shuffle_index) return true;
-    return error_set(err, EXIT_ENVIRONMENT,
-                     "%s: no memory for the index of the %s split (%zu MB); ask for fewer samples or use a "
-                     "larger machine",
-                     d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
+    return error_set(
+        err, EXIT_ENVIRONMENT,
+        "%s: out of memory for the index of the %s split (%zu MB); request fewer samples or use a "
+        "larger machine",
+        d->shard->prefix, split_name(d->split), (documents + entries + shuffled) >> 20);
 }
 
 bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request,
@@ -234,7 +236,8 @@ bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartReques
         mt19937_seed(&rng, request->seed);
         fill_document_index(dataset, &rng);
     }
-    // The others wait for the builder, and a single wait has a limit: a barrier for each index.
+    // A single wait for the builder could exceed the timeout of collectives: use one barrier per
+    // index.
     m->agree(m->context, true, NULL);
     if (builds) fill_sample_index(dataset);
     m->agree(m->context, true, NULL);
@@ -267,7 +270,7 @@ void gpt_dataset_sample(const GptDataset *dataset, int64_t i, int32_t *tokens) {
     for (; left > 0 && position < dataset->documents; position++, offset = 0) {
         int64_t sequence = dataset->document_index[position], take = shard_length(shard, sequence) - offset;
         if (take > left) take = left;
-        if (take < 0) take = 0;  // only of an index that was cut short: told below
+        if (take < 0) take = 0;  // only if the index was truncated; detected below
         shard_read(shard, shard_position(shard, sequence) + offset, take, tokens);
         tokens += take;
         left -= take;

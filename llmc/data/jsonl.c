@@ -1,5 +1,5 @@
-// Reads one line of JSON and hands back one string: see jsonl.h. A recursive descent that skips
-// every value but the wanted one.
+// Extracts one string from a line of JSON, see jsonl.h. A recursive-descent parser that skips all
+// other values.
 #include "llmc/data/jsonl.h"
 
 #include <stdlib.h>
@@ -11,15 +11,15 @@ enum { MAX_NESTING = 1000 };
 
 typedef struct Cursor {
     const char *at, *end;
-    const char *why;  // set by the first function that fails
+    const char *why;  // set by the first failing function
     int nesting;
 } Cursor;
 
-// A string as it stands in the line, without its quotes.
+// A string as written in the line, without its quotes.
 typedef struct RawString {
     const char *begin;
     size_t bytes;
-    bool escaped;  // holds a backslash
+    bool escaped;  // contains a backslash
 } RawString;
 
 static bool invalid(Cursor *c, const char *why) {
@@ -31,7 +31,7 @@ static void skip_space(Cursor *c) {
     while (c->at < c->end && (*c->at == ' ' || *c->at == '\t' || *c->at == '\n' || *c->at == '\r')) c->at++;
 }
 
-// Skips white space and then one character, which must be this one.
+// Skips white space and the given character.
 static bool expect(Cursor *c, char character, const char *why) {
     skip_space(c);
     if (c->at == c->end || *c->at != character) return invalid(c, why);
@@ -39,7 +39,7 @@ static bool expect(Cursor *c, char character, const char *why) {
     return true;
 }
 
-// The next character after white space, 0 at the end.
+// Returns the next character after white space, or 0 at the end.
 static char peek(Cursor *c) {
     skip_space(c);
     return c->at < c->end ? *c->at : 0;
@@ -54,7 +54,7 @@ static int hex_digit(char c) {
     return -1;
 }
 
-// The four digits of a \u escape, -1 when they are not four.
+// Parses the four digits of a \u escape; returns -1 if invalid.
 static int32_t hex4(const char *at, const char *end) {
     int32_t value = 0;
     if (end - at < 4) return -1;
@@ -73,22 +73,22 @@ static bool read_escape(Cursor *c) {
         c->at += 5;
         return true;
     }
-    if (c->at == c->end || !*c->at || !strchr("\"\\/bfnrt", *c->at)) return invalid(c, "an unknown escape");
+    if (c->at == c->end || !*c->at || !strchr("\"\\/bfnrt", *c->at)) return invalid(c, "unknown escape");
     c->at++;
     return true;
 }
 
 static bool read_string(Cursor *c, RawString *string) {
-    if (!expect(c, '"', "a string in double quotes should stand here")) return false;
+    if (!expect(c, '"', "expected a string in double quotes")) return false;
     string->begin = c->at;
     string->escaped = false;
     for (;;) {
         const char *at = c->at;
         while (at < c->end && *at != '"' && *at != '\\' && (uint8_t)*at >= 0x20) at++;
         c->at = at;
-        if (at == c->end) return invalid(c, "a string without end");
+        if (at == c->end) return invalid(c, "unterminated string");
         if (*at == '"') break;
-        if (*at != '\\') return invalid(c, "a control character inside a string");
+        if (*at != '\\') return invalid(c, "control character in a string");
         string->escaped = true;
         if (!read_escape(c)) return false;
     }
@@ -110,8 +110,8 @@ static char simple_escape(char c) {
 static bool is_high_surrogate(int32_t unit) { return unit >= 0xD800 && unit < 0xDC00; }
 static bool is_low_surrogate(int32_t unit) { return unit >= 0xDC00 && unit < 0xE000; }
 
-// Writes the character of the \u escape whose 'u' is at `at`, with its second half if it has one.
-// Returns what follows.
+// Decodes the \u escape whose 'u' is at `at`, including the second half of a surrogate pair.
+// Returns the position after it.
 static const char *unescape_unicode(const char *at, const char *end, char **out, int64_t *replaced) {
     int32_t unit = hex4(++at, end), low;
     uint32_t code_point = (uint32_t)unit;
@@ -129,8 +129,8 @@ static const char *unescape_unicode(const char *at, const char *end, char **out,
     return at;
 }
 
-// Writes a checked string without its escapes to json->buffer. Returns the length, never more than
-// the raw one.
+// Unescapes a validated string into json->buffer. Returns the length, which never exceeds the raw
+// one.
 static size_t unescape(JsonText *json, RawString string, int64_t *replaced) {
     if (json->capacity < string.bytes) {
         json->capacity = string.bytes + string.bytes / 2;
@@ -155,7 +155,7 @@ static size_t unescape(JsonText *json, RawString string, int64_t *replaced) {
     return (size_t)(out - json->buffer);
 }
 
-// ---- values that are skipped ----
+// ---- skipped values ----
 
 static bool skip_digits(Cursor *c) {
     const char *begin = c->at;
@@ -181,7 +181,7 @@ static bool skip_number(Cursor *c) {
     return true;
 }
 
-// A literal name. Python's json reads and writes the last three as well.
+// Skips a literal name. Python's json also accepts and writes the last three.
 static bool skip_name(Cursor *c) {
     static const char *const names[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -195,10 +195,10 @@ static bool skip_name(Cursor *c) {
 
 static bool skip_value(Cursor *c);
 
-// The members of an object or the elements of an array, up to and including the closing bracket.
+// Skips the members of an object or array, including the closing bracket.
 static bool skip_members(Cursor *c, char close) {
     c->at++;
-    if (c->nesting++ == MAX_NESTING) return invalid(c, "nested more than 1000 deep");
+    if (c->nesting++ == MAX_NESTING) return invalid(c, "nested deeper than 1000 levels");
     for (bool first = true; first ? peek(c) != close : peek(c) == ','; first = false) {
         RawString key;
         if (!first) c->at++;
@@ -206,7 +206,7 @@ static bool skip_members(Cursor *c, char close) {
         if (!skip_value(c)) return false;
     }
     c->nesting--;
-    return expect(c, close, "',' or a closing bracket should stand here");
+    return expect(c, close, "expected ',' or a closing bracket");
 }
 
 static bool skip_value(Cursor *c) {
@@ -215,7 +215,7 @@ static bool skip_value(Cursor *c) {
         case '"': return read_string(c, &string);
         case '{': return skip_members(c, '}');
         case '[': return skip_members(c, ']');
-        case 0: return invalid(c, "a value is missing");
+        case 0: return invalid(c, "missing value");
         default: return skip_name(c) || skip_number(c);
     }
 }
@@ -229,11 +229,10 @@ static bool is_key(JsonText *json, RawString raw, const char *key) {
     return unescape(json, raw, &ignored) == length && !memcmp(json->buffer, key, length);
 }
 
-// Reads the whole object. *result says what was found for the key; *value holds it if it is a
-// string.
+// Parses the whole object. *result is the outcome for the key; *value its string.
 static bool read_object(JsonText *json, Cursor *c, const char *key, RawString *value, JsonlResult *result) {
     *result = JSONL_NO_KEY;
-    if (!expect(c, '{', "a JSON object should begin here")) return false;
+    if (!expect(c, '{', "expected a JSON object")) return false;
     for (bool first = true; first ? peek(c) != '}' : peek(c) == ','; first = false) {
         RawString name;
         if (!first) c->at++;
@@ -247,7 +246,7 @@ static bool read_object(JsonText *json, Cursor *c, const char *key, RawString *v
             if (wanted) *result = JSONL_NOT_STRING;
         }
     }
-    if (!expect(c, '}', "',' or '}' should stand here")) return false;
+    if (!expect(c, '}', "expected ',' or '}'")) return false;
     skip_space(c);
     return c->at == c->end || invalid(c, "more text after the object");
 }

@@ -1,6 +1,6 @@
-// Batches for the training loop: opens the data, builds a dataset per split, serves micro-batches
-// in Megatron's order. See loader.h. The summary and --inspect-data stand in loader_report.c,
-// --check-data in check.c.
+// Batches for the training loop: opens the data, builds one dataset per split, and loads
+// micro-batches in Megatron's order. See loader.h; loader_report.c has the summary and
+// --inspect-data, check.c has --check-data.
 #include "llmc/data/loader.h"
 
 #include <inttypes.h>
@@ -56,7 +56,7 @@ static bool ends_fit(const Loader *l, const LoaderOptions *o, Error *err) {
     return true;
 }
 
-// Which splits there are, and the bounds that cut them (only with --data-path).
+// Determines which splits exist and, with --data-path, their bounds.
 static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLITS + 1], Error *err) {
     if (o->data_path.count && !o->mock_data &&
         !split_parse(o->split ? o->split : "969, 30, 1", bounds, err)) {
@@ -69,20 +69,21 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
     }
     if (o->samples[SPLIT_TRAIN] > 0 && !l->has[SPLIT_TRAIN]) {
         return error_set(err, EXIT_USAGE,
-                         "--split '%s' leaves no training data; give it a first "
+                         "--split '%s' leaves no training data; give a positive first "
                          "weight",
                          o->split);
     }
     return true;
 }
 
-// A list without weights is read once. Megatron-LM fails in the middle of the run, where it ends.
+// Checks that a list without weights, which is read only once, has enough samples. Megatron-LM
+// fails in the middle of the run instead.
 static bool list_suffices(const BlendedDataset *d, int split, Error *err) {
     if (d->samples >= d->requested) return true;
     return error_set(err, EXIT_DATA,
                      "a list of prefixes without weights is read once: its %s split has %" PRId64
-                     " samples, the run takes %" PRId64
-                     "; take fewer (--train-iters, --eval-iters), or give each prefix a weight to read it as "
+                     " samples but the run needs %" PRId64
+                     "; use fewer (--train-iters, --eval-iters), or give each prefix a weight to read it as "
                      "often "
                      "as needed",
                      split_name(split), d->samples, d->requested);
@@ -101,7 +102,7 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
         SplitRequest request = {
             s, o->data_path.count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
         if (!blended_dataset_build(&l->data[s], source, &request, &hooks, err)) return false;
-        if (!list_suffices(&l->data[s], s, err)) return false;  // the same on every rank
+        if (!list_suffices(&l->data[s], s, err)) return false;  // the same result on every rank
     }
     return true;
 }
@@ -197,8 +198,8 @@ double loader_epoch(const Loader *loader, int64_t consumed) {
 // -------------------------------------------------------------------------------------------------
 // Samples
 
-// Megatron's mock sample: a random length l, then l ones, one EOD (0), twos to the end. ids: (T +
-// 1).
+// Generates Megatron's mock sample: a random length l, then l ones, one EOD (0), and twos. ids: (T
+// + 1).
 static void mock_sample(const LoaderOptions *o, int split, int64_t sample, int32_t *ids) {
     Mt19937 rng;
     int64_t index = sample % MOCK_SAMPLES;
@@ -210,14 +211,15 @@ static void mock_sample(const LoaderOptions *o, int split, int64_t sample, int32
 
 bool loader_bad_id(const Shard *shard, int64_t sequence, int64_t offset, int32_t id, int vocab_size,
                    Error *err) {
-    return error_set(err, EXIT_DATA,
-                     "%s: sequence %" PRId64 ", position %" PRId64
-                     ": token id %d is outside the vocabulary of %d; "
-                     "prepare the data with this tokenizer or give the tokenizer it was prepared with",
-                     shard->prefix, sequence, offset, id, vocab_size);
+    return error_set(
+        err, EXIT_DATA,
+        "%s: sequence %" PRId64 ", position %" PRId64
+        ": token id %d is outside the vocabulary of %d; "
+        "preprocess the data with this tokenizer, or give the tokenizer it was preprocessed with",
+        shard->prefix, sequence, offset, id, vocab_size);
 }
 
-// Names the first bad one of a sample's ids.
+// Sets the error for the first invalid id of a sample.
 static bool bad_id(const Loader *l, int split, int64_t sample, const int32_t *ids, Error *err) {
     int t = 0;
     while (ids[t] >= 0 && ids[t] < l->options.vocab_size) t++;
@@ -231,7 +233,8 @@ static bool bad_id(const Loader *l, int split, int64_t sample, const int32_t *id
 bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Error *err) {
     const LoaderOptions *o = &l->options;
     if (!l->has[split]) {
-        return error_set(err, EXIT_USAGE, "a split without data was asked for sample %" PRId64, sample);
+        return error_set(err, EXIT_USAGE, "sample %" PRId64 " was requested from a split without data",
+                         sample);
     }
     if (o->mock_data) {
         mock_sample(o, split, sample, ids);
@@ -239,7 +242,7 @@ bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Err
     }
     if (sample < 0 || sample >= l->data[split].samples) {
         return error_set(err, EXIT_DATA,
-                         "sample %" PRId64 " is beyond the %" PRId64
+                         "sample %" PRId64 " is past the %" PRId64
                          " samples of its split; raise --train-iters or --train-samples so "
                          "that they cover the run",
                          sample, l->data[split].samples);
@@ -253,7 +256,7 @@ bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Err
 // -------------------------------------------------------------------------------------------------
 // Batches
 
-// Positions, loss mask and document starts of one row, from its input tokens: (T).
+// Computes positions, loss mask and document starts of one row, each (T), from its input tokens.
 static void describe_row(const LoaderOptions *o, int eod, const int32_t *tokens, int32_t *positions,
                          float *loss_mask, int32_t *doc_start) {
     int start = 0;  // first token after the last EOD
@@ -261,7 +264,7 @@ static void describe_row(const LoaderOptions *o, int eod, const int32_t *tokens,
         positions[t] = o->reset_position_ids ? t - start : t;
         if (doc_start) doc_start[t] = start;
         if (loss_mask) loss_mask[t] = tokens[t] == eod ? 0.0f : 1.0f;
-        if (tokens[t] == eod) start = t + 1;  // the EOD itself still belongs to the document that it ends
+        if (tokens[t] == eod) start = t + 1;  // EOD belongs to the document that it ends
     }
 }
 

@@ -1,4 +1,4 @@
-// What the loader tells the user: the start-up summary and --inspect-data. See loader.h.
+// Reports of the loader: start-up summary and --inspect-data. See loader.h.
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 // -------------------------------------------------------------------------------------------------
 // Summary
 
-// How many of the first `samples` draws of the split come from each part: drawn (shards).
+// Counts how many of the first `samples` draws come from each part, in drawn (shards).
 static void count_draws(const BlendedDataset *d, int64_t samples, int64_t *drawn) {
     int64_t ignored;
     for (int64_t i = 0; i < samples; i++) drawn[blended_dataset_shard(d, i, &ignored)]++;
@@ -131,8 +131,7 @@ bool loader_inspect(const Loader *loader, int64_t k, FILE *out, DecodeToken deco
     int64_t samples = loader_samples(loader, SPLIT_TRAIN);
     if (samples == 0) {
         return error_set(err, EXIT_USAGE,
-                         "--inspect-data %" PRId64 ": there is no training split; give it data and samples",
-                         k);
+                         "--inspect-data %" PRId64 ": no training split; give it data and samples", k);
     }
     if (k < 0 || k >= samples) {
         return error_set(err, EXIT_USAGE,
@@ -145,7 +144,7 @@ bool loader_inspect(const Loader *loader, int64_t k, FILE *out, DecodeToken deco
     bool mock = loader->options.mock_data, ok = loader_sample(loader, SPLIT_TRAIN, k, ids, err);
     fprintf(out,
             "sample %" PRId64
-            " of the training split: %d ids, each but the last an input, each but the first a target\n",
+            " of the training split: %d ids; all but the last are inputs, all but the first are targets\n",
             k, count);
     if (mock) {
         fprintf(out, "  mock data\n");

@@ -1,9 +1,9 @@
-// Mapped files that are lost while they are read: see mapped.h.
+// Handles mapped files that are lost while they are read, see mapped.h.
 //
-// The handler runs on the thread that reads, at one of our own loads. Nothing is half done there
-// and no lock is held, so it may call fatal(), as that thread may. Every other SIGBUS goes where it
-// went before. A signal handler takes no arguments of ours, so the table and the site are static
-// variables of this file.
+// The handler runs on the reading thread, at one of our own loads, where no operation is in
+// progress and no lock is held; so it may call fatal(). All other SIGBUS signals go to the previous
+// handler. The table and the site are file-scope statics because a signal handler gets no context
+// argument.
 #include "llmc/data/mapped.h"
 
 #include <pthread.h>
@@ -25,7 +25,7 @@ typedef struct Mapped {
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 static Mapped *_Atomic all_mapped;
 static const Site *_Atomic reader;
-static struct sigaction before;  // ours: who took SIGBUS until then
+static struct sigaction before;  // ours: previous SIGBUS handler
 
 static const Mapped *mapped_at(const void *address) {
     const uint8_t *at = (const uint8_t *)address;
@@ -42,18 +42,18 @@ void mapped_lost(const void *address) {
     if (site) here = *site;
     here.phase = "read data";
     heartbeat_claim_exit(&here);
-    if (!m) fatal(&here, EXIT_DATA, "a mapped file was lost; this is a fault of the program");
+    if (!m) fatal(&here, EXIT_DATA, "a mapped file was lost; this is a bug, please report it");
     struct stat status;
     long long now = stat(m->path, &status) == 0 ? (long long)status.st_size : -1;
     if (now >= 0 && (uint64_t)now < m->bytes) {
         fatal(&here, EXIT_DATA,
-              "%s: cut short while it was read, from %zu bytes to %lld; put the whole file back, and leave "
-              "it alone while it is in use",
+              "%s was truncated while it was read, from %zu bytes to %lld; restore it, and do not modify "
+              "it while it is in use",
               m->path, m->bytes, now);
     }
     fatal(&here, EXIT_DATA,
-          "%s: changed while it was read, or cannot be read any more; see whether somebody writes to it or "
-          "its disk fails",
+          "%s was modified while it was read, or can no longer be read; check for programs that write to it, "
+          "and for disk errors",
           m->path);
 }
 

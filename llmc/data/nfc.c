@@ -1,6 +1,6 @@
-// Normalization form C: see nfc.h. Text is cut before each plain character: one that no character
-// in front of it can change. What follows it is taken apart, its marks are sorted by class, and it
-// is put together again (Unicode standard annex 15). A plain character that stands alone is copied.
+// Normalization form C, see nfc.h. Text is cut into segments before each plain character: one that
+// no preceding character can affect. A segment is decomposed, its marks are sorted by class, and it
+// is recomposed (Unicode Standard Annex 15). A single plain character is copied.
 #include "llmc/data/nfc.h"
 
 #include <stdlib.h>
@@ -9,9 +9,10 @@
 #include "llmc/base/utf8.h"
 #include "llmc/data/nfc_tables.h"
 
-// Characters from LIMIT on are all plain. PLAIN_BELOW: so are all below.
+// All characters >= LIMIT and < PLAIN_BELOW are plain.
 enum { LIMIT = 0x2FA20, PLAIN_BELOW = 0x300 };
-// Hangul syllables are computed: 19 leading consonants, 21 vowels, 27 final consonants or none.
+// Hangul syllables are computed from 19 leading consonants, 21 vowels, and 27 optional final
+// consonants.
 enum {
     SYLLABLE = 0xAC00,
     SYLLABLES = 11172,
@@ -33,7 +34,7 @@ struct Nfc {
     uint8_t class[LIMIT];  // canonical combining class
     uint8_t plain[LIMIT];
     Pair pairs[COUNT_OF(nfc_pairs)];  // sorted by first, then second
-    const uint32_t *apart[LIMIT];     // the character's row of nfc_pairs or nfc_one_way, or NULL
+    const uint32_t *apart[LIMIT];     // decomposition: row of nfc_pairs or nfc_one_way, or NULL
 };
 
 static int by_parts(const void *a, const void *b) {
@@ -42,8 +43,7 @@ static int by_parts(const void *a, const void *b) {
     return (x->second > y->second) - (x->second < y->second);
 }
 
-// What can join a character in front of it is not plain, and neither is what changes when it stands
-// alone.
+// Characters that can combine with a preceding one, or that change on their own, are not plain.
 Nfc *nfc_create(void) {
     Nfc *nfc = xcalloc(1, sizeof *nfc, "the tables of NFC");
     memset(nfc->plain, true, sizeof nfc->plain);
@@ -77,11 +77,11 @@ static uint8_t class_of(const Nfc *nfc, uint32_t c) { return c < LIMIT ? nfc->cl
 
 static bool continues(char byte) { return ((uint8_t)byte & 0xC0) == 0x80; }
 
-// The first character that is not plain may change the one in front of it.
+// The first non-plain character may combine with the one before it.
 size_t nfc_normal_prefix(const Nfc *nfc, const char *text, size_t bytes) {
     for (size_t i = 0; i < bytes;) {
         uint32_t c = 0;
-        if ((uint8_t)text[i] < 0xCC) {  // of a character below U+0300
+        if ((uint8_t)text[i] < 0xCC) {  // first byte of a character below U+0300
             i++;
             continue;
         }
@@ -96,10 +96,10 @@ size_t nfc_normal_prefix(const Nfc *nfc, const char *text, size_t bytes) {
     return bytes;
 }
 
-// ---- one segment: a plain character and those up to the next, as code points ----
+// ---- segments: a plain character and the following non-plain ones, as code points ----
 
 typedef struct Segment {
-    uint64_t *items;  // class << 56 | place << 21 | code point: sorting keeps the order within a class
+    uint64_t *items;  // class << 56 | index << 21 | code point: sorting is stable within a class
     size_t count, capacity;
 } Segment;
 
@@ -116,7 +116,7 @@ static void append(const Nfc *nfc, Segment *s, uint32_t c) {
     s->count++;
 }
 
-// A first part may itself have parts; a second one never has.
+// Appends the full decomposition. Only the first part can decompose further.
 static void append_apart(const Nfc *nfc, Segment *s, uint32_t c) {
     if (c >= SYLLABLE && c < SYLLABLE + SYLLABLES) {
         uint32_t i = c - SYLLABLE;
@@ -139,7 +139,7 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Sorts each run of marks by class.
+// Sorts each run of combining marks by class.
 static void order_marks(Segment *s) {
     for (size_t i = 0, end; i < s->count; i = end + 1) {
         bool sorted = true;
@@ -149,7 +149,7 @@ static void order_marks(Segment *s) {
     }
 }
 
-// What the two make together, 0: nothing.
+// Returns the composition of two characters, or 0.
 static uint32_t compose(const Nfc *nfc, uint32_t a, uint32_t b) {
     if (a >= LEAD && a < LEAD + LEADS && b >= VOWEL && b < VOWEL + VOWELS)
         return SYLLABLE + ((a - LEAD) * VOWELS + (b - VOWEL)) * TAILS;
@@ -161,8 +161,8 @@ static uint32_t compose(const Nfc *nfc, uint32_t a, uint32_t b) {
     return found ? found->composed : 0;
 }
 
-// A character joins the last one of class 0 in front of it, unless one between them has its class
-// or a higher one.
+// Composes each character with the last starter (class 0) before it, unless a character in between
+// has the same or a higher class.
 static void put_together(const Nfc *nfc, Segment *s) {
     size_t kept = 0, starter = SIZE_MAX;
     for (size_t i = 0; i < s->count; i++) {
@@ -171,7 +171,7 @@ static void put_together(const Nfc *nfc, Segment *s) {
         bool reaches = starter != SIZE_MAX && (!between || s->items[kept - 1] >> CLASS_SHIFT < class);
         uint32_t joined = reaches ? compose(nfc, code_of(s->items[starter]), code_of(item)) : 0;
         if (joined) {
-            s->items[starter] = joined;  // of class 0; its place no longer matters
+            s->items[starter] = joined;  // class 0; its index no longer matters
             continue;
         }
         if (class == 0) starter = kept;

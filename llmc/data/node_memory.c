@@ -1,4 +1,4 @@
-// Memory shared by the ranks of a node: see node_memory.h.
+// Memory shared by the ranks of a node, see node_memory.h.
 #include "llmc/data/node_memory.h"
 
 #include <stdlib.h>
@@ -6,12 +6,12 @@
 
 #include "llmc/ranks/host_memory.h"
 
-// One allocation; the dataset knows it by its address.
+// One allocation, identified by its address.
 typedef struct Block {
     void *memory;
     size_t bytes;
-    bool shared;  // one copy per node, else one per rank
-    bool filled;  // copies: already broadcast
+    bool shared;  // one copy per node; false: one per rank
+    bool filled;  // for copies: already broadcast
     struct Block *next;
 } Block;
 
@@ -58,7 +58,7 @@ static void *hook_alloc(void *context, size_t bytes, const char *purpose) {
     bool shared = memory != NULL;
     if (!memory) memory = map_private(m, bytes);
     if (!memory) return NULL;
-    madvise(memory, bytes, MADV_HUGEPAGE);  // the index is read in random order; refusal is no harm
+    madvise(memory, bytes, MADV_HUGEPAGE);  // the index is read in random order; failure is harmless
     Block *block = (Block *)xmalloc(sizeof *block, "a node memory block");
     *block = (Block){memory, bytes, shared, false, m->blocks};
     m->blocks = block;
@@ -80,7 +80,7 @@ static bool hook_builder(void *context) { return ((NodeMemory *)context)->rank =
 
 static void hook_ready(void *context) {
     NodeMemory *m = (NodeMemory *)context;
-    for (Block *b = m->blocks; b; b = b->next) {  // in the same order on every rank
+    for (Block *b = m->blocks; b; b = b->next) {  // same order on every rank
         if (!b->shared && !b->filled) peers_broadcast(m->node, b->memory, b->bytes, 0);
         b->filled = true;
     }

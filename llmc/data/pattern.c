@@ -1,5 +1,5 @@
-// From Oniguruma's regular expressions to PCRE2's: see pattern.h. What is not known is refused, so
-// that no tokenizer is read with another meaning.
+// Translates Oniguruma regular expressions to PCRE2, see pattern.h. Unknown constructs are refused,
+// so that no tokenizer is silently misinterpreted.
 #include "llmc/data/pattern.h"
 
 #include <ctype.h>
@@ -12,7 +12,7 @@
 typedef struct Translation {
     const char *at;
     FILE *out;
-    const char *why;  // NULL: all is well so far
+    const char *why;  // NULL: no error so far
 } Translation;
 
 static bool refuse(Translation *t, const char *why) {
@@ -20,7 +20,7 @@ static bool refuse(Translation *t, const char *why) {
     return false;
 }
 
-// Copies so many characters.
+// Copies `count` characters.
 static bool copy(Translation *t, size_t count) {
     fwrite(t->at, 1, count, t->out);
     t->at += count;
@@ -29,7 +29,7 @@ static bool copy(Translation *t, size_t count) {
 
 static bool begins(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
 
-// \p{L} or \P{Lu}: a general category.
+// Translates \p{L} or \P{Lu}: a general category.
 static bool property(Translation *t) {
     static const char *const categories[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me",
                                              "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi",
@@ -40,18 +40,18 @@ static bool property(Translation *t) {
         if (t->at[2] == '{' && begins(t->at + 3, categories[i]) && t->at[3 + length] == '}')
             return copy(t, length + 4);
     }
-    return refuse(t, "a property that is no general category");
+    return refuse(t, "a property that is not a general category");
 }
 
 static size_t hex_digits(const char *text) { return strspn(text, "0123456789abcdefABCDEF"); }
 
-// \x41, \x{41} or \u0041. From 80 on two digits are a byte for Oniguruma.
+// Translates \x41, \x{41} or \u0041. For Oniguruma, two digits from 80 on are a raw byte.
 static bool code_point(Translation *t) {
     bool braces = t->at[2] == '{', u = t->at[1] == 'u';
     size_t digits = hex_digits(t->at + 2 + braces), most = u ? 4 : 2;
     if (braces && !u && digits && digits <= 6 && t->at[3 + digits] == '}') return copy(t, digits + 4);
     if (braces || digits < most) return refuse(t, "a malformed code point");
-    if (!u && strchr("89abcdefABCDEF", t->at[2])) return refuse(t, "a byte that is no ASCII character");
+    if (!u && strchr("89abcdefABCDEF", t->at[2])) return refuse(t, "a byte that is not an ASCII character");
     fprintf(t->out, "\\x{%.*s}", (int)most, t->at + 2);
     t->at += 2 + most;
     return true;
@@ -67,7 +67,7 @@ static bool escape(Translation *t, bool in_class) {
         t->at += 2;
         return true;
     }
-    return refuse(t, "an escape that is not known");
+    return refuse(t, "an unknown escape");
 }
 
 static bool class(Translation *t) {
@@ -77,10 +77,10 @@ static bool class(Translation *t) {
         if (*t->at == '[' || begins(t->at, "&&")) return refuse(t, "a class within a class");
         if (*t->at == '\\' ? !escape(t, true) : !copy(t, 1)) return false;
     }
-    return *t->at ? copy(t, 1) : refuse(t, "a class without its end");
+    return *t->at ? copy(t, 1) : refuse(t, "an unterminated class");
 }
 
-// Some pairs of letters are equal to one character for Oniguruma when case does not count.
+// With case folding, Oniguruma lets some pairs of letters match one character.
 static bool caseless(Translation *t) {
     static const char *const folded[] = {"ss", "st", "ff", "fi", "fl"};
     size_t length = strcspn(t->at, ")");
@@ -89,7 +89,8 @@ static bool caseless(Translation *t) {
         if (!isalpha((unsigned char)*t->at) && *t->at != '\'' && *t->at != '|')
             return refuse(t, "(?i:...) around more than letters and apostrophes");
         for (size_t k = 0; k < sizeof folded / sizeof *folded; k++) {
-            if (!strncasecmp(t->at, folded[k], 2)) return refuse(t, "letters that fold to one character");
+            if (!strncasecmp(t->at, folded[k], 2))
+                return refuse(t, "letters that case-fold to one character");
         }
         copy(t, 1);
     }
@@ -102,11 +103,11 @@ static bool group(Translation *t) {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (begins(t->at, known[i])) return copy(t, strlen(known[i]));
     }
-    return t->at[1] == '?' || t->at[1] == '*' ? refuse(t, "a kind of group that is not known") : copy(t, 1);
+    return t->at[1] == '?' || t->at[1] == '*' ? refuse(t, "an unknown kind of group") : copy(t, 1);
 }
 
-// {n}, {n,} or {n,m}. Behind it a + means possessive for one engine, and repetition for the other.
-// A ? behind {n} means lazy for one, and optional for the other.
+// Translates {n}, {n,} or {n,m}. The engines differ in a following +, possessive or a repetition,
+// and in a ? after {n}, lazy or optional.
 static bool repetition(Translation *t) {
     size_t first = strspn(t->at + 1, "0123456789"), length = 1 + first;
     bool range = t->at[length] == ',';

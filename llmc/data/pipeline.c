@@ -1,5 +1,5 @@
-// The ordered parallel map: see pipeline.h. Three counters over a ring of slots. A slot is a whole
-// block of text, so one lock is enough.
+// An ordered parallel map, see pipeline.h. Three counters over a ring of slots. A slot holds a
+// whole block of text, so a single lock is fast enough.
 #include "llmc/data/pipeline.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@ struct Pipeline {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int slots;
-    bool *done;  // (slots): processed and not yet written
+    bool *done;  // (slots) processed but not yet written
     int64_t filled, started,
         written;  // written <= started <= filled <= written + slots; slot of count i is i % slots
     bool no_more_input;

@@ -1,4 +1,5 @@
-// One writer per shard: see prefix_lock.h. The lock is the kernel's: a killed program leaves none.
+// Locks a shard for writing, see prefix_lock.h. Uses flock, so a killed program leaves no lock
+// behind.
 #include "llmc/data/prefix_lock.h"
 
 #include <errno.h>
@@ -11,7 +12,7 @@
 
 #include "llmc/base/append.h"
 
-// The folder that the shard will lie in.
+// Creates the directory of the shard.
 static bool make_folder_of(const char *prefix, Error *err) {
     char *folder = xstrdup(prefix), *slash = strrchr(folder, '/');
     if (slash) *slash = 0;

@@ -1,4 +1,4 @@
-// Pre-tokenization with PCRE2, and short cuts for ASCII: see pretokenize.h.
+// Pre-tokenization with PCRE2, and with fast paths for ASCII. See pretokenize.h.
 #include "llmc/data/pretokenize.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -8,17 +8,17 @@
 
 #include "llmc/data/pattern.h"
 
-// What an ASCII byte is in the pattern. BEYOND: a byte of any other character, for which PCRE2's
-// tables decide.
+// Class of an ASCII byte in the patterns. BEYOND: part of a non-ASCII character, which PCRE2's
+// tables classify.
 enum { OTHER, LETTER, DIGIT, SPACE, BEYOND };
 
-// Cuts one piece by hand.
+// Finds the end of one piece without PCRE2.
 typedef size_t (*CutByHand)(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start);
 
 struct PiecePattern {
     pcre2_code *code;
-    CutByHand by_hand;  // piece_end_pcre2 for a pattern without a short cut
-    size_t digits;      // most digits of a piece
+    CutByHand by_hand;  // piece_end_pcre2 if the pattern has no fast path
+    size_t digits;      // maximum digits of a piece
 };
 
 struct PieceSplitter {
@@ -65,7 +65,7 @@ static pcre2_code *compile(const char *regex, const char *file, Error *err) {
         pcre2_get_error_message(error, (PCRE2_UCHAR *)message, sizeof message);
     }
     if (code && !empty) return code;
-    error_set(err, EXIT_DATA, "%s: PCRE2 cannot cut text by the pattern \"%.80s\": %s", file, regex,
+    error_set(err, EXIT_DATA, "%s: PCRE2 cannot split text by the pattern \"%.80s\": %s", file, regex,
               code ? "it matches the empty text" : message);
     pcre2_code_free(code);
     return NULL;
@@ -74,7 +74,7 @@ static pcre2_code *compile(const char *regex, const char *file, Error *err) {
 PiecePattern *piece_pattern_compile(const char *regex, const char *file, Error *err) {
     pcre2_code *code = compile(regex, file, err);
     if (!code) return NULL;
-    // Where PCRE2 has no JIT for this machine, its interpreter gives the same matches.
+    // Without JIT support for this machine, PCRE2's interpreter gives the same matches.
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
     PiecePattern *pattern = xmalloc(sizeof *pattern, "the pre-token pattern");
     *pattern = (PiecePattern){code, piece_end_pcre2, 0};
@@ -98,7 +98,7 @@ static uint8_t byte_class(int byte) {
     return (byte >= 'A' && byte <= 'Z') || (byte >= 'a' && byte <= 'z') ? LETTER : OTHER;
 }
 
-// What matching may use: a pattern without an end in sight then stops with an error.
+// Limits of the matching stack: a pattern that backtracks without bound fails with an error.
 enum { STACK_AT_FIRST = 1 << 15, STACK_AT_MOST = 1 << 26 };
 
 PieceSplitter *piece_splitter_create(const PiecePattern *pattern) {
@@ -106,7 +106,7 @@ PieceSplitter *piece_splitter_create(const PiecePattern *pattern) {
     splitter->pattern = pattern;
     splitter->match = pcre2_match_data_create_from_pattern(pattern->code, NULL);
     splitter->context = pcre2_match_context_create(NULL);
-    splitter->stack = pcre2_jit_stack_create(STACK_AT_FIRST, STACK_AT_MOST, NULL);  // NULL: no JIT here
+    splitter->stack = pcre2_jit_stack_create(STACK_AT_FIRST, STACK_AT_MOST, NULL);  // NULL: no JIT
     if (!splitter->match || !splitter->context)
         fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token match; use a larger machine");
     pcre2_jit_stack_assign(splitter->context, NULL, splitter->stack);
@@ -132,12 +132,12 @@ size_t piece_end_pcre2(const PieceSplitter *splitter, const char *text, size_t b
                             splitter->match, splitter->context);
     if (found == PCRE2_ERROR_NOMATCH) return bytes;
     if (found == PCRE2_ERROR_NOMEMORY) {
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for cutting text into pieces; use a larger machine");
+        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for pre-tokenization; use a larger machine");
     }
     if (found < 0) {
         fatal(NULL, EXIT_ENVIRONMENT,
-              "PCRE2 stopped with error %d while cutting text into pieces; the pattern takes too many steps "
-              "for this text, or PCRE2's match limit is set very low",
+              "PCRE2 failed with error %d during pre-tokenization; the pattern takes too many steps "
+              "for this text, or PCRE2 was built with a low match limit",
               found);
     }
     const PCRE2_SIZE *bounds = pcre2_get_ovector_pointer(splitter->match);
@@ -150,8 +150,8 @@ static size_t run_end(const PieceSplitter *splitter, const char *text, size_t by
     return i;
 }
 
-// Length of the contraction that the apostrophe at text[i] begins ('s 't 'm 'd 're 've 'll), 0 if
-// there is none. upper: a bit that letters of the other case differ in, or 0.
+// Returns the length of the contraction at the apostrophe text[i] ('s 't 'm 'd 're 've 'll), or 0.
+// upper: the case bit to ignore case, or 0.
 static size_t contraction(const char *text, size_t bytes, size_t i, int upper) {
     if (i + 1 >= bytes) return 0;
     int a = text[i + 1] | upper;
@@ -174,28 +174,28 @@ static size_t cut_gpt2(const PieceSplitter *splitter, const char *text, size_t b
         if (end == bytes) return end;
         uint8_t follows = class_of[(uint8_t)text[end]];
         if (follows == BEYOND) return piece_end_pcre2(splitter, text, bytes, start);
-        if (end - start > 1) return end - 1;  // the last one is left for the next piece
-        if (text[start] != ' ') return end;   // only U+0020 joins what follows
+        if (end - start > 1) return end - 1;  // the last space belongs to the next piece
+        if (text[start] != ' ') return end;   // only U+0020 joins the next piece
         class = follows;
     } else if (text[start] == '\'') {
         size_t length = contraction(text, bytes, start, 0);
         if (length) return start + length;
     }
-    // Not by run_end, which would walk a long text without ASCII to its end for each of its pieces.
+    // Not run_end: on a long non-ASCII text it would scan to the end for every piece.
     if (class == BEYOND) return piece_end_pcre2(splitter, text, bytes, start);
     end = run_end(splitter, text, bytes, end, class);
-    // A run that meets a character beyond ASCII may go on there.
+    // The run may continue with the non-ASCII character.
     bool beyond = end < bytes && class_of[(uint8_t)text[end]] == BEYOND;
     return beyond ? piece_end_pcre2(splitter, text, bytes, start) : end;
 }
 
-// Llama 3's and Qwen's, whose differ in the digits of a piece.
+// Llama 3 and Qwen, which differ in the maximum digits of a piece.
 static size_t cut_space(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
     size_t end = run_end(splitter, text, bytes, start, SPACE), line = end;
     if (end < bytes && splitter->class[(uint8_t)text[end]] == BEYOND)
         return piece_end_pcre2(splitter, text, bytes, start);
     while (line > start && text[line - 1] != '\n' && text[line - 1] != '\r') line--;
-    if (line > start) return line;  // up to the last line's end
+    if (line > start) return line;  // through the last line break
     return end == bytes || end - start == 1 ? end : end - 1;
 }
 
@@ -228,7 +228,7 @@ static size_t cut_llama3(const PieceSplitter *splitter, const char *text, size_t
     } else {
         return cut_space(splitter, text, bytes, start);
     }
-    // A run that meets a character beyond ASCII may go on there.
+    // The run may continue with the non-ASCII character.
     bool beyond = end < bytes && class_of[(uint8_t)text[end]] == BEYOND;
     return beyond ? piece_end_pcre2(splitter, text, bytes, start) : end;
 }

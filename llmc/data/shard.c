@@ -1,6 +1,6 @@
-// Megatron's token shards (its IndexedDataset): see shard.h. The reader maps them and checks them
-// once, when they are opened. The writer buffers, and renames at the end. Read by dataset.c,
-// check.c and loader.c, written by preprocess_data and merge_datasets.
+// Megatron's token shards (its IndexedDataset), see shard.h. The reader maps and validates them on
+// open. The writer buffers its output and renames the files at the end. Read by dataset.c, check.c
+// and loader.c, written by preprocess_data and merge_datasets.
 //
 // The .idx file, little-endian and packed, N sequences, M boundaries:
 //     at 0          9 bytes  "MMIDIDX\0\0"
@@ -11,7 +11,7 @@
 //     at 34 + 4N    i64[N]   byte offset of each sequence in the .bin
 //     at 34 + 12N   i64[M]   first sequence of each document; first 0, last N
 //     then          i8[N]    "modes", only in multimodal shards; ignored
-// Every array begins at an odd multiple of two bytes, hence the memcpy loads.
+// Arrays are only 2-byte aligned, hence the memcpy loads.
 #include "llmc/data/shard.h"
 
 #include <errno.h>
@@ -84,8 +84,8 @@ int64_t shard_boundary(const Shard *shard, int64_t document) {
     return load_i64(boundaries_of(shard) + 8 * document);
 }
 
-// Maps <prefix><suffix> read-only, guarded against its end (mapped.h). An empty file gives NULL and
-// 0 bytes.
+// Maps <prefix><suffix> read-only, guarded against truncation (mapped.h). An empty file gives NULL
+// and 0 bytes.
 static bool map_file(const char *prefix, const char *suffix, const uint8_t **data, size_t *bytes,
                      Error *err) {
     char path[PATH_MAX];
@@ -120,23 +120,24 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     return true;
 }
 
-// What is wrong with a file of the shard *s, for a function that has an err.
+// Reports a fault in a file of the shard *s. Requires a local variable err.
 #define DAMAGED(suffix, format, ...) \
-    error_set(err, EXIT_DATA, "%s" suffix ": " format "; prepare the shard again", s->prefix, __VA_ARGS__)
+    error_set(err, EXIT_DATA, "%s" suffix ": " format "; preprocess the shard again", s->prefix, __VA_ARGS__)
 
-// Header and file size: after this every array lies inside the mapped index.
+// Checks header and file size. Afterwards every array is known to lie within the mapped index.
 static bool check_header(Shard *s, Error *err) {
     if (s->index_bytes < HEADER_BYTES) {
-        return DAMAGED(".idx", "truncated: %zu bytes, the header alone has %d", s->index_bytes, HEADER_BYTES);
+        return DAMAGED(".idx", "truncated: %zu bytes, but the header alone has %d", s->index_bytes,
+                       HEADER_BYTES);
     }
     if (memcmp(s->index, MAGIC, MAGIC_BYTES) != 0) {
         return error_set(err, EXIT_DATA,
-                         "%s.idx: not a Megatron index: it does not begin with MMIDIDX; use a shard made by "
+                         "%s.idx: not a Megatron index: it does not start with MMIDIDX; use a shard made by "
                          "preprocess_data",
                          s->prefix);
     }
     uint64_t version = (uint64_t)load_i64(s->index + 9);
-    if (version != 1) return DAMAGED(".idx", "version %" PRIu64 ", only 1 is known", version);
+    if (version != 1) return DAMAGED(".idx", "version %" PRIu64 " is not supported, only 1", version);
     s->dtype = s->index[17];
     if (!shard_dtype_size(s->dtype)) {
         return error_set(err, EXIT_DATA,
@@ -159,7 +160,7 @@ static bool check_header(Shard *s, Error *err) {
     return true;
 }
 
-// Says what is wrong with sequence i, which check_sequences found to be bad.
+// Reports the fault of sequence i found by check_sequences.
 static bool bad_sequence(const Shard *s, int64_t i, int64_t expected, Error *err) {
     int64_t length = shard_length(s, i), pointer = load_i64(pointers_of(s) + 8 * i);
     int64_t end = expected + length * shard_dtype_size(s->dtype);
@@ -167,14 +168,14 @@ static bool bad_sequence(const Shard *s, int64_t i, int64_t expected, Error *err
     if (pointer != expected) {
         return DAMAGED(".idx",
                        "sequence %" PRId64 " points to byte %" PRId64
-                       ", the lengths before it add up to %" PRId64,
+                       ", but the preceding lengths add up to %" PRId64,
                        i, pointer, expected);
     }
-    return DAMAGED(".bin", "truncated: sequence %" PRId64 " ends at byte %" PRId64 ", the file has %zu", i,
-                   end, s->data_bytes);
+    return DAMAGED(".bin", "truncated: sequence %" PRId64 " ends at byte %" PRId64 ", but the file has %zu",
+                   i, end, s->data_bytes);
 }
 
-// One pass over lengths and pointers. The .bin must hold exactly the sequences: a longer one
+// Checks lengths and pointers in one pass. The .bin must hold exactly the sequences; a longer one
 // belongs to another index.
 static bool check_sequences(Shard *s, Error *err) {
     const uint8_t *lengths = lengths_of(s), *pointers = pointers_of(s);
@@ -187,8 +188,7 @@ static bool check_sequences(Shard *s, Error *err) {
         if (bad) return bad_sequence(s, i, begin, err);
     }
     if (end != bytes) {
-        return DAMAGED(".bin",
-                       "%zu bytes, the index accounts for %" PRId64 ": the two do not belong together",
+        return DAMAGED(".bin", "%zu bytes, but the index describes %" PRId64 ": the two files do not match",
                        s->data_bytes, end);
     }
     s->tokens = end / size;
@@ -202,7 +202,8 @@ static bool check_boundaries(const Shard *s, Error *err) {
         if (i == 0 && at != 0) return DAMAGED(".idx", "document boundary 0 is %" PRId64 ", it must be 0", at);
         if (at < before) {
             return DAMAGED(".idx",
-                           "document boundary %" PRId64 " is %" PRId64 ", below the one before it, %" PRId64,
+                           "document boundary %" PRId64 " is %" PRId64
+                           ", less than the preceding one, %" PRId64,
                            i, at, before);
         }
         before = at;
@@ -237,7 +238,7 @@ uint64_t shard_fingerprint(const Shard *s) {
     enum { END = 64 << 10 };
     const uint8_t *files[2] = {s->index, s->data};
     size_t bytes[2] = {s->index_bytes, s->data_bytes};
-    uint64_t parts[5] = {bytes[0], bytes[1]};  // the .idx begins with its other sizes
+    uint64_t parts[5] = {bytes[0], bytes[1]};  // the header of the .idx contains the other sizes
     for (int i = 0; i < 2; i++) {
         size_t end = bytes[i] < END ? bytes[i] : END;
         parts[2 + i] = end ? XXH3_64bits(files[i], end) : 0;
@@ -296,14 +297,14 @@ void shard_read(const Shard *shard, int64_t position, int64_t count, int32_t *ou
                 out[i] = x < 0 || x > INT32_MAX ? -1 : (int32_t)x;
             }
             break;
-        default: break;  // shard_open accepts no other code
+        default: break;  // rejected by shard_open
     }
 }
 
 // -------------------------------------------------------------------------------------------------
 // Writer
 
-// A file under a temporary name with a large buffer.
+// A buffered file with a temporary name.
 typedef struct OutFile {
     char *path, *temporary;
     int fd;
@@ -323,24 +324,24 @@ static bool out_failed(const OutFile *f, const char *doing, Error *err) {
     int cause = errno;
     bool full = cause == ENOSPC || cause == EDQUOT || cause == EFBIG;
     return error_set(err, EXIT_ENVIRONMENT, "%s: cannot %s: %s; %s", f->temporary, doing, strerror(cause),
-                     full ? "free disk space or choose another output folder" : "check the disk");
+                     full ? "free disk space or choose another output directory" : "check the disk");
 }
 
 static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *err) {
     f->path = text_format("%s%s", prefix, suffix);
     f->temporary = text_format("%s%s.tmp", prefix, suffix);
     struct stat status;
-    // Otherwise the rename would be the first to say so, when all is written.
+    // Otherwise only the final rename would fail, after everything has been written.
     if (stat(f->path, &status) == 0 && S_ISDIR(status.st_mode)) {
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "%s: cannot create: a folder has this name; remove it or choose another output name",
-                         f->path);
+        return error_set(
+            err, EXIT_ENVIRONMENT,
+            "%s: cannot create: a directory has this name; remove it or choose another output name", f->path);
     }
     f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (f->fd < 0) {
         int cause = errno;
         if (cause == ENOSPC || cause == EDQUOT) return out_failed(f, "create", err);
-        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot create: %s; check the output folder",
+        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot create: %s; check the output directory",
                          f->temporary, strerror(cause));
     }
     f->buffer = (uint8_t *)xmalloc(WRITE_BUFFER_BYTES, "a shard's write buffer");
@@ -414,7 +415,7 @@ ShardWriter *shard_writer_open(const char *prefix, int dtype, Error *err) {
     return NULL;
 }
 
-// Range of ids that a dtype can hold, within int32.
+// Range of ids that a dtype can hold, limited to int32.
 static void dtype_range(int dtype, int32_t *low, int32_t *high) {
     *low = 0;
     switch (dtype) {
@@ -426,7 +427,7 @@ static void dtype_range(int dtype, int32_t *low, int32_t *high) {
     }
 }
 
-// Narrows count ids to the dtype, little-endian. out need not be aligned.
+// Converts ids to the dtype, little-endian. out may be unaligned.
 static void narrow(int dtype, const int32_t *tokens, int64_t count, uint8_t *out) {
     switch (shard_dtype_size(dtype)) {
         case 1:
@@ -451,7 +452,7 @@ bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64
     if (count < 0 || count > INT32_MAX) {
         return error_set(err, EXIT_DATA,
                          "%s: sequence %" PRId64 " has %" PRId64
-                         " tokens, the format holds at most %d; split the document",
+                         " tokens, but the format allows at most %d; split the document",
                          writer->bin.path, writer->sequences, count, INT32_MAX);
     }
     int32_t low, high;
@@ -479,16 +480,17 @@ bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64
 
 void shard_writer_end_document(ShardWriter *writer) { add_boundary(writer, writer->sequences); }
 
-// Sequences added after the last end_document form a document of their own.
+// Ends the document of sequences added after the last end_document, if any.
 static void end_open_document(ShardWriter *w) {
     if (w->boundaries[w->boundary_count - 1] != w->sequences) add_boundary(w, w->sequences);
 }
 
 bool shard_writer_append(ShardWriter *writer, const Shard *shard, Error *err) {
     if (shard->dtype != writer->dtype) {
-        return error_set(err, EXIT_DATA,
-                         "%s: dtype code %d, the output has %d; prepare all parts with the same vocabulary",
-                         shard->prefix, shard->dtype, writer->dtype);
+        return error_set(
+            err, EXIT_DATA,
+            "%s: dtype code %d, but the output has %d; preprocess all parts with the same vocabulary",
+            shard->prefix, shard->dtype, writer->dtype);
     }
     end_open_document(writer);
     int64_t before = writer->sequences;
@@ -518,7 +520,7 @@ static bool write_index(ShardWriter *w, Error *err) {
     return ok && out_write(f, w->boundaries, 8 * (size_t)w->boundary_count, err);
 }
 
-// Makes the renames durable. The shard is there by now: what a folder cannot promise is no error.
+// Makes the renames durable. Errors are ignored, because the shard is already in place.
 static void sync_folder_of(const char *path) {
     char *folder = xstrdup(path), *slash = strrchr(folder, '/');
     if (slash) slash[slash == folder] = 0;
@@ -526,11 +528,11 @@ static void sync_folder_of(const char *path) {
     free(folder);
 }
 
-// The old index goes first. So whenever the job dies, an index stands beside its own .bin, or none
-// does.
+// Removes the old index first, so that after a crash at any point there is either a matching index
+// or none.
 static bool publish(ShardWriter *w, Error *err) {
     if (unlink(w->idx.path) != 0 && errno != ENOENT) {
-        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot replace: %s; check the output folder",
+        return error_set(err, EXIT_ENVIRONMENT, "%s: cannot replace: %s; check the output directory",
                          w->idx.path, strerror(errno));
     }
     if (rename(w->bin.temporary, w->bin.path) != 0) return out_failed(&w->bin, "rename", err);

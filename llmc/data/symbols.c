@@ -1,4 +1,4 @@
-// Texts and ids while a vocabulary is read: see symbols.h.
+// Map between token texts and ids while a vocabulary is read, see symbols.h.
 #include "llmc/data/symbols.h"
 
 #include <stdlib.h>
@@ -23,7 +23,7 @@ void symbols_free(Symbols *s) {
     *s = (Symbols){0};
 }
 
-// The slot that holds this text, or the empty one where it belongs.
+// Returns the slot of this text, or the empty slot to insert it.
 static size_t slot_of(const Symbols *s, const char *text, size_t length) {
     uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
     for (size_t i = 0; i < length; i++) hash = (hash ^ (uint8_t)text[i]) * 0x100000001B3u;
@@ -43,7 +43,7 @@ bool symbols_add(Symbols *s, const char *text, const cJSON *item, const char *fi
     int id = value >= 0 && value < s->limit ? (int)value : -1;
     if (id < 0 || (double)id != value) {
         return error_set(err, EXIT_DATA,
-                         "%s: the id of \"%.80s\" is not a whole number from 0 to %d; use a vocabulary "
+                         "%s: the id of \"%.80s\" is not an integer from 0 to %d; use a vocabulary "
                          "with ids 0..n-1",
                          file, text, s->limit - 1);
     }
@@ -54,8 +54,8 @@ bool symbols_add(Symbols *s, const char *text, const cJSON *item, const char *fi
     }
     size_t length = strlen(text), slot = slot_of(s, text, length);
     if (s->text[slot]) {
-        return error_set(err, EXIT_DATA, "%s: \"%.80s\" is there twice (ids %d and %d); remove one", file,
-                         text, s->id[slot], id);
+        return error_set(err, EXIT_DATA, "%s: \"%.80s\" occurs twice (ids %d and %d); remove one", file, text,
+                         s->id[slot], id);
     }
     s->text[slot] = text;
     s->length[slot] = length;
@@ -66,7 +66,7 @@ bool symbols_add(Symbols *s, const char *text, const cJSON *item, const char *fi
     return true;
 }
 
-// ---- the byte alphabet: bytes 21..7E, A1..AC, AE..FF stand for themselves, the other 68 in order
+// ---- byte alphabet: bytes 21..7E, A1..AC, AE..FF map to themselves, the other 68 to U+0100 and up
 
 static bool stands_for_itself(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
@@ -109,7 +109,7 @@ bool symbols_of_bytes(const Symbols *s, const Alphabet *alphabet, int32_t byte_i
         byte_id[byte] = symbols_find(s, symbol, length);
         if (byte_id[byte] < 0) {
             return error_set(err, EXIT_DATA,
-                             "%s: no entry for byte 0x%02X (\"%.*s\"); a byte-level vocabulary holds all 256",
+                             "%s: no entry for byte 0x%02X (\"%.*s\"); a byte-level vocabulary has all 256",
                              file, (unsigned)byte, (int)length, symbol);
         }
     }
@@ -128,7 +128,7 @@ bool symbols_merge(const Symbols *s, const char *left, size_t left_bytes, const 
     merge->left = symbols_find(s, left, left_bytes);
     merge->right = symbols_find(s, right, right_bytes);
     merge->merged = symbols_find(s, joined, left_bytes + right_bytes);
-    *why = "has a symbol, or makes one, that is not in the vocabulary";
+    *why = "has or produces a symbol that is not in the vocabulary";
     return merge->left >= 0 && merge->right >= 0 && merge->merged >= 0;
 }
 

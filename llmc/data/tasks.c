@@ -1,4 +1,4 @@
-// Reads the files of --eval-tasks: see tasks.h.
+// Reads the files of --eval-tasks, see tasks.h.
 #include "llmc/data/tasks.h"
 
 #include <stdarg.h>
@@ -9,23 +9,23 @@
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
 
-// A file is read whole.
+// files are read into memory
 #define MAX_FILE_BYTES ((uint64_t)1 << 30)
 
-// Where reading is.
+// State of the parser.
 typedef struct Reading {
     TaskSet *set;
     const char *path;
-    int64_t line;  // from 1
+    int64_t line;  // 1-based
     TaskEncoding to;
     int32_t eod;
     Encoder *encoder;
-    TokenBuffer context;  // of a sample's context by itself; none: it is empty
-    TokenBuffer tokens;   // of a context with its continuation
+    TokenBuffer context;  // tokens of the context alone; may be empty
+    TokenBuffer tokens;   // tokens of context and continuation
     Error *err;
 } Reading;
 
-// "<path> line 3: <what>".
+// Sets the error "<path> line 3: <what>".
 static bool refuse(const Reading *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static bool refuse(const Reading *r, const char *format, ...) {
     char what[512];
@@ -37,22 +37,23 @@ static bool refuse(const Reading *r, const char *format, ...) {
                      (long long)r->line, what);
 }
 
-// Makes room for one more of `count` elements, at powers of two.
+// Grows an array for one more element; capacities are powers of two.
 static void *grown(void *array, int64_t count, size_t size) {
     if (count & (count - 1)) return array;
     return xrealloc(array, (count ? 2 * (size_t)count : 1) * size, "the samples of --eval-tasks");
 }
 
-// --- text to tokens ------------------------------------------------------------------------------
+// --- tokenization
+// ---------------------------------------------------------------------------------
 
-// What Python's str.rstrip() takes away.
+// Characters removed by Python's str.rstrip().
 static bool is_space(uint32_t c) {
     return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
            c == 0x3000;
 }
 
-// Bytes of a text without the white space at its end.
+// Returns the length of a text without trailing white space.
 static size_t stripped_bytes(const char *text) {
     size_t bytes = strlen(text), end = 0;
     for (size_t at = 0; at < bytes;) {
@@ -73,19 +74,18 @@ static bool encode(Reading *r, const char *text, size_t bytes, TokenBuffer *toke
     int64_t replaced = 0;
     tokens->count = 0;
     encoder_encode(r->encoder, text, bytes, tokens, &replaced);
-    return replaced == 0 || refuse(r, "%s holds what the tokenizer cannot encode", what);
+    return replaced == 0 || refuse(r, "%s contains text that the tokenizer cannot encode", what);
 }
 
 static bool read_context(Reading *r, const char *text) {
     r->context.count = 0;
     if (!*text) return true;
     if (!encode(r, text, stripped_bytes(text), &r->context, "the context")) return false;
-    return r->context.count > 0 || refuse(r, "the context is white space alone; make it empty");
+    return r->context.count > 0 || refuse(r, "the context is white space only; make it empty");
 }
 
-// What stands before r->tokens, as the harness has it: the ids that the tokenizer puts before every
-// text, unless they are there. Before an empty context it is one id: the first of these, or the end
-// of a document.
+// Returns the ids before r->tokens, as the harness does: the tokenizer's prefix, unless the tokens
+// already start with it. An empty context becomes one id: the first one of the prefix, or else EOD.
 static const int32_t *front_of(const Reading *r, int *count) {
     const int32_t *front = tokenizer_prefix(r->to.tokenizer, count);
     if (!r->context.count) {
@@ -97,7 +97,7 @@ static const int32_t *front_of(const Reading *r, int *count) {
     return front;
 }
 
-// Appends the last of `front` and r->tokens that fit the model.
+// Appends the last ids of `front` and r->tokens that fit the sequence length.
 static TaskRequest keep_tokens(Reading *r, const int32_t *front, int count) {
     TokenBuffer *ids = &r->set->ids;
     TaskRequest request = {.first = ids->count};
@@ -108,7 +108,8 @@ static TaskRequest keep_tokens(Reading *r, const int32_t *front, int count) {
     return request;
 }
 
-// Appends a request. The continuation is delimiter and choice. number: of the choice, for messages.
+// Appends a request whose continuation is delimiter + choice. number: index of the choice, for
+// messages.
 static bool add_request(Reading *r, const char *context, const char *delimiter, const char *choice,
                         int number) {
     TaskSet *set = r->set;
@@ -122,9 +123,9 @@ static bool add_request(Reading *r, const char *context, const char *delimiter, 
     if (!ok) return false;
     int count;
     const int32_t *front = front_of(r, &count);
-    // Where there is no context, the first token is it.
+    // without a context, the first token serves as context
     int64_t scored = context_tokens ? r->tokens.count - context_tokens : count + r->tokens.count - 1;
-    if (scored <= 0) return refuse(r, "%s has no token of its own behind the context", what);
+    if (scored <= 0) return refuse(r, "%s adds no token to the context", what);
     if (scored > r->to.seq_length) {
         return refuse(r, "%s has %lld tokens, more than --seq-length %d", what, (long long)scored,
                       r->to.seq_length);
@@ -140,16 +141,16 @@ static bool add_request(Reading *r, const char *context, const char *delimiter, 
 
 // --- a line --------------------------------------------------------------------------------------
 
-// Well-formed UTF-8, as cJSON does not ask. NULL after an error.
+// Returns the string of an item, which must be valid UTF-8 (cJSON does not check). NULL on error.
 static const char *text_of(const Reading *r, const cJSON *item, const char *what) {
     if (!cJSON_IsString(item)) {
-        refuse(r, "%s is missing or no text", what);
+        refuse(r, "%s is missing or not a string", what);
         return NULL;
     }
     const char *text = item->valuestring;
     size_t bytes = strlen(text);
     if (bytes < ENCODER_MAX_BYTES / 4 && utf8_valid_prefix(text, bytes) == bytes) return text;
-    refuse(r, "%s is no UTF-8, or longer than a text can be", what);
+    refuse(r, "%s is not valid UTF-8 or too long", what);
     return NULL;
 }
 
@@ -165,7 +166,7 @@ static bool add_task(Reading *r, const char *name, TaskForm form) {
     bool printable = *name != 0;
     for (const char *c = name; *c; c++) printable = printable && (uint8_t)*c >= 0x20 && *c != 0x7F;
     if (!printable || strlen(name) >= sizeof task.name) {
-        return refuse(r, "\"task\" must have 1 to %d bytes, none a control character", TASK_NAME_BYTES - 1);
+        return refuse(r, "\"task\" must have 1 to %d bytes and no control characters", TASK_NAME_BYTES - 1);
     }
     if (set->tasks == MAX_TASKS) return refuse(r, "there are more than %d tasks", MAX_TASKS);
     snprintf(task.name, sizeof task.name, "%s", name);
@@ -174,10 +175,10 @@ static bool add_task(Reading *r, const char *name, TaskForm form) {
     return true;
 }
 
-// The task of this name, made where there is none.
+// Finds the task with this name, or adds it.
 static bool find_task(Reading *r, const char *name, TaskForm form, int32_t *task) {
     TaskSet *set = r->set;
-    int64_t i = set->tasks - 1;  // as a rule the line before is of the same
+    int64_t i = set->tasks - 1;  // usually the same task as on the previous line
     while (i >= 0 && strcmp(set->task[i].name, name) != 0) i--;
     if (i < 0 && !add_task(r, name, form)) return false;
     *task = (int32_t)(i < 0 ? set->tasks - 1 : i);
@@ -194,9 +195,9 @@ static bool read_choices(Reading *r, const cJSON *object, const char *context, T
     int count = cJSON_IsArray(choices) ? cJSON_GetArraySize(choices) : 0;
     if (!delimiter) return false;
     if (count < 1 || count > MAX_CHOICES)
-        return refuse(r, "\"choices\" must be a list of 1 to %d texts", MAX_CHOICES);
+        return refuse(r, "\"choices\" must be a list of 1 to %d strings", MAX_CHOICES);
     if (!json_member_int64(object, "gold", 0, count - 1, &gold))
-        return refuse(r, "\"gold\" must be the number of the right choice, 0 to %d", count - 1);
+        return refuse(r, "\"gold\" must be the index of the correct choice, 0 to %d", count - 1);
     cJSON_ArrayForEach(choice, choices) {
         char what[40];
         snprintf(what, sizeof what, "choice %d", sample->choices);
@@ -221,7 +222,7 @@ static bool read_sample(Reading *r, const cJSON *object) {
     bool one = cJSON_GetObjectItemCaseSensitive(object, "continuation") != NULL;
     const char *name = member(r, object, "task"), *text = name ? member(r, object, "context") : NULL;
     if (!text) return false;
-    if (choices == one) return refuse(r, "one of \"choices\" and \"continuation\" is wanted");
+    if (choices == one) return refuse(r, "give either \"choices\" or \"continuation\"");
     if (!find_task(r, name, choices ? TASK_CHOICES : TASK_CONTINUATION, &sample.task)) return false;
     if (!read_context(r, text)) return false;
     if (!(choices ? read_choices : read_continuation)(r, object, text, &sample)) return false;
@@ -234,9 +235,9 @@ static bool read_sample(Reading *r, const cJSON *object) {
 static bool read_line(Reading *r, const char *line, size_t bytes) {
     r->line++;
     if (strspn(line, " \t\r") >= bytes) return true;
-    if (json_has_zero(line, bytes)) return refuse(r, "it holds U+0000");
+    if (json_has_zero(line, bytes)) return refuse(r, "it contains U+0000");
     cJSON *object = json_parse_object(line, bytes);
-    if (!object) return refuse(r, "it is no JSON object");
+    if (!object) return refuse(r, "it is not a JSON object");
     bool ok = read_sample(r, object);
     cJSON_Delete(object);
     return ok;
@@ -262,7 +263,7 @@ bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error 
         at = line_end + 1;
     }
     if (ok && (uint64_t)set->samples == before)
-        ok = error_set(err, EXIT_DATA, "%s holds no samples; see docs/eval_tasks.md", path);
+        ok = error_set(err, EXIT_DATA, "%s has no samples; see docs/eval_tasks.md", path);
     token_buffer_free(&r.context);
     token_buffer_free(&r.tokens);
     encoder_free(r.encoder);

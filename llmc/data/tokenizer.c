@@ -1,6 +1,6 @@
-// Tokenizers and encoders: see tokenizer.h. An encoder repairs the UTF-8, takes out added tokens
-// (added_tokens.c), normalizes the rest (nfc.c), cuts it into pieces (pretokenize.c) and merges the
-// bytes of each (bpe.c). Pieces that it has met lately are cached.
+// Tokenizers and encoders, see tokenizer.h. An encoder repairs invalid UTF-8, extracts added tokens
+// (added_tokens.c), normalizes the rest (nfc.c), pre-tokenizes it (pretokenize.c) and merges the
+// bytes of each piece (bpe.c). Recent pieces are cached.
 #include "llmc/data/tokenizer.h"
 
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 
 struct Tokenizer {
     TokenizerType type;
-    ByteLevel parts;  // the table; BPE types: all
+    ByteLevel parts;  // BPE types: all parts; others: only the table
 };
 
 // ---- opening ----
@@ -60,7 +60,7 @@ static bool open_bpe(Tokenizer *tokenizer, const TokenizerChoice *choice, Error 
 static bool open_json(Tokenizer *tokenizer, const TokenizerChoice *choice, Error *err) {
     if (!choice->model) {
         return error_set(err, EXIT_USAGE,
-                         "HuggingFaceTokenizer needs --tokenizer-model, a tokenizer.json or its folder");
+                         "HuggingFaceTokenizer needs --tokenizer-model, a tokenizer.json or its directory");
     }
     return tokenizer_json_read(&tokenizer->parts, choice->model, choice->eod_token, err);
 }
@@ -110,19 +110,19 @@ const char *tokenizer_decode(const Tokenizer *tokenizer, int id, size_t *bytes) 
     return table->bytes + table->start[id];
 }
 
-// ---- the word cache: direct-mapped, a newer piece displaces an older one ----
+// ---- word cache: direct-mapped ----
 
-// Nearly every piece of running text is at most 16 bytes and 3 ids: half a cache line each.
+// Most pieces of running text have at most 16 bytes and 3 ids; an entry is half a cache line.
 enum { CACHED_BYTES = 16, CACHED_IDS = 3, CACHE_SLOTS = 1 << 15 };
 
 typedef struct CachedPiece {
-    uint64_t head, tail;  // the bytes, see piece_key
+    uint64_t head, tail;  // the piece's bytes, see piece_key
     uint8_t bytes, count;
     int32_t ids[CACHED_IDS];
 } CachedPiece;
 
-// Two words that, with the length, hold all bytes of a piece of 1..16 bytes. They overlap where it
-// is shorter than both.
+// Packs the bytes of a piece of 1..16 bytes into two words, unique for each length. They overlap
+// for short pieces.
 static void piece_key(const char *piece, size_t bytes, uint64_t *head, uint64_t *tail) {
     if (bytes >= 8) {
         memcpy(head, piece, 8);
@@ -147,7 +147,7 @@ static size_t cache_slot(uint64_t head, uint64_t tail, size_t bytes) {
 
 // ---- encoding ----
 
-// Bytes that grow as needed.
+// A buffer that grows as needed.
 typedef struct Room {
     char *text;
     size_t bytes;
@@ -164,12 +164,12 @@ static char *room_for(Room *room, size_t bytes, const char *purpose) {
 
 struct Encoder {
     const Tokenizer *tokenizer;
-    PieceSplitter *splitter[MOST_PIECE_STEPS];  // of each step that has a pattern
+    PieceSplitter *splitter[MOST_PIECE_STEPS];  // for steps that have a pattern
     CachedPiece *cache;                         // (CACHE_SLOTS), BPE types only
     BpeScratch scratch;
-    Room repaired;                    // the text with U+FFFD, when it needs any
-    Room normalized;                  // a part of it in form C, when it was not
-    Room prefixed[MOST_PIECE_STEPS];  // a piece with a space in front of it
+    Room repaired;                    // text with invalid UTF-8 replaced by U+FFFD
+    Room normalized;                  // NFC of a part of the text
+    Room prefixed[MOST_PIECE_STEPS];  // a piece with a leading space
 };
 
 Encoder *encoder_create(const Tokenizer *tokenizer) {
@@ -198,7 +198,7 @@ void encoder_free(Encoder *encoder) {
     free(encoder);
 }
 
-// Room for `more` ids after those in the buffer.
+// Reserves space for `more` ids after those in the buffer.
 static int32_t *reserve(TokenBuffer *buffer, size_t more) {
     if (!buffer->ids || buffer->capacity - buffer->count < (int64_t)more) {
         int64_t grown = buffer->capacity + buffer->capacity / 2 + 1024;
@@ -229,7 +229,8 @@ static void encode_piece(Encoder *encoder, const char *piece, size_t bytes, Toke
     piece_key(piece, bytes, &head, &tail);
     CachedPiece *cached = &encoder->cache[cache_slot(head, tail, bytes)];
     if (cached->head == head && cached->tail == tail && cached->bytes == bytes) {
-        memcpy(ids, cached->ids, sizeof cached->ids);  // all of them: a constant size is one move
+        memcpy(ids, cached->ids, sizeof cached->ids);  // copying all of them is a single move of
+                                                       // constant size
         out->count += cached->count;
         return;
     }
@@ -240,7 +241,7 @@ static void encode_piece(Encoder *encoder, const char *piece, size_t bytes, Toke
     memcpy(cached->ids, ids, count * sizeof *ids);
 }
 
-// The piece with a space in front of it, unless it has one.
+// Returns the piece with a leading space, added if missing.
 static const char *with_space(Encoder *encoder, int step, const char *text, size_t *bytes) {
     if (*bytes && *text == ' ') return text;
     char *copy = room_for(&encoder->prefixed[step], *bytes + 1, "a piece with a space");
@@ -249,7 +250,7 @@ static const char *with_space(Encoder *encoder, int step, const char *text, size
     return copy;
 }
 
-// One piece of the step before: cut by this step, and its pieces by the next.
+// Encodes one piece of the previous step: splits it by this step and passes its pieces to the next.
 static void encode_step(Encoder *encoder, int step, const char *text, size_t bytes, TokenBuffer *out) {
     const PieceSteps *steps = &encoder->tokenizer->parts.steps;
     const PieceSplitter *splitter = encoder->splitter[step];
@@ -264,7 +265,7 @@ static void encode_step(Encoder *encoder, int step, const char *text, size_t byt
 
 typedef void (*EncodeRest)(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out);
 
-// Ids of the added tokens in the text, and of what stands between them.
+// Encodes the added tokens in the text, and the text between them with encode_rest.
 static void encode_around(Encoder *encoder, const AddedTokens *tokens, const char *text, size_t bytes,
                           EncodeRest encode_rest, TokenBuffer *out) {
     size_t done = 0, from = 0;
@@ -306,7 +307,7 @@ static void encode_bytes(const char *text, size_t bytes, TokenBuffer *out) {
 
 static bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// The id that a word of decimal digits means, -1 when it is none of the vocabulary.
+// Parses a word of decimal digits; returns -1 if it is not an id of the vocabulary.
 static int64_t number_id(const char *word, size_t length, int vocab_size) {
     int64_t id = 0;
     for (size_t i = 0; i < length; i++) {
@@ -317,7 +318,7 @@ static int64_t number_id(const char *word, size_t length, int vocab_size) {
     return id;
 }
 
-// NullTokenizer. Returns how many words were no ids.
+// NullTokenizer. Returns the number of words that are not ids.
 static int64_t encode_numbers(int vocab_size, const char *text, size_t bytes, TokenBuffer *out) {
     int64_t refused = 0;
     for (size_t start = 0, end; start < bytes; start = end) {
@@ -335,7 +336,7 @@ static int64_t encode_numbers(int vocab_size, const char *text, size_t bytes, To
     return refused;
 }
 
-// The text itself when it is well-formed, else a repaired copy that lives until the next call.
+// Returns the text if it is well-formed, else a repaired copy that is valid until the next call.
 static const char *well_formed(Encoder *encoder, const char *text, size_t *bytes, int64_t *replaced) {
     if (utf8_valid_prefix(text, *bytes) == *bytes) return text;
     char *repaired = room_for(&encoder->repaired, UTF8_REPLACEMENT_BYTES * *bytes, "repairing invalid UTF-8");

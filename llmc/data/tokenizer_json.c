@@ -1,5 +1,5 @@
-// tokenizer.json: see tokenizer_json.h. What is not read here is refused by one line: another kind
-// of tokenizer would give other ids.
+// Reads tokenizer.json, see tokenizer_json.h. Unsupported features are refused with one line,
+// because ignoring them would change the ids.
 #include "llmc/data/tokenizer_json.h"
 
 #include <errno.h>
@@ -12,14 +12,14 @@
 #include "llmc/base/utf8.h"
 #include "llmc/data/symbols.h"
 
-// Larger files are no vocabulary (Llama 3's has 17 MB).
+// Larger files cannot be vocabularies (Llama 3's has 17 MB).
 enum { MAX_BYTES = 1 << 28, MOST_NESTED = 8 };
 
 typedef struct Reading {
     const char *path;
-    const cJSON *root, *model, *vocab, *merges, *added;  // of the file
-    Symbols symbols;                                     // "vocab" of the model
-    int size;                                            // ids of the tokenizer
+    const cJSON *root, *model, *vocab, *merges, *added;  // parts of the file
+    Symbols symbols;                                     // the model's "vocab"
+    int size;                                            // number of ids
     const cJSON **of_id;                                 // (size) the added token with this id, or NULL
     ByteLevel *out;
     Error *err;
@@ -36,7 +36,7 @@ static bool is_type(const cJSON *item, const char *type) { return !strcmp(type_o
 
 static bool is_none(const cJSON *item) { return !item || cJSON_IsNull(item); }
 
-// A member that is true or false. False where it is something else.
+// Reads an optional boolean member. Returns false if it is something else.
 static bool read_flag(const cJSON *object, const char *name, bool missing, bool *value) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
     *value = is_none(item) ? missing : cJSON_IsTrue(item);
@@ -48,7 +48,7 @@ static bool read_flag(const cJSON *object, const char *name, bool missing, bool 
 static char *read_text(const char *path, size_t *bytes, Error *err) {
     if (!durable_exists(path)) {
         error_set(err, EXIT_DATA,
-                  "cannot open %s: %s; --tokenizer-model names a tokenizer.json or its folder", path,
+                  "cannot open %s: %s; --tokenizer-model must be a tokenizer.json or its directory", path,
                   strerror(errno));
         return NULL;
     }
@@ -59,7 +59,7 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
     return text;
 }
 
-// The file's JSON object; NULL and err where it has none.
+// Returns the file's JSON object, or NULL with err set.
 static cJSON *read_object(const char *path, Error *err) {
     size_t bytes;
     char *text = read_text(path, &bytes, err);
@@ -68,7 +68,7 @@ static cJSON *read_object(const char *path, Error *err) {
     cJSON *root = good ? json_parse_object(text, bytes) : NULL;
     free(text);
     if (root) return root;
-    if (zero) error_set(err, EXIT_DATA, "%s holds U+0000, which no token can hold here", path);
+    if (zero) error_set(err, EXIT_DATA, "%s contains U+0000, which is not supported in tokens", path);
     else error_set(err, EXIT_DATA, "%s is not a JSON object in UTF-8; download it again", path);
     return NULL;
 }
@@ -93,21 +93,22 @@ static int token_id(const Reading *r, const char *text) {
     return id >= 0 ? id : symbols_find(&r->symbols, text, strlen(text));
 }
 
-// An added token has the vocabulary's id for its text. New ones have the ids behind the vocabulary,
-// in the order of the list: `tokenizers` gives them these, whatever the file says.
+// Assigns the id of an added token: the vocabulary's id of its text, or else the next id after the
+// vocabulary in list order. `tokenizers` assigns these ids regardless of the file, so other ones
+// are refused.
 static bool place_added(Reading *r, const cJSON *entry, int most) {
     const char *text = content_of(entry);
     int64_t id;
     if (!text || !*text) return REFUSE("%s: an added token has no \"content\"", r->path);
     if (!json_member_int64(entry, "id", 0, most - 1, &id)) {
         return REFUSE(
-            "%s: the id of the added token \"%.80s\" is not a whole number from 0 to %d; use a "
+            "%s: the id of the added token \"%.80s\" is not an integer from 0 to %d; use a "
             "vocabulary with ids 0..n-1",
             r->path, text, most - 1);
     }
     int own = symbols_find(&r->symbols, text, strlen(text));
     if (own >= 0 && own != id) {
-        return REFUSE("%s: the added token \"%.80s\" has the id %d, and %d in the vocabulary", r->path, text,
+        return REFUSE("%s: the added token \"%.80s\" has id %d, but %d in the vocabulary", r->path, text,
                       (int)id, own);
     }
     const char *other = r->of_id[id] ? content_of(r->of_id[id]) : own < 0 ? r->symbols.of_id[id] : NULL;
@@ -116,7 +117,7 @@ static bool place_added(Reading *r, const cJSON *entry, int most) {
                       other, text, (int)id);
     }
     if (own < 0 && id != r->size) {
-        return REFUSE("%s: the added token \"%.80s\" has the id %d, and %d is next; sort the list by ids",
+        return REFUSE("%s: the added token \"%.80s\" has id %d, but the next id is %d; sort the list by id",
                       r->path, text, (int)id, r->size);
     }
     r->of_id[id] = entry;
@@ -152,16 +153,16 @@ static bool read_added(Reading *r) {
     }
     if (added_tokens_complete(&r->out->raw, &twice) && added_tokens_complete(&r->out->normalized, &twice))
         return true;
-    return REFUSE("%s: the added token \"%.80s\" is there twice; remove one", r->path, twice);
+    return REFUSE("%s: the added token \"%.80s\" occurs twice; remove one", r->path, twice);
 }
 
-// NULL: no token has this id.
+// Returns NULL if no token has this id.
 static const char *text_of(const Reading *r, int id) {
     return r->symbols.of_id[id] ? r->symbols.of_id[id] : r->of_id[id] ? content_of(r->of_id[id]) : NULL;
 }
 
-// Ids and bytes of all tokens. A token of the vocabulary is written in the alphabet of bytes, even
-// where it is an added one too. It may be a whole piece, for ignore_merges.
+// Fills the table with the ids and bytes of all tokens. Vocabulary entries use the byte alphabet,
+// even those that are also added tokens. With ignore_merges they are added as whole pieces.
 static bool fill_table(Reading *r, const Alphabet *alphabet, bool ignore_merges) {
     TokenTable *table = &r->out->table;
     size_t total = 0;
@@ -195,7 +196,7 @@ static bool read_tokens(Reading *r) {
     if (!cJSON_IsObject(r->vocab)) return REFUSE("%s: the model has no \"vocab\"", r->path);
     if (!cJSON_IsArray(r->merges)) return REFUSE("%s: the model has no list of \"merges\"", r->path);
     if (!is_none(r->added) && !cJSON_IsArray(r->added))
-        return REFUSE("%s: \"added_tokens\" is no list", r->path);
+        return REFUSE("%s: \"added_tokens\" is not a list", r->path);
     const int most = cJSON_GetArraySize(r->vocab) + cJSON_GetArraySize(r->added);
     const Alphabet alphabet = byte_alphabet();
     const cJSON *entry;
@@ -215,7 +216,7 @@ static bool read_tokens(Reading *r) {
 
 // ---- the model ----
 
-// A merge is "left right" or ["left", "right"].
+// Parses a merge: "left right" or ["left", "right"].
 static bool parse_merge(const Reading *r, const cJSON *item, BpeMerge *merge, const char **why) {
     const cJSON *left = item->child, *right = left ? left->next : NULL;
     if (cJSON_IsString(item))
@@ -246,7 +247,7 @@ static bool check_model(Reading *r) {
     const char *type = json_member_string(r->model, "type");
     const cJSON *dropout = cJSON_GetObjectItemCaseSensitive(r->model, "dropout");
     bool byte_fallback;
-    if (!cJSON_IsObject(r->model)) return REFUSE("%s has no \"model\"; is it a tokenizer.json?", r->path);
+    if (!cJSON_IsObject(r->model)) return REFUSE("%s has no \"model\"; give a tokenizer.json", r->path);
     if (type && strcmp(type, "BPE") != 0) {
         return REFUSE(
             "%s: a %.40s tokenizer is not supported; byte-level BPE is (GPT-2's, Llama 3's, Qwen's)", r->path,
@@ -267,8 +268,8 @@ static bool check_model(Reading *r) {
 
 // ---- normalizer, pre_tokenizer, post_processor, decoder ----
 
-// Calls `read` for a part of the tokenizer, or for each of a Sequence's. members: the name of its
-// list.
+// Calls `read` for a part of the tokenizer, or for each part of a Sequence, which lists them in
+// `members`.
 typedef bool (*ReadPart)(Reading *r, const cJSON *part);
 
 static bool each_part(Reading *r, const cJSON *part, const char *members, ReadPart read, int depth) {
@@ -286,7 +287,7 @@ static bool each_part(Reading *r, const cJSON *part, const char *members, ReadPa
 static bool read_normalizer(Reading *r, const cJSON *part) {
     if (!is_type(part, "NFC"))
         return REFUSE("%s: the normalizer %.40s is not supported; NFC is", r->path, type_of(part));
-    if (!r->out->nfc) r->out->nfc = nfc_create();  // twice is as once
+    if (!r->out->nfc) r->out->nfc = nfc_create();  // NFC is idempotent
     return true;
 }
 
@@ -300,7 +301,7 @@ static bool add_step(Reading *r, const char *regex, bool prefix_space) {
     return true;
 }
 
-// {"Regex": ...}, or {"String": ...} with its characters as they are.
+// Reads {"Regex": ...}, or {"String": ...} as literal text.
 static bool read_split(Reading *r, const cJSON *part) {
     const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(part, "pattern");
     const char *regex = json_member_string(pattern, "Regex"), *text = json_member_string(pattern, "String");
@@ -322,24 +323,24 @@ static bool read_split(Reading *r, const cJSON *part) {
     return good;
 }
 
-// A step behind ByteLevel would read the alphabet of bytes instead of text.
+// A step after ByteLevel would see the byte alphabet instead of text.
 static bool read_pre_tokenizer(Reading *r, const cJSON *part) {
     bool prefix, regex, single;
     if (r->out->steps.count && !r->out->steps.step[r->out->steps.count - 1].pattern)
-        return REFUSE("%s: the pre_tokenizer goes on after ByteLevel, which is not supported", r->path);
+        return REFUSE("%s: the pre_tokenizer has steps after ByteLevel, which is not supported", r->path);
     if (is_type(part, "Split")) return read_split(r, part);
     if (is_type(part, "Digits") && read_flag(part, "individual_digits", false, &single))
         return add_step(r, single ? "\\p{N}" : "\\p{N}+", false);
     if (is_type(part, "ByteLevel") && read_flag(part, "add_prefix_space", true, &prefix) &&
         read_flag(part, "use_regex", true, &regex)) {
-        // Its last step is one without a pattern, by which its end is known.
+        // the last step has no pattern, which marks the end
         return (!regex || add_step(r, GPT2_PATTERN, prefix)) && add_step(r, NULL, prefix && !regex);
     }
     return REFUSE("%s: the pre_tokenizer %.40s is not supported; ByteLevel, Split and Digits are", r->path,
                   type_of(part));
 }
 
-// Ids of one token of a template.
+// Appends the ids of one token of a template.
 static bool around_text(Reading *r, const cJSON *template, const char *name, int *side) {
     const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(template, "special_tokens"), *item;
     const cJSON *ids = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(tokens, name),
@@ -347,7 +348,7 @@ static bool around_text(Reading *r, const cJSON *template, const char *name, int
     AroundText *around = &r->out->around;
     int64_t id;
     if (!cJSON_IsArray(ids))
-        return REFUSE("%s: the post_processor does not say the ids of \"%.80s\"", r->path, name);
+        return REFUSE("%s: the post_processor does not define the ids of \"%.80s\"", r->path, name);
     cJSON_ArrayForEach(item, ids) {
         if (around->before + around->after == MOST_AROUND || !json_int64(item, 0, r->size - 1, &id))
             return REFUSE("%s: the post_processor has unknown or too many ids for \"%.80s\"", r->path, name);
@@ -369,11 +370,13 @@ static bool read_template(Reading *r, const cJSON *template) {
         if (token && (!name || !around_text(r, template, name, texts ? &around->after : &around->before)))
             return name ? false : REFUSE("%s: a token of the post_processor has no \"id\"", r->path);
     }
-    return texts == 1 ? true : REFUSE("%s: the post_processor's template has no text, or several", r->path);
+    return texts == 1
+               ? true
+               : REFUSE("%s: the post_processor's template does not contain exactly one text", r->path);
 }
 
 static bool read_post_processor(Reading *r, const cJSON *part) {
-    if (is_type(part, "ByteLevel")) return true;  // it moves offsets, not ids
+    if (is_type(part, "ByteLevel")) return true;  // affects offsets only, not ids
     if (is_type(part, "TemplateProcessing")) return read_template(r, part);
     return REFUSE("%s: the post_processor %.40s is not supported; TemplateProcessing is", r->path,
                   type_of(part));
@@ -397,16 +400,16 @@ static bool read_parts(Reading *r) {
     }
     PieceSteps *steps = &r->out->steps;
     if (!steps->count || steps->step[steps->count - 1].pattern)
-        return REFUSE("%s: the pre_tokenizer does not end in ByteLevel; byte-level BPE is supported",
+        return REFUSE("%s: the pre_tokenizer does not end in ByteLevel; only byte-level BPE is supported",
                       r->path);
-    if (!steps->step[steps->count - 1].prefix_space && steps->count > 1) steps->count--;  // it does nothing
+    if (!steps->step[steps->count - 1].prefix_space && steps->count > 1) steps->count--;  // it is a no-op
     return true;
 }
 
-// ---- the end of a document ----
+// ---- end-of-document token ----
 
-// eos_token of tokenizer_config.json is a text or an object with "content". *found: NULL where
-// there is no such file, or no such entry.
+// Reads eos_token of tokenizer_config.json, a string or an object with "content". *found is NULL if
+// the file or the entry is missing.
 static bool read_config(const char *path, char **found, Error *err) {
     *found = NULL;
     if (!durable_exists(path)) return true;
@@ -432,17 +435,16 @@ static bool find_eod(Reading *r, const char *wanted) {
     for (size_t i = 0; i < sizeof usual / sizeof *usual && !name && *eod < 0; i++)
         *eod = token_id(r, usual[i]);
     if (good && *eod < 0) {
-        good = name ? REFUSE("%s has no token \"%.80s\", which %s names as the end of a document", r->path,
+        good = name ? REFUSE("%s has no token \"%.80s\", the end-of-document token according to %s", r->path,
                              name, wanted ? "--tokenizer-eod" : config)
-                    : REFUSE("%s: which token ends a document is not known; name it with --tokenizer-eod",
-                             r->path);
+                    : REFUSE("%s: unknown end-of-document token; name it with --tokenizer-eod", r->path);
     }
     free(found);
     free(config);
     return good;
 }
 
-// ---- the whole ----
+// ---- entry point ----
 
 void byte_level_free(ByteLevel *parts) {
     added_tokens_free(&parts->raw);

@@ -1,5 +1,5 @@
-// Reads GPT-2's vocab.json and merges.txt: see vocabulary.h. Both write a token as text in which
-// every byte is one printable character.
+// Reads GPT-2's vocab.json and merges.txt, see vocabulary.h. Both spell tokens in the byte
+// alphabet, one printable character per byte.
 #include "llmc/data/vocabulary.h"
 
 #include <cjson/cJSON.h>
@@ -11,7 +11,7 @@
 #include "llmc/base/durable.h"
 #include "llmc/data/symbols.h"
 
-// Larger files are no vocabulary (GPT-2's two have 1.0 and 0.5 MB).
+// Larger files cannot be vocabularies (GPT-2's two have 1.0 and 0.5 MB).
 enum { MAX_VOCABULARY_BYTES = 1 << 28 };
 
 void token_table_init(TokenTable *table, int size, size_t total_bytes) {
@@ -40,7 +40,7 @@ static int64_t line_of(const char *text, const char *where) {
     return line;
 }
 
-// The whole file, NUL-terminated; NULL and err on failure.
+// Returns the whole file, NUL-terminated, or NULL with err set.
 static char *read_file(const char *path, size_t *bytes, Error *err) {
     if (!durable_exists(path)) {
         error_set(err, EXIT_DATA, "cannot open %s: %s; dev/data/get_gpt2_vocab.sh downloads GPT-2's files",
@@ -61,20 +61,20 @@ static void fill_table(TokenTable *table, const Symbols *symbols, const Alphabet
     bool foreign;
     token_table_init(table, symbols->count, text_bytes);
     for (int id = 0; id < symbols->count; id++) {
-        // A token's bytes are never more than its text's.
+        // a token never has more bytes than its text
         const char *text = symbols->of_id[id];
         char *out = table->bytes + table->start[id];
         table->start[id + 1] = table->start[id] + symbol_bytes(alphabet, text, strlen(text), out, &foreign);
     }
 }
 
-// The ids of vocab.json are 0 .. count-1, each once.
+// The ids of vocab.json must be 0 .. count-1, each used once.
 static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table, int32_t byte_id[256],
                         Symbols *symbols, const char *path, Error *err) {
     int count = cJSON_IsObject(root) ? cJSON_GetArraySize(root) : 0;
     if (!count) {
-        return error_set(err, EXIT_DATA,
-                         "%s is not a JSON object of tokens and ids; is it GPT-2's vocab.json?", path);
+        return error_set(err, EXIT_DATA, "%s is not a JSON object of tokens and ids; give GPT-2's vocab.json",
+                         path);
     }
     Alphabet alphabet = byte_alphabet();
     symbols_init(symbols, count);
@@ -110,7 +110,7 @@ static bool parse_merges(const Symbols *symbols, const char *text, size_t bytes,
         size_t length = (size_t)(stop - p);
         if (length && p[length - 1] == '\r') length--;
         if (line == 1 && length >= 8 && !memcmp(p, "#version", 8)) continue;
-        if (!length && stop + 1 >= end) break;  // an empty last line
+        if (!length && stop + 1 >= end) break;  // empty last line
         BpeMerge merge = {.rank = rank++};
         const char *why;
         if (!symbols_merge_line(symbols, p, length, &merge, &why)) {

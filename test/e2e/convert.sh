@@ -69,7 +69,7 @@ check "an incomplete direction" no_convert 2 "--to-hf is missing" --load "$work/
 check "an unknown flag" no_convert 2 "--to-huggingface" --to-huggingface x
 check "output directory exists" no_convert 2 "is not empty" --load "$work/cut" --to-hf "$work/staged"
 check "--save directory exists" no_convert 2 "holds checkpoints" --from-hf "$golden" --save "$work/staged"
-check "only one tokenizer file" no_convert 2 "belong together" --load "$work/cut" "${out[@]}" --vocab-file x
+check "only one tokenizer file" no_convert 2 "must be used together" --load "$work/cut" "${out[@]}" --vocab-file x
 check "a missing vocabulary" no_convert 5 "$work/x" --load "$work/cut" "${out[@]}" \
     --vocab-file "$work/x" --merge-file "$work/x"
 check "another model's vocabulary" no_convert 5 "ids" --load "$work/staged" "${out[@]}" \
@@ -89,7 +89,7 @@ check "an output path that cannot be created" no_convert 6 "/proc/" --load "$wor
 several() {
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$BUILD/convert_checkpoint" --load "$work/cut" "${out[@]}" \
         >"$work/out" 2>"$work/err" </dev/null
-    error_names 2 "one process" $?
+    error_names 2 "single process" $?
 }
 check "under mpirun with several processes" several
 

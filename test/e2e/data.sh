@@ -36,7 +36,7 @@ check "--inspect-data of a sample that is not there" refused 2 "--inspect-data 9
 checks_data() {
     ranks 4 "${model[@]}" "${batch[@]}" --data-path 1 "$data" 2 "$work/other_text_document" --check-data ||
         { say "failed"; return 1; }
-    [ "$(grep -c ' tokens of 2 bytes, .* largest id 256 of 257: good$' "$work/out")" -eq 2 ] ||
+    [ "$(grep -c ' tokens of 2 bytes, .* largest id 256 of 257: OK$' "$work/out")" -eq 2 ] ||
         { why="not two good shards"; return 1; }
     ! grep -q '^ iteration' "$work/out" || { why="it trained"; return 1; }
 }
@@ -44,7 +44,7 @@ check "--check-data" checks_data
 
 checks_alone() { # only the data's flags
     ranks 2 --check-data --tokenizer-type Byte --data-path "$data" || { say "failed"; return 1; }
-    grep -q 'text_text_document: 600 sequences, .*: good$' "$work/out" || { why="no report"; return 1; }
+    grep -q 'text_text_document: 600 sequences, .*: OK$' "$work/out" || { why="no report"; return 1; }
     ranks 1 --check-data --data-path "$data"
     error_names 2 "--vocab-file" $?
 }
@@ -60,13 +60,13 @@ check "--inspect-data without --lr" inspects_without_lr
 # --- a shard of bytes under another vocabulary, in which all its ids are valid ---
 bpe=(--tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json \
     --merge-file test/golden/tokenizer/merges.txt)
-check "bytes under a BPE vocabulary" refused 5 "its documents end with id 256, which stands nowhere else" 2 \
+check "bytes under a BPE vocabulary" refused 5 "its documents end with id 256, which occurs nowhere else" 2 \
     "${bpe[@]}"
 check "--check-data of bytes under a BPE vocabulary" refused 5 "its documents end with id 256" 2 "${bpe[@]}" \
     --check-data
 numbers() {
     trains 2 --tokenizer-type NullTokenizer --vocab-size 300 || return 1
-    local warning='^ > WARNING: every sequence of .*text_text_document that was looked at ends with id 256, none with 300'
+    local warning='^ > WARNING: every sampled sequence of .*text_text_document ends with id 256, none with 300'
     [ "$(grep -c "$warning" "$work/out")" -eq 1 ] || why="not one warning"
     [ -z "$why" ]
 }
@@ -84,7 +84,7 @@ trains_with_json() {
         --output-prefix "$work/json" 2>"$work/err" || { say "no shard"; return 1; }
     trains 2 "${json[@]}" --check-data || return 1
     # Ids 556 and 557 are there for whole pieces; the three behind them are added tokens.
-    grep -q 'largest id 559 of 561: good$' "$work/out" || { why="no check of the data"; return 1; }
+    grep -q 'largest id 559 of 561: OK$' "$work/out" || { why="no check of the data"; return 1; }
     trains 2 "${json[@]}" --save "$work/json_run" --save-interval 12 \
         --sample-prompt "Hello<|eot_id|>" --sample-tokens 8 || return 1
     grep -qaF '<|begin_of_text|>Hello<|eot_id|>' "$work/out" || { why="no sample"; return 1; }
@@ -93,10 +93,10 @@ trains_with_json() {
         "$work/json_run/iter_0000012/manifest.json" || { why="not in the checkpoint"; return 1; }
     # Another end of document is another tokenizer.
     train 2 "${json[@]}" --tokenizer-eod "<|eot_id|>"
-    error_names 5 "and not with 560" $?
+    error_names 5 "instead of 560" $?
 }
 check "a run with a tokenizer.json" trains_with_json
-own_end() { trains 2 && ! grep -q 'WARNING: every sequence' "$work/out" ||
+own_end() { trains 2 && ! grep -q 'WARNING: every sampled sequence' "$work/out" ||
     { why=${why:-a warning}; return 1; }; }
 check "bytes under Byte: none" own_end
 
@@ -233,7 +233,7 @@ full_validation() { # the same samples each time: with weights that stand still,
 check "--full-validation" full_validation
 check "--full-validation of less than a batch" refused 5 "fewer than a global batch of 8" 2 \
     --data-path "$work/tiny_text_document" --split 90,10,0 --full-validation
-check "--full-validation of a weighted blend" refused 2 "weights of a blend say nothing about one pass" 2 \
+check "--full-validation of a weighted blend" refused 2 "a weighted blend has no well-defined single pass" 2 \
     --data-path 1 "$data" 2 "$work/other_text_document" --full-validation
 wsd() {
     logged wsd 2 --lr-decay-style WSD --lr-wsd-decay-iters 6 --lr-wsd-decay-style linear --min-lr 0 ||

@@ -90,11 +90,11 @@ cut_in_use() { # SUFFIX RANKS FLAGS...: the file keeps only its first bytes in m
     wait_for_iteration cut 5 || { say "no iteration 5"; return 1; }
     truncate -s "$keep" "$data.$1"
     wait "$job"
-    error_names 5 "read data: $data.$1: cut short while it was read" $? && error_names 5 " iteration " 5
+    error_names 5 "read data: $data.$1 was truncated while it was read" $? && error_names 5 " iteration " 5
 }
-check ".bin cut short while it is in use" cut_in_use bin 2
+check ".bin truncated while in use" cut_in_use bin 2
 check ".bin cut short, on one rank" cut_in_use bin 1
-check ".idx cut short while it is in use" cut_in_use idx "${four[@]}"
+check ".idx truncated while in use" cut_in_use idx "${four[@]}"
 keep=$(($(size "$work/good_text_document.bin") - 1))
 check ".bin loses its last byte while it is in use" cut_in_use bin 2
 keep=$(($(size "$work/good_text_document.idx") - 8))

@@ -134,11 +134,11 @@ static void errors(void) {
     expect_error(&o, EXIT_DATA, bad);
     o = options_of(&good, 1);
     o.split = "99999,1,0";
-    expect_error(&o, EXIT_DATA, "validation split holds none");
+    expect_error(&o, EXIT_DATA, "validation split has none");
     o = options_of(&good, 1);
     if (rank == 0) o.samples[SPLIT_TEST] = INT64_MAX;
     else o.samples[SPLIT_TEST] = 1;
-    expect_error(&o, EXIT_DATA, "more than the index counts");
+    expect_error(&o, EXIT_DATA, "exceed the limits of the index");
 }
 
 int main(int argc, char **argv) {

@@ -195,7 +195,7 @@ static void bad_lists_from_files(void **state) {
     static const struct {
         const char *line, *flag, *text, *what;
     } bad[] = {
-        {NO_DATA, "--data-args-path", " \n", "holds no word"},
+        {NO_DATA, "--data-args-path", " \n", "is empty"},
         {NO_DATA "--data-path x", "--data-args-path", "a",
          "--data-path and --data-args-path both list shards"},
         {NO_DATA "--train-data-path x", "--data-args-path", "a", "exclude each other"},
@@ -204,11 +204,11 @@ static void bad_lists_from_files(void **state) {
         {NO_DATA "--test-data-path x", "--per-split-data-args-path", "{}", "both list shards; keep one"},
         {NO_DATA "--split 1", "--per-split-data-args-path", "{\"train\":\"a\",\"valid\":null,\"test\":null}",
          "drop --split"},
-        {NO_DATA, "--per-split-data-args-path", "a b", "not one JSON object"},
+        {NO_DATA, "--per-split-data-args-path", "a b", "is not a JSON object"},
         {NO_DATA, "--per-split-data-args-path", "{\"train\":\"a\"}", "\"valid\" is missing"},
-        {NO_DATA, "--per-split-data-args-path", "{\"train\":[\"a b\"]}", "\"train\" is no list of words"},
-        {NO_DATA, "--per-split-data-args-path", "{\"train\":{}}", "\"train\" is no list of words"},
-        {NO_DATA, "--per-split-data-args-path", "{\"train\":[\"\"]}", "\"train\" is no list of words"},
+        {NO_DATA, "--per-split-data-args-path", "{\"train\":[\"a b\"]}", "\"train\" is not a list of words"},
+        {NO_DATA, "--per-split-data-args-path", "{\"train\":{}}", "\"train\" is not a list of words"},
+        {NO_DATA, "--per-split-data-args-path", "{\"train\":[\"\"]}", "\"train\" is not a list of words"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         must_fail(with_file(bad[i].line, bad[i].flag, bad[i].text), 0, bad[i].what);

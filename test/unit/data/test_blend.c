@@ -139,11 +139,12 @@ static void what_cannot_be(void **state) {
           *weights = cJSON_Parse("[1,1]");
     write_blend(&list, shards, NULL);
     refuse(list.words, 2, &(SplitRequest){SPLIT_TRAIN, NULL, 5, 8, 1, 0}, EXIT_DATA,
-           "s1: the 8 tokens of its training split hold no sample of 8; leave the shard out, or give the "
+           "s1: the 8 tokens of its training split are too few for one sample of 8 tokens; remove the shard, "
+           "or give the "
            "list weights");
     write_blend(&pairs, good, weights);
     refuse(pairs.words, 4, &(SplitRequest){SPLIT_VALID, NULL, ONE_EPOCH, 8, 1, 0}, EXIT_USAGE,
-           "weights of a blend say nothing about one pass over its validation split");
+           "a weighted blend has no well-defined single pass over its validation split");
     cJSON_Delete(shards);
     cJSON_Delete(good);
     cJSON_Delete(weights);

@@ -530,7 +530,7 @@ static void expect_source_error(const char *const *words, int count, int code, c
 static void source_errors(void **state) {
     Corpus c = make_corpus((Folder *)*state, "ten", SHARD_U16, TEN, 10, 60000, 1);
     const char *p = c.prefix;
-    expect_source_error(NULL, 0, EXIT_USAGE, "no shard");
+    expect_source_error(NULL, 0, EXIT_USAGE, "is empty");
     expect_source_error((const char *[]){"/no/such/shard"}, 1, EXIT_DATA, "/no/such/shard.idx");
     expect_source_error((const char *[]){"0", p}, 2, EXIT_USAGE, "weight '0'");
     expect_source_error((const char *[]){"-1", p}, 2, EXIT_USAGE, "weight '-1'");
@@ -538,7 +538,7 @@ static void source_errors(void **state) {
     expect_source_error((const char *[]){"inf", p}, 2, EXIT_USAGE, "weight 'inf'");
     expect_source_error((const char *[]){"1", p, "half", p}, 4, EXIT_USAGE, "weight 'half'");
     expect_source_error((const char *[]){p, "1"}, 2, EXIT_USAGE, "not a positive number");
-    expect_source_error((const char *[]){"1", p, p}, 3, EXIT_USAGE, "not pairs");
+    expect_source_error((const char *[]){"1", p, p}, 3, EXIT_USAGE, "3 arguments are not");
     expect_source_error((const char *[]){"1", p, "2", "/no/such"}, 4, EXIT_DATA, "/no/such.idx");
     free_corpus(&c);
 }
@@ -554,7 +554,7 @@ static void build_errors(void **state) {
     // the empty split that hangs Megatron-LM
     assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TEST, 4, 4, 10, 8, 1}, NULL, &err));
     assert_int_equal(err.code, EXIT_DATA);
-    assert_non_null(strstr(err.what, "test split holds none of the 4"));
+    assert_non_null(strstr(err.what, "test split has none of the 4"));
     assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_VALID, 0, 2, 10, 8, 1}, NULL, &err));
     assert_int_equal(err.code, EXIT_DATA);
     assert_non_null(strstr(err.what, "0 tokens"));
@@ -564,7 +564,7 @@ static void build_errors(void **state) {
     for (int k = 0; k < 3; k++) {
         assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 4, many[k], 8, 1}, NULL, &err));
         assert_int_equal(err.code, EXIT_DATA);
-        assert_non_null(strstr(err.what, "more than the index counts"));
+        assert_non_null(strstr(err.what, "exceed the limits of the index"));
     }
     assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TRAIN, 0, 4, 1, 0, 1}, NULL, &err));
     assert_int_equal(err.code, EXIT_USAGE);

@@ -123,7 +123,7 @@ static void other_lines_are_told_apart(void **state) {
     }
     Found f = find(&json, "{\"text\":\"a\tb\"}", 14);
     assert_int_equal(f.is.column, 11);
-    assert_string_equal(f.is.why, "a control character inside a string");
+    assert_string_equal(f.is.why, "control character in a string");
     json_text_free(&json);
 }
 

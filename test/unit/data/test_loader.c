@@ -330,7 +330,7 @@ static void beyond_the_end(void **state) {
     assert_true(loader_batch(l, SPLIT_TRAIN, samples - 4, &b, &err));
     assert_false(loader_batch(l, SPLIT_TRAIN, samples - 3, &b, &err));
     assert_int_equal(err.code, EXIT_DATA);
-    assert_non_null(strstr(err.what, "is beyond the"));
+    assert_non_null(strstr(err.what, "is past the"));
     assert_false(loader_batch(l, SPLIT_TRAIN, -1, &b, &err));
     assert_false(loader_has_split(l, SPLIT_TEST));
     assert_int_equal(loader_samples(l, SPLIT_TEST), 0);
@@ -359,7 +359,7 @@ static void open_errors(void **state) {
     o.split = "x";
     expect_error(&o, EXIT_USAGE, "no positive weight");
     o.split = "9999,1,0";  // 80 sequences: the validation split rounds to nothing
-    expect_error(&o, EXIT_DATA, "validation split holds none of the 80 sequences");
+    expect_error(&o, EXIT_DATA, "validation split has none of the 80 sequences");
     o = good;
     o.eod = -1;
     o.reset_attention_mask = true;
@@ -373,7 +373,7 @@ static void open_errors(void **state) {
     expect_error(&o, EXIT_USAGE, "at least 3");
     o = good;
     o.samples[SPLIT_TRAIN] = INT64_MAX;
-    expect_error(&o, EXIT_DATA, "more than the index counts");
+    expect_error(&o, EXIT_DATA, "exceed the limits of the index");
 }
 
 // Each split from its own path, used whole; a split without a path has no data.
@@ -420,7 +420,7 @@ static void lists_are_read_once(void **state) {
         loader_close(l);
         o.samples[s]++;
         char what[128];
-        snprintf(what, sizeof what, "its %s split has %d samples, the run takes %d", split_name(s),
+        snprintf(what, sizeof what, "its %s split has %d samples but the run needs %d", split_name(s),
                  (int)there[s], (int)there[s] + 1);
         expect_error(&o, EXIT_DATA, what);
     }
@@ -494,7 +494,7 @@ static void reports(void **state) {
     fflush(out);
     assert_says(text,
                 "/x: 1 sequences, 1 documents, 9 tokens of 2 bytes, lengths 9 to 9 (0 empty), largest id 9 "
-                "of 10: good\n");
+                "of 10: OK\n");
     fclose(out);
     free(text);
     loader_close(l);
@@ -559,7 +559,7 @@ static void ends_of_another_vocabulary(void **state) {
         Loader *l = loader_open(&o, (Peers){MPI_COMM_SELF, 0, NULL}, &opened);
         assert_int_equal(l != NULL, !cases[i].refused);
         if (cases[i].refused) {
-            snprintf(words, sizeof words, "with id %d, which stands nowhere else", cases[i].ends[0]);
+            snprintf(words, sizeof words, "with id %d, which occurs nowhere else", cases[i].ends[0]);
             assert_int_equal(checked.code, EXIT_DATA);
             assert_int_equal(opened.code, EXIT_DATA);
             assert_says(opened.what, words);

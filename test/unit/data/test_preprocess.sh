@@ -171,7 +171,7 @@ refused "merge into a folder that cannot be written" 3 "/proc/x.bin" merge --inp
     --output-prefix /proc/x
 mkdir "$work/taken.idx"
 refused "merge onto a folder" 3 "$work/taken.idx" merge --input "$work/folder" --output-prefix "$work/taken"
-refused "merge to a folder for a name" 2 "ends in '/'" merge --input "$work/folder" --output-prefix "$work/"
+refused "merge to a directory as output name" 2 "ends in '/'" merge --input "$work/folder" --output-prefix "$work/"
 
 # --- plain text, the byte tokenizer, another key ---
 printf 'ab' >"$work/1.txt"
@@ -226,13 +226,13 @@ byte() { bad --tokenizer-type Byte "$@"; }
 refused "unknown flag" 2 "did you mean --append-eod" bad --input "$work/a.jsonl" --append-eos
 refused "no input" 2 "--input or --input-list is missing" bad --append-eod
 refused "no output" 2 "--output-prefix is missing" pre --input "$work/a.jsonl"
-refused "a folder for a name" 2 "ends in '/'" pre --input "$work/a.jsonl" --tokenizer-type Byte \
+refused "a directory as output name" 2 "ends in '/'" pre --input "$work/a.jsonl" --tokenizer-type Byte \
     --output-prefix "$work/"
 refused "no vocabulary" 2 "--vocab-file" bad --input "$work/a.jsonl"
 refused "unknown tokenizer" 2 "GPT2BPETokenizer|Byte" bad --input "$work/a.jsonl" --tokenizer-type Bytes
 refused "no workers" 2 "--workers" byte --input "$work/a.jsonl" --workers 0
 refused "two keys" 2 "2 keys" byte --input "$work/a.jsonl" --json-keys text url
-refused "key with plain text" 2 "--json-keys does not go with --text" byte --input "$work/1.txt" --text \
+refused "key with plain text" 2 "--json-keys cannot be combined with --text" byte --input "$work/1.txt" --text \
     --json-keys text
 refused "partitions" 2 "--partitions" byte --input "$work/a.jsonl" --partitions 2
 refused "sentences" 2 "--split-sentences" byte --input "$work/a.jsonl" --split-sentences
@@ -243,7 +243,7 @@ refused "HuggingFaceTokenizer without its model" 2 "--tokenizer-model" bad --inp
     --tokenizer-type HuggingFaceTokenizer
 refused "a model that is no tokenizer.json" 5 "$golden/cases.json" bad --input "$work/a.jsonl" \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$golden/cases.json"
-refused "an unknown end of a document" 5 '"</s>", which --tokenizer-eod names' bad --input "$work/a.jsonl" \
+refused "an unknown end of a document" 5 '"</s>", the end-of-document token according to --tokenizer-eod' bad --input "$work/a.jsonl" \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model test/golden/tokenizer_json/llama3 \
     --tokenizer-eod '</s>'
 helps() { # PROGRAM TEXT: --help and -h say the same, in lines of at most 100 columns
@@ -265,7 +265,7 @@ line() { # the bad line, as line 4003 of big.jsonl's beginning: not in the first
 }
 refused "a line that is no JSON" 5 "$work/bad.jsonl line 4003 is not valid JSON" line '{"text": "x"'
 refused "plain text as JSON lines" 5 \
-    "(byte 1: a JSON object should begin here); for plain text files, one document each, add --text" \
+    "(byte 1: expected a JSON object); for plain text files, one document each, add --text" \
     byte --input "$work/1.txt"
 printf 'PAR1\x15\x04rows' >"$work/a.parquet"
 refused "a parquet file" 5 "$work/a.parquet is a parquet file; feed it through a pipe: dev/data/parquet_to_jsonl" byte \
@@ -273,11 +273,11 @@ refused "a parquet file" 5 "$work/a.parquet is a parquet file; feed it through a
 refused "a parquet file as plain text" 5 "is a parquet file" byte --text --input "$work/a.parquet"
 refused "an empty line" 5 "$work/bad.jsonl line 4003 is not valid JSON" line ''
 refused "a line without the key" 5 "$work/bad.jsonl line 4003 lacks the key \"text\"" line '{"txt": "x"}'
-refused "a text that is no string" 5 "$work/bad.jsonl line 4003 has a \"text\" that is no string" line \
+refused "a text that is not a string" 5 "$work/bad.jsonl line 4003 has a \"text\" that is not a string" line \
     '{"text": ["x"]}'
 refused "a missing input" 5 "$work/missing" byte --input "$work/a.jsonl" "$work/missing"
 refused "a missing list" 5 "$work/missing" byte --input-list "$work/missing"
-refused "a folder as input" 5 "is a folder" byte --text --input "$work/folder"
+refused "a directory as input" 5 "is a directory" byte --text --input "$work/folder"
 gzip -c "$work/a.jsonl" >"$work/a.gz"
 refused "compressed input" 5 "compressed with gzip" byte --input "$work/a.gz"
 refused "compressed plain text" 5 "compressed with gzip" byte --text --input "$work/1.txt" "$work/a.gz"

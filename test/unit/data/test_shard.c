@@ -297,14 +297,14 @@ static void corrupt(void **state) {
     damage(f, 34, 4, 4, "points to byte 6");
     damage(f, 34, INT32_MAX, 4, "truncated: sequence 0");
     damage(f, 38, 3, 4, "truncated: sequence 1");
-    damage(f, 38, 1, 4, "do not belong together");
+    damage(f, 38, 1, 4, "do not match");
     damage(f, 42, 2, 8, "sequence 0 points to byte 2");
     damage(f, 50, 4, 8, "sequence 1 points to byte 4");
     damage(f, 50, -6, 8, "points to byte -6");
     damage(f, 50, INT64_MAX, 8, "points to byte");
     damage(f, 58, 1, 8, "boundary 0 is 1");
     damage(f, 58, -1, 8, "boundary 0 is -1");
-    damage(f, 66, 2, 8, "boundary 2 is 1, below");
+    damage(f, 66, 2, 8, "boundary 2 is 1, less than");
     damage(f, 82, 1, 8, "must equal the 2 sequences");
     damage(f, 82, 3, 8, "must equal the 2 sequences");
     for (size_t bytes = 0; bytes < sizeof GOLDEN_IDX; bytes++) {
@@ -312,7 +312,7 @@ static void corrupt(void **state) {
     }
     for (size_t bytes = 0; bytes < sizeof GOLDEN_BIN; bytes++)
         expect_damage(f, GOLDEN_IDX, sizeof GOLDEN_IDX, bytes, ".bin: truncated");
-    expect_damage(f, GOLDEN_IDX, sizeof GOLDEN_IDX, 12, "do not belong together");
+    expect_damage(f, GOLDEN_IDX, sizeof GOLDEN_IDX, 12, "do not match");
     uint8_t none[34] = {0};  // no sequence and no boundary
     memcpy(none, GOLDEN_IDX, 18);
     expect_damage(f, none, sizeof none, 0, "no document boundaries");
@@ -420,7 +420,7 @@ static void cut_short_while_mapped(void **state) {
     assert_int_equal(truncate(path, 5000), 0);
     assert_int_equal(read_and_end(&s, &site, said, sizeof said), EXIT_DATA);
     snprintf(expected, sizeof expected,
-             "error: rank 3 (node 1, gpu 2) iteration 40 read data: %s: cut short while it was read, from "
+             "error: rank 3 (node 1, gpu 2) iteration 40 read data: %s was truncated while it was read, from "
              "100000 bytes to 5000; ",
              path);
     assert_memory_equal(said, expected, strlen(expected));

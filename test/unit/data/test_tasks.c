@@ -177,7 +177,7 @@ static void ids(void **state) {
     assert_int_equal(set.request[0].scored, 2);
     assert_true(durable_write_file(f->path, bad, strlen(bad), &err));
     assert_false(task_set_read(&set, f->path, encoding, &err));
-    assert_non_null(strstr(err.what, "line 1: choice 0 holds what the tokenizer cannot encode"));
+    assert_non_null(strstr(err.what, "line 1: choice 0 contains text that the tokenizer cannot encode"));
     task_set_free(&set);
 }
 
@@ -249,48 +249,51 @@ static void hostile_lines(void **state) {
     const struct {
         const char *line, *what;
     } cases[] = {
-        {"[]", "line 2: it is no JSON object"},
-        {"{\"task\":\"a\"", "line 2: it is no JSON object"},
-        {"{} {}", "line 2: it is no JSON object"},
-        {"{}", "line 2: \"task\" is missing or no text"},
-        {"{\"task\":1}", "\"task\" is missing or no text"},
-        {"{\"task\":\"a\"}", "\"context\" is missing or no text"},
+        {"[]", "line 2: it is not a JSON object"},
+        {"{\"task\":\"a\"", "line 2: it is not a JSON object"},
+        {"{} {}", "line 2: it is not a JSON object"},
+        {"{}", "line 2: \"task\" is missing or not a string"},
+        {"{\"task\":1}", "\"task\" is missing or not a string"},
+        {"{\"task\":\"a\"}", "\"context\" is missing or not a string"},
         {"{\"task\":\"\",\"context\":\"c\",\"continuation\":\"d\"}", "\"task\" must have 1 to 63 bytes"},
-        {"{\"task\":\"\\n\",\"context\":\"c\",\"continuation\":\"d\"}", "none a control character"},
+        {"{\"task\":\"\\n\",\"context\":\"c\",\"continuation\":\"d\"}", "no control characters"},
         {"{\"task\":\"0123456789012345678901234567890123456789012345678901234567890123\",\"context\":\"c\","
          "\"continuation\":\"d\"}",
          "\"task\" must have 1 to 63 bytes"},
-        {"{\"task\":\"a\",\"context\":\"c\"}", "one of \"choices\" and \"continuation\" is wanted"},
+        {"{\"task\":\"a\",\"context\":\"c\"}", "give either \"choices\" or \"continuation\""},
         {"{\"task\":\"z\",\"context\":\"c\",\"choices\":[\"x\"],\"gold\":0,\"continuation\":\"d\"}",
-         "one of \"choices\" and \"continuation\" is wanted"},
+         "give either \"choices\" or \"continuation\""},
         {A("\"continuation\":\"d\""), "other lines of task a have \"choices\""},
-        {"{\"task\":\"z\",\"context\":\"c\",\"continuation\":3}", "\"continuation\" is missing or no text"},
+        {"{\"task\":\"z\",\"context\":\"c\",\"continuation\":3}",
+         "\"continuation\" is missing or not a string"},
         {"{\"task\":\"z\",\"context\":\"c\",\"continuation\":\"\"}", "choice 0 is empty"},
-        {A("\"choices\":[],\"gold\":0"), "must be a list of 1 to 1000 texts"},
-        {A("\"choices\":\"x\",\"gold\":0"), "must be a list of 1 to 1000 texts"},
-        {A("\"choices\":[\"x\"]"), "\"gold\" must be the number"},
+        {A("\"choices\":[],\"gold\":0"), "must be a list of 1 to 1000 strings"},
+        {A("\"choices\":\"x\",\"gold\":0"), "must be a list of 1 to 1000 strings"},
+        {A("\"choices\":[\"x\"]"), "\"gold\" must be the index"},
         {A("\"choices\":[\"x\"],\"gold\":1"), "0 to 0"},
         {A("\"choices\":[\"x\"],\"gold\":-1"), "0 to 0"},
         {A("\"choices\":[\"x\",\"y\"],\"gold\":0.5"), "0 to 1"},
         {A("\"choices\":[\"x\",\"y\"],\"gold\":\"1\""), "0 to 1"},
-        {A("\"choices\":[\"x\",null],\"gold\":0"), "choice 1 is missing or no"},
+        {A("\"choices\":[\"x\",null],\"gold\":0"), "choice 1 is missing or not"},
         {A("\"choices\":[\"x\",\"\"],\"gold\":0"), "choice 1 is empty"},
         {A("\"choices\":[\"x\"],\"gold\":0,\"delimiter\":0"), "\"delimiter\" is"},
-        {OWN("\"context\":\" \\t\",\"choices\":[\"x\"],\"gold\":0"), "the context is white space alone"},
+        {OWN("\"context\":\" \\t\",\"choices\":[\"x\"],\"gold\":0"), "the context is white space only"},
         {A("\"choices\":[\"01234567\"],\"gold\":0"), "choice 0 has 9 tokens, more than --seq-length 8"},
         {"{\"task\":\"a\",\"context\":\"\",\"choices\":[\"01234567\"],\"gold\":0}",
          "choice 0 has 9 tokens, more than --seq-length 8"},
-        {"{\"task\":\"a\",\"context\":\"c\\u0000d\",\"choices\":[\"x\"],\"gold\":0}", "it holds U+0000"},
-        {"{\"task\":\"a\",\"context\":\"\\ud800\",\"choices\":[\"x\"],\"gold\":0}", "it is no JSON object"},
-        {"{\"task\":\"a\",\"context\":\"\xC3\",\"choices\":[\"x\"],\"gold\":0}", "\"context\" is no UTF-8"},
-        {A("\"choices\":[\"\xFF\"],\"gold\":0"), "choice 0 is no UTF-8"},
+        {"{\"task\":\"a\",\"context\":\"c\\u0000d\",\"choices\":[\"x\"],\"gold\":0}", "it contains U+0000"},
+        {"{\"task\":\"a\",\"context\":\"\\ud800\",\"choices\":[\"x\"],\"gold\":0}",
+         "it is not a JSON object"},
+        {"{\"task\":\"a\",\"context\":\"\xC3\",\"choices\":[\"x\"],\"gold\":0}",
+         "\"context\" is not valid UTF-8"},
+        {A("\"choices\":[\"\xFF\"],\"gold\":0"), "choice 0 is not valid UTF-8"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[512];
         snprintf(text, sizeof text, GOOD "%s\n", cases[i].line);
         refused(*state, text, strlen(text), cases[i].what);
     }
-    refused(*state, GOOD "{\0}", strlen(GOOD) + 3, "line 2: it holds U+0000");
+    refused(*state, GOOD "{\0}", strlen(GOOD) + 3, "line 2: it contains U+0000");
 }
 
 static void hostile_files(void **state) {
@@ -298,8 +301,8 @@ static void hostile_files(void **state) {
     TaskSet set = {0};
     TaskEncoding encoding = {f->bytes, SEQ};
     Error err = {0};
-    refused(f, "", 0, "holds no samples");
-    refused(f, "\n\n  \n", 5, "holds no samples");
+    refused(f, "", 0, "has no samples");
+    refused(f, "\n\n  \n", 5, "has no samples");
     assert_false(task_set_read(&set, "/nowhere/tasks.jsonl", encoding, &err));
     assert_int_equal(err.code, EXIT_DATA);
     assert_false(task_set_read(&set, f->folder, encoding, &err));
@@ -318,7 +321,7 @@ static void not_without_end(void **state) {
     used = (size_t)snprintf(text, room, "{\"task\":\"a\",\"context\":\"c\",\"gold\":0,\"choices\":[\"x\"");
     for (int i = 0; i < MAX_CHOICES; i++) used += (size_t)snprintf(text + used, room - used, ",\"x\"");
     used += (size_t)snprintf(text + used, room - used, "]}");
-    refused(f, text, used, "must be a list of 1 to 1000 texts");
+    refused(f, text, used, "must be a list of 1 to 1000 strings");
     free(text);
 }
 

@@ -536,9 +536,9 @@ static void malformed_vocabularies_are_refused(void **state) {
     check_refused(false, "{", "", "line 1 is not valid JSON");
     check_refused(false, "\"!\": 0,", "", "0 to");
     check_refused(false, "\"!\": 0,", "\"!\": 1,", "same id 1");
-    check_refused(false, "\"!\": 0,", "\"!\": -1,", "not a whole number");
-    check_refused(false, "\"!\": 0,", "\"!\": 0.5,", "not a whole number");
-    check_refused(false, "\"!\": 0,", "\"!\": \"0\",", "not a whole number");
+    check_refused(false, "\"!\": 0,", "\"!\": -1,", "not an integer");
+    check_refused(false, "\"!\": 0,", "\"!\": 0.5,", "not an integer");
+    check_refused(false, "\"!\": 0,", "\"!\": \"0\",", "not an integer");
     check_refused(false, "\"!\": 0,", "\"!!!\": 0,", "byte 0x21");
     check_refused(false, "<|endoftext|>", "<|end|>", "<|endoftext|>");
     check_refused(false, "\"!\": 0, \"\\\"\": 1,", "\"#\": 0, \"!\": 1,", "twice");

@@ -470,20 +470,20 @@ static void other_tokenizers_are_refused(void **state) {
                   "\"post_processor\":{\"type\":\"BertProcessing\"", "post_processor BertProcessing");
     check_refused("llama3", "\"Isolated\"", "\"Removed\"", "Isolated");
     check_refused("llama3", "\"invert\":false", "\"invert\":true", "invert");
-    check_refused("llama3", "(?i:'s", "\\\\w|(?i:'s", "an escape that is not known");
-    check_refused("llama3", "(?i:'s", "(?i:'s)|(", "PCRE2 cannot cut");
+    check_refused("llama3", "(?i:'s", "\\\\w|(?i:'s", "an unknown escape");
+    check_refused("llama3", "(?i:'s", "(?i:'s)|(", "PCRE2 cannot split");
     check_refused("llama3", "{\"type\":\"Split\"", "{\"type\":\"ByteLevel\"},{\"type\":\"Split\"",
                   "after ByteLevel");
     check_refused("llama3", "\"ids\":[", "\"ids\":[99999,", "unknown or too many ids");
-    check_refused("llama3", "\"ids\":[", "\"ids\":\"\",\"x\":[", "does not say the ids");
-    check_refused("llama3", "\"single\":[", "\"single\":[{\"Sequence\":{}},", "no text, or several");
+    check_refused("llama3", "\"ids\":[", "\"ids\":\"\",\"x\":[", "does not define the ids");
+    check_refused("llama3", "\"single\":[", "\"single\":[{\"Sequence\":{}},", "exactly one text");
 }
 
 static void malformed_vocabularies_are_refused(void **state) {
     check_refused("gpt2", "\"Ġno\":300,", "", "no token has the id 300");
     check_refused("gpt2", "\"!\":0,", "\"!\":1,", "same id 1");
-    check_refused("gpt2", "\"!\":0,", "\"!\":-1,", "not a whole number");
-    check_refused("gpt2", "\"!\":0,", "\"!\":1e300,", "not a whole number");
+    check_refused("gpt2", "\"!\":0,", "\"!\":-1,", "not an integer");
+    check_refused("gpt2", "\"!\":0,", "\"!\":1e300,", "not an integer");
     check_refused("gpt2", "\"!\":0,", "\"!!!\":0,", "byte 0x21");
     check_refused("gpt2", "\"merges\":[", "\"merges\":[\"a b c\",", "merge 1 \"a b c\" is not two symbols");
     check_refused("gpt2", "\"merges\":[", "\"merges\":[\"q z\",", "not in the vocabulary");
@@ -493,11 +493,11 @@ static void malformed_vocabularies_are_refused(void **state) {
     check_refused("gpt2", "\"vocab\":{", "\"vocab\":[],\"x\":{", "no \"vocab\"");
     check_refused("gpt2", "\"content\":\"<|endoftext|>\"", "\"content\":\"<|end|>\"", "same id");
     check_refused("gpt2", "\"content\":\"<|endoftext|>\"", "\"content\":\"\"", "no \"content\"");
-    check_refused("qwen2", "\"content\":\"<|im_start|>\"", "\"content\":\"<|endoftext|>\"", "is there twice");
+    check_refused("qwen2", "\"content\":\"<|im_start|>\"", "\"content\":\"<|endoftext|>\"", "occurs twice");
     check_refused("qwen2", "\"added_tokens\":[", "\"added_tokens\":[" ADDED(557, "<x>", false, false) ",",
-                  "has the id 557, and 556 is next");
+                  "has id 557, but the next id is 556");
     check_refused("qwen2", "\"content\":\"<|im_start|>\"", "\"content\":\"\u2581\\u0000\"", "U+0000");
-    check_refused("qwen2", "\"content\":\"<|im_start|>\"", "\"content\":\"a\"", "and 64 in the vocabulary");
+    check_refused("qwen2", "\"content\":\"<|im_start|>\"", "\"content\":\"a\"", "but 64 in the vocabulary");
     check_refused("qwen2", "\"single_word\":false", "\"single_word\":true", "single_word");
     check_refused("qwen2", "\"lstrip\":false", "\"lstrip\":0", "a flag that is not true or false");
     check_refused("qwen2", "\"added_tokens\":[{", "\"added_tokens\":[7,{", "no \"content\"");
