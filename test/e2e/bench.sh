@@ -587,7 +587,8 @@ wrong() { # TEXT WORDS...
     compare "$@"
     error_names 2 "$text" $?
 }
-check "comm.sh: a network speed with several ranks per node" wrong "want nodes of one rank on processors" --networks 25
+check "comm.sh: network speeds need one rank per node" wrong "want nodes of one rank on processors" \
+    --networks 25
 check "comm.sh: unknown preset" wrong "the preset nosuch is unknown" --networks inside --presets "fp32 nosuch"
 built() { # from scratch: builds what comm.sh and save.sh need with DEVICE=cpu
     local program

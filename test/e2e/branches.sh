@@ -131,7 +131,7 @@ branches() { # PRESETS SEEDS [OPTIONS...]
     "$study" branch "${place[@]}" --point 12 --length 8 --reserve 12 --error-interval 4 --presets "$1" \
         --seeds "$2" "${@:3}" >"$work/out" 2>"$work/err"
 }
-check "no base run" refused 5 "trunk.json; run \`study trunk\` first" branch "${place[@]}" --point 12 --length 8
+check "no base run" refused 5 "run \`study trunk\` first" branch "${place[@]}" --point 12 --length 8
 made_trunk() {
     trunk 6,12 || { say "exit code $?"; return 1; }
     grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*"}' "$work/study/125m-branches/trunk.json" ||
@@ -289,7 +289,8 @@ other_bits_trunk() {
 check "refuses a base run that is not bit-exact" other_bits_trunk
 check "a base run with different settings" refused 5 "lr 0.003 and 0.002" trunk "${place[@]}" --points 6,12 \
     --global-batch-size 8 --lr 2e-3 --warmup 4 --split 950,50,0 -- "${tiny[@]}"
-check "a point missing from the base run" refused 2 "the base run's points are" branch "${place[@]}" --point 7 --length 8
+check "a point not in the base run" refused 2 "the base run's points are" branch "${place[@]}" --point 7 \
+    --length 8
 check "data that would repeat" refused 5 "data would repeat" branch "${place[@]}" --point 12 --length 8 \
     --seeds 99999
 check "no point" refused 2 "whole numbers" trunk "${place[@]}" --points x

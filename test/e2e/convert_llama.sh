@@ -49,14 +49,14 @@ by_its_flags() { # FOLDER FLAGS...
     rm "$work/on.jsonl"
 }
 check "training resumes from iteration 0" by_its_flags "$work/cut.fp32.back"
-check "training starts with --finetune, tensor parallel" by_its_flags "$work/staged.bf16.back" --finetune "${two[@]}"
+check "--finetune, tensor parallel" by_its_flags "$work/staged.bf16.back" --finetune "${two[@]}"
 
 # A tokenizer.json is copied with its companion files and used by the resumed run.
 own=test/golden/tokenizer_json/llama3
 as_text=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model "$own")
 model=("${plain[@]}" "${llama[@]}" "${as_text[@]}")
 "$BUILD/preprocess_data" --input "$work/text.jsonl" "${as_text[@]}" --append-eod --workers 1 \
-    --output-prefix "$work/ids" >/dev/null 2>"$work/err" || not_ok "preprocess with tokenizer.json" "$(tail -n 1 "$work/err")"
+    --output-prefix "$work/ids" >/dev/null 2>"$work/err" || not_ok "preprocess" "$(tail -n 1 "$work/err")"
 data=$work/ids_text_document
 trains 1 --train-iters 4 --save-interval 4 --save "$work/text" ||
     not_ok "a Llama with a tokenizer.json" "$why"
@@ -85,7 +85,7 @@ check "tokenizer.json takes precedence over vocab.json" tokenizer_json_first
 data=$work/text_text_document
 model=("${plain[@]}" --normalization RMSNorm)
 trains 1 --train-iters 4 --save-interval 4 --save "$work/mixed" || not_ok "a mixed model" "$why"
-check "a model of no supported family" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
+check "a model of no family" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
 
 if has_transformers; then
     for name in hf_llama hf_qwen3; do

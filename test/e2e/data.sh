@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Data as a user meets them: looking at samples, checking shards, masks and positions at document
-# ends, blends, epochs, validation and test, and the ways to leave early.
+# Data handling from a user's view: inspecting samples, checking shards, masks and positions at
+# document ends, blends, epochs, validation and test, and early exits.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 600 9
@@ -9,8 +9,8 @@ make_shard tiny 12 11
 data=$work/text_text_document
 
 # --- --inspect-data, --check-data ---
-# tokens SEQUENCE FROM TO: token ids read from .idx and .bin with od alone: 34 bytes of header, then
-# all lengths (4 bytes), then all offsets (8 bytes).
+# tokens SEQUENCE FROM TO: token ids read from .idx and .bin with od only: a 34-byte header, then
+# all lengths (4 bytes each), then all offsets (8 bytes each).
 tokens() {
     local sequences offset
     sequences=$(od -An -t d8 -j 18 -N 8 "$data.idx" | tr -d ' ')
@@ -31,7 +31,7 @@ inspects() { # SAMPLE
 }
 for sample in 0 3 17 101; do check "--inspect-data $sample" inspects $sample 1; done
 check "--inspect-data on 4 ranks" inspects 5 4
-check "--inspect-data of a sample that is not there" refused 2 "--inspect-data 99999999" 4 \
+check "--inspect-data of a sample out of range" refused 2 "--inspect-data 99999999" 4 \
     --inspect-data 99999999
 checks_data() {
     ranks 4 "${model[@]}" "${batch[@]}" --data-path 1 "$data" 2 "$work/other_text_document" --check-data ||
@@ -42,13 +42,13 @@ checks_data() {
 }
 check "--check-data" checks_data
 
-checks_alone() { # only the data's flags
+checks_alone() { # only the data flags
     ranks 2 --check-data --tokenizer-type Byte --data-path "$data" || { say "failed"; return 1; }
     grep -q 'text_text_document: 600 sequences, .*: OK$' "$work/out" || { why="no report"; return 1; }
     ranks 1 --check-data --data-path "$data"
     error_names 2 "--vocab-file" $?
 }
-check "--check-data with the data's flags alone" checks_alone
+check "--check-data with data flags only" checks_alone
 inspects_without_lr() {
     local own=("${batch[@]}") i
     for i in "${!own[@]}"; do [[ "${own[i]:-}" = --lr || "${own[i]:-}" = --min-lr ]] &&
@@ -57,12 +57,13 @@ inspects_without_lr() {
 }
 check "--inspect-data without --lr" inspects_without_lr
 
-# --- a shard of bytes under another vocabulary, in which all its ids are valid ---
+# --- a shard of bytes read with another vocabulary, in which all its ids are valid ---
 bpe=(--tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json \
     --merge-file test/golden/tokenizer/merges.txt)
-check "bytes under a BPE vocabulary" refused 5 "its documents end with id 256, which occurs nowhere else" 2 \
+check "byte tokens, BPE vocabulary" refused 5 "its documents end with id 256, which occurs nowhere else" 2 \
     "${bpe[@]}"
-check "--check-data of bytes under a BPE vocabulary" refused 5 "its documents end with id 256" 2 "${bpe[@]}" \
+check "--check-data of byte tokens with a BPE vocabulary" refused 5 "its documents end with id 256" 2 \
+    "${bpe[@]}" \
     --check-data
 numbers() {
     trains 2 --tokenizer-type NullTokenizer --vocab-size 300 || return 1
@@ -70,20 +71,20 @@ numbers() {
     [ "$(grep -c "$warning" "$work/out")" -eq 1 ] || why="not one warning"
     [ -z "$why" ]
 }
-check "bytes under NullTokenizer: a warning" numbers
-# --- Hugging Face's tokenizer.json, of 561 ids ---
+check "byte tokens with NullTokenizer: a warning" numbers
+# --- a Hugging Face tokenizer.json with 561 ids ---
 json=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model test/golden/tokenizer_json/llama3)
-check "bytes under a tokenizer.json" refused 5 "its documents end with id 256" 2 "${json[@]}"
+check "byte tokens with a tokenizer.json" refused 5 "its documents end with id 256" 2 "${json[@]}"
 check "--tokenizer-model is required" refused 2 "needs --tokenizer-model" 1 \
     --tokenizer-type HuggingFaceTokenizer
-check "a tokenizer.json that is not there" refused 5 "cannot open no-such/tokenizer.json" 1 \
+check "a missing tokenizer.json" refused 5 "cannot open no-such/tokenizer.json" 1 \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model no-such/tokenizer.json
 trains_with_json() {
     local data=$work/json_text_document
     "$BUILD/preprocess_data" --input "$work/text.jsonl" "${json[@]}" --append-eod --workers 1 \
         --output-prefix "$work/json" 2>"$work/err" || { say "no shard"; return 1; }
     trains 2 "${json[@]}" --check-data || return 1
-    # Ids 556 and 557 are there for whole pieces; the three behind them are added tokens.
+    # Ids 556 and 557 are whole words; the three after them are added tokens.
     grep -q 'largest id 559 of 561: OK$' "$work/out" || { why="no check of the data"; return 1; }
     trains 2 "${json[@]}" --save "$work/json_run" --save-interval 12 \
         --sample-prompt "Hello<|eot_id|>" --sample-tokens 8 || return 1
@@ -91,16 +92,16 @@ trains_with_json() {
     grep -q '^  padded_vocab_size \.* 568$' "$work/out" || { why="561 ids are not padded to 568"; return 1; }
     grep -q '"tokenizer_model": *"test/golden/tokenizer_json/llama3"' \
         "$work/json_run/iter_0000012/manifest.json" || { why="not in the checkpoint"; return 1; }
-    # Another end of document is another tokenizer.
+    # A different end-of-document id means a different tokenizer.
     train 2 "${json[@]}" --tokenizer-eod "<|eot_id|>"
     error_names 5 "instead of 560" $?
 }
 check "a run with a tokenizer.json" trains_with_json
 own_end() { trains 2 && ! grep -q 'WARNING: every sampled sequence' "$work/out" ||
     { why=${why:-a warning}; return 1; }; }
-check "bytes under Byte: none" own_end
+check "byte tokens with the byte tokenizer: no warning" own_end
 
-# --- the ends of documents ---
+# --- document ends ---
 masks_matter() {
     local flags=("" "--eod-mask-loss" "--reset-position-ids" "--reset-attention-mask" \
         "--eod-mask-loss --reset-position-ids --reset-attention-mask") i j
@@ -119,7 +120,7 @@ masks_matter() {
     done
 }
 check "--eod-mask-loss, --reset-position-ids, --reset-attention-mask each change the loss" masks_matter
-masks_on_ranks() { # the mean over unmasked tokens is taken per micro-batch, wherever it is computed
+masks_on_ranks() { # the mean over unmasked tokens is taken per micro-batch, so it must not depend on the rank
     local all=(--eod-mask-loss --reset-position-ids --reset-attention-mask)
     logged masked1 1 "${all[@]}" && logged masked4 4 "${all[@]}" --gpus-per-node 2 || return 1
     { field masked1 loss | head -n 2; field masked4 loss | head -n 2; } |
@@ -159,7 +160,7 @@ order() { # FLAGS...: the first tokens of training samples 0 to 2
         sed -n 's/^  ids: //p' "$work/out"
     done
 }
-from_files() { # the same order, wherever the words stand
+from_files() { # the same order, independent of where the list is given
     printf '3 %s\n1 %s\n' "$data" "$work/other_text_document" >"$work/list"
     order --data-path 3 "$data" 1 "$work/other_text_document" >"$work/want" &&
         order --data-args-path "$work/list" >"$work/got" || return 1
@@ -178,12 +179,12 @@ check "a list without weights is read once" refused 5 "a list of prefixes withou
     --data-path "$data" "$work/other_text_document" --train-iters 100000
 list() { trains 2 --data-path "$data" "$work/other_text_document"; }
 check "a list without weights" list
-surplus() { # both rules; the second is told in the arguments
+surplus() { # both rules; the second is given in the blend arguments
     trains 2 --data-path 3 "$data" 1 "$work/other_text_document" --mid-level-dataset-surplus 0.005 &&
         grep -q '^  mid_level_dataset_surplus \.* 0\.005$' "$work/out"
 }
 check "--mid-level-dataset-surplus" surplus
-epochs() { # 12 documents hold about 45 samples; 160 are asked for
+epochs() { # 12 documents contain about 45 samples; the run reads 160
     logged epochs 2 --data-path "$work/tiny_text_document" --train-iters 20 --split 100,0,0 || return 1
     awk -v e="$(field epochs epoch interval | tail -n 1 | cut -d ' ' -f 2)" 'BEGIN { exit !(e > 2) }' ||
         { why="epoch $(field epochs epoch interval | tail -n 1)"; return 1; }
@@ -203,7 +204,7 @@ evaluates() {
     done
     [ "$(grep -c '^ validation loss' "$work/out")" -eq 4 ] &&
         [ "$(field evaluates loss valid | wc -l)" -eq 4 ] || { why="other than 4 evaluations"; return 1; }
-    # The frame is as long as the line and one more.
+    # The frame is one character longer than the line.
     awk '/^-+$/ { frame = length($0); next } /^ validation loss/ { if (frame != length($0) + 1) exit 1 }' \
         "$work/out" || { why="the frame is not as long as the line"; return 1; }
     # PPL is exp(loss).
@@ -211,15 +212,15 @@ evaluates() {
         awk '{ d = exp($1) / $2 - 1; if (d > 1e-4 || d < -1e-4) exit 1 }' ||
         { why="PPL is not exp(loss)"; return 1; }
 }
-check "validation and test lines in Megatron's form" evaluates
+check "validation and test lines in Megatron's format" evaluates
 iterator() {
     logged still 2 --lr 0 --min-lr 0 --weight-decay 0 --eval-interval 5 --eval-iters 2 || return 1
     [ "$(field still loss valid | sed -n 1p | cut -d ' ' -f 2)" != \
         "$(field still loss valid | sed -n 2p | cut -d ' ' -f 2)" ] ||
         { why="two evaluations of the same weights are equal: the iterator was rewound"; return 1; }
 }
-check "consecutive evaluations take the next samples" iterator
-full_validation() { # the same samples each time: with weights that stand still, the same loss
+check "consecutive evaluations use consecutive samples" iterator
+full_validation() { # the same samples each time: with constant weights, the same loss
     logged full 2 --lr 0 --min-lr 0 --weight-decay 0 --eval-interval 5 --eval-iters 2 --full-validation ||
         return 1
     grep -q '^    validation: None$' "$work/out" || { why="a target for validation"; return 1; }
@@ -238,8 +239,8 @@ check "--full-validation of a weighted blend" refused 2 "a weighted blend has no
 wsd() {
     logged wsd 2 --lr-decay-style WSD --lr-wsd-decay-iters 6 --lr-wsd-decay-style linear --min-lr 0 ||
         return 1
-    # 12 iterations of 8 samples, warm-up of 2. The line of iteration i shows what comes next:
-    # constant to 6, 0 after 12.
+    # 12 iterations of 8 samples with a warm-up of 2. The line of iteration i shows the rate of the
+    # next step: constant until 6, 0 after 12.
     [ "$(field wsd lr | cut -d ' ' -f 2 | sed -n '3p;6p;9p;12p' | tr '\n' ' ')" = "0.003 0.003 0.0015 0 " ] ||
         { why="rates $(field wsd lr | tr '\n' ' ')"; return 1; }
 }
@@ -255,7 +256,7 @@ skip_train() {
         { why="other losses than at the end of training"; return 1; }
 }
 check "--skip-train evaluates a checkpoint" skip_train
-evaluates_alone() { # neither training data nor a training split are needed to evaluate
+evaluates_alone() { # evaluation needs neither training data nor a training split
     local own=("${batch[@]}") i
     for i in "${!own[@]}"; do [ "${own[i]:-}" = --split ] && unset "own[i]" "own[i + 1]"; done
     ranks 2 "${model[@]}" "${own[@]}" --valid-data-path "$data" --skip-train --eval-iters 2 ||
@@ -273,7 +274,7 @@ sample() {
 }
 check "--sample-prompt" sample
 
-# --- leaving early ---
+# --- early exits ---
 exit_interval() {
     logged leaving 4 --gpus-per-node 2 --save "$work/leaving" --save-interval 100 --exit-interval 5 ||
         return 1
@@ -299,7 +300,7 @@ extra_fields() {
     grep -q '| throughput per GPU (TFLOP/s/GPU): [0-9.]* | .* | grad norm: [0-9.]* | num zeros: [0-9.]* | params norm: [0-9.]* | number of skipped' "$work/out" || { why="fields are missing"; return 1; }
 }
 check "--log-params-norm, --log-num-zeros-in-grad, --log-throughput" extra_fields
-# The norm of the weights in a checkpoint, and of the master weights: three digits each.
+# The norms of a checkpoint's model weights and of its master weights, to three digits.
 norms() { # FOLDER
     python3 - "$1" <<'PY'
 import array, glob, json, math, struct, sys
@@ -318,7 +319,7 @@ for path in glob.glob(sys.argv[1] + "/iter_0000012/*/*.safetensors"):
 print("%.3f %.3f" % (math.sqrt(squares["weight"]), math.sqrt(squares["master"])))
 PY
 }
-params_norm() { # 4-bit weights, far from the master weights
+params_norm() { # 4-bit model weights, far from the master weights
     logged norm 2 --log-params-norm --quantized-weights --weight-quantization-method direct \
         --save "$work/norm" --save-interval 12 || return 1
     local said weight master
@@ -328,6 +329,7 @@ params_norm() { # 4-bit weights, far from the master weights
     [ "$said" = "$weight" ] ||
         { why="said $said; of the weights it is $weight, of the master weights $master"; return 1; }
 }
-if command -v python3 >/dev/null; then check "params norm is of the model's weights" params_norm; else skip \
+if command -v python3 >/dev/null; then check "the params norm is computed from the model weights" \
+    params_norm; else skip \
     "params norm is of the model's weights" "no python3"; fi
 finish

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The same command gives the same bits, and so does everything that only changes when or where work
-# is done: overlap, recomputation, the number of chunks of the pipeline. Compared are the JSON lines
-# of the iterations, in which losses and norms are written so that they read back exactly.
+# The same command gives bitwise identical results, and so do options that only change when or where
+# work is done: overlap, recomputation, the number of pipeline chunks. Compares the JSON lines of
+# all iterations, whose losses and norms are written with full precision.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 3
@@ -40,10 +40,10 @@ for chunks in 2 3 8; do
     check "SDP4Bit in $chunks chunks" same_as sdp4bit "chunks$chunks" "${quantized[@]}" \
         --gradient-alltoall-pipeline $chunks
 done
-# Rounding bits belong to the position of a parameter, not to its place in a bucket.
+# Stochastic rounding depends on a parameter's position in the model, not in its bucket.
 check "SDP4Bit in several buckets" logged sdp4bit_buckets "${run[@]}" "${quantized[@]}" --ddp-bucket-size 1000
-# The norm is summed bucket by bucket, so only the losses of the first iterations can be equal to
-# the bit.
+# The norm is summed bucket by bucket, so only the losses of the first iterations can be bitwise
+# identical.
 buckets_equal() {
     local i
     for i in 1 2; do
@@ -51,9 +51,9 @@ buckets_equal() {
             { why="iteration $i: $(field sdp4bit_buckets loss | sed -n "${i}p")"; return 1; }
     done
 }
-check "the first step does not depend on the buckets" buckets_equal
-# Left to itself the program cuts what is larger than a bucket's target.
-check "SDP4Bit in as many chunks as the program chooses" same_as sdp4bit_buckets sdp4bit_one_chunk \
+check "the first step does not depend on the bucket layout" buckets_equal
+# By default the program splits tensors larger than a bucket's target size.
+check "SDP4Bit with the default number of chunks" same_as sdp4bit_buckets sdp4bit_one_chunk \
     "${quantized[@]}" --ddp-bucket-size 1000 --gradient-alltoall-pipeline 1
 seed_matters() { logged seed "${run[@]}" --seed 4321 && ! same_training baseline seed; }
 check "--seed changes the run" seed_matters

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# --error-feedback: a run that is stopped or killed goes on to the bit, in several shapes and
-# strategies, also behind a skipped step. Where a checkpoint's residual does not fit it starts at 0,
-# with a line that says so. --plan shows its memory.
+# --error-feedback: stopped or killed runs resume bitwise identically, in several layouts and
+# strategies and after a skipped step. A residual that does not fit the checkpoint's layout starts
+# at 0 and a log line says so. --plan includes its memory.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 12
 data=$work/text_text_document
 
-# Two bits between nodes leave much to feed back. Small buckets: several, each with its residual.
+# Two bits between nodes give large residuals. Small buckets, so that there are several residuals.
 two_bits=(--quantized-gradients --gq-group-size-intra 128 --gradient-quantization-method eden
     --gradient-quantization-bits-inter 2)
 four_bits=(--quantized-gradients --gq-group-size-intra 64 --gq-group-size-inter 64 --hadamard-transform)
@@ -17,7 +17,7 @@ run=("${unsealed[@]}" --verify-wire)
 
 lost="WARNING: the checkpoint has no error-feedback residual that fits this run; it starts at 0"
 
-# resumed NAME FLAGS...: goes on from iteration 4 of $work/NAME, into another folder.
+# resumed NAME FLAGS...: resumes from iteration 4 of $work/NAME and saves to another directory.
 resumed() {
     local name=$1
     rm -rf "$work/$name.rest"
@@ -25,7 +25,7 @@ resumed() {
         printf 4 >"$work/$name.rest/latest_checkpointed_iteration.txt" &&
         logged "$name.rest" "${@:2}" --load "$work/$name.rest" --save "$work/$name.rest"
 }
-same_end() { # NAME RANKS: what is trained, and the last checkpoint
+same_end() { # NAME RANKS: same training and same last checkpoint
     same_training "$1" "$1.rest" 4 || return 1
     local file found=0
     for file in "$work/$1"/iter_0000012/mp_rank_*/*.safetensors; do
@@ -42,23 +42,23 @@ goes_on() { # NAME NP FLAGS...
     ! grep -qF "$lost" "$work/out" || { why="the residual was not taken"; return 1; }
 }
 check "2 nodes of 2" goes_on square 4 --gpus-per-node 2 "${two_bits[@]}" --quantized-weights
-check "4 nodes of 1, 4 bits, saves beside training" goes_on row 4 --gpus-per-node 1 "${four_bits[@]}" \
+check "4 nodes of 1, 4 bits, background saves" goes_on row 4 --gpus-per-node 1 "${four_bits[@]}" \
     --async-save
-check "models in 2 parts, 2 nodes" goes_on parts 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \
+check "tensor parallel 2, 2 nodes" goes_on parts 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \
     --sequence-parallel "${two_bits[@]}"
-check "stages, 2 nodes each" goes_on stages 4 --gpus-per-node 1 --pipeline-model-parallel-size 2 \
+check "pipeline stages, 2 nodes each" goes_on stages 4 --gpus-per-node 1 --pipeline-model-parallel-size 2 \
     "${two_bits[@]}"
 check "optim_grads, 2 micro-batches" goes_on grads 4 --gpus-per-node 2 "${two_bits[@]}" \
     --data-parallel-sharding-strategy optim_grads --global-batch-size 16 --async-save
 check "optim_grads_params, offload" goes_on params 4 --gpus-per-node 2 "${four_bits[@]}" \
     --data-parallel-sharding-strategy optim_grads_params --global-batch-size 16 --optimizer-cpu-offload
 
-# It is not the run without the flag.
+# The result differs from the run without the flag.
 differs() {
     logged plain 4 "${run[@]:1}" --gpus-per-node 2 "${two_bits[@]}" --quantized-weights || return 1
     [ "$(train_lines plain 1)" != "$(train_lines square 1)" ] || { why="the flag changes nothing"; return 1; }
 }
-check "the flag changes what is trained" differs
+check "the flag changes training" differs
 
 killed() {
     local flags=(4 "${run[@]}" --gpus-per-node 2 "${two_bits[@]}" --quantized-weights --async-save)
@@ -73,17 +73,17 @@ killed() {
     same_training square square.rest $((from - 1)) &&
         same_end_of square killed
 }
-same_end_of() { # NAME NAME: the last checkpoints
+same_end_of() { # NAME NAME: compares the last checkpoints
     local file
     for file in "$work/$1"/iter_0000012/mp_rank_00/*.safetensors; do
         cmp -s "$file" "$work/$2/${file#"$work/$1/"}" || { why="${file##*/} differs"; return 1; }
     done
 }
 rm -rf "$work/square.rest"
-check "kill -9, and on to the bit" killed
+check "kill -9, resumed bitwise" killed
 
-# What a skipped step leaves does not count, in the step after it or in the checkpoint between. The
-# fault is in a message of the fourth step.
+# A skipped step must not change the residual, neither for the next step nor in the checkpoint in
+# between. The fault corrupts a message of the fourth step.
 skipped() {
     local flags=(4 "${unsealed[@]}" --gpus-per-node 2 "${two_bits[@]}" --on-nan skip)
     SDP4BIT_FAULT=message:1:4:1:-2 logged skip "${flags[@]}" --save "$work/skip" || return 1
@@ -91,51 +91,52 @@ skipped() {
         { why="skipped: $(field skip skipped | tr '\n' ' ')"; return 1; }
     resumed skip "${flags[@]}" && same_end skip 4
 }
-check "behind a skipped step" skipped
+check "resumed after a skipped step" skipped
 
-# --- what may change ---------------------------------------------------------------------------
-taken() { # yes|no NP FLAGS...: whether the residual of `square` is taken
+# --- changes across a resume -------------------------------------------------------------------
+taken() { # yes|no NP FLAGS...: whether the residual of `square` is used
     resumed square "${@:2}" --exit-interval 6 || return 1
     if [ "$1" = yes ]; then ! grep -qF "$lost" "$work/out"; else grep -qF "$lost" "$work/out"; fi ||
         { why="the line about the residual: $(grep -c "$lost" "$work/out")"; return 1; }
     [ "$(field square.rest loss | head -n 1 | cut -d ' ' -f 1)" = 5 ] || { why="does not go on"; return 1; }
 }
 rm -rf "$work/square.rest"
-check "nodes of 1, other buckets: taken" taken yes 2 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}" \
+check "nodes of 1, other buckets: kept" taken yes 2 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}" \
     --ddp-bucket-size 10000
-check "other bits: taken" taken yes 4 "${run[@]}" --gpus-per-node 2 "${two_bits[@]}" \
+check "other bits: kept" taken yes 4 "${run[@]}" --gpus-per-node 2 "${two_bits[@]}" \
     --gradient-quantization-bits-inter 4
 check "other nodes: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}"
 check "another transform: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 2 "${four_bits[@]}"
-check "other parts: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 2 --tensor-model-parallel-size 2 \
+check "other tensor parallelism: starts at 0" taken no 4 "${run[@]}" --gpus-per-node 2 \
+    --tensor-model-parallel-size 2 \
     --make-vocab-size-divisible-by 16 "${two_bits[@]}"
-check "without error feedback: no word of it" taken yes 4 "${run[@]:1}" --gpus-per-node 2 "${two_bits[@]}"
-began() { # from a checkpoint without
+check "without error feedback: not mentioned" taken yes 4 "${run[@]:1}" --gpus-per-node 2 "${two_bits[@]}"
+began() { # from a checkpoint without residuals
     rm -rf "$work/plain"
     logged plain 4 "${run[@]:1}" --gpus-per-node 2 "${two_bits[@]}" --save "$work/plain" --train-iters 4 &&
         trains 4 "${run[@]}" --gpus-per-node 2 "${two_bits[@]}" --load "$work/plain" --train-iters 6 \
             --override-opt_param-scheduler || return 1
     grep -qF "$lost" "$work/out" || { why="no line about the residual"; return 1; }
 }
-check "from a checkpoint without: starts at 0" began
+check "from a checkpoint without residuals: starts at 0" began
 
-# --- where there is nothing to feed back -------------------------------------------------------
+# --- runs without residuals --------------------------------------------------------------------
 one_node() {
     logged alone 2 --gpus-per-node 2 "${two_bits[@]}" --train-iters 3 || return 1
     logged alone_fed 2 --gpus-per-node 2 "${two_bits[@]}" --train-iters 3 --error-feedback || return 1
     grep -q "WARNING: one node: .*--error-feedback has no effect" "$work/out" || { why="no line"; return 1; }
     same_training alone alone_fed
 }
-check "one node: a line, and the same bits" one_node
+check "one node: reported, and bitwise identical" one_node
 no_codes() {
     trains 4 --gpus-per-node 2 --train-iters 3 --error-feedback || return 1
     grep -q -- "--error-feedback has no effect without --quantized-gradients" "$work/out" "$work/err" ||
         { why="no line"; return 1; }
 }
-check "gradients in fp32: a line" no_codes
+check "fp32 gradients: reported" no_codes
 
-# 4 bytes per element of a matrix, shared out over a node's 8 ranks. All 16 share the master
-# weights.
+# 4 bytes per matrix element, sharded across the 8 ranks of a node. The master weights are sharded
+# across all 16.
 planned() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args @configs/sdp4bit.args --plan --plan-world-size 16 \
         --gpus-per-node 8 --error-feedback >"$work/plan" 2>"$work/err" || { say "--plan failed"; return 1; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# --eval-tasks: the same figures in every layout and strategy, alone and during training, which they
-# do not change. Files that are wrong end the run before it begins. Where lm_eval is installed: the
-# harness finds the same on an export.
+# --eval-tasks: identical scores in every layout and strategy, standalone and during training, which
+# they do not change. Invalid task files end the run before it starts. If lm_eval is installed, its
+# harness must find the same scores on an export.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 200 5
@@ -9,7 +9,7 @@ data=$work/text_text_document
 model+=(--seq-length 128 --max-position-embeddings 128) # sequences of 64 and of 128
 tasks=$work/tasks.jsonl
 
-# Contexts of some words and of more than the model sees.
+# Contexts of a few words, and contexts longer than the model's sequence length.
 awk 'BEGIN {
     count = split("the quick brown fox jumps over a lazy dog while seven wizards brew tea", word, " ")
     for (i = 0; i < 60; i++) {
@@ -28,7 +28,7 @@ function words(n, text) {
 function draw(n) { seed = (seed * 1103 + 12345) % 65536; return int(seed * n / 65536) }' >"$tasks"
 scored=(--eval-tasks "$tasks" --log-eval-samples)
 
-# scores NAME: the records of the last iteration that was scored.
+# scores NAME: prints the records of the last scored iteration.
 scores() {
     local last
     last=$(field "$1" n task | tail -n 1 | cut -d ' ' -f 1)
@@ -36,7 +36,7 @@ scores() {
         >"$work/$1.scores"
     [ "$(wc -l <"$work/$1.scores")" -eq 62 ] || { why="$(wc -l <"$work/$1.scores") records in $1"; return 1; }
 }
-# scored_alone NAME NP FLAGS...: the checkpoint, without data.
+# scored_alone NAME NP FLAGS...: scores the checkpoint without training data.
 scored_alone() {
     local log=$work/$1.jsonl name=$1 np=$2
     shift 2
@@ -62,25 +62,26 @@ undisturbed() {
     logged quiet 4 "${sdp4bit[@]}" --eval-interval 6 --save "$work/quiet" --save-interval 12 &&
         same_training run quiet && same_shards "$work/run" "$work/quiet" 12 4
 }
-check "training's bits stay" undisturbed
+check "training is bitwise unchanged" undisturbed
 
-# --- alone, in other layouts ---------------------------------------------------------------------
-same_scores() { # NAME NP FLAGS...: every bit
+# --- standalone, in other layouts ----------------------------------------------------------------
+same_scores() { # NAME NP FLAGS...: bitwise identical
     scored_alone "$@" && cmp -s "$work/run.scores" "$work/$1.scores" ||
         { why=${why:-$(diff "$work/run.scores" "$work/$1.scores" | sed -n 2p | cut -c 1-160)}; return 1; }
 }
-check "alone on one rank" same_scores one 1
+check "standalone on one rank" same_scores one 1
 check "on two ranks" same_scores two 2
 check "on three ranks" same_scores three 3 --global-batch-size 6
 check "two pipeline stages" same_scores staged 2 --pipeline-model-parallel-size 2
 check "stages with chunks of layers, two replicas" same_scores chunks 4 --num-layers 2 \
     --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1
-check "weights shared by all ranks" same_scores zero3 2 --data-parallel-sharding-strategy optim_grads_params \
+check "weights sharded across all ranks" same_scores zero3 2 --data-parallel-sharding-strategy \
+    optim_grads_params \
     --shard-params-over world
 check "full recomputation" same_scores again 1 --recompute-granularity full
 
-# Tensor parallelism rounds elsewhere, and so may products of another shape: likelihoods within a
-# hundredth, step statuses but for a sample.
+# Tensor parallelism and other matrix shapes round differently: likelihoods agree within 0.01, and
+# choices except for one sample.
 close_scores() { # NAME NP FLAGS...
     scored_alone "$@" || return 1
     paste -d '\n' "$work/run.scores" "$work/$1.scores" | sed -e 's/"[a-z_]*":/ /g; s/[][{},]/ /g' | awk '
@@ -98,26 +99,26 @@ check "tensor parallel" close_scores cut 2 "${layout[@]}"
 cut_again() {
     scored_alone cut_again 4 "${layout[@]}" --sequence-parallel && cmp -s "$work"/cut{,_again}.scores
 }
-check "with two replicas and sequence parallelism: the same bits" cut_again
+check "two replicas with sequence parallelism: bitwise identical" cut_again
 
 # --- memory --------------------------------------------------------------------------------------
-check "the plan knows" memory_as_planned 2 "${layout[@]}" --eval-tasks "$tasks"
+check "memory matches the plan" memory_as_planned 2 "${layout[@]}" --eval-tasks "$tasks"
 planned_more() {
     local with without
     make_plan 1 --eval-tasks "$tasks" && with=$(awk '$1 == "total" { print $2 }' "$work/plan") &&
         make_plan 1 && without=$(awk '$1 == "total" { print $2 }' "$work/plan")
     [ "$with" -gt "$without" ] || { why="$with bytes with, $without without"; return 1; }
 }
-check "what scores take is in the plan" planned_more
+check "the plan includes the memory for scoring" planned_more
 
-# --- what is wrong -------------------------------------------------------------------------------
+# --- invalid input -------------------------------------------------------------------------------
 { cat "$tasks"; echo '{"task":"choose","context":"c","choices":["x"],"gold":1}'; } >"$work/bad.jsonl"
-check "a right choice that is not there" refused 5 "bad.jsonl line 61: \"gold\"" 2 --eval-tasks \
+check "a correct choice out of range" refused 5 "bad.jsonl line 61: \"gold\"" 2 --eval-tasks \
     "$tasks" "$work/bad.jsonl"
-check "no such file" refused 5 "$work/none.jsonl" 2 --eval-tasks "$work/none.jsonl"
+check "a missing file" refused 5 "$work/none.jsonl" 2 --eval-tasks "$work/none.jsonl"
 before_the_plan() { refused 5 'line 61' 1 --eval-tasks "$work/bad.jsonl" && ! grep -q 'memory plan' "$work/out"; }
-check "files are read first" before_the_plan
-check "samples without a place to go" refused 2 "--log-jsonl" 1 "${scored[@]}"
+check "task files are read before training starts" before_the_plan
+check "samples without an output path" refused 2 "--log-jsonl" 1 "${scored[@]}"
 no_words() {
     ranks 1 "${model[@]}" "${batch[@]}" --mock-data --tokenizer-type GPT2BPETokenizer --eval-tasks "$tasks"
     error_names 2 "--vocab-file" $?
@@ -127,7 +128,7 @@ no_data() {
     ranks 1 "${model[@]}" "${batch[@]}" --eval-tasks "$tasks"
     error_names 2 "no data" $?
 }
-check "training wants data" no_data
+check "training requires data" no_data
 
 # --- the harness ---------------------------------------------------------------------------------
 PYTHON=${PYTHON:-python3}
@@ -138,7 +139,7 @@ if "$PYTHON" -c 'import lm_eval, torch, transformers, accelerate' 2>/dev/null; t
                 >"$work/out" 2>"$work/err" ||
             say "$(tail -n 1 "$work/err")"
     }
-    check "the harness finds the same on an export" harness_agrees
+    check "lm_eval finds the same scores on an export" harness_agrees
     same_file() {
         "$PYTHON" - "$tasks" "$work" <<'PY' 2>"$work/err" && HF_HUB_OFFLINE=1 "$PYTHON" dev/harness_tasks \
             --include-path "$work" choose complete 2>"$work/err" | sort >"$work/back.jsonl"
@@ -157,9 +158,9 @@ key = lambda sample: json.dumps(sample, sort_keys=True)
 assert sorted(own, key=key) == sorted(back, key=key)' "$tasks" "$work/back.jsonl" 2>"$work/err" ||
             say "other samples"
     }
-    check "dev/harness_tasks writes the harness's samples" same_file
+    check "dev/harness_tasks writes lm_eval's samples" same_file
 else
-    skip "the harness finds the same on an export" "lm_eval is not installed"
-    skip "dev/harness_tasks writes the harness's samples" "lm_eval is not installed"
+    skip "lm_eval finds the same scores on an export" "lm_eval is not installed"
+    skip "dev/harness_tasks writes lm_eval's samples" "lm_eval is not installed"
 fi
 finish

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# generate as a user meets it: text from checkpoints of every layout, equal to what the trainer
-# writes with the whole sequence in each pass, and to what transformers generates. Prompts from
-# three places, the ways to draw, whole characters, positions that end, signals, a reader that
-# leaves, and input that is no model's.
+# generate from a user's view: text from checkpoints of every layout, identical to the trainer's
+# samples (which recompute the whole sequence per token) and to transformers. Prompts from three
+# sources, sampling options, whole UTF-8 characters, the end of the position range, signals, closed
+# pipes, and invalid input.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 4
@@ -12,18 +12,18 @@ llama=(--normalization RMSNorm --position-embedding-type rope --swiglu --ffn-hid
     --disable-bias-linear --untie-embeddings-and-output-weights --group-query-attention \
     --num-query-groups 2 --qk-layernorm)
 
-# generated FLAGS...: the program; text in $work/text, what it says in $work/err.
+# generated FLAGS...: runs the program; text in $work/text, messages in $work/err.
 generated() { timeout -k 5 "$LIMIT" "$BUILD/generate_cpu" "$@" >"$work/text" 2>"$work/err" </dev/null; }
 generates() { generated "$@" || say "generate $* ended with exit code $?"; }
-no_text() { # CODE TEXT FLAGS...: one error line, and no text
+no_text() { # CODE TEXT FLAGS...: one error line and no text
     local code=$1 text=$2
     shift 2
     generated "$@"
     error_names "$code" "$text" $? && { [ ! -s "$work/text" ] || { why="text was written"; return 1; }; }
 }
 
-# As many tokens as the positions hold: the trainer's sample moves its window then.
-written_by_trainer() { # FOLDER TEMPERATURE FLAGS...: into $work/expected
+# As many tokens as there are positions; beyond that the trainer's sample shifts its context.
+written_by_trainer() { # DIR TEMPERATURE FLAGS...: writes $work/expected
     local folder=$1 temperature=$2
     shift 2
     trains 1 --load "$folder" --skip-train --override-opt_param-scheduler --sample-prompt "the quick" \
@@ -31,7 +31,7 @@ written_by_trainer() { # FOLDER TEMPERATURE FLAGS...: into $work/expected
     sed '1,/^ *sample at iteration/d' "$work/out" | head -n 1 >"$work/expected"
     [ -s "$work/expected" ] || { why="the trainer wrote no sample"; return 1; }
 }
-same_text() { # FOLDER FLAGS...: greedy and drawn
+same_text() { # DIR FLAGS...: greedy and sampled
     local folder=$1 temperature
     shift
     for temperature in 0 0.7; do
@@ -43,15 +43,17 @@ same_text() { # FOLDER FLAGS...: greedy and drawn
     done
 }
 trains 1 "${longer[@]}" --train-iters 40 --save "$work/plain" --save-interval 20 || not_ok "a run" "$why"
-check "GPT-2's blocks: the trainer's text" same_text "$work/plain" "${longer[@]}"
+check "GPT-2: the trainer's text" same_text "$work/plain" "${longer[@]}"
 trains 4 "${longer[@]}" "${llama[@]}" "${paper[@]}" --num-layers 4 --gpus-per-node 2 --train-iters 20 \
     --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 12 --save "$work/llama" \
-    --save-interval 20 || not_ok "a run in parts" "$why"
-check "Llama's blocks, cut, two nodes: the trainer's text" same_text "$work/llama" "${longer[@]}" \
+    --save-interval 20 || not_ok "tensor-parallel run" "$why"
+check "Llama, tensor parallel, two nodes: the trainer's text" same_text "$work/llama" "${longer[@]}" \
     --num-layers 4 "${llama[@]}" --make-vocab-size-divisible-by 24
 trains 4 "${longer[@]}" --pipeline-model-parallel-size 2 --train-iters 12 --save "$work/staged" --no-save-optim \
-    --data-parallel-sharding-strategy optim_grads_params --save-interval 12 || not_ok "a run in stages" "$why"
-check "stages, shared weights, no optimizer: the trainer's text" same_text "$work/staged" "${longer[@]}" \
+    --data-parallel-sharding-strategy optim_grads_params --save-interval 12 || not_ok \
+        "pipeline-parallel run" "$why"
+check "pipeline, sharded weights, no optimizer state: the trainer's text" same_text "$work/staged" \
+    "${longer[@]}" \
     --no-load-optim
 
 steps_differ() {
@@ -75,7 +77,7 @@ three_prompts() {
     generates --load "$work/plain" --prompt "" --num-tokens 5 || return 1
     ! grep -q endoftext "$work/text" || { why="the end of a document is shown"; return 1; }
 }
-check "a prompt as a flag, from a file, from standard input, none" three_prompts
+check "a prompt from a flag, a file or standard input, or none" three_prompts
 drawn() {
     local flags
     generates --load "$work/plain" --prompt "the" --num-tokens 40 --greedy || return 1
@@ -106,25 +108,25 @@ documents_end() {
     generates "${flags[@]}" --ignore-eod &&
         grep -q 'endoftext.' "$work/text" || { why="no text goes on behind a document"; return 1; }
 }
-check "a document's end ends the text" documents_end
-whole_characters() { # a model of bytes, drawing nearly evenly
+check "end of document ends the text" documents_end
+whole_characters() { # a byte model with nearly uniform sampling
     generates --load "$work/plain" --prompt $'\xC3\xA4\xE2\x82\xAC' --num-tokens 60 --temperature 50 \
         --num-samples 20 || return 1
     iconv -f UTF-8 -t UTF-8 "$work/text" >/dev/null 2>&1 || { why="the text is no UTF-8"; return 1; }
     grep -q $'\xC3\xA4\xE2\x82\xAC' "$work/text" || { why="the prompt is not as it was"; return 1; }
 }
-check "characters are whole" whole_characters
+check "only whole UTF-8 characters are printed" whole_characters
 positions_end() {
     generates --load "$work/plain" --prompt "the quick" --num-tokens 500 --ignore-eod --greedy || return 1
     grep -q '^The text ends here: prompt and text take all 64 positions' "$work/err" ||
         { why="no line on it"; return 1; }
     grep -q ' 56 written ' "$work/err" || { why="$(tail -n 1 "$work/err")"; return 1; }
 }
-check "the model's positions end the text" positions_end
-check "a prompt longer than the positions" no_text 2 "the prompt has 65 tokens, the model 64 positions" \
+check "the last position ends the text" positions_end
+check "a prompt longer than the position range" no_text 2 "the prompt has 65 tokens, the model 64 positions" \
     --load "$work/plain" --prompt "$(printf 'x%.0s' {1..65})"
 
-# --- leaving --------------------------------------------------------------------------------------
+# --- early exits ----------------------------------------------------------------------------------
 interrupted() {
     local pid rc
     "$BUILD/generate_cpu" --load "$work/plain" --prompt "the" --num-samples 1000000 >"$work/text" \
@@ -137,7 +139,7 @@ interrupted() {
     job=
     [ $rc -eq 75 ] && [ "$(tail -c 1 "$work/text" | wc -l)" -eq 1 ] || { say "exit code $rc"; return 1; }
 }
-check "a signal ends it behind a token" interrupted
+check "a signal ends it after a token" interrupted
 reader_leaves() {
     local codes
     "$BUILD/generate_cpu" --load "$work/plain" --prompt "the" --num-samples 1000000 2>"$work/err" </dev/null |
@@ -145,7 +147,7 @@ reader_leaves() {
     codes="${PIPESTATUS[*]}"
     [ "$codes" = "0 0" ] && ! grep -q '^error' "$work/err" || { say "exit codes $codes"; return 1; }
 }
-check "a reader that leaves" reader_leaves
+check "a reader that closes the pipe" reader_leaves
 full_disk() {
     [ -w /dev/full ] || return 0
     "$BUILD/generate_cpu" --load "$work/plain" --prompt "the" >/dev/full 2>"$work/err" </dev/null
@@ -153,18 +155,18 @@ full_disk() {
 }
 check "a full disk" full_disk
 
-# --- bad input ------------------------------------------------------------------------------------
+# --- invalid input --------------------------------------------------------------------------------
 check "no --load" no_text 2 "--load is missing" --prompt x
 check "an unknown flag" no_text 2 "--num-token" --load "$work/plain" --num-token 3
 check "two prompts" no_text 2 "exclude each other" --load "$work/plain" --prompt x --prompt-file y
-check "a prompt's file that is not there" no_text 5 "$work/none" --load "$work/plain" \
+check "a missing prompt file" no_text 5 "$work/none" --load "$work/plain" \
     --prompt-file "$work/none"
-check "many likeliest texts" no_text 2 "drop --num-samples" --load "$work/plain" --prompt x --greedy \
+check "several greedy samples" no_text 2 "drop --num-samples" --load "$work/plain" --prompt x --greedy \
     --num-samples 2
 check "top-p of 0" no_text 2 "--top-p" --load "$work/plain" --prompt x --top-p 0
-check "a folder that is not there" no_text 6 "holds no checkpoint" --load "$work/none" --prompt x
-check "a checkpoint that is not there" no_text 6 "iter_0000013" --load "$work/plain" --ckpt-step 13 --prompt x
-check "files of another tokenizer" no_text 5 "give the files that it was trained with" --load "$work/plain" \
+check "a missing directory" no_text 6 "holds no checkpoint" --load "$work/none" --prompt x
+check "a missing checkpoint" no_text 6 "iter_0000013" --load "$work/plain" --ckpt-step 13 --prompt x
+check "another tokenizer's files" no_text 5 "give the files that it was trained with" --load "$work/plain" \
     --prompt x --tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json \
     --merge-file test/golden/tokenizer/merges.txt
 damaged() {
@@ -185,9 +187,9 @@ shows_help() { generates --help && grep -q -- '--top-p' "$work/text"; }
 check "--help" shows_help
 
 # --- transformers ---------------------------------------------------------------------------------
-# The golden models' text, greedy: made by transformers 5.23 of the exported folders, in fp32. The
-# closest of the decisions are by 0.5 and by 0.26.
-golden_text() { # NAME TEXT: the text from its first two or three ids on
+# Greedy text of the golden models, generated by transformers 5.23 from the exported directories in
+# fp32. The closest two decisions have margins of 0.5 and 0.26.
+golden_text() { # NAME TEXT: text continued from its first two or three ids
     "$BUILD/convert_checkpoint" --from-hf "test/golden/$1" --save "$work/$1" \
         --make-vocab-size-divisible-by 8 >"$work/out" 2>"$work/err" || { say "no import"; return 1; }
     generates --load "$work/$1" --prompt "${2%% /*}" --num-tokens 8 --greedy || return 1
@@ -196,7 +198,7 @@ golden_text() { # NAME TEXT: the text from its first two or three ids on
 check "the golden GPT-2's text" golden_text hf "30 2 / 21 21 21 21 21 21 21 21"
 check "the golden Qwen3's text" golden_text hf_qwen3 "8 / 42 18 18 18 18 18 18 18"
 PYTHON=${PYTHON:-python3}
-greedy_by_transformers() { # FOLDER IDS: the text's ids, and the first token that was decided by little
+greedy_by_transformers() { # DIR IDS: the text's ids, and the first token with a small margin
     "$PYTHON" - "$@" <<'END' 2>/dev/null
 import sys, torch, transformers
 ids = [int(i) for i in sys.argv[2].split()]
@@ -212,7 +214,7 @@ for s in out.scores:
 print(*out.sequences[0, :sure].tolist())
 END
 }
-as_transformers() { # as far as bf16 cannot decide otherwise
+as_transformers() { # up to the first decision that bf16 rounding may change
     local expected
     "$BUILD/convert_checkpoint" --load "$work/plain" --to-hf "$work/plain.hf" >"$work/out" 2>"$work/err" ||
         { say "no export"; return 1; }
@@ -224,8 +226,8 @@ as_transformers() { # as far as bf16 cannot decide otherwise
         { why="transformers: $expected; generate: $(head -c 60 "$work/text")"; return 1; }
 }
 if "$PYTHON" -c 'import torch, transformers' 2>/dev/null; then
-    check "transformers writes the same" as_transformers
+    check "transformers generates the same text" as_transformers
 else
-    skip "transformers writes the same" "torch and transformers are not installed"
+    skip "transformers generates the same text" "torch and transformers are not installed"
 fi
 finish

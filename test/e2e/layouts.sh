@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tensor, sequence and pipeline parallelism as a run shows them: the same losses in every layout, to
-# the bit where only stages differ; checkpoints of any layout in any other; resuming, signals, text,
-# evaluation, and replicas that stay equal. LONG=1 checks them over 1000 steps.
+# Tensor, sequence and pipeline parallelism: the same losses in every layout (bitwise if only the
+# pipeline differs), checkpoints of any layout loaded in any other, resuming, signals, text,
+# evaluation, and consistent replicas. LONG=1 checks 1000 steps.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 4
@@ -9,14 +9,15 @@ data=$work/text_text_document
 model+=(--num-layers 4)
 dropout=(--hidden-dropout 0.1 --attention-dropout 0.1)
 
-# T P [sequence]: the flags of a layout, in $layout. The vocabulary is padded to one size in all.
+# T P [sequence]: sets $layout to the layout's flags. All layouts pad the vocabulary to the same
+# size.
 layout_of() {
     layout=(--tensor-model-parallel-size "$1" --pipeline-model-parallel-size "$2" \
         --make-vocab-size-divisible-by $((32 / $1)))
     if [ -n "${3:-}" ]; then layout+=(--sequence-parallel); fi
 }
 
-# One micro-batch and a bucket for each layer: then stages add up in the order of one rank.
+# With one micro-batch and one bucket per layer, pipeline stages add in the same order as one rank.
 stages_change_no_bit() {
     local stages run=(--train-iters 50 --global-batch-size 2 --ddp-bucket-size 1 --eval-interval 10 \
         --save-interval 50 "${dropout[@]}" "$@")
@@ -28,18 +29,18 @@ stages_change_no_bit() {
         [ "$(field stages1 loss valid)" = "$(field "stages$stages" loss valid)" ] ||
             { why="validation losses differ at P $stages"; return 1; }
     done
-    # The weights and moments, by what one rank makes of them.
+    # Weights and moments, compared with those of one rank.
     for stages in 1 2 4; do
         logged "on$stages" 1 "${run[@]}" --train-iters 54 --load "$work/stages$stages" \
             --make-vocab-size-divisible-by 32 --override-opt_param-scheduler || return 1
         same_training on1 "on$stages" || { why="after loading: $why"; return 1; }
     done
 }
-check "stages change no bit of 50 steps, nor of the checkpoint" stages_change_no_bit
-check "nor with full recomputation" stages_change_no_bit --recompute-granularity full
+check "pipeline stages: 50 steps and the checkpoint are bitwise identical" stages_change_no_bit
+check "the same with full recomputation" stages_change_no_bit --recompute-granularity full
 
-# Several micro-batches in flight: the word embeddings' gradient is added up in another order.
-close_losses() { # A B PART: of each loss
+# With several micro-batches in flight the word embedding's gradient is added in another order.
+close_losses() { # A B PART: maximum relative difference of each loss
     [ "$(field "$1" loss | wc -l)" -gt 5 ] || { why="too few losses"; return 1; }
     paste -d ' ' <(field "$1" loss) <(field "$2" loss) | awk -v part="$3" \
         '{ d = $2 / $4 - 1; if (!(d < part && d > -part)) { print; exit 1 } }' >"$work/far" ||
@@ -61,9 +62,9 @@ every_layout_learns_the_same() {
         close_losses one "$name" $part || return 1
     done
 }
-check "ten layouts on up to eight ranks learn what one rank learns" every_layout_learns_the_same
+check "ten layouts on up to eight ranks match one rank" every_layout_learns_the_same
 
-# Stages of several chunks of layers, over real data, saved and loaded as one rank.
+# Interleaved stages on real data, saved and loaded like one rank.
 interleaved_stages() {
     local run=(--train-iters 20 --global-batch-size 12 "${dropout[@]}" --eval-interval 10)
     layout_of 1 2
@@ -81,9 +82,9 @@ interleaved_stages() {
         if (!(d < 1e-4 && d > -1e-4)) exit 1 } END { exit n != 4 }' ||
         { why="losses after loading differ"; return 1; }
 }
-check "stages of several chunks learn it too, and save for one rank" interleaved_stages
+check "interleaved stages match, and save checkpoints for one rank" interleaved_stages
 
-# Two data-parallel ranks, which are two nodes, with everything quantized.
+# Two data-parallel ranks on two nodes, with everything quantized.
 eight=(8 --gpus-per-node 2 --global-batch-size 16 --eval-interval 4 --save-interval 8 "${dropout[@]}" \
     "${paper[@]}")
 layout_of 2 2 sequence
@@ -95,9 +96,9 @@ two_by_two_by_two() {
         logged alone 1 "${same[@]}" || return 1
     for other in two eight alone; do close_losses square $other 5e-3 || return 1; done
 }
-check "2 x 2 x 2 with SDP4Bit learns what one, two and eight ranks learn" two_by_two_by_two
+check "2 x 2 x 2 with SDP4Bit matches one, two and eight ranks" two_by_two_by_two
 
-# Every preset, and every message sealed: against two ranks of the same preset.
+# Every preset with checksums on every message, compared with two ranks of the same preset.
 every_preset() {
     local preset name=0 few=(--train-iters 8 --eval-interval 100 --save-interval 100 --verify-wire)
     for preset in "" "--grad-reduce-in-bf16" "--quantized-weights" \
@@ -112,16 +113,16 @@ every_preset() {
         close_losses preset$name flat$name 5e-3 || { why="$preset: $why"; return 1; }
     done
 }
-check "every preset trains in parts, with sealed messages" every_preset
+check "every preset trains with model parallelism and checksums" every_preset
 
-# What one stage finds ends all: the loss is not finite on the last one alone.
+# An error on one stage ends all: only the last stage sees the non-finite loss.
 not_finite() {
     train 8 --gpus-per-node 4 --global-batch-size 16 "${square[@]}" --lr 1e37 --min-lr 0 \
         --lr-decay-style linear --lr-warmup-iters 0 --save "$work/wild" --save-interval 1
     error_names 4 "iteration 2 update: loss" $? || return 1
     [ "$(cat "$work/wild/latest_checkpointed_iteration.txt")" = 1 ] || { why="the bad step was saved"; return 1; }
 }
-check "a loss that is not finite ends all stages, and is not saved" not_finite
+check "a non-finite loss ends all stages and is not saved" not_finite
 
 resumed_to_the_bit() {
     logged first "${eight[@]}" "${square[@]}" --train-iters 16 --exit-interval 8 --save "$work/parts" "$@" &&
@@ -136,10 +137,10 @@ resumed_to_the_bit() {
         { why="not four folders and a manifest"; return 1; }
     rm -rf "$work/parts"
 }
-check "resumed to the bit, losses and checkpoints" resumed_to_the_bit
-check "the same with saves in the background" resumed_to_the_bit --async-save
+check "resumed bitwise, losses and checkpoints" resumed_to_the_bit
+check "the same with background saves" resumed_to_the_bit --async-save
 
-# T P D [sequence]: the validation loss of one checkpoint in this layout, in $found
+# # T P D [sequence]: sets $found to the validation loss of one checkpoint in this layout
 loss_in() {
     local ranks=$(($1 * $2 * $3))
     layout_of "$1" "$2" "${4:-}"
@@ -156,9 +157,9 @@ any_layout_loads_any_other() {
             { why="T P D $spec: loss '$found', not $expected"; return 1; }
     done
 }
-check "a checkpoint gives one validation loss in every layout" any_layout_loads_any_other
+check "a checkpoint has the same validation loss in every layout" any_layout_loads_any_other
 
-# What one layout saved another goes on with, and the first one again.
+# One layout saves, another resumes, then the first one again.
 other_layouts_go_on() {
     cp -r "$work/square" "$work/moved"
     layout_of 1 4
@@ -169,7 +170,7 @@ other_layouts_go_on() {
             --override-opt_param-scheduler || return 1
     [ "$(field again loss | wc -l)" -eq 4 ] || { why="not four more steps"; return 1; }
 }
-check "other layouts go on from it" other_layouts_go_on
+check "other layouts resume from it" other_layouts_go_on
 
 stopped_by_a_signal() {
     in_background stopped "${eight[@]}" "${square[@]}" --train-iters 4000 --save "$work/stopped"
@@ -181,7 +182,7 @@ stopped_by_a_signal() {
 }
 check "a signal to one rank of a stage saves and stops all" stopped_by_a_signal
 
-# Killed without a save, and gone on with in other layouts from the last checkpoint.
+# Killed without saving, then resumed in other layouts from the last checkpoint.
 killed_and_resumed() {
     in_background killed "${eight[@]}" "${square[@]}" --train-iters 4000 --save "$work/killed"
     wait_for_iteration killed 11 && signal_rank KILL 3 || return 1
@@ -199,9 +200,9 @@ killed_and_resumed() {
     awk -v a="$(mean_loss killed 2 3)" -v b="$(mean_loss last $((saved + 9)) $((saved + 12)))" \
         'BEGIN { exit !(b > 0 && b < a) }' || { why="it has not learned"; return 1; }
 }
-check "killed, and resumed in two other layouts" killed_and_resumed
+check "killed, then resumed in two other layouts" killed_and_resumed
 
-# A lost rank ends the others with one error line and code 7, or the launcher ends them.
+# After a rank is lost, the others end with one error line and code 7, or the launcher ends them.
 lost_rank() {
     in_background lost "${eight[@]}" "${square[@]}" --train-iters 4000 --distributed-timeout-minutes 0.2
     wait_for_iteration lost 3 && signal_rank STOP 5 || return 1
@@ -209,9 +210,9 @@ lost_rank() {
     local rc=$?
     error_names 7 "rank 5" $rc
 }
-check "a stage's rank that stands still is named" lost_rank
+check "names the hung rank of a stage" lost_rank
 
-# What an evaluation sends between the parts of the model is no part of the steps around it.
+# Model-parallel traffic of an evaluation does not count toward the steps around it.
 traffic_of_steps() {
     layout_of 2 2
     logged traffic 4 --global-batch-size 8 --train-iters 8 --eval-interval 3 --eval-iters 4 "${layout[@]}" ||
@@ -220,7 +221,7 @@ traffic_of_steps() {
         if ($2 != first) bad = 1 } END { exit bad || n != 8 || !first }' ||
         { why="bytes per step: $(field traffic model_parallel_bytes interval | tr '\n' ' ')"; return 1; }
 }
-check "bytes between parts of the model are those of steps alone" traffic_of_steps
+check "model-parallel bytes count training steps only" traffic_of_steps
 
 text_of() { sed -n '/^sample at iteration/,/^[[(-]/p' "$work/out" | sed -n 2p; }
 one_text() {
@@ -238,7 +239,7 @@ one_text() {
         [ "${expected:=$text}" = "$text" ] || { why="T P $spec writes '$text', not '$expected'"; return 1; }
     done
 }
-check "every layout writes the same text" one_text
+check "every layout generates the same text" one_text
 
 replicas_stay_equal() {
     local steps=60
@@ -247,7 +248,7 @@ replicas_stay_equal() {
         --verify-replicas-interval 20 || return 1
     if grep -q 'WARNING.*differ' "$work/out"; then why=$(grep -m 1 'WARNING.*differ' "$work/out"); return 1; fi
 }
-check "replicated tensors and the embedding's copies stay equal" replicas_stay_equal "${square[@]}"
+check "replicated tensors and tied embeddings stay equal" replicas_stay_equal "${square[@]}"
 layout_of 2 2
-check "also without sequence parallelism" replicas_stay_equal "${layout[@]}"
+check "the same without sequence parallelism" replicas_stay_equal "${layout[@]}"
 finish

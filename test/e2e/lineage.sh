@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# One --save folder and more than one run or branch in it: --keep-last-checkpoints counts and
-# deletes the run's own checkpoints only, a damaged newest one makes way for one of the same run,
-# never for another's. And a tracker that is lost or damaged: the run goes on from its newest
-# checkpoint, and says so.
+# Several runs or forks in one --save directory: --keep-last-checkpoints counts and deletes only the
+# run's own checkpoints, and a damaged newest checkpoint falls back only to one of the same run.
+# With a lost or damaged tracker the run resumes from its newest checkpoint and says so.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
@@ -10,7 +9,7 @@ data=$work/text_text_document
 folder=$work/save
 run=(2 --gpus-per-node 1 --num-layers 1 --train-iters 30 --lr-decay-iters 30 --log-interval 10
     --save-interval 10 --keep-last-checkpoints 2 --save "$folder")
-there() { # ITERATIONS...: exactly these checkpoints, of whichever run
+there() { # ITERATIONS...: exactly these checkpoints exist, from any run
     local wanted
     wanted=$(printf 'iter_%07d\n' "$@")
     [ "$(find "$folder" -maxdepth 1 -name 'iter_*' -printf '%f\n' | sort)" = "$wanted" ] ||
@@ -29,20 +28,20 @@ warned() { # TIMES TEXT
         { why="'$2' is not there $1 times"; return 1; }
 }
 damage() { truncate -s 100 "$folder/$(printf 'iter_%07d' "$1")/mp_rank_00/shard_00001_of_00002.safetensors"; }
-again() { # COMMAND...: the folder of two runs in which the command damages something
+again() { # COMMAND...: a directory with two runs, damaged by the command
     rm -rf "$folder"
     cp -r "$work/two" "$folder"
     "$@"
 }
 first_run() { rm -rf "$folder"; trains "${run[@]}" --save-interval 9 --exit-interval 23 && there 18 23 &&
     listed 9 18 23 && warned 0 "another run"; }
-check "the first run leaves its last two" first_run
+check "the first run keeps its last two" first_run
 second_run() {
     trains "${run[@]}" --seed 7 || return 1
     there 18 20 23 30 && listed 10 20 30 && tracked 30 &&
         warned 1 "of another run or branch (iterations 18 and 23), which are neither counted nor removed"
 }
-check "a second run from the start: its own are counted, the first one's stay" second_run
+check "a second run from scratch counts its own checkpoints and keeps the first run's" second_run
 cp -r "$folder" "$work/two"
 falls_back() {
     again damage 30
@@ -50,13 +49,13 @@ falls_back() {
         warned 1 "the checkpoint of iteration 30 cannot be used" && warned 1 "another run" || return 1
     same_shards "$folder" "$work/two" 30 2 && listed 20 30 && there 18 20 23 30
 }
-check "a damaged newest one: back to the same run's, to the bit" falls_back
+check "damaged newest checkpoint: resumes bitwise from the same run's previous one" falls_back
 none_of_the_run() {
     again damage 30
     damage 20
     refused 6 "iter_0000030" "${run[@]}" --seed 7 --load "$folder" && there 18 20 23 30
 }
-check "no sound one of the same run: refused, the other run's is not taken" none_of_the_run
+check "no valid checkpoint of the same run: refused, the other run's is not used" none_of_the_run
 garbage_list() {
     again damage 30
     echo "x" >"$folder/checkpoints_of_run.txt"
@@ -64,13 +63,13 @@ garbage_list() {
         warned 1 "checkpoints_of_run.txt is damaged" && warned 1 "checkpoints_of_run.txt was damaged" &&
         listed 18 20 23 30
 }
-check "a damaged list: by the folders' names, and two lines say so" garbage_list
-older_folder() { # as saved before there were lists
+check "damaged list: directory names are used, and two lines say so" garbage_list
+older_folder() { # as saved before lists existed
     again rm "$folder/checkpoints_of_run.txt"
     trains "${run[@]}" --seed 7 --load "$folder" --train-iters 40 && loaded 30 && warned 0 "" &&
         listed 18 20 23 30 40 && there 30 40
 }
-check "a folder without a list: by the folders' names" older_folder
+check "no list: directory names are used" older_folder
 branch() {
     rm -rf "$folder"
     trains "${run[@]}" --train-iters 40 --keep-last-checkpoints 3 --exit-interval 37 && there 20 30 37 ||
@@ -85,69 +84,72 @@ branch() {
     trains "${run[@]}" --train-iters 32 --load "$folder" --lr 1e-3 --override-opt_param-scheduler &&
         loaded 30 && there 30 32 37 && tracked 32
 }
-check "back to an older one by hand: the branch that was left stays and does not count" branch
-named() { # one of another run, in the way of a run that goes on from its own
+check "after --ckpt-step to an older one, the abandoned fork is kept and does not count" branch
+named() { # another run's checkpoint, at an iteration that this run will save
     first_run && trains "${run[@]}" --seed 7 --exit-interval 20 && listed 10 20 || return 1
     trains "${run[@]}" --seed 7 --load "$folder" --exit-interval 23 && loaded 20 &&
         warned 1 "iteration 23 that its checkpoints_of_run.txt does not list; this run will replace it" &&
         listed 10 20 23
 }
-check "another run's checkpoint that will be replaced is named before training" named
-finetunes() { # a line of its own, also from the same folder
+check "names another run's checkpoint before training if it will be replaced" named
+finetunes() { # a separate lineage, even in the same directory
     again true
     trains "${run[@]}" --load "$folder" --finetune --train-iters 8 --lr-decay-iters 8 && listed 8 &&
         there 8 18 20 23 30 && warned 1 "(iterations 18, 20, 23 and 30)"
 }
-check "--finetune begins a line of its own" finetunes
+check "--finetune starts a separate lineage" finetunes
 
-# --- a run that goes on from none of the checkpoints there does not replace them ---
-untouched() { # TEXT FLAGS...: refused before training, and the folder is as it was
+# --- a run that does not resume must not replace the checkpoints in its directory ---
+untouched() { # TEXT FLAGS...: refused before training, and the directory is unchanged
     again true
     refused 6 "$1" "${run[@]}" "${@:2}" && ! grep -q '^ iteration ' "$work/out" || return 1
     diff -r "$folder" "$work/two" >/dev/null || { why="the folder has changed"; return 1; }
 }
 check "a forgotten --load: refused" untouched "a checkpoint of iteration 20, which this run would overwrite" \
     --seed 7
-check "also where only the last iteration is taken" untouched "a checkpoint of iteration 23, which" \
+check "the same if only the last iteration would be replaced" untouched \
+    "a checkpoint of iteration 23, which" \
     --save-interval 100 --train-iters 23
-check "also where --exit-interval ends the run there" untouched "a checkpoint of iteration 18, which" \
+check "the same if --exit-interval ends the run there" untouched "a checkpoint of iteration 18, which" \
     --save-interval 100 --exit-interval 18
-check "--finetune over the run that it begins with: refused" untouched "without --finetune" --load "$folder" \
+check "--finetune into the directory it loads from: refused" untouched "without --finetune" --load "$folder" \
     --finetune
-from_elsewhere() { # the other folder's run is at iteration 20
+from_elsewhere() { # the other directory's run is at iteration 20
     cp -r "$work/two" "$work/elsewhere"
     echo 20 >"$work/elsewhere/latest_checkpointed_iteration.txt"
     untouched "a checkpoint of iteration 30, which" --load "$work/elsewhere" --seed 7
 }
-check "--load of another folder: refused" from_elsewhere
-check "--load of one checkpoint names its parent folder" untouched "give its parent folder" --load \
+check "--load of another directory: refused" from_elsewhere
+check "--load of a single checkpoint suggests its parent directory" untouched "give its parent folder" \
+    --load \
     "$folder/iter_0000030"
-beside() { # iterations that no checkpoint has
+beside() { # iterations without existing checkpoints
     again true
     trains "${run[@]}" --save-interval 7 --train-iters 24 --lr-decay-iters 24 && there 18 20 21 23 24 30 &&
         listed 14 21 24
 }
-check "other iterations than those there: not refused" beside
+check "iterations without existing checkpoints: accepted" beside
 
 # --- the tracker ---
 put() { printf "$1" >"$folder/latest_checkpointed_iteration.txt"; }
-lost() { # TEXT ITERATION COMMAND...: goes on from there with a line that holds the text, and ends as before
+lost() { # TEXT ITERATION COMMAND...: resumes there with a line that contains TEXT; the result is unchanged
     again "${@:3}"
     trains "${run[@]}" --seed 7 --load "$folder" && loaded "$2" && warned 1 "$1" &&
         warned 1 "; resuming from the newest sound checkpoint in the folder" && tracked 30 &&
         same_shards "$folder" "$work/two" 30 2
 }
-check "no tracker: the run's newest" lost "latest_checkpointed_iteration.txt is missing although there are checkpoints" \
+check "no tracker: the run's newest checkpoint" lost \
+    "latest_checkpointed_iteration.txt is missing although there are checkpoints" \
     30 rm "$folder/latest_checkpointed_iteration.txt"
 check "an empty tracker" lost "which is not an iteration" 30 put ""
-check "a tracker of garbage" lost "holds 'twelve', which is not an iteration" 30 put twelve
-check "a tracker with a zero byte" lost "which is not an iteration" 30 put '2\0'
+check "a garbage tracker" lost "holds 'twelve', which is not an iteration" 30 put twelve
+check "a tracker with a NUL byte" lost "which is not an iteration" 30 put '2\0'
 no_tracker_and_damaged() { damage 30; rm "$folder/latest_checkpointed_iteration.txt"; }
-check "no tracker and a damaged newest one: the one before of the same run" lost \
+check "no tracker and a damaged newest checkpoint: the same run's previous one" lost \
     "the checkpoint of iteration 30 cannot be used" 20 no_tracker_and_damaged
 piped() { rm "$folder/$1" && mkfifo "$folder/$1"; }
-check "a pipe as the tracker" lost "is not a plain file" 30 piped latest_checkpointed_iteration.txt
-all_damaged() { # not from scratch, over what may be saved
+check "a FIFO as the tracker" lost "is not a plain file" 30 piped latest_checkpointed_iteration.txt
+all_damaged() { # must not start from scratch and overwrite recoverable data
     again damage 30
     damage 20
     damage 23
@@ -155,16 +157,16 @@ all_damaged() { # not from scratch, over what may be saved
     rm "$folder/latest_checkpointed_iteration.txt"
     refused 6 "iter_0000030" "${run[@]}" --seed 7 --load "$folder" && there 18 20 23 30
 }
-check "no tracker and none sound: refused" all_damaged
+check "no tracker and no valid checkpoint: refused" all_damaged
 only_others() {
     again rm -r "$folder/iter_0000030" "$folder/iter_0000020" "$folder/latest_checkpointed_iteration.txt"
     refused 6 "write the iteration to resume from" "${run[@]}" --seed 7 --load "$folder" && there 18 23
 }
-check "no tracker and only another run's: refused" only_others
+check "no tracker and only another run's checkpoints: refused" only_others
 piped_manifest() {
     again piped iter_0000030/manifest.json
     trains "${run[@]}" --seed 7 --load "$folder" && loaded 20 &&
         warned 1 "iter_0000030/manifest.json is not a plain file" && same_shards "$folder" "$work/two" 30 2
 }
-check "a pipe as manifest.json is a damaged one" piped_manifest
+check "a FIFO as manifest.json counts as damaged" piped_manifest
 finish

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Llama's blocks as a run shows them: every layout and every way of sharing out learns what one rank
-# learns, checkpoints load in any layout and resume to the bit, text is written, and a checkpoint of
-# another model is refused by the flag that differs.
+# Llama models: every layout and sharding strategy matches one rank, checkpoints load in any layout
+# and resume bitwise, text is generated, and a checkpoint of another model is refused with the name
+# of the differing flag.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 same_kernels
@@ -12,31 +12,31 @@ model+=(--num-layers 4 --normalization RMSNorm --position-embedding-type rope --
     --ffn-hidden-size 64 --disable-bias-linear --untie-embeddings-and-output-weights \
     --group-query-attention --num-query-groups 2)
 
-# The vocabulary is padded to one size in all layouts.
-layout_of() { # T P [sequence]: its flags, in $layout
+# All layouts pad the vocabulary to the same size.
+layout_of() { # T P [sequence]: sets $layout to its flags
     layout=(--tensor-model-parallel-size "$1" --pipeline-model-parallel-size "$2" \
         --make-vocab-size-divisible-by $((32 / $1)))
     if [ -n "${3:-}" ]; then layout+=(--sequence-parallel); fi
 }
-close_losses() { # A B PART: of each loss
+close_losses() { # A B PART: maximum relative difference of each loss
     [ "$(field "$1" loss | wc -l)" -gt 5 ] || { why="too few losses"; return 1; }
     paste -d ' ' <(field "$1" loss) <(field "$2" loss) | awk -v part="$3" \
         '{ d = $2 / $4 - 1; if (!(d < part && d > -part)) { print; exit 1 } }' >"$work/far" ||
         { why="losses of $1 and $2: $(cat "$work/far")"; return 1; }
 }
 
-# The cards' models with the vocabularies of the models whose sizes they have: as many parameters as
-# those have that are published.
+# The model configs, combined with the vocabularies of the published models of the same size, give
+# the published parameter counts.
 card() { # NAME ROWS PARAMETERS
     "$trainer" "@configs/llama_$1.args" --plan --plan-world-size 16 --gpus-per-node 8 \
         --tokenizer-type NullTokenizer --vocab-size $(($2 - 1)) >"$work/out" 2>"$work/err" ||
         { say "no plan of $1"; return 1; }
     grep -q "^  parameters  *$3\$" "$work/out" || { why="not $3 parameters"; return 1; }
 }
-check "the card of 125M" card 125m 50304 123587328
-check "the card of 1.1B has TinyLlama's parameters" card 1.1b 32000 1100048384
-check "the card of 3B has those of Llama 3.2" card 3b 128256 3212749824
-check "the card of 8B has those of Llama 3" card 8b 128256 8030261248
+check "config of 125M" card 125m 50304 123587328
+check "config of 1.1B has TinyLlama's parameter count" card 1.1b 32000 1100048384
+check "config of 3B has Llama 3.2's" card 3b 128256 3212749824
+check "config of 8B has Llama 3's" card 8b 128256 8030261248
 
 layout_of 1 1
 learns() {
@@ -44,7 +44,7 @@ learns() {
     awk -v a="$(mean_loss one 1 2)" -v b="$(mean_loss one 29 30)" 'BEGIN { exit !(b > 0 && b < a - 1) }' ||
         { why="it has not learned"; return 1; }
 }
-check "it learns" learns
+check "the loss falls" learns
 
 layouts_agree() {
     local spec part
@@ -59,7 +59,7 @@ layouts_agree() {
         close_losses one other $part || { why="T P $spec: $why"; return 1; }
     done
 }
-check "four layouts learn what one rank learns" layouts_agree
+check "four layouts match one rank" layouts_agree
 
 layout_of 1 1
 sharing_out_agrees() {
@@ -70,7 +70,7 @@ sharing_out_agrees() {
             close_losses two other 1e-4 || { why="$how: $why"; return 1; }
     done
 }
-check "shared-out gradients and weights change nothing" sharing_out_agrees
+check "sharded gradients and weights change nothing" sharing_out_agrees
 
 resumed_to_the_bit() {
     local run=(2 --gpus-per-node 1 "${layout[@]}" --train-iters 16 --save-interval 8 "${paper[@]}")
@@ -79,7 +79,7 @@ resumed_to_the_bit() {
         logged second "${run[@]}" --save "$work/halves" --load "$work/halves" &&
         same_training whole second 8 && same_shards "$work/whole" "$work/halves" 16
 }
-check "quantized to 4 bits it resumes to the bit" resumed_to_the_bit
+check "with 4-bit quantization it resumes bitwise" resumed_to_the_bit
 
 loads_anywhere() {
     local spec expected="" found
@@ -96,10 +96,10 @@ loads_anywhere() {
             { why="T P $spec: loss '$found', not $expected"; return 1; }
     done
 }
-check "a checkpoint gives one validation loss in every layout" loads_anywhere
+check "a checkpoint has the same validation loss in every layout" loads_anywhere
 
 layout_of 1 1
-# Norms of queries and keys, with what GPT-2 and Llama have around them.
+# Query/key norms, combined with features of GPT-2 and Llama.
 heads_normalized() {
     local blocks
     for blocks in "--group-query-attention --num-query-groups 2" "--swiglu --disable-bias-linear"; do
@@ -119,7 +119,7 @@ heads_normalized() {
     done
 }
 llama=("${model[@]}")
-check "with norms of queries and keys layouts agree, and a checkpoint goes from one to another" \
+check "with query/key norms layouts match and exchange checkpoints" \
     heads_normalized
 model=("${llama[@]}")
 
@@ -129,20 +129,20 @@ writes_text() {
         --sample-tokens 60 --sample-temperature 0 &&
         grep -q "the quick [a-z ]*" "$work/out" || { why="no text"; return 1; }
 }
-check "it writes text" writes_text
+check "it generates text" writes_text
 
-another_model() { # FLAG FLAGS...: the checkpoint is refused by that name
+another_model() { # FLAG FLAGS...: the checkpoint is refused, naming the flag
     local flag=$1
     shift
     train 1 "${layout[@]}" --train-iters 30 --load "$work/one" "$@"
     error_names 6 "$flag" $?
 }
-check "another base of the rotations is another model" another_model rotary_base --rotary-base 500
-check "scaled rotations are another model" another_model use_rope_scaling --use-rope-scaling
-check "and so are other groups" another_model num_query_groups --num-query-groups 4
-check "and norms of queries and keys" another_model qk_layernorm --qk-layernorm
-check "and so are learned positions" another_model position_embedding_type \
+check "another rotary base is refused" another_model rotary_base --rotary-base 500
+check "scaled rotary positions are refused" another_model use_rope_scaling --use-rope-scaling
+check "another number of query groups is refused" another_model num_query_groups --num-query-groups 4
+check "query/key norms are refused" another_model qk_layernorm --qk-layernorm
+check "learned positions are refused" another_model position_embedding_type \
     --position-embedding-type learned_absolute
 model=("${gpt2[@]}" --num-layers 4 --ffn-hidden-size 64)
-check "and GPT-2's blocks" another_model group_query_attention
+check "a GPT-2 configuration is refused" another_model group_query_attention
 finish

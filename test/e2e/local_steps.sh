@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# --local-steps, where every node trains by itself: resumes to the bit, kills, a resume without one
-# of the nodes and with one more, other presets that go on from its checkpoints, messages that
-# arrive wrong, a NaN on one node, and what is refused.
+# --local-steps, where every node trains on its own between outer steps: bitwise resume, kills,
+# resuming with one node fewer or more, other presets that resume from its checkpoints, corrupted
+# messages, a NaN on one node, and refused combinations.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
@@ -11,9 +11,9 @@ run=(--train-iters 12 --ddp-bucket-size 1 --global-batch-size 12 --micro-batch-s
     --save-interval 4 --local-steps 5 --quantized-gradients --gq-group-size-intra 32
     --gq-group-size-inter 32 --hadamard-transform)
 
-# saved A B ITERATION: two runs' checkpoints, byte for byte.
+# saved A B ITERATION: compares the checkpoints of two runs byte by byte.
 saved() { same_shards "$work/$1" "$work/$2" "$3"; }
-# back FROM TO ITERATION: a copy of a folder as it was at that iteration.
+# back FROM TO ITERATION: copies a directory as of that iteration.
 back() {
     local folder
     rm -rf "${work:?}/$2"
@@ -33,15 +33,15 @@ resumes() { # NP PER_NODE FLAGS...
         trains "$np" --gpus-per-node "$per_node" "${run[@]}" "$@" --save "$work/b" --load "$work/b" &&
         saved a b 8 && saved a b 12
 }
-check "2 nodes resume to the bit" resumes 2 1 --verify-wire
-check "2 nodes with a delay and a mix resume to the bit" resumes 2 1 --local-steps-delay 3 --local-steps-mix 0.3
-check "2 x 2 ranks resume to the bit" resumes 4 2 --quantized-weights --wq-group-size 128 --async-save
-check "EDEN on 3 nodes resumes to the bit" resumes 3 1 --gradient-quantization-method eden \
+check "2 nodes resume bitwise" resumes 2 1 --verify-wire
+check "2 nodes with a delay and a mix resume bitwise" resumes 2 1 --local-steps-delay 3 --local-steps-mix 0.3
+check "2 x 2 ranks resume bitwise" resumes 4 2 --quantized-weights --wq-group-size 128 --async-save
+check "EDEN on 3 nodes resumes bitwise" resumes 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
 
-# Of three nodes the last is lost. What the two others had is in the checkpoint as it was, and so
-# are the outer weights: the run goes on where it was, and learns.
-goes_on() { # NP FLAGS...: from the checkpoint of iteration 8 of 3 nodes
+# The last of three nodes is lost. The checkpoint contains the state of the other two and the outer
+# weights unchanged, so the run resumes there and keeps learning.
+goes_on() { # NP FLAGS...: from the checkpoint of 3 nodes at iteration 8
     local np=$1
     shift
     back three on 8
@@ -56,21 +56,21 @@ three_nodes() {
 }
 without_one() { goes_on 2 && near "$(loss_of)" "$whole"; }
 with_one_more() { goes_on 4 && near "$(loss_of)" "$whole"; }
-# Without the outer momentum it learns more slowly, but from where the outer weights were.
+# Without the outer momentum it learns more slowly, but it starts from the outer weights.
 ordinary() { goes_on 3 --local-steps 1 && near "$(loss_of)" "$early"; }
 check "3 nodes train" three_nodes
-check "a run goes on without one of its nodes" without_one
-check "a run goes on with a node more" with_one_more
-check "an ordinary run goes on from outer weights" ordinary
+check "a run resumes with one node fewer" without_one
+check "a run resumes with one node more" with_one_more
+check "an ordinary run resumes from outer weights" ordinary
 outer_from_ordinary() {
     trains 2 --gpus-per-node 1 "${run[@]}" --local-steps 1 --save "$work/plain" && back plain on 8 &&
         trains 2 --gpus-per-node 1 "${run[@]}" --save "$work/on" --load "$work/on"
 }
-check "local steps go on from an ordinary run" outer_from_ordinary
+check "local steps resume from an ordinary run" outer_from_ordinary
 
-# A lost node ends the run once the others have saved what they have. Started again, they go on with
-# it, and the new node begins with the outer weights.
-ends_without() { # NODE ITERATION NP PER_NODE FLAGS...: SDP4BIT_FAULT says how it is lost
+# When a node is lost, the others save their state and the run ends. A restarted run resumes from
+# it, and the replacement node starts from the outer weights.
+ends_without() { # NODE ITERATION NP PER_NODE FLAGS...: SDP4BIT_FAULT selects how the node is lost
     local node=$1 at=$2 np=$3 per_node=$4 rc=0
     shift 4
     rm -rf "$work/k"
@@ -88,18 +88,18 @@ hangs() {
     trains "$np" --gpus-per-node "$per_node" "${run[@]}" "$@" --save "$work/k" --load "$work/k" &&
         has "successfully saved checkpoint at iteration      12" out
 }
-check "a node that hangs costs its own work alone" hangs stall:1:7:1 1 7 2 1 --verify-wire
-check "the same where the others have a delay" hangs stall:1:7:1 1 7 2 1 --local-steps-delay 3
+check "a hung node loses only its own work" hangs stall:1:7:1 1 7 2 1 --verify-wire
+check "the same if the others use a delay" hangs stall:1:7:1 1 7 2 1 --local-steps-delay 3
 check "the first node hangs" hangs stall:0:7:1 0 7 2 1
 check "one of three nodes hangs" hangs stall:1:7:1 1 7 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
-check "a node hangs in the last step, which is taken again" hangs stall:1:12:0 1 11 2 1
-check "a node of two ranks hangs while a save is in the background" hangs stall:2:5:2 1 5 4 2 \
+check "a node hangs in the last step, which is repeated" hangs stall:1:12:0 1 11 2 1
+check "a node of two ranks hangs during a background save" hangs stall:2:5:2 1 5 4 2 \
     --quantized-weights --wq-group-size 128 --async-save
 check "a node hangs during an evaluation" hangs stall:1:6:4 1 6 2 1 --eval-iters 3
-check "a node hangs while a run that leaves writes its last save" hangs stall:1:8:28 1 8 2 1 --async-save \
+check "a node hangs while an ending run writes its last save" hangs stall:1:8:28 1 8 2 1 --async-save \
     --exit-interval 8
-# Of a checkpoint's first shard: tensors(FOLDER, ITERATION) is name -> bytes.
+# tensors(DIR, ITERATION): name -> bytes of a checkpoint's first shard.
 cat >"$work/shards.py" <<'END'
 import glob, json, struct
 def tensors(folder, iteration):
@@ -113,9 +113,9 @@ def tensors(folder, iteration):
                 found[name] = data[8 + size + lo:8 + size + hi]
     return found
 END
-# The survivor's master weights and outer weights are those of a twin that lost nobody, except of
-# the tensors whose exchange failed. Of those the outer weights stay, and the master weights are
-# what the survivor had learned: they have not met them.
+# The surviving node's master and outer weights match a replicate that lost no node, except for
+# tensors whose outer sync failed. Those keep their outer weights and the master weights that the
+# surviving node had trained.
 keeps() {
     trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/twin" &&
         SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1
@@ -134,10 +134,10 @@ for name in masters:
     assert left[outer] == before[outer] != left[name] != before[name] and twin[outer] == twin[name], name
 END
 }
-check "the others keep what they have learned" keeps
+check "the surviving nodes keep what they have trained" keeps
 
-# Behind the last of --train-iters all buckets have met. A longer run goes on from there, and no
-# exchange of before takes back what a node learns from then on.
+# After the last iteration of --train-iters all buckets are synchronized. A longer run resumes
+# there, and no earlier outer sync overwrites what a node learns afterward.
 longer() {
     local flags=(2 --gpus-per-node 1 "${run[@]}" --local-steps-delay 3 --save "$work/longer")
     rm -rf "$work/longer"
@@ -153,9 +153,9 @@ same = [name for name in masters
 assert masters and not same, same
 END
 }
-check "a run that is made longer keeps what its nodes learn" longer
+check "an extended run keeps what its nodes learn" longer
 
-# Of a rank that dies mpirun ends the others, and leaves them the time that it is told to.
+# When a rank dies, mpirun ends the others after a configurable grace period.
 killed() {
     local rc=0 at
     export OMPI_MCA_odls_base_sigkill_timeout=15 PRTE_MCA_odls_base_sigkill_timeout=15
@@ -170,9 +170,9 @@ killed() {
     trains 2 --gpus-per-node 1 "${run[@]}" --train-iters $((at + 5)) --override-opt_param-scheduler \
         --save "$work/killed" --load "$work/killed"
 }
-check "a node that is killed costs its own work alone" killed
-# The launcher ends the job, so it seems, and a node does not come for a while. It answers all the
-# same: then all save.
+check "a killed node loses only its own work" killed
+# The launcher appears to end the job while one node is late. The node responds in the end, so all
+# nodes save.
 late() {
     local rc=0
     in_background late 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
@@ -185,9 +185,9 @@ late() {
     ls "$work"/late/iter_*/mp_rank_00 >"$work/shards"
     [ "$(grep -c shard "$work/shards")" = 2 ] || { why="$(cat "$work/shards")"; return 1; }
 }
-check "a node that is only late is not lost" late
-# As mpirun and Slurm end a job in good order: SIGCONT and SIGTERM to all. One node's disk is slow.
-# Who waits for it in the save does not take it for lost.
+check "a slow node is not treated as lost" late
+# mpirun and Slurm end a job with SIGCONT and SIGTERM to all ranks. One node's disk is slow; ranks
+# that wait for it in the save must not treat it as lost.
 told_to_end() {
     local rc=0 rank
     slow_disk 4000 1 in_background told 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 \
@@ -200,9 +200,9 @@ told_to_end() {
     [ $SECONDS -ge 7 ] || { why="the save took $SECONDS s: no rank waited for it"; return 1; }
 }
 if [ -e "$shim" ]; then
-    check "a node that saves slowly when the job is told to end is not lost" told_to_end
-else skip "a node that saves slowly when the job is told to end" "$shim is not built"; fi
-# As Ctrl-Z and fg do, for longer than the limit.
+    check "a node that saves slowly on job termination is not treated as lost" told_to_end
+else skip "a node that saves slowly on job termination is not treated as lost" "$shim is not built"; fi
+# As with Ctrl-Z and fg, for longer than the time limit.
 paused() {
     local rc=0 at
     in_background paused 2 --gpus-per-node 1 "${run[@]}" --train-iters 200000 --lr-decay-iters 100 \
@@ -215,10 +215,10 @@ paused() {
     wait "$job" || rc=$?
     [ $rc -eq 75 ] && ! grep '^error' "$work/err" >"$work/lines" || say "exit code $rc"
 }
-check "nodes that are stopped together and go on lose nobody" paused
+check "no node is lost if all are stopped together and continued" paused
 
-# Nodes judge by themselves. In the shard of one rank an exponent becomes wrong after the gradients'
-# last hop, which its own node alone finds.
+# Each node computes its own step status. An exponent in one rank's shard is corrupted after the
+# gradients' last hop, which only its own node detects.
 wild=(--ddp-bucket-size 1000000 --gradient-alltoall-pipeline 1)
 fault=message:3:6:0:-2
 ends_all() { # NAME FLAGS...
@@ -228,9 +228,9 @@ ends_all() { # NAME FLAGS...
     [ "$(cat "$work/$1/latest_checkpointed_iteration.txt")" = 5 ] && [ ! -e "$work/$1/iter_0000006" ] ||
         { why="the bad step was saved"; return 1; }
 }
-check "what is not finite on one node ends all" ends_all nan --log-interval 1
+check "a non-finite value on one node ends all nodes" ends_all nan --log-interval 1
 check "the same between two log lines" ends_all late_nan --log-interval 100
-# A skip of the fifth step is in the checkpoint of its node: behind it all goes on to the bit.
+# One node's checkpoint contains the skipped fifth step; the run resumes bitwise after it.
 skips() {
     local flags=(4 --gpus-per-node 2 "${run[@]}" "${wild[@]}" --quantized-weights --wq-group-size 128
         --save-interval 6 --on-nan skip --verify-replicas-interval 1)
@@ -240,16 +240,16 @@ skips() {
     back skip skip_on 6 && trains "${flags[@]}" --save "$work/skip_on" --load "$work/skip_on" &&
         saved skip skip_on 12
 }
-check "one node skips a step, and resumes to the bit" skips
+check "one node skips a step, and resumes bitwise" skips
 
-wrong_message() { # NUMBER of the exchange
+wrong_message() { # N: corrupts the N-th message
     SDP4BIT_FAULT=message:0:$1:$2 train 2 --gpus-per-node 1 "${run[@]}" --verify-wire
     [ $? -eq 7 ] && has "message from rank 1 to rank 0, .*pseudo-gradients between nodes" err
 }
-check "a pseudo-gradient that arrives wrong ends the run" wrong_message 5 0
-check "a mean that arrives wrong ends the run" wrong_message 5 1
+check "a corrupted pseudo-gradient ends the run" wrong_message 5 0
+check "a corrupted mean ends the run" wrong_message 5 1
 
-no() { # TEXT FLAGS...: refused with that text
+no() { # TEXT FLAGS...: refused with this text
     local text=$1
     shift
     refused 2 "$text" 2 --gpus-per-node 1 "${run[@]}" "$@"
@@ -263,5 +263,5 @@ refusals() {
             --shard-params-over world &&
         no "lower --tensor-model-parallel-size 2" --tensor-model-parallel-size 2
 }
-check "what does not go together is refused" refusals
+check "refused combinations" refusals
 finish

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# Weights that travel coded without loss: every run trains what bf16 weights train, to the bit:
-# losses, norms, checkpoints. In fewer bytes, in every shape of ranks and with every strategy.
-# Kills, skipped steps, and damage on the way.
+# Losslessly coded weights: bitwise the same losses, norms and checkpoints as with bf16 weights,
+# with fewer bytes, for every layout and strategy. Kills, skipped steps, and corrupted messages.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
 data=$work/text_text_document
 long() { [ "${LONG:-0}" = 1 ]; }
 
-# Small buckets: each layer is one, and all use two buffers in turn.
+# Small buckets: one per layer, and all of them use two buffers in turn.
 model+=(--num-layers 4 --make-vocab-size-divisible-by 32)
 run=(--train-iters 6 --ddp-bucket-size 1 --eval-interval 3 --save-interval 6 --log-interval 2
     --hidden-dropout 0.1 --verify-replicas-interval 2)
@@ -16,12 +15,12 @@ lossless=(--quantized-weights --weight-quantization-method lossless)
 gradients=(--quantized-gradients --gq-group-size-intra 128 --gq-group-size-inter 128 --hadamard-transform)
 all=(--data-parallel-sharding-strategy optim_grads_params)
 
-# bytes NAME: between nodes and inside them, of all intervals.
+# bytes NAME: inter-node and intra-node bytes of all intervals.
 bytes() {
     { field "$1" inter_node_bytes interval; field "$1" intra_node_bytes interval; } |
         awk '{ sum += $2 } END { printf "%d", sum }'
 }
-# alike NP FLAGS...: the same run with both kinds of weights.
+# alike NP FLAGS...: compares runs with both weight formats.
 alike() {
     local np=$1 flags=("${run[@]}" --global-batch-size $((2 * $1)) "${@:2}")
     rm -rf "$work"/{bf16,coded}.saved
@@ -40,30 +39,32 @@ alike() {
     [ "$(bytes coded)" -lt "$(bytes bf16)" ] || { why="$(bytes coded) bytes, bf16 $(bytes bf16)"; return 1; }
 }
 check "2 nodes of 2" alike 4 --gpus-per-node 2
-check "2 nodes of 1, sealed messages" alike 2 --gpus-per-node 1 --verify-wire
+check "2 nodes of 1, checksums" alike 2 --gpus-per-node 1 --verify-wire
 check "1 node of 3, no overlap" alike 3 --gpus-per-node 3 --no-overlap
 check "one rank sends nothing" alike 1 --gpus-per-node 1
-check "with SDP4Bit's gradients, sealed" alike 4 --gpus-per-node 2 "${gradients[@]}" --verify-wire
-check "gradients shared out, two micro-batches" alike 4 --gpus-per-node 2 --global-batch-size 16 \
+check "with SDP4Bit's gradients, checksums" alike 4 --gpus-per-node 2 "${gradients[@]}" --verify-wire
+check "sharded gradients, two micro-batches" alike 4 --gpus-per-node 2 --global-batch-size 16 \
     --data-parallel-sharding-strategy optim_grads
-check "weights shared in the node" alike 4 --gpus-per-node 2 "${all[@]}" --verify-wire
+check "weights sharded inside the node" alike 4 --gpus-per-node 2 "${all[@]}" --verify-wire
 check "the optimizer on the host" alike 4 --gpus-per-node 2 --optimizer-cpu-offload --verify-wire
-check "weights shared, the optimizer on the host" alike 4 --gpus-per-node 2 "${all[@]}" --optimizer-cpu-offload
-check "two halves, sequence parallel" alike 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \
+check "sharded weights, the optimizer on the host" alike 4 --gpus-per-node 2 "${all[@]}" \
+    --optimizer-cpu-offload
+check "tensor parallel 2, sequence parallel" alike 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \
     --make-vocab-size-divisible-by 16 --sequence-parallel --global-batch-size 4
-check "two stages" alike 4 --gpus-per-node 2 --pipeline-model-parallel-size 2 --global-batch-size 4 \
+check "two pipeline stages" alike 4 --gpus-per-node 2 --pipeline-model-parallel-size 2 --global-batch-size 4 \
     --num-layers 8 --max-position-embeddings 512
-check "nodes that train by themselves, sealed" alike 4 --gpus-per-node 2 "${gradients[@]}" --local-steps 3 \
+check "local steps, checksums" alike 4 --gpus-per-node 2 "${gradients[@]}" --local-steps 3 \
     --local-steps-delay 1 --verify-wire
-check "copies of a checkpoint beside training" alike 4 --gpus-per-node 2 --async-save --save-interval 2
+check "background saves" alike 4 --gpus-per-node 2 --async-save --save-interval 2
 if long; then
-    check "4 nodes of 2, several layers to a bucket" alike 8 --gpus-per-node 2 --num-layers 6 \
+    check "4 nodes of 2, several layers per bucket" alike 8 --gpus-per-node 2 --num-layers 6 \
         --ddp-bucket-size 30000
-    check "3 nodes of 2, weights shared in the node, sealed" alike 6 --gpus-per-node 2 "${all[@]}" --verify-wire \
+    check "3 nodes of 2, weights sharded inside the node, checksums" alike 6 --gpus-per-node 2 "${all[@]}" \
+        --verify-wire \
         --global-batch-size 24
 fi
 
-# Steps that are skipped send next to nothing, and change nothing.
+# Skipped steps send almost nothing and change nothing.
 skips_alike() {
     local flags=(4 "${run[@]}" --gpus-per-node 2 --train-iters 80 --lr-decay-iters 80 --eval-interval 100
         --save-interval 80 --hidden-dropout 0 --on-spike skip --loss-spike-factor 0.01
@@ -75,7 +76,7 @@ skips_alike() {
 }
 check "skipped steps" skips_alike --verify-wire
 
-# A checkpoint says nothing of how weights traveled: both kinds go on from it.
+# Checkpoints do not record the weight format, so either format resumes from them.
 takes_turns() {
     local name turns=("$work/turns.saved") flags=(4 "${run[@]}" --gpus-per-node 2 --save-interval 2)
     rm -rf "${turns[0]}" "$work/whole.saved"
@@ -88,9 +89,9 @@ takes_turns() {
     done
     same_shards "$work/whole.saved" "${turns[0]}" 6 4
 }
-check "coded, bf16 and coded again from one checkpoint" takes_turns
+check "lossless, bf16 and lossless again from one checkpoint" takes_turns
 
-killed_and_resumed() { # FLAGS..., after takes_turns
+killed_and_resumed() { # FLAGS..., runs after takes_turns
     local flags=("${run[@]}" --gpus-per-node 2 --save-interval 2 "${lossless[@]}"
         --save "$work/killed.saved" "$@")
     rm -rf "$work/killed.saved"
@@ -100,25 +101,27 @@ killed_and_resumed() { # FLAGS..., after takes_turns
     logged resumed 4 "${flags[@]}" --load "$work/killed.saved" &&
         same_shards "$work/whole.saved" "$work/killed.saved" 6 4
 }
-check "kill -9, and on to the bit" killed_and_resumed
-check "kill -9 with weights shared and the optimizer on the host" killed_and_resumed "${all[@]}" \
+check "kill -9, resumed bitwise" killed_and_resumed
+check "kill -9 with sharded weights and the optimizer on the host" killed_and_resumed "${all[@]}" \
     --optimizer-cpu-offload
 
-# Damage. The decoder finds a header that cannot be, and old weights that are not the sender's. Only
-# a checksum tells every bit.
+# Corruption. The decoder detects invalid headers and a base that differs from the sender's; only a
+# checksum detects every flipped bit.
 finds() { # TEXT FAULT FLAGS...
     SDP4BIT_FAULT=$2 train 2 "${run[@]}" --gpus-per-node 1 --grad-reduce-in-bf16 "${lossless[@]}" \
         --verify-replicas-interval 100 "${@:3}"
     error_names 7 "$1" $?
 }
-check "a message that cannot be decoded" finds \
+check "an undecodable message" finds \
     "message from rank 0 to rank 1, weights between nodes, bucket 0: it is damaged, or" message:1:3:5:0
 check "a replica that differs" finds "the two ranks' weights were not equal before" replica:1:3:1:14
-check "sealed messages name the damage" finds "weights between nodes, bucket 0: it did not arrive as it was sent" \
+check "checksums detect the corruption" finds \
+    "weights between nodes, bucket 0: it did not arrive as it was sent" \
     message:1:3:5:0 --verify-wire
-check "inside a node too" finds "weights inside the node, bucket 0: it is damaged" message:1:3:5:0 \
+check "the same inside a node" finds "weights inside the node, bucket 0: it is damaged" message:1:3:5:0 \
     --gpus-per-node 2
 
-check "weights that all ranks share out are refused" refused 2 "--shard-params-over world keeps no full weights" 2 \
+check "weights sharded across all ranks are refused" refused 2 \
+    "--shard-params-over world keeps no full weights" 2 \
     "${lossless[@]}" "${all[@]}" --shard-params-over world
 finish

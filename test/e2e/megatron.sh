@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# convert_checkpoint --from-megatron: checkpoints that megatron-core and torch saved become
-# checkpoints of ours, with which the trainer goes on. What cannot be imported ends with one line
-# and leaves nothing. The elements are compared in test/unit/convert/test_megatron.c.
+# convert_checkpoint --from-megatron: imports checkpoints saved by megatron-core and torch, and the
+# trainer resumes from them. Inputs that cannot be imported cause one error line and leave no
+# output. test/unit/convert/test_megatron.c compares the elements.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 mock=(--mock-data --bf16 --use-distributed-optimizer --micro-batch-size 2 --global-batch-size 4 --lr 1e-3
@@ -10,16 +10,16 @@ for form in dist legacy; do tar -xzf "test/golden/megatron/$form.tar.gz" -C "$wo
 
 convert() { timeout -k 5 "$LIMIT" "$BUILD/convert_checkpoint" "$@" >"$work/out" 2>"$work/err" </dev/null; }
 
-# comes_in FORM NOTE: from the --save folder; the line about master weights.
+# comes_in FORM NOTE: imports from the --save directory; NOTE is the line about master weights.
 comes_in() {
     convert --from-megatron "$work/$1" --save "$work/$1.run" || say "exit code $?: $(cat "$work/err")"
     grep -q "$2" "$work/err" && grep -q "of iteration 7 in 4 files" "$work/err" &&
         [ -s "$work/$1.run/model.args" ]
 }
 check "torch_dist" comes_in dist "Master weights are the optimizer's"
-check "a file per rank" comes_in legacy "Master weights are the weights"
+check "one file per rank" comes_in legacy "Master weights are the weights"
 
-# goes_on FORM RANKS FLAGS...: three iterations with finite losses.
+# goes_on FORM RANKS FLAGS...: trains three iterations with finite losses.
 goes_on() {
     local form=$1 ranks=$2
     shift 2
@@ -28,11 +28,11 @@ goes_on() {
         { why=$(tail -n 2 "$work/err"); return 1; }
     [ "$(grep -c 'lm loss: [0-9]' "$work/out")" -eq 3 ]
 }
-check "training goes on from torch_dist, with master weights" goes_on dist 1
-check "in other parts" goes_on dist 2 --finetune --tensor-model-parallel-size 2
-check "training goes on from a file per rank" goes_on legacy 2 --finetune --pipeline-model-parallel-size 2
+check "training continues from torch_dist, with master weights" goes_on dist 1
+check "the same with another layout" goes_on dist 2 --finetune --tensor-model-parallel-size 2
+check "training continues from one file per rank" goes_on legacy 2 --finetune --pipeline-model-parallel-size 2
 
-# no_convert CODE TEXT FLAGS...: one error line, and no folder "none".
+# no_convert CODE TEXT FLAGS...: one error line, and no directory "none".
 no_convert() {
     local code=$1 text=$2
     shift 2
@@ -43,16 +43,16 @@ taken() {
     convert --from-megatron "$work/dist" --save "$work/legacy.run"
     error_names 2 "holds checkpoints" $?
 }
-check "a --save that is taken" taken
+check "an existing --save directory" taken
 check "another iteration" no_convert 6 "iter_0000008" --from-megatron "$work/dist" --ckpt-step 8
-check "no checkpoint of Megatron-LM's" no_convert 6 "neither .metadata" --from-megatron "$work"
+check "not a Megatron-LM checkpoint" no_convert 6 "neither .metadata" --from-megatron "$work"
 check "two sources" no_convert 2 "--from-megatron" --from-megatron "$work/dist" --from-hf "$work"
 mv "$work/legacy/iter_0000007/mp_rank_01_001" "$work/elsewhere"
-check "a rank's file is missing" no_convert 6 "mp_rank_01_001" --from-megatron "$work/legacy"
+check "a missing rank file" no_convert 6 "mp_rank_01_001" --from-megatron "$work/legacy"
 trainer_says() {
     timeout -k 5 "$LIMIT" "$BUILD/train_gpt_cpu" "@$work/dist.run/model.args" "${mock[@]}" \
         --load "$work/dist" >"$work/out" 2>"$work/err" </dev/null
     error_names 6 "--from-megatron" $?
 }
-check "the trainer names the tool" trainer_says
+check "the trainer suggests convert_checkpoint" trainer_says
 finish

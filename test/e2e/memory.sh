@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A run that its memory cannot hold: one line says by how much and what would fit, and what it says
-# does fit. The memory is made small by ulimit -v.
+# A run that exceeds the available memory: one line says by how much and what would fit, and that
+# suggestion does fit. ulimit -v limits the memory.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 
-# Many layers of few channels: much memory for little arithmetic. 1024 sequences take 290 MiB, 512
-# take 150.
+# Many layers with few channels need much memory for little arithmetic: 290 MiB for 1024 sequences,
+# 150 MiB for 512.
 wide=(--num-layers 8 --global-batch-size 1024 --mock-data --train-iters 1 --lr-warmup-iters 0 --eval-iters 0)
 export OMPI_MCA_plm=isolated OMPI_MCA_btl=^tcp OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 limited() { # MiB FLAGS...: one rank within this address space
@@ -14,8 +14,8 @@ limited() { # MiB FLAGS...: one rank within this address space
     (ulimit -v $kib && timeout -k 5 "$LIMIT" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" "${wide[@]}" \
         "$@") >"$work/out" 2>"$work/err" </dev/null
 }
-# What a process has mapped before the plan differs between machines: told by a plan that is too
-# large for the limit.
+# The size of the mappings before the plan depends on the machine. It is derived from a run whose
+# plan exceeds the limit.
 limited 3072 --micro-batch-size 1024 --hidden-size 1024 --num-layers 24
 before=$((3072 - $(sed -n 's/.*MiB, but \([0-9]*\)\.[0-9]* MiB are free: .*/\1/p' "$work/err" | grep . || echo 3072)))
 check "a plan that is too large is refused" [ $before -lt 3072 ]
@@ -27,7 +27,7 @@ smaller_batch() {
         return 1
     limited $enough --micro-batch-size 512 || say "--micro-batch-size 512 did not fit although it was advised"
 }
-check "the largest micro-batch that fits is advised, and trains" smaller_batch
+check "the largest micro-batch that fits is suggested, and trains" smaller_batch
 
 more_recomputation() {
     limited $enough --micro-batch-size 1024
@@ -35,15 +35,15 @@ more_recomputation() {
     limited $enough --micro-batch-size 1024 --recompute-granularity full ||
         say "full recomputation did not fit although it was advised"
 }
-check "recomputation that fits is advised, and trains" more_recomputation
+check "recomputation that fits is suggested, and trains" more_recomputation
 
 nothing_fits() {
     limited $enough --micro-batch-size 1 --hidden-size 1024 --num-layers 24
     error_names 3 "no setting fits: --micro-batch-size 1 with --recompute-granularity full still lacks" $?
 }
-check "when nothing fits it says so" nothing_fits
+check "reports that nothing fits" nothing_fits
 
-reported() { # the JSON line has the plan's bytes, and what came on top stands apart
+reported() { # the JSON line contains the planned bytes, and additional memory separately
     logged small 2 || return 1
     local bytes
     bytes=$("$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --plan \
@@ -57,5 +57,5 @@ reported() { # the JSON line has the plan's bytes, and what came on top stands a
 }
 make_shard text 400 7
 data=$work/text_text_document
-check "the plan and what came on top of it are logged" reported
+check "the plan and memory beyond it are logged" reported
 finish

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Losses and gradients that are not finite: exit code 4 and one line, or with --on-nan skip a
-# skipped step that leaves no trace in the weights. An absurd learning rate makes them: the first
-# step is sound and is applied, the products of the weights that it leaves overflow.
+# Non-finite losses and gradients: exit code 4 and one error line, or with --on-nan skip a skipped
+# step that leaves the weights unchanged. They are produced by an absurd learning rate: the first
+# step is finite and is applied, then the products with the resulting weights overflow.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 6
 data=$work/text_text_document
 wild=(--lr 1e37 --min-lr 0 --lr-decay-style linear --lr-warmup-iters 0 --gpus-per-node 2)
-# The shards of a checkpoint without the iteration that their headers name.
+# The shards of a checkpoint without the iteration number in their headers.
 shards() { cat "$1/$(printf 'iter_%07d' "$2")"/mp_rank_00/*.safetensors | sed 's/"iteration":"[0-9]*"//'; }
 
 aborts() { # NAME FLAGS...
@@ -23,8 +23,8 @@ check "baseline: exit code 4" aborts baseline
 check "SDP4Bit: exit code 4" aborts sdp4bit "${paper[@]}"
 check "qW: exit code 4" aborts qw --quantized-weights --weight-quantization-method direct
 check "without clipping: exit code 4" aborts noclip --clip-grad 0
-# both streams in one file, on a machine that is busy: the error begins a line, after the log lines
-# that led to it
+# With both streams in one file on a busy machine, the error starts a new line after the log lines
+# that precede it.
 one_file() {
     local round i jobs=()
     for round in 1 2 3; do
@@ -43,16 +43,16 @@ one_file() {
         done
     done
 }
-check "one file for both streams: the error begins a line" one_file
-late() { # the step status is read a step late when nothing is logged or saved in between
+check "both streams in one file: the error starts a new line" one_file
+late() { # the step status is read one step late if nothing is logged or saved in between
     train 4 "${wild[@]}" --log-interval 1000 --save "$work/late" --save-interval 1000
     error_names 4 "iteration 2 update: loss" $? && [ ! -e "$work/late/latest_checkpointed_iteration.txt" ] ||
         return 1
 }
 check "without log lines in between: exit code 4" late
-# One rank alone sees what is not finite: after the last hop of the gradients an exponent is wrong
-# in the shard that it owns, which no other rank holds. All must follow its verdict: its shard would
-# be poisoned, or the replicas part.
+# Only one rank sees the non-finite value: an exponent is corrupted after the gradients' last hop,
+# in the shard that only this rank owns. All ranks must follow its step status; otherwise its shard
+# would be corrupted or the replicas would diverge.
 one_rank() { # RANK FLAGS...
     local rank=$1 name=one$1$#
     shift
@@ -71,9 +71,9 @@ one_rank() { # RANK FLAGS...
         { why="the skipped step changed weights or moments"; return 1; }
     ! grep -q '^{"kind":"repair"' "$work/$name.jsonl" || { why="replicas differ"; return 1; }
 }
-check "rank 1 alone, baseline: all ranks end, or skip" one_rank 1
-check "rank 3 alone, SDP4Bit: all ranks end, or skip" one_rank 3 "${paper[@]}"
-last_good() { # what was saved before still loads
+check "only rank 1, baseline: all ranks end, or skip" one_rank 1
+check "only rank 3, SDP4Bit: all ranks end, or skip" one_rank 3 "${paper[@]}"
+last_good() { # earlier checkpoints still load
     trains 4 --gpus-per-node 2 "${paper[@]}" --load "$work/sdp4bit" --finetune --lr 0 --min-lr 0 \
         --lr-warmup-iters 0 --on-nan skip --train-iters 1 --eval-iters 0
 }
@@ -107,7 +107,7 @@ check "--on-nan skip, weights rounded to nearest" skips skip_nearest "${paper[@]
     --verify-replicas-interval 1
 check "--on-nan skip, several buckets" skips skip_buckets "${paper[@]}" --wq-group-size 128 \
     --ddp-bucket-size 1000
-counted() { # the run goes on with its counters
+counted() { # the run resumes with its counters
     logged more 4 "${wild[@]}" --on-nan skip --train-iters 9 --lr-decay-iters 7 --log-interval 1 \
         --eval-iters 0 --load "$work/skip" --override-opt_param-scheduler || return 1
     [ "$(train_lines more | wc -l)" -eq 2 ] && [ "$(grep -c '"skipped":true' "$work/more.jsonl")" -eq 2 ] ||
@@ -117,9 +117,9 @@ counted() { # the run goes on with its counters
     [ -z "$why" ]
 }
 check "resumed after skipped steps" counted
-# The update itself refuses what is not finite, whatever the flags allow: the step status after it
-# ends the run, and nothing is saved after it.
-refused() { # RANKS NAME ITERATION FLAGS...: the last one saved is the iteration before
+# The update itself rejects non-finite values regardless of the flags: the next step status ends the
+# run, and nothing is saved after the failed update.
+refused() { # RANKS NAME ITERATION FLAGS...: the last save is from the iteration before
     local ranks=$1 name=$2 iteration=$3 saved
     shift 3
     LIMIT=30 train "$ranks" --gpus-per-node $(((ranks + 1) / 2)) --save "$work/$name" --save-interval 1 \
@@ -140,8 +140,8 @@ unchecked() {
     refused 4 unchecked 2 "${wild[@]}" --no-check-for-nan-in-loss-and-grad || return 1
     grep -q 'lm loss: nan' "$work/out" || { why="the loss is not shown as nan"; return 1; }
 }
-check "--no-check-for-nan-in-loss-and-grad shows nan, and the update refuses it" unchecked
-late_refusal() { # nothing is saved in between: the step status after, or the end, names the step
+check "--no-check-for-nan-in-loss-and-grad logs nan, and the update rejects it" unchecked
+late_refusal() { # no save in between: a later step status, or the end of the run, names the step
     LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --log-interval 1000
     error_names 4 "iteration 1 update: the update on rank" $? || return 1
     LIMIT=30 train 4 --gpus-per-node 2 "${high[@]}" "${paper[@]}" --eval-iters 0 --train-iters 1

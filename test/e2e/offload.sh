@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# --optimizer-cpu-offload: master weights and moments in host memory, AdamW on the host's cores. A
-# run with it is a run without: every line of its log and every byte of its checkpoints, with steps
-# that are skipped, updates that are refused, flipped bits and saves in the background. Each loads
-# what the other has saved. test/e2e/sharding.sh has it together with shared gradients and weights.
+# --optimizer-cpu-offload: master weights and moments in host memory, AdamW on CPU cores. Runs with
+# and without it are identical in every log line and every checkpoint byte, including skipped steps,
+# rejected updates, flipped bits and background saves. Each loads the other's checkpoints.
+# test/e2e/sharding.sh combines it with sharded gradients and weights.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 12
 data=$work/text_text_document
 offload=--optimizer-cpu-offload
 several=("${paper[@]}" --wq-group-size 128 --ddp-bucket-size 1000)
-# All that looks at master weights, moments and gradients.
+# Features that read master weights, moments and gradients.
 looks=(--log-params-norm --log-num-zeros-in-grad --log-quantization-error-interval 2
     --verify-replicas-interval 3)
 
-# same_everything A B: two runs' lines but for times and memory, and their checkpoints.
+# same_everything A B: compares two runs' log lines (except times and memory) and checkpoints.
 figures() {
     sed -E 's/"timing":\{[^}]*\}//; /^\{"kind":"(start|memory|timers|phases)"/d; s/"(load|save)":"[^"]*"//' \
         "$work/$1.jsonl"
@@ -28,7 +28,7 @@ same_everything() {
     done
     [ "$found" -gt 0 ] || { why="$1 has saved nothing"; return 1; }
 }
-# without_and_with NAME NP FLAGS...: the runs NAME and NAME.offload, which must be the same.
+# without_and_with NAME NP FLAGS...: runs NAME and NAME.offload, which must be identical.
 without_and_with() {
     local name=$1
     shift
@@ -40,13 +40,13 @@ saves=(--train-iters 8 --lr-decay-iters 12 --save-interval 4)
 check "one rank" without_and_with one 1 "${saves[@]}" "${looks[@]}"
 check "baseline, two nodes of two" without_and_with baseline 4 --gpus-per-node 2 "${saves[@]}" "${looks[@]}" \
     --ddp-bucket-size 1000
-check "SDP4Bit, saves in the background" without_and_with sdp4bit 4 --gpus-per-node 2 "${several[@]}" \
+check "SDP4Bit, background saves" without_and_with sdp4bit 4 --gpus-per-node 2 "${several[@]}" \
     "${saves[@]}" "${looks[@]}" --async-save
 check "qW and bf16 gradients, --verify-wire, one stream" without_and_with qw 2 --gpus-per-node 1 \
     --quantized-weights --weight-quantization-method direct --grad-reduce-in-bf16 --verify-wire --no-overlap \
     "${saves[@]}" "${looks[@]}"
 parts=(--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --make-vocab-size-divisible-by 16)
-check "2 x 2 parts" without_and_with parts 4 "${parts[@]}" "${several[@]}" "${saves[@]}"
+check "tensor parallel 2, pipeline 2" without_and_with parts 4 "${parts[@]}" "${several[@]}" "${saves[@]}"
 
 # --- steps that are not applied ---
 wild=(--lr 1e37 --min-lr 0 --lr-decay-style linear --lr-warmup-iters 0 --eval-iters 0)
@@ -64,7 +64,7 @@ spikes() {
         grep -q '"skipped":true' "$work/spikes.offload.jsonl" || { why="${why:-none skipped}"; return 1; }
 }
 check "--on-spike skip" spikes
-refuses() { # NP FLAGS...: nothing is saved after an update that was refused
+refuses() { # NP FLAGS...: nothing is saved after a rejected update
     local np=$1
     shift
     LIMIT=60 train "$np" --lr 3.4e38 --min-lr 0 --lr-decay-style constant --lr-warmup-iters 0 --eval-iters 0 \
@@ -72,11 +72,11 @@ refuses() { # NP FLAGS...: nothing is saved after an update that was refused
     error_names 4 "iteration 1" $? && error_names 4 "the update on rank" 4 &&
         [ ! -e "$work/refused$np/latest_checkpointed_iteration.txt" ]
 }
-check "an update that the host refuses ends the run: one rank" refuses 1
-check "an update that the host refuses ends the run: SDP4Bit" refuses 4 --gpus-per-node 2 "${several[@]}"
+check "an update rejected on the host ends the run: one rank" refuses 1
+check "an update rejected on the host ends the run: SDP4Bit" refuses 4 --gpus-per-node 2 "${several[@]}"
 
 # --- flipped bits ---
-no_majority() { # all take the master weights, which lie on the host
+no_majority() { # all ranks take the master weights, which are in host memory
     local flags=(2 --gpus-per-node 1 "${several[@]}" --train-iters 8 --save-interval 8
         --verify-replicas-interval 1)
     SDP4BIT_FAULT=replica:1:5:1 without_and_with flipped "${flags[@]}" &&
@@ -86,7 +86,7 @@ no_majority() { # all take the master weights, which lie on the host
 check "replicas are repaired from master weights on the host" no_majority
 
 # --- checkpoints ---
-loads() { # NAME FLAGS...: from the checkpoint of a run without, and of one with
+loads() { # NAME FLAGS...: loads a checkpoint of a run without it, and of one with it
     local name=$1
     shift
     logged "$name" 4 --gpus-per-node 2 "${several[@]}" --load "$work/sdp4bit.offload" \
@@ -95,7 +95,7 @@ loads() { # NAME FLAGS...: from the checkpoint of a run without, and of one with
             --lr-decay-iters 12 "$@" &&
         same_training "$name" "$name.offload"
 }
-check "each goes on from the other's checkpoint" loads goes_on --train-iters 12
+check "each resumes from the other's checkpoint" loads goes_on --train-iters 12
 check "--no-load-optim" loads no_optim --no-load-optim --train-iters 12
 check "--finetune" loads finetune --finetune --train-iters 3
 
@@ -111,5 +111,5 @@ memory() {
         "$work/sdp4bit.offload.jsonl")
     [ "$logged" = "$total $host" ] || { why="planned $total and $host, allocated ${logged:-nothing}"; return 1; }
 }
-check "--plan and the log tell what host memory holds" memory
+check "--plan and the log include host memory" memory
 finish

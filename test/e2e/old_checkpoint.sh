@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A checkpoint of the format's first version, written by the program of commit c9f8404
-# (test/golden/checkpoint), loads in this program. Saved again its shards have the same bytes. What
-# goes on from either is the same to the bit.
+# A checkpoint of the first format version, written by commit c9f8404 (test/golden/checkpoint),
+# loads in this program. Saved again, its shards have the same bytes, and runs resumed from either
+# are bitwise identical.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 60 6
@@ -12,7 +12,7 @@ run=(2 --gpus-per-node 1 "${paper[@]}" --num-layers 1 --hidden-size 8 --num-atte
     16 --max-position-embeddings 16
     --make-vocab-size-divisible-by 1 --wq-group-size 64 --gq-group-size-intra 64 --gq-group-size-inter 64 \
         --lr-decay-iters 6)
-# What a shard holds behind its header, which names the program's commit.
+# A shard's contents after the header, which contains the commit of the program.
 data_of() { tail -c +$(($(od -An -tu8 -N8 "$1") + 9)) "$1"; }
 saved_again() {
     local shard state='^"state": '
@@ -21,39 +21,39 @@ saved_again() {
         cmp -s <(data_of "$golden/$shard") <(data_of "again/$shard") || { why="$shard differs"; return 1; }
         [ "$(data_of "$golden/$shard" | wc -c)" -gt 20000 ] || { why="$shard is too small"; return 1; }
     done
-    # A counter that is younger than that checkpoint is 0.
+    # Counters introduced after that checkpoint are 0.
     [ "$(grep "$state" "$golden/iter_0000004/manifest.json")" = \
         "$(grep "$state" again/iter_0000004/manifest.json | sed 's/ *"met_at": *0,//')" ] ||
         { why="the counters differ"; return 1; }
 }
 check "loaded and saved again: the same bytes" saved_again
-# The shards' headers, as another program reads them, agree with the manifest; also where a tensor
-# is cut by columns.
+# The shard headers, read by another program, agree with the manifest, also for tensors split by
+# columns.
 headers() {
     "$info" again --slices >out 2>err && grep -q 'exp_avg_sq' out || { why=$(cat err); return 1; }
     "$info" "$golden" >out 2>err || { why=$(cat err); return 1; }
 }
-check "the headers of the shards say what the manifests say" headers
+check "shard headers agree with the manifests" headers
 goes_on() { # NAME FOLDER
     logged "$1" "${run[@]}" --train-iters 6 --load "$2" --save "$1" --save-interval 6
 }
 from_either() {
     goes_on old "$golden" && goes_on new again && same_training old new && same_shards old new 6 2
 }
-check "going on from the old one and from the new one: the same bits" from_either
-losses() { # those of the old program; another processor's OpenBLAS may round otherwise
+check "resuming from the old one and from the new one: bitwise identical" from_either
+losses() { # losses of the old program; OpenBLAS may round differently on other CPUs
     local found
     found=$(awk 'NR == FNR { wanted[FNR] = $1; next }
         { d = $1 - wanted[FNR]; if (d < 0) d = -d; if (d < 2e-3) n++ } END { print n }' \
         <(printf '%s\n' 5.449302673339844 5.42122745513916) <(field old loss | cut -d ' ' -f 2))
     [ "$found" = 2 ] || { why="losses $(field old loss | tr '\n' ' ')"; return 1; }
 }
-check "the losses are the old program's" losses
-tampered() { # the files count: one bit of a moment
+check "losses match the old program's" losses
+tampered() { # the checkpoint files are used: one flipped bit in a moment is detected
     cp -r "$golden" changed &&
         printf '\377' | dd of=changed/iter_0000004/mp_rank_00/shard_00000_of_00002.safetensors bs=1 \
         seek=9000 conv=notrunc status=none
     refused 6 "shard_00000_of_00002.safetensors is damaged" "${run[@]}" --train-iters 4 --load changed
 }
-check "a flipped byte in it is found" tampered
+check "a flipped bit is detected" tampered
 finish
