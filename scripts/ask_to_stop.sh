@@ -1,9 +1,8 @@
 # shellcheck shell=bash
-# How a run is asked to save and leave, and how it is ended. Sourced by run_until_done.sh and
-# train.sh.
+# Asks a run to save and exit, or ends it. Sourced by run_until_done.sh and train.sh.
 
-# processes_below PID: a line "pid catches" for it and each of its descendants. catches is 1 where
-# the process has a handler for SIGUSR1.
+# processes_below PID: prints a line "pid catches" for the process and each of its descendants.
+# catches is 1 if the process has a handler for SIGUSR1.
 processes_below() {
     grep -hsE '^(Pid|PPid|SigCgt):' /proc/[0-9]*/status | awk -v root="$1" '
         $1 == "Pid:" { pid = $2 }
@@ -24,12 +23,12 @@ is_shell() {
     esac
 }
 
-# ask_to_stop PID: SIGUSR1 to the run that the process PID is, or has started through scripts.
-# Ranks save and leave on it. Launchers hand it on to the ranks of other machines. Not all of them
-# do so for this machine's, so those get it here too. To a rank a second one makes no difference.
-# A script that does not expect the signal would die of it and leave mpirun behind. So only
-# processes that catch it get it, and scripts only where no program catches it. Where nothing does,
-# nothing has been trained yet, and all of it is ended.
+# ask_to_stop PID: sends SIGUSR1 to the run that is process PID or its descendant. Ranks save and
+# exit on SIGUSR1. Launchers forward it to ranks on other machines, but not all of them do so on
+# this machine, so local ranks get it directly (a second SIGUSR1 has no effect on a rank). A script
+# without a handler would be killed and leave mpirun running. Therefore only processes with a
+# handler get the signal, and scripts only if no program has one. If there is no handler at all,
+# training has not started yet, and all processes are ended.
 ask_to_stop() {
     local pid catches programs=() scripts=() others=()
     while read -r pid catches; do
@@ -50,9 +49,9 @@ ask_to_stop() {
     fi 2>/dev/null || true
 }
 
-# stop_run SIGNAL TIMES PID: what a script does with a signal that is for the run PID. At the first
-# of them the run is asked to stop. A second SIGINT or SIGTERM ends it at once: mpirun kills its
-# ranks on SIGTERM. A second SIGHUP or SIGUSR1 does not, for no person has sent it.
+# stop_run SIGNAL TIMES PID: handles the TIMES-th signal for the run PID. The first one asks the run
+# to stop. A second SIGINT or SIGTERM ends it at once (mpirun kills its ranks on SIGTERM). A second
+# SIGHUP or SIGUSR1 does not, because these are rarely sent by a person.
 stop_run() {
     local pids
     case $1-$2 in

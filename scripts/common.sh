@@ -1,25 +1,26 @@
 # shellcheck shell=bash
-# Shell functions that the scripts here, in dev/ and in test/ share: help, what the programs need
-# and how to install it, the number of cores, the flags of a command, how to start ranks. Sourcing
-# it goes to the root of the repository.
+# Shell functions shared by the scripts here, in dev/ and in test/: --help, requirements and their
+# installation, CPU cores, flags of a command, starting ranks. Sourcing this file changes to the
+# root of the repository.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
 BUILD=${BUILD:-build}
 
 say() { printf '%s\n' "$*"; }
-die() { # code, what; what to do
+die() { # CODE MESSAGE: what failed; what to do
     printf 'error: %s\n' "$2" >&2
     exit "$1"
 }
 
-# make_folder FOLDER: for output. Asked for before the work, not hours later.
+# make_folder FOLDER: creates an output folder and checks that it is writable, before the work
+# starts.
 make_folder() {
     mkdir -p "$1" 2>/dev/null && [ -w "$1" ] ||
-        die 3 "the folder $1 cannot be made or written; choose another one"
+        die 3 "cannot create or write to the folder $1; choose another one"
 }
 
-# help_if_asked SCRIPT WORDS...: with --help or -h among the words prints the comment that heads the
-# script, a path from the root, and leaves.
+# help_if_asked SCRIPT WORDS...: if the words contain --help or -h, prints the header comment of
+# SCRIPT (a path relative to the root) and exits.
 help_if_asked() {
     local script=$1 word
     shift
@@ -31,7 +32,7 @@ help_if_asked() {
     done
 }
 
-# --- what is needed ---------------------------------------------------------------------
+# --- requirements ------------------------------------------------------------------------
 
 have_command() { command -v "$1" >/dev/null 2>&1; }
 
@@ -39,8 +40,8 @@ debian_package_installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>
 
 c_compiler() { if have_command "${CC:-cc}"; then echo "${CC:-cc}"; else echo gcc; fi; }
 
-# have_library HEADER LINKER-FLAG PACKAGE [PKG-CONFIG-NAME]: can a program be built with it? Without
-# a compiler Debian's records answer.
+# have_library HEADER LINKER-FLAG PACKAGE [PKG-CONFIG-NAME]: checks that a program can be built with
+# the library. Without a compiler, checks that the Debian package is installed.
 have_library() {
     local program flags='' status=1
     have_command "$(c_compiler)" || { debian_package_installed "$3"; return; }
@@ -48,7 +49,7 @@ have_library() {
     program=$(mktemp) || return 1
     # shellcheck disable=SC2086  # flags are several words
     if {
-        printf '#include <%s>\n' stdarg.h setjmp.h stddef.h stdint.h # what cmocka.h wants before it
+        printf '#include <%s>\n' stdarg.h setjmp.h stddef.h stdint.h # cmocka.h needs these first
         printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <%s>\nint main(void) { return 0; }\n' "$1"
     } | "$(c_compiler)" -x c - -x none $flags "$2" -o "$program" 2>/dev/null; then
         status=0
@@ -67,8 +68,8 @@ have_c() {
     return $status
 }
 
-# One line per requirement: for whom it is (run: building and running; test: the tests), its name,
-# Debian packages, the command that looks for it.
+# One line per requirement: purpose (run: building and running; test: the tests), name, Debian
+# packages, command that checks for it.
 requirements() {
     cat <<'END'
 run |C compiler|gcc libc6-dev|have_c
@@ -86,18 +87,18 @@ test|cmocka|libcmocka-dev|have_library cmocka.h -lcmocka libcmocka-dev
 END
 }
 
-# missing WHO...: "name|packages" of what is not there.
+# missing PURPOSE...: prints "name|packages" for every missing requirement.
 missing() {
-    local who name packages probe
-    while IFS='|' read -r who name packages probe; do
+    local who name packages check
+    while IFS='|' read -r who name packages check; do
         case " $* " in *" ${who% } "*) ;; *) continue ;; esac
-        # shellcheck disable=SC2086  # the probe is a command line of this file
-        $probe </dev/null || say "$name|$packages"
+        # shellcheck disable=SC2086  # the check is a command line of this file
+        $check </dev/null || say "$name|$packages"
     done < <(requirements)
 }
 
-# install_missing NO_INSTALL WHO...: names what is missing and installs it with apt. With
-# NO_INSTALL=1 it names it and leaves.
+# install_missing NO_INSTALL PURPOSE...: prints the missing requirements and installs them with apt.
+# With NO_INSTALL=1 it exits instead of installing.
 install_missing() {
     local no_install=$1 lacking packages install log sudo=()
     shift
@@ -107,10 +108,10 @@ install_missing() {
     say "missing: $(cut -d '|' -f 1 <<<"$lacking" | paste -s -d ',' | sed 's/,/, /g')"
     install="apt-get install --no-install-recommends $packages"
     have_command apt-get ||
-        die 3 "this machine has no apt-get; install them in its own way: on Debian the packages are $packages"
+        die 3 "apt-get was not found; install them with your package manager (Debian packages: $packages)"
     [ "$no_install" = 0 ] || die 3 "--no-install was given; install them with: $install"
     if [ "$(id -u)" != 0 ]; then
-        have_command sudo || die 3 "installing needs root or sudo; run as root: $install"
+        have_command sudo || die 3 "installing requires root or sudo; run as root: $install"
         sudo=(sudo)
     fi
     mkdir -p "$BUILD"
@@ -131,7 +132,8 @@ install_missing() {
 
 # --- cores ------------------------------------------------------------------------------
 
-# Processors that this process may use: its affinity, and a container's quota rounded up.
+# CPU cores available to this process: its affinity mask, limited by a container's quota (rounded
+# up).
 core_count() {
     local n quota period
     n=$(nproc)
@@ -144,11 +146,11 @@ core_count() {
 
 # --- flags ------------------------------------------------------------------------------
 
-# read_words WORDS...: sets $words to them, with the words of its file in place of each @file. Files
-# are read as the trainer reads them (llmc/config/options.c). Blanks part words, and # begins a
-# comment where a word could begin. Quotes and backslashes are those of a shell. A file inside a
-# file is relative to its folder. What the trainer refuses is left to it: a file that cannot be read
-# gives no words, and one ends at a quote that is not closed.
+# read_words WORDS...: sets $words to WORDS with every @file replaced by the words in that file.
+# Files are parsed as in the trainer (llmc/config/options.c): words are separated by white space, #
+# at the start of a word begins a comment, and quotes and backslashes work as in a shell. An @file
+# in a file is relative to that file's folder. Errors are left to the trainer: an unreadable file
+# gives no words, and an unclosed quote ends the file.
 read_words() {
     mapfile -d '' -t words < <(LC_ALL=C awk -- '
         function is_blank(c) { return c != "" && index(" \t\n\v\f\r", c) > 0 }
@@ -192,15 +194,15 @@ read_words() {
         }' "$@" </dev/null 2>/dev/null)
 }
 
-# has_flag NAME: is one of $words this flag?
+# has_flag NAME: true if $words contains this flag.
 has_flag() {
     local word
     for word in ${words[@]+"${words[@]}"}; do case $word in "$1" | "$1="*) return 0 ;; esac; done
     return 1
 }
 
-# last_value NAME: sets $value to the flag's last value in $words, which counts in the trainer too.
-# It is empty without one.
+# last_value NAME: sets $value to the last value of the flag in $words (the one that the trainer
+# uses), or to an empty string.
 last_value() {
     local i
     value=
@@ -211,9 +213,9 @@ last_value() {
 
 # --- ranks ------------------------------------------------------------------------------
 
-# Standard error without mpirun's blocks about ranks that have ended: the programs print one line of
-# their own. Its other blocks stay, which mpirun -q of Open MPI 4 would hide too, as that there are
-# too few slots. Open MPI 5 has no such flag.
+# Filters mpirun's message blocks about failed ranks out of standard error, because the programs
+# print an error line themselves. Other blocks are kept, such as the one about too few slots.
+# (mpirun -q of Open MPI 4 would hide them all; Open MPI 5 has no such flag.)
 without_banners() {
     local line block='' inside=0 known=0
     while IFS= read -r line || [ -n "$line" ]; do
@@ -237,25 +239,25 @@ without_banners() {
     [ $inside = 0 ] || [ $known = 1 ] || printf '%s\n' "$block"
 }
 
-# One machine needs no TCP, whose search for interfaces warns where there are none. Most containers
-# refuse single-copy transfers, with a warning. And it needs no agent that starts ranks elsewhere:
-# mpirun ends for want of one where neither ssh nor rsh is installed.
+# Settings of Open MPI for a single machine. No TCP: it warns on machines without network
+# interfaces. No single-copy transfers: most containers refuse them with a warning. No remote launch
+# agent: mpirun fails if neither ssh nor rsh is installed.
 one_machine() {
     if ! command -v ssh rsh >/dev/null; then export OMPI_MCA_plm="${OMPI_MCA_plm-isolated}"; fi
     export OMPI_MCA_btl="${OMPI_MCA_btl-^tcp}"
     export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
 }
 
-# say_signal STATUS: one line where a job's exit status says that a signal ended a rank.
+# say_signal STATUS: prints an error line if the exit status shows that a signal killed a rank.
 say_signal() {
     case $(kill -l "$1" 2>/dev/null) in
     ILL | TRAP | ABRT | BUS | FPE | KILL | SEGV | TERM)
-        [ "$1" -le 128 ] || say "error: a rank was ended by SIG$(kill -l "$1")" >&2 ;;
+        [ "$1" -le 128 ] || say "error: a rank was killed by SIG$(kill -l "$1")" >&2 ;;
     esac
 }
 
-# launch RANKS COMMAND...: the command on that many ranks of this machine, without standard input.
-# Returns the ranks' exit code.
+# launch RANKS COMMAND...: runs the command with this number of ranks on this machine, without
+# standard input. Returns the exit code of the ranks.
 launch() {
     local ranks=$1 status options=()
     shift

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Looks at this machine: what the CPU program, the tests and the GPU program need, one line each, as
-# a report to paste into a bug report. Changes nothing. Exit code 0 when the CPU program can be
-# built and started, 3 when not.
+# Checks the requirements of the CPU program, the tests and the GPU program on this machine and
+# prints one line each, to paste into a bug report. Changes nothing. Exits with 0 if the CPU program
+# can be built and started, otherwise with 3.
 #
 #   scripts/doctor.sh
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 help_if_asked scripts/doctor.sh "$@"
-[ $# = 0 ] || die 2 "unknown argument $1; doctor.sh takes none"
+[ $# = 0 ] || die 2 "unknown argument $1; doctor.sh has no options"
 
 broken=0
-line() { printf '%-24s %s\n' "$1" "$2"; } # name, verdict
+line() { printf '%-24s %s\n' "$1" "$2"; } # NAME RESULT
 first_line() { head -n 1 | tr -s ' '; }
 
-# The version of a requirement that is there.
+# Prints the version of an installed requirement.
 version_of() {
     case $1 in
     "C compiler") "$(c_compiler)" --version | first_line ;;
@@ -42,9 +42,9 @@ line memory "$(awk '/^MemTotal/ {t = $2} /^MemAvailable/ {a = $2}
     END {printf "%.1f GiB, %.1f free", t / 1048576, a / 1048576}' /proc/meminfo 2>/dev/null)"
 
 say "== the CPU program and its tests =="
-while IFS='|' read -r who name packages probe; do
-    # shellcheck disable=SC2086  # the probe is a command line
-    if $probe </dev/null; then
+while IFS='|' read -r who name packages check; do
+    # shellcheck disable=SC2086  # the check is a command line
+    if $check </dev/null; then
         line "$name" "ok $(version_of "$name")"
     else
         line "$name" "missing ($packages)"
@@ -52,9 +52,9 @@ while IFS='|' read -r who name packages probe; do
     fi
 done < <(requirements)
 
-# Two ranks that do nothing.
+# Start two ranks that do nothing.
 if ! have_command mpirun; then
-    line "mpirun with 2 ranks" "not tried"
+    line "mpirun with 2 ranks" "skipped"
 elif output=$(launch 2 true 2>&1); then
     line "mpirun with 2 ranks" ok
 else
@@ -65,7 +65,7 @@ free_mib=$(df -Pm . | awk 'NR == 2 {print $4}')
 if [ "$free_mib" -ge 1024 ]; then
     line "free disk here" "ok $((free_mib / 1024)) GiB"
 else
-    line "free disk here" "low: $free_mib MiB; the build and the quickstart want 1 GiB"
+    line "free disk here" "low: $free_mib MiB; the build and the quickstart need 1 GiB"
 fi
 locked=$(ulimit -l)
 if [ "$locked" = unlimited ]; then
@@ -75,9 +75,9 @@ else
 fi
 
 say "== the GPU program (not needed for the CPU program) =="
-# The same places as in the Makefile: named folders, the toolkit, the system, NVIDIA's Python
-# packages.
-lacks=() # what keeps the GPU program from being built
+# Searches the same places as the Makefile: folders given by variables, the toolkit, the system,
+# NVIDIA's Python packages.
+lacks=() # missing requirements of the GPU program
 too_old() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a + 0 < b + 0) }'; } # VERSION LEAST
 triple=$(gcc -dumpmachine 2>/dev/null)
 if [ -z "${CUDA_HOME:-}" ]; then
@@ -110,7 +110,7 @@ for package in ${packages[@]+"${packages[@]}"}; do
     for folder in "$package"/nvidia/*; do [ ! -d "$folder" ] || roots+=("$folder"); done
 done
 
-# find_file NAME FOLDERS...: the first that is there.
+# find_file NAME FOLDERS...: prints the first match.
 find_file() {
     local name=$1 folder found
     shift
@@ -153,9 +153,9 @@ if [ -n "${CUDNN_FRONTEND:-}" ] && [ "$frontend" != "$CUDNN_FRONTEND/cudnn_front
 elif [ -n "$frontend" ]; then
     line cudnn-frontend "ok ($frontend)"
 elif python3 -m pip --version >/dev/null 2>&1; then
-    line cudnn-frontend "not here; make gpu fetches it with pip (without a network: CUDNN_FRONTEND=)"
+    line cudnn-frontend "not installed; make gpu fetches it with pip (offline: set CUDNN_FRONTEND=)"
 else
-    line cudnn-frontend "missing: neither here nor pip to fetch it (python3-pip, or CUDNN_FRONTEND=)"
+    line cudnn-frontend "missing, and no pip to fetch it (install python3-pip, or set CUDNN_FRONTEND=)"
     lacks+=(cudnn-frontend)
 fi
 
@@ -188,15 +188,15 @@ install a newer driver or an older toolkit"
     done < <(cut -d , -f 1,3,4 <<<"$gpus" | uniq -c | sed 's/^ *\([0-9]*\) /\1,/')
 fi
 
-# Libraries that a program was linked with and that are not found now.
+# Shared libraries of the built programs that are no longer found.
 for program in "$BUILD/train_gpt_cpu" "$BUILD/train_gpt"; do
     [ -x "$program" ] || { line "$program" "not built"; continue; }
     lost=$(ldd "$program" 2>/dev/null | awk '/not found/ {printf " %s", $1}')
     if [ -z "$lost" ]; then
         line "$program" "ok, finds its libraries"
     else
-        line "$program" "does not find$lost; install them again, name their folders in LD_LIBRARY_PATH, \
-or build anew"
+        line "$program" "does not find$lost; reinstall them, add their folders to LD_LIBRARY_PATH, \
+or rebuild"
     fi
 done
 
@@ -207,7 +207,7 @@ else
 fi
 if [ $broken != 0 ] || [ ${#lacks[@]} != 0 ]; then
     missing=$(IFS=,; echo "${lacks[*]}" | sed 's/,/, /g')
-    say "The GPU program cannot be built here yet${lacks[*]+: it lacks $missing}."
+    say "The GPU program cannot be built here yet${lacks[*]+; missing: $missing}."
 elif [ $usable = 0 ]; then
     say "The GPU program can be built here, but there is no GPU that can run it."
 else

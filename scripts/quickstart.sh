@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# From a fresh Debian or Ubuntu to a comparison, in a few minutes. It installs what is missing,
-# builds, gathers real text that every such machine has (C headers and documentation under /usr) and
-# makes Megatron shards of it. Then it trains a small GPT on 4 ranks as 2 nodes x 2, once with bf16
-# gradients and once with SDP4Bit, on the same data from the same seed, and compares the two.
-# It writes to build/ and the folder of --out only.
-# Exit codes: 0 the goals are met (losses within 1 %, at least 3.5x fewer bytes between nodes), 1
-# one is missed, 130 interrupted, else what failed.
+# Compares SDP4Bit with bf16 gradients on a fresh Debian or Ubuntu machine in a few minutes.
+# Installs missing packages, builds, and converts text that every such machine has (C headers and
+# documentation under /usr) to Megatron shards. Then trains a small GPT on 4 ranks as 2 nodes x 2,
+# once with bf16 gradients and once with SDP4Bit, with the same data and seed.
+# Writes only to build/ and to the folder given by --out.
+# Exit codes: 0 if all goals are met (losses within 1 %, at least 3.5x fewer bytes between nodes), 1
+# if a goal is missed, 130 if interrupted, otherwise the exit code of the failed step.
 # shellcheck source-path=SCRIPTDIR source=common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -15,13 +15,13 @@ usage() {
     cat <<'END'
 usage: scripts/quickstart.sh [--iters N] [--out FOLDER] [--no-install]
 
-Installs what is missing, builds, trains a small GPT twice (bf16 gradients; SDP4Bit) on text of this
-machine and compares their losses and the bytes that they send.
+Installs missing packages, builds, trains a small GPT twice (bf16 gradients; SDP4Bit) on text found on
+this machine, and compares the losses and the bytes sent.
 
   --iters N      training iterations per run [400]
-  --out FOLDER   folder of the shards, logs and the plot [runs/quickstart]
-  --no-install   do not install anything: name what is missing and leave
-  --help         print this
+  --out FOLDER   folder for shards, logs and the plot [runs/quickstart]
+  --no-install   do not install packages; list the missing ones and exit
+  --help         print this help
 END
 }
 
@@ -34,13 +34,13 @@ while [ $# -gt 0 ]; do
     --help | -h) usage; exit 0 ;;
     *) die 2 "unknown argument $1; see scripts/quickstart.sh --help" ;;
     esac
-    shift || die 2 "the last flag wants a value; see scripts/quickstart.sh --help"
+    shift || die 2 "the last flag needs a value; see scripts/quickstart.sh --help"
 done
-[[ $iterations =~ ^[1-9][0-9]*$ ]] || die 2 "--iters wants a positive number, not '$iterations'"
-[ -n "$out" ] || die 2 "--out wants a folder"
+[[ $iterations =~ ^[1-9][0-9]*$ ]] || die 2 "--iters must be a positive number, not '$iterations'"
+[ -n "$out" ] || die 2 "--out needs a folder"
 
 interrupted() { # SIGNAL CODE
-    printf '\ninterrupted by %s; nothing is compared\n' "$1" >&2
+    printf '\ninterrupted by %s; no comparison was made\n' "$1" >&2
     exit "$2"
 }
 trap 'interrupted SIGINT 130' INT
@@ -62,16 +62,16 @@ if ! make -j "$(core_count)" BUILD="$BUILD" >"$BUILD/quickstart-make.log" 2>&1; 
     die 3 "the build failed; see $BUILD/quickstart-make.log"
 fi
 program=$BUILD/train_gpt_cpu
-# The CUDA program where it was built (make gpu) and each of the 4 ranks finds a GPU.
+# Use the CUDA program if it was built (make gpu) and there is a GPU for each of the 4 ranks.
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
 if [ -x "$BUILD/train_gpt" ] && [ "$gpus" -ge 4 ]; then program=$BUILD/train_gpt; fi
 "$program" --version
 
 # --- text -------------------------------------------------------------------------------
 
-# text_files BYTES: text files that come with the packages above, so many bytes of them, in an order
-# that depends on their names only. Documentation may have been left out of a container's image;
-# licenses and copyright files are always there.
+# text_files BYTES: lists text files of installed packages, up to BYTES in total, in an order that
+# depends only on their names. Container images may lack documentation, but always have licenses and
+# copyright files.
 text_files() {
     local of_some_size=(-type f -size -64k -size +1)
     {
@@ -86,7 +86,7 @@ text_files() {
         awk -v most="$1" '{ bytes += $1; if (bytes <= most) { sub(/^[0-9]+ /, ""); print } }'
 }
 
-step "text of this machine"
+step "collect text on this machine"
 text_files 3000000 >"$out/files.txt" || true
 [ "$(wc -l <"$out/files.txt")" -ge 50 ] ||
     die 5 "found fewer than 50 text files under /usr; see $out/files.txt"
@@ -98,8 +98,8 @@ done
 
 # --- two runs ---------------------------------------------------------------------------
 
-# train NAME FLAGS...: one run. Its log is $out/NAME.log and $out/NAME.jsonl; losses are shown as
-# they come.
+# train NAME FLAGS...: trains one model, logs to $out/NAME.log and $out/NAME.jsonl, and prints
+# losses during the run.
 log_interval=$(((iterations + 9) / 10))
 train() {
     local name=$1
@@ -129,8 +129,8 @@ train sdp4bit --quantized-weights --wq-rounding stochastic --quantized-gradients
 
 # --- the comparison ---------------------------------------------------------------------
 
-# What the ranks of one processor reach in tokens per second tells nothing of a network, so of the
-# comparison only losses are shown.
+# Ranks share the CPU of one machine here, so their tokens per second say nothing about a network:
+# show only losses.
 step "comparison"
 dev/compare_logs baseline="$out/baseline.jsonl" sdp4bit="$out/sdp4bit.jsonl" --curves 12 --x iteration \
     --svg "$out/losses.svg" --title "bf16 gradients and SDP4Bit" | sed -n '/^loss, mean of/,$p'
@@ -157,17 +157,17 @@ def goal(text, reached):
 
 train, valid, between, inside = zip(read(sys.argv[1]), read(sys.argv[2]))
 print("%-46s %10s %10s" % ("", "baseline", "SDP4Bit"))
-for name, (a, b) in (("validation loss, the same samples for both", valid),
+for name, (a, b) in (("validation loss, same samples", valid),
                      ("training loss, mean of the last 20 iterations", train)):
     percent = 100 * (b - a) / a
     print("%-46s %10.4f %10.4f  %+.2f %%  %s" % (name, a, b, percent, goal("within 1 %", percent <= 1.0)))
-for name, (a, b), least in (("bytes per step that leave a node", between, 3.5),
-                            ("bytes per step inside a node", inside, 0)):
-    verdict = goal(f"{least}x", a / b >= least) if least else ""
-    print("%-46s %10.0f %10.0f  %.2fx fewer  %s" % (name, a, b, a / b, verdict))
+for name, (a, b), least in (("bytes per step between nodes", between, 3.5),
+                            ("bytes per step within nodes", inside, 0)):
+    result = goal(f"{least}x", a / b >= least) if least else ""
+    print("%-46s %10.0f %10.0f  %.2fx fewer  %s" % (name, a, b, a / b, result))
 sys.exit(0 if all(met) else 1)
 END
-[ $status -le 1 ] || die $status "the comparison failed; look at $out/baseline.jsonl and $out/sdp4bit.jsonl"
+[ $status -le 1 ] || die $status "the comparison failed; see $out/baseline.jsonl and $out/sdp4bit.jsonl"
 printf '\nplot: %s   logs: %s   %d s after installation\n' "$out/losses.svg" \
     "$out/baseline.log $out/sdp4bit.log" $((SECONDS - clock_start))
 exit $status

@@ -72,7 +72,7 @@ leave_time_to_save() {
     export PRTE_MCA_odls_base_sigkill_timeout="${PRTE_MCA_odls_base_sigkill_timeout-60}"
 }
 
-# Sets $preset_flags, and $quantizes_gradients for the speed runs.
+# Sets $preset_flags, and $quantizes_gradients for speed runs.
 choose_preset() {
     quantizes_gradients=0 preset_flags=()
     case $preset in
@@ -97,8 +97,8 @@ choose_preset() {
         ;;
     lossless) preset_flags=("@$root/configs/$preset.args") ;;
     *)
-        die 2 "PRESET=$preset is unknown; presets are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, \
-zeropp, eden, eden3, eden2-ef, lossless, eden-lossless, local"
+        die 2 "PRESET=$preset is unknown; presets are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, \
+sdp4bit, zeropp, eden, eden3, eden2-ef, lossless, eden-lossless, local"
         ;;
     esac
 }
@@ -159,7 +159,7 @@ choose_flags() {
         choose_batch
         flags+=(--micro-batch-size 1 --global-batch-size "$batch" --mock-data --log-interval 1
             --exit-interval 200)
-        # The paper's speed scripts cut a bucket's gradients into 8 chunks at these sizes.
+        # The paper's speed scripts split the gradients of a bucket into 8 chunks for these models.
         case $quantizes_gradients-$card in
         1-1.3b | 1-2.7b | 1-6.7b) preset_flags+=(--gradient-alltoall-pipeline 8) ;;
         esac
@@ -168,8 +168,8 @@ choose_flags() {
         if [ -e "$DATA_PATH.idx" ]; then data=("$DATA_PATH"); else read -ra data <<<"$DATA_PATH"; fi
         flags+=(--data-path "${data[@]}")
     elif ! has_one_of --data-path --train-data-path --mock-data --plan --version; then
-        die 2 "DATA_PATH is not set: give the prefix of the token shards (dev/data/README.md makes some), \
-or SPEED=1 for mock data"
+        die 2 "DATA_PATH is not set; set it to the prefix of the token shards (see dev/data/README.md), \
+or use SPEED=1 for mock data"
     fi
     [ -z "${VOCAB_FILE:-}" ] || flags+=(--vocab-file "$VOCAB_FILE")
     [ -z "${MERGE_FILE:-}" ] || flags+=(--merge-file "$MERGE_FILE")
@@ -187,7 +187,7 @@ or SPEED=1 for mock data"
 # Prints the communication formats, from $words and the placement of the ranks, and the model
 # parallel layout if there is one. On one machine the inter-node format of a preset is unused, so
 # the line suggests --gpus-per-node.
-say_what_travels() {
+say_formats() {
     local value tensor pipeline layout data per_node hosts=0 inside=fp32 between=fp32 replicas=bf16 who=ranks
     if has_flag --grad-reduce-in-bf16; then inside=bf16 between=bf16; fi
     if has_flag --quantized-gradients; then
@@ -210,7 +210,7 @@ say_what_travels() {
     choose_layout
     data=$((ranks / (tensor * pipeline)))
     if [ $((tensor * pipeline)) != 1 ]; then
-        say "the model is cut: tensor parallel $tensor, pipeline $pipeline, data parallel $data"
+        say "layout: tensor parallel $tensor, pipeline $pipeline, data parallel $data"
         who="data-parallel ranks"
     fi
     # Data-parallel ranks of a node, as llmc/ranks/mesh.c counts them.
@@ -220,18 +220,18 @@ say_what_travels() {
     last_value --gpus-per-node
     if [ "${value:-0}" = 0 ] && [ ${#placement[@]} -gt 0 ]; then hosts=1; fi
     if [ $data -le 1 ]; then
-        say "what travels: nothing, there is one ${who%s}"
+        say "communication: none, there is one ${who%s}"
     elif [ $hosts = 1 ] && [ $per_node != 1 ]; then
-        say "what travels: gradients $inside inside a host, $between between hosts; weights $replicas"
+        say "communication: gradients $inside inside a host, $between between hosts; weights $replicas"
     elif [ $hosts = 1 ]; then
-        say "what travels: gradients $between, weights $replicas, between hosts"
+        say "communication: gradients $between, weights $replicas, between hosts"
     elif [ $per_node = $data ]; then
-        say "what travels: gradients $inside, weights $replicas, inside one node of $data $who. Nothing \
-travels between nodes; --gpus-per-node N draws node borders on this machine"
+        say "communication: gradients $inside, weights $replicas, inside one node of $data $who; none \
+between nodes (--gpus-per-node N splits this machine into several nodes)"
     elif [ $per_node = 1 ]; then
-        say "what travels: gradients $between, weights $replicas, between $data nodes of one ${who%s}"
+        say "communication: gradients $between, weights $replicas, between $data nodes of one ${who%s}"
     else
-        say "what travels: gradients $inside inside nodes of $per_node $who, $between between nodes; \
+        say "communication: gradients $inside inside nodes of $per_node $who, $between between nodes; \
 weights $replicas"
     fi
 }
@@ -315,7 +315,7 @@ move_log() {
     for name in log@.run log@.jsonl tensorboard@; do
         from=$log_dir/${name/@/$1}
         [ ! -e "$from" ] || mv "$from" "$log_dir/${name/@/$2}" ||
-            die 3 "$from cannot be moved; give another LOG_DIR"
+            die 3 "$from cannot be moved; choose another LOG_DIR"
     done
 }
 
@@ -336,14 +336,14 @@ choose_log() {
         if [ -s "$log_dir/log.jsonl" ] || [ -n "$(ls -A "$log_dir/tensorboard" 2>/dev/null)" ]; then
             can_start || return 0
             move_log '' .$((n + 1))
-            say "$log_dir holds the log of another run: moved to log.$((n + 1)).jsonl, its tensorboard to \
-tensorboard.$((n + 1))"
+            say "$log_dir contains the log of another run: moved to log.$((n + 1)).jsonl, its \
+tensorboard to tensorboard.$((n + 1))"
         fi
         if [ $resumes = 1 ] && [ "$own" != 0 ]; then
             rm -f "$log_dir/log.jsonl" # empty, like the folder
             rmdir "$log_dir/tensorboard" 2>/dev/null || true
             move_log ".$own" ''
-            say "this run's own log, set aside as log.$own.jsonl, is $log_dir/log.jsonl again"
+            say "restored this run's log from log.$own.jsonl to $log_dir/log.jsonl"
         fi
     fi
     # If this fails, the trainer reports that the log cannot be written.
@@ -413,11 +413,11 @@ choose_ranks() {
         ranks=${RANKS:-$(gpu_count)}
         [ "$ranks" != 0 ] || die 3 "no GPU was found; set RANKS, or DEVICE=cpu for CPU ranks"
     fi
-    is_count "$ranks" || die 2 "RANKS=$ranks: give a positive number"
+    is_count "$ranks" || die 2 "RANKS=$ranks must be a positive number"
     if ! is_count "$node_ranks" || [ "$node_ranks" -gt "$ranks" ]; then node_ranks=$ranks; fi
 }
 
-# Sets $launcher, the words before the program.
+# Sets $launcher, the command that starts the ranks.
 choose_launcher() {
     local name words=() exported='^(NCCL_|(CUDA_VISIBLE_DEVICES|LD_LIBRARY_PATH|OPENBLAS_NUM_THREADS)$)'
     choose_ranks
@@ -476,11 +476,11 @@ if has_flag --help || has_flag -h; then
 fi
 [ -z "${ARM:-}" ] || say "ARM= is deprecated; use PRESET=$ARM" >&2
 preset=${PRESET:-${ARM:-baseline}} speed=${SPEED:-0} device=${DEVICE:-gpu}
-case $speed in 0 | 1) ;; *) die 2 "SPEED=$speed: give 1, or leave it out" ;; esac
+case $speed in 0 | 1) ;; *) die 2 "SPEED=$speed must be 0 or 1" ;; esac
 case $device in
 gpu) program=$BUILD/train_gpt target=gpu ;;
 cpu) program=$BUILD/train_gpt_cpu target=cpu ;;
-*) die 2 "DEVICE=$device: give gpu or cpu" ;;
+*) die 2 "DEVICE=$device must be gpu or cpu" ;;
 esac
 choose_preset
 log_dir=runs/$card-$preset
@@ -496,7 +496,7 @@ if [ "${DRY_RUN:-0}" = 1 ]; then
     exit 0
 fi
 [ -x "$program" ] || die 3 "$program is not built; run make $target"
-[ "$launched" != 0 ] || has_flag --version || say_what_travels
+[ "$launched" != 0 ] || has_flag --version || say_formats
 choose_log
 [ "$launched" = 0 ] || exec "$program" "${flags[@]}"
 run_and_forward "${launcher[@]}" "$program" "${flags[@]}"

@@ -198,7 +198,7 @@ watch_and_kill() { # NAME PID SECONDS
     while [ $SECONDS -lt $end ] || { [ $SECONDS -lt $((end + LIMIT)) ] && ! enough; }; do
         sleep $every_seconds
         kill -0 "$hurt" 2>/dev/null && kill -0 "$watched" 2>/dev/null ||
-            { why="a job has ended early: $(grep -hm 1 '^error\|gives up' "$work"/{calm,hurt}.err "$work"/{calm,hurt}.out)"; return 1; }
+            { why="a job has ended early: $(grep -hm 1 '^error\|giving up' "$work"/{calm,hurt}.err "$work"/{calm,hurt}.out)"; return 1; }
         if figures=$(resident "$name") && [ "$(saved "$name")" != 0 ]; then
             echo "$figures $(gpu_memory "$name")" >>"$work/memory"
             looks=$((looks + 1))

@@ -15,7 +15,7 @@ def t_975(freedom):
 
 
 def gaps(results, preset, reference):
-    """Returns the validation loss minus that of the reference, by seed.
+    """Returns the difference in validation loss to the reference, by seed.
 
     Runs with the same seed have the same initial weights and read the same data in the same order."""
     ours, theirs = results.get(preset, {}), results.get(reference, {})
@@ -42,7 +42,7 @@ class Noise:
     The standard deviation is pooled over all presets with several seeds. Their gaps are correlated,
     because presets share the baseline run of a seed. More presets therefore add no degrees of
     freedom: the preset with the most seeds determines them. If no preset has several seeds, the
-    standard deviation is that of the baseline's losses times sqrt(2), as for independent runs."""
+    baseline's standard deviation times sqrt(2) is used, as for independent runs."""
 
     def __init__(self, results):
         all_gaps = [baseline_gaps(results, preset) for preset in results]

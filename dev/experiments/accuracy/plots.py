@@ -34,7 +34,7 @@ def gap_plot(results, noise, title):
     ends += [0.0] + [v for *_, values in rows for v in values]
     panel = Panel(TOP, 30 * len(rows), (min(ends), max(ends)), (0.4, len(rows) - 0.4), pad_x=0.02)
     zero = f"{panel.x(0):.1f}"
-    axes, names = panel.x_axis("validation loss minus that of the baseline with the same seed", sign="+"), []
+    axes, names = panel.x_axis("difference in validation loss to the baseline with the same seed", sign="+"), []
     lines = [f'<line class="zero" x1="{zero}" x2="{zero}" y1="{TOP}" y2="{panel.bottom()}"/>']
     for k, (name, color, mean, half, values) in enumerate(rows):
         at = len(rows) - k - 0.5
@@ -53,7 +53,7 @@ def gap_plot(results, noise, title):
 
 
 def curve_points(result, reference, smooth=25):
-    """Returns (iteration, loss minus that of the reference), as moving averages."""
+    """Returns (iteration, difference in loss to the reference), as moving averages."""
     ours, theirs = result["train_loss"], reference["train_loss"]
     pairs = [a - b for a, b in zip(ours["mean"], theirs["mean"])]
     half = max(1, smooth // (2 * ours["every"]))
@@ -98,7 +98,7 @@ def plots(results, noise, model):
                                     f"{model}: error of the reduced gradient against the exact reduction",
                                     f"seed {seed}; ‖reduced − exact‖ / ‖exact‖", log=True),
         "replica_error": line_plot(errors(2), "ratio",
-                                   f"{model}: error of the model weights relative to that of bf16 rounding",
+                                   f"{model}: error of the model weights relative to bf16 rounding",
                                    f"seed {seed}", log=True),
     }
     return {name: text for name, text in made.items() if text}

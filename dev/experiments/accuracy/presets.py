@@ -50,7 +50,7 @@ SETS = {
               "tlq-hs-g64", "tlq-hs-g512"],
 }
 # Replicates of the baseline, for forks only: offset of the learning rate in units of the last place
-# (fp32). The names are those of stored results.
+# (fp32). Stored results use the names twin1 to twin4.
 TWINS = {"twin1": 1, "twin2": -1, "twin3": 2, "twin4": -2}
 # Order of the presets in the paper's tables, as pairs (worse, better).
 PAPER_ORDER = [

@@ -29,7 +29,7 @@ def made_by(results, model):
 def noise_text(results, noise):
     if noise.baseline is None:
         return ["**Noise.** No preset has several seeds, so no gap can be distinguished from chance."]
-    origin = "It is that of the baseline's seeds times √2, because no other preset has several seeds"
+    origin = "It is the baseline's standard deviation times √2, because no other preset has several seeds"
     if noise.paired:
         origin = "It is estimated from gaps at equal seeds, over all presets with several seeds"
     return paragraph(

@@ -81,7 +81,7 @@ says "a program that no longer finds a library" '/train_gpt +does not find libcu
 says "a variable that names no NCCL" '^NCCL +wrong: NCCL_HOME=/nowhere has no include/nccl\.h'
 says "a variable that names no cuDNN" '^cuDNN +wrong: CUDNN_HOME=/nowhere has no include/cudnn\.h'
 says "a variable that names no frontend" '^cudnn-frontend +wrong: CUDNN_FRONTEND=/nowhere '
-says "what is lacking, in one line" 'cannot be built here yet: it lacks NCCL, cuDNN, cudnn-frontend\.$'
+says "what is lacking, in one line" 'cannot be built here yet; missing: NCCL, cuDNN, cudnn-frontend\.$'
 
 driver 535.1 12.2 "Tesla V100" 7.0
 toolkit_is 11.8
