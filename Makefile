@@ -1,13 +1,13 @@
 # Build rules only. `make` builds the CPU trainer and the tools; `make test-programs` the tests;
 # `make help` lists the targets.
-# Variables: BUILD (output folder), ARCH_CFLAGS (instructions that host code may use; see below),
+# Variables: BUILD (output folder), ARCH_CFLAGS (target CPU of host code; see below),
 # SAN=1 (ASan + UBSan) or SAN=thread (TSan), ASSERTS=1 (check preconditions), WERROR=1, CC, MPICC.
 
 BUILD       ?= build
 comma       := ,
-# Host code keeps to what every x86-64 processor since 2013 has, so that one build serves a cluster
-# of several kinds. OpenBLAS chooses its kernels at run time. ARCH_CFLAGS=-march=native is for one
-# kind of processor: on another the programs end with a line that says so.
+# Host code is built for x86-64-v3 (CPUs since 2013), so that one build runs on mixed clusters.
+# OpenBLAS selects its kernels at run time. With ARCH_CFLAGS=-march=native the programs run only on
+# the same CPU type; on others they exit with an error message.
 ifeq ($(shell uname -m),x86_64)
 ARCH_CFLAGS ?= -march=x86-64-v3
 endif
@@ -19,12 +19,12 @@ $(error MPI: $(MPICC) was not found; install Open MPI (libopenmpi-dev) or MPICH,
 endif
 endif
 
-# With a + where files differ from it.
+# A + marks a modified working tree.
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 COMMIT  := $(COMMIT)$(shell git rev-parse HEAD >/dev/null 2>&1 && { git diff --quiet HEAD || echo +; })
 VERSION := 0.1.0
 
-# Exact regime: no contraction into FMA, no fast-math; the same bits on every IEEE machine.
+# No FMA contraction and no fast-math: bitwise identical results on every IEEE machine.
 CFLAGS_BASE := -std=c11 -D_GNU_SOURCE -O3 $(ARCH_CFLAGS) -ffp-contract=off -fno-math-errno -g \
                -Wall -Wextra -Wshadow -Wvla -Wno-unused-parameter -Werror=switch -I. -MMD -MP
 ifeq ($(WERROR),1)
@@ -35,8 +35,8 @@ endif
 ifeq ($(ASSERTS)$(SAN)$(FUZZ),)
 CFLAGS_BASE += -DNDEBUG
 endif
-# Without AVX-512: GCC 13.2 stores 64 bytes at a time, as if aligned, into the frames that
-# AddressSanitizer lays out and aligns to less.
+# No AVX-512 with ASan: GCC 13.2 uses aligned 64-byte stores on stack frames that AddressSanitizer
+# aligns to less.
 ifeq ($(SAN),1)
 CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined \
                $(if $(filter x86_64,$(shell uname -m)),-mno-avx512f)
@@ -46,8 +46,8 @@ ifeq ($(SAN),thread)
 CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=thread
 LDFLAGS += -fsanitize=thread
 endif
-# The fuzz targets with libFuzzer (make fuzz): clang behind MPI's wrapper, every object counts what
-# it executes.
+# Fuzz targets with libFuzzer (make fuzz): the MPI wrapper calls clang, and every object is
+# instrumented for coverage.
 ifeq ($(FUZZ),1)
 export OMPI_CC := clang
 export MPICH_CC := clang
@@ -56,7 +56,7 @@ CFLAGS_BASE += -O1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link $(FUZZ_FLAG
 LDFLAGS += $(FUZZ_FLAGS)
 endif
 CFLAGS += $(CFLAGS_BASE)
-# fp32 weights and activations, for finite-difference tests of the same code (llmc/base/dtype.h):
+# fp32 weights and activations, for finite-difference tests (llmc/base/dtype.h):
 # make PRECISION=fp32 BUILD=build/fp32 ...
 ifeq ($(PRECISION),fp32)
 CFLAGS += -DPRECISION_FP32
@@ -68,8 +68,7 @@ BLAS_LIBS     := $(shell $(PKG_CONFIG) --libs openblas 2>/dev/null || echo -lope
 CFLAGS        += $(CJSON_CFLAGS)
 LIBS          := -lcjson -lxxhash -lpcre2-8 -lpthread -lm
 
-# Host code, compiled once and linked into every program; the CPU backend is a separate set of
-# objects chosen at link time.
+# Host code, linked into every program. The backend (CPU or CUDA) is selected at link time.
 ROOMS    := base ranks data config log state model checkpoint plan run
 CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c
 HOST_SRC := $(filter-out $(CPU_SRC),$(wildcard $(ROOMS:%=llmc/%/*.c) sdp4bit/*.c))
@@ -81,7 +80,7 @@ CONVERT_OBJ := $(CONVERT_SRC:%.c=$(BUILD)/obj/%.o)
 CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/obj/%.o)
 HOST_LIB := $(BUILD)/libllmc.a
 CPU_LIB  := $(BUILD)/libllmc_cpu.a
-# Checkpoints of other programs: for the converter and its tests. The trainer does not link it.
+# Converter for checkpoints of other programs. Not linked into the trainer.
 CONVERT_LIB := $(BUILD)/libconvert.a
 DATA_TOOLS := $(DATA_SRC:dev/data/%.c=$(BUILD)/%)
 TOOLS    := $(DATA_TOOLS) $(BUILD)/convert_checkpoint
@@ -90,7 +89,7 @@ UNIT_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/unit/*/test_*.c))
 MPI_TESTS  := $(patsubst %.c,$(BUILD)/%,$(wildcard test/mpi/test_*.c))
 FAULT_SHIMS := $(patsubst %.c,$(BUILD)/%.so,$(wildcard test/fault/*shim.c))
 # Benchmarks that run on either backend: $(BUILD)/dev/bench/NAME_cpu, and with CUDA
-# $(BUILD)/dev/bench/NAME. They link the trainer's own file.
+# $(BUILD)/dev/bench/NAME. They link train_gpt.c.
 BENCHES     := train_presets sync_only generate
 STEP_BOUND  := $(BUILD)/dev/bench/step_bound
 CPU_BENCHES := $(BENCHES:%=$(BUILD)/dev/bench/%_cpu)
@@ -103,8 +102,8 @@ tools: $(TOOLS)
 bench: cpu $(CPU_BENCHES) $(STEP_BOUND)  # dev/bench/save.sh starts the trainer itself
 test-programs: $(UNIT_TESTS) $(MPI_TESTS) $(BUILD)/test/layer_dump $(FAULT_SHIMS) bench all
 
-# $(call stamp,FILE,TEXT): a file that holds the text, and is written when it holds another.
-# Compared while make reads this, so that -n and -q tell the truth.
+# $(call stamp,FILE,TEXT): writes the text to the file if it differs from the file's content. Runs
+# while make parses this file, so that -n and -q are correct.
 define stamp
 ifneq ($$(strip $$(shell cat $(1) 2>/dev/null)),$$(strip $(2)))
 $(1): FORCE
@@ -113,8 +112,8 @@ $(1):
 	@mkdir -p $$(@D)
 	@printf '%s\n' '$$(subst ','\'',$(2))' > $$@
 endef
-# What objects were compiled with: they are compiled anew when it changes. WERROR, which changes no
-# object, is not asked.
+# Compiler and flags: objects are rebuilt when they change. WERROR is excluded, because it does not
+# affect objects.
 OBJ_FLAGS = $(MPICC) $(filter-out -Werror,$(CFLAGS)) $(BLAS_CFLAGS)
 $(eval $(call stamp,$(BUILD)/flags,$$(OBJ_FLAGS)))
 
@@ -141,7 +140,7 @@ $(CPU_LIB): $(CPU_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
-# $(call link_cpu,LIBRARIES): what the target depends on, the CPU backend, and what more it needs.
+# $(call link_cpu,LIBRARIES): links the target's prerequisites, the CPU backend and the libraries.
 link_cpu = $(MPICC) $(LDFLAGS) $(filter %.o,$^) $(filter $(CONVERT_LIB),$^) \
            -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group \
            $(1) $(BLAS_LIBS) $(LIBS) -o $@
@@ -158,14 +157,14 @@ $(DATA_TOOLS): $(HOST_LIB)
 $(STEP_BOUND): $(BUILD)/obj/dev/bench/step_bound.o $(HOST_LIB)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) $< $(HOST_LIB) $(LIBS) -o $@
-# It knows the model's table, and with it the ops that compute the model.
+# Uses the model's parameter table, which pulls in the ops.
 $(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(CONVERT_LIB) $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
 
 $(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(call link_cpu,-lcmocka)
-# The one-process simulator of the exact regime serves three programs.
+# The one-process simulator of the exchanges is used by three programs.
 SIMULATOR_TESTS := mpi/test_sdp4bit_mpi mpi/test_local_mpi unit/sdp4bit/test_simulator
 $(SIMULATOR_TESTS:%=$(BUILD)/test/%): $(BUILD)/obj/test/mpi/simulator.o
 
@@ -177,15 +176,15 @@ $(BUILD)/test/unit/run/test_eval_tasks: $(BUILD)/obj/train_gpt.o
 $(BUILD)/test/unit/model/test_next_logits: $(BUILD)/obj/dev/text_model.o
 $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/model_gradients.o
 
-# Fuzz targets run given inputs (replay.c), or search for inputs when libFuzzer brings main(). mmap:
-# see fuzz_shard.c.
+# Fuzz targets replay given inputs (replay.c), or search for inputs with libFuzzer's main(). mmap is
+# wrapped: see fuzz_shard.c.
 $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/files.o
 ifeq ($(FUZZ),1)
 $(FUZZ_TARGETS): LDFLAGS += -fsanitize=fuzzer
 else
 $(FUZZ_TARGETS): $(BUILD)/obj/test/fuzz/replay.o
 endif
-# Their pthread_create may refuse, their mmap.
+# Functions that tests replace with the linker's --wrap.
 $(BUILD)/test/unit/ranks/test_parallel: LDFLAGS += -Wl,--wrap=pthread_create
 $(BUILD)/test/unit/sdp4bit/test_update_host: LDFLAGS += -Wl,--wrap=heartbeat_progress
 $(BUILD)/test/unit/model/test_gpt: LDFLAGS += -Wl,--wrap=zero_reduce_unit
@@ -197,8 +196,8 @@ fuzz:
 	    "apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
 	$(MAKE) FUZZ=1 BUILD=$(BUILD)/fuzz fuzz-targets
 
-# Loaded in front of the C library by test/fault/*.sh: file operations that fail or kill,
-# allocations and collectives that fail. Without sanitizers: they go into plain programs.
+# LD_PRELOAD libraries for test/fault/*.sh: file operations that fail or kill the process, failing
+# allocations and collectives. Built without sanitizers, for plain programs.
 $(BUILD)/test/fault/%.so: test/fault/%.c
 	@mkdir -p $(@D)
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@
@@ -209,21 +208,21 @@ $(CPU_BENCHES): $(BUILD)/dev/bench/%_cpu: $(BUILD)/obj/dev/bench/%.o $(HOST_LIB)
 	@mkdir -p $(@D)
 	$(call link_cpu)
 
-# Programs that run every op on one backend. They meet through files (test/gpu/compare_dumps.py),
-# because both backends have the same symbols: $(BUILD)/test/ops_dump is the CPU's,
-# $(BUILD)/test/gpu/ops_dump the GPU's.
+# Programs that run every op on one backend and dump the results, which test/gpu/compare_dumps.py
+# compares. Both backends define the same symbols, so there are two programs: $(BUILD)/test/ops_dump
+# (CPU) and $(BUILD)/test/gpu/ops_dump (GPU).
 OPS_PROGRAMS := ops_dump ops_invariants kernels_dump layer_dump
 $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(call link_cpu)
 
 # --- the CUDA program -----------------------------------------------------------------------------
-# make gpu: build/train_gpt. make gpu-test-programs: the tests that need a GPU. make gpu-check:
-# compiles every CUDA object for all architectures and the C part of GPU tests, links nothing.
-# FAST=1 makes gpu-check compile without optimizing, in a third of the time.
-# Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit knows), CUDA_HOME,
-# NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (the folder of cudnn_frontend.h), STATIC_DEPS=1 (a program
-# to carry to another machine: cJSON, xxHash and PCRE2 travel inside it or in lib/ beside it).
+# make gpu: build/train_gpt. make gpu-test-programs: tests that need a GPU. make gpu-check: compiles
+# every CUDA object for all architectures and the C part of GPU tests without linking; FAST=1
+# compiles without optimization, in a third of the time.
+# Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit supports), CUDA_HOME,
+# NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (folder of cudnn_frontend.h), STATIC_DEPS=1 (relocatable
+# program: cJSON, xxHash and PCRE2 are linked statically or copied to lib/ next to it).
 
 GPU_PROGRAMS := $(BUILD)/train_gpt $(BUILD)/generate $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%
 GPU_GOALS := $(filter gpu gpu-% $(GPU_PROGRAMS),$(filter-out $(CPU_BENCHES) $(STEP_BOUND),$(MAKECMDGOALS)))
@@ -231,8 +230,8 @@ ifneq ($(GPU_GOALS),)
 PYTHON           ?= python3
 FRONTEND_VERSION := 1.32.0
 
-# Where headers and libraries may be: named folders, the toolkit, the system, NVIDIA's Python
-# packages.
+# Search path for headers and libraries: folders given as variables, the toolkit, the system,
+# NVIDIA's Python packages.
 CUDA_HOME   ?= $(firstword $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) \
                            $(wildcard /usr/local/cuda /opt/cuda))
 NVCC        ?= $(CUDA_HOME)/bin/nvcc
@@ -260,7 +259,7 @@ MPI_CFLAGS := $(shell $(MPICC) --showme:compile 2>/dev/null || \
                 $(MPICC) -compile_info 2>/dev/null | tr ' ' '\n' | grep '^-I')
 $(info MPI $(shell $(MPICC) --showme:version 2>/dev/null || command -v $(MPICC)))
 
-# A folder that was named must be the right one: nothing else is taken in its place.
+# A folder given as a variable must contain the library; there is no fallback.
 named = $(if $($(1)),$(if $(wildcard $($(1))/include/$(2)),,$(error $(3): $(1)=$($(1)) has no include/$(2); name the folder that has, or leave the variable out)))
 $(call named,NCCL_HOME,nccl.h,NCCL)
 $(call named,CUDNN_HOME,cudnn.h,cuDNN)
@@ -277,7 +276,8 @@ $(error cuDNN: cudnn.h was not found; install libcudnn9-dev-cuda-$(basename $(NV
 endif
 $(info cuDNN $(call version_of,$(CUDNN_INCLUDE)/cudnn_version.h,CUDNN_MAJOR).$(call version_of,$(CUDNN_INCLUDE)/cudnn_version.h,CUDNN_MINOR) in $(CUDNN_INCLUDE))
 
-# Header-only, pinned: found, or fetched once into the build folder from the Python package.
+# Header-only, pinned version: found, or downloaded once from the Python package into the build
+# folder.
 FRONTEND_FETCHED := $(BUILD)/cudnn-frontend/include
 FRONTEND_PLACES  := /usr/include /usr/local/include $(PY_PACKAGES:%=%/include)
 FRONTEND_INCLUDE := $(or $(CUDNN_FRONTEND),$(call header_dir,cudnn_frontend.h,$(FRONTEND_PLACES)), \
@@ -287,13 +287,13 @@ ifeq ($(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),)
 $(error cudnn-frontend: $(FRONTEND_INCLUDE)/cudnn_frontend.h does not exist; CUDNN_FRONTEND= names the folder of cudnn_frontend.h)
 endif
 endif
-# The compiler knows its own folders. Named again with -isystem, they come before the C++ library's,
-# whose headers then do not find the C library's behind them: "fatal error: math.h".
+# Default include folders must not be repeated with -isystem: they would come before those of the
+# C++ library, whose #include_next then fails with "fatal error: math.h".
 SYSTEM_INCLUDES := /usr/include /usr/local/include /usr/include/$(MACHINE)
 GPU_INCLUDES := $(filter-out $(SYSTEM_INCLUDES),$(CUDNN_INCLUDE) $(NCCL_INCLUDE) $(FRONTEND_INCLUDE))
 $(info cudnn-frontend in $(FRONTEND_INCLUDE)$(if $(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),, (to be fetched: nvidia-cudnn-frontend $(FRONTEND_VERSION))))
 
-# Machine code for each architecture, and PTX of the newest for GPUs to come.
+# Machine code for each architecture, and PTX of the newest for future GPUs.
 BEFORE_12_8 := 12.0 12.1 12.2 12.3 12.4 12.5 12.6 12.7
 ALL_ARCHS := sm_80 sm_90 $(if $(filter $(BEFORE_12_8),$(NVCC_VERSION)),,sm_100 sm_120)
 ARCH      ?= $(ALL_ARCHS)
@@ -308,7 +308,7 @@ GENCODE := $(foreach a,$(ARCH),-gencode arch=compute_$(call sm,$(a)),code=$(a)) 
            -gencode arch=compute_$(call sm,$(lastword $(ARCH))),code=compute_$(call sm,$(lastword $(ARCH)))
 endif
 
-# Objects of gpu-check FAST=1 have a folder of their own: nobody is to run them.
+# Objects of gpu-check FAST=1 go to a separate folder, so that they are never linked.
 ifeq ($(FAST),1)
 ifneq ($(GPU_GOALS),gpu-check)
 $(error FAST=1 only goes with gpu-check: its code is slow)
@@ -322,8 +322,8 @@ CUDA_OPTIMIZE := -O3 -lineinfo
 CUDA_OPTIMIZE_HOST := -O1 -lineinfo
 endif
 
-# The host part as the C files: no contraction, no fast-math. On the device contraction is allowed:
-# what must not depend on it spells its rounding.
+# Host code with the same floating-point flags as C. Device code allows FMA contraction; code that
+# must not depend on it uses intrinsics with explicit rounding.
 ifeq ($(ASSERTS)$(SAN)$(FUZZ),)
 NVCCFLAGS += -DNDEBUG
 endif
@@ -367,8 +367,8 @@ $(eval $(call stamp,$(CUDA_DIR)/flags,$$(CUDA_FLAGS)))
 $(CUDA_DIR)/%.o: %.cu $(CUDA_DIR)/flags
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE) $(NVCCFLAGS) -MMD -MP -x cu -c $< -o $@
-# C++ without device code: cudnn-frontend's headers take most of a minute, as CUDA that long once
-# per architecture.
+# C++ without device code, because cudnn-frontend's headers take most of a minute to compile, and as
+# CUDA once per architecture.
 $(CUDA_DIR)/%.o: %.cpp $(CUDA_DIR)/flags | $(FRONTEND_INCLUDE)/cudnn_frontend.h
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_OPTIMIZE_HOST) $(NVCCFLAGS) -MMD -MP -x c++ -c $< -o $@
@@ -377,8 +377,8 @@ $(CUDA_LIB): $(CUDA_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
-# Linked by the C compiler, so that MPI's flags come from its wrapper. The CUDA runtime is static;
-# the other libraries are found again where they were found now.
+# Linked with the MPI compiler wrapper, which adds MPI's flags. The CUDA runtime is static; the
+# other libraries get an rpath to where they were found.
 ifeq ($(filter gpu-check,$(GPU_GOALS)),)
 gpu_library = $(or $(call library,$(1)),$(error $(2): lib$(1).so was not found beside its header; install the library too, or name its folder with $(3)=))
 GPU_SHARED  := $(call gpu_library,cublasLt,cuBLAS,CUDA_HOME) $(call gpu_library,cudnn,cuDNN,CUDNN_HOME) \
@@ -388,8 +388,8 @@ GPU_LIBS    := $(GPU_SHARED) $(addprefix -Wl$(comma)-rpath$(comma),$(sort $(dir 
                -lstdc++ -ldl -lrt
 endif
 
-# STATIC_DEPS=1: an archive where the system has one, else a copy of the shared library in lib/
-# beside the program.
+# STATIC_DEPS=1: static library if the system has one, else a copy of the shared library in lib/
+# next to the program.
 ifeq ($(STATIC_DEPS),1)
 DEPS        := cjson xxhash pcre2-8
 ARCHIVED    := $(foreach l,$(DEPS),$(if $(filter /%,$(shell $(MPICC) -print-file-name=lib$(l).a)),$(l)))
@@ -416,8 +416,8 @@ $(BUILD)/generate: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(G
 $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)
 	$(link_gpu)
-# Programs of ranks that CPU ranks run too: the exact regime against the one-process simulator,
-# which computes on the host, and the model in every layout.
+# MPI programs for GPU ranks, also built for CPU ranks: exchanges against the one-process simulator,
+# which runs on the host, and the model in every layout.
 $(BUILD)/test/gpu/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/simulator.o $(BUILD)/obj/test/mpi/model_gradients.o
 $(BUILD)/test/gpu/test_local_mpi: $(BUILD)/obj/test/mpi/simulator.o
 $(MODEL_RANKS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/mpi/%.o $(GPU_LINKED)
@@ -426,7 +426,7 @@ $(MODEL_RANKS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/mpi
 $(BENCHES:%=$(BUILD)/dev/bench/%): $(BUILD)/dev/bench/%: $(BUILD)/obj/dev/bench/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)
 	$(link_gpu)
-# A library for the driver to load: see its head.
+# A CUDA injection library: see the head of kernel_trace.c.
 $(BUILD)/dev/bench/%.so: dev/bench/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -I$(CUDA_HOME)/include $< \

@@ -1,6 +1,6 @@
-// generate: text from a checkpoint, token by token as the model makes it. The flags, the prompt and
-// the loop are here. The model is dev/text_model.c, its forward pass the trainer's own (gpt_go_on).
-// docs/generate.md tells users of it.
+// generate: generates text from a checkpoint and streams it token by token. This file has the
+// flags, the prompt and the loop. The model is in dev/text_model.c and uses the trainer's forward
+// pass (gpt_go_on). User documentation: docs/generate.md.
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -36,59 +36,59 @@ typedef struct Settings {
 static const Option table[] = {
     {.help = "The model"},
     {"load", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(load), .value = "FOLDER",
-     .help = "A --save folder of the trainer's. The model's flags are in its checkpoints."},
+     .help = "A --save folder of the trainer. Its checkpoints contain the model's flags."},
     {"ckpt-step", .kind = OPTION_INT64, .high = 1e15, .low = -1, .initial = "-1", .offset = FIELD(step),
-     .value = "N", .help = "The checkpoint of this iteration; -1: the latest."},
+     .value = "N", .help = "Use the checkpoint of this iteration; -1: the latest."},
     {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "PATH",
-     .help = "GPT-2's vocab.json; by default the folder's, else the one that the run had."},
+     .help = "GPT-2's vocab.json; default: the one in the folder, else the one used in training."},
     {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "PATH",
-     .help = "Its merges.txt."},
+     .help = "GPT-2's merges.txt."},
     {"tokenizer-type", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_type), .value = "WORD",
-     .help = "Another tokenizer than the run's, with the same ids: the trainer's words."},
+     .help = "Use another tokenizer with the same ids; values as for the trainer."},
     {"tokenizer-model", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_model), .value = "PATH",
-     .help = "The trainer's flag of that name, where the file lies elsewhere now."},
-    {.help = "The prompt: one of these, else standard input to its end"},
+     .help = "As for the trainer, if the file has been moved."},
+    {.help = "The prompt: one of these, else standard input"},
     {"prompt", .kind = OPTION_TEXT, .offset = FIELD(prompt), .value = "TEXT",
-     .help = "What the text begins with; empty: the beginning of a document."},
+     .help = "The beginning of the text; empty: start a new document."},
     {"prompt-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(prompt_file), .value = "FILE",
-     .help = "The same from a file. A line end at its end does not count; nor does standard input's."},
+     .help = "Read the prompt from a file. A trailing newline is dropped, also from standard input."},
     {.help = "The text"},
     {"num-tokens", .kind = OPTION_INT, .low = 1, .high = 1 << 24, .initial = "200", .offset = FIELD(tokens),
-     .value = "N", .help = "Write at most so many tokens behind the prompt."},
+     .value = "N", .help = "Generate at most N tokens after the prompt."},
     {"num-samples", .kind = OPTION_INT, .low = 1, .high = 1 << 20, .initial = "1", .offset = FIELD(samples),
-     .value = "N", .help = "Write so many texts, each with random numbers of its own."},
+     .value = "N", .help = "Generate N texts, each with its own random numbers."},
     {"temperature", .kind = OPTION_REAL, .low = 0, .high = 1e6, .initial = "1.0",
      .offset = FIELD(temperature), .value = "X",
-     .help = "Below 1 likely tokens become likelier; 0: always the likeliest."},
+     .help = "Below 1 favors likely tokens; 0: always the most likely one."},
     {"top-k", .kind = OPTION_INT, .low = 0, .high = INT32_MAX, .initial = "0", .offset = FIELD(top_k),
-     .value = "N", .help = "Draw among the N likeliest tokens alone; 0: among all."},
+     .value = "N", .help = "Sample from the N most likely tokens only; 0: from all."},
     {"top-p", .kind = OPTION_REAL, .low = OPTION_ABOVE_ZERO, .high = 1, .initial = "1.0",
      .offset = FIELD(top_p), .value = "X",
-     .help = "Draw among the fewest likeliest tokens whose probabilities make X, after --top-k."},
-    {"greedy", .kind = OPTION_FLAG, .offset = FIELD(greedy), .help = "The same as --temperature 0."},
+     .help = "Sample from the fewest tokens whose probabilities sum to X, after --top-k."},
+    {"greedy", .kind = OPTION_FLAG, .offset = FIELD(greedy), .help = "Same as --temperature 0."},
     {"seed", .kind = OPTION_INT64, .low = 0, .high = 1e15, .initial = "1234", .offset = FIELD(seed),
      .value = "N", .help = "The same seed gives the same text."},
     {"ignore-eod", .kind = OPTION_FLAG, .offset = FIELD(ignore_eod),
-     .help = "Go on behind the end of a document, which ends the text otherwise."},
+     .help = "Continue past the end of a document instead of stopping there."},
     {"no-echo", .kind = OPTION_FLAG, .offset = FIELD(no_echo),
-     .help = "Write the new text alone, without the prompt before it."},
+     .help = "Print only the new text, without the prompt."},
     {"help", .kind = OPTION_FLAG, .offset = FIELD(help), .help = "Print this and exit."},
 };
 enum { TABLE_ROWS = sizeof table / sizeof *table };
 
 typedef struct Writing {
     const Settings *settings;
-    Peers peers;  // of one rank
+    Peers peers;  // a single rank
     SavedModel saved;
     TextModel model;
     TokenBuffer prompt;
-    int64_t shown_from;  // of the prompt's ids; those before stand in front of every text
+    int64_t shown_from;  // first id of the prompt to print; the ids before are the tokenizer's prefix
     Sampling sampling;
-    floatX *first, *logits;  // (padded vocabulary) behind the prompt; of the next token
+    floatX *first, *logits;  // (padded vocabulary) after the prompt; of the next token
     Stop stop;
-    int64_t written;    // tokens, of all samples
-    double seconds;     // that they took
-    bool full, unread;  // the positions have ended a text; nobody reads standard output any more
+    int64_t written;    // tokens generated, over all samples
+    double seconds;     // time they took
+    bool full, unread;  // all positions are used; standard output was closed by its reader
 } Writing;
 
 // --- settings and prompt -------------------------------------------------------------------------
@@ -96,27 +96,29 @@ typedef struct Writing {
 static double temperature_of(const Settings *s) { return s->greedy ? 0.0 : s->temperature; }
 
 static bool check(const Settings *s, Error *err) {
-    if (!s->load) return error_set(err, EXIT_USAGE, "--load is missing; give a folder that a run saved into");
+    if (!s->load) return error_set(err, EXIT_USAGE, "--load is missing; give the --save folder of a run");
     if (s->prompt && s->prompt_file)
-        return error_set(err, EXIT_USAGE, "--prompt and --prompt-file exclude each other; give one of them");
+        return error_set(err, EXIT_USAGE,
+                         "--prompt and --prompt-file are mutually exclusive; give one of them");
     if (!s->vocab_file != !s->merge_file)
-        return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file belong together; give both");
+        return error_set(err, EXIT_USAGE,
+                         "--vocab-file and --merge-file must be given together; add the other one");
     if (temperature_of(s) == 0 && s->samples > 1) {
         return error_set(err, EXIT_USAGE,
-                         "the likeliest text is the same each time: drop --num-samples, or "
-                         "give a --temperature above 0");
+                         "greedy samples are all the same; drop --num-samples, or give a --temperature "
+                         "above 0");
     }
     return true;
 }
 
-// Standard input to its end. For free().
+// Reads standard input to its end. The caller frees the text.
 static char *read_input(uint64_t *bytes, Error *err) {
     char *text = (char *)xmalloc(PROMPT_MAX_BYTES + 1, "the prompt");
     *bytes = fread(text, 1, PROMPT_MAX_BYTES + 1, stdin);
     if (!ferror(stdin) && *bytes <= PROMPT_MAX_BYTES) return text;
     free(text);
-    if (ferror(stdin)) error_set(err, EXIT_DATA, "standard input cannot be read; give --prompt");
-    else error_set(err, EXIT_DATA, "standard input has more than 64 MB; give a shorter prompt");
+    if (ferror(stdin)) error_set(err, EXIT_DATA, "cannot read standard input; give --prompt");
+    else error_set(err, EXIT_DATA, "standard input is longer than 64 MiB; give a shorter prompt");
     return NULL;
 }
 
@@ -129,21 +131,21 @@ static char *read_file(const char *path, uint64_t *bytes, Error *err) {
     return NULL;
 }
 
-// For free(). One line end at the end of a file or of standard input was not meant.
+// Returns the prompt; the caller frees it. Drops one trailing newline of a file or standard input.
 static char *read_prompt(const Settings *s, uint64_t *bytes, Error *err) {
     if (s->prompt) {
         *bytes = strlen(s->prompt);
         return xstrdup(s->prompt);
     }
-    if (!s->prompt_file && isatty(STDIN_FILENO)) fputs("The prompt, up to Ctrl-D:\n", stderr);
+    if (!s->prompt_file && isatty(STDIN_FILENO)) fputs("Enter the prompt, end with Ctrl-D:\n", stderr);
     char *text = s->prompt_file ? read_file(s->prompt_file, bytes, err) : read_input(bytes, err);
     if (text && *bytes && text[*bytes - 1] == '\n') --*bytes;
     if (text && *bytes && text[*bytes - 1] == '\r') --*bytes;
     return text;
 }
 
-// What stands in front of every text, as Llama 3's beginning: without it and without a prompt the
-// text begins behind the end of a document.
+// Starts the prompt with the tokenizer's document prefix (Llama 3's begin_of_text). If that and the
+// prompt are empty, encode_prompt starts with the end-of-document token.
 static void begin_text(Writing *w) {
     int count;
     const int32_t *prefix = tokenizer_prefix(w->saved.tokenizer, &count);
@@ -163,9 +165,9 @@ static bool encode_prompt(Writing *w, Error *err) {
     free(text);
     if (replaced) {
         fprintf(stderr,
-                "warning: the prompt has %" PRId64
-                " places that this tokenizer cannot encode; they "
-                "are left out or replaced\n",
+                "warning: this tokenizer cannot encode %" PRId64
+                " parts of the prompt; they are dropped or "
+                "replaced\n",
                 replaced);
     }
     if (w->prompt.count == 0) {
@@ -175,11 +177,11 @@ static bool encode_prompt(Writing *w, Error *err) {
     int positions = w->saved.config.max_position_embeddings;
     if (w->prompt.count <= positions) return true;
     return error_set(err, EXIT_USAGE,
-                     "the prompt has %" PRId64 " tokens, the model %d positions; give a shorter one",
+                     "the prompt has %" PRId64 " tokens, but the model has %d positions; give a shorter one",
                      w->prompt.count, positions);
 }
 
-// The trainer's flags of the tokenizer, as words.
+// Returns the tokenizer flags for the trainer's parser.
 static Words tokenizer_flags(const Settings *s, const char *words[8]) {
     const char *const pairs[] = {"--tokenizer-type", s->tokenizer_type, "--tokenizer-model",
                                  s->tokenizer_model, "--vocab-file",    s->vocab_file,
@@ -195,12 +197,12 @@ static Words tokenizer_flags(const Settings *s, const char *words[8]) {
 
 // --- the text ------------------------------------------------------------------------------------
 
-// False where standard output takes no more. That nobody reads on is no error.
-static bool output_goes_on(Writing *w, bool ok, Error *err) {
+// Returns false if writing failed. A closed pipe is not an error.
+static bool check_output(Writing *w, bool ok, Error *err) {
     if (ok) return true;
     w->unread = errno == EPIPE;
     if (w->unread) return false;
-    return error_set(err, EXIT_ENVIRONMENT, "cannot write the text: %s; see to standard output",
+    return error_set(err, EXIT_ENVIRONMENT, "cannot write the text: %s; check standard output",
                      strerror(errno));
 }
 
@@ -209,10 +211,10 @@ static bool echo_prompt(Writing *w, TextStream *stream, Error *err) {
     if (w->settings->no_echo) return true;
     for (int64_t i = w->shown_from; ok && i < w->prompt.count; i++)
         ok = text_stream_put(stream, w->prompt.ids[i]);
-    return output_goes_on(w, ok, err);
+    return check_output(w, ok, err);
 }
 
-// One text behind the prompt, whose keys and values are in the cache.
+// Generates one text after the prompt, whose keys and values are in the KV cache.
 static bool write_text(Writing *w, int sample, Error *err) {
     const Settings *s = w->settings;
     TextStream stream = {.tokenizer = w->saved.tokenizer, .out = stdout};
@@ -224,13 +226,13 @@ static bool write_text(Writing *w, int sample, Error *err) {
         int32_t token = sampling_draw(&w->sampling, w->logits, number);
         if (token == w->saved.config.eod && !s->ignore_eod) break;
         w->written++;
-        if (!output_goes_on(w, text_stream_put(&stream, token), err)) return false;
+        if (!check_output(w, text_stream_put(&stream, token), err)) return false;
         stop_poll(&w->stop, GO_ON, w->peers);
         w->full = i + 1 < s->tokens && position == w->saved.config.max_position_embeddings;
         if (i + 1 == s->tokens || w->full || w->stop.reason) break;
         gpt_go_on(&w->model.gpt, &token, (int)position, 1, w->logits);
     }
-    return output_goes_on(w, text_stream_end(&stream) && putchar('\n') != EOF && fflush(stdout) == 0, err);
+    return check_output(w, text_stream_end(&stream) && putchar('\n') != EOF && fflush(stdout) == 0, err);
 }
 
 static bool write_texts(Writing *w, Error *err) {
@@ -244,7 +246,7 @@ static bool write_texts(Writing *w, Error *err) {
     return ok || w->unread;
 }
 
-// The whole prompt in one pass.
+// Runs the whole prompt in one forward pass and fills the KV cache.
 static bool read_into_cache(Writing *w, Error *err) {
     size_t bytes = (size_t)w->model.gpt.V * sizeof(floatX);
     w->first = (floatX *)xmalloc(bytes, "the logits");
@@ -252,8 +254,8 @@ static bool read_into_cache(Writing *w, Error *err) {
     gpt_go_on(&w->model.gpt, w->prompt.ids, 0, (int)w->prompt.count, w->first);
     if (!isnan(floatX_to_float(w->first[0]))) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "the model's logits are not numbers: its training has diverged; load an earlier "
-                     "checkpoint with --ckpt-step");
+                     "the model's logits are NaN: its training has diverged; load an earlier checkpoint with "
+                     "--ckpt-step");
 }
 
 static void prepare_sampling(Writing *w) {
@@ -270,7 +272,7 @@ static void prepare_sampling(Writing *w) {
 
 // --- from a checkpoint to text -------------------------------------------------------------------
 
-// As many positions as prompt and text can take. The last token is not read again.
+// Returns the number of positions that prompt and text need. The last token is not fed back.
 static int positions_wanted(const Writing *w) {
     int64_t wanted = w->prompt.count + w->settings->tokens - 1;
     int most = w->saved.config.max_position_embeddings;
@@ -293,7 +295,7 @@ static bool open_model(Writing *w, const Site *site, Error *err) {
 
 static void report(const Writing *w, double reading) {
     if (w->full) {
-        fprintf(stderr, "The text ends here: prompt and text take all %d positions of the model.\n",
+        fprintf(stderr, "The text ends here: prompt and text use all %d positions of the model.\n",
                 w->saved.config.max_position_embeddings);
     }
     fprintf(stderr,
@@ -319,7 +321,7 @@ static bool generate(const Settings *settings, Peers peers, const Site *site, bo
     w.peers = peers;
     bool ok = open_model(&w, site, err);
     double began = monotonic_seconds();
-    if (ok) stop_catch_signals();  // until here a signal ends the program at once
+    if (ok) stop_catch_signals();  // before this, a signal ends the program at once
     ok = ok && read_into_cache(&w, err);
     double reading = monotonic_seconds() - began;
     if (ok) prepare_sampling(&w);
@@ -330,22 +332,22 @@ static bool generate(const Settings *settings, Peers peers, const Site *site, bo
     return ok;
 }
 
-// checkpoint.h's calls are collective, so there is a world of one rank.
+// The functions of checkpoint.h are collective, so the program needs an MPI world of one rank.
 static bool run(const void *context, int *argc, char ***argv, Error *err) {
     const Settings *settings = (const Settings *)context;
     Launch launch;
     Site site = {.rank = -1, .gpu = -1, .phase = "generate"};
     bool stopped = false;
     if (!check(settings, err)) return false;
-    signal(SIGPIPE, SIG_IGN);  // nobody reads on: the program ends by itself
+    signal(SIGPIPE, SIG_IGN);  // a closed pipe becomes a write error
     launch_init(&launch, argc, argv);
     Peers peers = {launch.world, 0, &site};
     bool ok = launch.size == 1 ||
-              error_set(err, EXIT_USAGE, "this is a program of one process; start it without mpirun");
+              error_set(err, EXIT_USAGE, "generate runs in one process; start it without mpirun");
     ok = ok && generate(settings, peers, &site, &stopped, err);
     if (!ok && launch.rank == 0) error_print(NULL, err->what);
     launch_finalize(&launch);
-    err->what[0] = 0;  // said
+    err->what[0] = 0;  // already printed
     if (stopped) err->code = EXIT_STOPPED;
     return ok && !stopped;
 }
@@ -355,7 +357,7 @@ int main(int argc, char **argv) {
     const Tool tool = {table,
                        TABLE_ROWS,
                        "Usage: generate --load FOLDER [--prompt TEXT] [flags]\n"
-                       "Text from a checkpoint of the trainer, token by token.\n",
+                       "Generates text from a checkpoint of the trainer, token by token.\n",
                        &settings,
                        run,
                        NULL};

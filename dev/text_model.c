@@ -1,4 +1,4 @@
-// A GPT that writes text: see text_model.h.
+// A GPT for text generation: see text_model.h.
 #include "dev/text_model.h"
 
 #include <string.h>
@@ -46,7 +46,8 @@ int64_t text_model_bytes_per_token(const TextModel *model) {
     const GPT *gpt = &model->gpt;
     int64_t elements = 0;
     for (int i = 0; i < gpt->tensors; i++) {
-        // Of the tables of words and positions a token reads a row, unless the words are the head.
+        // Embedding tables: a token reads one row only, except a tied table, which the LM head
+        // reads.
         bool looked_up = (i == GPT_WTE && !gpt->tied) || (gpt->P && i == GPT_WPE);
         if (!looked_up) elements += tensor_elements(&gpt->tensor[i]);
     }

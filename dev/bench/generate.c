@@ -1,12 +1,12 @@
-// How fast a model writes text, on either backend, with weights drawn at random: no checkpoint is
-// needed. What the model says does not matter, so tokens are the likeliest ones.
+// Measures the speed of text generation on either backend, with random weights and greedy sampling.
+// Needs no checkpoint.
 //
 //   build/dev/bench/generate [--bandwidth GB/s] [--prompt 512] [--tokens 128] FLAGS
 //
-// FLAGS are the trainer's: the model's, and what it wants of every run. The result is one JSON
-// line. It has the seconds until the prompt is in the cache, the median of ms a token, and tokens a
-// second. The prompt is read twice, and the second time counts: by then kernels are loaded. With
-// --bandwidth floor_ms says how long the memory needs for the weights alone.
+// FLAGS are those of the trainer: model flags and required flags. Prints one JSON line: seconds to
+// process the prompt, median ms per token, and tokens per second. The prompt is processed twice and
+// the second time counts, when kernels are loaded. With --bandwidth, floor_ms is the time to read
+// the weights from memory once.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ typedef struct Bench {
     TextModel model;
 } Bench;
 
-// Takes the flags that are not the trainer's out of argv.
+// Removes this program's own flags from argv.
 static bool read_flags(Bench *b, int *argc, char **argv, Error *err) {
     *b = (Bench){.prompt = 512, .tokens = 128};
     int kept = 1;
@@ -48,7 +48,7 @@ static bool read_flags(Bench *b, int *argc, char **argv, Error *err) {
     b->config.attention_dropout = b->config.hidden_dropout = 0;
     b->config.recompute_granularity = RECOMPUTE_FULL;
     if (b->prompt + b->tokens > b->config.max_position_embeddings)
-        return error_set(err, EXIT_USAGE, "prompt and tokens are more than the positions; lower --tokens");
+        return error_set(err, EXIT_USAGE, "prompt and tokens exceed the model's positions; lower --tokens");
     return config_finish(&b->config, 1, 0, 0, err);
 }
 
@@ -56,7 +56,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
 }
 
-// ms of each token behind the prompt, in the median.
+// Returns the median ms per token after the prompt.
 static double median_ms(Bench *b, const Sampling *greedy, floatX *logits) {
     double *ms = (double *)xcalloc((size_t)b->tokens, sizeof *ms, "times");
     for (int i = 0; i < b->tokens; i++) {

@@ -1,12 +1,12 @@
-// Writes when every kernel, copy and memset of a CUDA program ran, without slowing it: a library
-// that the driver loads into the program (CUDA_INJECTION64_PATH) and that collects CUPTI's activity
-// records. kernel_table.py makes a table of them.
+// Records start and end of every kernel, copy and memset of a CUDA program with little overhead. A
+// library that the driver loads into the program (CUDA_INJECTION64_PATH); it collects CUPTI
+// activity records. kernel_table.py summarizes them.
 //
 //   make build/dev/bench/kernel_trace.so
 //   export KERNEL_TRACE=trace.csv CUDA_INJECTION64_PATH=$PWD/build/dev/bench/kernel_trace.so
 //   build/train_gpt ...
 //
-// Output: "start_ns,end_ns,stream,name" per line, in the order in which CUPTI hands them out.
+// Output: lines "start_ns,end_ns,stream,name", in the order in which CUPTI delivers them.
 #include <cupti.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,8 +14,8 @@
 
 enum { BUFFER_BYTES = 8 << 20 };
 
-// CUPTI's callbacks take no context, so the file is one of the few static variables of this
-// repository; the trainer does not link it.
+// File scope, because CUPTI's callbacks get no context argument. The trainer does not link this
+// file.
 static FILE *out;
 
 static void buffer_requested(uint8_t **buffer, size_t *bytes, size_t *max_records) {
@@ -50,10 +50,10 @@ static void buffer_completed(CUcontext context, uint32_t stream, uint8_t *buffer
 
 static void at_exit(void) {
     cuptiActivityFlushAll(1);
-    fflush(out);  // not closed: CUPTI may hand out more after this
+    fflush(out);  // not closed: CUPTI may deliver more records after this
 }
 
-// The driver calls it once, before the program's first CUDA call returns.
+// Called once by the driver, before the program's first CUDA call returns.
 int InitializeInjection(void);
 int InitializeInjection(void) {
     const char *path = getenv("KERNEL_TRACE");

@@ -1,4 +1,4 @@
-// Several presets on one command line, for benchmarks that pay the start of a process once: COMMON
+// Parses several presets from one command line, for benchmarks that run them in one process: COMMON
 // FLAGS --preset NAME FLAGS --preset NAME FLAGS. Used by train_presets.c and sync_only.c.
 #pragma once
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 typedef struct Preset {
     const char *name;
     int argc;
-    char **argv;  // the program's name, common flags, the preset's own; NULL at the end
+    char **argv;  // program name, common flags, flags of the preset, NULL
 } Preset;
 
 typedef struct Presets {
@@ -17,7 +17,7 @@ typedef struct Presets {
     int count;
 } Presets;
 
-// Words [first, argc) of a command line. Error (EXIT_USAGE): no preset, or one without a name.
+// Parses arguments [first, argc). Error (EXIT_USAGE): no preset, or one without a name.
 static inline bool presets_read(Presets *presets, int first, int argc, char **argv, Error *err) {
     presets->preset = (Preset *)xcalloc((size_t)argc + 1, sizeof(Preset), "the presets");
     presets->count = 0;
@@ -25,7 +25,8 @@ static inline bool presets_read(Presets *presets, int first, int argc, char **ar
     while (common < argc && strcmp(argv[common], "--preset")) common++;
     for (int i = common; i < argc;) {
         if (i + 1 == argc || argv[i + 1][0] == '-')
-            return error_set(err, EXIT_USAGE, "--preset wants a name and the preset's flags");
+            return error_set(err, EXIT_USAGE,
+                             "--preset needs a name and the preset's flags; see the head of the source file");
         Preset *preset = &presets->preset[presets->count++];
         int from = i + 2;
         for (i = from; i < argc && strcmp(argv[i], "--preset");) i++;

@@ -1,9 +1,9 @@
-// step_bound: how long a step takes at the best, from measured layers and links: the model of
-// llmc/plan/step_time.h. Called by comm_bound.py.
+// step_bound: computes a lower bound of the step time from measured times of layers and links, with
+// the model of llmc/plan/step_time.h. Called by comm_bound.py.
 //
-// It reads numbers from standard input, and prints ms. First come the buckets' number, the
-// micro-batches, forward, backward, head, tail, the steps between exchanges and their delay. Then
-// come the fields of each BucketLoad in their order.
+// Reads numbers from standard input and prints the bound in ms. Input: number of buckets,
+// micro-batches, forward, backward, head, tail, steps between outer syncs, delay; then the fields
+// of each BucketLoad in order.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -41,7 +41,7 @@ int main(void) {
         if (steps > 1) ms = step_time_local(&load, ms, steps, delay);
         printf("%.9g\n", ms);
     } else {
-        fprintf(stderr, "error: step_bound reads the numbers that its head names\n");
+        fprintf(stderr, "error: invalid input; see the head of dev/bench/step_bound.c for the format\n");
     }
     free(load.bucket);
     return ok ? 0 : EXIT_USAGE;

@@ -1,22 +1,22 @@
-// The synchronization of a step alone, without a model. Random gradients on the device are reduced,
-// judged, applied by AdamW and gathered, preset after preset in one process. Beside it stands the
-// bandwidth that plain collectives reach on the same network. Started by dev/bench/comm.sh.
+// Measures the communication and update of a training step without a model. Random gradients on the
+// device are reduced, checked, applied by AdamW, and the weights gathered, for several presets in
+// one process. Also measures the bandwidth of plain collectives. Started by dev/bench/comm.sh.
 //
 //   mpirun -np N build/dev/bench/sync_only [--out FILE] [--repetitions 5] [--plain-mb 256]
 //       COMMON FLAGS --preset NAME FLAGS --preset NAME FLAGS ...
 //
-// Flags are the trainer's. FILE (default: standard output) gets one JSON line per preset, with
-// memory by purpose, what each bucket sends, and times. These are medians over the repetitions of
-// the slowest rank, in ms:
-//   gradients   from the first bucket's readiness until the step status stands. All are ready at once,
-//               and the last layer's comes first
-//   weights     from the step status until every bucket's weights are applied, less adamw
-//   adamw       AdamW with its quantization alone: an update of the same layout on a mesh that is
-//               not open, where gathers do nothing
-//   apply       what else that update takes: dequantization and sum into the replica
-// The first line of a call has the plain collectives' GB/s sent by each rank. With --repetitions 0
-// nothing is timed. A rank that hangs ends the run and is named, after the first preset's
-// --distributed-timeout-minutes.
+// Flags are those of the trainer. FILE (default: standard output) gets one JSON line per preset
+// with memory by purpose, bytes sent per bucket, and times. Times are medians over the repetitions,
+// of the slowest rank, in ms:
+//   gradients   from the start until the step status is known. All gradients are ready at the start;
+//               buckets are reduced in backward order
+//   weights     from the step status until the weights of all buckets are applied, minus adamw
+//   adamw       AdamW and quantization only: an update with the same layout on a mesh that is not
+//               open, where gathers are no-ops
+//   apply       the rest of that update: dequantization and sum into the model weights
+// The first line of a call has the GB/s per rank of plain collectives. With --repetitions 0 nothing
+// is timed. A rank that hangs is reported and ends the run after --distributed-timeout-minutes of
+// the first preset.
 #include <math.h>
 #include <stdio.h>
 
@@ -41,30 +41,30 @@ typedef struct Bench {
     int repetitions;
     int64_t plain_bytes;
     Device *device;
-    Stream *compute, *traffic;  // traffic: of the plain collectives
+    Stream *compute, *traffic;  // traffic: for plain collectives
     float *pattern;             // (PATTERN) on the device: random gradients
     bool plain_done;
-    bool watched;  // the heartbeat has been asked for; without shared memory or threads there is none
-    double limit;  // seconds that a wait for other ranks may take; 0 until then: for ever
+    bool watched;  // the watchdog has been opened
+    double limit;  // timeout of waits for other ranks in seconds; 0 (no timeout) before that
 } Bench;
 
-// One step's state: a layout with its memory.
+// Training state of a preset, with its memory.
 typedef struct Lab {
-    bool alone;  // the layout of all ranks and the update of one, with gathers that do nothing; no reductions
-    Mesh mesh;   // alone: not opened, so that nothing is sent
+    bool alone;  // this rank's update in the layout of all ranks: no reductions, gathers are no-ops
+    Mesh mesh;   // not opened if alone, so that nothing is sent
     Lanes lanes;
     Zero *zero;
     MemoryPlan memory_plan;
     Timers *timers;
 } Lab;
 
-// Who is where, and which device this rank takes.
+// Placement of the ranks, and this rank's device.
 typedef struct Place {
     Mesh mesh;
     OwnDevice own;
 } Place;
 
-// All ranks, and how long one waits for the others.
+// Returns the world with its timeout.
 static Peers everyone(const Bench *bench) {
     Peers peers = {bench->launch.world, bench->limit, &bench->site};
     return peers;
@@ -77,14 +77,13 @@ static bool agreed(Bench *bench, bool ok) {
     return false;
 }
 
-// ms (count) of the slowest rank, on every rank.
+// Replaces ms (count) by the maximum over the ranks.
 static void slowest(const Bench *bench, double *ms, int count) {
     peers_all_reduce(everyone(bench), ms, count, MPI_DOUBLE, MPI_MAX);
 }
 
-// From the first preset on a rank that hangs is named, within that preset's
-// --distributed-timeout-minutes. As in the trainer later ranks wait a little longer, so that the
-// first one speaks.
+// Opens the watchdog with the first preset's --distributed-timeout-minutes. As in the trainer,
+// higher ranks wait a little longer, so that one rank reports first.
 static void watch_ranks(Bench *bench, const Config *config, const Place *place) {
     double limit = 60.0 * config->distributed_timeout_minutes;
     if (bench->watched) return;
@@ -95,7 +94,7 @@ static void watch_ranks(Bench *bench, const Config *config, const Place *place) 
     watchdog_open(&bench->site, bench->launch.host, bench->launch.size, limit);
 }
 
-// --- the device and what it is filled with -------------------------------------------------------
+// --- the device and its gradients ----------------------------------------------------------------
 
 static bool open_device(Bench *bench, const OwnDevice *own) {
     if (bench->device) return true;
@@ -109,7 +108,7 @@ static bool open_device(Bench *bench, const OwnDevice *own) {
     float *host = (float *)xmalloc(PATTERN * sizeof(float), "random gradients");
     uint32_t seed = 12345u + (uint32_t)bench->launch.rank;
     for (int i = 0; i < PATTERN; i++) {
-        float sum = 0.0f;  // of four uniform ones: near enough to normal for what is measured
+        float sum = 0.0f;  // of four uniform numbers: close enough to a normal distribution
         for (int k = 0; k < 4; k++) {
             seed = seed * 1664525u + 1013904223u;
             sum += (float)(seed >> 8) * 0x1p-24f - 0.5f;
@@ -146,8 +145,8 @@ static void fill_gradients(const Bench *bench, Zero *zero) {
 
 // --- one step ------------------------------------------------------------------------------------
 
-// Ranks start together, with idle devices.
-static void meet(const Bench *bench, const Lanes *lanes) {
+// Waits until all devices are idle, then for all ranks.
+static void synchronize(const Bench *bench, const Lanes *lanes) {
     stream_synchronize(bench->compute);
     stream_synchronize(bench->traffic);
     if (lanes) lanes_synchronize(lanes);
@@ -158,12 +157,12 @@ typedef struct Marks {
     Event *start, *reduced, *status_known, *applied;
 } Marks;
 
-// On CPU ranks calls do their work at once: zero_update judges, and goes on. There the reductions
-// end the gradients' part.
+// On CPU ranks all calls are synchronous and zero_update includes the step status, so there the
+// gradient time ends with the reductions.
 static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *marks, double ms[FIGURES]) {
     Zero *zero = lab->zero;
     fill_gradients(bench, zero);
-    meet(bench, &lab->lanes);
+    synchronize(bench, &lab->lanes);
     timer_take_seconds(lab->timers, TIMER_OPTIMIZER_INNER_STEP);
     event_record(marks->start, bench->compute);
     for (int unit = zero->base.plan.units - 1; unit >= 0 && !lab->alone; unit--) {
@@ -171,7 +170,7 @@ static void step_once(const Bench *bench, Lab *lab, int64_t step, const Marks *m
         zero_reduce_unit(zero, unit, true);
     }
     event_record(marks->reduced, bench->compute);
-    zero_update(zero, 1e-4, 1e-4, 0.1);  // at its end the compute stream waits for the step status
+    zero_update(zero, 1e-4, 1e-4, 0.1);  // makes the compute stream wait for the step status
     event_record(marks->status_known, bench->compute);
     zero_step_begins(zero, step + 1);
     zero_weights_wait_all(zero);
@@ -188,8 +187,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Medians of the slowest rank. The first step, which loads kernels and warms up, is left out. False
-// when a step was skipped: then it was not the work of a step.
+// Computes medians of the slowest rank, without the first step, which is a warm-up. Returns false
+// if a step was skipped, because its time would be meaningless.
 static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     double ms[FIGURES][MOST_REPETITIONS], one[FIGURES];
     Marks marks = {event_create_timed(bench->device), event_create_timed(bench->device),
@@ -212,7 +211,7 @@ static bool time_steps(Bench *bench, Lab *lab, double median[FIGURES]) {
     event_destroy(marks.applied);
     return applied || error_set(&bench->error, EXIT_DIVERGED,
                                 "a step on random gradients was skipped; this "
-                                "is a fault of the program, please report it");
+                                "is a bug, please report it");
 }
 
 // --- a preset ------------------------------------------------------------------------------------
@@ -248,7 +247,7 @@ static bool start_lab(Bench *bench, Lab *lab, int sharers) {
     if (!agreed(bench, ok)) return false;
     if (!lab->alone) comm_open(&lab->mesh, bench->device, bench->limit);
     lab->timers = timers_create(bench->device, 2);
-    // alone: one after the other, so that AdamW's time is its own.
+    // alone: no overlap, to time AdamW by itself.
     bool overlap = !lab->alone && lab->mesh.dp.size > 1 && !config->no_overlap;
     lanes_open(&lab->lanes, bench->device, overlap);
     zero_start(lab->zero, bench->device, bench->compute, &lab->lanes, lab->timers);
@@ -274,7 +273,7 @@ static bool measure(Bench *bench, const Config *config, const Place *place, bool
     memset(&lab, 0, sizeof lab);
     lab.alone = alone;
     bool ok = agreed(bench, open_lab(bench, &lab, config, &place->mesh));
-    if (alone) lab.zero->base.checks->sealed = false;  // nobody sends what would be checked
+    if (alone) lab.zero->base.checks->sealed = false;  // no messages to check
     int sharers = devices_memory_sharers(&place->own);
     ok = ok && start_lab(bench, &lab, sharers);
     if (ok) ok = agreed(bench, time_steps(bench, &lab, median));
@@ -282,9 +281,9 @@ static bool measure(Bench *bench, const Config *config, const Place *place, bool
     return ok;
 }
 
-// --- what is written -----------------------------------------------------------------------------
+// --- output --------------------------------------------------------------------------------------
 
-// Ends a line and writes it. Another preset may be ended by force.
+// Finishes and flushes a line, because the process may be killed during a later preset.
 static void write_line(Bench *bench, Text *json) {
     text_add(json, "}\n");
     fputs(json->data, bench->out);
@@ -308,14 +307,15 @@ static void add_memory(Text *json, const MemoryPlan *memory_plan) {
     json_close(json);
 }
 
-// What one gather of a bucket by a pass sends, where weights are shared out.
+// Adds the bytes of one gather during forward or backward, with sharded weights.
 static void add_gather(Text *json, const char *rail, const char *node, const WireBytes *bytes) {
     if (bytes->weight_inter + bytes->weight_intra == 0) return;
     json_integer(json, rail, bytes->weight_inter);
     json_integer(json, node, bytes->weight_intra);
 }
 
-// One reduction, the update, and a gather of each kind: comm_bound.py makes steps of them.
+// Adds bytes of one reduction, the update, and one gather of each kind; comm_bound.py computes
+// steps from them.
 static void add_buckets(Text *json, const Lab *lab) {
     const Zero *zero = lab->zero;
     const BucketLayout *plan = &zero->base.plan;
@@ -345,7 +345,7 @@ static void add_buckets(Text *json, const Lab *lab) {
     traffic_free(&traffic);
 }
 
-// all, alone: times of the two ways to measure.
+// all, alone: times of all ranks together, and of the update alone.
 static void write_preset(Bench *bench, const Lab *lab, const char *name, const double all[FIGURES],
                          const double alone[FIGURES]) {
     if (!bench->out) return;
@@ -369,7 +369,7 @@ static void write_preset(Bench *bench, const Lab *lab, const char *name, const d
 
 // --- plain collectives ---------------------------------------------------------------------------
 
-// GB/s that each rank sends, the median of the slowest rank's times; 0 in a group of one.
+// Returns the GB/s sent per rank, from the median time of the slowest rank; 0 in a group of one.
 static double plain_rate(Bench *bench, const Group *group, bool gather, void *send, void *receive) {
     enum { RUNS = 5 };
     int size = group->size;
@@ -377,7 +377,7 @@ static double plain_rate(Bench *bench, const Group *group, bool gather, void *se
     double ms[RUNS];
     Event *start = event_create_timed(bench->device), *stop = event_create_timed(bench->device);
     for (int i = -1; i < RUNS; i++) {
-        meet(bench, NULL);
+        synchronize(bench, NULL);
         event_record(start, bench->traffic);
         if (gather) comm_all_gather(group, receive, slot, bench->traffic);
         else comm_all_to_all(group, send, receive, slot, bench->traffic);
@@ -393,8 +393,9 @@ static double plain_rate(Bench *bench, const Group *group, bool gather, void *se
     return size > 1 ? 1e-6 * (double)slot * (size - 1) / ms[RUNS / 2] : 0.0;
 }
 
-// copies: unless the first preset's --node-exchange says no, inside a node also as copies; the
-// better rate counts, and node_by tells which.
+// Measures all-to-all and all-gather inside a node and between nodes. copies (unless the first
+// preset's --node-exchange excludes it): also measures copy engines inside a node; the better rate
+// is reported, and node_by names it.
 static bool measure_plain(Bench *bench, Mesh mesh, bool copies) {
     if (!agreed(bench, mesh_open(&mesh, everyone(bench), &bench->error))) return false;
     comm_open(&mesh, bench->device, bench->limit);
@@ -476,14 +477,15 @@ static bool read_options(Bench *bench, int argc, char **argv, int *first) {
     }
     bool times = bench->repetitions >= 0 && bench->repetitions <= MOST_REPETITIONS;
     if (!times || megabytes < 1 || megabytes > 65536) {
-        return error_set(&bench->error, EXIT_USAGE, "--repetitions wants 0 to %d, --plain-mb 1 to 65536",
+        return error_set(&bench->error, EXIT_USAGE,
+                         "--repetitions must be 0 to %d and --plain-mb 1 to 65536; correct the flag",
                          MOST_REPETITIONS);
     }
     bench->plain_bytes = megabytes << 20;
     if (bench->launch.rank != 0) return true;
-    bench->out = path ? fopen(path, "a") : stdout;  // presets of an earlier call keep their lines
+    bench->out = path ? fopen(path, "a") : stdout;  // keep lines of earlier calls
     if (!bench->out) return error_set(&bench->error, EXIT_ENVIRONMENT, "cannot write %s", path);
-    // An earlier call may have been ended within a line.
+    // An earlier call may have been killed within a line.
     if (path && !fseek(bench->out, 0, SEEK_END) && ftell(bench->out) > 0) fprintf(bench->out, "\n");
     return true;
 }
@@ -506,7 +508,7 @@ int main(int argc, char **argv) {
     presets_free(&presets);
     if (bench.out && bench.out != stdout && fclose(bench.out)) {
         ok = error_set(&bench.error, EXIT_ENVIRONMENT,
-                       "the figures could not be written; see whether the "
+                       "cannot write the results; check whether the "
                        "disk is full");
     }
     launch_finalize(&bench.launch);

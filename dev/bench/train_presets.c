@@ -1,14 +1,14 @@
-// Trains several presets one after the other in one process per rank, so that MPI and the GPU's
-// context are started once: the trainer's main() is called for each with its own flags. Started by
+// Trains several presets one after the other in one process per rank, so that MPI and the CUDA
+// context are initialized once. Calls train_gpt() for each preset with its flags. Started by
 // dev/bench/comm.sh.
 //
 //   mpirun -np N build/dev/bench/train_presets [--loopback FILE] COMMON FLAGS
 //       --preset NAME FLAGS --preset NAME FLAGS ...
 //
-// Every preset's flags are a whole command line of train_gpt (@FILE too); figures go where they
-// send them (--log-jsonl). A preset that fails is named, the next one starts, and the exit code is
-// that of the first that failed; a signal ends all. --loopback appends to FILE, per preset, the
-// bytes that passed this machine's loopback meanwhile: what emulated nodes sent each other.
+// The flags of a preset are a complete command line of train_gpt (including @FILE); results go to
+// its --log-jsonl. If a preset fails, its name is printed and the next one starts; the exit code is
+// that of the first failure. A signal ends all. --loopback appends to FILE, for each preset, the
+// bytes that passed this machine's loopback device: the traffic between emulated nodes.
 #include <stdio.h>
 
 #include "dev/bench/presets.h"
@@ -17,7 +17,7 @@
 #include "llmc/ranks/stop.h"
 #include "train_gpt.h"
 
-// Bytes received on the loopback since the machine started, or -1.
+// Returns the bytes received on the loopback device since boot, or -1.
 static long long loopback_bytes(void) {
     FILE *file = fopen("/proc/net/dev", "r");
     if (!file) return -1;

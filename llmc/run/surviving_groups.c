@@ -32,7 +32,7 @@ static void print_error(const Run *run, int lost, const char *why) {
 }
 
 // Called between two steps, in an evaluation or in a save. Inter-node messages in flight have had
-// no effect (comm_may_lose). Does not return if a node was lost.
+// no effect (comm_may_lose). Returns only if recovery is impossible.
 static void on_node_loss(void *context, const char *why) {
     Run *run = (Run *)context;
     int lost = 0;

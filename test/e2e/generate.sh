@@ -118,12 +118,12 @@ whole_characters() { # a byte model with nearly uniform sampling
 check "only whole UTF-8 characters are printed" whole_characters
 positions_end() {
     generates --load "$work/plain" --prompt "the quick" --num-tokens 500 --ignore-eod --greedy || return 1
-    grep -q '^The text ends here: prompt and text take all 64 positions' "$work/err" ||
+    grep -q '^The text ends here: prompt and text use all 64 positions' "$work/err" ||
         { why="no line on it"; return 1; }
     grep -q ' 56 written ' "$work/err" || { why="$(tail -n 1 "$work/err")"; return 1; }
 }
 check "the last position ends the text" positions_end
-check "a prompt longer than the position range" no_text 2 "the prompt has 65 tokens, the model 64 positions" \
+check "a prompt longer than the position range" no_text 2 "the prompt has 65 tokens, but the model has 64 positions" \
     --load "$work/plain" --prompt "$(printf 'x%.0s' {1..65})"
 
 # --- early exits ----------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ check "a full disk" full_disk
 # --- invalid input --------------------------------------------------------------------------------
 check "no --load" no_text 2 "--load is missing" --prompt x
 check "an unknown flag" no_text 2 "--num-token" --load "$work/plain" --num-token 3
-check "two prompts" no_text 2 "exclude each other" --load "$work/plain" --prompt x --prompt-file y
+check "two prompts" no_text 2 "mutually exclusive" --load "$work/plain" --prompt x --prompt-file y
 check "a missing prompt file" no_text 5 "$work/none" --load "$work/plain" \
     --prompt-file "$work/none"
 check "several greedy samples" no_text 2 "drop --num-samples" --load "$work/plain" --prompt x --greedy \
@@ -166,7 +166,7 @@ check "several greedy samples" no_text 2 "drop --num-samples" --load "$work/plai
 check "top-p of 0" no_text 2 "--top-p" --load "$work/plain" --prompt x --top-p 0
 check "a missing directory" no_text 6 "holds no checkpoint" --load "$work/none" --prompt x
 check "a missing checkpoint" no_text 6 "iter_0000013" --load "$work/plain" --ckpt-step 13 --prompt x
-check "another tokenizer's files" no_text 5 "give the files that it was trained with" --load "$work/plain" \
+check "another tokenizer's files" no_text 5 "give the tokenizer files used in training" --load "$work/plain" \
     --prompt x --tokenizer-type GPT2BPETokenizer --vocab-file test/golden/tokenizer/vocab.json \
     --merge-file test/golden/tokenizer/merges.txt
 damaged() {

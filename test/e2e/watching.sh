@@ -61,7 +61,7 @@ check "as many tokens as asked for, after a prompt" lengths "the quick "
 check "... and after an empty one" lengths ""
 no_ids() {
     trains 1 --tokenizer-type NullTokenizer --vocab-size 260 --sample-prompt "116 hello 999" \
-        --sample-tokens 2 && grep -q 'WARNING: --sample-prompt has 2 places' "$work/out" ||
+        --sample-tokens 2 && grep -q 'WARNING: this tokenizer cannot encode 2 parts of --sample-prompt' "$work/out" ||
         { why=${why:-no warning}; return 1; }
 }
 check "words of a prompt that are no tokens" no_ids
