@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --plan: the model cards' parameter counts, without ranks, data or vocabulary; the memory that a
-# run then takes; what is refused.
+# --plan: parameter counts of the model configs, without ranks, data or vocabulary; memory, compared
+# with real runs; invalid input.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 7
@@ -23,7 +23,7 @@ for line in "${cards[@]}"; do
     # shellcheck disable=SC2086
     check "${line% *}: the same with SDP4Bit" card $line "${paper[@]}"
 done
-# Bytes out of each node: the bf16 baseline against SDP4Bit.
+# Inter-node bytes of each node: the bf16 baseline and SDP4Bit.
 ratio() {
     local baseline quantized
     card "$1" "$2" --grad-reduce-in-bf16 || return 1
@@ -42,8 +42,8 @@ larger=(--num-layers 4 --hidden-size 128)
 check "memory of one rank" memory_as_planned 1 "${larger[@]}"
 check "memory of a baseline, 2 x 2" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2
 check "memory of SDP4Bit, 2 x 2" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}"
-# in the plan where the node's ranks may fetch messages, which is the default; CPU ranks have no use
-# for it, and say so where it was asked for
+# The plan assumes that ranks of a node can read each other's messages, which is the default. CPU
+# ranks do not need this, and say so if it is requested.
 copies() {
     memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" --node-exchange copies || return 1
     grep -q 'WARNING: --node-exchange copies has no effect: CPU ranks send everything through MPI' \
@@ -57,8 +57,8 @@ planned_flags() { # RANKS_PER_NODE FLAGS...
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 \
         --gpus-per-node "$per_node" "$@" && grep -q "flags of the node's ranks  *2097152" "$work/out"
 }
-check "memory with copies inside a node" copies
-check "memory with a late start of quantization" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 \
+check "memory with peer copies inside a node" copies
+check "memory with delayed quantization" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 \
     "${paper[@]}" --gradients-quantization-start-iteration 5
 check "memory with full recomputation" memory_as_planned 2 "${larger[@]}" --recompute-granularity full
 recompute_saves() {
@@ -105,7 +105,7 @@ check "the step status's GiB add up to the total" gib_add_up
 largest() { # GB: the --micro-batch-size that the step status says would still fit
     sed -nE "s/^  a GPU of +$1 GB .*: fits.* up to --micro-batch-size ([0-9]+).*/\1/p" "$work/summary"
 }
-largest_fits() { # and one more does not
+largest_fits() { # and one more does not fit
     local gb=$1 most
     summary 1.3b 16 8 "${paper[@]}" || return 1
     most=$(largest "$gb")
@@ -118,9 +118,9 @@ largest_fits() { # and one more does not
 }
 check "the largest micro-batch that fits 80 GB" largest_fits 80
 check "the largest micro-batch that fits 141 GB" largest_fits 141
-# docs/memory.md's table has the GPU program's figures. This program's ops want less workspace, so
-# its figures are the same or a little more.
-table_row() { # CARD: the micro-batches on eight GPUs of 80 and 141 GB, by docs/memory.md
+# docs/memory.md lists figures of the GPU program. The CPU program needs less workspace, so its
+# figures are equal or slightly larger.
+table_row() { # CONFIG: the micro-batches on eight GPUs of 80 and 141 GB, from docs/memory.md
     awk -F ' *[|] *' -v model="${1^^}" \
         '$2 == model && NF == 6 && $4 ~ /^[-0-9]+, [-0-9]+$/ { gsub("-", "0", $4); sub(",", "", $4); print $4 }' docs/memory.md
 }
@@ -134,8 +134,8 @@ table_is_true() {
             { why="$name: docs/memory.md says '$said', --plan '$now'"; return 1; }
     done
 }
-check "docs/memory.md's table of what fits" table_is_true
-# NAME COLUMN: the same of its table of models in parts
+check "docs/memory.md: table of what fits" table_is_true
+# NAME COLUMN: the same for the table of model-parallel configurations.
 cell() { awk -F ' *[|] *' -v model="${1^^}" -v column="$2" \
     '$2 == model && NF == 8 { gsub("-", "0"); sub(",", "", $column); print $column }' docs/memory.md; }
 parts_table_is_true() {
@@ -154,8 +154,8 @@ parts_table_is_true() {
         done
     done
 }
-check "docs/memory.md's table of models in parts" parts_table_is_true
-# docs/memory.md's rows "MODEL, GPUS": what fits under each strategy, and the host memory of a node.
+check "docs/memory.md: table of model-parallel configurations" parts_table_is_true
+# The rows "MODEL, GPUS" of docs/memory.md: what fits with each strategy, and host memory per node.
 strategies_table_is_true() {
     local row name ranks column said now gb rows=0 params=optim_grads_params
     local strategies=(optim optim_grads "$params" "$params --optimizer-cpu-offload")
@@ -187,7 +187,7 @@ a_strategy_is_named() { # 18B on eight GPUs of 80 GB fits under one alone, and w
         tells '^    no setting fits.*; try --data-parallel-sharding-strategy optim_grads_params, --opt' &&
         tells '^    --data-parallel-sharding-strategy optim_grads_params with --recompute-.* fits, up to .* 17$'
 }
-check "what does not fit is told a strategy that does" a_strategy_is_named
+check "a plan that does not fit suggests a strategy that does" a_strategy_is_named
 too_large() {
     summary 18b 16 8 || return 1
     tells '^  a GPU of  80 GB .*: does not fit' && tells '^    no setting fits'
@@ -218,18 +218,18 @@ one_node() { # 4 bits cross between nodes only
     tells 'no traffic between nodes' && tells '8 bits' && does_not_tell 'between nodes: int4' &&
         [ -z "$(gigabytes 'SDP4Bit')" ]
 }
-check "one node sends nothing between nodes, and says so" one_node
+check "one node: no inter-node traffic, and a note" one_node
 one_rank() {
     summary 1.3b 1 1 "${paper[@]}" || return 1
     tells 'a single rank sends nothing' && does_not_tell '(inside a|between) nodes?: int'
 }
-check "one rank sends nothing, and says so" one_rank
+check "one rank: no traffic, and a note" one_rank
 two_nodes_of_one() {
     summary 1.3b 2 1 "${paper[@]}" || return 1
     tells 'SDP4Bit' && does_not_tell 'inside a node: int8'
 }
-check "nodes of one rank send nothing inside" two_nodes_of_one
-preset_file() { # configs/sdp4bit.args is the paper's preset
+check "nodes of one rank: no intra-node traffic" two_nodes_of_one
+preset_file() { # configs/sdp4bit.args matches the paper's preset
     local flag value
     summary 1.3b 16 8 "${paper[@]}" && cp "$work/out" "$work/flags" || return 1
     summary 1.3b 16 8 @configs/sdp4bit.args || return 1
@@ -238,17 +238,17 @@ preset_file() { # configs/sdp4bit.args is the paper's preset
     DRY_RUN=1 DEVICE=cpu LOG_DIR='' PRESET=sdp4bit scripts/train_1.3b.sh --mock-data >"$work/command" \
         2>"$work/err" || { say "no command"; return 1; }
     while read -r flag value; do
-        [ "$flag" = --use-distributed-optimizer ] && continue # the model cards have it
+        [ "$flag" = --use-distributed-optimizer ] && continue # the model configs set this flag
         grep -qwF -- "$flag${value:+ $value}" "$work/command" ||
             { why="PRESET=sdp4bit has no $flag $value"; return 1; }
     done < <(grep '^--' configs/sdp4bit.args)
 }
-check "configs/sdp4bit.args is the preset of the scripts" preset_file
+check "configs/sdp4bit.args matches the scripts' preset" preset_file
 
 # ---- the model cut into parts ------------------------------------------------------------------
-# The counts of spec and paper: per rank of each stage, and of the whole model, whose vocabulary is
+# Parameter counts of the paper: per rank of each stage, and of the whole model, whose vocabulary is
 # padded to a multiple of 128 x T.
-parts() { # CARD T P ROWS WHOLE COUNT...
+parts() { # CONFIG T P ROWS WHOLE COUNT...
     local counts started=${EPOCHREALTIME/./}
     summary "$1" 128 8 --tensor-model-parallel-size "$2" --pipeline-model-parallel-size "$3" || return 1
     [ $((${EPOCHREALTIME/./} - started)) -lt 5000000 ] || { why="it took more than 5 s"; return 1; }
@@ -274,8 +274,8 @@ middle_stages() { # those in the middle are told as one
         [ "$(awk '$1 == "parameters" { print $2 }' "$work/out")" = 12853626880 ] || say "no such stages"
 }
 check "13b, eight stages" middle_stages
-# 2 bytes for each of 2048 x 5120 numbers; a node has 8 ranks at a border between the two stages. 4
-# bytes for each of the embedding's numbers of a rank.
+# 2 bytes for each of 2048 x 5120 values, between the 8 ranks of each of two stages; 4 bytes per
+# embedding value of a rank.
 pipeline_bytes() {
     summary 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "$@" || return 1
     grep -qE '^  to a neighboring stage +20971520  each way$' "$work/out" &&
@@ -283,8 +283,8 @@ pipeline_bytes() {
     tells "^    pipeline +0.17$" && tells "^    tied embedding +2.08$"
 }
 check "bytes between two stages" pipeline_bytes
-# 32 layers with 4 sums each, and embedding and head; a sum is 3/4 of 2 x 2048 x 4096 bytes, there
-# and back; 12 bytes of a token's logits to each of 3 ranks.
+# 32 layers with 4 all-reduces each, plus embedding and LM head. An all-reduce sends 3/4 of 2 x 2048
+# x 4096 bytes in each direction. 12 bytes of logits per token go to each of 3 ranks.
 tensor_bytes() {
     summary 6.7b 128 8 --tensor-model-parallel-size 4 --micro-batch-size 1 &&
         grep -qE "^  tensor parallelism +$((130 * 2 * 3 / 4 * 2 * 2048 * 4096 + 12 * 3 * 2048))\$" "$work/out" &&
@@ -298,7 +298,8 @@ across_nodes() { # a group of 8 over two nodes: of what a rank sends to 7 others
         tells 'needs fast links; --tensor-model-parallel-size 4 keeps it inside a node'
 }
 check "a tensor-parallel group over two nodes" across_nodes
-# A node's 8 ranks hold the whole model once: 6 bytes per parameter, of which 15/16 leave.
+# The 8 ranks of a node hold one copy of the model: 6 bytes per parameter, 15/16 of which leave the
+# node.
 node_of_a_group() {
     summary 13b 128 8 --tensor-model-parallel-size 8 || return 1
     awk -v said="$(gigabytes 'fp32 gradients, bf16 weights')" -v run="$(gigabytes 'this run')" \
@@ -306,12 +307,12 @@ node_of_a_group() {
         { why="$(tr '\n' ';' <"$work/summary")"; return 1; }
     tells 'SDP4Bit' && does_not_tell 'inside a node: '
 }
-check "bytes of nodes that hold the model once" node_of_a_group
+check "inter-node bytes if each node holds one copy of the model" node_of_a_group
 check "memory of tensor-parallel ranks" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 "${paper[@]}" \
     --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 8
 check "memory with sequence parallelism" memory_as_planned 4 "${larger[@]}" --tensor-model-parallel-size 4 \
     --sequence-parallel
-# The first of two stages holds more than the last, whose head is small here.
+# The first of two stages needs more memory than the last, because the LM head is small here.
 check "memory of a stage" memory_as_planned 4 "${larger[@]}" --gpus-per-node 2 \
     --pipeline-model-parallel-size 2 --max-position-embeddings 512 --tensor-model-parallel-size 2
 sequence_saves() {
@@ -320,18 +321,18 @@ sequence_saves() {
     without=$(gigabytes activations)
     summary 13b 128 8 --tensor-model-parallel-size 8 --sequence-parallel || return 1
     with=$(gigabytes activations)
-    # per token and layer 4 h and (3 h + h + 8 h) / 8, against all of it / 8
+    # per token and layer 4 h and (3 h + h + 8 h) / 8, compared with all of it / 8
     awk -v a="$without" -v b="$with" 'BEGIN { r = b / a * 5.5 / 2; exit !(r > 0.97 && r < 1.03) }' ||
         { why="$with GiB instead of $without"; return 1; }
 }
 check "sequence parallelism needs less memory" sequence_saves
-# What the plan says is sent between parts of the model is what a run counts, over all ranks.
+# The planned model-parallel bytes equal what a run counts over all ranks.
 parts_sent() { # NP FLAGS...
     local np=$1 said sent
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size "$np" "${@:2}" ||
         { say "--plan failed"; return 1; }
-    # Two micro-batches per step. Of two stages one sends forward and the other one backward. Stages
-    # of several chunks have 2 x chunks - 1 borders.
+    # Two micro-batches per step. With two stages, one sends forward and the other backward.
+    # Interleaved stages have 2 x chunks - 1 boundaries.
     said=$(awk -v np="$np" '/^  tensor parallelism / { sum += 2 * $NF }
         /^  to a neighboring stage/ { sum += 2 * $5 * (/times$/ ? 2 * $(NF - 1) - 1 : 1) }
         /^  gradients of LayerNorms/ || /^  gradients of the tied embedding/ { sum += /tied/ ? $6 : $NF }
@@ -341,9 +342,9 @@ parts_sent() { # NP FLAGS...
     [ "${said:-0}" -gt 0 ] && [ "$said" = "${sent%.*}" ] ||
         { why="planned ${said:-none}, sent ${sent:-none}"; return 1; }
 }
-check "a run sends that by tensor parallelism" parts_sent 4 --tensor-model-parallel-size 2
-check "a run sends that by sequence parallelism" parts_sent 4 --tensor-model-parallel-size 2 --sequence-parallel
-check "a run sends that with full recomputation" parts_sent 4 --tensor-model-parallel-size 2 \
+check "a run's tensor-parallel bytes match" parts_sent 4 --tensor-model-parallel-size 2
+check "a run's sequence-parallel bytes match" parts_sent 4 --tensor-model-parallel-size 2 --sequence-parallel
+check "a run's bytes with full recomputation match" parts_sent 4 --tensor-model-parallel-size 2 \
     --sequence-parallel --recompute-granularity full
 check "a run sends that between stages" parts_sent 4 --pipeline-model-parallel-size 2
 chunks_sent() { # two chunks of each of two stages have three borders
@@ -354,27 +355,27 @@ chunks_sent() { # two chunks of each of two stages have three borders
     tells "^    pipeline +1.01$" || return 1 # 8 ranks, 2 micro-batches, 2 chunks forward and 1 back
     parts_sent 4 --num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1
 }
-check "stages of several chunks" chunks_sent
-check "memory of stages of several chunks" memory_as_planned 2 "${larger[@]}" \
+check "bytes of interleaved stages" chunks_sent
+check "memory of interleaved stages" memory_as_planned 2 "${larger[@]}" \
     --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --max-position-embeddings 512
 
-# How long a step takes over a network, by preset, and which one to take.
+# Step time over a network, by preset, and the recommended preset.
 takes() { # PRESET FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_125m.args --plan --plan-world-size 16 --gpus-per-node 8 "${@:2}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
     why=$(sed -n '/^step time/,$p' "$work/out")
     grep -q "^  take PRESET=$1: " "$work/out" && [[ $why == *"this run"* ]]
 }
-check "--plan-network: a slow one wants local steps" takes local --plan-network 1
-check "--plan-network: a fast one wants no quantization" takes baseline --plan-network 100000
-own_row() { # the run's own step is the row of its preset, of which --plan says the bytes
+check "--plan-network: local steps for a slow network" takes local --plan-network 1
+check "--plan-network: no quantization for a fast network" takes baseline --plan-network 100000
+own_row() { # the run's own row, whose bytes --plan prints, matches the row of its preset
     takes eden-lossless --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
     awk '$1 == "sdp4bit" { preset = $2 " " $3 } /^  this run +[0-9.]+ +[0-9.]+ / { run = $3 " " $4 }
         /out of each node +[0-9]/ { sent = $7 / 1e9 }
         END { off = sent - preset; exit !(preset == run && off < 0.001 && off > -0.001 && preset ~ / 1[2-9]/) }' \
         "$work/out"
 }
-check "--plan-network: the run itself" own_row
+check "--plan-network: the run's own row" own_row
 presets_table_is_true() { # WHAT PAGE
     BUILD=$BUILD dev/bench/presets_table "$1" >"$work/$1" 2>"$work/err" || { say "presets_table failed"; return 1; }
     [ -s "$work/$1" ] && ! grep -vxFf "$2" "$work/$1" >"$work/diff" ||
@@ -382,8 +383,8 @@ presets_table_is_true() { # WHAT PAGE
 }
 check "the table of presets by network" presets_table_is_true users docs/how_it_works.md
 check "the table of growing clusters" presets_table_is_true scale dev/bench/README.md
-check "the table beside the paper's" presets_table_is_true paper dev/bench/README.md
-# Every measured point. Then the readers' table, and the sentence of docs/how_it_works.md.
+check "the table that is compared with the paper's" presets_table_is_true paper dev/bench/README.md
+# Every measured point, then the readers' table and the sentence in docs/how_it_works.md.
 measured_is_true() {
     local results=dev/bench/results
     BUILD=$BUILD dev/bench/presets_table check \
@@ -405,7 +406,7 @@ check "the picture of where SDP4Bit pays" picture_is_true
 passes_ms() { # FLAGS...: of a step, by --plan-network
     takes baseline --plan-network 100000 "$@" && sed -n 's/^  forward and backward take \([0-9.]*\) ms.*/\1/p' "$work/out"
 }
-gpus_differ() { # an A100's products take 3.17 times as long as an H200's, its memory 2.35 times
+gpus_differ() { # matrix products take 3.17 times as long on an A100 as on an H200, memory access 2.35 times
     local slow fast given said
     slow=$(passes_ms --plan-gpu A100) fast=$(passes_ms)
     said=$(sed -n 's/^  forward and backward take .* ms per step: \([0-9.]*\) TFLOP.*(--plan-gpu)$/\1/p' "$work/out")
@@ -414,9 +415,9 @@ gpus_differ() { # an A100's products take 3.17 times as long as an H200's, its m
         'BEGIN { r = s / f; off = g / f - 1; exit !(f > 0 && off > -0.001 && off < 0.001 && r > 2.4 && r < 3.16) }' ||
         { why="$slow $fast $given"; return 1; }
 }
-check "--plan-gpu, and what is said instead" gpus_differ
-# Passes of H200s alone, as dev/bench/results/comm_2gpu.json, comm_4gpu.json and single_gpu.json
-# have them, the last without AdamW and the norm.
+check "--plan-gpu, and flags that replace it" gpus_differ
+# Forward and backward times of H200s as in dev/bench/results/comm_2gpu.json, comm_4gpu.json and
+# single_gpu.json, the last without AdamW and the norm.
 passes_are_true() {
     local card rows measured got
     while read -r card rows measured; do
@@ -435,8 +436,8 @@ passes_are_true() {
 1.3b 1 35.7
 END
 }
-check "--plan-gpu: passes as they were measured" passes_are_true
-preset_must_fit() { # local steps hold all master weights of a node of one: 92 GiB of an H100's 77
+check "--plan-gpu: forward and backward times as measured" passes_are_true
+preset_must_fit() { # local steps need all master weights on a node of one GPU: 92 GiB, an H100 has 77
     "$BUILD/train_gpt_cpu" @configs/gpt_2.7b.args --plan --plan-world-size 2 --gpus-per-node 1 \
         --micro-batch-size 4 --plan-network 1 --plan-gpu "$1" >"$work/out" 2>"$work/err" </dev/null ||
         { say "--plan failed"; return 1; }
@@ -444,8 +445,8 @@ preset_must_fit() { # local steps hold all master weights of a node of one: 92 G
     grep -q "^  take PRESET=$2: " "$work/out" &&
         [ "$(grep -c "^    not local, which needs 9[0-9.]* of the GPU's 7" "$work/out")" = "$3" ]
 }
-check "--plan-network: a preset that does not fit is not taken" preset_must_fit H100 eden-lossless 1
-check "--plan-network: a preset that fits is" preset_must_fit H200 local 0
+check "--plan-network: a preset that does not fit is not recommended" preset_must_fit H100 eden-lossless 1
+check "--plan-network: a preset that fits is recommended" preset_must_fit H200 local 0
 a_burst_helps() { # 100 MB at 10 Gb/s are 80 ms
     local ms
     for burst in 0 100; do
@@ -455,7 +456,7 @@ a_burst_helps() { # 100 MB at 10 Gb/s are 80 ms
     awk -v ms="$ms" 'BEGIN { split(ms, m, " "); off = m[1] - m[2]; exit !(off > 79 && off < 161) }' || { why=$ms; return 1; }
 }
 check "--plan-network-burst" a_burst_helps eden-lossless
-bits_count() { # the bytes out of a node, by the bits of a weight: 62 M of 124 M in matrices are sent
+bits_count() { # inter-node bytes by bits per weight: 62 M of the 124 M matrix elements are sent
     local sent=''
     for bits in 1 2 3; do
         takes "$1" --plan-network 10 --plan-lossless-bits $bits || return 1
@@ -467,9 +468,9 @@ bits_count() { # the bytes out of a node, by the bits of a weight: 62 M of 124 M
         exit !(a > 0.006 && a - b < 0.0021 && b - a < 0.0021 && s[4] == s[3]) }' || { why=$sent; return 1; }
 }
 check "--plan-lossless-bits" bits_count eden-lossless
-# A column of a row of the table that is left in $work/out.
+# Prints a column of a row of the table in $work/out.
 of_row() { sed -n "s/^  $1   *//p" "$work/out" | awk -v column="$2" '{ print $column }'; }
-exposed_and_tokens() { # 256 sequences of 2048; without messages two nodes compute as long as one
+exposed_and_tokens() { # 256 sequences of 2048; without communication two nodes take as long as one
     local far near
     takes eden-lossless --plan-network 10 && far=$(of_row baseline 2) exposed=$(of_row baseline 3) \
         tokens=$(of_row baseline 4) && takes baseline --plan-network 1e6 --plan-network-inside 1e6 &&
@@ -480,7 +481,7 @@ exposed_and_tokens() { # 256 sequences of 2048; without messages two nodes compu
         { why="$far and $near ms, $exposed exposed, $tokens tokens/s"; return 1; }
 }
 check "--plan-network: exposed communication and tokens/s" exposed_and_tokens
-# A step of one rank, on a host of 16 cores: dev/bench/results/strategies_1gpu.json.
+# A step of one rank on a host with 16 cores: dev/bench/results/strategies_1gpu.json.
 offload_is_true() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args --plan --plan-world-size 1 --micro-batch-size 8 \
         --global-batch-size 8 --plan-network 1 --plan-step-ms 241.9 --optimizer-cpu-offload \
@@ -490,20 +491,21 @@ offload_is_true() {
         awk -v run="$(of_row "this run" 2)" -v strategy="$(of_row "optim_grads_params, offload" 1)" \
             'BEGIN { exit !(run == strategy && run > 0.9 * 684 && run < 1.1 * 684) }'
 }
-check "--plan-network: offload as it was measured, and what does not go with it" offload_is_true
-strategies_compared() { # two nodes of eight, two micro-batches: each is reduced, weights stay inside
+check "--plan-network: offloading as measured, and invalid combinations" offload_is_true
+strategies_compared() { # two nodes of eight, two micro-batches: each is reduced; weights stay inside the node
     local optim grads params
     takes eden-lossless --plan-network 10 && optim=$(of_row optim 1) grads=$(of_row optim_grads 1) \
         params=$(of_row optim_grads_params 1) || return 1
     [ "$optim" = "$(of_row "this run" 2)" ] && awk -v optim="$optim" -v grads="$grads" -v params="$params" \
         'BEGIN { exit !(grads > 1.2 * optim && params >= grads) }' || { why="$optim, $grads, $params ms"; return 1; }
-    # Nodes that share weights out cannot train alone.
+    # Local steps cannot be combined with weights sharded across nodes.
     takes eden --plan-network 10 --data-parallel-sharding-strategy optim_grads_params \
         --shard-params-over world && grep -q "^  local  *incompatible with this run's flags" "$work/out"
 }
-check "--plan-network: strategies side by side" strategies_compared
-# Two stages, on a node each. A rank has a quarter of 10 Gb/s. Its 8 micro-batches of 4 x 2048 x 768
-# bf16 take 40.3 ms each way, and the tied embedding's gradient 50304 x 768 fp32 494 ms.
+check "--plan-network: strategies compared" strategies_compared
+# Two stages on one node each. A rank has a quarter of 10 Gb/s. Its 8 micro-batches of 4 x 2048 x
+# 768 bf16 values take 40.3 ms in each direction, and the tied embedding's gradient, 50304 x 768
+# fp32 values, 494 ms.
 pipeline_waits() {
     local common=(--gpus-per-node 4 --plan-world-size 8 --pipeline-model-parallel-size 2 --micro-batch-size 4
         --global-batch-size 128 --plan-network 10)
@@ -514,7 +516,7 @@ pipeline_waits() {
     awk -v ms="$(of_row baseline 3)" 'BEGIN { least = 494.5 + 2 * 40.3; exit !(ms > 0.99 * least && ms < 1.01 * least) }' ||
         { why="$(of_row baseline 3) ms exposed where passes are long"; return 1; }
 }
-check "--plan-network: a pipeline's messages" pipeline_waits
+check "--plan-network: pipeline traffic" pipeline_waits
 six_layers=(--num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 64
     --max-position-embeddings 64 --micro-batch-size 2 --tokenizer-type Byte --bf16
     --use-distributed-optimizer)
@@ -529,17 +531,17 @@ measures() { # a small model, whose first four layers are timed
         { why=$said; return 1; }
 }
 check "--plan-measure" measures
-check "--plan-measure of a model in parts" measures --tensor-model-parallel-size 2 \
+check "--plan-measure with model parallelism" measures --tensor-model-parallel-size 2 \
     --recompute-granularity full
-check "--plan-measure of a run with a long warm-up" measures --train-iters 500000 --lr-warmup-iters 2000
-check "--plan-measure of a run whose batch grows" measures --train-samples 100000 --global-batch-size 64 \
+check "--plan-measure with a long warm-up" measures --train-iters 500000 --lr-warmup-iters 2000
+check "--plan-measure with batch size ramp-up" measures --train-samples 100000 --global-batch-size 64 \
     --rampup-batch-size 16 16 1000 --lr-warmup-samples 5000
-check "--plan-measure of a WSD schedule and of all that is logged" measures --train-iters 9000 \
+check "--plan-measure with a WSD schedule and all logging" measures --train-iters 9000 \
     --lr-decay-style WSD --lr-wsd-decay-iters 3000 --dump-distributions "$work/histograms" \
     --dump-distributions-interval 1 --quantized-gradients --log-quantization-error-interval 1
-check "--plan-measure of weights shared among all" measures \
+check "--plan-measure with weights sharded across all ranks" measures \
     --data-parallel-sharding-strategy optim_grads_params --shard-params-over world --secondary-partition
-check "--plan-measure of local steps that EDEN codes" measures --local-steps 30 --local-steps-delay 5 \
+check "--plan-measure with local steps and EDEN" measures --local-steps 30 --local-steps-delay 5 \
     --quantized-gradients --gradient-quantization-method eden
 plan_refused() { # CODE TEXT FLAGS...
     local code=$1 text=$2
@@ -547,11 +549,11 @@ plan_refused() { # CODE TEXT FLAGS...
     "$BUILD/train_gpt_cpu" @configs/gpt_6.7b.args --plan "$@" >"$work/out" 2>"$work/err" </dev/null
     error_names "$code" "$text" $?
 }
-check "--plan-network of a speed that nobody has" plan_refused 2 "--plan-network must be at least" \
+check "--plan-network: an invalid speed" plan_refused 2 "--plan-network must be at least" \
     --plan-network 1e-300
-check "--plan-network-inside of such a speed" plan_refused 2 "--plan-network-inside must be at least" \
+check "--plan-network-inside: an invalid speed" plan_refused 2 "--plan-network-inside must be at least" \
     --plan-network 10 --plan-network-inside 1e-4
-check "--plan-tflops of such a speed" plan_refused 2 "--plan-tflops must be at least 0.001" \
+check "--plan-tflops: an invalid speed" plan_refused 2 "--plan-tflops must be at least 0.001" \
     --plan-network 10 --plan-tflops 1e-300
 check "--plan-tflops without a network" plan_refused 2 "--plan-step-ms need --plan-network; add it" \
     --plan-tflops 10
@@ -561,7 +563,7 @@ check "--plan-measure and --plan-tflops" plan_refused 2 "keep one" --plan-networ
     --plan-measure
 check "a tensor-parallel size that does not divide the heads" plan_refused 2 "num-attention-heads 32" \
     --plan-world-size 12 --tensor-model-parallel-size 3
-check "a pipeline that does not divide the layers" plan_refused 2 "num-layers 32" --plan-world-size 12 \
+check "a pipeline size that does not divide the layers" plan_refused 2 "num-layers 32" --plan-world-size 12 \
     --pipeline-model-parallel-size 3
 check "more stages than layers" plan_refused 2 "num-layers 32" --plan-world-size 64 \
     --pipeline-model-parallel-size 64
@@ -569,13 +571,13 @@ check "ranks that the layout does not divide" plan_refused 2 "start a multiple o
     --plan-world-size 12 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2
 check "more tensor-parallel ranks than ranks" plan_refused 2 "start a multiple of 8 ranks" \
     --plan-world-size 4 --tensor-model-parallel-size 8
-check "tensor-parallel ranks that do not fit the nodes" plan_refused 2 "does not fit nodes of 6" \
+check "tensor-parallel groups that do not fit the nodes" plan_refused 2 "does not fit nodes of 6" \
     --plan-world-size 24 --gpus-per-node 6 --tensor-model-parallel-size 4
-check "stages that end within nodes" plan_refused 2 "--pipeline-model-parallel-size" --plan-world-size 24 \
+check "stages that end inside nodes" plan_refused 2 "--pipeline-model-parallel-size" --plan-world-size 24 \
     --gpus-per-node 8 --pipeline-model-parallel-size 2
-check "ranks that are no multiple of the ranks per node" plan_refused 2 "--gpus-per-node" \
+check "ranks not a multiple of the ranks per node" plan_refused 2 "--gpus-per-node" \
     --plan-world-size 12 --gpus-per-node 8
-check "lossless weights in messages beyond 32 bits" plan_refused 2 "lower --ddp-bucket-size" \
+check "lossless weights with messages beyond 32-bit sizes" plan_refused 2 "lower --ddp-bucket-size" \
     --plan-world-size 2 --ddp-bucket-size 10000000000 --quantized-weights \
     --weight-quantization-method lossless
 check "--plan-world-size without --plan" refused 2 "--plan" 1 --plan-world-size 8

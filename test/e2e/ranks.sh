@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# N ranks equal one rank when nothing is quantized: the same global batch on 1, 2 and 4 ranks and
-# every shape of nodes, with several buckets and gradient accumulation. The bound is not a magic
-# number: summing in another order is what a different micro-batch size does on one rank, too, so
-# the spread between micro-batch sizes is the yardstick.
+# N ranks match one rank if nothing is quantized: the same global batch on 1, 2 and 4 ranks and
+# every node layout, with several buckets and gradient accumulation. A different micro-batch size on
+# one rank also changes the order of summation, so the spread over micro-batch sizes serves as the
+# bound.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 800 1
@@ -13,8 +13,8 @@ for size in 1 2 4 8; do
     check "one rank, micro-batches of $size" logged "one$size" 1 "${same[@]}" --micro-batch-size "$size"
 done
 
-# spread FIELD: "iteration deviation" over the micro-batch sizes, the largest up to that iteration
-# (differences grow through training).
+# spread FIELD: prints "iteration deviation" over the micro-batch sizes, as a running maximum
+# (differences grow during training).
 spread() {
     local size
     for size in 1 2 4 8; do field "one$size" "$1"; done |
@@ -25,8 +25,7 @@ spread() {
             if (high[i] - low[i] > most) most = high[i] - low[i]
             printf "%d %.9g\n", i, most } }'
 }
-# equal_to_one NAME FIELD [REFERENCE]: within twice the spread of one rank, plus two units in the
-# last place of an fp32 number.
+# equal_to_one NAME FIELD [REFERENCE]: within twice the spread of one rank, plus two fp32 ulps.
 equal_to_one() {
     local reference=${3:-one2}
     spread "$2" >"$work/spread"
@@ -49,8 +48,8 @@ equal_to_one() {
     why="$2 $(cat "$work/verdict")"
     return "$rc"
 }
-# The first iteration has the same weights everywhere: only the order of a few sums differs. A
-# forgotten 1/N shows here, AdamW would hide it.
+# In the first iteration the weights are the same everywhere and only the order of a few sums
+# differs. This detects a missing 1/N, which AdamW would hide.
 starts_equal() {
     local fields
     for fields in loss grad_norm; do
@@ -73,7 +72,7 @@ check "two nodes of 1" agrees n2x1 2 --gpus-per-node 1
 check "one node of 4" agrees n1x4 4 --gpus-per-node 4
 check "two nodes of 2" agrees n2x2 4 --gpus-per-node 2
 check "four nodes of 1" agrees n4x1 4 --gpus-per-node 1
-check "the real host" agrees real 4
+check "the real host's layout" agrees real 4
 check "no overlap" agrees serial 4 --gpus-per-node 2 --no-overlap
 
 several_buckets() {
@@ -89,7 +88,7 @@ check "several buckets, 1 x 4" agrees buckets4 4 --gpus-per-node 4 --ddp-bucket-
 check "micro-batches of 4 on 2 ranks" agrees micro4 2 --micro-batch-size 4
 check "micro-batches of 1 on 4 ranks" agrees micro1 4 --micro-batch-size 1 --gpus-per-node 2
 
-# Dropout masks belong to samples, not to ranks.
+# Dropout masks depend on the sample, not on the rank.
 dropped=(--hidden-dropout 0.1 --attention-dropout 0.1 "${same[@]}")
 drops_equal() {
     logged drop1 1 "${dropped[@]}" && logged drop4 4 "${dropped[@]}" --gpus-per-node 2 &&

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# N steps equal k steps, a save, a new process and N - k steps, to the bit, in the log and in the
-# final checkpoint; and what else --load, --save and their companions promise: another number of
-# ranks, fine-tuning, schedules that differ, batch ramp-up, training lengths in samples.
+# N steps equal k steps, a save and N - k steps in a new process, bitwise, in the log and in the
+# final checkpoint. Also the other promises of --load and --save: another number of ranks,
+# fine-tuning, different schedules, batch size ramp-up, training lengths in samples.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 4
 data=$work/text_text_document
 dropout=(--hidden-dropout 0.1 --attention-dropout 0.1)
 
-# FOLDER FOLDER ITERATION: all shards, byte for byte; manifests hold times, folder names and library
-# versions
+# DIR DIR ITERATION: compares all shards byte by byte; manifests differ in times, directory names
+# and library versions.
 same_checkpoint() {
     same_shards "$@" && [ "$(cat "$1/latest_checkpointed_iteration.txt")" = \
         "$(cat "$2/latest_checkpointed_iteration.txt")" ] || { why=${why:-trackers differ}; return 1; }
@@ -41,13 +41,13 @@ same_checkpoint_8() {
             { why="the checkpoint of iteration 8 differs"; return 1; }
     done
 }
-check "baseline, resumed to the bit" continues baseline
-check "SDP4Bit, resumed to the bit" continues sdp4bit "${paper[@]}"
-check "full recomputation and several buckets, resumed to the bit" continues odd "${paper[@]}" \
+check "baseline, resumed bitwise" continues baseline
+check "SDP4Bit, resumed bitwise" continues sdp4bit "${paper[@]}"
+check "full recomputation and several buckets, resumed bitwise" continues odd "${paper[@]}" \
     --wq-group-size 128 --ddp-bucket-size 1000 --recompute-granularity full
 half=(--gpus-per-node 2 --train-iters 16 --eval-interval 4 --save-interval 8)
 
-# A folder with the checkpoint of iteration 8 alone, to load from.
+# A directory with only the checkpoint of iteration 8, to load from.
 at_eight() {
     rm -rf "${work:?}/$2"
     mkdir "$work/$2"
@@ -60,8 +60,8 @@ close_to() { # NAME REFERENCE PERCENT: mean loss of iterations 9 to 16
         'BEGIN { d = a / b - 1; exit !(a + 0 > 0 && d < p / 100 && d > -p / 100) }' ||
         { why="mean loss $(mean_loss "$1" 9 16), at the same size $(mean_loss "$2" 9 16)"; return 1; }
 }
-# NAME REFERENCE FOLDER NP PERCENT FLAGS...: the first step has the same weights and samples, later
-# ones other roundings
+# NAME REFERENCE DIR NP PERCENT FLAGS...: the first step has the same weights and samples; later
+# ones round differently.
 resize() {
     local name=$1 reference=$2 folder=$3 np=$4 percent=$5
     shift 5
@@ -95,7 +95,7 @@ no_load_optim() {
     ! same_training baseline no_load_optim 8 && why= && same_loss no_load_optim baseline 9 &&
         close_to no_load_optim baseline 15
 }
-check "--no-load-optim goes on with fresh moments" no_load_optim
+check "--no-load-optim resumes with fresh moments" no_load_optim
 no_save_optim() {
     trains 4 "${half[@]}" --save "$work/light" --no-save-optim --no-save-rng --exit-interval 8 || return 1
     local full light
@@ -105,11 +105,12 @@ no_save_optim() {
     refused 6 "--no-load-optim" 4 "${half[@]}" --load "$work/light" &&
         logged light 4 "${half[@]}" --load "$work/light" --no-load-optim && [ "$(first_iteration light)" = 9 ]
 }
-check "--no-save-optim saves weights, which only load as such" no_save_optim
+check "--no-save-optim saves only weights, which load only as such" no_save_optim
 
 # --- schedules ---
 check "another --lr is refused" refused 6 "schedule has lr 0.003" 4 "${half[@]}" --load "$work/load" --lr 1e-3
-check "another batch size, which stretches the schedule, is refused" refused 6 "scheduler" 4 "${half[@]}" \
+check "another batch size, which changes the schedule's length, is refused" refused 6 "scheduler" 4 \
+    "${half[@]}" \
     --load "$work/load" --global-batch-size 16
 override() {
     logged override 4 "${half[@]}" "${dropout[@]}" --load "$work/load" --lr 1e-3 --min-lr 1e-4 \
@@ -123,7 +124,7 @@ use_checkpoint() {
     logged use_checkpoint 4 "${half[@]}" "${dropout[@]}" --load "$work/load" --lr 1e-3 --min-lr 1e-4 \
         --use-checkpoint-opt_param-scheduler && same_training baseline use_checkpoint 8
 }
-check "--use-checkpoint-opt_param-scheduler: the checkpoint wins, to the bit" use_checkpoint
+check "--use-checkpoint-opt_param-scheduler: the checkpoint wins, bitwise" use_checkpoint
 check "another model is refused" refused 6 "hidden" 4 "${half[@]}" --load "$work/load" --hidden-size 64
 
 # --- nothing to load ---
@@ -137,14 +138,14 @@ from_scratch() {
         grep -q 'WARNING: could not find the metadata file' "$work/out" && same_training baseline from_scratch
 }
 check "--load without a checkpoint starts from scratch" from_scratch
-only_logs() { # what a run that died before its first checkpoint leaves
+only_logs() { # left by a run that died before its first checkpoint
     mkdir -p "$work/young/tensorboard" &&
         touch "$work/young/run.log" "$work/young/tensorboard/events.out.tfevents.1"
     trains 2 --load "$work/young" --save "$work/young" --save-interval 100 --log-progress --train-iters 4 \
         --lr-decay-iters 4 || return 1
     grep -q 'starting from scratch' "$work/out" || { why="does not say so"; return 1; }
 }
-check "--load of a folder with logs alone starts from scratch" only_logs
+check "--load of a directory with only logs starts from scratch" only_logs
 another_program() { # TEXT FILES...
     rm -rf "$work/foreign" && mkdir -p "$work/foreign/mp_rank_00" &&
         (cd "$work/foreign" && touch "${@:2}") || return 1
@@ -154,7 +155,7 @@ check "--load of a Hugging Face model is refused" another_program "holds a Huggi
     config.json model.safetensors
 check "--load of a Megatron-LM checkpoint is refused" another_program "holds a Megatron-LM checkpoint" \
     mp_rank_00/model_optim_rng.pt
-# The last save is the end: loading it trains no further, and evaluates.
+# The last save is final: loading it trains no further, and evaluates.
 finished_evaluates() {
     logged finished 4 "${half[@]}" "${dropout[@]}" --load "$work/baseline" || return 1
     [ "$(train_lines finished | wc -l)" -eq 0 ] &&
@@ -178,7 +179,7 @@ ramped() { # NAME FLAGS...
 rampup() {
     ramped ramp || return 1
     # Two steps of 32 samples each: 8 while fewer than 32 are consumed, 16 below 64, then 24; 96
-    # samples are left for whole batches.
+    # samples are left for full batches.
     local sizes
     sizes=$(field ramp global_batch_size | awk '{ printf "%s ", $2 }')
     [ "$sizes" = "8 8 8 8 16 16 24 24 24 24 " ] &&
@@ -190,7 +191,7 @@ ramp_resumes() {
         ramped ramp.2 --load "$work/ramp" --save "$work/ramp" --save-interval 100 &&
         same_training ramp ramp.2 5
 }
-check "a run resumed inside the ramp, to the bit" ramp_resumes
+check "a run resumed during ramp-up, bitwise" ramp_resumes
 in_samples() {
     logged iterations 2 || return 1
     rm -f "$work/samples.jsonl"
@@ -200,7 +201,7 @@ in_samples() {
             --data-path "$data" --log-jsonl "$work/samples.jsonl" || { say "failed"; return 1; }
     same_training iterations samples
 }
-check "--train-samples is --train-iters in other units" in_samples
+check "--train-samples matches --train-iters" in_samples
 
 # --- killed without warning ---
 crash() {
@@ -218,5 +219,5 @@ crash() {
     logged whole 4 "${run[@]}" --save "$work/whole" --save-interval 100000 --exit-interval $((last + 15)) &&
         same_training whole after "$last"
 }
-check "kill -9 in mid-run, then on from the last save, to the bit" crash
+check "kill -9 in mid-run, resumed bitwise from the last save" crash
 finish

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Killed without warning at a random step, for the baselines and every preset of the paper, with and
-# without --async-save: the same command goes on from the last whole checkpoint, and the loss lines
-# and the final checkpoint are those of an undisturbed run, byte for byte. LONG=1: 20 times per
-# preset. Then what may change at a resume: ranks, nodes, groups, buckets, preset, batch size, data;
-# the order of the data stays.
+# Kills runs at a random step, for the baselines and every preset of the paper, with and without
+# --async-save. The same command resumes from the last complete checkpoint, and its loss lines and
+# final checkpoint are byte-identical to an undisturbed run. LONG=1: 20 times per preset. Then
+# resuming with other ranks, nodes, groups, buckets, preset, batch size or data; the order of the
+# data stays the same.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 9
@@ -11,18 +11,18 @@ make_shard other 400 10
 data=$work/text_text_document
 rounds=1
 [ "${LONG:-0}" = 1 ] && rounds=20
-# Long enough to be killed in the midst of it: saves every 7 iterations, the last one at the end.
+# Long enough to be killed in between: saves every 7 iterations, the last one at the end.
 last=60
 run=(--gpus-per-node 2 --train-iters "$last" --save-interval 7 --eval-interval 1000 --hidden-dropout 0.1
     --attention-dropout 0.1 --wq-group-size 128)
 
-# A line of every iteration, the newest one where a resume repeated some.
+# One line per iteration; after a resume the newest one counts.
 stitched() { cat "$@" | awk \
     '/^{"kind":"train"/ { split($0, p, /[:,]/); line[p[4] + 0] = $0; if (p[4] > most) most = p[4] }
      END { for (i = 1; i <= most; i++) print line[i] }'; }
-# killed_once NAME: starts the run, kills it at a random iteration, and starts it again, which must
-# go on from the checkpoint that was the newest. In the first round there is one. The run never
-# reaches its end: a rank would stop before, if the kill came late on a busy machine.
+# killed_once NAME: starts the run, kills it at a random iteration and restarts it, which must
+# resume from the newest checkpoint. In the first round there is one. The first run never reaches
+# its end, because a late kill on a busy machine would miss it.
 killed_once() {
     local name=$1 at pid pids saved
     shift
@@ -37,11 +37,11 @@ killed_once() {
     saved=$(cat "$work/$name.saved/latest_checkpointed_iteration.txt" 2>/dev/null)
     [ "$round" -gt 0 ] || [ "${saved:-0}" -gt 0 ] ||
         { why="killed after iteration $at: nothing was saved"; return 1; }
-    # What was not written to the end is no line.
+    # An incomplete line does not count.
     sed -i -n '/}$/p' "$work/$name.first.jsonl"
     logged "$name.rest" 4 "${run[@]}" "$@" --save "$work/$name.saved" --load "$work/$name.saved" || return 1
-    # Killed between the renames of the first checkpoint's folder and of the tracker: it is whole,
-    # and found without one.
+    # Killed between the renames of the first checkpoint's directory and of the tracker: the
+    # checkpoint is complete, and is found without a tracker.
     [ -n "$saved" ] || saved=$(sed -n \
         "s|^WARNING: $work/$name.saved/latest_checkpointed_iteration.txt is missing although there are checkpoints;.*|7|p" "$work/out")
     [ -z "$saved" ] || grep -q "successfully loaded checkpoint from $work/$name.saved at iteration $saved\$" \
@@ -68,31 +68,32 @@ preset() { # NAME FLAGS...
     done
 }
 tlq=(--quantized-gradients --gq-group-size-intra 128)
-check "baseline, fp32 gradients: kill -9 and on, to the bit" preset fp32
-check "baseline, bf16 gradients: kill -9 and on, to the bit" preset bf16 --grad-reduce-in-bf16
-check "qWD: kill -9 and on, to the bit" preset qwd --quantized-weights
-check "qW: kill -9 and on, to the bit" preset qw --quantized-weights --weight-quantization-method direct \
+check "baseline, fp32 gradients: kill -9, resumed bitwise" preset fp32
+check "baseline, bf16 gradients: kill -9, resumed bitwise" preset bf16 --grad-reduce-in-bf16
+check "qWD: kill -9, resumed bitwise" preset qwd --quantized-weights
+check "qW: kill -9, resumed bitwise" preset qw --quantized-weights --weight-quantization-method direct \
     --async-save
-check "TLq: kill -9 and on, to the bit" preset tlq "${tlq[@]}"
-check "TLq-HS: kill -9 and on, to the bit" preset tlq_hs "${tlq[@]}" --hadamard-transform --async-save
-check "ULq: kill -9 and on, to the bit" preset ulq "${tlq[@]}" --hadamard-transform \
+check "TLq: kill -9, resumed bitwise" preset tlq "${tlq[@]}"
+check "TLq-HS: kill -9, resumed bitwise" preset tlq_hs "${tlq[@]}" --hadamard-transform --async-save
+check "ULq: kill -9, resumed bitwise" preset ulq "${tlq[@]}" --hadamard-transform \
     --gradient-quantization-bits-intra 4
-check "SDP4Bit: kill -9 and on, to the bit" preset sdp4bit "${tlq[@]}" --hadamard-transform --quantized-weights \
+check "SDP4Bit: kill -9, resumed bitwise" preset sdp4bit "${tlq[@]}" --hadamard-transform \
+    --quantized-weights \
     --wq-rounding stochastic --async-save
-check "EDEN, lossless: kill -9 and on, to the bit" preset eden_lossless @configs/eden-lossless.args
-check "EDEN, 2 bits, error feedback: kill -9 and on, to the bit" preset eden2_ef @configs/eden2-ef.args \
+check "EDEN, lossless: kill -9, resumed bitwise" preset eden_lossless @configs/eden-lossless.args
+check "EDEN, 2 bits, error feedback: kill -9, resumed bitwise" preset eden2_ef @configs/eden2-ef.args \
     --wq-group-size 128 --async-save
-check "local steps: kill -9 and on, to the bit" preset local @configs/local.args --wq-group-size 128 \
+check "local steps: kill -9, resumed bitwise" preset local @configs/local.args --wq-group-size 128 \
     --local-steps 5
 
-# --- what may change: everything is found by the parameters' names, and the data go on where they w
+# --- changed settings: state is found by parameter name, and the data continue where they were ---
 half=(--gpus-per-node 2 --train-iters 16 --save-interval 8 --eval-interval 1000)
 sdp=("${tlq[@]}" --hadamard-transform --quantized-weights)
 whole() { logged whole 4 "${half[@]}" "${sdp[@]}" --save "$work/half"; }
 check "16 iterations of SDP4Bit" whole
 echo 8 >"$work/half/latest_checkpointed_iteration.txt"
-# changed NAME NP PERCENT FLAGS...: goes on at iteration 9, with the samples that the whole run saw
-# there: its loss is the same, those of later steps are near.
+# changed NAME NP PERCENT FLAGS...: resumes at iteration 9 with the samples that the full run saw
+# there: the first loss is the same, later ones are close.
 changed() {
     local name=$1 np=$2 percent=$3
     shift 3
@@ -109,16 +110,16 @@ check "other groups" changed groups 4 1 "${sdp[@]}" --gq-group-size-intra 512 --
 check "1 rank" changed one 1 1 "${sdp[@]}" --gpus-per-node 1
 check "2 ranks, other groups and buckets" changed two 2 1 "${sdp[@]}" --gpus-per-node 1 \
     --gq-group-size-intra 64 --ddp-bucket-size 1000 --verify-replicas-interval 1
-eight() { # more ranks than before; from there back to four, which must find all
+eight() { # more ranks than before; then back to four, which must restore everything
     changed eight 4 1 "${sdp[@]}" --gpus-per-node 4 --global-batch-size 8 &&
         changed eight8 8 1 "${sdp[@]}" --gpus-per-node 4 --micro-batch-size 1
 }
 check "8 ranks" eight
-check "SDP4Bit's checkpoint goes on as the baseline" changed to_baseline 4 1
-check "SDP4Bit's checkpoint goes on with direct weights and ULq" changed to_ulq 4 1 "${tlq[@]}" \
+check "SDP4Bit's checkpoint resumes as the baseline" changed to_baseline 4 1
+check "SDP4Bit's checkpoint resumes with direct weights and ULq" changed to_ulq 4 1 "${tlq[@]}" \
     --gradient-quantization-bits-intra 4 --quantized-weights --weight-quantization-method direct \
     --verify-replicas-interval 1
-# A change and back again: what was saved under other ranks and groups is whole.
+# Changed and changed back: a checkpoint saved with other ranks and groups is complete.
 back_again() {
     local folder=$work/there
     cp -r "$work/half" "$folder" && rm -r "$folder/iter_0000016" &&
@@ -129,8 +130,8 @@ back_again() {
         { why="${why:-goes on with $(field back_again consumed_samples | head -n 1)}"; return 1; }
 }
 check "to 2 ranks, a save there, and back to 4" back_again
-# Megatron's rules for another batch size: the schedule counts samples, so its length changes with
-# the batch size; iterations go on, samples too.
+# Megatron-LM's rules for another batch size: the schedule counts samples, so its length in
+# iterations changes. Both iteration and sample counters continue.
 larger_batch() { # FLAG
     logged "batch$1" 4 "${half[@]}" "${sdp[@]}" --load "$work/half" --global-batch-size 16 "$1" || return 1
     [ "$(field "batch$1" consumed_samples | tr '\n' ' ')" = \
@@ -138,7 +139,7 @@ larger_batch() { # FLAG
         { why="samples $(field "batch$1" consumed_samples | tr '\n' ' ')"; return 1; }
 }
 check "another batch size with --override-opt_param-scheduler" larger_batch --override-opt_param-scheduler
-adopted() { # the checkpoint's schedule in samples: two of its steps at each of ours
+adopted() { # the checkpoint's schedule in samples: two of its steps per new step
     larger_batch --use-checkpoint-opt_param-scheduler &&
         [ "$(field batch--use-checkpoint-opt_param-scheduler lr | awk 'NR <= 4 { print $2 }')" = \
         "$(field whole lr | awk '$1 > 8 && $1 % 2 == 0 { print $2 }')" ] ||
@@ -153,8 +154,8 @@ other_data() {
         [ "$(field other_data consumed_samples | head -n 1)" = "9 72" ] ||
         { why="no note, or $(field other_data consumed_samples | head -n 1)"; return 1; }
 }
-check "other data: said, and the samples are counted on" other_data
-tuned() { # the weights alone, on other data, with another schedule, length, batch and number of ranks
+check "other data: reported, and the sample counter continues" other_data
+tuned() { # only the weights, with other data, schedule, length, batch size and number of ranks
     logged tuned 2 "${half[@]}" --gpus-per-node 1 --load "$work/half" --finetune --data-path \
         "$work/other_text_document" --lr 1e-3 --global-batch-size 4 --train-iters 4 || return 1
     [ "$(field tuned consumed_samples | tr '\n' ' ')" = "1 4 2 8 3 12 4 16 " ] &&

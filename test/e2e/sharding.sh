@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Who holds what: gradients and weights shared out among ranks, and the optimizer in host memory.
-# Every strategy trains what `optim` trains. With one micro-batch per step that holds to the bit:
-# losses, norms, validation, samples, checkpoints. Every run allocates and sends what --plan says.
-# Then checkpoints across strategies, kills, flipped bits, and models in parts. LONG=1 tries every
-# strategy with every preset and shape.
+# Sharded gradients and weights, and the optimizer in host memory. Every strategy matches `optim`.
+# With one micro-batch per step this is bitwise: losses, norms, validation, samples, checkpoints.
+# Every run allocates and sends what --plan predicts. Then checkpoints across strategies, kills,
+# flipped bits, and model parallelism. LONG=1 tests every strategy with every preset and layout.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 11
 data=$work/text_text_document
 long() { [ "${LONG:-0}" = 1 ]; }
 
-# Small groups and buckets: then each of the four layers is a bucket of its own, and the two slots
-# hold half of them. With two layers to a stage a step after an evaluation would find both there,
-# and send less than is planned. Many positions make the first stage the one that --plan tells.
+# With small groups and buckets each of the four layers is a bucket of its own, and the two buffer
+# slots hold half of them. With two layers per stage, a step after an evaluation would find both
+# layers there and send less than planned. Many positions make the first stage the largest, which
+# --plan reports.
 model+=(--num-layers 4 --make-vocab-size-divisible-by 32)
 run=(--train-iters 6 --ddp-bucket-size 1 --eval-interval 3 --save-interval 6 --log-interval 2
     --hidden-dropout 0.1 --attention-dropout 0.1 --sample-prompt "the quick " --sample-tokens 8
@@ -21,8 +21,8 @@ sdp4bit=(--quantized-weights --wq-group-size 128 --wq-rounding stochastic --quan
     --gq-group-size-intra 128 --gq-group-size-inter 128 --hadamard-transform)
 direct=(--quantized-weights --weight-quantization-method direct --wq-group-size 128)
 
-# NAME: the flags of a strategy, in $strategy. "grads+offload" is optim_grads with the optimizer in
-# host memory.
+# NAME: sets $strategy to the flags of a strategy. "grads+offload" is optim_grads with the optimizer
+# in host memory.
 strategy_of() {
     local all=(--data-parallel-sharding-strategy optim_grads_params)
     case ${1%+offload} in
@@ -35,7 +35,7 @@ strategy_of() {
     if [ "$1" != "${1%+offload}" ]; then strategy+=(--optimizer-cpu-offload); fi
 }
 
-# same_saved A B: the weights and moments of two runs' last checkpoints, byte for byte.
+# same_saved A B: compares weights and moments of two runs' last checkpoints byte by byte.
 same_saved() {
     local file found=0
     for file in "$work/$1.saved"/iter_*/mp_rank_*/*.safetensors; do
@@ -45,7 +45,7 @@ same_saved() {
     done
     [ "$found" -gt 0 ] || { why="$1 has saved nothing"; return 1; }
 }
-# same_run A B: everything that two runs tell of what they train.
+# same_run A B: compares everything that two runs log about training.
 same_run() {
     same_training "$1" "$2" && same_saved "$1" "$2" || { why="$2: $why"; return 1; }
     [ "$(field "$1" loss valid)" = "$(field "$2" loss valid)" ] && [ -n "$(field "$1" loss valid)" ] ||
@@ -53,15 +53,15 @@ same_run() {
     cmp -s "$work/$1.sample" "$work/$2.sample" && [ -s "$work/$1.sample" ] ||
         { why="the text of $2 differs"; return 1; }
 }
-# told NAME NP FLAGS...: a run with its checkpoint and its sample kept.
+# told NAME NP FLAGS...: runs and keeps the checkpoint and the text sample.
 told() {
     local name=$1
     rm -rf "$work/$name.saved"
     logged "$@" --save "$work/$name.saved" && sed -n '/^sample at/,$p' "$work/out" >"$work/$name.sample"
 }
-# trains_alike STRATEGIES NP PER_NODE FLAGS...: each trains what optim trains, one micro-batch per
-# step; allocates what is planned; and sends what is planned. Drawn weights travel unquantized:
-# where passes gather messages, the first step sends more.
+# trains_alike STRATEGIES NP PER_NODE FLAGS...: each strategy matches optim with one micro-batch per
+# step, and allocates and sends what is planned. Initial weights are sent unquantized: if forward
+# and backward gather quantized weights, the first step sends more.
 trains_alike() {
     local name np=$2 per_node=$3 words=$1 from
     shift 3
@@ -78,17 +78,17 @@ trains_alike() {
 few="node node+offload" five="grads node optim+offload grads+offload node+offload"
 over_all="world second"
 if long; then few=$five over_all="world second world+offload second+offload"; fi
-check "SDP4Bit, 2 nodes of 2: the bits of optim" trains_alike "$five" 4 2 "${sdp4bit[@]}"
+check "SDP4Bit, 2 nodes of 2: bitwise identical to optim" trains_alike "$five" 4 2 "${sdp4bit[@]}"
 check "SDP4Bit, 2 nodes of 1" trains_alike "$few" 2 1 "${sdp4bit[@]}"
-check "2 nodes of 1, shared by all" trains_alike "$over_all" 2 1
+check "2 nodes of 1, sharded across all ranks" trains_alike "$over_all" 2 1
 check "SDP4Bit, 1 node of 2" trains_alike "$few" 2 2 "${sdp4bit[@]}"
 check "SDP4Bit, 1 node of 4, full recomputation" trains_alike "$few" 4 4 "${sdp4bit[@]}" \
     --recompute-granularity full
-check "one rank shares nothing out" trains_alike "node optim+offload" 1 1 "${sdp4bit[@]}"
+check "one rank shards nothing" trains_alike "node optim+offload" 1 1 "${sdp4bit[@]}"
 check "fp32 gradients" trains_alike "$few $over_all" 4 2
 check "TLq and direct weights" trains_alike "grads node $over_all" 4 2 "${sdp4bit[@]:5}" "${direct[@]}"
-check "sealed messages" trains_alike "grads node" 4 2 "${sdp4bit[@]}" --verify-wire
-check "sealed messages, shared by all" trains_alike "$over_all" 4 2 "${direct[@]}" --verify-wire
+check "checksums" trains_alike "grads node" 4 2 "${sdp4bit[@]}" --verify-wire
+check "checksums, sharded across all ranks" trains_alike "$over_all" 4 2 "${direct[@]}" --verify-wire
 if long; then
     check "bf16 gradients" trains_alike "$five $over_all" 4 2 --grad-reduce-in-bf16
     check "qWD" trains_alike "$five" 4 2 --grad-reduce-in-bf16 "${sdp4bit[@]:0:5}"
@@ -96,25 +96,25 @@ if long; then
     check "ULq" trains_alike "$five $over_all" 4 2 "${sdp4bit[@]:5}" --gradient-quantization-bits-intra 4
     check "ZeRO++ on 4 nodes of 2" trains_alike "$over_all" 8 2 "${direct[@]}" "${sdp4bit[@]:5}" \
         --gradient-quantization-bits-intra 4 --num-layers 8
-    check "8 ranks, buckets of several layers" trains_alike "$five" 8 4 "${sdp4bit[@]}" --num-layers 6 \
+    check "8 ranks, several layers per bucket" trains_alike "$five" 8 4 "${sdp4bit[@]}" --num-layers 6 \
         --ddp-bucket-size 30000
 fi
 
-# A model in parts.
+# Model parallelism.
 halves=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 16)
-check "two halves, sequence parallel" trains_alike "$few" 4 2 "${sdp4bit[@]}" "${halves[@]}" \
+check "tensor parallel 2, sequence parallel" trains_alike "$few" 4 2 "${sdp4bit[@]}" "${halves[@]}" \
     --sequence-parallel --global-batch-size 4
-check "two stages" trains_alike "$few" 4 2 "${sdp4bit[@]}" --pipeline-model-parallel-size 2 \
+check "two pipeline stages" trains_alike "$few" 4 2 "${sdp4bit[@]}" --pipeline-model-parallel-size 2 \
     --global-batch-size 4 --num-layers 8 --max-position-embeddings 512
 if long; then
     check "four stages, the middle ones without embeddings" trains_alike "$five" 8 2 "${sdp4bit[@]}" \
         --pipeline-model-parallel-size 4 --global-batch-size 4 --num-layers 12 --max-position-embeddings 512
-    check "2 x 2 parts" trains_alike "$five" 8 4 "${sdp4bit[@]}" "${halves[@]}" \
+    check "tensor parallel 2, pipeline 2" trains_alike "$five" 8 4 "${sdp4bit[@]}" "${halves[@]}" \
         --pipeline-model-parallel-size 2 --global-batch-size 4 --num-layers 8 --max-position-embeddings 512
 fi
 
-# Several micro-batches: each is quantized by itself, which rounds at other places than optim does.
-# Where weights and optimizer lie changes nothing beyond that.
+# Each of several micro-batches is quantized separately, so rounding differs from optim. Where
+# weights and optimizer are stored changes nothing else.
 several_micro_batches() { # STRATEGIES NP FLAGS...
     local name np=$2 flags=("${run[@]}" --gpus-per-node 2 "${@:3}")
     for name in optim grads $1; do
@@ -134,14 +134,14 @@ moved="node grads+offload node+offload"
 check "three micro-batches per step" several_micro_batches "$moved" 4 "${sdp4bit[@]}" --global-batch-size 24
 check "two with ZeRO++ weights" several_micro_batches "$over_all" 4 "${sdp4bit[@]:5}" "${direct[@]}" \
     --global-batch-size 16
-check "four micro-batches through two stages of two chunks" several_micro_batches "$moved" 4 "${sdp4bit[@]}" \
+check "four micro-batches through two interleaved stages" several_micro_batches "$moved" 4 "${sdp4bit[@]}" \
     --global-batch-size 16 --num-layers 8 --pipeline-model-parallel-size 2 \
     --num-layers-per-virtual-pipeline-stage 2 --max-position-embeddings 512
 
-# Checkpoints: each strategy goes on from what another has saved, to the bit.
+# Each strategy resumes bitwise from another one's checkpoint.
 change=(--train-iters 12 --ddp-bucket-size 1 --eval-interval 100 --save-interval 2 --gpus-per-node 2
     --log-interval 2)
-strategies_take_turns() { # STRATEGIES FLAGS...: six of them
+strategies_take_turns() { # STRATEGIES FLAGS...: six strategies
     local name at=0 change=("${change[@]}" "${@:2}")
     rm -rf "$work/turns" "$work/whole.saved"
     logged whole 4 "${change[@]}" --save "$work/whole.saved" || return 1
@@ -155,10 +155,10 @@ strategies_take_turns() { # STRATEGIES FLAGS...: six of them
     done
     ln -sfn "$work/turns" "$work/turns.saved" && same_saved whole turns
 }
-check "strategies take turns with one checkpoint" strategies_take_turns \
+check "strategies take turns on one checkpoint" strategies_take_turns \
     "optim node+offload grads node optim+offload grads+offload" "${sdp4bit[@]}"
 
-killed_and_resumed() { # STRATEGY FLAGS..., after strategies_take_turns with these flags
+killed_and_resumed() { # STRATEGY FLAGS..., runs after strategies_take_turns with these flags
     local change=("${change[@]}" "${@:2}" --save "$work/killed.saved")
     strategy_of "$1"
     rm -rf "$work/killed.saved"
@@ -169,15 +169,15 @@ killed_and_resumed() { # STRATEGY FLAGS..., after strategies_take_turns with the
         same_training whole resumed "$(($(field resumed loss | head -n 1 | cut -d ' ' -f 1) - 1))" &&
         same_saved whole killed
 }
-check "kill -9, and on to the bit" killed_and_resumed node+offload "${sdp4bit[@]}"
+check "kill -9, resumed bitwise" killed_and_resumed node+offload "${sdp4bit[@]}"
 if long; then
-    check "over all ranks they take turns too" strategies_take_turns \
+    check "the same with sharding across all ranks" strategies_take_turns \
         "world optim second node second+offload world" "${direct[@]}" "${sdp4bit[@]:5}"
-    check "kill -9, and on to the bit with ZeRO++" killed_and_resumed second "${direct[@]}" "${sdp4bit[@]:5}"
+    check "kill -9, resumed bitwise with ZeRO++" killed_and_resumed second "${direct[@]}" "${sdp4bit[@]:5}"
 fi
 
-# Steps that are skipped: what a rank keeps of the weights, and the messages that stand for them
-# where all ranks share, are those of the step before.
+# After a skipped step, a rank's weights (or the quantized weights that replace them if all ranks
+# shard) are those of the step before.
 skips_alike() { # STRATEGIES FLAGS...
     local name words=$1 flags=(4 "${run[@]}" --gpus-per-node 2 --train-iters 80 --lr-decay-iters 80
         --eval-interval 100 --save-interval 80 --hidden-dropout 0 --attention-dropout 0 --on-spike skip
@@ -192,10 +192,11 @@ skips_alike() { # STRATEGIES FLAGS...
     done
 }
 check "skipped steps" skips_alike node "${sdp4bit[@]}" --global-batch-size 8
-check "skipped steps, shared by all" skips_alike "world second" "${direct[@]}" --global-batch-size 8
+check "skipped steps, sharded across all ranks" skips_alike "world second" "${direct[@]}" \
+    --global-batch-size 8
 
-# The very first one: no update has made messages yet. A gradient is broken on its way, which is
-# another exchange where passes gather.
+# Skipping the very first step, when no update has produced quantized weights yet. A gradient is
+# corrupted in transit; the message number depends on what forward and backward gather.
 skips_the_first() { # STRATEGY EXCHANGE
     local flags=(4 "${run[@]}" --gpus-per-node 2 --global-batch-size 8 --on-nan skip "${direct[@]}")
     strategy_of "$1"
@@ -205,10 +206,10 @@ skips_the_first() { # STRATEGY EXCHANGE
     [ "$(train_lines optim 1)" = "$(train_lines "$1" 1)" ] && [ "$(train_lines "$1" 1 | wc -l)" -gt 3 ] &&
         same_saved optim "$1"
 }
-check "the first step is skipped, shared by all" skips_the_first world 9
+check "the first step is skipped, sharded across all ranks" skips_the_first world 9
 
-# A weight that differs. Inside a node nobody holds another's part, so two nodes compare: there is
-# no majority, and both take the owners' master weights. On four nodes three are right.
+# A weight that differs. Inside a node every rank holds another shard, so two nodes are compared:
+# there is no majority, and both take the owners' master weights. On four nodes three agree.
 flipped() { # STRATEGY NP EXPECTED
     strategy_of "$1"
     local check=("$2" "${run[@]}" --gpus-per-node 2 --global-batch-size $((2 * $2)) "${strategy[@]}"
@@ -218,13 +219,14 @@ flipped() { # STRATEGY NP EXPECTED
         { why="repairs: $(grep '^{"kind":"repair"' "$work/hit.jsonl")"; return 1; }
     same_training calm hit
 }
-check "a flipped bit, weights shared in the node: both parts follow the master weights" flipped node 4 '"from":null'
-check "four nodes: the majority is right" flipped node 8 '"ranks":"2","from":0'
-check "a flipped bit, gradients shared alone: as under optim" flipped grads 4 '"ranks":"2","from":0'
+check "flipped bit, weights sharded in the node: both nodes take the master weights" flipped node 4 \
+    '"from":null'
+check "flipped bit, four nodes: the majority wins" flipped node 8 '"ranks":"2","from":0'
+check "flipped bit, only gradients sharded: the same as with optim" flipped grads 4 '"ranks":"2","from":0'
 
-# Copies of a tensor differ, and take their master weights' weights. From then on those are what
-# travels, and no longer the messages of the latest update: the run evaluates what it saves. Found
-# by the save at the end of the run.
+# Copies of a tensor that differ are repaired from the master weights. From then on the repaired
+# weights are sent instead of the latest update's quantized weights: the run evaluates what it
+# saves. The save at the end of the run finds the difference.
 repaired_and_saved() {
     local end=(4 "${run[@]}" --gpus-per-node 2 --global-batch-size 4 "${direct[@]}" "${halves[@]}"
         --verify-replicas-interval 1000 --eval-interval 1000)
@@ -237,22 +239,23 @@ repaired_and_saved() {
     [ -n "$(field hit loss valid)" ] && [ "$(field hit loss valid)" = "$(field loaded loss valid)" ] ||
         { why="losses $(field hit loss valid | tr '\n' ' '), from the checkpoint $(field loaded loss valid | tr '\n' ' ')"; return 1; }
 }
-check "what copies get by a repair is what travels" repaired_and_saved
+check "repaired copies are what is sent" repaired_and_saved
 
-# A bit flipped in a message on its way.
+# A bit flipped in a message.
 broken_message() { # STRATEGY FROM TEXT
     strategy_of "$1"
     SDP4BIT_FAULT=message:1:4:0 train 4 "${run[@]}" --gpus-per-node 2 "${sdp4bit[@]}" "${strategy[@]}" \
         --verify-wire
     error_names 7 "message from rank $2 to rank 1, $3, bucket" $?
 }
-check "--verify-wire finds it with gradients shared out" broken_message grads 0 "gradients inside the node"
-check "and in a layer's weights" broken_message node 0 "weights of a layer"
+check "--verify-wire detects it with sharded gradients" broken_message grads 0 "gradients inside the node"
+check "--verify-wire detects it in a layer's weights" broken_message node 0 "weights of a layer"
 sdp4bit=("${sdp4bit[@]}" --weight-quantization-method direct)
-check "and in a layer's messages" broken_message world 3 "weights of a layer between nodes"
+check "--verify-wire detects it in a layer's quantized weights" broken_message world 3 \
+    "weights of a layer between nodes"
 
-# Bytes per parameter beside activations and what belongs to them, at the sizes that it is for.
-bytes_per_parameter() { # MOST STRATEGY CARD
+# Bytes per parameter apart from activations, at the model sizes these strategies are meant for.
+bytes_per_parameter() { # MOST STRATEGY CONFIG
     strategy_of "$2"
     "$BUILD/train_gpt_cpu" "@configs/gpt_$3.args" @configs/sdp4bit.args --plan --plan-world-size 16 \
         --gpus-per-node 8 --recompute-granularity full "${strategy[@]}" >"$work/plan" 2>"$work/err" ||

@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun, Ctrl-C under run_until_done.sh: the
-# step is finished, a checkpoint saved, exit code 75, and the run goes on from there to the bit.
+# SIGTERM, SIGUSR1 or SIGINT to any rank, SIGUSR1 to mpirun, Ctrl-C under run_until_done.sh: the run
+# finishes the step, saves, exits with 75 and resumes bitwise from there.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 5
 data=$work/text_text_document
-# As users start it: OpenBLAS, which lib.sh keeps to one thread, starts others when it is loaded,
-# before main, if a rank is not bound to one core; the kernel may give them a signal of the process.
+# As users start it: unlike in lib.sh, OpenBLAS starts threads when it is loaded, before main,
+# unless the rank is bound to one core. The kernel may deliver a signal of the process to any of
+# them.
 unset OPENBLAS_NUM_THREADS
 launcher+=(--bind-to none)
 run=(--gpus-per-node 2 --train-iters 20000 --lr-decay-iters 100 --hidden-dropout 0.1 --attention-dropout 0.1 \
     "${paper[@]}")
 
-# What a rank looks like that mpirun has killed and not waited for: of an earlier run, none that a
-# signal is for.
+# A zombie rank of an earlier run that mpirun killed and did not wait for; it must not be signaled.
 (trap '' TERM USR1 INT; OMPI_COMM_WORLD_RANK=0 exec sleep 3600) & disown
 
-saved_last() { # NAME: the tracker names the last iteration that was logged
+saved_last() { # NAME: the tracker names the last logged iteration
     local last
     last=$(cat "$work/$1/latest_checkpointed_iteration.txt" 2>/dev/null)
     [ "$last" = "$(field "$1" loss | tail -n 1 | cut -d ' ' -f 1)" ] ||
         { why="saved iteration ${last:-none}, logged $(field "$1" loss | tail -n 1)"; return 1; }
 }
-stopped() { # NAME SIGNAL RC: the run in the background ended as it should
+stopped() { # NAME SIGNAL RC: the background run ended as it should
     [ "$3" -eq 75 ] || { say "exit code $3"; return 1; }
     grep -q "exiting program after receiving SIG$2" "$work/out" || { why="no line names SIG$2"; return 1; }
     ! grep -q '^error: ' "$work/err" || { say "an error was printed"; return 1; }
@@ -56,12 +56,12 @@ check "SIGINT to rank 3" signaled int INT 3
 check "SIGTERM to all ranks" signaled term_all TERM
 check "SIGUSR1 to all ranks" signaled usr1_all USR1
 check "SIGINT to all ranks" signaled int_all INT
-single_threaded() { OPENBLAS_NUM_THREADS=1 signaled "$@"; } # then all threads there are wait for the poll
-check "SIGTERM to rank 1, OpenBLAS without threads" single_threaded term_single TERM 1
-check "SIGUSR1 to all ranks, OpenBLAS without threads" single_threaded usr1_single USR1
-check "resumed after SIGTERM, to the bit" goes_on term
-check "resumed after SIGINT to all ranks, to the bit" goes_on int_all
-check "resumed after SIGUSR1, to the bit" goes_on usr1
+single_threaded() { OPENBLAS_NUM_THREADS=1 signaled "$@"; } # then all other threads block in poll
+check "SIGTERM to rank 1, single-threaded OpenBLAS" single_threaded term_single TERM 1
+check "SIGUSR1 to all ranks, single-threaded OpenBLAS" single_threaded usr1_single USR1
+check "resumed bitwise after SIGTERM" goes_on term
+check "resumed bitwise after SIGINT to all ranks" goes_on int_all
+check "resumed bitwise after SIGUSR1" goes_on usr1
 without_save() {
     in_background nosave 4 "${run[@]}"
     wait_for_iteration nosave 5 || { say "no iteration 5"; return 1; }
@@ -70,7 +70,7 @@ without_save() {
     stopped nosave TERM $?
 }
 check "SIGTERM without --save" without_save
-flagged() { # Megatron's flag asks for what is always done
+flagged() { # Megatron-LM's flag for what is always enabled here
     mkdir "$work/flagged"
     in_background flagged 2 "${run[@]}" --gpus-per-node 1 --save "$work/flagged" --save-interval 100000 \
         --exit-signal-handler
@@ -80,9 +80,9 @@ flagged() { # Megatron's flag asks for what is always done
     stopped flagged TERM $?
 }
 check "--exit-signal-handler" flagged
-# What a batch system can do: SIGUSR1 to mpirun, which hands it to the ranks; not every build of
-# Open MPI does. (SIGTERM is no test of this program: Open MPI then stops to read the ranks' output
-# at once and kills them a second later.)
+# Batch systems can send SIGUSR1 to mpirun, which some builds of Open MPI forward to the ranks.
+# (SIGTERM would not test this program: Open MPI then stops reading the ranks' output at once and
+# kills them a second later.)
 hands_on() {
     local pid
     # shellcheck disable=SC2016 # the rank expands it
@@ -109,7 +109,7 @@ alone() { # one rank, started without mpirun
     stopped alone TERM $?
 }
 check "SIGTERM to a single process" alone
-# A script that does not expect a signal, between run_until_done.sh and mpirun.
+# A script without signal handling, between run_until_done.sh and mpirun.
 # shellcheck disable=SC2016 # the script expands it
 echo 'trap "touch $0.ended" EXIT; "$@" | cat; exit ${PIPESTATUS[0]}' >"$work/wrapper.sh"
 trainers() { # process ids of this script's trainers
@@ -120,7 +120,7 @@ none_left() { [ -z "$(trainers)" ]; }
 under_a_script() { # SIGNAL
     local rc
     rm -rf "$work/wrapped"*
-    # What runs in the background of a script without job control is deaf to SIGINT.
+    # Background commands of a script without job control ignore SIGINT.
     env --default-signal=INT scripts/run_until_done.sh --pause 0 -- bash "$work/wrapper.sh" "${launcher[@]}" \
         -np 4 \
         "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" \
@@ -137,9 +137,9 @@ under_a_script() { # SIGNAL
     stopped wrapped USR1 $rc && [ -e "$work/wrapper.sh.ended" ] ||
         { why=${why:-the script was killed}; return 1; }
 }
-check "Ctrl-C to run_until_done.sh, which runs a script that runs mpirun" under_a_script INT
-check "SIGTERM to it" under_a_script TERM
-unread() { # standard output is closed in mid-run: no reason to lose it
+check "Ctrl-C to run_until_done.sh with a script that runs mpirun" under_a_script INT
+check "SIGTERM to run_until_done.sh with a script that runs mpirun" under_a_script TERM
+unread() { # standard output is closed in mid-run, which must not end the run
     local rc
     "$trainer" ${device[@]+"${device[@]}"} "${model[@]}" "${batch[@]}" --data-path "$data" "${run[@]}" \
         --gpus-per-node 1 --save "$work/unread" --save-interval 100000 --exit-interval 30 \
@@ -147,5 +147,5 @@ unread() { # standard output is closed in mid-run: no reason to lose it
     rc=${PIPESTATUS[0]}
     [ "$rc" = 0 ] && [ "$(cat "$work/unread/latest_checkpointed_iteration.txt")" = 30 ] || say "exit code $rc"
 }
-check "nobody reads standard output any more" unread
+check "standard output is closed" unread
 finish

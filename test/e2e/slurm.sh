@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The real Slurm, where there is one whose srun knows PMIx: a job of srun trains as one of mpirun
-# does, a signal saves, and tasks that MPI does not join are refused. Skipped elsewhere.
-# (train_scripts.sh has the batch files, with stand-ins for Slurm.)
+# Real Slurm, if its srun supports PMIx: an srun job trains like an mpirun job, a signal saves, and
+# tasks that do not join MPI are refused. Skipped elsewhere. (train_scripts.sh tests the batch files
+# with stubs for Slurm.)
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2317 # check calls the functions
-export TMPDIR=${BUILD:-build} # a folder that the nodes see
+export TMPDIR=${BUILD:-build} # a directory visible to the nodes
 case $TMPDIR in /*) ;; *) TMPDIR=$(cd "$(dirname "$0")/../.." && pwd)/$TMPDIR ;; esac
 . "$(dirname "$0")/../lib.sh"
 if ! timeout 30 srun --mpi=list 2>&1 | grep -qw pmix ||
@@ -27,7 +27,7 @@ trains_alike() {
         { say "srun ended with exit code $?"; return 1; }
     same_training mpirun srun
 }
-check "srun trains as mpirun does" trains_alike
+check "srun trains like mpirun" trains_alike
 signaled() {
     local rc=0 name=sdp4bit-test-$$
     tasks --mpi=pmix --job-name="$name" -- "${run[@]}" --train-iters 100000 --lr-decay-iters 100 \
@@ -46,5 +46,5 @@ refused_once() {
     [ "$rc" = 3 ] && [ "$(grep -c '^error: srun started 4 tasks' "$work/err")" = 1 ] &&
         ! grep -qi 'PMI support\|OPAL' "$work/err" || say "exit code $rc"
 }
-check "tasks that MPI does not join are refused with one line" refused_once
+check "tasks that do not join MPI are refused with one line" refused_once
 finish

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Runs that last: many steps with ranks killed, stopped and asked to leave, restarted by
-# scripts/run_until_done.sh, against one that nobody disturbed: the same losses and checkpoints to
-# the bit, and memory that does not grow. Without arguments (scripts/test.sh) on CPU ranks, short,
-# with LONG=1 for 1000 steps and three minutes. With arguments a soak of its own, by the clock, on
-# CPU ranks or on GPUs:
+# Long runs: many steps with ranks killed, stopped and signaled, restarted by
+# scripts/run_until_done.sh, compared with an undisturbed run: bitwise the same losses and
+# checkpoints, and no growth of memory. Without arguments (as in scripts/test.sh) it is short and
+# uses CPU ranks; LONG=1 runs 1000 steps and three minutes. With arguments it runs a soak test by
+# wall-clock time, on CPU ranks or GPUs:
 #
 #   test/e2e/soak.sh [--gpu] [--ranks 4] [--minutes 10] [--kill-every 60] [--seed 1] [--apart]
 #       [--flags "FLAGS"]
 #
 #   gpu         the program is $BUILD/train_gpt, prebuilt or from make gpu; needs nvidia-smi and as
 #               many GPUs as ranks
-#   ranks       of each of the two jobs [4; on GPUs 2]
+# ranks       of each of the two jobs [4; on GPUs 2]
 #   minutes     for which both jobs train; then the one that is behind catches up, which takes what
 #               the restarts took (about 15 s each on GPUs)
 #   kill-every  seconds from one SIGKILL to the next, each to a rank that chance picks; later when
@@ -44,20 +44,19 @@ if [ $timed = 1 ]; then minutes=${minutes:-10}; elif [ -n "${LONG:-}" ]; then mi
     wrong "--ranks, --kill-every and --seed want whole numbers"
 [[ $minutes =~ ^[0-9]*\.?[0-9]+$ ]] || wrong "--minutes wants a number"
 . "$(dirname "$0")/../lib.sh"
-# the script that restarts the disturbed job by the clock: it goes first, or it would restart what
-# cleanup ends
+# The restart script of the disturbed job goes first, or it would restart what cleanup kills.
 hurt=''
 trap '[ -z "$hurt" ] || kill -KILL "$hurt" 2>/dev/null; cleanup' EXIT
 
-# --- by the step: every way to be disturbed --------------------------------------------------
+# --- by step: every kind of disturbance ------------------------------------------------------
 if [ -n "${LONG:-}" ]; then steps=1000 every=50 LIMIT=3000; else steps=90 every=30; fi
 run=(--gpus-per-node 2 --lr-decay-iters 2000 --hidden-dropout 0.1 --attention-dropout 0.1 --eval-interval 25 \
     --verify-replicas-interval 10)
-# Steps that take long enough to be hit.
+# Steps slow enough to be hit.
 slow=(--hidden-size 128 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 \
     --global-batch-size 16)
-# disturb NAME: at every `every` iterations one rank in turn, by one means in turn; a rank that is
-# stopped is seen after --distributed-timeout-minutes.
+# disturb NAME: every `every` iterations disturbs the next rank by the next method. A stopped rank
+# is detected after --distributed-timeout-minutes.
 disturb() {
     local means=(KILL USR1 KILL STOP) at n=0 pid
     for ((at = every / 2; at < steps; at += every)); do
@@ -65,16 +64,16 @@ disturb() {
         pid=$(rank_pids $((n % 4)))
         [ -z "$pid" ] || kill -s "${means[n % 4]}" "$pid" 2>/dev/null
         n=$((n + 1))
-        # The next one only when the run has gone on.
+        # Waits until the run has resumed before the next disturbance.
         while [ -n "$pid" ] && [ -e "/proc/$pid" ] && kill -0 "$job" 2>/dev/null; do sleep 0.1; done
     done
 }
-# NAME: its train lines, repeated ones removed: what was computed twice must be the same to the byte
+# NAME: prints its train lines without repetitions; recomputed lines must be byte-identical.
 every_line_once() {
     train_lines "$1" | sort -u | sort -s -t : -k 3,3n
 }
-# equal LEFT RIGHT ITERATION: both have the same line for every iteration until this one, and the
-# same checkpoint of it.
+# equal LEFT RIGHT ITERATION: both have the same lines up to this iteration, and the same checkpoint
+# of it.
 equal() {
     every_line_once "$1" >"$work/left"
     every_line_once "$2" >"$work/right"
@@ -111,19 +110,19 @@ soak() { # NAME FLAGS...
 if [ $timed = 0 ]; then
     make_shard text 400 9
     data=$work/text_text_document
-    check "SDP4Bit: killed, stopped and resumed, $steps steps to the bit" soak sdp4bit "${paper[@]}"
+    check "SDP4Bit: killed, stopped and resumed, $steps steps bitwise" soak sdp4bit "${paper[@]}"
     [ -z "${LONG:-}" ] || check "baseline: the same" soak baseline
 fi
 
-# --- by the clock: two jobs, one of them killed again and again ------------------------------
+# --- by time: two jobs, one of them killed repeatedly ----------------------------------------
 long=("${model[@]}" "${batch[@]}" "${run[@]}" --train-iters 300000 --lr 3e-4 --min-lr 3e-5 \
     --lr-decay-iters 20000 --eval-interval 200 --verify-replicas-interval 50
     --timing-log-level 2 --log-interval 20 --mock-data --split 90,5,5 --save-interval 50 --async-save \
         --keep-last-checkpoints 2 "${paper[@]}")
-every_seconds=1 # looks at memory
+every_seconds=1 # interval of memory samples
 if [ $gpu = 1 ]; then
-    # Steps of some milliseconds alone; few messages, for each of which both jobs' turns on all GPUs
-    # must meet.
+    # Steps take milliseconds when alone. Few messages, because for each one both jobs' time slices
+    # on all GPUs must coincide.
     long+=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 256 \
         --max-position-embeddings 256 --micro-batch-size 2 --global-batch-size $((4 * np))
         --tokenizer-type NullTokenizer --vocab-size 1000 --ddp-bucket-size 2000000 --deterministic-mode \
@@ -131,7 +130,7 @@ if [ $gpu = 1 ]; then
     every_seconds=3
 fi
 [ -z "${LONG:-}" ] || every_seconds=3
-# One machine, two jobs on the same cores.
+# Both jobs share the machine's cores.
 mpi=("${launcher[@]}" --bind-to none -np "$np")
 command -v ssh rsh >/dev/null || export OMPI_MCA_plm="${OMPI_MCA_plm-isolated}"
 export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
@@ -152,7 +151,7 @@ job_pids() { # NAME [RANK]
         sed 's|/proc/||; s|/environ||'
 }
 saved() { cat "$work/$1/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0; }
-# await PID SECONDS WHAT: its exit code in $rc; false when it had to be ended.
+# await PID SECONDS WHAT: sets $rc to its exit code; fails if it had to be killed.
 await() {
     local until=$((SECONDS + $2))
     while kill -0 "$1" 2>/dev/null; do
@@ -163,8 +162,8 @@ await() {
     wait "$1"
     rc=$?
 }
-# resident NAME: the ranks' own memory in KiB, then its peak; not the segment that MPI shares among
-# them, which has a fixed size and is touched little by little (the peak counts it).
+# resident NAME: the ranks' private memory in KiB, then its peak. Excludes the shared segment of
+# MPI, which has a fixed size and is touched gradually (the peak includes it).
 resident() {
     local pid files=()
     for pid in $(job_pids "$1"); do files+=("/proc/$pid/status"); done
@@ -172,8 +171,8 @@ resident() {
         awk '/^Rss(Anon|File)/ { sum += $2 } /^VmHWM/ { peak += $2 } END { print sum + 0, peak + 0 }' \
         "${files[@]}" 2>/dev/null
 }
-# gpu_memory NAME: MiB that the ranks hold on the GPUs that the jobs may use (CUDA_VISIBLE_DEVICES);
-# by everyone, where the driver does not know them by the numbers that they have here.
+# gpu_memory NAME: MiB held by the ranks on the GPUs in CUDA_VISIBLE_DEVICES, or by all processes if
+# the driver does not know the ranks by their local process ids.
 gpu_memory() {
     local sum mine=()
     [ $gpu = 0 ] && return
@@ -187,8 +186,8 @@ gpu_memory() {
     echo "$sum"
 }
 enough() { [ $looks -ge 8 ] && [ $kills -ge 1 ] && [ $kills -ge $((seconds / kill_every / 2)) ]; }
-# Until the time is over: looks at the memory of job NAME, and kills a rank of the disturbed job
-# whenever that is due. A slow machine gets more time until there were enough looks and kills.
+# Until the time is up, samples the memory of job NAME and kills a rank of the disturbed job when
+# due. A slow machine gets more time until there are enough samples and kills.
 watch_and_kill() { # NAME PID SECONDS
     local name=$1 watched=$2 end=$((SECONDS + ($3 + 0))) next=$((SECONDS + kill_every)) before figures pid \
         looks=0
@@ -210,14 +209,14 @@ watch_and_kill() { # NAME PID SECONDS
             fi
         fi
     done
-    # To be stopped it must train again.
+    # It must be training again before it can be stopped.
     end=$((SECONDS + LIMIT))
     while [ "$(saved hurt)" = "$before" ]; do
         [ $SECONDS -lt $end ] || { why="no checkpoint within $LIMIT s after a kill"; return 1; }
         sleep 0.2
     done
 }
-# Both jobs are where they were stopped: the one behind goes on to where the other one is.
+# Both jobs are stopped; the slower one continues to the other one's iteration.
 catch_up() { # CALM HURT: iterations
     local behind=hurt at=$1
     [ "$1" = "$2" ] && return
@@ -239,7 +238,7 @@ by_the_clock() {
         kill -TERM $hurt ${calm:+"$calm"} 2>/dev/null
         return 1
     fi
-    # The script sends it on; not every mpirun does.
+    # The script forwards the signal; not every mpirun does.
     kill -TERM "$hurt"
     [ -z "$calm" ] || kill -USR1 "$(job_pids calm 0)"
     await "$hurt" "$LIMIT" "the disturbed job" || return 1
@@ -258,10 +257,10 @@ by_the_clock() {
         { why="$kills kills and $restarts restarts in $seconds s"; return 1; }
     equal calm hurt "$(saved calm)"
 }
-# The largest of the second quarter of all looks against the largest of the last one. A percent:
-# pages that a library touches for the first time late, and on a GPU, whose memory is seen as a
-# whole and in pieces of 2 MiB, the other job at another point of its start. What a step leaked
-# would be many times that.
+# Compares the maximum of the second quarter of all samples with that of the last quarter. The
+# margin of one percent covers pages that a library first touches late, and on a GPU, whose memory
+# is counted as a whole in units of 2 MiB, the other job being at another point of its start. A leak
+# per step would be many times that.
 flat() {
     local n first last what unit
     n=$(wc -l <"$work/memory" 2>/dev/null)
@@ -279,8 +278,8 @@ flat() {
     done
     echo "# peak of the ranks' resident memory, MPI's shared segment included: $(awk 'END { print $2 }' "$work/memory") KiB"
 }
-check "SDP4Bit: a rank killed every $kill_every s for $minutes minutes, losses and checkpoints to the bit" \
+check "SDP4Bit: a rank killed every $kill_every s for $minutes minutes, bitwise losses and checkpoints" \
     by_the_clock
-# Of the job that nobody kills; of one that restarts only what it has when it lives.
-[ $apart = 1 ] || check "its undisturbed twin's memory stays flat" flat
+# Memory of the undisturbed job; a restarting one starts over each time.
+[ $apart = 1 ] || check "the undisturbed job's memory stays flat" flat
 finish

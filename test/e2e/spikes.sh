@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Spikes of loss and gradient norm: reported or skipped, the same on all ranks, with a state that a
-# checkpoint keeps; and the end of a run that only skips.
+# Spikes of loss and gradient norm: reported or skipped, consistently on all ranks, with state kept
+# in the checkpoint; and the end of a run that skips every step.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 7
 data=$work/text_text_document
-# Factors so small that ordinary noise is called a spike every few steps, once the means stand.
+# Factors so small that ordinary noise counts as a spike every few steps once the means are settled.
 tight=(4 --gpus-per-node 2 --train-iters 64 --lr-decay-iters 64 --eval-iters 0 --loss-spike-factor 0.2 \
     --norm-spike-factor 0.2 --max-skipped-in-a-row 0)
 spike_lines() { grep '^{"kind":"spike"' "$work/$1.jsonl"; }
 
-# NAME FLAGS...: skipping depends on the means, so the run after a resume equals the whole one only
-# when they were saved
+# NAME FLAGS...: skipping depends on the running means, so a resumed run matches the full run only
+# if they were saved.
 continues() {
     local name=$1
     shift
@@ -27,8 +27,8 @@ continues() {
         { why="skipped steps and spikes differ"; return 1; }
     same_training "$name" "$name.2" 47
 }
-check "--on-spike skip, baseline: resumed to the bit" continues baseline
-check "--on-spike skip, SDP4Bit: resumed to the bit" continues sdp4bit "${paper[@]}" \
+check "--on-spike skip, baseline: resumed bitwise" continues baseline
+check "--on-spike skip, SDP4Bit: resumed bitwise" continues sdp4bit "${paper[@]}" \
     --verify-replicas-interval 1
 reported() {
     logged report "${tight[@]}" && logged off "${tight[@]}" --loss-spike-factor 0 --norm-spike-factor 0 ||
@@ -40,8 +40,8 @@ reported() {
     same_training report off
 }
 check "--on-spike report changes no number" reported
-# a line's loss is the mean over applied steps: where every step was skipped there is none, least of
-# all the spike itself
+# A log line's loss is the mean over applied steps. If every step was skipped there is no loss, and
+# in particular not that of the spike.
 no_mean() {
     local skipped applied
     logged none "${tight[@]}" --on-spike skip --log-interval 1 || return 1
@@ -54,8 +54,8 @@ no_mean() {
     [ "$(field none loss interval | wc -l)" -eq "$applied" ] ||
         { why="the JSON line of a skipped spike names its loss"; return 1; }
 }
-check "a log line of skipped spikes alone has no loss" no_mean
-jumps() { # NAME FLAGS...: a good run goes on at an absurd learning rate
+check "a log line with only skipped steps has no loss" no_mean
+jumps() { # NAME FLAGS...: a good run resumes with an absurd learning rate
     local name=$1
     shift
     [ -d "$work/good" ] || logged good 4 --gpus-per-node 2 --train-iters 40 --eval-iters 0 \
@@ -71,15 +71,15 @@ jump() {
     grep -q 'WARNING: iteration      *42: spike: loss\|WARNING: iteration 4[1-4]: spike: loss' "$work/out" ||
         { why="no spike is reported"; return 1; }
 }
-check "the default factors see a run that breaks, and nothing in one that does not" jump
+check "the default factors detect a diverging run, and nothing in a healthy one" jump
 only_skips() {
     jumps skip --on-spike skip --max-skipped-in-a-row 3
     error_names 4 "3 steps in a row were skipped" $?
 }
-check "--max-skipped-in-a-row ends a run that only meets spikes" only_skips
+check "--max-skipped-in-a-row ends a run with only spikes" only_skips
 only_nan() {
     train 4 --gpus-per-node 2 --lr 1e37 --min-lr 0 --lr-warmup-iters 0 --on-nan skip --max-skipped-in-a-row 4
     error_names 4 "iteration 5 update: 4 steps in a row were skipped" $?
 }
-check "--max-skipped-in-a-row ends a run that only meets NaN" only_nan
+check "--max-skipped-in-a-row ends a run with only NaN" only_nan
 finish

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Figures on quantization while training: --log-quantization-error-interval and
-# --dump-distributions. They must not change what is trained or what is counted as sent, and must
-# say what is known otherwise: nothing lost by exact presets, the exact norm of the first step,
-# numbers of values and their norms.
+# Quantization statistics during training: --log-quantization-error-interval and
+# --dump-distributions. They must not change training or the byte counts, and must agree with known
+# values: no error for exact presets, the exact norm of the first step, numbers of values and their
+# norms.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -10,8 +10,8 @@ data=$work/text_text_document
 probe=(--log-quantization-error-interval 1)
 dump() { echo "--dump-distributions $work/$1 --dump-distributions-interval 6"; }
 errors() { grep '"kind":"quantization_error"' "$work/$1.jsonl"; }
-# told NAME PYTHON-CONDITION: of all its lines; i, g, n, r are iteration, gradient error, exact
-# norm, replica error.
+# told NAME PYTHON-CONDITION: holds for all its lines; i, g, n, r are iteration, gradient error,
+# exact norm, replica error.
 told() {
     errors "$1" | python3 -c '
 import json, sys
@@ -24,7 +24,7 @@ for line in lines:
         { why="$2 is not true: $(tail -n 1 "$work/err")"; return 1; }
 }
 
-unchanged() { # NP FLAGS...: the run with the figures against the run without
+unchanged() { # NP FLAGS...: compares the run with and without statistics
     local np=$1
     shift
     # shellcheck disable=SC2046  # two flags
@@ -38,7 +38,7 @@ unchanged() { # NP FLAGS...: the run with the figures against the run without
         { why="other bytes inside a node"; return 1; }
     told probed '0.002 < g < 1 and (r > 1 or i == 1)'  # the first learning rate is 0
 }
-check "2 x 2 ranks: training and bytes stay as they are" unchanged 4 --gpus-per-node 2
+check "2 x 2 ranks: training and bytes are unchanged" unchanged 4 --gpus-per-node 2
 check "1 x 4" unchanged 4 --gpus-per-node 4
 check "4 x 1, chunks, small buckets" unchanged 4 --gpus-per-node 1 --gradient-alltoall-pipeline 3 \
     --ddp-bucket-size 1000
@@ -51,8 +51,8 @@ exact_presets() {
     logged bf16 4 --gpus-per-node 2 --grad-reduce-in-bf16 "${probe[@]}" &&
         told bf16 '0 < g < 0.004 and r == 1'
 }
-check "presets that lose nothing, or bf16's last bits" exact_presets
-exact_norm() { # before the first update the local gradients of all presets are the same
+check "exact presets have no error, or that of bf16 rounding" exact_presets
+exact_norm() { # before the first update all presets have the same local gradients
     logged sdp4bit 4 --gpus-per-node 2 "${paper[@]}" "${probe[@]}" || return 1
     python3 - "$(field fp32 grad_norm | sed -n '1s/.* //p')" \
         "$(field sdp4bit grad_norm | sed -n '1s/.* //p')" \
@@ -64,7 +64,7 @@ assert abs(told / exact - 1) < 1e-6 < abs(quantized / exact - 1), sys.argv
 END
 }
 check "the exact norm is the baseline's" exact_norm
-check "figures have all their bits" told sdp4bit \
+check "values are logged with full precision" told sdp4bit \
     'len(repr(g)) > 12 and len(repr(n)) > 12 and (len(repr(r)) > 12 or i == 1)'
 ordering() {
     logged both8 4 --gpus-per-node 2 --quantized-gradients --gradient-quantization-bits-inter 8 \
@@ -76,12 +76,12 @@ ordering() {
     logged qw 4 --gpus-per-node 2 --quantized-weights --weight-quantization-method direct "${probe[@]}" &&
         told qw 'g == 0 and (r is None and line["replica_error_text"] == "inf" if i == 1 else r > 8)'
 }
-check "bits and methods in their order" ordering
+check "error decreases with bits and by method" ordering
 late_start() {
     logged late 4 --gpus-per-node 2 --quantized-gradients --gradients-quantization-start-iteration 6 \
         "${probe[@]}" && told late '(g == 0) == (i <= 6)'
 }
-check "before the start iteration nothing is lost" late_start
+check "no error before the start iteration" late_start
 one_rank() { logged one 1 "${probe[@]}" && told one 'g == 0 and r == 1 and n is None'; }
 check "one rank" one_rank
 scalars() { logged tb 2 "${probe[@]}" --tensorboard-dir "$work/tb" &&
@@ -89,8 +89,8 @@ scalars() { logged tb 2 "${probe[@]}" --tensorboard-dir "$work/tb" &&
 check "TensorBoard" scalars
 
 # ---- distributions --------------------------------------------------------------------------
-# Two layers of 32: 12 * 32 * 32 each, 264 rows and 32 positions of 32. $work/dist is that of the
-# run on 2 x 1 ranks; that on 2 x 2 comes again.
+# Two layers of 32: 12 * 32 * 32 each, 264 rows and 32 positions of 32. $work/dist contains the 2 x
+# 1 run; the 2 x 2 run must produce the same.
 contents() {
     # shellcheck disable=SC2046  # two flags
     logged dumped 4 --gpus-per-node 2 "${paper[@]}" $(dump four) || return 1
@@ -120,8 +120,8 @@ assert 0.01 < rms["weight"] < 0.04, rms                      # --init-method-std
 assert 1e-4 < rms["difference"] < 1.5 * 3e-3, rms             # a step of Adam is the learning rate or less
 END
 }
-check "what the files hold" contents
-rotation() { # NP FLAGS...: EDEN's in place of Hadamard's, with the same norm
+check "contents of the files" contents
+rotation() { # NP FLAGS...: EDEN's rotation instead of the Hadamard transform, with the same norm
     local np=$1
     shift
     # shellcheck disable=SC2046  # two flags
@@ -138,24 +138,24 @@ assert abs(squares["gradient_rotation"] / squares["gradient"] - 1) < 1e-5, squar
 END
 }
 check "the rotation" rotation 2
-# One rank has no groups, and no pads for them: its matrices of 24 x 24 end inside a block.
+# One rank has no groups and no padding for them: its matrices of 24 x 24 end inside a block.
 check "the rotation of matrices that end inside a block" rotation 1 --hidden-size 24 --num-attention-heads 3
-replaced() { # the same run again replaces its files
+replaced() { # repeating the run replaces its files
     cp -r "$work/four" "$work/before"
     # shellcheck disable=SC2046
     logged again 4 --gpus-per-node 2 "${paper[@]}" $(dump four) &&
         diff -r "$work/before" "$work/four" >"$work/diff" ||
         { why="files differ: $(head -n 1 "$work/diff")"; return 1; }
 }
-check "the same run writes the same files" replaced
+check "repeating the run writes the same files" replaced
 plot_refuses() { # TEXT ARGUMENTS...
     local rc=0 text=$1
     shift
     dev/plot_distributions "$@" >"$work/out" 2>"$work/err" || rc=$?
     error_names 5 "$text" $rc
 }
-# the same iterations on fewer ranks, as after a resume: what the others left is no part of them;
-# nor are files of two runs added up
+# The same iterations on fewer ranks, as after a resume: files of the other ranks are ignored, and
+# files of two runs are not added up.
 fewer_ranks() {
     cp -r "$work/four" "$work/fewer"
     # shellcheck disable=SC2046
@@ -185,7 +185,7 @@ drawn() {
         2>"$work/err" && grep -qE '^gradients +4096 ' "$work/out"
 }
 check "dev/plot_distributions" drawn
-by_hand() { # values 1, 1, -2 and a zero, in two ranks' files: deviation sqrt(12 / 8), largest over it 1.6
+by_hand() { # values 1, 1, -2 and 0 in two ranks' files: sigma sqrt(12 / 8), maximum 1.6 sigma
     mkdir "$work/hand"
     for rank in 0 1; do
         printf '{"kind":"bins","iteration":1,"rank":%d,"ranks":2,"bins":2048,"shift":20}\n{"kind":"gradient","tensor":"a","count":4,"zeros":1,"non_finite":0,"sum":0,"squares":6,"fourth":18,"largest":2,"positive":[[1016,2]],"negative":[[1024,1]]}\n' $rank >"$work/hand/iter_0000001.rank_00$rank.jsonl"
@@ -194,28 +194,28 @@ by_hand() { # values 1, 1, -2 and a zero, in two ranks' files: deviation sqrt(12
         grep -qE '^gradients +8 +1.225e\+00 +2.000e\+00 +1.6 +-1.00 +25.00$' "$work/out" ||
         { why="$(tail -n 1 "$work/out")"; return 1; }
 }
-check "dev/plot_distributions: figures worked out by hand" by_hand
-check "dev/plot_distributions: no such iteration" plot_refuses "there are 6, 12" "$work/four" --iteration 7
-check "dev/plot_distributions: no such tensor" plot_refuses "no tensor" "$work/four" --tensor decoder
-check "dev/plot_distributions: no such folder" plot_refuses "absent" "$work/absent"
+check "dev/plot_distributions: values computed by hand" by_hand
+check "dev/plot_distributions: missing iteration" plot_refuses "there are 6, 12" "$work/four" --iteration 7
+check "dev/plot_distributions: missing tensor" plot_refuses "no tensor" "$work/four" --tensor decoder
+check "dev/plot_distributions: missing directory" plot_refuses "absent" "$work/absent"
 mkdir "$work/bad"
-check "dev/plot_distributions: an empty folder" plot_refuses "no files" "$work/bad"
+check "dev/plot_distributions: empty directory" plot_refuses "no files" "$work/bad"
 printf "{\"kind\":\"bi" >"$work/bad/iter_0000001.rank_000.jsonl"
-check "dev/plot_distributions: a torn file" plot_refuses "cannot be read" "$work/bad"
+check "dev/plot_distributions: truncated file" plot_refuses "cannot be read" "$work/bad"
 : >"$work/file"
-check "a folder that cannot be made is told at the start" refused 3 "$work/file" 2 \
+check "a directory that cannot be created is reported at the start" refused 3 "$work/file" 2 \
     --dump-distributions "$work/file/dist" --dump-distributions-interval 6
-check "so is one in /proc" refused 3 "/proc/nope" 4 --dump-distributions /proc/nope \
+check "the same in /proc" refused 3 "/proc/nope" 4 --dump-distributions /proc/nope \
     --dump-distributions-interval 6
-blocked() { # a file that cannot be written later: a folder has its name
+blocked() { # a file that cannot be written later: a directory has its name
     mkdir -p "$work/taken/iter_0000006.rank_000.jsonl"
     logged blocked 2 --dump-distributions "$work/taken" --dump-distributions-interval 6 || return 1
     grep -q 'warning: .*training goes on without these distributions' "$work/err" &&
         [ "$(train_lines blocked | wc -l)" = 12 ] || { why="no warning, or no training"; return 1; }
 }
-check "a file that cannot be written costs a warning" blocked
-check "a folder without an interval" refused 2 "need each other" 2 --dump-distributions "$work/x"
-check "an interval without a folder" refused 2 "need each other" 2 --dump-distributions-interval 3
+check "a file that cannot be written causes a warning" blocked
+check "a directory without an interval" refused 2 "need each other" 2 --dump-distributions "$work/x"
+check "an interval without a directory" refused 2 "need each other" 2 --dump-distributions-interval 3
 plan_shows() {
     ranks 1 "${model[@]}" "${batch[@]}" "${paper[@]}" --plan --plan-world-size 4 --gpus-per-node 2 \
         "${probe[@]}" && grep -q 'quantization error' "$work/out" ||
@@ -223,5 +223,5 @@ plan_shows() {
     ranks 1 "${model[@]}" "${batch[@]}" "${paper[@]}" --plan --plan-world-size 4 --gpus-per-node 2 &&
         ! grep -q 'quantization error' "$work/out" || { why="scratch without the flag"; return 1; }
 }
-check "memory only when asked for" plan_shows
+check "memory is allocated only when enabled" plan_shows
 finish

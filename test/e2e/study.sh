@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# dev/experiments/study: statistics of made results whose answers are known, and real runs
-# of a tiny model: presets, skipping what is done, a time budget, other settings, a run that fails,
-# several folders in one report.
+# dev/experiments/study: statistics of synthetic results with known answers, and real runs of a tiny
+# model: presets, skipping completed runs, a time budget, other settings, a failing run, several
+# directories in one report.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 600 8
@@ -11,8 +11,8 @@ unset PRESET SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS
 study=dev/experiments/study
 
 # ---- made results --------------------------------------------------------------------------------
-# made FOLDER PRESET SEED LOSS [BATCH]: a result of two logged errors; the first half of the run is
-# not counted.
+# made DIR PRESET SEED LOSS [BATCH]: writes a result with two logged errors; the first half of the
+# run does not count.
 made() {
     mkdir -p "$work/$1"
     printf '{"arm":"%s","seed":%d,"settings":{"model":"125m","iterations":100,"global_batch_size":%d,
@@ -37,8 +37,8 @@ says() {
     tr -s ' \\\n' ' ' <"$work/page/125m.md" | grep -qF -- "$(tr -s ' ' <<<"$1")" ||
         { why="no '$1' in $(grep -F "${1:0:12}" "$work/page/125m.md" | head -n 3)"; return 1; }
 }
-# Gaps 0.01, 0.03, 0.02, 0.02: mean 0.02, deviation sqrt(0.0002 / 3) = 0.00816, three degrees of
-# freedom, t = 3.182: 0.01299 for four seeds, 0.02598 for one.
+# Gaps 0.01, 0.03, 0.02, 0.02: mean 0.02, standard deviation sqrt(0.0002 / 3) = 0.00816, three
+# degrees of freedom, t = 3.182: 0.01299 for four seeds, 0.02598 for one.
 by_hand() {
     reports "$work/one" "$work/two" || return 1
     says '| baseline | 4 | 3.01000 | - | - | - |  | 0.2000 | 2.000 | 2.500 | 1,000 |' &&
@@ -51,7 +51,7 @@ by_hand() {
         says '- sdp4bit is as good as the baseline, to 0.003: **does not hold** (+0.02000 ± 0.01299)' &&
         says '- qwd is as good as the baseline, to 0.003: **cannot be told** (-0.01000 ± 0.02598)'
 }
-check "gaps, intervals and step statuses of known answers" by_hand
+check "gaps, intervals and conclusions with known answers" by_hand
 pictures() {
     local name
     for name in gaps training gradient_error replica_error; do
@@ -65,8 +65,8 @@ warnings() {
     reports "$work/one" "$work/two" && says 'not a speed measurement' &&
         says 'Presets with one seed share one reference'
 }
-check "what the page warns of" warnings
-command_of() { # the micro-batch is named when all runs have the same
+check "warnings on the page" warnings
+command_of() { # the micro-batch size is included if all runs have the same
     local command='    dev/experiments/study run --data PREFIX --model 125m --iterations 100 --global-batch-size 64'
     cp -r "$work/one" "$work/eight" && reports "$work/eight" && says "$command --ranks 4 --gpus-per-node 2" ||
         return 1
@@ -77,21 +77,21 @@ command_of() { # the micro-batch is named when all runs have the same
     reports "$work/one" && ! grep -q 'share one reference' "$work/page/125m.md" ||
         { why="a reference of nothing"; return 1; }
 }
-check "the command that made the runs" command_of
-reversed() { # the other way round, and no noise known
+check "the command that produced the runs" command_of
+reversed() { # with opposite signs, and no known noise
     made three baseline 1 3.0 && made three tlq 1 2.8 && made three tlq-hs 1 2.9 && reports "$work/three" ||
         return 1
     says '| tlq | 1 | 2.80000 | -0.20000 | - | -6.667 | one seed: cannot tell |' &&
         says 'no gap can be distinguished from chance' && says 'tlq is worse than tlq-hs: cannot be told from one seed'
 }
-check "one seed alone tells nothing" reversed
-# No preset has several seeds. The baseline has 3.0 and 3.2: deviation 0.14142, times sqrt(2), t =
-# 12.706.
+check "no conclusion from a single seed" reversed
+# No preset has several seeds. The baseline has 3.0 and 3.2: standard deviation 0.14142, times
+# sqrt(2), t = 12.706.
 from_baseline() {
     made three baseline 2 3.2 && reports "$work/three" &&
         says '| tlq | 1 | 2.80000 | -0.20000 | 2.54120 | -6.667 | inside the noise |'
 }
-check "the baseline's seeds as the yardstick" from_baseline
+check "the baseline's seeds give the noise" from_baseline
 # lost FOLDER PRESET SEED: a run that diverged.
 lost() {
     made "$1" "$2" "$3" null &&
@@ -135,7 +135,7 @@ wrong() { # TEXT FOLDERS...
 made four baseline 1 3.0 32
 check "results with different settings" wrong "global_batch_size" "$work/one" "$work/four"
 made five baseline 1 9.0
-check "two results of one run" wrong "baseline seed 1" "$work/one" "$work/five"
+check "two results for one run" wrong "baseline seed 1" "$work/one" "$work/five"
 check "no baseline" wrong "run it first" "$work/two"
 printf '{"arm":' >"$work/five/qwd.1.json"
 check "a truncated result" wrong "not a result of this program" "$work/five"
@@ -181,7 +181,7 @@ load = lambda name: json.load(open(f"{sys.argv[1]}/{name}.json"))
 base, quant, other = load("baseline.1"), load("sdp4bit.1"), load("baseline.2")
 assert base["micro_batch_size"] == 2 and "micro_batch_size" not in base["settings"], base
 assert len(base["train_loss"]["mean"]) == 6 and base["nodes"] == 2 and base["valid_loss"] > 0, base
-# The same initial weights and data: nothing has been quantized yet when the first loss is computed.
+# The same initial weights and data: nothing is quantized before the first loss is computed.
 assert base["train_loss"]["mean"][0] == quant["train_loss"]["mean"][0] != other["train_loss"]["mean"][0]
 assert base["valid_loss"] != quant["valid_loss"]
 assert base["inter_node_bytes"] > 3 * quant["inter_node_bytes"] > 0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/train_*.sh and scripts/slurm: the flags they expand to, against the paper's model cards
-# and presets; real runs of a tiny override on CPU ranks, started by the script, by mpirun, and from
-# the batch files with stand-ins for Slurm's commands; signals; what they refuse.
+# scripts/train_*.sh and scripts/slurm: the flags they expand to, compared with the paper's model
+# configs and presets; real runs of a tiny model on CPU ranks, started by the script, by mpirun, and
+# from the batch files with stubs for Slurm's commands; signals; invalid input.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -12,9 +12,9 @@ unset PRESET SPEED DATA_PATH VOCAB_FILE MERGE_FILE CHECKPOINT_PATH LOG_DIR RANKS
 root=$PWD
 
 # ---- what they expand to --------------------------------------------------------------------
-# expands CARD "VARIABLES" "FLAG=VALUE ..." [FLAGS...]: the command that DRY_RUN prints, the card's
-# file read in, of repeated flags the last. VALUE "on" is a flag without a value; "FLAG=" must be
-# absent.
+# expands CONFIG "VARIABLES" "FLAG=VALUE ..." [FLAGS...]: checks the command printed by DRY_RUN,
+# with the config's file expanded; the last of repeated flags wins. VALUE "on" means a flag without
+# a value; "FLAG=" must be absent.
 expands() {
     local card=$1 variables=$2 expected=$3
     shift 3
@@ -53,7 +53,7 @@ print("; ".join(wrong))
 sys.exit(bool(wrong))
 END
 }
-# The model cards as the paper and its scripts give them.
+# The model configs of the paper and its scripts.
 common="seq-length=2048 max-position-embeddings=2048 train-iters=80000 lr-decay-style=cosine
     lr-decay-iters=70000 lr-warmup-fraction=0.01 adam-beta1=0.9 adam-beta2=0.95
     adam-eps=1e-08 weight-decay=0.1 clip-grad=1.0 bf16=on use-distributed-optimizer=on log-interval=100
@@ -61,7 +61,7 @@ common="seq-length=2048 max-position-embeddings=2048 train-iters=80000 lr-decay-
     tensor-model-parallel-size=1 pipeline-model-parallel-size=1 mock-data= save= data-path=a_b
     program=train_gpt_cpu hidden-dropout= attention-dropout="
 card() { # NAME LAYERS HIDDEN HEADS LR MIN-LR MICRO-BATCH GLOBAL-BATCH
-    check "card $1" expands "$1" "DEVICE=cpu DATA_PATH=a_b" \
+    check "config $1" expands "$1" "DEVICE=cpu DATA_PATH=a_b" \
         "$common num-layers=$2 hidden-size=$3 num-attention-heads=$4 lr=$5 min-lr=$6 micro-batch-size=$7 global-batch-size=$8"
 }
 card 125m 12 768 12 6e-4 6e-5 8 256
@@ -71,7 +71,7 @@ card 2.7b 32 2560 32 1.6e-4 1.6e-5 1 ""
 card 6.7b 32 4096 32 1.2e-4 1.2e-5 2 256
 # Llamas have GPT-2's vocabulary unless a tokenizer is given.
 llama() { # NAME LAYERS HIDDEN HEADS MLP LR MICRO-BATCH GLOBAL-BATCH
-    check "card of Llama $1" expands "llama_$1" "DEVICE=cpu DATA_PATH=a_b PRESET=qwd" \
+    check "config of Llama $1" expands "llama_$1" "DEVICE=cpu DATA_PATH=a_b PRESET=qwd" \
         "num-layers=$2 hidden-size=$3 num-attention-heads=$4 ffn-hidden-size=$5 lr=$6 micro-batch-size=$7
         global-batch-size=$8 normalization=RMSNorm swiglu=on data-path=a_b quantized-weights=on
         log-jsonl=runs/llama_$1-qwd/log.jsonl"
@@ -119,8 +119,8 @@ check "speed run of 6.7B: tensor parallel size 4" expands 6.7b \
     "DEVICE=cpu SPEED=1 RANKS=16 PRESET=sdp4bit MPIRUN_FLAGS=-q" \
     "$speed global-batch-size=4 gradient-alltoall-pipeline=8 tensor-model-parallel-size=4
     pipeline-model-parallel-size=1" --gpus-per-node 8
-# The paper's 13B and 18B have no chunks.
-layout() { # CARD "VARIABLES" TENSOR PIPELINE BATCH [FLAGS...]
+# The paper's 13B and 18B are not interleaved.
+layout() { # CONFIG "VARIABLES" TENSOR PIPELINE BATCH [FLAGS...]
     expands "$1" "DEVICE=cpu SPEED=1 PRESET=sdp4bit $2" \
         "$speed global-batch-size=$5 tensor-model-parallel-size=$3 pipeline-model-parallel-size=$4
         gradient-alltoall-pipeline=" "${@:6}"
@@ -129,28 +129,28 @@ check "speed run of 13B: size 8" layout 13b RANKS=16 8 1 2
 check "speed run of 18B: size 8" layout 18b RANKS=32 8 1 4 --gpus-per-node 8
 check "nodes of four: size 4, two stages" layout 13b RANKS=16 4 2 2 --gpus-per-node 4
 check "hosts of four" layout 18b "HOSTFILE=$work/hosts-four" 4 2 2
-check "an allocation of hosts of four" layout 18b \
+check "a Slurm allocation of hosts of four" layout 18b \
     "SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=8 SLURM_NTASKS_PER_NODE=4" 4 2 4
-check "a rank of mpirun on a host of four" layout 13b \
+check "an mpirun rank on a host of four" layout 13b \
     "OMPI_COMM_WORLD_SIZE=16 OMPI_COMM_WORLD_LOCAL_SIZE=4" 4 2 2
-check "a rank of srun on a host of four" layout 13b \
+check "an srun rank on a host of four" layout 13b \
     "PMIX_RANK=0 SLURM_STEP_NUM_TASKS=16 SLURM_STEP_TASKS_PER_NODE=4(x4)" 4 2 2
 check "a layout on the command line wins" layout 13b RANKS=16 2 4 2 --tensor-model-parallel-size 2 \
     --pipeline-model-parallel-size=4
-check "one of its sizes: the other is 1" layout 13b RANKS=16 4 1 4 --tensor-model-parallel-size 4
-check "the plan of more ranks" layout 13b RANKS=1 8 1 16 --plan --plan-world-size 128
-check "13B for accuracy: the same layout" expands 13b "DEVICE=cpu DATA_PATH=d RANKS=16" \
+check "only one size given: the other is 1" layout 13b RANKS=16 4 1 4 --tensor-model-parallel-size 4
+check "a plan for more ranks" layout 13b RANKS=1 8 1 16 --plan --plan-world-size 128
+check "13B accuracy run: the same layout" expands 13b "DEVICE=cpu DATA_PATH=d RANKS=16" \
     "tensor-model-parallel-size=8 pipeline-model-parallel-size=1 global-batch-size= mock-data="
 check "speed run, weights only" expands 2.7b "DEVICE=cpu SPEED=1 RANKS=8 PRESET=qwd" \
     "$speed gradient-alltoall-pipeline="
-check "speed run, a size without chunks" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 PRESET=tlq-hs" \
+check "speed run, a size without interleaving" expands 125m "DEVICE=cpu SPEED=1 RANKS=8 PRESET=tlq-hs" \
     "$speed gradient-alltoall-pipeline="
-check "the variables" expands 6.7b \
+check "environment variables" expands 6.7b \
     "DEVICE=cpu DATA_PATH=d VOCAB_FILE=v MERGE_FILE=m CHECKPOINT_PATH=c LOG_DIR=" \
     "vocab-file=v merge-file=m save=c load=c save-interval=2502 log-jsonl= tensorboard-dir="
 check "checkpoints of the others" expands 350m "DEVICE=cpu DATA_PATH=d CHECKPOINT_PATH=c LOG_DIR=l" \
     "save-interval=5002 log-jsonl=l/log.jsonl"
-check "flags of the command line win" expands 125m "DEVICE=cpu DATA_PATH=d PRESET=sdp4bit" \
+check "command-line flags win" expands 125m "DEVICE=cpu DATA_PATH=d PRESET=sdp4bit" \
     "lr=1 wq-group-size=128 seed=3" --lr 1 --wq-group-size 128 --seed=3
 blend() {
     DRY_RUN=1 DEVICE=cpu DATA_PATH="0.7 a 0.3 b" scripts/train_125m.sh >"$work/out" &&
@@ -163,8 +163,8 @@ blank() {
         grep -qF -- "--data-path $work/my\\ data/a\\ b --log" "$work/out" ||
         say "the prefix was taken apart: $(cat "$work/out")"
 }
-check "a prefix with blanks" blank
-# Argument files, one inside the other, as the trainer reads them.
+check "a path prefix with spaces" blank
+# Argument files, nested, expanded as the trainer does.
 mkdir "$work/args"
 printf '\357\273\277# --no such\n--data-path "a b" c\\ d # --plan\n--x=\047 y "\047\\\n--z @inner/more.args "" \\@w "@v" --not#this\r\n' >"$work/args/outer.args"
 mkdir "$work/args/inner"
@@ -173,15 +173,15 @@ printf -- '--last 1 @last.args "unclosed' >"$work/args/last.args"
 argument_files() {
     local read
     read=$(bash -c 'cd / && . "$0" && cd "$1" && read_words first @outer.args "" @absent.args @outer.args=no && printf "[%s]" "${words[@]}"' "$root/scripts/common.sh" "$work/args")
-    read=${read//"[--last][1]"/} # it includes itself until the depth is too large
+    read=${read//"[--last][1]"/} # it includes itself until the depth limit is reached
     [ "$read" = "[first][--data-path][a b][c d][--x= y \"][--z][--inside][\"q\\][][@w][@v][--not#this][]" ] ||
         { why="read $read"; return 1; }
 }
-check "argument files are read as the trainer reads them" argument_files
+check "argument files expand as in the trainer" argument_files
 printf -- '--data-path "x_document" --tensor-model-parallel-size 1\n' >"$work/args/data.args"
-check "data named in an argument file" expands 125m "DEVICE=cpu" "data-path=x_document" \
+check "data from an argument file" expands 125m "DEVICE=cpu" "data-path=x_document" \
     "@$work/args/data.args"
-check "a layout named in an argument file" expands 13b "DEVICE=cpu" "tensor-model-parallel-size=1" \
+check "a layout from an argument file" expands 13b "DEVICE=cpu" "tensor-model-parallel-size=1" \
     "@$work/args/data.args"
 
 # ---- the ranks ------------------------------------------------------------------------------
@@ -200,19 +200,19 @@ check "flags for mpirun" expands 125m "DEVICE=cpu DATA_PATH=d MPIRUN_FLAGS=--tag
     "launcher=mpirun_-np_4_--tag-output"
 check "a host file" expands 125m "PATH=$with_gpus SPEED=1 HOSTFILE=$work/hosts NCCL_DEBUG=INFO" \
     "launcher=mpirun_-x_NCCL_DEBUG_-x_OPENBLAS_NUM_THREADS_-np_16_--hostfile_$work/hosts_--map-by_slot global-batch-size=16"
-check "an allocation of Slurm" expands 125m \
+check "a Slurm allocation" expands 125m \
     "DATA_PATH=d SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4 SLURM_NTASKS_PER_NODE=8" \
     "launcher=mpirun_-x_OPENBLAS_NUM_THREADS_-np_32_--map-by_ppr:8:node"
-check "an allocation counted in GPUs" expands 125m \
+check "a Slurm allocation counted in GPUs" expands 125m \
     "DATA_PATH=d SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=2 SLURM_GPUS_ON_NODE=4" \
     "launcher=mpirun_-x_OPENBLAS_NUM_THREADS_-np_8_--map-by_ppr:4:node"
-check "a rank of mpirun" expands 125m "SPEED=1 OMPI_COMM_WORLD_SIZE=12" "launcher=none global-batch-size=12"
-check "a rank of srun" expands 125m "SPEED=1 PMIX_RANK=0 SLURM_STEP_NUM_TASKS=24" \
+check "an mpirun rank" expands 125m "SPEED=1 OMPI_COMM_WORLD_SIZE=12" "launcher=none global-batch-size=12"
+check "an srun rank" expands 125m "SPEED=1 PMIX_RANK=0 SLURM_STEP_NUM_TASKS=24" \
     "launcher=none global-batch-size=24"
-check "a rank of MPICH" expands 125m "SPEED=1 PMI_RANK=0 PMI_SIZE=6" "launcher=none global-batch-size=6"
+check "an MPICH rank" expands 125m "SPEED=1 PMI_RANK=0 PMI_SIZE=6" "launcher=none global-batch-size=6"
 
 # ---- what they refuse -----------------------------------------------------------------------
-refuses() { # CODE TEXT "VARIABLES" CARD [FLAGS...]
+refuses() { # CODE TEXT "VARIABLES" CONFIG [FLAGS...]
     local code=$1 text=$2 variables=$3 card=$4 rc=0
     shift 4
     # shellcheck disable=SC2086  # several variables
@@ -223,11 +223,11 @@ cpu="DEVICE=cpu DATA_PATH=d"
 check "an unknown preset" refuses 2 "presets are baseline, baseline-bf16, qw, qwd, ulq, tlq, tlq-hs, sdp4bit, zeropp, eden, eden3" \
     "$cpu PRESET=SDP4Bit" 125m
 check "an unknown device" refuses 2 "gpu or cpu" "$cpu DEVICE=tpu" 125m
-check "an odd SPEED" refuses 2 "SPEED=yes" "$cpu SPEED=yes" 125m
+check "an invalid SPEED" refuses 2 "SPEED=yes" "$cpu SPEED=yes" 125m
 check "no data" refuses 2 "DATA_PATH is not set" "DEVICE=cpu" 125m
 check "no ranks" refuses 2 "RANKS=none" "$cpu RANKS=none" 125m
 check "zero ranks" refuses 2 "RANKS=0" "$cpu RANKS=0" 125m
-check "a host file that is not there" refuses 2 "cannot be read" "$cpu HOSTFILE=$work/absent" 125m
+check "a missing host file" refuses 2 "cannot be read" "$cpu HOSTFILE=$work/absent" 125m
 check "a host file without slots" refuses 2 "slots=GPUS" "$cpu HOSTFILE=$work/hosts-bad" 125m
 check "ranks that do not fit the nodes" refuses 2 "spread evenly" \
     "$cpu RANKS=6 SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=4" 125m
@@ -237,29 +237,29 @@ others_are_silent() {
     env $cpu SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=3 scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
     [ $? = 3 ] && [ ! -s "$work/err" ] || say "exit code or words of another task"
 }
-check "srun without PMIx, its other tasks" others_are_silent
+check "srun without PMIx: the other tasks are silent" others_are_silent
 check "a program that is not built" refuses 3 "run make cpu" "$cpu BUILD=$work/nowhere" 125m
 check "a flag that the trainer refuses" refuses 2 "needs --vocab-file" "$cpu RANKS=2" 125m --quantized-weights
 check "ranks that 13B's layout does not divide" refuses 2 "start a multiple of 8 ranks" \
     "DEVICE=cpu SPEED=1 RANKS=12 LOG_DIR=" 13b
-check "fewer ranks than 18B's layout wants" refuses 2 "start a multiple of 8 ranks" \
+check "fewer ranks than 18B's layout needs" refuses 2 "start a multiple of 8 ranks" \
     "DEVICE=cpu SPEED=1 RANKS=4 LOG_DIR=" 18b
-check "13B at size 1 when asked to" expands 13b "$cpu" \
+check "13B at size 1 if requested" expands 13b "$cpu" \
     "hidden-size=5120 micro-batch-size=1 tensor-model-parallel-size=1 pipeline-model-parallel-size=1" \
     --tensor-model-parallel-size 1
 helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" &&
     grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
 check "--help" helps
 
-# A folder that already holds the log of another run: the stand-in for the trainer notes what it is
-# to write to; asked for a plan or a sample of the data it refuses what it is told to.
+# A directory with the log of another run. The stub for the trainer records what it is told to write
+# to; for a plan or a data inspection it refuses what it is told to refuse.
 mkdir "$work/stand-in"
 printf '#!/bin/sh\ncase "$*" in *--plan* | *--inspect-data*) exit ${REFUSED:-0} ;; esac\necho "{\"kind\":\"start\"}" >>"$LOG_DIR/log.jsonl"\n' >"$work/stand-in/train_gpt_cpu"
 chmod +x "$work/stand-in/train_gpt_cpu"
-# into_logs LOGS STARTS "VARIABLES" [FLAGS...]: a run into a folder with a log, its TensorBoard
-# events and two that were moved earlier (one of them its events alone). $owner is the checkpoint
-# folder that the log goes with, "nobody" when nothing says. Afterwards there are that many logs,
-# the current one with so many starts.
+# into_logs LOGS STARTS "VARIABLES" [FLAGS...]: runs in a directory with a log, its TensorBoard
+# events and two that were moved earlier (one of them only events). $owner is the checkpoint
+# directory that the log belongs to, or "nobody". Afterward there must be LOGS logs, the current one
+# with STARTS starts.
 into_logs() {
     local logs=$1 starts=$2 variables=$3 found
     shift 3
@@ -296,38 +296,43 @@ printf -- '--load "%s" # the same\n--save "%s" --save-interval 5\n' "$work/saved
     >"$work/args/saved.args"
 owner=nobody
 check "a log of another run is moved aside" into_logs 3 1 ""
-check "and with a checkpoint folder without checkpoints" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved"
-check "and by a speed run, which resumes nothing" into_logs 3 1 "SPEED=1 CHECKPOINT_PATH=$work/saved"
-check "and by rank 0 of another mpirun" into_logs 3 1 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
-check "but not by its other ranks" into_logs 2 2 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1"
-check "nor by those of srun" into_logs 2 2 "PMIX_RANK=1 SLURM_STEP_NUM_TASKS=2"
-check "a resumed run goes on in its log" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
-check "so does one whose flags say so" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved" --load="$work/saved" \
+check "moved aside for a checkpoint directory without checkpoints" into_logs 3 1 \
+    "CHECKPOINT_PATH=$work/unsaved"
+check "moved aside for a speed run, which resumes nothing" into_logs 3 1 "SPEED=1 CHECKPOINT_PATH=$work/saved"
+check "moved aside by rank 0 of a surrounding mpirun" into_logs 3 1 \
+    "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
+check "not moved by its other ranks" into_logs 2 2 "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1"
+check "not moved by other srun tasks" into_logs 2 2 "PMIX_RANK=1 SLURM_STEP_NUM_TASKS=2"
+check "a resumed run appends to its log" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
+check "a run resumed by flags appends" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved" --load="$work/saved" \
     --save "$work/saved"
-check "so does one whose argument file says so" into_logs 2 2 "" "@$work/args/saved.args"
-check "not one that only looks at a checkpoint" into_logs 3 1 "" --load "$work/saved"
-check "nor one that saves elsewhere" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved" --load "$work/saved"
-check "nor one that begins anew with its weights" into_logs 3 1 "CHECKPOINT_PATH=$work/saved" --finetune
-check "another place for the log leaves no events of two runs together" into_logs 3 1 "" \
+check "a run resumed by an argument file appends" into_logs 2 2 "" "@$work/args/saved.args"
+check "moved aside for a run that only loads a checkpoint" into_logs 3 1 "" --load "$work/saved"
+check "moved aside for a run that saves elsewhere" into_logs 3 1 "CHECKPOINT_PATH=$work/unsaved" --load \
+    "$work/saved"
+check "moved aside for --finetune" into_logs 3 1 "CHECKPOINT_PATH=$work/saved" --finetune
+check "another log path: the events of two runs are not mixed" into_logs 3 1 "" \
     --log-jsonl "$work/elsewhere.jsonl"
-check "nor does another place for the events leave two logs in one" into_logs 3 1 "" \
+check "another events path: the logs of two runs are not mixed" into_logs 3 1 "" \
     --tensorboard-dir "$work/elsewhere"
-check "other places for both leave this one" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl" \
+check "other paths for both leave the log in place" into_logs 2 2 "" --log-jsonl "$work/elsewhere.jsonl" \
     --tensorboard-dir "$work/elsewhere"
-check "a plan leaves the log" into_logs 2 1 "" --plan
-check "a look at the data leaves the log" into_logs 2 1 "" --inspect-data 0
-check "a dry run leaves the log" into_logs 2 1 "DRY_RUN=1"
-check "flags that the trainer refuses leave the log: a rank has it say so" into_logs 2 2 \
+check "a plan leaves the log in place" into_logs 2 1 "" --plan
+check "a data inspection leaves the log in place" into_logs 2 1 "" --inspect-data 0
+check "a dry run leaves the log in place" into_logs 2 1 "DRY_RUN=1"
+check "refused flags leave the log in place, and a rank reports them" into_logs 2 2 \
     "REFUSED=2 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0"
-check "a machine that cannot start it alone says nothing" into_logs 3 1 "REFUSED=3"
+check "a machine that cannot start the trainer alone reports nothing" into_logs 3 1 "REFUSED=3"
 owner=$work/saved
-check "a log that is known to be the run's goes on" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
-check "also when the folder is named in another way" into_logs 2 2 "CHECKPOINT_PATH=$work/unsaved/../saved"
+check "a log known to belong to the run is appended to" into_logs 2 2 "CHECKPOINT_PATH=$work/saved"
+check "the same if the directory is given by another path" into_logs 2 2 \
+    "CHECKPOINT_PATH=$work/unsaved/../saved"
 owner=$work/unsaved
-check "that of a run with other checkpoints is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
+check "the log of a run with other checkpoints is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
 owner=
-check "so is that of a look which saved nothing" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
-# What travels, in one line at the start. On one machine the name of a preset promises more.
+check "the log of an inspection that saved nothing is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
+# The communication formats, printed in one line at the start. On one machine a preset's name
+# promises more.
 travels() { # TEXT "VARIABLES" [FLAGS...]
     local text=$1 variables=$2
     shift 2
@@ -350,7 +355,8 @@ check "flags win over the preset" travels "gradients bf16, weights int8, inside 
     --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
 check "EDEN" travels "gradients int8 inside nodes of 2 ranks, eden3 between nodes; weights int4 differences" \
     PRESET=eden3 --gpus-per-node 2
-check "weights without loss" travels "gradients fp32, weights bf16 without loss, between 4 nodes" PRESET=lossless \
+check "lossless weights" travels "gradients fp32, weights bf16 without loss, between 4 nodes" \
+    PRESET=lossless \
     --gpus-per-node 1
 check "local steps" travels "int8 inside nodes of 2 ranks, eden4 every 30 steps between nodes" PRESET=local \
     --gpus-per-node 2
@@ -372,8 +378,9 @@ says_nothing() { # a rank of another mpirun leaves it to the trainer
         scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
     ! grep -q 'communication:' "$work/out" "$work/err"
 }
-check "a rank of another mpirun does not say" says_nothing
-# A look between two parts of a run: the run goes on in its own log, which the look set aside.
+check "a rank of a surrounding mpirun prints nothing" says_nothing
+# An inspection between two parts of a run: the run continues in its own log, which the inspection
+# set aside.
 parts() {
     local part
     rm -rf "$work/logs" "$work/unsaved"/*
@@ -395,11 +402,11 @@ parts() {
     [ "$(grep -c '^restored ' "$work/parts")" = 1 ] && [ "$(grep -c moved "$work/parts")" = 3 ] ||
         { why="said $(cat "$work/parts")"; return 1; }
 }
-check "a look between two parts of a run gets a log of its own" parts
+check "an inspection between two parts of a run gets its own log" parts
 
 # ---- real runs ------------------------------------------------------------------------------
-# The tiny model and batch of lib.sh; the card states its warm-up as a fraction, which excludes
-# another.
+# The tiny model and batch of lib.sh. The config gives warm-up as a fraction, which excludes a
+# number of iterations.
 tiny=("${model[@]}")
 for ((i = 0; i < ${#batch[@]}; i++)); do if [ "${batch[i]}" = --lr-warmup-iters ]; then i=$((i + 1)); else \
     tiny+=("${batch[i]}"); fi; done
@@ -422,7 +429,7 @@ under_mpirun() {
     same_training self under
 }
 check "ranks started by mpirun compute the same" under_mpirun
-second_run() { # baseline, started by mpirun, into the folder of the run before
+second_run() { # baseline, started by mpirun, in the directory of the previous run
     DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" \
         --exit-interval 3 >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     cmp -s "$work/under/log.1.jsonl" "$work/under.jsonl" ||
@@ -437,7 +444,7 @@ second_run() { # baseline, started by mpirun, into the folder of the run before
     [ -z "$why" ]
 }
 check "a second run does not write into the first one's log" second_run
-never_starts() { # CODE TEXT "VARIABLES" [FLAGS...]: the run before keeps its log
+never_starts() { # CODE TEXT "VARIABLES" [FLAGS...]: the previous run keeps its log
     local code=$1 text=$2 variables=$3 rc=0
     shift 3
     # shellcheck disable=SC2086  # several variables
@@ -446,11 +453,11 @@ never_starts() { # CODE TEXT "VARIABLES" [FLAGS...]: the run before keeps its lo
     error_names "$code" "$text" $rc && cmp -s "$work/self/log.jsonl" "$work/self.jsonl" &&
         [ ! -e "$work/self/tensorboard.1" ] || { why="${why:-the log was moved or written to}"; return 1; }
 }
-check "an unknown flag leaves the log before it" never_starts 2 "unknown flag --lerning-rate" "" \
+check "an unknown flag leaves the previous log in place" never_starts 2 "unknown flag --lerning-rate" "" \
     --lerning-rate 1
-check "a batch that so many ranks cannot share" never_starts 2 "divisible" "" --global-batch-size 12
-check "data that are not there" never_starts 5 "nowhere" "DATA_PATH=$work/nowhere"
-check "a vocabulary that is missing" never_starts 2 "--vocab-file" "" --tokenizer-type GPT2BPETokenizer
+check "a batch size that the ranks do not divide" never_starts 2 "divisible" "" --global-batch-size 12
+check "missing data" never_starts 5 "nowhere" "DATA_PATH=$work/nowhere"
+check "a missing vocabulary" never_starts 2 "--vocab-file" "" --tokenizer-type GPT2BPETokenizer
 never_starts_under_mpirun() {
     local rc=0
     DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/self "${launcher[@]}" -np 4 scripts/train_125m.sh "${tiny[@]}" \
@@ -459,20 +466,20 @@ never_starts_under_mpirun() {
         { why="${why:-the log was moved or written to}"; return 1; }
 }
 check "an unknown flag under mpirun" never_starts_under_mpirun
-elsewhere() { # relative paths are the caller's
+elsewhere() { # relative paths refer to the caller's directory
     cp "$work/text_text_document".* "$work/bin/"
     (cd "$work/bin" && DEVICE=cpu RANKS=2 DATA_PATH=text_text_document "$root/scripts/train_125m.sh" \
         "${tiny[@]}") >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     [ -s "$work/bin/runs/125m-baseline/log.jsonl" ] || { why="no log below the caller's folder"; return 1; }
 }
-check "started from another folder" elsewhere
+check "started from another directory" elsewhere
 blanks() {
     mkdir -p "$work/my shards"
     cp "$work"/text_text_document.* "$work/my shards/"
     DEVICE=cpu RANKS=2 DATA_PATH="$work/my shards/text_text_document" LOG_DIR='' scripts/train_125m.sh \
         "${tiny[@]}" --exit-interval 1 >"$work/out" 2>"$work/err" || say "exit code $?"
 }
-check "data in a folder with a blank in its name" blanks
+check "data in a directory with a space in its name" blanks
 speed_run() {
     DEVICE=cpu SPEED=1 RANKS=2 LOG_DIR='' scripts/train_125m.sh "${tiny[@]}" --micro-batch-size 1 \
         --global-batch-size 2 --exit-interval 3 >"$work/out" 2>"$work/err" ||
@@ -490,9 +497,8 @@ cut_speed_run() { # 13B's layout on nodes of four, on a tiny model
 }
 check "a speed run of 13B's layout" cut_speed_run
 
-# Two machines: addresses of this one, and instead of ssh a stand-in that runs what it is given
-# under another host name. MPI starts its daemons, places the ranks and finds the nodes as it would
-# on two.
+# Two machines: two addresses of this one, and a stub for ssh that runs its command under another
+# host name. MPI starts its daemons, places ranks and detects nodes as on two machines.
 cat >"$work/bin/agent" <<'END'
 #!/bin/bash
 while [[ $1 = -* ]]; do shift; done
@@ -518,13 +524,13 @@ two_machines() {
     same_training self two
 }
 if unshare --uts true 2>/dev/null && mpirun --version 2>/dev/null | grep -q 'Open MPI) 4'; then
-    check "a host file of two machines: the same run as 2 x 2 on one, resumed half-way" two_machines
+    check "a host file of two machines: the same as 2 x 2 on one, resumed half-way" two_machines
 else
     skip "a host file of two machines" "no right to another host name, or not Open MPI 4"
 fi
 
-# A run long enough to be interrupted; it must save, leave with 75 and go on from there.
-interrupted() { # SIGNAL; OpenBLAS with the threads it starts by itself
+# A run long enough to be interrupted; it must save, exit with 75 and resume from there.
+interrupted() { # SIGNAL; OpenBLAS with its default threads
     local rc=0
     rm -rf "$work/save" "$work/cut"
     DEVICE=cpu RANKS=2 DATA_PATH=$data LOG_DIR=$work/cut CHECKPOINT_PATH=$work/save env \
@@ -541,7 +547,7 @@ check "SIGTERM to the script saves" interrupted TERM
 check "SIGUSR1 to the script saves" interrupted USR1
 check "Ctrl-C saves" interrupted INT
 
-# ---- batch files, with stand-ins for Slurm --------------------------------------------------
+# --- batch files, with stubs for Slurm -------------------------------------------------------
 # shellcheck disable=SC2016  # to be expanded by the stand-ins
 {
     printf '#!/bin/bash\n[ "$1" = --mpi=pmix ] && [ "$SRUN_CPUS_PER_TASK" = 8 ] || exit 9\nwhile [[ $1 = -* ]]; do shift; done\nexec %s -np 2 "$@"\n' "${launcher[*]}" >"$work/bin/srun"
@@ -575,9 +581,9 @@ batch_job() {
 }
 for file in srun mpirun; do
     check "$file.sbatch" batch_job $file.sbatch 0 none
-    check "$file.sbatch hands the signal on and queues the job again" batch_job $file.sbatch 75 USR1 \
+    check "$file.sbatch forwards the signal and requeues the job" batch_job $file.sbatch 75 USR1 \
         --train-iters 100000
-    check "$file.sbatch passes an error on" batch_job $file.sbatch 2 none --num-layers 0
+    check "$file.sbatch returns the error code" batch_job $file.sbatch 2 none --num-layers 0
 done
 # shellcheck disable=SC2016  # to be expanded by the stand-in
 printf '#!/bin/bash\necho "$@"\n' >"$work/bin/srun"
@@ -586,6 +592,6 @@ lost_rank() { # PRESET FLAG
         >"$work/out" 2>"$work/err"
     grep -q -- "^--mpi=pmix $2.* scripts/train_1.3b.sh$" "$work/out" || say "$1"
 }
-check "srun.sbatch ends all when a rank is lost" lost_rank sdp4bit --kill-on-bad-exit=1
-check "srun.sbatch lets nodes that train alone save" lost_rank local --kill-on-bad-exit=0
+check "srun.sbatch ends all ranks if one is lost" lost_rank sdp4bit --kill-on-bad-exit=1
+check "srun.sbatch lets the other nodes save with local steps" lost_rank local --kill-on-bad-exit=0
 finish

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a run shows while it trains: samples of text at an interval, which must not move a bit of the
-# training; the short line; warnings; the tags of its TensorBoard events.
+# Monitoring during training: text samples, which must not change the training; the short log line;
+# warnings; the tags of TensorBoard events.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -8,8 +8,7 @@ data=$work/text_text_document
 sampling=(--sample-prompt "the quick " --sample-tokens 15 --sample-interval 4)
 
 # ---- text -----------------------------------------------------------------------------------
-# Dropout, several micro-batches, evaluations and a checkpoint in between: whatever state a sample
-# could disturb.
+# Dropout, several micro-batches, evaluations and a checkpoint: state that sampling could disturb.
 busy=(--hidden-dropout 0.1 --attention-dropout 0.1 --micro-batch-size 1 --eval-interval 3 --save-interval 5 \
     "${paper[@]}")
 samples() {
@@ -26,7 +25,7 @@ samples() {
     [ "$(grep -a -A 1 '^sample at' "$work/out" | grep -ac '^the quick ')" = 3 ] ||
         { why="texts that do not continue the prompt"; return 1; }
 }
-check "--sample-interval leaves losses, evaluations and order as they are" samples
+check "--sample-interval does not change losses, evaluations and their order" samples
 weights_equal() {
     local file files
     mapfile -t files < <(find "$work/save1" -name '*.safetensors')
@@ -34,7 +33,7 @@ weights_equal() {
     for file in "${files[@]}"; do cmp -s "$file" "${file/save1/save2}" ||
         { why="$file differs"; return 1; }; done
 }
-check "... and weights and moments, to the bit" weights_equal
+check "--sample-interval does not change weights and moments" weights_equal
 in_json() {
     grep '"kind":"sample"' "$work/sampled.jsonl" | python3 -c '
 import json, sys
@@ -46,9 +45,9 @@ assert all(line["text"].startswith("the quick ") for line in lines), lines' 2>"$
 check "samples as JSON lines" in_json
 recomputing() { logged again 2 --recompute-granularity full "${sampling[@]}" &&
     logged plain2 2 --recompute-granularity full && same_training plain2 again; }
-check "with whole layers recomputed" recomputing
-# PROMPT BYTES: the ids behind the prompt are as many as asked for; bytes, of which one that is no
-# UTF-8 is written as three
+check "samples with full recomputation" recomputing
+# PROMPT BYTES: the number of ids after the prompt is as requested; they are bytes, and an invalid
+# UTF-8 byte prints as three.
 lengths() {
     logged sampled 1 --sample-prompt "$1" --sample-tokens 3 --sample-temperature 0 || return 1
     grep '"kind":"sample"' "$work/sampled.jsonl" | python3 -c '
@@ -57,16 +56,16 @@ text = json.loads(sys.stdin.read())["text"]
 text = text.removeprefix("<|endoftext|>") if sys.argv[1] == "" else text.removeprefix(sys.argv[1])
 assert len(text) == 3, text' "$1" 2>"$work/err" || { why=$(tail -n 1 "$work/err"); return 1; }
 }
-check "as many tokens as asked for, after a prompt" lengths "the quick "
-check "... and after an empty one" lengths ""
+check "the number of tokens requested, after a prompt" lengths "the quick "
+check "the number of tokens requested, after an empty prompt" lengths ""
 no_ids() {
     trains 1 --tokenizer-type NullTokenizer --vocab-size 260 --sample-prompt "116 hello 999" \
         --sample-tokens 2 && grep -q 'WARNING: this tokenizer cannot encode 2 parts of --sample-prompt' "$work/out" ||
         { why=${why:-no warning}; return 1; }
 }
-check "words of a prompt that are no tokens" no_ids
+check "prompt words without tokens" no_ids
 check "an interval without a prompt" refused 2 "needs --sample-prompt" 2 --sample-interval 3
-check "GPT-2's tokens without its vocabulary" refused 2 "--vocab-file" 2 "${sampling[@]}" \
+check "GPT-2's tokenizer without its vocabulary" refused 2 "--vocab-file" 2 "${sampling[@]}" \
     --tokenizer-type GPT2BPETokenizer
 
 # ---- lines and warnings ---------------------------------------------------------------------
@@ -76,17 +75,18 @@ short() {
     ! grep -q '^ iteration' "$work/out" || { why="Megatron's line too"; return 1; }
 }
 check "--log-line short" short
-# warns TEXT NP FLAGS...; and quiet TEXT NP FLAGS...
+# warns TEXT NP FLAGS..., and quiet TEXT NP FLAGS...
 warns() { trains "${@:2}" && grep -qF -- "$1" "$work/out" || { why="no '$1'"; return 1; }; }
 quiet() { trains "${@:2}" && ! grep -qF -- "$1" "$work/out" || { why="'$1' without need"; return 1; }; }
-check "one node: the bits between nodes do nothing" warns \
+check "one node: inter-node bits have no effect" warns \
     "WARNING: one node: all gradients use 8 bits" 2 --gpus-per-node 2 --quantized-gradients
-check "one rank per node: the bits inside do nothing" warns \
+check "one rank per node: intra-node bits have no effect" warns \
     "WARNING: one rank per node: all gradients use 4 bits" 2 --gpus-per-node 1 --quantized-gradients
 check "2 x 2 with both: no warning" quiet "WARNING" 4 --gpus-per-node 2 "${paper[@]}"
-check "a new epoch is noted" warns "NOTE: all training data has been seen; epoch 1 begins" 2 --train-iters 80 \
+check "a new epoch is reported" warns "NOTE: all training data has been seen; epoch 1 begins" 2 \
+    --train-iters 80 \
     --log-interval 10 --split 5,90,5
-check "no note within an epoch" quiet "has been seen" 2
+check "no epoch message within an epoch" quiet "has been seen" 2
 skipping() {
     trains 2 --lr 3e37 --min-lr 3e37 --lr-warmup-iters 0 --clip-grad 0 --on-nan skip --train-iters 8 ||
         return 1
@@ -96,12 +96,12 @@ skipping() {
         { why="a warning for every step"; return 1; }
 }
 check "skipped steps" skipping
-check "no spikes in a calm run" quiet "WARNING: .*spike" 2 --train-iters 100 --lr 1e-4 --min-lr 1e-4 \
+check "no spikes in a healthy run" quiet "WARNING: .*spike" 2 --train-iters 100 --lr 1e-4 --min-lr 1e-4 \
     --log-interval 50
 
 # ---- TensorBoard ----------------------------------------------------------------------------
-# The events of the run above, read by TensorBoard's own package where there is one (PYTHON names
-# another interpreter).
+# The events of the run above, read by TensorBoard's package if installed (PYTHON selects another
+# interpreter).
 python=${PYTHON:-python3}
 tags() {
     "$python" - "$work/tb" "$(field sampled loss | sed -n '5s/.* //p')" <<'END' 2>"$work/err" || { \
@@ -110,7 +110,7 @@ import struct, sys
 from tensorboard.backend.event_processing import event_accumulator as ea
 events = ea.EventAccumulator(sys.argv[1], size_guidance={ea.SCALARS: 0, ea.TENSORS: 0})
 events.Reload()
-# Megatron-LM's tags, word for word, and this program's own.
+# Megatron-LM's tags verbatim, and this program's own.
 names = "learning-rate", "lm loss", "loss-scale", "grad-norm", "lm loss validation"
 megatron = {name + more for name in names for more in ("", " vs samples")}
 scalars = set(events.Tags()["scalars"])
