@@ -1,4 +1,4 @@
-// Maps elements between the trainer's tensors and those of a Hugging Face family. Called by
+// Maps elements between the tensors of the trainer and of a Hugging Face family. Called by
 // hf_export.c, which iterates over their tensors, and by hf_import.c, which iterates over ours.
 //
 // Our tensors are treated as matrices of rows: outputs of a linear layer, tokens, or elements of a

@@ -54,7 +54,7 @@ typedef enum MegatronMeaning {
     MEGATRON_WHOLE,    // one tensor
     MEGATRON_STACKED   // the same tensor of all layers, with the layers as first dimension
 } MegatronMeaning;
-// Parses a tensor name. *tensor: index into gpt->whole, for MEGATRON_STACKED that of layer 0.
+// Parses a tensor name. *tensor: index into gpt->whole, for MEGATRON_STACKED the tensor of layer 0.
 // first_layer: our number of the name's layer 0. Accepts names of megatron-core
 // (decoder.layers.0.mlp.linear_fc1.weight, also with Transformer Engine's norms) and of the legacy
 // GPT (language_model.encoder...).

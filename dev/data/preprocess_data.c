@@ -42,7 +42,7 @@ static const Option table[] = {
      .help = "JSON-lines files, one object per line; - is standard input. With --text: plain text files, one "
              "document each."},
     {"input-list", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(input_list), .value = "FILE",
-     .help = "A file with one input path per line, read after those of --input."},
+     .help = "A file with one input path per line, read after the --input files."},
     {"text", .kind = OPTION_FLAG, .offset = FIELD(text),
      .help = "The inputs are plain text files, one document each."},
     {"json-keys", .kind = OPTION_WORDS, .offset = FIELD(json_keys), .low = 1, .value = "KEY",

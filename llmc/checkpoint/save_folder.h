@@ -30,7 +30,7 @@ bool save_folder_same(const char *a, const char *b);
 
 // --- before a save -------------------------------------------------------------------------------
 
-// Removes what killed saves and deletions left behind, and restores a checkpoint that was moved
+// Removes what killed saves and deletions left, and restores a checkpoint that was moved
 // aside while being replaced.
 bool save_folder_clear(const char *directory, Error *err);
 // Checks that no directory has a name that every save uses for a file: the tracker, the list of
@@ -55,7 +55,7 @@ bool save_folder_holds(const char *directory, int64_t iteration);
 // The run's own checkpoints (its lineage), stored in a small file in the directory: one iteration
 // per line, oldest first. The directory may also hold checkpoints of an earlier run that was not
 // loaded, or of a branch that was abandoned when a run resumed from an older checkpoint. Those do
-// not count towards retention, are never deleted, and are never used as a fallback for a damaged
+// not count for retention, are never deleted, and are never used as a fallback for a damaged
 // checkpoint. The file is treated as untrusted input.
 //
 // A separate file, not a parent's name in each manifest, because the lineage must survive manifests

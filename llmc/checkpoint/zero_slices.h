@@ -22,7 +22,7 @@ void zero_stage_slice(void *zero, int i, void *pinned);
 void zero_slices_staged(void *zero);
 
 // Loads the bf16 model weights and, if `optimizer`, master weights and moments. Otherwise master
-// weights become float(model weights) and moments 0. Errors: those of checkpoint_read.
+// weights become float(model weights) and moments 0. Errors: as checkpoint_read.
 bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Error *err);
 // Loads only the model weights, from slices of that kind.
 bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err);

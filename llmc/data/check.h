@@ -9,9 +9,8 @@ LLMC_BEGIN
 // Implements --check-data: opens every shard of the options' paths, reads every token once and
 // prints one line per shard with sequences, documents, tokens, lengths and the largest id. Uses the
 // options' paths, vocabulary (vocab_size, eod, known_ids) and mock_data. Not collective; call it on
-// one rank.
-// Errors: those of opening a shard; EXIT_DATA for the first id outside the vocabulary; those of
-// check_ends.
+// one rank. Errors: any error of opening a shard; EXIT_DATA for the first id outside the
+// vocabulary; any error of check_ends.
 bool check_data(const LoaderOptions *options, FILE *out, Error *err);
 
 // Checks the last tokens of up to `most` sequences spread over the shard. If all of them end with

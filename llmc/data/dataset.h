@@ -129,7 +129,7 @@ typedef struct SplitRequest {
 //   (1 + surplus)); the length of the blend is the sum of ceil(samples * w).
 // - List without weights (megatron-core): each shard is read once and weighted by its number of
 //   samples. The blend has `samples` samples, or all available ones if fewer.
-// The source must outlive the dataset. Collective over the ranks of `memory`. Errors: those of
+// The source must outlive the dataset. Collective over the ranks of `memory`. Errors: as
 // gpt_dataset_build; EXIT_USAGE for a split without weight, or weights with ONE_EPOCH; EXIT_DATA if
 // the first `samples` draws exceed a shard's samples, or if a shard of a list has no sample.
 bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, const SplitRequest *request,
@@ -144,7 +144,7 @@ int blended_dataset_shard(const BlendedDataset *dataset, int64_t i, int64_t *par
 // are normalized with it.
 double numpy_sum(const double *x, int64_t n);
 // Fills the blending tables for `length` draws. Each draw takes the next sample of the shard that
-// lags most behind its weight. limits (may be NULL): a shard with that many draws is skipped.
+// is furthest below its weight. limits (may be NULL): a shard with that many draws is skipped.
 void blend_indices(const double *weights, const int64_t *limits, int shards, int64_t length,
                    int16_t *blend_shard, int64_t *blend_sample);
 

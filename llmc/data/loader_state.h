@@ -20,8 +20,8 @@ struct Loader {
     Batch batch;
 };
 
-// Opens the shards of --data-path into source[0], or those of each split into its own entry. source
-// must be zeroed, and the caller closes it even on failure. Errors: those of data_source_open.
+// Opens the shards of --data-path into source[0], or the shards of each split into its own entry.
+// source must be zeroed, and the caller closes it even on failure. Errors: as data_source_open.
 bool loader_open_sources(DataSource source[SPLITS], const LoaderOptions *options, Error *err);
 // Reads the T + 1 ids of one sample and checks their range. Errors as loader_batch.
 bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Error *err);

@@ -113,8 +113,8 @@ static bool repetition(Translation *t) {
     bool range = t->at[length] == ',';
     if (range) length += 1 + strspn(t->at + length + 1, "0123456789");
     if (!first || t->at[length] != '}') return refuse(t, "a malformed repetition");
-    char behind = t->at[length + 1];
-    bool other = behind == '+' || (behind == '?' && !range);
+    char next = t->at[length + 1];
+    bool other = next == '+' || (next == '?' && !range);
     return other ? refuse(t, "a repetition of a repetition") : copy(t, length + 1);
 }
 

@@ -1,5 +1,5 @@
 // Locks a shard for writing, see prefix_lock.h. Uses flock, so a killed program leaves no lock
-// behind.
+// .
 #include "llmc/data/prefix_lock.h"
 
 #include <errno.h>

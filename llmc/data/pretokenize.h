@@ -1,5 +1,6 @@
 // Pre-tokenization: splits text into pre-tokens ("pieces"), the units within which byte pairs are
-// merged, by GPT-2's pattern or by that of a tokenizer.json. Called by the encoder in tokenizer.c.
+// merged, by GPT-2's pattern or by the pattern of a tokenizer.json. Called by the encoder in
+// tokenizer.c.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN

@@ -124,7 +124,7 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
 #define DAMAGED(suffix, format, ...) \
     error_set(err, EXIT_DATA, "%s" suffix ": " format "; preprocess the shard again", s->prefix, __VA_ARGS__)
 
-// Checks header and file size. Afterwards every array is known to lie within the mapped index.
+// Checks header and file size. After this, every array is known to lie within the mapped index.
 static bool check_header(Shard *s, Error *err) {
     if (s->index_bytes < HEADER_BYTES) {
         return DAMAGED(".idx", "truncated: %zu bytes, but the header alone has %d", s->index_bytes,

@@ -3,10 +3,10 @@
 // needs no files, and Megatron's NullTokenizer (ids only). Used by preprocess_data (encoding), the
 // trainer (vocabulary size, EOD) and sampling (decoding).
 //
-// BPE ids equal those of Hugging Face's `tokenizers`; GPT-2's also equal those of Megatron-LM's
-// GPT2BPETokenizer, the others those of its HuggingFaceTokenizer. PCRE2's Unicode tables
-// (version_unicode) decide which characters are letters and digits, so text in recently added
-// scripts may be split differently with other PCRE2 versions.
+// BPE ids equal the ids of Hugging Face's `tokenizers`; GPT-2's also match Megatron-LM's
+// GPT2BPETokenizer, the others its HuggingFaceTokenizer. PCRE2's Unicode tables (version_unicode)
+// decide which characters are letters and digits, so text in recently added scripts may be split
+// differently with other PCRE2 versions.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -55,7 +55,7 @@ enum { ENCODER_MAX_BYTES = 1 << 30 };  // must be ensured by the caller
 // NullTokenizer: the text is decimal ids separated by white space; words that are not valid ids are
 // skipped and counted in *replaced.
 void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out, int64_t *replaced);
-// Ids that precede | follow a whole text: those of HUGGING_FACE's post_processor, such as Llama 3's
+// Ids that precede | follow a whole text, from HUGGING_FACE's post_processor, such as Llama 3's
 // <|begin_of_text|>. encoder_encode does not add them. *count is 0 for most tokenizers.
 const int32_t *tokenizer_prefix(const Tokenizer *tokenizer, int *count);
 const int32_t *tokenizer_suffix(const Tokenizer *tokenizer, int *count);

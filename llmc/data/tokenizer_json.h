@@ -1,5 +1,5 @@
-// Reads byte-level BPE tokenizers in Hugging Face's tokenizer.json format: those of GPT-2, Llama 3,
-// Qwen and similar models. Called by tokenizer.c.
+// Reads byte-level BPE tokenizers in Hugging Face's tokenizer.json format, such as the tokenizers
+// of GPT-2, Llama 3, Qwen and similar models. Called by tokenizer.c.
 #pragma once
 #include "llmc/data/added_tokens.h"
 #include "llmc/data/nfc.h"

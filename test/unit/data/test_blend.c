@@ -1,5 +1,6 @@
-// Blends of shards against megatron-core's rules: test/golden/blend/core.jsonl, which
-// dev/ref/make_blend_golden.py computed with numpy. Lists without weights, and what they refuse.
+// Tests blends of shards against megatron-core's rules, using test/golden/blend/core.jsonl, which
+// dev/ref/make_blend_golden.py computed with numpy. Also tests lists without weights and their
+// errors.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@ static char folder[64];
 static int make_folder(void **state) { return folder_make(folder, sizeof folder, "test_blend"); }
 static int remove_folder(void **state) { return folder_remove(folder); }
 
-// Shard k with sequences of these lengths; its token p is (7919 k + 31 p) mod 60000.
+// Writes shard k with sequences of these lengths; its token p is (7919 k + 31 p) mod 60000.
 static void write_shard(const char *prefix, int k, const cJSON *lengths) {
     Error err = {0};
     int32_t tokens[64];
@@ -40,7 +41,7 @@ typedef struct Blend {
     int count;
 } Blend;
 
-// The shards of a case on the disk, and the words of its --data-path.
+// The shards of a case on disk, and their --data-path.
 static void write_blend(Blend *b, const cJSON *shards, const cJSON *weights) {
     b->count = 0;
     for (int k = 0; k < cJSON_GetArraySize(shards); k++) {
@@ -104,7 +105,7 @@ static void check_case(const cJSON *c, int line) {
     data_source_close(&source);
 }
 
-static void as_megatron_core(void **state) {
+static void matches_megatron_core(void **state) {
     FILE *file = fopen("test/golden/blend/core.jsonl", "r");
     assert_non_null(file);
     char *text = NULL;
@@ -121,7 +122,7 @@ static void as_megatron_core(void **state) {
     fclose(file);
 }
 
-// Of a blend of two shards, 9 tokens each: exactly one sample of 8 per epoch.
+// two shards of 9 tokens: exactly one sample of 8 per epoch
 static void refuse(const char *const *words, int count, const SplitRequest *r, int code, const char *what) {
     DataSource source;
     BlendedDataset d;
@@ -133,7 +134,7 @@ static void refuse(const char *const *words, int count, const SplitRequest *r, i
     data_source_close(&source);
 }
 
-static void what_cannot_be(void **state) {
+static void invalid_blends(void **state) {
     Blend list, pairs;
     cJSON *shards = cJSON_Parse("[[9],[8]]"), *good = cJSON_Parse("[[9],[9]]"),
           *weights = cJSON_Parse("[1,1]");
@@ -150,8 +151,9 @@ static void what_cannot_be(void **state) {
     cJSON_Delete(weights);
 }
 
-// One pair for one split: the fork blends it (0.5 % more is asked for), later versions do not.
-static void one_pair_per_split(void **state) {
+// A single pair for one split: a blend in the paper's fork (requests 0.5% more), but not in later
+// versions.
+static void single_pair_per_split(void **state) {
     Blend b;
     Error err = {0};
     DataSource source;
@@ -173,9 +175,9 @@ static void one_pair_per_split(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(as_megatron_core, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(what_cannot_be, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(one_pair_per_split, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(matches_megatron_core, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(invalid_blends, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(single_pair_per_split, make_folder, remove_folder),
     };
     return cmocka_run_group_tests_name("blend", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-// The sample order: numpy's generator and sums, splits, the golden index arrays, and every sample
+// Tests the sample order: numpy's generator and sums, splits, golden index arrays, and every sample
 // of random shards against a naive reference that flattens the whole token stream. Constants marked
 // "numpy" were computed with numpy.random.RandomState.
 #include <math.h>
@@ -52,7 +52,7 @@ static void shuffles(void **state) {
     mt19937_shuffle_u32(&rng, x, 10);
     assert_memory_equal(x, ten, sizeof ten);
 
-    // Sum of x[i] * (i + 1) after a shuffle of 0..n-1 in i32, then with the same generator in u32
+    // Sum of x[i] * (i + 1) after shuffling 0..n-1 as i32, then with the same generator as u32
     // (numpy).
     static const struct {
         uint32_t seed;
@@ -90,7 +90,7 @@ static void shuffles(void **state) {
     }
 }
 
-// 100 million elements: only when asked for, it takes seconds.
+// Shuffles 100 million elements. Takes seconds, so it only runs on request.
 static void long_shuffle(void **state) {
     if (!getenv("LONG")) skip();
     const int64_t n = 100000000;
@@ -156,7 +156,7 @@ static void splits(void **state) {
     assert_true(split_range(b, SPLIT_VALID, 1000, &first, &end));
     assert_int_equal(first, 969);
     assert_int_equal(end, 999);
-    assert_true(split_range(b, SPLIT_TEST, 400, &first, &end));  // present but empty
+    assert_true(split_range(b, SPLIT_TEST, 400, &first, &end));  // has a weight but is empty
     assert_int_equal(first, 400);
     assert_int_equal(end, 400);
     assert_true(split_parse("100,0,0", b, &err));
@@ -166,9 +166,9 @@ static void splits(void **state) {
     assert_int_equal(first + end, 0);
     assert_true(split_parse("1/1", b, &err));
     assert_true(split_range(b, SPLIT_TRAIN, 5, &first, &end));
-    assert_int_equal(end, 2);  // 2.5 to even
+    assert_int_equal(end, 2);  // 2.5 rounds to even
     assert_true(split_range(b, SPLIT_VALID, 7, &first, &end));
-    assert_int_equal(first, 4);  // 3.5 to even
+    assert_int_equal(first, 4);  // 3.5 rounds to even
     assert_int_equal(end, 7);
     assert_true(split_parse(".9;.1", b, &err));
     assert_true(b[1] == 0.9 / (0.9 + 0.1) && b[3] == b[2]);
@@ -184,7 +184,7 @@ static void splits(void **state) {
 }
 
 // --------------------------------------------------------------------------------------------
-// Shards made for the tests
+// Generated shards
 
 typedef struct Folder {
     char path[64];
@@ -207,14 +207,14 @@ static uint32_t next(uint64_t *seed) {
     return (uint32_t)(*seed >> 33);
 }
 
-// A shard in memory too: sequence i is ids[begin[i]] .. ids[begin[i+1]].
+// A shard and its copy in memory: sequence i is ids[begin[i]] .. ids[begin[i+1]].
 typedef struct Corpus {
     char prefix[96];
     int64_t sequences, *begin;
     int32_t *ids;
 } Corpus;
 
-// Writes <folder>/<name> with these lengths and random ids below limit, and keeps a copy.
+// Writes <folder>/<name> with these sequence lengths and random ids below limit, and keeps a copy.
 static Corpus make_corpus(const Folder *f, const char *name, int dtype, const int32_t *lengths, int64_t n,
                           uint32_t limit, uint64_t seed) {
     Corpus c = {.sequences = n};
@@ -301,7 +301,7 @@ static void golden_indices(void **state) {
 }
 
 // --------------------------------------------------------------------------------------------
-// The naive reference: flatten the epochs into one stream, slice it, shuffle the slices
+// Naive reference: flatten the epochs into one stream, slice it, shuffle the slices
 
 typedef struct Naive {
     int64_t samples, epochs;
@@ -353,7 +353,7 @@ static void naive_free(Naive *r) {
     free(r->order);
 }
 
-// One build against the reference: every token of every sample, and the place of every token.
+// Compares every token of every sample, and the origin of every token, with the reference.
 static void compare(const Corpus *c, const Shard *shard, int split, int64_t first, int64_t end, int64_t n,
                     int s, uint32_t seed, int seen[6][2]) {
     GptDataset d;
@@ -382,7 +382,7 @@ static void compare(const Corpus *c, const Shard *shard, int split, int64_t firs
     naive_free(&r);
 }
 
-static void against_naive(void **state) {
+static void matches_naive_reference(void **state) {
     const double bounds[SPLITS + 1] = {0, .6, .85, 1};
     int seen[6][2] = {{0}};
     uint64_t seed = 99;
@@ -405,7 +405,7 @@ static void against_naive(void **state) {
             if (tok < 2) continue;
             const int seq_length[3] = {1, 8, 33};
             for (int k = 0; k < 3; k++) {
-                // From a part of the first epoch to all of the fifth, in steps of a quarter epoch.
+                // from a part of the first epoch to all of the fifth, in steps of a quarter epoch
                 for (int64_t quarter = 1; quarter <= 20; quarter++) {
                     int64_t want = (tok * quarter / 4 - 1) / seq_length[k];
                     if (want > 0)
@@ -422,7 +422,7 @@ static void against_naive(void **state) {
 // --------------------------------------------------------------------------------------------
 // Blends
 
-// Three shards: order of draws, shares and every sample, for each split.
+// Compares the order of draws, shares and every sample of three shards, for each split.
 static void blends(void **state) {
     Folder *f = (Folder *)*state;
     const char *names[3] = {"a", "b", "c"};
@@ -480,8 +480,8 @@ static void blends(void **state) {
     for (int k = 0; k < 3; k++) free_corpus(&c[k]);
 }
 
-// One "weight prefix" pair is a blend (0.5 % more is asked for), one prefix alone is not; a bare
-// list weighs by samples.
+// One "weight prefix" pair is a blend (requests 0.5% more), a single prefix is not; a list without
+// weights is weighted by samples.
 static void source_kinds(void **state) {
     Folder *f = (Folder *)*state;
     const int32_t other[2] = {30, 9};
@@ -512,7 +512,8 @@ static void source_kinds(void **state) {
     assert_null(source.weights);
     assert_true(
         blended_dataset_build(&d, &source, &(SplitRequest){SPLIT_TEST, NULL, 99, 8, 1234, 0}, NULL, &err));
-    assert_true(d.weights[0] == 9.0 / 13 && d.weights[1] == 4.0 / 13 && d.samples == 13);  // each shard once
+    assert_true(d.weights[0] == 9.0 / 13 && d.weights[1] == 4.0 / 13 && d.samples == 13);  // each shard
+                                                                                           // once
     blended_dataset_free(&d);
     data_source_close(&source);
     free_corpus(&c);
@@ -551,7 +552,7 @@ static void build_errors(void **state) {
     GptDataset d;
     Error err = {0};
     assert_true(shard_open(&s, c.prefix, &err));
-    // the empty split that hangs Megatron-LM
+    // an empty split, which hangs Megatron-LM
     assert_false(gpt_dataset_build(&d, &s, &(PartRequest){SPLIT_TEST, 4, 4, 10, 8, 1}, NULL, &err));
     assert_int_equal(err.code, EXIT_DATA);
     assert_non_null(strstr(err.what, "test split has none of the 4"));
@@ -582,8 +583,8 @@ static void build_errors(void **state) {
     free_corpus(&c);
 }
 
-// With shares that divide a small request unevenly the blend's tail can outrun a part, where
-// Megatron-LM would fail: ours ends there, never before the requested number of samples.
+// If a small request divides unevenly, the end of the blend can exceed the samples of a part, where
+// Megatron-LM fails. Our blend ends there, but never before the requested number of samples.
 static void blend_limits(void **state) {
     Folder *f = (Folder *)*state;
     const char *names[4] = {"p", "q", "r", "s"};
@@ -634,7 +635,7 @@ int main(void) {
         cmocka_unit_test(blend_table),
         cmocka_unit_test(splits),
         cmocka_unit_test_setup_teardown(golden_indices, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(against_naive, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(matches_naive_reference, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(blends, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(source_kinds, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(source_errors, make_folder, remove_folder),

@@ -1,5 +1,5 @@
-// One string out of a JSON line: what Python's json.loads would give, what it would refuse, and
-// damaged lines of every kind (for the sanitizers).
+// Tests extracting a string from a JSON line: agrees with Python's json.loads on values and errors,
+// and survives damaged lines (for sanitizers).
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ typedef struct Found {
 
 static Found find(JsonText *json, const char *line, size_t bytes) {
     Found f = {0};
-    // A copy without a byte after it, so that reading too far is caught.
+    // Copies the line without a byte after it, so that sanitizers catch out-of-bounds reads.
     char *copy = malloc(bytes ? bytes : 1);
     memcpy(copy, line, bytes);
     static char text[4096];
@@ -57,7 +57,7 @@ static void strings_are_found(void **state) {
     json_text_free(&json);
 }
 
-static void escapes_are_undone(void **state) {
+static void escapes_are_decoded(void **state) {
     JsonText json = {0};
     TEXT("{\"text\":\"\\\"\\\\\\/\\b\\f\\n\\r\\t\"}", "\"\\/\b\f\n\r\t");
     TEXT("{\"text\":\"a\\u0041\\u00e9\\u4E2d\\u0000b\"}", "aA\u00e9\u4e2d\0b");
@@ -72,7 +72,7 @@ static void escapes_are_undone(void **state) {
     json_text_free(&json);
 }
 
-static void other_lines_are_told_apart(void **state) {
+static void other_lines_are_classified(void **state) {
     JsonText json = {0};
     static const struct {
         const char *line;
@@ -127,7 +127,7 @@ static void other_lines_are_told_apart(void **state) {
     json_text_free(&json);
 }
 
-// {"a":[[...]],"text":"x"} with this many brackets.
+// Builds {"a":[[...]],"text":"x"} with this many brackets.
 static JsonlResult nested(JsonText *json, size_t depth) {
     char *line = malloc(2 * depth + 32);
     strcpy(line, "{\"a\":");
@@ -139,7 +139,7 @@ static JsonlResult nested(JsonText *json, size_t depth) {
     return result;
 }
 
-static void nesting_is_bounded(void **state) {
+static void nesting_is_limited(void **state) {
     JsonText json = {0};
     assert_int_equal(nested(&json, 1000), JSONL_FOUND);
     assert_int_equal(nested(&json, 1001), JSONL_INVALID);
@@ -147,7 +147,7 @@ static void nesting_is_bounded(void **state) {
     json_text_free(&json);
 }
 
-static void damaged_lines_do_no_harm(void **state) {
+static void damaged_lines_are_safe(void **state) {
     JsonText json = {0};
     const char *line =
         "{\"id\": -12.5e+3, \"meta\": {\"a\": [true, null, \"\\u00e9\\n\"], \"text\": "
@@ -170,9 +170,9 @@ static void damaged_lines_do_no_harm(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strings_are_found),          cmocka_unit_test(escapes_are_undone),
-        cmocka_unit_test(other_lines_are_told_apart), cmocka_unit_test(nesting_is_bounded),
-        cmocka_unit_test(damaged_lines_do_no_harm),
+        cmocka_unit_test(strings_are_found),          cmocka_unit_test(escapes_are_decoded),
+        cmocka_unit_test(other_lines_are_classified), cmocka_unit_test(nesting_is_limited),
+        cmocka_unit_test(damaged_lines_are_safe),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

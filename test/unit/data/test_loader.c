@@ -1,4 +1,4 @@
-// Batches: the sampler's order over ranks and micro-batches, resuming, masks and positions, mock
+// Tests batches: sampler order over ranks and micro-batches, resuming, masks and positions, mock
 // data, checks and reports.
 #include <inttypes.h>
 #include <setjmp.h>
@@ -83,7 +83,7 @@ static Loader *open_loader(const LoaderOptions *o) {
     return l;
 }
 
-// Ids of the samples as the dataset gives them, for comparison: (count, T + 1).
+// Reads the ids of samples directly from the dataset: (count, T + 1).
 static int32_t *expected_ids(const LoaderOptions *o, int split, int64_t count) {
     DataSource source;
     BlendedDataset d;
@@ -114,9 +114,9 @@ static void assert_rows(const Batch *b, int rows, int length, const int32_t *ids
     assert_null(b->doc_start);
 }
 
-// --eval-seed: runs of two seeds train on other samples but are evaluated on the same, those that a
-// run of that seed evaluates on.
-static void own_seed_of_evaluation(void **state) {
+// --eval-seed: runs with different seeds train on different samples but evaluate on the same ones,
+// as a run with that seed .
+static void eval_seed(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[1] = {f->prefix};
     LoaderOptions o = one_shard(words), evaluated = o, first = o, second = o;
@@ -126,7 +126,7 @@ static void own_seed_of_evaluation(void **state) {
     for (int split = 0; split < SPLITS; split++) {
         int32_t *ids = expected_ids(split == SPLIT_TRAIN ? &first : &evaluated, split, 4),
                 *others = expected_ids(&second, split, 4);
-        assert_memory_not_equal(ids, others, 4 * 9 * sizeof *ids);  // expected_ids goes by seed alone
+        assert_memory_not_equal(ids, others, 4 * 9 * sizeof *ids);  // expected_ids depends only on the seed
         for (int r = 0; r < 2; r++) {
             Batch b;
             Error err = {0};
@@ -139,8 +139,8 @@ static void own_seed_of_evaluation(void **state) {
     for (int r = 0; r < 2; r++) loader_close(runs[r]);
 }
 
-// Whatever the micro-batch and the ranks, iteration i holds samples [i * 8, i * 8 + 8) in the same
-// order.
+// For any micro-batch size and number of ranks, iteration i has samples [i * 8, i * 8 + 8) in the
+// same order.
 static void sampler_order(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[4] = {"0.7", f->prefix, "0.3", f->other};
@@ -173,8 +173,7 @@ static void sampler_order(void **state) {
     }
 }
 
-// A loader opened anew at any point serves what an uninterrupted one serves there; splits do not
-// disturb one another.
+// A loader opened at any point continues exactly like an uninterrupted one; splits are independent.
 static void resume(void **state) {
     const char *prefix = ((Folder *)*state)->prefix;
     LoaderOptions o = one_shard(&prefix);
@@ -196,14 +195,14 @@ static void resume(void **state) {
     loader_close(whole);
 }
 
-enum { E = 9 };  // EOD of the example
+enum { E = 9 };  // EOD in the example
 static const int32_t EXAMPLE[9] = {5, E, 6, 7, E, E, 8, 3, E};
 static const int32_t EXAMPLE_LENGTHS[1] = {9};
 static const float EXAMPLE_MASK[8] = {1, 0, 1, 1, 0, 0, 1, 1};
 static const int32_t EXAMPLE_POSITIONS[8] = {0, 1, 0, 1, 2, 0, 0, 1};
 static const int32_t EXAMPLE_STARTS[8] = {0, 0, 2, 2, 2, 5, 6, 6};
 
-// Every combination of the three flags on a sample worked out by hand.
+// Tests all combinations of the three flags on a hand-computed sample.
 static void masks(void **state) {
     const char *prefix = ((Folder *)*state)->prefix;
     write_shard(prefix, SHARD_U16, EXAMPLE, EXAMPLE_LENGTHS, 1);
@@ -221,8 +220,8 @@ static void masks(void **state) {
         Batch b;
         Error err = {0};
         assert_true(loader_batch(l, SPLIT_TRAIN, 0, &b, &err));
-        // Row 1 is stream tokens 8..16: the last token of the first epoch, then the second epoch
-        // from its beginning.
+        // row 1 is stream tokens 8..16: the last token of the first epoch, then the start of the
+        // second
         const int row = b.tokens[0] == 5 ? 0 : 1;
         assert_memory_equal(b.tokens + 8 * row, EXAMPLE, 8 * sizeof(int32_t));
         assert_memory_equal(b.targets + 8 * row, EXAMPLE + 1, 8 * sizeof(int32_t));
@@ -282,7 +281,7 @@ static void bad_ids(void **state) {
         for (int t = 0; t < 20; t++) tokens[t] = t;
         tokens[9] = k == 0 ? 500 : 7;
         write_shard(prefix, dtype[k], tokens, lengths, 4);
-        if (k == 1) {  // the writer refuses a negative id
+        if (k == 1) {  // the writer refuses negative ids
             char path[128];
             const int32_t minus = -2;
             snprintf(path, sizeof path, "%s.bin", prefix);
@@ -319,7 +318,7 @@ static void bad_ids(void **state) {
     }
 }
 
-static void beyond_the_end(void **state) {
+static void past_the_end(void **state) {
     const char *prefix = ((Folder *)*state)->prefix;
     LoaderOptions o = one_shard(&prefix);
     o.samples[SPLIT_TEST] = 0;
@@ -358,7 +357,7 @@ static void open_errors(void **state) {
     expect_error(&o, EXIT_USAGE, "no training data");
     o.split = "x";
     expect_error(&o, EXIT_USAGE, "no positive weight");
-    o.split = "9999,1,0";  // 80 sequences: the validation split rounds to nothing
+    o.split = "9999,1,0";  // 80 sequences: the validation split rounds to zero
     expect_error(&o, EXIT_DATA, "validation split has none of the 80 sequences");
     o = good;
     o.eod = -1;
@@ -376,7 +375,7 @@ static void open_errors(void **state) {
     expect_error(&o, EXIT_DATA, "exceed the limits of the index");
 }
 
-// Each split from its own path, used whole; a split without a path has no data.
+// Each split has its own path and is used whole; a split without a path has no data.
 static void paths_per_split(void **state) {
     Folder *f = (Folder *)*state;
     const char *train = f->prefix, *valid = f->other;
@@ -400,8 +399,7 @@ static void paths_per_split(void **state) {
     loader_close(l);
 }
 
-// A list without weights is read once: a run that takes more is refused, not left to end in its
-// middle.
+// A list without weights is read once. A run that needs more samples is refused at the start.
 static void lists_are_read_once(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[2] = {f->prefix, f->other};
@@ -426,7 +424,7 @@ static void lists_are_read_once(void **state) {
     }
 }
 
-// --full-validation: the whole split, once, however little of it the flags ask for.
+// --full-validation: the whole split exactly once, regardless of the requested number.
 static void one_epoch(void **state) {
     Folder *f = (Folder *)*state;
     const char *prefix = f->prefix;
@@ -500,7 +498,7 @@ static void reports(void **state) {
     loader_close(l);
 }
 
-// A shard of n sequences {5, 6, ends[i % 2]}, and options under which documents end with 9.
+// Makes a shard of n sequences {5, 6, ends[i % 2]}, and options whose EOD is 9.
 static LoaderOptions shard_with_ends(const char *const *prefix, const int32_t ends[2], int n) {
     int32_t tokens[3 * 40], lengths[40];
     for (int i = 0; i < n; i++) {
@@ -527,23 +525,23 @@ static char *text_of_check(const LoaderOptions *o, bool *good, Error *err) {
     return text;
 }
 
-// Ids of another vocabulary may all be valid here; the ends of documents give them away.
-static void ends_of_another_vocabulary(void **state) {
+// The ids of another vocabulary may all be in range; the last tokens of documents reveal it.
+static void eod_of_another_vocabulary(void **state) {
     static const struct {
         int32_t ends[2];
         int sequences;
-        bool known;  // whose ids they are is known: not NullTokenizer
+        bool known;  // options->known_ids; false for NullTokenizer
         bool refused, warns;
     } cases[] = {
-        {{7, 7}, 8, true, true, false},  // 7 ends all of them, stands nowhere else and is the largest id
+        {{7, 7}, 8, true, true, false},  // 7 ends all documents, occurs nowhere else and is the largest id
         {{7, 7}, 40, true, true, false},
-        {{7, 7}, 40, false, false, true},  // of unknown ids the same is only worth a warning
-        {{7, 7}, 7, true, false, true},    // too few to be sure
-        {{9, 9}, 40, true, false, false},  // this vocabulary's end
+        {{7, 7}, 40, false, false, true},  // only a warning if the ids are unknown
+        {{7, 7}, 7, true, false, true},    // too few to be certain
+        {{9, 9}, 40, true, false, false},  // this vocabulary's EOD
         {{7, 9}, 40, true, false, false},
-        {{7, 8}, 40, true, false, false},  // text that was cut anywhere
-        {{3, 3}, 40, true, false, true},   // a line's end perhaps: small, as an end of document is not
-        {{6, 6}, 40, true, false, true},   // it stands inside documents too
+        {{7, 8}, 40, true, false, false},  // texts cut at arbitrary positions
+        {{3, 3}, 40, true, false, true},   // possibly a newline: a small id, unlike EOD
+        {{6, 6}, 40, true, false, true},   // also occurs inside documents
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *prefix = ((Folder *)*state)->prefix;
@@ -577,7 +575,7 @@ static void ends_of_another_vocabulary(void **state) {
     }
 }
 
-// --check-data reads shards, not samples: a split that nothing can be drawn from is no matter.
+// --check-data reads shards, not samples, so an empty split does not matter.
 static void checking_needs_no_samples(void **state) {
     const char *prefix = ((Folder *)*state)->prefix, *missing = "/no/such/shard";
     LoaderOptions o = {.data_path = {&prefix, 1}, .split = "9999,1,0", .vocab_size = 500, .eod = 499};
@@ -602,15 +600,15 @@ static void checking_needs_no_samples(void **state) {
 int main(int argc, char **argv) {
     leaks_start_mpi(&argc, &argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(own_seed_of_evaluation, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(eval_seed, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(sampler_order, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(resume, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(masks, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(ends_of_another_vocabulary, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(eod_of_another_vocabulary, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(checking_needs_no_samples, make_folder, remove_folder),
         cmocka_unit_test(mock_data),
         cmocka_unit_test_setup_teardown(bad_ids, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(beyond_the_end, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(past_the_end, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(open_errors, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(paths_per_split, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(lists_are_read_once, make_folder, remove_folder),

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# The data tools from outside: preprocess_data and merge_datasets, their output byte for byte, their
-# refusals and exit codes. BUILD names the folder of the programs. Prints "ok <name>" or "not ok
-# <name>" lines.
+# End-to-end tests of preprocess_data and merge_datasets: exact output bytes, error messages and
+# exit codes. BUILD is the directory of the programs. Prints "ok <name>" or "not ok <name>" lines.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 build=${BUILD:-build}
@@ -17,10 +16,10 @@ pre() { "$build/preprocess_data" "$@" 2>"$work/err"; }
 small() { pre --vocab-file "$golden/vocab.json" --merge-file "$golden/merges.txt" "$@"; }
 hex() { od -An -v -tx1 "$1" | tr -d ' \n'; }
 same_shard() { cmp -s "$1.bin" "$2.bin" && cmp -s "$1.idx" "$2.idx"; }
-clean() { ! compgen -G "$work/*.tmp" >/dev/null; } # no temporary file is left
+clean() { ! compgen -G "$work/*.tmp" >/dev/null; } # no temporary files are left
 
-# refused NAME EXIT-CODE TEXT COMMAND...: the exit code, one line on stderr that holds the text, no
-# output, nothing left behind.
+# refused NAME EXIT-CODE TEXT COMMAND...: expects the exit code, one line on stderr that contains the
+# text, no output and no leftover files.
 refused() {
     local name=$1 code=$2 text=$3
     shift 3
@@ -35,8 +34,8 @@ refused() {
 }
 
 # --- the format, byte for byte: documents [5,6,50256], [], [7,50256] as Megatron writes them ---
-# A vocabulary of GPT-2's size without merges: its 256 bytes in GPT-2's order, fillers, the end of
-# document.
+# A vocabulary of GPT-2's size without merges: 256 bytes in GPT-2's order, fillers, end-of-document
+# token.
 awk 'BEGIN { printf "{"
     n = 0
     for (c = 33; c < 324; c++)
@@ -57,8 +56,8 @@ idx+=010000000000000001000000000000000200000000000000
 report "golden .idx" $?
 
 # --- the same bytes for any number of workers; several inputs; list of inputs; standard input ---
-# Several megabytes, so that the work is really dealt out: lines of many lengths, some empty, some
-# beyond ASCII, one longer than a block.
+# Several megabytes, so that all workers get blocks: lines of many lengths, some empty, some non-ASCII,
+# one longer than a block.
 awk 'BEGIN { srand(7); split("the of and loss gradient  training\\n\\t can\\u0027t 12 node, (weights) \\u00e9t\\u00e9 \\ud83d\\ude00 \\ud83d 中文", w, " ")
     for (i = 0; i < 6000; i++) { s = ""; k = i % 50 == 0 ? 0 : 1 + int(rand() * 200); for (j = 0; j < k; j++) s = s w[1 + int(rand() * 13)] " "
         printf "{\"id\": %d, \"text\": \"%s\", \"meta\": {\"text\": \"no\"}}\n", i, s }
@@ -93,7 +92,7 @@ cat "$work/a.jsonl" "$work/b.jsonl" | small --input - --append-eod --workers 2 -
 report "standard input" $?
 
 
-# --- corpora as people have them: compressed JSON lines, parquet ---
+# --- common corpus formats: compressed JSON lines, parquet ---
 if command -v zstd >/dev/null; then
     zstd -q "$work/a.jsonl" "$work/b.jsonl"
     zstd -dcq "$work/a.jsonl.zst" "$work/b.jsonl.zst" |
@@ -165,12 +164,12 @@ refused "merge without input" 2 "--input is missing" merge --output-prefix "$wor
 merge --input "$work/folder" --output-prefix "$work/made/of/merging/x" &&
     same_shard "$work/w1_text_document" "$work/made/of/merging/x"
 report "merge into a folder that is not there yet" $?
-refused "merge into a folder that cannot be made" 3 "/proc/nowhere" merge --input "$work/folder" \
+refused "merge into a directory that cannot be created" 3 "/proc/nowhere" merge --input "$work/folder" \
     --output-prefix /proc/nowhere/x
-refused "merge into a folder that cannot be written" 3 "/proc/x.bin" merge --input "$work/folder" \
+refused "merge into a read-only directory" 3 "/proc/x.bin" merge --input "$work/folder" \
     --output-prefix /proc/x
 mkdir "$work/taken.idx"
-refused "merge onto a folder" 3 "$work/taken.idx" merge --input "$work/folder" --output-prefix "$work/taken"
+refused "merge onto a directory" 3 "$work/taken.idx" merge --input "$work/folder" --output-prefix "$work/taken"
 refused "merge to a directory as output name" 2 "ends in '/'" merge --input "$work/folder" --output-prefix "$work/"
 
 # --- plain text, the byte tokenizer, another key ---
@@ -195,7 +194,7 @@ pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --keep-n
     --keep-sequential-samples --dataset-impl mmap --output-prefix "$work/flags"
 report "Megatron's flags that change nothing" $?
 
-# --- Hugging Face's tokenizer.json: <|begin_of_text|> of its post_processor is 0x22e, the end 0x22f
+# --- Hugging Face's tokenizer.json: <|begin_of_text|> of its post_processor is 0x22e, EOD is 0x22f
 printf '%s\n' '{"text":"!"}' '{"text":""}' >"$work/json.jsonl"
 json() { pre --input "$work/json.jsonl" --tokenizer-type HuggingFaceTokenizer --append-eod "$@"; }
 json --tokenizer-model test/golden/tokenizer_json/llama3 --output-prefix "$work/json" &&
@@ -241,12 +240,12 @@ refused "SentencePiece model" 2 "GPT2BPETokenizer|Byte|HuggingFaceTokenizer" bad
     --tokenizer-type GPTSentencePieceTokenizer --tokenizer-model m
 refused "HuggingFaceTokenizer without its model" 2 "--tokenizer-model" bad --input "$work/a.jsonl" \
     --tokenizer-type HuggingFaceTokenizer
-refused "a model that is no tokenizer.json" 5 "$golden/cases.json" bad --input "$work/a.jsonl" \
+refused "a model that is not a tokenizer.json" 5 "$golden/cases.json" bad --input "$work/a.jsonl" \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$golden/cases.json"
-refused "an unknown end of a document" 5 '"</s>", the end-of-document token according to --tokenizer-eod' bad --input "$work/a.jsonl" \
+refused "an unknown end-of-document token" 5 '"</s>", the end-of-document token according to --tokenizer-eod' bad --input "$work/a.jsonl" \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model test/golden/tokenizer_json/llama3 \
     --tokenizer-eod '</s>'
-helps() { # PROGRAM TEXT: --help and -h say the same, in lines of at most 100 columns
+helps() { # PROGRAM TEXT: --help and -h print the same lines, of at most 100 columns
     "$build/$1" --help >"$work/help" && "$build/$1" -h --unknown | cmp -s - "$work/help" &&
         grep -q -- "$2" "$work/help" &&
         ! grep -qE '.{101}' "$work/help"
@@ -256,14 +255,13 @@ report "help" $?
 "$build/preprocess_data" --version | grep -qE 'PCRE2 [0-9.]+, Unicode [0-9.]+'
 report "version names the Unicode tables" $?
 
-# --- bad input: exit code 5, naming file and line; an earlier error wins whatever the workers do
-# ---
-line() { # the bad line, as line 4003 of big.jsonl's beginning: not in the first block
+# --- bad input: exit code 5, names file and line; the earliest error wins for any number of workers
+line() { # replaces line 4003 of big.jsonl, which is not in the first block
     { head -n 4002 "$work/big.jsonl"; printf '%s\n' "$1"; tail -n +4003 "$work/big.jsonl"; printf '%s\n' \
         '{bad'; } >"$work/bad.jsonl"
     byte --input "$work/golden.jsonl" "$work/bad.jsonl" --workers 3
 }
-refused "a line that is no JSON" 5 "$work/bad.jsonl line 4003 is not valid JSON" line '{"text": "x"'
+refused "a line that is not JSON" 5 "$work/bad.jsonl line 4003 is not valid JSON" line '{"text": "x"'
 refused "plain text as JSON lines" 5 \
     "(byte 1: expected a JSON object); for plain text files, one document each, add --text" \
     byte --input "$work/1.txt"
@@ -287,20 +285,18 @@ refused "an input without documents" 5 "no document" byte --input "$work/2.txt"
 from_nothing() { : | byte --input -; }
 refused "standard input without documents" 5 "no document" from_nothing
 
-# --- output that cannot be made is the environment's fault, and is known before anything is read
-# ---
-refused "a folder that cannot be made" 3 "/proc/nowhere" pre --input "$work/a.jsonl" --tokenizer-type Byte \
+# --- output that cannot be created: exit code 3, before any input is read
+refused "a directory that cannot be created" 3 "/proc/nowhere" pre --input "$work/a.jsonl" --tokenizer-type Byte \
     --output-prefix /proc/nowhere/x
-refused "a folder that cannot be written" 3 "/proc/x_text_document" pre --input "$work/a.jsonl" \
+refused "a read-only directory" 3 "/proc/x_text_document" pre --input "$work/a.jsonl" \
     --tokenizer-type Byte --output-prefix /proc/x
-refused "a file where a folder should be" 3 "$work/a.jsonl" pre --input "$work/a.jsonl" \
+refused "a file instead of a directory" 3 "$work/a.jsonl" pre --input "$work/a.jsonl" \
     --tokenizer-type Byte --output-prefix "$work/a.jsonl/x"
 mkdir "$work/folder_text_document.bin"
-refused "a folder of the output's name" 3 "$work/folder_text_document.bin" pre --input "$work/bad.jsonl" \
+refused "a directory with the name of the output" 3 "$work/folder_text_document.bin" pre --input "$work/bad.jsonl" \
     --tokenizer-type Byte --output-prefix "$work/folder"
 
-# --- a full disk (a limit on the file size stands for it) and an interruption leave nothing behind
-# ---
+# --- a full disk (emulated by a file size limit) and an interruption leave no files
 limited() { (ulimit -f 512 && byte --input "$work/big.jsonl" --workers 2); }
 refused "full disk" 3 "free disk space" limited
 merge_limited() { (ulimit -f 512 && merge --input "$work/folder" --output-prefix "$work/bad_text_document"); }

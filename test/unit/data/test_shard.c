@@ -1,5 +1,5 @@
-// Shards: Megatron's golden bytes both ways, random round trips in every dtype, appending, and
-// every kind of damage.
+// Tests shards: reads and writes Megatron's golden bytes, random round trips in every dtype,
+// appending, and all kinds of damage.
 #include <errno.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -18,7 +18,7 @@
 #include "llmc/data/shard.h"
 #include "test/unit/folder.h"
 
-// The documents [5,6,50256], [], [7,50256] as Megatron-LM writes them in u16.
+// The documents [5,6,50256], [], [7,50256] as written by Megatron-LM in u16.
 static const uint8_t GOLDEN_BIN[10] = {0x05, 0, 0x06, 0, 0x50, 0xc4, 0x07, 0, 0x50, 0xc4};
 static const uint8_t GOLDEN_IDX[90] = {
     0x4d, 0x4d, 0x49, 0x44, 0x49, 0x44, 0x58, 0, 0,                       // magic
@@ -74,14 +74,14 @@ static bool exists(const char *prefix, const char *suffix) {
     return access(path, F_OK) == 0;
 }
 
-// A disk that takes nothing and calls that no error: by the standard a write may, and by it no
-// write would ever end.
+// A disk on which write() returns 0 without an error, as the standard allows; retrying would never
+// end.
 static bool takes_nothing;
 ssize_t write(int fd, const void *data, size_t bytes) {
     return takes_nothing ? (errno = 0) : syscall(SYS_write, fd, data, bytes);
 }
 
-static void write_that_takes_nothing(void **state) {
+static void write_returning_zero(void **state) {
     Folder *f = (Folder *)*state;
     const int32_t tokens[] = {1, 2, 3};
     Error err = {0};
@@ -117,7 +117,7 @@ static void golden_write(void **state) {
 
 static void golden_read(void **state) {
     Folder *f = (Folder *)*state;
-    // The second time with a trailing mode array, as multimodal shards have.
+    // once more with a trailing mode array, as in multimodal shards
     for (size_t modes = 0; modes <= 2; modes += 2) {
         uint8_t idx[sizeof GOLDEN_IDX + 2] = {0};
         memcpy(idx, GOLDEN_IDX, sizeof GOLDEN_IDX);
@@ -157,8 +157,7 @@ static void dtypes(void **state) {
 
 static uint32_t next(uint32_t *seed) { return (*seed = *seed * 1664525u + 1013904223u) >> 8; }
 
-// Random sequences (empty ones too) and documents (empty ones too), long enough to pass the write
-// buffer more than once.
+// Random sequences and documents, some of them empty, that fill the write buffer several times.
 static void round_trip(void **state) {
     Folder *f = (Folder *)*state;
     const int dtype[6] = {SHARD_U8, SHARD_I8, SHARD_I16, SHARD_U16, SHARD_I32, SHARD_I64};
@@ -200,7 +199,7 @@ static void round_trip(void **state) {
     free(back);
 }
 
-static void wide_ids(void **state) {
+static void ids_above_int32(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     ShardWriter *w = shard_writer_open(f->prefix, SHARD_I64, &err);
@@ -218,7 +217,7 @@ static void wide_ids(void **state) {
     shard_close(&s);
 }
 
-// Appending two shards gives the bytes that one writer would have written.
+// Appending two shards gives the same bytes as a single writer.
 static void append(void **state) {
     Folder *f = (Folder *)*state;
     char part[128], whole[128];
@@ -253,7 +252,7 @@ static void append(void **state) {
     shard_close(&s);
 }
 
-// Opens x.bin / x.idx with these bytes and expects one line of error that holds `words`.
+// Opens x.bin / x.idx with these bytes and expects a one-line error that contains `words`.
 static void expect_damage(Folder *f, const uint8_t *idx, size_t idx_bytes, size_t bin_bytes,
                           const char *words) {
     uint8_t bin[64] = {0};
@@ -313,13 +312,13 @@ static void corrupt(void **state) {
     for (size_t bytes = 0; bytes < sizeof GOLDEN_BIN; bytes++)
         expect_damage(f, GOLDEN_IDX, sizeof GOLDEN_IDX, bytes, ".bin: truncated");
     expect_damage(f, GOLDEN_IDX, sizeof GOLDEN_IDX, 12, "do not match");
-    uint8_t none[34] = {0};  // no sequence and no boundary
+    uint8_t none[34] = {0};  // no sequences and no boundaries
     memcpy(none, GOLDEN_IDX, 18);
     expect_damage(f, none, sizeof none, 0, "no document boundaries");
 }
 
-// Random damage of the index: refused, or harmless. Under AddressSanitizer a read outside the files
-// would show.
+// Random damage of the index is either refused or harmless. AddressSanitizer detects reads outside
+// the files.
 static void fuzz(void **state) {
     Folder *f = (Folder *)*state;
     uint32_t seed = 11;
@@ -379,16 +378,16 @@ static void empty_shard(void **state) {
     shard_close(&s);
 }
 
-// A file cut short while it is mapped: a process of its own reads it, and what it says in its first
-// write and how it ends is seen from here. -1: it ended by a signal.
+// Reads a file that is truncated while mapped, in a child process. Returns its exit code (-1: ended
+// by a signal) and its first write.
 static int read_and_end(const Shard *s, const Site *site, char *said, size_t bytes) {
     int ends[2], status;
     int32_t token;
-    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);  // every write is a message of its own
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);  // every write is a separate message
     pid_t child = fork();
     if (child == 0) {
         dup2(ends[1], 2);
-        close(ends[0]);  // what it says after the first write fails when nobody reads any more
+        close(ends[0]);  // later writes fail once nobody reads
         mapped_set_site(site);
         shard_read(s, s->tokens - 1, 1, &token);
         _exit(0);
@@ -401,7 +400,7 @@ static int read_and_end(const Shard *s, const Site *site, char *said, size_t byt
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static void cut_short_while_mapped(void **state) {
+static void truncated_while_mapped(void **state) {
     Folder *f = (Folder *)*state;
     enum { TOKENS = 50000 };
     static const int32_t tokens[TOKENS];
@@ -413,7 +412,7 @@ static void cut_short_while_mapped(void **state) {
     assert_true(shard_writer_add_sequence(w, tokens, TOKENS, &err));
     assert_true(shard_writer_close(w, &err));
     assert_true(shard_open(&s, f->prefix, &err));
-    assert_true(shard_open(&other, f->prefix, &err));  // its end must not end the guard of the first
+    assert_true(shard_open(&other, f->prefix, &err));  // closing it must not remove the first one's guard
     shard_close(&other);
     assert_int_equal(read_and_end(&s, &site, said, sizeof said), 0);
     snprintf(path, sizeof path, "%s.bin", f->prefix);
@@ -427,12 +426,12 @@ static void cut_short_while_mapped(void **state) {
     assert_ptr_equal(strchr(said, '\n'), said + strlen(said) - 1);
     assert_int_equal(read_and_end(&s, NULL, said, sizeof said), EXIT_DATA);
     assert_memory_equal(said, "error: read data: ", 18);
-    mapped_release(s.data);  // what is not guarded ends as it did before
+    mapped_release(s.data);  // unguarded ranges get the default signal action
     assert_int_not_equal(read_and_end(&s, &site, said, sizeof said), EXIT_DATA);
     shard_close(&s);
 }
 
-static void unfit_ids(void **state) {
+static void ids_outside_dtype(void **state) {
     Folder *f = (Folder *)*state;
     const int dtype[5] = {SHARD_U8, SHARD_I8, SHARD_I16, SHARD_U16, SHARD_I32};
     const int32_t bad[5] = {256, 128, 32768, 65536, -1};
@@ -447,7 +446,7 @@ static void unfit_ids(void **state) {
     }
 }
 
-// /dev/full answers every write with "no space left", as a full disk does.
+// Writes to /dev/full fail with "no space left on device", as on a full disk.
 static void full_disk(void **state) {
     Folder *f = (Folder *)*state;
     const char *suffix[2] = {".bin", ".idx"};
@@ -472,18 +471,18 @@ static void full_disk(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dtypes),
-        cmocka_unit_test_setup_teardown(write_that_takes_nothing, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(write_returning_zero, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(golden_write, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(golden_read, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(round_trip, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(wide_ids, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(ids_above_int32, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(append, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(corrupt, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(fuzz, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(missing, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(empty_shard, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(cut_short_while_mapped, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(unfit_ids, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(truncated_while_mapped, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(ids_outside_dtype, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(full_disk, make_folder, remove_folder),
     };
     return cmocka_run_group_tests_name("shard", tests, NULL, NULL);

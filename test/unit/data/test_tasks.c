@@ -1,5 +1,5 @@
-// The files of --eval-tasks: what becomes of contexts and continuations, and one line for what
-// cannot be read.
+// Tests the files of --eval-tasks: tokenization of contexts and continuations, and one-line errors
+// for invalid files.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 
 enum { SEQ = 8, EOD = 256 };
 
-// Lines of task a with these members: with context c, and with one of their own.
+// Lines of task "a" with these members, with context "c" or with a given context.
 #define A(members) "{\"task\":\"a\",\"context\":\"c\"," members "}"
 #define OWN(members) "{\"task\":\"a\"," members "}"
 
@@ -58,7 +58,7 @@ static TaskSet reads(const Fixture *f, const char *text) {
     return set;
 }
 
-// The ids of request i: bytes as characters, EOD as '$'.
+// Formats the ids of request i: bytes as characters, EOD as '$'.
 static const char *shown(const TaskSet *set, int64_t i) {
     static char text[64];
     const TaskRequest *r = &set->request[i];
@@ -101,8 +101,8 @@ static void forms(void **state) {
     task_set_free(&set);
 }
 
-// As str.rstrip() of Python: not U+200B, which is no white space, but U+2003 and U+001F.
-static void white_space_moves(void **state) {
+// As Python's str.rstrip(): strips U+2003 and U+001F, but not U+200B, which is not white space.
+static void trailing_white_space_moves_to_continuation(void **state) {
     TaskSet set = reads(*state,
                         "{\"task\":\"a\",\"context\":\"c \\n\",\"continuation\":\"d\"}\n"
                         "{\"task\":\"a\",\"context\":\"c\\u2003\",\"continuation\":\"d\"}\n"
@@ -127,8 +127,8 @@ static void length_is_in_characters(void **state) {
     task_set_free(&set);
 }
 
-// SEQ tokens go in and one more is predicted.
-static void long_contexts_lose_their_front(void **state) {
+// SEQ input tokens, plus one that is only predicted
+static void long_contexts_are_truncated_left(void **state) {
     TaskSet set = reads(*state,
                         "{\"task\":\"a\",\"context\":\"01234567\",\"continuation\":\"x\"}\n"
                         "{\"task\":\"a\",\"context\":\"0123456789\",\"continuation\":\"xy\"}\n"
@@ -139,7 +139,7 @@ static void long_contexts_lose_their_front(void **state) {
     task_set_free(&set);
 }
 
-static void no_context(void **state) {
+static void empty_context(void **state) {
     TaskSet set = reads(*state,
                         "{\"task\":\"a\",\"context\":\"\",\"continuation\":\"stuvwxyz\"}\n"
                         "{\"task\":\"b\",\"context\":\"\",\"choices\":[\"x\"],\"gold\":0}\n");
@@ -158,12 +158,12 @@ static void several_files(void **state) {
     assert_int_equal(set.tasks, 2);
     assert_int_equal(set.task[0].samples, 2);
     assert_int_equal(set.sample[2].task, 0);
-    assert_false(read_bytes(f, "", 0, &set, &err));  // a file of its own without samples
+    assert_false(read_bytes(f, "", 0, &set, &err));  // a second file without samples
     assert_int_equal(err.code, EXIT_DATA);
     task_set_free(&set);
 }
 
-// A model of ids: a word of ids is a token, and one that is no id is refused.
+// NullTokenizer: every word is an id, and other words are refused.
 static void ids(void **state) {
     const Fixture *f = *state;
     TaskEncoding encoding = {f->ids, SEQ};
@@ -181,8 +181,9 @@ static void ids(void **state) {
     task_set_free(&set);
 }
 
-// The harness predicts from the context's own tokens, and counts the continuation's in the whole.
-static void context_is_encoded_alone(void **state) {
+// The harness predicts from the context's own tokens, but counts the continuation's tokens in the
+// joined text.
+static void context_is_tokenized_alone(void **state) {
     const Fixture *f = *state;
     TokenizerChoice choice = {.type = TOKENIZER_HUGGING_FACE, .model = "test/golden/tokenizer_json/gpt2"};
     Error err;
@@ -202,8 +203,8 @@ static void context_is_encoded_alone(void **state) {
     tokenizer_close(gpt2);
 }
 
-// Llama 3's tokenizer puts <|begin_of_text|> before every text, once. It stands for an empty
-// context too. Where there is no room it goes first.
+// Llama 3's tokenizer puts <|begin_of_text|> before every text, once. It also represents an empty
+// context, and is dropped first if a request is too long.
 static void prefix(void **state) {
     const Fixture *f = *state;
     Error err;
@@ -245,7 +246,7 @@ static void refused(const Fixture *f, const char *text, size_t bytes, const char
 
 #define GOOD A("\"choices\":[\"x\"],\"gold\":0") "\n"
 
-static void hostile_lines(void **state) {
+static void invalid_lines(void **state) {
     const struct {
         const char *line, *what;
     } cases[] = {
@@ -296,7 +297,7 @@ static void hostile_lines(void **state) {
     refused(*state, GOOD "{\0}", strlen(GOOD) + 3, "line 2: it contains U+0000");
 }
 
-static void hostile_files(void **state) {
+static void invalid_files(void **state) {
     const Fixture *f = *state;
     TaskSet set = {0};
     TaskEncoding encoding = {f->bytes, SEQ};
@@ -309,7 +310,7 @@ static void hostile_files(void **state) {
     assert_int_equal(err.code, EXIT_DATA);
 }
 
-static void not_without_end(void **state) {
+static void limits(void **state) {
     const Fixture *f = *state;
     size_t room = 100 * (MAX_TASKS + 1), used = 0;
     char *text = malloc(room);
@@ -328,17 +329,17 @@ static void not_without_end(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forms),
-        cmocka_unit_test(white_space_moves),
+        cmocka_unit_test(trailing_white_space_moves_to_continuation),
         cmocka_unit_test(length_is_in_characters),
-        cmocka_unit_test(long_contexts_lose_their_front),
-        cmocka_unit_test(no_context),
+        cmocka_unit_test(long_contexts_are_truncated_left),
+        cmocka_unit_test(empty_context),
         cmocka_unit_test(several_files),
         cmocka_unit_test(ids),
-        cmocka_unit_test(context_is_encoded_alone),
+        cmocka_unit_test(context_is_tokenized_alone),
         cmocka_unit_test(prefix),
-        cmocka_unit_test(hostile_lines),
-        cmocka_unit_test(hostile_files),
-        cmocka_unit_test(not_without_end),
+        cmocka_unit_test(invalid_lines),
+        cmocka_unit_test(invalid_files),
+        cmocka_unit_test(limits),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,6 +1,6 @@
-// The tokenizers: golden ids of Hugging Face's `tokenizers` (made by
-// dev/ref/make_tokenizer_golden.py), the pre-tokens against PCRE2 alone and the specification's
-// examples, merging against the plain definition, decoding, invalid UTF-8, long words, malformed
+// Tests the tokenizers: golden ids of Hugging Face's `tokenizers` (from
+// dev/ref/make_tokenizer_golden.py), pre-tokenization against PCRE2 and the specification's
+// examples, merging against its definition, decoding, invalid UTF-8, long words, malformed
 // vocabularies.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -59,7 +59,7 @@ static int teardown(void **state) {
     return 0;
 }
 
-// A small generator, so that failures repeat.
+// A deterministic generator, so that failures are reproducible.
 static uint32_t next_random(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(*state >> 33);
@@ -92,7 +92,7 @@ static cJSON *read_json(const char *path) {
     return root;
 }
 
-// The text of a case, malloc'ed.
+// Returns the text of a case (malloc'ed).
 static char *case_text(const cJSON *item, size_t *bytes) {
     const cJSON *hex = cJSON_GetObjectItem(item, "hex");
     const char *plain = hex ? hex->valuestring : cJSON_GetObjectItem(item, "text")->valuestring;
@@ -123,11 +123,11 @@ static void check_case(Encoder *encoder, const cJSON *item, const cJSON *ids, in
     free(text);
 }
 
-static void golden_ids_of_the_small_vocabulary(void **state) {
+static void golden_ids_small_vocabulary(void **state) {
     Fixture *f = *state;
     cJSON *root = read_json(GOLDEN "cases.json");
     int number = 0;
-    // Twice: the second time most pieces come from the cache.
+    // twice: the second time most pieces come from the cache
     for (int pass = 0; pass < 2; pass++) {
         for (const cJSON *item = cJSON_GetObjectItem(root, "cases")->child; item; item = item->next) {
             check_case(f->encoder, item, cJSON_GetObjectItem(item, "ids"), number++);
@@ -137,7 +137,7 @@ static void golden_ids_of_the_small_vocabulary(void **state) {
     cJSON_Delete(root);
 }
 
-static void golden_ids_of_gpt2(void **state) {
+static void golden_ids_gpt2(void **state) {
     if (access(GPT2 "vocab.json", R_OK) || access(GPT2 "merges.txt", R_OK)) {
         print_message("GPT-2's vocabulary is not at hand\n");
         skip();
@@ -161,7 +161,7 @@ static void golden_ids_of_gpt2(void **state) {
     tokenizer_close(gpt2);
 }
 
-// ---- pre-tokens ----
+// ---- pre-tokenization ----
 
 // pieces: separated by '|'.
 static void check_pieces(const PieceSplitter *splitter, const char *text, const char *pieces) {
@@ -176,7 +176,7 @@ static void check_pieces(const PieceSplitter *splitter, const char *text, const 
     }
 }
 
-static void pre_tokens_of_the_specification(void **state) {
+static void pre_tokens_of_specification(void **state) {
     const PieceSplitter *splitter = ((Fixture *)*state)->splitter;
     check_pieces(splitter, "Hello  world\n\n  It's  I'LL 123abc\t\tx ",
                  "Hello| | world|\n\n | It|'s| | I|'|LL| 123|abc|\t|\t|x| ");
@@ -188,9 +188,9 @@ static void pre_tokens_of_the_specification(void **state) {
     check_pieces(splitter, "a\u0301 b", "a|\u0301| b");
 }
 
-// A doubled white-space character before a letter gives up its second half; everything else is
-// taken as a pair, or joins the letter.
-static void white_space_is_exactly_unicodes(void **state) {
+// Of two white-space characters before a letter, the second one starts a new piece. Other
+// characters form a pair or join the letter.
+static void white_space_matches_unicode(void **state) {
     const PieceSplitter *splitter = ((Fixture *)*state)->splitter;
     for (uint32_t c = 0; c < 0x110000; c++) {
         if (c >= 0xD800 && c < 0xE000) continue;
@@ -216,9 +216,9 @@ static void check_against_pcre2(const PieceSplitter *splitter, const char *text,
     }
 }
 
-static void short_cut_equals_pcre2(void **state) {
+static void fast_path_matches_pcre2(void **state) {
     const PieceSplitter *splitter = ((Fixture *)*state)->splitter;
-    // Every text of five symbols, one of each kind that the pattern tells apart.
+    // all texts of five symbols, one symbol per class of the pattern
     static const char *const symbols[] = {" ", "\n", "'", "s",      "l",      "e",     "r",
                                           "A", "7",  "-", "\u00a0", "\u00e9", "\u180e"};
     enum { SYMBOLS = sizeof symbols / sizeof *symbols, LENGTH = 5 };
@@ -233,7 +233,7 @@ static void short_cut_equals_pcre2(void **state) {
         }
         check_against_pcre2(splitter, text, bytes);
     }
-    // Long random texts of every ASCII byte, with others now and then.
+    // long random texts of ASCII bytes with occasional other characters
     uint64_t seed = 7;
     for (int n = 0; n < 2000; n++) {
         char text[600];
@@ -248,8 +248,8 @@ static void short_cut_equals_pcre2(void **state) {
 
 // ---- merging ----
 
-// The definition: the lowest-ranked pair, all its occurrences from left to right, until none is
-// left.
+// Reference: merges the lowest-ranked pair at all its occurrences from left to right, until none
+// remains.
 static size_t merge_by_definition(const BpeMerge *merges, int count, const int32_t byte_id[256],
                                   const char *piece, size_t bytes, int32_t *ids) {
     for (size_t i = 0; i < bytes; i++) ids[i] = byte_id[(uint8_t)piece[i]];
@@ -266,9 +266,8 @@ static size_t merge_by_definition(const BpeMerge *merges, int count, const int32
     return bytes;
 }
 
-static void merging_equals_the_definition(void **state) {
-    // Ids 0..2 are the bytes a, b, c; each merge makes a new id of two earlier ones, as training
-    // does.
+static void merging_matches_definition(void **state) {
+    // ids 0..2 are the bytes a, b, c; each merge combines two earlier ids, as in training
     enum { MERGES = 60 };
     BpeMerge merges[MERGES];
     Bpe bpe;
@@ -292,7 +291,7 @@ static void merging_equals_the_definition(void **state) {
         for (int n = 0; n < 60; n++) {
             char piece[400];
             int32_t ids[400], expected[400];
-            // both sides of the limit between the two algorithms
+            // on both sides of the limit between the two algorithms
             size_t bytes = 1 + next_random(&seed) % (n % 2 ? 60 : 399);
             for (size_t i = 0; i < bytes; i++) piece[i] = (char)(n % 5 ? next_random(&seed) % 3 : 0);
             size_t count = bpe_encode(&bpe, &scratch, piece, bytes, ids);
@@ -304,7 +303,7 @@ static void merging_equals_the_definition(void **state) {
     bpe_scratch_free(&scratch);
 }
 
-static void a_repeated_merge_counts_last(void **state) {
+static void last_duplicate_merge_wins(void **state) {
     Bpe bpe;
     BpeScratch scratch = {0};
     bpe_init(&bpe, 3);
@@ -326,8 +325,7 @@ static void long_words_are_fast(void **state) {
     uint64_t seed = 5;
     for (int kind = 0; kind < 5; kind++) {
         for (size_t i = 0; i < LENGTH; i++) {
-            // The last two: one long word without ASCII, and words of one character in text without
-            // ASCII.
+            // the last two: one long non-ASCII word, and single-character words in non-ASCII text
             text[i] = kind == 0   ? 'a'
                       : kind == 1 ? ' '
                       : kind == 2
@@ -338,8 +336,8 @@ static void long_words_are_fast(void **state) {
         int64_t replaced = 0;
         double start = seconds();
         encoder_encode(f->encoder, text, LENGTH - LENGTH % 3, &out, &replaced);
-        // Quadratic merging or cutting would take minutes to hours; this takes about 0.1 s, several
-        // times that under sanitizers.
+        // quadratic merging or splitting would take minutes to hours; this takes about 0.1 s,
+        // several times that under sanitizers
         assert_true(seconds() - start < 5);
         assert_int_equal(replaced, 0);
         assert_in_range(out.count, 1000, LENGTH);
@@ -367,7 +365,7 @@ static void check_round_trip(const Tokenizer *tokenizer, Encoder *encoder, const
     token_buffer_free(&out);
 }
 
-static void decoding_gives_the_text_back(void **state) {
+static void decoding_restores_text(void **state) {
     Fixture *f = *state;
     Tokenizer *byte = tokenizer_open(&(TokenizerChoice){.type = TOKENIZER_BYTE}, NULL);
     Encoder *byte_encoder = encoder_create(byte);
@@ -389,7 +387,7 @@ static void decoding_gives_the_text_back(void **state) {
     tokenizer_close(byte);
 }
 
-static void decoding_of_special_and_foreign_ids(void **state) {
+static void decoding_special_and_invalid_ids(void **state) {
     Fixture *f = *state;
     size_t bytes;
     const char *eod = tokenizer_decode(f->small, tokenizer_eod(f->small), &bytes);
@@ -459,7 +457,7 @@ static void check_repair(const char *text, size_t bytes, const char *expected, i
 
 #define R "\ufffd"
 static void invalid_utf8_is_replaced_per_maximal_subpart(void **state) {
-    // The examples of the Unicode standard, chapter 3, tables 3-8 to 3-11.
+    // examples of the Unicode standard, chapter 3, tables 3-8 to 3-11
     check_repair("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41", 9, R R R R R R R R "A", 8);
     check_repair("\xED\xA0\x80\xED\xBF\xBF\xED\xAF\x41", 9, R R R R R R R R "A", 8);
     check_repair("\xF4\x91\x92\x93\xFF\x41\x80\xBF\x42", 9, R R R R R "A" R R "B", 7);
@@ -566,9 +564,9 @@ static int64_t count_tokens(const Tokenizer *tokenizer, const char *text) {
     return count;
 }
 
-static void the_last_merge_needs_no_newline(void **state) {
-    // The last merge of the small vocabulary makes one token of the Korean word; without the
-    // newline it still does, without the line it does not.
+static void last_merge_needs_no_newline(void **state) {
+    // the last merge of the small vocabulary joins the Korean word into one token: also without the
+    // final newline, but not without the line
     const char *last = "\u0120\u00ed\u0137\u013e\u00ea\u00b5\u0143 \u00ec\u0138\u00b4",
                *text = " \ud55c\uad6d\uc5b4";
     char line[64];
@@ -585,22 +583,22 @@ static void the_last_merge_needs_no_newline(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(golden_ids_of_the_small_vocabulary),
-        cmocka_unit_test(golden_ids_of_gpt2),
-        cmocka_unit_test(pre_tokens_of_the_specification),
-        cmocka_unit_test(white_space_is_exactly_unicodes),
-        cmocka_unit_test(short_cut_equals_pcre2),
-        cmocka_unit_test(merging_equals_the_definition),
-        cmocka_unit_test(a_repeated_merge_counts_last),
+        cmocka_unit_test(golden_ids_small_vocabulary),
+        cmocka_unit_test(golden_ids_gpt2),
+        cmocka_unit_test(pre_tokens_of_specification),
+        cmocka_unit_test(white_space_matches_unicode),
+        cmocka_unit_test(fast_path_matches_pcre2),
+        cmocka_unit_test(merging_matches_definition),
+        cmocka_unit_test(last_duplicate_merge_wins),
         cmocka_unit_test(long_words_are_fast),
-        cmocka_unit_test(decoding_gives_the_text_back),
-        cmocka_unit_test(decoding_of_special_and_foreign_ids),
+        cmocka_unit_test(decoding_restores_text),
+        cmocka_unit_test(decoding_special_and_invalid_ids),
         cmocka_unit_test(byte_tokenizer),
         cmocka_unit_test(null_tokenizer),
         cmocka_unit_test(invalid_utf8_is_replaced_per_maximal_subpart),
         cmocka_unit_test(encoding_counts_replacements),
         cmocka_unit_test(malformed_vocabularies_are_refused),
-        cmocka_unit_test(the_last_merge_needs_no_newline),
+        cmocka_unit_test(last_merge_needs_no_newline),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

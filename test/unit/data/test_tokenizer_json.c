@@ -1,6 +1,6 @@
-// tokenizer.json: ids of Hugging Face's `tokenizers` for small tokenizers of several styles (made
-// by dev/ref/make_tokenizer_json_golden.py), pieces cut by hand against PCRE2, patterns,
-// normalization, the end of a document, and files that are refused.
+// Tests tokenizer.json: ids of Hugging Face's `tokenizers` for small tokenizers of several styles
+// (from dev/ref/make_tokenizer_json_golden.py), the fast paths of pre-tokenization against PCRE2,
+// patterns, normalization, the end-of-document token, and refused files.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -79,7 +79,7 @@ static void check_style(const char *style, int prefix_count, const char *eod) {
     Encoder *encoder = encoder_create(tokenizer);
     TokenBuffer out = {0};
     int64_t replaced = 0;
-    // Twice: the second time most pieces come from the cache.
+    // twice: the second time most pieces come from the cache
     for (int pass = 0; pass < 2; pass++) {
         const cJSON *text = texts->child, *ids = cJSON_GetObjectItem(golden, "ids")->child;
         for (; text && ids; text = text->next, ids = ids->next) {
@@ -136,9 +136,9 @@ static void check_against_pcre2(const PieceSplitter *splitter, const char *text,
     }
 }
 
-static void short_cuts_equal_pcre2(void **state) {
+static void fast_paths_match_pcre2(void **state) {
     static const char *const regexes[] = {LLAMA3_PATTERN, QWEN2_PATTERN};
-    // Every text of five symbols, one or more of each kind that the patterns tell apart.
+    // all texts of five symbols, at least one symbol per class of the patterns
     static const char *const symbols[] = {" ", "\n", "\r", "\t",     "'",      "S",      "l",     "x",
                                           "7", "-",  "e",  "\u00a0", "\u00e9", "\u0663", "\u017f"};
     enum { SYMBOLS = sizeof symbols / sizeof *symbols, LENGTH = 5 };
@@ -192,7 +192,7 @@ static void check_pieces(const char *regex, const char *text, const char *pieces
 static void pieces_of_patterns(void **state) {
     check_pieces(LLAMA3_PATTERN, "It'S 12345 x\r\n\r\n  y!\n", "It|'S| |123|45| x|\r\n\r\n| | y|!\n");
     check_pieces(QWEN2_PATTERN, "a 123\u0663", "a| |1|2|3|\u0663");
-    // What no match covers is a piece too.
+    // text not covered by a match is a piece too
     check_pieces("\\p{N}", "ab12c", "ab|1|2|c");
     check_pieces("\\p{N}+", "ab12c", "ab|12|c");
     check_pieces("[\\x61-\\x63]+|\\s", "abz\u180e\u00a0c", "ab|z\u180e|\u00a0|c");
@@ -214,15 +214,15 @@ static void long_texts_are_fast(void **state) {
         for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
             size_t bytes = 0, unit = strlen(units[u]);
             for (; bytes + unit <= LENGTH; bytes += unit) memcpy(text + bytes, units[u], unit);
-            memcpy(text + bytes, " x", 2);  // after which the run must give something back
+            memcpy(text + bytes, " x", 2);  // the run before it must give back its last space
             TokenBuffer out = {0};
             int64_t replaced = 0;
             struct timespec a, b;
             clock_gettime(CLOCK_MONOTONIC, &a);
             encoder_encode(encoder, text, bytes + 2, &out, &replaced);
             clock_gettime(CLOCK_MONOTONIC, &b);
-            // A quadratic way would take minutes; this takes 0.05 s, several times that under
-            // sanitizers.
+            // a quadratic algorithm would take minutes; this takes 0.05 s, several times that under
+            // sanitizers
             if (b.tv_sec - a.tv_sec > 5) fail_msg("%s takes too long for '%s'", folders[k], units[u]);
             assert_int_equal(replaced, 0);
             token_buffer_free(&out);
@@ -242,7 +242,7 @@ static void patterns_are_translated_or_refused(void **state) {
         {"\\u0041\\x{42}\\x43", "\\x{0041}\\x{42}\\x{43}"},
         {".", "[^\\n]"},
         {"(?i:'s|'re)", "(?i:'s|'re)"},
-        {"(?i:ss)", NULL},  // one character for Oniguruma, too: sharp s
+        {"(?i:ss)", NULL},  // Oniguruma also matches the single character U+00DF
         {"(?i:\\w)", NULL},
         {"(?i)a", NULL},
         {"\\w", NULL},
@@ -303,12 +303,12 @@ static void normalization_form_c(void **state) {
     check_nfc(nfc, "", "");
     check_nfc(nfc, "plain \u00e9", "plain \u00e9");
     check_nfc(nfc, "cafe\u0301s", "caf\u00e9s");
-    check_nfc(nfc, "q\u0307\u0323", "q\u0323\u0307");  // marks in the order of their classes
-    check_nfc(nfc, "a\u0327\u0301", "\u00e1\u0327");   // over a mark of another class
-    check_nfc(nfc, "a\u0301\u0301", "\u00e1\u0301");   // not over one of its own
+    check_nfc(nfc, "q\u0307\u0323", "q\u0323\u0307");  // marks sorted by class
+    check_nfc(nfc, "a\u0327\u0301", "\u00e1\u0327");   // composes across a mark of another class
+    check_nfc(nfc, "a\u0301\u0301", "\u00e1\u0301");   // not across a mark of the same class
     check_nfc(nfc, "\u1e9b\u0323", "\u1e9b\u0323");
-    check_nfc(nfc, "\u0344", "\u0308\u0301");                    // never put together
-    check_nfc(nfc, "\u212b\u2126\uf900", "\u00c5\u03a9\u8c48");  // another character's double
+    check_nfc(nfc, "\u0344", "\u0308\u0301");                    // never composed
+    check_nfc(nfc, "\u212b\u2126\uf900", "\u00c5\u03a9\u8c48");  // singleton decompositions
     check_nfc(nfc, "\u0958", "\u0915\u093c");
     check_nfc(nfc, "\u1112\u1161\u11ab\u1100\u1173\u11af", "\ud55c\uae00");
     check_nfc(nfc, "\uac00\u11a8\u11a8", "\uac01\u11a8");
@@ -316,7 +316,7 @@ static void normalization_form_c(void **state) {
     nfc_free(nfc);
 }
 
-// ---- the end of a document ----
+// ---- end-of-document token ----
 
 static void check_eod(const char *config, const char *name, const char *expected, const char *message) {
     char folder[] = P_tmpdir "/test_tokenizer_XXXXXX";
@@ -346,7 +346,7 @@ static void check_eod(const char *config, const char *name, const char *expected
     free(beside);
 }
 
-static void the_end_of_a_document(void **state) {
+static void end_of_document_token(void **state) {
     check_eod(NULL, NULL, "<|end_of_text|>", NULL);
     check_eod("{\"eos_token\": \"<|eot_id|>\"}", NULL, "<|eot_id|>", NULL);
     check_eod("{\"eos_token\": {\"content\": \"<|eot_id|>\"}}", NULL, "<|eot_id|>", NULL);
@@ -357,9 +357,9 @@ static void the_end_of_a_document(void **state) {
     check_eod(NULL, "<none>", NULL, "--tokenizer-eod");
 }
 
-// ---- files that are refused ----
+// ---- refused files ----
 
-// A copy of a golden tokenizer.json with `from` replaced by `to`.
+// Returns a copy of a golden tokenizer.json with `from` replaced by `to`.
 static Tokenizer *open_changed(const char *style, const char *from, const char *to, Error *err) {
     char path[] = P_tmpdir "/test_tokenizer_XXXXXX";
     char *golden = text_format(GOLDEN "%s/tokenizer.json", style), *text = read_text(golden);
@@ -393,7 +393,7 @@ static void check_taken(const char *style, const char *from, const char *to) {
     tokenizer_close(tokenizer);
 }
 
-// Ids of a text as `tokenizers` gives them for the changed file, and the bytes that they stand for.
+// Compares ids with the output of `tokenizers` for the changed file, and the decoded bytes.
 static void check_changed(const char *style, const char *from, const char *to, const char *text,
                           const char *ids, const char *decoded) {
     Error err = {0};
@@ -423,20 +423,20 @@ static void check_changed(const char *style, const char *from, const char *to, c
 
 static void added_tokens_of_the_vocabulary(void **state) {
     const char *list = "\"added_tokens\":[";
-    // The token "é" of the vocabulary is the byte E9, which other characters have too.
+    // the vocabulary's token "é" is the byte E9, which also occurs in other characters
     check_changed("gpt2", list, "\"added_tokens\":[" ADDED(165, "\u00e9", false, false) ",", "\u00e9\u939f",
                   "165 165 236 253", "\xe9\u939f");
-    // Only ignore_merges makes this piece one token.
+    // a single token only with ignore_merges
     check_changed("llama3", list, "\"added_tokens\":[" ADDED(556, "\u0120world", false, false) ",",
                   "the world \u0120world", "461 556 220 556", "the world  world");
 }
 
-static void added_tokens_that_take_white_space(void **state) {
+static void added_tokens_that_absorb_white_space(void **state) {
     const char *end = "\"special\":true}],\"normalizer\"";
     const char *two = "\"special\":true}," ADDED(557, "<r>", false, true) "," ADDED(558, "\\n\\n", true,
                                                                                     false) "],\"normalizer\"";
     check_changed("gpt2", end, two, "<r>x \n\n", "557 87 558", "<r>x\n\n");
-    // Nothing is left of a token that the one before it has taken along.
+    // the previous token has absorbed the whole token
     check_changed("gpt2", end, two, "<r>\n\nx", "557 87", "<r>x");
     const char *stays = "\"special\":true}," ADDED(557, "<r>", false,
                                                    true) "," ADDED(558, "\\n\\n", false,
@@ -508,7 +508,7 @@ static void malformed_vocabularies_are_refused(void **state) {
     assert_int_equal(err.code, EXIT_USAGE);
 }
 
-static void harmless_differences_are_taken(void **state) {
+static void harmless_differences_are_accepted(void **state) {
     check_taken("gpt2", "\"type\":\"BPE\",", "");
     check_taken("gpt2", "\"dropout\":null", "\"dropout\":0.0");
     check_taken("gpt2", "\"continuing_subword_prefix\":null", "\"continuing_subword_prefix\":\"\"");
@@ -519,17 +519,17 @@ static void harmless_differences_are_taken(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_ids),
-        cmocka_unit_test(short_cuts_equal_pcre2),
+        cmocka_unit_test(fast_paths_match_pcre2),
         cmocka_unit_test(pieces_of_patterns),
         cmocka_unit_test(long_texts_are_fast),
         cmocka_unit_test(patterns_are_translated_or_refused),
         cmocka_unit_test(normalization_form_c),
-        cmocka_unit_test(the_end_of_a_document),
+        cmocka_unit_test(end_of_document_token),
         cmocka_unit_test(added_tokens_of_the_vocabulary),
-        cmocka_unit_test(added_tokens_that_take_white_space),
+        cmocka_unit_test(added_tokens_that_absorb_white_space),
         cmocka_unit_test(other_tokenizers_are_refused),
         cmocka_unit_test(malformed_vocabularies_are_refused),
-        cmocka_unit_test(harmless_differences_are_taken),
+        cmocka_unit_test(harmless_differences_are_accepted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
