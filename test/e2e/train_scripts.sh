@@ -491,7 +491,7 @@ cut_speed_run() { # 13B's layout on nodes of four, on a tiny model
     PRESET=sdp4bit DEVICE=cpu SPEED=1 RANKS=8 LOG_DIR='' scripts/train_13b.sh "${tiny[@]}" --micro-batch-size 1 \
         --global-batch-size 1 --gpus-per-node 4 --exit-interval 3 >"$work/out" 2>"$work/err" ||
         { say "exit code $?"; return 1; }
-    grep -q '^the model is cut: tensor parallel 4, pipeline 2, data parallel 1$' "$work/out" &&
+    grep -q '^layout: tensor parallel 4, pipeline 2, data parallel 1$' "$work/out" &&
         grep -q 'tensor-model-parallel size: 4, pipeline-model-parallel size: 2' "$work/out" &&
         [ "$(grep -c '^ iteration ' "$work/out")" = 3 ] || { why="no such run"; return 1; }
 }
