@@ -69,9 +69,9 @@ CFLAGS        += $(CJSON_CFLAGS)
 LIBS          := -lcjson -lxxhash -lpcre2-8 -lpthread -lm
 
 # Host code, linked into every program. The backend (CPU or CUDA) is selected at link time.
-ROOMS    := base ranks data config log state model checkpoint plan run
+MODULES  := base ranks data config log state model checkpoint plan run
 CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.c
-HOST_SRC := $(filter-out $(CPU_SRC),$(wildcard $(ROOMS:%=llmc/%/*.c) sdp4bit/*.c))
+HOST_SRC := $(filter-out $(CPU_SRC),$(wildcard $(MODULES:%=llmc/%/*.c) sdp4bit/*.c))
 DATA_SRC := $(wildcard dev/data/*.c)
 CONVERT_SRC := $(wildcard dev/convert/*.c)
 
@@ -287,8 +287,8 @@ ifeq ($(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),)
 $(error cudnn-frontend: $(FRONTEND_INCLUDE)/cudnn_frontend.h does not exist; CUDNN_FRONTEND= names the folder of cudnn_frontend.h)
 endif
 endif
-# Default include folders must not be repeated with -isystem: they would come before those of the
-# C++ library, whose #include_next then fails with "fatal error: math.h".
+# Default include folders must not be repeated with -isystem: they would come before the folders of
+# the C++ library, whose #include_next then fails with "fatal error: math.h".
 SYSTEM_INCLUDES := /usr/include /usr/local/include /usr/include/$(MACHINE)
 GPU_INCLUDES := $(filter-out $(SYSTEM_INCLUDES),$(CUDNN_INCLUDE) $(NCCL_INCLUDE) $(FRONTEND_INCLUDE))
 $(info cudnn-frontend in $(FRONTEND_INCLUDE)$(if $(wildcard $(FRONTEND_INCLUDE)/cudnn_frontend.h),, (to be fetched: nvidia-cudnn-frontend $(FRONTEND_VERSION))))

@@ -96,8 +96,8 @@ static void load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pass
 
 // Runs micro-batches through this rank's pipeline stage in the order of the 1F1B schedule: forward
 // and backward, or forward alone. Without pipeline parallelism each micro-batch runs forward, then
-// backward. Losses add up in zero_loss_sum. Gradients accumulate, and ZeRO reduces those of a layer
-// as soon as they are complete, while backward continues.
+// backward. Losses add up in zero_loss_sum. Gradients accumulate, and ZeRO reduces a layer's
+// gradients as soon as they are complete, while backward continues.
 static void run_micro_batches(Run *run, GPT *gpt, const BatchSource *source, int count, bool training) {
     Pass pass;
     if (gpt_needs_warm_up(gpt, training, &pass)) {
@@ -196,8 +196,8 @@ static const char *why_stopped(const Run *run) {
 static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, bool verbose) {
     const Config *c = &run->config;
     if (run_eval_iters(run, split) <= 0 || run->stop.reason) return true;
-    bool anew = split == SPLIT_TEST || c->full_validation;
-    int64_t from_start = 0, *consumed = anew ? &from_start : &run->consumed_valid, at = *consumed;
+    bool restart = split == SPLIT_TEST || c->full_validation;
+    int64_t from_start = 0, *consumed = restart ? &from_start : &run->consumed_valid, at = *consumed;
     *consumed += c->eval_iters * c->global_batch_size;
     run->site.phase = "evaluate";
     timer_start(run->timers, TIMER_EVALUATE, run->compute);
@@ -231,8 +231,8 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 // have to be told. They ask each other when run_poll_stop says so, or when the status of the latest
 // step has been read (settled).
 static bool guard_ends_run(Run *run, bool settled) {
-    bool asks = run->mesh.replica_groups.size > 1 && (settled || run->stop.reason == STOP_ANOMALY);
-    if (asks) return !run_agreed(run, !run->guard.ended_at);
+    bool collective = run->mesh.replica_groups.size > 1 && (settled || run->stop.reason == STOP_ANOMALY);
+    if (collective) return !run_agreed(run, !run->guard.ended_at);
     if (!run->guard.ended_at || run->mesh.replica_groups.size > 1) return false;
     run->exit_code = run->error.code;
     run->site.iteration = run->guard.ended_at;
@@ -279,19 +279,19 @@ static bool after_step(Run *run, GPT *gpt) {
     bool scoring = due(i, c->eval_interval) && c->eval_tasks.count > 0;
     bool evaluating = due(i, c->eval_interval) && run_eval_iters(run, SPLIT_VALID) > 0;
     bool saving = c->save && due(i, c->save_interval), verifying = due(i, c->verify_replicas_interval);
-    bool probing = zero_stats_due(run->zero);
+    bool measuring = zero_stats_due(run->zero);
     bool sampling = due(i, c->sample_interval) &&
                     i < c->train_iters;  // the last sample is written after training
     // Repair replicas before anything else reads the weights.
     if (verifying && !replicas_sound(run)) return true;
-    if (probing) zero_stats_report(run->zero, run->log, run_peers(run, run->launch.world));
+    if (measuring) zero_stats_report(run->zero, run->log, run_peers(run, run->launch.world));
     if (evaluating && !evaluate_and_log(run, gpt, SPLIT_VALID, "", false)) return true;
     if (scoring) eval_tasks(run, gpt);
     if (sampling) write_sample(run, gpt);
     if (leave_loop(run, false)) return true;
     if (saving && !save_checkpoint(run)) return true;
     if (leave_loop(run, true)) return true;
-    if (evaluating || scoring || saving || verifying || probing || sampling) interval_exclude(run, &from);
+    if (evaluating || scoring || saving || verifying || measuring || sampling) interval_exclude(run, &from);
     return false;
 }
 

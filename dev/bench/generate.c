@@ -3,7 +3,7 @@
 //
 //   build/dev/bench/generate [--bandwidth GB/s] [--prompt 512] [--tokens 128] FLAGS
 //
-// FLAGS are those of the trainer: model flags and required flags. Prints one JSON line: seconds to
+// FLAGS are trainer flags: the model and the required flags. Prints one JSON line: seconds to
 // process the prompt, median ms per token, and tokens per second. The prompt is processed twice and
 // the second time counts, when kernels are loaded. With --bandwidth, floor_ms is the time to read
 // the weights from memory once.

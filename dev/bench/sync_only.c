@@ -5,7 +5,7 @@
 //   mpirun -np N build/dev/bench/sync_only [--out FILE] [--repetitions 5] [--plain-mb 256]
 //       COMMON FLAGS --preset NAME FLAGS --preset NAME FLAGS ...
 //
-// Flags are those of the trainer. FILE (default: standard output) gets one JSON line per preset
+// Flags are trainer flags. FILE (default: standard output) gets one JSON line per preset
 // with memory by purpose, bytes sent per bucket, and times. Times are medians over the repetitions,
 // of the slowest rank, in ms:
 //   gradients   from the start until the step status is known. All gradients are ready at the start;

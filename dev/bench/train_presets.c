@@ -6,8 +6,8 @@
 //       --preset NAME FLAGS --preset NAME FLAGS ...
 //
 // The flags of a preset are a complete command line of train_gpt (including @FILE); results go to
-// its --log-jsonl. If a preset fails, its name is printed and the next one starts; the exit code is
-// that of the first failure. A signal ends all. --loopback appends to FILE, for each preset, the
+// its --log-jsonl. If a preset fails, its name is printed and the next one starts; the first
+// failure sets the exit code. A signal ends all. --loopback appends to FILE, for each preset, the
 // bytes that passed this machine's loopback device: the traffic between emulated nodes.
 #include <stdio.h>
 

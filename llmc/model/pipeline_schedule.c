@@ -6,8 +6,8 @@
 
 // Returns the number of warm-up forward passes, which precede the 1F1B phase.
 static int warm_up(PipelineShape s, int micro_batches) {
-    int behind = s.stages - s.stage - 1, all = micro_batches * s.chunks;
-    int ahead = s.chunks == 1 ? behind : 2 * behind + (s.chunks - 1) * s.stages;
+    int later = s.stages - s.stage - 1, all = micro_batches * s.chunks;
+    int ahead = s.chunks == 1 ? later : 2 * later + (s.chunks - 1) * s.stages;
     return ahead < all - 1 ? ahead : all - 1;
 }
 

@@ -3,7 +3,7 @@
 // layer and some vocabulary rows. Row-parallel GEMMs produce partial sums, which are reduced here.
 // Called by transformer.c, next_logits.c and head_scores.c.
 //
-// Rows are those of the flattened (B*T) micro-batch. Between the GEMMs every rank holds all rows;
+// Rows refer to the flattened (B*T) micro-batch. Between the GEMMs every rank holds all rows;
 // with --sequence-parallel rank t holds only the t-th of equal blocks. Sums are computed in fp32 in
 // rank order and rounded once, so they are bitwise identical on every rank, backend and run.
 //

@@ -42,7 +42,7 @@ static floatX *residual_of(const GPT *gpt, const Pass *p, int l) {
 static floatX *dresidual_of(const GPT *gpt, const Pass *p) { return gpt->dresidual[p->gradient]; }
 static bool is_tensor_parallel(const GPT *gpt) { return gpt->mesh->tp.size > 1; }
 
-// Waits for the weights of layer l, and prefetches those of the next layer in this direction.
+// Waits for the weights of layer l, and prefetches the weights of the next layer in this direction.
 static void wait_for_layer(const GPT *gpt, const Pass *p, int l, bool backward) {
     int next = backward ? l - 1 : l + 1;
     bool more = next >= gpt_first_layer(gpt, p) && next < gpt_end_layer(gpt, p);
@@ -436,11 +436,11 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     LayerOps o = layer_ops(gpt, l, p);
     Stream *s = gpt->stream;
     // Backward, RoPE and the norms of queries and keys work on the gradient of QKV.
-    Rope turn_back = o.rope;
+    Rope rope_back = o.rope;
     HeadNorm heads = o.heads;
-    turn_back.x = heads.x = gpt->dwide;
-    turn_back.by_kind = gpt->by_kind ? o.attention.dqkv : NULL;
-    turn_back.back = true;
+    rope_back.x = heads.x = gpt->dwide;
+    rope_back.by_kind = gpt->by_kind ? o.attention.dqkv : NULL;
+    rope_back.back = true;
     if (gpt->recompute_full) {
         LayerOps again = o;
         again.norm1.branch = NULL;  // residual[l] already holds the sum
@@ -455,7 +455,7 @@ static void layer_backward(GPT *gpt, int l, const Pass *p) {
     op_layernorm_backward(s, &o.norm2);
     row_parallel_backward(gpt, p, l, PROJ_B, &o.projection);
     op_attention_backward(s, &o.attention);
-    if (gpt->rotary) op_rope(s, &turn_back);
+    if (gpt->rotary) op_rope(s, &rope_back);
     if (gpt->qk_norm) op_head_norm_backward(s, &heads);
     bias_backward(gpt, l, QKV_B, &o.qkv, NULL);
     column_parallel_backward(gpt, p, &o.norm1, &o.qkv);

@@ -28,7 +28,7 @@ double parts_tensor_bytes(const Config *c, const Mesh *mesh) {
 }
 
 // Gradients of LayerNorms are per-rank partial sums with sequence parallelism (own tokens), and
-// those of query and key norms always are (own heads).
+// gradients of query and key norms always are (own heads).
 double parts_norms_bytes(const Config *c, const Mesh *mesh) {
     int layers = c->num_layers / mesh->pp.size, final = mesh->pp.rank == mesh->pp.size - 1;
     double of_rows = c->sequence_parallel ? (double)(2 * layers + final) * c->hidden_size : 0;

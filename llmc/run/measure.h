@@ -9,8 +9,8 @@ LLMC_BEGIN
 enum { MEASURE_WARM_UP_STEPS = 3, MEASURE_STEPS = 5 };
 
 // Sets up a separate run `measured` and its model, with few layers and mock data. run must have
-// been planned and have one rank. Errors: EXIT_USAGE with several ranks, otherwise those of
-// startup. Always call measurement_end afterwards.
+// been planned and have one rank. Errors: EXIT_USAGE with several ranks, otherwise see
+// start_run. measurement_end must follow in any case.
 bool measurement_begin(Run *run, Run *measured, GPT *gpt);
 // Returns the TFLOP/s of forward and backward in the last MEASURE_STEPS steps. Synchronizes.
 double measured_tflops(Run *measured);

@@ -122,7 +122,7 @@ void report_start(Run *run) {
 // synchronizing; `alone` leaves these two out.
 static void report_step(Run *run, int64_t iteration, bool alone) {
     const Config *c = &run->config;
-    // Each replica group has its own master weights. The log shows those of rank 0's group.
+    // Each replica group has its own master weights. The log shows rank 0's group.
     Peers peers = run_peers(run, mesh_status_group(&run->mesh)->mpi);
     StepReport *r = &run->report;
     r->iteration = iteration;

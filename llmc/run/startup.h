@@ -6,7 +6,7 @@
 LLMC_BEGIN
 
 // Does everything that needs no device: mesh, this rank's part of the model, memory plan. gpt must
-// be zeroed; free it with gpt_free. Errors: those of run_place, gpt_check and zero_plan.
+// be zeroed; free it with gpt_free. Errors: see run_place, gpt_check and zero_plan.
 bool plan_run(Run *run, GPT *gpt);
 // Opens the device, connects the ranks, loads weights and data. Returns false on every rank if one
 // failed.

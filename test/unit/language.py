@@ -68,7 +68,6 @@ ALLOWED = [
 # Most hits of a rule in a directory that was not reworded yet. Lower the number with every change.
 PENDING = {
     "CONTRIBUTING.md": {"behind": 1},
-    "Makefile": {"behind": 2, "in front of": 1, "rooms": 2},
     "configs": {"behind": 7, "card": 10, "that of": 1, "to the bit": 1},
     "dev": {"behind": 16, "in front of": 2, "masters": 2, "that of": 2},
     "dev/bench": {"behind": 9, "card": 40, "goes on": 2, "in front of": 1, "rooms": 1, "share out": 8,
@@ -86,10 +85,8 @@ PENDING = {
     "llmc/cpu": {"behind": 5, "that of": 1},
     "llmc/cuda": {"behind": 23, "goes on": 4, "share out": 1, "that of": 6},
     "llmc/data": {"behind": 12, "goes on": 1, "in front of": 6, "that of": 11},
-    "llmc/model": {"behind": 3, "that of": 2},
-    "llmc/plan": {"behind": 1, "card": 7, "share out": 5, "that of": 6, "verdict": 2, "what travels": 1},
     "llmc/ranks": {"behind": 3, "survivors": 2, "that of": 3},
-    "llmc/run": {"british": 1, "masters": 1, "survivors": 1, "that of": 3},
+    "llmc/run": {"masters": 1, "survivors": 1},
     "llmc/state": {"grain": 4, "masters": 14, "share out": 1, "that of": 5, "verdict": 12},
     "scripts": {"behind": 1, "card": 19, "goes on": 5, "that of": 7, "verdict": 8, "what travels": 8},
     "sdp4bit": {"behind": 5, "lies on": 1, "share out": 1, "that of": 8, "to the bit": 6, "verdict": 8,
@@ -105,7 +102,6 @@ PENDING = {
         "to the bit": 7, "verdict": 10},
     "test/unit": {"behind": 23, "goes on": 5, "grain": 8, "in front of": 1, "masters": 13,
         "survivors": 2, "that of": 7, "to the bit": 6, "trunk": 2, "verdict": 1},
-    "train_gpt.c": {"that of": 1},
 }
 
 

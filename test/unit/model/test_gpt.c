@@ -201,7 +201,7 @@ static void test_ten_steps_match_pytorch(void **state) {
 }
 
 // Change of the master weights over ten steps, tensor by tensor.
-static void test_masters_match_pytorch(void **state) {
+static void test_master_weights_match_pytorch(void **state) {
     Bench b;
     Golden g;
     open_golden(&b, &g);
@@ -341,7 +341,7 @@ static void check_recompute(int family) {
     bench_close(&again);
 }
 
-static void test_full_recompute_gives_the_same_bits(void **state) {
+static void test_full_recompute_is_bit_exact(void **state) {
     for (int family = 0; family < FAMILIES; family++) check_recompute(family);
 }
 
@@ -551,7 +551,7 @@ static void check_definition(const char *groups, bool qk_norm, const double expe
     bench_close(&b);
 }
 
-static void test_llama_matches_its_definition(void **state) {
+static void test_llama_matches_reference(void **state) {
     check_definition("4", false, llama_losses_4_groups);
     check_definition("2", false, llama_losses_2_groups);
     check_definition("2", true, llama_losses_2_groups_qk_norm);
@@ -559,18 +559,12 @@ static void test_llama_matches_its_definition(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parameter_table),
-        cmocka_unit_test(test_llama_parameter_table),
-        cmocka_unit_test(test_head_norm_table),
-        cmocka_unit_test(test_llama_matches_its_definition),
-        cmocka_unit_test(test_forward_matches_pytorch),
-        cmocka_unit_test(test_gradients_match_pytorch),
-        cmocka_unit_test(test_ten_steps_match_pytorch),
-        cmocka_unit_test(test_masters_match_pytorch),
-        cmocka_unit_test(test_finite_differences),
-        cmocka_unit_test(test_full_recompute_gives_the_same_bits),
-        cmocka_unit_test(test_gradients_accumulate),
-        cmocka_unit_test(test_layers_write_their_own),
+        cmocka_unit_test(test_parameter_table),           cmocka_unit_test(test_llama_parameter_table),
+        cmocka_unit_test(test_head_norm_table),           cmocka_unit_test(test_llama_matches_reference),
+        cmocka_unit_test(test_forward_matches_pytorch),   cmocka_unit_test(test_gradients_match_pytorch),
+        cmocka_unit_test(test_ten_steps_match_pytorch),   cmocka_unit_test(test_master_weights_match_pytorch),
+        cmocka_unit_test(test_finite_differences),        cmocka_unit_test(test_full_recompute_is_bit_exact),
+        cmocka_unit_test(test_gradients_accumulate),      cmocka_unit_test(test_layers_write_their_own),
         cmocka_unit_test(test_evaluation_has_no_dropout),
     };
     Launch launch;

@@ -139,7 +139,7 @@ static void check_order(int stages, int chunks, int micro_batches) {
     }
 }
 
-static void every_stage_gets_through(void **state) {
+static void every_stage_finishes(void **state) {
     for (int stages = 1; stages <= STAGES; stages++) {
         for (int n = 1; n <= 20; n++) check_order(stages, 1, n);
         for (int chunks = 2; stages > 1 && chunks <= CHUNKS; chunks++) {
@@ -149,7 +149,7 @@ static void every_stage_gets_through(void **state) {
 }
 
 // Messages of a link arrive in the order in which the receiver uses them.
-static void links_keep_the_order(void **state) {
+static void messages_arrive_in_order(void **state) {
     static PipelineAction from[2 * MOST * CHUNKS], to[2 * MOST * CHUNKS];
     for (int stages = 2; stages <= STAGES; stages++) {
         for (int i = 0; i < stages; i++) {
@@ -170,8 +170,8 @@ static void links_keep_the_order(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_order_is_1f1b),
-        cmocka_unit_test(every_stage_gets_through),
-        cmocka_unit_test(links_keep_the_order),
+        cmocka_unit_test(every_stage_finishes),
+        cmocka_unit_test(messages_arrive_in_order),
     };
     return cmocka_run_group_tests_name("order of the pipeline", tests, NULL, NULL);
 }

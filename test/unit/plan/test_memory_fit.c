@@ -46,7 +46,7 @@ static void expect_plan(int count, const char *const *flags) {
     bench_close(&b);
 }
 
-static void test_a_run_allocates_its_plan(void **state) {
+static void test_run_allocates_exactly_its_plan(void **state) {
     static const char *const plain[] = {MODEL, "--micro-batch-size", "2"};
     static const char *const dropping[] = {MODEL, "--micro-batch-size",  "3",  "--hidden-dropout",
                                            "0.1", "--attention-dropout", "0.1"};
@@ -214,7 +214,7 @@ static void test_share(void **state) {
     device_close(device);
 }
 
-static void test_what_does_not_fit(void **state) {
+static void test_plan_that_does_not_fit(void **state) {
     static const char *const flags[] = {MODEL, "--micro-batch-size", "4", "--global-batch-size", "8"};
     Bench b;
     assert_true(bench_open(&b, COUNT(flags), flags, 31));
@@ -250,7 +250,7 @@ static void test_what_does_not_fit(void **state) {
 }
 
 // Host memory of all ranks of a machine.
-static void test_memory_of_the_host(void **state) {
+static void test_host_memory(void **state) {
     const size_t GiB = (size_t)1 << 30;
     Error err = {0};
     assert_true(memory_host_fits(8 * GiB, 8, 64 * GiB, &err));
@@ -280,14 +280,14 @@ static void test_memory_of_the_host(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_run_allocates_its_plan),
+        cmocka_unit_test(test_run_allocates_exactly_its_plan),
         cmocka_unit_test(test_allocations_are_counted),
         cmocka_unit_test(test_advice),
         cmocka_unit_test(test_advice_for_a_pipeline),
         cmocka_unit_test(test_advice_on_a_model),
         cmocka_unit_test(test_share),
-        cmocka_unit_test(test_what_does_not_fit),
-        cmocka_unit_test(test_memory_of_the_host),
+        cmocka_unit_test(test_plan_that_does_not_fit),
+        cmocka_unit_test(test_host_memory),
     };
     Launch launch;
     launch_init(&launch, &argc, &argv);

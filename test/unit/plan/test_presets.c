@@ -14,7 +14,7 @@ static void same_text(Config *a, Config *b, const char *name) {
 }
 
 // preset_config must reset all quantization settings of the run.
-static void flags_mean_the_preset(void **state) {
+static void flags_match_the_preset(void **state) {
     static const char *const runs[] = {
         SMALL, SMALL "@configs/sdp4bit.args", SMALL "--grad-reduce-in-bf16", SMALL "@configs/eden.args",
         SMALL "--quantized-weights --quantized-gradients --gradient-quantization-bits-intra 4"};
@@ -88,7 +88,7 @@ static double measured(Codec codec, int group, Rounding rounding) {
     return error / square;
 }
 
-static void errors_are_the_codecs_own(void **state) {
+static void errors_match_the_codecs(void **state) {
     static const struct {
         Codec codec;
         int group;
@@ -135,7 +135,7 @@ static void levels_add_up(void **state) {
 }
 
 // A preset further down is chosen only if it gains enough.
-static void more_change_must_gain(void **state) {
+static void larger_changes_must_be_faster(void **state) {
     int local = PRESETS - 1;
     double ms[PRESETS] = {0};
     assert_int_equal(preset_choose(ms), -1);
@@ -158,9 +158,9 @@ static void more_change_must_gain(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(flags_mean_the_preset),  cmocka_unit_test(errors_are_the_codecs_own),
-        cmocka_unit_test(bf16_rounds_to_nearest), cmocka_unit_test(levels_add_up),
-        cmocka_unit_test(more_change_must_gain),
+        cmocka_unit_test(flags_match_the_preset),        cmocka_unit_test(errors_match_the_codecs),
+        cmocka_unit_test(bf16_rounds_to_nearest),        cmocka_unit_test(levels_add_up),
+        cmocka_unit_test(larger_changes_must_be_faster),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ static Case *three(Case *c, BucketLoad each) {
 
 static void takes(Case *c, double ms) { assert_float_equal(step_time(&c->load), ms, 1e-9); }
 
-static void passes_alone(void **state) {
+static void compute_only(void **state) {
     Case c;
     takes(three(&c, (BucketLoad){0}), PASSES);
     c.load.micro_batches = 3;
@@ -39,7 +39,7 @@ static void passes_alone(void **state) {
 }
 
 // The backward of the embeddings counts as compute, waits for messages do not.
-static void waits_inside_the_passes(void **state) {
+static void exposed_waits(void **state) {
     Case c;
     three(&c, (BucketLoad){0});
     c.load.micro_batches = 2;
@@ -56,7 +56,7 @@ static void waits_inside_the_passes(void **state) {
 }
 
 // Without messages: compute, updates, memory traffic.
-static void alone_nothing_travels(void **state) {
+static void step_without_messages(void **state) {
     Case c;
     three(&c, (BucketLoad){.grad_inside = 4,
                            .grad_between = 4,
@@ -81,7 +81,7 @@ static void updates_in_forward_order(void **state) {
     takes(&c, PASSES + 5 + 2);
 }
 
-static void gradients_beside_the_backward_pass(void **state) {
+static void gradients_overlap_with_backward(void **state) {
     Case c;
     // Layer 2 is sent from 2 to 3 ms of backward. Layer 1 and the embeddings are done at 4; they
     // are sent one after the other until 6.
@@ -91,7 +91,7 @@ static void gradients_beside_the_backward_pass(void **state) {
 }
 
 // Gradients of 3 ms each. The messages end at 7 + 9 ms, minus the burst.
-static void a_network_with_a_burst(void **state) {
+static void network_with_a_burst(void **state) {
     Case c;
     // Backward starts at 5 ms and is done with layer 2 at 7.
     takes(three(&c, (BucketLoad){.grad_between = 3}), 7 + 9);
@@ -115,7 +115,7 @@ static void layers_wait_for_their_own_weights(void **state) {
 
 // Six messages of 8 ms from two micro-batches. The first one starts at 7, when the first backward
 // is done with layer 2. Compute is done at 18.
-static void a_reduction_after_each_micro_batch(void **state) {
+static void reduction_per_micro_batch(void **state) {
     Case c;
     three(&c, (BucketLoad){.grad_between = 8, .reductions = 2});
     c.load.micro_batches = 2;
@@ -143,7 +143,7 @@ static void gathers_through_two_slots(void **state) {
     takes(&c, 4 + 3 + 8 + 1);
 }
 
-static void exchanges_of_local_steps(void **state) {
+static void outer_syncs_of_local_steps(void **state) {
     Case c;
     three(&c, (BucketLoad){.exchange = 12});
     // Three outer syncs of 12 ms in six steps of 10 ms. With one step to overlap, 2 ms of each are
@@ -161,16 +161,16 @@ static void exchanges_of_local_steps(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(passes_alone),
-        cmocka_unit_test(waits_inside_the_passes),
-        cmocka_unit_test(alone_nothing_travels),
+        cmocka_unit_test(compute_only),
+        cmocka_unit_test(exposed_waits),
+        cmocka_unit_test(step_without_messages),
         cmocka_unit_test(updates_in_forward_order),
-        cmocka_unit_test(gradients_beside_the_backward_pass),
-        cmocka_unit_test(a_network_with_a_burst),
+        cmocka_unit_test(gradients_overlap_with_backward),
+        cmocka_unit_test(network_with_a_burst),
         cmocka_unit_test(layers_wait_for_their_own_weights),
-        cmocka_unit_test(a_reduction_after_each_micro_batch),
+        cmocka_unit_test(reduction_per_micro_batch),
         cmocka_unit_test(gathers_through_two_slots),
-        cmocka_unit_test(exchanges_of_local_steps),
+        cmocka_unit_test(outer_syncs_of_local_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

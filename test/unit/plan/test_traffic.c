@@ -121,8 +121,8 @@ static void optim_sends_once(void **state) {
     tear_down(&c);
 }
 
-// The bucket of the embeddings is reduced once, those of layers with every micro-batch.
-static void gradients_travel_with_every_micro_batch(void **state) {
+// The bucket of the embeddings is reduced once, buckets of layers with every micro-batch.
+static void gradients_are_reduced_per_micro_batch(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
     same_bytes(bytes_of(&c, SHARD_GRADIENTS, 1), UNITS * GRAD_INSIDE, UNITS * GRAD_BETWEEN,
@@ -134,7 +134,7 @@ static void gradients_travel_with_every_micro_batch(void **state) {
 
 // Layers are buckets 1 to 4; 1 and 3 share one slot, 2 and 4 the other. Forward gathers all four.
 // Backward finds 4 and 3 in the slots and gathers 2 and 1, which the next micro-batch then finds.
-static void layers_are_gathered_by_passes(void **state) {
+static void layers_are_gathered_in_both_directions(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
     WireBytes one = bytes_of(&c, SHARD_PARAMETERS, 1);
@@ -155,8 +155,8 @@ static void layers_are_gathered_by_passes(void **state) {
     tear_down(&c);
 }
 
-// Every gather uses both hops; with a secondary partition only those of forward do.
-static void over_all_ranks(void **state) {
+// Every gather uses both hops; with a secondary partition only forward gathers do.
+static void sharding_over_all_ranks(void **state) {
     Case c;
     set_up(&c, UNITS, 4, 1, 0);
     c.config.shard_scope = SHARD_IN_WORLD;
@@ -172,7 +172,7 @@ static void over_all_ranks(void **state) {
 
 // The first of two stages runs two forward passes before the first backward pass. So the second
 // forward finds nothing in the slots, and neither does the second backward.
-static void stages_find_less(void **state) {
+static void pipeline_stages_gather_more(void **state) {
     Case c;
     set_up(&c, UNITS, 8, 2, 0);
     bytes_of(&c, SHARD_PARAMETERS, 2);
@@ -198,7 +198,7 @@ static void stages_find_less(void **state) {
 // Each node is a replica group of two ranks; a rank's shard has 65536 elements. Every four steps
 // the groups exchange half of that in each direction. Inside the node, a step sends as much as the
 // shards of two nodes did.
-static void replica_groups_exchange_now_and_then(void **state) {
+static void replica_groups_sync_every_h_steps(void **state) {
     Case c;
     Error err;
     set_up(&c, UNITS, 4, 1, 0);
@@ -213,11 +213,11 @@ static void replica_groups_exchange_now_and_then(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optim_sends_once),
-        cmocka_unit_test(gradients_travel_with_every_micro_batch),
-        cmocka_unit_test(layers_are_gathered_by_passes),
-        cmocka_unit_test(over_all_ranks),
-        cmocka_unit_test(stages_find_less),
-        cmocka_unit_test(replica_groups_exchange_now_and_then),
+        cmocka_unit_test(gradients_are_reduced_per_micro_batch),
+        cmocka_unit_test(layers_are_gathered_in_both_directions),
+        cmocka_unit_test(sharding_over_all_ranks),
+        cmocka_unit_test(pipeline_stages_gather_more),
+        cmocka_unit_test(replica_groups_sync_every_h_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -165,7 +165,7 @@ static void check_task(const char *text, const cJSON *tasks, const char *name, c
     cJSON_Delete(records);
 }
 
-static void scores_are_the_harness_s(void **state) {
+static void scores_match_the_harness(void **state) {
     char *text = scores_of_trainer("2"), *golden_text = read_text(GOLDEN "/scores.json");
     cJSON *golden = json_parse_object(golden_text, strlen(golden_text));
     assert_non_null(golden);
@@ -180,7 +180,7 @@ static void scores_are_the_harness_s(void **state) {
 
 // A sample's likelihood does not depend on the other rows of its batch. Other batch sizes change
 // GEMM shapes, and OpenBLAS may then sum in another order; there is no other difference.
-static void neighbors_do_not_show(void **state) {
+static void scores_are_independent_of_the_batch(void **state) {
     char *few = scores_of_trainer("1"), *many = scores_of_trainer("3");
     char *golden_text = read_text(GOLDEN "/scores.json");
     cJSON *golden = json_parse_object(golden_text, strlen(golden_text));
@@ -202,8 +202,8 @@ static void neighbors_do_not_show(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scores_are_the_harness_s),
-        cmocka_unit_test(neighbors_do_not_show),
+        cmocka_unit_test(scores_match_the_harness),
+        cmocka_unit_test(scores_are_independent_of_the_batch),
     };
     Launch launch;
     leaks_launch(&launch, &argc, &argv);

@@ -114,7 +114,7 @@ static void sampling_follows_the_softmax(void **state) {
     assert_true(token >= 0 && token < TOKENS);
 }
 
-static void some_draws_are_certain(void **state) {
+static void deterministic_draws(void **state) {
     floatX logits[V];
     Candidate candidates[V];
     make_logits(logits);
@@ -152,7 +152,7 @@ static void expect_written(FILE *out, const char *expected) {
     assert_int_equal(bytes, strlen(expected));
 }
 
-static void characters_come_whole(void **state) {
+static void characters_are_written_whole(void **state) {
     // Bytes, and the output after each of them.
     static const struct {
         const char *bytes, *after[12];
@@ -190,8 +190,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(draws_follow_the_distribution),
         cmocka_unit_test(sampling_follows_the_softmax),
-        cmocka_unit_test(some_draws_are_certain),
-        cmocka_unit_test(characters_come_whole),
+        cmocka_unit_test(deterministic_draws),
+        cmocka_unit_test(characters_are_written_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
