@@ -1,4 +1,5 @@
-// config.json, read and written by a family's tables: see hf_family.h. It is read as hostile input.
+// Reads and writes config.json according to a family's tables, see hf_family.h. The file is treated
+// as untrusted input.
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 
 enum { TEXT_BYTES = 256, MOST_ENTRIES = 64 };
 
-// The value of a key; "a.b" is member b of member a. NULL: there is none.
+// Returns the value of a key; "a.b" means member b of member a. NULL: missing.
 static const cJSON *member(const cJSON *config, const char *key) {
     const char *dot = strchr(key, '.');
     char first[64];
@@ -17,7 +18,8 @@ static const cJSON *member(const cJSON *config, const char *key) {
     return cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(config, first), dot + 1);
 }
 
-// As the tables have it. A list of one text, or of the same one several times, is it in brackets.
+// Formats a value as in the tables. A list that repeats a single string gives that string in
+// brackets.
 static void text_of(const cJSON *value, char text[TEXT_BYTES]) {
     const cJSON *first = cJSON_IsArray(value) && cJSON_IsString(value->child) ? value->child : NULL;
     const cJSON *other = first;
@@ -31,26 +33,27 @@ static void text_of(const cJSON *value, char text[TEXT_BYTES]) {
 
 // --- Reading -------------------------------------------------------------------------------------
 
-// A config.json on its way to flags.
+// State while config.json is converted to flags.
 typedef struct Reading {
     const cJSON *config;
     const char *path;
-    cJSON *arguments;  // what is known of the model so far
+    cJSON *arguments;  // model arguments found so far
     Error *err;
 } Reading;
 
-// That an argument has this value, which nothing before said otherwise. negated: the key says the
-// opposite, of true or false.
+// Sets an argument and checks it against earlier values. negated: the key is the logical negation
+// of the argument.
 static bool take_either(const Reading *r, const char *key, const char *argument, const char *value,
                         bool negated) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->arguments, argument);
     const char *known = item ? item->valuestring : value;
     if (!item) cJSON_AddStringToObject(r->arguments, argument, value);
     if (strcmp(known, value) == 0) return true;
-    return error_set(r->err, EXIT_CHECKPOINT,
-                     "%s has %s %.60s beside what makes it %.60s, and the trainer has one of both; import"
-                     " another model",
-                     r->path, key, negated ? known : value, negated ? value : known);
+    return error_set(
+        r->err, EXIT_CHECKPOINT,
+        "%s has %s %.60s but other keys make it %.60s, and the trainer supports a single value; import"
+        " another model",
+        r->path, key, negated ? known : value, negated ? value : known);
 }
 
 static bool take(const Reading *r, const char *key, const char *argument, const char *value) {
@@ -75,7 +78,7 @@ static bool check_fixed(const Reading *r, const HfFamily *family) {
         text_of(item, text);
         if (options_choice(fixed->values, text) >= 0) continue;
         return error_set(r->err, EXIT_CHECKPOINT,
-                         "%s has %s '%.60s', which the trainer does not compute: %s; import another model",
+                         "%s has %s '%.60s', which the trainer does not support: %s; import another model",
                          r->path, fixed->key, text, fixed->why);
     }
     return true;
@@ -90,8 +93,9 @@ static bool take_key(const Reading *r, const HfKey *key) {
     if (key->negated && cJSON_IsBool(item))
         return take_either(r, key->key, key->argument, cJSON_IsTrue(item) ? "false" : "true", true);
     if (!key->negated && cJSON_IsNumber(item)) return take(r, key->key, key->argument, text);
-    return error_set(r->err, EXIT_CHECKPOINT, "%s has %s '%.60s', which is no %s; save or download it again",
-                     r->path, key->key, text, key->negated ? "true or false" : "number");
+    return error_set(r->err, EXIT_CHECKPOINT,
+                     "%s has %s '%.60s', which is not a %s; save or download it again", r->path, key->key,
+                     text, key->negated ? "boolean" : "number");
 }
 
 static bool take_keys(const Reading *r, const HfFamily *family) {
@@ -102,14 +106,14 @@ static bool take_keys(const Reading *r, const HfFamily *family) {
     return true;
 }
 
-// What Llama 3.1's rotations have beside their factor. The trainer has these numbers alone
-// (llmc/model/rope_table.c).
+// The numbers of Llama 3.1's rope scaling besides the factor. The trainer supports only these
+// values (llmc/model/rope_table.c).
 static const struct RopeNumber {
     const char *name, *text;
 } ROPE_NUMBERS[] = {{"low_freq_factor", "1.0"},
                     {"high_freq_factor", "4.0"},
                     {"original_max_position_embeddings", "8192"}};
-#define ROPE_TYPES "it scales rotary positions as Llama 3.1 does, or not at all"
+#define ROPE_TYPES "only Llama 3.1's rope scaling and none are supported"
 
 // key: "rope_scaling", or "rope_parameters" in newer folders.
 static bool take_rope(const Reading *r, const char *key) {
@@ -133,7 +137,7 @@ static bool take_rope(const Reading *r, const char *key) {
         return take(r, key, "use_rope_scaling", "true") && take(r, key, "rope_scaling_factor", text);
     }
     return error_set(r->err, EXIT_CHECKPOINT,
-                     "%s has %s.%s '%.60s', which the trainer does not compute: " ROPE_TYPES
+                     "%s has %s.%s '%.60s', which the trainer does not support: " ROPE_TYPES
                      "; import another model",
                      r->path, key, bad, text);
 }
@@ -144,7 +148,7 @@ static bool take_rotations(const Reading *r) {
     return take_rope(r, "rope_scaling") && take_rope(r, "rope_parameters");
 }
 
-// Groups of heads that share keys are none where each head has its own.
+// Query groups are only set if several heads share keys and values.
 static void settle_groups(cJSON *arguments) {
     const char *heads = json_member_string(arguments, "num_attention_heads");
     const char *groups = json_member_string(arguments, "num_query_groups");
@@ -171,13 +175,13 @@ static const HfFamily *family_of(const Reading *r) {
         snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", families[i].type);
     }
     error_set(r->err, EXIT_CHECKPOINT,
-              "%s is of model_type '%.60s', this program knows %s; import another model", r->path,
+              "%s has model_type '%.60s', but this program supports %s; import another model", r->path,
               type ? type : "", known);
     return NULL;
 }
 
-// The end of a document is the end of a sequence there, the first one of a list. Where config.json
-// names none, it is the last id.
+// Sets the end-of-document token to the end of sequence, or the first one if it is a list. Without
+// one in config.json, it is the last id.
 static void read_eod(HfConfig *c, const cJSON *config) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "eos_token_id");
     c->eod = c->words - 1;
@@ -187,13 +191,13 @@ static void read_eod(HfConfig *c, const cJSON *config) {
 static bool read_model(HfConfig *c, const Reading *r) {
     if (!(c->family = family_of(r))) return false;
     if (cJSON_HasObjectItem(r->config, "quantization_config")) {
-        return error_set(r->err, EXIT_CHECKPOINT,
-                         "%s is of a quantized model; import the one it was made from", r->path);
+        return error_set(r->err, EXIT_CHECKPOINT, "%s is of a quantized model; import the original model",
+                         r->path);
     }
     if (!json_member_int64(r->config, "vocab_size", 1, 1 << 30, &c->words)) {
-        return error_set(r->err, EXIT_CHECKPOINT,
-                         "%s has no vocab_size, or one that this program cannot have; import another model",
-                         r->path);
+        return error_set(
+            r->err, EXIT_CHECKPOINT,
+            "%s has no vocab_size, or one that this program does not support; import another model", r->path);
     }
     read_eod(c, r->config);
     return check_fixed(r, c->family) && take_blocks(r, c->family) && take_keys(r, c->family) &&
@@ -218,7 +222,7 @@ bool hf_config_read(HfConfig *c, const char *text, size_t bytes, const char *pat
 
 // --- Writing -------------------------------------------------------------------------------------
 
-// A key and its value as JSON text.
+// A key with its value as JSON text.
 typedef struct Entry {
     const char *key;
     char value[TEXT_BYTES];
@@ -231,7 +235,8 @@ typedef struct Writing {
 } Writing;
 
 static void put(Writing *w, const char *key, const char *value, bool quoted) {
-    if (w->count == MOST_ENTRIES) fatal(NULL, EXIT_USAGE, "a config.json of more than %d keys", MOST_ENTRIES);
+    if (w->count == MOST_ENTRIES)
+        fatal(NULL, EXIT_USAGE, "config.json needs more than %d keys", MOST_ENTRIES);
     Entry *e = &w->entries[w->count++];
     e->key = key;
     snprintf(e->value, sizeof e->value, quoted ? "\"%s\"" : "%s", value);
@@ -264,7 +269,7 @@ static void put_family(Writing *w, const HfFamily *family) {
     }
 }
 
-// Newer folders have rope_parameters alone. Older programs read a scaling from rope_scaling.
+// Newer folders only have rope_parameters, but older programs read the scaling from rope_scaling.
 static void put_rotations(Writing *w) {
     bool scaled = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(w->arguments, "use_rope_scaling"));
     static const HfKey factors[] = {
@@ -290,10 +295,10 @@ static int by_key(const void *a, const void *b) {
     return strcmp(((const Entry *)a)->key, ((const Entry *)b)->key);
 }
 
-// Bytes of "a." in "a.b"; 0 of another key.
+// Returns the length of "a." in "a.b", or 0 for keys without a group.
 static size_t group_of(const char *key) { return strchr(key, '.') ? strcspn(key, ".") + 1 : 0; }
 
-// As transformers writes it: sorted, indented by two blanks.
+// Prints keys as transformers does: sorted, indented by two spaces.
 static void print_entries(const Writing *w, FILE *out) {
     for (int i = 0; i < w->count; i++) {
         const char *key = w->entries[i].key, *next = i + 1 < w->count ? w->entries[i + 1].key : "";
@@ -307,7 +312,7 @@ static void print_entries(const Writing *w, FILE *out) {
     }
 }
 
-// The model's flags, with as many groups as there are.
+// Returns the model's flags, with the number of query groups always set.
 static cJSON *arguments_of(const ImportedModel *model) {
     char *text = config_to_json(&model->config);
     cJSON *arguments = cJSON_Parse(text);

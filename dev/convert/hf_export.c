@@ -1,8 +1,8 @@
-// A checkpoint becomes a Hugging Face folder: see hf.h.
+// Exports a checkpoint as a Hugging Face folder, see hf.h.
 //
-// The folder is made under another name beside its place, and renamed when it is whole. Tensors go
-// one after the other, in pieces of their rows. Where a matrix is transposed a piece of its rows is
-// some columns of ours, which checkpoint_read gathers from whichever shards hold them.
+// The folder is built under a temporary name next to its destination and renamed once it is
+// complete. Tensors are written one after another, in chunks of rows. For a transposed matrix, a
+// chunk of its rows is a range of our columns, which checkpoint_read gathers from the shards.
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -29,11 +29,11 @@ typedef struct Exporting {
     const HfFamily *family;
     HfMap map;
     int *part;
-    int parts;  // of each of their tensors
+    int parts;  // parts of each of their tensors
     HfTokenizer tokenizer;
-    char *fresh;  // the folder until it is whole
-    void *in;     // a piece as the checkpoint has it: fp32, or this build's floatX
-    void *out;    // as the file will have it
+    char *fresh;  // temporary folder until the export is complete
+    void *in;     // chunk as stored in the checkpoint: fp32, or this build's floatX
+    void *out;    // chunk as written to the file
 } Exporting;
 
 static int64_t columns_of(const HfTensor *t) { return t->columns ? t->columns : 1; }
@@ -54,7 +54,7 @@ static bool open_checkpoint(Exporting *e, HfReport *report, Error *err) {
     return e->checkpoint != NULL;
 }
 
-// The model that the checkpoint's arguments tell of.
+// Reads the model from the checkpoint's arguments.
 static bool read_model(Exporting *e, Error *err) {
     e->opened = imported_model_of_checkpoint(&e->model, checkpoint_arguments(e->checkpoint), err);
     e->family = e->opened ? hf_family_of(&e->model, err) : NULL;
@@ -62,7 +62,8 @@ static bool read_model(Exporting *e, Error *err) {
     return e->family != NULL;
 }
 
-// That the parameters are those of the arguments' model, and are there as asked.
+// Checks that the parameters match the model of the arguments and that the requested dtype is
+// available.
 static bool check_parameters(Exporting *e, Error *err) {
     bool ok = checkpoint_check_tensors(e->checkpoint, e->model.gpt.whole, e->model.gpt.whole_tensors, err);
     if (ok && e->wish->fp32 && !checkpoint_has(e->checkpoint, SLICE_MASTER)) {
@@ -76,7 +77,7 @@ static bool check_parameters(Exporting *e, Error *err) {
 
 // --- Tokenizer -----------------------------------------------------------------------------------
 
-// The files that the choice names, or what they are beside the checkpoint.
+// Finds the files that the tokenizer choice names, or files of that name next to the checkpoint.
 static bool find_files(const Exporting *e, TokenizerChoice *choice, char *paths[2]) {
     bool whole = choice->type == TOKENIZER_HUGGING_FACE;
     paths[0] = text_format("%s/%s", e->wish->load, whole ? HF_TOKENIZER : HF_VOCAB);
@@ -90,7 +91,7 @@ static bool find_files(const Exporting *e, TokenizerChoice *choice, char *paths[
            durable_exists(choice->merge_file);
 }
 
-// That of the flags, else that of the run.
+// Reads the tokenizer given by flags, or else the run's.
 static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
     const HfTokenizerWish *wish = &e->wish->tokenizer;
     TokenizerChoice choice = config_tokenizer(&e->model.config);
@@ -109,7 +110,7 @@ static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
         return true;
     } else if (choice.type == TOKENIZER_NULL) {
         snprintf(report->notes + strlen(report->notes), sizeof report->notes - strlen(report->notes),
-                 "The model has no tokenizer (NullTokenizer): the folder gets none.\n");
+                 "The model has no tokenizer (NullTokenizer): none is exported.\n");
         return true;
     } else if (!find_files(e, &choice, paths)) {
         choice.type = TOKENIZER_NULL;
@@ -132,19 +133,20 @@ static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
     if (e->wish->tokenizer.none) return true;
     if (!read_tokenizer(e, report, err)) return false;
     if (!t->files || (t->size == config->vocab_size_unpadded && t->eod == config->eod)) return true;
-    return error_set(err, EXIT_DATA,
-                     "the tokenizer has %d ids and ends documents with %d, the checkpoint's model %d and %d;"
-                     " give its own --vocab-file and --merge-file, or --tokenizer-model",
-                     t->size, t->eod, config->vocab_size_unpadded, config->eod);
+    return error_set(
+        err, EXIT_DATA,
+        "the tokenizer has %d ids and end-of-document id %d, but the checkpoint's model has %d and %d;"
+        " give the model's --vocab-file and --merge-file, or --tokenizer-model",
+        t->size, t->eod, config->vocab_size_unpadded, config->eod);
 }
 
-// --- Pieces of tensors ---------------------------------------------------------------------------
+// --- Chunks of tensors ------------------------------------------------------------------------
 
 static float master_at(const void *in, int64_t i) { return ((const float *)in)[i]; }
 static float weight_at(const void *in, int64_t i) { return floatX_to_float(((const floatX *)in)[i]); }
 
-// count elements of the checkpoint's from `from`, `step` apart, to successive ones of the file from
-// `to`.
+// Converts `count` elements: those of the checkpoint start at `from` with stride `step`, those of
+// the file are contiguous and start at `to`.
 static void put(const Exporting *e, int64_t to, int64_t from, int64_t step, int64_t count) {
     for (int64_t i = 0; i < count; i++, from += step) {
         if (e->wish->fp32) ((float *)e->out)[to + i] = master_at(e->in, from);
@@ -157,7 +159,8 @@ static Slice slice_of(const Exporting *e, const HfTensor *t) {
                    .kind = e->wish->fp32 ? SLICE_MASTER : SLICE_WEIGHT};
 }
 
-// Rows [row, row + rows) of their tensor, which are our rows in runs, into e->out.
+// Reads rows [row, row + rows) of their tensor, which are contiguous ranges of our rows, into
+// e->out.
 static bool read_runs(const Exporting *e, const HfTensor *t, int64_t row, int64_t rows, Error *err) {
     int64_t columns = columns_of(t), ours, run;
     for (int64_t r = 0; r < rows; r += run) {
@@ -172,7 +175,7 @@ static bool read_runs(const Exporting *e, const HfTensor *t, int64_t row, int64_
     return true;
 }
 
-// The same of a transposed tensor: the rows are our columns.
+// Same for a transposed tensor, whose rows are our columns.
 static bool read_columns(const Exporting *e, const HfTensor *t, int64_t row, int64_t rows, Error *err) {
     Slice slice = slice_of(e, t);
     slice.columns = (Columns){row, rows};
@@ -203,9 +206,9 @@ static bool write_tensor(const Exporting *e, SafeWriter *writer, const HfTensor 
     return true;
 }
 
-// --- Files of weights ----------------------------------------------------------------------------
+// --- Weight files -----------------------------------------------------------------------------
 
-// Tensors fill parts in their order. One that is larger than a part has one for itself.
+// Assigns tensors to files in order. A tensor larger than the file limit gets its own file.
 static void divide(Exporting *e) {
     uint64_t used = 0, most = (uint64_t)e->wish->part_bytes;
     e->part = (int *)xcalloc((size_t)e->map.count, sizeof(int), "the parameter table");
@@ -221,7 +224,7 @@ static void divide(Exporting *e) {
     }
 }
 
-// malloc'ed.
+// Returns the name of a weight file. malloc'ed.
 static char *part_name(const Exporting *e, int part) {
     if (e->parts == 1) return xstrdup("model.safetensors");
     return text_format("model-%05d-of-%05d.safetensors", part + 1, e->parts);
@@ -260,7 +263,8 @@ static bool write_part(const Exporting *e, int part, Error *err) {
 }
 
 static bool write_parts(Exporting *e, Error *err) {
-    // A row of a very wide matrix is more than a piece, and a vector goes as a whole.
+    // A single row of a very wide matrix may exceed the chunk size, and a vector is converted as a
+    // whole.
     int64_t room = 0;
     for (int i = 0; i < e->map.count; i++) {
         int64_t elements = rows_of_piece(e, &e->map.theirs[i]) * columns_of(&e->map.theirs[i]);
@@ -288,7 +292,8 @@ static void write_index(const Exporting *e, FILE *out) {
     fprintf(out, "  }\n}\n");
 }
 
-// The token that begins a text: that of the tokenizer's files, else the one that ends a document.
+// Returns the token that starts a text: that of the tokenizer's files, or else the end-of-document
+// token.
 static int64_t bos_of(const Exporting *e) {
     const HfTokenizerFile *file = hf_tokenizer_file(&e->tokenizer, HF_GENERATION_CONFIG);
     int64_t bos = e->model.config.eod;
@@ -342,7 +347,7 @@ static bool write_small_file(const Exporting *e, const SmallFile *file, Error *e
 }
 
 static bool write_small_files(const Exporting *e, Error *err) {
-    // What came with the tokenizer is not made again.
+    // Files that came with the tokenizer are copied instead.
     bool ends = !hf_tokenizer_file(&e->tokenizer, HF_GENERATION_CONFIG);
     bool tells = e->tokenizer.files && !hf_tokenizer_file(&e->tokenizer, HF_TOKENIZER_CONFIG);
     const SmallFile files[] = {{"config.json", write_config, true},
@@ -357,7 +362,7 @@ static bool write_small_files(const Exporting *e, Error *err) {
 
 // --- The folder ----------------------------------------------------------------------------------
 
-// That nothing of the user's lies where the folder is to be.
+// Checks that the output folder does not exist or is empty.
 static bool check_output(const char *output, Error *err) {
     DIR *folder = opendir(output);
     if (!folder && errno == ENOENT) return true;
@@ -366,10 +371,11 @@ static bool check_output(const char *output, Error *err) {
     while (readdir(folder)) entries++;
     closedir(folder);
     if (entries <= 2) return true;  // "." and ".."
-    return error_set(err, EXIT_USAGE, "%s exists and is not empty; give the name of a new folder", output);
+    return error_set(err, EXIT_USAGE, "%s exists and is not empty; choose a new folder", output);
 }
 
-// Where the folder is made: ".NAME.tmp" beside it. What a killed export left there goes.
+// Creates the temporary folder ".NAME.tmp" next to the output, after deleting leftovers of a killed
+// export.
 static bool make_fresh(Exporting *e, char **parent, Error *err) {
     char *copy = xstrdup(e->wish->output), *again = xstrdup(e->wish->output);
     *parent = xstrdup(dirname(copy));
@@ -388,7 +394,7 @@ static bool publish(const Exporting *e, const char *parent, Error *err) {
 
 static bool write_folder(Exporting *e, Error *err) {
     char *parent = NULL;
-    Error ignored;  // there is an error to report already
+    Error ignored;  // the first error is reported already
     bool ok = make_fresh(e, &parent, err) && write_parts(e, err) && write_small_files(e, err) &&
               publish(e, parent, err);
     if (!ok) durable_remove_tree(e->fresh, &ignored);

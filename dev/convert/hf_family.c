@@ -1,11 +1,12 @@
-// The families, one row each: see hf_family.h.
+// The model families, one row each, see hf_family.h.
 #include "dev/convert/hf_family.h"
 
 #include <string.h>
 
 #define COUNT_OF(list) ((int)(sizeof(list) / sizeof(list)[0]))
 
-// Rows of the tables. A MEANT block need not be a checkpoint's. A REAL number has a decimal point.
+// Macros for table rows. A MEANT block need not be in the checkpoint. A REAL number is written with
+// a decimal point.
 #define BLOCK(its_argument, its_value) \
     { .argument = its_argument, .value = its_value }
 #define MEANT(its_argument, its_value) \
@@ -62,12 +63,12 @@ static const HfKey GPT2_KEYS[] = {
 
 static const HfFixed GPT2_FIXED[] = {
     WRITTEN("activation_function", "gelu_new|gelu_pytorch_tanh|gelu_fast",
-            "the MLP's GELU is that of the tanh form"),
-    WRITTEN("scale_attn_weights", "true", "attention is always scaled by the root of the head's size"),
-    WRITTEN("scale_attn_by_inverse_layer_idx", "false", "attention has the same scale in every layer"),
-    CHECKED("add_cross_attention", "false", "there is no cross-attention"),
-    WRITTEN("tie_word_embeddings", "true", "GPT-2's output layer shares the embedding's weights"),
-    CHECKED("is_encoder_decoder", "false", "there is no encoder"),
+            "the MLP uses the tanh form of GELU"),
+    WRITTEN("scale_attn_weights", "true", "attention is always scaled by 1/sqrt(head size)"),
+    WRITTEN("scale_attn_by_inverse_layer_idx", "false", "all layers use the same attention scale"),
+    CHECKED("add_cross_attention", "false", "cross-attention is not supported"),
+    WRITTEN("tie_word_embeddings", "true", "GPT-2 ties the output layer to the embedding"),
+    CHECKED("is_encoder_decoder", "false", "encoders are not supported"),
 };
 
 static const HfRow GPT2_ROWS[] = {
@@ -96,7 +97,7 @@ static const HfRow GPT2_ROWS[] = {
 
 // --- Llama ---------------------------------------------------------------------------------------
 
-// What all models with Llama's blocks share.
+// Blocks shared by all Llama-like models.
 static const HfBlock LLAMA_BLOCKS[] = {
     BLOCK("normalization", "RMSNorm"), BLOCK("position_embedding_type", "rope"),
     BLOCK("rotary_percent", "1"),      BLOCK("swiglu", "true"),
@@ -119,8 +120,8 @@ static const HfKey LLAMA_KEYS[] = {
 };
 
 #define ROTATIONS "rotary positions are one object of numbers"
-#define WHOLE_HEADS "this family turns whole heads"
-#define ALL_TOKENS "attention is to all tokens before"
+#define WHOLE_HEADS "rotary positions apply to whole heads"
+#define ALL_TOKENS "sliding-window attention is not supported"
 static const HfFixed LLAMA_FIXED[] = {
     WRITTEN("hidden_act", "silu|swish", "the MLP is SwiGLU"),
     CHECKED("rope_scaling", "null|{}", ROTATIONS),
@@ -143,7 +144,7 @@ static const HfRow LLAMA_ROWS[] = {
     PLAIN("encoder.final_norm.weight", "model.norm.weight"),
 };
 
-// Llama itself may have biases, in all linear layers or in none.
+// Llama may have biases, in all linear layers or in none.
 static const HfBlock LLAMA_ALONE_BLOCKS[] = {BLOCK("qk_layernorm", "false")};
 static const HfKey LLAMA_ALONE_KEYS[] = {
     WHOLE("head_dim", "kv_channels", NULL),
@@ -158,7 +159,7 @@ static const HfRow LLAMA_ALONE_ROWS[] = {
     PLAIN(LAYER "mlp.dense_4h_to_h.bias", THEIRS "mlp.down_proj.bias"),
 };
 
-// Qwen3 is Llama with norms of queries and keys.
+// Qwen3 is Llama with query and key norms.
 static const HfBlock QWEN3_BLOCKS[] = {BLOCK("qk_layernorm", "true"), BLOCK("disable_bias_linear", "true")};
 static const HfKey QWEN3_KEYS[] = {WHOLE("head_dim", "kv_channels", "128")};
 static const HfFixed QWEN3_FIXED[] = {
@@ -171,17 +172,17 @@ static const HfRow QWEN3_ROWS[] = {
     PLAIN(LAYER "self_attention.k_layernorm.weight", THEIRS "self_attn.k_norm.weight"),
 };
 
-// Mistral is Llama without biases, and in later versions without its window. An export is called
-// Llama.
+// Mistral is Llama without biases and, in later versions, without sliding window. Exports are
+// labeled Llama.
 static const HfBlock MISTRAL_BLOCKS[] = {BLOCK("disable_bias_linear", "true"),
                                          BLOCK("qk_layernorm", "false")};
 static const HfKey MISTRAL_KEYS[] = {WHOLE("head_dim", "kv_channels", NULL)};
 static const HfFixed MISTRAL_FIXED[] = {
-    // Without the key transformers takes a window of 4096.
+    // Without this key, transformers assumes a window of 4096.
     {.key = "sliding_window", .values = "null", .why = ALL_TOKENS, .written = true, .needed = true},
 };
 
-// --- all -----------------------------------------------------------------------------------------
+// --- All families -------------------------------------------------------------------------------
 
 #define LIST(rows) rows, COUNT_OF(rows)
 
@@ -230,8 +231,8 @@ const HfFamily *hf_families(int *count) {
     return FAMILIES;
 }
 
-// The first block of the family that the model has otherwise; NULL: none. *count: how many are, and
-// they are added.
+// Returns the first block in which the model differs from the family (NULL: none) and adds the
+// number of such blocks to *count.
 static const HfBlock *other_block(const HfFamily *family, const cJSON *arguments, int *count) {
     const HfBlock *first = family->like ? other_block(family->like, arguments, count) : NULL;
     for (int i = 0; i < family->block_count; i++) {
@@ -253,12 +254,12 @@ static bool has_key(const HfFamily *family, const char *argument) {
     return family->like && has_key(family->like, argument);
 }
 
-// That heads have the size that they have without a flag, where config.json cannot say another.
+// Checks the head size of families whose config.json cannot express one.
 static bool check_heads(const HfFamily *family, const Config *c, Error *err) {
     bool usual = (int64_t)c->kv_channels * c->num_attention_heads == c->hidden_size;
     if (usual || has_key(family, "kv_channels")) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "the checkpoint's model has kv_channels %d, and Hugging Face's %s has heads of"
+                     "the checkpoint's model has kv_channels %d, but Hugging Face's %s requires"
                      " hidden_size / num_attention_heads; load another checkpoint",
                      c->kv_channels, family->name);
 }
@@ -281,7 +282,7 @@ const HfFamily *hf_family_of(const ImportedModel *model, Error *err) {
         char value[256];
         model_flag_text(cJSON_GetObjectItemCaseSensitive(arguments, other->argument), value, sizeof value);
         error_set(err, EXIT_CHECKPOINT,
-                  "the checkpoint's model has %s %s, and the nearest family of Hugging Face's, %s, has %s;"
+                  "the checkpoint's model has %s %s, but the closest Hugging Face family, %s, has %s;"
                   " load another checkpoint",
                   other->argument, value, nearest->name, other->value);
     }

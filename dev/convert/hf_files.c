@@ -1,4 +1,4 @@
-// The weights of a Hugging Face folder: see hf_files.h.
+// Opens the weights of a Hugging Face folder, see hf_files.h.
 #include "dev/convert/hf_files.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #define WHOLE "model.safetensors"
 #define INDEX "model.safetensors.index.json"
-// All parts stay open. A model of 18B parameters comes in some 15.
+// All files stay open. A model of 18B parameters has about 15.
 enum { MOST_PARTS = 512, INDEX_MAX_BYTES = 16 << 20 };
 
 static int by_name(const void *a, const void *b) {
@@ -45,7 +45,7 @@ static bool plain_name(const char *name) {
            strcmp(name + length - ending, ".safetensors") == 0;
 }
 
-// The part of this name, opened when it is met first.
+// Returns the file of this name, which is opened on first use.
 static const SafeFile *part(HfFiles *files, const char *folder, const char *name, Error *err) {
     char *path = text_format("%s/%s", folder, name);
     const SafeFile *found = NULL;
@@ -67,7 +67,7 @@ static bool add_indexed(HfFiles *files, const char *folder, const cJSON *item, E
     if (!cJSON_IsString(item) || !plain_name(item->valuestring)) {
         return error_set(err, EXIT_CHECKPOINT,
                          "%s/" INDEX
-                         " puts '%.100s' into '%.100s', which is no name of a safetensors file in"
+                         " puts '%.100s' into '%.100s', which is not the name of a safetensors file in"
                          " the folder; save or download it again",
                          folder, item->string, cJSON_IsString(item) ? item->valuestring : "");
     }
@@ -79,8 +79,8 @@ static bool add_indexed(HfFiles *files, const char *folder, const cJSON *item, E
         return true;
     }
     return error_set(err, EXIT_CHECKPOINT,
-                     "%s holds no '%.100s', which " INDEX " says it does; save or download it again",
-                     file->path, item->string);
+                     "%s has no '%.100s', although " INDEX " lists it; save or download it again", file->path,
+                     item->string);
 }
 
 static bool read_index(HfFiles *files, const char *folder, const cJSON *map, Error *err) {
@@ -114,13 +114,12 @@ static bool no_weights(const char *folder, Error *err) {
     char *pickled = text_format("%s/pytorch_model.bin", folder);
     bool there = durable_exists(pickled);
     free(pickled);
-    return error_set(err, EXIT_CHECKPOINT,
-                     there
-                         ? "%s holds pickled weights, which this program does not execute; save the model as"
-                           " safetensors"
-                         : "%s holds neither " WHOLE " nor " INDEX
-                           "; give a folder that save_pretrained wrote",
-                     folder);
+    return error_set(
+        err, EXIT_CHECKPOINT,
+        there ? "%s holds pickled weights, which are not read because pickles can run code; save the model as"
+                " safetensors"
+              : "%s has neither " WHOLE " nor " INDEX "; give a folder written by save_pretrained",
+        folder);
 }
 
 bool hf_files_open(HfFiles *files, const char *folder, Error *err) {
@@ -139,7 +138,7 @@ bool hf_files_open(HfFiles *files, const char *folder, Error *err) {
     for (int i = 1; i < files->count && ok; i++) {
         if (strcmp(files->tensors[i - 1].name, files->tensors[i].name) == 0)
             ok = error_set(err, EXIT_CHECKPOINT,
-                           "%s/" INDEX " names '%.100s' twice; save or download it again", folder,
+                           "%s/" INDEX " lists '%.100s' twice; save or download it again", folder,
                            files->tensors[i].name);
     }
     if (!ok) hf_files_close(files);

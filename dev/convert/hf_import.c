@@ -1,7 +1,7 @@
-// A Hugging Face folder becomes a checkpoint of iteration 0: see hf.h.
+// Imports a Hugging Face folder as a checkpoint of iteration 0, see hf.h.
 //
-// imported.c asks for our tensors piece by piece. A piece of a transposed matrix is some columns of
-// the folder's, which are read row by row.
+// imported.c requests our tensors in chunks. A chunk of a transposed matrix is a range of the
+// folder's columns and is read row by row.
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,11 +24,11 @@ typedef struct Importing {
     HfFiles files;
     const HfTensorPlace **places;  // (map.count)
     HfTokenizer tokenizer;
-    char *paths[2];  // of its files, as the checkpoint's arguments name them; NULL: none
-    float *padding;  // (2, hidden): a row of padding of the embedding, of the output layer
-    float *piece;    // as the folder has it, fp32
-    void *narrow;    // the same before it is widened
-    int64_t room;    // elements of both
+    char *paths[2];  // tokenizer files, as named in the checkpoint's arguments; NULL: none
+    float *padding;  // (2, hidden): padding rows of the embedding and of the output layer
+    float *piece;    // fp32 chunk in the folder's order
+    void *narrow;    // the same before conversion to fp32
+    int64_t room;    // capacity of both, elements
 } Importing;
 
 static void make_room(Importing *m, int64_t elements) {
@@ -40,7 +40,7 @@ static void make_room(Importing *m, int64_t elements) {
 
 static int64_t hidden_of(const Importing *m) { return m->model.gpt.C; }
 
-// Rows of the embedding that a buffer holds.
+// Number of embedding rows that fit in the buffer.
 static int64_t words_at_once(const Importing *m) {
     return m->wish->piece > hidden_of(m) ? m->wish->piece / hidden_of(m) : 1;
 }
@@ -62,7 +62,7 @@ static bool read_config(Importing *m, Error *err) {
 static bool wrong_tensor(const Importing *m, Error *err, const HfTensor *t, const HfTensorPlace *place) {
     if (!place) {
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s has no tensor '%s', which a model of its config.json has; save or download it "
+                         "%s has no tensor '%s', which its config.json requires; save or download it "
                          "again",
                          m->wish->folder, t->name);
     }
@@ -70,19 +70,20 @@ static bool wrong_tensor(const Importing *m, Error *err, const HfTensor *t, cons
     if (t->columns) snprintf(columns, sizeof columns, ", %" PRId64, t->columns);
     return error_set(err, EXIT_CHECKPOINT,
                      "%s: '%s' is not (%" PRId64
-                     "%s) in F32, BF16 or F16, as its config.json wants; save or"
+                     "%s) in F32, BF16 or F16, as its config.json requires; save or"
                      " download it again",
                      place->file->path, t->name, t->rows, columns);
 }
 
-// *bare: the names lack the family's prefix. Older programs save a model so.
+// *bare: the tensor names lack the family's prefix, as saved by older programs.
 static const HfTensorPlace *find_tensor(const Importing *m, const char *name, bool bare) {
     const char *prefix = m->config.family->prefix;
     bool begins = prefix && strncmp(name, prefix, strlen(prefix)) == 0;
     return hf_files_find(&m->files, bare && begins ? name + strlen(prefix) : name);
 }
 
-// Constants that older programs save with the weights, such as the causal mask of a layer.
+// Returns true for constants that older programs save with the weights, such as a layer's causal
+// mask.
 static bool is_constant(const HfFamily *family, const char *name) {
     for (size_t i = 0; i < 2 && family->constants[i]; i++) {
         size_t length = strlen(name), ending = strlen(family->constants[i]);
@@ -91,7 +92,7 @@ static bool is_constant(const HfFamily *family, const char *name) {
     return family->like && is_constant(family->like, name);
 }
 
-// That the output layer, where it is saved although it is the embedding, is the same.
+// Checks that the output layer equals the embedding if a tied model saves both.
 static bool check_head(Importing *m, const HfTensorPlace *head, Error *err) {
     const HfTensorPlace *words = m->places[0];
     int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
@@ -108,12 +109,12 @@ static bool check_head(Importing *m, const HfTensorPlace *head, Error *err) {
     }
     free(other);
     return same || error_set(err, EXIT_CHECKPOINT,
-                             "%s has an output layer of its own, its config.json says that it is the"
+                             "%s has a separate output layer, but its config.json says that it is tied to the"
                              " embedding; import another model",
                              head->file->path);
 }
 
-// Every tensor of the model is there, and no other.
+// Checks that all tensors of the model exist and no others.
 static bool match_tensors(Importing *m, Error *err) {
     const HfFamily *family = m->config.family;
     hf_map_make(&m->map, family, &m->model, m->config.words);
@@ -130,9 +131,10 @@ static bool match_tensors(Importing *m, Error *err) {
     int known = m->map.count + (head != NULL);
     for (int i = 0; i < m->files.count; i++) known += is_constant(family, m->files.tensors[i].name);
     if (known == m->files.count) return !head || check_head(m, head, err);
-    return error_set(err, EXIT_CHECKPOINT,
-                     "%s has %d tensors that a %s of its config.json does not have; import another model",
-                     m->wish->folder, m->files.count - known, family->architecture);
+    return error_set(
+        err, EXIT_CHECKPOINT,
+        "%s has %d tensors that do not belong to a %s with its config.json; import another model",
+        m->wish->folder, m->files.count - known, family->architecture);
 }
 
 // --- The tokenizer -------------------------------------------------------------------------------
@@ -144,8 +146,8 @@ static bool in_folder(const Importing *m, const char *name) {
     return there;
 }
 
-// Whether vocab.json and merges.txt are of GPT-2's tokenizer. Other families have such files too,
-// and cut text by another pattern.
+// Returns true if vocab.json and merges.txt belong to GPT-2's tokenizer. Other families have such
+// files too, but split text with a different pattern.
 static bool cuts_as_gpt2(const Importing *m) {
     Error ignored;
     uint64_t bytes;
@@ -161,9 +163,9 @@ static bool cuts_as_gpt2(const Importing *m) {
     return same;
 }
 
-// Which tokenizer: that of the flags, else the folder's. NullTokenizer: there is none. A
-// tokenizer.json goes first: it alone holds added tokens and the pattern that cuts text. The paths
-// are the caller's to free.
+// Chooses the tokenizer: that of the flags, or else the folder's; NullTokenizer if there is none.
+// tokenizer.json is preferred because only it contains added tokens and the split pattern. The
+// caller frees the paths.
 static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
     const HfTokenizerWish *wish = &m->wish->tokenizer;
     TokenizerChoice choice = {TOKENIZER_NULL, wish->vocab_file, wish->merge_file, wish->model, wish->eod, 0};
@@ -184,7 +186,7 @@ static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
     return choice;
 }
 
-// Its files, as the checkpoint's arguments name them.
+// Sets the tokenizer paths as named in the checkpoint's arguments.
 static void name_tokenizer(Importing *m) {
     Config *config = &m->model.config;
     bool whole = m->tokenizer.type == TOKENIZER_HUGGING_FACE;
@@ -200,7 +202,7 @@ static void name_tokenizer(Importing *m) {
     }
 }
 
-// Where there is no tokenizer the model has its ids alone.
+// Without a tokenizer, the model only has token ids.
 static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
     char *paths[2];
     TokenizerChoice choice = choose_tokenizer(m, paths);
@@ -209,14 +211,14 @@ static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
     free(paths[1]);
     if (!ok) return false;
     if (choice.type == TOKENIZER_NULL) {
-        snprintf(report->notes, sizeof report->notes, "The checkpoint gets no tokenizer%s.\n",
+        snprintf(report->notes, sizeof report->notes, "The checkpoint has no tokenizer%s.\n",
                  m->wish->tokenizer.none ? "" : ": the folder has none");
         return true;
     }
     if (m->tokenizer.size > m->config.words) {
         return error_set(err, EXIT_DATA,
-                         "the tokenizer has %d ids, the model's embedding %" PRId64
-                         " rows; give its own --vocab-file and --merge-file, or --tokenizer-model",
+                         "the tokenizer has %d ids, but the model's embedding has %" PRId64
+                         " rows; give the model's --vocab-file and --merge-file, or --tokenizer-model",
                          m->tokenizer.size, m->config.words);
     }
     m->model.config.vocab_size_unpadded = m->tokenizer.size;
@@ -225,10 +227,10 @@ static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
     return true;
 }
 
-// --- Elements ------------------------------------------------------------------------------------
+// --- Weights ------------------------------------------------------------------------------------
 
-// Outputs [first, first + count) of their tensor into out. Of a transposed one these are columns:
-// out is then a matrix of its rows, each `stride` wide.
+// Reads outputs [first, first + count) of their tensor into out. In a transposed tensor these are
+// columns, so out is a matrix with rows of `stride` elements.
 static bool read_part(Importing *m, const HfPart *part, float *out, int64_t stride, Error *err) {
     const HfTensor *t = part->tensor;
     const HfTensorPlace *place = m->places[t - m->map.theirs];
@@ -246,7 +248,8 @@ static bool read_part(Importing *m, const HfPart *part, float *out, int64_t stri
     return true;
 }
 
-// Our rows [row, row + rows) into m->piece, in the folder's order. *there: how many it has.
+// Reads our rows [row, row + rows) into m->piece, in the folder's order. *there: elements that the
+// folder has.
 static bool read_parts(Importing *m, int i, int64_t row, int64_t rows, int64_t *there, Error *err) {
     HfPart parts[3];
     int count = hf_map_parts(&m->map, i, row, rows, parts);
@@ -260,7 +263,7 @@ static bool read_parts(Importing *m, int i, int64_t row, int64_t rows, int64_t *
     return true;
 }
 
-// ImportedWeights's.
+// Callback of ImportedWeights.
 static bool read_rows(void *context, int i, int64_t lo, int64_t hi, float *out, Error *err) {
     Importing *m = (Importing *)context;
     const HfOurs *o = &m->map.ours[i];
@@ -278,8 +281,8 @@ static bool read_rows(void *context, int i, int64_t lo, int64_t hi, float *out, 
     return true;
 }
 
-// The mean of a tensor's rows, in row `which` of m->padding. By convexity the mean of e^logit over
-// the words is at least e to the mean logit, whatever the hidden state.
+// Computes the mean of a tensor's rows into row `which` of m->padding. By convexity, the mean of
+// e^logit over the words is at least e^(mean logit) for any hidden state.
 static bool make_padding(Importing *m, int which, const HfTensorPlace *place, Error *err) {
     int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
     double *sum = (double *)xcalloc((size_t)C, sizeof *sum, "the mean of the embedding");
@@ -294,7 +297,7 @@ static bool make_padding(Importing *m, int which, const HfTensorPlace *place, Er
     return ok;
 }
 
-// Of the embedding, and of the output layer where it is another.
+// Computes the padding rows of the embedding, and of the output layer if it is separate.
 static bool make_paddings(Importing *m, Error *err) {
     m->padding = (float *)xcalloc(2 * (size_t)hidden_of(m), sizeof(float), "the mean of the embedding");
     for (int i = 0, which = 0; i < m->map.gpt->whole_tensors; i++) {
@@ -306,7 +309,7 @@ static bool make_paddings(Importing *m, Error *err) {
 
 // --- Saving --------------------------------------------------------------------------------------
 
-// ImportedWeights's.
+// Callback of ImportedWeights.
 static bool write_tokenizer(void *context, Error *err) {
     Importing *m = (Importing *)context;
     return hf_tokenizer_write(&m->tokenizer, m->wish->save, err);

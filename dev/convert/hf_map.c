@@ -1,12 +1,12 @@
-// Where elements stand: see hf_map.h.
+// Maps elements between our tensors and Hugging Face's, see hf_map.h.
 #include "dev/convert/hf_map.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-// --- Making it -----------------------------------------------------------------------------------
+// --- Construction -------------------------------------------------------------------------------
 
-// The name with "*" for its layer, whose number is *layer: "encoder.layers.3.mlp" as
+// Replaces the layer number by "*" and returns it in *layer: "encoder.layers.3.mlp" becomes
 // "encoder.layers.*.mlp".
 static void pattern_of(const char *name, char pattern[96], int *layer) {
     static const char begin[] = "encoder.layers.";
@@ -32,7 +32,7 @@ static void name_tensor(char name[96], const char *pattern, int layer) {
     else snprintf(name, 96, "%.*s%d%s", (int)(star - pattern), pattern, layer, star + 1);
 }
 
-// Outputs of the heads' part: queries, keys or values.
+// Number of outputs of a part: queries, keys or values.
 static int64_t head_outputs(const GPT *gpt, int part) { return part == 0 ? gpt->A : gpt->NG * gpt->HD; }
 
 static int64_t outputs_of(const HfMap *map, const HfOurs *ours, int part) {
@@ -85,24 +85,25 @@ void hf_map_free(HfMap *map) {
 
 // --- Heads ---------------------------------------------------------------------------------------
 
-// Rows of a group of heads: its queries, its key, its value.
+// Rows of a query group: its queries, its key and its value.
 static int64_t group_rows(const GPT *gpt) { return (gpt->NH / gpt->NG + 2) * (int64_t)gpt->HD; }
 
-// Our row of output `output` of the queries (part 0), keys or values.
+// Returns our row for output `output` of the queries (part 0), keys or values.
 static int64_t row_of_head(const GPT *gpt, int part, int64_t output) {
     int64_t heads = gpt->NH / gpt->NG, head = output / gpt->HD, at = output % gpt->HD;
     if (part > 0) return head * group_rows(gpt) + (heads + part - 1) * gpt->HD + at;
     return head / heads * group_rows(gpt) + head % heads * gpt->HD + at;
 }
 
-// The part that output `output` of all three together belongs to. *output becomes its number there.
+// Returns the part that contains output `output` of the fused QKV tensor, and makes *output
+// relative to that part.
 static int part_of_output(const GPT *gpt, int64_t *output) {
     int part = 0;
     while (part < 2 && *output >= head_outputs(gpt, part)) *output -= head_outputs(gpt, part++);
     return part;
 }
 
-// --- Both ways -----------------------------------------------------------------------------------
+// --- Mapping ------------------------------------------------------------------------------------
 
 int64_t hf_map_run(const HfMap *map, const HfTensor *t, int64_t output, int64_t *row) {
     const HfOurs *o = &map->ours[t->ours];
@@ -119,7 +120,7 @@ int64_t hf_map_unit(const HfMap *map, int ours) {
     return map->ours[ours].row->order == HF_HEADS ? group_rows(map->gpt) : 1;
 }
 
-// Adds outputs of [begin, end) to the list, where there are any.
+// Appends outputs [begin, end) to the list unless the range is empty.
 static int add_part(HfPart *parts, int count, const HfTensor *t, int64_t begin, int64_t end) {
     if (begin >= end) return count;
     parts[count] = (HfPart){t, begin, end - begin};

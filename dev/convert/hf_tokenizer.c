@@ -1,4 +1,4 @@
-// A tokenizer's files: see hf_tokenizer.h.
+// Reads and writes tokenizer files, see hf_tokenizer.h.
 #include "dev/convert/hf_tokenizer.h"
 
 #include <dirent.h>
@@ -10,7 +10,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
 
-// As llmc/data/vocabulary.c: larger files are no vocabulary.
+// As in llmc/data/vocabulary.c: larger files cannot be vocabularies.
 enum { MOST_BYTES = 1 << 28, BYTES = 256 };
 #define VERSION_LINE "#version: 0.2\n"
 
@@ -31,10 +31,10 @@ static bool read_object(HfTokenizer *t, const char *name, const char *path, Erro
     const HfTokenizerFile *file = &t->file[t->files - 1];
     cJSON *object = json_parse_object(file->text, (size_t)file->bytes);
     cJSON_Delete(object);
-    return object || error_set(err, EXIT_DATA, "%s is not a JSON object; mend or remove it", path);
+    return object || error_set(err, EXIT_DATA, "%s is not a JSON object; repair or remove it", path);
 }
 
-// What lies beside a tokenizer.json, where it is there.
+// Reads the files next to tokenizer.json, if they exist.
 static bool read_beside(HfTokenizer *t, const char *folder, Error *err) {
     static const char *const names[] = {HF_TOKENIZER_CONFIG, "special_tokens_map.json", HF_GENERATION_CONFIG};
     bool ok = true;
@@ -46,7 +46,7 @@ static bool read_beside(HfTokenizer *t, const char *folder, Error *err) {
     return ok;
 }
 
-// model: tokenizer.json under whatever name, or its folder.
+// model: path of a tokenizer.json (any file name) or of its folder.
 static bool read_model(HfTokenizer *t, const char *model, Error *err) {
     DIR *open = opendir(model);
     const char *slash = strrchr(model, '/');
@@ -81,7 +81,8 @@ bool hf_tokenizer_read(HfTokenizer *t, const TokenizerChoice *choice, Error *err
     return ok;
 }
 
-// GPT-2's printable character for a byte. *shifted: the next one for bytes that are not printable.
+// Returns GPT-2's printable character for a byte. *shifted: the next character for unprintable
+// bytes.
 static uint32_t symbol_of(uint32_t byte, uint32_t *shifted) {
     bool printable = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
     return printable ? byte : (*shifted)++;

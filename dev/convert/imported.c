@@ -1,4 +1,4 @@
-// The model of another program becomes a checkpoint of iteration 0: see imported.h.
+// Saves a model of another program as a checkpoint of iteration 0, see imported.h.
 #include "dev/convert/imported.h"
 
 #include <inttypes.h>
@@ -20,7 +20,7 @@
 
 void model_flags_add(ModelFlags *flags, const char *name, const char *value) {
     if (flags->count == (int)COUNT_OF(flags->items))
-        fatal(NULL, EXIT_USAGE, "a model of more than %d flags", flags->count);
+        fatal(NULL, EXIT_USAGE, "the model needs more than %d flags", flags->count);
     char *flag = value ? text_format("--%s=%s", name, value) : text_format("--%s", name);
     size_t end = 2 + strlen(name);
     for (size_t i = 2; i < end; i++) {
@@ -38,7 +38,7 @@ void model_flag_text(const cJSON *value, char *text, size_t bytes) {
     else format_real(number, text, bytes);
 }
 
-// Flags of the model that its weights' meaning does not depend on.
+// Model flags that do not affect the meaning of the weights.
 static const char *const OTHER_NAMES[] = {"kv_channels", "init_method_std", "attention_dropout",
                                           "hidden_dropout"};
 
@@ -49,7 +49,7 @@ void model_flags_free(ModelFlags *flags) {
 
 // --- The model -----------------------------------------------------------------------------------
 
-// Flags of a run that could be. They say nothing about the model.
+// Flags of a fictitious run. They say nothing about the model.
 static const char *const OF_A_RUN[] = {
     "convert_checkpoint",   "--bf16",         "--use-distributed-optimizer",
     "--mock-data",          "--lr=1",         "--train-iters=1",
@@ -72,7 +72,7 @@ static bool configure(Config *config, const ModelFlags *flags, int64_t rows, int
     return ok;
 }
 
-// config is there; table and layout follow from it.
+// Derives the parameter table and layout from config.
 static bool describe(ImportedModel *m, Error *err) {
     const int host = 0;
     bool ok = mesh_build(&m->mesh, 0, 1, &host, 0, 1, 1, err);
@@ -91,11 +91,12 @@ bool imported_model_open(ImportedModel *m, const ModelFlags *flags, int64_t rows
                          const char *source, Error *err) {
     Error why = {0};
     memset(m, 0, sizeof *m);
-    if (rows < 1 || rows > 1 << 30) snprintf(why.what, sizeof why.what, "it has %" PRId64 " words", rows);
+    if (rows < 1 || rows > 1 << 30)
+        snprintf(why.what, sizeof why.what, "its vocabulary has %" PRId64 " words", rows);
     else if (configure(&m->config, flags, rows, divisible, &why)) return describe(m, err);
-    // The trainer's advice is for who gave it flags.
+    // The error text would advise on trainer flags, which this user did not give.
     return error_set(err, EXIT_CHECKPOINT,
-                     "%s is of a model that the trainer does not have: %.*s; take another model", source,
+                     "%s has a model that the trainer does not support: %.*s; use another model", source,
                      (int)strcspn(why.what, ";"), why.what);
 }
 
@@ -115,8 +116,8 @@ static void move_item(cJSON *from, cJSON *to, const char *key) {
     if (item) cJSON_AddItemToObject(to, key, item);
 }
 
-// The checkpoint's arguments: those that --load compares, and what says which tokenizer it is. The
-// others are up to the run that goes on. malloc'ed.
+// Returns the checkpoint's arguments: those that --load compares and those that identify the
+// tokenizer. The rest is up to the run that loads the checkpoint. malloc'ed.
 static char *arguments_of(const Config *config) {
     static const char *const more[] = {"padded_vocab_size", "eod",        "tokenizer_type",
                                        "vocab_file",        "merge_file", "tokenizer_model",
@@ -141,7 +142,7 @@ static char *arguments_of(const Config *config) {
 static void write_flag(FILE *out, const char *name, const char *value) {
     fputs("--", out);
     for (const char *c = name; *c; c++) fputc(*c == '_' ? '-' : *c, out);
-    // A path may have blanks.
+    // Quote the path, which may contain spaces.
     if (*value) fputc(' ', out);
     for (const char *c = value; *c; c++) {
         if (strchr(" \t#@'\"\\", *c)) fputc('\\', out);
@@ -150,7 +151,8 @@ static void write_flag(FILE *out, const char *name, const char *value) {
     fputc('\n', out);
 }
 
-// The multiple that makes as many rows of the tokenizer's ids as the embedding has.
+// Returns a --make-vocab-size-divisible-by that pads the tokenizer's ids to the number of embedding
+// rows.
 static int divisor_of(const Config *c) {
     bool fits = round_up64(c->vocab_size_unpadded, c->make_vocab_size_divisible_by) == c->vocab_size_padded;
     return fits ? c->make_vocab_size_divisible_by : c->vocab_size_padded;
@@ -160,7 +162,7 @@ static void write_args(const ImportedModel *m, const char *source, FILE *out) {
     char *text = arguments_of(&m->config), value[40];
     cJSON *arguments = json_parse_object(text, strlen(text));
     bool turns = m->gpt.rotary > 0, groups = m->config.group_query_attention;
-    fprintf(out, "# The model of %s, as flags of the trainer.\n", source);
+    fprintf(out, "# The model of %s as trainer flags.\n", source);
     for (const cJSON *item = arguments->child; item; item = item->next) {
         bool idle = (!turns && strncmp(item->string, "rotary_", 7) == 0) ||
                     (!groups && strcmp(item->string, "num_query_groups") == 0);
@@ -172,7 +174,7 @@ static void write_args(const ImportedModel *m, const char *source, FILE *out) {
     }
     if (m->config.tokenizer_type == TOKENIZER_NULL)
         fprintf(out, "--vocab-size %d\n", m->config.vocab_size_unpadded - 1);
-    fprintf(out, "# With --tensor-model-parallel-size T: this, divided by T.\n");
+    fprintf(out, "# With --tensor-model-parallel-size T, divide this by T.\n");
     fprintf(out, "--make-vocab-size-divisible-by %d\n", divisor_of(&m->config));
     cJSON_Delete(arguments);
     free(text);
@@ -193,14 +195,14 @@ static bool save_args(const ImportedWeights *w, Error *err) {
 
 // --- Slices --------------------------------------------------------------------------------------
 
-// The weights on their way. checkpoint.c asks for slices one by one.
+// State of the conversion. checkpoint.c requests the slices one by one.
 typedef struct Job {
     const ImportedWeights *weights;
     Slice *slices;
     int slice_count;
     int *tensor_of;  // (slice_count)
-    float *piece;    // one slice
-    bool failed;     // a fetch could not read what it was asked for
+    float *piece;    // buffer for one slice
+    bool failed;     // a fetch failed to read its data
     Error error;
 } Job;
 
@@ -208,7 +210,7 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static const Tensor *tensor_at(const Job *job, int i) { return &job->weights->model->gpt.whole[i]; }
 
-// Elements of the tensor's slices but the last.
+// Returns the number of elements per slice of the tensor; the last slice may be shorter.
 static int64_t step_of(const Job *job, int i) {
     int64_t unit = job->weights->units[i], most = job->weights->piece / unit * unit;
     int64_t all = tensor_whole_elements(tensor_at(job, i));
@@ -249,7 +251,7 @@ static bool fetch_piece(Job *job, const Slice *s, int tensor, void *host) {
         floatX rounded = floatX_from_float(job->piece[i]);
         if (!isfinite(floatX_to_float(rounded))) {
             return error_set(&job->error, EXIT_CHECKPOINT,
-                             "%s: '%s' has a value that is not finite; save or download it again", w->source,
+                             "%s: '%s' contains a non-finite value; save or download it again", w->source,
                              s->tensor);
         }
         if (s->kind == SLICE_WEIGHT) ((floatX *)host)[i] = rounded;
@@ -258,8 +260,8 @@ static bool fetch_piece(Job *job, const Slice *s, int tensor, void *host) {
     return true;
 }
 
-// CheckpointSave's. It cannot fail there: run_save() looks at `failed` before anything is
-// published.
+// Callback of CheckpointSave. It cannot return an error; run_save() checks `failed` before anything
+// is published.
 static void fetch(void *context, int i, void *host) {
     Job *job = (Job *)context;
     const Slice *s = &job->slices[i];
@@ -276,12 +278,13 @@ bool imported_save_check(const char *save, Error *err) {
     free(save_folder_list(save, &count));
     bool taken = count > 0 || durable_exists(tracker);
     free(tracker);
-    return !taken || error_set(err, EXIT_USAGE, "--save %s holds checkpoints; give a new folder", save);
+    return !taken ||
+           error_set(err, EXIT_USAGE, "--save %s already holds checkpoints; choose a new folder", save);
 }
 
-// The save's parts one by one. A fetch that failed ends it while all is under a temporary name.
+// Runs the phases of a save. If a fetch failed, stops while everything still has temporary names.
 static bool run_save(Job *job, const CheckpointSave *save, Error *err) {
-    Error ignored;  // there is an error to report already
+    Error ignored;  // the first error is reported already
     bool done = false;
     CheckpointJob *parts = checkpoint_begin(save, err);
     bool ok = parts != NULL;
@@ -312,10 +315,10 @@ static bool save(Job *job, Error *err) {
     return ok;
 }
 
-// A folder that was not there before is not there after a failure either.
+// Removes the folder after a failure if it did not exist before.
 static bool save_alone(Job *job, Error *err) {
     const char *folder = job->weights->save;
-    Error ignored;  // there is an error to report already
+    Error ignored;  // the first error is reported already
     int lock = -1;
     bool fresh = !durable_exists(folder);
     bool ok = durable_make_folders(folder, err) && save_folder_lock(folder, 0, &lock, err) &&
@@ -325,7 +328,7 @@ static bool save_alone(Job *job, Error *err) {
     return ok;
 }
 
-// What a save would read, without one.
+// Reads everything that a save would read, without saving.
 static bool read_all(Job *job, Error *err) {
     for (int i = 0; i < job->slice_count && !job->failed; i++) {
         const Slice *s = &job->slices[i];

@@ -1,6 +1,5 @@
-// A Megatron-LM checkpoint becomes one of ours: see megatron.h. Names of tensors, the order of rows
-// and the shape of SwiGLU's first matrix are Megatron-LM's here too, so the elements of a tensor
-// are read as they lie there.
+// Imports a Megatron-LM checkpoint, see megatron.h. Tensor names, row order and the shape of
+// SwiGLU's first matrix are the same as here, so elements are copied in order.
 #include "dev/convert/megatron.h"
 
 #include <inttypes.h>
@@ -16,7 +15,7 @@ enum { TRACKER_MAX_BYTES = 4096, JSON_MAX_BYTES = 1 << 20 };
 #define TRACKER "latest_checkpointed_iteration.txt"
 #define COMMON "common.pt"
 
-// The files that tell the two forms apart, and hold the arguments.
+// The files that distinguish the two formats and hold the arguments.
 typedef struct Form {
     const char *file, *args;
     bool dist;
@@ -29,13 +28,13 @@ static const Form FORMS[] = {
 
 typedef struct Import {
     const MegatronImport *wish;
-    char *folder;  // of the iteration
+    char *folder;  // iteration folder
     const Form *form;
     MegatronArgs args;
     ImportedModel model;
-    bool opened;  // the model is
+    bool opened;  // the model is open
     MegatronSource source;
-    MegatronKind kind;  // what master weights are read from
+    MegatronKind kind;  // source of the master weights
 } Import;
 
 // --- Which folder --------------------------------------------------------------------------------
@@ -54,7 +53,7 @@ static const Form *form_of(const char *folder) {
     return NULL;
 }
 
-// What the tracker says: an iteration, or "release" (-1).
+// Reads the tracker: an iteration, or "release" (-1).
 static bool read_tracker(const char *folder, int64_t *iteration, Error *err) {
     uint64_t bytes;
     char *path = text_format("%s/" TRACKER, folder), *end;
@@ -64,7 +63,7 @@ static bool read_tracker(const char *folder, int64_t *iteration, Error *err) {
     if (ok && strncmp(text, "release", 7) != 0) {
         *iteration = strtoll(text, &end, 10);
         ok = (end > text && *iteration >= 0 && strspn(end, " \n\r\t") == strlen(end)) ||
-             error_set(err, EXIT_CHECKPOINT, "%s names no iteration; give --ckpt-step", path);
+             error_set(err, EXIT_CHECKPOINT, "%s does not contain an iteration; give --ckpt-step", path);
     }
     free(text);
     free(path);
@@ -85,12 +84,12 @@ static bool find_folder(Import *m, Error *err) {
         m->form = form_of(m->folder);
     }
     return m->form || error_set(err, EXIT_CHECKPOINT,
-                                "%s holds no checkpoint of Megatron-LM's (neither .metadata nor"
+                                "%s holds no Megatron-LM checkpoint (neither .metadata nor"
                                 " mp_rank_00/model_optim_rng.pt); give another folder, or --ckpt-step",
                                 m->folder);
 }
 
-// metadata.json, where it is there, names the form of a folder with .metadata.
+// metadata.json, if it exists, names the format of a folder with .metadata.
 static bool check_backend(const Import *m, Error *err) {
     uint64_t bytes;
     if (!m->form->dist || !exists_in(m->folder, "metadata.json")) return true;
@@ -98,11 +97,12 @@ static bool check_backend(const Import *m, Error *err) {
     char *text = durable_read_file(path, JSON_MAX_BYTES, &bytes, err);
     cJSON *object = text ? json_parse_object(text, (size_t)bytes) : NULL;
     const char *backend = json_member_string(object, "sharded_backend");
-    bool ok = text && ((backend && strcmp(backend, "torch_dist") == 0) ||
-                       error_set(err, EXIT_CHECKPOINT,
-                                 "%s names the sharded_backend '%.60s', this program knows 'torch_dist';"
-                                 " convert it with Megatron-LM first",
-                                 path, backend ? backend : ""));
+    bool ok = text &&
+              ((backend && strcmp(backend, "torch_dist") == 0) ||
+               error_set(err, EXIT_CHECKPOINT,
+                         "%s has sharded_backend '%.60s', but this program supports only 'torch_dist';"
+                         " convert it with Megatron-LM first",
+                         path, backend ? backend : ""));
     cJSON_Delete(object);
     free(text);
     free(path);
@@ -129,7 +129,7 @@ static bool read_args(Import *m, Error *err) {
     return ok;
 }
 
-// The tokenizer that the flags name.
+// Returns the tokenizer that the flags name.
 static bool given_tokenizer(const HfTokenizerWish *wish, TokenizerChoice *choice) {
     *choice = (TokenizerChoice){.type = TOKENIZER_GPT2_BPE,
                                 .vocab_file = wish->vocab_file,
@@ -140,7 +140,8 @@ static bool given_tokenizer(const HfTokenizerWish *wish, TokenizerChoice *choice
     return wish->vocab_file || wish->model;
 }
 
-// That of the saved arguments. False: its files are not there, or it is of another type.
+// Returns the tokenizer of the saved arguments. False: its files are missing or its type is
+// unsupported.
 static bool saved_tokenizer(const MegatronArgs *args, TokenizerChoice *choice) {
     const char *type = args->tokenizer_type ? args->tokenizer_type : "";
     const char *vocab = args->vocab_file, *merges = args->merge_file, *model = args->tokenizer_model;
@@ -165,14 +166,16 @@ static void note(HfReport *report, const char *text) {
     snprintf(report->notes + used, sizeof report->notes - used, "%s\n", text);
 }
 
-// The paths go into the checkpoint's arguments as they are. The config only points to them.
+// The paths go into the checkpoint's arguments unchanged. The config only points to them.
 static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     TokenizerChoice choice;
     Config *config = &m->model.config;
     bool given = given_tokenizer(&m->wish->tokenizer, &choice);
     if (m->wish->tokenizer.none) return true;
     if (!given && !saved_tokenizer(&m->args, &choice)) {
-        note(report, "No tokenizer's files are given or lie where they did: the checkpoint has ids alone.");
+        note(report,
+             "No tokenizer files were given, and the original ones were not found: the checkpoint has no "
+             "tokenizer.");
         return true;
     }
     Tokenizer *tokenizer = tokenizer_open(&choice, err);
@@ -181,8 +184,8 @@ static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     tokenizer_close(tokenizer);
     if (size > m->args.rows) {
         return error_set(err, EXIT_DATA,
-                         "the vocabulary has %d ids, the model's embedding %" PRId64
-                         " rows; give its own --vocab-file and --merge-file",
+                         "the vocabulary has %d ids, but the model's embedding has %" PRId64
+                         " rows; give the model's --vocab-file and --merge-file",
                          size, m->args.rows);
     }
     config->tokenizer_type = choice.type;
@@ -196,7 +199,8 @@ static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     return true;
 }
 
-// The embedding keeps its rows. The multiple that they are of is for model.args.
+// The embedding keeps its number of rows. The matching --make-vocab-size-divisible-by goes to
+// model.args.
 static bool open_model(Import *m, HfReport *report, Error *err) {
     int64_t divisible = m->args.divisible * m->args.ranks.tensor;
     if (m->args.rows % divisible) divisible = 1;
@@ -214,16 +218,18 @@ static bool list_weights(Import *m, HfReport *report, Error *err) {
         return false;
     if (!megatron_source_complete(&m->source, MEGATRON_WEIGHT, &missing)) {
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s does not hold the whole of '%s', which a model of its arguments has; copy it"
+                         "%s does not contain all of '%s', which its arguments require; copy it"
                          " again, or import another checkpoint",
                          m->folder, m->model.gpt.whole[missing].name);
     }
     bool masters = megatron_source_complete(&m->source, MEGATRON_MASTER, &missing);
     m->kind = masters && !m->wish->no_optimizer ? MEGATRON_MASTER : MEGATRON_WEIGHT;
     if (m->wish->no_optimizer) return true;
-    note(report, masters ? "Master weights are the optimizer's, in fp32. Moments begin with zeros."
-                         : "Master weights are the weights: the optimizer's are not read from this form."
-                           " Moments begin with zeros.");
+    note(report,
+         masters
+             ? "Master weights are the optimizer's fp32 weights. Moments are initialized with zeros."
+             : "Master weights are the model weights, because the optimizer's are not read from this format."
+               " Moments are initialized with zeros.");
     return true;
 }
 

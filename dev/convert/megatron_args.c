@@ -1,4 +1,5 @@
-// Megatron-LM's arguments as flags of the trainer: see megatron_args.h. Most have the same names.
+// Converts Megatron-LM's arguments to flags of the trainer, see megatron_args.h. Most have the same
+// names.
 #include "dev/convert/megatron_args.h"
 
 #include <inttypes.h>
@@ -13,7 +14,7 @@ static bool refuse(const char *path, const char *what, const char *name, Error *
     return error_set(err, EXIT_CHECKPOINT, "%s: %s %s; import another checkpoint", path, what, name);
 }
 
-// Not there, None, False, 0, or empty: the way of who never gave the flag.
+// Returns true for missing, None, False, 0 and empty values: the flag was not given.
 static bool is_neutral(const PickleValue *value) {
     if (!value) return true;
     switch (value->kind) {
@@ -31,45 +32,45 @@ static bool is_false(const PickleValue *value) {
     return value && value->kind == PICKLE_BOOL && !value->truth;
 }
 
-// --- What the trainer computes otherwise ---------------------------------------------------------
+// --- Unsupported features -----------------------------------------------------------------------
 
-// Arguments that change what a model computes, and that the trainer does not have.
+// Arguments that change the computation in ways that the trainer does not support.
 typedef struct Refused {
     const char *name, *why;
 } Refused;
 static const Refused REFUSED[] = {
     {"num_experts", "has a mixture of experts"},
     {"multi_latent_attention", "has multi-latent attention"},
-    {"apply_residual_connection_post_layernorm", "adds residuals behind the norm"},
-    {"apply_layernorm_1p", "has norms whose gains are counted from 1"},
+    {"apply_residual_connection_post_layernorm", "adds residuals after the norm"},
+    {"apply_layernorm_1p", "has norms with gains relative to 1"},
     {"squared_relu", "has squared ReLU"},
     {"quick_geglu", "has GEGLU"},
-    {"onnx_safe", "has GELU in its erf form"},
-    {"rotary_interleaved", "turns neighboring columns of a head"},
-    {"window_size", "has attention in a window"},
+    {"onnx_safe", "uses the erf form of GELU"},
+    {"rotary_interleaved", "applies rotary positions to neighboring columns"},
+    {"window_size", "uses sliding-window attention"},
     {"mtp_num_layers", "predicts several tokens"},
-    {"no_rope_freq", "has layers without positions"},
-    {"heterogeneous_layers_config_path", "has layers that differ"},
-    {"hybrid_override_pattern", "has layers that differ"},
-    {"attention_output_gate", "has a gate behind attention"},
-    {"experimental_attention_variant", "has another attention"},
-    {"qk_l2_norm", "has queries and keys of length 1"},
+    {"no_rope_freq", "has layers without rotary positions"},
+    {"heterogeneous_layers_config_path", "has heterogeneous layers"},
+    {"hybrid_override_pattern", "has heterogeneous layers"},
+    {"attention_output_gate", "gates the attention output"},
+    {"experimental_attention_variant", "uses an unsupported attention variant"},
+    {"qk_l2_norm", "normalizes queries and keys to length 1"},
 };
-// What matters only where layers are found by their stage.
+// Arguments that only matter for formats that locate layers by pipeline stage.
 static const Refused REFUSED_BY_RANK[] = {
-    {"decoder_first_pipeline_num_layers", "has a first stage of another size"},
-    {"decoder_last_pipeline_num_layers", "has a last stage of another size"},
+    {"decoder_first_pipeline_num_layers", "has a first stage of a different size"},
+    {"decoder_last_pipeline_num_layers", "has a last stage of a different size"},
     {"pipeline_model_parallel_layout", "has stages of different sizes"},
-    {"account_for_embedding_in_pipeline_split", "has a first stage of another size"},
-    {"account_for_loss_in_pipeline_split", "has a last stage of another size"},
+    {"account_for_embedding_in_pipeline_split", "has a first stage of a different size"},
+    {"account_for_loss_in_pipeline_split", "has a last stage of a different size"},
 };
 
-// SwiGLU, or GELU in the tanh form, which is Megatron-LM's where it fuses the bias.
+// Accepts SwiGLU and the tanh form of GELU, which is what Megatron-LM uses if it fuses the bias.
 static bool check_activation(const PickleValue *args, const char *path, Error *err) {
     if (!is_neutral(pickle_member(args, "swiglu")) || !is_neutral(pickle_member(args, "openai_gelu")))
         return true;
     if (!is_false(pickle_member(args, "bias_gelu_fusion"))) return true;
-    return refuse(path, "its model", "has GELU in its erf form (bias_gelu_fusion is off)", err);
+    return refuse(path, "its model", "uses the erf form of GELU (bias_gelu_fusion is off)", err);
 }
 
 static bool check_neutral(const PickleValue *args, const Refused *rows, size_t count, const char *path,
@@ -86,7 +87,7 @@ static bool check_computed(const PickleValue *args, bool by_rank, const char *pa
     if (by_rank && !check_neutral(args, REFUSED_BY_RANK, COUNT_OF(REFUSED_BY_RANK), path, err)) return false;
     const char *softmax = pickle_text(pickle_member(args, "softmax_type"));
     if (softmax && strcmp(softmax, "vanilla") != 0)
-        return refuse(path, "its model", "has another softmax in attention", err);
+        return refuse(path, "its model", "uses an unsupported attention softmax", err);
     const PickleValue *factor = pickle_member(args, "rotary_seq_len_interpolation_factor");
     int64_t one;
     if (!is_neutral(factor) && !pickle_int(factor, 1, 1, &one))
@@ -96,7 +97,7 @@ static bool check_computed(const PickleValue *args, bool by_rank, const char *pa
 
 // --- Flags ---------------------------------------------------------------------------------------
 
-// An argument, and the flag where its name is another one.
+// An argument, and its flag if that has a different name.
 typedef struct Row {
     const char *name, *flag;
     bool needed;
@@ -124,7 +125,7 @@ static const Row OF_ROTATIONS[] = {{"rotary_base", NULL, false},
                                    {"use_rope_scaling", NULL, false},
                                    {"rope_scaling_factor", NULL, false}};
 
-// A number, a text or True. What is neutral adds nothing.
+// Adds a flag with a number, a string or True. Neutral values add nothing.
 static bool add_flag(MegatronArgs *a, const PickleValue *args, const Row *row, const char *path, Error *err) {
     const PickleValue *value = pickle_member(args, row->name);
     const char *flag = row->flag ? row->flag : row->name;
@@ -133,7 +134,7 @@ static bool add_flag(MegatronArgs *a, const PickleValue *args, const Row *row, c
     if (is_neutral(value) && !zero) return !row->needed || refuse(path, "its arguments lack", row->name, err);
     if (value->kind == PICKLE_BOOL) model_flags_add(&a->flags, flag, NULL);
     else if (value->kind == PICKLE_TEXT) model_flags_add(&a->flags, flag, value->text);
-    else if (!zero) return refuse(path, "its arguments have no sound", row->name, err);
+    else if (!zero) return refuse(path, "its arguments have no valid", row->name, err);
     if (!zero) return true;
     if (value->kind == PICKLE_REAL) format_real(value->real, number, sizeof number);
     else snprintf(number, sizeof number, "%" PRId64, value->integer);
@@ -165,16 +166,16 @@ static bool read_flags(MegatronArgs *a, const PickleValue *args, const char *pat
            (!groups || add_flags(a, args, OF_GROUPS, COUNT_OF(OF_GROUPS), path, err));
 }
 
-// --- The rest ------------------------------------------------------------------------------------
+// --- Versions -----------------------------------------------------------------------------------
 
-// From version 2 on a head's queries, keys and values lie together, as here.
+// Since version 2, the queries, keys and values of a head are contiguous, as in this program.
 static bool check_version(const PickleValue *saved, const char *path, Error *err) {
     const PickleValue *version = pickle_member(saved, "checkpoint_version");
     int64_t whole;
     bool real = version && version->kind == PICKLE_REAL;
     if (real ? version->real >= 2 : pickle_int(version, 2, 1000, &whole)) return true;
     return refuse(path, "its checkpoint_version is not 2 or 3:",
-                  "rows of queries, keys and values lie in another order", err);
+                  "rows of queries, keys and values are in a different order", err);
 }
 
 static bool read_number(const PickleValue *args, const char *name, int64_t most, int64_t absent, int64_t *out,
@@ -182,7 +183,7 @@ static bool read_number(const PickleValue *args, const char *name, int64_t most,
     const PickleValue *value = pickle_member(args, name);
     *out = absent;
     if (absent >= 0 && (!value || value->kind == PICKLE_NONE)) return true;
-    return pickle_int(value, 1, most, out) || refuse(path, "its arguments have no sound", name, err);
+    return pickle_int(value, 1, most, out) || refuse(path, "its arguments have no valid", name, err);
 }
 
 static char *copy_text(const PickleValue *args, const char *name) {
@@ -210,8 +211,8 @@ bool megatron_args_read(MegatronArgs *a, const PickleValue *saved, bool by_rank,
     const PickleValue *args = pickle_member(saved, "args");
     *a = (MegatronArgs){0};
     bool ok = args || error_set(err, EXIT_CHECKPOINT,
-                                "%s holds no 'args', as Megatron-LM saves them: nothing says which model it"
-                                " is; import a checkpoint that Megatron-LM's trainer saved",
+                                "%s has no 'args' like those saved by Megatron-LM, so the model"
+                                " is unknown; import a checkpoint saved by Megatron-LM's trainer",
                                 path);
     pickle_int(pickle_member(saved, "iteration"), 0, INT64_MAX, &a->iteration);
     ok = ok && check_version(saved, path, err) && read_args(a, args, by_rank, path, err);

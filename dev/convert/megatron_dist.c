@@ -1,19 +1,19 @@
-// Megatron-LM's `torch_dist` checkpoints, which are PyTorch's distributed ones: see
-// megatron_source.h. Their folder holds
+// Reads Megatron-LM's `torch_dist` checkpoints, which use PyTorch's distributed format, see
+// megatron_source.h. Contents of the folder:
 //
-//   .metadata        a pickled torch.distributed.checkpoint.metadata.Metadata:
+//  .metadata        a pickled torch.distributed.checkpoint.metadata.Metadata:
 //                    state_dict_metadata   name -> TensorStorageMetadata(size, ...) and others
 //                    storage_data          MetadataIndex(name, offset) -> _StorageInfo(
-//                                          relative_path, offset, length): a piece, which
-//                                          torch.save wrote there
-//   __R_S.distcp     the pieces that rank R's writer S has written
+//                                          relative_path, offset, length): a chunk
+//                                          written by torch.save
+//   __R_S.distcp     chunks written by writer S of rank R
 //   common.pt        the arguments (megatron_args.c)
 //   metadata.json    {"sharded_backend": "torch_dist", ...}
 //
-// Layers of a kind are one tensor there, with the layers as its first dimension. SwiGLU's gate and
-// other half are pieces of their own. The distributed optimizer's master weights, where it saved
-// them as parts of parameters ("fully sharded, model space"), are runs of blocks' elements: their
-// size is how many blocks there are along each dimension, and then the elements of a block.
+// All layers of a kind are stored as one tensor with the layer as its first dimension. SwiGLU's
+// gate and up halves are separate chunks. Master weights that the distributed optimizer saved as
+// parts of parameters ("fully sharded, model space") are contiguous element ranges of blocks: their
+// size lists the number of blocks along each dimension, then the number of elements per block.
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,10 +24,10 @@
 #define METADATA ".metadata"
 static const char MASTERS[] = "optimizer.state.fp32_param.";
 
-// A name of state_dict_metadata, and what it means here.
+// An entry of state_dict_metadata, and what it means here.
 typedef struct Item {
     const char *name;
-    int dims;  // -1: no tensor
+    int dims;  // -1: not a tensor
     int64_t size[SAFE_MOST_DIMS];
     MegatronKind kind;
     MegatronMeaning meaning;
@@ -45,13 +45,14 @@ static bool malformed(const Listing *l, const char *fault, Error *err) {
                      l->source->folder, fault);
 }
 
-// --- Names ---------------------------------------------------------------------------------------
+// --- Names -------------------------------------------------------------------------------------
 
 static int by_name(const void *a, const void *b) {
     return strcmp(((const Item *)a)->name, ((const Item *)b)->name);
 }
 
-// What is saved beside the model: other states of the optimizer, of random numbers, of the run.
+// Returns true for entries that are not model weights: other optimizer state, random state, run
+// state.
 static bool is_beside(const char *name) {
     static const char *const beginnings[] = {"optimizer.", "chained_", "rng_state", "rerun_state",
                                              "opt_param_scheduler"};
@@ -77,29 +78,30 @@ static bool list_items(Listing *l, const PickleValue *names, Error *err) {
     l->items = (Item *)xcalloc(names->count / 2 + 1, sizeof *l->items, "the names of a checkpoint");
     for (size_t i = 0; i + 1 < names->count; i += 2) {
         const char *name = pickle_text(names->items[i]);
-        if (!name) return malformed(l, "a name is no text", err);
+        if (!name) return malformed(l, "a name is not a string", err);
         Item *item = &l->items[l->count++];
         *item = item_of(l->source->gpt, name, names->items[i + 1]);
         if (item->meaning != MEGATRON_UNKNOWN) continue;
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s has a tensor '%.200s', which a model of its arguments does not have here; import"
-                         " another checkpoint",
-                         l->source->folder, name);
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "%s has a tensor '%.200s', which does not belong to a model with its arguments; import"
+            " another checkpoint",
+            l->source->folder, name);
     }
     qsort(l->items, (size_t)l->count, sizeof *l->items, by_name);
     return true;
 }
 
-// --- Pieces --------------------------------------------------------------------------------------
+// --- Chunks ------------------------------------------------------------------------------------
 
-// Where a piece begins in what its item is, and how large it is.
+// Offset of a chunk in its item, and its size.
 typedef struct Place {
     int dims;
     int64_t begin[SAFE_MOST_DIMS], size[SAFE_MOST_DIMS];
 } Place;
 
-// A block of layer `layer`'s tensor: its sizes in `size` and its begin in `begin` count from
-// dimension `from` on.
+// Returns a block of layer `layer`'s tensor. `size` and `begin` refer to the tensor from dimension
+// `from` on.
 static MegatronPiece block_of(const MegatronTensor *t, const Place *p, int from, int64_t layer) {
     int64_t columns = t->dims == 2 ? p->size[from + 1] : 1, all = p->size[from] * columns;
     return (MegatronPiece){.row = p->begin[from],
@@ -110,7 +112,8 @@ static MegatronPiece block_of(const MegatronTensor *t, const Place *p, int from,
                            .at = layer * all};
 }
 
-// A run of elements of block begin[from], ... of so many that the item's size says.
+// Sets a range of elements of the block at begin[from], ...; the item's size gives the number of
+// blocks.
 static bool run_of(const MegatronTensor *t, const Item *item, const Place *p, int from,
                    MegatronPiece *piece) {
     int64_t parts[2] = {1, 1}, at[2] = {0, 0}, whole[2] = {t->rows, t->columns};
@@ -130,7 +133,7 @@ static bool run_of(const MegatronTensor *t, const Item *item, const Place *p, in
     return true;
 }
 
-// The piece of one tensor, or of each layer that it covers.
+// Adds the chunk to its tensor, or to each layer that it covers.
 static bool add_place(Listing *l, const Item *item, const Place *p, MegatronPiece at, Error *err) {
     const GPT *gpt = l->source->gpt;
     int stacked = item->meaning == MEGATRON_STACKED;
@@ -152,14 +155,14 @@ static bool add_place(Listing *l, const Item *item, const Place *p, MegatronPiec
         if (fits && !megatron_source_add(l->source, item->kind, tensor, piece, item->name, err)) return false;
     }
     return fits || error_set(err, EXIT_CHECKPOINT,
-                             "%s: '%.200s' has another size than the checkpoint's arguments say; import"
+                             "%s: '%.200s' has a different size than the checkpoint's arguments imply; import"
                              " another checkpoint",
                              l->source->folder, item->name);
 }
 
 static bool plain_name(const char *name) { return name && *name && *name != '.' && !strchr(name, '/'); }
 
-// A piece that torch.save wrote at [offset, offset + length) of its file.
+// Reads the header of a chunk that torch.save wrote at [offset, offset + length) of its file.
 static bool read_piece(Listing *l, const Item *item, const PickleValue *info, Place *p, Error *err) {
     const char *name = pickle_text(pickle_member(info, "relative_path"));
     const PickleValue *changed = pickle_member(info, "transform_descriptors");
@@ -168,9 +171,9 @@ static bool read_piece(Listing *l, const Item *item, const PickleValue *info, Pl
     MegatronPiece at = {0};
     if (!plain_name(name) || !pickle_int(pickle_member(info, "offset"), 0, INT64_MAX, &begin) ||
         !pickle_int(pickle_member(info, "length"), 0, INT64_MAX, &bytes))
-        return malformed(l, "it does not say where a piece lies", err);
+        return malformed(l, "a chunk has no location", err);
     if (changed && changed->kind != PICKLE_NONE && changed->count)
-        return malformed(l, "its pieces are compressed", err);
+        return malformed(l, "its chunks are compressed", err);
     at.file = megatron_source_file(l->source, name, err);
     if (at.file < 0) return false;
     const MegatronFile *file = l->source->files[at.file];
@@ -181,7 +184,7 @@ static bool read_piece(Listing *l, const Item *item, const PickleValue *info, Pl
     if (!ok) return false;
     memcpy(p->size, at.entry.shape, sizeof p->size);
     if (at.entry.dims == item->dims && p->dims == item->dims) return add_place(l, item, p, at, err);
-    return malformed(l, "a piece has other dimensions than its tensor", err);
+    return malformed(l, "a chunk and its tensor differ in dimensions", err);
 }
 
 static bool list_pieces(Listing *l, const PickleValue *pieces, Error *err) {
@@ -189,7 +192,7 @@ static bool list_pieces(Listing *l, const PickleValue *pieces, Error *err) {
     for (size_t i = 0; i + 1 < pieces->count; i += 2) {
         const PickleValue *index = pieces->items[i];
         Item key = {.name = pickle_text(pickle_member(index, "fqn"))};
-        if (!key.name) return malformed(l, "a piece has no name", err);
+        if (!key.name) return malformed(l, "a chunk has no name", err);
         const Item *item = (const Item *)bsearch(&key, l->items, (size_t)l->count, sizeof key, by_name);
         if (!item || item->meaning == MEGATRON_NOTHING) continue;
         Place place = {0};

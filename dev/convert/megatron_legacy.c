@@ -1,10 +1,10 @@
-// Megatron-LM's older checkpoints, one file of torch.save per tensor and pipeline rank: see
-// megatron_source.h. Those of SDP4Bit's own program are of this form.
+// Reads Megatron-LM's older checkpoints with one torch.save file per tensor and pipeline rank, see
+// megatron_source.h. The original SDP4Bit implementation uses this format.
 //
-//   mp_rank_TT/model_optim_rng.pt        of tensor rank TT; mp_rank_TT_PPP where there are stages
+//  mp_rank_TT/model_optim_rng.pt        of tensor rank TT; mp_rank_TT_PPP with pipeline stages
 //
-// A file is a dict. "model" holds the rank's weights by name, in dicts within dicts: of its own
-// layers alone, counted from 0. With virtual stages they are "model0", "model1" and so on.
+// Each file is a dict. "model" holds the rank's weights by name in nested dicts; layers are
+// numbered from 0 within the rank. With virtual stages there are "model0", "model1" and so on.
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,15 +19,15 @@ typedef struct Rank {
     int file;
     MegatronRanks ranks;
     int64_t tensor_rank, stage, chunk;
-    int visited;  // values
+    int visited;  // values visited
 } Rank;
 
-// Which part of a tensor a rank has.
+// Determines which part of a tensor a rank holds.
 static bool add_part(const Rank *r, int tensor, const PickleValue *value, const char *name, Error *err) {
     const MegatronTensor *t = &r->source->tensors[MEGATRON_WEIGHT][tensor];
     int64_t T = r->ranks.tensor, rank = r->tensor_rank;
     bool cut = t->halves || t->split >= 0, by_columns = !t->halves && t->split == 1;
-    if (!cut && rank > 0) return true;  // all ranks have the same
+    if (!cut && rank > 0) return true;  // identical on all ranks
     MegatronPiece piece = {.file = r->file, .rows = t->rows, .columns = t->columns};
     if (!torch_tensor(r->torch, value, name, &piece.entry, err)) return false;
     if (cut && by_columns) piece.columns /= T;
@@ -35,10 +35,11 @@ static bool add_part(const Rank *r, int tensor, const PickleValue *value, const 
     const int64_t *shape = piece.entry.shape;
     if (piece.entry.dims != t->dims || shape[0] != piece.rows ||
         (t->dims == 2 && shape[1] != piece.columns)) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s: '%.200s' has another size than the checkpoint's arguments say; import another"
-                         " checkpoint",
-                         r->torch->file->path, name);
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "%s: '%.200s' has a different size than the checkpoint's arguments imply; import another"
+            " checkpoint",
+            r->torch->file->path, name);
     }
     int64_t parts = t->halves ? 2 : 1;
     piece.rows /= parts;
@@ -61,24 +62,24 @@ static bool add_tensor(const Rank *r, const PickleValue *value, const char *name
     if (meaning == MEGATRON_NOTHING) return true;
     if (meaning == MEGATRON_WHOLE) return add_part(r, tensor, value, name, err);
     return error_set(err, EXIT_CHECKPOINT,
-                     "%s has a tensor '%.200s', which a model of its arguments does not have here; import"
+                     "%s has a tensor '%.200s', which does not belong to a model with its arguments; import"
                      " another checkpoint",
                      r->torch->file->path, name);
 }
 
-// All tensors of a dict, and of the dicts within. name: of the dict, with a point behind it.
+// Adds all tensors of a dict and its nested dicts. name: of the dict, with a trailing dot.
 static bool add_dict(Rank *r, const PickleValue *dict, const char *name, int level, Error *err) {
     bool holds = dict->kind == PICKLE_DICT || dict->kind == PICKLE_OBJECT;
     if (!holds || torch_is_tensor(dict)) return true;
     if (level > MOST_LEVELS) {
-        return error_set(err, EXIT_CHECKPOINT, "%s holds dicts in more than %d levels; copy it again",
+        return error_set(err, EXIT_CHECKPOINT, "%s has dicts nested more than %d levels deep; copy it again",
                          r->torch->file->path, MOST_LEVELS);
     }
     for (size_t i = 0; i + 1 < dict->count; i += 2) {
         const char *key = pickle_text(dict->items[i]);
         const PickleValue *value = dict->items[i + 1];
         if (++r->visited > MOST_VISITED)
-            return error_set(err, EXIT_CHECKPOINT, "%s holds too many values; copy it again",
+            return error_set(err, EXIT_CHECKPOINT, "%s has too many values; copy it again",
                              r->torch->file->path);
         if (!key) continue;
         bool tensor = torch_is_tensor(value);
@@ -131,8 +132,8 @@ static bool add_rank(MegatronSource *source, MegatronRanks ranks, int64_t tensor
 bool megatron_legacy_list(MegatronSource *source, MegatronRanks ranks, Error *err) {
     if (source->gpt->L % (ranks.stages * ranks.chunks)) {
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s has %d layers, which its %" PRId64
-                         " stages do not share equally; import another"
+                         "%s has %d layers, which cannot be divided equally among its %" PRId64
+                         " stages; import another"
                          " checkpoint",
                          source->folder, source->gpt->L, ranks.stages * ranks.chunks);
     }

@@ -1,4 +1,4 @@
-// Tensors in pieces: see megatron_source.h.
+// Tensors stored in chunks, see megatron_source.h.
 #include "dev/convert/megatron_source.h"
 
 #include <inttypes.h>
@@ -15,8 +15,8 @@ static bool ends_with(const char *text, const char *ending) {
     return length >= n && strcmp(text + length - n, ending) == 0;
 }
 
-// SwiGLU's first matrix is (2, F*C) in our table and (2F, C) there: the same elements in the same
-// order.
+// SwiGLU's first matrix is (2, F*C) in our table and (2F, C) in Megatron-LM: the same elements in
+// the same order.
 static MegatronTensor describe(const GPT *gpt, const Tensor *t) {
     MegatronTensor tensor = {.rows = t->whole[0], .columns = t->whole[1], .dims = t->dims, .split = t->split};
     bool weight = ends_with(t->name, "mlp.dense_h_to_4h.weight");
@@ -80,7 +80,7 @@ int megatron_source_file(MegatronSource *source, const char *name, Error *err) {
 
 // --- Names ---------------------------------------------------------------------------------------
 
-// Beginnings of a name in a layer, and ours. The first row that fits counts.
+// Name prefixes within a layer, and ours. The first match counts.
 typedef struct Name {
     const char *there, *here;
 } Name;
@@ -101,16 +101,16 @@ static const Name OUTSIDE[] = {
     {"transformer.", "encoder."},
 };
 static const Name FINAL[] = {{"final_layernorm.", "final_norm."}};
-// What stands in front of all names of a model.
+// Prefixes of all names of a model.
 static const char *const AROUND[] = {"module.", "language_model."};
 
-// Behind the beginning, or NULL.
+// Returns the text after the prefix, or NULL.
 static const char *after(const char *text, const char *beginning) {
     size_t n = strlen(beginning);
     return strncmp(text, beginning, n) == 0 ? text + n : NULL;
 }
 
-// malloc'ed.
+// Returns our name. malloc'ed.
 static char *rename_by(const Name *rows, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++) {
         const char *rest = after(name, rows[i].there);
@@ -127,14 +127,15 @@ static int find_tensor(const GPT *gpt, const char *name) {
     return -1;
 }
 
-// Extra state of modules, constants of rotary positions, copies of the embedding on the last stage.
+// Returns true for entries without weights: extra state of modules, rotary position constants, and
+// copies of the embedding on the last stage.
 static bool is_nothing(const GPT *gpt, const char *name) {
     return strstr(name, "_extra_state") || ends_with(name, "inv_freq") ||
            after(name, "word_embeddings_for_head.") ||
            (gpt->tied && strcmp(name, "output_layer.weight") == 0);
 }
 
-// layers.3.REST or layers.REST, behind "encoder.".
+// Parses layers.3.REST or layers.REST, after "encoder.".
 static MegatronMeaning in_layer(const GPT *gpt, const char *name, int64_t first_layer, int *tensor) {
     MegatronMeaning meaning = MEGATRON_STACKED;
     int64_t layer = 0;
@@ -180,7 +181,7 @@ int megatron_of_layer(const GPT *gpt, int tensor, int64_t layer) {
     return tensor + (int)layer * gpt->layer_tensors;
 }
 
-// --- Pieces --------------------------------------------------------------------------------------
+// --- Chunks -------------------------------------------------------------------------------------
 
 static bool within(int64_t first, int64_t count, int64_t all) {
     return first >= 0 && count >= 0 && first <= all && count <= all - first;
@@ -193,16 +194,17 @@ bool megatron_source_add(MegatronSource *source, MegatronKind kind, int tensor, 
     const char *path = source->files[piece.file]->file.path;
     if (!width) {
         return error_set(err, EXIT_CHECKPOINT,
-                         "%s: '%.200s' has elements other than fp32, bf16 or fp16; import another checkpoint",
+                         "%s: '%.200s' has a dtype other than fp32, bf16 and fp16; import another checkpoint",
                          path, name);
     }
     if (!within(piece.row, piece.rows, t->rows) || !within(piece.column, piece.columns, t->columns) ||
         !within(piece.first, piece.count, piece.rows * piece.columns) ||
         !within(piece.at, piece.count, (int64_t)(piece.entry.bytes / (uint64_t)width))) {
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s: '%.200s' has another size than the checkpoint's arguments say; import another"
-                         " checkpoint",
-                         path, name);
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "%s: '%.200s' has a different size than the checkpoint's arguments imply; import another"
+            " checkpoint",
+            path, name);
     }
     if (t->count == t->room) {
         t->room = t->room ? 2 * t->room : 2;
@@ -224,9 +226,9 @@ bool megatron_source_complete(const MegatronSource *source, MegatronKind kind, i
     return true;
 }
 
-// --- Elements ------------------------------------------------------------------------------------
+// --- Elements -----------------------------------------------------------------------------------
 
-// No value of a sound checkpoint: it stays where no piece has been read to.
+// Marker for elements that no chunk has filled: a NaN that sound checkpoints do not contain.
 #define HOLE 0x7FB00B1Eu
 
 typedef struct Interval {
@@ -234,8 +236,8 @@ typedef struct Interval {
     float *out;
 } Interval;
 
-// Elements of the tensor from `begin` on that are element `element` of the piece's block and those
-// behind it, `count` of them: as many as are wanted and are in the piece.
+// Reads `count` consecutive elements, as many as are wanted and in the chunk: element `element` of
+// the chunk's block goes to element `begin` of the tensor.
 static bool read_run(MegatronSource *source, const MegatronPiece *p, Interval want, int64_t begin,
                      int64_t element, int64_t count, Error *err) {
     int64_t skip = want.lo > begin ? want.lo - begin : 0;
@@ -248,7 +250,7 @@ static bool read_run(MegatronSource *source, const MegatronPiece *p, Interval wa
                           want.out + (begin + skip - want.lo), err);
 }
 
-// A block of whole rows is one run, another one a run for each row.
+// A block of whole rows is one contiguous range; other blocks have one range per row.
 static bool read_piece(MegatronSource *source, const MegatronTensor *t, const MegatronPiece *p, Interval want,
                        Error *err) {
     if (p->columns == t->columns)
@@ -278,7 +280,7 @@ bool megatron_source_read(MegatronSource *source, MegatronKind kind, int tensor,
     for (int64_t i = 0; i < hi - lo; i++) {
         if (memcmp(&out[i], &hole, sizeof hole) == 0)
             return error_set(err, EXIT_CHECKPOINT,
-                             "%s: elements of '%s' are in two pieces, and others in none; copy it again",
+                             "%s: some elements of '%s' are in two chunks, others in none; copy it again",
                              source->folder, source->gpt->whole[tensor].name);
     }
     return true;

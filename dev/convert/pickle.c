@@ -1,5 +1,6 @@
-// Pickles as data: see pickle.h. A pickle is a program for a machine with a stack, marks on it, and
-// a memo of values that come again. Python's Lib/pickletools.py describes the opcodes.
+// Parses pickles without executing them, see pickle.h. A pickle is a program for a machine with a
+// stack, marks on the stack, and a memo of values to reuse. Python's Lib/pickletools.py describes
+// the opcodes.
 #include "dev/convert/pickle.h"
 
 #include <stdlib.h>
@@ -18,14 +19,14 @@ typedef struct Machine {
     const uint8_t *at, *end;
     PickleValue **stack;
     size_t depth, stack_room;
-    size_t *marks, mark_count, mark_room;  // depths of the stack
+    size_t *marks, mark_count, mark_room;  // stack depths
     PickleValue **memo;
     size_t memo_count, memo_room;
-    size_t values, places;  // so far, against PICKLE_MOST_VALUES
+    size_t values, places;  // values created so far; limit: PICKLE_MOST_VALUES
     bool done;
 } Machine;
 
-// What an opcode reads behind it: so many bytes, or a length of 1, 4 or 8 bytes and that many, or
+// Argument of an opcode: a fixed number of bytes, bytes with a length prefix of 1, 4 or 8 bytes, or
 // two lines.
 enum { LENGTH_1 = -1, LENGTH_4 = -4, LENGTH_8 = -8, TWO_LINES = -2 };
 
@@ -34,10 +35,10 @@ typedef struct Argument {
     size_t bytes;
 } Argument;
 
-// NULL, or what is wrong.
+// Returns NULL or an error text.
 typedef const char *(*Handler)(Machine *m, Argument argument, int which);
 
-static const char TOO_SHORT[] = "its pickle ends too early", EMPTY[] = "its pickle takes from an empty stack",
+static const char TOO_SHORT[] = "its pickle is truncated", EMPTY[] = "its pickle pops from an empty stack",
                   TOO_LARGE[] = "its pickle holds too many values";
 
 // --- Values --------------------------------------------------------------------------------------
@@ -68,12 +69,12 @@ static const char *push(Machine *m, PickleValue *value) {
     return NULL;
 }
 
-// How many values lie above the last mark, or on the whole stack.
+// Number of values above the last mark, or on the whole stack.
 static size_t above_mark(const Machine *m) {
     return m->depth - (m->mark_count ? m->marks[m->mark_count - 1] : 0);
 }
 
-// NULL: there is none above the mark.
+// Returns NULL if there is no value above the mark.
 static PickleValue *pop(Machine *m) { return above_mark(m) ? m->stack[--m->depth] : NULL; }
 
 static void append(PickleValue *list, PickleValue *value) {
@@ -81,7 +82,7 @@ static void append(PickleValue *list, PickleValue *value) {
     list->items[list->count++] = value;
 }
 
-// The bytes as a text with a 0 behind it, of a kind that has one.
+// Creates a NUL-terminated copy of the bytes as a value of the given kind.
 static PickleValue *new_text(Machine *m, PickleKind kind, const uint8_t *data, size_t bytes) {
     char *copy = (char *)xmalloc(bytes + 1, "a pickle's text");
     if (bytes) memcpy(copy, data, bytes);
@@ -130,7 +131,7 @@ static const char *op_bool(Machine *m, Argument a, int truth) {
     return push(m, value);
 }
 
-// Little-endian. is_signed: the last byte says so.
+// Parses a little-endian integer. is_signed: two's complement.
 static const char *op_int(Machine *m, Argument a, int is_signed) {
     if (a.bytes > 8) return op_none(m, a, PICKLE_OTHER);
     uint64_t bits = is_signed && a.bytes && a.data[a.bytes - 1] >= 128 ? UINT64_MAX : 0;
@@ -165,15 +166,15 @@ static const char *op_mark(Machine *m, Argument a, int which) {
     return NULL;
 }
 
-// Takes the last mark and what lies above it: that is m->stack[m->depth], *count values.
+// Pops the last mark and everything above it: *count values from m->stack[m->depth].
 static const char *take_marked(Machine *m, size_t *count) {
-    if (!m->mark_count) return "its pickle takes from a stack without a mark";
+    if (!m->mark_count) return "its pickle needs a mark, but the stack has none";
     *count = above_mark(m);
     m->depth = m->marks[--m->mark_count];
     return NULL;
 }
 
-// A list or dict of what lies above the mark.
+// Creates a list or dict of the values above the mark.
 static const char *op_collect(Machine *m, Argument a, int kind) {
     (void)a;
     size_t count;
@@ -194,8 +195,8 @@ static const char *op_tuple(Machine *m, Argument a, int count) {
     return push(m, value);
 }
 
-// Adds `count` values from m->stack[m->depth] on to the list or dict below them. What is added to
-// an object of another kind than that is forgotten: it is data that nobody knows.
+// Appends the `count` values from m->stack[m->depth] to the list or dict below them. Additions to
+// other objects are ignored, because nothing reads them.
 static const char *add_taken(Machine *m, size_t count, bool pairs) {
     if (pairs && count % 2) return "its pickle has a key without a value";
     if (!above_mark(m)) return EMPTY;
@@ -203,7 +204,7 @@ static const char *add_taken(Machine *m, size_t count, bool pairs) {
     bool fits = pairs ? target->kind == PICKLE_DICT || target->kind == PICKLE_OBJECT
                       : target->kind == PICKLE_LIST;
     if (!fits && target->kind != PICKLE_OBJECT && target->kind != PICKLE_OTHER)
-        return "its pickle adds to what is no list or dict";
+        return "its pickle adds to a value that is not a list or dict";
     for (size_t i = 0; fits && i < count; i++) append(target, m->stack[m->depth + i]);
     return NULL;
 }
@@ -249,7 +250,7 @@ static size_t index_of(Argument a) {
     return index;
 }
 
-// Picklers number what they keep without gaps. `next`: the number is not said.
+// Stores the top value in the memo. Indices have no gaps. `next`: use the next index.
 static const char *op_keep(Machine *m, Argument a, int next) {
     size_t index = next ? m->memo_count : index_of(a);
     if (!above_mark(m)) return EMPTY;
@@ -263,10 +264,10 @@ static const char *op_keep(Machine *m, Argument a, int next) {
 static const char *op_recall(Machine *m, Argument a, int which) {
     (void)which;
     size_t index = index_of(a);
-    return index < m->memo_count ? push(m, m->memo[index]) : "its pickle asks for what it did not keep";
+    return index < m->memo_count ? push(m, m->memo[index]) : "its pickle reads an unset memo entry";
 }
 
-// --- Opcodes: what Python would import, call and build -------------------------------------------
+// --- Opcodes: imports, calls and objects ---------------------------------------------------------
 
 static PickleValue *new_global(Machine *m, const char *module, size_t module_bytes, const char *name,
                                size_t name_bytes) {
@@ -290,11 +291,11 @@ static const char *op_global(Machine *m, Argument a, int which) {
 static const char *op_global_of_stack(Machine *m, Argument a, int which) {
     (void)a, (void)which;
     const char *name = pickle_text(pop(m)), *module = pickle_text(pop(m));
-    if (!name || !module) return "its pickle names a class by what is no text";
+    if (!name || !module) return "its pickle has a class name that is not a string";
     return push(m, new_global(m, module, strlen(module), name, strlen(name)));
 }
 
-// named: keyword arguments lie on top; they are not kept.
+// named: keyword arguments are on top of the stack; they are dropped.
 static const char *op_call(Machine *m, Argument a, int named) {
     (void)a;
     if (named && !pop(m)) return EMPTY;
@@ -334,8 +335,8 @@ static const char *op_stop(Machine *m, Argument a, int which) {
 
 typedef struct Opcode {
     Handler run;
-    int form;   // bytes behind it, or one of the forms above
-    int which;  // what the handler tells opcodes of a family apart by
+    int form;   // argument bytes, or one of the forms above
+    int which;  // distinguishes opcodes that share a handler
 } Opcode;
 static const Opcode OPCODES[256] = {
     [0x80] = {op_protocol, 1, 0},
@@ -393,7 +394,7 @@ static const Opcode OPCODES[256] = {
     ['Q'] = {op_stored, 0, 0},
 };
 
-// Two lines with their ends.
+// Reads two lines including their newlines.
 static const char *take_lines(Machine *m, Argument *a) {
     const uint8_t *line = m->at;
     for (int i = 0; i < 2; i++) {
@@ -403,7 +404,7 @@ static const char *take_lines(Machine *m, Argument *a) {
     }
     *a = (Argument){m->at, (size_t)(line - m->at)};
     m->at = line;
-    return memchr(a->data, 0, a->bytes) ? "its pickle names a class with a 0 within" : NULL;
+    return memchr(a->data, 0, a->bytes) ? "its pickle has a class name with a NUL byte" : NULL;
 }
 
 static const char *take_argument(Machine *m, int form, Argument *a) {
@@ -426,7 +427,7 @@ static const char *run(Machine *m) {
         Argument argument = {NULL, 0};
         if (m->at == m->end) return TOO_SHORT;
         const Opcode *opcode = &OPCODES[*m->at++];
-        if (!opcode->run) return "its pickle has an opcode that protocols 2 to 5 do not write";
+        if (!opcode->run) return "its pickle has an opcode that is not in protocols 2 to 5";
         const char *fault = take_argument(m, opcode->form, &argument);
         if (!fault) fault = opcode->run(m, argument, opcode->which);
         if (fault) return fault;
@@ -447,7 +448,7 @@ const char *pickle_read(Pickle *pickle, const void *data, size_t bytes) {
     return fault;
 }
 
-// --- Looking into values -------------------------------------------------------------------------
+// --- Access to values ---------------------------------------------------------------------------
 
 static const PickleValue *in_pairs(const PickleValue *value, const char *key) {
     for (size_t i = 0; i + 1 < value->count; i += 2) {

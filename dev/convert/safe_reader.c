@@ -1,4 +1,5 @@
-// Safetensors files of other programs: see safe_reader.h. The format: safetensors.c.
+// Reads safetensors files of other programs, see safe_reader.h. The format is described in
+// llmc/checkpoint/safetensors.c.
 #include "dev/convert/safe_reader.h"
 
 #include <fcntl.h>
@@ -48,7 +49,7 @@ static const char *parse_entry(const cJSON *item, uint64_t data_bytes, SafeEntry
         !json_int64(offsets->child, 0, JSON_INT_MAX, &begin) ||
         !json_int64(offsets->child->next, begin, JSON_INT_MAX, &end))
         return "a tensor's offsets are malformed";
-    if ((uint64_t)end > data_bytes) return "it ends before its tensors do";
+    if ((uint64_t)end > data_bytes) return "it is shorter than its tensors";
     entry->begin = (uint64_t)begin;
     entry->bytes = (uint64_t)(end - begin);
     return NULL;
@@ -79,7 +80,7 @@ static bool read_header(SafeFile *file, uint64_t file_bytes, Error *err) {
     if (!pread_all(file->fd, &length, LENGTH_BYTES, 0)) return durable_error(err, "read", file->path);
     if (length > SAFE_HEADER_MAX_BYTES)
         return damaged(err, file->path, "it has no safetensors header, or one of more than 16 MiB");
-    if (length > file_bytes - LENGTH_BYTES) return damaged(err, file->path, "it ends within its header");
+    if (length > file_bytes - LENGTH_BYTES) return damaged(err, file->path, "it is shorter than its header");
     char *text = (char *)xmalloc((size_t)length + 1, "a safetensors header");
     bool ok = pread_all(file->fd, text, length, LENGTH_BYTES) || durable_error(err, "read", file->path);
     cJSON *header = ok ? json_parse_object(text, (size_t)length) : NULL;
@@ -98,11 +99,11 @@ bool safe_file_open(SafeFile *file, const char *path, Error *err) {
     struct stat status;
     memset(file, 0, sizeof *file);
     file->path = xstrdup(path);
-    // Without O_NONBLOCK a pipe of this name would be waited for.
+    // O_NONBLOCK avoids waiting if the path is a pipe.
     file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool ok = file->fd >= 0 || durable_error(err, "open", path);
     if (ok && fstat(file->fd, &status) != 0) ok = durable_error(err, "open", path);
-    if (ok && !S_ISREG(status.st_mode)) ok = damaged(err, path, "it is no plain file");
+    if (ok && !S_ISREG(status.st_mode)) ok = damaged(err, path, "it is not a regular file");
     ok = ok && read_header(file, (uint64_t)status.st_size, err);
     if (!ok) safe_file_close(file);
     return ok;
@@ -131,7 +132,7 @@ bool safe_entry_fits(const SafeEntry *entry, int64_t rows, int64_t columns) {
 
 // --- Elements ------------------------------------------------------------------------------------
 
-// IEEE half precision. Every half is an fp32 number.
+// Converts IEEE half precision. Every half value is representable in fp32.
 static float half_to_float(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 31u, fraction = h & 1023u;
     if (exponent == 31) return f32_from_bits(sign | 0x7F800000u | fraction << 13);

@@ -1,10 +1,10 @@
-// Files of torch.save: see torch_file.h. An archive holds, under a folder of any name:
+// Reads files of torch.save, see torch_file.h. The archive contains, in a folder of any name:
 //
-//   FOLDER/data.pkl     what was saved. A tensor is a call of torch._utils._rebuild_tensor_v2(
+//  FOLDER/data.pkl     the saved object. A tensor is a call of torch._utils._rebuild_tensor_v2(
 //                       storage, first element, sizes, strides, ...), and its storage a reference
 //                       ("storage", class, key, device, elements)
 //   FOLDER/data/KEY     the bytes of a storage
-//   FOLDER/byteorder    "little", where it is there
+//   FOLDER/byteorder    "little"; optional
 #include "dev/convert/torch_file.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@ bool torch_open(SafeFile *file, const char *path, uint64_t *bytes, Error *err) {
     *file = (SafeFile){.path = xstrdup(path), .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     bool ok = file->fd >= 0 || durable_error(err, "open", path);
     if (ok && fstat(file->fd, &status) != 0) ok = durable_error(err, "open", path);
-    if (ok && !S_ISREG(status.st_mode)) ok = damaged(path, "it is no plain file", err);
+    if (ok && !S_ISREG(status.st_mode)) ok = damaged(path, "it is not a regular file", err);
     if (ok) *bytes = (uint64_t)status.st_size;
     else safe_file_close(file);
     return ok;
@@ -80,7 +80,7 @@ bool torch_file_read(TorchFile *torch, const SafeFile *file, uint64_t file_bytes
                      uint64_t bytes, Error *err) {
     *torch = (TorchFile){.file = file};
     if (begin > file_bytes || bytes > file_bytes - begin)
-        return damaged(file->path, "it ends before its tensors do", err);
+        return damaged(file->path, "it is shorter than its tensors", err);
     bool ok = torch_zip_read(&torch->zip, file->path, file->fd, begin, bytes, err) &&
               find_folder(torch, err) && check_order(torch, err) && read_pickle(torch, err);
     if (!ok) torch_file_free(torch);
@@ -96,7 +96,7 @@ void torch_file_free(TorchFile *torch) {
 
 // --- Tensors -------------------------------------------------------------------------------------
 
-// Calls that make a tensor, and the one that makes a parameter of it.
+// Functions that create tensors, and the one that makes a parameter of a tensor.
 #define REBUILD "torch._utils _rebuild_tensor_v2"
 #define REBUILD_OLD "torch._utils _rebuild_tensor"
 #define PARAMETER "torch._utils _rebuild_parameter"
@@ -112,7 +112,7 @@ static const Storage STORAGES[] = {
     {"torch HalfStorage", "F16", 2},
 };
 
-// The call that makes the tensor; NULL: there is none.
+// Returns the call that creates the tensor, or NULL.
 static const PickleValue *call_of(const PickleValue *value) {
     const PickleValue *inner = pickle_argument(value, PARAMETER, 0);
     if (inner) value = inner;
@@ -123,7 +123,7 @@ static const PickleValue *call_of(const PickleValue *value) {
 
 bool torch_is_tensor(const PickleValue *value) { return call_of(value) != NULL; }
 
-// The product of sizes into *elements, and whether the strides are those of a tensor row by row.
+// Sets *elements to the product of the sizes and returns true if the strides are row-major.
 static bool lies_row_by_row(const SafeEntry *entry, const int64_t *strides, int64_t *elements) {
     int64_t stride = 1;
     bool empty = false;
@@ -137,7 +137,7 @@ static bool lies_row_by_row(const SafeEntry *entry, const int64_t *strides, int6
     return true;
 }
 
-// NULL, or what is wrong.
+// Returns NULL or an error text.
 static const char *place(const TorchFile *torch, const PickleValue *call, SafeEntry *entry) {
     const PickleValue *arguments = call->arguments, *stored = pickle_item(arguments, 0);
     const PickleValue *reference = stored && stored->kind == PICKLE_STORED ? stored->arguments : NULL;
@@ -157,7 +157,7 @@ static const char *place(const TorchFile *torch, const PickleValue *call, SafeEn
     if (!key || !pickle_int(pickle_item(arguments, 1), 0, INT64_MAX, &first) ||
         !pickle_int(pickle_item(reference, 4), 0, INT64_MAX / 4, &in_storage))
         return "has a malformed storage";
-    if (!lies_row_by_row(entry, strides, &elements)) return "does not lie row by row";
+    if (!lies_row_by_row(entry, strides, &elements)) return "is not stored in row-major order";
     char *path = text_format("data/%s", key);
     const TorchEntry *data = entry_of(torch, path);
     free(path);
@@ -173,7 +173,7 @@ bool torch_tensor(const TorchFile *torch, const PickleValue *value, const char *
                   Error *err) {
     const PickleValue *call = call_of(value);
     *entry = (SafeEntry){0};
-    const char *fault = call ? place(torch, call, entry) : "is no tensor";
+    const char *fault = call ? place(torch, call, entry) : "is not a tensor";
     if (!fault) return true;
     return error_set(err, EXIT_CHECKPOINT, "%s: '%.200s' %s; save or copy it again", torch->file->path, name,
                      fault);

@@ -1,5 +1,5 @@
-// Zip archives of torch.save: see torch_zip.h. PKWARE's APPNOTE.TXT describes the format. All
-// numbers are little-endian.
+// Reads the zip archives of torch.save, see torch_zip.h. The format is described in PKWARE's
+// APPNOTE.TXT. All numbers are little-endian.
 //
 //   entries:      "PK\3\4" header (30), name, extra, data, perhaps a descriptor
 //   directory:    per entry "PK\1\2" header (46), name, extra, comment
@@ -28,7 +28,7 @@ typedef struct Archive {
     const char *path;
     int fd;
     uint64_t begin, bytes;
-    uint64_t directory, directory_bytes, entries;  // directory: from the archive's begin on
+    uint64_t directory, directory_bytes, entries;  // directory: offset from the start of the archive
     TorchZip *zip;
 } Archive;
 
@@ -50,14 +50,14 @@ static bool is(const uint8_t *at, const char *signature) { return memcmp(at, sig
 
 // --- The end -------------------------------------------------------------------------------------
 
-// The zip64 end's numbers, where there is one in front of the end at `end`.
+// Reads the zip64 end record if there is one before the end record at `end`.
 static bool read_end64(Archive *a, uint64_t end, Error *err) {
     uint8_t locator[LOCATOR_BYTES], record[END64_BYTES];
     if (end < LOCATOR_BYTES + END64_BYTES) return true;
     if (!read_at(a, end - LOCATOR_BYTES, locator, LOCATOR_BYTES, err)) return false;
     if (!is(locator, "PK\6\7")) return true;
     uint64_t at = number(locator + 8, 8);
-    if (at > end - LOCATOR_BYTES - END64_BYTES) return damaged(a, "its zip64 end lies elsewhere", err);
+    if (at > end - LOCATOR_BYTES - END64_BYTES) return damaged(a, "its zip64 end is misplaced", err);
     if (!read_at(a, at, record, END64_BYTES, err)) return false;
     if (!is(record, "PK\6\6")) return damaged(a, "its zip64 end is not where it should be", err);
     a->entries = number(record + 32, 8);
@@ -74,7 +74,8 @@ static bool read_end(Archive *a, Error *err) {
     while (ok && at >= 0 &&
            (!is(tail + at, "PK\5\6") || number(tail + at + 20, 2) != size - (uint64_t)at - END_BYTES))
         at--;
-    if (ok && at < 0) ok = damaged(a, "it is no zip archive, as torch.save has written since 1.6", err);
+    if (ok && at < 0)
+        ok = damaged(a, "it is not a zip archive as written by torch.save since version 1.6", err);
     if (ok) {
         a->entries = number(tail + at + 10, 2);
         a->directory_bytes = number(tail + at + 12, 4);
@@ -84,9 +85,9 @@ static bool read_end(Archive *a, Error *err) {
     free(tail);
     if (!ok) return false;
     if (a->directory > a->bytes || a->directory_bytes > a->bytes - a->directory)
-        return damaged(a, "its directory lies behind its end", err);
+        return damaged(a, "its directory is after its end", err);
     if (a->directory_bytes > DIRECTORY_MAX_BYTES || a->entries > a->directory_bytes / CENTRAL_BYTES)
-        return damaged(a, "its directory has another size than its entries", err);
+        return damaged(a, "its directory does not match the size of its entries", err);
     return true;
 }
 
@@ -107,7 +108,7 @@ static Central central_of(const uint8_t *at) {
                      .local = number(at + 42, 4)};
 }
 
-// The numbers that did not fit stand in the extra field of id 1, in this order.
+// Numbers that need 64 bits are in the extra field with id 1, in this order.
 static void widen(Central *c, const uint8_t *extra) {
     for (uint64_t at = 0; at + 4 <= c->extra;) {
         uint64_t id = number(extra + at, 2), end = at + 4 + number(extra + at + 2, 2);
@@ -122,25 +123,25 @@ static void widen(Central *c, const uint8_t *extra) {
     }
 }
 
-// The entry's data lie behind its local header, in front of the directory.
+// Locates the entry's data, which follows its local header and precedes the directory.
 static bool place_entry(const Archive *a, const Central *c, TorchEntry *entry, Error *err) {
     uint8_t local[LOCAL_BYTES];
     if (c->local > a->directory || a->directory - c->local < LOCAL_BYTES + c->name)
-        return damaged(a, "an entry lies behind its directory", err);
+        return damaged(a, "an entry is after its directory", err);
     if (!read_at(a, c->local, local, LOCAL_BYTES, err)) return false;
     uint64_t header = LOCAL_BYTES + c->name + number(local + 28, 2);
     if (!is(local, "PK\3\4") || number(local + 26, 2) != c->name || number(local + 8, 2) != c->method)
-        return damaged(a, "an entry is not where its directory says", err);
+        return damaged(a, "an entry is not at the offset in its directory", err);
     char *name = (char *)xmalloc((size_t)c->name + 1, "an entry's name");
     bool ok = read_at(a, c->local + LOCAL_BYTES, name, c->name, err);
     if (ok && memcmp(name, entry->name, (size_t)c->name) != 0)
-        ok = damaged(a, "an entry has another name in its directory", err);
+        ok = damaged(a, "an entry's name does not match the directory", err);
     free(name);
     if (!ok) return false;
     uint64_t written = number(local + 22, 4);
     bool said = !(number(local + 6, 2) & HAS_DESCRIPTOR) && written != UINT32_MAX;
     if ((said && written != c->bytes) || c->packed != c->bytes)
-        return damaged(a, "an entry has two sizes", err);
+        return damaged(a, "an entry has two different sizes", err);
     if (header > a->directory - c->local || c->bytes > a->directory - c->local - header)
         return damaged(a, "an entry is longer than the file", err);
     entry->at = a->begin + c->local + header;
@@ -148,7 +149,7 @@ static bool place_entry(const Archive *a, const Central *c, TorchEntry *entry, E
     return true;
 }
 
-// One entry of the directory. *length: of what it takes there.
+// Reads a directory entry. *length: its size in the directory.
 static bool read_entry(Archive *a, const uint8_t *at, uint64_t left, uint64_t *length, Error *err) {
     if (left < CENTRAL_BYTES || !is(at, "PK\1\2")) return damaged(a, "its directory is malformed", err);
     Central c = central_of(at);
@@ -156,7 +157,7 @@ static bool read_entry(Archive *a, const uint8_t *at, uint64_t left, uint64_t *l
     if (*length > left || memchr(at + CENTRAL_BYTES, 0, (size_t)c.name))
         return damaged(a, "its directory is malformed", err);
     if (c.method != 0 || c.flags & ENCRYPTED)
-        return damaged(a, "an entry is compressed or encrypted, as torch.save writes none", err);
+        return damaged(a, "an entry is compressed or encrypted, unlike those of torch.save", err);
     widen(&c, at + CENTRAL_BYTES + c.name);
     TorchEntry *entry = &a->zip->entries[a->zip->count++];
     entry->name = (char *)xmalloc((size_t)c.name + 1, "an entry's name");

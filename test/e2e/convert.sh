@@ -77,7 +77,7 @@ check "another model's vocabulary" no_convert 5 "ids" --load "$work/staged" "${o
 check "no checkpoint" no_convert 6 "holds no checkpoint" --load "$work/nothing" "${out[@]}"
 check "a damaged checkpoint does not fall back to an older one" no_convert 6 "--ckpt-step 2" \
     --load "$work/broken" "${out[@]}"
-check "a truncated weight file" no_convert 6 "ends before its tensors" --from-hf "$work/short" \
+check "a truncated weight file" no_convert 6 "is shorter than its tensors" --from-hf "$work/short" \
     "${in[@]}"
 check "a native checkpoint given to --from-hf" no_convert 6 "config.json" --from-hf "$work/cut" "${in[@]}"
 trainer_says() {

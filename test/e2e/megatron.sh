@@ -17,7 +17,7 @@ comes_in() {
         [ -s "$work/$1.run/model.args" ]
 }
 check "torch_dist" comes_in dist "Master weights are the optimizer's"
-check "one file per rank" comes_in legacy "Master weights are the weights"
+check "one file per rank" comes_in legacy "Master weights are the model weights"
 
 # goes_on FORM RANKS FLAGS...: trains three iterations with finite losses.
 goes_on() {

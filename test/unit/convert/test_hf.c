@@ -542,12 +542,13 @@ static const Case CASES[] = {
     {"", "", WTE, "\"transformer.wte.weight\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,50,24]", "shape"},
     {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[-288,0]", "offsets are malformed"},
     {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[288,0]", "offsets are malformed"},
-    {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[0,9007199254740992]", "ends before its tensors"},
+    {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[0,9007199254740992]",
+     "is shorter than its tensors"},
     {"", "", "\"data_offsets\":[0,288]", "\"data_offsets\":[0,284]", "is not (72)"},
     {"", "", "{\"__metadata__\"",
      "{\"lm_head.weight\":{\"dtype\":\"F32\",\"shape\":[50,24],\"data_offsets\":[0,4800]}"
      ",\"__metadata__\"",
-     "an output layer of its own"},
+     "a separate output layer"},
     {"", "", "{\"__metadata__\"",
      "{\"lora\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}"
      ",\"__metadata__\"",
@@ -577,9 +578,9 @@ static const Case LLAMA_CASES[] = {
     {"\"use_cache\"", "\"rope_theta\": 10000.0, \"use_cache\"", "", "", "rope_theta 10000"},
     {"\"rope_theta\": 500.0", "\"rope_theta\": \"big\"", "", "", "rope_theta 'big'"},
     {"\"rope_theta\": 500.0", "\"rope_theta\": 0.5", "", "", "--rotary-base"},
-    {"\"mlp_bias\": true", "\"mlp_bias\": false", "", "", "mlp_bias false beside what makes it true"},
-    {"\"mlp_bias\": true", "\"mlp_bias\": 1", "", "", "no true or false"},
-    {"\"attention_bias\": true,", "", "", "", "mlp_bias true beside what makes it false"},
+    {"\"mlp_bias\": true", "\"mlp_bias\": false", "", "", "mlp_bias false but other keys make it true"},
+    {"\"mlp_bias\": true", "\"mlp_bias\": 1", "", "", "not a boolean"},
+    {"\"attention_bias\": true,", "", "", "", "mlp_bias true but other keys make it false"},
     {"\"silu\"", "\"gelu\"", "", "", "hidden_act 'gelu'"},
     {"\"head_dim\": 8", "\"head_dim\": 16", "", "", "is not (64, 32)"},
     {"\"head_dim\": 8", "\"head_dim\": 12", "", "", "12"},
@@ -589,7 +590,7 @@ static const Case LLAMA_CASES[] = {
     {"\"num_key_value_heads\": 2", "\"num_key_value_heads\": 4", "", "", "is not (32, 32)"},
     {"\"num_key_value_heads\": 2,", "", "", "", "is not (32, 32)"},
     {"\"max_position_embeddings\": 12,", "", "", "", "--max-position-embeddings"},
-    {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "", "", "an output layer of its own"},
+    {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true", "", "", "a separate output layer"},
     {"\"llama\"", "\"qwen3\"", "", "", "attention_bias 'true'"},
     {"\"llama\"", "\"mistral\"", "", "", "sliding_window '(none)'"},
     {"\"use_cache\"", "\"quantization_config\": {}, \"use_cache\"", "", "", "quantized"},
@@ -698,9 +699,9 @@ static void hostile_files(void **state) {
     put_changed(w->hf, "", "", "", "");
     char *model = hf_slurp(w->hf, "model.safetensors", &bytes);
     put(w->hf, "model.safetensors", model, bytes - 1);
-    refuses(w, "ends before its tensors");
+    refuses(w, "is shorter than its tensors");
     put(w->hf, "model.safetensors", model, 500);
-    refuses(w, "ends within its header");
+    refuses(w, "is shorter than its header");
     put(w->hf, "model.safetensors", model, 7);
     refuses(w, "too short");
     memset(model, 0xff, 8);
@@ -708,14 +709,14 @@ static void hostile_files(void **state) {
     refuses(w, "more than 16 MiB");
     char *path = text_format("%s/model.safetensors", w->hf);
     assert_int_equal(unlink(path), 0);
-    refuses(w, "holds neither model.safetensors");
+    refuses(w, "has neither model.safetensors");
     put(w->hf, "pytorch_model.bin", "x", 1);
     refuses(w, "pickled weights");
     assert_int_equal(mkfifo(path, 0600), 0);
-    refuses(w, "no plain file");
+    refuses(w, "not a regular file");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);
-    refuses(w, "no plain file");
+    refuses(w, "not a regular file");
     free(path);
     free(model);
     path = text_format("%s/config.json", w->hf);
@@ -737,7 +738,7 @@ static void not_finite(void **state) {
         memcpy(model + 8 + header + 7000, &values[i], 4);
         put(w->hf, "model.safetensors", model, bytes);
         assert_false(import(w->hf, w->back, &err));
-        assert_non_null(strstr(err.what, "not finite"));
+        assert_non_null(strstr(err.what, "non-finite"));
         assert_false(durable_exists(w->back));
     }
     Error err = {0};
@@ -779,7 +780,7 @@ static void hostile_indices(void **state) {
     assert_int_equal(unlink(path), 0);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         put_index(w, names[i]);
-        refuses(w, "no name of a safetensors file");
+        refuses(w, "not the name of a safetensors file");
     }
     put_index(w, "b.safetensors");
     refuses(w, "b.safetensors");
@@ -791,7 +792,7 @@ static void hostile_indices(void **state) {
     }
     static const char absent[] = "{\"weight_map\": {\"a\": \"a.safetensors\"}}";
     put(w->hf, "model.safetensors.index.json", absent, strlen(absent));
-    refuses(w, "holds no 'a'");
+    refuses(w, "has no 'a'");
     put_index(w, "a.safetensors");
     imports(w->hf, w->back);
     free(path);

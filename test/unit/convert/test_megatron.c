@@ -200,7 +200,7 @@ static void folder_of_all_iterations(void **state) {
     tracker = text_format("%s/latest_checkpointed_iteration.txt", above);
     assert_true(durable_write_file(tracker, "soon", 4, &err));
     assert_false(import(above, NULL, true, &report, &err));
-    assert_non_null(strstr(err.what, "names no iteration"));
+    assert_non_null(strstr(err.what, "does not contain an iteration"));
     free(tracker);
     free(above);
 }
@@ -263,9 +263,9 @@ static void other_names_are_refused(void **state) {
 static void missing_tensors_are_refused(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->legacy, RANK, "layers.0.mlp.dense_h_to_4h.bias", "layers.0.mlp.x_extra_state.bias");
-    refused(w->legacy, "does not hold the whole of 'encoder.layers.0.mlp.dense_h_to_4h.bias'");
+    refused(w->legacy, "does not contain all of 'encoder.layers.0.mlp.dense_h_to_4h.bias'");
     replace_text(w->dist, ".metadata", "decoder.final_layernorm.weight", "decoder.final_x_extra_state.wt");
-    refused(w->dist, "does not hold the whole of 'encoder.final_norm.weight'");
+    refused(w->dist, "does not contain all of 'encoder.final_norm.weight'");
 }
 
 static void other_models_are_refused(void **state) {
@@ -350,13 +350,13 @@ static void arguments_that_are_refused(void **state) {
         {{"rotary_interleaved", "True"}, "neighboring columns"},
         {{"rotary_seq_len_interpolation_factor", "4"}, "interpolates"},
         {{"window_size", "128"}, "window"},
-        {{"apply_layernorm_1p", "True"}, "counted from 1"},
-        {{"softmax_type", "off-by-one"}, "another softmax"},
+        {{"apply_layernorm_1p", "True"}, "relative to 1"},
+        {{"softmax_type", "off-by-one"}, "unsupported attention softmax"},
         {{"multi_latent_attention", "True"}, "latent"},
-        {{"tensor_model_parallel_size", "0"}, "no sound tensor_model_parallel_size"},
-        {{"padded_vocab_size", "many"}, "no sound padded_vocab_size"},
+        {{"tensor_model_parallel_size", "0"}, "no valid tensor_model_parallel_size"},
+        {{"padded_vocab_size", "many"}, "no valid padded_vocab_size"},
         {{"num_layers", "False"}, "lack num_layers"},
-        {{"decoder_first_pipeline_num_layers", "1"}, "first stage of another size"},
+        {{"decoder_first_pipeline_num_layers", "1"}, "first stage of a different size"},
     };
     ModelFlags flags;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -392,9 +392,9 @@ static void arguments_that_are_taken(void **state) {
 static void wrong_sizes_are_refused(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->legacy, FIRST, "ffn_hidden_size", "XXn_hidden_size");
-    refused(w->legacy, "has another size than the checkpoint's arguments say");
+    refused(w->legacy, "has a different size than the checkpoint's arguments imply");
     replace_text(w->legacy, FIRST, "padded_vocab_size", "Xadded_vocab_size");
-    refused(w->legacy, "no sound padded_vocab_size");
+    refused(w->legacy, "no valid padded_vocab_size");
     replace_text(w->legacy, FIRST, "checkpoint_version", "checkpoint_Xersion");
     refused(w->legacy, "checkpoint_version is not 2 or 3");
 }
@@ -413,16 +413,16 @@ static void missing_files_are_refused(void **state) {
     free(path);
     path = text_format("%s/__0_0.distcp", w->dist);
     assert_int_equal(truncate(path, 3000), 0);
-    refused(w->dist, "ends before its tensors do");
+    refused(w->dist, "is shorter than its tensors");
     free(path);
-    refused(w->path, "holds no checkpoint of Megatron-LM's");
+    refused(w->path, "holds no Megatron-LM checkpoint");
 }
 
 // A name of a file may not lead out of the folder.
 static void names_stay_in_the_folder(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->dist, ".metadata", "__0_0.distcp", "../../x.dist");
-    refused(w->dist, "does not say where a piece lies");
+    refused(w->dist, "a chunk has no location");
 }
 
 // Every byte of the files that are parsed, set to others: taken or refused with a line, never more.
@@ -463,7 +463,7 @@ static void nothing_is_left_of_a_failed_import(void **state) {
     spill(w->dist, "__0_0.distcp", text, bytes);
     free(text);
     assert_false(import(w->dist, w->save, true, &report, &err));
-    assert_non_null(strstr(err.what, "not finite"));
+    assert_non_null(strstr(err.what, "non-finite"));
     assert_int_equal(newest_checkpoint(w->save, &err), NO_CHECKPOINT);
 }
 

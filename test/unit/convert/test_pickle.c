@@ -124,14 +124,14 @@ typedef struct Bad {
 
 static void bad_pickles(void **state) {
     static const Bad bad[] = {
-        BAD("", "ends too early"),
-        BAD("\x80\x02N", "ends too early"),
-        BAD("\x80\x02J\x01", "ends too early"),
-        BAD("\x80\x02X\xff\xff\xff\x7f", "ends too early"),
-        BAD("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "ends too early"),
+        BAD("", "is truncated"),
+        BAD("\x80\x02N", "is truncated"),
+        BAD("\x80\x02J\x01", "is truncated"),
+        BAD("\x80\x02X\xff\xff\xff\x7f", "is truncated"),
+        BAD("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "is truncated"),
         BAD("\x80\x02"
             "cos\nsystem",
-            "ends too early"),
+            "is truncated"),
         BAD("\x80\x01N.", "protocol"),
         BAD("\x80\x06N.", "protocol"),
         BAD("\x80\x02I1\n.", "opcode"),
@@ -140,16 +140,16 @@ static void bad_pickles(void **state) {
         BAD("\x80\x02\x85.", "empty stack"),
         BAD("\x80\x02R.", "empty stack"),
         BAD("\x80\x02(N(\x86.", "empty stack"),
-        BAD("\x80\x02t.", "without a mark"),
-        BAD("\x80\x02u.", "without a mark"),
+        BAD("\x80\x02t.", "needs a mark"),
+        BAD("\x80\x02u.", "needs a mark"),
         BAD("\x80\x02](Nu.", "key without a value"),
         BAD("\x80\x02K\x01K\x01"
             "a.",
-            "no list or dict"),
-        BAD("\x80\x02h\0.", "did not keep"),
+            "not a list or dict"),
+        BAD("\x80\x02h\0.", "unset memo entry"),
         BAD("\x80\x02Nr\xff\xff\xff\xff.", "memo has gaps"),
         BAD("\x80\x02q\0.", "empty stack"),
-        BAD("\x80\x04K\x01K\x02\x93.", "no text"),
+        BAD("\x80\x04K\x01K\x02\x93.", "not a string"),
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Pickle p;
