@@ -38,7 +38,7 @@ background() {
 }
 check "background saves: bitwise identical log and checkpoints" background
 if [ -e "$shim" ]; then
-    goes_on() { # training overtakes the save; the next save and the end wait for the previous one
+    continues_during_save() { # the next save and the end of the run wait for the previous save
         slow_disk 150 0 logged slow 4 "${run[@]}" --save "$work/slow" --async-save || return 1
         same_training reference slow && same_shards "$work/reference" "$work/slow" 12 4 &&
             there "$work/slow" 4 8 12 &&
@@ -48,7 +48,7 @@ if [ -e "$shim" ]; then
                     'successfully saved checkpoint at iteration       8' \
                     'successfully saved checkpoint at iteration      12'
     }
-    check "training continues during a slow save, and the next save waits for it" goes_on
+    check "training continues during a slow save, and the next save waits for it" continues_during_save
     stopped() {
         mkdir "$work/stopped"
         slow_disk 200 1 in_background stopped 4 "${run[@]}" --train-iters 20000 --lr-decay-iters 100 --save \
@@ -85,7 +85,7 @@ if [ -e "$shim" ]; then
         [ ! -e "$work/$1/latest_checkpointed_iteration.txt" ] || { why="it was saved"; return 1; }
     }
     check "rank hangs in a foreground save: exit code 7 within the limit" hangs hangs
-    check "rank hangs in a background save: exit code 7 within the limit" hangs hangs_behind --async-save
+    check "rank hangs in a background save: exit code 7 within the limit" hangs hangs_async --async-save
 else
     skip "slow disk" "$shim is not built"
 fi

@@ -48,15 +48,15 @@ one_folder() { # the second preset resumes: the directory lock is released in be
     [ "$(train_lines preset_on | wc -l)" -eq 3 ] || say "it did not go on"
 }
 check "two presets save into the same directory in sequence" one_folder
-goes_on() {
+next_trains() {
     rm -f "$work"/preset_*.jsonl
     start 2 "$presets" "${common[@]}" --preset bad --hidden-size 33 --preset good --log-jsonl "$work/preset_good.jsonl"
     local rc=$?
     [ $rc -eq 2 ] && grep -qx 'error: preset bad ended with exit code 2' "$work/err" ||
         { say "exit code $rc"; return 1; }
-    [ "$(train_lines preset_good | wc -l)" -eq 6 ] || say "the preset behind it did not train"
+    [ "$(train_lines preset_good | wc -l)" -eq 6 ] || say "the next preset did not train"
 }
-check "a failing preset is named, and the next one trains" goes_on
+check "a failing preset is named, and the next one trains" next_trains
 stopped() {
     local pid rc
     rm -f "$work"/preset_*.jsonl
@@ -488,26 +488,26 @@ saving() {
             { say "--plan failed"; return 1; }
     why=$(python3 - "$work/save.json" "$(awk '/copy of a checkpoint/ { print $NF }' "$work/out")" 2>&1 <<'END'
 import json, sys
-none, behind, front = json.load(open(sys.argv[1]))["rows"]
-if (none["way"], behind["way"], front["way"]) != ("none", "async", "sync") or "saves" in none:
+none, background, foreground = json.load(open(sys.argv[1]))["rows"]
+if (none["way"], background["way"], foreground["way"]) != ("none", "async", "sync") or "saves" in none:
     sys.exit("not the three ways")
-for r in behind, front:
+for r in background, foreground:
     saves = [(s["iteration"], len(s["after_ms"])) for s in r["saves"]]
     if saves != [(10, 3), (20, 0)] or not r["bytes"] > 14 * r["parameters"]:
         sys.exit(f"{r['way']}: saves {r['saves']}, {r['bytes']} bytes")
     if not all(s["complete_s"] > 0.8 for s in r["saves"]):
         sys.exit(f"{r['way']}: complete after {[s['complete_s'] for s in r['saves']]} s")
-if behind["pinned_bytes_per_rank"] != int(sys.argv[2]) or front["pinned_bytes_per_rank"] != 0:
-    sys.exit(f"page-locked: {behind['pinned_bytes_per_rank']} instead of {sys.argv[2]} bytes")
-wait, first = front["saves"][0], behind["saves"][0]
+if background["pinned_bytes_per_rank"] != int(sys.argv[2]) or foreground["pinned_bytes_per_rank"] != 0:
+    sys.exit(f"page-locked: {background['pinned_bytes_per_rank']} instead of {sys.argv[2]} bytes")
+wait, first = foreground["saves"][0], background["saves"][0]
 if not (wait["begins_ms"] > 800 and wait["after_ms"][0] > none["step_ms"] + 800
         and wait["excess_percent"] > 0 and wait["lost_ms"] > 400):
     sys.exit(f"in the foreground: {wait}")
 if not (first["begins_ms"] < 400 and first["after_ms"][0] < wait["after_ms"][0] - 400):
     sys.exit(f"in the background: {first}")
 # The second save starts while the first is pending, except on machines with long steps.
-if first["waits_ms"] != 0 or (10 * none["step_ms"] < 500 and not behind["saves"][1]["waits_ms"] > 0):
-    sys.exit(f"waits: {behind['saves']}")
+if first["waits_ms"] != 0 or (10 * none["step_ms"] < 500 and not background["saves"][1]["waits_ms"] > 0):
+    sys.exit(f"waits: {background['saves']}")
 END
 )
 }

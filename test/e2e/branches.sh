@@ -95,12 +95,12 @@ cheapest() { # shorter forks with a larger spread: more than 7 of 20 s
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
 check "the cheapest of several designs" cheapest
-twins_alone() { # the minimum that any preset needs
+replicates_alone() { # the minimum that any preset needs
     made eight baseline 0 3.000 && made eight twin1 0 3.002 && "$study" power "$work/eight" >"$work/out" &&
         grep -q '^Cheapest: [0-9]* at least forks per preset.* limit of replicates:' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
-check "replicates alone give the minimum number" twins_alone
+check "replicates alone give the minimum number" replicates_alone
 refused() { # CODE TEXT COMMAND...
     local rc=0 code=$1 text=$2
     shift 2
@@ -123,22 +123,22 @@ check "forks with different settings" refused 5 "different settings" report "$wo
 tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 \
     --make-vocab-size-divisible-by 8 --tokenizer-type Byte)
 place=(--data "$data" --device cpu --results "$work/study")
-trunk() { # POINTS
+base_run() { # POINTS
     "$study" trunk "${place[@]}" --points "$1" --global-batch-size 8 --lr 3e-3 --warmup 4 --split 950,50,0 \
         "${@:2}" -- "${tiny[@]}" >"$work/out" 2>"$work/err"
 }
-branches() { # PRESETS SEEDS [OPTIONS...]
+forks() { # PRESETS SEEDS [OPTIONS...]
     "$study" branch "${place[@]}" --point 12 --length 8 --reserve 12 --error-interval 4 --presets "$1" \
         --seeds "$2" "${@:3}" >"$work/out" 2>"$work/err"
 }
 check "no base run" refused 5 "run \`study trunk\` first" branch "${place[@]}" --point 12 --length 8
-made_trunk() {
-    trunk 6,12 || { say "exit code $?"; return 1; }
+base_run_exists() {
+    base_run 6,12 || { say "exit code $?"; return 1; }
     grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*"}' "$work/study/125m-branches/trunk.json" ||
         { why="$(cat "$work/out")"; return 1; }
-    trunk 6,12 && grep -qx 'the base run exists' "$work/out"
+    base_run 6,12 && grep -qx 'the base run exists' "$work/out"
 }
-check "a base run is created once" made_trunk
+check "a base run is created once" base_run_exists
 begun() { # SIGTERM during the base run; its settings are recorded before the first point
     local log=$work/study/raw/begun-branches/trunk/log.jsonl rc=0 job
     "$study" trunk "${place[@]}" --name begun --points 400 --global-batch-size 8 --lr 3e-3 --warmup 4 \
@@ -148,9 +148,9 @@ begun() { # SIGTERM during the base run; its settings are recorded before the fi
     kill -TERM $job
     wait $job
     [ -d "$work/study/raw/begun-branches/trunk.checkpoints" ] || { say "nothing was saved"; return 1; }
-    trunk 400 --name begun --lr 2e-3 || rc=$?
+    base_run 400 --name begun --lr 2e-3 || rc=$?
     error_names 5 "lr 0.003 and 0.002" $rc || return 1
-    trunk 400 --name begun || { say "exit code $?"; return 1; }
+    base_run 400 --name begun || { say "exit code $?"; return 1; }
     python3 - "$work/study/begun-branches/trunk.json" <<'END' 2>"$work/err" || say "$(tail -n 1 "$work/err")"
 import json, sys
 made = json.load(open(sys.argv[1]))
@@ -189,12 +189,12 @@ END
 }
 check "on GPUs base run and forks are bitwise reproducible" repeats
 first_call() {
-    branches baseline,twin1,sdp4bit 0,1 --minutes 0.0001 || { say "exit code $?"; return 1; }
+    forks baseline,twin1,sdp4bit 0,1 --minutes 0.0001 || { say "exit code $?"; return 1; }
     grep -q '^5 runs are left' "$work/out" || { why="$(cat "$work/out")"; return 1; }
-    branches baseline,twin1,sdp4bit 0,1 && grep -q '1 of 6 runs are done, 5 to do' "$work/out"
+    forks baseline,twin1,sdp4bit 0,1 && grep -q '1 of 6 runs are done, 5 to do' "$work/out"
 }
 check "interrupted forks resume" first_call
-lossless() { branches lossless 0 || say "exit code $?"; }
+lossless() { forks lossless 0 || say "exit code $?"; }
 check "lossless weights" lossless
 # The base run reads samples 0 to 95, data 0 the next 64, data 1 the 64 after that.
 contents() {
@@ -235,7 +235,7 @@ larger_batch() { # from the base run under another name; data and learning rates
     mkdir -p "$work/study/double-branches" "$raw/double-branches" &&
         cp "$work/study/125m-branches/trunk.json" "$work/study/double-branches" &&
         cp -r "$raw/125m-branches/trunk.checkpoints" "$raw/double-branches" &&
-        branches baseline 1 --name double --global-batch-size 16 || { say "exit code $?"; return 1; }
+        forks baseline 1 --name double --global-batch-size 16 || { say "exit code $?"; return 1; }
     python3 - "$raw/double-branches/baseline.p12.l8.d1/log.jsonl" <<'END' 2>"$work/err" || { say "$(tail -n 1 "$work/err")"; return 1; }
 import json, sys
 steps = [r for r in map(json.loads, open(sys.argv[1])) if r["kind"] == "train"]
@@ -244,49 +244,49 @@ assert [r["consumed_samples"] for r in steps] == list(range(96 + 128 + 16, 96 + 
 assert all(abs(r["lr"] - 3e-3 * (7 - i) / 8) < 1e-9 for i, r in enumerate(steps)), steps
 END
     rc=0
-    branches baseline 0 --name double --global-batch-size 36 || rc=$?
+    forks baseline 0 --name double --global-batch-size 36 || rc=$?
     error_names 2 "does not divide the samples" $rc
 }
 check "forks with a larger batch" larger_batch
 again() { # the checkpoints are lost; recreated ones are identical
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints"
     rc=0
-    branches tlq 0 || rc=$?
+    forks tlq 0 || rc=$?
     error_names 5 "is lost or is not the base run's" $rc || return 1
-    trunk 6,12 && branches tlq 0 || { say "exit code $?"; return 1; }
+    base_run 6,12 && forks tlq 0 || { say "exit code $?"; return 1; }
     grep -q '^tlq from 12 over 8, data 0: validation loss' "$work/out"
 }
 check "a lost base run is recreated" again
 one_point() { # a run cannot go back to an earlier point, so the base run starts over
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints/iter_0000006"
-    trunk 6,12 && [ -e "$work/study/raw/125m-branches/trunk.checkpoints/iter_0000006" ] &&
-        trunk 3,12 && grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*","3":"[0-9a-f]*"}' \
+    base_run 6,12 && [ -e "$work/study/raw/125m-branches/trunk.checkpoints/iter_0000006" ] &&
+        base_run 3,12 && grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*","3":"[0-9a-f]*"}' \
         "$work/study/125m-branches/trunk.json" ||
         { say "$(cat "$work/out" "$work/err" "$work/study/125m-branches/trunk.json")"; return 1; }
 }
 check "a lost point, an earlier point" one_point
 beside() { # a start directory that another call reads is kept
     local start=$work/study/raw/125m-branches/start.p12.l8.d0/iter_0000012 before
-    before=$(stat -c %i "$start" "$start"/*.json) && branches sdp4bit 0 &&
+    before=$(stat -c %i "$start" "$start"/*.json) && forks sdp4bit 0 &&
         [ "$(stat -c %i "$start")" = "${before%%$'\n'*}" ] || say "the start was made anew"
 }
 check "a fork's start directory is kept while in use" beside
 longer() { # a new point; the existing ones stay as they are
     cp "$work/study/125m-branches/trunk.json" "$work/before.json"
-    trunk 6,18 && python3 - "$work/before.json" "$work/study/125m-branches/trunk.json" <<'END'
+    base_run 6,18 && python3 - "$work/before.json" "$work/study/125m-branches/trunk.json" <<'END'
 import json, sys
 before, now = (json.load(open(path))["points"] for path in sys.argv[1:])
 assert set(now) == {"3", "6", "12", "18"} and all(now[p] == before[p] for p in before), (before, now)
 END
 }
 check "a base run can be extended" longer
-other_bits_trunk() {
+other_bits_base_run() {
     sed -i 's/"6":"[0-9a-f]*"/"6":"0123456789abcdef"/' "$work/study/125m-branches/trunk.json"
     rc=0
-    trunk 6,12 || rc=$?
+    base_run 6,12 || rc=$?
     error_names 5 "the base run has other bits" $rc
 }
-check "refuses a base run that is not bit-exact" other_bits_trunk
+check "refuses a base run that is not bit-exact" other_bits_base_run
 check "a base run with different settings" refused 5 "lr 0.003 and 0.002" trunk "${place[@]}" --points 6,12 \
     --global-batch-size 8 --lr 2e-3 --warmup 4 --split 950,50,0 -- "${tiny[@]}"
 check "a point not in the base run" refused 2 "the base run's points are" branch "${place[@]}" --point 7 \

@@ -33,17 +33,17 @@ same_evaluation() {
 }
 check "an imported model has the same loss" same_evaluation
 
-goes_on() { # FLAGS...
+continues() { # FLAGS...
     logged on 2 "${null[@]}" --train-iters 3 --load "$work/cut.fp32.back" "$@" &&
         [ "$(train_lines on | wc -l)" -eq 3 ]
 }
-check "training resumes from iteration 0" goes_on
-check "training starts with --finetune" goes_on --finetune "${two[@]}"
-masters_needed() {
+check "training resumes from iteration 0" continues
+check "training starts with --finetune" continues --finetune "${two[@]}"
+needs_finetune() {
     train 1 --load "$work/staged.bf16.back" --train-iters 3
     error_names 6 "--finetune" $?
 }
-check "weights without optimizer state require --finetune" masters_needed
+check "weights without optimizer state require --finetune" needs_finetune
 as_text() { # uses the byte vocabulary as a GPT-2 vocabulary
     trains 1 --load "$work/staged.bf16.back" --finetune --train-iters 3 \
         --tokenizer-type GPT2BPETokenizer --vocab-file "$work/staged.bf16/vocab.json" \

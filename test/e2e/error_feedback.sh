@@ -34,23 +34,23 @@ same_end() { # NAME RANKS: same training and same last checkpoint
     done
     [ "$found" -eq "$2" ] || { why="$found shards"; return 1; }
 }
-goes_on() { # NAME NP FLAGS...
+resumes() { # NAME NP FLAGS...
     local flags=("$2" "${run[@]}" "${@:3}")
     logged "$1" "${flags[@]}" --save "$work/$1" || return 1
     dev/checkpoint_info "$work/$1" | grep -q 'holds .*residual' || { why="no residual is saved"; return 1; }
     resumed "$1" "${flags[@]}" && same_end "$1" "$2" || return 1
     ! grep -qF "$lost" "$work/out" || { why="the residual was not taken"; return 1; }
 }
-check "2 nodes of 2" goes_on square 4 --gpus-per-node 2 "${two_bits[@]}" --quantized-weights
-check "4 nodes of 1, 4 bits, background saves" goes_on row 4 --gpus-per-node 1 "${four_bits[@]}" \
+check "2 nodes of 2" resumes square 4 --gpus-per-node 2 "${two_bits[@]}" --quantized-weights
+check "4 nodes of 1, 4 bits, background saves" resumes row 4 --gpus-per-node 1 "${four_bits[@]}" \
     --async-save
-check "tensor parallel 2, 2 nodes" goes_on parts 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \
+check "tensor parallel 2, 2 nodes" resumes parts 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \
     --sequence-parallel "${two_bits[@]}"
-check "pipeline stages, 2 nodes each" goes_on stages 4 --gpus-per-node 1 --pipeline-model-parallel-size 2 \
+check "pipeline stages, 2 nodes each" resumes stages 4 --gpus-per-node 1 --pipeline-model-parallel-size 2 \
     "${two_bits[@]}"
-check "optim_grads, 2 micro-batches" goes_on grads 4 --gpus-per-node 2 "${two_bits[@]}" \
+check "optim_grads, 2 micro-batches" resumes grads 4 --gpus-per-node 2 "${two_bits[@]}" \
     --data-parallel-sharding-strategy optim_grads --global-batch-size 16 --async-save
-check "optim_grads_params, offload" goes_on params 4 --gpus-per-node 2 "${four_bits[@]}" \
+check "optim_grads_params, offload" resumes params 4 --gpus-per-node 2 "${four_bits[@]}" \
     --data-parallel-sharding-strategy optim_grads_params --global-batch-size 16 --optimizer-cpu-offload
 
 # The result differs from the run without the flag.
@@ -140,8 +140,8 @@ check "fp32 gradients: reported" no_codes
 planned() {
     "$BUILD/train_gpt_cpu" @configs/gpt_1.3b.args @configs/sdp4bit.args --plan --plan-world-size 16 \
         --gpus-per-node 8 --error-feedback >"$work/plan" 2>"$work/err" || { say "--plan failed"; return 1; }
-    awk '/fp32 master weights, own shard/ { masters = $NF } /residual of error feedback/ { residual = $NF }
-        END { print residual / masters; exit !(residual > 1.99 * masters && residual < 2 * masters) }' \
+    awk '/fp32 master weights, own shard/ { master = $NF } /residual of error feedback/ { residual = $NF }
+        END { print residual / master; exit !(residual > 1.99 * master && residual < 2 * master) }' \
         "$work/plan" >"$work/ratio" || { why="$(cat "$work/ratio") of the master weights instead of 2"; return 1; }
 }
 check "--plan shows its memory" planned

@@ -106,7 +106,7 @@ documents_end() {
     generates "${flags[@]}" || return 1
     ! grep -q endoftext "$work/text" || { why="the end of a document is shown"; return 1; }
     generates "${flags[@]}" --ignore-eod &&
-        grep -q 'endoftext.' "$work/text" || { why="no text goes on behind a document"; return 1; }
+        grep -q 'endoftext.' "$work/text" || { why="no text follows a document"; return 1; }
 }
 check "end of document ends the text" documents_end
 whole_characters() { # a byte model with nearly uniform sampling

@@ -29,7 +29,7 @@ stages_change_no_bit() {
         [ "$(field stages1 loss valid)" = "$(field "stages$stages" loss valid)" ] ||
             { why="validation losses differ at P $stages"; return 1; }
     done
-    # Weights and moments, compared with those of one rank.
+    # Weights and moments, compared with one rank.
     for stages in 1 2 4; do
         logged "on$stages" 1 "${run[@]}" --train-iters 54 --load "$work/stages$stages" \
             --make-vocab-size-divisible-by 32 --override-opt_param-scheduler || return 1
@@ -124,7 +124,7 @@ not_finite() {
 }
 check "a non-finite loss ends all stages and is not saved" not_finite
 
-resumed_to_the_bit() {
+resumes_bitwise() {
     logged first "${eight[@]}" "${square[@]}" --train-iters 16 --exit-interval 8 --save "$work/parts" "$@" &&
         logged second "${eight[@]}" "${square[@]}" --train-iters 16 --save "$work/parts" \
             --load "$work/parts" "$@" && same_training square second 8 || return 1
@@ -137,8 +137,8 @@ resumed_to_the_bit() {
         { why="not four folders and a manifest"; return 1; }
     rm -rf "$work/parts"
 }
-check "resumed bitwise, losses and checkpoints" resumed_to_the_bit
-check "the same with background saves" resumed_to_the_bit --async-save
+check "resumed bitwise, losses and checkpoints" resumes_bitwise
+check "the same with background saves" resumes_bitwise --async-save
 
 # # T P D [sequence]: sets $found to the validation loss of one checkpoint in this layout
 loss_in() {

@@ -27,16 +27,16 @@ close_losses() { # A B PART: maximum relative difference of each loss
 
 # The model configs, combined with the vocabularies of the published models of the same size, give
 # the published parameter counts.
-card() { # NAME ROWS PARAMETERS
+config() { # NAME ROWS PARAMETERS
     "$trainer" "@configs/llama_$1.args" --plan --plan-world-size 16 --gpus-per-node 8 \
         --tokenizer-type NullTokenizer --vocab-size $(($2 - 1)) >"$work/out" 2>"$work/err" ||
         { say "no plan of $1"; return 1; }
     grep -q "^  parameters  *$3\$" "$work/out" || { why="not $3 parameters"; return 1; }
 }
-check "config of 125M" card 125m 50304 123587328
-check "config of 1.1B has TinyLlama's parameter count" card 1.1b 32000 1100048384
-check "config of 3B has Llama 3.2's" card 3b 128256 3212749824
-check "config of 8B has Llama 3's" card 8b 128256 8030261248
+check "config of 125M" config 125m 50304 123587328
+check "config of 1.1B has TinyLlama's parameter count" config 1.1b 32000 1100048384
+check "config of 3B has Llama 3.2's" config 3b 128256 3212749824
+check "config of 8B has Llama 3's" config 8b 128256 8030261248
 
 layout_of 1 1
 learns() {
@@ -72,14 +72,14 @@ sharing_out_agrees() {
 }
 check "sharded gradients and weights change nothing" sharing_out_agrees
 
-resumed_to_the_bit() {
+resumes_bitwise() {
     local run=(2 --gpus-per-node 1 "${layout[@]}" --train-iters 16 --save-interval 8 "${paper[@]}")
     logged whole "${run[@]}" --save "$work/whole" &&
         logged first "${run[@]}" --exit-interval 8 --save "$work/halves" &&
         logged second "${run[@]}" --save "$work/halves" --load "$work/halves" &&
         same_training whole second 8 && same_shards "$work/whole" "$work/halves" 16
 }
-check "with 4-bit quantization it resumes bitwise" resumed_to_the_bit
+check "with 4-bit quantization it resumes bitwise" resumes_bitwise
 
 loads_anywhere() {
     local spec expected="" found

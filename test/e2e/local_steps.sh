@@ -41,7 +41,7 @@ check "EDEN on 3 nodes resumes bitwise" resumes 3 1 --gradient-quantization-meth
 
 # The last of three nodes is lost. The checkpoint contains the state of the other two and the outer
 # weights unchanged, so the run resumes there and keeps learning.
-goes_on() { # NP FLAGS...: from the checkpoint of 3 nodes at iteration 8
+continues() { # NP FLAGS...: from the checkpoint of 3 nodes at iteration 8
     local np=$1
     shift
     back three on 8
@@ -54,10 +54,10 @@ three_nodes() {
     trains 3 --gpus-per-node 1 "${run[@]}" --train-iters 16 --save "$work/three" &&
         whole=$(loss_of) early=$(loss_of 6)
 }
-without_one() { goes_on 2 && near "$(loss_of)" "$whole"; }
-with_one_more() { goes_on 4 && near "$(loss_of)" "$whole"; }
+without_one() { continues 2 && near "$(loss_of)" "$whole"; }
+with_one_more() { continues 4 && near "$(loss_of)" "$whole"; }
 # Without the outer momentum it learns more slowly, but it starts from the outer weights.
-ordinary() { goes_on 3 --local-steps 1 && near "$(loss_of)" "$early"; }
+ordinary() { continues 3 --local-steps 1 && near "$(loss_of)" "$early"; }
 check "3 nodes train" three_nodes
 check "a run resumes with one node fewer" without_one
 check "a run resumes with one node more" with_one_more
@@ -117,21 +117,22 @@ END
 # tensors whose outer sync failed. Those keep their outer weights and the master weights that the
 # surviving node had trained.
 keeps() {
-    trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/twin" &&
+    trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/replicate" &&
         SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1
-    PYTHONPATH=$work python3 - "$work/k" "$work/twin" <<'END' 2>"$work/err" || { say "compared"; return 1; }
+    PYTHONPATH=$work python3 - "$work/k" "$work/replicate" <<'END' 2>"$work/err" || { say "compared"; return 1; }
 import sys
 from shards import tensors
-before, left, twin = tensors(sys.argv[1], 4), tensors(sys.argv[1], 5), tensors(sys.argv[2], 5)
-assert set(left) == set(twin), set(left) ^ set(twin)
-failed = [name for name in twin if left[name] != twin[name]]
+before, left, replicate = tensors(sys.argv[1], 4), tensors(sys.argv[1], 5), tensors(sys.argv[2], 5)
+assert set(left) == set(replicate), set(left) ^ set(replicate)
+failed = [name for name in replicate if left[name] != replicate[name]]
 kinds = {name.split("|")[1] for name in failed}
 assert kinds == {"master", "outer_momentum", "local_master", "weight"}, kinds
-masters = [name for name in failed if "|local_master" in name]
-assert 0 < len(masters) < sum("|local_master" in name for name in twin), masters
-for name in masters:
+master_names = [name for name in failed if "|local_master" in name]
+assert 0 < len(master_names) < sum("|local_master" in name for name in replicate), master_names
+for name in master_names:
     outer = name.replace("local_master", "master").rsplit("|", 1)[0]
-    assert left[outer] == before[outer] != left[name] != before[name] and twin[outer] == twin[name], name
+    assert left[outer] == before[outer] != left[name] != before[name], name
+    assert replicate[outer] == replicate[name], name
 END
 }
 check "the surviving nodes keep what they have trained" keeps
@@ -147,10 +148,10 @@ longer() {
 import sys
 from shards import tensors
 found = tensors(sys.argv[1], 13)
-masters = [name for name in found if "|local_master" in name]
-same = [name for name in masters
+master_names = [name for name in found if "|local_master" in name]
+same = [name for name in master_names
         if found[name] == found[name.replace("local_master", "master").rsplit("|", 1)[0]]]
-assert masters and not same, same
+assert master_names and not same, same
 END
 }
 check "an extended run keeps what its nodes learn" longer

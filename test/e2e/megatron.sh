@@ -19,8 +19,8 @@ comes_in() {
 check "torch_dist" comes_in dist "Master weights are the optimizer's"
 check "one file per rank" comes_in legacy "Master weights are the model weights"
 
-# goes_on FORM RANKS FLAGS...: trains three iterations with finite losses.
-goes_on() {
+# continues FORM RANKS FLAGS...: trains three iterations with finite losses.
+continues() {
     local form=$1 ranks=$2
     shift 2
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np "$ranks" "$BUILD/train_gpt_cpu" "@$work/$form.run/model.args" \
@@ -28,9 +28,10 @@ goes_on() {
         { why=$(tail -n 2 "$work/err"); return 1; }
     [ "$(grep -c 'lm loss: [0-9]' "$work/out")" -eq 3 ]
 }
-check "training continues from torch_dist, with master weights" goes_on dist 1
-check "the same with another layout" goes_on dist 2 --finetune --tensor-model-parallel-size 2
-check "training continues from one file per rank" goes_on legacy 2 --finetune --pipeline-model-parallel-size 2
+check "training continues from torch_dist, with master weights" continues dist 1
+check "the same with another layout" continues dist 2 --finetune --tensor-model-parallel-size 2
+check "training continues from one file per rank" continues legacy 2 --finetune \
+    --pipeline-model-parallel-size 2
 
 # no_convert CODE TEXT FLAGS...: one error line, and no directory "none".
 no_convert() {

@@ -95,7 +95,7 @@ loads() { # NAME FLAGS...: loads a checkpoint of a run without it, and of one wi
             --lr-decay-iters 12 "$@" &&
         same_training "$name" "$name.offload"
 }
-check "each resumes from the other's checkpoint" loads goes_on --train-iters 12
+check "each resumes from the other's checkpoint" loads continues --train-iters 12
 check "--no-load-optim" loads no_optim --no-load-optim --train-iters 12
 check "--finetune" loads finetune --finetune --train-iters 3
 

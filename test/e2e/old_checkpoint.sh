@@ -34,11 +34,11 @@ headers() {
     "$info" "$golden" >out 2>err || { why=$(cat err); return 1; }
 }
 check "shard headers agree with the manifests" headers
-goes_on() { # NAME FOLDER
+continues() { # NAME FOLDER
     logged "$1" "${run[@]}" --train-iters 6 --load "$2" --save "$1" --save-interval 6
 }
 from_either() {
-    goes_on old "$golden" && goes_on new again && same_training old new && same_shards old new 6 2
+    continues old "$golden" && continues new again && same_training old new && same_shards old new 6 2
 }
 check "resuming from the old one and from the new one: bitwise identical" from_either
 losses() { # losses of the old program; OpenBLAS may round differently on other CPUs

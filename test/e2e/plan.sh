@@ -6,7 +6,7 @@
 make_shard text 400 7
 data=$work/text_text_document
 
-card() { # NAME PARAMETERS
+config() { # NAME PARAMETERS
     "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size 16 --gpus-per-node 4 "${@:3}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "failed"; return 1; }
     local parameters
@@ -15,20 +15,20 @@ card() { # NAME PARAMETERS
     grep -q '^  16 ranks = 4 nodes x 4' "$work/out" && grep -q '^  total ' "$work/out" ||
         { why="no ranks or no total in the plan"; return 1; }
 }
-cards=("125m 125262336" "350m 355919872" "1.3b 1315819520" "2.7b 2651673600" "6.7b 6658596864" \
+configs=("125m 125262336" "350m 355919872" "1.3b 1315819520" "2.7b 2651673600" "6.7b 6658596864" \
     "13b 12853626880" "18b 18444251136")
-for line in "${cards[@]}"; do
+for line in "${configs[@]}"; do
     # shellcheck disable=SC2086 # two words
-    check "${line% *}: ${line#* } parameters" card $line
+    check "${line% *}: ${line#* } parameters" config $line
     # shellcheck disable=SC2086
-    check "${line% *}: the same with SDP4Bit" card $line "${paper[@]}"
+    check "${line% *}: the same with SDP4Bit" config $line "${paper[@]}"
 done
 # Inter-node bytes of each node: the bf16 baseline and SDP4Bit.
 ratio() {
     local baseline quantized
-    card "$1" "$2" --grad-reduce-in-bf16 || return 1
+    config "$1" "$2" --grad-reduce-in-bf16 || return 1
     baseline=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
-    card "$1" "$2" "${paper[@]}" || return 1
+    config "$1" "$2" "${paper[@]}" || return 1
     quantized=$(awk '/between nodes, out of each node/ { print $7 }' "$work/out")
     # 4 bits with scales per 128 (gradients) and 2048 (weights) instead of 16 and 16.
     awk -v b="$baseline" -v q="$quantized" \
@@ -79,7 +79,7 @@ under_mpirun() {
 check "--plan under mpirun prints one plan" under_mpirun
 
 # The summary at the end: GiB by purpose, which GPUs hold it, what leaves a node.
-summary() { # CARD RANKS RANKS_PER_NODE FLAGS...: leaves the summary in $work/summary
+summary() { # CONFIG RANKS RANKS_PER_NODE FLAGS...: leaves the summary in $work/summary
     "$BUILD/train_gpt_cpu" "@configs/gpt_$1.args" --plan --plan-world-size "$2" --gpus-per-node "$3" \
         "${@:4}" \
         >"$work/out" 2>"$work/err" </dev/null || { say "--plan failed"; return 1; }
@@ -419,13 +419,13 @@ check "--plan-gpu, and flags that replace it" gpus_differ
 # Forward and backward times of H200s as in dev/bench/results/comm_2gpu.json, comm_4gpu.json and
 # single_gpu.json, the last without AdamW and the norm.
 passes_are_true() {
-    local card rows measured got
-    while read -r card rows measured; do
-        got=$("$BUILD/train_gpt_cpu" "@configs/gpt_$card.args" --plan --micro-batch-size "$rows" \
+    local config rows measured got
+    while read -r config rows measured; do
+        got=$("$BUILD/train_gpt_cpu" "@configs/gpt_$config.args" --plan --micro-batch-size "$rows" \
             --global-batch-size "$rows" --plan-network 10 2>/dev/null </dev/null |
             sed -n 's/^  forward and backward take \([0-9.]*\) ms.*/\1/p')
         awk -v got="$got" -v measured="$measured" 'BEGIN { r = got / measured; exit !(r > 0.93 && r < 1.05) }' ||
-            { why="$card, micro-batch $rows: $got ms computed, $measured measured"; return 1; }
+            { why="$config, micro-batch $rows: $got ms computed, $measured measured"; return 1; }
     done <<'END'
 125m 32 120.2
 125m 32 115.0

@@ -43,9 +43,9 @@ equal_to_one() {
                 printf "%d iterations instead of %d", n, wanted
                 bad = 1
             }
-            exit bad }' >"$work/verdict"
+            exit bad }' >"$work/result"
     local rc=$?
-    why="$2 $(cat "$work/verdict")"
+    why="$2 $(cat "$work/result")"
     return "$rc"
 }
 # In the first iteration the weights are the same everywhere and only the order of a few sums

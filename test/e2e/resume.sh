@@ -76,7 +76,7 @@ check "SDP4Bit, from 2 x 2 ranks to 1 x 2" resize to1x2 sdp4bit load4 2 1 --gpus
     --verify-replicas-interval 1
 check "SDP4Bit, from 2 x 2 ranks to 4 x 1" resize to4x1 sdp4bit load4 4 1 --gpus-per-node 1 "${paper[@]}" \
     --verify-replicas-interval 1
-check "a baseline's checkpoint goes on with SDP4Bit" resize switched baseline load 4 2 --gpus-per-node 2 \
+check "a baseline's checkpoint resumes with SDP4Bit" resize switched baseline load 4 2 --gpus-per-node 2 \
     "${paper[@]}" --verify-replicas-interval 1
 
 first_iteration() { train_lines "$1" | head -n 1 | sed 's/.*"iteration":\([0-9]*\),.*/\1/'; }
@@ -215,7 +215,7 @@ crash() {
     [ "${last:-0}" -ge 10 ] || { why="the last save is '$last'"; return 1; }
     logged after 4 "${run[@]}" --load "$work/crash" --exit-interval $((last + 15)) || return 1
     [ "$(first_iteration after)" -eq $((last + 1)) ] ||
-        { why="goes on at $(first_iteration after) after $last"; return 1; }
+        { why="resumes at $(first_iteration after) after $last"; return 1; }
     logged whole 4 "${run[@]}" --save "$work/whole" --save-interval 100000 --exit-interval $((last + 15)) &&
         same_training whole after "$last"
 }

@@ -47,7 +47,7 @@ killed_once() {
     [ -z "$saved" ] || grep -q "successfully loaded checkpoint from $work/$name.saved at iteration $saved\$" \
         "$work/out" || { why="iteration $saved was saved, but not loaded"; return 1; }
     [ "$(field "$name.rest" loss | head -n 1 | cut -d ' ' -f 1)" = $((${saved:-0} + 1)) ] ||
-        { why="goes on at $(field "$name.rest" loss | head -n 1) after $saved"; return 1; }
+        { why="resumes at $(field "$name.rest" loss | head -n 1) after $saved"; return 1; }
     [ "$(field "$name.first" loss | tail -n 1 | cut -d ' ' -f 1)" -lt $last ] ||
         { why="the run ended before it was killed"; return 1; }
     stitched "$work/$name.first.jsonl" "$work/$name.rest.jsonl" >"$work/left"
@@ -127,7 +127,7 @@ back_again() {
         "$folder" --save-interval 4 --exit-interval 12 || return 1
     logged back_again 4 "${half[@]}" "${sdp[@]}" --load "$folder" &&
         [ "$(field back_again consumed_samples | head -n 1)" = "13 104" ] ||
-        { why="${why:-goes on with $(field back_again consumed_samples | head -n 1)}"; return 1; }
+        { why="${why:-resumes with $(field back_again consumed_samples | head -n 1)}"; return 1; }
 }
 check "to 2 ranks, a save there, and back to 4" back_again
 # Megatron-LM's rules for another batch size: the schedule counts samples, so its length in

@@ -151,7 +151,7 @@ strategies_take_turns() { # STRATEGIES FLAGS...: six strategies
         logged turn 4 "${change[@]}" "${strategy[@]}" --save "$work/turns" --load "$work/turns" \
             --exit-interval $at || return 1
         [ "$(train_lines turn)" = "$(train_lines whole $((at - 2)) | head -n 2)" ] ||
-            { why="$name went on otherwise at iteration $at"; return 1; }
+            { why="$name diverged at iteration $at"; return 1; }
     done
     ln -sfn "$work/turns" "$work/turns.saved" && same_saved whole turns
 }
@@ -177,7 +177,7 @@ if long; then
 fi
 
 # After a skipped step, a rank's weights (or the quantized weights that replace them if all ranks
-# shard) are those of the step before.
+# shard) equal the previous step's.
 skips_alike() { # STRATEGIES FLAGS...
     local name words=$1 flags=(4 "${run[@]}" --gpus-per-node 2 --train-iters 80 --lr-decay-iters 80
         --eval-interval 100 --save-interval 80 --hidden-dropout 0 --attention-dropout 0 --on-spike skip
@@ -265,9 +265,9 @@ bytes_per_parameter() { # MOST STRATEGY CONFIG
         END { printf "%.3f\n", sum; exit !(groups >= 4 && sum <= most) }' "$work/plan" >"$work/bytes" ||
         { why="$(cat "$work/bytes") bytes instead of $1"; return 1; }
 }
-for card in 1.3b 13b; do
-    check "$card: optim_grads, 4.2 bytes per parameter" bytes_per_parameter 4.2 grads $card
-    check "$card: optim_grads_params, 2.6" bytes_per_parameter 2.6 node $card
-    check "$card: with offload, 1.6" bytes_per_parameter 1.6 node+offload $card
+for config in 1.3b 13b; do
+    check "$config: optim_grads, 4.2 bytes per parameter" bytes_per_parameter 4.2 grads $config
+    check "$config: optim_grads_params, 2.6" bytes_per_parameter 2.6 node $config
+    check "$config: with offload, 1.6" bytes_per_parameter 1.6 node+offload $config
 done
 finish

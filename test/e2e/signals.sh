@@ -43,7 +43,7 @@ signaled() { # NAME SIGNAL [RANK]: to one rank, to mpirun, or to all ranks
     stopped "$1" "$2" $? && { [ -n "${3:-}" ] || [ ${#pids[@]} -eq 4 ] ||
         { why="${#pids[@]} ranks instead of 4"; return 1; }; }
 }
-goes_on() { # NAME
+resumes() { # NAME
     local last
     last=$(cat "$work/$1/latest_checkpointed_iteration.txt") || return 1
     logged "$1.2" 4 "${run[@]}" --load "$work/$1" --exit-interval $((last + 10)) &&
@@ -59,9 +59,9 @@ check "SIGINT to all ranks" signaled int_all INT
 single_threaded() { OPENBLAS_NUM_THREADS=1 signaled "$@"; } # then all other threads block in poll
 check "SIGTERM to rank 1, single-threaded OpenBLAS" single_threaded term_single TERM 1
 check "SIGUSR1 to all ranks, single-threaded OpenBLAS" single_threaded usr1_single USR1
-check "resumed bitwise after SIGTERM" goes_on term
-check "resumed bitwise after SIGINT to all ranks" goes_on int_all
-check "resumed bitwise after SIGUSR1" goes_on usr1
+check "resumed bitwise after SIGTERM" resumes term
+check "resumed bitwise after SIGINT to all ranks" resumes int_all
+check "resumed bitwise after SIGUSR1" resumes usr1
 without_save() {
     in_background nosave 4 "${run[@]}"
     wait_for_iteration nosave 5 || { say "no iteration 5"; return 1; }
@@ -133,7 +133,7 @@ under_a_script() { # SIGNAL
     wait "$job"
     rc=$?
     job=
-    wait_until none_left || { why="trainers are left behind"; trainers | xargs kill -KILL; return 1; }
+    wait_until none_left || { why="trainers are left running"; trainers | xargs kill -KILL; return 1; }
     stopped wrapped USR1 $rc && [ -e "$work/wrapper.sh.ended" ] ||
         { why=${why:-the script was killed}; return 1; }
 }

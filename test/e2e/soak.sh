@@ -11,7 +11,7 @@
 #   gpu         the program is $BUILD/train_gpt, prebuilt or from make gpu; needs nvidia-smi and as
 #               many GPUs as ranks
 # ranks       of each of the two jobs [4; on GPUs 2]
-#   minutes     for which both jobs train; then the one that is behind catches up, which takes what
+#   minutes     for which both jobs train; then the slower one catches up, which takes what
 #               the restarts took (about 15 s each on GPUs)
 #   kill-every  seconds from one SIGKILL to the next, each to a rank that chance picks; later when
 #               no checkpoint has come since the last one
@@ -218,13 +218,13 @@ watch_and_kill() { # NAME PID SECONDS
 }
 # Both jobs are stopped; the slower one continues to the other one's iteration.
 catch_up() { # CALM HURT: iterations
-    local behind=hurt at=$1
+    local slower=hurt at=$1
     [ "$1" = "$2" ] && return
-    [ "$1" -gt "$2" ] || behind=calm at=$2
-    start_job $behind once --exit-interval "$at"
+    [ "$1" -gt "$2" ] || slower=calm at=$2
+    start_job $slower once --exit-interval "$at"
     await "$job" $((600 + ${minutes%.*}0 * 12)) "the job that catches up" || return 1
-    [ $rc = 0 ] && [ "$(saved $behind)" = "$at" ] ||
-        { why="catching up ended with $rc at $(saved $behind) instead of $at: $(grep -hm 1 '^error' "$work/$behind.err")"; return 1; }
+    [ $rc = 0 ] && [ "$(saved $slower)" = "$at" ] ||
+        { why="catching up ended with $rc at $(saved $slower) instead of $at: $(grep -hm 1 '^error' "$work/$slower.err")"; return 1; }
 }
 by_the_clock() {
     local rc kills=0 calm='' seconds since=$SECONDS lines
@@ -257,7 +257,7 @@ by_the_clock() {
         { why="$kills kills and $restarts restarts in $seconds s"; return 1; }
     equal calm hurt "$(saved calm)"
 }
-# Compares the maximum of the second quarter of all samples with that of the last quarter. The
+# Compares the maximum of the second quarter of all samples with the last quarter's. The
 # margin of one percent covers pages that a library first touches late, and on a GPU, whose memory
 # is counted as a whole in units of 2 MiB, the other job being at another point of its start. A leak
 # per step would be many times that.

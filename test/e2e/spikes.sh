@@ -41,7 +41,7 @@ reported() {
 }
 check "--on-spike report changes no number" reported
 # A log line's loss is the mean over applied steps. If every step was skipped there is no loss, and
-# in particular not that of the spike.
+# in particular not the spike's.
 no_mean() {
     local skipped applied
     logged none "${tight[@]}" --on-spike skip --log-interval 1 || return 1

@@ -243,7 +243,7 @@ fails_alike() {
     ERRORS=0 runs 1 baseline,qwd,tlq 4 "$@" || return 1
     [ "$(grep -c ": exit code $code: error: " "$work/err")" -eq 1 ] &&
         grep -qx "stopped: exit code $code will most likely repeat; 2 of 3 runs were not started" \
-            "$work/err" || say "it went on"
+            "$work/err" || say "it continued"
 }
 check "a usage error ends the study at its first run" fails_alike 2 --micro-batch-size 3
 no_program() { BUILD=$work/none fails_alike 3; }

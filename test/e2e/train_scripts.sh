@@ -16,10 +16,10 @@ root=$PWD
 # with the config's file expanded; the last of repeated flags wins. VALUE "on" means a flag without
 # a value; "FLAG=" must be absent.
 expands() {
-    local card=$1 variables=$2 expected=$3
+    local config=$1 variables=$2 expected=$3
     shift 3
     # shellcheck disable=SC2086  # several variables
-    env DRY_RUN=1 $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" ||
+    env DRY_RUN=1 $variables "scripts/train_$config.sh" "$@" >"$work/out" 2>"$work/err" ||
         { say "exit code $?"; return 1; }
     python3 - "$work/out" "$expected" >"$work/diff" <<'END' || { why=$(cat "$work/diff"); return 1; }
 import os, shlex, sys
@@ -60,15 +60,15 @@ common="seq-length=2048 max-position-embeddings=2048 train-iters=80000 lr-decay-
     eval-interval=100 eval-iters=10 log-throughput=on
     tensor-model-parallel-size=1 pipeline-model-parallel-size=1 mock-data= save= data-path=a_b
     program=train_gpt_cpu hidden-dropout= attention-dropout="
-card() { # NAME LAYERS HIDDEN HEADS LR MIN-LR MICRO-BATCH GLOBAL-BATCH
+config() { # NAME LAYERS HIDDEN HEADS LR MIN-LR MICRO-BATCH GLOBAL-BATCH
     check "config $1" expands "$1" "DEVICE=cpu DATA_PATH=a_b" \
         "$common num-layers=$2 hidden-size=$3 num-attention-heads=$4 lr=$5 min-lr=$6 micro-batch-size=$7 global-batch-size=$8"
 }
-card 125m 12 768 12 6e-4 6e-5 8 256
-card 350m 24 1024 16 3e-4 3e-5 8 256
-card 1.3b 24 2048 16 2e-4 2e-5 4 256
-card 2.7b 32 2560 32 1.6e-4 1.6e-5 1 ""
-card 6.7b 32 4096 32 1.2e-4 1.2e-5 2 256
+config 125m 12 768 12 6e-4 6e-5 8 256
+config 350m 24 1024 16 3e-4 3e-5 8 256
+config 1.3b 24 2048 16 2e-4 2e-5 4 256
+config 2.7b 32 2560 32 1.6e-4 1.6e-5 1 ""
+config 6.7b 32 4096 32 1.2e-4 1.2e-5 2 256
 # Llamas have GPT-2's vocabulary unless a tokenizer is given.
 llama() { # NAME LAYERS HIDDEN HEADS MLP LR MICRO-BATCH GLOBAL-BATCH
     check "config of Llama $1" expands "llama_$1" "DEVICE=cpu DATA_PATH=a_b PRESET=qwd" \
@@ -213,10 +213,10 @@ check "an MPICH rank" expands 125m "SPEED=1 PMI_RANK=0 PMI_SIZE=6" "launcher=non
 
 # ---- what they refuse -----------------------------------------------------------------------
 refuses() { # CODE TEXT "VARIABLES" CONFIG [FLAGS...]
-    local code=$1 text=$2 variables=$3 card=$4 rc=0
+    local code=$1 text=$2 variables=$3 config=$4 rc=0
     shift 4
     # shellcheck disable=SC2086  # several variables
-    env $variables "scripts/train_$card.sh" "$@" >"$work/out" 2>"$work/err" </dev/null || rc=$?
+    env $variables "scripts/train_$config.sh" "$@" >"$work/out" 2>"$work/err" </dev/null || rc=$?
     error_names "$code" "$text" $rc
 }
 cpu="DEVICE=cpu DATA_PATH=d"
