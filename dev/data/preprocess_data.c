@@ -178,21 +178,21 @@ static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonTe
                           size_t bytes) {
     JsonlText found;
     char *why = block->why;
-    const size_t room = sizeof block->why;
+    const size_t capacity = sizeof block->why;
     JsonlResult result = jsonl_find(json, line, bytes, job->key, &found);
     block->replaced += found.replaced;
     switch (result) {
         case JSONL_FOUND: add_document(job, block, encoder, found.text, found.bytes); return true;
         case JSONL_INVALID:
-            snprintf(why, room, "is not valid JSON (byte %zu: %s); %s", found.column, found.why,
+            snprintf(why, capacity, "is not valid JSON (byte %zu: %s); %s", found.column, found.why,
                      bytes && *line != '{' ? "for plain text files, one document each, add --text"
                                            : "fix or remove the line");
             break;
         case JSONL_NO_KEY:
-            snprintf(why, room, "lacks the key \"%s\"; name the right one with --json-keys", job->key);
+            snprintf(why, capacity, "lacks the key \"%s\"; name the right one with --json-keys", job->key);
             break;
         case JSONL_NOT_STRING:
-            snprintf(why, room, "has a \"%s\" that is not a string; fix or remove the line", job->key);
+            snprintf(why, capacity, "has a \"%s\" that is not a string; fix or remove the line", job->key);
             break;
     }
     return false;

@@ -32,7 +32,7 @@ void added_tokens_add(AddedTokens *t, AddedToken token) {
     t->tokens[t->count++] = token;
 }
 
-static bool begins(const char *text, size_t bytes, const AddedToken *token) {
+static bool starts_with(const char *text, size_t bytes, const AddedToken *token) {
     return token->bytes <= bytes && !memcmp(text, token->text, token->bytes);
 }
 
@@ -50,7 +50,7 @@ bool added_tokens_complete(AddedTokens *t, const char **twice) {
             return false;
         }
         token->shorter = i - 1;
-        while (token->shorter >= 0 && !begins(token->text, token->bytes, &t->tokens[token->shorter]))
+        while (token->shorter >= 0 && !starts_with(token->text, token->bytes, &t->tokens[token->shorter]))
             token->shorter = t->tokens[token->shorter].shorter;
         uint8_t first = (uint8_t)token->text[0];
         t->first[first] = true;
@@ -76,12 +76,12 @@ static const AddedToken *longest(const AddedTokens *t, const char *text, size_t 
         else high = middle;
     }
     for (int i = low - 1; i >= 0; i = t->tokens[i].shorter) {
-        if (begins(text, bytes, &t->tokens[i])) return &t->tokens[i];
+        if (starts_with(text, bytes, &t->tokens[i])) return &t->tokens[i];
     }
     return NULL;
 }
 
-static bool may_begin(const AddedTokens *t, const char *text, size_t bytes) {
+static bool may_match(const AddedTokens *t, const char *text, size_t bytes) {
     if (!t->first[(uint8_t)text[0]] || bytes < 2) return t->first[(uint8_t)text[0]];
     unsigned pair = (unsigned)(uint8_t)text[0] << 8 | (uint8_t)text[1];
     return t->pairs[pair >> 3] >> (pair & 7) & 1;
@@ -89,7 +89,7 @@ static bool may_begin(const AddedTokens *t, const char *text, size_t bytes) {
 
 bool added_tokens_find(const AddedTokens *t, const char *text, size_t bytes, size_t from, AddedMatch *match) {
     for (size_t i = from; t->count && i < bytes; i++) {
-        const AddedToken *token = may_begin(t, text + i, bytes - i) ? longest(t, text + i, bytes - i) : NULL;
+        const AddedToken *token = may_match(t, text + i, bytes - i) ? longest(t, text + i, bytes - i) : NULL;
         if (!token) continue;
         *match = (AddedMatch){i, i + token->bytes, token};
         return true;

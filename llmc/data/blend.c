@@ -207,8 +207,8 @@ static bool check_draws(BlendedDataset *d, Error *err) {
             return true;
         }
         return error_set(err, EXIT_DATA,
-                         "%s: the blend asks for sample %" PRId64 " of this shard, which has %" PRId64
-                         "; ask for more samples, give it "
+                         "%s: the blend needs sample %" PRId64 " of this shard, which has %" PRId64
+                         "; request more samples, give it "
                          "less weight or more data",
                          part->shard->prefix, d->blend_sample[k], part->samples);
     }
@@ -232,8 +232,8 @@ static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
     }
     if (!d->blend_sample) {
         return error_set(err, EXIT_ENVIRONMENT,
-                         "no memory for a blend of %" PRId64
-                         " samples; ask for fewer or use a larger "
+                         "out of memory for a blend of %" PRId64
+                         " samples; request fewer or use a larger "
                          "machine",
                          d->samples);
     }

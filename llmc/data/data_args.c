@@ -23,13 +23,13 @@ static char *read_text(const char *path, uint64_t *bytes, Error *err) {
 // Splits the text at white space and takes ownership of it.
 static void cut_words(DataWords *words, char *text) {
     static const char space[] = " \t\r\n\v\f";
-    int room = 0;
+    int capacity = 0;
     char *rest = text;
     *words = (DataWords){.text = text};
     for (char *word; (word = strtok_r(rest, space, &rest));) {
-        if (words->count == room) {
-            room = room ? 2 * room : 64;
-            words->items = (const char **)xrealloc(words->items, (size_t)room * sizeof *words->items,
+        if (words->count == capacity) {
+            capacity = capacity ? 2 * capacity : 64;
+            words->items = (const char **)xrealloc(words->items, (size_t)capacity * sizeof *words->items,
                                                    "the list of shards");
         }
         words->items[words->count++] = word;
@@ -49,8 +49,8 @@ bool data_args_read(DataWords *words, const char *path, Error *err) {
 // Joins the elements of a list, each followed by a space (malloc'ed). Returns NULL if an element is
 // not a single word or number.
 static char *join(const cJSON *list) {
-    size_t used = 0, room = 64;
-    char *text = (char *)xmalloc(room, "the list of shards");
+    size_t used = 0, capacity = 64;
+    char *text = (char *)xmalloc(capacity, "the list of shards");
     const cJSON *item;
     text[0] = 0;
     cJSON_ArrayForEach(item, list) {
@@ -63,7 +63,8 @@ static char *join(const cJSON *list) {
             return NULL;
         }
         size_t length = strlen(word);
-        while (used + length + 2 > room) text = (char *)xrealloc(text, room *= 2, "the list of shards");
+        while (used + length + 2 > capacity)
+            text = (char *)xrealloc(text, capacity *= 2, "the list of shards");
         used += (size_t)sprintf(text + used, "%s ", word);
     }
     return text;

@@ -91,7 +91,7 @@ IndexMemory index_memory_or_own(const IndexMemory *memory) {
 // Sizes
 
 enum { OFFSET_BITS = 31 };  // a sequence has at most 2^31 - 1 tokens
-static const int64_t MOST_DOCUMENTS = (int64_t)1 << (64 - OFFSET_BITS), MOST_SAMPLES = (int64_t)1 << 32;
+static const int64_t MAX_DOCUMENTS = (int64_t)1 << (64 - OFFSET_BITS), MAX_SAMPLES = (int64_t)1 << 32;
 
 static int64_t tokens_between(const Shard *shard, int64_t first, int64_t end) {
     if (first >= end) return 0;
@@ -111,7 +111,7 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
         d->epochs = requested > 0 ? ceil_div64(needed + 1, per_epoch) : 1;  // ONE_EPOCH is negative
         fits = !__builtin_mul_overflow(d->epochs, per_epoch, &all) &&
                !__builtin_mul_overflow(d->epochs, sequences, &d->documents) &&
-               d->documents <= MOST_DOCUMENTS && (all - 1) / s < MOST_SAMPLES;
+               d->documents <= MAX_DOCUMENTS && (all - 1) / s < MAX_SAMPLES;
     }
     if (!fits) {
         return error_set(err, EXIT_DATA,
@@ -178,13 +178,14 @@ static void fill_document_index(const GptDataset *d, Mt19937 *rng) {
 // token k * S, S = seq_length. Sample k covers stream tokens k*S .. k*S+S, so its last token is
 // also the first one of sample k + 1.
 static void fill_sample_index(const GptDataset *d) {
-    enum { AHEAD = 24 };  // lengths are read in random order: prefetch them
+    enum { PREFETCH_DISTANCE = 24 };  // lengths are read in random order: prefetch them
     uint64_t *out = d->sample_index, *end = out + d->samples + 1;
     *out++ = 0;                    // by definition, even if the first sequence is empty
     int64_t next = d->seq_length;  // offset of the wanted token from the start of this sequence
     // The documents suffice, unless the file is truncated meanwhile.
     for (int64_t p = 0; out < end && p < d->documents; p++) {
-        if (p + AHEAD < d->documents) shard_prefetch_length(d->shard, d->document_index[p + AHEAD]);
+        if (p + PREFETCH_DISTANCE < d->documents)
+            shard_prefetch_length(d->shard, d->document_index[p + PREFETCH_DISTANCE]);
         int64_t length = shard_length(d->shard, d->document_index[p]);
         for (; next < length && out < end; next += d->seq_length) {
             *out++ = (uint64_t)p << OFFSET_BITS | (uint64_t)next;

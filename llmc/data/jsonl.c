@@ -202,7 +202,7 @@ static bool skip_members(Cursor *c, char close) {
     for (bool first = true; first ? peek(c) != close : peek(c) == ','; first = false) {
         RawString key;
         if (!first) c->at++;
-        if (close == '}' && (!read_string(c, &key) || !expect(c, ':', "':' should stand here"))) return false;
+        if (close == '}' && (!read_string(c, &key) || !expect(c, ':', "expected ':'"))) return false;
         if (!skip_value(c)) return false;
     }
     c->nesting--;
@@ -236,7 +236,7 @@ static bool read_object(JsonText *json, Cursor *c, const char *key, RawString *v
     for (bool first = true; first ? peek(c) != '}' : peek(c) == ','; first = false) {
         RawString name;
         if (!first) c->at++;
-        if (!read_string(c, &name) || !expect(c, ':', "':' should stand here")) return false;
+        if (!read_string(c, &name) || !expect(c, ':', "expected ':'")) return false;
         bool wanted = is_key(json, name, key);
         if (wanted && peek(c) == '"') {
             if (!read_string(c, value)) return false;

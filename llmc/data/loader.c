@@ -47,7 +47,7 @@ bool loader_open_sources(DataSource source[SPLITS], const LoaderOptions *o, Erro
     return true;
 }
 
-static bool ends_fit(const Loader *l, const LoaderOptions *o, Error *err) {
+static bool check_all_ends(const Loader *l, const LoaderOptions *o, Error *err) {
     for (int s = 0; s < SPLITS; s++) {
         for (int i = 0; i < l->source[s].shards; i++) {
             if (!check_ends(&l->source[s].shard[i], o, CHECK_SOME_ENDS, NULL, err)) return false;
@@ -78,7 +78,7 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
 
 // Checks that a list without weights, which is read only once, has enough samples. Megatron-LM
 // fails in the middle of the run instead.
-static bool list_suffices(const BlendedDataset *d, int split, Error *err) {
+static bool check_list_samples(const BlendedDataset *d, int split, Error *err) {
     if (d->samples >= d->requested) return true;
     return error_set(err, EXIT_DATA,
                      "a list of prefixes without weights is read once: its %s split has %" PRId64
@@ -92,7 +92,7 @@ static bool list_suffices(const BlendedDataset *d, int split, Error *err) {
 static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
     double bounds[SPLITS + 1] = {0};
     bool ok = check_options(o, err) && choose_splits(l, o, bounds, err) &&
-              loader_open_sources(l->source, o, err) && ends_fit(l, o, err);
+              loader_open_sources(l->source, o, err) && check_all_ends(l, o, err);
     if (!node_memory_agree(l->memory, ok, err)) return false;
     IndexMemory hooks = node_memory_hooks(l->memory);
     for (int s = 0; s < SPLITS && !o->mock_data; s++) {
@@ -102,7 +102,7 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
         SplitRequest request = {
             s, o->data_path.count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
         if (!blended_dataset_build(&l->data[s], source, &request, &hooks, err)) return false;
-        if (!list_suffices(&l->data[s], s, err)) return false;  // the same result on every rank
+        if (!check_list_samples(&l->data[s], s, err)) return false;  // the same result on every rank
     }
     return true;
 }

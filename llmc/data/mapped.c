@@ -22,10 +22,10 @@ typedef struct Mapped {
     struct Mapped *next;
 } Mapped;
 
-static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static Mapped *_Atomic all_mapped;
-static const Site *_Atomic reader;
-static struct sigaction before;  // ours: previous SIGBUS handler
+static const Site *_Atomic reader_site;
+static struct sigaction previous_action;  // SIGBUS handler that ours replaced
 
 static const Mapped *mapped_at(const void *address) {
     const uint8_t *at = (const uint8_t *)address;
@@ -37,7 +37,7 @@ static const Mapped *mapped_at(const void *address) {
 
 void mapped_lost(const void *address) {
     const Mapped *m = mapped_at(address);
-    const Site *site = atomic_load(&reader);
+    const Site *site = atomic_load(&reader_site);
     Site here = {.rank = -1};
     if (site) here = *site;
     here.phase = "read data";
@@ -60,7 +60,7 @@ void mapped_lost(const void *address) {
 static void on_bus_error(int number, siginfo_t *info, void *context) {
     bool memory = info->si_code == BUS_ADRERR || info->si_code == BUS_OBJERR;
     if (memory && mapped_at(info->si_addr)) mapped_lost(info->si_addr);
-    sigaction(SIGBUS, &before, NULL);
+    sigaction(SIGBUS, &previous_action, NULL);
     raise(number);  // delivered when this handler returns
 }
 
@@ -68,19 +68,19 @@ void mapped_guard(const void *start, size_t bytes, const char *path) {
     if (!bytes) return;
     Mapped *m = (Mapped *)xcalloc(1, sizeof *m, "the table of mapped files");
     *m = (Mapped){(const uint8_t *)start, bytes, xstrdup(path), NULL};
-    pthread_mutex_lock(&changing);
+    pthread_mutex_lock(&list_lock);
     m->next = atomic_load(&all_mapped);
     if (!m->next) {
         struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
         sigemptyset(&ours.sa_mask);
-        sigaction(SIGBUS, &ours, &before);
+        sigaction(SIGBUS, &ours, &previous_action);
     }
     atomic_store(&all_mapped, m);
-    pthread_mutex_unlock(&changing);
+    pthread_mutex_unlock(&list_lock);
 }
 
 void mapped_release(const void *start) {
-    pthread_mutex_lock(&changing);
+    pthread_mutex_lock(&list_lock);
     Mapped *gone = atomic_load(&all_mapped);
     if (gone && gone->start == start) {
         atomic_store(&all_mapped, gone->next);
@@ -90,11 +90,11 @@ void mapped_release(const void *start) {
         gone = previous ? previous->next : NULL;
         if (gone) previous->next = gone->next;
     }
-    if (gone && !atomic_load(&all_mapped)) sigaction(SIGBUS, &before, NULL);
-    pthread_mutex_unlock(&changing);
+    if (gone && !atomic_load(&all_mapped)) sigaction(SIGBUS, &previous_action, NULL);
+    pthread_mutex_unlock(&list_lock);
     if (!gone) return;
     free(gone->path);
     free(gone);
 }
 
-void mapped_set_site(const Site *site) { atomic_store(&reader, site); }
+void mapped_set_site(const Site *site) { atomic_store(&reader_site, site); }

@@ -33,8 +33,8 @@ typedef struct Pair {
 struct Nfc {
     uint8_t class[LIMIT];  // canonical combining class
     uint8_t plain[LIMIT];
-    Pair pairs[COUNT_OF(nfc_pairs)];  // sorted by first, then second
-    const uint32_t *apart[LIMIT];     // decomposition: row of nfc_pairs or nfc_one_way, or NULL
+    Pair pairs[COUNT_OF(nfc_pairs)];       // sorted by first, then second
+    const uint32_t *decomposition[LIMIT];  // row of nfc_pairs or nfc_one_way, or NULL
 };
 
 static int by_parts(const void *a, const void *b) {
@@ -55,12 +55,12 @@ Nfc *nfc_create(void) {
     }
     for (size_t i = 0; i < COUNT_OF(nfc_pairs); i++) {
         const uint32_t *row = nfc_pairs[i];
-        nfc->apart[row[0]] = row;
+        nfc->decomposition[row[0]] = row;
         nfc->pairs[i] = (Pair){row[1], row[2], row[0]};
         nfc->plain[row[2]] = false;
     }
     for (size_t i = 0; i < COUNT_OF(nfc_one_way); i++) {
-        nfc->apart[nfc_one_way[i][0]] = nfc_one_way[i];
+        nfc->decomposition[nfc_one_way[i][0]] = nfc_one_way[i];
         nfc->plain[nfc_one_way[i][0]] = false;
     }
     for (uint32_t c = VOWEL; c < VOWEL + VOWELS; c++) nfc->plain[c] = false;
@@ -117,7 +117,7 @@ static void append(const Nfc *nfc, Segment *s, uint32_t c) {
 }
 
 // Appends the full decomposition. Only the first part can decompose further.
-static void append_apart(const Nfc *nfc, Segment *s, uint32_t c) {
+static void append_decomposed(const Nfc *nfc, Segment *s, uint32_t c) {
     if (c >= SYLLABLE && c < SYLLABLE + SYLLABLES) {
         uint32_t i = c - SYLLABLE;
         append(nfc, s, LEAD + i / (VOWELS * TAILS));
@@ -125,13 +125,13 @@ static void append_apart(const Nfc *nfc, Segment *s, uint32_t c) {
         if (i % TAILS) append(nfc, s, TAIL + i % TAILS);
         return;
     }
-    const uint32_t *row = c < LIMIT ? nfc->apart[c] : NULL;
+    const uint32_t *row = c < LIMIT ? nfc->decomposition[c] : NULL;
     if (!row) {
         append(nfc, s, c);
         return;
     }
-    append_apart(nfc, s, row[1]);
-    if (row[2]) append_apart(nfc, s, row[2]);
+    append_decomposed(nfc, s, row[1]);
+    if (row[2]) append_decomposed(nfc, s, row[2]);
 }
 
 static int by_value(const void *a, const void *b) {
@@ -140,7 +140,7 @@ static int by_value(const void *a, const void *b) {
 }
 
 // Sorts each run of combining marks by class.
-static void order_marks(Segment *s) {
+static void sort_marks(Segment *s) {
     for (size_t i = 0, end; i < s->count; i = end + 1) {
         bool sorted = true;
         for (end = i; end < s->count && s->items[end] >> CLASS_SHIFT; end++)
@@ -163,7 +163,7 @@ static uint32_t compose(const Nfc *nfc, uint32_t a, uint32_t b) {
 
 // Composes each character with the last starter (class 0) before it, unless a character in between
 // has the same or a higher class.
-static void put_together(const Nfc *nfc, Segment *s) {
+static void recompose(const Nfc *nfc, Segment *s) {
     size_t kept = 0, starter = SIZE_MAX;
     for (size_t i = 0; i < s->count; i++) {
         uint64_t item = s->items[i], class = item >> CLASS_SHIFT;
@@ -200,10 +200,10 @@ size_t nfc_normalize(const Nfc *nfc, const char *text, size_t bytes, char *out) 
         segment.count = 0;
         for (size_t i = start; i < end;) {
             i += utf8_next(text + i, end - i, &c);
-            append_apart(nfc, &segment, c);
+            append_decomposed(nfc, &segment, c);
         }
-        order_marks(&segment);
-        put_together(nfc, &segment);
+        sort_marks(&segment);
+        recompose(nfc, &segment);
         for (size_t i = 0; i < segment.count; i++)
             written += utf8_write(code_of(segment.items[i]), out + written);
     }

@@ -27,7 +27,7 @@ static bool copy(Translation *t, size_t count) {
     return true;
 }
 
-static bool begins(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
+static bool starts_with(const char *text, const char *with) { return !strncmp(text, with, strlen(with)); }
 
 // Translates \p{L} or \P{Lu}: a general category.
 static bool property(Translation *t) {
@@ -37,7 +37,7 @@ static bool property(Translation *t) {
                                              "Zp", "C",  "Cc", "Cf", "Co", "Cs", "Cn"};
     for (size_t i = 0; i < sizeof categories / sizeof *categories; i++) {
         size_t length = strlen(categories[i]);
-        if (t->at[2] == '{' && begins(t->at + 3, categories[i]) && t->at[3 + length] == '}')
+        if (t->at[2] == '{' && starts_with(t->at + 3, categories[i]) && t->at[3 + length] == '}')
             return copy(t, length + 4);
     }
     return refuse(t, "a property that is not a general category");
@@ -71,10 +71,10 @@ static bool escape(Translation *t, bool in_class) {
 }
 
 static bool class(Translation *t) {
-    copy(t, begins(t->at, "[^") ? 2 : 1);
+    copy(t, starts_with(t->at, "[^") ? 2 : 1);
     if (*t->at == ']') return refuse(t, "an empty class");
     while (*t->at && *t->at != ']') {
-        if (*t->at == '[' || begins(t->at, "&&")) return refuse(t, "a class within a class");
+        if (*t->at == '[' || starts_with(t->at, "&&")) return refuse(t, "a class within a class");
         if (*t->at == '\\' ? !escape(t, true) : !copy(t, 1)) return false;
     }
     return *t->at ? copy(t, 1) : refuse(t, "an unterminated class");
@@ -99,9 +99,9 @@ static bool caseless(Translation *t) {
 
 static bool group(Translation *t) {
     static const char *const known[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
-    if (begins(t->at, "(?i:")) return caseless(t);
+    if (starts_with(t->at, "(?i:")) return caseless(t);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (begins(t->at, known[i])) return copy(t, strlen(known[i]));
+        if (starts_with(t->at, known[i])) return copy(t, strlen(known[i]));
     }
     return t->at[1] == '?' || t->at[1] == '*' ? refuse(t, "an unknown kind of group") : copy(t, 1);
 }

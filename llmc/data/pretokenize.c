@@ -99,14 +99,14 @@ static uint8_t byte_class(int byte) {
 }
 
 // Limits of the matching stack: a pattern that backtracks without bound fails with an error.
-enum { STACK_AT_FIRST = 1 << 15, STACK_AT_MOST = 1 << 26 };
+enum { STACK_INITIAL_BYTES = 1 << 15, STACK_MAX_BYTES = 1 << 26 };
 
 PieceSplitter *piece_splitter_create(const PiecePattern *pattern) {
     PieceSplitter *splitter = xmalloc(sizeof *splitter, "the pre-token splitter");
     splitter->pattern = pattern;
     splitter->match = pcre2_match_data_create_from_pattern(pattern->code, NULL);
     splitter->context = pcre2_match_context_create(NULL);
-    splitter->stack = pcre2_jit_stack_create(STACK_AT_FIRST, STACK_AT_MOST, NULL);  // NULL: no JIT
+    splitter->stack = pcre2_jit_stack_create(STACK_INITIAL_BYTES, STACK_MAX_BYTES, NULL);  // NULL: no JIT
     if (!splitter->match || !splitter->context)
         fatal(NULL, EXIT_ENVIRONMENT, "out of memory for the pre-token match; use a larger machine");
     pcre2_jit_stack_assign(splitter->context, NULL, splitter->stack);
@@ -211,8 +211,8 @@ static size_t cut_llama3(const PieceSplitter *splitter, const char *text, size_t
         while (end < bytes && end - start < splitter->pattern->digits &&
                class_of[(uint8_t)text[end]] == DIGIT)
             end++;
-        bool may_go_on = end < bytes && end - start < splitter->pattern->digits;
-        bool beyond = may_go_on && class_of[(uint8_t)text[end]] == BEYOND;
+        bool may_continue = end < bytes && end - start < splitter->pattern->digits;
+        bool beyond = may_continue && class_of[(uint8_t)text[end]] == BEYOND;
         return beyond ? piece_end_pcre2(splitter, text, bytes, start) : end;
     }
     size_t length = text[start] == '\'' ? contraction(text, bytes, start, 'a' ^ 'A') : 0;

@@ -317,7 +317,7 @@ struct ShardWriter {
     int dtype;
     int32_t *lengths;     // (sequences)
     int64_t *boundaries;  // (boundary_count), first 0
-    int64_t sequences, sequences_room, boundary_count, boundaries_room;
+    int64_t sequences, sequence_capacity, boundary_count, boundary_capacity;
 };
 
 static bool out_failed(const OutFile *f, const char *doing, Error *err) {
@@ -384,18 +384,18 @@ static void out_free(OutFile *f) {
 }
 
 static void add_boundary(ShardWriter *w, int64_t sequence) {
-    if (w->boundary_count == w->boundaries_room) {
-        w->boundaries_room = w->boundaries_room ? 2 * w->boundaries_room : 1024;
-        w->boundaries = (int64_t *)xrealloc(w->boundaries, 8 * (size_t)w->boundaries_room,
+    if (w->boundary_count == w->boundary_capacity) {
+        w->boundary_capacity = w->boundary_capacity ? 2 * w->boundary_capacity : 1024;
+        w->boundaries = (int64_t *)xrealloc(w->boundaries, 8 * (size_t)w->boundary_capacity,
                                             "document boundaries");
     }
     w->boundaries[w->boundary_count++] = sequence;
 }
 
 static void add_length(ShardWriter *w, int32_t length) {
-    if (w->sequences == w->sequences_room) {
-        w->sequences_room = w->sequences_room ? 2 * w->sequences_room : 1024;
-        w->lengths = (int32_t *)xrealloc(w->lengths, 4 * (size_t)w->sequences_room, "sequence lengths");
+    if (w->sequences == w->sequence_capacity) {
+        w->sequence_capacity = w->sequence_capacity ? 2 * w->sequence_capacity : 1024;
+        w->lengths = (int32_t *)xrealloc(w->lengths, 4 * (size_t)w->sequence_capacity, "sequence lengths");
     }
     w->lengths[w->sequences++] = length;
 }

@@ -13,7 +13,7 @@
 #define MAX_FILE_BYTES ((uint64_t)1 << 30)
 
 // State of the parser.
-typedef struct Reading {
+typedef struct Parser {
     TaskSet *set;
     const char *path;
     int64_t line;  // 1-based
@@ -23,11 +23,11 @@ typedef struct Reading {
     TokenBuffer context;  // tokens of the context alone; may be empty
     TokenBuffer tokens;   // tokens of context and continuation
     Error *err;
-} Reading;
+} Parser;
 
 // Sets the error "<path> line 3: <what>".
-static bool refuse(const Reading *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static bool refuse(const Reading *r, const char *format, ...) {
+static bool refuse(const Parser *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static bool refuse(const Parser *r, const char *format, ...) {
     char what[512];
     va_list arguments;
     va_start(arguments, format);
@@ -38,7 +38,7 @@ static bool refuse(const Reading *r, const char *format, ...) {
 }
 
 // Grows an array for one more element; capacities are powers of two.
-static void *grown(void *array, int64_t count, size_t size) {
+static void *grow(void *array, int64_t count, size_t size) {
     if (count & (count - 1)) return array;
     return xrealloc(array, (count ? 2 * (size_t)count : 1) * size, "the samples of --eval-tasks");
 }
@@ -70,14 +70,14 @@ static int32_t characters_of(const char *text) {
     return count;
 }
 
-static bool encode(Reading *r, const char *text, size_t bytes, TokenBuffer *tokens, const char *what) {
+static bool encode(Parser *r, const char *text, size_t bytes, TokenBuffer *tokens, const char *what) {
     int64_t replaced = 0;
     tokens->count = 0;
     encoder_encode(r->encoder, text, bytes, tokens, &replaced);
     return replaced == 0 || refuse(r, "%s contains text that the tokenizer cannot encode", what);
 }
 
-static bool read_context(Reading *r, const char *text) {
+static bool read_context(Parser *r, const char *text) {
     r->context.count = 0;
     if (!*text) return true;
     if (!encode(r, text, stripped_bytes(text), &r->context, "the context")) return false;
@@ -86,7 +86,7 @@ static bool read_context(Reading *r, const char *text) {
 
 // Returns the ids before r->tokens, as the harness does: the tokenizer's prefix, unless the tokens
 // already start with it. An empty context becomes one id: the first one of the prefix, or else EOD.
-static const int32_t *front_of(const Reading *r, int *count) {
+static const int32_t *prefix_ids(const Parser *r, int *count) {
     const int32_t *front = tokenizer_prefix(r->to.tokenizer, count);
     if (!r->context.count) {
         if (!*count) front = &r->eod;
@@ -98,7 +98,7 @@ static const int32_t *front_of(const Reading *r, int *count) {
 }
 
 // Appends the last ids of `front` and r->tokens that fit the sequence length.
-static TaskRequest keep_tokens(Reading *r, const int32_t *front, int count) {
+static TaskRequest append_tokens(Parser *r, const int32_t *front, int count) {
     TokenBuffer *ids = &r->set->ids;
     TaskRequest request = {.first = ids->count};
     int64_t most = (int64_t)r->to.seq_length + 1, all = count + r->tokens.count;
@@ -110,7 +110,7 @@ static TaskRequest keep_tokens(Reading *r, const int32_t *front, int count) {
 
 // Appends a request whose continuation is delimiter + choice. number: index of the choice, for
 // messages.
-static bool add_request(Reading *r, const char *context, const char *delimiter, const char *choice,
+static bool add_request(Parser *r, const char *context, const char *delimiter, const char *choice,
                         int number) {
     TaskSet *set = r->set;
     const int64_t context_tokens = r->context.count;
@@ -122,7 +122,7 @@ static bool add_request(Reading *r, const char *context, const char *delimiter, 
     free(text);
     if (!ok) return false;
     int count;
-    const int32_t *front = front_of(r, &count);
+    const int32_t *front = prefix_ids(r, &count);
     // without a context, the first token serves as context
     int64_t scored = context_tokens ? r->tokens.count - context_tokens : count + r->tokens.count - 1;
     if (scored <= 0) return refuse(r, "%s adds no token to the context", what);
@@ -131,10 +131,10 @@ static bool add_request(Reading *r, const char *context, const char *delimiter, 
                       r->to.seq_length);
     }
     if (context_tokens) memcpy(r->tokens.ids, r->context.ids, (size_t)context_tokens * sizeof(int32_t));
-    TaskRequest request = keep_tokens(r, front, count);
+    TaskRequest request = append_tokens(r, front, count);
     request.scored = (int32_t)scored;
     request.characters = characters_of(choice);
-    set->request = (TaskRequest *)grown(set->request, set->requests, sizeof *set->request);
+    set->request = (TaskRequest *)grow(set->request, set->requests, sizeof *set->request);
     set->request[set->requests++] = request;
     return true;
 }
@@ -142,7 +142,7 @@ static bool add_request(Reading *r, const char *context, const char *delimiter, 
 // --- a line --------------------------------------------------------------------------------------
 
 // Returns the string of an item, which must be valid UTF-8 (cJSON does not check). NULL on error.
-static const char *text_of(const Reading *r, const cJSON *item, const char *what) {
+static const char *text_of(const Parser *r, const cJSON *item, const char *what) {
     if (!cJSON_IsString(item)) {
         refuse(r, "%s is missing or not a string", what);
         return NULL;
@@ -154,13 +154,13 @@ static const char *text_of(const Reading *r, const cJSON *item, const char *what
     return NULL;
 }
 
-static const char *member(const Reading *r, const cJSON *object, const char *name) {
+static const char *member(const Parser *r, const cJSON *object, const char *name) {
     char what[40];
     snprintf(what, sizeof what, "\"%s\"", name);
     return text_of(r, cJSON_GetObjectItemCaseSensitive(object, name), what);
 }
 
-static bool add_task(Reading *r, const char *name, TaskForm form) {
+static bool add_task(Parser *r, const char *name, TaskForm form) {
     TaskSet *set = r->set;
     Task task = {.form = form};
     bool printable = *name != 0;
@@ -170,13 +170,13 @@ static bool add_task(Reading *r, const char *name, TaskForm form) {
     }
     if (set->tasks == MAX_TASKS) return refuse(r, "there are more than %d tasks", MAX_TASKS);
     snprintf(task.name, sizeof task.name, "%s", name);
-    set->task = (Task *)grown(set->task, set->tasks, sizeof task);
+    set->task = (Task *)grow(set->task, set->tasks, sizeof task);
     set->task[set->tasks++] = task;
     return true;
 }
 
 // Finds the task with this name, or adds it.
-static bool find_task(Reading *r, const char *name, TaskForm form, int32_t *task) {
+static bool find_task(Parser *r, const char *name, TaskForm form, int32_t *task) {
     TaskSet *set = r->set;
     int64_t i = set->tasks - 1;  // usually the same task as on the previous line
     while (i >= 0 && strcmp(set->task[i].name, name) != 0) i--;
@@ -187,7 +187,7 @@ static bool find_task(Reading *r, const char *name, TaskForm form, int32_t *task
                   form == TASK_CHOICES ? "a \"continuation\"" : "\"choices\"");
 }
 
-static bool read_choices(Reading *r, const cJSON *object, const char *context, TaskSample *sample) {
+static bool read_choices(Parser *r, const cJSON *object, const char *context, TaskSample *sample) {
     const cJSON *choices = cJSON_GetObjectItemCaseSensitive(object, "choices"), *choice;
     const cJSON *between = cJSON_GetObjectItemCaseSensitive(object, "delimiter");
     const char *delimiter = between ? text_of(r, between, "\"delimiter\"") : " ";
@@ -209,13 +209,13 @@ static bool read_choices(Reading *r, const cJSON *object, const char *context, T
     return true;
 }
 
-static bool read_continuation(Reading *r, const cJSON *object, const char *context, TaskSample *sample) {
+static bool read_continuation(Parser *r, const cJSON *object, const char *context, TaskSample *sample) {
     const char *text = member(r, object, "continuation");
     sample->choices = 1;
     return text && add_request(r, context, "", text, 0);
 }
 
-static bool read_sample(Reading *r, const cJSON *object) {
+static bool read_sample(Parser *r, const cJSON *object) {
     TaskSet *set = r->set;
     TaskSample sample = {.first = set->requests};
     bool choices = cJSON_GetObjectItemCaseSensitive(object, "choices") != NULL;
@@ -226,13 +226,13 @@ static bool read_sample(Reading *r, const cJSON *object) {
     if (!find_task(r, name, choices ? TASK_CHOICES : TASK_CONTINUATION, &sample.task)) return false;
     if (!read_context(r, text)) return false;
     if (!(choices ? read_choices : read_continuation)(r, object, text, &sample)) return false;
-    set->sample = (TaskSample *)grown(set->sample, set->samples, sizeof *set->sample);
+    set->sample = (TaskSample *)grow(set->sample, set->samples, sizeof *set->sample);
     set->sample[set->samples++] = sample;
     set->task[sample.task].samples++;
     return true;
 }
 
-static bool read_line(Reading *r, const char *line, size_t bytes) {
+static bool read_line(Parser *r, const char *line, size_t bytes) {
     r->line++;
     if (strspn(line, " \t\r") >= bytes) return true;
     if (json_has_zero(line, bytes)) return refuse(r, "it contains U+0000");
@@ -246,7 +246,7 @@ static bool read_line(Reading *r, const char *line, size_t bytes) {
 // --- the file ------------------------------------------------------------------------------------
 
 bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error *err) {
-    Reading r = {.set = set, .path = path, .to = encoding, .err = err};
+    Parser r = {.set = set, .path = path, .to = encoding, .err = err};
     uint64_t bytes, before = (uint64_t)set->samples;
     char *text = durable_read_file(path, MAX_FILE_BYTES, &bytes, err);
     if (!text) {

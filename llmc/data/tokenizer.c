@@ -148,18 +148,18 @@ static size_t cache_slot(uint64_t head, uint64_t tail, size_t bytes) {
 // ---- encoding ----
 
 // A buffer that grows as needed.
-typedef struct Room {
+typedef struct TextBuffer {
     char *text;
     size_t bytes;
-} Room;
+} TextBuffer;
 
-static char *room_for(Room *room, size_t bytes, const char *purpose) {
-    if (room->bytes < bytes) {
-        free(room->text);
-        room->bytes = bytes;
-        room->text = xmalloc(bytes, purpose);
+static char *reserve_text(TextBuffer *buffer, size_t bytes, const char *purpose) {
+    if (buffer->bytes < bytes) {
+        free(buffer->text);
+        buffer->bytes = bytes;
+        buffer->text = xmalloc(bytes, purpose);
     }
-    return room->text;
+    return buffer->text;
 }
 
 struct Encoder {
@@ -167,9 +167,9 @@ struct Encoder {
     PieceSplitter *splitter[MOST_PIECE_STEPS];  // for steps that have a pattern
     CachedPiece *cache;                         // (CACHE_SLOTS), BPE types only
     BpeScratch scratch;
-    Room repaired;                    // text with invalid UTF-8 replaced by U+FFFD
-    Room normalized;                  // NFC of a part of the text
-    Room prefixed[MOST_PIECE_STEPS];  // a piece with a leading space
+    TextBuffer repaired;                    // text with invalid UTF-8 replaced by U+FFFD
+    TextBuffer normalized;                  // NFC of a part of the text
+    TextBuffer prefixed[MOST_PIECE_STEPS];  // a piece with a leading space
 };
 
 Encoder *encoder_create(const Tokenizer *tokenizer) {
@@ -244,7 +244,7 @@ static void encode_piece(Encoder *encoder, const char *piece, size_t bytes, Toke
 // Returns the piece with a leading space, added if missing.
 static const char *with_space(Encoder *encoder, int step, const char *text, size_t *bytes) {
     if (*bytes && *text == ' ') return text;
-    char *copy = room_for(&encoder->prefixed[step], *bytes + 1, "a piece with a space");
+    char *copy = reserve_text(&encoder->prefixed[step], *bytes + 1, "a piece with a space");
     *copy = ' ';
     memcpy(copy + 1, text, (*bytes)++);
     return copy;
@@ -287,7 +287,7 @@ static void encode_part(Encoder *encoder, const char *text, size_t bytes, TokenB
     const ByteLevel *parts = &encoder->tokenizer->parts;
     size_t normal = parts->nfc ? nfc_normal_prefix(parts->nfc, text, bytes) : bytes;
     if (normal < bytes) {
-        char *copy = room_for(&encoder->normalized, NFC_MOST_GROWTH * bytes, "normalizing text");
+        char *copy = reserve_text(&encoder->normalized, NFC_MOST_GROWTH * bytes, "normalizing text");
         memcpy(copy, text, normal);
         bytes = normal + nfc_normalize(parts->nfc, text + normal, bytes - normal, copy + normal);
         text = copy;
@@ -339,7 +339,8 @@ static int64_t encode_numbers(int vocab_size, const char *text, size_t bytes, To
 // Returns the text if it is well-formed, else a repaired copy that is valid until the next call.
 static const char *well_formed(Encoder *encoder, const char *text, size_t *bytes, int64_t *replaced) {
     if (utf8_valid_prefix(text, *bytes) == *bytes) return text;
-    char *repaired = room_for(&encoder->repaired, UTF8_REPLACEMENT_BYTES * *bytes, "repairing invalid UTF-8");
+    char *repaired = reserve_text(&encoder->repaired, UTF8_REPLACEMENT_BYTES * *bytes,
+                                  "repairing invalid UTF-8");
     *bytes = utf8_repair(text, *bytes, repaired, replaced);
     return repaired;
 }

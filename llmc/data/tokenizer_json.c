@@ -13,9 +13,9 @@
 #include "llmc/data/symbols.h"
 
 // Larger files cannot be vocabularies (Llama 3's has 17 MB).
-enum { MAX_BYTES = 1 << 28, MOST_NESTED = 8 };
+enum { MAX_BYTES = 1 << 28, MAX_NESTING = 8 };
 
-typedef struct Reading {
+typedef struct Parser {
     const char *path;
     const cJSON *root, *model, *vocab, *merges, *added;  // parts of the file
     Symbols symbols;                                     // the model's "vocab"
@@ -23,7 +23,7 @@ typedef struct Reading {
     const cJSON **of_id;                                 // (size) the added token with this id, or NULL
     ByteLevel *out;
     Error *err;
-} Reading;
+} Parser;
 
 #define REFUSE(...) error_set(r->err, EXIT_DATA, __VA_ARGS__)
 
@@ -34,13 +34,13 @@ static const char *type_of(const cJSON *item) {
 
 static bool is_type(const cJSON *item, const char *type) { return !strcmp(type_of(item), type); }
 
-static bool is_none(const cJSON *item) { return !item || cJSON_IsNull(item); }
+static bool is_absent(const cJSON *item) { return !item || cJSON_IsNull(item); }
 
 // Reads an optional boolean member. Returns false if it is something else.
 static bool read_flag(const cJSON *object, const char *name, bool missing, bool *value) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
-    *value = is_none(item) ? missing : cJSON_IsTrue(item);
-    return is_none(item) || cJSON_IsBool(item);
+    *value = is_absent(item) ? missing : cJSON_IsTrue(item);
+    return is_absent(item) || cJSON_IsBool(item);
 }
 
 // ---- files ----
@@ -77,7 +77,7 @@ static cJSON *read_object(const char *path, Error *err) {
 
 static const char *content_of(const cJSON *added) { return json_member_string(added, "content"); }
 
-static int added_id(const Reading *r, const char *text) {
+static int added_id(const Parser *r, const char *text) {
     const cJSON *entry;
     int64_t id;
     cJSON_ArrayForEach(entry, r->added) {
@@ -88,7 +88,7 @@ static int added_id(const Reading *r, const char *text) {
     return -1;
 }
 
-static int token_id(const Reading *r, const char *text) {
+static int token_id(const Parser *r, const char *text) {
     int id = added_id(r, text);
     return id >= 0 ? id : symbols_find(&r->symbols, text, strlen(text));
 }
@@ -96,7 +96,7 @@ static int token_id(const Reading *r, const char *text) {
 // Assigns the id of an added token: the vocabulary's id of its text, or else the next id after the
 // vocabulary in list order. `tokenizers` assigns these ids regardless of the file, so other ones
 // are refused.
-static bool place_added(Reading *r, const cJSON *entry, int most) {
+static bool assign_added_id(Parser *r, const cJSON *entry, int most) {
     const char *text = content_of(entry);
     int64_t id;
     if (!text || !*text) return REFUSE("%s: an added token has no \"content\"", r->path);
@@ -125,7 +125,7 @@ static bool place_added(Reading *r, const cJSON *entry, int most) {
     return true;
 }
 
-static bool add_token(Reading *r, const cJSON *entry, int id) {
+static bool add_token(Parser *r, const cJSON *entry, int id) {
     const char *text = content_of(entry);
     bool special, normalized, single, left, right;
     bool good = read_flag(entry, "special", false, &special) &&
@@ -146,7 +146,7 @@ static bool add_token(Reading *r, const cJSON *entry, int id) {
     return true;
 }
 
-static bool read_added(Reading *r) {
+static bool read_added(Parser *r) {
     const char *twice = NULL;
     for (int id = 0; id < r->size; id++) {
         if (r->of_id[id] && !add_token(r, r->of_id[id], id)) return false;
@@ -157,13 +157,13 @@ static bool read_added(Reading *r) {
 }
 
 // Returns NULL if no token has this id.
-static const char *text_of(const Reading *r, int id) {
+static const char *text_of(const Parser *r, int id) {
     return r->symbols.of_id[id] ? r->symbols.of_id[id] : r->of_id[id] ? content_of(r->of_id[id]) : NULL;
 }
 
 // Fills the table with the ids and bytes of all tokens. Vocabulary entries use the byte alphabet,
 // even those that are also added tokens. With ignore_merges they are added as whole pieces.
-static bool fill_table(Reading *r, const Alphabet *alphabet, bool ignore_merges) {
+static bool fill_table(Parser *r, const Alphabet *alphabet, bool ignore_merges) {
     TokenTable *table = &r->out->table;
     size_t total = 0;
     for (int id = 0; id < r->size; id++) {
@@ -186,7 +186,7 @@ static bool fill_table(Reading *r, const Alphabet *alphabet, bool ignore_merges)
     return true;
 }
 
-static bool read_tokens(Reading *r) {
+static bool read_tokens(Parser *r) {
     bool ignore_merges;
     if (!read_flag(r->model, "ignore_merges", false, &ignore_merges))
         return REFUSE("%s: \"ignore_merges\" is not true or false", r->path);
@@ -195,20 +195,20 @@ static bool read_tokens(Reading *r) {
     r->added = cJSON_GetObjectItemCaseSensitive(r->root, "added_tokens");
     if (!cJSON_IsObject(r->vocab)) return REFUSE("%s: the model has no \"vocab\"", r->path);
     if (!cJSON_IsArray(r->merges)) return REFUSE("%s: the model has no list of \"merges\"", r->path);
-    if (!is_none(r->added) && !cJSON_IsArray(r->added))
+    if (!is_absent(r->added) && !cJSON_IsArray(r->added))
         return REFUSE("%s: \"added_tokens\" is not a list", r->path);
     const int most = cJSON_GetArraySize(r->vocab) + cJSON_GetArraySize(r->added);
     const Alphabet alphabet = byte_alphabet();
     const cJSON *entry;
     symbols_init(&r->symbols, most);
     bpe_init(&r->out->bpe, cJSON_GetArraySize(r->merges));
-    r->of_id = xcalloc((size_t)most + 1, sizeof(*r->of_id), "reading the vocabulary");
+    r->of_id = xcalloc((size_t)most + 1, sizeof(*r->of_id), "parser the vocabulary");
     cJSON_ArrayForEach(entry, r->vocab) {
         if (!symbols_add(&r->symbols, entry->string, entry, r->path, r->err)) return false;
     }
     r->size = r->symbols.count;
     cJSON_ArrayForEach(entry, r->added) {
-        if (!place_added(r, entry, most)) return false;
+        if (!assign_added_id(r, entry, most)) return false;
     }
     return symbols_of_bytes(&r->symbols, &alphabet, r->out->bpe.byte_id, r->path, r->err) &&
            fill_table(r, &alphabet, ignore_merges) && read_added(r);
@@ -217,7 +217,7 @@ static bool read_tokens(Reading *r) {
 // ---- the model ----
 
 // Parses a merge: "left right" or ["left", "right"].
-static bool parse_merge(const Reading *r, const cJSON *item, BpeMerge *merge, const char **why) {
+static bool parse_merge(const Parser *r, const cJSON *item, BpeMerge *merge, const char **why) {
     const cJSON *left = item->child, *right = left ? left->next : NULL;
     if (cJSON_IsString(item))
         return symbols_merge_line(&r->symbols, item->valuestring, strlen(item->valuestring), merge, why);
@@ -227,7 +227,7 @@ static bool parse_merge(const Reading *r, const cJSON *item, BpeMerge *merge, co
     return symbols_merge(&r->symbols, a, strlen(a), b, strlen(b), merge, why);
 }
 
-static bool read_merges(Reading *r) {
+static bool read_merges(Parser *r) {
     const cJSON *item;
     int32_t rank = 0;
     cJSON_ArrayForEach(item, r->merges) {
@@ -242,7 +242,7 @@ static bool read_merges(Reading *r) {
     return true;
 }
 
-static bool check_model(Reading *r) {
+static bool check_model(Parser *r) {
     static const char *const empty[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     const char *type = json_member_string(r->model, "type");
     const cJSON *dropout = cJSON_GetObjectItemCaseSensitive(r->model, "dropout");
@@ -255,11 +255,11 @@ static bool check_model(Reading *r) {
     }
     for (size_t i = 0; i < sizeof empty / sizeof *empty; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->model, empty[i]);
-        if (!is_none(item) && !(cJSON_IsString(item) && !*item->valuestring))
+        if (!is_absent(item) && !(cJSON_IsString(item) && !*item->valuestring))
             return REFUSE("%s: the model's \"%s\" is not supported; byte-level BPE has none", r->path,
                           empty[i]);
     }
-    if (!is_none(dropout) && !(cJSON_IsNumber(dropout) && dropout->valuedouble == 0))
+    if (!is_absent(dropout) && !(cJSON_IsNumber(dropout) && dropout->valuedouble == 0))
         return REFUSE("%s: the model's \"dropout\" would make its ids random; set it to null", r->path);
     if (!read_flag(r->model, "byte_fallback", false, &byte_fallback) || byte_fallback)
         return REFUSE("%s: the model's \"byte_fallback\" is not supported; byte-level BPE has none", r->path);
@@ -270,13 +270,13 @@ static bool check_model(Reading *r) {
 
 // Calls `read` for a part of the tokenizer, or for each part of a Sequence, which lists them in
 // `members`.
-typedef bool (*ReadPart)(Reading *r, const cJSON *part);
+typedef bool (*ReadPart)(Parser *r, const cJSON *part);
 
-static bool each_part(Reading *r, const cJSON *part, const char *members, ReadPart read, int depth) {
-    if (is_none(part)) return true;
+static bool each_part(Parser *r, const cJSON *part, const char *members, ReadPart read, int depth) {
+    if (is_absent(part)) return true;
     if (!is_type(part, "Sequence")) return read(r, part);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(part, members), *item;
-    if (!cJSON_IsArray(list) || depth == MOST_NESTED)
+    if (!cJSON_IsArray(list) || depth == MAX_NESTING)
         return REFUSE("%s: a Sequence has no \"%s\"", r->path, members);
     cJSON_ArrayForEach(item, list) {
         if (!each_part(r, item, members, read, depth + 1)) return false;
@@ -284,14 +284,14 @@ static bool each_part(Reading *r, const cJSON *part, const char *members, ReadPa
     return true;
 }
 
-static bool read_normalizer(Reading *r, const cJSON *part) {
+static bool read_normalizer(Parser *r, const cJSON *part) {
     if (!is_type(part, "NFC"))
         return REFUSE("%s: the normalizer %.40s is not supported; NFC is", r->path, type_of(part));
     if (!r->out->nfc) r->out->nfc = nfc_create();  // NFC is idempotent
     return true;
 }
 
-static bool add_step(Reading *r, const char *regex, bool prefix_space) {
+static bool add_step(Parser *r, const char *regex, bool prefix_space) {
     PieceSteps *steps = &r->out->steps;
     if (steps->count == MOST_PIECE_STEPS)
         return REFUSE("%s: the pre_tokenizer has more than %d steps", r->path, MOST_PIECE_STEPS);
@@ -302,7 +302,7 @@ static bool add_step(Reading *r, const char *regex, bool prefix_space) {
 }
 
 // Reads {"Regex": ...}, or {"String": ...} as literal text.
-static bool read_split(Reading *r, const cJSON *part) {
+static bool read_split(Parser *r, const cJSON *part) {
     const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(part, "pattern");
     const char *regex = json_member_string(pattern, "Regex"), *text = json_member_string(pattern, "String");
     const char *behavior = json_member_string(part, "behavior");
@@ -324,7 +324,7 @@ static bool read_split(Reading *r, const cJSON *part) {
 }
 
 // A step after ByteLevel would see the byte alphabet instead of text.
-static bool read_pre_tokenizer(Reading *r, const cJSON *part) {
+static bool read_pre_tokenizer(Parser *r, const cJSON *part) {
     bool prefix, regex, single;
     if (r->out->steps.count && !r->out->steps.step[r->out->steps.count - 1].pattern)
         return REFUSE("%s: the pre_tokenizer has steps after ByteLevel, which is not supported", r->path);
@@ -341,7 +341,7 @@ static bool read_pre_tokenizer(Reading *r, const cJSON *part) {
 }
 
 // Appends the ids of one token of a template.
-static bool around_text(Reading *r, const cJSON *template, const char *name, int *side) {
+static bool append_template_ids(Parser *r, const cJSON *template, const char *name, int *side) {
     const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(template, "special_tokens"), *item;
     const cJSON *ids = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(tokens, name),
                                                         "ids");
@@ -358,7 +358,7 @@ static bool around_text(Reading *r, const cJSON *template, const char *name, int
     return true;
 }
 
-static bool read_template(Reading *r, const cJSON *template) {
+static bool read_template(Parser *r, const cJSON *template) {
     const cJSON *single = cJSON_GetObjectItemCaseSensitive(template, "single"), *item;
     AroundText *around = &r->out->around;
     int texts = 0;
@@ -367,7 +367,8 @@ static bool read_template(Reading *r, const cJSON *template) {
         const cJSON *token = cJSON_GetObjectItemCaseSensitive(item, "SpecialToken");
         const char *name = token ? json_member_string(token, "id") : NULL;
         texts += cJSON_GetObjectItemCaseSensitive(item, "Sequence") != NULL;
-        if (token && (!name || !around_text(r, template, name, texts ? &around->after : &around->before)))
+        if (token &&
+            (!name || !append_template_ids(r, template, name, texts ? &around->after : &around->before)))
             return name ? false : REFUSE("%s: a token of the post_processor has no \"id\"", r->path);
     }
     return texts == 1
@@ -375,19 +376,19 @@ static bool read_template(Reading *r, const cJSON *template) {
                : REFUSE("%s: the post_processor's template does not contain exactly one text", r->path);
 }
 
-static bool read_post_processor(Reading *r, const cJSON *part) {
+static bool read_post_processor(Parser *r, const cJSON *part) {
     if (is_type(part, "ByteLevel")) return true;  // affects offsets only, not ids
     if (is_type(part, "TemplateProcessing")) return read_template(r, part);
     return REFUSE("%s: the post_processor %.40s is not supported; TemplateProcessing is", r->path,
                   type_of(part));
 }
 
-static bool read_decoder(Reading *r, const cJSON *part) {
+static bool read_decoder(Parser *r, const cJSON *part) {
     return is_type(part, "ByteLevel") ||
            REFUSE("%s: the decoder %.40s is not supported; ByteLevel is", r->path, type_of(part));
 }
 
-static bool read_parts(Reading *r) {
+static bool read_parts(Parser *r) {
     static const struct {
         const char *name, *members;
         ReadPart read;
@@ -422,9 +423,9 @@ static bool read_config(const char *path, char **found, Error *err) {
     return true;
 }
 
-static bool find_eod(Reading *r, const char *wanted) {
-    static const char *const usual[] = {END_OF_TEXT, "<|end_of_text|>",
-                                        "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>"};
+static bool find_eod(Parser *r, const char *wanted) {
+    static const char *const common[] = {END_OF_TEXT, "<|end_of_text|>",
+                                         "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>"};
     const char *slash = strrchr(r->path, '/');
     char *config = text_format("%.*stokenizer_config.json", (int)(slash ? slash + 1 - r->path : 0), r->path);
     char *found = NULL;
@@ -432,8 +433,8 @@ static bool find_eod(Reading *r, const char *wanted) {
     bool good = wanted || read_config(config, &found, r->err);
     const char *name = wanted ? wanted : found;
     if (name) *eod = token_id(r, name);
-    for (size_t i = 0; i < sizeof usual / sizeof *usual && !name && *eod < 0; i++)
-        *eod = token_id(r, usual[i]);
+    for (size_t i = 0; i < sizeof common / sizeof *common && !name && *eod < 0; i++)
+        *eod = token_id(r, common[i]);
     if (good && *eod < 0) {
         good = name ? REFUSE("%s has no token \"%.80s\", the end-of-document token according to %s", r->path,
                              name, wanted ? "--tokenizer-eod" : config)
@@ -466,7 +467,7 @@ static char *file_of(const char *model) {
 
 bool tokenizer_json_read(ByteLevel *out, const char *model, const char *eod_token, Error *err) {
     char *path = file_of(model);
-    Reading reading = {.path = path, .out = out, .err = err}, *r = &reading;
+    Parser parser = {.path = path, .out = out, .err = err}, *r = &parser;
     *out = (ByteLevel){0};
     cJSON *root = read_object(path, err);
     bool good = root != NULL;
