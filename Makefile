@@ -260,7 +260,7 @@ MPI_CFLAGS := $(shell $(MPICC) --showme:compile 2>/dev/null || \
 $(info MPI $(shell $(MPICC) --showme:version 2>/dev/null || command -v $(MPICC)))
 
 # A folder given as a variable must contain the library; there is no fallback.
-named = $(if $($(1)),$(if $(wildcard $($(1))/include/$(2)),,$(error $(3): $(1)=$($(1)) has no include/$(2); name the folder that has, or leave the variable out)))
+named = $(if $($(1)),$(if $(wildcard $($(1))/include/$(2)),,$(error $(3): $(1)=$($(1)) has no include/$(2); set it to the right folder, or unset it)))
 $(call named,NCCL_HOME,nccl.h,NCCL)
 $(call named,CUDNN_HOME,cudnn.h,cuDNN)
 
@@ -445,15 +445,15 @@ endif
 
 help:
 	@echo "make                 CPU trainer and tools in $(BUILD)/ (make cpu, make tools: one of them)"
-	@echo "make test-programs   the same and the test programs"
+	@echo "make test-programs   trainer, tools and test programs"
 	@echo "make gpu             the CUDA trainer $(BUILD)/train_gpt"
-	@echo "make gpu-check       compiles all CUDA code, links nothing; make gpu-test-programs: its tests"
-	@echo "make bench           the CPU trainer, and benchmarks for CPU ranks in $(BUILD)/dev/bench/"
-	@echo "make gpu-bench       the same for GPUs"
-	@echo "make ASSERTS=1 BUILD=build-debug ...   with asserts, which releases leave out"
+	@echo "make gpu-check       compile all CUDA code without linking; make gpu-test-programs: GPU tests"
+	@echo "make bench           CPU trainer and benchmarks for CPU ranks in $(BUILD)/dev/bench/"
+	@echo "make gpu-bench       CUDA trainer and benchmarks for GPUs"
+	@echo "make ASSERTS=1 BUILD=build-debug ...   with asserts enabled"
 	@echo "make SAN=1 BUILD=build-san ...   with asserts, AddressSanitizer and UBSan"
 	@echo "make SAN=thread BUILD=build-tsan ...   with ThreadSanitizer"
-	@echo "make fuzz            the fuzz targets in $(BUILD)/fuzz/test/fuzz/, with clang's libFuzzer"
+	@echo "make fuzz            fuzz targets in $(BUILD)/fuzz/test/fuzz/, with clang's libFuzzer"
 	@echo "make clean           remove $(BUILD)/"
 	@echo "Variables: BUILD=folder, WERROR=1, CC, MPICC, ARCH_CFLAGS; for GPUs ARCH=native or \"sm_90 ...\","
 	@echo "           CUDA_HOME, NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND, STATIC_DEPS=1"

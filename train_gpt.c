@@ -1,6 +1,6 @@
 // sdp4bit.c: GPT and Llama pretraining with sharded data parallelism in (almost) 4 bits.
 //
-// This file tells the story of a run from top to bottom:
+// This file reads from top to bottom like a training run:
 //
 //   loading a micro-batch     next_batch, load_micro_batch
 //   the micro-batch loop      run_micro_batches: forward and backward, one call per pipeline slot
@@ -9,9 +9,9 @@
 //   the training loop         train, after_step
 //   the program               train_gpt
 //
-// The transformer itself (forward and backward of a layer) is in llmc/model/transformer.c. What a
-// data-parallel rank owns, reduces and gathers is in llmc/state/zero.h, and the 4-bit codecs and
-// collectives of the paper are in sdp4bit/.
+// The transformer itself (forward and backward of a layer) is in llmc/model/transformer.c, the
+// sharding of weights, gradients and optimizer state in llmc/state/zero.h, and the 4-bit codecs and
+// collectives of the paper in sdp4bit/.
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,9 +40,9 @@ static bool data_sound(Run *run) {
 }
 
 // Uploads this rank's micro-batch, which starts at global sample `consumed`, into a slot. If the
-// data turn out to be corrupt, this rank must not stop at once, because the others are already in
-// the collectives of this step. It continues with zeros, and all ranks stop together at the end of
-// the step (data_sound).
+// data is corrupt, this rank must not stop at once, because the others are already in the
+// collectives of this step. It continues with zeros, and all ranks stop together at the end of the
+// step (data_sound).
 static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consumed) {
     Batch batch;
     Error err;
@@ -63,8 +63,8 @@ static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consume
     return batch;
 }
 
-// Weight of each token's loss. As in Megatron-LM, the loss is the mean over the unmasked tokens of
-// a micro-batch, averaged over `parts` micro-batches.
+// Returns the weight of each token's loss. As in Megatron-LM, the loss is the mean over the
+// unmasked tokens of a micro-batch, averaged over `parts` micro-batches.
 static float loss_scale_of(const GPT *gpt, const Batch *batch, int64_t parts) {
     int64_t N = (int64_t)gpt->B * gpt->T;
     double tokens = (double)N;
@@ -75,7 +75,7 @@ static float loss_scale_of(const GPT *gpt, const Batch *batch, int64_t parts) {
     return tokens > 0 ? (float)(1.0 / (tokens * (double)parts)) : 0.0f;
 }
 
-// Where the micro-batches of a step, or of a part of an evaluation, come from.
+// The samples of a step, or of one batch of an evaluation.
 typedef struct BatchSource {
     int split;      // SPLIT_TRAIN, SPLIT_VALID or SPLIT_TEST
     int64_t first;  // global sample of micro-batch 0
@@ -95,7 +95,7 @@ static void load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pass
 // ===== the micro-batch loop ======================================================================
 
 // Runs micro-batches through this rank's pipeline stage in the order of the 1F1B schedule: forward
-// and backward, or forward alone. Without pipeline parallelism each micro-batch runs forward, then
+// and backward, or forward only. Without pipeline parallelism each micro-batch runs forward, then
 // backward. Losses add up in zero_loss_sum. Gradients accumulate, and ZeRO reduces a layer's
 // gradients as soon as they are complete, while backward continues.
 static void run_micro_batches(Run *run, GPT *gpt, const BatchSource *source, int count, bool training) {
@@ -149,8 +149,8 @@ static void train_step(Run *run, GPT *gpt) {
 
 // ===== evaluation ================================================================================
 
-// Mean of the loss over the data-parallel ranks, added in rank order. Only the last pipeline stage
-// has losses, and its tensor-parallel ranks hold equal ones.
+// Returns the mean loss over the data-parallel ranks, summed in rank order. Only the last pipeline
+// stage has losses; they are identical on its tensor-parallel ranks.
 static double mean_loss(Run *run) {
     float own = 0.0f;
     int T = run->mesh.tp.size, D = run->config.dp_size, world = run->mesh.world.size;
@@ -164,8 +164,9 @@ static double mean_loss(Run *run) {
     return sum / D;
 }
 
-// Mean loss over --eval-iters global batches from sample `at` on. The status of the latest step
-// must have been read, because evaluation overwrites its loss. Ends early if run->stop is set.
+// Returns the mean loss over --eval-iters global batches from sample `at` on. The status of the
+// latest step must have been read, because evaluation overwrites its loss. Ends early if run->stop
+// is set.
 static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) {
     const Config *c = &run->config;
     int row = c->micro_batch_size * c->dp_size, micro_batches = c->global_batch_size / row;
@@ -192,7 +193,7 @@ static const char *why_stopped(const Run *run) {
 
 // As in Megatron-LM, each validation starts at the sample after the previous one's last. That also
 // holds after an evaluation that ended early, so that a resumed run sees the same samples. Returns
-// false if data were corrupt, which ends the run.
+// false if the data was corrupt, which ends the run.
 static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, bool verbose) {
     const Config *c = &run->config;
     if (run_eval_iters(run, split) <= 0 || run->stop.reason) return true;
@@ -227,9 +228,9 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 // ===== the training loop =========================================================================
 
 // Returns true if the anomaly guard ends the run: non-finite losses or gradients, too many skipped
-// steps, a corrupted message. With local steps each replica group decides for itself and the others
-// have to be told. They ask each other when run_poll_stop says so, or when the status of the latest
-// step has been read (settled).
+// steps, a corrupted message. With local steps each replica group decides for itself, so the groups
+// have to agree. They do so when run_poll_stop reports an anomaly, and whenever the status of the
+// latest step has been read (settled).
 static bool guard_ends_run(Run *run, bool settled) {
     bool collective = run->mesh.replica_groups.size > 1 && (settled || run->stop.reason == STOP_ANOMALY);
     if (collective) return !run_agreed(run, !run->guard.ended_at);
@@ -270,7 +271,7 @@ static bool leave_loop(Run *run, bool after_save) {
     return true;
 }
 
-// What Megatron-LM checks after each iteration, in its order: evaluation, signal, save, duration,
+// Runs what is due after an iteration, in Megatron-LM's order: evaluation, signal, save, duration,
 // exit interval. Returns true to leave the loop.
 static bool after_step(Run *run, GPT *gpt) {
     const Config *c = &run->config;
@@ -339,8 +340,8 @@ static void run_training(Run *run, GPT *gpt) {
     else write_sample(run, gpt);
 }
 
-// --plan-measure: times a few training steps of a small part of the model on this device, to set
-// the rate that --plan-network computes with.
+// --plan-measure: times a few training steps of some of the model's layers on this device. The rate
+// is used by --plan-network.
 static bool measure_flops(Run *run) {
     Run measured;
     GPT gpt;
@@ -354,7 +355,7 @@ static bool measure_flops(Run *run) {
     return ok;
 }
 
-// Plans the run, then does what the flags ask for: --plan, a look at the data, or training.
+// Plans the run, then runs --plan, the data checks or training, depending on the flags.
 static void plan_and_run(Run *run, GPT *gpt, double limit) {
     bool ok = run_agreed(run, plan_run(run, gpt));
     run->site.rank = run->launch.rank;

@@ -71,7 +71,7 @@ PassSchedule gpt_schedule(GPT *gpt, int micro_batches, bool training) {
     return s;
 }
 
-// The pass of slot i of the schedule: sizes and buffers.
+// Returns the pass at position i of the schedule, with sizes and buffers.
 static Pass pass_at(const PassSchedule *s, int i) {
     const PipelineAction *action = &s->action[i];
     GPT *gpt = s->gpt;
@@ -97,7 +97,7 @@ static Pass pass_at(const PassSchedule *s, int i) {
     return pass;
 }
 
-// Posts the receive of slot i.
+// Posts the receive of the pass at position i.
 static void expect(const PassSchedule *s, int i) {
     GPT *gpt = s->gpt;
     Pass pass = {.B = gpt->B,

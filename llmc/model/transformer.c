@@ -4,12 +4,12 @@
 //   layer: x += attention(norm1(x)); x += mlp(norm2(x))
 //
 // Pre-LayerNorm or RMSNorm, QKV rows interleaved per head (Megatron-LM's order), learned or rotary
-// positions, tanh GELU or SwiGLU, input and output embeddings tied or not. What a rank holds of the
-// model is described in gpt.h, together with the letters used in shape comments.
+// positions, tanh GELU or SwiGLU, input and output embeddings tied or not. gpt.h describes this
+// rank's part of the model and defines the letters used in shape comments.
 //
 // Tensor parallelism splits the heads, the feed-forward layer and the vocabulary. A rank then
-// computes partial sums, which tensor_parallel.h reduces; without tensor parallelism none of that
-// runs. A pipeline stage holds some of the layers.
+// computes partial sums, which the functions of tensor_parallel.h reduce. A pipeline stage holds
+// some of the layers.
 //
 // The hidden state between layers is the residual stream. The addition x += branch is fused into
 // the norm that follows it: a layer starts by adding the previous layer's branch (its MLP output)
@@ -23,7 +23,7 @@
 
 // --- arguments of the ops ------------------------------------------------------------------------
 
-// Weight and gradient of a layer's tensor; NULL if this model has no such tensor.
+// Return weight and gradient of a layer's tensor; NULL if this model has no such tensor.
 static const floatX *weight(const GPT *gpt, int l, enum LayerTensor which) {
     int tensor = gpt_layer_tensor(gpt, l, which);
     return tensor < 0 ? NULL : zero_weight(gpt->zero, tensor);
@@ -164,8 +164,8 @@ typedef struct LayerOps {
     Swiglu swiglu;           // replaces the GELU fused into fc1 and fc2
 } LayerOps;
 
-// The MLP: x (norm2's output) -> gpt->branch. GELU is fused into fc1 and fc2; SwiGLU is an op of
-// its own between them.
+// The MLP: x (norm2's output) -> gpt->branch. GELU is fused into fc1 and fc2; SwiGLU is a
+// separate op between them.
 static void mlp_ops(const GPT *gpt, const Pass *p, int l, const floatX *x, const floatX *dbranch,
                     LayerOps *o) {
     const LayerActs *a = layer_acts(gpt, p, l);
@@ -296,8 +296,8 @@ static void row_parallel_forward(const GPT *gpt, const Linear *a) {
     tp_reduce(&gpt->tp, part.y, a->bias, part.y, a->N);
 }
 
-// A layer up to the MLP's activation: everything that backward needs. The last GEMM, fc2, is left
-// out, so that recomputation can use this function too.
+// Runs a layer up to the MLP's activation: everything that backward needs. Recomputation uses this
+// function too, so it leaves out the last GEMM, fc2.
 static void layer_forward_to_activation(const GPT *gpt, const Pass *p, const LayerOps *o) {
     Stream *s = gpt->stream;
     op_layernorm_forward(s, &o->norm1);
@@ -486,8 +486,8 @@ static void finish_layer_gradients(const GPT *gpt, int l, const Pass *p) {
     zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l), p->last);
 }
 
-// True if this backward completes the gradients of layer l: the step's last micro-batch, or every
-// one where gradients are reduced per micro-batch (ZeRO-2 and 3).
+// Returns true if this backward completes the gradients of layer l: with the step's last
+// micro-batch, or with every one if gradients are reduced per micro-batch (ZeRO-2 and 3).
 static bool completes_gradients(const GPT *gpt, int l, const Pass *p) {
     return p->last || !zero_grads_accumulate(gpt->zero, gpt_layer_unit(gpt, l));
 }
