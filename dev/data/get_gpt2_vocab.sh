@@ -8,13 +8,13 @@ caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/data/get_gpt2_vocab.sh "$@"
 set -euo pipefail
-[ $# -le 1 ] || die 2 "one folder at most is wanted; see dev/data/get_gpt2_vocab.sh --help"
+[ $# -le 1 ] || die 2 "give one directory at most; see dev/data/get_gpt2_vocab.sh --help"
 case ${1:-} in -*) die 2 "unknown flag $1; see dev/data/get_gpt2_vocab.sh --help" ;; esac
 folder=${1:-$PWD/data/gpt2}
 cd "$caller" # relative paths are the caller's
 
-# fetch FILE SHA256 ADDRESS...: tries the addresses in turn. What is there already and right is
-# kept.
+# fetch FILE SHA256 URL...: tries the URLs in turn. Keeps an existing file with the right
+# checksum.
 fetch() {
     local file=$folder/$1 sum=$2 address
     shift 2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A large corpus that needs nothing but a Debian (or Ubuntu) mirror: the Linux kernel's source, code
+# Makes a large corpus from a Debian or Ubuntu mirror: the Linux kernel's source, code
 # and documentation, as Megatron shards with one document per text file. Linux 6.1: 78 k documents,
 # 946 MB of text, 458 M GPT-2 tokens.
 #
@@ -9,17 +9,17 @@
 #   --output-prefix   the shard is PATH_text_document.bin and .idx (default data/linux)
 #   --max-mb          use the first N MB of text only
 #   --vocab           folder of vocab.json and merges.txt (default data/gpt2)
-#   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first when the vocabulary is there,
+#   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first if the vocabulary is there,
 #                     else Byte)
-#   --workers         threads (default: one per processor)
-#   --work            where the package is kept and unpacked (default data/linux_source); about 1.7
+#   --workers         threads (default: one per CPU)
+#   --work            directory for the package and its contents (default data/linux_source), 1.7
 #                     GB
-#   --deb             a linux-source-*.deb that is already here, for machines without a mirror
+#   --deb             a local linux-source-*.deb, for machines without a mirror
 #
-# The documents come in the order of their MD5 sums, without files of equal content. That is the
-# same on every machine. It is well mixed, so that the validation part of --split is like the rest
-# and --max-mb takes a fair sample. Files above 1 MiB (tables of register names) and binaries are
-# left out. BUILD names the folder of preprocess_data (default build).
+# Documents are sorted by MD5 sum, and duplicate files are dropped, so that the order is the
+# same on every machine and well mixed: the validation part of --split resembles the rest,
+# and --max-mb takes a random sample. Files above 1 MiB (tables of register names) and binaries are
+# skipped. BUILD is the directory of preprocess_data (default build).
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD build=${BUILD:-}
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -46,7 +46,7 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-[[ $max_mb =~ ^[0-9]+$ ]] || die 2 "--max-mb $max_mb: not a whole number"
+[[ $max_mb =~ ^[0-9]+$ ]] || die 2 "--max-mb $max_mb is not an integer"
 if [ -z "$type" ]; then
     type=Byte
     [ ! -f "$vocab/vocab.json" ] || type=GPT2BPETokenizer
@@ -65,14 +65,14 @@ package_name() {
     apt-cache depends linux-source 2>/dev/null | awk '/Depends: linux-source-/ { print $2; exit }'
 }
 
-# Leaves the name of the .deb in $deb.
+# Sets $deb to the name of the .deb.
 download() {
     have_command apt-get ||
         die 3 "apt-get is missing; download a linux-source-*.deb elsewhere and give it with --deb"
     local package have
     package=$(package_name)
     if [ -z "$package" ]; then
-        echo "apt knows no linux-source package: updating its lists"
+        echo "apt has no linux-source package, updating its lists"
         if [ "$(id -u)" -eq 0 ]; then apt-get -q update; else sudo apt-get -q update; fi ||
             die 3 "apt-get update failed; check the mirror"
         package=$(package_name)
@@ -83,7 +83,7 @@ download() {
     have=$(newest)
     if [ -z "$have" ]; then
         echo "download $package"
-        # Into a folder of its own, so that a broken download is never taken for the package.
+        # In a separate directory, so that a broken download is never mistaken for the package.
         rm -rf "$work/download"
         mkdir "$work/download"
         (cd "$work/download" && apt-get -q -o APT::Sandbox::User=root download "$package") ||
@@ -95,8 +95,8 @@ download() {
     deb=$have
 }
 
-# The package holds one compressed tar file. Both are unpacked in a pipe, so that only the source
-# takes room on the disk.
+# The package contains a compressed tar file. A pipe unpacks both, so that only the source uses disk
+# space.
 unpack() {
     local name decompress
     name=$(dpkg-deb --fsys-tarfile "$deb" | tar -tv |
@@ -106,7 +106,7 @@ unpack() {
         *.bz2) decompress=-j ;;
         *.gz) decompress=-z ;;
         *.zst) decompress=--zstd ;;
-        *) die 5 "$deb holds no linux-source-*.tar file; give a linux-source-VERSION package" ;;
+        *) die 5 "$deb has no linux-source-*.tar file; give a linux-source-VERSION package" ;;
     esac
     echo "unpack $name of $(basename "$deb")"
     rm -rf "$work/source"
@@ -117,8 +117,8 @@ unpack() {
     basename "$deb" >"$work/source.of"
 }
 
-# The paths of the text files up to 1 MiB that are not empty, one per content, by MD5. A file is
-# binary when it holds a zero byte.
+# Lists non-empty text files up to 1 MiB, without duplicates, sorted by MD5. A file is binary if it
+# contains a NUL byte.
 list_documents() {
     (cd "$work/source" && find . -type f -size -2049 -print0 | LC_ALL=C xargs -0 grep -lI -Z '' |
         xargs -0 md5sum) | LC_ALL=C sort |

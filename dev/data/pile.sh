@@ -9,17 +9,17 @@
 #   --output-prefix   the shard is PATH.bin and PATH.idx (default data/pile_text_document)
 #   --max-files       take only the first N of the data set's 1650 files (each about 270 MB, 125 M
 #                     tokens)
-#   --vocab           folder of vocab.json and merges.txt (default data/gpt2; fetched when it is not
-#                     there)
-#   --workers         threads (default: one per processor)
-#   --work            where the parts are kept (default data/pile)
-#   --local           folder of .parquet files that are already here, instead of the download
-#   --files-per-part  files in one part (default 25)
+#   --vocab           directory of vocab.json and merges.txt (default data/gpt2; downloaded if
+#                     missing)
+#   --workers         threads (default: one per CPU)
+#   --work            directory for the parts (default data/pile)
+#   --local           directory of local .parquet files, instead of the download
+#   --files-per-part  files per part (default 25)
 #
-# Files are downloaded one after another, streamed into preprocess_data and deleted: the disk holds
-# one of them at a time. A part that is finished is kept, so that the same command continues after
-# an interruption. At the end the parts are merged, which takes their size again (about 2 x 415 GB
-# for the whole Pile). The parts may be deleted then. BUILD names the folder of the programs, PYTHON
+# Files are downloaded one at a time, streamed into preprocess_data and deleted, so that the disk
+# holds one at most. Finished parts are kept, so that the same command continues after
+# an interruption. At the end the parts are merged, which needs twice their size (2 x 415 GB
+# for the whole Pile). They can be deleted then. BUILD is the directory of the programs, PYTHON
 # the interpreter.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD build=${BUILD:-}
@@ -48,8 +48,8 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-[[ $max_files =~ ^[0-9]+$ ]] || die 2 "--max-files $max_files: not a whole number"
-[[ $per_part =~ ^[1-9][0-9]*$ ]] || die 2 "--files-per-part $per_part: not a positive whole number"
+[[ $max_files =~ ^[0-9]+$ ]] || die 2 "--max-files $max_files is not an integer"
+[[ $per_part =~ ^[1-9][0-9]*$ ]] || die 2 "--files-per-part $per_part is not a positive integer"
 for tool in preprocess_data merge_datasets; do
     [ -x "$build/$tool" ] || die 3 "$build/$tool is missing; run make"
 done
@@ -61,7 +61,7 @@ if [ ! -f "$vocab/vocab.json" ] || [ ! -f "$vocab/merges.txt" ]; then
 fi
 mkdir -p "$work/parts" "$(dirname "$output")"
 
-# list: the names of the data set's files, in order. text NAME...: their documents as JSON lines.
+# list: prints the data set's file names in order. text NAME...: prints documents as JSON lines.
 cat >"$work/pile.py" <<'END'
 import json, os, sys
 import pyarrow.parquet
@@ -97,8 +97,8 @@ mapfile -t files <"$work/files"
 parts=()
 for ((first = 0; first < ${#files[@]}; first += per_part)); do
     names=("${files[@]:first:per_part}")
-    # The part's name says what is in it: another --max-files or --files-per-part takes no wrong
-    # one.
+    # The name encodes the contents, so that another --max-files or --files-per-part never reuses a
+    # wrong part.
     part=$(printf 'part_%05d_%05d' "$first" $((first + ${#names[@]} - 1)))
     parts+=("$work/parts/$part")
     if [ -f "$work/parts/$part.idx" ]; then
@@ -106,8 +106,8 @@ for ((first = 0; first < ${#files[@]}; first += per_part)); do
         continue
     fi
     echo "$part: ${#names[@]} files"
-    # Under another name until the pipe has ended well. After a broken download preprocess_data sees
-    # an early end of its input, nothing else.
+    # Uses another name until the pipe has succeeded: after a broken download preprocess_data only sees
+    # its input end early.
     "$python" "$work/pile.py" text "$work" "$local_folder" "${names[@]}" |
         "$build/preprocess_data" --input - --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" \
             --append-eod ${workers:+--workers "$workers"} --log-interval 100000 \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A corpus of English prose that needs nothing but a Debian (or Ubuntu) mirror: handbooks, manuals,
+# Makes a corpus of English prose from a Debian or Ubuntu mirror: handbooks, manuals,
 # dictionaries and books from packages, as Megatron shards. Debian 12: 135 MB of text, 34 M GPT-2
 # tokens.
 #
@@ -8,13 +8,13 @@
 #
 #   --output-prefix   the shard is PATH_text_document.bin and .idx (default data/prose)
 #   --vocab           folder of vocab.json and merges.txt (default data/gpt2)
-#   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first when the vocabulary is there,
+#   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first if the vocabulary is there,
 #                     else Byte)
-#   --workers         threads (default: one per processor)
-#   --work            where packages are kept and unpacked (default data/prose_packages); about 2 GB
-#   --packages        instead of the list below
+#   --workers         threads (default: one per CPU)
+#   --work            directory for packages and their contents (default data/prose_packages), 2 GB
+#   --packages        replaces the list below
 #
-# dev/data/prose_filter.py takes the sentences out of them, each paragraph once. A package that the
+# dev/data/prose_filter.py extracts the sentences and drops duplicate paragraphs. Packages that the
 # mirror lacks is left out, and a line says so. BUILD names the folder of preprocess_data (default
 # build).
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
@@ -63,10 +63,10 @@ for tool in dpkg-deb python3; do
 done
 mkdir -p "$work/debs" "$work/unpacked" "$(dirname "$output")"
 
-# newest PACKAGE: its .deb among those that are here; empty without one.
+# newest PACKAGE: prints its newest local .deb, or nothing.
 newest() { find "$work/debs/" -maxdepth 1 -name "${1}_*.deb" | LC_ALL=C sort | tail -n 1; }
 
-# Into a folder of its own, so that a broken download is never taken for the package.
+# In a separate directory, so that a broken download is never mistaken for the package.
 download() { # PACKAGE
     have_command apt-get || return 1
     rm -rf "$work/download"
@@ -78,7 +78,7 @@ download() { # PACKAGE
 found=0
 for package in $packages; do
     if [ -z "$(newest "$package")" ] && ! download "$package"; then
-        say "$package: not to be had, left out"
+        say "$package: not available, skipped"
         continue
     fi
     rm -rf "${work:?}/unpacked/$package"
@@ -86,7 +86,7 @@ for package in $packages; do
         die 3 "$(newest "$package") cannot be unpacked; check the disk, or remove the file"
     found=$((found + 1))
 done
-[ $found != 0 ] || die 3 "none of the packages is to be had; check apt's sources, and apt-get update"
+[ $found != 0 ] || die 3 "none of the packages is available; check apt's sources, and apt-get update"
 say "$found packages, tokenizer $type"
 "$root/dev/data/prose_filter.py" "$work/unpacked" >"$work/prose.jsonl"
 "$build/preprocess_data" --input "$work/prose.jsonl" "${tokenizer[@]}" --append-eod \

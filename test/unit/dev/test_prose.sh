@@ -82,7 +82,7 @@ if [ -x "${BUILD:-build}/preprocess_data" ] && command -v dpkg-deb >/dev/null; t
     dpkg-deb -b "$work/tree/alpha" "$work/packages/debs/alpha_1_all.deb" >/dev/null 2>"$work/err"
     if dev/data/prose.sh --packages "alpha no-such-package-here" --work "$work/packages" \
         --output-prefix "$work/made" --tokenizer-type Byte >"$work/out" 2>&1 &&
-        [ -s "$work/made_text_document.bin" ] && grep -q '^no-such-package-here: not to be had' "$work/out"; then
+        [ -s "$work/made_text_document.bin" ] && grep -q '^no-such-package-here: not available' "$work/out"; then
         ok "a shard from packages"
     else
         not_ok "a shard from packages" "$(tail -n 1 "$work/out")"
