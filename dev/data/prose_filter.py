@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""English prose out of unpacked documentation, as JSON lines for preprocess_data. Called by
+"""Extracts English prose from unpacked documentation as JSON lines for preprocess_data. Called by
 prose.sh.
 
     prose_filter.py FOLDER >corpus.jsonl
 
 Reads HTML, plain text, Perl's POD and dictionaries of dictd (.dict.dz), also compressed with gzip.
-Keeps the paragraphs that are English sentences, each once in the whole corpus: what many pages
-repeat, as licenses and navigation, remains in one place. A file becomes documents of about 16 kB.
-Files with less than a few sentences are left out. The documents come in the order of their hashes,
-so that every part of the corpus is like the rest.
-Says on stderr how much each package gave. FOLDER has a folder for every package.
+Keeps paragraphs of English sentences and drops duplicates across the whole corpus, such as licenses
+and navigation. Splits files into documents of about 16 kB and skips files with less than a few
+sentences. Sorts the documents by hash, so that all parts of the corpus have the same mix.
+Reports the size of each package on stderr. FOLDER has one subdirectory per package.
 """
 import gzip
 import hashlib
@@ -23,7 +22,7 @@ import sys
 DOCUMENT = 16000  # characters
 LEAST_OF_FILE = 400
 FEWEST_WORDS = 8
-# The most frequent words of English. Other languages, code and tables have few of them.
+# The most frequent English words, which are rare in other languages, code and tables.
 FREQUENT = frozenset("""
 the of and to a in is that it for as with be on or are by this an from not have you which if can at
 was but has will all when one they use he his we may i""".split())
@@ -37,7 +36,7 @@ HTMLS = (".html", ".htm", ".xhtml", ".page")
 
 
 class Page(html.parser.HTMLParser):
-    """The paragraphs of an HTML page. Code, scripts, tables and navigation are left out."""
+    """Collects the paragraphs of an HTML page, without code, scripts, tables and navigation."""
     SKIPPED = {"script", "style", "pre", "nav", "table", "head", "select", "footer", "svg", "math"}
     INLINE = {"a", "b", "i", "em", "strong", "code", "tt", "span", "kbd", "var", "samp", "q", "cite", "abbr",
               "acronym", "sub", "sup", "small", "u", "dfn", "font", "mark", "link", "app", "gui", "key",
@@ -83,19 +82,19 @@ def paragraphs_of_page(text):
 
 
 def paragraphs_of_text(text):
-    """Runs of lines without an empty line. Formatting codes of POD are taken off."""
+    """Splits text at empty lines and removes formatting codes of POD."""
     text = re.sub(r"\b[BCEFILSXZ]<+\s*([^<>|]*?)(?:\|[^<>]*)?\s*>+", r"\1", text)
     return [" ".join(p.split()) for p in re.split(r"\n[ \t]*\n|\n(?=%\n)", text)]
 
 
 def paragraphs_of_dictionary(text):
-    """An entry begins at a line's start; what belongs to it is indented. Sources are taken off."""
+    """Splits a dictionary into entries (a line and the indented lines after it), without sources."""
     text = SOURCE_OF_ENTRY.sub("", text)
     return [" ".join(p.split()) for p in re.split(r"\n(?=\S)", text)]
 
 
 def is_prose(paragraph):
-    """Whether it reads as English sentences."""
+    """Returns True for a paragraph of English sentences."""
     words = re.findall(r"[A-Za-z']+", paragraph)
     if len(words) < FEWEST_WORDS or not re.search(r"[.:;!?]", paragraph):
         return False
@@ -106,7 +105,7 @@ def is_prose(paragraph):
 
 
 def wanted(path):
-    """How a file is read; None for one that is not. _sources holds what pages were made from."""
+    """Returns the reader of a file type, or None to skip the file. _sources has the sources of HTML pages."""
     if "/_sources/" in path:
         return None
     name = path[:-3] if path.endswith(".gz") else path
@@ -121,7 +120,7 @@ def wanted(path):
 
 
 def other_language(path):
-    """A folder that is named after a language other than English."""
+    """Returns True for a directory named after a language other than English."""
     names = path.split("/")[:-1]
     return any(re.fullmatch(r"[a-z]{2}([-_][A-Z]{2}|[-_]Han[st])?|[a-z]{2}-[a-z]{2}", n) and not
                n.startswith("en") for n in names[names.index("share") + 1 if "share" in names else 0:]
@@ -139,15 +138,15 @@ def read(path):
 
 
 def prose_of(file):
-    """The paragraphs of prose in a file of (folder, path)."""
+    """Returns the paragraphs of prose in the file (folder, path)."""
     how = wanted(os.path.relpath(file[1], file[0]))
     return [p for p in how(read(file[1])) if is_prose(p)] if how else []
 
 
 def new_of(paragraphs, seen):
-    """Those that the corpus does not hold yet. Numbers and signs make no difference.
+    """Returns the paragraphs that are new to the corpus, ignoring numbers and punctuation.
 
-    [] where they are too few."""
+    Returns [] if they have too little text."""
     found = {}
     for paragraph in paragraphs:
         key = hashlib.md5(re.sub(r"[^a-z]+", "", paragraph.lower()).encode()).digest()
@@ -160,7 +159,7 @@ def new_of(paragraphs, seen):
 
 
 def documents_of(paragraphs):
-    """Texts of about DOCUMENT characters."""
+    """Joins paragraphs to texts of about DOCUMENT characters."""
     held, size = [], 0
     for paragraph in paragraphs:
         held.append(paragraph)
@@ -173,7 +172,7 @@ def documents_of(paragraphs):
 
 
 def files_of(folder):
-    """In an order that is the same everywhere. Links are left out."""
+    """Lists files in a deterministic order, without links."""
     for parent, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
@@ -183,7 +182,7 @@ def files_of(folder):
 
 
 def corpus(folder):
-    """[(hash, text)], and the characters that each package gave."""
+    """Returns [(hash, text)] and the number of characters per package."""
     seen, found, given = set(), [], {}
     files = [(folder, path) for path in files_of(folder)]
     with multiprocessing.Pool() as pool:
