@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Single bits flipped in a replica, in a message, in a checkpoint: each is found and named; replicas
-# are repaired, and the run goes on as if nothing had been. SDP4BIT_FAULT (llmc/base/fault.h) flips
-# the bits.
+# Flips single bits of model weights, payloads and checkpoints (SDP4BIT_FAULT, llmc/base/fault.h).
+# Every flip must be detected and reported. Weights are repaired, and training continues as if
+# nothing had happened.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 8
@@ -16,7 +16,7 @@ with_fault() { # FAULT NAME NP FLAGS...
     SDP4BIT_FAULT=$fault logged "$@"
 }
 repairs() { grep '^{"kind":"repair"' "$work/$1.jsonl" | sed 's/"kind":"repair",//'; }
-repaired() { # PRESET FAULT EXPECTED FLAGS...: the JSON line, and the same training as without the fault
+repaired() { # PRESET FAULT EXPECTED FLAGS...: logs EXPECTED; same training as without the fault
     local name=$1 fault=$2 expected=$3
     shift 3
     [ -s "$work/$name.jsonl" ] || logged "$name" 4 "${run[@]}" "$@" --verify-replicas-interval 1 || return 1
@@ -29,7 +29,7 @@ check "baseline: rank 2 in the minority" repaired baseline replica:2:5:0 \
     '{"iteration":5,"bucket":0,"ranks":"2","from":0}'
 check "SDP4Bit: rank 2 in the minority" repaired sdp4bit replica:2:5:1 \
     '{"iteration":5,"bucket":1,"ranks":"2","from":0}' "${several[@]}"
-check "SDP4Bit: in the midst of a bucket" repaired sdp4bit replica:1:5:1:60007 \
+check "SDP4Bit: in the middle of a bucket" repaired sdp4bit replica:1:5:1:60007 \
     '{"iteration":5,"bucket":1,"ranks":"1","from":0}' "${several[@]}"
 check "SDP4Bit: at the end of a bucket" repaired sdp4bit replica:1:5:0:-1 \
     '{"iteration":5,"bucket":0,"ranks":"1","from":0}' "${several[@]}"
@@ -39,26 +39,26 @@ check "SDP4Bit: two buckets, two iterations" repaired sdp4bit replica:3:4:0,repl
     '{"iteration":4,"bucket":0,"ranks":"3","from":0}
 {"iteration":4,"bucket":1,"ranks":"3","from":0}
 {"iteration":7,"bucket":1,"ranks":"1","from":0}' "${several[@]}"
-named() {
+repairs_logged() {
     grep -q '^WARNING: iteration 7: the weights of rank 1 differ from those of 3 of 4 ranks in bucket 1 (layers [0-9]* to [0-9]*): taken from rank 0 (repair 3 of this run)$' "$work/out" ||
         { why="the log says $(grep -m 1 'weights of rank' "$work/out")"; return 1; }
 }
-check "the log names iteration, rank and bucket, and counts" named
-# Without a majority the master weights count. A bf16 baseline's replicas are the rounded master
-# weights, so its training does not change at all.
+check "the log has iteration, rank, bucket and repair count" repairs_logged
+# Without a majority, model weights are restored from the master weights. For the bf16 baseline they
+# are the rounded master weights, so training does not change.
 check "baseline: two ranks of four, no majority" repaired baseline replica:1:5:0,replica:3:5:0 \
     '{"iteration":5,"bucket":0,"ranks":"0, 1, 2, 3","from":null}'
-# The same where the model is cut. With one replica of each part only copies of a tensor can be
-# compared: rank 1's part of the word embeddings is rank 3's too.
+# Tensor and pipeline parallelism. With one replica of each shard, only tensors that several ranks
+# hold can be compared: ranks 1 and 3 hold the same shard of the word embeddings.
 parts=(--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --make-vocab-size-divisible-by 16)
-check "2 x 2 parts: a copy of the embedding on the first stage" repaired parts replica:1:5:0 \
+check "T = P = 2: word embeddings on the first stage" repaired parts replica:1:5:0 \
     '{"iteration":5,"stage":0,"bucket":0,"tensor":"embedding.word_embeddings.weight","ranks":"1, 3","from":null}' \
     "${parts[@]}"
-check "2 x 2 parts: and on the last" repaired parts replica:2:5:0 \
+check "T = P = 2: word embeddings on the last stage" repaired parts replica:2:5:0 \
     '{"iteration":5,"stage":0,"bucket":0,"tensor":"embedding.word_embeddings.weight","ranks":"0, 2","from":null}' \
     "${parts[@]}"
 halves=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 16 --sequence-parallel)
-check "two halves, two replicas: no majority, and all copies follow" repaired halves replica:3:5:1:-1 \
+check "T = 2, two replicas, no majority: all copies are restored" repaired halves replica:3:5:1:-1 \
     '{"iteration":5,"bucket":1,"ranks":"1, 3","from":null}' "${halves[@]}"
 no_majority() {
     with_fault replica:1:5:1 two 2 "${run[@]}" --gpus-per-node 1 "${several[@]}" \
@@ -73,42 +73,41 @@ no_majority() {
         { why="the checkpoint does not count the repair"; return 1; }
 }
 check "SDP4Bit: one rank of two, no majority" no_majority
-late() { # the weights of a difference stay wrong until they are looked at
+late() { # weight differences keep the error until the next check
     with_fault replica:2:5:0 late 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 4 &&
         [ "$(repairs late)" = '{"iteration":8,"bucket":0,"ranks":"2","from":0}' ] ||
         { why="${why:-repairs: $(repairs late)}"; return 1; }
     ! same_training sdp4bit late || { why="the fault changed nothing"; return 1; }
     why=
 }
-check "found at the next look" late
-before_saves() { # by default every thousand iterations, and before what is saved
+check "detected by the next check" late
+before_saves() { # the default: every thousand iterations and before each save
     with_fault replica:2:5:0 before 4 "${run[@]}" "${several[@]}" --save "$work/before" --save-interval 7 &&
         [ "$(repairs before)" = '{"iteration":7,"bucket":0,"ranks":"2","from":0}' ] ||
         { why="${why:-repairs: $(repairs before)}"; return 1; }
 }
-check "found by the next save, by default" before_saves
-unseen() { # the control: without looking it is never found
+check "detected before the next save, by default" before_saves
+unseen() { # control: without checks it is never detected
     with_fault replica:2:5:0 unseen 4 "${run[@]}" "${several[@]}" --verify-replicas-interval 0 \
         --save "$work/unseen" --save-interval 7 && [ -z "$(repairs unseen)" ] &&
         ! same_training sdp4bit unseen || { why="the fault changed nothing"; return 1; }
     why=
 }
-check "not found with --verify-replicas-interval 0" unseen
-misspelt() {
+check "not detected with --verify-replicas-interval 0" unseen
+malformed() {
     local fault
     for fault in replica:2:5 replica:2:5:0: message:2:5:0:1:1 stall:2:5:0:1; do
         SDP4BIT_FAULT=$fault train 4 "${run[@]}"
         error_names 2 "cannot parse SDP4BIT_FAULT=$fault" $? || return 1
     done
 }
-check "a fault that is not understood" misspelt
+check "a malformed SDP4BIT_FAULT" malformed
 
-# --- messages ---
-# Exchanges of a step on 2 x 2 ranks with three buckets: for each bucket in backward order a level
-# inside the node and one between nodes; then for each in forward order the weights between nodes
-# and inside. Every bucket in one chunk: the exchanges are counted.
-# NUMBER[:BIT] TEXT SAVE-INTERVAL: the bit that rank 1 receives wrong in that exchange of iteration
-# 6
+# --- payloads ---
+# A step on 2 x 2 ranks with three buckets of one chunk has 12 exchanges: gradients of each bucket,
+# in backward order, inside the node and between nodes; then weights of each bucket, in forward
+# order, between nodes and inside the node. NUMBER[:BIT] TEXT SAVE-INTERVAL: flips the bit in the
+# payload that rank 1 receives in exchange NUMBER of iteration 6
 found() {
     rm -rf "$work/wire"
     SDP4BIT_FAULT=message:1:6:$1 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" \
@@ -120,23 +119,23 @@ found() {
 }
 check "--verify-wire: gradients inside the node" found 0 \
     "rank 0 to rank 1, gradients inside the node, bucket 2" 5
-check "--verify-wire: gradients between nodes, the message's end" found 5:-1 \
+check "--verify-wire: gradients between nodes, end of the payload" found 5:-1 \
     "rank 3 to rank 1, gradients between nodes, bucket 0" 5
-check "--verify-wire: weights between nodes, in the midst" found 8:2001 \
+check "--verify-wire: weights between nodes, middle of the payload" found 8:2001 \
     "rank 3 to rank 1, weights between nodes, bucket 1" 5
-check "--verify-wire: weights inside the node, the message's end" found 7:-1 \
+check "--verify-wire: weights inside the node, end of the payload" found 7:-1 \
     "rank 0 to rank 1, weights inside the node, bucket 0" 5
-check "--verify-wire: weights, found by the save that follows" found 8 \
+check "--verify-wire: weights, detected before the following save" found 8 \
     "rank 3 to rank 1, weights between nodes, bucket 1" 1
-coded() { # BIT CONFIG: another codec, which has one bucket here
+coded() { # BIT CONFIG: another codec, with a single bucket
     SDP4BIT_FAULT=message:1:6:1:$1 train 4 "${run[@]}" "@configs/$2.args" --gradient-alltoall-pipeline 1 \
         --verify-wire
     error_names 7 "message from rank 3 to rank 1, gradients between nodes, bucket 0: it did not arrive" $?
 }
-check "--verify-wire: a code of EDEN's" coded 7 eden
-check "--verify-wire: the end of EDEN's message at 3 bits" coded -1 eden3
-check "--verify-wire: a code of EDEN's at 2 bits" coded 100 eden2-ef
-last_step() { # nothing follows whose verdict could tell
+check "--verify-wire: EDEN code" coded 7 eden
+check "--verify-wire: end of a 3-bit EDEN payload" coded -1 eden3
+check "--verify-wire: 2-bit EDEN code" coded 100 eden2-ef
+last_step() { # no later step status can report it
     SDP4BIT_FAULT=message:2:12:11 train 4 "${run[@]}" "${several[@]}" --verify-wire
     error_names 7 "message from rank 3 to rank 2, weights inside the node, bucket 2" $?
 }
@@ -150,15 +149,15 @@ unverified() {
     done
     why=
 }
-check "without --verify-wire the same bits only change the training" unverified
-calm_wire() {
-    logged calm_wire 4 "${run[@]}" "${several[@]}" --verify-wire --gradient-alltoall-pipeline 3 &&
-        same_training sdp4bit calm_wire
+check "without --verify-wire the flips go undetected and change the training" unverified
+undisturbed() {
+    logged undisturbed 4 "${run[@]}" "${several[@]}" --verify-wire --gradient-alltoall-pipeline 3 &&
+        same_training sdp4bit undisturbed
 }
-check "--verify-wire finds nothing where nothing is wrong" calm_wire
+check "--verify-wire reports nothing without a fault" undisturbed
 
 # --- checkpoints ---
-damaged() { # FILE: one bit of each file of a checkpoint in turn; what loads must not be that checkpoint
+damaged() { # flips one bit of each file in turn; the checkpoint must not load
     local file size at
     trains 4 "${run[@]}" "${several[@]}" --save "$work/saved" --save-interval 6 --lr-decay-iters 12 ||
         return 1
@@ -179,7 +178,7 @@ damaged() { # FILE: one bit of each file of a checkpoint in turn; what loads mus
     done
     trains 4 "${run[@]}" "${several[@]}" --load "$work/saved" --train-iters 14 --lr-decay-iters 12 &&
         grep -q "successfully loaded checkpoint from .* at iteration 12" "$work/out" ||
-        { why="the whole checkpoint does not load"; return 1; }
+        { why="the intact checkpoint does not load"; return 1; }
 }
 check "a flipped bit in each file of a checkpoint" damaged
 finish

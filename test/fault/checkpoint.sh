@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Damaged checkpoints on 4 ranks: exit code 6 and one line that names the file; and saves that are
-# killed half way, after which the last whole checkpoint loads.
+# Damaged checkpoints on 4 ranks: exit code 6 and one line with the name of the file. Saves that are
+# killed: the last complete checkpoint loads.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
@@ -11,8 +11,8 @@ check "checkpoints to damage" saves
 latest=iter_0000012
 bad=$work/bad
 
-# damaged NAME TEXT COMMAND...: the command damages the copy in $bad; loading it must fail with 6
-# and an error line that holds TEXT.
+# damaged NAME TEXT COMMAND...: the command damages the copy in $bad; loading it must fail with exit
+# code 6 and an error line that contains TEXT.
 damaged() {
     rm -rf "$bad"
     mkdir "$bad"
@@ -21,7 +21,7 @@ damaged() {
     "${@:3}"
     check "$1" refused 6 "$2" "${run[@]}" --load "$bad"
 }
-# flip FILE OFFSET: changes one bit of the byte at OFFSET (negative: from the end).
+# flip FILE OFFSET: flips one bit of the byte at OFFSET (negative: from the end).
 flip() {
     local offset=$2 byte
     [ "$offset" -ge 0 ] || offset=$(($(wc -c <"$1") + offset))
@@ -36,18 +36,18 @@ damaged "a flipped bit in a shard's tensors" shard_00002_of_00004 flip "$bad/$la
 damaged "a flipped bit in a shard's last byte" shard_00002_of_00004 flip "$bad/$latest/$shard" -1
 damaged "a flipped bit in a shard's header" shard_00002_of_00004 flip "$bad/$latest/$shard" 60
 damaged "a flipped bit in a shard's header length" shard_00002_of_00004 flip "$bad/$latest/$shard" 3
-damaged "a shard cut short" shard_00002_of_00004 truncate -s "$middle" "$bad/$latest/$shard"
-damaged "a shard with bytes behind its end" shard_00002_of_00004 truncate -s +1 "$bad/$latest/$shard"
+damaged "a truncated shard" shard_00002_of_00004 truncate -s "$middle" "$bad/$latest/$shard"
+damaged "a shard with extra bytes at the end" shard_00002_of_00004 truncate -s +1 "$bad/$latest/$shard"
 damaged "an empty shard" shard_00002_of_00004 truncate -s 0 "$bad/$latest/$shard"
 damaged "a missing shard" shard_00002_of_00004 rm "$bad/$latest/$shard"
 damaged "a shard of an older checkpoint" shard_00002_of_00004 cp "$work/good/iter_0000004/$shard" \
     "$bad/$latest/$shard"
 damaged "a missing manifest" manifest.json rm "$bad/$latest/manifest.json"
 damaged "an empty manifest" manifest.json truncate -s 0 "$bad/$latest/manifest.json"
-damaged "a manifest cut short" manifest.json truncate -s -20 "$bad/$latest/manifest.json"
+damaged "a truncated manifest" manifest.json truncate -s -20 "$bad/$latest/manifest.json"
 damaged "the manifest of an older checkpoint" "$bad" cp "$work/good/iter_0000004/manifest.json" \
     "$bad/$latest/manifest.json"
-# Single bits all over the manifest: numbers, names, structure.
+# Single bits throughout the manifest: numbers, names, structure.
 size=$(wc -c <"$work/good/$latest/manifest.json")
 places=3
 [ "${LONG:-0}" = 1 ] && places=40
@@ -57,8 +57,8 @@ for ((i = 0; i < places; i++)); do
 done
 put() { printf '%s' "$2" >"$1"; }
 pipe() { rm "$1" && mkfifo "$1"; }
-# A tracker that names nothing, and no checkpoint that could be gone on from (test/e2e/lineage.sh:
-# with one).
+# A tracker without a valid iteration and no checkpoint to fall back to. (With one:
+# test/e2e/lineage.sh.)
 nothing_to_find() { rm "$bad/$latest/manifest.json" && put "$tracker" "$1"; }
 damaged "a tracker without a number" latest_checkpointed_iteration.txt nothing_to_find "twelve"
 damaged "an empty tracker" latest_checkpointed_iteration.txt nothing_to_find ""
@@ -67,8 +67,8 @@ damaged "a pipe as the manifest" manifest.json pipe "$bad/$latest/manifest.json"
 damaged "a pipe as a shard" shard_00002_of_00004 pipe "$bad/$latest/$shard"
 
 # --- older checkpoints beside the damaged one: the newest sound one before it is taken, and one lin
-# falls_back NAME ITERATION TEXT COMMAND...: after the command loading takes ITERATION with a line
-# that holds TEXT, and ends as the undisturbed run did.
+# falls_back NAME ITERATION TEXT COMMAND...: after the command, a run loads ITERATION, prints a
+# warning that contains TEXT, and ends like the undisturbed run.
 falls_back() {
     check "$1" falls_back_to "${@:2}"
 }
@@ -95,46 +95,46 @@ two_damaged() {
     flip "$bad/$latest/$shard" "$middle"
     truncate -s -20 "$bad/iter_0000008/manifest.json"
 }
-falls_back "back to the one before: a flipped bit in a shard" 8 \
+falls_back "loads the previous checkpoint: a flipped bit in a shard" 8 \
     "shard_00002_of_00004.safetensors is damaged" flip "$bad/$latest/$shard" "$middle"
-falls_back "back to the one before: no manifest" 8 "$latest/manifest.json" rm "$bad/$latest/manifest.json"
-falls_back "back to the second before: two damaged" 4 "shard_00002_of_00004.safetensors is damaged" \
+falls_back "loads the previous checkpoint: no manifest" 8 "$latest/manifest.json" rm "$bad/$latest/manifest.json"
+falls_back "loads the second previous checkpoint: two are damaged" 4 "shard_00002_of_00004.safetensors is damaged" \
     two_damaged
-# A tracker that names what is not there is a damaged one, whichever side of the sound ones its
-# number lies.
+# A tracker that names a missing checkpoint counts as damaged, whether its number is below or above
+# those of existing checkpoints.
 for named in "52 52" "99 99" "3 3" "0 0" "release 0"; do
-    falls_back "the newest: a tracker that says ${named% *}" 12 \
+    falls_back "loads the newest checkpoint: the tracker says ${named% *}" 12 \
         "names iteration ${named#* }, which has no checkpoint; resuming from the newest" put \
         "$bad/latest_checkpointed_iteration.txt" "${named% *}"
 done
-falls_back "the newest: a tracker cut short" 12 "names iteration 1, of which" truncate -s 1 \
+falls_back "loads the newest checkpoint: a truncated tracker" 12 "names iteration 1, of which" truncate -s 1 \
     "$bad/latest_checkpointed_iteration.txt"
-falls_back "back to the one before: a missing folder" 8 "names iteration 12, of which" rm -r "$bad/$latest"
-all_damaged() { # the first one's error is told
+falls_back "loads the previous checkpoint: a missing directory" 8 "names iteration 12, of which" rm -r "$bad/$latest"
+all_damaged() {
     local i
     rm -rf "$bad"
     cp -r "$work/good" "$bad"
     for i in 4 8 12; do truncate -s 100 "$bad/$(printf 'iter_%07d' $i)/$shard"; done
     refused 6 "$latest/$shard" "${run[@]}" --load "$bad"
 }
-check "all damaged: the newest one's error" all_damaged
+check "all damaged: reports the error of the newest" all_damaged
 
 # --- a disk on which one rank hashes for longer than others may wait for a rank that does nothing -
-slow_reads() { # RANK FOLDER COMMAND...: a read takes that rank 2 s there, a file two of them
+slow_reads() { # RANK FOLDER COMMAND...: each read() by that rank in FOLDER takes 2 s more
     local shim=$BUILD/test/fault/shim.so launcher=("${launcher[@]}")
     launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 -x
         SHIM_SLOW_READ_MS=2000)
     "${@:3}" --distributed-timeout-minutes 0.06
 }
-check "a slow disk does not end a load" slow_reads 2 "$work/good" trains "${run[@]}" --load "$work/good"
-cut_short() { # the damage that another rank has found ends the slow one's hashing
+check "a slow disk does not abort a load" slow_reads 2 "$work/good" trains "${run[@]}" --load "$work/good"
+damaged_elsewhere() { # an error on one rank stops the hashing on a slow rank
     rm -rf "$bad"
     cp -r "$work/good" "$bad"
     find "$bad" -name 'shard_00001_of_00004*' -exec truncate -s -1 {} +
     slow_reads 2 "$bad" refused 6 "$latest/mp_rank_00/shard_00001_of_00004.safetensors is damaged" \
         "${run[@]}" --load "$bad"
 }
-check "a damaged file is named while a slow disk is read" cut_short
+check "a damaged file is named while a slow disk is read" damaged_elsewhere
 
 # --- a save that is killed: whatever the moment, the folder loads, and the next save cleans up ---
 killed_saving() {
@@ -152,8 +152,8 @@ killed_saving() {
         logged loads "${long[@]}" --save "$work/unused" --save-interval 100000 --exit-interval $((last + 1)) \
             || return 1
         [ "$(train_lines loads | wc -l)" -eq 1 ] ||
-            { why="round $round: did not go on after iteration $last"; return 1; }
-        # Only the newest checkpoints are of interest: a run with --save-interval 1 writes many.
+            { why="round $round: did not resume after iteration $last"; return 1; }
+        # Remove older checkpoints; --save-interval 1 writes many.
         find "$work/torn" -maxdepth 1 -name 'iter_*' ! -name "$(printf 'iter_%07d' "$last")" -exec rm -rf {} +
     done
     trains "${long[@]}" --exit-interval $((last + 1)) || return 1
@@ -177,19 +177,19 @@ check "a second job in the same folder" two_jobs
 # --- the folder is moved away or removed under a run: saves go by its path, where another job may b
 moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 10000
     --save-interval 1500 --save "$work/moving")
-begin_moving() { # FLAGS...: a run that has saved, and will not save again at once
+begin_moving() { # FLAGS...: starts a run and waits for its first save; the second comes later
     rm -rf "$work"/moving "$work"/moved "$work"/next
     in_background moving "${moving[@]}" "$@"
     wait_until grep -q 'successfully saved checkpoint' "$work/out" || say "no checkpoint"
 }
-end_moving() { # CODE: SIGUSR1 in case it is not the save that ends it
+end_moving() { # CODE: waits for the run; sends SIGUSR1 first if CODE is 75
     local pid rc
     [ "$1" != 75 ] || for pid in $(running_pids); do kill -s USR1 "$pid"; done
     wait "$job"
     rc=$?
     [ $rc = "$1" ] || say "exit code $rc instead of $1"
 }
-moved_away() { # FLAGS...: another job has taken the place, here by its lock alone
+moved_away() { # FLAGS...: another job has locked a new directory at the path
     begin_moving "$@" || return 1
     mkdir "$work/next"
     exec 9<"$work/next"
@@ -201,7 +201,7 @@ moved_away() { # FLAGS...: another job has taken the place, here by its lock alo
     error_names 6 "another job is saving into $work/moving" 6 || return 1
     [ -z "$(ls -A "$work/moving")" ] || { why="it saved $(ls -A "$work/moving" | tr '\n' ' ')"; return 1; }
 }
-goes_on_there() { # saved anew, and said once
+saved_in_new_directory() { # with one warning
     [ "$(grep -c "^WARNING: $work/moving was moved or removed" "$work/out")" = 1 ] &&
         [ "$(grep -c "^WARNING: $work" "$work/out")" = 1 ] || { why="$(grep WARNING "$work/out")"; return 1; }
     [ -e "$work/moving/$(printf 'iter_%07d' "$(cat "$work/moving/latest_checkpointed_iteration.txt")")" ] ||
@@ -215,9 +215,9 @@ removed() { # FLAGS...
         { say "no new checkpoint"; return 1; }
     ! flock -n "$work/moving" true || { why="the new folder is not locked"; kill "$job"; return 1; }
     flock -n "$work/moved" true || { why="the old folder is still locked"; kill "$job"; return 1; }
-    end_moving 75 && goes_on_there
+    end_moving 75 && saved_in_new_directory
 }
-in_the_place() { # what another run has saved there is neither counted, nor replaced
+foreign_checkpoint() { # another run's checkpoints are not replaced
     begin_moving || return 1
     mkdir -p "$work/next/iter_0100000"
     touch "$work/next/iter_0100000/manifest.json"
@@ -225,15 +225,15 @@ in_the_place() { # what another run has saved there is neither counted, nor repl
     end_moving 6 && error_names 6 "holds a checkpoint of iteration 100000, which this run would overwrite" 6
 }
 if command -v flock >/dev/null; then
-    check "another job in the place of a moved folder" moved_away
-    check "another job in the place of a moved folder, in the background" moved_away --async-save
-    check "the folder is moved away: saved in a new one" removed
-    check "the folder is moved away: saved in a new one, in the background" removed --async-save
+    check "another job at the path of a moved directory" moved_away
+    check "another job at the path of a moved directory, async save" moved_away --async-save
+    check "a moved directory: saves in a new one" removed
+    check "a moved directory: saves in a new one, async save" removed --async-save
 else
-    skip "folders moved under a run" "no flock"
+    skip "directories moved during a run" "no flock"
 fi
-check "another run's checkpoint in the place of a moved folder" in_the_place
-elsewhere() { # two machines without a common file system: only rank 0 finds the checkpoint
+check "another run's checkpoint at the path of a moved directory" foreign_checkpoint
+elsewhere() { # no shared file system: only rank 0 finds the checkpoint
     local flags=("${model[@]}" "${batch[@]}" --data-path "$data" --gpus-per-node 1 --load good)
     mkdir -p "$work/elsewhere"
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 bash -c \
@@ -241,5 +241,5 @@ elsewhere() { # two machines without a common file system: only rank 0 finds the
         "$work" "$BUILD/train_gpt_cpu" "${flags[@]}" >"$work/out" 2>"$work/err" </dev/null
     error_names 6 "is not in good on this machine" $?
 }
-check "ranks that do not see the same folder" elsewhere
+check "ranks without a shared directory" elsewhere
 finish

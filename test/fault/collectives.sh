@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Collectives of the host that fail on one rank (mpi_shim.c), wherever a run has one: exit code 7
-# and one line, never a figure that nobody computed. The fast run takes the first, the last and one
-# in the middle of each kind, LONG=1 all.
+# MPI collectives that fail on one rank (mpi_shim.c): exit code 7 and one line, never a result that
+# was not computed. By default the first, the middle and the last call of each function fails; with
+# LONG=1, every call.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 shim=$BUILD/test/fault/mpi_shim.so
@@ -10,12 +10,12 @@ if [ ! -e "$shim" ]; then
     finish
 fi
 if ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
-    skip "collectives that fail" "sanitizers want to be loaded first"
+    skip "collectives that fail" "sanitizer libraries must be loaded first"
     finish
 fi
 make_shard text 400 1
 data=$work/text_text_document
-# Everything that meets, in a few iterations.
+# All features with collectives, in a few iterations.
 busy=(--gpus-per-node 1 --train-iters 4 --log-interval 2 --log-params-norm --log-num-zeros-in-grad \
     --log-quantization-error-interval 2 --verify-replicas-interval 2
     --verify-wire --timing-log-level 2 --eval-interval 2 --eval-iters 1 --save "$work/save" \
@@ -30,8 +30,8 @@ with_fault() {
         >"$work/out" 2>"$work/err" </dev/null
 }
 undisturbed() { with_fault none 0 && [ -s "$work/count" ] ||
-    say "a run in which nothing fails ends with $?"; }
-check "a run in which nothing fails" undisturbed
+    say "a run without failures ends with $?"; }
+check "a run without failures" undisturbed
 cp "$work/count" "$work/calls" 2>/dev/null || finish
 
 ends() { # CALL AT
@@ -46,15 +46,13 @@ each() { # CALL COUNT
     for at in "${places[@]}"; do ends "$1" "$at" || return 1; done
 }
 while read -r call count <&3; do
-    # Whether a wait is polled once more is chance: the last test of one run may not come in the
-    # next.
+    # The number of polls varies from run to run, so the last one may not occur again.
     if [ "$call" = MPI_Test ]; then count=$((count < 200 ? count / 2 : 100)); fi
     check "$call fails on one of two ranks" each "$call" "$count"
 done 3<"$work/calls"
-# Ranks that see nothing of each other but what MPI carries, as on two hosts: the one that waits
-# must not take its own waiting for life. (The first process of a namespace cannot be stopped from
-# inside it.)
-on_two_hosts() { # CALL AT FLAGS...: rank 1 stops at this call
+# Ranks in separate PID namespaces, as on two hosts: a waiting rank must not mistake its own waiting
+# for a sign of life of the other. (The first process of a namespace cannot be stopped from inside.)
+on_two_hosts() { # CALL AT FLAGS...: rank 1 stops at call AT
     OMPI_MCA_btl=tcp,self MPI_FAULT_RANK=1 MPI_FAULT_CALL="$1" MPI_FAULT_AT="$2" MPI_FAULT_STOP=1 timeout \
         -k 5 "$LIMIT" "${launcher[@]}" -np 2 \
         sh -c 'if [ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ]; then exec "$@"; fi; exec unshare -p -f --mount-proc sh -c '"'"'LD_PRELOAD=$0 "$@"; exit $?'"'"' "$0" "$@"' \
@@ -63,12 +61,11 @@ on_two_hosts() { # CALL AT FLAGS...: rank 1 stops at this call
 }
 stopped_on_another_host() { # CALL AT FLAGS...
     on_two_hosts "$1" 0 --train-iters 4 "${@:3}" ||
-        { say "a run in which nothing stops ends with $?"; return 1; }
+        { say "a run without a stop ends with $?"; return 1; }
     on_two_hosts "$1" "$2" --train-iters 4 --distributed-timeout-minutes 0.05 "${@:3}"
     error_names 7 "waited" $?
 }
-# Around the hashing of a checkpoint's files, in which those who have done theirs wait for one that
-# may take long.
+# While the files of a checkpoint are hashed, ranks that have finished wait for slower ones.
 stopped_in_loading() {
     local at
     rm -rf "$work/save"
@@ -77,13 +74,13 @@ stopped_in_loading() {
     for at in 11 12 13; do
         on_two_hosts MPI_Iallreduce "$at" --train-iters 4 --distributed-timeout-minutes 0.05 \
             --load "$work/save"
-        # where one waits is chance: the other may stop before what it sent is on its way
+        # The waiting call varies: rank 1 may stop before its message is sent.
         error_names 7 "waited" $? || { why="call $at: $why"; return 1; }
     done
 }
 if unshare -p -f --mount-proc true 2>/dev/null; then
-    check "a rank of another host stops where communicators are made" stopped_on_another_host MPI_Comm_idup 1
-    check "a rank of another host stops where a checkpoint is opened" stopped_in_loading
+    check "a rank on another host stops while communicators are created" stopped_on_another_host MPI_Comm_idup 1
+    check "a rank on another host stops while a checkpoint is opened" stopped_in_loading
 else skip "a rank of another host stops" "no PID namespaces for this user"; fi
 for call in MPI_Comm_split MPI_Comm_split_type MPI_Comm_idup MPI_Ibarrier MPI_Ibcast MPI_Iallreduce \
     MPI_Iallgather MPI_Igatherv MPI_Test; do

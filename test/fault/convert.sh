@@ -1,20 +1,19 @@
 #!/usr/bin/env bash
-# convert_checkpoint on a disk that fills up, and killed, at any call: the folder that it makes is
-# there whole or not at all, and the next try succeeds.
+# convert_checkpoint with a full disk, or killed, at any file operation: its output directory is
+# complete or absent, and the next attempt succeeds.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 shim=$BUILD/test/fault/shim.so
 [ -e "$shim" ] || { not_ok "$shim" "not built; run make BUILD=$BUILD test-programs"; finish; }
-# The shell would tell of every kill.
+# Hides the shell's messages about killed processes.
 convert() {
     { timeout -k 5 "$LIMIT" "$BUILD/convert_checkpoint" "$@" >"$work/out" 2>"$work/err" </dev/null; } \
         2>/dev/null
 }
 wrong() { why=$1; }
 
-# at_calls STEP ERRNO GOOD FLAGS...: spoils every STEP-th call below $work/to until there is none
-# left. After each one GOOD says whether what lies there is right: 0 after success, 1 after a
-# failure.
+# at_calls STEP ERRNO GOOD FLAGS...: makes every STEP-th operation in $work/to fail, one per run.
+# After each run, GOOD checks the output; its argument is 1 if the run failed.
 at_calls() {
     local step=$1 errno=$2 good=$3 at rc
     shift 3
@@ -24,7 +23,7 @@ at_calls() {
         rc=$?
         [ -e "$work/mark" ] || break
         case $rc in
-        0) ;; # what was spoiled is not needed
+        0) ;; # the operation was not essential
         6) [ "$errno" -ne 0 ] && error_names 6 "" 6 ;;
         137) [ "$errno" -eq 0 ] ;;
         *) false ;;
@@ -36,27 +35,27 @@ at_calls() {
     "$good" 0 && rm -rf "$work/to"
 }
 exported() { # FAILED
-    if [ ! -e "$work/to/hf" ]; then [ "$1" -eq 1 ] || wrong "there is no folder"; return; fi
-    diff -r "$work/hf" "$work/to/hf" >"$work/diff" || wrong "a part of a folder is there: $(head -n 1 "$work/diff")"
+    if [ ! -e "$work/to/hf" ]; then [ "$1" -eq 1 ] || wrong "no output directory"; return; fi
+    diff -r "$work/hf" "$work/to/hf" >"$work/diff" || wrong "incomplete output directory: $(head -n 1 "$work/diff")"
     [ -z "$why" ]
 }
 imported() { # FAILED
-    if [ ! -e "$work/to/run/iter_0000000" ]; then [ "$1" -eq 1 ] || wrong "there is no checkpoint"; return; fi
+    if [ ! -e "$work/to/run/iter_0000000" ]; then [ "$1" -eq 1 ] || wrong "no checkpoint"; return; fi
     rm -rf "$work/look"
     convert --load "$work/to/run" --to-hf "$work/look" --dtype fp32 && cmp "$work/look/model.safetensors" \
-        "$work/masters/model.safetensors" >"$work/diff" || wrong "a part of a checkpoint is there"
+        "$work/masters/model.safetensors" >"$work/diff" || wrong "incomplete checkpoint"
     [ -z "$why" ]
 }
 
 convert --from-hf test/golden/hf --save "$work/run" --make-vocab-size-divisible-by 8 &&
     convert --load "$work/run" --to-hf "$work/hf" --max-shard-size 1 &&
     convert --load "$work/run" --to-hf "$work/masters" --dtype fp32 ||
-    not_ok "the golden folder" "$(cat "$work/err")"
+    not_ok "the golden directory" "$(cat "$work/err")"
 out=(--load "$work/run" --to-hf "$work/to/hf" --max-shard-size 1)
 in=(--from-hf "$work/masters" --save "$work/to/run" --make-vocab-size-divisible-by 8)
-check "out, on a full disk at every call" at_calls 1 28 exported "${out[@]}"
-check "out, killed at every call" at_calls 1 0 exported "${out[@]}"
-# every_call.sh tries each call of a save.
-check "in, on a full disk at every fifth call" at_calls 5 28 imported "${in[@]}"
-check "in, killed at every fifth call" at_calls 5 0 imported "${in[@]}"
+check "export, disk full at every operation" at_calls 1 28 exported "${out[@]}"
+check "export, killed at every operation" at_calls 1 0 exported "${out[@]}"
+# every_call.sh covers every operation of a save.
+check "import, disk full at every fifth operation" at_calls 5 28 imported "${in[@]}"
+check "import, killed at every fifth operation" at_calls 5 0 imported "${in[@]}"
 finish

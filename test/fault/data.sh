@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Broken data on 4 ranks: the documented exit code, exactly one error line that names the file, and
-# an end within seconds.
+# Damaged data on 4 ranks: the documented exit code and exactly one error line with the file name,
+# within seconds.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard good 300 1
 four=(4 --gpus-per-node 2)
 
-# broken: a fresh copy of the good shard as $data.
+# broken: copies the good shard to $data.
 broken() {
     data=$work/bad_text_document
     cp "$work/good_text_document.bin" "$data.bin"
     cp "$work/good_text_document.idx" "$data.idx"
 }
-# put FILE OFFSET BYTES: overwrites bytes, given as printf escapes.
+# put FILE OFFSET BYTES: overwrites bytes; BYTES has printf escapes.
 put() {
     # shellcheck disable=SC2059 # the escapes are the format
     printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
@@ -23,8 +23,8 @@ lengths=34
 offsets=$((34 + 4 * sequences))
 documents=$((34 + 12 * sequences))
 
-# refuses NAME TEXT COMMAND...: the command breaks the copy; training must then end with 5 and an
-# error line that holds TEXT.
+# refuses NAME TEXT COMMAND...: the command damages the copy; training must end with exit code 5 and
+# an error line that contains TEXT.
 refuses() {
     local name=$1 text=$2
     broken
@@ -39,12 +39,12 @@ data=$work/bad_text_document
 refuses "missing .idx" "$data.idx" missing_idx
 refuses "missing .bin" "$data.bin" missing_bin
 refuses "empty .idx" "$data.idx" cut_to "$data.idx" 0
-refuses "a header cut short" "$data.idx" cut_to "$data.idx" 20
-refuses "lengths cut short" "$data.idx" cut_to "$data.idx" $((lengths + 10))
-refuses "offsets cut short" "$data.idx" cut_to "$data.idx" $((offsets + 12))
-refuses "document borders cut short" "$data.idx" cut_to "$data.idx" \
+refuses "a truncated header" "$data.idx" cut_to "$data.idx" 20
+refuses "truncated lengths" "$data.idx" cut_to "$data.idx" $((lengths + 10))
+refuses "truncated offsets" "$data.idx" cut_to "$data.idx" $((offsets + 12))
+refuses "truncated document boundaries" "$data.idx" cut_to "$data.idx" \
     $(($(size "$work/good_text_document.idx") - 1))
-refuses ".bin cut short" "$data" cut_to "$data.bin" $(($(size "$work/good_text_document.bin") / 2))
+refuses "a truncated .bin" "$data" cut_to "$data.bin" $(($(size "$work/good_text_document.bin") / 2))
 refuses ".bin one byte short" "$data" cut_to "$data.bin" $(($(size "$work/good_text_document.bin") - 1))
 refuses "empty .bin" "$data" cut_to "$data.bin" 0
 refuses "wrong magic" "$data.idx" put "$data.idx" 0 'XMIDIDX'
@@ -55,36 +55,35 @@ refuses "a negative number of sequences" "$data.idx" put "$data.idx" 18 '\377\37
 refuses "a negative length" "$data.idx" put "$data.idx" $((lengths + 400)) '\377\377\377\377'
 refuses "an offset outside .bin" "$data" put "$data.idx" $((offsets + 800)) '\377\377\377\377\377\000\000\000'
 refuses "a negative offset" "$data" put "$data.idx" $((offsets + 800)) '\377\377\377\377\377\377\377\377'
-refuses "a document border beyond the sequences" "$data.idx" put "$data.idx" $((documents + 80)) \
+refuses "a document boundary past the sequences" "$data.idx" put "$data.idx" $((documents + 80)) \
     '\377\377\000\000\000\000\000\000'
-refuses ".bin in place of .idx" "$data.idx" swap
+refuses ".bin instead of .idx" "$data.idx" swap
 
-# --- token ids that the vocabulary does not have: found when a batch is read, or by --check-data
-# before ---
-everywhere() { # token type of 4 bytes read as such, or every token larger than the vocabulary
+# --- token ids outside the vocabulary: detected on reading a batch, or earlier by --check-data ---
+everywhere() { # every token exceeds the vocabulary, also if tokens have 4 bytes
     tr '\000-\377' '\177' <"$work/good_text_document.bin" >"$data.bin"
 }
 refuses "token ids beyond the vocabulary everywhere" "vocabulary" everywhere
 broken
 everywhere
 check "the same on one rank" refused 5 "vocabulary" 1
-check "the same, found by --check-data" refused 5 "$data" "${four[@]}" --check-data
-# One bad token, in the middle of a document that training reads: 0x7f7f in sequence 150.
+check "the same with --check-data" refused 5 "$data" "${four[@]}" --check-data
+# One invalid token, 0x7f7f, in sequence 150, which training reads.
 broken
 at=$(od -An -t d8 -j $((offsets + 8 * 150)) -N 8 "$data.idx" | tr -d ' ')
 put "$data.bin" $((at + 8)) '\177\177'
-check "one token beyond the vocabulary, met in training" refused 5 "32639" "${four[@]}" --train-iters 600 \
+check "one token outside the vocabulary, read in training" refused 5 "32639" "${four[@]}" --train-iters 600 \
     --split 100,0,0 --log-interval 1000
-check "one token beyond the vocabulary, met in validation" refused 5 "32639" "${four[@]}" --train-iters 3 \
+check "one token outside the vocabulary, read in validation" refused 5 "32639" "${four[@]}" --train-iters 3 \
     --split 10,90,0 --eval-interval 2 --eval-iters 150 --log-interval 1000
-check "one token beyond the vocabulary, --check-data" refused 5 "32639" "${four[@]}" --check-data
-check "a vocabulary smaller than the data's" refused 5 "vocabulary" "${four[@]}" \
+check "one token outside the vocabulary, --check-data" refused 5 "32639" "${four[@]}" --check-data
+check "a vocabulary smaller than that used for the data" refused 5 "vocabulary" "${four[@]}" \
     --tokenizer-type NullTokenizer --vocab-size 40
 
-# --- files that somebody cuts short while they are in use: the rank that touches what is gone ends
-# the job with one line ---
+# --- files truncated during training: the rank that reads the missing part ends the job with one
+# line ---
 keep=64
-cut_in_use() { # SUFFIX RANKS FLAGS...: the file keeps only its first bytes in mid-training
+cut_in_use() { # SUFFIX RANKS FLAGS...: truncates the file during training
     broken
     in_background cut "${@:2}" --train-iters 1000000 --lr-decay-iters 100 --split 100,0,0 --log-interval 1000
     wait_for_iteration cut 5 || { say "no iteration 5"; return 1; }
@@ -92,24 +91,24 @@ cut_in_use() { # SUFFIX RANKS FLAGS...: the file keeps only its first bytes in m
     wait "$job"
     error_names 5 "read data: $data.$1 was truncated while it was read" $? && error_names 5 " iteration " 5
 }
-check ".bin truncated while in use" cut_in_use bin 2
-check ".bin cut short, on one rank" cut_in_use bin 1
-check ".idx truncated while in use" cut_in_use idx "${four[@]}"
+check ".bin truncated during training" cut_in_use bin 2
+check ".bin truncated during training, one rank" cut_in_use bin 1
+check ".idx truncated during training" cut_in_use idx "${four[@]}"
 keep=$(($(size "$work/good_text_document.bin") - 1))
-check ".bin loses its last byte while it is in use" cut_in_use bin 2
+check ".bin loses its last byte during training" cut_in_use bin 2
 keep=$(($(size "$work/good_text_document.idx") - 8))
-check ".idx loses its last number while it is in use" cut_in_use idx 2
+check ".idx loses its last number during training" cut_in_use idx 2
 
 # --- too little data ---
 data=$work/good_text_document
 check "an empty validation split" refused 5 "--split" "${four[@]}" --split 99999,1,0
 check "an empty test split" refused 5 "--split" "${four[@]}" --split 99999,0,1
-check "no training split" refused 2 "--split" "${four[@]}" --split 0,50,50
+check "an empty training split" refused 2 "--split" "${four[@]}" --split 0,50,50
 printf '{"text": "short"}\n' >"$work/short.jsonl"
 "$BUILD/preprocess_data" --input "$work/short.jsonl" --tokenizer-type Byte --append-eod \
     --output-prefix "$work/short" >/dev/null 2>&1
 data=$work/short_text_document
-check "a document shorter than a sample is read again and again" trains "${four[@]}" --split 100,0,0
+check "a document shorter than a sample is repeated" trains "${four[@]}" --split 100,0,0
 : >"$work/none.jsonl"
 "$BUILD/preprocess_data" --input "$work/none.jsonl" --tokenizer-type Byte --append-eod \
     --output-prefix "$work/none" >/dev/null 2>&1
@@ -117,12 +116,12 @@ data=$work/none_text_document
 check "a shard without documents" refused 5 "none" "${four[@]}" --split 100,0,0
 data=$work/good_text_document
 check "a blend with a missing part" refused 5 "nowhere" "${four[@]}" --data-path 1 "$data" 1 "$work/nowhere"
-check "a blend with a weight that is no number" refused 2 "--data-path" "${four[@]}" --data-path much \
+check "a blend with a non-numeric weight" refused 2 "--data-path" "${four[@]}" --data-path much \
     "$data" 1 "$data"
 without_data() {
     ranks 4 "${model[@]}" "${batch[@]}"
     error_names 2 "--data-path" $?
 }
 check "no data at all" without_data
-check "a folder in place of a shard" refused 5 "$work" "${four[@]}" --data-path "$work"
+check "a directory instead of a shard" refused 5 "$work" "${four[@]}" --data-path "$work"
 finish

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Full disks and folders that cannot be written: one clear line, the documented exit code, nothing
-# lost that was saved before.
+# Full disks and directories without write permission: one clear line, the documented exit code, and
+# earlier checkpoints stay intact.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
@@ -13,7 +13,7 @@ unmount() {
     cleanup
 }
 trap unmount EXIT
-# small_disk NAME SIZE: $work/NAME, a file system of that size, where this user may mount one.
+# small_disk NAME SIZE: mounts a file system of that size at $work/NAME, if this user may.
 small_disk() {
     mkdir -p "$work/$1"
     mount -t tmpfs -o "size=$2" none "$work/$1" 2>/dev/null || return 1
@@ -21,9 +21,9 @@ small_disk() {
 }
 shards() { cat "$1/$(printf 'iter_%07d' "$2")"/mp_rank_00/*.safetensors; }
 
-# The size of one checkpoint decides the sizes of the disks below.
+# Disk sizes below are multiples of the size of a checkpoint.
 measure() { trains "${four[@]}" --save "$work/reference" --save-interval 4; }
-check "a reference" measure
+check "reference run" measure
 bytes=$(shards "$work/reference" 4 | wc -c)
 
 disk_full_at() { # TRACKER DISK: the save after TRACKER does not fit
@@ -32,7 +32,7 @@ disk_full_at() { # TRACKER DISK: the save after TRACKER does not fit
         { why="the tracker names $(cat "$work/$2/run/latest_checkpointed_iteration.txt")"; return 1; }
     ! compgen -G "$work/$2/run/.iter_*" >/dev/null || { why="left $(echo "$work/$2"/run/.iter_*)"; return 1; }
 }
-first() { # known from the sizes, before any training
+first() { # detected from the sizes before training
     disk_full_at none first && ! grep -q '^ iteration' "$work/out" ||
         { why="${why:-it trained first}"; return 1; }
     grep -q 'does not fit in' "$work/err" || { why="$(cat "$work/err")"; return 1; }
@@ -42,17 +42,17 @@ second() {
     grep -q "^WARNING: $work/second/run has .* enough for 1 more checkpoints .* this run will write 3; " \
         "$work/out" || { why="no warning before training"; return 1; }
     shards "$work/second/run" 4 | cmp -s - <(shards "$work/reference" 4) ||
-        { why="the checkpoint before is damaged"; return 1; }
+        { why="the previous checkpoint is damaged"; return 1; }
     rm -f "$work/rest.jsonl"
     logged rest "${four[@]}" --load "$work/second/run" && [ "$(train_lines rest | wc -l)" -eq 8 ] || return 1
 }
-# With --keep-last-checkpoints 1 a disk for two holds any number.
+# With --keep-last-checkpoints 1, space for two checkpoints suffices for any number of saves.
 enough() {
     trains "${four[@]}" --save "$work/third/run" --save-interval 2 --keep-last-checkpoints 1 || return 1
     ! grep -q WARNING "$work/out" && shards "$work/third/run" 12 >/dev/null ||
         { why="a warning, or no checkpoint"; return 1; }
 }
-# What a killed save left makes way when the room is asked for.
+# Leftovers of a killed save are removed when free space is checked.
 leftover() {
     mkdir -p "$work/fourth/run/.iter_0000004.tmp"
     head -c $((bytes + 1000000)) /dev/zero >"$work/fourth/run/.iter_0000004.tmp/rubbish"
@@ -61,7 +61,7 @@ leftover() {
 }
 if small_disk first $((bytes / 2)) && small_disk second $((bytes + bytes / 2 + 1200000)); then
     check "the first checkpoint does not fit" first
-    check "the second checkpoint does not fit; the first one is whole and goes on" second
+    check "the second checkpoint does not fit; training resumes from the first" second
     if small_disk third $((3 * bytes + 1200000)); then check "--keep-last-checkpoints 1 on a small disk" \
         enough; fi
     if small_disk fourth $((bytes + bytes / 2 + 1200000)); then check "what a killed save left makes way" \
@@ -69,8 +69,8 @@ if small_disk first $((bytes / 2)) && small_disk second $((bytes + bytes / 2 + 1
 else
     skip "full disks" "this user may not mount a small file system"
 fi
-# A limit on the size of files, set while the run goes on, fails in the middle of a shard where the
-# free space looked sufficient.
+# A file size limit, set during the run, makes a write fail in the middle of a shard although free
+# space was sufficient.
 limited() {
     local pid
     in_background limited "${four[@]}" --train-iters 2000 --lr-decay-iters 100 --log-interval 1000 --save \
@@ -85,28 +85,28 @@ limited() {
         { why="left $(echo "$work/limited"/.iter_*)"; return 1; }
 }
 if command -v prlimit >/dev/null; then
-    check "a shard that cannot be written to its end" limited
+    check "a shard that cannot be written completely" limited
 else
-    skip "a shard that cannot be written to its end" "no prlimit"
+    skip "a shard that cannot be written completely" "no prlimit"
 fi
 
-# --- folders: found out before training, not at the first checkpoint hours later ---
+# --- directories: errors are detected before training, not at the first checkpoint hours later ---
 : >"$work/file"
 before_training() { # CODE FOLDER FLAGS...
     refused "$1" "$2" "${four[@]}" "${@:3}" || return 1
     ! grep -q '^ iteration' "$work/out" || { why="it trained first"; return 1; }
 }
-check "a file in place of the --save folder" before_training 6 "$work/file" --save "$work/file" \
+check "a file instead of the --save directory" before_training 6 "$work/file" --save "$work/file" \
     --save-interval 4
-# Names that every save needs, taken by a folder; what a killed save or a careless hand left under
-# those of its temporary files makes way.
+# A directory with the name of a file that every save writes is an error. Anything with the name of
+# a temporary file, such as leftovers of a killed save, is replaced.
 in_the_way() { # NAME
     rm -rf "$work/way" && mkdir -p "$work/way/$1"
     before_training 6 "$work/way/$1 is a folder" --save "$work/way" --save-interval 4
 }
 for name in latest_checkpointed_iteration.txt checkpoints_of_run.txt .latest_checkpointed_iteration.txt.tmp \
-    .checkpoints_of_run.txt.tmp; do check "a folder in place of $name" in_the_way $name; done
-makes_way() { # NAME COMMAND...
+    .checkpoints_of_run.txt.tmp; do check "a directory instead of $name" in_the_way $name; done
+replaces() { # NAME COMMAND...
     rm -rf "$work/way" && mkdir "$work/way" && : >"$work/untouched"
     "${@:2}" "$work/way/$1"
     trains "${four[@]}" --save "$work/way" --save-interval 6 || return 1
@@ -114,9 +114,9 @@ makes_way() { # NAME COMMAND...
         "checkpoints_of_run.txt iter_0000006 iter_0000012 latest_checkpointed_iteration.txt " ] &&
         [ ! -s "$work/untouched" ] || { why="left $(ls -A "$work/way" | tr '\n' ' ')"; return 1; }
 }
-check "a pipe in place of a temporary file" makes_way .latest_checkpointed_iteration.txt.tmp mkfifo
-check "a link in place of a temporary file" makes_way .checkpoints_of_run.txt.tmp ln -s "$work/untouched"
-limited() { # FLAGS...: one rank of four may write files of 8 KiB
+check "a pipe instead of a temporary file" replaces .latest_checkpointed_iteration.txt.tmp mkfifo
+check "a link instead of a temporary file" replaces .checkpoints_of_run.txt.tmp ln -s "$work/untouched"
+limited() { # FLAGS...: rank 2 of 4 may write files of at most 8 KiB
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 4 bash -c \
         '[ "$OMPI_COMM_WORLD_RANK" != 2 ] || ulimit -f 8; exec "$0" "$@"' "$trainer" "${model[@]}" \
         "${batch[@]}" --data-path "$data" "${four[@]:1}" \
@@ -131,9 +131,9 @@ file_limit() {
 if limited || grep -q '^error: ' "$work/err"; then check "a file size limit smaller than a shard" file_limit
 else skip "a file size limit smaller than a shard" \
     "MPI does not start under it: its own shared files are longer"; fi
-check "a file in place of the --tensorboard-dir" before_training 3 "$work/file" --tensorboard-dir \
+check "a file instead of the --tensorboard-dir" before_training 3 "$work/file" --tensorboard-dir \
     "$work/file/logs"
-check "a file in place of the folder of --log-jsonl" before_training 3 "$work/file" --log-jsonl \
+check "a file instead of the directory of --log-jsonl" before_training 3 "$work/file" --log-jsonl \
     "$work/file/run.jsonl"
 read_only() {
     mkdir -p "$work/locked"
@@ -145,14 +145,14 @@ read_only() {
     fi
 }
 if read_only; then
-    check "a read-only --save folder" before_training 6 "$work/locked" --save "$work/locked" --save-interval 4
-    check "a --save folder inside a read-only one" before_training 6 "$work/locked" --save \
+    check "a read-only --save directory" before_training 6 "$work/locked" --save "$work/locked" --save-interval 4
+    check "a --save directory inside a read-only one" before_training 6 "$work/locked" --save \
         "$work/locked/deeper/run" --save-interval 4
 else
-    skip "a read-only --save folder" "root may write everywhere, and may not mount here"
+    skip "a read-only --save directory" "root may write everywhere and may not mount here"
 fi
 
-# --- logs: training goes on without them ---
+# --- logs: training continues without them ---
 if [ -c /dev/full ]; then
     full_log() {
         trains "${four[@]}" --log-jsonl /dev/full || return 1
@@ -160,12 +160,12 @@ if [ -c /dev/full ]; then
             [ "$(grep -c '^ iteration' "$work/out")" -eq 12 ] ||
             { why="not one warning and 12 iterations"; return 1; }
     }
-    check "a full disk under --log-jsonl: one warning, training goes on" full_log
+    check "a full disk under --log-jsonl: one warning, training continues" full_log
 else
     skip "a full disk under --log-jsonl" "no /dev/full"
 fi
 
-# --- the preprocessor ---
+# --- preprocess_data ---
 preprocess_full() { # CODE FOLDER
     local rc
     "$BUILD/preprocess_data" --input "$work/big.jsonl" --tokenizer-type Byte --append-eod --output-prefix \

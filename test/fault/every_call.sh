@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Every file operation of a save that fails, and every one at which a rank is killed: the run ends
-# with exit code 6 and one line, or the operation did not matter; the checkpoint that the tracker
-# names is whole and in the list of the run's, the one before is only gone when a newer one is
-# whole; the same command then goes on from there and ends with the bits of an undisturbed run. In
-# the background as well as not. The fast run takes every few operations, LONG=1 each.
+# Makes one file operation of a save fail, or kills a rank there, in synchronous and asynchronous
+# saves. By default every few operations, with LONG=1 every one.
+# - The run ends with exit code 6 and one line, or the operation was not essential.
+# - The checkpoint that the tracker names is complete and in the run's list. The previous one is
+#   deleted only after a newer one is complete.
+# - The same command then resumes and ends bitwise identical to an undisturbed run.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 shim=$BUILD/test/fault/shim.so
@@ -14,13 +15,12 @@ fi
 make_shard text 400 1
 data=$work/text_text_document
 folder=$work/save
-# One layer, and a single save, of iteration 4, after which the checkpoint of iteration 2 is
-# deleted.
+# One layer and one save, at iteration 4, after which the checkpoint of iteration 2 is deleted.
 run=(--num-layers 1 --train-iters 4 --eval-iters 0 --log-interval 2 --save-interval 2
     --keep-last-checkpoints 1)
 
-# spoil NP VARIABLE=VALUE... -- FLAGS...: a run in which the shim does what the variables say. One
-# rank needs no launcher, which saves most of its time.
+# spoil NP VARIABLE=VALUE... -- FLAGS...: runs with these variables of shim.c. One rank runs without
+# mpirun, which takes most of the time.
 spoil() {
     local np=$1 variables=(LD_PRELOAD="$shim" SHIM_FOLDER="$folder" SHIM_MARK="$work/mark") exports=() v
     shift
@@ -28,7 +28,7 @@ spoil() {
     shift
     rm -f "$work/mark"
     if [ "$np" = 1 ]; then
-        {  # the shell tells of killed processes
+        {  # hides the shell's messages about killed processes
             timeout -k 5 "$LIMIT" env "${variables[@]}" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" \
                 --data-path "$data" "$@" >"$work/out" 2>"$work/err" </dev/null
         } 2>/dev/null
@@ -40,7 +40,7 @@ spoil() {
     fi
 }
 tracked() { cat "$1/latest_checkpointed_iteration.txt" 2>/dev/null; }
-# same_as_reference NP FOLDER ITERATION: the checkpoint there has the shards of the undisturbed run.
+# same_as_reference NP FOLDER ITERATION: the checkpoint equals that of the undisturbed run.
 same_as_reference() {
     local name file found=0
     name=$(printf 'iter_%07d' "$3")
@@ -50,9 +50,9 @@ same_as_reference() {
     done
     [ "$found" -eq "$1" ] && [ -s "$2/$name/manifest.json" ]
 }
-# One run in which operation $4 of rank $3 is spoiled (error $5, 0: killed), and what must hold
-# after it. Sets $reached.
-spoiled_at() { # NP MODE-FLAG RANK N ERRNO
+# spoiled_at NP MODE RANK N ERRNO: a run in which operation N of RANK fails (ERRNO 0: the rank is
+# killed), with the checks listed above. Sets $reached.
+spoiled_at() {
     local np=$1 flag=$2 rank=$3 n=$4 number=$5 rc last list flags name
     flags=("${run[@]}" --save "$folder" --load "$folder")
     [ "$flag" = sync ] || flags+=(--async-save)
@@ -68,7 +68,7 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
         [ $rc -ne 0 ] && [ $rc -ne 124 ] || { why="$what: exit code $rc after kill -9"; return 1; }
     elif [ $rc -ne 0 ]; then
         [ $reached = 1 ] && error_names 6 "$folder" $rc || { why="$what: exit code $rc; $why"; return 1; }
-    else # it went on: nothing may be missing, and it did not start from scratch
+    else # it continued: nothing may be missing, and it must have resumed
         [ "$(tracked "$folder")" = 4 ] &&
             grep -q "successfully loaded checkpoint from $folder at iteration 2" "$work/out" ||
             { why="$what: ended well with $(tracked "$folder")"; return 1; }
@@ -83,18 +83,18 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
     esac
     [ -e "$folder/$(printf 'iter_%07d' "$last")" ] ||
         { why="$what: the checkpoint of iteration $last is gone"; return 1; }
-    for name in "$folder"/iter_*; do # nothing half under a whole one's name
+    for name in "$folder"/iter_*; do # every directory with a final name is complete
         same_as_reference "$np" "$folder" "$((10#${name##*_}))" ||
             { why="$what: ${name##*/} is not whole"; return 1; }
     done
-    # Killed between the renames of the folder and of the list, a run leaves a whole checkpoint that
-    # is nobody's: the next run names it before it takes its place.
+    # A run that is killed between renaming the directory and renaming the list leaves a complete
+    # checkpoint that is not listed. The next run prints a warning before it overwrites it.
     local unlisted=0
     [ "$last" = 4 ] || [ ! -e "$folder/iter_0000004" ] || grep -qx 4 "$folder/checkpoints_of_run.txt" ||
         unlisted=1
     spoil "$np" SHIM_AT=0 -- "${flags[@]}" || { say "$what: the next run ended with exit code $?"; return 1; }
     grep -q "successfully loaded checkpoint from $folder at iteration $last" "$work/out" ||
-        { why="$what: the next run did not go on from $last"; return 1; }
+        { why="$what: the next run did not resume from $last"; return 1; }
     [ "$(grep -c WARNING "$work/out")" -eq $unlisted ] &&
         [ "$(grep -c "iteration 4 that its checkpoints_of_run.txt does not list" "$work/out")" -eq $unlisted ] ||
         { why="$what: $(grep -m 1 WARNING "$work/out" || echo "no warning of an unlisted one")"; return 1; }
@@ -104,8 +104,8 @@ spoiled_at() { # NP MODE-FLAG RANK N ERRNO
         "checkpoints_of_run.txt iter_0000004 latest_checkpointed_iteration.txt " ] ||
         { why="$what: left $(ls -A "$folder" | tr '\n' ' ')"; return 1; }
 }
-# every NP MODE RANK ERRNO STRIDE OPERATIONS: operations 1, 1 + STRIDE, ... until there are no more;
-# there must be at least so many.
+# every NP MODE RANK ERRNO STRIDE OPERATIONS: tests operations 1, 1 + STRIDE, ... of a save, which
+# must have at least OPERATIONS.
 every() {
     local n=1 count=0 stride=$5
     [ "${LONG:-0}" != 1 ] || stride=1
@@ -129,12 +129,12 @@ check "reference of two ranks" references 2
 full=28 broken=5 killed=0  # ENOSPC, EIO, kill -9
 check "an operation fails, disk full" every 1 sync 0 $full 23 80
 check "killed at an operation" every 1 sync 0 $killed 21 80
-check "in the background: an operation fails, disk full" every 1 async 0 $full 6 35
-check "in the background: killed at an operation" every 1 async 0 $killed 5 35
-# Of two ranks the second writes its shard; the first does that and all the rest.
-check "two ranks in the background: an operation of rank 0 fails" every 2 async 0 $broken 13 35
-check "two ranks in the background: rank 0 killed" every 2 async 0 $killed 12 35
+check "async save: an operation fails, disk full" every 1 async 0 $full 6 35
+check "async save: killed at an operation" every 1 async 0 $killed 5 35
+# Rank 1 writes only its shard; rank 0 writes everything else too.
+check "two ranks, async save: an operation of rank 0 fails" every 2 async 0 $broken 13 35
+check "two ranks, async save: rank 0 killed" every 2 async 0 $killed 12 35
 check "two ranks: an operation of rank 1 fails" every 2 sync 1 $broken 40 40
-check "two ranks in the background: an operation of rank 1 fails" every 2 async 1 $broken 4 6
-check "two ranks in the background: rank 1 killed" every 2 async 1 $killed 4 6
+check "two ranks, async save: an operation of rank 1 fails" every 2 async 1 $broken 4 6
+check "two ranks, async save: rank 1 killed" every 2 async 1 $killed 4 6
 finish

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Memory runs out: the n-th allocation of the program's own code fails (memory_shim.c), alone or
-# with all that follow, for every n or, in the fast run, for a sample of them. The program must end
-# with exit code 3 and one clear line, or do without; it never dies of a signal, hangs or tears a
+# Out of memory: makes the n-th allocation of the program fail (memory_shim.c), alone or with all
+# later ones, for a sample of n, or for every n with LONG=1. The program must end with exit code 3
+# and one clear line, or work without the memory. It must not crash, hang or leave an incomplete
 # file.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
@@ -11,12 +11,12 @@ if [ ! -e "$shim" ]; then
     finish
 fi
 if ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
-    skip "out of memory" "sanitizers bring an allocator of their own"
+    skip "out of memory" "sanitizers have their own allocator"
     finish
 fi
-export OMPI_MCA_plm=isolated  # one rank without mpirun needs no agent
+export OMPI_MCA_plm=isolated  # one rank without mpirun needs no launch agent
 
-# with_fault AT LAST PROGRAM ARGUMENTS...: runs it with allocation AT, and LAST after it, failing.
+# with_fault AT LAST PROGRAM ARGUMENTS...: runs the program; allocation AT and LAST more fail.
 with_fault() {
     local at=$1 last=$2 program=$3
     shift 3
@@ -24,8 +24,7 @@ with_fault() {
         MEMORY_FAULT_LAST="$last" MEMORY_FAULT_COUNT="$work/count" \
         "$BUILD/$program" "$@" >"$work/out" 2>"$work/err" </dev/null
 }
-# ended_well RC SOUND: exit code 3 with one line about memory, or 0 with what SOUND, a command,
-# checks.
+# ended_well RC SOUND: exit code 3 with one line about memory, or 0 and command SOUND succeeds.
 ended_well() {
     local rc=$1 lines
     lines=$(grep -ac '^error: ' "$work/err")
@@ -39,9 +38,9 @@ ended_well() {
     fi
     "$2" "$rc" || say "${why:-$2 failed}"
 }
-# every NAME MOST SOUND PREPARE PROGRAM ARGUMENTS...: at most MOST values of n (all with LONG=1),
-# each alone and with all that follow. PREPARE runs before each, SOUND after each with the exit
-# code.
+# every NAME MOST SOUND PREPARE PROGRAM ARGUMENTS...: at most MOST values of n (all with LONG=1);
+# the n-th allocation fails alone, then with all later ones. PREPARE runs before each run, SOUND
+# after it with the exit code.
 every() {
     local name=$1 most=$2 sound=$3 prepare=$4 total step at last refused=0 tried=0
     shift 4
@@ -68,7 +67,7 @@ every() {
     echo "# $name: $total allocations, $tried faults, $refused refused, the others done without"
 }
 
-# --- the tools: a shard under the output's name is the old one or the whole new one ---
+# --- the tools: the output is the old shard or the complete new one ---
 make_text "$work/text.jsonl" 40 3
 vocabulary=(--vocab-file test/golden/tokenizer/vocab.json --merge-file test/golden/tokenizer/merges.txt)
 preprocess=(preprocess_data --input "$work/text.jsonl" --append-eod --workers 2 --output-prefix "$work/made")
@@ -102,7 +101,7 @@ make_shard second 30 2
 check "merge_datasets" tool merge 100 merge_datasets --input "$work/first_text_document" \
     "$work/second_text_document" --output-prefix "$work/made_text_document"
 
-# --- the trainer, one rank: start-up, training, a checkpoint; what stands under --save is whole ---
+# --- the trainer on one rank: startup, training, a checkpoint; the --save directory is valid ---
 make_shard data 200 5
 data=$work/data_text_document
 start=(train_gpt_cpu "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
@@ -116,23 +115,23 @@ saved_is_whole() { # exit code
     [ "$1" -ne 0 ] || [ -e "$work/saved/latest_checkpointed_iteration.txt" ] ||
         { why="nothing was saved"; return 1; }
     [ ! -e "$work/saved/latest_checkpointed_iteration.txt" ] ||
-        dev/checkpoint_info "$work/saved" >/dev/null 2>&1 || { why="the checkpoint is torn"; return 1; }
+        dev/checkpoint_info "$work/saved" >/dev/null 2>&1 || { why="the checkpoint is incomplete"; return 1; }
 }
-check "the trainer's start and steps" every start 10 fine nothing "${start[@]}"
+check "the trainer: startup and steps" every start 10 fine nothing "${start[@]}"
 every_file
-check "the trainer with checkpoints and logs" every all 7 saved_is_whole empty_folders "${start[@]}"
+check "the trainer: checkpoints and logs" every all 7 saved_is_whole empty_folders "${start[@]}"
 "$BUILD/train_gpt_cpu" "${start[@]:1}" >/dev/null 2>&1
 mv "$work/saved" "$work/kept"
 start_again() {
     empty_folders
     cp -r "$work/kept" "$work/saved"
 }
-check "the trainer that loads a checkpoint" every load 4 saved_is_whole start_again "${start[@]}" \
+check "the trainer: loading a checkpoint" every load 4 saved_is_whole start_again "${start[@]}" \
     --train-iters 3 --override-opt_param-scheduler
 
-# --- two ranks, one of which gets no memory: the job ends, with one line ---
+# --- one of two ranks is out of memory: the job ends with one line ---
 unset OMPI_MCA_plm
-alone() { # which allocation of rank 1 fails
+alone() { # AT: allocation of rank 1 that fails
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu \
         MEMORY_FAULT_RANK=1 MEMORY_FAULT_AT="$1" \
         "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 \
@@ -143,31 +142,31 @@ alone() { # which allocation of rank 1 fails
 }
 for at in 20 90 160; do check "one of two ranks, allocation $at" alone $at; done
 
-# --- a thread that writes a checkpoint in the background gets no memory: MPI belongs to the main
-# thread, and still the job ends, with one line that names the rank ---
-behind() { # RANK ALLOCATION: of the threads of that rank
-    rm -rf "$work/behind"
+# --- the thread of an asynchronous save is out of memory: it must not call MPI; the job ends with
+# one line that names the rank ---
+async_save() { # RANK AT: allocation of that rank's other threads that fails
+    rm -rf "$work/async"
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 env LD_PRELOAD="$shim" MEMORY_FAULT_PROGRAM=train_gpt_cpu \
         MEMORY_FAULT_RANK="$1" MEMORY_FAULT_THREAD=1 MEMORY_FAULT_AT="$2" \
         MEMORY_FAULT_COUNT="$work/count" "$BUILD/train_gpt_cpu" "${model[@]}" "${batch[@]}" \
         --data-path "$data" --train-iters 2 --lr-warmup-iters 0 --split 100,0,0 --eval-iters 0 \
-        --save "$work/behind" --save-interval 1 --async-save >"$work/out" 2>"$work/err" </dev/null
+        --save "$work/async" --save-interval 1 --async-save >"$work/out" 2>"$work/err" </dev/null
 }
 in_a_thread() { # RANK
-    behind "$1" 0 || { say "without a fault it ended with exit code $?"; return 1; }
+    async_save "$1" 0 || { say "without a fault it ended with exit code $?"; return 1; }
     local total at rc
     total=$(cat "$work/count")
     [ "$total" -ge 4 ] || { why="only $total allocations of threads were seen"; return 1; }
     for at in 1 $((total / 3 + 1)) $((2 * total / 3 + 1)) "$total"; do
-        behind "$1" "$at"
+        async_save "$1" "$at"
         rc=$?
         [ $rc -eq 3 ] || { say "allocation $at of $total: exit code $rc"; return 1; }
         ended_well $rc fine || { why="allocation $at of $total: $why"; return 1; }
         grep -q "^error: rank $1 .*save checkpoint: .*memory" "$work/err" ||
-            { say "allocation $at of $total: the line does not name rank $1"; return 1; }
+            { say "allocation $at of $total: the error line does not name rank $1"; return 1; }
         ! grep -q 'MPI_Abort' "$work/err" ||
             { why="allocation $at of $total: a thread calls MPI_Abort"; return 1; }
     done
 }
-for rank in 0 1; do check "the thread that saves, on rank $rank" in_a_thread $rank; done
+for rank in 0 1; do check "the saving thread of rank $rank" in_a_thread $rank; done
 finish

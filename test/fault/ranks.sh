@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Ranks that die or hang: the job ends, with a code other than 0, and leaves no process behind.
+# Ranks that die or hang: the job ends with a nonzero exit code and leaves no process.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
 run=(4 --gpus-per-node 2 --train-iters 1000000 --lr-decay-iters 100 --log-interval 1000)
 
-# ends_after NAME COMMAND... -- FLAGS...: the command runs in mid-training; sets $rc. The time limit
-# of a run is shorter than the ten minutes that ranks wait for each other by default.
+# ends_after NAME COMMAND... -- FLAGS...: runs the command during training and waits for the job's
+# end. Sets $rc. The time limit of a run is shorter than the default --distributed-timeout-minutes.
 ends_after() {
     local name=$1 command=()
     shift
@@ -28,7 +28,7 @@ check "kill -9 of rank 0" killed KILL 0
 check "kill -9 of rank 3" killed KILL 3
 check "kill -9 of a rank under SDP4Bit" killed KILL 2 "${paper[@]}"
 check "a rank that crashes" killed SEGV 1
-told() { # the launcher sees a rank end before the others can: its one line names the rank
+told() { # mpirun notices the death first; its line names the rank
     local launcher=(mpirun --oversubscribe)
     [ "$(id -u)" -ne 0 ] || launcher+=(--allow-run-as-root)
     killed KILL 1 && { tr '\n' ' ' <"$work/err" | grep -qi 'rank 1 .*signal 9' ||
@@ -38,10 +38,10 @@ if mpirun --version 2>/dev/null |
     grep -q 'Open MPI'; then check "kill -9: the launcher names the rank" told; fi
 
 phases="(read data|forward and backward|update|evaluate|save checkpoint|sample)"
-# says REGEX: the one error line does.
+# says REGEX: the error line matches.
 says() { grep '^error: ' "$work/err" | grep -qE -- "$1" || say "the error line does not say '$1'"; }
-# A rank that hangs: the others end the job after the time limit, and the one line names it, not one
-# that waits for it, with the step and phase that it was in.
+# A rank that hangs: the others end the job after the time limit. The line names the hanging rank,
+# not one that waits for it, with its step and phase.
 hanging() { # RANK FLAGS...
     ends_after "hanging$1" signal_rank STOP "$1" -- --distributed-timeout-minutes 0.05 "${@:2}" || return 1
     error_names 7 "rank $1 has shown no sign of life for" "$rc" &&
@@ -53,7 +53,7 @@ hanging() { # RANK FLAGS...
     [ "$seen" -ge $((logged_last - 1)) ] && [ "$seen" -le $((logged_last + 2)) ] ||
         { why="last seen at iteration $seen, the log ends at $logged_last"; return 1; }
 }
-check "rank 0 hangs: exit code 7 and one line that names it after --distributed-timeout-minutes" hanging 0
+check "rank 0 hangs: exit code 7 and one line with its name after --distributed-timeout-minutes" hanging 0
 check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
 [ -z "${LONG:-}" ] || for rank in 1 3; do
     for flags in "" "--no-overlap" "--log-interval 1" "--eval-interval 1 --eval-iters 4"; do
@@ -61,54 +61,53 @@ check "rank 2 hangs: the same" hanging 2 "${paper[@]}"
         check "rank $rank hangs, $flags" hanging $rank $flags
     done
 done
-# A rank that is alive but stuck: its own watchdog ends the job, or those who wait for it; the one
-# line names it, wherever it is.
-# FAULT RANK ITERATION WAIT RANKS PHASE FLAGS...: FAULT stall: before the wait; hang: in it, as in a
-# device call that never returns; PHASE: a regular expression
+# A rank that is alive but stuck: its own watchdog or waiting ranks end the job, and the line names
+# it. stuck FAULT RANK ITERATION WAIT RANKS PHASE FLAGS...: FAULT is stall (before the wait) or hang
+# (in the wait, like a device call that never returns); PHASE is a regular expression.
 stuck() {
     rm -rf "$work/stuck"
     SDP4BIT_FAULT=$1:$2:$3:$4 train "$5" --distributed-timeout-minutes 0.04 "${busy[@]}" "${@:7}"
     local rc=$?
-    [ "$rc" -ne 0 ] || return 75  # it has no such wait
+    [ "$rc" -ne 0 ] || return 75  # there is no such wait
     error_names 7 "rank $2 " "$rc" && error_names 7 "(--distributed-timeout-minutes sets the limit)" "$rc" &&
         if [ "$3" -gt 0 ]; then says "iteration $3,? $6[:)]"; else says " $6[:)]"; fi
 }
-# Everything that waits, in one iteration.
+# All features that wait, in one iteration.
 busy=(--train-iters 6 --gpus-per-node 2 --log-interval 2 --log-params-norm --log-num-zeros-in-grad \
     --log-quantization-error-interval 2 --verify-replicas-interval 2
     --timing-log-level 2 --eval-interval 2 --eval-iters 1 --sample-prompt "the quick" --sample-tokens 3 \
         --sample-interval 2 --save "$work/stuck" --save-interval 2)
 check "a rank is stuck before its first wait" stuck stall 2 0 0 4 start
-check "a rank is stuck in setup: exit code 7 and one line that names it" stuck stall 2 0 3 4 setup
-check "a rank is stuck in loading" stuck stall 0 0 28 4 "load data"
+check "a rank is stuck in setup: exit code 7 and one line with its name" stuck stall 2 0 3 4 setup
+check "a rank is stuck while loading" stuck stall 0 0 28 4 "load data"
 check "a rank is stuck in a step" stuck stall 3 2 2 4 "forward and backward" "${paper[@]}"
-check "a rank is stuck in what follows a step" stuck stall 1 2 40 4 sample
+check "a rank is stuck after a step" stuck stall 1 2 40 4 sample
 check "a rank is stuck in a wait" stuck hang 2 3 2 4 update
-check "a stage is stuck" stuck stall 3 2 4 4 "forward and backward" --pipeline-model-parallel-size 2
-check "a stage is stuck in a message" stuck hang 2 2 2 4 "forward and backward" \
+check "a pipeline stage is stuck" stuck stall 3 2 4 4 "forward and backward" --pipeline-model-parallel-size 2
+check "a pipeline stage is stuck in a message" stuck hang 2 2 2 4 "forward and backward" \
     --pipeline-model-parallel-size 2 --gpus-per-node 1
-check "a rank alone is stuck in a wait" stuck hang 0 3 1 1 update --gpus-per-node 1
-check "a rank alone is stuck" stuck stall 0 3 1 1 update --gpus-per-node 1
-# However many ranks the host has, the line tells how far the one is that speaks, and those that are
-# furthest behind.
+check "a single rank is stuck in a wait" stuck hang 0 3 1 1 update --gpus-per-node 1
+check "a single rank is stuck" stuck stall 0 3 1 1 update --gpus-per-node 1
+# With many ranks on the host, the line has the progress of the reporting rank and of the slowest
+# ranks.
 stuck_of_eight() {
     SDP4BIT_FAULT=stall:6:3:6 train 8 --gpus-per-node 8 --global-batch-size 16 \
         --distributed-timeout-minutes 0.1 --train-iters 6
     error_names 7 "rank 6 " $? &&
         says "; issued: rank 6 [0-9]+ collectives, the last [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; rank [0-7] [^;]*; 4 others [0-9]+( to [0-9]+)? \("
 }
-check "a rank of eight is stuck: how far it is" stuck_of_eight
-behind() {
+check "one of eight ranks is stuck: the line has its progress" stuck_of_eight
+slowest() {
     timeout -k 5 "$LIMIT" "${launcher[@]}" -np 8 "$BUILD/test/mpi/test_heartbeat" "far behind" >"$work/out" \
         2>"$work/err" </dev/null
     error_names 7 "; issued: rank 0 10 collectives, the last all-gather between nodes; rank 7 8 collectives, the last all-gather between nodes; rank 5 9 " $? &&
         says "; rank 1 10 collectives, the last all-gather between nodes; 4 others 10 to 11 \("
 }
-check "the ranks that are furthest behind" behind
+check "the line names the slowest ranks" slowest
 nowhere_else() { stuck stall 2 2 100000 4 ""; [ $? -eq 75 ] ||
-    { why="a fault that never comes has stopped the run: $why"; return 1; }; }
-check "a fault that never comes" nowhere_else
-everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait there is
+    { why="a fault that is never reached stopped the run: $why"; return 1; }; }
+check "a fault that is never reached" nowhere_else
+everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait
     local wait=0 rc
     while :; do
         stuck stall "$1" "$2" "$wait" 4 \
@@ -126,20 +125,20 @@ everywhere() { # RANK ITERATION STRIDE: at every STRIDE-th wait there is
     check "rank $rank is stuck at any wait of an iteration" everywhere $rank 2 7
 done
 
-evaluating() { # the time limit is one of collectives, not of steps: long work between them does no harm
+evaluating() { # the limit applies to collectives, not to the work between them
     trains 4 --gpus-per-node 2 --distributed-timeout-minutes 0.05 --eval-interval 4 --eval-iters 3
 }
 check "a short time limit does not end a healthy run" evaluating
 
-# --- rank counts and environments that do not fit ---
+# --- invalid rank counts and environments ---
 check "4 ranks, 3 per node" refused 2 "nodes of 3; --gpus-per-node" 4 --gpus-per-node 3
 check "more ranks per node than ranks" refused 2 "nodes of 8; --gpus-per-node" 4 --gpus-per-node 8
 check "3 ranks and a batch of 8" refused 2 "--global-batch-size 8" 3
 three() { trains 3 --global-batch-size 6 --train-iters 4 "${paper[@]}" --verify-replicas-interval 1; }
 check "3 ranks and a batch of 6" three
-# srun without MPI support starts every task as a job of its own. With SLURM_JOB_ID Open MPI knows
-# that, and would end it itself; PMI_RANK stands for a library that starts a world of one. task
-# VARIABLES...: its exit code.
+# srun without MPI support starts every task as a separate job. With SLURM_JOB_ID, Open MPI notices
+# and would end the task itself. PMI_RANK imitates a library that starts a world of one rank.
+# task VARIABLES...: runs a task with these variables.
 task() {
     env SLURM_NTASKS=4 SLURM_STEP_ID=0 "$@" timeout "$LIMIT" "$BUILD/train_gpt_cpu" "${model[@]}" \
         "${batch[@]}" --data-path "$data" >"$work/out" 2>"$work/err" </dev/null
@@ -148,31 +147,30 @@ first_task() { task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 "$@"; error_names 3 "s
     [ "$(wc -l <"$work/err")" -eq 1 ] || say "not one line"; }
 other_task() {
     task SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=1 "$@"
-    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or words of another task"
+    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or output of another task"
 }
-check "a task of srun that MPI does not start" first_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
-check "a task of srun that MPI starts alone" first_task PMI_RANK=0
-check "the other tasks say nothing" other_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
-check "nor do those that MPI starts alone" other_task PMI_RANK=1
-check "a shell inside an allocation may train alone" task SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0
-# torchrun, and the mpiexec of an MPI library that the program was not built with, start processes
-# that MPI does not join.
+check "a task of srun that MPI does not recognize" first_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
+check "a task of srun that MPI starts as a single rank" first_task PMI_RANK=0
+check "the other tasks print nothing" other_task SLURM_JOB_ID=5 SLURM_JOBID=5 SLURM_STEPID=0
+check "other tasks that MPI starts as single ranks print nothing" other_task PMI_RANK=1
+check "a shell inside an allocation may train on one rank" task SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0
+# torchrun, and mpiexec of a different MPI library, start processes that MPI does not connect.
 alone() { # TEXT VARIABLES...
     task "${@:2}"
     error_names 3 "$1" $? && [ "$(wc -l <"$work/err")" -eq 1 ] || say "not one line"
 }
 silent() {
     task "$@"
-    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or words of another process"
+    [ $? -eq 3 ] && [ ! -s "$work/err" ] || say "exit code or output of another process"
 }
 check "a process of torchrun" alone "torchrun started 4 processes" TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 \
     RANK=0
-check "torchrun's other processes say nothing" silent TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 RANK=3
-check "torchrun's only process may train" task TORCHELASTIC_RUN_ID=none WORLD_SIZE=1 RANK=0
-check "WORLD_SIZE alone says nothing of torchrun" task WORLD_SIZE=4 RANK=0
-check "a process of another MPI's mpiexec" alone "mpiexec started 4 processes" PMI_RANK=0 PMI_SIZE=4
-check "mpiexec's other processes say nothing" silent PMI_RANK=1 PMI_SIZE=4
-check "mpiexec's only process may train" task PMI_RANK=0 PMI_SIZE=1
+check "other processes of torchrun print nothing" silent TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 RANK=3
+check "a single process of torchrun may train" task TORCHELASTIC_RUN_ID=none WORLD_SIZE=1 RANK=0
+check "WORLD_SIZE alone does not imply torchrun" task WORLD_SIZE=4 RANK=0
+check "a process of mpiexec of another MPI library" alone "mpiexec started 4 processes" PMI_RANK=0 PMI_SIZE=4
+check "other processes of mpiexec print nothing" silent PMI_RANK=1 PMI_SIZE=4
+check "a single process of mpiexec may train" task PMI_RANK=0 PMI_SIZE=1
 inside() { TORCHELASTIC_RUN_ID=none WORLD_SIZE=4 RANK=0 PMI_RANK=0 PMI_SIZE=4 trains 1 --train-iters 3; }
 check "an mpirun inside one of them may train" inside
 finish

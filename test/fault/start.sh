@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
-# The start and the end of a job, and the log in between: ranks that are stopped where there is no
-# heartbeat yet, or none any more; files that never answer; too little address space; logs that
-# nobody reads. An end within the time limit and a few seconds, the documented exit code, one line.
+# Faults at the start and end of a job: ranks that stop before the heartbeat starts or after it
+# ends, pipes instead of files, too little address space, and logs that nobody reads. The job must
+# end a few seconds after the time limit at most, with the documented exit code and one line.
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
 . "$(dirname "$0")/../lib.sh"
 make_shard text 400 1
 data=$work/text_text_document
 says() { grep '^error: ' "$work/err" | grep -qF -- "$1" || say "the error line does not say '$1'"; }
 
-# --- ranks that are stopped while MPI starts or ends: all at once, since they wait for the most
-# part ---
+# --- ranks stopped while MPI starts or ends: all jobs at once, because they mostly wait ---
 shim=$BUILD/test/fault/mpi_shim.so
-# begin CALL RANK [slow]: that rank of three is stopped before this call. slow: the launcher stands
-# still for longer than a rank's turn to speak, so nobody ends the ranks behind the first speaker.
+# begin CALL RANK [slow]: a run of three ranks in which RANK stops before CALL. With slow, mpirun is
+# suspended for longer than a rank's turn to report, so it does not end the remaining ranks.
 begin() {
     local folder=$work/$1.$2${3:+.$3} launcher_id
     mkdir "$folder"
@@ -36,12 +35,12 @@ ends() { # FOLDER TEXT
     error_names 7 "$2" "$(cat "$work/$1/rc")" && says "(--distributed-timeout-minutes sets the limit)" ||
         return 1
     [[ $1 != MPI_Finalize* ]] || grep -q 'after training is done' "$work/out" ||
-        { why="it did not train to its end"; return 1; }
+        { why="training did not complete"; return 1; }
 }
 if [ ! -e "$shim" ]; then
     not_ok "$shim" "not built; run make BUILD=$BUILD test-programs"
 elif ldd "$BUILD/train_gpt_cpu" | grep -q libasan; then
-    skip "ranks that are stopped while MPI starts or ends" "sanitizers want to be loaded first"
+    skip "ranks stopped while MPI starts or ends" "sanitizer libraries must be loaded first"
 else
     jobs=()
     for place in MPI_Init_thread:2 MPI_Init_thread:0 MPI_Comm_dup:1 MPI_Finalize:2 MPI_Finalize:0 \
@@ -51,18 +50,18 @@ else
         jobs+=($!)
     done
     wait "${jobs[@]}"
-    check "rank 2 is stopped before MPI starts" ends MPI_Init_thread.2 "for all ranks to start"
-    check "rank 0 is stopped before MPI starts" ends MPI_Init_thread.0 "for all ranks to start"
-    check "a rank is stopped right after it" ends MPI_Comm_dup.1 "for all ranks to start"
-    check "rank 2 is stopped as MPI ends" ends MPI_Finalize.2 "for all ranks to shut down"
-    check "rank 0 is stopped as MPI ends" ends MPI_Finalize.0 "for all ranks to shut down"
-    check "rank 2 is stopped as MPI ends, under a slow launcher" ends MPI_Finalize.2.slow \
+    check "rank 2 stops before MPI_Init_thread" ends MPI_Init_thread.2 "for all ranks to start"
+    check "rank 0 stops before MPI_Init_thread" ends MPI_Init_thread.0 "for all ranks to start"
+    check "a rank stops right after MPI_Init_thread" ends MPI_Comm_dup.1 "for all ranks to start"
+    check "rank 2 stops before MPI_Finalize" ends MPI_Finalize.2 "for all ranks to shut down"
+    check "rank 0 stops before MPI_Finalize" ends MPI_Finalize.0 "for all ranks to shut down"
+    check "rank 2 stops before MPI_Finalize, slow mpirun" ends MPI_Finalize.2.slow \
         "for all ranks to shut down"
     gone() { [ -z "$(rank_pids)" ] || { why="ranks still run"; return 1; }; }
-    check "no rank is left" gone
+    check "no rank is still running" gone
 fi
 
-# --- files that never answer ---
+# --- pipes instead of files ---
 mkfifo "$work/pipe"
 touch "$work/empty"
 bpe=(--tokenizer-type GPT2BPETokenizer)
@@ -72,19 +71,19 @@ check "merges that are a pipe" refused 5 "$work/pipe is not a plain file" 2 "${b
     --vocab-file test/golden/tokenizer/vocab.json --merge-file "$work/pipe"
 check "an argument file that is a pipe" refused 2 "@$work/pipe: not a plain file" 2 "@$work/pipe"
 
-# --- little address space: whatever it is, the run ends well or with one line ---
-within() { # KIB: of address space
+# --- too little address space: the run succeeds or ends with one line ---
+within() { # KIB: limit of the address space
     timeout -k 5 "$LIMIT" bash -c 'ulimit -v "$0" && exec "$@"' "$1" env OMPI_MCA_plm=isolated "$trainer" \
         "${model[@]}" "${batch[@]}" --data-path "$data" --train-iters 2 --lr-warmup-iters 0 \
         --distributed-timeout-minutes 0.2 >"$work/out" 2>"$work/err" </dev/null
 }
-little_space() { # what MPI makes of even less is not ours
+little_space() { # with even less, MPI itself fails
     local kib rc found=0
     for kib in 220000 250000 280000 310000 340000; do
         within $kib
         rc=$?
         [ $rc -ne 124 ] && [ $rc -ne 137 ] || { say "$kib KiB: it hangs"; return 1; }
-        # What Open MPI makes of its own lack of memory on the way out is not ours either.
+        # Open MPI may also run out of memory while it shuts down.
         if grep -q '^error: ' "$work/err" && ! grep -q 'out of dynamic memory' "$work/err"; then
             [ $rc -eq 3 ] && [ "$(grep -c '^error: ' "$work/err")" -eq 1 ] &&
                 grep -qE '^error: .*(out of memory|cannot start the watchdog)' "$work/err" ||
@@ -92,24 +91,24 @@ little_space() { # what MPI makes of even less is not ours
         fi
         if grep -q '^error: .*OpenBLAS' "$work/err"; then found=$((found + 1)); fi
     done
-    [ $found -gt 0 ] || { why="OpenBLAS's buffer had room everywhere"; return 1; }
+    [ $found -gt 0 ] || { why="OpenBLAS's buffer always fit"; return 1; }
 }
 if [ "$trainer" != "$BUILD/train_gpt_cpu" ] || ldd "$trainer" | grep -qE 'lib[at]san'; then
-    skip "too little address space" "only of the plain CPU program it is known how much is little"
+    skip "too little address space" "sizes are known only for the plain CPU program"
 else
     check "too little address space for OpenBLAS's buffer" little_space
 fi
 
 # --- logs that nobody reads ---
 mkfifo "$work/json"
-unread_json() { # a pipe holds some 60 kB
+unread_json() { # a pipe buffers about 60 kB
     trains 2 --gpus-per-node 1 --train-iters 600 --lr-decay-iters 100 --log-interval 100 \
         --log-jsonl "$work/json" --distributed-timeout-minutes 0.05 || return 1
     [ "$(grep -c "^warning: cannot write $work/json: .*does not keep up" "$work/err")" -eq 1 ] ||
         { say "not one warning"; return 1; }
-    grep -q 'after training is done' "$work/out" || say "it did not train to its end"
+    grep -q 'after training is done' "$work/out" || say "training did not complete"
 }
-check "JSON lines into a pipe that nobody reads: one warning, training goes on" unread_json
+check "JSON lines to a pipe that nobody reads: one warning, training continues" unread_json
 unread_log() {
     { timeout -k 5 "$LIMIT" env OMPI_MCA_plm=isolated "$trainer" "${model[@]}" "${batch[@]}" \
         --data-path "$data" --train-iters 1000000 --lr-decay-iters 100 --distributed-timeout-minutes 0.05 \
@@ -117,5 +116,5 @@ unread_log() {
         echo $? >"$work/rc"; } | until [ -s "$work/rc" ]; do sleep 0.1; done
     error_names 7 "write log: " "$(cat "$work/rc")" && says "nobody reads this rank's log"
 }
-check "a log that nobody reads any more: the line says so" unread_log
+check "standard output that nobody reads any more: the error line says so" unread_log
 finish

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 # Commits before this one are not checked.
-FIRST_COMMIT = "97ebc05"
+FIRST_COMMIT = "eac6900"
 
 # Measured data, generated text, quoted works and the two files that list the words.
 SKIPPED = re.compile(r"^(dev/(experiments|bench)/results/|test/golden/|test/fuzz/regressions/|LICENSE$"
@@ -69,39 +69,34 @@ ALLOWED = [
 PENDING = {
     "CONTRIBUTING.md": {"behind": 1},
     "configs": {"behind": 7, "card": 10, "that of": 1, "to the bit": 1},
-    "dev": {"behind": 16, "in front of": 2, "masters": 2, "that of": 2},
-    "dev/bench": {"behind": 9, "card": 40, "goes on": 2, "in front of": 1, "rooms": 1, "share out": 8,
-        "that of": 20, "to the bit": 1, "trunk": 4, "twin": 2, "verdict": 2, "what travels": 3},
-    "dev/convert": {"behind": 12, "goes on": 1, "in front of": 3, "masters": 2, "that of": 11},
-    "dev/data": {"behind": 3, "in front of": 1, "that of": 3},
-    "dev/experiments": {"behind": 6, "card": 9, "goes on": 10, "masters": 2, "that of": 10, "trunk": 155,
-        "twin": 61, "verdict": 5, "what travels": 1},
+    "dev": {"behind": 11, "masters": 2, "that of": 2},
+    "dev/bench": {"behind": 8, "card": 40, "goes on": 1, "in front of": 1, "rooms": 1, "share out": 4,
+        "that of": 17, "to the bit": 1, "trunk": 4, "twin": 2, "verdict": 2, "what travels": 3},
+    "dev/convert": {"masters": 2, "that of": 5},
+    "dev/experiments": {"masters": 2, "trunk": 41, "twin": 34, "verdict": 4},
     "dev/ref": {"behind": 1, "masters": 9, "verdict": 12},
     "docs": {"that of": 14},
     "llmc": {"behind": 3, "goes on": 1, "that of": 8},
     "llmc/base": {"that of": 1},
-    "llmc/checkpoint": {"behind": 1, "british": 1, "masters": 1, "that of": 2},
+    "llmc/checkpoint": {"masters": 1, "that of": 1},
     "llmc/config": {"that of": 5},
     "llmc/cpu": {"behind": 5, "that of": 1},
     "llmc/cuda": {"behind": 23, "goes on": 4, "share out": 1, "that of": 6},
-    "llmc/data": {"behind": 12, "goes on": 1, "in front of": 6, "that of": 11},
     "llmc/ranks": {"behind": 3, "survivors": 2, "that of": 3},
     "llmc/run": {"masters": 1, "survivors": 1},
     "llmc/state": {"grain": 4, "masters": 14, "share out": 1, "that of": 5, "verdict": 12},
-    "scripts": {"behind": 1, "card": 19, "goes on": 5, "that of": 7, "verdict": 8, "what travels": 8},
+    "scripts": {"card": 18, "that of": 3, "verdict": 5},
     "sdp4bit": {"behind": 5, "lies on": 1, "share out": 1, "that of": 8, "to the bit": 6, "verdict": 8,
         "what travels": 6},
     "test": {"share out": 3, "that of": 1, "to the bit": 2},
-    "test/e2e": {"behind": 31, "british": 1, "card": 53, "goes on": 44, "masters": 13, "share out": 7,
-        "survivors": 2, "that of": 14, "to the bit": 48, "trunk": 47, "twin": 30, "verdict": 46,
-        "what travels": 5},
-    "test/fault": {"behind": 13, "goes on": 9, "masters": 3, "that of": 2, "verdict": 1},
+    "test/e2e": {"card": 1, "goes on": 1, "that of": 1, "trunk": 27, "twin": 13, "verdict": 1},
+    "test/fault": {"behind": 1, "masters": 3, "that of": 3},
     "test/fuzz": {"card": 2, "that of": 2},
     "test/gpu": {"-our": 6, "behind": 5, "to the bit": 2, "verdict": 29},
     "test/mpi": {"behind": 20, "goes on": 1, "masters": 2, "share out": 3, "survivors": 1, "that of": 4,
         "to the bit": 7, "verdict": 10},
-    "test/unit": {"behind": 23, "goes on": 5, "grain": 8, "in front of": 1, "masters": 13,
-        "survivors": 2, "that of": 7, "to the bit": 6, "trunk": 2, "verdict": 1},
+    "test/unit": {"behind": 20, "goes on": 5, "grain": 8, "in front of": 1, "masters": 11,
+        "survivors": 2, "that of": 6, "to the bit": 6, "trunk": 2, "verdict": 1},
 }
 
 
