@@ -1,6 +1,5 @@
-// GPT2LMHeadModel's forward pass as its definition says it, from the files of a folder alone: no
-// code of llmc/ computes or reads anything here. Sums are double. For folders with one file of
-// weights. Included by test_hf.c.
+// A reference forward pass of GPT2LMHeadModel, computed in double only from the files of a folder;
+// it uses no code of llmc/. For folders with a single weight file. Included by test_hf.c.
 #pragma once
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -32,7 +31,7 @@ static inline int hf_size(const HfFolder *m, const char *key) {
     return cJSON_GetObjectItem(m->config, key)->valueint;
 }
 
-// Of any family.
+// For any family.
 static inline bool hf_open_weights(HfFolder *m, const char *folder) {
     size_t bytes;
     uint64_t length;
@@ -65,7 +64,7 @@ static inline void hf_close(HfFolder *m) {
     free(m->bytes);
 }
 
-// Element i of a tensor, whose first size is `rows`.
+// A tensor as a matrix; `rows` is its first dimension.
 typedef struct HfMatrix {
     const char *data;
     bool wide;
@@ -96,7 +95,7 @@ static inline double hf_at(HfMatrix a, int64_t i) {
     return value;
 }
 
-// y = LayerNorm(x), one row.
+// y = LayerNorm(x) for one row.
 static inline void hf_norm(const HfFolder *m, int layer, const char *name, const double *x, double *y) {
     char text[32];
     double mean = 0, variance = 0;
@@ -110,7 +109,7 @@ static inline void hf_norm(const HfFolder *m, int layer, const char *name, const
         y[c] = (x[c] - mean) / sqrt(variance + m->epsilon) * hf_at(gain, c) + hf_at(bias, c);
 }
 
-// Conv1D: y = x W + b, W (in, out), one row.
+// Conv1D for one row: y = x W + b, with W of shape (in, out).
 static inline void hf_conv1d(const HfFolder *m, int layer, const char *name, int in, int out, const double *x,
                              double *y) {
     char text[32];
@@ -124,7 +123,7 @@ static inline void hf_conv1d(const HfFolder *m, int layer, const char *name, int
     }
 }
 
-// Position t of a head: out (HD) from all positions' q, k, v: rows of 3C.
+// Attention of one head at position t. out: (HD); qkv: rows of 3C for all positions.
 static inline void hf_head(const HfFolder *m, const double *qkv, int t, int head, double *out) {
     int C = m->C, HD = C / m->NH;
     const double *q = qkv + (int64_t)t * 3 * C + head * HD;
@@ -171,7 +170,7 @@ static inline void hf_layer(const HfFolder *m, int l, int T, double *x) {
     free(row);
 }
 
-// logits (T, V) of one sequence.
+// Computes the logits (T, V) of one sequence.
 static inline void hf_logits(const HfFolder *m, const int32_t *tokens, int T, double *logits) {
     int C = m->C;
     HfMatrix words = hf_tensor(m, -1, "wte.weight", m->V), places = hf_tensor(m, -1, "wpe.weight", m->P);

@@ -1,6 +1,6 @@
-// A small model for tests of checkpoints: four parameters with odd shapes and names, whose elements
-// all differ, and what a test does with them again and again. Included by test_checkpoint.c,
-// test_manifest.c and test_save_faults.c.
+// A small model for checkpoint tests: four parameters with odd shapes and names and distinct
+// elements, plus helpers that the tests share. Included by test_checkpoint.c, test_manifest.c and
+// test_save_faults.c.
 #pragma once
 #include <dirent.h>
 #include <inttypes.h>
@@ -27,7 +27,7 @@ enum { TENSORS = sizeof MODEL / sizeof *MODEL, MAX_SLICES = 400, MOST_ELEMENTS =
 
 static inline int64_t elements_of(int t) { return tensor_whole_elements(&MODEL[t]); }
 
-// The first `width` bytes of element i, different for every argument.
+// Writes the first `width` bytes of element i, which differ for all combinations of arguments.
 static inline void element(void *out, int width, int tensor, SliceKind kind, int64_t i, uint64_t salt) {
     uint64_t key[4] = {(uint64_t)tensor, kind, (uint64_t)i, salt}, hash = XXH3_64bits(key, sizeof key);
     memcpy(out, &hash, (size_t)width);
@@ -39,7 +39,7 @@ static inline int tensor_named(const char *name) {
     return t;
 }
 
-// What a slice holds, as it should be. host: (hi - lo) elements. Every node has values of its own.
+// Fills host with the expected (hi - lo) elements of a slice. Every node has its own values.
 static inline void fill(const Slice *s, uint64_t salt, void *host) {
     if (slice_kind_per_node(s->kind)) salt += 1000 * (uint64_t)s->node;
     int tensor = tensor_named(s->tensor), width = slice_kind_bytes(s->kind);
@@ -74,8 +74,8 @@ static inline RunState state_of(int64_t iteration) {
                       .train_split_samples = 77};
 }
 
-// All kinds of a tensor's columns, cut into pieces of `piece` elements (the last one is shorter),
-// and an empty slice behind them.
+// Adds slices for all kinds of a block of columns, `piece` elements each (the last may be shorter),
+// followed by an empty slice.
 static inline void add_columns(Saved *s, int t, Columns columns, int64_t piece) {
     int64_t count = columns.count ? columns.count : MODEL[t].whole[1], elements = MODEL[t].whole[0] * count;
     for (int k = 0; k < FIRST_KINDS; k++) {
@@ -109,11 +109,11 @@ static inline void prepare(Saved *s, const char *directory, int64_t iteration, u
     for (int t = 0; t < TENSORS; t++) add_columns(s, t, (Columns){0, 0}, piece);
 }
 
-// How the saves of a test are made.
+// How the tests save.
 static struct {
-    bool background;  // by threads, from a copy
+    bool background;  // asynchronous, from staging memory
     Retention keep;
-    int64_t before;  // what the run went on from
+    int64_t before;  // iteration that the run resumed from
 } manner;
 
 static inline bool save(const char *directory, int64_t iteration, uint64_t salt, Error *err) {
@@ -133,7 +133,7 @@ static inline void assert_one_line(const Error *err) {
     assert_non_null(strchr(err->what, ';'));
 }
 
-// Whether a slice can be read. 1: and is right, 0: could not be read, -1: is wrong.
+// Reads a slice. Returns 1 if its values are right, 0 if it cannot be read, -1 if they are wrong.
 static inline int read_slice(const Checkpoint *c, const Slice *slice, uint64_t salt, Error *err) {
     unsigned char buffer[MOST_ELEMENTS * 4 + 1], expected[MOST_ELEMENTS * 4];
     size_t bytes = (size_t)((slice->hi - slice->lo) * slice_kind_bytes(slice->kind));
@@ -150,7 +150,7 @@ static inline int read_range(const Checkpoint *c, int tensor, SliceKind kind, in
     return read_slice(c, &slice, salt, err);
 }
 
-// Reads everything: 1 when all is right, -1 when something is wrong, else 0.
+// Reads everything. Returns 1 if all is right, -1 if any value is wrong, else 0.
 static inline int read_all(const Checkpoint *c, uint64_t salt) {
     int worst = 1;
     for (int t = 0; t < TENSORS; t++) {
@@ -227,7 +227,7 @@ static inline void write_bytes(const char *path, const void *data, size_t bytes)
     assert_int_equal(fclose(out), 0);
 }
 
-// main of a test program.
+// The main function of a test program.
 static inline int run_group(int *argc, char ***argv, const char *name, const struct CMUnitTest *tests,
                             size_t count) {
     leaks_start_mpi(argc, argv);

@@ -1,5 +1,5 @@
-// Checkpoints of one rank: what is saved is loaded, at other borders of slices, in other columns,
-// under other names. What cannot be saved or loaded is named.
+// Tests checkpoints with one rank: saved state loads with different slice ranges, blocks of columns
+// and parameter names, and errors name what cannot be saved or loaded.
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/zero_slices.h"
 #include "test/unit/checkpoint/small_model.h"
@@ -12,7 +12,7 @@ static void what_is_saved_is_loaded(void **state) {
     assert_loads(f->save, 5, 77);
     assert_int_equal(hidden_entries(f->save), 0);
 
-    // Megatron's tracker has no newline.
+    // Megatron-LM's tracker has no trailing newline.
     size_t bytes;
     char *tracker = read_bytes(f->tracker, &bytes);
     assert_true(bytes == 1 && tracker[0] == '5');
@@ -20,7 +20,7 @@ static void what_is_saved_is_loaded(void **state) {
 
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
     RunState expected = state_of(5);
-    assert_memory_equal(checkpoint_state(c), &expected, sizeof expected);  // doubles to the bit
+    assert_memory_equal(checkpoint_state(c), &expected, sizeof expected);  // doubles are bit-exact
     assert_string_equal(checkpoint_arguments(c), "{\"lr\":0.1,\"save\":\"a\\\"b\"}");
     for (int k = 0; k < FIRST_KINDS; k++) assert_true(checkpoint_has(c, (SliceKind)k));
     assert_true(checkpoint_check_tensors(c, MODEL, TENSORS, &err));
@@ -56,9 +56,9 @@ static void any_range_can_be_read(void **state) {
     }
 }
 
-// Blocks of columns as tensor parallelism cuts them: of each tensor and how wide.
+// Blocks of columns as split by tensor parallelism: block width per tensor.
 typedef struct Layout {
-    int64_t width[TENSORS];  // of the blocks, the last may be narrower; 0: all columns
+    int64_t width[TENSORS];  // the last block may be narrower; 0: all columns
     int piece;
 } Layout;
 static const Layout LAYOUTS[] = {
@@ -108,11 +108,11 @@ static void any_columns_can_be_read(void **state) {
     }
 }
 
-// The parts of two, three and four tensor-parallel ranks, each dealt out in two: saved as ZeRO
-// would, they are the whole, and each part reads back as it was.
+// Saves the parts of two, three and four tensor-parallel ranks, each divided into two shards as
+// ZeRO does. Together they are the whole tensors, and each part reads back unchanged.
 static void parts_of_ranks(void **state) {
     Folder *f = (Folder *)*state;
-    static const int split[TENSORS] = {1, 0, 0, -1};  // wte by columns, ln and qkv by rows, b nowhere
+    static const int split[TENSORS] = {1, 0, 0, -1};  // wte by columns, ln and qkv by rows, b not at all
     for (int ranks = 2; ranks <= 4; ranks++) {
         Saved s;
         Error err = {0};
@@ -141,7 +141,7 @@ static void parts_of_ranks(void **state) {
     }
 }
 
-// The shard names the block, and the old name stays where it is the whole tensor.
+// Tensor names in the shard include the block, unless it is the whole tensor.
 static void names_of_columns(void **state) {
     Folder *f = (Folder *)*state;
     size_t bytes;
@@ -152,7 +152,7 @@ static void names_of_columns(void **state) {
     free(shard);
 }
 
-// Columns that no slice holds, in one kind.
+// Some columns of one kind are in no slice.
 static void missing_columns(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -184,7 +184,7 @@ static void missing_columns(void **state) {
     }
 }
 
-// The folder is named as Megatron-LM names it.
+// Folders are named as in Megatron-LM.
 static void folders_of_ranks(void **state) {
     Folder *f = (Folder *)*state;
     static const struct {
@@ -210,8 +210,8 @@ static void folders_of_ranks(void **state) {
     }
 }
 
-// Builds that train to the same bits write the same shards: their hashes tell trunks of
-// dev/experiments/study apart. Only the manifest names the build.
+// Builds with bit-identical training write identical shards, because dev/experiments/study
+// identifies base runs by their hashes. Only the manifest names the build.
 static void shards_do_not_name_the_build(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -249,7 +249,7 @@ static void kinds_can_be_left_out(void **state) {
     checkpoint_close(c);
 }
 
-// Adds a kind of all tensors that have it, cut at `border` of their elements, for nodes 0 to
+// Adds a per-node kind for all tensors that have it, each split at element `border`, for nodes 0 to
 // nodes - 1.
 static void add_kind(Saved *s, SliceKind kind, int nodes, int64_t border) {
     for (int t = 0; t < TENSORS; t++) {
@@ -276,7 +276,7 @@ static void assert_kind_reads(const Checkpoint *c, SliceKind kind, int nodes, ui
     }
 }
 
-// Every node has values of its own for the same elements, beside what belongs to all.
+// Per-node values of the same elements are stored separately, next to kinds shared by all nodes.
 static void state_of_nodes(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -307,12 +307,11 @@ static void state_of_nodes(void **state) {
     free(list);
 }
 
-// A node that lacks an element, or that is not there at all between others, and two slices of one
-// node that overlap.
+// Errors: a node lacks an element or is missing entirely, or two slices of one node overlap.
 static void nodes_must_be_whole(void **state) {
     Folder *f = (Folder *)*state;
     static const struct {
-        Slice slice;  // in the place of residual 4..35 of 'wte' of node 1
+        Slice slice;  // replaces residual 4..35 of 'wte' on node 1
         const char *says;
     } cases[] = {
         {{"wte", SLICE_RESIDUAL, 5, 35, {0, 0}, 1}, "residual of 'wte' of node 1 from element 4 of 35"},
@@ -334,7 +333,7 @@ static void nodes_must_be_whole(void **state) {
         assert_one_line(&err);
         if (!strstr(err.what, cases[i].says)) fail_msg("case %zu: %s", i, err.what);
     }
-    // A node more, with one tensor alone.
+    // An additional node that only has one tensor.
     Error err = {0};
     Saved s;
     prepare(&s, f->save, 5, 3, 20);
@@ -342,7 +341,7 @@ static void nodes_must_be_whole(void **state) {
     s.slices[s.save.slice_count++] = (Slice){"h.0|qkv", SLICE_RESIDUAL, 0, 33, {0, 0}, 2};
     assert_false(save_whole(&s.save, &err));
     assert_non_null(strstr(err.what, "residual of 'wte' of node 2 from element 0"));
-    // Nodes 0 and 2 alone.
+    // Only nodes 0 and 2.
     prepare(&s, f->save, 5, 3, 20);
     int first = s.save.slice_count;
     add_kind(&s, SLICE_RESIDUAL, 2, 4);
@@ -351,7 +350,7 @@ static void nodes_must_be_whole(void **state) {
     assert_non_null(strstr(err.what, "residual of 'wte' of node 1 from element 0"));
 }
 
-// A save that a load would refuse is refused before anything gets its final name.
+// A save that would not load is rejected before anything gets its final name.
 static void slices_must_fit(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -377,7 +376,7 @@ static void slices_must_fit(void **state) {
         prepare(&s, f->save, 6, 2, 9);
         assert_int_equal(s.slices[0].hi, 9);
         s.slices[0] = cases[i].slice;
-        // A slice that does not exist cannot be fetched; what is fetched does not matter here.
+        // Nonexistent slices cannot be filled, and their contents do not matter here.
         if (strcmp(cases[i].slice.tensor, "none") != 0)
             assert_int_equal(strcmp(s.slices[0].tensor, "wte"), 0);
         assert_false(save_whole(&s.save, &err));

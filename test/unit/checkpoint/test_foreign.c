@@ -1,6 +1,6 @@
-// What --load may name by mistake. A folder with another program's checkpoint, or with anything
-// that no run writes before its first checkpoint, is an error that names what lies there. Only a
-// run that has just begun starts from scratch.
+// Tests --load of wrong folders. A folder with another program's checkpoint, or with any file that
+// a run does not write before its first checkpoint, is an error that names the file. Otherwise a
+// fresh run starts from scratch.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,13 +16,13 @@
 #include "test/unit/folder.h"
 
 typedef struct Case {
-    const char *names;    // files to make, separated by spaces; a name that ends with '/' is a folder
-    const char *tracker;  // what latest_checkpointed_iteration.txt holds; NULL: there is none
-    const char *says;     // part of the error; NULL: a fresh start
+    const char *names;    // files to create, separated by spaces; a trailing '/' makes a folder
+    const char *tracker;  // contents of latest_checkpointed_iteration.txt; NULL: no such file
+    const char *says;     // part of the error; NULL: fresh start
 } Case;
 
 static const Case CASES[] = {
-    // A run's folder before the first checkpoint.
+    // Folders of a run before its first checkpoint.
     {"", NULL, NULL},
     {"progress.txt log.jsonl run.log slurm-12.out nohup.out out log run.err flags.args train.sh", NULL, NULL},
     {"tensorboard/ tensorboard/events.out.tfevents.1.host.2.0 logs/ logs/today/ logs/today/log.1.jsonl", NULL,
@@ -34,11 +34,11 @@ static const Case CASES[] = {
      " .iter_0000003.del/ .iter_0000003.del/manifest.json .latest_checkpointed_iteration.txt.tmp",
      NULL, NULL},
     {"empty/", NULL, NULL},
-    // What hidden folders hold does not count, nor what people and tools lay beside a run.
+    // Contents of hidden folders are ignored, and so are files that users and tools add to a run.
     {".snapshot/ .snapshot/iter_0000005/ .snapshot/iter_0000005/manifest.json .git/ .git/HEAD .git/x.pt",
      NULL, NULL},
     {"log.json hosts train.sbatch job.yaml job.sh~ run.log.1.gz trace.nsys-rep run.pid", NULL, NULL},
-    // Megatron-LM: torch and torch_dist, with the folder above and the iteration's own.
+    // Megatron-LM: torch and torch_dist, both the parent folder and the iteration itself.
     {"iter_0000100/ iter_0000100/mp_rank_00/ iter_0000100/mp_rank_00/model_optim_rng.pt", "100",
      "iter_0000100 holds a Megatron-LM checkpoint (mp_rank_00/model_optim_rng.pt)"},
     {"iter_0000100/ iter_0000100/mp_rank_00/ iter_0000100/mp_rank_00/model_optim_rng.pt", NULL,
@@ -54,7 +54,7 @@ static const Case CASES[] = {
      "100", "Megatron-LM or PyTorch distributed checkpoint (__0_0.distcp)"},
     {"__0_0.distcp .metadata common.pt metadata.json", NULL, "(__0_0.distcp)"},
     {"iter_0000100/ iter_0000100/common.pt iter_0000100/metadata.json", "100", "Megatron-LM"},
-    // Hugging Face: one file, several, and its trainer's.
+    // Hugging Face: one file, several files, and Trainer output.
     {"config.json generation_config.json merges.txt model.safetensors tokenizer.json vocab.json", NULL,
      "Hugging Face model (config.json)"},
     {"model-00001-of-00002.safetensors model-00002-of-00002.safetensors", NULL, "Hugging Face model"},
@@ -66,27 +66,27 @@ static const Case CASES[] = {
      "DeepSpeed checkpoint (global_step100/mp_rank_00_model_states.pt)"},
     {"global_step9/ global_step9/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", NULL,
      "DeepSpeed checkpoint"},
-    // Others.
+    // Other programs.
     {"epoch3.pth", NULL, "PyTorch file (epoch3.pth)"},
     {"model_00019560.bin state_00019560_00000.bin main.log", NULL, "llm.c checkpoint (model_00019560.bin)"},
     {"pile_text_document.bin pile_text_document.idx", NULL,
      "corpus of token shards (pile_text_document.idx)"},
-    // This program's own, half copied or half replaced.
+    // Partial copies and interrupted replacements of this program's checkpoints.
     {"iter_0000005/ iter_0000005/mp_rank_00/ iter_0000005/mp_rank_00/shard_00000_of_00002.safetensors", NULL,
      "checkpoint of this program that lacks its manifest.json (iter_0000005/mp_rank_00/shard_00000"},
     {"mp_rank_00/ mp_rank_00/shard_00000_of_00002.safetensors", NULL, "lacks its manifest.json"},
     {".iter_0000005.old/ .iter_0000005.old/manifest.json", NULL,
      "that a save was replacing when it died (.iter_0000005.old)"},
     {"manifest.json", NULL, "is one checkpoint; give its parent folder"},
-    // Nothing known.
+    // Unknown files.
     {"photo.jpg run.log", NULL, "holds files but no checkpoint (photo.jpg)"},
     {"thesis/ thesis/chapter1.tex", NULL, "(thesis/chapter1.tex)"},
-    {"photo.jpg model_optim_rng.pt", NULL, "Megatron-LM"},  // what is known is named first
-    // This program's own without its manifest.json: opening it tells, and goes back to the one
-    // before.
+    {"photo.jpg model_optim_rng.pt", NULL, "Megatron-LM"},  // known files are reported first
+    // This program's checkpoint without manifest.json: the error comes when it is opened, which
+    // then falls back to the previous one.
     {"iter_0000007/ iter_0000007/mp_rank_00/ iter_0000007/mp_rank_00/shard_00000_of_00002.safetensors", "7",
      NULL},
-    {"strange", "7", NULL},  // a tracker that names what is not there: the open tells
+    {"strange", "7", NULL},  // the tracker names a missing checkpoint: the error comes when it is opened
 };
 
 static void put(const char *folder, const char *name, const char *text) {
@@ -130,7 +130,7 @@ static void folders(void **state) {
     assert_int_equal(folder_remove(above), 0);
 }
 
-// A link to a fresh run's folder is one, and a link to a foreign one is not.
+// Symbolic links are treated like the folders they refer to.
 static void links(void **state) {
     char above[64], note[1400];
     Error err = {0};
@@ -147,7 +147,7 @@ static void links(void **state) {
     assert_int_equal(folder_remove(above), 0);
 }
 
-// A folder that cannot be looked into may hold anything.
+// An unreadable folder may contain anything.
 static void locked_folder(void **state) {
     char above[64], note[1400];
     Error err = {0};

@@ -1,6 +1,6 @@
-// Which checkpoints in a folder are a run's own: what the list says, hostile lists, what a save
-// makes of it, what a load goes on from when the tracker is lost, and how it goes back along the
-// line. Also pipes in the place of files, which must not hold up a load.
+// Tests the lineage of a run: parsing, hostile files, updates by saves, the choice of a checkpoint
+// if the tracker is lost, and fallback along the lineage. Also checks that a pipe instead of a file
+// does not block a load.
 #include <fcntl.h>
 #include <inttypes.h>
 #include <setjmp.h>
@@ -26,7 +26,7 @@ static int make_folder(void **state) {
     if (folder_make(f->path, sizeof f->path, "test_lineage")) return -1;
     snprintf(f->list, sizeof f->list, "%s/checkpoints_of_run.txt", f->path);
     snprintf(f->tracker, sizeof f->tracker, "%s/latest_checkpointed_iteration.txt", f->path);
-    alarm(60);  // a load that waits for a pipe's other end would wait for ever
+    alarm(60);  // in case a load blocks on a pipe
     *state = f;
     return 0;
 }
@@ -47,13 +47,13 @@ static void write_bytes(const char *path, const void *data, size_t bytes) {
 }
 static void write_text(const char *path, const char *text) { write_bytes(path, text, strlen(text)); }
 
-// A pipe in the place of a file.
+// Puts a pipe in place of a file.
 static void put_pipe(const char *path) {
     unlink(path);
     assert_int_equal(mkfifo(path, 0666), 0);
 }
 
-// A whole checkpoint of one parameter.
+// Saves a complete checkpoint of one parameter.
 static void fetch(void *context, int i, void *host) { memset(host, 'a' + i, 8 * 4); }
 
 static void save(const Folder *f, int64_t before, int64_t iteration, int64_t keep, char *others) {
@@ -88,7 +88,7 @@ static void spoil_manifest(const Folder *f, int64_t iteration) {
     free(path);
 }
 
-// What the list says, as text: "10 20 24".
+// Checks the iterations in the lineage file, for example "10 20 24".
 static void assert_listed(const Folder *f, const char *wanted) {
     Lineage l;
     Error err;
@@ -101,7 +101,7 @@ static void assert_listed(const Folder *f, const char *wanted) {
     assert_string_equal(text, wanted);
 }
 
-// The checkpoints in the folder, as text.
+// Checks which checkpoints are in the folder.
 static void assert_there(const Folder *f, const char *wanted) {
     int count;
     char text[200] = "";
@@ -119,7 +119,7 @@ static void hostile_lists(void **state) {
     Error err;
     static const struct {
         const char *text;
-        int count;  // 0: refused
+        int count;  // 0: rejected
     } cases[] = {{"5\n", 1},
                  {"5", 1},
                  {"0\n", 1},
@@ -153,7 +153,7 @@ static void hostile_lists(void **state) {
     }
     write_bytes(f->list, "5\0\n", 3);
     assert_true(lineage_read(f->path, &l, &err) && !l.listed && *l.damage);
-    assert_int_equal(truncate(f->list, (off_t)1 << 40), 0);  // not read, let alone kept
+    assert_int_equal(truncate(f->list, (off_t)1 << 40), 0);  // too large to be read
     assert_true(lineage_read(f->path, &l, &err) && !l.listed && *l.damage);
     unlink(f->list);
     assert_int_equal(mkdir(f->list, 0777), 0);
@@ -163,7 +163,7 @@ static void hostile_lists(void **state) {
     assert_true(lineage_read(f->path, &l, &err) && !l.listed && *l.damage);
 }
 
-// What is written can be read: the newest of very many.
+// A list beyond the limit is written without its oldest iterations and can be read back.
 static void long_lists(void **state) {
     Folder *f = (Folder *)*state;
     Error err;
@@ -184,8 +184,8 @@ static void long_lists(void **state) {
     lineage_free(&l);
 }
 
-// A second run in the folder, from the start: its own checkpoints are counted, the first one's
-// stay.
+// A second run starts from scratch in the folder: only its own checkpoints are counted, those of
+// the first run are kept.
 static void another_run(void **state) {
     Folder *f = (Folder *)*state;
     char others[1400];
@@ -208,7 +208,7 @@ static void another_run(void **state) {
     assert_non_null(strstr(others, "(iterations 23 to 58, 12 in all)"));
 }
 
-// Back to an older one by hand: what was saved after it is another branch's.
+// The user goes back to an older checkpoint: later ones belong to an abandoned branch.
 static void rolled_back(void **state) {
     Folder *f = (Folder *)*state;
     char others[1400];
@@ -221,15 +221,15 @@ static void rolled_back(void **state) {
     save(f, 24, 32, 3, NULL);
     save(f, 32, 40, 3, NULL);
     assert_there(f, "24 32 37 40");
-    // And to the branch that was left: what came before 37 is not known.
+    // Back to the abandoned branch: the ancestors of 37 are unknown.
     save(f, 37, 38, 3, others);
     assert_listed(f, "37 38");
-    // The same iteration again.
+    // The same iteration is saved again.
     save(f, 38, 38, 3, NULL);
     assert_listed(f, "37 38");
 }
 
-// A folder of before there were lists, and one whose list is damaged: all that came before counts.
+// Folders without a lineage file, or with a damaged one: all earlier checkpoints count.
 static void without_a_list(void **state) {
     Folder *f = (Folder *)*state;
     Lineage l;
@@ -289,7 +289,8 @@ static void lost_trackers(void **state) {
     static const char *const bad[] = {"", "twelve", "-4", "12 3", NULL};
     assert_int_equal(found(f, note, sizeof note), -1);
     write_text(f->tracker, "");
-    assert_int_equal(found(f, note, sizeof note), -2);  // something was there: not a fresh start
+    assert_int_equal(found(f, note, sizeof note), -2);  // the folder is not empty, so this is not a fresh
+                                                        // start
     unlink(f->tracker);
     for (int i = 3; i <= 5; i++) save(f, i - 1, i, 0, NULL);
     assert_int_equal(found(f, note, sizeof note), 5);
@@ -308,7 +309,8 @@ static void lost_trackers(void **state) {
     unlink(f->tracker);
     assert_int_equal(found(f, note, sizeof note), 5);
     assert_non_null(strstr(note, "is missing although there are checkpoints"));
-    write_text(f->list, "8\n");  // others' only: nothing to go on from, and no fresh start either
+    write_text(f->list, "8\n");  // only checkpoints of others: nothing to resume from, but not a fresh start
+                                 // either
     assert_int_equal(found(f, note, sizeof note), -2);
     write_text(f->tracker, "4");
     assert_int_equal(found(f, note, sizeof note), 4);
@@ -317,15 +319,14 @@ static void lost_trackers(void **state) {
          *aside = text_format("%s/.iter_0000005.old", f->path);
     assert_int_equal(rename(away, aside), 0);
     unlink(f->tracker);
-    write_text(f->list, "4\n5\n");  // a save died while it replaced it
+    write_text(f->list, "4\n5\n");  // a save was killed while it replaced the checkpoint
     assert_int_equal(found(f, note, sizeof note), 5);
     free(away);
     free(aside);
 }
 
-// A tracker that names a checkpoint which is not there (cut short, or of one that was deleted
-// meanwhile) is a damaged one: from the newest, not from what lies below the number, which may be
-// nothing.
+// A tracker that names a missing checkpoint (truncated number, or deleted checkpoint) counts as
+// damaged: resume from the newest checkpoint, not from one below that number.
 static void trackers_of_nothing(void **state) {
     Folder *f = (Folder *)*state;
     char note[1400];
@@ -340,18 +341,19 @@ static void trackers_of_nothing(void **state) {
                    ", which has no checkpoint; resuming from the newest sound checkpoint in the folder"));
         write_text(f->list, "3\n4\n9\n");
         assert_int_equal(found(f, note, sizeof note), 4);
-        write_text(f->list, "8\n");  // others' only: the number stands, and opening it says what is missing
+        write_text(f->list, "8\n");  // only checkpoints of others: the iteration is kept, and opening it
+                                     // reports the error
         assert_int_equal(found(f, note, sizeof note), i == 3 ? 0 : atoll(names[i]));
         assert_string_equal(note, "");
     }
-    // What is there and damaged is not passed over: what came before it is gone back to.
+    // A damaged checkpoint is still selected; opening it falls back to the previous one.
     spoil_manifest(f, 4);
     write_text(f->tracker, "4");
     assert_int_equal(found(f, note, sizeof note), 4);
     assert_string_equal(note, "");
 }
 
-// A pipe that nobody writes to is no manifest, tracker or list.
+// A pipe without a writer is not accepted as manifest, tracker or lineage file.
 static void pipes(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -376,8 +378,8 @@ static void pipes(void **state) {
     free(manifest);
 }
 
-// What --load may name by mistake: one checkpoint instead of the folder that holds it, or a file.
-// Neither is a folder that is yet to be filled.
+// --load of a single checkpoint instead of its parent folder, or of a file. Neither may count as an
+// empty save folder.
 static void not_a_folder_of_checkpoints(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

@@ -1,5 +1,5 @@
-// Damage to a checkpoint's files, and hostile manifests: each is named in one line, and nothing
-// wrong is read.
+// Tests damaged checkpoint files and hostile manifests: each gives a one-line error, and no wrong
+// data is read.
 #include "test/unit/checkpoint/small_model.h"
 
 static void flip_bit(const char *path, size_t at, int bit) {
@@ -40,7 +40,7 @@ static void damaged_manifest(void **state) {
     free(text);
 }
 
-// Replaces the first `from` in the manifest by `to` and gives the text a right hash again.
+// Replaces the first `from` in the manifest by `to` and updates the hash.
 static void edit_manifest(const char *path, const char *original, size_t bytes, const char *from,
                           const char *to) {
     enum { TAIL = 29 };  // "xxh3": "0123456789abcdef"\n}\n
@@ -130,8 +130,8 @@ static void hostile_manifest(void **state) {
     free(text);
 }
 
-// A manifest that lacks a slice, or places it elsewhere than the shard does: the gap, or the file,
-// is named when it is read.
+// A manifest that lacks a slice, or whose offsets differ from the shard's: reading reports the gap
+// or the file.
 static void manifest_against_shard(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -154,14 +154,14 @@ static void manifest_against_shard(void **state) {
     checkpoint_close(c);
     edit_manifest(f->manifest, text, bytes, "\"weight_dtype\": \"", "\"weight_dtype\": \"F32\", \"w\": \"");
     c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
-    // Read as F32 the slices do not fit the file or the build.
+    // Read as F32, the slices match neither the file nor the build.
     if (c) assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 3, 1, &err), !expected);
     checkpoint_close(c);
     assert_one_line(&err);
     free(text);
 }
 
-static void state_without_younger_field(void **state) {  // of a program that did not keep it yet
+static void state_without_younger_field(void **state) {  // written by a program without this field
     Folder *f = (Folder *)*state;
     Error err = {0};
     size_t bytes;
@@ -192,8 +192,8 @@ static void damaged_shard(void **state) {
             assert_one_line(&err);
             assert_non_null(strstr(err.what, f->shard));
         }
-        // Behind the hashes' back a flipped header is refused when read, or harmless; flipped data
-        // is what it is.
+        // With matching hashes, a flipped header byte gives an error or is harmless; a flipped data
+        // byte cannot be detected.
         int got = read_all(c, 1);
         checkpoint_close(c);
         flip_bit(f->shard, i, i % 8);
@@ -215,7 +215,7 @@ static void damaged_shard(void **state) {
     free(data);
 }
 
-// The shard shrinks after the checkpoint was opened.
+// The shard is truncated after the checkpoint was opened.
 static void shard_that_shrinks(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -229,8 +229,8 @@ static void shard_that_shrinks(void **state) {
     checkpoint_close(c);
 }
 
-// A manifest that lacks a block of columns: each of its rows is missed, not taken from the block
-// beside it.
+// A manifest that lacks a block of columns: every row of the block is reported missing, instead of
+// being read from the neighboring block.
 static void manifest_without_columns(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -255,7 +255,7 @@ static void manifest_without_columns(void **state) {
     free(text);
 }
 
-// Kinds are found by their names: an older program may have had fewer, in another order.
+// Kinds are found by name, because older programs may have had fewer kinds in a different order.
 static void kinds_by_name(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -264,7 +264,7 @@ static void kinds_by_name(void **state) {
     char *text = read_bytes(f->manifest, &bytes);
     edit_manifest(f->manifest, text, bytes, "[\"master\", \"exp_avg\"", "[\"exp_avg\", \"master\"");
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
-    // What was called the first kind is the second now.
+    // The former first kind is the second one now.
     Slice asked = {"wte", SLICE_MASTER, 3, 17, {0, 0}, 0};
     Slice saved_as = {"wte", SLICE_EXP_AVG, 3, 17, {0, 0}, 0};
     unsigned char got[14 * 4], expected[14 * 4];
@@ -278,7 +278,7 @@ static void kinds_by_name(void **state) {
     free(text);
 }
 
-// The numbers of a slice whose kind belongs to nodes.
+// Invalid slices of a per-node kind.
 static void hostile_nodes(void **state) {
     static const char *cases[][2] = {
         {"[0,4,0,35]", "not [tensor"},     {"[0,4,0,35,0,5]", "not [tensor"},
@@ -308,7 +308,7 @@ static void hostile_nodes(void **state) {
     free(text);
 }
 
-// As the first version of the format had it: nothing but the number differs.
+// A version 1 manifest differs only in its version number.
 static void version_one(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

@@ -1,5 +1,5 @@
-// safetensors: a golden file, its hash, wrong use of the writer, a write that does not fit, and the
-// Python package's opinion when it is installed.
+// Tests the safetensors writer: a golden file and its hash, incorrect use, full disks, and, if it
+// is installed, that the Python package reads the file.
 #include <inttypes.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -35,7 +35,7 @@ static int remove_folder(void **state) {
     unlink(f->file);
     int left = rmdir(f->path);
     free(f);
-    return left;  // fails when a test left a file
+    return left;  // fails if a test left a file
 }
 
 static char *read_bytes(const char *path, size_t *bytes) {
@@ -54,7 +54,7 @@ static void assert_one_line(const Error *err) {
     assert_non_null(strchr(err->what, ';'));
 }
 
-// Two tensors, written by hand after the format's description.
+// Two tensors, encoded by hand from the format's specification.
 #define GOLDEN_HEADER \
     "{\"__metadata__\":{\"k\":\"v\"},\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}," \
     "\"b\\\"c\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[8,14]}}"
@@ -76,7 +76,7 @@ static bool write_golden(const char *path, uint64_t *bytes, uint64_t *xxh3, Erro
     SafeTensor tensors[2] = {{a, "F32", 2, 0}, {b, "BF16", 3, 0}};
     SafeWriter *w = safe_writer_open(path, tensors, 2, "{\"k\":\"v\"}", err);
     if (!w) return false;
-    // Pieces need not be whole tensors.
+    // Appends need not align with tensors.
     bool ok = safe_writer_append(w, GOLDEN_A, 3, err) &&
               safe_writer_append(w, (const char *)GOLDEN_A + 3, 5, err) &&
               safe_writer_append(w, GOLDEN_B, 6, err);
@@ -156,7 +156,7 @@ static void a_write_that_does_not_fit(void **state) {
     free(data);
 }
 
-// Any tool can read our files. Only where the Python package is installed.
+// Other tools can read our files. Only tested if the Python package is installed.
 static void python_reads_it(void **state) {
     Folder *f = (Folder *)*state;
     if (system("python3 -c 'import safetensors, numpy' 2>/dev/null") != 0) skip();

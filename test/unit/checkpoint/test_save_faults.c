@@ -1,6 +1,6 @@
-// Saves that fail or die at each of their system calls, disks without room, and which older
-// checkpoints stay. The system calls that a save makes are defined here in front of the C
-// library's, so that the n-th of them can fail or kill the process.
+// Tests saves that fail or are killed at each of their system calls, full disks, and retention. The
+// system calls are defined here and override those of the C library, so that the n-th call can fail
+// or kill the process.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -13,12 +13,12 @@
 #include "test/unit/checkpoint/small_model.h"
 
 static struct {
-    int countdown;        // the call that brings it to 0 fails; 0: none
-    int number;           // errno, or 0: the process is killed
-    bool no_exchange;     // a file system without RENAME_EXCHANGE
-    bool quick;           // fsync does nothing
-    uint64_t free_bytes;  // what statvfs says; 0: the truth; UINT64_MAX: nothing, as some file systems do
-    char *journal;        // "fsync <path>\n", "rename <path>\n", ... in their order; NULL: not kept
+    int countdown;        // the call that decrements it to 0 fails; 0: none
+    int number;           // errno to set; 0: kill the process
+    bool no_exchange;     // emulates a file system without RENAME_EXCHANGE
+    bool quick;           // fsync is a no-op
+    uint64_t free_bytes;  // result of statvfs; 0: the real one; UINT64_MAX: none, as on some file systems
+    char *journal;        // "fsync <path>\n", "rename <path>\n", ... in order; NULL: not recorded
 } faults;
 
 enum { JOURNAL_BYTES = 1 << 16 };
@@ -96,7 +96,8 @@ static int end(void **state) {
     return remove_folder(state);
 }
 
-// Where the last line "<what> <save folder><path>" of the journal begins; it must be there.
+// Returns the position of the last line "<what> <save folder><path>" in the journal, which must
+// exist.
 static long position(const Folder *f, const char *what, const char *path) {
     char line[300];
     long last = -1;
@@ -106,8 +107,8 @@ static long position(const Folder *f, const char *what, const char *path) {
     return last;
 }
 
-// What a power cut would show: nothing is named before it is on the disk, and no name is relied
-// upon before its folder is.
+// Durability across power failures: data is on disk before it is named, and a folder is synced
+// before another file refers to it.
 static void order_of_writing(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -133,7 +134,7 @@ static void order_of_writing(void **state) {
         assert_true(position(f, "fsync", "") > tracked);
         assert_true(position(f, "write", list_fresh) < position(f, "fsync", list_fresh));
         assert_true(position(f, "fsync", list_fresh) < listed);
-        journal[tracked] = 0;  // what came before the tracker
+        journal[tracked] = 0;  // keep what precedes the tracker
         assert_true(listed < position(f, "fsync", ""));
         journal[listed] = 0;
         assert_true(named < position(f, "fsync", ""));
@@ -143,7 +144,7 @@ static void order_of_writing(void **state) {
 }
 
 // Fails the n-th system call of a save of `iteration` over a checkpoint of iteration 5, for every
-// n. Returns how many calls there are.
+// n. Returns the number of calls.
 static int fail_every_call(Folder *f, int64_t iteration, int number) {
     int n = 0;
     for (bool reached = true; reached;) {
@@ -166,7 +167,7 @@ static int fail_every_call(Folder *f, int64_t iteration, int number) {
         char final[160];
         snprintf(final, sizeof final, "%s/iter_%07" PRId64, f->save, iteration);
         assert_true(ok || iteration == 5 || access(final, F_OK) != 0);
-        if (iteration != 5 && ok) {  // back to one checkpoint
+        if (iteration != 5 && ok) {  // go back to one checkpoint
             assert_int_equal(folder_remove(f->save), 0);
         }
     }
@@ -182,8 +183,8 @@ static void every_call_fails(void **state) {
     fail_every_call(f, 5, EACCES);
 }
 
-// Kills the process at the n-th system call of a save, for every n: what the tracker names is
-// whole, and the next save leaves no trace of it.
+// Kills the process at the n-th system call of a save, for every n. The tracker must name a
+// complete checkpoint, and the next save must delete all leftovers.
 static void die_at_every_call(Folder *f, int64_t iteration, int step) {
     int status = 0, died = 0;
     for (int n = 1;; n += step) {
@@ -231,7 +232,8 @@ static void every_call_fails_in_the_background(void **state) {
     fail_every_call(f, 5, EIO);
 }
 
-// With the one before deleted too: as long as the tracker names it, it is whole.
+// Kills a save that also deletes the previous checkpoint, which must stay complete as long as the
+// tracker names it.
 static void killed_while_old_ones_are_deleted(void **state) {
     Folder *f = (Folder *)*state;
     manner.keep.last = 1;
@@ -253,7 +255,7 @@ static void old_ones_are_deleted(void **state) {
     }
     for (int i = 1; i <= 7; i++) assert_int_equal(save_folder_holds(f->save, i), i == 4 || i >= 6);
     assert_loads(f->save, 7, 7);
-    // Another run's first save begins a line of its own.
+    // The first save of another run starts a new lineage.
     manner.before = -1;
     manner.keep.last = 1;
     assert_true(save(f->save, 9, 9, &err));
@@ -287,7 +289,7 @@ static void back_to_a_sound_one(void **state) {
     assert_non_null(strstr(err.what, "iter_0000005"));
 }
 
-// One checkpoint is there, each takes a megabyte.
+// Assumes one existing checkpoint; each takes 1 MB.
 static void forecast(const Folder *f, int64_t saves, Retention keep, char line[1400]) {
     save_folder_forecast(f->save, &(Forecast){.bytes = 1000000, .saves = saves, .there = 1, .keep = keep},
                          line, 1400);
@@ -304,19 +306,19 @@ static void forecasts(void **state) {
     assert_string_equal(line, "");
     forecast(f, 6, all, line);
     assert_non_null(strstr(line, "enough for 5 more checkpoints of 1.001 MB, but this run will write 6;"));
-    faults.free_bytes = (1 << 20) + 2 * 1001000;  // one is there: with two more there are three for a while
+    faults.free_bytes = (1 << 20) + 2 * 1001000;  // one exists: with two more, there are temporarily three
     forecast(f, 1000, two, line);
     assert_string_equal(line, "");
     faults.free_bytes -= 1;
     forecast(f, 1000, two, line);
     assert_non_null(strstr(line, "will write 2;"));
-    faults.free_bytes = UINT64_MAX;  // a file system that does not say
+    faults.free_bytes = UINT64_MAX;  // a file system that does not report free space
     forecast(f, 1000, all, line);
     assert_string_equal(line, "");
 }
 
-// A folder left aside, as when the save that was replacing it died between its two renames, is the
-// only copy: it is read, and put back.
+// A folder moved aside by a save that was killed between its two renames is the only copy: it is
+// read, and restored.
 static void left_aside(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
@@ -331,8 +333,7 @@ static void left_aside(void **state) {
     assert_int_equal(hidden_entries(f->save), 0);
     assert_int_equal(access(final, F_OK), 0);
     assert_loads(f->save, 5, 1);
-    // Beside a newer one it is rubbish, like what a killed save left. Other hidden names are not
-    // ours.
+    // If a newer one exists, it is a leftover and deleted. Other hidden names are not touched.
     assert_int_equal(mkdir(aside, 0777), 0);
     snprintf(aside, sizeof aside, "%s/.iter_0000004.tmp", f->save);
     assert_int_equal(mkdir(aside, 0777), 0);
@@ -355,12 +356,12 @@ static void no_space(void **state) {
     assert_non_null(strstr(err.what, "does not fit"));
     assert_int_equal(hidden_entries(f->save), 0);
     assert_loads(f->save, 5, 1);
-    faults.free_bytes = UINT64_MAX;  // a file system that does not say
+    faults.free_bytes = UINT64_MAX;  // a file system that does not report free space
     assert_true(save(f->save, 6, 2, &err));
     assert_loads(f->save, 6, 2);
 }
 
-// A disk that is really full, where this process may mount one.
+// A disk that is really full, if this process may mount one.
 static void full_disk(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

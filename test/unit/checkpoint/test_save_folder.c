@@ -1,6 +1,5 @@
-// The --save folder under a run: whose lock it is once it was moved or removed, names that are
-// taken by folders, a limit on the size of files; and small files put in the place of whatever lies
-// there.
+// Tests the --save folder of a running job: locks after it was moved or removed, folders with the
+// names of files, file size limits, and replacing whatever is at the path of a small file.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -26,7 +25,7 @@ static int make_folder(void **state) {
     if (!f || folder_make(f->path, sizeof f->path, "test_save_folder")) return -1;
     snprintf(f->save, sizeof f->save, "%s/a/save", f->path);
     snprintf(f->moved, sizeof f->moved, "%s/moved", f->path);
-    alarm(60);  // opening a pipe would wait for its other end
+    alarm(60);  // opening a pipe would block
     *state = f;
     return durable_make_folders(f->save, NULL) ? 0 : -1;
 }
@@ -57,7 +56,7 @@ static int locked_folder(const Folder *f) {
     return lock;
 }
 
-// Whether another job may save there.
+// Returns true if another job may save there.
 static bool is_free(const char *path) {
     Error err = {0};
     int other = -1;
@@ -73,7 +72,7 @@ static void nothing_has_moved(void **state) {
     bool moved = true;
     int lock = locked_folder(f), before = lock;
     assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock == before);
-    // Another path to it, also by a link: the same folder.
+    // Other paths to the same folder, including a link.
     char *parent = text_format("%s/a", f->path), *link_to = text_format("%s/b", f->path),
          *through = text_format("%s/b/save/", f->path);
     assert_int_equal(rename(parent, link_to), 0);
@@ -98,7 +97,7 @@ static void moved_or_removed(void **state) {
     assert_false(is_free(f->save));
     assert_true(is_free(f->moved));
     assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved);
-    // Removed with its parent, and made again by somebody else.
+    // Removed with its parent, and created again by another process.
     char *parent = text_format("%s/a", f->path);
     assert_int_equal(folder_remove(parent), 0);
     assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock >= 0);
@@ -182,7 +181,7 @@ static void file_size_limit(void **state) {
     assert_one_line(&err, "2.000 MB");
 }
 
-// Whatever lies under the name is replaced and not written through: not waited for, not followed.
+// Whatever exists at the path is replaced: links are not followed, and pipes do not block.
 static void small_files_replace(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};

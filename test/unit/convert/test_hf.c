@@ -1,7 +1,7 @@
-// Checkpoints as Hugging Face folders and back: the trainer's logits are those of transformers on
-// both ways, bytes survive the round, hostile folders get one line. The golden folders, one of each
-// family, were saved by transformers (dev/ref/make_hf_golden.py), with the logits that it computes.
-// Closest in the build with PRECISION=fp32.
+// Tests export to and import from Hugging Face folders: the trainer's logits match those of
+// transformers in both directions, a round trip preserves all bytes, and hostile folders give a
+// one-line error. The golden folders, one per family, were saved by transformers together with its
+// logits (dev/ref/make_hf_golden.py). Tolerances are tightest in the PRECISION=fp32 build.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,10 +27,10 @@
 #define GOLDEN_FOLDER "test/golden/hf"
 enum { T = 12, B = 2, VOCABULARY = 50 };
 
-// The models of the golden folders.
+// Models of the golden folders.
 typedef struct Family {
     const char *folder;
-    int tensors;  // in it
+    int tensors;  // number of tensors
     const char *flags[40];
 } Family;
 #define SIZES \
@@ -49,7 +49,7 @@ static const Family FAMILIES[] = {
      {LLAMA_SIZES, "--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"}},
 };
 enum { FAMILY_COUNT = sizeof FAMILIES / sizeof *FAMILIES };
-static const Family *family = FAMILIES;  // of the models that are made and loaded
+static const Family *family = FAMILIES;  // of the models that are created and loaded
 
 static bool open_bench(Bench *b) {
     int count = 0;
@@ -58,10 +58,10 @@ static bool open_bench(Bench *b) {
 }
 
 static const Peers ALONE = {MPI_COMM_SELF, 0, NULL};
-static int64_t piece;  // elements of a buffer
+static int64_t piece;  // buffer size in elements
 static bool fp32_build(void) { return sizeof(floatX) == sizeof(float); }
 
-// --- The test's folder ---------------------------------------------------------------------------
+// --- Test folder ------------------------------------------------------------------------------
 
 typedef struct Work {
     char path[64];
@@ -81,7 +81,7 @@ static int make_work(void **state) {
     return 0;
 }
 
-// The test for every family, each in a folder of its own.
+// Runs a test for every family, each in its own folder.
 static void for_families(void **state, void (*test)(const Work *w)) {
     for (family = FAMILIES; family < FAMILIES + FAMILY_COUNT; family++) {
         const Work *all = (const Work *)*state;
@@ -137,7 +137,7 @@ static bool same_file(const char *a, const char *b, const char *name) {
 
 // --- The trainer ---------------------------------------------------------------------------------
 
-// (B*T, V) of the uploaded tokens, without the rows of padding.
+// Returns logits (B*T, V) of the uploaded tokens, without padding rows.
 static float *trainer_logits(Bench *b, const int32_t *tokens) {
     int N = b->gpt.B * b->gpt.T, padded = b->gpt.V;
     bench_upload(b, tokens, tokens);
@@ -171,8 +171,8 @@ static void load_bench(Bench *b, const char *folder) {
     checkpoint_close(c);
 }
 
-// Weights that leave nothing invisible: gains are not 1, biases not 0. Master weights are not their
-// bf16.
+// Sets weights that make every term matter: gains differ from 1, biases from 0, and master weights
+// from their bf16 values.
 static void fill_bench(Bench *b) {
     uint32_t state = 12345;
     int pieces;
@@ -218,7 +218,7 @@ static void save_bench(Bench *b, const char *folder) {
     free(arguments);
 }
 
-// A checkpoint of the trainer's, of a model with all its terms.
+// Saves a checkpoint of a model with all terms.
 static void make_run(const char *folder) {
     Bench b;
     assert_true(open_bench(&b));
@@ -256,7 +256,8 @@ static void compare_imported(const Work *w) {
 }
 static void imported_logits_are_transformers(void **state) { for_families(state, compare_imported); }
 
-// The row of padding is the mean of the words, so its probability is at most a word's mean one.
+// The padding row is the mean of all words, so its probability is at most the mean probability of a
+// word.
 static void padding_is_harmless(void **state) {
     Work *w = (Work *)*state;
     Bench b;
@@ -299,7 +300,7 @@ static void compare_exported(const Work *w, bool fp32, double allowed) {
     bench_close(&b);
 }
 
-// In bf16 sums round, here to steps of 2^-9 of the largest logits, which are below 4.
+// Sums round in bf16, here in steps of 2^-9 of the largest logits, which are below 4.
 static void exported_masters_compute_the_same(void **state) {
     compare_exported((Work *)*state, true, fp32_build() ? 1e-4 : 0.08);
 }
@@ -330,7 +331,7 @@ static void compare_masters(const Work *w) { compare_round(w, true, 1 << 30, 1);
 static void compare_weights(const Work *w) { compare_round(w, false, 1 << 30, 1); }
 static void masters_come_back(void **state) { for_families(state, compare_masters); }
 static void weights_come_back(void **state) { for_families(state, compare_weights); }
-// A row, some rows, a head and a vector at a time. The files do not show it.
+// Buffer sizes for one row, several rows, a head, and a vector. The files must be identical.
 static void compare_pieces(const Work *w) {
     static const int64_t sizes[] = {1, 60, 100, 3 * 8 * 24, 1000};
     HfReport report;
@@ -356,7 +357,7 @@ static void pieces_do_not_show(void **state) { for_families(state, compare_piece
 
 static void parts_come_back(void **state) { compare_round((Work *)*state, true, 15000, 4); }
 
-// transformers' own folder: other tensors' order, and the same elements.
+// transformers' own folder has a different tensor order but the same elements.
 static void compare_golden(const Work *w) {
     HfReport report;
     HfFolder a = {0}, b = {0};
@@ -433,7 +434,7 @@ static void byte_vocabulary(void **state) {
     free(merges);
 }
 
-// --- Tests: folders of other programs and hostile ones -------------------------------------------
+// --- Tests: folders of other programs, hostile folders ----------------------------------------
 
 static void put(const char *folder, const char *name, const void *data, size_t bytes) {
     Error err = {0};
@@ -442,7 +443,7 @@ static void put(const char *folder, const char *name, const void *data, size_t b
     free(path);
 }
 
-// A file of tensors whose header is this text and whose data are the family's golden folder's.
+// Writes a weight file with this header and the data of the family's golden folder.
 static void put_model(const char *folder, const char *name, const char *header) {
     size_t bytes;
     uint64_t old, length = strlen(header);
@@ -458,7 +459,7 @@ static void put_model(const char *folder, const char *name, const char *header) 
     free(model);
 }
 
-// text with every `from` replaced by `to`; malloc'ed.
+// Returns text with every `from` replaced by `to`. malloc'ed.
 static char *replaced(const char *text, const char *from, const char *to) {
     char *out = (char *)calloc(1, 3 * strlen(text) + 4 * strlen(to) + 1000);
     for (char *end = out; *text; end += strlen(end)) {
@@ -481,7 +482,7 @@ static char *golden_header(void) {
     return header;
 }
 
-// The golden folder with one text replaced in config.json, and one in the header.
+// Copies the golden folder with one replacement in config.json and one in the header.
 static void put_changed(const char *folder, const char *config_from, const char *config_to, const char *from,
                         const char *to) {
     size_t bytes;
@@ -600,7 +601,7 @@ static const Case LLAMA_CASES[] = {
     {"", "", "self_attn.k_proj.weight", "self_attn.key.weight", "self_attn.k_proj.weight"},
 };
 
-// Objects in objects in a list: comparing them takes twice as long for every level.
+// Nested objects in a list: a naive comparison would take twice as long for every level.
 static void deep_lists(void **state) {
     enum { LEVELS = 60 };
     Work *w = (Work *)*state;
@@ -627,7 +628,8 @@ static void hostile_llamas(void **state) {
     }
 }
 
-// What says nothing new: the older place of the base, what follows from other sizes, more ends.
+// Redundant keys: the old place of the rotary base, sizes that follow from others, several end
+// tokens.
 static void same_llamas(void **state) {
     static const Case same[] = {
         {"\"rope_parameters\": {\n    \"rope_theta\": 500.0,\n    \"rope_type\": \"default\"\n  }",
@@ -653,8 +655,8 @@ static void same_llamas(void **state) {
     free(first_hf);
 }
 
-// Llama 3.1's rotations, in the newer place, in the older one, and in both: the same model, whose
-// own folder has both.
+// Llama 3.1's rope scaling under the new key, the old one, and both (as in its own folder) gives
+// the same model.
 static void scaled_llamas(void **state) {
     static const Case scaled[] = {
         {"\"rope_type\": \"default\"", LLAMA3(8.0), "", "", ""},
@@ -742,7 +744,7 @@ static void not_finite(void **state) {
         assert_false(durable_exists(w->back));
     }
     Error err = {0};
-    put(w->back, "notes", "x", 1);  // a folder that was there stays
+    put(w->back, "notes", "x", 1);  // an existing folder is kept
     assert_false(import(w->hf, w->back, &err));
     assert_true(newest_checkpoint(w->back, &err) < 0);
     assert_true(same_file(w->back, w->back, "notes"));
@@ -799,7 +801,7 @@ static void hostile_indices(void **state) {
     free(header);
 }
 
-// The names that OpenAI's weights have, the masks saved with them, and a copy of the tied head.
+// OpenAI's original tensor names, with saved masks and a copy of the tied output layer.
 static void older_folders(void **state) {
     Work *w = (Work *)*state;
     HfReport report;
@@ -828,7 +830,7 @@ static void older_folders(void **state) {
     free(old);
 }
 
-// Half precision: the golden folder's c_attn.bias of layer 0 as 72 halves.
+// Half precision: layer 0's c_attn.bias of the golden folder as 72 fp16 values.
 static void halves_are_read(void **state) {
     Work *w = (Work *)*state;
     static const uint16_t halves[8] = {0x3C00, 0xC000, 0x0001, 0x8001, 0x03FF, 0x7BFF, 0x3555, 0x0000};
@@ -852,7 +854,7 @@ static void halves_are_read(void **state) {
     free(model);
 }
 
-// --- Tests: what is in the way -------------------------------------------------------------------
+// --- Tests: existing outputs ------------------------------------------------------------------
 
 static void taken_folders(void **state) {
     Work *w = (Work *)*state;
@@ -877,10 +879,10 @@ static void taken_folders(void **state) {
     assert_false(durable_exists(w->again));
 }
 
-// Models of other blocks: the family that they are of, or the flag that is none's.
+// Models with other blocks: the matching family, or the flag that no family supports.
 static void families_by_flags(void **state) {
     static const struct {
-        const char *flags[8], *family;  // or the text of the refusal
+        const char *flags[8], *family;  // or the error text
     } cases[] = {
         {{0}, "gpt2"},
         {{"--normalization", "RMSNorm"}, "normalization RMSNorm"},

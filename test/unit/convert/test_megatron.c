@@ -1,6 +1,7 @@
-// Megatron-LM's checkpoints become ours with the very elements that they hold. torch_dist gives its
-// master weights too. dev/ref/make_megatron_golden.py saved them, with megatron-core and torch.
-// Damaged and hostile ones end with one line and leave nothing.
+// Tests import of Megatron-LM checkpoints: all elements are preserved, including the master weights
+// of torch_dist. The golden checkpoints were saved with megatron-core and torch
+// (dev/ref/make_megatron_golden.py). Damaged and hostile checkpoints give a one-line error and
+// leave no files.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +24,7 @@
 enum { ROOM = 1 << 14 };
 
 static const Peers ALONE = {MPI_COMM_SELF, 0, NULL};
-static int64_t piece;  // elements of a buffer
+static int64_t piece;  // buffer size in elements
 
 typedef struct Work {
     char path[64], dist[128], legacy[128], flat[128], save[80];
@@ -66,9 +67,9 @@ static bool import(const char *folder, const char *save, bool weights_alone, HfR
     return megatron_import(&wish, report, err);
 }
 
-// --- The same elements ---------------------------------------------------------------------------
+// --- Elements ---------------------------------------------------------------------------------
 
-// Element e of the tensor of this name: make_megatron_golden.py.
+// Returns element e of a golden tensor, as in make_megatron_golden.py.
 static float golden(const char *name, int64_t e) {
     uint32_t hash = 0;
     for (const char *c = name; *c; c++) hash = hash * 31 + (uint32_t)*c;
@@ -98,7 +99,7 @@ static Checkpoint *open_saved(const char *save) {
     return c;
 }
 
-// The tensors of a checkpoint, which its arguments describe: they are `above` the golden values.
+// Compares all tensors of a checkpoint with the golden values plus `above`.
 static void compare_all(const char *save, bool masters, float above, int tensors) {
     Error err = {0};
     ImportedModel model;
@@ -141,7 +142,7 @@ static void ranks_of_legacy(void **state) {
     check_import(w->legacy, w->save, false, 0, GPT_TENSORS);
 }
 
-// SwiGLU's matrix in halves, virtual stages, Transformer Engine's names.
+// Split SwiGLU matrices, virtual stages, and Transformer Engine's names.
 static void virtual_stages(void **state) {
     const Work *w = (const Work *)*state;
     check_import(w->flat, w->save, true, 0, FLAT_TENSORS);
@@ -172,7 +173,7 @@ static void arguments_are_the_models(void **state) {
     checkpoint_close(c);
 }
 
-// Reads that begin and end anywhere.
+// Buffer sizes that start and end reads anywhere.
 static void pieces_do_not_show(void **state) {
     const Work *w = (const Work *)*state;
     static const int64_t sizes[] = {37, 100};
@@ -205,7 +206,7 @@ static void folder_of_all_iterations(void **state) {
     free(above);
 }
 
-// --- What cannot be imported ---------------------------------------------------------------------
+// --- Rejected checkpoints ---------------------------------------------------------------------
 
 static void refused(const char *folder, const char *text) {
     HfReport report;
@@ -232,7 +233,7 @@ static void spill(const char *folder, const char *name, const void *data, uint64
     free(path);
 }
 
-// Replaces the text, of the same length, wherever it stands in the file.
+// Replaces all occurrences of a text in the file by one of the same length.
 static void replace_text(const char *folder, const char *name, const char *from, const char *to) {
     uint64_t bytes, length = strlen(from);
     int found = 0;
@@ -259,7 +260,7 @@ static void other_names_are_refused(void **state) {
     refused(w->dist, "a tensor 'decoder.final_layernorm.height'");
 }
 
-// A name that means nothing here leaves a hole.
+// Unknown names leave a tensor incomplete.
 static void missing_tensors_are_refused(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->legacy, RANK, "layers.0.mlp.dense_h_to_4h.bias", "layers.0.mlp.x_extra_state.bias");
@@ -277,7 +278,7 @@ static void other_models_are_refused(void **state) {
 // --- Arguments -----------------------------------------------------------------------------------
 
 typedef struct Setting {
-    const char *name, *value;  // a number, "True", "False", or a text
+    const char *name, *value;  // a number, "True", "False", or a string
 } Setting;
 
 static void put_text(FILE *out, const char *text) {
@@ -301,7 +302,7 @@ static bool has_flag(const ModelFlags *flags, const char *flag) {
     return false;
 }
 
-// What is said of a model of GPT-2's kind with one argument more. NULL: it is taken.
+// Returns the error for a GPT-2 model with one more argument. NULL: accepted.
 static const char *said_of(Setting more, bool by_rank, ModelFlags *flags) {
     static const Setting plain[] = {{"num_layers", "2"},
                                     {"hidden_size", "32"},
@@ -418,14 +419,15 @@ static void missing_files_are_refused(void **state) {
     refused(w->path, "holds no Megatron-LM checkpoint");
 }
 
-// A name of a file may not lead out of the folder.
+// A file name must not lead out of the folder.
 static void names_stay_in_the_folder(void **state) {
     const Work *w = (const Work *)*state;
     replace_text(w->dist, ".metadata", "__0_0.distcp", "../../x.dist");
     refused(w->dist, "a chunk has no location");
 }
 
-// Every byte of the files that are parsed, set to others: taken or refused with a line, never more.
+// Changes every byte of the parsed files: the import succeeds or gives a one-line error, and never
+// crashes.
 static void changed_bytes(const char *folder, const char *name, uint64_t step) {
     uint64_t bytes;
     char *text = slurp(folder, name, &bytes);
@@ -456,7 +458,7 @@ static void nothing_is_left_of_a_failed_import(void **state) {
     Error err = {0};
     uint64_t bytes;
     char *text = slurp(w->dist, "__0_0.distcp", &bytes);
-    const uint16_t some = 0xBF78, nan = 0x7FC0;  // a value that weights have
+    const uint16_t some = 0xBF78, nan = 0x7FC0;  // a value that occurs in the weights
     for (uint64_t i = 0; i + 1 < bytes; i++) {
         if (memcmp(text + i, &some, 2) == 0) memcpy(text + i, &nan, 2);
     }

@@ -1,5 +1,5 @@
-// Pickles as data: what Python's pickler writes in protocols 2 to 5 is read, a call becomes an
-// object that says of what, and pickles that are none end with a text.
+// Tests the pickle parser: values written by Python's pickler in protocols 2 to 5 are read, calls
+// become objects that record the callee, and invalid pickles give an error text.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 #include "dev/convert/pickle.h"
 
-// A pickle given as text with zeros in it.
+// Parses a pickle given as a string literal that may contain NUL bytes.
 #define READ(pickle, text) pickle_read(pickle, text, sizeof(text) - 1)
 
 static void constants(void **state) {
@@ -42,7 +42,7 @@ static void constants(void **state) {
 
 static void dicts(void **state) {
     Pickle p;
-    // {"a": {"b": (1, 2)}, "c": "a"}: the memo gives "a" again.
+    // {"a": {"b": (1, 2)}, "c": "a"}: the second "a" comes from the memo.
     assert_null(READ(&p, "\x80\x02}q\0(X\x01\0\0\0aq\x01}X\x01\0\0\0bK\x01K\x02\x86sX\x01\0\0\0ch\x01u."));
     const PickleValue *pair = pickle_member(pickle_member(p.root, "a"), "b");
     int64_t sizes[2];
@@ -56,7 +56,7 @@ static void dicts(void **state) {
     pickle_free(&p);
 }
 
-// os.system("true"), as a reader that executes would call it.
+// os.system("true") in a form that an executing reader would call.
 static void calls_are_data(void **state) {
     Pickle p;
     assert_null(READ(&p,
@@ -159,7 +159,7 @@ static void bad_pickles(void **state) {
     }
 }
 
-// More values than there may be: a pickle of one list again and again, and of marks.
+// Exceeds the limit on values by repeating one list, and by repeating marks.
 static void values_are_counted(void **state) {
     const size_t bytes = (size_t)PICKLE_MOST_VALUES + 16;
     char *text = (char *)malloc(bytes);
