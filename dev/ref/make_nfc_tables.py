@@ -68,16 +68,16 @@ def write_table(name, rows, hexadecimal):
 both, one_way = decompositions()
 print(f"""\
 // Made by dev/ref/make_nfc_tables.py; do not edit. Unicode's canonical decompositions and combining
-// classes as Hugging Face's `tokenizers` knows them. Included by nfc.c only.
+// classes as used by Hugging Face's `tokenizers`. Included by nfc.c only.
 #pragma once
 #include <stdint.h>
 
 // clang-format off
-// A character and the two that it is made of: taken apart, and put together again.""")
+// A character and its canonical decomposition into two; composed again by NFC.""")
 write_table("nfc_pairs", both, 3)
-print("\n// The same, never put together again; a second 0: it stands for one other character.")
+print("\n// Decompositions that NFC does not compose again; 0: decomposes into a single character.")
 write_table("nfc_one_way", one_way, 3)
-print("\n// First and last of a run of marks, and their combining class.")
+print("\n// Range of marks (first, last) and their combining class.")
 write_table("nfc_classes", classes(), 2)
 print("// clang-format on")
 print(f"pairs {len(both)}, one way {len(one_way)}", file=sys.stderr)

@@ -1,10 +1,10 @@
 // Made by dev/ref/make_nfc_tables.py; do not edit. Unicode's canonical decompositions and combining
-// classes as Hugging Face's `tokenizers` knows them. Included by nfc.c only.
+// classes as used by Hugging Face's `tokenizers`. Included by nfc.c only.
 #pragma once
 #include <stdint.h>
 
 // clang-format off
-// A character and the two that it is made of: taken apart, and put together again.
+// A character and its canonical decomposition into two; composed again by NFC.
 static const uint32_t nfc_pairs[][3] = {
     {0xC0,0x41,0x300}, {0xC1,0x41,0x301}, {0xC2,0x41,0x302}, {0xC3,0x41,0x303}, {0xC4,0x41,0x308},
     {0xC5,0x41,0x30A}, {0xC7,0x43,0x327}, {0xC8,0x45,0x300}, {0xC9,0x45,0x301}, {0xCA,0x45,0x302},
@@ -242,7 +242,7 @@ static const uint32_t nfc_pairs[][3] = {
     {0x115BB,0x115B9,0x115AF},
 };
 
-// The same, never put together again; a second 0: it stands for one other character.
+// Decompositions that NFC does not compose again; 0: decomposes into a single character.
 static const uint32_t nfc_one_way[][3] = {
     {0x340,0x300,0}, {0x341,0x301,0}, {0x343,0x313,0}, {0x344,0x308,0x301}, {0x374,0x2B9,0},
     {0x37E,0x3B,0}, {0x387,0xB7,0}, {0x958,0x915,0x93C}, {0x959,0x916,0x93C}, {0x95A,0x917,0x93C},
@@ -503,7 +503,7 @@ static const uint32_t nfc_one_way[][3] = {
     {0x2FA1C,0x9F3B,0}, {0x2FA1D,0x2A600,0},
 };
 
-// First and last of a run of marks, and their combining class.
+// Range of marks (first, last) and their combining class.
 static const uint32_t nfc_classes[][3] = {
     {0x300,0x314,230}, {0x315,0x315,232}, {0x316,0x319,220}, {0x31A,0x31A,232}, {0x31B,0x31B,216},
     {0x31C,0x320,220}, {0x321,0x322,202}, {0x323,0x326,220}, {0x327,0x328,202}, {0x329,0x333,220},
