@@ -12,7 +12,7 @@
 # if there is no file.
 #
 #   scripts/emulate_network.sh NODES GBIT_PER_NODE    e.g. 2 25
-#   scripts/emulate_network.sh NODES unlimited        no bandwidth limit, receive packet steering only
+#   scripts/emulate_network.sh NODES unlimited        no limit, receive packet steering only
 #   scripts/emulate_network.sh restore
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

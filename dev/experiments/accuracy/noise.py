@@ -2,8 +2,8 @@
 import math
 import statistics
 
-# A preset is as good as another if the 95 % interval of its gap ends below this. At 125M the paper calls
-# SDP4Bit as good as the baseline with a gap of 0.002, and TLq worse with a gap of 0.011.
+# A preset is as good as another if the 95 % interval of its gap ends below this. At 125M the paper
+# calls SDP4Bit as good as the baseline with a gap of 0.002, and TLq worse with a gap of 0.011.
 MARGIN = 0.003
 # Student's t, 97.5 %, for 1, 2, ... degrees of freedom.
 T_975 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
