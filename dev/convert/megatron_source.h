@@ -1,6 +1,6 @@
 // The weights of a Megatron-LM checkpoint, distributed over its ranks' files: for each tensor of
-// our table, the pieces of it that the files contain. megatron_dist.c and megatron_legacy.c list
-// the pieces, megatron.c reads through them.
+// our table, the chunks of it that the files contain. megatron_dist.c and megatron_legacy.c list
+// the chunks, megatron.c reads through them.
 #pragma once
 #include "dev/convert/imported.h"
 #include "dev/convert/torch_file.h"
@@ -62,18 +62,18 @@ MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_la
 // Index of the tensor of layer `layer` that corresponds to `tensor` of layer 0.
 int megatron_of_layer(const GPT *gpt, int tensor, int64_t layer);
 
-// Adds a piece. EXIT_CHECKPOINT if it exceeds the tensor; name is for the message.
+// Adds a chunk. EXIT_CHECKPOINT if it exceeds the tensor; name is for the message.
 bool megatron_source_add(MegatronSource *source, MegatronKind kind, int tensor, MegatronPiece piece,
                          const char *name, Error *err);
-// Returns true if the pieces of every tensor have as many elements as the tensor; otherwise
+// Returns true if the chunks of every tensor have as many elements as the tensor; otherwise
 // *missing is the first tensor that lacks some.
 bool megatron_source_complete(const MegatronSource *source, MegatronKind kind, int *missing);
 // Reads elements [lo, hi) of a tensor in row-major order as fp32. Errors (EXIT_CHECKPOINT): an
-// unreadable file, an element that no piece contains.
+// unreadable file, an element that no chunk contains.
 bool megatron_source_read(MegatronSource *source, MegatronKind kind, int tensor, int64_t lo, int64_t hi,
                           float *out, Error *err);
 
-// Lists the pieces in an iteration's directory (torch_dist | legacy format). Errors:
+// Lists the chunks in an iteration's directory (torch_dist | legacy format). Errors:
 // EXIT_CHECKPOINT.
 bool megatron_dist_list(MegatronSource *source, Error *err);
 // tensor, stages: tensor and pipeline parallel sizes. chunks: virtual pipeline chunks per stage.

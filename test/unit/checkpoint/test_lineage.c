@@ -184,8 +184,8 @@ static void long_lists(void **state) {
     lineage_free(&l);
 }
 
-// A second run starts from scratch in the folder: only its own checkpoints are counted, those of
-// the first run are kept.
+// A second run starts from scratch in the folder: only its own checkpoints are counted, and the
+// checkpoints of the first run are kept.
 static void another_run(void **state) {
     Folder *f = (Folder *)*state;
     char others[1400];

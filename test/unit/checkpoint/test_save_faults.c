@@ -1,5 +1,5 @@
 // Tests saves that fail or are killed at each of their system calls, full disks, and retention. The
-// system calls are defined here and override those of the C library, so that the n-th call can fail
+// system calls are defined here and override the C library, so that the n-th call can fail
 // or kill the process.
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// Tests export to and import from Hugging Face folders: the trainer's logits match those of
+// Tests export to and import from Hugging Face folders: the trainer's logits match
 // transformers in both directions, a round trip preserves all bytes, and hostile folders give a
 // one-line error. The golden folders, one per family, were saved by transformers together with its
 // logits (dev/ref/make_hf_golden.py). Tolerances are tightest in the PRECISION=fp32 build.
