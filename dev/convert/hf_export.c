@@ -145,7 +145,7 @@ static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
 static float master_at(const void *in, int64_t i) { return ((const float *)in)[i]; }
 static float weight_at(const void *in, int64_t i) { return floatX_to_float(((const floatX *)in)[i]); }
 
-// Converts `count` elements: those of the checkpoint start at `from` with stride `step`, those of
+// Converts `count` elements: checkpoint elements start at `from` with stride `step`; elements of
 // the file are contiguous and start at `to`.
 static void put(const Exporting *e, int64_t to, int64_t from, int64_t step, int64_t count) {
     for (int64_t i = 0; i < count; i++, from += step) {
@@ -292,8 +292,8 @@ static void write_index(const Exporting *e, FILE *out) {
     fprintf(out, "  }\n}\n");
 }
 
-// Returns the token that starts a text: that of the tokenizer's files, or else the end-of-document
-// token.
+// Returns the token that starts a text: the one in the tokenizer's files, or else the
+// end-of-document token.
 static int64_t bos_of(const Exporting *e) {
     const HfTokenizerFile *file = hf_tokenizer_file(&e->tokenizer, HF_GENERATION_CONFIG);
     int64_t bos = e->model.config.eod;

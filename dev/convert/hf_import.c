@@ -163,9 +163,9 @@ static bool cuts_as_gpt2(const Importing *m) {
     return same;
 }
 
-// Chooses the tokenizer: that of the flags, or else the folder's; NullTokenizer if there is none.
-// tokenizer.json is preferred because only it contains added tokens and the split pattern. The
-// caller frees the paths.
+// Chooses the tokenizer: the one in the flags, or else the folder's; NullTokenizer if there is
+// none. tokenizer.json is preferred because only it contains added tokens and the split pattern.
+// The caller frees the paths.
 static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
     const HfTokenizerWish *wish = &m->wish->tokenizer;
     TokenizerChoice choice = {TOKENIZER_NULL, wish->vocab_file, wish->merge_file, wish->model, wish->eod, 0};

@@ -157,7 +157,7 @@ static bool read_entry(Archive *a, const uint8_t *at, uint64_t left, uint64_t *l
     if (*length > left || memchr(at + CENTRAL_BYTES, 0, (size_t)c.name))
         return damaged(a, "its directory is malformed", err);
     if (c.method != 0 || c.flags & ENCRYPTED)
-        return damaged(a, "an entry is compressed or encrypted, unlike those of torch.save", err);
+        return damaged(a, "an entry is compressed or encrypted, but torch.save does neither", err);
     widen(&c, at + CENTRAL_BYTES + c.name);
     TorchEntry *entry = &a->zip->entries[a->zip->count++];
     entry->name = (char *)xmalloc((size_t)c.name + 1, "an entry's name");

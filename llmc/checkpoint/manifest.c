@@ -124,7 +124,7 @@ static void write_state(FILE *out, const RunState *state) {
     fprintf(out, "}");
 }
 
-// Writes the run's state and, if nodes train independently, those of the nodes.
+// Writes the run's state and, if nodes train independently, the nodes' states.
 static void write_states(FILE *out, const ManifestRun *run) {
     fprintf(out, "\"state\": ");
     write_state(out, run->state);
