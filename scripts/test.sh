@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests that this machine can run. It installs what is missing, builds with warnings as errors,
-# runs unit tests, repository rules, tests over MPI ranks, faults and whole runs, and shows how long the
-# rest will take. Ends with "N passed, N failed, N skipped"; exit code 1 when any failed.
+# runs unit tests, repository rules, tests over MPI ranks, faults and whole runs, and shows how long
+# the rest will take. Ends with "N passed, N failed, N skipped"; exit code 1 when any failed.
 #
 # The default level takes twenty minutes on two idle cores and covers every part of the program.
 # --ci adds sanitizers, all numbers of ranks and longer runs. --long adds tests that take hours.

@@ -70,8 +70,8 @@ void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, S
 // they took. The kernel adds the slot.
 uint64_t wire_coding_fault(WireHop hop, int b);
 
-// Sets err to describe a fault (step_status.h) found by `rank`, and returns false. EXIT_DIVERGED: an
-// update was refused. EXIT_COMMUNICATION: a damaged message, for example "message from rank 2 to
+// Sets err to describe a fault (step_status.h) found by `rank`, and returns false. EXIT_DIVERGED:
+// an update was refused. EXIT_COMMUNICATION: a damaged message, for example "message from rank 2 to
 // rank 0, gradients inside the node, bucket 3".
 bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err);
 

@@ -29,13 +29,13 @@
 #   iters      steps measured, after as many to warm up [4]. Short steps fill about a second (up to
 #              30). Steps that would take longer than 3 s in all are fewer, but never fewer than 2.
 #              A line below the table names what was measured with fewer than 3
-#   time-limit seconds until everything ends. The last ten of them are kept for that. Presets that do
-#              not fit what is left are named and left out
+#   time-limit seconds until everything ends. The last ten of them are kept for that. Presets that
+#   do            not fit what is left are named and left out
 #   flags      more flags of the trainer, for every preset
 #   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
 #   logs       keeps the logs of the runs in FOLDER. A later call with the same folder adds its
 #              rows, so that several calls make one table. It takes layers' times from there and
-#              says so. A preset that is run again loses its old row, whatever becomes of the new run
+#              says so. A preset that is run again loses its old row even if the new run fails
 #
 # Presets of a model and network share a process. If one preset ends it, those without a row are run
 # once more without that preset.
@@ -91,7 +91,7 @@ make_folder "$(dirname "$out")"
 [[ $most =~ ^[1-9][0-9]*$ && $limit =~ ^[1-9][0-9]*$ ]] ||
     die 2 "--iters and --time-limit want positive numbers"
 
-# --- ranks, programs, presets ------------------------------------------------------------------------
+# --- ranks, programs, presets ---------------------------------------------------------------------
 
 suffix='' start=9 benches=gpu-bench
 case $device in

@@ -106,7 +106,7 @@ def compute_ms(one):
     return layers * (times["forward"] + times["backward"]) + times["head"] + times["tail"]
 
 
-# --- which presets fit -------------------------------------------------------------------------------
+# --- which presets fit ----------------------------------------------------------------------------
 
 # Seconds that an interval of short steps lasts. The interval before it lasts as long and brings a
 # GPU near the clock that it keeps.

@@ -8,8 +8,8 @@
 // Flags are trainer flags. FILE (default: standard output) gets one JSON line per preset
 // with memory by purpose, bytes sent per bucket, and times. Times are medians over the repetitions,
 // of the slowest rank, in ms:
-//   gradients   from the start until the step status is known. All gradients are ready at the start;
-//               buckets are reduced in backward order
+//   gradients   from the start until the step status is known. All gradients are ready at the
+//               start; buckets are reduced in backward order
 //   weights     from the step status until the weights of all buckets are applied, minus adamw
 //   adamw       AdamW and quantization only: an update with the same layout on a mesh that is not
 //               open, where gathers are no-ops

@@ -106,8 +106,8 @@ for ((first = 0; first < ${#files[@]}; first += per_part)); do
         continue
     fi
     echo "$part: ${#names[@]} files"
-    # Uses another name until the pipe has succeeded: after a broken download preprocess_data only sees
-    # its input end early.
+    # Uses another name until the pipe has succeeded: after a broken download preprocess_data only
+    # sees its input end early.
     "$python" "$work/pile.py" text "$work" "$local_folder" "${names[@]}" |
         "$build/preprocess_data" --input - --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" \
             --append-eod ${workers:+--workers "$workers"} --log-interval 100000 \

@@ -2,7 +2,8 @@
 // variable SDP4BIT_FAULT; without it nothing happens.
 //
 // replica:RANK:ITERATION:BUCKET[:BIT]
-//     Flips one bit of this bucket's model weights on world rank RANK, after the iteration's update.
+//     Flips one bit of this bucket's model weights on world rank RANK, after the iteration's
+//     update.
 // message:RANK:ITERATION:NUMBER[:BIT]
 //     Flips one bit of the message that RANK received in its NUMBER-th exchange of the iteration,
 //     from 0.

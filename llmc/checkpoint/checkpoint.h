@@ -17,8 +17,9 @@
 //   iter_0000100/mp_rank_01_002/...      tensor rank 1, pipeline rank 2
 //   .iter_0000100.tmp/                   a save in progress, or left by a killed one; the next save
 //                                        removes it
-//   .iter_0000100.old/                   the previous checkpoint of iteration 100 during replacement,
-//                                        if the file system cannot exchange two names atomically
+//   .iter_0000100.old/                   the previous checkpoint of iteration 100 during
+//                                        replacement, if the file system cannot exchange two names
+//                                        atomically
 //   .iter_0000050.del/                   an old checkpoint being deleted
 #pragma once
 #include "llmc/checkpoint/save_folder.h"

@@ -1,23 +1,23 @@
-// manifest.json of a checkpoint: tensors, files, counters, and the program that saved them. Written by
-// checkpoint.c, read by checkpoint_load.c. Treated as untrusted input: sizes, ranges and names are
-// validated, file names must not contain a path, and the text includes its own hash.
+// manifest.json of a checkpoint: tensors, files, counters, and the program that saved them. Written
+// by checkpoint.c, read by checkpoint_load.c. Treated as untrusted input: sizes, ranges and names
+// are validated, file names must not contain a path, and the text includes its own hash.
 //
 //   {"format": "sdp4bit.c checkpoint", "version": 2, "program": "...", "commit": "...",
 //    "libraries": "...", "world_size": 4, "weight_dtype": "BF16",
-//    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},     doubles are hexadecimal floats
+//    "state": {"iteration": 100, ..., "beta1_power": "0x1.9p-1"},   doubles are hexadecimal floats
 //    "nodes": [{...}, ...],          per-node counters, with local steps only
 //    "arguments": {...},
-//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],      all parameters, full shapes, in order
+//    "tensors": [{"name": "wte", "shape": [64, 32]}, ...],   all parameters, full shapes, in order
 //    "kinds": ["master", "exp_avg", "exp_avg_sq", "weight"],
 //    "files": [{"folder": "mp_rank_00", "name": "shard_00000_of_00004.safetensors", "bytes": 1234,
 //               "xxh3": "0123456789abcdef",
 //               "slices": [[tensor, kind, lo, hi], [tensor, kind, lo, hi, first, count],
 //                          [tensor, kind, lo, hi, node], ...]},
 //              ...],
-//    "xxh3": "0123456789abcdef"}                                     hash of all text before this line
+//    "xxh3": "0123456789abcdef"}                                   hash of all text before this line
 //
-// Slices are listed in the order of their data in the file. `tensor` and `kind` are indices into the
-// lists above.
+// Slices are listed in the order of their data in the file. `tensor` and `kind` are indices into
+// the lists above.
 //
 // A slice is a flat range [lo, hi) of a block of columns (Slice in slice.h):
 // - Four numbers: the block is the whole tensor. Used for tensors that are not split, or split by

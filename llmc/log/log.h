@@ -1,6 +1,6 @@
 // What the user sees: Megatron-LM's log lines with this program's fields appended, JSON lines, and
-// TensorBoard events. Rank 0 prints; in Megatron-LM, the last rank prints the loss lines. The Log of
-// any other rank prints nothing.
+// TensorBoard events. Rank 0 prints; in Megatron-LM, the last rank prints the loss lines. The Log
+// of any other rank prints nothing.
 //
 // JSON lines (--log-jsonl, built by json_line.h): one object per line, "kind" first.
 // - Numbers read back bit-exactly. NaN and infinity, which JSON lacks, are null, with their name in

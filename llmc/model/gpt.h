@@ -18,7 +18,7 @@
 //   T   sequence length                F   FFN size
 //   NH  attention heads                L   layers
 //   HD  head size; A = NH*HD           V   padded vocabulary
-//   P   rows of the position table     R   rows of B*T held by this rank between GEMMs: all of them,
+//   P   rows of the position table     R   rows of B*T held by a rank between GEMMs: all of them,
 //                                          or a block with --sequence-parallel
 // NH, A, F, L and the vocabulary rows are local to this rank: tensor and pipeline parallelism split
 // them.

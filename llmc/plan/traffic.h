@@ -5,8 +5,8 @@
 //   optim_grads         most buckets are reduced with every micro-batch (zero_reductions)
 //   optim_grads_params  two slots hold gathered buckets alternately; forward and backward gather a
 //                       bucket that is not in its slot. The first bucket is never sharded
-//   local steps         an outer all-reduce of each bucket every H steps; a step counts 1/H of it as
-//                       inter-node gradients
+//   local steps         an outer all-reduce of each bucket every H steps; a step counts 1/H of it
+//                       as inter-node gradients
 #pragma once
 #include "llmc/state/zero.h"
 LLMC_BEGIN

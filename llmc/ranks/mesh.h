@@ -26,10 +26,12 @@ typedef struct Mesh {
             Group tp, pp, dp;  // tensor, pipeline and data parallel
             Group node, rail;  // the two levels of dp: ranks of one node; one rank per node
             Group embedding;   // first and last pipeline stage; one rank elsewhere
-            Group shards,
-                shard_rail;  // the two levels over which weights are sharded, set by mesh_shard_weights; otherwise this rank alone
-            Group replica_group,
-                replica_groups;  // set by mesh_make_replica_groups: ranks of this replica group; one rank of each replica group. Otherwise this rank alone, without communicators
+            // The two levels over which weights are sharded, set by mesh_shard_weights. Otherwise only
+            // this rank.
+            Group shards, shard_rail;
+            // Ranks of this replica group; one rank of each replica group. Set by
+            // mesh_make_replica_groups. Otherwise only this rank, without communicators.
+            Group replica_group, replica_groups;
         };
         Group group[MESH_GROUPS];  // the same, for loops
     };

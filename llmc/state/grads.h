@@ -2,11 +2,11 @@
 // shard.
 //
 // A store is chosen for each bucket when the run is planned:
-//   accumulated  the whole bucket, for a step: backward adds the micro-batches in place, and the bucket
-//                is reduced once (ZeRO-1, and the buckets that hold embeddings)
-//   slots        two slots serve all buckets in turn (ZeRO-2 and 3): bucket b+1 is reduced out of one
-//                slot while backward writes bucket b into the other. Every micro-batch is reduced at
-//                once, and the own shard accumulates the micro-batches of a step.
+//   accumulated  the whole bucket, for a step: backward adds the micro-batches in place, and the
+//                bucket is reduced once (ZeRO-1, and the buckets that hold embeddings)
+//   slots        two slots serve all buckets in turn (ZeRO-2 and 3): bucket b+1 is reduced out of
+//                one slot while backward writes bucket b into the other. Every micro-batch is
+//                reduced at once, and the own shard accumulates the micro-batches of a step.
 // Called by the files of llmc/state.
 #pragma once
 #include "llmc/base/memory_plan.h"

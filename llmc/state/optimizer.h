@@ -9,8 +9,8 @@
 //
 //   last   the bucket has been reduced
 //   host   this rank's shard is copied to the host: gradients, and weights if differences are sent.
-//          Backward and the next reductions run meanwhile. With the slots of grads.h two windows serve
-//          all buckets, and for a further micro-batch the sum so far is copied back first
+//          Backward and the next reductions run meanwhile. With the slots of grads.h two windows
+//          serve all buckets, and for a further micro-batch the sum so far is copied back first
 //   last   the step status is known
 //   host   copies it, then, bucket by bucket: AdamW and the payload
 //   last   copies the payload into the gather buffer

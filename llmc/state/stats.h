@@ -1,9 +1,11 @@
 // Quantization statistics: what quantization does to the gradient and the weights while a run
 // trains, without changing it.
-//   --log-quantization-error-interval   compares the reduced gradient with an exact reduction of the
-//                                       same step, and the model weights with the master weights
-//   --dump-distributions-interval       histograms of this rank's shard: weights, weight differences,
-//                                       gradients before and after the Hadamard transform
+//   --log-quantization-error-interval   compares the reduced gradient with an exact reduction of
+//                                       the same step, and the model weights with the master
+//                                       weights
+//   --dump-distributions-interval       histograms of this rank's shard: weights, weight
+//                                       differences, gradients before and after the Hadamard
+//                                       transform
 // zero.c calls the hooks below in steps that are due; the figures are computed on the host, so
 // those steps take longer. Other steps cost nothing.
 #pragma once

@@ -5,9 +5,9 @@
 //               embeddings, which forward and backward both begin or end with)
 //   node        the ranks of a node share one replica (--shard-params-over node): a rank holds the
 //               shards of the ranks with its place in every node
-//   world       all data-parallel ranks share one replica: a rank holds its own shard. What is sent is
-//               the payload of the latest update, between nodes first, then inside the node, so that
-//               forward sees what the replicated store would hold. Weights that no update has
+//   world       all data-parallel ranks share one replica: a rank holds its own shard. What is sent
+//               is the payload of the latest update, between nodes first, then inside the node, so
+//               that forward sees what the replicated store would hold. Weights that no update has
 //               produced yet (drawn or loaded) are sent as they are. With --secondary-partition a
 //               node keeps what forward has gathered, and backward gathers it there.
 // Gathered buckets use two slots in turn: the next layer's bucket is prefetched into the other one.

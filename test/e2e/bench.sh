@@ -12,7 +12,7 @@ done
 make_shard text 400 7
 data=$work/text_text_document
 
-# --- several presets in one process -----------------------------------------------------------------
+# --- several presets in one process ---------------------------------------------------------------
 # start NP PROGRAM ARGS...: like ranks, but runs another program.
 start() {
     local np=$1
@@ -42,7 +42,8 @@ one_process() {
 }
 check "three presets in one process match three processes" one_process
 one_folder() { # the second preset resumes: the directory lock is released in between
-    start 2 "$presets" "${common[@]}" --save "$work/presets" --save-interval 100 --preset first --exit-interval 3 \
+    start 2 "$presets" "${common[@]}" --save "$work/presets" --save-interval 100 --preset first \
+        --exit-interval 3 \
         --preset second --load "$work/presets" --log-jsonl "$work/preset_on.jsonl" ||
         { say "exit code $?"; return 1; }
     [ "$(train_lines preset_on | wc -l)" -eq 3 ] || say "it did not go on"
@@ -60,7 +61,8 @@ check "a failing preset is named, and the next one trains" next_trains
 stopped() {
     local pid rc
     rm -f "$work"/preset_*.jsonl
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$presets" "${common[@]}" --train-iters 1000000 --preset long \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 2 "$presets" "${common[@]}" --train-iters 1000000 \
+        --preset long \
         --log-jsonl "$work/preset_long.jsonl" --preset never \
         --log-jsonl "$work/preset_never.jsonl" >"$work/out" 2>"$work/err" </dev/null &
     job=$!
@@ -92,7 +94,8 @@ check "initial weights do not depend on the number of threads" same_weights
 
 # --- synchronization alone -----------------------------------------------------------------------
 sync_alone() {
-    start 4 "$synchronize" --out "$work/sync.jsonl" --repetitions 2 --plain-mb 1 "${common[@]}" --preset bf16 \
+    start 4 "$synchronize" --out "$work/sync.jsonl" --repetitions 2 --plain-mb 1 "${common[@]}" \
+        --preset bf16 \
         --grad-reduce-in-bf16 --preset sdp4bit "${paper[@]}" || { say "exit code $?"; return 1; }
     ranks 1 "${model[@]}" "${batch[@]}" --data-path "$data" --plan --plan-world-size 4 --gpus-per-node 2 \
         "${paper[@]}" || { say "--plan failed"; return 1; }

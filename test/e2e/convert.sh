@@ -69,7 +69,8 @@ check "an incomplete direction" no_convert 2 "--to-hf is missing" --load "$work/
 check "an unknown flag" no_convert 2 "--to-huggingface" --to-huggingface x
 check "output directory exists" no_convert 2 "is not empty" --load "$work/cut" --to-hf "$work/staged"
 check "--save directory exists" no_convert 2 "holds checkpoints" --from-hf "$golden" --save "$work/staged"
-check "only one tokenizer file" no_convert 2 "must be used together" --load "$work/cut" "${out[@]}" --vocab-file x
+check "only one tokenizer file" no_convert 2 "must be used together" --load "$work/cut" "${out[@]}" \
+    --vocab-file x
 check "a missing vocabulary" no_convert 5 "$work/x" --load "$work/cut" "${out[@]}" \
     --vocab-file "$work/x" --merge-file "$work/x"
 check "another model's vocabulary" no_convert 5 "ids" --load "$work/staged" "${out[@]}" \

@@ -142,7 +142,8 @@ planned() {
         --gpus-per-node 8 --error-feedback >"$work/plan" 2>"$work/err" || { say "--plan failed"; return 1; }
     awk '/fp32 master weights, own shard/ { master = $NF } /residual of error feedback/ { residual = $NF }
         END { print residual / master; exit !(residual > 1.99 * master && residual < 2 * master) }' \
-        "$work/plan" >"$work/ratio" || { why="$(cat "$work/ratio") of the master weights instead of 2"; return 1; }
+        "$work/plan" >"$work/ratio" ||
+        { why="$(cat "$work/ratio") of the master weights instead of 2"; return 1; }
 }
 check "--plan shows its memory" planned
 finish

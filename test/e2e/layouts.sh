@@ -106,7 +106,8 @@ every_preset() {
         "--quantized-gradients" "--quantized-gradients --gradient-quantization-bits-intra 4 --hadamard-transform"; do
         name=$((name + 1))
         # shellcheck disable=SC2086 # words
-        logged preset$name 8 --gpus-per-node 4 --global-batch-size 16 "${few[@]}" "${square[@]}" $preset || return 1
+        logged preset$name 8 --gpus-per-node 4 --global-batch-size 16 "${few[@]}" "${square[@]}" $preset ||
+            return 1
         # shellcheck disable=SC2086 # words
         logged flat$name 2 --gpus-per-node 1 --global-batch-size 16 "${few[@]}" $preset \
             --make-vocab-size-divisible-by 32 || return 1

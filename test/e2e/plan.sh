@@ -372,12 +372,14 @@ own_row() { # the run's own row, whose bytes --plan prints, matches the row of i
     takes eden-lossless --plan-network 5 @configs/sdp4bit.args --plan-step-ms 120 || return 1
     awk '$1 == "sdp4bit" { preset = $2 " " $3 } /^  this run +[0-9.]+ +[0-9.]+ / { run = $3 " " $4 }
         /out of each node +[0-9]/ { sent = $7 / 1e9 }
-        END { off = sent - preset; exit !(preset == run && off < 0.001 && off > -0.001 && preset ~ / 1[2-9]/) }' \
+        END { off = sent - preset
+            exit !(preset == run && off < 0.001 && off > -0.001 && preset ~ / 1[2-9]/) }' \
         "$work/out"
 }
 check "--plan-network: the run's own row" own_row
 presets_table_is_true() { # WHAT PAGE
-    BUILD=$BUILD dev/bench/presets_table "$1" >"$work/$1" 2>"$work/err" || { say "presets_table failed"; return 1; }
+    BUILD=$BUILD dev/bench/presets_table "$1" >"$work/$1" 2>"$work/err" ||
+        { say "presets_table failed"; return 1; }
     [ -s "$work/$1" ] && ! grep -vxFf "$2" "$work/$1" >"$work/diff" ||
         { why="not in $2: $(head -n 1 "$work/diff")"; return 1; }
 }

@@ -32,7 +32,8 @@ gradients=(--quantized-gradients --gq-group-size-intra 128 --gq-group-size-inter
 check "baseline, fp32 gradients" preset baseline 0
 check "baseline, bf16 gradients" preset bf16 1 --grad-reduce-in-bf16
 check "qW" preset qw 5 "${weights[@]}" --weight-quantization-method direct
-check "qW, 8 bits" preset qw8 2 "${weights[@]}" --weight-quantization-method direct --weight-quantization-bits 8
+check "qW, 8 bits" preset qw8 2 "${weights[@]}" --weight-quantization-method direct \
+    --weight-quantization-bits 8
 check "qWD" preset qwd 2 "${weights[@]}"
 check "qWD, 8 bits" preset qwd8 2 "${weights[@]}" --weight-quantization-bits 8
 check "ULq" preset ulq 10 "${gradients[@]}" --gradient-quantization-bits-intra 4

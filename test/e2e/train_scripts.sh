@@ -7,7 +7,8 @@
 make_shard text 400 8
 data=$work/text_text_document
 export BUILD
-unset PRESET SPEED DATA_PATH VOCAB_FILE MERGE_FILE CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE \
+unset PRESET SPEED DATA_PATH VOCAB_FILE MERGE_FILE CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS \
+    DEVICE \
     DRY_RUN CUDA_VISIBLE_DEVICES
 root=$PWD
 
@@ -423,7 +424,8 @@ self_started() {
 }
 check "ranks started by the script" self_started
 under_mpirun() {
-    PRESET=sdp4bit DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 scripts/train_125m.sh \
+    PRESET=sdp4bit DEVICE=cpu DATA_PATH=$data LOG_DIR=$work/under "${launcher[@]}" -np 4 \
+        scripts/train_125m.sh \
         "${tiny[@]}" >"$work/out" 2>"$work/err" </dev/null || { say "exit code $?"; return 1; }
     cp "$work/under/log.jsonl" "$work/under.jsonl"
     same_training self under
@@ -488,7 +490,8 @@ speed_run() {
 }
 check "a speed run on mock data" speed_run
 cut_speed_run() { # 13B's layout on nodes of four, on a tiny model
-    PRESET=sdp4bit DEVICE=cpu SPEED=1 RANKS=8 LOG_DIR='' scripts/train_13b.sh "${tiny[@]}" --micro-batch-size 1 \
+    PRESET=sdp4bit DEVICE=cpu SPEED=1 RANKS=8 LOG_DIR='' scripts/train_13b.sh "${tiny[@]}" \
+        --micro-batch-size 1 \
         --global-batch-size 1 --gpus-per-node 4 --exit-interval 3 >"$work/out" 2>"$work/err" ||
         { say "exit code $?"; return 1; }
     grep -q '^layout: tensor parallel 4, pipeline 2, data parallel 1$' "$work/out" &&

@@ -145,7 +145,8 @@ read_only() {
     fi
 }
 if read_only; then
-    check "a read-only --save directory" before_training 6 "$work/locked" --save "$work/locked" --save-interval 4
+    check "a read-only --save directory" before_training 6 "$work/locked" --save "$work/locked" \
+        --save-interval 4
     check "a --save directory inside a read-only one" before_training 6 "$work/locked" --save \
         "$work/locked/deeper/run" --save-interval 4
 else

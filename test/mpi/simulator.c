@@ -294,7 +294,7 @@ void simulator_records(Simulator *sim, const float *losses) {
     }
 }
 
-// --- the step status --------------------------------------------------------------------------------
+// --- the step status -----------------------------------------------------------------------------
 
 // One value of spikes.h's running means. Returns what it is measured by.
 static float follow(SpikeTrack *track, float value, float factor, int64_t before, bool finite) {

@@ -69,9 +69,9 @@ ALLOWED = [
 PENDING = {
     "CONTRIBUTING.md": {"behind": 1},
     "configs": {"behind": 7, "card": 10, "that of": 1, "to the bit": 1},
-    "dev": {"behind": 11, "masters": 2, "that of": 2},
-    "dev/bench": {"behind": 8, "card": 40, "goes on": 1, "in front of": 1, "rooms": 1, "share out": 4,
-        "that of": 17, "to the bit": 1, "trunk": 4, "twin": 2, "verdict": 2, "what travels": 3},
+    "dev": {"behind": 11, "that of": 2},
+    "dev/bench": {"behind": 2, "card": 40, "goes on": 1, "in front of": 1, "share out": 3, "that of": 11,
+        "verdict": 2, "what travels": 3},
     "dev/convert": {"masters": 2, "that of": 5},
     "dev/experiments": {"masters": 2, "trunk": 41, "twin": 34, "verdict": 4},
     "dev/ref": {"behind": 1, "masters": 9, "verdict": 12},
@@ -95,8 +95,8 @@ PENDING = {
     "test/gpu": {"-our": 6, "behind": 5, "to the bit": 2, "verdict": 29},
     "test/mpi": {"behind": 20, "goes on": 1, "masters": 2, "share out": 3, "survivors": 1, "that of": 4,
         "to the bit": 7, "verdict": 10},
-    "test/unit": {"behind": 20, "goes on": 5, "grain": 8, "in front of": 1, "masters": 11,
-        "survivors": 2, "that of": 6, "to the bit": 6, "trunk": 2, "verdict": 1},
+    "test/unit": {"behind": 18, "goes on": 3, "grain": 8, "masters": 11, "survivors": 2, "that of": 5,
+        "to the bit": 5, "trunk": 1, "verdict": 1},
 }
 
 

@@ -18,8 +18,8 @@ hex() { od -An -v -tx1 "$1" | tr -d ' \n'; }
 same_shard() { cmp -s "$1.bin" "$2.bin" && cmp -s "$1.idx" "$2.idx"; }
 clean() { ! compgen -G "$work/*.tmp" >/dev/null; } # no temporary files are left
 
-# refused NAME EXIT-CODE TEXT COMMAND...: expects the exit code, one line on stderr that contains the
-# text, no output and no leftover files.
+# refused NAME EXIT-CODE TEXT COMMAND...: expects the exit code, one line on stderr that contains
+# the text, no output and no leftover files.
 refused() {
     local name=$1 code=$2 text=$3
     shift 3
@@ -56,8 +56,8 @@ idx+=010000000000000001000000000000000200000000000000
 report "golden .idx" $?
 
 # --- the same bytes for any number of workers; several inputs; list of inputs; standard input ---
-# Several megabytes, so that all workers get blocks: lines of many lengths, some empty, some non-ASCII,
-# one longer than a block.
+# Several megabytes, so that all workers get blocks: lines of many lengths, some empty, some
+# non-ASCII, one longer than a block.
 awk 'BEGIN { srand(7); split("the of and loss gradient  training\\n\\t can\\u0027t 12 node, (weights) \\u00e9t\\u00e9 \\ud83d\\ude00 \\ud83d 中文", w, " ")
     for (i = 0; i < 6000; i++) { s = ""; k = i % 50 == 0 ? 0 : 1 + int(rand() * 200); for (j = 0; j < k; j++) s = s w[1 + int(rand() * 13)] " "
         printf "{\"id\": %d, \"text\": \"%s\", \"meta\": {\"text\": \"no\"}}\n", i, s }
@@ -169,8 +169,10 @@ refused "merge into a directory that cannot be created" 3 "/proc/nowhere" merge 
 refused "merge into a read-only directory" 3 "/proc/x.bin" merge --input "$work/folder" \
     --output-prefix /proc/x
 mkdir "$work/taken.idx"
-refused "merge onto a directory" 3 "$work/taken.idx" merge --input "$work/folder" --output-prefix "$work/taken"
-refused "merge to a directory as output name" 2 "ends in '/'" merge --input "$work/folder" --output-prefix "$work/"
+refused "merge onto a directory" 3 "$work/taken.idx" merge --input "$work/folder" \
+    --output-prefix "$work/taken"
+refused "merge to a directory as output name" 2 "ends in '/'" merge --input "$work/folder" \
+    --output-prefix "$work/"
 
 # --- plain text, the byte tokenizer, another key ---
 printf 'ab' >"$work/1.txt"
@@ -286,14 +288,16 @@ from_nothing() { : | byte --input -; }
 refused "standard input without documents" 5 "no document" from_nothing
 
 # --- output that cannot be created: exit code 3, before any input is read
-refused "a directory that cannot be created" 3 "/proc/nowhere" pre --input "$work/a.jsonl" --tokenizer-type Byte \
+refused "a directory that cannot be created" 3 "/proc/nowhere" pre --input "$work/a.jsonl" \
+    --tokenizer-type Byte \
     --output-prefix /proc/nowhere/x
 refused "a read-only directory" 3 "/proc/x_text_document" pre --input "$work/a.jsonl" \
     --tokenizer-type Byte --output-prefix /proc/x
 refused "a file instead of a directory" 3 "$work/a.jsonl" pre --input "$work/a.jsonl" \
     --tokenizer-type Byte --output-prefix "$work/a.jsonl/x"
 mkdir "$work/folder_text_document.bin"
-refused "a directory with the name of the output" 3 "$work/folder_text_document.bin" pre --input "$work/bad.jsonl" \
+refused "a directory with the name of the output" 3 "$work/folder_text_document.bin" pre \
+    --input "$work/bad.jsonl" \
     --tokenizer-type Byte --output-prefix "$work/folder"
 
 # --- a full disk (emulated by a file size limit) and an interruption leave no files

@@ -154,8 +154,8 @@ static void test_decoded_values(void **state) {
     check_decoded(true, transformed);
 }
 
-// A second sum is added to the first: the same again makes twice the values, and partial sums of four
-// times the squares. Both are exact.
+// A second sum is added to the first: the same again makes twice the values, and partial sums of
+// four times the squares. Both are exact.
 static void test_added_values(void **state) {
     Example once, twice;
     uint8_t slots[96] __attribute__((aligned(16)));
