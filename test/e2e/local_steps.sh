@@ -119,7 +119,7 @@ END
 keeps() {
     trains 2 --gpus-per-node 1 "${run[@]}" --train-iters 20 --exit-interval 5 --save "$work/replicate" &&
         SDP4BIT_FAULT=stall:1:5:0 ends_without 1 5 2 1 --train-iters 20 "${soon[@]}" || return 1
-    PYTHONPATH=$work python3 - "$work"/{k,replicate} <<'END' 2>"$work/err" || { say python3; return 1; }
+    PYTHONPATH=$work python3 - "$work"/{k,replicate} <<'END' 2>"$work/err" || { say "compared"; return 1; }
 import sys
 from shards import tensors
 before, left, replicate = tensors(sys.argv[1], 4), tensors(sys.argv[1], 5), tensors(sys.argv[2], 5)
@@ -144,7 +144,7 @@ longer() {
     rm -rf "$work/longer"
     trains "${flags[@]}" && trains "${flags[@]}" --load "$work/longer" --train-iters 20 --exit-interval 13 \
         --override-opt_param-scheduler || return 1
-    PYTHONPATH=$work python3 - "$work/longer" <<'END' 2>"$work/err" || { say python3; return 1; } { say "compared"; return 1; }
+    PYTHONPATH=$work python3 - "$work/longer" <<'END' 2>"$work/err" || { say "compared"; return 1; }
 import sys
 from shards import tensors
 found = tensors(sys.argv[1], 13)
