@@ -44,8 +44,7 @@ same("no rate is asked where nothing is sent", [none["grad_rail"]], [0])
 parts = layer_times({"one": (13, 25), "two": (23, 45)}, {"one": (8, 13), "two": (14, 24)}, 4, 2)
 same("times of layers from runs of different depth",
      [parts[k] for k in ("forward", "head", "backward", "tail")], [2, 2, 4.5, 2])
-# Other work made the runs of one micro-batch longer than those of two: F 16 with 4 layers, 10 with
-# 2.
+# Other load made runs of one micro-batch slower than runs of two: F 16 with 4 layers, 10 with 2.
 parts = layer_times({"one": (16, 25), "two": (15, 45)}, {"one": (10, 13), "two": (12, 24)}, 4, 2)
 same("times of layers on a loaded machine", [parts[k] for k in ("forward", "head")], [3, 4])
 

@@ -43,8 +43,8 @@ void event_record(Event *event, Stream *stream) { event->ms = stream->device->no
 void event_synchronize(Event *event) { event->device->waits++; }
 double event_elapsed_ms(Event *start, Event *stop) { return stop->ms - start->ms; }
 
-// What a profiler sees: how often each range was started, and how many are open. A range's id is
-// that of its name.
+// A profiler's view: how often each range was started, and how many are open. A range has the id of
+// its name.
 typedef struct Profile {
     int started[TIMERS], open[TIMERS];
 } Profile;

@@ -213,8 +213,8 @@ static void same_group(const Group *a, const Group *b) {
     assert_int_equal(a->stride, b->stride);
 }
 
-// Each survivor's mesh equals that of a job of the survivors only, and keeps its communicators
-// within the node.
+// Each remaining rank's mesh equals the mesh of a job of the remaining ranks only, and keeps its
+// communicators within the node.
 static void removing_a_node(void **state) {
     static char inside, between;
     for (int nodes = 2; nodes <= 4; nodes++) {

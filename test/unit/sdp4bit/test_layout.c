@@ -418,9 +418,9 @@ static int bits_of(Codec codec) {
     return bits[codec];
 }
 
-// The number that was asked for; else one, but for the first bucket that which brings a chunk
-// nearest to the largest other bucket, a bucket's target size or 16 borders of every rank,
-// whichever is largest.
+// The requested number, otherwise 1. For the first bucket it is the number whose chunk size is
+// closest to the largest of: the largest other bucket, a bucket's target size, and 16 borders per
+// rank.
 static int64_t expected_chunks(const Case *c, int b) {
     int64_t size = 16 * c->options.nodes * c->options.per_node * c->options.border, chunks = 1;
     if (c->grad.chunks) return c->grad.chunks;
