@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Bandwidth of the fused kernels (quantize, sum and requantize, final sum, AdamW with difference,
-# apply) at 8 MB to 2 GB of fp32 input, as a share of a device copy. Prints a table, writes JSON.
-# Builds dev/bench/codec.cu first. Needs a GPU and what `make gpu` needs.
+# Measures the bandwidth of the fused kernels (quantize, sum and requantize, final sum, AdamW with
+# difference, apply) at 8 MB to 2 GB of fp32 input, as a share of a device copy. Prints a table,
+# writes JSON. Builds dev/bench/codec.cu first. Needs a GPU and the requirements of `make gpu`.
 #
 #   dev/bench/codec.sh [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 #
@@ -12,9 +12,9 @@ help_if_asked dev/bench/codec.sh "$@"
 set -euo pipefail
 build=$BUILD out=()
 nvidia-smi >/dev/null 2>&1 ||
-    die 3 "no GPU was found (nvidia-smi does not answer): there is nothing to measure"
+    die 3 "no GPU found (nvidia-smi failed)"
 case " $* " in *" --out "*) ;; *) out=(--out dev/bench/results/codec.json) ;; esac
-# The Makefile's rule for GPU test programs serves any source that its stem leads to.
+# Uses the Makefile's rule for GPU test programs.
 make -j "$(nproc)" BUILD="$build" ARCH="${ARCH:-native}" "$build/test/gpu/../../dev/bench/codec" >&2
 mkdir -p dev/bench/results
 COMMAND_LINE="dev/bench/codec.sh $*"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Whole training steps on several GPUs, preset by preset: inside one node, and over networks of
-# several speeds that are emulated on this machine. Beside each step stands the best possible
-# schedule (comm_bound.py), from layers' times and plain collectives' bandwidth of the same run.
+# Measures whole training steps on several GPUs for each preset: within one node, and over networks
+# of several speeds, emulated on this machine. Compares each step with the best possible schedule
+# (comm_bound.py), computed from layer times and the bandwidth of plain collectives in the same run.
 #
-# Prints a table of steps and one of memory, writes JSON and a plot. Both are written after every
-# network: a call that a signal ends leaves what it has. --sync-only: synchronization alone.
+# Prints a table of steps and one of memory, and writes JSON and a plot. The files are updated after
+# every network, so an interrupted call keeps its results. --sync-only: synchronization only.
 #
 #   dev/bench/comm.sh [--models "125m:32 1.3b:8 1.3b:1"] [--networks "inside sockets 25 10"]
 #                     [--presets "fp32 bf16 qwd tlq-hs ulq sdp4bit"] [--shape NxD] [--iters 4]
@@ -14,39 +14,39 @@
 #   models     NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file.
 #              Global batch = micro-batch x ranks
 #   networks   inside: one node. logical: N x D ranks without a network between them. sockets: N x D
-#              emulated nodes, the loopback as fast as the processors copy (about 100 Gb/s a node).
-#              A number: the same, shaped to that many Gb/s per node. 25 and 10 are met. Of 100 NCCL
-#              gets less than half. sockets and numbers need root and tc. The loopback is restored
-#              at the end. What cannot be had is named at the beginning and left out
-#   presets       qwd and tlq-hs leave the other side as bf16. ulq and sdp4bit are as in the paper.
-#              Also tlq, qw, and those of configs/: eden, eden3, eden2-ef, lossless, eden-lossless,
-#              local (with --iters 30: fewer steps see some of its exchanges only). NAME+sums is
-#              the same with --verify-wire, NAME+grads with optim_grads, NAME+params with
-#              optim_grads_params, NAME+offload with --optimizer-cpu-offload. Beside NAME a line
-#              says what that costs: --networks inside
+#              emulated nodes over the loopback, limited only by the CPUs (about 100 Gb/s per node).
+#              A number: the same, limited to that many Gb/s per node. NCCL reaches 25 and 10, but
+#              less than half of 100. sockets and numbers need root and tc. The loopback is restored
+#              at the end. Networks that this machine cannot emulate are reported and skipped
+#   presets    qwd has bf16 gradients, tlq-hs bf16 weights; ulq and sdp4bit are as in the paper.
+#              Also tlq, qw, and from configs/: eden, eden3, eden2-ef, lossless, eden-lossless,
+#              local (use --iters 30: fewer steps contain only some of its outer syncs). NAME+sums
+#              adds --verify-wire, NAME+grads optim_grads, NAME+params optim_grads_params,
+#              NAME+offload --optimizer-cpu-offload. If NAME is measured too, a line shows the cost
+#              of the addition. Example: --networks inside
 #              --models 1.3b:8 --presets "sdp4bit sdp4bit+grads sdp4bit+params" --iters 20
 #   shape      nodes x ranks per node [2 nodes of half of the GPUs]
-#   iters      steps measured, after as many to warm up [4]. Short steps fill about a second (up to
-#              30). Steps that would take longer than 3 s in all are fewer, but never fewer than 2.
-#              A line below the table names what was measured with fewer than 3
-#   time-limit seconds until everything ends. The last ten of them are kept for that. Presets that
-#   do            not fit what is left are named and left out
-#   flags      more flags of the trainer, for every preset
+#   iters      measured steps, after the same number of warm-up steps [4]. Short steps are repeated
+#              for about a second (up to 30 steps). Steps that would take longer than 3 s in total
+#              are reduced to 2 at least. A line below the table lists points with fewer than 3
+#   time-limit seconds for the whole call, ten of them reserved for cleaning up. Presets that do not
+#              fit are reported and skipped
+#   flags      additional trainer flags for every preset
 #   plain-mb   size of the buffers of the plain collectives [256; CPU ranks 4]
-#   logs       keeps the logs of the runs in FOLDER. A later call with the same folder adds its
-#              rows, so that several calls make one table. It takes layers' times from there and
-#              says so. A preset that is run again loses its old row even if the new run fails
+#   logs       keeps the logs in FOLDER. Later calls with the same folder add rows to the table and
+#              reuse the layer times (with a message). Repeating a preset discards its old row, even
+#              if the new run fails
 #
-# Presets of a model and network share a process. If one preset ends it, those without a row are run
-# once more without that preset.
+# All presets of a model and network run in one process. If one preset fails, the remaining ones are
+# run again without it.
 #
-# TCP's congestion control is this machine's. The results here are of cubic
+# TCP congestion control is that set on this machine. The stored results used cubic
 # (sysctl net.ipv4.tcp_congestion_control).
 #
-# Needs make gpu-bench. DEVICE=cpu runs on ranks of processors instead (make bench; not the network
-# sockets, and networks with a speed for --shape Nx1 only): by default a small model, small:2, with
-# the results in runs/. That is for a look at the scripts, no measurement. On a network slow enough,
-# such as 0.1 Gb/s, it shows what messages cost all the same. BUILD: folder of the programs.
+# Needs make gpu-bench. DEVICE=cpu uses CPU ranks (make bench; without the network sockets, and
+# networks with a speed only for --shape Nx1): by default a small model, small:2, with results in
+# runs/. This is to try the scripts, not for measurements, except that a slow enough network, such
+# as 0.1 Gb/s, shows the cost of communication. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -58,7 +58,7 @@ export COMMAND_LINE
 models='' networks='' presets='' shape='' most=4 limit=540 flags=() logs='' out='' plain_mb='' sync_only=0
 device=${DEVICE:-gpu}
 while [ $# -gt 0 ]; do
-    [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/comm.sh --help"
+    [ "$1" = --sync-only ] || [ $# -ge 2 ] || die 2 "$1 needs a value; see dev/bench/comm.sh --help"
     case $1 in
     --models) models=$2; shift ;;
     --networks) networks=$2; shift ;;
@@ -89,7 +89,7 @@ else
 fi
 make_folder "$(dirname "$out")"
 [[ $most =~ ^[1-9][0-9]*$ && $limit =~ ^[1-9][0-9]*$ ]] ||
-    die 2 "--iters and --time-limit want positive numbers"
+    die 2 "--iters and --time-limit must be positive numbers"
 
 # --- ranks, programs, presets ---------------------------------------------------------------------
 
@@ -110,21 +110,21 @@ if [ "$device" = gpu ]; then
     [ "$gpus" -gt 0 ] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
 fi
 if [ -z "$shape" ]; then
-    [ "$gpus" -ge 2 ] || die 3 "two GPUs at least are needed; this machine has $gpus"
+    [ "$gpus" -ge 2 ] || die 3 "at least two GPUs are needed; this machine has $gpus"
     shape=2x$((gpus / 2))
 fi
-[[ $shape =~ ^([1-9][0-9]*)x([1-9][0-9]*)$ ]] || die 2 "--shape $shape is no NxD"
+[[ $shape =~ ^([1-9][0-9]*)x([1-9][0-9]*)$ ]] || die 2 "--shape $shape is not of the form NxD"
 nodes=${BASH_REMATCH[1]} per_node=${BASH_REMATCH[2]}
 ranks=$((nodes * per_node))
 for network in $networks; do
     case $network in
     inside | logical) ;;
-    sockets) [ "$device" = gpu ] || die 2 "the network sockets is for GPUs" ;;
+    sockets) [ "$device" = gpu ] || die 2 "the network sockets needs GPUs" ;;
     *)
         [[ $network =~ ^[0-9]+(\.[0-9]+)?$ ]] ||
             die 2 "the network $network is unknown; use inside, logical, sockets or a number of Gb/s"
         [ "$device" = gpu ] || [ "$per_node" = 1 ] ||
-            die 2 "networks with a speed want nodes of one rank on processors: --shape 2x1"
+            die 2 "networks with a speed need nodes with one CPU rank: --shape 2x1"
         ;;
     esac
 done
@@ -135,7 +135,7 @@ card() { # NAME
     done
 }
 for model in $models; do
-    [ -n "$(card "${model%:*}")" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
+    [ -n "$(card "${model%:*}")" ] || die 2 "there is no model config configs/gpt_${model%:*}.args"
     [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
 done
 name_of() { basename "${1%:*}" .args; } # MODEL:ROWS
@@ -154,7 +154,8 @@ preset_flags() { # NAME: sets $preset
     ulq) preset=("${gradients[@]}" --gradient-quantization-bits-intra 4) ;;
     sdp4bit) preset=("${weights[@]}" "${gradients[@]}" --hadamard-transform) ;;
     eden | eden3 | eden2-ef | lossless | eden-lossless | local) preset=("@configs/${1%%+*}.args") ;;
-    *) die 2 "the preset $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq, sdp4bit or one of configs/" ;;
+    *) die 2 "the preset $1 is unknown; use fp32, bf16, qwd, qw, tlq, tlq-hs, ulq, \
+sdp4bit or one of configs/" ;;
     esac
     case $1 in
     *+sums) preset+=(--verify-wire) ;;
@@ -164,7 +165,7 @@ preset_flags() { # NAME: sets $preset
     *+*) die 2 "the preset $1 is unknown; use NAME, NAME+sums, NAME+grads, NAME+params or NAME+offload" ;;
     esac
 }
-for name in $presets; do preset_flags "$name"; done  # a wrong one ends it here
+for name in $presets; do preset_flags "$name"; done  # fail early on an unknown preset
 
 # network_flags NETWORK: sets $where.
 network_flags() {
@@ -174,7 +175,7 @@ network_flags() {
     logical) where=(--gpus-per-node "$per_node") ;;
     *)
         where=(--gpus-per-node "$per_node" --emulate-nodes)
-        # Else MPI's messages would pass shared memory.
+        # Otherwise MPI would use shared memory.
         [ "$device" = gpu ] ||
             export OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self OMPI_MCA_btl_tcp_if_include=lo
         ;;
@@ -182,7 +183,7 @@ network_flags() {
 }
 # model_flags MODEL:ROWS RANKS MICRO_BATCHES: sets $what.
 model_flags() {
-    # A timeout of a minute: a rank that hangs is named in time.
+    # A timeout of one minute reports a hanging rank in time.
     what=("@$(card "${1%:*}")" --micro-batch-size "${1##*:}" --global-batch-size $((${1##*:} * $2 * $3))
         --mock-data --hidden-dropout 0 --attention-dropout 0 --train-iters 1000000 --eval-interval 1000000
         --eval-iters 0 --distributed-timeout-minutes 1 ${flags[@]+"${flags[@]}"})
@@ -190,17 +191,17 @@ model_flags() {
 
 # --- running --------------------------------------------------------------------------------------
 
-grace=5  # seconds that a command may take to end when it is told to
-ending=5 # seconds that the table and the loopback may take
+grace=5  # seconds for a command to stop
+ending=5 # seconds to write the table and restore the loopback
 folder=$(mktemp -d) shaped=0
-end_jobs() { # what runs in the background
+end_jobs() { # stops background jobs
     local running
     running=$(jobs -p)
     # shellcheck disable=SC2086 # process ids are words
     [ -z "$running" ] || { kill -TERM $running 2>/dev/null || true; wait; }
 }
 clean_up() {
-    trap '' HUP INT TERM # a second Ctrl-C must not leave the loopback as it is
+    trap '' HUP INT TERM # a second Ctrl-C must not skip restoring the loopback
     end_jobs
     [ $shaped = 0 ] || scripts/emulate_network.sh restore >&2 || true
     rm -rf "$folder"
@@ -223,34 +224,34 @@ trap clean_up EXIT
 trap stopped HUP INT TERM
 mkdir -p "$logs"
 
-# shape_network NETWORK: false, with a line, when this machine does not let it.
+# shape_network NETWORK: returns false with a warning if this machine cannot emulate the network.
 shape_network() {
     local words=(restore) how=0
     case $1 in
     inside | logical) [ $shaped = 1 ] || return 0 ;;
     *) words=("$nodes" "${1/sockets/unlimited}") how=1 ;;
     esac
-    [ $how = 0 ] || shaped=1 # to be restored, also when this fails half-way
+    [ $how = 0 ] || shaped=1 # restore also after a partial failure
     if scripts/emulate_network.sh "${words[@]}" >"$folder/shape" 2>&1; then
         shaped=$how
         cat "$folder/shape" >&2
     else
-        say "warning: the network $1 is left out: $(tail -n 1 "$folder/shape")" >&2
+        say "warning: skipped the network $1: $(tail -n 1 "$folder/shape")" >&2
         return 1
     fi
 }
 left() { say $((limit - SECONDS)); }
-# time_for SECONDS: so many, or as many as a command may take for all to end in time. 0: none are
-# left. The caller must not hand 0 to timeout, which takes it for no limit.
+# time_for SECONDS: prints SECONDS, or less if the time limit requires it; 0 if no time is left.
+# Never pass 0 to timeout, where it means no limit.
 time_for() {
     local most=$((limit - SECONDS - grace - ending))
     [ $most -le "$1" ] || most=$1
     [ $most -ge 0 ] || most=0
     say $most
 }
-# started COMMAND...: its output goes to files. When it fails, their ends are shown and --logs keeps
-# them. It runs in the background: the shell heeds a signal only when what runs in front of it has
-# ended, and Ctrl-C does not reach the process group of timeout.
+# started COMMAND...: runs the command with its output in files. On failure, prints the last lines
+# and keeps the files in --logs. Runs in the background, because the shell handles signals only
+# after a foreground command has ended, and Ctrl-C does not reach the process group of timeout.
 started() {
     "$@" >"$folder/out" 2>"$folder/err" &
     wait $! && return
@@ -260,21 +261,21 @@ started() {
     return 1
 }
 export -f launch one_machine without_banners say say_signal
-# in_time SECONDS RANKS COMMAND...: takes the place of the shell, so that timeout is what a signal
-# ends. The shell inside outlives SIGTERM, so that timeout waits for mpirun. That gets the signal
-# too and ends its ranks.
+# in_time SECONDS RANKS COMMAND...: replaces the shell, so that signals reach timeout. The inner
+# shell ignores SIGTERM, so that timeout waits for mpirun, which also gets the signal and ends its
+# ranks.
 in_time() {
     local seconds=$1
     shift
     exec timeout -k $grace "$seconds" bash -c 'trap : TERM; launch "$@"' launch "$@"
 }
 
-# synchronize MODEL NETWORK REPETITIONS: plain bandwidths, and what each preset's buckets send. With
-# repetitions also how long that takes.
+# synchronize MODEL NETWORK REPETITIONS: measures plain bandwidths and the bytes per bucket of each
+# preset; with REPETITIONS > 0 also the time.
 synchronize() {
     local name words=() file seconds
     seconds=$(time_for "$limit")
-    [ "$seconds" -gt 0 ] || { say "left out for want of time: synchronization of $1, $2" >&2; return; }
+    [ "$seconds" -gt 0 ] || { say "skipped for lack of time: synchronization of $1, $2" >&2; return; }
     file=$logs/sync/$(name_of "$1")/$2.jsonl
     mkdir -p "$(dirname "$file")"
     network_flags "$2"
@@ -289,8 +290,8 @@ synchronize() {
 }
 
 of_card() { sed -n "s/^--$2[ =]*\([0-9]*\).*/\1/p" "$1" | tail -n 1; } # FILE NAME: a number
-# second_of LAYERS MODEL MICRO_BATCHES: steps that last about a second on a GPU of 400 TFLOP/s, or
-# four.
+# second_of LAYERS MODEL MICRO_BATCHES: number of steps that take about a second on a GPU with
+# 400 TFLOP/s, at least four.
 second_of() {
     local file hidden length steps=10
     file=$(card "${2%:*}")
@@ -301,21 +302,21 @@ second_of() {
     [ $steps -le 200 ] || steps=200
     say $steps
 }
-# compute_alone MODEL GPU: begins to take times of layers on one rank, at full and at half depth,
-# with one and with two micro-batches. Two seconds of the same steps come before each: only then a
-# GPU is at the clock that it keeps, at which the steps of all ranks are measured.
-alone_pid=() alone_model=() alone_at=() alone_out=() # of those that run
+# compute_alone MODEL GPU: starts to measure layer times on one rank, with all and half of the
+# layers and with one and two micro-batches. Each measurement follows two seconds of the same steps,
+# so that the GPU has reached its steady clock, at which the steps of all ranks are measured too.
+alone_pid=() alone_model=() alone_at=() alone_out=() # of running measurements
 compute_alone() {
     local depth words=() k at layers steps warm=2 seconds
     [ "$device" = gpu ] || warm=1
     at=$logs/one/$(name_of "$1")/${1##*:}
     if [ -e "$at/done" ]; then
-        say "layers' times of $1 are those of an earlier call in $at;" \
-            "on another machine remove that folder, and they are taken anew" >&2
+        say "using the layer times of $1 from an earlier call in $at;" \
+            "on another machine, remove that folder to measure them again" >&2
         return
     fi
     seconds=$(time_for 200)
-    [ "$seconds" -gt 0 ] || { say "left out for want of time: layers of $1: no bound" >&2; return; }
+    [ "$seconds" -gt 0 ] || { say "skipped for lack of time: layers of $1: no bound" >&2; return; }
     mkdir -p "$at"
     layers=$(of_card "$(card "${1%:*}")" num-layers)
     for depth in full half; do
@@ -336,7 +337,7 @@ compute_alone() {
         timeout -k $grace "$seconds" "$trainer" "${words[@]}" >"$folder/one.$2.out" 2>&1 &
     alone_pid+=($!) alone_model+=("$1") alone_at+=("$at") alone_out+=("$folder/one.$2.out")
 }
-layers_timed() { # waits for those that run
+layers_timed() { # waits for running measurements
     local i
     for ((i = 0; i < ${#alone_pid[@]}; i++)); do
         if wait "${alone_pid[i]}"; then
@@ -349,19 +350,19 @@ layers_timed() { # waits for those that run
     alone_pid=() alone_model=() alone_at=() alone_out=()
 }
 
-# forget FOLDER PRESET...: what earlier runs of these presets left there. Their bytes on the
-# loopback must not be taken for those of a run that has none.
+# forget FOLDER PRESET...: removes logs of earlier runs of these presets, so that their loopback
+# byte counts are not used for a new run without counts.
 forget() {
     local at=$1 name
     shift
     for name in "$@"; do
         rm -f "$at/$name.jsonl"
-        [ ! -e "$at/loopback" ] || sed -i "/^{\"preset\":\"$name\",/d" "$at/loopback"
+        [ ! -e "$at/loopback" ] || sed -i "/^{\"arm\":\"$name\",/d" "$at/loopback"
     done
 }
 
-# train_once MODEL NETWORK PRESET...: the presets that fit into the time, in one process. $begun has
-# their names. False when a rank ended badly.
+# train_once MODEL NETWORK PRESET...: runs the presets that fit into the time limit, in one process.
+# Sets $begun to their names. Returns false if a rank failed.
 begun=()
 train_once() {
     local model=$1 network=$2 name steps words=() planned=0 before=$SECONDS at seconds count
@@ -376,7 +377,7 @@ train_once() {
         if [ "$name" = seconds ]; then
             planned=${steps%.*}
         elif [ "$steps" = 0 ]; then
-            say "left out for want of time or of what sends: $model, $network, $name ($(left) s left)" >&2
+            say "skipped for lack of time or communication: $model, $network, $name ($(left) s left)" >&2
         else
             preset_flags "$name"
             words+=(--preset "$name" ${preset[@]+"${preset[@]}"} --log-interval "$steps"
@@ -391,33 +392,32 @@ train_once() {
     say "$SECONDS s: $model, $network, $count presets, about $planned s" >&2
     started in_time "$seconds" $ranks "$trainer" --loopback "$at/loopback" "${what[@]}" "${where[@]}" \
         "${words[@]}" || return 1
-    # What a preset's start takes is learned from the last ones.
+    # Estimate the start-up time of a preset from the last runs.
     start=$(((SECONDS - before - planned + start * count + count - 1) / count))
     [ $start -ge 1 ] || start=1
 }
 
-# train MODEL NETWORK: all presets. Those that went down with another one run once more, without
-# that one.
+# train MODEL NETWORK: runs all presets. If one fails, runs the remaining ones again without it.
 train() {
     local lost=()
     # shellcheck disable=SC2086 # presets are words
     train_once "$1" "$2" $presets && return
-    # In the order in which they ran: the first without a row is the one that failed.
+    # Presets run in this order, so the first without a row is the one that failed.
     mapfile -t lost < <(python3 dev/bench/comm_table.py unfinished "$logs" "$(name_of "$1")" "${1##*:}" "$2" \
         "${begun[@]}")
     if [ ${#lost[@]} -lt 2 ] || [ "$(time_for "$limit")" = 0 ]; then
-        say "warning: not every preset of $1, $2 ran to its end${lost[0]:+: ${lost[*]}}" >&2
+        say "warning: not every preset of $1, $2 finished${lost[0]:+: ${lost[*]}}" >&2
         return
     fi
-    say "warning: $1, $2, ${lost[0]} did not run to its end; without it once more: ${lost[*]:1}" >&2
-    train_once "$1" "$2" "${lost[@]:1}" || say "warning: not every preset of $1, $2 ran to its end" >&2
+    say "warning: $1, $2, ${lost[0]} did not finish; running again without it: ${lost[*]:1}" >&2
+    train_once "$1" "$2" "${lost[@]:1}" || say "warning: not every preset of $1, $2 finished" >&2
 }
 
 sizes=$(for model in $models; do say "${model%:*}"; done | sort -u)
-first_of() { # SIZE: the first model of it
+first_of() { # SIZE: the first model of that size
     for model in $models; do [ "${model%:*}" != "$1" ] || { say "$model"; return; }; done
 }
-# Every speed is tried before anything is measured.
+# Try every network before measuring anything.
 had=''
 for network in $networks; do ! shape_network "$network" || had+=" $network"; done
 networks=$had
@@ -428,7 +428,7 @@ if [ $sync_only = 0 ]; then
     k=0
     for model in $models; do
         if [ "$device" = gpu ]; then
-            compute_alone "$model" "${visible[k]:-$k}" # each on a GPU of its own
+            compute_alone "$model" "${visible[k]:-$k}" # each on another GPU
             k=$(((k + 1) % gpus))
         else
             compute_alone "$model" ''
@@ -442,6 +442,6 @@ for network in $networks; do
     shape_network "$network" || continue
     for size in $sizes; do synchronize "$(first_of "$size")" "$network" "$((sync_only * (most + 1)))"; done
     if [ $sync_only = 0 ]; then for model in $models; do train "$model" "$network"; done; fi
-    write_table 2>/dev/null || true # without a row yet
+    write_table 2>/dev/null || true # there may be no row yet
 done
 write_table && cat "$folder/table"

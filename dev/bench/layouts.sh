@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# Tensor, sequence and pipeline parallelism inside one node: steps of a few layers of 6.7B and 1.3B
-# on several GPUs, against the same layers on one GPU and against the best possible step. That one
-# spreads the work of one GPU evenly, and its pipeline is idle as 1F1B has it: forward and backward
-# take (m + P - 1) / m of their time, where m is the number of micro-batches. Stages of several
-# chunks are idle for a chunk's time instead.
+# Measures tensor, sequence and pipeline parallelism within one node: steps of a few layers of 6.7B
+# and 1.3B on several GPUs, compared with the same layers on one GPU and with the best possible
+# step. The best step divides the work of one GPU evenly and has the idle time of 1F1B: forward and
+# backward take (m + P - 1) / m of their time for m micro-batches; with several chunks per stage
+# only a chunk's time is idle.
 #
-# The vocabulary has 1024 words. With GPT-2's the head would be as much work as one more layer, and
-# the last stage the slowest. Sequence 2048, no dropout, synthetic data. Prints a table, writes
-# JSON.
+# The vocabulary has 1024 tokens. With that of GPT-2 the LM head would cost as much as another layer
+# and make the last stage the slowest. Sequence 2048, no dropout, synthetic data. Prints a table,
+# writes JSON.
 #
 #   dev/bench/layouts.sh [--models "1.3b:8 6.7b:8"] [--layouts "2x1 2x1+s 4x1+s 1x2 1x4 2x2+s"]
 #                        [--micro-batch 1] [--micro-batches 8] [--iters 10] [--flags "FLAGS"]
 #                        [--out FILE.json]
 #
-#   models         NAME:LAYERS, so many layers of configs/gpt_NAME.args or of dev/bench/NAME.args
+#   models         NAME:LAYERS, the first LAYERS layers of configs/gpt_NAME.args or dev/bench/NAME.args
 #   layouts        TxP: tensor-parallel x pipeline-parallel ranks; +s: with --sequence-parallel;
-#                  +cN: chunks of N layers. A layout of more GPUs than there are is named and left
-#                  out. One GPU always runs
-#   micro-batch    samples of a micro-batch
-#   micro-batches  of a step
-#   iters          steps measured, after as many to warm up
-#   flags          more flags of the trainer, for every run
+#                  +cN: chunks of N layers. Layouts that need more GPUs than available are reported
+#                  and skipped. One GPU always runs
+#   micro-batch    samples per micro-batch
+#   micro-batches  per step
+#   iters          measured steps, after the same number of warm-up steps
+#   flags          additional trainer flags for every run
 #
-# Needs make gpu. DEVICE=cpu runs on ranks of processors instead (make): a small model, with the
-# results in runs/. That is for a look at the script, no measurement. BUILD: folder of the programs.
+# Needs make gpu. DEVICE=cpu uses CPU ranks (make): a small model, with results in runs/. This is
+# to try the script, not for measurements. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -34,7 +34,7 @@ COMMAND_LINE="dev/bench/layouts.sh${*:+ ${*@Q}}"
 export COMMAND_LINE
 models='' layouts="2x1 2x1+s 4x1+s 1x2 1x4 2x2+s" rows=1 count=8 iterations=10 flags=() out=''
 while [ $# -gt 0 ]; do
-    [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/layouts.sh --help"
+    [ $# -ge 2 ] || die 2 "$1 needs a value; see dev/bench/layouts.sh --help"
     case $1 in
     --models) models=$2 ;;
     --layouts) layouts=$2 ;;

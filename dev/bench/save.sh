@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What saving costs a run: the same steps without saves, with --async-save, and with saves that
-# training waits for. Prints a table and writes JSON. dev/bench/save_table.py says what the columns
-# mean. The aim: the step after a save in the background is at most 5 % slower.
+# Measures the cost of checkpoints: the same steps without saves, with --async-save, and with
+# blocking saves. Prints a table and writes JSON. dev/bench/save_table.py describes the columns.
+# Goal: the step after a background save is at most 5 % slower.
 #
 #   dev/bench/save.sh [--model 1.3b:8] [--ranks N] [--iters 400] [--save-interval 100]
 #                     [--ways "none async sync"] [--flags "FLAGS"] [--folder FOLDER]
@@ -10,19 +10,18 @@
 #   model          NAME:MICRO_BATCH of configs/gpt_NAME.args, of dev/bench/NAME.args or of a file,
 #                  synthetic data. Global batch = micro-batch x ranks
 #   ranks          in one node [all GPUs]
-#   iters          steps of each run, a multiple of save-interval: a run saves at its end too
+#   iters          steps of each run, a multiple of save-interval (a run also saves at its end)
 #                  [400; CPU ranks 30]
-#   save-interval  steps that take longer than writing a checkpoint. A save that waits for the one
-#                  before is left out of the figures of a step after a save. The default, 25 s, is
-#                  for 1.3B, of which a checkpoint takes 12 to 19 s at 2 GB/s [100; CPU ranks 10]
-#   flags          what travels, or anything else [SDP4Bit]
-#   folder         on the disk to be measured [a temporary one]. It needs room for two checkpoints
-#                  of 14 bytes per parameter, 18.4 GB each at 1.3B
-#   logs           keeps the logs of the runs there
+#   save-interval  must take longer than writing a checkpoint. Saves that wait for the previous one
+#                  are excluded from the figures of the step after a save. The default takes 25 s at
+#                  1.3B, where a checkpoint takes 12 to 19 s at 2 GB/s [100; CPU ranks 10]
+#   flags          payload formats or other trainer flags [SDP4Bit]
+#   folder         on the disk to measure [temporary]. Needs space for two checkpoints with 14 bytes
+#                  per parameter, 18.4 GB each at 1.3B
+#   logs           keeps the logs of the runs in this folder
 #
-# Needs make gpu. DEVICE=cpu runs on ranks of processors instead: by default a small model, small:2,
-# with the results in runs/. That is for a look at the script, no measurement. BUILD: folder of the
-# programs.
+# Needs make gpu. DEVICE=cpu uses CPU ranks: by default a small model, small:2, with results in
+# runs/. This is to try the script, not for measurements. BUILD: folder of the programs.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -36,7 +35,7 @@ device=${DEVICE:-gpu}
 flags=(--quantized-weights --quantized-gradients --gq-group-size-intra 128 --hadamard-transform)
 from_caller() { case $1 in /*) say "$1" ;; *) say "$caller/$1" ;; esac; }
 while [ $# -gt 0 ]; do
-    [ $# -ge 2 ] || die 2 "$1 wants a value; see dev/bench/save.sh --help"
+    [ $# -ge 2 ] || die 2 "$1 needs a value; see dev/bench/save.sh --help"
     case $1 in
     --model) model=$2 ;;
     --ranks) ranks=$2 ;;

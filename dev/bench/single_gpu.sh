@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Training speed on one GPU: 125M (micro-batch 32), 350M (16) and 1.3B (8), sequence 2048, no
-# dropout, synthetic data, as it is and in --deterministic-mode. PyTorch (torch.compile, fused
-# AdamW, SDPA) runs in the same call when it is there: with bf16 weights, and with fp32 ones when
-# asked. Prints one table, writes one JSON file. Needs build/train_gpt and a GPU. Llamas are models
-# too: llama_125m and llama_1.1b.
+# Measures training speed on one GPU: 125M (micro-batch 32), 350M (16) and 1.3B (8), sequence 2048,
+# no dropout, synthetic data, with and without --deterministic-mode. Also measures PyTorch
+# (torch.compile, fused AdamW, SDPA) if it is installed, with bf16 weights and optionally fp32
+# weights. Prints a table and writes a JSON file. Needs build/train_gpt and a GPU. The models
+# llama_125m and llama_1.1b are available too.
 #
 #   dev/bench/single_gpu.sh [--models "125m:32 350m:16 1.3b:8"] [--iters 30]
 #                           [--modes "default deterministic"]

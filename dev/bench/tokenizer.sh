@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Tokenizing speed of preprocess_data, and of Hugging Face's `tokenizers` on the same files and
-# number of cores.
+# Measures the tokenizing speed of preprocess_data and of Hugging Face's `tokenizers` on the same
+# files with the same number of cores.
 #
 #   dev/bench/tokenizer.sh [--vocab FOLDER] [--max-mb N] [--threads "1 2"] [--styles "gpt2 llama3"]
 #                          [--model PATH]
 #
-# FOLDER holds vocab.json and merges.txt (default data/gpt2, where dev/data/get_gpt2_vocab.sh puts
-# them). The style gpt2 is GPT2BPETokenizer with them. The other styles (llama3 qwen2 o200k) are a
-# tokenizer.json with the pattern, normalizer and flags of test/golden/tokenizer_json/STYLE and
-# GPT-2's vocabulary. --model adds a tokenizer.json, or its folder.
+# FOLDER contains vocab.json and merges.txt (default data/gpt2, the output of
+# dev/data/get_gpt2_vocab.sh), which the style gpt2 uses with GPT2BPETokenizer. The other styles
+# (llama3 qwen2 o200k) use a tokenizer.json with the pattern, normalizer and flags of
+# test/golden/tokenizer_json/STYLE and the GPT-2 vocabulary. --model adds a tokenizer.json or its
+# folder.
 #
 # The corpora are distinct files of this machine, one document each: manual pages (English prose
 # with markup, unpacked) and C headers. preprocess_data is timed from the first read to the finished
 # shard on disk. `tokenizers` is timed for its encode calls alone, in batches of 256 documents
-# already in memory. Neither counts loading the vocabulary. Each runs three times, the best counts.
-# BUILD names the folder of the program, PYTHON an interpreter with the `tokenizers` package.
+# already in memory. Loading the vocabulary is excluded. The result is the best of three runs.
+# BUILD is the folder of the program, PYTHON an interpreter with the `tokenizers` package.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/bench/tokenizer.sh "$@"
@@ -28,7 +29,7 @@ while [ $# -gt 0 ]; do
         --threads) threads=$2 ;;
         --styles) styles=$2 ;;
         --model) model=$2 ;;
-        *) die 2 "unknown flag $1; known are --vocab --max-mb --threads --styles --model" ;;
+        *) die 2 "unknown flag $1; use --vocab --max-mb --threads --styles --model" ;;
     esac
     shift 2
 done

@@ -32,7 +32,7 @@ static long long loopback_bytes(void) {
 
 static void write_loopback(const char *path, const char *name, long long bytes) {
     FILE *file = fopen(path, "a");
-    bool ok = file && fprintf(file, "{\"preset\":\"%s\",\"loopback_bytes\":%lld}\n", name, bytes) > 0;
+    bool ok = file && fprintf(file, "{\"arm\":\"%s\",\"loopback_bytes\":%lld}\n", name, bytes) > 0;
     if ((file && fclose(file)) || !ok) fprintf(stderr, "warning: cannot write %s\n", path);
 }
 

@@ -171,7 +171,7 @@ sync_hangs() {
     wait_until grep -qs '"kind":"plain"' "$work/hangs.jsonl"
     "$@" || return 1
     job_ended hangs
-    error_names 7 "arm" $? || return 1
+    error_names 7 "preset" $? || return 1
     grep -qE "^error: .*$pattern" "$work/err" || say "not $pattern"
 }
 check "sync only: a stopped rank ends the run in time and is named" sync_hangs \
@@ -218,13 +218,13 @@ comparison() {
     printf '{"kind":"start"}\n' >"$at/sdp4bit.jsonl"
     compare --networks logical --presets "fp32 bf16 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
         { say "exit code $?"; return 1; }
-    ! grep -q "^layers' times of" "$work/err" || { why="layers' times were not measured"; return 1; }
+    ! grep -q "^using the layer times of" "$work/err" || { why="layer times were not measured"; return 1; }
     [ "$(grep -c '"sdp4bit"' "$at/loopback") $(grep -c -- '-1}$' "$at/loopback")" = "1 1" ] &&
         [ "$(grep -c '"kind":"start"' "$at/sdp4bit.jsonl")" = 1 ] ||
         { why="lines of an earlier run are left"; return 1; }
     compare --networks inside --presets "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
         { say "exit code $?, second call"; return 1; }
-    grep -q "^layers' times of tiny.args:2 are those of an earlier call in $work/logs/one/tiny/2; " \
+    grep -q "^using the layer times of tiny.args:2 from an earlier call in $work/logs/one/tiny/2; " \
         "$work/err" || { why="it does not say whose layers' times it takes"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys, xml.dom.minidom
@@ -314,9 +314,9 @@ network_refused() {
     timeout -k 5 "$LIMIT" bash -c 'on_pretended "$1"' bash \
         "PATH=$work/refusing:\$PATH '$root/dev/bench/comm.sh' $options --out comm4.json && tc qdisc show dev lo" ||
         { say "exit code $?"; return 1; }
-    local refusal='^warning: the network 10 is left out: error: tc could not shape the loopback'
+    local refusal='^warning: skipped the network 10: error: tc could not shape the loopback'
     [ "$(grep -c "$refusal" "$work/err")" -eq 1 ] || { why="no line about 10 Gb/s"; return 1; }
-    sed '/layers are timed/q' "$work/err" | grep -q '^warning: the network 10 ' ||
+    sed '/layers are timed/q' "$work/err" | grep -q '^warning: skipped the network 10: ' ||
         { why="it was not tried before layers were timed"; return 1; }
     ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
     why="rows: $(rows_of "$work/comm4.json" network preset)"
@@ -395,7 +395,7 @@ else
 fi
 too_late() {
     compare --networks inside --presets "fp32 bf16" --time-limit 1 --out "$work/late.json"
-    [ $? -eq 1 ] && grep -q '^left out for want of time.*tiny.args:2, inside, bf16' "$work/err" &&
+    [ $? -eq 1 ] && grep -q '^skipped for lack of time.*tiny.args:2, inside, bf16' "$work/err" &&
         grep -qx 'error: no preset has run to its end; see above' "$work/err" || say "nothing was left out"
 }
 check "comm.sh: names the presets that exceed the time limit" too_late
@@ -433,7 +433,7 @@ hard_end() {
     BUILD=$work/hangs compare --networks inside --presets "fp32 bf16" --time-limit 30 --out "$work/hangs.json"
     [ $((SECONDS - since)) -le 120 ] || { why="it took $((SECONDS - since)) s of 30"; return 1; }
     [ -e "$work/hung" ] &&
-        grep -q '^warning: not every preset of tiny.args:2, inside ran to its end: fp32 bf16$' "$work/err" ||
+        grep -q '^warning: not every preset of tiny.args:2, inside finished: fp32 bf16$' "$work/err" ||
         { say "it did not come to the presets"; return 1; }
     [ -z "$(rank_pids)" ] || say "ranks are left"
 }
@@ -447,7 +447,7 @@ lost_rank() {
         'case "$*" in *"--preset bf16"*) (until_bf16; kill -KILL $$) & ;; esac' 'exec "$real" "$@"'
     BUILD=$work/loses compare --networks inside --presets "fp32 bf16 qwd sdp4bit" --iters 300 --logs \
         "$work/lost" --out "$work/lost.json" || { say "exit code $?"; return 1; }
-    grep -qx 'warning: tiny.args:2, inside, bf16 did not run to its end; without it once more: qwd sdp4bit' \
+    grep -qx 'warning: tiny.args:2, inside, bf16 did not finish; running again without it: qwd sdp4bit' \
         "$work/err" || { say "no line about bf16"; return 1; }
     calls() { grep -c -- "--preset $1" "$work/called.0"; }
     [ "$(calls fp32) $(calls bf16) $(calls sdp4bit)" = "1 1 2" ] ||
@@ -590,7 +590,7 @@ wrong() { # TEXT WORDS...
     compare "$@"
     error_names 2 "$text" $?
 }
-check "comm.sh: network speeds need one rank per node" wrong "want nodes of one rank on processors" \
+check "comm.sh: network speeds need one rank per node" wrong "need nodes with one CPU rank" \
     --networks 25
 check "comm.sh: unknown preset" wrong "the preset nosuch is unknown" --networks inside --presets "fp32 nosuch"
 built() { # from scratch: builds what comm.sh and save.sh need with DEVICE=cpu
@@ -603,5 +603,5 @@ built() { # from scratch: builds what comm.sh and save.sh need with DEVICE=cpu
     done
 }
 check "make bench builds all programs that the scripts run on CPU ranks" built
-check "comm.sh: unknown model" wrong "there is no model card" --networks inside --models nosuch:1
+check "comm.sh: unknown model" wrong "there is no model config" --networks inside --models nosuch:1
 finish
