@@ -297,7 +297,7 @@ networks_in_turn() {
     [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] ||
         { why="layers were not timed after two seconds, or the most steps taken for them"; return 1; }
     # CPU ranks send nothing through sockets, so the loopback counter exists and stays small.
-    why="rows: $(rows_of "$work/comm3.json" network preset nodes | tr '\n' ',')"
+    why="rows: $(rows_of "$work/comm3.json" network arm nodes | tr '\n' ',')"
     [ "$why" = "rows: 100 fp32 2,100 sdp4bit 2,10 fp32 2,10 sdp4bit 2," ] || return 1
     rows_of "$work/comm3.json" loopback_ratio | awk '!($1 >= 0 && $1 < 1) { exit 1 }' ||
         { why="the loopback's own count is missing"; return 1; }
@@ -319,7 +319,7 @@ network_refused() {
     sed '/layers are timed/q' "$work/err" | grep -q '^warning: skipped the network 10: ' ||
         { why="it was not tried before layers were timed"; return 1; }
     ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
-    why="rows: $(rows_of "$work/comm4.json" network preset)"
+    why="rows: $(rows_of "$work/comm4.json" network arm)"
     [ "$why" = "rows: 100 fp32" ]
 }
 # signaled SIGNAL FILE COMMAND...: waits for FILE and signals only the command, which must exit with
@@ -452,7 +452,7 @@ lost_rank() {
     calls() { grep -c -- "--preset $1" "$work/called.0"; }
     [ "$(calls fp32) $(calls bf16) $(calls sdp4bit)" = "1 1 2" ] ||
         { why="not the presets without a row were run again"; return 1; }
-    why="rows: $(rows_of "$work/lost.json" preset | tr '\n' ' ')"
+    why="rows: $(rows_of "$work/lost.json" arm | tr '\n' ' ')"
     [ "$why" = "rows: fp32 qwd sdp4bit " ]
 }
 check "comm.sh: reruns presets lost with a rank once" lost_rank
