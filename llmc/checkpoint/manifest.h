@@ -14,7 +14,7 @@
 //               "slices": [[tensor, kind, lo, hi], [tensor, kind, lo, hi, first, count],
 //                          [tensor, kind, lo, hi, node], ...]},
 //              ...],
-//    "xxh3": "0123456789abcdef"}                                   hash of all text before this line
+//    "xxh3": "0123456789abcdef"}                                 hash of all text before this line
 //
 // Slices are listed in the order of their data in the file. `tensor` and `kind` are indices into
 // the lists above.

@@ -26,8 +26,8 @@ typedef struct Mesh {
             Group tp, pp, dp;  // tensor, pipeline and data parallel
             Group node, rail;  // the two levels of dp: ranks of one node; one rank per node
             Group embedding;   // first and last pipeline stage; one rank elsewhere
-            // The two levels over which weights are sharded, set by mesh_shard_weights. Otherwise only
-            // this rank.
+            // The two levels over which weights are sharded, set by mesh_shard_weights. Otherwise
+            // only this rank.
             Group shards, shard_rail;
             // Ranks of this replica group; one rank of each replica group. Set by
             // mesh_make_replica_groups. Otherwise only this rank, without communicators.

@@ -44,7 +44,7 @@ void peers_gather_bytes(Peers peers, const void *own, int bytes, void *all, cons
 // none waits forever for a stopped one.
 //
 //     PeersWork work = peers_work(peers);                          // on all ranks
-//     while (ok && more && peers_work_continues(&work)) ok = ...   // a part, shorter than the limit
+//     while (ok && more && peers_work_continues(&work)) ok = ...  // part of the work
 //     ok = peers_work_agree(&work, ok, err);                       // on all ranks, always
 typedef struct PeersWork {
     Peers peers;

@@ -124,7 +124,7 @@ limited() { # FLAGS...: rank 2 of 4 may write files of at most 8 KiB
 }
 file_limit() {
     limited --save "$work/small" --save-interval 4
-    error_names 6 "raise the file size limit (ulimit -f)" $? || return 1
+    error_names 6 "raise the limit (ulimit -f)" $? || return 1
     ! grep -q '^ iteration' "$work/out" && [ ! -e "$work/small/latest_checkpointed_iteration.txt" ] ||
         { why="it trained first"; return 1; }
 }
