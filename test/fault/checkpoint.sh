@@ -107,9 +107,9 @@ for named in "52 52" "99 99" "3 3" "0 0" "release 0"; do
         "names iteration ${named#* }, which has no checkpoint; resuming from the newest" put \
         "$bad/latest_checkpointed_iteration.txt" "${named% *}"
 done
-falls_back "loads the newest checkpoint: a truncated tracker" 12 "names iteration 1, of which" truncate -s 1 \
+falls_back "loads the newest checkpoint: a truncated tracker" 12 "names iteration 1, which has no checkpoint" truncate -s 1 \
     "$bad/latest_checkpointed_iteration.txt"
-falls_back "loads the previous checkpoint: a missing directory" 8 "names iteration 12, of which" rm -r "$bad/$latest"
+falls_back "loads the previous checkpoint: a missing directory" 8 "names iteration 12, which has no checkpoint" rm -r "$bad/$latest"
 all_damaged() {
     local i
     rm -rf "$bad"
