@@ -1,5 +1,5 @@
-// Pure integers: who owns what, where groups and pads lie, what each message looks like, how many
-// bytes a step sends. Needs no device, no MPI and no data, so --plan and the tests use it alone.
+// Bucket layout: integer arithmetic for shards, groups, padding, message formats and the bytes sent
+// per step. Needs no device, no MPI and no data, so --plan and the tests can use it alone.
 // Called by zero_plan.c, tlq_hs.c, qwd.c, the kernels and --plan.
 //
 // One arena holds all parameters. A second one, of the same shape, holds the gradients. They are
@@ -94,16 +94,15 @@ typedef struct BucketLayout {
 bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, const LayoutOptions *options,
                   Error *err);
 void layout_free(BucketLayout *layout);
-// From here on the plan's messages end with a checksum (--verify-wire): a section of MESSAGE_ALIGN
-// bytes.
+// Appends a checksum section of MESSAGE_ALIGN bytes to all messages (--verify-wire).
 void layout_seal(BucketLayout *layout);
-// The border for the group sizes in use (0 = not in use).
+// Returns the lcm of 32 and the group sizes in use (0 = not in use), for LayoutOptions.border.
 int64_t layout_border(int group_a, int group_b, int group_c);
 
 // Elements of rank's matrix piece (matrix) or tail piece that the norm counts: the first ones.
 int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank);
 
-// --- what travels -------------------------------------------------------------------------------
+// --- payload formats ----------------------------------------------------------------------------
 
 // Gradients: level 1 runs inside a node, level 2 between nodes. One level alone when N = 1 or D =
 // 1, none when dp = 1. Plain codecs have no groups: their group sizes are ignored.
@@ -126,7 +125,7 @@ typedef struct WeightFormat {
                       // messages have no fixed length
     Rounding rounding;
 } WeightFormat;
-// Weights as they are: what travels where nothing is quantized.
+// Returns the format of unquantized weights.
 static inline WeightFormat plain_weight_format(void) {
     WeightFormat format = {FLOATX_CODEC, HADAMARD_ORDER, false, ROUND_NEAREST};
     return format;
@@ -193,7 +192,7 @@ void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, 
 // The layouts of chunk k's level-1 and level-2 messages (bytes 0 for a level that does not run).
 void layout_grad_messages(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format, int k,
                           MessageLayout *level1, MessageLayout *level2);
-// The message with room for a checksum, where the bucket's messages have one.
+// Returns the message with a checksum section added if the bucket's messages have one.
 MessageLayout layout_sealed(const Bucket *bucket, MessageLayout message);
 // Of lossless weights: a message as long as it can become, without sections.
 MessageLayout layout_weight_message(const Bucket *bucket, const WeightFormat *format);
