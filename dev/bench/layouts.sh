@@ -13,7 +13,7 @@
 #                        [--micro-batch 1] [--micro-batches 8] [--iters 10] [--flags "FLAGS"]
 #                        [--out FILE.json]
 #
-#   models         NAME:LAYERS, the first LAYERS layers of configs/gpt_NAME.args or dev/bench/NAME.args
+#   models         NAME:LAYERS, the first LAYERS layers of gpt_NAME.args or dev/bench/NAME.args
 #   layouts        TxP: tensor-parallel x pipeline-parallel ranks; +s: with --sequence-parallel;
 #                  +cN: chunks of N layers. Layouts that need more GPUs than available are reported
 #                  and skipped. One GPU always runs

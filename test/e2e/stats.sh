@@ -210,7 +210,7 @@ check "the same in /proc" refused 3 "/proc/nope" 4 --dump-distributions /proc/no
 blocked() { # a file that cannot be written later: a directory has its name
     mkdir -p "$work/taken/iter_0000006.rank_000.jsonl"
     logged blocked 2 --dump-distributions "$work/taken" --dump-distributions-interval 6 || return 1
-    grep -q 'warning: .*training goes on without these distributions' "$work/err" &&
+    grep -q 'warning: .*training continues without these histograms' "$work/err" &&
         [ "$(train_lines blocked | wc -l)" = 12 ] || { why="no warning, or no training"; return 1; }
 }
 check "a file that cannot be written causes a warning" blocked

@@ -22,7 +22,7 @@ no_system_folders() {
     local text
     text=$(commands CUDNN_INCLUDE=/usr/include) || return 1
     text+=$(commands CUDNN_INCLUDE="/usr/include/$(mpicc -dumpmachine)") || return 1
-    grep -q -- '-c train_gpt.c' <<<"$text" &&
+    grep -q -- '-c llmc/cuda/device.cu' <<<"$text" &&
         ! grep -qE -- '-(isystem|I) ?/usr/(local/)?include( |$)' <<<"$text" &&
         ! grep -qE -- "-isystem /usr/include" <<<"$text"
 }

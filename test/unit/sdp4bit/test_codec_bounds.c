@@ -1,7 +1,7 @@
 // What the GPU kernels of every uniform codec take for granted. They leave the clamp out: here are
 // the codes of a group's largest element without it, for every mantissa. Every other element is no
-// larger, and both multiplications are monotonic, so its code is between the codes of +m and -m. They
-// multiply a code by its scale in a fused operation, and read a code from the bits of v + u.
+// larger, and both multiplications are monotonic, so its code is between the codes of +m and -m.
+// They multiply a code by its scale in a fused operation, and read a code from the bits of v + u.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
