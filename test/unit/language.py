@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 # Commits before this one are not checked.
-FIRST_COMMIT = "eac6900"
+FIRST_COMMIT = "b3804cd"
 
 # Measured data, generated text, quoted works and the two files that list the words.
 SKIPPED = re.compile(r"^(dev/(experiments|bench)/results/|test/golden/|test/fuzz/regressions/|LICENSE$"
