@@ -64,8 +64,7 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
     return NULL;
 }
 
-// Position in the text of an argument file.
-typedef struct Cursor {
+typedef struct Cursor {     // position in the text of an argument file
     const char *path, *at;  // at: in NUL-terminated text
     int line;
 } Cursor;
@@ -300,8 +299,7 @@ static bool read_real(const char *word, double *value) {
     return !*end && isfinite(*value);
 }
 
-// "first or second"
-static void describe_choices(const char *choices, char *text, size_t bytes) {
+static void describe_choices(const char *choices, char *text, size_t bytes) {  // "first or second"
     *text = 0;
     while (*choices) {
         size_t length = strcspn(choices, "|"), used = strlen(text);

@@ -1,16 +1,11 @@
-// The distributed exact regime (tlq_hs.c, qwd.c, the kernels, the collectives) against the
-// one-process simulator, to the bit. It goes through every shape of nodes x ranks that this number
-// of ranks allows, every preset, and several chunk counts. With two of those the ranks keep a shard
-// of the gradients, which adds up three micro-batches or one (ZeRO-2). Presets with codes between
-// nodes run once more with error feedback. Four steps follow each other. The third is poisoned with
-// a NaN or an infinity and must be skipped everywhere. Then comes a step with an absurd learning
-// rate, which must be refused element by element, and one that must be skipped for that. Then, on
-// every shape, the same with the gradients of a GPT (model_gradients.h). With 4 and 8 ranks the GPT
-// also runs with tensor and pipeline parallelism.
+// The distributed exact regime compared with the one-process simulator, bit by bit: every shape of
+// nodes x ranks, every preset, several chunk counts, ZeRO-1 and 2, error feedback. One step has a
+// NaN or infinity and one an absurd learning rate; the first must be skipped, the second refused.
+// Then the same with the gradients of a GPT, with 4 and 8 ranks also under tensor and pipeline
+// parallelism.
 //
 // Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Serves both
-// backends: build/test/gpu/test_sdp4bit_mpi is the GPU's. The simulator always computes on the
-// host.
+// backends (build/test/gpu/test_sdp4bit_mpi is the GPU's); the simulator computes on the host.
 //
 //   test_sdp4bit_mpi [--emulate-nodes PER_NODE]
 // With the flag it runs this shape only, whose node borders are real for NCCL, so that nodes may

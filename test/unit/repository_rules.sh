@@ -54,9 +54,9 @@ conditionals=$(grep -nE '^[[:space:]]*#[[:space:]]*(if|ifdef|ifndef|elif)\b' "${
 report "preprocessor conditionals occur only in the four allowed files" "$conditionals"
 
 # --- formatting --------------------------------------------------------------------------------
-# Limits are 640 lines, 850 for train_gpt.c and 1100 for tests, which contain tables of cases.
+# Limits are 620 lines, 850 for train_gpt.c and 1000 for tests, which contain tables of cases.
 too_long=$(for path in "${sources[@]}"; do
-    case $path in train_gpt.c) most=850 ;; test/*) most=1100 ;; *) most=640 ;; esac
+    case $path in train_gpt.c) most=850 ;; test/*) most=1000 ;; *) most=620 ;; esac
     lines=$(wc -l <"$path")
     [ "$lines" -le $most ] || echo "$path has $lines lines; the limit is $most"
 done)
