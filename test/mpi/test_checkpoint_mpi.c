@@ -275,7 +275,7 @@ static void test_bad_slices(Test *t) {
     if (t->rank == t->ranks - 1)
         s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007, {0, 0}, 0};
     ok = save_whole(&s.save, &err);
-    check(t, same_error(!ok, &err, t->ranks > 1 ? "overlap" : "hold master of 'wte'"),
+    check(t, same_error(!ok, &err, t->ranks > 1 ? "overlap" : "no rank saves master of 'wte'"),
           "slices of two ranks that overlap");
     check(t, clean(t), "nothing is left of them");
 }
