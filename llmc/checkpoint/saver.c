@@ -124,6 +124,12 @@ static RunState *node_states(const Saver *saver, const RunState *own) {
     return all;
 }
 
+// Returns the staging buffer of background saves. NULL: saves are synchronous.
+static void *staging_of(const Saver *saver, uint64_t *bytes) {
+    void *staging = zero_staging(saver->zero, bytes);
+    return saver->synchronous ? NULL : staging;
+}
+
 static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *err) {
     const Config *c = saver->config;
     char *arguments = config_to_json(c);
@@ -131,7 +137,7 @@ static CheckpointJob *begin(const Saver *saver, const RunState *state, Error *er
     RunState *nodes = replica_groups > 1 ? node_states(saver, state) : NULL;
     ZeroSlices slices = zero_slices(saver->zero, !c->no_save_optim);
     uint64_t staging_bytes;
-    void *staging = zero_staging(saver->zero, &staging_bytes);
+    void *staging = staging_of(saver, &staging_bytes);
     CheckpointSave save = {
         .directory = c->save,
         .state = *state,
@@ -172,7 +178,7 @@ bool saver_save(Saver *saver, const RunState *state, Error *err) {
     log_line(saver->log, "saving checkpoint at iteration %7lld to %s", (long long)state->iteration, c->save);
     saver->job = begin(saver, state, err);
     if (!saver->job) return false;
-    if (!zero_staging(saver->zero, &staging_bytes)) return saver_advance(saver, true, err);
+    if (!staging_of(saver, &staging_bytes)) return saver_advance(saver, true, err);
     log_line(saver->log, "  scheduled an async checkpoint save at iteration %7lld to %s",
              (long long)state->iteration, c->save);
     return true;
@@ -207,5 +213,6 @@ bool saver_abandon(Saver *saver) {
     bool was = saver->job != NULL;
     while (saver_busy(saver)) usleep(10000);
     saver->job = NULL;  // its memory is released when the process exits
+    saver->synchronous = true;
     return was;
 }

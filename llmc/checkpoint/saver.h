@@ -22,6 +22,7 @@ typedef struct Saver {
     int *lock;           // lock on the directory (save_folder.h) on rank 0; -1 on other ranks
     CheckpointJob *job;  // save in progress; NULL: none
     bool saved;          // this process has saved into the directory
+    bool synchronous;    // a save was abandoned: later ones don't use the staging buffer
 } Saver;
 
 // All functions except saver_busy and saver_abandon are collective and return the same result and
@@ -43,8 +44,9 @@ bool saver_save(Saver *saver, const RunState *state, Error *err);
 bool saver_busy(const Saver *saver);
 // Advances a background save by one stage, or to its end.
 bool saver_advance(Saver *saver, bool to_the_end, Error *err);
-// Abandons a save that cannot complete because a rank is lost: waits for this rank's writes, then
-// forgets the save. The next save deletes its files. Returns false if there was none.
+// Called once a rank is lost: waits for this rank's writes of a save, then forgets the save, whose
+// files the next save deletes. Returns false if there was none. Later saves are synchronous, because
+// the staging buffer only holds what this rank had to save while no rank was lost.
 bool saver_abandon(Saver *saver);
 
 LLMC_END

@@ -91,6 +91,8 @@ hangs() {
 check "a hung node loses only its own work" hangs stall:1:7:1 1 7 2 1 --verify-wire
 check "the same if the others use a delay" hangs stall:1:7:1 1 7 2 1 --local-steps-delay 3
 check "the first node hangs" hangs stall:0:7:1 0 7 2 1
+check "the first node hangs during a run with background saves" hangs stall:0:7:1 0 7 2 1 --async-save
+check "the second rank of the first node hangs during such a run" hangs stall:1:7:1 0 7 4 2 --async-save
 check "one of three nodes hangs" hangs stall:1:7:1 1 7 3 1 --gradient-quantization-method eden \
     --gq-group-size-inter 256
 check "a node hangs in the last step, which is repeated" hangs stall:1:12:0 1 11 2 1
