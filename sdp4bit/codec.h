@@ -1,11 +1,9 @@
-// SDP4Bit's numbers: the table of codecs, quantize, dequantize, the transforms, the rounding bits,
-// the summation tree of the norm. Inline for host and device, so that CPU ranks and GPUs compute
-// the same bits. Everything on the wire follows from this file and layout.h. README.md explains it
-// with a worked example. Included by layout.h, spikes.h and the tests, and through them by every
-// kernel.
+// Arithmetic of SDP4Bit: the codec table, quantization, transforms, rounding bits, the summation
+// tree of the norm. Inline for host and device, so that CPU ranks and GPUs compute the same bits.
+// This file and layout.h define the wire format; README.md has a worked example.
 //
-// Exact regime: every operation is an IEEE-754 operation, nearly always fp32, as numerics.h spells
-// it.
+// Exact regime: every operation is a single IEEE-754 operation, nearly always fp32, written with
+// the functions of numerics.h.
 #pragma once
 #include <assert.h>
 #include <stdbool.h>
@@ -14,17 +12,16 @@
 
 // --- rounding bits ------------------------------------------------------------------------------
 
-// Names one stream of rounding bits. source: the dp rank at level 1, the node at level 2, 0 for
-// weights. Without it the ranks' rounding errors would be equal and would not average out.
+// Selects a stream of rounding bits. source: the dp rank at level 1, the node at level 2, 0 for
+// weights; ranks with equal rounding errors would not average them out.
 typedef struct RoundingKey {
     uint32_t seed, step, purpose, source;
 } RoundingKey;
-static_assert(sizeof(RoundingKey) == 16, "Philox takes these four words");
+static_assert(sizeof(RoundingKey) == 16, "the key is four Philox words");
 
-// 16-bit random numbers of the 8 elements at logical offsets 8*block .. 8*block+7. Element e uses
-// half e&1 (the low half first) of word e>>1. 7 rounds are the fewest that pass BigCrush.
-// Initialization and dropout take the customary 10; here the third saved is time on the wire's
-// path.
+// 16-bit random numbers for the 8 elements at logical offsets 8*block .. 8*block+7. Element e uses
+// half e&1 (the low half first) of word e>>1. 7 rounds are the fewest that pass BigCrush; the usual
+// 10, which initialization and dropout use, would delay communication.
 enum { ROUNDING_ROUNDS = 7, ROUNDING_BLOCK = 8 };
 HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
     uint32_t low = (uint32_t)block, high = (uint32_t)(block >> 32);
@@ -33,13 +30,13 @@ HD_FN Philox4 rounding_bits(RoundingKey key, uint64_t block) {
 
 // --- transforms before gradients are quantized --------------------------------------------------
 
-// Hadamard: the paper's, of order 32, without random signs (section 3.3). Rotation: random signs,
-// then Hadamard of order 256. It makes any group look like a sample of a Gaussian, as EDEN wants.
+// Hadamard: order 32 without random signs, as in the paper (section 3.3). Rotation: random signs,
+// then Hadamard of order 256, which makes any group nearly Gaussian, as EDEN assumes.
 typedef enum Transform { TRANSFORM_NONE, TRANSFORM_HADAMARD, TRANSFORM_ROTATION } Transform;
 
-// Unnormalized Sylvester transform of `order` values in place, a power of two: stages 1, 2, 4, ...,
-// the difference in the upper lane. Applied twice it multiplies by the order. The receiver
-// multiplies by the inverse of the order once.
+// Unnormalized Sylvester transform of `order` values in place. order: a power of two. Stages 1, 2,
+// 4, ...; the upper lane gets the difference. Applied twice it multiplies by the order, so the
+// receiver multiplies by its inverse once.
 #define HADAMARD_ORDER 32
 #define HADAMARD_INVERSE 0.03125f
 #define ROTATION_ORDER 256
@@ -55,18 +52,17 @@ HD_FN void hadamard(float *x, int order) {
     }
 }
 
-// The rotation's signs of the 32 elements at logical offsets 32*word .. 32*word+31: element i
-// changes its sign if bit i is set. The key has no source: sums over ranks happen inside the
-// rotation, so all ranks take the same signs.
+// Sign bits of the 32 elements at logical offsets 32*word .. 32*word+31: bit i set flips element i.
+// The key must not depend on the source: ranks are summed before the rotation is inverted.
 HD_FN uint32_t rotation_signs(RoundingKey key, uint64_t word) {
     return rounding_bits(key, word / 4).v[word % 4];
 }
-// x, or -x where bit `i` of the signs is set.
+// Returns -x if bit `i` of the signs is set, else x.
 HD_FN float with_sign(float x, uint32_t signs, int i) {
     return f32_from_bits(f32_bits(x) ^ (signs >> i & 1u) << 31);
 }
 
-// A block of ROTATION_ORDER elements takes the rotation's signs. logical: of its first element.
+// Flips the signs of one block of ROTATION_ORDER elements. logical: offset of the first element.
 HD_FN void rotation_flip(float *x, RoundingKey key, int64_t logical) {
     for (int i = 0; i < ROTATION_ORDER; i += 32) {
         uint32_t signs = rotation_signs(key, (uint64_t)(logical + i) / 32);
@@ -77,7 +73,8 @@ HD_FN void rotation_flip(float *x, RoundingKey key, int64_t logical) {
 HD_FN int transform_order(Transform transform) {
     return transform == TRANSFORM_ROTATION ? ROTATION_ORDER : HADAMARD_ORDER;
 }
-// One block of the transform's order. logical: of its first element; key: of the rotation.
+// Transforms one block of transform_order elements. logical: offset of the first element; key: of
+// the rotation's signs.
 HD_FN void transform_block(float *x, Transform transform, RoundingKey key, int64_t logical) {
     if (transform == TRANSFORM_NONE) return;
     if (transform == TRANSFORM_ROTATION) rotation_flip(x, key, logical);
@@ -86,14 +83,14 @@ HD_FN void transform_block(float *x, Transform transform, RoundingKey key, int64
 
 // --- the table of codecs ------------------------------------------------------------------------
 
-// What travels for one element: ROW(ID, name, bits per element, L), one row per codec.
-//   plain    L = 0: the values themselves, as floats of so many bits
-//   uniform  codes -L..L in two's complement, and one fp32 scale for each group of elements
-//   EDEN     the sign in the top bit of a code, below it which of L levels; and one fp32 scale for
-//            each group of EDEN_GROUP elements
-// Codes are a stream of bits: element i's code lies at bits [i * bits, (i + 1) * bits), and bit k
-// of the stream is bit k % 8 of byte k / 8. README.md, "Adding a codec", tells what else a row
-// needs.
+// One row per codec: ROW(ID, name, bits per element, L).
+//   plain    L = 0: the values themselves, as floats of that many bits
+//   uniform  codes -L..L in two's complement, and one fp32 scale per group
+//   EDEN     codes with the sign in the top bit and one of L levels below it, and one fp32 scale
+// per
+//            EDEN_GROUP elements
+// Codes form a bit stream: element i's code is bits [i * bits, (i + 1) * bits), and bit k of the
+// stream is bit k % 8 of byte k / 8. README.md, "Adding a codec", lists what else a row needs.
 #define PLAIN_CODECS(ROW) \
     ROW(FP32, "fp32", 32, 0) \
     ROW(BF16, "bf16", 16, 0)
@@ -111,20 +108,20 @@ typedef enum Codec { ALL_CODECS(CODEC_ID) } Codec;
 #define CODEC_COUNT(ID, NAME, BITS, LEVELS) +1
 enum { CODECS = 0 ALL_CODECS(CODEC_COUNT) };
 
-// The codec of weights as they are.
+// The codec of unquantized weights.
 #define FLOATX_CODEC (sizeof(floatX) == sizeof(uint16_t) ? CODEC_BF16 : CODEC_FP32)
-// "4|8": the bits of the uniform codecs, for the table of flags; "4|3|2": of EDEN.
+// Choices of the command-line options: "4|8" bits of uniform codecs, "4|3|2" of EDEN.
 #define CODEC_BITS_CHOICE(ID, NAME, BITS, LEVELS) "|" #BITS
 #define CODEC_BITS_CHOICES (&(UNIFORM_CODECS(CODEC_BITS_CHOICE))[1])
 #define EDEN_BITS_CHOICES (&(EDEN_CODECS(CODEC_BITS_CHOICE))[1])
 
-// Values per scale: of weights; of gradients, also of both hops' common multiple; of EDEN. The last
-// is the rotation's order: EDEN's scale is unbiased for what a rotation mixes.
+// Largest group sizes of weights and of gradients (also of the lcm of both levels' groups). EDEN's
+// group is the rotation order: its scale is unbiased only for elements that one rotation mixed.
 enum { LARGEST_GROUP = 16384, LARGEST_GRAD_GROUP = 4096, EDEN_GROUP = ROTATION_ORDER };
 typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
 
-// What the rest of this folder takes for granted: values are fp32 or bf16; codes fit into their
-// bits and a byte; a block of 32 elements is whole words; code_stochastic knows up to 127 levels.
+// Assumptions of the other files: values are fp32 or bf16; codes fit into their bits and into a
+// byte; 32 codes are whole 32-bit words; code_stochastic supports up to 127 levels.
 #define CHECK_PLAIN(ID, NAME, BITS, LEVELS) \
     static_assert(((BITS) == 32 || (BITS) == 16) && (LEVELS) == 0, NAME ": a plain codec");
 #define CHECK_UNIFORM(ID, NAME, BITS, LEVELS) \
@@ -136,17 +133,17 @@ typedef enum Rounding { ROUND_NEAREST = 0, ROUND_STOCHASTIC = 1 } Rounding;
 PLAIN_CODECS(CHECK_PLAIN)
 UNIFORM_CODECS(CHECK_UNIFORM)
 EDEN_CODECS(CHECK_EDEN)
-static_assert(CODEC_FP32 == 0, "what is not set travels as it is");
+static_assert(CODEC_FP32 == 0, "a zeroed format means unquantized");
 static_assert(LARGEST_GROUP % HADAMARD_ORDER == 0 && LARGEST_GRAD_GROUP % HADAMARD_ORDER == 0,
               "groups are whole blocks");
 
 typedef struct CodecInfo {
     const char *name;
     int bits;    // per element
-    int levels;  // L; 0: plain. EDEN: of one sign
+    int levels;  // L, 0 for plain codecs; EDEN: per sign
 } CodecInfo;
 
-// The codec's row. Only an enumerator has one: anything else ends the program.
+// Returns the codec's row; a value outside the enum ends the program.
 HD_FN CodecInfo codec_info(Codec codec) {
     CodecInfo none = {0};
 #define CODEC_ROW(ID, NAME, BITS, LEVELS) \
@@ -158,18 +155,17 @@ HD_FN CodecInfo codec_info(Codec codec) {
     stop_here();
     return none;
 }
-// Does it send codes and scales of groups?
+// Returns true if the codec sends codes and group scales.
 HD_FN bool codec_grouped(Codec codec) { return codec_info(codec).levels > 0; }
 HD_FN bool codec_eden(Codec codec) {
 #define CODEC_IS(ID, NAME, BITS, LEVELS) || codec == CODEC_##ID
     return false EDEN_CODECS(CODEC_IS);
 }
 
-// Bytes of so many elements' codes or values; elements is a multiple of 8, or the codec is plain.
+// Bytes of the codes or values. elements: a multiple of 8, unless the codec is plain.
 HD_FN int64_t codec_bytes(Codec codec, int64_t elements) { return elements * codec_info(codec).bits / 8; }
 
-// The uniform codec with so many bits; and EDEN's. No other number gets here: the options know the
-// table.
+// Return the uniform or EDEN codec with this many bits; options admit no other numbers.
 #define CODEC_OF_BITS(ID, NAME, BITS, LEVELS) \
     if (bits == (BITS)) return CODEC_##ID;
 HD_FN Codec codec_of_bits(int bits) {
@@ -185,15 +181,14 @@ HD_FN Codec eden_of_bits(int bits) {
 
 // --- one group of a uniform codec ---------------------------------------------------------------
 
-// Symmetric absmax quantizer of one group (paper section 2.2; fp32 scale m/L). `largest` is the
-// group's max |x| as bits: the unsigned maximum of f32_bits(x) & 0x7FFFFFFF, which orders finite
-// values, infinities and NaNs correctly.
+// Symmetric absmax quantizer (paper section 2.2; fp32 scale m/L). `largest`: the group's max |x| as
+// bits, the unsigned maximum of f32_bits(x) & 0x7FFFFFFF, which also orders infinities and NaNs.
 #define LIFT_BELOW 0x0D800000u  // the bits of 2^-100
 #define LIFT 16777216.0f        // 2^24
 typedef struct GroupScale {
-    float scale;    // sent: m / L. Below the normal range 0. With a value that is not finite NaN
-    float lift;     // v = (x * lift) * inverse lies in [-L, L]. 1, or 2^24 where L / m would overflow
-    float inverse;  // 0 where scale is 0 or NaN: every code is then 0
+    float scale;    // sent: m / L; 0 if m is subnormal; NaN if any value is not finite
+    float lift;     // v = (x * lift) * inverse is in [-L, L]; 1, or 2^24 where L / m would overflow
+    float inverse;  // 0 if scale is 0 or NaN: every code is then 0
 } GroupScale;
 
 HD_FN GroupScale group_scale(uint32_t largest, int levels) {
@@ -210,20 +205,19 @@ HD_FN GroupScale group_scale(uint32_t largest, int levels) {
     return g;
 }
 
-// The value to be rounded; 0 for groups that send zero codes, whatever x is.
+// Returns the value to round; 0 in groups whose codes are all zero, whatever x is.
 HD_FN float group_scaled(float x, GroupScale g) {
     return g.inverse == 0.0f ? 0.0f : f32_mul(f32_mul(x, g.lift), g.inverse);
 }
 
 HD_FN int clamp_code(int q, int levels) { return q > levels ? levels : (q < -levels ? -levels : q); }
 
-// Round to nearest, ties to even.
+// Rounds to nearest, ties to even.
 HD_FN int code_nearest(float v, int levels) { return clamp_code((int)rintf(v), levels); }
 
-// Stochastic: floor(v + u), u uniform in [0, 1) from 16 random bits. An offset keeps v + u inside
-// one power of two, so that the addition rounds v to the same grid as u, whatever its sign. The
-// grid is 2^-16 for up to 63 levels; above, it is 2^-15, and u has 15 bits. The float offset + u is
-// spelled by its bits, not computed.
+// Rounds stochastically: floor(v + u), u uniform in [0, 1) from 16 random bits. An offset keeps v +
+// u within one binade, so that the addition rounds v to the grid of u, whatever its sign. The grid
+// is 2^-16 up to 63 levels; above, 2^-15 with 15-bit u. offset + u is built from its bits.
 #define STOCHASTIC_FINE 0x43400000u    // 192, in [128, 256)
 #define STOCHASTIC_COARSE 0x43C00000u  // 384, in [256, 512)
 HD_FN bool stochastic_is_fine(int levels) { return levels < 64; }
@@ -236,7 +230,7 @@ HD_FN int code_stochastic(float v, int levels, uint32_t random16) {
 
 HD_FN float code_value(int q, float scale) { return f32_mul((float)q, scale); }
 
-// Eight codes as a number whose low 8 * bits bits are what travels; and back.
+// Packs eight codes into the low 8 * bits bits.
 HD_FN uint64_t pack_codes(const int q[8], int bits) {
     uint64_t mask = (1ull << bits) - 1, stream = 0;
     for (int e = 0; e < 8; e++) stream |= ((uint64_t)(int64_t)q[e] & mask) << (e * bits);
@@ -250,10 +244,10 @@ HD_FN int unpack_code(uint64_t stream, int e, int bits) {
 // --- one group of EDEN --------------------------------------------------------------------------
 
 // EDEN (Vargaftik et al., ICML 2022) of a rotated group z: each element becomes the level nearest
-// to z / unit, with its sign. The scale is |z|^2 / <z, levels>. Then <z, decoded> = |z|^2, so what
-// is decoded has no component too few along z, and the mean over rotations is z. The levels are
-// Lloyd-Max's for a Gaussian of variance 1. The unit lies between the root mean square and a third
-// of the largest magnitude: that errs by 4 % less than the root mean square alone does (4 bits).
+// to z / unit, with its sign. The scale |z|^2 / <z, levels> makes <z, decoded> = |z|^2, so the
+// decoded vector is not too short along z, and its mean over rotations is z. Levels: Lloyd-Max for
+// a Gaussian of variance 1. Unit: the mean of the root mean square and a third of the largest
+// magnitude; its error is 4 % smaller than with the root mean square alone (4 bits).
 #define EDEN4_LEVELS \
     0.128395036f, 0.388048291f, 0.656759143f, 0.942340434f, 1.25623119f, 1.6180464f, 2.06901717f, 2.73258948f
 #define EDEN3_LEVELS 0.24509418f, 0.756005287f, 1.34390926f, 2.15194559f
@@ -261,26 +255,25 @@ HD_FN int unpack_code(uint64_t stream, int e, int bits) {
 #define EDEN_UNIT_RMS 0.5f
 #define EDEN_UNIT_LARGEST 0.166666672f
 
-// Level k of a codec with so many bits.
+// Returns level k of the EDEN codec with this many bits.
 HD_FN float eden_level(int bits, int k) {
     const float four[] = {EDEN4_LEVELS}, three[] = {EDEN3_LEVELS}, two[] = {EDEN2_LEVELS};
     return bits == 4 ? four[k] : bits == 3 ? three[k] : two[k];
 }
-// Between levels k and k + 1.
+// Returns the threshold between levels k and k + 1.
 HD_FN float eden_threshold(int bits, int k) {
     return f32_mul(0.5f, f32_add(eden_level(bits, k), eden_level(bits, k + 1)));
 }
 
-// What a group's largest magnitude decides, as bits (group_scale).
+// Range scaling of a group, from the bits of its largest magnitude (as in group_scale).
 #define EDEN_TINY 0x2B800000u  // the bits of 2^-40
 #define EDEN_HUGE 0x58800000u  // 2^50
 #define EDEN_LIFT 0x1p80f      // and its inverse
 typedef struct EdenLift {
-    float lift;    // z = x * lift: 1, or a power of two that keeps the squares' sum in range
+    float lift;    // z = x * lift: 1, or a power of two that keeps the sum of squares in range
     float unlift;  // 1 / lift
-    float scale;   // of a group that sends zero codes: 0 below the normal range, NaN where a value
-                   // is not finite; any other group's is eden_scale
-    bool coded;    // not such a group
+    float scale;   // of an uncoded group: 0 if all values are subnormal, NaN if one is not finite
+    bool coded;    // false: all codes are 0; true: eden_scale computes the scale
 } EdenLift;
 HD_FN EdenLift eden_lift(uint32_t largest) {
     EdenLift e = {1.0f, 1.0f, 0.0f, true};
@@ -290,26 +283,26 @@ HD_FN EdenLift eden_lift(uint32_t largest) {
     if (largest >= EDEN_HUGE) e.lift = 0x1p-80f, e.unlift = EDEN_LIFT;
     return e;
 }
-// 1 / unit of a coded group: from the sum of the squares of z and the largest |z|.
+// Returns 1 / unit of a coded group. squares: sum of z * z; largest: largest |z|.
 HD_FN float eden_inverse(float squares, float largest) {
     float rms = f32_mul(f32_sqrt(squares), 0.0625f);
     return f32_div(1.0f, f32_add(f32_mul(rms, EDEN_UNIT_RMS), f32_mul(largest, EDEN_UNIT_LARGEST)));
 }
 static_assert(EDEN_GROUP == 256, "0.0625 is the square root of 1 / EDEN_GROUP");
 
-// The code of an element: v is |z| / unit, negative its sign bit.
+// Returns the code of an element. v: |z| / unit; negative: its sign bit.
 HD_FN int eden_code(float v, uint32_t negative, int bits) {
     int level = 0, levels = 1 << (bits - 1);
     for (int k = 0; k + 1 < levels; k++) level += v > eden_threshold(bits, k);
     return level + (negative ? levels : 0);
 }
-// And back: the level with its sign.
+// Inverse of eden_code: the level with its sign.
 HD_FN float eden_value(int code, int bits) {
     int levels = 1 << (bits - 1);
     return with_sign(eden_level(bits, code & (levels - 1)), (uint32_t)code, bits - 1);
 }
-// The scale that a coded group sends, from the sums of z * z and of |z| * level. One that is not
-// finite is sent as NaN, with zero codes.
+// Returns the scale of a coded group. squares, product: sums of z * z and of |z| * level. A scale
+// that is not finite is sent as NaN, with zero codes.
 HD_FN float eden_scale(float squares, float product, float unlift) {
     float scale = f32_mul(f32_div(squares, product), unlift);
     return (f32_bits(scale) & 0x7FFFFFFFu) < 0x7F800000u ? scale : f32_from_bits(0x7FC00000u);
@@ -317,23 +310,22 @@ HD_FN float eden_scale(float squares, float product, float unlift) {
 
 // --- summation trees ----------------------------------------------------------------------------
 
-// Sums n values, a power of two, as a perfect binary tree over adjacent pairs. A GPU adds in a
-// thread, across lanes, then across blocks, and gets the same bits at any granularity. Destroys x.
+// Sums n values as a perfect binary tree over adjacent pairs, destroying x. n: a power of two. GPUs
+// add within a thread, across lanes, then across blocks, and get the same bits at any granularity.
 HD_FN float tree_sum(float *x, int n) {
     for (int stride = 1; stride < n; stride *= 2) {
         for (int i = 0; i < n; i += 2 * stride) x[i] = f32_add(x[i], x[i + stride]);
     }
     return x[0];
 }
-// The lowest part of the norm's tree (kernel_tree_sum). Where there are fewer than 32 values, the
-// caller fills up with 0.
+// The lowest level of the norm's tree (kernel_tree_sum). Callers pad missing values with 0.
 HD_FN float tree_sum32(float *x) { return tree_sum(x, 32); }
 
 // --- replica hash -------------------------------------------------------------------------------
 
-// 64-bit mix of one weight's bits and its position in the arena. A replica's hash is the sum modulo
-// 2^64 over all weights, so any order and any split of the work gives the same number. Finalizer of
-// splitmix64 (Steele, Lea, Flood 2014).
+// Mixes a weight's bits with its position in the arena (finalizer of splitmix64; Steele, Lea, Flood
+// 2014). The replica hash is the sum over all weights modulo 2^64, which does not depend on the
+// order or the split of the work.
 HD_FN uint64_t replica_mix(uint64_t position, uint32_t bits) {
     uint64_t z = (position + 1) * 0x9E3779B97F4A7C15ull + bits;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;

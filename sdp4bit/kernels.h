@@ -43,9 +43,9 @@ static inline WeightShard weight_shard_of(const Bucket *bucket, floatX *weights,
     return own;
 }
 
-// Level 1 of the gradient reduction (or the only level): scale by 1/dp, transform, quantize.
-// Partition p = i * slots + slot goes to destination `slot` as its i-th partition. With two levels
-// slots = D and i = node; with a single level slots = dp, and there is one partition per slot.
+// Level 1 of the gradient reduction (or the only level): scales by 1/dp, transforms and quantizes.
+// Partition p = i * slots + slot goes to destination `slot` as its i-th partition. Two levels:
+// slots = D and i = node; a single level: slots = dp and one partition per slot.
 typedef struct QuantizePartitions {
     const float *grads;  // (bucket->matrix_elements + bucket->tail_elements) the local gradients
     Bucket bucket;
@@ -60,9 +60,9 @@ typedef struct QuantizePartitions {
     Rounding rounding;
     RoundingKey key;
     int slots, self;
-    int first, between;  // partition p is the shard of rank p * (1 + between) + first, which says
-                         // where its matrix piece lies in the bucket. In `grads` it is piece p
-    uint8_t *send;       // (slots) messages; slot `self` is left untouched
+    int first, between;  // partition p is the shard of rank p * (1 + between) + first: that is its
+                         // position in the bucket; in `grads` its matrix shard is the p-th
+    uint8_t *send;       // (slots) messages; slot `self` is not written
     uint8_t *self_slot;
     MessageLayout message;  // message.partitions per slot
 } QuantizePartitions;
@@ -115,17 +115,16 @@ static inline QuantizePartitions quantization_of_sums(const SumRequantize *r) {
     return q;
 }
 
-// Error feedback, of the hop between nodes. What its rounding partial sums of the matrices, the
-// residual, is added to what the next message is made of. Where y is what would be quantized:
-//   values = values + y           kernel_feed_sums or kernel_feed_grads
-//   the message of values         kernel_quantize_partitions: grads = values, scale 1, no transform
-//   values = values - message     kernel_keep_residual
-// All in fp32, in the transform domain.
+// Error feedback for the hop between nodes. The residual is the rounding error of earlier messages;
+// it is added to the values y that are quantized next. fp32, in the transform domain:
+//   values += y                   kernel_feed_sums or kernel_feed_grads
+//   message of values             kernel_quantize_partitions: grads = values, scale 1, no transform
+//   values -= decoded message     kernel_keep_residual
 typedef struct Residual {
     float *values;              // (partitions, bucket.matrix_per_rank) of one bucket
-    const StepStatus *control;  // the step status on the step before: the values count as 0 where it was
-                                // skipped. NULL: they count
-    bool frozen;                // for a warm-up: the kernels run and leave the values as they are
+    const StepStatus *control;  // of the previous step: if it was skipped, values count as 0. NULL: they
+                                // count
+    bool frozen;                // for a warm-up: kernels run but do not change the values
 } Residual;
 // Returns the new residual of a value that the message represents as `sent`.
 HD_FN float residual_rest(float value, float sent, bool pad) {
@@ -133,17 +132,17 @@ HD_FN float residual_rest(float value, float sent, bool pad) {
     bool finite = (f32_bits(rest) & 0x7FFFFFFFu) < 0x7F800000u;
     return pad || !finite ? 0.0f : rest;
 }
-// y: the sums of the sources, as in kernel_sum_requantize. in.partitions.
+// y: sums of the sources, as in kernel_sum_requantize. One partition per in.partitions.
 void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *residual);
 // y: gradients, scaled and transformed as in kernel_quantize_partitions. One partition per slot.
 void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *residual);
-// a: the quantization, one partition per slot. Padding and results that are not finite become 0.
+// a: the quantization, one partition per slot. Padding and non-finite results become 0.
 void kernel_keep_residual(Stream *s, const QuantizePartitions *a, const Residual *residual);
 
-// The last level: sum the sources in order, invert the transform, mask pads, store this rank's
-// shard of the reduced gradient. Or add to the shard, in fp32: shard + sum. And the partial sums of
-// the norm's tree, of the values that then stand in the shard: partial sum j of a piece is
-// tree_sum32 of the squares of its elements 32j .. 32j+31.
+// The last level: sums the sources in order, inverts the transform, masks padding, and stores this
+// rank's shard of the reduced gradient or adds to it (fp32, shard + sum). Also computes the norm's
+// partial sums over the resulting shard: partial sum j is tree_sum32 of the squares of elements 32j
+// .. 32j+31.
 typedef struct SumFinal {
     const uint8_t *received;  // (sources) messages, in.bytes apart, one partition each
     int sources;
@@ -152,42 +151,40 @@ typedef struct SumFinal {
     int group;
     Codec tail_codec;  // plain
     Transform transform;
-    RoundingKey rotation;  // of the signs of TRANSFORM_ROTATION
-    int rank;              // whose shard this is
+    RoundingKey rotation;  // signs of TRANSFORM_ROTATION
+    int rank;              // owner of the shard
     Bucket bucket;
     SegmentTable table;
     int64_t lo, hi;
-    GradShard own;           // the rank's windows
-    bool add;                // to what the windows hold; else they are overwritten
-    float *matrix_partials;  // (matrix_per_rank / 32) the norm's partial sums of the matrix piece
+    GradShard own;
+    bool add;                // add to the shard instead of overwriting it
+    float *matrix_partials;  // (matrix_per_rank / 32) partial sums of the norm
     float *tail_partials;    // (ceil(tail_per_rank / 32)) written with the chunk that carries the tail
 } SumFinal;
 void kernel_sum_final(Stream *s, const SumFinal *a);
 
-// dp = 1: the local gradients are the reduced ones. Only the partial sums of n values at x (n of
-// any size, missing values are 0).
+// Partial sums alone of n values, missing ones 0: with dp = 1 local gradients need no reduction.
 void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n);
-// The same of n weights.
+// The same for n weights.
 void kernel_square_weights(Stream *s, float *partials, const floatX *weights, int64_t n);
-// *sum = the perfect binary tree over n partial sums (missing ones 0). Destroys the partial sums.
+// Stores the perfect binary tree sum of n partial sums (missing ones 0) in *sum. Destroys them.
 void kernel_tree_sum(Stream *s, float *sum, float *partials, int64_t n);
-// step_status.h's step_record of piece_sums (pieces), *loss and *fault.
+// Stores step_record (step_status.h) of piece_sums (pieces), *loss and *fault.
 void kernel_step_record(Stream *s, StepRecord *record, const float *piece_sums, int pieces, const float *loss,
                         const uint64_t *fault);
-// *fault = *found, unless *fault already says something or *found is 0. The write is atomic. lost:
-// as below.
+// Copies *found to *fault (atomically) unless *fault is set or *found is 0. lost: see below.
 void kernel_mark_fault(Stream *s, uint64_t *fault, const uint64_t *found, const int *lost);
-// step_status.h's step_status.
+// Runs step_status (step_status.h).
 void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a);
 
-// AdamW on this rank's shard of one bucket, fused with packing the message to gather. Update (Apex
-// FusedAdam, adam_w mode), fp32:
+// AdamW on this rank's shard of one bucket, fused with packing its message. Update (Apex FusedAdam,
+// adam_w mode), fp32:
 //   g = grad * clip; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g g;
 //   p -= lr ((m / c1) / (sqrt(v / c2) + eps) + wd p), wd on matrices only.
-// For matrices a grouped codec sends codes of p - float(w) (difference) or of p (direct); a plain
-// one sends p rounded. The tail is p rounded. A skipped step changes no state, sends zero codes and
-// scales, and does not write unquantized sections, which no rank applies. An element that adamw.h
-// refuses keeps its p, m and v; *fault is then set to code if it is 0 (atomically).
+// Matrices: grouped codecs send codes of p - float(w) (difference) or of p (direct), plain ones p
+// rounded. Tails: p rounded. A skipped step changes no state, sends zero codes and scales, and
+// leaves unquantized sections unwritten: no rank applies them. Elements that adamw.h refuses keep
+// p, m and v, and set *fault to code if it is 0 (atomically).
 typedef struct UpdateShard {
     const StepStatus *control;
     float beta1, beta2, epsilon, weight_decay;
@@ -195,7 +192,7 @@ typedef struct UpdateShard {
     Bucket bucket;
     SegmentTable table;
     const float *matrix_grads, *tail_grads;  // (matrix_per_rank), (tail_per_rank) reduced
-    const floatX *matrix_weights;            // (matrix_per_rank) model weights, for a difference
+    const floatX *matrix_weights;            // (matrix_per_rank) model weights, if difference
     float *master, *exp_avg, *exp_avg_sq;    // (matrix_per_rank + tail_per_rank)
     Codec codec;
     int group;
@@ -205,17 +202,17 @@ typedef struct UpdateShard {
     uint8_t *codes;         // (message.codes_stride) codes or rounded weights
     float *scales;          // (message.groups)
     uint8_t *tail;          // (tail_per_rank) floatX
-    uint64_t *fault, code;  // step_status.h's faults
+    uint64_t *fault, code;  // see step_status.h
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
 
-// Applies the gathered messages to the model weights, on the owner too: w = floatX(float(w) + q *
-// scale) (difference), floatX(q * scale) (direct), or the received weights. No-op if the step was
+// Applies the gathered messages to all model weights, also this rank's own: w = floatX(float(w) + q
+// * scale) (difference), floatX(q * scale) (direct), or the received weights. No-op if the step was
 // skipped.
 typedef struct ApplyWeights {
     const StepStatus *control;
     Bucket bucket;
-    const uint8_t *messages;  // (nodes * per_node) messages, message.bytes apart, as gather_slot says
+    const uint8_t *messages;  // (nodes * per_node), message.bytes apart, in gather_slot's order
     int nodes, per_node;
     MessageLayout message;
     Codec codec;
@@ -225,10 +222,10 @@ typedef struct ApplyWeights {
 } ApplyWeights;
 void kernel_apply_weights(Stream *s, const ApplyWeights *a);
 
-// Lossless weights (lossless.h): codes the new bf16 shard written by kernel_update_shard relative
-// to the old model weights. Each group's words are stored at the end of the space the group would
-// need uncoded, with a gap before them. *bytes = size of the message after kernel_pack_weights
-// closes the gaps. After a skipped step `coded` holds only a header.
+// Lossless weights (lossless.h): codes the bf16 shard written by kernel_update_shard relative to
+// the old model weights. Each group's words are stored at the end of the group's uncoded size, so
+// gaps precede them. *bytes: message size once kernel_pack_weights has closed the gaps. After a
+// skipped step `coded` holds only a header.
 typedef struct CodeWeights {
     const StepStatus *control;
     LosslessLayout layout;
@@ -240,9 +237,9 @@ typedef struct CodeWeights {
 void kernel_code_weights(Stream *s, const CodeWeights *a);
 // Closes the gaps in `coded`. message: (*bytes) 16-byte aligned.
 void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t *coded, uint8_t *message);
-// Decodes the gathered messages into the model weights, on the owner too. Safe on any input:
-// accesses nothing outside messages and weights. If message i is invalid or its size differs from
-// the sender's, *fault is set to code + i if it is 0 (atomically), and its weights are undefined.
+// Decodes the gathered messages into all model weights, also this rank's own. Safe on any input:
+// accesses nothing outside messages and weights. If message i is invalid or differs in size from
+// the sender's, sets *fault to code + i if it is 0 (atomically) and leaves its weights undefined.
 // No-op if the step was skipped.
 typedef struct DecodeWeights {
     const StepStatus *control;
@@ -270,23 +267,19 @@ typedef struct SealMessages {
     uint32_t first, stride;
 } SealMessages;
 void kernel_seal_messages(Stream *s, const SealMessages *a);
-// Verifies checksums: *fault is set to code + the index of the first wrong message, if it is 0.
-// sums: (count) scratch. Checks on several streams may share fault (written atomically) but not
-// sums.
+// Verifies checksums: sets *fault (atomically) to code + the index of the first wrong message, if
+// it is 0. sums: (count) scratch, not to be shared between streams.
 void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uint64_t *fault, uint64_t code);
 
-// Adds replica_mix(position, bits) of n weights to *hash. first: arena position of the first
-// weight.
+// Adds replica_mix(position, bits) of n weights to *hash. first: arena position of weight 0.
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n);
-// Initializes n master weights from model weights: at the start, or if a run loads only weights.
+// Initializes n master weights from model weights: at the start, or if only weights were loaded.
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n);
-// Local steps (outer.h), n elements each. Computes the pseudo-gradient of a replica group: outer
-// weights minus master weights.
+// Local steps (outer.h), n elements each. Computes pseudo-gradients: outer minus master weights.
 void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n);
 // Outer optimizer step (Nesterov): m = momentum m + g, outer = outer - rate (g + momentum m).
-// lost: no-op if *lost is not 0, because data from a lost replica group is undefined
-// (comm_may_lose).
-// NULL: replica groups cannot be lost.
+// lost: no-op if *lost is not 0, because data of a lost replica group is undefined (comm_may_lose).
+// NULL if replica groups cannot be lost.
 void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient, float rate, float momentum,
                        int64_t n, const int *lost);
 // Mixes outer weights into master weights: master = mix master + (1 - mix) outer; exactly the outer

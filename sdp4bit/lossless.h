@@ -1,52 +1,49 @@
-// Lossless weights, inline for host and device: the change of every bf16 weight since the replica's
-// latest one, entropy-coded. Receivers get the sender's bf16 weights to the bit. README.md,
-// "Lossless weights", defines the message. Included by layout.h; called by the kernels of both
-// backends (lossless_cpu.c, kernels_cuda_lossless.cu).
+// Lossless weights: entropy coding of the changes of bf16 weights, inline for host and device.
+// Receivers get the sender's bf16 weights bit for bit. README.md, "Lossless weights", defines the
+// message. Called by the kernels of both backends (lossless_cpu.c, kernels_cuda_lossless.cu).
 //
-// A change is a number of units in the last place. How large it is likely to be depends on the
-// weight's old exponent, which the receiver knows: an update is about as large for small weights as
-// for large ones, but small weights have smaller units. So the old exponent, relative to a scale
-// that each group sends, chooses one of 16 contexts. A context has a table of how often each symbol
-// comes. The coder is rANS (Duda, arXiv 1311.2540) in 32 interleaved lanes, one per lane of a warp.
-// All of it is integers.
+// A change is a number of units in the last place (ulps). Its likely size depends on the weight's
+// old exponent, which the receiver knows: updates are about equally large for all weights, but
+// small weights have smaller ulps. So the old exponent, relative to a scale sent per group, selects
+// one of 16 contexts, each with its own symbol frequencies. The coder is rANS (Duda, arXiv
+// 1311.2540) in 32 interleaved lanes, one per lane of a warp. All arithmetic is integer.
 #pragma once
 #include "llmc/base/numerics.h"
 #include "sdp4bit/lossless_tables.h"
 
 enum {
-    LOSSLESS_GROUP = 8192,  // weights that are coded together; a message's last group may be
-                            // shorter. A multiple of 32
+    LOSSLESS_GROUP = 8192,  // weights coded together; the last group may be shorter. A multiple of 32
     LOSSLESS_LANES = 32,
-    LOSSLESS_PRECISION = 10,  // bits: a context's frequencies add up to 2^10
+    LOSSLESS_PRECISION = 10,  // bits: a context's frequencies sum to 2^10
     LOSSLESS_SYMBOLS = 16,
-    LOSSLESS_ESCAPE = 15,  // the symbol of a value that has none: its 16 bits follow
+    LOSSLESS_ESCAPE = 15,  // symbol of values without one of their own; 16 raw bits follow
     LOSSLESS_CONTEXTS = 16,
-    LOSSLESS_FRESH = 14,                        // the context of weights that are smaller than their change
-    LOSSLESS_ZERO = 15,                         // the context of zeros: pads, and weights nobody has used
-    LOSSLESS_STATE_WORDS = 2 * LOSSLESS_LANES,  // words of 16 bits that the lanes' last states take
-    LOSSLESS_CANDIDATES = 32,                   // scales that a group's encoder tries
-    LOSSLESS_FRESH_COST = 2800                  // what it takes a fresh weight to cost, in 1/256 bit
+    LOSSLESS_FRESH = 14,                        // context of weights smaller than their change
+    LOSSLESS_ZERO = 15,                         // context of zeros: padding and unused embeddings
+    LOSSLESS_STATE_WORDS = 2 * LOSSLESS_LANES,  // 16-bit words of the lanes' final states
+    LOSSLESS_CANDIDATES = 32,                   // scales that the encoder tries per group
+    LOSSLESS_FRESH_COST = 2800                  // assumed cost of a fresh weight in 1/256 bit
 };
-#define LOSSLESS_LOWEST 0x10000u  // a lane's state lies in [2^16, 2^32); an encoder begins with this
+#define LOSSLESS_LOWEST 0x10000u  // lane states are in [2^16, 2^32); the encoder's initial state
 
 // --- the message --------------------------------------------------------------------------------
 
-// What a message begins with. A step that is skipped sends this alone, with zero elements.
+// Starts a message. A skipped step sends only a header, with zero elements.
 typedef struct LosslessHeader {
-    uint32_t bytes;  // of the message: a multiple of 16
+    uint32_t bytes;  // of the message, a multiple of 16
     uint32_t elements, tail_elements;
     uint32_t zero;
 } LosslessHeader;
-// Where a group's words of 16 bits lie: the last one before `end`, which counts words of the
-// payload and is a multiple of 8. As many words as elements: the weights as they are.
+// Position of a group's 16-bit words: they end at word `end` of the payload, a multiple of 8. If
+// there are as many words as elements, they are the weights themselves.
 typedef struct LosslessEntry {
     uint32_t end;
     uint16_t words;
     uint8_t scale, zero;
 } LosslessEntry;
 
-// Offsets in a message, in bytes: its header, the tail as bf16, a table with an entry per group,
-// and the groups. most: its bytes where nothing can be saved.
+// Byte offsets in a message: header, tail as bf16, table with an entry per group, payload. most:
+// size of the message if no group gets shorter.
 typedef struct LosslessLayout {
     int64_t elements, tail_elements, groups;
     int64_t tail, table, payload, most;
@@ -63,19 +60,18 @@ HD_FN LosslessLayout lossless_layout(int64_t elements, int64_t tail_elements) {
     m.most = m.payload + elements * (int64_t)sizeof(uint16_t);
     return m;
 }
-// Elements of group g.
 HD_FN int lossless_group_elements(const LosslessLayout *m, int64_t g) {
     int64_t rest = m->elements - g * LOSSLESS_GROUP;
     return rest < LOSSLESS_GROUP ? (int)rest : (int)LOSSLESS_GROUP;
 }
-// Words that a group takes in the payload: groups end on 16 bytes.
+// Words of payload that a group occupies: groups end on 16-byte boundaries.
 HD_FN uint32_t lossless_padded_words(uint32_t words) { return (words + 7u) & ~7u; }
-// Does the message speak of so many elements, and fit into so many bytes?
+// Returns true if the header has the layout's sizes and the message fits into `bytes`.
 HD_FN bool lossless_header_sound(const LosslessHeader *h, const LosslessLayout *m, int64_t bytes) {
     return h->elements == m->elements && h->tail_elements == m->tail_elements && h->bytes <= bytes &&
            h->bytes >= m->payload && h->bytes % 16 == 0 && h->zero == 0;
 }
-// Does the group lie inside the payload, with a length that a group of n elements can have?
+// Returns true if the group is within the payload and has a possible length for n elements.
 HD_FN bool lossless_entry_sound(LosslessEntry e, int n, int64_t payload_words) {
     return e.end <= payload_words && e.end % 8 == 0 && e.words <= e.end && e.zero == 0 &&
            (e.words == n || (e.words >= LOSSLESS_STATE_WORDS && e.words < n));
@@ -83,25 +79,25 @@ HD_FN bool lossless_entry_sound(LosslessEntry e, int n, int64_t payload_words) {
 
 // --- one weight ---------------------------------------------------------------------------------
 
-// bf16 bits as 16-bit integers in the order of the numbers.
+// Map bf16 bits to 16-bit integers in numeric order, and back.
 HD_FN uint32_t lossless_ordered(uint32_t bits) { return (bits & 0x8000u ? ~bits : bits | 0x8000u) & 0xFFFFu; }
 HD_FN uint32_t lossless_bits(uint32_t ordered) {
     return (ordered & 0x8000u ? ordered ^ 0x8000u : ~ordered) & 0xFFFFu;
 }
 
-// Contexts 0 to 13 expect changes of about 2^(context - 6) ulps. scale: the exponent of weights
-// whose ulp is a group's usual change.
+// Contexts 0 to 13 expect changes of about 2^(context - 6) ulps. scale: exponent of weights whose
+// ulp is the group's typical change.
 HD_FN int lossless_context(uint32_t old, int scale) {
     int exponent = (int)((old >> 7) & 0xFFu), context = scale - exponent + 6;
     if (context >= LOSSLESS_FRESH) return exponent == 0 ? LOSSLESS_ZERO : LOSSLESS_FRESH;
     return context < 0 ? 0 : context;
 }
-// Lowest bits of a value that every table takes for equally likely.
+// Number of low bits of a value that are coded as equally likely.
 HD_FN int lossless_shift(int context) { return context < 7 || context >= LOSSLESS_FRESH ? 0 : context - 7; }
 
-// The 16 bits that are coded for a new weight, the likeliest ones smallest. They are the change: 0,
-// -1, 1, -2, ... ulps, modulo 2^16. Or a fresh weight: its exponent below the scale, then sign and
-// mantissa.
+// Returns the 16 bits to code for a new weight, likelier ones smaller. Usually they are the change
+// in ulps modulo 2^16, ordered 0, -1, 1, -2, ...; in the fresh context the exponent relative to the
+// scale, then sign and mantissa.
 HD_FN uint32_t lossless_value(uint32_t old, uint32_t fresh, int context, int scale) {
     if (context == LOSSLESS_FRESH) {
         uint32_t below = ((uint32_t)(scale - 4) - (fresh >> 7)) & 0xFFu;
@@ -110,7 +106,7 @@ HD_FN uint32_t lossless_value(uint32_t old, uint32_t fresh, int context, int sca
     uint32_t change = lossless_ordered(fresh) - lossless_ordered(old);
     return ((change << 1) ^ (change & 0x8000u ? 0xFFFFu : 0u)) & 0xFFFFu;
 }
-// The weight that such a value stands for. Every value stands for one.
+// Inverse of lossless_value. Accepts any value.
 HD_FN uint32_t lossless_weight(uint32_t old, uint32_t value, int context, int scale) {
     if (context == LOSSLESS_FRESH) {
         uint32_t exponent = ((uint32_t)(scale - 4) - (value >> 8)) & 0xFFu;
@@ -120,8 +116,8 @@ HD_FN uint32_t lossless_weight(uint32_t old, uint32_t value, int context, int sc
     return lossless_bits((lossless_ordered(old) + change) & 0xFFFFu);
 }
 
-// A value as it is coded: its symbol with the lowest bits, all at once, and then a run of bits that
-// few values have.
+// A value split for coding: symbol and low bits, which are coded together, and raw bits, which only
+// escapes and fresh weights have.
 typedef struct LosslessCode {
     uint32_t symbol, low, raw;
     int low_bits, raw_bits;
@@ -137,12 +133,12 @@ HD_FN LosslessCode lossless_code(uint32_t value, int context) {
     }
     return code;
 }
-// How many bits follow a symbol.
+// Returns the number of raw bits that follow a symbol.
 HD_FN int lossless_raw_bits(uint32_t symbol, int context) {
     if (symbol == LOSSLESS_ESCAPE) return 16 - lossless_shift(context);
     return context == LOSSLESS_FRESH ? 8 : 0;
 }
-// The value of a code.
+// Inverse of lossless_code.
 HD_FN uint32_t lossless_value_of(LosslessCode code) {
     uint32_t symbol = code.symbol == LOSSLESS_ESCAPE ? 0 : code.symbol;
     return (((symbol << code.raw_bits) | code.raw) << code.low_bits) | code.low;
@@ -150,18 +146,18 @@ HD_FN uint32_t lossless_value_of(LosslessCode code) {
 
 // --- rANS ---------------------------------------------------------------------------------------
 
-// The tables of all contexts: how often a symbol comes, and how often those before it.
+// Frequencies of all contexts' symbols, and the sums of the frequencies before each.
 typedef struct LosslessTables {
     uint16_t frequency[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
     uint16_t start[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
     uint16_t cost[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];  // in 1/256 bit
 } LosslessTables;
-// The symbol of each of a context's 2^10 slots, for decoders.
+// The symbol of each of a context's 2^10 slots, for the decoder.
 typedef struct LosslessSlots {
     uint8_t symbol[LOSSLESS_CONTEXTS][1 << LOSSLESS_PRECISION];
 } LosslessSlots;
 
-// The part of one of several threads. The tables must be whole before the slots are filled.
+// Fill one thread's share. The tables must be complete before lossless_fill_slots.
 HD_FN void lossless_fill_tables(LosslessTables *t, const uint16_t frequency[][LOSSLESS_SYMBOLS],
                                 const uint16_t cost[][LOSSLESS_SYMBOLS], int thread, int threads) {
     for (int c = thread; c < LOSSLESS_CONTEXTS; c += threads) {
@@ -182,12 +178,12 @@ HD_FN void lossless_fill_slots(LosslessSlots *s, const LosslessTables *t, int th
     }
 }
 
-// Must the encoder write the state's low 16 bits and drop them, before it pushes something whose
-// probability is frequency / 2^precision? precision: 1 to 16.
+// Returns true if the encoder must first emit the state's low 16 bits before it pushes an event of
+// probability frequency / 2^precision. precision: 1 to 16.
 HD_FN bool lossless_overflows(uint32_t state, uint32_t frequency, int precision) {
     return state >> (32 - precision) >= frequency;
 }
-// Pushes a symbol, whose place in its table is start and frequency, with its low bits.
+// Pushes a symbol with its low bits.
 HD_FN uint32_t lossless_push_symbol(uint32_t state, uint32_t start, uint32_t frequency, uint32_t low,
                                     int low_bits) {
     uint32_t coded = ((state / frequency) << LOSSLESS_PRECISION) + state % frequency + start;
@@ -196,8 +192,8 @@ HD_FN uint32_t lossless_push_symbol(uint32_t state, uint32_t start, uint32_t fre
 HD_FN uint32_t lossless_push_bits(uint32_t state, uint32_t value, int bits) {
     return (state << bits) | value;
 }
-// The decoder's inverse, where the state without its low bits has the slot of the symbol. Below
-// LOSSLESS_LOWEST it then takes a word in.
+// Decoder: the slot selects the symbol, lossless_pop_symbol removes it from the state without low
+// bits. A state below LOSSLESS_LOWEST then takes a word.
 HD_FN uint32_t lossless_slot(uint32_t state, int low_bits) {
     return (state >> low_bits) & ((1u << LOSSLESS_PRECISION) - 1u);
 }
@@ -209,21 +205,20 @@ HD_FN uint32_t lossless_take_word(uint32_t state, uint16_t word) { return (state
 
 // --- a group's scale ----------------------------------------------------------------------------
 
-// The encoder looks at 4 neighbors of each 256 weights: the runs start at element
-// lossless_run(k) of the group, k from 0 to 31. Those that lie in the group count. It tries the
-// scales of all candidates, from the samples' largest old exponent on, and takes the one that costs
-// least; of several the first.
+// The encoder samples 4 neighbors of every 256 weights, starting at element lossless_run(k) of the
+// group for k < 32, as far as the group extends. It tries 32 scales relative to the samples'
+// largest old exponent and takes the first of the cheapest.
 enum { LOSSLESS_RUNS = 32, LOSSLESS_RUN = 4, LOSSLESS_LEAST_SCALE = 8 };
 HD_FN int lossless_run(int k) { return (256 + LOSSLESS_RUN) * k; }
 HD_FN int lossless_candidate(int largest_exponent, int candidate) {
     int scale = largest_exponent - 22 + candidate;
     return scale < LOSSLESS_LEAST_SCALE ? LOSSLESS_LEAST_SCALE : scale > 255 ? 255 : scale;
 }
-// A sample: the exponent of the old weight in 8 bits, above it the value of its change.
+// A sample: the old weight's exponent in the low 8 bits, the value of its change above.
 HD_FN uint32_t lossless_sample(uint32_t old, uint32_t fresh) {
     return (lossless_value(old, fresh, 0, 0) << 8) | ((old >> 7) & 0xFFu);
 }
-// What it costs, in 1/256 bit. Fresh weights and zeros cost the same at every scale.
+// Cost of a sample in 1/256 bit. Fresh weights and zeros cost the same at every scale.
 HD_FN uint32_t lossless_cost(const uint16_t cost[][LOSSLESS_SYMBOLS], uint32_t sample, int scale) {
     int context = scale - (int)(sample & 0xFFu) + 6;
     context = context < 0 ? 0 : context < LOSSLESS_FRESH ? context : LOSSLESS_FRESH;

@@ -1,6 +1,5 @@
-// Writing a slice of a message on the host: which tensor a position belongs to, one group's codes
-// and scale, plain values. The reference of these numbers for the GPU's kernels. Included by
-// kernels_cpu.c and update_host.c.
+// Writes part of a message on the host: tensor lookup, codes and scale of a group, plain values.
+// Reference for the GPU kernels. Included by kernels_cpu.c and update_host.c.
 #pragma once
 #include <string.h>
 
@@ -8,9 +7,9 @@
 LLMC_BEGIN
 
 enum { BLOCK = HADAMARD_ORDER };
-static_assert(BLOCK % ROUNDING_BLOCK == 0, "a block's codes are whole streams of pack_codes");
+static_assert(BLOCK % ROUNDING_BLOCK == 0, "pack_codes packs ROUNDING_BLOCK codes");
 
-// The tensor that owns position `at` of a matrix part; pads after a tensor belong to it.
+// Returns the tensor at position `at` of a matrix part; padding belongs to the tensor before it.
 static inline const Segment *segment_of(SegmentTable table, int64_t at) {
     int lo = 0, hi = table.count - 1;
     while (lo < hi) {
@@ -30,7 +29,7 @@ static inline uint32_t largest_bits(const float *x, int n) {
     return largest;
 }
 
-// Where a slice of a message goes, and how. Its groups start with its first element.
+// Destination and format of one shard range. Groups are counted from its first element.
 typedef struct SliceWriter {
     uint8_t *codes;
     float *scales;
@@ -40,7 +39,7 @@ typedef struct SliceWriter {
     RoundingKey key;
 } SliceWriter;
 
-// n values of a plain codec.
+// Stores n values of a plain codec.
 static inline void store_values(uint8_t *to, Codec codec, const float *x, int64_t n) {
     if (codec_info(codec).bits == 32) {
         memcpy(to, x, (size_t)n * sizeof(float));
@@ -50,8 +49,8 @@ static inline void store_values(uint8_t *to, Codec codec, const float *x, int64_
     }
 }
 
-// One group x becomes codes and *scale. logical: the offset of x[0] for the rounding bits. bits,
-// levels: the codec's row; constants where this is called, so that the loops unroll.
+// Quantizes one group. logical: offset of x[0] for the rounding bits. bits, levels: of the codec;
+// constants at the call, so that the loops unroll.
 static inline void quantize_group(const SliceWriter *w, const float *x, int64_t logical, uint8_t *codes,
                                   float *scale, int bits, int levels) {
     GroupScale g = group_scale(largest_bits(x, w->group), levels);
@@ -71,8 +70,7 @@ static inline void quantize_group(const SliceWriter *w, const float *x, int64_t 
     }
 }
 
-// One group x of an EDEN codec, rotated before, becomes codes and *scale. bits: a constant where
-// this is called.
+// Quantizes one group of rotated values with an EDEN codec. bits: a constant at the call.
 static inline void eden_group(const float *x, uint8_t *codes, float *scale, int bits) {
     float squares[EDEN_GROUP], products[EDEN_GROUP], size[EDEN_GROUP];
     int code[EDEN_GROUP];
@@ -99,7 +97,7 @@ static inline void eden_group(const float *x, uint8_t *codes, float *scale, int 
     }
 }
 
-// Writes n elements, `offset` elements into the slice: one group, or any number for a plain codec.
+// Writes n elements at `offset` of the range: one group, or any number for a plain codec.
 static inline void write_slice(const SliceWriter *w, int64_t offset, const float *x, int n, int64_t logical) {
     uint8_t *codes = w->codes + codec_bytes(w->codec, offset);
 #define WRITE_VALUES(ID, NAME, BITS, LEVELS) \
@@ -115,7 +113,7 @@ static inline void write_slice(const SliceWriter *w, int64_t offset, const float
     switch (w->codec) { PLAIN_CODECS(WRITE_VALUES) UNIFORM_CODECS(WRITE_GROUP) EDEN_CODECS(WRITE_EDEN) }
 }
 
-// Elements handled at a time: one group of a grouped codec, any block of a plain one.
+// Number of elements per write_slice: one group, or a block for plain codecs.
 static inline int piece_size(Codec codec, int group) { return codec_grouped(codec) ? group : BLOCK; }
 
 LLMC_END
