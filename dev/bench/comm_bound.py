@@ -1,10 +1,10 @@
-"""The best that anyone could run: a step that waits for what the network demands and nothing else.
+"""Computes the bound of a step time: the best possible schedule, without overhead.
 
-Layers' times are those of one rank without communication, bandwidths those of plain collectives.
-Kernels that quantize cost nothing. The schedule is that of --plan: step_bound computes it
+Uses layer times of one rank without communication and the bandwidth of plain collectives. Quantization
+kernels are free. The program step_bound computes the schedule, with the model of --plan
 (llmc/plan/step_time.h). Used by comm_table.py.
 
-Times are ms, rates GB/s sent by each rank, bytes those that each rank sends.
+Times are in ms, rates in GB/s sent by each rank, and bytes are sent by each rank.
 """
 import os
 import subprocess
@@ -15,11 +15,11 @@ PLAIN = {"grad_node": "all_to_all_node", "grad_rail": "all_to_all_rail",
 
 
 def layer_times(full, half, layers, half_layers):
-    """Times of the parts of a step, from runs of one rank with all and with fewer layers.
+    """Returns the times of the parts of a step, from runs of one rank with all and with fewer layers.
 
-    full, half: {"one": (forward, backward), "two": (forward, backward)} for one and for two
-    micro-batches per step. The difference is a micro-batch beside which no optimizer and no norm
-    runs. Where other work on the machine left no difference, the one micro-batch stands for it."""
+    full, half: {"one": (forward, backward), "two": (forward, backward)} for one and two micro-batches
+    per step. Their difference is the time of a micro-batch without concurrent optimizer and norm. If
+    noise leaves no difference, the time of the single micro-batch is used."""
     parts = []
     for k in range(2):
         whole, part = full["two"][k] - full["one"][k], half["two"][k] - half["one"][k]
@@ -31,7 +31,7 @@ def layer_times(full, half, layers, half_layers):
 
 
 def transfer_times(bucket, plain):
-    """ms of each hop of a bucket."""
+    """Returns the ms of each hop of a bucket."""
     times = {}
     for hop in HOPS:
         rate = plain[PLAIN[hop]]
@@ -40,12 +40,12 @@ def transfer_times(bucket, plain):
 
 
 def layers_of(bucket):
-    """How many layers a bucket holds; unit 0 is the embedding."""
+    """Returns the number of layers in a bucket; unit 0 is the embedding."""
     return bucket["end"] - max(1, bucket["first"])
 
 
 def gather_time(bucket, direction, plain):
-    """ms of a gather by a pass of this direction, where weights are shared out; 0 where it makes none."""
+    """Returns the ms of gathering sharded weights for "forward" or "backward"; 0 if there is no gather."""
     if direction + "_node" not in bucket:
         return 0.0
     hops = ("rail", "node")
@@ -53,16 +53,16 @@ def gather_time(bucket, direction, plain):
 
 
 def exchange_time(bucket, plain):
-    """ms of an exchange between nodes: half of it is an all-to-all, half a gather."""
+    """Returns the ms of an outer sync: half of the bytes are an all-to-all, half an all-gather."""
     sent = bucket.get("exchange", 0)
     return sum(sent / 2 / (1e6 * plain[PLAIN[hop]]) for hop in ("grad_rail", "weight_rail")) if sent else 0.0
 
 
 def step_bound(times, update, dp, buckets, plain, micro_batches=1, steps=1, delay=0):
-    """ms of a step in the steady state.
+    """Returns the ms of a step in the steady state.
 
-    times: layer_times. update: ms of AdamW on all parameters on one rank. buckets: as sync_only
-    writes them, in forward order, unit 0 being the embedding. steps, delay: of --local-steps."""
+    times: from layer_times. update: ms of AdamW on all parameters on one rank. buckets: as written by
+    sync_only, in forward order; unit 0 is the embedding. steps, delay: as in --local-steps."""
     elements = sum(b["elements"] for b in buckets)
     numbers = [len(buckets), micro_batches, times["forward"], times["backward"], times["head"], times["tail"],
                steps, delay]

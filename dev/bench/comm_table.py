@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Makes dev/bench/comm.sh's tables, JSON file and plot from the logs of its runs.
+"""Generates the tables, JSON file and plot of dev/bench/comm.sh from the logs of its runs.
 
-It also says which presets fit the time that is left.
+It also plans which presets fit into the remaining time.
 
     comm_table.py table LOGS OUT.json [OUT.svg]     whole training steps
     comm_table.py sync LOGS OUT.json                synchronization alone
     comm_table.py steps LOGS MODEL ROWS NETWORK LEFT START MOST PRESET...
-        lines "PRESET STEPS", 0 steps for a preset that does not fit, then "seconds SUM"
+        prints "PRESET STEPS" lines, with 0 steps for a preset that does not fit, then "seconds SUM"
     comm_table.py unfinished LOGS MODEL ROWS NETWORK PRESET...
-        the presets that have no row, one a line
+        prints the presets without a complete run, one per line
 
-LOGS/sync/MODEL/NETWORK.jsonl     sync_only's lines, of one call or several
-LOGS/one/MODEL/ROWS/RUN.jsonl     one rank; RUN is full-1, full-2, half-1 or half-2: how many of
-                                  the layers, and micro-batches per step
-LOGS/train/MODEL/ROWS/NETWORK/    PRESET.jsonl and loopback: the lines of the trainer and of train_presets
+LOGS/sync/MODEL/NETWORK.jsonl     output of one or more calls of sync_only
+LOGS/one/MODEL/ROWS/RUN.jsonl     runs on one rank. RUN is full-1, full-2, half-1 or half-2: all or half
+                                  of the layers, and the number of micro-batches per step
+LOGS/train/MODEL/ROWS/NETWORK/    PRESET.jsonl (log of the trainer) and loopback (byte counts of
+                                  train_presets)
 """
 import os
 import sys
@@ -23,10 +24,10 @@ from comm_bound import HOPS, PLAIN, layer_times, step_bound
 from plotting import BETWEEN, COLORS, TOP, Entry, Panel, legend, page
 from tables import cell, json_lines, number_column as number, print_columns, write_records
 
-# The same preset with more flags: what the suffix stands for.
-VARIANTS = {"+sums": "checksums (--verify-wire)", "+grads": "gradients shared out (optim_grads)",
-            "+params": "weights shared in the node (optim_grads_params)",
-            "+offload": "the optimizer in host memory (--optimizer-cpu-offload)"}
+# Suffixes for presets with additional flags.
+VARIANTS = {"+sums": "checksums (--verify-wire)", "+grads": "sharded gradients (optim_grads)",
+            "+params": "weights sharded within the node (optim_grads_params)",
+            "+offload": "optimizer in host memory (--optimizer-cpu-offload)"}
 TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "tlq-hs": "TLq-HS", "ulq": "ULq",
           "sdp4bit": "SDP4Bit", "qw": "qW", "tlq": "TLq", "eden": "EDEN", "eden3": "EDEN 3 bits",
           "eden2-ef": "EDEN 2 bits + EF", "lossless": "lossless", "eden-lossless": "EDEN, lossless",
@@ -34,8 +35,8 @@ TITLES = {"fp32": "fp32 gradients", "bf16": "bf16 gradients", "qwd": "qWD", "tlq
 PRESETS = tuple(preset + more for preset in TITLES for more in ("", *VARIANTS))
 TITLES.update({preset + more: title.replace(" gradients", "") + " + " + more[1:]
                for preset, title in TITLES.items() for more in VARIANTS})
-INTERVALS = 2  # of a whole run: one to warm up, the one that counts
-# Bytes per value that travel: codes, and one fp32 scale per group of 128, for weights of 2048.
+INTERVALS = 2  # log intervals of a complete run: one to warm up, one that is measured
+# Bytes per value of a payload: codes and one fp32 scale per group of 128, or of 2048 for weights.
 INT8, INT4, INT4_WEIGHT = 1 + 4 / 128, 0.5 + 4 / 128, 0.5 + 4 / 2048
 
 
@@ -44,7 +45,7 @@ def folders(path):
 
 
 def network_title(network):
-    named = {"inside": "one node", "logical": "nodes in name only", "sockets": "sockets, unshaped"}
+    named = {"inside": "one node", "logical": "nodes in name only", "sockets": "unlimited sockets"}
     return named.get(network, network + " Gb/s")
 
 
@@ -59,9 +60,9 @@ def networks_synced(logs, model):
 
 
 def read_sync(logs, model, network):
-    """{preset: its newest line}. "plain" in it: the plain collectives of the same call.
+    """Returns {preset: its last record}, where "plain" has the plain collectives of the same call.
 
-    Several calls add their lines to one file, perhaps on several machines."""
+    Several calls, possibly on several machines, append to one file."""
     plain, found = None, {}
     for r in json_lines(os.path.join(logs, "sync", model, network + ".jsonl")):
         if r["kind"] == "plain":
@@ -72,16 +73,16 @@ def read_sync(logs, model, network):
 
 
 def last_run(path):
-    """Lines of the newest run in a file that several runs have appended to."""
+    """Returns the records of the last run in a file that several runs have appended to."""
     found = json_lines(path)
     starts = [i for i, r in enumerate(found) if r["kind"] == "start"]
     return found[starts[-1]:] if starts else []
 
 
 def timers_of(path):
-    """(layers, {timer: ms per step of the slowest rank}) of a run's last interval.
+    """Returns (layers, {timer: ms per step of the slowest rank}) for a run's last interval.
 
-    (0, {}) when the run ended in its first interval, which warms up."""
+    Returns (0, {}) if the run ended in its first interval, the warm-up."""
     run = last_run(path)
     timers = [r["timing"] for r in run if r["kind"] == "timers"]
     if len(timers) < INTERVALS:
@@ -90,7 +91,7 @@ def timers_of(path):
 
 
 def one_rank(logs, model, rows):
-    """(layers, times of a step's parts, AdamW's ms) of one rank; None when a run is missing."""
+    """Returns (layers, times of the parts of a step, ms of AdamW) for one rank; None if a run is missing."""
     path = os.path.join(logs, "one", model, rows, "%s.jsonl")
     found = {name: timers_of(path % name) for name in ("full-1", "full-2", "half-1", "half-2")}
     if not all(timers for _, timers in found.values()):
@@ -106,26 +107,24 @@ def compute_ms(one):
     return layers * (times["forward"] + times["backward"]) + times["head"] + times["tail"]
 
 
-# --- which presets fit ----------------------------------------------------------------------------
+# --- number of steps ------------------------------------------------------------------------------
 
-# Seconds that an interval of short steps lasts. The interval before it lasts as long and brings a
-# GPU near the clock that it keeps.
+# Duration of an interval of short steps, in seconds. The warm-up interval before it is equally long,
+# so that a GPU is close to its sustained clock.
 FULL = 1.0
-FULL_STEPS = 30   # at most, where --iters does not ask for more
-LONG = 3.0        # seconds beyond which an interval has fewer steps than --iters
-# An interval begins and ends with a synchronization of the compute stream. That does not wait for
-# the gathers under way. If the first interval had one step, an unknown part of its weights would
-# have traveled before the clock starts, and one measured step would not make up for it: fp32
-# gradients at 1.3B and 10 Gb/s a node showed 126 ms of 3.17 s too little. Intervals of two steps
-# wait as long for the same bytes as longer ones.
+FULL_STEPS = 30   # maximum steps of such an interval, unless --iters is larger
+LONG = 3.0        # intervals that would take longer (seconds) have fewer steps than --iters
+# An interval begins and ends with a synchronization of the compute stream, which does not wait for
+# gathers in progress. In an interval of one step, an unknown part of the weights would be sent before
+# the clock starts: fp32 gradients at 1.3B and 10 Gb/s per node appeared 126 ms of 3.17 s too fast.
+# Intervals of two steps give the same time per step as longer ones.
 FEWEST = 2
-# Presets whose nodes exchange every so many steps. A shorter interval sees some of the exchanges
-# only.
+# Steps between outer syncs. A shorter interval would contain only some of them.
 PERIOD = {"local": 30}
 
 
 def fewest_steps(step, most, preset=""):
-    """Of an interval, for steps of so many seconds."""
+    """Returns the minimum number of steps of an interval. step: seconds per step."""
     period = PERIOD.get(preset.split("+")[0], 0)
     return max(FEWEST, min(most, max(period, round(LONG / step))))
 
@@ -135,16 +134,16 @@ def full_steps(step, most, preset=""):
 
 
 def step_seconds(plain, buckets, computing):
-    """What a step takes at most, or nearly: nothing overlaps. computing: ms."""
+    """Returns an approximate upper limit of a step's time, without overlap. computing: ms."""
     sent = sum(b[hop] / (1e6 * plain[PLAIN[hop]]) for b in buckets for hop in HOPS if b[hop])
     return (computing + 1.2 * sent) / 1e3
 
 
 def plan_steps(logs, model, rows, network, left, start, most, presets):
-    """([(preset, steps of each of its two intervals)], the seconds of all). 0 steps: left out.
+    """Returns ([(preset, steps of each of its two intervals)], total seconds). 0 steps: left out.
 
-    First every preset gets the fewest steps, while they fit the time that is left. What is left after
-    that makes intervals longer: no preset is left out for another's sake."""
+    First each preset gets the minimum number of steps, as long as time remains. Then the remaining
+    time is used for longer intervals, so no preset is left out to lengthen another."""
     synced = read_sync(logs, model, network)
     one = one_rank(logs, model, rows)
     computing = compute_ms(one) if one else 1000.0
@@ -170,21 +169,20 @@ def plan_steps(logs, model, rows, network, left, start, most, presets):
 
 
 def loopback_of(folder, preset):
-    """Bytes on the loopback while the preset ran, by the kernel's count; None when nobody looked."""
+    """Returns the kernel's byte count of the loopback during the preset's run; None if not recorded."""
     found = [r["loopback_bytes"] for r in json_lines(os.path.join(folder, "loopback")) if r["arm"] == preset]
     return found[-1] if found else None
 
 
 def finished(logs, model, rows, network, preset):
-    """(start, intervals) of a preset's newest run; None when that has not come to its end."""
+    """Returns (start, intervals) of a preset's last run; None if it is incomplete."""
     run = last_run(os.path.join(logs, "train", model, rows, network, preset + ".jsonl"))
     intervals = [r for r in run if r["kind"] == "interval"]
     return (run[0], intervals) if len(intervals) >= INTERVALS else None
 
 
 def bound_of(one, start, synced):
-    """ms of the best possible step. With --local-steps each node updates by itself, and meets the
-    others now and then."""
+    """Returns the ms of the best possible step. With --local-steps each node is a replica group."""
     flags, (_, times, update) = start["arguments"], one
     steps, delay = flags.get("local_steps", 1), flags.get("local_steps_delay", 0)
     replica_groups = start["nodes"] if steps > 1 else 1
@@ -215,7 +213,7 @@ def row_of(logs, model, rows, network, preset):
     passed = loopback_of(os.path.join(logs, "train", model, rows, network), preset)
     emulated = start["nodes"] > 1 and start["arguments"]["emulate_nodes"]
     if passed is not None and emulated and last["inter_node_bytes"]:
-        # Per step and node; what NCCL sends when it starts is in it.
+        # Per step and node, including what NCCL sends during initialization.
         row["loopback_bytes"] = passed / sum(r["iterations"] for r in intervals) / start["nodes"]
         row["loopback_ratio"] = row["loopback_bytes"] / last["inter_node_bytes"]
     one = one_rank(logs, model, rows)
@@ -251,13 +249,13 @@ def print_few_steps(rows):
     few = ["%s %d %s %s (%d)" % (r["model"], r["micro_batch"], network_title(r["network"]), TITLES[r["arm"]],
                                  r["steps_measured"]) for r in rows if r["steps_measured"] < FEW_STEPS]
     if few:
-        print("measured with fewer than %d steps (how many): %s" % (FEW_STEPS, "; ".join(few)))
+        print("measured with fewer than %d steps (number of steps): %s" % (FEW_STEPS, "; ".join(few)))
 
 
 MODEL_COLUMN = ("model", -6, lambda r: r["model"])
 RANKS_COLUMN = ("ranks", -7, lambda r: "%dx%d" % (r["nodes"], r["per_node"]))
 NETWORK_COLUMN = ("network", -18, lambda r: network_title(r["network"]))
-PRESET_COLUMN = ("arm", -17, lambda r: TITLES[r["arm"]])
+PRESET_COLUMN = ("preset", -17, lambda r: TITLES[r["arm"]])
 BAR_COLUMN = ("|", 1, lambda r: "|")
 
 
@@ -272,18 +270,18 @@ def print_rows(rows):
         number("kernel", 7, ".3f", "loopback_ratio"), number("gradients", 10, ".2f", "exposed_gradients_ms"),
         number("weights", 10, ".2f", "exposed_weights_ms"), number("most", 7, ".2f", "exposed_most_ms"),
     ), rows)
-    print("bound: the step of the best possible schedule (dev/bench/comm_bound.py); ratio: ms/step over it\n"
-          "TFLOP/s: Megatron-LM's formula, per GPU\n"
+    print("bound: step time of the best possible schedule (dev/bench/comm_bound.py); ratio: ms/step / bound\n"
+          "TFLOP/s: per GPU, by Megatron-LM's formula\n"
           "MB / node: sent out of each node per step, counted by the program\n"
-          "kernel: the loopback's own counter over it\n"
-          "gradients, weights: ms that computing waited for them, on the rank that waited least\n"
-          "most: ms for both on the rank that waited most; the rest of it is difference in GPU speed")
+          "kernel: the kernel's count of the loopback, relative to MB / node\n"
+          "gradients, weights: exposed communication in ms, on the rank that waited least\n"
+          "most: exposed ms of both on the rank that waited most; the rest is due to a slower GPU")
 
 
 def print_variants(rows, figures):
-    """A line for each preset that was measured with such flags and without.
+    """Prints a line for each preset that was measured with and without the flags of a variant.
 
-    figures(row): its ms, and what a rank or node sends as (name, bytes) pairs."""
+    figures(row): returns its ms, and the bytes sent by a rank or node as (name, bytes) pairs."""
     shape = ("model", "network", "nodes", "per_node", "micro_batch")
     same = lambda a, b: all(a[k] == b[k] for k in shape if k in a)
     for row in rows:
@@ -303,13 +301,12 @@ def print_variants(rows, figures):
 
 
 def formula(preset, nodes, per_node):
-    """Bytes per parameter of the official release's layout, with the whole shard as one bucket.
-
-    (always, while gradients are exchanged). The eight bytes of a checksum are not counted, nor what
-    is saved where gradients or weights are shared out."""
+    """Returns the bytes per parameter of the official release, with the whole shard as one bucket:
+    (permanent, transient buffers for gradients). Ignores the eight bytes of a checksum, and savings
+    from sharded gradients or weights."""
     ranks = nodes * per_node
     preset = preset.split("+")[0]
-    always = 2 + 4 + 12 / ranks  # bf16 weights, fp32 gradients, master and two moments of the own shard
+    always = 2 + 4 + 12 / ranks  # bf16 weights, fp32 gradients, sharded master weights and two moments
     if preset in ("qwd", "sdp4bit", "qw", "eden", "eden3", "eden2-ef", "local"):
         always += INT4_WEIGHT  # receive buffer
     if preset in ("fp32", "bf16", "qwd", "qw", "lossless") or ranks == 1:
@@ -321,12 +318,12 @@ def formula(preset, nodes, per_node):
 
 
 def taken_by(path):
-    """(nodes, ranks per node, bytes) of a run's rank 0, from its line "memory"; None without one.
+    """Returns (nodes, ranks per node, bytes) from the "memory" record of rank 0; None without a record.
 
-    That line comes after the first interval. planned: activations and all. taken: what the whole
-    device had lost by then. before: what it had lost before the run's plan was allocated, to the
-    process's context and to earlier runs. CPU ranks count the whole process, which keeps what
-    earlier runs freed: only its first run's figures are its own."""
+    The record is written after the first interval. planned: the whole memory plan with activations.
+    taken: device memory in use at that time. before: device memory in use before the memory plan was
+    allocated, for the context of the process and earlier runs. CPU ranks count the whole process,
+    which does not return freed memory, so only the first run of a process is meaningful."""
     run = last_run(path)
     found = next((r for r in run if r["kind"] == "memory"), None)
     if not found:
@@ -341,7 +338,7 @@ def taken_by(path):
 
 
 def measured_memory(logs, model, preset, nodes, per_node):
-    """What the runs of this preset on ranks of this shape took, the smallest micro-batch first."""
+    """Returns the memory of this preset's runs with this number of nodes and ranks, sorted by micro-batch."""
     made, train = [], os.path.join(logs, "train", model)
     for batch in folders(train):
         for network in sorted(folders(os.path.join(train, batch)), key=network_order):
@@ -352,9 +349,13 @@ def measured_memory(logs, model, preset, nodes, per_node):
 
 
 def largest_taken(measured):
-    """Of the smallest micro-batch, whose activations hide least; None without runs."""
+    """Returns the largest run with the smallest micro-batch (fewest activations); None without runs."""
     smallest = [m for m in measured if m["micro_batch"] == measured[0]["micro_batch"]]
     return max(smallest, key=lambda m: m["taken_bytes"], default=None)
+
+
+# Groups of the memory plan that older logs have under another name.
+RENAMED_GROUPS = {"norm and verdict": "norm and step status"}
 
 
 def memory_rows(logs):
@@ -366,7 +367,8 @@ def memory_rows(logs):
                 if (model, shape) in rows:
                     continue
                 always, transient = formula(*shape)
-                per = {group: size / r["parameters"] for group, size in r["memory"].items()}
+                per = {RENAMED_GROUPS.get(group, group): size / r["parameters"]
+                       for group, size in r["memory"].items()}
                 rows[model, shape] = {
                     "model": model, "arm": preset, "nodes": r["nodes"], "per_node": r["per_node"],
                     "bytes_per_parameter": per, "sum": sum(per.values()),
@@ -379,7 +381,7 @@ def memory_rows(logs):
 def print_memory(rows):
     if not rows:
         return
-    print("\nmemory per GPU, bytes per parameter, without activations but for the last two columns")
+    print("\nmemory per GPU, bytes per parameter; only the last two columns include activations")
     group = lambda name, width, key: number(
         name, width, ".3f", lambda r: r["bytes_per_parameter"].get(key, 0.0))
     most = lambda name, width, form, key: number(
@@ -388,19 +390,20 @@ def print_memory(rows):
         MODEL_COLUMN, RANKS_COLUMN, PRESET_COLUMN,
         group("weights", 8, "weights"), group("gradients", 10, "gradients"),
         group("optimizer", 10, "optimizer state"), group("communication", 14, "communication"),
-        group("norm", 6, "norm and verdict"), number("sum", 8, ".3f", "sum"), BAR_COLUMN,
+        group("norm", 6, "norm and step status"), number("sum", 8, ".3f", "sum"), BAR_COLUMN,
         number("formula", 8, ".3f", "release_always"), number("transient", 10, ".3f", "release_transient"),
         BAR_COLUMN, most("batch", 5, "d", "micro_batch"), most("planned", 8, ".3f", "planned_per_parameter"),
         most("taken", 8, ".3f", "taken_per_parameter")), rows)
-    print("formula: the official release's 2 (bf16 weights) + 4 (fp32 gradients)\n"
-          "         + 12 / ranks (master, moments) + %.3f with 4-bit weights (receive buffer)\n"
-          "transient: its buffers while the whole shard is exchanged: 2 x bytes per value of the first hop\n"
-          "           + those of the second / ranks per node; ours hold the largest bucket's" % INT4_WEIGHT)
+    print("formula: memory of the official release: 2 (bf16 weights) + 4 (fp32 gradients)\n"
+          "         + 12 / ranks (master weights, moments) + %.3f with 4-bit weights (receive buffer)\n"
+          "transient: its communication buffers for the whole shard: 2 x bytes per value of the first hop\n"
+          "           + bytes per value of the second hop / ranks per node. The buffers of this program\n"
+          "           hold only the largest bucket" % INT4_WEIGHT)
     before = [m["before_bytes"] for r in rows for m in r["measured"]]
     if before:
-        print("planned: sum and activations of training with this micro-batch\n"
-              "taken: what the device had lost after the first interval, with context, libraries and NCCL\n"
-              "       (presets share a process: before their plans %.0f to %.0f MiB were taken)" %
+        print("planned: sum, plus activations with this micro-batch\n"
+              "taken: device memory in use after the first interval, with context, libraries and NCCL\n"
+              "       (presets share a process: %.0f to %.0f MiB were in use before their allocations)" %
               (min(before) / 2**20, max(before) / 2**20))
 
 
@@ -432,15 +435,15 @@ def print_sync(rows):
         number("gradients", 10, ".2f", "gradients_ms"), number("floor", 8, ".2f", "gradients_floor_ms"),
         number("weights", 9, ".2f", "weights_ms"), number("floor", 8, ".2f", "weights_floor_ms"),
         number("AdamW", 7, ".2f", "adamw_ms"), number("apply", 7, ".2f", "apply_ms")), rows)
-    print("All in ms. gradients: first bucket ready until the step status\n"
-          "weights: verdict until all are applied, less AdamW's kernels alone\n"
-          "floor: bytes of the busier hop at the plain collective's rate")
+    print("All in ms. gradients: from the first complete bucket to the step status\n"
+          "weights: from the step status until all weights are applied, minus the kernels of AdamW\n"
+          "floor: bytes of the busier hop at the bandwidth of a plain collective")
     for network in sorted({r["network"] for r in rows}, key=network_order):
         plain = next(r["plain"] for r in rows if r["network"] == network)
         names = ("all_to_all_node", "all_to_all_rail", "all_gather_node", "all_gather_rail")
         rates = [cell(plain[name] or None, ".2f") for name in names]
-        print("%s, GB/s sent by each rank: all-to-all inside %s, between nodes %s; "
-              "all-gather inside %s, between nodes %s" % (network_title(network), *rates))
+        print("%s, GB/s sent by each rank: all-to-all within a node %s, between nodes %s; "
+              "all-gather within a node %s, between nodes %s" % (network_title(network), *rates))
 
 
 # --- the plot -------------------------------------------------------------------------------------
@@ -452,15 +455,15 @@ def node_gbit(row):
 
 
 def network_subtitle(points):
-    """What hardware and network the points were measured on."""
+    """Describes the hardware and network of the points."""
     ranks, nodes, device = points[0]["ranks"], points[0]["nodes"], points[0]["device"]
     networks = sorted({r["network"] for r in points}, key=network_order)
     if networks == ["logical"]:
         return f"{ranks} ranks as {nodes} nodes in name only, {device}"
-    speeds = ["unshaped" if n == "sockets" else network_title(n) for n in networks if n != "logical"]
+    speeds = ["unlimited" if n == "sockets" else network_title(n) for n in networks if n != "logical"]
     gpus = "1 GPU" if ranks == nodes else f"{ranks // nodes} GPUs"
     return (f"{nodes} emulated nodes of {gpus} on one machine ({device}); "
-            f"network: TCP over its loopback, {', '.join(speeds)} a node")
+            f"network: TCP over its loopback, {', '.join(speeds)} per node")
 
 
 def speedup_panel(points, baseline, series, top):
@@ -476,9 +479,9 @@ def speedup_panel(points, baseline, series, top):
 
 
 def plot(rows, path):
-    """Speedup of each preset over both baselines against the bandwidth between nodes.
+    """Plots the speedup of each preset over both baselines against the inter-node bandwidth.
 
-    False when there is nothing to draw."""
+    Returns false if there is nothing to draw."""
     points = [r for r in rows if r["nodes"] > 1 and r["plain"] and r["arm"] not in ("fp32", "bf16")
               and "+" not in r["arm"]]
     models = list(dict.fromkeys((r["model"], r["micro_batch"]) for r in points))
@@ -503,7 +506,7 @@ def plot(rows, path):
     entries += [Entry(TITLES[preset], "#444444", dashes[preset]) for preset in presets]
     subtitle = network_subtitle(points)
     with open(path, "w") as file:
-        file.write(page("A step's speedup by what travels", subtitle, framed, [legend(entries, TOP)]))
+        file.write(page("Speedup of a training step by preset", subtitle, framed, [legend(entries, TOP)]))
     return True
 
 
@@ -511,7 +514,7 @@ def plot(rows, path):
 
 
 def write_json(path, what, rows, memory):
-    """comm.sh hands over its command line."""
+    """Writes the JSON file. comm.sh passes its command line in COMMAND_LINE."""
     command = os.environ.get("COMMAND_LINE", "dev/bench/comm.sh")
     write_records(path, {"what": what, "command": command, "rows": rows, "memory": memory})
 
@@ -519,13 +522,13 @@ def write_json(path, what, rows, memory):
 def make_table(logs, out, picture=None):
     rows, memory = read_rows(logs), memory_rows(logs)
     if not rows:
-        sys.exit("error: no preset has run to its end; see above")
+        sys.exit("error: no preset finished; see above")
     print_rows(rows)
     print_few_steps(rows)
-    print_variants(rows, lambda r: (r["ms"], (("out of a node", r["node_bytes"]),
-                                              ("inside", r["inside_bytes"]))))
+    print_variants(rows, lambda r: (r["ms"], (("between nodes", r["node_bytes"]),
+                                              ("within a node", r["inside_bytes"]))))
     print_memory(memory)
-    what = "training steps by what travels, sequence and model of the cards, no dropout, synthetic data"
+    what = "training steps by preset; model configs, no dropout, synthetic data"
     write_json(out, what, rows, memory)
     if picture and plot(rows, picture):
         print("plot: " + picture)
@@ -534,7 +537,7 @@ def make_table(logs, out, picture=None):
 def make_sync_table(logs, out):
     rows, memory = sync_rows(logs), memory_rows(logs)
     if not rows:
-        sys.exit("error: nothing was measured; see above")
+        sys.exit("error: no measurements; see above")
     print_sync(rows)
     print_variants(rows, lambda r: (r["gradients_ms"] + r["weights_ms"] + r["adamw_ms"],
                                 (("each rank", sum(r["sent"].values())),)))

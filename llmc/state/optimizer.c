@@ -117,7 +117,7 @@ static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_p
     memory_plan_reserve_host(memory_plan, group, "step status", sizeof(StepStatus), (void **)&host->control);
     memory_plan_reserve_host(memory_plan, group, "step status", sizeof(uint64_t), (void **)&host->fault);
     memory_plan_reserve_host(memory_plan, group, "step status", 2 * sizeof(StepStatus), (void **)&o->landed);
-    memory_plan_reserve(memory_plan, "norm and verdict", "first fault of the host", sizeof(uint64_t),
+    memory_plan_reserve(memory_plan, "norm and step status", "first fault of the host", sizeof(uint64_t),
                         (void **)&o->found);
 }
 

@@ -136,34 +136,34 @@ static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
     feedback_reserve(base, &zero->feedback, memory_plan);
     optimizer_reserve(base, &zero->optimizer, memory_plan);
     outer_reserve(base, &zero->outer, &zero->weights, memory_plan);
-    memory_plan_reserve(memory_plan, "norm and verdict", "segment table",
+    memory_plan_reserve(memory_plan, "norm and step status", "segment table",
                         (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->base.segments);
-    memory_plan_reserve(memory_plan, "norm and verdict", "partial sums of the norm", sums * sizeof(float),
+    memory_plan_reserve(memory_plan, "norm and step status", "partial sums of the norm", sums * sizeof(float),
                         (void **)&base->partial_sums);
-    memory_plan_reserve(memory_plan, "norm and verdict", "sums per bucket",
+    memory_plan_reserve(memory_plan, "norm and step status", "sums per bucket",
                         2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
-    memory_plan_reserve(memory_plan, "norm and verdict", "records of all ranks",
+    memory_plan_reserve(memory_plan, "norm and step status", "records of all ranks",
                         (size_t)zero->base.mesh->world.size * sizeof(StepRecord), (void **)&zero->records);
-    memory_plan_reserve(memory_plan, "norm and verdict", "step status", sizeof(StepStatus),
+    memory_plan_reserve(memory_plan, "norm and step status", "step status", sizeof(StepStatus),
                         (void **)&zero->base.control);
-    memory_plan_reserve(memory_plan, "norm and verdict", "loss", sizeof(float), (void **)&zero->loss_sum);
+    memory_plan_reserve(memory_plan, "norm and step status", "loss", sizeof(float), (void **)&zero->loss_sum);
     bool copies = zero->base.mesh->tp.size > 1 || zero->base.mesh->pp.size > 1;
     int hashes = copies && plan->tensors > plan->buckets ? plan->tensors : plan->buckets;
-    memory_plan_reserve(memory_plan, "norm and verdict", "replica hashes", (size_t)hashes * sizeof(uint64_t),
-                        (void **)&zero->hash);
+    memory_plan_reserve(memory_plan, "norm and step status", "replica hashes",
+                        (size_t)hashes * sizeof(uint64_t), (void **)&zero->hash);
     if (zero->wire_checks.sealed) {
-        memory_plan_reserve(memory_plan, "norm and verdict", "checksums of messages",
+        memory_plan_reserve(memory_plan, "norm and step status", "checksums of messages",
                             WIRE_HOPS * (size_t)wire_most_peers(zero->base.mesh) * sizeof(uint64_t),
                             (void **)&zero->wire_checks.sums);
     }
     if (zero->wire_checks.sealed && zero->weights.layers->gathers) {
-        memory_plan_reserve(memory_plan, "norm and verdict", "checksums of layers' weights",
+        memory_plan_reserve(memory_plan, "norm and step status", "checksums of layers' weights",
                             (size_t)zero->base.mesh->node.size * WIRE_PART_BYTES,
                             (void **)&zero->wire_checks.parts);
     }
-    memory_plan_reserve(memory_plan, "norm and verdict", "first fault", sizeof(uint64_t),
+    memory_plan_reserve(memory_plan, "norm and step status", "first fault", sizeof(uint64_t),
                         (void **)&zero->wire_checks.fault);
-    memory_plan_reserve(memory_plan, "norm and verdict", "zero count", sizeof(int64_t),
+    memory_plan_reserve(memory_plan, "norm and step status", "zero count", sizeof(int64_t),
                         (void **)&zero->zeros);
     reserve_communication(zero, memory_plan);
 }

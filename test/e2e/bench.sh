@@ -396,7 +396,7 @@ fi
 too_late() {
     compare --networks inside --presets "fp32 bf16" --time-limit 1 --out "$work/late.json"
     [ $? -eq 1 ] && grep -q '^skipped for lack of time.*tiny.args:2, inside, bf16' "$work/err" &&
-        grep -qx 'error: no preset has run to its end; see above' "$work/err" || say "nothing was left out"
+        grep -qx 'error: no preset finished; see above' "$work/err" || say "nothing was left out"
 }
 check "comm.sh: names the presets that exceed the time limit" too_late
 # After SIGINT or SIGTERM earlier measurements are kept: the first network's row, in a complete

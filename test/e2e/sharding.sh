@@ -260,7 +260,7 @@ bytes_per_parameter() { # MOST STRATEGY CONFIG
     "$BUILD/train_gpt_cpu" "@configs/gpt_$3.args" @configs/sdp4bit.args --plan --plan-world-size 16 \
         --gpus-per-node 8 --recompute-granularity full "${strategy[@]}" >"$work/plan" 2>"$work/err" ||
         { say "--plan failed"; return 1; }
-    awk -v most="$1" '/^  (weights|gradients|optimizer state|norm and verdict|communication) .* bytes/ {
+    awk -v most="$1" '/^  (weights|gradients|optimizer state|norm and step status|communication) .* bytes/ {
             sum += $(NF - 1); groups++ }
         END { printf "%.3f\n", sum; exit !(groups >= 4 && sum <= most) }' "$work/plan" >"$work/bytes" ||
         { why="$(cat "$work/bytes") bytes instead of $1"; return 1; }

@@ -59,7 +59,10 @@ RULES = {
 ALLOWED = [
     ("card", r".", r"NVIDIA|GPUs?\b|nvidia-smi|network card|NIC\b", "graphics and network cards"),
     ("rooms", r"^test/unit/dev/test_prose\.sh$", r".", "text of a book"),
-    ("trunk", r"^dev/(experiments|bench)/", r"trunk\.json|[\"']trunk", "keys and files of stored results"),
+    ("trunk", r"^(dev/experiments/|test/e2e/forks\.sh$)", r"trunk\.(json|checkpoints)|[\"']trunk|--trunk|/trunk/|earlier names",
+     "keys and files of stored results, and deprecated commands"),
+    ("twin", r"^(dev/experiments/|test/e2e/forks\.sh$)", r"twin1|\btwin\b.*replicate|replicate.*\btwin\b",
+     "names of replicates in stored results"),
     ("lies on", r"^CONTRIBUTING\.md$", r"\| x lies on", "an example of what not to write"),
     ("masters", r"^(dev/convert|test/unit/convert)/", r"MASTERS|masters\b[^ ]|bool masters",
      "identifiers in readers of Megatron-LM's checkpoints"),
@@ -72,7 +75,6 @@ PENDING = {
     "dev/bench": {"behind": 2, "card": 39, "goes on": 1, "share out": 3, "that of": 9, "verdict": 2,
         "what travels": 2},
     "dev/convert": {"masters": 2},
-    "dev/experiments": {"masters": 2, "trunk": 41, "twin": 34, "verdict": 4},
     "dev/ref": {"behind": 1, "masters": 9, "verdict": 12},
     "docs": {"that of": 14},
     "llmc": {"behind": 3, "goes on": 1, "that of": 8},
@@ -88,13 +90,13 @@ PENDING = {
     "sdp4bit": {"behind": 5, "lies on": 1, "share out": 1, "that of": 8, "to the bit": 6, "verdict": 8,
         "what travels": 6},
     "test": {"share out": 3, "that of": 1, "to the bit": 2},
-    "test/e2e": {"goes on": 1, "trunk": 27, "twin": 13, "verdict": 1},
+    "test/e2e": {"goes on": 1, "verdict": 1},
     "test/fault": {"behind": 1, "masters": 3, "that of": 3},
     "test/fuzz": {"card": 2, "that of": 2},
     "test/gpu": {"-our": 6, "behind": 5, "to the bit": 2, "verdict": 29},
     "test/mpi": {"behind": 20, "goes on": 1, "masters": 2, "share out": 3, "survivors": 1, "that of": 4,
         "to the bit": 7, "verdict": 10},
-    "test/unit": {"behind": 18, "goes on": 3, "grain": 8, "masters": 11, "to the bit": 5, "trunk": 1,
+    "test/unit": {"behind": 18, "goes on": 3, "grain": 8, "masters": 11, "to the bit": 5,
         "verdict": 1},
 }
 
@@ -158,15 +160,10 @@ def check_text():
             print(f"    {folder!r}: {names},".replace("'", '"'), file=sys.stderr)
 
 
-# Files that are still to be renamed.
-PENDING_NAMES = ("dev/experiments/accuracy/trunk.py", "dev/experiments/accuracy/twins.py")
-
-
 def check_names():
     for path in tracked_files():
         for name, word in findings("", path.replace("_", " ")):
-            if path not in PENDING_NAMES:
-                yield f"{path}: {word}: {RULES[name][1]}"
+            yield f"{path}: {word}: {RULES[name][1]}"
 
 
 def check_commits():

@@ -208,7 +208,7 @@ if [ -x "$program" ]; then
             scripts/{quickstart,run_until_done,test}.sh; do
             "$helps" --help
         done
-        for verb in run trunk branch report; do dev/experiments/study "$verb" --help; done
+        for verb in run base fork report; do dev/experiments/study "$verb" --help; done
     } 2>&1)
     flags=$(grep -ohE -- '`--[a-z][a-zA-Z_-]+' "${prose[@]}" | tr -d '`' | sort -u)
     report "flags in documents exist" "$(while IFS= read -r flag; do

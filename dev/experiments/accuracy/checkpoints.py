@@ -1,5 +1,5 @@
 """Checkpoints of the base run: fingerprints, and the starting checkpoint of each fork. Called by
-trunk.py and branches.py.
+base_run.py and forks.py.
 
 A fork loads a copy of a checkpoint in which only the number of consumed samples differs. That number
 determines where in the training data the fork begins. The copy consists of a modified manifest and
@@ -52,7 +52,7 @@ def moved_manifest(manifest, consumed):
     """Returns the manifest with another number of consumed samples and an updated hash."""
     text = manifest[:-len(LAST_LINE % 0)]
     if manifest != text + (LAST_LINE % xxh3(text)).encode():
-        raise StudyError(5, "the base run's manifest.json is damaged; run `study trunk` again")
+        raise StudyError(5, "the base run's manifest.json is damaged; run `study base` again")
     text, found = re.subn(CONSUMED, rb"\g<1>%d" % consumed, text)
     if found != 1:
         raise StudyError(5, "the base run's manifest.json has an unknown format")
@@ -66,7 +66,7 @@ def write_whole(path, content):
     os.replace(part, path)
 
 
-def start_of_branch(saves, iteration, consumed, start):
+def start_of_fork(saves, iteration, consumed, start):
     """Creates the folder `start` for --load: the checkpoint, with `consumed` samples consumed.
 
     An existing folder stays readable throughout, because a fork of another process may be loading it."""

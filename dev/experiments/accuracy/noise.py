@@ -70,7 +70,7 @@ class Noise:
         return max(own or 0.0, pooled or 0.0) or None
 
 
-def verdict(mean, half):
+def classify(mean, half):
     """Classifies a gap by its 95 % interval."""
     if half is None:
         return "one seed: cannot tell"

@@ -1,4 +1,4 @@
-"""Plots of the accuracy study. Called by scratch_report.py and branch_report.py."""
+"""Plots of the accuracy study. Called by scratch_report.py and fork_report.py."""
 import statistics
 
 from .presets import PRESETS

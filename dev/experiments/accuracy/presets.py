@@ -2,6 +2,7 @@
 
 Used by the modules that run the presets and by the reports."""
 import math
+import re
 import struct
 
 from .common import StudyError
@@ -50,8 +51,8 @@ SETS = {
               "tlq-hs-g64", "tlq-hs-g512"],
 }
 # Replicates of the baseline, for forks only: offset of the learning rate in units of the last place
-# (fp32). Stored results use the names twin1 to twin4.
-TWINS = {"twin1": 1, "twin2": -1, "twin3": 2, "twin4": -2}
+# (fp32).
+REPLICATES = {"replicate1": 1, "replicate2": -1, "replicate3": 2, "replicate4": -2}
 # Order of the presets in the paper's tables, as pairs (worse, better).
 PAPER_ORDER = [
     ("qw-g2048", "baseline"), ("qw-g128", "baseline"), ("qw-g2048", "qw-g128"), ("qw-g128", "qw-g32"),
@@ -73,12 +74,22 @@ def moved(learning_rate, units):
     return value if math.isfinite(value) else learning_rate
 
 
-def named_presets(text, twins=False):
+def stored_name(preset):
+    """Returns the preset's name in results, where replicates keep their earlier name."""
+    return re.sub(r"^replicate(?=\d$)", "twin", preset)
+
+
+def current_name(name):
+    """Returns the name of a preset or set that a result or command calls by its stored name."""
+    return re.sub(r"^twin(?=(s|\d)$)", "replicate", name)
+
+
+def named_presets(text, replicates=False):
     """Returns the presets named by --presets, with sets expanded and without duplicates."""
-    known = [*PRESETS, *(TWINS if twins else [])]
-    sets = {**SETS, "twins": ["baseline", *TWINS]} if twins else SETS
+    known = [*PRESETS, *(REPLICATES if replicates else [])]
+    sets = {**SETS, "replicates": ["baseline", *REPLICATES]} if replicates else SETS
     names = []
-    for name in text.split(","):
+    for name in map(current_name, text.split(",")):
         for preset in sets.get(name, [name]):
             if preset not in known:
                 raise StudyError(2, f"--presets {name}: unknown; sets are {', '.join(sets)}, "

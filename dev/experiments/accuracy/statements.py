@@ -1,9 +1,9 @@
-"""Tables of a report, and checks of the paper's claims. Called by scratch_report.py and branch_report.py."""
+"""Tables of a report, and checks of the paper's claims. Called by scratch_report.py and fork_report.py."""
 import statistics
 import textwrap
 
 from .presets import PAPER_EQUAL, PAPER_ORDER, trains_alone
-from .noise import MARGIN, as_good, base_of, baseline_gaps, error_mean, gaps, lost, mean_of, verdict
+from .noise import MARGIN, as_good, base_of, baseline_gaps, error_mean, gaps, lost, mean_of, classify
 from tables import cell  # dev/, whose path common adds
 
 
@@ -15,7 +15,7 @@ def outcome_cell(results, noise, preset, values):
         return ""
     if not values:
         return "no baseline with its seed"
-    return verdict(statistics.fmean(values), noise.half_width(values))
+    return classify(statistics.fmean(values), noise.half_width(values))
 
 
 def table(results, noise):
@@ -59,7 +59,7 @@ def order_of(results, noise, worse, better):
     if lost_better:
         return f"**does not hold**: {lost_better} of {len(results[better])} runs of {better} diverged"
     values = list(gaps(results, worse, better).values())
-    return values and described(noise, values, verdict, {
+    return values and described(noise, values, classify, {
         "worse": "holds", "better": "**does not hold**: the opposite does",
         "inside the noise": "**cannot be told** from the noise"})
 

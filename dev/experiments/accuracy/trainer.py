@@ -1,5 +1,5 @@
-"""Starts runs of the trainer and reads their logs and results. Called by scratch.py, trunk.py and
-branches.py."""
+"""Starts runs of the trainer and reads their logs and results. Called by scratch.py, base_run.py and
+forks.py."""
 import contextlib
 import fcntl
 import hashlib
@@ -15,6 +15,7 @@ import time
 from collections import namedtuple
 
 from .common import ROOT, StudyError, difference, is_number, read_json, without_transport
+from .presets import current_name
 from tables import write_records  # dev/, whose path common adds
 
 
@@ -94,11 +95,11 @@ def summary(lines, diverged):
     }
 
 
-def train(options, job, goes_on=False):
+def train(options, job, keep=False):
     """Runs the trainer and returns its exit code. Its log and output are in the folder job.raw.
 
-    goes_on: keep the folder, so that a run resumed from a checkpoint appends to its log."""
-    if not goes_on:
+    keep: keep the folder, so that a run resumed from a checkpoint appends to its log."""
+    if not keep:
         shutil.rmtree(job.raw, ignore_errors=True)
     os.makedirs(job.raw, exist_ok=True)
     environment = dict(os.environ, PRESET=job.preset, DATA_PATH=os.path.abspath(options.data),
@@ -142,6 +143,7 @@ def read_result(path):
         for name in ("arm", "seed", "settings", "diverged", "valid_loss", "train_loss", "commit", "device",
                      "parameters", "errors"):
             result[name]
+        result["arm"] = current_name(result["arm"])
         result["settings"]["flags"] = without_transport(result["settings"].get("flags", []))
         if not result["diverged"] and not is_number(result["valid_loss"]):
             raise ValueError

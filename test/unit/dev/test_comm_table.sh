@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tables of dev/bench/comm.sh (dev/bench/comm_table.py) from synthetic logs: how many steps are
-# measured, which runs count, what memory was taken.
+# Tables of dev/bench/comm.sh (dev/bench/comm_table.py) from synthetic logs: number of measured steps,
+# selection of runs, and memory.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 folder=$(mktemp -d) || exit 1
@@ -36,9 +36,9 @@ for seconds, most, *wanted in (
         (2, 4, 2, 2), (9, 4, 2, 2), (0.05, 40, 40, 40), (0.5, 40, 6, 6), (0.3, 1, 2, 3), (2, 1, 2, 2)):
     got = [table.fewest_steps(seconds, most), table.full_steps(seconds, most)]
     same(f"steps of {seconds} s, --iters {most}", got, wanted)
-same("a preset of exchanges is measured over all of them",
+same("an interval of local steps contains all outer syncs",
      [table.fewest_steps(1.2, 30, preset) for preset in ("sdp4bit", "local", "local+sums")], [2, 30, 30])
-same("but over no more steps than --iters", table.fewest_steps(1.2, 4, "local"), 4)
+same("but has at most --iters steps", table.fewest_steps(1.2, 4, "local"), 4)
 
 
 def synced(preset, megabytes, **more):
@@ -80,14 +80,14 @@ computing = table.compute_ms(table.one_rank(logs, "m", "1"))
 short = 2 * 4 * computing / 1e3
 many = min(30, int(1e3 / computing))
 same("short steps fill a second", plan(100), [("fp32", many), ("bf16", many), ("qwd", 0)])
-same("longer intervals leave no preset out", plan(2 * (1 + short) + 0.001),
+same("longer intervals do not displace presets", plan(2 * (1 + short) + 0.001),
      [("fp32", 4), ("bf16", 4), ("qwd", 0)])
 longer = 2 * (many - 4) * computing / 1e3
-same("what is left goes to the first", plan(2 * (1 + short) + longer + 0.001),
+same("the first preset gets the remaining time", plan(2 * (1 + short) + longer + 0.001),
      [("fp32", many), ("bf16", 4), ("qwd", 0)])
-same("what does not fit is left out", plan(1 + short + 0.001), [("fp32", 4), ("bf16", 0), ("qwd", 0)])
+same("a preset that does not fit is left out", plan(1 + short + 0.001), [("fp32", 4), ("bf16", 0), ("qwd", 0)])
 write("one/m/1/half-2.jsonl", start(arguments={"num_layers": 2}), timers(14, 24))
-same("layers of a run that ended while it warmed up", table.one_rank(logs, "m", "1"), None)
+same("layer times of a run that ended during the warm-up", table.one_rank(logs, "m", "1"), None)
 
 # --- runs that count ---
 at = "train/m/1/inside/"
@@ -95,27 +95,27 @@ write(at + "fp32.jsonl", start(), interval(9.0), interval(7.0, 2))
 write(at + "bf16.jsonl", start(), interval(9.0))
 write(at + "qwd.jsonl", start(), interval(9.0), interval(5.0), start(), interval(8.0))
 rows = table.read_rows(logs)
-same("a preset that ended while it warmed up has no row, whatever ran before",
+same("a preset that ended during the warm-up has no row, even with an earlier complete run",
      [(r["arm"], r["ms"]) for r in rows], [("fp32", 7.0)])
-same("few steps are named", printed(table.print_few_steps, rows),
-     "measured with fewer than 3 steps (how many): m 1 one node fp32 gradients (2)\n")
+same("rows with few steps are listed", printed(table.print_few_steps, rows),
+     "measured with fewer than 3 steps (number of steps): m 1 one node fp32 gradients (2)\n")
 write(at + "fp32.jsonl", start(), interval(9.0), interval(7.0, 3))
-same("three are enough", printed(table.print_few_steps, table.read_rows(logs)), "")
+same("three steps are enough", printed(table.print_few_steps, table.read_rows(logs)), "")
 
 # --- bandwidths ---
 first = lambda r: (r["plain"]["all_to_all_node"], r["buckets"][0]["grad_node"])
 sockets = lambda: {preset: first(r) for preset, r in table.read_sync(logs, "m", "sockets").items()}
 write("sync/m/sockets.jsonl", bandwidth(1.0), synced("fp32", 1), synced("bf16", 2), bandwidth(2.0),
       synced("bf16", 3))
-same("a preset's newest line, with the bandwidths of its own call", sockets(),
+same("the last record of a preset, with the bandwidths of the same call", sockets(),
      {"fp32": (1.0, 1e6), "bf16": (2.0, 3e6)})
 write("sync/m/sockets.jsonl", synced("fp32", 1))
-same("a preset without bandwidths was not measured", sockets(), {})
+same("a preset without bandwidths is ignored", sockets(), {})
 with open(os.path.join(logs, "sync/m/sockets.jsonl"), "w") as file:
     file.write("\n".join(('{"kind": "plain", "dev' + json.dumps(bandwidth(9.0)), "",
                           json.dumps(bandwidth(3.0)), json.dumps(synced("fp32", 1)),
                           '{"kind": "arm", "arm": "bf')))
-same("a line cut short by a call that was killed is no line", sockets(), {"fp32": (3.0, 1e6)})
+same("a line truncated by a killed call is ignored", sockets(), {"fp32": (3.0, 1e6)})
 os.remove(os.path.join(logs, "sync/m/sockets.jsonl"))
 
 # --- memory ---
@@ -139,15 +139,15 @@ write(at + "fp32.jsonl", start(), interval(9.0), memory(1000, 1, 2), interval(7.
       start(), interval(9.0), memory(9000, 3 << 20, 20000), interval(7.0))
 write("train/m/8/inside/fp32.jsonl", start(), interval(9.0), memory(19000, 1 << 20, 90000))
 write("train/m/1/logical/fp32.jsonl", start(nodes=2), interval(9.0), memory(9000, 1 << 20, 99000))
-same("memory taken: the newest run of the smallest micro-batch, of this shape", taken("fp32"),
+same("memory in use: last run of the smallest micro-batch with this shape", taken("fp32"),
      (6.0, (1, 9.0, 20.0, 3 << 20, 20000 - 9000 - (3 << 20))))
 measured = table.memory_rows(logs)[0]["measured"]
-same("every run's in the file", [(m["micro_batch"], m["network"], m["taken_bytes"]) for m in measured],
+same("memory of all runs", [(m["micro_batch"], m["network"], m["taken_bytes"]) for m in measured],
      [(1, "inside", 20000), (8, "inside", 90000)])
 shown = printed(table.print_memory, table.memory_rows(logs))
 same("memory in the table",
      [line.split("|")[-1].split() for line in shown.splitlines() if line.startswith("m ")],
      [["1", "9.000", "20.000"], ["-", "-", "-"]])
-same("what was taken before", "before their plans 1 to 3 MiB were taken" in shown, True)
+same("memory in use before the first run", "1 to 3 MiB were in use before their allocations" in shown, True)
 raise SystemExit(failures > 0)
 END

@@ -10,7 +10,7 @@ from .noise import MARGIN, lost
 from .plots import gap_plot, plots
 from .scratch_report import write_page
 from .statements import meanings, ordering, paragraph, single_comparisons, table
-from .twins import BranchNoise, Chance, compared, families, power_table, read_branches
+from .replicates import ForkNoise, Chance, compared, families, power_table, read_forks
 
 
 def bit_identical(presets):
@@ -43,7 +43,7 @@ def section(group, presets, name):
     point, length = group
     results = compared(presets)
     chance = Chance(presets)
-    noise = BranchNoise()
+    noise = ForkNoise()
     some = next(iter(results["baseline"].values()))
     batch, seq = some["settings"]["global_batch_size"], some["seq_length"]
     before = some["settings"].get("trunk_batch_size", batch)
@@ -104,7 +104,7 @@ def page(found, name, model):
 
 
 def report(options):
-    found = read_branches(options.folders)
+    found = read_forks(options.folders)
     model = next(iter(next(iter(next(iter(found.values())).values())).values()))["settings"]["model"]
     name = f"{model}-branches"
     text, pictures = page(found, name, model)
@@ -114,7 +114,7 @@ def report(options):
     return 0
 
 
-def is_of_branches(folder):
+def holds_forks(folder):
     """Returns true if the folder holds forks, judging by its first result."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     names = [n for n in names if n.endswith(".json")]

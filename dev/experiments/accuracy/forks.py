@@ -1,5 +1,5 @@
-"""`study branch`: continues training from a point of the base run, once per preset and data seed, while
-the learning rate decays to zero. Called by ../study.
+"""`study fork`: trains from a point of the base run, once per preset and data seed, while the learning
+rate decays to zero. Called by ../study.
 
 A fork starts with the weights and Adam moments of the base run. All presets with the same data seed
 read the same samples. The ranges of the data seeds follow each other after the samples that the
@@ -11,11 +11,11 @@ import hashlib
 import os
 import struct
 
-from .presets import PRESETS, TWINS, moved, named_presets, numbers
-from .checkpoints import fingerprint, start_of_branch
+from .presets import PRESETS, REPLICATES, moved, named_presets, numbers, stored_name
+from .checkpoints import fingerprint, start_of_fork
 from .common import StudyError, without_transport
 from .trainer import Job, data_fingerprint, work_through
-from .trunk import common_flags, description_path, folder, raw_folder, read_trunk, saves_folder
+from .base_run import common_flags, description_path, folder, raw_folder, read_base_run, saves_folder
 
 TAIL = 0.1  # the validation loss averages the evaluations in this last part of a fork
 
@@ -76,8 +76,8 @@ def schedule_flags(options, base, learning_rate):
             "--eval-interval", every if due else end + 1]
 
 
-def branch_flags(options, base, preset, start):
-    learning_rate = moved(base["settings"]["lr"], TWINS.get(preset, 0))
+def fork_flags(options, base, preset, start):
+    learning_rate = moved(base["settings"]["lr"], REPLICATES.get(preset, 0))
     settings = {**base["settings"], "global_batch_size": options.global_batch_size}
     flags = [*common_flags(settings, options), *schedule_flags(options, base, learning_rate),
              "--load", os.path.abspath(start), "--exit-on-missing-checkpoint",
@@ -86,7 +86,7 @@ def branch_flags(options, base, preset, start):
         flags += ["--gpus-per-node", options.gpus_per_node]
     if options.error_interval:
         flags += ["--log-quantization-error-interval", options.error_interval]
-    presets = PRESETS["baseline" if preset in TWINS else preset]
+    presets = PRESETS["baseline" if preset in REPLICATES else preset]
     return flags + presets[1] + base["settings"]["flags"] + options.flags
 
 
@@ -94,20 +94,20 @@ def jobs(options, base, seeds):
     settings, found = settings_of(options, base), []
     for seed in seeds:
         start = os.path.join(raw_folder(options), f"start.p{options.point}.l{options.length}.d{seed}")
-        start_of_branch(saves_folder(options), options.point, first_sample(base, options, seed), start)
-        for preset in named_presets(options.presets, twins=True):
-            name = f"{preset}.p{options.point}.l{options.length}.d{seed}"
+        start_of_fork(saves_folder(options), options.point, first_sample(base, options, seed), start)
+        for preset in named_presets(options.presets, replicates=True):
+            name = f"{stored_name(preset)}.p{options.point}.l{options.length}.d{seed}"
             found.append(Job(
                 name=f"{preset} from {options.point} over {options.length}, data {seed}",
-                preset=PRESETS["baseline" if preset in TWINS else preset][0],
-                flags=branch_flags(options, base, preset, start),
+                preset=PRESETS["baseline" if preset in REPLICATES else preset][0],
+                flags=fork_flags(options, base, preset, start),
                 raw=os.path.join(raw_folder(options), name),
                 path=os.path.join(folder(options), name + ".json"), settings=settings,
-                labels={"arm": preset, "seed": seed, "seq_length": base["seq_length"]}))
+                labels={"arm": stored_name(preset), "seed": seed, "seq_length": base["seq_length"]}))
     return found
 
 
-def of_fork(options, lines):
+def fork_fields(options, lines):
     """Returns the fields that only forks have. Iterations count from the start of the fork."""
     start = options.point
     valid = {r["iteration"] - start: r["loss"] for r in lines
@@ -124,7 +124,7 @@ def of_fork(options, lines):
 
 def check(options, base):
     if not base or not base["points"]:
-        raise StudyError(5, f"there is no base run in {description_path(options)}; run `study trunk` first")
+        raise StudyError(5, f"there is no base run in {description_path(options)}; run `study base` first")
     if str(options.point) not in base["points"]:
         raise StudyError(2, f"--point {options.point}: the base run's points are {', '.join(base['points'])}")
     if options.point * base["settings"]["global_batch_size"] % options.global_batch_size:
@@ -134,15 +134,15 @@ def check(options, base):
         raise StudyError(5, f"{options.data} is not the corpus that the base run used")
     if fingerprint(saves_folder(options), options.point) != base["points"][str(options.point)]:
         raise StudyError(5, f"the checkpoint of iteration {options.point} in {saves_folder(options)} is lost "
-                            "or is not the base run's; run `study trunk` again")
+                            "or is not the base run's; run `study base` again")
 
 
-def branch(options):
-    base = read_trunk(options)
+def train_forks(options):
+    base = read_base_run(options)
     if base:
         options.global_batch_size = options.global_batch_size or base["settings"]["global_batch_size"]
     check(options, base)
     seeds = numbers(options.seeds, "--seeds")
     options.reserve = options.reserve or max(map(int, base["points"]))
     check_data(base, options, seeds)
-    return work_through(options, jobs(options, base, seeds), lambda lines: of_fork(options, lines))
+    return work_through(options, jobs(options, base, seeds), lambda lines: fork_fields(options, lines))

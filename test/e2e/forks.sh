@@ -11,7 +11,7 @@ export BUILD
 unset PRESET SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
 study=dev/experiments/study
 
-# ---- made results --------------------------------------------------------------------------------
+# ---- synthetic results -----------------------------------------------------------------------------
 # made FOLDER PRESET SEED LOSS [LENGTH]
 made() {
     mkdir -p "$work/$1"
@@ -96,7 +96,7 @@ cheapest() { # shorter forks with a larger spread: more than 7 of 20 s
 }
 check "the cheapest of several designs" cheapest
 replicates_alone() { # the minimum that any preset needs
-    made eight baseline 0 3.000 && made eight twin1 0 3.002 && "$study" power "$work/eight" >"$work/out" &&
+    made eight baseline 0 3.000 && made eight replicate1 0 3.002 && "$study" power "$work/eight" >"$work/out" &&
         grep -q '^Cheapest: [0-9]* at least forks per preset.* limit of replicates:' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }
@@ -107,7 +107,7 @@ refused() { # CODE TEXT COMMAND...
     "$study" "$@" >"$work/out" 2>"$work/err" || rc=$?
     error_names "$code" "$text" $rc
 }
-made three twin1 0 3
+made three replicate1 0 3
 check "no baseline" refused 5 "run it first" report "$work/three" --out "$work/page"
 check "no replicates" refused 5 "no data seed has a baseline and a replicate" power "$work/three"
 made nine baseline 0 3 200
@@ -124,14 +124,14 @@ tiny=(--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --
     --make-vocab-size-divisible-by 8 --tokenizer-type Byte)
 place=(--data "$data" --device cpu --results "$work/study")
 base_run() { # POINTS
-    "$study" trunk "${place[@]}" --points "$1" --global-batch-size 8 --lr 3e-3 --warmup 4 --split 950,50,0 \
+    "$study" base "${place[@]}" --points "$1" --global-batch-size 8 --lr 3e-3 --warmup 4 --split 950,50,0 \
         "${@:2}" -- "${tiny[@]}" >"$work/out" 2>"$work/err"
 }
 forks() { # PRESETS SEEDS [OPTIONS...]
-    "$study" branch "${place[@]}" --point 12 --length 8 --reserve 12 --error-interval 4 --presets "$1" \
+    "$study" fork "${place[@]}" --point 12 --length 8 --reserve 12 --error-interval 4 --presets "$1" \
         --seeds "$2" "${@:3}" >"$work/out" 2>"$work/err"
 }
-check "no base run" refused 5 "run \`study trunk\` first" branch "${place[@]}" --point 12 --length 8
+check "no base run" refused 5 "run \`study base\` first" fork "${place[@]}" --point 12 --length 8
 base_run_exists() {
     base_run 6,12 || { say "exit code $?"; return 1; }
     grep -q '"points": {"6":"[0-9a-f]*","12":"[0-9a-f]*"}' "$work/study/125m-branches/trunk.json" ||
@@ -141,7 +141,7 @@ base_run_exists() {
 check "a base run is created once" base_run_exists
 begun() { # SIGTERM during the base run; its settings are recorded before the first point
     local log=$work/study/raw/begun-branches/trunk/log.jsonl rc=0 job
-    "$study" trunk "${place[@]}" --name begun --points 400 --global-batch-size 8 --lr 3e-3 --warmup 4 \
+    "$study" base "${place[@]}" --name begun --points 400 --global-batch-size 8 --lr 3e-3 --warmup 4 \
         --split 950,50,0 -- "${tiny[@]}" >"$work/out" 2>"$work/err" &
     job=$!
     wait_until grep -qs '"kind":"train"' "$log" || { say "nothing was trained"; return 1; }
@@ -176,22 +176,22 @@ repeats() { # lossless weights are compared bit by bit, and a lost base run with
 import os, sys, types
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
-from accuracy import branches, trunk
+from accuracy import base_run, forks
 settings = {"global_batch_size": 8, "seed": 1, "split": "9,1,0", "lr": 1e-3, "warmup": 4, "flags": []}
 for device, there in ("gpu", True), ("cpu", False):
     options = types.SimpleNamespace(
         device=device, micro_batch_size=1, global_batch_size=8, ranks=4, results="r", name="n", flags=[],
         point=6, length=4, evaluations=1, gpus_per_node=2, error_interval=0)
-    made = trunk.trunk_flags(settings, options, [6]), branches.branch_flags(
+    made = base_run.base_run_flags(settings, options, [6]), forks.fork_flags(
         options, {"settings": settings}, "lossless", "start")
     assert all(("--deterministic-mode" in flags) == there for flags in made), made
 END
 }
 check "on GPUs base run and forks are bitwise reproducible" repeats
 first_call() {
-    forks baseline,twin1,sdp4bit 0,1 --minutes 0.0001 || { say "exit code $?"; return 1; }
+    forks baseline,replicate1,sdp4bit 0,1 --minutes 0.0001 || { say "exit code $?"; return 1; }
     grep -q '^5 runs are left' "$work/out" || { why="$(cat "$work/out")"; return 1; }
-    forks baseline,twin1,sdp4bit 0,1 && grep -q '1 of 6 runs are done, 5 to do' "$work/out"
+    forks baseline,replicate1,sdp4bit 0,1 && grep -q '1 of 6 runs are done, 5 to do' "$work/out"
 }
 check "interrupted forks resume" first_call
 lossless() { forks lossless 0 || say "exit code $?"; }
@@ -211,12 +211,12 @@ first = steps("baseline", 0)[0]["consumed_samples"]
 assert first == 96 + 8, first
 rates = [r["lr"] for r in base]
 assert all(abs(rate - 3e-3 * (7 - i) / 8) < 1e-9 for i, rate in enumerate(rates)), rates
-twin = steps("twin1", 1)
-assert twin[0]["loss"] == base[0]["loss"] == steps("sdp4bit", 1)[0]["loss"], (twin[0], base[0])
-assert 0 < twin[0]["lr"] / base[0]["lr"] - 1 < 2e-7
+replicate = steps("twin1", 1)
+assert replicate[0]["loss"] == base[0]["loss"] == steps("sdp4bit", 1)[0]["loss"], (replicate[0], base[0])
+assert 0 < replicate[0]["lr"] / base[0]["lr"] - 1 < 2e-7
 assert result("twin1", 1)["bits"] != result("baseline", 1)["bits"]
-trunk = [json.loads(line) for line in open(f"{sys.argv[1]}/raw/125m-branches/trunk/log.jsonl")]
-rates = [r["lr"] for r in trunk if r["kind"] == "train"]
+base_run = [json.loads(line) for line in open(f"{sys.argv[1]}/raw/125m-branches/trunk/log.jsonl")]
+rates = [r["lr"] for r in base_run if r["kind"] == "train"]
 assert abs(rates[0] - 3e-3 / 4) < 1e-9 and all(abs(r - 3e-3) < 1e-9 for r in rates[3:]), rates
 quant = result("sdp4bit", 0)
 assert [e[0] for e in quant["errors"]] == [4, 8] and 0.01 < quant["errors"][1][1] < 1, quant["errors"]
@@ -287,11 +287,12 @@ other_bits_base_run() {
     error_names 5 "the base run has other bits" $rc
 }
 check "refuses a base run that is not bit-exact" other_bits_base_run
-check "a base run with different settings" refused 5 "lr 0.003 and 0.002" trunk "${place[@]}" --points 6,12 \
+check "a base run with different settings" refused 5 "lr 0.003 and 0.002" base "${place[@]}" --points 6,12 \
     --global-batch-size 8 --lr 2e-3 --warmup 4 --split 950,50,0 -- "${tiny[@]}"
-check "a point not in the base run" refused 2 "the base run's points are" branch "${place[@]}" --point 7 \
+check "a point not in the base run" refused 2 "the base run's points are" fork "${place[@]}" --point 7 \
     --length 8
-check "data that would repeat" refused 5 "data would repeat" branch "${place[@]}" --point 12 --length 8 \
+check "data that would repeat" refused 5 "data would repeat" fork "${place[@]}" --point 12 --length 8 \
     --seeds 99999
-check "no point" refused 2 "whole numbers" trunk "${place[@]}" --points x
+check "no point" refused 2 "whole numbers" base "${place[@]}" --points x
+check "earlier names of commands" refused 2 "whole numbers" trunk "${place[@]}" --points x
 finish

@@ -1,4 +1,4 @@
-"""Random variation between forks, and `study power`. Called by ../study and branch_report.py.
+"""Random variation between forks, and `study power`. Called by ../study and fork_report.py.
 
 Replicates are baseline forks whose learning rate differs in the last bits. The spread of their losses
 is a lower bound for the random variation of a gap: a preset's rounding perturbs every step, while a
@@ -9,16 +9,16 @@ import math
 import os
 import statistics
 
-from .presets import PRESETS, PAPER_EQUAL, TWINS
+from .presets import PRESETS, PAPER_EQUAL, REPLICATES
 from .common import StudyError, difference
 from .noise import baseline_gaps, own_half_width, t_975
 from .trainer import read_result
 
-FAMILY = ["baseline", *TWINS]
+FAMILY = ["baseline", *REPLICATES]
 MOST_FORKS = 200
 
 
-def read_branches(folders):
+def read_forks(folders):
     """Returns (point, length) -> preset -> data seed -> result. All share the base run's model and corpus."""
     found, alike, base_runs = {}, {}, {}
     for folder in folders:
@@ -95,7 +95,7 @@ def compared(presets):
     return made
 
 
-class BranchNoise:
+class ForkNoise:
     """Confidence intervals from a preset's own gaps.
 
     Gaps are not pooled over presets, because their spread differs: it is larger for coarse
@@ -153,7 +153,7 @@ def power_table(found, half_width):
     by_group = {group: power_rows(group, presets, half_width) for group, presets in sorted(found.items())}
     if not any(by_group.values()):
         raise StudyError(5, "no data seed has a baseline and a replicate, and no preset has two forks: run "
-                            "`study branch --presets twins` first")
+                            "`study fork --presets replicates` first")
     number = lambda value: f"over {MOST_FORKS}" if value is None else str(value)
     lines = ["| point | length | gaps of | standard deviation | degrees | 90 % limit "
              f"| forks for ±{half_width} | by the 90 % limit |", "|---" * 8 + "|"]
@@ -167,6 +167,6 @@ def power_table(found, half_width):
 
 
 def power(options):
-    lines, plan = power_table(read_branches(options.folders), options.half_width)
+    lines, plan = power_table(read_forks(options.folders), options.half_width)
     print("\n".join([*lines, "", plan]))
     return 0

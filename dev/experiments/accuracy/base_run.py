@@ -1,8 +1,8 @@
-"""`study trunk`: trains the baseline run from which all forks start. Called by ../study.
+"""`study base`: trains the baseline run from which all forks start. Called by ../study.
 
 The base run uses a warm-up followed by a constant learning rate and saves a checkpoint at each of
 its points. Checkpoints are large and stay under raw/. trunk.json is small: it records the settings
-of the base run and the fingerprint of each point. If the checkpoints are lost, `study trunk` trains
+of the base run and the fingerprint of each point. If the checkpoints are lost, `study base` trains
 again and must produce bitwise identical ones. While the base run is unfinished, trunk.json has no
 points; its settings keep a run with different settings from resuming those checkpoints.
 """
@@ -37,7 +37,7 @@ def description_path(options):
     return os.path.join(folder(options), "trunk.json")
 
 
-def read_trunk(options):
+def read_base_run(options):
     """Returns the contents of trunk.json, or None if the file does not exist."""
     path = description_path(options)
     if not os.path.exists(path):
@@ -62,7 +62,7 @@ def settings_of(options):
             "data": data_fingerprint(options.data), "flags": without_transport(options.flags)}
 
 
-def trunk_flags(settings, options, points):
+def base_run_flags(settings, options, points):
     """Constant learning rate after the warm-up, whose length is given as a fraction as in configs/."""
     saves = os.path.abspath(saves_folder(options))
     flags = [*common_flags(settings, options), "--train-iters", points[-1],
@@ -99,12 +99,12 @@ def check_bits(base, made):
 
 def make(options, settings, points):
     """Trains or resumes the base run. Returns its part of trunk.json."""
-    job = Job("base run", "baseline", trunk_flags(settings, options, points),
+    job = Job("base run", "baseline", base_run_flags(settings, options, points),
               os.path.join(raw_folder(options), "trunk"), description_path(options), settings, {})
     with claimed(job.raw) as free:
         if not free:
             raise StudyError(5, "another process is training the base run")
-        code = train(options, job, goes_on=True)
+        code = train(options, job, keep=True)
     if code:
         raise StudyError(1, f"base run: exit code {code}: {output_tail(job.raw)}")
     lines = read_lines(os.path.join(job.raw, "log.jsonl"))
@@ -115,9 +115,9 @@ def make(options, settings, points):
             "seq_length": start["arguments"]["seq_length"], **{name: found[name] for name in KEPT}}
 
 
-def trunk(options):
+def train_base_run(options):
     settings, points = settings_of(options), checked_points(options)
-    known = read_trunk(options) or {"settings": settings, "points": {}, "seq_length": None}
+    known = read_base_run(options) or {"settings": settings, "points": {}, "seq_length": None}
     if known["settings"] != settings:
         raise StudyError(5, f"{description_path(options)} has other settings "
                             f"({difference(known['settings'], settings)}); choose another --results folder "
