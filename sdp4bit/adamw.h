@@ -11,7 +11,7 @@ typedef struct AdamScalars {
     float epsilon, learning_rate, weight_decay;
 } AdamScalars;
 
-// weight_decay: the shard's for matrices, 0 for tails.
+// weight_decay: the shard's value for matrices, 0 for tails.
 HD_FN AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
     AdamScalars scalars;
     scalars.clip = a->control->clip_coefficient;
@@ -27,13 +27,13 @@ HD_FN AdamScalars adam_scalars(const UpdateShard *a, float weight_decay) {
     return scalars;
 }
 
-// A master must stay below 2^126. Then its difference from the replica, and the weight that any
-// codec makes of it, are finite too.
+// Master weights must stay below 2^126, so that differences from model weights and all decoded
+// weights are finite too.
 #define MASTER_LIMIT 0x7E800000u  // the bits of 2^126
 
-// Apex FusedAdam in adam_w mode: epsilon outside the root, decay decoupled and scaled by the
-// learning rate. Updates p, m and v. Returns false where one of them is not finite now, or p is at
-// the limit. An m that is not finite needs no look of its own: it makes p so.
+// Apex FusedAdam in adam_w mode: epsilon outside the root, decoupled decay scaled by the learning
+// rate. Updates p, m and v. Returns false if v is not finite or |p| reaches the limit; a non-finite
+// m makes p non-finite.
 HD_FN bool adamw_step(float *p, float *m, float *v, float grad, AdamScalars a) {
     float g = f32_mul(grad, a.clip);
     *m = f32_add(f32_mul(a.beta1, *m), f32_mul(a.one_minus_beta1, g));
@@ -43,13 +43,13 @@ HD_FN bool adamw_step(float *p, float *m, float *v, float grad, AdamScalars a) {
     float decay = f32_mul(a.weight_decay, *p);
     float step = f32_add(f32_div(m_hat, f32_add(f32_sqrt(v_hat), a.epsilon)), decay);
     *p = f32_sub(*p, f32_mul(a.learning_rate, step));
-    // Both are asked, without a branch, so that compilers vectorize.
+    // Both tests without branches, so that compilers vectorize.
     int small = (f32_bits(*p) & 0x7FFFFFFFu) < MASTER_LIMIT;
     int finite = (f32_bits(*v) & 0x7FFFFFFFu) < 0x7F800000u;
     return small & finite;
 }
 
-// The same, but what would not be sound is refused: p, m and v stay as they are.
+// The same, but leaves p, m and v unchanged if it returns false.
 HD_FN bool adamw_element(float *p, float *m, float *v, float grad, AdamScalars a) {
     float p_new = *p, m_new = *m, v_new = *v;
     bool sound = adamw_step(&p_new, &m_new, &v_new, grad, a);

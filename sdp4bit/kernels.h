@@ -284,7 +284,7 @@ void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient,
                        int64_t n, const int *lost);
 // Mixes outer weights into master weights: master = mix master + (1 - mix) outer; exactly the outer
 // weights if mix is 0. lost: as above.
-void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost);
+void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost);
 // Rounds master weights to model weights.
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n);
 // Adds the number of zeros among n values to *count, for --log-num-zeros-in-grad.

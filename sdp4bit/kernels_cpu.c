@@ -1,6 +1,5 @@
-// The exact regime on the CPU, the reference for every GPU kernel: kernels.h tells what each kernel
-// computes. Plain loops over codec.h, one group of elements at a time. Linked into the CPU program
-// only.
+// CPU implementation of the kernels and reference for the GPU: plain loops over codec.h. kernels.h
+// defines what each kernel computes. Linked into the CPU program only.
 #include <string.h>
 
 #include "sdp4bit/outer_step.h"
@@ -9,7 +8,7 @@
 
 // --- codes and values ---------------------------------------------------------------------------
 
-// Decodes n elements that share a scale; n is a multiple of 8. eden: codes of an EDEN codec.
+// Decodes n elements that share a scale; n is a multiple of 8. eden: EDEN codes.
 static inline void decode_run(float *x, const uint8_t *codes, float scale, int n, int bits, bool eden) {
     for (int i = 0; i < n; i += ROUNDING_BLOCK, codes += bits) {
         uint64_t stream = 0;
@@ -30,7 +29,7 @@ static void load_values(float *x, const uint8_t *from, Codec codec, int n) {
     }
 }
 
-// A slice as it arrived.
+// A received shard range, see SliceWriter.
 typedef struct SliceReader {
     const uint8_t *codes;
     const float *scales;
@@ -38,7 +37,7 @@ typedef struct SliceReader {
     int group;
 } SliceReader;
 
-// x = elements [offset, offset + n) of the slice, group by group. Both are multiples of 8.
+// Reads elements [offset, offset + n) group by group into x. Both are multiples of 8.
 static inline void read_groups(float *x, const SliceReader *r, int64_t offset, int n, int bits, bool eden) {
     for (int i = 0; i < n;) {
         int rest = r->group - (int)((offset + i) % r->group), run = rest < n - i ? rest : n - i;
@@ -48,7 +47,7 @@ static inline void read_groups(float *x, const SliceReader *r, int64_t offset, i
     }
 }
 
-// The same for every codec; offset and n are any numbers where it is plain.
+// The same for every codec; plain ones take any offset and n.
 static void read_slice(float *x, const SliceReader *r, int64_t offset, int n) {
 #define READ_VALUES(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: \
@@ -77,8 +76,8 @@ static SliceReader tail_of(const uint8_t *message, const MessageLayout *m, int p
     return r;
 }
 
-// acc = the sources' values added in source order. The messages lie `stride` bytes apart; `first`
-// reads the first of them. n: at most LARGEST_GROUP.
+// Adds the sources' values in source order. first: reader of the first message; the others follow
+// `stride` bytes apart. n: at most LARGEST_GROUP.
 static void sum_sources(float *acc, SliceReader first, int64_t stride, int sources, int64_t offset, int n) {
     float x[LARGEST_GROUP];
     read_slice(acc, &first, offset, n);
@@ -93,7 +92,7 @@ static void sum_sources(float *acc, SliceReader first, int64_t stride, int sourc
 
 // --- transforms ---------------------------------------------------------------------------------
 
-// Back from transform_block.
+// Inverse of transform_block.
 static void invert_block(float *x, Transform transform, RoundingKey rotation, int64_t logical) {
     if (transform == TRANSFORM_NONE) return;
     bool rotated = transform == TRANSFORM_ROTATION;
@@ -105,8 +104,7 @@ static void invert_block(float *x, Transform transform, RoundingKey rotation, in
 
 // --- gradients ----------------------------------------------------------------------------------
 
-// x = n elements of a partition's gradients from `at` on, whole blocks of the transform, as they
-// are quantized. logical: the offset of the first.
+// Scales and transforms n gradients of a partition, whole blocks. logical: offset of the first.
 static void transformed_grads(float *x, const QuantizePartitions *a, int64_t partition, int64_t at, int n,
                               int64_t logical) {
     const float *grads = a->grads + partition * a->bucket.matrix_per_rank + at;
@@ -174,11 +172,11 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
 
 // --- error feedback -----------------------------------------------------------------------------
 
-// n values of partition p from `at` on take y.
+// Adds n values y to the residual of partition p.
 static void feed(const Residual *r, const Bucket *bucket, int64_t p, int64_t at, const float *y, int n) {
     float *values = r->values + p * bucket->matrix_per_rank + at;
-    bool stands = !r->control || r->control->applied;
-    for (int j = 0; !r->frozen && j < n; j++) values[j] = f32_add(stands ? values[j] : 0.0f, y[j]);
+    bool keep = !r->control || r->control->applied;
+    for (int j = 0; !r->frozen && j < n; j++) values[j] = f32_add(keep ? values[j] : 0.0f, y[j]);
 }
 
 void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *r) {
@@ -205,7 +203,7 @@ void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *r
     }
 }
 
-// n values of partition p from `at` on give what the message says of them.
+// Subtracts the n values `sent` from the residual of partition p.
 static void keep_rest(const QuantizePartitions *a, const Residual *r, int64_t p, int64_t at,
                       const float *sent, int n) {
     float *values = r->values + p * a->bucket.matrix_per_rank + at;
@@ -237,10 +235,8 @@ static float square_partial(const float *x, int n) {
     return tree_sum32(squares);
 }
 
-// n: of a block that may be the last, shorter one.
+// Size of the next block, shorter at the end.
 static int block_size(int64_t rest) { return rest < BLOCK ? (int)rest : BLOCK; }
-
-// n sums go to their place in the shard, or are added to what it holds.
 static void store_sums(const SumFinal *a, float *to, const float *x, int n) {
     for (int i = 0; i < n; i++) to[i] = a->add ? f32_add(to[i], x[i]) : x[i];
 }
@@ -272,7 +268,7 @@ void kernel_sum_final(Stream *s, const SumFinal *a) {
     }
 }
 
-// --- norm and verdict ---------------------------------------------------------------------------
+// --- norm and step status -----------------------------------------------------------------------
 
 void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n) {
     for (int64_t at = 0; at < n; at += BLOCK)
@@ -312,7 +308,7 @@ void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a) {
 
 void kernel_update_shard(Stream *s, const UpdateShard *a) { update_shard_host(a, 1, NULL); }
 
-// n replica weights at w take the values, or the differences, of a slice.
+// Sets n model weights at w to the slice's values, or adds its differences.
 static void apply_slice(const ApplyWeights *a, floatX *w, SliceReader slice, int64_t n) {
     float x[BLOCK];
     bool add = a->difference && codec_grouped(slice.codec);
@@ -399,9 +395,9 @@ void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient,
     for (int64_t i = 0; i < n; i++) outer[i] = outer_element(outer[i], &m[i], gradient[i], rate, momentum);
 }
 
-void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
+void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
     if (lost && *lost) return;
-    for (int64_t i = 0; i < n; i++) master[i] = meet_element(master[i], outer[i], mix);
+    for (int64_t i = 0; i < n; i++) master[i] = mix_element(master[i], outer[i], mix);
 }
 
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {

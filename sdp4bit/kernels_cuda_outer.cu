@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 __global__ void __launch_bounds__(CODEC_THREADS)
     meet_kernel(float *master, const float *outer, float mix, int64_t n, const volatile int *lost) {
     if (lost && *lost) return;
-    for_own_elements(n, [=](int64_t i) { master[i] = meet_element(master[i], outer[i], mix); });
+    for_own_elements(n, [=](int64_t i) { master[i] = mix_element(master[i], outer[i], mix); });
 }
 
 __global__ void __launch_bounds__(CODEC_THREADS)
@@ -53,7 +53,7 @@ void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient,
     check_launch(s, "outer step");
 }
 
-void kernel_meet(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
+void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
     if (n <= 0) return;
     meet_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(master, outer, mix, n, lost);
     check_launch(s, "master weights meet the outer weights");

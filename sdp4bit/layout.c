@@ -31,10 +31,10 @@ static bool check_input(const LayoutTensor *tensors, int count, const LayoutOpti
     return true;
 }
 
-// Equal pieces that a bucket divides into.
+// Number of equal parts of a bucket.
 static int64_t shares(const BucketLayout *layout) { return (int64_t)layout->dp * layout->options.pieces; }
 
-// Below it a bucket, and a chunk, is not worth its messages.
+// Minimum size of a bucket or chunk; smaller ones are not worth their messages.
 static int64_t least_bucket(const BucketLayout *layout) {
     return 16 * shares(layout) * layout->options.border;
 }
@@ -42,7 +42,7 @@ static int64_t least_bucket(const BucketLayout *layout) {
 // Decides which units share a bucket: unit_bucket[u]. Greedy in forward order.
 static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int count) {
     int64_t least = least_bucket(layout);
-    int64_t *size = (int64_t *)xcalloc((size_t)layout->units, sizeof *size, "the bucket plan");
+    int64_t *size = (int64_t *)xcalloc((size_t)layout->units, sizeof *size, "the bucket layout");
     for (int i = 0; i < count; i++) size[tensors[i].unit] += tensors[i].numel;
     int bucket = 0;
     int64_t filled = 0;
@@ -65,7 +65,7 @@ static int merge_units(BucketLayout *layout, const LayoutTensor *tensors, int co
     return bucket + 1;
 }
 
-// What one bucket is made of.
+// Input of placing one bucket's tensors.
 typedef struct Placing {
     const LayoutTensor *tensors;
     const int64_t *logical;
@@ -73,8 +73,8 @@ typedef struct Placing {
     int *next;  // segment
 } Placing;
 
-// Lays the matrices (or the 1-D tensors) of one bucket back to back, from `at` on: those that are
-// counted, or those that are not. Returns the unpadded end.
+// Places the matrices (or 1-D tensors) of a bucket that are counted (or not) one after the other
+// from `at`. Returns the unpadded end.
 static int64_t place_part(BucketLayout *layout, const Placing *p, bool matrices, bool counted, int64_t at) {
     int64_t align = matrices ? layout->options.border : TAIL_ALIGN;
     for (int i = 0; i < layout->tensors; i++) {
@@ -113,7 +113,7 @@ static void place_bucket(BucketLayout *layout, const Placing *p) {
     bucket->tails = *p->next - bucket->first_tail;
     bucket->tail_elements = round_up64(end, shares(layout) * TAIL_ALIGN);
     bucket->tail_per_rank = bucket->tail_elements / layout->dp;
-    // Pads are 0 and count: so where all tensors count, all of the part does.
+    // Padding is 0 and may count: if all tensors count, so does the whole part.
     bucket->matrix_counted = round_up64(bucket->matrix_counted, layout->options.border);
     bucket->tail_counted = round_up64(bucket->tail_counted, TAIL_ALIGN);
     if (!uncounted_in(p, layout, true)) bucket->matrix_counted = bucket->matrix_elements;
@@ -121,7 +121,7 @@ static void place_bucket(BucketLayout *layout, const Placing *p) {
 
     bucket->arena_start = layout->arena_elements;
     bucket->state_start = layout->shard_elements;
-    // Buckets start on 256 bytes of bf16
+    // Buckets are 256-byte aligned in bf16.
     layout->arena_elements += round_up64(bucket_elements(bucket), 128);
     layout->shard_elements += round_up64(bucket_shard(bucket), 64);
     for (int i = 0; i < bucket->segments + bucket->tails; i++) {
@@ -143,11 +143,11 @@ bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, 
     layout->units = tensors[count - 1].unit + 1;
     layout->tensor_arena = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
     layout->tensor_bucket = (int *)xcalloc((size_t)count, sizeof(int), "the tensor table");
-    layout->unit_bucket = (int *)xcalloc((size_t)layout->units, sizeof(int), "the bucket plan");
+    layout->unit_bucket = (int *)xcalloc((size_t)layout->units, sizeof(int), "the bucket layout");
     layout->segments = (Segment *)xcalloc((size_t)count, sizeof(Segment), "the segment table");
     layout->segments_total = count;
     layout->buckets = merge_units(layout, tensors, count);
-    layout->bucket = (Bucket *)xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket plan");
+    layout->bucket = (Bucket *)xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket layout");
 
     int64_t *logical = (int64_t *)xcalloc((size_t)count, sizeof(int64_t), "the tensor table");
     int64_t offset = 0;
@@ -210,8 +210,7 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
     return m;
 }
 
-// What all buckets but the embeddings', which come first, ask of the buffers; at least what a
-// bucket is merged to.
+// Size of the largest bucket except the first (embeddings), at least the target size.
 static int64_t ordinary_bucket(const BucketLayout *layout) {
     int64_t size = layout->options.bucket_elements > least_bucket(layout) ? layout->options.bucket_elements
                                                                           : least_bucket(layout);
@@ -310,7 +309,7 @@ WireBytes layout_wire_bytes(const BucketLayout *layout, const GradFormat *grad, 
     return sum;
 }
 
-// Bytes per element with its share of the scale.
+// Bytes per element, its share of the scale included.
 static double element_bytes(Codec codec, int group) {
     CodecInfo info = codec_info(codec);
     return info.bits / 8.0 + (info.levels ? 4.0 / group : 0.0);

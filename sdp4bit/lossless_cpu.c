@@ -1,5 +1,5 @@
-// Lossless weights on the CPU, the reference for the GPU's kernels: kernels.h tells what each
-// kernel computes, lossless.h has the numbers. Linked into the CPU program only.
+// Lossless weights on the CPU, the reference for the GPU kernels: see kernels.h for what each
+// kernel computes, lossless.h for the format. Linked into the CPU program only.
 #include <string.h>
 
 #include "sdp4bit/kernels.h"
@@ -13,16 +13,15 @@ static LosslessTables make_tables(void) {
     return tables;
 }
 
-// The lanes take two neighbors each, in steps of 64 weights: lane l has weights 64k + 2l and 64k +
-// 2l + 1. The decoder goes through the steps in order. In each, all lanes take their first weight,
-// then all their second.
+// Steps of 64 weights: lane l has weights 64k + 2l and 64k + 2l + 1. The decoder processes the
+// steps in order, in each first all lanes' first weight, then all lanes' second.
 enum { STEP = 2 * LOSSLESS_LANES };
 static int steps_of(int n) { return (n + STEP - 1) / STEP; }
 
-// A group's words so far; they are written from the last one to the first.
+// Writes a group's words from the last one to the first.
 typedef struct WordWriter {
     uint16_t *words;
-    int at;  // the first one that is written; below 0: the group does not fit
+    int at;  // index of the first word written; negative: the group does not fit
 } WordWriter;
 
 static uint32_t spill(WordWriter *w, uint32_t state) {
@@ -45,7 +44,7 @@ static uint32_t push_symbol(WordWriter *w, uint32_t state, uint32_t start, uint3
 
 // --- encoder ------------------------------------------------------------------------------------
 
-// n weights of a group.
+// A group of n weights.
 typedef struct Group {
     const uint16_t *old, *fresh;
     int n;
@@ -72,7 +71,7 @@ static int choose_scale(const LosslessTables *t, const Group *g) {
     return best;
 }
 
-// One weight of every lane, in the reverse of the decoder's order: of rounds, and of lanes.
+// Pushes one weight of every lane, in the reverse of the decoder's order of rounds and lanes.
 static void push_row(WordWriter *w, uint32_t *state, const LosslessTables *t, const Group *g, int first,
                      int scale) {
     LosslessCode code[LOSSLESS_LANES];
@@ -90,8 +89,8 @@ static void push_row(WordWriter *w, uint32_t *state, const LosslessTables *t, co
     }
 }
 
-// Writes a group's words so that they end at slot + n, with zeros up to a multiple of 8 before
-// them. Returns its entry, whose end is still to come.
+// Writes a group's words so that they end at slot + n, preceded by zeros up to a multiple of 8.
+// Returns its entry, without `end`.
 static LosslessEntry code_group(const LosslessTables *t, const Group *g, uint16_t *slot) {
     uint32_t state[LOSSLESS_LANES];
     WordWriter w = {slot, g->n - LOSSLESS_STATE_WORDS};
@@ -156,11 +155,10 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *m, const uint8_t *code
 
 // --- decoder ------------------------------------------------------------------------------------
 
-// A group's words as they arrived. Who wants more of them takes the last one again: such a message
-// is damaged.
+// Reads a group's words. Past the end it returns the last word again: the message is corrupt.
 typedef struct WordReader {
     const uint16_t *words;
-    int at, last;  // the next word, and the last one of the states behind them
+    int at, last;  // next word; last word of the states
 } WordReader;
 
 static uint32_t refill(WordReader *r, uint32_t state) {
@@ -170,7 +168,7 @@ static uint32_t refill(WordReader *r, uint32_t state) {
     return lossless_take_word(state, word);
 }
 
-// No bits take no word: the state of a damaged message may be low still.
+// 0 bits take no word, even if the state of a corrupt message is below LOSSLESS_LOWEST.
 static uint32_t pop_bits(WordReader *r, uint32_t *state, int bits) {
     if (bits == 0) return 0;
     uint32_t value = *state & ((1u << bits) - 1u);
@@ -178,13 +176,12 @@ static uint32_t pop_bits(WordReader *r, uint32_t *state, int bits) {
     return value;
 }
 
-// What decoding wants to know of symbols.
 typedef struct Decoder {
     LosslessTables tables;
     LosslessSlots slots;
 } Decoder;
 
-// One weight of every lane, at weights[first], weights[first + 2], ...
+// Pops one weight of every lane: weights[first], weights[first + 2], ...
 static void pop_row(WordReader *r, uint32_t *state, const Decoder *d, uint16_t *weights, int first, int n,
                     int scale) {
     LosslessCode code[LOSSLESS_LANES];
@@ -203,7 +200,7 @@ static void pop_row(WordReader *r, uint32_t *state, const Decoder *d, uint16_t *
     }
 }
 
-// False for a group that no encoder has made of these old weights.
+// Returns false if no encoder produces this group from these old weights.
 static bool decode_group(const Decoder *d, LosslessEntry entry, const uint16_t *words, uint16_t *weights,
                          int n) {
     uint32_t state[LOSSLESS_LANES];

@@ -1,13 +1,12 @@
-// The exchange between replica groups: see outer.h. This file is the layout and the order of the
-// hops; the numbers are in kernels.h.
+// The layout and the order of the hops: see outer.h.
 #include "sdp4bit/outer.h"
 
 #include <stdlib.h>
 
 // --- layout --------------------------------------------------------------------------------------
 
-// The segments that own positions of window [lo, lo + n), counted from its start. Pads after a
-// tensor belong to it, so the first one may begin before the window. Returns how many.
+// Copies the segments within positions [lo, lo + n), relative to lo, and returns their number.
+// Padding belongs to the tensor before it, so the first segment may start before the range.
 static int cut_segments(const Segment *from, int count, int64_t lo, int64_t n, Segment *to) {
     int cut = 0;
     for (int i = 0; i < count; i++) {
@@ -19,7 +18,7 @@ static int cut_segments(const Segment *from, int count, int64_t lo, int64_t n, S
     return cut;
 }
 
-// One of `parts` equal parts of a bucket, as a bucket.
+// Returns one of `parts` equal parts of a bucket, as a bucket.
 static Bucket part_of(const Bucket *bucket, int parts) {
     Bucket part = *bucket;
     part.matrix_elements /= parts;
@@ -44,9 +43,9 @@ void outer_layout(OuterLayout *outer, const BucketLayout *layout, int rank, int 
     *outer = (OuterLayout){.replica_groups = replica_groups,
                            .replica_group = replica_group,
                            .buckets = layout->buckets};
-    outer->shard = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
-    outer->piece = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket plan");
-    outer->segments = (Segment *)xcalloc(segments, sizeof(Segment), "the bucket plan");
+    outer->shard = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket layout");
+    outer->piece = (Bucket *)xcalloc(buckets, sizeof(Bucket), "the bucket layout");
+    outer->segments = (Segment *)xcalloc(segments, sizeof(Segment), "the bucket layout");
     for (int b = 0; b < layout->buckets; b++) {
         const Bucket *bucket = &layout->bucket[b];
         Bucket *shard = &outer->shard[b], *piece = &outer->piece[b];
@@ -104,13 +103,12 @@ static SegmentTable table_of(const OuterStep *step, const Bucket *part) {
     return table;
 }
 
-// Keys of this step's random bits.
 static RoundingKey key_of(const OuterStep *step, uint32_t purpose, int source) {
     RoundingKey key = {step->seed, step->step, purpose, (uint32_t)source};
     return key;
 }
 
-// A quantization of `part`: a partition per slot.
+// Quantizes `part` with one partition per slot.
 static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part, const float *values,
                                       const MessageLayout *message) {
     QuantizePartitions q = {0};
@@ -128,7 +126,7 @@ static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part,
     return q;
 }
 
-// All replica groups' pieces of this one's gradient, its own straight into the receive buffer.
+// Sends each replica group its piece of this one's gradient.
 static void send_pieces(const OuterStep *step, int b, const float *gradient, const MessageLayout *message) {
     const OuterLayout *layout = step->layout;
     QuantizePartitions q = quantize_of(step, &layout->shard[b], gradient, message);
@@ -145,7 +143,7 @@ static void send_pieces(const OuterStep *step, int b, const float *gradient, con
     wire_check(step->checks, HOP_OUTER, b, 0, message, step->recv, step->stream);
 }
 
-// The sum of `sources` messages at `received`, of piece p, goes to `to`.
+// Sums the messages of piece p at `received` into `to`.
 static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *received, int sources,
                       const MessageLayout *message, RoundingKey rotation, GradShard to) {
     const Bucket *shard = &step->layout->shard[b];
@@ -168,7 +166,7 @@ static void sum_piece(const OuterStep *step, int b, int p, const uint8_t *receiv
     kernel_sum_final(step->stream, &f);
 }
 
-// The mean of this replica group's piece to all.
+// Sends the mean of this replica group's piece to all.
 static void send_mean(const OuterStep *step, int b, const MessageLayout *message) {
     const OuterLayout *layout = step->layout;
     QuantizePartitions q = quantize_of(step, &layout->piece[b], step->mean, message);

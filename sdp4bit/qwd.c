@@ -1,11 +1,10 @@
-// qWD and its siblings: see qwd.h. This file is the order of update, gather and apply and which
-// lane each runs on; the numbers are in kernels.h.
+// The order of update, gather and apply, and the lane of each: see qwd.h.
 #include "sdp4bit/qwd.h"
 
 #include "sdp4bit/update_host.h"
 
-// With one replica there is nothing to send: weights are the rounded master weights, and no
-// difference may be lost. Only what the host has made must still be brought up and applied.
+// True with one replica and AdamW on the device: weights are rounded master weights, nothing is
+// sent. If the host computed the update, it must still be uploaded and applied.
 static bool alone(const QwdStep *step) { return step->layout->dp == 1 && !step->host; }
 
 static WeightFormat format_of(const BucketLayout *layout, const WeightFormat *format) {
@@ -24,7 +23,7 @@ MessageLayout qwd_plain_message(const BucketLayout *layout, int b) {
     return layout_weight_message(&layout->bucket[b], &plain);
 }
 
-// The messages of this step's gather.
+// Layout of the messages of this step's gather.
 static MessageLayout gathered_message(const QwdStep *step, int b) {
     if (step->lossless) return layout_lossless_message(&step->layout->bucket[b], step->lossless->slot[b]);
     return qwd_message(step->layout, b, &step->weight_format);
@@ -37,7 +36,7 @@ size_t qwd_buffer_bytes(const BucketLayout *layout, int b, const WeightFormat *f
     return (size_t)(qwd_message(layout, b, format).bytes * messages);
 }
 
-// Where the own row of a buffer begins, in messages, and where the own message lies.
+// Index of the first message of this rank's row in the buffer, and of its own message.
 static int own_row(const Mesh *mesh, const GatherBuffer *buffer) {
     return buffer->per_node > 1 ? mesh->node.rank * buffer->nodes : 0;
 }
@@ -47,7 +46,7 @@ static int own_slot(const Mesh *mesh, const GatherBuffer *buffer) {
 
 int qwd_slot(int b) { return b % LANE_SLOTS; }
 
-// The update without the places that it writes to.
+// The update without its destinations.
 static UpdateShard update_of(const QwdStep *step, int b, const BucketState *state) {
     const Bucket *bucket = &step->layout->bucket[b];
     WeightFormat format = format_of(step->layout, &step->weight_format);
@@ -79,7 +78,7 @@ static UpdateShard update_of(const QwdStep *step, int b, const BucketState *stat
     return u;
 }
 
-// The update writes this message.
+// Lets the update write this message.
 static void write_to(UpdateShard *u, const MessageLayout *m, uint8_t *message) {
     MessageSections at = message_sections(m, 0);
     u->codes = message + at.codes;
@@ -87,7 +86,7 @@ static void write_to(UpdateShard *u, const MessageLayout *m, uint8_t *message) {
     u->tail = message + at.tail;
 }
 
-// One bucket's update on its way to the host.
+// Context of a bucket's update on the host.
 typedef struct HostUpdate {
     UpdateShard shard;
     int threads;
@@ -99,7 +98,7 @@ static void run_update(void *context) {
     update_shard_host(&update->shard, update->threads, update->site);
 }
 
-// The host makes the message in its own memory, and lanes->last takes it up to `own`.
+// Computes the message in host memory; lanes->last uploads it to `own`.
 static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const MessageLayout *m, uint8_t *own,
                            const Lanes *lanes) {
     const QwdHost *host = step->host;
@@ -120,14 +119,14 @@ static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const Mes
 
 // --- lossless weights ---------------------------------------------------------------------------
 
-// This rank's lengths among those of all.
+// Message sizes of this rank among those of all ranks.
 static uint32_t *own_bytes(const QwdStep *step) {
     const Mesh *mesh = step->mesh;
     int64_t slot = (int64_t)mesh->node.rank * mesh->rail.size + mesh->rail.rank;
     return step->lossless->bytes + slot * step->layout->buckets;
 }
 
-// The update makes bf16 weights, as without the flag. Those are coded.
+// Computes bf16 weights as without compression, then codes them.
 static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const BucketState *state,
                             const Lanes *lanes) {
     const QwdLossless *lossless = step->lossless;
@@ -150,8 +149,8 @@ static void update_lossless(const QwdStep *step, int b, UpdateShard *u, const Bu
     kernel_code_weights(lanes->last, &c);
 }
 
-// Slots of a gather have one length: that of the longest message. A length that no message can have
-// is a fault that the decoder finds.
+// Slot size of the gather: the longest message. A size that no message can have is clamped here and
+// detected by the decoder.
 static int64_t longest_message(const QwdStep *step, int b) {
     int64_t most = layout_lossless(&step->layout->bucket[b]).most, longest = (int64_t)sizeof(LosslessHeader);
     for (int rank = 0; rank < step->layout->dp; rank++) {
@@ -184,7 +183,7 @@ void qwd_agree_lengths(const QwdStep *step, const Lanes *lanes) {
     for (int b = 0; b < step->layout->buckets; b++) lossless->slot[b] = longest_message(step, b);
 }
 
-// The own message goes to its slot.
+// Packs this rank's message into its slot.
 static void pack_own(const QwdStep *step, int b, const MessageLayout *m, const GatherBuffer *buffer,
                      const Lanes *lanes) {
     const QwdLossless *lossless = step->lossless;
@@ -212,7 +211,7 @@ static void decode(const QwdStep *step, int b, const MessageLayout *m, floatX *w
     kernel_decode_weights(lanes->middle, &d);
 }
 
-// --- every weight -------------------------------------------------------------------------------
+// --- all weights --------------------------------------------------------------------------------
 
 void qwd_update_bucket(const QwdStep *step, int b, const BucketState *state, const GatherBuffer *buffer,
                        const Lanes *lanes) {
@@ -250,8 +249,8 @@ void qwd_gather_bucket(const QwdStep *step, int b, const GatherBuffer *buffer, c
     int nodes = buffer->nodes, slot = qwd_slot(b);
     if (step->lossless) pack_own(step, b, &m, buffer, lanes);
     lane_done(lanes, LANE_UPDATED, slot, lanes->last);
-    // Between nodes first: each rank fetches its rail's shards into its own row, then the rows
-    // travel inside the node as they are.
+    // Between nodes first: each rank gathers its rail's shards into its row, then whole rows are
+    // gathered within the node.
     if (nodes > 1) {
         lane_wait(lanes, LANE_UPDATED, slot, lanes->rail);
         wire_all_gather(step->checks, HOP_WEIGHT_RAIL, own_row(mesh, buffer), 1, &m, buffer->messages,
@@ -277,7 +276,7 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
     ApplyWeights a = {0};
     a.control = step->control;
     a.bucket = *bucket;
-    a.bucket.matrix_elements = nodes * buffer->per_node * bucket->matrix_per_rank;  // the kept windows
+    a.bucket.matrix_elements = nodes * buffer->per_node * bucket->matrix_per_rank;  // the kept shards
     a.bucket.tail_elements = nodes * buffer->per_node * bucket->tail_per_rank;
     a.messages = buffer->messages;
     a.nodes = nodes;
@@ -292,7 +291,7 @@ void qwd_apply_bucket(const QwdStep *step, int b, floatX *weights, const GatherB
               : nodes > 1 ? LANE_RAIL_GATHERED
                           : LANE_UPDATED,
               slot, lanes->middle);
-    // The first hop's row first: what it brought wrong, the second has passed on.
+    // The first hop first: the second hop forwards messages that the first one corrupted.
     if (nodes > 1)
         wire_check_gathered(step->checks, HOP_WEIGHT_RAIL, b, own_row(mesh, buffer), 1, &a.message,
                             buffer->messages, lanes->middle);

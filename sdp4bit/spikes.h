@@ -1,33 +1,32 @@
-// Outliers of the loss and of the gradient norm, inline for host and device, part of the exact
-// regime. They are decided where the step status is, on the device. The host reads a step status a
-// step late: a skip that it decided would stall every step, or come after the weights have changed.
-// Every rank computes the same few numbers from the same gathered records, so all reach the same
-// answer. Included by step_status.h.
+// Outliers of the loss and the gradient norm, inline for host and device, part of the exact regime.
+// Detected on the device along with the step status: the host learns a status one step late, so its
+// decision would stall every step or come after the weights have changed. All ranks compute the
+// same result from the same gathered records. Included by step_status.h.
 #pragma once
 #include "sdp4bit/codec.h"
 
-enum { SPIKE_WARMUP = 32 };  // steps before anything is called a spike
-enum { SPIKE_WINDOW = 64 };  // steps that the running means look back, about
+enum { SPIKE_WARMUP = 32 };  // steps before detection starts
+enum { SPIKE_WINDOW = 64 };  // approximate window of the running means in steps
 enum { SPIKE_LOSS = 1, SPIKE_NORM = 2 };
 
-// Running means of a value and of its distance from the mean.
+// Running means of a value and of its absolute deviation.
 typedef struct SpikeTrack {
     double mean, deviation;
 } SpikeTrack;
 
-// What step_status remembers from step to step, up to skipped_in_a_row, which checkpoints keep
-// (guard_save). Then what it measured and found in the last step.
+// State that step_status keeps between steps; checkpoints save the fields up to skipped_in_a_row
+// (guard_save). The others describe the last step.
 typedef struct SpikeState {
     SpikeTrack loss, norm;
-    int64_t seen;                  // finite steps in them
-    int64_t skipped_in_a_row;      // up to the last step, for whatever reason
-    float loss_limit, norm_limit;  // what the last step was measured by; infinity: it was not
+    int64_t seen;                  // finite steps in the means
+    int64_t skipped_in_a_row;      // up to the last step, for any reason
+    float loss_limit, norm_limit;  // limits of the last step; infinity: none
     int32_t found, unused;         // SPIKE_LOSS | SPIKE_NORM
 } SpikeState;
-static_assert(sizeof(SpikeState) == 64, "host and device hold the same");
+static_assert(sizeof(SpikeState) == 64, "host and device share the layout");
 
-// `factor` deviations above the mean. The deviation counts as at least 1 % of the mean, or a loss
-// that hardly moves would be a trap. factor 0: no limit.
+// Returns the mean plus `factor` deviations. The deviation is at least 1 % of the mean, or a nearly
+// constant loss would trigger on noise. factor 0: no limit.
 HD_FN float spike_limit(const SpikeTrack *t, int64_t seen, float factor) {
     if (!(factor > 0.0f) || seen < SPIKE_WARMUP) return f32_from_bits(0x7F800000u);
     double least = f64_mul(0.01, t->mean < 0 ? -t->mean : t->mean);
@@ -35,19 +34,19 @@ HD_FN float spike_limit(const SpikeTrack *t, int64_t seen, float factor) {
     return (float)f64_add(t->mean, f64_mul((double)factor, deviation));
 }
 
-// A value above the limit counts as the limit. One spike hardly moves the means, but a level that
-// stays high becomes the new normal within tens of steps.
+// Updates the means with a value, clamped to the limit: a single spike hardly moves them, but a
+// lasting higher level becomes normal within tens of steps.
 HD_FN void spike_follow(SpikeTrack *t, float value, float limit, int64_t seen) {
     double n = (double)(seen < SPIKE_WINDOW ? seen : (int64_t)SPIKE_WINDOW);
     double distance = f64_sub((double)(value > limit ? limit : value), t->mean);
     t->mean = f64_add(t->mean, f64_div(distance, n));
-    if (seen == 1) return;  // the first value defines the mean and has no distance from it
+    if (seen == 1) return;  // the first value is the mean and has no deviation
     double size = distance < 0 ? -distance : distance;
     t->deviation = f64_add(t->deviation, f64_div(f64_sub(size, t->deviation), n));
 }
 
-// Measures a step. One that is not finite is judged elsewhere and leaves the means alone. True for
-// a spike.
+// Returns true if the step has a spike. A non-finite step is no spike and does not change the
+// means.
 HD_FN bool spike_check(SpikeState *s, float loss, float norm, float loss_factor, float norm_factor,
                        bool finite) {
     s->loss_limit = spike_limit(&s->loss, s->seen, loss_factor);

@@ -1,7 +1,5 @@
-// The step status of a step, inline for host and device, part of the exact regime: what a rank
-// contributes, and what all ranks decide from the gathered records, with the same bits on every
-// rank. Included by kernels.h. Called by the kernels of both backends; status_first_fault by
-// llmc/state/zero.c too.
+// The step status, inline for host and device, part of the exact regime: each rank contributes a
+// record, and all ranks compute the same status from the gathered records. Included by kernels.h.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/spikes.h"
@@ -9,77 +7,72 @@ LLMC_BEGIN
 
 // --- faults -------------------------------------------------------------------------------------
 
-// What a rank's device has found wrong, as 64 bits; 0: nothing. It stays in device memory and
-// travels with the next record, so all ranks reach one verdict, and nothing waits for the host. A
-// fault ends the run: the step is skipped, and nothing is saved. The highest two bits are its
-// origin, the rest its place. Where several are found, the lowest is kept: the one nearest to the
-// cause.
+// An error found by a rank's device, as 64 bits; 0: none. It stays in device memory and is sent
+// with the next record, so all ranks agree without waiting for the host. A fault ends the run: the
+// step is skipped and nothing is saved. The top two bits are its origin, the rest its place. Of
+// several faults the lowest is kept, which is closest to the cause.
 typedef enum FaultOrigin {
-    FAULT_OF_UPDATE = 1,   // adamw.h refused a master; the bucket
-    FAULT_OF_MESSAGE = 2,  // a message did not arrive as it was sent (wire.h); hop, bucket, slot
-    FAULT_OF_CODING = 3    // a message of lossless weights cannot be decoded; hop, bucket, slot
+    FAULT_OF_UPDATE = 1,   // adamw.h refused a master weight; place: bucket
+    FAULT_OF_MESSAGE = 2,  // a message was corrupted in transit (wire.h); place: hop, bucket, slot
+    FAULT_OF_CODING = 3    // a lossless message cannot be decoded; place: hop, bucket, slot
 } FaultOrigin;
 HD_FN uint64_t fault_code(FaultOrigin kind, uint64_t place) { return (uint64_t)kind << 62 | place; }
 HD_FN FaultOrigin fault_origin(uint64_t fault) { return (FaultOrigin)(fault >> 62); }
 
 // --- a step -------------------------------------------------------------------------------------
 
-// What the judge decides once per step, kept in device memory so that nothing in a step waits for
-// the host.
+// Decided once per step and kept in device memory, so that no step waits for the host.
 typedef struct StepStatus {
     double beta1_power, beta2_power;  // beta^t as running products, t = adam_steps
-    int64_t adam_steps;               // successful steps, this one included when applied
-    float loss;                       // mean over the ranks that have one
+    int64_t adam_steps;               // applied steps, this one included if applied
+    float loss;                       // mean over the ranks that compute one
     float grad_norm;                  // before clipping
     float clip_coefficient;           // multiplies every gradient
     float learning_rate;
     float bias_correction1, bias_correction2;  // 1 - beta^t
     int32_t applied;                           // 0: this step is skipped on every rank
-    int32_t fault_rank;                        // the rank that found `fault`
+    int32_t fault_rank;                        // rank that found `fault`
     SpikeState spikes;
     uint64_t fault;  // 0: none; else the step is skipped and the run ends
 } StepStatus;
-static_assert(sizeof(StepStatus) == 128, "host and device hold the same");
+static_assert(sizeof(StepStatus) == 128, "host and device share the layout");
 
-// What one rank contributes to the judgement; gathered from all ranks in rank order.
+// One rank's contribution, gathered from all ranks in rank order.
 typedef struct StepRecord {
     double sum_squares;  // of its shard of the reduced gradient
-    double loss;         // its mean loss over the step's micro-batches; 0 where it computes none
-    uint64_t fault;      // the first that it has found, 0: none
+    double loss;         // mean loss of the step's micro-batches; 0 if this rank computes none
+    uint64_t fault;      // first fault found, 0: none
 } StepRecord;
-static_assert(sizeof(StepRecord) == 24, "what every rank sends to every other once per step");
+static_assert(sizeof(StepRecord) == 24, "one record per rank and step");
 
-// What a step is judged by.
 typedef struct StatusInputs {
-    const StepRecord *records;  // (ranks) of the world, in its order
+    const StepRecord *records;  // (ranks) in world order
     int ranks;
-    int losses;       // how many of them hold a loss: those of a pipeline's last stage
+    int losses;       // ranks that compute a loss: the last pipeline stage
     float clip_grad;  // 0: no clipping
     float beta1, beta2;
-    // The host knows a step's verdict one step late, so it offers both learning rates: after an
-    // applied or after a skipped last step.
+    // For both outcomes of the previous step, because the host learns the status one step late.
     float lr_if_applied, lr_if_skipped;
     bool skip_non_finite;  // a non-finite loss or norm makes applied = 0
-    bool skip_spikes;      // and so does a loss or norm that spikes.h calls a spike
+    bool skip_spikes;      // so does a spike of the loss or norm (spikes.h)
     float loss_spike_factor, norm_spike_factor;
 } StatusInputs;
 
-// The pieces' sums of squares added in order in double, the loss, and what was found.
+// Sums the parts' squares in order in double.
 HD_FN StepRecord step_record(const float *piece_sums, int pieces, float loss, uint64_t fault) {
     StepRecord record = {0.0, (double)loss, fault};
     for (int i = 0; i < pieces; i++) record.sum_squares = f64_add(record.sum_squares, (double)piece_sums[i]);
     return record;
 }
 
-// Megatron's clip coefficient: clip / (norm + 1e-6) where that is below 1, else 1; clip = 0
-// switches clipping off.
+// Megatron-LM's clip coefficient: min(1, clip / (norm + 1e-6)); clip = 0 disables clipping.
 HD_FN float clip_coefficient(float clip, float norm) {
     if (!(clip > 0.0f)) return 1.0f;
     float coefficient = f32_div(clip, f32_add(norm, 1e-6f));
     return coefficient < 1.0f ? coefficient : 1.0f;
 }
 
-// Keeps the fault nearest to its cause: the lowest code of the lowest rank. True when there is one.
+// Keeps the lowest fault code, of the lowest rank if several have it. Returns true if there is one.
 HD_FN bool status_first_fault(StepStatus *control, const StepRecord *records, int ranks) {
     control->fault = 0;
     control->fault_rank = 0;
@@ -92,8 +85,8 @@ HD_FN bool status_first_fault(StepStatus *control, const StepRecord *records, in
     return control->fault != 0;
 }
 
-// Adds the records in rank order in double. Sets norm, clip coefficient, the step status, Adam's
-// counters and corrections. control: the last step's, which says whether it was applied.
+// Sums the records in rank order in double. Sets norm, clip coefficient, applied, and Adam's
+// counters and bias corrections. control: in: the status of the previous step.
 HD_FN void step_status(StepStatus *control, const StatusInputs *a) {
     double squares = 0.0, loss = 0.0;
     for (int r = 0; r < a->ranks; r++) {
@@ -107,7 +100,7 @@ HD_FN void step_status(StepStatus *control, const StatusInputs *a) {
     bool finite = isfinite(squares) && isfinite(loss);
     bool spike = spike_check(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor,
                              a->norm_spike_factor, finite);
-    // Asked of every step: a loss that is not finite may come from a message that arrived wrong.
+    // Evaluated on every step: a non-finite loss may come from a corrupted message.
     bool fault = status_first_fault(control, a->records, a->ranks);
     control->applied = (finite || !a->skip_non_finite) && !(spike && a->skip_spikes) && !fault;
     control->spikes.skipped_in_a_row = control->applied ? 0 : control->spikes.skipped_in_a_row + 1;

@@ -1,8 +1,7 @@
-// TLq-HS and its siblings: see tlq_hs.h. This file is the order of the hops and which lane each
-// runs on; the numbers are in kernels.h.
+// The order of the hops, and the lane of each: see tlq_hs.h.
 #include "sdp4bit/tlq_hs.h"
 
-enum { SLOT_ALIGN = 256 };  // bytes: what kernels and NCCL like
+enum { SLOT_ALIGN = 256 };  // bytes, for vector loads and NCCL
 
 void tlq_workspace(TlqWorkspace *w, const BucketLayout *layout, const GradFormat *format) {
     int64_t largest1 = 0, largest2 = 0;
@@ -32,7 +31,7 @@ void tlq_reserve(MemoryPlan *memory_plan, const char *group, TlqWorkspace *w, in
                         (void **)&w->recv2);
 }
 
-// Chunk k of bucket b on its way: its messages and the slot of the buffers that they travel in.
+// Chunk k of bucket b: its messages and buffer slot.
 typedef struct Chunk {
     const TlqStep *step;
     const Bucket *bucket;
@@ -69,20 +68,20 @@ static Chunk chunk_at(const TlqStep *step, int b, int k, const Lanes *lanes) {
     return c;
 }
 
-// Micro-batches that are reduced one by one get noise of their own.
+// Micro-batches that are reduced one by one have independent noise.
 static RoundingKey rounding_key(const TlqStep *step, uint32_t purpose, int source) {
     RoundingKey key = {step->seed, step->step, purpose | (uint32_t)step->micro_batch << 8, (uint32_t)source};
     return key;
 }
 
-// With error feedback every reduction has the same rotation: the residual lives in it.
+// With error feedback all reductions use the same rotation, because the residual is rotated too.
 RoundingKey tlq_rotation(const TlqStep *step) {
     if (!step->error_feedback) return rounding_key(step, PURPOSE_ROTATION, 0);
     return (RoundingKey){step->seed, 0, PURPOSE_ROTATION, 0};
 }
 
-// Between nodes with error feedback: the residual, to which this step's values have been added, is
-// what travels. Tails have none, and have been written. q: the message's.
+// Quantizes the residual, to which this step's values have been added, as the message between
+// nodes. Tails have no residual and are already written. q: the quantization of the message.
 static void quantize_residual(const Chunk *c, QuantizePartitions *q, Stream *stream) {
     q->grads = c->step->residual.values;
     q->scale = 1.0f;
@@ -111,8 +110,7 @@ static void feed_and_requantize(const Chunk *c, const SumRequantize *r, Stream *
     quantize_residual(c, &q, stream);
 }
 
-// First lane: the messages of the first hop, which is level 1, or level 2 alone where every node
-// has one rank.
+// First lane: writes the messages of the first hop: level 1, or level 2 if every node has one rank.
 static void quantize(const Chunk *c, const float *grads) {
     const TlqStep *step = c->step;
     const MessageLayout *message = c->node_hop ? &c->level1 : &c->level2;
@@ -153,7 +151,7 @@ static void cross_node(const Chunk *c) {
     lane_done(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
 }
 
-// Middle lane: between the two hops.
+// Middle lane: runs between the two hops.
 static void requantize(const Chunk *c) {
     const TlqStep *step = c->step;
     Stream *stream = c->lanes->middle;
@@ -173,8 +171,8 @@ static void requantize(const Chunk *c) {
     r.group = step->grad_format.inter_group;
     r.tail_codec = step->grad_format.tail_codec;
     r.rounding = step->grad_format.rounding;
-    // Level 2's source is the node: its D ranks hold disjoint shards, so their logical offsets keep
-    // the bits apart.
+    // The source of level 2 is the node: its D ranks hold disjoint shards, so their logical offsets
+    // give them different bits.
     r.key = rounding_key(step, PURPOSE_GRAD_LEVEL2, step->mesh->rail.rank);
     r.self = step->mesh->rail.rank;
     r.send = c->send2;
@@ -197,7 +195,7 @@ static void cross_rail(const Chunk *c) {
     lane_done(c->lanes, LANE_RAIL_ARRIVED, c->slot, stream);
 }
 
-// Last lane: what the last hop brought becomes this rank's shard.
+// Last lane: sums the messages of the last hop into this rank's shard.
 static void sum_shard(const Chunk *c, GradShard own, float *matrix_partials, float *tail_partials) {
     const TlqStep *step = c->step;
     Stream *stream = c->lanes->last;
@@ -240,7 +238,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
     step->checks->micro_batch = step->micro_batch;
     for (int k = 0; k < layout_chunks(step->layout, bucket, &step->grad_format); k++) {
         Chunk c = chunk_at(step, b, k, lanes);
-        if (c.level1.bytes + c.level2.bytes == 0) continue;  // more chunks than borders: this one is empty
+        if (c.level1.bytes + c.level2.bytes == 0) continue;  // empty: more chunks than chunk borders
         quantize(&c, grads);
         if (c.node_hop) cross_node(&c);
         if (c.node_hop && c.rail_hop) requantize(&c);
@@ -255,8 +253,7 @@ void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_pa
     assert(b >= 0 && b < step->layout->buckets);
     const Bucket *bucket = &step->layout->bucket[b];
     int64_t rank = step->mesh->dp.rank, tail = layout_counted(bucket, false, rank);
-    // Matrices cover whole partial sums. One of the tail may mix counted and uncounted elements:
-    // recompute it.
+    // A partial sum of the tail (not of matrices) may include uncounted elements: recompute it.
     if (tail % HADAMARD_ORDER && tail < bucket->tail_per_rank)
         kernel_square_partials(lanes->last, tail_partials, own.tail, tail);
     kernel_tree_sum(lanes->last, &sums[0], matrix_partials,

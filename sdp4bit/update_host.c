@@ -9,16 +9,16 @@
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/slices.h"
 
-enum { PIECE = 1 << 16 };  // elements that a thread takes at a time, about: 1.5 MB of memory
+enum { PIECE = 1 << 16 };  // elements per task, approximately: 1.5 MB of memory
 
-// Whoever refuses first says so. Threads may refuse at the same time.
+// Sets the fault unless another thread did.
 static void mark_refused(const UpdateShard *a) {
     uint64_t nothing = 0;
     atomic_compare_exchange_strong((_Atomic uint64_t *)a->fault, &nothing, a->code);
 }
 
-// n elements of the state at `at`, whose gradients start at grads: a block at a time, whose results
-// are written only if all are sound. That loop is vectorized.
+// Updates n elements of the state at `at` with the gradients at `grads`, in blocks whose results
+// are written only if none is refused, so that the loop vectorizes.
 enum { ADAMW_BLOCK = 1024 };
 static void adamw(const UpdateShard *a, AdamScalars scalars, int64_t at, const float *grads, int64_t n) {
     if (!a->control->applied) return;
@@ -64,13 +64,13 @@ static void write_group(const UpdateShard *a, int64_t at, int n) {
     write_slice(&w, at, x, n, segment->logical + position - segment->start);
 }
 
-// What the threads share.
+// Context of the threads.
 typedef struct Update {
     const UpdateShard *shard;
     const Site *site;
 } Update;
 
-// Elements [lo, hi) of the matrix piece: whole groups.
+// Updates elements [lo, hi) of the matrix shard, whole groups.
 static void update_matrices(void *context, int64_t lo, int64_t hi) {
     const Update *update = (const Update *)context;
     const UpdateShard *a = update->shard;
@@ -85,7 +85,7 @@ void update_shard_host(const UpdateShard *a, int threads, const Site *site) {
     Update update = {a, site};
     parallel_ranges(threads, 0, matrices, round_up64(PIECE, piece_size(a->codec, a->group)), update_matrices,
                     &update);
-    // A tail is short: biases and LayerNorms.
+    // Tails are short: biases and norms.
     adamw(a, adam_scalars(a, 0.0f), matrices, a->tail_grads, tail);
     if (a->control->applied) store_values(a->tail, FLOATX_CODEC, a->master + matrices, tail);
 }

@@ -1,14 +1,13 @@
-// Sealed messages: see wire.h. The checksum itself is kernel_seal_messages' and
-// kernel_check_messages'.
+// Message exchanges with checksums: see wire.h.
 #include "sdp4bit/wire.h"
 
-// What a fault says of a message: the hop, the bucket, then the slot, which the check adds.
+// Place of a message in a fault code: hop and bucket; the check adds the slot.
 static uint64_t place_of(WireHop hop, int b) { return (uint64_t)hop << 56 | (uint64_t)(uint32_t)b << 24; }
 static uint64_t mismatch(WireHop hop, int b) { return fault_code(FAULT_OF_MESSAGE, place_of(hop, b)); }
 uint64_t wire_coding_fault(WireHop hop, int b) { return fault_code(FAULT_OF_CODING, place_of(hop, b)); }
 
-// What tells a message from all others. The slot of one that was never sent still holds an earlier
-// step's, or an earlier micro-batch's: that must not pass. k < MOST_CHUNKS, which is 2^12.
+// Key of the checksum, different for every step, micro-batch, bucket and chunk, so that a message
+// left in its slot by an earlier exchange is detected. k < MOST_CHUNKS = 2^12.
 static uint64_t message_key(const WireChecks *checks, bool weights, int b, int k) {
     uint64_t micro_batch = weights ? 0 : (uint64_t)checks->micro_batch;
     return replica_mix((uint64_t)checks->step << 1 | weights, (uint32_t)b) ^ (uint64_t)k << 32 ^
@@ -19,14 +18,13 @@ static bool sealed(const WireChecks *checks, const MessageLayout *message) {
     return checks->sealed && message->check;
 }
 
-// For tests: makes a bit of the message of so many bytes at `arrived` wrong. The checksum is left
-// alone, for half of its section is unused.
+// For tests: flips a bit of a received message, outside of the checksum, half of which is unused.
 static void inject(WireChecks *checks, uint8_t *arrived, int64_t bytes, Stream *stream) {
     fault_flip(fault_due(checks->faults, FAULT_MESSAGE, checks->step, checks->exchange++), stream, arrived,
                bytes);
 }
 
-// The level of data parallelism that a hop crosses.
+// Returns the ranks that a hop connects.
 static const Group *level_of(const Mesh *mesh, WireHop hop) {
     if (hop == HOP_WEIGHT_LAYER || hop == HOP_LAYER_NODE) return &mesh->shards;
     if (hop == HOP_LAYER_RAIL) return &mesh->shard_rail;
@@ -42,12 +40,12 @@ static uint64_t *sums_of(const WireChecks *checks, WireHop hop) {
     return checks->sums + (int)hop * wire_most_peers(checks->mesh);
 }
 
-// The messages that arrived from this rank's successor.
+// Returns the messages received from this rank's successor.
 static uint8_t *from_next(const Group *group, uint8_t *slots, int64_t bytes) {
     return slots + (group->rank + 1) % group->size * bytes;
 }
 
-// A run of `count` messages at `messages`, as the kernels of seals want it. weights: of the gather.
+// Describes `count` messages for the checksum kernels. weights: of the gather.
 static SealMessages run_of(const WireChecks *checks, bool weights, int b, int k, const MessageLayout *message,
                            uint8_t *messages, int count) {
     SealMessages s = {0};
@@ -113,7 +111,7 @@ void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int 
     kernel_check_messages(stream, &s, sums_of(checks, hop), checks->fault, mismatch(hop, b) | s.first);
 }
 
-// Adds up member's parts of all rows at `hash`.
+// Adds the member's parts of all rows to *hash.
 static void hash_parts(const CommRow *row, int rows, int member, bool own, uint64_t *hash, Stream *stream) {
     for (int i = 0; i < rows; i++) {
         const uint8_t *part = own ? (const uint8_t *)row[i].own
@@ -123,8 +121,8 @@ static void hash_parts(const CommRow *row, int rows, int member, bool own, uint6
     }
 }
 
-// A record per member: the hash of its parts, then the seal of that. The receiver makes the hash
-// again, of what arrived, and checks it against the sender's seal.
+// Each member has a record: the hash of its parts and its checksum. Receivers recompute the hash
+// from the received parts and verify it against the sender's checksum.
 void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, Stream *stream) {
     const Group *group = &checks->mesh->shards;
     SealMessages s = {0};
@@ -167,16 +165,16 @@ static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error 
                                         "mean pseudo-gradients between nodes"};
     WireHop hop = (WireHop)(fault >> 56 & 15);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
-    // Slots are peers for gradients. For weights they are [local][node], and the second hop brings
+    // Slots of gradients are peers. Slots of weights are [local][node], and the second hop gathers
     // whole rows from the ranks of the node.
     if (hop == HOP_WEIGHT_NODE || hop == HOP_LAYER_NODE) slot /= mesh->rail.size;
     if (hop == HOP_WEIGHT_RAIL || hop == HOP_LAYER_RAIL) slot %= mesh->rail.size;
     const char *what = fault_origin(fault) == FAULT_OF_MESSAGE
-                           ? "it did not arrive as it was sent"
-                           : "it is damaged, or the two ranks' weights were not equal before";
+                           ? "it was corrupted in transit"
+                           : "it is corrupt, or the two ranks' weights were not equal before";
     return error_set(err, EXIT_COMMUNICATION,
-                     "message from rank %d to rank %d, %s, bucket %d: %s; restart from the last checkpoint, "
-                     "and look at the network and the memory of both",
+                     "message from rank %d to rank %d, %s, bucket %d: %s; restart from the last checkpoint "
+                     "and check the network and the memory of both hosts",
                      group_peer(level_of(mesh, hop), receiver, slot), receiver, names[hop], b, what);
 }
 
@@ -186,11 +184,11 @@ bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err) {
             return error_set(err, EXIT_DIVERGED,
                              "the update on rank %d, bucket %d, made weights that are not finite, or beyond "
                              "8.5e37; they were not written, and nothing was saved after it; lower --lr, or "
-                             "look at --adam-eps, --adam-beta2, --weight-decay and the data",
+                             "check --adam-eps, --adam-beta2, --weight-decay and the data",
                              rank, (int)(fault & 0xFFFFFFFF));
         case FAULT_OF_MESSAGE:
         case FAULT_OF_CODING: return message_error(fault, rank, mesh, err);
     }
-    return error_set(err, EXIT_COMMUNICATION, "rank %d sent a finding that no rank can make: %llx", rank,
+    return error_set(err, EXIT_COMMUNICATION, "rank %d reported an unknown fault: %llx", rank,
                      (unsigned long long)fault);
 }

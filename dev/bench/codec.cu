@@ -484,7 +484,7 @@ static void bench_local(Bench *b, int64_t n) {
                kernel_outer_step(b->stream, outer, momentum, gradient, 0.7f, 0.9f, n, NULL);
            }));
     report(b, names[2], n, n * 8, n * 4,
-           median_ms(b, [&] { kernel_meet(b->stream, master, outer, 0.5f, n, NULL); }));
+           median_ms(b, [&] { kernel_mix_outer(b->stream, master, outer, 0.5f, n, NULL); }));
     report(b, names[3], n, n * 4, n * (int64_t)sizeof(floatX),
            median_ms(b, [&] { kernel_narrow(b->stream, weights, master, n); }));
     for (float *each : {master, outer, momentum, gradient}) device_free(b->device, each);

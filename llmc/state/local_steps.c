@@ -183,8 +183,8 @@ void outer_apply(const Base *base, Outer *l, const Optimizer *optimizer, int b, 
     if (!is_on(base) || !l->applies[b] || l->applies[b] > step) return;
     int64_t at = base->plan.bucket[b].state_start;
     await_exchange(base, l, b);
-    kernel_meet(last, optimizer->master + at, l->outer + at, (float)base->config->local_steps_mix,
-                bucket_shard(&base->plan.bucket[b]), l->lost);
+    kernel_mix_outer(last, optimizer->master + at, l->outer + at, (float)base->config->local_steps_mix,
+                     bucket_shard(&base->plan.bucket[b]), l->lost);
     l->applies[b] = 0;
 }
 

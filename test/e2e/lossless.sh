@@ -113,12 +113,12 @@ finds() { # TEXT FAULT FLAGS...
     error_names 7 "$1" $?
 }
 check "an undecodable message" finds \
-    "message from rank 0 to rank 1, weights between nodes, bucket 0: it is damaged, or" message:1:3:5:0
+    "message from rank 0 to rank 1, weights between nodes, bucket 0: it is corrupt, or" message:1:3:5:0
 check "a replica that differs" finds "the two ranks' weights were not equal before" replica:1:3:1:14
 check "checksums detect the corruption" finds \
-    "weights between nodes, bucket 0: it did not arrive as it was sent" \
+    "weights between nodes, bucket 0: it was corrupted in transit" \
     message:1:3:5:0 --verify-wire
-check "the same inside a node" finds "weights inside the node, bucket 0: it is damaged" message:1:3:5:0 \
+check "the same inside a node" finds "weights inside the node, bucket 0: it is corrupt" message:1:3:5:0 \
     --gpus-per-node 2
 
 check "weights sharded across all ranks are refused" refused 2 \

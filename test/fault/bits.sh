@@ -112,7 +112,7 @@ found() {
     rm -rf "$work/wire"
     SDP4BIT_FAULT=message:1:6:$1 train 4 "${run[@]}" "${several[@]}" --verify-wire --save "$work/wire" \
         --save-interval "$3"
-    error_names 7 "message from $2: it did not arrive as it was sent" $? || return 1
+    error_names 7 "message from $2: it was corrupted in transit" $? || return 1
     [ "$(cat "$work/wire/latest_checkpointed_iteration.txt")" = 5 ] ||
         { why="iteration $(cat "$work/wire/latest_checkpointed_iteration.txt") was saved"; return 1; }
     logged after 4 "${run[@]}" "${several[@]}" --load "$work/wire" && same_training sdp4bit after 5
