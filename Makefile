@@ -74,14 +74,18 @@ CPU_SRC  := $(wildcard llmc/cpu/*.c) sdp4bit/kernels_cpu.c sdp4bit/lossless_cpu.
 HOST_SRC := $(filter-out $(CPU_SRC),$(wildcard $(MODULES:%=llmc/%/*.c) sdp4bit/*.c))
 DATA_SRC := $(wildcard dev/data/*.c)
 CONVERT_SRC := $(wildcard dev/convert/*.c)
+TOOL_SRC := $(wildcard dev/lib/*.c)
 
 HOST_OBJ := $(HOST_SRC:%.c=$(BUILD)/obj/%.o)
 CONVERT_OBJ := $(CONVERT_SRC:%.c=$(BUILD)/obj/%.o)
+TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/obj/%.o)
 CPU_OBJ  := $(CPU_SRC:%.c=$(BUILD)/obj/%.o)
 HOST_LIB := $(BUILD)/libllmc.a
 CPU_LIB  := $(BUILD)/libllmc_cpu.a
 # Converter for checkpoints of other programs. Not linked into the trainer.
 CONVERT_LIB := $(BUILD)/libconvert.a
+# What the tools share: their main(), the model of a checkpoint.
+TOOL_LIB := $(BUILD)/libtools.a
 DATA_TOOLS := $(DATA_SRC:dev/data/%.c=$(BUILD)/%)
 TOOLS    := $(DATA_TOOLS) $(BUILD)/convert_checkpoint
 
@@ -136,32 +140,36 @@ $(HOST_LIB): $(HOST_OBJ)
 $(CONVERT_LIB): $(CONVERT_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
+$(TOOL_LIB): $(TOOL_OBJ)
+	@rm -f $@
+	ar rcs $@ $^
 $(CPU_LIB): $(CPU_OBJ)
 	@rm -f $@
 	ar rcs $@ $^
 
 # $(call link_cpu,LIBRARIES): links the target's prerequisites, the CPU backend and the libraries.
-link_cpu = $(MPICC) $(LDFLAGS) $(filter %.o,$^) $(filter $(CONVERT_LIB),$^) \
+link_cpu = $(MPICC) $(LDFLAGS) $(filter %.o,$^) $(filter $(CONVERT_LIB),$^) $(filter $(TOOL_LIB),$^) \
            -Wl,--start-group $(HOST_LIB) $(CPU_LIB) -Wl,--end-group \
            $(1) $(BLAS_LIBS) $(LIBS) -o $@
 
 $(BUILD)/train_gpt_cpu: $(BUILD)/obj/main.o $(BUILD)/obj/train_gpt.o $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
 
-$(BUILD)/generate_cpu: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(HOST_LIB) $(CPU_LIB)
+$(BUILD)/generate_cpu: $(BUILD)/obj/dev/generate.o $(TOOL_LIB) $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
 
 $(DATA_TOOLS): $(BUILD)/%: $(BUILD)/obj/dev/data/%.o
-$(DATA_TOOLS): $(HOST_LIB)
-	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(HOST_LIB) $(LIBS) -o $@
+$(DATA_TOOLS): $(TOOL_LIB) $(HOST_LIB)
+	$(MPICC) $(LDFLAGS) $(filter %.o,$^) $(TOOL_LIB) $(HOST_LIB) $(LIBS) -o $@
 $(STEP_BOUND): $(BUILD)/obj/dev/bench/step_bound.o $(HOST_LIB)
 	@mkdir -p $(@D)
 	$(MPICC) $(LDFLAGS) $< $(HOST_LIB) $(LIBS) -o $@
 # Uses the model's parameter table, which pulls in the ops.
-$(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(CONVERT_LIB) $(HOST_LIB) $(CPU_LIB)
+$(BUILD)/convert_checkpoint: $(BUILD)/obj/dev/convert_checkpoint.o $(CONVERT_LIB) $(TOOL_LIB) \
+                             $(HOST_LIB) $(CPU_LIB)
 	$(call link_cpu)
 
-$(BUILD)/test/%: $(BUILD)/obj/test/%.o $(HOST_LIB) $(CPU_LIB)
+$(BUILD)/test/%: $(BUILD)/obj/test/%.o $(TOOL_LIB) $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
 	$(call link_cpu,-lcmocka)
 # The one-process simulator of the exchanges is used by three programs.
@@ -173,7 +181,6 @@ CONVERT_TESTS := unit/convert/test_hf unit/convert/test_megatron unit/convert/te
 $(CONVERT_TESTS:%=$(BUILD)/test/%): $(CONVERT_LIB)
 
 $(BUILD)/test/unit/run/test_eval_tasks: $(BUILD)/obj/train_gpt.o
-$(BUILD)/test/unit/model/test_next_logits: $(BUILD)/obj/dev/text_model.o
 $(BUILD)/test/mpi/test_sdp4bit_mpi: $(BUILD)/obj/test/mpi/model_gradients.o
 
 # Fuzz targets replay given inputs (replay.c), or search for inputs with libFuzzer's main(). mmap is
@@ -202,7 +209,7 @@ $(BUILD)/test/fault/%.so: test/fault/%.c
 	@mkdir -p $(@D)
 	$(MPICC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wno-unused-parameter -fPIC -shared $< -ldl -o $@
 
-$(BUILD)/dev/bench/generate_cpu $(BUILD)/dev/bench/generate: $(BUILD)/obj/dev/text_model.o
+$(BUILD)/dev/bench/generate_cpu $(BUILD)/dev/bench/generate: $(TOOL_LIB)
 $(BUILD)/dev/bench/train_presets_cpu $(BUILD)/dev/bench/train_presets: $(BUILD)/obj/train_gpt.o
 $(CPU_BENCHES): $(BUILD)/dev/bench/%_cpu: $(BUILD)/obj/dev/bench/%.o $(HOST_LIB) $(CPU_LIB)
 	@mkdir -p $(@D)
@@ -405,13 +412,13 @@ else
 GPU_HOST_LIBS := $(LIBS)
 endif
 
-link_gpu = $(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) \
-           -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
+link_gpu = $(MPICC) $(LDFLAGS) -Wl,--as-needed $(filter %.o,$^) $(filter $(TOOL_LIB),$^) \
+           -Wl,--start-group $(HOST_LIB) $(CUDA_LIB) -Wl,--end-group $(GPU_LIBS) $(GPU_HOST_LIBS) -o $@
 
 GPU_LINKED := $(HOST_LIB) $(CUDA_LIB) $(COPIES)
 $(BUILD)/train_gpt: $(BUILD)/obj/main.o $(BUILD)/obj/train_gpt.o $(GPU_LINKED)
 	$(link_gpu)
-$(BUILD)/generate: $(BUILD)/obj/dev/generate.o $(BUILD)/obj/dev/text_model.o $(GPU_LINKED)
+$(BUILD)/generate: $(BUILD)/obj/dev/generate.o $(TOOL_LIB) $(GPU_LINKED)
 	$(link_gpu)
 $(OPS_PROGRAMS:%=$(BUILD)/test/gpu/%): $(BUILD)/test/gpu/%: $(BUILD)/obj/test/gpu/%.o $(GPU_LINKED)
 	@mkdir -p $(@D)

@@ -7,7 +7,7 @@
 #include "llmc/base/json.h"
 #include "dev/convert/hf.h"
 #include "dev/convert/megatron.h"
-#include "llmc/config/tool.h"
+#include "dev/lib/tool.h"
 #include "llmc/ranks/launch.h"
 
 typedef enum Precision { PRECISION_FP32, PRECISION_BF16 } Precision;

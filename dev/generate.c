@@ -1,6 +1,6 @@
 // generate: generates text from a checkpoint and streams it token by token. This file has the
-// flags, the prompt and the loop. The model is in dev/text_model.c and uses the trainer's forward
-// pass (gpt_go_on). User documentation: docs/generate.md.
+// flags, the prompt and the loop. The model is in dev/lib/text_model.c and uses the trainer's
+// forward pass (gpt_go_on). User documentation: docs/generate.md.
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -10,17 +10,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "dev/text_model.h"
+#include "dev/lib/text_model.h"
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/zero_slices.h"
-#include "llmc/config/tool.h"
+#include "dev/lib/tool.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/parallel.h"
 #include "llmc/ranks/stop.h"
 #include "llmc/run/sampling.h"
-#include "llmc/run/saved_model.h"
-#include "llmc/run/text_stream.h"
+#include "dev/lib/saved_model.h"
+#include "dev/lib/text_stream.h"
 
 enum { PROMPT_MAX_BYTES = 64 << 20 };
 

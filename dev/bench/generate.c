@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dev/text_model.h"
+#include "dev/lib/text_model.h"
 #include "llmc/base/version.h"
 #include "llmc/config/config.h"
 #include "llmc/ranks/launch.h"

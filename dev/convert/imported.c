@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dev/lib/saved_config.h"
 #include "llmc/base/durable.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/json.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "llmc/config/tool.h"
+#include "dev/lib/tool.h"
 #include "llmc/data/prefix_lock.h"
 #include "llmc/data/shard.h"
 

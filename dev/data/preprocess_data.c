@@ -17,7 +17,7 @@
 #include "llmc/data/corpus.h"
 #include "llmc/base/json.h"
 #include "llmc/data/jsonl.h"
-#include "llmc/config/tool.h"
+#include "dev/lib/tool.h"
 #include "llmc/data/pipeline.h"
 #include "llmc/data/prefix_lock.h"
 #include "llmc/data/shard.h"

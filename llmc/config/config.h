@@ -222,12 +222,6 @@ bool config_same(const char *own_json, const char *first_json, Error *err);
 // notes. Error (EXIT_CHECKPOINT): not a JSON object, or a model or schedule flag that differs.
 bool config_match_checkpoint(Config *config, const char *saved_json, char *notes, size_t notes_bytes,
                              Error *err);
-// Builds the Config of a checkpoint's model for a program that doesn't train, on one rank:
-// unsharded, with micro-batches of one sequence. saved_json: the checkpoint's config_to_json text,
-// of which model and tokenizer flags are read. own: further command-line flags, which win. Training
-// settings keep their defaults. Call config_free afterward. Error (EXIT_CHECKPOINT): missing or
-// invalid model flags.
-bool config_of_checkpoint(Config *config, const char *saved_json, const Words *own, Error *err);
 // Returns true if a checkpoint's error-feedback residual is valid for this run: same gradient
 // transform and seed, same tensor-parallel shards. Missing keys count as equal.
 bool config_same_residual(const Config *config, const char *saved_json);

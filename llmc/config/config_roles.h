@@ -1,6 +1,6 @@
 // The column of the option table that says how a flag is compared: with the checkpoint that a run
 // resumes from, and between ranks. Every stored row must give it, so that a new flag cannot be
-// forgotten. Read by config_match.c, config_saved.c and dev/convert.
+// forgotten. Read by config_match.c, dev/lib/saved_config.c and dev/convert.
 #pragma once
 #include "llmc/config/config.h"
 LLMC_BEGIN

@@ -1,6 +1,6 @@
 // Arguments stored in a checkpoint as JSON: compares them with those of this run under every flag
 // that selects how, and builds the model that they describe.
-#include "llmc/config/config.h"
+#include "dev/lib/saved_config.h"
 #include "test/fuzz/fuzz.h"
 
 static void match(const char *json, const char *choice) {

@@ -175,7 +175,7 @@ report "the map names every directory and module" "$(while IFS= read -r folder; 
 done <<<"$folders")"
 # Section "Files" names every source file. A header and a .c or .cu of the same name count as one.
 report "CONTRIBUTING names every source file" "$(printf '%s\n' "${sources[@]}" |
-    grep -E '^(llmc|sdp4bit|dev/convert|dev/data)/|^(dev/)?[^/]+$' | while IFS= read -r path; do
+    grep -E '^(llmc|sdp4bit|dev/convert|dev/data|dev/lib)/|^(dev/)?[^/]+$' | while IFS= read -r path; do
     stem=${path##*/}
     grep -qE "[\`/]${stem%.*}\.[a-z]" CONTRIBUTING.md || echo "$path"
 done)"

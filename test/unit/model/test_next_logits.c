@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "dev/text_model.h"
+#include "dev/lib/text_model.h"
 #include "test/unit/model_bench.h"
 #include "test/leaks.h"
 #include "test/random.h"

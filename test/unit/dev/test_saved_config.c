@@ -1,4 +1,5 @@
 // config_of_checkpoint: what it takes from a run's flags, and what it refuses.
+#include "dev/lib/saved_config.h"
 #include "test/unit/config/command_line.h"
 
 static const Words NONE = {NULL, 0};

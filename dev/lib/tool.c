@@ -1,5 +1,5 @@
 // A tool's main: see tool.h.
-#include "llmc/config/tool.h"
+#include "dev/lib/tool.h"
 
 #include <assert.h>
 #include <signal.h>

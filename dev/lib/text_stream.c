@@ -1,5 +1,5 @@
 // Streaming text output: see text_stream.h.
-#include "llmc/run/text_stream.h"
+#include "dev/lib/text_stream.h"
 
 #include <stdlib.h>
 #include <string.h>

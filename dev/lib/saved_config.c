@@ -1,5 +1,7 @@
-// Builds a Config from a checkpoint: see config_of_checkpoint in config.h. Turns the saved flags
-// back into a command line, so that they are parsed and checked as usual.
+// Builds a Config from a checkpoint: see saved_config.h. Turns the saved flags back into a command
+// line, so that they are parsed and checked as usual.
+#include "dev/lib/saved_config.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,10 @@
 // Opens a checkpoint for inference: see saved_model.h.
-#include "llmc/run/saved_model.h"
+#include "dev/lib/saved_model.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "dev/lib/saved_config.h"
 #include "llmc/base/durable.h"
 
 // Returns the path of a file in the checkpoint folder, or NULL if it does not exist. Owned by

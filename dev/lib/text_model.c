@@ -1,5 +1,5 @@
 // A GPT for text generation: see text_model.h.
-#include "dev/text_model.h"
+#include "dev/lib/text_model.h"
 
 #include <string.h>
 
