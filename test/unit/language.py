@@ -61,7 +61,7 @@ ALLOWED = [
     ("rooms", r"^test/unit/dev/test_prose\.sh$", r".", "text of a book"),
     ("trunk", r"^(dev/experiments/|test/e2e/forks\.sh$)", r"trunk\.(json|checkpoints)|[\"']trunk|--trunk|/trunk/|earlier names",
      "keys and files of stored results, and deprecated commands"),
-    ("twin", r"^(dev/experiments/|test/e2e/forks\.sh$)", r"twin1|\btwin\b.*replicate|replicate.*\btwin\b",
+    ("twin", r"^(dev/experiments/|test/e2e/forks\.sh$)", r"twin\d|\btwin\b.*replicate|replicate.*\btwin\b",
      "names of replicates in stored results"),
     ("lies on", r"^CONTRIBUTING\.md$", r"\| x lies on", "an example of what not to write"),
     ("masters", r"^(dev/convert|test/unit/convert)/", r"MASTERS|masters\b[^ ]|bool masters",
