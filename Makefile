@@ -66,7 +66,7 @@ CJSON_CFLAGS  := $(shell $(PKG_CONFIG) --cflags libcjson 2>/dev/null)
 BLAS_CFLAGS   := $(shell $(PKG_CONFIG) --cflags openblas 2>/dev/null)
 BLAS_LIBS     := $(shell $(PKG_CONFIG) --libs openblas 2>/dev/null || echo -lopenblas)
 CFLAGS        += $(CJSON_CFLAGS)
-LIBS          := -lcjson -lxxhash -lpcre2-8 -lpthread -lm
+LIBS          := -lcjson -lxxhash -lpcre2-8 -lutf8proc -lpthread -lm
 
 # Host code, linked into every program. The backend (CPU or CUDA) is selected at link time.
 MODULES  := base ranks data config log state model checkpoint plan run
@@ -229,7 +229,7 @@ $(OPS_PROGRAMS:%=$(BUILD)/test/%): $(BUILD)/test/%: $(BUILD)/obj/test/gpu/%.o $(
 # compiles without optimization, in a third of the time.
 # Variables: ARCH ("sm_90 sm_100", native; default: all that the toolkit supports), CUDA_HOME,
 # NCCL_HOME, CUDNN_HOME, CUDNN_FRONTEND (folder of cudnn_frontend.h), STATIC_DEPS=1 (relocatable
-# program: cJSON, xxHash and PCRE2 are linked statically or copied to lib/ next to it).
+# program: cJSON, xxHash, PCRE2 and utf8proc are linked statically or copied to lib/ next to it).
 
 GPU_PROGRAMS := $(BUILD)/train_gpt $(BUILD)/generate $(BUILD)/test/gpu/% $(BUILD)/dev/bench/%
 GPU_GOALS := $(filter gpu gpu-% $(GPU_PROGRAMS),$(filter-out $(CPU_BENCHES) $(STEP_BOUND),$(MAKECMDGOALS)))
@@ -398,7 +398,7 @@ endif
 # STATIC_DEPS=1: static library if the system has one, else a copy of the shared library in lib/
 # next to the program.
 ifeq ($(STATIC_DEPS),1)
-DEPS        := cjson xxhash pcre2-8
+DEPS        := cjson xxhash pcre2-8 utf8proc
 ARCHIVED    := $(foreach l,$(DEPS),$(if $(filter /%,$(shell $(MPICC) -print-file-name=lib$(l).a)),$(l)))
 COPIED      := $(filter-out $(ARCHIVED),$(DEPS))
 COPIES      := $(foreach l,$(COPIED),$(BUILD)/lib/lib$(l).so)

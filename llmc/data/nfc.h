@@ -4,7 +4,7 @@
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// Unicode tables prepared for lookup: immutable, shared by threads.
+// How every character affects normalization: immutable, shared by threads.
 typedef struct Nfc Nfc;
 
 Nfc *nfc_create(void);
@@ -15,8 +15,8 @@ enum { NFC_MOST_GROWTH = 3 };  // maximum ratio of output to input bytes
 // be well-formed UTF-8.
 size_t nfc_normal_prefix(const Nfc *nfc, const char *text, size_t bytes);
 // Normalizes text (Unicode Standard Annex 15) and returns the number of bytes written. out must
-// hold NFC_MOST_GROWTH * bytes. Uses the tables of Unicode 9, as `tokenizers` does: combining marks
-// added later are treated as letters.
+// hold NFC_MOST_GROWTH * bytes. Code points that Unicode 9 did not assign are treated as letters
+// that never change, as in Hugging Face's `tokenizers`.
 size_t nfc_normalize(const Nfc *nfc, const char *text, size_t bytes, char *out);
 
 LLMC_END

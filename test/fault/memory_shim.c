@@ -36,7 +36,7 @@ static struct {
 static atomic_long calls;
 
 static bool is_watched(const char *object) {
-    const char *const libraries[] = {"libcjson", "libpcre2", "libxxhash"};
+    const char *const libraries[] = {"libcjson", "libpcre2", "libutf8proc", "libxxhash"};
     if (!*object) return true;  // the program itself
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {
         if (strstr(object, libraries[i])) return true;

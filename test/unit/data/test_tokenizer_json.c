@@ -1,6 +1,6 @@
 // Tests tokenizer.json: ids of Hugging Face's `tokenizers` for small tokenizers of several styles
 // (from dev/ref/make_tokenizer_json_golden.py), the fast paths of pre-tokenization against PCRE2,
-// patterns, normalization, the end-of-document token, and refused files.
+// patterns, the end-of-document token, and refused files.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,7 +16,6 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/base/utf8.h"
-#include "llmc/data/nfc.h"
 #include "llmc/data/pattern.h"
 #include "llmc/data/pretokenize.h"
 #include "llmc/data/tokenizer.h"
@@ -285,37 +284,6 @@ static void patterns_are_translated_or_refused(void **state) {
     assert_true(err.code == EXIT_DATA && strstr(err.what, "here"));
 }
 
-// ---- normalization ----
-
-static void check_nfc(const Nfc *nfc, const char *text, const char *expected) {
-    char out[300];
-    size_t bytes = strlen(text), normal = nfc_normal_prefix(nfc, text, bytes);
-    memcpy(out, text, normal);
-    size_t written = normal + nfc_normalize(nfc, text + normal, bytes - normal, out + normal);
-    assert_int_equal(written, strlen(expected));
-    assert_memory_equal(out, expected, written);
-    assert_int_equal(nfc_normalize(nfc, expected, written, out), written);
-    assert_memory_equal(out, expected, written);
-}
-
-static void normalization_form_c(void **state) {
-    Nfc *nfc = nfc_create();
-    check_nfc(nfc, "", "");
-    check_nfc(nfc, "plain \u00e9", "plain \u00e9");
-    check_nfc(nfc, "cafe\u0301s", "caf\u00e9s");
-    check_nfc(nfc, "q\u0307\u0323", "q\u0323\u0307");  // marks sorted by class
-    check_nfc(nfc, "a\u0327\u0301", "\u00e1\u0327");   // composes across a mark of another class
-    check_nfc(nfc, "a\u0301\u0301", "\u00e1\u0301");   // not across a mark of the same class
-    check_nfc(nfc, "\u1e9b\u0323", "\u1e9b\u0323");
-    check_nfc(nfc, "\u0344", "\u0308\u0301");                    // never composed
-    check_nfc(nfc, "\u212b\u2126\uf900", "\u00c5\u03a9\u8c48");  // singleton decompositions
-    check_nfc(nfc, "\u0958", "\u0915\u093c");
-    check_nfc(nfc, "\u1112\u1161\u11ab\u1100\u1173\u11af", "\ud55c\uae00");
-    check_nfc(nfc, "\uac00\u11a8\u11a8", "\uac01\u11a8");
-    check_nfc(nfc, "\u0301a", "\u0301a");
-    nfc_free(nfc);
-}
-
 // ---- end-of-document token ----
 
 static void check_eod(const char *config, const char *name, const char *expected, const char *message) {
@@ -523,7 +491,6 @@ int main(void) {
         cmocka_unit_test(pieces_of_patterns),
         cmocka_unit_test(long_texts_are_fast),
         cmocka_unit_test(patterns_are_translated_or_refused),
-        cmocka_unit_test(normalization_form_c),
         cmocka_unit_test(end_of_document_token),
         cmocka_unit_test(added_tokens_of_the_vocabulary),
         cmocka_unit_test(added_tokens_that_absorb_white_space),
