@@ -75,7 +75,8 @@ MessageLayout outer_message(const OuterLayout *outer, int b, const GradFormat *f
 }
 
 int64_t outer_wire_bytes(const OuterLayout *outer, int b, const GradFormat *format) {
-    return 2 * (outer->replica_groups - 1) * outer_message(outer, b, format).bytes;
+    int peers = outer->replica_groups - 1;
+    return peers ? 2 * peers * outer_message(outer, b, format).bytes : 0;  // no peers: not padded to groups
 }
 
 int64_t outer_largest_shard(const OuterLayout *outer) {
