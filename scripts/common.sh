@@ -241,10 +241,12 @@ without_banners() {
 
 # Settings of Open MPI for a single machine. No TCP: it warns on machines without network
 # interfaces. No single-copy transfers: most containers refuse them with a warning. No remote launch
-# agent: mpirun fails if neither ssh nor rsh is installed.
+# agent: mpirun fails if neither ssh nor rsh is installed. No fabric libraries: opening them takes
+# half of the start-up time. No daemon for a program that runs without mpirun.
 one_machine() {
     if ! command -v ssh rsh >/dev/null; then export OMPI_MCA_plm="${OMPI_MCA_plm-isolated}"; fi
-    export OMPI_MCA_btl="${OMPI_MCA_btl-^tcp}"
+    export OMPI_MCA_pml="${OMPI_MCA_pml-ob1}" OMPI_MCA_btl="${OMPI_MCA_btl-^tcp,openib,ofi}"
+    export OMPI_MCA_ess_singleton_isolated="${OMPI_MCA_ess_singleton_isolated-1}"
     export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism-none}"
 }
 

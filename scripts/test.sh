@@ -58,6 +58,7 @@ export UBSAN_OPTIONS=print_stacktrace=1
 # not a leak. The signal handler in llmc/data/mapped.c is synchronous, so it may call functions that
 # are not async-signal-safe.
 export TSAN_OPTIONS="report_thread_leaks=0 report_signal_unsafe=0"
+one_machine
 # Programs that call MPI_Init on a single process need no launcher agent.
 alone=(env OMPI_MCA_plm=isolated)
 launched=(bash -c '. scripts/common.sh; launch "$@"' launch)
