@@ -1,5 +1,5 @@
-// What the GPU tests share: counted checks without a test library, because a machine with GPUs is
-// often bare. Included by test/gpu/test_*.cu.
+// Counted checks for the GPU tests (test/gpu/test_*.cu). They use no test library, because GPU
+// machines often lack one.
 #pragma once
 #include <stdarg.h>
 #include <stdbool.h>
@@ -11,7 +11,7 @@ typedef struct Checks {
     int passed, failed;
 } Checks;
 
-// Counts a check; a failed one is told, the first 20 of a program in words.
+// Counts a check and prints its message if it failed, up to 20 per program.
 static inline bool check(Checks *checks, bool holds, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static inline bool check(Checks *checks, bool holds, const char *format, ...) {
@@ -29,7 +29,7 @@ static inline bool check(Checks *checks, bool holds, const char *format, ...) {
     return false;
 }
 
-// The counted last line; the program's exit code.
+// Prints the last line with the counts. Returns the exit code.
 static inline int checks_end(const Checks *checks) {
     printf("%s: %d passed, %d failed\n", checks->program, checks->passed, checks->failed);
     return checks->failed == 0 && checks->passed > 0 ? 0 : 1;

@@ -3,29 +3,29 @@
 
     compare_dumps.py REFERENCE CPU GPU
 
-REFERENCE: the CPU backend in fp32 (PRECISION=fp32). CPU: the CPU backend in bf16. GPU: the CUDA backend.
-All had the same inputs. Errors are distances from REFERENCE, as root of the mean square and as the
-largest over a result's elements.
+REFERENCE: CPU backend in fp32 (PRECISION=fp32). CPU: CPU backend in bf16. GPU: CUDA backend. All three
+used the same inputs. Errors are differences to REFERENCE: the root mean square and the maximum over the
+elements of a result.
 
-One rounding is 2^-9 (bf16) of the root of the result's mean square: a GPU kernel rounds intermediate
-tensors that the CPU backend keeps in fp32. Sums that are stored in fp32 get it too where the op rounds
-what it sums (dlogits, the gradients of attention). Else they get 2^-16, for sums taken in another order.
-Results marked exact must have the CPU's bits.
+One rounding is 2^-9 (bf16) of the root mean square of the result, because a GPU kernel rounds
+intermediate tensors that the CPU backend keeps in fp32. This also applies to fp32 sums if the op rounds
+the addends (dlogits, gradients of attention). Other fp32 sums are allowed 2^-16, for a different order
+of additions. Results marked exact must be bit-identical to the CPU's.
 
-Prints one ok / not ok line per result and a count. Exit code 0 when all hold. Needs the standard
-library only.
+Prints one ok / not ok line per result and a count. Exit code 0 if all passed. Needs only the standard
+library.
 """
 import array
 import math
 import sys
 
-ROUNDED_INPUTS = ("head_",)  # ops whose fp32 sums are of values they rounded themselves
+ROUNDED_INPUTS = ("head_",)  # ops that round the addends of their fp32 sums
 
 
 def read(path):
     with open(path, "rb") as file:
         if file.readline() != b"opsdump1\n":
-            sys.exit(f"{path} is no result of ops_dump")
+            sys.exit(f"{path} is not a result of ops_dump")
         results = {}
         while line := file.readline():
             name, kind, compare, count = line.decode().split()
@@ -39,7 +39,7 @@ def read(path):
 
 
 def errors(values, reference):
-    """Root of the mean square and largest size of values - reference; inf when a value is not finite."""
+    """Root mean square and maximum of |values - reference|; inf if a value is not finite."""
     total = largest = 0.0
     for value, expected in zip(values, reference):
         difference = abs(value - expected)
@@ -54,7 +54,7 @@ def allowance(name, kind):
     return 2.0**-9 if kind == "b" or name.startswith(ROUNDED_INPUTS) else 2.0**-16
 
 
-def judge(name, reference, cpu, gpu):
+def compare_result(name, reference, cpu, gpu):
     kind, compare, values, raw = gpu
     if kind != cpu[0] or len(values) != len(cpu[2]) or len(values) != len(reference[2]):
         return False, "results of different kinds or sizes"
@@ -81,7 +81,7 @@ def main():
         if name not in gpu or name not in reference:
             ok, words = False, "missing"
         else:
-            ok, words = judge(name, reference[name], cpu[name], gpu[name])
+            ok, words = compare_result(name, reference[name], cpu[name], gpu[name])
         failed += not ok
         print(f"{'ok' if ok else 'not ok'} - {name}: {words}")
     for name in gpu.keys() - cpu.keys():

@@ -1,5 +1,4 @@
-// Memory and results of kernels_dump: a line per result. Included by kernels_dump.c and
-// dump_lossless.h.
+// Memory and result lines of kernels_dump. Included by kernels_dump.c and dump_lossless.h.
 #pragma once
 #include <inttypes.h>
 #include <stdarg.h>
@@ -11,7 +10,7 @@
 #include "llmc/device.h"
 #include "sdp4bit/kernels.h"
 
-enum { SEED = 20240901, PURPOSE_DATA = 200 };  // of the random bits that make data: none of the program's own
+enum { SEED = 20240901, PURPOSE_DATA = 200 };  // purpose of test data, unused by the program
 
 typedef struct Dump {
     Device *device;
@@ -75,7 +74,7 @@ static inline uint64_t hash_bytes(const uint8_t *bytes, int64_t size) {
     return hash;
 }
 
-// Prints one result that lies in device memory.
+// Prints name, size and hash of a result in device memory.
 static inline void result(Dump *d, Kind kind, const void *memory, int64_t size, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 static inline void result(Dump *d, Kind kind, const void *memory, int64_t size, const char *format, ...) {

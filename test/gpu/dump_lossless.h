@@ -1,10 +1,10 @@
-// Lossless weights in kernels_dump: the coder's messages, what is decoded of them, and what is
-// decoded of damaged ones. Included by kernels_dump.c.
+// Lossless weights in kernels_dump: coded payloads, and weights decoded from intact and damaged
+// ones. Included by kernels_dump.c.
 #pragma once
 #include "test/gpu/dump.h"
 
-// Lossless weights: coded, packed, and decoded from two ranks' messages. Then from damaged ones:
-// what comes of them is of no use, but the same.
+// Lossless weights: encodes, packs, and decodes the payloads of two ranks. Damaged payloads must
+// decode to the same (useless) values on both backends.
 typedef struct Coded {
     LosslessLayout layout;
     uint8_t *old, *fresh, *tail, *coded, *messages, *weights;  // device
@@ -13,15 +13,15 @@ typedef struct Coded {
     uint64_t *fault;
 } Coded;
 
-// change: 0 for old weights. strange: of 1024 weights so many are any 16 bits, NaN and infinities
-// too; but none of those that a group's scale is chosen by.
+// change: 0 for old weights. strange: this many of 1024 weights have random bits, so NaN and
+// infinity occur, except in weights that determine a group's scale.
 static inline uint8_t *uploaded_weights(Dump *d, int64_t n, uint32_t source, float change, uint32_t strange) {
     uint16_t *host = (uint16_t *)xmalloc((size_t)(n + 1) * sizeof *host, "test data");
     for (int64_t i = 0; i < n; i++) {
         Philox4 old = philox4x32_10(SEED, PURPOSE_DATA, (uint32_t)i, source, 7, 0),
                 moves = philox4x32_10(SEED, PURPOSE_DATA, (uint32_t)i, source + 1, 7, 1),
                 any = change == 0.0f ? old : moves;
-        // Any sign and mantissa, and an exponent from 112 to 122.
+        // Random sign and mantissa, exponent from 112 to 122.
         uint32_t bits = (old.v[0] & 0x807FFFFFu) | (112 + (old.v[0] >> 23) % 11) << 23;
         float weight = i % 1000 < 10 ? 0.0f : f32_from_bits(bits);
         float moved = (float)((int)(moves.v[0] >> 8) - (1 << 23)) / 8388608.0f;
@@ -35,7 +35,7 @@ static inline uint8_t *uploaded_weights(Dump *d, int64_t n, uint32_t source, flo
     return memory;
 }
 
-// whole: bytes of both messages. room: those that have arrived.
+// whole: bytes of both payloads. room: bytes that have arrived.
 static inline void decode_coded(Dump *d, const Coded *c, int64_t whole, int64_t room, const char *name) {
     int64_t elements = 2 * c->layout.elements;
     uint64_t none = 0;
@@ -47,7 +47,7 @@ static inline void decode_coded(Dump *d, const Coded *c, int64_t whole, int64_t 
                        2,          1,         c->weights,  c->fault,       fault_code(FAULT_OF_CODING, 0)};
     kernel_decode_weights(d->stream, &a);
     result(d, RAW, c->weights, (elements + 2 * c->layout.tail_elements) * 2, "%s weights", name);
-    // Where both messages are wrong, either may be found first.
+    // If both payloads are damaged, either may be reported first.
     uint64_t fault;
     copy_to_host(d->stream, &fault, c->fault, sizeof fault);
     stream_synchronize(d->stream);
@@ -56,7 +56,7 @@ static inline void decode_coded(Dump *d, const Coded *c, int64_t whole, int64_t 
     result(d, RAW, c->fault, sizeof fault, "%s fault", name);
 }
 
-// Flips bits of the first message: one in each of so many runs of it.
+// Flips one bit in each of `flips` equal ranges of the first payload.
 static inline void damage(Dump *d, const Coded *c, int64_t bytes, int flips) {
     uint8_t *host = (uint8_t *)xmalloc((size_t)bytes, "test data");
     copy_to_host(d->stream, host, c->messages, (size_t)bytes);
@@ -72,7 +72,7 @@ static inline void damage(Dump *d, const Coded *c, int64_t bytes, int flips) {
     free(host);
 }
 
-// Changes of weights, and how many of 1024 are any 16 bits before and after.
+// Changes of weights, and how many of 1024 have random bits before and after.
 typedef struct Changes {
     float change;
     uint32_t before, after;
@@ -114,7 +114,7 @@ static inline void lossless_of(Dump *d, int64_t elements, int64_t tail, Changes 
 }
 
 static inline void lossless(Dump *d) {
-    // With 580 strange weights of 1024 some groups just fit and some just do not.
+    // With 580 random weights of 1024 some groups just fit and some just do not.
     static const Changes changes[] = {{0.0f, 0, 0},    {1e-6f, 0, 0},      {1e-5f, 0, 0}, {1e-4f, 0, 0},
                                       {1e-3f, 0, 0},   {1e-2f, 0, 0},      {1.0f, 0, 0},  {1e-4f, 10, 60},
                                       {1e-4f, 0, 580}, {1e-5f, 1024, 1024}};

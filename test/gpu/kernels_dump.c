@@ -1,16 +1,17 @@
-// Runs every kernel of sdp4bit/kernels.h over many configurations on fixed pseudo-random inputs and
-// prints one line per result: name, bytes, 64-bit hash. Linked once with the CPU kernels and once
-// with the CUDA kernels; the two outputs must be equal line by line.
+// Runs every kernel of sdp4bit/kernels.h in many configurations on fixed pseudo-random inputs and
+// prints one line per result: name, bytes, 64-bit hash. Linked with the CPU kernels and with the
+// CUDA kernels; both programs must print the same lines.
 //
 //   kernels_dump [--values N] [--case I] [--full FILE]
 //
-// N: gradient values that the configurations share (default 3 million). I: only this configuration,
-// the first being 0, so that N can be large enough for the GPU's workers to treat many tiles each.
-// FILE takes the bytes themselves, to find the first difference with cmp.
+// N: gradient values, distributed over the configurations (default 3 million). I: run only this
+// configuration, counted from 0, so that N can be large enough for each of a GPU's workers to
+// process many tiles. FILE receives the bytes of all results, to find the first difference with
+// cmp.
 //
-// Messages are compared as they are. Where kernels leave fp32, fp64 or bf16 numbers in memory, a
-// NaN counts as one NaN: IEEE 754 leaves its sign and payload to the machine. Inputs hold zeros,
-// denormals, infinities, NaN, and values around 2^-126, 2^-100 and FLT_MAX.
+// Payloads are compared byte by byte. In fp32, fp64 and bf16 results all NaNs hash alike, because
+// IEEE 754 does not define their sign and payload. Inputs contain zeros, denormals, infinities,
+// NaN, and values near 2^-126, 2^-100 and FLT_MAX.
 #include <errno.h>
 #include <float.h>
 #include <inttypes.h>
@@ -26,7 +27,7 @@
 #include "test/gpu/dump.h"
 #include "test/gpu/dump_lossless.h"
 
-// A tensor that this rank holds whole.
+// Tensors that this rank holds whole.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
@@ -34,11 +35,10 @@
 
 // --- inputs -------------------------------------------------------------------------------------
 
-// What the 512 values of one block are like. The kind, and where infinities and NaN stand in it,
-// depend on the position alone, so that NaN meets NaN and infinity meets infinity, of either sign,
-// in sums.
+// Kinds of 512-value blocks. The kind of a block and the positions of its infinities and NaNs
+// depend only on the position, so that sums add NaN to NaN, and infinities of either sign.
 enum { BLOCK = 512 };
-typedef enum Flavour {
+typedef enum BlockKind {
     ZEROS,
     DENORMAL,
     NEAR_NORMAL,
@@ -48,20 +48,19 @@ typedef enum Flavour {
     WITH_NAN,
     SPARSE,
     ORDINARY
-} Flavour;
+} BlockKind;
 
-static Flavour flavor(int64_t block) {
+static BlockKind block_kind(int64_t block) {
     uint32_t draw = rounding_bits((RoundingKey){SEED, 0, PURPOSE_DATA, 1}, (uint64_t)block).v[0] % 64;
-    return draw < ORDINARY ? (Flavour)draw : ORDINARY;
+    return draw < ORDINARY ? (BlockKind)draw : ORDINARY;
 }
 
-// A float with random sign and mantissa and an exponent between lo and hi, both as stored (0 is
-// denormal).
+// Random sign and mantissa, and a stored exponent between lo and hi (0: denormal).
 static float with_exponent(uint32_t bits, uint32_t lo, uint32_t hi) {
     return f32_from_bits((bits & 0x807FFFFFu) | (lo + (bits >> 23) % (hi - lo + 1)) << 23);
 }
 
-static float special(Flavour kind, uint32_t bits, bool not_finite) {
+static float special(BlockKind kind, uint32_t bits, bool not_finite) {
     switch (kind) {
         case ZEROS: return bits & 1 ? -0.0f : 0.0f;
         case DENORMAL: return with_exponent(bits, 0, 0);
@@ -77,14 +76,14 @@ static float special(Flavour kind, uint32_t bits, bool not_finite) {
     }
 }
 
-// n values of stream `source` at x. ordinary: no special blocks. Like gradients, ordinary blocks
-// differ in size.
 static const SpikeState UNSPIKED;
 
+// Fills x with n values of stream `source`. ordinary: without special blocks. Magnitudes vary
+// between blocks, as in gradients.
 static void fill(float *x, int64_t n, uint32_t source, bool ordinary) {
     for (int64_t at = 0; at < n; at += 4) {
         Philox4 bits = rounding_bits((RoundingKey){SEED, source, PURPOSE_DATA, 0}, (uint64_t)at);
-        Flavour kind = ordinary ? ORDINARY : flavor(at / BLOCK);
+        BlockKind kind = ordinary ? ORDINARY : block_kind(at / BLOCK);
         uint32_t size = (uint32_t)(at / BLOCK * 7 % 23);
         for (int e = 0; e < 4 && at + e < n; e++) {
             float value = kind == ORDINARY ? with_exponent(bits.v[e], 100 + size, 106 + size)
@@ -167,8 +166,8 @@ static SegmentTable table_of(const Run *r) {
     return table;
 }
 
-// Rank (node, local)'s messages of chunk k for its first hop: all of them to `send`, the own one to
-// `self`. Returns how they were made.
+// Quantizes chunk k of rank (node, local) for its first hop: all payloads to `send`, its own to
+// `self`. Returns the arguments.
 static QuantizePartitions quantize_rank(Run *r, const float *grads, int k, int node, int local, bool node_hop,
                                         const MessageLayout *m, uint8_t *send, uint8_t *self) {
     QuantizePartitions q = {0};
@@ -195,14 +194,14 @@ static QuantizePartitions quantize_rank(Run *r, const float *grads, int k, int n
     return q;
 }
 
-// Of level 1's messages. Values of a plain codec are compared as numbers where they were
-// transformed: a sum that is NaN has another sign and payload on every machine.
+// Level 1 payloads. Plain codecs are compared as numbers if values were transformed, because the
+// sign and payload of a NaN sum differ between machines.
 static Kind kind_of_messages(const Case *c) {
     if (c->transform == TRANSFORM_NONE || codec_grouped(c->intra)) return RAW;
     return c->intra == CODEC_FP32 ? FP32 : BF16;
 }
 
-// Level 1 of one node: every rank quantizes, and the receiving local rank's messages land in
+// Level 1 of one node: every rank quantizes; payloads for the receiving local rank go to
 // `received`.
 static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t *received) {
     Dump *d = r->d;
@@ -223,9 +222,9 @@ static void first_level(Run *r, int node, int k, const MessageLayout *m, uint8_t
     release(d, self);
 }
 
-// Error feedback between nodes, on the values that a message was just made of: the residual when
-// they have been added, the message, what is kept. Then once more behind a skipped step. q: of the
-// message, whose `grads` are the values; or they are the sums of `sums`.
+// Error feedback between nodes for one quantization: dumps the residual after gradients are added,
+// the payload, and the remaining residual; then again after a skipped step. The quantized values
+// are q->grads, or the sums of `sums`.
 static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, const SumRequantize *sums) {
     Dump *d = r->d;
     int64_t values = q->slots * r->bucket.matrix_per_rank, bytes = q->message.bytes;
@@ -260,8 +259,8 @@ static void feed_back(Run *r, int k, int node, const QuantizePartitions *q, cons
     release(d, control);
 }
 
-// Level 2 of rank (node, local): sums what its node sent and quantizes for all nodes; the receiving
-// node's message goes to `message`.
+// Level 2 of rank (node, local): sums the payloads of its node and quantizes for all nodes. The
+// payload for the receiving node goes to `message`.
 static void second_level(Run *r, int node, int k, const MessageLayout *in, const MessageLayout *out,
                          const uint8_t *received, uint8_t *message) {
     Dump *d = r->d;
@@ -298,7 +297,7 @@ static void second_level(Run *r, int node, int k, const MessageLayout *in, const
     release(d, self);
 }
 
-// A single level between nodes.
+// Reduction with a single level, between nodes.
 static void only_level(Run *r, int k, const MessageLayout *m, uint8_t *received) {
     Dump *d = r->d;
     uint8_t *send = (uint8_t *)reserve(d, m->bytes * r->c.nodes), *self = (uint8_t *)reserve(d, m->bytes);
@@ -317,7 +316,7 @@ static void only_level(Run *r, int k, const MessageLayout *m, uint8_t *received)
     release(d, self);
 }
 
-// What a reduction makes: the rank's shard, the norm's partial sums and sums.
+// Results of a reduction: the rank's shard, partial sums of the norm, sums.
 typedef struct Reduced {
     bool add;  // to what `grads` held before
     int64_t partial_count;
@@ -371,8 +370,7 @@ static void final_sum(Run *r, int k, const MessageLayout *m, bool node_hop, cons
     kernel_sum_final(r->d->stream, &f);
 }
 
-// The whole reduction of one bucket as its rank sees it: messages of every hop and the results,
-// stored and added.
+// Reduces one bucket as its rank does: payloads of every hop, and results that are stored or added.
 static void reduce(Run *r) {
     Dump *d = r->d;
     const Case *c = &r->c;
@@ -403,17 +401,16 @@ static void reduce(Run *r) {
 // --- weights ------------------------------------------------------------------------------------
 
 typedef struct Weights {
-    float *grads;           // (elements) the reduced gradients of all ranks' windows
+    float *grads;           // (elements) reduced gradients of all ranks' shards
     floatX *weights;        // (elements)
-    float *master, *m, *v;  // (dp, shard) all ranks' states
+    float *master, *m, *v;  // (dp, shard) states of all ranks
     uint8_t *messages;      // [local][node]
     StepStatus *control;
     uint64_t *fault;
     MessageLayout message;
 } Weights;
 
-// Replica weights near the master weights: bf16 of values of the size of GPT weights, pads
-// included.
+// Model weights near the master weights: bf16 of values of typical GPT weights, padding included.
 static void start_weights(Run *r, Weights *w, bool finite) {
     Dump *d = r->d;
     int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank, states = shard * r->layout.dp;
@@ -427,8 +424,8 @@ static void start_weights(Run *r, Weights *w, bool finite) {
     w->messages = (uint8_t *)reserve(d, w->message.bytes * r->layout.dp);
     w->grads = uploaded_values(d, r->elements, r->inputs + 901, finite);
     for (int64_t i = 0; i < states; i++) {
-        // Rank by rank: master weights within a percent of their weights, exactly equal here and
-        // there.
+        // Master weights within one percent of the model weights, and exactly equal at some
+        // positions.
         int64_t rank = i / shard, at = i % shard;
         int64_t position = at < r->bucket.matrix_per_rank
                                ? rank * r->bucket.matrix_per_rank + at
@@ -473,7 +470,7 @@ static void set_applied(Run *r, Weights *w, int applied) {
     copy_to_host(r->d->stream, &control, w->control, sizeof control);
     stream_synchronize(r->d->stream);
     control.applied = applied;
-    control.clip_coefficient = applied ? control.clip_coefficient : (float)NAN;  // what a skipped step leaves
+    control.clip_coefficient = applied ? control.clip_coefficient : (float)NAN;  // as after a skipped step
     copy_to_device(r->d->stream, w->control, &control, sizeof control);
 }
 
@@ -481,7 +478,7 @@ static uint8_t *message_of(const Run *r, const Weights *w, int rank) {
     return w->messages + gather_slot(r->c.nodes, r->c.per_node, rank) * w->message.bytes;
 }
 
-// One step of every rank in turn: AdamW, codes, gather; then every shard is applied.
+// One step of every rank in turn: AdamW, quantization, gather. Then all shards are applied.
 static void weight_step(Run *r, Weights *w, const char *name) {
     Dump *d = r->d;
     int64_t shard = r->bucket.matrix_per_rank + r->bucket.tail_per_rank;
@@ -530,8 +527,8 @@ static void weight_step(Run *r, Weights *w, const char *name) {
            "%s weights", name);
 }
 
-// Two steps, a skipped one, one on gradients that hold infinities and NaN while the check for them
-// is off, and one with a learning rate that brings some master weights over their limit.
+// Two steps, a skipped one, one on gradients with infinities and NaN while the check is off, and
+// one with a learning rate that lifts some master weights over their limit.
 static void weights(Run *r) {
     Weights w;
     start_weights(r, &w, true);
@@ -549,7 +546,7 @@ static void weights(Run *r) {
     free_weights(r, &w);
 }
 
-// One rank alone: the replica itself takes the rounded master weights.
+// A single rank: the rounded master weights become the model weights directly.
 static void weights_alone(Run *r) {
     Dump *d = r->d;
     Weights w;
@@ -598,7 +595,7 @@ static void run_case(Dump *d, const Case *c, int64_t values, int index) {
     layout_free(&r.layout);
 }
 
-// --- what needs no bucket -----------------------------------------------------------------------
+// --- kernels without a bucket -------------------------------------------------------------------
 
 static void norms(Dump *d) {
     const int64_t sizes[] = {0,  1,   2,    3,    5,    31,     32,     33,    63,
@@ -618,7 +615,7 @@ static void norms(Dump *d) {
         kernel_tree_sum(d->stream, sum, partials, sizes[i]);
         result(d, FP32, sum, 4, "tree sum %" PRId64, sizes[i]);
     }
-    // A missing neighbor is not a zero: -0 + 0 would be 0.
+    // A missing neighbor does not count as zero: -0 + 0 would be 0.
     for (int64_t n = 1; n < 10; n++) {
         const float negative_zeros[10] = {-0.0f, -0.0f, -0.0f, -0.0f, -0.0f,
                                           -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
@@ -635,9 +632,9 @@ static void dump_control(Dump *d, const StepStatus *control, int index) {
     StepStatus host;
     copy_to_host(d->stream, &host, control, sizeof host);
     stream_synchronize(d->stream);
-    result(d, FP64, control, 2 * sizeof(double), "judge %d powers", index);
-    result(d, FP32, &control->loss, 6 * sizeof(float), "judge %d floats", index);
-    printf("%s judge %d steps %" PRId64 " applied %d\n", d->prefix, index, host.adam_steps,
+    result(d, FP64, control, 2 * sizeof(double), "step status %d powers", index);
+    result(d, FP32, &control->loss, 6 * sizeof(float), "step status %d floats", index);
+    printf("%s step status %d steps %" PRId64 " applied %d\n", d->prefix, index, host.adam_steps,
            (int)host.applied);
 }
 
@@ -651,7 +648,7 @@ static void step_statuses(Dump *d) {
         kernel_step_record(d->stream, records + pieces, sums, pieces, loss, fault);
     }
     result(d, FP64, records, 8 * sizeof(StepRecord), "records");
-    const uint64_t found_host[] = {0, 7, 0, 9};  // nothing, the first, nothing more, one that comes late
+    const uint64_t found_host[] = {0, 7, 0, 9};  // none, the first, none, a late one
     uint64_t *found = (uint64_t *)upload(d, found_host, sizeof found_host), marked = 0;
     for (int i = 0; i < 4; i++) {
         kernel_mark_fault(d->stream, fault, found + i, NULL);
@@ -668,7 +665,7 @@ static void step_statuses(Dump *d) {
         j.ranks = 1 + step % 6;
         j.losses = 1 + step % j.ranks;
         j.clip_grad = step % 4 == 1 ? 0.0f : 0.75f;
-        // A NaN loss on the last record now and then: skipped, or applied where the check is off.
+        // A NaN loss on the last record now and then: skipped, or applied if the check is off.
         kernel_step_record(d->stream, records + j.ranks - 1, sums, step % 7, loss + (step % 5 == 3), fault);
         j.skip_non_finite = step != 8;
         kernel_step_status(d->stream, control, &j);
@@ -681,8 +678,8 @@ static void step_statuses(Dump *d) {
     release(d, control);
 }
 
-// Checksums of messages of several sizes, one of them skipped, and what the check finds after a bit
-// was flipped.
+// Checksums of payloads of several sizes, one of them skipped, and what the check reports after a
+// bit flip.
 static void seals(Dump *d) {
     enum { COUNT = 5 };
     static const int64_t sizes[] = {16, 32, 48, 4112, 1000016};
@@ -710,8 +707,8 @@ static void seals(Dump *d) {
     }
 }
 
-// A long series with spikes of either kind and NaNs, by turns reported and skipped: the running
-// means to the bit.
+// A long series with both kinds of spikes and with NaNs, alternately reported and skipped. The
+// running means must be bit-exact.
 static void spikes(Dump *d) {
     enum { STEPS = 150 };
     float loss_host[STEPS], sums_host[STEPS];
@@ -771,8 +768,8 @@ static void replicas(Dump *d) {
     release(d, counts);
 }
 
-// Local steps: pseudo-gradients, outer steps, master weights that meet the outer weights and are
-// rounded. The values are odd and plain ones; runs of every length, and that start anywhere.
+// Local steps: pseudo-gradients, outer steps, and master weights that are reset to the outer
+// weights and rounded. Special and ordinary values; ranges of many lengths and offsets.
 static void local_steps(Dump *d) {
     enum { COUNT = 100003, SHIFTS = 3 };
     static const int64_t lengths[] = {0, 1, 31, 1000, COUNT - SHIFTS};
@@ -793,8 +790,13 @@ static void local_steps(Dump *d) {
         kernel_outer_step(d->stream, outer, m, gradient, 0.7f, momenta[i % 2], n, NULL);
         result(d, FP32, now[1], COUNT * 4, "outer weights %" PRId64 " shift %" PRId64, n, shift);
         result(d, FP32, now[2], COUNT * 4, "outer momentum %" PRId64 " shift %" PRId64, n, shift);
+<<<<<<< HEAD
         kernel_mix_outer(d->stream, master, outer, mixes[i % 3], n, NULL);
         result(d, FP32, now[0], COUNT * 4, "master weights that met %" PRId64 " shift %" PRId64, n, shift);
+=======
+        kernel_meet(d->stream, master, outer, mixes[i % 3], n, NULL);
+        result(d, FP32, now[0], COUNT * 4, "synced master weights %" PRId64 " shift %" PRId64, n, shift);
+>>>>>>> bce519d (gpu: rewrite comments and messages of the GPU tests)
         kernel_narrow(d->stream, weights, master, n);
         result(d, sizeof *weights == 2 ? BF16 : FP32, weights, n * (int64_t)sizeof *weights,
                "rounded master weights %" PRId64 " shift %" PRId64, n, shift);
@@ -807,7 +809,7 @@ static void local_steps(Dump *d) {
     release(d, weights);
 }
 
-// A message is kept after an applied step, and left alone after a skipped one.
+// A payload is kept after an applied step and unchanged after a skipped one.
 static void kept_messages(Dump *d) {
     enum { BYTES = 40016 };  // more than a block of threads copies
     uint8_t *host = (uint8_t *)xmalloc(BYTES, "test data");
@@ -827,8 +829,8 @@ static void kept_messages(Dump *d) {
     release(d, control);
 }
 
-// NaN of every sign and payload in the unquantized parts of the first hop: they pass with their
-// sign, made quiet.
+// NaNs with any sign and payload in the unquantized parts of the first hop keep their sign and
+// become quiet.
 static void odd_nans(Dump *d, Codec codec, Codec tail) {
     Case c = {2,
               1,
@@ -870,7 +872,7 @@ static void odd_nans(Dump *d, Codec codec, Codec tail) {
     layout_free(&r.layout);
 }
 
-// --- all of it ----------------------------------------------------------------------------------
+// --- all cases ----------------------------------------------------------------------------------
 
 #define F32 CODEC_FP32
 #define B16 CODEC_BF16
@@ -908,14 +910,15 @@ static const Case CASES[] = {
     {1, 2, 1, B16, B16, B16, 32, 32, PLAIN, NEAREST, 3, I4, 2048, true, NEAREST},
     {2, 1, 0, F32, F32, F32, 32, 32, PLAIN, NEAREST, 1, I8, 2048, false, RANDOM},
     {1, 1, 0, F32, F32, F32, 32, 32, PLAIN, NEAREST, 1, FX, 32, false, NEAREST},
-    // Sums of 5, 7 and 9 sources, whose loads go in batches of 4 (final sums of int4), 2 and 1,
+    // Sums of 5, 7 and 9 sources, which are loaded in batches of 4 (final sums of int4), 2 and 1,
     // into groups of every size that a warp holds in runs of 32.
     {2, 5, 7, I8, I4, B16, 128, 64, HADAMARD, RANDOM, 1, I4, 64, true, RANDOM},
     {2, 7, 3, I4, I8, B16, 64, 512, HADAMARD, RANDOM, 2, I8, 128, true, RANDOM},
     {2, 9, 11, I4, I4, B16, 32, 256, PLAIN, NEAREST, 1, I8, 64, false, RANDOM},
     {7, 1, 2, I4, I4, B16, 32, 32, HADAMARD, RANDOM, 1, I4, 256, true, NEAREST},
     {2, 1, 1, I8, I8, B16, 32, 2048, HADAMARD, RANDOM, 1, I4, 512, true, RANDOM},
-    // EDEN behind a hop of every kind and group, and as the only hop; sums of 1 to 9 sources.
+    // EDEN after a first hop of every kind and group size, and as the only hop; sums of 1 to 9
+    // sources.
     {2, 2, 1, I8, E4, B16, 128, 256, ROTATE, RANDOM, 1, FX, 32, false, NEAREST},
     {3, 4, 5, I8, E3, B16, 512, 256, ROTATE, RANDOM, 3, FX, 32, false, NEAREST},
     {2, 3, 4, I4, E2, B16, 32, 256, ROTATE, NEAREST, 2, FX, 32, false, NEAREST},

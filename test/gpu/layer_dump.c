@@ -1,8 +1,7 @@
-// The gradients of a GPT at real sizes, for a comparison with PyTorch: reads weights and tokens
-// from a golden file that dev/ref/layer_gradients.py or llama_gradients.py wrote, computes one
-// micro-batch's losses and the gradient of every tensor, and writes both as a file of the same
-// format. Linked once with the CPU backend and once with the CUDA backend; started by those
-// scripts.
+// Computes the gradients of a GPT of realistic size, for comparison with PyTorch. Reads weights and
+// tokens from a golden file written by dev/ref/layer_gradients.py or llama_gradients.py, computes
+// the losses of one micro-batch and the gradient of every tensor, and writes them to a file of the
+// same format. Linked with the CPU backend and with the CUDA backend; started by those scripts.
 //
 //   layer_dump INPUT OUTPUT [--deterministic]
 #include "test/golden/golden.h"
@@ -13,8 +12,8 @@ static void die(const char *what, const char *name) {
     exit(EXIT_ENVIRONMENT);
 }
 
-// The model that the file's "config" names: L, C, NH, T, Vp, B; of a Llama also its groups and F,
-// whether it has norms of queries and keys, and the size of its heads.
+// Opens the model described by the file's "config": L, C, NH, T, Vp, B; for Llamas also query
+// groups, F, whether queries and keys are normalized, and the head size.
 static void open_model(Bench *b, const Golden *g) {
     static const char *const llama[] = {"--normalization",
                                         "RMSNorm",
@@ -35,7 +34,7 @@ static void open_model(Bench *b, const Golden *g) {
     int count = 16;
     int64_t n;
     const int32_t *c = golden_i32(g, "config", &n);
-    if (!c || n < 6) die("no config in", "the input");
+    if (!c || n < 6) die("no valid config in", "the input");
     const int32_t numbers[] = {c[0], c[1], c[2], c[3], c[3], c[5]};
     for (int i = 0; i < 6; i++) {
         snprintf(values[i], sizeof values[i], "%d", numbers[i]);
@@ -55,7 +54,7 @@ static void open_model(Bench *b, const Golden *g) {
         flags[count++] = "--kv-channels";
         flags[count++] = head;
     }
-    if (!bench_open(b, count, flags, c[4])) die("no model of", "the input's sizes");
+    if (!bench_open(b, count, flags, c[4])) die("cannot create a model of", "the input's sizes");
 }
 
 static void upload_weights(Bench *b, const Golden *g) {
@@ -64,7 +63,7 @@ static void upload_weights(Bench *b, const Golden *g) {
         int64_t n;
         snprintf(key, sizeof key, "weight.%s", b->gpt.tensor[i].name);
         const uint16_t *stored = golden_bf16(g, key, &n);
-        if (!stored || n != bench_numel(b, i)) die("missing, or of another size:", key);
+        if (!stored || n != bench_numel(b, i)) die("missing or of the wrong size:", key);
         floatX *host = xmalloc((size_t)n * sizeof *host, "weights");
         for (int64_t j = 0; j < n; j++) host[j] = floatX_from_float(bf16_to_float(stored[j]));
         copy_to_device(b->compute, zero_weight(b->zero, i), host, (size_t)n * sizeof *host);
@@ -72,7 +71,7 @@ static void upload_weights(Bench *b, const Golden *g) {
     }
 }
 
-// A tensor's fp32 elements, padded to 64 bytes as the format wants.
+// Writes a tensor's fp32 elements, padded to 64 bytes.
 static bool write_tensor(Bench *b, const float *tensor, int64_t n, FILE *file) {
     size_t bytes = (size_t)n * sizeof(float), padded = (size_t)round_up64((int64_t)bytes, 64);
     char *host = xcalloc(1, padded, "a tensor");
@@ -83,7 +82,7 @@ static bool write_tensor(Bench *b, const float *tensor, int64_t n, FILE *file) {
     return ok;
 }
 
-// The text part, then the losses (B, T) and the gradients.
+// Writes the text part, the losses (B, T) and the gradients.
 static bool write_file(Bench *b, FILE *file) {
     enum { TEXT = 8192 };
     char text[TEXT + 1];

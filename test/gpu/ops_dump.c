@@ -1,22 +1,26 @@
 // Runs every op of llmc/ops.h on fixed pseudo-random inputs and writes the named results to a file.
-// Linked once with the CPU backend, in both precisions, and once with the CUDA backend;
-// compare_dumps.py applies the tolerance rule to three such files. Usage: ops_dump FILE
-// [--deterministic | --own-kernels] --own-kernels: only what calls no library on a GPU, for
-// compute-sanitizer's racecheck, which fails inside a program that calls cuBLASLt.
+// Linked with the CPU backend, in both precisions, and with the CUDA backend; compare_dumps.py
+// applies the tolerance rule to the three files.
+//
+//   ops_dump FILE [--deterministic | --own-kernels]
+//
+// --own-kernels: only ops that call no library on a GPU, for compute-sanitizer's racecheck, which
+// crashes in programs that call cuBLASLt.
 #include "test/gpu/ops_data.h"
 
 // --- the file: "opsdump1\n", then per result: "<name> <kind> <compare> <count>\n" and count values
 // kind: b bf16, f fp32. compare: e every bit equal to the CPU backend's in the same precision, t
 // within the tolerance.
 
-// Larger tensors are thinned out to about that many elements, the same ones in every build.
+// Larger tensors are sampled down to about this many elements, at the same positions in every
+// build.
 enum { SAMPLED_ABOVE = 65536 };
 
 typedef struct Dump {
     Lab lab;
     bool own_kernels;
     FILE *file;
-    char scope[128];  // the case's name, before each result's
+    char scope[128];  // name of the case, prefix of result names
 } Dump;
 
 static void write_values(Dump *d, const char *name, const void *memory, int64_t count, size_t size, char kind,
@@ -44,8 +48,8 @@ static Dropout dropout_of(float p, int site) {
 
 // --- initial weights -----------------------------------------------------------------------------
 
-// From an address that is a multiple of 2 bytes alone, as biases may lie; what stands behind the
-// values must stay.
+// At an address that is only 2-byte aligned, as biases may be. Memory after the values must not
+// change.
 static void case_init(Dump *d, int64_t n, double std) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "init_%lld_std%g", (long long)n, std);
@@ -85,7 +89,7 @@ static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, 
     op_embedding_forward(lab->stream, &a);
     op_embedding_backward(lab->stream, &a);
     dump_x(d, "x", x, n * C, 'e');
-    // One rank's part of the vocabulary, onto the same gradients.
+    // One rank's part of the vocabulary, added to the same gradients.
     a.first_row = V / 3, a.rows = V / 2, a.wte += V / 3 * C, a.dwte += V / 3 * C, a.part = true;
     op_embedding_forward(lab->stream, &a);
     op_embedding_backward(lab->stream, &a);
@@ -93,7 +97,7 @@ static void case_embedding(Dump *d, int B, int T, int C, int V, bool documents, 
     a.wte = NULL, a.part = false;
     op_embedding_forward(lab->stream, &a);
     dump_x(d, "x_rest", x, n * C, 'e');
-    // The rows from a third on, which begin inside a sample.
+    // The last two thirds of the rows, starting inside a sample.
     a.x_rows = (Rows){n / 3, n - n / 3}, a.x = x + n / 3 * C;
     op_embedding_forward(lab->stream, &a);
     dump_x(d, "x_rows", x, n * C, 'e');
@@ -142,7 +146,7 @@ static void case_residual(Dump *d, int B, int T, int C, float p) {
     release(lab, (void *[]){residual, branch, gamma, beta, sum, y, mean, rstd, NULL});
 }
 
-// The sum alone, as where a pipeline stage ends, on rows first .. first + count - 1.
+// The sum without a norm, as at the end of a pipeline stage, on rows first .. first + count - 1.
 static void case_border(Dump *d, int B, int T, int C, int64_t first, int64_t count, float p) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "border_%dx%dx%d_rows%d_p%g", B, T, C, (int)count, (double)p);
@@ -203,7 +207,7 @@ static void case_layernorm_backward(Dump *d, int B, int T, int C, bool branch, f
                             branch_sum, NULL});
 }
 
-// RMSNorm behind a sum, in both directions.
+// RMSNorm of a sum, forward and backward.
 static void case_rmsnorm(Dump *d, int B, int T, int C, float p) {
     Lab *lab = &d->lab;
     int64_t n = (int64_t)B * T;
@@ -256,18 +260,18 @@ static void cases_layernorm(Dump *d) {
     case_residual(d, 3, 17, 768, 0.0f);
     case_layernorm_backward(d, 2, 9, 768, false, 0.0f);
     case_layernorm_backward(d, 2, 9, 768, true, 0.0f);
-    // More rows than the blocks that a GPU keeps resident have groups.
+    // More rows than the row groups of a GPU's resident blocks.
     case_layernorm_backward(d, 3, 2001, 64, true, 0.1f);
     case_layernorm_backward(d, 1, 1500, 2048, true, 0.1f);
     case_border(d, 3, 50, 8, 0, 150, 0.1f);
     case_border(d, 3, 50, 1600, 40, 75, 0.1f);
     case_border(d, 3, 50, 768, 40, 75, 0.0f);
-    case_border(d, 2, 40000, 264, 0, 80000, 0.1f);  // more rows than a GPU's blocks take at once
+    case_border(d, 2, 40000, 264, 0, 80000, 0.1f);  // more rows than resident blocks process at once
 }
 
 // --- sums over ranks -----------------------------------------------------------------------------
 
-// shift: elements by which the tensors miss a multiple of 16 bytes.
+// shift: offset of the tensors in elements from 16-byte alignment.
 static void case_parts(Dump *d, int64_t n, int ranks, int C, int shift) {
     Lab *lab = &d->lab;
     snprintf(d->scope, sizeof d->scope, "parts_%lldx%d_bias%d_shift%d", (long long)n, ranks, C, shift);
@@ -430,7 +434,7 @@ static void cases_llama(Dump *d) {
     case_swiglu(d, 300, 264);
     case_rope(d, 2, 100, 3, 3, 64, 64);
     case_rope(d, 1, 77, 2, 6, 128, 128);
-    case_rope(d, 3, 5, 2, 3, 80, 40);  // half of the columns is no multiple of 8
+    case_rope(d, 3, 5, 2, 3, 80, 40);  // half of the columns is not a multiple of 8
     case_rope(d, 1, 9, 1, 10, 8, 2);
 }
 
@@ -473,8 +477,8 @@ static void case_head(Dump *d, int64_t n, int C, int Vp, bool mask, bool backwar
     release(lab, (void *[]){workspace, x, wte, dx, targets, losses, dwte, loss_sum, loss_mask, NULL});
 }
 
-// Two ranks with half of the vocabulary each, whose statistics meet between the two calls of a
-// chunk.
+// Two ranks with half of the vocabulary each. Their statistics are combined between the two calls
+// of a chunk.
 static void case_head_of_two(Dump *d, int64_t n, int C, int V) {
     Lab *lab = &d->lab;
     int64_t half = V / 2, chunk = op_head_chunk_rows(n, (int)half);
@@ -520,7 +524,7 @@ static void case_head_of_two(Dump *d, int64_t n, int C, int V) {
             (void *[]){x, wte, dx, targets, losses, dwte, all, rank[0].workspace, rank[1].workspace, NULL});
 }
 
-// Whole numbers from -2 to 2: their logits are exact in every precision and order. Many are equal.
+// Integers from -2 to 2: their logits are exact in every precision and order, and many are equal.
 static floatX *small_numbers(Lab *lab, int64_t n) {
     int32_t *ids = random_ids(lab, n, 5), *host = (int32_t *)xmalloc((size_t)n * sizeof *host, "numbers");
     floatX *numbers = (floatX *)xmalloc((size_t)n * sizeof *numbers, "numbers");
@@ -558,8 +562,8 @@ static void dump_scores(Dump *d, const HeadScore *memory, int64_t n) {
     free(scores);
 }
 
-// A rank with ids first .. first + rows - 1, of which `columns` are real. Targets are of all ranks;
-// every seventh row has none.
+// A rank with ids first .. first + rows - 1, of which `columns` are real. Targets are ids of all
+// ranks; every seventh row has none.
 static void case_head_scores(Dump *d, int64_t n, int C, int first, int rows, int columns) {
     Lab *lab = &d->lab;
     int64_t chunk = op_head_chunk_rows(n, rows);
@@ -608,9 +612,8 @@ static void cases_head(Dump *d) {
 
 // --- attention -----------------------------------------------------------------------------------
 
-// documents: 0 none, 1 document starts, 2 starts that are all 0, which give the plain result and
-// name no fused kernel on a GPU.
-// groups: of heads that share keys and values, or 0.
+// documents: 0 none, 1 document starts, 2 all starts 0, which gives the result without documents
+// but excludes fused kernels on a GPU. groups: groups of heads that share keys and values, or 0.
 static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int documents, float p) {
     Lab *lab = &d->lab;
     int64_t out_size = (int64_t)B * T * NH * HD;
@@ -647,7 +650,7 @@ static void case_groups(Dump *d, int B, int T, int NH, int groups, int HD, int d
     op_attention_backward(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
     dump_x(d, "dqkv", dqkv, qkv_size, 't');
-    a.by_kind = true;  // the same numbers are other queries, keys and values
+    a.by_kind = true;  // the same values, read in another layout
     if (groups) {
         op_attention_forward(lab->stream, &a);
         op_attention_backward(lab->stream, &a);
@@ -677,7 +680,7 @@ static void cases_attention(Dump *d) {
     case_attention(d, 1, 4096, 1, 128, 0, 0);
     case_attention(d, 1, 8192, 1, 80, 0, 0);
     case_attention(d, 1, 128, 1, 256, 0, 0);
-    case_attention(d, 1, 1, 2, 64, 0, 0);  // lengths that are no multiple of 64: our own kernels on a GPU
+    case_attention(d, 1, 1, 2, 64, 0, 0);  // lengths not divisible by 64: our own kernels on a GPU
     case_attention(d, 1, 37, 1, 8, 0, 0);
     case_attention(d, 2, 100, 3, 80, 0, 0);
     case_attention(d, 2, 256, 3, 64, 2, 0);
@@ -691,7 +694,7 @@ static void cases_attention(Dump *d) {
     case_attention(d, 1, 128, 3, 80, 2, 0.2f);
 }
 
-// T new positions behind `before` others, in a cache with room for some more.
+// T new positions after `before` cached ones, in a cache with unused capacity.
 static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) {
     Lab *lab = &d->lab;
     int keys = before + T, room = keys + 7;
@@ -718,7 +721,7 @@ static void case_cached(Dump *d, int T, int before, int NH, int groups, int HD) 
     op_cache_append(lab->stream, &a);
     op_cached_attention(lab->stream, &a);
     dump_x(d, "out", out, out_size, 't');
-    // Keys of the first group that are there: nothing but copies.
+    // Cached keys of the first group: copies, so they must be exact.
     dump_x(d, "keys", cached, (int64_t)keys * HD, 'e');
     release(lab, (void *[]){qkv, out, cached, values, workspace, NULL});
 }

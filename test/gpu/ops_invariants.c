@@ -1,16 +1,19 @@
-// What must hold on either backend without a reference from the other: the same inputs give the
-// same bits. Attention's dropout, whose mask a backend may choose itself, is one mask for forward
-// and backward, of the right density, different in every layer. What a rank computes of some rows
-// or heads has the bits of the whole. Prints ok / not ok lines and a count; exit code 0 when all
-// hold. Usage: ops_invariants [--deterministic]. With the flag attention's backward must repeat
-// itself to the bit too.
+// Checks properties of ops that need no reference from the other backend. The same inputs give the
+// same bits. Attention uses one dropout mask in forward and backward (a backend may choose the
+// mask), with the right density, different in every layer. Computing some rows or heads gives the
+// same bits as computing all. Prints ok / not ok lines and a count; exit code 0 if all checks
+// passed.
+//
+//   ops_invariants [--deterministic]
+//
+// With the flag, attention's backward must also repeat bit for bit.
 #include "test/gpu/ops_data.h"
 
-typedef struct Verdict {
+typedef struct Checks {
     int passed, failed;
-} Verdict;
+} Checks;
 
-static void verdict(Verdict *v, bool ok, const char *what, double value) {
+static void report(Checks *v, bool ok, const char *what, double value) {
     printf("%s - %s (%.6g)\n", ok ? "ok" : "not ok", what, value);
     if (ok) v->passed++;
     else v->failed++;
@@ -54,7 +57,7 @@ static double *random_doubles(Lab *lab, int64_t n) {
 
 enum { RB = 4, RT = 512, RC = 256, RV = 1024, RN = RB * RT };
 
-static void repeat_norm_and_embedding(Lab *lab, Verdict *v) {
+static void repeat_norm_and_embedding(Lab *lab, Checks *v) {
     int32_t *tokens = random_ids(lab, RN, 40), *start, *positions;
     random_documents(lab, RB, RT, true, &start, &positions);
     floatX *x = random_x(lab, RN * RC, 0, 1), *dy = random_x(lab, RN * RC, 0, 1),
@@ -87,13 +90,13 @@ static void repeat_norm_and_embedding(Lab *lab, Verdict *v) {
         op_layernorm_backward(lab->stream, &norm);
         op_bias_gradient(lab->stream, dgamma + 2 * RC, dresidual, sum, RN, RC, NULL);
     }
-    verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
-            "embedding and LayerNorm backward repeat themselves", 0);
+    report(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
+           "embedding and LayerNorm backward repeat themselves", 0);
     release(lab, (void *[]){tokens, start, positions, x, dy, gamma, y, mean, rstd, sum, dresidual, result[0],
                             result[1], NULL});
 }
 
-static void repeat_head_and_linear(Lab *lab, Verdict *v) {
+static void repeat_head_and_linear(Lab *lab, Checks *v) {
     size_t bytes = op_head_workspace_bytes(RN, RC, RV), linear = op_linear_workspace_bytes(RN, RC, RV);
     void *workspace = poisoned(lab, bytes > linear ? bytes : linear);
     floatX *x = random_x(lab, RN * RC, 0, 1), *w = random_x(lab, RV * RC, 0, 0.1),
@@ -124,16 +127,16 @@ static void repeat_head_and_linear(Lab *lab, Verdict *v) {
         op_linear_backward(lab->stream, &product);
         op_bias_gradient(lab->stream, result[i] + RV * RC, dy, NULL, RN, RV, workspace);
     }
-    verdict(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
-            "head and linear backward repeat themselves: weight gradients and loss", 0);
-    verdict(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)),
-            "head backward repeats itself: input gradient", 0);
+    report(v, same_bits(lab, result[0], result[1], results * sizeof(float)),
+           "head and linear backward repeat themselves: weight gradients and loss", 0);
+    report(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)),
+           "head backward repeats itself: input gradient", 0);
     release(lab, (void *[]){workspace, x, w, dy, targets, losses, result[0], result[1], dx[0], dx[1], NULL});
 }
 
-// Where one rank holds the whole vocabulary, logits and gradients in two calls a chunk give the
-// bits of op_head.
-static void head_in_two_calls(Lab *lab, Verdict *v) {
+// With the whole vocabulary on one rank, computing logits and gradients in two calls per chunk
+// gives the bits of op_head.
+static void head_in_two_calls(Lab *lab, Checks *v) {
     floatX *x = random_x(lab, RN * RC, 0, 1), *w = random_x(lab, RV * RC, 0, 0.1), *dx[2];
     int32_t *targets = random_ids(lab, RN, RV);
     float *result[2];  // dwte, losses, loss_sum
@@ -169,20 +172,20 @@ static void head_in_two_calls(Lab *lab, Verdict *v) {
         }
         if (i == 1) op_loss_sum(lab->stream, &head);
     }
-    verdict(v, same_bits(lab, result[0], result[1], (size_t)results * sizeof(float)),
-            "the head in two calls: weight gradient and losses", 0);
-    verdict(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)),
-            "the head in two calls: input gradient", 0);
+    report(v, same_bits(lab, result[0], result[1], (size_t)results * sizeof(float)),
+           "the head in two calls: weight gradient and losses", 0);
+    report(v, same_bits(lab, dx[0], dx[1], RN * RC * sizeof(floatX)), "the head in two calls: input gradient",
+           0);
     release(lab, (void *[]){x, w, dx[0], dx[1], targets, result[0], result[1], own, workspace, NULL});
 }
 
 // --- parts of a micro-batch ----------------------------------------------------------------------
 
-// A LayerNorm with branch and dropout, forward and backward, on new memory. The residual is x
-// itself. input: of x, branch, dresidual and dy.
+// A LayerNorm with branch and dropout, forward and backward, in new memory. The residual is x
+// itself. input: x, branch, dresidual and dy.
 static LayerNorm norm_on(Lab *lab, floatX *const input[4], floatX *gamma) {
     LayerNorm a = {RB, RT, RC, 1e-5f, {0.1f, 5, 9, 77}, .gamma = gamma, .beta = gamma};
-    floatX *own[3];  // that the op writes to
+    floatX *own[3];  // written by the op
     for (int i = 0; i < 3; i++) {
         own[i] = poisoned_x(lab, RN * RC);
         copy_on_device(lab->stream, own[i], input[i], RN * RC * sizeof(floatX));
@@ -198,7 +201,7 @@ static void norm_release(Lab *lab, const LayerNorm *a) {
                             a->branch_sum, a->dgamma, a->dbeta, NULL});
 }
 
-static void norm_of_rows(Lab *lab, Verdict *v) {
+static void norm_of_rows(Lab *lab, Checks *v) {
     const int64_t border[] = {0, 700, RN};  // inside a sample
     floatX *input[4], *gamma = random_x(lab, RC, 1, 0.1);
     for (int i = 0; i < 4; i++) input[i] = random_x(lab, RN * RC, 0, 1);
@@ -221,16 +224,16 @@ static void norm_of_rows(Lab *lab, Verdict *v) {
         }
     }
     const size_t bytes = RN * RC * sizeof(floatX);
-    verdict(v, same_bits(lab, whole.x, parts.x, bytes) && same_bits(lab, whole.y, parts.y, bytes),
-            "LayerNorm of some rows: forward", 0);
-    verdict(v,
-            same_bits(lab, whole.dresidual, parts.dresidual, bytes) &&
-                same_bits(lab, whole.dbranch, parts.dbranch, bytes),
-            "LayerNorm of some rows: backward", 0);
-    verdict(v,
-            same_bits(lab, whole.x, ends.x, bytes) && same_bits(lab, whole.dbranch, ends.dbranch, bytes) &&
-                same_bits(lab, whole.dresidual, ends.dresidual, bytes),
-            "the sum alone has the fused LayerNorm's bits", 0);
+    report(v, same_bits(lab, whole.x, parts.x, bytes) && same_bits(lab, whole.y, parts.y, bytes),
+           "LayerNorm of some rows: forward", 0);
+    report(v,
+           same_bits(lab, whole.dresidual, parts.dresidual, bytes) &&
+               same_bits(lab, whole.dbranch, parts.dbranch, bytes),
+           "LayerNorm of some rows: backward", 0);
+    report(v,
+           same_bits(lab, whole.x, ends.x, bytes) && same_bits(lab, whole.dbranch, ends.dbranch, bytes) &&
+               same_bits(lab, whole.dresidual, ends.dresidual, bytes),
+           "the sum alone has the fused LayerNorm's bits", 0);
     norm_release(lab, &whole);
     norm_release(lab, &parts);
     norm_release(lab, &ends);
@@ -242,7 +245,7 @@ static void norm_of_rows(Lab *lab, Verdict *v) {
 typedef struct Call {
     int B, T, NH, HD;
     Dropout dropout;
-    int32_t *doc_start;  // NULL: the backend's fastest kernels; zeros: on a GPU our own
+    int32_t *doc_start;  // NULL: fastest kernels; zeros: our own kernels on a GPU
     int first_head;
 } Call;
 
@@ -265,16 +268,16 @@ static Answer attend(Lab *lab, const Call *c, const floatX *qkv, const floatX *d
     return answer;
 }
 
-static void repeat_attention(Lab *lab, Verdict *v, Call call, const char *what) {
+static void repeat_attention(Lab *lab, Checks *v, Call call, const char *what) {
     floatX *qkv = random_x(lab, 3 * out_size(&call), 0, 1), *dout = random_x(lab, out_size(&call), 0, 1);
     Answer a = attend(lab, &call, qkv, dout), b = attend(lab, &call, qkv, dout);
     bool same = same_bits(lab, a.out, b.out, (size_t)out_size(&call) * sizeof(floatX)) &&
                 same_bits(lab, a.dqkv, b.dqkv, 3 * (size_t)out_size(&call) * sizeof(floatX));
-    verdict(v, same, what, 0);
+    report(v, same, what, 0);
     release(lab, (void *[]){qkv, dout, a.out, a.dqkv, b.out, b.dqkv, NULL});
 }
 
-// Columns of `part` head sizes from head `first` on, of a tensor with `part` head sizes a head.
+// Copies `heads` heads from `first` on, of a tensor that stores `part` head sizes per head.
 static floatX *cut_heads(Lab *lab, const Call *c, const floatX *whole, int part, int first, int heads) {
     const int64_t rows = (int64_t)c->B * c->T, size = part * c->HD;
     floatX *cut = poisoned_x(lab, rows * heads * size);
@@ -284,8 +287,8 @@ static floatX *cut_heads(Lab *lab, const Call *c, const floatX *whole, int part,
     return cut;
 }
 
-// Two ranks with some of the heads each, on kernels that draw the masks of ops.h.
-static void attention_of_heads(Lab *lab, Verdict *v, Call call) {
+// Two ranks with some of the heads each, on kernels that use the dropout masks of ops.h.
+static void attention_of_heads(Lab *lab, Checks *v, Call call) {
     floatX *qkv = random_x(lab, 3 * out_size(&call), 0, 1), *dout = random_x(lab, out_size(&call), 0, 1);
     Answer whole = attend(lab, &call, qkv, dout);
     for (int rank = 0; rank < 2; rank++) {
@@ -297,8 +300,8 @@ static void attention_of_heads(Lab *lab, Verdict *v, Call call) {
                          cut_heads(lab, &call, whole.dqkv, 3, rank, mine.NH)};
         Answer part = attend(lab, &mine, cut[0], cut[1]);
         size_t bytes = (size_t)out_size(&mine) * sizeof(floatX);
-        verdict(v, same_bits(lab, part.out, cut[2], bytes) && same_bits(lab, part.dqkv, cut[3], 3 * bytes),
-                "attention of some heads has the bits of all heads", rank);
+        report(v, same_bits(lab, part.out, cut[2], bytes) && same_bits(lab, part.dqkv, cut[3], 3 * bytes),
+               "attention of some heads has the bits of all heads", rank);
         release(lab, (void *[]){cut[0], cut[1], cut[2], cut[3], part.out, part.dqkv, NULL});
     }
     release(lab, (void *[]){qkv, dout, whole.out, whole.dqkv, NULL});
@@ -306,13 +309,13 @@ static void attention_of_heads(Lab *lab, Verdict *v, Call call) {
 
 // --- attention: dropout's mask, made visible -----------------------------------------------------
 
-// With q = k = 0 the probabilities of query t are 1 / (t + 1). With v the identity (T = HD) out
-// shows the dropped probabilities themselves, and with dout the identity dv shows those that
-// backward used, transposed.
+// With q = k = 0 the probabilities of query t are 1 / (t + 1). If v is the identity (T = HD), `out`
+// contains the dropped-out probabilities themselves. If dout is the identity, dv contains
+// the transposed probabilities of backward.
 enum { SIDE = 64 };  // T and HD
 
-// mask (B, NH, T, T): the multiplier of every visible probability, from forward; *disagreements:
-// entries where backward's differs by more than rounding.
+// mask (B, NH, T, T): multiplier of every visible probability in forward. *disagreements: number of
+// entries that differ in backward by more than rounding.
 static double *read_mask(Lab *lab, const Call *c, int64_t *disagreements) {
     int64_t rows = (int64_t)c->B * c->T * c->NH;
     double *qkv = (double *)xcalloc((size_t)rows * 3 * SIDE, sizeof(double), "qkv"),
@@ -346,8 +349,8 @@ static double *read_mask(Lab *lab, const Call *c, int64_t *disagreements) {
     return mask;
 }
 
-// Share of kept probabilities, and the largest relative distance of a kept multiplier from 1 / (1 -
-// p).
+// Fraction of kept probabilities, and the largest relative deviation of a kept multiplier from 1 /
+// (1 - p).
 static void mask_statistics(const double *mask, int64_t heads, float p, double *kept, double *off) {
     int64_t visible = 0, alive = 0;
     *off = 0.0;
@@ -370,17 +373,17 @@ static double share_of_equal_zeros(const double *a, const double *b, int64_t hea
     return (double)equal / (double)visible;
 }
 
-static void check_mask(Lab *lab, Verdict *v, Call call) {
+static void check_mask(Lab *lab, Checks *v, Call call) {
     float p = call.dropout.p;
     int64_t heads = (int64_t)call.B * call.NH, wrong;
     double visible = (double)heads * SIDE * (SIDE + 1) / 2, kept, off;
     double *mask = read_mask(lab, &call, &wrong);
-    verdict(v, wrong == 0, "dropout: forward and backward use one mask", (double)wrong);
+    report(v, wrong == 0, "dropout: forward and backward use one mask", (double)wrong);
     mask_statistics(mask, heads, p, &kept, &off);
-    verdict(v, fabs(kept - (1.0 - (double)p)) < 5.0 * sqrt((double)p * (1.0 - (double)p) / visible),
-            "dropout: share of kept probabilities is 1 - p within 5 sigma", kept);
-    verdict(v, off < 0.02, "dropout: kept probabilities are multiplied by 1 / (1 - p)", off);
-    // Masks of other layers and samples agree only by chance: both dropped or both kept.
+    report(v, fabs(kept - (1.0 - (double)p)) < 5.0 * sqrt((double)p * (1.0 - (double)p) / visible),
+           "dropout: share of kept probabilities is 1 - p within 5 sigma", kept);
+    report(v, off < 0.02, "dropout: kept probabilities are multiplied by 1 / (1 - p)", off);
+    // Masks of other layers and samples agree only by chance (both dropped or both kept).
     double chance = (double)p * (double)p + (1.0 - (double)p) * (1.0 - (double)p),
            spread = 5.0 * sqrt(chance * (1.0 - chance) / visible);
     for (int other = 0; other < 4; other++) {
@@ -390,13 +393,13 @@ static void check_mask(Lab *lab, Verdict *v, Call call) {
         if (other == 2) changed.dropout.seed += 1;
         if (other == 3) changed.first_head += call.NH;
         double *second = read_mask(lab, &changed, &wrong), equal = share_of_equal_zeros(mask, second, heads);
-        verdict(v, fabs(equal - chance) < spread,
-                "dropout: another layer, sample, seed or part of the heads has an unrelated mask", equal);
+        report(v, fabs(equal - chance) < spread,
+               "dropout: another layer, sample, seed or part of the heads has an unrelated mask", equal);
         free(second);
     }
     double *again = read_mask(lab, &call, &wrong);
-    verdict(v, share_of_equal_zeros(mask, again, heads) == 1.0,
-            "dropout: a recomputed forward has the same mask", 0);
+    report(v, share_of_equal_zeros(mask, again, heads) == 1.0,
+           "dropout: a recomputed forward has the same mask", 0);
     free(again);
     free(mask);
 }
@@ -438,8 +441,7 @@ static void reference_head(const double *q, const double *k, const double *v, co
     }
 }
 
-// Root of the mean squared difference over the root of the mean squared reference, of one head's
-// rows: got is `stride` apart.
+// Relative RMS error of one head; rows of `got` are `stride` apart.
 static void add_errors(const double *got, int64_t stride, const double *expected, double *error,
                        double *size) {
     for (int i = 0; i < SIDE * SIDE; i++) {
@@ -452,7 +454,7 @@ static void gather(double *to, const double *from, int64_t stride) {
     for (int i = 0; i < SIDE * SIDE; i++) to[i] = from[i / SIDE * stride + i % SIDE];
 }
 
-static void check_against_double(Lab *lab, Verdict *v, Call call) {
+static void check_against_double(Lab *lab, Checks *v, Call call) {
     int64_t n = out_size(&call), wrong, out_row = (int64_t)call.NH * SIDE, qkv_row = 3 * out_row;
     double *mask = read_mask(lab, &call, &wrong), *qkv = random_doubles(lab, 3 * n),
            *dout = random_doubles(lab, n);
@@ -477,12 +479,12 @@ static void check_against_double(Lab *lab, Verdict *v, Call call) {
             add_errors(dqkv + qkv_at + part * SIDE, qkv_row, head + (5 + part) * AREA, &error[1 + part],
                        &size[1 + part]);
     }
-    // Two or three bf16 roundings on the way (probabilities, gradient of the scores, result), each
-    // of at most 2^-9 relative.
+    // Up to three bf16 roundings (probabilities, gradient of the scores, result), each of at most
+    // 2^-9 relative.
     const char *names[4] = {"attention with dropout, out", "attention with dropout, dq",
                             "attention with dropout, dk", "attention with dropout, dv"};
     for (int i = 0; i < 4; i++)
-        verdict(v, sqrt(error[i] / size[i]) < 0x1p-7, names[i], sqrt(error[i] / size[i]));
+        report(v, sqrt(error[i] / size[i]) < 0x1p-7, names[i], sqrt(error[i] / size[i]));
     release(lab, (void *[]){device_qkv, device_dout, answer.out, answer.dqkv, NULL});
     free(mask);
     free(qkv);
@@ -495,7 +497,7 @@ static void check_against_double(Lab *lab, Verdict *v, Call call) {
 int main(int argc, char **argv) {
     Site site = {.rank = -1, .phase = "ops"};
     Lab lab = lab_open(&site);
-    Verdict v = {0, 0};
+    Checks v = {0, 0};
     bool deterministic = argc > 1 && strcmp(argv[1], "--deterministic") == 0;
     device_set_deterministic(lab.device, deterministic);
     repeat_norm_and_embedding(&lab, &v);

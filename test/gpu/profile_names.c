@@ -1,6 +1,6 @@
-// A tool for NVTX to load (NVTX_INJECTION64_PATH): writes every range that starts and ends, and
-// every stream that gets a name, into the file PROFILE_NAMES, as "start NAME", "end NAME" and
-// "stream NAME". test/gpu.sh looks there for the trainer's phases.
+// An NVTX tool (NVTX_INJECTION64_PATH). Writes every range that starts and ends, and every stream
+// that gets a name, to the file PROFILE_NAMES, as "start NAME", "end NAME" and "stream NAME".
+// test/gpu.sh searches it for the trainer's phases.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static void note(const char *what, const char *name) {
     fclose(file);
 }
 
-// A range's number is the address of its name, which lives as long as the program.
+// A range's id is the address of its name, which is valid as long as the program runs.
 static nvtxRangeId_t NVTX_API started(const char *name) {
     note("start", name);
     return (nvtxRangeId_t)(uintptr_t)name;
@@ -32,8 +32,8 @@ static int take(const NvtxExportTableCallbacks *callbacks, NvtxCallbackModule mo
     return 1;
 }
 
-// NVTX calls this when the program makes its first call. Returns 0 when the program's NVTX is
-// another than is known here.
+// Called by NVTX at the program's first NVTX call. Returns 0 if the program's NVTX version is
+// unknown.
 int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t export_table);
 int InitializeInjectionNvtx2(NvtxGetExportTableFunc_t export_table) {
     const NvtxExportTableCallbacks *callbacks = (const NvtxExportTableCallbacks *)export_table(

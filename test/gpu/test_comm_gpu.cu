@@ -1,9 +1,10 @@
-// The collectives over NCCL, at any number of ranks: alone (nothing is sent, no communicator made)
-// or under mpirun, one GPU per rank. With --nodes n the ranks are split into n nodes, so that the
-// world and both levels of data parallelism have work: mpirun -n 4 test_comm_gpu --nodes 2. Inside
-// a node messages also travel through memory that its ranks have opened to each other (comm_share).
-// Links form a ring of all ranks. A fourth word, --emulate-nodes, lets ranks share GPUs
-// (devices.h).
+// Tests the collectives over NCCL with any number of ranks: a single process (sends nothing and
+// opens no communicator), or one GPU per rank under mpirun. --nodes N splits the ranks into N
+// nodes, so that the world and both levels of data parallelism have several members. Inside a node,
+// payloads are also copied through memory that its ranks map (comm_share). Links form a ring of all
+// ranks. --emulate-nodes as a fourth argument lets ranks share GPUs (devices.h).
+//
+//   mpirun -n 4 test_comm_gpu --nodes 2
 #include <mpi.h>
 #include <stdint.h>
 #include <string.h>
@@ -13,13 +14,14 @@
 #include "llmc/ranks/devices.h"
 #include "test/gpu/check.h"
 
-// What rank `from` of the world sends to rank `to` in a group, and what fills slots that must stay.
+// Bytes that rank `from` of the world sends to rank `to` in a group, or that fill slots which must
+// not change.
 static uint8_t message(int from, int to, const Group *group, size_t i) {
     return (uint8_t)(from * 31 + to * 7 + group->size * 3 + (int)(i % 251));
 }
 enum { UNTOUCHED = 0xEE };
 
-// The world's number of a member.
+// World rank of a member.
 static int member(const Group *group, int i) { return group_peer(group, group->first, i); }
 static int self(const Group *group) { return member(group, group->rank); }
 
@@ -74,9 +76,9 @@ static void test_all_gather(Checks *c, const Group *group, const Buffers *m, siz
     check(c, wrong == 0, "all-gather of %zu bytes %s: %zu bytes are wrong", bytes, group->name, wrong);
 }
 
-// Exchanges back to back out of the same memory, whose contents change in between while nobody
-// waits. So a message that is fetched too early or too late is another round's. offset: of the
-// messages in what was shared.
+// Exchanges back to back from the same memory, whose contents change in between without
+// synchronization, so that a payload fetched too early or too late belongs to another round.
+// offset: of the payloads in the shared memory.
 static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t offset, size_t bytes) {
     enum { ROUNDS = 100 };
     int size = node->size;
@@ -86,13 +88,13 @@ static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t o
     uint8_t *host = (uint8_t *)malloc(2 * ROUNDS * all);
     if (!check(c, log != NULL, "%s", err.what)) return;
     for (int round = 0; round < ROUNDS; round++) {
-        // Every second one late on one rank, so that the others run ahead.
+        // In every second round one rank is late, so that the others run ahead.
         if (round % 2 && node->rank == round / 2 % size) stream_synchronize(m->stream);
         for (int to = 0; to < size; to++)
             memset(m->host + to * bytes, round * 64 + node->rank * 8 + to, bytes);
         copy_to_device(m->stream, m->send + offset, m->host, all);
         comm_all_to_all(node, m->send + offset, m->recv + offset, bytes, m->stream);
-        set_zero(m->stream, m->send + offset, all);  // nobody may still read it
+        set_zero(m->stream, m->send + offset, all);  // all reads must be complete
         copy_on_device(m->stream, log + 2 * round * all, m->recv + offset, all);
         memset(m->host, round + 100 * node->rank, all);
         copy_to_device(m->stream, m->recv + offset, m->host, all);
@@ -120,8 +122,8 @@ static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t o
     free(host);
 }
 
-// The same collectives when the node's ranks fetch from each other, twice over, and again when that
-// has ended.
+// The same collectives when the ranks of a node copy from each other, opened twice, and again after
+// sharing has ended.
 static void test_shared(Checks *c, const Mesh *mesh, const Buffers *m, size_t most) {
     const Group *node = &mesh->node;
     Error err = {};
@@ -142,7 +144,7 @@ static void test_shared(Checks *c, const Mesh *mesh, const Buffers *m, size_t mo
     device_free(stream_device(m->stream), flags);
 }
 
-// A ring of links over all ranks, in both directions at once, all messages under way together.
+// A ring of links over all ranks, in both directions, with all messages in flight at once.
 static void test_links(Checks *c, const Group *world, Link *const out[2], Link *const in[2], const Buffers *m,
                        size_t bytes) {
     enum { MESSAGES = 20 };
@@ -166,7 +168,7 @@ static void test_links(Checks *c, const Group *world, Link *const out[2], Link *
         link_sent(out[d], 0, m->stream);
         for (int k = 0; k < MESSAGES; k++) link_arrived(in[d], m->stream);
     }
-    set_zero(m->stream, m->send, 2 * all);  // nobody may still read it
+    set_zero(m->stream, m->send, 2 * all);  // all reads must be complete
     copy_to_host(m->stream, m->host, m->recv, 2 * all);
     stream_synchronize(m->stream);
     size_t wrong = 0;
@@ -181,7 +183,7 @@ static void test_links(Checks *c, const Group *world, Link *const out[2], Link *
     check(c, comm_sent(world) - before == 2 * all, "links with messages of %zu bytes counted wrong", bytes);
 }
 
-// The ring's links, opened in one order on all ranks.
+// Opens the links of the ring in the same order on all ranks.
 static void open_links(const Group *world, Device *device, Link *out[2], Link *in[2]) {
     for (int i = 0; i < 2 * world->size; i++) {
         int d = i / world->size, low = i % world->size, next = (low + 1) % world->size;
@@ -208,7 +210,7 @@ static void test_groups(Checks *c, Device *device, Mesh *mesh) {
     comm_connect(mesh, m.send);
     const Group *const groups[] = {&mesh->node, &mesh->rail, &mesh->world};
     for (int g = 0; g < 3; g++) {
-        check(c, comm_sent(groups[g]) == 0, "first messages %s are counted", groups[g]->name);
+        check(c, comm_sent(groups[g]) == 0, "connection setup %s was counted as traffic", groups[g]->name);
         for (int i = 0; i < 4; i++) {
             test_all_to_all(c, groups[g], &m, sizes[i]);
             test_all_gather(c, groups[g], &m, sizes[i]);

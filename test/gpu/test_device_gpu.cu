@@ -1,5 +1,5 @@
-// The CUDA device: what it refuses, memory, copies that neither side waits for, the order of
-// streams and events.
+// Tests the CUDA device: refusals, memory, copies that block neither side, order of streams and
+// events.
 #include <cub/device/device_radix_sort.cuh>
 #include <math.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include "llmc/cuda/limits.h"
 #include "test/gpu/check.h"
 
-// Keeps a stream busy for some milliseconds, then writes value.
+// Keeps a stream busy for some milliseconds, then writes `value`.
 static __global__ void busy_kernel(int *out, int value, int milliseconds) {
     uint64_t start, now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
@@ -62,7 +62,7 @@ static void test_memory(Checks *c, Device *device) {
     Stream *stream = stream_create(device, "compute");
     const size_t sizes[] = {0, 1, 255, 256, 257, 1000003};
     uint8_t *back = (uint8_t *)malloc(1000003);
-    for (int round = 0; round < 2; round++) {  // the second round meets the first one's memory again
+    for (int round = 0; round < 2; round++) {  // the second round reuses the memory of the first
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             uint8_t *memory = (uint8_t *)device_alloc(device, sizes[i], "a test", &err);
             check(c, memory && (uintptr_t)memory % 256 == 0, "%zu bytes at %p", sizes[i], (void *)memory);
@@ -89,8 +89,8 @@ static void test_memory(Checks *c, Device *device) {
     device_free(device, word);
 }
 
-// What the program says it allocated is what the driver says is gone, up to its granularity of 2
-// MiB a piece.
+// The program's count of allocated bytes agrees with the driver's, up to its granularity of 2 MiB
+// per allocation.
 static void test_count(Checks *c, Device *device) {
     Error err = {};
     size_t before = device_allocated(device), taken = device_taken(device), share = device_share(device, 1),
@@ -106,11 +106,11 @@ static void test_count(Checks *c, Device *device) {
     check(c, device_share(device, 2) <= share / 2, "half of %zu bytes is %zu", share,
           device_share(device, 2));
     device_free(device, memory);
-    check(c, device_allocated(device) - before == size, "what was freed is no longer counted");
+    check(c, device_allocated(device) - before == size, "freed memory is still counted");
 }
 
-// Uploads of less and of much more than the ring, whose host memory is overwritten at once, and
-// downloads of the same.
+// Uploads smaller and much larger than the ring buffer, from host memory that is overwritten at
+// once, and downloads of the same data.
 static void test_copies(Checks *c, Device *device) {
     Error err = {};
     const size_t sizes[] = {
@@ -131,7 +131,7 @@ static void test_copies(Checks *c, Device *device) {
     }
     copy_to_device(stream, memory, NULL, 0);
     copy_to_host(stream, NULL, memory, 0);
-    // to, from; 1000 bytes, most of them overlapping.
+    // to, from. 1000 bytes; most ranges overlap.
     const int moves[][2] = {{0, 3}, {3, 0}, {0, 500}, {500, 0}, {0, 1000}, {17, 17}};
     for (int i = 0; i < 6; i++) {
         for (size_t j = 0; j < 2000; j++) host[j] = pattern(j, 9);
@@ -151,7 +151,7 @@ static void test_copies(Checks *c, Device *device) {
     free(back);
 }
 
-// While the stream is busy, copies return at once, in both directions; the data arrive in stream
+// Copies in both directions return at once while the stream is busy. The data arrive in stream
 // order.
 static void test_asynchrony(Checks *c, Device *device) {
     Error err = {};
@@ -159,7 +159,7 @@ static void test_asynchrony(Checks *c, Device *device) {
     Stream *stream = stream_create(device, "compute");
     Event *landed = event_create(device);
     int *word = (int *)device_alloc(device, 2 * sizeof(int), "a test", &err), sent = 41, back[2] = {-1, -1};
-    copy_to_host(stream, back, word, sizeof back);  // the ring is made at the first copy
+    copy_to_host(stream, back, word, sizeof back);  // the first copy creates the ring buffer
     stream_synchronize(stream);
     double start = monotonic_seconds();
     busy(stream, word, 7, milliseconds);
@@ -179,8 +179,8 @@ static void test_asynchrony(Checks *c, Device *device) {
     device_free(device, word);
 }
 
-// Work of the host begins when the stream comes to it, with what has come down before; what goes up
-// after it is what it has made. None of the calls waits.
+// A host function runs in stream order: it sees data downloaded before it, and what it writes is
+// uploaded after it. None of the calls blocks.
 typedef struct Doubling {
     const int *from;
     int *to;
@@ -225,7 +225,7 @@ static void test_events(Checks *c, Device *device) {
     event_record(start, first);
     busy(first, word, 5, 100);
     event_record(stop, first);
-    copy_on_device(second, word + 1, word, sizeof(int));  // not ordered: the other stream is still busy
+    copy_on_device(second, word + 1, word, sizeof(int));  // without an event: the other stream is still busy
     copy_to_host(second, back, word + 1, sizeof(int));
     stream_synchronize(second);
     event_record(order, first);
@@ -233,16 +233,16 @@ static void test_events(Checks *c, Device *device) {
     copy_on_device(second, word + 1, word, sizeof(int));  // ordered by the event
     copy_to_host(second, back + 1, word + 1, sizeof(int));
     stream_synchronize(second);
-    check(c, back[0] == 0, "a stream waited for another without being told to");
+    check(c, back[0] == 0, "a stream waited for another one without an event");
     check(c, back[1] == 5, "a stream did not wait for an event: %d", back[1]);
     double ms = event_elapsed_ms(start, stop);
     check(c, ms >= 99 && ms < 150, "100 ms of work took %.2f ms by the events", ms);
-    check(c, event_elapsed_ms(stop, start) < 0, "time does not run backwards from stop to start");
+    check(c, event_elapsed_ms(stop, start) < 0, "elapsed time from stop to start is negative");
     Stream *urgent = stream_create_urgent(device, "communication");
     int usual = 0, priority = 0;
     cudaStreamGetPriority(stream_handle(first), &usual);
     cudaStreamGetPriority(stream_handle(urgent), &priority);
-    // Lower numbers go first.
+    // A lower number is a higher priority.
     check(c, usual == 0 && priority < usual, "priority %d of an urgent stream, %d of another", priority,
           usual);
     stream_destroy(urgent);
@@ -254,7 +254,7 @@ static void test_events(Checks *c, Device *device) {
     device_free(device, word);
 }
 
-// limits.h plans enough for the sort of the embedding's backward.
+// limits.h reserves enough memory for the sort in the embedding's backward.
 static void test_sort(Checks *c) {
     const int rows[] = {1, 31, 5000, 65536, 1 << 20, 3400000, 1 << 26};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -1,10 +1,10 @@
-// The linear layers on a GPU against fp64 on the host, and against themselves: the same bits twice.
-// With --speed also the rates of the products of a 125M model's layer at micro-batch 32, sequence
+// Tests the linear layers on a GPU against fp64 on the host, and that a second call gives the same
+// bits. --speed also prints GEMM rates of a 125M model's layer at micro-batch 32, sequence length
 // 2048.
 //
-// Tolerances are error bounds, not guesses: half a unit in the last place of bf16 for the stored
-// value (2^-8 of it at most), k x 2^-23 x the sum of |a b| for fp32 sums in any order, and 2^-11
-// for the hardware's tanh, multiplied by what it enters into.
+// Tolerances are error bounds: half a unit in the last place of bf16 for the stored value (at most
+// 2^-8 of it), k x 2^-23 x sum of |a b| for fp32 sums in any order, and 2^-11 for the hardware's
+// tanh, times its factor.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -28,7 +28,7 @@ static void *new_memory(Bench *b, size_t bytes) {
 }
 static void *new_host(size_t bytes) { return xcalloc(1, bytes ? bytes : 1, "a test"); }
 
-// About uniform in (-scale, scale).
+// Roughly uniform in (-scale, scale).
 static float draw(Bench *b, float scale) {
     b->random = b->random * 6364136223846793005u + 1442695040888963407u;
     return ((float)(b->random >> 40) / 8388608.0f - 1.0f) * scale;
@@ -60,7 +60,7 @@ static floatX *fetch(Bench *b, const void *device, int64_t count, size_t size) {
     return host;
 }
 
-// (1 + tanh(u)) / 2 without the cancellation that leaves nothing of it below u = -19.
+// (1 + tanh(u)) / 2 without the cancellation that loses all digits below u = -19.
 static double exact_gate(double x) {
     return 1.0 / (1.0 + exp(-2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x)));
 }
@@ -72,7 +72,7 @@ static double exact_gelu_derivative(double x) {
 
 static double bf16_half_ulp(double x) { return fabs(x) * 0x1p-8; }
 
-// What one output tensor has gone wrong by, in units of its bound; the check tells the worst.
+// Largest error of an output tensor in units of its bound, and where it occurs.
 typedef struct Worst {
     double ratio;
     int64_t at;
@@ -117,8 +117,8 @@ static void test_forward(Bench *b, int64_t N, int C, int OC, bool with_pre, bool
             double summed = C * 0x1p-23 * size;
             if (with_pre) {
                 compare(&worst_pre, i, floatX_to_float(got_pre[i]), sum, bf16_half_ulp(sum) + summed);
-                // GELU of the sum before or after its rounding, whichever the epilogue takes;
-                // |GELU'| <= 1.13
+                // GELU of the sum before or after rounding, depending on the epilogue; |GELU'| <=
+                // 1.13
                 compare(&worst_y, i, floatX_to_float(got_y[i]), exact_gelu(sum),
                         bf16_half_ulp(exact_gelu(sum)) + 1.13 * (summed + bf16_half_ulp(sum)) +
                             fabs(sum) * 0x1p-11);
@@ -132,7 +132,7 @@ static void test_forward(Bench *b, int64_t N, int C, int OC, bool with_pre, bool
     op_linear_forward(b->stream, &linear);
     floatX *again = fetch(b, y, N * OC, sizeof(floatX));
     check(b->checks, memcmp(again, got_y, (size_t)(N * OC) * sizeof(floatX)) == 0,
-          "a second forward gives other bits");
+          "a second forward gives different bits");
     values_free(b, &x), values_free(b, &w), values_free(b, &bias);
     device_free(b->device, y), device_free(b->device, pre), device_free(b->device, workspace);
     free(got_y), free(got_pre), free(again);
@@ -150,8 +150,8 @@ static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values 
                 sum += at(dy, n * OC + o) * at(w, (int64_t)o * C + k),
                     size += fabs(at(dy, n * OC + o) * at(w, (int64_t)o * C + k));
             double p = pre ? at(pre, n * C + k) : 0.0, slope = pre ? exact_gelu_derivative(p) : 1.0;
-            // The product may be rounded before it meets the slope; the slope's gate may come from
-            // the hardware's tanh, which is right to 2^-11 of itself.
+            // The product may be rounded before it is multiplied by the slope. The slope's gate may
+            // come from the hardware's tanh, which has a relative error of 2^-11.
             double bound = bf16_half_ulp(sum * slope) + OC * 0x1p-23 * size * 1.13;
             if (pre)
                 bound += fabs(slope) * bf16_half_ulp(sum) +
@@ -162,7 +162,7 @@ static void check_dx(Bench *b, const floatX *dx, const Values *dy, const Values 
     check_worst(b, &worst, pre ? "dx through GELU" : "dx", N, C, OC);
 }
 
-// before + the sum over `passes` equal micro-batches
+// Expects `before` plus the sum over `passes` equal micro-batches.
 static void check_dw(Bench *b, const float *dw, const float *dbias, float before, int passes,
                      const Values *dy, const Values *x, int64_t N, int C, int OC) {
     Worst worst = {}, worst_bias = {};
@@ -185,8 +185,8 @@ static void check_dw(Bench *b, const float *dw, const float *dbias, float before
     if (dbias) check_worst(b, &worst_bias, "dbias", N, C, OC);
 }
 
-// dpre_bias (C) after `passes` equal micro-batches that gave dx (N, C): summed before or after dx
-// was rounded.
+// dpre_bias (C) after `passes` equal micro-batches with result dx (N, C), summed before or after dx
+// is rounded.
 static void check_dpre_bias(Bench *b, const float *device_bias, const floatX *device_dx, int passes,
                             int64_t N, int C) {
     float *got = (float *)fetch(b, device_bias, C, sizeof(float));
@@ -205,7 +205,7 @@ static void check_dpre_bias(Bench *b, const float *device_bias, const floatX *de
     free(got), free(dx);
 }
 
-// Two micro-batches onto gradients that are not zero.
+// Two micro-batches, added to nonzero gradients.
 static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
     const float before = 3.25f;
     Values dy = random_values(b, N * OC, 1.0f), x = random_values(b, N * C, 1.0f),
@@ -244,7 +244,7 @@ static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
         } else {
             check(b->checks,
                   memcmp(got_dw, first_dw, dw_bytes) == 0 && memcmp(got_dbias, first_dbias, dbias_bytes) == 0,
-                  "a second backward gives other bits");
+                  "a second backward gives different bits");
             free(got_dw), free(got_dbias);
         }
     }
@@ -256,7 +256,7 @@ static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
     check_dw(b, dw_after, NULL, 0.0f, 1, &dy, &x, N, C, OC);
     float *bias_after = (float *)fetch(b, dbias, OC, sizeof(float));
     check(b->checks, memcmp(bias_after, first_dbias, dbias_bytes) == 0,
-          "dbias changed where it was not asked for");
+          "dbias changed without being requested");
     values_free(b, &dy), values_free(b, &x), values_free(b, &w), values_free(b, &pre);
     device_free(b->device, dx), device_free(b->device, dw), device_free(b->device, dbias),
         device_free(b->device, workspace);
@@ -264,7 +264,7 @@ static void test_backward(Bench *b, int64_t N, int C, int OC, bool with_pre) {
     free(start), free(first_dw), free(first_dbias), free(bias_after), free(dw_after);
 }
 
-// Values from -8 to 8, and lengths that are no multiple of 8.
+// Values from -8 to 8, and lengths that are not multiples of 8.
 static void test_gelu(Bench *b) {
     const int64_t lengths[] = {1, 7, 8, 4099, 65536};
     Values pre = random_values(b, 65536, 8.0f);
@@ -288,7 +288,8 @@ static void test_gelu(Bench *b) {
     device_free(b->device, y);
 }
 
-// More shapes than the first table holds, met twice: the plans found again are the right ones.
+// More shapes than the first hash table holds, each used twice: cached plans must be the right
+// ones.
 static void test_many_shapes(Bench *b) {
     Values x = random_values(b, 256 * 64, 1.0f), w = random_values(b, 64 * 64, 0.5f);
     floatX *y = (floatX *)new_memory(b, 256 * 64 * sizeof(floatX));

@@ -1,6 +1,6 @@
-// The normal numbers of llmc/base/normal.h and what they are made of: computed on the GPU and on
-// the host, in double, before any rounding hides a last bit; and op_init_weights against the host's
-// numbers, tensors of the real sizes.
+// Compares normal numbers (llmc/base/normal.h) and their intermediate values on the GPU and on the
+// host, in double, before rounding can hide differences in the last bit; and op_init_weights with
+// the host's numbers, for tensors of realistic sizes.
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "llmc/ops.h"
 #include "test/gpu/check.h"
 
-// What is compared of 128 random bits.
+// Values compared for 128 random bits.
 struct Drawn {
     double uniform, logarithm, near_one, near_zero, cosine, sine, normal[2];
 };
@@ -19,8 +19,7 @@ static const char *const PART[] = {"uniform", "logarithm", "logarithm near 1", "
 enum { PARTS = sizeof PART / sizeof PART[0], CORNERS = 7, SEED = 99, STREAM = 7 };
 static_assert(sizeof(Drawn) == PARTS * sizeof(double), "Drawn is an array of doubles");
 
-// The first draws take their words from the ends and middles of their range; the others from the
-// stream.
+// The first draws use words from the ends and middle of their range, the others random words.
 static __host__ __device__ Philox4 words_of(uint64_t i) {
     const uint32_t corner[CORNERS] = {0,           2048,        0x40000000u, 0x7FFFFFFFu,
                                       0x80000000u, 0xC0000000u, 0xFFFFFFFFu};
@@ -99,15 +98,15 @@ static void test_weights(Checks *c, Device *device, Stream *stream) {
         for (int64_t j = 0; j < n; j++) differ += host[1 + j] != expected_weight(j, std);
         check(c, differ == 0, "%lld weights, deviation %g: %lld differ", (long long)n, std,
               (long long)differ);
-        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "%lld weights, deviation %g: more was written",
+        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "%lld weights, deviation %g: wrote past its end",
               (long long)n, std);
     }
     free(host);
     device_free(device, weights);
 }
 
-// Boxes cut from a tensor of 3001 columns, odd ones too. They lie at an address that is a multiple
-// of 2 alone.
+// Parts of a tensor with 3001 columns, some with odd bounds, at an address that is only 2-byte
+// aligned.
 static void test_parts(Checks *c, Device *device, Stream *stream) {
     enum { COLUMNS = 3001, MOST = 200 * COLUMNS };
     const struct {
@@ -132,7 +131,7 @@ static void test_parts(Checks *c, Device *device, Stream *stream) {
             differ += host[1 + j] != expected_weight(row * COLUMNS + column, 0.02);
         }
         check(c, differ == 0, "part %d of a tensor: %lld weights differ", i, (long long)differ);
-        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "part %d of a tensor: more was written", i);
+        check(c, host[0] == 0xEEEE && host[n + 1] == 0xEEEE, "part %d of a tensor: wrote past its end", i);
     }
     free(host);
     device_free(device, weights);
