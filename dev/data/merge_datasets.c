@@ -8,9 +8,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "dev/lib/prefix_lock.h"
+#include "dev/lib/shard_writer.h"
 #include "dev/lib/tool.h"
-#include "llmc/data/prefix_lock.h"
-#include "llmc/data/shard.h"
 
 typedef struct Settings {
     Words input;

@@ -14,15 +14,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "llmc/data/corpus.h"
-#include "llmc/base/json.h"
-#include "llmc/data/jsonl.h"
+#include "dev/lib/corpus.h"
+#include "dev/lib/jsonl.h"
+#include "dev/lib/pipeline.h"
+#include "dev/lib/prefix_lock.h"
+#include "dev/lib/shard_writer.h"
 #include "dev/lib/tool.h"
-#include "llmc/data/pipeline.h"
-#include "llmc/data/prefix_lock.h"
-#include "llmc/data/shard.h"
-#include "llmc/data/tokenizer.h"
+#include "llmc/base/json.h"
 #include "llmc/base/version.h"
+#include "llmc/data/tokenizer.h"
 
 // ---- command line ----
 

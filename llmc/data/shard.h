@@ -1,13 +1,25 @@
-// Megatron's IndexedDataset format: <prefix>.idx (lengths, pointers, document boundaries) and
-// <prefix>.bin (token ids, little-endian). Written by preprocess_data and merge_datasets, read by
-// dataset.c, check.c and loader.c.
+// Reads token shards, Megatron's IndexedDataset format: <prefix>.bin holds the token ids,
+// <prefix>.idx the index. preprocess_data and merge_datasets write them (dev/lib/shard_writer.h).
+//
+// The index, little-endian and packed, for N sequences and M document boundaries:
+//     at 0          9 bytes  SHARD_MAGIC
+//     at 9          u64      version, 1
+//     at 17         u8       dtype code
+//     at 18, 26     u64      N, M
+//     at 34         i32[N]   sequence lengths in tokens
+//     at 34 + 4N    i64[N]   byte offset of each sequence in the .bin
+//     at 34 + 12N   i64[M]   first sequence of each document; first 0, last N
+//     then          i8[N]    "modes", only in multimodal shards; ignored
 #pragma once
 #include <stdio.h>
 
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// dtype codes in the .idx header that can hold token ids.
+#define SHARD_MAGIC "MMIDIDX\0"
+enum { SHARD_MAGIC_BYTES = sizeof SHARD_MAGIC, SHARD_HEADER_BYTES = 34 };
+
+// dtype codes that can hold token ids.
 enum { SHARD_U8 = 1, SHARD_I8 = 2, SHARD_I16 = 3, SHARD_I32 = 4, SHARD_I64 = 5, SHARD_U16 = 8 };
 
 // Bytes per token of a dtype code; 0 for codes that cannot hold token ids.
@@ -55,27 +67,5 @@ void shard_prefetch_length(const Shard *shard, int64_t sequence);
 // Copies count tokens, starting at token `position` of the .bin, to out, widened to int32. Ids
 // above INT32_MAX become -1, which the loader's range check reports.
 void shard_read(const Shard *shard, int64_t position, int64_t count, int32_t *out);
-
-// Writer. Memory: 4 bytes per sequence and 8 bytes per document.
-typedef struct ShardWriter ShardWriter;
-// Opens <prefix>.bin.tmp and .idx.tmp. shard_writer_close writes the index and renames both, so
-// that an interrupted run leaves no incomplete shard under the final name. Errors: EXIT_ENVIRONMENT
-// if the files cannot be created, EXIT_USAGE for an invalid dtype.
-ShardWriter *shard_writer_open(const char *prefix, int dtype, Error *err);
-// Appends one sequence; count may be 0. Errors: EXIT_DATA for an id that the dtype cannot hold,
-// EXIT_ENVIRONMENT if the disk is full.
-bool shard_writer_add_sequence(ShardWriter *writer, const int32_t *tokens, int64_t count, Error *err);
-// Ends a document. Calling it twice in a row records an empty document, as Megatron's writer does
-// for an empty text. Sequences after the last end form a document of their own when the shard is
-// closed or another one is appended.
-void shard_writer_end_document(ShardWriter *writer);
-// Appends a whole shard of the same dtype. Its document boundaries are shifted by the sequences
-// written so far; its leading 0 is dropped.
-bool shard_writer_append(ShardWriter *writer, const Shard *shard, Error *err);
-// Writes the index, syncs and renames. Always frees the writer; removes the temporary files on
-// failure.
-bool shard_writer_close(ShardWriter *writer, Error *err);
-// Removes the temporary files and frees the writer.
-void shard_writer_discard(ShardWriter *writer);
 
 LLMC_END

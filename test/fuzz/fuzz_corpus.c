@@ -1,5 +1,5 @@
 // Input of preprocess_data, read as JSON lines, as plain text, and as a list of files.
-#include "llmc/data/corpus.h"
+#include "dev/lib/corpus.h"
 #include "test/fuzz/fuzz.h"
 
 static void read_all(const char *path, bool plain_text, const uint8_t *data, size_t size) {

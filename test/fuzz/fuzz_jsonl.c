@@ -1,5 +1,5 @@
 // A JSON line, from which the value of "text" is read.
-#include "llmc/data/jsonl.h"
+#include "dev/lib/jsonl.h"
 #include "test/fuzz/fuzz.h"
 
 static void try_key(JsonText *json, const char *line, size_t bytes, const char *key) {

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dev/lib/shard_writer.h"
 #include "llmc/data/loader.h"
 #include "llmc/data/node_memory.h"
 #include "test/leaks.h"

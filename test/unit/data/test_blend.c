@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "dev/lib/shard_writer.h"
 #include "llmc/base/json.h"
 #include "llmc/data/dataset.h"
 #include "test/unit/folder.h"

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "dev/lib/shard_writer.h"
 #include "llmc/data/dataset.h"
 #include "llmc/base/rng.h"
 #include "test/unit/folder.h"

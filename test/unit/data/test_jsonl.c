@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "llmc/data/jsonl.h"
+#include "dev/lib/jsonl.h"
 
 typedef struct Found {
     JsonlResult result;

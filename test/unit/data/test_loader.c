@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "dev/lib/shard_writer.h"
 #include "llmc/data/check.h"
 #include "llmc/data/loader.h"
 #include "test/leaks.h"

@@ -1,5 +1,5 @@
 // Prevents two programs from writing the same shard at the same time and mixing their temporary
-// files. Held by preprocess_data and merge_datasets around a ShardWriter.
+// files. Held by preprocess_data and merge_datasets while they use a ShardWriter.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN

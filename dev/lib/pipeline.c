@@ -1,6 +1,6 @@
 // An ordered parallel map, see pipeline.h. Three counters over a ring of slots. A slot holds a
 // whole block of text, so a single lock is fast enough.
-#include "llmc/data/pipeline.h"
+#include "dev/lib/pipeline.h"
 
 #include <errno.h>
 #include <pthread.h>

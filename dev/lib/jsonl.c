@@ -1,6 +1,6 @@
 // Extracts one string from a line of JSON, see jsonl.h. A recursive-descent parser that skips all
 // other values.
-#include "llmc/data/jsonl.h"
+#include "dev/lib/jsonl.h"
 
 #include <stdlib.h>
 #include <string.h>

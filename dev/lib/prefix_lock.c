@@ -1,6 +1,5 @@
-// Locks a shard for writing, see prefix_lock.h. Uses flock, so a killed program leaves no lock
-// .
-#include "llmc/data/prefix_lock.h"
+// Locks a shard for writing, see prefix_lock.h. Uses flock, so a killed program leaves no lock.
+#include "dev/lib/prefix_lock.h"
 
 #include <errno.h>
 #include <fcntl.h>

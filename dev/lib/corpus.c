@@ -1,5 +1,5 @@
 // Reads a corpus in blocks, see corpus.h.
-#include "llmc/data/corpus.h"
+#include "dev/lib/corpus.h"
 
 #include <errno.h>
 #include <fcntl.h>
