@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "llmc/config/config_roles.h"
 #include "sdp4bit/codec.h"
 
 // Arguments shared by all checks.
@@ -30,42 +31,61 @@ static int row_of(size_t offset) {
 #define NOTE(...) options_note(p->notes, p->notes_bytes, __VA_ARGS__)
 #define GIVEN(parsed, field) ((parsed)->given[row_of(offsetof(Config, field))])
 
-// Notes each given flag of a list that has no effect unless `active`, which `needed` names.
-static void note_idle(const Parsed *p, bool active, const char *needed, const size_t *offsets, size_t count) {
+// Notes each given flag that has no effect, because the condition that its row needs is not met.
+static void note_idle(const Parsed *p) {
+    const Config *c = p->config;
+    bool rope = c->position_embedding_type == POSITIONS_ROPE, sharded = c->sharding == SHARD_PARAMETERS;
+    const struct {
+        int need;
+        bool met;
+        const char *what;
+    } conditions[] = {
+        {NEEDS_ROPE, rope, "--position-embedding-type rope"},
+        {NEEDS_ROPE_SCALING, c->use_rope_scaling, "--use-rope-scaling"},
+        {NEEDS_LEARNED_POSITIONS, !rope, "learned positions"},
+        {NEEDS_QUERY_GROUPS, c->group_query_attention, "--group-query-attention"},
+        {NEEDS_TENSOR_RANKS, c->tensor_model_parallel_size > 1, "--tensor-model-parallel-size above 1"},
+        {NEEDS_SHARDED_WEIGHTS, sharded, "--data-parallel-sharding-strategy optim_grads_params"},
+        {NEEDS_WORLD_SHARDS, sharded && c->shard_scope == SHARD_IN_WORLD, "--shard-params-over world"},
+        {NEEDS_WSD, c->lr_decay_style == LR_WSD, "--lr-decay-style WSD"},
+        {NEEDS_QUANTIZED_GRADIENTS, c->quantized_gradients, "--quantized-gradients"},
+        {NEEDS_QUANTIZED_WEIGHTS, c->quantized_weights, "--quantized-weights"},
+        {NEEDS_WEIGHT_CODEC, c->weight_quantization_method != WEIGHT_LOSSLESS,
+         "--weight-quantization-method difference or direct"},
+        {NEEDS_SAVE, c->save != NULL, "--save"},
+        {NEEDS_LOAD, c->load != NULL, "--load"},
+        {NEEDS_PROMPT, c->sample_prompt != NULL, "--sample-prompt"},
+        {NEEDS_TENSORBOARD, c->tensorboard_dir != NULL, "--tensorboard-dir"},
+    };
     int rows;
     const Option *table = config_options(&rows);
-    for (size_t i = 0; i < count && !active; i++) {
-        int row = row_of(offsets[i]);
-        if (p->given[row]) NOTE("--%s has no effect without %s", table[row].name, needed);
+    for (size_t i = 0; i < COUNT_OF(conditions); i++) {
+        for (int row = 0; row < rows && !conditions[i].met; row++) {
+            if (p->given[row] && table[row].roles & conditions[i].need)
+                NOTE("--%s has no effect without %s", table[row].name, conditions[i].what);
+        }
     }
+}
+
+static void add_missing(char *list, size_t bytes, bool missing, const char *name) {
+    size_t used = strlen(list);
+    if (missing) snprintf(list + used, bytes - used, "%s--%s", used ? ", " : "", name);
 }
 
 static bool check_required(const Parsed *p) {
     const Config *c = p->config;
-    struct {
-        bool missing;
-        const char *name;
-    } needs[] = {
-        {!GIVEN(p, num_layers), "--num-layers"},
-        {!GIVEN(p, hidden_size), "--hidden-size"},
-        {!GIVEN(p, num_attention_heads), "--num-attention-heads"},
-        {!GIVEN(p, seq_length), "--seq-length"},
-        {!GIVEN(p, max_position_embeddings), "--max-position-embeddings"},
-        {!GIVEN(p, micro_batch_size), "--micro-batch-size"},
-        {!c->plan && c->inspect_data < 0 && !GIVEN(p, lr), "--lr"},
-        {!c->plan && !GIVEN(p, train_iters) && !GIVEN(p, train_samples),
-         "--train-iters (or --train-samples)"},
-    };
-    char missing[512] = "";
-    for (size_t i = 0; i < COUNT_OF(needs); i++) {
-        if (!needs[i].missing) continue;
-        size_t used = strlen(missing);
-        snprintf(missing + used, sizeof missing - used, "%s%s", used ? ", " : "", needs[i].name);
-    }
-    if (!*missing) return true;
+    char list[512] = "";
+    int rows;
+    const Option *table = config_options(&rows);
+    for (int i = 0; i < rows; i++)
+        add_missing(list, sizeof list, table[i].roles & REQUIRED && !p->given[i], table[i].name);
+    add_missing(list, sizeof list, !c->plan && c->inspect_data < 0 && !GIVEN(p, lr), "lr");
+    add_missing(list, sizeof list, !c->plan && !GIVEN(p, train_iters) && !GIVEN(p, train_samples),
+                "train-iters (or --train-samples)");
+    if (!*list) return true;
     return REFUSE(
         "missing %s; add them, or a model config such as @configs/gpt_125m.args (--help lists all flags)",
-        missing);
+        list);
 }
 
 static int ffn_width(const Config *c) {
@@ -75,14 +95,7 @@ static int ffn_width(const Config *c) {
 static bool check_positions(const Parsed *p, int head) {
     const Config *c = p->config;
     bool rope = c->position_embedding_type == POSITIONS_ROPE;
-    static const size_t turns[] = {offsetof(Config, rotary_base), offsetof(Config, rotary_percent),
-                                   offsetof(Config, use_rope_scaling)};
-    static const size_t stretch[] = {offsetof(Config, rope_scaling_factor)};
-    static const size_t restart[] = {offsetof(Config, reset_position_ids)};
     int columns = (int)(head * c->rotary_percent);
-    note_idle(p, rope, "--position-embedding-type rope", turns, COUNT_OF(turns));
-    note_idle(p, c->use_rope_scaling, "--use-rope-scaling", stretch, COUNT_OF(stretch));
-    note_idle(p, !rope, "learned positions", restart, COUNT_OF(restart));
     if (rope && (columns < 2 || columns % 2)) {
         return REFUSE(
             "--rotary-percent %g of a head of size %d rotates %d columns; must be an even number of at least "
@@ -123,8 +136,6 @@ static bool check_model(const Parsed *p) {
             "%d columns",
             c->num_attention_heads, head, MOST_ATTENTION_WIDTH);
     }
-    static const size_t groups[] = {offsetof(Config, num_query_groups)};
-    note_idle(p, c->group_query_attention, "--group-query-attention", groups, COUNT_OF(groups));
     if (c->num_attention_heads % config_query_groups(c)) {
         return REFUSE(
             "--num-attention-heads %d is not divisible by --num-query-groups %d; change one of "
@@ -147,8 +158,6 @@ static bool check_tensor_parallel(const Parsed *p) {
     const Config *c = p->config;
     int T = c->tensor_model_parallel_size;
     int64_t tokens = (int64_t)c->micro_batch_size * c->seq_length;
-    static const size_t split[] = {offsetof(Config, sequence_parallel)};
-    note_idle(p, T > 1, "--tensor-model-parallel-size above 1", split, COUNT_OF(split));
     if (c->num_attention_heads % T) {
         return REFUSE(
             "--num-attention-heads %d is not divisible by --tensor-model-parallel-size %d; change "
@@ -186,11 +195,7 @@ static bool check_tensor_parallel(const Parsed *p) {
 // Weight differences are added to a full copy of the weights, which ZeRO-3 does not keep.
 static bool check_sharding(const Parsed *p) {
     const Config *c = p->config;
-    bool parameters = c->sharding == SHARD_PARAMETERS, world = parameters && c->shard_scope == SHARD_IN_WORLD;
-    static const size_t scope[] = {offsetof(Config, shard_scope)};
-    static const size_t second[] = {offsetof(Config, secondary_partition)};
-    note_idle(p, parameters, "--data-parallel-sharding-strategy optim_grads_params", scope, COUNT_OF(scope));
-    note_idle(p, world, "--shard-params-over world", second, COUNT_OF(second));
+    bool world = c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD;
     if (world && c->quantized_weights && c->weight_quantization_method != WEIGHT_DIRECT) {
         return REFUSE(
             "--shard-params-over world keeps no full weights to add differences to; add "
@@ -224,26 +229,15 @@ static bool check_pipeline(const Parsed *p) {
 
 // Megatron's rule: length and schedule are given either in iterations or in samples.
 static bool check_length(const Parsed *p) {
-    struct {
-        bool by_samples, given;
-        const char *name;
-    } lengths[] = {
-        {false, GIVEN(p, train_iters), "--train-iters"},
-        {false, GIVEN(p, lr_decay_iters), "--lr-decay-iters"},
-        {false, GIVEN(p, lr_warmup_iters), "--lr-warmup-iters"},
-        {false, GIVEN(p, lr_wsd_decay_iters), "--lr-wsd-decay-iters"},
-        {true, GIVEN(p, lr_wsd_decay_samples), "--lr-wsd-decay-samples"},
-        {true, GIVEN(p, lr_decay_samples), "--lr-decay-samples"},
-        {true, GIVEN(p, lr_warmup_samples), "--lr-warmup-samples"},
-        {true, GIVEN(p, rampup_batch_size), "--rampup-batch-size"},
-    };
     bool by_samples = GIVEN(p, train_samples);
-    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
-        if (!lengths[i].given || lengths[i].by_samples == by_samples) continue;
+    int rows, wrong = by_samples ? IN_ITERS : IN_SAMPLES;
+    const Option *table = config_options(&rows);
+    for (int i = 0; i < rows; i++) {
+        if (!p->given[i] || !(table[i].roles & wrong)) continue;
         return REFUSE(
-            "%s cannot be combined with --train-%s; give length and schedule either in iterations or in "
+            "--%s cannot be combined with --train-%s; give length and schedule either in iterations or in "
             "samples",
-            lengths[i].name, by_samples ? "samples" : "iters");
+            table[i].name, by_samples ? "samples" : "iters");
     }
     int count = p->config->rampup_batch_size.count;
     if (GIVEN(p, rampup_batch_size) && count != 3) {
@@ -300,10 +294,6 @@ static bool check_schedule(const Parsed *p) {
          "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler contradict each other; "
          "keep one"},
     };
-    static const size_t of_wsd[] = {offsetof(Config, lr_wsd_decay_iters),
-                                    offsetof(Config, lr_wsd_decay_samples),
-                                    offsetof(Config, lr_wsd_decay_style)};
-    note_idle(p, wsd, "--lr-decay-style WSD", of_wsd, COUNT_OF(of_wsd));
     return obeys(p, rules, COUNT_OF(rules)) && check_rates(p);
 }
 
@@ -382,29 +372,6 @@ static bool check_tokenizer(const Parsed *p) {
     return obeys(p, rules, COUNT_OF(rules));
 }
 
-static void note_idle_quantization(const Parsed *p) {
-    static const size_t gradient[] = {offsetof(Config, hadamard_transform),
-                                      offsetof(Config, gradient_quantization_bits_inter),
-                                      offsetof(Config, gradient_quantization_bits_intra),
-                                      offsetof(Config, gq_group_size_inter),
-                                      offsetof(Config, gq_group_size_intra),
-                                      offsetof(Config, gq_rounding),
-                                      offsetof(Config, gradient_quantization_method),
-                                      offsetof(Config, error_feedback),
-                                      offsetof(Config, gradients_quantization_start_iteration)};
-    static const size_t weight[] = {offsetof(Config, weight_quantization_bits),
-                                    offsetof(Config, wq_group_size),
-                                    offsetof(Config, weight_quantization_method),
-                                    offsetof(Config, wq_rounding)};
-    bool lossless = p->config->weight_quantization_method == WEIGHT_LOSSLESS;
-    static const size_t of_codes[] = {offsetof(Config, weight_quantization_bits),
-                                      offsetof(Config, wq_group_size), offsetof(Config, wq_rounding)};
-    note_idle(p, !lossless, "--weight-quantization-method difference or direct", of_codes,
-              COUNT_OF(of_codes));
-    note_idle(p, p->config->quantized_gradients, "--quantized-gradients", gradient, COUNT_OF(gradient));
-    note_idle(p, p->config->quantized_weights, "--quantized-weights", weight, COUNT_OF(weight));
-}
-
 // Checks bits and group sizes against the codec used between nodes.
 static bool check_gradient_codec(const Parsed *p) {
     const Config *c = p->config;
@@ -437,13 +404,6 @@ static bool check_gradient_codec(const Parsed *p) {
     return true;
 }
 
-static void note_idle_feedback(const Parsed *p) {
-    const Config *c = p->config;
-    if (c->error_feedback && c->local_steps > 1) {
-        NOTE("--error-feedback has no effect with --local-steps, which sends no gradients between nodes");
-    }
-}
-
 static bool check_quantization(const Parsed *p) {
     const Config *c = p->config;
     if ((c->quantized_weights || c->quantized_gradients) && !c->use_distributed_optimizer) {
@@ -471,8 +431,8 @@ static bool check_quantization(const Parsed *p) {
             "must be at most %d",
             c->gq_group_size_intra, c->gq_group_size_inter, (long long)common, LARGEST_GRAD_GROUP);
     }
-    note_idle_quantization(p);
-    note_idle_feedback(p);
+    if (c->error_feedback && c->local_steps > 1)
+        NOTE("--error-feedback has no effect with --local-steps, which sends no gradients between nodes");
     return true;
 }
 
@@ -488,17 +448,7 @@ static bool check_checkpoints(const Parsed *p) {
         {!c->load && c->exit_on_missing_checkpoint,
          "--exit-on-missing-checkpoint needs --load FOLDER; add it"},
     };
-    if (!obeys(p, rules, COUNT_OF(rules))) return false;
-    static const size_t saving[] = {offsetof(Config, save_interval),
-                                    offsetof(Config, async_save),
-                                    offsetof(Config, keep_last_checkpoints),
-                                    offsetof(Config, keep_checkpoint_interval),
-                                    offsetof(Config, no_save_optim),
-                                    offsetof(Config, log_progress)};
-    static const size_t loading[] = {offsetof(Config, no_load_optim)};
-    note_idle(p, c->save != NULL, "--save", saving, COUNT_OF(saving));
-    note_idle(p, c->load != NULL, "--load", loading, COUNT_OF(loading));
-    return true;
+    return obeys(p, rules, COUNT_OF(rules));
 }
 
 // Returns true for implausibly low speeds. 0 means not given.
@@ -546,21 +496,13 @@ static bool check_rest(const Parsed *p) {
     if (c->sample_prompt && !speaks) {
         NOTE("--sample-prompt has no effect without --vocab-file and --merge-file");
     }
-    static const size_t sampling[] = {offsetof(Config, sample_tokens), offsetof(Config, sample_temperature)};
-    static const size_t events[] = {offsetof(Config, log_timers_to_tensorboard),
-                                    offsetof(Config, log_validation_ppl_to_tensorboard),
-                                    offsetof(Config, log_batch_size_to_tensorboard),
-                                    offsetof(Config, log_world_size_to_tensorboard),
-                                    offsetof(Config, log_memory_to_tensorboard),
-                                    offsetof(Config, tensorboard_log_interval)};
-    note_idle(p, c->sample_prompt != NULL, "--sample-prompt", sampling, COUNT_OF(sampling));
-    note_idle(p, c->tensorboard_dir != NULL, "--tensorboard-dir", events, COUNT_OF(events));
     return true;
 }
 
 bool config_check(const Config *config, const bool *given, char *notes, size_t notes_bytes, Error *err) {
     const Parsed parsed = {config, given, notes, notes_bytes, err}, *p = &parsed;
     if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
+    note_idle(p);
     return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
            check_sharding(p) && check_local_steps(p) && check_length(p) && check_schedule(p) &&
            check_data_sources(p) && check_tokenizer(p) && check_quantization(p) && check_checkpoints(p) &&

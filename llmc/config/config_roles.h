@@ -1,6 +1,7 @@
-// The column of the option table that says how a flag is compared: with the checkpoint that a run
-// resumes from, and between ranks. Every stored row must give it, so that a new flag cannot be
-// forgotten. Read by config_match.c, dev/lib/saved_config.c and dev/convert.
+// The column of the option table that says how a flag is compared (with the checkpoint that a run
+// resumes from, and between ranks), and when it may or must be given. Every stored row must fill it,
+// so that a new flag cannot be forgotten. Read by config_match.c, config_check.c,
+// dev/lib/saved_config.c and dev/convert.
 #pragma once
 #include "llmc/config/config.h"
 LLMC_BEGIN
@@ -15,7 +16,27 @@ enum {
     RESIDUAL = 1 << 5,    // must match for the saved error-feedback residual to be usable
     PATH = 1 << 6,        // files or directories, whose names may differ between ranks
     RANK_0 = 1 << 7,      // used by rank 0 only, so other ranks may differ
-    VOCABULARY = 1 << 8   // derived from the tokenizer's files; equal on all ranks
+    VOCABULARY = 1 << 8,  // derived from the tokenizer's files; equal on all ranks
+
+    REQUIRED = 1 << 9,     // must be given, even for --plan
+    IN_ITERS = 1 << 10,    // a length in iterations, which excludes --train-samples
+    IN_SAMPLES = 1 << 11,  // a length in samples, which needs --train-samples
+    // The flag has no effect without another one; see the conditions in config_check.c.
+    NEEDS_ROPE = 1 << 12,
+    NEEDS_ROPE_SCALING = 1 << 13,
+    NEEDS_LEARNED_POSITIONS = 1 << 14,
+    NEEDS_QUERY_GROUPS = 1 << 15,
+    NEEDS_TENSOR_RANKS = 1 << 16,
+    NEEDS_SHARDED_WEIGHTS = 1 << 17,
+    NEEDS_WORLD_SHARDS = 1 << 18,
+    NEEDS_WSD = 1 << 19,
+    NEEDS_QUANTIZED_GRADIENTS = 1 << 20,
+    NEEDS_QUANTIZED_WEIGHTS = 1 << 21,
+    NEEDS_WEIGHT_CODEC = 1 << 22,
+    NEEDS_SAVE = 1 << 23,
+    NEEDS_LOAD = 1 << 24,
+    NEEDS_PROMPT = 1 << 25,
+    NEEDS_TENSORBOARD = 1 << 26
 };
 
 // Values derived by config_finish, as rows without default or help. Named as in checkpoints.
