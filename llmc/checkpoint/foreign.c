@@ -42,50 +42,15 @@ static const Row OTHERS[] = {
 };
 
 // What a run, its scripts and the file system create before the first checkpoint.
-static const char *const FRESH[] = {".*",
-                                    "*~",
-                                    "#*#",
-                                    "*.txt",
-                                    "*.log",
-                                    "*.out",
-                                    "*.err",
-                                    "*.json",
-                                    "*.jsonl",
-                                    "*.args",
-                                    "*.sh",
-                                    "*.sbatch",
-                                    "*.yaml",
-                                    "*.yml",
-                                    "*.py",
-                                    "*.pid",
-                                    "*.csv",
-                                    "*.svg",
-                                    "*.png",
-                                    "*.html",
-                                    "*.md",
-                                    "*.gz",
-                                    "*.nsys-rep",
-                                    "*.ncu-rep",
-                                    "log",
-                                    "out",
-                                    "err",
-                                    "hosts",
-                                    "hostfile",
-                                    "core*",
-                                    "events.out.tfevents.*"};
+static const char FRESH[] =
+    "@(.*|*~|#*#|log|out|err|hosts|hostfile|core*|events.out.tfevents.*|"
+    "*.@(txt|log|out|err|json|jsonl|args|sh|sbatch|yaml|yml|py|pid|csv|svg|png|html|md|gz|nsys-rep|ncu-rep))";
 
 static const Row *known(const Row *rows, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++) {
         if (fnmatch(rows[i].pattern, name, 0) == 0) return &rows[i];
     }
     return NULL;
-}
-
-static bool fresh(const char *name) {
-    for (size_t i = 0; i < sizeof FRESH / sizeof *FRESH; i++) {
-        if (fnmatch(FRESH[i], name, 0) == 0) return true;
-    }
-    return false;
 }
 
 static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts_name, (*b)->fts_name); }
@@ -114,7 +79,7 @@ static bool look(FTS *tree, bool also_ours, const Row **what, char **path, Error
         if (folder && (passed_over(e->fts_name) || e->fts_level >= MOST_LEVELS)) fts_set(tree, e, FTS_SKIP);
         *what = also_ours ? known(OURS, sizeof OURS / sizeof *OURS, e->fts_name) : NULL;
         if (!*what) *what = known(OTHERS, sizeof OTHERS / sizeof *OTHERS, e->fts_name);
-        if (!*what && (*path || folder || fresh(e->fts_name))) continue;
+        if (!*what && (*path || folder || fnmatch(FRESH, e->fts_name, FNM_EXTMATCH) == 0)) continue;
         const char *below = e->fts_path + above;
         free(*path);
         *path = xstrdup(below + strspn(below, "/"));
