@@ -88,6 +88,12 @@ static bool check_required(const Parsed *p) {
         list);
 }
 
+// Requires that `by` divides a value. The names are flags or descriptions.
+static bool divides(const Parsed *p, const char *by_name, int64_t by, const char *name, int64_t value) {
+    return value % by == 0 || REFUSE("%s %lld is not divisible by %s %lld; change one of them", name,
+                                     (long long)value, by_name, (long long)by);
+}
+
 static int ffn_width(const Config *c) {
     return c->ffn_hidden_size ? c->ffn_hidden_size : config_default_ffn(c);
 }
@@ -136,12 +142,9 @@ static bool check_model(const Parsed *p) {
             "%d columns",
             c->num_attention_heads, head, MOST_ATTENTION_WIDTH);
     }
-    if (c->num_attention_heads % config_query_groups(c)) {
-        return REFUSE(
-            "--num-attention-heads %d is not divisible by --num-query-groups %d; change one of "
-            "them",
-            c->num_attention_heads, config_query_groups(c));
-    }
+    if (!divides(p, "--num-query-groups", config_query_groups(c), "--num-attention-heads",
+                 c->num_attention_heads))
+        return false;
     if (c->ffn_hidden_size % 8) {
         return REFUSE("--ffn-hidden-size %d must be a multiple of 8", c->ffn_hidden_size);
     }
@@ -158,18 +161,10 @@ static bool check_tensor_parallel(const Parsed *p) {
     const Config *c = p->config;
     int T = c->tensor_model_parallel_size;
     int64_t tokens = (int64_t)c->micro_batch_size * c->seq_length;
-    if (c->num_attention_heads % T) {
-        return REFUSE(
-            "--num-attention-heads %d is not divisible by --tensor-model-parallel-size %d; change "
-            "one of them",
-            c->num_attention_heads, T);
-    }
-    if (config_query_groups(c) % T) {
-        return REFUSE(
-            "--num-query-groups %d is not divisible by --tensor-model-parallel-size %d; change "
-            "one of them",
-            config_query_groups(c), T);
-    }
+    const char *by = "--tensor-model-parallel-size";
+    if (!divides(p, by, T, "--num-attention-heads", c->num_attention_heads) ||
+        !divides(p, by, T, "--num-query-groups", config_query_groups(c)))
+        return false;
     if (ffn_width(c) % (8 * T)) {
         return REFUSE(
             "--ffn-hidden-size %d is not a multiple of 8 x --tensor-model-parallel-size %d; change "
@@ -179,12 +174,8 @@ static bool check_tensor_parallel(const Parsed *p) {
     if (T > 1 && c->swiglu && !c->disable_bias_linear) {
         return REFUSE("--swiglu with --tensor-model-parallel-size %d needs --disable-bias-linear; add it", T);
     }
-    if (c->sequence_parallel && c->seq_length % T) {
-        return REFUSE(
-            "--sequence-parallel: --seq-length %d is not divisible by --tensor-model-parallel-size "
-            "%d; change one of them",
-            c->seq_length, T);
-    }
+    if (c->sequence_parallel && !divides(p, by, T, "--sequence-parallel: --seq-length", c->seq_length))
+        return false;
     if (tokens % T == 0) return true;
     return REFUSE(
         "--micro-batch-size %d x --seq-length %d = %lld tokens is not divisible by "
@@ -207,12 +198,7 @@ static bool check_sharding(const Parsed *p) {
 static bool check_pipeline(const Parsed *p) {
     const Config *c = p->config;
     int P = c->pipeline_model_parallel_size, chunk = c->num_layers_per_virtual_pipeline_stage;
-    if (c->num_layers % P) {
-        return REFUSE(
-            "--num-layers %d is not divisible by --pipeline-model-parallel-size %d; change one of "
-            "them",
-            c->num_layers, P);
-    }
+    if (!divides(p, "--pipeline-model-parallel-size", P, "--num-layers", c->num_layers)) return false;
     if (chunk == 0) return true;
     if (P == 1) {
         return REFUSE(
@@ -222,8 +208,8 @@ static bool check_pipeline(const Parsed *p) {
     }
     if (c->num_layers / P % chunk == 0) return true;
     return REFUSE(
-        "the %d layers of a pipeline stage are not divisible by "
-        "--num-layers-per-virtual-pipeline-stage %d; change one of them",
+        "the %d layers of a pipeline stage are not divisible by --num-layers-per-virtual-pipeline-stage %d; "
+        "change one of them",
         c->num_layers / P, chunk);
 }
 
@@ -336,8 +322,7 @@ static bool check_data_sources(const Parsed *p) {
          "--full-validation needs a validation split, which --mock-data lacks; drop one of them"},
         {!c->mock_data && one && several,
          "--data-path and shards given per split (--train-data-path, --valid-data-path, --test-data-path) "
-         "exclude "
-         "each other; keep one kind"},
+         "exclude each other; keep one kind"},
         {!c->mock_data && several && GIVEN(p, split),
          "--split only applies to --data-path; shards given per split are used whole: drop --split"},
         {!c->mock_data && several && !c->train_data_path.count && trains,
@@ -413,8 +398,7 @@ static bool check_quantization(const Parsed *p) {
     if (!c->use_distributed_optimizer) {
         NOTE(
             "the optimizer is sharded over the ranks although --use-distributed-optimizer was not given: "
-            "there is "
-            "no other");
+            "there is no other");
     }
     bool lossless = c->quantized_weights && c->weight_quantization_method == WEIGHT_LOSSLESS;
     if (lossless && sizeof(floatX) != sizeof(uint16_t)) {
