@@ -301,8 +301,8 @@ static Older share_older(const char *directory, int64_t asked, int64_t iteration
 static void describe_fallback(char *note, size_t bytes, int64_t asked, const Error *why, const Older *taken) {
     int used = snprintf(note, bytes,
                         "WARNING: the checkpoint of iteration %" PRId64
-                        " cannot be used: %.*s; resuming"
-                        " from iteration %" PRId64 " instead",
+                        " cannot be used: %.*s; resuming "
+                        "from iteration %" PRId64 " instead",
                         asked, (int)strcspn(why->what, ";"), why->what, taken->iteration);
     if (!*taken->damage || (size_t)used >= bytes) return;
     snprintf(note + used, bytes - (size_t)used,

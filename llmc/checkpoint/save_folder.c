@@ -116,10 +116,9 @@ bool save_folder_names_free(const char *directory, Error *err) {
         struct stat status;
         char *path = text_format("%s/%s", directory, names[i]);
         bool taken = lstat(path, &status) == 0 && S_ISDIR(status.st_mode);
-        ok = !taken || error_set(err, EXIT_CHECKPOINT,
-                                 "%s is a folder, but every save writes a file of this name;"
-                                 " remove it",
-                                 path);
+        ok = !taken ||
+             error_set(err, EXIT_CHECKPOINT,
+                       "%s is a folder, but every save writes a file of this name; remove it", path);
         free(path);
     }
     return ok;
@@ -404,7 +403,7 @@ void save_folder_forecast(const char *directory, const Forecast *f, char *line, 
     char size[SIZE_TEXT], left[SIZE_TEXT];
     snprintf(line, line_bytes,
              "WARNING: %s has %s left, enough for %" PRId64
-             " more checkpoints of %s, but this run will"
-             " write %" PRId64 "; free some space, or see --keep-last-checkpoints",
+             " more checkpoints of %s, but this run will "
+             "write %" PRId64 "; free some space, or see --keep-last-checkpoints",
              directory, size_text(available, left), room, size_text(needed, size), wanted);
 }

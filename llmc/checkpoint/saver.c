@@ -47,16 +47,15 @@ static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err
     if (saver->before >= 0) {
         log_line(saver->log,
                  "WARNING: %.600s holds a checkpoint of iteration %lld that its " LINEAGE_NAME
-                 " does not list;"
-                 " this run will replace it",
+                 " does not "
+                 "list; this run will replace it",
                  c->save, (long long)first);
         return true;
     }
     return error_set(
         err, EXIT_CHECKPOINT,
-        "%.600s holds a checkpoint of iteration %lld, which this run would overwrite"
-        " without having loaded it; use --load with the same folder%s, choose another --save folder, or"
-        " remove the checkpoint",
+        "%.600s holds a checkpoint of iteration %lld, which this run would overwrite without having loaded "
+        "it; use --load with the same folder%s, choose another --save folder, or remove the checkpoint",
         c->save, (long long)first, c->finetune ? " and without --finetune" : "");
 }
 
@@ -107,9 +106,8 @@ static bool holds_folder(Saver *saver, int64_t iteration, Error *err) {
                                                           : first_in_the_way(saver, iteration, &none);
     if (first < 0) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "%.600s was replaced by another folder, which holds a checkpoint of"
-                     " iteration %lld, which this run would overwrite; restore the original folder, or "
-                     "remove the checkpoint",
+                     "%.600s was replaced by another folder, which holds a checkpoint of iteration %lld, "
+                     "which this run would overwrite; restore the original folder, or remove the checkpoint",
                      c->save, (long long)first);
 }
 

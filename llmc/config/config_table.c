@@ -86,8 +86,7 @@ static const Option table[] = {
     FLAG("group-query-attention", MODEL, group_query_attention,
          "share keys and values between groups of heads; see --num-query-groups"),
     INT("num-query-groups", MODEL | NEEDS_QUERY_GROUPS, num_query_groups, "1", 1, 1 << 16,
-        "number of key/value heads with --group-query-attention; must divide "
-        "--num-attention-heads"),
+        "number of key/value heads with --group-query-attention; must divide --num-attention-heads"),
     INT("kv-channels", MODEL, kv_channels, NULL, 8, 1 << 16,
         "size of an attention head; default: hidden-size / num-attention-heads"),
     INT("seq-length", LOADED | DATA | REQUIRED, seq_length, NULL, 1, 1 << 24,
@@ -127,11 +126,9 @@ static const Option table[] = {
     INT("micro-batch-size", FREE | REQUIRED, micro_batch_size, NULL, 1, 1 << 20,
         "sequences per micro-batch and rank; required"),
     INT("global-batch-size", FREE, global_batch_size, NULL, 1, 1 << 30,
-        "sequences per iteration over all ranks; default: one micro-batch per data-parallel "
-        "rank"),
+        "sequences per iteration over all ranks; default: one micro-batch per data-parallel rank"),
     COUNT("train-iters", FREE | IN_ITERS, train_iters, NULL, 1,
-          "iterations to train in total, including resumed runs; this or --train-samples is "
-          "required"),
+          "iterations to train in total, including resumed runs; this or --train-samples is required"),
     COUNT("train-samples", FREE, train_samples, NULL, 1, "samples to train in total, including resumed runs"),
     WORDS("rampup-batch-size", FREE | IN_SAMPLES, rampup_batch_size, 1, "START INCREMENT SAMPLES",
           "increase the batch size from START to --global-batch-size in steps of INCREMENT over "
@@ -191,8 +188,7 @@ static const Option table[] = {
     WORDS("test-data-path", PATH, test_data_path, 0, "...", "shards for the test only, used whole"),
     TEXT("data-args-path", PATH, data_args_path, NULL, "PATH", "file that contains the value of --data-path"),
     TEXT("per-split-data-args-path", PATH, per_split_data_args_path, NULL, "PATH",
-         "JSON file with the values of the three flags above, as members \"train\", \"valid\" "
-         "and \"test\""),
+         "JSON file with the values of the three flags above, as members \"train\", \"valid\" and \"test\""),
     REAL("mid-level-dataset-surplus", DATA, mid_level_dataset_surplus, NULL, OPTION_ABOVE_ZERO, 1e3,
          "number of samples requested from each shard of a weighted blend: ceil(ceil(samples x "
          "weight) x (1 + X)), as in megatron-core since 0.11 with 0.005. Default: ceil(samples "
@@ -203,11 +199,9 @@ static const Option table[] = {
            "GPT2BPETokenizer|Byte|HuggingFaceTokenizer|NullTokenizer",
            "determines the vocabulary; Byte needs no files, NullTokenizer takes --vocab-size"),
     TEXT("tokenizer-model", LOADED | PATH, tokenizer_model, NULL, "PATH",
-         "HuggingFaceTokenizer: path of tokenizer.json or its directory; byte-level BPE, such "
-         "as Llama 3's"),
+         "HuggingFaceTokenizer: path of tokenizer.json or its directory; byte-level BPE, such as Llama 3's"),
     TEXT("tokenizer-eod", LOADED, tokenizer_eod, NULL, "TOKEN",
-         "HuggingFaceTokenizer: token that ends a document; default: eos_token of "
-         "tokenizer_config.json"),
+         "HuggingFaceTokenizer: token that ends a document; default: eos_token of tokenizer_config.json"),
     TEXT("vocab-file", LOADED | PATH, vocab_file, NULL, "PATH", "vocab.json of GPT2BPETokenizer"),
     TEXT("merge-file", LOADED | PATH, merge_file, NULL, "PATH", "merges.txt of GPT2BPETokenizer"),
     COUNT_TO("vocab-size", LOADED, vocab_size, NULL, 1, 1 << 30,
@@ -223,12 +217,10 @@ static const Option table[] = {
 
     HEADING("Ranks and communication"),
     INT("tensor-model-parallel-size", RESIDUAL, tensor_model_parallel_size, "1", 1, 1 << 16,
-        "number of ranks T that share each layer. T must divide heads, MLP width and the "
-        "number of ranks (Megatron-LM silently lowers a T above the number of ranks; here it "
-        "is an error)"),
+        "number of ranks T that share each layer. T must divide heads, MLP width and the number of ranks "
+        "(Megatron-LM silently lowers a T above the number of ranks; here it is an error)"),
     FLAG("sequence-parallel", FREE | NEEDS_TENSOR_RANKS, sequence_parallel,
-         "also split LayerNorms and residuals between the T ranks, by tokens, which saves "
-         "memory"),
+         "also split LayerNorms and residuals between the T ranks, by tokens, which saves memory"),
     INT("pipeline-model-parallel-size", FREE, pipeline_model_parallel_size, "1", 1, 10000,
         "number of pipeline stages P (1F1B schedule). P must divide layers and ranks"),
     INT("num-layers-per-virtual-pipeline-stage", FREE, num_layers_per_virtual_pipeline_stage, "0", 0, 10000,
@@ -242,9 +234,8 @@ static const Option table[] = {
          "GPUs only: treat groups of --gpus-per-node ranks on one machine as nodes that "
          "communicate through sockets; ranks may share GPUs"),
     CHOICE("node-exchange", FREE, NodeExchange, node_exchange, "auto", "auto|nccl|copies",
-           "GPUs only: how ranks of a node exchange gradients and weights: NCCL kernels, or copy "
-           "engines, which leave the SMs to the model. auto: copies where possible. Results are "
-           "bitwise identical"),
+           "GPUs only: how ranks of a node exchange gradients and weights: NCCL kernels, or copy engines, "
+           "which leave the SMs to the model. auto: copies where possible. Results are bitwise identical"),
     USED("data-parallel-sharding-strategy", FREE, Sharding, OPTION_CHOICE, sharding, "optim",
          .choices = "optim|optim_grads|optim_grads_params", .value = "WORD",
          .no_other = "the optimizer state is always sharded",
@@ -299,15 +290,13 @@ static const Option table[] = {
     CHOICE("gq-rounding", FREE | NEEDS_QUANTIZED_GRADIENTS, int, gq_rounding, "stochastic",
            "nearest|stochastic", "rounding of gradients; nearest is biased"),
     FLAG("hadamard-transform", RESIDUAL | NEEDS_QUANTIZED_GRADIENTS, hadamard_transform,
-         "Hadamard-transform blocks of 32 gradients before quantization, to spread outliers "
-         "(TLq-HS)"),
+         "Hadamard-transform blocks of 32 gradients before quantization, to spread outliers (TLq-HS)"),
     FLAG("error-feedback", FREE | NEEDS_QUANTIZED_GRADIENTS, error_feedback,
          "add the quantization error of gradients sent between nodes to the next step. Takes 4 "
          "bytes per parameter, sharded over the ranks of a node"),
     INT("gradient-alltoall-pipeline", FREE, gradient_alltoall_pipeline, "0", 0, MOST_CHUNKS,
-        "chunks per bucket in the gradient exchange: more chunks take less memory, with "
-        "bitwise identical results. 0: only split embeddings, into chunks of about the bucket "
-        "size"),
+        "chunks per bucket in the gradient exchange: more chunks take less memory, with bitwise identical "
+        "results. 0: only split embeddings, into chunks of about the bucket size"),
     COUNT("gradients-quantization-start-iteration", FREE | NEEDS_QUANTIZED_GRADIENTS,
           gradients_quantization_start_iteration, "0", 0, "first iteration with quantized gradients"),
     USED("verify-replicas-interval", FREE, int64_t, OPTION_INT64, verify_replicas_interval, "1000",
@@ -315,8 +304,7 @@ static const Option table[] = {
          .help = "compare the weights of all ranks every N iterations and at each save, and repair "
                  "differences; 0: off"),
     FLAG("verify-wire", FREE, verify_wire,
-         "add a checksum to every gradient and weight message; a mismatch ends the run (exit "
-         "code 7)"),
+         "add a checksum to every gradient and weight message; a mismatch ends the run (exit code 7)"),
 
     HEADING("Local steps"),
     INT("local-steps", FREE, local_steps, "1", 1, 1000000,
@@ -333,8 +321,7 @@ static const Option table[] = {
     HEADING("Memory and determinism"),
     FLAG("recompute-activations", FREE, recompute_activations, "same as --recompute-granularity selective"),
     CHOICE("recompute-granularity", FREE, Recompute, recompute_granularity, "none", "none|selective|full",
-           "what backward recomputes: the attention core (selective, always on) or whole layers "
-           "(full)"),
+           "what backward recomputes: the attention core (selective, always on) or whole layers (full)"),
     COUNT_TO("seed", DATA | RESIDUAL, seed, "1234", 0, UINT32_MAX,
              "seed of data order, initial weights, dropout and rounding, below 2^32"),
     COUNT_TO("eval-seed", DATA, eval_seed, "0", 0, UINT32_MAX,
@@ -407,8 +394,7 @@ static const Option table[] = {
     COUNT("keep-checkpoint-interval", FREE | NEEDS_SAVE, keep_checkpoint_interval, NULL, 1,
           "with --keep-last-checkpoints: also keep checkpoints at multiples of this iteration"),
     TEXT("load", PATH, load, NULL, "FOLDER",
-         "resume from the latest valid checkpoint in this directory; start from scratch if "
-         "there is none"),
+         "resume from the latest valid checkpoint in this directory; start from scratch if there is none"),
     FLAG("exit-on-missing-checkpoint", FREE, exit_on_missing_checkpoint,
          "exit if --load finds no checkpoint"),
     FLAG("finetune", FREE, finetune, "load only the weights and start at iteration 0"),
@@ -433,8 +419,7 @@ static const Option table[] = {
 
     HEADING("Instead of training"),
     FLAG("plan", FREE, plan,
-         "print the memory and communication plan of the run and exit; needs neither data nor "
-         "a GPU"),
+         "print the memory and communication plan of the run and exit; needs neither data nor a GPU"),
     INT("plan-world-size", FREE, plan_world_size, "0", 0, 1 << 20,
         "number of ranks to plan for; one node unless --gpus-per-node is given; 0: the ranks "
         "that were started"),
@@ -446,8 +431,7 @@ static const Option table[] = {
     REAL("plan-network-burst", FREE, plan_network_burst, "0", 0, 1e9,
          "MB that a node's network passes at full speed after a pause, as shaped networks do"),
     REAL("plan-lossless-bits", FREE, plan_lossless_bits, "3", 0.1, 16,
-         "bits per lossless weight: 3.9 at the peak learning rate, 3 in the middle of a run, "
-         "1.4 at the end"),
+         "bits per lossless weight: 3.9 at the peak learning rate, 3 in the middle of a run, 1.4 at the end"),
     CHOICE("plan-gpu", FREE, PlanGpu, plan_gpu, "H200", "A100|A800|H100|H200|H800|B200|MI300X|L40S|RTX4090",
            "GPU to plan for: peak FLOP/s, memory and links"),
     REAL("plan-tflops", FREE, plan_tflops, "0", 0, 1e6,

@@ -107,8 +107,7 @@ void progress_checkpoint(Progress *progress, int64_t iteration, double flops_so_
     char what[400];
     snprintf(what, sizeof what,
              "Saved checkpoint\tIteration: %lld\tJob throughput: %.1f TFLOP/s/GPU\tCumulative throughput: "
-             "%.1f TFLOP/s/GPU\t"
-             "Floating-point operations: %.2e\tTokens (in billions): %.2f",
+             "%.1f TFLOP/s/GPU\tFloating-point operations: %.2e\tTokens (in billions): %.2f",
              (long long)iteration,
              throughput(progress, flops_so_far - progress->job_start_flops, now - progress->job_start_s),
              throughput(progress, flops_so_far - progress->run_start_flops, now - progress->run_start_s),

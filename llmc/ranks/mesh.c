@@ -20,8 +20,7 @@ static bool ranks_per_host(const int *host_of_rank, int size, int *per_host, Err
                            *per_host, r, found);
         } else if (host_of_rank[r] != host_of_rank[r - r % *per_host]) {
             ok = error_set(err, EXIT_ENVIRONMENT,
-                           "ranks of one node are not consecutive; map ranks by node "
-                           "(mpirun --map-by slot)");
+                           "ranks of one node are not consecutive; map ranks by node (mpirun --map-by slot)");
         }
     }
     free(on_host);
@@ -185,8 +184,7 @@ bool mesh_open(Mesh *mesh, Peers world, Error *err) {
     }
     if (as_computed) return true;
     return error_set(err, EXIT_ENVIRONMENT,
-                     "the ranks disagree about the topology; start every rank with "
-                     "the same flags");
+                     "the ranks disagree about the topology; start every rank with the same flags");
 }
 
 void mesh_close(Mesh *mesh) {

@@ -227,8 +227,7 @@ static void stop_watching(Heartbeat *h) {
 
 static void thread_missing(const Site *site, int reason) {
     fatal(site, EXIT_ENVIRONMENT,
-          "cannot start the watchdog thread: %s; raise ulimit -u, ulimit -v or the container's process "
-          "limit",
+          "cannot start the watchdog thread: %s; raise ulimit -u, ulimit -v or the container's process limit",
           strerror(reason));
 }
 

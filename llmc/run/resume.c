@@ -143,8 +143,7 @@ static bool restore_residual(Run *run, const Checkpoint *checkpoint) {
                 config_same_residual(c, checkpoint_arguments(checkpoint));
     if (!fits) {
         log_line(run->log,
-                 "WARNING: the checkpoint has no error-feedback residual that fits this run; "
-                 "it starts at 0");
+                 "WARNING: the checkpoint has no error-feedback residual that fits this run; it starts at 0");
         return true;
     }
     if (checkpoint_state(checkpoint)->skipped_in_a_row > 0) return true;
