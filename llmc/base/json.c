@@ -1,9 +1,10 @@
 // Strict helpers around cJSON: see json.h.
 #include "llmc/base/json.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "llmc/base/json_line.h"
 
 static void *checked_malloc(size_t bytes) { return xmalloc(bytes, "JSON"); }
 
@@ -57,54 +58,8 @@ const char *json_member_string(const cJSON *object, const char *name) {
 }
 
 void json_write_string(FILE *out, const char *text) {
-    fputc('"', out);
-    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
-        if (*p == '"' || *p == '\\') {
-            fprintf(out, "\\%c", *p);
-        } else if (*p < 0x20) {
-            fprintf(out, "\\u%04x", *p);
-        } else {
-            fputc(*p, out);
-        }
-    }
-    fputc('"', out);
-}
-
-// Returns the length of the UTF-8 character at c (truncation must not split it), or 0 if invalid.
-static int utf8_length(const unsigned char *c) {
-    int n = c[0] < 0x80             ? 1
-            : (c[0] & 0xe0) == 0xc0 ? 2
-            : (c[0] & 0xf0) == 0xe0 ? 3
-            : (c[0] & 0xf8) == 0xf0 ? 4
-                                    : 0;
-    for (int i = 1; i < n; i++) {
-        if ((c[i] & 0xc0) != 0x80) return 0;
-    }
-    return n;
-}
-
-void json_escape(char *out, size_t bytes, const char *text) {
-    assert(out && bytes >= 3 && text);
-    char *end = out + bytes - 2;  // room for the closing quote and the terminator
-    *out++ = '"';
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        char one[8];
-        const char *name = strchr("\"\\\b\f\n\r\t", *c);
-        if (name) {
-            snprintf(one, sizeof one, "\\%c", "\"\\bfnrt"[name - "\"\\\b\f\n\r\t"]);
-        } else if (*c < 0x20 || *c == 0x7f) {
-            snprintf(one, sizeof one, "\\u%04x", *c);
-        } else {
-            int n = utf8_length(c);
-            snprintf(one, sizeof one, "%.*s", n, (const char *)c);
-            if (!n) snprintf(one, sizeof one, "\\ufffd");
-            if (n) c += n - 1;
-        }
-        size_t length = strlen(one);
-        if (length > (size_t)(end - out)) break;
-        memcpy(out, one, length);
-        out += length;
-    }
-    *out++ = '"';
-    *out = 0;
+    Text quoted = {0};
+    text_add_quoted(&quoted, text);
+    fwrite(quoted.data, 1, quoted.length, out);
+    text_free(&quoted);
 }

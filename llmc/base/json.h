@@ -26,11 +26,7 @@ bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value);
 bool json_member_int64(const cJSON *object, const char *name, int64_t min, int64_t max, int64_t *value);
 // Returns string member `name`, owned by the object, or NULL.
 const char *json_member_string(const cJSON *object, const char *name);
-// Writes text as a quoted JSON string.
+// Writes text as a quoted JSON string, as text_add_quoted (json_line.h) does.
 void json_write_string(FILE *out, const char *text);
-
-// Escapes text as a quoted JSON string into out, truncated at a character boundary if necessary.
-// bytes >= 3.
-void json_escape(char *out, size_t bytes, const char *text);
 
 LLMC_END

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/json.h"
+#include "llmc/base/utf8.h"
 
 void text_add(Text *text, const char *format, ...) {
     for (;;) {
@@ -25,6 +25,22 @@ void text_add(Text *text, const char *format, ...) {
         text->capacity = 2 * (text->length + (size_t)n + 64);
         text->data = (char *)xrealloc(text->data, text->capacity, "a log line");
     }
+}
+
+void text_add_quoted(Text *out, const char *text) {
+    static const char special[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
+    size_t bytes = strlen(text);
+    int64_t replaced = 0;
+    char *valid = (char *)xmalloc(3 * bytes + 1, "a JSON string");
+    valid[utf8_repair(text, bytes, valid, &replaced)] = 0;
+    text_add(out, "\"");
+    for (const char *c = valid; *c; c++) {
+        const char *found = strchr(special, *c);
+        if (found) text_add(out, "\\%c", letters[found - special]);
+        else text_add(out, (unsigned char)*c < 0x20 ? "\\u%04x" : "%c", *c);
+    }
+    text_add(out, "\"");
+    free(valid);
 }
 
 void text_free(Text *text) {
@@ -73,12 +89,8 @@ void json_bool(Text *json, const char *name, bool value) {
 
 void json_text(Text *json, const char *name, const char *value) {
     assert(json && name && value);
-    size_t bytes = 6 * strlen(value) + 3;
-    char *escaped = (char *)xmalloc(bytes, "a log line");
-    json_escape(escaped, bytes, value);
     json_name(json, name);
-    text_add(json, "%s", escaped);
-    free(escaped);
+    text_add_quoted(json, value);
 }
 
 void json_open(Text *json, const char *name) {

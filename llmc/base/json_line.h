@@ -15,6 +15,8 @@ typedef struct Text {
 
 // Appends with printf. Ends the process if out of memory (xrealloc).
 void text_add(Text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Appends a quoted JSON string. Invalid UTF-8 is replaced by U+FFFD.
+void text_add_quoted(Text *out, const char *text);
 void text_free(Text *text);
 // Returns "nan", "inf" or "-inf" for a value that is not finite. (printf would print a meaningless
 // sign of NaN.)
@@ -28,7 +30,7 @@ void json_name(Text *json, const char *name);
 // Adds a value: the shortest decimal form that reads back bit-exactly; null if not finite.
 void json_value(Text *json, double value);
 // Add members. json_number: json_value, and if not finite its name in another member "<name>_text".
-// json_text escapes (json_escape in json.h).
+// json_text quotes its value.
 void json_number(Text *json, const char *name, double value);
 void json_integer(Text *json, const char *name, int64_t value);
 void json_bool(Text *json, const char *name, bool value);

@@ -6,20 +6,13 @@
 
 #include "llmc/config/config.h"
 #include "llmc/config/config_roles.h"
-#include "llmc/base/json.h"
-#include "llmc/base/utf8.h"
+#include "llmc/base/json_line.h"
 
 // --- one value -----------------------------------------------------------------------------------
 
 bool config_is_setting(const Option *row) {
     return row->name && row->offset != OPTION_NO_FIELD && strcmp(row->name, "help") != 0 &&
            strcmp(row->name, "version") != 0;
-}
-
-// Formats an integer. Returns false if it has neither a default nor a value.
-static bool number_text(const Option *row, int64_t value, char *text, size_t bytes) {
-    snprintf(text, bytes, "%lld", (long long)value);
-    return value || row->initial;
 }
 
 // Formats the value of a numeric row. Returns false if it has none.
@@ -34,7 +27,9 @@ static bool row_number(const Option *row, const void *field, char *text, size_t 
     int64_t wide = 0;
     if (row->kind == OPTION_INT) memcpy(&narrow, field, sizeof narrow);
     else memcpy(&wide, field, sizeof wide);
-    return number_text(row, row->kind == OPTION_INT ? narrow : wide, text, bytes);
+    if (row->kind == OPTION_INT) wide = narrow;
+    snprintf(text, bytes, "%lld", (long long)wide);
+    return wide || row->initial;
 }
 
 // Gets the value of a text or choice row. Returns false if it has none.
@@ -54,36 +49,16 @@ static bool row_text(const Option *row, const void *field, const char **text, ch
 
 // --- Megatron's argument dump --------------------------------------------------------------------
 
-// Returns "  name ....... value" with dots to column 48, malloc'ed.
-static char *dump_line(const char *name, const char *value) {
-    int dots = 48 - (int)strlen(name);
-    size_t bytes = strlen(name) + strlen(value) + 64;
-    char *line = (char *)xmalloc(bytes, "argument dump");
-    snprintf(line, bytes, "  %s %.*s %s", name, dots > 0 ? dots : 0,
-             "................................................", value);
-    return line;
-}
-
-// Returns a list as Python prints it, ['a', 'b'], malloc'ed.
-static char *list_text(const Words *words) {
-    size_t bytes = 8;
-    for (int i = 0; i < words->count; i++) bytes += strlen(words->items[i]) + 4;
-    char *text = (char *)xmalloc(bytes, "argument dump");
-    size_t used = (size_t)snprintf(text, bytes, "[");
-    for (int i = 0; i < words->count; i++) {
-        used += (size_t)snprintf(text + used, bytes - used, "%s'%s'", i ? ", " : "", words->items[i]);
-    }
-    snprintf(text + used, bytes - used, "]");
-    return text;
-}
-
+// Returns "  name ....... value" with dots to column 48, malloc'ed. Lists are printed as in Python.
 static char *row_line(const Option *row, const Config *config) {
     const void *field = (const char *)config + row->offset;
     char name[OPTION_KEY_BYTES], buffer[96];
     const char *value = buffer;
+    Text line = {0};
     option_key(row, name);
+    text_add(&line, "  %s ", name);
+    for (size_t column = strlen(name); column < 48; column++) text_add(&line, ".");
     Words words;
-    char *list = NULL;
     switch (row->kind) {
         case OPTION_FLAG: value = *(const bool *)field ? "True" : "False"; break;
         case OPTION_INT:
@@ -93,15 +68,16 @@ static char *row_line(const Option *row, const Config *config) {
             break;
         case OPTION_WORDS:
             memcpy(&words, field, sizeof words);
-            list = words.items ? list_text(&words) : NULL;
-            value = list ? list : "None";
+            value = words.items ? "[" : "None";
             break;
         default:
             if (!row_text(row, field, &value, buffer, sizeof buffer)) value = "None";
     }
-    char *line = dump_line(name, value);
-    free(list);
-    return line;
+    text_add(&line, " %s", value);
+    if (row->kind != OPTION_WORDS || !words.items) return line.data;
+    for (int i = 0; i < words.count; i++) text_add(&line, "%s'%s'", i ? ", " : "", words.items[i]);
+    text_add(&line, "]");
+    return line.data;
 }
 
 static int compare_lines(const void *a, const void *b) {
@@ -129,50 +105,33 @@ void config_print(const Config *config, FILE *file) {
 
 // --- JSON ----------------------------------------------------------------------------------------
 
-// cJSON returns NULL only if out of memory.
-static void add_item(cJSON *object, const char *name, cJSON *item) {
-    if (!item || !cJSON_AddItemToObject(object, name, item)) {
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
-    }
-}
-
-// Flags may contain any bytes, such as directory names, but JSON needs UTF-8.
-static cJSON *text_item(const char *text) {
-    size_t bytes = strlen(text);
-    int64_t replaced = 0;
-    char *repaired = (char *)xmalloc(3 * bytes + 1, "JSON");
-    repaired[utf8_repair(text, bytes, repaired, &replaced)] = '\0';
-    cJSON *item = cJSON_CreateString(repaired);
-    free(repaired);
-    return item;
-}
-
-static cJSON *words_item(const Words *words) {
-    cJSON *array = words->items ? cJSON_CreateArray() : cJSON_CreateNull();
-    for (int i = 0; array && words->items && i < words->count; i++) {
-        if (!cJSON_AddItemToArray(array, text_item(words->items[i]))) {
-            fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
-        }
-    }
-    return array;
-}
-
-// Writes numbers as text, so that they read back bit-exactly.
-static cJSON *row_item(const Option *row, const Config *config) {
+// Adds the value of a row as a member. Numbers read back bit-exactly.
+static void add_member(Text *json, const Option *row, const Config *config) {
     const void *field = (const char *)config + row->offset;
-    char buffer[96];
-    const char *text;
+    char name[OPTION_KEY_BYTES], buffer[96];
+    const char *text = buffer;
     Words words;
+    option_key(row, name);
+    json_name(json, name);
     switch (row->kind) {
-        case OPTION_FLAG: return cJSON_CreateBool(*(const bool *)field);
+        case OPTION_FLAG: text_add(json, *(const bool *)field ? "true" : "false"); break;
         case OPTION_INT:
         case OPTION_INT64:
         case OPTION_REAL:
-            return row_number(row, field, buffer, sizeof buffer) ? cJSON_CreateRaw(buffer)
-                                                                 : cJSON_CreateNull();
-        case OPTION_WORDS: memcpy(&words, field, sizeof words); return words_item(&words);
+            text_add(json, "%s", row_number(row, field, buffer, sizeof buffer) ? buffer : "null");
+            break;
+        case OPTION_WORDS:
+            memcpy(&words, field, sizeof words);
+            text_add(json, words.items ? "[" : "null");
+            for (int i = 0; words.items && i < words.count; i++) {
+                if (i) text_add(json, ",");
+                text_add_quoted(json, words.items[i]);
+            }
+            if (words.items) text_add(json, "]");
+            break;
         default:
-            return row_text(row, field, &text, buffer, sizeof buffer) ? text_item(text) : cJSON_CreateNull();
+            if (row_text(row, field, &text, buffer, sizeof buffer)) text_add_quoted(json, text);
+            else text_add(json, "null");
     }
 }
 
@@ -180,17 +139,12 @@ char *config_to_json(const Config *config) {
     assert(config);
     int rows, derived;
     const Option *table = config_options(&rows), *values = config_derived(&derived);
-    cJSON *object = cJSON_CreateObject();
-    if (!object) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
+    Text json = {0};
+    text_add(&json, "{");
     for (int i = 0; i < rows; i++) {
-        char name[OPTION_KEY_BYTES];
-        if (!config_is_setting(&table[i])) continue;
-        option_key(&table[i], name);
-        add_item(object, name, row_item(&table[i], config));
+        if (config_is_setting(&table[i])) add_member(&json, &table[i], config);
     }
-    for (int i = 0; i < derived; i++) add_item(object, values[i].name, row_item(&values[i], config));
-    char *text = cJSON_PrintUnformatted(object);
-    cJSON_Delete(object);
-    if (!text) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
-    return text;
+    for (int i = 0; i < derived; i++) add_member(&json, &values[i], config);
+    text_add(&json, "}");
+    return json.data;
 }
