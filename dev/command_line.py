@@ -1,5 +1,5 @@
-"""The command line of the programs in Python under dev/: wrong usage and missing packages end them
-as they end the programs in C, with one line and an exit code of docs/exit_codes.md.
+"""Command line parser of the Python programs in dev/. Wrong usage and missing packages end them with
+one error line and an exit code of docs/exit_codes.md, as in the C programs.
 """
 import argparse
 import sys

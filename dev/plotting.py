@@ -1,23 +1,22 @@
-"""SVG plots without libraries: axes, lines, legends, a page of panels.
+"""SVG plots without libraries: axes, lines, legends, and pages of panels.
 
-Used by dev/compare_logs, dev/plot_distributions, dev/experiments/study and
-dev/bench/comm_table.py. A legend stands to the right of the axes, so it never covers data.
+Used by dev/compare_logs, dev/plot_distributions, dev/experiments/study and dev/bench/comm_table.py.
+Legends are to the right of the axes, so that they never cover data.
 """
 import collections
 import math
 from xml.sax.saxutils import escape
 
-# Readers who are color-blind can tell these apart too.
+# Distinguishable for color-blind readers.
 COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#444444"]
-LEFT, RIGHT = 92, 812  # where every panel's axes begin and end, in pixels
+LEFT, RIGHT = 92, 812  # horizontal range of the axes in pixels, for all panels
 TOP, BETWEEN, BOTTOM, MARGIN = 64, 34, 58, 28
-MOST_POINTS = 1200  # per line: more than the plot has pixels
+MOST_POINTS = 1200  # per line; more than the plot has pixels
 
 
 def round_ticks(low, high, about):
-    """About so many round numbers inside [low, high], 1, 2 or 5 times a power of ten apart.
-
-    Returns them and the decimals that they need."""
+    """Returns `about` round numbers inside [low, high], 1, 2 or 5 times a power of ten apart, and the
+    number of decimals that they need."""
     step = 10 ** math.floor(math.log10((high - low) / about))
     step *= min((1, 2, 5, 10), key=lambda f: abs((high - low) / (f * step) - about))
     first = math.ceil(low / step - 1e-9)
@@ -26,7 +25,7 @@ def round_ticks(low, high, about):
 
 
 def log_text(value):
-    """0.01, 1, 2,000; farther from 1 as 5e-3."""
+    """Formats a number as 0.01, 1 or 2,000, and very small or large ones as 5e-3."""
     exponent = math.floor(math.log10(value) + 1e-9)
     if -2 <= exponent <= 4:
         return f"{value:,.{max(0, -exponent)}f}"
@@ -34,7 +33,7 @@ def log_text(value):
 
 
 def thinned(points):
-    """At most about MOST_POINTS points. Each bucket's least and greatest stay, so spikes stay."""
+    """Returns about MOST_POINTS points: the minimum and maximum of each bucket, which preserves spikes."""
     if len(points) <= MOST_POINTS:
         return points
     size, kept = math.ceil(2 * len(points) / MOST_POINTS), []
@@ -46,7 +45,7 @@ def thinned(points):
 
 
 def runs_of_finite(points):
-    """Cuts a list of (x, y) where y is NaN or infinite: a line has a hole there."""
+    """Splits a list of (x, y) at points where y is NaN or infinite, which become gaps in the line."""
     run = []
     for x, y in points:
         if math.isfinite(y):
@@ -68,25 +67,25 @@ def quantile(values, q):
 
 
 class Scale:
-    """One axis: the range of its values, with a share `pad` of it added at both ends."""
+    """One axis: the range of its values, extended at both ends by the fraction `pad`."""
 
     def __init__(self, low, high, pad, log=False):
         self.log = log
         low, high = self.position(low), self.position(high)
-        room = pad * (high - low)
+        margin = pad * (high - low)
         if high == low:
-            room = 0.05 * abs(high) or 1.0
-        self.low, self.high = low - room, high + room
+            margin = 0.05 * abs(high) or 1.0
+        self.low, self.high = low - margin, high + margin
 
     def position(self, value):
         return math.log10(value) if self.log else value
 
     def share(self, value):
-        """0 at the lower end of the axis, 1 at the upper one."""
+        """Returns the relative position on the axis, from 0 to 1."""
         return (self.position(value) - self.low) / (self.high - self.low)
 
     def ticks(self, about, sign=""):
-        """[(value, text)]. sign "+": positive numbers are written with it."""
+        """Returns [(value, text)]. sign "+": adds a sign to positive numbers."""
         decades = self.high - self.low
         if self.log and decades >= 1:
             factors = (1, 2, 5) if 3 * decades <= 1.3 * about else (1,)
@@ -102,7 +101,7 @@ class Scale:
 
 
 class Panel:
-    """One pair of axes: data coordinates to SVG. Ranges are (low, high) of the data."""
+    """A pair of axes that maps data to SVG coordinates. Ranges are (low, high) of the data."""
 
     def __init__(self, top, height, x_range, y_range, log_x=False, log_y=False, pad_x=0.0):
         self.top, self.height = top, height
@@ -118,7 +117,7 @@ class Panel:
         return self.top + self.height * (1 - self.y_scale.share(value))
 
     def axes(self, y_label, x_label, sign=""):
-        """Grid, ticks and labels. x_label None: no text, for another panel lies below."""
+        """Returns grid, ticks and labels. x_label None: no text, because another panel follows below."""
         return self.y_axis(y_label, sign) + self.x_axis(x_label)
 
     def y_axis(self, label, sign=""):
@@ -149,9 +148,9 @@ class Panel:
         return f'<circle {at} fill="{color}" fill-opacity="{opacity}"/>'
 
     def line(self, points, color, css, dash=""):
-        """One polyline per stretch without holes; a lone point becomes a dot.
+        """Returns one polyline per segment between gaps; a single point becomes a dot.
 
-        dash: lengths of strokes and gaps. A logarithmic axis has a hole where y is not positive."""
+        dash: lengths of strokes and gaps. On a logarithmic axis, values that are not positive are gaps."""
         out, dashed = [], f' stroke-dasharray="{dash}"' if dash else ""
         if self.y_scale.log:
             points = [(x, y if y > 0 else math.nan) for x, y in points]
@@ -165,19 +164,19 @@ class Panel:
         return out
 
 
-# What stands to the right of the axes: SVG lines, and where they end to the right and below.
+# Elements to the right of the axes: SVG lines, and their right and bottom edges.
 Beside = collections.namedtuple("Beside", "lines right bottom")
-# One line of a legend. css: class of its stroke. value: text at the right end.
+# One row of a legend. css: class of its stroke. value: text at the right end.
 Entry = collections.namedtuple("Entry", "name color dash css value", defaults=("", "soft", ""))
 
 
 def text_width(text):
-    """Pixels that 13px letters take at most, about: the browser chooses the font."""
+    """Returns an upper estimate of the width in pixels at 13px; the font depends on the browser."""
     return 7.4 * len(text)
 
 
 def legend(entries, top):
-    """A box of entries beside the panel that begins at `top`."""
+    """Returns a box of entries to the right of the panel that begins at `top`."""
     texts = [e.name + (3 * " " + e.value if e.value else "") for e in entries]
     x, width = RIGHT + 18, 56 + max(map(text_width, texts))
     height = 12 + 21 * len(entries)
@@ -211,9 +210,9 @@ circle.raw, circle.soft { fill: inherit; }
 
 
 def page(title, subtitle, panels, beside=()):
-    """The SVG text. panels: (Panel, lines inside its frame, its axes), from top to bottom.
+    """Returns the SVG text. panels: (Panel, lines inside its frame, its axes), from top to bottom.
 
-    beside: what stands to the right of the axes."""
+    beside: elements to the right of the axes."""
     widths = [RIGHT + MARGIN, LEFT + 10 * len(title), LEFT + 7 * len(subtitle)]
     width = max(widths + [b.right + 12 for b in beside])
     height = max([panels[-1][0].bottom() + BOTTOM] + [b.bottom + 12 for b in beside])

@@ -1,6 +1,6 @@
-"""Printed tables, JSON lines and JSON files of dev/experiments/study and dev/bench.
+"""Prints tables, and reads and writes the JSON files of dev/experiments/study and dev/bench.
 
-A JSON file has one record a line, so that a change of one record shows as one line.
+JSON files have one record per line, so that diffs are readable.
 """
 import contextlib
 import json
@@ -9,27 +9,27 @@ import os
 
 
 def cell(value, form, missing="-"):
-    """The number in this format; `missing` for None and for what is not finite."""
+    """Formats a number; returns `missing` for None, NaN and infinity."""
     return missing if value is None or not math.isfinite(value) else format(value, form)
 
 
 def print_columns(columns, rows):
-    """columns: (name, width, text of a row); a negative width puts the column to the left."""
+    """Prints a table. columns: (name, width, function from row to text); negative widths align left."""
     print(" ".join("%*s" % (width, name) for name, width, _ in columns))
     for row in rows:
         print(" ".join("%*s" % (width, text(row)) for _, width, text in columns))
 
 
 def number_column(name, width, form, value):
-    """A column of numbers: value(row), or the row's entry of that name."""
+    """Returns a column of numbers: value(row), or the row's entry with that name."""
     get = value if callable(value) else lambda row: row.get(value)
     return name, width, lambda row: cell(get(row), form)
 
 
 def json_lines(path):
-    """The objects of a JSON lines file; [] without the file.
+    """Returns the objects of a JSON lines file; [] if the file does not exist.
 
-    A line that is empty, or cut short when a run was ended, is left out."""
+    Ignores empty lines and lines truncated by a killed run."""
     found = []
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
@@ -44,14 +44,14 @@ def leaf(value):
 
 
 def holds_records(value):
-    """A list of objects, or an object with such a list somewhere in its values."""
+    """Returns true for a list of objects, or an object that contains such a list."""
     if isinstance(value, list):
         return any(isinstance(element, dict) for element in value)
     return isinstance(value, dict) and any(map(holds_records, value.values()))
 
 
 def records_text(value, indent=""):
-    """JSON text: each object of a list on a line, and each key of what holds such lists."""
+    """Returns JSON text with one line per object of a list, and per key of objects that contain lists."""
     if indent and not holds_records(value):
         return leaf(value)
     deeper = indent + "  "
@@ -63,7 +63,7 @@ def records_text(value, indent=""):
 
 
 def write_records(path, content):
-    """Writes the object whole or not at all: a run may be ended at any time."""
+    """Writes the file atomically, because a run may be killed at any time."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with open(path + ".part", "w", encoding="utf-8") as file:
         file.write(records_text(content) + "\n")

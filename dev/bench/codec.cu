@@ -1,16 +1,16 @@
-// Bandwidth of every kernel between a rank's local gradients and the replicas' weights, as a share
-// of what a plain device copy reaches on the same GPU (the paper's Table 5 and beyond). Built and
-// run by dev/bench/codec.sh.
+// Measures the bandwidth of every kernel between the local gradients and the new model weights,
+// relative to a plain device copy on the same GPU (Table 5 of the paper, and more). Built and run by
+// dev/bench/codec.sh.
 //
 //   codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 //
-// Size: the fp32 bytes of the values that a kernel reads, whatever codec they are in. Bytes moved:
-// every input read once, every output written once. Each figure is the median of the runs, timed by
-// events. Before each run a buffer larger than the L2 is read. If it were overwritten, the L2 would
-// be full of lines that the kernel under test must write back first: 50 MB for its own 170. Beside
-// each figure stands that of a kernel that reads and writes as many bytes and computes nothing,
-// because launch and end count in a short run. --only: kernels whose line holds TEXT (for ncu).
-// Prints a table. FILE takes the same as JSON.
+// Size: number of input values x 4 bytes, for any codec. Bytes moved: every input read once, every
+// output written once. Times are medians over the runs, measured with events. Before each run, a
+// buffer larger than the L2 cache is read to evict it. Writing the buffer instead would leave dirty
+// lines that the measured kernel has to write back: 50 MB in addition to its own 170. Since launch
+// latency matters in short runs, each row also shows a kernel that moves the same number of bytes
+// without arithmetic. --only selects kernels whose row contains TEXT (for ncu). Prints a table and
+// writes the same data to FILE as JSON.
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,8 +41,9 @@ static void stop(const Error *err) {
     exit(err->code);
 }
 
-// Values of the size of gradients, as fp32 and as pairs of bf16: random sign and mantissa,
-// exponents around 2^-10. signs: 0x80008000, or 0 for second moments and the like.
+// Fills memory with values of the magnitude of gradients, valid both as fp32 and as pairs of bf16:
+// random sign and mantissa, exponents around 2^-10. signs: 0x80008000, or 0 for nonnegative values
+// such as second moments.
 __global__ void fill_kernel(uint32_t *word, int64_t n, uint32_t seed, uint32_t signs) {
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
          i += (int64_t)gridDim.x * blockDim.x) {
@@ -64,9 +65,9 @@ static void *filled(Bench *b, int64_t bytes, uint32_t seed, bool positive = fals
     return memory;
 }
 
-// Reads `in` and writes `out`, both in whole numbers of 16 bytes. Each block reads and writes one
-// of `pieces` at a time. out[0] keeps the compiler from dropping the reads where nothing else is
-// written. It is practically never written itself.
+// Reads `in` and writes `out`, in units of 16 bytes. Each block handles one of `pieces` parts at a
+// time. If nothing is written, the store to out[0], which practically never happens, keeps the
+// compiler from removing the reads.
 __global__ void __launch_bounds__(512) move_kernel(const uint4 *__restrict__ in, int64_t reads,
                                                    uint4 *__restrict__ out, int64_t writes, int64_t pieces) {
     uint4 sum = {};
@@ -90,7 +91,7 @@ static void move_plainly(Bench *b, const void *in, int64_t read, void *out, int6
     check_launch(b->stream, "move");
 }
 
-// Median milliseconds of launch().
+// Returns the median time of launch() in ms.
 template <class Launch> static double median_ms(Bench *b, Launch launch) {
     Event *start = event_create_timed(b->device), *end = event_create_timed(b->device);
     std::vector<double> ms;
@@ -110,7 +111,7 @@ template <class Launch> static double median_ms(Bench *b, Launch launch) {
 
 static bool wanted(const Bench *b, const char *kernel) { return !b->only || strstr(kernel, b->only); }
 
-// ms: of one run of the kernel, which reads and writes so many bytes.
+// Prints and stores one row. ms: time of one run; read, written: bytes moved by the kernel.
 static void report(Bench *b, const char *kernel, int64_t elements, int64_t read, int64_t written, double ms) {
     void *in = filled(b, read, 30), *out = filled(b, written, 31);
     double bytes = (double)(read + written), rate = bytes / (ms * 1e-3),
@@ -132,7 +133,7 @@ static void report(Bench *b, const char *kernel, int64_t elements, int64_t read,
     }
 }
 
-// What was measured: the arguments are plain words.
+// Writes the head of the JSON file.
 static void start_json(const Bench *b) {
     const char *command = getenv("COMMAND_LINE");
     fprintf(b->json,
@@ -154,8 +155,8 @@ static void measure_copy(Bench *b) {
 
 enum { TENSORS = 24 };
 
-// A bucket of 24 matrices with n elements in all, for nodes x per_node ranks. It has no tail,
-// because the tail's kernels are not measured.
+// A bucket of 24 matrices with n elements in total, for nodes x per_node ranks. It has no tail of
+// unquantized tensors, whose kernels are not measured.
 typedef struct Layout {
     BucketLayout plan;
     Bucket bucket;
@@ -259,11 +260,11 @@ static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, i
     free_layout(b, &l);
 }
 
-// The same with error feedback: three kernels. What they move counts once, as if they were one.
+// The same with error feedback, in three kernels. Bytes are counted as for one fused kernel.
 static void bench_feedback(Bench *b, int64_t n, int sources, Codec in_codec, int in_group, Codec codec,
                            int group) {
     char name[96];
-    snprintf(name, sizeof name, "sum %d x %s/%d, feed back, quantize %s/%d", sources,
+    snprintf(name, sizeof name, "sum %d x %s/%d, error feedback, quantize %s/%d", sources,
              codec_info(in_codec).name, in_group, codec_info(codec).name, group);
     if (!wanted(b, name)) return;
     Layout l = make_layout(b, n, 2, sources, 2048);
@@ -417,7 +418,7 @@ static void bench_apply(Bench *b, int64_t n, Codec codec, int group) {
     free_layout(b, &l);
 }
 
-// Weights that an update has moved by up to `change` either way.
+// Simulates an update: changes each weight by a random amount in [-change, change].
 __global__ void move_kernel(uint16_t *fresh, const uint16_t *old, int64_t n, float change) {
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
          i += (int64_t)gridDim.x * blockDim.x) {
@@ -426,10 +427,10 @@ __global__ void move_kernel(uint16_t *fresh, const uint16_t *old, int64_t n, flo
     }
 }
 
-// Changes of about 3 bits per weight: weights lie around 2^-10. One message takes the weights
-// there, another one back.
+// Weights are around 2^-10, and changes take about 3 bits per weight. Two payloads are decoded
+// alternately: one applies the changes, the other reverts them.
 static void bench_lossless(Bench *b, int64_t n) {
-    const char *names[] = {"lossless weights, code", "lossless weights, pack", "lossless weights, decode"};
+    const char *names[] = {"lossless weights, encode", "lossless weights, pack", "lossless weights, decode"};
     if (!wanted(b, names[0]) && !wanted(b, names[1]) && !wanted(b, names[2])) return;
     n = n / 32 * 32;
     LosslessLayout m = lossless_layout(n, 0);
@@ -468,9 +469,9 @@ static void bench_lossless(Bench *b, int64_t n) {
     for (void *each : memory) device_free(b->device, each);
 }
 
-// Local steps: what one exchange of a bucket and a meeting with the outer weights compute.
+// Local steps: kernels of an outer sync of one bucket.
 static void bench_local(Bench *b, int64_t n) {
-    const char *names[] = {"local steps, pseudo-gradient", "local steps, outer step", "local steps, meet",
+    const char *names[] = {"local steps, pseudo-gradient", "local steps, outer step", "local steps, mix",
                            "local steps, round"};
     bool any = false;
     for (const char *name : names) any |= wanted(b, name);
@@ -579,7 +580,7 @@ int main(int argc, char **argv) {
     }
     b.first_row = true;
     if (b.json) start_json(&b);
-    // Fourfold steps, and twofold ones where the targets hold.
+    // Sizes grow by a factor of 4, and of 2 from 128 MB, where the targets apply.
     for (int64_t mb = smallest; mb <= largest; mb *= mb < 128 ? 4 : 2) bench_size(&b, mb * 262144);
     if (b.json) fprintf(b.json, "\n  ]\n}\n");
     if (b.json && fclose(b.json)) {

@@ -128,14 +128,14 @@ for network in $networks; do
         ;;
     esac
 done
-card() { # NAME
+config_of() { # NAME
     local path
     for path in "configs/gpt_$1.args" "dev/bench/$1.args" "$caller/$1"; do
         [ ! -f "$path" ] || { say "$path"; return; }
     done
 }
 for model in $models; do
-    [ -n "$(card "${model%:*}")" ] || die 2 "there is no model config configs/gpt_${model%:*}.args"
+    [ -n "$(config_of "${model%:*}")" ] || die 2 "there is no model config configs/gpt_${model%:*}.args"
     [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
 done
 name_of() { basename "${1%:*}" .args; } # MODEL:ROWS
@@ -184,7 +184,7 @@ network_flags() {
 # model_flags MODEL:ROWS RANKS MICRO_BATCHES: sets $what.
 model_flags() {
     # A timeout of one minute reports a hanging rank in time.
-    what=("@$(card "${1%:*}")" --micro-batch-size "${1##*:}" --global-batch-size $((${1##*:} * $2 * $3))
+    what=("@$(config_of "${1%:*}")" --micro-batch-size "${1##*:}" --global-batch-size $((${1##*:} * $2 * $3))
         --mock-data --hidden-dropout 0 --attention-dropout 0 --train-iters 1000000 --eval-interval 1000000
         --eval-iters 0 --distributed-timeout-minutes 1 ${flags[@]+"${flags[@]}"})
 }
@@ -289,13 +289,13 @@ synchronize() {
         say "warning: synchronization of $1, $2 failed" >&2
 }
 
-of_card() { sed -n "s/^--$2[ =]*\([0-9]*\).*/\1/p" "$1" | tail -n 1; } # FILE NAME: a number
+config_value() { sed -n "s/^--$2[ =]*\([0-9]*\).*/\1/p" "$1" | tail -n 1; } # FILE NAME: a number
 # second_of LAYERS MODEL MICRO_BATCHES: number of steps that take about a second on a GPU with
 # 400 TFLOP/s, at least four.
 second_of() {
     local file hidden length steps=10
-    file=$(card "${2%:*}")
-    hidden=$(of_card "$file" hidden-size) length=$(of_card "$file" seq-length)
+    file=$(config_of "${2%:*}")
+    hidden=$(config_value "$file" hidden-size) length=$(config_value "$file" seq-length)
     [ "$1" -lt 1 ] || [ "${hidden:-0}" = 0 ] || [ "${length:-0}" = 0 ] ||
         steps=$((400000000000000 / (72 * $1 * hidden * hidden * length * ${2##*:} * $3) + 1))
     [ $steps -ge 4 ] || steps=4
@@ -318,7 +318,7 @@ compute_alone() {
     seconds=$(time_for 200)
     [ "$seconds" -gt 0 ] || { say "skipped for lack of time: layers of $1: no bound" >&2; return; }
     mkdir -p "$at"
-    layers=$(of_card "$(card "${1%:*}")" num-layers)
+    layers=$(config_value "$(config_of "${1%:*}")" num-layers)
     for depth in full half; do
         [ $depth = full ] || layers=$((layers / 2))
         for k in 1 2; do

@@ -485,7 +485,8 @@ def plot(rows, path):
     points = [r for r in rows if r["nodes"] > 1 and r["plain"] and r["arm"] not in ("fp32", "bf16")
               and "+" not in r["arm"]]
     models = list(dict.fromkeys((r["model"], r["micro_batch"]) for r in points))
-    presets = sorted({r["arm"] for r in points}, key=lambda preset: (preset != "sdp4bit", PRESETS.index(preset)))
+    order = lambda preset: (preset != "sdp4bit", PRESETS.index(preset))
+    presets = sorted({r["arm"] for r in points}, key=order)
     dashes = dict(zip(presets, ["", "7 4", "2 3", "9 3 2 3", "1 6", "12 6"]))
     series = [([r for r in points if (r["model"], r["micro_batch"], r["arm"]) == (*which, preset)],
                COLORS[k % len(COLORS)], dashes[preset])

@@ -1,13 +1,13 @@
-// Finds, for every product of a training step at 125M (micro-batch 32), 350M (16) and 1.3B (8), and
-// of Llamas of 125M (32) and 1.1B (8), the fastest of cuBLASLt's heuristic answers, on random data.
-// Prints the rows of llmc/cuda/gemm_table.h (only where more than 1 % is won) and what they win; a
-// run takes about a minute. With a word only models whose names hold it are searched.
-//
-// Short trials: inside a step, among kernels that draw less, the clock stays higher than a product
-// alone leaves it when it runs for long at the power limit, and answers found under that load
-// (tried once) were slower in the step.
+// Finds the fastest of cuBLASLt's heuristic results for every matrix product of a training step, on
+// random data: GPTs of 125M (micro-batch 32), 350M (16) and 1.3B (8), and Llamas of 125M (32) and 1.1B
+// (8). Prints the rows of llmc/cuda/gemm_table.h, if they gain more than 1 %, with their gain. Takes
+// about a minute. The optional argument selects models whose names contain it.
 //
 //   build/dev/bench/gemm_search [Llama] > rows.txt
+//
+// Trials are short on purpose. In a training step, products alternate with kernels that draw less
+// power, so the clock is higher than in a product that runs at the power limit for a long time.
+// Results chosen in long trials were slower in the step.
 #include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 __global__ void fill_kernel(uint16_t *x, int64_t n, uint32_t seed) {
     for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < n; i += gridDim.x * 256ll) {
         Philox4 bits = philox4x32_10(seed, 0, (uint32_t)i, (uint32_t)(i >> 32), 0, 0);
-        // The sum of two uniforms, about as wide as a normal number of deviation 0.4.
+        // Sum of two uniform numbers, with a standard deviation of about 0.4.
         x[i] = bf16_from_float(((float)bits.v[0] + (float)bits.v[1]) * 0x1p-32f - 1.0f);
     }
 }
@@ -33,7 +33,7 @@ typedef struct Search {
     double first_ms, best_ms;
 } Search;
 enum { BUFFER_BYTES = 1 << 30 };
-#define COPY_RATE 4.0e12  // bytes/s that a pass of its own reaches
+#define COPY_RATE 4.0e12  // bytes/s of a separate elementwise pass
 
 enum { FINALISTS = 4, RUNS = 8 };
 
@@ -57,8 +57,8 @@ static int by_time(const void *a, const void *b) {
     return difference < 0 ? -1 : difference > 0;
 }
 
-// The fastest answer, among the first one and the best few of a trial; *first_ms and *best_ms: what
-// the first and this one take.
+// Returns the index of the fastest heuristic result: the first one, or one of the best in a short
+// trial. *first_ms and *best_ms are the times of the first and of the returned result.
 static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_ms) {
     Trial trial[GEMM_ANSWERS];
     int count = 0;
@@ -77,15 +77,15 @@ static int best_answer(Search *s, const Gemm *g, double *first_ms, double *best_
         double ms = time_answer(s, g, trial[i].answer, RUNS, &exists);
         if (ms < *best_ms) *best_ms = ms, best = trial[i].answer;
     }
-    double again = time_answer(s, g, 0, RUNS,
-                               &exists);  // the first comes twice, so that a lucky reading does not win
+    // Measure the first result twice, so that noise does not favor another one.
+    double again = time_answer(s, g, 0, RUNS, &exists);
     if (again < *first_ms) *first_ms = again;
     if (*best_ms < 0.99 * *first_ms) return best;
     *best_ms = *first_ms;
     return 0;
 }
 
-// counts: whether the row belongs in the table.
+// counts: the row belongs in the table; otherwise it is printed as a comment.
 static void print_row(const Gemm *g, const char *what, int answer, bool counts, double first, double best) {
     double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k;
     printf("%s    {%lld, %lld, %lld, %d, %d},  // %s: %.0f -> %.0f us (%.0f -> %.0f TFLOP/s)\n",
@@ -102,7 +102,7 @@ typedef enum Form {
     DX_GELU,
     DW,
     DW_MORE
-} Form;  // DW_MORE: a later chunk, which accumulates
+} Form;  // DW_MORE: chunks after the first, which accumulate
 
 static Gemm make_gemm(const Search *s, Form form, int64_t m, int64_t n, int64_t k) {
     Gemm g = {};
@@ -130,17 +130,18 @@ static void search(Search *s, const char *what, int times, Form form, int64_t m,
     s->best_ms += times * best;
 }
 
-// dx of fc2: with GELU' in the epilogue and a pass over dx for the bias gradient, or plain and one
-// pass for both, which reads twice and writes once. A row in the table says that the epilogue pays.
+// dx of fc2. Either GELU' is in the epilogue and a separate pass over dx computes the bias gradient,
+// or the product is plain and one pass with two reads and one write computes both. A row in the table
+// means that the epilogue is faster.
 static void search_dgelu(Search *s, int times, int64_t m, int64_t n, int64_t k) {
     Gemm fused = make_gemm(s, DX_GELU, m, n, k), plain = make_gemm(s, DX, m, n, k);
     double first, plain_first, with_epilogue, without, pass = 1e3 * 2.0 * (double)(m * n) / COPY_RATE;
     int fused_answer = best_answer(s, &fused, &first, &with_epilogue),
         plain_answer = best_answer(s, &plain, &plain_first, &without);
     bool pays = with_epilogue + pass < without + 3.0 * pass;
-    if (pays) print_row(&fused, "dx of fc2 through GELU", fused_answer, true, first, with_epilogue);
-    else print_row(&plain, "dx of fc2, GELU' apart", plain_answer, plain_answer != 0, plain_first, without);
-    printf("    // with the epilogue %.0f us, without %.0f us, bias gradient included\n",
+    if (pays) print_row(&fused, "dx of fc2 with GELU'", fused_answer, true, first, with_epilogue);
+    else print_row(&plain, "dx of fc2 without GELU'", plain_answer, plain_answer != 0, plain_first, without);
+    printf("    // with the epilogue %.0f us, without %.0f us, including the bias gradient\n",
            1e3 * (with_epilogue + pass), 1e3 * (without + 3.0 * pass));
     s->first_ms += times * (pays ? first : plain_first);
     s->best_ms += times * (pays ? with_epilogue : without);
@@ -154,11 +155,11 @@ static void search_head(Search *s, int64_t C, int64_t V, int64_t N) {
     search(s, "dw of the head", chunks, R < N ? DW_MORE : DW, V, C, R);
 }
 
-// A Llama's linears have no bias, and nothing is fused with them.
+// Llama's linears have no bias and no fused epilogue.
 static void search_llama(Search *s, int L, int64_t C, int64_t QKV, int64_t F, int64_t V, int64_t N) {
     const struct {
         const char *name;
-        int64_t columns, rows;  // of x and of y
+        int64_t columns, rows;  // width of x and of y
     } linear[] = {{"qkv", C, QKV}, {"projection", C, C}, {"fc1", C, 2 * F}, {"fc2", F, C}};
     for (int i = 0; i < 4; i++) {
         char what[32];
@@ -188,7 +189,7 @@ static void search_gpt(Search *s, int L, int64_t C, int64_t N) {
     search_head(s, C, 50304, N);
 }
 
-// QKV 0: a GPT.
+// QKV is 0 for a GPT.
 typedef struct Model {
     const char *name;
     int L, micro_batch;
@@ -200,7 +201,7 @@ static void search_model(Search *s, const Model *m) {
     printf("    // %s, micro-batch %d\n", m->name, m->micro_batch);
     if (m->QKV) search_llama(s, m->L, m->C, m->QKV, m->F, m->V, m->micro_batch * 2048);
     else search_gpt(s, m->L, m->C, m->micro_batch * 2048);
-    printf("    // %s: %.2f -> %.2f ms a step\n", m->name, s->first_ms, s->best_ms);
+    printf("    // %s: %.2f -> %.2f ms per step\n", m->name, s->first_ms, s->best_ms);
 }
 
 int main(int argc, char **argv) {

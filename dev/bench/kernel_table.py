@@ -1,13 +1,11 @@
 #!/usr/bin/env python3
-"""Table of a trace that kernel_trace.c wrote.
-
-Per step and kernel: how often it ran and its time. And the time during which no kernel ran.
+"""Summarizes a trace of kernel_trace.c: launches and time of each kernel per step, and idle time.
 
     dev/bench/kernel_table.py trace.csv [--marker NAME] [--skip 5] [--rows 60] [--sequence]
 
-A step ends at the last launch of the kernel whose name holds NAME. By default that is the loss sum,
-which runs once per micro-batch. The first `skip` steps and the last one are left out. --sequence
-lists one step's launches in order instead.
+A step ends at the last launch of the kernel whose name contains NAME. The default is the sum of the
+losses, which runs once per micro-batch. The first `skip` steps and the last one are excluded.
+--sequence lists the launches of one step in order instead.
 """
 import argparse
 import collections
@@ -64,7 +62,7 @@ def main():
         total[(stream, name)][0] += 1
         total[(stream, name)][1] += e - s
     wall = records[last][1] - records[first][1]
-    print("%.3f ms a step over %d steps; some kernel ran %.3f ms of it" %
+    print("%.3f ms per step over %d steps; at least one kernel running for %.3f ms" %
           (wall / steps / 1e6, steps, busy([r[:2] for r in chosen]) / steps / 1e6))
     for (stream, name), (count, ns) in sorted(total.items(), key=lambda x: -x[1][1])[: arguments.rows]:
         print("%9.3f ms %7.1f x %9.1f us  stream %3d  %s" %

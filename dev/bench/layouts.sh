@@ -5,8 +5,8 @@
 # backward take (m + P - 1) / m of their time for m micro-batches; with several chunks per stage
 # only a chunk's time is idle.
 #
-# The vocabulary has 1024 tokens. With that of GPT-2 the LM head would cost as much as another layer
-# and make the last stage the slowest. Sequence 2048, no dropout, synthetic data. Prints a table,
+# The vocabulary has 1024 tokens. With GPT-2's vocabulary the LM head would cost as much as another
+# layer and make the last stage the slowest. Sequence 2048, no dropout, synthetic data. Prints a table,
 # writes JSON.
 #
 #   dev/bench/layouts.sh [--models "1.3b:8 6.7b:8"] [--layouts "2x1 2x1+s 4x1+s 1x2 1x4 2x2+s"]
@@ -63,35 +63,35 @@ cpu)
 esac
 [ -x "$program" ] || die 3 "$program is missing; run $made_by"
 [[ "$rows $count $iterations" =~ ^[1-9][0-9]*\ [1-9][0-9]*\ [1-9][0-9]*$ ]] ||
-    die 2 "--micro-batch, --micro-batches and --iters want positive numbers"
-card() { # NAME
+    die 2 "--micro-batch, --micro-batches and --iters must be positive numbers"
+config_of() { # NAME
     local path
     for path in "configs/gpt_$1.args" "dev/bench/$1.args"; do
         [ ! -f "$path" ] || { say "$path"; return; }
     done
 }
 for model in $models; do
-    [ -n "$(card "${model%:*}")" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
+    [ -n "$(config_of "${model%:*}")" ] || die 2 "there is no model config configs/gpt_${model%:*}.args"
     [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no layers; write NAME:LAYERS"
 done
 for layout in $layouts; do
     [[ $layout =~ ^[1-9][0-9]*x[1-9][0-9]*(\+s)?(\+c[1-9][0-9]*)?$ ]] ||
-        die 2 "--layouts: $layout is no TxP, TxP+s or TxP+s+cN"
+        die 2 "--layouts: $layout is not of the form TxP, TxP+s or TxP+s+cN"
 done
 make_folder "$(dirname "$out")"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# trained MODEL LAYOUT: the run's JSON lines go into the folder.
-trained() {
+# train MODEL LAYOUT: runs the trainer with its JSON log in the folder.
+train() {
     local model=$1 layout=$2 t=${2%x*} p=${2#*x} more=() words
     p=${p%%+*}
-    words="$t x $p ranks of $(basename "$(card "${model%:*}")" .args)"
-    if [ $((t * p)) -gt "$gpus" ]; then say "left out: $words; this machine has $gpus GPUs" >&2; return; fi
+    words="$t x $p ranks of $(basename "$(config_of "${model%:*}")" .args)"
+    if [ $((t * p)) -gt "$gpus" ]; then say "skipped: $words; this machine has $gpus GPUs" >&2; return; fi
     [[ $layout != *+s* ]] || more=(--sequence-parallel)
     [[ $layout != *+c* ]] || more+=(--num-layers-per-virtual-pipeline-stage "${layout##*+c}")
     say "running $words, ${model##*:} layers${more[*]:+, ${more[*]}}" >&2
-    launch $((t * p)) "$program" "@$(card "${model%:*}")" --num-layers "${model##*:}" \
+    launch $((t * p)) "$program" "@$(config_of "${model%:*}")" --num-layers "${model##*:}" \
         --tokenizer-type NullTokenizer --vocab-size 1023 --make-vocab-size-divisible-by 128 \
         --tensor-model-parallel-size "$t" --pipeline-model-parallel-size "$p" ${more[@]+"${more[@]}"} \
         --micro-batch-size "$rows" --global-batch-size $((rows * count)) --mock-data \
@@ -99,9 +99,9 @@ trained() {
         --exit-interval $((2 * iterations)) --eval-interval 1000000 --eval-iters 0 --timing-log-level 1 \
         --distributed-timeout-minutes 2 --log-jsonl "$folder/${model%:*}.$layout.jsonl" \
         ${flags[@]+"${flags[@]}"} >"$folder/log" 2>"$folder/err" ||
-        { say "warning: it failed" >&2; grep -h '^error' "$folder/err" "$folder/log" >&2 || true; }
+        { say "warning: the run failed" >&2; grep -h '^error' "$folder/err" "$folder/log" >&2 || true; }
 }
 for model in $models; do
-    for layout in 1x1 $layouts; do trained "$model" "$layout"; done
+    for layout in 1x1 $layouts; do train "$model" "$layout"; done
 done
 python3 dev/bench/layouts_table.py "$folder" "$out"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes the table and the JSON file of dev/bench/layouts.sh from the JSON lines of its runs.
+"""Generates the table and the JSON file of dev/bench/layouts.sh from the JSON logs of its runs.
 
     layouts_table.py FOLDER OUT.json
 
-Exits with 1 where no run on one GPU ended well: nothing can be compared then.
+Exit code 1 if no run on one GPU succeeded, because there is nothing to compare with.
 """
 import glob
 import os
@@ -12,7 +12,8 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from tables import json_lines, number_column as number, print_columns, write_records
 
-# What is to be that of one GPU, and how closely. Later losses also tell how rounding grows.
+# Values that must agree with one GPU, and the relative tolerance. Later losses also include the growth
+# of rounding errors.
 CLOSE = (("first_loss", 0.001), ("first_norm", 0.01), ("loss", 0.01))
 
 
@@ -21,7 +22,7 @@ def newest(records, kind):
 
 
 def layout_row(path):
-    """A run's figures, None for one that did not come to its second interval."""
+    """Returns the row of a run, or None if it ended before its second interval."""
     records = json_lines(path)
     intervals = [r for r in records if r["kind"] == "interval"]
     if len(intervals) < 2:
@@ -45,8 +46,8 @@ def layout_row(path):
 
 
 def add_bound(row, alone):
-    """What one GPU does, spread evenly. Only forward and backward have the pipeline's idle time. A
-    stage of several chunks waits for as many shorter ones."""
+    """Adds the bound: the work of one GPU divided evenly. Forward and backward include the idle time of
+    the pipeline, which is shorter if a stage has several chunks."""
     count = row["micro_batches"]
     idle = (count + (row["stages"] - 1) / row["chunks"]) / count
     rest = alone["ms"] - alone["forward_backward_ms"]
@@ -62,7 +63,7 @@ def main():
     rows = [r for r in rows if r["model"] in alone]
     rows.sort(key=lambda r: (r["model"], r["ranks"], r["stages"], r["chunks"], r["sequence"]))
     if not rows:
-        sys.exit("error: no run on one GPU ended well; the lines above say why")
+        sys.exit("error: no run on one GPU succeeded; see the messages above")
     for row in rows:
         add_bound(row, alone[row["model"]])
     print_columns((
@@ -78,8 +79,8 @@ def main():
         for name, apart in CLOSE:
             if abs(row[name] / alone[row["model"]][name] - 1) > apart:
                 print(f"warning: {row['model']}, T {row['tensor']}, P {row['stages']}: "
-                      f"{name} is not that of one GPU")
-    write_records(out, {"what": "steps in layouts of tensor and pipeline parallelism, in one node",
+                      f"{name} differs from one GPU")
+    write_records(out, {"what": "training steps with tensor and pipeline parallelism in one node",
                         "command": os.environ.get("COMMAND_LINE", "dev/bench/layouts.sh"),
                         "bound": "(forward and backward of one GPU * (m + (P - 1) / chunks) / m + the rest) "
                                  "/ (T * P)",

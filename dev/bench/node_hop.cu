@@ -1,28 +1,27 @@
-// How an all-to-all of bucket-sized messages inside one NVLink node is best done: what each way
-// (node_hop.h) takes alone, and what it takes from matrix products that run beside it. Built by
-// make gpu-bench; one rank for each GPU of one machine:
+// Compares implementations of an all-to-all of bucket-sized payloads within one NVLink node
+// (node_hop.h): the time of each in isolation, and how much it slows down concurrent matrix products.
+// Built by make gpu-bench. Start one rank per GPU on one machine:
 //
 //   mpirun -np 4 build/dev/bench/node_hop [--mb 13 26 52 104] [--only TEXT] [--out FILE.json]
 //
-//   mb     MiB in each rank's send buffer, the slot that stays included
-//   only   ways whose name holds TEXT: for the rest, after a way that ended the run
+//   mb     MiB in the send buffer of each rank, including the rank's own slot
+//   only   selects ways whose name contains TEXT, for example to continue after one that ended the run
 //
-// A way that the machine lacks says so in its line. One that hangs ends the run after half a minute
-// (heartbeat.h); what was measured before is on the screen and in FILE, which is whole after every
-// line. NVLink multicast is off: no way needs it.
+// A way that the machine does not support is reported in its row. One that hangs ends the run after
+// half a minute (heartbeat.h). Earlier rows have been printed by then, and FILE is complete after every
+// row. NVLink multicast is off, because no way needs it.
 //
-//   alone_us           the slowest rank's time of one exchange of ten back to back, with the ranks'
-//                      meeting; median. gb_per_s: what a rank sends in it
-//   host_us            what issuing one takes
-//   products_ms        the matrix products of a step at 1.3B and micro-batch 1, of the slowest
-//                      rank; median
-//   beside_ms          the same while exchanges run back to back on an urgent stream.
-//                      gb_per_s_beside: what the slowest rank sends in that time
-//   ms_per_gb          by how much the products are longer for each GB that a rank sends. It tells
-//                      the ways apart: a faster one sends more in the time
+//   alone_us           time of one exchange, averaged over ten in sequence including the
+//                      synchronization of the ranks; slowest rank, median. gb_per_s: sent per rank
+//   host_us            host time to issue one exchange
+//   products_ms        matrix products of a step at 1.3B and micro-batch 1; slowest rank, median
+//   beside_ms          the same products with concurrent exchanges on a high-priority stream.
+//                      gb_per_s_beside: bytes sent by the slowest rank in that time
+//   ms_per_gb          increase of the product time per GB that a rank sends. This figure compares the
+//                      ways, because a faster one sends more in the same time
 //
-// Every way must deliver the right bytes: in exchanges back to back with new messages each time,
-// and again after the products.
+// The received bytes are checked in consecutive exchanges with different payloads, and again after the
+// measurement with products.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +47,7 @@ enum {
 };
 enum { CHECKS = 4, RUNS = 11, TOGETHER = 10, RUNS_BESIDE = 5, LAYERS = 24, TOKENS = 2048, HIDDEN = 2048 };
 #define PATIENCE_SECONDS 20
-#define LEAD_MS 3.0  // of exchanges issued before the products, for while the host issues those
+#define LEAD_MS 3.0  // duration of exchanges issued before the products, to keep both busy
 
 typedef enum Figure {
     ALONE_US,
@@ -67,7 +66,7 @@ static const char *const FIGURE[FIGURES] = {"alone_us",  "gb_per_s", "host_us", 
 typedef struct Row {
     const char *way;
     int mb;
-    Error failed;  // code 0: figures are there
+    Error failed;  // code 0: measured
     double figure[FIGURES];
 } Row;
 
@@ -81,7 +80,7 @@ typedef struct Bench {
     floatX *x, *w, *dy;  // (TOKENS, 4 HIDDEN), (4 HIDDEN, HIDDEN), (TOKENS, 4 HIDDEN) random
     void *product, *workspace;
     uint32_t *wrong;  // (1) on the device
-    uint32_t seed;    // of the messages sent last
+    uint32_t seed;    // of the last payloads
     int mb[MOST_SIZES], sizes;
     const char *only, *path;
     char command[512];
@@ -93,7 +92,7 @@ static Peers everyone(const Bench *b) { return {b->launch.world, 0, &b->site}; }
 
 static bool agreed(Bench *b, bool ok) { return peers_agree(everyone(b), ok, &b->error, NULL); }
 
-// Of all ranks.
+// Returns the maximum over all ranks.
 static double largest(const Bench *b, double x) {
     peers_all_reduce(everyone(b), &x, 1, MPI_DOUBLE, MPI_MAX);
     return x;
@@ -108,8 +107,8 @@ static double median(double *x, int count) {
     return x[count / 2];
 }
 
-// Ranks go on together, with idle devices.
-static void meet(const Bench *b) {
+// Waits until all devices are idle, then for all ranks.
+static void synchronize(const Bench *b) {
     stream_synchronize(b->compute);
     stream_synchronize(b->traffic);
     peers_barrier(everyone(b));
@@ -117,8 +116,8 @@ static void meet(const Bench *b) {
 
 // --- messages ------------------------------------------------------------------------------------
 
-// Word i of what rank `from` sends to rank `to`. As two bf16 it holds values of both signs from 0.5
-// to 1: matrices are filled with it too, for zeros would draw less power.
+// Returns word i of the payload from rank `from` to rank `to`. Its two bf16 values are in (-1, -0.5] or
+// [0.5, 1). Matrices are filled with it too, because zeros would draw less power.
 static __device__ uint32_t word_of(int64_t i, uint32_t seed, int from, int to) {
     uint32_t x = (uint32_t)i * 0x9E3779B1u + (seed * 64 + (uint32_t)(from * 8 + to)) * 0x85EBCA77u;
     x = (x ^ x >> 15) * 0x2C1B3C6Du;
@@ -129,8 +128,8 @@ static __global__ void fill_kernel(uint32_t *send, int64_t words, int size, int 
     for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < size * words; i += gridDim.x * 256ll)
         send[i] = word_of(i % words, seed, rank, (int)(i / words));
 }
-// *wrong += words of recv (size, words) that are not what was sent to this rank; its own slot is
-// not looked at.
+// Adds to *wrong the number of words of recv (size, words) that differ from what was sent to this
+// rank. Ignores its own slot.
 static __global__ void verify_kernel(uint32_t *wrong, const uint32_t *recv, int64_t words, int size, int rank,
                                      uint32_t seed) {
     uint32_t found = 0;
@@ -151,7 +150,7 @@ static void verify(Bench *b, const Way *way, size_t bytes, size_t slot) {
                                                                b->launch.size, b->launch.rank, b->seed);
     check_launch(b->traffic, "verify");
 }
-// Collective. False: words were wrong somewhere since the last call.
+// Collective. Returns false if any rank has received wrong words since the last call.
 static bool all_right(Bench *b) {
     uint32_t wrong = 0;
     copy_to_host(b->traffic, &wrong, b->wrong, sizeof wrong);
@@ -166,8 +165,8 @@ static void exchange(Bench *b, Way *way, size_t slot) {
         fatal(&b->site, EXIT_COMMUNICATION, "%s", b->error.what);
 }
 
-// Exchanges in a row with new messages each, and no host between them: a rank that is late, or
-// overwrites what others still read, is found.
+// Checks consecutive exchanges with different payloads, without host synchronization between them.
+// Detects a rank that reads too early, or overwrites data that others still read.
 static bool check_way(Bench *b, Way *way, size_t bytes, size_t slot, bool *broken) {
     for (int i = 0; i < CHECKS; i++) {
         new_messages(b, way, slot);
@@ -196,7 +195,7 @@ static void issue_products(Bench *b) {
 }
 
 static double time_products(Bench *b) {
-    meet(b);
+    synchronize(b);
     event_record(b->start, b->compute);
     issue_products(b);
     event_record(b->stop, b->compute);
@@ -206,7 +205,7 @@ static double time_products(Bench *b) {
 static void time_alone(Bench *b, Way *way, size_t slot, Row *row) {
     double us[RUNS], host_us[RUNS];
     for (int run = -1; run < RUNS; run++) {
-        meet(b);
+        synchronize(b);
         event_record(b->start, b->traffic);
         double since = monotonic_seconds();
         for (int i = 0; i < TOGETHER; i++) exchange(b, way, slot);
@@ -220,14 +219,14 @@ static void time_alone(Bench *b, Way *way, size_t slot, Row *row) {
     row->figure[HOST_US] = median(host_us, RUNS);
 }
 
-// Milliseconds of the products beside exchanges, which are so many that they outlast them.
-// *per_second: exchanges of the slowest rank in that time.
+// Returns the ms of the products with concurrent exchanges, of which there are enough to outlast the
+// products. *per_second: exchanges per second of the slowest rank in that time.
 static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, double products_ms,
                           double *per_second) {
     int count = (int)(1.7 * products_ms / alone_ms) + 2, lead = (int)(LEAD_MS / alone_ms) + 1, within = 0;
     if (count > MOST_MARKS) count = MOST_MARKS;
     if (lead >= count) lead = count - 1;
-    meet(b);
+    synchronize(b);
     event_record(b->base, b->traffic);
     for (int i = 0; i < count; i++) {
         if (i == lead) {
@@ -238,7 +237,7 @@ static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, doub
         exchange(b, way, slot);
         event_record(b->mark[i], b->traffic);
     }
-    meet(b);
+    synchronize(b);
     double begin = event_elapsed_ms(b->base, b->start), end = event_elapsed_ms(b->base, b->stop);
     for (int i = 0; i < count; i++) {
         double at = event_elapsed_ms(b->base, b->mark[i]);
@@ -248,8 +247,8 @@ static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, doub
     return largest(b, end - begin);
 }
 
-// Products alone and beside in turn, so that both find the GPU as warm. sent: bytes that a rank
-// sends in one exchange.
+// Measures products alternately without and with exchanges, so that the GPU has the same temperature
+// in both. sent: bytes that a rank sends per exchange.
 static void time_products_beside(Bench *b, Way *way, size_t slot, double sent, Row *row) {
     double alone[RUNS_BESIDE], beside[RUNS_BESIDE], per_second[RUNS_BESIDE];
     for (int run = 0; run < RUNS_BESIDE; run++) {
@@ -267,7 +266,7 @@ static void time_products_beside(Bench *b, Way *way, size_t slot, double sent, R
                        : 0;
 }
 
-// --- what is told --------------------------------------------------------------------------------
+// --- output --------------------------------------------------------------------------------------
 
 static void print_head(void) {
     printf("%-20s %4s", "way", "MiB");
@@ -282,14 +281,14 @@ static void print_row(const Row *r) {
     fflush(stdout);
 }
 
-// The whole file anew: a way that hangs later takes nothing with it.
+// Rewrites the whole file, so that it is complete if a later way hangs.
 static bool write_file(const Bench *b, Error *err) {
     char libraries[256];
     FILE *out = fopen(b->path, "w");
     if (!out) return error_set(err, EXIT_ENVIRONMENT, "cannot write %s", b->path);
     device_libraries(libraries, sizeof libraries);
     fprintf(out,
-            "{\n \"what\": \"all-to-all inside one node, alone and beside matrix products\",\n "
+            "{\n \"what\": \"all-to-all within one node, alone and concurrent with matrix products\",\n "
             "\"command\": ");
     json_write_string(out, b->command);
     fprintf(out, ",\n \"commit\": \"%s\",\n \"device\": \"%s\",\n \"gpus\": %d,\n", version_commit(),
@@ -306,17 +305,17 @@ static bool write_file(const Bench *b, Error *err) {
     fprintf(out, " ]\n}\n");
     bool ok = !ferror(out);
     return (fclose(out) == 0 && ok) ||
-           error_set(err, EXIT_ENVIRONMENT, "%s could not be written; see whether the disk is full", b->path);
+           error_set(err, EXIT_ENVIRONMENT, "cannot write %s; check whether the disk is full", b->path);
 }
 
-static void tell(Bench *b, const Row *row) {
+static void add_row(Bench *b, const Row *row) {
     b->row[b->rows++] = *row;
     if (b->launch.rank != 0) return;
     print_row(row);
     if (b->path && !write_file(b, &b->error)) fatal(&b->site, b->error.code, "%s", b->error.what);
 }
 
-// By size, so that the ways stand one below the other.
+// Prints all rows sorted by size, to compare the ways.
 static void print_table(const Bench *b) {
     printf("\n");
     print_head();
@@ -349,7 +348,7 @@ static void run_way(Bench *b, const WayForm *form) {
     for (int s = 0; s < b->sizes && !broken; s++) {
         Row row = {form->name, b->mb[s], {}, {}};
         if (!way || !measure(b, way, bytes, &row, &broken)) row.failed = b->error;
-        tell(b, &row);
+        add_row(b, &row);
         broken = broken || !way;
     }
     if (way) way_close(way, broken);
@@ -379,7 +378,7 @@ static bool read_options(Bench *b, int argc, char **argv) {
     for (int i = 0; b->mb[i] == 0 && i < 4; i++) b->mb[i] = usual[i], b->sizes = 4;
     MPI_Comm_size(b->launch.host, &host);
     return (host == b->launch.size && host >= 2 && host <= 8) ||
-           error_set(&b->error, EXIT_USAGE, "start 2 to 8 ranks on one machine, one for each GPU");
+           error_set(&b->error, EXIT_USAGE, "start 2 to 8 ranks on one machine, one per GPU");
 }
 
 static bool open_bench(Bench *b) {
@@ -419,8 +418,8 @@ int main(int argc, char **argv) {
     if (!ok && b.launch.rank == 0) error_print(NULL, b.error.what);
     if (ok) {
         for (int i = 0; i < 20; i++)
-            issue_products(&b);  // half a second: libraries are loaded, the GPU is warm
-        meet(&b);
+            issue_products(&b);  // half a second: loads libraries and warms up the GPU
+        synchronize(&b);
         watchdog_open(&b.site, b.launch.host, b.launch.size, PATIENCE_SECONDS);
         if (b.launch.rank == 0) print_head();
         for (int w = 0; w < WAYS; w++) {

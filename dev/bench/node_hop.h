@@ -1,6 +1,6 @@
-// The ways in which node_hop.cu exchanges messages among the GPUs of one node; node_hop_ways.cu
-// implements them. Each does the trainer's all-to-all (llmc/comm.h): slot i of the send buffer goes
-// to rank i, slot j of the receive buffer comes from rank j.
+// Implementations of an all-to-all among the GPUs of one node ("ways"), compared by node_hop.cu and
+// implemented in node_hop_ways.cu. As in the trainer (llmc/comm.h), slot i of the send buffer goes to
+// rank i, and slot j of the receive buffer comes from rank j.
 #pragma once
 #include <mpi.h>
 
@@ -8,12 +8,12 @@
 LLMC_BEGIN
 
 typedef enum WayKind {
-    // A group of ncclSend and ncclRecv, as in llmc/cuda/comm.cu. blocks: at most so many; 0: as
-    // NCCL likes.
+    // Grouped ncclSend and ncclRecv, as in llmc/cuda/comm.cu. blocks: maximum number of thread
+    // blocks; 0: NCCL's choice.
     WAY_NCCL,
-    WAY_SYMMETRIC,  // ncclAlltoAll on a window of symmetric memory; moves the own slot too
-    WAY_ENGINES,    // the same, with NCCL asked for copy engines in place of blocks
-    WAY_COPIES  // fetched by copy engines out of memory that all ranks have opened: llmc/cuda/peer_memory.h
+    WAY_SYMMETRIC,  // ncclAlltoAll on a window of symmetric memory; also copies the rank's own slot
+    WAY_ENGINES,    // the same with copy engines instead of thread blocks
+    WAY_COPIES      // copy engines read from memory shared by all ranks: llmc/cuda/peer_memory.h
 } WayKind;
 
 typedef struct WayForm {
@@ -24,16 +24,17 @@ typedef struct WayForm {
 
 typedef struct Way Way;
 
-// Collective over the ranks of one host, at most 8. bytes: of each buffer, a multiple of 4096. NULL
-// and the same Error on every rank where one of them lacks what the way needs. The receive buffer
-// is way_send(way) + bytes.
+// Collective over the ranks of one host, at most 8. bytes: size of each buffer, a multiple of 4096.
+// Returns NULL and the same Error on every rank if one of them does not support the way. The receive
+// buffer is at way_send(way) + bytes.
 Way *way_open(const WayForm *form, Device *device, MPI_Comm comm, size_t bytes, Error *err);
-// Collective, with idle streams. broken: an exchange was refused on some rank, so that others may
-// wait for it.
+// Collective; streams must be idle. broken: an exchange failed on some rank, so others may still be
+// waiting for it.
 void way_close(Way *way, bool broken);
 uint8_t *way_send(const Way *way);
-// Collective in stream order. slot: bytes, a multiple of 256. After it, in stream order, the send
-// buffer may be overwritten and the receive buffer read. False: this rank could not issue it.
+// Issues an all-to-all on the stream. Collective. slot: bytes, a multiple of 256. Work issued later on
+// the stream may overwrite the send buffer and read the receive buffer. Returns false if this rank
+// could not issue it.
 bool way_exchange(Way *way, size_t slot, Stream *stream, Error *err);
 
 LLMC_END

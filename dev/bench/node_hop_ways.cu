@@ -1,4 +1,4 @@
-// Ways to exchange messages inside one node: see node_hop.h. Linked into node_hop.
+// Implementations of node_hop.h.
 #include <dlfcn.h>
 #include <nccl.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 
 enum { SYMMETRIC = 1 /* NCCL_WIN_COLL_SYMMETRIC */, NO_BLOCKS = 2 /* NCCL_CTA_POLICY_ZERO */ };
 
-// Newer than the oldest NCCL served: asked of the library at run time, so that older headers do,
-// and an older library is named.
+// Newer than the oldest supported NCCL. Looked up at run time, so that the program builds with older
+// headers and reports an older library.
 typedef ncclResult_t (*AllToAll)(const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t);
 typedef ncclResult_t (*WindowRegister)(ncclComm_t, void *, size_t, void **, int);
 typedef ncclResult_t (*WindowDeregister)(ncclComm_t, void *);
@@ -44,7 +44,7 @@ static bool nccl_ok(ncclResult_t result, const Way *way, const char *what, Error
 
 // --- NCCL ----------------------------------------------------------------------------------------
 
-// Headers before 2.27 have no such field.
+// Headers before 2.27 do not have CTAPolicy.
 template <class Config>
 static auto ask_for_engines(Config *config, int) -> decltype(config->CTAPolicy, true) {
     return config->CTAPolicy = NO_BLOCKS, true;
@@ -61,7 +61,7 @@ static bool make_communicator(Way *way, Error *err) {
     peers_broadcast(way->ranks, &id, sizeof id, 0);
     if (way->form.blocks) config.maxCTAs = way->form.blocks;
     ok = nccl_ok(ncclCommInitRankConfig(&way->nccl, way->size, id, way->rank, &config), way,
-                 "making the NCCL communicator", err);
+                 "creating the NCCL communicator", err);
     return peers_agree(way->ranks, ok, err, NULL);
 }
 
@@ -75,8 +75,7 @@ static bool open_nccl(Way *way, Error *err) {
     if (!make_communicator(way, err)) return false;
     if (!symmetric(way)) memory = device_alloc(way->device, bytes, "messages", err);
     else if (old)
-        error_set(err, EXIT_ENVIRONMENT,
-                  "this NCCL has no ncclAlltoAll on symmetric memory, which came with 2.28");
+        error_set(err, EXIT_ENVIRONMENT, "ncclAlltoAll on symmetric memory needs NCCL 2.28 or newer");
     else nccl_ok(ncclMemAlloc(&memory, bytes), way, "ncclMemAlloc", err);
     way->memory = (uint8_t *)memory;
     if (!peers_agree(way->ranks, memory != NULL, err, NULL)) return false;
@@ -84,7 +83,8 @@ static bool open_nccl(Way *way, Error *err) {
     bool ok = nccl_ok(enter(way->nccl, memory, bytes, &way->window, SYMMETRIC), way, "ncclCommWindowRegister",
                       err);
     if (ok && !way->window)
-        ok = error_set(err, EXIT_ENVIRONMENT, "NCCL has no symmetric memory here; NCCL_DEBUG=INFO tells why");
+        ok = error_set(err, EXIT_ENVIRONMENT,
+                       "NCCL provides no symmetric memory here; NCCL_DEBUG=INFO shows the reason");
     return peers_agree(way->ranks, ok, err, NULL);
 }
 
@@ -114,7 +114,7 @@ static bool exchange_nccl(Way *way, size_t slot, cudaStream_t stream, Error *err
         if (result == ncclSuccess)
             result = ncclRecv(recv + (size_t)from * slot, slot, ncclUint8, from, way->nccl, stream);
     }
-    ncclResult_t end = ncclGroupEnd();  // after a failure too, or what other ways issue would wait for it
+    ncclResult_t end = ncclGroupEnd();  // also after a failure, or later calls would be part of the group
     return nccl_ok(result == ncclSuccess ? end : result, way, "all-to-all", err);
 }
 
@@ -135,10 +135,10 @@ static void close_copies(Way *way) {
     if (way->memory) device_free(way->device, way->memory);
 }
 
-// --- any of them ---------------------------------------------------------------------------------
+// --- public functions -----------------------------------------------------------------------------
 
 Way *way_open(const WayForm *form, Device *device, MPI_Comm comm, size_t bytes, Error *err) {
-    Way *way = (Way *)xcalloc(1, sizeof *way, "a way to exchange messages");
+    Way *way = (Way *)xcalloc(1, sizeof *way, "an all-to-all");
     way->form = *form;
     way->device = device;
     way->ranks = {comm, 0, NULL};

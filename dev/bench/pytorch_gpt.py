@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""The peer on the same GPU: a GPT-3-style model or a Llama in PyTorch.
+"""Measures PyTorch on the same GPU for comparison: a GPT-3-style model or a Llama.
 
-It uses torch.compile, fused AdamW and SDPA. Prints one JSON line per model: tokens/s, ms per step,
-peak memory.
+Uses torch.compile, fused AdamW and SDPA. Prints one JSON line per model: tokens/s, ms per step, peak
+memory.
 
     python3 dev/bench/pytorch_gpt.py 125m:32 350m:16 1.3b:8 llama_1.1b:8 [--weights bf16]
                                      [--steps 20] [--sequence 2048] [--way WAY] [--attention]
 
---weights fp32   bf16 autocast and norm clipping, as nanoGPT trains and as precise as this trainer
---weights bf16   weights, gradients and AdamW's moments in bf16, no clipping: PyTorch's fastest
-                 form, which does less than this trainer
---way WAY        attention of a Llama, as --attention names it; the fastest one, if not given
---attention      no model: times its attention in every way that SDPA has, as ms per layer
+--weights fp32   bf16 autocast and norm clipping, as in nanoGPT; as precise as this trainer
+--weights bf16   weights, gradients and AdamW moments in bf16, no clipping: PyTorch's fastest
+                 configuration, less precise than this trainer
+--way WAY        attention backend for a Llama, one of those printed by --attention [the fastest]
+--attention      only measures the attention with every SDPA backend, in ms per layer
 
-A Llama's queries, keys and values are one product, and so are gate and up.
+Llama uses one product for queries, keys and values, and one for gate and up.
 """
 import argparse
 import contextlib
@@ -26,8 +26,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 MODELS = {"125m": (12, 768, 12), "350m": (24, 1024, 16), "1.3b": (24, 2048, 16)}
-# Layers, width, heads, groups of them, width of the MLP, vocabulary, whether the embedding is the
-# output layer too.
+# Layers, hidden size, heads, groups, MLP size, vocabulary, tied word embeddings.
 LLAMAS = {"llama_125m": (12, 768, 12, 12, 2048, 50304, True),
           "llama_1.1b": (22, 2048, 32, 4, 5632, 32000, False)}
 VOCABULARY = 50304
@@ -120,7 +119,7 @@ def attention(q, k, v, expand):
 
 
 def attention_ways(rows, length, width, heads, groups):
-    """[(ms of a layer's attention, forward and backward, ms forward, name of the way)], fastest first."""
+    """Returns [(ms of forward and backward per layer, ms of forward, backend)], fastest first."""
     size, found = width // heads, []
     qkv = torch.randn(rows, length, heads + 2 * groups, size, device="cuda", dtype=torch.bfloat16)
     q, k, v = (t.requires_grad_() for t in qkv.transpose(1, 2).split((heads, groups, groups), dim=1))
@@ -147,12 +146,12 @@ def attention_ways(rows, length, width, heads, groups):
         try:
             with backend_of(way):
                 found.append((ms(expands(way), True), ms(expands(way), False), way))
-        except RuntimeError:  # the backend has no kernel for it
+        except RuntimeError:  # unsupported by the backend
             pass
     return sorted(found)
 
 
-# Backends of SDPA, with keys and values that heads share, or expanded.
+# SDPA backends, with keys and values shared by heads, or expanded.
 WAYS = [backend + keys for backend in ("default", "flash", "cudnn") for keys in ("", ",expanded")]
 
 
@@ -177,7 +176,7 @@ def attention_sizes(name):
 
 
 def make_model(name, rows, length, way):
-    """The model, its vocabulary, and a context that chooses the attention."""
+    """Returns the model, its vocabulary size, and a context that selects the attention backend."""
     if name in MODELS:
         return GPT(*MODELS[name], length), VOCABULARY, contextlib.nullcontext()
     way = way or attention_ways(rows, length, *attention_sizes(name))[0][2]

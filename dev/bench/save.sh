@@ -69,26 +69,26 @@ make_folder "$(dirname "$out")"
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || die 3 "no GPU was found; name the number of ranks with --ranks"
 [[ $iters =~ ^[1-9][0-9]*$ && $interval =~ ^[1-9][0-9]*$ ]] && [ $((iters % interval)) = 0 ] &&
     [ "$iters" -ge $((2 * interval)) ] ||
-    die 2 "--iters wants a multiple of --save-interval, twice as much at least"
+    die 2 "--iters must be a multiple of --save-interval, and at least twice as large"
 [[ $model =~ ^(.+):([1-9][0-9]*)$ ]] ||
     die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
-card=configs/gpt_${BASH_REMATCH[1]}.args rows=${BASH_REMATCH[2]}
-[ -f "$card" ] || card=dev/bench/${BASH_REMATCH[1]}.args
-[ -f "$card" ] || card=$(from_caller "${BASH_REMATCH[1]}")
-[ -f "$card" ] || die 2 "there is no model card configs/gpt_${model%:*}.args"
+config=configs/gpt_${BASH_REMATCH[1]}.args rows=${BASH_REMATCH[2]}
+[ -f "$config" ] || config=dev/bench/${BASH_REMATCH[1]}.args
+[ -f "$config" ] || config=$(from_caller "${BASH_REMATCH[1]}")
+[ -f "$config" ] || die 2 "there is no model config configs/gpt_${model%:*}.args"
 for way in $ways; do
     case $way in none | async | sync) ;; *) die 2 "the way $way is unknown; use none, async or sync" ;; esac
 done
 
 [ -z "$folder" ] || mkdir -p "$folder"
 own=$(mktemp -d ${folder:+"$folder/save.XXXXXX"}) ||
-    die 3 "no folder for checkpoints could be made${folder:+ in $folder}"
+    die 3 "cannot create a folder for checkpoints${folder:+ in $folder}"
 trap 'rm -rf "$own"' EXIT
 trap 'exit 1' HUP INT TERM
 [ -n "$logs" ] || logs=$own/logs
 mkdir -p "$logs"
 
-common=("@$card" --micro-batch-size "$rows" --global-batch-size $((rows * ranks)) --mock-data
+common=("@$config" --micro-batch-size "$rows" --global-batch-size $((rows * ranks)) --mock-data
     --hidden-dropout 0 --attention-dropout 0 --train-iters 1000000 --eval-interval 1000000 --eval-iters 0
     --log-interval 1 --exit-interval "$iters" --gpus-per-node "$ranks" ${flags[@]+"${flags[@]}"})
 for way in $ways; do
@@ -97,12 +97,12 @@ for way in $ways; do
     [ "$way" != async ] || saves+=(--async-save)
     say "$SECONDS s: $way" >&2
     rm -f "$logs/$way".*
-    # The table wants the time at which each line comes.
+    # The table needs the arrival time of each line.
     launch "$ranks" "$trainer" "${common[@]}" ${saves[@]+"${saves[@]}"} --log-jsonl "$logs/$way.jsonl" \
         2>"$logs/$way.err" | python3 dev/bench/save_table.py stamp "$logs/$way.lines" ||
         { tail -n 5 "$logs/$way.err" >&2; die 1 "the run $way failed"; }
     if [ "$way" != none ]; then
-        # Of its only checkpoint, and of the disk.
+        # Size of the only checkpoint, and file system.
         {
             find "$own/$way" -type f -path '*/iter_*' -printf '%s\n' |
                 awk '{ sum += $1 } END { printf "bytes %d\n", sum }'

@@ -1,25 +1,23 @@
 #!/usr/bin/env python3
-"""Makes the table and the JSON file of dev/bench/save.sh from its runs.
+"""Generates the table and the JSON file of dev/bench/save.sh from its runs.
 
-    save_table.py stamp FILE < OUTPUT        writes lines "SECONDS LINE": when each line came
+    save_table.py stamp FILE < OUTPUT        writes lines "SECONDS LINE" with the arrival time of each line
     save_table.py table LOGS OUT.json MODEL ITERS INTERVAL WAYS
 
-A step's time is that between two lines of iterations: the trainer's own figure leaves saves out.
-Columns:
-  step      median ms of the steps that do not follow a save closely; the first five are left out
-  begins    ms from the line "saving" until training goes on. A save in the foreground is complete
-            then
-  after     ms of the step after a save, `begins` included; then of the second and the third step.
-            The copies into host memory run beside the first of them. Its update waits for their end
-  excess %  after over the median step of the run without saves
-  lost      all that a save costs: ms by which all steps until the next save exceed that median
-  waits     ms that a save waited for the one before. It is in no other column
-  complete  seconds from "saving" until the checkpoint is on the disk and the tracker names it. A
-            save in the background is looked after once per step
+Step times are the intervals between log lines of iterations, because the trainer's own times exclude
+saves. Columns:
+  step      median ms of steps that are not near a save, without the first five
+  begins    ms from the log line "saving" until training continues. A blocking save is complete by then
+  after     ms of the step after a save, including `begins`; then of the second and third step. The
+            copies to host memory overlap with the first of them, and its update waits for them
+  excess %  increase of `after` over the median step of the run without saves
+  lost      total cost of a save: sum of the increases of all steps until the next save, in ms
+  waits     ms that a save waited for the previous one; not included in the other columns
+  complete  seconds from "saving" until the checkpoint is on disk and named in the tracker file. The
+            trainer polls background saves once per step
 
-Each figure is the largest of all saves. Saves that waited for the one before are left out of the
-columns on steps: behind a wait the saved step's update has ended, and the next step looks too
-short.
+Each figure is the maximum over all saves. The step columns exclude saves that waited for the previous
+one, because the update of the saved step has finished by then and the next step appears too short.
 """
 import os
 import re
@@ -30,8 +28,8 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from tables import cell, json_lines, print_columns, write_records
 
-FIRST = 5  # steps that are left out
-NEAR = 3   # steps that follow a save closely
+FIRST = 5  # warm-up steps, which are excluded
+NEAR = 3   # steps after a save that may be affected by it
 PATTERNS = {
     "iteration": re.compile(r" iteration +(\d+)/"),
     "saving": re.compile(r"^saving checkpoint at iteration +(\d+) "),
@@ -48,7 +46,7 @@ def stamp(path):
 
 
 def stamps(path):
-    """{kind: {iteration: seconds}} of a run."""
+    """Returns {kind of log line: {iteration: seconds}} for a run."""
     found = {kind: {} for kind in PATTERNS}
     with open(path) as file:
         for line in file:
@@ -61,13 +59,13 @@ def stamps(path):
 
 
 def waited(s, save):
-    """Seconds that a save waited for the one before it."""
+    """Returns the seconds that a save waited for the previous one."""
     earlier = [seconds for other, seconds in s["saved"].items() if other < save]
     return max(0.0, max(earlier) - s["iteration"][save]) if earlier else 0.0
 
 
 def steps(s):
-    """{iteration: ms}, without waits for a save before."""
+    """Returns {iteration: ms}, without waits for earlier saves."""
     line = s["iteration"]
     wait = lambda i: waited(s, i) if i in s["saving"] else 0.0
     return {i: 1e3 * (line[i] - line[i - 1] - wait(i - 1)) for i in line if i - 1 in line}
@@ -90,7 +88,7 @@ def run_row(logs, way, iters, interval, base):
     missing = [i for i in range(1, iters + 1) if i not in s["iteration"]]
     wanted = [] if way == "none" else list(range(interval, iters + 1, interval))
     if missing or sorted(s["saved"]) != wanted or sorted(s["saving"]) != wanted:
-        sys.exit("error: the run %s has not all its lines: iterations %s missing, saves %s" %
+        sys.exit("error: the log of the run %s is incomplete: iterations %s missing, saves %s" %
                  (way, missing[:3], sorted(s["saved"])))
     calm = [ms for i, ms in took.items() if i > FIRST and not any(0 < i - save <= NEAR for save in wanted)]
     row = {"way": way, "step_ms": statistics.median(calm), "steps_measured": len(calm)}
@@ -107,12 +105,12 @@ def run_row(logs, way, iters, interval, base):
 
 
 def counted(row):
-    """The saves behind which steps are looked at."""
+    """Returns the saves whose following steps count."""
     return [save for save in row.get("saves", []) if save["after_ms"] and not save["waits_ms"]]
 
 
 def largest(name, width, form, get, saves=lambda row: row.get("saves", [])):
-    """A column of the largest figure of a row's saves; get(save): None where it has none."""
+    """Returns a column with the maximum over the saves of a row. get(save) may return None."""
     figures = lambda row: [v for v in map(get, saves(row)) if v is not None]
     return name, width, lambda row: cell(max(figures(row), default=None), form)
 
@@ -134,14 +132,14 @@ def print_rows(rows):
     excess = [save["excess_percent"] for row in rows if row["way"] == "async" for save in counted(row)
               if "excess_percent" in save]
     if excess:
-        print("the step after a save in the background: %+.1f %% at most; the aim of 5 %% is %s" %
+        print("the step after a background save: at most %+.1f %%; the target of 5 %% is %s" %
               (max(excess), "met" if max(excess) <= 5 else "missed"))
     late = sum(1 for row in rows for save in row.get("saves", []) if save["waits_ms"] and save["after_ms"])
     if late:
-        print("%d saves waited for the one before and are left out of the columns on steps;\n"
-              "a larger --save-interval lets them count" % late)
-    print("All in ms but where the column says else. dev/bench/save_table.py explains the columns.\n"
-          "One save of each run is at its end: no step follows it.")
+        print("%d saves waited for the previous one and are excluded from the step columns;\n"
+              "increase --save-interval to include them" % late)
+    print("In ms unless noted. dev/bench/save_table.py describes the columns.\n"
+          "The last save of each run is not followed by a step.")
 
 
 def main():
@@ -155,7 +153,7 @@ def main():
             base = rows[0]["step_ms"] if rows[0]["way"] == "none" else None
         print_rows(rows)
         command = os.environ.get("COMMAND_LINE", "dev/bench/save.sh")
-        write_records(out, {"what": "what saving costs", "command": command, "model": model,
+        write_records(out, {"what": "cost of checkpoint saves", "command": command, "model": model,
                             "save_interval": int(interval), "rows": rows})
     else:
         sys.exit(__doc__)

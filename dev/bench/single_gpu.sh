@@ -33,12 +33,12 @@ program=$BUILD/train_gpt
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# The vocabularies of the models whose sizes they have.
-flags_of() { # MODEL: its card and vocabulary, in $card
+# flags_of MODEL: sets $config to the model config, with a synthetic vocabulary of the right size.
+flags_of() {
     case $1 in
-    llama_1.1b) card=(@configs/llama_1.1b.args --tokenizer-type NullTokenizer --vocab-size 31999) ;;
-    llama_*) card=(@configs/"$1".args) ;;
-    *) card=(@configs/gpt_"$1".args) ;;
+    llama_1.1b) config=(@configs/llama_1.1b.args --tokenizer-type NullTokenizer --vocab-size 31999) ;;
+    llama_*) config=(@configs/"$1".args) ;;
+    *) config=(@configs/gpt_"$1".args) ;;
     esac
 }
 for model in $models; do
@@ -48,7 +48,7 @@ for model in $models; do
         [ "$mode" = deterministic ] && flags=(--deterministic-mode)
         rows=${model#*:}
         echo "running ${model%:*}, micro-batch $rows, $mode" >&2
-        "$program" "${card[@]}" --micro-batch-size "$rows" --global-batch-size "$rows" \
+        "$program" "${config[@]}" --micro-batch-size "$rows" --global-batch-size "$rows" \
             --mock-data --hidden-dropout 0 --attention-dropout 0 --train-iters 100000 --log-interval 10 \
             --exit-interval "$iterations" --eval-interval 1000000 --eval-iters 0 \
             --log-jsonl "$folder/${model%:*}.$rows.$mode.jsonl" "${flags[@]}" >"$folder/log" 2>&1 ||

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the table and the JSON file of dev/bench/single_gpu.sh from the JSON lines of its runs.
+"""Generates the table and the JSON file of dev/bench/single_gpu.sh from the JSON logs of its runs.
 
     single_gpu_table.py FOLDER OUT.json
 """
@@ -13,14 +13,13 @@ from tables import json_lines, number_column as number, print_columns, write_rec
 
 SHAPES = {"125m": (12, 768), "350m": (24, 1024), "1.3b": (24, 2048), "2.7b": (32, 2560), "6.7b": (32, 4096)}
 VOCABULARY, LENGTH = 50304, 2048
-# Layers, width, share of the heads that have keys and values, width of the MLP, vocabulary, whether
-# the word embeddings multiply nothing.
+# Layers, hidden size, key/value heads per head, MLP size, vocabulary, untied word embeddings.
 LLAMAS = {"llama_125m": (12, 768, 1, 2048, 50304, False), "llama_1.1b": (22, 2048, 1 / 8, 5632, 32000, True)}
 ORDER = [*SHAPES, *LLAMAS]
 
 
 def flops_per_token(model):
-    """Megatron's formula (whole attention) and 6N + 6*L*C*T (causal attention halved)."""
+    """Returns FLOPs by Megatron-LM's formula (full attention), and 6N + 6*L*C*T (causal attention)."""
     if model in LLAMAS:
         layers, width, shared, ffn, vocabulary, untied = LLAMAS[model]
         matrices = layers * width * ((2 + 2 * shared) * width + 3 * ffn) + vocabulary * width
@@ -46,7 +45,7 @@ print(50 * 2 * 8192**3 / (time.perf_counter() - start))
 
 
 def matmul_peak():
-    """Measured rate of one 8192^3 bf16 product, FLOP/s, or None without PyTorch."""
+    """Measures the FLOP/s of an 8192^3 bf16 product. Returns None without PyTorch."""
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True)
     return float(done.stdout) if done.returncode == 0 else None
 
@@ -59,7 +58,7 @@ def our_rows(folder):
         if not intervals:
             continue
         start = next(r for r in records if r["kind"] == "start")
-        # All that the GPU holds: plan, context, libraries.
+        # All GPU memory in use: memory plan, context, libraries.
         memory = next((r["timing"] for r in records if r["kind"] == "memory"), {})
         timing = intervals[-1]["timing"]
         yield {"program": "sdp4bit.c " + mode, "model": model, "micro_batch": int(rows),

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws the README's picture: how long a training step takes, by network, with and without SDP4Bit.
+"""Draws the plot of the README: step time by network, with and without SDP4Bit.
 
     dev/bench/step_time_picture.py dev/bench/results/comm_2gpu.json docs/step_time.svg
 
-Reads what dev/bench/comm.sh has measured. Takes the points of the 1.3B model at micro-batch 8.
+Reads the results of dev/bench/comm.sh and uses the points of the 1.3B model at micro-batch 8.
 """
 import json
 import os
@@ -21,7 +21,7 @@ TOP, BAR, BETWEEN_NETWORKS = 92, 22, 20
 
 
 def read_steps(path):
-    """{(network, preset): ms per step}, and the commit of the measurement."""
+    """Returns {(network, preset): ms per step} and the commit."""
     with open(path) as file:
         rows = json.load(file)["rows"]
     rows = [r for r in rows if (r["model"], r["micro_batch"]) == (MODEL, MICRO_BATCH)]
@@ -39,7 +39,7 @@ def text(x, y, words, css, anchor="start", color=""):
 
 
 def bars(top, network, steps, longest):
-    """The two bars of a network, with their names, times and how many times faster the second is."""
+    """Draws the two bars of a network, with names, times and speedup."""
     out = [text(20, top + BAR + 4, NETWORKS[network], "title")]
     for k, (preset, (name, color)) in enumerate(PRESETS.items()):
         y, ms = top + k * (BAR + 2), steps[network, preset]

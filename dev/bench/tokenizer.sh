@@ -36,25 +36,25 @@ done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# first_bytes MB: of a list of files (standard input) those that fit into so many megabytes.
+# first_bytes MB: reads a list of files and prints the first ones, up to MB megabytes in total.
 first_bytes() {
     xargs -r -d '\n' stat -c '%s %n' |
         awk -v left="$1" 'BEGIN { left *= 1e6 } (left -= $1) >= 0 { print substr($0, length($1) + 2) }'
 }
-# Cuts a list of files (standard input) to max_mb and drops files with the same content.
+# Reads a list of files, drops duplicates by content, and limits the rest to max_mb.
 bounded() {
     xargs -r -d '\n' md5sum | awk '!seen[$1]++ { print substr($0, 35) }' | first_bytes "$max_mb"
 }
 mkdir "$work/man"
-# Pages unpack to about four times their size. Half as many again as needed leaves room for those of
-# the same content.
+# Unpacked pages are about four times as large. Take 1.5 times as many as needed, because duplicates
+# are dropped.
 find /usr/share/man/man[1-8] -type f -name '*.gz' | LC_ALL=C sort |
     first_bytes "$(awk -v most="$max_mb" 'BEGIN { print most * 1.5 / 4 }')" |
     while read -r page; do gzip -dc "$page" >"$work/man/$(basename "$page" .gz)"; done
 find "$work/man" -type f | LC_ALL=C sort | bounded >"$work/man.list"
 find /usr/include -type f -name '*.h' | LC_ALL=C sort | bounded >"$work/headers.list"
 
-# A style's tokenizer.json: "model" holds its path, empty for gpt2.
+# Writes the tokenizer.json of a style.
 cat >"$work/style.py" <<'END'
 import json, sys
 style, folder, out = sys.argv[1:]
@@ -88,7 +88,7 @@ for _ in range(3):
 print(f"{best:.1f} {tokens}")
 END
 
-ours() { # list, threads, model or nothing: "MB/s tokens"
+ours() { # LIST THREADS MODEL (may be empty): prints "MB/s tokens" of preprocess_data
     local best=0 tokens=0 line rate which=(--vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt")
     [ -z "$3" ] || which=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model "$3"
         --tokenizer-hf-no-include-special-tokens)
@@ -102,7 +102,7 @@ ours() { # list, threads, model or nothing: "MB/s tokens"
     done
     echo "$best $tokens"
 }
-peer() {
+peer() { # the same for tokenizers
     taskset -c "0-$(($2 - 1))" env RAYON_NUM_THREADS="$2" TOKENIZERS_PARALLELISM=true \
         "$python" "$work/peer.py" "$vocab" "$1" "$3"
 }

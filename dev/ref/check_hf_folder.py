@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Opens a folder of build/convert_checkpoint with Hugging Face's transformers, without code of this
-program. Exit code 1 when a weight is missing or left over, or when what it computes is wrong.
+"""Checks a model folder written by build/convert_checkpoint with Hugging Face's transformers. Exit code 1
+if weights are missing or unexpected, or if logits or token ids are wrong.
 
     pip install torch transformers
     dev/ref/check_hf_folder.py FOLDER [--logits test/golden/hf/logits.golden] [--bytes]
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def read_golden(path):
-    """The tensors of a file that make_goldens.py describes."""
+    """Returns the tensors of a golden file (format: make_goldens.py)."""
     with open(path, "rb") as file:
         data = file.read()
     begin, tensors = int(data.split()[2]), {}
@@ -33,14 +33,14 @@ def read_golden(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
-    parser.add_argument("--logits", help="golden tokens and logits, to be met within 1e-4")
-    parser.add_argument("--same-as", help="a folder whose model computes the same logits")
-    parser.add_argument("--bytes", action="store_true", help="the tokenizer is one of bytes")
-    parser.add_argument("--tokenizer", help="a tokenizer.json that the folder's tokenizer must equal")
+    parser.add_argument("--logits", help="golden tokens and logits; tolerance 1e-4")
+    parser.add_argument("--same-as", help="folder of a model with the same logits")
+    parser.add_argument("--bytes", action="store_true", help="expect a byte tokenizer")
+    parser.add_argument("--tokenizer", help="tokenizer.json that must produce the same ids")
     options = parser.parse_args()
     model, loading = AutoModelForCausalLM.from_pretrained(options.folder, output_loading_info=True)
     if any(loading.values()):
-        sys.exit(f"weights are missing or left over: {loading}")
+        sys.exit(f"weights are missing or unexpected: {loading}")
     if options.logits:
         golden = read_golden(options.logits)
         with torch.no_grad():

@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""A model in numpy of EDEN and its rotation, written from sdp4bit/README.md, sharing no code with it.
+"""Reference implementation of EDEN and its rotation in numpy.
+
+Written from sdp4bit/README.md, without code of sdp4bit.
 
     python3 dev/ref/eden_model.py             writes test/golden/eden/eden.golden; takes seconds
-    python3 dev/ref/eden_model.py --errors    prints a table of errors; writes nothing
+    python3 dev/ref/eden_model.py --errors    prints a table of errors
     python3 dev/ref/eden_model.py --bias      prints the bias on groups with outliers; takes minutes
 
-needs numpy. The golden file has make_goldens.py's format. test/unit/sdp4bit/test_eden.c reads it:
+Needs numpy. The golden file has the format of make_goldens.py and is read by
+test/unit/sdp4bit/test_eden.c:
     key                   i32   seed, step, purpose and source of the rotation's signs
     logical               i32   logical offset of each group
     input                 f32   (groups, 256)
     rotated               f32   (groups, 256)
-    levels.B              f32   Lloyd-Max levels of B bits
-    codes.B               i32   (groups, 8 B) a group's codes as they travel, in words of 32 bits
+    levels.B              f32   Lloyd-Max levels for B bits
+    codes.B               i32   (groups, 8 B) packed codes of a group, in words of 32 bits
     scales.B              f32   (groups)
-    back.B                f32   (groups, 256) decoded, and rotated back
+    back.B                f32   (groups, 256) decoded and rotated back
     error.B               f32   relative squared error on Gaussian input: errors_of
-Groups whose rotated values are not finite decode to NaN, whose bits do not count.
+Groups with rotated values that are not finite decode to NaN with unspecified bits.
 """
 import math
 import os
@@ -30,7 +33,7 @@ f32 = np.float32
 # --- levels --------------------------------------------------------------------------------------
 
 def lloyd_max(bits):
-    """Positive levels of the symmetric quantizer of 2^bits levels with least error on a unit Gaussian."""
+    """Returns the positive levels of the optimal symmetric quantizer with 2^bits levels for a unit Gaussian."""
     count = 2 ** (bits - 1)
     level = [(k + 0.5) * 3 / count for k in range(count)]
     tail = lambda t: 0.5 * math.erfc(t / math.sqrt(2))
@@ -47,7 +50,7 @@ def lloyd_max(bits):
 # --- the rotation --------------------------------------------------------------------------------
 
 def philox(key, counter):
-    """Philox4x32 with 7 rounds: the four words of one counter."""
+    """Returns the four words of Philox4x32 with 7 rounds for a counter."""
     c, k = list(counter), list(key)
     for _ in range(7):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -57,7 +60,7 @@ def philox(key, counter):
 
 
 def signs_of(seed, step, purpose, logical):
-    """+1 or -1 for the 256 elements from a logical offset on: bit i of the words of 32 elements."""
+    """Returns the signs of the 256 elements from a logical offset on. Element i of 32 uses bit i of a word."""
     sign = []
     for word in range(logical // 32, logical // 32 + GROUP // 32):
         block = word // 4
@@ -67,7 +70,7 @@ def signs_of(seed, step, purpose, logical):
 
 
 def hadamard(x):
-    """Of each row: stages of strides 1, 2, 4, ..., not normalized."""
+    """Transforms each row in stages of strides 1, 2, 4, ..., without normalization."""
     rows, n = x.shape
     stride = 1
     while stride < n:
@@ -81,14 +84,14 @@ def hadamard(x):
 # --- one hop -------------------------------------------------------------------------------------
 
 def tree(x):
-    """Of each row: the perfect binary tree over adjacent pairs."""
+    """Sums each row by a perfect binary tree over adjacent pairs."""
     while x.shape[1] > 1:
         x = x[:, 0::2] + x[:, 1::2]
     return x
 
 
 def encode(y, bits, levels):
-    """Rotated groups (rows) become codes and scales."""
+    """Returns codes and scales of rotated groups (rows)."""
     largest = np.abs(y).max(axis=1, keepdims=True)
     finite = np.isfinite(y).all(axis=1, keepdims=True)
     coded = finite & (largest >= f32(2.0 ** -126))
@@ -116,7 +119,7 @@ def decode(code, scale, levels):
 
 
 def pack(code, bits):
-    """Codes of each row as a stream of bits, in words of 32."""
+    """Packs the codes of each row into a bit stream, in words of 32 bits."""
     rows = []
     for row in code:
         stream = sum(int(c) << (bits * i) for i, c in enumerate(row))
@@ -127,15 +130,15 @@ def pack(code, bits):
 # --- errors --------------------------------------------------------------------------------------
 
 def rounded(x, rng, group=128, most=127):
-    """int8 codes, rounded stochastically, as they are decoded: level 1's hop."""
+    """Quantizes to int8 with stochastic rounding and decodes, as in the intra-node hop."""
     x = x.reshape(-1, group)
     step = np.abs(x).max(axis=1, keepdims=True) / most
     return (np.floor(x / step + rng.random(x.shape)) * step).reshape(-1, GROUP)
 
 
 def errors_of(bits, levels):
-    """Relative squared errors on Gaussian input: of one hop; and of the mean over 4 nodes of 8 ranks,
-    with int8 inside the nodes (groups of 128) and EDEN between them."""
+    """Returns relative squared errors on Gaussian input: for one hop, and for the mean over 4 nodes of 8
+    ranks with int8 within the nodes (groups of 128) and EDEN between them."""
     rng = np.random.default_rng(bits)
     y = rng.standard_normal((1 << 14, GROUP)).astype(f32)
     one = ((decode(*encode(y, bits, levels), levels) - y) ** 2).sum() / (y.astype(float) ** 2).sum()
@@ -149,8 +152,8 @@ def errors_of(bits, levels):
 
 
 def bias_of(x, bits, levels, rotations, trials=40000, batch=4000):
-    """Of one group x, over random signs: the largest bias of an element in units of the root mean
-    square error of an element, and the relative squared error. rotations: one after the other."""
+    """Returns, for one group x over random signs, the largest bias of an element relative to the root mean
+    square error of an element, and the relative squared error. rotations: number of rotations."""
     rng, total, squares = np.random.default_rng(bits), np.zeros(GROUP), 0.0
     for _ in range(trials // batch):
         signs = [rng.choice([f32(-1), f32(1)], (batch, GROUP)) for _ in range(rotations)]
@@ -175,7 +178,7 @@ def outlier_groups():
 
 
 def print_biases():
-    print("largest bias of an element / its root mean square error; relative squared error")
+    print("largest bias of an element / root mean square error; relative squared error")
     for name, x in outlier_groups().items():
         for bits in (4, 3, 2):
             found = [bias_of(x, bits, lloyd_max(bits), rotations) for rotations in (1, 2)]
@@ -187,7 +190,7 @@ def print_biases():
 # --- the golden file -----------------------------------------------------------------------------
 
 def inputs():
-    """Groups of many kinds: Gaussian, heavy tails, sparse, tiny, huge, zero, not finite."""
+    """Returns various groups: Gaussian, heavy-tailed, sparse, tiny, huge, zero, not finite."""
     rng = np.random.default_rng(7)
     normal = lambda: rng.standard_normal(GROUP)
     one, two = np.zeros(GROUP), np.zeros(GROUP)
@@ -202,7 +205,7 @@ def inputs():
 
 
 def write_golden(path, tensors):
-    """make_goldens.py tells the format."""
+    """Writes a golden file in the format of make_goldens.py."""
     lines, data, offset = ["# Made by dev/ref/eden_model.py, which tells what the tensors are."], b"", 0
     for name, x in tensors:
         kind = {"float32": "f32", "int32": "i32"}[str(x.dtype)]
@@ -221,7 +224,7 @@ def write_golden(path, tensors):
 def golden_tensors():
     seed, step, purpose = 20240901, 3, 7
     x = inputs()
-    # Not all on multiples of 128: the signs of a group come from three counters then.
+    # Not all are multiples of 128, so that the signs of some groups come from three counters.
     logical = np.array([32 * (11 * g + 1) for g in range(len(x))], np.int32)
     signs = np.array([signs_of(seed, step, purpose, int(at)) for at in logical])
     with np.errstate(all="ignore"):
@@ -243,7 +246,7 @@ def main():
         print_biases()
         return
     if sys.argv[1:] == ["--errors"]:
-        print("bits   with scale   one hop   4 x 8 ranks, int8 inside")
+        print("bits   with scale   one hop   4 x 8 ranks, int8 within nodes")
         for bits in (4, 3, 2):
             one, two = errors_of(bits, lloyd_max(bits))
             print(f"{bits}      {bits + 32 / GROUP:<10}   {one:.5f}   {two:.5f}")

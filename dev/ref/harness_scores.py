@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Scores a file of --eval-tasks with EleutherAI's lm-evaluation-harness, on a Hugging Face folder, and
-compares with what the trainer logged (--log-eval-samples). Exit code 1 where they differ: a
-log-likelihood by more than twice the harness's own largest error in bf16, measured against fp32; a
-sample's verdict, unless its choices are that close; a figure otherwise than these verdicts say.
+"""Scores a file of --eval-tasks with EleutherAI's lm-evaluation-harness on a Hugging Face model, and
+compares the results with the log of the trainer (--log-eval-samples).
+
+Exit code 1 if they differ:
+- a log-likelihood by more than twice the largest error of the harness in bf16, relative to fp32
+- the correctness of a sample, unless the scores of its choices are that close
+- a metric, from the value computed from the trainer's own samples
 
     pip install lm-eval torch transformers accelerate
     dev/ref/harness_scores.py FOLDER TASKS.jsonl RUN.jsonl [--max-length N]
@@ -20,7 +23,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", DISABLE_MU
 
 
 def read_tasks(path):
-    """name: its samples, in the file's order."""
+    """Returns {task: samples}, in the order of the file."""
     tasks = collections.OrderedDict()
     for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
         sample = json.loads(line)
@@ -29,7 +32,7 @@ def read_tasks(path):
 
 
 def write_task(folder, name, samples):
-    """The task as the harness wants it: a configuration and a file of rows."""
+    """Writes a task in the format of the harness: a configuration and a file of rows."""
     rows = folder / f"{name}.jsonl"
     rows.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
     if "choices" in samples[0]:
@@ -44,7 +47,7 @@ def write_task(folder, name, samples):
 
 
 def harness_scores(model, tasks, dtype, max_length=None):
-    """name: {"acc": ..., "samples": [{"log_likelihoods": [...], "greedy": bool}, ...]}"""
+    """Returns {task: {"acc": ..., "samples": [{"log_likelihoods": [...], "greedy": bool}, ...]}}."""
     import lm_eval
     from lm_eval.tasks import TaskManager
     arguments = {"pretrained": str(model), "dtype": dtype}
@@ -53,7 +56,7 @@ def harness_scores(model, tasks, dtype, max_length=None):
     with tempfile.TemporaryDirectory() as folder:
         for name, samples in tasks.items():
             write_task(pathlib.Path(folder), name, samples)
-        # A batch of one: no padding, so that bf16 rounds as it does for a single sequence.
+        # A batch size of one avoids padding, so that bf16 rounds as for a single sequence.
         found = lm_eval.simple_evaluate(model="hf", model_args=arguments, tasks=list(tasks), device="cpu",
                                         batch_size=1, bootstrap_iters=2, log_samples=True,
                                         task_manager=TaskManager(include_path=folder))
@@ -70,13 +73,13 @@ def harness_scores(model, tasks, dtype, max_length=None):
 
 
 def largest_error(one, other):
-    """Between two results of harness_scores."""
+    """Returns the largest difference of log-likelihoods between two results of harness_scores."""
     return max(abs(a - b) for name in one for x, y in zip(one[name]["samples"], other[name]["samples"])
                for a, b in zip(x["log_likelihoods"], y["log_likelihoods"]))
 
 
-def verdicts(sample, scores):
-    """Right by acc and by acc_norm, and how far each is from the other verdict."""
+def correct(sample, scores):
+    """Returns whether the sample is correct by acc and acc_norm, and the margins of these decisions."""
     if "choices" not in sample:
         return (scores["greedy"],), (math.inf,)
     lengths = [len(choice) for choice in sample["choices"]]
@@ -90,22 +93,22 @@ def verdicts(sample, scores):
 
 
 def compare_task(name, samples, logged, figures, scores, limit):
-    """Complaints about one task."""
+    """Yields the differences found in one task."""
     names, hits = ("acc", "acc_norm") if "choices" in samples[0] else ("acc",), [0, 0]
     for number, (sample, ours, theirs) in enumerate(zip(samples, logged, scores["samples"])):
         for a, b in zip(ours["log_likelihoods"], theirs["log_likelihoods"]):
             if not abs(a - b) <= limit:
                 yield f"{name}, sample {number}: {a} instead of {b}"
-        own, _ = verdicts(sample, ours)
-        right, margins = verdicts(sample, theirs)
+        own, _ = correct(sample, ours)
+        right, margins = correct(sample, theirs)
         for which, metric in enumerate(names):
             hits[which] += own[which]
-            # A token that is greedy in fp32 alone may be one of two that are as likely in bf16.
+            # In bf16, a token that is greedy in fp32 may have the same probability as another one.
             if own[which] != right[which] and "choices" in sample and margins[which] > 2 * limit:
-                yield f"{name}, sample {number}: another verdict by {metric}"
+                yield f"{name}, sample {number}: different result by {metric}"
     for which, metric in enumerate(names):
         if figures["n"] != len(samples) or abs(figures[metric] - hits[which] / len(samples)) > 1e-12:
-            yield f"{name}: {metric} is {figures[metric]}, and {hits[which]} of {len(samples)} are right"
+            yield f"{name}: {metric} is {figures[metric]}, but {hits[which]} of {len(samples)} are correct"
     mean = sum(sample["log_likelihoods"][0] for sample in logged) / len(logged)
     if "perplexity" in figures and not math.isclose(figures["perplexity"], math.exp(-mean), rel_tol=1e-9):
         yield f"{name}: perplexity is {figures['perplexity']}"

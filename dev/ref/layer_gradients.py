@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Gradients of one transformer layer at the sizes of a real model, GPT-125M's by default, against PyTorch.
+"""Compares the gradients of one transformer layer with PyTorch, at the size of a real model (default
+GPT-125M).
 
-They are too large for a golden file, so both sides compute here. The same bf16 weights and tokens go to
-PyTorch in fp32 (the reference), to PyTorch in bf16 (the yardstick) and, through a file, to our program.
-On every tensor ours may err at most twice as much as PyTorch's bf16, in root mean square and largest error.
+They are too large for a golden file. The same bf16 weights and tokens go to PyTorch in fp32 (the
+reference), to PyTorch in bf16 and, through a file, to this program. For every tensor, the error of this
+program may be at most twice the error of PyTorch in bf16, both root mean square and largest error.
 
     python3 dev/ref/layer_gradients.py build/test/gpu/layer_dump [--seq-length 2048] [--rows 2]
         [--deterministic]          needs PyTorch
 
-Uses a GPU when PyTorch finds one. Prints "ok NAME" and "not ok NAME: why" lines and a counted one. Exit
-code 1 when any failed.
+Uses a GPU if PyTorch finds one. Prints "ok NAME" and "not ok NAME: why" lines and a summary. Exit code 1 if
+any check failed.
 """
 import argparse
 import os
@@ -22,11 +23,11 @@ import torch
 
 import make_goldens as model
 
-DEVIATION = 0.04  # of the matrices: the attention is not uniform, logits are about 1
+DEVIATION = 0.04  # of the matrices, so that the attention is not uniform and logits are about 1
 
 
 def initial_weights(generator):
-    """bf16-valued. Biases and LayerNorms are off their usual 0 and 1, so that no term is invisible."""
+    """Returns bf16 weights. Biases and LayerNorms are not 0 and 1, so that every term has an effect."""
     weights = {}
     for name, shape in model.parameter_shapes().items():
         noise = torch.randn(shape, generator=generator)
@@ -39,7 +40,7 @@ def initial_weights(generator):
 
 
 def read_golden(path):
-    """The tensors of a file in make_goldens' format, flat."""
+    """Returns the flattened tensors of a golden file (format: make_goldens.py)."""
     raw = np.fromfile(path, dtype=np.uint8)
     text = int(bytes(raw[:20]).split()[2])
     tensors = {}
@@ -53,7 +54,7 @@ def read_golden(path):
 
 
 def without_noise(name, flat):
-    """The bias of the k rows does not change the softmax: its gradient is noise in any precision."""
+    """Removes the bias of the k rows. It does not change the softmax, so its gradient is only noise."""
     if not name.endswith("query_key_value.bias"):
         return flat
     return flat.view(model.NH, 3, model.HD)[:, ::2].reshape(-1)
@@ -65,8 +66,8 @@ def errors(ours, reference):
 
 
 def compare(name, ours, bf16, reference):
-    """True when ours is within the rule. The additions are what test/unit/model/test_gpt.c grants: fp32's
-    own rounding, and one unlucky element among many."""
+    """Returns true if the error is within the limit. The additional tolerance, as in
+    test/unit/model/test_gpt.c, covers fp32 rounding and single outliers."""
     scale = reference.abs().max().item()
     (rms, worst), (rms_bf16, worst_bf16) = errors(ours, reference), errors(bf16, reference)
     good = rms <= 2 * rms_bf16 + 1e-6 * scale and worst <= 2 * worst_bf16 + 1e-3 * scale  # false for NaN
@@ -93,7 +94,7 @@ def main():
     generator = torch.Generator().manual_seed(4321)
     weights = initial_weights(generator)
     tokens = torch.randint(0, model.Vp, (model.B, model.T + 1), generator=generator)
-    # Half of the tokens are frequent ones: rows of the embedding that many positions share.
+    # Half of the tokens are frequent ones, so that many positions use the same row of the embedding.
     frequent = torch.rand(tokens.shape, generator=generator) < 0.5
     tokens = torch.where(frequent, tokens % 50, tokens)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

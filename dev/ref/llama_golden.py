@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Losses of a small Llama in double precision, for test/unit/model/test_gpt.c.
+"""Computes losses of a small Llama in double precision, for test/unit/model/test_gpt.c.
 
-Written from the definitions of Hugging Face's LlamaForCausalLM: RMSNorm, rotary positions by
-rotate_half, grouped queries, SwiGLU, an output layer of its own. The last model has the norms of
-queries and keys of Qwen3ForCausalLM too. It needs Python alone and shares no code with the trainer.
-Weights are made of integers by a formula that the test repeats, and are exact in bf16.
+Implements Hugging Face's LlamaForCausalLM: RMSNorm, rotary positions by rotate_half, grouped queries,
+SwiGLU, and an untied output layer. The last model also has the query and key norms of Qwen3ForCausalLM.
+Needs only Python, and uses no code of the trainer. Weights are computed from integers by a formula that
+the test repeats, and are exact in bf16.
 
     dev/ref/llama_golden.py >test/golden/gpt/llama_losses.h
 """
@@ -15,14 +15,14 @@ HD = C // HEADS
 
 
 def tensor(number, rows, columns, offset):
-    """Element i of the tensor with this number in the trainer's table."""
+    """Returns the tensor with this number in the trainer's table."""
     def element(i):
         return offset + (((i * 2654435761 + number * 40503) % 2**32 // 128) % 64 - 32) / 128
     return [[element(r * columns + c) for c in range(columns)] for r in range(rows)]
 
 
 class Llama:
-    """Weights in the order of the trainer's table, cut up as Hugging Face has them."""
+    """Weights in the order of the trainer's table, split as in Hugging Face's model."""
 
     def __init__(self, groups, qk_norm):
         self.groups, self.layers, per_group = groups, [], HEADS // groups
@@ -57,7 +57,7 @@ def rms_norm(x, gain):
 
 
 def rotate(x, t):
-    """x cos + rotate_half(x) sin, the angles being t / BASE^(2 i / HD), twice over."""
+    """Returns x cos + rotate_half(x) sin, with the angles t / BASE^(2 i / HD) repeated twice."""
     angles = [t / BASE ** (2 * i / HD) for i in range(HD // 2)] * 2
     half = [-e for e in x[HD // 2:]] + x[:HD // 2]
     return [e * math.cos(a) + h * math.sin(a) for e, h, a in zip(x, half, angles)]

@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""Writes test/golden/blend/core.jsonl: the sample order of blends as Megatron-LM's dataset builder makes it.
+"""Generates test/golden/blend/core.jsonl: the sample order of blends in Megatron-LM's dataset builder.
 
     python3 dev/ref/make_blend_golden.py [output file]          needs numpy, takes seconds
 
-A model of megatron-core's BlendedMegatronDatasetBuilder, BlendedDataset and GPTDataset, written from their
-documented behavior with numpy's generator. It shares no code with llmc/data. Three rules decide what each
-shard of a blend is asked for:
+Reimplements megatron-core's BlendedMegatronDatasetBuilder, BlendedDataset and GPTDataset from their
+documented behavior, with numpy's generator and without code of llmc/data. Three rules determine how many
+samples are requested from each shard, and the length of the blend:
 
-    fork       ceil(target * weight * 1.005), and the blend is as long as the sum (the paper's fork)
-    surplus X  ceil(ceil(target * weight) * (1 + X)), and the blend is the sum of ceil(target * weight)
+    fork       ceil(target * weight * 1.005) samples; the blend is the sum (the paper's fork)
+    surplus X  ceil(ceil(target * weight) * (1 + X)) samples; the blend is the sum of ceil(target * weight)
                (megatron-core from 0.11, --mid-level-dataset-surplus X)
-    list       no weights: each shard once; weights are their numbers of samples; the blend is as long as
-               the target, or as all of them together if that is less. Without a target every sample of
-               every shard comes once
+    list       no weights: every shard once, weighted by its number of samples. The length of the blend is
+               the target, but at most all samples. Without a target, every sample occurs once
 
-One line per case. Token p of shard k is (7919 k + 31 p) mod 60000. "shards" are lengths of sequences, "draws"
-the first (shard, sample) pairs, "fnv" the 64-bit FNV-1a hash over all tokens of all samples of the blend, in
+One line per case. Token p of shard k is (7919 k + 31 p) mod 60000. "shards" are sequence lengths, "draws" the
+first (shard, sample) pairs, and "fnv" the 64-bit FNV-1a hash over all tokens of all samples of the blend, in
 order, each as four little-endian bytes.
 """
 import json
@@ -38,7 +37,7 @@ def split_bounds(text):
 
 
 class GPT:
-    """One split of one shard: samples of S + 1 tokens."""
+    """One split of one shard, in samples of S + 1 tokens."""
 
     def __init__(self, tokens, lengths, beg, end, wanted, S, seed):
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -160,10 +159,10 @@ def main():
         i = case["index"]
         ranges = [(int(round(bounds[i] * len(s))), int(round(bounds[i + 1] * len(s)))) for s in shards]
         if bounds[i + 1] <= bounds[i] or any(sum(s[a:b]) <= case["seq"] for s, (a, b) in zip(shards, ranges)):
-            continue  # a split without a sample is an error, here and there
+            continue  # a split without samples is an error in both programs
         parts, table = build(case)
         if any(sample >= len(parts[shard]) for shard, sample in table):
-            continue  # there an IndexError, and in our blend its end
+            continue  # an IndexError in megatron-core; the end of the blend in this program
         draws = [list(map(int, d)) for d in table[:DRAWS]]
         case.update(samples=len(table), draws=draws, fnv="%016x" % fnv(parts, table))
         out.write(json.dumps(case, separators=(",", ":")) + "\n")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes test/golden/eval_tasks: a small GPT2LMHeadModel with the vocabulary of test/golden/tokenizer, a
-file of --eval-tasks, and what EleutherAI's lm-evaluation-harness finds. test/unit/run/test_eval_tasks.c
-imports the model and compares the trainer's scores.
+"""Generates test/golden/eval_tasks: a small GPT2LMHeadModel with the vocabulary of test/golden/tokenizer,
+a file for --eval-tasks, and the scores of EleutherAI's lm-evaluation-harness.
+test/unit/run/test_eval_tasks.c imports the model and compares the trainer's scores.
 
     pip install lm-eval torch transformers accelerate
     dev/ref/make_eval_golden.py             # takes a minute
 
-scores.json: by task the harness's figures, each sample's log-likelihoods in fp32 and whether it is
-greedy; "bf16_error": the largest difference of a log-likelihood when the harness computes in bf16.
+scores.json contains, per task, the metrics of the harness, and for each sample its log-likelihoods in
+fp32 and whether it is greedy. "bf16_error" is the largest difference of a log-likelihood in bf16.
 """
 import json
 import math
@@ -19,7 +19,7 @@ import tempfile
 import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from harness_scores import harness_scores, largest_error, read_tasks, verdicts
+from harness_scores import correct, harness_scores, largest_error, read_tasks
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "test" / "golden"
 FOLDER = GOLDEN / "eval_tasks"
@@ -28,7 +28,7 @@ WORDS = "the quick brown fox jumps over a lazy dog while seven wizards brew tea 
 
 
 def text(count, start=None):
-    """Words that follow each other in a loose order, so that some can be guessed."""
+    """Returns words in a loose order, so that some are predictable."""
     at, words = random.randrange(len(WORDS)) if start is None else start, []
     for _ in range(count):
         words.append(WORDS[at % len(WORDS)])
@@ -57,7 +57,7 @@ def continuation_samples():
 
 
 def trained(tokenizer):
-    """A model that has seen some of this language. Its weights are bf16 numbers."""
+    """Returns a model trained on this language, with bf16 weights, and its loss."""
     config = GPT2Config(n_layer=2, n_embd=HIDDEN, n_head=2, n_positions=POSITIONS, vocab_size=len(tokenizer),
                         bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id,
                         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
@@ -74,7 +74,7 @@ def trained(tokenizer):
 
 
 def greedy_margin(model, tokenizer, sample):
-    """How far the likeliest token's logit is from another verdict on a continuation."""
+    """Returns the margin of the logits by which a continuation is greedy or not."""
     if "continuation" not in sample:
         return math.inf
     context = tokenizer.encode(sample["context"])
@@ -89,13 +89,13 @@ def greedy_margin(model, tokenizer, sample):
 
 
 def clear(tasks, exact, rounded, model, tokenizer):
-    """The tasks without samples whose verdict is a matter of bf16's rounding."""
+    """Removes samples whose correctness depends on bf16 rounding."""
     limit = 2 * largest_error(exact, rounded)
     for name, samples in tasks.items():
         sure = []
         for sample, one, other in zip(samples, exact[name]["samples"], rounded[name]["samples"]):
-            right, margins = verdicts(sample, one)
-            if right == verdicts(sample, other)[0] and min(margins) > 2 * limit \
+            right, margins = correct(sample, one)
+            if right == correct(sample, other)[0] and min(margins) > 2 * limit \
                     and greedy_margin(model, tokenizer, sample) > 0.3:
                 sure.append(sample)
         tasks[name] = sure

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes test/golden/gpt/gpt.golden: what PyTorch makes of a small GPT, for our model and ops.
+"""Generates test/golden/gpt/gpt.golden: results of PyTorch for a small GPT, to test the model and its ops.
 
 The model is Megatron-LM's legacy GPT: learned positions, pre-LayerNorm (eps 1e-5), per-head
-interleaved q k v rows, causal softmax with scale 1/sqrt(head size), tanh GELU, tied head, no dropout.
-Everything is computed twice from the same bf16-valued weights: in fp32, the reference, and in bf16 as
-PyTorch does it. Our tolerance comes from PyTorch's errors in bf16: ours may be at most twice as large.
+interleaved q k v rows, causal softmax with scale 1/sqrt(head size), tanh GELU, tied LM head, no dropout.
+Everything is computed twice from the same bf16 weights: in fp32 as the reference, and in bf16. The errors
+of this program may be at most twice PyTorch's errors in bf16.
 
     python3 dev/ref/make_goldens.py [output file]          needs PyTorch >= 1.12 on the CPU, takes seconds
 
@@ -14,8 +14,8 @@ File format (test/golden/golden.h reads it): text lines, then raw little-endian 
     <name> <f32|bf16|i32> <shape, as in 3,144,48> <byte offset from the end of the text part>
 The text part is padded with newlines; offsets are multiples of 64.
 
-Tensors, with L layers, C hidden, NH heads, T positions, Vp vocabulary, B rows in a micro-batch, P the
-parameters' names as in Megatron-LM's checkpoints:
+Tensors. L layers, hidden size C, NH heads, T positions, vocabulary Vp, B rows per micro-batch; P stands
+for parameter names as in Megatron-LM's checkpoints:
     config                        i32   L, C, NH, T, Vp, B, steps, micro-batches per step
     tokens, targets               i32   (steps * micro-batches, B, T)
     weight.P                      bf16  initial weights
@@ -26,12 +26,12 @@ parameters' names as in Megatron-LM's checkpoints:
     steps.bf16_loss .bf16_norm    f32   (steps): the same from the bf16 run
     change.P                      bf16  final master weights minus initial weights, rounded
     statistics.P                  f32   sum and L2 norm of the final master weights, L2 norm of the change
-    op.*                                single ops on bf16-valued inputs: layer 0's attention and the head
+    op.*                                single ops on bf16 inputs: attention of layer 0 and the LM head
     error.X                       f32   (2): root mean square and largest |PyTorch bf16 - reference| of X;
                                         change.P: of the master weights, rounded_change.P: of the weights
-The bias of the k rows does not change the softmax: its gradient is zero but for rounding, which Adam
-then blows up to full steps. So those rows of gradient and change are noise in both precisions. Only
-q's and v's can be compared closely.
+The bias of the k rows does not change the softmax. Its gradient is zero except for rounding errors, which
+Adam scales up to full steps. These rows of gradient and change are therefore noise in both precisions, and
+only the rows of q and v can be compared.
 """
 import os
 import sys
@@ -44,12 +44,12 @@ L, C, NH, T, Vp, B = 3, 48, 3, 16, 128, 4
 HD = C // NH
 STEPS, MICRO_BATCHES = 10, 2
 BETA1, BETA2, EPSILON, WEIGHT_DECAY, CLIP = 0.9, 0.95, 1e-8, 0.1, 1.0
-# The first step's rate is 0, as in Megatron-LM's warm-up.
+# The learning rate of the first step is 0, as in Megatron-LM's warm-up.
 LEARNING_RATES = [0.0, 1e-3, 2e-3, 3e-3, 4e-3, 4e-3, 3e-3, 2e-3, 1e-3, 5e-4]
 
 
 def parameter_shapes():
-    """Megatron-LM's names and shapes in module order."""
+    """Returns names and shapes as in Megatron-LM, in module order."""
     shapes = {"embedding.word_embeddings.weight": (Vp, C), "embedding.position_embeddings.weight": (T, C)}
     for layer in range(L):
         p = f"encoder.layers.{layer}."
@@ -65,8 +65,8 @@ def parameter_shapes():
 
 
 def initial_weights(generator):
-    """bf16-valued fp32 weights. They are larger than a real initialization, so that attention is not
-    uniform. Biases and LayerNorms are off their usual 0 and 1, so that no term is invisible."""
+    """Returns fp32 weights with bf16 values, larger than usual so that the attention is not uniform.
+    Biases and LayerNorms are not 0 and 1, so that every term has an effect."""
     weights = {}
     for name, shape in parameter_shapes().items():
         noise = torch.randn(shape, generator=generator)
@@ -81,8 +81,8 @@ def initial_weights(generator):
 
 
 def attention(qkv):
-    """(B, T, NH, 3, HD) -> (B, T, C). Scores and probabilities take the tensors' precision, the softmax
-    itself is fp32."""
+    """(B, T, NH, 3, HD) -> (B, T, C). Scores and probabilities have the precision of the tensors; the
+    softmax is fp32."""
     q, k, v = (qkv[:, :, :, i].transpose(1, 2) for i in range(3))  # (B, NH, T, HD)
     scores = torch.matmul(q, k.transpose(2, 3)) * HD ** -0.5
     masked = scores.float().masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf"))
@@ -91,7 +91,7 @@ def attention(qkv):
 
 
 def head(x, word_embeddings, targets):
-    """Logits in the tensors' precision, cross-entropy in fp32. Returns logits and losses (B, T)."""
+    """Returns logits in the precision of the tensors, and losses (B, T) from cross-entropy in fp32."""
     logits = F.linear(x, word_embeddings).float()
     return logits, F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
@@ -116,12 +116,12 @@ def gpt(w, tokens, targets):
 
 
 def leaf(value, dtype):
-    """A copy in dtype that collects a gradient."""
+    """Returns a copy in dtype that requires a gradient."""
     return value.detach().to(dtype, copy=True).requires_grad_()
 
 
 def gradients(weights, dtype, tokens, targets, scale):
-    """Forward and backward in `dtype`; the loss is the mean, times scale in backward."""
+    """Runs forward and backward in `dtype`. The loss is the mean, multiplied by scale in backward."""
     w = {name: leaf(value, dtype) for name, value in weights.items()}
     logits, losses, first_qkv, final = gpt(w, tokens, targets)
     (losses.mean() * scale).backward()
@@ -133,8 +133,8 @@ def gradients(weights, dtype, tokens, targets, scale):
 
 
 def adamw_steps(initial, dtype, tokens, targets):
-    """Apex's FusedAdam with decoupled decay on fp32 master weights. The model's weights are these, rounded
-    to dtype."""
+    """Implements Apex's FusedAdam with decoupled decay on fp32 master weights. The model weights are the
+    master weights rounded to dtype."""
     master = {n: v.clone() for n, v in initial.items()}
     m = {n: torch.zeros_like(v) for n, v in initial.items()}
     v = {n: torch.zeros_like(value) for n, value in initial.items()}
@@ -209,7 +209,7 @@ class Writer:
 
 
 def add_ops(out, weights, fp32, targets, generator):
-    """Single ops, on inputs that bf16 holds exactly, so that both precisions start from the same numbers."""
+    """Adds single ops with inputs that are exact in bf16, so that both precisions use the same values."""
     qkv, x = fp32["qkv"].bfloat16().float(), fp32["final"].bfloat16().float()
     dout = torch.randn(B, T, C, generator=generator).bfloat16().float()
     wte = weights["embedding.word_embeddings.weight"]
@@ -230,8 +230,8 @@ def main():
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1234)
     weights = initial_weights(generator)
-    # Each token repeats with the previous one's successor half of the time, so that there is
-    # something to learn.
+    # Half of the time, a token is the successor of the previous one, so that there is something to
+    # learn.
     stream = torch.randint(0, Vp - 8, (STEPS * MICRO_BATCHES, B, T + 1), generator=generator)
     repeat = torch.rand(stream.shape, generator=generator) < 0.5
     for t in range(1, T + 1):

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Makes test/golden/hf, hf_llama and hf_qwen3: small models as Hugging Face's transformers saves them,
-and the logits that they compute. test/unit/convert/test_hf.c imports them and compares the trainer's
-logits.
+"""Generates test/golden/hf, hf_llama and hf_qwen3: small models saved by Hugging Face's transformers, and
+their logits. test/unit/convert/test_hf.c imports the models and compares the trainer's logits.
 
     pip install torch transformers
     dev/ref/make_hf_golden.py             # takes seconds
@@ -24,8 +23,8 @@ B, T, V = 2, 12, 50
 
 
 def disturb(model, generator):
-    """Weights larger than a real initialization, so that attention is not uniform. Biases and LayerNorms
-    are off their usual 0 and 1, so that no term is invisible."""
+    """Sets weights that are larger than usual, so that the attention is not uniform. Biases and LayerNorms
+    are not 0 and 1, so that every term has an effect."""
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         with torch.no_grad():
@@ -37,9 +36,8 @@ def disturb(model, generator):
 
 
 def models():
-    """Folder and model. An MLP that is not the usual multiple as wide, an epsilon and a base of rotations
-    that are not the usual ones, two queries to a key. Llama's output layer is its own, and it has biases. Qwen3's
-    heads together are wider than the stream."""
+    """Yields folder and model. They have an unusual MLP size, epsilon and rotary base, and two queries per
+    key. Llama has biases and an untied output layer. Qwen3's heads are wider in total than the hidden size."""
     ends = {"vocab_size": V, "bos_token_id": V - 1, "eos_token_id": V - 1}
     yield "hf", GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=24, n_head=3, n_inner=40, n_positions=T,
                                            layer_norm_epsilon=1e-3, **ends))

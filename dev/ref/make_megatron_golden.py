@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes test/golden/megatron: three small checkpoints in Megatron-LM's forms, each saved by four
-ranks, each in an archive. test/unit/convert/test_megatron.c and test/e2e/megatron.sh import them.
+"""Generates test/golden/megatron: three archives with small checkpoints in formats of Megatron-LM, each
+saved by four ranks. test/unit/convert/test_megatron.c and test/e2e/megatron.sh import them.
 
     pip install torch megatron-core==0.12.2 psutil einops
     dev/ref/make_megatron_golden.py       # a minute, no GPU
@@ -8,14 +8,14 @@ ranks, each in an archive. test/unit/convert/test_megatron.c and test/e2e/megatr
 dist/    `torch_dist`, 2 tensor x 2 data parallel ranks: a Llama-like model of megatron-core, saved by its
          dist_checkpointing. The distributed optimizer saves the master weights as contiguous ranges
          ("fully sharded, model space") that can start and end within a tensor
-legacy/  a file per rank, 2 tensor x 2 pipeline parallel ones: a GPT-2-like model under the names of
-         Megatron-LM's older GPT, which SDP4Bit's program has. Its arguments hold an enum and a function, as
-         real ones do
-flat/    a file per rank under megatron-core's names with Transformer Engine's norms: a Llama-like model on 2
-         tensor x 2 pipeline parallel ranks, each with two virtual stages of one layer
+legacy/  one file per rank, 2 tensor x 2 pipeline parallel ranks: a GPT-2-like model with the names of
+         Megatron-LM's legacy GPT, which SDP4Bit's release uses. As in real checkpoints, its arguments
+         contain an enum and a function
+flat/    one file per rank, with the names of megatron-core and the norms of Transformer Engine: a Llama-like
+         model on 2 tensor x 2 pipeline parallel ranks, each with two virtual stages of one layer
 
-Element e of a tensor that this program calls NAME is ((hash(NAME) + 7 * e) % 251 - 125) / 64, which bf16
-holds exactly. Master weights are larger by 1/1024.
+Element e of the tensor that this program calls NAME is ((hash(NAME) + 7 * e) % 251 - 125) / 64, which is
+exact in bf16. Master weights are larger by 1/1024.
 """
 import argparse
 import enum
@@ -39,7 +39,7 @@ ITERATION = 7
 
 
 def whole(name, *shape):
-    """The whole tensor that this program calls `name`, fp32."""
+    """Returns the whole fp32 tensor that this program calls `name`."""
     number = functools.reduce(lambda h, c: (h * 31 + ord(c)) % 2**32, name, 0)
     count = torch.Size(shape).numel()
     return (((number + 7 * torch.arange(count)) % 251 - 125) / 64).reshape(shape)
@@ -61,7 +61,7 @@ def arguments(**changes):
 
 # --- torch_dist ----------------------------------------------------------------------------------
 
-# The name here, and how the rank's part is cut: dimension, or None.
+# Name in this program, and sharding: the split dimension, "halves", or None.
 IN_LAYER = {
     "input_layernorm.weight": ("input_norm.weight", None, (C,)),
     "self_attention.q_layernorm.weight": ("self_attention.q_layernorm.weight", None, (C // HEADS,)),
@@ -89,8 +89,8 @@ def part(tensor, cut, rank):
 
 
 def fill(model, rank):
-    """Gives a rank's parameters their values. Returns name -> the same as master weights."""
-    masters = {}
+    """Sets the parameters of a rank. Returns {name: master weights}."""
+    master_weights = {}
     for name, weight in model.named_parameters():
         if name.startswith("decoder.layers."):
             layer, rest = name.removeprefix("decoder.layers.").split(".", 1)
@@ -101,18 +101,18 @@ def fill(model, rank):
         value = part(whole(ours, *shape), cut, rank)
         assert value.shape == weight.shape, (name, value.shape, weight.shape)
         weight.data.copy_(value)
-        masters[name] = value + 1 / 1024
-    return masters
+        master_weights[name] = value + 1 / 1024
+    return master_weights
 
 
-def sharded_masters(model_state, masters, data_rank):
-    """As DistributedOptimizer.sharded_param_state_fs_model_space on two data-parallel ranks that share a
-    parameter's elements unequally."""
+def sharded_master_weights(model_state, master_weights, data_rank):
+    """Does the same as DistributedOptimizer.sharded_param_state_fs_model_space on two data-parallel ranks
+    that own unequal parts of each parameter."""
     from dataclasses import replace
 
     from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
     state = {}
-    for name, master in masters.items():
+    for name, master in master_weights.items():
         flat, cut = master.flatten(), master.numel() * 2 // 3 - 1
         run = slice(cut, flat.numel()) if data_rank else slice(0, cut)
         sharded = model_state[name]
@@ -133,8 +133,8 @@ def save_dist(rank, port):
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig
 
-    numpy.product = numpy.prod  # numpy 2 has dropped the name
-    # Megatron-core asks for a GPU in places that do nothing with it here.
+    numpy.product = numpy.prod  # removed in numpy 2
+    # megatron-core requires a GPU in some places without using it here.
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.set_device = lambda device: None
     torch.cuda.synchronize = lambda: None
@@ -148,14 +148,14 @@ def save_dist(rank, port):
     spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
     model = GPTModel(config, spec, vocab_size=V, max_sequence_length=POSITIONS,
                      share_embeddings_and_output_weights=False, position_embedding_type="rope").bfloat16()
-    masters = fill(model, parallel_state.get_tensor_model_parallel_rank())
+    master_weights = fill(model, parallel_state.get_tensor_model_parallel_rank())
     state = model.sharded_state_dict(prefix="")
     args = arguments(pipeline_model_parallel_size=1, normalization="RMSNorm",
                      position_embedding_type="rope", rotary_base=500000, rotary_percent=1.0, swiglu=True,
                      add_bias_linear=False, group_query_attention=True,
                      num_query_groups=GROUPS, untie_embeddings_and_output_weights=True, qk_layernorm=True,
                      bias_gelu_fusion=False)
-    saved = {**state, **sharded_masters(model.sharded_state_dict(prefix=""), masters,
+    saved = {**state, **sharded_master_weights(model.sharded_state_dict(prefix=""), master_weights,
                                           parallel_state.get_data_parallel_rank()),
              "args": args, "checkpoint_version": 3.0, "iteration": ITERATION}
     folder = FOLDER / "dist" / f"iter_{ITERATION:07d}"
@@ -186,7 +186,7 @@ LEGACY_LAYER = {
 
 
 class Buffer:
-    """Parameters that are views of one buffer, as with Megatron-LM's distributed optimizer."""
+    """Allocates parameters as views of one buffer, like Megatron-LM's distributed optimizer."""
     def __init__(self):
         self.buffer, self.used = torch.zeros(16384, dtype=torch.bfloat16), 0
 

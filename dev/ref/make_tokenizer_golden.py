@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes test/golden/tokenizer, which test/unit/data/test_tokenizer.c reads: a small byte-level BPE
-vocabulary trained for the tests, and the ids that Hugging Face's `tokenizers` gives for hard texts with
-it and with GPT-2's own vocabulary.
+"""Generates test/golden/tokenizer for test/unit/data/test_tokenizer.c: a small byte-level BPE vocabulary,
+and the ids that Hugging Face's `tokenizers` produces for difficult texts with it and with GPT-2's
+vocabulary.
 
     pip install tokenizers
     dev/ref/make_tokenizer_golden.py --gpt2 FOLDER     # FOLDER holds GPT-2's vocab.json and merges.txt
 
-Without --gpt2 the file of GPT-2's ids is left as it is. All characters used are in Unicode 14, so that
-newer and older tables agree on them.
+Without --gpt2 the file with GPT-2's ids is not changed. All characters are in Unicode 14, so that older and
+newer tables agree.
 """
 import argparse
 import json
@@ -88,7 +88,7 @@ def write_cases(path, folder, with_text):
     lines = []
     for text in all_texts():
         ids = tokenizer.encode(text).ids
-        # Hexadecimal, because the C reader's strings end at U+0000.
+        # Hexadecimal, because strings end at U+0000 in the C reader.
         case = {"text": text} if "\0" not in text else {"hex": text.encode().hex()}
         lines.append(json.dumps({**case, "ids": ids} if with_text else ids, separators=(",", ":")))
     header = json.dumps({"made_with": f"tokenizers {tokenizers.__version__}"})[:-1]

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Makes test/golden/tokenizer_json, which test/unit/data/test_tokenizer_json.c reads: small tokenizers of
-the styles of GPT-2, Llama 3, Qwen 2 and others, trained for the tests as Hugging Face's tokenizer.json, and
-the ids that the `tokenizers` package gives for hard texts.
+"""Generates test/golden/tokenizer_json for test/unit/data/test_tokenizer_json.c: small tokenizers in the
+styles of GPT-2, Llama 3, Qwen 2 and others, in Hugging Face's tokenizer.json format, and the ids that the
+`tokenizers` package produces for difficult texts.
 
     pip install tokenizers
     dev/ref/make_tokenizer_json_golden.py
     dev/ref/make_tokenizer_json_golden.py --compare build/preprocess_data --megabytes 3
 
-The second form compares preprocess_data with `tokenizers` on random Unicode text, for these tokenizers. Of
-characters it takes those that Python's Unicode tables have: the tables of PCRE2 and of `tokenizers` may
-differ in what newer ones are.
+The second form compares preprocess_data with `tokenizers` on random Unicode text, for these tokenizers. It
+uses only characters that Python's Unicode tables contain, because PCRE2 and `tokenizers` may classify newer
+ones differently.
 """
 import argparse
 import array
@@ -86,7 +86,7 @@ def special(*names):
 
 
 def gpt2():
-    """The end of a document stands in the vocabulary too."""
+    """The end-of-document token is also in the vocabulary."""
     tokenizer = train(byte_level(regex=True))
     state = json.loads(tokenizer.to_str())
     state["model"]["vocab"]["<|endoftext|>"] = len(state["model"]["vocab"])
@@ -97,13 +97,13 @@ def gpt2():
 
 
 def llama3():
-    """Its own pattern, whole pieces before merges, a first token from the post-processor."""
+    """Has its own pattern, ignores merges for whole words in the vocabulary, and adds a first token."""
     tokenizer = train(pre_tokenizers.Sequence([split(LLAMA3), byte_level()]))
     tokenizer.add_special_tokens(special("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"))
     state = json.loads(tokenizer.to_str())
     vocab = state["model"]["vocab"]
     state["model"]["ignore_merges"] = True
-    # Merges lead to none of these: only a whole piece is one. Ids move up behind them.
+    # Words that no merges produce, so they match only as a whole. Later ids move up by two.
     for token in state["added_tokens"]:
         token["id"] += 2
     vocab["\u0120world"] = len(vocab)
@@ -118,7 +118,7 @@ def llama3():
 
 
 def qwen2():
-    """Normalized text, digits one by one, tokens that are special and one that is not."""
+    """Has NFC normalization, single digits, special tokens, and an added token that is not special."""
     tokenizer = train(pre_tokenizers.Sequence([split(QWEN2), byte_level()]), normalizers.NFC())
     tokenizer.add_special_tokens(special("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False),
@@ -127,14 +127,14 @@ def qwen2():
 
 
 def o200k():
-    """A pattern that PCRE2 alone cuts."""
+    """Has a pattern that is left to PCRE2."""
     tokenizer = train(pre_tokenizers.Sequence([split(O200K), byte_level()]))
     tokenizer.add_special_tokens(special("<|endoftext|>"))
     return tokenizer, None
 
 
 def digits():
-    """Several steps: digits, GPT-2's pattern with a space in front; runs of spaces and tokens that strip."""
+    """Has several steps: digits, GPT-2's pattern with a prefix space; runs of spaces; stripping tokens."""
     tokenizer = train(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
                                                pre_tokenizers.Split("//", "isolated"),
                                                byte_level(prefix=True, regex=True)]))
@@ -147,7 +147,7 @@ def digits():
 
 
 def whole():
-    """No pattern at all: a text is one piece."""
+    """Has no pattern, so a text is not split."""
     tokenizer = train(byte_level(regex=True))
     tokenizer.pre_tokenizer = byte_level(prefix=True)
     tokenizer.add_special_tokens(special("<|endoftext|>"))
@@ -158,7 +158,7 @@ STYLES = {"gpt2": gpt2, "llama3": llama3, "qwen2": qwen2, "o200k": o200k, "digit
 
 
 def pairs_of_merges(state, pairs):
-    """Older files have merges as "left right", newer ones as ["left", "right"]."""
+    """Writes merges as ["left", "right"], or as "left right" in the older format."""
     merges = [m.split(" ") if isinstance(m, str) else m for m in state["model"]["merges"]]
     state["model"]["merges"] = merges if pairs else [" ".join(m) for m in merges]
 
@@ -186,7 +186,7 @@ def known(c):
 
 
 def random_texts(megabytes):
-    """Characters of all scripts, and of the kinds that patterns tell apart; no line ends but \\r."""
+    """Yields texts with characters of all scripts and classes; the only line ending is \\r."""
     rng = random.Random(5)
     every = [chr(c) for c in range(0x110000) if known(c)]
     white = [c for c in every if c.isspace()]
@@ -204,7 +204,7 @@ def random_texts(megabytes):
 
 
 def documents_of(prefix):
-    """The sequences of a shard, as lists of ids."""
+    """Returns the sequences of a shard as lists of ids."""
     index = prefix.with_suffix(".idx").read_bytes()
     dtype, count = struct.unpack_from("<BQ", index, 17)
     lengths = struct.unpack_from(f"<{count}i", index, 34)
@@ -214,7 +214,7 @@ def documents_of(prefix):
 
 
 def compare(program, megabytes):
-    """Ends with an error where preprocess_data and `tokenizers` differ on random text."""
+    """Exits with an error if preprocess_data and `tokenizers` differ on random text."""
     all_texts = list(random_texts(megabytes))
     lines = "".join(json.dumps({"text": t}) + "\n" for t in all_texts)
     with tempfile.TemporaryDirectory() as folder:
@@ -228,7 +228,7 @@ def compare(program, megabytes):
             theirs = Tokenizer.from_file(str(path)).encode_batch(all_texts, add_special_tokens=False)
             for text, mine, encoding in zip(all_texts, ours, theirs, strict=True):
                 if mine != encoding.ids:
-                    sys.exit(f"{name}: other ids for {text.encode('unicode_escape')}")
+                    sys.exit(f"{name}: ids differ for {text.encode('unicode_escape')}")
     print(f"{len(all_texts)} texts, {len(lines)} bytes of JSON: equal ids in {len(STYLES)} styles")
 
 

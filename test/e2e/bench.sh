@@ -573,11 +573,11 @@ wrong_layouts() { # TEXT WORDS...
     layouts "$@"
     error_names 2 "$text" $?
 }
-check "layouts.sh: malformed layout" wrong_layouts "2+s is no TxP" --layouts "1x2 2+s"
+check "layouts.sh: malformed layout" wrong_layouts "2+s is not of the form TxP" --layouts "1x2 2+s"
 check "layouts.sh: model without layers" wrong_layouts "has no layers" --models small
 impossible() { # the number of heads is not divisible: this row is left out, the others stay
     layouts --layouts "3x1 1x2" --out "$work/layouts.json" || { say "exit code $?"; return 1; }
-    grep -q '^warning: it failed' "$work/err" && grep -q '^error' "$work/err" ||
+    grep -q '^warning: the run failed' "$work/err" && grep -q '^error' "$work/err" ||
         { why="it does not say that 3 ranks failed"; return 1; }
     why="rows: $(rows_of "$work/layouts.json" ranks | tr '\n' ' ')"
     [ "$why" = "rows: 1 2 " ]

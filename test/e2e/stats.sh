@@ -164,7 +164,7 @@ fewer_ranks() {
     grep -qE '^weights +34048 ' "$work/out" && [ ! -s "$work/err" ] ||
         { why="$(grep '^weights' "$work/out") $(cat "$work/err")"; return 1; }
     cp "$work/four"/*.rank_003.jsonl "$work/fewer/"
-    plot_refuses "of runs on 2 and 4 ranks" "$work/fewer"
+    plot_refuses "of runs with 2 and 4 ranks" "$work/fewer"
 }
 check "the same iterations on fewer ranks" fewer_ranks
 empty_shard() { # more ranks than groups: the last ones own no part of a matrix

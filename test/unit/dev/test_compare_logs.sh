@@ -70,10 +70,10 @@ json_log 0.03 0.05 10000000 160 1250 100 > "$folder/quant.jsonl"
 runs 0 base="$folder/base.jsonl" quant="$folder/quant.jsonl" --curves 3 --svg "$folder/a.svg"
 has "reference row" "base 100 4.0000 4.0950 - - - 4.5000 - 1,000 40.000 2.500 20.0"
 has "other row" "quant 100 4.0500 4.1350 +0.0400 +0.98 0.0023 4.5500 +1.11 1,250 10.000 2.500 16.0"
-has "what the error is of" \
-    "tail noise: of the mean over the tail of this one pair of runs, not from seed to seed:"
-has "how far seeds move it" "other seeds move a gap many times as far (see --help)"
-[ "$(grep -c '^tail noise' "$folder/out")" = 1 ] || fail "what the error is of is said once"
+has "the meaning of tail noise" \
+    "tail noise: standard error of the mean over the tail of this pair of runs, which does not"
+has "the variation between seeds" "include the variation between seeds, many times as large (see --help)"
+[ "$(grep -c '^tail noise' "$folder/out")" = 1 ] || fail "the meaning of tail noise is printed once"
 head -n 1 "$folder/out" | grep -q ' gap  *tail ' || fail "the error's column"
 has "note" "quant: loss +0.98 % against base over iterations 81 to 100, 4.00x fewer bytes between nodes, \
 1.25x its tokens/s"
@@ -145,7 +145,7 @@ runs 0 base="$folder/base.jsonl" short="$folder/short.jsonl"
 grep -qF 'against base over iterations 41 to 60' "$folder/out" || fail "common iterations"
 grep -qF '+0.0400' "$folder/out" || fail "gap at common iterations"
 
-# Resumed from iteration 40 after 60, and not yet back there: 51 to 60 of the first part are void.
+# Resumed from iteration 40 after 60, and not yet back there: 51 to 60 of the first part are dropped.
 {
     json_log 1 1 40000000 200 1000 60 | sed '$d'
     printf '{"kind":"trai\n'
@@ -158,8 +158,7 @@ runs 0 r="$folder/resumed.jsonl"
 grep -q '^r  *50  *4.5000  *5.0950 ' "$folder/out" || fail "resumed run"
 grep -q '1 unreadable JSON lines' "$folder/err" || fail "torn line inside is told"
 
-# Two runs in one file, told apart by the flags of their starts. Folders and lengths make no other
-# run.
+# Two runs in one file, distinguished by the flags at their start, except folders and lengths.
 part() { # FIRST LAST FLAGS
     awk -v first="$1" -v last="$2" -v flags="$3" 'BEGIN {
         print "{\"kind\":\"start\",\"arguments\":" flags "}"
@@ -170,8 +169,8 @@ plain='{"quantized_weights":false,"lr":0.1,"load":null,"exit_interval":null}'
 quantized='{"quantized_weights":true,"lr":0.2,"load":null,"exit_interval":null}'
 { part 1 30 "$plain"; part 1 20 "$quantized"; part 11 20 "$quantized"; } > "$folder/twice.jsonl"
 runs 0 t="$folder/twice.jsonl"
-one_error "note: t: iterations from 1 on come twice, the later ones after a start with other lr, \
-quantized_weights: the file holds two runs"
+one_error "note: t: iterations from 1 on occur twice, the second time with different lr, \
+quantized_weights: the file contains two runs"
 elsewhere='{"quantized_weights":false,"lr":0.1,"load":"x","exit_interval":7}'
 { part 1 30 "$plain"; part 21 40 "$elsewhere"; part 41 50 "$quantized"; } > "$folder/once.jsonl"
 runs 0 "$folder/once.jsonl"
@@ -213,10 +212,10 @@ for add in 0 0.03; do
     } }' > "$folder/mega-$add.log"
 done
 runs 0 a="$folder/mega-0.log" b="$folder/mega-0.03.log" --curves 2
-has "a window of five log intervals, said" "means are of the last 500 iterations: the log interval is 100, \
-so --smooth 20 would hold fewer than 5 values"
+has "a note about a window of five log intervals" "means are over the last 500 iterations: with a log \
+interval of 100, --smooth 20 would have fewer than 5 values"
 has "a window of five log intervals" "b 1000 4.7300 4.7980 +0.0380 +0.80 0.0049"
-has "and in the curves" "loss, mean of the 500 iterations up to each"
+has "and in the curves" "loss, mean of the last 500 iterations"
 runs 0 a="$folder/mega-0.log" b="$folder/mega-0.03.log" --smooth 700
 lacks "a window that is wide enough stays" "would hold fewer"
 grep -q 'last 700' "$folder/out" || fail "a window that is wide enough stays"
@@ -244,7 +243,7 @@ grep -q '^base .* -0.0400  *-0.93 ' "$folder/out" || fail "the other way round"
 } > "$folder/nan.jsonl"
 runs 0 base="$folder/base.jsonl" nan="$folder/nan.jsonl" --svg "$folder/n.svg"
 grep -q '^nan  *101  *nan  *nan  *+0.0000 ' "$folder/out" || fail "NaN in JSON lines"
-grep -q '^nan: its loss is nan from iteration 101 to its end$' "$folder/out" || fail "NaN in the notes"
+grep -q '^nan: the loss is nan from iteration 101 to the end$' "$folder/out" || fail "NaN in the notes"
 well_formed "$folder/n.svg"
 if grep -q 'nan,\|,nan\|"nan"' "$folder/n.svg"; then fail "NaN coordinates in the plot"; fi
 for field in ' lm loss: nan |' ''; do
@@ -259,7 +258,7 @@ runs 0 "a<b>&\"c\"=$folder/base.jsonl" --svg "$folder/e.svg"
 well_formed "$folder/e.svg"
 
 runs 0 --help
-grep -q '"tail noise"' "$folder/out" || fail "--help says what the tail noise is"
+grep -q '"tail noise"' "$folder/out" || fail "--help explains the tail noise"
 
 # Errors: one line, exit 5; wrong usage: exit 2.
 runs 5 "$folder/absent.jsonl"
@@ -332,7 +331,7 @@ done
 # What is a number, and too large to compute with: ten such intervals are an infinite time.
 sed 's/"elapsed_ms":200/"elapsed_ms":1e308/' "$folder/base.jsonl" > "$folder/huge.jsonl"
 runs 5 "$folder/huge.jsonl" --x time --svg "$folder/h.svg"
-one_error "too large or too small to compute with"
+one_error "too large or too small; look for"
 # A loss of zero is a reference that nothing can be a percentage of.
 printf '{"kind":"train","iteration":1,"loss":0}\n{"kind":"valid","iteration":1,"split":"valid","loss":0}\n' \
     > "$folder/zero.jsonl"

@@ -39,8 +39,8 @@ check "local_steps_model without numpy" ends 3 dev/experiments/local_steps_model
 check "parquet_to_jsonl without pyarrow" ends 3 dev/data/parquet_to_jsonl x.parquet
 echo '{' >"$work/manifest.json"
 check "checkpoint_info names a manifest that is damaged" ends 6 dev/checkpoint_info "$work"
-check "checkpoint_info names it" grep -qF "$work/manifest.json holds no JSON" "$work/err"
+check "checkpoint_info names it" grep -qF "$work/manifest.json is not JSON" "$work/err"
 echo '{}' >"$work/manifest.json"
 check "checkpoint_info knows a manifest of something else" ends 6 dev/checkpoint_info "$work"
-check "checkpoint_info names its folder" grep -qF "$work: manifest.json is not as" "$work/err"
+check "checkpoint_info names its folder" grep -qF "$work: manifest.json has an unknown format" "$work/err"
 finish

@@ -130,7 +130,7 @@ mkdir -p "$work/runs/other" "$work/gone/iter_0000004" "$work/damaged"
 echo 12 >"$work/gone/latest_checkpointed_iteration.txt"
 echo '{' >"$work/damaged/manifest.json"
 check "checkpoint_info: a path that is not there" no_advice "$work/nix: no such folder" "$work/nix"
-check "checkpoint_info: a file" no_advice "$work/damaged/manifest.json: no folder" \
+check "checkpoint_info: a file" no_advice "$work/damaged/manifest.json: not a folder" \
     "$work/damaged/manifest.json"
 check "checkpoint_info: a folder without checkpoints" no_advice \
     "$work/runs holds no checkpoint; give a --save folder or an iter_ folder" "$work/runs"
