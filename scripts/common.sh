@@ -81,6 +81,7 @@ run |OpenBLAS|libopenblas-dev|have_library cblas.h -lopenblas libopenblas-dev op
 run |cJSON|libcjson-dev|have_library cjson/cJSON.h -lcjson libcjson-dev libcjson
 run |xxHash|libxxhash-dev|have_library xxhash.h -lxxhash libxxhash-dev
 run |PCRE2|libpcre2-dev|have_library pcre2.h -lpcre2-8 libpcre2-dev
+run |utf8proc|libutf8proc-dev|have_library utf8proc.h -lutf8proc libutf8proc-dev
 run |Python 3|python3|have_command python3
 test|C++ compiler|g++|have_command g++
 test|cmocka|libcmocka-dev|have_library cmocka.h -lcmocka libcmocka-dev
