@@ -1,6 +1,6 @@
 // The column of the option table that says how a flag is compared (with the checkpoint that a run
-// resumes from, and between ranks), and when it may or must be given. Every stored row must fill it,
-// so that a new flag cannot be forgotten. Read by config_match.c, config_check.c,
+// resumes from, and between ranks), and when it may or must be given. Every stored row must fill
+// it, so that a new flag cannot be forgotten. Read by config_match.c, config_check.c,
 // dev/lib/saved_config.c and dev/convert.
 #pragma once
 #include "llmc/config/config.h"
