@@ -1,6 +1,6 @@
 // generate: generates text from a checkpoint and streams it token by token. This file has the
 // flags, the prompt and the loop. The model is in dev/lib/text_model.c and uses the trainer's
-// forward pass (gpt_go_on). User documentation: docs/generate.md.
+// forward pass (gpt_continue). User documentation: docs/generate.md.
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -230,7 +230,7 @@ static bool write_text(Writing *w, int sample, Error *err) {
         stop_poll(&w->stop, GO_ON, w->peers);
         w->full = i + 1 < s->tokens && position == w->saved.config.max_position_embeddings;
         if (i + 1 == s->tokens || w->full || w->stop.reason) break;
-        gpt_go_on(&w->model.gpt, &token, (int)position, 1, w->logits);
+        gpt_continue(&w->model.gpt, &token, (int)position, 1, w->logits);
     }
     return check_output(w, text_stream_end(&stream) && putchar('\n') != EOF && fflush(stdout) == 0, err);
 }
@@ -251,7 +251,7 @@ static bool read_into_cache(Writing *w, Error *err) {
     size_t bytes = (size_t)w->model.gpt.V * sizeof(floatX);
     w->first = (floatX *)xmalloc(bytes, "the logits");
     w->logits = (floatX *)xmalloc(bytes, "the logits");
-    gpt_go_on(&w->model.gpt, w->prompt.ids, 0, (int)w->prompt.count, w->first);
+    gpt_continue(&w->model.gpt, w->prompt.ids, 0, (int)w->prompt.count, w->first);
     if (!isnan(floatX_to_float(w->first[0]))) return true;
     return error_set(err, EXIT_CHECKPOINT,
                      "the model's logits are NaN: its training has diverged; load an earlier checkpoint with "

@@ -31,7 +31,7 @@ enum { COMM_PIECES = 4, COMM_ALIGNMENT = 2 << 20, COMM_FLAG_BYTES = COMM_ALIGNME
 // SM, serve every comm_all_to_all in `node` whose send buffer is within a range, and every
 // comm_all_gather whose buffer is. The buffer must have the same offset on every rank. All such
 // calls must be on one stream.
-// piece: (pieces), of the same sizes on every rank; those of 0 bytes are ignored. The first bytes
+// piece: (pieces), of the same sizes on every rank; those with 0 bytes are ignored. The first bytes
 // of each are overwritten and then cleared.
 // flags: COMM_FLAG_BYTES of device memory for the backend.
 // Collective over the node. Returns false on all of its ranks, with the reason in err, if one
@@ -90,9 +90,9 @@ Link *link_open(const Group *group, int from, int to, Device *device, const char
 // Sends a message once the stream's work so far is done. Memory must not change before link_sent.
 // Both ends pass the same number of bytes; 0 is allowed.
 void link_send(Link *link, const void *memory, size_t bytes, Stream *stream);
-// Makes later work of stream wait until all messages but the newest `behind` are sent. On CPU ranks
-// the caller waits.
-void link_sent(Link *link, int behind, Stream *stream);
+// Makes later work of stream wait until all messages but the newest `pending` are sent. On CPU
+// ranks the caller waits.
+void link_sent(Link *link, int pending, Stream *stream);
 // Posts a receive of the next message into memory, once the stream's work so far is done. Any
 // number of receives may be posted ahead.
 void link_expect(Link *link, void *memory, size_t bytes, Stream *stream);

@@ -93,8 +93,7 @@ void profile_range_end(uint64_t range);
 // download is complete after stream_synchronize.
 void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes);
 void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t bytes);
-// The same for memory of host_alloc, without blocking the host. An upload reads its source in stream
-// order.
+// The same for memory of host_alloc, without blocking the host. Uploads read in stream order.
 void copy_from_pinned(Stream *stream, void *device_memory, const void *pinned, size_t bytes);
 void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes);
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes);

@@ -268,7 +268,7 @@ size_t op_attention_saved_bytes(int B, int T, int NH, int HD);
 size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups);
 
 // Attention of new positions of one sequence with a KV cache, for text generation. Query t has
-// position start + t and attends to keys 0 .. start + t. Sums have another order than those of
+// position start + t and attends to keys 0 .. start + t. Sums have another order than in
 // op_attention_forward.
 typedef struct CachedAttention {
     int T, start, room;     // new positions, earlier ones, capacity of the cache
@@ -329,7 +329,7 @@ void op_head(Stream *s, const Head *a);
 void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows);
 void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows);
 // *loss_sum += sum of losses[n] * weight of n; call it after the last chunk (op_head includes it).
-// The order is fixed: row by row on CPUs, that of cuda/head.cu on GPUs.
+// The order is fixed: row by row on CPUs, see cuda/head.cu for GPUs.
 void op_loss_sum(Stream *s, const Head *a);
 // Scores the targets of one chunk without a loss. Rows with a negative target get zeros. The host
 // combines the ranks' scores.

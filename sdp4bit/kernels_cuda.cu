@@ -1,12 +1,10 @@
-// The exact regime on GPUs: the norm's partial sums and tree, the step status of a step, checksums,
-// counts. Gradients on the wire are in kernels_cuda_grad.cu and kernels_cuda_requantize.cu, weights
-// in kernels_cuda_weight.cu. The bits are kernels_cpu.c's. Called by tlq_hs.c, wire.c and the files
-// of llmc/state.
+// Kernels of the exact regime on GPUs: norm, step status, checksums, counts. Bit-identical to
+// kernels_cpu.c. Called by tlq_hs.c, wire.c and llmc/state.
 #include "sdp4bit/kernels_cuda.cuh"
 
 // --- the norm -----------------------------------------------------------------------------------
 
-// Up to 8 values at x[at]; those past n are 0. aligned: x lies on 16 bytes.
+// Loads up to 8 values at x[at]; those past n are 0. aligned: x is 16-byte aligned.
 DEV_FN void load_bounded(float value[PACKED], const float *x, int64_t at, int64_t n, bool aligned) {
     if (aligned && at + PACKED <= n) {
         load_read_only(x + at, value);
@@ -16,7 +14,7 @@ DEV_FN void load_bounded(float value[PACKED], const float *x, int64_t at, int64_
     for (int e = 0; e < PACKED; e++) value[e] = at + e < n ? __ldg(x + at + e) : 0.0f;
 }
 
-// 4 lanes of 8 elements make a partial sum. Two partial sums are in flight per thread.
+// 4 lanes of 8 elements compute a partial sum. Each thread has two in flight.
 __global__ void __launch_bounds__(CODEC_THREADS)
     square_partials_kernel(float *partials, const float *x, int64_t n, bool aligned) {
     int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED,
@@ -43,7 +41,7 @@ void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t 
     check_launch(s, "square partial sums");
 }
 
-// As above, with one partial sum in flight: only a logged figure uses it, not the step.
+// The same with one partial sum in flight: only for a logged statistic.
 __global__ void __launch_bounds__(CODEC_THREADS)
     square_weights_kernel(float *partials, const floatX *weights, int64_t n) {
     int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED;
@@ -65,12 +63,12 @@ void kernel_square_weights(Stream *s, float *partials, const floatX *weights, in
     check_launch(s, "square weights");
 }
 
-// 512 and 4096 partial sums to one
+// Number of partial sums that a warp and a block reduce: 512 and 4096.
 enum { ROW = 16, WARP_PARTIALS = ROW * WARP, BLOCK_PARTIALS = CODEC_WARPS * WARP_PARTIALS };
 
-// Five stages of the tree over the lanes. Lane 0 gets the result. index: of this lane's node among
-// the `count` nodes of its level. unit: nodes between neighboring lanes. A node whose upper
-// neighbor is missing goes up as it is.
+// Up to five levels of the tree over the lanes; lane 0 gets the result. index: of this lane's node
+// among the `count` nodes of its level. unit: distance between neighboring lanes' nodes. A node
+// without an upper neighbor passes through.
 DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t count) {
     for (int stride = 1; stride < lanes; stride *= 2) {
         float upper = __shfl_down_sync(ALL_LANES, x, stride);
@@ -79,8 +77,8 @@ DEV_FN float tree_lanes(float x, int lanes, int64_t index, int64_t unit, int64_t
     return x;
 }
 
-// A level of the tree. Node i lies at nodes[i * spacing]. Every 4096 neighboring ones become one,
-// stored at the first one's place, or in *sum when it is the last.
+// Reduces nodes[i * spacing], 4096 neighbors at a time, to the first one's place, or to *sum on the
+// last level.
 __global__ void __launch_bounds__(CODEC_THREADS)
     tree_level_kernel(float *sum, float *nodes, int64_t count, int64_t spacing) {
     __shared__ float partial[CODEC_WARPS];
@@ -118,7 +116,7 @@ void kernel_tree_sum(Stream *s, float *sum, float *partials, int64_t n) {
     }
 }
 
-// --- verdict ------------------------------------------------------------------------------------
+// --- step status --------------------------------------------------------------------------------
 
 __global__ void step_record_kernel(StepRecord *record, const float *piece_sums, int pieces, const float *loss,
                                    const uint64_t *fault) {
@@ -147,7 +145,7 @@ __global__ void step_status_kernel(StepStatus *control, const __grid_constant__ 
 
 void kernel_step_status(Stream *s, StepStatus *control, const StatusInputs *a) {
     step_status_kernel<<<1, 1, 0, stream_handle(s)>>>(control, *a);
-    check_launch(s, "judge");
+    check_launch(s, "step status");
 }
 
 // --- checksums of messages ----------------------------------------------------------------------
@@ -156,7 +154,7 @@ DEV_FN unsigned long long *seal_of(const SealMessages &a, int i) {
     return reinterpret_cast<unsigned long long *>(a.messages + i * a.bytes + seal_offset(a.bytes));
 }
 
-// Each sum begins with what the message's key adds. sums NULL: sums are made in the messages.
+// Initializes each sum with the key's contribution. sums NULL: sums are stored in the messages.
 __global__ void begin_sums_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
     int i = blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.count || i == a.skip) return;
@@ -165,7 +163,7 @@ __global__ void begin_sums_kernel(const __grid_constant__ SealMessages a, unsign
     if (!sums) sum[1] = 0;
 }
 
-// blockIdx.y: the message. 16 bytes a load; any order of additions gives the same sum.
+// blockIdx.y: the message. Loads 16 bytes at a time; the order of additions does not matter.
 __global__ void __launch_bounds__(CODEC_THREADS)
     sum_words_kernel(const __grid_constant__ SealMessages a, unsigned long long *sums) {
     int i = blockIdx.y;
@@ -184,8 +182,8 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     if (threadIdx.x % WARP == 0) atomicAdd(sums ? sums + i : seal_of(a, i), sum);
 }
 
-// One thread, so that the first message that differs is kept. Checks on other streams may find
-// something at the same time.
+// One thread, so that the first wrong message is kept. Checks on other streams may run
+// concurrently.
 __global__ void compare_sums_kernel(const __grid_constant__ SealMessages a, const unsigned long long *sums,
                                     unsigned long long *fault, uint64_t code) {
     for (int i = 0; i < a.count; i++) {

@@ -1,51 +1,50 @@
-// Device code that the CUDA kernels of the exact regime share: how groups lie on threads, the
-// Hadamard transform across lanes, scales of groups, segment lookup, the writing of tiles. Included
-// by the kernels_cuda files. The numbers are codec.h's, to the bit.
+// Device code shared by the CUDA kernels of the exact regime: distribution of groups over threads,
+// Hadamard transform across lanes, group scales, segment lookup, writing of tiles. Included by the
+// kernels_cuda files. Bit-identical to codec.h.
 //
 // A thread holds runs of consecutive elements. Each run lies within one group and one tensor.
-//   8 elements   a vector. Four lanes hold a Hadamard block. One call of Philox serves 8
-//   16           where fp32 values come from memory: two lanes hold a Hadamard block, and a warp's
-//                loads touch whole sectors
-//   32           where codes come: what groups, tensors and addresses cost is paid once
-// A tile is what one worker treats at a time. The worker is a warp where the group size is a power
-// of two and not too large. It is a block for any other multiple of 32. Everything is measured in
-// multiples of 32 elements. The lanes of such a block are live together and may exchange freely.
+//   8 elements   a vector: four lanes hold a Hadamard block, one Philox call serves 8 elements
+//   16           for fp32 loads: two lanes hold a Hadamard block, and a warp loads whole sectors
+//   32           for codes: addresses, groups and tensors are computed once per run
+// A tile is the work of one worker at a time: a warp if the group size is a power of two and small
+// enough, else (any multiple of 32) a block. All sizes are multiples of 32 elements; the lanes of
+// such a block of 32 are all active or all inactive, so they may exchange data.
 #pragma once
 #include "sdp4bit/kernels_cuda_codec.cuh"
 
 enum { CODEC_THREADS = 256, CODEC_WARPS = CODEC_THREADS / WARP };
-// Elements between a thread's vectors: 256, 2048
+// Elements between a thread's vectors: 256, 2048.
 enum { WARP_SPAN = WARP * PACKED, BLOCK_SPAN = CODEC_THREADS * PACKED };
-// Groups of a block's tile, at most: 64
+// Maximum number of groups in a block's tile: 64.
 enum { TILE_GROUPS = BLOCK_SPAN / HADAMARD_ORDER };
 
-// Blocks of a grid that strides through work for so many threads. They fill the device several
-// times over.
+// Number of blocks for a grid-stride loop with this many threads: several per multiprocessor at
+// most.
 static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
     int64_t blocks = ceil_div64(threads, CODEC_THREADS), most = (int64_t)s->device->multiprocessors * 16;
     return (unsigned)(blocks < most ? blocks : most);
 }
 
-// --- which element is whose ---------------------------------------------------------------------
+// --- distribution of elements over threads ------------------------------------------------------
 
-// How a group lies on the threads.
-//   RUNS    of a thread, SPAN elements apart
-//   RUN     elements of a run: 8, 16 or 32
-//   LANES   1 to 32: so many neighboring threads of a warp share a group, within each run
-//           above 32: the group spans all RUNS of the whole warp
+// Distribution of a group over threads.
+//   RUNS    runs per thread, SPAN elements apart
+//   RUN     elements per run: 8, 16 or 32
+//   LANES   1 to 32: this many neighboring lanes share a group within each run
+//           above 32: a group spans all RUNS of the whole warp
 //           0: the worker is a block
-//   PLAIN   a plain codec: no groups
+//   PLAIN   plain codec, no groups
 template <int RUNS_, int RUN_, int LANES_, bool PLAIN_ = false> struct Shape {
     static constexpr int RUNS = RUNS_, RUN = RUN_, LANES = LANES_;
     static constexpr bool PLAIN = PLAIN_, WARP_TILES = LANES > 0;
     static constexpr int SPAN = (WARP_TILES ? (int)WARP : (int)CODEC_THREADS) * RUN;
-    // Different groups among a thread's runs: 1 or 2
+    // Number of different groups among a thread's runs: 1 or 2
     static constexpr int GROUPS = LANES > 0 && LANES <= WARP ? RUNS : 1;
 };
 typedef Shape<2, PACKED, 4, true> PlainShape;
 
-// offset / group by multiplication, for offsets below 2^36 in steps of 32 elements. d = group / 32,
-// and 2^bits is the power of two from d up. Then magic = ceil(2^(31+bits) / d) is below 2^32. Its
+// Computes offset / group by multiplication, for offsets below 2^36 in steps of 32 elements. d =
+// group / 32; 2^bits is the smallest power of two >= d; magic = ceil(2^(31+bits) / d) < 2^32. Its
 // error times n is below 2^(31+bits) for n < 2^31, so the quotient is exact.
 struct GroupIndex {
     uint32_t magic;
@@ -62,19 +61,19 @@ DEV_FN uint32_t group_of(GroupIndex g, int64_t offset) {
     return __umulhi((uint32_t)(offset >> 5) << 1, g.magic) >> g.bits;
 }
 
-// The work of one kernel on slices of n elements. Worker w treats the tiles from w * per_worker up
-// to (w + 1) * per_worker.
+// Work of one kernel on ranges of n elements. Worker w processes tiles [w * per_worker, (w + 1) *
+// per_worker).
 struct Tiles {
     int64_t n;
     int tile;  // elements
     int per_worker;
-    int group, groups;  // the group size; groups of a tile
+    int group, groups;  // group size; groups per tile
     GroupIndex index;
-    bool warp_in_group;  // every warp's elements of a block tile belong to one group
+    bool warp_in_group;  // each warp's elements of a block tile belong to one group
 };
 
-// group: ignored by plain codecs. slices: gridDim.y. Blocks come first, until they fill the device
-// several times over. Then a worker takes neighboring tiles, which saves lookups.
+// group: ignored by plain codecs. slices: gridDim.y. Adds blocks until they fill the device several
+// times; beyond that, workers get consecutive tiles, which saves lookups.
 template <class S> static Tiles make_tiles(const Device *device, int64_t n, int slices, int group) {
     Tiles t;
     t.n = n;
@@ -95,7 +94,7 @@ template <class S> static dim3 tile_grid(Tiles t, int slices) {
     return dim3((unsigned)ceil_div64(t.n, per_block), (unsigned)slices);
 }
 
-// First element of this thread's worker; of this thread inside a tile.
+// First element of this worker; first element of this thread within a tile.
 template <class S> DEV_FN int64_t worker_start(const Tiles &t) {
     int64_t worker = S::WARP_TILES ? (int64_t)blockIdx.x * CODEC_WARPS + threadIdx.x / WARP : blockIdx.x;
     return worker * t.per_worker * t.tile;
@@ -103,7 +102,7 @@ template <class S> DEV_FN int64_t worker_start(const Tiles &t) {
 template <class S> DEV_FN int thread_start(void) {
     return (int)(S::WARP_TILES ? threadIdx.x % WARP : threadIdx.x) * S::RUN;
 }
-// t.tile and t.groups, known at compile time for a warp's tiles.
+// t.tile and t.groups; compile-time constants for tiles of warps.
 template <class S> DEV_FN int tile_size(const Tiles &t) {
     if constexpr (S::WARP_TILES) return S::RUNS * S::SPAN;
     else return t.tile;
@@ -112,19 +111,18 @@ template <class S> DEV_FN int tile_groups(const Tiles &t) {
     if constexpr (S::WARP_TILES) return S::RUNS * S::SPAN / (S::LANES * S::RUN);
     else return t.groups;
 }
-// Elements of a tile, where `rest` are left of the slice from its start on.
+// Elements of a tile if `rest` are left from its start.
 template <class S> DEV_FN int tile_elements(const Tiles &t, int64_t rest) {
     return rest < tile_size<S>(t) ? (int)rest : tile_size<S>(t);
 }
-// Does run v of this thread exist in a tile of that many elements? Where a tile is one group of a
-// warp it always does, since slices are whole groups.
+// Returns true if run v of this thread exists in a tile of this many elements. Always true for
+// groups of a whole warp, since ranges consist of whole groups.
 template <class S> DEV_FN bool run_live(int elements, int v) {
     if constexpr (S::LANES > WARP) return true;
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
-// Calls launch(Shape) with the shape that serves a group of 1024, of more, or of a size that is no
-// power of two. The options refuse sizes above LARGEST_GROUP.
+// Calls launch(Shape) for groups of 1024, above 512, or not a power of two, up to LARGEST_GROUP.
 template <class Launch> static void with_wide_group(int group, Launch launch) {
     if (group == 1024) launch(Shape<4, PACKED, 128>());
     else if (group <= BLOCK_SPAN) launch(Shape<1, PACKED, 0>());
@@ -132,7 +130,7 @@ template <class Launch> static void with_wide_group(int group, Launch launch) {
     else if (group <= 4 * BLOCK_SPAN) launch(Shape<4, PACKED, 0>());
     else launch(Shape<8, PACKED, 0>());
 }
-// The same for every group size, in runs of 8.
+// The same for all group sizes, with runs of 8.
 template <class Launch> static void with_group(int group, Launch launch) {
     if (group == 32) launch(Shape<2, PACKED, 4>());
     else if (group == 64) launch(Shape<2, PACKED, 8>());
@@ -142,11 +140,11 @@ template <class Launch> static void with_group(int group, Launch launch) {
     else with_wide_group(group, launch);
 }
 
-// --- NaN as CPUs pass it on ---------------------------------------------------------------------
+// --- NaN as on CPUs -----------------------------------------------------------------------------
 
-// IEEE 754 leaves a NaN's sign and payload open. GPUs answer 0x7FFFFFFF. On CPUs a NaN operand
-// passes through, made quiet, and inf - inf is 0xFFC00000. Values that travel unquantized are
-// compared byte for byte, so GPUs answer as CPUs do here.
+// IEEE 754 does not define a NaN's sign and payload: GPUs return 0x7FFFFFFF; CPUs return a NaN
+// operand, made quiet, and 0xFFC00000 for inf - inf. Unquantized values must match byte for byte,
+// so these functions return what CPUs do.
 DEV_FN float quiet_nan_of(float x) { return f32_from_bits(f32_bits(x) | 0x00400000u); }
 DEV_FN float scale_plain(float x, float scale) { return x != x ? quiet_nan_of(x) : f32_mul(x, scale); }
 DEV_FN float add_plain(float a, float b) {
@@ -157,10 +155,9 @@ DEV_FN float add_plain(float a, float b) {
 
 // --- the Hadamard transform ---------------------------------------------------------------------
 
-// hadamard() on neighboring lanes of RUN elements each. With runs of 8, strides 1, 2, 4 are inside
-// the thread, and 8, 16, ... across lanes. With runs of 16 stride 16 is the first to cross lanes.
-// There own * 1 or own * -1 is exact, so the fused operation rounds once, just as the sum or
-// difference does.
+// hadamard() across neighboring lanes of RUN elements each: strides below RUN within the thread,
+// the others across lanes. x * 1 or x * -1 is exact, so the fused operation rounds once, as the sum
+// or difference does.
 template <int ORDER = HADAMARD_ORDER, int RUN> DEV_FN void hadamard_lanes(float (&x)[RUN]) {
 #pragma unroll
     for (int stride = 1; stride < RUN; stride *= 2) {
@@ -180,7 +177,7 @@ template <int ORDER = HADAMARD_ORDER, int RUN> DEV_FN void hadamard_lanes(float 
     }
 }
 
-// tree_sum32 of the squares of 4 neighboring lanes; every one of them gets it.
+// tree_sum32 of the squares over 4 neighboring lanes; all of them get the result.
 DEV_FN float square_partial_lanes(const float x[PACKED]) {
     float sum[PACKED];
 #pragma unroll
@@ -196,16 +193,16 @@ DEV_FN float square_partial_lanes(const float x[PACKED]) {
 
 // --- the largest magnitude of each group --------------------------------------------------------
 
-// max |x|, where a NaN wins. For group_scale that orders like f32_bits(x) & 0x7FFFFFFF.
+// max |x|, NaN if either is: the same order as f32_bits(x) & 0x7FFFFFFF in group_scale.
 DEV_FN float max_magnitude(float a, float b) {
     float m;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(fabsf(a)), "f"(fabsf(b)));
     return m;
 }
 
-// The maxima of a block's groups. Three sets in turn make one barrier per tile enough. Set turn + 2
-// is cleared after the barrier of `turn`: every reader of its last use has passed that. It is used
-// after the barrier of turn + 1.
+// Maxima of a block's groups. With three rotating sets one barrier per tile suffices: set turn + 2
+// is cleared after the barrier of `turn`, when all readers of its last use are done, and used after
+// the barrier of turn + 1.
 struct BlockMaxima {
     uint32_t set[3][TILE_GROUPS];
 };
@@ -217,8 +214,8 @@ template <class S> DEV_FN void clear_maxima(BlockMaxima *shared) {
     }
 }
 
-// largest[i]: of the i-th group among this thread's runs. In a block's tile, elements that do not
-// exist are 0. turn counts the tiles. The whole worker calls.
+// largest[i]: of the i-th group among this thread's runs. Missing elements of a block's tile must
+// be 0. turn: number of the tile. Called by the whole worker.
 template <class S>
 DEV_FN void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::RUNS][S::RUN], const Tiles &t,
                          BlockMaxima *shared, int turn) {
@@ -259,17 +256,17 @@ DEV_FN void group_maxima(uint32_t (&largest)[S::GROUPS], const float (&x)[S::RUN
     }
 }
 
-// group_scale of GROUPS groups, with one division per lane instead of 2 * GROUPS. Even lanes divide
-// for a scale, odd ones for its inverse. With two groups a lane's second bit names the group.
-// 2 * GROUPS neighboring lanes always share their groups. A group with a value that is not finite
-// gets scale.lift 0, which makes zero codes.
+// group_scale of GROUPS groups with one division per lane instead of 2 * GROUPS: even lanes compute
+// the scale, odd ones the inverse; with two groups the second bit of the lane selects the group. 2
+// * GROUPS neighboring lanes always share their groups. Sets lift to 0 for groups with non-finite
+// values, whose codes are then 0.
 template <int GROUPS>
 DEV_FN void group_scales(GroupScale (&scale)[GROUPS], const uint32_t (&largest)[GROUPS], int levels) {
     static_assert(GROUPS <= 2, "4 lanes divide for two groups");
     int first = threadIdx.x % WARP / (2 * GROUPS) * (2 * GROUPS);  // lane
     bool odd = threadIdx.x & 1;
     uint32_t mine = threadIdx.x & 2 ? largest[GROUPS - 1] : largest[0];
-    // Neither below the normal range nor infinite or NaN
+    // Excludes subnormals, infinities and NaNs
     float m = mine - 0x00800000u < 0x7F000000u ? f32_from_bits(mine) : 1.0f;
     float lifted = mine < LIFT_BELOW ? f32_mul(m, LIFT) : m;
     float quotient = f32_div(odd ? (float)levels : m, odd ? lifted : (float)levels);
@@ -283,7 +280,7 @@ DEV_FN void group_scales(GroupScale (&scale)[GROUPS], const uint32_t (&largest)[
         scale[g].lift = largest[g] >= LIFT_BELOW ? finite ? 1.0f : 0.0f : normal ? LIFT : 1.0f;
     }
 }
-// The same for a lane that shares its group with no other.
+// The same for a lane that has its group to itself.
 DEV_FN void group_scale_alone(GroupScale &scale, uint32_t largest, int levels) {
     scale = group_scale(largest, levels);
     if (largest >= 0x7F800000u) scale.lift = 0.0f;
@@ -291,13 +288,13 @@ DEV_FN void group_scale_alone(GroupScale &scale, uint32_t largest, int levels) {
 
 // --- random bits --------------------------------------------------------------------------------
 
-// What all elements of a kernel have in common in rounding_bits, worked out on the host: the key
-// schedule, and round 1 of the half of the counter that holds the step. As a kernel parameter it is
-// an operand from the constant bank, at no cost.
+// The part of rounding_bits that all elements of a kernel share, computed on the host: the key
+// schedule, and round 1 of the counter half with the step. Kernel parameters are read from the
+// constant bank at no cost.
 struct RoundingSchedule {
-    // Round 1: high half of the step's product with key 0, its low half, the source with key 1
+    // Round 1: high half of step times M1 with key 0, its low half, source with key 1
     uint32_t first0, first1, first2;
-    uint32_t key0[ROUNDING_ROUNDS - 1], key1[ROUNDING_ROUNDS - 1];  // of the other rounds
+    uint32_t key0[ROUNDING_ROUNDS - 1], key1[ROUNDING_ROUNDS - 1];  // of rounds 2 and up
 };
 static inline RoundingSchedule rounding_schedule(RoundingKey key) {
     RoundingSchedule r;
@@ -325,7 +322,7 @@ DEV_FN Philox4 scheduled_bits(const RoundingSchedule &r, uint64_t block) {
     return Philox4{{c0, c1, c2, c3}};
 }
 
-// The rotation's signs of RUN elements from a logical offset on, a multiple of RUN: 8, 16 or 32.
+// Applies the rotation's signs to RUN elements from a logical offset that is a multiple of RUN.
 template <int RUN>
 DEV_FN void flip_signs(float (&x)[RUN], const RoundingSchedule &rotation, int64_t logical) {
     uint64_t word = (uint64_t)logical / 32;
@@ -338,13 +335,12 @@ DEV_FN void flip_signs(float (&x)[RUN], const RoundingSchedule &rotation, int64_
 
 // --- segments -----------------------------------------------------------------------------------
 
-// The tensor that owns a position of a matrix part. It is kept from one lookup to the next, because
-// positions of a thread go up, and tensors are long.
+// The tensor at a position of a matrix part, cached between lookups: a thread's positions increase
+// and tensors are long.
 struct SegmentCursor {
-    // The first position that is another tensor's; pads belong to the tensor before them
-    int64_t next;
-    int64_t end;    // of its elements, before the pads
-    int64_t shift;  // a position's logical offset minus the position
+    int64_t next;   // first position of the next tensor; padding belongs to the tensor before it
+    int64_t end;    // of the tensor's elements, before the padding
+    int64_t shift;  // logical offset minus position
 };
 DEV_FN SegmentCursor no_segment(void) { return SegmentCursor{0, 0, 0}; }
 DEV_FN void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t position) {
@@ -361,20 +357,19 @@ DEV_FN void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t po
     c.next = lo + 1 < table.count ? __ldg(&table.segment[lo + 1].start) : INT64_MAX;
 }
 
-// --- what a worker writes -----------------------------------------------------------------------
+// --- writing tiles ------------------------------------------------------------------------------
 
-// What a thread needs to code its runs of the current tile. All of it moves on from tile to tile,
-// so no address is worked out twice.
+// Destination of a thread's runs in the current tile, advanced from tile to tile to save address
+// arithmetic.
 struct TileWriter {
-    uint8_t *codes;    // of its first run
-    float *scales;     // of that run's group
-    int64_t position;  // of its first element, in the bucket's matrix part
-    bool leads;        // it is the first thread of a group, which stores the scale
+    uint8_t *codes;    // of the first run
+    float *scales;     // of the first run's group
+    int64_t position;  // of the first element in the bucket's matrix part
+    bool leads;        // first thread of a group, which stores the scale
     bool stochastic;
 };
 
-// codes, scales: of a slice whose first element has that position. tile: the worker's first one, as
-// an offset in the slice.
+// codes, scales: of a range that starts at `position`. tile: offset of the worker's first tile.
 template <class S, Codec CODEC>
 DEV_FN TileWriter make_writer(uint8_t *codes, float *scales, Rounding rounding, int64_t position,
                               const Tiles &t, int64_t tile) {
@@ -395,9 +390,8 @@ template <class S, Codec CODEC> DEV_FN void next_tile(TileWriter &w, const Tiles
     w.position += tile_size<S>(t);
 }
 
-// The codes of one run: v = x * inverse, rounded, eight at a time. block: number of the run's first
-// eight random numbers; a run of 16 or 32 starts at a multiple of 2 or 4. halfway() is called when
-// half of x is no longer needed.
+// Codes one run: v = x * inverse, rounded, eight elements at a time. block: index of the first
+// Philox block, a multiple of RUN / 8. halfway() is called once half of x is dead.
 template <Codec CODEC, bool STOCHASTIC, int RUN, class Halfway>
 DEV_FN void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint64_t block,
                         const RoundingSchedule &schedule, bool live, Halfway halfway) {
@@ -417,7 +411,7 @@ DEV_FN void code_values(uint8_t *to, const float (&x)[RUN], float inverse, uint6
     }
     if (live) store_words<BYTES>(to, word);
 }
-// The same for a run whose first element lies at `position`.
+// The same for a run that starts at `position`.
 template <Codec CODEC, bool STOCHASTIC, int RUN>
 DEV_FN void code_run(uint8_t *to, const float (&x)[RUN], float inverse, int64_t position,
                      SegmentCursor &segment, const SegmentTable &table, const RoundingSchedule &schedule) {
@@ -429,7 +423,7 @@ DEV_FN void code_run(uint8_t *to, const float (&x)[RUN], float inverse, int64_t 
     code_values<CODEC, STOCHASTIC>(to, x, inverse, block, schedule, true, [] {});
 }
 
-// The runs of a tile with their groups' scales.
+// Codes the runs of a tile with their groups' scales.
 template <class S, Codec CODEC, bool STOCHASTIC>
 DEV_FN void code_tile(const TileWriter &w, const float (&x)[S::RUNS][S::RUN],
                       const GroupScale (&scale)[S::GROUPS], int elements, SegmentCursor &segment,
@@ -446,8 +440,8 @@ DEV_FN void code_tile(const TileWriter &w, const float (&x)[S::RUNS][S::RUN],
     }
 }
 
-// Codes one tile. In a block's tile, elements of x that do not exist are 0. turn counts the tiles.
-// The whole worker calls.
+// Codes one tile. Missing elements of a block's tile must be 0. turn: number of the tile. Called by
+// the whole worker.
 template <class S, Codec CODEC>
 DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int elements, const Tiles &t,
                        SegmentCursor &segment, const SegmentTable &table, const RoundingSchedule &schedule,
@@ -456,8 +450,7 @@ DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int ele
     GroupScale scale[S::GROUPS];
     group_maxima<S>(largest, x, t, shared, turn);
     group_scales(scale, largest, CodecRow<CODEC>::LEVELS);
-    // Groups of tiny values, or with a value that is not finite, are rare. All others skip the
-    // multiplication and the mask.
+    // Groups with tiny or non-finite values are rare; without them skip the multiplication.
     if (__any_sync(ALL_LANES, scale[0].lift != 1.0f || scale[S::GROUPS - 1].lift != 1.0f)) {
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
@@ -472,8 +465,8 @@ DEV_FN void write_tile(const TileWriter &w, float (&x)[S::RUNS][S::RUN], int ele
 
 // --- EDEN ---------------------------------------------------------------------------------------
 
-// The perfect binary tree over the N terms of each of LANES neighboring lanes; all of them get it.
-// Destroys the terms.
+// Perfect binary tree sum of N terms on each of LANES neighboring lanes; all of them get the
+// result. Destroys the terms.
 template <int LANES, int N> DEV_FN float tree_lanes(float (&term)[N]) {
 #pragma unroll
     for (int stride = 1; stride < N; stride *= 2) {
@@ -499,8 +492,8 @@ template <int LANES, int N> DEV_FN uint32_t largest_lanes(const float (&x)[N]) {
     return largest;
 }
 
-// A rotated group that lies on EDEN_GROUP / RUN neighboring lanes becomes codes. Returns its
-// scale. The whole warp calls; lanes that are not live store nothing.
+// Codes a rotated group held by EDEN_GROUP / RUN neighboring lanes. Returns its scale. Called by
+// the whole warp; only live lanes store.
 template <Codec CODEC, int RUN> DEV_FN float code_eden(uint8_t *to, const float (&x)[RUN], bool live) {
     typedef CodecRow<CODEC> Row;
     constexpr int LANES = EDEN_GROUP / RUN, BYTES = RUN * Row::BITS / 8;
@@ -520,7 +513,7 @@ template <Codec CODEC, int RUN> DEV_FN float code_eden(uint8_t *to, const float 
     for (int i = 0; i < RUN; i++) {
         const int low = i * Row::BITS % 32;
         float size = f32_mul(fabsf(x[i]), e.lift), v = f32_mul(size, inverse);
-        // eden_code, whose loop must be unrolled here
+        // eden_code, unrolled
         uint32_t code = f32_bits(x[i]) >> 31 << (Row::BITS - 1);
 #pragma unroll
         for (int k = 0; k + 1 < Row::LEVELS; k++) code += v > eden_threshold(Row::BITS, k);
@@ -538,10 +531,10 @@ template <Codec CODEC, int RUN> DEV_FN float code_eden(uint8_t *to, const float 
     return scale;
 }
 
-// Codes one tile of an EDEN codec. The whole warp calls.
+// Codes one tile of an EDEN codec. Called by the whole warp.
 template <class S, Codec CODEC>
 DEV_FN void write_eden_tile(const TileWriter &w, const float (&x)[S::RUNS][S::RUN], int elements) {
-    static_assert(S::LANES * S::RUN == EDEN_GROUP, "so many lanes share a group");
+    static_assert(S::LANES * S::RUN == EDEN_GROUP, "LANES lanes share a group");
 #pragma unroll
     for (int v = 0; v < S::RUNS; v++) {
         const bool live = run_live<S>(elements, v);
@@ -553,7 +546,7 @@ DEV_FN void write_eden_tile(const TileWriter &w, const float (&x)[S::RUNS][S::RU
 
 // --- plain codecs -------------------------------------------------------------------------------
 
-// Stores one tile of a plain codec. The whole warp calls.
+// Stores one tile of a plain codec. Called by the whole warp.
 template <class S, Codec CODEC>
 DEV_FN void store_plain_tile(uint8_t *to, const float (&x)[S::RUNS][PACKED], int64_t tile, int elements) {
 #pragma unroll

@@ -1,6 +1,5 @@
-// Device code of the codecs: the table's rows as constants, eight values to codes, codes to values,
-// and the loads and stores of both. Included by kernels_cuda.cuh. The numbers are codec.h's, to the
-// bit.
+// Device code of the codecs: codec rows as constants, conversion between values and codes,
+// vectorized loads and stores. Included by kernels_cuda.cuh. Bit-identical to codec.h.
 #pragma once
 #include "llmc/cuda/common.cuh"
 #include "sdp4bit/kernels.h"
@@ -10,7 +9,7 @@ static const uint32_t ALL_LANES = 0xFFFFFFFFu;
 
 // --- codecs at compile time ---------------------------------------------------------------------
 
-// The table's rows as constants. There is no general case, so nothing without a row compiles.
+// Codec rows as constants. No general case: codecs without a row do not compile.
 template <Codec CODEC> struct CodecRow;
 #define CUDA_CODEC_ROW(ID, BITS_, LEVELS_, EDEN_) \
     template <> struct CodecRow<CODEC_##ID> { \
@@ -24,12 +23,12 @@ PLAIN_CODECS(CUDA_ORDINARY_ROW)
 UNIFORM_CODECS(CUDA_ORDINARY_ROW)
 EDEN_CODECS(CUDA_EDEN_ROW)
 
-// A codec as an argument: launch(CodecValue<CODEC>()) tells a lambda its codec at compile time.
+// A codec as an argument: launch(CodecValue<CODEC>()) gives a lambda its codec at compile time.
 template <Codec CODEC> struct CodecValue { static constexpr Codec VALUE = CODEC; };
 #define CUDA_CODEC_CASE(ID, NAME, BITS, LEVELS) \
     case CODEC_##ID: launch(CodecValue<CODEC_##ID>()); return;
-// Calls launch with the codec: any; any but EDEN, which neither weights nor the hop inside a node
-// take; a plain one.
+// Call launch with the codec. with_codec excludes EDEN, which weights and the hop within a node do
+// not use; with_plain_codec admits only plain codecs.
 template <class Launch> static void with_any_codec(Codec codec, Launch launch) {
     switch (codec) { ALL_CODECS(CUDA_CODEC_CASE) }
     stop_here();
@@ -49,8 +48,8 @@ template <class Launch> static void with_plain_codec(Codec codec, Launch launch)
 
 // --- 8 floats per lane, whole sectors per access ------------------------------------------------
 
-// A lane's 32 bytes are a sector of memory. Two lanes swap halves, so each 16-byte access of the
-// pair covers a whole sector. The whole warp calls. Dead lanes touch no memory.
+// A lane's 32 bytes are one sector. Pairs of lanes swap halves so that each 16-byte access of the
+// pair covers a whole sector. Called by the whole warp; only live lanes access memory.
 DEV_FN float4 swap_with_neighbor(float4 mine) {
     return make_float4(__shfl_xor_sync(ALL_LANES, mine.x, 1), __shfl_xor_sync(ALL_LANES, mine.y, 1),
                        __shfl_xor_sync(ALL_LANES, mine.z, 1), __shfl_xor_sync(ALL_LANES, mine.w, 1));
@@ -64,8 +63,7 @@ DEV_FN void store_pairwise(float *p, const float x[PACKED], bool live) {
     pair[0] = odd ? got : low;
     pair[2] = odd ? high : got;
 }
-// Read-only data of this kernel, through the texture path. The two halves of a sector meet in the
-// L1. x: 8 elements.
+// Loads 8 read-only elements through the texture path; L1 merges the two halves of a sector.
 DEV_FN void load_read_only(const float *p, float x[PACKED]) {
     float4 low = __ldg(reinterpret_cast<const float4 *>(p)),
            high = __ldg(reinterpret_cast<const float4 *>(p) + 1);
@@ -75,21 +73,21 @@ DEV_FN void load_read_only(const float *p, float x[PACKED]) {
 
 // --- codes --------------------------------------------------------------------------------------
 
-// rintf and floorf without the slow conversion unit: v plus a number near 1.5 * 2^23 has v in its
-// low mantissa bits, rounded as the addition rounds, for |v| < 2^22. A code q leaves
-// code_vector_nearest and code_vector_stochastic as 0x4B400000 + q.
+// rintf and floorf without the slow conversion unit: adding a number near 1.5 * 2^23 leaves v in
+// the low mantissa bits, rounded like the addition, for |v| < 2^22. Code q is represented as
+// 0x4B400000 + q.
 #define CODE_SHIFT 12582912.0f
 
-// Clamping to -L..L is left out, because it never acts. |x| <= m, and L / m is off by at most 2^-24
-// of itself, so |v| is at most one step of fp32 above L. There rint gives L, and v + u rounds to
-// the grid of u, below L + 1. test/unit/sdp4bit/test_codec_bounds.c tries every mantissa.
+// Clamping to -L..L is never needed: |x| <= m, and the relative error of L / m is at most 2^-24, so
+// |v| exceeds L by at most one fp32 step. Then rint gives L, and v + u rounds to the grid of u,
+// below L + 1. test/unit/sdp4bit/test_codec_bounds.c tries every mantissa.
 DEV_FN void code_vector_nearest(uint32_t code[PACKED], const float v[PACKED]) {
 #pragma unroll
     for (int i = 0; i < PACKED; i++) code[i] = f32_bits(f32_add(v[i], CODE_SHIFT));
 }
-// A byte permutation puts an element's 16 random bits below the upper half of the offset's float.
-// Then the sum v + u keeps its whole part just above the fraction, of 16 bits (FINE: the codec has
-// at most 63 levels) or 15. FINE needs no floor: byte 2 of the sum is 64 + its code.
+// A byte permutation places an element's 16 random bits below the upper half of the offset's float.
+// The sum v + u then has its integer part just above a fraction of 16 bits (FINE: at most 63
+// levels) or 15 bits. FINE needs no floor: byte 2 of the sum is 64 + the code.
 template <bool FINE>
 DEV_FN void code_vector_stochastic(uint32_t code[PACKED], const float v[PACKED], Philox4 bits) {
     const uint32_t lift = FINE ? STOCHASTIC_FINE : STOCHASTIC_COARSE;
@@ -101,20 +99,19 @@ DEV_FN void code_vector_stochastic(uint32_t code[PACKED], const float v[PACKED],
     }
 }
 
-// Byte BYTE of four words.
+// Returns byte BYTE of four words.
 template <int BYTE> DEV_FN uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     const uint32_t pair = BYTE | (4 + BYTE) << 4;
     return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
 }
-// The low nibbles of byte BYTE of eight words: codes of either sign plus a multiple of 16.
+// Returns the low nibbles of byte BYTE of eight words: signed codes plus a multiple of 16.
 template <int BYTE> DEV_FN uint32_t pick_nibbles(const uint32_t code[PACKED]) {
     uint32_t even = pick_bytes<BYTE>(code[0], code[2], code[4], code[6]),
              odd = pick_bytes<BYTE>(code[1], code[3], code[5], code[7]);
     return (even & 0x0F0F0F0Fu) | (odd << 4 & 0xF0F0F0F0u);
 }
 
-// Puts a vector's codes, as code_vector_nearest and code_vector_stochastic leave them, into the
-// words of a run as its i-th vector. Codes of 4 and of 8 bits have ways of their own.
+// Packs the codes of the i-th vector of a run. Codes of 4 and 8 bits have faster paths.
 template <Codec CODEC, bool STOCHASTIC, int WORDS>
 DEV_FN void put_codes(uint32_t (&word)[WORDS], int i, const uint32_t (&code)[PACKED]) {
     constexpr int BITS = CodecRow<CODEC>::BITS;
@@ -135,8 +132,8 @@ DEV_FN void put_codes(uint32_t (&word)[WORDS], int i, const uint32_t (&code)[PAC
     }
 }
 
-// Stores the first BYTES of the words in the widest accesses that their number allows. `to` is
-// aligned to such an access, because slices begin on whole blocks of 32 elements.
+// Stores the first BYTES of the words with the widest accesses that divide BYTES. `to` is aligned
+// accordingly, because ranges start at multiples of 32 elements.
 template <int BYTES, int WORDS> DEV_FN void store_words(uint8_t *to, const uint32_t (&word)[WORDS]) {
     static_assert(BYTES <= 4 * WORDS && BYTES % 2 == 0, "codes of 8 elements are whole half words");
     if constexpr (BYTES % 16 == 0) {
@@ -161,7 +158,7 @@ template <int BYTES, int WORDS> DEV_FN void store_words(uint8_t *to, const uint3
     }
 }
 
-// 8 values of a plain codec. The whole warp calls.
+// Stores 8 values of a plain codec. Called by the whole warp.
 template <Codec CODEC>
 DEV_FN void store_plain_vector(uint8_t *to, int64_t offset, const float x[PACKED], bool live) {
     static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
@@ -176,7 +173,7 @@ DEV_FN void store_plain_vector(uint8_t *to, int64_t offset, const float x[PACKED
                                                                                            word[2], word[3]);
     }
 }
-// One value of a plain codec, for the tails.
+// Store or load one value of a plain codec, for tails.
 template <Codec CODEC> DEV_FN void store_plain_value(uint8_t *to, int64_t at, float x) {
     static_assert(!CodecRow<CODEC>::GROUPED, "a plain codec");
     if constexpr (CodecRow<CODEC>::BITS == 32) reinterpret_cast<float *>(to)[at] = x;
@@ -190,12 +187,12 @@ template <Codec CODEC> DEV_FN float load_plain_value(const uint8_t *from, int64_
 
 // --- decoding -----------------------------------------------------------------------------------
 
-// The bits of N elements, a multiple of 8, as they travel.
+// Packed codes of N elements, a multiple of 8.
 template <Codec CODEC, int N = PACKED> struct Raw {
     static constexpr int BYTES = N * CodecRow<CODEC>::BITS / 8, WORDS = (BYTES + 3) / 4;
     uint32_t word[WORDS];
 };
-// codes: of the first element, aligned as store_words has it.
+// codes: of the first element, aligned as for store_words.
 template <Codec CODEC, int N = PACKED> DEV_FN Raw<CODEC, N> load_raw(const uint8_t *codes) {
     constexpr int BYTES = Raw<CODEC, N>::BYTES;
     Raw<CODEC, N> r;
@@ -229,7 +226,7 @@ template <Codec CODEC, int N = PACKED> DEV_FN Raw<CODEC, N> load_raw(const uint8
     }
     return r;
 }
-// Code i, below bits of other codes; it may cross words.
+// Returns code i with bits of other codes above it; codes may cross words.
 template <Codec CODEC, int N> DEV_FN uint32_t code_and_more(const Raw<CODEC, N> &r, int i) {
     constexpr int BITS = CodecRow<CODEC>::BITS;
     const int low = i * BITS % 32;
@@ -237,14 +234,13 @@ template <Codec CODEC, int N> DEV_FN uint32_t code_and_more(const Raw<CODEC, N> 
     if (low + BITS > 32) code |= r.word[i * BITS / 32 + 1] << (32 - low);
     return code;
 }
-// Code i with its sign bit flipped, which is the code + SIGN.
+// Returns code i with its sign bit flipped: code + SIGN.
 template <Codec CODEC, int N> DEV_FN uint32_t flipped_code(const Raw<CODEC, N> &r, int i) {
     return (code_and_more(r, i) & (2 * CodecRow<CODEC>::SIGN - 1)) ^ CodecRow<CODEC>::SIGN;
 }
 
-// EDEN's levels lie in the registers of neighboring lanes: lane k, L + k, 2L + k, ... holds level
-// k of a codec with L levels. Any lane gets the level of its code by a shuffle. The whole warp
-// calls. The shuffle looks at no bit of the code but those of the level.
+// EDEN's levels are kept in registers: lane k, L + k, 2L + k, ... holds level k of L, and a shuffle
+// by the code returns its level; it ignores the other bits of the code. Called by the whole warp.
 template <Codec CODEC> DEV_FN float eden_lane_level(void) {
     typedef CodecRow<CODEC> Row;
     float level = eden_level(Row::BITS, 0);
@@ -266,15 +262,15 @@ template <Codec CODEC, int N> DEV_FN void decode_eden(float (&x)[N], const Raw<C
     }
 }
 
-// x = (float)code, or the value itself. A code with its sign bit flipped is the code + SIGN. Put
-// into the mantissa of a power of two it makes an exact float, from which one exact subtraction
-// leaves the code. Codes of 4 and of 8 bits have ways of their own, with fewer instructions.
+// x = (float)code, or the plain value. code + SIGN (the code with its sign bit flipped) in the
+// mantissa of a power of two is an exact float; one exact subtraction yields the code. Codes of 4
+// and 8 bits have faster paths.
 template <Codec CODEC, int N> DEV_FN void decode_raw(float (&x)[N], const Raw<CODEC, N> &r) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         constexpr int BITS = CodecRow<CODEC>::BITS;
         if constexpr (BITS == 4) {
-            // Nibble i % 4 of a half at bits 4k .. 4k+3 of a float whose last bit is worth 16^-k.
+            // Nibble i % 4 of a half word at bits 4k .. 4k+3 of a float with a last place of 16^-k
             const int k = i % 4;
             const uint32_t power = (uint32_t)(127 + 23 - 4 * k) << 23;
             uint32_t flipped = (r.word[i / 8] ^ 0x88888888u) >> (16 * (i / 4 % 2));
@@ -294,13 +290,13 @@ template <Codec CODEC, int N> DEV_FN void decode_raw(float (&x)[N], const Raw<CO
     }
 }
 
-// u = code + SIGN as a multiple of 2^-133: its bits stand at 16 and up of a float without exponent,
-// whose last bit is worth 2^-149. Nibbles in the upper half of a byte come out 16 times as large.
-// x = u * (scale * 2^133) - SIGN * scale is one operation. It rounds code * scale once, as a
-// multiplication of the code would, and needs no subtraction before. It is exact for every scale
-// below 2^-5, denormal ones too. Only -0 would be 0, but a scale of 0 has no codes but 0.
+// u = (code + SIGN) * 2^-133: its bits start at bit 16 of a float without exponent, whose last
+// place is 2^-149; nibbles in the upper half of a byte come out 16 times larger. x = u * (scale *
+// 2^133) - SIGN * scale is one fused operation, which rounds code * scale once, as a multiplication
+// would. Exact for all scales below 2^-5, denormals included; -0 cannot occur, since a scale of 0
+// has only zero codes.
 #define SMALL_SCALE 0.03125f
-// word ^ mask, which the compiler cannot move behind the shifts and masks of every code.
+// word ^ mask, which the compiler cannot move past the shifts and masks of each code.
 DEV_FN uint32_t flip_once(uint32_t word, uint32_t mask) {
     uint32_t flipped;
     asm("xor.b32 %0, %1, %2;" : "=r"(flipped) : "r"(word), "r"(mask));
@@ -321,7 +317,7 @@ template <Codec CODEC, int N> DEV_FN void decode_biased(float (&u)[N], const Raw
         }
     }
 }
-// x = code * scale from those.
+// x = code * scale, from decode_biased.
 template <Codec CODEC, int N> DEV_FN void scale_biased(float (&x)[N], const float (&u)[N], float scale) {
     const float lift = 0x1p127f, offset = f32_mul(scale, -(float)CodecRow<CODEC>::SIGN);
     float even = f32_mul(f32_mul(scale, lift), 64.0f);

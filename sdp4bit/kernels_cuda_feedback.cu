@@ -1,19 +1,20 @@
-// Error feedback on GPUs: what the hop between nodes could not say is added to what it says next.
-// The bits are kernels_cpu.c's. Called by tlq_hs.c, around kernel_quantize_partitions. A thread
-// holds vectors of 8 elements, four lanes a Hadamard block and a warp a block of the rotation.
+// Error feedback on GPUs: adds the rounding error of earlier messages between nodes to the next
+// one. Bit-identical to kernels_cpu.c. Called by tlq_hs.c, around kernel_quantize_partitions. A
+// thread holds vectors of 8 elements, four lanes a Hadamard block and a warp a block of the
+// rotation.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
 typedef PlainShape FeedShape;
 
-// The values before this step's are added.
-DEV_FN bool residual_stands(const Residual &r) { return !r.control || r.control->applied; }
+// Returns false if the previous step was skipped, so that its residual does not count.
+DEV_FN bool residual_counts(const Residual &r) { return !r.control || r.control->applied; }
 
-// A vector of the residual takes y.
-DEV_FN void feed_run(float *values, const float (&y)[PACKED], bool stands) {
+// Adds y to a vector of the residual.
+DEV_FN void feed_run(float *values, const float (&y)[PACKED], bool keep) {
     float x[PACKED];
     load_floats(values, x);
 #pragma unroll
-    for (int e = 0; e < PACKED; e++) x[e] = f32_add(stands ? x[e] : 0.0f, y[e]);
+    for (int e = 0; e < PACKED; e++) x[e] = f32_add(keep ? x[e] : 0.0f, y[e]);
     store_floats(values, x);
 }
 
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     if (r.frozen) return;
     Received received = partition_received(a.received, a.in, a.sources, index, blockIdx.y);
     float *values = r.values + blockIdx.y * a.bucket.matrix_per_rank + a.lo;
-    const bool stands = residual_stands(r);
+    const bool keep = residual_counts(r);
     int64_t tile = worker_start<S>(t);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += tile_size<S>(t)) {
         const int elements = tile_elements<S>(t, t.n - tile);
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 #pragma unroll
         for (int v = 0; v < S::RUNS; v++) {
             float *own = values + tile + thread_start<S>() + v * S::SPAN;
-            if (run_live<S>(elements, v)) feed_run(own, y[v], stands);
+            if (run_live<S>(elements, v)) feed_run(own, y[v], keep);
         }
     }
 }
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     if (r.frozen) return;
     const int64_t begin = blockIdx.y * a.bucket.matrix_per_rank + a.lo;
     const int64_t position = partition_position(&a, blockIdx.y) + a.lo;
-    const bool stands = residual_stands(r);
+    const bool keep = residual_counts(r);
     SegmentCursor segment = no_segment();
     int64_t tile = worker_start<S>(t);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += tile_size<S>(t)) {
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 #pragma unroll
             for (int e = 0; e < PACKED; e++) y[e] = f32_mul(y[e], a.scale);
             transform_run<ROTATE>(y, a, position + (live ? at : tile), segment, rotation);
-            if (live) feed_run(r.values + begin + at, y, stands);
+            if (live) feed_run(r.values + begin + at, y, keep);
         }
     }
 }

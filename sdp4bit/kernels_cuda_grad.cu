@@ -1,13 +1,13 @@
-// The first and the last kernel that gradients pass on GPUs: quantize for the first hop; sum and
-// invert after the last. The bits are kernels_cpu.c's. Called by tlq_hs.c. Matrices go through
-// tiles (kernels_cuda.cuh), the short tails through one element per thread.
+// The first and last gradient kernels on GPUs: quantization for the first hop; sum and inverse
+// transform after the last. Bit-identical to kernels_cpu.c. Called by tlq_hs.c. Matrices are
+// processed in tiles (kernels_cuda.cuh), tails one element per thread.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
 // --- quantize -----------------------------------------------------------------------------------
 
-// Calls launch(Shape) with the shape in which fp32 values become codes, or values of a plain codec.
-// It has runs of 16 where a warp holds whole groups. Then two lanes hold a Hadamard block, which
-// takes half as many shuffles as four, and a thread works for one group.
+// Calls launch(Shape) with the shape for fp32 inputs. Runs of 16 if a warp holds whole groups: then
+// two lanes hold a Hadamard block, which needs half as many shuffles as four, and a thread has one
+// group.
 template <Codec CODEC, class Launch> static void with_value_shape(int group, Launch launch) {
     if constexpr (!CodecRow<CODEC>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<CODEC>::EDEN) launch(Shape<1, 2 * PACKED, 16>());
@@ -23,8 +23,8 @@ DEV_FN uint8_t *partition_message(const QuantizePartitions &a, int partition) {
     return outgoing_message(a.send, a.self_slot, a.self, partition % a.slots, &a.message);
 }
 
-// Registers per thread are bounded, so that enough warps run at once to keep the memory busy.
-// AHEAD: the next tile's values are loaded while this one is worked on.
+// Bounds the registers per thread, so that enough warps are resident to saturate the memory. AHEAD:
+// the next tile is loaded while this one is processed.
 template <class S, Codec CODEC> struct QuantizeBlocks {
     static constexpr bool AHEAD = S::WARP_TILES && S::RUNS * S::RUN <= 2 * PACKED;
     static constexpr int PER_MULTIPROCESSOR = CodecRow<CODEC>::EDEN            ? 3
@@ -33,8 +33,8 @@ template <class S, Codec CODEC> struct QuantizeBlocks {
                                                                                : 2;
 };
 
-// x = this thread's values of a tile. `from` points to the first of them. `rest` elements are left
-// of the slice from the tile's start on. Values that do not exist stay as they are.
+// Loads this thread's values of a tile; missing values are left unchanged. from: this thread's
+// first value. rest: elements from the tile's start to the end of the range.
 template <class S>
 DEV_FN void load_values(float (&x)[S::RUNS][S::RUN], const float *from, const Tiles &t, int64_t rest) {
     const int elements = rest > 0 ? tile_elements<S>(t, rest) : 0;
@@ -142,8 +142,7 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
 
 typedef PlainShape FinalShape;
 
-// A vector of sums goes to its place in the shard. Where they are added to what it holds, x becomes
-// the result.
+// Stores a vector of sums in the shard, or adds it; x becomes the result.
 DEV_FN void store_sums(const SumFinal &a, float *to, float x[PACKED]) {
     if (a.add) {
         float old[PACKED];
@@ -160,7 +159,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED && !Co
                  const __grid_constant__ RoundingSchedule rotation) {
     typedef FinalShape S;
     Received received = partition_received(a.received, a.in, a.sources, index, 0);
-    // Of the chunk's first element in the bucket
+    // Position of the chunk's first element in the bucket
     int64_t position = a.rank * a.bucket.matrix_per_rank + a.lo;
     SegmentCursor segment = no_segment();
     int64_t tile = worker_start<S>(t);
@@ -181,7 +180,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, CodecRow<CODEC>::GROUPED && !Co
             if (live) {
                 seek_segment(segment, a.table, position + offset);
                 if (ROTATE) flip_signs(x[v], rotation, position + offset + segment.shift);
-                int64_t beyond = segment.end - (position + offset);  // elements from here on are pads
+                int64_t beyond = segment.end - (position + offset);  // padding starts here
                 if (beyond < PACKED) {
 #pragma unroll
                     for (int e = 0; e < PACKED; e++) x[v][e] = e < beyond ? x[v][e] : 0.0f;

@@ -1,12 +1,12 @@
-// Device code that the kernels for gradients share: the transform, sums over the sources' messages.
-// Included by kernels_cuda_grad.cu, kernels_cuda_requantize.cu and kernels_cuda_feedback.cu.
+// Device code shared by the gradient kernels: transforms, sums over the sources' messages. Included
+// by kernels_cuda_grad.cu, kernels_cuda_requantize.cu and kernels_cuda_feedback.cu.
 #pragma once
 #include "sdp4bit/kernels_cuda.cuh"
 
 // --- messages -----------------------------------------------------------------------------------
 
-// with_wide_group for what is quantized. Here a warp has a group of 2048 to itself: its loads alone
-// keep the memory busy, and no barrier stops them.
+// with_wide_group for quantization: here a warp has a group of 2048 to itself; its loads alone
+// saturate the memory, without barriers.
 template <class Launch> static void with_wide_shape(int group, Launch launch) {
     if (group == 2048) launch(Shape<8, PACKED, 256>());
     else with_wide_group(group, launch);
@@ -19,8 +19,8 @@ static inline dim3 tail_grid(int64_t elements, int slices) {
 
 // --- the transform ------------------------------------------------------------------------------
 
-// The transform of one run, whose first element lies at `position`. ROTATE: it is the rotation.
-// Neighboring lanes hold neighboring runs, and a warp whole blocks of either transform.
+// Transforms one run that starts at `position`. ROTATE: with the rotation. Neighboring lanes hold
+// neighboring runs, a warp whole blocks of either transform.
 template <bool ROTATE, int RUN>
 DEV_FN void transform_run(float (&x)[RUN], const QuantizePartitions &a, int64_t position,
                           SegmentCursor &segment, const RoundingSchedule &rotation) {
@@ -35,7 +35,7 @@ DEV_FN void transform_run(float (&x)[RUN], const QuantizePartitions &a, int64_t 
 
 // --- sums over the sources ----------------------------------------------------------------------
 
-// The received messages of one partition. Source k's codes and scales are k * stride bytes on.
+// Received messages of one partition. Source k's codes and scales are at offset k * stride.
 struct Received {
     const uint8_t *codes;
     const uint8_t *scales;
@@ -44,10 +44,10 @@ struct Received {
     GroupIndex index;
 };
 
-// Where this thread's runs of a tile lie in the next source's message.
+// Addresses of this thread's runs in the next source's message.
 template <int RUNS> struct SourceCursor { const uint8_t *codes[RUNS], *scales[RUNS]; };
 
-// x = the values of one source. SMALL: the scale is below SMALL_SCALE.
+// Decodes the values of one source. SMALL: the scale is below SMALL_SCALE.
 template <Codec CODEC, bool SMALL, int N>
 DEV_FN void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) {
     if constexpr (CodecRow<CODEC>::EDEN) {
@@ -65,8 +65,8 @@ DEV_FN void source_values(float (&x)[N], const Raw<CODEC, N> &raw, float scale) 
     }
 }
 
-// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum. Adding it to
-// -0 leaves a plain value as it is, but makes a NaN quiet.
+// Adds BATCH loaded sources to acc in order. FIRST: the first of them starts the sum; adding a
+// plain value to -0 preserves it, but makes a NaN quiet.
 template <class S, Codec CODEC, int BATCH, bool FIRST, bool SMALL>
 DEV_FN void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (&raw)[BATCH][S::RUNS],
                        const float (&scale)[BATCH][S::RUNS]) {
@@ -86,12 +86,12 @@ DEV_FN void add_values(float (&acc)[S::RUNS][S::RUN], const Raw<CODEC, S::RUN> (
     }
 }
 
-// Sources' codes and scales as they travel, in registers.
+// Packed codes and scales of BATCH sources, in registers.
 template <class S, Codec CODEC, int BATCH> struct Loaded {
     Raw<CODEC, S::RUN> raw[BATCH][S::RUNS];
     float scale[BATCH][S::RUNS];
 };
-// Loads the next BATCH sources, all at once.
+// Issues the loads of the next BATCH sources together.
 template <class S, Codec CODEC, int BATCH>
 DEV_FN void load_sources(Loaded<S, CODEC, BATCH> &l, SourceCursor<S::RUNS> &at, int64_t stride) {
 #pragma unroll
@@ -109,7 +109,7 @@ DEV_FN void load_sources(Loaded<S, CODEC, BATCH> &l, SourceCursor<S::RUNS> &at, 
         }
     }
 }
-// Adds them to acc, in order. The whole warp calls.
+// Adds them to acc in order. Called by the whole warp.
 template <class S, Codec CODEC, int BATCH, bool FIRST>
 DEV_FN void add_loaded(float (&acc)[S::RUNS][S::RUN], const Loaded<S, CODEC, BATCH> &l) {
     bool small = true;
@@ -123,7 +123,7 @@ DEV_FN void add_loaded(float (&acc)[S::RUNS][S::RUN], const Loaded<S, CODEC, BAT
     else if (__all_sync(ALL_LANES, small)) add_values<S, CODEC, BATCH, FIRST, true>(acc, l.raw, l.scale);
     else add_values<S, CODEC, BATCH, FIRST, false>(acc, l.raw, l.scale);
 }
-// Both; returns how many sources they are.
+// Loads and adds BATCH sources; returns BATCH.
 template <class S, Codec CODEC, int BATCH, bool FIRST>
 DEV_FN int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at, int64_t stride) {
     Loaded<S, CODEC, BATCH> l;
@@ -132,14 +132,13 @@ DEV_FN int add_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> &at,
     return BATCH;
 }
 
-// How many sources' loads are in flight at a time: about 16 words per thread, more where one source
-// alone has more.
+// Number of sources whose loads are in flight together: about 16 words per thread, or one source.
 template <class S, Codec CODEC> struct SumBatch {
     static constexpr int WORDS = S::RUNS * Raw<CODEC, S::RUN>::WORDS;
     static constexpr int SOURCES = WORDS <= 4 ? 4 : WORDS <= 8 ? 2 : 1;
 };
 
-// acc = the values of the sources from `at` on, added in source order. The whole warp calls.
+// Sums `left` sources from `at` in source order. Called by the whole warp.
 template <class S, Codec CODEC>
 DEV_FN void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at, int64_t stride, int left) {
     constexpr int BATCH = SumBatch<S, CODEC>::SOURCES, HALF = BATCH > 2 ? 2 : 1;
@@ -150,9 +149,8 @@ DEV_FN void sum_sources(float (&acc)[S::RUNS][S::RUN], SourceCursor<S::RUNS> at,
     while (BATCH > 1 && left > 0) left -= add_sources<S, CODEC, 1, false>(acc, at, stride);
 }
 
-// acc = the sums of a tile. Runs that do not exist read the tile's first run, so that nothing
-// branches. In a block's tile they are set to 0 then. In a warp's tile they share a group only with
-// each other, and nobody looks at them.
+// Sums a tile. Missing runs read the tile's first run to avoid branches. They are then set to 0 in
+// a block's tile; in a warp's tile they share groups only with each other and are ignored.
 template <class S, Codec CODEC>
 DEV_FN void sum_tile(float (&acc)[S::RUNS][S::RUN], const Received &r, int64_t tile, int elements) {
     SourceCursor<S::RUNS> at;

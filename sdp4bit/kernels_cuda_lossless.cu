@@ -1,30 +1,29 @@
-// Lossless weights on GPUs: a warp codes or decodes a group, a lane holds one of its 32 states. The
-// bytes are lossless_cpu.c's, and lossless.h has the numbers. Called by qwd.c.
+// Lossless weights on GPUs: a warp codes or decodes a group, each lane with one of the 32 states.
+// Bit-identical to lossless_cpu.c; see lossless.h for the format.
 #include "sdp4bit/kernels_cuda.cuh"
 
 static constexpr uint16_t FREQUENCIES[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_FREQUENCIES;
 static constexpr uint16_t COSTS[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_COSTS;
 static_assert((int)LOSSLESS_LANES == (int)WARP && (int)LOSSLESS_CANDIDATES == (int)WARP &&
                   (int)LOSSLESS_RUNS == (int)WARP,
-              "a lane has a state, a candidate and a run of samples");
+              "one state, candidate scale and run of samples per lane");
 
-enum { STEP = 2 * WARP };  // weights of a step: two neighbors per lane
+enum { STEP = 2 * WARP };  // weights per step: two neighbors per lane
 
 DEV_FN int lane_id(void) { return threadIdx.x % WARP; }
-// How many of these lanes come before this one.
+// Number of these lanes below this one.
 DEV_FN int lanes_before(uint32_t lanes) { return __popc(lanes & ((1u << lane_id()) - 1u)); }
 
 // --- tables -------------------------------------------------------------------------------------
 
-// Where a symbol lies in its context's table: the frequency in the top 10 bits, the start in the
-// lowest 10.
+// A symbol's entry in its context's table: frequency in the top 10 bits, start in the lowest 10.
 typedef uint32_t Place;
 enum { FREQUENCY_BIT = 32 - LOSSLESS_PRECISION };
 DEV_FN uint32_t place_frequency(Place p) { return p >> FREQUENCY_BIT; }
 DEV_FN uint32_t place_start(Place p) { return p & ((1u << LOSSLESS_PRECISION) - 1u); }
 
-// What the encoder wants to know of a symbol: to divide by its frequency is to multiply by
-// reciprocal / 2^32, and to correct that by 1 at most.
+// Encoder's entry of a symbol. Division by the frequency is multiplication by reciprocal / 2^32 and
+// a correction of at most 1.
 struct __align__(8) PushEntry {
     uint32_t reciprocal;
     Place place;
@@ -68,7 +67,7 @@ static constexpr DecoderTables decoder_tables(void) {
 static __device__ const EncoderTables ENCODER = encoder_tables();
 static __device__ const DecoderTables DECODER = decoder_tables();
 
-// Into the block's shared memory.
+// Copies the tables to shared memory.
 template <class Tables> DEV_FN void fetch_tables(Tables *to, const Tables *from) {
     for (int i = threadIdx.x; i < (int)(sizeof(Tables) / sizeof(uint4)); i += CODEC_THREADS)
         reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(from)[i];
@@ -77,14 +76,14 @@ template <class Tables> DEV_FN void fetch_tables(Tables *to, const Tables *from)
 
 // --- pairs of weights ---------------------------------------------------------------------------
 
-// Two weights, the first one in the low half.
+// Loads two weights, the first one in the low half.
 DEV_FN uint32_t load_pair(const uint16_t *weights, int i, int n) {
     return i < n ? *reinterpret_cast<const uint32_t *>(weights + i) : 0;
 }
 DEV_FN uint32_t half_of(uint32_t pair, int h) { return h ? pair >> 16 : pair & 0xFFFFu; }
-// Each weight as a 16-bit integer in the order of the numbers; once more, and it is the weight.
+// Maps both weights to 16-bit integers in numeric order; its own inverse.
 DEV_FN uint32_t ordered_pair(uint32_t pair) { return pair ^ (__vcmplts2(pair, 0) & 0x7FFF7FFFu); }
-// The context of a weight, but that weights smaller than their change have LOSSLESS_FRESH or more.
+// Context of a weight; LOSSLESS_FRESH or above if the weight is smaller than its change.
 DEV_FN int raw_context(uint32_t old, int scale) { return max(scale + 6 - (int)(old >> 7 & 0xFFu), 0); }
 
 DEV_FN void copy_group(uint16_t *to, const uint16_t *from, int n) {
@@ -95,7 +94,7 @@ DEV_FN void copy_group(uint16_t *to, const uint16_t *from, int n) {
 
 // --- encoder ------------------------------------------------------------------------------------
 
-// Each lane tries a scale on all samples, which the lanes hold together.
+// Each lane evaluates one scale on all samples, which are distributed over the lanes.
 DEV_FN int choose_scale(const EncoderTables *t, const uint16_t *old, const uint16_t *fresh, int n) {
     static_assert((int)LOSSLESS_RUN == 4, "a lane's samples are two pairs");
     uint32_t sample[LOSSLESS_RUN] = {}, cost = 0;
@@ -116,20 +115,19 @@ DEV_FN int choose_scale(const EncoderTables *t, const uint16_t *old, const uint1
         for (int l = 0; l < WARP; l++)
             cost += lossless_cost(t->cost, __shfl_sync(ALL_LANES, sample[k], l), scale);
     }
-    // The least cost, of several the first lane's: 128 samples cost less than 2^20.
+    // The lowest cost, ties to the first lane: 128 samples cost less than 2^20.
     uint32_t best = __reduce_min_sync(ALL_LANES, cost * WARP + lane_id());
     return lossless_candidate(largest, (int)(best % WARP));
 }
 
-// A group's words so far; they are written from the last one to the first.
+// Writes a group's words from the last one to the first.
 struct WordWriter {
-    uint16_t *slot, *next;  // next: the first one that is written; before slot: the group does not fit
+    uint16_t *slot, *next;  // next: first word written; before slot: the group does not fit
 };
-// A step writes two words per weight at most.
-enum { STEP_WORDS = 2 * STEP };
+enum { STEP_WORDS = 2 * STEP };  // maximum number of words per step
 
-// The lanes whose states are full write a word each, in the order of the lanes. CAREFUL: there may
-// be no room left, and lanes without a weight.
+// Writes a word of each full state, in lane order. CAREFUL: the space may be exhausted and lanes
+// may have no weight.
 template <bool CAREFUL> DEV_FN uint32_t spill(WordWriter &w, uint32_t state, bool full) {
     uint32_t lanes = __ballot_sync(ALL_LANES, full);
     w.next -= __popc(lanes);
@@ -138,14 +136,14 @@ template <bool CAREFUL> DEV_FN uint32_t spill(WordWriter &w, uint32_t state, boo
     return full ? state >> 16 : state;
 }
 
-// state / frequency and its rest at once: (quotient << LOSSLESS_PRECISION) + rest.
+// Returns (state / frequency << LOSSLESS_PRECISION) + state % frequency.
 DEV_FN uint32_t divide(uint32_t state, PushEntry e) {
     uint32_t f = place_frequency(e.place), quotient = __umulhi(state, e.reciprocal);
     uint32_t rest = state - quotient * f, coded = (quotient << LOSSLESS_PRECISION) + rest;
     return rest < f ? coded : coded + (1u << LOSSLESS_PRECISION) - f;
 }
 
-// One weight of every lane. value: of its change.
+// Pushes one weight of every lane. value: of its change.
 template <bool CAREFUL>
 DEV_FN uint32_t push_weight(WordWriter &w, uint32_t state, const EncoderTables *t, uint32_t old,
                             uint32_t fresh, uint32_t value, int scale, bool live) {
@@ -167,7 +165,7 @@ DEV_FN uint32_t push_weight(WordWriter &w, uint32_t state, const EncoderTables *
     return CAREFUL && !live ? state : coded << code.low_bits | code.low;
 }
 
-// A lane's two weights.
+// Pushes a lane's two weights.
 template <bool CAREFUL>
 DEV_FN uint32_t push_pair(WordWriter &w, uint32_t state, const EncoderTables *t, uint32_t was, uint32_t is,
                           int scale, bool live) {
@@ -205,7 +203,7 @@ DEV_FN LosslessEntry code_group(const EncoderTables *t, const uint16_t *old, con
         state = push_pair<true>(w, state, t, load_pair(old, i, n), load_pair(fresh, i, n), entry.scale, true);
     }
     __syncwarp();
-    if (w.next <= slot) {  // nothing is saved
+    if (w.next <= slot) {  // coding does not save anything
         copy_group(slot, fresh, n);
         return entry;
     }
@@ -229,7 +227,7 @@ __global__ void __launch_bounds__(CODEC_THREADS) code_kernel(const __grid_consta
     if (lane_id() == 0) reinterpret_cast<LosslessEntry *>(a.coded + a.layout.table)[group] = entry;
 }
 
-// The sum of the values of all threads up to this one's. The whole block calls.
+// Inclusive prefix sum over the threads. Called by the whole block.
 enum { SCAN_THREADS = 1024 };
 DEV_FN uint32_t scan(uint32_t *sums, uint32_t value) {
     sums[threadIdx.x] = value;
@@ -243,8 +241,8 @@ DEV_FN uint32_t scan(uint32_t *sums, uint32_t value) {
     return sums[threadIdx.x];
 }
 
-// One block: where the groups end, the tail, the header, and the bytes of it all. A thread takes
-// neighboring groups.
+// One block: computes the groups' ends, the tail and the header. Each thread handles consecutive
+// groups.
 __global__ void __launch_bounds__(SCAN_THREADS) finish_kernel(const __grid_constant__ CodeWeights a) {
     __shared__ uint32_t sums[SCAN_THREADS];
     const LosslessLayout &m = a.layout;
@@ -282,7 +280,7 @@ void kernel_code_weights(Stream *s, const CodeWeights *a) {
     check_launch(s, "finish coded weights");
 }
 
-// 16 bytes at a time. A warp packs a group; what stands before the groups is spread over all.
+// Copies 16 bytes at a time: a warp per group, and all threads the part before the groups.
 __global__ void __launch_bounds__(CODEC_THREADS)
     pack_kernel(const __grid_constant__ LosslessLayout m, const uint8_t *coded, uint8_t *message) {
     int64_t thread = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x, group = thread / WARP;
@@ -312,14 +310,13 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t 
 
 // --- decoder ------------------------------------------------------------------------------------
 
-// A group's words as they arrived. Who wants more of them takes the last one again: such a message
-// is damaged.
+// Reads a group's words. Past the end it returns the last word again: the message is corrupt.
 struct WordReader {
     const uint16_t *payload;
-    uint32_t at, last;  // in the payload: the next word, and the last one of the states behind them
+    uint32_t at, last;  // positions in the payload: next word, last word of the states
 };
 
-// The lanes whose states are low take a word each, in the order of the lanes.
+// Refills the low states with one word each, in lane order.
 DEV_FN uint32_t refill(WordReader &r, uint32_t state, bool live) {
     bool low = live && state < LOSSLESS_LOWEST;
     uint32_t lanes = __ballot_sync(ALL_LANES, low);
@@ -328,7 +325,7 @@ DEV_FN uint32_t refill(WordReader &r, uint32_t state, bool live) {
     return low ? state << 16 | word : state;
 }
 
-// One weight of every lane, as 16 bits.
+// Pops one weight of every lane.
 DEV_FN uint32_t pop_weight(WordReader &r, uint32_t &state, const DecoderTables *t, uint32_t old,
                            uint32_t ordered, int scale, bool live) {
     int context = raw_context(old, scale), low = max(context - 7, 0);
@@ -360,7 +357,7 @@ DEV_FN uint32_t pop_pair(WordReader &r, uint32_t &state, const DecoderTables *t,
     return __byte_perm(first, second, 0x5410);
 }
 
-// False for a group that no encoder has made of these old weights.
+// Returns false if no encoder produces this group from these old weights.
 DEV_FN bool decode_group(const DecoderTables *t, LosslessEntry entry, const uint16_t *payload,
                          uint16_t *weights, int n) {
     uint32_t states = entry.end - LOSSLESS_STATE_WORDS;
@@ -393,7 +390,7 @@ DEV_FN void mark_fault(const DecodeWeights &a, int slot) {
               (unsigned long long)(a.code + (uint64_t)slot));
 }
 
-// blockIdx.y: the message. One of which nothing can be read is apply_coded_tail_kernel's to report.
+// blockIdx.y: the message. apply_coded_tail_kernel reports unreadable messages.
 __global__ void __launch_bounds__(CODEC_THREADS) decode_kernel(const __grid_constant__ DecodeWeights a) {
     __shared__ DecoderTables tables;
     const LosslessLayout &m = a.layout;

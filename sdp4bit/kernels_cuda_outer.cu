@@ -1,6 +1,5 @@
-// The exact regime on GPUs: the kernels of local steps. The bits are kernels_cpu.c's. They are
-// bound by memory, and each runs once in many steps, so they are plain. Called by outer.c and
-// llmc/state/zero_local.c.
+// Kernels of local steps on GPUs. Bit-identical to kernels_cpu.c. Memory-bound and run once in many
+// steps, so kept simple. Called by outer.c and llmc/state/local_steps.c.
 #include "sdp4bit/kernels_cuda.cuh"
 #include "sdp4bit/outer_step.h"
 
@@ -25,7 +24,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 }
 
 __global__ void __launch_bounds__(CODEC_THREADS)
-    meet_kernel(float *master, const float *outer, float mix, int64_t n, const volatile int *lost) {
+    mix_outer_kernel(float *master, const float *outer, float mix, int64_t n, const volatile int *lost) {
     if (lost && *lost) return;
     for_own_elements(n, [=](int64_t i) { master[i] = mix_element(master[i], outer[i], mix); });
 }
@@ -35,7 +34,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     for_own_elements(n, [=](int64_t i) { weights[i] = floatX_from_float(master[i]); });
 }
 
-// Blocks whose threads have some elements each.
+// Blocks for a few elements per thread.
 static unsigned blocks_for(Stream *s, int64_t n) { return (unsigned)stride_blocks(s, ceil_div64(n, 4)); }
 
 void kernel_pseudo_gradient(Stream *s, float *gradient, const float *outer, const float *master, int64_t n) {
@@ -55,8 +54,8 @@ void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient,
 
 void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
     if (n <= 0) return;
-    meet_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(master, outer, mix, n, lost);
-    check_launch(s, "master weights meet the outer weights");
+    mix_outer_kernel<<<blocks_for(s, n), CODEC_THREADS, 0, stream_handle(s)>>>(master, outer, mix, n, lost);
+    check_launch(s, "mix outer weights into master weights");
 }
 
 void kernel_narrow(Stream *s, floatX *weights, const float *master, int64_t n) {

@@ -1,7 +1,6 @@
-// Gradients between the hops on GPUs: a node's messages are summed and quantized anew for the other
-// nodes. The bits are kernels_cpu.c's. Called by tlq_hs.c. Groups of powers of two up to 1024 go
-// through recode_kernel, all others through tiles (kernels_cuda.cuh), and the short tails through
-// one element per thread.
+// Gradients between the hops on GPUs: sums a node's messages and quantizes them for the other
+// nodes. Bit-identical to kernels_cpu.c. Called by tlq_hs.c. recode_kernel handles groups of powers
+// of two up to 1024, tiles (kernels_cuda.cuh) all others; tails take one element per thread.
 #include "sdp4bit/kernels_cuda_grad.cuh"
 
 // --- tiles --------------------------------------------------------------------------------------
@@ -11,8 +10,7 @@ template <class S, Codec OUT> struct RequantizeBlocks {
     static constexpr int PER_MULTIPROCESSOR = FEW ? 2 : S::RUNS <= 2 ? 3 : S::RUNS <= 4 ? 2 : 1;
 };
 
-// blockIdx.y: the destination node. Its partial shards are partition `node` of every source's
-// message.
+// blockIdx.y: the destination node, whose partial shards are partition `node` of every message.
 template <class S, Codec CODEC, Codec OUT>
 __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S, OUT>::PER_MULTIPROCESSOR)
     requantize_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Tiles t,
@@ -53,8 +51,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     store_plain_value<TAIL>(message + message_sections(&a.out, 0).tail, at, sum);
 }
 
-// Calls launch(Shape) with the shape in which values of a plain codec become codes, or values
-// again.
+// Calls launch(Shape) with the shape for plain sources.
 template <Codec OUT, class Launch> static void with_plain_source_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<OUT>::EDEN) launch(Shape<1, 2 * PACKED, 16>());
@@ -64,8 +61,7 @@ template <Codec OUT, class Launch> static void with_plain_source_shape(int group
 
 // --- groups of a few lanes ----------------------------------------------------------------------
 
-// Calls launch(Shape) with the shape in which codes become codes. It has runs of 32 where a warp
-// has whole groups.
+// Calls launch(Shape) with the shape for coded sources: runs of 32 if a warp holds whole groups.
 template <Codec OUT, class Launch> static void with_code_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<OUT>::EDEN) launch(Shape<1, HADAMARD_ORDER, 8>());
@@ -78,15 +74,14 @@ template <Codec OUT, class Launch> static void with_code_shape(int group, Launch
     else with_wide_shape(group, launch);
 }
 
-// How the tiles of a slice are dealt out where codes become codes. There is one wave of blocks,
-// each with one span of neighboring tiles: `per` tiles, and one more for the first `extra` blocks.
-// A block's warps take them in turn. Nothing is left over for a second wave, and a warp comes to
-// another tensor rarely.
+// Division of a range into tiles when codes are recoded: one wave of blocks, each with consecutive
+// tiles: `per`, and one more for the first `extra` blocks. A block's warps take them in turn. This
+// leaves no partial second wave and few changes of the tensor per warp.
 struct Spans {
-    uint32_t runs;        // of a slice
+    uint32_t runs;        // of the range
     uint32_t per, extra;  // tiles
 };
-enum { RECODE_BLOCKS = 3 };  // of a multiprocessor at a time
+enum { RECODE_BLOCKS = 3 };  // resident per multiprocessor
 template <class S> static Spans make_spans(const Device *device, int64_t n, int slices, unsigned *blocks) {
     int64_t tiles = ceil_div64(n, S::SPAN), most = ceil_div64(tiles, CODEC_WARPS),
             wave = (int64_t)device->multiprocessors * RECODE_BLOCKS / slices;
@@ -95,9 +90,9 @@ template <class S> static Spans make_spans(const Device *device, int64_t n, int 
     return Spans{(uint32_t)(n / S::RUN), (uint32_t)(tiles / *blocks), (uint32_t)(tiles % *blocks)};
 }
 
-// Returns what x is multiplied with to be coded. *sent: the group's scale, for its first lane.
-// Where *lift is not 1, x is multiplied with it before. Nearly always all groups of the warp are
-// finite and from 2^-100 up. Then the exceptions of group_scales are left out.
+// Returns the factor that turns x into codes. *sent: the group's scale, valid on its first lane. If
+// *lift is not 1, x must be multiplied by it first. Skips the exceptions of group_scales if all
+// groups of the warp are finite and at least 2^-100, as nearly always.
 template <class S>
 DEV_FN float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent, float *lift) {
     uint32_t largest[1];
@@ -117,8 +112,7 @@ DEV_FN float recode_scale(const float (&x)[1][S::RUN], float levels, float *sent
     return scale[0].inverse;
 }
 
-// What all threads of a block have in common, of its slice. It is kept in shared memory and read
-// tile by tile; the compiler would work it out again tile by tile.
+// Addresses common to a block, kept in shared memory: the compiler would recompute them per tile.
 struct Recode {
     const uint8_t *codes, *scales;  // received
     uint8_t *to;                    // codes and scales to be sent
@@ -131,7 +125,7 @@ DEV_FN Recode recode_slice(const SumRequantize &a, int node) {
                   reinterpret_cast<float *>(message + to.scales)};
 }
 
-// Random numbers of the runs of a slice. Run i below `next` begins with block first + i * RUN / 8.
+// Philox blocks of runs: run i below `next` starts with block first + i * RUN / 8.
 struct RunBlocks {
     uint32_t next;
     uint64_t first;
@@ -155,9 +149,8 @@ DEV_FN SourceCursor<1> recode_source(const uint8_t *codes, const uint8_t *scales
     return source;
 }
 
-// requantize_kernel for groups that one run of each of LANES neighboring lanes makes up. A lane
-// beyond the slice's last run sums that run and writes nothing. It shares its group with no lane
-// inside.
+// requantize_kernel for groups of one run on each of LANES neighboring lanes. Lanes beyond the last
+// run sum that run without writing; they share no group with other lanes.
 template <class S, Codec CODEC, Codec OUT, bool STOCHASTIC>
 __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
     recode_kernel(const __grid_constant__ SumRequantize a, const __grid_constant__ Spans spans,
@@ -171,8 +164,8 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
     RunBlocks blocks = {0, 0};
     const uint32_t first = blockIdx.x * spans.per + min(blockIdx.x, spans.extra),
                    end = (first + spans.per + (blockIdx.x < spans.extra)) * WARP;
-    // The first two sources of the next tile are loaded while this one is coded. Where there is no
-    // second source, the first stands for it.
+    // The first two sources of the next tile are loaded while this one is coded. A single
+    // source is loaded twice.
     const int64_t second = a.sources > 1 ? a.in.bytes : 0;
     Loaded<S, CODEC, 2> ahead;
     if (first * WARP + threadIdx.x < end) {

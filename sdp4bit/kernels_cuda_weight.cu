@@ -1,19 +1,18 @@
-// The weight half of the exact regime on GPUs: AdamW fused with the difference and its codes,
-// applying gathered codes on a replica, the replica hash, the first master weights. The bits are
-// kernels_cpu.c's. Called by qwd.c, llmc/state/zero.c and llmc/state/replicas.c.
+// Weight kernels of the exact regime on GPUs: AdamW fused with quantization, application of
+// gathered messages, replica hash, initial master weights. Bit-identical to kernels_cpu.c. Called
+// by qwd.c and llmc/state.
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/kernels_cuda.cuh"
 
 // --- update -------------------------------------------------------------------------------------
 
-// Whoever refuses first says so. AdamW of several buckets and checks of messages may find something
-// at the same time.
+// Sets the fault unless it is set; other updates and checks may run concurrently.
 DEV_FN void mark_refused(const UpdateShard &a) {
     atomicCAS(reinterpret_cast<unsigned long long *>(a.fault), 0ull, (unsigned long long)a.code);
 }
 
-// A vector of which an element must be refused, straight from memory. That is rare, so vectors that
-// are sound keep no old values in registers for it.
+// Updates a vector in which an element is refused, from memory: it is rare, so other vectors need
+// not keep old values in registers.
 DEV_FN void refuse_elements(const UpdateShard &a, const AdamScalars &scalars, const float *grads,
                             int64_t at) {
 #pragma unroll 1
@@ -23,9 +22,8 @@ DEV_FN void refuse_elements(const UpdateShard &a, const AdamScalars &scalars, co
     mark_refused(a);
 }
 
-// One vector of the shard: AdamW on p, m and v at `at`; p comes back in master. A lane's two halves
-// of a sector meet in the caches. Swapping them among lanes to touch whole sectors costs more
-// instructions than it saves traffic here.
+// Updates one vector at `at`; returns p in master. Loads are not swapped between lanes to cover
+// whole sectors: that costs more instructions than the traffic it saves.
 DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const AdamScalars &scalars,
                           const float *grads, int64_t at, bool live) {
     float grad[PACKED], m[PACKED], v[PACKED];
@@ -47,7 +45,7 @@ DEV_FN void update_vector(float master[PACKED], const UpdateShard &a, const Adam
     }
 }
 
-// x = what is coded: the master weights, or their difference from the replica. 0 where nothing is.
+// Returns the values to code: master weights or their difference from the model weights; else 0.
 DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floatX *weights, bool difference,
                          bool live) {
     float replica[PACKED];
@@ -57,9 +55,8 @@ DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floa
         x[e] = !live ? 0.0f : difference ? f32_sub(master[e], replica[e]) : master[e];
 }
 
-// Calls launch(Shape) with the shape that serves the group size. It has one vector per thread where
-// a warp's vectors hold whole groups: AdamW's four arrays would fill the registers with two, and
-// its loads want many threads in flight.
+// Calls launch(Shape) for the group size, with one vector per thread if a warp holds whole groups:
+// two would exceed the registers, and AdamW's loads need many threads in flight.
 template <class Launch> static void with_update_shape(int group, Launch launch) {
     if (group == 32) launch(Shape<1, PACKED, 4>());
     else if (group == 64) launch(Shape<1, PACKED, 8>());
@@ -102,13 +99,13 @@ __global__ void __launch_bounds__(CODEC_THREADS, UpdateBlocks<S>::PER_MULTIPROCE
     }
 }
 
-// The master weights themselves travel, in a plain codec. Elements share nothing. Four per thread
-// leave enough threads in flight that the divisions of some hide under the loads of others.
+// Plain codecs: sends the master weights themselves. Four elements per thread leave enough threads
+// in flight to hide the divisions.
 enum { PLAIN_VALUES = 4, PLAIN_BLOCKS = 5 };
 template <Codec CODEC>
 __global__ void __launch_bounds__(CODEC_THREADS, PLAIN_BLOCKS)
     update_plain_kernel(const __grid_constant__ UpdateShard a) {
-    // A shard is whole groups of 32
+    // A shard is a multiple of 32 elements
     int64_t at = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x) * PLAIN_VALUES;
     if (at >= a.bucket.matrix_per_rank || !a.control->applied) return;
     float4 grad = __ldcs(reinterpret_cast<const float4 *>(a.matrix_grads + at));
@@ -177,7 +174,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
 
 enum { APPLY_VECTORS = 4, APPLY_SPAN = APPLY_VECTORS * BLOCK_SPAN };
 
-// Message `slot` of the gathered ones, and the rank whose shard it holds.
+// Returns message `slot`, and the rank whose shard it holds.
 DEV_FN const uint8_t *gathered_message(const ApplyWeights &a, int slot, int64_t *rank) {
     *rank = gather_rank(a.nodes, a.per_node, slot);
     return a.messages + slot * a.message.bytes;
@@ -226,8 +223,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     }
 }
 
-// blockIdx.y: the message. The tail holds the weights themselves. A NaN among them becomes the NaN
-// that floatX_from_float makes.
+// blockIdx.y: the message. Tails are weights; NaNs are converted as by floatX_from_float.
 __global__ void __launch_bounds__(CODEC_THREADS) apply_tail_kernel(const __grid_constant__ ApplyWeights a) {
     int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
     if (i >= a.bucket.tail_per_rank || !a.control->applied) return;

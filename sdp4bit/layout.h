@@ -117,8 +117,7 @@ typedef struct WeightFormat {
     int group;
     bool difference;  // grouped codec: codes of master minus model weights (qWD), else of master
                       // weights (qW). bf16: lossless changes of the model weights (lossless.h),
-                      // with
-                      // messages of variable length
+                      // with messages of variable length
     Rounding rounding;
 } WeightFormat;
 // Returns the format of unquantized weights.

@@ -119,7 +119,7 @@ static void update_on_host(const QwdStep *step, int b, UpdateShard *u, const Mes
 
 // --- lossless weights ---------------------------------------------------------------------------
 
-// Message sizes of this rank among those of all ranks.
+// Message sizes of this rank in the table of all ranks.
 static uint32_t *own_bytes(const QwdStep *step) {
     const Mesh *mesh = step->mesh;
     int64_t slot = (int64_t)mesh->node.rank * mesh->rail.size + mesh->rail.rank;

@@ -12,7 +12,7 @@ LLMC_BEGIN
 // Returns the layout of a rank's message of bucket b; unquantized if dp = 1.
 MessageLayout qwd_message(const BucketLayout *layout, int b, const WeightFormat *format);
 // Destination of the all-gather: (per_node, nodes) messages of the shards this rank keeps: all
-// shards, those of its rail (per_node 1), or only its own. Levels of size 1 are skipped.
+// shards, the shards of its rail (per_node 1), or only its own. Levels of size 1 are skipped.
 typedef struct GatherBuffer {
     uint8_t *messages;
     int nodes, per_node;

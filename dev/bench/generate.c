@@ -62,7 +62,7 @@ static double median_ms(Bench *b, const Sampling *greedy, floatX *logits) {
     for (int i = 0; i < b->tokens; i++) {
         double began = monotonic_seconds();
         int32_t token = sampling_draw(greedy, logits, 0);
-        gpt_go_on(&b->model.gpt, &token, b->prompt + i, 1, logits);
+        gpt_continue(&b->model.gpt, &token, b->prompt + i, 1, logits);
         ms[i] = 1e3 * (monotonic_seconds() - began);
     }
     qsort(ms, (size_t)b->tokens, sizeof *ms, compare_doubles);
@@ -79,7 +79,7 @@ static void measure(Bench *b) {
     for (int i = 0; i < b->prompt; i++) ids[i] = i * 37 % greedy.vocab;
     for (int again = 0; again < 2; again++) {
         double began = monotonic_seconds();
-        gpt_go_on(&b->model.gpt, ids, 0, b->prompt, logits);
+        gpt_continue(&b->model.gpt, ids, 0, b->prompt, logits);
         reading = monotonic_seconds() - began;
     }
     double ms = median_ms(b, &greedy, logits), bytes = (double)text_model_bytes_per_token(&b->model);

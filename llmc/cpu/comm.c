@@ -1,6 +1,6 @@
-// Collectives and links over MPI for CPU ranks: see llmc/comm.h. They are made of point-to-point
-// messages, not of MPI's own collectives: so the bytes counted are those handed to the transport,
-// and the own slot never travels. Linked into the CPU program only.
+// Collectives and links over MPI for CPU ranks: see llmc/comm.h. Built from point-to-point messages
+// instead of MPI's collectives, so that the bytes counted are exactly those passed to the
+// transport. Linked into the CPU program only.
 #include "llmc/comm.h"
 
 #include <assert.h>
@@ -10,36 +10,36 @@
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/node_failure.h"
 
-// One that MPI works on.
+// An MPI request for part of a message.
 typedef struct Part {
-    int whom;   // the rank of the world that it waits for
-    bool last;  // of its message
+    int whom;   // world rank of the peer
+    bool last;  // last part of its message
 } Part;
 
-// Pieces of messages under way, oldest first.
+// Pending parts of messages, oldest first.
 typedef struct Requests {
     MPI_Request *request;  // (room) grown on demand
     Part *part;            // (room)
     int count, room;
-    bool in_turn;  // a link's: a stage waits for the next one, which may wait for another
+    bool in_turn;  // of a link: the peer stage may itself be waiting for another stage
 } Requests;
 
 struct Comm {
     const Site *site;
-    double limit;       // seconds; 0: wait for ever
+    double limit;       // seconds; 0: wait forever
     Requests requests;  // of the collective in progress
-    Link *links;        // between members of the group, oldest first
+    Link *links;        // between members of the group, in the order of opening
     uint64_t sent;
-    volatile int *lost;  // comm_may_lose; NULL: no member may be
+    volatile int *lost;  // comm_may_lose; NULL: members cannot be lost
 };
 
 struct Link {
-    Comm *comm;  // of the group: where and how long to wait, and the count of bytes
+    Comm *comm;  // of the group: error site, timeout, byte count
     const char *name;
-    MPI_Comm mpi;  // of the two ends, member 0 sends to member 1
-    int other;     // the rank of the world at the other end
+    MPI_Comm mpi;  // both ends; member 0 sends to member 1
+    int other;     // world rank of the other end
     Requests requests;
-    Link *next;  // opened after this one
+    Link *next;
 };
 
 static void free_requests(Requests *requests) {
@@ -70,9 +70,9 @@ void comm_lose(const Group *group) {
 }
 uint64_t comm_sent(const Group *group) { return group->comm ? group->comm->sent : 0; }
 
-// --- messages under way --------------------------------------------------------------------------
+// --- pending messages ----------------------------------------------------------------------------
 
-enum { PIECE = 1 << 30 };  // MPI counts are int: longer messages travel in pieces
+enum { PIECE = 1 << 30 };  // MPI counts are int: longer messages are sent in parts
 
 static int piece_at(size_t at, size_t bytes) { return bytes - at < PIECE ? (int)(bytes - at) : PIECE; }
 
@@ -87,7 +87,7 @@ static MPI_Request *next_request(Requests *all, int whom, bool last) {
     return &all->request[all->count++];
 }
 
-// Of the pieces that were waited for the first that is not there tells who is late.
+// Ends the job. The first incomplete part tells which rank is late.
 static void timed_out(const Comm *comm, Requests *all, int count, const char *what, const char *where,
                       double waited) {
     int late = 0, done = 1;
@@ -96,7 +96,7 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
     heartbeat_claim_exit(comm->site);
     if (blames) {
         fatal(comm->site, EXIT_COMMUNICATION,
-              "%s %s, waited %.0f s: %s; see what stopped it "
+              "%s %s, waited %.0f s: %s; check what stopped it "
               "(--distributed-timeout-minutes sets the limit)",
               what, where, waited, who);
     }
@@ -105,21 +105,21 @@ static void timed_out(const Comm *comm, Requests *all, int count, const char *wh
         MPI_Test(&all->request[i], &done, MPI_STATUS_IGNORE);
     }
     fatal(comm->site, EXIT_COMMUNICATION,
-          "%s %s: rank %d has not answered for %.0f s%s; see what stopped it "
+          "%s %s: rank %d has not answered for %.0f s%s; check what stopped it "
           "(--distributed-timeout-minutes sets the limit)",
           what, where, all->part[late].whom, waited,
-          all->in_turn ? ", or waits for another stage itself" : "");
+          all->in_turn ? ", or itself waits for another stage" : "");
 }
 
 static bool may_lose(const Comm *comm) { return comm->lost && node_failure_handled(comm->site); }
 
-// A member of another node does not come. MPI keeps the requests: the run ends soon.
+// Gives up on a member of another node. MPI keeps the requests, but the run ends soon.
 static void give_up(const Comm *comm) {
     node_failure_report(comm->site);
     *comm->lost = 1;
 }
 
-// False: MPI failed because a node is lost, and the wait is given up. Other errors end the job.
+// Returns false if MPI failed because a node is lost. Other errors end the job.
 static bool survives(const Comm *comm, int rc, const char *what, const char *where) {
     bool loses = rc != MPI_SUCCESS && may_lose(comm);
     if (loses) give_up(comm);
@@ -127,7 +127,7 @@ static bool survives(const Comm *comm, int rc, const char *what, const char *whe
     return !loses;
 }
 
-// Waits for the oldest `count` pieces and forgets them.
+// Waits for the oldest `count` parts and removes them.
 static void wait_for(const Comm *comm, Requests *all, int count, const char *what, const char *where) {
     bool outlives = may_lose(comm);
     double patience = outlives ? 0 : node_failure_extra_wait(comm->site, comm->limit),
@@ -175,7 +175,7 @@ static void post(const Group *group, int to, const uint8_t *send, uint8_t *recv,
     comm->sent += bytes;
 }
 
-// One message to every other member, from send + its number * stride, and one from each.
+// Sends one message to every other member, at send + its rank * stride, and receives one from each.
 static void exchange(const Group *group, const uint8_t *send, size_t stride, void *recv, size_t bytes,
                      const char *what) {
     Comm *comm = group->comm;
@@ -185,7 +185,7 @@ static void exchange(const Group *group, const uint8_t *send, size_t stride, voi
         post(group, (int)to, send + to * stride, (uint8_t *)recv + to * bytes, bytes);
     }
     if (comm->lost && *comm->lost) {
-        comm->requests.count = 0;  // what has failed must not be looked at
+        comm->requests.count = 0;  // failed requests must not be tested
         return;
     }
     if (comm->requests.count > 0) heartbeat_collective(comm->site, what, group->name);
@@ -225,7 +225,7 @@ Link *link_open(const Group *group, int from, int to, Device *device, const char
     return link;
 }
 
-// A message is at least one piece, so that an empty one is a message too.
+// Posts at least one part, so that empty messages are sent too.
 static void post_on(Link *link, uint8_t *memory, size_t bytes, bool sends) {
     size_t at = 0;
     do {
@@ -249,11 +249,11 @@ void link_expect(Link *link, void *memory, size_t bytes, Stream *stream) {
     post_on(link, (uint8_t *)memory, bytes, false);
 }
 
-void link_sent(Link *link, int behind, Stream *stream) {
-    assert(link && behind >= 0);
+void link_sent(Link *link, int pending, Stream *stream) {
+    assert(link && pending >= 0);
     int count = link->requests.count;
     for (; count > 0; count--) {
-        if (link->requests.part[count - 1].last && behind-- <= 0) break;
+        if (link->requests.part[count - 1].last && pending-- <= 0) break;
     }
     wait_for(link->comm, &link->requests, count, "sending", link->name);
 }

@@ -1,6 +1,5 @@
-// The CPU backend of device.h: memory and streams of a CPU rank. A Stream is the calling thread:
-// everything is complete when a call returns. An Event records the monotonic clock. Linked into
-// train_gpt_cpu and the tests.
+// CPU backend of device.h. A Stream is the calling thread: work is complete when a call returns. An
+// Event records the monotonic clock. Linked into train_gpt_cpu and the tests.
 #include "llmc/base/machine.h"
 #include "llmc/device.h"
 
@@ -21,7 +20,7 @@ struct Device {
     int index;
     const Site *site;
     char name[128];
-    size_t allocated;  // handed out by device_alloc in all
+    size_t allocated;  // total bytes of device_alloc
 };
 struct Stream {
     Device *device;
@@ -37,13 +36,12 @@ enum { ALIGNMENT = 256 };
 
 // --- the floating-point environment --------------------------------------------------------------
 
-// The exact regime's arithmetic is asked by experiment, not read from a control register, so that
-// one test serves every CPU. The volatile operands keep the compiler from answering instead of the
-// CPU.
+// Tested by experiment instead of reading a control register, so that one test serves all CPUs.
+// volatile keeps the compiler from evaluating it.
 static bool denormals_are_kept(void) {
     volatile float smallest_normal = FLT_MIN, half = 0.5f, two_to_24 = 16777216.0f;
     volatile float denormal = smallest_normal * half;  // 0 under flush-to-zero
-    uint32_t bits = 0x00400000u;                       // the same number, made without arithmetic
+    uint32_t bits = 0x00400000u;                       // the same number, without arithmetic
     float made;
     memcpy(&made, &bits, sizeof made);
     volatile float input = made;
@@ -53,14 +51,14 @@ static bool denormals_are_kept(void) {
 
 static bool rounds_to_nearest_even(void) {
     volatile float one = 1.0f, tie = 0x1p-24f, above_tie = 0x1.8p-24f;
-    volatile float from_tie = one + tie;          // upward would give 1 + 2^-23
-    volatile float from_above = one + above_tie;  // downward and toward zero would give 1
+    volatile float from_tie = one + tie;          // rounding up gives 1 + 2^-23
+    volatile float from_above = one + above_tie;  // rounding down or toward zero gives 1
     return from_tie == 1.0f && from_above == 1.0f + 0x1p-23f;
 }
 
-// --- what the machine is -------------------------------------------------------------------------
+// --- properties ----------------------------------------------------------------------------------
 
-// The processor's name as the kernel tells it, or "unknown processor".
+// Writes the CPU name from /proc/cpuinfo, or "CPU unknown processor".
 static void read_cpu_name(char *name, size_t bytes) {
     snprintf(name, bytes, "CPU unknown processor");
     FILE *file = fopen("/proc/cpuinfo", "r");
@@ -76,19 +74,18 @@ static void read_cpu_name(char *name, size_t bytes) {
     fclose(file);
 }
 
-// OpenBLAS maps its working buffer at the first product that is large enough, and waits for ever
-// when it gets none. So the first product is made here, before anyone looks at free memory, and
-// only where there is room for the buffer.
+// OpenBLAS maps its buffer at the first large product, and hangs if that fails. So the first
+// product runs here, before free memory is measured, and only if there is space for the buffer.
 static bool warm_up_blas(Error *err) {
     enum { N = 128 };
-    const size_t buffer = (size_t)(128 + 16) << 20;  // what a thread of it maps on x86-64, and a margin
-    void *room = mmap(NULL, buffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (room == MAP_FAILED)
+    const size_t buffer = (size_t)(128 + 16) << 20;  // mapped per thread on x86-64, plus a margin
+    void *space = mmap(NULL, buffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (space == MAP_FAILED)
         return error_set(err, EXIT_ENVIRONMENT,
-                         "out of memory: no room for the %zu bytes that OpenBLAS works in; raise ulimit -v "
+                         "out of memory: OpenBLAS needs %zu bytes of workspace; raise ulimit -v "
                          "or use a larger machine",
                          buffer);
-    munmap(room, buffer);
+    munmap(space, buffer);
     float *matrices = xcalloc(3 * N * N, sizeof *matrices, "a first matrix product");
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, N, N, N, 1.0f, matrices, N, matrices + N * N, N,
                 0.0f, matrices + 2 * N * N, N);
@@ -103,7 +100,7 @@ Device *device_open(int index, const Site *site, Error *err) {
     if (!denormals_are_kept()) {
         error_set(err, EXIT_ENVIRONMENT,
                   "the CPU flushes denormal numbers to zero, which changes results; "
-                  "link no library built with -ffast-math and set no FTZ or DAZ mode");
+                  "do not link libraries built with -ffast-math and do not set FTZ or DAZ mode");
         return NULL;
     }
     if (!rounds_to_nearest_even()) {
@@ -116,8 +113,7 @@ Device *device_open(int index, const Site *site, Error *err) {
     device->index = index;
     device->site = site;
     read_cpu_name(device->name, sizeof device->name);
-    // Ranks are the unit of parallelism, and one thread per rank keeps GEMM's order of summation
-    // fixed.
+    // One thread per rank keeps the summation order of GEMMs fixed; parallelism comes from ranks.
     openblas_set_num_threads(1);
     if (warm_up_blas(err)) return device;
     free(device);
@@ -129,7 +125,6 @@ void device_close(Device *device) { free(device); }
 void device_set_deterministic(Device *device, bool deterministic) {}
 const char *device_name(const Device *device) { return device->name; }
 const char *device_backend(void) { return "cpu"; }
-
 
 const DeviceKind *device_kind(void) {
     static const DeviceKind kind = {.only_way = "CPU ranks send everything through MPI",
@@ -148,13 +143,12 @@ void device_memory(const Device *device, size_t *free_bytes, size_t *total_bytes
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     *free_bytes = machine_memory("MemAvailable");
     *total_bytes = machine_memory("MemTotal");
-    // Without /proc the page counts do: they know no caches that could be given up, so they tell
-    // less than there is.
+    // Without /proc: page counts, which exclude reclaimable caches and so underestimate.
     if (!*free_bytes) *free_bytes = (size_t)sysconf(_SC_AVPHYS_PAGES) * page;
     if (!*total_bytes) *total_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * page;
 }
 
-// Pages of this process: its whole address space, and those that are in memory. 0 without /proc.
+// Pages of this process: address space, and resident ones. 0 without /proc.
 static void process_pages(size_t *virtual_pages, size_t *resident_pages) {
     *virtual_pages = *resident_pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
@@ -185,8 +179,7 @@ double device_peak_flops(const Device *device) { return 0.0; }
 // --- memory --------------------------------------------------------------------------------------
 
 static void *take_memory(size_t bytes, const char *purpose, Error *err) {
-    // The kernel hands out more memory than it has, and kills later. Asking first turns that into a
-    // message.
+    // The kernel overcommits memory and kills later; check first, to fail with a message.
     size_t available = machine_memory("MemAvailable");
     bool fits = bytes <= SIZE_MAX - ALIGNMENT && (available == 0 || bytes <= available);
     size_t rounded = fits ? (bytes / ALIGNMENT + 1) * ALIGNMENT : 0;
@@ -227,7 +220,7 @@ Stream *stream_create(Device *device, const char *name) {
 Stream *stream_create_urgent(Device *device, const char *name) { return stream_create(device, name); }
 void stream_destroy(Stream *stream) { free(stream); }
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
-// There is nothing to wait for. Loops over pieces pass here, so it is a sign of progress.
+// Nothing to wait for. Called between parts of long loops, so it counts as progress.
 void stream_synchronize(Stream *stream) { heartbeat_waiting(stream_site(stream), false); }
 
 static Event *create_event(Device *device, bool timed) {
@@ -244,7 +237,7 @@ void event_record(Event *event, Stream *stream) { event->recorded_ms = 1e3 * mon
 void stream_wait(Stream *stream, Event *event) {}
 void event_synchronize(Event *event) {}
 
-// Through a copy, as on a GPU, where a context that must outlive the call would show.
+// Copies the context as on a GPU, so that tests detect contexts that must outlive the call.
 void stream_host_call(Stream *stream, HostWork work, const void *context, size_t bytes) {
     void *copy = memcpy(xmalloc(bytes, "work of the host"), context, bytes);
     work(copy);
@@ -254,8 +247,7 @@ void stream_host_call(Stream *stream, HostWork work, const void *context, size_t
 double event_elapsed_ms(Event *start, Event *stop) {
     if (!start->timed || !stop->timed) {  // as on a GPU
         fatal(start->device->site, EXIT_ENVIRONMENT,
-              "the time of an event that keeps none was asked for; this is a fault of the program, please "
-              "report it");
+              "event_elapsed_ms needs an event of event_create_timed; this is a bug, please report it");
     }
     return stop->recorded_ms - start->recorded_ms;
 }

@@ -1,21 +1,17 @@
-// The CPU backend of ops.h, part 1: embedding, dropout, LayerNorm, linear layers, GELU, sums over
-// ranks. The reference for the GPU's ops, and what CPU ranks train with: loops over rows that the
-// compiler vectorizes, GEMM in fp32 from OpenBLAS. Called by train_gpt.c through ops.h.
+// CPU ops, part 1: embedding, dropout, LayerNorm, linear layers, GELU, SwiGLU, RoPE, sums over
+// ranks: see ops.h. The reference for the GPU, and what CPU ranks train with: loops over rows that
+// the compiler vectorizes, and fp32 GEMMs by OpenBLAS.
 #include "llmc/cpu/internal.h"
 #include "llmc/ranks/parallel.h"
 
-// Elements handled at once by loops that need a multiplier per element: small enough for the stack
-// and the L1 cache.
-enum { ROW_CHUNK = 512 };
+enum { ROW_CHUNK = 512 };  // elements per chunk of row loops: fits the stack and the L1 cache
 
 // --- dropout -------------------------------------------------------------------------------------
 
-// Philox blocks drawn at once: straight-line code per block, word by word in arrays, is what the
-// compiler can vectorize.
+// Philox blocks drawn together, word by word into arrays, so that the compiler vectorizes.
 enum { DRAW_BLOCKS = 64, DRAW_ELEMENTS = 8 * DRAW_BLOCKS };
 
-// The multipliers of the 8 * blocks elements that start at element 8 * block; blocks <=
-// DRAW_BLOCKS.
+// Draws the multipliers of 8 * blocks elements from element 8 * block; blocks <= DRAW_BLOCKS.
 static void draw_multipliers(float *multiplier, Dropout dropout, int64_t sample, int64_t block, int blocks) {
     uint32_t words[4][DRAW_BLOCKS];
     for (int i = 0; i < blocks; i++) {
@@ -39,7 +35,7 @@ void dropout_multipliers(float *multiplier, Dropout dropout, int64_t sample, int
     }
     float drawn[DRAW_ELEMENTS];
     for (int64_t done = 0; done < n;) {
-        // The range need not begin on a block.
+        // The range may start within a block.
         int64_t block = (first + done) / 8, skipped = (first + done) % 8;
         int64_t wanted = min64(DRAW_ELEMENTS - skipped, n - done);
         draw_multipliers(drawn, dropout, sample, block, (int)ceil_div64(skipped + wanted, 8));
@@ -48,20 +44,20 @@ void dropout_multipliers(float *multiplier, Dropout dropout, int64_t sample, int
     }
 }
 
-// Of columns c0 .. c0 + n - 1 of row `row` of (B, T, C).
+// Multipliers of columns c0 .. c0 + n - 1 of row `row` of (B, T, C).
 static void row_multipliers(float *keep, Dropout dropout, int T, int C, int64_t row, int64_t c0, int64_t n) {
     dropout_multipliers(keep, dropout, dropout.first_sample + row / T, row % T * C + c0, n);
 }
 
 // --- embedding -----------------------------------------------------------------------------------
 
-// Is this row of the vocabulary among the op's own?
+// Returns true if this rank's part of the vocabulary contains the token.
 static bool holds(const Embedding *a, int32_t token) {
     return token >= a->first_row && token - a->first_row < a->rows;
 }
 
-// n columns of row `row` of the micro-batch, which are x + at. Without a table x holds the word
-// already. Then come position and dropout, except in a part of the sum.
+// Embeds n columns of row `row` of the micro-batch into x + at. Without wte x already contains the
+// word. A part excludes position and dropout.
 static void embed(const Embedding *a, int64_t row, int64_t at, int64_t c0, int64_t n, const float *keep) {
     int64_t C = a->C;
     bool word = a->wte && holds(a, a->tokens[row]);
@@ -117,8 +113,8 @@ static float row_mean(const floatX *x, int C) {
     return join_lanes(sum) / (float)C;
 }
 
-// Mean and reciprocal standard deviation of one row, in two passes: the variance from differences
-// keeps its digits when the mean is large.
+// Mean and reciprocal standard deviation of a row, in two passes: the variance from differences is
+// accurate for large means.
 static void row_statistics(const LayerNorm *a, const floatX *x, float *mean, float *rstd) {
     float squares[LANES] = {0}, m = a->rms ? 0.0f : row_mean(x, a->C);
     int c = 0, C = a->C;
@@ -133,7 +129,6 @@ static void row_statistics(const LayerNorm *a, const floatX *x, float *mean, flo
     *rstd = 1.0f / sqrtf(join_lanes(squares) / (float)C + a->epsilon);
 }
 
-// x = residual + dropout(branch), row by row.
 static void residual_sum_row(const LayerNorm *a, int64_t row) {
     float keep[ROW_CHUNK];
     for (int64_t c0 = 0; c0 < a->C; c0 += ROW_CHUNK) {
@@ -160,7 +155,7 @@ static void normalize_row(const LayerNorm *a, int64_t row) {
     a->rstd[row] = r;
 }
 
-// Rows are counted from the first that this rank holds.
+// Rows are relative to the first one of this rank.
 void op_layernorm_forward(Stream *s, const LayerNorm *a) {
     for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
         if (a->branch) residual_sum_row(a, row);
@@ -168,8 +163,7 @@ void op_layernorm_forward(Stream *s, const LayerNorm *a) {
     }
 }
 
-// One row's two means over the normalized gradient g = dy gamma: of g and of g xhat. Every element
-// of dx needs both.
+// Means of g = dy gamma and of g xhat over a row; every element of dx depends on both.
 static void backward_means(const LayerNorm *a, int64_t row, float *mean_g, float *mean_g_xhat) {
     const floatX *dy = a->dy + row * a->C, *x = a->x + row * a->C;
     float mean = a->mean[row], rstd = a->rstd[row], sum_g[LANES] = {0}, sum_g_xhat[LANES] = {0};
@@ -190,7 +184,6 @@ static void backward_means(const LayerNorm *a, int64_t row, float *mean_g, float
     *mean_g_xhat = join_lanes(sum_g_xhat) / (float)a->C;
 }
 
-// The branch's gradient of one row from that of the residual stream.
 static void branch_gradient_row(const LayerNorm *a, int64_t row) {
     float keep[ROW_CHUNK];
     for (int64_t c0 = 0; c0 < a->C; c0 += ROW_CHUNK) {
@@ -202,7 +195,7 @@ static void branch_gradient_row(const LayerNorm *a, int64_t row) {
     }
 }
 
-// One row of dresidual, dgamma and dbeta.
+// Computes one row of dresidual, and adds to dgamma and dbeta.
 static void normalize_row_backward(const LayerNorm *a, int64_t row) {
     int C = a->C;
     const floatX *dy = a->dy + row * C, *x = a->x + row * C;
@@ -221,7 +214,7 @@ static void normalize_row_backward(const LayerNorm *a, int64_t row) {
     for (int c = 0; a->dbeta && c < C; c++) a->dbeta[c] += floatX_to_float(dy[c]);
 }
 
-// branch_sum is left alone: op_bias_gradient adds the rows one by one.
+// branch_sum is not computed: op_bias_gradient sums the rows.
 void op_layernorm_backward(Stream *s, const LayerNorm *a) {
     for (int64_t row = 0; row < rows_held(a->rows, a->B, a->T); row++) {
         if (a->gamma) normalize_row_backward(a, row);
@@ -231,7 +224,7 @@ void op_layernorm_backward(Stream *s, const LayerNorm *a) {
 
 // --- norms of queries and keys -------------------------------------------------------------------
 
-// Vector i of `before`, as the row of a LayerNorm of HD columns.
+// Vector i of `before` as a row of a LayerNorm with HD columns.
 static LayerNorm head_norm_of(const HeadNorm *a, int64_t i, floatX *y, float *mean, float *rstd) {
     bool key = i % (a->queries + 1) == a->queries;
     LayerNorm n = {.C = a->HD,
@@ -248,7 +241,7 @@ static LayerNorm head_norm_of(const HeadNorm *a, int64_t i, floatX *y, float *me
                    .dbeta = a->dbeta[key]};
     return n;
 }
-// That vector's place in x, which has a value behind each key.
+// Position of that vector in x, where each key is followed by a value.
 static floatX *head_vector(const HeadNorm *a, int64_t i) { return a->x + (i + i / (a->queries + 1)) * a->HD; }
 static int64_t head_vectors(const HeadNorm *a) { return a->N * a->groups * (a->queries + 1); }
 
@@ -280,9 +273,7 @@ void op_head_norm_backward(Stream *s, const HeadNorm *a) {
 
 // --- linear layers -------------------------------------------------------------------------------
 
-// Rows per GEMM: bounds the workspace for any N, and leaves the product in the cache for what
-// follows it.
-enum { LINEAR_ROWS = 512 };
+enum { LINEAR_ROWS = 512 };  // rows per GEMM: bounds the workspace, keeps the product in the cache
 
 size_t op_scratch_bytes(int64_t N, int C) { return 0; }
 void op_set_scratch(Device *device, void *memory, size_t bytes) {}
@@ -293,11 +284,10 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
     int64_t rows = min64(max_N, LINEAR_ROWS);
     int64_t weights = slice_floats((int64_t)max_OC * max_C);
     int64_t inputs = slice_floats(rows * max_C), outputs = slice_floats(rows * max_OC);
-    return (size_t)(weights + 2 * inputs + outputs) * sizeof(float);  // backward wants x and dx
+    return (size_t)(weights + 2 * inputs + outputs) * sizeof(float);  // backward needs x and dx
 }
 
-// One row after its GEMM: adds the bias, rounds, and applies GELU to the rounded value when pre is
-// wanted.
+// Epilogue of one row: adds the bias, rounds, and applies GELU to the rounded value if pre is set.
 static void linear_epilogue_row(floatX *y, floatX *pre, const float *product, const floatX *bias, int OC) {
     floatX *sum = pre ? pre : y;
     if (bias) {
@@ -316,7 +306,7 @@ typedef struct RowProduct {
     int64_t C;
 } RowProduct;
 
-// Outputs lo .. hi - 1: the weights are read once, as they are.
+// Computes outputs lo .. hi - 1 from unconverted weights, read once.
 static void row_product(void *context, int64_t lo, int64_t hi) {
     const RowProduct *p = context;
     for (int64_t o = lo; o < hi; o++) {
@@ -331,8 +321,8 @@ static void row_product(void *context, int64_t lo, int64_t hi) {
     }
 }
 
-// Generation makes one row after the other. It waits for the weights to be read. A thread takes
-// some megabytes of them at least, or starting it would take longer.
+// Linear layer of one row, for generation: memory-bound. Each thread reads at least 1 MB of
+// weights, which justifies starting it.
 static void linear_forward_row(const Linear *a) {
     enum { PIECE = 1 << 19 };  // elements
     float *cursor = a->workspace;
@@ -364,7 +354,7 @@ void op_linear_forward(Stream *s, const Linear *a) {
     }
 }
 
-// A chunk of dx, (rows, C) from row `row`: through GELU, rounded, and summed into dpre_bias.
+// Epilogue of rows of dx (rows, C) from row `row`: applies GELU', rounds, and sums into dpre_bias.
 static void linear_dx_epilogue(const Linear *a, float *dx, int64_t row, int64_t rows) {
     int64_t at = row * a->C, n = rows * a->C;
     for (int64_t i = 0; a->x_pre && i < n; i++) dx[i] *= gelu_derivative(floatX_to_float(a->x_pre[at + i]));
@@ -405,7 +395,7 @@ void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = floatX_from_float(gelu(floatX_to_float(pre[i])));
 }
 
-// --- SwiGLU and rotary positions -----------------------------------------------------------------
+// --- SwiGLU and rotary position embedding --------------------------------------------------------
 
 void op_swiglu_forward(Stream *s, const Swiglu *a) {
     int64_t F = a->F;
@@ -432,7 +422,7 @@ void op_swiglu_backward(Stream *s, const Swiglu *a) {
     }
 }
 
-// One vector by the angles of its token, in place: turn holds cosines and sines.
+// Rotates one vector in place. turn: cosines and sines of its position.
 static void turn_vector(floatX *x, const float *turn, int half, float direction) {
     for (int i = 0; i < half; i++) {
         float a = floatX_to_float(x[i]), b = floatX_to_float(x[i + half]);
@@ -461,7 +451,7 @@ void op_rope(Stream *s, const Rope *a) {
 
 // --- sums over ranks -----------------------------------------------------------------------------
 
-// Elements at, at + 1, .. at + n - 1 of the sum.
+// Computes elements at .. at + n - 1 of the sum.
 static void sum_parts_chunk(const SumParts *a, int64_t at, int64_t n) {
     float sum[ROW_CHUNK];
     for (int64_t i = 0; i < n; i++) sum[i] = floatX_to_float(a->parts[at + i]);
@@ -477,12 +467,12 @@ static void sum_parts_chunk(const SumParts *a, int64_t at, int64_t n) {
 void op_sum_parts(Stream *s, const SumParts *a) {
     for (int64_t at = 0, n; at < a->n; at += n) {
         n = min64(ROW_CHUNK, a->n - at);
-        if (a->bias) n = min64(n, a->C - at % a->C);  // a chunk ends with its row
+        if (a->bias) n = min64(n, a->C - at % a->C);  // a chunk must not cross rows
         sum_parts_chunk(a, at, n);
     }
 }
 
-// In chunks, so that y stays in the cache while the parts are added.
+// In chunks, so that y stays in the cache.
 void op_add_parts(Stream *s, float *y, const float *parts, int64_t n, int ranks) {
     for (int64_t at = 0; at < n; at += ROW_CHUNK) {
         int64_t count = min64(ROW_CHUNK, n - at);

@@ -1,8 +1,7 @@
-// The CPU backend of ops.h, part 2: causal self-attention, called by train_gpt.c.
-//
-// One (sample, head) at a time, in blocks of query rows. A block multiplies only the keys that some
-// row of it may see. So of the causal upper half only the corners of diagonal blocks are computed.
-// Forward saves the log-sum-exp of every row. Backward recomputes the probabilities from it.
+// CPU ops, part 2: causal self-attention. Processes one (sample, head) at a time in blocks of query
+// rows. A block multiplies only keys visible to any of its rows, so of the causal upper half only
+// the corners of diagonal blocks are computed. Forward saves each row's log-sum-exp, from which
+// backward recomputes the probabilities.
 #include "llmc/cpu/internal.h"
 
 enum { QUERY_ROWS = 64 };
@@ -17,18 +16,17 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups) {
     return (size_t)(7 * head + 2 * scores + slice_floats(T)) * sizeof(float);
 }
 
-// What stays the same within one (sample, head).
+// Constants of one (sample, head).
 typedef struct AttentionHead {
     int T, HD;
-    int head;  // number in the whole model
+    int head;  // index in the whole model
     float scale;
     const int32_t *doc_start;  // (T) of this sample, or NULL
     Dropout dropout;
     int64_t sample;  // global index
 } AttentionHead;
 
-// The rows first .. first + rows - 1 of the queries, which see no key outside key_begin .. key_end
-// - 1.
+// Query rows first .. first + rows - 1, and the range of keys visible to any of them.
 typedef struct Block {
     int first, rows, key_begin, key_end;
 } Block;
@@ -44,7 +42,7 @@ static Block block_at(const AttentionHead *h, int first) {
     return block;
 }
 
-// Rows of HD values, `stride` apart, to and from a dense (T, HD) fp32 matrix.
+// Convert rows of HD values, `stride` apart, from and to a dense (T, HD) fp32 matrix.
 static void load_rows(float *to, const floatX *from, int64_t stride, int T, int HD) {
     for (int t = 0; t < T; t++) {
         for (int d = 0; d < HD; d++) to[(int64_t)t * HD + d] = floatX_to_float(from[t * stride + d]);
@@ -91,7 +89,7 @@ static float row_dot(const float *x, const float *y, int n) {
     return join_lanes(lane);
 }
 
-// Scores of query t in place to probabilities (before dropout), zero where t may not look. Returns
+// Replaces the scores of query t by probabilities (before dropout), 0 for invisible keys. Returns
 // the row's log-sum-exp. scores: columns key_begin .. key_end - 1.
 static float softmax_row(float *scores, const AttentionHead *h, Block block, int t) {
     int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin;
@@ -105,14 +103,14 @@ static float softmax_row(float *scores, const AttentionHead *h, Block block, int
     return max + logf(sum);
 }
 
-// The multipliers of query t's visible keys, begin .. t, written to keep[0 ..].
+// Dropout multipliers of query t's visible keys begin .. t, in keep[0 ..].
 static void attention_multipliers(float *keep, const AttentionHead *h, int t) {
     int begin = first_key(h, t);
     int64_t first = ((int64_t)h->head * h->T + t) * h->T + begin;
     dropout_multipliers(keep, h->dropout, h->sample, first, t + 1 - begin);
 }
 
-// out (T, HD) fp32 and lse (T) of one head.
+// Computes out (T, HD) fp32 and lse (T) of one head.
 static void head_forward(float *out, float *lse, const float *q, const float *k, const float *v,
                          const AttentionHead *h, float *cursor) {
     int64_t HD = h->HD;
@@ -146,7 +144,7 @@ static AttentionHead head_of(const Attention *a, int64_t b, int head) {
                            .sample = a->dropout.first_sample + b};
 }
 
-// Where things of one (sample, group of heads) begin in qkv or dqkv, and how far rows are apart.
+// Offsets of one (sample, group of heads) in qkv or dqkv, and the row stride.
 typedef struct GroupPlace {
     int64_t q, k, v, row;
 } GroupPlace;
@@ -176,9 +174,9 @@ void op_attention_forward(Stream *s, const Attention *a) {
     }
 }
 
-// One query row of backward. In: scores, and dprobs = dout v^T. Out: in scores the probabilities
-// after dropout; in dprobs the gradient of the scaled scores, p (dp - sum p dp), without the factor
-// `scale`. keep: T floats of scratch.
+// One query row of backward. In: scores, dprobs = dout v^T. Out: scores: probabilities after
+// dropout; dprobs: gradient of the scaled scores, p (dp - sum p dp), without the factor `scale`.
+// keep: T floats of scratch.
 static void softmax_backward_row(float *scores, float *dprobs, float lse, const AttentionHead *h, Block block,
                                  int t, float *keep) {
     int begin = first_key(h, t) - block.key_begin, end = t + 1 - block.key_begin;
@@ -199,8 +197,8 @@ static void softmax_backward_row(float *scores, float *dprobs, float lse, const 
     set_zero_range(dprobs, end, width);
 }
 
-// The fp32 matrices of one head in backward, each (T, HD). dk and dv add up over the heads of a
-// group, dk without the factor `scale`.
+// fp32 matrices (T, HD) of one head in backward. dk and dv accumulate over the heads of a group; dk
+// lacks the factor `scale`.
 typedef struct HeadGradient {
     float *q, *k, *v, *dout, *dq, *dk, *dv;
 } HeadGradient;
@@ -227,7 +225,7 @@ static void head_backward(HeadGradient g, const float *lse, const AttentionHead 
     for (int64_t i = 0; i < h->T * HD; i++) g.dq[i] *= h->scale;
 }
 
-// The gradients of one (sample, group).
+// Computes the gradients of one (sample, group).
 static void group_backward(const Attention *a, int64_t b, int group, HeadGradient g, float *cursor) {
     int T = a->T, HD = a->HD, heads = a->NH / attention_groups(a);
     int64_t head_size = (int64_t)T * HD, C = (int64_t)a->NH * HD;
@@ -251,8 +249,8 @@ static void group_backward(const Attention *a, int64_t b, int group, HeadGradien
     store_rows(a->dqkv + at.v, at.row, g.dv, T, HD);
 }
 
-// `out` serves backends that need sum p dp as dout . out. Here the whole row is at hand, and the
-// sum over it is free of out's rounding.
+// `out` is for backends that compute sum p dp as dout . out. Here the whole row is available, and
+// its sum is free of out's rounding.
 void op_attention_backward(Stream *s, const Attention *a) {
     float *cursor = a->workspace;
     HeadGradient g;
@@ -265,7 +263,7 @@ void op_attention_backward(Stream *s, const Attention *a) {
     }
 }
 
-// --- behind a cache ------------------------------------------------------------------------------
+// --- attention with a KV cache -------------------------------------------------------------------
 
 size_t op_cached_attention_workspace_bytes(int T, int room, int NH, int HD) {
     int64_t rows = min64(QUERY_ROWS, T), cache = slice_floats((int64_t)room * HD);
@@ -285,7 +283,7 @@ void op_cache_append(Stream *s, const CachedAttention *a) {
     }
 }
 
-// Of one head, whose queries begin at q. k, v: (start + T, HD) of its group.
+// Attention of one head. k, v: (start + T, HD) of its group.
 static void cached_head(const CachedAttention *a, int head, const float *k, const float *v, float *cursor) {
     int64_t HD = a->HD, C = (int64_t)a->NH * HD, row = C + 2 * (int64_t)a->groups * HD;
     int heads = a->NH / a->groups;

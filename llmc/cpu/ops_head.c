@@ -1,10 +1,8 @@
-// The CPU backend of ops.h, part 3: the language-model head. Rows go in chunks from logits to loss
-// to gradients, so that the (N, V) logits never exist whole. Called by train_gpt.c in training and
-// in evaluation.
+// CPU ops, part 3: the LM head, in chunks of rows from logits to loss to gradients: see ops.h.
 #include "llmc/cpu/internal.h"
 
-// Logits per chunk: 4 MiB of fp32, about what the caches hold. With a large vocabulary a chunk
-// still has the rows that keep GEMM efficient.
+// Logits per chunk: 4 MiB of fp32, about the size of the caches; but enough rows for efficient
+// GEMMs.
 enum { CHUNK_LOGITS = 1 << 20, CHUNK_MIN_ROWS = 128 };
 
 int64_t op_head_chunk_rows(int64_t N, int rows) {
@@ -33,7 +31,7 @@ static float round_and_max(float *logits, int columns) {
     return max;
 }
 
-// Logits become exp(logit - max) in place; returns their sum.
+// Replaces logits by exp(logit - max) and returns their sum.
 static float exponentiate(float *logits, float max, int columns) {
     float lane[LANES] = {0};
     int v = 0;
@@ -50,10 +48,9 @@ static float exponentiate(float *logits, float max, int columns) {
     return join_lanes(lane);
 }
 
-// What a chunk needs of the workspace. The widened wte stays in it from the first chunk to the
-// last.
+// Workspace of a chunk. The widened wte is kept from the first chunk to the last.
 typedef struct HeadBuffers {
-    float *wte;           // (vocabulary rows, C), unused where floatX is fp32
+    float *wte;           // (vocabulary rows, C), unused if floatX is fp32
     float *x, *dx;        // (rows, C)
     float *logits;        // (rows, vocabulary rows)
     HeadStatistics *own;  // (rows)
@@ -82,7 +79,7 @@ static const float *wide_wte(const Head *a, const HeadBuffers *m) {
     return sizeof(floatX) == sizeof(float) ? (const float *)(const void *)a->wte : m->wte;
 }
 
-// The target's column among this rank's, or -1.
+// Column of the target on this rank, or -1.
 static int target_column(const Head *a, int64_t row) {
     int32_t target = a->targets[row];
     return target >= a->first_row && target - a->first_row < a->rows ? target - a->first_row : -1;
@@ -92,7 +89,7 @@ static float row_weight(const Head *a, int64_t row) {
     return a->loss_mask ? a->loss_mask[row] * a->loss_scale : a->loss_scale;
 }
 
-// Logits of a chunk's rows into the workspace, not rounded yet.
+// Computes the unrounded logits of a chunk in the workspace.
 static void chunk_logits(Stream *s, const Head *a, const HeadBuffers *m, int64_t row, int64_t rows) {
     show_progress(s);
     if (row == 0) widen(a->wte, (int64_t)a->rows * a->C, m->wte);
@@ -100,7 +97,7 @@ static void chunk_logits(Stream *s, const Head *a, const HeadBuffers *m, int64_t
     matmul_nt(rows, a->rows, a->C, 1.0f, x, wide_wte(a, m), 0.0f, m->logits);
 }
 
-// Leaves e^(logit - max) in the workspace, max being the largest of the row's own columns.
+// Leaves e^(logit - max) in the workspace, with the row's maximum over this rank's columns.
 void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows) {
     HeadBuffers m = buffers_of(a);
     chunk_logits(s, a, &m, row, rows);
@@ -131,11 +128,11 @@ void op_head_scores(Stream *s, const Head *a, int64_t row, int64_t rows) {
     }
 }
 
-// The row's statistics over all columns, parts in rank order.
+// Joins the row's statistics of all ranks, in rank order.
 static HeadStatistics join_ranks(const HeadStatistics *all, int ranks, int64_t rows, int64_t i) {
     HeadStatistics row = all[i];
     for (int r = 1; r < ranks; r++) row.max = fmaxf(row.max, all[r * rows + i].max);
-    row.sum *= exp_approx(all[i].max - row.max);  // by 1 where the first rank has the largest
+    row.sum *= exp_approx(all[i].max - row.max);  // factor 1 if the first rank has the maximum
     for (int r = 1; r < ranks; r++) {
         const HeadStatistics *part = &all[r * rows + i];
         row.sum += part->sum * exp_approx(part->max - row.max);
@@ -144,7 +141,7 @@ static HeadStatistics join_ranks(const HeadStatistics *all, int ranks, int64_t r
     return row;
 }
 
-// e^(logit - own max) becomes dlogits = weight (softmax - onehot), rounded to floatX.
+// Replaces e^(logit - own max) by dlogits = weight (softmax - onehot), rounded to floatX.
 static void dlogits_row(float *logits, int columns, int target, float weight, float scale) {
     float at_target = target < 0 ? 0.0f : logits[target] * scale - 1.0f;
     for (int v = 0; v < columns; v++) {

@@ -1,20 +1,18 @@
-// The CPU backend of ops.h: initial weights, drawn on the threads that the rank may use. Called by
-// llmc/model/gpt_init.c through ops.h.
+// Initial weights on CPUs, drawn by the threads available to the rank: see ops.h.
 #include "llmc/cpu/internal.h"
 #include "llmc/base/normal.h"
 #include "llmc/ranks/parallel.h"
 
-// Pairs drawn at once: loops over arrays of words and numbers are what the compiler can vectorize.
-// PIECE: values that a thread takes at a time.
+// DRAW_PAIRS: pairs drawn together, so that loops over arrays vectorize. PIECE: values per task.
 enum { DRAW_PAIRS = 64, PIECE = 1 << 16 };
 
-// A part of a tensor as runs of numbers that follow each other in the tensor's stream: its rows, or
-// one run where the part has all columns.
+// Part of a tensor as runs of consecutive numbers of the tensor's stream: its rows, or a single run
+// if the part has all columns.
 typedef struct Drawing {
     const InitWeights *op;
-    int64_t run;     // numbers in a run
-    int64_t first;   // number of the first run's first element
-    int64_t stride;  // from a run's first number to the next run's
+    int64_t run;     // numbers per run
+    int64_t first;   // first number of the first run
+    int64_t stride;  // distance between runs
 } Drawing;
 
 static Drawing drawing_of(const InitWeights *a) {
@@ -25,7 +23,7 @@ static Drawing drawing_of(const InitWeights *a) {
                      .stride = a->whole_columns};
 }
 
-// The fp32 numbers 2 * pair .. 2 * (pair + pairs) - 1 of the stream; pairs <= DRAW_PAIRS.
+// Draws the fp32 numbers 2 * pair .. 2 * (pair + pairs) - 1 of the stream; pairs <= DRAW_PAIRS.
 static void draw_pairs(float *values, const InitWeights *a, uint64_t pair, int pairs) {
     uint32_t words[4][DRAW_PAIRS];
     for (int i = 0; i < pairs; i++) {
@@ -40,8 +38,8 @@ static void draw_pairs(float *values, const InitWeights *a, uint64_t pair, int p
     }
 }
 
-// Elements at .. at + n - 1 of the part, which are numbers first, first + 1, ... of the stream. The
-// first may be the second of a pair.
+// Sets elements at .. at + n - 1 of the part to numbers first, first + 1, ... of the stream.
+// `first` may be the second number of a pair.
 static void draw_run(const InitWeights *a, int64_t at, int64_t n, int64_t first) {
     float values[2 * DRAW_PAIRS];
     for (int64_t done = 0; done < n;) {
@@ -53,7 +51,6 @@ static void draw_run(const InitWeights *a, int64_t at, int64_t n, int64_t first)
     }
 }
 
-// Elements [lo, hi) of the part.
 static void draw_range(void *drawing, int64_t lo, int64_t hi) {
     const Drawing *d = drawing;
     for (int64_t at = lo, n; at < hi; at += n) {

@@ -1,6 +1,5 @@
-// The CUDA backend of ops.h: attention. It chooses between cuDNN's fused kernels and our own by the
-// call's shape alone, so that forward and backward of a layer take the same ones. Called by
-// train_gpt.c.
+// Attention on GPUs: uses cuDNN or this program's own kernels, depending only on the shape, so that
+// forward and backward of a layer use the same ones.
 #include "llmc/cuda/attention.h"
 
 size_t op_attention_saved_bytes(int B, int T, int NH, int HD) {
@@ -13,11 +12,11 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups) {
     return plain > cudnn ? plain : cudnn;
 }
 
-// Nothing to do where there are no rows.
+// Returns false if there are no rows.
 static bool has_rows(Stream *s, const Attention *a) {
     if (a->HD % 8 || a->HD > 256) {
         fatal(stream_site(s), EXIT_USAGE,
-              "attention heads of %d: the GPU handles multiples of 8 up to 256; choose another "
+              "attention heads of %d: GPUs support multiples of 8 up to 256; choose another "
               "--num-attention-heads or --kv-channels",
               a->HD);
     }

@@ -1,17 +1,18 @@
-// cuDNN's fused causal attention through cudnn-frontend graphs. Strides describe qkv as it is, so
-// nothing is copied. Where heads share keys and values no strides can describe all groups of
-// Megatron's rows: unless qkv is by kind, they run one after the other. One pair of graphs, forward
-// and backward, per shape, is kept in the Device. Host code only. Called by attention.cu; what is
-// refused here runs on attention_plain.cu.
+// cuDNN's fused causal attention through cudnn-frontend graphs, on qkv in place through strides.
+// Groups of shared keys and values in Megatron-LM's rows cannot be described by strides: unless qkv
+// is by kind, groups run one after the other. A pair of graphs (forward, backward) per shape is
+// kept in the Device. Host code only. Called by attention.cu; attention_plain.cu handles what is
+// refused here.
 //
-// Deterministic mode: cuDNN's deterministic backward keeps the (T, T) gradients of the scores in
-// its workspace, for all heads that it is given. To bound that, the batch is cut into slices which
-// run one after the other: whole samples, or some heads of one sample. Forward uses the same
+// Deterministic mode: cuDNN's deterministic backward stores the (T, T) gradients of the scores of
+// all its heads in the workspace. To bound that, the batch is divided into slices that run one
+// after the other: whole samples, or some heads of a sample. Forward uses the same slices, so that
+// dropout masks agree.
 // slices, so that dropout's masks agree.
 #include <nvrtc.h>
 
-// cudnn-frontend's experimental part compiles kernels at run time, which nothing here asks for: its
-// calls answer "error", and the program needs no NVRTC.
+// cudnn-frontend's experimental part compiles kernels at run time, which is not used here: these
+// stubs return an error, and the program does not need NVRTC.
 template <class... Arguments> static nvrtcResult no_nvrtc(Arguments...) { return NVRTC_ERROR_INTERNAL_ERROR; }
 #define nvrtcCreateProgram no_nvrtc
 #define nvrtcDestroyProgram no_nvrtc
@@ -41,8 +42,8 @@ namespace {
 
 // --- slices --------------------------------------------------------------------------------------
 
-// What one execution covers: `samples` whole samples, or with samples 1 some groups of heads of
-// one. Where groups run one after the other: one group of some samples.
+// Part of one execution: `samples` whole samples, or some groups of heads of one sample; if groups
+// run one after the other, one group of some samples.
 struct Slice {
     int samples, heads;
 };
@@ -51,24 +52,24 @@ int sharers_of(const Attention *a) { return a->NH / attention_groups(a); }
 bool group_by_group(const Attention *a) { return sharers_of(a) > 1 && !a->by_kind; }
 
 constexpr size_t SEED_BYTES = 256;               // seed and offset, at the start of the workspace
-constexpr size_t SLACK_BYTES = (size_t)4 << 20;  // cuDNN's own needs beside the tensors counted here
-// The (T, T) gradients of one sample are planned for up to this; beyond, by heads.
+constexpr size_t SLACK_BYTES = (size_t)4 << 20;  // for cuDNN's other needs
+// Limit for the (T, T) gradients of a sample; larger ones are divided by heads.
 constexpr size_t SCORES_BYTES_MOST = (size_t)1 << 30;
 
 size_t up(int64_t n, int64_t multiple) { return (size_t)round_up64(n, multiple); }
 
-// fp32 gradient of q, and two statistics per query: what the default backward keeps.
+// The default backward stores the fp32 gradient of q and two statistics per query.
 size_t default_bytes(int samples, int heads, int T, int HD) {
     return (size_t)samples * (size_t)heads * up(T, 128) * (up(HD, 32) + 2) * sizeof(float) + SLACK_BYTES;
 }
-// bf16 gradient of the scores, and the statistics: what the deterministic backward keeps. Where
-// heads share keys and values it also keeps the gradients of these for each head.
+// The deterministic backward stores the bf16 gradient of the scores and the statistics; with shared
+// keys and values also their gradients for each head.
 size_t deterministic_bytes(int samples, int heads, int T, int HD, bool shared) {
     return (size_t)samples * (size_t)heads * up(T, 128) * (up(T, 128) * sizeof(floatX) + 2 * sizeof(float)) +
            (shared ? 2 * default_bytes(samples, heads, T, HD) : SLACK_BYTES);
 }
 
-// The largest slice of samples / d whole samples, or of groups / d groups of one, that fits.
+// Returns the largest slice of samples / d samples, or of groups / d groups of one, that fits.
 Slice largest_slice(const Attention *a, int samples, int groups, bool by_samples, size_t workspace_bytes) {
     int n = by_samples ? samples : groups, heads = sharers_of(a);
     for (int d = n; d > 0; d--) {
@@ -79,7 +80,7 @@ Slice largest_slice(const Attention *a, int samples, int groups, bool by_samples
     return Slice{0, 0};
 }
 
-// The largest equal slices whose workspace fits; {0, 0} when not even one head does.
+// Returns the largest equal slices whose workspace fits; {0, 0} if not even one head does.
 Slice choose_slice(const Attention *a, bool deterministic, size_t workspace_bytes) {
     int groups = group_by_group(a) ? 1 : attention_groups(a);
     if (!deterministic) return Slice{a->B, groups * sharers_of(a)};
@@ -101,13 +102,13 @@ struct Plan {
     graph::Graph forward, backward;
 };
 
-// B, T, NH, groups, HD, by kind, dropout's bits, deterministic: what a plan depends on.
+// Parameters of a plan: B, T, NH, groups, HD, by kind, dropout's bits, deterministic.
 using PlanKey = std::tuple<int, int, int, int, int, bool, uint32_t, bool>;
 
 struct State {
     cudnnHandle_t handle = nullptr;
     std::map<PlanKey, std::unique_ptr<Plan>> plans;
-    bool broken = false;  // cuDNN itself does not start
+    bool broken = false;  // cuDNN failed to start
 };
 
 void state_destroy(void *memory) {
@@ -130,16 +131,15 @@ std::string describe(const Attention *a) {
            std::to_string(a->T);
 }
 
-// One line, from the first rank only: training goes on with our own kernels.
+// Warns on rank 0 that this program's own kernels are used.
 void notice(const Device *device, const Attention *a, const std::string &reason) {
     if (device->site && device->site->rank > 0) return;
     std::string line = reason.substr(0, reason.find('\n'));
-    warning_print(device->site, "%s: %.600s; our own attention kernels are used, which are slower",
+    warning_print(device->site, "%s: %.600s; this program's own, slower attention kernels are used",
                   describe(a).c_str(), line.c_str());
 }
 
-// A (samples, heads, T, HD) view of a tensor whose rows of one head are `row` elements apart, heads
-// `head` apart.
+// Adds a (samples, heads, T, HD) view of a tensor. row, head: strides in elements.
 TensorRef add_tensor(graph::Graph &g, const char *name, Uid uid, const Attention *a, Slice slice,
                      int64_t head, int64_t row) {
     return g.tensor(graph::Tensor_attributes()
@@ -164,7 +164,7 @@ TensorRef add_seed(graph::Graph &g, const char *name, Uid uid) {
                         .set_data_type(fe::DataType_t::INT64));
 }
 
-// Strides of qkv, whose heads of queries and of keys are so far apart, and of out (B, T, NH * HD).
+// Strides of heads and rows of qkv and of out (B, T, NH * HD).
 struct Strides {
     int64_t query, key, qkv_row, out_head, out_row;
 };
@@ -173,7 +173,7 @@ Strides strides_of(const Attention *a) {
     int64_t group = a->by_kind ? HD : (sharers + 2) * HD;
     return Strides{sharers > 1 ? HD : group, group, C + 2 * groups * HD, HD, C};
 }
-// The heads of keys and values that a slice has.
+// The slice in heads of keys and values.
 Slice keys_of(const Attention *a, Slice slice) { return Slice{slice.samples, slice.heads / sharers_of(a)}; }
 
 void set_types(graph::Graph &g) {
@@ -236,7 +236,7 @@ fe::error_t build_backward(graph::Graph &g, cudnnHandle_t handle, const Attentio
     return g.build(handle, {fe::HeurMode_t::A});
 }
 
-// Both graphs or none, so that forward and backward of a shape always run on the same kernels.
+// Builds both graphs or none, so that forward and backward of a shape use the same kernels.
 std::unique_ptr<Plan> build_plan(const Device *device, State *state, const Attention *a) {
     auto plan = std::make_unique<Plan>();
     size_t available = usable_bytes(a);
@@ -261,7 +261,7 @@ std::unique_ptr<Plan> build_plan(const Device *device, State *state, const Atten
     plan->usable = needed <= (int64_t)available;
     if (!plan->usable)
         notice(device, a,
-               "its plan needs " + std::to_string(needed) + " bytes of workspace, " +
+               "its plan needs " + std::to_string(needed) + " bytes of workspace, but " +
                    std::to_string(available) + " are planned");
     return plan;
 }
@@ -279,7 +279,7 @@ State *state_of(Device *device, const Attention *a) {
     return state;
 }
 
-// The plan for this call, or NULL.
+// Returns the plan for this call, or NULL.
 Plan *find_plan(Stream *stream, State **state, const Attention *a) {
     if (!limits_for_cudnn(a->T, a->doc_start != nullptr)) return nullptr;
     Device *device = stream_device(stream);
@@ -296,7 +296,8 @@ Plan *find_plan(Stream *stream, State **state, const Attention *a) {
 
 // --- execution -----------------------------------------------------------------------------------
 
-// splitmix64's finalizer: neighboring (seed, site, sample, head, slice) give unrelated keys.
+// splitmix64's finalizer, so that neighboring (seed, site, sample, head, slice) have unrelated
+// keys.
 uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
@@ -310,8 +311,7 @@ int64_t dropout_seed(const Attention *a, int slice) {
     return (int64_t)(mix(z + part) >> 1);  // not negative
 }
 
-// Where one slice begins: the i-th slice covers samples from `sample` and heads from `head`. The
-// statistics of a slice are packed, slice after slice.
+// Offsets of the i-th slice. Statistics are packed slice after slice.
 struct SliceStart {
     int64_t q, k, v, out, stats;  // elements
 };
@@ -331,11 +331,11 @@ void check(Stream *stream, const Attention *a, bool good, const std::string &mes
     if (good) return;
     cuda_check_gpu(stream_site(stream));
     fatal(stream_site(stream), EXIT_ENVIRONMENT,
-          "%s: %s failed: %s; see whether cuDNN's version fits the GPU and the driver (--version names them)",
+          "%s: %s failed: %s; check that cuDNN's version supports the GPU and the driver (--version)",
           describe(a).c_str(), what, message.c_str());
 }
 
-// Runs a graph on every slice. pointers(start) gives the tensors of the slice that begins there.
+// Runs a graph on every slice. pointers(start) returns the tensors of the slice at `start`.
 template <class Pointers>
 void execute_slices(Stream *stream, State *state, const Plan *plan, const graph::Graph &g, const Attention *a,
                     const char *what, Pointers pointers) {
@@ -362,14 +362,13 @@ void *address(const void *base, int64_t element, size_t size) {
 
 }  // namespace
 
-// Where heads share keys and values cuDNN also keeps the gradients of keys and values for each of
-// them.
+// With shared keys and values cuDNN also stores their gradients for each head.
 size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups) {
     int sharers = groups > 0 ? NH / groups : 1, least = sharers > 1 ? sharers : 1;
     size_t one_sample = std::min(deterministic_bytes(1, NH, T, HD, sharers > 1), SCORES_BYTES_MOST);
     size_t one_group = deterministic_bytes(1, least, T, HD, sharers > 1);
     size_t each_head = sharers > 1 ? 3 * default_bytes(B, NH, T, HD) : 0;
-    // No smaller for a larger B or T.
+    // Monotonic in B and T.
     return SEED_BYTES + std::max({default_bytes(B, NH, T, HD), one_group, one_sample, each_head});
 }
 

@@ -1,11 +1,11 @@
-// Our own causal attention, in tiles of queries and keys on the tensor cores. It serves document
-// starts and shapes that cuDNN does not take, and it checks cuDNN. No atomics, so every sum has a
-// fixed order. Called by attention.cu.
+// This program's own causal attention, in tiles of queries and keys on tensor cores: for document
+// starts, for shapes without a cuDNN plan, and as a check of cuDNN. Without atomics, so all sums
+// have a fixed order. Called by attention.cu.
 //
-// Forward passes over the keys twice. The first pass finds each query's log-sum-exp, the second
-// makes out = P v. P is normalized already then: nothing needs rescaling, and sums stay in
-// registers. Backward recomputes P from the log-sum-exp, once per tile of queries for dq and once
-// per tile of keys for dk and dv. Products are of bf16 values with fp32 sums. So P and the gradient
+// Forward passes over the keys twice: for each query's log-sum-exp, then for out = P v with
+// normalized P, so that nothing is rescaled and sums stay in registers. Backward recomputes P from
+// the log-sum-exp, per tile of queries for dq and per tile of keys for dk and dv. Products take
+// bf16 and sum in fp32, so P and the gradient of the scores are rounded to bf16 first.
 // of the scores are rounded to bf16 where they enter a product.
 #include <math.h>
 #include <mma.h>
@@ -18,21 +18,20 @@ using namespace nvcuda;
 // --- tiles ---------------------------------------------------------------------------------------
 
 // A tile is ROWS queries by ROWS keys. Heads are padded with zeros to HDP columns. A warp handles 8
-// rows of the scores elementwise. Of a product with HDP columns it handles 16 rows (its row group)
-// and every second fragment of 16 columns. Strides are padded against bank conflicts.
+// rows of the scores elementwise; of a product with HDP columns it computes 16 rows (its row group)
+// and every second fragment of 16 columns. Strides are padded to avoid bank conflicts.
 template <int HDP> struct Tile {
     static constexpr int ROWS = HDP <= 64 ? 64 : 32;
     static constexpr int WARPS = ROWS / 8, THREADS = WARPS * WARP;
     static constexpr int GROUPS = ROWS / 16;
-    static constexpr int FRAGMENTS = HDP / 32;  // of one warp
+    static constexpr int FRAGMENTS = HDP / 32;  // per warp
     static constexpr int LD = HDP + 8;          // stride of a tile of q, k, v: (ROWS, HDP) bf16
     static constexpr int LD_SCORES = ROWS + 4;  // of the scores: (ROWS, ROWS) fp32
     static constexpr int LD_PROBS = ROWS + 8;   // of their rounded form: (ROWS, ROWS) bf16
 };
 enum { WARP_ROWS = 8 };  // rows of the scores per warp
 
-// What a tile's queries need besides q: the first key each may see (INT_MAX beyond T: none), its
-// log-sum-exp, and sum(dout out).
+// Per query: first visible key (INT_MAX for t >= T: none), log-sum-exp, sum(dout out).
 template <int ROWS> struct QueryRows {
     int first_key[ROWS];
     float lse[ROWS], delta[ROWS];
@@ -57,17 +56,16 @@ template <int HDP> struct BackwardShared {
     QueryRows<Tile<HDP>::ROWS> rows;
 };
 
-// An op, and what its kernels want besides.
 struct Call : Attention {
     float scale;
     float *lse;    // (B, NH, T) of the scaled scores: the op's `saved`
     float *delta;  // (B, NH, T) backward: sum(dout out)
-    int tiles;     // of a head
-    int sharers;   // heads of a group, which share keys and values
+    int tiles;     // per head
+    int sharers;   // heads per group, which share keys and values
 };
 
-// The place of a block: every (sample, head), or every (sample, group) of `heads` groups, has
-// `tiles` of them, in one dimension, since the others of a grid end at 65535.
+// Position of a block: `tiles` per (sample, head) or (sample, group). `heads`: heads or groups.
+// One-dimensional, because gridDim.y is limited to 65535.
 struct Place {
     int tile, head, b;
 };
@@ -77,8 +75,7 @@ static __device__ __forceinline__ Place place_of(const Call &a, int heads) {
                  (int)(head / (unsigned)heads)};
 }
 
-// Pointers of one (sample, head) and what the kernels share. Rows of qkv and dqkv are `row` apart,
-// rows of out and dout C = NH * HD.
+// Pointers of one (sample, head). row: stride of qkv and dqkv; C = NH * HD: of out and dout.
 struct HeadView {
     const floatX *q, *k, *v;
     int64_t row, C;
@@ -102,7 +99,7 @@ static __device__ __forceinline__ int64_t head_offset(const Call &a, int b, int 
     return ((int64_t)b * a.T * a.NH + head) * a.HD;
 }
 
-// Rows first .. first + ROWS - 1 of a (T, HD) matrix into shared memory, zeros beyond T and HD.
+// Loads rows first .. first + ROWS - 1 of a (T, HD) matrix to shared memory, zeros past T and HD.
 template <int HDP>
 static __device__ __forceinline__ void load_tile(__nv_bfloat16 *tile, const floatX *from, int64_t stride,
                                                  int first, const Call &a) {
@@ -126,7 +123,7 @@ static __device__ __forceinline__ void load_rows(QueryRows<ROWS> *rows, const Ca
     }
 }
 
-// The first key that any of the tile's queries may see; the same in every thread.
+// Returns the first key visible to any query of the tile, the same in all threads.
 template <int ROWS>
 static __device__ __forceinline__ int first_key_of_tile(const Call &a, const HeadView &h, int first) {
     if (!h.doc_start) return 0;
@@ -144,7 +141,7 @@ typedef wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::col_majo
 typedef wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::row_major> RightRows;
 typedef wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::col_major> RightColumns;
 
-// scores (ROWS, ROWS) = x y^T, x and y being tiles (ROWS, HDP).
+// scores (ROWS, ROWS) = x y^T of tiles x, y (ROWS, HDP).
 template <int HDP>
 static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfloat16 *x,
                                                    const __nv_bfloat16 *y) {
@@ -165,15 +162,15 @@ static __device__ __forceinline__ void tile_scores(float *scores, const __nv_bfl
     }
 }
 
-// The part of a (ROWS, HDP) result that one warp holds: row group warp / 2, column fragments warp %
-// 2, warp % 2 + 2, ...
+// One warp's part of a (ROWS, HDP) result: row group warp / 2, column fragments warp % 2, warp % 2
+// + 2, ...
 template <int HDP> struct Result { Accumulator part[Tile<HDP>::FRAGMENTS]; };
 template <int HDP> static __device__ __forceinline__ void clear(Result<HDP> &result) {
 #pragma unroll
     for (int f = 0; f < Tile<HDP>::FRAGMENTS; f++) wmma::fill_fragment(result.part[f], 0.0f);
 }
 
-// result += w y (or w^T y), w being (ROWS, ROWS) with stride LD_PROBS, y a tile (ROWS, HDP).
+// result += w y (or w^T y), w (ROWS, ROWS) with stride LD_PROBS, y a tile (ROWS, HDP).
 template <int HDP, bool TRANSPOSE>
 static __device__ __forceinline__ void accumulate_product(Result<HDP> &result, const __nv_bfloat16 *w,
                                                           const __nv_bfloat16 *y) {
@@ -195,8 +192,8 @@ static __device__ __forceinline__ void accumulate_product(Result<HDP> &result, c
     }
 }
 
-// Rounds a result into rows first .. of a (T, HD) matrix whose rows are `stride` apart. patches:
-// 256 floats per warp that nobody else uses now.
+// Rounds and stores a result in rows first .. of a (T, HD) matrix. patches: 256 free floats per
+// warp.
 template <int HDP>
 static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, Result<HDP> &result,
                                                     int first, const Call &a, float *patches) {
@@ -215,22 +212,22 @@ static __device__ __forceinline__ void store_result(floatX *to, int64_t stride, 
 
 // --- elements of the scores ----------------------------------------------------------------------
 
-// Dropout's multiplier of one probability: element (head * T + t) * T + key of its sample, where
-// ops.h counts heads in the whole model and `head` is counted from this rank's first.
+// Dropout multiplier of a probability: element (head * T + t) * T + key, with the head's index in
+// the whole model. `head` is relative to this rank's first.
 static __device__ __forceinline__ float keep_multiplier(const Call &a, const HeadView &h, int head, int t,
                                                         int key) {
     if (!(a.dropout.p > 0.0f)) return 1.0f;
     uint64_t row = (uint64_t)(a.first_head + head) * (uint64_t)a.T + (uint64_t)t;
     uint64_t element = row * (uint64_t)a.T + (uint64_t)key;
     Philox4 bits = dropout_bits(a.dropout, h.sample, element / 8);
-    // selects: an array indexed at run time would leave the registers.
+    // Selections, because an array indexed at run time would not stay in registers.
     uint32_t low = element & 2 ? bits.v[1] : bits.v[0], high = element & 2 ? bits.v[3] : bits.v[2];
     uint32_t word = element & 4 ? high : low, random16 = element & 1 ? word >> 16 : word & 0xFFFFu;
     uint32_t threshold = (uint32_t)rintf(a.dropout.p * 65536.0f);
     return random16 >= threshold ? f32_div(1.0f, f32_sub(1.0f, a.dropout.p)) : 0.0f;
 }
 
-// Whether the query at row r of the tile that starts at query_first sees `key`.
+// Returns true if the query in row r of the tile at query_first attends to `key`.
 template <int ROWS>
 static __device__ __forceinline__ bool sees(const QueryRows<ROWS> &rows, int query_first, int r, int key) {
     return key <= query_first + r && key >= rows.first_key[r];
@@ -238,8 +235,8 @@ static __device__ __forceinline__ bool sees(const QueryRows<ROWS> &rows, int que
 
 // --- forward -------------------------------------------------------------------------------------
 
-// Pass 1: lse of the tile's queries, to shared memory and to lse (T). Each lane keeps a running
-// maximum and sum over its columns. They meet at the end.
+// Pass 1: computes lse of the tile's queries, in shared memory and lse (T). Each lane keeps a
+// running maximum and sum of its columns, combined at the end.
 template <int HDP>
 static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const HeadView &h, float *lse,
                                    int first, int key_begin) {
@@ -270,7 +267,7 @@ static __device__ void forward_lse(ForwardShared<HDP> &m, const Call &a, const H
     for (int i = 0; i < WARP_ROWS; i++) {
         const int r = warp * WARP_ROWS + i;
         float largest = warp_max(max[i]);
-        // A lane without keys has -inf - -inf otherwise.
+        // Lanes without keys are skipped: -inf - -inf is NaN.
         float total = warp_sum(sum[i] > 0.0f ? sum[i] * __expf(max[i] - largest) : 0.0f);
         if (lane > 0) continue;
         m.rows.lse[r] = total > 0.0f ? largest + logf(total) : 0.0f;
@@ -283,7 +280,7 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
     extern __shared__ __align__(128) uint8_t memory[];
     ForwardShared<HDP> &m = *reinterpret_cast<ForwardShared<HDP> *>(memory);
     const Place place = place_of(a, a.NH);
-    // The longest tiles first.
+    // The longest tiles first
     const int first = (a.tiles - 1 - place.tile) * ROWS, head = place.head, b = place.b;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const HeadView h = head_view(a, b, head);
@@ -313,13 +310,13 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
         __syncthreads();
         accumulate_product<HDP, false>(result, m.probs, m.kv);
     }
-    __syncthreads();  // the scores' memory becomes the patches
+    __syncthreads();  // scores are reused as patches
     store_result<HDP>(a.out + head_offset(a, b, head), h.C, result, first, a, m.scores);
 }
 
 // --- backward ------------------------------------------------------------------------------------
 
-// delta (B, NH, T) = the sum over a head of dout out. It equals the sum over keys of p dp. One warp
+// delta (B, NH, T) = sum over a head of dout out, which equals the sum over keys of p dp. One warp
 // per query.
 __global__ void __launch_bounds__(256) attention_delta_kernel(Call a) {
     const int64_t query = (int64_t)blockIdx.x * (256 / WARP) + threadIdx.x / WARP;  // (B, T, NH)
@@ -338,9 +335,9 @@ __global__ void __launch_bounds__(256) attention_delta_kernel(Call a) {
     if (threadIdx.x % WARP == 0) a.delta[(b * a.NH + head) * a.T + t] = sum;
 }
 
-// One pair of tiles in backward. In shared memory q, dout, k and v become the rounded probabilities
-// after dropout and the rounded gradient of the scores. It begins after a barrier that follows the
-// loads, and ends with one.
+// One pair of tiles in backward: computes rounded probabilities after dropout, and the rounded
+// gradient of the scores, from q, dout, k and v in shared memory. Call after a barrier; ends with
+// one.
 template <int HDP>
 static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, const Call &a, const HeadView &h,
                                                      int head, int query_first, int key_first) {
@@ -364,7 +361,7 @@ static __device__ __forceinline__ void backward_tile(BackwardShared<HDP> &m, con
     __syncthreads();
 }
 
-// dq of one tile of queries.
+// Computes dq of one tile of queries.
 template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dq_kernel(Call a) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
@@ -391,13 +388,13 @@ template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attenti
     store_result<HDP>(a.dqkv + (h.q - a.qkv), h.row, dq, first, a, m.scores);
 }
 
-// dk and dv of one tile of keys, from all heads of a group.
+// Computes dk and dv of one tile of keys, from all heads of a group.
 template <int HDP> __global__ void __launch_bounds__(Tile<HDP>::THREADS) attention_dkv_kernel(Call a) {
     constexpr int ROWS = Tile<HDP>::ROWS;
     extern __shared__ __align__(128) uint8_t memory[];
     BackwardShared<HDP> &m = *reinterpret_cast<BackwardShared<HDP> *>(memory);
     const Place place = place_of(a, a.groups);
-    // The first keys have the most queries.
+    // The first keys have the most queries, so they start first
     const int key_first = place.tile * ROWS, b = place.b;
     HeadView h = head_view(a, b, place.head * a.sharers);
     load_tile<HDP>(m.k, h.k, h.row, key_first, a);

@@ -1,9 +1,8 @@
-// Collectives and links over NCCL for GPU ranks: see llmc/comm.h. Each group of several ranks has a
-// communicator of its own, except a node whose ranks fetch messages out of each other's memory
-// (peer_memory.h). Communicators are blocking. A call puts its work on the stream and returns, but
-// it may hold the host while connections are made, for as long as the watchdog (heartbeat.h)
-// allows. In non-blocking mode each call makes NCCL start a thread, about 100 us in which the next
-// cannot be issued: milliseconds in a step. Linked into train_gpt only.
+// Collectives and links over NCCL for GPU ranks: see llmc/comm.h. Each group of several ranks has
+// its own communicator, except a node whose ranks read each other's memory (peer_memory.h).
+// Communicators are blocking: a call enqueues its work, but may block the host while NCCL connects,
+// limited by the watchdog (heartbeat.h). In non-blocking mode NCCL starts a thread per call, which
+// takes about 100 us before the next one can be issued: milliseconds per step.
 #include <algorithm>
 #include <nccl.h>
 #include <stdio.h>
@@ -19,43 +18,43 @@
 struct Comm {
     Device *device;
     const Site *site;
-    const Mesh *mesh;   // what the watchdog looks at
+    const Mesh *mesh;   // for the watchdog
     ncclComm_t nccl;    // NULL: not connected yet, or not needed (comm_connect)
-    PeerMemory *peers;  // of the group inside the node; else NULL
-    bool few_bytes;     // the world, which exchanges step statuses
-    bool one_way;       // a link's
-    bool links_alone;   // between stages, where nothing else travels
-    Link *links;        // between members of the group, oldest first
-    bool by_messages;   // between nodes: gathers, too, go as one message to each rank
-    bool connected;     // all groups of all ranks are
+    PeerMemory *peers;  // of the node group; else NULL
+    bool few_bytes;     // world group, which exchanges step statuses
+    bool one_way;       // of a link
+    bool links_alone;   // pp and embedding: no collectives
+    Link *links;        // between members of the group, in the order of opening
+    bool by_messages;   // between nodes: gathers are sent as one message per rank
+    bool connected;     // all groups of all ranks are connected
     uint64_t sent;
-    volatile int *lost;  // comm_may_lose; NULL: no member may be
+    volatile int *lost;  // comm_may_lose; NULL: members cannot be lost
 };
 
 struct Link {
-    Group pair;  // its ends, member 0 sends to member 1, with a Comm of their own
-    Comm *of;    // of the group, where bytes are counted
+    Group pair;  // both ends with their own Comm; member 0 sends to member 1
+    Comm *of;    // of the group, which counts the bytes
     Stream *stream;
-    Event *ready;   // what the caller's stream has done so far
-    Event **event;  // (room) first those of the messages under way, oldest first
+    Event *ready;   // end of the caller's work so far
+    Event **event;  // (room) of pending messages, oldest first, then unused ones
     int under_way, room;
-    Link *next;  // opened after this one
+    Link *next;
 };
 
-// in_training: another rank may be what is wrong.
+// in_training: another rank may have caused the failure.
 static void describe_failure(const Group *group, ncclResult_t result, const char *what, bool in_training,
                              char *text, size_t bytes) {
     const char *detail = ncclGetLastError(group->comm->nccl);
     snprintf(text, bytes, "%s %s failed: %s (%.600s); %srun again with NCCL_DEBUG=INFO", what, group->name,
              ncclGetErrorString(result), detail && *detail ? detail : "no detail",
-             in_training ? "see whether another rank or its node died, and " : "");
+             in_training ? "check whether another rank or its node died, and " : "");
 }
 
-enum { AFTER_THE_CAUSE = 25 };  // seconds: longer than all hosts' turns
+enum { AFTER_THE_CAUSE = 25 };  // seconds: longer than the staggered exits of all hosts
 
-// Another rank does not answer while NCCL connects. If it met an error, it tells that itself. If it
-// died, the launcher ends the job. Both happen before this returns. Else it is the network that
-// lets nothing pass.
+// Gives other ranks time to report the cause if one does not answer while NCCL connects: it prints
+// its own error, or the launcher ends the job because it died. If neither happens, the network
+// blocks traffic.
 static void leave_word_to_others(const Comm *comm) {
     heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);
     heartbeat_waiting(comm->site, true);
@@ -63,8 +62,8 @@ static void leave_word_to_others(const Comm *comm) {
     heartbeat_waiting(comm->site, false);
 }
 
-// Until all ranks have spoken to each other once, what NCCL finds wrong (memory that is gone, no
-// network, a variable of its own) would be wrong after a restart too.
+// Ends the job. Until all ranks have exchanged a message, errors of NCCL (memory, network,
+// environment variables) would occur again after a restart.
 static void nccl_failed(const Group *group, ncclResult_t result, const char *what) {
     const Comm *comm = group->comm;
     char text[1000];
@@ -74,20 +73,20 @@ static void nccl_failed(const Group *group, ncclResult_t result, const char *wha
     fatal(comm->site, comm->connected ? EXIT_COMMUNICATION : EXIT_ENVIRONMENT, "%s", text);
 }
 
-// False unless NCCL's threads have met an error in this group. "In progress" is none.
+// Returns true if NCCL's threads reported an error in this group.
 static bool broken(const Group *group, char *what, size_t bytes) {
-    ncclResult_t behind = ncclSuccess;
+    ncclResult_t async = ncclSuccess;
     if (!group->comm || !group->comm->nccl) return false;
-    ncclResult_t asked = ncclCommGetAsyncError(group->comm->nccl, &behind);
-    if (asked != ncclSuccess || behind == ncclSuccess || behind == ncclInProgress) return false;
-    describe_failure(group, behind, "NCCL", true, what, bytes);
+    ncclResult_t asked = ncclCommGetAsyncError(group->comm->nccl, &async);
+    if (asked != ncclSuccess || async == ncclSuccess || async == ncclInProgress) return false;
+    describe_failure(group, async, "NCCL", true, what, bytes);
     return true;
 }
 
 static bool is_lost(const Comm *comm) { return comm->lost && *comm->lost; }
 
-// Kernels that wait for the lost member end, and find *lost. NCCL's abort may wait for threads of
-// its own, and nobody here waits for it.
+// Makes kernels that wait for the lost member end; they find *lost set. ncclCommAbort may wait for
+// NCCL's threads, so it runs on a thread of its own.
 static void abandon(Comm *comm) {
     ncclComm_t nccl = comm->nccl;
     *comm->lost = 1;
@@ -102,11 +101,11 @@ void comm_may_lose(const Group *group, int *lost) {
 void comm_lose(const Group *group) {
     Comm *comm = group->comm;
     if (!comm || !comm->lost) return;
-    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // the watchdog may be giving it up too
+    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // or the watchdog might abandon it too
     abandon(comm);
 }
 
-// Does an error of this group mean that another node is lost, which this one outlives?
+// Returns true if an error of this group means that another node is lost and this one continues.
 static bool outlives(const Group *group) {
     const Mesh *mesh = group->comm->mesh;
     const Comm *replica_groups = mesh->replica_groups.comm;
@@ -115,9 +114,9 @@ static bool outlives(const Group *group) {
            node_failure_handled(replica_groups->site);
 }
 
-// The main thread may be blocked by a device that waits for a lost node. In the first beat
-// collectives are switched off. In the second the communicator is given up. By then the main thread
-// is not inside NCCL, or in a call that would never return.
+// Releases a main thread blocked by a device that waits for a lost node. The first heartbeat
+// disables collectives, the second abandons the communicator; by then the main thread is not inside
+// NCCL, unless in a call that would never return.
 static void free_main_thread(const Mesh *mesh) {
     Comm *replica_groups = mesh->replica_groups.comm;
     if (!replica_groups || !replica_groups->lost || !node_failure_reported(replica_groups->site)) return;
@@ -125,11 +124,10 @@ static void free_main_thread(const Mesh *mesh) {
     *replica_groups->lost = 1;
 }
 
-// What NCCL's threads have met, such as a connection that broke. The watchdog asks, because the
-// host may be blocked until the limit by a device that waits for what will not come. This runs
-// beside the host's own calls on the communicators: NCCL answers from words that its threads write
-// atomically, and takes no lock. context: the mesh.
-static bool broken_behind(void *context, char *what, size_t bytes) {
+// Check of the watchdog: reports errors of NCCL's threads, such as a broken connection, even while
+// the device blocks the host. Runs concurrently with the host's NCCL calls, which is safe: NCCL
+// reads atomic variables without a lock. context: the mesh.
+static bool check_groups(void *context, char *what, size_t bytes) {
     const Mesh *mesh = (const Mesh *)context;
     for (int i = 0; i < MESH_GROUPS; i++) {
         const Group *group = &mesh->group[i];
@@ -145,19 +143,20 @@ static bool broken_behind(void *context, char *what, size_t bytes) {
     return false;
 }
 
-// Around every call: it may hold the host until the other ranks come, which the watchdog limits.
+// Bracket every NCCL call, which may block until the other ranks call too; the watchdog limits
+// that.
 static void nccl_begin(const Group *group) { heartbeat_waiting(group->comm->site, true); }
 static void nccl_end(const Group *group, ncclResult_t result, const char *what) {
-    // What went wrong behind the host's back, in this collective or one before it.
-    ncclResult_t behind = ncclSuccess;
+    // Asynchronous errors of this collective or an earlier one.
+    ncclResult_t async = ncclSuccess;
     bool lost = is_lost(group->comm);
-    if (result == ncclSuccess && !lost) result = ncclCommGetAsyncError(group->comm->nccl, &behind);
+    if (result == ncclSuccess && !lost) result = ncclCommGetAsyncError(group->comm->nccl, &async);
     heartbeat_waiting(group->comm->site, false);
-    if (result == ncclSuccess) result = behind;
+    if (result == ncclSuccess) result = async;
     if (result == ncclSuccess || lost) return;
     if (!outlives(group)) nccl_failed(group, result, what);
     node_failure_report(group->comm->site);
-    *group->comm->mesh->replica_groups.comm->lost = 1;  // before kernels use what has not arrived
+    *group->comm->mesh->replica_groups.comm->lost = 1;  // before kernels use data that did not arrive
 }
 
 // --- communicators -------------------------------------------------------------------------------
@@ -181,12 +180,11 @@ void comm_open(Mesh *mesh, Device *device, double) {
 
 static Peers peers_of(const Group *group) { return {group->mpi, 0, group->comm->site}; }
 
-// A receipt that is posted ahead holds a multiprocessor per channel until its message comes, and
-// every channel has buffers. A message has the time of a whole micro-batch, so two are enough.
+// A posted receive occupies a multiprocessor per channel until its message arrives, and each
+// channel has buffers. Messages may take as long as a micro-batch, so two channels suffice.
 enum { LINK_CHANNELS = 2 };
 
-// One channel is enough for a step status's few bytes. Its buffers are a small part of all of
-// NCCL's.
+// Step statuses are a few bytes, so one channel suffices and saves buffers.
 static void make_communicator(const Group *group) {
     Comm *comm = group->comm;
     ncclUniqueId id = {};
@@ -196,16 +194,15 @@ static void make_communicator(const Group *group) {
     ncclResult_t result = group->rank == 0 ? ncclGetUniqueId(&id) : ncclSuccess;
     if (result != ncclSuccess) nccl_failed(group, result, "finding a network for NCCL");
     peers_broadcast(peers_of(group), &id, sizeof id, 0);
-    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // while it looks, pointers stay as they are
+    heartbeat_set_check(comm->site, NULL, (void *)comm->mesh);  // the check must not see comm->nccl change
     nccl_begin(group);
     result = ncclCommInitRankConfig(&comm->nccl, group->size, id, group->rank, &config);
     nccl_end(group, result, "making the NCCL communicator");
-    heartbeat_set_check(comm->site, broken_behind, (void *)comm->mesh);
+    heartbeat_set_check(comm->site, check_groups, (void *)comm->mesh);
 }
 
-// NCCL connects ranks as the first message passes between them: a small one of each kind that
-// training sends, whose bytes do not count. Between nodes both kinds use the same connections.
-// memory: (2, ranks, bytes).
+// Sends a small message of each kind used in training, because NCCL connects ranks with their first
+// message. Not counted. Between nodes both kinds share connections. memory: (2, ranks, bytes).
 static void send_first_messages(const Group *group, uint8_t *memory) {
     const size_t bytes = COMM_TRIAL_BYTES / 2;
     Comm *comm = group->comm;
@@ -214,7 +211,7 @@ static void send_first_messages(const Group *group, uint8_t *memory) {
     uint8_t *received = memory + (size_t)group->size * bytes;
     if (comm->peers) comm_all_to_all(group, memory, received, bytes, stream);
     comm_all_gather(group, memory, bytes, stream);
-    stream_destroy(stream);  // once it has ended
+    stream_destroy(stream);  // synchronizes
     comm->sent = before;
 }
 
@@ -257,13 +254,13 @@ void comm_connect(const Mesh *mesh, void *memory) {
     for (int i = 0; i < MESH_GROUPS; i++) {
         if (mesh->group[i].comm) connect_group(&mesh->group[i], memory);
     }
-    peers_barrier(peers_of(&mesh->world));  // nobody is connected before all are
+    peers_barrier(peers_of(&mesh->world));  // all ranks are connected
     for (int i = 0; i < MESH_GROUPS; i++) {
         if (mesh->group[i].comm) set_connected(mesh->group[i].comm);
     }
 }
 
-// The group may have none.
+// No-op for a group without a communicator.
 static void close_communicator(const Group *group) {
     Comm *comm = group->comm;
     if (!comm->nccl) return;
@@ -285,7 +282,7 @@ void comm_unshare(const Group *node) {
 
 // --- collectives ---------------------------------------------------------------------------------
 
-// Counts a collective. False where there is nothing to send.
+// Counts a collective. Returns false if there is nothing to send.
 static bool begin_collective(const Group *group, size_t bytes, const char *what) {
     if (!group->comm || bytes == 0 || is_lost(group->comm)) return false;
     heartbeat_collective(group->comm->site, what, group->name);
@@ -293,13 +290,12 @@ static bool begin_collective(const Group *group, size_t bytes, const char *what)
     return true;
 }
 
-// Whether peers may fetch these bytes themselves.
+// Returns true if peers can read these bytes directly.
 static bool fetched(const Group *group, const void *memory, size_t bytes) {
     return group->comm->peers && peer_memory_hold(group->comm->peers, memory, bytes);
 }
 
-// One message to every other member, from send + its number * stride, and one from each. Device
-// memory.
+// Sends one message to every other member, at send + its rank * stride, and receives one from each.
 static ncclResult_t one_message_each(const Group *group, const uint8_t *send, size_t stride, uint8_t *recv,
                                      size_t bytes, cudaStream_t stream) {
     int size = group->size, rank = group->rank;
@@ -338,15 +334,15 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
     const uint8_t *own = (const uint8_t *)buffer + (size_t)group->rank * bytes;
     cudaStream_t handle = stream_handle(stream);
     nccl_begin(group);
-    // Between nodes a message to each rank. Over sockets NCCL's own all-gather made a step of 1.3B
-    // at micro-batch 1 longer by 21 to 33 % (dev/bench/NOTES.md).
+    // Between nodes one message per rank: over sockets ncclAllGather made a step of 1.3B at
+    // micro-batch 1 longer by 21 to 33 % (dev/bench/NOTES.md).
     ncclResult_t result = group->comm->by_messages
                               ? one_message_each(group, own, 0, (uint8_t *)buffer, bytes, handle)
                               : ncclAllGather(own, buffer, bytes, ncclUint8, group->comm->nccl, handle);
     nccl_end(group, result, what);
 }
 
-// One kernel for all rows.
+// Gathers all rows with one kernel.
 void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *stream) {
     static const char what[] = "all-gather";
     size_t bytes = 0;
@@ -362,35 +358,35 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 }
 
 // --- links ---------------------------------------------------------------------------------------
-// Why links cannot lock each other up. The kernel of a message stays on the GPU until the other
-// end's kernel has met it, and receipts are posted before their messages are made. So nothing that
-// a message needs may wait for another message, unless that one passes first anyway. Four things
-// could wait:
+// Why links cannot deadlock. A message's kernel occupies the GPU until the kernel of the other end
+// runs, and receives are posted long before their messages exist. So nothing that a message depends
+// on may wait for another message, unless that one completes first in any case. Four things could
+// wait:
 //
-// 1. Work on the same stream. Each link has a stream of its own. The caller's stream waits for a
-//    message where link_arrived or link_sent says so. It does that in the order of the 1F1B
-//    schedule, which has no cycle: a pass needs earlier passes of its neighbors (test_pipeline.c).
-// 2. Work in the same hardware queue of the GPU. device.cu asks for 32 queues. A rank has at most
-//    16 streams: compute, sums of parts, copies, five lanes, layers' gathers, updates on the host
-//    and six links. They are made before NCCL's own.
-// 3. Kernels that find no free multiprocessor. A link's kernel takes LINK_CHANNELS blocks, so six
-//    links take 12 of a GPU's 100 or more multiprocessors. No kernel of this program needs all of
-//    its blocks on the GPU at once. So each ends on the multiprocessors that are left. Then a
-//    link's kernel comes first, for its stream is urgent.
-// 4. The host. CUDA loads a kernel when it is launched for the first time, and may wait for all
-//    work on the GPU to do that. So a stage launches the kernels of its passes once before its
-//    first message (launch_first in stages.c), with the reductions that every micro-batch makes
-//    (zero_warm_up). What is new then comes late: from the first unit on that is reduced once a
-//    step, in the last micro-batch's backward pass. All that is under way there passes without
-//    this rank's later work (test_pipeline.c). Hidden states have all arrived. A gradient is not
-//    expected while its own micro-batch passes (gpt_micro_batches), and later stages need nothing
-//    more of this one to make it. The words' gradient leaves after the last stage's last pass
-//    (gpt_end_backward), for the first stage takes it in its own last pass.
+// 1. Work on the same stream: each link has its own stream. The caller's stream waits for messages
+//    in link_arrived and link_sent only, in the order of the 1F1B schedule, which has no cycle: a
+//    pass depends on earlier passes of its neighbors (test_pipeline.c).
+// 2. Work in the same hardware queue: device.cu requests 32 queues. A rank has at most 16 streams
+//    (compute, sums of parts, copies, five lanes, gathers of layers, host updates, six links),
+//    created before NCCL's.
+// 3. Kernels without a free multiprocessor: six links occupy 6 * LINK_CHANNELS = 12 of 100 or more
+//    multiprocessors. No kernel of this program needs all its blocks resident at once, so each
+//    completes on the remaining ones. Links have priority over other kernels: their streams are
+//    urgent.
+// 4. The host: CUDA may wait for all work on the GPU when it loads a kernel at its first launch. So
+//    stages launch the kernels of their passes once before the first message (launch_first in
+//    stages.c), and the reductions of every micro-batch (zero_warm_up). Other kernels first run in
+//    the last micro-batch's backward pass, with the first unit that is reduced once per step. All
+//    messages pending then complete without later work of this rank (test_pipeline.c): hidden
+//    states have all arrived; a gradient is not expected while its own micro-batch passes
+//    (gpt_micro_batches), and later stages need nothing more of this one to compute it; the
+//    gradient of the tied embedding is sent after the last stage's last pass (gpt_end_backward),
+//    because the first stage adds it in its own last pass.
 //
-// To connect, NCCL allocates memory, which may wait for the GPU too. So a rank connects one
-// communicator after the other, and its first message passes before the next one begins. All ranks
-// go through the groups, and through the borders between stages, in one order (connect_group,
-// pipeline_open). A rank only ever waits for one that is at the same border or an earlier one.
+// NCCL allocates memory when it connects, which may wait for the GPU too. So a rank connects one
+// communicator at a time and completes its first message before the next one. All ranks go through
+// groups and links between stages in the same order (connect_group, pipeline_open): a rank only
+// waits for ranks at the same or an earlier position.
 
 Link *link_open(const Group *group, int from, int to, Device *device, const char *name) {
     if (group->rank != from && group->rank != to) return NULL;
@@ -415,8 +411,7 @@ Link *link_open(const Group *group, int from, int to, Device *device, const char
     return link;
 }
 
-// The link's stream goes on when `stream` is done so far. Returns what to record when the message
-// has passed.
+// Makes the link's stream wait for `stream` so far. Returns the event to record after the message.
 static Event *begin_message(Link *link, Stream *stream) {
     if (link->under_way == link->room) {
         link->room = link->room ? 2 * link->room : 16;
@@ -447,7 +442,7 @@ void link_expect(Link *link, void *memory, size_t bytes, Stream *stream) {
     event_record(arrived, link->stream);
 }
 
-// stream waits for the oldest `count` messages. Their events serve again, behind the others.
+// Makes stream wait for the oldest `count` messages, and recycles their events.
 static void wait_for(Link *link, int count, Stream *stream) {
     if (count <= 0) return;
     stream_wait(stream, link->event[count - 1]);
@@ -455,7 +450,7 @@ static void wait_for(Link *link, int count, Stream *stream) {
     std::rotate(link->event, link->event + count, link->event + link->room);
 }
 
-void link_sent(Link *link, int behind, Stream *stream) { wait_for(link, link->under_way - behind, stream); }
+void link_sent(Link *link, int pending, Stream *stream) { wait_for(link, link->under_way - pending, stream); }
 
 void link_arrived(Link *link, Stream *stream) { wait_for(link, link->under_way > 0, stream); }
 
@@ -473,8 +468,7 @@ static void close_link(Link *link) {
 
 // --- the end -------------------------------------------------------------------------------------
 
-// Whoever closes a communicator waits for its other ranks. So all close them in one order, that of
-// comm_connect.
+// Closing a communicator waits for its other ranks, so all close them in the order of comm_connect.
 void comm_close(Mesh *mesh) {
     if (mesh->world.comm) heartbeat_set_check(mesh->world.comm->site, NULL, mesh);
     for (int i = 0; i < MESH_GROUPS; i++) {

@@ -1,6 +1,5 @@
-// What the kernels of the CUDA backend share: 16-byte accesses to bf16 and fp32, reductions over a
-// warp and a block, GELU, dropout's multipliers. Device code only. sdp4bit/ sees it through
-// kernels_cuda.cuh. Conditionals on CUDA's version belong here and nowhere else.
+// Device code shared by the CUDA kernels: 16-byte accesses to bf16 and fp32, warp and block
+// reductions, GELU, dropout. Conditionals on the CUDA version belong here only.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -18,7 +17,7 @@ enum { WARP = 32 };
 
 // --- 16-byte accesses ----------------------------------------------------------------------------
 
-// 8 bf16 values in one 16-byte register group. Loads and stores need 16-byte alignment.
+// 8 bf16 values in a 16-byte register group. Loads and stores must be 16-byte aligned.
 enum { PACKED = 8 };
 struct Packed128 {
     uint4 words;
@@ -30,8 +29,7 @@ static __device__ __forceinline__ Packed128 load_packed(const floatX *p) {
 static __device__ __forceinline__ void store_packed(floatX *p, Packed128 v) {
     *reinterpret_cast<uint4 *>(p) = v.words;
 }
-// The same for data that is read or written once: it leaves the L2 first and keeps there what will
-// be read again.
+// The same for data used once: evicted from L2 first.
 static __device__ __forceinline__ Packed128 load_packed_streaming(const floatX *p) {
     return Packed128{__ldcs(reinterpret_cast<const uint4 *>(p))};
 }
@@ -39,7 +37,7 @@ static __device__ __forceinline__ void store_packed_streaming(floatX *p, Packed1
     __stcs(reinterpret_cast<uint4 *>(p), v.words);
 }
 
-// Widens 8 values to fp32, exact. The low half of a word is the earlier element.
+// Widens 8 values to fp32. The low half of a word is the earlier element.
 static __device__ __forceinline__ void unpack(Packed128 v, float x[PACKED]) {
     const uint32_t word[4] = {v.words.x, v.words.y, v.words.z, v.words.w};
 #pragma unroll
@@ -48,8 +46,8 @@ static __device__ __forceinline__ void unpack(Packed128 v, float x[PACKED]) {
         x[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
     }
 }
-// Rounds 8 fp32 values to bf16, to nearest even: floatX_from_float's bits for every value but NaNs,
-// which become 0x7FFF here.
+// Rounds 8 values to bf16, to nearest even. Same bits as floatX_from_float except for NaNs, which
+// become 0x7FFF.
 static __device__ __forceinline__ Packed128 pack(const float x[PACKED]) {
     uint32_t word[4];
 #pragma unroll
@@ -72,8 +70,8 @@ static __device__ __forceinline__ void store_floats(float *p, const float x[PACK
 
 // --- reductions in a fixed order -----------------------------------------------------------------
 
-// Butterflies over L neighboring lanes, a power of two. Every one of them gets the same bits,
-// because a + b = b + a. Every lane of the warp calls it.
+// Butterfly reductions over L neighboring lanes, a power of two. All lanes get the same bits,
+// because a + b = b + a. Called by the whole warp.
 template <int L> static __device__ __forceinline__ float lanes_sum(float x) {
 #pragma unroll
     for (int stride = L / 2; stride > 0; stride /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, stride);
@@ -87,8 +85,8 @@ static __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Over a one-dimensional block of whole warps. Every thread calls it and gets the result. shared:
-// (32) floats, which may be reused at the next call.
+// Sum over a one-dimensional block of whole warps; all threads call it and get the result. shared:
+// (32) floats, reusable in the next call.
 static __device__ __forceinline__ float block_sum(float x, float *shared) {
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     x = warp_sum(x);
@@ -101,8 +99,8 @@ static __device__ __forceinline__ float block_sum(float x, float *shared) {
 
 // --- dropout (ops.h's Dropout) -------------------------------------------------------------------
 
-// What the elements block * 8 .. block * 8 + 7 of a sample are multiplied with: 0 or 1 / (1 - p).
-// Call it only where p is not 0. The bits and the multiplier are those of the CPU backend.
+// Multipliers of elements block * 8 .. block * 8 + 7 of a sample: 0 or 1 / (1 - p), the same bits
+// as on CPUs. p must not be 0.
 static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], Dropout dropout,
                                                            int64_t sample, uint64_t block) {
     Philox4 bits = dropout_bits(dropout, sample, block);
@@ -114,7 +112,7 @@ static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], D
 
 // --- launches ------------------------------------------------------------------------------------
 
-// Before the launch of a kernel that wants more dynamic shared memory than the usual 48 KiB.
+// Call before launching a kernel with more than 48 KiB of dynamic shared memory.
 template <class Kernel> inline void allow_shared(Stream *s, Kernel kernel, size_t bytes, const char *what) {
     cuda_check(stream_site(s),
                cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what);
@@ -122,7 +120,8 @@ template <class Kernel> inline void allow_shared(Stream *s, Kernel kernel, size_
 
 // --- fast functions, for ops outside the exact regime --------------------------------------------
 
-// 2^x and 1 / x to about 2^-22, one instruction each. Denormal results are zero.
+// 2^x and 1 / x with a relative error of about 2^-22, one instruction each; denormal results are
+// zero.
 static __device__ __forceinline__ float fast_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -137,7 +136,7 @@ static __device__ __forceinline__ float fast_reciprocal(float x) {
 
 // --- GELU, tanh form -----------------------------------------------------------------------------
 
-// 0.5 (1 + tanh u) = 1 / (1 + e^-2u), u being the tanh form's inner polynomial.
+// 0.5 (1 + tanh u) = 1 / (1 + e^-2u) with the inner polynomial u of the tanh form.
 static __device__ __forceinline__ float gelu_gate(float x) {
     float u = 0.79788456f * x * (1.0f + 0.044715f * x * x);
     return fast_reciprocal(1.0f + fast_exp2(-2.0f * LOG2_E * u));

@@ -1,10 +1,9 @@
-// The CUDA backend of device.h: one GPU's memory, streams, events and copies. Linked into
-// train_gpt. The other files of this folder use it through internal.h.
+// The CUDA backend of device.h. The other files of this directory use it through internal.h.
 //
-// A caller's host memory is pageable, and the driver copies such memory synchronously. So copies
-// pass through a ring of pinned slots per stream. An upload is copied into a slot at once and
-// travels later. A download lands in a slot, and a host function in stream order moves it to its
-// destination. The host waits only when it is a whole ring ahead of the device.
+// The driver copies pageable host memory synchronously. So copies go through a ring of pinned slots
+// per stream: an upload is copied into a slot at once and transferred later; a download is
+// transferred to a slot, and a host function in stream order moves it to its destination. The host
+// waits only if it is a whole ring ahead of the device.
 #include <cublasLt.h>
 #include <cudnn.h>
 #include <fenv.h>
@@ -20,12 +19,12 @@
 
 // --- errors --------------------------------------------------------------------------------------
 
-// cudaErrorContained, which older toolkits do not name: a fault of the hardware, or of a peer's
-// memory, that ended this process's work alone.
+// cudaErrorContained, which older toolkits do not define: a fault of the hardware or of a peer's
+// memory that affected only this process.
 enum { ERROR_CONTAINED = 226 };
 
-// A GPU or a link that fails in mid-training has failed this rank, as where NCCL notices it:
-// another try may find it sound. Before that it is a machine not to be used.
+// Hardware that fails in mid-training may work after a restart; before training, the machine should
+// not be used.
 static int exit_code_of(const Site *site, cudaError_t status) {
     bool hardware = status == cudaErrorECCUncorrectable || status == cudaErrorNvlinkUncorrectable ||
                     status == cudaErrorHardwareStackError || status == cudaErrorLaunchFailure ||
@@ -36,7 +35,7 @@ static int exit_code_of(const Site *site, cudaError_t status) {
 void cuda_check(const Site *site, cudaError_t status, const char *what) {
     if (status == cudaSuccess) return;
     fatal(site, exit_code_of(site, status),
-          "%s failed: %s (%s); run again with CUDA_LAUNCH_BLOCKING=1 to see where it began", what,
+          "%s failed: %s (%s); run again with CUDA_LAUNCH_BLOCKING=1 to find the cause", what,
           cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
@@ -59,24 +58,22 @@ void check_launch(Stream *stream, const char *kernel) {
         status == cudaErrorMemoryAllocation)
         fatal(site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s", kernel,
               stream->name, cudaGetErrorString(status));
-    // A launch also returns what went wrong in work that is under way, on any stream.
+    // A launch also returns errors of earlier work on any stream.
     fatal(site, exit_code_of(site, status),
-          "the GPU failed at or before the start of kernel %s on the %s stream: %s (%s); see dmesg for "
-          "errors of the GPU (Xid), or run again with "
-          "CUDA_LAUNCH_BLOCKING=1 to see where it began",
+          "the GPU failed at or before the start of kernel %s on the %s stream: %s (%s); check dmesg for "
+          "GPU errors (Xid), or run again with CUDA_LAUNCH_BLOCKING=1 to find the cause",
           kernel, stream->name, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-// --- what the machine is -------------------------------------------------------------------------
+// --- properties ----------------------------------------------------------------------------------
 
 enum { OLDEST_MAJOR = 8 };  // Ampere: bf16 tensor cores
-// Of the GPU, for all streams: more than the program has streams, and the most that CUDA takes.
-enum { QUEUES = 32 };
+enum { QUEUES = 32 };       // hardware queues: CUDA's maximum, more than the program has streams
 
 static int version_major(int version) { return version / 1000; }
 static int version_minor(int version) { return version % 1000 / 10; }
 
-// A driver runs programs of its own major version and of older ones.
+// A driver supports its own major version and older ones.
 static bool driver_is_new_enough(Error *err) {
     int driver = 0, runtime = 0;
     cudaError_t status = cudaDriverGetVersion(&driver);
@@ -92,10 +89,10 @@ static bool driver_is_new_enough(Error *err) {
                      version_minor(runtime));
 }
 
-// Streams that share a queue wait for each other's kernels. A kernel that receives from another
-// pipeline stage waits for that rank. The rank may wait for what stands behind the kernel in the
-// queue, and neither would ever go on. CUDA has 8 queues unless the environment says otherwise when
-// CUDA starts. Megatron-LM's scripts say 1, for an order of kernels that is not needed here.
+// Sets the number of hardware queues before CUDA starts (default 8). Streams that share a queue
+// wait for each other's kernels: a receive from another pipeline stage could block the work that
+// the other stage waits for, a deadlock. Megatron-LM's scripts set 1 for a kernel order that is not
+// needed here.
 static void ask_for_queues(void) {
     const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     char number[16];
@@ -106,9 +103,9 @@ static void ask_for_queues(void) {
 
 int device_count(void) {
     int gpus = 0;
-    ask_for_queues();  // here, before the first call of CUDA
+    ask_for_queues();  // before the first call of CUDA
     if (cudaGetDeviceCount(&gpus) != cudaSuccess) gpus = 0;
-    cudaGetLastError();  // device_open tells what is wrong
+    cudaGetLastError();  // device_open reports the error
     return gpus;
 }
 
@@ -124,7 +121,7 @@ static bool gpu_exists(int index, Error *err) {
     if (status != cudaSuccess || gpus == 0) {
         return error_set(
             err, EXIT_ENVIRONMENT,
-            "no GPU can be used: %s; see nvidia-smi and CUDA_VISIBLE_DEVICES, or use train_gpt_cpu",
+            "no GPU can be used: %s; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use train_gpt_cpu",
             status == cudaSuccess ? "none is visible" : cudaGetErrorString(status));
     }
     if (index >= 0 && index < gpus) return true;
@@ -139,9 +136,8 @@ static bool device_describe(Device *device, Error *err) {
     cudaDeviceProp p;
     cudaError_t status = cudaGetDeviceProperties(&p, device->index);
     if (status != cudaSuccess) {
-        return error_set(err, EXIT_ENVIRONMENT,
-                         "GPU %d cannot be asked for its properties: %s; see nvidia-smi", device->index,
-                         cudaGetErrorString(status));
+        return error_set(err, EXIT_ENVIRONMENT, "cannot read the properties of GPU %d: %s; check nvidia-smi",
+                         device->index, cudaGetErrorString(status));
     }
     snprintf(device->name, sizeof device->name, "%.127s", p.name);
     device->major = p.major;
@@ -158,25 +154,23 @@ static bool device_describe(Device *device, Error *err) {
 
 // --- the floating-point environment --------------------------------------------------------------
 
-// Ordinary device arithmetic, whose treatment of denormals is the compiler's choice.
-static __global__ void probe_kernel(float *product, float a, float b) { *product = a * b; }
+// Ordinary arithmetic, whose handling of denormals depends on the compiler flags.
+static __global__ void multiply_kernel(float *product, float a, float b) { *product = a * b; }
 
-// The exact regime computes on both sides. So neither the host nor this program's device code may
-// flush denormals to zero, and the host must round to nearest even. The device always rounds to
-// nearest.
+// Checks that neither host nor device code flushes denormals to zero, and that the host rounds to
+// nearest even; the device always does. The exact regime needs the same results on both.
 static bool arithmetic_is_exact(const Device *device, Error *err) {
     volatile float smallest_normal = FLT_MIN, half = 0.5f;
     volatile float denormal = smallest_normal * half;
     if (fegetround() != FE_TONEAREST || !(denormal > 0.0f)) {
         return error_set(err, EXIT_ENVIRONMENT,
                          "the CPU flushes denormal numbers to zero or does not round to nearest even, which "
-                         "changes results; "
-                         "link no library built with -ffast-math");
+                         "changes results; do not link libraries built with -ffast-math");
     }
     float *product = NULL, result = 0.0f;
     cudaError_t status = cudaMalloc((void **)&product, sizeof *product);
     if (status == cudaSuccess) {
-        probe_kernel<<<1, 1>>>(product, FLT_MIN, 0.5f);
+        multiply_kernel<<<1, 1>>>(product, FLT_MIN, 0.5f);
         status = cudaGetLastError();
         if (status == cudaSuccess)
             status = cudaMemcpy(&result, product, sizeof result, cudaMemcpyDeviceToHost);
@@ -207,7 +201,7 @@ Device *device_open(int index, const Site *site, Error *err) {
         if (status == cudaSuccess && arithmetic_is_exact(device, err)) return device;
         if (status != cudaSuccess) {
             error_set(err, EXIT_ENVIRONMENT,
-                      "GPU %d (%s) cannot be opened: %s; see whether another program holds it (nvidia-smi)",
+                      "GPU %d (%s) cannot be opened: %s; check whether another program uses it (nvidia-smi)",
                       index, device->name, cudaGetErrorString(status));
         }
     }
@@ -231,7 +225,6 @@ void device_close(Device *device) {
 void device_set_deterministic(Device *device, bool deterministic) { device->deterministic = deterministic; }
 const char *device_name(const Device *device) { return device->name; }
 const char *device_backend(void) { return "cuda"; }
-
 
 const DeviceKind *device_kind(void) {
     static const DeviceKind kind = {true,          true,
@@ -270,8 +263,8 @@ size_t device_taken(const Device *device) {
     return total - available;
 }
 
-// Dense bf16 matmul with fp32 sums, from the makers' data sheets. The first row whose text is in
-// the device's name counts.
+// Dense bf16 rates with fp32 sums from data sheets. The first row contained in the device name
+// applies.
 double device_peak_flops(const Device *device) {
     static const struct {
         const char *name;
@@ -291,10 +284,10 @@ double device_peak_flops(const Device *device) {
 
 void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err) {
     void *memory = NULL;
-    // cudaMalloc aligns to 256 bytes, and a pointer is promised for 0 bytes too.
+    // cudaMalloc aligns to 256 bytes; 0 bytes must return a pointer too.
     cudaError_t status = cudaMalloc(&memory, bytes ? bytes : 1);
     if (status == cudaErrorMemoryAllocation) {
-        cudaGetLastError();  // or the next check_launch would report it
+        cudaGetLastError();  // or the next check_launch reports it
         size_t available = 0, total = 0;
         device_memory(device, &available, &total);
         error_set(err, EXIT_ENVIRONMENT,
@@ -305,7 +298,7 @@ void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err
     }
     cuda_check(device->site, status, "allocating GPU memory");
     cuda_check(device->site, cudaMemset(memory, 0, bytes), "clearing GPU memory");
-    // Our streams do not wait for the default one.
+    // Our streams do not synchronize with the default stream.
     cuda_check(device->site, cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory");
     device->allocated += bytes;
     return memory;
@@ -321,9 +314,9 @@ void *host_alloc(Device *device, size_t bytes, const char *purpose, Error *err) 
     void *memory = NULL;
     cudaError_t status = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);  // whole pages
     if (status == cudaSuccess) return memset(memory, 0, bytes);
-    cudaGetLastError();  // or the next check_launch would report it
+    cudaGetLastError();  // or the next check_launch reports it
     error_set(err, EXIT_ENVIRONMENT,
-              "out of page-locked host memory: %zu bytes for %s (%s); free some memory, raise ulimit -l, or "
+              "out of page-locked host memory: %zu bytes for %s (%s); free memory, raise ulimit -l, or "
               "do without",
               bytes, purpose, cudaGetErrorString(status));
     return NULL;
@@ -366,8 +359,7 @@ void stream_destroy(Stream *stream) {
 }
 
 const Site *stream_site(const Stream *stream) { return stream->device->site; }
-// What the GPU does may wait for other ranks: a host that waits for it is not the one that others
-// wait for.
+// The GPU may wait for other ranks: a host that waits for it is not the rank that others wait for.
 void stream_synchronize(Stream *stream) {
     heartbeat_waiting(stream_site(stream), true);
     cuda_check(stream_site(stream), cudaStreamSynchronize(stream->handle), "the GPU's work");
@@ -398,7 +390,7 @@ void stream_wait(Stream *stream, Event *event) {
                "waiting for an event");
 }
 
-// Work on its way. Its context follows in the same memory.
+// Host work in a stream. The context follows in the same allocation.
 struct alignas(16) HostCall {
     HostWork work;
 };
@@ -447,7 +439,7 @@ static void staging_create(Stream *stream) {
     }
 }
 
-// The next slot of the ring, once its last copy is complete: usually it long is.
+// Returns the next slot of the ring, after its last copy is complete.
 static StagingSlot *staging_take(Stream *stream) {
     if (!stream->staging[0].pinned) staging_create(stream);
     StagingSlot *slot = &stream->staging[stream->next_slot];
@@ -478,7 +470,7 @@ void copy_to_device(Stream *stream, void *device_memory, const void *host, size_
     }
 }
 
-// Runs on a thread of the driver, in stream order, and may not call CUDA.
+// Runs on a driver thread in stream order; must not call CUDA.
 static void CUDART_CB staging_deliver(void *argument) {
     const StagingSlot *slot = (const StagingSlot *)argument;
     memcpy(slot->destination, slot->pinned, slot->bytes);
@@ -515,8 +507,8 @@ void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, siz
 
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
     if (to == from) return;
-    // Ranges may overlap, which the device's copy leaves undefined: pieces no longer than the
-    // distance, taken from the safe end. Ranges apart are one piece.
+    // Ranges may overlap, for which a device copy is undefined: copy pieces no longer than the
+    // distance, from the safe end. Disjoint ranges are one piece.
     bool upward = (uintptr_t)to > (uintptr_t)from;
     size_t distance = upward ? (uintptr_t)to - (uintptr_t)from : (uintptr_t)from - (uintptr_t)to;
     for (size_t done = 0; done < bytes;) {

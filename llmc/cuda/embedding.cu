@@ -1,7 +1,7 @@
-// The CUDA backend of ops.h: token and position embedding, called by train_gpt.c. Forward: a warp
-// per row. Backward has no atomics, so that sums have a fixed order. Rows are sorted (stably) by
-// token. Runs of one token are summed in row order, in equal chunks, and a second kernel joins the
-// runs that cross chunks. Then the same by position.
+// Token and position embedding on GPUs: see ops.h. Forward: a warp per row. Backward without
+// atomics, so that sums have a fixed order: rows are stably sorted by token; runs of equal tokens
+// are summed in row order, in equal chunks, and a second kernel joins runs that cross chunks. Then
+// the same by position.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "llmc/cuda/common.cuh"
@@ -12,12 +12,11 @@ enum { BLOCK_WARPS = 8 };
 
 static void check_width(Stream *s, int C) {
     if (C % PACKED)
-        fatal(stream_site(s), EXIT_USAGE,
-              "hidden size %d is not a multiple of %d, which the GPU's embedding needs; choose one that is",
+        fatal(stream_site(s), EXIT_USAGE, "hidden size %d must be a multiple of %d for the embedding on GPUs",
               C, (int)PACKED);
 }
 
-// x[e] *= the dropout multipliers of the 8 elements from column c of row `row` = b * T + t.
+// x[e] *= dropout multipliers of 8 elements from column c of row `row` = b * T + t.
 static __device__ __forceinline__ void drop(float x[PACKED], const Embedding &a, int64_t row, int c) {
     if (!(a.dropout.p > 0.0f)) return;
     float keep[PACKED];
@@ -29,7 +28,7 @@ static __device__ __forceinline__ void drop(float x[PACKED], const Embedding &a,
 
 // --- forward -------------------------------------------------------------------------------------
 
-// N rows of x, which are the micro-batch's from a.x_rows.first on.
+// N rows of x, starting at row a.x_rows.first of the micro-batch.
 __global__ void __launch_bounds__(WARP *BLOCK_WARPS) embedding_forward_kernel(Embedding a, int64_t N) {
     const int64_t i = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, row = a.x_rows.first + i;
     if (i >= N) return;
@@ -64,29 +63,27 @@ void op_embedding_forward(Stream *s, const Embedding *op) {
 
 // --- backward ------------------------------------------------------------------------------------
 
-// Sums rows of dx into rows of a table: table row keys[i] - first_key += dx row rows[i] (after
-// dropout), i in order. keys are sorted, and rows ascend inside a key. Keys outside the table are
-// left out.
+// Adds rows of dx to rows of a table: table row keys[i] - first_key += dropout'(dx row rows[i]), i
+// in order. keys are sorted, rows ascending for equal keys. Keys outside the table are ignored.
 struct RowSums {
     Embedding op;
     float *table;  // (table_rows, C) accumulates
     int32_t first_key, table_rows;
     const int32_t *keys, *rows;  // (N)
-    // (chunks, 2, C): a chunk's part of the run that began before it, and of the run that begins in
-    // it and goes on after it.
+    // (chunks, 2, C): a chunk's part of the run that started before it, and of the run that starts
+    // in it and continues after it.
     float *partials;
-    int N, chunk;  // chunk: sorted rows that one warp sums
+    int N, chunk;  // chunk: sorted rows per warp
 };
-enum { SLAB = WARP * PACKED };  // columns that one warp sums
-// Rows, and parts of a run, that are loaded before the first is added: enough loads in flight to
-// hide their latency.
+enum { SLAB = WARP * PACKED };  // columns per warp
+// Rows, and parts of a run, that are loaded together to hide latency.
 enum { BATCH = 4, JOIN_BATCH = 8 };
 
 static __device__ __forceinline__ float *partial(const RowSums &a, int64_t chunk, int which, int c) {
     return a.partials + (2 * chunk + which) * a.op.C + c;
 }
 
-// Table row `key` from column c += x.
+// Adds x to table row `key` from column c.
 static __device__ __forceinline__ void accumulate_row(const RowSums &a, int32_t key, int c,
                                                       const float x[PACKED]) {
     const int32_t row = key - a.first_key;
@@ -98,7 +95,7 @@ static __device__ __forceinline__ void accumulate_row(const RowSums &a, int32_t 
     store_floats(to, sum);
 }
 
-// One warp sums one chunk of sorted rows, 256 columns. A run inside the chunk goes straight to the
+// One warp sums 256 columns of a chunk of sorted rows. Runs within the chunk go directly to the
 // table.
 __global__ void __launch_bounds__(WARP *BLOCK_WARPS) sum_chunks_kernel(RowSums a) {
     const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk;
@@ -122,11 +119,11 @@ __global__ void __launch_bounds__(WARP *BLOCK_WARPS) sum_chunks_kernel(RowSums a
             drop(x, a.op, a.rows[i], c);
 #pragma unroll
             for (int e = 0; e < PACKED; e++) sum[e] += x[e];
-            const bool goes_on = i + 1 < a.N && a.keys[i + 1] == a.keys[i];
-            if (goes_on && i + 1 < end) continue;
-            // The run or the chunk ends here.
+            const bool continues = i + 1 < a.N && a.keys[i + 1] == a.keys[i];
+            if (continues && i + 1 < end) continue;
+            // End of the run or chunk
             if (began_before) store_floats(partial(a, chunk, 0, c), sum);
-            else if (goes_on) store_floats(partial(a, chunk, 1, c), sum);
+            else if (continues) store_floats(partial(a, chunk, 1, c), sum);
             else accumulate_row(a, a.keys[i], c, sum);
             began_before = false;
 #pragma unroll
@@ -135,21 +132,21 @@ __global__ void __launch_bounds__(WARP *BLOCK_WARPS) sum_chunks_kernel(RowSums a
     }
 }
 
-// The chunk in which a run begins that goes on after it adds up the run's parts, in order.
+// Adds up the parts of each run that crosses chunks, in order, in the chunk where it starts.
 __global__ void __launch_bounds__(WARP *BLOCK_WARPS) join_chunks_kernel(RowSums a) {
     const int64_t chunk = (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP, first = chunk * a.chunk,
                   next = first + a.chunk;
     const int c = blockIdx.y * SLAB + threadIdx.x % WARP * PACKED;
     if (next >= a.N || c >= a.op.C) return;
     const int32_t key = a.keys[next - 1];
-    const bool goes_on = a.keys[next] == key;
+    const bool continues = a.keys[next] == key;
     const bool began_before = first > 0 && a.keys[first] == key && a.keys[first - 1] == key;
-    if (!goes_on || began_before) return;
+    if (!continues || began_before) return;
     float sum[PACKED];
     load_floats(partial(a, chunk, 1, c), sum);
     bool more = true;
     for (int64_t base = chunk + 1; more; base += JOIN_BATCH) {
-        float part[JOIN_BATCH][PACKED] = {};  // beyond the run: zeros, which add nothing
+        float part[JOIN_BATCH][PACKED] = {};  // zeros past the end of the run
 #pragma unroll
         for (int j = 0; j < JOIN_BATCH; j++) {
             more = (base + j) * a.chunk < a.N && a.keys[(base + j) * a.chunk] == key;
@@ -169,7 +166,7 @@ __global__ void __launch_bounds__(256) number_rows_kernel(int32_t *rows, int N) 
     if (i < N) rows[i] = i;
 }
 
-// What one pass needs from the scratch, one after the other, each on 256 bytes.
+// Scratch memory of one pass, each part 256-byte aligned; sizes are in limits.h.
 struct SortScratch {
     int32_t *sorted_keys, *rows, *sorted_rows;  // (N)
     void *sort;
@@ -178,7 +175,6 @@ struct SortScratch {
     int chunk;
 };
 
-// limits.h says how large each is.
 static SortScratch plan_scratch(Stream *s, int N, int C) {
     SortScratch scratch = {};
     int32_t *none = NULL;
@@ -199,8 +195,7 @@ static SortScratch plan_scratch(Stream *s, int N, int C) {
     return scratch;
 }
 
-// sums.table row keys[i] - first_key += dropout'(dx row i), the rows of one key in ascending order
-// of i.
+// Adds dropout'(dx row i) to row keys[i] - first_key of sums.table, for equal keys in order of i.
 static void accumulate_by_key(Stream *s, RowSums sums, const int32_t *keys) {
     cudaStream_t stream = stream_handle(s);
     const int N = sums.N;

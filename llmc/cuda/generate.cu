@@ -1,7 +1,5 @@
-// The CUDA backend of ops.h: what generation of text adds, where a pass has one row. Attention of
-// new positions behind a cache of keys and values, and a linear layer of one row. Both wait for
-// memory: each key, value and weight is read once, 8 elements a thread. Called by train_gpt.c and
-// linear.cu.
+// Ops of text generation on GPUs: attention with a KV cache, and linear layers of one row. Both are
+// memory-bound: each key, value and weight is read once, 8 elements per thread. See ops.h.
 #include <math.h>
 
 #include "llmc/cuda/common.cuh"
@@ -10,7 +8,7 @@ enum { THREADS = 128 };
 
 // --- the cache -----------------------------------------------------------------------------------
 
-// One thread for 8 columns of a key or a value.
+// One thread per 8 columns of a key or value.
 static __global__ void __launch_bounds__(THREADS) cache_append_kernel(CachedAttention a, int64_t threads) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= threads) return;
@@ -32,16 +30,16 @@ void op_cache_append(Stream *s, const CachedAttention *a) {
 
 // --- attention -----------------------------------------------------------------------------------
 
-// The keys of a head are cut into chunks, so that one query keeps the whole GPU busy. A block makes
-// a chunk's part of the sums. A second kernel joins the chunks in their order: no atomics.
-enum { CHUNK = 64, MOST_ROWS = 16 };  // keys of a block; queries of a launch
+// The keys of a head are divided into chunks, so that a single query occupies the whole GPU. A
+// block computes a chunk's partial sums; a second kernel joins the chunks in order, without
+// atomics.
+enum { CHUNK = 64, MOST_ROWS = 16 };  // keys per block; queries per launch
 
-// Parts of `rows` queries: (rows, NH, chunks) of the largest score and of the sum, then of (HD)
-// values.
+// Partial sums (rows, NH, chunks): largest score, sum, and (HD) values.
 typedef struct Parts {
     float *max, *sum, *out;
     int chunks;
-    float scale;  // of scores, whose exponential is to base 2
+    float scale;  // of scores, for base-2 exponentials
 } Parts;
 
 static int64_t chunks_of(int64_t keys) { return ceil_div64(keys, CHUNK); }
@@ -51,8 +49,8 @@ size_t op_cached_attention_workspace_bytes(int T, int room, int NH, int HD) {
     return rows * (size_t)NH * (size_t)chunks_of(room) * (size_t)(HD + 2) * sizeof(float);
 }
 
-// A team of LANES threads takes a key at a time, a thread 8 of its columns: HD <= 8 * LANES. Block
-// (chunk, head, query).
+// LANES threads handle a key at a time, 8 columns each: HD <= 8 * LANES. Block (chunk, head,
+// query).
 template <int LANES>
 static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(CachedAttention a, Parts parts) {
     constexpr int TEAMS = THREADS / LANES, STEPS = CHUNK / TEAMS;
@@ -75,7 +73,7 @@ static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(Cached
         unpack(sees && held ? load_packed(a.keys + at + (int64_t)i * TEAMS * a.HD) : zero, k);
 #pragma unroll
         for (int e = 0; e < PACKED; e++) sum += q[e] * k[e];
-        sum = lanes_sum<LANES>(sum);  // by all threads of the warp
+        sum = lanes_sum<LANES>(sum);  // called by the whole warp
         score[i] = sees ? parts.scale * sum : -INFINITY;
         max = fmaxf(max, score[i]);
     }
@@ -132,16 +130,15 @@ static void attend(Stream *s, const CachedAttention *a) {
     if (a->HD <= 64) cached_attention_kernel<8><<<grid, THREADS, 0, stream>>>(*a, parts);
     else if (a->HD <= 128) cached_attention_kernel<16><<<grid, THREADS, 0, stream>>>(*a, parts);
     else cached_attention_kernel<32><<<grid, THREADS, 0, stream>>>(*a, parts);
-    check_launch(s, "attention behind a cache");
+    check_launch(s, "cached attention");
     join_chunks_kernel<<<dim3((unsigned)a->NH, (unsigned)a->T), THREADS, 0, stream>>>(*a, parts);
-    check_launch(s, "attention behind a cache, joined");
+    check_launch(s, "cached attention, sums over chunks");
 }
 
 void op_cached_attention(Stream *s, const CachedAttention *a) {
     if (a->HD % PACKED || a->HD > 256) {
         fatal(stream_site(s), EXIT_USAGE,
-              "attention heads of %d: the GPU handles multiples of 8 up to 256; load another checkpoint",
-              a->HD);
+              "attention heads of %d: GPUs support multiples of 8 up to 256; load another checkpoint", a->HD);
     }
     const int heads = a->NH / a->groups;
     for (int t = 0; t < a->T; t += MOST_ROWS) {
@@ -156,7 +153,7 @@ void op_cached_attention(Stream *s, const CachedAttention *a) {
 
 // --- a linear layer of one row -------------------------------------------------------------------
 
-// A warp makes one output.
+// One warp per output.
 static __global__ void __launch_bounds__(THREADS) linear_row_kernel(Linear a) {
     const int lane = threadIdx.x % WARP, o = (int)(blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP);
     if (o >= a.OC) return;

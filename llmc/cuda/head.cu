@@ -1,12 +1,11 @@
-// The CUDA backend of ops.h: the language-model head, called by train_gpt.c in training and in
-// evaluation. Rows go in chunks. A GEMM makes logits. One kernel turns them into the loss and, in
-// place, into their gradient. Two GEMMs make the backward pass.
+// LM head on GPUs, in chunks of rows: a GEMM computes logits, one kernel the loss and in place the
+// gradient of the logits, two GEMMs the backward pass. See ops.h.
 #include "llmc/cuda/common.cuh"
 
 // --- workspace: [ cuBLASLt's | logits of one chunk ] ---------------------------------------------
 
-// A chunk's logits take at most this much. Every chunk costs a pass over the fp32 gradient of the
-// embedding, so few large chunks are better.
+// Maximum size of a chunk's logits. Each chunk costs a pass over the embedding's fp32 gradient, so
+// few large chunks are better.
 #define CHUNK_BYTES ((int64_t)1 << 30)
 enum { CHUNK_ROW_ALIGN = 256 };  // rows of the GEMM's largest tile
 
@@ -15,7 +14,7 @@ int64_t op_head_chunk_rows(int64_t N, int rows) {
     int64_t most = CHUNK_BYTES / row_bytes / CHUNK_ROW_ALIGN * CHUNK_ROW_ALIGN;
     if (most < CHUNK_ROW_ALIGN) most = CHUNK_ROW_ALIGN;
     if (N <= most) return N;
-    return round_up64(ceil_div64(N, ceil_div64(N, most)), CHUNK_ROW_ALIGN);  // chunks of about the same size
+    return round_up64(ceil_div64(N, ceil_div64(N, most)), CHUNK_ROW_ALIGN);  // nearly equal chunks
 }
 
 size_t op_head_workspace_bytes(int64_t N, int C, int rows) {
@@ -28,7 +27,7 @@ static __device__ __forceinline__ float row_weight(const Head &a, int64_t row) {
     return a.loss_mask ? a.loss_mask[row] * a.loss_scale : a.loss_scale;
 }
 
-// A maximum and the sum of e^(x - maximum) so far.
+// Running maximum and sum of e^(x - maximum).
 struct OnlineSum {
     float max, sum;
 };
@@ -58,8 +57,7 @@ static __device__ __forceinline__ OnlineSum of_lane_above(OnlineSum own, int str
                      __shfl_down_sync(0xFFFFFFFFu, own.sum, stride)};
 }
 
-// The row's OnlineSum, or another T, from the threads' own, in a fixed order, the same in every
-// thread.
+// Joins the threads' values of a row (OnlineSum or another T) in a fixed order; all threads get it.
 template <class T> static __device__ __forceinline__ T block_join(T own) {
     __shared__ T warps[ROW_THREADS / WARP];
 #pragma unroll
@@ -71,15 +69,14 @@ template <class T> static __device__ __forceinline__ T block_join(T own) {
     return row;
 }
 
-// A chunk of the head: op is the whole, row its first row in it, logits its own.
+// One chunk: rows row .. row + rows - 1 of op.
 struct Chunk {
     Head op;
     int64_t row, rows;
     floatX *logits;  // (rows, op.rows) in; with a gradient, out: dlogits
 };
 
-// The target's column among this rank's. It lies outside 0 .. op.rows - 1 where another rank holds
-// it.
+// Column of the target on this rank, outside 0 .. op.rows - 1 if another rank holds it.
 static __device__ __forceinline__ int target_column(const Chunk &a) {
     return a.op.targets[a.row + blockIdx.x] - a.op.first_row;
 }
@@ -89,8 +86,8 @@ static __device__ __forceinline__ float target_logit(const Chunk &a, const float
     return column >= 0 && column < a.op.rows ? floatX_to_float(logits[column]) : 0.0f;
 }
 
-// First half: the row's sum over this rank's columns. KEEP: the row waits in shared memory for the
-// second half.
+// First half: sums the row over this rank's columns. KEEP: keeps it in shared memory for the
+// second.
 template <bool KEEP>
 static __device__ __forceinline__ OnlineSum sum_columns(const floatX *row, int vectors, uint4 *kept) {
     OnlineSum own = {-INFINITY, 0.0f};
@@ -106,7 +103,7 @@ static __device__ __forceinline__ OnlineSum sum_columns(const floatX *row, int v
     return block_join(own);
 }
 
-// Second half: the logits become dlogits, by the sum over all ranks' columns.
+// Second half: replaces logits by dlogits, with the sum over all ranks' columns.
 template <bool KEEP>
 static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *row, int vectors, OnlineSum sum,
                                                       const uint4 *kept) {
@@ -127,16 +124,15 @@ static __device__ __forceinline__ void write_gradient(const Chunk &a, floatX *ro
     }
 }
 
-// Both halves in one kernel, one block per row, where this rank holds the whole vocabulary. KEEP:
-// global memory is read once. Else it is read again, from the L2 as a rule. Two blocks fit a
-// multiprocessor where one row takes less than half of its shared memory. Then loads overlap with
-// stores.
+// Both halves in one kernel, one block per row, for ranks with the whole vocabulary. KEEP: global
+// memory is read once; else it is read again, usually from L2. If a row takes less than half of the
+// shared memory, two blocks share a multiprocessor, and loads overlap with stores.
 template <bool KEEP> __global__ void __launch_bounds__(ROW_THREADS) cross_entropy_kernel(Chunk a) {
     extern __shared__ uint4 kept[];  // (vocabulary rows / 8)
     floatX *row = a.logits + (int64_t)blockIdx.x * a.op.rows;
     const int vectors = a.op.rows / PACKED;
     const float target = target_logit(a, row);
-    // Its barrier also separates the last read of target from the first store.
+    // The barrier in sum_columns also separates the read of target from the first store.
     const OnlineSum sum = sum_columns<KEEP>(row, vectors, kept);
     if (threadIdx.x == 0) a.op.losses[a.row + blockIdx.x] = logf(sum.sum) + (sum.max - target);
     if (a.op.dx || a.op.dwte) write_gradient<KEEP>(a, row, vectors, sum, kept);
@@ -175,7 +171,7 @@ static void cross_entropy(Stream *s, const Chunk &a) {
 
 // --- likelihoods without a loss ------------------------------------------------------------------
 
-// The largest logit so far and its column, the first of several.
+// Largest logit so far and its first column.
 struct Best {
     float max;
     int column;
@@ -188,7 +184,7 @@ static __device__ __forceinline__ Best of_lane_above(Best own, int stride) {
                 __shfl_down_sync(0xFFFFFFFFu, own.column, stride)};
 }
 
-// One block per row. Columns behind the real ids count as logits of minus infinity.
+// One block per row. Columns past the real ids count as -infinity.
 __global__ void __launch_bounds__(ROW_THREADS) scores_kernel(Chunk a) {
     const floatX *row = a.logits + (int64_t)blockIdx.x * a.op.rows;
     const int columns = a.op.columns, target = target_column(a);
@@ -220,7 +216,7 @@ __global__ void __launch_bounds__(ROW_THREADS) scores_kernel(Chunk a) {
 // --- the op --------------------------------------------------------------------------------------
 
 // *loss_sum += sum of losses[n] * weight[n]: thread t adds rows t, t + 1024, ... in order, then a
-// fixed tree joins the threads. Not the CPU backend's order, but the same at every run.
+// fixed tree joins the threads. Deterministic, but not the CPU backend's order.
 __global__ void __launch_bounds__(1024) loss_sum_kernel(Head a) {
     __shared__ float shared[32];
     float sum = 0.0f;
@@ -243,14 +239,14 @@ static void logits(Stream *s, const Chunk &c) {
     const Head &a = c.op;
     if (a.rows % PACKED || a.C % PACKED) {
         fatal(stream_site(s), EXIT_USAGE,
-              "a vocabulary of %d rows and a hidden size of %d: the GPU needs multiples of %d; see "
+              "a vocabulary of %d rows and a hidden size of %d: GPUs need multiples of %d; see "
               "--make-vocab-size-divisible-by",
               a.rows, a.C, (int)PACKED);
     }
     matmul_nt(s, c.logits, a.x + c.row * a.C, a.wte, c.rows, a.rows, a.C, a.workspace);
 }
 
-// From dlogits, where the logits were.
+// Backward from dlogits, which have replaced the logits.
 static void backward(Stream *s, const Chunk &c) {
     const Head &a = c.op;
     if (a.dwte)
@@ -280,8 +276,7 @@ void op_head_scores(Stream *s, const Head *a, int64_t row, int64_t rows) {
     check_launch(s, "likelihoods of targets");
 }
 
-// With the whole vocabulary both halves are one kernel: two would read the logits once more, which
-// takes a third longer.
+// One kernel for both halves: two would read the logits once more, which takes a third longer.
 void op_head(Stream *s, const Head *a) {
     int64_t chunk = op_head_chunk_rows(a->N, a->rows);
     for (int64_t row = 0; row < a->N; row += chunk) {

@@ -1,22 +1,20 @@
-// The CUDA backend of ops.h: the norms of queries and keys, called by train_gpt.c. L lanes of a
-// warp handle one vector, each 8 of its columns. They read it once and keep it in registers.
-// Backward makes the statistics again instead of reading them: the vectors are there anyway.
+// Norms of queries and keys on GPUs: L lanes of a warp handle a vector, 8 columns each, in
+// registers. Backward recomputes the statistics, since it reads the vectors anyway. See ops.h.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/partials.cuh"
 #include "llmc/cuda/scratch.h"
 
 enum { THREADS = 256, WARPS = THREADS / WARP };
-// Sums over all vectors, in this order: dgamma and dbeta of queries, then those of keys.
-enum { SUMS = 4 };
+enum { SUMS = 4 };  // dgamma, dbeta of queries, then of keys
 
 struct HeadVectors : HeadNorm {
-    int64_t vectors;  // of queries and keys
+    int64_t vectors;  // queries and keys
     float *partials;  // (blocks, SUMS, HD) backward
 };
 
-// Where a lane's columns stand.
+// Position of a lane's columns.
 struct HeadPlace {
-    bool here;  // is there a vector, and does it have these columns?
+    bool here;  // false past the last vector or column
     bool key;
     int column;
     int64_t x, before;  // offsets
@@ -28,12 +26,12 @@ static __device__ __forceinline__ HeadPlace head_place(const HeadVectors &a, int
     p.here = vector < a.vectors && p.column < a.HD;
     p.key = vector % (a.queries + 1) == a.queries;
     p.before = vector * a.HD + p.column;
-    p.x = p.before + vector / (a.queries + 1) * a.HD;  // a value stands behind each key
+    p.x = p.before + vector / (a.queries + 1) * a.HD;  // each key is followed by a value
     return p;
 }
 
-// x becomes (x - mean) / deviation. Returns 1 / deviation. The variance comes from differences, so
-// that its digits survive a large mean.
+// Replaces x by (x - mean) / deviation and returns 1 / deviation. The variance is computed from
+// differences, which is accurate for large means.
 template <int L>
 static __device__ __forceinline__ float normalize(const HeadVectors &a, bool here, float x[PACKED]) {
     float sum = 0.0f, squares = 0.0f;
@@ -67,7 +65,7 @@ template <int L> static __global__ void __launch_bounds__(THREADS) head_norm_for
     store_packed(a.x + p.x, pack(x));
 }
 
-// One vector. Adds to the sums of this lane's columns.
+// Backward of one vector. Adds to the sums of this lane's columns.
 template <int L>
 static __device__ __forceinline__ void vector_backward(const HeadVectors &a, const HeadPlace &p,
                                                        float sums[SUMS][PACKED]) {
@@ -97,7 +95,7 @@ static __device__ __forceinline__ void vector_backward(const HeadVectors &a, con
     if (p.here) store_packed(a.x + p.x, pack(dy));
 }
 
-// A fixed number of blocks share the vectors, so that the sums stay in registers until the end.
+// A fixed number of blocks processes the vectors, so that sums stay in registers until the end.
 template <int L> static __global__ void __launch_bounds__(THREADS) head_norm_backward_kernel(HeadVectors a) {
     constexpr int VECTORS = THREADS / L, COLUMNS = L * PACKED;
     __shared__ float warps[WARPS][SUMS][COLUMNS];
@@ -159,13 +157,13 @@ template <int L> static void launch_backward(Stream *s, HeadVectors a) {
 
 static bool has_vectors(Stream *s, const HeadVectors &a) {
     if (a.HD % PACKED || a.HD > WARP * PACKED) {
-        fatal(stream_site(s), EXIT_USAGE, "heads of %d: the GPU's norms take multiples of %d up to %d", a.HD,
+        fatal(stream_site(s), EXIT_USAGE, "heads of %d: norms on GPUs support multiples of %d up to %d", a.HD,
               (int)PACKED, WARP * PACKED);
     }
     return a.vectors > 0;
 }
 
-// With the fewest lanes, a power of two, that hold a vector.
+// Chooses the fewest lanes that hold a vector.
 void op_head_norm_forward(Stream *s, const HeadNorm *op) {
     const HeadVectors a = head_vectors(op);
     if (!has_vectors(s, a)) return;

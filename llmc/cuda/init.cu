@@ -1,20 +1,19 @@
-// The CUDA backend of ops.h: initial weights, drawn where they live. A thread draws a pair of
-// numbers at a time. Called by llmc/model/gpt_init.c.
+// Initial weights, drawn on the GPU, a pair of numbers per thread: see ops.h.
 #include "llmc/cuda/common.cuh"
 #include "llmc/base/normal.h"
 
 enum { INIT_THREADS = 256, BLOCKS_PER_PROCESSOR = 16 };
 
-// A part of a tensor as runs of numbers that follow each other in the tensor's stream: its rows, or
-// one run where the part has all columns.
+// Part of a tensor as runs of consecutive numbers of the tensor's stream: its rows, or a single run
+// if the part has all columns.
 struct Drawing {
     InitWeights op;
-    int64_t runs, run;      // how many, and numbers in one
-    int64_t first, stride;  // the first run's first number, and from one run's first to the next's
-    int64_t pairs;          // threads for a run: at least the pairs that it has numbers of
+    int64_t runs, run;      // number of runs, numbers per run
+    int64_t first, stride;  // first number of the first run, distance between runs
+    int64_t pairs;          // threads per run: at least its number of pairs
 };
 
-// std below 0: ones.
+// std < 0: ones.
 __global__ void __launch_bounds__(INIT_THREADS) init_weights_kernel(Drawing d) {
     for (int64_t i = (int64_t)blockIdx.x * INIT_THREADS + threadIdx.x; i < d.runs * d.pairs;
          i += (int64_t)gridDim.x * INIT_THREADS) {
@@ -38,7 +37,7 @@ static Drawing drawing_of(const InitWeights *a) {
     d.run = all_columns ? a->rows * a->columns : a->columns;
     d.first = a->first_row * a->whole_columns + a->first_column;
     d.stride = a->whole_columns;
-    d.pairs = d.run / 2 + 1;  // a run may begin with the second number of a pair
+    d.pairs = d.run / 2 + 1;  // a run may start with the second number of a pair
     return d;
 }
 

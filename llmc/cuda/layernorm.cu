@@ -1,31 +1,29 @@
-// The CUDA backend of ops.h: LayerNorm or RMSNorm forward, fused with the residual sum and dropout
-// before it, and backward. Called by train_gpt.c. Each reads its inputs once and writes its
-// outputs once. Between its statistics and its result a row stays in registers, in backward in
-// shared memory.
+// LayerNorm or RMSNorm forward, fused with the preceding residual sum and dropout, and backward:
+// see ops.h. Each reads its inputs once and writes its outputs once; in between a row stays in
+// registers, in backward in shared memory.
 //
-// Forward: W warps handle a row, and each lane holds V vectors of 8 elements. A block has one row,
-// or 8 where one warp is enough for a row and no warp waits for another. Sums run in a fixed order:
-// per lane, butterfly over the warp, then warp by warp. The parameters' gradients are summed per
-// block in registers, then over the blocks.
+// Forward: W warps handle a row, each lane V vectors of 8 elements. A block has one row, or 8 if a
+// warp suffices for a row, so that no warp waits for another. Sums have a fixed order: per lane,
+// butterfly over the warp, then warp by warp. Parameter gradients are summed per block in
+// registers, then over the blocks.
 //
-// Where a pipeline stage ends, the sum has no LayerNorm behind it. It has kernels of its own, which
-// work element by element.
+// At the end of a pipeline stage no norm follows the sum; separate elementwise kernels handle that.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/limits.h"
 #include "llmc/cuda/partials.cuh"
 #include "llmc/cuda/scratch.h"
 
-// --- how a row is spread over threads ------------------------------------------------------------
+// --- rows and threads ----------------------------------------------------------------------------
 
 template <int W> struct RowGroup {
-    static constexpr int LANES = W * WARP;  // threads of one row
-    // Of a block, at a time: rows that shared a barrier would wait for each other.
+    static constexpr int LANES = W * WARP;  // threads per row
+    // Rows per block: rows that share a barrier would wait for each other.
     static constexpr int ROWS = W == 1 ? 8 : 1;
-    static constexpr int THREADS = ROWS * LANES;  // of a block
+    static constexpr int THREADS = ROWS * LANES;
 };
 
-// The sum of (a, b) over the threads of a row, the same bits in each. shared: (32) pairs that no
-// thread still reads. A barrier when W > 1.
+// Returns the sum of (a, b) over the threads of a row, the same bits in all. shared: (32) pairs not
+// read by any thread. Contains a barrier if W > 1.
 template <int W> static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *shared) {
     a = warp_sum(a), b = warp_sum(b);
     if (W == 1) return make_float2(a, b);
@@ -41,20 +39,20 @@ template <int W> static __device__ __forceinline__ float2 row_sum(float a, float
     return sum;
 }
 
-enum { ELEMENT_THREADS = 256 };  // of a block that works element by element
+enum { ELEMENT_THREADS = 256 };  // block size of elementwise kernels
 
-// Vectors in a row.
+// Returns the number of vectors per row.
 static int row_vectors(Stream *s, int C) {
     if (C % LIMIT_MULTIPLE || C > LIMIT_HIDDEN) {
         fatal(stream_site(s), EXIT_USAGE,
-              "hidden size %d: the GPU's LayerNorm takes multiples of %d up to %d", C, LIMIT_MULTIPLE,
+              "hidden size %d: LayerNorm on GPUs supports multiples of %d up to %d", C, LIMIT_MULTIPLE,
               LIMIT_HIDDEN);
     }
     return C / PACKED;
 }
 
-// What dropout multiplies 8 elements from (row, c) of the branch with. Rows are counted from the
-// first that this rank holds, the mask's in the micro-batch. Not for p = 0.
+// Dropout multipliers of 8 elements at (row, c) of the branch. row is relative to this rank's rows.
+// Not for p = 0.
 static __device__ __forceinline__ void branch_multipliers(float keep[PACKED], const LayerNorm &a, int64_t row,
                                                           int c) {
     row += a.rows.first;
@@ -64,8 +62,7 @@ static __device__ __forceinline__ void branch_multipliers(float keep[PACKED], co
 
 // --- forward -------------------------------------------------------------------------------------
 
-// residual + dropout(branch), 8 elements from (row, c), rounded. The products and sums are the CPU
-// backend's, bit for bit.
+// Returns residual + dropout(branch) for 8 elements at (row, c), rounded, bit-identical to the CPU.
 static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Packed128 residual,
                                                          Packed128 branch, int64_t row, int c) {
     float sum[PACKED], x[PACKED];
@@ -82,15 +79,15 @@ static __device__ __forceinline__ Packed128 residual_sum(const LayerNorm &a, Pac
     return pack(sum);
 }
 
-// Statistics of the row whose vectors are x. The variance comes from differences, so that its
-// digits survive a large mean.
+// Statistics of the row with vectors x. The variance is computed from differences, which is
+// accurate for large means.
 template <int W, int V>
 static __device__ __forceinline__ void row_statistics(const Packed128 x[V], const LayerNorm &a, int lane,
                                                       float2 (*shared)[32], float *mean, float *rstd) {
     float sum = 0.0f, squares = 0.0f, value[PACKED];
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        unpack(x[v], value);  // zeros beyond the row
+        unpack(x[v], value);  // zeros past the end of the row
 #pragma unroll
         for (int e = 0; e < PACKED; e++) sum += value[e];
     }
@@ -112,7 +109,7 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
     const int lane = threadIdx.x % RowGroup<W>::LANES;
     const int64_t row = (int64_t)blockIdx.x * RowGroup<W>::ROWS + threadIdx.x / RowGroup<W>::LANES;
     Packed128 x[V], branch[V];
-    // Does this lane's v-th vector lie inside the row? Threads without a row still meet the
+    // True if this lane's v-th vector is within the row. Threads without a row still take part in
     // barriers.
     bool here[V];
 #pragma unroll
@@ -156,7 +153,7 @@ template <int W, int V> static void run_forward(Stream *s, const LayerNorm &a) {
     check_launch(s, "LayerNorm forward");
 }
 
-// With the fewest threads per row that hold a row in at most 3 vectors per lane.
+// Chooses the fewest threads per row that hold it in at most 3 vectors per lane.
 static void launch_forward(Stream *s, const LayerNorm &a) {
     int vectors = row_vectors(s, a.C);
     if (vectors <= 32) return run_forward<1, 1>(s, a);
@@ -173,7 +170,7 @@ static void launch_forward(Stream *s, const LayerNorm &a) {
     run_forward<32, 2>(s, a);
 }
 
-// The sum alone: a thread has 8 elements.
+// The sum alone, 8 elements per thread.
 __global__ void __launch_bounds__(ELEMENT_THREADS) residual_sum_kernel(LayerNorm a, int64_t vectors) {
     const int64_t i = (int64_t)blockIdx.x * ELEMENT_THREADS + threadIdx.x, at = i * PACKED, row = at / a.C;
     if (i >= vectors) return;
@@ -185,7 +182,7 @@ static void launch_sum(Stream *s, const LayerNorm &a) {
     int64_t vectors = rows_held(a.rows, a.B, a.T) * row_vectors(s, a.C);
     unsigned blocks = (unsigned)ceil_div64(vectors, ELEMENT_THREADS);
     residual_sum_kernel<<<blocks, ELEMENT_THREADS, 0, stream_handle(s)>>>(a, vectors);
-    check_launch(s, "the residual sum");
+    check_launch(s, "residual sum");
 }
 
 void op_layernorm_forward(Stream *s, const LayerNorm *a) {
@@ -197,29 +194,29 @@ void op_layernorm_forward(Stream *s, const LayerNorm *a) {
 // --- backward ------------------------------------------------------------------------------------
 
 struct NormBackward : LayerNorm {
-    float *partials;  // (blocks, sums, C): each block's sums for dgamma, dbeta and branch_sum
-    int sums;         // PARAMETERS, or 1: the last alone
+    float *partials;  // (blocks, sums, C): per block sums for dgamma, dbeta and branch_sum
+    int sums;         // PARAMETERS, or 1: branch_sum only
     int64_t N;
 };
 
 enum { PARAMETERS = 3 };  // gamma, beta, the bias of the branch's linear
 enum { INPUTS = 3 };      // dy, x, dresidual
 
-// Rows come in tiles, which are copied to shared memory while the tile before is computed. A tile
-// is read twice. Warps read along its rows, for the two means of each. Then threads read down its
-// columns, so that a thread needs registers for the parameters' sums of its own columns only.
+// Tiles of rows are copied to shared memory while the previous tile is processed. A tile is read
+// twice: by warps along rows, for the two means of each row, and by threads along columns, so that
+// each thread has registers for the parameter sums of its own columns only.
 struct BackwardTiles {
-    int vectors;  // of a row
+    int vectors;  // per row
     int threads;
-    int groups;         // threads / vectors, at least 1: its threads hold the columns of every groups-th row
-    int rows;           // of a tile
-    int warps_per_row;  // that add up a row's means
+    int groups;         // threads / vectors, at least 1; a group handles every groups-th row
+    int rows;           // per tile
+    int warps_per_row;  // that compute a row's means
     int stages;         // tiles in shared memory
     size_t stage_bytes;
 };
 
-// 8 elements of the branch's gradient from those of the residual stream as they are stored. Adds
-// them to `sum`. DROPS: the two differ by dropout.
+// Computes 8 elements of the branch's gradient from the stored gradient of the residual stream, and
+// adds them to `sum`. DROPS: with dropout.
 template <bool DROPS>
 static __device__ __forceinline__ void branch_gradient(const NormBackward &a, int64_t row, int c,
                                                        Packed128 gradient, float sum[PACKED]) {
@@ -238,8 +235,8 @@ static __device__ __forceinline__ void branch_gradient(const NormBackward &a, in
     for (int e = 0; e < PACKED; e++) sum[e] += x[e];
 }
 
-// One thread's columns of one row: dresidual += the gradient of x, and dbranch. Adds to the
-// thread's sums for the parameters.
+// One thread's columns of one row: dresidual += gradient of x, dbranch, and the sums for
+// parameters.
 struct ColumnSums {
     float of[PARAMETERS][PACKED];
 };
@@ -272,8 +269,8 @@ template <int BYTES> static __device__ __forceinline__ void copy_async(void *sha
     else asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
 
-// Starts the copies of a tile, whose rows lie one after the other, and ends the batch, which is
-// empty beyond the last row. statistics: (2, WARP) mean and rstd.
+// Starts the copies of a tile and commits the batch, which is empty past the last row. statistics:
+// (2, WARP) mean and rstd.
 static __device__ __forceinline__ void fetch_tile(const NormBackward &a, const BackwardTiles &t, uint4 *stage,
                                                   float *statistics, int64_t tile) {
     const int64_t first = tile * t.rows;
@@ -291,7 +288,7 @@ static __device__ __forceinline__ void fetch_tile(const NormBackward &a, const B
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// This warp's part of the sums of g = dy gamma and of g xhat over its row of the tile.
+// Sums g = dy gamma and g xhat over this warp's part of its row.
 static __device__ __forceinline__ void add_row(const NormBackward &a, const BackwardTiles &t,
                                                const uint4 *stage, const float *statistics, float2 *parts) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = warp / t.warps_per_row;
@@ -315,8 +312,8 @@ static __device__ __forceinline__ void add_row(const NormBackward &a, const Back
     if (lane == 0) parts[warp] = make_float2(sum_g, sum_g_xhat);
 }
 
-// The block's sums go to its row of partials: group after group through shared memory, or straight
-// when the block is one group.
+// Stores the block's sums in its row of partials: group by group through shared memory, or directly
+// if there is one group.
 template <int V>
 static __device__ __forceinline__ void store_partials(const NormBackward &a, const BackwardTiles &t,
                                                       const ColumnSums sums[V], float *columns) {
@@ -341,14 +338,14 @@ static __device__ __forceinline__ void store_partials(const NormBackward &a, con
     for (int i = threadIdx.x; t.groups > 1 && i < PARAMETERS * a.C; i += t.threads) out[i] = columns[i];
 }
 
-// A fixed number of blocks share the tiles, so that each block's sums for the parameters stay in
-// registers until the end. A thread holds V vectors of columns.
+// A fixed number of blocks processes the tiles, so that parameter sums stay in registers until the
+// end. V: vectors of columns per thread.
 template <int THREADS, int V, bool DROPS>
 __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
                                            : DROPS       ? 2
                                                          : 3)
     norm_backward_kernel(NormBackward a, BackwardTiles t) {
-    // (stages, INPUTS, rows, vectors); at the end (3, C) floats when there are several groups.
+    // (stages, INPUTS, rows, vectors); at the end (3, C) floats if there are several groups
     extern __shared__ uint4 tiles[];
     __shared__ float statistics[2][2 * WARP];
     __shared__ float2 parts[WARP];
@@ -366,7 +363,7 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
     for (int64_t tile = blockIdx.x; tile < count; tile += gridDim.x, stage = t.stages - 1 - stage) {
         if (t.stages == 1) fetch_tile(a, t, tiles, statistics[0], tile);
         asm volatile("cp.async.wait_group 0;" ::: "memory");
-        __syncthreads();  // the tile is here for all, and nobody reads the one before
+        __syncthreads();  // the tile is complete and the previous one no longer read
         if (t.stages == 2)
             fetch_tile(a, t, tiles + (1 - stage) * stage_vectors, statistics[1 - stage], tile + gridDim.x);
         const uint4 *here = tiles + stage * stage_vectors;
@@ -391,11 +388,11 @@ __global__ void __launch_bounds__(THREADS, THREADS > 256 ? 1
         if (t.stages == 1) __syncthreads();
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();  // the stages become the block's columns
+    __syncthreads();  // the stages are reused for columns
     store_partials<V>(a, t, sums, reinterpret_cast<float *>(tiles));
 }
 
-// Adds the blocks' partials.
+// Adds up the blocks' partial sums.
 __global__ void __launch_bounds__(PARTIALS_THREADS) norm_partials_kernel(NormBackward a, int blocks) {
     const int column = blockIdx.x * WARP + threadIdx.x % WARP, columns = a.sums * a.C;
     const float total = partials_total(a.partials, blocks, columns, column);
@@ -406,8 +403,8 @@ __global__ void __launch_bounds__(PARTIALS_THREADS) norm_partials_kernel(NormBac
     else if (parameter == 2 && a.branch_sum) a.branch_sum[c] = total;
 }
 
-// How many blocks to launch: `wanted`, or as many as the scratch holds partials of. Sets
-// a->partials.
+// Sets a->partials. Returns the number of blocks: `wanted`, or as many as fit in the scratch
+// memory.
 static int reserve_partials(Stream *s, NormBackward *a, int64_t wanted) {
     size_t block_bytes = (size_t)a->sums * (size_t)a->C * sizeof(float);
     int64_t fits = (int64_t)(SCRATCH_LEAST / block_bytes);
@@ -422,13 +419,12 @@ static void join_partials(Stream *s, const NormBackward &a, int blocks) {
     check_launch(s, "LayerNorm backward, sums over blocks");
 }
 
-// Tiles of at most 56 KiB, or of one row. So several blocks share a multiprocessor, and while one
-// waits at a barrier the others compute.
+// Tiles of at most 56 KiB, or one row: several blocks share a multiprocessor and overlap barriers.
 static BackwardTiles backward_tiles(Stream *s, int C) {
     BackwardTiles t = {};
     t.vectors = row_vectors(s, C);
     t.groups = t.vectors < 256 ? 256 / t.vectors : 1;
-    int columns = t.vectors > 1024 ? (t.vectors + 1) / 2 : t.vectors;  // that have a thread of their own
+    int columns = t.vectors > 1024 ? (t.vectors + 1) / 2 : t.vectors;  // handled by separate threads
     t.threads = (int)ceil_div64((int64_t)t.groups * columns, WARP) * WARP;
     int warps = t.threads / WARP, fitting = 57344 / (INPUTS * C * (int)sizeof(floatX));
     t.rows = fitting < 1 ? 1 : fitting < warps ? fitting : warps;
@@ -448,7 +444,7 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
     allow_shared(s, kernel, shared, "shared memory for LayerNorm's backward");
     cuda_check(stream_site(s),
                cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, t.threads, shared),
-               "asking how LayerNorm's backward fits");
+               "occupancy of LayerNorm's backward");
     int64_t wanted = ceil_div64(a.N, t.rows);
     int64_t most = (int64_t)stream_device(s)->multiprocessors * (resident > 1 ? resident : 1);
     int blocks = reserve_partials(s, &a, wanted < most ? wanted : most);
@@ -459,8 +455,8 @@ static void launch_backward(Stream *s, NormBackward a, BackwardTiles t) {
 
 // --- backward of the sum alone -------------------------------------------------------------------
 
-// A block takes SLAB columns of every gridDim.x-th group of SUM_WARPS rows, a warp one row at a
-// time. Its sums meet in shared memory.
+// A block handles SLAB columns of every gridDim.x-th group of SUM_WARPS rows, one row per warp at a
+// time, and combines the sums in shared memory.
 enum { SUM_WARPS = 8, SLAB = WARP * PACKED, SUM_ROWS = 64 };
 
 template <bool DROPS> __global__ void __launch_bounds__(WARP *SUM_WARPS) sum_backward_kernel(NormBackward a) {
@@ -481,7 +477,7 @@ template <bool DROPS> __global__ void __launch_bounds__(WARP *SUM_WARPS) sum_bac
     for (int w = 0; w < SUM_WARPS; w++) total += columns[w][threadIdx.x];
     a.partials[(int64_t)blockIdx.x * a.C + column] = total;
 }
-static_assert(SLAB == WARP * SUM_WARPS, "every thread adds up one column");
+static_assert(SLAB == WARP * SUM_WARPS, "each thread adds up one column");
 
 template <bool DROPS> static void launch_sum_backward(Stream *s, NormBackward a) {
     unsigned slabs = (unsigned)ceil_div64((int64_t)row_vectors(s, a.C) * PACKED, SLAB);
@@ -489,7 +485,7 @@ template <bool DROPS> static void launch_sum_backward(Stream *s, NormBackward a)
     int blocks = reserve_partials(s, &a, wanted < most ? wanted : most);
     dim3 grid((unsigned)blocks, slabs);
     sum_backward_kernel<DROPS><<<grid, WARP * SUM_WARPS, 0, stream_handle(s)>>>(a);
-    check_launch(s, "the residual sum's backward");
+    check_launch(s, "backward of the residual sum");
     if (a.branch_sum) join_partials(s, a, blocks);
 }
 

@@ -1,6 +1,5 @@
-// What of ops.h depends on sizes alone (limits.h). Whether the GPU's ops can compute a model is
-// asked once, before anything is planned: a size that does not suit ends in one line, and not in
-// the middle of the first step. Called by llmc/model/gpt.c and report.c.
+// Size-dependent functions of ops.h, from limits.h. Unsupported models are refused before anything
+// is planned, not in the first step.
 #include "llmc/cuda/limits.h"
 
 #include "llmc/ops.h"

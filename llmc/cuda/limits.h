@@ -1,7 +1,6 @@
-// What the GPU's ops can compute and what scratch memory they want, as functions of sizes alone.
-// Plain C, so that a test without a GPU can ask them. Included by limits.cu, embedding.cu,
-// layernorm.cu, attention_cudnn.cpp, test_limits.c
-// and test_device_gpu.cu.
+// Supported sizes and scratch memory of the GPU ops, as functions of sizes alone. Plain C, so that
+// tests run without a GPU. Included by limits.cu, embedding.cu, layernorm.cu, attention_cudnn.cpp
+// and tests.
 #pragma once
 #include <limits.h>
 #include <stdio.h>
@@ -10,8 +9,8 @@
 
 // --- sizes of models -----------------------------------------------------------------------------
 
-// MULTIPLE: 16 bytes of floatX, as GEMMs and packed loads want. The largest head is
-// attention_plain.cu's, the largest hidden size layernorm.cu's.
+// LIMIT_MULTIPLE: 16 bytes of floatX, for GEMMs and packed loads. LIMIT_HEAD: of
+// attention_plain.cu. LIMIT_HIDDEN: of layernorm.cu.
 enum { LIMIT_MULTIPLE = 8, LIMIT_HEAD = 256, LIMIT_HIDDEN = 16384 };
 
 // See op_check_model.
@@ -19,29 +18,29 @@ static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64
     const int multiple = LIMIT_MULTIPLE;
     if (C % multiple || C > LIMIT_HIDDEN) {
         return error_set(err, EXIT_USAGE,
-                         "--hidden-size %d: a GPU computes multiples of %d up to %d; choose one, "
-                         "or use train_gpt_cpu",
+                         "--hidden-size %d: must be a multiple of %d up to %d on GPUs; change it, or use "
+                         "train_gpt_cpu",
                          C, multiple, LIMIT_HIDDEN);
     }
     if (HD % multiple || HD > LIMIT_HEAD) {
         return error_set(err, EXIT_USAGE,
-                         "%d attention heads of size %d: a GPU computes sizes that are multiples "
-                         "of %d up to %d; choose another --num-attention-heads",
+                         "%d attention heads of size %d: the size must be a multiple of %d up to %d on "
+                         "GPUs; choose another --num-attention-heads",
                          NH, HD, multiple, LIMIT_HEAD);
     }
     if (F % multiple) {
-        return error_set(err, EXIT_USAGE, "--ffn-hidden-size %d: a GPU computes multiples of %d; choose one",
-                         F, multiple);
+        return error_set(err, EXIT_USAGE, "--ffn-hidden-size %d: must be a multiple of %d on GPUs", F,
+                         multiple);
     }
     if (V % multiple) {
         return error_set(err, EXIT_USAGE,
-                         "the padded vocabulary of %d rows is no multiple of %d, as a GPU wants; use "
+                         "the padded vocabulary of %d rows must be a multiple of %d on GPUs; use "
                          "--make-vocab-size-divisible-by 128 (the default) or another multiple of %d",
                          V, multiple, multiple);
     }
-    if (N > INT_MAX) {  // rows are sorted by 32-bit numbers
+    if (N > INT_MAX) {  // row numbers are 32-bit
         return error_set(err, EXIT_USAGE,
-                         "a micro-batch of %lld tokens: a GPU computes at most %d; use a smaller "
+                         "a micro-batch of %lld tokens: a GPU supports at most %d; use a smaller "
                          "--micro-batch-size",
                          (long long)N, INT_MAX);
     }
@@ -50,41 +49,39 @@ static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64
 
 // --- attention -----------------------------------------------------------------------------------
 
-// Is this call one for cuDNN? Not with document starts, which it does not know. Not with a length
-// that is no multiple of 64 either: sampling has such lengths. They grow by one with every token,
-// and a plan for each would cost more than it saves.
+// Returns true if cuDNN computes this attention. It does not support document starts. Lengths that
+// are no multiple of 64 occur in sampling only, where each token would need a new plan.
 static inline bool limits_for_cudnn(int T, bool documents) { return !documents && T % 64 == 0; }
 
 // See op_attention_notice.
 static inline void limits_attention_notice(int T, bool documents, char *text, size_t bytes) {
-    const char *when = documents ? "where attention passes the borders of documents"
+    const char *when = documents ? "if attention may cross documents"
                                  : "for sequence lengths that are multiples of 64";
     *text = '\0';
     if (limits_for_cudnn(T, documents)) return;
     snprintf(text, bytes,
-             "attention runs on this program's own kernels: they make 10 matrix products where "
-             "cuDNN's make 7, so a step takes at least 5 to 11 %% longer (dev/bench/NOTES.md); "
-             "cuDNN is used %s",
+             "attention uses this program's own kernels, with 10 matrix products instead of cuDNN's 7, so "
+             "a step takes at least 5 to 11 %% longer (dev/bench/NOTES.md); cuDNN is used %s",
              when);
 }
 
 // --- scratch memory ------------------------------------------------------------------------------
 
-// The scratch is at least SCRATCH_LEAST bytes, and more where a micro-batch has millions of rows.
-// LayerNorm's backward takes what there is. The embedding's backward wants, one after the other:
-// sorted keys, row numbers and sorted row numbers (N each), the sort's own memory, and two rows of
-// fp32 for each chunk of rows that a warp sums.
+// Scratch size: at least SCRATCH_LEAST bytes, more for micro-batches of millions of rows.
+// LayerNorm's backward uses all of it. The embedding's backward stores sorted keys, row numbers and
+// sorted row numbers (N each), the sort's memory, and two fp32 rows per chunk of rows that a warp
+// sums.
 #define SCRATCH_LEAST ((size_t)64 << 20)
 enum { CHUNK_ROWS = 32, CHUNKS_LEAST = 256 };
 
 static inline size_t scratch_aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 static inline size_t scratch_ids_bytes(int64_t N) { return scratch_aligned((size_t)N * sizeof(int32_t)); }
 static inline size_t scratch_chunk_bytes(int C) { return 2 * (size_t)C * sizeof(float); }
-// The most that CUB's radix sort of N pairs wants: a second copy of the pairs, and counters.
+// Upper bound for CUB's radix sort of N pairs: a second copy of the pairs, and counters.
 static inline size_t scratch_sort_bytes(int64_t N) { return 10 * (size_t)N + ((size_t)4 << 20); }
 
-// Chunks of at least CHUNK_ROWS rows, fewer where their sums would not fit SCRATCH_LEAST.
-// The sums' order, and so their last bits, depend on this number.
+// Number of chunks of at least CHUNK_ROWS rows, limited so that their sums fit into SCRATCH_LEAST.
+// The order of the sums, and so their last bits, depend on it.
 static inline int64_t scratch_chunks(int64_t N, int C, size_t sort_bytes) {
     size_t used = 3 * scratch_ids_bytes(N) + scratch_aligned(sort_bytes);
     size_t fits = used < SCRATCH_LEAST ? (SCRATCH_LEAST - used) / scratch_chunk_bytes(C) : 0;

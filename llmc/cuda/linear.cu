@@ -1,16 +1,15 @@
-// The linear layers of the GPT on a GPU, called by train_gpt.c: cuBLASLt for the products, two
-// small kernels for what its epilogues do not do. The language-model head uses gemm() and the
-// matmul_* functions through internal.h.
+// Linear layers on GPUs: cuBLASLt, and two small kernels for what its epilogues lack. The LM head
+// uses gemm() and matmul_* through internal.h.
 //
-// Fused in forward: the bias, and GELU where `pre` is wanted. Fused in backward: the accumulation
-// of dw into fp32 (beta = 1), and GELU' into the product for dx where the table says that it pays.
-// Elsewhere GELU' has a pass of its own, which also sums the columns for the bias gradient before
-// it. cuBLASLt's epilogue for bias gradients is not used. It overwrites, where ours must accumulate
-// over micro-batches, and it costs more than a pass over dy.
+// Fused in forward: bias, and GELU if `pre` is requested. Fused in backward: accumulation of dw in
+// fp32 (beta = 1), and GELU' into dx if gemm_table.h says so; otherwise a separate pass multiplies
+// by GELU' and sums the columns for the bias gradient of the previous layer. cuBLASLt's bias
+// gradient epilogue is not used: it overwrites instead of accumulating, and costs more than a pass
+// over dy.
 //
-// GELU in the epilogue acts on the sum before it is rounded to `pre`. op_gelu_forward and the CPU
-// backend act on the rounded `pre`. Both are one rounding away from the exact value. Recomputing a
-// whole layer runs the same product again and gives the same bits.
+// The GELU epilogue acts on the unrounded sum, op_gelu_forward and the CPU backend on the rounded
+// `pre`: both are one rounding away from the exact value. Recomputing a layer runs the same product
+// again, with the same bits.
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,23 +17,23 @@
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm_table.h"
 
-// --- plans: one per shape, made when first seen --------------------------------------------------
+// --- plans: one per shape, created on first use --------------------------------------------------
 
 typedef struct GemmKey {
     int64_t m, n, k;
-    // What of Gemm changes the kernel, the heuristic's answer taken, and the pointers' alignments.
+    // gemm_form, result of the heuristic, pointer alignments.
     int64_t form;
 } GemmKey;
 
 typedef struct GemmPlan {
-    GemmKey key;  // m is 0 in an empty place of the table
+    GemmKey key;  // m is 0 in an empty slot
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
 } GemmPlan;
 
-// Open addressing. The capacity is a power of two, and the table is at most half full. A plan may
-// move when the table grows. Its handles stay.
+// Hash table with open addressing, at most half full; the capacity is a power of two. Plans move
+// when it grows; their handles do not.
 typedef struct LinearState {
     cublasLtHandle_t handle;
     GemmPlan *table;
@@ -45,8 +44,8 @@ static void blas_check(const Site *site, cublasStatus_t status, const char *what
     if (status == CUBLAS_STATUS_SUCCESS) return;
     cuda_check_gpu(site);
     fatal(site, EXIT_ENVIRONMENT,
-          "cuBLASLt: %s failed: %s; see whether its version fits the GPU and the driver (--version names it)",
-          what, cublasLtGetStatusString(status));
+          "cuBLASLt: %s failed: %s; check that its version supports the GPU and the driver (--version)", what,
+          cublasLtGetStatusString(status));
 }
 
 static void linear_destroy(void *memory) {
@@ -75,7 +74,7 @@ static LinearState *linear_state(Device *device) {
     return state;
 }
 
-// The place of a key: its plan, or the empty place where it belongs.
+// Returns the key's plan, or the empty slot for it.
 static GemmPlan *plan_place(GemmPlan *table, int capacity, const GemmKey *key) {
     uint64_t hash = 0;
     const int64_t parts[4] = {key->m, key->n, key->k, key->form};
@@ -97,10 +96,10 @@ static void table_grow(LinearState *state) {
     state->capacity = capacity;
 }
 
-// --- making a plan -------------------------------------------------------------------------------
+// --- creating plans ------------------------------------------------------------------------------
 
-// The largest power of two up to 256 that divides an address, or all of several, or-ed together.
-// Kernels with wide accesses depend on it.
+// Largest power of two up to 256 that divides an address (or several, ORed). Kernels with wide
+// accesses depend on it.
 static uint32_t alignment_of(uintptr_t address) {
     uintptr_t bits = address | 256;
     return (uint32_t)(bits & (~bits + 1));
@@ -121,8 +120,8 @@ static GemmKey gemm_key(const Gemm *g, int answer) {
     return key;
 }
 
-// The committed table's row for this product, on the library and GPU that it was made with, or
-// NULL.
+// Returns the row of gemm_table.h for this product, or NULL: the table is specific to a library
+// version and GPU family.
 static const GemmAnswer *table_row(const Device *device, const Gemm *g) {
     if (cublasLtGetVersion() != GEMM_TABLE_VERSION || device->major != GEMM_TABLE_MAJOR) return NULL;
     for (size_t i = 0; i < sizeof gemm_table / sizeof gemm_table[0]; i++) {
@@ -132,7 +131,6 @@ static const GemmAnswer *table_row(const Device *device, const Gemm *g) {
     return NULL;
 }
 
-// Which of the heuristic's answers to take.
 static int table_answer(const Device *device, const Gemm *g) {
     const GemmAnswer *row = table_row(device, g);
     return row ? row->answer : 0;
@@ -154,8 +152,8 @@ static void set_pointers(const Site *site, cublasLtMatmulDesc_t operation, const
     }
 }
 
-// cuBLASLt is column-major: a row-major matrix is its transpose there. So d^T = op(b)^T op(a)^T is
-// asked for, with b as the left operand.
+// cuBLASLt is column-major, where a row-major matrix is its transpose. So this describes d^T =
+// op(b)^T op(a)^T, with b as the left operand.
 static void describe_operation(const Site *site, GemmPlan *plan, const Gemm *g) {
     const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                             CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
@@ -174,7 +172,7 @@ static void describe_operation(const Site *site, GemmPlan *plan, const Gemm *g) 
     set_pointers(site, plan->operation, g);
 }
 
-// rows x columns as cuBLASLt counts them, packed.
+// rows, columns: in cuBLASLt's order, packed.
 static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, bool fp32, int64_t rows,
                             int64_t columns) {
     cudaDataType_t type = fp32 ? CUDA_R_32F : CUDA_R_16BF;
@@ -182,7 +180,7 @@ static void describe_matrix(const Site *site, cublasLtMatrixLayout_t *layout, bo
     blas_check(site, made, "describing a matrix");
 }
 
-// What an algorithm may use. Partial sums may meet in fp32 only, so that a product is rounded once.
+// Constraints on algorithms. Reductions must be fp32, so that a product is rounded once.
 static cublasLtMatmulPreference_t make_wish(const Site *site, const Gemm *g) {
     size_t workspace = GEMM_WORKSPACE_BYTES;
     uint32_t alignment = matrix_alignment(g) < 16 ? matrix_alignment(g) : 16;
@@ -209,8 +207,8 @@ static cublasLtMatmulPreference_t make_wish(const Site *site, const Gemm *g) {
     return wish;
 }
 
-// The heuristic's answer of this number; the last one when there are fewer, and false. A function
-// of the shape, the GPU and the library alone, never of a timing.
+// Sets the plan's algorithm to result `answer` of the heuristic; if there are fewer, to the last
+// one, and returns false. Depends only on shape, GPU and library, never on timing.
 static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan *plan, const Gemm *g,
                              int answer) {
     cublasLtMatmulPreference_t wish = make_wish(site, g);
@@ -230,8 +228,8 @@ static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan
     return answer < count;
 }
 
-// answer: of the heuristic, or -1 for the table's. *exists (may be NULL): whether there is such an
-// answer, told when the plan is made.
+// answer: of the heuristic, or -1 for the table's. *exists (or NULL): false if there are fewer; set
+// when the plan is created.
 static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm *g, int answer,
                                  bool *exists) {
     GemmKey key = gemm_key(g, answer);
@@ -262,7 +260,7 @@ bool gemm_by_answer(Stream *stream, const Gemm *g, int answer) {
     LinearState *state = linear_state(device);
     bool exists = true;
     const GemmPlan *plan = find_plan(device, state, g, answer, &exists);
-    // cuBLASLt reads the pointers when the call is made, and one host thread drives a device.
+    // cuBLASLt reads the pointers during the call, and one host thread drives a device.
     set_pointers(device->site, plan->operation, g);
     float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
     blas_check(device->site,
@@ -305,12 +303,12 @@ void matmul_tn(Stream *stream, float *c, const floatX *a, const floatX *b, int64
     gemm(stream, &g);
 }
 
-// --- the bias gradient, and GELU' before it: column sums in two passes, in a fixed order ---------
+// --- bias gradient and GELU': column sums in two passes, in a fixed order ------------------------
 
-// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns. A warp reads 512 bytes of one row at a
-// time, each lane 8 columns. DGELU: the rows are first multiplied by GELU'(pre), in place. Pass 2:
-// a block joins the partial sums of JOIN_COLUMNS columns. SUM_BATCH rows are loaded before the
-// first is used or stored: enough loads in flight to hide their latency.
+// Pass 1: a block sums SUM_ROWS rows of SUM_COLUMNS columns; a warp reads 512 bytes of a row at a
+// time, each lane 8 columns. DGELU: rows are first multiplied by GELU'(pre), in place. SUM_BATCH
+// rows are loaded together to hide latency. Pass 2: a block joins the partial sums of JOIN_COLUMNS
+// columns.
 enum { SUM_WARPS = 8, SUM_COLUMNS = WARP * PACKED, SUM_ROWS = 256, SUM_BATCH = 4 };
 enum { JOIN_COLUMNS = 32, JOIN_SLICES = 8 };
 
@@ -321,7 +319,7 @@ static __global__ void __launch_bounds__(SUM_WARPS *WARP)
     __shared__ __align__(16) float sums[SUM_WARPS][SUM_COLUMNS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int slabs = (OC + SUM_COLUMNS - 1) / SUM_COLUMNS, slab = (int)(blockIdx.x % (unsigned)slabs);
-    int64_t part = blockIdx.x / (unsigned)slabs;  // in one dimension: the others of a grid end at 65535
+    int64_t part = blockIdx.x / (unsigned)slabs;  // one-dimensional: gridDim.y is limited to 65535
     int column = slab * SUM_COLUMNS + lane * PACKED;
     int64_t first = part * SUM_ROWS, end = first + SUM_ROWS < N ? first + SUM_ROWS : N;
     float sum[PACKED] = {};
@@ -361,7 +359,7 @@ static __global__ void __launch_bounds__(SUM_WARPS *WARP)
     for (int w = 0; w < SUM_WARPS; w++) total += sums[w][threadIdx.x];
     partial[part * OC + column] = total;
 }
-static_assert(SUM_COLUMNS == SUM_WARPS * WARP, "one thread per column when the warps' sums are joined");
+static_assert(SUM_COLUMNS == SUM_WARPS * WARP, "one thread per column when joining the warps' sums");
 
 // dbias (OC) accumulates; partial (parts, OC).
 static __global__ void __launch_bounds__(JOIN_SLICES *JOIN_COLUMNS)
@@ -388,8 +386,8 @@ static void join_columns(Stream *s, float *dbias, const float *partial, int part
     check_launch(s, "column_join");
 }
 
-// dbias += column sums of dy. With pre, dy is multiplied by GELU'(pre) first. dbias NULL: that
-// product alone.
+// dbias += column sums of dy, multiplied by GELU'(pre) first if pre is not NULL. dbias NULL: only
+// that multiplication.
 static void bias_backward(Stream *s, float *dbias, floatX *dy, const floatX *pre, int64_t N, int OC,
                           float *partial) {
     int64_t parts = ceil_div64(N, SUM_ROWS);
@@ -427,8 +425,7 @@ void op_gelu_forward(Stream *s, floatX *y, const floatX *pre, int64_t n) {
 
 // --- the ops -------------------------------------------------------------------------------------
 
-// [ cuBLASLt's workspace | partial sums of a bias gradient: (ceil(N / SUM_ROWS), the wider side)
-// fp32 ]
+// [ cuBLASLt's workspace | partial sums of a bias gradient: (ceil(N / SUM_ROWS), max(C, OC)) fp32 ]
 size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC) {
     return GEMM_WORKSPACE_BYTES +
            (size_t)(ceil_div64(max_N, SUM_ROWS) * (max_C > max_OC ? max_C : max_OC)) * sizeof(float);
@@ -441,7 +438,7 @@ void op_linear_forward(Stream *s, const Linear *a) {
         linear_forward_row(s, a);
         return;
     }
-    if (a->pre && !a->bias) {  // no epilogue for GELU without a bias that stores its input
+    if (a->pre && !a->bias) {  // cuBLASLt has no GELU epilogue that stores its input without a bias
         matmul_nt(s, a->pre, a->x, a->w, a->N, a->OC, a->C, a->workspace);
         op_gelu_forward(s, a->y, a->pre, a->N * a->OC);
         return;
@@ -454,11 +451,11 @@ void op_linear_forward(Stream *s, const Linear *a) {
     gemm(s, &g);
 }
 
-// dx = dy w, times GELU'(x_pre), and the column sums of the result.
+// dx = dy w, multiplied by GELU'(x_pre), and the column sums of the result.
 static void dx_through_gelu(Stream *s, const Linear *a) {
     Gemm g = product(a->dx, a->dy, a->w, a->N, a->C, a->OC, a->workspace);
     g.epilogue = GEMM_DGELU;
-    g.aux = (floatX *)a->x_pre;  // read only
+    g.aux = (floatX *)a->x_pre;  // not written
     bool fused = table_row(stream_device(s), &g) != NULL;
     if (!fused) g.epilogue = GEMM_PLAIN, g.aux = NULL;
     gemm(s, &g);
@@ -478,5 +475,5 @@ void op_bias_gradient(Stream *s, float *dbias, const floatX *dy, const float *su
                       void *workspace) {
     if (N == 0) return;
     if (sum) join_columns(s, dbias, sum, 1, OC);
-    else bias_backward(s, dbias, (floatX *)dy, NULL, N, OC, partial_sums(workspace));  // reads it only
+    else bias_backward(s, dbias, (floatX *)dy, NULL, N, OC, partial_sums(workspace));  // does not write dy
 }

@@ -1,5 +1,4 @@
-// The CUDA backend of ops.h: SwiGLU and rotary positions, called by train_gpt.c. Each kernel reads
-// and writes once, 8 elements a thread.
+// SwiGLU and rotary position embedding on GPUs, 8 elements per thread: see ops.h.
 #include "llmc/cuda/common.cuh"
 
 enum { THREADS = 256 };
@@ -12,7 +11,7 @@ static __device__ __forceinline__ float logistic(float x) {
     return fast_reciprocal(1.0f + fast_exp2(-LOG2_E * x));
 }
 
-// Where a thread's 8 columns stand: of y and dy, and of the gate, with the other half F behind it.
+// Offsets of a thread's 8 columns in y and dy, and of the gate; up is F columns after the gate.
 struct GatePlace {
     int64_t out, gate;
 };
@@ -53,7 +52,7 @@ static __global__ void __launch_bounds__(THREADS) swiglu_backward_kernel(Swiglu 
 
 static int64_t swiglu_vectors(Stream *s, const Swiglu *a) {
     if (a->F % PACKED) {
-        fatal(stream_site(s), EXIT_USAGE, "SwiGLU of width %d: the GPU takes multiples of %d", a->F,
+        fatal(stream_site(s), EXIT_USAGE, "SwiGLU of width %d: GPUs support multiples of %d", a->F,
               (int)PACKED);
     }
     return a->N * a->F / PACKED;
@@ -75,27 +74,27 @@ void op_swiglu_backward(Stream *s, const Swiglu *a) {
 
 // --- rotary positions ----------------------------------------------------------------------------
 
-// One pair of columns. The products and sums are the CPU backend's, bit for bit.
+// Rotates one pair of columns, bit-identical to the CPU.
 static __device__ __forceinline__ void turn(float *x, float *y, float cosine, float sine) {
     const float a = *x, b = *y;
     *x = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
     *y = __fadd_rn(__fmul_rn(b, cosine), __fmul_rn(a, sine));
 }
 
-// How many threads there are, and what they share out.
+// Division of the work among threads.
 struct RopeWork : Rope {
-    int vectors;      // of a group
-    int pairs, rest;  // threads of a vector that have pairs of columns, and those that have the others
+    int vectors;      // per group
+    int pairs, rest;  // threads per vector with pairs of columns, and with the other columns
     int64_t threads;
 };
 
-// 8 columns of a vector, or 1.
+// Copies 8 columns of a vector, or 1.
 template <int W> static __device__ __forceinline__ void copy_columns(floatX *to, const floatX *from) {
     if constexpr (W == PACKED) store_packed(to, load_packed(from));
     else *to = *from;
 }
 
-// W pairs of columns.
+// Rotates W pairs of columns.
 template <int W>
 static __device__ __forceinline__ void turn_columns(floatX *to, const floatX *from, const float *table,
                                                     int half, float direction) {
@@ -117,8 +116,8 @@ static __device__ __forceinline__ void turn_columns(floatX *to, const floatX *fr
     }
 }
 
-// A thread turns W pairs of one vector: 8, or 1 where half of the columns is no multiple of 8. In
-// place it leaves the rest alone. By kind it copies the vectors and columns that are not turned.
+// A thread rotates W pairs of a vector: 8, or 1 if half of the columns is no multiple of 8. With
+// by_kind it also copies what is not rotated.
 template <int W> static __global__ void __launch_bounds__(THREADS) rope_kernel(RopeWork a) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= a.threads) return;
@@ -155,5 +154,5 @@ void op_rope(Stream *s, const Rope *a) {
     cudaStream_t stream = stream_handle(s);
     if (packed) rope_kernel<PACKED><<<blocks_for(work.threads), THREADS, 0, stream>>>(work);
     else rope_kernel<1><<<blocks_for(work.threads), THREADS, 0, stream>>>(work);
-    check_launch(s, "rotary positions");
+    check_launch(s, "rotary position embedding");
 }

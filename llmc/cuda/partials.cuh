@@ -1,14 +1,13 @@
-// The last part of sums over rows that many blocks share: adding the blocks' partial sums, in a
-// fixed order. Included by layernorm.cu and head_norm.cu.
+// The last step of sums over rows by many blocks: adds the blocks' partial sums in a fixed order.
+// Included by layernorm.cu and head_norm.cu.
 #pragma once
 #include "llmc/cuda/common.cuh"
 
-// A block of so many threads adds up 32 columns: 32 slices of the partials side by side, then the
-// slices in order.
+// A block adds up 32 columns: 32 slices of the partials in parallel, then the slices in order.
 enum { PARTIALS_SLICES = 32, PARTIALS_THREADS = WARP * PARTIALS_SLICES };
 
-// The sum of partials (blocks, columns) over the blocks, for the block's first warp, one column a
-// lane. Every thread calls it; `column` is that of its lane, and may be beyond the last one.
+// Returns the sum of partials (blocks, columns) over the blocks on the first warp, a column per
+// lane. Called by all threads with their lane's column, which may be past the end.
 static __device__ __forceinline__ float partials_total(const float *partials, int blocks, int columns,
                                                        int column) {
     __shared__ float slices[PARTIALS_SLICES][WARP];

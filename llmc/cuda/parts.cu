@@ -1,11 +1,11 @@
-// The CUDA backend of ops.h: sums over the ranks of a group, called by tensor_parallel.c and tied.c
-// after the ranks have gathered each other's parts. Element by element, in rank order. The bits are
-// the CPU backend's.
+// Sums over the ranks of a group after their parts were gathered, in rank order: see ops.h. Called
+// by tensor_parallel.c and tied_embedding.c. Bit-identical to the CPU backend.
 #include "llmc/cuda/common.cuh"
 
 enum { PART_THREADS = 256, FLOATS = 4 };  // FLOATS: fp32 values in 16 bytes
 
-// Can 16 bytes be read and written at a time, in parts of `bytes`? address: all addresses, ORed.
+// Returns true if 16-byte accesses are possible. address: all addresses, ORed; bytes: size of a
+// part.
 static bool in_sixteens(uintptr_t address, size_t bytes) { return (address | bytes) % 16 == 0; }
 
 static unsigned blocks_for(int64_t threads) { return (unsigned)ceil_div64(threads, PART_THREADS); }
@@ -45,7 +45,7 @@ void op_sum_parts(Stream *s, const SumParts *a) {
     if (bias_packs && in_sixteens((uintptr_t)a->y | (uintptr_t)a->parts, (size_t)a->n * sizeof(floatX)))
         sum_parts_packed_kernel<<<blocks_for(a->n / PACKED), PART_THREADS, 0, stream_handle(s)>>>(*a);
     else sum_parts_kernel<<<blocks_for(a->n), PART_THREADS, 0, stream_handle(s)>>>(*a);
-    check_launch(s, "the sum of ranks' parts");
+    check_launch(s, "sum of ranks' parts");
 }
 
 // --- fp32 ----------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ static __device__ __forceinline__ float4 add(float4 x, float4 y) {
 }
 static __device__ __forceinline__ float add(float x, float y) { return __fadd_rn(x, y); }
 
-// n: in elements of T, float or float4.
+// n: number of T, float or float4.
 template <class T>
 __global__ void __launch_bounds__(PART_THREADS) add_parts_kernel(T *y, const T *parts, int64_t n, int ranks) {
     const int64_t i = (int64_t)blockIdx.x * PART_THREADS + threadIdx.x;
@@ -73,5 +73,5 @@ void op_add_parts(Stream *s, float *y, const float *parts, int64_t n, int ranks)
         add_parts_kernel<<<blocks_for(vectors), PART_THREADS, 0, stream>>>((float4 *)y, (const float4 *)parts,
                                                                            vectors, ranks);
     else add_parts_kernel<<<blocks_for(n), PART_THREADS, 0, stream>>>(y, parts, n, ranks);
-    check_launch(s, "the sum of ranks' gradients");
+    check_launch(s, "sum of ranks' gradients");
 }

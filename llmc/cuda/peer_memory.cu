@@ -1,14 +1,14 @@
 // Copies among the GPUs of one node: see peer_memory.h.
 //
-// Each rank fetches what is for it from the others' memory. Before that the ranks meet, so that
-// what is fetched is there. After it they meet again, so that whoever wrote it may write anew. To
-// meet, a rank writes the meeting's number into a flag of its own in each other's memory, and waits
-// until all others have done so in its own. These are operations of the stream
-// (cuStreamBatchMemOp), for which neither the host nor a multiprocessor works. A fast rank's flag
-// may already show the next meeting, so waiting is for "at least". Numbers compare in a circle.
+// Each rank reads its messages from the other ranks' memory. A barrier before makes sure that they
+// are written, a barrier after that they may be overwritten. At a barrier a rank writes its number
+// into its flag in every other rank's memory, and waits for the others' flags in its own. These are
+// stream operations (cuStreamBatchMemOp), which occupy neither the host nor a multiprocessor. A
+// fast rank's flag may already have the next number, so ranks wait for "at least"; numbers wrap
+// around.
 //
-// A rank that waits here for a dead one waits for ever, as in NCCL's kernels. The watchdog
-// (heartbeat.h) then ends the job.
+// Waiting for a dead rank never ends, as in NCCL's kernels; the watchdog (heartbeat.h) ends the
+// job.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -19,47 +19,47 @@
 #include "llmc/ranks/peers.h"
 
 enum { MAX_PEERS = 16 };
-// For the first flags: a write may still be under way when its stream has ended.
+// For the first flags: a write may still be pending when its stream has ended.
 #define PATIENCE_SECONDS 2.0
 
-// Functions of libcuda.so, which the runtime has opened. A program that names them itself would not
-// start where there is no driver.
+// Functions of libcuda.so, which the runtime has loaded. A program linked to them would not start
+// without a driver.
 typedef CUresult (*BatchMemOp)(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned);
 typedef CUresult (*AddressRange)(CUdeviceptr *, size_t *, CUdeviceptr);
 
-// One shared piece of memory, as this rank sees it.
+// A shared memory range on all ranks.
 typedef struct Region {
-    uint8_t *of[MAX_PEERS];   // each rank's
-    void *mapped[MAX_PEERS];  // what was opened to reach it, NULL for the own
+    uint8_t *of[MAX_PEERS];   // address of each rank's range
+    void *mapped[MAX_PEERS];  // the mapping it belongs to, NULL for the own range
     size_t bytes;
 } Region;
 
 struct PeerMemory {
     Device *device;
     const Site *site;
-    Peers node;  // without a site: the callers here tell the heartbeat that this rank waits
+    Peers node;  // without a site: callers here report to the heartbeat that this rank waits
     int rank, size;
     BatchMemOp batch;
     AddressRange address_range;
-    Region flags;  // (size) uint32_t: flag i is rank i's; bytes 0: nothing is shared
+    Region flags;  // (size) uint32_t: flag i belongs to rank i; bytes 0: nothing is shared
     Region region[COMM_PIECES];
     int regions;
-    uint32_t meeting;  // the last one's number
+    uint32_t barrier;  // number of the last one
 };
 
 static bool cuda_ok(cudaError_t status, const char *what, Error *err) {
     if (status == cudaSuccess) return true;
-    cudaGetLastError();  // or the next launch would report it
+    cudaGetLastError();  // or the next launch reports it
     return error_set(err, EXIT_ENVIRONMENT, "%s failed: %s", what, cudaGetErrorString(status));
 }
 
-// --- opening memory to each other ----------------------------------------------------------------
+// --- mapping memory ------------------------------------------------------------------------------
 
-// What a rank tells the others about its piece.
+// Description of a rank's range for the others.
 typedef struct Offer {
     cudaIpcMemHandle_t handle;
-    uint64_t offset, bytes;  // of the piece in the allocation that the handle stands for
-    uint64_t mark;           // written at its start, to be read back through the mapping
+    uint64_t offset, bytes;  // of the range in the allocation of the handle
+    uint64_t mark;           // written at its start, to be verified through the mapping
 } Offer;
 
 static bool make_offer(const PeerMemory *n, void *memory, size_t bytes, Offer *offer, Error *err) {
@@ -67,10 +67,10 @@ static bool make_offer(const PeerMemory *n, void *memory, size_t bytes, Offer *o
     size_t whole = 0;
     memset(offer, 0, sizeof *offer);
     if (bytes < sizeof offer->mark) {
-        return error_set(err, EXIT_ENVIRONMENT, "%zu bytes are too few to be shared", bytes);
+        return error_set(err, EXIT_ENVIRONMENT, "%zu bytes are too few to share", bytes);
     }
     if (n->address_range(&base, &whole, (CUdeviceptr)memory) != CUDA_SUCCESS) {
-        return error_set(err, EXIT_ENVIRONMENT, "the driver does not know the memory to be shared");
+        return error_set(err, EXIT_ENVIRONMENT, "the driver does not know the memory to share");
     }
     offer->offset = (uint64_t)((CUdeviceptr)memory - base);
     offer->bytes = bytes;
@@ -101,10 +101,10 @@ static bool reach(Region *region, const Offer *offer, int r, Error *err) {
     done = cudaMemcpy(&mark, region->of[r], sizeof mark, cudaMemcpyDeviceToHost);
     if (!cuda_ok(done, "reading another GPU's memory", err)) return false;
     return mark == offer->mark ||
-           error_set(err, EXIT_ENVIRONMENT, "another rank's memory does not hold what it wrote there");
+           error_set(err, EXIT_ENVIRONMENT, "another rank's shared memory does not contain what it wrote");
 }
 
-// Collective. On false nothing is left open.
+// Collective. On failure nothing stays mapped.
 static bool open_region(const PeerMemory *n, Region *region, void *memory, size_t bytes, Error *err) {
     Offer own, offer[MAX_PEERS];
     memset(region, 0, sizeof *region);
@@ -116,47 +116,47 @@ static bool open_region(const PeerMemory *n, Region *region, void *memory, size_
     for (int r = 0; ok && r < n->size; r++) {
         if (r != n->rank) ok = reach(region, &offer[r], r, err);
     }
-    ok = peers_agree(n->node, ok, err, NULL);  // and every mark has been read
+    ok = peers_agree(n->node, ok, err, NULL);  // all marks have been read
     if (!ok) close_region(region);
     size_t marked = bytes < sizeof own.mark ? bytes : sizeof own.mark;
     cuda_check(n->site, cudaMemset(memory, 0, marked), "clearing shared memory");
     cuda_check(n->site, cudaDeviceSynchronize(), "clearing shared memory");
-    peers_barrier(n->node);  // nobody writes there before that
+    peers_barrier(n->node);  // before anyone writes there
     return ok;
 }
 
-// --- meeting -------------------------------------------------------------------------------------
+// --- barriers ------------------------------------------------------------------------------------
 
-// The halves of a meeting: this rank's number goes into the others' memory, and theirs come into
-// its own. Operations go to op, which is clear. Returned: how many.
-static unsigned say_here(const PeerMemory *n, CUstreamBatchMemOpParams *op) {
+// The halves of a barrier: write this rank's flag in the others' memory; wait for theirs in its
+// own. Fill op, which must be cleared, and return the number of operations.
+static unsigned set_flags(const PeerMemory *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
         uint32_t *theirs = (uint32_t *)n->flags.of[(n->rank + i) % n->size];
         op[count].operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
         op[count].writeValue.address = (CUdeviceptr)(theirs + n->rank);
-        op[count].writeValue.value = n->meeting;
+        op[count].writeValue.value = n->barrier;
     }
     return count;
 }
-static unsigned await_all(const PeerMemory *n, CUstreamBatchMemOpParams *op) {
+static unsigned await_flags(const PeerMemory *n, CUstreamBatchMemOpParams *op) {
     unsigned count = 0;
     for (int i = 1; i < n->size; i++, count++) {
         uint32_t *own = (uint32_t *)n->flags.of[n->rank];
         op[count].operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
         op[count].waitValue.address = (CUdeviceptr)(own + (n->rank + i) % n->size);
-        op[count].waitValue.value = n->meeting;
+        op[count].waitValue.value = n->barrier;
         op[count].waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
     }
     return count;
 }
 
-static CUresult meet(PeerMemory *n, cudaStream_t stream) {
+static CUresult barrier(PeerMemory *n, cudaStream_t stream) {
     CUstreamBatchMemOpParams op[2 * MAX_PEERS];
     memset(op, 0, sizeof op);
-    n->meeting++;
-    unsigned count = say_here(n, op);
-    count += await_all(n, op + count);
+    n->barrier++;
+    unsigned count = set_flags(n, op);
+    count += await_flags(n, op + count);
     return n->batch(stream, count, op, 0);
 }
 
@@ -165,38 +165,37 @@ static bool batch_ok(const PeerMemory *n, Stream *stream, unsigned count, CUstre
     CUresult status = n->batch(stream_handle(stream), count, op, 0);
     if (!cuda_ok(cudaStreamSynchronize(stream_handle(stream)), "cuStreamBatchMemOp", err)) return false;
     return status == CUDA_SUCCESS ||
-           error_set(err, EXIT_ENVIRONMENT, "cuStreamBatchMemOp failed: the driver's error %d", (int)status);
+           error_set(err, EXIT_ENVIRONMENT, "cuStreamBatchMemOp failed: driver error %d", (int)status);
 }
 
-// The others' flags as the host sees them. True when all have said that they are here.
-static bool all_said(const PeerMemory *n, Error *err) {
+// Polls the others' flags from the host. Returns true once all have arrived.
+static bool all_flags_set(const PeerMemory *n, Error *err) {
     uint32_t flag[MAX_PEERS] = {0};
     int here = 0;
     for (double until = MPI_Wtime() + PATIENCE_SECONDS; here < n->size;) {
         cudaError_t read = cudaMemcpy(flag, n->flags.of[n->rank], sizeof flag, cudaMemcpyDeviceToHost);
         if (!cuda_ok(read, "reading flags", err)) return false;
-        while (here < n->size && (here == n->rank || flag[here] == n->meeting)) here++;
+        while (here < n->size && (here == n->rank || flag[here] == n->barrier)) here++;
         if (here == n->size || MPI_Wtime() < until) continue;
         return error_set(err, EXIT_ENVIRONMENT,
-                         "a flag written into another GPU's memory did not arrive "
-                         "within %g s",
+                         "a flag written into another GPU's memory did not arrive within %g s",
                          PATIENCE_SECONDS);
     }
     return true;
 }
 
-// Whether the driver can do it at all, in steps that cannot hang: nobody waits for a flag before
-// all have seen theirs. Collective.
-static bool try_meeting(PeerMemory *n, Error *err) {
+// Tests whether the driver supports this, in steps that cannot hang: no rank waits for a flag
+// before all have arrived. Collective.
+static bool try_barrier(PeerMemory *n, Error *err) {
     CUstreamBatchMemOpParams op[MAX_PEERS];
-    Stream *stream = stream_create(n->device, "first meeting");
+    Stream *stream = stream_create(n->device, "first barrier");
     memset(op, 0, sizeof op);
-    n->meeting++;
-    bool ok = batch_ok(n, stream, say_here(n, op), op, err);
+    n->barrier++;
+    bool ok = batch_ok(n, stream, set_flags(n, op), op, err);
     ok = peers_agree(n->node, ok, err, NULL);
-    if (ok) ok = peers_agree(n->node, all_said(n, err), err, NULL);
+    if (ok) ok = peers_agree(n->node, all_flags_set(n, err), err, NULL);
     memset(op, 0, sizeof op);
-    if (ok) ok = peers_agree(n->node, batch_ok(n, stream, await_all(n, op), op, err), err, NULL);
+    if (ok) ok = peers_agree(n->node, batch_ok(n, stream, await_flags(n, op), op, err), err, NULL);
     stream_destroy(stream);
     return ok;
 }
@@ -211,20 +210,20 @@ static bool on_one_host(const PeerMemory *n) {
     return size == n->size;
 }
 
-// What does not depend on the memory. Collective.
+// Checks what does not depend on the memory. Collective.
 static bool can_share(PeerMemory *n, int pieces, Error *err) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     n->batch = driver ? (BatchMemOp)dlsym(driver, "cuStreamBatchMemOp_v2") : NULL;
     n->address_range = driver ? (AddressRange)dlsym(driver, "cuMemGetAddressRange_v2") : NULL;
     bool ok = true;
     if (!on_one_host(n)) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "the ranks of a node are on several hosts");
+        ok = error_set(err, EXIT_ENVIRONMENT, "the ranks of a node run on several hosts");
     } else if (n->size > MAX_PEERS) {
         ok = error_set(err, EXIT_ENVIRONMENT, "a node has %d ranks; %d can share memory", n->size, MAX_PEERS);
     } else if (!n->batch || !n->address_range) {
         ok = error_set(err, EXIT_ENVIRONMENT, "the driver has no cuStreamBatchMemOp");
     } else if (pieces > COMM_PIECES || peer_memory_sharing(n)) {
-        ok = error_set(err, EXIT_ENVIRONMENT, "%d pieces of memory cannot be shared", pieces);
+        ok = error_set(err, EXIT_ENVIRONMENT, "%d ranges of memory cannot be shared", pieces);
     }
     return peers_agree(n->node, ok, err, NULL);
 }
@@ -239,30 +238,30 @@ PeerMemory *peer_memory_open(Device *device, MPI_Comm node) {
     return n;
 }
 
-static void let_go(PeerMemory *n) {
+static void unmap_all(PeerMemory *n) {
     for (int i = 0; i < n->regions; i++) close_region(&n->region[i]);
     close_region(&n->flags);
     n->regions = 0;
-    peers_barrier(n->node);  // memory goes when nobody has it open
+    peers_barrier(n->node);  // the owner may free it once no rank maps it
 }
 
 bool peer_memory_share(PeerMemory *n, void *flags, const CommPiece *piece, int pieces, Error *err) {
     heartbeat_waiting(n->site, true);
-    // What is under way might use the memory.
+    // Pending work might use the memory.
     cuda_check(n->site, cudaDeviceSynchronize(), "ending the GPU's work");
     bool ok = can_share(n, pieces, err);
     if (ok) {
         cuda_check(n->site, cudaMemset(flags, 0, COMM_FLAG_BYTES), "clearing flags");
-        n->meeting = 0;
+        n->barrier = 0;
         ok = open_region(n, &n->flags, flags, COMM_FLAG_BYTES, err);
         for (int i = 0; ok && i < pieces; i++) {
             if (piece[i].bytes == 0) continue;
             ok = open_region(n, &n->region[n->regions], piece[i].memory, piece[i].bytes, err);
             n->regions += ok;
         }
-        ok = ok && try_meeting(n, err);
-        heartbeat_waiting(n->site, true);  // a stream that ends takes it back
-        if (!ok) let_go(n);
+        ok = ok && try_barrier(n, err);
+        heartbeat_waiting(n->site, true);  // try_barrier's stream has reset it
+        if (!ok) unmap_all(n);
     }
     heartbeat_waiting(n->site, false);
     return ok;
@@ -273,7 +272,7 @@ bool peer_memory_sharing(const PeerMemory *n) { return n->flags.bytes > 0; }
 void peer_memory_unshare(PeerMemory *n) {
     if (!peer_memory_sharing(n)) return;
     heartbeat_waiting(n->site, true);
-    let_go(n);
+    unmap_all(n);
     heartbeat_waiting(n->site, false);
 }
 
@@ -296,35 +295,32 @@ bool peer_memory_hold(const PeerMemory *n, const void *memory, size_t bytes) {
 
 // --- exchanges -----------------------------------------------------------------------------------
 
-static void meet_or_end(PeerMemory *n, Stream *stream) {
-    CUresult status = meet(n, stream_handle(stream));
+static void barrier_or_end(PeerMemory *n, Stream *stream) {
+    CUresult status = barrier(n, stream_handle(stream));
     if (status == CUDA_SUCCESS) return;
-    heartbeat_claim_exit_in_turn(n->site);  // what breaks the link to one GPU breaks the meetings of all
+    heartbeat_claim_exit_in_turn(n->site);  // a broken link to one GPU fails the barriers of all
     fatal(n->site, EXIT_COMMUNICATION,
-          "cuStreamBatchMemOp failed: the driver's error %d; run again with "
-          "--node-exchange nccl",
-          (int)status);
+          "cuStreamBatchMemOp failed: driver error %d; run again with --node-exchange nccl", (int)status);
 }
 
-// As where messages travel by NCCL: another try may find the link, or the GPU behind it, sound
-// again.
+// Exits as for a failure of NCCL: the link or the GPU may work after a restart.
 static void copy_failed(const PeerMemory *n, int from, cudaError_t status) {
-    heartbeat_claim_exit_in_turn(n->site);  // all that reach for the same memory fail
+    heartbeat_claim_exit_in_turn(n->site);  // all ranks that read this memory fail
     fatal(n->site, EXIT_COMMUNICATION,
-          "copying from the GPU of the node's rank %d failed: %s (%s); see "
-          "nvidia-smi and dmesg, or run again with --node-exchange nccl",
+          "copying from the GPU of the node's rank %d failed: %s (%s); check nvidia-smi and dmesg, or run "
+          "again with --node-exchange nccl",
           from, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-// Fetches one slot of each other rank into that rank's slot of `to`: its slot number `slot`, or its
-// own one with -1. The slots lie where `memory` lies here. Each rank begins with its successor, so
-// that no GPU is read by several at once. All is on one stream: copies from several peers at the
-// same time were slower, alone and beside products.
+// Reads one slot of each other rank into that rank's slot of `to`: number `slot`, or with -1 its
+// own. The slots have the same offset as `memory` here. Each rank starts with its successor, so
+// that no GPU is read by several at once. One stream: concurrent copies from several peers were
+// slower, alone and beside GEMMs.
 static void fetch(PeerMemory *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
     const Region *region = region_of(n, memory, (size_t)n->size * bytes);
     size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);
-    heartbeat_waiting(n->site, true);  // a full queue holds the host until the other ranks come
-    meet_or_end(n, stream);
+    heartbeat_waiting(n->site, true);  // a full queue blocks the host until the other ranks arrive
+    barrier_or_end(n, stream);
     for (int i = 1; i < n->size; i++) {
         int from = (n->rank + i) % n->size;
         const uint8_t *theirs = region->of[from] + place + (size_t)(slot < 0 ? from : slot) * bytes;
@@ -333,7 +329,7 @@ static void fetch(PeerMemory *n, uint8_t *to, const void *memory, size_t bytes, 
                                              stream_handle(stream));
         if (status != cudaSuccess) copy_failed(n, from, status);
     }
-    meet_or_end(n, stream);
+    barrier_or_end(n, stream);
     heartbeat_waiting(n->site, false);
 }
 

@@ -315,6 +315,6 @@ void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits);
 // Runs n tokens at positions start .. start + n - 1 of one sequence, appends their keys and values
 // to the KV cache (gpt_reserve_inference), and returns the logits (V) of the token that follows.
 // start 0 begins a new sequence; start + n <= T. Synchronous.
-void gpt_go_on(GPT *gpt, const int32_t *ids, int start, int n, floatX *logits);
+void gpt_continue(GPT *gpt, const int32_t *ids, int start, int n, floatX *logits);
 
 LLMC_END

@@ -50,7 +50,7 @@ void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits) {
     forward_to_logits(gpt, &pass, ids + n - used, used, logits);
 }
 
-void gpt_go_on(GPT *gpt, const int32_t *ids, int start, int n, floatX *logits) {
+void gpt_continue(GPT *gpt, const int32_t *ids, int start, int n, floatX *logits) {
     Pass pass = {.B = 1, .T = n, .start = start, .first = true};
     forward_to_logits(gpt, &pass, ids, n, logits);
 }

@@ -78,11 +78,11 @@ static void compare(int count, const char *const *flags, int prompt) {
         for (int i = 0; i < LENGTH; i++) ids[i] = (int32_t)(random_u64(&rng) % VOCABULARY);
         for (int n = prompt, start = 0; n <= LENGTH; start = n++) {
             gpt_next_logits(&b.gpt, ids, n, expected);
-            gpt_go_on(&w.gpt, ids + start, start, n - start, got);
+            gpt_continue(&w.gpt, ids + start, start, n - start, got);
             expect_same(got, expected, n);
         }
         // Reruns the second half, several tokens at a time.
-        gpt_go_on(&w.gpt, ids + prompt, prompt, LENGTH - prompt, got);
+        gpt_continue(&w.gpt, ids + prompt, prompt, LENGTH - prompt, got);
         expect_same(got, expected, LENGTH);
     }
     text_model_close(&w);
