@@ -794,7 +794,7 @@ static void local_steps(Dump *d) {
         kernel_mix_outer(d->stream, master, outer, mixes[i % 3], n, NULL);
         result(d, FP32, now[0], COUNT * 4, "master weights that met %" PRId64 " shift %" PRId64, n, shift);
 =======
-        kernel_meet(d->stream, master, outer, mixes[i % 3], n, NULL);
+        kernel_mix_outer(d->stream, master, outer, mixes[i % 3], n, NULL);
         result(d, FP32, now[0], COUNT * 4, "synced master weights %" PRId64 " shift %" PRId64, n, shift);
 >>>>>>> bce519d (gpu: rewrite comments and messages of the GPU tests)
         kernel_narrow(d->stream, weights, master, n);
