@@ -98,7 +98,7 @@ stuck_of_eight() {
 }
 check "one of eight ranks is stuck: the line has its progress" stuck_of_eight
 slowest() {
-    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 8 "$BUILD/test/mpi/test_heartbeat" "far behind" >"$work/out" \
+    timeout -k 5 "$LIMIT" "${launcher[@]}" -np 8 "$BUILD/test/mpi/test_heartbeat" "out of step" >"$work/out" \
         2>"$work/err" </dev/null
     error_names 7 "; issued: rank 0 10 collectives, the last all-gather between nodes; rank 7 8 collectives, the last all-gather between nodes; rank 5 9 " $? &&
         says "; rank 1 10 collectives, the last all-gather between nodes; 4 others 10 to 11 \("

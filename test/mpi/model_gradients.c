@@ -1,15 +1,15 @@
-// See model_gradients.h. A step here: forward and backward of the rank's own tokens, every rank's
-// gradients as the backward left them to the simulator of its data-parallel group, then reductions,
-// verdict, AdamW and gathers through Zero, then both sides compared. The gradients need not be the
-// same on every backend: the simulator starts from whatever the ranks computed. The weights of the
-// next step come out of this one, so what goes wrong also spreads.
+// See model_gradients.h. In each step every rank runs forward and backward on its own tokens and
+// sends its raw gradients to the simulator of its data-parallel group. Reductions, step status,
+// AdamW and gathers then run through Zero and in the simulator, and both sides are compared.
+// Gradients may differ between backends: the simulator starts from those that the ranks computed.
+// Since each step continues with the updated weights, errors also propagate.
 //
-// Odd steps reduce after the backward, so that the reduced gradients can be looked at before AdamW.
-// Even steps are the trainer's: a second backward over the same tokens tells Zero as its layers
-// complete, and nothing waits until the weights are gathered.
+// Odd steps reduce after the backward, so that the reduced gradients can be compared before AdamW.
+// Even steps run as in the trainer: a second backward over the same tokens reports its layers to
+// Zero as they complete, and nothing waits until the weights are gathered.
 //
 // Under optim_grads a step has several micro-batches, and the memory of a micro-batch's gradients
-// serves the next layers at once. So a second model, which keeps all gradients and reduces none,
+// is reused for the next layers. So a second model, which keeps all gradients and reduces none,
 // computes them for the simulator from the same weights.
 #include "test/mpi/model_gradients.h"
 
@@ -32,15 +32,15 @@ static const float WEIGHT_DECAY = 0.1f;
 
 enum { PRESET_FLAGS = 12 };  // at most
 
-// What a run of a preset is told, and what must then travel: Zero makes its choice from the flags,
-// the simulator takes these.
-typedef struct ModelArm {
+// Flags of a preset, and the formats that must follow from them: Zero reads the flags, the
+// simulator uses the formats.
+typedef struct ModelPreset {
     const char *name;
     const char *flags[PRESET_FLAGS + 1];  // NULL at the end
     GradFormat grad;
     WeightFormat weight;
     int micro_batches;  // of a step under optim_grads; 0: under optim, one
-} ModelArm;
+} ModelPreset;
 
 #define F CODEC_FP32
 #define H CODEC_BF16
@@ -48,7 +48,7 @@ typedef struct ModelArm {
 #define I4 CODEC_INT4
 #define SR ROUND_STOCHASTIC
 #define RN ROUND_NEAREST
-static const ModelArm presets[] = {
+static const ModelPreset presets[] = {
     {"baseline fp32",
      {"--clip-grad", "1000"},
      {F, F, 32, 32, F, TRANSFORM_NONE, SR, 0},
@@ -93,8 +93,8 @@ static const ModelArm presets[] = {
 };
 enum { PRESETS = sizeof presets / sizeof *presets };
 
-// A bucket per layer where the groups allow it, so that gradients are reduced while others are
-// still computed.
+// One bucket per layer if the groups allow it, so that gradients are reduced while others are being
+// computed.
 static const char *const model_flags[] = {"test",
                                           "--bf16",
                                           "--use-distributed-optimizer",
@@ -131,8 +131,8 @@ enum {
     LAYOUT_FLAGS = 5,
     SHARD_FLAGS = 4
 };
-// Many CPU ranks share few cores, and one process simulates them all: they get a quarter of the
-// parameters.
+// With many CPU ranks on few cores, and one process that simulates them all, the model has a
+// quarter of the parameters.
 enum { FEW_RANKS = 4 };
 static const char *const few_ranks_size[SIZE_FLAGS] = {"--hidden-size", "128", "--num-attention-heads", "2",
                                                        "--vocab-size",  "999"};
@@ -143,7 +143,7 @@ static const char *const many_ranks_size[SIZE_FLAGS] = {"--hidden-size", "64", "
 
 typedef struct Model {
     const ModelRank *rank;
-    const ModelArm *preset;
+    const ModelPreset *preset;
     Config config;
     MemoryPlan memory_plan;
     Zero *zero;
@@ -152,15 +152,15 @@ typedef struct Model {
     Stream *compute;
     LayoutTensor *tensors;
     // host memory
-    float *local;         // (arena) this rank's gradients as its backward left them
-    float *found;         // (arena) what comes back from the device
-    float *every;         // the group's root: (dp, arena) its ranks' gradients
-    float **all;          // (dp) the root: where each begins
+    float *local;         // (arena) this rank's gradients, straight from backward
+    float *found;         // (arena) downloaded from the device
+    float *every;         // on the group's root: (dp, arena) gradients of all ranks
+    float **all;          // (dp) on the root: start of each rank's gradients
     float *losses;        // (dp)
     StepRecord *records;  // (world) simulated
-    struct Model *whole;  // keeps all gradients and reduces none; NULL under optim
-    int first;            // number of the first micro-batch that load_tokens gives
-    Simulator sim;        // whole on the root; elsewhere only the arrays it broadcasts into
+    struct Model *whole;  // computes whole gradients; NULL under optim
+    int first;            // number of the first micro-batch for load_tokens
+    Simulator sim;        // complete on the root; elsewhere only the arrays for broadcasts
 } Model;
 
 // Rank 0 of a data-parallel group simulates the group.
@@ -176,7 +176,7 @@ static void download(const Model *m, void *host, const void *device, size_t byte
     stream_synchronize(m->compute);
 }
 
-// shared: gradients are, where the preset wants it.
+// shared: shard gradients if the preset asks for it.
 static bool configure(Model *m, bool shared, Error *err) {
     const Mesh *mesh = m->rank->mesh;
     char *argv[MODEL_FLAGS + SIZE_FLAGS + LAYOUT_FLAGS + SHARD_FLAGS + PRESET_FLAGS], tp[16], pp[16],
@@ -201,8 +201,8 @@ static bool configure(Model *m, bool shared, Error *err) {
     return config_finish(&m->config, mesh->world.size, end_of_document + 1, end_of_document, err);
 }
 
-// Of several ranks that hold the same elements the first one counts them. The simulator works this
-// out for itself, so that a mistake in the model's table shows.
+// If several ranks hold the same elements, only the first one counts them. The simulator determines
+// this independently, to detect errors in the model's table.
 static void set_uncounted(Model *m) {
     const Mesh *mesh = m->rank->mesh;
     for (int t = 0; t < m->gpt.tensors; t++) {
@@ -290,8 +290,8 @@ static int micro_batches_of(const Model *m) {
     return m->preset->micro_batches ? m->preset->micro_batches : 1;
 }
 
-// A LoadMicroBatch. The replica's micro-batch of the step: tokens of which the first numbers are
-// more frequent, each with its successor as target.
+// A LoadMicroBatch. Loads the replica's micro-batch of the step: tokens with small ids are more
+// frequent, and the target of each is the next token.
 static void load_tokens(Model *m, Pass *pass) {
     const GPT *gpt = &m->gpt;
     int k = pass->micro_batch;
@@ -326,8 +326,8 @@ static void run_micro_batches(Model *m, int count) {
     gpt_end_backward(&m->gpt);
 }
 
-// Each bucket is reduced by the zero_reduce_unit of its last unit. With `more` it takes so many
-// calls more, so HELD keeps a backward from reducing anything.
+// A bucket is reduced by the zero_reduce_unit call of its last unit. Requires `more` additional
+// calls; HELD keeps a backward from reducing anything.
 static void hold_back(Model *m, int more) {
     for (int b = 0; b < m->zero->base.plan.buckets; b++) {
         const Bucket *bucket = &m->zero->base.plan.bucket[b];
@@ -335,7 +335,7 @@ static void hold_back(Model *m, int more) {
     }
 }
 
-// What a pipeline's stage does before its first pass of a step. It is to leave no trace but bytes.
+// What a pipeline stage runs before its first forward of a step. It must only leave traffic counts.
 static void warm_up(Model *m) {
     zero_warm_up(m->zero, true);
     for (int again = 0; again < 2; again++) {
@@ -348,15 +348,15 @@ static void warm_up(Model *m) {
     zero_warm_up(m->zero, false);
 }
 
-// As the trainer's step up to zero_update, with so many micro-batches. overlapped: layers are
-// reduced as they complete; else not at all.
+// Runs the trainer's step up to zero_update, with this many micro-batches. overlapped: reduces
+// layers as they complete; otherwise reduces none.
 static void backward(Model *m, uint32_t step, int micro_batches, bool overlapped) {
     zero_step_begins(m->zero, step);
     if (!overlapped) hold_back(m, HELD);
     run_micro_batches(m, micro_batches);
 }
 
-// All ranks' m->local to the root.
+// Collects m->local of all ranks on the root.
 static void collect_gradients(Model *m) {
     int arena = (int)m->zero->base.plan.arena_elements;
     MPI_Gather(m->local, arena, MPI_FLOAT, m->every, arena, MPI_FLOAT, 0, group_of(m)->mpi);
@@ -374,7 +374,7 @@ static void collect(Model *m) {
     collect_gradients(m);
 }
 
-// The 1-D tensors' gradients accumulate: what a backward left goes, as zero_update clears it.
+// The gradients of 1-D tensors accumulate: clears the result of a backward, as zero_update does.
 static void clear_tails(Model *m) {
     for (int b = 0; b < m->zero->base.plan.buckets; b++) {
         const Bucket *bucket = &m->zero->base.plan.bucket[b];
@@ -383,7 +383,8 @@ static void clear_tails(Model *m) {
     }
 }
 
-// In m->found: the gradients of `count` micro-batches from number `first` on, added up by the rank.
+// Computes in m->found the sum of the rank's gradients of `count` micro-batches, starting with
+// number `first`.
 static void whole_gradients(Model *m, uint32_t step, int first, int count) {
     Model *whole = m->whole;
     clear_tails(whole);
@@ -393,7 +394,7 @@ static void whole_gradients(Model *m, uint32_t step, int first, int count) {
     download(m, m->found, whole->zero->grads.whole, arena_bytes(m));
 }
 
-// Into m->local: of buckets that stay, or of the others.
+// Copies buckets to m->local: those whose gradients stay, or the others.
 static void take_buckets(Model *m, bool stay) {
     for (int b = 0; b < m->zero->base.plan.buckets; b++) {
         const Bucket *bucket = &m->zero->base.plan.bucket[b];
@@ -403,8 +404,8 @@ static void take_buckets(Model *m, bool stay) {
     }
 }
 
-// What the simulator makes of a step's micro-batches, in sim->reduced. The embeddings' bucket is
-// reduced once, the others in each micro-batch.
+// Simulates the reductions of a step's micro-batches; results are in sim->reduced. The bucket of
+// the embeddings is reduced once, the others in each micro-batch.
 static void simulate_micro_batches(Model *m, uint32_t step) {
     const BucketLayout *plan = &m->zero->base.plan;
     int count = m->preset->micro_batches;
@@ -442,7 +443,7 @@ static void reduce(Model *m, uint32_t step, bool overlapped) {
 
 static float rate_of(uint32_t step) { return 2e-3f / (float)step; }
 
-// The groups' roots exchange the records of their ranks before they judge.
+// The roots of all groups exchange their ranks' records before the step status is computed.
 static void simulate(Model *m, uint32_t step) {
     const Mesh *mesh = m->rank->mesh;
     Simulator *sim = &m->sim;
@@ -483,23 +484,24 @@ static bool complain(const Model *m, uint32_t step, const char *what, int64_t at
     return false;
 }
 
-// These are a model's gradients indeed: every tensor has some, every rank has its own, and the
-// untrained model's loss is that of a guess.
+// Checks that the inputs are gradients of a model: every tensor has a nonzero gradient, ranks
+// differ, and the loss of the untrained model is close to a uniform guess.
 static bool plausible(const Model *m, uint32_t step) {
     const BucketLayout *plan = &m->zero->base.plan;
     for (int t = 0; t < plan->tensors; t++) {
         int64_t i = 0;
         while (i < m->tensors[t].numel && m->local[plan->tensor_arena[t] + i] == 0.0f) i++;
-        if (i == m->tensors[t].numel) return complain(m, step, "no gradient in tensor", t);
+        if (i == m->tensors[t].numel) return complain(m, step, "gradient is zero in tensor", t);
     }
     if (!is_root(m)) return true;
     for (int r = 1; r < plan->dp; r++) {
         if (!memcmp(m->all[0], m->all[r], arena_bytes(m))) {
-            return complain(m, step, "the gradients of rank 0 again", r);
+            return complain(m, step, "same gradients as rank 0", r);
         }
     }
     return step > 1 || !m->gpt.stage.heads || fabs(m->losses[0] - log(m->gpt.V)) < 0.5 ||
-           complain(m, step, "an untrained model's loss (in thousandths) is", (int64_t)(1000 * m->losses[0]));
+           complain(m, step, "loss of the untrained model (in thousandths) is",
+                    (int64_t)(1000 * m->losses[0]));
 }
 
 static bool same_bits(const Model *m, uint32_t step, const char *what, const float *a, const float *b,
@@ -510,8 +512,8 @@ static bool same_bits(const Model *m, uint32_t step, const char *what, const flo
     return complain(m, step, what, i);
 }
 
-// The own windows hold the reduced gradient, the rest of the arena what the backward left. updated:
-// after AdamW, which leaves the 1-D tensors' clear.
+// This rank's ranges must hold the reduced gradient, the rest of the arena the result of the
+// backward. updated: after AdamW, which clears gradients of 1-D tensors.
 static bool same_gradients(const Model *m, uint32_t step, bool updated) {
     const BucketLayout *plan = &m->zero->base.plan;
     int64_t rank = m->rank->mesh->dp.rank;
@@ -528,13 +530,13 @@ static bool same_gradients(const Model *m, uint32_t step, bool updated) {
         if (updated) memset(expected + tails, 0, (size_t)bucket->tail_elements * sizeof *expected);
     }
     download(m, m->found, m->zero->grads.whole, arena_bytes(m));
-    bool ok = same_bits(m, step, "another gradient", m->found, expected, 0, plan->arena_elements);
+    bool ok = same_bits(m, step, "different gradient", m->found, expected, 0, plan->arena_elements);
     free(expected);
     return ok;
 }
 
-// The own windows hold the sum of the micro-batches.
-static bool same_windows(const Model *m, uint32_t step) {
+// This rank's ranges must hold the sum over the micro-batches.
+static bool same_ranges(const Model *m, uint32_t step) {
     const BucketLayout *plan = &m->zero->base.plan;
     bool ok = true;
     for (int b = 0; ok && b < plan->buckets; b++) {
@@ -545,8 +547,9 @@ static bool same_windows(const Model *m, uint32_t step) {
         float *tail = m->found + bucket->matrix_per_rank;
         download(m, m->found, own.matrix, (size_t)bucket->matrix_per_rank * sizeof(float));
         download(m, tail, own.tail, (size_t)bucket->tail_per_rank * sizeof(float));
-        ok = same_bits(m, step, "another gradient", m->found, expected.matrix, 0, bucket->matrix_per_rank) &&
-             same_bits(m, step, "another gradient", tail, expected.tail, 0, bucket->tail_per_rank);
+        ok = same_bits(m, step, "different gradient", m->found, expected.matrix, 0,
+                       bucket->matrix_per_rank) &&
+             same_bits(m, step, "different gradient", tail, expected.tail, 0, bucket->tail_per_rank);
     }
     return ok;
 }
@@ -568,21 +571,22 @@ static bool same_shards(const Model *m, uint32_t step, const char *what, const f
 }
 
 static bool same_status(Model *m, uint32_t step) {
-    StepRecord *records = (StepRecord *)m->found;  // the world's take less than the arena
+    StepRecord *records = (StepRecord *)m->found;  // the records of all ranks fit into the arena
     int ranks = m->rank->mesh->world.size;
     download(m, records, m->zero->records, (size_t)ranks * sizeof *records);
     for (int r = 0; r < ranks; r++) {
         if (records[r].sum_squares != m->records[r].sum_squares || records[r].loss != m->records[r].loss) {
-            return complain(m, step, "another record", r);
+            return complain(m, step, "different record", r);
         }
         if (records[r].fault) return complain(m, step, "a message's checksum", (int64_t)records[r].fault);
     }
     StepStatus control = zero_step_status(m->zero, 0);
-    if (!control.applied) return complain(m, step, "a skipped step", 0);
+    if (!control.applied) return complain(m, step, "step was skipped", 0);
     if ((control.clip_coefficient < 1.0f) != (m->config.clip_grad < 1.0)) {
-        return complain(m, step, "clipping that should bite, or should not", 0);
+        return complain(m, step, "clipping is active or inactive unexpectedly", 0);
     }
-    return memcmp(&control, &m->sim.control, sizeof control) == 0 || complain(m, step, "another verdict", 0);
+    return memcmp(&control, &m->sim.control, sizeof control) == 0 ||
+           complain(m, step, "different step status", 0);
 }
 
 static bool same_replica(const Model *m, uint32_t step) {
@@ -591,14 +595,14 @@ static bool same_replica(const Model *m, uint32_t step) {
              (size_t)m->zero->base.plan.arena_elements * sizeof *weights);
     for (int64_t i = 0; i < m->zero->base.plan.arena_elements; i++) {
         if (memcmp(weights + i, m->sim.replica + i, sizeof *weights)) {
-            return complain(m, step, "another weight", i);
+            return complain(m, step, "different weight", i);
         }
     }
     return true;
 }
 
-// Of a tensor that several ranks hold, all have the same weights. The first rank's are broadcast.
-// Collective over the group of those ranks. tensor: a row of this rank's table.
+// Checks that all ranks which hold the tensor have the same weights, by broadcasting the first
+// rank's. Collective over the group of those ranks. tensor: row in this rank's table.
 static bool same_copy(const Model *m, uint32_t step, const Group *group, int tensor) {
     const floatX *own = (const floatX *)m->found + m->zero->base.plan.tensor_arena[tensor];
     int bytes = (int)(m->tensors[tensor].numel * (int64_t)sizeof *own);
@@ -607,10 +611,11 @@ static bool same_copy(const Model *m, uint32_t step, const Group *group, int ten
     MPI_Bcast(first, bytes, MPI_BYTE, 0, group->mpi);
     bool same = !memcmp(first, own, (size_t)bytes);
     free(first);
-    return same || complain(m, step, "another copy of tensor", tensor);
+    return same || complain(m, step, "different copy of tensor", tensor);
 }
 
-// Those are what tensor parallelism does not cut, and the tied embedding of the last stage.
+// Checks the tensors that tensor parallelism does not split, and the tied embedding on the last
+// stage.
 static bool same_copies(const Model *m, uint32_t step) {
     bool ok = true;
     download(m, m->found, m->zero->weights.arena, (size_t)m->zero->base.plan.arena_elements * sizeof(floatX));
@@ -635,7 +640,7 @@ static WireBytes planned_bytes(const Model *m) {
     return sum;
 }
 
-// What one step handed to the transport is what the plan says, to the byte.
+// The bytes sent in one step must be exactly as planned.
 static bool same_traffic(const Model *m, uint32_t step, Traffic before, uint64_t records_before) {
     Traffic after = zero_traffic(m->zero);
     WireBytes plan = planned_bytes(m);
@@ -658,7 +663,7 @@ static bool on_all(bool ok) {
     return value != 0;
 }
 
-// The gradients to the simulator, and reduced. False where the reduced ones differ.
+// Copies the gradients to the simulator and reduces them. Returns false if the reduced ones differ.
 static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *before) {
     backward(m, step, 1, false);
     collect(m);
@@ -671,14 +676,15 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
     return same_gradients(m, step, false);
 }
 
-// Some layers' gradients are shared out indeed: the preset's groups leave them buckets of their
-// own. On 16 ranks groups of 256 do not: there the least bucket takes more than a layer has.
+// Checks that the gradients of some layers are sharded, i.e. that the preset's groups leave them
+// buckets of their own. With 16 ranks and groups of 256 they do not, because the smallest bucket is
+// larger than a layer.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
     for (int b = 0; b < m->zero->base.plan.buckets; b++) shared += !m->zero->grads.store[b]->accumulates;
     const BucketLayout *plan = &m->zero->base.plan;
     bool too_small = plan->dp >= 16 && plan->options.border >= 256;
-    return shared > 0 || plan->dp == 1 || too_small || complain(m, step, "nothing is shared out", 0);
+    return shared > 0 || plan->dp == 1 || too_small || complain(m, step, "no layer is sharded", 0);
 }
 
 static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *before) {
@@ -690,7 +696,7 @@ static bool reduce_shared(Model *m, uint32_t step, bool overlapped, Traffic *bef
     run_micro_batches(m, m->preset->micro_batches);
     if (overlapped) return true;
     lanes_synchronize(m->rank->lanes);
-    return some_shared(m, step) && same_windows(m, step);
+    return some_shared(m, step) && same_ranges(m, step);
 }
 
 static bool run_step(Model *m, uint32_t step) {
@@ -702,15 +708,15 @@ static bool run_step(Model *m, uint32_t step) {
     zero_update(m->zero, rate_of(step), 0.0, WEIGHT_DECAY);
     zero_synchronize(m->zero);
     ok = ok && plausible(m, step) && (shared || same_gradients(m, step, true)) && same_status(m, step) &&
-         same_shards(m, step, "another master", m->zero->optimizer.master, m->sim.master) &&
-         same_shards(m, step, "another first moment", m->zero->optimizer.exp_avg, m->sim.exp_avg) &&
-         same_shards(m, step, "another second moment", m->zero->optimizer.exp_avg_sq, m->sim.exp_avg_sq) &&
+         same_shards(m, step, "different master weight", m->zero->optimizer.master, m->sim.master) &&
+         same_shards(m, step, "different first moment", m->zero->optimizer.exp_avg, m->sim.exp_avg) &&
+         same_shards(m, step, "different second moment", m->zero->optimizer.exp_avg_sq, m->sim.exp_avg_sq) &&
          same_traffic(m, step, before, records) && same_replica(m, step);
     return on_all(ok) && on_all(same_copies(m, step));
 }
 
 // shared: see configure.
-static Model *open_model(const ModelRank *rank, const ModelArm *preset, bool shared) {
+static Model *open_model(const ModelRank *rank, const ModelPreset *preset, bool shared) {
     Model *m = (Model *)xcalloc(1, sizeof *m, "a model");
     Error err = {0};
     m->rank = rank;
@@ -719,7 +725,7 @@ static Model *open_model(const ModelRank *rank, const ModelArm *preset, bool sha
     return m;
 }
 
-static bool run_preset(const ModelRank *rank, const ModelArm *preset) {
+static bool run_preset(const ModelRank *rank, const ModelPreset *preset) {
     Model *m = open_model(rank, preset, true);
     build_simulator(m);
     if (preset->micro_batches) m->whole = open_model(rank, preset, false);

@@ -1,10 +1,10 @@
-// The exact regime on a GPT's own gradients: llmc/state/zero.c as the trainer drives it against the
-// one-process simulator, to the bit. The synthetic tensors of test_sdp4bit_mpi.c, which calls this,
-// know nothing of real layouts, of the sizes that real gradients have, and of what follows from a
-// weight a step later.
+// Compares the exact regime on a GPT's own gradients, run through llmc/state/zero.c as in the
+// trainer, bit for bit with the one-process simulator. Complements the synthetic tensors of
+// test_sdp4bit_mpi.c (which calls this) with real layouts, real gradient magnitudes, and weights
+// that affect the next step.
 //
-// With tensor or pipeline parallelism each data-parallel group is simulated from its own parts of
-// the model, by its first rank.
+// With tensor or pipeline parallelism each data-parallel group is simulated by its first rank, from
+// the group's parts of the model.
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/model/pipeline_schedule.h"
@@ -12,7 +12,7 @@
 #include "sdp4bit/lanes.h"
 LLMC_BEGIN
 
-// One rank of a shape, ready to run; all belong to the caller.
+// One rank of a shape, ready to run. All members belong to the caller.
 typedef struct ModelRank {
     Device *device;
     Lanes *lanes;
@@ -22,9 +22,9 @@ typedef struct ModelRank {
     bool sequence;      // --sequence-parallel
 } ModelRank;
 
-// Trains a small model for a few steps under every preset, prints ok / not ok for each on rank 0
-// and returns how many failed, the same on all ranks. Collective over MPI_COMM_WORLD. Switches the
-// device to deterministic mode. A model that cannot be set up ends the job (EXIT_USAGE,
+// Trains a small model for a few steps under every preset and prints ok / not ok for each on rank
+// 0. Returns the number of failures, the same on all ranks. Collective over MPI_COMM_WORLD.
+// Switches the device to deterministic mode. Ends the job if a model cannot be set up (EXIT_USAGE,
 // EXIT_ENVIRONMENT).
 int model_gradients_failures(const ModelRank *rank);
 

@@ -1,12 +1,12 @@
-// See simulator.h. Sections follow sdp4bit/README.md: what a message does to its values, the
-// reduction, the norm, the step status, AdamW, the weights.
+// See simulator.h. Sections follow sdp4bit/README.md: effect of a message on its values, reduction,
+// norm, step status, AdamW, weights.
 #include "test/mpi/simulator.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-// --- what traveling does to n values -----------------------------------------------------------
+// --- effect of a message on n values -----------------------------------------------------------
 
 typedef struct Hop {
     Codec codec;
@@ -15,12 +15,12 @@ typedef struct Hop {
     RoundingKey key;
 } Hop;
 
-// The perfect binary tree over n values, a power of two.
+// Sum of n values (a power of two) as a perfect binary tree.
 static float tree_of(const float *x, int n) {
     return n == 1 ? x[0] : tree_of(x, n / 2) + tree_of(x + n / 2, n / 2);
 }
 
-// One group of EDEN: quantized and decoded again.
+// One group of EDEN: quantized and decoded.
 static void send_eden(float *x, uint32_t largest, int bits) {
     float z[256], term[256], sign[256];
     EdenLift e = eden_lift(largest);
@@ -38,7 +38,7 @@ static void send_eden(float *x, uint32_t largest, int bits) {
     for (int i = 0; i < 256; i++) x[i] = e.coded && !isnan(scale) ? sign[i] * x[i] * scale : scale;
 }
 
-// One group: quantized and decoded again. logical: offset of x[0] for the rounding bits.
+// One group: quantized and decoded. logical: logical offset of x[0], for the rounding bits.
 static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
     int levels = codec_info(hop->codec).levels;
     uint32_t largest = 0;
@@ -63,7 +63,7 @@ static void send_group(float *x, int group, const Hop *hop, int64_t logical) {
     }
 }
 
-// n: a multiple of the group for the quantizing codecs.
+// n: a multiple of the group size for quantizing codecs.
 static void send(float *x, int64_t n, const Hop *hop, int64_t logical) {
     if (codec_grouped(hop->codec)) {
         for (int64_t i = 0; i < n; i += hop->group) send_group(x + i, hop->group, hop, logical + i);
@@ -78,7 +78,7 @@ typedef struct Rotation {
     int64_t logical;  // of the tensor's first element
 } Rotation;
 
-// The rotation's signs of n elements, a multiple of 32.
+// Applies the rotation's signs to n elements, a multiple of 32.
 static void flip_signs(float *x, int64_t n, const Rotation *r) {
     for (int64_t i = 0; r->kind == TRANSFORM_ROTATION && i < n; i++) {
         int64_t offset = r->logical + i;
@@ -87,7 +87,7 @@ static void flip_signs(float *x, int64_t n, const Rotation *r) {
     }
 }
 
-// There, and back.
+// Applies the transform and its inverse.
 static void transform(float *x, int64_t n, const Rotation *r) {
     int order = r->kind == TRANSFORM_ROTATION ? 256 : 32;
     flip_signs(x, n, r);
@@ -140,15 +140,14 @@ static void add_to(float *sum, const float *x, int64_t n, bool first) {
 }
 
 typedef struct Reduction {
-    Hop level1, level2;  // without the keys' sources
+    Hop level1, level2;  // sources of the keys not set
     Rotation rotation;
     int64_t n;  // the tensor's elements, padded with zeros to whole groups
     int64_t logical;
 } Reduction;
 
-// What node `node` sends of a tensor to the others, n elements. With error feedback what it could
-// not say before is added, and what it cannot say now is kept. Behind the tensor's end is nothing
-// to keep.
+// Quantizes what node `node` sends of a tensor to the other nodes, n elements. With error feedback
+// the residual is added first, and the new residual is stored, except past the end of the tensor.
 static void send_between(const Simulator *sim, const Reduction *r, const Place *place, int node, float *x) {
     Hop hop = r->level2;
     hop.key.source = (uint32_t)node;
@@ -166,7 +165,7 @@ static void send_between(const Simulator *sim, const Reduction *r, const Place *
     }
 }
 
-// What a skipped step has left does not count.
+// Clears residuals after a skipped step.
 static void forget(Simulator *sim, const Place *place) {
     for (int node = 0; sim->options.error_feedback && node < sim->options.layout->options.nodes; node++) {
         float *residual = sim->residual + node * sim->options.layout->arena_elements + place->arena;
@@ -199,7 +198,7 @@ static void reduce_tensor(const Simulator *sim, const Reduction *r, const Place 
     free(node_sum);
 }
 
-// Every micro-batch that is reduced by itself has purposes of its own.
+// Every separately reduced micro-batch has its own purposes of random bits.
 static Reduction reduction_of(const Simulator *sim, const Place *place, uint32_t step, int micro_batch) {
     uint32_t number = 256 * (uint32_t)micro_batch;
     const GradFormat *format = &sim->options.grad;
@@ -252,8 +251,8 @@ void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step) {
 
 // --- the norm -----------------------------------------------------------------------------------
 
-// Sum of squares as a perfect binary tree whose missing values are 0: the left half is the largest
-// power of two below n.
+// Sum of squares as a perfect binary tree, padded with zeros: the left half is the largest power of
+// two below n.
 static float tree_of_squares(const float *x, int64_t n) {
     if (n == 0) return 0.0f;
     if (n == 1) return x[0] * x[0];
@@ -262,7 +261,8 @@ static float tree_of_squares(const float *x, int64_t n) {
     return tree_of_squares(x, left) + tree_of_squares(x + left, n - left);
 }
 
-// Of the reduced gradient's elements [from, from + n) of the arena, without what other ranks count.
+// Squares of the reduced gradient's elements [from, from + n) of the arena, without elements that
+// other ranks count.
 static float counted_squares(const Simulator *sim, int64_t from, int64_t n) {
     const BucketLayout *layout = sim->options.layout;
     float *x = (float *)xmalloc((size_t)(n + 1) * sizeof *x, "a piece");
@@ -296,7 +296,7 @@ void simulator_records(Simulator *sim, const float *losses) {
 
 // --- the step status -----------------------------------------------------------------------------
 
-// One value of spikes.h's running means. Returns what it is measured by.
+// Updates one running mean of spikes.h. Returns the limit for the value.
 static float follow(SpikeTrack *track, float value, float factor, int64_t before, bool finite) {
     float limit = INFINITY;
     if (factor > 0 && before >= 32)
@@ -353,7 +353,7 @@ static void judge(Simulator *sim, const SimulatedWorld *world, float lr_if_appli
 
 // --- AdamW --------------------------------------------------------------------------------------
 
-// The rank that owns an element marks its refused update, with the first bucket that has one.
+// The owner of an element marks its refused update with the number of the first affected bucket.
 static void refuse(Simulator *sim, const Place *place, int64_t at) {
     const BucketLayout *layout = sim->options.layout;
     int b = 0;
@@ -412,7 +412,7 @@ static void update_replica(Simulator *sim, const Place *place, uint32_t step) {
         sim->replica[i] = floatX_from_float(sim->master[i]);
 }
 
-// --- the whole ----------------------------------------------------------------------------------
+// --- complete steps -----------------------------------------------------------------------------
 
 void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step, float lr_if_applied,
                       float lr_if_skipped) {

@@ -1,13 +1,12 @@
-// A one-process simulator of everything after the ranks' local gradients: reduction, norm, verdict,
-// AdamW, weight differences, replicas. Written from sdp4bit/README.md and the primitives of
-// codec.h, tensor by tensor and element by element, without messages, shards, chunks or kernels: it
-// knows which rank owns an element only where the norm's order of additions needs it. The
-// distributed program must equal it to the bit. Used by test/mpi/test_sdp4bit_mpi.c,
+// A one-process simulator of everything after the ranks' local gradients: reduction, norm, step
+// status, AdamW, weight differences, model weights. Written from sdp4bit/README.md and the
+// primitives of codec.h, tensor by tensor and element by element, without messages, shards, chunks
+// or kernels. It uses the owner of an element only where the norm's order of additions depends on
+// it. The distributed program must match it bit for bit. Used by test/mpi/test_sdp4bit_mpi.c,
 // test/mpi/model_gradients.c and test/unit/sdp4bit/test_simulator.c.
 //
-// With tensor and pipeline parallelism the ranks divide into data-parallel groups. A simulator is
-// one group. The groups meet in the step status alone: they exchange their ranks' records before
-// it.
+// With tensor and pipeline parallelism each data-parallel group has a simulator. The groups
+// interact only in the step status: before it they exchange their ranks' records.
 #pragma once
 #include "llmc/base/dtype.h"
 #include "sdp4bit/kernels.h"  // the types StepStatus and StepRecord
@@ -15,7 +14,7 @@
 LLMC_BEGIN
 
 typedef struct SimulatorOptions {
-    const BucketLayout *layout;  // where tensors lie; nodes and ranks per node
+    const BucketLayout *layout;  // positions of tensors; nodes and ranks per node
     const LayoutTensor *tensors;
     GradFormat grad;
     WeightFormat weight;
@@ -23,56 +22,56 @@ typedef struct SimulatorOptions {
     float beta1, beta2, epsilon, weight_decay, clip_grad;
     bool skip_non_finite;
     float spike_factor;   // of the loss and of the norm; spikes are reported only
-    bool error_feedback;  // of the hop between nodes, which is there and has a grouped codec
+    bool error_feedback;  // between nodes; needs that hop and a grouped codec there
 } SimulatorOptions;
 
-// All arrays but records have the arena's shape (plan->arena_elements), pads 0.
+// All arrays but `records` have the shape of the arena (plan->arena_elements), with zero padding.
 typedef struct Simulator {
     SimulatorOptions options;
-    float *reduced;                        // mean gradient as the ranks' shards hold it
+    float *reduced;                        // mean gradient as in the ranks' shards
     float *master, *exp_avg, *exp_avg_sq;  // the union of all shards
     floatX *replica;                       // the weights, equal on every rank
     float *residual;                       // (nodes, arena_elements) of error feedback
     StepRecord *records;                   // (dp) this group's
-    uint64_t *fault;                       // (dp) what each rank has found
+    uint64_t *fault;                       // (dp) fault found by each rank
     StepStatus control;
 } Simulator;
 
-// Replicas = weights (plan->arena_elements), master weights = the same widened, moments 0.
+// Sets model weights to `weights` (plan->arena_elements), master weights to the same values,
+// moments to 0.
 void simulator_create(Simulator *sim, const SimulatorOptions *options, const floatX *weights);
 void simulator_free(Simulator *sim);
 
-// Only the reduction: grads[r] is rank r's local gradient in the arena's shape.
+// Runs only the reduction. grads[r]: local gradient of rank r, in the shape of the arena.
 void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step);
-// ZeRO-2 reduces each micro-batch of a step. simulator_reduce takes the first one, this takes
-// number `micro_batch`, from 1 on. The mean over the ranks is rounded by itself, as the first one's
-// was: quantized on every hop, with random bits of its own. Then it is added to `reduced` in fp32,
-// so the sum over micro-batches is rounded to fp32 after each. tensors: (plan->tensors) those that
-// are reduced so, NULL: all. The others' gradients are added up by each rank before it reduces them
-// once.
+// ZeRO-2 reduces each micro-batch of a step: the first with simulator_reduce, number `micro_batch`
+// (from 1 on) with this function. Each mean over the ranks is quantized on every hop with its own
+// random bits, then added to `reduced` in fp32, so the sum is rounded to fp32 after each
+// micro-batch. tensors: (plan->tensors) the tensors reduced like this, NULL: all. Each rank adds up
+// the gradients of the other tensors and reduces them once.
 void simulator_add(Simulator *sim, float *const *grads, const bool *tensors, uint32_t step, int micro_batch);
-// A whole step of a world that is one data-parallel group. losses: (dp).
+// A whole step of a world with one data-parallel group. losses: (dp).
 void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step,
                     float lr_if_applied, float lr_if_skipped);
 
-// The same step in a world of several groups, in two halves. First each group reduces, and makes
-// its ranks' records of what is in `reduced`. losses: (dp).
+// The same step for several groups, in two parts. First each group reduces, then fills its ranks'
+// records from `reduced`. losses: (dp).
 void simulator_records(Simulator *sim, const float *losses);
-// What all groups judge by: the records of all ranks, in the world's order.
+// Inputs of the step status, the same for all groups: records of all ranks, in world order.
 typedef struct SimulatedWorld {
     const StepRecord *records;  // (ranks)
     int ranks;
-    int losses;  // how many records hold a loss, which the mean divides by
+    int losses;  // number of records with a loss, for the mean
 } SimulatedWorld;
-// Then each group judges, and updates its own parts of the model.
+// Second part: each group computes the step status and updates its part of the model.
 void simulator_update(Simulator *sim, const SimulatedWorld *world, uint32_t step, float lr_if_applied,
                       float lr_if_skipped);
 
-// Parts of it, for who simulates more: what is done to n values, whose first has that logical
-// offset. n: whole groups, and whole blocks of the transform. signs: of the rotation.
+// For other simulators: applies the transform to n values with logical offset `logical`. n: whole
+// groups and whole transform blocks. signs: of the rotation.
 void simulator_transform(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical);
 void simulator_invert(float *x, int64_t n, Transform kind, RoundingKey signs, int64_t logical);
-// What traveling partial sums of them.
+// Quantizes and decodes partial sums of them.
 void simulator_send(float *x, int64_t n, Codec codec, int group, Rounding rounding, RoundingKey key,
                     int64_t logical);
 uint64_t simulator_hash(const Simulator *sim);

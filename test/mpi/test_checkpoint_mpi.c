@@ -1,6 +1,6 @@
-// Checkpoints of several ranks: saved with odd slice borders, read whole, at other borders and by
-// other numbers of ranks; a failure of one rank reaches all with the same words and leaves the
-// checkpoint before untouched. Run with 1, 2, 4, ... ranks.
+// Checkpoints of several ranks: saved with odd slice borders, read whole, with other borders, and
+// by other numbers of ranks. If one rank fails, all ranks report the same error and the previous
+// checkpoint is unchanged. Run with 1, 2, 4, ... ranks.
 #include <dirent.h>
 #include <mpi.h>
 #include <signal.h>
@@ -59,7 +59,7 @@ static void fetch(void *context, int i, void *host) {
     }
 }
 
-// Where part r of n begins: uneven and odd, and for small tensors some parts are empty.
+// Start of part r of n: uneven and odd; for small tensors some parts are empty.
 static int64_t border(int64_t elements, int r, int n) {
     return r == n ? elements : elements * r * (r + 1) / (n * (n + 1));
 }
@@ -77,7 +77,7 @@ static void prepare(Saved *s, const Test *t, int64_t iteration) {
                                .peers = {MPI_COMM_WORLD, 0, NULL}};
     for (int tensor = 0; tensor < TENSORS; tensor++) {
         for (int k = 0; k < FIRST_KINDS; k++) {
-            // Parts change hands from tensor to tensor.
+            // Ranks get different parts of each tensor.
             int part = (t->rank + tensor) % t->ranks;
             int64_t lo = border(elements_of(tensor), part, t->ranks),
                     hi = border(elements_of(tensor), part + 1, t->ranks);
@@ -103,7 +103,7 @@ static bool reads_right(const Checkpoint *c, const Slice *slice, int tensor, int
     return true;
 }
 
-// Part p of n of a tensor's columns, whole, and of its elements, all columns.
+// Reads part p of n of a tensor: a range of columns of all rows, and a range of elements.
 static bool part_reads_right(const Checkpoint *c, int tensor, SliceKind kind, int p, int n,
                              int64_t iteration) {
     const Tensor *t = &MODEL[tensor];
@@ -115,7 +115,7 @@ static bool part_reads_right(const Checkpoint *c, int tensor, SliceKind kind, in
            (count == 0 || reads_right(c, &columns, tensor, iteration));
 }
 
-// Opens the checkpoint with the ranks of comm and reads everything whole, and in `parts` other
+// Opens the checkpoint with the ranks of comm and reads everything, whole and in `parts` other
 // parts.
 static bool loads(const Test *t, MPI_Comm comm, int64_t iteration, int parts) {
     Error err = {0};
@@ -143,7 +143,7 @@ static bool clean(const Test *t) {
     return folder && hidden == 0;
 }
 
-// All ranks failed, with the same single line, in which `says` stands.
+// All ranks failed with the same single line, which contains `says`.
 static bool same_error(bool failed, const Error *err, const char *says) {
     Error first = *err;
     MPI_Bcast(&first, (int)sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD);
@@ -168,9 +168,9 @@ static void test_round_trip(Test *t) {
     MPI_Comm_free(&half);
 }
 
-// What a rank saves under tensor parallelism. Megatron's order: tensor ranks are neighbors. "wte"
-// is split by columns, "qkv" by rows, the others are everywhere and saved once. Each part is dealt
-// out over the ranks that hold the same one, as ZeRO does.
+// Saves of ranks under tensor parallelism in Megatron-LM's order, with adjacent tensor ranks. "wte"
+// is split by columns, "qkv" by rows; the other tensors are replicated and saved once. Ranks that
+// hold the same part save slices of it, as under ZeRO.
 static void prepare_split(Saved *s, const Test *t, int64_t iteration, int tensor_ranks) {
     prepare(s, t, iteration);
     int tp = t->rank % tensor_ranks, dp = t->rank / tensor_ranks, parts = t->ranks / tensor_ranks;
@@ -206,11 +206,11 @@ static void test_layouts(Test *t) {
         snprintf(folder, sizeof folder, "%s/iter_0000100/mp_rank_%02d", t->save, tensor_ranks - 1);
         check(t, saved && clean(t) && access(folder, F_OK) == 0, "save with tensors split over ranks");
         check(t, loads(t, MPI_COMM_WORLD, 100, 3) && loads(t, MPI_COMM_SELF, 100, 4),
-              "load them whole and split otherwise");
+              "load split tensors, whole and with another split");
     }
 }
 
-// The last rank's file may not grow: the disk is full for it alone.
+// The last rank's file may not grow, as if the disk were full for this rank.
 static void test_one_rank_fails(Test *t) {
     Saved s;
     Error err = {0};
@@ -222,12 +222,12 @@ static void test_one_rank_fails(Test *t) {
     if (t->rank == t->ranks - 1) setrlimit(RLIMIT_FSIZE, &small);
     bool ok = save_whole(&s.save, &err);
     setrlimit(RLIMIT_FSIZE, &before);
-    check(t, same_error(!ok, &err, "File too large"), "a rank that cannot write stops all");
+    check(t, same_error(!ok, &err, "File too large"), "a rank that cannot write stops all ranks");
     check(t, newest_checkpoint(t->save, &err) == 100 && clean(t) && loads(t, MPI_COMM_WORLD, 100, 2),
-          "the checkpoint before is untouched");
+          "the previous checkpoint is unchanged");
 }
 
-// Every rank is a node, with master weights of its own for all elements.
+// Every rank is a node with its own master weights for all elements.
 static void test_nodes(Test *t) {
     Saved s;
     Error err = {0};
@@ -253,7 +253,7 @@ static void test_nodes(Test *t) {
         }
     }
     checkpoint_close(c);
-    check(t, ok, "each node's is read by all ranks");
+    check(t, ok, "all ranks read the state of each node");
 }
 
 static void test_bad_slices(Test *t) {
@@ -265,8 +265,8 @@ static void test_bad_slices(Test *t) {
     prepare(&s, t, 200);
     if (t->rank == 0) s.save.slice_count--;
     bool ok = save_whole(&s.save, &err);
-    // Rank 0's last slice is of "one", which one rank holds; which one depends on the number of
-    // ranks.
+    // Rank 0's last slice belongs to "one", which is saved by one rank; which rank depends on the
+    // number of ranks.
     int64_t missing = s.slices[s.save.slice_count].hi - s.slices[s.save.slice_count].lo;
     MPI_Bcast(&missing, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
     check(t, missing == 0 ? ok : same_error(!ok, &err, "no rank saves weight of 'one'"),
@@ -276,8 +276,8 @@ static void test_bad_slices(Test *t) {
         s.slices[0].hi = s.slices[0].lo, s.slices[1] = (Slice){"wte", SLICE_EXP_AVG, 0, 7007, {0, 0}, 0};
     ok = save_whole(&s.save, &err);
     check(t, same_error(!ok, &err, t->ranks > 1 ? "overlap" : "no rank saves master of 'wte'"),
-          "slices of two ranks that overlap");
-    check(t, clean(t), "nothing is left of them");
+          "overlapping slices of two ranks");
+    check(t, clean(t), "failed saves leave no files");
 }
 
 static void test_replace(Test *t) {
@@ -289,13 +289,13 @@ static void test_replace(Test *t) {
         bool saved = save_whole(&s.save, &err);
         Checkpoint *c = open_exactly(t->save, 400, MPI_COMM_WORLD, &err);
         check(t, saved && c && checkpoint_state(c)->consumed_train_samples == i && clean(t),
-              i ? "the same iteration again" : "a later iteration");
+              i ? "save the same iteration again" : "save a later iteration");
         checkpoint_close(c);
     }
 }
 
-// In the background: the ranks go on together, and each part ends on all of them before the next
-// begins. The older ones are deleted meanwhile.
+// In the background: ranks continue together, and each part finishes on all ranks before the next
+// one begins. Old checkpoints are deleted meanwhile.
 static void test_background(Test *t) {
     Saved s;
     Error err = {0};
@@ -321,17 +321,18 @@ static void test_background(Test *t) {
     free(s.save.staging);
     MPI_Barrier(MPI_COMM_WORLD);
     check(t, newest_checkpoint(t->save, &err) == 500 && clean(t) && loads(t, MPI_COMM_WORLD, 500, 2),
-          "it loads");
+          "load the checkpoint of a background save");
     int count;
     int64_t *list = save_folder_list(t->save, &count);
-    check(t, count == 1 && list[0] == 500, "the older ones are gone");
+    check(t, count == 1 && list[0] == 500, "older checkpoints are deleted");
     free(list);
-    // Back where the next tests expect to be.
+    // Restores the state that later tests expect.
     prepare(&s, t, 400);
-    check(t, save_whole(&s.save, &err), "an older iteration again");
+    check(t, save_whole(&s.save, &err), "save an older iteration again");
 }
 
-// One rank cannot write behind the others' backs: the same line on all, nothing left.
+// One rank cannot write during a background save: all ranks report the same line, and no files
+// remain.
 static void test_background_fails(Test *t) {
     Saved s;
     Error err = {0};
@@ -351,11 +352,11 @@ static void test_background_fails(Test *t) {
     free(s.save.staging);
     MPI_Barrier(MPI_COMM_WORLD);
     check(t, newest_checkpoint(t->save, &err) == 400 && clean(t) && loads(t, MPI_COMM_WORLD, 400, 2),
-          "the checkpoint before is untouched by it");
+          "a failed background save leaves the previous checkpoint unchanged");
 }
 
-// Memory for the copy that is too small on one rank, as when two sums over the slices do not agree:
-// refused by all, and nothing is written behind its end.
+// The staging memory is too small on one rank, as if two sums over the slices disagreed. All ranks
+// must refuse, and nothing may be written past its end.
 static void test_short_staging(Test *t) {
     Saved s;
     Error err = {0};
@@ -363,20 +364,21 @@ static void test_short_staging(Test *t) {
     take_staging(&s.save);
     bool short_here = t->rank == t->ranks - 1;
     if (short_here) s.save.staging_bytes--;
-    unsigned char *behind = (unsigned char *)s.save.staging + s.save.staging_bytes;
-    *behind = 0xa5;
-    check(t, same_error(!save_whole(&s.save, &err), &err, "bug in the program") && *behind == 0xa5,
-          "a copy that does not fit on one rank");
+    unsigned char *past_end = (unsigned char *)s.save.staging + s.save.staging_bytes;
+    *past_end = 0xa5;
+    check(t, same_error(!save_whole(&s.save, &err), &err, "bug in the program") && *past_end == 0xa5,
+          "staging memory that is too small on one rank");
     if (short_here) s.save.staging_bytes++;
-    check(t, save_whole(&s.save, &err) && loads(t, MPI_COMM_WORLD, 450, 2), "one that just fits");
+    check(t, save_whole(&s.save, &err) && loads(t, MPI_COMM_WORLD, 450, 2),
+          "staging memory that is just large enough");
     free(s.save.staging);
     MPI_Barrier(MPI_COMM_WORLD);
     prepare(&s, t, 400);
-    check(t, save_whole(&s.save, &err), "the iteration before it again");
+    check(t, save_whole(&s.save, &err), "save the previous iteration again");
 }
 
-// An old checkpoint that cannot be deleted costs a line, which the job holds for the caller, and
-// not the save.
+// If an old checkpoint cannot be deleted, the save still succeeds; the job keeps a warning for the
+// caller.
 static void test_old_one_stays(Test *t) {
     Saved s;
     Error err = {0};
@@ -386,7 +388,7 @@ static void test_old_one_stays(Test *t) {
     s.save.keep.last = 1;
     CheckpointJob *job = checkpoint_begin(&s.save, &err);
     bool done = false, ok = job && checkpoint_advance(job, &done, &err);
-    // A file in the way of the folder's new name, made when leftovers have been removed.
+    // Blocks the folder's new name, after leftovers have been removed.
     FILE *file = t->rank == 0 ? fopen(away, "w") : NULL;
     if (file) fclose(file);
     while (ok && !done) ok = checkpoint_advance(job, &done, &err);
@@ -395,11 +397,11 @@ static void test_old_one_stays(Test *t) {
           ok && (t->rank == 0 ? strstr(line, "WARNING: old checkpoints could not be deleted: ") &&
                                     strstr(line, "iter_0000400") && !strchr(line, '\n')
                               : !*line),
-          "an old one that cannot be deleted is told");
+          "an old checkpoint that cannot be deleted is reported");
     checkpoint_job_free(job);
-    check(t, loads(t, MPI_COMM_WORLD, 460, 2) && save_folder_holds(t->save, 400), "both are there");
+    check(t, loads(t, MPI_COMM_WORLD, 460, 2) && save_folder_holds(t->save, 400), "both checkpoints exist");
     prepare(&s, t, 400);
-    check(t, save_whole(&s.save, &err) && clean(t), "the iteration before it once more");
+    check(t, save_whole(&s.save, &err) && clean(t), "save the previous iteration once more");
 }
 
 static void test_damage(Test *t) {
@@ -419,15 +421,15 @@ static void test_damage(Test *t) {
     }
     MPI_Barrier(MPI_COMM_WORLD);
     Checkpoint *c = open_exactly(t->save, 400, MPI_COMM_WORLD, &err);
-    check(t, same_error(!c, &err, path), "a flipped bit is named on all ranks");
+    check(t, same_error(!c, &err, path), "all ranks name the shard with a flipped bit");
     checkpoint_close(c);
     if (t->rank == 0 && truncate(path, 100) != 0) printf("cannot truncate %s\n", path);
     MPI_Barrier(MPI_COMM_WORLD);
     c = open_exactly(t->save, 400, MPI_COMM_WORLD, &err);
-    check(t, same_error(!c, &err, path), "a truncated shard is named on all ranks");
+    check(t, same_error(!c, &err, path), "all ranks name the truncated shard");
     checkpoint_close(c);
     c = open_exactly(t->save, 700, MPI_COMM_WORLD, &err);
-    check(t, same_error(!c, &err, "iter_0000700"), "a checkpoint that is not there");
+    check(t, same_error(!c, &err, "iter_0000700"), "a missing checkpoint");
     checkpoint_close(c);
 }
 

@@ -16,7 +16,7 @@
 #include "llmc/ranks/watchdog.h"
 
 #define STALLS "stalls"
-#define BEHIND "far behind"
+#define OUT_OF_STEP "out of step"
 #define NO_MEMORY "no memory"
 #define BREAKS "breaks"
 #define NO_THREAD "no thread"
@@ -119,9 +119,9 @@ static int lack_memory(void) {
     return 0;
 }
 
-// test_heartbeat BEHIND, started by test/fault/ranks.sh: ranks whose devices hang, two of which
-// have issued fewer collectives.
-static int fall_behind(const Launch *launch) {
+// test_heartbeat OUT_OF_STEP, started by test/fault/ranks.sh: ranks whose devices hang, two of
+// which have issued fewer collectives.
+static int issue_fewer(const Launch *launch) {
     Site site = {launch->rank, 0, 0, 3, "update", NULL, NULL};
     watchdog_open(&site, launch->host, launch->size, 3);
     for (int i = launch->rank == 7 ? 2 : launch->rank == 5 ? 1 : 0; i < 10; i++) {
@@ -147,7 +147,7 @@ static bool look(void *context, char *what, size_t bytes) {
 
 // test_heartbeat BREAKS: a single rank whose device waits for a message that never arrives;
 // reported long before the limit.
-static int break_behind(void) {
+static int break_link(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0, true};
     watchdog_open(&site, MPI_COMM_SELF, 1, 20);
@@ -193,8 +193,8 @@ static int lack_threads(const char *which) {
     return 0;
 }
 
-// Returns the environment without the variables that make a process a rank of this job. malloc'ed;
-// the strings are those of environ.
+// Returns the environment without the variables that make a process a rank of this job. The caller
+// frees the array; the strings belong to environ.
 static char **environment_of_one(void) {
     const char *ours[] = {"OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "PMIX_",
                           "PMI_",       "MPI_LOCAL",    "PRTE_",         "SLURM_",        NULL};
@@ -237,13 +237,13 @@ static int alone(char *argument, char *text, size_t bytes) {
 }
 
 // The watchdog of a rank whose device hangs lists the collectives issued.
-static bool collectives_are_told(char *text, size_t bytes) {
+static bool collectives_are_listed(char *text, size_t bytes) {
     return alone(STALLS, text, bytes) == EXIT_COMMUNICATION && strstr(text, "iteration 3 update: waited ") &&
            strstr(text, "; issued: rank 0 2 collectives, the last all-gather between nodes (--distributed");
 }
 
 // An error found by a check ends the job at once, before the limit.
-static bool looking_ends_the_job(char *text, size_t bytes) {
+static bool failed_check_ends_the_job(char *text, size_t bytes) {
     double start = monotonic_seconds();
     return alone(BREAKS, text, bytes) == EXIT_COMMUNICATION && monotonic_seconds() - start < 13 &&
            strstr(text,
@@ -290,8 +290,8 @@ int main(int argc, char **argv) {
     launch_init(&launch, &argc, &argv);
     if (argc > 1 && !strcmp(argv[1], STALLS)) return stall();
     if (argc > 1 && !strcmp(argv[1], NO_MEMORY)) return lack_memory();
-    if (argc > 1 && !strcmp(argv[1], BREAKS)) return break_behind();
-    if (argc > 1 && !strcmp(argv[1], BEHIND)) return fall_behind(&launch);
+    if (argc > 1 && !strcmp(argv[1], BREAKS)) return break_link();
+    if (argc > 1 && !strcmp(argv[1], OUT_OF_STEP)) return issue_fewer(&launch);
     if (argc > 1) return lack_threads(argv[1]);
     Site site = {launch.rank, 0, 0, 0, "test", NULL, NULL};
     watchdog_open(&site, launch.host, launch.size, 10);
@@ -310,10 +310,10 @@ int main(int argc, char **argv) {
     // With nobody watched, because MPI needs 10 s to start a program if the host name cannot be
     // resolved.
     char told[2000] = "";
-    bool ok = site.rank > 0 || collectives_are_told(told, sizeof told);
+    bool ok = site.rank > 0 || collectives_are_listed(told, sizeof told);
     if (!ok) printf("# %s\n", told);
     report(site.rank, "the watchdog lists the collectives", ok);
-    ok = site.rank > 0 || looking_ends_the_job(told, sizeof told);
+    ok = site.rank > 0 || failed_check_ends_the_job(told, sizeof told);
     if (!ok) printf("# %s\n", told);
     report(site.rank, "an error found by a check ends the job", ok);
     report(site.rank, "the check runs until it is removed", check_runs_every_beat());

@@ -1,13 +1,15 @@
-// A GPT-2 and a Llama in every layout of tensor and pipeline parallelism that the ranks allow,
-// against the same model on one rank: losses and every gradient, with dropout, over several
-// micro-batches. In the fp32 build (PRECISION=fp32) they agree within 1e-5. What several ranks hold
-// is equal to the bit. On CPU ranks stages alone change no bit, but for the word embeddings' sum
-// over several micro-batches. (Why GPUs differ: see tolerance.)
+// Compares a GPT-2 and a Llama, in every layout of tensor and pipeline parallelism that fits the
+// ranks, with the same model on one rank: losses and all gradients, with dropout, over several
+// micro-batches. In the fp32 build (PRECISION=fp32) they agree within 1e-5. Values held by several
+// ranks must be bitwise identical. On CPU ranks pipeline stages change no bit, except in the sum of
+// the word embeddings' gradients over several micro-batches. (For GPUs see tolerance.)
 //
-// Serves both backends: build/test/gpu/test_layout is the GPU's.
+// Built for both backends: build/test/gpu/test_layout runs on GPUs.
 //
 //   test_layout [--emulate-nodes PER_NODE]
-// With the flag node borders are real for NCCL, so that ranks may share GPUs. ranks: 1 2 4 8
+//
+// With the flag NCCL treats node borders as real, so that ranks may share GPUs.
+// ranks: 1 2 4 8
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -29,8 +31,8 @@ typedef struct Layout {
     int micro_batches;
     int chunks;    // of a stage
     int groups;    // of the heads of a Llama; 0: GPT-2's blocks
-    bool qk_norm;  // with rotary positions: without, keys' norms have biases that change no loss.
-                   // And with heads of twice their usual size
+    bool qk_norm;  // only with RoPE: otherwise key norms have biases that do not affect the loss.
+                   // Also sets heads to twice their usual size.
 } Layout;
 
 // How this rank was started.
@@ -40,7 +42,7 @@ typedef struct Rank {
     OwnDevice own;
 } Rank;
 
-// A model and what it needs around it.
+// A model and its resources.
 typedef struct Model {
     Config config;
     Mesh mesh;
@@ -128,8 +130,8 @@ static bool configure(Config *config, const Layout *layout, Error *err) {
            config_finish(config, layout->tp * layout->pp, VOCABULARY, VOCABULARY - 1, err);
 }
 
-// Vectors begin as zeros or ones. Here they get numbers, the same in every layout, so that a bias
-// that is left out or added twice shows.
+// Vectors are initialized to zeros or ones. Gives them values, the same in every layout, so that a
+// missing or doubled bias is detected.
 static void fill_vectors(Model *m) {
     for (int i = 0; i < m->gpt.tensors; i++) {
         const Tensor *t = &m->gpt.tensor[i];
@@ -166,7 +168,7 @@ static void connect(Model *m, int chunks) {
     device_free(m->device, trial);
 }
 
-// layout of 1 x 1: this rank alone.
+// With a layout of 1 x 1, only this rank takes part.
 static void open_model(Model *m, const Layout *layout, const Rank *rank) {
     Error err = {0};
     int size = layout->tp * layout->pp, per_node = size > 1 ? rank->emulated : 0;
@@ -209,7 +211,7 @@ static void close_model(Model *m) {
     config_free(&m->config);
 }
 
-// The same tokens for every layout.
+// The same tokens in every layout.
 static void load(GPT *gpt, int parts, Pass *pass) {
     int k = pass->micro_batch;
     int N = gpt->B * gpt->T;
@@ -256,7 +258,7 @@ static bool complain(const Model *m, const char *tensor, const char *what, doubl
 
 static bool on_gpu(void) { return device_kind()->own_memory; }
 
-// A copy on the host; free it.
+// Downloads memory; the caller frees the copy.
 static void *fetch(const Model *m, const void *memory, size_t bytes) {
     void *host = xmalloc(bytes, "the test");
     copy_to_host(m->compute, host, memory, bytes);
@@ -274,7 +276,7 @@ static int find(const GPT *gpt, const char *name) {
     return i;
 }
 
-// allowed: of the tensor's largest gradient.
+// allowed: error relative to the tensor's largest gradient.
 static bool compare_tensor(const Model *part, const Model *whole, int tensor, double allowed) {
     const Tensor *t = &part->gpt.tensor[tensor];
     float *ours = gradient_of(part, tensor), *all = gradient_of(whole, find(&whole->gpt, t->name));
@@ -292,11 +294,11 @@ static bool compare_tensor(const Model *part, const Model *whole, int tensor, do
     return complain(part, t->name, "gradient differs by", worst / scale, allowed);
 }
 
-// Where no tensor is cut, stages compute what one rank computes. But on a GPU the sum at a border
-// has a kernel of its own. It adds a branch's gradient over the rows in another order than the
-// kernel that is a LayerNorm too. That sum is the gradient of a bias. SwiGLU's product doubles what
-// bf16 has rounded before it. In the gradients of the norms of queries and keys, terms of all heads
-// and tokens cancel each other, and what was rounded remains.
+// If no tensor is split, stages compute the same as one rank, except on a GPU: at a stage border
+// the residual sum has its own kernel, which adds the gradient of the branch (hence of a bias) in
+// another row order than the fused LayerNorm kernel. SwiGLU's product doubles earlier bf16 rounding
+// errors. In the gradients of query and key norms, terms of all heads and tokens cancel, so that
+// rounding errors dominate.
 static double tolerance(const Layout *layout, const Tensor *t) {
     bool fp32 = sizeof(floatX) == sizeof(float), of_heads = strstr(t->name, "_layernorm") != NULL;
     if (layout->tp > 1 && of_heads) return fp32 ? 5e-5 : 4e-1;
@@ -321,7 +323,7 @@ static bool equal_over(const Model *m, const Group *group, int tensor) {
     free(weight);
     MPI_Allreduce(&hash, &least, 1, MPI_UINT64_T, MPI_MIN, group->mpi);
     MPI_Allreduce(&hash, &most, 1, MPI_UINT64_T, MPI_MAX, group->mpi);
-    return least == most || complain(m, t->name, "is not the same on ranks that hold it", 1, 0);
+    return least == most || complain(m, t->name, "differs between ranks that hold it", 1, 0);
 }
 
 static float loss_of(const Model *m) {
@@ -330,7 +332,7 @@ static float loss_of(const Model *m) {
     return value;
 }
 
-// Forward alone: there a GPU, too, computes stages' bits as one rank's.
+// Forward only: on a GPU, too, stages compute the same bits as one rank.
 static bool compare_loss(const Model *part, const Model *whole, const Layout *layout) {
     float ours = loss_of(part), all = loss_of(whole);
     double allowed = layout->tp > 1 ? (sizeof(floatX) == sizeof(float) ? 1e-6 : 2e-3) : 0.0;
@@ -372,7 +374,7 @@ static bool test_layout(const Rank *rank, const Layout *layout) {
     return ok;
 }
 
-// Where ranks share a GPU, every layout has the same nodes: NCCL asks once.
+// If ranks share a GPU, all layouts have the same nodes, because NCCL reads the setting only once.
 static void choose_device(Rank *rank) {
     const Launch *launch = rank->launch;
     Error err = {0};

@@ -1,8 +1,7 @@
-// What the state of training makes of tensor and pipeline parallelism, in every split of the ranks,
-// and of weights that ranks share out:
-// norms and counts take each element once, copies of tensors are compared and repaired, and a
-// checkpoint of any layout loads in any other to the bit. The tables are the GPT's. Gradients and
-// states are made up; the passes themselves are not run.
+// Training state under tensor and pipeline parallelism, in every split of the ranks, and with
+// sharded weights: norms and counts include each element once, copies of tensors are compared and
+// repaired, and a checkpoint of any layout loads bit-exactly in any other. Tensor tables are those
+// of a GPT. Gradients and states are synthetic; no forward or backward runs.
 //
 // ranks: 1 2 4 8
 #include <math.h>
@@ -84,11 +83,11 @@ static void check(bool ok, const Layout *l, const char *what) {
     failures += !all;
 }
 
-// Who holds weights: every rank; those of a node together, on two nodes; all together, and each
-// node's second copy.
+// Where weights are stored: on every rank; sharded over each of two nodes; sharded over all ranks;
+// and additionally with a secondary copy per node.
 typedef enum Sharing { WHOLE, NODES, WORLD, SECOND } Sharing;
 
-// A way to split the ranks. layers: of a virtual stage, 0: there are none.
+// A split of the ranks. layers: of a virtual stage, NULL: not interleaved.
 typedef struct Shape {
     int T, P;
     const char *layers;
@@ -103,19 +102,20 @@ static const Shape shapes[] = {{1, 1, NULL, WHOLE}, {2, 1, NULL, WHOLE}, {1, 2, 
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static void describe_shape(const Shape *s, char *text, size_t bytes) {
-    static const char *const sharing[] = {"", ", shared in nodes", ", shared by all", ", with a second copy"};
+    static const char *const sharing[] = {"", ", sharded in nodes", ", sharded over all ranks",
+                                          ", with a secondary copy"};
     snprintf(text, bytes, "T %d, P %d%s%s", s->T, s->P, s->layers ? " interleaved" : "", sharing[s->sharing]);
 }
 
 static int nodes_of(const Shape *s) { return s->sharing == NODES || s->sharing == SECOND ? 2 : 1; }
 
-// Can the ranks be split so, and has each node several that share?
+// True if the ranks can be split like this and, with sharded weights, each node has several ranks.
 static bool fits(const Shape *s) {
     int least = s->T * s->P * (s->sharing == WHOLE ? 1 : 2 * nodes_of(s));
     return ranks % (s->T * s->P) == 0 && ranks >= least;
 }
 
-// False where the ranks cannot be split so.
+// Returns false if the ranks cannot be split like this.
 static bool open_layout(Layout *l, const Shape *s) {
     Error err = {0};
     char *argv[FLAGS + 16], size[3][16];
@@ -180,20 +180,20 @@ static void close_layout(Layout *l) {
 
 // --- synthetic contents --------------------------------------------------------------------------
 
-// Element e of this rank's part of a tensor, as an element of the whole.
+// Index in the whole tensor of element e of this rank's part.
 static int64_t in_whole(const Tensor *t, int64_t e) {
     int64_t row = e / t->local[1] + (t->split == 0 ? t->offset : 0);
     return row * t->whole[1] + e % t->local[1] + (t->split == 1 ? t->offset : 0);
 }
 
-// About 1, another one for each element and kind. The same for all who hold it.
+// About 1, different for each element and kind, the same on all ranks that hold the element.
 static float value_of(const Tensor *t, SliceKind kind, int64_t e) {
     int64_t key[3] = {t->number, kind, in_whole(t, e)};
     return 1.0f + (float)(XXH3_64bits(key, sizeof key) % 100003) / 100003.0f;
 }
 
-// rounded: the replica is the rounded master weights, else a version of its own, as quantized
-// differences make it.
+// rounded: the model weight is the rounded master weight; otherwise a different value, as after
+// quantized differences.
 static floatX weight_of(const Tensor *t, bool rounded, int64_t e) {
     return floatX_from_float(value_of(t, rounded ? SLICE_MASTER : SLICE_WEIGHT, e));
 }
@@ -232,8 +232,9 @@ static void clear(const Layout *l) {
         memset(state_of(zero, (SliceKind)kind), 0, (size_t)zero->base.plan.shard_elements * sizeof(float));
 }
 
-// What passes see of a tensor, once the ranks that share it out have gathered it.
-static bool sees(Zero *zero, int tensor, bool rounded, bool backward) {
+// Compares the weights of a tensor as seen by forward or backward, after a gather if they are
+// sharded.
+static bool same_weights(Zero *zero, int tensor, bool rounded, bool backward) {
     const Tensor *t = &zero->base.tensors[tensor];
     zero_weights_wait(zero, t->unit, -1, backward);
     for (int64_t e = 0; e < tensor_elements(t); e++) {
@@ -245,13 +246,14 @@ static bool sees(Zero *zero, int tensor, bool rounded, bool backward) {
     return true;
 }
 
-// Are the weights, master weights and moments those of fill? Collective where weights are shared
-// out.
+// Returns true if weights, master weights and moments equal those set by fill. Collective if
+// weights are sharded.
 static bool holds(const Layout *l, bool rounded) {
     Zero *zero = l->zero;
     bool seen = true;
-    for (int i = 0; i < zero->base.plan.tensors; i++) seen = sees(zero, i, rounded, false) && seen;
-    for (int i = zero->base.plan.tensors - 1; i >= 0; i--) seen = sees(zero, i, rounded, true) && seen;
+    for (int i = 0; i < zero->base.plan.tensors; i++) seen = same_weights(zero, i, rounded, false) && seen;
+    for (int i = zero->base.plan.tensors - 1; i >= 0; i--)
+        seen = same_weights(zero, i, rounded, true) && seen;
     if (!seen) return false;
     for (int i = 0; i < zero->base.range_count; i++) {
         const Range *p = &zero->base.ranges[i];
@@ -280,7 +282,7 @@ static int64_t whole_elements(const Layout *l) {
 static double norm_of_whole(const Layout *l) {
     double squares = 0;
     for (int i = 0; i < l->gpt.whole_tensors; i++) {
-        const Tensor *t = &l->gpt.whole[i];  // a whole one: its parts are itself
+        const Tensor *t = &l->gpt.whole[i];  // unsplit
         for (int64_t e = 0; e < tensor_whole_elements(t); e++) {
             float x = floatX_to_float(floatX_from_float(value_of(t, SLICE_MASTER, e)));
             squares += (double)x * x;
@@ -289,7 +291,7 @@ static double norm_of_whole(const Layout *l) {
     return sqrt(squares);
 }
 
-// A step whose gradients are `gradient` everywhere, with a loss on the last stage.
+// A step with `gradient` everywhere, and a loss on the last stage.
 static StepStatus step(const Layout *l, float gradient, float loss) {
     Zero *zero = l->zero;
     zero_step_begins(zero, STEP);
@@ -311,15 +313,15 @@ static void test_figures(const Layout *l) {
     fill(l, true);
     double norm = zero_params_norm(l->zero, world), wanted = norm_of_whole(l);
     double all = (double)whole_elements(l);
-    check(fabs(norm / wanted - 1) < 1e-6, l, "the weights' norm takes each once");
-    StepStatus verdict = step(l, 0, 2.5f + (float)l->mesh.dp.rank);
+    check(fabs(norm / wanted - 1) < 1e-6, l, "the weight norm includes each element once");
+    StepStatus status = step(l, 0, 2.5f + (float)l->mesh.dp.rank);
     check((double)zero_zeros(l->zero, world) == all, l, "each zero is counted once");
-    check(verdict.grad_norm == 0 && verdict.loss == 2.5f + 0.5f * (float)(l->mesh.dp.size - 1), l,
-          "the loss is the data-parallel ranks' mean");
-    verdict = step(l, 1, 1);
-    // Quantized: the transform of equal values has one value per 32 that is not 0, at the ends of
-    // its scale.
-    check(fabs(verdict.grad_norm / sqrt(all) - 1) < 0.02, l, "the gradients' norm takes each once");
+    check(status.grad_norm == 0 && status.loss == 2.5f + 0.5f * (float)(l->mesh.dp.size - 1), l,
+          "the loss is the mean over data-parallel ranks");
+    status = step(l, 1, 1);
+    // The norm is quantized: the transform of equal values has one nonzero value per 32, which is
+    // the maximum of its scale.
+    check(fabs(status.grad_norm / sqrt(all) - 1) < 0.02, l, "the gradient norm includes each element once");
 }
 
 // --- replicas ------------------------------------------------------------------------------------
@@ -333,7 +335,7 @@ static bool verify(const Layout *l, int64_t *repairs, Error *err) {
     return ok;
 }
 
-// The row of a tensor in this rank's table, -1: none.
+// Row of a tensor in this rank's table, -1 if absent.
 static int row_of(const Layout *l, const char *name) {
     for (int i = 0; i < l->gpt.tensors; i++) {
         if (strstr(l->gpt.tensor[i].name, name)) return i;
@@ -341,7 +343,7 @@ static int row_of(const Layout *l, const char *name) {
     return -1;
 }
 
-// Flips a bit of the tensor's fifth element in what `on` holds together with those it shares with.
+// Flips a bit of the tensor's fifth element, on rank `on` or in the shards of its node.
 static void flip(const Layout *l, int row, int on) {
     Zero *zero = l->zero;
     Mesh there = mesh_of_rank(&l->mesh, on);
@@ -356,7 +358,7 @@ static void flip(const Layout *l, int row, int on) {
     }
 }
 
-// How many data-parallel ranks hold each element of the tensor.
+// Returns how many data-parallel ranks hold each element of the tensor.
 static int holders_of(const Layout *l, const char *name) {
     const Zero *zero = l->zero;
     int row = row_of(l, name), holders = 0;
@@ -367,22 +369,22 @@ static int holders_of(const Layout *l, const char *name) {
     return holders;
 }
 
-// One bit of the tensor on one rank. Repaired from the others or from the master weights, with all
-// copies.
+// Flips one bit of the tensor on one rank. All copies must be repaired, from other ranks or from
+// the master weights.
 static void test_flipped_bit(const Layout *l, const char *name, int on, bool found, const char *what) {
     int64_t repairs;
     Error err = {0};
     int row = row_of(l, name);
     fill(l, true);
-    // As after an update. Passes must see what a repair made, not the update's messages.
+    // As after an update. Forward must use the repaired weights, not the update's payloads.
     if (found) l->zero->weights.messages_valid = l->zero->weights.message != NULL;
     flip(l, row, on);
     bool ok = verify(l, &repairs, &err);
     check(ok && repairs == (found ? 1 : 0) && (!found || holds(l, true)), l, what);
 }
 
-// The same where replicas are versions of their own. A repair from the master weights then changes
-// more than the bit, and must reach all copies of what it changes.
+// The same if model weights are not the rounded master weights. A repair from the master weights
+// then changes more than the bit, in all copies.
 static void test_flipped_version(const Layout *l, const char *name, int on, bool found, const char *what) {
     int64_t repairs, again;
     Error err = {0};
@@ -393,8 +395,8 @@ static void test_flipped_version(const Layout *l, const char *name, int on, bool
     check(ok && repairs == (found ? 1 : 0) && (!found || (verify(l, &again, &err) && again == 0)), l, what);
 }
 
-// Master weights and weights of a tensor drifted apart on the ranks that say `here`: nobody knows
-// which are right. says: the tensor and ranks that the error names.
+// Master weights and weights of a tensor have diverged on the ranks with `here`: it is unknown
+// which are right. says: the tensor and ranks that the error must name.
 static void test_drift(const Layout *l, const char *name, bool here, const char *says) {
     int64_t repairs;
     Error err = {0};
@@ -409,8 +411,7 @@ static void test_drift(const Layout *l, const char *name, bool here, const char 
     bool ok = verify(l, &repairs, &err);
     bool told = strstr(err.what, says) && strstr(err.what, "differ even after their repair");
     if (!told) fprintf(stderr, "rank %d: '%s' in '%s'?\n", rank, says, err.what);
-    check(!ok && err.code == EXIT_COMMUNICATION && told, l,
-          "copies whose master weights drifted end the run");
+    check(!ok && err.code == EXIT_COMMUNICATION && told, l, "diverged master weights end the run");
 }
 
 static void test_replicas(const Layout *l) {
@@ -418,8 +419,8 @@ static void test_replicas(const Layout *l) {
     Error err = {0};
     int T = l->mesh.tp.size, P = l->mesh.pp.size, D = l->mesh.dp.size, last = ranks - T * D;
     fill(l, false);
-    check(verify(l, &repairs, &err) && repairs == 0 && holds(l, false), l, "equal replicas are left alone");
-    // A cut tensor has no copy but its replicas.
+    check(verify(l, &repairs, &err) && repairs == 0 && holds(l, false), l, "equal replicas are not changed");
+    // A split tensor has copies only on data-parallel ranks.
     const char *cut = "layers.0.mlp.dense_h_to_4h.weight", *vector = "layers.3.input_norm.bias";
     test_flipped_bit(l, cut, 0, holders_of(l, cut) > 1, "a bit of a cut tensor");
     bool twice = T > 1 || D > 1;
@@ -427,8 +428,10 @@ static void test_replicas(const Layout *l) {
     bool held = T > 1 || holders_of(l, vector) > 1;
     test_flipped_bit(l, vector, ranks - 1, held, "a bit of a replicated vector");
     test_flipped_bit(l, "word_embeddings", last, P > 1 || D > 1, "a bit of a copy of the embedding");
-    test_flipped_version(l, "position_embeddings", T - 1, twice, "a bit of a version of a matrix");
-    test_flipped_version(l, "word_embeddings", last, P > 1 || D > 1, "a bit of a version of the embedding");
+    test_flipped_version(l, "position_embeddings", T - 1, twice,
+                         "a bit of a matrix that is not rounded master weights");
+    test_flipped_version(l, "word_embeddings", last, P > 1 || D > 1,
+                         "a bit of an embedding that is not rounded master weights");
     if (T == 2)
         test_drift(l, "position_embeddings", l->mesh.pp.rank == 0 && l->mesh.tp.rank == 1,
                    "embedding.position_embeddings.weight on ranks 0, 1");
@@ -462,7 +465,7 @@ static bool save(Layout *l, const char *folder, int64_t iteration, Error *err) {
     progress_close(progress);
     log_close(log);
     l->config.save = NULL;
-    // Megatron-LM's names. All ranks see the folder once the save is done.
+    // Megatron-LM's file names. All ranks see the folder after the save.
     char own[160];
     int used = snprintf(own, sizeof own, "%s/iter_%07lld/mp_rank_%02d", folder, (long long)iteration,
                         l->mesh.tp.rank);
@@ -488,7 +491,7 @@ static void test_checkpoints(const char *folder) {
         fill(&l, false);
         bool ok = save(&l, own, 1, &err);
         if (!ok) fprintf(stderr, "rank %d: %s\n", rank, err.what);
-        check(ok, &l, "is saved");
+        check(ok, &l, "saves a checkpoint");
         close_layout(&l);
     }
     for (int i = 0; i < SHAPES; i++) {
@@ -498,7 +501,7 @@ static void test_checkpoints(const char *folder) {
             if (!fits(&shapes[from])) continue;
             describe_shape(&shapes[from], saver, sizeof saver);
             snprintf(own, sizeof own, "%s/%d", folder, from);
-            snprintf(what, sizeof what, "loads what %s saved, to the bit", saver);
+            snprintf(what, sizeof what, "loads the checkpoint of %s bit-exactly", saver);
             clear(&l);
             bool ok = load(&l, own, 1, &err);
             if (!ok) fprintf(stderr, "rank %d: %s\n", rank, err.what);

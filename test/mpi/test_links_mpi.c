@@ -1,5 +1,5 @@
 // Links between the ranks of a pipeline, as a ring in both directions at once. Messages of all
-// sizes come whole and in order, whoever is early.
+// sizes must arrive complete and in order, whether sender or receiver is early.
 //
 // ranks: 2 3 4
 #include <stdio.h>
@@ -14,11 +14,11 @@ static const size_t SIZE[SIZES] = {0, 1, 1000, 4097, LARGE, 0, 65536};
 
 static const Peers everyone = {MPI_COMM_WORLD, 0, NULL};
 
-// One rank's ends: out[d] to the neighbor in direction d, in[d] from the other one.
+// One rank's ends: out[d] to the neighbor in direction d, in[d] from the other neighbor.
 typedef struct Ring {
     const Group *group;
     Link *out[DIRECTIONS], *in[DIRECTIONS];
-    int from[DIRECTIONS];  // whose messages come in
+    int from[DIRECTIONS];  // senders of incoming messages
 } Ring;
 
 static size_t size_of(int direction, int i) { return SIZE[(i + 3 * direction) % SIZES]; }
@@ -35,7 +35,8 @@ static void open_ring(Ring *ring, const Group *group, Device *device) {
             int next = (i + 1) % group->size, from = d ? next : i, to = d ? i : next;
             Link *link = link_open(group, from, to, device, name[d]);
             bool end = group->rank == from || group->rank == to;
-            if ((link != NULL) != end) fatal(NULL, EXIT_USAGE, "link_open is wrong about who is an end");
+            if ((link != NULL) != end)
+                fatal(NULL, EXIT_USAGE, "link_open returned an end to the wrong ranks");
             if (group->rank == from) ring->out[d] = link;
             if (group->rank != to) continue;
             ring->in[d] = link;
@@ -63,7 +64,7 @@ static void send_one(Ring *ring, Messages m, int d, int i) {
     link_send(ring->out[d], m[d][i], size_of(d, i), NULL);
 }
 
-// The message and nothing behind it.
+// The message must be complete, and memory past its end unchanged.
 static bool right(const Ring *ring, Messages m, int d, int i) {
     size_t bytes = size_of(d, i);
     for (size_t at = 0; at < bytes; at++) {
@@ -75,7 +76,7 @@ static bool right(const Ring *ring, Messages m, int d, int i) {
     return bytes == LARGE || m[d][i][bytes] == 0;
 }
 
-// All are expected before any is sent. Waited for in another order than sent.
+// All receives are posted before any send, and completed in another order.
 static bool test_expected_ahead(Ring *ring, Messages out, Messages in) {
     bool ok = true;
     for (int i = 0; i < MESSAGES; i++) {
@@ -95,8 +96,8 @@ static bool test_expected_ahead(Ring *ring, Messages out, Messages in) {
     return ok;
 }
 
-// All have been sent before any is expected. Then they come one by one, a sender's buffer at a time
-// is reused.
+// All messages are sent before any is expected. Each then frees one of the sender's buffers for
+// reuse.
 static bool test_sent_ahead(Ring *ring, Messages out, Messages in) {
     bool ok = true;
     for (int i = 0; i < MESSAGES; i++) {
@@ -115,9 +116,9 @@ static bool test_sent_ahead(Ring *ring, Messages out, Messages in) {
     return ok;
 }
 
-// The newest messages may still be on their way: nobody expects them before all ranks have come
-// here, and a large message needs its receiver. What has left may be overwritten.
-static bool test_behind(Ring *ring, Messages out, Messages in) {
+// The latest messages may still be in transit: no receive is posted before all ranks arrive here,
+// and a large message needs a posted receive. Buffers of sent messages may be overwritten.
+static bool test_sent_late(Ring *ring, Messages out, Messages in) {
     enum { FIRST = 3, LATE = 4 };  // numbers of large messages follow from SIZE
     bool ok = true;
     for (int d = 0; d < DIRECTIONS; d++) {
@@ -143,13 +144,13 @@ static bool test_behind(Ring *ring, Messages out, Messages in) {
             link_arrived(ring->in[d], NULL);
             ok = right(ring, in, d, i) && ok;
         }
-        link_arrived(ring->in[d], NULL);  // there is none
+        link_arrived(ring->in[d], NULL);  // no message is pending
         link_sent(ring->out[d], 0, NULL);
     }
     return ok;
 }
 
-// Bytes of the first `messages` messages of both directions.
+// Bytes of the first `messages` messages in both directions.
 static uint64_t bytes_of(int messages) {
     uint64_t bytes = 0;
     for (int i = 0; i < messages; i++) bytes += size_of(0, i) + size_of(1, i);
@@ -171,13 +172,14 @@ static int test_ring(Device *device, int rank, int size) {
     bool ok[4];
     ok[0] = test_expected_ahead(&ring, out, in);
     ok[1] = test_sent_ahead(&ring, out, in);
-    ok[2] = test_behind(&ring, out, in);
+    ok[2] = test_sent_late(&ring, out, in);
     ok[3] = comm_sent(&mesh.pp) == 2 * bytes_of(MESSAGES) + bytes_of(7);
     comm_close(&mesh);
     mesh_close(&mesh);
     release(out);
     release(in);
-    static const char *const what[4] = {"expected ahead", "sent ahead", "behind", "bytes are counted"};
+    static const char *const what[4] = {"expected ahead", "sent ahead", "sent before a barrier",
+                                        "bytes are counted"};
     int failures = 0;
     for (int i = 0; i < 4; i++) {
         bool everywhere = peers_agree(everyone, ok[i], NULL, NULL);

@@ -1,6 +1,6 @@
-// The loader with 1, 2, 4 ranks of one node: shared indices give the batches that private ones
-// give, the ranks together read every sample once and in order, memory is shared (or copied), and
-// an error on one rank reaches all. Exit code 0 or 1.
+// The loader with 1, 2, 4 ranks of one node: shared indices give the same batches as private ones,
+// all ranks together read every sample once and in order, memory is shared (or copied), and an
+// error on one rank reaches all. Exit code 0 or 1.
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 static int rank, ranks;
 static char folder[64], prefix[2][96];
 
-// Ends the whole job with the place of the failure.
+// Ends the whole job and prints the place of the failure.
 #define CHECK(condition) \
     do { \
         if (!(condition)) { \
@@ -68,8 +68,8 @@ static LoaderOptions options_of(const char *const *words, int count) {
                            .dp_size = ranks};
 }
 
-// Rank r of the node reads what a lone process reads as the same data-parallel rank; all ranks'
-// rows in order are samples 0, 1, 2, ...
+// Rank r of the node must read the same as a single process with the same data-parallel rank. The
+// rows of all ranks in order are samples 0, 1, 2, ...
 static void batches(const char *const *words, int count) {
     LoaderOptions o = options_of(words, count), alone = o;
     alone.dp_rank = 0;
@@ -95,7 +95,7 @@ static void batches(const char *const *words, int count) {
     loader_close(lone);
 }
 
-// What rank 0 writes after `ready` is seen by the others when the memory is shared, and only then.
+// Other ranks see what rank 0 writes after `ready` if and only if the memory is shared.
 static void memory(bool share) {
     NodeMemory *m = node_memory_open((Peers){MPI_COMM_WORLD, 0, NULL}, share);
     IndexMemory hooks = node_memory_hooks(m);

@@ -1,14 +1,16 @@
-// Local steps against a simulator, to the bit. llmc/state/zero.c trains on synthetic gradients for
-// two rounds of turns, on every shape of replica groups that this number of ranks allows. The
-// simulator has one Simulator per replica group, for all that a replica group does by itself, and
-// the outer steps below: written from sdp4bit/README.md, tensor by tensor and element by element,
-// without messages or shards. In one step one replica group meets a NaN, and it alone skips. The
-// bytes between replica groups are those that the layout says. Some presets end with the last step:
-// all buckets exchange in it.
+// Compares local steps bit for bit with a simulator. llmc/state/zero.c trains on synthetic
+// gradients for two rounds of outer syncs, in every shape of replica groups that the number of
+// ranks allows. Each replica group has a Simulator for its inner steps. The outer steps are
+// simulated below, following sdp4bit/README.md, tensor by tensor and element by element, without
+// messages or shards. In one step one replica group gets a NaN, and only this group skips the step.
+// The bytes between replica groups must be as planned. Some presets end with the last step, in
+// which all buckets synchronize.
 //
 //   test_local_mpi [--emulate-nodes]
-// With the flag there is one rank to a replica group, and the replica groups may share GPUs.
-// build/test/gpu has the same program for GPUs. ranks: 1 2 3 4
+//
+// With the flag each replica group has one rank, and replica groups may share GPUs. build/test/gpu
+// has the same program for GPUs.
+// ranks: 1 2 3 4
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -56,7 +58,7 @@ static const Preset presets[] = {
      0,
      {I8, I4, 32, 64, B, TRANSFORM_HADAMARD, SR, 0},
      {I4, 64, true, SR}},
-    {"SDP4Bit, a delay and a mix, checksums",
+    {"SDP4Bit, delay and mixing, checksums",
      {"--quantized-gradients", "--hadamard-transform", "--gq-group-size-intra", "32", "--gq-group-size-inter",
       "64", "--quantized-weights", "--wq-group-size", "64", "--verify-wire", "--local-steps-delay", "3",
       "--local-steps-mix", "0.25"},
@@ -92,14 +94,14 @@ static const Preset presets[] = {
      0,
      {I8, I8, 32, 96, B, TRANSFORM_NONE, RN, 0},
      {FLOATX_CODEC, 32, false, RN}},
-    {"EDEN, a delay and a mix, the run's end",
+    {"EDEN, delay and mixing, sync at the end",
      {"--quantized-gradients", "--gradient-quantization-method", "eden", "--gq-group-size-intra", "128",
       "--local-steps-delay", "2", "--local-steps-mix", "0.25", "--train-iters", "11"},
      2,
      0.25f,
      {I8, CODEC_EDEN4, 128, 256, B, TRANSFORM_ROTATION, SR, 0},
      {FLOATX_CODEC, 32, false, RN}},
-    {"fp32, the run's end",
+    {"fp32, sync at the end",
      {"--train-iters", "11"},
      0,
      0,
@@ -155,7 +157,7 @@ enum { COMMON_FLAGS = sizeof common_flags / sizeof *common_flags };
 
 // --- a trial -------------------------------------------------------------------------------------
 
-// The outer state of all replica groups, as the simulator has it, in the arena's shape.
+// Simulated outer state, the same for all replica groups, in the shape of the arena.
 typedef struct OuterState {
     float *weights, *momentum;
     int64_t *turn;  // (buckets)
@@ -226,7 +228,7 @@ static void build_zero(Trial *t) {
     t->tensors = tensors_for_plan(tensor, TENSORS);
 }
 
-// Any number in (-1, 1) for an element of something.
+// A pseudo-random number in (-1, 1).
 static float drawn(uint32_t what, uint32_t of, int64_t i) {
     Philox4 r = philox4x32_10(77, what, (uint32_t)i, (uint32_t)(i >> 32), of, 0);
     return ((float)(r.v[0] >> 8) + 0.5f) * 0x1p-23f - 1.0f;
@@ -263,7 +265,7 @@ static void build_simulators(Trial *t) {
     t->outer.momentum = (float *)xcalloc(arena, sizeof(float), "the test");
     t->outer.turn = (int64_t *)xcalloc((size_t)t->layout.buckets, sizeof(int64_t), "the test");
     memcpy(t->outer.weights, t->replica_group[0].master, arena * sizeof(float));
-    // Turns follow the elements that come before.
+    // The sync slot of a bucket depends on the number of elements before it.
     int64_t before = 0, all = 0;
     for (int b = 0; b < t->layout.buckets; b++)
         all += t->layout.bucket[b].matrix_elements + t->layout.bucket[b].tail_elements;
@@ -328,13 +330,13 @@ static Part part_of(const Trial *t, int tensor) {
     return part;
 }
 
-// The keys of a hop's random bits.
+// Keys of a hop's random bits.
 static RoundingKey key_of(const Trial *t, uint32_t purpose, uint32_t source, int64_t step) {
     RoundingKey key = {(uint32_t)t->config.seed, (uint32_t)step, purpose, source};
     return key;
 }
 
-// One of the two hops: which bits round, and which rotate.
+// One of the two hops: purposes of the bits for rounding and rotation.
 typedef struct Leg {
     RoundingKey rounding, rotation;
 } Leg;
@@ -344,7 +346,7 @@ static Leg leg_of(const Trial *t, bool mean, uint32_t source, int64_t step) {
     return leg;
 }
 
-// What traveling does to x, which stays transformed.
+// Effect of a message on x, which stays transformed.
 static void leave(const Trial *t, float *x, const Part *part, Leg leg) {
     const GradFormat *format = &t->preset->grad;
     Codec codec = part->matrix ? format->inter_codec : format->tail_codec;
@@ -356,7 +358,7 @@ static void arrive(const Trial *t, float *x, const Part *part, Leg leg) {
     if (part->matrix) simulator_invert(x, part->n, t->preset->grad.transform, leg.rotation, part->logical);
 }
 
-// The mean over the replica groups, as all of them decode it.
+// Mean over the replica groups, as all of them decode it.
 static void mean_gradient(const Trial *t, const Part *part, int64_t step, float *mean) {
     float *x = (float *)xcalloc((size_t)part->n, sizeof *x, "the test"),
           share = 1.0f / (float)replica_groups(t);
@@ -428,7 +430,7 @@ static void make_gradients(Trial *t, int64_t step) {
     MPI_Allgather(t->local, arena, MPI_FLOAT, t->grads[0], arena, MPI_FLOAT, MPI_COMM_WORLD);
 }
 
-// As a backward would: from the last unit on.
+// In the order of a backward, from the last unit on.
 static void reduce(Trial *t) {
     for (int unit = t->layout.units - 1; unit >= 0; unit--) {
         zero_grads_begin(t->zero, unit);
@@ -471,12 +473,12 @@ static bool same_weights(Trial *t, int64_t step, const char *what, const floatX 
     return true;
 }
 
-// For an evaluation every replica group has the outer weights, and its own again behind it.
+// In an evaluation every replica group uses the outer weights, then its own again.
 static bool evaluates_outer(Trial *t, int64_t step) {
     floatX *outer = (floatX *)xcalloc((size_t)t->layout.arena_elements, sizeof *outer, "the test");
     for (int64_t i = 0; i < t->layout.arena_elements; i++) outer[i] = floatX_from_float(t->outer.weights[i]);
     zero_use_outer(t->zero, true);
-    bool ok = same_weights(t, step, "another outer weight in an evaluation", outer);
+    bool ok = same_weights(t, step, "different outer weight in an evaluation", outer);
     zero_use_outer(t->zero, false);
     free(outer);
     return ok;
@@ -508,24 +510,24 @@ static bool run_step(Trial *t, int64_t step) {
     simulate(t, step);
     zero_synchronize(t->zero);
     bool ok = same_bytes(t, step, before);
-    // Only now and then, so that meetings that are due also wait for the next step.
+    // Checks only every third step, so that due outer syncs sometimes wait for the next step.
     if (step % 3 == 0 || step == STEPS) {
         outer_settle(&t->zero->base, &t->zero->outer, &t->zero->optimizer);
         stream_synchronize(t->compute);
-        ok = ok && same_shard(t, step, "another master", t->zero->optimizer.master, own->master) &&
-             same_shard(t, step, "another second moment", t->zero->optimizer.exp_avg_sq, own->exp_avg_sq) &&
-             same_shard(t, step, "another outer weight", t->zero->outer.outer, t->outer.weights) &&
-             same_shard(t, step, "another outer momentum", t->zero->outer.momentum, t->outer.momentum);
+        ok = ok && same_shard(t, step, "different master weight", t->zero->optimizer.master, own->master) &&
+             same_shard(t, step, "different second moment", t->zero->optimizer.exp_avg_sq, own->exp_avg_sq) &&
+             same_shard(t, step, "different outer weight", t->zero->outer.outer, t->outer.weights) &&
+             same_shard(t, step, "different outer momentum", t->zero->outer.momentum, t->outer.momentum);
     }
     bool skips = step == POISONED_STEP && t->mesh->replica_groups.rank == POISONED_REPLICA_GROUP;
     StepStatus control = zero_step_status(t->zero, 0);
-    if (control.applied == (int)skips) ok = complain(t, step, "another verdict", control.applied);
-    ok = on_all(ok && same_weights(t, step, "another weight", own->replica));
+    if (control.applied == (int)skips) ok = complain(t, step, "different step status", control.applied);
+    ok = on_all(ok && same_weights(t, step, "different weight", own->replica));
     if (step % 5 == 0) ok = on_all(ok && evaluates_outer(t, step));
-    return on_all(ok && same_weights(t, step, "an evaluation left another weight", own->replica));
+    return on_all(ok && same_weights(t, step, "different weight after an evaluation", own->replica));
 }
 
-// A bit of one rank's outer weights turns. All ranks are told before anything is saved.
+// Flips a bit of one rank's outer weights. All ranks must get an error before anything is saved.
 static bool finds_another_outer_weight(Trial *t) {
     Peers world = {MPI_COMM_WORLD, 0, NULL};
     Error err = {0};
@@ -537,13 +539,13 @@ static bool finds_another_outer_weight(Trial *t) {
         copy_to_device(t->compute, t->zero->outer.outer + 7, &wrong, sizeof wrong);
     stream_synchronize(t->compute);
     bool found = !replicas_verify(t->zero, world, NULL, &repairs, &err) && err.code == EXIT_COMMUNICATION;
-    return (sound && found) || complain(t, STEPS, "outer weights that differ are not found, sound", sound);
+    return (sound && found) || complain(t, STEPS, "differing outer weights were not found, sound", sound);
 }
 
 static bool run_preset(const Mesh *mesh, Device *device, const Preset *preset) {
     Trial *t = open_trial(mesh, device, preset);
     bool ok = on_all(t->layout.buckets >= 4 ||
-                     complain(t, 0, "another number of buckets", t->layout.buckets));
+                     complain(t, 0, "different number of buckets", t->layout.buckets));
     for (int64_t step = 1; ok && step <= STEPS; step++) ok = run_step(t, step);
     ok = ok && on_all(finds_another_outer_weight(t));
     close_trial(t);

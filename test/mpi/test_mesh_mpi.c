@@ -1,6 +1,7 @@
-// The communicators of a mesh against the arithmetic that they are made after, and the collectives
-// of CPU ranks in each group: for every split into tensor parallel, pipeline parallel and nodes
-// that fits the ranks. ranks: 1 2 4 8
+// Checks the communicators of a mesh against the rank arithmetic, and the collectives of CPU ranks
+// in each group, for every split into tensor parallel, pipeline parallel and nodes that fits the
+// ranks.
+// ranks: 1 2 4 8
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,28 +19,30 @@ static bool complain(const Mesh *m, const char *group, const char *what, int at)
     return false;
 }
 
-// What rank `from` of the world sends to rank `to` of it.
+// Byte i of the message from rank `from` to rank `to` of the world.
 static uint8_t message(int from, int to, int i) { return (uint8_t)(from * 31 + to * 7 + i % 251); }
 
 static bool same_members(const Mesh *m, const Group *group) {
     int self = m->world.rank, all[MOST_RANKS], size;
     MPI_Comm_size(group->mpi, &size);
-    if (size != group->size) return complain(m, group->name, "another size", size);
+    if (size != group->size) return complain(m, group->name, "wrong size", size);
     MPI_Allgather(&self, 1, MPI_INT, all, 1, MPI_INT, group->mpi);
     for (int i = 0; i < size; i++) {
-        if (all[i] != group_peer(group, self, i)) return complain(m, group->name, "another member", i);
+        if (all[i] != group_peer(group, self, i)) return complain(m, group->name, "wrong member", i);
     }
     return true;
 }
 
-// Every slot holds its member's message; but in an exchange the own one is left alone.
+// Every slot must hold its member's message; an exchange must not write the rank's own slot.
 static bool arrived(const Mesh *m, const Group *group, const uint8_t *slots, bool gathered) {
     int self = m->world.rank;
     for (int at = 0; at < group->size * BYTES; at++) {
         int from = group_peer(group, self, at / BYTES);
         uint8_t wanted = message(from, gathered ? 0 : self, at % BYTES);
         if (!gathered && from == self) wanted = UNTOUCHED;
-        if (slots[at] != wanted) return complain(m, group->name, gathered ? "a gather" : "an exchange", at);
+        if (slots[at] != wanted)
+            return complain(m, group->name, gathered ? "wrong byte in a gather" : "wrong byte in an exchange",
+                            at);
     }
     return true;
 }
@@ -48,7 +51,8 @@ static bool collectives(const Mesh *m, const Group *group) {
     static uint8_t send[MOST_RANKS * BYTES], recv[MOST_RANKS * BYTES];
     int self = m->world.rank;
     bool travels = group->size > 1 && group != &m->dp;
-    if ((group->comm != NULL) != travels) return complain(m, group->name, "a Comm too many or few", 0);
+    if ((group->comm != NULL) != travels)
+        return complain(m, group->name, "Comm present or absent unexpectedly", 0);
     if (group == &m->dp) return true;
     for (int at = 0; at < group->size * BYTES; at++) {
         send[at] = message(self, group_peer(group, self, at / BYTES), at % BYTES);
@@ -68,9 +72,9 @@ static bool test_shape(Mesh *mesh, Device *device) {
     bool ok = mesh_open(mesh, everyone, &err) || complain(mesh, "mesh_open", err.what, 0);
     comm_open(mesh, device, 60);
     comm_connect(mesh, NULL);
-    // Each goes on after a failure, so that none leaves the others waiting.
+    // Continues after a failure, so that no other rank is left waiting.
     for (int i = 0; i < MESH_GROUPS; i++) {
-        if (mesh->group[i].mpi == MPI_COMM_NULL) continue;  // there are no replica groups
+        if (mesh->group[i].mpi == MPI_COMM_NULL) continue;  // without replica groups
         ok = same_members(mesh, &mesh->group[i]) && ok;
         ok = collectives(mesh, &mesh->group[i]) && ok;
     }
@@ -79,7 +83,7 @@ static bool test_shape(Mesh *mesh, Device *device) {
     return peers_agree(everyone, ok, NULL, NULL);
 }
 
-// One rank believes in another shape: some rank is told, and none waits for ever.
+// One rank is given a different shape: some rank must report it, and none may wait forever.
 static bool test_disagreement(int rank, int size) {
     Mesh mesh;
     Error err = {0};
@@ -103,7 +107,7 @@ static int test_shapes(Device *device, int rank, int size) {
             failures += !ok;
             if (rank == 0)
                 printf("%s T %d, P %d, nodes of %d%s\n", ok ? "ok" : "not ok", tp, pp, per_node,
-                       replica_groups ? ", and as replica groups" : "");
+                       replica_groups ? ", also as replica groups" : "");
         }
     }
     return failures;
@@ -119,7 +123,7 @@ int main(int argc, char **argv) {
     if (!device || size > MOST_RANKS) fatal(NULL, EXIT_USAGE, "%s", device ? "too many ranks" : err.what);
     int failures = test_shapes(device, rank, size);
     bool told = test_disagreement(rank, size);
-    if (rank == 0) printf("%s ranks that disagree are told\n", told ? "ok" : "not ok");
+    if (rank == 0) printf("%s ranks that disagree get an error\n", told ? "ok" : "not ok");
     failures += !told;
     device_close(device);
     failures += leaks_found();

@@ -44,7 +44,7 @@ static void handler(void *context, const char *why) {
 }
 
 // Completes the pending wait.
-static void meet_again(MPI_Comm everyone, bool came) {
+static void complete_wait(MPI_Comm everyone, bool came) {
     MPI_Request request;
     MPI_Barrier(MPI_COMM_WORLD);
     if (came) return;
@@ -75,7 +75,7 @@ static bool run(const Case *c, int rank) {
     if (setjmp(found.back) == 0 && (c->comes[rank] || c->late > 0)) peers_barrier(peers);
     double took = monotonic_seconds() - start;
     watchdog_close(&site);
-    meet_again(everyone, c->comes[rank] || c->late > 0);
+    complete_wait(everyone, c->comes[rank] || c->late > 0);
     // The limit, a wait for missing ranks, and one for their conclusions.
     bool ok = as_expected(c, &found, rank) && took < 3 * LIMIT + 5;
     if (!ok) fprintf(stderr, "# rank %d: lost %d, left %d, %.1f s\n", rank, found.lost, found.left, took);

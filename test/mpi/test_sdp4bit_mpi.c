@@ -1,14 +1,14 @@
-// The distributed exact regime compared with the one-process simulator, bit by bit: every shape of
+// Compares the distributed exact regime bit for bit with the one-process simulator: every shape of
 // nodes x ranks, every preset, several chunk counts, ZeRO-1 and 2, error feedback. One step has a
-// NaN or infinity and one an absurd learning rate; the first must be skipped, the second refused.
-// Then the same with the gradients of a GPT, with 4 and 8 ranks also under tensor and pipeline
-// parallelism.
+// NaN or infinity (must be skipped), one an absurd learning rate (must be refused). Then the same
+// with the gradients of a GPT, with 4 and 8 ranks also under tensor and pipeline parallelism.
 //
-// Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Serves both
-// backends (build/test/gpu/test_sdp4bit_mpi is the GPU's); the simulator computes on the host.
+// Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Built for both
+// backends (build/test/gpu/test_sdp4bit_mpi runs on GPUs); the simulator computes on the host.
 //
 //   test_sdp4bit_mpi [--emulate-nodes PER_NODE]
-// With the flag it runs this shape only, whose node borders are real for NCCL, so that nodes may
+//
+// With the flag it runs only this shape. NCCL treats its node borders as real, so that nodes may
 // share GPUs. ranks: 1 2 3 4 8 16
 #include <math.h>
 #include <mpi.h>
@@ -35,11 +35,11 @@ static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 
 
 // --- presets -------------------------------------------------------------------------------------
 
-// PARTS: ragged tensors of which other ranks hold parts, or copies that they count.
+// PARTS: uneven tensors of which other ranks hold parts, or copies that they count.
 typedef enum Shape { RAGGED, PARTS, BUCKETS, ALIGNED, TAILS_ONLY } Shape;
 
-// lowest and highest: of the reduced gradient's relative L2 error, for ragged little tensors with 1
-// % outliers 20 times as large.
+// lowest, highest: bounds of the reduced gradient's relative L2 error, for small uneven tensors
+// with 1 % outliers that are 20 times as large.
 typedef struct Preset {
     const char *name;
     GradFormat grad;  // chunks is filled per run
@@ -170,7 +170,7 @@ static float random_value(uint32_t stream, uint32_t a, uint32_t b, int64_t i, bo
 
 typedef enum Poison { POISON_NAN, POISON_INF, POISON_TAIL, POISON_LOSS, POISONS } Poison;
 
-// Which element of whose gradient is poisoned in this trial.
+// Element and rank whose gradient is poisoned in this trial.
 static void plant(const BucketLayout *layout, const LayoutTensor *tensors, float *grads, int rank,
                   uint32_t trial) {
     bool want_tail = trial % POISONS == POISON_TAIL;
@@ -197,10 +197,9 @@ static void initial_weights(const BucketLayout *layout, const LayoutTensor *tens
     }
 }
 
-// Clipping that bites, clipping that does not, none.
+// Active clipping, inactive clipping, none.
 static float clip_of(uint32_t trial) { return trial % 3 == 0 ? 0.05f : trial % 3 == 1 ? 1000.0f : 0.0f; }
-// The wild step's brings some elements over the limit of master weights, and leaves others below
-// it.
+// The learning rate of the wild step lifts some elements over the limit of master weights.
 static float rate_if_applied(uint32_t step) { return step == WILD_STEP ? 1e38f : 1e-3f / (float)step; }
 static bool step_applied(uint32_t step) { return step != POISONED_STEP && step != FAULTED_STEP; }
 static float rate_if_skipped(uint32_t step) { return 2e-3f / (float)step; }
@@ -211,7 +210,7 @@ typedef struct Machine {
     int rank, size;
     Device *device;
     Lanes *lanes;
-    Stream *stream;  // the last lane
+    Stream *stream;  // the last stream
 } Machine;
 
 typedef struct Trial {
@@ -227,13 +226,13 @@ typedef struct Trial {
     BucketLayout layout;
     TlqStep tlq;
     QwdStep qwd;
-    WireChecks checks;  // every other trial seals its messages
+    WireChecks checks;  // in every other trial, payloads have checksums
     // device memory
     Faults faults;
     Segment *segments;
     floatX *weights;                       // (arena)
-    float *grads;                          // (arena) reduced in this rank's windows, without a shard
-    float *shard;                          // (shard_elements) where micro-batches add up, or NULL
+    float *grads;                          // (arena) without a shard, reduced in this rank's ranges
+    float *shard;                          // (shard_elements) sum over micro-batches, or NULL
     float *master, *exp_avg, *exp_avg_sq;  // (shard_elements)
     float *partials, *piece_sums;
     StepRecord *records;
@@ -242,16 +241,17 @@ typedef struct Trial {
     float *loss;
     float *residual;  // (nodes, matrix_per_rank) of each bucket, or NULL
     uint8_t *gather[3];
-    QwdLossless lossless;  // plain is NULL where weights are not coded so
-    void *flags;           // of comm_share, NULL where nothing is shared
+    QwdLossless lossless;  // plain is NULL without lossless weights
+    void *flags;           // of comm_share, NULL without it
     // host memory
     float *local;       // (arena) this rank's gradients as made
-    Simulator sim;      // whole on rank 0; elsewhere only the arrays it broadcasts into
+    Simulator sim;      // complete on rank 0; elsewhere only the arrays for broadcasts
     float **all_grads;  // rank 0: (dp) arenas
     float *losses;      // (dp)
 } Trial;
 
-// Rank `rank`'s local gradient of a micro-batch, arena-shaped, pads 0. Tensors differ in magnitude.
+// Local gradient of rank `rank` for a micro-batch, in the shape of the arena, padding 0. Tensors
+// differ in magnitude.
 static void local_gradient(const Trial *t, float *grads, int rank, uint32_t step, int micro_batch) {
     const BucketLayout *layout = &t->layout;
     const LayoutTensor *tensors = t->tensors;
@@ -274,7 +274,7 @@ static void *allocate(Trial *t, size_t bytes) {
     return p;
 }
 
-// To the device and back, in the order of the last lane.
+// Copies to the device and back, ordered with the last stream.
 static void upload(Trial *t, void *device, const void *host, size_t bytes) {
     copy_to_device(t->machine->stream, device, host, bytes);
     lanes_after(t->machine->lanes, t->machine->lanes->first, t->machine->stream);
@@ -308,7 +308,7 @@ static void *allocate_shared(Trial *t, size_t bytes) {
     return allocate(t, device_kind()->only_way ? bytes : (size_t)round_up64((int64_t)bytes, COMM_ALIGNMENT));
 }
 
-// Behind the first bucket's messages lie the lengths of lossless ones.
+// The lengths of lossless payloads follow the payloads of the first bucket.
 static size_t message_bytes(const Trial *t, int b) {
     size_t bytes = qwd_buffer_bytes(&t->layout, b, &t->preset->weight, false, t->layout.dp);
     return (size_t)round_up64((int64_t)bytes, 256);
@@ -372,8 +372,8 @@ static void build_steps(Trial *t, int chunks) {
     build_lossless(t);
 }
 
-// On GPUs, with an odd number of chunks, the node's ranks fetch messages out of each other's
-// memory: the same bits must come.
+// On GPUs, with an odd number of chunks, ranks of a node copy payloads from each other's memory.
+// The bits must be the same.
 static bool share_messages(Trial *t, int chunks) {
     Error err = {0};
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
@@ -383,7 +383,7 @@ static bool share_messages(Trial *t, int chunks) {
     }
     t->flags = allocate(t, COMM_FLAG_BYTES);
     bool ok = comm_share(&t->mesh->node, t->flags, piece, 1 + t->layout.buckets, &err);
-    if (!ok && t->machine->rank == 0) printf("# nothing is fetched: %s\n", err.what);
+    if (!ok && t->machine->rank == 0) printf("# payloads are not copied between ranks: %s\n", err.what);
     return ok;
 }
 
@@ -513,7 +513,7 @@ static GradShard own_grads(const Trial *t, int b) {
     return (GradShard){own, own + bucket->matrix_per_rank};
 }
 
-// The first micro-batch's sums are stored, the others' added.
+// Stores the sums of the first micro-batch and adds the sums of the others.
 static void reduce(Trial *t, uint32_t step, int micro_batch) {
     local_gradient(t, t->local, t->machine->rank, step, micro_batch);
     upload(t, t->grads, t->local, (size_t)t->layout.arena_elements * sizeof(float));
@@ -611,7 +611,7 @@ static bool complain(const Trial *t, uint32_t step, const char *what, int64_t at
     return false;
 }
 
-// Bit for bit; NaNs, which only a skipped step may hold, equal each other.
+// Compares bit for bit, except that all NaNs are equal (they occur only in a skipped step).
 static bool same_floats(const Trial *t, uint32_t step, const char *what, const float *a, const float *b,
                         int64_t n) {
     for (int64_t i = 0; i < n; i++) {
@@ -621,7 +621,7 @@ static bool same_floats(const Trial *t, uint32_t step, const char *what, const f
     return true;
 }
 
-// The shard holds the reduced gradient, pads 0.
+// The shard must hold the reduced gradient, padding 0.
 static bool same_shard_of_gradients(const Trial *t, uint32_t step) {
     float *shard = (float *)download(t, t->shard, (size_t)t->layout.shard_elements * sizeof *shard);
     int64_t rank = t->mesh->dp.rank;
@@ -638,8 +638,8 @@ static bool same_shard_of_gradients(const Trial *t, uint32_t step) {
     return ok;
 }
 
-// The own windows hold the reduced gradient, pads 0, where there is no shard; the rest of the arena
-// is as it was.
+// Without a shard, this rank's ranges must hold the reduced gradient, padding 0, and the rest of
+// the arena must be unchanged.
 static bool same_gradients(const Trial *t, uint32_t step) {
     int64_t rank = t->mesh->dp.rank, arena = t->layout.arena_elements;
     float *expected = (float *)xmalloc((size_t)arena * sizeof *expected, "the test");
@@ -659,7 +659,7 @@ static bool same_gradients(const Trial *t, uint32_t step) {
     return ok && (!t->sharded || same_shard_of_gradients(t, step));
 }
 
-// What the node's rounding has left, pads 0.
+// The node's rounding errors, padding 0.
 static bool same_residual(const Trial *t, uint32_t step) {
     int nodes = t->mesh->rail.size, per_node = t->mesh->node.size;
     if (!t->feedback) return true;
@@ -709,9 +709,9 @@ static bool same_records(const Trial *t, uint32_t step, const StepRecord *record
 
 static bool same_control(const Trial *t, uint32_t step, StepStatus a) {
     StepStatus b = t->sim.control;
-    if (a.applied != step_applied(step)) return complain(t, step, "verdict", a.applied);
+    if (a.applied != step_applied(step)) return complain(t, step, "step status", a.applied);
     if (!a.fault != (step != FAULTED_STEP))
-        return complain(t, step, "the step status's fault", (int64_t)a.fault);
+        return complain(t, step, "fault of the step status", (int64_t)a.fault);
     if (step == POISONED_STEP) {  // norm, loss and clip coefficient of a skipped step may be NaN
         a.grad_norm = b.grad_norm = a.loss = b.loss = a.clip_coefficient = b.clip_coefficient = 0;
     }
@@ -730,7 +730,7 @@ static bool same_status(const Trial *t, uint32_t step) {
 static uint64_t replica_hash(const Trial *t) {
     int64_t arena = t->layout.arena_elements;
     set_zero(t->machine->stream, t->hash, sizeof(uint64_t));
-    // In two parts, each with its position: the hash does not depend on how the work is split.
+    // Hashed in two parts with their positions: the hash must not depend on the split.
     kernel_replica_hash(t->machine->stream, t->hash, t->weights, 0, arena / 3);
     kernel_replica_hash(t->machine->stream, t->hash, t->weights + arena / 3, arena / 3, arena - arena / 3);
     uint64_t *found = (uint64_t *)download(t, t->hash, sizeof *found), hash = *found;
@@ -751,7 +751,7 @@ static bool same_replicas(const Trial *t, uint32_t step) {
     return (lowest == highest || complain(t, step, "another rank's replica hash", 0)) && same;
 }
 
-// A skipped step's messages carry zero codes and zero scales, whatever the gradients were.
+// The payloads of a skipped step must have zero codes and scales, for any gradients.
 static bool message_is_zero(const Trial *t, uint32_t step, const uint8_t *message, const MessageLayout *m) {
     for (int64_t i = 0; i < m->codes_stride; i++) {
         if (message[i]) return complain(t, step, "a skipped step's codes", i);
@@ -783,7 +783,7 @@ static Sent sent_by(const Mesh *mesh) {
     return (Sent){comm_sent(&mesh->node), comm_sent(&mesh->rail), comm_sent(&mesh->world)};
 }
 
-// Lossless weights: the messages as long as they turned out, and their lengths.
+// Lossless weights: counts payloads at their actual length, and their lengths.
 static void count_lossless(const Trial *t, WireBytes *sum) {
     int64_t nodes = t->layout.options.nodes, others = t->layout.options.per_node - 1;
     int64_t bytes = t->layout.buckets * (int64_t)sizeof(uint32_t);
@@ -794,7 +794,7 @@ static void count_lossless(const Trial *t, WireBytes *sum) {
     sum->weight_intra = others * nodes * bytes;
 }
 
-// What one step handed to the transport is what the plan says, to the byte.
+// The bytes sent in one step must be exactly as planned.
 static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
     Sent after = sent_by(t->mesh);
     WireBytes layout = layout_wire_bytes(&t->layout, &t->tlq.grad_format, &t->preset->weight);
@@ -820,7 +820,7 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
 
 // Rank 0: relative L2 error of the reduced gradient against the mean in double.
 static bool error_in_bounds(const Trial *t, uint32_t step) {
-    // Their gradients are gone, or the sum holds more than this step's.
+    // The other micro-batches' gradients are gone, or the sum includes more than this step's.
     bool others = t->micro_batches > 1 || t->feedback;
     if (t->machine->rank != 0 || t->layout.dp == 1 || step == POISONED_STEP || others) return true;
     double error = 0, power = 0;
@@ -838,7 +838,7 @@ static bool error_in_bounds(const Trial *t, uint32_t step) {
 
 // --- trials --------------------------------------------------------------------------------------
 
-// All ranks agree, so that none leaves the others waiting in a collective.
+// All ranks agree, so that no rank is left waiting in a collective.
 static bool on_all(bool ok) {
     int value = ok;
     MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
@@ -850,7 +850,7 @@ static bool run_step(Trial *t, uint32_t step) {
     poison_buffers(t);
     reduce_and_check(t, step, local_loss(&t->layout, t->machine->rank, step, t->number));
     simulate(t, step);
-    // The gradients are compared before AdamW, the rest after it.
+    // Gradients are compared before AdamW, the rest after it.
     bool ok = same_gradients(t, step) && same_residual(t, step) && same_status(t, step) &&
               error_in_bounds(t, step);
     update_weights(t);
@@ -868,7 +868,7 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int preset, int 
     t->preset = &presets[preset];
     t->feedback = feedback;
     t->number = (uint32_t)(preset + 7 * chunks + mesh->node.size);
-    // One rank's gradients are the reduced ones.
+    // With a single rank the gradients are already reduced.
     t->sharded = chunks > 1 && mesh->dp.size > 1;
     t->micro_batches = t->sharded && chunks == 3 ? 3 : 1;
     build_plan(t);
@@ -877,7 +877,7 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int preset, int 
     bool ok = share_messages(t, chunks);
     build_simulator(t);
     ok = on_all(ok && (t->preset->shape != BUCKETS || t->layout.buckets == 3));
-    // AdamW knows no chunks.
+    // AdamW does not depend on chunks.
     uint32_t steps = chunks == 1 ? FAULTED_STEP : STEPS;
     for (uint32_t step = 1; ok && step <= steps; step++) ok = run_step(t, step);
     free_trial(t);
@@ -885,7 +885,7 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int preset, int 
     return ok;
 }
 
-// How the ranks divide by tensor and pipeline parallelism. nodes: of a data-parallel group.
+// Split of the ranks under tensor and pipeline parallelism. nodes: of a data-parallel group.
 typedef struct Split {
     int nodes, tp, pp;
     bool sequence;
@@ -937,12 +937,12 @@ static void close_ranks(Ranks *r, Machine *machine) {
     free(r->hosts);
 }
 
-// Every preset on so many nodes; returns how many failed.
+// Runs every preset on this many nodes. Returns the number of failures.
 static int run_shape(Machine *machine, int nodes, bool emulate) {
     Ranks ranks;
     Split split = {nodes, 1, 1, false};
     int failures = 0;
-    // 50: more than borders, so that some are empty; 0: the plan chooses.
+    // 50: more than borders, so that some chunks are empty; 0: the planner chooses.
     static const int chunk_counts[] = {1, 3, 50, 0};
     open_ranks(&ranks, machine, &split, emulate);
     for (int preset = 0; preset < PRESETS; preset++) {
@@ -950,7 +950,7 @@ static int run_shape(Machine *machine, int nodes, bool emulate) {
         for (size_t c = 0; ok && c < sizeof chunk_counts / sizeof chunk_counts[0]; c++) {
             ok = run_trial(machine, &ranks.mesh, preset, chunk_counts[c], false);
         }
-        // With one chunk or three, and so with one micro-batch or three.
+        // With one and three chunks, and so with one and three micro-batches.
         if (ok && nodes > 1 && codec_grouped(presets[preset].grad.inter_codec))
             ok = run_trial(machine, &ranks.mesh, preset, 1 + preset % 2 * 2, true);
         failures += !ok;
@@ -964,8 +964,8 @@ static int run_shape(Machine *machine, int nodes, bool emulate) {
     return failures;
 }
 
-// Where tensor or pipeline parallelism leaves groups of several ranks. per_node: only splits whose
-// nodes have so many ranks; 0: all.
+// Splits with tensor or pipeline parallelism that leave groups of several ranks. per_node: only
+// splits with this many ranks per node; 0: all.
 static int run_splits(Machine *machine, int per_node) {
     static const Split splits[] = {{1, 2, 1, false}, {1, 2, 1, true},  {2, 2, 1, false}, {2, 2, 1, true},
                                    {1, 1, 2, false}, {2, 1, 2, false}, {2, 2, 2, true}};

@@ -1,5 +1,5 @@
-// Timers over ranks: minimum and maximum over those that have time, the tables of all three
-// --timing-log-option forms, at any number of ranks.
+// Timers over ranks: minimum and maximum over ranks with a nonzero time, and the tables of all
+// three values of --timing-log-option, with any number of ranks.
 #include <mpi.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "llmc/log/log.h"
 #include "test/leaks.h"
 
-// A device whose time the test sets. It stands in for the backend's at link time.
+// A device whose time is set by the test; replaces the backend's device at link time.
 struct Device {
     double now_ms;
     Site site;
@@ -47,8 +47,8 @@ static void spend(Timers *timers, Timer timer, Stream *stream, double ms) {
     timer_stop(timers, timer, stream);
 }
 
-// forward-backward: 10, 20, 30 ... ms by rank; optimizer: nothing on rank 0, 5 ms elsewhere;
-// params-all-gather: none at all.
+// forward-backward: 10, 20, 30 ... ms by rank; optimizer: 0 on rank 0, 5 ms elsewhere;
+// params-all-gather: 0.
 static void spend_all(Timers *timers, Stream *stream, int rank) {
     spend(timers, TIMER_FORWARD_BACKWARD, stream, 4.0 * (rank + 1));
     spend(timers, TIMER_FORWARD_BACKWARD, stream, 6.0 * (rank + 1));
@@ -74,7 +74,7 @@ static void test_collect(Timers *timers, Stream *stream, int rank, int world) {
     free(rank_ms);
 }
 
-// What spend_all must print after ten iterations.
+// Expected output for spend_all after ten iterations.
 static void expected_table(char *text, size_t bytes, TimingLogOption option, int world) {
     const char *head = option == TIMING_ALL ? "times" : "(min, max) time";
     size_t n = (size_t)snprintf(text, bytes, "%s across ranks (ms):\n", head);
@@ -104,7 +104,7 @@ static void expected_table(char *text, size_t bytes, TimingLogOption option, int
     }
 }
 
-// What rank 0 prints to stdout goes to a file, and comes back as text.
+// Redirects rank 0's stdout to a file and compares it with the expected text.
 static void test_table(Timers *timers, Stream *stream, int rank, int world, TimingLogOption option) {
     char path[] = P_tmpdir "/test_timers_XXXXXX", expected[8192], found[8192] = "";
     int file = mkstemp(path), kept = dup(1);
@@ -126,7 +126,7 @@ static void test_table(Timers *timers, Stream *stream, int rank, int world, Timi
     unlink(path);
 }
 
-// Timers of phases are not divided; JSON lines get them too.
+// Timers of phases are not averaged over iterations, and appear in JSON lines, too.
 static void test_phases(Timers *timers, Stream *stream, int rank, int world) {
     char path[] = P_tmpdir "/test_timers_XXXXXX", json[4096] = "";
     int file = mkstemp(path), kept = dup(1);
