@@ -1,6 +1,6 @@
 // Measures the bandwidth of every kernel between the local gradients and the new model weights,
-// relative to a plain device copy on the same GPU (Table 5 of the paper, and more). Built and run by
-// dev/bench/codec.sh.
+// relative to a plain device copy on the same GPU (Table 5 of the paper, and more). Built and run
+// by dev/bench/codec.sh.
 //
 //   codec_bench [--min-mb 8] [--max-mb 2048] [--runs 15] [--only TEXT] [--out FILE.json]
 //

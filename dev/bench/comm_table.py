@@ -109,15 +109,15 @@ def compute_ms(one):
 
 # --- number of steps ------------------------------------------------------------------------------
 
-# Duration of an interval of short steps, in seconds. The warm-up interval before it is equally long,
-# so that a GPU is close to its sustained clock.
+# Duration of an interval of short steps, in seconds. The warm-up interval before it is equally
+# long, so that a GPU is close to its sustained clock.
 FULL = 1.0
 FULL_STEPS = 30   # maximum steps of such an interval, unless --iters is larger
 LONG = 3.0        # intervals that would take longer (seconds) have fewer steps than --iters
 # An interval begins and ends with a synchronization of the compute stream, which does not wait for
-# gathers in progress. In an interval of one step, an unknown part of the weights would be sent before
-# the clock starts: fp32 gradients at 1.3B and 10 Gb/s per node appeared 126 ms of 3.17 s too fast.
-# Intervals of two steps give the same time per step as longer ones.
+# gathers in progress. In an interval of one step, an unknown part of the weights would be sent
+# before the clock starts: fp32 gradients at 1.3B and 10 Gb/s per node appeared 126 ms of 3.17 s too
+# fast. Intervals of two steps give the same time per step as longer ones.
 FEWEST = 2
 # Steps between outer syncs. A shorter interval would contain only some of them.
 PERIOD = {"local": 30}

@@ -1,7 +1,7 @@
 // Finds the fastest of cuBLASLt's heuristic results for every matrix product of a training step, on
-// random data: GPTs of 125M (micro-batch 32), 350M (16) and 1.3B (8), and Llamas of 125M (32) and 1.1B
-// (8). Prints the rows of llmc/cuda/gemm_table.h, if they gain more than 1 %, with their gain. Takes
-// about a minute. The optional argument selects models whose names contain it.
+// random data: GPTs of 125M (micro-batch 32), 350M (16) and 1.3B (8), and Llamas of 125M (32) and
+// 1.1B (8). Prints the rows of llmc/cuda/gemm_table.h, if they gain more than 1 %, with their gain.
+// Takes about a minute. The optional argument selects models whose names contain it.
 //
 //   build/dev/bench/gemm_search [Llama] > rows.txt
 //
@@ -130,9 +130,9 @@ static void search(Search *s, const char *what, int times, Form form, int64_t m,
     s->best_ms += times * best;
 }
 
-// dx of fc2. Either GELU' is in the epilogue and a separate pass over dx computes the bias gradient,
-// or the product is plain and one pass with two reads and one write computes both. A row in the table
-// means that the epilogue is faster.
+// dx of fc2. Either GELU' is in the epilogue and a separate pass over dx computes the bias
+// gradient, or the product is plain and one pass with two reads and one write computes both. A row
+// in the table means that the epilogue is faster.
 static void search_dgelu(Search *s, int times, int64_t m, int64_t n, int64_t k) {
     Gemm fused = make_gemm(s, DX_GELU, m, n, k), plain = make_gemm(s, DX, m, n, k);
     double first, plain_first, with_epilogue, without, pass = 1e3 * 2.0 * (double)(m * n) / COPY_RATE;

@@ -6,8 +6,8 @@
 # only a chunk's time is idle.
 #
 # The vocabulary has 1024 tokens. With GPT-2's vocabulary the LM head would cost as much as another
-# layer and make the last stage the slowest. Sequence 2048, no dropout, synthetic data. Prints a table,
-# writes JSON.
+# layer and make the last stage the slowest. Sequence 2048, no dropout, synthetic data. Prints a
+# table, writes JSON.
 #
 #   dev/bench/layouts.sh [--models "1.3b:8 6.7b:8"] [--layouts "2x1 2x1+s 4x1+s 1x2 1x4 2x2+s"]
 #                        [--micro-batch 1] [--micro-batches 8] [--iters 10] [--flags "FLAGS"]

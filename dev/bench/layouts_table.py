@@ -12,8 +12,8 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 from tables import json_lines, number_column as number, print_columns, write_records
 
-# Values that must agree with one GPU, and the relative tolerance. Later losses also include the growth
-# of rounding errors.
+# Values that must agree with one GPU, and the relative tolerance. Later losses also include the
+# growth of rounding errors.
 CLOSE = (("first_loss", 0.001), ("first_norm", 0.01), ("loss", 0.01))
 
 

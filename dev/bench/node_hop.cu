@@ -1,15 +1,16 @@
 // Compares implementations of an all-to-all of bucket-sized payloads within one NVLink node
-// (node_hop.h): the time of each in isolation, and how much it slows down concurrent matrix products.
-// Built by make gpu-bench. Start one rank per GPU on one machine:
+// (node_hop.h): the time of each in isolation, and how much it slows down concurrent matrix
+// products. Built by make gpu-bench. Start one rank per GPU on one machine:
 //
 //   mpirun -np 4 build/dev/bench/node_hop [--mb 13 26 52 104] [--only TEXT] [--out FILE.json]
 //
 //   mb     MiB in the send buffer of each rank, including the rank's own slot
-//   only   selects ways whose name contains TEXT, for example to continue after one that ended the run
+//   only   selects ways whose name contains TEXT, for example to continue after one that ended the
+//   run
 //
 // A way that the machine does not support is reported in its row. One that hangs ends the run after
-// half a minute (heartbeat.h). Earlier rows have been printed by then, and FILE is complete after every
-// row. NVLink multicast is off, because no way needs it.
+// half a minute (heartbeat.h). Earlier rows have been printed by then, and FILE is complete after
+// every row. NVLink multicast is off, because no way needs it.
 //
 //   alone_us           time of one exchange, averaged over ten in sequence including the
 //                      synchronization of the ranks; slowest rank, median. gb_per_s: sent per rank
@@ -17,11 +18,11 @@
 //   products_ms        matrix products of a step at 1.3B and micro-batch 1; slowest rank, median
 //   beside_ms          the same products with concurrent exchanges on a high-priority stream.
 //                      gb_per_s_beside: bytes sent by the slowest rank in that time
-//   ms_per_gb          increase of the product time per GB that a rank sends. This figure compares the
-//                      ways, because a faster one sends more in the same time
+//   ms_per_gb          increase of the product time per GB that a rank sends. This figure compares
+//                      the ways, because a faster one sends more in the same time
 //
-// The received bytes are checked in consecutive exchanges with different payloads, and again after the
-// measurement with products.
+// The received bytes are checked in consecutive exchanges with different payloads, and again after
+// the measurement with products.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,8 +117,8 @@ static void synchronize(const Bench *b) {
 
 // --- messages ------------------------------------------------------------------------------------
 
-// Returns word i of the payload from rank `from` to rank `to`. Its two bf16 values are in (-1, -0.5] or
-// [0.5, 1). Matrices are filled with it too, because zeros would draw less power.
+// Returns word i of the payload from rank `from` to rank `to`. Its two bf16 values are in (-1,
+// -0.5] or [0.5, 1). Matrices are filled with it too, because zeros would draw less power.
 static __device__ uint32_t word_of(int64_t i, uint32_t seed, int from, int to) {
     uint32_t x = (uint32_t)i * 0x9E3779B1u + (seed * 64 + (uint32_t)(from * 8 + to)) * 0x85EBCA77u;
     x = (x ^ x >> 15) * 0x2C1B3C6Du;
@@ -219,8 +220,8 @@ static void time_alone(Bench *b, Way *way, size_t slot, Row *row) {
     row->figure[HOST_US] = median(host_us, RUNS);
 }
 
-// Returns the ms of the products with concurrent exchanges, of which there are enough to outlast the
-// products. *per_second: exchanges per second of the slowest rank in that time.
+// Returns the ms of the products with concurrent exchanges, of which there are enough to outlast
+// the products. *per_second: exchanges per second of the slowest rank in that time.
 static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, double products_ms,
                           double *per_second) {
     int count = (int)(1.7 * products_ms / alone_ms) + 2, lead = (int)(LEAD_MS / alone_ms) + 1, within = 0;
@@ -247,8 +248,8 @@ static double time_beside(Bench *b, Way *way, size_t slot, double alone_ms, doub
     return largest(b, end - begin);
 }
 
-// Measures products alternately without and with exchanges, so that the GPU has the same temperature
-// in both. sent: bytes that a rank sends per exchange.
+// Measures products alternately without and with exchanges, so that the GPU has the same
+// temperature in both. sent: bytes that a rank sends per exchange.
 static void time_products_beside(Bench *b, Way *way, size_t slot, double sent, Row *row) {
     double alone[RUNS_BESIDE], beside[RUNS_BESIDE], per_second[RUNS_BESIDE];
     for (int run = 0; run < RUNS_BESIDE; run++) {

@@ -10,8 +10,8 @@
 
 enum { SYMMETRIC = 1 /* NCCL_WIN_COLL_SYMMETRIC */, NO_BLOCKS = 2 /* NCCL_CTA_POLICY_ZERO */ };
 
-// Newer than the oldest supported NCCL. Looked up at run time, so that the program builds with older
-// headers and reports an older library.
+// Newer than the oldest supported NCCL. Looked up at run time, so that the program builds with
+// older headers and reports an older library.
 typedef ncclResult_t (*AllToAll)(const void *, void *, size_t, ncclDataType_t, ncclComm_t, cudaStream_t);
 typedef ncclResult_t (*WindowRegister)(ncclComm_t, void *, size_t, void **, int);
 typedef ncclResult_t (*WindowDeregister)(ncclComm_t, void *);
@@ -135,7 +135,7 @@ static void close_copies(Way *way) {
     if (way->memory) device_free(way->device, way->memory);
 }
 
-// --- public functions -----------------------------------------------------------------------------
+// --- public functions ----------------------------------------------------------------------------
 
 Way *way_open(const WayForm *form, Device *device, MPI_Comm comm, size_t bytes, Error *err) {
     Way *way = (Way *)xcalloc(1, sizeof *way, "an all-to-all");

@@ -94,7 +94,8 @@ def main():
     generator = torch.Generator().manual_seed(4321)
     weights = initial_weights(generator)
     tokens = torch.randint(0, model.Vp, (model.B, model.T + 1), generator=generator)
-    # Half of the tokens are frequent ones, so that many positions use the same row of the embedding.
+    # Half of the tokens are frequent ones, so that many positions use the same row of the
+    # embedding.
     frequent = torch.rand(tokens.shape, generator=generator) < 0.5
     tokens = torch.where(frequent, tokens % 50, tokens)
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -37,7 +37,8 @@ def disturb(model, generator):
 
 def models():
     """Yields folder and model. They have an unusual MLP size, epsilon and rotary base, and two queries per
-    key. Llama has biases and an untied output layer. Qwen3's heads are wider in total than the hidden size."""
+    key. Llama has biases and an untied output layer. Qwen3's heads are wider in total than the hidden
+    size."""
     ends = {"vocab_size": V, "bos_token_id": V - 1, "eos_token_id": V - 1}
     yield "hf", GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=24, n_head=3, n_inner=40, n_positions=T,
                                            layer_norm_epsilon=1e-3, **ends))

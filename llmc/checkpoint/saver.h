@@ -45,8 +45,8 @@ bool saver_busy(const Saver *saver);
 // Advances a background save by one stage, or to its end.
 bool saver_advance(Saver *saver, bool to_the_end, Error *err);
 // Called once a rank is lost: waits for this rank's writes of a save, then forgets the save, whose
-// files the next save deletes. Returns false if there was none. Later saves are synchronous, because
-// the staging buffer only holds what this rank had to save while no rank was lost.
+// files the next save deletes. Returns false if there was none. Later saves are synchronous,
+// because the staging buffer only holds what this rank had to save while no rank was lost.
 bool saver_abandon(Saver *saver);
 
 LLMC_END

@@ -126,7 +126,7 @@ no_words() {
 check "no vocabulary" no_words
 no_data() {
     ranks 1 "${model[@]}" "${batch[@]}" --eval-tasks "$tasks"
-    error_names 2 "no data" $?
+    error_names 2 "no training data" $?
 }
 check "training requires data" no_data
 

@@ -2,7 +2,8 @@
 # dev/experiments/study, forks: statistics of synthetic results with known answers, and a real base
 # run with forks of a tiny model: data, learning rate, replicates, resuming after an interruption,
 # recreating a lost base run, and refused arguments.
-# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the
+# functions
 . "$(dirname "$0")/../lib.sh"
 same_kernels
 make_shard text 600 8
@@ -11,7 +12,7 @@ export BUILD
 unset PRESET SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
 study=dev/experiments/study
 
-# ---- synthetic results -----------------------------------------------------------------------------
+# ---- synthetic results ---------------------------------------------------------------------------
 # made FOLDER PRESET SEED LOSS [LENGTH]
 made() {
     mkdir -p "$work/$1"
@@ -96,7 +97,8 @@ cheapest() { # shorter forks with a larger spread: more than 7 of 20 s
 }
 check "the cheapest of several designs" cheapest
 replicates_alone() { # the minimum that any preset needs
-    made eight baseline 0 3.000 && made eight replicate1 0 3.002 && "$study" power "$work/eight" >"$work/out" &&
+    made eight baseline 0 3.000 && made eight replicate1 0 3.002 &&
+        "$study" power "$work/eight" >"$work/out" &&
         grep -q '^Cheapest: [0-9]* at least forks per preset.* limit of replicates:' "$work/out" ||
         { why=$(tail -n 1 "$work/out"); return 1; }
 }

@@ -790,13 +790,8 @@ static void local_steps(Dump *d) {
         kernel_outer_step(d->stream, outer, m, gradient, 0.7f, momenta[i % 2], n, NULL);
         result(d, FP32, now[1], COUNT * 4, "outer weights %" PRId64 " shift %" PRId64, n, shift);
         result(d, FP32, now[2], COUNT * 4, "outer momentum %" PRId64 " shift %" PRId64, n, shift);
-<<<<<<< HEAD
-        kernel_mix_outer(d->stream, master, outer, mixes[i % 3], n, NULL);
-        result(d, FP32, now[0], COUNT * 4, "master weights that met %" PRId64 " shift %" PRId64, n, shift);
-=======
         kernel_mix_outer(d->stream, master, outer, mixes[i % 3], n, NULL);
         result(d, FP32, now[0], COUNT * 4, "synced master weights %" PRId64 " shift %" PRId64, n, shift);
->>>>>>> bce519d (gpu: rewrite comments and messages of the GPU tests)
         kernel_narrow(d->stream, weights, master, n);
         result(d, sizeof *weights == 2 ? BF16 : FP32, weights, n * (int64_t)sizeof *weights,
                "rounded master weights %" PRId64 " shift %" PRId64, n, shift);

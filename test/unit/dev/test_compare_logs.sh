@@ -145,7 +145,8 @@ runs 0 base="$folder/base.jsonl" short="$folder/short.jsonl"
 grep -qF 'against base over iterations 41 to 60' "$folder/out" || fail "common iterations"
 grep -qF '+0.0400' "$folder/out" || fail "gap at common iterations"
 
-# Resumed from iteration 40 after 60, and not yet back there: 51 to 60 of the first part are dropped.
+# Resumed from iteration 40 after 60, and not yet back there: 51 to 60 of the first part are
+# dropped.
 {
     json_log 1 1 40000000 200 1000 60 | sed '$d'
     printf '{"kind":"trai\n'
