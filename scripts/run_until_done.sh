@@ -12,8 +12,8 @@
 #   CHECKPOINT_PATH=runs/a scripts/run_until_done.sh -- scripts/train_1.3b.sh ...
 #
 # The command may be a script that starts mpirun. On Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 the run
-# saves and exits. A second Ctrl-C or SIGTERM ends it at once. The exit code is that of the last
-# run.
+# saves and exits. A second Ctrl-C or SIGTERM ends it at once. The exit code is the
+# exit code of the last run.
 # shellcheck source-path=SCRIPTDIR source=common.sh source=ask_to_stop.sh
 caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

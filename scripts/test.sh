@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# The tests that this machine can run. It installs what is missing, builds with warnings as errors,
-# runs unit tests, repository rules, tests over MPI ranks, faults and whole runs, and shows how long
-# the rest will take. Ends with "N passed, N failed, N skipped"; exit code 1 when any failed.
+# Runs all tests that this machine supports. Installs missing packages, builds with warnings as
+# errors, runs unit tests, repository rules, MPI tests, fault injection and whole runs, and shows
+# the remaining time. Ends with "N passed, N failed, N skipped"; exit code 1 if any test failed.
 #
 # The default level takes twenty minutes on two idle cores and covers every part of the program.
 # --ci adds sanitizers, all numbers of ranks and longer runs. --long adds tests that take hours.
 # scripts/test_costs.txt assigns tests to levels.
 #
 # How tests are found and counted:
-#   test/unit/*/test_*.c  cmocka programs, run plainly and with AddressSanitizer and UBSan. Each of
-#                         their tests counts. Those whose source speaks of PRECISION=fp32 run in
-#                         that build too
-#   test/mpi/test_*.c     run under mpirun at the numbers of ranks of a line "// ranks: 1 2 4 8"
-#                         (without it 1 2 4), with sanitizers at the largest of them up to 4, and
-#                         there in fp32 too where the source speaks of it
+#   test/unit/*/test_*.c  cmocka programs, run normally and with AddressSanitizer and UBSan. Each
+#                         cmocka test counts. If the source mentions PRECISION=fp32, the fp32 build
+#                         runs too
+#   test/mpi/test_*.c     run under mpirun with the numbers of ranks in a line "// ranks: 1 2 4 8"
+#                         (default 1 2 4), and with sanitizers with the largest of these up to 4. If
+#                         the source mentions PRECISION=fp32, the fp32 build runs too
 #   test/{unit,fault,e2e}/*.sh  get the folder of the programs as BUILD
-#   test/fuzz/fuzz_*.c    parsers of outside bytes: given inputs with sanitizers, and a search for
-#                         new ones where there is clang's libFuzzer
-#   test/gpu/             what needs a GPU: skipped without one
-# Programs over MPI and scripts print "ok NAME", "not ok NAME" and "skip NAME REASON" lines, which
-# count. Without such lines the exit code is the one result (77: skipped).
+#   test/fuzz/fuzz_*.c    parsers of untrusted input: run on stored inputs with sanitizers, and
+#                         search for new ones if clang's libFuzzer is available
+#   test/gpu/             tests that need a GPU; skipped without one
+# MPI programs and scripts print "ok NAME", "not ok NAME" and "skip NAME REASON" lines, which are
+# counted. Without such lines the exit code is the only result (77: skipped).
 # shellcheck source-path=SCRIPTDIR source=common.sh source=test_lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 set -u
@@ -34,7 +34,7 @@ for argument; do
     --help | -h)
         say "usage: scripts/test.sh [--ci | --long] [--no-install]"
         say "Builds and runs tests of every part of the program, in twenty minutes on two cores."
-        say "--ci: all but the longest, --long: all; --no-install: install nothing."
+        say "--ci: all but the longest tests; --long: all tests; --no-install: do not install packages."
         exit 0 ;;
     *) die 2 "unknown argument $argument; see scripts/test.sh --help" ;;
     esac
@@ -100,11 +100,11 @@ list_unit_tests() {
         name=$(basename "$source" .c)
         add_built targets_san "$san" "$source" one "unit $name, sanitizers" \
             "${alone[@]}" ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" ${steady[@]+"${steady[@]}"}
-        add_built targets_tsan "$tsan" "$source" one "unit $name, threads watched" \
+        add_built targets_tsan "$tsan" "$source" one "unit $name, ThreadSanitizer" \
             "${alone[@]}" "${watched[@]}"
     done
     # preprocess_data is multithreaded.
-    name="unit test_preprocess.sh, threads watched"
+    name="unit test_preprocess.sh, ThreadSanitizer"
     if in_level "$name"; then targets_tsan+=("$tsan/preprocess_data" "$tsan/merge_datasets"); fi
     add one "$name" "${watched[@]}" env BUILD="$tsan" bash test/unit/data/test_preprocess.sh
 }
@@ -118,8 +118,8 @@ add_built() {
     add "${@:4}" "$program"
 }
 
-list_hostile_input() {
-    local name="fuzz: inputs that were found, sanitizers"
+list_fuzzing() {
+    local name="fuzz: stored inputs, sanitizers"
     if in_level "$name"; then targets_san+=(fuzz-targets); fi
     add one "$name" "${alone[@]}" BUILD="$san" test/fuzz/run.sh replay
 }
@@ -138,7 +138,7 @@ list_ranks() {
         add_built targets_san "$san" "$source" ranks "mpi $name, $most ranks, sanitizers" \
             env OMPI_MCA_btl=^tcp,openib,ofi ASAN_OPTIONS=detect_leaks="$(leaks_of "$source")" \
             ${steady[@]+"${steady[@]}"} "${launched[@]}" "$most"
-        add_built targets_tsan "$tsan" "$source" ranks "mpi $name, 2 ranks, threads watched" \
+        add_built targets_tsan "$tsan" "$source" ranks "mpi $name, 2 ranks, ThreadSanitizer" \
             "${watched[@]}" "${launched[@]}" 2
         grep -q 'PRECISION=fp32' "$source" || continue
         add_built targets_fp32 "$fp32" "$source" ranks "mpi $name, $most ranks, fp32" "${launched[@]}" "$most"
@@ -173,7 +173,7 @@ list_the_rest() {
 list_ranks
 list_runs
 list_unit_tests
-list_hostile_input
+list_fuzzing
 list_the_rest
 
 # --- building, running ------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 # their cases and estimates the remaining time. Sourced by scripts/test.sh.
 #
 # A row of the list is a name, a command, and where it runs:
-#   one     on one core, beside others
-#   ranks   on several ranks, which use all cores: one such row at a time
-#   alone   with nothing beside it
-# scripts/test_costs.txt says what a row costs, and from which level it runs. Who sources this sets
-# $chosen (the level: default, ci or long), $slots (rows at once), $limit (seconds for a row) and
-# $logs (a folder).
+#   one     on one core, concurrently with others
+#   ranks   on several ranks, which use all cores; only one such row at a time
+#   alone   without any other row
+# scripts/test_costs.txt has the duration of each row, and the level from which it runs. The script
+# that sources this file sets $chosen (level: default, ci or long), $slots (rows that run at once),
+# $limit (seconds per row) and $logs (a folder).
 
 row_name=() row_where=() row_command=() row_seconds=() row_state=() row_log=() row_began=()
 passed=0 failed=0 skipped=0 done_rows=0 expected_done=0 taken_done=0
@@ -21,7 +21,7 @@ while read -r seconds level pattern; do
     cost_seconds+=("$seconds") cost_level+=("$level") cost_pattern+=("$pattern")
 done <"${costs:-scripts/test_costs.txt}"
 
-# find_cost NAME: sets $seconds (of two idle cores) and $level from the first line that fits.
+# find_cost NAME: sets $seconds (on two idle cores) and $level from the first matching line.
 find_cost() {
     local i
     seconds=2 level=default
@@ -74,9 +74,9 @@ count() {
     fi
 }
 
-# judge LOG CODE: like count, and takes the exit code into account. It is the only result if the log
-# has none (77: skipped), and adds a failure if the log shows none.
-judge() {
+# evaluate LOG CODE: like count, but includes the exit code. The exit code is the only result if the
+# log has none (77: skipped). A nonzero code adds a failure if the log shows none.
+evaluate() {
     count "$1"
     if [ $((ok + bad + skip)) = 0 ]; then
         case $2 in 0) ok=1 ;; 77) skip=1 ;; *) bad=1 ;; esac
@@ -112,7 +112,7 @@ time_left() {
     [ $expected_done -lt 20000 ] || left=$((left * (taken_done + 1) / expected_done))
 }
 
-# show VERDICT NAME MS COUNTS: one line of progress.
+# show RESULT NAME MS COUNTS: prints a progress line.
 show() {
     local left text
     time_left
@@ -125,7 +125,7 @@ show() {
 # --- running ----------------------------------------------------------------------------
 
 declare -A row_of=() # process id -> row
-exec 9<> <(:)     # rows that have ended: lines "row code"
+exec 9<> <(:)     # finished rows: lines "row code"
 
 # Ends all running rows. A row that is just starting may not know its timeout process yet, nor
 # timeout its child, so the whole process group is signaled until it is gone.
@@ -157,17 +157,17 @@ start_row() { # row
 
 # end_row ROW CODE: counts its tests, prints one line, and prints its output if it failed.
 end_row() {
-    local i=$1 code=$2 ok bad skip verdict=ok took
+    local i=$1 code=$2 ok bad skip result=ok took
     took=$(($(now) - row_began[i]))
     row_state[i]=ended
     done_rows=$((done_rows + 1)) taken_done=$((taken_done + took))
     expected_done=$((expected_done + 1000 * row_seconds[i]))
     [ "$code" != 124 ] || say "took longer than $limit s" >>"${row_log[i]}"
-    judge "${row_log[i]}" "$code"
-    [ "$bad" = 0 ] || verdict=FAILED
-    [ $((ok + bad)) != 0 ] || verdict=skip
+    evaluate "${row_log[i]}" "$code"
+    [ "$bad" = 0 ] || result=FAILED
+    [ $((ok + bad)) != 0 ] || result=skip
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
-    show "$verdict" "${row_name[i]}" $took \
+    show "$result" "${row_name[i]}" $took \
         "$(printf '%4d passed %3d failed %3d skipped' "$ok" "$bad" "$skip")"
     printf '%d\t%s\n' $((took / 1000)) "${row_name[i]}" >>"$logs/times.txt"
     grep -aE '^skip(ped:)? ' "${row_log[i]}" | uniq | sed 's/^/              /' | head -n 20
@@ -178,8 +178,8 @@ end_row() {
     fi
 }
 
-# has_room WHERE: succeeds if such a row can start next to those running.
-has_room() {
+# fits WHERE: succeeds if such a row can start next to those running.
+fits() {
     local i
     for i in "${row_of[@]}"; do
         case $1-${row_where[i]} in alone-* | *-alone | ranks-ranks) return 1 ;; esac
@@ -193,7 +193,7 @@ start_rows() {
     local i
     for i in "${!row_name[@]}"; do
         [ "${row_state[i]}" = waits ] || continue
-        if has_room "${row_where[i]}"; then
+        if fits "${row_where[i]}"; then
             start_row "$i"
         elif [ "${row_where[i]}" = alone ]; then
             return

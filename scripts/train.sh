@@ -12,22 +12,22 @@ cd "$caller" # paths are relative to the caller's directory
 case $BUILD in /*) ;; *) BUILD=$root/$BUILD ;; esac
 
 # A model config is configs/gpt_NAME.args or configs/NAME.args.
-card=${1:-} card_file=$root/configs/gpt_${1:-}.args
-[ -f "$card_file" ] || card_file=$root/configs/$card.args
-[ -n "$card" ] && [ -f "$card_file" ] ||
+config=${1:-} config_file=$root/configs/gpt_${1:-}.args
+[ -f "$config_file" ] || config_file=$root/configs/$config.args
+[ -n "$config" ] && [ -f "$config_file" ] ||
     die 2 "train.sh needs a model config; use scripts/train_125m.sh or another train_*.sh"
 shift
 
 save_interval=5002
-[ "$card" != 6.7b ] || save_interval=2502
+[ "$config" != 6.7b ] || save_interval=2502
 
 usage() {
     cat <<END
-usage: [VARIABLE=...] scripts/train_$card.sh [flags of the trainer]
-       mpirun -np RANKS scripts/train_$card.sh [flags], srun --mpi=pmix scripts/train_$card.sh [flags]
+usage: [VARIABLE=...] scripts/train_$config.sh [flags of the trainer]
+       mpirun -np RANKS scripts/train_$config.sh [flags], srun --mpi=pmix scripts/train_$config.sh [flags]
 
-Trains configs/${card_file##*/}. Flags on the command line come last and override those of the model
-config and of the variables.
+Trains configs/${config_file##*/}. Flags on the command line come last and override the model config and
+the variables.
 
   PRESET           a preset of the paper: baseline (fp32 gradients), baseline-bf16, qw, qwd, ulq, tlq,
                    tlq-hs or sdp4bit; or zeropp, ZeRO++ with the gradients of ulq; or one of
@@ -37,7 +37,7 @@ config and of the variables.
   CHECKPOINT_PATH  folder of the checkpoints: saved every $save_interval iterations, and loaded if
                    one exists [none: nothing is saved]
   LOG_DIR          folder of log.jsonl and TensorBoard events; LOG_DIR= for none
-                   [runs/$card-PRESET; SPEED=1: runs/$card-PRESET-speed]
+                   [runs/$config-PRESET; SPEED=1: runs/$config-PRESET-speed]
                    Logs of another run there are moved to log.1.jsonl and tensorboard.1
   SPEED=1          the paper's speed runs: micro-batch 1, one per data-parallel rank and step, mock
                    data, 200 iterations, each one logged, nothing saved
@@ -112,15 +112,15 @@ has_one_of() {
 }
 
 # Sets $tensor and $pipeline, the tensor and pipeline parallel sizes, and $layout, their flags.
-# Flags of the user take precedence; the defaults are those of the paper for hosts with eight or
-# four GPUs.
+# Flags of the user take precedence. The defaults are the paper's, for hosts with eight or four
+# GPUs.
 choose_layout() {
     local value
     tensor=1 pipeline=1 layout=()
     last_value --gpus-per-node
     if is_count "$value"; then node_ranks=$value; fi
     if ! has_one_of --tensor-model-parallel-size --pipeline-model-parallel-size; then
-        case $speed-$card in
+        case $speed-$config in
         1-6.7b) tensor=4 ;;
         *-13b | *-18b)
             tensor=8
@@ -154,13 +154,13 @@ choose_batch() {
 choose_flags() {
     local data=() tensor pipeline layout batch
     choose_layout
-    flags=("@$card_file" ${layout[@]+"${layout[@]}"})
+    flags=("@$config_file" ${layout[@]+"${layout[@]}"})
     if [ "$speed" = 1 ]; then
         choose_batch
         flags+=(--micro-batch-size 1 --global-batch-size "$batch" --mock-data --log-interval 1
             --exit-interval 200)
         # The paper's speed scripts split the gradients of a bucket into 8 chunks for these models.
-        case $quantizes_gradients-$card in
+        case $quantizes_gradients-$config in
         1-1.3b | 1-2.7b | 1-6.7b) preset_flags+=(--gradient-alltoall-pipeline 8) ;;
         esac
     elif [ -n "${DATA_PATH:-}" ]; then
@@ -203,7 +203,7 @@ say_formats() {
         replicas=int${value:-4}
         last_value --weight-quantization-method
         [ "$value" = direct ] || replicas+=" differences"
-        [ "$value" != lossless ] || replicas="bf16 without loss"
+        [ "$value" != lossless ] || replicas="lossless bf16"
     fi
     last_value --local-steps
     [ "${value:-1}" = 1 ] || between+=" every $value steps"
@@ -222,16 +222,16 @@ say_formats() {
     if [ $data -le 1 ]; then
         say "communication: none, there is one ${who%s}"
     elif [ $hosts = 1 ] && [ $per_node != 1 ]; then
-        say "communication: gradients $inside inside a host, $between between hosts; weights $replicas"
+        say "communication: gradients $inside within a host, $between between hosts; weights $replicas"
     elif [ $hosts = 1 ]; then
         say "communication: gradients $between, weights $replicas, between hosts"
     elif [ $per_node = $data ]; then
-        say "communication: gradients $inside, weights $replicas, inside one node of $data $who; none \
+        say "communication: gradients $inside, weights $replicas, within one node of $data $who; none \
 between nodes (--gpus-per-node N splits this machine into several nodes)"
     elif [ $per_node = 1 ]; then
         say "communication: gradients $between, weights $replicas, between $data nodes of one ${who%s}"
     else
-        say "communication: gradients $inside inside nodes of $per_node $who, $between between nodes; \
+        say "communication: gradients $inside within nodes of $per_node $who, $between between nodes; \
 weights $replicas"
     fi
 }
@@ -483,7 +483,7 @@ cpu) program=$BUILD/train_gpt_cpu target=cpu ;;
 *) die 2 "DEVICE=$device must be gpu or cpu" ;;
 esac
 choose_preset
-log_dir=runs/$card-$preset
+log_dir=runs/$config-$preset
 # Speed runs never resume and must not move the log of an accuracy run.
 [ "$speed" = 0 ] || log_dir+=-speed
 log_dir=${LOG_DIR-$log_dir}

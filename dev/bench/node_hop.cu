@@ -6,7 +6,7 @@
 //
 //   mb     MiB in the send buffer of each rank, including the rank's own slot
 //   only   selects ways whose name contains TEXT, for example to continue after one that ended the
-//   run
+//          run
 //
 // A way that the machine does not support is reported in its row. One that hangs ends the run after
 // half a minute (heartbeat.h). Earlier rows have been printed by then, and FILE is complete after

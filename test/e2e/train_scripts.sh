@@ -344,22 +344,22 @@ travels() { # TEXT "VARIABLES" [FLAGS...]
         grep -qF -- "$text" || { why="said $(grep '^communication' "$work/out")"; return 1; }
 }
 check "one machine: nothing travels between nodes" travels \
-    "gradients int8, weights int4 differences, inside one node of 4 ranks; none between nodes (--gpus-per-node N" PRESET=sdp4bit
+    "gradients int8, weights int4 differences, within one node of 4 ranks; none between nodes (--gpus-per-node N" PRESET=sdp4bit
 check "one machine with borders" travels \
-    "gradients int8 inside nodes of 2 ranks, int4 between nodes; weights int4 differences" PRESET=sdp4bit \
+    "gradients int8 within nodes of 2 ranks, int4 between nodes; weights int4 differences" PRESET=sdp4bit \
     --gpus-per-node 2
 check "nodes of one rank" travels "gradients int4, weights bf16, between 4 nodes of one rank" PRESET=tlq \
     --gpus-per-node=1
-check "the baseline" travels "gradients fp32 inside nodes of 2 ranks, fp32 between nodes; weights bf16" \
+check "the baseline" travels "gradients fp32 within nodes of 2 ranks, fp32 between nodes; weights bf16" \
     PRESET=baseline --gpus-per-node 2
-check "flags win over the preset" travels "gradients bf16, weights int8, inside one node" "PRESET=baseline-bf16" \
+check "flags win over the preset" travels "gradients bf16, weights int8, within one node" "PRESET=baseline-bf16" \
     --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
-check "EDEN" travels "gradients int8 inside nodes of 2 ranks, eden3 between nodes; weights int4 differences" \
+check "EDEN" travels "gradients int8 within nodes of 2 ranks, eden3 between nodes; weights int4 differences" \
     PRESET=eden3 --gpus-per-node 2
-check "lossless weights" travels "gradients fp32, weights bf16 without loss, between 4 nodes" \
+check "lossless weights" travels "gradients fp32, weights lossless bf16, between 4 nodes" \
     PRESET=lossless \
     --gpus-per-node 1
-check "local steps" travels "int8 inside nodes of 2 ranks, eden4 every 30 steps between nodes" PRESET=local \
+check "local steps" travels "int8 within nodes of 2 ranks, eden4 every 30 steps between nodes" PRESET=local \
     --gpus-per-node 2
 check "one rank" travels "none, there is one rank" "PRESET=sdp4bit RANKS=1"
 cut() { # ROW TEXT "VARIABLES" [FLAGS...]: the same, and how the model is cut
@@ -370,7 +370,7 @@ check "nodes of one tensor-parallel group" cut "tensor parallel 2, pipeline 1, d
     "gradients int4, weights int4 differences, between 2 nodes of one data-parallel rank" PRESET=sdp4bit \
     --gpus-per-node 2 --tensor-model-parallel-size 2
 check "nodes of two stages" cut "tensor parallel 1, pipeline 2, data parallel 4" \
-    "gradients int8 inside nodes of 2 data-parallel ranks, int4 between nodes" "PRESET=tlq RANKS=8" \
+    "gradients int8 within nodes of 2 data-parallel ranks, int4 between nodes" "PRESET=tlq RANKS=8" \
     --gpus-per-node 2 --pipeline-model-parallel-size 2
 check "one model over all ranks" cut "tensor parallel 2, pipeline 2, data parallel 1" \
     "none, there is one data-parallel rank" "" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2

@@ -81,7 +81,6 @@ PENDING = {
     "llmc/ranks": {"behind": 3, "survivors": 2, "that of": 3},
     "llmc/run": {"masters": 1, "survivors": 1},
     "llmc/state": {"grain": 4, "masters": 14, "share out": 1, "that of": 5, "verdict": 12},
-    "scripts": {"card": 18, "that of": 3, "verdict": 5},
     "sdp4bit": {"behind": 5, "lies on": 1, "share out": 1, "that of": 8, "to the bit": 6, "verdict": 8,
         "what travels": 6},
     "test/fault": {"masters": 3, "that of": 3},

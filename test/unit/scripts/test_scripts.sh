@@ -141,7 +141,7 @@ unnamed() { # a tracker is lost: the newest is named, as the trainer goes on fro
     mkdir -p "$work/lost/iter_0000004" "$work/lost/iter_0000008" &&
         echo '{}' >"$work/lost/iter_0000004/manifest.json" &&
         cp "$work/lost/iter_0000004/manifest.json" "$work/lost/iter_0000008"
-    no_advice "$work/lost has no latest_checkpointed_iteration.txt; give one of its iter_ folders, the newest is iter_0000008" "$work/lost"
+    no_advice "$work/lost has no latest_checkpointed_iteration.txt; give one of its iter_ folders; the newest is iter_0000008" "$work/lost"
 }
 check "checkpoint_info: a tracker that is lost" unnamed
 read_in_part() { # more arguments than a pipe holds
