@@ -10,7 +10,7 @@
 #include "dev/lib/tool.h"
 #include "llmc/ranks/launch.h"
 
-typedef enum Precision { PRECISION_FP32, PRECISION_BF16 } Precision;
+typedef enum Precision { EXPORT_FP32, EXPORT_BF16 } Precision;
 
 typedef struct Settings {
     const char *load, *to_hf, *from_hf, *from_megatron, *save;
@@ -89,7 +89,7 @@ static bool export_folder(const Settings *s, Peers peers, Error *err) {
     HfExport wish = {.load = s->load,
                      .iteration = s->step,
                      .output = s->to_hf,
-                     .fp32 = s->dtype == PRECISION_FP32,
+                     .fp32 = s->dtype == EXPORT_FP32,
                      .part_bytes = s->part_megabytes * 1000000,
                      .tokenizer = s->tokenizer,
                      .piece = HF_PIECE,
