@@ -130,7 +130,7 @@ check "--verify-wire: weights, detected before the following save" found 8 \
 coded() { # BIT CONFIG: another codec, with a single bucket
     SDP4BIT_FAULT=message:1:6:1:$1 train 4 "${run[@]}" "@configs/$2.args" --gradient-alltoall-pipeline 1 \
         --verify-wire
-    error_names 7 "message from rank 3 to rank 1, gradients between nodes, bucket 0: it did not arrive" $?
+    error_names 7 "message from rank 3 to rank 1, gradients between nodes, bucket 0: it was corrupted" $?
 }
 check "--verify-wire: EDEN code" coded 7 eden
 check "--verify-wire: end of a 3-bit EDEN payload" coded -1 eden3
