@@ -84,7 +84,7 @@ HOST_LIB := $(BUILD)/libllmc.a
 CPU_LIB  := $(BUILD)/libllmc_cpu.a
 # Converter for checkpoints of other programs. Not linked into the trainer.
 CONVERT_LIB := $(BUILD)/libconvert.a
-# What the tools share: their main(), the model of a checkpoint.
+# Code shared by the tools. Not linked into the trainer.
 TOOL_LIB := $(BUILD)/libtools.a
 DATA_TOOLS := $(DATA_SRC:dev/data/%.c=$(BUILD)/%)
 TOOLS    := $(DATA_TOOLS) $(BUILD)/convert_checkpoint
