@@ -512,9 +512,11 @@ END
 chmod +x "$work/bin/agent"
 printf '127.0.0.2 slots=2\n127.0.0.3 slots=2\n' >"$work/two"
 on_two_machines() { # FLAGS...
-    HOSTFILE=$work/two MPIRUN_FLAGS="--mca plm_rsh_agent $work/bin/agent --mca plm_rsh_no_tree_spawn 1" \
-        PRESET=sdp4bit DEVICE=cpu DATA_PATH=$data CHECKPOINT_PATH=$work/two-save \
-        LOG_DIR=$work/two-log timeout "$LIMIT" scripts/train_1.3b.sh "${tiny[@]}" --gpus-per-node 0 "$@" \
+    # The machines need TCP, which scripts/test.sh excludes (one_machine of scripts/common.sh).
+    local agent="--mca plm_rsh_agent $work/bin/agent --mca plm_rsh_no_tree_spawn 1"
+    HOSTFILE=$work/two MPIRUN_FLAGS="$agent --mca btl ^openib,ofi" PRESET=sdp4bit DEVICE=cpu \
+        DATA_PATH=$data CHECKPOINT_PATH=$work/two-save LOG_DIR=$work/two-log \
+        timeout "$LIMIT" scripts/train_1.3b.sh "${tiny[@]}" --gpus-per-node 0 "$@" \
         >"$work/out" 2>"$work/err" || { say "exit code $?"; return 1; }
     grep -q '^using 2 nodes x 2 data-parallel ranks$' "$work/out" ||
         { why="not two real nodes of two: $(grep '^using 2' "$work/out")"; return 1; }
