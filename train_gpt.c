@@ -18,8 +18,8 @@
 
 #include "train_gpt.h"
 
-#include "llmc/plan/report.h"      // --plan
-#include "llmc/ranks/heartbeat.h"  // progress reports to the watchdog
+#include "llmc/plan/plan_report.h"  // --plan
+#include "llmc/ranks/heartbeat.h"   // progress reports to the watchdog
 #include "llmc/ranks/watchdog.h"
 #include "llmc/ranks/node_recovery.h"  // recovery from a lost node
 #include "llmc/run/eval_tasks.h"       // --eval-tasks

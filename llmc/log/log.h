@@ -40,7 +40,7 @@
 #include "llmc/config/config.h"
 #include "llmc/config/flops.h"
 #include "llmc/base/json_line.h"
-#include "llmc/log/report.h"
+#include "llmc/log/step_report.h"
 #include "llmc/log/timers.h"
 LLMC_BEGIN
 

@@ -1,5 +1,5 @@
 // Traffic of tensor, sequence and pipeline parallelism: bytes sent by the rank that `mesh`
-// describes. For --plan (report.c, plan_time.c).
+// describes. For --plan (plan_report.c, plan_time.c).
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/ranks/mesh.h"

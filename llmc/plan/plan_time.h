@@ -1,5 +1,5 @@
 // The last part of --plan: predicted step time over --plan-network with each preset, and the
-// recommended preset. Called by report.c.
+// recommended preset. Called by plan_report.c.
 #pragma once
 #include <stdio.h>
 

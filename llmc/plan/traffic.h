@@ -1,4 +1,4 @@
-// Data-parallel traffic of a rank per step, by sharding strategy. Called by report.c, plan_time.c
+// Data-parallel traffic of a rank per step, by sharding strategy. Called by plan_report.c, plan_time.c
 // and dev/bench/sync_only.c.
 //
 //   optim               gradients reduced and weights gathered once per step and bucket

@@ -1,4 +1,4 @@
-// Logs at startup how messages are exchanged inside a node. Called by report.c and
+// Logs at startup how messages are exchanged inside a node. Called by run_report.c and
 // dev/bench/sync_only.c.
 #pragma once
 #include "llmc/log/log.h"

@@ -4,7 +4,7 @@
 //   run.c               creation, agreement among ranks, time limits, cleanup
 //   setup.c             mesh, device, memory, groups, data
 //   startup.c           startup sequence, with the model
-//   report.c            log lines: startup, steps, intervals
+//   run_report.c        log lines: startup, steps, intervals
 //   resume.c            saving, loading and restoring checkpoints
 //   surviving_groups.c  recovery from a lost node with --local-steps
 //   sample.c            --sample-prompt
@@ -128,7 +128,7 @@ bool run_prepare_saves(Run *run);
 // Handles --inspect-data and --check-data on rank 0.
 void run_look_at_data(Run *run);
 
-// --- report.c ------------------------------------------------------------------------------------
+// --- run_report.c --------------------------------------------------------------------------------
 
 // Logs program, mesh, flags and sizes before training.
 void report_start(Run *run);

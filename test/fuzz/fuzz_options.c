@@ -5,7 +5,7 @@
 #include "llmc/config/config.h"
 #include "llmc/data/dataset.h"
 #include "llmc/base/memory_plan.h"
-#include "llmc/plan/report.h"
+#include "llmc/plan/plan_report.h"
 #include "llmc/ranks/mesh.h"
 #include "test/fuzz/fuzz.h"
 #include "llmc/plan/rank_plan.h"

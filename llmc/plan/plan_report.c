@@ -1,6 +1,6 @@
-// The report of --plan: see report.h. First figures, which scripts parse; then a summary for
+// The report of --plan: see plan_report.h. First figures, which scripts parse; then a summary for
 // readers.
-#include "llmc/plan/report.h"
+#include "llmc/plan/plan_report.h"
 
 #include "llmc/base/machine.h"
 #include "llmc/log/log.h"
