@@ -54,7 +54,7 @@ steer() {
         lines+="$queue $before $(mask_of "$queue")"$'\n'
     done
     rm -f "$state"
-    printf '%s' "$lines" >"$state" ||
+    (set -o noclobber && printf '%s' "$lines" >"$state") || # refuses a link of another user
         echo "warning: $state cannot be written: restore will clear the CPU masks" >&2
 }
 # Restores the previous masks. Keeps masks that were changed since, and clears masks without a saved

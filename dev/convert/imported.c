@@ -320,12 +320,12 @@ static bool save(Job *job, Error *err) {
 static bool save_alone(Job *job, Error *err) {
     const char *folder = job->weights->save;
     Error ignored;  // the first error is reported already
-    int lock = -1;
+    SaveLock lock = NO_SAVE_LOCK;
     bool fresh = !durable_exists(folder);
     bool ok = durable_make_folders(folder, err) && save_folder_lock(folder, 0, &lock, err) &&
               imported_save_check(folder, err) && save(job, err);
-    if (!ok && fresh && lock >= 0) durable_remove_tree(folder, &ignored);
-    save_folder_unlock(lock);
+    if (!ok && fresh && lock.file >= 0) durable_remove_tree(folder, &ignored);
+    save_folder_unlock(&lock);
     return ok;
 }
 

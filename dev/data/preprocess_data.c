@@ -153,6 +153,8 @@ typedef struct Job {
     Pipeline *pipeline;
     Block *blocks;
     int block_count;
+    const char *prefix;  // of the output, while it is locked
+    int lock;
     Error read_error;  // code 0: none; written by the reader, read by the writer after joining it
 } Job;
 
@@ -352,8 +354,9 @@ static void print_totals(const Totals *t, const char *prefix, int dtype) {
 
 // Exits on failure while threads are running. Does not join them, because the reader may block on a
 // silent pipe.
-static _Noreturn void give_up(ShardWriter *writer, const Error *err) {
+static _Noreturn void give_up(const Job *job, ShardWriter *writer, const Error *err) {
     shard_writer_discard(writer);
+    prefix_unlock(job->prefix, job->lock);
     error_print(NULL, err->what);
     sigset_t ending;
     ending_signals(&ending);
@@ -371,10 +374,10 @@ static void run_threads(Job *job, int workers, ShardWriter *writer, Totals *tota
     pthread_t reader = start_thread(read_blocks, job);
     pthread_t *threads = xcalloc((size_t)workers, sizeof *threads, "threads");
     for (int i = 0; i < workers; i++) threads[i] = start_thread(encode_blocks, job);
-    if (!write_blocks(job, writer, totals, &err)) give_up(writer, &err);
+    if (!write_blocks(job, writer, totals, &err)) give_up(job, writer, &err);
     pthread_join(reader, NULL);
     for (int i = 0; i < workers; i++) pthread_join(threads[i], NULL);
-    if (job->read_error.code) give_up(writer, &job->read_error);
+    if (job->read_error.code) give_up(job, writer, &job->read_error);
     for (int i = 0; i < job->block_count; i++) {
         corpus_block_free(&job->blocks[i].input);
         token_buffer_free(&job->blocks[i].tokens);
@@ -405,11 +408,11 @@ static bool write_shard(const Settings *s, Job *job, Error *err) {
     ending_signals(&ending);
     // Temporary files exist from here on. The threads inherit the signal mask.
     pthread_sigmask(SIG_BLOCK, &ending, NULL);
-    int lock = -1;
-    ShardWriter *writer = prefix_lock(prefix, &lock, err) ? shard_writer_open(prefix, dtype, err) : NULL;
+    job->prefix = prefix;
+    ShardWriter *writer = prefix_lock(prefix, &job->lock, err) ? shard_writer_open(prefix, dtype, err) : NULL;
     if (writer) run_threads(job, s->workers, writer, &totals);
     bool good = writer && (totals.documents || no_document(writer, err)) && shard_writer_close(writer, err);
-    prefix_unlock(prefix, lock);
+    prefix_unlock(prefix, job->lock);
     pthread_sigmask(SIG_UNBLOCK, &ending, NULL);
     if (good) print_totals(&totals, prefix, dtype);
     free(prefix);

@@ -4,12 +4,12 @@
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// Creates the prefix's directory if needed and locks <prefix>.idx.tmp, the writer's temporary
-// index, until prefix_unlock or process exit. *lock is -1 if the file system does not support locks
-// or the file cannot be created (the writer reports the latter). Errors: EXIT_DATA if another
-// program holds the lock, EXIT_ENVIRONMENT if the directory cannot be created.
+// Creates the prefix's directory if needed and locks <prefix>.lock until prefix_unlock or process
+// exit. *lock is -1 if the file system does not support locks or the directory is not writable (the
+// writer reports the latter). Errors: EXIT_DATA if another program holds the lock or the file
+// cannot be opened, EXIT_ENVIRONMENT if the directory cannot be created.
 bool prefix_lock(const char *prefix, int *lock, Error *err);
-// Also removes the temporary index if the writer has neither renamed nor removed it.
+// Removes the lock file.
 void prefix_unlock(const char *prefix, int lock);
 
 LLMC_END

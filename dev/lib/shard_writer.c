@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +46,7 @@ static bool out_open(OutFile *f, const char *prefix, const char *suffix, Error *
             err, EXIT_ENVIRONMENT,
             "%s: cannot create: a directory has this name; remove it or choose another output name", f->path);
     }
-    f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    f->fd = durable_create(f->temporary);
     if (f->fd < 0) {
         int cause = errno;
         if (cause == ENOSPC || cause == EDQUOT) return out_failed(f, "create", err);

@@ -18,11 +18,10 @@ static bool environment_error(Error *err) {
     return false;
 }
 
-bool append_open(Append *file, const char *path, bool exclusive, Error *err) {
+bool append_open(Append *file, const char *path, int flags, Error *err) {
     // O_RDWR: append_end_line reads the last byte. O_NONBLOCK: readers of pipes and terminals may
     // have stopped.
-    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | (exclusive ? O_EXCL : 0),
-                  0666);
+    int fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK | flags, 0666);
     if (fd < 0) {
         int reason = errno;
         durable_error(err, "open", path);

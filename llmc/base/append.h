@@ -12,9 +12,9 @@ typedef struct Append {
     bool torn;           // a pipe received part of a record, which cannot be undone
 } Append;
 
-// Opens path for appending, creating it if necessary. exclusive: it must not exist. Error
-// (EXIT_ENVIRONMENT) names path and reason; errno is kept.
-bool append_open(Append *file, const char *path, bool exclusive, Error *err);
+// Opens path for appending, creating it if necessary. flags: O_EXCL (it must not exist), O_NOFOLLOW
+// (it must not be a link) or 0. Error (EXIT_ENVIRONMENT) names path and reason; errno is kept.
+bool append_open(Append *file, const char *path, int flags, Error *err);
 // Adds the missing newline of a last line that an earlier process left incomplete.
 void append_end_line(Append *file);
 // Writes one record; returns true on success. If it does not fit, removes the written part, prints

@@ -25,6 +25,7 @@ static const char *advice(int number) {
         case ENOENT: return "check the path; every rank must see the same file system";
         case ENOTDIR:
         case EEXIST: return "a file is in the way: move it or choose another folder";
+        case ELOOP: return "this name is a link: remove it";
         case EISDIR: return "a folder is in the way: remove it";
         case EMFILE:
         case ENFILE: return "raise the limit of open files (ulimit -n)";
@@ -140,10 +141,13 @@ bool durable_plain_file(const char *path, uint64_t max_bytes) {
 
 // --- Files ---------------------------------------------------------------------------------------
 
+int durable_create(const char *path) {
+    if (unlink(path) != 0 && errno != ENOENT) return -1;
+    return open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+}
+
 bool durable_write_file(const char *path, const void *data, uint64_t bytes, Error *err) {
-    // Opening an old pipe would block, and a link would lead elsewhere.
-    if (unlink(path) != 0 && errno != ENOENT) return durable_error(err, "replace", path);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = durable_create(path);
     if (fd < 0) return durable_error(err, "create", path);
     bool ok = write_all(fd, data, bytes) && fsync(fd) == 0;
     if (!ok) durable_error(err, "write", path);

@@ -22,6 +22,9 @@ bool durable_make_folders(const char *path, Error *err);
 bool durable_writable_folder(const char *path, Error *err);
 // Fsyncs a directory's entries.
 bool durable_sync_folder(const char *path, Error *err);
+// Creates an empty file for writing. Replaces a file, link or pipe of that name without opening or
+// following it. Returns its descriptor, or -1 with errno.
+int durable_create(const char *path);
 // Creates or replaces a file with these bytes and fsyncs it. Removes it on failure. Replaces a link
 // or pipe of that name; a directory is an error.
 bool durable_write_file(const char *path, const void *data, uint64_t bytes, Error *err);

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "llmc/base/durable.h"
@@ -153,7 +154,8 @@ static void free_shard(ShardPlan *shard) {
 // Rank 0 deletes leftovers of killed saves, checks the free space and creates the temporary folder.
 static bool prepare(const Names *n, uint64_t bytes, Error *err) {
     return durable_make_folders(n->directory, err) && save_folder_clear(n->directory, err) &&
-           save_folder_has_room(n->directory, bytes, err) && durable_make_folders(n->fresh, err);
+           save_folder_has_room(n->directory, bytes, err) &&
+           (mkdir(n->fresh, 0777) == 0 || durable_error(err, "make folder", n->fresh));
 }
 
 // --- Write ---------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ static char *header_text(const SafeTensor *tensors, int count, const char *metad
 
 SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int count,
                              const char *metadata_json, Error *err) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = durable_create(path);
     if (fd < 0) {
         durable_error(err, "create", path);
         return NULL;

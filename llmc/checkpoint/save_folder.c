@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -17,54 +16,62 @@
 #include <unistd.h>
 
 #include "llmc/base/durable.h"
+#include "llmc/base/lock_file.h"
 #include "llmc/checkpoint/manifest.h"
 
 enum { SPACE_MARGIN_BYTES = 1 << 20, OTHERS_SHOWN = 6 };
 
 // --- Lock ----------------------------------------------------------------------------------------
 
-// Locks the folder itself: this needs no lock file, and the kernel releases the lock of a killed
-// job.
-bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err) {
+static const char LOCK_NAME[] = ".lock";
+
+bool save_folder_lock(const char *directory, double seconds, SaveLock *lock, Error *err) {
     const struct timespec pause = {0, 100000000};
-    *lock = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    for (double waited = 0; *lock >= 0; waited += 0.1) {
-        if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return true;
-        if (errno != EWOULDBLOCK) break;
-        if (waited >= seconds) {
-            close(*lock);
-            *lock = -1;
-            return error_set(err, EXIT_CHECKPOINT,
-                             "another job is saving into %s; stop it, or choose another"
-                             " --save folder for this one",
-                             directory);
+    int reason = 0;
+    *lock = NO_SAVE_LOCK;
+    int folder = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (double waited = 0; folder >= 0; waited += 0.1) {
+        int file = lock_file(folder, LOCK_NAME);
+        if (file >= 0) {
+            *lock = (SaveLock){folder, file};
+            return true;
         }
+        reason = errno;
+        if (reason != EWOULDBLOCK || waited >= seconds) break;
         nanosleep(&pause, NULL);
     }
-    if (*lock >= 0) close(*lock);
-    *lock = -1;
-    return true;
+    if (folder >= 0) close(folder);
+    if (reason == EWOULDBLOCK)
+        return error_set(err, EXIT_CHECKPOINT,
+                         "another job is saving into %s; stop it, or choose another --save folder for this "
+                         "one",
+                         directory);
+    return reason != EEXIST || error_set(err, EXIT_CHECKPOINT,
+                                         "%s/%s belongs to another user or is a link; remove it if no job is "
+                                         "saving there, or choose another --save folder",
+                                         directory, LOCK_NAME);
 }
 
-void save_folder_unlock(int lock) {
-    if (lock >= 0) close(lock);
+void save_folder_unlock(SaveLock *lock) {
+    unlock_file(lock->folder, LOCK_NAME, lock->file);
+    if (lock->folder >= 0) close(lock->folder);
+    *lock = NO_SAVE_LOCK;
 }
 
 // Returns true if the path refers to another folder. If stat fails, returns false; the save itself
 // will report the error.
-static bool is_elsewhere(const char *directory, int lock) {
+static bool is_elsewhere(const char *directory, int folder) {
     struct stat held, named;
     if (stat(directory, &named) != 0) return errno == ENOENT || errno == ENOTDIR;
-    return fstat(lock, &held) != 0 || held.st_dev != named.st_dev || held.st_ino != named.st_ino;
+    return fstat(folder, &held) != 0 || held.st_dev != named.st_dev || held.st_ino != named.st_ino;
 }
 
-bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *err) {
-    *moved = *lock >= 0 && is_elsewhere(directory, *lock);
+bool save_folder_follow(const char *directory, SaveLock *lock, bool *moved, Error *err) {
+    *moved = lock->folder >= 0 && is_elsewhere(directory, lock->folder);
     if (!*moved) return true;
     // Releases the old lock first: if a file system reports two inode numbers for one folder, the
     // job must not conflict with its own lock.
-    save_folder_unlock(*lock);
-    *lock = -1;
+    save_folder_unlock(lock);
     return durable_make_folders(directory, err) && save_folder_lock(directory, 0, lock, err);
 }
 

@@ -8,23 +8,29 @@ LLMC_BEGIN
 
 // --- locking -------------------------------------------------------------------------------------
 
+// The lock on a save directory: a file in it that only its owner can open.
+typedef struct SaveLock {
+    int folder, file;  // descriptors, both -1 if not locked
+} SaveLock;
+static const SaveLock NO_SAVE_LOCK = {-1, -1};
+
 // Locks the directory so that no other job saves into it; two jobs would remove each other's
 // temporary files and old checkpoints. Held by one rank until save_folder_unlock or process exit.
-// Waits up to `seconds`, since a killed rank may take a while to exit. *lock is the directory's
-// descriptor, or -1 if the file system does not support locks. EXIT_CHECKPOINT if another process
-// holds the lock.
-bool save_folder_lock(const char *directory, double seconds, int *lock, Error *err);
-// Releases the lock; no-op for -1.
-void save_folder_unlock(int lock);
+// Waits up to `seconds`, since a killed rank may take a while to exit. *lock is NO_SAVE_LOCK if the
+// file system does not support locks. EXIT_CHECKPOINT if another process holds the lock, or if the
+// lock file belongs to another user.
+bool save_folder_lock(const char *directory, double seconds, SaveLock *lock, Error *err);
+// Releases the lock and resets *lock; no-op for NO_SAVE_LOCK.
+void save_folder_unlock(SaveLock *lock);
 // Returns true if a save of this iteration, the previous or the next one is in progress in the
 // directory, or if this or the next iteration has been saved.
 bool save_folder_in_use(const char *directory, int64_t iteration);
 // Call it before each save. Saves use the directory's path, but the lock follows the directory
 // itself, which may have been moved or removed since; another job may have started in a new one at
 // the same path. If the path now leads to another directory, sets *moved, creates it if it is
-// missing, and moves *lock to it. No-op for a lock of -1. EXIT_CHECKPOINT if another process holds
-// the new one (*lock is then -1) or it cannot be created.
-bool save_folder_follow(const char *directory, int *lock, bool *moved, Error *err);
+// missing, and moves *lock to it. No-op for NO_SAVE_LOCK. EXIT_CHECKPOINT if another process holds
+// the new one (*lock is then NO_SAVE_LOCK) or it cannot be created.
+bool save_folder_follow(const char *directory, SaveLock *lock, bool *moved, Error *err);
 // Returns true if both paths lead to the same directory.
 bool save_folder_same(const char *a, const char *b);
 

@@ -19,7 +19,7 @@ typedef struct Saver {
     Progress *progress;
     Peers peers;         // all ranks
     int64_t before;      // checkpoint in the directory that this run resumed from or saved last; -1: none
-    int *lock;           // lock on the directory (save_folder.h) on rank 0; -1 on other ranks
+    SaveLock *lock;      // lock on the directory on rank 0; NO_SAVE_LOCK on other ranks
     CheckpointJob *job;  // save in progress; NULL: none
     bool saved;          // this process has saved into the directory
     bool synchronous;    // a save was abandoned: later ones don't use the staging buffer

@@ -93,7 +93,7 @@ static bool open_json(Log *log, const char *path, Error *err) {
         made = append_make_folders(folder, err);
     }
     free(folder);
-    if (!made || !append_open(&log->json, path, false, err)) return false;
+    if (!made || !append_open(&log->json, path, 0, err)) return false;
     append_end_line(&log->json);  // a killed run may have left a partial line
     log->has_json = true;
     return true;

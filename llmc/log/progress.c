@@ -2,6 +2,7 @@
 #include "llmc/log/progress.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,7 @@ Progress *progress_open(const char *save, int world_size, double flops_so_far, b
                     .job_start_flops = flops_so_far};
     if (!active) return p;
     char *path = path_in(save);
-    bool opened = append_make_folders(save, err) && append_open(&p->file, path, false, err);
+    bool opened = append_make_folders(save, err) && append_open(&p->file, path, O_NOFOLLOW, err);
     if (opened) {
         read_earlier_jobs(p, path);
         append_end_line(&p->file);
@@ -90,7 +91,7 @@ bool progress_follow(Progress *progress, const char *save, Error *err) {
     if (!progress->active) return true;
     char *path = path_in(save);
     append_close(&progress->file);
-    bool opened = append_open(&progress->file, path, false, err);
+    bool opened = append_open(&progress->file, path, O_NOFOLLOW, err);
     if (opened) append_end_line(&progress->file);
     free(path);
     return opened;

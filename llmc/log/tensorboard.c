@@ -6,6 +6,7 @@
 #include "llmc/log/tensorboard.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -171,7 +172,7 @@ Tensorboard *tensorboard_open(const char *dir, Error *err) {
     bool opened = false, taken = true;
     for (int n = 0; taken && n < 1000; n++) {
         char *path = event_path(dir, n);
-        opened = append_open(&tb->file, path, true, err);
+        opened = append_open(&tb->file, path, O_EXCL, err);
         taken = !opened && errno == EEXIST;
         free(path);
     }

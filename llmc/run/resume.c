@@ -108,7 +108,7 @@ bool save_surviving_groups(Run *run) {
     peers_all_reduce(left, &pending, 1, MPI_INT, MPI_MAX);
     RunState state = surviving_state(run, left, &begun);
     if (begun && !pending) return true;
-    bool ours = run->launch.rank != 0 || run->save_lock >= 0 || take_folder(run, state.iteration);
+    bool ours = run->launch.rank != 0 || run->save_lock.file >= 0 || take_folder(run, state.iteration);
     run->saver.peers = left;
     return peers_agree(left, ours, &run->error, NULL) && saver_save(&run->saver, &state, &run->error) &&
            saver_advance(&run->saver, true, &run->error);

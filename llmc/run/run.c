@@ -23,7 +23,7 @@ int run_answer(const Config *config, const char *program) {
 
 void run_init(Run *run) {
     memset(run, 0, sizeof *run);
-    run->save_lock = -1;
+    run->save_lock = NO_SAVE_LOCK;
     run->tasks_scored_at = -1;
     run->site.rank = -1;
     run->site.node_failure = node_failure_create();
@@ -81,6 +81,6 @@ void run_close(Run *run) {
     if (run->progress) progress_close(run->progress);
     if (run->log) log_close(run->log);
     if (run->tokenizer) tokenizer_close(run->tokenizer);
-    save_folder_unlock(run->save_lock);
+    save_folder_unlock(&run->save_lock);
     config_free(&run->config);
 }

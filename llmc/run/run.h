@@ -75,7 +75,7 @@ typedef struct Run {
     double started;        // time of process start
     int64_t last_saved;    // iteration
     int64_t resumed_from;  // iteration of the checkpoint in --save that this run resumed from; -1: none
-    int save_lock;         // rank 0: descriptor of the lock on the --save folder; -1: none
+    SaveLock save_lock;    // rank 0: lock on the --save folder
     int64_t met_at;        // from the loaded checkpoint (RunState)
     Saver saver;
     Stop stop;           // why the run stops early

@@ -2,6 +2,7 @@
 #include "llmc/state/stats.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -280,7 +281,7 @@ static bool save_text(const char *folder, const char *path, const char *text, si
     Append file = {.fd = -1};
     snprintf(part, sizeof part, "%s.part", path);
     unlink(part);
-    if (!append_make_folders(folder, err) || !append_open(&file, part, true, err)) return false;
+    if (!append_make_folders(folder, err) || !append_open(&file, part, O_EXCL, err)) return false;
     bool written = append_record(&file, text, bytes);  // says itself what went wrong
     append_close(&file);
     if (written && rename(part, path)) return error_set(err, EXIT_ENVIRONMENT, "cannot rename %s", part);

@@ -443,7 +443,7 @@ static void test_replicas(const Layout *l) {
 // --- checkpoints ---------------------------------------------------------------------------------
 
 static bool save(Layout *l, const char *folder, int64_t iteration, Error *err) {
-    int lock = -1;
+    SaveLock lock = NO_SAVE_LOCK;
     l->config.save = (char *)folder;
     l->config.save_interval = 5;
     Log *log = log_open(&l->config, ranks, false, NULL, err);
@@ -461,7 +461,7 @@ static bool save(Layout *l, const char *folder, int64_t iteration, Error *err) {
     RunState state = {.iteration = iteration, .beta1_power = 0.5, .beta2_power = 0.25};
     bool ok = (rank != 0 || save_folder_lock(folder, 5, &lock, err)) && saver_has_room(&saver, 0, err) &&
               saver_save(&saver, &state, err);
-    if (rank == 0) save_folder_unlock(lock);
+    if (rank == 0) save_folder_unlock(&lock);
     progress_close(progress);
     log_close(log);
     l->config.save = NULL;

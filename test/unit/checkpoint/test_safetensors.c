@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "llmc/base/durable.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "test/unit/folder.h"
 
@@ -46,6 +47,28 @@ static char *read_bytes(const char *path, size_t *bytes) {
     *bytes = fread(data, 1, 1 << 20, in);
     fclose(in);
     return data;
+}
+
+// In a shared folder, another user may have placed a link.
+static void replaces_links(void **state) {
+    Folder *f = (Folder *)*state;
+    const float values[2] = {1, 2};
+    char name[] = "a", other[96];
+    SafeTensor tensor = {name, "F32", 2, 0};
+    size_t bytes;
+    Error err = {0};
+    snprintf(other, sizeof other, "%s/other", f->path);
+    assert_true(durable_write_file(other, "precious", 8, &err));
+    assert_int_equal(symlink(other, f->file), 0);
+    SafeWriter *writer = safe_writer_open(f->file, &tensor, 1, NULL, &err);
+    assert_true(writer && safe_writer_append(writer, values, sizeof values, &err));
+    uint64_t written, hash;
+    assert_true(safe_writer_close(writer, &written, &hash, &err));
+    char *left = read_bytes(other, &bytes);
+    assert_int_equal(bytes, 8);
+    assert_memory_equal(left, "precious", 8);
+    free(left);
+    unlink(other);
 }
 
 static void assert_one_line(const Error *err) {
@@ -178,6 +201,7 @@ static void python_reads_it(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(golden_is_written, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(replaces_links, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(no_tensors, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(wrong_use_of_the_writer, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_write_that_does_not_fit, make_folder, remove_folder),

@@ -1,5 +1,6 @@
 // Tests the --save folder of a running job: locks after it was moved or removed, folders with the
 // names of files, file size limits, and replacing whatever is at the path of a small file.
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -48,21 +49,21 @@ static void assert_one_line(const Error *err, const char *holds) {
 // --------------------------------------------------------------------------------------------
 // The lock
 
-static int locked_folder(const Folder *f) {
+static SaveLock locked_folder(const Folder *f) {
     Error err = {0};
-    int lock = -1;
+    SaveLock lock;
     assert_true(save_folder_lock(f->save, 0, &lock, &err));
-    assert_true(lock >= 0);
+    assert_true(lock.file >= 0);
     return lock;
 }
 
 // Returns true if another job may save there.
 static bool is_free(const char *path) {
     Error err = {0};
-    int other = -1;
+    SaveLock other;
     bool free_for_all = save_folder_lock(path, 0, &other, &err);
     if (!free_for_all) assert_one_line(&err, "another job is saving into");
-    save_folder_unlock(other);
+    save_folder_unlock(&other);
     return free_for_all;
 }
 
@@ -70,17 +71,17 @@ static void nothing_has_moved(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     bool moved = true;
-    int lock = locked_folder(f), before = lock;
-    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock == before);
+    SaveLock lock = locked_folder(f), before = lock;
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock.file == before.file);
     // Other paths to the same folder, including a link.
     char *parent = text_format("%s/a", f->path), *link_to = text_format("%s/b", f->path),
          *through = text_format("%s/b/save/", f->path);
     assert_int_equal(rename(parent, link_to), 0);
     assert_int_equal(symlink("b", parent), 0);
-    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock == before);
-    assert_true(save_folder_follow(through, &lock, &moved, &err) && !moved && lock == before);
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved && lock.file == before.file);
+    assert_true(save_folder_follow(through, &lock, &moved, &err) && !moved && lock.file == before.file);
     assert_false(is_free(f->save));
-    save_folder_unlock(lock);
+    save_folder_unlock(&lock);
     assert_true(is_free(f->save));
     free(parent);
     free(link_to);
@@ -91,21 +92,21 @@ static void moved_or_removed(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     bool moved = false;
-    int lock = locked_folder(f);
+    SaveLock lock = locked_folder(f);
     assert_int_equal(rename(f->save, f->moved), 0);
-    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock >= 0);
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock.file >= 0);
     assert_false(is_free(f->save));
     assert_true(is_free(f->moved));
     assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved);
     // Removed with its parent, and created again by another process.
     char *parent = text_format("%s/a", f->path);
     assert_int_equal(folder_remove(parent), 0);
-    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock >= 0);
-    assert_int_equal(rmdir(f->save), 0);
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock.file >= 0);
+    assert_int_equal(folder_remove(f->save), 0);
     assert_int_equal(mkdir(f->save, 0777), 0);
-    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock >= 0);
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && moved && lock.file >= 0);
     assert_false(is_free(f->save));
-    save_folder_unlock(lock);
+    save_folder_unlock(&lock);
     free(parent);
 }
 
@@ -113,29 +114,59 @@ static void taken_meanwhile(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     bool moved;
-    int lock = locked_folder(f);
+    SaveLock lock = locked_folder(f);
     assert_int_equal(rename(f->save, f->moved), 0);
     assert_int_equal(mkdir(f->save, 0777), 0);
-    int other = locked_folder(f);
+    SaveLock other = locked_folder(f);
     assert_false(save_folder_follow(f->save, &lock, &moved, &err));
     assert_one_line(&err, "another job is saving into");
-    assert_int_equal(lock, -1);
-    save_folder_unlock(other);
+    assert_int_equal(lock.file, -1);
+    save_folder_unlock(&other);
     // A file in its place.
     lock = locked_folder(f);
-    assert_int_equal(rmdir(f->save), 0);
+    assert_int_equal(folder_remove(f->save), 0);
     assert_true(durable_write_file(f->save, "x", 1, &err));
     assert_false(save_folder_follow(f->save, &lock, &moved, &err));
     assert_one_line(&err, "a file is in the way");
+}
+
+// Other users may read the folder, but cannot open the lock file.
+static void only_the_owner_locks(void **state) {
+    Folder *f = (Folder *)*state;
+    struct stat status;
+    int reader = open(f->save, O_RDONLY | O_DIRECTORY);
+    assert_true(reader >= 0 && flock(reader, LOCK_EX | LOCK_NB) == 0);
+    SaveLock lock = locked_folder(f);
+    assert_int_equal(fstat(lock.file, &status), 0);
+    assert_int_equal(status.st_mode & 07777, 0600);
+    // Without the file, the folder is still the same one.
+    Error err = {0};
+    bool moved;
+    assert_int_equal(unlinkat(lock.folder, ".lock", 0), 0);
+    assert_true(save_folder_follow(f->save, &lock, &moved, &err) && !moved);
+    save_folder_unlock(&lock);
+    close(reader);
+}
+
+static void linked_lock(void **state) {
+    Folder *f = (Folder *)*state;
+    Error err = {0};
+    SaveLock lock;
+    char *path = text_format("%s/.lock", f->save);
+    assert_int_equal(symlink("../target", path), 0);
+    assert_false(save_folder_lock(f->save, 0, &lock, &err));
+    assert_one_line(&err, "is a link");
+    assert_int_equal(lock.file, -1);
+    free(path);
 }
 
 static void no_lock_to_follow(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     bool moved = true;
-    int none = -1;
+    SaveLock none = NO_SAVE_LOCK;
     assert_int_equal(rename(f->save, f->moved), 0);
-    assert_true(save_folder_follow(f->save, &none, &moved, &err) && !moved && none == -1);
+    assert_true(save_folder_follow(f->save, &none, &moved, &err) && !moved && none.file == -1);
 }
 
 // --------------------------------------------------------------------------------------------
@@ -213,6 +244,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(nothing_has_moved, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(moved_or_removed, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(taken_meanwhile, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(only_the_owner_locks, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(linked_lock, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(no_lock_to_follow, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(names_taken, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(file_size_limit, make_folder, remove_folder),

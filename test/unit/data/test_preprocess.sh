@@ -305,6 +305,16 @@ limited() { (ulimit -f 512 && byte --input "$work/big.jsonl" --workers 2); }
 refused "full disk" 3 "free disk space" limited
 merge_limited() { (ulimit -f 512 && merge --input "$work/folder" --output-prefix "$work/bad_text_document"); }
 refused "full disk while merging" 3 "free disk space" merge_limited
+# In a shared folder, other users may place links to files of the one who runs the program.
+echo precious >"$work/precious"
+for suffix in .bin.tmp .idx.tmp .bin .idx; do ln -s precious "$work/linked_text_document$suffix"; done
+"$build/preprocess_data" --input "$work/golden.jsonl" --tokenizer-type Byte --output-prefix "$work/linked" \
+    2>"$work/err" && [ "$(cat "$work/precious")" = precious ] && [ ! -h "$work/linked_text_document.bin" ] &&
+    clean && ! compgen -G "$work/*.lock" >/dev/null
+report "links under the names of output files are replaced, not followed" $?
+ln -s precious "$work/bad_text_document.lock"
+refused "a link in place of the lock" 5 "is a link" byte --input "$work/golden.jsonl"
+rm "$work/bad_text_document.lock"
 mkfifo "$work/fifo"
 exec 3<>"$work/fifo" # a pipe that stays open and falls silent
 "$build/preprocess_data" --tokenizer-type Byte --input "$work/fifo" --output-prefix "$work/bad" \

@@ -450,7 +450,7 @@ static void unread_pipe(void **state) {
     record[RECORD - 1] = '\n';
     snprintf(path, sizeof path, "%s/pipe", f->path);
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_true(append_open(&file, path, false, &err));
+    assert_true(append_open(&file, path, 0, &err));
     double start = monotonic_seconds();
     int written = 0;
     while (written < ROOM / RECORD && append_record(&file, record, RECORD)) written++;

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "llmc/base/durable.h"
 #include "llmc/log/progress.h"
 #include "test/unit/folder.h"
 
@@ -130,6 +131,13 @@ static void inactive_and_errors(void **state) {
     assert_int_not_equal(access(f->file, F_OK), 0);
     assert_null(progress_open("/dev/null/x", 1, 0, true, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
+    // In a shared folder, another user may have placed a link.
+    char *other = text_format("%s.other", f->save);
+    assert_true(durable_make_folders(f->save, NULL) && symlink(other, f->file) == 0);
+    assert_null(progress_open(f->save, 1, 0, true, &err));
+    assert_non_null(strstr(err.what, "this name is a link: remove it"));
+    assert_int_not_equal(access(other, F_OK), 0);
+    free(other);
 }
 
 int main(void) {
