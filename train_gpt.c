@@ -63,16 +63,13 @@ static Batch next_batch(Run *run, GPT *gpt, int slot, int split, int64_t consume
     return batch;
 }
 
-// Returns the weight of each token's loss. As in Megatron-LM, the loss is the mean over the
-// unmasked tokens of a micro-batch, averaged over `parts` micro-batches.
-static float loss_scale_of(const GPT *gpt, const Batch *batch, int64_t parts) {
+// Returns the number of unmasked tokens of a micro-batch.
+static double count_tokens(const GPT *gpt, const Batch *batch) {
     int64_t N = (int64_t)gpt->B * gpt->T;
-    double tokens = (double)N;
-    if (batch->loss_mask) {
-        tokens = 0.0;
-        for (int64_t i = 0; i < N; i++) tokens += batch->loss_mask[i];
-    }
-    return tokens > 0 ? (float)(1.0 / (tokens * (double)parts)) : 0.0f;
+    double tokens = 0.0;
+    if (!batch->loss_mask) return (double)N;
+    for (int64_t i = 0; i < N; i++) tokens += batch->loss_mask[i];
+    return tokens;
 }
 
 // The samples of a step, or of one batch of an evaluation.
@@ -81,15 +78,35 @@ typedef struct BatchSource {
     int64_t first;  // global sample of micro-batch 0
     int64_t row;    // samples from one micro-batch to the next, over all data-parallel ranks
     int64_t parts;  // micro-batches whose losses are averaged
+    double tokens;  // unmasked tokens loaded so far
 } BatchSource;
 
-static void load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pass *pass) {
+// Loads the micro-batch of a pass. Its losses add up to the sum over unmasked tokens, divided by
+// all tokens of `parts` micro-batches; token_factor turns that into the mean over unmasked tokens.
+// By default gradients are averaged over the unmasked tokens of a micro-batch, then over
+// micro-batches, as in Megatron-LM. Returns the number of unmasked tokens.
+static double load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pass *pass) {
+    double N = (double)gpt->B * gpt->T, parts = (double)source->parts;
     int64_t sample = source->first + (int64_t)pass->micro_batch * source->row;
     Batch batch = next_batch(run, gpt, pass->slot, source->split, sample);
     pass->first_sample = batch.first_sample;
     pass->has_doc_start = batch.doc_start != NULL;
     pass->has_loss_mask = batch.loss_mask != NULL;
-    pass->loss_scale = loss_scale_of(gpt, &batch, source->parts);
+    double tokens = count_tokens(gpt, &batch);
+    pass->report_scale = (float)(1.0 / (N * parts));
+    pass->loss_scale = run->config.calculate_per_token_loss ? pass->report_scale
+                       : tokens > 0                         ? (float)(1.0 / (tokens * parts))
+                                                            : 0.0f;
+    return tokens;
+}
+
+// Returns the ratio of all tokens to unmasked tokens in `parts` micro-batches of every rank of a
+// group. 0 if all tokens are masked. Collective with --eod-mask-loss.
+static double token_factor(Run *run, const GPT *gpt, const BatchSource *source, MPI_Comm comm) {
+    double sums[2] = {(double)source->parts * gpt->B * gpt->T, source->tokens};
+    if (!run->config.eod_mask_loss) return 1.0;
+    peers_all_reduce(run_peers(run, comm), sums, 2, MPI_DOUBLE, MPI_SUM);
+    return sums[1] > 0 ? sums[0] / sums[1] : 0.0;
 }
 
 // ===== the micro-batch loop ======================================================================
@@ -98,7 +115,7 @@ static void load_micro_batch(Run *run, GPT *gpt, const BatchSource *source, Pass
 // and backward, or forward only. Without pipeline parallelism each micro-batch runs forward, then
 // backward. Losses add up in zero_loss_sum. Gradients accumulate, and ZeRO reduces a layer's
 // gradients as soon as they are complete, while backward continues.
-static void run_micro_batches(Run *run, GPT *gpt, const BatchSource *source, int count, bool training) {
+static void run_micro_batches(Run *run, GPT *gpt, BatchSource *source, int count, bool training) {
     Pass pass;
     if (gpt_needs_warm_up(gpt, training, &pass)) {
         load_micro_batch(run, gpt, source, &pass);
@@ -107,7 +124,8 @@ static void run_micro_batches(Run *run, GPT *gpt, const BatchSource *source, int
     PassSchedule schedule = gpt_schedule(gpt, count, training);
     while (gpt_next_pass(&schedule, &pass)) {
         if (pass.direction == FORWARD) {
-            load_micro_batch(run, gpt, source, &pass);
+            double tokens = load_micro_batch(run, gpt, source, &pass);
+            if (pass.chunk == 0) source->tokens += tokens;
             gpt_forward_pass(gpt, &pass);
         } else {
             gpt_backward_pass(gpt, &pass);
@@ -128,8 +146,10 @@ static void train_step(Run *run, GPT *gpt) {
     run->site.phase = "forward and backward";
     timer_start(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
     zero_step_begins(run->zero, run->iteration);
-    BatchSource source = {SPLIT_TRAIN, run->consumed_train, row, micro_batches};
+    BatchSource source = {SPLIT_TRAIN, run->consumed_train, row, micro_batches, 0};
     run_micro_batches(run, gpt, &source, micro_batches, true);
+    double factor = token_factor(run, gpt, &source, mesh_status_group(&run->mesh)->mpi);
+    zero_set_factors(run->zero, factor, c->calculate_per_token_loss ? factor : 1.0);
     timer_stop(run->timers, TIMER_FORWARD_BACKWARD, run->compute);
 
     run->site.phase = "update";
@@ -171,16 +191,16 @@ static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) 
     const Config *c = &run->config;
     int row = c->micro_batch_size * c->dp_size, micro_batches = c->global_batch_size / row;
     long long iters = run_eval_iters(run, split);
+    BatchSource source = {split, at, row, iters * micro_batches, 0};
     set_zero(run->compute, zero_loss_sum(run->zero), sizeof(float));
     if (verbose) log_line(run->log, "Evaluating on %lld samples", iters * c->global_batch_size);
     for (long long i = 0; i < iters && !run->stop.reason; i++) {
         if (verbose) log_line(run->log, "Evaluating iter %lld/%lld", i + 1, iters);
-        BatchSource source = {split, at, row, iters * micro_batches};
         run_micro_batches(run, gpt, &source, micro_batches, false);
-        at += c->global_batch_size;
+        source.first += c->global_batch_size;
         run_poll_stop(run);
     }
-    return mean_loss(run);
+    return mean_loss(run) * token_factor(run, gpt, &source, run->launch.world);
 }
 
 static const char *why_stopped(const Run *run) {

@@ -320,16 +320,18 @@ typedef struct Head {
     HeadStatistics *own;        // (a chunk's rows) out of op_head_logits
     const HeadStatistics *all;  // (ranks, a chunk's rows) into op_head_gradients
     int ranks;
-    int columns;        // op_head_scores: number of real ids among `rows`
-    HeadScore *scores;  // (a chunk's rows) out of op_head_scores
+    int columns;         // op_head_scores: number of real ids among `rows`
+    HeadScore *scores;   // (a chunk's rows) out of op_head_scores
+    float report_scale;  // replaces loss_scale in loss_sum; 0: loss_scale
 } Head;
 // Runs everything, for ranks that hold the whole vocabulary. Does not use `own` and `all`.
 void op_head(Stream *s, const Head *a);
 // Process one chunk: rows row .. row + rows - 1.
 void op_head_logits(Stream *s, const Head *a, int64_t row, int64_t rows);
 void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows);
-// *loss_sum += sum of losses[n] * weight of n; call it after the last chunk (op_head includes it).
-// The order is fixed: row by row on CPUs, see cuda/head.cu for GPUs.
+// *loss_sum += sum of losses[n] * weight of n, with report_scale instead of loss_scale if set. Call
+// it after the last chunk (op_head includes it). The order is fixed: row by row on CPUs, see
+// cuda/head.cu for GPUs.
 void op_loss_sum(Stream *s, const Head *a);
 // Scores the targets of one chunk without a loss. Rows with a negative target get zeros. The host
 // combines the ranks' scores.

@@ -56,6 +56,7 @@ typedef struct StatusInputs {
     bool skip_non_finite;  // a non-finite loss or norm makes applied = 0
     bool skip_spikes;      // so does a spike of the loss or norm (spikes.h)
     float loss_spike_factor, norm_spike_factor;
+    double loss_factor, gradient_factor;  // multiply the mean loss and the gradients; 1: unchanged
 } StatusInputs;
 
 // Sums the parts' squares in order in double.
@@ -94,9 +95,10 @@ HD_FN void step_status(StepStatus *control, const StatusInputs *a) {
         loss = f64_add(loss, a->records[r].loss);
     }
     control->learning_rate = control->applied ? a->lr_if_applied : a->lr_if_skipped;
-    control->loss = (float)f64_div(loss, (double)a->losses);
-    control->grad_norm = (float)f64_sqrt(squares);
-    control->clip_coefficient = clip_coefficient(a->clip_grad, control->grad_norm);
+    control->loss = (float)f64_mul(f64_div(loss, (double)a->losses), a->loss_factor);
+    control->grad_norm = (float)f64_mul(f64_sqrt(squares), a->gradient_factor);
+    control->clip_coefficient = f32_mul(clip_coefficient(a->clip_grad, control->grad_norm),
+                                        (float)a->gradient_factor);
     bool finite = isfinite(squares) && isfinite(loss);
     bool spike = spike_check(&control->spikes, control->loss, control->grad_norm, a->loss_spike_factor,
                              a->norm_spike_factor, finite);

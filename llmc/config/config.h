@@ -82,7 +82,8 @@ typedef struct Config {
     const char *split, *vocab_file, *merge_file, *tokenizer_model, *tokenizer_eod;
     TokenizerType tokenizer_type;
     int64_t vocab_size;  // NullTokenizer's --vocab-size
-    bool mock_data, eod_mask_loss, reset_position_ids, reset_attention_mask, check_data;
+    bool mock_data, eod_mask_loss, calculate_per_token_loss, reset_position_ids, reset_attention_mask,
+        check_data;
     int64_t inspect_data;  // sample index, -1 = off
     // distributed
     int tensor_model_parallel_size, pipeline_model_parallel_size;  // T ranks per layer; P stages

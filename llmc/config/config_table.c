@@ -207,6 +207,8 @@ static const Option table[] = {
     COUNT_TO("vocab-size", LOADED, vocab_size, NULL, 1, 1 << 30,
              "NullTokenizer: token ids are 0..N, and N ends a document"),
     FLAG("eod-mask-loss", DATA, eod_mask_loss, "no loss where the input is an end-of-document token"),
+    FLAG("calculate-per-token-loss", FREE, calculate_per_token_loss,
+         "with masked tokens: average gradients over the whole step instead of per micro-batch"),
     FLAG("reset-position-ids", DATA | NEEDS_LEARNED_POSITIONS, reset_position_ids,
          "restart positions after each document"),
     FLAG("reset-attention-mask", DATA, reset_attention_mask, "no attention across documents"),

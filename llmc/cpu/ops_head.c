@@ -169,8 +169,10 @@ void op_head_gradients(Stream *s, const Head *a, int64_t row, int64_t rows) {
 }
 
 void op_loss_sum(Stream *s, const Head *a) {
+    Head report = *a;
     float sum = 0.0f;
-    for (int64_t row = 0; row < a->N; row++) sum += a->losses[row] * row_weight(a, row);
+    if (a->report_scale > 0) report.loss_scale = a->report_scale;
+    for (int64_t row = 0; row < a->N; row++) sum += a->losses[row] * row_weight(&report, row);
     *a->loss_sum += sum;
 }
 

@@ -227,7 +227,9 @@ __global__ void __launch_bounds__(1024) loss_sum_kernel(Head a) {
 
 void op_loss_sum(Stream *s, const Head *a) {
     if (a->N == 0) return;
-    loss_sum_kernel<<<1, 1024, 0, stream_handle(s)>>>(*a);
+    Head report = *a;
+    if (a->report_scale > 0) report.loss_scale = a->report_scale;
+    loss_sum_kernel<<<1, 1024, 0, stream_handle(s)>>>(report);
     check_launch(s, "loss sum");
 }
 

@@ -95,12 +95,13 @@ typedef struct Pass {
     bool has_doc_start, has_loss_mask;  // uploaded with the batch
     bool training;                      // dropout is on
     bool backward;                      // the LM head also computes its gradients
-    bool first, last;   // first or last micro-batch of the step. If gradients accumulate over a step
-                        // (zero_grads_accumulate), the first one overwrites the gradients of
-                        // matrices, and the last one hands complete layers to ZeRO
-    float loss_scale;   // weight of each token's loss, in loss_sum and in the gradients
-    HeadScore *scores;  // (TP ranks, B*T) host memory: if not NULL, the LM head computes the
-                        // log-likelihoods of the targets instead of the loss
+    bool first, last;    // first or last micro-batch of the step. If gradients accumulate over a step
+                         // (zero_grads_accumulate), the first one overwrites the gradients of
+                         // matrices, and the last one hands complete layers to ZeRO
+    float loss_scale;    // weight of each token's loss, in loss_sum and in the gradients
+    float report_scale;  // if not 0, its weight in loss_sum instead
+    HeadScore *scores;   // (TP ranks, B*T) host memory: if not NULL, the LM head computes the
+                         // log-likelihoods of the targets instead of the loss
 } Pass;
 
 // Buffers of a micro-batch from its forward pass through a chunk to its backward pass. Pipelines

@@ -161,7 +161,7 @@ bool gpt_needs_warm_up(GPT *gpt, bool training, Pass *pass) {
 void gpt_warm_up(GPT *gpt, const Pass *loaded) {
     MicroBatch *m = &gpt->slot[0];
     Pass pass = *loaded;
-    pass.loss_scale = 0.0f;
+    pass.loss_scale = pass.report_scale = 0.0f;
     zero_warm_up(gpt->zero, true);
     for (int again = 0; again < 1 + pass.training; again++) {
         pass.first = !again;

@@ -386,7 +386,8 @@ void gpt_head(GPT *gpt, const Pass *p) {
               .dx = p->backward ? gpt->dx : NULL,
               .dwte = p->backward ? zero_grad(gpt->zero, gpt->output) : NULL,
               .overwrite = p->first,
-              .workspace = gpt->workspace};
+              .workspace = gpt->workspace,
+              .report_scale = p->report_scale};
     if (p->scores) gpt_head_scores(gpt, p, &h);
     else if (is_tensor_parallel(gpt)) vocabulary_parallel_head(gpt, &h);
     else op_head(gpt->stream, &h);

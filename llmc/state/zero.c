@@ -255,6 +255,12 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
         set_zero(zero->base.lanes->last, zero->zeros, sizeof(int64_t));
     weights_invalidate(&zero->base, &zero->weights);  // of an evaluation: every step gathers the same
     set_zero(zero->base.compute, zero->loss_sum, sizeof(float));  // after the status, which has read it
+    zero_set_factors(zero, 1.0, 1.0);
+}
+
+void zero_set_factors(Zero *zero, double loss, double gradient) {
+    zero->loss_factor = loss;
+    zero->gradient_factor = gradient;
 }
 
 // Computes the step status. Every rank of the replica group adds the same records in the same
@@ -278,6 +284,8 @@ static void compute_norm_and_status(Zero *zero, double lr_if_applied, double lr_
     j.skip_spikes = zero->base.config->on_spike == ON_SPIKE_SKIP;
     j.loss_spike_factor = (float)zero->base.config->loss_spike_factor;
     j.norm_spike_factor = (float)zero->base.config->norm_spike_factor;
+    j.loss_factor = zero->loss_factor;
+    j.gradient_factor = zero->gradient_factor;
     kernel_step_status(zero->base.lanes->last, zero->base.control, &j);
 }
 

@@ -98,6 +98,10 @@ void zero_warm_up(Zero *zero, bool on);
 // True if reductions inside this step's micro-batch loop run quantization kernels for the first
 // time: at --gradients-quantization-start-iteration, if gradients are not accumulated.
 bool zero_first_quantized_step(const Zero *zero);
+// Multiplies the loss and the gradients of the current step, of which each rank of
+// mesh_status_group has the mean. Both are 1 unless this is called before zero_update, with the
+// same values on all these ranks.
+void zero_set_factors(Zero *zero, double loss, double gradient);
 // Computes the step status, runs AdamW and gathers the weights, bucket by bucket in forward order.
 // The learning rates apply if the previous step was applied or skipped.
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay);

@@ -52,7 +52,8 @@ struct Zero {
     float *piece_sums;    // device (2 * buckets): sums of squares per bucket part
     StepRecord *records;  // device (all ranks)
     float *loss_sum;      // device (1): mean loss of this rank's micro-batches, accumulated by the model
-    int64_t *zeros;       // device (1): --log-num-zeros-in-grad
+    double loss_factor, gradient_factor;  // of the current step: zero_set_factors
+    int64_t *zeros;                       // device (1): --log-num-zeros-in-grad
     uint64_t *hash;       // device: replica hashes, (buckets), or (tensors) if more and tensors have copies
     Event *computed;      // compute's last work of a step: its loss
     Event *status_known;  // the status has been computed and the loss read

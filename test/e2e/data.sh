@@ -120,7 +120,7 @@ masks_matter() {
     done
 }
 check "--eod-mask-loss, --reset-position-ids, --reset-attention-mask each change the loss" masks_matter
-masks_on_ranks() { # the mean over unmasked tokens is taken per micro-batch, so it must not depend on the rank
+masks_on_ranks() {
     local all=(--eod-mask-loss --reset-position-ids --reset-attention-mask)
     logged masked1 1 "${all[@]}" && logged masked4 4 "${all[@]}" --gpus-per-node 2 || return 1
     { field masked1 loss | head -n 2; field masked4 loss | head -n 2; } |
@@ -129,6 +129,75 @@ masks_on_ranks() { # the mean over unmasked tokens is taken per micro-batch, so 
     [ -z "$why" ]
 }
 check "masked losses do not depend on the number of ranks" masks_on_ranks
+
+# Half of the documents consist of end-of-document tokens and one letter, so micro-batches of
+# documents differ much in their number of unmasked tokens.
+eot=(--tokenizer-type HuggingFaceTokenizer --tokenizer-model test/golden/tokenizer_json/llama3
+    --tokenizer-eod "<|eot_id|>")
+make_masked() { # NAME EVEN ODD [TOKEN]: texts of documents; TOKEN precedes the odd ones 31 times
+    awk -v even="$2" -v odd="$3" -v token="${4:-<|eot_id|>}" 'BEGIN {
+        for (i = 0; i < 30; i++) {
+            print "{\"text\": \"" even "\"}"
+            text = ""
+            for (j = 0; j < 31; j++) text = text token
+            print "{\"text\": \"" text odd "\"}"
+        } }' >"$work/$1.jsonl"
+    "$BUILD/preprocess_data" --input "$work/$1.jsonl" "${eot[@]}" --workers 1 --output-prefix "$work/$1" \
+        >/dev/null 2>"$work/err" || say "no shard"
+}
+# masked_run MICRO_BATCH RANKS FLAGS...: prints loss and gradient norm of the last iteration, each
+# after its number, and the validation loss.
+masked_run() {
+    logged masked "$2" "${eot[@]}" --data-path "$masked" --eod-mask-loss --micro-batch-size "$1" \
+        --make-vocab-size-divisible-by 16 --lr-warmup-iters 0 --train-iters 3 --lr-decay-iters 3 \
+        --split 50,50,0 --full-validation "${@:3}" ||
+        return 1
+    echo "$(field masked loss | tail -n 1) $(field masked grad_norm | tail -n 1)" \
+        "$(sed -n 's/.*validation loss at.*lm loss value: \([^ ]*\).*/\1/p' "$work/out")"
+}
+# about_equal LINE LINE COLUMN...: compares columns to 1e-3.
+about_equal() {
+    awk -v a="$1" -v b="$2" -v columns="${*:3}" 'BEGIN {
+        n = split(columns, c, " "); split(a, x, " "); split(b, y, " ")
+        for (i = 1; i <= n; i++) { d = x[c[i]] / y[c[i]] - 1; if (!(d < 1e-3 && d > -1e-3)) exit 1 } }'
+}
+same_masked_losses() { # COLUMNS FLAGS...: compares micro-batch sizes and layouts with one micro-batch
+    local one other layout columns=$1
+    shift
+    one=$(masked_run 8 1 "$@") || { say "one micro-batch"; return 1; }
+    for layout in "1 1" "2 1" "4 2" "1 2 --pipeline-model-parallel-size 2" \
+        "2 2 --tensor-model-parallel-size 2 --make-vocab-size-divisible-by 8"; do
+        # shellcheck disable=SC2086 # words apart
+        other=$(masked_run $layout "$@") || { say "$layout"; return 1; }
+        # shellcheck disable=SC2086
+        about_equal "$one" "$other" $columns || { why="$layout: $other instead of $one"; return 1; }
+    done
+}
+make_masked masked "qwertyuiopasdfghjklzxcvbnm" "x"
+masked=$work/masked_text_document
+check "losses of a step are means over unmasked tokens, for any micro-batch size and layout" \
+    same_masked_losses 2 --train-iters 1
+check "--calculate-per-token-loss: so are gradients and the validation loss" \
+    same_masked_losses "2 4 5" --calculate-per-token-loss
+averages_micro_batches() { # the first step's loss is the same, gradients are not
+    local one two
+    one=$(masked_run 8 1 --train-iters 1) && two=$(masked_run 1 1 --train-iters 1) ||
+        { say "failed"; return 1; }
+    ! about_equal "$one" "$two" 4 || why="gradient norms are equal: $one, $two"
+    [ -z "$why" ]
+}
+check "without it, gradients are averaged per micro-batch, as in Megatron-LM" averages_micro_batches
+all_masked() {
+    local eot=("${eot[@]}" --tokenizer-eod "<|begin_of_text|>") masked=$work/blank_text_document flags
+    make_masked blank "<|begin_of_text|>" "" "<|begin_of_text|>" || return 1
+    for flags in "" "--calculate-per-token-loss"; do
+        # shellcheck disable=SC2086
+        masked_run 1 1 $flags >/dev/null || { say "failed"; return 1; }
+        [ "$(grep -c ' iteration .* grad norm: 0.000 .* nan iterations:   0 ' "$work/out")" -eq 3 ] ||
+            { why="$flags: $(grep -m 1 ' iteration ' "$work/out")"; return 1; }
+    done
+}
+check "a step whose tokens are all masked prints a line and changes nothing" all_masked
 
 # --- blends ---
 blend() {

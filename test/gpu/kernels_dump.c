@@ -660,7 +660,7 @@ static void step_statuses(Dump *d) {
     set_zero(d->stream, fault, sizeof *fault);
     StepStatus start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0};
     StepStatus *control = (StepStatus *)upload(d, &start, sizeof start);
-    StatusInputs j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0};
+    StatusInputs j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 0, 0, 1, 1};
     for (int step = 0; step < 12; step++) {
         j.ranks = 1 + step % 6;
         j.losses = 1 + step % j.ranks;
@@ -722,7 +722,7 @@ static void spikes(Dump *d) {
     uint64_t *fault = (uint64_t *)reserve(d, sizeof *fault);
     StepStatus start = {1.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1, 0, UNSPIKED, 0}, host;
     StepStatus *control = (StepStatus *)upload(d, &start, sizeof start);
-    StatusInputs j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f};
+    StatusInputs j = {records, 1, 1, 1.0f, 0.9f, 0.95f, 1e-3f, 2e-3f, true, false, 6.0f, 8.0f, 1, 1};
     for (int step = 0; step < STEPS; step++) {
         j.skip_spikes = step > 80;
         kernel_step_record(d->stream, records, sums + step, 1, loss + step, fault);

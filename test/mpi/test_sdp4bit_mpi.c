@@ -543,9 +543,9 @@ static void reduce_and_check(Trial *t, uint32_t step, float loss) {
     kernel_step_record(s, t->records + t->mesh->dp.rank, t->piece_sums, 2 * t->layout.buckets, t->loss,
                        t->checks.fault);
     comm_all_gather(&t->mesh->world, t->records, sizeof(StepRecord), s);
-    StatusInputs j = {t->records, t->layout.dp, t->layout.dp,          clip_of(t->number),
-                      BETA1,      BETA2,        rate_if_applied(step), rate_if_skipped(step),
-                      true,       false,        SPIKE_FACTOR,          SPIKE_FACTOR};
+    float if_applied = rate_if_applied(step), if_skipped = rate_if_skipped(step), clip = clip_of(t->number);
+    StatusInputs j = {t->records, t->layout.dp, t->layout.dp, clip,         BETA1,        BETA2, if_applied,
+                      if_skipped, true,         false,        SPIKE_FACTOR, SPIKE_FACTOR, 1,     1};
     kernel_step_status(s, t->control, &j);
 }
 

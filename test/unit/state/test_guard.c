@@ -29,6 +29,7 @@ static Bench bench_of(float loss_factor, float norm_factor, bool skip) {
     b.inputs.skip_spikes = skip;
     b.inputs.loss_spike_factor = loss_factor;
     b.inputs.norm_spike_factor = norm_factor;
+    b.inputs.loss_factor = b.inputs.gradient_factor = 1;
     return b;
 }
 
