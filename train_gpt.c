@@ -232,8 +232,7 @@ static bool evaluate_and_log(Run *run, GPT *gpt, int split, const char *suffix, 
     }
     char where[80];
     snprintf(where, sizeof where, "iteration %lld%s", (long long)run->iteration, suffix);
-    const Timer evaluated[] = {TIMER_EVALUATE};
-    log_phase_timers(run->log, run->timers, evaluated, 1, run_peers(run, run->launch.world));
+    log_phase_timers(run->log, run->timers, TIMER_EVALUATE, 1, run_peers(run, run->launch.world));
     log_validation(run->log, where, run->iteration, run->consumed_train, loss);
     return true;
 }

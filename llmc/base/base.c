@@ -165,6 +165,12 @@ void *xrealloc(void *old, size_t bytes, const char *purpose) {
     return checked(realloc(old, bytes), bytes, purpose);
 }
 
+void *grow_array(void *array, int64_t count, size_t element_bytes, const char *purpose) {
+    assert(count >= 0 && (array || count == 0) && element_bytes > 0);
+    if (count & (count - 1)) return array;
+    return xrealloc(array, (count ? 2 * (size_t)count : 1) * element_bytes, purpose);
+}
+
 char *xstrdup(const char *text) {
     size_t bytes = strlen(text) + 1;
     return (char *)memcpy(xmalloc(bytes, "a string"), text, bytes);
@@ -188,6 +194,22 @@ static double clock_seconds(clockid_t clock) {
 
 double monotonic_seconds(void) { return clock_seconds(CLOCK_MONOTONIC); }
 double wall_seconds(void) { return clock_seconds(CLOCK_REALTIME); }
+
+size_t machine_memory(const char *field) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    if (!file) return 0;
+    char line[256];
+    unsigned long long kilobytes = 0;
+    size_t length = strlen(field);
+    while (fgets(line, sizeof line, file)) {
+        if (strncmp(line, field, length) == 0 && line[length] == ':') {
+            kilobytes = strtoull(line + length + 1, NULL, 10);
+            break;
+        }
+    }
+    fclose(file);
+    return (size_t)kilobytes * 1024;
+}
 
 int64_t lcm64(int64_t a, int64_t b) {
     assert(a > 0 && b > 0);

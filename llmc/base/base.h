@@ -1,4 +1,5 @@
-// Shared by every module: C linkage, exit codes, errors, allocation, clocks and integer helpers.
+// Shared by every module: C linkage, exit codes, errors, allocation, clocks,
+// memory of the machine, and integer helpers.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -83,6 +84,9 @@ void *xmalloc(size_t bytes, const char *purpose);
 void *xcalloc(size_t count, size_t bytes, const char *purpose);
 void *xrealloc(void *old, size_t bytes, const char *purpose);
 char *xstrdup(const char *text);
+// Returns an array of `count` elements with space for one more. Reallocates it to twice the size
+// whenever count is 0 or a power of two, so call it for every element, from an empty array (NULL) on.
+void *grow_array(void *array, int64_t count, size_t element_bytes, const char *purpose);
 // printf into malloc'ed text; ends the process if out of memory.
 char *text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -90,6 +94,9 @@ char *text_format(const char *format, ...) __attribute__((format(printf, 1, 2)))
 double monotonic_seconds(void);
 // Seconds since 1970, for dates.
 double wall_seconds(void);
+
+// Returns a field of /proc/meminfo in bytes, such as "MemAvailable", or 0 if it cannot be read.
+size_t machine_memory(const char *field);
 
 // Time limit of a polled wait. Long gaps between polls don't count: the whole job was stopped and
 // continued.

@@ -10,21 +10,38 @@
 
 #include "llmc/base/utf8.h"
 
+// Makes space for `more` bytes and a terminating zero.
+static void reserve(Text *text, size_t more) {
+    if (text->length + more < text->capacity) return;
+    text->capacity = 2 * (text->length + more + 64);
+    text->data = (char *)xrealloc(text->data, text->capacity, "a log line");
+}
+
 void text_add(Text *text, const char *format, ...) {
-    for (;;) {
-        va_list args;
-        va_start(args, format);
-        size_t room = text->capacity - text->length;
-        int n = vsnprintf(text->data ? text->data + text->length : NULL, room, format, args);
-        va_end(args);
-        if (n < 0) return;
-        if ((size_t)n < room) {
-            text->length += (size_t)n;
-            return;
-        }
-        text->capacity = 2 * (text->length + (size_t)n + 64);
-        text->data = (char *)xrealloc(text->data, text->capacity, "a log line");
-    }
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    assert(n >= 0);
+    reserve(text, (size_t)n);
+    va_start(args, format);
+    text->length += (size_t)vsnprintf(text->data + text->length, (size_t)n + 1, format, args);
+    va_end(args);
+}
+
+void text_add_bytes(Text *text, const void *bytes, size_t count) {
+    assert(text && (bytes || count == 0));
+    reserve(text, count);
+    if (count) memcpy(text->data + text->length, bytes, count);
+    text->length += count;
+    text->data[text->length] = 0;
+}
+
+void text_add_figure(Text *text, const char *label, const char *format, double value) {
+    text_add(text, " %s: ", label);
+    if (isfinite(value)) text_add(text, format, value);
+    else text_add(text, "%s", non_finite(value));
+    text_add(text, " |");
 }
 
 void text_add_quoted(Text *out, const char *text) {

@@ -8,14 +8,9 @@
 void memory_plan_reserve(MemoryPlan *plan, const char *group, const char *purpose, size_t bytes,
                          void **target) {
     assert(plan && group && purpose && target);
-    if (plan->count == plan->capacity) {
-        plan->capacity = plan->capacity ? 2 * plan->capacity : 32;
-        plan->entries = (MemoryPlanEntry *)xrealloc(plan->entries,
-                                                    (size_t)plan->capacity * sizeof(MemoryPlanEntry),
-                                                    "the memory plan");
-    }
-    MemoryPlanEntry entry = {group, purpose, bytes, target, NULL, false};
-    plan->entries[plan->count++] = entry;
+    plan->entries = (MemoryPlanEntry *)grow_array(plan->entries, plan->count, sizeof *plan->entries,
+                                                  "the memory plan");
+    plan->entries[plan->count++] = (MemoryPlanEntry){group, purpose, bytes, target, NULL, false};
     *target = NULL;
 }
 
@@ -126,6 +121,5 @@ void memory_plan_free(MemoryPlan *plan, Device *device) {
         *entry->target = NULL;
     }
     free(plan->entries);
-    MemoryPlan empty = {0};
-    *plan = empty;
+    *plan = (MemoryPlan){0};
 }

@@ -18,7 +18,7 @@ typedef struct MemoryPlanEntry {
 
 typedef struct MemoryPlan {
     MemoryPlanEntry *entries;
-    int count, capacity;
+    int count;
 } MemoryPlan;
 
 // Reserves bytes (0 is allowed: the target becomes NULL).

@@ -16,7 +16,7 @@ enum { MAX_DEPTH = 8, MAX_FILES = 64, MAX_FILE_BYTES = 1 << 20, MAX_WORDS = 1 <<
 
 typedef struct Reader {
     char **words;
-    int count, capacity;
+    int count;
     int files;  // read so far: bounds the cost of files that include each other
 } Reader;
 
@@ -25,11 +25,7 @@ static bool add_word(Reader *reader, const char *text, size_t length, Error *err
         return error_set(err, EXIT_USAGE, "more than %d words on the command line; shorten it",
                          (int)MAX_WORDS);
     }
-    if (reader->count == reader->capacity) {
-        reader->capacity = reader->capacity ? 2 * reader->capacity : 64;
-        reader->words = (char **)xrealloc(reader->words, (size_t)reader->capacity * sizeof *reader->words,
-                                          "command line");
-    }
+    reader->words = (char **)grow_array(reader->words, reader->count, sizeof *reader->words, "command line");
     char *word = (char *)xmalloc(length + 1, "command line");
     memcpy(word, text, length);
     word[length] = 0;
@@ -179,7 +175,7 @@ static bool add_file(Reader *reader, const char *path, int depth, Error *err) {
 }
 
 bool options_read_words(int argc, char *const *argv, char ***words, int *count, Error *err) {
-    Reader reader = {NULL, 0, 0, 0};
+    Reader reader = {NULL, 0, 0};
     bool ok = true;
     for (int i = 1; ok && i < argc; i++) {
         ok = argv[i][0] == '@' ? add_file(&reader, argv[i] + 1, 1, err)

@@ -1,6 +1,5 @@
 // CPU backend of device.h. A Stream is the calling thread: work is complete when a call returns. An
 // Event records the monotonic clock. Linked into train_gpt_cpu and the tests.
-#include "llmc/base/machine.h"
 #include "llmc/device.h"
 
 #include <cblas.h>

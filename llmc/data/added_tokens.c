@@ -21,10 +21,7 @@ static int by_text(const void *a, const void *b) {
 }
 
 void added_tokens_add(AddedTokens *t, AddedToken token) {
-    if (!(t->count & (t->count - 1))) {  // grow at powers of two
-        size_t room = t->count ? 2 * (size_t)t->count : 1;
-        t->tokens = xrealloc(t->tokens, room * sizeof *t->tokens, "added tokens");
-    }
+    t->tokens = grow_array(t->tokens, t->count, sizeof *t->tokens, "added tokens");
     char *text = xmalloc(token.bytes + 1, "added tokens");
     memcpy(text, token.text, token.bytes);
     text[token.bytes] = 0;  // for error messages

@@ -6,6 +6,7 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
+#include "llmc/base/json_line.h"
 
 enum { MAX_BYTES = 1 << 24 };
 
@@ -23,15 +24,11 @@ static char *read_text(const char *path, uint64_t *bytes, Error *err) {
 // Splits the text at white space and takes ownership of it.
 static void cut_words(DataWords *words, char *text) {
     static const char space[] = " \t\r\n\v\f";
-    int capacity = 0;
     char *rest = text;
     *words = (DataWords){.text = text};
     for (char *word; (word = strtok_r(rest, space, &rest));) {
-        if (words->count == capacity) {
-            capacity = capacity ? 2 * capacity : 64;
-            words->items = (const char **)xrealloc(words->items, (size_t)capacity * sizeof *words->items,
-                                                   "the list of shards");
-        }
+        words->items = (const char **)grow_array(words->items, words->count, sizeof *words->items,
+                                                 "the list of shards");
         words->items[words->count++] = word;
     }
 }
@@ -49,25 +46,21 @@ bool data_args_read(DataWords *words, const char *path, Error *err) {
 // Joins the elements of a list, each followed by a space (malloc'ed). Returns NULL if an element is
 // not a single word or number.
 static char *join(const cJSON *list) {
-    size_t used = 0, capacity = 64;
-    char *text = (char *)xmalloc(capacity, "the list of shards");
+    Text text = {0};
     const cJSON *item;
-    text[0] = 0;
+    text_add(&text, "%s", "");  // not NULL for an empty list
     cJSON_ArrayForEach(item, list) {
         char number[40];
         const char *word = cJSON_IsString(item) ? item->valuestring : number;
         if (cJSON_IsNumber(item)) snprintf(number, sizeof number, "%.17g", item->valuedouble);
         bool one = (cJSON_IsNumber(item) || cJSON_IsString(item)) && *word && !strpbrk(word, " \t\r\n\v\f");
         if (!one) {
-            free(text);
+            text_free(&text);
             return NULL;
         }
-        size_t length = strlen(word);
-        while (used + length + 2 > capacity)
-            text = (char *)xrealloc(text, capacity *= 2, "the list of shards");
-        used += (size_t)sprintf(text + used, "%s ", word);
+        text_add(&text, "%s ", word);
     }
-    return text;
+    return text.data;
 }
 
 static bool read_member(DataWords *words, const cJSON *object, const char *name, const char *path,

@@ -37,14 +37,7 @@ static bool refuse(const Parser *r, const char *format, ...) {
                      (long long)r->line, what);
 }
 
-// Grows an array for one more element; capacities are powers of two.
-static void *grow(void *array, int64_t count, size_t size) {
-    if (count & (count - 1)) return array;
-    return xrealloc(array, (count ? 2 * (size_t)count : 1) * size, "the samples of --eval-tasks");
-}
-
-// --- tokenization
-// ---------------------------------------------------------------------------------
+// --- tokenization --------------------------------------------------------------------------------
 
 // Characters removed by Python's str.rstrip().
 static bool is_space(uint32_t c) {
@@ -134,7 +127,8 @@ static bool add_request(Parser *r, const char *context, const char *delimiter, c
     TaskRequest request = append_tokens(r, front, count);
     request.scored = (int32_t)scored;
     request.characters = characters_of(choice);
-    set->request = (TaskRequest *)grow(set->request, set->requests, sizeof *set->request);
+    set->request = (TaskRequest *)grow_array(set->request, set->requests, sizeof *set->request,
+                                             "the samples of --eval-tasks");
     set->request[set->requests++] = request;
     return true;
 }
@@ -170,7 +164,7 @@ static bool add_task(Parser *r, const char *name, TaskForm form) {
     }
     if (set->tasks == MAX_TASKS) return refuse(r, "there are more than %d tasks", MAX_TASKS);
     snprintf(task.name, sizeof task.name, "%s", name);
-    set->task = (Task *)grow(set->task, set->tasks, sizeof task);
+    set->task = (Task *)grow_array(set->task, set->tasks, sizeof task, "the samples of --eval-tasks");
     set->task[set->tasks++] = task;
     return true;
 }
@@ -226,7 +220,8 @@ static bool read_sample(Parser *r, const cJSON *object) {
     if (!find_task(r, name, choices ? TASK_CHOICES : TASK_CONTINUATION, &sample.task)) return false;
     if (!read_context(r, text)) return false;
     if (!(choices ? read_choices : read_continuation)(r, object, text, &sample)) return false;
-    set->sample = (TaskSample *)grow(set->sample, set->samples, sizeof *set->sample);
+    set->sample = (TaskSample *)grow_array(set->sample, set->samples, sizeof *set->sample,
+                                           "the samples of --eval-tasks");
     set->sample[set->samples++] = sample;
     set->task[sample.task].samples++;
     return true;

@@ -12,7 +12,6 @@
 
 #include "llmc/base/append.h"
 #include "llmc/ranks/heartbeat.h"
-#include "llmc/log/short_line.h"
 #include "llmc/log/tensorboard.h"
 #include "llmc/base/version.h"
 
@@ -28,24 +27,6 @@ struct Log {
 };
 
 // ---- plain lines and JSON lines -----------------------------------------------------------------
-
-// Appends " <label>: <value> |" in format %.<digits>f or %.<digits>E; nan and inf are lower case
-// and without a meaningless sign.
-static void add_fixed(Text *line, const char *label, int digits, double value, const char *unit) {
-    if (!isfinite(value)) {
-        text_add(line, " %s: %s |", label, non_finite(value));
-    } else {
-        text_add(line, " %s: %.*f%s |", label, digits, value, unit);
-    }
-}
-
-static void add_scientific(Text *line, const char *label, int digits, double value) {
-    if (!isfinite(value)) {
-        text_add(line, " %s: %s |", label, non_finite(value));
-    } else {
-        text_add(line, " %s: %.*E |", label, digits, value);
-    }
-}
 
 // Reports a write to standard output, which may block until its reader continues, to the heartbeat.
 // begins false: back to the rank's own phase.
@@ -81,6 +62,13 @@ void log_text(Log *log, const char *tag, int64_t step, const char *text) {
 
 void log_scalar(Log *log, const char *tag, int64_t step, double value) {
     if (log->active && log->tensorboard) tensorboard_scalar(log->tensorboard, tag, step, value);
+}
+
+void log_scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samples, double value) {
+    char versus[192];
+    snprintf(versus, sizeof versus, "%s vs samples", tag);
+    log_scalar(log, tag, iteration, value);
+    log_scalar(log, versus, samples, value);
 }
 
 // ---- opening and plain lines --------------------------------------------------------------------
@@ -132,6 +120,13 @@ void log_line(Log *log, const char *format, ...) {
     fflush(stdout);
     report_write(log, false);
     va_end(args);
+}
+
+void log_framed(Log *log, const char *lines, size_t columns) {
+    Text frame = {0};
+    while (frame.length < columns) text_add(&frame, "-");
+    log_line(log, "%s\n%s\n%s", frame.data, lines, frame.data);
+    text_free(&frame);
 }
 
 void log_idle_flags(Log *log) {
@@ -252,32 +247,33 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
 static void add_megatron_fields(Text *line, const Config *config, const IntervalReport *r) {
     text_add(line, " iteration %8lld/%8lld |", (long long)r->last.iteration, (long long)r->train_iters);
     text_add(line, " consumed samples: %12lld |", (long long)r->last.consumed_samples);
-    add_fixed(line, "elapsed time per iteration (ms)", 1, r->elapsed_ms, "");
-    if (config->log_throughput) add_fixed(line, "throughput per GPU (TFLOP/s/GPU)", 1, r->tflops_per_gpu, "");
-    add_scientific(line, "learning rate", 3, r->last.learning_rate);
+    text_add_figure(line, "elapsed time per iteration (ms)", "%.1f", r->elapsed_ms);
+    if (config->log_throughput)
+        text_add_figure(line, "throughput per GPU (TFLOP/s/GPU)", "%.1f", r->tflops_per_gpu);
+    text_add_figure(line, "learning rate", "%.3E", r->last.learning_rate);
     text_add(line, " global batch size: %5d |", r->last.global_batch_size);
-    if (report_has_loss(r)) add_scientific(line, "lm loss", 6, r->lm_loss);
-    add_fixed(line, "loss scale", 1, 1.0, "");  // bf16 has no loss scale, but parsers expect the field
-    if (!(r->last.grad_norm < 0)) add_fixed(line, "grad norm", 3, r->last.grad_norm, "");
+    if (report_has_loss(r)) text_add_figure(line, "lm loss", "%.6E", r->lm_loss);
+    text_add_figure(line, "loss scale", "%.1f", 1.0);  // bf16 has no loss scale, but parsers expect the field
+    if (!(r->last.grad_norm < 0)) text_add_figure(line, "grad norm", "%.3f", r->last.grad_norm);
     if (config->log_num_zeros_in_grad && !(r->last.num_zeros < 0))
-        add_fixed(line, "num zeros", 1, r->last.num_zeros, "");
+        text_add_figure(line, "num zeros", "%.1f", r->last.num_zeros);
     if (config->log_params_norm && !(r->last.params_norm < 0))
-        add_fixed(line, "params norm", 3, r->last.params_norm, "");
+        text_add_figure(line, "params norm", "%.3f", r->last.params_norm);
     text_add(line, " number of skipped iterations: %3lld |", (long long)r->skipped);
     text_add(line, " number of nan iterations: %3lld |", (long long)r->nan);
 }
 
 static void add_own_fields(Text *line, const IntervalReport *r) {
     char left[32];
-    if (r->tokens_per_second > 0) add_fixed(line, "tokens/s", 0, r->tokens_per_second, "");
-    if (r->mfu > 0) add_fixed(line, "MFU", 1, 100 * r->mfu, "%");
-    add_fixed(line, "inter-node MB/step", 3, r->inter_node_bytes / 1e6, "");
-    add_fixed(line, "intra-node MB/step", 3, r->intra_node_bytes / 1e6, "");
-    if (r->model_bytes > 0) add_fixed(line, "model-parallel MB/step", 3, r->model_bytes / 1e6, "");
-    if (r->exposed_comm_ms >= 0) add_fixed(line, "exposed comm (ms)", 1, r->exposed_comm_ms, "");
+    if (r->tokens_per_second > 0) text_add_figure(line, "tokens/s", "%.0f", r->tokens_per_second);
+    if (r->mfu > 0) text_add_figure(line, "MFU", "%.1f%%", 100 * r->mfu);
+    text_add_figure(line, "inter-node MB/step", "%.3f", r->inter_node_bytes / 1e6);
+    text_add_figure(line, "intra-node MB/step", "%.3f", r->intra_node_bytes / 1e6);
+    if (r->model_bytes > 0) text_add_figure(line, "model-parallel MB/step", "%.3f", r->model_bytes / 1e6);
+    if (r->exposed_comm_ms >= 0) text_add_figure(line, "exposed comm (ms)", "%.1f", r->exposed_comm_ms);
     short_duration(left, sizeof left, r->seconds_left);
     if (*left) text_add(line, " ETA: %s |", left);
-    if (r->epoch >= 0) add_fixed(line, "epoch", 3, r->epoch, "");
+    if (r->epoch >= 0) text_add_figure(line, "epoch", "%.3f", r->epoch);
 }
 
 static void write_interval_json(Log *log, const IntervalReport *r) {
@@ -340,9 +336,7 @@ void log_iteration(Log *log, const IntervalReport *report) {
     if (!log->active) return;
     Text line = {0};
     if (log->config->log_line == LINE_SHORT) {
-        char text[512];
-        short_line(text, sizeof text, report);
-        text_add(&line, "%s", text);
+        short_line(&line, report);
     } else {
         add_megatron_fields(&line, log->config, report);
         add_own_fields(&line, report);
@@ -355,28 +349,21 @@ void log_iteration(Log *log, const IntervalReport *report) {
 
 // ---- a single iteration -------------------------------------------------------------------------
 
-// Megatron-LM writes most values twice, by iteration and by samples.
-static void scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samples, double value) {
-    char versus[64];
-    snprintf(versus, sizeof versus, "%s vs samples", tag);
-    tensorboard_scalar(log->tensorboard, tag, iteration, value);
-    tensorboard_scalar(log->tensorboard, versus, samples, value);
-}
-
 static void write_step_scalars(Log *log, const StepReport *r) {
     const Config *config = log->config;
     int64_t i = r->iteration, samples = r->consumed_samples;
-    scalar_twice(log, "learning-rate", i, samples, r->learning_rate);
+    log_scalar_twice(log, "learning-rate", i, samples, r->learning_rate);
     if (config->log_batch_size_to_tensorboard)
-        scalar_twice(log, "batch-size", i, samples, r->global_batch_size);
-    scalar_twice(log, "lm loss", i, samples, r->loss);
-    scalar_twice(log, "loss-scale", i, samples, 1.0);
-    if (config->log_world_size_to_tensorboard) scalar_twice(log, "world-size", i, samples, log->world_size);
-    if (!(r->grad_norm < 0)) scalar_twice(log, "grad-norm", i, samples, r->grad_norm);
+        log_scalar_twice(log, "batch-size", i, samples, r->global_batch_size);
+    log_scalar_twice(log, "lm loss", i, samples, r->loss);
+    log_scalar_twice(log, "loss-scale", i, samples, 1.0);
+    if (config->log_world_size_to_tensorboard)
+        log_scalar_twice(log, "world-size", i, samples, log->world_size);
+    if (!(r->grad_norm < 0)) log_scalar_twice(log, "grad-norm", i, samples, r->grad_norm);
     if (config->log_num_zeros_in_grad && !(r->num_zeros < 0))
-        scalar_twice(log, "num-zeros", i, samples, r->num_zeros);
+        log_scalar_twice(log, "num-zeros", i, samples, r->num_zeros);
     if (config->log_params_norm && !(r->params_norm < 0))
-        scalar_twice(log, "params-norm", i, samples, r->params_norm);
+        log_scalar_twice(log, "params-norm", i, samples, r->params_norm);
     if (config->log_memory_to_tensorboard && r->reserved_bytes > 0) {
         tensorboard_scalar(log->tensorboard, "mem-reserved-bytes", r->iteration, r->reserved_bytes);
         tensorboard_scalar(log->tensorboard, "mem-allocated-bytes", r->iteration, r->allocated_bytes);
@@ -443,94 +430,74 @@ static void add_timer(Text *table, TimingLogOption option, const char *name, con
     }
 }
 
-// Timers that are collected, printed and written together.
+// Consecutive timers that are collected, printed and written together.
 typedef struct TimerTable {
-    const char *kind;    // of the JSON line
-    int64_t iteration;   // < 0: none
-    const Timer *which;  // (count)
+    const char *kind;   // of the JSON line
+    int64_t iteration;  // < 0: none
+    Timer first;
     int count;
-    double divisor;     // divisor of the times
-    TimerStats *stats;  // (count) collected
+    double divisor;  // of the times
 } TimerTable;
 
-static void print_timers(Log *log, const TimerTable *t, int world) {
+// Prints the timers that have time and writes their JSON line.
+static void print_timers(Log *log, const TimerTable *t, const TimerStats *stats, int world) {
     TimingLogOption option = log->config->timing_log_option;
-    Text table = {0};
+    Text table = {0}, json = json_begin(t->kind);
     bool any = false;
     text_add(&table, "%s",
              option == TIMING_ALL ? "times across ranks (ms):" : "(min, max) time across ranks (ms):");
-    for (int i = 0; i < t->count; i++) {
-        if (!t->stats[i].recorded) continue;
-        add_timer(&table, option, timer_name(t->which[i]), &t->stats[i], world);
-        any = true;
-    }
-    if (any) {
-        print_text(log, &table);
-    } else {
-        text_free(&table);
-    }
-}
-
-static void write_timers_json(Log *log, const TimerTable *t) {
-    Text json = json_begin(t->kind);
     if (t->iteration >= 0) json_integer(&json, "iteration", t->iteration);
     json_open(&json, "timing");
     for (int i = 0; i < t->count; i++) {
-        if (!t->stats[i].recorded) continue;
-        json_name(&json, timer_name(t->which[i]));
+        const char *name = timer_name((Timer)(t->first + i));
+        if (!stats[i].recorded) continue;
+        any = true;
+        add_timer(&table, option, name, &stats[i], world);
+        json_name(&json, name);
         text_add(&json, "[");
-        json_value(&json, t->stats[i].min_ms);
+        json_value(&json, stats[i].min_ms);
         text_add(&json, ",");
-        json_value(&json, t->stats[i].max_ms);
+        json_value(&json, stats[i].max_ms);
         text_add(&json, "]");
     }
     json_close(&json);
-    log_json(log, &json);
+    if (any) {
+        print_text(log, &table);
+        log_json(log, &json);
+    }
+    text_free(&table);
+    text_free(&json);
 }
 
-// Collects on all ranks. The active one prints the table and writes the JSON line.
-static void collect_and_print(Log *log, Timers *timers, const TimerTable *t, Peers peers) {
+// Collects on all ranks and prints on the active one.
+static void collect_and_print(Log *log, Timers *timers, const TimerTable *t, Peers peers, TimerStats *stats) {
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
     double *rank_ms = (double *)xmalloc((size_t)t->count * (size_t)world * sizeof *rank_ms, "timer values");
-    timers_collect(timers, t->which, t->count, t->divisor, peers, t->stats, rank_ms);
-    if (log->active) {
-        bool any = false;
-        for (int i = 0; i < t->count; i++) any = any || t->stats[i].recorded;
-        print_timers(log, t, world);
-        if (any && log->has_json) write_timers_json(log, t);
-    }
-    for (int i = 0; i < t->count; i++) t->stats[i].rank_ms = NULL;
+    timers_collect(timers, t->first, t->count, t->divisor, peers, stats, rank_ms);
+    if (log->active) print_timers(log, t, stats, world);
     free(rank_ms);
 }
 
 void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers) {
-    Timer which[TIMERS];
-    TimerStats stats[TIMERS];
-    int count = 0;
-    for (int t = TIMER_FORWARD_BACKWARD; t <= TIMER_OPTIMIZER; t++) which[count++] = (Timer)t;
-    const TimerTable table = {.kind = "timers",
-                              .iteration = iteration,
-                              .which = which,
-                              .count = count,
-                              .divisor = (double)(iterations > 0 ? iterations : 1),
-                              .stats = stats};
-    collect_and_print(log, timers, &table, peers);
-    if (!log->active || !log->tensorboard || !log->config->log_timers_to_tensorboard) return;
-    for (int i = 0; i < count; i++) {
+    enum { FIRST = TIMER_FORWARD_BACKWARD, COUNT = TIMER_OPTIMIZER + 1 - FIRST };
+    TimerStats stats[COUNT];
+    const TimerTable table = {"timers", iteration, (Timer)FIRST, COUNT,
+                              (double)(iterations > 0 ? iterations : 1)};
+    collect_and_print(log, timers, &table, peers, stats);
+    for (int i = 0; i < COUNT && log->config->log_timers_to_tensorboard; i++) {
         char tag[64];
         if (!stats[i].recorded) continue;
-        snprintf(tag, sizeof tag, "%s-time", timer_name(which[i]));
-        tensorboard_scalar(log->tensorboard, tag, iteration, stats[i].max_ms / 1e3);
+        snprintf(tag, sizeof tag, "%s-time", timer_name((Timer)(FIRST + i)));
+        log_scalar(log, tag, iteration, stats[i].max_ms / 1e3);
     }
 }
 
-void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers) {
-    assert(log && count <= TIMERS);
+void log_phase_timers(Log *log, Timers *timers, Timer first, int count, Peers peers) {
+    assert(log && count > 0 && (int)first + count <= TIMERS);
     TimerStats stats[TIMERS];
-    const TimerTable table = {
-        .kind = "phases", .iteration = -1, .which = which, .count = count, .divisor = 1.0, .stats = stats};
-    collect_and_print(log, timers, &table, peers);
+    const TimerTable table = {"phases", -1, first, count, 1.0};
+    collect_and_print(log, timers, &table, peers, stats);
 }
 
 // ---- validation ---------------------------------------------------------------------------------
@@ -539,10 +506,10 @@ void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, P
 static double perplexity(double loss) { return isnan(loss) ? loss : exp(loss < 20 ? loss : 20); }
 
 static void write_validation_scalars(Log *log, int64_t iteration, int64_t samples, bool test, double loss) {
-    scalar_twice(log, test ? "lm loss test" : "lm loss validation", iteration, samples, loss);
+    log_scalar_twice(log, test ? "lm loss test" : "lm loss validation", iteration, samples, loss);
     if (!log->config->log_validation_ppl_to_tensorboard) return;
-    scalar_twice(log, test ? "lm loss test ppl" : "lm loss validation ppl", iteration, samples,
-                 perplexity(loss));
+    log_scalar_twice(log, test ? "lm loss test ppl" : "lm loss validation ppl", iteration, samples,
+                     perplexity(loss));
 }
 
 static void write_validation_json(Log *log, int64_t iteration, int64_t samples, bool test, const char *where,
@@ -561,15 +528,13 @@ void log_validation(Log *log, const char *where, int64_t iteration, int64_t cons
     assert(log && where);
     if (!log->active) return;
     bool test = strstr(where, "test set") != NULL;
-    Text line = {0}, frame = {0};
+    Text line = {0};
     text_add(&line, " validation loss at %s |", where);
-    add_scientific(&line, "lm loss value", 6, loss);
-    add_scientific(&line, "lm loss PPL", 6, perplexity(loss));
+    text_add_figure(&line, "lm loss value", "%.6E", loss);
+    text_add_figure(&line, "lm loss PPL", "%.6E", perplexity(loss));
     text_add(&line, " ");
-    for (size_t i = 0; i < line.length + 1; i++) text_add(&frame, "-");
-    log_line(log, "%s\n%s\n%s", frame.data, line.data, frame.data);
+    log_framed(log, line.data, line.length + 1);
     text_free(&line);
-    text_free(&frame);
     if (log->has_json) write_validation_json(log, iteration, consumed_samples, test, where, loss);
     if (log->tensorboard) write_validation_scalars(log, iteration, consumed_samples, test, loss);
 }

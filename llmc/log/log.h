@@ -54,6 +54,8 @@ Log *log_open(const Config *config, int world_size, bool active, const Site *sit
 void log_close(Log *log);
 // Prints a line to stdout on rank 0, flushed.
 void log_line(Log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Prints lines between two rules of this width.
+void log_framed(Log *log, const char *lines, size_t columns);
 // Warns of flags that have no effect with one data-parallel rank.
 void log_idle_flags(Log *log);
 // Prints Megatron-LM's "[<what>] datetime: YYYY-MM-DD HH:MM:SS ". what: "before the start of
@@ -77,9 +79,9 @@ void log_step_scalars(Log *log, const StepReport *report);
 // Prints the timer table after the iteration line as Megatron-LM does, per iteration. Collective
 // over peers; prints on rank 0. Also to TensorBoard with --log-timers-to-tensorboard.
 void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers);
-// The same for phases outside the loop (evaluate, save-checkpoint, setup), in total. Collective
+// The same in total, for `count` phases outside the loop (evaluate, save-checkpoint, setup). Collective
 // over peers.
-void log_phase_timers(Log *log, Timers *timers, const Timer *which, int count, Peers peers);
+void log_phase_timers(Log *log, Timers *timers, Timer first, int count, Peers peers);
 // Prints Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on
 // validation set", "... on test set". Also TensorBoard's "lm loss validation". Test results are "lm
 // loss test", which Megatron-LM mixes up with the former.
@@ -87,6 +89,8 @@ void log_validation(Log *log, const char *where, int64_t iteration, int64_t cons
 // Writes a TensorBoard text (its tag ends in "/text_summary") and a scalar.
 void log_text(Log *log, const char *tag, int64_t step, const char *text);
 void log_scalar(Log *log, const char *tag, int64_t step, double value);
+// Writes a scalar by iteration, and by samples as "<tag> vs samples", as Megatron-LM does.
+void log_scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samples, double value);
 // Closes a JSON line started by json_begin (json_line.h), appends it to the file (rank 0, with
 // --log-jsonl) and frees it. For kinds owned by other modules ("memory", "sample", ...). Values
 // that depend on the clock belong into a "timing" object.

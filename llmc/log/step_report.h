@@ -1,9 +1,9 @@
 // What a training loop reports to the log: one iteration, or an interval of iterations. Filled by
-// llmc/run, printed by log.c and short_line.c. All numbers are combined over the ranks.
+// llmc/run, printed by log.c. All numbers are combined over the ranks.
 #pragma once
 #include <math.h>
 
-#include "llmc/base/base.h"
+#include "llmc/base/json_line.h"
 LLMC_BEGIN
 
 // One iteration.
@@ -47,5 +47,12 @@ typedef struct IntervalReport {
 static inline bool report_has_loss(const IntervalReport *r) {
     return r->lm_loss > 0 || !isfinite(r->lm_loss);
 }
+
+// Appends the line of --log-line short: "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04 |
+// 105,234 tokens/s | MFU 45.1 % | ETA 1h02m". Unknown values and a zero count of skipped iterations
+// are omitted.
+void short_line(Text *line, const IntervalReport *report);
+// Formats a duration as "1h02m", "3d04h" or "58s": the two largest units; "" if unknown.
+void short_duration(char *out, size_t bytes, double seconds);
 
 LLMC_END

@@ -1,24 +1,17 @@
 // Results of --eval-tasks: see task_lines.h.
 #include "llmc/log/task_lines.h"
 
-#include <math.h>
-
-static void add_figure(Text *line, const char *label, double value) {
-    if (isfinite(value)) text_add(line, " %s: %.4f |", label, value);
-    else text_add(line, " %s: %s |", label, non_finite(value));
-}
-
 static Text task_line(int64_t iteration, const TaskFigures *t) {
     Text line = {0};
     text_add(&line, " task %s at iteration %lld | n: %lld |", t->task, (long long)iteration,
              (long long)t->samples);
-    add_figure(&line, "acc", t->acc);
-    add_figure(&line, "acc stderr", t->acc_stderr);
+    text_add_figure(&line, "acc", "%.4f", t->acc);
+    text_add_figure(&line, "acc stderr", "%.4f", t->acc_stderr);
     if (t->choices) {
-        add_figure(&line, "acc_norm", t->acc_norm);
-        add_figure(&line, "acc_norm stderr", t->acc_norm_stderr);
+        text_add_figure(&line, "acc_norm", "%.4f", t->acc_norm);
+        text_add_figure(&line, "acc_norm stderr", "%.4f", t->acc_norm_stderr);
     } else {
-        add_figure(&line, "perplexity", t->perplexity);
+        text_add_figure(&line, "perplexity", "%.4f", t->perplexity);
     }
     text_add(&line, " ");
     return line;
@@ -45,24 +38,20 @@ static void write_scalar(Log *log, int64_t iteration, int64_t consumed_samples, 
                          const char *figure, double value) {
     char tag[160];
     snprintf(tag, sizeof tag, "task %.80s %s", task, figure);
-    log_scalar(log, tag, iteration, value);
-    snprintf(tag, sizeof tag, "task %.80s %s vs samples", task, figure);
-    log_scalar(log, tag, consumed_samples, value);
+    log_scalar_twice(log, tag, iteration, consumed_samples, value);
 }
 
 void log_tasks(Log *log, int64_t iteration, int64_t consumed_samples, const TaskFigures *tasks, int count) {
-    Text lines = {0}, frame = {0};
+    Text lines = {0};
     size_t longest = 0;
     for (int i = 0; i < count; i++) {
         Text line = task_line(iteration, &tasks[i]);
-        text_add(&lines, "%s\n", line.data);
+        text_add(&lines, "%s%s", i ? "\n" : "", line.data);
         longest = line.length > longest ? line.length : longest;
         text_free(&line);
     }
-    for (size_t i = 0; i < longest + 1; i++) text_add(&frame, "-");
-    log_line(log, "%s\n%s%s", frame.data, lines.data, frame.data);
+    log_framed(log, lines.data, longest + 1);
     text_free(&lines);
-    text_free(&frame);
     for (const TaskFigures *t = tasks; t < tasks + count; t++) {
         write_json(log, iteration, consumed_samples, t);
         write_scalar(log, iteration, consumed_samples, t->task, "acc", t->acc);

@@ -13,12 +13,7 @@
 #include <unistd.h>
 
 #include "llmc/base/append.h"
-
-// Growing byte buffer.
-typedef struct Bytes {
-    uint8_t *data;
-    size_t length, capacity;
-} Bytes;
+#include "llmc/base/json_line.h"
 
 struct Tensorboard {
     Append file;
@@ -26,51 +21,41 @@ struct Tensorboard {
 
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };  // protobuf wire types
 
-static void put(Bytes *b, const void *data, size_t bytes) {
-    if (b->length + bytes > b->capacity) {
-        b->capacity = 2 * (b->length + bytes);
-        b->data = (uint8_t *)xrealloc(b->data, b->capacity, "a TensorBoard record");
-    }
-    if (bytes) memcpy(b->data + b->length, data, bytes);
-    b->length += bytes;
-}
-
-static void put_little_endian(Bytes *b, uint64_t value, int bytes) {
+static void put_little_endian(Text *b, uint64_t value, int bytes) {
     uint8_t out[8];
     for (int i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
-    put(b, out, (size_t)bytes);
+    text_add_bytes(b, out, (size_t)bytes);
 }
 
-static void put_varint(Bytes *b, uint64_t value) {
+static void put_varint(Text *b, uint64_t value) {
     do {
         uint8_t byte = (uint8_t)((value & 0x7f) | (value > 0x7f ? 0x80 : 0));
-        put(b, &byte, 1);
+        text_add_bytes(b, &byte, 1);
         value >>= 7;
     } while (value);
 }
 
-static void put_key(Bytes *b, int field, int wire) { put_varint(b, (uint64_t)(field << 3 | wire)); }
+static void put_key(Text *b, int field, int wire) { put_varint(b, (uint64_t)(field << 3 | wire)); }
 
-static void put_string(Bytes *b, int field, const char *text) {
+static void put_string(Text *b, int field, const char *text) {
     put_key(b, field, WIRE_BYTES);
     put_varint(b, strlen(text));
-    put(b, text, strlen(text));
+    text_add_bytes(b, text, strlen(text));
 }
 
 // Appends a finished message as a field of `b` and frees it.
-static void put_message(Bytes *b, int field, Bytes *message) {
+static void put_message(Text *b, int field, Text *message) {
     put_key(b, field, WIRE_BYTES);
     put_varint(b, message->length);
-    put(b, message->data, message->length);
-    free(message->data);
-    *message = (Bytes){0};
+    text_add_bytes(b, message->data, message->length);
+    text_free(message);
 }
 
 // CRC-32C (Castagnoli), masked as in TFRecord. Bit by bit, because records are tens of bytes.
-static uint32_t masked_crc(const uint8_t *data, size_t bytes) {
+static uint32_t masked_crc(const char *data, size_t bytes) {
     uint32_t crc = 0xffffffffu;
     for (size_t i = 0; i < bytes; i++) {
-        crc ^= data[i];
+        crc ^= (uint8_t)data[i];
         for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
     }
     crc = ~crc;
@@ -78,19 +63,18 @@ static uint32_t masked_crc(const uint8_t *data, size_t bytes) {
 }
 
 // TFRecord: u64 length, its CRC, the payload, its CRC. Frees the payload.
-static Bytes frame(Bytes *payload) {
-    Bytes record = {0};
+static Text frame(Text *payload) {
+    Text record = {0};
     put_little_endian(&record, payload->length, 8);
     put_little_endian(&record, masked_crc(record.data, 8), 4);
-    put(&record, payload->data, payload->length);
+    text_add_bytes(&record, payload->data, payload->length);
     put_little_endian(&record, masked_crc(payload->data, payload->length), 4);
-    free(payload->data);
-    *payload = (Bytes){0};
+    text_free(payload);
     return record;
 }
 
-static Bytes begin_event(double wall_time, int64_t step) {
-    Bytes event = {0};
+static Text begin_event(double wall_time, int64_t step) {
+    Text event = {0};
     uint64_t bits;
     memcpy(&bits, &wall_time, sizeof bits);
     put_key(&event, 1, WIRE_64);
@@ -102,22 +86,22 @@ static Bytes begin_event(double wall_time, int64_t step) {
     return event;
 }
 
-static Bytes version_record(double wall_time) {
-    Bytes event = begin_event(wall_time, 0);
+static Text version_record(double wall_time) {
+    Text event = begin_event(wall_time, 0);
     put_string(&event, 3, "brain.Event:2");
     return frame(&event);
 }
 
 // Wraps one Value into Summary and Event. Frees the value.
-static Bytes value_record(double wall_time, int64_t step, Bytes *value) {
-    Bytes event = begin_event(wall_time, step), summary = {0};
+static Text value_record(double wall_time, int64_t step, Text *value) {
+    Text event = begin_event(wall_time, step), summary = {0};
     put_message(&summary, 1, value);
     put_message(&event, 5, &summary);
     return frame(&event);
 }
 
-static Bytes scalar_record(double wall_time, int64_t step, const char *tag, float number) {
-    Bytes value = {0};
+static Text scalar_record(double wall_time, int64_t step, const char *tag, float number) {
+    Text value = {0};
     uint32_t bits;
     memcpy(&bits, &number, sizeof bits);
     put_string(&value, 1, tag);
@@ -127,8 +111,8 @@ static Bytes scalar_record(double wall_time, int64_t step, const char *tag, floa
 }
 
 // Format of the text plugin: a string tensor of shape (1), and metadata that names the plugin.
-static Bytes text_record(double wall_time, int64_t step, const char *tag, const char *text) {
-    Bytes value = {0}, dim = {0}, shape = {0}, tensor = {0}, plugin = {0}, metadata = {0};
+static Text text_record(double wall_time, int64_t step, const char *tag, const char *text) {
+    Text value = {0}, dim = {0}, shape = {0}, tensor = {0}, plugin = {0}, metadata = {0};
     put_key(&dim, 1, WIRE_VARINT);  // TensorShapeProto.Dim { 1: size }
     put_varint(&dim, 1);
     put_message(&shape, 2, &dim);      // TensorShapeProto { 2: dim }
@@ -146,14 +130,14 @@ static Bytes text_record(double wall_time, int64_t step, const char *tag, const 
 
 size_t tensorboard_encode(uint8_t *out, size_t capacity, double wall_time, int64_t step, const char *tag,
                           float value) {
-    Bytes record = tag ? scalar_record(wall_time, step, tag, value) : version_record(wall_time);
+    Text record = tag ? scalar_record(wall_time, step, tag, value) : version_record(wall_time);
     size_t length = record.length;
     if (length <= capacity) memcpy(out, record.data, length);
     free(record.data);
     return length;
 }
 
-static void append_and_free(Tensorboard *tb, Bytes record) {
+static void append_and_free(Tensorboard *tb, Text record) {
     append_record(&tb->file, record.data, record.length);
     free(record.data);
 }

@@ -177,16 +177,16 @@ static TimerStats combine(const double *row, int world) {
     return stats;
 }
 
-void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers,
-                    TimerStats *stats, double *rank_ms) {
-    assert(timers && which && stats && count > 0 && divisor > 0);
+void timers_collect(Timers *timers, Timer first, int count, double divisor, Peers peers, TimerStats *stats,
+                    double *rank_ms) {
+    assert(timers && stats && count > 0 && (int)first + count <= TIMERS && divisor > 0);
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
     double *mine = (double *)xmalloc((size_t)count * sizeof *mine, "timer values");
     double *gathered = (double *)xmalloc((size_t)count * (size_t)world * sizeof *gathered,
                                          "timer values");  // (world, count)
     double *row = (double *)xmalloc((size_t)world * sizeof *row, "timer values");
-    for (int i = 0; i < count; i++) mine[i] = 1e3 * timer_take_seconds(timers, which[i]) / divisor;
+    for (int i = 0; i < count; i++) mine[i] = 1e3 * timer_take_seconds(timers, (Timer)(first + i)) / divisor;
     peers_all_gather(peers, mine, gathered, count, MPI_DOUBLE);
     for (int i = 0; i < count; i++) {
         for (int rank = 0; rank < world; rank++)

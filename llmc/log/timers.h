@@ -46,7 +46,7 @@ void timer_stop(Timers *timers, Timer timer, Stream *stream);
 // Returns the seconds since the last reset (waiting for recorded events), and resets. A running
 // timer is counted up to now and continues.
 double timer_take_seconds(Timers *timers, Timer timer);
-// Reads `count` timers and combines them over peers. Collective; one all-gather. stats: (count) on
+// Reads `count` timers from `first` on and combines them over peers. Collective; one all-gather. stats: (count) on
 // every rank, in ms divided by `divisor`. As in Megatron-LM, ranks without time are excluded from
 // the minimum; recorded: some rank has time.
 typedef struct TimerStats {
@@ -55,7 +55,7 @@ typedef struct TimerStats {
     bool recorded;
 } TimerStats;
 // rank_ms: (count, world) or NULL.
-void timers_collect(Timers *timers, const Timer *which, int count, double divisor, Peers peers,
-                    TimerStats *stats, double *rank_ms);
+void timers_collect(Timers *timers, Timer first, int count, double divisor, Peers peers, TimerStats *stats,
+                    double *rank_ms);
 
 LLMC_END

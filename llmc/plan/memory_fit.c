@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "llmc/base/machine.h"
 
 typedef struct Setting {
     int micro_batch;

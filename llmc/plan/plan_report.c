@@ -2,7 +2,6 @@
 // readers.
 #include "llmc/plan/plan_report.h"
 
-#include "llmc/base/machine.h"
 #include "llmc/log/log.h"
 #include "llmc/ops.h"
 #include "llmc/plan/parts_traffic.h"

@@ -308,10 +308,9 @@ void eval_tasks(Run *run, GPT *gpt) {
     zero_use_outer(run->zero, false);
     timer_stop(run->timers, TIMER_EVALUATE, run->compute);
     if (!run->stop.reason) {
-        const Timer evaluated[] = {TIMER_EVALUATE};
         peers_all_reduce(world, l.log, (int)requests, MPI_DOUBLE, MPI_SUM);
         peers_all_reduce(world, l.likely, (int)requests, MPI_INT32_T, MPI_SUM);
-        log_phase_timers(run->log, run->timers, evaluated, 1, world);
+        log_phase_timers(run->log, run->timers, TIMER_EVALUATE, 1, world);
         if (run->launch.rank == 0) log_figures(run, &l);
         run->tasks_scored_at = run->iteration;
     }

@@ -56,8 +56,7 @@ bool save_checkpoint(Run *run) {
     bool ok = run_agreed(run, saver_save(&run->saver, &state, &run->error));
     timer_stop(run->timers, TIMER_SAVE_CHECKPOINT, NULL);
     if (!ok) return false;
-    const Timer saved[] = {TIMER_SAVE_CHECKPOINT};
-    log_phase_timers(run->log, run->timers, saved, 1, run_peers(run, run->launch.world));
+    log_phase_timers(run->log, run->timers, TIMER_SAVE_CHECKPOINT, 1, world);
     run->last_saved = run->iteration;
     return true;
 }

@@ -44,7 +44,6 @@ bool start_run(Run *run, GPT *gpt) {
     timer_start(run->timers, TIMER_SETUP, NULL);
     if (!run_prepare_saves(run)) return false;
     timer_stop(run->timers, TIMER_SETUP, NULL);
-    const Timer setup[] = {TIMER_SETUP, TIMER_DATA_SETUP};
-    log_phase_timers(run->log, run->timers, setup, 2, run_peers(run, run->launch.world));
+    log_phase_timers(run->log, run->timers, TIMER_SETUP, 2, run_peers(run, run->launch.world));
     return true;
 }

@@ -235,12 +235,11 @@ Exposed zero_exposed_of(const double *ms, int world) {
 }
 
 Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
-    static const Timer parts[] = {TIMER_EXPOSED_GRADIENTS, TIMER_EXPOSED_WEIGHTS};
     TimerStats stats[2];
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
     double *ms = (double *)xmalloc(2 * (size_t)world * sizeof *ms, "times that ranks waited");  // (2, world)
-    timers_collect(zero->base.timers, parts, 2, steps, peers, stats, ms);
+    timers_collect(zero->base.timers, TIMER_EXPOSED_GRADIENTS, 2, steps, peers, stats, ms);
     Exposed e = zero_exposed_of(ms, world);
     free(ms);
     return e;

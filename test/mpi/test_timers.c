@@ -56,21 +56,20 @@ static void spend_all(Timers *timers, Stream *stream, int rank) {
 }
 
 static void test_collect(Timers *timers, Stream *stream, int rank, int world) {
-    const Timer which[3] = {TIMER_OPTIMIZER, TIMER_FORWARD_BACKWARD, TIMER_PARAMS_ALL_GATHER};
-    TimerStats stats[3];
-    double *rank_ms = (double *)calloc(3 * (size_t)world, sizeof *rank_ms);
+    enum { COUNT = TIMER_OPTIMIZER + 1 };  // from TIMER_FORWARD_BACKWARD on
+    TimerStats stats[COUNT], *late = &stats[TIMER_OPTIMIZER], *all = &stats[TIMER_FORWARD_BACKWARD];
+    double *rank_ms = (double *)calloc(COUNT * (size_t)world, sizeof *rank_ms);
     spend_all(timers, stream, rank);
-    timers_collect(timers, which, 3, 2.0, everyone, stats, rank_ms);
-    CHECK(stats[0].recorded == (world > 1));
-    if (world > 1) CHECK(fabs(stats[0].min_ms - 2.5) < 1e-9 && fabs(stats[0].max_ms - 2.5) < 1e-9);
-    CHECK(stats[1].recorded && fabs(stats[1].min_ms - 5) < 1e-9 &&
-          fabs(stats[1].max_ms - 5.0 * world) < 1e-9);
-    CHECK(!stats[2].recorded);
-    CHECK(stats[0].rank_ms == rank_ms && stats[1].rank_ms == rank_ms + world);
-    for (int r = 0; r < world; r++) CHECK(fabs(stats[1].rank_ms[r] - 5.0 * (r + 1)) < 1e-9);
-    for (int r = 0; r < world; r++) CHECK(fabs(stats[0].rank_ms[r] - (r ? 2.5 : 0)) < 1e-9);
-    timers_collect(timers, which, 3, 1.0, everyone, stats, NULL);  // all were reset
-    for (int i = 0; i < 3; i++) CHECK(!stats[i].recorded && !stats[i].rank_ms);
+    timers_collect(timers, TIMER_FORWARD_BACKWARD, COUNT, 2.0, everyone, stats, rank_ms);
+    CHECK(late->recorded == (world > 1));
+    if (world > 1) CHECK(fabs(late->min_ms - 2.5) < 1e-9 && fabs(late->max_ms - 2.5) < 1e-9);
+    CHECK(all->recorded && fabs(all->min_ms - 5) < 1e-9 && fabs(all->max_ms - 5.0 * world) < 1e-9);
+    CHECK(!stats[TIMER_PARAMS_ALL_GATHER].recorded);
+    CHECK(all->rank_ms == rank_ms && late->rank_ms == rank_ms + TIMER_OPTIMIZER * world);
+    for (int r = 0; r < world; r++) CHECK(fabs(all->rank_ms[r] - 5.0 * (r + 1)) < 1e-9);
+    for (int r = 0; r < world; r++) CHECK(fabs(late->rank_ms[r] - (r ? 2.5 : 0)) < 1e-9);
+    timers_collect(timers, TIMER_FORWARD_BACKWARD, COUNT, 1.0, everyone, stats, NULL);  // all were reset
+    for (int i = 0; i < COUNT; i++) CHECK(!stats[i].recorded && !stats[i].rank_ms);
     free(rank_ms);
 }
 
@@ -132,13 +131,12 @@ static void test_phases(Timers *timers, Stream *stream, int rank, int world) {
     int file = mkstemp(path), kept = dup(1);
     CHECK(file >= 0 && kept >= 0);
     const Config config = {.timing_log_option = TIMING_MINMAX, .log_jsonl = path};
-    const Timer which[2] = {TIMER_SETUP, TIMER_EVALUATE};
     FILE *null = fopen("/dev/null", "w");
     Log *log = log_open(&config, world, rank == 0, NULL, NULL);
     spend(timers, TIMER_EVALUATE, stream, 3.0009765625 + rank);  // all of its bits are written
     fflush(stdout);
     dup2(fileno(null), 1);
-    log_phase_timers(log, timers, which, 2, everyone);
+    log_phase_timers(log, timers, TIMER_EVALUATE, TIMER_SETUP + 1 - TIMER_EVALUATE, everyone);
     dup2(kept, 1);
     log_close(log);
     double least = 0, most = 0;

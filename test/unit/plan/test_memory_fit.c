@@ -9,7 +9,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "llmc/base/machine.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/plan/memory_fit.h"
 #include "test/unit/model_bench.h"
