@@ -77,43 +77,12 @@ HD_FN int64_t partition_position(const QuantizePartitions *a, int64_t p) {
 typedef struct SumRequantize {
     const uint8_t *received;  // (sources) level-1 messages, in.bytes apart
     int sources;
-    MessageLayout in;  // in.partitions = nodes
+    MessageLayout in;  // in.partitions = out.slots = nodes
     Codec in_codec;
     int in_group;
-    int local, per_node;  // partition i is the shard of rank i * per_node + local
-    Bucket bucket;
-    SegmentTable table;
-    int64_t lo, hi;
-    Codec codec;
-    int group;
-    Codec tail_codec;  // plain
-    Rounding rounding;
-    RoundingKey key;
-    int self;       // own node
-    uint8_t *send;  // (nodes) level-2 messages
-    uint8_t *self_slot;
-    MessageLayout out;  // out.partitions = 1
+    QuantizePartitions out;  // one partition per node. grads, scale and transform are not used
 } SumRequantize;
 void kernel_sum_requantize(Stream *s, const SumRequantize *a);
-// Returns the quantization of the sums. The caller sets send and self_slot.
-static inline QuantizePartitions quantization_of_sums(const SumRequantize *r) {
-    QuantizePartitions q = {0};
-    q.bucket = r->bucket;
-    q.table = r->table;
-    q.lo = r->lo;
-    q.hi = r->hi;
-    q.codec = r->codec;
-    q.group = r->group;
-    q.tail_codec = r->tail_codec;
-    q.rounding = r->rounding;
-    q.key = r->key;
-    q.slots = r->in.partitions;
-    q.self = r->self;
-    q.first = r->local;
-    q.between = r->per_node - 1;
-    q.message = r->out;
-    return q;
-}
 
 // Error feedback for the hop between nodes. The residual is the rounding error of earlier messages;
 // it is added to the values y that are quantized next. fp32, in the transform domain:

@@ -144,29 +144,30 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
 }
 
 static void requantize_partition(const SumRequantize *a, uint8_t *message, int node) {
-    MessageSections to = message_sections(&a->out, 0);
+    const QuantizePartitions *q = &a->out;
+    MessageSections to = message_sections(&q->message, 0);
     float *scales = (float *)(void *)(message + to.scales);
-    SliceWriter w = {message + to.codes, scales, a->codec, a->group, a->rounding, a->key};
+    SliceWriter w = {message + to.codes, scales, q->codec, q->group, q->rounding, q->key};
     SliceReader matrix = matrix_of(a->received, &a->in, node, a->in_codec, a->in_group);
-    SliceReader tail = tail_of(a->received, &a->in, node, a->tail_codec);
-    int64_t partition = (int64_t)node * a->per_node + a->local;
-    int n = piece_size(a->codec, a->group);
+    SliceReader tail = tail_of(a->received, &a->in, node, q->tail_codec);
+    int n = piece_size(q->codec, q->group);
     float acc[LARGEST_GROUP];
-    for (int64_t at = a->lo; at < a->hi; at += n) {
-        sum_sources(acc, matrix, a->in.bytes, a->sources, at - a->lo, n);
-        int64_t position = partition * a->bucket.matrix_per_rank + at;
-        const Segment *segment = segment_of(a->table, position);
-        write_slice(&w, at - a->lo, acc, n, segment->logical + position - segment->start);
+    for (int64_t at = q->lo; at < q->hi; at += n) {
+        sum_sources(acc, matrix, a->in.bytes, a->sources, at - q->lo, n);
+        int64_t position = partition_position(q, node) + at;
+        const Segment *segment = segment_of(q->table, position);
+        write_slice(&w, at - q->lo, acc, n, segment->logical + position - segment->start);
     }
-    for (int64_t j = 0; j < a->out.tail_elements; j++) {
+    for (int64_t j = 0; j < q->message.tail_elements; j++) {
         sum_sources(acc, tail, a->in.bytes, a->sources, j, 1);
-        store_values(message + to.tail + codec_bytes(a->tail_codec, j), a->tail_codec, acc, 1);
+        store_values(message + to.tail + codec_bytes(q->tail_codec, j), q->tail_codec, acc, 1);
     }
 }
 
 void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     for (int node = 0; node < a->in.partitions; node++) {
-        requantize_partition(a, outgoing_message(a->send, a->self_slot, a->self, node, &a->out), node);
+        const QuantizePartitions *q = &a->out;
+        requantize_partition(a, outgoing_message(q->send, q->self_slot, q->self, node, &q->message), node);
     }
 }
 
@@ -183,9 +184,9 @@ void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *r) {
     float y[BLOCK];
     for (int node = 0; node < a->in.partitions; node++) {
         SliceReader matrix = matrix_of(a->received, &a->in, node, a->in_codec, a->in_group);
-        for (int64_t at = a->lo; at < a->hi; at += BLOCK) {
-            sum_sources(y, matrix, a->in.bytes, a->sources, at - a->lo, BLOCK);
-            feed(r, &a->bucket, node, at, y, BLOCK);
+        for (int64_t at = a->out.lo; at < a->out.hi; at += BLOCK) {
+            sum_sources(y, matrix, a->in.bytes, a->sources, at - a->out.lo, BLOCK);
+            feed(r, &a->out.bucket, node, at, y, BLOCK);
         }
     }
 }

@@ -14,9 +14,15 @@ DEV_FN void load_bounded(float value[PACKED], const float *x, int64_t at, int64_
     for (int e = 0; e < PACKED; e++) value[e] = at + e < n ? __ldg(x + at + e) : 0.0f;
 }
 
+DEV_FN void load_bounded(float value[PACKED], const floatX *x, int64_t at, int64_t n, bool aligned) {
+#pragma unroll
+    for (int e = 0; e < PACKED; e++) value[e] = at + e < n ? floatX_to_float(x[at + e]) : 0.0f;
+}
+
 // 4 lanes of 8 elements compute a partial sum. Each thread has two in flight.
+template <class Value>
 __global__ void __launch_bounds__(CODEC_THREADS)
-    square_partials_kernel(float *partials, const float *x, int64_t n, bool aligned) {
+    square_partials_kernel(float *partials, const Value *x, int64_t n, bool aligned) {
     int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED,
             warp_first = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x / WARP * WARP) * PACKED;
     int inside = threadIdx.x % WARP * PACKED;
@@ -33,34 +39,21 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     }
 }
 
-void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n) {
+template <class Value>
+static void square_partials(Stream *s, float *partials, const Value *x, int64_t n, const char *name) {
     if (n <= 0) return;
     bool aligned = reinterpret_cast<uintptr_t>(x) % sizeof(float4) == 0;
     square_partials_kernel<<<stride_blocks(s, ceil_div64(n, 2 * PACKED)), CODEC_THREADS, 0,
                              stream_handle(s)>>>(partials, x, n, aligned);
-    check_launch(s, "square partial sums");
+    check_launch(s, name);
 }
 
-// The same with one partial sum in flight: only for a logged statistic.
-__global__ void __launch_bounds__(CODEC_THREADS)
-    square_weights_kernel(float *partials, const floatX *weights, int64_t n) {
-    int64_t stride = (int64_t)gridDim.x * CODEC_THREADS * PACKED;
-    int64_t warp_first = ((int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x / WARP * WARP) * PACKED;
-    for (int64_t at = warp_first; at < n; at += stride) {
-        float value[PACKED];
-        int64_t mine = at + threadIdx.x % WARP * PACKED;
-#pragma unroll
-        for (int e = 0; e < PACKED; e++) value[e] = mine + e < n ? floatX_to_float(weights[mine + e]) : 0.0f;
-        float partial = square_partial_lanes(value);
-        if (threadIdx.x % 4 == 0 && mine < n) partials[mine / HADAMARD_ORDER] = partial;
-    }
+void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n) {
+    square_partials(s, partials, x, n, "square partial sums");
 }
 
 void kernel_square_weights(Stream *s, float *partials, const floatX *weights, int64_t n) {
-    if (n <= 0) return;
-    int blocks = stride_blocks(s, ceil_div64(n, PACKED));
-    square_weights_kernel<<<blocks, CODEC_THREADS, 0, stream_handle(s)>>>(partials, weights, n);
-    check_launch(s, "square weights");
+    square_partials(s, partials, weights, n, "square weights");
 }
 
 // Number of partial sums that a warp and a block reduce: 512 and 4096.
@@ -171,15 +164,13 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     const uint4 *words = reinterpret_cast<const uint4 *>(a.messages + i * a.bytes);
     int64_t quads = seal_offset(a.bytes) / 16;
     unsigned long long sum = 0;
-    for (int64_t q = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; q < quads;
-         q += (int64_t)gridDim.x * CODEC_THREADS) {
+    for_own_elements(quads, [&](int64_t q) {
         uint4 v = words[q];
         uint64_t at = 4 * (uint64_t)q;
         sum += replica_mix(at, v.x) + replica_mix(at + 1, v.y) + replica_mix(at + 2, v.z) +
                replica_mix(at + 3, v.w);
-    }
-    for (int stride = 1; stride < WARP; stride *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, stride);
-    if (threadIdx.x % WARP == 0) atomicAdd(sums ? sums + i : seal_of(a, i), sum);
+    });
+    add_warp_sum(sums ? sums + i : seal_of(a, i), sum);
 }
 
 // One thread, so that the first wrong message is kept. Checks on other streams may run
@@ -218,11 +209,8 @@ void kernel_check_messages(Stream *s, const SealMessages *a, uint64_t *sums, uin
 __global__ void __launch_bounds__(CODEC_THREADS)
     count_zeros_kernel(unsigned long long *count, const float *x, int64_t n) {
     unsigned long long zeros = 0;
-    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * CODEC_THREADS)
-        zeros += x[i] == 0.0f;
-    for (int stride = 1; stride < WARP; stride *= 2) zeros += __shfl_xor_sync(ALL_LANES, zeros, stride);
-    if (threadIdx.x % WARP == 0) atomicAdd(count, zeros);
+    for_own_elements(n, [&](int64_t i) { zeros += x[i] == 0.0f; });
+    add_warp_sum(count, zeros);
 }
 
 void kernel_count_zeros(Stream *s, int64_t *count, const float *x, int64_t n) {

@@ -25,6 +25,17 @@ static inline unsigned stride_blocks(const Stream *s, int64_t threads) {
     return (unsigned)(blocks < most ? blocks : most);
 }
 
+// Calls work(i) for this thread's elements of n, in a grid-stride loop.
+template <typename Work> DEV_FN void for_own_elements(int64_t n, Work work) {
+    int64_t stride = (int64_t)gridDim.x * CODEC_THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += stride) work(i);
+}
+// Adds the sum of a warp's values to *total. Called by the whole warp.
+DEV_FN void add_warp_sum(unsigned long long *total, unsigned long long value) {
+    for (int stride = 1; stride < WARP; stride *= 2) value += __shfl_xor_sync(ALL_LANES, value, stride);
+    if (threadIdx.x % WARP == 0) atomicAdd(total, value);
+}
+
 // --- distribution of elements over threads ------------------------------------------------------
 
 // Distribution of a group over threads.
@@ -122,6 +133,14 @@ template <class S> DEV_FN bool run_live(int elements, int v) {
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
+// Calls launch(Shape) with the shape of `group` if LANES, 2 LANES, 4 LANES, ... or MOST lanes hold it
+// in one run each; else rest().
+template <int RUNS, int RUN, int LANES, int MOST, class Launch, class Rest>
+static void with_lanes(int group, Launch launch, Rest rest) {
+    if (group == LANES * RUN) launch(Shape<RUNS, RUN, LANES>());
+    else if constexpr (LANES < MOST) with_lanes<RUNS, RUN, 2 * LANES, MOST>(group, launch, rest);
+    else rest();
+}
 // Calls launch(Shape) for groups of 1024, above 512, or not a power of two, up to LARGEST_GROUP.
 template <class Launch> static void with_wide_group(int group, Launch launch) {
     if (group == 1024) launch(Shape<4, PACKED, 128>());
@@ -132,12 +151,7 @@ template <class Launch> static void with_wide_group(int group, Launch launch) {
 }
 // The same for all group sizes, with runs of 8.
 template <class Launch> static void with_group(int group, Launch launch) {
-    if (group == 32) launch(Shape<2, PACKED, 4>());
-    else if (group == 64) launch(Shape<2, PACKED, 8>());
-    else if (group == 128) launch(Shape<2, PACKED, 16>());
-    else if (group == 256) launch(Shape<2, PACKED, 32>());
-    else if (group == 512) launch(Shape<2, PACKED, 64>());
-    else with_wide_group(group, launch);
+    with_lanes<2, PACKED, 4, 64>(group, launch, [&] { with_wide_group(group, launch); });
 }
 
 // --- NaN as on CPUs -----------------------------------------------------------------------------

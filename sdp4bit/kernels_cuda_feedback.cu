@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     typedef FeedShape S;
     if (r.frozen) return;
     Received received = partition_received(a.received, a.in, a.sources, index, blockIdx.y);
-    float *values = r.values + blockIdx.y * a.bucket.matrix_per_rank + a.lo;
+    float *values = r.values + blockIdx.y * a.out.bucket.matrix_per_rank + a.out.lo;
     const bool keep = residual_counts(r);
     int64_t tile = worker_start<S>(t);
     for (int turn = 0; turn < t.per_worker && tile < t.n; turn++, tile += tile_size<S>(t)) {
@@ -42,9 +42,9 @@ __global__ void __launch_bounds__(CODEC_THREADS)
 }
 
 void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *r) {
-    if (a->hi == a->lo) return;
+    if (a->out.hi == a->out.lo) return;
     int nodes = a->in.partitions;
-    Tiles t = make_tiles<FeedShape>(stream_device(s), a->hi - a->lo, nodes, 0);
+    Tiles t = make_tiles<FeedShape>(stream_device(s), a->out.hi - a->out.lo, nodes, 0);
     with_codec(a->in_codec, [&](auto codec) {
         feed_sums_kernel<decltype(codec)::VALUE>
             <<<tile_grid<FeedShape>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, *r, t,

@@ -11,16 +11,7 @@
 template <Codec CODEC, class Launch> static void with_value_shape(int group, Launch launch) {
     if constexpr (!CodecRow<CODEC>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<CODEC>::EDEN) launch(Shape<1, 2 * PACKED, 16>());
-    else if (group == 32) launch(Shape<1, 2 * PACKED, 2>());
-    else if (group == 64) launch(Shape<1, 2 * PACKED, 4>());
-    else if (group == 128) launch(Shape<1, 2 * PACKED, 8>());
-    else if (group == 256) launch(Shape<1, 2 * PACKED, 16>());
-    else if (group == 512) launch(Shape<1, 2 * PACKED, 32>());
-    else with_wide_shape(group, launch);
-}
-
-DEV_FN uint8_t *partition_message(const QuantizePartitions &a, int partition) {
-    return outgoing_message(a.send, a.self_slot, a.self, partition % a.slots, &a.message);
+    else with_lanes<1, 2 * PACKED, 2, 32>(group, launch, [&] { with_wide_shape(group, launch); });
 }
 
 // Bounds the registers per thread, so that enough warps are resident to saturate the memory. AHEAD:

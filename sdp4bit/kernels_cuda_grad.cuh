@@ -5,6 +5,10 @@
 
 // --- messages -----------------------------------------------------------------------------------
 
+DEV_FN uint8_t *partition_message(const QuantizePartitions &a, int partition) {
+    return outgoing_message(a.send, a.self_slot, a.self, partition % a.slots, &a.message);
+}
+
 // with_wide_group for quantization: here a warp has a group of 2048 to itself; its loads alone
 // saturate the memory, without barriers.
 template <class Launch> static void with_wide_shape(int group, Launch launch) {

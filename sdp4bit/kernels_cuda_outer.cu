@@ -3,12 +3,6 @@
 #include "sdp4bit/kernels_cuda.cuh"
 #include "sdp4bit/outer_step.h"
 
-// Calls work(i) for this thread's elements of n.
-template <typename Work> DEV_FN void for_own_elements(int64_t n, Work work) {
-    int64_t stride = (int64_t)gridDim.x * CODEC_THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n; i += stride) work(i);
-}
-
 __global__ void __launch_bounds__(CODEC_THREADS)
     pseudo_gradient_kernel(float *gradient, const float *outer, const float *master, int64_t n) {
     for_own_elements(n, [=](int64_t i) { gradient[i] = f32_sub(outer[i], master[i]); });

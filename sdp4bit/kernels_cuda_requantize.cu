@@ -17,13 +17,11 @@ __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S, OUT>::PER_M
                       const __grid_constant__ RoundingSchedule schedule, GroupIndex in_index) {
     __shared__ BlockMaxima maxima;
     int node = blockIdx.y;
-    MessageSections to = message_sections(&a.out, 0);
-    uint8_t *message = outgoing_message(a.send, a.self_slot, a.self, node, &a.out),
-            *codes = message + to.codes;
+    MessageSections to = message_sections(&a.out.message, 0);
+    uint8_t *message = partition_message(a.out, node), *codes = message + to.codes;
     float *scales = reinterpret_cast<float *>(message + to.scales);
-    int64_t position = ((int64_t)node * a.per_node + a.local) * a.bucket.matrix_per_rank + a.lo,
-            tile = worker_start<S>(t);
-    TileWriter writer = make_writer<S, OUT>(codes, scales, a.rounding, position, t, tile);
+    int64_t position = partition_position(&a.out, node) + a.out.lo, tile = worker_start<S>(t);
+    TileWriter writer = make_writer<S, OUT>(codes, scales, a.out.rounding, position, t, tile);
     Received received = partition_received(a.received, a.in, a.sources, in_index, node);
     SegmentCursor segment = no_segment();
     clear_maxima<S>(&maxima);
@@ -33,7 +31,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, RequantizeBlocks<S, OUT>::PER_M
         sum_tile<S, CODEC>(x, received, tile, elements);
         if constexpr (S::PLAIN) store_plain_tile<S, OUT>(codes, x, tile, elements);
         else if constexpr (CodecRow<OUT>::EDEN) write_eden_tile<S, OUT>(writer, x, elements);
-        else write_tile<S, OUT>(writer, x, elements, t, segment, a.table, schedule, &maxima, turn);
+        else write_tile<S, OUT>(writer, x, elements, t, segment, a.out.table, schedule, &maxima, turn);
         next_tile<S, OUT>(writer, t);
         tile += tile_size<S>(t);
     }
@@ -44,11 +42,10 @@ __global__ void __launch_bounds__(CODEC_THREADS)
     requantize_tail_kernel(const __grid_constant__ SumRequantize a) {
     int node = blockIdx.y;
     int64_t at = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x;
-    if (at >= a.out.tail_elements) return;
+    if (at >= a.out.message.tail_elements) return;
     const uint8_t *received = a.received + message_sections(&a.in, node).tail;
-    uint8_t *message = outgoing_message(a.send, a.self_slot, a.self, node, &a.out);
-    float sum = sum_tail<TAIL>(received, a.in.bytes, a.sources, at);
-    store_plain_value<TAIL>(message + message_sections(&a.out, 0).tail, at, sum);
+    uint8_t *tail = partition_message(a.out, node) + message_sections(&a.out.message, 0).tail;
+    store_plain_value<TAIL>(tail, at, sum_tail<TAIL>(received, a.in.bytes, a.sources, at));
 }
 
 // Calls launch(Shape) with the shape for plain sources.
@@ -65,13 +62,7 @@ template <Codec OUT, class Launch> static void with_plain_source_shape(int group
 template <Codec OUT, class Launch> static void with_code_shape(int group, Launch launch) {
     if constexpr (!CodecRow<OUT>::GROUPED) launch(PlainShape());
     else if constexpr (CodecRow<OUT>::EDEN) launch(Shape<1, HADAMARD_ORDER, 8>());
-    else if (group == 32) launch(Shape<1, HADAMARD_ORDER, 1>());
-    else if (group == 64) launch(Shape<1, HADAMARD_ORDER, 2>());
-    else if (group == 128) launch(Shape<1, HADAMARD_ORDER, 4>());
-    else if (group == 256) launch(Shape<1, HADAMARD_ORDER, 8>());
-    else if (group == 512) launch(Shape<1, HADAMARD_ORDER, 16>());
-    else if (group == 1024) launch(Shape<1, HADAMARD_ORDER, 32>());
-    else with_wide_shape(group, launch);
+    else with_lanes<1, HADAMARD_ORDER, 1, 32>(group, launch, [&] { with_wide_shape(group, launch); });
 }
 
 // Division of a range into tiles when codes are recoded: one wave of blocks, each with consecutive
@@ -119,8 +110,8 @@ struct Recode {
     float *sent;
 };
 DEV_FN Recode recode_slice(const SumRequantize &a, int node) {
-    MessageSections from = message_sections(&a.in, node), to = message_sections(&a.out, 0);
-    uint8_t *message = outgoing_message(a.send, a.self_slot, a.self, node, &a.out);
+    MessageSections from = message_sections(&a.in, node), to = message_sections(&a.out.message, 0);
+    uint8_t *message = partition_message(a.out, node);
     return Recode{a.received + from.codes, a.received + from.scales, message + to.codes,
                   reinterpret_cast<float *>(message + to.scales)};
 }
@@ -194,10 +185,7 @@ __global__ void __launch_bounds__(CODEC_THREADS, RECODE_BLOCKS)
         const uint32_t at = min(run, spans.runs - 1);
         const bool live = run < spans.runs;
         if constexpr (STOCHASTIC)
-            seek_blocks<S::RUN>(blocks, a.table,
-                                ((int64_t)blockIdx.y * a.per_node + a.local) * a.bucket.matrix_per_rank +
-                                    a.lo,
-                                at);
+            seek_blocks<S::RUN>(blocks, a.out.table, partition_position(&a.out, blockIdx.y) + a.out.lo, at);
         if (live && run % S::LANES == 0) slice.sent[run / S::LANES] = sent;
         uint8_t *codes = slice.to + (uint64_t)at * (S::RUN * CodecRow<OUT>::BITS / 8);
         code_values<OUT, STOCHASTIC>(
@@ -213,45 +201,46 @@ template <class S, Codec CODEC, Codec OUT, bool STOCHASTIC>
 static void launch_recode(Stream *s, const SumRequantize *a) {
     unsigned blocks;
     int nodes = a->in.partitions;
-    Spans spans = make_spans<S>(stream_device(s), a->hi - a->lo, nodes, &blocks);
+    Spans spans = make_spans<S>(stream_device(s), a->out.hi - a->out.lo, nodes, &blocks);
     dim3 grid(blocks, (unsigned)nodes);
     recode_kernel<S, CODEC, OUT, STOCHASTIC>
-        <<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, spans, rounding_schedule(a->key),
+        <<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a, spans, rounding_schedule(a->out.key),
                                                        group_index(a->in_group));
 }
 
 template <class S, Codec CODEC, Codec OUT> static void launch_requantize(Stream *s, const SumRequantize *a) {
     if constexpr (CodecRow<CODEC>::GROUPED && S::RUN > PACKED && !CodecRow<OUT>::EDEN) {
-        if (a->rounding == ROUND_STOCHASTIC) launch_recode<S, CODEC, OUT, true>(s, a);
+        if (a->out.rounding == ROUND_STOCHASTIC) launch_recode<S, CODEC, OUT, true>(s, a);
         else launch_recode<S, CODEC, OUT, false>(s, a);
     } else {
         int nodes = a->in.partitions;
-        Tiles t = make_tiles<S>(stream_device(s), a->hi - a->lo, nodes, a->group);
+        Tiles t = make_tiles<S>(stream_device(s), a->out.hi - a->out.lo, nodes, a->out.group);
         requantize_kernel<S, CODEC, OUT>
-            <<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t, rounding_schedule(a->key),
+            <<<tile_grid<S>(t, nodes), CODEC_THREADS, 0, stream_handle(s)>>>(*a, t,
+                                                                             rounding_schedule(a->out.key),
                                                                              group_index(a->in_group));
     }
 }
 
 template <Codec CODEC, Codec OUT> static void requantize_matrices(Stream *s, const SumRequantize *a) {
     auto launch = [&](auto shape) { launch_requantize<decltype(shape), CODEC, OUT>(s, a); };
-    if constexpr (CodecRow<CODEC>::GROUPED) with_code_shape<OUT>(a->group, launch);
-    else with_plain_source_shape<OUT>(a->group, launch);
+    if constexpr (CodecRow<CODEC>::GROUPED) with_code_shape<OUT>(a->out.group, launch);
+    else with_plain_source_shape<OUT>(a->out.group, launch);
 }
 
 void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     int nodes = a->in.partitions;
-    if (a->hi > a->lo) {
+    if (a->out.hi > a->out.lo) {
         with_codec(a->in_codec, [&](auto in) {
-            with_any_codec(a->codec, [&](auto out) {
+            with_any_codec(a->out.codec, [&](auto out) {
                 requantize_matrices<decltype(in)::VALUE, decltype(out)::VALUE>(s, a);
             });
         });
         check_launch(s, "sum and requantize");
     }
-    if (a->out.tail_elements > 0) {
-        with_plain_codec(a->tail_codec, [&](auto tail) {
-            dim3 grid = tail_grid(a->out.tail_elements, nodes);
+    if (a->out.message.tail_elements > 0) {
+        with_plain_codec(a->out.tail_codec, [&](auto tail) {
+            dim3 grid = tail_grid(a->out.message.tail_elements, nodes);
             requantize_tail_kernel<decltype(tail)::VALUE><<<grid, CODEC_THREADS, 0, stream_handle(s)>>>(*a);
         });
         check_launch(s, "sum and requantize the tail");

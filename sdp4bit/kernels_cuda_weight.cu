@@ -58,11 +58,7 @@ DEV_FN void coded_values(float x[PACKED], const float master[PACKED], const floa
 // Calls launch(Shape) for the group size, with one vector per thread if a warp holds whole groups:
 // two would exceed the registers, and AdamW's loads need many threads in flight.
 template <class Launch> static void with_update_shape(int group, Launch launch) {
-    if (group == 32) launch(Shape<1, PACKED, 4>());
-    else if (group == 64) launch(Shape<1, PACKED, 8>());
-    else if (group == 128) launch(Shape<1, PACKED, 16>());
-    else if (group == 256) launch(Shape<1, PACKED, 32>());
-    else with_group(group, launch);
+    with_lanes<1, PACKED, 4, 32>(group, launch, [&] { with_group(group, launch); });
 }
 
 template <class S> struct UpdateBlocks {
@@ -273,12 +269,8 @@ void kernel_keep_message(Stream *s, const StepStatus *control, uint8_t *to, cons
 __global__ void __launch_bounds__(CODEC_THREADS)
     replica_hash_kernel(unsigned long long *hash, const floatX *weights, int64_t first, int64_t n) {
     unsigned long long sum = 0;
-    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * CODEC_THREADS) {
-        sum += replica_mix((uint64_t)(first + i), weights[i]);
-    }
-    for (int stride = 1; stride < WARP; stride *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, stride);
-    if (threadIdx.x % WARP == 0) atomicAdd(hash, sum);
+    for_own_elements(n, [&](int64_t i) { sum += replica_mix((uint64_t)(first + i), weights[i]); });
+    add_warp_sum(hash, sum);
 }
 
 void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64_t first, int64_t n) {
@@ -290,10 +282,7 @@ void kernel_replica_hash(Stream *s, uint64_t *hash, const floatX *weights, int64
 
 __global__ void __launch_bounds__(CODEC_THREADS)
     widen_kernel(float *master, const floatX *weights, int64_t n) {
-    for (int64_t i = (int64_t)blockIdx.x * CODEC_THREADS + threadIdx.x; i < n;
-         i += (int64_t)gridDim.x * CODEC_THREADS) {
-        master[i] = floatX_to_float(weights[i]);
-    }
+    for_own_elements(n, [=](int64_t i) { master[i] = floatX_to_float(weights[i]); });
 }
 
 void kernel_widen(Stream *s, float *master, const floatX *weights, int64_t n) {

@@ -146,38 +146,6 @@ HD_FN uint32_t lossless_value_of(LosslessCode code) {
 
 // --- rANS ---------------------------------------------------------------------------------------
 
-// Frequencies of all contexts' symbols, and the sums of the frequencies before each.
-typedef struct LosslessTables {
-    uint16_t frequency[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
-    uint16_t start[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
-    uint16_t cost[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];  // in 1/256 bit
-} LosslessTables;
-// The symbol of each of a context's 2^10 slots, for the decoder.
-typedef struct LosslessSlots {
-    uint8_t symbol[LOSSLESS_CONTEXTS][1 << LOSSLESS_PRECISION];
-} LosslessSlots;
-
-// Fill one thread's share. The tables must be complete before lossless_fill_slots.
-HD_FN void lossless_fill_tables(LosslessTables *t, const uint16_t frequency[][LOSSLESS_SYMBOLS],
-                                const uint16_t cost[][LOSSLESS_SYMBOLS], int thread, int threads) {
-    for (int c = thread; c < LOSSLESS_CONTEXTS; c += threads) {
-        uint16_t start = 0;
-        for (int q = 0; q < LOSSLESS_SYMBOLS; q++) {
-            t->frequency[c][q] = frequency[c][q];
-            t->cost[c][q] = c == LOSSLESS_FRESH ? (uint16_t)LOSSLESS_FRESH_COST : cost[c][q];
-            t->start[c][q] = start;
-            start = (uint16_t)(start + frequency[c][q]);
-        }
-    }
-}
-HD_FN void lossless_fill_slots(LosslessSlots *s, const LosslessTables *t, int thread, int threads) {
-    for (int i = thread; i < LOSSLESS_CONTEXTS << LOSSLESS_PRECISION; i += threads) {
-        int context = i >> LOSSLESS_PRECISION, slot = i & ((1 << LOSSLESS_PRECISION) - 1), q = 0;
-        while (q < LOSSLESS_ESCAPE && t->start[context][q + 1] <= slot) q++;
-        s->symbol[context][slot] = (uint8_t)q;
-    }
-}
-
 // Returns true if the encoder must first emit the state's low 16 bits before it pushes an event of
 // probability frequency / 2^precision. precision: 1 to 16.
 HD_FN bool lossless_overflows(uint32_t state, uint32_t frequency, int precision) {

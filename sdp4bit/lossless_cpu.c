@@ -7,10 +7,25 @@
 static const uint16_t FREQUENCIES[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_FREQUENCIES;
 static const uint16_t COSTS[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS] = LOSSLESS_COSTS;
 
-static LosslessTables make_tables(void) {
-    LosslessTables tables;
-    lossless_fill_tables(&tables, FREQUENCIES, COSTS, 0, 1);
-    return tables;
+// Frequencies of all contexts' symbols, the sums of the frequencies before each, and costs.
+typedef struct Tables {
+    uint16_t frequency[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
+    uint16_t start[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
+    uint16_t cost[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];          // in 1/256 bit
+    uint8_t symbol[LOSSLESS_CONTEXTS][1 << LOSSLESS_PRECISION];  // of each slot, for the decoder
+} Tables;
+
+static void fill_tables(Tables *t) {
+    memcpy(t->frequency, FREQUENCIES, sizeof t->frequency);
+    memcpy(t->cost, COSTS, sizeof t->cost);
+    for (int c = 0; c < LOSSLESS_CONTEXTS; c++) {
+        int slot = 0;
+        for (int q = 0; q < LOSSLESS_SYMBOLS; q++) {
+            if (c == LOSSLESS_FRESH) t->cost[c][q] = LOSSLESS_FRESH_COST;
+            t->start[c][q] = (uint16_t)slot;
+            for (int i = 0; i < FREQUENCIES[c][q]; i++) t->symbol[c][slot++] = (uint8_t)q;
+        }
+    }
 }
 
 // Steps of 64 weights: lane l has weights 64k + 2l and 64k + 2l + 1. The decoder processes the
@@ -50,7 +65,7 @@ typedef struct Group {
     int n;
 } Group;
 
-static int choose_scale(const LosslessTables *t, const Group *g) {
+static int choose_scale(const Tables *t, const Group *g) {
     uint32_t sample[LOSSLESS_RUNS * LOSSLESS_RUN] = {0}, least = UINT32_MAX;
     int samples = 0, largest = 0, best = 0;
     for (int k = 0; k < LOSSLESS_RUNS && lossless_run(k) + LOSSLESS_RUN <= g->n; k++) {
@@ -72,8 +87,7 @@ static int choose_scale(const LosslessTables *t, const Group *g) {
 }
 
 // Pushes one weight of every lane, in the reverse of the decoder's order of rounds and lanes.
-static void push_row(WordWriter *w, uint32_t *state, const LosslessTables *t, const Group *g, int first,
-                     int scale) {
+static void push_row(WordWriter *w, uint32_t *state, const Tables *t, const Group *g, int first, int scale) {
     LosslessCode code[LOSSLESS_LANES];
     int context[LOSSLESS_LANES], lanes = 0;
     for (int i = first; lanes < LOSSLESS_LANES && i < g->n; i += 2, lanes++) {
@@ -91,7 +105,7 @@ static void push_row(WordWriter *w, uint32_t *state, const LosslessTables *t, co
 
 // Writes a group's words so that they end at slot + n, preceded by zeros up to a multiple of 8.
 // Returns its entry, without `end`.
-static LosslessEntry code_group(const LosslessTables *t, const Group *g, uint16_t *slot) {
+static LosslessEntry code_group(const Tables *t, const Group *g, uint16_t *slot) {
     uint32_t state[LOSSLESS_LANES];
     WordWriter w = {slot, g->n - LOSSLESS_STATE_WORDS};
     LosslessEntry entry = {0, (uint16_t)g->n, (uint8_t)choose_scale(t, g), 0};
@@ -118,7 +132,8 @@ void kernel_code_weights(Stream *s, const CodeWeights *a) {
     const LosslessLayout *m = &a->layout;
     LosslessHeader header = {sizeof header, 0, 0, 0};
     if (a->control->applied) {
-        LosslessTables tables = make_tables();
+        Tables tables;
+        fill_tables(&tables);
         LosslessEntry *entry = (LosslessEntry *)(void *)(a->coded + m->table);
         const uint16_t *old = (const uint16_t *)(const void *)a->old;
         const uint16_t *fresh = (const uint16_t *)(const void *)a->fresh;
@@ -176,22 +191,17 @@ static uint32_t pop_bits(WordReader *r, uint32_t *state, int bits) {
     return value;
 }
 
-typedef struct Decoder {
-    LosslessTables tables;
-    LosslessSlots slots;
-} Decoder;
-
 // Pops one weight of every lane: weights[first], weights[first + 2], ...
-static void pop_row(WordReader *r, uint32_t *state, const Decoder *d, uint16_t *weights, int first, int n,
+static void pop_row(WordReader *r, uint32_t *state, const Tables *t, uint16_t *weights, int first, int n,
                     int scale) {
     LosslessCode code[LOSSLESS_LANES];
     int context[LOSSLESS_LANES], lanes = 0;
     for (int i = first; lanes < LOSSLESS_LANES && i < n; i += 2, lanes++) {
         int c = context[lanes] = lossless_context(weights[i], scale), low = lossless_shift(c);
-        uint32_t slot = lossless_slot(state[lanes], low), q = d->slots.symbol[c][slot];
+        uint32_t slot = lossless_slot(state[lanes], low), q = t->symbol[c][slot];
         code[lanes] = (LosslessCode){q, state[lanes] & ((1u << low) - 1u), 0, low, lossless_raw_bits(q, c)};
-        state[lanes] = refill(r, lossless_pop_symbol(state[lanes], low, slot, d->tables.start[c][q],
-                                                     d->tables.frequency[c][q]));
+        state[lanes] = refill(r, lossless_pop_symbol(state[lanes], low, slot, t->start[c][q],
+                                                     t->frequency[c][q]));
     }
     for (int l = 0; l < lanes; l++) code[l].raw = pop_bits(r, &state[l], code[l].raw_bits);
     for (int l = 0; l < lanes; l++) {
@@ -201,7 +211,7 @@ static void pop_row(WordReader *r, uint32_t *state, const Decoder *d, uint16_t *
 }
 
 // Returns false if no encoder produces this group from these old weights.
-static bool decode_group(const Decoder *d, LosslessEntry entry, const uint16_t *words, uint16_t *weights,
+static bool decode_group(const Tables *t, LosslessEntry entry, const uint16_t *words, uint16_t *weights,
                          int n) {
     uint32_t state[LOSSLESS_LANES];
     if (entry.words == n) {
@@ -215,16 +225,16 @@ static bool decode_group(const Decoder *d, LosslessEntry entry, const uint16_t *
         state[l] = half[0] | ((uint32_t)half[1] << 16);
     }
     for (int k = 0; k < steps_of(n); k++) {
-        pop_row(&r, state, d, weights, k * STEP, n, entry.scale);
-        pop_row(&r, state, d, weights, k * STEP + 1, n, entry.scale);
+        pop_row(&r, state, t, weights, k * STEP, n, entry.scale);
+        pop_row(&r, state, t, weights, k * STEP + 1, n, entry.scale);
     }
     bool sound = r.at == states;
     for (int l = 0; l < LOSSLESS_LANES; l++) sound &= state[l] == LOSSLESS_LOWEST;
     return sound;
 }
 
-static bool decode_message(const Decoder *d, const DecodeWeights *a, const uint8_t *message,
-                           uint16_t *weights, uint16_t *tail) {
+static bool decode_message(const Tables *t, const DecodeWeights *a, const uint8_t *message, uint16_t *weights,
+                           uint16_t *tail) {
     const LosslessLayout *m = &a->layout;
     const LosslessHeader *header = (const LosslessHeader *)(const void *)message;
     const LosslessEntry *entry = (const LosslessEntry *)(const void *)(message + m->table);
@@ -236,7 +246,7 @@ static bool decode_message(const Decoder *d, const DecodeWeights *a, const uint8
     for (int64_t i = 0; i < m->groups; i++) {
         int n = lossless_group_elements(m, i);
         sound = lossless_entry_sound(entry[i], n, words) &&
-                decode_group(d, entry[i], payload + entry[i].end - entry[i].words,
+                decode_group(t, entry[i], payload + entry[i].end - entry[i].words,
                              weights + i * LOSSLESS_GROUP, n) &&
                 sound;
     }
@@ -248,13 +258,13 @@ void kernel_decode_weights(Stream *s, const DecodeWeights *a) {
     int messages = a->nodes * a->per_node;
     uint16_t *weights = (uint16_t *)(void *)a->weights;
     if (!a->control->applied) return;
-    Decoder d = {make_tables(), {{{0}}}};
-    lossless_fill_slots(&d.slots, &d.tables, 0, 1);
+    Tables tables;
+    fill_tables(&tables);
     for (int slot = 0; slot < messages; slot++) {
         int64_t rank = gather_rank(a->nodes, a->per_node, slot);
         uint16_t *tail = weights + messages * m->elements + rank * m->tail_elements;
         const uint8_t *message = a->messages + slot * a->stride;
-        bool sound = decode_message(&d, a, message, weights + rank * m->elements, tail);
+        bool sound = decode_message(&tables, a, message, weights + rank * m->elements, tail);
         if (!sound && !*a->fault) *a->fault = a->code + (uint64_t)slot;
     }
 }

@@ -99,48 +99,54 @@ static void feed_and_quantize(const Chunk *c, QuantizePartitions *q, Stream *str
     quantize_residual(c, q, stream);
 }
 
-static void feed_and_requantize(const Chunk *c, const SumRequantize *r, Stream *stream) {
+static void feed_and_requantize(const Chunk *c, SumRequantize *r, Stream *stream) {
     SumRequantize tails = *r;
-    tails.hi = tails.lo;
+    tails.out.hi = tails.out.lo;
     kernel_sum_requantize(stream, &tails);
     kernel_feed_sums(stream, r, &c->step->residual);
-    QuantizePartitions q = quantization_of_sums(r);
-    q.send = r->send;
-    q.self_slot = r->self_slot;
-    quantize_residual(c, &q, stream);
+    quantize_residual(c, &r->out, stream);
+}
+
+// Returns the quantization of the messages of a hop: inside the node, or between nodes.
+static QuantizePartitions hop_quantization(const Chunk *c, bool node_hop) {
+    const TlqStep *step = c->step;
+    const GradFormat *format = &step->grad_format;
+    const Group *group = node_hop ? &step->mesh->node : &step->mesh->rail;
+    QuantizePartitions q = {0};
+    q.bucket = *c->bucket;
+    q.table = c->table;
+    q.lo = c->lo;
+    q.hi = c->hi;
+    q.codec = node_hop ? format->intra_codec : format->inter_codec;
+    q.group = node_hop ? format->intra_group : format->inter_group;
+    q.tail_codec = format->tail_codec;
+    q.rounding = format->rounding;
+    // The source of level 2 is the node: its D ranks hold disjoint shards, so their logical offsets
+    // give them different bits.
+    q.key = node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, step->mesh->dp.rank)
+                     : rounding_key(step, PURPOSE_GRAD_LEVEL2, group->rank);
+    q.slots = group->size;
+    q.self = group->rank;
+    q.message = node_hop ? c->level1 : c->level2;
+    q.send = node_hop ? c->send1 : c->send2;
+    q.self_slot = (node_hop ? c->recv1 : c->recv2) + q.self * q.message.bytes;
+    return q;
 }
 
 // First lane: writes the messages of the first hop: level 1, or level 2 if every node has one rank.
 static void quantize(const Chunk *c, const float *grads) {
     const TlqStep *step = c->step;
-    const MessageLayout *message = c->node_hop ? &c->level1 : &c->level2;
-    const Mesh *mesh = step->mesh;
-    const Group *group = c->node_hop ? &mesh->node : &mesh->rail;
     Stream *stream = c->lanes->first;
-    QuantizePartitions q = {0};
+    QuantizePartitions q = hop_quantization(c, c->node_hop);
     q.grads = grads;
-    q.bucket = *c->bucket;
-    q.table = c->table;
-    q.lo = c->lo;
-    q.hi = c->hi;
     q.scale = 1.0f / (float)step->layout->dp;
     q.transform = step->grad_format.transform;
     q.rotation = tlq_rotation(step);
-    q.codec = c->node_hop ? step->grad_format.intra_codec : step->grad_format.inter_codec;
-    q.group = c->node_hop ? step->grad_format.intra_group : step->grad_format.inter_group;
-    q.tail_codec = step->grad_format.tail_codec;
-    q.rounding = step->grad_format.rounding;
-    q.key = c->node_hop ? rounding_key(step, PURPOSE_GRAD_LEVEL1, mesh->dp.rank)
-                        : rounding_key(step, PURPOSE_GRAD_LEVEL2, mesh->rail.rank);
-    q.slots = group->size;
-    q.self = group->rank;
-    q.send = c->node_hop ? c->send1 : c->send2;
-    q.self_slot = (c->node_hop ? c->recv1 : c->recv2) + q.self * message->bytes;
-    q.message = *message;
     lane_wait(c->lanes, c->node_hop ? LANE_NODE_FREE : LANE_RAIL_FREE, c->slot, stream);
     if (step->error_feedback && !c->node_hop) feed_and_quantize(c, &q, stream);
     else kernel_quantize_partitions(stream, &q);
-    wire_seal(step->checks, c->node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, c->b, c->k, message, q.send, stream);
+    wire_seal(step->checks, c->node_hop ? HOP_GRAD_NODE : HOP_GRAD_RAIL, c->b, c->k, &q.message, q.send,
+              stream);
     lane_done(c->lanes, LANE_QUANTIZED, c->slot, stream);
 }
 
@@ -161,23 +167,9 @@ static void requantize(const Chunk *c) {
     r.in = c->level1;
     r.in_codec = step->grad_format.intra_codec;
     r.in_group = step->grad_format.intra_group;
-    r.local = step->mesh->node.rank;
-    r.per_node = step->mesh->node.size;
-    r.bucket = *c->bucket;
-    r.table = c->table;
-    r.lo = c->lo;
-    r.hi = c->hi;
-    r.codec = step->grad_format.inter_codec;
-    r.group = step->grad_format.inter_group;
-    r.tail_codec = step->grad_format.tail_codec;
-    r.rounding = step->grad_format.rounding;
-    // The source of level 2 is the node: its D ranks hold disjoint shards, so their logical offsets
-    // give them different bits.
-    r.key = rounding_key(step, PURPOSE_GRAD_LEVEL2, step->mesh->rail.rank);
-    r.self = step->mesh->rail.rank;
-    r.send = c->send2;
-    r.self_slot = c->recv2 + r.self * c->level2.bytes;
-    r.out = c->level2;
+    r.out = hop_quantization(c, false);
+    r.out.first = step->mesh->node.rank;
+    r.out.between = step->mesh->node.size - 1;
     lane_wait(c->lanes, LANE_NODE_ARRIVED, c->slot, stream);
     lane_wait(c->lanes, LANE_RAIL_FREE, c->slot, stream);
     wire_check(step->checks, HOP_GRAD_NODE, c->b, c->k, &c->level1, c->recv1, stream);

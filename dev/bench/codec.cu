@@ -240,23 +240,24 @@ static void bench_requantize(Bench *b, int64_t n, int sources, Codec in_codec, i
     r.sources = sources;
     r.in = message_layout(in_codec, in_group, l.bucket.matrix_per_rank, 2, CODEC_BF16, 0);
     r.in_codec = in_codec, r.in_group = in_group;
-    r.per_node = sources;
-    r.bucket = l.bucket;
-    r.table = l.table;
-    r.hi = l.bucket.matrix_per_rank;
-    r.codec = codec, r.group = group, r.tail_codec = CODEC_BF16, r.rounding = ROUND_STOCHASTIC;
-    r.key = KEY;
-    r.out = message_layout(codec, group, l.bucket.matrix_per_rank, 1, CODEC_BF16, 0);
+    QuantizePartitions &q = r.out;
+    q.bucket = l.bucket;
+    q.table = l.table;
+    q.hi = l.bucket.matrix_per_rank;
+    q.codec = codec, q.group = group, q.tail_codec = CODEC_BF16, q.rounding = ROUND_STOCHASTIC;
+    q.key = KEY;
+    q.slots = 2, q.between = sources - 1;
+    q.message = message_layout(codec, group, l.bucket.matrix_per_rank, 1, CODEC_BF16, 0);
     uint8_t *received = (uint8_t *)filled(b, r.in.bytes * sources, 5);
     r.received = received;
-    r.send = (uint8_t *)filled(b, r.out.bytes * 2, 6);
-    r.self_slot = r.send;
+    q.send = (uint8_t *)filled(b, q.message.bytes * 2, 6);
+    q.self_slot = q.send;
     double ms = median_ms(b, [&] { kernel_sum_requantize(b->stream, &r); });
     int64_t sums = 2 * l.bucket.matrix_per_rank;
     report(b, name, l.bucket.matrix_elements, coded_bytes(in_codec, in_group, sums) * sources,
            coded_bytes(codec, group, sums), ms);
     device_free(b->device, received);
-    device_free(b->device, r.send);
+    device_free(b->device, q.send);
     free_layout(b, &l);
 }
 
@@ -273,9 +274,7 @@ static void bench_feedback(Bench *b, int64_t n, int sources, Codec in_codec, int
     r.sources = sources;
     r.in = message_layout(in_codec, in_group, shard, 2, CODEC_BF16, 0);
     r.in_codec = in_codec, r.in_group = in_group;
-    r.bucket = l.bucket;
-    r.hi = shard;
-    QuantizePartitions q = {};
+    QuantizePartitions &q = r.out;
     q.bucket = l.bucket;
     q.table = l.table;
     q.hi = shard;

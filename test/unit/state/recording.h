@@ -275,10 +275,11 @@ void kernel_quantize_partitions(Stream *s, const QuantizePartitions *a) {
 
 void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     begin_on(s, "sum and requantize");
-    reads_table(s, a->table);
+    const QuantizePartitions *q = &a->out;
+    reads_table(s, q->table);
     reads(s, a->received, a->sources * a->in.bytes);
-    for (int node = 0; node < a->in.partitions; node++) {
-        writes(s, node == a->self ? a->self_slot : a->send + node * a->out.bytes, a->out.bytes);
+    for (int node = 0; node < q->slots; node++) {
+        writes(s, node == q->self ? q->self_slot : q->send + node * q->message.bytes, q->message.bytes);
     }
 }
 
@@ -294,7 +295,7 @@ static void uses_residual(Stream *s, const Residual *r, int partitions, const Bu
 void kernel_feed_sums(Stream *s, const SumRequantize *a, const Residual *r) {
     begin_on(s, "feed sums");
     reads(s, a->received, a->sources * a->in.bytes);
-    uses_residual(s, r, a->in.partitions, &a->bucket, a->lo, a->hi);
+    uses_residual(s, r, a->in.partitions, &a->out.bucket, a->out.lo, a->out.hi);
 }
 
 void kernel_feed_grads(Stream *s, const QuantizePartitions *a, const Residual *r) {
