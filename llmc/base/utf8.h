@@ -6,6 +6,8 @@ LLMC_BEGIN
 enum { UTF8_REPLACEMENT = 0xFFFD, UTF8_REPLACEMENT_BYTES = 3 };
 #define UTF8_INVALID UINT32_MAX
 
+// Returns true for the bytes of a character after its first.
+static inline bool utf8_continues(char byte) { return ((uint8_t)byte & 0xC0) == 0x80; }
 // Decodes the character at text (bytes >= 1 left). Returns its length in bytes. Ill-formed text:
 // returns the length of the maximal invalid subpart and sets UTF8_INVALID (Unicode 3.9,
 // "substitution of maximal subparts", as Python's errors="replace").

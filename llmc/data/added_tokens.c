@@ -50,7 +50,6 @@ bool added_tokens_complete(AddedTokens *t, const char **twice) {
         while (token->shorter >= 0 && !starts_with(token->text, token->bytes, &t->tokens[token->shorter]))
             token->shorter = t->tokens[token->shorter].shorter;
         uint8_t first = (uint8_t)token->text[0];
-        t->first[first] = true;
         if (token->bytes > 1) set_pair(t, first, (uint8_t)token->text[1]);
         for (int second = 0; second < 256 && token->bytes == 1; second++) set_pair(t, first, (uint8_t)second);
     }
@@ -79,7 +78,7 @@ static const AddedToken *longest(const AddedTokens *t, const char *text, size_t 
 }
 
 static bool may_match(const AddedTokens *t, const char *text, size_t bytes) {
-    if (!t->first[(uint8_t)text[0]] || bytes < 2) return t->first[(uint8_t)text[0]];
+    if (bytes < 2) return true;
     unsigned pair = (unsigned)(uint8_t)text[0] << 8 | (uint8_t)text[1];
     return t->pairs[pair >> 3] >> (pair & 7) & 1;
 }
@@ -99,7 +98,7 @@ AddedMatch added_match_strip(AddedMatch match, const char *text, size_t bytes, s
     if (match.token->left && match.start < from) match.start = from;
     while (match.token->left && match.start > from) {
         size_t i = match.start - 1;
-        while (i > from && ((uint8_t)text[i] & 0xC0) == 0x80) i--;
+        while (i > from && utf8_continues(text[i])) i--;
         utf8_next(text + i, match.start - i, &c);
         if (!is_white_space(c)) break;
         match.start = i;

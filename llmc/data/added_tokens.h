@@ -17,7 +17,6 @@ typedef struct AddedToken {
 typedef struct AddedTokens {
     AddedToken *tokens;  // (count), sorted by added_tokens_complete
     int count;
-    bool first[256];         // first bytes of all tokens
     uint8_t pairs[1 << 13];  // bitmap of the first two bytes of all tokens, may have false positives
 } AddedTokens;
 

@@ -3,6 +3,7 @@
 // O(n log n) instead of O(n^2).
 #include "llmc/data/bpe.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -15,56 +16,64 @@ static size_t pair_slot(int32_t left, int32_t right, size_t slots) {
     return (size_t)(key >> 32) & (slots - 1);
 }
 
+static size_t table_slots(int64_t entries) {
+    size_t slots = 64;
+    while (slots < 2 * (size_t)entries + 1) slots *= 2;
+    return slots;
+}
+
 void bpe_init(Bpe *bpe, int64_t merges) {
-    bpe->whole = (WholePieces){0};
-    bpe->slots = 64;
-    while (bpe->slots < 2 * (size_t)merges + 1) bpe->slots *= 2;
+    assert(bpe && merges >= 0);
+    bpe->whole = (TextIds){0};
+    bpe->slots = table_slots(merges);
     bpe->merges = xmalloc(bpe->slots * sizeof *bpe->merges, "the table of merges");
     for (size_t i = 0; i < bpe->slots; i++) bpe->merges[i].left = -1;
 }
 
 void bpe_free(Bpe *bpe) {
     free(bpe->merges);
-    free(bpe->whole.text);
-    free(bpe->whole.bytes);
-    free(bpe->whole.id);
+    text_ids_free(&bpe->whole);
     bpe->merges = NULL;
-    bpe->whole = (WholePieces){0};
 }
 
-// ---- pre-tokens that are not merged ----
+// ---- texts and their ids ----
 
-void bpe_init_whole(Bpe *bpe, int64_t tokens) {
-    WholePieces *w = &bpe->whole;
-    *w = (WholePieces){.slots = 64};
-    while (w->slots < 2 * (size_t)tokens + 1) w->slots *= 2;
-    w->text = xcalloc(w->slots, sizeof *w->text, "the table of whole tokens");
-    w->bytes = xmalloc(w->slots * sizeof *w->bytes, "the table of whole tokens");
-    w->id = xmalloc(w->slots * sizeof *w->id, "the table of whole tokens");
+void text_ids_init(TextIds *t, int64_t texts) {
+    assert(texts >= 0);
+    *t = (TextIds){.slots = table_slots(texts)};
+    t->text = xcalloc(t->slots, sizeof *t->text, "the vocabulary");
+    t->bytes = xmalloc(t->slots * sizeof *t->bytes, "the vocabulary");
+    t->id = xmalloc(t->slots * sizeof *t->id, "the vocabulary");
+}
+
+void text_ids_free(TextIds *t) {
+    free(t->text);
+    free(t->bytes);
+    free(t->id);
+    *t = (TextIds){0};
 }
 
 // Returns the slot of this text, or the empty slot to insert it.
-static size_t whole_slot(const WholePieces *w, const char *text, size_t bytes) {
-    size_t i = (size_t)XXH3_64bits(text, bytes) & (w->slots - 1);
-    while (w->text[i] && (w->bytes[i] != bytes || memcmp(w->text[i], text, bytes)))
-        i = (i + 1) & (w->slots - 1);
+static size_t text_slot(const TextIds *t, const char *text, size_t bytes) {
+    size_t i = (size_t)XXH3_64bits(text, bytes) & (t->slots - 1);
+    while (t->text[i] && (t->bytes[i] != bytes || memcmp(t->text[i], text, bytes)))
+        i = (i + 1) & (t->slots - 1);
     return i;
 }
 
-void bpe_add_whole(Bpe *bpe, const char *text, size_t bytes, int32_t id) {
-    WholePieces *w = &bpe->whole;
-    size_t i = whole_slot(w, text, bytes);
-    w->text[i] = text;
-    w->bytes[i] = (uint32_t)bytes;
-    w->id[i] = id;
-    if (bytes > w->longest) w->longest = bytes;
+void text_ids_add(TextIds *t, const char *text, size_t bytes, int32_t id) {
+    assert(t->slots && id >= 0);
+    size_t i = text_slot(t, text, bytes);
+    t->text[i] = text;
+    t->bytes[i] = bytes;
+    t->id[i] = id;
+    if (bytes > t->longest) t->longest = bytes;
 }
 
-static bool is_whole(const WholePieces *w, const char *piece, size_t bytes, int32_t *id) {
-    if (!w->slots || bytes > w->longest) return false;
-    size_t i = whole_slot(w, piece, bytes);
-    if (w->text[i]) *id = w->id[i];
-    return w->text[i] != NULL;
+int32_t text_ids_find(const TextIds *t, const char *text, size_t bytes) {
+    if (!t->slots || bytes > t->longest) return -1;
+    size_t i = text_slot(t, text, bytes);
+    return t->text[i] ? t->id[i] : -1;
 }
 
 // ---- merging ----
@@ -207,7 +216,12 @@ static size_t encode_long(const Bpe *bpe, BpeScratch *scratch, const char *piece
 }
 
 size_t bpe_encode(const Bpe *bpe, BpeScratch *scratch, const char *piece, size_t bytes, int32_t *out) {
-    if (is_whole(&bpe->whole, piece, bytes, out)) return 1;
+    assert(bytes > 0 && bytes <= UINT32_MAX);
+    int32_t whole = text_ids_find(&bpe->whole, piece, bytes);
+    if (whole >= 0) {
+        out[0] = whole;
+        return 1;
+    }
     return bytes <= SHORT_PIECE ? encode_short(bpe, piece, bytes, out)
                                 : encode_long(bpe, scratch, piece, bytes, out);
 }

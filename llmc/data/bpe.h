@@ -10,20 +10,29 @@ typedef struct BpeMerge {
     int32_t rank, merged;
 } BpeMerge;
 
-// Hash table of pre-tokens that map to one id without merging ("ignore_merges" in tokenizer.json).
-typedef struct WholePieces {
+// Hash table from texts to ids. Zero-initialized: empty, without space.
+typedef struct TextIds {
     const char **text;  // (slots), not owned; NULL: empty slot
-    uint32_t *bytes;    // (slots)
+    size_t *bytes;      // (slots)
     int32_t *id;        // (slots)
-    size_t slots;       // 0: always merge
+    size_t slots;       // power of two, more than twice the number of texts
     size_t longest;     // longest text in bytes
-} WholePieces;
+} TextIds;
+
+// Reserves space for `texts` texts.
+void text_ids_init(TextIds *ids, int64_t texts);
+void text_ids_free(TextIds *ids);
+// Adds a text, which must outlive the table. A later duplicate replaces the earlier one.
+void text_ids_add(TextIds *ids, const char *text, size_t bytes, int32_t id);
+// Returns the id of a text, or -1.
+int32_t text_ids_find(const TextIds *ids, const char *text, size_t bytes);
 
 typedef struct Bpe {
     int32_t byte_id[256];  // initial symbol of each byte
     BpeMerge *merges;      // open-addressing hash table of pairs; empty slots have left = -1
     size_t slots;          // power of two, more than twice the number of merges
-    WholePieces whole;
+    TextIds whole;         // pre-tokens that map to one id without merging ("ignore_merges" in
+                           // tokenizer.json)
 } Bpe;
 
 // Scratch memory of one thread, grows as needed.
@@ -37,10 +46,6 @@ void bpe_init(Bpe *bpe, int64_t merges);
 void bpe_free(Bpe *bpe);
 // Adds a merge. Adding the same pair again replaces it, as in a Python dict.
 void bpe_add(Bpe *bpe, BpeMerge merge);
-// bpe_init_whole reserves space for `tokens` texts that are never merged; bpe_add_whole adds one.
-// Does not copy the text. A later duplicate replaces the earlier one.
-void bpe_init_whole(Bpe *bpe, int64_t tokens);
-void bpe_add_whole(Bpe *bpe, const char *text, size_t bytes, int32_t id);
 
 // Encodes one pre-token of 1 to 2^32-1 bytes. A pre-token in `whole` maps to its id. Otherwise
 // applies the lowest-ranked merge, leftmost first, until none applies, as Hugging Face's

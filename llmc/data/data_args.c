@@ -9,6 +9,7 @@
 #include "llmc/base/json_line.h"
 
 enum { MAX_BYTES = 1 << 24 };
+#define SPACE " \t\r\n\v\f"
 
 static char *read_text(const char *path, uint64_t *bytes, Error *err) {
     char *text = durable_read_file(path, MAX_BYTES, bytes, err);
@@ -23,10 +24,9 @@ static char *read_text(const char *path, uint64_t *bytes, Error *err) {
 
 // Splits the text at white space and takes ownership of it.
 static void cut_words(DataWords *words, char *text) {
-    static const char space[] = " \t\r\n\v\f";
     char *rest = text;
     *words = (DataWords){.text = text};
-    for (char *word; (word = strtok_r(rest, space, &rest));) {
+    for (char *word; (word = strtok_r(rest, SPACE, &rest));) {
         words->items = (const char **)grow_array(words->items, words->count, sizeof *words->items,
                                                  "the list of shards");
         words->items[words->count++] = word;
@@ -48,17 +48,17 @@ bool data_args_read(DataWords *words, const char *path, Error *err) {
 static char *join(const cJSON *list) {
     Text text = {0};
     const cJSON *item;
-    text_add(&text, "%s", "");  // not NULL for an empty list
+    text_add(&text, "%s", "");
     cJSON_ArrayForEach(item, list) {
-        char number[40];
-        const char *word = cJSON_IsString(item) ? item->valuestring : number;
-        if (cJSON_IsNumber(item)) snprintf(number, sizeof number, "%.17g", item->valuedouble);
-        bool one = (cJSON_IsNumber(item) || cJSON_IsString(item)) && *word && !strpbrk(word, " \t\r\n\v\f");
-        if (!one) {
+        const char *word = cJSON_IsString(item) ? item->valuestring : "";
+        if (cJSON_IsNumber(item)) {
+            text_add(&text, "%.17g ", item->valuedouble);
+        } else if (*word && !strpbrk(word, SPACE)) {
+            text_add(&text, "%s ", word);
+        } else {
             text_free(&text);
             return NULL;
         }
-        text_add(&text, "%s ", word);
     }
     return text.data;
 }

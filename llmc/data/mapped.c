@@ -19,7 +19,7 @@ typedef struct Mapped {
     const uint8_t *start;
     size_t bytes;
     char *path;
-    struct Mapped *next;
+    struct Mapped *_Atomic next;
 } Mapped;
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -81,16 +81,11 @@ void mapped_guard(const void *start, size_t bytes, const char *path) {
 
 void mapped_release(const void *start) {
     pthread_mutex_lock(&list_lock);
-    Mapped *gone = atomic_load(&all_mapped);
-    if (gone && gone->start == start) {
-        atomic_store(&all_mapped, gone->next);
-    } else {
-        Mapped *previous = gone;
-        while (previous && previous->next && previous->next->start != start) previous = previous->next;
-        gone = previous ? previous->next : NULL;
-        if (gone) previous->next = gone->next;
-    }
-    if (gone && !atomic_load(&all_mapped)) sigaction(SIGBUS, &previous_action, NULL);
+    Mapped *_Atomic *link = &all_mapped;
+    while (*link && (*link)->start != start) link = &(*link)->next;
+    Mapped *gone = *link;
+    if (gone) *link = gone->next;
+    if (gone && !all_mapped) sigaction(SIGBUS, &previous_action, NULL);
     pthread_mutex_unlock(&list_lock);
     if (!gone) return;
     free(gone->path);

@@ -106,8 +106,6 @@ void nfc_free(Nfc *nfc) { free(nfc); }
 
 static uint8_t kind_of(const Nfc *nfc, uint32_t c) { return c < LIMIT ? nfc->kind[c] : OUTSIDE; }
 
-static bool continues(char byte) { return ((uint8_t)byte & 0xC0) == 0x80; }
-
 // The first joining character may combine with the one before it.
 size_t nfc_normal_prefix(const Nfc *nfc, const char *text, size_t bytes) {
     assert(nfc && (text || !bytes));
@@ -120,7 +118,7 @@ size_t nfc_normal_prefix(const Nfc *nfc, const char *text, size_t bytes) {
         size_t length = utf8_next(text + i, bytes - i, &c);
         if (kind_of(nfc, c) == JOINING) {
             if (i > 0) i--;
-            while (i > 0 && continues(text[i])) i--;
+            while (i > 0 && utf8_continues(text[i])) i--;
             return i;
         }
         i += length;

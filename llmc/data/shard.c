@@ -247,37 +247,24 @@ void shard_close(Shard *shard) {
     memset(shard, 0, sizeof *shard);
 }
 
+// Converts count elements x of a little-endian integer type.
+#define CONVERT(TYPE, VALUE) \
+    for (int64_t i = 0; i < count; i++) { \
+        TYPE x; \
+        memcpy(&x, in + (size_t)i * sizeof x, sizeof x); \
+        out[i] = (VALUE); \
+    } \
+    break
+
 void shard_read(const Shard *shard, int64_t position, int64_t count, int32_t *out) {
-    if (count <= 0) return;
     const uint8_t *in = shard->data + position * shard_dtype_size(shard->dtype);
     switch (shard->dtype) {
-        case SHARD_U8:
-            for (int64_t i = 0; i < count; i++) out[i] = in[i];
-            break;
-        case SHARD_I8:
-            for (int64_t i = 0; i < count; i++) out[i] = (int8_t)in[i];
-            break;
-        case SHARD_I16:
-            for (int64_t i = 0; i < count; i++) {
-                int16_t x;
-                memcpy(&x, in + 2 * i, sizeof x);
-                out[i] = x;
-            }
-            break;
-        case SHARD_U16:
-            for (int64_t i = 0; i < count; i++) {
-                uint16_t x;
-                memcpy(&x, in + 2 * i, sizeof x);
-                out[i] = x;
-            }
-            break;
-        case SHARD_I32: memcpy(out, in, 4 * (size_t)count); break;
-        case SHARD_I64:
-            for (int64_t i = 0; i < count; i++) {
-                int64_t x = load_i64(in + 8 * i);
-                out[i] = x < 0 || x > INT32_MAX ? -1 : (int32_t)x;
-            }
-            break;
+        case SHARD_U8: CONVERT(uint8_t, x);
+        case SHARD_I8: CONVERT(int8_t, x);
+        case SHARD_I16: CONVERT(int16_t, x);
+        case SHARD_U16: CONVERT(uint16_t, x);
+        case SHARD_I32: CONVERT(int32_t, x);
+        case SHARD_I64: CONVERT(int64_t, x < 0 || x > INT32_MAX ? -1 : (int32_t)x);
         default: break;  // rejected by shard_open
     }
 }

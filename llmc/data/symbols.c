@@ -1,47 +1,33 @@
 // Map between token texts and ids while a vocabulary is read, see symbols.h.
 #include "llmc/data/symbols.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
 
 void symbols_init(Symbols *s, int limit) {
-    *s = (Symbols){.slots = 64, .limit = limit};
-    while (s->slots < 2 * (size_t)limit + 1) s->slots *= 2;
-    s->text = xcalloc(s->slots, sizeof *s->text, "reading the vocabulary");
-    s->length = xmalloc(s->slots * sizeof *s->length, "reading the vocabulary");
-    s->id = xmalloc(s->slots * sizeof *s->id, "reading the vocabulary");
-    s->of_id = xcalloc((size_t)limit + 1, sizeof *s->of_id, "reading the vocabulary");
+    assert(limit >= 0);
+    *s = (Symbols){.limit = limit};
+    text_ids_init(&s->ids, limit);
+    s->of_id = xcalloc((size_t)limit + 1, sizeof *s->of_id, "the vocabulary");
 }
 
 void symbols_free(Symbols *s) {
-    free(s->text);
-    free(s->length);
-    free(s->id);
+    text_ids_free(&s->ids);
     free(s->of_id);
     *s = (Symbols){0};
 }
 
-// Returns the slot of this text, or the empty slot to insert it.
-static size_t slot_of(const Symbols *s, const char *text, size_t length) {
-    uint64_t hash = 0xCBF29CE484222325u;  // FNV-1a
-    for (size_t i = 0; i < length; i++) hash = (hash ^ (uint8_t)text[i]) * 0x100000001B3u;
-    size_t slot = (size_t)hash & (s->slots - 1);
-    while (s->text[slot] && (s->length[slot] != length || memcmp(s->text[slot], text, length)))
-        slot = (slot + 1) & (s->slots - 1);
-    return slot;
-}
-
 int symbols_find(const Symbols *s, const char *text, size_t length) {
-    size_t slot = slot_of(s, text, length);
-    return s->text[slot] ? s->id[slot] : -1;
+    return text_ids_find(&s->ids, text, length);
 }
 
 bool symbols_add(Symbols *s, const char *text, const cJSON *item, const char *file, Error *err) {
-    double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    int id = value >= 0 && value < s->limit ? (int)value : -1;
-    if (id < 0 || (double)id != value) {
+    int64_t id;
+    if (!json_int64(item, 0, s->limit - 1, &id)) {
         return error_set(err, EXIT_DATA,
                          "%s: the id of \"%.80s\" is not an integer from 0 to %d; use a vocabulary "
                          "with ids 0..n-1",
@@ -50,19 +36,17 @@ bool symbols_add(Symbols *s, const char *text, const cJSON *item, const char *fi
     if (s->of_id[id]) {
         return error_set(err, EXIT_DATA,
                          "%s: \"%.80s\" and \"%.80s\" have the same id %d; every token needs its own", file,
-                         s->of_id[id], text, id);
+                         s->of_id[id], text, (int)id);
     }
-    size_t length = strlen(text), slot = slot_of(s, text, length);
-    if (s->text[slot]) {
+    size_t length = strlen(text);
+    int other = symbols_find(s, text, length);
+    if (other >= 0) {
         return error_set(err, EXIT_DATA, "%s: \"%.80s\" occurs twice (ids %d and %d); remove one", file, text,
-                         s->id[slot], id);
+                         other, (int)id);
     }
-    s->text[slot] = text;
-    s->length[slot] = length;
-    s->id[slot] = id;
+    text_ids_add(&s->ids, text, length, (int32_t)id);
     s->of_id[id] = text;
     s->count++;
-    if (length > s->longest) s->longest = length;
     return true;
 }
 

@@ -9,13 +9,9 @@ LLMC_BEGIN
 // A one-to-one map between texts and ids. Texts are not owned; they belong to a JSON tree, for
 // instance.
 typedef struct Symbols {
-    const char **text;  // (slots) hash map from texts to ids; NULL: empty slot
-    size_t *length;     // (slots)
-    int *id;            // (slots)
-    size_t slots;
+    TextIds ids;
     const char **of_id;  // (limit) map from ids to texts; NULL: unused id
     int limit, count;    // upper bound of ids; number of texts
-    size_t longest;      // longest text in bytes
 } Symbols;
 
 // Reserves space for `limit` texts.

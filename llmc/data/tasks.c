@@ -8,6 +8,7 @@
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
+#include "llmc/data/white_space.h"
 
 // files are read into memory
 #define MAX_FILE_BYTES ((uint64_t)1 << 30)
@@ -40,11 +41,7 @@ static bool refuse(const Parser *r, const char *format, ...) {
 // --- tokenization --------------------------------------------------------------------------------
 
 // Characters removed by Python's str.rstrip().
-static bool is_space(uint32_t c) {
-    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-           c == 0x3000;
-}
+static bool is_space(uint32_t c) { return is_white_space(c) || (c >= 0x1C && c <= 0x1F); }
 
 // Returns the length of a text without trailing white space.
 static size_t stripped_bytes(const char *text) {
@@ -59,7 +56,7 @@ static size_t stripped_bytes(const char *text) {
 
 static int32_t characters_of(const char *text) {
     int32_t count = 0;
-    for (; *text; text++) count += ((uint8_t)*text & 0xC0) != 0x80;
+    for (; *text; text++) count += !utf8_continues(*text);
     return count;
 }
 

@@ -2,7 +2,6 @@
 // because ignoring them would change the ids.
 #include "llmc/data/tokenizer_json.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,8 +11,7 @@
 #include "llmc/base/utf8.h"
 #include "llmc/data/symbols.h"
 
-// Larger files cannot be vocabularies (Llama 3's has 17 MB).
-enum { MAX_BYTES = 1 << 28, MAX_NESTING = 8 };
+enum { MAX_NESTING = 8 };
 
 typedef struct Parser {
     const char *path;
@@ -45,24 +43,11 @@ static bool read_flag(const cJSON *object, const char *name, bool missing, bool 
 
 // ---- files ----
 
-static char *read_text(const char *path, size_t *bytes, Error *err) {
-    if (!durable_exists(path)) {
-        error_set(err, EXIT_DATA,
-                  "cannot open %s: %s; --tokenizer-model must be a tokenizer.json or its directory", path,
-                  strerror(errno));
-        return NULL;
-    }
-    uint64_t size = 0;
-    char *text = durable_read_file(path, MAX_BYTES, &size, err);
-    if (!text && err) err->code = EXIT_DATA;
-    *bytes = (size_t)size;
-    return text;
-}
-
 // Returns the file's JSON object, or NULL with err set.
 static cJSON *read_object(const char *path, Error *err) {
     size_t bytes;
-    char *text = read_text(path, &bytes, err);
+    char *text = vocabulary_file(path, "--tokenizer-model must be a tokenizer.json or its directory", &bytes,
+                                 err);
     if (!text) return NULL;
     bool zero = json_has_zero(text, bytes), good = !zero && utf8_valid_prefix(text, bytes) == bytes;
     cJSON *root = good ? json_parse_object(text, bytes) : NULL;
@@ -172,7 +157,7 @@ static bool fill_table(Parser *r, const Alphabet *alphabet, bool ignore_merges) 
         total += strlen(text);
     }
     token_table_init(table, r->size, total);
-    if (ignore_merges) bpe_init_whole(&r->out->bpe, r->symbols.count);
+    if (ignore_merges) text_ids_init(&r->out->bpe.whole, r->symbols.count);
     for (int id = 0; id < r->size; id++) {
         const char *text = text_of(r, id);
         char *out = table->bytes + table->start[id];
@@ -180,7 +165,7 @@ static bool fill_table(Parser *r, const Alphabet *alphabet, bool ignore_merges) 
         bool foreign = true;
         if (r->symbols.of_id[id]) length = symbol_bytes(alphabet, text, length, out, &foreign);
         else memcpy(out, text, length);
-        if (ignore_merges && !foreign) bpe_add_whole(&r->out->bpe, out, length, id);
+        if (ignore_merges && !foreign) text_ids_add(&r->out->bpe.whole, out, length, id);
         table->start[id + 1] = table->start[id] + length;
     }
     return true;
@@ -202,7 +187,7 @@ static bool read_tokens(Parser *r) {
     const cJSON *entry;
     symbols_init(&r->symbols, most);
     bpe_init(&r->out->bpe, cJSON_GetArraySize(r->merges));
-    r->of_id = xcalloc((size_t)most + 1, sizeof(*r->of_id), "parser the vocabulary");
+    r->of_id = xcalloc((size_t)most + 1, sizeof(*r->of_id), "the vocabulary");
     cJSON_ArrayForEach(entry, r->vocab) {
         if (!symbols_add(&r->symbols, entry->string, entry, r->path, r->err)) return false;
     }
@@ -371,9 +356,8 @@ static bool read_template(Parser *r, const cJSON *template) {
             (!name || !append_template_ids(r, template, name, texts ? &around->after : &around->before)))
             return name ? false : REFUSE("%s: a token of the post_processor has no \"id\"", r->path);
     }
-    return texts == 1
-               ? true
-               : REFUSE("%s: the post_processor's template does not contain exactly one text", r->path);
+    return texts == 1 ||
+           REFUSE("%s: the post_processor's template does not contain exactly one text", r->path);
 }
 
 static bool read_post_processor(Parser *r, const cJSON *part) {

@@ -11,8 +11,9 @@
 #include "llmc/base/durable.h"
 #include "llmc/data/symbols.h"
 
-// Larger files cannot be vocabularies (GPT-2's two have 1.0 and 0.5 MB).
+// Larger files cannot be vocabularies (GPT-2's two have 1.0 and 0.5 MB, Llama 3's tokenizer.json 17).
 enum { MAX_VOCABULARY_BYTES = 1 << 28 };
+#define HINT "dev/data/get_gpt2_vocab.sh downloads GPT-2's files"
 
 void token_table_init(TokenTable *table, int size, size_t total_bytes) {
     table->bytes = xmalloc(total_bytes + 1, "the bytes of the vocabulary");
@@ -40,14 +41,12 @@ static int64_t line_of(const char *text, const char *where) {
     return line;
 }
 
-// Returns the whole file, NUL-terminated, or NULL with err set.
-static char *read_file(const char *path, size_t *bytes, Error *err) {
+char *vocabulary_file(const char *path, const char *hint, size_t *bytes, Error *err) {
+    uint64_t size = 0;
     if (!durable_exists(path)) {
-        error_set(err, EXIT_DATA, "cannot open %s: %s; dev/data/get_gpt2_vocab.sh downloads GPT-2's files",
-                  path, strerror(errno));
+        error_set(err, EXIT_DATA, "cannot open %s: %s; %s", path, strerror(errno), hint);
         return NULL;
     }
-    uint64_t size = 0;
     char *text = durable_read_file(path, MAX_VOCABULARY_BYTES, &size, err);
     if (!text && err) err->code = EXIT_DATA;
     *bytes = (size_t)size;
@@ -78,22 +77,18 @@ static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table,
     }
     Alphabet alphabet = byte_alphabet();
     symbols_init(symbols, count);
-    bool good = true;
-    for (const cJSON *entry = root->child; entry && good; entry = entry->next)
-        good = symbols_add(symbols, entry->string, entry, path, err);
-    good = good && symbols_of_bytes(symbols, &alphabet, byte_id, path, err);
-    int eod = good ? symbols_find(symbols, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
-    if (good && eod < 0) {
-        good = error_set(err, EXIT_DATA, "%s has no " END_OF_TEXT ", the end-of-document token; add it",
+    for (const cJSON *entry = root->child; entry; entry = entry->next) {
+        if (!symbols_add(symbols, entry->string, entry, path, err)) return false;
+    }
+    if (!symbols_of_bytes(symbols, &alphabet, byte_id, path, err)) return false;
+    int eod = symbols_find(symbols, END_OF_TEXT, strlen(END_OF_TEXT));
+    if (eod < 0) {
+        return error_set(err, EXIT_DATA, "%s has no " END_OF_TEXT ", the end-of-document token; add it",
                          path);
     }
-    if (good) {
-        fill_table(table, symbols, &alphabet, text_bytes);
-        table->eod = eod;
-    } else {
-        symbols_free(symbols);
-    }
-    return good;
+    fill_table(table, symbols, &alphabet, text_bytes);
+    table->eod = eod;
+    return true;
 }
 
 // ---- merges.txt ----
@@ -114,7 +109,6 @@ static bool parse_merges(const Symbols *symbols, const char *text, size_t bytes,
         BpeMerge merge = {.rank = rank++};
         const char *why;
         if (!symbols_merge_line(symbols, p, length, &merge, &why)) {
-            bpe_free(bpe);
             return error_set(err, EXIT_DATA, "%s line %lld \"%.*s\" %s; check that it belongs to %s", path,
                              (long long)line, (int)(length < 80 ? length : 80), p, why, vocab_file);
         }
@@ -126,7 +120,7 @@ static bool parse_merges(const Symbols *symbols, const char *text, size_t bytes,
 static bool read_merges(const Symbols *symbols, Bpe *bpe, const char *vocab_file, const char *merge_file,
                         Error *err) {
     size_t bytes;
-    char *text = read_file(merge_file, &bytes, err);
+    char *text = vocabulary_file(merge_file, HINT, &bytes, err);
     bool good = text && parse_merges(symbols, text, bytes, bpe, merge_file, vocab_file, err);
     free(text);
     return good;
@@ -135,28 +129,24 @@ static bool read_merges(const Symbols *symbols, Bpe *bpe, const char *vocab_file
 bool vocabulary_read(TokenTable *table, Bpe *bpe, const char *vocab_file, const char *merge_file,
                      Error *err) {
     size_t bytes;
-    char *text = read_file(vocab_file, &bytes, err);
+    Symbols symbols = {0};
+    *table = (TokenTable){0};
+    *bpe = (Bpe){0};
+    char *text = vocabulary_file(vocab_file, HINT, &bytes, err);
     if (!text) return false;
     const char *stop = text;
     cJSON *root = cJSON_ParseWithLengthOpts(text, bytes + 1, &stop, 1);
-    Symbols symbols;
-    bool good;
-    if (!root) {
-        good = error_set(err, EXIT_DATA,
-                         "%s line %lld is not valid JSON; give vocab.json, and merges.txt as --merge-file, "
-                         "or download it again",
-                         vocab_file, (long long)line_of(text, stop));
-    } else {
-        good = parse_vocab(root, bytes, table, bpe->byte_id, &symbols, vocab_file, err);
-        if (good && !read_merges(&symbols, bpe, vocab_file, merge_file, err)) {
-            token_table_free(table);
-            symbols_free(&symbols);
-            good = false;
-        } else if (good) {
-            symbols_free(&symbols);
-        }
-    }
+    bool good = root || error_set(err, EXIT_DATA,
+                                  "%s line %lld is not valid JSON; give vocab.json, and merges.txt as "
+                                  "--merge-file, or download it again",
+                                  vocab_file, (long long)line_of(text, stop));
+    good = good && parse_vocab(root, bytes, table, bpe->byte_id, &symbols, vocab_file, err) &&
+           read_merges(&symbols, bpe, vocab_file, merge_file, err);
+    symbols_free(&symbols);
     cJSON_Delete(root);
     free(text);
-    return good;
+    if (good) return true;
+    token_table_free(table);
+    bpe_free(bpe);
+    return false;
 }
