@@ -155,11 +155,12 @@ static void train_step(Run *run, GPT *gpt) {
     run->site.phase = "update";
     // The host doesn't know yet whether the previous step was applied or skipped, which moves the
     // learning-rate schedule. So the device chooses between two learning rates.
-    int64_t skipped_n = run->scheduled, applied_n = run->scheduled + (run->unsettled ? run->step_batch : 0);
+    int64_t skipped_n = run->scheduled,
+            applied_n = run->scheduled + (run->status_unread ? run->step_batch : 0);
     zero_update(run->zero, schedule_lr(&run->schedule, applied_n), schedule_lr(&run->schedule, skipped_n),
                 schedule_weight_decay(&run->schedule, run->consumed_train));
-    settle(run, 1);
-    run->unsettled = true;
+    read_step_status(run, 1);
+    run->status_unread = true;
     run->step_batch = batch;
     run->consumed_train += batch;
     run->interval.iterations++;
@@ -249,9 +250,9 @@ static bool final_evaluation(Run *run, GPT *gpt) {
 // Returns true if the anomaly guard ends the run: non-finite losses or gradients, too many skipped
 // steps, a corrupted message. With local steps each replica group decides for itself, so the groups
 // have to agree. They do so when run_poll_stop reports an anomaly, and whenever the status of the
-// latest step has been read (settled).
-static bool guard_ends_run(Run *run, bool settled) {
-    bool collective = run->mesh.replica_groups.size > 1 && (settled || run->stop.reason == STOP_ANOMALY);
+// latest step has been read.
+static bool guard_ends_run(Run *run, bool status_read) {
+    bool collective = run->mesh.replica_groups.size > 1 && (status_read || run->stop.reason == STOP_ANOMALY);
     if (collective) return !run_agreed(run, !run->guard.ended_at);
     if (!run->guard.ended_at || run->mesh.replica_groups.size > 1) return false;
     run->exit_code = run->error.code;
@@ -263,7 +264,7 @@ static bool guard_ends_run(Run *run, bool settled) {
 
 static void save_and_leave(Run *run, const char *why, int exit_code) {
     if (run->stop.reason == STOP_SIGNAL) stop_ignore_launcher_signal(run_peers(run, run->launch.world));
-    settle(run, 0);
+    read_step_status(run, 0);
     if (guard_ends_run(run, true)) return;
     run->exit_code = exit_code;
     if (save_checkpoint(run) && advance_save(run, true)) log_datetime(run->log, "%s", why);
@@ -338,9 +339,9 @@ static bool train(Run *run, GPT *gpt) {
         train_step(run, gpt);
         run_poll_stop(run);
         if (!data_sound(run) || (!run->stop.busy && !advance_save(run, false))) return false;
-        bool settled = needs_status(run);
-        if (settled) settle(run, 0);
-        if (guard_ends_run(run, settled)) return false;
+        bool status_read = needs_status(run);
+        if (status_read) read_step_status(run, 0);
+        if (guard_ends_run(run, status_read)) return false;
         if (due(run->iteration, c->log_interval)) interval_end(run);
         if (after_step(run, gpt)) return false;
     }

@@ -35,7 +35,7 @@ static inline Checkpoint *open_exactly(const char *directory, int64_t iteration,
     Peers peers = {comm, 0, NULL};
     char note[1400];
     int64_t opened = iteration;
-    Checkpoint *c = checkpoint_open_sound(directory, &opened, peers, note, sizeof note, err);
+    Checkpoint *c = checkpoint_open_or_fall_back(directory, &opened, peers, note, sizeof note, err);
     if (c && opened != iteration) {
         checkpoint_close(c);
         error_set(err, EXIT_CHECKPOINT, "%s", note);

@@ -149,7 +149,7 @@ static bool take_rotations(const Reading *r) {
 }
 
 // Query groups are only set if several heads share keys and values.
-static void settle_groups(cJSON *arguments) {
+static void set_query_groups(cJSON *arguments) {
     const char *heads = json_member_string(arguments, "num_attention_heads");
     const char *groups = json_member_string(arguments, "num_query_groups");
     if (!groups) return;
@@ -212,7 +212,7 @@ bool hf_config_read(HfConfig *c, const char *text, size_t bytes, const char *pat
     Reading r = {config, path, cJSON_CreateObject(), err};
     bool ok = read_model(c, &r);
     if (ok) {
-        settle_groups(r.arguments);
+        set_query_groups(r.arguments);
         make_flags(r.arguments, &c->flags);
     }
     cJSON_Delete(r.arguments);

@@ -48,8 +48,8 @@ static uint64_t bytes_of(const Exporting *e, const HfTensor *t) {
 static bool open_checkpoint(Exporting *e, HfReport *report, Error *err) {
     char note[1400];
     report->iteration = e->wish->iteration;
-    e->checkpoint = checkpoint_open_asked(e->wish->load, &report->iteration, e->wish->peers, note,
-                                          sizeof note, err);
+    e->checkpoint = checkpoint_open(e->wish->load, &report->iteration, e->wish->peers, note, sizeof note,
+                                    err);
     if (e->checkpoint && *note) snprintf(report->notes, sizeof report->notes, "%s\n", note);
     return e->checkpoint != NULL;
 }

@@ -196,8 +196,9 @@ FILE *durable_open_plain(const char *path) {
     return file;
 }
 
-// stopped: goes_on said no.
-static bool hash_all(int fd, uint64_t *xxh3, bool (*goes_on)(void *context), void *context, bool *stopped) {
+// *stopped: keep_going returned false.
+static bool hash_all(int fd, uint64_t *xxh3, bool (*keep_going)(void *context), void *context,
+                     bool *stopped) {
     XXH3_state_t *state = XXH3_createState();
     char *buffer = (char *)xmalloc(HASH_BUFFER_BYTES, "a hash buffer");
     ssize_t done = -1;
@@ -208,7 +209,7 @@ static bool hash_all(int fd, uint64_t *xxh3, bool (*goes_on)(void *context), voi
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) break;
         XXH3_64bits_update(state, buffer, (size_t)done);
-        *stopped = !goes_on(context);
+        *stopped = !keep_going(context);
     }
     *xxh3 = XXH3_64bits_digest(state);
     XXH3_freeState(state);
@@ -216,12 +217,12 @@ static bool hash_all(int fd, uint64_t *xxh3, bool (*goes_on)(void *context), voi
     return !*stopped && done == 0;
 }
 
-bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*goes_on)(void *context), void *context,
+bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*keep_going)(void *context), void *context,
                        Error *err) {
     bool stopped;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return durable_error(err, "open", path);
-    bool ok = hash_all(fd, xxh3, goes_on, context, &stopped);
+    bool ok = hash_all(fd, xxh3, keep_going, context, &stopped);
     if (!ok && !stopped) durable_error(err, "read", path);
     close(fd);
     return ok;

@@ -109,13 +109,13 @@ int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Er
 // same result on every rank: rank 0 reads the manifest, and all ranks share the work of verifying
 // sizes and hashes. A shard is opened on its first read, and its header is compared with the
 // manifest.
-Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note,
-                                  size_t note_bytes, Error *err);
+Checkpoint *checkpoint_open_or_fall_back(const char *directory, int64_t *iteration, Peers peers, char *note,
+                                         size_t note_bytes, Error *err);
 // Opens the checkpoint of *iteration, or the latest one if it is negative; then sets *iteration.
 // Never falls back silently, since a tool asked for this checkpoint: the error names the intact one
 // before it. note: as in checkpoint_find. Peers of one rank.
-Checkpoint *checkpoint_open_asked(const char *directory, int64_t *iteration, Peers peers, char *note,
-                                  size_t note_bytes, Error *err);
+Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers peers, char *note,
+                            size_t note_bytes, Error *err);
 void checkpoint_close(Checkpoint *checkpoint);
 const RunState *checkpoint_state(const Checkpoint *checkpoint);
 // State of `node`; falls back to the run's state if none was saved for it.

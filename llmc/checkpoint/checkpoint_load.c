@@ -196,7 +196,7 @@ static char *file_path(const Checkpoint *c, int file) {
     return text_format("%s/%s/%s", c->folder, f->folder, f->name);
 }
 
-static bool hashing_goes_on(void *work) { return peers_work_continues((PeersWork *)work); }
+static bool keep_hashing(void *work) { return peers_work_continues((PeersWork *)work); }
 
 static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *err) {
     const ManifestFile *f = &c->manifest.files[file];
@@ -210,7 +210,7 @@ static bool check_file(const Checkpoint *c, int file, PeersWork *work, Error *er
                        "; restore it from a copy or load another checkpoint",
                        path, (long long)status.st_size, f->bytes);
     }
-    ok = ok && durable_hash_file(path, &xxh3, hashing_goes_on, work, err);
+    ok = ok && durable_hash_file(path, &xxh3, keep_hashing, work, err);
     if (ok && xxh3 != f->xxh3) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "%s is damaged: its xxh3 is %016" PRIx64 " instead of %016" PRIx64
@@ -325,8 +325,8 @@ static Checkpoint *open_sound(const char *directory, int64_t asked, Peers peers,
     return c;
 }
 
-Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Peers peers, char *note,
-                                  size_t note_bytes, Error *err) {
+Checkpoint *checkpoint_open_or_fall_back(const char *directory, int64_t *iteration, Peers peers, char *note,
+                                         size_t note_bytes, Error *err) {
     Error wrong;
     Older taken;
     *note = 0;
@@ -340,8 +340,8 @@ Checkpoint *checkpoint_open_sound(const char *directory, int64_t *iteration, Pee
     return c;
 }
 
-Checkpoint *checkpoint_open_asked(const char *directory, int64_t *iteration, Peers peers, char *note,
-                                  size_t note_bytes, Error *err) {
+Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers peers, char *note,
+                            size_t note_bytes, Error *err) {
     Error wrong;
     Older taken;
     *note = 0;

@@ -22,12 +22,12 @@ typedef struct StateField {
     const char *name;
     size_t offset;
     bool real;
-    bool younger;  // added after format version 1: 0 in checkpoints without it
+    bool optional;  // added after format version 1: 0 in checkpoints without it
 } StateField;
 #define INTEGER(field) \
     { #field, offsetof(RunState, field), false, false }
-#define YOUNGER_INTEGER(field) \
-    { #field, offsetof(RunState, field), false, true }
+#define OPTIONAL_INTEGER(name, field) \
+    { name, offsetof(RunState, field), false, true }
 #define REAL(field) \
     { #field, offsetof(RunState, field), true, false }
 static const StateField STATE[] = {
@@ -45,9 +45,9 @@ static const StateField STATE[] = {
     INTEGER(spikes_seen),
     INTEGER(skipped_in_a_row),
     INTEGER(repairs),
-    YOUNGER_INTEGER(met_at),
-    YOUNGER_INTEGER(train_split_samples),
-    YOUNGER_INTEGER(valid_split_samples),
+    OPTIONAL_INTEGER("met_at", outer_applied_at),
+    OPTIONAL_INTEGER("train_split_samples", train_split_samples),
+    OPTIONAL_INTEGER("valid_split_samples", valid_split_samples),
     REAL(loss_mean),
     REAL(loss_deviation),
     REAL(norm_mean),
@@ -194,7 +194,7 @@ static bool damaged(Error *err, const char *path, const char *fault) {
 static const char *parse_state(const cJSON *state, RunState *out) {
     for (int i = 0; i < STATE_FIELDS; i++) {
         char *field = (char *)out + STATE[i].offset, *end = NULL;
-        if (STATE[i].younger && !cJSON_HasObjectItem(state, STATE[i].name)) {
+        if (STATE[i].optional && !cJSON_HasObjectItem(state, STATE[i].name)) {
             *(int64_t *)field = 0;
             continue;
         }

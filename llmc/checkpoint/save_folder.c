@@ -87,7 +87,7 @@ static bool is_leftover(const char *name, const char *suffix) {
 
 // Restores iter_N from ".iter_N.old" if the save that replaced it was killed between its two
 // renames: then this is the only copy.
-static bool settle_aside(const char *directory, const char *name, Error *err) {
+static bool restore_aside(const char *directory, const char *name, Error *err) {
     char *aside = text_format("%s/%s", directory, name);
     char *final = text_format("%s/%.*s", directory, (int)(strlen(name) - 1 - strlen(".old")), name + 1);
     bool ok = durable_exists(final) ? durable_remove_tree(aside, err)
@@ -104,7 +104,7 @@ bool save_folder_clear(const char *directory, Error *err) {
     struct dirent *entry;
     while (ok && (entry = readdir(folder))) {
         if (is_leftover(entry->d_name, ".old")) {
-            ok = settle_aside(directory, entry->d_name, err);
+            ok = restore_aside(directory, entry->d_name, err);
         } else if (is_leftover(entry->d_name, ".tmp") || is_leftover(entry->d_name, ".del")) {
             char *path = text_format("%s/%s", directory, entry->d_name);
             ok = durable_remove_tree(path, err);

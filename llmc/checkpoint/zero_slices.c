@@ -122,7 +122,7 @@ static bool restore_replica_group(Zero *zero, const Checkpoint *checkpoint, bool
         return true;
     }
     const RunState *run = checkpoint_state(checkpoint);
-    zero_resume_replica_group(zero, run->iteration, run->met_at);
+    zero_resume_replica_group(zero, run->iteration, run->outer_applied_at);
     return restore_kind(zero, checkpoint, SLICE_LOCAL_MASTER, err) &&
            restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG, err) &&
            restore_kind(zero, checkpoint, SLICE_LOCAL_EXP_AVG_SQ, err);

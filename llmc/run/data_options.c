@@ -33,8 +33,8 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
     return o;
 }
 
-void loader_options_go_on(LoaderOptions *o, const Config *c, int64_t iteration, int64_t consumed_train,
-                          int64_t consumed_valid) {
+void loader_options_resume(LoaderOptions *o, const Config *c, int64_t iteration, int64_t consumed_train,
+                           int64_t consumed_valid) {
     int64_t train = config_samples_at_end(c, iteration, consumed_train);
     if (o->samples[SPLIT_TRAIN] > 0 && train > o->samples[SPLIT_TRAIN]) o->samples[SPLIT_TRAIN] = train;
     // The evaluations during training, and one at the end.

@@ -11,7 +11,7 @@ LoaderOptions loader_options(const Config *config, int dp_rank, int dp_size);
 // have changed, each split gets as many more samples as the rest of the run needs. If nothing has
 // changed, the numbers stay the same, and so does the order of the data. consumed_*: samples used
 // so far.
-void loader_options_go_on(LoaderOptions *options, const Config *config, int64_t iteration,
-                          int64_t consumed_train, int64_t consumed_valid);
+void loader_options_resume(LoaderOptions *options, const Config *config, int64_t iteration,
+                           int64_t consumed_train, int64_t consumed_valid);
 
 LLMC_END

@@ -27,7 +27,7 @@ static RunState current_state(const Run *run) {
     state.beta2_power = run->last.beta2_power;
     guard_save(&run->guard, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
-    state.met_at = local_steps_end(run) ? run->iteration : run->met_at;
+    state.outer_applied_at = local_steps_end(run) ? run->iteration : run->outer_applied_at;
     state.train_split_samples = run->split_samples[SPLIT_TRAIN];
     state.valid_split_samples = run->split_samples[SPLIT_VALID];
     return state;
@@ -45,7 +45,7 @@ bool replicas_sound(Run *run) {
 }
 
 bool save_checkpoint(Run *run) {
-    settle(run, 0);
+    read_step_status(run, 0);
     Peers world = run_peers(run, run->launch.world);
     if (!run_agreed(run, zero_sound(run->zero, world, &run->error))) return false;
     if (!run->config.save || run->last_saved == run->iteration) return true;
@@ -92,7 +92,7 @@ static RunState surviving_state(const Run *run, Peers left, bool *saved) {
     }
     *saved = least[SAVED] >= least[ITERATION];
     if (run->iteration > least[ITERATION] && run->last.applied) state.scheduler_samples -= run->step_batch;
-    state.iteration = state.met_at = least[ITERATION];
+    state.iteration = state.outer_applied_at = least[ITERATION];
     state.consumed_train_samples = least[TRAIN];
     state.consumed_valid_samples = least[VALID];
     return state;
@@ -122,7 +122,7 @@ static void restore_counters(Run *run, const RunState *state) {
     run->split_samples[SPLIT_TRAIN] = state->train_split_samples;
     run->split_samples[SPLIT_VALID] = state->valid_split_samples;
     run->flops_so_far = state->flops_so_far;
-    run->met_at = state->met_at;
+    run->outer_applied_at = state->outer_applied_at;
 }
 
 static void restore_optimizer_counters(Run *run, const RunState *state) {
@@ -201,8 +201,8 @@ static bool open_and_restore(Run *run, int64_t *iteration, Peers world, bool *fe
     char fallback[1400];
     log_line(run->log, " loading checkpoint from %s at iteration %lld", load, (long long)*iteration);
     timer_start(run->timers, TIMER_LOAD_CHECKPOINT, run->compute);
-    Checkpoint *checkpoint = checkpoint_open_sound(load, iteration, world, fallback, sizeof fallback,
-                                                   &run->error);
+    Checkpoint *checkpoint = checkpoint_open_or_fall_back(load, iteration, world, fallback, sizeof fallback,
+                                                          &run->error);
     *fell_back = *fallback;
     if (*fallback) log_line(run->log, "%s", fallback);
     bool ok = run_agreed(run, checkpoint != NULL) && run_agreed(run, restore(run, checkpoint));

@@ -67,16 +67,16 @@ typedef struct Run {
     int64_t scheduled;         // samples of applied steps; position in the learning-rate schedule
     AnomalyGuard guard;
     double flops_so_far;
-    bool unsettled;     // the host has not read the status of the latest step yet
-    int step_batch;     // samples of the latest step launched
-    StepStatus last;    // latest status read
-    StepReport report;  // its log record
+    bool status_unread;  // the host has not read the status of the latest step yet
+    int step_batch;      // samples of the latest step launched
+    StepStatus last;     // latest status read
+    StepReport report;   // its log record
     Interval interval;
-    double started;        // time of process start
-    int64_t last_saved;    // iteration
-    int64_t resumed_from;  // iteration of the checkpoint in --save that this run resumed from; -1: none
-    SaveLock save_lock;    // rank 0: lock on the --save folder
-    int64_t met_at;        // from the loaded checkpoint (RunState)
+    double started;            // time of process start
+    int64_t last_saved;        // iteration
+    int64_t resumed_from;      // iteration of the checkpoint in --save that this run resumed from; -1: none
+    SaveLock save_lock;        // rank 0: lock on the --save folder
+    int64_t outer_applied_at;  // from the loaded checkpoint (RunState)
     Saver saver;
     Stop stop;           // why the run stops early
     Memory memory;       // planned and available memory
@@ -145,9 +145,9 @@ void interval_exclude(Run *run, const Interruption *from);
 void interval_end(Run *run);
 // Reads the status of a step and advances counters, guard and per-step log. which: 0 for the latest
 // step launched, 1 for the one before.
-void settle(Run *run, int which);
-// settle(run, 0) without collective figures, for use after a node failure.
-void settle_alone(Run *run);
+void read_step_status(Run *run, int which);
+// read_step_status(run, 0) without collective figures, for use after a node failure.
+void read_step_status_alone(Run *run);
 
 // --- resume.c ------------------------------------------------------------------------------------
 

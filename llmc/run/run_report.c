@@ -138,10 +138,10 @@ static void report_step(Run *run, int64_t iteration, bool alone) {
     log_step_scalars(run->log, r);
 }
 
-static void settle_step(Run *run, int which, bool alone) {
-    if (!run->unsettled) return;
+static void read_status(Run *run, int which, bool alone) {
+    if (!run->status_unread) return;
     run->last = zero_step_status(run->zero, which);
-    run->unsettled = false;
+    run->status_unread = false;
     if (run->last.applied) {
         run->scheduled += run->step_batch;
         run->interval.loss_sum += run->last.loss;
@@ -153,8 +153,8 @@ static void settle_step(Run *run, int which, bool alone) {
     report_step(run, iteration, alone);
 }
 
-void settle(Run *run, int which) { settle_step(run, which, false); }
-void settle_alone(Run *run) { settle_step(run, 0, true); }
+void read_step_status(Run *run, int which) { read_status(run, which, false); }
+void read_step_status_alone(Run *run) { read_status(run, 0, true); }
 
 // --- an interval ---------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ bool run_connect(Run *run) {
 bool run_open_data(Run *run) {
     const Config *c = &run->config;
     LoaderOptions o = loader_options(c, mesh_data_rank(&run->mesh), mesh_data_ranks(&run->mesh));
-    loader_options_go_on(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
+    loader_options_resume(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
     run->site.phase = "load data";
     run->loader = loader_open(&o, run_peers(run, run->launch.host), &run->error);
     if (!run->loader || !c->full_validation || !loader_has_split(run->loader, SPLIT_VALID))

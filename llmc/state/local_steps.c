@@ -87,7 +87,7 @@ void outer_start(const Base *base, Outer *l) {
     if (!is_on(base)) return;
     l->stream = base->config->no_overlap ? base->lanes->last : stream_create(base->device, "replica groups");
     l->taken = event_create(base->device);
-    l->settled = event_create(base->device);
+    l->finished = event_create(base->device);
     for (int slot = 0; slot < OUTER_SLOTS; slot++) l->slot_free[slot] = event_create(base->device);
     for (int b = 0; b < base->plan.buckets; b++) l->exchanged[b] = event_create(base->device);
     if (l->lost) comm_may_lose(&base->mesh->replica_groups, l->lost);
@@ -99,7 +99,7 @@ void outer_start(const Base *base, Outer *l) {
 void outer_free(const Base *base, Outer *l) {
     if (l->stream) {
         event_destroy(l->taken);
-        event_destroy(l->settled);
+        event_destroy(l->finished);
         for (int slot = 0; slot < OUTER_SLOTS; slot++) event_destroy(l->slot_free[slot]);
         for (int b = 0; b < base->plan.buckets; b++) event_destroy(l->exchanged[b]);
         if (l->stream != base->lanes->last) stream_destroy(l->stream);
@@ -115,7 +115,7 @@ void outer_from_master(const Base *base, Outer *l, const Optimizer *optimizer) {
     size_t bytes = (size_t)base->plan.shard_elements * sizeof(float);
     copy_on_device(base->compute, l->outer, optimizer->master, bytes);
     set_zero(base->compute, l->momentum, bytes);
-    l->settled_since = false;
+    l->finished_since = false;
 }
 
 // --- the exchange of a bucket --------------------------------------------------------------------
@@ -172,7 +172,7 @@ static bool is_slot(const Base *base, const Outer *l, int b, int64_t step) {
 
 void outer_sync(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
     if (!is_on(base)) return;
-    l->settled_since = false;
+    l->finished_since = false;
     if (!is_slot(base, l, b, base->step)) return;
     exchange(base, l, optimizer, b);
     l->applies[b] = base->step + (is_last(base, base->step) ? 0 : base->config->local_steps_delay);
@@ -190,17 +190,17 @@ void outer_apply(const Base *base, Outer *l, const Optimizer *optimizer, int b, 
 
 // --- between steps -------------------------------------------------------------------------------
 
-void outer_settle(const Base *base, Outer *l, const Optimizer *optimizer) {
+void outer_finish(const Base *base, Outer *l, const Optimizer *optimizer) {
     Stream *last = base->lanes->last;
-    if (!is_on(base) || l->settled_since) return;
-    l->settled_since = true;
+    if (!is_on(base) || l->finished_since) return;
+    l->finished_since = true;
     for (int b = 0; b < base->plan.buckets; b++) {
         outer_apply(base, l, optimizer, b, base->step);
         await_exchange(base, l, b);
     }
     kernel_narrow(last, l->rounded, l->outer, base->plan.shard_elements);
-    event_record(l->settled, last);
-    stream_wait(base->compute, l->settled);
+    event_record(l->finished, last);
+    stream_wait(base->compute, l->finished);
 }
 
 void outer_hash(const Base *base, const Outer *l, uint64_t *hash) {
@@ -279,7 +279,7 @@ void outer_use(const Base *base, Outer *l, const Optimizer *optimizer, Weights *
     if (on) {
         l->in_place = true;
         keep_own(base, l, weights, false);
-        outer_settle(base, l, optimizer);
+        outer_finish(base, l, optimizer);
         for (int b = 0; b < base->plan.buckets; b++) gather_outer(base, l, weights, b);
         stream_synchronize(base->lanes->last);
     } else {

@@ -31,7 +31,7 @@ typedef struct Outer {
     OuterStep step;  // its buffers alone
     // device memory
     float *outer, *momentum;       // (plan.shard_elements); NULL without local steps
-    floatX *rounded;               // (plan.shard_elements) the outer weights in bf16: see outer_settle
+    floatX *rounded;               // (plan.shard_elements) the outer weights in bf16: see outer_finish
     float *gradient[OUTER_SLOTS];  // (largest shard) pseudo-gradients, which exchanges use in turn
     Segment *segments;
     uint64_t *fault;                // (buckets) first fault found by the checks of a bucket's exchange
@@ -40,15 +40,15 @@ typedef struct Outer {
     Event *taken;                   // lanes->last -> stream: a pseudo-gradient has been computed
     Event *slot_free[OUTER_SLOTS];  // stream -> last: the slot may be written
     Event **exchanged;              // (buckets) stream -> last: the bucket's outer weights are new
-    Event *settled;                 // last -> compute: master and outer weights may be read
+    Event *finished;                // last -> compute: master and outer weights may be read
     // host
     int64_t *slot;     // (buckets) synchronized in steps that leave this remainder when divided by H
     int64_t *applies;  // (buckets) the master weights take the outer weights at the end of this step; 0: done
-    unsigned exchanges;  // so far
-    int *lost;           // host memory: not 0 once a replica group is lost (comm_may_lose)
-    bool in_place;       // outer_use: the model weights are the outer ones
-    bool settled_since;  // outer_settle has been called since the latest update
-    floatX *kept;        // host memory: this group's model weights while the outer ones are in place
+    unsigned exchanges;   // so far
+    int *lost;            // host memory: not 0 once a replica group is lost (comm_may_lose)
+    bool in_place;        // outer_use: the model weights are the outer ones
+    bool finished_since;  // outer_finish has been called since the latest update
+    floatX *kept;         // host memory: this group's model weights while the outer ones are in place
 } Outer;
 
 // All of these are no-ops without --local-steps.
@@ -64,12 +64,12 @@ void outer_apply(const Base *base, Outer *outer, const Optimizer *optimizer, int
 void outer_sync(const Base *base, Outer *outer, const Optimizer *optimizer, int b);
 // Between steps: does what is due at the end of the latest step. Later work of compute and of
 // lanes->last may read master and outer weights.
-void outer_settle(const Base *base, Outer *outer, const Optimizer *optimizer);
-// *hash += hash of this rank's outer weights and momentum. On compute, after outer_settle.
+void outer_finish(const Base *base, Outer *outer, const Optimizer *optimizer);
+// *hash += hash of this rank's outer weights and momentum. On compute, after outer_finish.
 void outer_hash(const Base *base, const Outer *outer, uint64_t *hash);
 // The master weights become the loaded outer weights. Waits.
 void outer_begin_group(const Base *base, const Outer *outer, const Optimizer *optimizer);
-// After loading a checkpoint of `step`: buckets synchronized after `applied_at` (RunState.met_at)
+// After loading a checkpoint of `step`: buckets synchronized after `applied_at` (RunState.outer_applied_at)
 // whose master weights have not taken the outer weights yet will do so.
 void outer_resume_group(const Base *base, Outer *outer, int64_t step, int64_t applied_at);
 // Puts the outer weights in place of the model weights, and back. The caller has synchronized.

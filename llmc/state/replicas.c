@@ -444,7 +444,7 @@ static bool outer_agree(Zero *zero, Peers world, Error *err) {
     const Mesh *mesh = zero->base.mesh;
     int ranks = mesh->world.size;
     uint64_t own, *all = (uint64_t *)xcalloc((size_t)ranks, sizeof *all, "hashes of outer weights");
-    outer_settle(&zero->base, &zero->outer, &zero->optimizer);
+    outer_finish(&zero->base, &zero->outer, &zero->optimizer);
     set_zero(zero->base.compute, zero->hash, sizeof own);
     outer_hash(&zero->base, &zero->outer, zero->hash);
     copy_to_host(zero->base.compute, &own, zero->hash, sizeof own);

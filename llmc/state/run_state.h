@@ -17,7 +17,7 @@ typedef struct RunState {
     // --local-steps: outer steps that began up to this iteration are not applied to master weights
     // after a resume: all were applied at the end of --train-iters, or a replica group was lost
     // (llmc/run/surviving_groups.c). 0: neither happened.
-    int64_t met_at;
+    int64_t outer_applied_at;
     // Samples of the training and validation splits as built, which define the number of epochs and
     // so the order. 0: unknown.
     int64_t train_split_samples, valid_split_samples;

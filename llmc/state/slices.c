@@ -65,7 +65,7 @@ int zero_nodes(const Zero *zero) { return zero->base.mesh->rail.size * zero->bas
 void zero_fetch(Zero *zero, int range, SliceKind kind, void *host) {
     size_t bytes;
     void *memory = range_memory(zero, range, kind, &bytes);
-    outer_settle(&zero->base, &zero->outer, &zero->optimizer);
+    outer_finish(&zero->base, &zero->outer, &zero->optimizer);
     weights_wait_all(&zero->base, &zero->weights);
     store_of(zero, kind)->read(&zero->optimizer, zero->base.compute, host, memory, bytes);
 }
@@ -103,7 +103,7 @@ void zero_stage(Zero *zero, int range, SliceKind kind, void *pinned) {
         zero_fetch(zero, range, kind, pinned);
         return;
     }
-    if (s->count == 0) outer_settle(&zero->base, &zero->outer, &zero->optimizer);
+    if (s->count == 0) outer_finish(&zero->base, &zero->outer, &zero->optimizer);
     if (s->count == 0) lanes_after(zero->base.lanes, s->stream, zero->base.lanes->last);
     if (s->count == s->room) {
         s->room = 2 * s->room + 256;

@@ -440,9 +440,9 @@ void zero_use_outer(Zero *zero, bool on) {
 
 void zero_begin_replica_group(Zero *zero) { outer_begin_group(&zero->base, &zero->outer, &zero->optimizer); }
 
-void zero_resume_replica_group(Zero *zero, int64_t step, int64_t met_at) {
+void zero_resume_replica_group(Zero *zero, int64_t step, int64_t outer_applied_at) {
     zero->base.step = step;
-    outer_resume_group(&zero->base, &zero->outer, step, met_at);
+    outer_resume_group(&zero->base, &zero->outer, step, outer_applied_at);
 }
 
 int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradFormat *format) {
@@ -494,7 +494,7 @@ bool zero_sound(Zero *zero, Peers world, Error *err) {
     StepRecord own = {0};
     StepRecord *records = (StepRecord *)xcalloc((size_t)ranks, sizeof *records, "the ranks' findings");
     weights_checked(&zero->base, &zero->weights);
-    outer_settle(&zero->base, &zero->outer, &zero->optimizer);
+    outer_finish(&zero->base, &zero->outer, &zero->optimizer);
     copy_to_host(zero->base.lanes->last, &own.fault, zero->wire_checks.fault, sizeof(uint64_t));
     stream_synchronize(zero->base.lanes->last);
     peers_all_gather(world, &own, records, (int)sizeof own, MPI_BYTE);

@@ -176,9 +176,9 @@ void zero_keep_weights(Zero *zero, int tensor);
 void zero_put_weights(Zero *zero, int tensor, const void *host);
 // With --local-steps, after outer weights and moments have been loaded. begin: the replica group
 // starts from them. resume: it continues after `step`, and its own state is loaded next; buckets
-// whose sync slot came after met_at (RunState) will still take the outer weights.
+// whose sync slot came after outer_applied_at (RunState) will still take the outer weights.
 void zero_begin_replica_group(Zero *zero);
-void zero_resume_replica_group(Zero *zero, int64_t step, int64_t met_at);
+void zero_resume_replica_group(Zero *zero, int64_t step, int64_t outer_applied_at);
 // Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without
 // --async-save.
 void *zero_staging(const Zero *zero, uint64_t *bytes);

@@ -512,7 +512,7 @@ static bool run_step(Trial *t, int64_t step) {
     bool ok = same_bytes(t, step, before);
     // Checks only every third step, so that due outer syncs sometimes wait for the next step.
     if (step % 3 == 0 || step == STEPS) {
-        outer_settle(&t->zero->base, &t->zero->outer, &t->zero->optimizer);
+        outer_finish(&t->zero->base, &t->zero->outer, &t->zero->optimizer);
         stream_synchronize(t->compute);
         ok = ok && same_shard(t, step, "different master weight", t->zero->optimizer.master, own->master) &&
              same_shard(t, step, "different second moment", t->zero->optimizer.exp_avg_sq, own->exp_avg_sq) &&

@@ -265,7 +265,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
         }
         // As replicas.c compares the replica groups' outer weights, right behind an update.
         if (step == 3 && zero->outer.stream) {
-            outer_settle(&zero->base, &zero->outer, &zero->optimizer);
+            outer_finish(&zero->base, &zero->outer, &zero->optimizer);
             outer_hash(&zero->base, &zero->outer, zero->hash);
         }
         // The second step and the fourth end with copies behind the training's back, the fourth
@@ -419,7 +419,7 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     for (int b = 0; local->stream && b < r->zero->base.plan.buckets; b++) {
         if (local->exchanged[b]->id == id) snprintf(name, bytes, "%s", b ? "exchanged" : "first exchanged");
         if (local->taken->id == id) snprintf(name, bytes, "taken");
-        if (local->settled->id == id) snprintf(name, bytes, "settled");
+        if (local->finished->id == id) snprintf(name, bytes, "finished");
         if (local->slot_free[b % OUTER_SLOTS]->id == id) snprintf(name, bytes, "pseudo-gradient free");
     }
     const Optimizer *offload = &r->zero->optimizer;
