@@ -133,8 +133,8 @@ template <class S> DEV_FN bool run_live(int elements, int v) {
     return thread_start<S>() + v * S::SPAN < elements;
 }
 
-// Calls launch(Shape) with the shape of `group` if LANES, 2 LANES, 4 LANES, ... or MOST lanes hold it
-// in one run each; else rest().
+// Calls launch(Shape) with the shape of `group` if LANES, 2 LANES, 4 LANES, ... or MOST lanes hold
+// it in one run each; else rest().
 template <int RUNS, int RUN, int LANES, int MOST, class Launch, class Rest>
 static void with_lanes(int group, Launch launch, Rest rest) {
     if (group == LANES * RUN) launch(Shape<RUNS, RUN, LANES>());

@@ -34,8 +34,8 @@ char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, E
 // Opens a plain file for reading. Returns NULL with errno, 0 if it is not a plain file. Never
 // blocks on a pipe.
 FILE *durable_open_plain(const char *path);
-// Computes xxh3-64 of a whole file. keep_going(context) is called every few megabytes; if it returns
-// false, hashing stops: returns false with err unchanged.
+// Computes xxh3-64 of a whole file. keep_going(context) is called every few megabytes; if it
+// returns false, hashing stops: returns false with err unchanged.
 bool durable_hash_file(const char *path, uint64_t *xxh3, bool (*keep_going)(void *context), void *context,
                        Error *err);
 // Removes a tree (rm -r) without following links. Returns true if nothing is left.

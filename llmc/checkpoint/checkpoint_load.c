@@ -1,7 +1,8 @@
 // Loads checkpoints, see checkpoint.h. Called by llmc/run/resume.c.
 //
 // The manifest gives the location of every slice. Shards are opened on first use and stay open
-// until too many others are.
+// until too many are.
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -21,9 +22,8 @@ enum { TRACKER_MAX_DIGITS = 15, OPEN_SHARDS = 256 };
 // Cache of open shard descriptors. It does not change the observable state of a Checkpoint, so
 // reading takes a const pointer.
 typedef struct ShardCache {
-    int *fd;                // descriptor per file of the manifest; -1: closed
-    int open[OPEN_SHARDS];  // ring of the open files
-    int count, oldest;
+    int *fd;    // descriptor per file of the manifest; -1: closed
+    int count;  // open files
 } ShardCache;
 
 struct Checkpoint {
@@ -255,95 +255,94 @@ static bool read_manifest(Checkpoint *c, int64_t iteration, Peers peers, Error *
     return ok;
 }
 
+static void close_shards(const Checkpoint *c) {
+    for (int i = 0; c->cache->fd && i < c->manifest.file_count; i++) {
+        if (c->cache->fd[i] >= 0) close(c->cache->fd[i]);
+        c->cache->fd[i] = -1;
+    }
+    c->cache->count = 0;
+}
+
 static Checkpoint *open_exact(const char *directory, int64_t iteration, Peers peers, Error *err) {
     Checkpoint *c = (Checkpoint *)xcalloc(1, sizeof *c, "a checkpoint");
     c->folder = find_folder(directory, iteration);
     c->cache = (ShardCache *)xcalloc(1, sizeof *c->cache, "a checkpoint's open files");
     if (read_manifest(c, iteration, peers, err) && check_files(c, peers, err)) {
-        int files = c->manifest.file_count;
-        c->cache->fd = (int *)xmalloc(((size_t)files + 1) * sizeof(int), "a checkpoint's open files");
-        for (int i = 0; i < files; i++) c->cache->fd[i] = -1;
+        size_t bytes = ((size_t)c->manifest.file_count + 1) * sizeof(int);
+        c->cache->fd = (int *)xmalloc(bytes, "a checkpoint's open files");
+        memset(c->cache->fd, -1, bytes);
         return c;
     }
     checkpoint_close(c);
     return NULL;
 }
 
-// What rank 0 found, broadcast to all ranks.
-typedef struct Older {
+// Finding of rank 0, broadcast to all ranks.
+typedef struct Earlier {
     int64_t iteration;  // NO_CHECKPOINT: none
     char damage[200];   // problem with the lineage file
-} Older;
+} Earlier;
 
-// Returns the checkpoint before `iteration` in the lineage of `asked`. If the lineage does not
-// contain `asked`, its ancestors are unknown.
-static Older find_older(const char *directory, int64_t asked, int64_t iteration) {
+// Finds the checkpoint before `iteration` in the lineage of `requested`. If the lineage does not
+// contain `requested`, its ancestors are unknown.
+static Earlier find_earlier(const char *directory, int64_t requested, int64_t iteration) {
     Lineage lineage;
-    Older older = {NO_CHECKPOINT, ""};
-    if (!lineage_read(directory, &lineage, NULL)) return older;
-    memcpy(older.damage, lineage.damage, sizeof older.damage);
-    bool known = !lineage.listed || lineage_holds(&lineage, asked) || !folder_exists(directory, asked);
-    if (known) older.iteration = lineage_before(&lineage, iteration);
+    Earlier earlier = {NO_CHECKPOINT, ""};
+    if (!lineage_read(directory, &lineage, NULL)) return earlier;
+    memcpy(earlier.damage, lineage.damage, sizeof earlier.damage);
+    bool known = !lineage.listed || lineage_holds(&lineage, requested) ||
+                 !folder_exists(directory, requested);
+    if (known) earlier.iteration = lineage_before(&lineage, iteration);
     lineage_free(&lineage);
-    return older;
+    return earlier;
 }
 
-static Older share_older(const char *directory, int64_t asked, int64_t iteration, Peers peers) {
+// Opens the checkpoint of *iteration or the newest intact one before it; *iteration becomes that
+// one's. *fault: why the requested one is unusable. damage: as in Earlier.
+static Checkpoint *open_intact(const char *directory, int64_t *iteration, Peers peers, char damage[200],
+                               Error *fault) {
     int rank;
-    Older older = {NO_CHECKPOINT, ""};
+    Earlier earlier = {*iteration, ""};
     MPI_Comm_rank(peers.comm, &rank);
-    if (rank == 0) older = find_older(directory, asked, iteration);
-    peers_broadcast(peers, &older, sizeof older, 0);
-    return older;
-}
-
-// Describes why the requested checkpoint was rejected and which one replaces it.
-static void describe_fallback(char *note, size_t bytes, int64_t asked, const Error *why, const Older *taken) {
-    int used = snprintf(note, bytes,
-                        "WARNING: the checkpoint of iteration %" PRId64
-                        " cannot be used: %.*s; resuming "
-                        "from iteration %" PRId64 " instead",
-                        asked, (int)strcspn(why->what, ";"), why->what, taken->iteration);
-    if (!*taken->damage || (size_t)used >= bytes) return;
-    snprintf(note + used, bytes - (size_t)used,
-             "\nWARNING: " LINEAGE_NAME
-             " is damaged: %s; the checkpoint before"
-             " was found by its folder's name",
-             taken->damage);
-}
-
-// Opens the checkpoint `asked` or the newest sound one before it. wrong: the problem with `asked`
-// if it is unusable.
-static Checkpoint *open_sound(const char *directory, int64_t asked, Peers peers, Older *taken, Error *wrong) {
-    *taken = (Older){asked, ""};
-    Checkpoint *c = open_exact(directory, asked, peers, wrong);
+    Checkpoint *c = open_exact(directory, *iteration, peers, fault);
     while (!c) {
-        *taken = share_older(directory, asked, taken->iteration, peers);
-        if (taken->iteration < 0) return NULL;
-        c = open_exact(directory, taken->iteration, peers, NULL);
+        if (rank == 0) earlier = find_earlier(directory, *iteration, earlier.iteration);
+        peers_broadcast(peers, &earlier, sizeof earlier, 0);
+        if (earlier.iteration < 0) return NULL;
+        c = open_exact(directory, earlier.iteration, peers, NULL);
     }
+    *iteration = earlier.iteration;
+    memcpy(damage, earlier.damage, sizeof earlier.damage);
     return c;
 }
 
 Checkpoint *checkpoint_open_or_fall_back(const char *directory, int64_t *iteration, Peers peers, char *note,
                                          size_t note_bytes, Error *err) {
-    Error wrong;
-    Older taken;
+    assert(*iteration >= 0 && note_bytes > 0);
+    const int64_t requested = *iteration;
+    char damage[200];
+    Error fault;
     *note = 0;
-    Checkpoint *c = open_sound(directory, *iteration, peers, &taken, &wrong);
-    if (!c) {
-        if (err) *err = wrong;
-        return NULL;
+    Checkpoint *c = open_intact(directory, iteration, peers, damage, &fault);
+    if (!c && err) *err = fault;
+    if (!c || *iteration == requested) return c;
+    int used = snprintf(note, note_bytes,
+                        "WARNING: the checkpoint of iteration %" PRId64
+                        " cannot be used: %.*s; resuming from iteration %" PRId64 " instead",
+                        requested, (int)strcspn(fault.what, ";"), fault.what, *iteration);
+    if (*damage && (size_t)used < note_bytes) {
+        snprintf(note + used, note_bytes - (size_t)used,
+                 "\nWARNING: " LINEAGE_NAME
+                 " is damaged: %s; the checkpoint before was found by its folder's name",
+                 damage);
     }
-    if (taken.iteration != *iteration) describe_fallback(note, note_bytes, *iteration, &wrong, &taken);
-    *iteration = taken.iteration;
     return c;
 }
 
 Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers peers, char *note,
                             size_t note_bytes, Error *err) {
-    Error wrong;
-    Older taken;
+    char damage[200];
+    Error fault;
     *note = 0;
     if (*iteration < 0) *iteration = checkpoint_find(directory, note, note_bytes, err);
     if (*iteration == CHECKPOINT_UNREADABLE) return NULL;
@@ -352,20 +351,19 @@ Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers pee
                   directory);
         return NULL;
     }
-    Checkpoint *c = open_sound(directory, *iteration, peers, &taken, &wrong);
-    if (!c && err) *err = wrong;
-    if (!c || taken.iteration == *iteration) return c;
+    int64_t intact = *iteration;
+    Checkpoint *c = open_intact(directory, &intact, peers, damage, &fault);
+    if (!c && err) *err = fault;
+    if (!c || intact == *iteration) return c;
     checkpoint_close(c);
     error_set(err, EXIT_CHECKPOINT, "%s: %.*s; give --ckpt-step %" PRId64 " for the one before it", directory,
-              (int)strcspn(wrong.what, ";"), wrong.what, taken.iteration);
+              (int)strcspn(fault.what, ";"), fault.what, intact);
     return NULL;
 }
 
 void checkpoint_close(Checkpoint *c) {
     if (!c) return;
-    for (int i = 0; c->cache->fd && i < c->manifest.file_count; i++) {
-        if (c->cache->fd[i] >= 0) close(c->cache->fd[i]);
-    }
+    close_shards(c);
     free(c->cache->fd);
     free(c->cache);
     manifest_free(&c->manifest);
@@ -439,8 +437,7 @@ static bool check_header(int fd, const ManifestFile *f, const char *path, Error 
                      path);
 }
 
-// Returns the descriptor of a shard, or -1 on errors. Closes the one that was opened first if too
-// many are open.
+// Returns the descriptor of a shard, or -1 on errors.
 static int open_shard(const Checkpoint *c, int file, const char *path, Error *err) {
     ShardCache *cache = c->cache;
     if (cache->fd[file] >= 0) return cache->fd[file];
@@ -450,14 +447,8 @@ static int open_shard(const Checkpoint *c, int file, const char *path, Error *er
         if (fd >= 0) close(fd);
         return -1;
     }
-    if (cache->count == OPEN_SHARDS) {
-        int *oldest = &cache->fd[cache->open[cache->oldest]];
-        close(*oldest);
-        *oldest = -1;
-        cache->oldest = (cache->oldest + 1) % OPEN_SHARDS;
-        cache->count--;
-    }
-    cache->open[(cache->oldest + cache->count++) % OPEN_SHARDS] = file;
+    if (cache->count == OPEN_SHARDS) close_shards(c);
+    cache->count++;
     return cache->fd[file] = fd;
 }
 

@@ -9,6 +9,7 @@
 
 #include "llmc/base/dtype.h"
 #include "llmc/base/json.h"
+#include "llmc/base/json_line.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "llmc/base/version.h"
 
@@ -77,80 +78,67 @@ char *slice_name(const Tensor *t, SliceKind kind, int64_t lo, Columns block, int
 
 // --- Writing -------------------------------------------------------------------------------------
 
-static FILE *open_text(char **text, size_t *bytes) {
-    FILE *out = open_memstream(text, bytes);
-    if (!out)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
-    return out;
-}
-
-static void close_text(FILE *out) {
-    if (fclose(out) != 0)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's manifest; use a larger machine");
-}
-
 char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const ManifestSlice *slices,
                           size_t *bytes) {
-    char *text = NULL;
-    FILE *out = open_text(&text, bytes);
-    fprintf(out,
-            "{\"folder\": \"%s\", \"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3\": \"%016" PRIx64
-            "\", \"slices\": [",
-            file->folder, file->name, file->bytes, file->xxh3);
+    Text out = {0};
+    text_add(&out,
+             "{\"folder\": \"%s\", \"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3\": \"%016" PRIx64
+             "\", \"slices\": [",
+             file->folder, file->name, file->bytes, file->xxh3);
     for (int i = 0; i < file->count; i++) {
         const ManifestSlice *s = &slices[i];
-        fprintf(out, "%s[%d,%d,%" PRId64 ",%" PRId64, i ? "," : "", s->tensor, s->kind, s->lo, s->hi);
+        text_add(&out, "%s[%d,%d,%" PRId64 ",%" PRId64, i ? "," : "", s->tensor, s->kind, s->lo, s->hi);
         if (s->block.count < tensors[s->tensor].whole[1])
-            fprintf(out, ",%" PRId64 ",%" PRId64, s->block.first, s->block.count);
-        if (slice_kind_per_node(s->kind)) fprintf(out, ",%d", s->node);
-        fputc(']', out);
+            text_add(&out, ",%" PRId64 ",%" PRId64, s->block.first, s->block.count);
+        if (slice_kind_per_node(s->kind)) text_add(&out, ",%d", s->node);
+        text_add(&out, "]");
     }
-    fprintf(out, "]}");
-    close_text(out);
-    return text;
+    text_add(&out, "]}");
+    *bytes = out.length;
+    return out.data;
 }
 
-static void write_state(FILE *out, const RunState *state) {
-    fprintf(out, "{");
+static void write_state(Text *out, const RunState *state) {
+    text_add(out, "{");
     for (int i = 0; i < STATE_FIELDS; i++) {
         const char *field = (const char *)state + STATE[i].offset;
-        fprintf(out, "%s\"%s\": ", i ? ", " : "", STATE[i].name);
+        text_add(out, "%s\"%s\": ", i ? ", " : "", STATE[i].name);
         if (STATE[i].real) {
-            fprintf(out, "\"%a\"", *(const double *)field);
+            text_add(out, "\"%a\"", *(const double *)field);
         } else {
-            fprintf(out, "%" PRId64, *(const int64_t *)field);
+            text_add(out, "%" PRId64, *(const int64_t *)field);
         }
     }
-    fprintf(out, "}");
+    text_add(out, "}");
 }
 
 // Writes the run's state and, if nodes train independently, the nodes' states.
-static void write_states(FILE *out, const ManifestRun *run) {
-    fprintf(out, "\"state\": ");
+static void write_states(Text *out, const ManifestRun *run) {
+    text_add(out, "\"state\": ");
     write_state(out, run->state);
-    fprintf(out, ",\n");
+    text_add(out, ",\n");
     if (run->node_state_count == 0) return;
-    fprintf(out, "\"nodes\": [\n");
+    text_add(out, "\"nodes\": [\n");
     for (int i = 0; i < run->node_state_count; i++) {
         write_state(out, &run->node_states[i]);
-        fprintf(out, "%s\n", i + 1 < run->node_state_count ? "," : "");
+        text_add(out, "%s\n", i + 1 < run->node_state_count ? "," : "");
     }
-    fprintf(out, "],\n");
+    text_add(out, "],\n");
 }
 
-static void write_tensors(FILE *out, const ManifestRun *run, int kinds) {
-    fprintf(out, "\"tensors\": [\n");
+static void write_tensors(Text *out, const ManifestRun *run, int kinds) {
+    text_add(out, "\"tensors\": [\n");
     for (int i = 0; i < run->tensor_count; i++) {
         const Tensor *t = &run->tensors[i];
-        fprintf(out, "{\"name\": ");
-        json_write_string(out, t->name);
-        fprintf(out, ", \"shape\": [");
-        for (int d = 0; d < t->dims; d++) fprintf(out, "%s%" PRId64, d ? ", " : "", t->whole[d]);
-        fprintf(out, "]}%s\n", i + 1 < run->tensor_count ? "," : "");
+        text_add(out, "{\"name\": ");
+        text_add_quoted(out, t->name);
+        text_add(out, ", \"shape\": [");
+        for (int d = 0; d < t->dims; d++) text_add(out, "%s%" PRId64, d ? ", " : "", t->whole[d]);
+        text_add(out, "]}%s\n", i + 1 < run->tensor_count ? "," : "");
     }
-    fprintf(out, "],\n\"kinds\": [");
-    for (int k = 0; k < kinds; k++) fprintf(out, "%s\"%s\"", k ? ", " : "", slice_kind_name((SliceKind)k));
-    fprintf(out, "],\n");
+    text_add(out, "],\n\"kinds\": [");
+    for (int k = 0; k < kinds; k++) text_add(out, "%s\"%s\"", k ? ", " : "", slice_kind_name((SliceKind)k));
+    text_add(out, "],\n");
 }
 
 // Formats the last line: exactly TAIL_BYTES characters.
@@ -160,28 +148,27 @@ static void tail_text(char tail[TAIL_BYTES + 1], const void *text, size_t bytes)
 
 char *manifest_text(const ManifestRun *run, int world_size, int kinds, const char *entries,
                     size_t entries_bytes, size_t *bytes) {
-    char *text = NULL, libraries[512], tail[TAIL_BYTES + 1];
-    FILE *out = open_text(&text, bytes);
+    char libraries[512], tail[TAIL_BYTES + 1];
+    Text out = {0};
     version_libraries(libraries, sizeof libraries);
-    fprintf(out,
-            "{\n\"format\": \"%s\", \"version\": %d,\n\"program\": \"sdp4bit.c %s\", \"commit\": ", FORMAT,
-            kinds > (int)FIRST_KINDS ? FORMAT_VERSION : VERSION_OF_FIRST_KINDS, version_number());
-    json_write_string(out, version_commit());
-    fprintf(out, ", \"libraries\": ");
-    json_write_string(out, libraries);
-    fprintf(out, ",\n\"world_size\": %d, \"weight_dtype\": \"%s\",\n", world_size,
-            slice_kind_dtype(SLICE_WEIGHT));
-    write_states(out, run);
-    fprintf(out, "\"arguments\": %s,\n", run->arguments_json ? run->arguments_json : "{}");
-    write_tensors(out, run, kinds > (int)FIRST_KINDS ? kinds : (int)FIRST_KINDS);
-    fprintf(out, "\"files\": [\n");
-    fwrite(entries, 1, entries_bytes, out);
-    fprintf(out, "\n],\n");
-    fflush(out);
-    tail_text(tail, text, *bytes);
-    fwrite(tail, 1, TAIL_BYTES, out);
-    close_text(out);
-    return text;
+    text_add(&out,
+             "{\n\"format\": \"%s\", \"version\": %d,\n\"program\": \"sdp4bit.c %s\", \"commit\": ", FORMAT,
+             kinds > (int)FIRST_KINDS ? FORMAT_VERSION : VERSION_OF_FIRST_KINDS, version_number());
+    text_add_quoted(&out, version_commit());
+    text_add(&out, ", \"libraries\": ");
+    text_add_quoted(&out, libraries);
+    text_add(&out, ",\n\"world_size\": %d, \"weight_dtype\": \"%s\",\n", world_size,
+             slice_kind_dtype(SLICE_WEIGHT));
+    write_states(&out, run);
+    text_add(&out, "\"arguments\": %s,\n", run->arguments_json ? run->arguments_json : "{}");
+    write_tensors(&out, run, kinds > (int)FIRST_KINDS ? kinds : (int)FIRST_KINDS);
+    text_add(&out, "\"files\": [\n");
+    text_add_bytes(&out, entries, entries_bytes);
+    text_add(&out, "\n],\n");
+    tail_text(tail, out.data, out.length);
+    text_add_bytes(&out, tail, TAIL_BYTES);
+    *bytes = out.length;
+    return out.data;
 }
 
 // --- Reading -------------------------------------------------------------------------------------
@@ -411,11 +398,7 @@ static const char *parse_members(Manifest *m, const cJSON *object) {
         return "its weight_dtype is neither BF16 nor F32";
     strcpy(m->weight_dtype, dtype);
     if (!cJSON_IsObject(arguments)) return "it has no arguments";
-    char *text = cJSON_PrintUnformatted(arguments);
-    if (!text)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a checkpoint's arguments; use a larger machine");
-    m->arguments = xstrdup(text);
-    cJSON_free(text);
+    m->arguments = cJSON_PrintUnformatted(arguments);
     const char *fault = parse_state(cJSON_GetObjectItemCaseSensitive(object, "state"), &m->state);
     if (!fault) fault = parse_node_states(cJSON_GetObjectItemCaseSensitive(object, "nodes"), m);
     if (!fault) fault = parse_tensors(cJSON_GetObjectItemCaseSensitive(object, "tensors"), m);

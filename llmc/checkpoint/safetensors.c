@@ -15,7 +15,7 @@
 #include <xxhash.h>
 
 #include "llmc/base/durable.h"
-#include "llmc/base/json.h"
+#include "llmc/base/json_line.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "data is copied without byte swaps");
 
@@ -38,31 +38,27 @@ struct SafeWriter {
 
 // Formats the length field and the header, padded with spaces so that the data starts at a multiple
 // of 8. *data_bytes: size of the data that will follow.
-static char *header_text(const SafeTensor *tensors, int count, const char *metadata, size_t *bytes,
-                         uint64_t *data_bytes) {
-    char *text = NULL;
-    FILE *out = open_memstream(&text, bytes);
-    if (!out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a safetensors header; use a larger machine");
-    fwrite("\0\0\0\0\0\0\0\0{", 1, LENGTH_BYTES + 1, out);
-    fprintf(out, "\"__metadata__\":%s", metadata);
+static Text header_text(const SafeTensor *tensors, int count, const char *metadata, uint64_t *data_bytes) {
+    const uint64_t unknown = 0;
+    Text text = {0};
+    text_add_bytes(&text, &unknown, LENGTH_BYTES);
+    text_add(&text, "{\"__metadata__\":%s", metadata);
     *data_bytes = 0;
     for (int i = 0; i < count; i++) {
         const SafeTensor *t = &tensors[i];
         uint64_t end = *data_bytes + (uint64_t)t->elements * (uint64_t)safe_dtype_bytes(t->dtype);
-        fputc(',', out);
-        json_write_string(out, t->name);
-        fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
-        if (t->columns) fprintf(out, "%" PRId64 ",", t->elements / t->columns);
-        fprintf(out, "%" PRId64 "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
-                t->columns ? t->columns : t->elements, *data_bytes, end);
+        text_add(&text, ",");
+        text_add_quoted(&text, t->name);
+        text_add(&text, ":{\"dtype\":\"%s\",\"shape\":[", t->dtype);
+        if (t->columns) text_add(&text, "%" PRId64 ",", t->elements / t->columns);
+        text_add(&text, "%" PRId64 "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
+                 t->columns ? t->columns : t->elements, *data_bytes, end);
         *data_bytes = end;
     }
-    fputc('}', out);
-    for (long used = ftell(out); used % HEADER_ALIGN != 0; used++) fputc(' ', out);
-    if (fclose(out) != 0)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a safetensors header; use a larger machine");
-    uint64_t length = *bytes - LENGTH_BYTES;
-    memcpy(text, &length, LENGTH_BYTES);
+    text_add(&text, "}");
+    while (text.length % HEADER_ALIGN != 0) text_add(&text, " ");
+    uint64_t length = text.length - LENGTH_BYTES;
+    memcpy(text.data, &length, LENGTH_BYTES);
     return text;
 }
 
@@ -77,12 +73,11 @@ SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int co
     *writer = (SafeWriter){.fd = fd, .path = xstrdup(path), .hash = XXH3_createState()};
     if (!writer->hash) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a hash; use a larger machine");
     XXH3_64bits_reset(writer->hash);
-    size_t header_bytes;
     uint64_t data_bytes;
-    char *header = header_text(tensors, count, metadata_json, &header_bytes, &data_bytes);
-    writer->total = header_bytes + data_bytes;
-    bool ok = safe_writer_append(writer, header, header_bytes, err);
-    free(header);
+    Text header = header_text(tensors, count, metadata_json, &data_bytes);
+    writer->total = header.length + data_bytes;
+    bool ok = safe_writer_append(writer, header.data, header.length, err);
+    text_free(&header);
     if (ok) return writer;
     safe_writer_discard(writer);
     return NULL;

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "llmc/base/durable.h"
+#include "llmc/base/json_line.h"
 #include "llmc/base/lock_file.h"
 #include "llmc/checkpoint/manifest.h"
 
@@ -223,16 +224,12 @@ static int oldest_first(const void *a, const void *b) {
 int64_t *save_folder_list(const char *directory, int *count) {
     DIR *folder = opendir(directory);
     int64_t *list = NULL;
-    int room = 0;
     *count = 0;
     if (!folder) return NULL;
     for (struct dirent *entry; (entry = readdir(folder));) {
         int64_t iteration = iteration_of(entry->d_name);
         if (iteration < 0 || !save_folder_holds(directory, iteration)) continue;
-        if (*count == room) {
-            room = 2 * room + 16;
-            list = (int64_t *)xrealloc(list, (size_t)room * sizeof *list, "the list of checkpoints");
-        }
+        list = (int64_t *)grow_array(list, *count, sizeof *list, "the list of checkpoints");
         list[(*count)++] = iteration;
     }
     closedir(folder);
@@ -242,13 +239,9 @@ int64_t *save_folder_list(const char *directory, int *count) {
 
 // --- Lineage -------------------------------------------------------------------------------------
 
-// Appends to a list whose capacity is always the next power of two.
 static void append(Lineage *l, int64_t iteration) {
-    if ((l->count & (l->count - 1)) == 0) {
-        size_t room = l->count ? 2 * (size_t)l->count : 1;
-        l->iterations = (int64_t *)xrealloc(l->iterations, room * sizeof *l->iterations,
-                                            "the run's list of checkpoints");
-    }
+    l->iterations = (int64_t *)grow_array(l->iterations, l->count, sizeof *l->iterations,
+                                          "the run's list of checkpoints");
     l->iterations[l->count++] = iteration;
 }
 
@@ -306,12 +299,11 @@ bool lineage_read(const char *directory, Lineage *l, Error *err) {
 }
 
 char *lineage_text(const Lineage *l, uint64_t *bytes) {
-    size_t room = (size_t)l->count * (LINEAGE_DIGITS + 6) + 1;
-    char *text = (char *)xmalloc(room, "the run's list of checkpoints");
-    *bytes = 0;
+    Text text = {0};
     for (int i = l->count > LINEAGE_MOST ? l->count - LINEAGE_MOST : 0; i < l->count; i++)
-        *bytes += (uint64_t)sprintf(text + *bytes, "%" PRId64 "\n", l->iterations[i]);
-    return text;
+        text_add(&text, "%" PRId64 "\n", l->iterations[i]);
+    *bytes = text.length;
+    return text.data;
 }
 
 int64_t lineage_before(const Lineage *l, int64_t iteration) {

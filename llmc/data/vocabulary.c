@@ -11,7 +11,7 @@
 #include "llmc/base/durable.h"
 #include "llmc/data/symbols.h"
 
-// Larger files cannot be vocabularies (GPT-2's two have 1.0 and 0.5 MB, Llama 3's tokenizer.json 17).
+// Larger files cannot be vocabularies: GPT-2's two have 1.0 and 0.5 MB, Llama 3's has 17 MB.
 enum { MAX_VOCABULARY_BYTES = 1 << 28 };
 #define HINT "dev/data/get_gpt2_vocab.sh downloads GPT-2's files"
 

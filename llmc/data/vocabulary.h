@@ -19,8 +19,8 @@ void token_table_init(TokenTable *table, int size, size_t total_bytes);
 void token_table_append(TokenTable *table, int next, const char *bytes, size_t length);
 void token_table_free(TokenTable *table);
 
-// Returns the text of a file of a tokenizer (malloc'ed, NUL-terminated), or NULL with EXIT_DATA. hint:
-// what to do if it is missing.
+// Returns the text of a file of a tokenizer (malloc'ed, NUL-terminated), or NULL with EXIT_DATA.
+// hint: what to do if it is missing.
 char *vocabulary_file(const char *path, const char *hint, size_t *bytes, Error *err);
 // Reads both files. The ids in vocab.json must be 0 .. n-1, each used once, and include all 256
 // byte symbols and "<|endoftext|>", and the parts and the result of every merge. Errors: EXIT_DATA

@@ -69,8 +69,8 @@ void outer_finish(const Base *base, Outer *outer, const Optimizer *optimizer);
 void outer_hash(const Base *base, const Outer *outer, uint64_t *hash);
 // The master weights become the loaded outer weights. Waits.
 void outer_begin_group(const Base *base, const Outer *outer, const Optimizer *optimizer);
-// After loading a checkpoint of `step`: buckets synchronized after `applied_at` (RunState.outer_applied_at)
-// whose master weights have not taken the outer weights yet will do so.
+// After loading a checkpoint of `step`: buckets synchronized after `applied_at`
+// (RunState.outer_applied_at) whose master weights have not taken the outer weights yet will do so.
 void outer_resume_group(const Base *base, Outer *outer, int64_t step, int64_t applied_at);
 // Puts the outer weights in place of the model weights, and back. The caller has synchronized.
 void outer_use(const Base *base, Outer *outer, const Optimizer *optimizer, Weights *weights, bool on);
