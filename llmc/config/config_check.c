@@ -1,9 +1,8 @@
-// Checks that depend only on the flags, in the order of --help: see config_check.h.
-#include "llmc/config/config_check.h"
+// Checks that depend only on the flags, in the order of --help: see config_roles.h.
+#include "llmc/config/config_roles.h"
 
 #include <string.h>
 
-#include "llmc/config/config_roles.h"
 #include "sdp4bit/codec.h"
 
 // Arguments shared by all checks.

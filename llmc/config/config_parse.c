@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/config/config_check.h"
+#include "llmc/config/config_roles.h"
 #include "sdp4bit/codec.h"
 
 bool config_only_checks_data(const Config *config) {

@@ -52,6 +52,8 @@
         .no_other = why, __VA_ARGS__ \
     }
 #define IDLE_FLAG(flag, why) IDLE(flag, OPTION_FLAG, why, .value = NULL)
+// Several flags with the same reason. others: separated by spaces.
+#define IDLE_FLAGS(flag, others, why) IDLE(flag, OPTION_FLAG, why, .alias = others)
 #define IDLE_REAL(flag, least, most, why) \
     IDLE(flag, OPTION_REAL, why, .low = least, .high = most, .value = "X")
 #define IDLE_INT(flag, least, most, why) \
@@ -69,9 +71,6 @@
     IDLE(flag, of_kind, why, .low = least, .high = most, .choices = words, .note = true, .value = called)
 #define REFUSED(flag, why) \
     { .name = flag, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = why }
-#define LAUNCHER(flag, other) \
-    { .name = flag, .alias = other, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .help = LAUNCHER_HELP }
-#define LAUNCHER_HELP "an option of torchrun; start this program with mpirun -np RANKS instead"
 
 static const Option table[] = {
     HEADING("Model"),
@@ -457,28 +456,24 @@ static const Option table[] = {
     IDLE_INT("hysteresis", 0, 1e9, "bf16 needs no loss scaling"),
     IDLE_FLAG("accumulate-allreduce-grads-in-fp32", "gradients are always accumulated in fp32"),
     IDLE_FLAG("attention-softmax-in-fp32", "the softmax is always fp32"),
-    IDLE_FLAG("use-flash-attn", "attention is always fused"),
+    IDLE_FLAGS("use-flash-attn", "no-masked-softmax-fusion", "attention is always fused"),
     IDLE_CHOICE("attention-backend", "auto|flash|fused", "attention is always fused"),
-    IDLE_FLAG("use-mcore-models", "there is one implementation"),
-    IDLE_FLAG("use-legacy-models", "there is one implementation"),
+    IDLE_FLAGS("use-mcore-models", "use-legacy-models", "there is one implementation"),
     IDLE_CHOICE("transformer-impl", "local|transformer_engine", "there is one implementation"),
     IDLE_CHOICE("optimizer", "adam", "the optimizer is AdamW"),
-    IDLE_FLAG("no-masked-softmax-fusion", "attention is always fused"),
-    IDLE_FLAG("no-bias-dropout-fusion", "fusion doesn't change results"),
-    IDLE_FLAG("no-bias-swiglu-fusion", "fusion doesn't change results"),
-    IDLE_FLAG("no-rope-fusion", "fusion doesn't change results"),
-    IDLE_FLAG("no-gradient-accumulation-fusion", "fusion doesn't change results"),
+    IDLE_FLAGS("no-bias-dropout-fusion",
+               "no-bias-swiglu-fusion no-rope-fusion no-gradient-accumulation-fusion",
+               "fusion doesn't change results"),
     IDLE_FLAG("no-persist-layer-norm", "there is one LayerNorm kernel"),
-    IDLE_FLAG("no-async-tensor-model-parallel-allreduce", "only affects scheduling, not results"),
-    IDLE_FLAG("tp-comm-overlap", "only affects scheduling, not results"),
+    IDLE_FLAGS("tp-comm-overlap", "no-async-tensor-model-parallel-allreduce no-overlap-p2p-communication",
+               "only affects scheduling, not results"),
     IDLE_FLAG("distribute-saved-activations", "--sequence-parallel splits activations"),
     IDLE_FLAG("no-scatter-gather-tensors-in-pipeline", "--sequence-parallel splits what stages send"),
-    IDLE_FLAG("no-overlap-p2p-communication", "only affects scheduling, not results"),
     IDLE_FLAG("no-delay-grad-reduce", "a bucket is reduced as soon as its gradients are complete"),
-    IDLE_FLAG("align-grad-reduce", "every stage reduces as soon as its gradients are complete"),
-    IDLE_FLAG("no-align-grad-reduce", "every stage reduces as soon as its gradients are complete"),
-    IDLE_FLAG("align-param-gather", "every stage gathers its weights when it needs them"),
-    IDLE_FLAG("no-align-param-gather", "every stage gathers its weights when it needs them"),
+    IDLE_FLAGS("align-grad-reduce", "no-align-grad-reduce",
+               "every stage reduces as soon as its gradients are complete"),
+    IDLE_FLAGS("align-param-gather", "no-align-param-gather",
+               "every stage gathers its weights when it needs them"),
     IDLE_INT("num-distributed-optimizer-instances", 1, 1,
              "the optimizer is sharded over all data-parallel ranks"),
     IDLE_INT("train-sync-interval", 1, 1e15, "the CPU runs at most one step ahead of the GPU"),
@@ -503,8 +498,8 @@ static const Option table[] = {
     IDLE_INT("manual-gc-interval", 0, 1e15, "there is no garbage collector"),
     IDLE_FLAG("no-barrier-with-level-1-timing", "timers add no barriers"),
     IDLE_FLAG("no-log-learnig-rate-to-tensorboard", "the learning rate is always written"),
-    IDLE_FLAG("no-log-loss-scale-to-tensorboard", "the loss scale is always written"),
-    IDLE_FLAG("log-loss-scale-to-tensorboard", "the loss scale is always written"),
+    IDLE_FLAGS("log-loss-scale-to-tensorboard", "no-log-loss-scale-to-tensorboard",
+               "the loss scale is always written"),
     IDLE_INT("tensorboard-queue-size", 1, 1e9, "events are written immediately"),
     IDLE_INT("profile-step-start", 0, 1e15, "see --profile"),
     IDLE_INT("profile-step-end", 0, 1e15, "see --profile"),
@@ -514,17 +509,15 @@ static const Option table[] = {
                 "there is one checkpoint format: safetensors shards with a manifest"),
     IDLE_FLAG("auto-detect-ckpt-format",
               "there is one checkpoint format: safetensors shards with a manifest"),
-    IDLE_FLAG("use-dist-ckpt", "every rank always writes its own shard"),
-    IDLE_FLAG("ckpt-fully-parallel-save", "every rank always writes its own shard"),
-    IDLE_FLAG("no-ckpt-fully-parallel-save", "every rank always writes its own shard"),
+    IDLE_FLAGS("use-dist-ckpt", "ckpt-fully-parallel-save no-ckpt-fully-parallel-save",
+               "every rank always writes its own shard"),
     IDLE_FLAG("ckpt-assume-constant-structure", "nothing is cached between saves"),
     IDLE_STORED("overlap-grad-reduce", overlap_grad_reduce,
                 "gradients are always reduced during backward, unless --no-overlap"),
     IDLE_STORED("overlap-param-gather", overlap_param_gather,
                 "weights are always gathered during forward, unless --no-overlap"),
     IDLE_FLAG("exit-signal-handler", "SIGTERM, SIGUSR1 and SIGINT always save and exit"),
-    IDLE_FLAG("no-load-rng", "random numbers depend only on the seed and the iteration"),
-    IDLE_FLAG("no-save-rng", "random numbers depend only on the seed and the iteration"),
+    IDLE_FLAGS("no-load-rng", "no-save-rng", "random numbers depend only on the seed and the iteration"),
     NOTED("recompute-method", OPTION_CHOICE, 0, 0, "uniform|block", "WORD",
           "full recomputation covers every layer"),
     NOTED("recompute-num-layers", OPTION_INT, 1, 10000, NULL, "N", "full recomputation covers every layer"),
@@ -567,16 +560,13 @@ static const Option table[] = {
     REFUSED("use-checkpoint-args",
             "give the model flags, for example @configs/gpt_125m.args; they are checked against "
             "the checkpoint's"),
-    LAUNCHER("nproc_per_node", "nproc-per-node"),
-    LAUNCHER("nnodes", NULL),
-    LAUNCHER("node_rank", "node-rank"),
-    LAUNCHER("master_addr", "master-addr"),
-    LAUNCHER("master_port", "master-port"),
-    LAUNCHER("local_rank", "local-rank"),
-    LAUNCHER("rdzv_endpoint", "rdzv-endpoint"),
-    LAUNCHER("rdzv_backend", "rdzv-backend"),
-    LAUNCHER("rdzv_id", "rdzv-id"),
-    LAUNCHER("standalone", NULL),
+    {.name = "nproc_per_node",
+     .alias = "nproc-per-node nnodes node_rank node-rank master_addr master-addr master_port master-port "
+              "local_rank local-rank rdzv_endpoint rdzv-endpoint rdzv_backend rdzv-backend rdzv_id rdzv-id "
+              "standalone",
+     .use = OPTION_REFUSED,
+     .offset = OPTION_NO_FIELD,
+     .help = "an option of torchrun; start this program with mpirun -np RANKS instead"},
 };
 
 // Derived values, under Megatron's names where they exist.

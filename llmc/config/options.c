@@ -202,14 +202,22 @@ static bool same_name(const char *known, const char *name, size_t length) {
     return known && strlen(known) == length && memcmp(known, name, length) == 0;
 }
 
+// Returns true if this is the row's name or one of its aliases.
+static bool has_name(const Option *row, const char *name, size_t length) {
+    if (same_name(row->name, name, length)) return true;
+    for (const char *alias = row->alias; alias; alias = strchr(alias, ' ')) {
+        alias += *alias == ' ';
+        if (strcspn(alias, " ") == length && memcmp(alias, name, length) == 0) return true;
+    }
+    return false;
+}
+
 static bool is_pattern(const char *known) { return known[strlen(known) - 1] == '*'; }
 
 const Option *options_find(const Option *table, int rows, const char *name, size_t length) {
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || is_pattern(table[i].name)) continue;
-        if (same_name(table[i].name, name, length) || same_name(table[i].alias, name, length)) {
-            return &table[i];
-        }
+        if (has_name(&table[i], name, length)) return &table[i];
     }
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || !is_pattern(table[i].name)) continue;
@@ -446,12 +454,10 @@ static bool is_flag(const char *word) { return word[0] == '-' && word[1] == '-';
 
 // Returns true if the table has "no-<name>".
 static bool is_default(const Option *table, int rows, const char *name, size_t length) {
-    for (int i = 0; i < rows; i++) {
-        if (table[i].name && strncmp(table[i].name, "no-", 3) == 0 &&
-            same_name(table[i].name + 3, name, length))
-            return true;
-    }
-    return false;
+    char *no = text_format("no-%.*s", (int)length, name);
+    bool found = options_find(table, rows, no, strlen(no)) != NULL;
+    free(no);
+    return found;
 }
 
 static bool unknown(const Option *table, int rows, const char *word, size_t length, Error *err) {
@@ -500,7 +506,8 @@ static bool parse_one(const Option *table, int rows, char **words, int count, in
     ++*at;
     if (row->kind == OPTION_FLAG) {
         if (inline_value) {
-            return error_set(err, EXIT_USAGE, "--%s takes no value; drop '=%s'", row->name, inline_value);
+            return error_set(err, EXIT_USAGE, "%.*s takes no value; drop '=%s'", (int)length, word,
+                             inline_value);
         }
         return options_set(row, row->negative ? "false" : "true", settings, err);
     }

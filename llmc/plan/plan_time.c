@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "llmc/config/config_check.h"
+#include "llmc/config/config_roles.h"
 #include "llmc/config/flops.h"
 #include "llmc/plan/presets.h"
 #include "llmc/plan/gpus.h"
