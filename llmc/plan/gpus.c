@@ -3,6 +3,13 @@
 
 #include "llmc/plan/memory_fit.h"
 
+typedef struct Gpu {
+    double tflops;  // peak of dense bf16 GEMMs, TFLOP/s
+    double memory;  // memory bandwidth, GB/s
+    double inside;  // NVLink or PCIe bandwidth to the other GPUs of a node, GB/s, one direction
+    double gib;     // memory visible to programs
+} Gpu;
+
 static const Gpu gpus[] = {
     [GPU_A100] = {.tflops = 312, .memory = 2039, .inside = 300, .gib = 79.1},
     [GPU_A800] = {.tflops = 312, .memory = 2039, .inside = 200, .gib = 79.1},
@@ -36,11 +43,7 @@ Rates rates_of(const Config *c, int per_node) {
 // GiB of a process's CUDA context (0.52 measured on H200).
 static const double CONTEXT_GIB = 0.55;
 
-double gpu_room(double gib, const Config *c, const Mesh *mesh) {
+double gpu_room(PlanGpu gpu, const Config *c, const Mesh *mesh) {
     size_t beside = memory_beside_plan(mesh->world.size, memory_nccl_in_node(c, mesh));
-    return (gib - CONTEXT_GIB) * 0x1p30 - (double)beside;
-}
-
-double planned_gpu_room(const Config *c, const Mesh *mesh) {
-    return gpu_room(gpus[c->plan_gpu].gib, c, mesh);
+    return (gpus[gpu].gib - CONTEXT_GIB) * 0x1p30 - (double)beside;
 }

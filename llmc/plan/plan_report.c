@@ -4,10 +4,8 @@
 
 #include "llmc/log/log.h"
 #include "llmc/ops.h"
-#include "llmc/plan/parts_traffic.h"
 #include "llmc/plan/gpus.h"
 #include "llmc/plan/memory_fit.h"
-#include "llmc/plan/plan_time.h"
 #include "llmc/plan/rank_plan.h"
 #include "llmc/plan/traffic.h"
 
@@ -249,13 +247,6 @@ static void print_parts_wire(const Config *c, const Mesh *mesh, FILE *out) {
 
 static const double GIB = 0x1p30;
 
-// Nominal GPU memory, and the GiB that CUDA reports.
-typedef struct GpuMemory {
-    int gigabytes;
-    double gib;
-} GpuMemory;
-static const GpuMemory gpu_memory[] = {{80, 79.1}, {141, 139.8}};
-
 // Returns true if every stage fits into `share` bytes with this micro-batch size.
 static bool all_fit(const Config *config, const Stages *stages, int micro_batch, double share) {
     Config other = *config;
@@ -359,9 +350,13 @@ static void print_fit(const Config *c, const Stages *stages, double share, FILE 
 }
 
 static void print_fits(const Config *c, const Stages *stages, FILE *out) {
-    for (size_t i = 0; i < sizeof gpu_memory / sizeof *gpu_memory; i++) {
-        double share = gpu_room(gpu_memory[i].gib, c, &stages->fullest->mesh);
-        fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", gpu_memory[i].gigabytes, share / GIB);
+    static const struct {
+        PlanGpu gpu;
+        int gigabytes;
+    } common[] = {{GPU_H100, 80}, {GPU_H200, 141}};
+    for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
+        double share = gpu_room(common[i].gpu, c, &stages->fullest->mesh);
+        fprintf(out, "  a GPU of %3d GB (%.1f GiB for the plan): ", common[i].gigabytes, share / GIB);
         print_fit(c, stages, share, out);
     }
     if (device_kind()->own_memory) return;

@@ -2,8 +2,8 @@
 #pragma once
 #include <stdio.h>
 
-#include "llmc/plan/plan_time.h"
-#include "llmc/plan/memory_fit.h"
+#include "llmc/config/config.h"
+#include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
 // Prints the model and its pipeline stages; for the rank that needs most memory its buckets, memory
@@ -12,4 +12,9 @@ LLMC_BEGIN
 // predicted step time of each preset. mesh: of any rank. Returns the error of rank_plan before
 // printing anything.
 bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err);
+// Its last part: predicted step time over --plan-network. Prints a row for each preset of presets.h and one for the run itself, computed for the rank that
+// `mesh` describes. Then the recommended preset with its flags and reason, and the run under each
+// sharding strategy.
+void plan_time_report(const Config *config, const Mesh *mesh, FILE *out);
+
 LLMC_END

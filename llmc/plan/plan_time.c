@@ -1,5 +1,5 @@
-// Predicted step time of each preset, for --plan: see plan_time.h.
-#include "llmc/plan/plan_time.h"
+// Predicted step time of each preset, for --plan: see plan_report.h.
+#include "llmc/plan/plan_report.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +8,6 @@
 #include "llmc/config/flops.h"
 #include "llmc/plan/presets.h"
 #include "llmc/plan/gpus.h"
-#include "llmc/plan/parts_traffic.h"
 #include "llmc/plan/rank_plan.h"
 #include "llmc/plan/step_time.h"
 #include "llmc/plan/traffic.h"
@@ -325,6 +324,6 @@ void plan_time_report(const Config *config, const Mesh *mesh, FILE *out) {
     print_head(config, mesh->world.size, &run, out);
     for (int i = 0; i < PRESETS; i++) print_row(config, presets[i].name, &row[i], out);
     print_row(config, "this run", &run, out);
-    print_choice(row, planned_gpu_room(config, mesh), out);
+    print_choice(row, gpu_room(config->plan_gpu, config, mesh), out);
     print_strategies(config, mesh, out);
 }

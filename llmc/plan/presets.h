@@ -8,12 +8,12 @@ LLMC_BEGIN
 // A preset and its differences from the baseline. 0: not quantized.
 typedef struct Preset {
     const char *name;    // value of PRESET= in scripts/
+    double gain;         // required speedup over a preset with less effect on training
     const char *flags;   // trainer flags
     const char *reason;  // short description, e.g. "gradients in 4 bits"
     bool bf16_gradients, eden, lossless, error_feedback;
     int gradient_bits, weight_bits;  // bits of inter-node gradients and of weights
     int local_steps;
-    double gain;  // required speedup over a preset with less effect on training
 } Preset;
 
 // Ordered by increasing effect on training.

@@ -1,5 +1,5 @@
-// Data-parallel traffic of a rank per step, by sharding strategy. Called by plan_report.c, plan_time.c
-// and dev/bench/sync_only.c.
+// Bytes that a rank sends. Called by plan_report.c, plan_time.c and dev/bench/sync_only.c. Data
+// parallelism per step, by sharding strategy:
 //
 //   optim               gradients reduced and weights gathered once per step and bucket
 //   optim_grads         most buckets are reduced with every micro-batch (zero_reductions)
@@ -40,5 +40,20 @@ WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradFormat 
 WireBytes traffic_of_step(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
 // Returns the bytes of a step by formula, without tails and padding (WireFormula in layout.h).
 WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
+
+// --- tensor, sequence and pipeline parallelism: sent by the rank that `mesh` describes -------------
+
+// Bytes to a neighboring stage per micro-batch and chunk of layers, in each direction.
+double parts_hidden_bytes(const Config *c, const Mesh *mesh);
+// Bytes to the tensor-parallel group per micro-batch, and the number of reductions and gathers. An
+// all-reduce counts as one of each.
+double parts_tensor_bytes(const Config *c, const Mesh *mesh);
+int parts_tensor_messages(const Config *c, const Mesh *mesh);
+// Bytes to the tensor-parallel group per step: gradients of LayerNorms with sequence parallelism,
+// and of query and key norms.
+double parts_norms_bytes(const Config *c, const Mesh *mesh);
+// Bytes between the first and the last stage per step, in each direction: gradients of tied word
+// embeddings.
+double parts_words_bytes(const Config *c, const Mesh *mesh);
 
 LLMC_END
