@@ -26,7 +26,6 @@
 #include "llmc/run/measure.h"          // --plan-measure
 #include "llmc/run/run.h"              // Run: configuration, counters, logs, checkpoints
 #include "llmc/run/same_run.h"         // all ranks must have the same flags and data
-#include "llmc/run/startup.h"          // from flags to the first step
 #include "llmc/state/stats.h"          // quantization statistics
 
 // ===== loading a micro-batch =====================================================================

@@ -85,7 +85,7 @@ void *xcalloc(size_t count, size_t bytes, const char *purpose);
 void *xrealloc(void *old, size_t bytes, const char *purpose);
 char *xstrdup(const char *text);
 // Returns an array of `count` elements with space for one more. Reallocates it to twice the size
-// whenever count is 0 or a power of two, so call it for every element, from an empty array (NULL) on.
+// whenever count is 0 or a power of two, so call it for every element, starting with NULL.
 void *grow_array(void *array, int64_t count, size_t element_bytes, const char *purpose);
 // printf into malloc'ed text; ends the process if out of memory.
 char *text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));

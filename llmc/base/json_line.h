@@ -17,8 +17,8 @@ typedef struct Text {
 void text_add(Text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Appends `count` bytes, which may contain zeros, and a terminating zero that is not counted.
 void text_add_bytes(Text *text, const void *bytes, size_t count);
-// Appends " <label>: <value> |". format: of one double, such as "%.3f"; a value that is not finite is
-// written as by non_finite.
+// Appends " <label>: <value> |". format: of one double, such as "%.3f"; not used for values that
+// are not finite (non_finite).
 void text_add_figure(Text *text, const char *label, const char *format, double value);
 // Appends a quoted JSON string. Invalid UTF-8 is replaced by U+FFFD.
 void text_add_quoted(Text *out, const char *text);

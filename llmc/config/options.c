@@ -198,16 +198,11 @@ void options_free_words(char **words, int count) {
 
 // --- names ---------------------------------------------------------------------------------------
 
-static bool same_name(const char *known, const char *name, size_t length) {
-    return known && strlen(known) == length && memcmp(known, name, length) == 0;
-}
-
-// Returns true if this is the row's name or one of its aliases.
-static bool has_name(const Option *row, const char *name, size_t length) {
-    if (same_name(row->name, name, length)) return true;
-    for (const char *alias = row->alias; alias; alias = strchr(alias, ' ')) {
-        alias += *alias == ' ';
-        if (strcspn(alias, " ") == length && memcmp(alias, name, length) == 0) return true;
+// Returns true if the list, separated by spaces, contains this name. The list may be NULL.
+static bool lists(const char *names, const char *name, size_t length) {
+    for (const char *at = names; at; at = strchr(at, ' ')) {
+        at += *at == ' ';
+        if (strcspn(at, " ") == length && memcmp(at, name, length) == 0) return true;
     }
     return false;
 }
@@ -217,7 +212,7 @@ static bool is_pattern(const char *known) { return known[strlen(known) - 1] == '
 const Option *options_find(const Option *table, int rows, const char *name, size_t length) {
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || is_pattern(table[i].name)) continue;
-        if (has_name(&table[i], name, length)) return &table[i];
+        if (lists(table[i].name, name, length) || lists(table[i].alias, name, length)) return &table[i];
     }
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || !is_pattern(table[i].name)) continue;

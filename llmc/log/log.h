@@ -79,8 +79,8 @@ void log_step_scalars(Log *log, const StepReport *report);
 // Prints the timer table after the iteration line as Megatron-LM does, per iteration. Collective
 // over peers; prints on rank 0. Also to TensorBoard with --log-timers-to-tensorboard.
 void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers);
-// The same in total, for `count` phases outside the loop (evaluate, save-checkpoint, setup). Collective
-// over peers.
+// The same in total, for `count` phases outside the loop (evaluate, save-checkpoint, setup).
+// Collective over peers.
 void log_phase_timers(Log *log, Timers *timers, Timer first, int count, Peers peers);
 // Prints Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on
 // validation set", "... on test set". Also TensorBoard's "lm loss validation". Test results are "lm

@@ -48,9 +48,9 @@ static inline bool report_has_loss(const IntervalReport *r) {
     return r->lm_loss > 0 || !isfinite(r->lm_loss);
 }
 
-// Appends the line of --log-line short: "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04 |
-// 105,234 tokens/s | MFU 45.1 % | ETA 1h02m". Unknown values and a zero count of skipped iterations
-// are omitted.
+// Appends the line of --log-line short: "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04
+// | 105,234 tokens/s | MFU 45.1 % | ETA 1h02m". Unknown values and a zero count of skipped
+// iterations are omitted.
 void short_line(Text *line, const IntervalReport *report);
 // Formats a duration as "1h02m", "3d04h" or "58s": the two largest units; "" if unknown.
 void short_duration(char *out, size_t bytes, double seconds);

@@ -1,5 +1,5 @@
 // Startup after the memory plan is allocated, initial weights and batch upload: see gpt.h. Called
-// by llmc/run/startup.c, train_gpt.c, dev/ and tests.
+// by llmc/run/setup.c, train_gpt.c, dev/ and tests.
 #include "llmc/model/gpt.h"
 #include "llmc/ranks/parallel.h"
 

@@ -12,9 +12,9 @@ LLMC_BEGIN
 // predicted step time of each preset. mesh: of any rank. Returns the error of rank_plan before
 // printing anything.
 bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err);
-// Its last part: predicted step time over --plan-network. Prints a row for each preset of presets.h and one for the run itself, computed for the rank that
-// `mesh` describes. Then the recommended preset with its flags and reason, and the run under each
-// sharding strategy.
+// Its last part: predicted step time over --plan-network. Prints a row for each preset of presets.h
+// and one for the run itself, computed for the rank that `mesh` describes. Then the recommended
+// preset with its flags and reason, and the run under each sharding strategy.
 void plan_time_report(const Config *config, const Mesh *mesh, FILE *out);
 
 LLMC_END

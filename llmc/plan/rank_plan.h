@@ -1,5 +1,5 @@
 // Plans one rank: its part of the model, its bucket layout and every buffer that it allocates.
-// Needs no device. Called by llmc/plan/plan_report.c, plan_time.c and llmc/run/startup.c.
+// Needs no device. Called by llmc/plan/plan_report.c, plan_time.c and llmc/run/setup.c.
 #pragma once
 #include "llmc/model/gpt.h"
 LLMC_BEGIN

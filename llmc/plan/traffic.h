@@ -41,7 +41,7 @@ WireBytes traffic_of_step(const StepTraffic *traffic, const GradFormat *grad, co
 // Returns the bytes of a step by formula, without tails and padding (WireFormula in layout.h).
 WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight);
 
-// --- tensor, sequence and pipeline parallelism: sent by the rank that `mesh` describes -------------
+// --- tensor, sequence and pipeline parallelism, for the rank that `mesh` describes ---------------
 
 // Bytes to a neighboring stage per micro-batch and chunk of layers, in each direction.
 double parts_hidden_bytes(const Config *c, const Mesh *mesh);

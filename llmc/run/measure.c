@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "llmc/config/flops.h"
-#include "llmc/run/startup.h"
 
 enum { MEASURED_LAYERS = 4 };
 

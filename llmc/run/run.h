@@ -2,8 +2,7 @@
 // creates one and runs the steps; the model itself is a GPT (llmc/model/gpt.h).
 //
 //   run.c               creation, agreement among ranks, time limits, cleanup
-//   setup.c             mesh, device, memory, groups, data
-//   startup.c           startup sequence, with the model
+//   setup.c             from flags to the first step: mesh, device, memory, groups, data
 //   run_report.c        log lines: startup, steps, intervals
 //   resume.c            saving, loading and restoring checkpoints
 //   surviving_groups.c  recovery from a lost node with --local-steps
@@ -127,6 +126,18 @@ int64_t run_eval_iters(const Run *run, int split);
 bool run_prepare_saves(Run *run);
 // Handles --inspect-data and --check-data on rank 0.
 void run_look_at_data(Run *run);
+
+// Does everything that needs no device: mesh, this rank's part of the model, memory plan. gpt must
+// be zeroed; free it with gpt_free. Errors: see run_place, gpt_check and zero_plan.
+bool plan_run(Run *run, GPT *gpt);
+// Opens the device, connects the ranks, loads weights and data. Returns false on every rank if one
+// failed.
+bool start_run(Run *run, GPT *gpt);
+
+// Parts of start_run that measure.c uses too. gpt_connect attaches the GPT to the run's resources,
+// after run_connect. draw_weights initializes the weights. Collective over the world.
+void gpt_connect(GPT *gpt, Run *run);
+void draw_weights(Run *run, GPT *gpt);
 
 // --- run_report.c --------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 // The anomaly guard: reads each step status, which the device computes (kernel_step_status,
 // sdp4bit/spikes.h) and which is the same on all ranks. Counts skipped steps, reports spikes of the
-// loss and the gradient norm, and ends runs that diverge. Called by llmc/run/run_report.c, at most one
-// step late.
+// loss and the gradient norm, and ends runs that diverge. Called by llmc/run/run_report.c, at most
+// one step late.
 #pragma once
 #include "llmc/log/log.h"
 #include "llmc/state/run_state.h"
