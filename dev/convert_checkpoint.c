@@ -16,7 +16,7 @@ typedef struct Settings {
     const char *load, *to_hf, *from_hf, *from_megatron, *save;
     int64_t step, part_megabytes;
     int divisible, dtype;
-    HfTokenizerWish tokenizer;
+    HfTokenizerOptions tokenizer;
     bool no_save_optim, help;
 } Settings;
 
@@ -76,7 +76,7 @@ static bool check(const Settings *s, Error *err) {
                           : !s->save ? "--save"
                                      : NULL;
     if (missing) return error_set(err, EXIT_USAGE, "%s is missing; --help lists the flags", missing);
-    const HfTokenizerWish *t = &s->tokenizer;
+    const HfTokenizerOptions *t = &s->tokenizer;
     if (!t->vocab_file != !t->merge_file)
         return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file must be used together; give both");
     if ((t->vocab_file != NULL) + (t->model != NULL) + t->none <= 1) return true;
@@ -86,20 +86,20 @@ static bool check(const Settings *s, Error *err) {
 
 static bool export_folder(const Settings *s, Peers peers, Error *err) {
     HfReport report;
-    HfExport wish = {.load = s->load,
-                     .iteration = s->step,
-                     .output = s->to_hf,
-                     .fp32 = s->dtype == EXPORT_FP32,
-                     .part_bytes = s->part_megabytes * 1000000,
-                     .tokenizer = s->tokenizer,
-                     .piece = HF_PIECE,
-                     .peers = peers};
-    bool ok = hf_export(&wish, &report, err);
+    HfExport options = {.load = s->load,
+                        .iteration = s->step,
+                        .output = s->to_hf,
+                        .fp32 = s->dtype == EXPORT_FP32,
+                        .part_bytes = s->part_megabytes * 1000000,
+                        .tokenizer = s->tokenizer,
+                        .piece = HF_PIECE,
+                        .peers = peers};
+    bool ok = hf_export(&options, &report, err);
     fputs(report.notes, stderr);
     if (ok) {
         fprintf(stderr,
                 "Wrote %s: iteration %" PRId64 ", %" PRId64 " parameters in %s, %d file%s of weights.\n",
-                s->to_hf, report.iteration, report.parameters, wish.fp32 ? "fp32" : "bf16", report.files,
+                s->to_hf, report.iteration, report.parameters, options.fp32 ? "fp32" : "bf16", report.files,
                 report.files == 1 ? "" : "s");
     }
     return ok;
@@ -107,14 +107,14 @@ static bool export_folder(const Settings *s, Peers peers, Error *err) {
 
 static bool import_folder(const Settings *s, Peers peers, Error *err) {
     HfReport report;
-    HfImport wish = {.folder = s->from_hf,
-                     .save = s->save,
-                     .divisible = s->divisible,
-                     .no_optimizer = s->no_save_optim,
-                     .tokenizer = s->tokenizer,
-                     .piece = HF_PIECE,
-                     .peers = peers};
-    bool ok = hf_import(&wish, &report, err);
+    HfImport options = {.folder = s->from_hf,
+                        .save = s->save,
+                        .divisible = s->divisible,
+                        .no_optimizer = s->no_save_optim,
+                        .tokenizer = s->tokenizer,
+                        .piece = HF_PIECE,
+                        .peers = peers};
+    bool ok = hf_import(&options, &report, err);
     fputs(report.notes, stderr);
     if (ok)
         fprintf(stderr, "Wrote iteration 0 into %s: %" PRId64 " parameters.\n", s->save, report.parameters);
@@ -123,14 +123,14 @@ static bool import_folder(const Settings *s, Peers peers, Error *err) {
 
 static bool import_megatron(const Settings *s, Peers peers, Error *err) {
     HfReport report;
-    MegatronImport wish = {.folder = s->from_megatron,
-                           .iteration = s->step,
-                           .save = s->save,
-                           .no_optimizer = s->no_save_optim,
-                           .tokenizer = s->tokenizer,
-                           .piece = HF_PIECE,
-                           .peers = peers};
-    bool ok = megatron_import(&wish, &report, err);
+    MegatronImport options = {.folder = s->from_megatron,
+                              .iteration = s->step,
+                              .save = s->save,
+                              .no_optimizer = s->no_save_optim,
+                              .tokenizer = s->tokenizer,
+                              .piece = HF_PIECE,
+                              .peers = peers};
+    bool ok = megatron_import(&options, &report, err);
     fputs(report.notes, stderr);
     if (ok) {
         fprintf(stderr,

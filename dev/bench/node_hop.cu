@@ -29,7 +29,7 @@
 
 #include "dev/bench/node_hop.h"
 #include "llmc/ranks/watchdog.h"
-#include "llmc/base/json.h"
+#include "llmc/base/json_line.h"
 #include "llmc/ranks/launch.h"
 #include "llmc/ranks/peers.h"
 #include "llmc/base/version.h"
@@ -282,6 +282,13 @@ static void print_row(const Row *r) {
     fflush(stdout);
 }
 
+static void write_quoted(FILE *out, const char *text) {
+    Text quoted = {};
+    text_add_quoted(&quoted, text);
+    fputs(quoted.data, out);
+    text_free(&quoted);
+}
+
 // Rewrites the whole file, so that it is complete if a later way hangs.
 static bool write_file(const Bench *b, Error *err) {
     char libraries[256];
@@ -291,7 +298,7 @@ static bool write_file(const Bench *b, Error *err) {
     fprintf(out,
             "{\n \"what\": \"all-to-all within one node, alone and concurrent with matrix products\",\n "
             "\"command\": ");
-    json_write_string(out, b->command);
+    write_quoted(out, b->command);
     fprintf(out, ",\n \"commit\": \"%s\",\n \"device\": \"%s\",\n \"gpus\": %d,\n", version_commit(),
             device_name(b->device), b->launch.size);
     fprintf(out, " \"libraries\": \"%s\",\n \"rows\": [\n", libraries);
@@ -300,7 +307,7 @@ static bool write_file(const Bench *b, Error *err) {
         fprintf(out, "  {\"way\": \"%s\", \"mib\": %d", r->way, r->mb);
         for (int f = 0; f < FIGURES && !r->failed.code; f++)
             fprintf(out, ", \"%s\": %.4f", FIGURE[f], r->figure[f]);
-        if (r->failed.code) fprintf(out, ", \"failed\": "), json_write_string(out, r->failed.what);
+        if (r->failed.code) fprintf(out, ", \"failed\": "), write_quoted(out, r->failed.what);
         fprintf(out, "}%s\n", i + 1 < b->rows ? "," : "");
     }
     fprintf(out, " ]\n}\n");

@@ -4,6 +4,7 @@
 //
 // Export, import and export again gives identical bytes.
 #pragma once
+#include "dev/convert/hf_tokenizer.h"
 #include "llmc/ranks/peers.h"
 LLMC_BEGIN
 
@@ -17,13 +18,6 @@ typedef struct HfReport {
     char notes[2048];  // newline-terminated lines; may be empty
 } HfReport;
 
-// The user's choice of tokenizer, as the trainer's flags.
-typedef struct HfTokenizerWish {
-    const char *vocab_file, *merge_file;
-    const char *model, *eod;  // --tokenizer-model, --tokenizer-eod
-    bool none;                // omit the tokenizer
-} HfTokenizerWish;
-
 typedef struct HfExport {
     const char *load;    // a --save directory
     int64_t iteration;   // -1: latest
@@ -31,28 +25,28 @@ typedef struct HfExport {
     bool fp32;           // export the fp32 master weights; else the bf16 model weights
     int64_t part_bytes;  // maximum bytes of weights per file; larger models get several files and an index
     // Overrides the files next to the checkpoint, and those named in its arguments.
-    HfTokenizerWish tokenizer;
+    HfTokenizerOptions tokenizer;
     int64_t piece;  // HF_PIECE
     Peers peers;    // single rank
 } HfExport;
 // Exports a checkpoint. The output directory appears complete or not at all. Errors:
 // EXIT_CHECKPOINT; EXIT_DATA for the tokenizer's files; EXIT_USAGE for a non-empty output.
-bool hf_export(const HfExport *wish, HfReport *report, Error *err);
+bool hf_export(const HfExport *options, HfReport *report, Error *err);
 
 typedef struct HfImport {
-    const char *folder;         // directory written by save_pretrained
-    const char *save;           // a --save directory without checkpoints; NULL: dry run
-    int64_t divisible;          // rows of the embedding are padded to a multiple of this
-    bool no_optimizer;          // weights only, for --finetune
-    HfTokenizerWish tokenizer;  // overrides the tokenizer in the directory
-    int64_t piece;              // HF_PIECE
-    Peers peers;                // single rank
+    const char *folder;            // directory written by save_pretrained
+    const char *save;              // a --save directory without checkpoints; NULL: dry run
+    int64_t divisible;             // rows of the embedding are padded to a multiple of this
+    bool no_optimizer;             // weights only, for --finetune
+    HfTokenizerOptions tokenizer;  // overrides the tokenizer in the directory
+    int64_t piece;                 // HF_PIECE
+    Peers peers;                   // single rank
 } HfImport;
 // Imports a model as a checkpoint of iteration 0: master weights, zero moments, and weights rounded
 // to this build's precision. Padding rows of the embedding are set to the mean of the other rows,
 // so that the logit of such a row adds no more to the softmax sum than an average token. The
 // directory's files are untrusted input. Errors: EXIT_CHECKPOINT; EXIT_DATA for the tokenizer's
 // files; EXIT_USAGE if `save` has checkpoints.
-bool hf_import(const HfImport *wish, HfReport *report, Error *err);
+bool hf_import(const HfImport *options, HfReport *report, Error *err);
 
 LLMC_END

@@ -5,9 +5,10 @@
 #include <string.h>
 
 #include "llmc/base/json.h"
+#include "llmc/base/json_line.h"
 #include "dev/convert/hf_family.h"
 
-enum { TEXT_BYTES = 256, MOST_ENTRIES = 64 };
+enum { TEXT_BYTES = 256, MOST_ENTRIES = 64, CONFIG_MAX_BYTES = 1 << 20 };
 
 // Returns the value of a key; "a.b" means member b of member a. NULL: missing.
 static const cJSON *member(const cJSON *config, const char *key) {
@@ -204,11 +205,10 @@ static bool read_model(HfConfig *c, const Reading *r) {
            take_rotations(r);
 }
 
-bool hf_config_read(HfConfig *c, const char *text, size_t bytes, const char *path, Error *err) {
+bool hf_config_read(HfConfig *c, const char *path, Error *err) {
     memset(c, 0, sizeof *c);
-    cJSON *config = json_parse_object(text, bytes);
-    if (!config)
-        return error_set(err, EXIT_CHECKPOINT, "%s is not a JSON object; save or download it again", path);
+    cJSON *config = json_read_object(path, CONFIG_MAX_BYTES, err);
+    if (!config) return false;
     Reading r = {config, path, cJSON_CreateObject(), err};
     bool ok = read_model(c, &r);
     if (ok) {
@@ -299,34 +299,26 @@ static int by_key(const void *a, const void *b) {
 static size_t group_of(const char *key) { return strchr(key, '.') ? strcspn(key, ".") + 1 : 0; }
 
 // Prints keys as transformers does: sorted, indented by two spaces.
-static void print_entries(const Writing *w, FILE *out) {
+static void print_entries(const Writing *w, Text *out) {
     for (int i = 0; i < w->count; i++) {
         const char *key = w->entries[i].key, *next = i + 1 < w->count ? w->entries[i + 1].key : "";
         size_t group = group_of(key);
         bool opens = group && (i == 0 || strncmp(w->entries[i - 1].key, key, group) != 0);
         bool closes = group && strncmp(next, key, group) != 0;
-        if (opens) fprintf(out, "  \"%.*s\": {\n", (int)group - 1, key);
-        fprintf(out, "%s  \"%s\": %s", group ? "  " : "", key + group, w->entries[i].value);
-        if (closes) fprintf(out, "\n  }");
-        fprintf(out, *next ? ",\n" : "\n");
+        if (opens) text_add(out, "  \"%.*s\": {\n", (int)group - 1, key);
+        text_add(out, "%s  \"%s\": %s", group ? "  " : "", key + group, w->entries[i].value);
+        if (closes) text_add(out, "\n  }");
+        text_add(out, "%s\n", *next ? "," : "");
     }
 }
 
-// Returns the model's flags, with the number of query groups always set.
-static cJSON *arguments_of(const ImportedModel *model) {
-    char *text = config_to_json(&model->config);
-    cJSON *arguments = cJSON_Parse(text);
-    free(text);
-    cJSON_ReplaceItemInObject(arguments, "num_query_groups",
-                              cJSON_CreateNumber(config_query_groups(&model->config)));
-    return arguments;
-}
-
 void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, int64_t bos,
-                     FILE *out) {
-    cJSON *arguments = arguments_of(model);
+                     Text *out) {
+    cJSON *arguments = imported_arguments(&model->config);
     char architectures[TEXT_BYTES];
     Writing w = {.arguments = arguments};
+    cJSON_ReplaceItemInObject(arguments, "num_query_groups",
+                              cJSON_CreateNumber(config_query_groups(&model->config)));
     snprintf(architectures, sizeof architectures, "[\n    \"%s\"\n  ]", family->architecture);
     put(&w, "architectures", architectures, false);
     put(&w, "model_type", family->type, true);
@@ -338,8 +330,8 @@ void hf_config_write(const HfFamily *family, const ImportedModel *model, const c
     put_family(&w, family);
     if (model->config.position_embedding_type == POSITIONS_ROPE) put_rotations(&w);
     qsort(w.entries, (size_t)w.count, sizeof *w.entries, by_key);
-    fprintf(out, "{\n");
+    text_add(out, "{\n");
     print_entries(&w, out);
-    fprintf(out, "}\n");
+    text_add(out, "}\n");
     cJSON_Delete(arguments);
 }

@@ -13,6 +13,7 @@
 #include "llmc/base/durable.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/json.h"
+#include "llmc/base/json_line.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "dev/convert/hf.h"
 #include "dev/convert/hf_map.h"
@@ -22,7 +23,7 @@
 #define INDEX_NAME "model.safetensors.index.json"
 
 typedef struct Exporting {
-    const HfExport *wish;
+    const HfExport *options;
     Checkpoint *checkpoint;
     ImportedModel model;
     bool opened;
@@ -37,8 +38,8 @@ typedef struct Exporting {
 } Exporting;
 
 static int64_t columns_of(const HfTensor *t) { return t->columns ? t->columns : 1; }
-static int width_of(const Exporting *e) { return e->wish->fp32 ? 4 : 2; }
-static const char *dtype_of(const Exporting *e) { return e->wish->fp32 ? "F32" : "BF16"; }
+static int width_of(const Exporting *e) { return e->options->fp32 ? 4 : 2; }
+static const char *dtype_of(const Exporting *e) { return e->options->fp32 ? "F32" : "BF16"; }
 static uint64_t bytes_of(const Exporting *e, const HfTensor *t) {
     return (uint64_t)(t->rows * columns_of(t)) * (uint64_t)width_of(e);
 }
@@ -47,9 +48,9 @@ static uint64_t bytes_of(const Exporting *e, const HfTensor *t) {
 
 static bool open_checkpoint(Exporting *e, HfReport *report, Error *err) {
     char note[1400];
-    report->iteration = e->wish->iteration;
-    e->checkpoint = checkpoint_open(e->wish->load, &report->iteration, e->wish->peers, note, sizeof note,
-                                    err);
+    report->iteration = e->options->iteration;
+    e->checkpoint = checkpoint_open(e->options->load, &report->iteration, e->options->peers, note,
+                                    sizeof note, err);
     if (e->checkpoint && *note) snprintf(report->notes, sizeof report->notes, "%s\n", note);
     return e->checkpoint != NULL;
 }
@@ -66,11 +67,11 @@ static bool read_model(Exporting *e, Error *err) {
 // available.
 static bool check_parameters(Exporting *e, Error *err) {
     bool ok = checkpoint_check_tensors(e->checkpoint, e->model.gpt.whole, e->model.gpt.whole_tensors, err);
-    if (ok && e->wish->fp32 && !checkpoint_has(e->checkpoint, SLICE_MASTER)) {
+    if (ok && e->options->fp32 && !checkpoint_has(e->checkpoint, SLICE_MASTER)) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; give"
                        " --dtype bf16",
-                       e->wish->load);
+                       e->options->load);
     }
     return ok;
 }
@@ -80,8 +81,8 @@ static bool check_parameters(Exporting *e, Error *err) {
 // Finds the files that the tokenizer choice names, or files of that name next to the checkpoint.
 static bool find_files(const Exporting *e, TokenizerChoice *choice, char *paths[2]) {
     bool whole = choice->type == TOKENIZER_HUGGING_FACE;
-    paths[0] = text_format("%s/%s", e->wish->load, whole ? HF_TOKENIZER : HF_VOCAB);
-    paths[1] = text_format("%s/" HF_MERGES, e->wish->load);
+    paths[0] = text_format("%s/%s", e->options->load, whole ? HF_TOKENIZER : HF_VOCAB);
+    paths[1] = text_format("%s/" HF_MERGES, e->options->load);
     if (durable_exists(paths[0]) && (whole || durable_exists(paths[1]))) {
         choice->vocab_file = choice->model = paths[0];
         choice->merge_file = paths[1];
@@ -93,29 +94,19 @@ static bool find_files(const Exporting *e, TokenizerChoice *choice, char *paths[
 
 // Reads the tokenizer given by flags, or else the run's.
 static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
-    const HfTokenizerWish *wish = &e->wish->tokenizer;
     TokenizerChoice choice = config_tokenizer(&e->model.config);
     char *paths[2] = {NULL, NULL};
-    bool ok;
-    if (wish->eod) choice.eod_token = wish->eod;
-    if (wish->vocab_file || wish->merge_file) {
-        choice.type = TOKENIZER_GPT2_BPE;
-        choice.vocab_file = wish->vocab_file;
-        choice.merge_file = wish->merge_file;
-    } else if (wish->model) {
-        choice.type = TOKENIZER_HUGGING_FACE;
-        choice.model = wish->model;
-    } else if (choice.type == TOKENIZER_BYTE) {
+    bool ok, given = hf_tokenizer_given(&e->options->tokenizer, &choice);
+    if (!given && choice.type == TOKENIZER_BYTE) {
         hf_tokenizer_of_bytes(&e->tokenizer);
         return true;
-    } else if (choice.type == TOKENIZER_NULL) {
+    }
+    if (!given && choice.type == TOKENIZER_NULL) {
         snprintf(report->notes + strlen(report->notes), sizeof report->notes - strlen(report->notes),
                  "The model has no tokenizer (NullTokenizer): none is exported.\n");
         return true;
-    } else if (!find_files(e, &choice, paths)) {
-        choice.type = TOKENIZER_NULL;
     }
-    if (choice.type != TOKENIZER_NULL) {
+    if (given || find_files(e, &choice, paths)) {
         ok = hf_tokenizer_read(&e->tokenizer, &choice, err);
     } else {
         ok = error_set(err, EXIT_DATA,
@@ -130,7 +121,7 @@ static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
 static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
     const Config *config = &e->model.config;
     const HfTokenizer *t = &e->tokenizer;
-    if (e->wish->tokenizer.none) return true;
+    if (e->options->tokenizer.none) return true;
     if (!read_tokenizer(e, report, err)) return false;
     if (!t->files || (t->size == config->vocab_size_unpadded && t->eod == config->eod)) return true;
     return error_set(
@@ -142,21 +133,18 @@ static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
 
 // --- Chunks of tensors ------------------------------------------------------------------------
 
-static float master_at(const void *in, int64_t i) { return ((const float *)in)[i]; }
-static float weight_at(const void *in, int64_t i) { return floatX_to_float(((const floatX *)in)[i]); }
-
 // Converts `count` elements: checkpoint elements start at `from` with stride `step`; elements of
 // the file are contiguous and start at `to`.
 static void put(const Exporting *e, int64_t to, int64_t from, int64_t step, int64_t count) {
     for (int64_t i = 0; i < count; i++, from += step) {
-        if (e->wish->fp32) ((float *)e->out)[to + i] = master_at(e->in, from);
-        else ((uint16_t *)e->out)[to + i] = bf16_from_float(weight_at(e->in, from));
+        if (e->options->fp32) ((float *)e->out)[to + i] = ((const float *)e->in)[from];
+        else ((uint16_t *)e->out)[to + i] = bf16_from_float(floatX_to_float(((const floatX *)e->in)[from]));
     }
 }
 
 static Slice slice_of(const Exporting *e, const HfTensor *t) {
     return (Slice){.tensor = e->model.gpt.whole[t->ours].name,
-                   .kind = e->wish->fp32 ? SLICE_MASTER : SLICE_WEIGHT};
+                   .kind = e->options->fp32 ? SLICE_MASTER : SLICE_WEIGHT};
 }
 
 // Reads rows [row, row + rows) of their tensor, which are contiguous ranges of our rows, into
@@ -190,7 +178,7 @@ static bool read_columns(const Exporting *e, const HfTensor *t, int64_t row, int
 }
 
 static int64_t rows_of_piece(const Exporting *e, const HfTensor *t) {
-    int64_t rows = e->wish->piece / columns_of(t);
+    int64_t rows = e->options->piece / columns_of(t);
     return rows > t->rows ? t->rows : rows < 1 ? 1 : rows;
 }
 
@@ -210,7 +198,7 @@ static bool write_tensor(const Exporting *e, SafeWriter *writer, const HfTensor 
 
 // Assigns tensors to files in order. A tensor larger than the file limit gets its own file.
 static void divide(Exporting *e) {
-    uint64_t used = 0, most = (uint64_t)e->wish->part_bytes;
+    uint64_t used = 0, most = (uint64_t)e->options->part_bytes;
     e->part = (int *)xcalloc((size_t)e->map.count, sizeof(int), "the parameter table");
     e->parts = 1;
     for (int i = 0; i < e->map.count; i++) {
@@ -280,16 +268,17 @@ static bool write_parts(Exporting *e, Error *err) {
 
 // --- Small files ---------------------------------------------------------------------------------
 
-static void write_index(const Exporting *e, FILE *out) {
+static void write_index(const Exporting *e, Text *out) {
     uint64_t total = 0;
     for (int i = 0; i < e->map.count; i++) total += bytes_of(e, &e->map.theirs[i]);
-    fprintf(out, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {\n", total);
+    text_add(out, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {\n",
+             total);
     for (int i = 0; i < e->map.count; i++) {
         char *name = part_name(e, e->part[i]);
-        fprintf(out, "    \"%s\": \"%s\"%s\n", e->map.theirs[i].name, name, i + 1 < e->map.count ? "," : "");
+        text_add(out, "    \"%s\": \"%s\"%s\n", e->map.theirs[i].name, name, i + 1 < e->map.count ? "," : "");
         free(name);
     }
-    fprintf(out, "  }\n}\n");
+    text_add(out, "  }\n}\n");
 }
 
 // Returns the token that starts a text: the one in the tokenizer's files, or else the
@@ -303,45 +292,41 @@ static int64_t bos_of(const Exporting *e) {
     return bos;
 }
 
-static void write_config(const Exporting *e, FILE *out) {
-    hf_config_write(e->family, &e->model, e->wish->fp32 ? "float32" : "bfloat16", bos_of(e), out);
+static void write_config(const Exporting *e, Text *out) {
+    hf_config_write(e->family, &e->model, e->options->fp32 ? "float32" : "bfloat16", bos_of(e), out);
 }
 
-static void write_generation_config(const Exporting *e, FILE *out) {
-    fprintf(out, "{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n", e->model.config.eod);
-    fprintf(out, "  \"eos_token_id\": %d\n}\n", e->model.config.eod);
+static void write_generation_config(const Exporting *e, Text *out) {
+    text_add(out, "{\n  \"_from_model_config\": true,\n  \"bos_token_id\": %d,\n", e->model.config.eod);
+    text_add(out, "  \"eos_token_id\": %d\n}\n", e->model.config.eod);
 }
 
-static void write_tokenizer_config(const Exporting *e, FILE *out) {
+static void write_tokenizer_config(const Exporting *e, Text *out) {
     bool whole = e->tokenizer.type == TOKENIZER_HUGGING_FACE;
     const char *end = whole ? e->tokenizer.eod_text : "<|endoftext|>";
-    fprintf(out, "{\n");
-    if (!whole) fprintf(out, "  \"add_prefix_space\": false,\n");
-    fprintf(out, "  \"bos_token\": ");
-    json_write_string(out, end);
-    fprintf(out, ",\n  \"eos_token\": ");
-    json_write_string(out, end);
-    fprintf(out, ",\n  \"model_max_length\": %d,\n", e->model.config.max_position_embeddings);
-    fprintf(out, "  \"tokenizer_class\": \"%s\"", whole ? "PreTrainedTokenizerFast" : "GPT2Tokenizer");
-    fprintf(out, whole ? "\n}\n" : ",\n  \"unk_token\": \"<|endoftext|>\"\n}\n");
+    text_add(out, "{\n");
+    if (!whole) text_add(out, "  \"add_prefix_space\": false,\n");
+    text_add(out, "  \"bos_token\": ");
+    text_add_quoted(out, end);
+    text_add(out, ",\n  \"eos_token\": ");
+    text_add_quoted(out, end);
+    text_add(out, ",\n  \"model_max_length\": %d,\n", e->model.config.max_position_embeddings);
+    text_add(out, "  \"tokenizer_class\": \"%s\"", whole ? "PreTrainedTokenizerFast" : "GPT2Tokenizer");
+    text_add(out, whole ? "\n}\n" : ",\n  \"unk_token\": \"<|endoftext|>\"\n}\n");
 }
 
 typedef struct SmallFile {
     const char *name;
-    void (*write)(const Exporting *e, FILE *out);
+    void (*write)(const Exporting *e, Text *out);
     bool wanted;
 } SmallFile;
 
 static bool write_small_file(const Exporting *e, const SmallFile *file, Error *err) {
-    char *text = NULL, *path = text_format("%s/%s", e->fresh, file->name);
-    size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
-    if (!out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for %s; use a larger machine", file->name);
-    file->write(e, out);
-    if (fclose(out) != 0)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for %s; use a larger machine", file->name);
-    bool ok = durable_write_file(path, text, bytes, err);
-    free(text);
+    char *path = text_format("%s/%s", e->fresh, file->name);
+    Text text = {0};
+    file->write(e, &text);
+    bool ok = durable_write_file(path, text.data, text.length, err);
+    text_free(&text);
     free(path);
     return ok;
 }
@@ -377,7 +362,7 @@ static bool check_output(const char *output, Error *err) {
 // Creates the temporary folder ".NAME.tmp" next to the output, after deleting leftovers of a killed
 // export.
 static bool make_fresh(Exporting *e, char **parent, Error *err) {
-    char *copy = xstrdup(e->wish->output), *again = xstrdup(e->wish->output);
+    char *copy = xstrdup(e->options->output), *again = xstrdup(e->options->output);
     *parent = xstrdup(dirname(copy));
     e->fresh = text_format("%s/.%s.tmp", *parent, basename(again));
     free(copy);
@@ -388,7 +373,7 @@ static bool make_fresh(Exporting *e, char **parent, Error *err) {
 
 static bool publish(const Exporting *e, const char *parent, Error *err) {
     if (!durable_sync_folder(e->fresh, err)) return false;
-    if (rename(e->fresh, e->wish->output) != 0) return durable_error(err, "rename to", e->wish->output);
+    if (rename(e->fresh, e->options->output) != 0) return durable_error(err, "rename to", e->options->output);
     return durable_sync_folder(parent, err);
 }
 
@@ -403,7 +388,7 @@ static bool write_folder(Exporting *e, Error *err) {
 }
 
 static bool run(Exporting *e, HfReport *report, Error *err) {
-    if (!check_output(e->wish->output, err) || !open_checkpoint(e, report, err) || !read_model(e, err) ||
+    if (!check_output(e->options->output, err) || !open_checkpoint(e, report, err) || !read_model(e, err) ||
         !check_parameters(e, err) || !check_tokenizer(e, report, err))
         return false;
     divide(e);
@@ -412,8 +397,8 @@ static bool run(Exporting *e, HfReport *report, Error *err) {
     return write_folder(e, err);
 }
 
-bool hf_export(const HfExport *wish, HfReport *report, Error *err) {
-    Exporting e = {.wish = wish};
+bool hf_export(const HfExport *options, HfReport *report, Error *err) {
+    Exporting e = {.options = options};
     memset(report, 0, sizeof *report);
     bool ok = run(&e, report, err);
     checkpoint_close(e.checkpoint);

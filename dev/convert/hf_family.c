@@ -265,8 +265,7 @@ static bool check_heads(const HfFamily *family, const Config *c, Error *err) {
 }
 
 const HfFamily *hf_family_of(const ImportedModel *model, Error *err) {
-    char *text = config_to_json(&model->config);
-    cJSON *arguments = cJSON_Parse(text);
+    cJSON *arguments = imported_arguments(&model->config);
     const HfFamily *nearest = &FAMILIES[0];
     const HfBlock *other = NULL;
     int least = 100;
@@ -287,6 +286,5 @@ const HfFamily *hf_family_of(const ImportedModel *model, Error *err) {
                   other->argument, value, nearest->name, other->value);
     }
     cJSON_Delete(arguments);
-    free(text);
     return !other && check_heads(nearest, &model->config, err) ? nearest : NULL;
 }

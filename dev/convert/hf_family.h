@@ -2,9 +2,8 @@
 // similar. A family is a row of hf_family.c that maps config.json to flags of the trainer and
 // tensor names to ours. Called by hf_export.c and hf_import.c.
 #pragma once
-#include <stdio.h>
-
 #include "dev/convert/imported.h"
+#include "llmc/base/json_line.h"
 LLMC_BEGIN
 
 // A flag with a fixed value in this family, as in a checkpoint's arguments.
@@ -77,12 +76,12 @@ typedef struct HfConfig {
     int64_t eod;    // end-of-document id: their end-of-sequence id
 } HfConfig;
 
-// Reads a config.json; path is for error messages. Errors (EXIT_CHECKPOINT): not a JSON object, an
+// Reads a config.json. Errors (EXIT_CHECKPOINT): an unreadable file, not a JSON object, an
 // unknown family, or a setting that the trainer does not support. On failure nothing needs freeing.
-bool hf_config_read(HfConfig *config, const char *text, size_t bytes, const char *path, Error *err);
+bool hf_config_read(HfConfig *config, const char *path, Error *err);
 // Writes the config.json of a model whose embedding has one row per token id. dtype: "float32" or
 // "bfloat16". bos: the token that starts a text.
 void hf_config_write(const HfFamily *family, const ImportedModel *model, const char *dtype, int64_t bos,
-                     FILE *out);
+                     Text *out);
 
 LLMC_END

@@ -96,14 +96,8 @@ static bool read_index(HfFiles *files, const char *folder, const cJSON *map, Err
 }
 
 static bool open_parts(HfFiles *files, const char *folder, const char *path, Error *err) {
-    uint64_t bytes;
-    char *text = durable_read_file(path, INDEX_MAX_BYTES, &bytes, err);
-    if (!text) return false;
-    cJSON *index = json_parse_object(text, (size_t)bytes);
-    free(text);
-    bool ok = index ||
-              error_set(err, EXIT_CHECKPOINT, "%s is not a JSON object; save or download it again", path);
-    ok = ok && read_index(files, folder, cJSON_GetObjectItemCaseSensitive(index, "weight_map"), err);
+    cJSON *index = json_read_object(path, INDEX_MAX_BYTES, err);
+    bool ok = index && read_index(files, folder, cJSON_GetObjectItemCaseSensitive(index, "weight_map"), err);
     cJSON_Delete(index);
     return ok;
 }

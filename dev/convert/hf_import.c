@@ -16,7 +16,7 @@
 enum { CONFIG_MAX_BYTES = 1 << 20 };
 
 typedef struct Importing {
-    const HfImport *wish;
+    const HfImport *options;
     HfConfig config;
     ImportedModel model;
     bool opened;
@@ -42,19 +42,16 @@ static int64_t hidden_of(const Importing *m) { return m->model.gpt.C; }
 
 // Number of embedding rows that fit in the buffer.
 static int64_t words_at_once(const Importing *m) {
-    return m->wish->piece > hidden_of(m) ? m->wish->piece / hidden_of(m) : 1;
+    return m->options->piece > hidden_of(m) ? m->options->piece / hidden_of(m) : 1;
 }
 
 // --- Reading the folder --------------------------------------------------------------------------
 
 static bool read_config(Importing *m, Error *err) {
-    uint64_t bytes;
-    char *path = text_format("%s/config.json", m->wish->folder);
-    char *text = durable_read_file(path, CONFIG_MAX_BYTES, &bytes, err);
-    bool ok = text && hf_config_read(&m->config, text, (size_t)bytes, path, err);
-    m->opened = ok && imported_model_open(&m->model, &m->config.flags, m->config.words, m->wish->divisible,
-                                          path, err);
-    free(text);
+    char *path = text_format("%s/config.json", m->options->folder);
+    m->opened = hf_config_read(&m->config, path, err) &&
+                imported_model_open(&m->model, &m->config.flags, m->config.words, m->options->divisible, path,
+                                    err);
     free(path);
     return m->opened;
 }
@@ -64,7 +61,7 @@ static bool wrong_tensor(const Importing *m, Error *err, const HfTensor *t, cons
         return error_set(err, EXIT_CHECKPOINT,
                          "%s has no tensor '%s', which its config.json requires; save or download it "
                          "again",
-                         m->wish->folder, t->name);
+                         m->options->folder, t->name);
     }
     char columns[32] = "";
     if (t->columns) snprintf(columns, sizeof columns, ", %" PRId64, t->columns);
@@ -134,13 +131,13 @@ static bool match_tensors(Importing *m, Error *err) {
     return error_set(
         err, EXIT_CHECKPOINT,
         "%s has %d tensors that do not belong to a %s with its config.json; import another model",
-        m->wish->folder, m->files.count - known, family->architecture);
+        m->options->folder, m->files.count - known, family->architecture);
 }
 
 // --- The tokenizer -------------------------------------------------------------------------------
 
 static bool in_folder(const Importing *m, const char *name) {
-    char *path = text_format("%s/%s", m->wish->folder, name);
+    char *path = text_format("%s/%s", m->options->folder, name);
     bool there = durable_exists(path);
     free(path);
     return there;
@@ -149,16 +146,12 @@ static bool in_folder(const Importing *m, const char *name) {
 // Returns true if vocab.json and merges.txt belong to GPT-2's tokenizer. Other families have such
 // files too, but split text with a different pattern.
 static bool cuts_as_gpt2(const Importing *m) {
-    Error ignored;
-    uint64_t bytes;
     if (strcmp(m->config.family->type, "gpt2") == 0) return true;
-    char *path = text_format("%s/" HF_TOKENIZER_CONFIG, m->wish->folder);
-    char *text = durable_read_file(path, CONFIG_MAX_BYTES, &bytes, &ignored);
-    cJSON *config = text ? json_parse_object(text, (size_t)bytes) : NULL;
+    char *path = text_format("%s/" HF_TOKENIZER_CONFIG, m->options->folder);
+    cJSON *config = json_read_object(path, CONFIG_MAX_BYTES, NULL);
     const char *class = json_member_string(config, "tokenizer_class");
     bool same = class && strncmp(class, "GPT2Tokenizer", strlen("GPT2Tokenizer")) == 0;
     cJSON_Delete(config);
-    free(text);
     free(path);
     return same;
 }
@@ -167,21 +160,16 @@ static bool cuts_as_gpt2(const Importing *m) {
 // none. tokenizer.json is preferred because only it contains added tokens and the split pattern.
 // The caller frees the paths.
 static TokenizerChoice choose_tokenizer(const Importing *m, char *paths[2]) {
-    const HfTokenizerWish *wish = &m->wish->tokenizer;
-    TokenizerChoice choice = {TOKENIZER_NULL, wish->vocab_file, wish->merge_file, wish->model, wish->eod, 0};
+    TokenizerChoice choice = {.type = TOKENIZER_NULL};
     paths[0] = paths[1] = NULL;
-    if (wish->none) return choice;
-    if (wish->vocab_file || wish->merge_file) {
-        choice.type = TOKENIZER_GPT2_BPE;
-    } else if (wish->model) {
+    if (m->options->tokenizer.none || hf_tokenizer_given(&m->options->tokenizer, &choice)) return choice;
+    if (in_folder(m, HF_TOKENIZER)) {
         choice.type = TOKENIZER_HUGGING_FACE;
-    } else if (in_folder(m, HF_TOKENIZER)) {
-        choice.type = TOKENIZER_HUGGING_FACE;
-        choice.model = paths[0] = text_format("%s/" HF_TOKENIZER, m->wish->folder);
+        choice.model = paths[0] = text_format("%s/" HF_TOKENIZER, m->options->folder);
     } else if (in_folder(m, HF_VOCAB) && in_folder(m, HF_MERGES) && cuts_as_gpt2(m)) {
         choice.type = TOKENIZER_GPT2_BPE;
-        choice.vocab_file = paths[0] = text_format("%s/" HF_VOCAB, m->wish->folder);
-        choice.merge_file = paths[1] = text_format("%s/" HF_MERGES, m->wish->folder);
+        choice.vocab_file = paths[0] = text_format("%s/" HF_VOCAB, m->options->folder);
+        choice.merge_file = paths[1] = text_format("%s/" HF_MERGES, m->options->folder);
     }
     return choice;
 }
@@ -191,9 +179,9 @@ static void name_tokenizer(Importing *m) {
     Config *config = &m->model.config;
     bool whole = m->tokenizer.type == TOKENIZER_HUGGING_FACE;
     config->tokenizer_type = m->tokenizer.type;
-    m->paths[0] = text_format("%s/%s", m->wish->save, whole ? HF_TOKENIZER : HF_VOCAB);
-    m->paths[1] = text_format("%s/" HF_MERGES, m->wish->save);
-    config->tokenizer_eod = m->wish->tokenizer.eod;
+    m->paths[0] = text_format("%s/%s", m->options->save, whole ? HF_TOKENIZER : HF_VOCAB);
+    m->paths[1] = text_format("%s/" HF_MERGES, m->options->save);
+    config->tokenizer_eod = m->options->tokenizer.eod;
     if (whole) {
         config->tokenizer_model = m->paths[0];
     } else {
@@ -212,7 +200,7 @@ static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
     if (!ok) return false;
     if (choice.type == TOKENIZER_NULL) {
         snprintf(report->notes, sizeof report->notes, "The checkpoint has no tokenizer%s.\n",
-                 m->wish->tokenizer.none ? "" : ": the folder has none");
+                 m->options->tokenizer.none ? "" : ": the folder has none");
         return true;
     }
     if (m->tokenizer.size > m->config.words) {
@@ -223,7 +211,7 @@ static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
     }
     m->model.config.vocab_size_unpadded = m->tokenizer.size;
     m->model.config.eod = m->tokenizer.eod;
-    if (m->wish->save) name_tokenizer(m);
+    if (m->options->save) name_tokenizer(m);
     return true;
 }
 
@@ -312,31 +300,31 @@ static bool make_paddings(Importing *m, Error *err) {
 // Callback of ImportedWeights.
 static bool write_tokenizer(void *context, Error *err) {
     Importing *m = (Importing *)context;
-    return hf_tokenizer_write(&m->tokenizer, m->wish->save, err);
+    return hf_tokenizer_write(&m->tokenizer, m->options->save, err);
 }
 
 static bool save(Importing *m, Error *err) {
     int tensors = m->map.gpt->whole_tensors;
     int64_t *units = (int64_t *)xcalloc((size_t)tensors, sizeof *units, "the parameter table");
     for (int i = 0; i < tensors; i++) units[i] = hf_map_unit(&m->map, i) * m->map.ours[i].columns;
-    ImportedWeights weights = {.save = m->wish->save,
-                               .source = m->wish->folder,
+    ImportedWeights weights = {.save = m->options->save,
+                               .source = m->options->folder,
                                .model = &m->model,
                                .units = units,
-                               .no_optimizer = m->wish->no_optimizer,
-                               .piece = m->wish->piece,
+                               .no_optimizer = m->options->no_optimizer,
+                               .piece = m->options->piece,
                                .read = read_rows,
                                .beside = write_tokenizer,
                                .context = m,
-                               .peers = m->wish->peers};
+                               .peers = m->options->peers};
     bool ok = imported_save(&weights, err);
     free(units);
     return ok;
 }
 
 static bool run(Importing *m, HfReport *report, Error *err) {
-    if (m->wish->save && !imported_save_check(m->wish->save, err)) return false;
-    if (!read_config(m, err) || !hf_files_open(&m->files, m->wish->folder, err)) return false;
+    if (m->options->save && !imported_save_check(m->options->save, err)) return false;
+    if (!read_config(m, err) || !hf_files_open(&m->files, m->options->folder, err)) return false;
     m->model.config.eod = (int)m->config.eod;
     make_room(m, words_at_once(m) * hidden_of(m));
     if (!match_tensors(m, err) || !read_tokenizer(m, report, err) || !make_paddings(m, err)) return false;
@@ -345,8 +333,8 @@ static bool run(Importing *m, HfReport *report, Error *err) {
     return save(m, err);
 }
 
-bool hf_import(const HfImport *wish, HfReport *report, Error *err) {
-    Importing m = {.wish = wish};
+bool hf_import(const HfImport *options, HfReport *report, Error *err) {
+    Importing m = {.options = options};
     memset(report, 0, sizeof *report);
     bool ok = run(&m, report, err);
     hf_files_close(&m.files);

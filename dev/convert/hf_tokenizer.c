@@ -8,11 +8,25 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
+#include "llmc/base/json_line.h"
 #include "llmc/base/utf8.h"
+#include "llmc/data/symbols.h"
+#include "llmc/data/vocabulary.h"
 
 // As in llmc/data/vocabulary.c: larger files cannot be vocabularies.
 enum { MOST_BYTES = 1 << 28, BYTES = 256 };
 #define VERSION_LINE "#version: 0.2\n"
+
+bool hf_tokenizer_given(const HfTokenizerOptions *options, TokenizerChoice *choice) {
+    bool pairs = options->vocab_file || options->merge_file;
+    if (options->eod) choice->eod_token = options->eod;
+    if (!pairs && !options->model) return false;
+    choice->type = pairs ? TOKENIZER_GPT2_BPE : TOKENIZER_HUGGING_FACE;
+    choice->vocab_file = options->vocab_file;
+    choice->merge_file = options->merge_file;
+    choice->model = options->model;
+    return true;
+}
 
 static HfTokenizerFile *add_file(HfTokenizer *t, const char *name) {
     HfTokenizerFile *file = &t->file[t->files++];
@@ -81,33 +95,23 @@ bool hf_tokenizer_read(HfTokenizer *t, const TokenizerChoice *choice, Error *err
     return ok;
 }
 
-// Returns GPT-2's printable character for a byte. *shifted: the next character for unprintable
-// bytes.
-static uint32_t symbol_of(uint32_t byte, uint32_t *shifted) {
-    bool printable = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
-    return printable ? byte : (*shifted)++;
-}
-
 void hf_tokenizer_of_bytes(HfTokenizer *t) {
-    size_t bytes;
-    uint32_t shifted = BYTES;
+    Alphabet alphabet = byte_alphabet();
+    Text text = {0};
     *t = (HfTokenizer){.type = TOKENIZER_GPT2_BPE, .size = BYTES + 1, .eod = BYTES};
     HfTokenizerFile *vocab = add_file(t, HF_VOCAB), *merges = add_file(t, HF_MERGES);
     merges->text = xstrdup(VERSION_LINE);
     merges->bytes = strlen(merges->text);
-    FILE *out = open_memstream(&vocab->text, &bytes);
-    if (!out) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a vocabulary; use a larger machine");
-    fputc('{', out);
-    for (uint32_t byte = 0; byte < BYTES; byte++) {
+    text_add(&text, "{");
+    for (int byte = 0; byte < BYTES; byte++) {
         char symbol[5];
-        symbol[utf8_write(symbol_of(byte, &shifted), symbol)] = 0;
-        json_write_string(out, symbol);
-        fprintf(out, ": %u, ", byte);
+        symbol[utf8_write(alphabet.code_point[byte], symbol)] = 0;
+        text_add_quoted(&text, symbol);
+        text_add(&text, ": %d, ", byte);
     }
-    fprintf(out, "\"<|endoftext|>\": %d}\n", BYTES);
-    if (fclose(out) != 0)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for a vocabulary; use a larger machine");
-    vocab->bytes = bytes;
+    text_add(&text, "\"" END_OF_TEXT "\": %d}\n", BYTES);
+    vocab->text = text.data;
+    vocab->bytes = text.length;
 }
 
 const HfTokenizerFile *hf_tokenizer_file(const HfTokenizer *t, const char *name) {

@@ -26,6 +26,16 @@ typedef struct HfTokenizer {
     char *eod_text;  // text of EOD for TOKENIZER_HUGGING_FACE
 } HfTokenizer;
 
+// The user's choice of tokenizer, as the trainer's flags.
+typedef struct HfTokenizerOptions {
+    const char *vocab_file, *merge_file;
+    const char *model, *eod;  // --tokenizer-model, --tokenizer-eod
+    bool none;                // omit the tokenizer
+} HfTokenizerOptions;
+// Sets *choice to the tokenizer that the flags name; without --tokenizer-eod its eod_token stays.
+// Returns false if they name none.
+bool hf_tokenizer_given(const HfTokenizerOptions *options, TokenizerChoice *choice);
+
 // Reads the files and validates them as the trainer does. Errors: EXIT_DATA.
 bool hf_tokenizer_read(HfTokenizer *tokenizer, const TokenizerChoice *choice, Error *err);
 // Expresses the tokenizer type Byte as a GPT-2 tokenizer: one symbol per byte, no merges.

@@ -9,7 +9,7 @@
 #include "dev/lib/saved_config.h"
 #include "llmc/base/durable.h"
 #include "llmc/base/dtype.h"
-#include "llmc/base/json.h"
+#include "llmc/base/json_line.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/manifest.h"
 #include "llmc/config/config_roles.h"
@@ -112,44 +112,43 @@ int64_t imported_model_parameters(const ImportedModel *m) {
     return sum - padding * m->gpt.C * (m->gpt.tied ? 1 : 2);
 }
 
+cJSON *imported_arguments(const Config *config) {
+    char *text = config_to_json(config);
+    cJSON *arguments = cJSON_Parse(text);
+    free(text);
+    return arguments;
+}
+
 static void move_item(cJSON *from, cJSON *to, const char *key) {
     cJSON *item = cJSON_DetachItemFromObjectCaseSensitive(from, key);
     if (item) cJSON_AddItemToObject(to, key, item);
 }
 
 // Returns the checkpoint's arguments: those that --load compares and those that identify the
-// tokenizer. The rest is up to the run that loads the checkpoint. malloc'ed.
-static char *arguments_of(const Config *config) {
+// tokenizer. The rest is up to the run that loads the checkpoint.
+static cJSON *arguments_of(const Config *config) {
     static const char *const more[] = {"padded_vocab_size", "eod",        "tokenizer_type",
                                        "vocab_file",        "merge_file", "tokenizer_model",
                                        "tokenizer_eod"};
-    char *whole = config_to_json(config);
     int at = 0;
     char key[OPTION_KEY_BYTES];
-    cJSON *all = json_parse_object(whole, strlen(whole)), *kept = cJSON_CreateObject();
+    cJSON *all = imported_arguments(config), *kept = cJSON_CreateObject();
     while (config_next_key(MODEL, &at, key)) move_item(all, kept, key);
     for (size_t i = 0; i < COUNT_OF(OTHER_NAMES); i++) move_item(all, kept, OTHER_NAMES[i]);
     for (size_t i = 0; i < COUNT_OF(more); i++) move_item(all, kept, more[i]);
-    free(whole);
-    char *text = cJSON_PrintUnformatted(kept);
-    if (!text) fatal(NULL, EXIT_ENVIRONMENT, "out of memory for JSON; use a larger machine");
     cJSON_Delete(all);
-    cJSON_Delete(kept);
-    return text;
+    return kept;
 }
 
 // --- model.args ----------------------------------------------------------------------------------
 
-static void write_flag(FILE *out, const char *name, const char *value) {
-    fputs("--", out);
-    for (const char *c = name; *c; c++) fputc(*c == '_' ? '-' : *c, out);
+static void write_flag(Text *out, const char *name, const char *value) {
+    text_add(out, "--");
+    for (const char *c = name; *c; c++) text_add(out, "%c", *c == '_' ? '-' : *c);
     // Quote the path, which may contain spaces.
-    if (*value) fputc(' ', out);
-    for (const char *c = value; *c; c++) {
-        if (strchr(" \t#@'\"\\", *c)) fputc('\\', out);
-        fputc(*c, out);
-    }
-    fputc('\n', out);
+    if (*value) text_add(out, " ");
+    for (const char *c = value; *c; c++) text_add(out, strchr(" \t#@'\"\\", *c) ? "\\%c" : "%c", *c);
+    text_add(out, "\n");
 }
 
 // Returns a --make-vocab-size-divisible-by that pads the tokenizer's ids to the number of embedding
@@ -159,11 +158,11 @@ static int divisor_of(const Config *c) {
     return fits ? c->make_vocab_size_divisible_by : c->vocab_size_padded;
 }
 
-static void write_args(const ImportedModel *m, const char *source, FILE *out) {
-    char *text = arguments_of(&m->config), value[40];
-    cJSON *arguments = json_parse_object(text, strlen(text));
+static void write_args(const ImportedModel *m, const char *source, Text *out) {
+    char value[40];
+    cJSON *arguments = arguments_of(&m->config);
     bool turns = m->gpt.rotary > 0, groups = m->config.group_query_attention;
-    fprintf(out, "# The model of %s as trainer flags.\n", source);
+    text_add(out, "# The model of %s as trainer flags.\n", source);
     for (const cJSON *item = arguments->child; item; item = item->next) {
         bool idle = (!turns && strncmp(item->string, "rotary_", 7) == 0) ||
                     (!groups && strcmp(item->string, "num_query_groups") == 0);
@@ -174,22 +173,18 @@ static void write_args(const ImportedModel *m, const char *source, FILE *out) {
         write_flag(out, item->string, cJSON_IsTrue(item) ? "" : text_value);
     }
     if (m->config.tokenizer_type == TOKENIZER_NULL)
-        fprintf(out, "--vocab-size %d\n", m->config.vocab_size_unpadded - 1);
-    fprintf(out, "# With --tensor-model-parallel-size T, divide this by T.\n");
-    fprintf(out, "--make-vocab-size-divisible-by %d\n", divisor_of(&m->config));
+        text_add(out, "--vocab-size %d\n", m->config.vocab_size_unpadded - 1);
+    text_add(out, "# With --tensor-model-parallel-size T, divide this by T.\n");
+    text_add(out, "--make-vocab-size-divisible-by %d\n", divisor_of(&m->config));
     cJSON_Delete(arguments);
-    free(text);
 }
 
 static bool save_args(const ImportedWeights *w, Error *err) {
-    char *text = NULL, *path = text_format("%s/" MODEL_ARGS, w->save);
-    size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
-    if (out) write_args(w->model, w->source, out);
-    if (!out || fclose(out) != 0)
-        fatal(NULL, EXIT_ENVIRONMENT, "out of memory for " MODEL_ARGS "; use a larger machine");
-    bool ok = durable_write_file(path, text, bytes, err);
-    free(text);
+    char *path = text_format("%s/" MODEL_ARGS, w->save);
+    Text text = {0};
+    write_args(w->model, w->source, &text);
+    bool ok = durable_write_file(path, text.data, text.length, err);
+    text_free(&text);
     free(path);
     return ok;
 }
@@ -213,7 +208,7 @@ static const Tensor *tensor_at(const Job *job, int i) { return &job->weights->mo
 
 // Returns the number of elements per slice of the tensor; the last slice may be shorter.
 static int64_t step_of(const Job *job, int i) {
-    int64_t unit = job->weights->units[i], most = job->weights->piece / unit * unit;
+    int64_t unit = job->weights->units ? job->weights->units[i] : 1, most = job->weights->piece / unit * unit;
     int64_t all = tensor_whole_elements(tensor_at(job, i));
     return smaller(all, most < unit ? unit : most);
 }
@@ -299,7 +294,9 @@ static bool run_save(Job *job, const CheckpointSave *save, Error *err) {
 
 static bool save(Job *job, Error *err) {
     const ImportedWeights *w = job->weights;
-    char *arguments = arguments_of(&w->model->config);
+    cJSON *kept = arguments_of(&w->model->config);
+    char *arguments = cJSON_PrintUnformatted(kept);
+    cJSON_Delete(kept);
     CheckpointSave wanted = {.directory = w->save,
                              .state = {.beta1_power = 1, .beta2_power = 1},
                              .arguments_json = arguments,

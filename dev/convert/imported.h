@@ -39,6 +39,8 @@ bool imported_model_open(ImportedModel *model, const ModelFlags *flags, int64_t 
 // Builds the model from a checkpoint's arguments. Error: EXIT_CHECKPOINT.
 bool imported_model_of_checkpoint(ImportedModel *model, const char *arguments_json, Error *err);
 void imported_model_close(ImportedModel *model);
+// Returns a config as JSON arguments, as checkpoints save it. The caller deletes it.
+cJSON *imported_arguments(const Config *config);
 // Number of parameters without padding rows.
 int64_t imported_model_parameters(const ImportedModel *model);
 
@@ -48,7 +50,7 @@ typedef struct ImportedWeights {
     const char *save;    // a --save directory without checkpoints; NULL: read everything, write nothing
     const char *source;  // for error messages
     const ImportedModel *model;
-    const int64_t *units;  // (tensors of gpt.whole) elements that must be read together
+    const int64_t *units;  // (tensors of gpt.whole) elements that must be read together; NULL: 1
     bool no_optimizer;     // weights only, for --finetune
     int64_t piece;         // buffer size in elements, unless a unit is larger
     // Reads elements [lo, hi) of gpt.whole[i] as fp32 in the trainer's order, including padding

@@ -27,7 +27,7 @@ static const Form FORMS[] = {
 };
 
 typedef struct Import {
-    const MegatronImport *wish;
+    const MegatronImport *options;
     char *folder;  // iteration folder
     const Form *form;
     MegatronArgs args;
@@ -71,8 +71,8 @@ static bool read_tracker(const char *folder, int64_t *iteration, Error *err) {
 }
 
 static bool find_folder(Import *m, Error *err) {
-    const char *given = m->wish->folder;
-    int64_t iteration = m->wish->iteration;
+    const char *given = m->options->folder;
+    int64_t iteration = m->options->iteration;
     m->form = form_of(given);
     m->folder = xstrdup(given);
     if (m->form) return true;
@@ -91,20 +91,17 @@ static bool find_folder(Import *m, Error *err) {
 
 // metadata.json, if it exists, names the format of a folder with .metadata.
 static bool check_backend(const Import *m, Error *err) {
-    uint64_t bytes;
     if (!m->form->dist || !exists_in(m->folder, "metadata.json")) return true;
     char *path = text_format("%s/metadata.json", m->folder);
-    char *text = durable_read_file(path, JSON_MAX_BYTES, &bytes, err);
-    cJSON *object = text ? json_parse_object(text, (size_t)bytes) : NULL;
+    cJSON *object = json_read_object(path, JSON_MAX_BYTES, err);
     const char *backend = json_member_string(object, "sharded_backend");
-    bool ok = text &&
+    bool ok = object &&
               ((backend && strcmp(backend, "torch_dist") == 0) ||
                error_set(err, EXIT_CHECKPOINT,
                          "%s has sharded_backend '%.60s', but this program supports only 'torch_dist';"
                          " convert it with Megatron-LM first",
                          path, backend ? backend : ""));
     cJSON_Delete(object);
-    free(text);
     free(path);
     return ok;
 }
@@ -116,7 +113,7 @@ static bool read_args(Import *m, Error *err) {
     TorchFile torch;
     uint64_t bytes;
     char *path = text_format("%s/%s", m->folder, m->form->args);
-    bool ok = torch_open(&file, path, &bytes, err);
+    bool ok = safe_open_plain(&file, path, &bytes, err);
     if (ok) {
         ok = torch_file_read(&torch, &file, bytes, 0, bytes, err);
         if (ok) {
@@ -127,17 +124,6 @@ static bool read_args(Import *m, Error *err) {
     }
     free(path);
     return ok;
-}
-
-// Returns the tokenizer that the flags name.
-static bool given_tokenizer(const HfTokenizerWish *wish, TokenizerChoice *choice) {
-    *choice = (TokenizerChoice){.type = TOKENIZER_GPT2_BPE,
-                                .vocab_file = wish->vocab_file,
-                                .merge_file = wish->merge_file,
-                                .model = wish->model,
-                                .eod_token = wish->eod};
-    if (!wish->vocab_file) choice->type = TOKENIZER_HUGGING_FACE;
-    return wish->vocab_file || wish->model;
 }
 
 // Returns the tokenizer of the saved arguments. False: its files are missing or its type is
@@ -168,10 +154,10 @@ static void note(HfReport *report, const char *text) {
 
 // The paths go into the checkpoint's arguments unchanged. The config only points to them.
 static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
-    TokenizerChoice choice;
+    TokenizerChoice choice = {.type = TOKENIZER_NULL};
     Config *config = &m->model.config;
-    bool given = given_tokenizer(&m->wish->tokenizer, &choice);
-    if (m->wish->tokenizer.none) return true;
+    bool given = hf_tokenizer_given(&m->options->tokenizer, &choice);
+    if (m->options->tokenizer.none) return true;
     if (!given && !saved_tokenizer(&m->args, &choice)) {
         note(report,
              "No tokenizer files were given, and the original ones were not found: the checkpoint has no "
@@ -222,11 +208,11 @@ static bool list_weights(Import *m, HfReport *report, Error *err) {
                          " again, or import another checkpoint",
                          m->folder, m->model.gpt.whole[missing].name);
     }
-    bool masters = megatron_source_complete(&m->source, MEGATRON_MASTER, &missing);
-    m->kind = masters && !m->wish->no_optimizer ? MEGATRON_MASTER : MEGATRON_WEIGHT;
-    if (m->wish->no_optimizer) return true;
+    bool has_master = megatron_source_complete(&m->source, MEGATRON_MASTER, &missing);
+    m->kind = has_master && !m->options->no_optimizer ? MEGATRON_MASTER : MEGATRON_WEIGHT;
+    if (m->options->no_optimizer) return true;
     note(report,
-         masters
+         has_master
              ? "Master weights are the optimizer's fp32 weights. Moments are initialized with zeros."
              : "Master weights are the model weights, because the optimizer's are not read from this format."
                " Moments are initialized with zeros.");
@@ -239,25 +225,19 @@ static bool read_elements(void *context, int tensor, int64_t lo, int64_t hi, flo
 }
 
 static bool save(Import *m, Error *err) {
-    int tensors = m->model.gpt.whole_tensors;
-    int64_t *units = (int64_t *)xcalloc((size_t)tensors, sizeof *units, "the parameter table");
-    for (int i = 0; i < tensors; i++) units[i] = 1;
-    ImportedWeights weights = {.save = m->wish->save,
+    ImportedWeights weights = {.save = m->options->save,
                                .source = m->folder,
                                .model = &m->model,
-                               .units = units,
-                               .no_optimizer = m->wish->no_optimizer,
-                               .piece = m->wish->piece,
+                               .no_optimizer = m->options->no_optimizer,
+                               .piece = m->options->piece,
                                .read = read_elements,
                                .context = m,
-                               .peers = m->wish->peers};
-    bool ok = imported_save(&weights, err);
-    free(units);
-    return ok;
+                               .peers = m->options->peers};
+    return imported_save(&weights, err);
 }
 
 static bool run(Import *m, HfReport *report, Error *err) {
-    if (m->wish->save && !imported_save_check(m->wish->save, err)) return false;
+    if (m->options->save && !imported_save_check(m->options->save, err)) return false;
     if (!find_folder(m, err) || !check_backend(m, err) || !read_args(m, err) || !open_model(m, report, err) ||
         !list_weights(m, report, err))
         return false;
@@ -267,8 +247,8 @@ static bool run(Import *m, HfReport *report, Error *err) {
     return save(m, err);
 }
 
-bool megatron_import(const MegatronImport *wish, HfReport *report, Error *err) {
-    Import m = {.wish = wish};
+bool megatron_import(const MegatronImport *options, HfReport *report, Error *err) {
+    Import m = {.options = options};
     memset(report, 0, sizeof *report);
     bool ok = run(&m, report, err);
     megatron_source_free(&m.source);

@@ -22,7 +22,7 @@
 #include "dev/convert/megatron_source.h"
 
 #define METADATA ".metadata"
-static const char MASTERS[] = "optimizer.state.fp32_param.";
+static const char MASTER[] = "optimizer.state.fp32_param.";
 
 // An entry of state_dict_metadata, and what it means here.
 typedef struct Item {
@@ -66,10 +66,10 @@ static Item item_of(const GPT *gpt, const char *name, const PickleValue *storage
     Item item = {.name = name, .kind = MEGATRON_WEIGHT, .meaning = MEGATRON_NOTHING};
     item.dims = pickle_sizes(pickle_member(storage, "size"), item.size, SAFE_MOST_DIMS);
     if (item.dims < 0) return item;
-    const char *master = strstr(name, MASTERS);
+    const char *master = strstr(name, MASTER);
     if (!master && is_beside(name)) return item;
     if (master) item.kind = MEGATRON_MASTER;
-    item.meaning = megatron_name(gpt, master ? master + strlen(MASTERS) : name, 0, &item.tensor);
+    item.meaning = megatron_name(gpt, master ? master + strlen(MASTER) : name, 0, &item.tensor);
     return item;
 }
 

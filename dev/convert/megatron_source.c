@@ -61,13 +61,9 @@ int megatron_source_file(MegatronSource *source, const char *name, Error *err) {
     while (found >= 0 && strcmp(source->files[found]->file.path, path) != 0) found--;
     if (found < 0) {
         MegatronFile *file = (MegatronFile *)xcalloc(1, sizeof *file, "a file of a checkpoint");
-        if (torch_open(&file->file, path, &file->bytes, err)) {
-            if (source->file_count == source->file_room) {
-                source->file_room = source->file_room ? 2 * source->file_room : 8;
-                source->files = (MegatronFile **)xrealloc(source->files,
-                                                          (size_t)source->file_room * sizeof *source->files,
-                                                          "the files of a checkpoint");
-            }
+        if (safe_open_plain(&file->file, path, &file->bytes, err)) {
+            source->files = (MegatronFile **)grow_array(source->files, source->file_count,
+                                                        sizeof *source->files, "the files of a checkpoint");
             found = source->file_count++;
             source->files[found] = file;
         } else {
@@ -206,11 +202,7 @@ bool megatron_source_add(MegatronSource *source, MegatronKind kind, int tensor, 
             " checkpoint",
             path, name);
     }
-    if (t->count == t->room) {
-        t->room = t->room ? 2 * t->room : 2;
-        t->pieces = (MegatronPiece *)xrealloc(t->pieces, (size_t)t->room * sizeof *t->pieces,
-                                              "a tensor's pieces");
-    }
+    t->pieces = (MegatronPiece *)grow_array(t->pieces, t->count, sizeof *t->pieces, "a tensor's pieces");
     t->pieces[t->count++] = piece;
     return true;
 }

@@ -26,7 +26,7 @@ typedef struct MegatronTensor {
     int dims, split;        // 1 or 2; dimension split by tensor parallelism, -1: none
     bool halves;            // two halves of rows, each split separately: SwiGLU's first matrix
     MegatronPiece *pieces;
-    int count, room;
+    int count;
 } MegatronTensor;
 
 typedef enum MegatronKind { MEGATRON_WEIGHT, MEGATRON_MASTER, MEGATRON_KINDS } MegatronKind;
@@ -35,7 +35,7 @@ typedef struct MegatronSource {
     const char *folder;  // directory of one iteration
     const GPT *gpt;      // defines the tensors
     MegatronFile **files;
-    int file_count, file_room;
+    int file_count;
     MegatronTensor *tensors[MEGATRON_KINDS];  // (gpt->whole_tensors)
     void *narrow;
     int64_t narrow_room;  // elements; buffer of megatron_source_read

@@ -18,10 +18,10 @@ typedef struct Machine {
     Pickle *pickle;
     const uint8_t *at, *end;
     PickleValue **stack;
-    size_t depth, stack_room;
-    size_t *marks, mark_count, mark_room;  // stack depths
+    size_t depth;
+    size_t *marks, mark_count;  // stack depths
     PickleValue **memo;
-    size_t memo_count, memo_room;
+    size_t memo_count;
     size_t values, places;  // values created so far; limit: PICKLE_MOST_VALUES
     bool done;
 } Machine;
@@ -56,15 +56,13 @@ static PickleValue *new_value(Machine *m, PickleKind kind) {
     return value;
 }
 
-static void *room_for(void *list, size_t count, size_t *room, size_t bytes) {
-    if (count < *room) return list;
-    *room = *room ? 2 * *room : 8;
-    return xrealloc(list, *room * bytes, "a pickle's values");
+static PickleValue **room_for_value(PickleValue **list, size_t count) {
+    return (PickleValue **)grow_array(list, (int64_t)count, sizeof *list, "a pickle's values");
 }
 
 static const char *push(Machine *m, PickleValue *value) {
     if (m->values > PICKLE_MOST_VALUES || ++m->places > PICKLE_MOST_VALUES) return TOO_LARGE;
-    m->stack = (PickleValue **)room_for(m->stack, m->depth, &m->stack_room, sizeof *m->stack);
+    m->stack = room_for_value(m->stack, m->depth);
     m->stack[m->depth++] = value;
     return NULL;
 }
@@ -78,7 +76,7 @@ static size_t above_mark(const Machine *m) {
 static PickleValue *pop(Machine *m) { return above_mark(m) ? m->stack[--m->depth] : NULL; }
 
 static void append(PickleValue *list, PickleValue *value) {
-    list->items = (PickleValue **)room_for(list->items, list->count, &list->room, sizeof *list->items);
+    list->items = room_for_value(list->items, list->count);
     list->items[list->count++] = value;
 }
 
@@ -110,22 +108,16 @@ void pickle_free(Pickle *pickle) {
 // --- Opcodes: constants --------------------------------------------------------------------------
 
 static const char *op_protocol(Machine *m, Argument a, int which) {
-    (void)m, (void)which;
     return *a.data >= 2 && *a.data <= 5 ? NULL : "its pickle is of a protocol other than 2 to 5";
 }
 
-static const char *op_frame(Machine *m, Argument a, int which) {
-    (void)m, (void)a, (void)which;
-    return NULL;
-}
+static const char *op_frame(Machine *m, Argument a, int which) { return NULL; }
 
 static const char *op_none(Machine *m, Argument a, int kind) {
-    (void)a;
     return push(m, new_value(m, (PickleKind)kind));
 }
 
 static const char *op_bool(Machine *m, Argument a, int truth) {
-    (void)a;
     PickleValue *value = new_value(m, PICKLE_BOOL);
     value->truth = truth != 0;
     return push(m, value);
@@ -142,7 +134,6 @@ static const char *op_int(Machine *m, Argument a, int is_signed) {
 }
 
 static const char *op_real(Machine *m, Argument a, int which) {
-    (void)which;
     uint64_t bits = 0;
     for (int i = 0; i < 8; i++) bits = bits << 8 | a.data[i];
     PickleValue *value = new_value(m, PICKLE_REAL);
@@ -151,7 +142,6 @@ static const char *op_real(Machine *m, Argument a, int which) {
 }
 
 static const char *op_text(Machine *m, Argument a, int which) {
-    (void)which;
     bool plain = !a.bytes || !memchr(a.data, 0, a.bytes);
     return push(m, plain ? new_text(m, PICKLE_TEXT, a.data, a.bytes) : new_value(m, PICKLE_OTHER));
 }
@@ -159,9 +149,8 @@ static const char *op_text(Machine *m, Argument a, int which) {
 // --- Opcodes: lists and dicts --------------------------------------------------------------------
 
 static const char *op_mark(Machine *m, Argument a, int which) {
-    (void)a, (void)which;
     if (m->mark_count >= PICKLE_MOST_VALUES) return TOO_LARGE;
-    m->marks = (size_t *)room_for(m->marks, m->mark_count, &m->mark_room, sizeof *m->marks);
+    m->marks = (size_t *)grow_array(m->marks, (int64_t)m->mark_count, sizeof *m->marks, "a pickle's marks");
     m->marks[m->mark_count++] = m->depth;
     return NULL;
 }
@@ -176,7 +165,6 @@ static const char *take_marked(Machine *m, size_t *count) {
 
 // Creates a list or dict of the values above the mark.
 static const char *op_collect(Machine *m, Argument a, int kind) {
-    (void)a;
     size_t count;
     const char *fault = take_marked(m, &count);
     if (fault) return fault;
@@ -187,7 +175,6 @@ static const char *op_collect(Machine *m, Argument a, int kind) {
 }
 
 static const char *op_tuple(Machine *m, Argument a, int count) {
-    (void)a;
     if (above_mark(m) < (size_t)count) return EMPTY;
     PickleValue *value = new_value(m, PICKLE_LIST);
     m->depth -= (size_t)count;
@@ -210,14 +197,12 @@ static const char *add_taken(Machine *m, size_t count, bool pairs) {
 }
 
 static const char *op_add_marked(Machine *m, Argument a, int pairs) {
-    (void)a;
     size_t count;
     const char *fault = take_marked(m, &count);
     return fault ? fault : add_taken(m, count, pairs != 0);
 }
 
 static const char *op_add(Machine *m, Argument a, int pairs) {
-    (void)a;
     size_t count = pairs ? 2 : 1;
     if (above_mark(m) < count) return EMPTY;
     m->depth -= count;
@@ -227,20 +212,17 @@ static const char *op_add(Machine *m, Argument a, int pairs) {
 // --- Opcodes: stack and memo ---------------------------------------------------------------------
 
 static const char *op_pop(Machine *m, Argument a, int which) {
-    (void)a, (void)which;
     size_t count;
     if (m->mark_count && !above_mark(m)) return take_marked(m, &count);
     return pop(m) ? NULL : EMPTY;
 }
 
 static const char *op_pop_mark(Machine *m, Argument a, int which) {
-    (void)a, (void)which;
     size_t count;
     return take_marked(m, &count);
 }
 
 static const char *op_again(Machine *m, Argument a, int which) {
-    (void)a, (void)which;
     return above_mark(m) ? push(m, m->stack[m->depth - 1]) : EMPTY;
 }
 
@@ -255,14 +237,12 @@ static const char *op_keep(Machine *m, Argument a, int next) {
     size_t index = next ? m->memo_count : index_of(a);
     if (!above_mark(m)) return EMPTY;
     if (index > m->memo_count || index >= PICKLE_MOST_VALUES) return "its pickle's memo has gaps";
-    m->memo = (PickleValue **)room_for(m->memo, index, &m->memo_room, sizeof *m->memo);
+    if (index == m->memo_count) m->memo = room_for_value(m->memo, m->memo_count++);
     m->memo[index] = m->stack[m->depth - 1];
-    if (index == m->memo_count) m->memo_count++;
     return NULL;
 }
 
 static const char *op_recall(Machine *m, Argument a, int which) {
-    (void)which;
     size_t index = index_of(a);
     return index < m->memo_count ? push(m, m->memo[index]) : "its pickle reads an unset memo entry";
 }
@@ -271,25 +251,18 @@ static const char *op_recall(Machine *m, Argument a, int which) {
 
 static PickleValue *new_global(Machine *m, const char *module, size_t module_bytes, const char *name,
                                size_t name_bytes) {
-    char *joined = (char *)xmalloc(module_bytes + name_bytes + 2, "a pickle's text");
-    memcpy(joined, module, module_bytes);
-    joined[module_bytes] = ' ';
-    memcpy(joined + module_bytes + 1, name, name_bytes);
-    joined[module_bytes + 1 + name_bytes] = 0;
     PickleValue *value = new_value(m, PICKLE_GLOBAL);
-    value->text = joined;
+    value->text = text_format("%.*s %.*s", (int)module_bytes, module, (int)name_bytes, name);
     return value;
 }
 
 static const char *op_global(Machine *m, Argument a, int which) {
-    (void)which;
     const char *text = (const char *)a.data, *line = (const char *)memchr(text, '\n', a.bytes);
     size_t module = (size_t)(line - text);
     return push(m, new_global(m, text, module, line + 1, a.bytes - module - 2));
 }
 
 static const char *op_global_of_stack(Machine *m, Argument a, int which) {
-    (void)a, (void)which;
     const char *name = pickle_text(pop(m)), *module = pickle_text(pop(m));
     if (!name || !module) return "its pickle has a class name that is not a string";
     return push(m, new_global(m, module, strlen(module), name, strlen(name)));
@@ -297,7 +270,6 @@ static const char *op_global_of_stack(Machine *m, Argument a, int which) {
 
 // named: keyword arguments are on top of the stack; they are dropped.
 static const char *op_call(Machine *m, Argument a, int named) {
-    (void)a;
     if (named && !pop(m)) return EMPTY;
     PickleValue *arguments = pop(m), *made_by = pop(m);
     if (!arguments || !made_by) return EMPTY;
@@ -308,7 +280,6 @@ static const char *op_call(Machine *m, Argument a, int named) {
 }
 
 static const char *op_build(Machine *m, Argument a, int which) {
-    (void)a, (void)which;
     PickleValue *state = pop(m);
     if (!state || !above_mark(m)) return EMPTY;
     if (m->stack[m->depth - 1]->kind == PICKLE_OBJECT) m->stack[m->depth - 1]->state = state;
@@ -316,7 +287,6 @@ static const char *op_build(Machine *m, Argument a, int which) {
 }
 
 static const char *op_stored(Machine *m, Argument a, int which) {
-    (void)a, (void)which;
     PickleValue *reference = pop(m);
     if (!reference) return EMPTY;
     PickleValue *value = new_value(m, PICKLE_STORED);
@@ -325,7 +295,6 @@ static const char *op_stored(Machine *m, Argument a, int which) {
 }
 
 static const char *op_stop(Machine *m, Argument a, int which) {
-    (void)a, (void)which;
     m->done = true;
     m->pickle->root = pop(m);
     return m->pickle->root ? NULL : EMPTY;

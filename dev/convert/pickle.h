@@ -39,7 +39,7 @@ struct PickleValue {
     // LIST: its items. DICT and OBJECT: alternating keys and values (an OrderedDict is such an
     // OBJECT).
     PickleValue **items;
-    size_t count, room;
+    size_t count;
     const PickleValue *made_by;    // OBJECT: the callable, usually a GLOBAL
     const PickleValue *arguments;  // OBJECT: arguments of the call, usually a LIST. STORED: the reference
     const PickleValue *state;      // OBJECT: state to restore, usually a DICT. NULL: none
@@ -57,8 +57,7 @@ typedef struct Pickle {
 const char *pickle_read(Pickle *pickle, const void *data, size_t bytes);
 void pickle_free(Pickle *pickle);
 
-// --- Accessors. All accept NULL as value and return "not found" for it.
-// ------------------------------
+// --- Accessors. All accept NULL as value and return "not found" for it. -------------------------
 
 // Returns the value of a text key in a DICT, an OBJECT, or an OBJECT's state; NULL: not found.
 const PickleValue *pickle_member(const PickleValue *value, const char *key);

@@ -95,18 +95,24 @@ static bool read_header(SafeFile *file, uint64_t file_bytes, Error *err) {
 
 // --- File ----------------------------------------------------------------------------------------
 
-bool safe_file_open(SafeFile *file, const char *path, Error *err) {
+bool safe_open_plain(SafeFile *file, const char *path, uint64_t *bytes, Error *err) {
     struct stat status;
-    memset(file, 0, sizeof *file);
-    file->path = xstrdup(path);
     // O_NONBLOCK avoids waiting if the path is a pipe.
-    file->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    *file = (SafeFile){.path = xstrdup(path), .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     bool ok = file->fd >= 0 || durable_error(err, "open", path);
     if (ok && fstat(file->fd, &status) != 0) ok = durable_error(err, "open", path);
     if (ok && !S_ISREG(status.st_mode)) ok = damaged(err, path, "it is not a regular file");
-    ok = ok && read_header(file, (uint64_t)status.st_size, err);
-    if (!ok) safe_file_close(file);
+    if (ok) *bytes = (uint64_t)status.st_size;
+    else safe_file_close(file);
     return ok;
+}
+
+bool safe_file_open(SafeFile *file, const char *path, Error *err) {
+    uint64_t bytes;
+    if (!safe_open_plain(file, path, &bytes, err)) return false;
+    if (read_header(file, bytes, err)) return true;
+    safe_file_close(file);
+    return false;
 }
 
 void safe_file_close(SafeFile *file) {

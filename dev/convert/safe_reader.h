@@ -24,8 +24,11 @@ typedef struct SafeFile {
     int count;  // sorted by name, names are unique
 } SafeFile;
 
-// Errors (EXIT_CHECKPOINT): not a regular file, truncated data, a header that is malformed or
-// larger than SAFE_HEADER_MAX_BYTES. On failure nothing needs closing.
+// Opens a regular file of any format, without entries. *bytes: its size. Errors: EXIT_CHECKPOINT.
+// On failure nothing needs closing.
+bool safe_open_plain(SafeFile *file, const char *path, uint64_t *bytes, Error *err);
+// Opens a safetensors file. Errors (EXIT_CHECKPOINT): not a regular file, truncated data, a header
+// that is malformed or larger than SAFE_HEADER_MAX_BYTES. On failure nothing needs closing.
 bool safe_file_open(SafeFile *file, const char *path, Error *err);
 void safe_file_close(SafeFile *file);
 // Returns NULL if there is no such tensor.

@@ -7,12 +7,9 @@
 //   FOLDER/byteorder    "little"; optional
 #include "dev/convert/torch_file.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "llmc/base/durable.h"
 
@@ -20,17 +17,6 @@
 
 static bool damaged(const char *path, const char *fault, Error *err) {
     return error_set(err, EXIT_CHECKPOINT, "%s cannot be read: %s; save or copy it again", path, fault);
-}
-
-bool torch_open(SafeFile *file, const char *path, uint64_t *bytes, Error *err) {
-    struct stat status;
-    *file = (SafeFile){.path = xstrdup(path), .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    bool ok = file->fd >= 0 || durable_error(err, "open", path);
-    if (ok && fstat(file->fd, &status) != 0) ok = durable_error(err, "open", path);
-    if (ok && !S_ISREG(status.st_mode)) ok = damaged(path, "it is not a regular file", err);
-    if (ok) *bytes = (uint64_t)status.st_size;
-    else safe_file_close(file);
-    return ok;
 }
 
 // --- The archive ---------------------------------------------------------------------------------
@@ -96,12 +82,6 @@ void torch_file_free(TorchFile *torch) {
 
 // --- Tensors -------------------------------------------------------------------------------------
 
-// Functions that create tensors, and the one that makes a parameter of a tensor.
-#define REBUILD "torch._utils _rebuild_tensor_v2"
-#define REBUILD_OLD "torch._utils _rebuild_tensor"
-#define PARAMETER "torch._utils _rebuild_parameter"
-#define REBUILD_NEW "torch._utils _rebuild_tensor_v3"
-
 typedef struct Storage {
     const char *class, *dtype;
     int bytes;  // per element
@@ -114,10 +94,11 @@ static const Storage STORAGES[] = {
 
 // Returns the call that creates the tensor, or NULL.
 static const PickleValue *call_of(const PickleValue *value) {
-    const PickleValue *inner = pickle_argument(value, PARAMETER, 0);
+    const PickleValue *inner = pickle_argument(value, "torch._utils _rebuild_parameter", 0);
     if (inner) value = inner;
-    bool known = pickle_made_by(value, REBUILD) || pickle_made_by(value, REBUILD_OLD) ||
-                 pickle_made_by(value, REBUILD_NEW);
+    bool known = pickle_made_by(value, "torch._utils _rebuild_tensor_v2") ||
+                 pickle_made_by(value, "torch._utils _rebuild_tensor") ||
+                 pickle_made_by(value, "torch._utils _rebuild_tensor_v3");
     return known ? value : NULL;
 }
 

@@ -14,10 +14,6 @@ typedef struct TorchFile {
     char *folder;   // common prefix of the entries' names
 } TorchFile;
 
-// Opens a regular file of any format for reading; torch_tensor supplies the entries. *bytes: its
-// size. Close it with safe_file_close. Errors: EXIT_CHECKPOINT.
-bool torch_open(SafeFile *file, const char *path, uint64_t *bytes, Error *err);
-
 // Reads bytes [begin, begin + bytes) of a file as an archive of torch.save. Errors: EXIT_CHECKPOINT
 // if the range exceeds the file or torch.save does not write such content. On failure nothing needs
 // freeing.

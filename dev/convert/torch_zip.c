@@ -160,9 +160,7 @@ static bool read_entry(Archive *a, const uint8_t *at, uint64_t left, uint64_t *l
         return damaged(a, "an entry is compressed or encrypted, but torch.save does neither", err);
     widen(&c, at + CENTRAL_BYTES + c.name);
     TorchEntry *entry = &a->zip->entries[a->zip->count++];
-    entry->name = (char *)xmalloc((size_t)c.name + 1, "an entry's name");
-    memcpy(entry->name, at + CENTRAL_BYTES, (size_t)c.name);
-    entry->name[c.name] = 0;
+    entry->name = text_format("%.*s", (int)c.name, at + CENTRAL_BYTES);
     return place_entry(a, &c, entry, err);
 }
 

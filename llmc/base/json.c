@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/json_line.h"
+#include "llmc/base/durable.h"
 
 static void *checked_malloc(size_t bytes) { return xmalloc(bytes, "JSON"); }
 
@@ -25,6 +25,16 @@ cJSON *json_parse_object(const char *text, size_t bytes) {
     if (cJSON_IsObject(object) && rest && only_space(rest, text + bytes)) return object;
     cJSON_Delete(object);
     return NULL;
+}
+
+cJSON *json_read_object(const char *path, uint64_t max_bytes, Error *err) {
+    uint64_t bytes;
+    char *text = durable_read_file(path, max_bytes, &bytes, err);
+    if (!text) return NULL;
+    cJSON *object = json_parse_object(text, (size_t)bytes);
+    free(text);
+    if (!object) error_set(err, EXIT_CHECKPOINT, "%s is not a JSON object; save or download it again", path);
+    return object;
 }
 
 bool json_has_zero(const char *text, size_t bytes) {
@@ -55,11 +65,4 @@ bool json_member_int64(const cJSON *object, const char *name, int64_t min, int64
 const char *json_member_string(const cJSON *object, const char *name) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
     return cJSON_IsString(item) ? item->valuestring : NULL;
-}
-
-void json_write_string(FILE *out, const char *text) {
-    Text quoted = {0};
-    text_add_quoted(&quoted, text);
-    fwrite(quoted.data, 1, quoted.length, out);
-    text_free(&quoted);
 }

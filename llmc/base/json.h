@@ -1,8 +1,6 @@
-// Strict helpers around cJSON for untrusted JSON: whole-text parsing, exact integers, escaped
-// strings.
+// Strict helpers around cJSON for untrusted JSON: whole-text parsing, exact integers.
 #pragma once
 #include <cjson/cJSON.h>
-#include <stdio.h>
 
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -16,6 +14,8 @@ void json_use_checked_memory(void);
 // Parses exactly `bytes` bytes (no terminator needed). Returns NULL unless they are one JSON
 // object, surrounded only by white space.
 cJSON *json_parse_object(const char *text, size_t bytes);
+// Reads a file that is a JSON object. Returns NULL with EXIT_CHECKPOINT otherwise.
+cJSON *json_read_object(const char *path, uint64_t max_bytes, Error *err);
 // Returns true if the text contains U+0000, as a byte or an escape: cJSON would truncate the string
 // there.
 bool json_has_zero(const char *text, size_t bytes);
@@ -26,7 +26,5 @@ bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value);
 bool json_member_int64(const cJSON *object, const char *name, int64_t min, int64_t max, int64_t *value);
 // Returns string member `name`, owned by the object, or NULL.
 const char *json_member_string(const cJSON *object, const char *name);
-// Writes text as a quoted JSON string, as text_add_quoted (json_line.h) does.
-void json_write_string(FILE *out, const char *text);
 
 LLMC_END

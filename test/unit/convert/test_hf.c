@@ -105,20 +105,20 @@ static int remove_work(void **state) {
 
 static void export(const char *load, const char *output, bool fp32, int64_t part_bytes, HfReport *report) {
     Error err = {0};
-    HfExport wish = {.load = load,
-                     .iteration = -1,
-                     .output = output,
-                     .fp32 = fp32,
-                     .part_bytes = part_bytes,
-                     .piece = piece,
-                     .peers = ALONE};
-    if (!hf_export(&wish, report, &err)) fail_msg("export: %s", err.what);
+    HfExport options = {.load = load,
+                        .iteration = -1,
+                        .output = output,
+                        .fp32 = fp32,
+                        .part_bytes = part_bytes,
+                        .piece = piece,
+                        .peers = ALONE};
+    if (!hf_export(&options, report, &err)) fail_msg("export: %s", err.what);
 }
 
 static bool import(const char *folder, const char *save, Error *err) {
     HfReport report;
-    HfImport wish = {.folder = folder, .save = save, .divisible = 8, .piece = piece, .peers = ALONE};
-    return hf_import(&wish, &report, err);
+    HfImport options = {.folder = folder, .save = save, .divisible = 8, .piece = piece, .peers = ALONE};
+    return hf_import(&options, &report, err);
 }
 
 static void imports(const char *folder, const char *save) {
@@ -390,13 +390,13 @@ static void without_masters(void **state) {
     Work *w = (Work *)*state;
     Error err = {0};
     HfReport report;
-    HfImport wish = {.folder = GOLDEN_FOLDER,
-                     .save = w->back,
-                     .divisible = 8,
-                     .no_optimizer = true,
-                     .piece = HF_PIECE,
-                     .peers = ALONE};
-    assert_true(hf_import(&wish, &report, &err));
+    HfImport options = {.folder = GOLDEN_FOLDER,
+                        .save = w->back,
+                        .divisible = 8,
+                        .no_optimizer = true,
+                        .piece = HF_PIECE,
+                        .peers = ALONE};
+    assert_true(hf_import(&options, &report, &err));
     HfExport masters = {.load = w->back,
                         .iteration = -1,
                         .output = w->hf,
@@ -862,19 +862,19 @@ static void taken_folders(void **state) {
     HfReport report;
     make_run(w->run);
     put(w->hf, "notes", "x", 1);
-    HfExport wish = {
+    HfExport options = {
         .load = w->run, .iteration = -1, .output = w->hf, .part_bytes = 1, .piece = HF_PIECE, .peers = ALONE};
-    assert_false(hf_export(&wish, &report, &err));
+    assert_false(hf_export(&options, &report, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     assert_false(import(GOLDEN_FOLDER, w->run, &err));
     assert_int_equal(err.code, EXIT_USAGE);
-    wish.output = w->again;
-    wish.iteration = 3;
-    assert_false(hf_export(&wish, &report, &err));
+    options.output = w->again;
+    options.iteration = 3;
+    assert_false(hf_export(&options, &report, &err));
     assert_int_equal(err.code, EXIT_CHECKPOINT);
-    wish.load = w->path;
-    wish.iteration = -1;
-    assert_false(hf_export(&wish, &report, &err));
+    options.load = w->path;
+    options.iteration = -1;
+    assert_false(hf_export(&options, &report, &err));
     assert_int_equal(err.code, EXIT_CHECKPOINT);
     assert_false(durable_exists(w->again));
 }

@@ -58,13 +58,13 @@ static int remove_work(void **state) {
 }
 
 static bool import(const char *folder, const char *save, bool weights_alone, HfReport *report, Error *err) {
-    MegatronImport wish = {.folder = folder,
-                           .iteration = -1,
-                           .save = save,
-                           .no_optimizer = weights_alone,
-                           .piece = piece,
-                           .peers = ALONE};
-    return megatron_import(&wish, report, err);
+    MegatronImport options = {.folder = folder,
+                              .iteration = -1,
+                              .save = save,
+                              .no_optimizer = weights_alone,
+                              .piece = piece,
+                              .peers = ALONE};
+    return megatron_import(&options, report, err);
 }
 
 // --- Elements ---------------------------------------------------------------------------------
@@ -193,11 +193,11 @@ static void folder_of_all_iterations(void **state) {
     HfReport report;
     Error err = {0};
     assert_true(import(above, NULL, true, &report, &err));
-    MegatronImport wish = {.folder = above, .iteration = 8, .piece = piece, .peers = ALONE};
-    assert_false(megatron_import(&wish, &report, &err));
+    MegatronImport options = {.folder = above, .iteration = 8, .piece = piece, .peers = ALONE};
+    assert_false(megatron_import(&options, &report, &err));
     assert_non_null(strstr(err.what, "iter_0000008"));
-    wish.iteration = 7;
-    assert_true(megatron_import(&wish, &report, &err));
+    options.iteration = 7;
+    assert_true(megatron_import(&options, &report, &err));
     tracker = text_format("%s/latest_checkpointed_iteration.txt", above);
     assert_true(durable_write_file(tracker, "soon", 4, &err));
     assert_false(import(above, NULL, true, &report, &err));

@@ -77,14 +77,14 @@ static char *scores_of_trainer(const char *micro_batch) {
     assert_int_equal(folder_make(folder, sizeof folder, "test_eval_tasks"), 0);
     snprintf(save, sizeof save, "%s/run", folder);
     snprintf(log, sizeof log, "%s/log.jsonl", folder);
-    HfImport wish = {.folder = GOLDEN,
-                     .save = save,
-                     .divisible = 8,
-                     .piece = HF_PIECE,
-                     .tokenizer = {.vocab_file = VOCABULARY "/vocab.json",
-                                   .merge_file = VOCABULARY "/merges.txt"},
-                     .peers = {MPI_COMM_SELF, 0, NULL}};
-    if (!hf_import(&wish, &report, &err)) fail_msg("import: %s", err.what);
+    HfImport options = {.folder = GOLDEN,
+                        .save = save,
+                        .divisible = 8,
+                        .piece = HF_PIECE,
+                        .tokenizer = {.vocab_file = VOCABULARY "/vocab.json",
+                                      .merge_file = VOCABULARY "/merges.txt"},
+                        .peers = {MPI_COMM_SELF, 0, NULL}};
+    if (!hf_import(&options, &report, &err)) fail_msg("import: %s", err.what);
     const char *flags[] = {"train_gpt",
                            "--num-layers",
                            "2",
