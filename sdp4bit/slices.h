@@ -17,7 +17,7 @@ static inline const Segment *segment_of(SegmentTable table, int64_t at) {
         if (table.segment[middle].start <= at) lo = middle;
         else hi = middle - 1;
     }
-    return &table.segment[lo];
+    return table.segment + lo;
 }
 
 static inline uint32_t largest_bits(const float *x, int n) {

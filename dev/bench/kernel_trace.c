@@ -42,7 +42,6 @@ static void write_record(const CUpti_Activity *record) {
 
 static void buffer_completed(CUcontext context, uint32_t stream, uint8_t *buffer, size_t bytes,
                              size_t valid) {
-    (void)context, (void)stream, (void)bytes;
     CUpti_Activity *record = NULL;
     while (cuptiActivityGetNextRecord(buffer, valid, &record) == CUPTI_SUCCESS) write_record(record);
     free(buffer);

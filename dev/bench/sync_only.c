@@ -374,7 +374,7 @@ static double plain_rate(Bench *bench, const Group *group, bool gather, void *se
     enum { RUNS = 5 };
     int size = group->size;
     size_t slot = (size_t)(bench->plain_bytes / size) / 256 * 256;
-    double ms[RUNS];
+    double ms[RUNS] = {0};
     Event *start = event_create_timed(bench->device), *stop = event_create_timed(bench->device);
     for (int i = -1; i < RUNS; i++) {
         synchronize(bench, NULL);

@@ -29,14 +29,15 @@ static const TorchEntry *entry_of(const TorchFile *torch, const char *name) {
 }
 
 static bool find_folder(TorchFile *torch, Error *err) {
-    for (int i = 0; i < torch->zip.count && !torch->folder; i++) {
+    for (int i = 0; i < torch->zip.count; i++) {
         const char *name = torch->zip.entries[i].name;
         size_t length = strlen(name), ending = strlen(DATA);
         if (length <= ending || strcmp(name + length - ending, DATA) != 0) continue;
         torch->folder = xstrdup(name);
         torch->folder[length - ending] = 0;
+        return true;
     }
-    return torch->folder || damaged(torch->file->path, "its archive has no data.pkl", err);
+    return damaged(torch->file->path, "its archive has no data.pkl", err);
 }
 
 static bool check_order(const TorchFile *torch, Error *err) {

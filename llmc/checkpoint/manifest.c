@@ -102,7 +102,7 @@ char *manifest_file_entry(const Tensor *tensors, const ManifestFile *file, const
 static void write_state(Text *out, const RunState *state) {
     text_add(out, "{");
     for (int i = 0; i < STATE_FIELDS; i++) {
-        const char *field = (const char *)state + STATE[i].offset;
+        const void *field = (const char *)state + STATE[i].offset;
         text_add(out, "%s\"%s\": ", i ? ", " : "", STATE[i].name);
         if (STATE[i].real) {
             text_add(out, "\"%a\"", *(const double *)field);
@@ -181,13 +181,14 @@ static bool damaged(Error *err, const char *path, const char *fault) {
 
 static const char *parse_state(const cJSON *state, RunState *out) {
     for (int i = 0; i < STATE_FIELDS; i++) {
-        char *field = (char *)out + STATE[i].offset, *end = NULL;
+        void *field = (char *)out + STATE[i].offset;
+        char *end = NULL;
         if (STATE[i].optional && !cJSON_HasObjectItem(state, STATE[i].name)) {
             *(int64_t *)field = 0;
             continue;
         }
         if (!STATE[i].real) {
-            if (!json_member_int64(state, STATE[i].name, 0, JSON_INT_MAX, (int64_t *)field))
+            if (!json_member_int64(state, STATE[i].name, 0, JSON_INT_MAX, field))
                 return "a counter in \"state\" is missing or out of range";
             continue;
         }

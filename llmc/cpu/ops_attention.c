@@ -253,7 +253,7 @@ static void group_backward(const Attention *a, int64_t b, int group, HeadGradien
 // its sum is free of out's rounding.
 void op_attention_backward(Stream *s, const Attention *a) {
     float *cursor = a->workspace;
-    HeadGradient g;
+    HeadGradient g = {0};
     float **slices[] = {&g.q, &g.k, &g.v, &g.dout, &g.dq, &g.dk, &g.dv};
     for (size_t i = 0; i < sizeof slices / sizeof slices[0]; i++) {
         *slices[i] = take_slice(&cursor, (int64_t)a->T * a->HD);

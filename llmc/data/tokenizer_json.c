@@ -216,13 +216,14 @@ static bool read_merges(Parser *r) {
     const cJSON *item;
     int32_t rank = 0;
     cJSON_ArrayForEach(item, r->merges) {
-        BpeMerge merge = {.rank = rank++};
+        BpeMerge merge = {.rank = rank};
         const char *why;
         if (!parse_merge(r, item, &merge, &why)) {
-            return REFUSE("%s: merge %d \"%.80s\" %s", r->path, (int)rank,
+            return REFUSE("%s: merge %d \"%.80s\" %s", r->path, (int)rank + 1,
                           cJSON_IsString(item) ? item->valuestring : "", why);
         }
         bpe_add(&r->out->bpe, merge);
+        rank++;
     }
     return true;
 }

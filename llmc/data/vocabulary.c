@@ -106,13 +106,14 @@ static bool parse_merges(const Symbols *symbols, const char *text, size_t bytes,
         if (length && p[length - 1] == '\r') length--;
         if (line == 1 && length >= 8 && !memcmp(p, "#version", 8)) continue;
         if (!length && stop + 1 >= end) break;  // empty last line
-        BpeMerge merge = {.rank = rank++};
+        BpeMerge merge = {.rank = rank};
         const char *why;
         if (!symbols_merge_line(symbols, p, length, &merge, &why)) {
             return error_set(err, EXIT_DATA, "%s line %lld \"%.*s\" %s; check that it belongs to %s", path,
                              (long long)line, (int)(length < 80 ? length : 80), p, why, vocab_file);
         }
         bpe_add(bpe, merge);
+        rank++;
     }
     return true;
 }

@@ -22,7 +22,7 @@ struct Tensorboard {
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };  // protobuf wire types
 
 static void put_little_endian(Text *b, uint64_t value, int bytes) {
-    uint8_t out[8];
+    uint8_t out[8] = {0};
     for (int i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
     text_add_bytes(b, out, (size_t)bytes);
 }

@@ -20,7 +20,7 @@
 #include "test/checkpoint_calls.h"
 #include "test/golden/golden.h"
 #include "test/leaks.h"
-#include "test/unit/checkpoint/hf_forward.h"
+#include "test/unit/convert/hf_forward.h"
 #include "test/unit/folder.h"
 #include "test/unit/model_bench.h"
 
