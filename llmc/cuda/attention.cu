@@ -2,6 +2,10 @@
 // forward and backward of a layer use the same ones.
 #include "llmc/cuda/attention.h"
 
+#include <assert.h>
+
+#include "llmc/cuda/limits.h"
+
 size_t op_attention_saved_bytes(int B, int T, int NH, int HD) {
     return (size_t)B * (size_t)NH * (size_t)T * sizeof(float);
 }
@@ -13,20 +17,15 @@ size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups) {
 }
 
 // Returns false if there are no rows.
-static bool has_rows(Stream *s, const Attention *a) {
-    if (a->HD % 8 || a->HD > 256) {
-        fatal(stream_site(s), EXIT_USAGE,
-              "attention heads of %d: GPUs support multiples of 8 up to 256; choose another "
-              "--num-attention-heads or --kv-channels",
-              a->HD);
-    }
+static bool has_rows(const Attention *a) {
+    assert(a->HD % LIMIT_MULTIPLE == 0 && a->HD <= LIMIT_HEAD);
     return a->B > 0 && a->T > 0;
 }
 
 void op_attention_forward(Stream *s, const Attention *a) {
-    if (has_rows(s, a) && !attention_cudnn_forward(s, a)) attention_plain_forward(s, a);
+    if (has_rows(a) && !attention_cudnn_forward(s, a)) attention_plain_forward(s, a);
 }
 
 void op_attention_backward(Stream *s, const Attention *a) {
-    if (has_rows(s, a) && !attention_cudnn_backward(s, a)) attention_plain_backward(s, a);
+    if (has_rows(a) && !attention_cudnn_backward(s, a)) attention_plain_backward(s, a);
 }

@@ -6,7 +6,6 @@
 // normalized P, so that nothing is rescaled and sums stay in registers. Backward recomputes P from
 // the log-sum-exp, per tile of queries for dq and per tile of keys for dk and dv. Products take
 // bf16 and sum in fp32, so P and the gradient of the scores are rounded to bf16 first.
-// of the scores are rounded to bf16 where they enter a product.
 #include <math.h>
 #include <mma.h>
 

@@ -219,16 +219,16 @@ static bool wants_nccl(const Comm *comm) {
     return !comm->nccl && !comm->links_alone && !(comm->peers && peer_memory_sharing(comm->peers));
 }
 
-static void send_first_on(Link *link, void *memory) {
+// Sends or receives one message on the link's stream.
+static void transfer(Link *link, void *memory, size_t bytes, const char *what) {
     const Group *pair = &link->pair;
     cudaStream_t stream = stream_handle(link->stream);
     ncclComm_t nccl = pair->comm->nccl;
     nccl_begin(pair);
     nccl_end(pair,
-             pair->rank == 0 ? ncclSend(memory, COMM_TRIAL_BYTES, ncclUint8, 1, nccl, stream)
-                             : ncclRecv(memory, COMM_TRIAL_BYTES, ncclUint8, 0, nccl, stream),
-             "the first message");
-    stream_synchronize(link->stream);
+             pair->rank == 0 ? ncclSend(memory, bytes, ncclUint8, 1, nccl, stream)
+                             : ncclRecv(memory, bytes, ncclUint8, 0, nccl, stream),
+             what);
 }
 
 static void connect_group(const Group *group, void *memory) {
@@ -240,7 +240,8 @@ static void connect_group(const Group *group, void *memory) {
     for (Link *link = comm->links; link; link = link->next) {
         if (!wants_nccl(link->pair.comm)) continue;
         make_communicator(&link->pair);
-        send_first_on(link, memory);
+        transfer(link, memory, COMM_TRIAL_BYTES, "the first message");
+        stream_synchronize(link->stream);
     }
 }
 
@@ -424,21 +425,15 @@ static Event *begin_message(Link *link, Stream *stream) {
 }
 
 void link_send(Link *link, const void *memory, size_t bytes, Stream *stream) {
-    const Group *pair = &link->pair;
     Event *sent = begin_message(link, stream);
-    nccl_begin(pair);
-    nccl_end(pair, ncclSend(memory, bytes, ncclUint8, 1, pair->comm->nccl, stream_handle(link->stream)),
-             "sending");
+    transfer(link, (void *)memory, bytes, "sending");
     event_record(sent, link->stream);
     link->of->sent += bytes;
 }
 
 void link_expect(Link *link, void *memory, size_t bytes, Stream *stream) {
-    const Group *pair = &link->pair;
     Event *arrived = begin_message(link, stream);
-    nccl_begin(pair);
-    nccl_end(pair, ncclRecv(memory, bytes, ncclUint8, 0, pair->comm->nccl, stream_handle(link->stream)),
-             "receiving");
+    transfer(link, memory, bytes, "receiving");
     event_record(arrived, link->stream);
 }
 

@@ -110,6 +110,12 @@ static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], D
     for (int e = 0; e < PACKED; e++) keep[e] = philox_half(bits, e) >= threshold ? scale : 0.0f;
 }
 
+// Multipliers of columns c .. c + 7 of row `row` of (B, T, C).
+static __device__ __forceinline__ void row_multipliers(float keep[PACKED], Dropout dropout, int T, int C,
+                                                       int64_t row, int c) {
+    dropout_multipliers(keep, dropout, dropout.first_sample + row / T, (uint64_t)(row % T * C + c) / PACKED);
+}
+
 // --- launches ------------------------------------------------------------------------------------
 
 // Call before launching a kernel with more than 48 KiB of dynamic shared memory.

@@ -457,15 +457,20 @@ static void staging_give_back(Stream *stream, StagingSlot *slot) {
 
 static size_t staging_piece(size_t left) { return left < STAGING_BYTES ? left : (size_t)STAGING_BYTES; }
 
+static void copy_async(Stream *stream, void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    const char *what = kind == cudaMemcpyHostToDevice   ? "copying to the GPU"
+                       : kind == cudaMemcpyDeviceToHost ? "copying from the GPU"
+                                                        : "copying on the GPU";
+    if (bytes == 0) return;
+    cuda_check(stream_site(stream), cudaMemcpyAsync(to, from, bytes, kind, stream->handle), what);
+}
+
 void copy_to_device(Stream *stream, void *device_memory, const void *host, size_t bytes) {
     for (size_t at = 0; at < bytes; at += STAGING_BYTES) {
         StagingSlot *slot = staging_take(stream);
         size_t piece = staging_piece(bytes - at);
         memcpy(slot->pinned, (const uint8_t *)host + at, piece);
-        cuda_check(stream_site(stream),
-                   cudaMemcpyAsync((uint8_t *)device_memory + at, slot->pinned, piece, cudaMemcpyHostToDevice,
-                                   stream->handle),
-                   "copying to the GPU");
+        copy_async(stream, (uint8_t *)device_memory + at, slot->pinned, piece, cudaMemcpyHostToDevice);
         staging_give_back(stream, slot);
     }
 }
@@ -481,10 +486,8 @@ void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t 
         StagingSlot *slot = staging_take(stream);
         slot->destination = (uint8_t *)host + at;
         slot->bytes = staging_piece(bytes - at);
-        cuda_check(stream_site(stream),
-                   cudaMemcpyAsync(slot->pinned, (const uint8_t *)device_memory + at, slot->bytes,
-                                   cudaMemcpyDeviceToHost, stream->handle),
-                   "copying from the GPU");
+        copy_async(stream, slot->pinned, (const uint8_t *)device_memory + at, slot->bytes,
+                   cudaMemcpyDeviceToHost);
         cuda_check(stream_site(stream), cudaLaunchHostFunc(stream->handle, staging_deliver, slot),
                    "copying from the GPU");
         staging_give_back(stream, slot);
@@ -492,17 +495,11 @@ void copy_to_host(Stream *stream, void *host, const void *device_memory, size_t 
 }
 
 void copy_from_pinned(Stream *stream, void *device_memory, const void *pinned, size_t bytes) {
-    if (bytes)
-        cuda_check(stream_site(stream),
-                   cudaMemcpyAsync(device_memory, pinned, bytes, cudaMemcpyHostToDevice, stream->handle),
-                   "copying to the GPU");
+    copy_async(stream, device_memory, pinned, bytes, cudaMemcpyHostToDevice);
 }
 
 void copy_to_pinned(Stream *stream, void *pinned, const void *device_memory, size_t bytes) {
-    if (bytes)
-        cuda_check(stream_site(stream),
-                   cudaMemcpyAsync(pinned, device_memory, bytes, cudaMemcpyDeviceToHost, stream->handle),
-                   "copying from the GPU");
+    copy_async(stream, pinned, device_memory, bytes, cudaMemcpyDeviceToHost);
 }
 
 void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
@@ -514,10 +511,7 @@ void copy_on_device(Stream *stream, void *to, const void *from, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
         size_t piece = bytes - done < distance ? bytes - done : distance;
         size_t at = upward ? bytes - done - piece : done;
-        cuda_check(stream_site(stream),
-                   cudaMemcpyAsync((uint8_t *)to + at, (const uint8_t *)from + at, piece,
-                                   cudaMemcpyDeviceToDevice, stream->handle),
-                   "copying on the GPU");
+        copy_async(stream, (uint8_t *)to + at, (const uint8_t *)from + at, piece, cudaMemcpyDeviceToDevice);
         done += piece;
     }
 }

@@ -2,26 +2,19 @@
 // atomics, so that sums have a fixed order: rows are stably sorted by token; runs of equal tokens
 // are summed in row order, in equal chunks, and a second kernel joins runs that cross chunks. Then
 // the same by position.
+#include <assert.h>
 #include <cub/device/device_radix_sort.cuh>
 
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/limits.h"
-#include "llmc/cuda/scratch.h"
 
 enum { BLOCK_WARPS = 8 };
-
-static void check_width(Stream *s, int C) {
-    if (C % PACKED)
-        fatal(stream_site(s), EXIT_USAGE, "hidden size %d must be a multiple of %d for the embedding on GPUs",
-              C, (int)PACKED);
-}
 
 // x[e] *= dropout multipliers of 8 elements from column c of row `row` = b * T + t.
 static __device__ __forceinline__ void drop(float x[PACKED], const Embedding &a, int64_t row, int c) {
     if (!(a.dropout.p > 0.0f)) return;
     float keep[PACKED];
-    dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T,
-                        (uint64_t)(row % a.T * a.C + c) / PACKED);
+    row_multipliers(keep, a.dropout, a.T, a.C, row, c);
 #pragma unroll
     for (int e = 0; e < PACKED; e++) x[e] = __fmul_rn(x[e], keep[e]);
 }
@@ -52,7 +45,7 @@ __global__ void __launch_bounds__(WARP *BLOCK_WARPS) embedding_forward_kernel(Em
 
 void op_embedding_forward(Stream *s, const Embedding *op) {
     Embedding a = *op;
-    check_width(s, a.C);
+    assert(a.C % PACKED == 0);
     if (a.wte) a.x_rows = Rows{0, 0};
     int64_t N = rows_held(a.x_rows, a.B, a.T);
     if (N == 0) return;
@@ -219,7 +212,7 @@ static void accumulate_by_key(Stream *s, RowSums sums, const int32_t *keys) {
 }
 
 void op_embedding_backward(Stream *s, const Embedding *a) {
-    check_width(s, a->C);
+    assert(a->C % PACKED == 0);
     int64_t N = (int64_t)a->B * a->T;  // op_check_model: 32 bits
     if (N == 0) return;
     RowSums words = {*a, a->dwte, a->first_row, a->rows}, positions = {*a, a->dwpe, 0, INT32_MAX};

@@ -1,5 +1,6 @@
 // Ops of text generation on GPUs: attention with a KV cache, and linear layers of one row. Both are
 // memory-bound: each key, value and weight is read once, 8 elements per thread. See ops.h.
+#include <assert.h>
 #include <math.h>
 
 #include "llmc/cuda/common.cuh"
@@ -136,10 +137,7 @@ static void attend(Stream *s, const CachedAttention *a) {
 }
 
 void op_cached_attention(Stream *s, const CachedAttention *a) {
-    if (a->HD % PACKED || a->HD > 256) {
-        fatal(stream_site(s), EXIT_USAGE,
-              "attention heads of %d: GPUs support multiples of 8 up to 256; load another checkpoint", a->HD);
-    }
+    assert(a->HD % PACKED == 0 && a->HD <= WARP * PACKED);
     const int heads = a->NH / a->groups;
     for (int t = 0; t < a->T; t += MOST_ROWS) {
         CachedAttention some = *a;

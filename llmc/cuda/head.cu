@@ -1,5 +1,7 @@
 // LM head on GPUs, in chunks of rows: a GEMM computes logits, one kernel the loss and in place the
 // gradient of the logits, two GEMMs the backward pass. See ops.h.
+#include <assert.h>
+
 #include "llmc/cuda/common.cuh"
 
 // --- workspace: [ cuBLASLt's | logits of one chunk ] ---------------------------------------------
@@ -239,12 +241,7 @@ static Chunk chunk_of(const Head *a, int64_t row, int64_t rows) {
 
 static void logits(Stream *s, const Chunk &c) {
     const Head &a = c.op;
-    if (a.rows % PACKED || a.C % PACKED) {
-        fatal(stream_site(s), EXIT_USAGE,
-              "a vocabulary of %d rows and a hidden size of %d: GPUs need multiples of %d; see "
-              "--make-vocab-size-divisible-by",
-              a.rows, a.C, (int)PACKED);
-    }
+    assert(a.rows % PACKED == 0 && a.C % PACKED == 0);
     matmul_nt(s, c.logits, a.x + c.row * a.C, a.wte, c.rows, a.rows, a.C, a.workspace);
 }
 

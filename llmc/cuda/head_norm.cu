@@ -1,8 +1,9 @@
 // Norms of queries and keys on GPUs: L lanes of a warp handle a vector, 8 columns each, in
 // registers. Backward recomputes the statistics, since it reads the vectors anyway. See ops.h.
+#include <assert.h>
+
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/partials.cuh"
-#include "llmc/cuda/scratch.h"
 
 enum { THREADS = 256, WARPS = THREADS / WARP };
 enum { SUMS = 4 };  // dgamma, dbeta of queries, then of keys
@@ -131,6 +132,7 @@ static __global__ void __launch_bounds__(PARTIALS_THREADS)
 }
 
 static HeadVectors head_vectors(const HeadNorm *a) {
+    assert(a->HD % PACKED == 0 && a->HD <= WARP * PACKED);
     HeadVectors v = {*a, a->N * a->groups * (a->queries + 1), NULL};
     return v;
 }
@@ -155,18 +157,10 @@ template <int L> static void launch_backward(Stream *s, HeadVectors a) {
     check_launch(s, "backward of the norms of queries and keys, sums over blocks");
 }
 
-static bool has_vectors(Stream *s, const HeadVectors &a) {
-    if (a.HD % PACKED || a.HD > WARP * PACKED) {
-        fatal(stream_site(s), EXIT_USAGE, "heads of %d: norms on GPUs support multiples of %d up to %d", a.HD,
-              (int)PACKED, WARP * PACKED);
-    }
-    return a.vectors > 0;
-}
-
 // Chooses the fewest lanes that hold a vector.
 void op_head_norm_forward(Stream *s, const HeadNorm *op) {
     const HeadVectors a = head_vectors(op);
-    if (!has_vectors(s, a)) return;
+    if (a.vectors == 0) return;
     if (a.HD <= 64) launch_forward<8>(s, a);
     else if (a.HD <= 128) launch_forward<16>(s, a);
     else launch_forward<32>(s, a);
@@ -174,7 +168,7 @@ void op_head_norm_forward(Stream *s, const HeadNorm *op) {
 
 void op_head_norm_backward(Stream *s, const HeadNorm *op) {
     const HeadVectors a = head_vectors(op);
-    if (!has_vectors(s, a)) return;
+    if (a.vectors == 0) return;
     if (a.HD <= 64) launch_backward<8>(s, a);
     else if (a.HD <= 128) launch_backward<16>(s, a);
     else launch_backward<32>(s, a);

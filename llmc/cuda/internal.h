@@ -67,6 +67,13 @@ void cuda_check_gpu(const Site *site);
 // Ends the job if the last kernel launch was refused. Errors inside kernels surface in later calls.
 void check_launch(Stream *stream, const char *kernel);
 
+// Scratch memory of ops without a workspace (scratch.cu).
+// Returns at least `bytes` of GPU memory, 256-byte aligned and undefined, valid in stream order
+// until the next op calls it. op: name for the fatal error if it is too small.
+void *op_scratch(Stream *stream, size_t bytes, const char *op);
+
+// Ops assert the sizes that op_check_model has accepted (limits.h).
+
 // --- GEMM (linear.cu) ----------------------------------------------------------------------------
 
 // Applied to the fp32 product before it is rounded and stored.

@@ -8,10 +8,11 @@
 // registers, then over the blocks.
 //
 // At the end of a pipeline stage no norm follows the sum; separate elementwise kernels handle that.
+#include <assert.h>
+
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/limits.h"
 #include "llmc/cuda/partials.cuh"
-#include "llmc/cuda/scratch.h"
 
 // --- rows and threads ----------------------------------------------------------------------------
 
@@ -42,12 +43,8 @@ template <int W> static __device__ __forceinline__ float2 row_sum(float a, float
 enum { ELEMENT_THREADS = 256 };  // block size of elementwise kernels
 
 // Returns the number of vectors per row.
-static int row_vectors(Stream *s, int C) {
-    if (C % LIMIT_MULTIPLE || C > LIMIT_HIDDEN) {
-        fatal(stream_site(s), EXIT_USAGE,
-              "hidden size %d: LayerNorm on GPUs supports multiples of %d up to %d", C, LIMIT_MULTIPLE,
-              LIMIT_HIDDEN);
-    }
+static int row_vectors(int C) {
+    assert(C % LIMIT_MULTIPLE == 0 && C <= LIMIT_HIDDEN);
     return C / PACKED;
 }
 
@@ -55,9 +52,7 @@ static int row_vectors(Stream *s, int C) {
 // Not for p = 0.
 static __device__ __forceinline__ void branch_multipliers(float keep[PACKED], const LayerNorm &a, int64_t row,
                                                           int c) {
-    row += a.rows.first;
-    dropout_multipliers(keep, a.dropout, a.dropout.first_sample + row / a.T,
-                        (uint64_t)(row % a.T * a.C + c) / PACKED);
+    row_multipliers(keep, a.dropout, a.T, a.C, a.rows.first + row, c);
 }
 
 // --- forward -------------------------------------------------------------------------------------
@@ -155,7 +150,7 @@ template <int W, int V> static void run_forward(Stream *s, const LayerNorm &a) {
 
 // Chooses the fewest threads per row that hold it in at most 3 vectors per lane.
 static void launch_forward(Stream *s, const LayerNorm &a) {
-    int vectors = row_vectors(s, a.C);
+    int vectors = row_vectors(a.C);
     if (vectors <= 32) return run_forward<1, 1>(s, a);
     if (vectors <= 64) return run_forward<1, 2>(s, a);
     if (vectors <= 96) return run_forward<1, 3>(s, a);
@@ -179,7 +174,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) residual_sum_kernel(LayerNorm
 }
 
 static void launch_sum(Stream *s, const LayerNorm &a) {
-    int64_t vectors = rows_held(a.rows, a.B, a.T) * row_vectors(s, a.C);
+    int64_t vectors = rows_held(a.rows, a.B, a.T) * row_vectors(a.C);
     unsigned blocks = (unsigned)ceil_div64(vectors, ELEMENT_THREADS);
     residual_sum_kernel<<<blocks, ELEMENT_THREADS, 0, stream_handle(s)>>>(a, vectors);
     check_launch(s, "residual sum");
@@ -422,7 +417,7 @@ static void join_partials(Stream *s, const NormBackward &a, int blocks) {
 // Tiles of at most 56 KiB, or one row: several blocks share a multiprocessor and overlap barriers.
 static BackwardTiles backward_tiles(Stream *s, int C) {
     BackwardTiles t = {};
-    t.vectors = row_vectors(s, C);
+    t.vectors = row_vectors(C);
     t.groups = t.vectors < 256 ? 256 / t.vectors : 1;
     int columns = t.vectors > 1024 ? (t.vectors + 1) / 2 : t.vectors;  // handled by separate threads
     t.threads = (int)ceil_div64((int64_t)t.groups * columns, WARP) * WARP;
@@ -480,7 +475,7 @@ template <bool DROPS> __global__ void __launch_bounds__(WARP *SUM_WARPS) sum_bac
 static_assert(SLAB == WARP * SUM_WARPS, "each thread adds up one column");
 
 template <bool DROPS> static void launch_sum_backward(Stream *s, NormBackward a) {
-    unsigned slabs = (unsigned)ceil_div64((int64_t)row_vectors(s, a.C) * PACKED, SLAB);
+    unsigned slabs = (unsigned)ceil_div64((int64_t)row_vectors(a.C) * PACKED, SLAB);
     int64_t wanted = ceil_div64(a.N, SUM_ROWS), most = (int64_t)stream_device(s)->multiprocessors * 8;
     int blocks = reserve_partials(s, &a, wanted < most ? wanted : most);
     dim3 grid((unsigned)blocks, slabs);

@@ -1,4 +1,6 @@
 // SwiGLU and rotary position embedding on GPUs, 8 elements per thread: see ops.h.
+#include <assert.h>
+
 #include "llmc/cuda/common.cuh"
 
 enum { THREADS = 256 };
@@ -50,23 +52,20 @@ static __global__ void __launch_bounds__(THREADS) swiglu_backward_kernel(Swiglu 
     store_packed(a.dpre + at.gate + a.F, pack(up));
 }
 
-static int64_t swiglu_vectors(Stream *s, const Swiglu *a) {
-    if (a->F % PACKED) {
-        fatal(stream_site(s), EXIT_USAGE, "SwiGLU of width %d: GPUs support multiples of %d", a->F,
-              (int)PACKED);
-    }
+static int64_t swiglu_vectors(const Swiglu *a) {
+    assert(a->F % PACKED == 0);
     return a->N * a->F / PACKED;
 }
 
 void op_swiglu_forward(Stream *s, const Swiglu *a) {
-    const int64_t vectors = swiglu_vectors(s, a);
+    const int64_t vectors = swiglu_vectors(a);
     if (vectors == 0) return;
     swiglu_forward_kernel<<<blocks_for(vectors), THREADS, 0, stream_handle(s)>>>(*a, vectors);
     check_launch(s, "SwiGLU forward");
 }
 
 void op_swiglu_backward(Stream *s, const Swiglu *a) {
-    const int64_t vectors = swiglu_vectors(s, a);
+    const int64_t vectors = swiglu_vectors(a);
     if (vectors == 0) return;
     swiglu_backward_kernel<<<blocks_for(vectors), THREADS, 0, stream_handle(s)>>>(*a, vectors);
     check_launch(s, "SwiGLU backward");

@@ -1,7 +1,6 @@
 // GPU memory for two-stage reductions of ops without a workspace: the backward passes of LayerNorm
 // and embedding. Part of the memory plan (ops.h) and set before the first op.
-#include "llmc/cuda/scratch.h"
-
+#include "llmc/cuda/internal.h"
 #include "llmc/ops.h"
 
 void op_set_scratch(Device *device, void *memory, size_t bytes) {
