@@ -227,7 +227,7 @@ static bool write_text(Writing *w, int sample, Error *err) {
         if (token == w->saved.config.eod && !s->ignore_eod) break;
         w->written++;
         if (!check_output(w, text_stream_put(&stream, token), err)) return false;
-        stop_poll(&w->stop, GO_ON, w->peers);
+        stop_poll(&w->stop, STOP_NONE, w->peers);
         w->full = i + 1 < s->tokens && position == w->saved.config.max_position_embeddings;
         if (i + 1 == s->tokens || w->full || w->stop.reason) break;
         gpt_continue(&w->model.gpt, &token, (int)position, 1, w->logits);

@@ -133,7 +133,7 @@ bool zero_restore(Zero *zero, const Checkpoint *checkpoint, bool optimizer, Erro
                  zero_node(zero) < checkpoint_nodes(checkpoint, SLICE_LOCAL_MASTER);
     if (!zero_restore_weights(zero, checkpoint, known ? SLICE_LOCAL_WEIGHT : SLICE_WEIGHT, err)) return false;
     if (!optimizer) {
-        zero_masters_from_weights(zero);
+        zero_init_master_weights(zero);
         return true;
     }
     return restore_kind(zero, checkpoint, SLICE_MASTER, err) &&

@@ -18,7 +18,7 @@ static void take_words(Words *words, const DataWords *read) {
     words->count = read->count;
 }
 
-// Replaces the shard lists by those of --data-args-path and --per-split-data-args-path.
+// Replaces the shard lists by the lists in --data-args-path and --per-split-data-args-path.
 static bool read_data_args(Config *c, Error *err) {
     if (c->mock_data) return true;
     bool per_split = c->train_data_path.count + c->valid_data_path.count + c->test_data_path.count > 0;
@@ -107,8 +107,8 @@ void config_help(const char *program, FILE *file) {
     const Option *table = config_options(&rows);
     fprintf(file,
             "usage: [mpirun -np RANKS] %s @configs/gpt_125m.args --data-path PREFIX [flags]\n\n"
-            "Pretrains a GPT or Llama model. Flags are those of Megatron-LM and SDP4Bit, written\n"
-            "--flag VALUE or --flag=VALUE. If a flag is repeated, the last one wins. Defaults are in\n"
+            "Pretrains a GPT or Llama model. Flags are named as in Megatron-LM and SDP4Bit: --flag\n"
+            "VALUE or --flag=VALUE. If a flag is repeated, the last one wins. Defaults are in\n"
             "[brackets]. @FILE inserts the flags in FILE: any number per line, # starts a comment, quotes\n"
             "work as in a shell. An @FILE within it is relative to its directory.\n",
             program);

@@ -428,7 +428,7 @@ static const Option table[] = {
          "with --plan: network bandwidth of a node in Gb/s. Estimates the step time of each "
          "preset and recommends one; 0: off"),
     REAL("plan-network-inside", FREE, plan_network_inside, "0", 0, 1e6,
-         "bandwidth of a GPU to others of its node in Gb/s; 0: that of --plan-gpu"),
+         "bandwidth between the GPUs of a node in Gb/s per GPU; 0: as --plan-gpu implies"),
     REAL("plan-network-burst", FREE, plan_network_burst, "0", 0, 1e9,
          "MB that a node's network passes at full speed after a pause, as shaped networks do"),
     REAL("plan-lossless-bits", FREE, plan_lossless_bits, "3", 0.1, 16,
@@ -437,7 +437,7 @@ static const Option table[] = {
            "GPU to plan for: peak FLOP/s, memory and links"),
     REAL("plan-tflops", FREE, plan_tflops, "0", 0, 1e6,
          "TFLOP/s per GPU without communication, as --log-throughput prints on one GPU; 0: "
-         "that of --plan-gpu"),
+         "as --plan-gpu implies"),
     FLAG("plan-measure", FREE, plan_measure,
          "measure TFLOP/s of forward and backward on this machine's device: one rank, a few of "
          "the model's layers"),

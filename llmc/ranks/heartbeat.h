@@ -14,7 +14,7 @@ void heartbeat_waiting(const Site *site, bool waits);
 // Reports progress of work that neither waits nor ends soon. From any thread.
 void heartbeat_progress(const Site *site);
 // Counts a collective, such as "all-to-all", "between nodes". When devices hang, the watchdog
-// prints the counts of the ranks that are furthest behind, and their last collectives.
+// prints the counts of the slowest ranks, and their last collectives.
 void heartbeat_collective(const Site *site, const char *what, const char *scope);
 // Makes the watchdog call check(context, what, bytes) at least once a second, for errors that the
 // main thread cannot see, as in a library's own threads. If it returns true, the job ends with the

@@ -75,7 +75,7 @@ bool heartbeat_list_busy(const Heartbeat *h, char *text, size_t bytes) {
 }
 
 // Returns the rank of the host with the fewest calls in h->calls, or -1.
-static int furthest_behind(const Heartbeat *h) {
+static int slowest_rank(const Heartbeat *h) {
     int found = -1;
     for (int i = 0; i < h->size; i++) {
         if (h->calls[i] >= 0 && (found < 0 || h->calls[i] < h->calls[found])) found = i;
@@ -108,7 +108,7 @@ void heartbeat_list_calls(const Heartbeat *h, char *text, size_t bytes) {
     }
     if (most == 0) return;
     for (int listed = 0, i = h->own; listed < MAX_CALLERS && i >= 0 && used < bytes;
-         listed++, i = furthest_behind(h)) {
+         listed++, i = slowest_rank(h)) {
         char last[8 * CALL_WORDS];
         load_text(last, h->slots[i].call, CALL_WORDS);
         used += (size_t)snprintf(text + used, bytes - used, "%srank %d %lld collectives%s%s",

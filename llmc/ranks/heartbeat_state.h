@@ -73,6 +73,6 @@ void heartbeat_describe(const Slot *slot, char *text, size_t bytes);
 // wait. Returns false if there is none.
 bool heartbeat_list_busy(const Heartbeat *h, char *text, size_t bytes);
 // Writes "; issued: rank 0 52 collectives, the last all-gather between nodes; rank 6 51 ...; 4
-// others 52": this rank first, then those of this host with the fewest, which are late. If all have
-// issued the same number, the devices hang. Empty if none was issued.
+// others 52": this rank first, then the ranks of this host with the fewest, which are late. If all
+// have issued the same number, the devices hang. Empty if none was issued.
 void heartbeat_list_calls(const Heartbeat *h, char *text, size_t bytes);

@@ -130,7 +130,7 @@ static MPI_Comm without_node(const RecoveryGroup *g, int lost) {
 // Round 1: every live rank tells all others that it is alive, and waits for all of them, since a
 // rank that is merely late isn't lost. Round 2: live ranks exchange which node they miss, so that
 // all reach the same conclusion.
-MPI_Comm node_recovery_survivors(const Site *site, int *lost) {
+MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost) {
     static const int alive_word = 1;
     assert(lost);
     const RecoveryGroup *g = node_failure_group(site);

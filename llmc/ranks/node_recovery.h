@@ -10,10 +10,10 @@ void node_recovery_arm(const Site *site, Peers world, int per_node, NodeFailureH
                        void *context);
 // Disarms recovery: a lost rank ends the job again. Collective; no-op unless armed.
 void node_recovery_disarm(const Site *site);
-// For the handler: returns a communicator of all ranks except those of the lost node, in world
+// For the handler: returns a communicator of all ranks outside the lost node, in world
 // order, valid until the process ends. Returns MPI_COMM_NULL if several nodes are lost, or this
 // one. *lost: the node that did not answer within 20 s (or the time limit, if shorter), -1 if all
 // nodes did. Takes at most twice that time plus 5 s.
-MPI_Comm node_recovery_survivors(const Site *site, int *lost);
+MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost);
 
 LLMC_END

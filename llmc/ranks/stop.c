@@ -52,7 +52,7 @@ static int take_signal(void) {
 }
 
 void stop_poll(Stop *stop, StopReason own, Peers world) {
-    assert(stop && own >= GO_ON && own <= STOP_DATA);
+    assert(stop && own >= STOP_NONE && own <= STOP_DATA);
     int caught = take_signal();
     if (caught && own < STOP_SIGNAL) own = STOP_SIGNAL;
     int found[3] = {(int)own, caught, stop->busy};

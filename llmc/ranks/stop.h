@@ -7,7 +7,7 @@ LLMC_BEGIN
 
 // In order of priority: the highest reason of any rank wins. STOP_ANOMALY: the step status of a
 // replica group ends the run.
-typedef enum StopReason { GO_ON, STOP_DURATION, STOP_SIGNAL, STOP_ANOMALY, STOP_DATA } StopReason;
+typedef enum StopReason { STOP_NONE, STOP_DURATION, STOP_SIGNAL, STOP_ANOMALY, STOP_DATA } StopReason;
 
 typedef struct Stop {
     StopReason reason;
@@ -22,8 +22,8 @@ void stop_catch_signals(void);
 // Ignores the launcher's SIGCONT from now on, so that a slow save isn't taken for a lost node.
 // Collective over the world, after a poll reported a signal.
 void stop_ignore_launcher_signal(Peers world);
-// Combines this rank's reason with those of the others. Collective over the world. own == GO_ON:
-// only a pending signal counts.
+// Combines the reasons of all ranks. Collective over the world. own == STOP_NONE: only a pending
+// signal counts.
 void stop_poll(Stop *stop, StopReason own, Peers world);
 // Returns "SIGTERM", "SIGINT" or "SIGUSR1".
 const char *stop_signal_name(const Stop *stop);

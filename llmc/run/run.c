@@ -60,7 +60,7 @@ bool run_agreed(Run *run, bool ok) {
 void run_poll_stop(Run *run) {
     double minutes = run->config.exit_duration_in_mins;
     bool late = minutes > 0 && monotonic_seconds() - run->started > 60.0 * minutes;
-    StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : GO_ON;
+    StopReason own = run->error.code == EXIT_DATA ? STOP_DATA : late ? STOP_DURATION : STOP_NONE;
     if (run->mesh.replica_groups.size > 1 && run->guard.ended_at) own = STOP_ANOMALY;
     run->stop.busy = saver_busy(&run->saver);
     stop_poll(&run->stop, own, run_peers(run, run->launch.world));

@@ -205,7 +205,7 @@ void gpt_connect(GPT *gpt, Run *run) {
 
 void draw_weights(Run *run, GPT *gpt) {
     gpt_init_weights(gpt, (uint64_t)run->config.seed, run_peers(run, run->launch.world));
-    zero_masters_from_weights(run->zero);
+    zero_init_master_weights(run->zero);
 }
 
 // Loads the weights from a checkpoint or initializes them.

@@ -108,7 +108,7 @@ bool zero_node_shares(const Zero *zero, Error *why) {
     return zero->node_flags != NULL;
 }
 
-void zero_masters_from_weights(Zero *zero) {
+void zero_init_master_weights(Zero *zero) {
     const Base *base = &zero->base;
     for (int i = 0; i < base->range_count; i++) {
         const Range *range = &base->ranges[i];

@@ -40,7 +40,7 @@ void zero_start_weights_alone(Zero *zero, Stream *compute);
 int64_t zero_alignment(const Zero *zero);
 // After memory_plan_allocate: uploads tables, creates events, connects the mesh. Collective over
 // the mesh. The caller must then fill the weights, and set the master weights with
-// zero_masters_from_weights or from a checkpoint. lanes must outlive the Zero.
+// zero_init_master_weights or from a checkpoint. lanes must outlive the Zero.
 void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timers *timers);
 // After the last step, before the memory plan is freed: waits for all work, and for other ranks to
 // unmap this rank's memory. Collective over the mesh. No-op unless started.
@@ -49,7 +49,7 @@ void zero_stop(Zero *zero);
 void zero_free(Zero *zero);
 // Sets the fp32 master weights from the model weights. With --local-steps also the outer weights,
 // and clears their momentum. In the order of compute.
-void zero_masters_from_weights(Zero *zero);
+void zero_init_master_weights(Zero *zero);
 
 // --- accessors -----------------------------------------------------------------------------------
 

@@ -230,7 +230,7 @@ static bool build_model(Model *m, Error *err) {
     tp_open(&m->gpt.tp, rank->device);
     Peers peers = {MPI_COMM_WORLD, 0, NULL};
     gpt_init_weights(&m->gpt, (uint64_t)m->config.seed, peers);
-    zero_masters_from_weights(m->zero);
+    zero_init_master_weights(m->zero);
     return true;
 }
 

@@ -257,7 +257,7 @@ static void build_simulators(Trial *t) {
         copy_to_device(t->compute, zero_weight(t->zero, k), weights + t->layout.tensor_arena[k],
                        (size_t)t->tensors[k].numel * sizeof *weights);
     }
-    zero_masters_from_weights(t->zero);
+    zero_init_master_weights(t->zero);
     stream_synchronize(t->compute);
     t->replica_group = (Simulator *)xcalloc((size_t)replica_groups(t), sizeof(Simulator), "the test");
     for (int n = 0; n < replica_groups(t); n++) simulator_create(&t->replica_group[n], &o, weights);

@@ -37,7 +37,7 @@ typedef struct Found {
 
 static void handler(void *context, const char *why) {
     Found *found = (Found *)context;
-    MPI_Comm left = node_recovery_survivors(found->site, &found->lost);
+    MPI_Comm left = node_recovery_surviving_ranks(found->site, &found->lost);
     found->left = 0;
     if (left != MPI_COMM_NULL) MPI_Comm_size(left, &found->left);
     longjmp(found->back, 1);

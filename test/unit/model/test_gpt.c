@@ -57,7 +57,7 @@ static void fill_from_golden(Bench *b, const Golden *g) {
         copy_to_device(b->compute, zero_weight(b->zero, i), host, (size_t)n * sizeof *host);
         free(host);
     }
-    zero_masters_from_weights(b->zero);
+    zero_init_master_weights(b->zero);
 }
 
 static void open_golden(Bench *b, Golden *g) {

@@ -32,7 +32,7 @@ static void expect_plan(int count, const char *const *flags) {
     Bench b;
     assert_true(bench_open(&b, count, flags, 31));
     gpt_init_weights(&b.gpt, 7, (Peers){MPI_COMM_SELF, 0, NULL});
-    zero_masters_from_weights(b.zero);
+    zero_init_master_weights(b.zero);
     upload_something(&b);
     for (int step = 1; step <= 2; step++) {
         zero_step_begins(b.zero, step);

@@ -32,7 +32,7 @@ static int to_process(int number) { return kill(getpid(), number); }
 
 // Polls, as steps do, until a signal arrives; 10 s are more than a handler on another thread needs.
 static Stop polled(StopReason own) {
-    Stop stop = {GO_ON, 0, false};
+    Stop stop = {STOP_NONE, 0, false};
     Site site = {.rank = 0, .phase = "test"};
     for (int i = 0; i < 10000 && stop.signal_number == 0; i++) {
         if (i) nap();
@@ -42,13 +42,13 @@ static Stop polled(StopReason own) {
 }
 
 static bool nothing_left(void) {
-    Stop stop = {GO_ON, 0, false};
+    Stop stop = {STOP_NONE, 0, false};
     Site site = {.rank = 0, .phase = "test"};
     for (int i = 0; i < 20; i++) {
-        stop_poll(&stop, GO_ON, (Peers){MPI_COMM_WORLD, 0, &site});
+        stop_poll(&stop, STOP_NONE, (Peers){MPI_COMM_WORLD, 0, &site});
         nap();
     }
-    return stop.reason == GO_ON && stop.signal_number == 0;
+    return stop.reason == STOP_NONE && stop.signal_number == 0;
 }
 
 static void each_is_named(int (*send)(int number)) {
@@ -58,7 +58,7 @@ static void each_is_named(int (*send)(int number)) {
     } all[] = {{SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGINT, "SIGINT"}};
     for (int i = 0; i < 3; i++) {
         assert_int_equal(send(all[i].number), 0);
-        Stop stop = polled(GO_ON);
+        Stop stop = polled(STOP_NONE);
         assert_int_equal(stop.reason, STOP_SIGNAL);
         assert_int_equal(stop.signal_number, all[i].number);
         assert_string_equal(stop_signal_name(&stop), all[i].name);
@@ -71,9 +71,9 @@ static void signals_wait_for_the_poll(void **state) { each_is_named(raise); }
 
 static void repeated_signals_are_harmless(void **state) {
     for (int i = 0; i < 100; i++) assert_int_equal(to_process(SIGUSR1), 0);
-    assert_int_equal(polled(GO_ON).signal_number, SIGUSR1);
+    assert_int_equal(polled(STOP_NONE).signal_number, SIGUSR1);
     for (int i = 0; i < 100; i++) assert_int_equal(to_process(i % 2 ? SIGTERM : SIGINT) || raise(SIGUSR1), 0);
-    assert_int_equal(polled(GO_ON).reason, STOP_SIGNAL);
+    assert_int_equal(polled(STOP_NONE).reason, STOP_SIGNAL);
     while (!nothing_left()) nap();
 }
 

@@ -182,7 +182,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
     }
     // No verdict is ever read here. Whether messages stand is asked of the first one.
     r->zero->weights.messages_valid = r->zero->weights.message != NULL;
-    zero_masters_from_weights(r->zero);
+    zero_init_master_weights(r->zero);
 }
 
 static void close_recording(Recording *r) {
