@@ -1,17 +1,18 @@
-// A folder of a test's own for its files: made by cmocka's setup functions, removed with all that
-// is in it by their teardown.
+// A temporary folder for a test's files, created by cmocka's setup functions and removed with its
+// contents by the teardown functions.
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>
 
-// Fills path, of `bytes` bytes, and makes the folder that it names: <temporary files>/NAME_XXXXXX.
-// Returns what cmocka wants: 0, or -1.
+// Creates the folder <temporary files>/NAME_XXXXXX and writes its path to `path` (`bytes` long).
+// Returns 0, or -1 on failure, as cmocka expects.
 static inline int folder_make(char *path, size_t bytes, const char *name) {
     int length = snprintf(path, bytes, "%s/%s_XXXXXX", P_tmpdir, name);
     return length > 0 && (size_t)length < bytes && mkdtemp(path) ? 0 : -1;
 }
 
-// rm -rf: 0 when it is gone. By another process: tests define system calls of their own.
+// Runs rm -rf and returns 0 if it succeeded. Uses another process, because some tests replace
+// system calls.
 static inline int folder_remove(const char *path) {
     char command[300];
     int length = snprintf(command, sizeof command, "rm -rf '%s'", path);

@@ -80,7 +80,7 @@ PENDING = {
     "test/fault": {"masters": 3, "that of": 3},
     "test/fuzz": {"card": 2, "that of": 2},
     "test/mpi": {"masters": 2, "survivors": 1},
-    "test/unit": {"behind": 18, "goes on": 3, "grain": 8, "masters": 11, "to the bit": 5, "verdict": 1},
+    "test/unit": {"behind": 9, "goes on": 2, "grain": 0, "masters": 10, "to the bit": 0, "verdict": 0},
 }
 
 

@@ -1,4 +1,4 @@
-// The CPU device: the floating-point environment it insists on, memory, copies, events.
+// Tests the CPU device: required rounding mode, memory, copies, events and host calls.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +33,7 @@ static void test_open(void **state) {
     device_close(device);
 }
 
-// Any other rounding mode is refused with a message.
+// Rounding modes other than to-nearest are refused with a message.
 static void test_rounding_modes(void **state) {
     const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
@@ -56,10 +56,10 @@ static void test_memory(void **state) {
         assert_non_null(memory);
         assert_int_equal((uintptr_t)memory % 256, 0);
         for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(memory[j], 0);
-        memset(memory, 0xAB, sizes[i]);  // so that a reuse of this memory must be zeroed again
+        memset(memory, 0xAB, sizes[i]);  // memory reused later must be zeroed again
         device_free(device, memory);
     }
-    // More than the machine has: an error that names the purpose, no crash.
+    // Requests beyond the machine's memory fail with an error that names the purpose.
     const size_t impossible[] = {SIZE_MAX, SIZE_MAX - 255, (size_t)1 << 60};
     for (size_t i = 0; i < sizeof impossible / sizeof impossible[0]; i++) {
         err = (Error){0};
@@ -77,7 +77,7 @@ static void test_copies(void **state) {
     assert_null(stream_site(stream));
     char host[8] = "1234567", *memory = device_alloc(device, 16, "a test", &err), back[8];
     copy_to_device(stream, memory, host, 8);
-    host[0] = 'x';                                  // the host side may be reused at once
+    host[0] = 'x';                                  // the copy is already complete
     copy_on_device(stream, memory + 4, memory, 8);  // overlapping
     copy_to_host(stream, back, memory + 4, 8);
     stream_synchronize(stream);
@@ -111,7 +111,7 @@ static void test_events(void **state) {
     device_close(device);
 }
 
-// An event for order alone has no time to tell: whoever asks is ended, on CPU ranks as on a GPU.
+// Asking an untimed event for elapsed time ends the program, on CPU ranks as on a GPU.
 static void test_untimed_events(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);
@@ -141,7 +141,7 @@ static void test_untimed_events(void **state) {
     device_close(device);
 }
 
-// Work of the host gets a copy of its context, between the copies before it and after it.
+// Host work receives a copy of its context and runs in stream order, between copies.
 typedef struct Doubling {
     int *from, *to, count;
 } Doubling;
@@ -158,7 +158,7 @@ static void test_host_calls(void **state) {
     int *memory = (int *)device_alloc(device, sizeof values, "a test", &err);
     int *pinned = (int *)host_alloc(device, 2 * sizeof values, "a test", &err);
     size_t counted = device_allocated(device);
-    assert_int_equal(counted, sizeof values);  // no memory of the device
+    assert_int_equal(counted, sizeof values);  // uses no device memory
     for (int i = 0; i < 8; i++) assert_int_equal(pinned[i], 0);
     copy_to_device(stream, memory, values, sizeof values);
     copy_to_pinned(stream, pinned, memory, sizeof values);

@@ -1,6 +1,6 @@
-// The CPU ops, forward and backward, against naive double-precision references written here from
-// the formulas; dropout against its definition; single ops against PyTorch. Runs in both precisions
-// of llmc/base/dtype.h. The head and sums over ranks: test_ops_head.c. Finite differences:
+// The CPU ops, forward and backward, against naive double-precision references written from the
+// formulas; dropout against its definition; single ops against PyTorch. Runs in both precisions of
+// llmc/base/dtype.h. The LM head and sums over ranks are in test_ops_head.c, finite differences in
 // test_ops_gradients.c.
 #include "test/unit/ops_common.h"
 
@@ -27,8 +27,8 @@ static void test_exp(void **state) {
 }
 
 static void test_gelu(void **state) {
-    // Far below a hundredth of a bf16 ulp (2^-8 / 100 = 4e-5). The left tail, below 1e-6, is
-    // allowed that much absolutely.
+    // Far below a hundredth of a bf16 ulp (2^-8 / 100 = 4e-5). In the left tail, below 1e-6, this
+    // is an absolute limit.
     for (float x = -30.0f; x < 30.0f; x += 0.00113f) {
         check_close("gelu", (double)gelu(x), gelu_exact((double)x), 1e-6, 1e-7, (int64_t)(x * 1000));
         check_close("gelu'", (double)gelu_derivative(x), gelu_derivative_exact((double)x), 1e-6, 4e-6,
@@ -58,7 +58,7 @@ static float multiplier(Dropout d, int64_t sample, int64_t element) {
 static void test_dropout_multipliers(void **state) {
     Dropout d = {0.3f, 77, 4 * 5 + DROPOUT_FFN, 0};
     int64_t sample = 0x1234567890ll;
-    // Every alignment of start and end, and ranges longer than any internal batch.
+    // All alignments of start and end, and ranges longer than any internal batch.
     for (int64_t first = 0; first < 20; first++) {
         for (int64_t n = 1; n < 40; n++) {
             float got[40 + 1];
@@ -78,7 +78,7 @@ static void test_dropout_multipliers(void **state) {
     free(many);
 }
 
-// Elements whose numbers differ above the 32 bits of a counter word have masks of their own.
+// Elements whose numbers differ only above bit 35 have independent masks.
 static void test_dropout_far_elements(void **state) {
     enum { N = 4096 };
     const int64_t far[] = {1ll << 35, 2ll << 35, 1ll << 58};  // 8 elements share a counter
@@ -92,13 +92,12 @@ static void test_dropout_far_elements(void **state) {
         assert_in_range(equal, N / 2 - 200, N / 2 + 200);  // 6 sigma
         for (int j = 0; j < N; j++) assert_true(there[j] == multiplier(d, 3, far[i] + j));
     }
-    // A range that passes the border.
+    // A range that crosses this boundary.
     dropout_multipliers(there, d, 3, far[0] - 13, N);
     for (int j = 0; j < N; j++) assert_true(there[j] == multiplier(d, 3, far[0] - 13 + j));
 }
 
-// Share of kept elements of n, given p; and of pairs that are kept in two masks, which must be
-// independent.
+// The fraction of kept elements matches p, and different masks are independent.
 static void test_dropout_statistics(void **state) {
     enum { N = 200000 };
     float *a = poisoned_floats(N), *b = poisoned_floats(N);
@@ -111,7 +110,7 @@ static void test_dropout_statistics(void **state) {
         double kept = 0;
         for (int j = 0; j < N; j++) kept += a[j] != 0.0f;
         check_close("keep rate", kept / N, keep, 0.0, 5 * sigma + 1e-5, 0);
-        // Another seed, site or sample: another mask.
+        // Another seed, site or sample gives an independent mask.
         Dropout others[] = {base, base, base};
         others[0].seed++;
         others[1].site++;
@@ -155,7 +154,7 @@ static void check_embedding(int B, int T, int C, Dropout d) {
     free_all(wte, wpe, tokens, positions, x, dx, dwte, dwpe, dwte_expected, dwpe_expected, NULL);
 }
 
-// A vocabulary in the hands of three ranks: together they make the bits of one.
+// A vocabulary split over three ranks gives bitwise the same result as on one rank.
 static void test_embedding_parts(void **state) {
     enum { V = 50, B = 2, T = 9, C = 24, N = B * T };
     const int border[] = {0, 7, 40, V};
@@ -201,7 +200,7 @@ static void test_embedding_parts(void **state) {
     memcpy(part, sum, N * C * sizeof(floatX));
     op_embedding_forward(NULL, &rest);
     assert_memory_equal(part, x, N * C * sizeof(floatX));
-    // Each rank ends its own rows alone; their border lies inside a sample.
+    // Each rank computes its own rows; the boundary is inside a sample.
     for (int rank = 0; rank < 2; rank++) {
         rest.x_rows = rank ? (Rows){5, N - 5} : (Rows){0, 5};
         rest.x = sum + rest.x_rows.first * C;
@@ -212,7 +211,7 @@ static void test_embedding_parts(void **state) {
     free_all(wte, wpe, dx, x, sum, part, tokens, positions, dwte, dwpe, dwte_parts, dwpe_part, NULL);
 }
 
-// Backward for one table at a time gives the bits of both at once.
+// Backward for one table at a time gives bitwise the same result as for both together.
 static void test_embedding_one_table(void **state) {
     enum { V = 20, B = 2, T = 9, C = 24, N = B * T };
     Random rng = {22};
@@ -251,7 +250,7 @@ typedef struct NormCase {
     double *y, *mean, *rstd;  // reference
 } NormCase;
 
-// The reference's forward on x, which has mean 3: the variance must not lose its digits.
+// Reference forward. x has mean 3, so a variance computed from E[x^2] - E[x]^2 would lose digits.
 static void layernorm_reference(NormCase *ln, double epsilon) {
     ln->y = zero_doubles(ln->n);
     ln->mean = zero_doubles(ln->N);
@@ -296,10 +295,10 @@ static void check_layernorm_forward(int B, int T, int C) {
     free_all(y, mean, rstd, NULL);
 }
 
-// alias: residual_out is residual itself, as ops.h allows.
+// alias: residual_out is the same buffer as residual, as ops.h allows.
 static void check_residual_layernorm(int B, int T, int C, Dropout d, bool alias) {
     Random rng = {3};
-    NormCase ln = layernorm_make(&rng, B, T, C);  // ln.x: the residual, then the sum
+    NormCase ln = layernorm_make(&rng, B, T, C);  // ln.x: first the residual, later the sum
     floatX *branch = random_floatX(&rng, ln.n, 0, 1), *y = poisoned_floatX(ln.n);
     floatX *sum = alias ? copy_of(ln.x, (size_t)ln.n * sizeof(floatX)) : poisoned_floatX(ln.n);
     float *mean = poisoned_floats(ln.N), *rstd = poisoned_floats(ln.N);
@@ -397,8 +396,7 @@ static void test_layernorm(void **state) {
     }
 }
 
-// The tensors of a LayerNorm with a branch, for N rows. Made twice with one seed, all inputs are
-// equal.
+// Tensors of a LayerNorm with residual branch, for N rows. The same seed gives the same inputs.
 typedef struct NormTensors {
     LayerNorm op;
     int64_t n;
@@ -438,7 +436,7 @@ static void norm_tensors_free(NormTensors *m) {
     free_all(m->residual, m->branch, m->gamma, m->beta, m->dy, m->op.x, m->op.y, m->op.mean, m->op.rstd,
              m->op.dresidual, m->op.dbranch, m->op.dgamma, m->op.dbeta, NULL);
 }
-// Rows first .. first + count - 1, as the rank sees them that holds these.
+// Rows first .. first + count - 1, as seen by the rank that owns them.
 static LayerNorm norm_rows(const LayerNorm *whole, int64_t first, int64_t count) {
     LayerNorm a = *whole;
     int64_t at = first * a.C;
@@ -448,7 +446,7 @@ static LayerNorm norm_rows(const LayerNorm *whole, int64_t first, int64_t count)
     return a;
 }
 
-// Blocks of rows, whose borders lie inside samples, together have the bits of all rows at once.
+// Computing in blocks of rows, with boundaries inside samples, is bitwise identical to one call.
 static void test_layernorm_rows(void **state) {
     enum { B = 3, T = 7, C = 40, N = B * T, BLOCKS = 3 };
     const int border[BLOCKS + 1] = {0, 5, 16, N};
@@ -473,8 +471,8 @@ static void test_layernorm_rows(void **state) {
     norm_tensors_free(&parts);
 }
 
-// Where a pipeline stage ends there is no LayerNorm: the sum before it and the branch's gradient
-// have the bits of the fused op, and nothing else is touched.
+// At the end of a pipeline stage there is no LayerNorm. The residual sum and the branch's gradient
+// are bitwise identical to the fused op's, and no other tensor is written.
 static void test_layernorm_border(void **state) {
     enum { B = 2, T = 6, C = 24, N = B * T };
     Dropout d = {0.3f, 8, 4 * 2 + DROPOUT_FFN, 12};
@@ -494,7 +492,7 @@ static void test_layernorm_border(void **state) {
         assert_memory_equal(fused.op.x, border.op.x, N * C * sizeof(floatX));
         assert_memory_equal(fused.op.dbranch, border.op.dbranch, N * C * sizeof(floatX));
         assert_memory_equal(fused.op.dresidual, border.op.dresidual, N * C * sizeof(floatX));
-        sum.dbranch = NULL;  // nothing is left to do
+        sum.dbranch = NULL;  // nothing left to compute
         op_layernorm_backward(NULL, &sum);
         assert_memory_equal(fused.op.dresidual, border.op.dresidual, N * C * sizeof(floatX));
         norm_tensors_free(&fused);
@@ -520,7 +518,7 @@ static void check_linear(int N, int C, int OC, bool with_bias, bool with_gelu) {
     Linear linear = {N, C, OC, x, w, used_bias, y, with_gelu ? pre : NULL, .workspace = workspace};
     op_linear_forward(NULL, &linear);
     check_floatX(with_gelu ? "linear pre" : "linear y", with_gelu ? pre : y, sum, N * OC, 1e-5);
-    // Of the rounded value.
+    // GELU of the rounded value.
     for (int64_t i = 0; with_gelu && i < N * OC; i++) sum[i] = gelu_exact((double)floatX_to_float(pre[i]));
     if (with_gelu) check_floatX("linear gelu", y, sum, N * OC, 1e-6);
     free_all(x, w, bias, y, pre, x64, w64, bias64, sum, workspace, NULL);
@@ -578,7 +576,7 @@ static void check_linear_backward(int N, int C, int OC, bool with_dx, bool with_
              workspace, NULL);
 }
 
-// dx alone and dw alone are what one call makes of both.
+// Separate calls for dx and dw are bitwise identical to one call for both.
 static void test_linear_halves(void **state) {
     enum { N = 1100, C = 16, OC = 24 };
     Random rng = {7};
@@ -699,7 +697,8 @@ static void check_attention(int B, int T, int NH, int HD, bool documents, Dropou
     Attention attention = {B,           T,   NH,    HD,     dropout, a.qkv,
                            a.doc_start, out, saved, a.dout, dqkv,    .workspace = workspace};
     op_attention_forward(NULL, &attention);
-    memset(workspace, 0xFF, op_attention_workspace_bytes(B, T, NH, HD, 0));  // nothing may survive in it
+    memset(workspace, 0xFF,
+           op_attention_workspace_bytes(B, T, NH, HD, 0));  // poison: must not affect the result
     op_attention_backward(NULL, &attention);
     check_floatX("attention out", out, a.out, a.n, 2e-5);
     check_floatX("attention dqkv", dqkv, a.dqkv, 3 * a.n, 5e-5);
@@ -720,8 +719,8 @@ static void test_attention(void **state) {
     }
 }
 
-// A micro-batch of two samples gives what two of one sample give, bit for bit: masks hang on the
-// global sample only.
+// One micro-batch of two samples is bitwise identical to two of one sample: masks depend only on
+// the global sample number.
 static void test_attention_split(void **state) {
     enum { T = 70, NH = 3, HD = 16, ROW = T * NH * HD };
     Dropout dropout = {0.2f, 11, DROPOUT_ATTENTION, 40}, second = dropout;
@@ -740,7 +739,8 @@ static void test_attention_split(void **state) {
     free_all(qkv, whole, parts, saved, workspace, NULL);
 }
 
-// Columns first .. first + count - 1 of `rows` rows, to or from a matrix of these columns alone.
+// Copies columns first .. first + count - 1 of `rows` rows to or from a matrix of only these
+// columns.
 static void cut_columns(floatX *part, floatX *whole, int64_t rows, int64_t columns, int64_t first,
                         int64_t count, bool back) {
     for (int64_t row = 0; row < rows; row++) {
@@ -749,7 +749,7 @@ static void cut_columns(floatX *part, floatX *whole, int64_t rows, int64_t colum
     }
 }
 
-// The heads of two ranks, with dropout and documents: together the bits of all heads at once.
+// Heads split over two ranks, with dropout and documents, are bitwise identical to one call.
 static void test_attention_heads(void **state) {
     enum { B = 2, T = 70, NH = 5, HD = 16, N = B * T, C = NH * HD };
     const int border[] = {0, 2, NH};
@@ -797,8 +797,8 @@ static void test_attention_heads(void **state) {
     free_all(qkv, dout, out, dqkv, out_parts, dqkv_parts, start, saved, workspace, NULL);
 }
 
-// Scores in the hundreds would overflow exp without the maximum taken out; and a NaN must come
-// through, for the anomaly guard to see.
+// Scores in the hundreds overflow exp unless the maximum is subtracted. NaNs must propagate, so
+// that the anomaly guard sees them.
 static void test_attention_extremes(void **state) {
     enum { T = 9, HD = 8 };
     Random rng = {9};
@@ -819,7 +819,7 @@ static void test_attention_extremes(void **state) {
 
 // --- against PyTorch -----------------------------------------------------------------------------
 
-// bf16 values of a golden tensor, exact in either precision.
+// The bf16 values of a golden tensor, which both precisions represent exactly.
 static floatX *golden_floatX(const Golden *g, const char *name, int64_t *count) {
     const uint16_t *bits = golden_bf16(g, name, count);
     assert_non_null(bits);
@@ -828,8 +828,8 @@ static floatX *golden_floatX(const Golden *g, const char *name, int64_t *count) 
     return x;
 }
 
-// The design's rule: our root mean square error against PyTorch's fp32 result is at most twice
-// PyTorch's own in bf16; in fp32, nothing but rounding.
+// Tolerance: our RMS error against PyTorch's fp32 result is at most twice PyTorch's own in bf16; in
+// fp32, only rounding.
 static void check_golden(const Golden *g, const char *name, const double *ours) {
     char error_name[128];
     snprintf(error_name, sizeof error_name, "error.%s", name);

@@ -1,10 +1,10 @@
-// The CPU backend's ops of text generation against references in double precision: attention behind
-// a cache of keys and values, and a linear layer of one row. In make PRECISION=fp32 too.
+// The CPU backend's ops for text generation against double-precision references: attention with a
+// KV cache, and a linear layer of one row. Also runs with PRECISION=fp32.
 #include "test/unit/ops_common.h"
 
 enum { G = 2, SHARERS = 3, NH = G * SHARERS, HD = 16, ROW = (NH + 2 * G) * HD, ROOM = 150, POISON = 0xFF };
 
-// out (NH * HD) of the query at position t, in double precision. qkv: rows of all positions.
+// Attention output (NH * HD) of the query at position t. qkv: rows of all positions.
 static void attend(double *out, const floatX *qkv, int t) {
     for (int head = 0; head < NH; head++) {
         int first = head / SHARERS * (SHARERS + 2) * HD, key_at = first + SHARERS * HD;
@@ -27,7 +27,7 @@ static void attend(double *out, const floatX *qkv, int t) {
     }
 }
 
-// The cache is filled by calls of several sizes; from the second on they attend behind it.
+// Fills the cache in calls of several sizes; each call attends to all earlier positions.
 static void test_cached_attention(void **state) {
     static const int calls[] = {5, 1, 1, 70, 2, 66};
     Random rng = {51};
@@ -60,17 +60,17 @@ static void test_cached_attention(void **state) {
         free(out);
         start += T;
     }
-    // Behind the last position nothing is written.
+    // Nothing is written past the last position.
     for (int g = 0; g < G; g++) {
-        const uint8_t *behind = (const uint8_t *)(keys + (g * ROOM + start) * HD);
+        const uint8_t *unused = (const uint8_t *)(keys + (g * ROOM + start) * HD);
         for (size_t i = 0; i < (size_t)(ROOM - start) * HD * sizeof(floatX); i++)
-            assert_int_equal(behind[i], POISON);
+            assert_int_equal(unused[i], POISON);
     }
     free_all(qkv, keys, values, NULL);
 }
 
 static void test_linear_of_one_row(void **state) {
-    enum { C = 197, OC = 6000 };  // pieces for several threads
+    enum { C = 197, OC = 6000 };  // large enough to be split over threads
     Random rng = {52};
     floatX *x = random_floatX(&rng, C, 0, 1), *w = random_floatX(&rng, OC * C, 0, 0.3),
            *bias = random_floatX(&rng, OC, 0, 1), *y = poisoned_floatX(OC), *pre = poisoned_floatX(OC);

@@ -1,9 +1,10 @@
-// Every backward op against finite differences of its forward: no formula is shared with the code
-// under test. Needs smooth forwards, so it runs in the fp32 build (make PRECISION=fp32
-// BUILD=build/fp32 ...) and skips itself in bf16, where test_ops.c compares with references.
+// Every backward op against finite differences of its forward, so no formula is shared with the
+// code under test. Finite differences need smooth functions: it runs in the fp32 build (make
+// PRECISION=fp32 BUILD=build/fp32 ...) and is skipped in bf16, where test_ops.c compares with
+// references.
 //
-// A case owns inputs in floats, a forward that returns a scalar (a fixed random weighting of the
-// outputs), and the gradients the backward ops gave for it. Each input is checked along random sign
+// A case has fp32 inputs, a forward that returns a scalar (a fixed random weighting of the
+// outputs), and the gradients computed by the backward ops. Each input is checked along random sign
 // directions, at the coordinate with the largest gradient, and at random coordinates.
 #include "test/unit/ops_common.h"
 
@@ -17,8 +18,8 @@ typedef struct Input {
 
 typedef double (*Forward)(void *context);
 
-// Fourth-order central difference of forward along `direction` (NULL: coordinate `at` alone) in
-// steps of h.
+// Fourth-order central difference of forward with step h along `direction`, or at coordinate `at`
+// if direction is NULL.
 static double derivative(Forward forward, void *context, const Input *in, const float *direction, int64_t at,
                          double h) {
     const double steps[4] = {-2, -1, 1, 2}, weights[4] = {1, -8, 8, -1};
@@ -35,12 +36,12 @@ static double derivative(Forward forward, void *context, const Input *in, const 
         sum += weights[i] * forward(context);
         memcpy(in->values, saved, (size_t)in->n * sizeof(float));
     }
-    if (!direction) coordinate_h = at_moved / 10.0;  // what h became in fp32: sum of steps^2 is 10
+    if (!direction) coordinate_h = at_moved / 10.0;  // the actual h after rounding: sum of steps^2 is 10
     free(saved);
     return sum / (12.0 * coordinate_h);
 }
 
-// tolerance: relative to the gradient's L2 norm for directions, to its largest element for
+// tolerance: relative to the L2 norm of the gradient for directions, to its largest element for
 // coordinates.
 static void check_gradient(Forward forward, void *context, Input in, Random *rng) {
     const double tolerance = 1e-3, h = 1e-2;
@@ -70,15 +71,14 @@ static void check_gradient(Forward forward, void *context, Input in, Random *rng
     free(direction);
 }
 
-// Σ weights . y: the scalar that makes one derivative of many outputs.
+// Weighted sum of y: turns many outputs into one scalar.
 static double weighted(const floatX *y, const float *weights, int64_t n) {
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += (double)floatX_to_float(y[i]) * (double)weights[i];
     return sum;
 }
 
-// In this build floatX is float; the casts below only say so to a compiler that also compiles the
-// bf16 build.
+// floatX is float in this build; the casts keep the bf16 build compiling.
 static float *as_floats(floatX *x) { return (float *)(void *)x; }
 static const floatX *as_floatX(const float *x) { return (const floatX *)(const void *)x; }
 static bool skipped_in_bf16(void) {
@@ -140,7 +140,7 @@ typedef struct NormCase {
     float *sum_weights, *y_weights;
 } NormCase;
 
-// The sum is used twice, as in the model: by the next residual addition and by the LayerNorm.
+// As in the model, the sum has two uses: the next residual addition and the LayerNorm.
 static double norm_forward(void *context) {
     NormCase *m = context;
     int64_t n = (int64_t)m->op.B * m->op.T * m->op.C;
@@ -407,7 +407,7 @@ typedef struct HeadCase {
     float *mask;  // or NULL
 } HeadCase;
 
-// From the rows' losses in double: *loss_sum in fp32 would be too coarse for differences.
+// Sums the losses of the rows in double; *loss_sum in fp32 is too coarse for differences.
 static double lm_head_forward(void *context) {
     HeadCase *h = context;
     Head op = h->op;
@@ -427,7 +427,7 @@ static void check_lm_head(int64_t N, int C, int Vp, bool masked) {
     h.x = random_floatX(&rng, N * C, 0, 1);
     h.wte = random_floatX(&rng, (int64_t)Vp * C, 0, 1 / sqrt(C));
     h.targets = random_ids(&rng, N, Vp);
-    h.mask = masked ? random_floats(&rng, N, 1) : NULL;  // any weights will do
+    h.mask = masked ? random_floats(&rng, N, 1) : NULL;  // arbitrary weights
     void *workspace = poisoned(op_head_workspace_bytes(N, C, Vp));
     floatX *dx = poisoned_floatX(N * C);
     float *dwte = zero_floats((int64_t)Vp * C), *losses = poisoned_floats(N), sum = 0;

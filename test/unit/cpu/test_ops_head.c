@@ -1,5 +1,5 @@
-// The language-model head on the CPU, whole and by parts of the vocabulary, and the sums over
-// ranks, against naive double-precision references. Runs in both precisions of llmc/base/dtype.h.
+// The LM head on the CPU, with a whole or a split vocabulary, and sums over ranks, against naive
+// double-precision references. Runs in both precisions of llmc/base/dtype.h.
 #include "test/unit/ops_common.h"
 
 #include "llmc/cpu/internal.h"
@@ -15,8 +15,8 @@ typedef struct HeadCase {
     double *losses, *dx, *dwte, loss_sum;  // reference
 } HeadCase;
 
-// Logits are rounded to floatX, and so are dlogits, before they go on: the reference does the same,
-// since a rounding of dlogits is seen in dx.
+// Logits and dlogits are rounded to floatX before they are used. The reference rounds them too,
+// because rounding dlogits changes dx noticeably.
 static void head_reference_row(HeadCase *h, int64_t row, const double *x, const double *wte, double *logits,
                                float scale) {
     double max = -INFINITY, sum = 0, weight = (double)(h->mask ? h->mask[row] * scale : scale);
@@ -61,8 +61,8 @@ static void head_free(HeadCase *h) {
     free(h->mask);
 }
 
-// A logit or dlogit next to a rounding border may fall on the other side in fp32, which moves what
-// follows by one rounding of it: `slack`.
+// A logit or dlogit close to a rounding boundary may round the other way in fp32. `slack` allows
+// for one such rounding.
 static void check_head(int64_t N, int C, int Vp, bool masked, bool want_dx, bool want_dwte) {
     float scale = 1.0f / (float)N, loss_sum = 2.0f;
     HeadCase h = head_make(N, C, Vp, masked, scale);
@@ -105,7 +105,7 @@ static void test_head(void **state) {
     check_head(29, 40, 128, true, true, false);
     check_head(29, 40, 128, false, false, true);
     check_head(29, 40, 128, true, false, false);
-    // The loss masked out on every row: no loss, no gradient.
+    // With the loss masked out on every row there is no loss and no gradient.
     enum { N = 4, C = 8, VP = 16 };
     Random rng = {11};
     floatX *x = random_floatX(&rng, N * C, 0, 1), *wte = random_floatX(&rng, VP * C, 0, 1), dx[N * C];
@@ -128,8 +128,7 @@ static void test_head(void **state) {
     free_all(x, wte, workspace, NULL);
 }
 
-// More rows than a chunk: the same as calling op_head chunk by chunk, and as the naive reference in
-// one piece.
+// More rows than a chunk: one call equals calls of op_head per chunk, and the naive reference.
 static void test_head_chunks(void **state) {
     enum { C = 8, VP = 8192 };
     int64_t chunk = op_head_chunk_rows(1 << 20, VP), N = 2 * chunk + 5;
@@ -139,19 +138,19 @@ static void test_head_chunks(void **state) {
     floatX *x = random_floatX(&rng, N * C, 0, 1), *wte = random_floatX(&rng, VP * C, 0, 0.5),
            *dx = poisoned_floatX(N * C), *dx_parts = poisoned_floatX(N * C);
     int32_t *targets = random_ids(&rng, N, VP);
-    float *mask = random_floats(&rng, N, 1);  // any weights will do
+    float *mask = random_floats(&rng, N, 1);  // arbitrary weights
     float *losses = poisoned_floats(N), *losses_parts = poisoned_floats(N), sum = 0, sum_parts = 0;
     float *dwte = xcalloc(VP * C, sizeof(float), "dwte"),
           *dwte_parts = xcalloc(VP * C, sizeof(float), "dwte");
     void *workspace = poisoned(op_head_workspace_bytes(N, C, VP));
-    dwte[0] = dwte_parts[VP * C - 1] = NAN;  // to be overwritten
+    dwte[0] = dwte_parts[VP * C - 1] = NAN;  // must be overwritten
     Head whole = {N,       C,    0,
                   VP,      x,    wte,
                   targets, mask, 1.0f / (float)N,
                   losses,  &sum, dx,
                   dwte,    true, .workspace = workspace};
     op_head(NULL, &whole);
-    // In pieces of a third of a chunk: other borders than the op's own.
+    // Steps of a third of a chunk, so that the boundaries differ from the op's own.
     for (int64_t row = 0, step = chunk / 3; row < N; row += step) {
         int64_t rows = row + step < N ? step : N - row;
         Head part = {rows,
@@ -187,8 +186,8 @@ static void test_head_chunks(void **state) {
     free_all(x, wte, dx, dx_parts, targets, mask, losses, losses_parts, dwte, dwte_parts, workspace, NULL);
 }
 
-// The whole head by chunks, as `ranks` ranks with vocabularies of V / ranks rows would: `head`
-// describes one rank's whole problem. dx (ranks, N, C): each rank's part.
+// Runs the LM head in chunks as `ranks` ranks would, each with V / ranks rows of the vocabulary.
+// `head` describes the whole problem. dx (ranks, N, C): each rank's part.
 static void head_of_ranks(Head head, int ranks, int V, float *losses, floatX *dx, float *dwte) {
     int64_t rows = V / ranks, chunk = op_head_chunk_rows(head.N, (int)rows);
     HeadStatistics *all = xcalloc((size_t)(ranks * chunk), sizeof *all, "statistics");
@@ -217,8 +216,8 @@ static void head_of_ranks(Head head, int ranks, int V, float *losses, floatX *dx
     free(all);
 }
 
-// One rank gives the bits of op_head, two and four the same up to rounding; all ranks find the same
-// losses.
+// One rank is bitwise identical to op_head, two and four are equal up to rounding. All ranks get
+// the same losses.
 static void check_head_ranks(int ranks) {
     enum { N = 300, C = 8, V = 8192 };
     Random rng = {13};
@@ -263,7 +262,7 @@ static void test_head_ranks(void **state) {
 
 // --- likelihoods without a loss ------------------------------------------------------------------
 
-// A rank's score of one row, in double: the logits of its real columns are rounded as ever.
+// Checks a rank's score of one row in double, from the rounded logits of its real columns.
 static void check_score(const HeadScore *score, const Head *h, int64_t row) {
     double max = -INFINITY, sum = 0, target = 0;
     int32_t best = INT32_MAX, wanted = h->targets[row] - h->first_row;
@@ -282,8 +281,8 @@ static void check_score(const HeadScore *score, const Head *h, int64_t row) {
     free(logits);
 }
 
-// Whole numbers, so that logits are exact and often equal. More rows than a chunk; columns that are
-// padding, or all of them; rows that are not asked.
+// Integer inputs make logits exact and often equal. Covers more rows than a chunk, padding columns,
+// ranks with padding only, and rows without a request.
 static void check_scores(int64_t N, int C, int first, int rows, int columns) {
     Random rng = {14};
     int64_t count = (N + rows) * C;
@@ -319,7 +318,7 @@ static void test_scores(void **state) {
     check_scores(300, 8, 100, 8192, 8000);
 }
 
-// A score that is not a number shows, and no other row's.
+// A non-finite score is reported as NaN and does not affect other rows.
 static void test_scores_not_finite(void **state) {
     enum { N = 3, C = 8, V = 16 };
     Random rng = {15};
@@ -344,14 +343,15 @@ static void test_scores_not_finite(void **state) {
 
 // --- sums over ranks -----------------------------------------------------------------------------
 
-// fp32 sums in rank order from part 0 on, the bias last, one rounding; what stands behind y stays.
+// Sums are in fp32, in rank order from part 0, the bias last, and rounded once. Memory after y is
+// unchanged.
 static void check_sum_parts(int64_t n, int ranks, int C) {
     Random rng = {41};
     floatX *parts = random_floatX(&rng, ranks * n, 0, 1), *bias = C ? random_floatX(&rng, C, 0, 1) : NULL;
     float *float_parts = random_floats(&rng, ranks * n, 1), *sums = poisoned_floats(n + 1);
     floatX *y = poisoned_floatX(n + 1), nan = y[n];
     for (int r = 0; r < ranks; r++) parts[r * n] = floatX_from_float(-0.0f);
-    float large = 0x1p30f;  // the order of the sum shows
+    float large = 0x1p30f;  // makes the result depend on the order of the sum
     for (int r = 0; ranks > 2 && r < ranks; r++)
         parts[r * n + n - 1] = floatX_from_float(r == 0 ? large : r == 1 ? -large : r == 2 ? 1.0f : 0.0f);
     SumParts a = {y, parts, n, ranks, bias, C};

@@ -1,11 +1,11 @@
-// The CPU backend's ops of Llama's blocks against references in double precision: grouped queries,
-// RMSNorm, norms of queries and keys, SwiGLU, rotary positions.
+// The CPU backend's ops of Llama blocks against double-precision references: grouped-query
+// attention, RMSNorm, query and key norms, SwiGLU, RoPE.
 #include "test/unit/ops_common.h"
 
 // --- heads that share keys and values ------------------------------------------------------------
 
-// From (rows, groups, sharers + 2, HD) to (rows, NH, 3, HD), every head with its group's key and
-// value.
+// Expands (rows, groups, sharers + 2, HD) to (rows, NH, 3, HD): copies the group's key and value
+// for every head.
 static floatX *with_own_keys(const floatX *qkv, int64_t rows, int groups, int sharers, int HD) {
     int heads = groups * sharers;
     floatX *own = poisoned_floatX(rows * heads * 3 * HD);
@@ -17,7 +17,7 @@ static floatX *with_own_keys(const floatX *qkv, int64_t rows, int groups, int sh
     return own;
 }
 
-// The vectors of each row of Megatron's (groups, sharers + 2, HD), by kind.
+// Reorders each row of Megatron's (groups, sharers + 2, HD) into all queries, all keys, all values.
 static floatX *by_kind(const floatX *qkv, int64_t rows, int groups, int sharers, int HD) {
     int vectors = groups * (sharers + 2);
     floatX *sorted = poisoned_floatX(rows * vectors * HD);
@@ -29,8 +29,8 @@ static floatX *by_kind(const floatX *qkv, int64_t rows, int groups, int sharers,
     return sorted;
 }
 
-// Groups give what heads give that hold copies of their group's key and value. The gradients of
-// these are the sums over the group's heads. Rows by kind give the same bits.
+// Grouped queries equal ordinary attention with copied keys and values, whose gradients are summed
+// over the heads of a group. Rows ordered by kind give bitwise the same result.
 static void test_attention_groups(void **state) {
     enum { B = 2, T = 70, G = 2, SHARERS = 3, NH = G * SHARERS, HD = 8, N = B * T };
     Random rng = {43};
@@ -112,7 +112,7 @@ static void test_rmsnorm(void **state) {
     double sums[C];
     for (int c = 0; c < C; c++) sums[c] = (double)dgamma[c];
     for (int i = 0; i < N; i++) {
-        double dot = 0;  // of dy gamma and x
+        double dot = 0;  // sum of dy gamma x
         for (int c = 0; c < C; c++) {
             dot += (double)floatX_to_float(op.dy[i * C + c]) * (double)floatX_to_float(op.gamma[c]) *
                    (double)floatX_to_float(op.x[i * C + c]);
@@ -132,8 +132,8 @@ static void test_rmsnorm(void **state) {
     free((void *)op.dy);
 }
 
-// What the norm of one vector makes, and its gradients, by the definition of a LayerNorm or an
-// RMSNorm. dgamma and dbeta accumulate.
+// Norm of one vector and its gradients, from the definition of LayerNorm or RMSNorm. dgamma and
+// dbeta accumulate.
 static void norm_by_definition(const HeadNorm *a, int kind, const double *x, const double *dy, double *y,
                                double *dx, double *dgamma, double *dbeta) {
     int HD = a->HD;
@@ -207,7 +207,8 @@ static void test_swiglu(void **state) {
     floatX *pre = random_floatX(&rng, N * 2 * F, 0, 2), *dy = random_floatX(&rng, N * F, 0, 1),
            *y = poisoned_floatX(N * F), *dpre = poisoned_floatX(N * 2 * F);
     double expected[N * F], gradient[N * 2 * F];
-    pre[0] = floatX_from_float(-90.0f), pre[1] = floatX_from_float(90.0f);  // where e^x ends
+    pre[0] = floatX_from_float(-90.0f),
+    pre[1] = floatX_from_float(90.0f);  // e^x overflows and underflows around here
     for (int i = 0; i < N * F; i++) {
         int at = i / F * 2 * F + i % F;
         double g = (double)floatX_to_float(pre[at]), up = (double)floatX_to_float(pre[at + F]),
@@ -224,8 +225,8 @@ static void test_swiglu(void **state) {
     free_all(pre, dy, y, dpre, NULL);
 }
 
-// Each pair is a complex number that is multiplied by e^(i angle). Columns behind the turned ones,
-// and vectors behind the turned ones, stay. Turned back, all is as before, but for rounding.
+// Each pair is a complex number, multiplied by e^(i angle). Columns and vectors beyond the rotated
+// ones do not change. Rotating back restores the input up to rounding.
 static void test_rope(void **state) {
     enum { B = 2, T = 5, G = 2, HEADS = 4, TURNED = 3, HD = 16, COLUMNS = 12, HALF = COLUMNS / 2 };
     enum { N = B * T * G * HEADS * HD };

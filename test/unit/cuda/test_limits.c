@@ -1,5 +1,4 @@
-// What a GPU's ops take and refuse, asked without a GPU: sizes of models, scratch memory,
-// attention.
+// Checks without a GPU which sizes GPU ops accept: models, scratch memory, attention.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,10 +12,10 @@
 typedef struct ModelSizes {
     int C, NH, HD, F, V;
     int64_t N;
-    const char *names;  // in the error; NULL: accepted
+    const char *names;  // text in the error; NULL: accepted
 } ModelSizes;
 
-// Sizes that the kernels cannot compute are refused before a run, by the flag's name.
+// Sizes that the kernels don't support are refused at startup, with the name of the flag.
 static void test_models(void **state) {
     const int64_t most = INT32_MAX;
     const ModelSizes model[] = {
@@ -42,15 +41,15 @@ static void test_models(void **state) {
     }
 }
 
-// What the embedding's backward asks of the scratch when the sort takes `sort` bytes, as
-// embedding.cu adds it up.
+// Scratch bytes needed by the embedding's backward, computed as in embedding.cu, if the sort needs
+// `sort` bytes.
 static size_t embedding_wants(int64_t N, int C, size_t sort) {
     size_t used = 3 * scratch_ids_bytes(N) + scratch_aligned(sort);
     return used + (size_t)scratch_chunks(N, C, sort) * scratch_chunk_bytes(C);
 }
 
-// The plan has room for it at any size. A small model's micro-batch of 3.4 M tokens was the first
-// that had none.
+// The planned scratch is large enough at any size. A small model with a micro-batch of 3.4 M tokens
+// once exceeded it.
 static void test_scratch(void **state) {
     const int64_t rows[] = {1, 31, 2048, 65536, 1 << 20, 3100000, 3400000, 1 << 24, INT32_MAX};
     const int widths[] = {8, 64, 768, 4096, 16384};
@@ -62,15 +61,15 @@ static void test_scratch(void **state) {
                 assert_true(embedding_wants(N, C, (size_t)(most * part / 4)) <= scratch_bytes(N, C));
             }
             assert_true(scratch_chunks(N, C, (size_t)most) >= 1);
-            // LayerNorm's backward wants at least one block's sums: 3 rows of fp32.
+            // LayerNorm's backward needs room for at least the sums of one block: 3 rows of fp32.
             assert_true(3 * (size_t)C * sizeof(float) <= SCRATCH_LEAST &&
                         scratch_bytes(N, C) >= SCRATCH_LEAST);
         }
     }
 }
 
-// Chunks decide the order of sums, and so bits: these are the numbers of runs that were made with
-// 64 MiB.
+// Chunk sizes define the order of sums, and so results bit by bit. These are the sizes of earlier
+// runs with 64 MiB.
 static void test_chunks(void **state) {
     assert_int_equal(scratch_chunks(65536, 768, 600000), 2048);
     assert_int_equal(scratch_chunks(16384, 2048, 200000), 512);

@@ -27,26 +27,26 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 }
 
 typedef struct Counts {
-    int64_t lo, hi, grain;
+    int64_t lo, hi, chunk;
     atomic_int misaligned;  // misaligned ranges
     int seen[N];            // not atomic: overlapping ranges would be a race that ThreadSanitizer detects
 } Counts;
 
 static void count(void *context, int64_t lo, int64_t hi) {
     Counts *c = (Counts *)context;
-    if ((lo - c->lo) % c->grain || (hi != c->hi && hi - lo != c->grain) || lo >= hi || hi > c->hi) {
+    if ((lo - c->lo) % c->chunk || (hi != c->hi && hi - lo != c->chunk) || lo >= hi || hi > c->hi) {
         atomic_fetch_add(&c->misaligned, 1);
     }
     for (int64_t i = lo; i < hi; i++) c->seen[i]++;
 }
 
-static void check_counts(int threads, int64_t lo, int64_t hi, int64_t grain, int allowed, int took_part) {
+static void check_counts(int threads, int64_t lo, int64_t hi, int64_t chunk, int allowed, int took_part) {
     Counts *c = (Counts *)calloc(1, sizeof *c);
     c->lo = lo;
     c->hi = hi;
-    c->grain = grain;
+    c->chunk = chunk;
     allowed_threads = allowed;
-    assert_int_equal(parallel_ranges(threads, lo, hi, grain, count, c), took_part);
+    assert_int_equal(parallel_ranges(threads, lo, hi, chunk, count, c), took_part);
     assert_int_equal(c->misaligned, 0);
     for (int64_t i = 0; i < N; i++) assert_int_equal(c->seen[i], i >= lo && i < hi);
     free(c);

@@ -1,6 +1,6 @@
-// The update itself (sdp4bit/adamw.h): what it refuses to write, whatever the flags, and that a
-// refusal leaves the element alone and is marked. Its numbers are compared in test_simulator.c and
-// test_sdp4bit_mpi.c.
+// AdamW of one element (sdp4bit/adamw.h): which updates are refused, regardless of flags, and that
+// a refusal leaves the element unchanged and sets a mark. test_simulator.c and test_sdp4bit_mpi.c
+// compare the values.
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -44,7 +44,7 @@ static void is_applied(Element e, AdamScalars a) {
 
 static const Element ORDINARY = {0.5f, 0.01f, 1e-4f, 0.02f};
 
-// Each scalar as a flag in double precision may leave it in fp32.
+// Scalars whose double-precision flags are valid but overflow in fp32.
 static void scalars_that_poison(void **state) {
     AdamScalars a;
     is_applied(ORDINARY, USUAL);
@@ -65,12 +65,13 @@ static void values_that_poison(void **state) {
         is_refused((Element){0.5f, 0.01f, bad[i], 0.02f}, USUAL);
         is_refused((Element){0.5f, 0.01f, 1e-4f, bad[i]}, USUAL);
     }
-    is_refused((Element){0.5f, 0.01f, 1e-4f, 1e25f}, USUAL);    // only v overflows: the step would be 0
-    is_applied((Element){0.5f, 0.01f, FLT_MAX, 1e19f}, USUAL);  // v / correction2 overflows, and is not kept
+    is_refused((Element){0.5f, 0.01f, 1e-4f, 1e25f}, USUAL);  // only v overflows: the step would be 0
+    is_applied((Element){0.5f, 0.01f, FLT_MAX, 1e19f},
+               USUAL);  // v / correction2 overflows, but is not stored
     is_refused((Element){0.5f, FLT_MAX, 1e-4f, 0.02f}, USUAL);
 }
 
-// A master below 2^126 is written, one at it is not, of either sign.
+// Master weights below 2^126 are written; those at the limit are refused. Both signs.
 static void the_limit(void **state) {
     AdamScalars a = USUAL;
     a.learning_rate = 0;
@@ -79,13 +80,13 @@ static void the_limit(void **state) {
         assert_true(update(&(Element){below, 0, 0, 0}, a));
         is_refused((Element){at, 0, 0, 0}, a);
     }
-    // What the limit is for: two such master weights' difference, and the weight in bf16, are
-    // finite.
+    // The limit keeps two things finite: the difference of two such master weights, and the bf16
+    // weight.
     assert_true(isfinite(0x1p126f * 1.34f + 0x1p126f) && bf16_from_float(0x1p126f) < 0x7F80);
 }
 
-// The kernel: one element of the matrix and one of the tail are refused, all others written; the
-// first finding stays.
+// The kernel refuses one element of the matrix and one of the tail, and writes all others. The
+// first refusal is the one reported.
 static void the_kernel_marks(void **state) {
     enum { MATRIX = 64, TAIL = 8, N = MATRIX + TAIL };
     float master[N], m[N] = {0}, v[N] = {0}, grads[N];

@@ -1,7 +1,7 @@
-// The codec: known answers of Philox, bfloat16 exhaustively, the Hadamard transform, group scales
-// at the edges of fp32, code ranges and error bounds, unbiased rounding, the error levels of the
-// paper's codecs on known distributions, the norm's tree, the replica hash, and the worked example
-// that sdp4bit/README.md prints.
+// The codecs: known answers of Philox, bfloat16 exhaustively, the Hadamard transform, group scales
+// near the limits of fp32, code ranges and error bounds, unbiased rounding, errors of the paper's
+// codecs on known distributions, the summation tree of the norm, the replica hash, and the worked
+// example in sdp4bit/README.md.
 #include <float.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -41,8 +41,8 @@ static int code_of(float v, int levels, int rounding, RoundingKey key, int64_t a
     return code_stochastic(v, levels, philox_half(rounding_bits(key, (uint64_t)at / 8), (int)(at % 8)));
 }
 
-// Relative L2 error of quantize -> dequantize over n values in groups, with or without the
-// transform around it.
+// Relative L2 error of quantizing and dequantizing n values in groups, optionally with the Hadamard
+// transform.
 static double relative_error(const float *x, int64_t n, int group, Codec codec, bool transform,
                              int rounding) {
     int levels = codec_info(codec).levels;
@@ -96,14 +96,14 @@ static void test_philox_known_answers(void **state) {
 }
 
 static void test_rounding_bits_layout(void **state) {
-    // The pi digits, in the key's order of fields
+    // Digits of pi, in the order of the key's fields.
     RoundingKey key = {0xa4093822u, 0x13198a2eu, 0x299f31d0u, 0x03707344u};
     Philox4 bits = rounding_bits(key, 0x85a308d3243f6a88ull);
     static const uint32_t expected[8] = {0xcabau, 0x4dfcu, 0x87f0u, 0x190au,
                                          0x62bau, 0xc473u, 0x242au, 0xb6b5u};
     for (int e = 0; e < 8; e++) assert_int_equal(philox_half(bits, e), expected[e]);
 
-    // Every field of the key and every bit of the block matters.
+    // Every field of the key and every bit of the block number changes the result.
     RoundingKey other[4] = {key, key, key, key};
     other[0].seed ^= 1;
     other[1].step ^= 1;
@@ -128,8 +128,8 @@ static void test_bf16_every_pattern(void **state) {
     }
 }
 
-// Between every two neighbors: a tie goes to the even pattern, anything else to the nearer one;
-// the last step is infinity.
+// Between each pair of adjacent values: a tie goes to the even pattern, anything else to the
+// nearest. The last step is to infinity.
 static void test_bf16_ties_and_neighbors(void **state) {
     for (uint32_t h = 0; h < 65536; h++) {
         if (bf16_is_nan((uint16_t)h) || (h & 0x7FFFu) == 0x7F80u) continue;
@@ -140,8 +140,8 @@ static void test_bf16_ties_and_neighbors(void **state) {
         assert_int_equal(bf16_from_float(f32_from_bits((h << 16) + 1)), h);
         assert_int_equal(bf16_from_float(f32_from_bits((h << 16) + 0xFFFFu)), h + 1);
     }
-    // NaNs of every kind: quiet, signaling, payload only in the low half (which truncation would
-    // turn into infinity).
+    // All kinds of NaN: quiet, signaling, and with a payload only in the low half, which truncation
+    // would turn into infinity.
     assert_int_equal(bf16_from_float(f32_from_bits(0x7F800001u)), 0x7FC0);
     assert_int_equal(bf16_from_float(f32_from_bits(0xFF800001u)), 0xFFC0);
     assert_int_equal(bf16_from_float(f32_from_bits(0x7FFFFFFFu)), 0x7FC0);
@@ -161,7 +161,7 @@ static void test_hadamard_is_sylvester(void **state) {
         hadamard(x, HADAMARD_ORDER);
         for (int i = 0; i < 32; i++) assert_true(x[i] == (i == j ? 32.0f : 0.0f));
     }
-    // Small integers stay exact, so the product with the matrix is exact too.
+    // Small integers are exact, so the product with the matrix is exact too.
     float x[32], y[32];
     for (int i = 0; i < 32; i++) x[i] = y[i] = (float)((i * 2654435761u >> 20) % 2001) - 1000.0f;
     hadamard(y, HADAMARD_ORDER);
@@ -174,7 +174,7 @@ static void test_hadamard_is_sylvester(void **state) {
     for (int i = 0; i < 32; i++) assert_true(f32_mul(y[i], HADAMARD_INVERSE) == x[i]);
 }
 
-// Value i after the first `stages` stages; stage t pairs the lanes that differ in bit order[t].
+// Value i after the first `stages` stages. Stage t combines indices that differ in bit order[t].
 static float after_stages(const float *x, const int *order, int stages, int i) {
     if (stages == 0) return x[i];
     int bit = 1 << order[stages - 1];
@@ -183,7 +183,7 @@ static float after_stages(const float *x, const int *order, int stages, int i) {
     return i & bit ? lower - upper : lower + upper;
 }
 
-// The order of the additions is part of the wire format: stages 1, 2, 4, 8, 16, to the bit.
+// The order of additions is part of the wire format: stages 1, 2, 4, 8, 16, bit-exact.
 static void test_hadamard_stage_order(void **state) {
     static const int rising[5] = {0, 1, 2, 3, 4}, falling[5] = {4, 3, 2, 1, 0};
     float x[32], y[32];
@@ -194,7 +194,7 @@ static void test_hadamard_stage_order(void **state) {
         assert_int_equal(f32_bits(y[i]), f32_bits(after_stages(x, rising, 5, i)));
         differs += y[i] != after_stages(x, falling, 5, i);
     }
-    assert_true(differs > 0);  // these inputs do tell orders apart
+    assert_true(differs > 0);  // these inputs distinguish the orders
 }
 
 // --- group scale --------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ static void check_scale(float m, int levels) {
     assert_true(g.scale == m / (float)levels);
     assert_true(g.lift == (m < 0x1p-100f ? 0x1p24f : 1.0f));
     assert_true(isfinite(g.inverse) && g.inverse > 0);
-    // Both ends of the range reach the outermost codes and no further.
+    // Both ends of the range map to the outermost codes, not beyond.
     assert_int_equal(code_nearest(group_scaled(m, g), levels), levels);
     assert_int_equal(code_nearest(group_scaled(-m, g), levels), -levels);
     assert_true(fabsf(group_scaled(m, g)) <= (float)levels * (1 + 0x1p-22f));
@@ -227,7 +227,7 @@ static void test_group_scale_finite(void **state) {
     }
 }
 
-// Below the normal range: scale 0 and zero codes, whatever the element.
+// Below the normal range the scale and all codes are zero.
 static void test_group_scale_tiny(void **state) {
     uint32_t tiny[] = {0, 1, 2, 0x1234, 0x400000, 0x7FFFFF};
     for (size_t i = 0; i < sizeof tiny / sizeof *tiny; i++) {
@@ -239,7 +239,8 @@ static void test_group_scale_tiny(void **state) {
     }
 }
 
-// A NaN or infinity anywhere in the group: NaN scale, zero codes, every element decodes to NaN.
+// With a NaN or infinity in the group, the scale is NaN, codes are zero, and every element decodes
+// to NaN.
 static void test_group_scale_non_finite(void **state) {
     static const uint32_t bad[] = {0x7F800000u, 0xFF800000u, 0x7F800001u,
                                    0x7FC00000u, 0xFFC00000u, 0xFFFFFFFFu};
@@ -272,8 +273,8 @@ static void check_group_error(const float *x, int n, Codec codec, RoundingKey ke
     int levels = codec_info(codec).levels;
     GroupScale g = group_scale(largest_bits(x, n), levels);
     if (g.inverse == 0.0f) return;
-    // v and the product q * scale are each off by a few ulp; a scale below the normal range is off
-    // by up to half a denormal step.
+    // v and q * scale each have errors of a few ulp. A subnormal scale is off by up to half a
+    // subnormal step.
     double slack = levels * ((double)g.scale * 0x1p-21 + 0x1p-149);
     for (int i = 0; i < n; i++) {
         float v = group_scaled(x[i], g);
@@ -299,7 +300,7 @@ static void test_codes_bounded(void **state) {
         check_group_error(x, 128, CODEC_INT4, test_key((uint32_t)trial));
         check_group_error(x, 128, CODEC_INT8, test_key((uint32_t)trial));
     }
-    // Slop beyond the range is clamped, with any random number.
+    // Values slightly out of range are clamped, for any random number.
     assert_int_equal(code_nearest(7.6f, 7), 7);
     assert_int_equal(code_nearest(-7.6f, 7), -7);
     assert_int_equal(code_stochastic(7.000001f, 7, 65535), 7);
@@ -311,7 +312,7 @@ static void test_codes_bounded(void **state) {
 
 // --- the table ----------------------------------------------------------------------------------
 
-// Element e's code lies at bits [e * bits, (e + 1) * bits) of the stream, for every number of bits.
+// The code of element e has bits [e * bits, (e + 1) * bits) of the stream, for every code size.
 static void test_packing(void **state) {
     for (int bits = 2; bits <= 8; bits++) {
         int most = (1 << (bits - 1)) - 1;
@@ -339,7 +340,7 @@ static void test_table(void **state) {
     }
 }
 
-// What has no row ends the program instead of traveling as something else.
+// Unknown codecs end the program.
 static void dies(void (*call)(void)) {
     int status;
     pid_t child = fork();
@@ -364,8 +365,8 @@ static void test_unknown_codec(void **state) {
 
 // --- unbiasedness -------------------------------------------------------------------------------
 
-// Over all 65536 random numbers the upper neighbor is drawn as often as frac says: to the nearest
-// of 65536 for up to 63 levels (a bias of at most 2^-17 of a level), of 32768 above.
+// Over all 65536 random numbers, the upper neighbor is chosen with the fraction `frac`: rounded to
+// 1/65536 for up to 63 levels (a bias of at most 2^-17 of a level), to 1/32768 for more.
 static void check_exhaustive(int levels, int low, float fraction, double most) {
     float v = (float)low + fraction;
     double frac = (double)v - floor((double)v);
@@ -388,8 +389,8 @@ static void test_stochastic_exhaustive(void **state) {
     }
 }
 
-// The mean of many draws with the real random bits lies within 4 sigma of the value, in every
-// interval between two levels.
+// The mean of many draws with real random bits is within 4 sigma of the value, in every interval
+// between two levels.
 static void check_interval(int low, int levels, double fraction, uint32_t source) {
     enum { DRAWS = 8192 };
     float v = (float)(low + fraction);
@@ -418,8 +419,8 @@ typedef enum Distribution { GAUSSIAN, LAPLACE, OUTLIERS } Distribution;
 
 static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
 
-// Sample `index`: Box-Muller, the inverse Laplace distribution, or a Gaussian of which every
-// hundredth, drawn at random, is 20 times as large.
+// Sample number `index`: Gaussian (Box-Muller), Laplace (inverse distribution), or Gaussian with a
+// random 1 % of outliers that are 20 times as large.
 static float sample(Distribution d, uint32_t index) {
     Philox4 r = philox4x32_10(4711, (uint32_t)d, index, 0, 0, 0);
     double u = uniform(r.v[0]);
@@ -434,7 +435,7 @@ typedef struct ErrorRow {
     double int4, int4_ht, int8, int8_ht, nearest, nearest_ht;
 } ErrorRow;
 
-// expected is printed with few digits: half a unit of the last one is granted on top of the 2 %.
+// The expected value has few digits, so half a unit of the last one is allowed on top of 2 %.
 static void check_error(const float *x, const ErrorRow *row, Codec codec, bool transform, int rounding,
                         double expected, double last_digit) {
     double measured = relative_error(x, SAMPLES, row->group, codec, transform, rounding);
@@ -474,23 +475,22 @@ static void test_error_levels(void **state) {
 static void test_tree_sum(void **state) {
     float x[32], a[32];
     for (int i = 0; i < 32; i++) a[i] = x[i] = (float)(1.0 / (i + 3));
-    // Independently: pairs of neighbors, then pairs of pairs.
+    // Independent computation: sums of neighboring pairs, then pairs of these sums.
     for (int n = 32; n > 1; n /= 2) {
         for (int i = 0; i < n / 2; i++) a[i] = a[2 * i] + a[2 * i + 1];
     }
     assert_int_equal(f32_bits(tree_sum32(x)), f32_bits(a[0]));
-    // 2^24 + 1 + 1 in one chain loses both ones; the tree adds the ones first.
+    // Summing 2^24 + 1 + 1 in a chain loses both ones; the tree adds the ones first.
     float y[32] = {0x1p24f, 0, 1, 1};
     assert_true(tree_sum32(y) == 0x1p24f + 2);
 }
 
 static void test_replica_mix(void **state) {
-    // splitmix64's first output for seed 0 is the finalizer of the golden ratio: position 0, bits
-    // 0.
+    // replica_mix(0, 0) is splitmix64's first output for seed 0.
     assert_true(replica_mix(0, 0) == 0xE220A8397B1DCDAFull);
     uint64_t base = replica_mix(10, 0x3F80) + replica_mix(11, 0x3F81);
-    assert_true(base != replica_mix(10, 0x3F81) + replica_mix(11, 0x3F80));  // a swap shows
-    for (int bit = 0; bit < 32; bit++) {                                     // and every flipped bit does
+    assert_true(base != replica_mix(10, 0x3F81) + replica_mix(11, 0x3F80));  // swapped values are detected
+    for (int bit = 0; bit < 32; bit++) {                                     // any flipped bit is detected
         assert_true(replica_mix(10, 0x3F80u ^ (1u << bit)) != replica_mix(10, 0x3F80));
     }
     for (uint64_t position = 0; position < 1000; position++)
@@ -533,7 +533,7 @@ static void test_worked_example(void **state) {
     assert_memory_equal(rn.scale, scale, 4);
     assert_memory_equal(rn.codes, nearest, 16);
 
-    static const uint32_t bits[4] = {62175, 2526, 50138, 50274};  // the first elements' random numbers
+    static const uint32_t bits[4] = {62175, 2526, 50138, 50274};  // random numbers of the first elements
     RoundingKey key = {1234, 1, PURPOSE_GRAD_LEVEL2, 1};
     for (int e = 0; e < 4; e++) assert_int_equal(philox_half(rounding_bits(key, 0), e), bits[e]);
 
@@ -546,7 +546,7 @@ static void test_worked_example(void **state) {
     assert_memory_equal(sr.codes, stochastic, 16);
     assert_memory_equal(sr.value, decoded, sizeof decoded);
 
-    // The same group through the transform.
+    // The same group with the Hadamard transform.
     static const uint8_t ht_scale[4] = {0x25, 0x49, 0x12, 0x40};  // 16 / 7
     static const uint8_t ht[16] = {0xf5, 0x0f, 0x0f, 0x00, 0x0c, 0x00, 0x00, 0x00,
                                    0x09, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};

@@ -1,7 +1,8 @@
-// What the GPU kernels of every uniform codec take for granted. They leave the clamp out: here are
-// the codes of a group's largest element without it, for every mantissa. Every other element is no
-// larger, and both multiplications are monotonic, so its code is between the codes of +m and -m.
-// They multiply a code by its scale in a fused operation, and read a code from the bits of v + u.
+// Assumptions of the GPU kernels about uniform codecs. The kernels do not clamp: here the codes of
+// a group's largest element are computed without clamping, for every mantissa. Other elements are
+// no larger, and both multiplications are monotonic, so their codes are between the codes of +m and
+// -m. The kernels also multiply a code by its scale in one fused operation, and take a code from
+// the bits of v + u.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,14 +13,14 @@
 #include "llmc/base/base.h"
 #include "sdp4bit/codec.h"
 
-// Calls check for every uniform codec of the table.
+// Runs a check for every uniform codec.
 static void for_each_codec(void (*check)(CodecInfo codec)) {
     for (int c = 0; c < CODECS; c++) {
         if (codec_grouped((Codec)c) && !codec_eden((Codec)c)) check(codec_info((Codec)c));
     }
 }
 
-// The codes that code_stochastic and code_nearest would give before clamp_code.
+// The codes of code_stochastic and code_nearest before clamp_code.
 static int unclamped_stochastic(float v, int levels, uint32_t random16) {
     bool fine = levels < 64;
     float offset = fine ? 192.0f : 384.0f;
@@ -41,8 +42,8 @@ static int64_t count_outside(uint32_t exponent, int levels) {
     return outside;
 }
 
-// Exponents as stored: the smallest normal and the largest lifted, the smallest unlifted, 1, and
-// the largest.
+// Stored exponents: the smallest and the largest that are scaled up, the smallest that is not, 1,
+// and the largest.
 static void check_clamp(CodecInfo codec) {
     static const uint32_t exponents[] = {1, 26, 27, 127, 254};
     for (size_t i = 0; i < sizeof exponents / sizeof *exponents; i++) {
@@ -50,11 +51,11 @@ static void check_clamp(CodecInfo codec) {
     }
 }
 static void no_codec_needs_the_clamp(void **state) { for_each_codec(check_clamp); }
-// The count must be able to count: codes of 16 bits do need the clamp for some mantissas.
+// Sanity check of the count: 16-bit codes do need the clamp for some mantissas.
 static void wider_codes_would_need_it(void **state) { assert_true(count_outside(127, 32767) > 0); }
 
-// scale_biased of kernels_cuda_codec.cuh against the product itself. u is code + sign at bit 16 of
-// a float without exponent; u times scale * 2^133, minus sign * scale, is one operation.
+// Compares scale_biased of kernels_cuda_codec.cuh with the plain product. u has code + sign at bit
+// 16 of a float without exponent; u * (scale * 2^133) - sign * scale is one fused operation.
 static int64_t count_unequal_products(uint32_t exponent, int sign) {
     int64_t unequal = 0;
     for (uint32_t mantissa = exponent ? 0 : 1; mantissa < 1u << 23; mantissa += 5) {
@@ -66,8 +67,8 @@ static int64_t count_unequal_products(uint32_t exponent, int sign) {
     }
     return unequal;
 }
-// Denormal scales, the smallest normal ones, ordinary ones, and the largest below 2^-5. From there
-// on the lifted scale is infinite.
+// Subnormal scales, the smallest normal ones, ordinary ones, and the largest below 2^-5, above
+// which the scaled-up scale is infinite.
 static void check_product(CodecInfo codec) {
     static const uint32_t exponents[] = {0, 1, 100, 121};
     int sign = 1 << (codec.bits - 1);
@@ -78,7 +79,7 @@ static void check_product(CodecInfo codec) {
 }
 static void a_fused_product_is_the_product(void **state) { for_each_codec(check_product); }
 
-// Of a codec with up to 63 levels: byte 2 of the float 192 + v + u is 64 + the code, for v around
+// For codecs with up to 63 levels, byte 2 of the float 192 + v + u is 64 + code, for v close to
 // every code and all random bits.
 static void check_byte(CodecInfo codec) {
     int limit = codec.levels * 64;

@@ -1,7 +1,7 @@
-// EDEN and its rotation. The kernels of CPU ranks against a model in numpy (dev/ref/eden_model.py),
-// to the bit: signs, rotated values, levels, codes, scales, what comes back. Then each property
-// that README.md promises of a group: the scale is unbiased for the group, groups that are empty or
-// not finite travel as they must, and a rotation that is random makes the mean right.
+// EDEN and its rotation. First, kernels of CPU ranks are compared bit by bit with a numpy model
+// (dev/ref/eden_model.py): signs, rotated values, levels, codes, scales, decoded values. Then the
+// properties that README.md states for a group: the scale is unbiased, empty and non-finite groups
+// are sent as specified, and the random rotation makes the mean unbiased.
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -24,7 +24,7 @@ enum { EDENS = sizeof codecs / sizeof *codecs };
 
 // --- one message ---------------------------------------------------------------------------------
 
-// Groups on their way: what is sent, and what comes back. Each group is a tensor of its own.
+// Groups before and after sending. Each group is a separate tensor.
 typedef struct Trip {
     int groups;
     Codec codec;
@@ -107,7 +107,7 @@ static const float *floats_of(const Golden *g, const char *what, int bits, int64
     return x;
 }
 
-// Bit for bit; a NaN is a NaN.
+// Bitwise equal, except that all NaNs are equal.
 static void same_floats(const char *what, const float *a, const float *b, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         bool nans = isnan(a[i]) && isnan(b[i]);
@@ -137,18 +137,18 @@ static void the_models_rotation(void **state) {
     Trip *t = (Trip *)malloc(sizeof *t);
     assert_true(t && golden_open(&g, GOLDEN));
     load(t, &g, CODEC_EDEN4);
-    // In fp32 the rotated values themselves travel.
+    // In fp32 the rotated values are sent as they are.
     t->codec = CODEC_FP32;
     t->message = message_layout(CODEC_FP32, EDEN_GROUP, (int64_t)t->groups * EDEN_GROUP, 1, CODEC_BF16, 0);
     send(t);
     int64_t n = (int64_t)t->groups * EDEN_GROUP;
     same_floats("rotated", (const float *)(const void *)t->bytes, floats_of(&g, "rotated", 0, n), n);
     receive(t);
-    // And they come back, but for the rounding of fp32.
+    // The inverse rotation restores the input up to fp32 rounding.
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(((const float *)(const void *)t->bytes)[i])) continue;
         double error = fabs((double)t->back[i] - t->x[i]), length = length_of(t, (int)(i / EDEN_GROUP));
-        // The way back multiplies by 256 before it divides: that takes huge values out of range.
+        // The inverse multiplies by 256 before it divides, which overflows for huge values.
         assert_true(error <= 1e-6 * length + 1e-44 || length > 1e36);
     }
     golden_close(&g);
@@ -190,9 +190,9 @@ static void fill(float *x, int64_t n, uint32_t stream) {
     for (int64_t i = 0; i < n; i++) x[i] = normal(stream, (uint32_t)i);
 }
 
-// <x, decoded> = |x|^2 of every group: what is lost is never a part of x's length. So is no energy
-// of the error of the model: it is what the golden file says.
-static void a_group_keeps_its_length_along_itself(void **state) {
+// <x, decoded> = |x|^2 for every group: the error is orthogonal to x. The energy of the error
+// equals the golden file's.
+static void error_is_orthogonal_to_the_group(void **state) {
     Trip *t = (Trip *)malloc(sizeof *t);
     float *x = (float *)malloc(MOST * sizeof *x);
     assert_true(t && x);
@@ -229,12 +229,12 @@ static void check_not_finite(Codec codec, const float *x, bool nan, float expect
     free(t);
 }
 
-static void empty_groups_and_groups_that_are_not_finite(void **state) {
+static void empty_and_non_finite_groups(void **state) {
     for (int c = 0; c < EDENS; c++) {
         float x[EDEN_GROUP] = {0};
         check_not_finite(codecs[c], x, false, 0);
         x[3] = -0.0f;
-        x[100] = 1e-42f;  // 16 times as large and more after the rotation, and still no normal number
+        x[100] = 1e-42f;  // at least 16 times as large after the rotation, but still subnormal
         check_not_finite(codecs[c], x, false, 0);
         x[200] = INFINITY;
         check_not_finite(codecs[c], x, true, 0);
@@ -246,7 +246,7 @@ static void empty_groups_and_groups_that_are_not_finite(void **state) {
     }
 }
 
-// Magnitudes from the least normal number to the largest: the error is what it is for 1.
+// Magnitudes from the smallest normal number to the largest give the same relative error as 1.
 static void groups_of_every_size(void **state) {
     Trip *t = (Trip *)malloc(sizeof *t);
     assert_non_null(t);
@@ -271,8 +271,8 @@ static void groups_of_every_size(void **state) {
     free(t);
 }
 
-// The mean error of every element over many rotations: of x, in the standard deviations of that
-// mean (sigma), or of one trip's error.
+// Largest mean error of an element over many rotations of x, in standard deviations of that mean,
+// or relative to the error of one rotation.
 static double worst_mean(Codec codec, const float *x, int groups, bool of_one_trip) {
     enum { TRIPS = 4000 };
     static double sum[MOST], squares[MOST];
@@ -300,7 +300,7 @@ static double worst_mean(Codec codec, const float *x, int groups, bool of_one_tr
     return worst;
 }
 
-static void the_mean_over_rotations_is_right(void **state) {
+static void mean_over_rotations_is_unbiased(void **state) {
     enum { GROUPS = 4 };
     float x[GROUPS * EDEN_GROUP];
     fill(x, GROUPS * EDEN_GROUP, 4);
@@ -309,8 +309,8 @@ static void the_mean_over_rotations_is_right(void **state) {
         print_message("    %s: the mean is off by at most %.2f sigma\n", codec_info(codecs[c]).name, worst);
         assert_true(worst < 4);
     }
-    // Hadamard with random signs is no perfect rotation. Where five elements hold nearly all of a
-    // group's length, the mean is off by a part of one trip's error.
+    // Hadamard with random signs is not a perfect rotation. If five elements hold almost all of a
+    // group's length, the mean is off by a fraction of the error of one rotation.
     static const double most[EDENS] = {0.25, 0.4, 1};
     for (int i = 0; i < GROUPS * EDEN_GROUP; i += 50) x[i] *= 20;
     for (int c = 0; c < EDENS; c++) {
@@ -324,10 +324,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_models_rotation),
         cmocka_unit_test(the_models_groups),
-        cmocka_unit_test(a_group_keeps_its_length_along_itself),
-        cmocka_unit_test(empty_groups_and_groups_that_are_not_finite),
+        cmocka_unit_test(error_is_orthogonal_to_the_group),
+        cmocka_unit_test(empty_and_non_finite_groups),
         cmocka_unit_test(groups_of_every_size),
-        cmocka_unit_test(the_mean_over_rotations_is_right),
+        cmocka_unit_test(mean_over_rotations_is_unbiased),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

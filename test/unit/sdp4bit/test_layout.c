@@ -1,6 +1,6 @@
-// The layout arithmetic under many random tensor lists, data-parallel shapes and group sizes:
-// nothing overlaps, groups never mix tensors, shards and chunks cut where they may, messages hold
-// what they must, and the byte counts equal independently derived ones.
+// The bucket layout under random tensor lists, data-parallel shapes and group sizes: nothing
+// overlaps, groups never mix tensors, shard and chunk boundaries are valid, messages hold their
+// sections, and byte counts equal independent formulas.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "llmc/base/dtype.h"
 #include "sdp4bit/layout.h"
 
-// A tensor that this rank holds whole.
+// A tensor that is whole on this rank.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
@@ -19,7 +19,7 @@
 
 enum { MOST_TENSORS = 24, TRIALS = 300 };
 
-// A reproducible stream of small integers in [low, high].
+// Pseudo-random integers in [low, high].
 typedef struct Dice {
     uint32_t trial, drawn;
 } Dice;
@@ -63,7 +63,7 @@ static Case *random_case(uint32_t trial) {
     c->grad.tail_codec = (Codec)roll(&dice, CODEC_FP32, CODEC_BF16);
     c->grad.intra_group = groups[roll(&dice, 0, 5)];
     c->grad.inter_group = groups[roll(&dice, 0, 5)];
-    c->grad.chunks = (int)roll(&dice, 0, 9);  // 0: the plan's own choice
+    c->grad.chunks = (int)roll(&dice, 0, 9);  // 0: chosen by the layout
     c->weight.codec = roll_codec(&dice);
     c->weight.group = groups[roll(&dice, 0, 5)];
     c->options.nodes = (int)roll(&dice, 1, 5);
@@ -82,9 +82,9 @@ static void free_case(Case *c) {
     free(c);
 }
 
-// --- where things lie ---------------------------------------------------------------------------
+// --- positions of tensors ---------------------------------------------------------------------------
 
-// Every tensor lies in exactly one segment of its unit's bucket, in tensor order, and no arena
+// Every tensor is in exactly one segment of its unit's bucket, in tensor order, and no arena
 // element belongs to two tensors.
 static void check_tensors(const Case *c) {
     const BucketLayout *layout = &c->layout;
@@ -117,7 +117,7 @@ static void check_tensors(const Case *c) {
     free(seen);
 }
 
-// Logical offsets: tensor after tensor, each rounded up to 32, whatever the shape and the groups.
+// Logical offsets: one tensor after another, each rounded up to 32, for any shape and group size.
 static void check_logical(const Case *c) {
     int64_t expected[MOST_TENSORS], at = 0, parameters = 0, tails = 0;
     for (int i = 0; i < c->count; i++) {
@@ -133,7 +133,7 @@ static void check_logical(const Case *c) {
     assert_int_equal(c->layout.tail_parameters, tails);
 }
 
-// No group of any of the three sizes holds elements of two tensors or of two ranks' shards.
+// No group of any of the three sizes contains elements of two tensors or of two shards.
 static void check_groups(const Case *c) {
     int sizes[3] = {c->grad.intra_group, c->grad.inter_group, c->weight.group};
     for (int b = 0; b < c->layout.buckets; b++) {
@@ -173,8 +173,8 @@ static void check_buckets(const Case *c) {
     assert_true(layout->shard_elements >= shard && layout->shard_elements < shard + 64);
 }
 
-// Whole units are merged up to the target; every bucket but an only one holds at least 16 x dp x
-// border elements.
+// Whole units are merged up to the target size. Unless there is only one bucket, each has at least
+// 16 x dp x border elements.
 static void check_bucket_sizes(const Case *c) {
     const BucketLayout *layout = &c->layout;
     int64_t least = 16 * (int64_t)layout->dp * c->options.border;
@@ -186,8 +186,8 @@ static void check_bucket_sizes(const Case *c) {
             if (c->tensors[i].unit == layout->bucket[b].end_unit - 1) last_unit += c->tensors[i].numel;
         }
         if (layout->buckets > 1) assert_true(elements >= least);
-        // Before its last unit came, a bucket below the last one was either below the minimum or
-        // had room for it.
+        // A bucket below the last one got its last unit because it was below the minimum or had
+        // room.
         if (b < layout->buckets - 1)
             assert_true(elements - last_unit < least || elements <= c->options.bucket_elements);
     }
@@ -206,10 +206,10 @@ static void test_layout(void **state) {
         pads += c->layout.arena_elements > c->layout.parameters;
         free_case(c);
     }
-    assert_true(several > TRIALS / 20 && pads > TRIALS / 2);  // the cases are not all trivial
+    assert_true(several > TRIALS / 20 && pads > TRIALS / 2);  // enough nontrivial cases
 }
 
-// The layout's order and the rounding bits' offsets do not depend on the data-parallel shape.
+// The order of tensors and the offsets of rounding bits do not depend on the data-parallel shape.
 static void test_logical_offsets_independent_of_shape(void **state) {
     LayoutTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 1), VECTOR(5, 1)};
     static const int64_t expected[] = {0, 1024, 1088, 1152};
@@ -223,8 +223,8 @@ static void test_logical_offsets_independent_of_shape(void **state) {
     }
 }
 
-// Parts of tensors: positions of the rounding bits are the whole's, and what other ranks count
-// comes last.
+// Shards of split tensors use the rounding positions of the whole tensor, and tensors counted by
+// other ranks come last.
 static void test_parts_of_tensors(void **state) {
     LayoutTensor tensors[] = {MATRIX(1000, 0), VECTOR(33, 0), MATRIX(64, 0), VECTOR(5, 0), MATRIX(96, 0)};
     tensors[0].before = 2048, tensors[0].after = 24;
@@ -247,7 +247,7 @@ static void test_parts_of_tensors(void **state) {
     assert_int_equal(layout_counted(b, false, 0), 8);
     assert_int_equal(layout_counted(b, false, 1), 0);
     layout_free(&layout);
-    tensors[0].before = 16;  // would cut a block of random numbers
+    tensors[0].before = 16;  // would split a block of random numbers
     assert_false(layout_build(&layout, tensors, 5, &options, NULL));
 }
 
@@ -278,8 +278,8 @@ static void test_chunks_cover_the_shard_once(void **state) {
     }
 }
 
-// Left to the plan, the chunks of all buckets are about as large as an ordinary bucket, and never
-// crumbs; a number that is given counts for every bucket.
+// By default, the chunks of all buckets are about as large as an ordinary bucket and never tiny. A
+// given number applies to every bucket.
 static void test_automatic_chunks(void **state) {
     GradFormat left = {CODEC_INT8, CODEC_INT4, 128, 128, CODEC_BF16, true, ROUND_STOCHASTIC, 0}, given = left;
     given.chunks = 3;
@@ -308,8 +308,8 @@ static void test_automatic_chunks(void **state) {
         free_case(c);
     }
     assert_true(cut > 10);
-    // The 125M model on 2 x 2 ranks: the embeddings of 40.2 M elements go in two chunks, three
-    // layers of 21.2 M in one. Layers above the target stay whole too, as at 1.3B.
+    // The 125M model on 2 x 2 ranks: the embeddings (40.2 M elements) get two chunks, three layers
+    // (21.2 M) one. Layers above the target size are not split either, as at 1.3B.
     LayoutTensor tensors[] = {MATRIX(38633472, 0), MATRIX(1572864, 0), MATRIX(21233664, 1), VECTOR(29952, 1)};
     LayoutOptions options = {2, 2, layout_border(128, 128, 2048), layout_border(128, 128, 0), 25000000, 1};
     BucketLayout layout;
@@ -323,7 +323,7 @@ static void test_automatic_chunks(void **state) {
     assert_int_equal(layout_chunks(&layout, &layout.bucket[0], &left), 2);
     assert_int_equal(layout_chunks(&layout, &layout.bucket[1], &left), 1);
     layout_free(&layout);
-    // However small buckets are asked for, and however large the one tensor is.
+    // Even with a tiny target size or a huge tensor.
     LayoutTensor huge = MATRIX((int64_t)1 << 40, 0);
     options.bucket_elements = 1;
     assert_true(layout_build(&layout, &huge, 1, &options, NULL));
@@ -331,8 +331,8 @@ static void test_automatic_chunks(void **state) {
     layout_free(&layout);
 }
 
-// Codes, scales and tails of all partitions: inside their sections, aligned for their type,
-// sections apart and on MESSAGE_ALIGN.
+// Codes, scales and tails of all partitions: inside their sections, aligned for their type.
+// Sections do not overlap and are MESSAGE_ALIGN-aligned.
 static void check_layout(MessageLayout m, Codec codec, int group, int64_t elements, int partitions,
                          Codec tail_codec, int64_t tail_elements) {
     static const int64_t bytes_of_8[CODECS] = {
@@ -362,7 +362,7 @@ static void check_layout(MessageLayout m, Codec codec, int group, int64_t elemen
     }
 }
 
-// Of a level that has one rank: no message. Field by field, for padding may hold anything.
+// A level with one rank sends no message. Compares fields, because padding bytes are undefined.
 static void check_no_layout(MessageLayout m) {
     assert_int_equal(m.elements | m.groups | m.tail_elements | m.partitions, 0);
     assert_int_equal(m.codes_stride | m.scales_stride | m.tail_stride, 0);
@@ -404,7 +404,7 @@ static void test_message_layouts(void **state) {
 
 static int64_t up16(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
-// Bytes of one section triple, from the element counts alone.
+// Bytes of codes, scales and tails, from the element counts alone.
 static int64_t message_bytes(int bits, int group, int64_t elements, int64_t copies, int tail_bits,
                              int64_t tail) {
     int64_t groups = bits < 16 ? elements / group : 0;
@@ -418,9 +418,9 @@ static int bits_of(Codec codec) {
     return bits[codec];
 }
 
-// The requested number, otherwise 1. For the first bucket it is the number whose chunk size is
-// closest to the largest of: the largest other bucket, a bucket's target size, and 16 borders per
-// rank.
+// The requested number, otherwise 1. The first bucket gets the number whose chunk size is closest
+// to the largest of three values: the largest other bucket, the target size of buckets, and 16
+// borders per rank.
 static int64_t expected_chunks(const Case *c, int b) {
     int64_t size = 16 * c->options.nodes * c->options.per_node * c->options.border, chunks = 1;
     if (c->grad.chunks) return c->grad.chunks;
@@ -464,7 +464,7 @@ static void test_wire_bytes(void **state) {
         assert_int_equal(got.grad_inter, expected.grad_inter);
         assert_int_equal(got.weight_intra, expected.weight_intra);
         assert_int_equal(got.weight_inter, expected.weight_inter);
-        // The formulas leave out tails and padding, so they are a lower bound.
+        // The formulas ignore tails and padding, so they are a lower bound.
         WireFormula f = layout_wire_formula(&c->layout, &c->grad, &c->weight);
         assert_true(f.grad_intra <= (double)got.grad_intra + 1e-6 &&
                     f.grad_inter <= (double)got.grad_inter + 1e-6);
@@ -474,14 +474,14 @@ static void test_wire_bytes(void **state) {
     }
 }
 
-// Tensors that fill their shards exactly and no tails: the bytes are the paper's formulas, byte for
-// byte.
+// If tensors fill their shards exactly and there are no tails, the bytes equal the paper's
+// formulas.
 static void test_wire_bytes_equal_formulas(void **state) {
     for (int nodes = 1; nodes <= 4; nodes++) {
         for (int per_node = 1; per_node <= 8; per_node *= 2) {
             GradFormat grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 1};
             WeightFormat weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
-            // 4 x 2048 elements per rank: every scale section is then a multiple of MESSAGE_ALIGN.
+            // 4 x 2048 elements per rank make every scale section a multiple of MESSAGE_ALIGN.
             int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
             LayoutTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
             LayoutOptions options = {
@@ -494,8 +494,8 @@ static void test_wire_bytes_equal_formulas(void **state) {
                         (double)bytes.grad_inter == formula.grad_inter);
             assert_true((double)bytes.weight_intra == formula.weight_intra &&
                         (double)bytes.weight_inter == formula.weight_inter);
-            // 1 + 4/128, 1/2 + 4/512 and 1/2 + 4/2048 bytes per parameter, from the definition of
-            // the modes.
+            // 1 + 4/128, 1/2 + 4/512 and 1/2 + 4/2048 bytes per parameter, from the definitions of
+            // the codecs.
             double n = (double)(6 * unit), d = per_node, m = nodes;
             assert_true((double)bytes.grad_intra == n * 1.03125 * (d - 1) / d);
             assert_true((double)bytes.grad_inter == n * 0.5078125 * (m - 1) / (m * d));
@@ -506,9 +506,9 @@ static void test_wire_bytes_equal_formulas(void **state) {
     }
 }
 
-// --verify-wire: each message that is sent at all grows by one section.
+// With --verify-wire every nonempty message grows by one section.
 static void test_sealed_messages(void **state) {
-    // More chunks than borders: some are empty
+    // More chunks than borders: some chunks are empty.
     GradFormat grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};
     WeightFormat weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
     LayoutTensor tensors[] = {MATRIX(70000, 0), VECTOR(100, 0), MATRIX(90000, 1)};
@@ -539,8 +539,8 @@ static void test_sealed_messages(void **state) {
     layout_free(&layout);
 }
 
-// The paper's claim at its own group sizes: between nodes, bf16 weights and fp32 gradients cost 5.8
-// times as much.
+// The paper's claim at its group sizes: between nodes, bf16 weights and fp32 gradients need 5.8
+// times as many bytes.
 static void test_reduction_between_nodes(void **state) {
     int64_t unit = 4 * 4 * 2048;
     LayoutTensor tensors[] = {MATRIX(unit * 8, 0)};
@@ -603,7 +603,7 @@ static void test_border(void **state) {
     assert_int_equal(layout_border(32, 0, 160), 160);
 }
 
-// Every rank has a slot of its own among the gathered messages; a row is the ranks of one rail.
+// Every rank has its own slot in the gathered messages; a row holds the ranks of one rail.
 static void test_gather_slots(void **state) {
     for (int nodes = 1; nodes < 5; nodes++) {
         for (int per_node = 1; per_node < 5; per_node++) {

@@ -1,5 +1,5 @@
-// The coder of lossless weights: every pair of a weight and what it becomes, the tables, groups of
-// every length, what a coded group costs, a message as bytes, and messages that are none.
+// The entropy coder of lossless weights: every pair of old and new weight, tables, groups of every
+// length, bits per weight, messages byte by byte, and malformed messages.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,8 +17,8 @@ static const uint16_t COSTS[][LOSSLESS_SYMBOLS] = LOSSLESS_COSTS;
 
 // --- one weight ---------------------------------------------------------------------------------
 
-// Every old weight with a few new ones, and a few old ones with every new one, at every scale that
-// leads to another context: the value comes back, and so does the code.
+// Every old weight with a few new ones, and a few old weights with every new one, at one scale per
+// context. Value and code must round-trip.
 static void pair_comes_back(uint32_t old, uint32_t fresh, int scale) {
     int context = lossless_context(old, scale);
     uint32_t value = lossless_value(old, fresh, context, scale);
@@ -50,7 +50,7 @@ static void test_likely_values_are_small(void **state) {
     assert_int_equal(lossless_value(0x3C90, 0x3C91, context, 120), 2);
     assert_int_equal(lossless_value(0xBC90, 0xBC91, context, 120), 1);  // more negative
     assert_int_equal(lossless_value(0x0000, 0x8000, LOSSLESS_ZERO, 0), 1);
-    // Contexts by the old exponent (0x79 = 121) and the scale.
+    // The context depends on the old exponent (0x79 = 121) and the scale.
     assert_int_equal(lossless_context(0x3C90, 121), 6);
     assert_int_equal(lossless_context(0x3C90, 121 - 7), 0);
     assert_int_equal(lossless_context(0x3C90, 121 + 7), 13);
@@ -61,7 +61,7 @@ static void test_likely_values_are_small(void **state) {
 static void test_tables(void **state) {
     for (int c = 0; c < LOSSLESS_CONTEXTS; c++) {
         int sum = 0, shift = lossless_shift(c);
-        assert_in_range(shift, 0, 16 - LOSSLESS_PRECISION);  // what rANS with words of 16 bits can push
+        assert_in_range(shift, 0, 16 - LOSSLESS_PRECISION);  // the most that rANS with 16-bit words can push
         for (int q = 0; q < LOSSLESS_SYMBOLS; q++) {
             double bits = LOSSLESS_PRECISION - log2(FREQUENCIES[c][q]);
             assert_in_range(FREQUENCIES[c][q], 1, (1 << LOSSLESS_PRECISION) - 1);
@@ -75,7 +75,7 @@ static void test_tables(void **state) {
 
 // --- messages -----------------------------------------------------------------------------------
 
-// A sender's shard and a receiver's replica of it.
+// A sender's shard and a receiver's copy of it.
 typedef struct Shard {
     LosslessLayout layout;
     uint16_t *old, *fresh, *tail, *replica, *replica_tail;
@@ -118,7 +118,7 @@ static void encode(Shard *s) {
     memcpy(s->replica, s->old, (size_t)s->layout.elements * sizeof *s->old);
 }
 
-// Of so many bytes of the message. True when nothing is wrong with it.
+// Decodes `bytes` bytes of the message. Returns true if it is well-formed.
 static bool decode(Shard *s, int64_t bytes) {
     DecodeWeights d = {&s->control,           s->layout, s->message, s->layout.most, bytes, 1, 1,
                        (uint8_t *)s->replica, &s->fault, 77};
@@ -136,7 +136,7 @@ static void comes_back(Shard *s) {
         assert_memory_equal(s->replica_tail, s->tail, (size_t)s->layout.tail_elements * sizeof *s->tail);
 }
 
-// Weights with this deviation whose changes have that one.
+// Random weights and changes with these standard deviations.
 static void train(Shard *s, Random *r, double deviation, double change) {
     for (int64_t i = 0; i < s->layout.elements; i++) {
         double weight = deviation * random_normal(r);
@@ -159,8 +159,8 @@ static void test_lengths(void **state) {
     }
 }
 
-// The entropy of changes, in bits per weight, given the old exponents. Changes beyond 2^12 ulps
-// count as one.
+// Entropy of the changes in bits per weight, given the old exponents. Changes beyond 2^12 ulps
+// count as one symbol.
 enum { MOST_CHANGE = 1 << 12 };
 static double entropy(const Shard *s) {
     static uint32_t count[256][2 * MOST_CHANGE + 1];
@@ -181,8 +181,8 @@ static double entropy(const Shard *s) {
     return bits / (double)s->layout.elements;
 }
 
-// What changes cost, beyond their entropy: the lanes' last states (0.125), the groups' entries, and
-// tables that are made for other tails than these.
+// Bits beyond the entropy: the final states of the lanes (0.125), group entries, and tables built
+// for other tail distributions.
 static void test_bits(void **state) {
     static const double change[] = {3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 3e-7, 0};
     for (size_t i = 0; i < sizeof change / sizeof *change; i++) {
@@ -197,7 +197,7 @@ static void test_bits(void **state) {
     }
 }
 
-// A group that cannot be coded travels as it is, between others that can.
+// A group that cannot be coded is sent raw, between coded groups.
 static void test_raw_groups(void **state) {
     Random random = {13};
     Shard s = shard_of(3 * LOSSLESS_GROUP, 8);
@@ -213,7 +213,7 @@ static void test_raw_groups(void **state) {
     shard_free(&s);
 }
 
-// So many weights become anything, but those that the scale is chosen by.
+// Sets `many` weights to random values, except those that determine the scale.
 static void scatter(Shard *s, Random *r, int64_t many) {
     for (int64_t i = 0; i < s->layout.elements && many > 0; i++) {
         if (i % lossless_run(1) < LOSSLESS_RUN) continue;
@@ -222,8 +222,8 @@ static void scatter(Shard *s, Random *r, int64_t many) {
     }
 }
 
-// Groups that take nearly as much room coded as not: on both sides of the border they come back.
-static void test_room_runs_out(void **state) {
+// Groups whose coded size is close to the raw size round-trip on both sides of the limit.
+static void test_raw_limit(void **state) {
     static const int lengths[] = {1024, 4128, LOSSLESS_GROUP};
     for (int i = 0; i < 3; i++) {
         int n = lengths[i], full = 0, raw = 0;
@@ -235,7 +235,7 @@ static void test_room_runs_out(void **state) {
             comes_back(&s);
             int words = ((LosslessEntry *)(void *)(s.message + s.layout.table))->words;
             raw += words == n;
-            full += words < n && words > n - 8;  // the message holds as many
+            full += words < n && words > n - 8;  // as many as the message holds
             shard_free(&s);
         }
         print_message("groups of %d: %d as they are, %d nearly full\n", n, raw, full);
@@ -243,8 +243,8 @@ static void test_room_runs_out(void **state) {
     }
 }
 
-// Weights that training does not have, before and after the step: zeros of both signs, denormal
-// numbers, infinities, NaN.
+// Weights that do not occur in training, before and after the step: zeros of both signs,
+// subnormals, infinities, NaN.
 static void test_strange_weights(void **state) {
     static const uint16_t strange[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x8080,
                                        0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF};
@@ -256,7 +256,7 @@ static void test_strange_weights(void **state) {
         for (int64_t i = 0; i < s.layout.elements; i++) {
             uint64_t r = random_u64(&random);
             uint16_t one = strange[(r >> 8) % KINDS], other = strange[(r >> 16) % KINDS];
-            if (round < KINDS) {  // all weights are equal, and stay so but for a few
+            if (round < KINDS) {  // equal weights, of which few change
                 s.old[i] = strange[round];
                 s.fresh[i] = r % 1000 ? strange[round] : other;
             } else {
@@ -285,15 +285,15 @@ static void test_skipped_step(void **state) {
     assert_int_equal(s.bytes, sizeof(LosslessHeader));
     assert_true(decode(&s, s.bytes));
     assert_memory_equal(s.replica, s.old, (size_t)s.layout.elements * sizeof *s.old);
-    // Whoever applies it all the same finds out.
+    // Applying it anyway is detected.
     s.control.applied = 1;
     assert_false(decode(&s, s.bytes));
     assert_int_equal(s.fault, 77);
     shard_free(&s);
 }
 
-// The wire format: a change of it changes this number.
-static void test_message_stands(void **state) {
+// Golden hash: a change of the wire format changes it.
+static void test_message_is_golden(void **state) {
     Random random = {15};
     Shard s = shard_of(LOSSLESS_GROUP + 96, 8);
     train(&s, &random, 0.02, 1e-4);
@@ -305,10 +305,10 @@ static void test_message_stands(void **state) {
     shard_free(&s);
 }
 
-// --- what is no message -------------------------------------------------------------------------
+// --- malformed messages -------------------------------------------------------------------------
 
-// A flipped bit harms nobody else's memory, and is mostly seen. One that is the lowest of a change
-// is not: only a checksum tells it (--verify-wire).
+// A flipped bit never causes access to other memory and is usually detected. The lowest bit of a
+// change is not; only a checksum (--verify-wire) detects it.
 static void test_flipped_bits(void **state) {
     Random random = {16};
     Shard s = shard_of(LOSSLESS_GROUP + 4096, 8);
@@ -317,7 +317,7 @@ static void test_flipped_bits(void **state) {
     size_t bytes = (size_t)s.layout.elements * sizeof *s.fresh;
     int seen = 0, flipped = 0;
     for (int64_t bit = 0; bit < 8 * (int64_t)s.bytes; bit += 1 + (int64_t)(random_u64(&random) % 61)) {
-        if (bit / 8 >= s.layout.tail && bit / 8 < s.layout.table) continue;  // the tail is as it is
+        if (bit / 8 >= s.layout.tail && bit / 8 < s.layout.table) continue;  // the tail is sent as is
         s.message[bit / 8] ^= (uint8_t)(1 << bit % 8);
         memcpy(s.replica, s.old, bytes);
         seen += !decode(&s, s.bytes);
@@ -328,7 +328,7 @@ static void test_flipped_bits(void **state) {
     shard_free(&s);
 }
 
-// So is a replica that is not the sender's, where contexts depend on it.
+// A replica that differs from the sender's is detected if contexts depend on the difference.
 static void test_other_replica(void **state) {
     Random random = {17};
     Shard s = shard_of(LOSSLESS_GROUP, 8);
@@ -340,7 +340,7 @@ static void test_other_replica(void **state) {
     shard_free(&s);
 }
 
-// Entries that no encoder writes: such a group is left alone, and the others are decoded.
+// Invalid group entries: the group is left unchanged, and the others are decoded.
 static void test_bad_entries(void **state) {
     static const LosslessEntry bad[] = {{1u << 20, 100, 120, 0}, {0xFFFFFFF8u, 100, 120, 0},
                                         {104, 100, 120, 1},      {101, 100, 120, 0},
@@ -365,7 +365,7 @@ static void test_bad_entries(void **state) {
     shard_free(&s);
 }
 
-// Cut short anywhere, the rest of the memory being somebody else's.
+// Messages truncated anywhere; the memory after them is poisoned.
 static void test_cut_messages(void **state) {
     Random random = {18};
     Shard s = shard_of(2 * LOSSLESS_GROUP, 8);
@@ -387,11 +387,11 @@ int main(void) {
         cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_bits),
         cmocka_unit_test(test_raw_groups),
-        cmocka_unit_test(test_room_runs_out),
+        cmocka_unit_test(test_raw_limit),
         cmocka_unit_test(test_strange_weights),
         cmocka_unit_test(test_pads_are_nearly_free),
         cmocka_unit_test(test_skipped_step),
-        cmocka_unit_test(test_message_stands),
+        cmocka_unit_test(test_message_is_golden),
         cmocka_unit_test(test_flipped_bits),
         cmocka_unit_test(test_other_replica),
         cmocka_unit_test(test_bad_entries),

@@ -1,7 +1,7 @@
-// What the algorithm promises, shown on the one-process simulator that the distributed program
-// equals to the bit (test/mpi/test_sdp4bit_mpi.c): the two-level errors on 4 nodes x 8 ranks, the
-// baselines against a mean in double, AdamW against the textbook, and 1000 steps of a toy problem
-// in which replicas stay by their master weights under weight differences but not under direct
+// Properties of the algorithm, shown on the single-process simulator, which the distributed program
+// equals bit by bit (test/mpi/test_sdp4bit_mpi.c): two-level errors on 4 nodes x 8 ranks, baselines
+// against a mean in double, AdamW against the textbook, and 1000 steps of a toy problem, where
+// model weights stay close to the master weights with weight differences, but not with direct
 // weight quantization.
 #include <math.h>
 #include <setjmp.h>
@@ -14,7 +14,7 @@
 
 #include "test/mpi/simulator.h"
 
-// A tensor that this rank holds whole.
+// A tensor that is whole on this rank.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
@@ -37,7 +37,7 @@ typedef struct Bench {
     float *losses;  // (dp)
 } Bench;
 
-// The same with error feedback between nodes.
+// Enables error feedback between nodes.
 static void bench_feed_back(Bench *bench) {
     SimulatorOptions o = bench->sim.options;
     floatX *w = (floatX *)xcalloc((size_t)bench->layout.arena_elements, sizeof *w, "weights");
@@ -100,7 +100,7 @@ static double reduction_error(float *const *grads, const double *mean, GradForma
     return sqrt(error / power);
 }
 
-// Independent gradients on 32 ranks, 1 % outliers 20 times as large, groups of 128.
+// Independent gradients on 32 ranks, 1 % outliers that are 20 times as large, groups of 128.
 static void independent_gradients(float **grads, double *mean, double outliers) {
     for (uint32_t r = 0; r < RANKS; r++) {
         grads[r] = (float *)xmalloc(LEVEL_SAMPLES * sizeof(float), "gradients");
@@ -137,7 +137,7 @@ static void test_two_level_errors(void **state) {
     free(mean);
 }
 
-// Bits per gradient that cross between nodes, with scales.
+// Bits per gradient sent between nodes, with scales.
 static double bits_between(GradFormat format) {
     Bench bench;
     WeightFormat weight = {CODEC_BF16, 32, false, ROUND_NEAREST};
@@ -147,8 +147,8 @@ static double bits_between(GradFormat format) {
     return 8 * bytes / LEVEL_SAMPLES * PER_NODE * NODES / (NODES - 1);
 }
 
-// EDEN on independent Gaussian gradients: the relative squared error of the reduced gradient is
-// what the model in numpy finds (dev/ref/eden_model.py), within the limits that were set.
+// EDEN on independent Gaussian gradients: the relative squared error of the reduced gradient
+// matches the numpy model (dev/ref/eden_model.py) and is within its limits.
 static void test_eden_errors(void **state) {
     static const struct {
         Codec codec;
@@ -174,8 +174,8 @@ static void test_eden_errors(void **state) {
     free(mean);
 }
 
-// The mean over many steps is the true mean, element by element within 4 standard deviations: each
-// step has another rotation. With one rotation for all steps the same error would come each time.
+// The mean over many steps is within 4 standard deviations of the true mean for every element,
+// because each step uses another rotation. With a fixed rotation the error would repeat.
 static void test_eden_unbiased(void **state) {
     enum { N = 1024, TRIALS = 1000 };
     static const Codec codecs[] = {CODEC_EDEN4, CODEC_EDEN3};
@@ -211,8 +211,8 @@ static void test_eden_unbiased(void **state) {
     }
 }
 
-// What has been sent in so many steps, against the gradients' own sum: relative L2 error after
-// EARLY steps and after LATE. Every rank's gradient has a part that stays and one that is new.
+// Relative L2 error of the accumulated payloads against the accumulated gradients after EARLY and
+// LATE steps. Every rank's gradient has a constant and a random part.
 enum { FED = 1 << 13, EARLY = 16, LATE = 64 };
 typedef struct Drift {
     double early, late;
@@ -249,13 +249,13 @@ static Drift drift_of(GradFormat format, bool feedback) {
     return drift;
 }
 
-// Error feedback keeps that error where it is, also at 2 bits. Without it the error grows with the
-// square root of the steps, and with their number where rounding is biased.
+// Error feedback keeps this error constant, also at 2 bits. Without it, the error grows with the
+// square root of the number of steps, and linearly if rounding is biased.
 static void test_error_feedback(void **state) {
     static const struct {
         const char *name;
         GradFormat format;
-        double most;  // after LATE steps with error feedback, of one step's gradient
+        double most;  // after LATE steps with error feedback, relative to one step's gradient
     } rows[] = {
         {"EDEN at 2 bits",
          {CODEC_BF16, CODEC_EDEN2, 32, 256, CODEC_BF16, TRANSFORM_ROTATION, ROUND_NEAREST, 1},
@@ -279,9 +279,9 @@ static void test_error_feedback(void **state) {
     }
 }
 
-// The ranks' rounding errors are independent: with equal gradients everywhere, averaging 8 ranks'
-// stochastic errors divides them by sqrt(8). With the source left out of the key all ranks would
-// err alike and averaging would not help.
+// Rounding errors of ranks are independent: with equal gradients, averaging the stochastic errors
+// of 8 ranks divides them by sqrt(8). If the key lacked the source, all ranks would have the same
+// error and averaging would not help.
 static void test_rounding_errors_average_out(void **state) {
     enum { N = 1 << 16 };
     double error[2];
@@ -299,12 +299,12 @@ static void test_rounding_errors_average_out(void **state) {
             error[many] += pow((double)bench.sim.reduced[i] - (double)bench.grads[0][i], 2);
         bench_stop(&bench);
     }
-    double ratio = sqrt(error[0] / error[1]);  // of 2 ranks' error to 8 ranks'
+    double ratio = sqrt(error[0] / error[1]);  // 2 ranks' error relative to 8 ranks'
     assert_true(ratio > 1.95 && ratio < 2.05);
 }
 
 // The mean over many steps approaches the true mean: stochastic rounding at both levels is
-// unbiased, nearest is not.
+// unbiased, rounding to nearest is not.
 static void test_reduction_unbiased(void **state) {
     enum { N = 1024, TRIALS = 400 };
     double bias[2];
@@ -332,8 +332,7 @@ static void test_reduction_unbiased(void **state) {
         bias[rounding] = sqrt(error / power);
         bench_stop(&bench);
     }
-    // One step's error of .16 shrinks by sqrt(400); nearest rounding repeats the same error every
-    // time.
+    // The error of .16 per step shrinks by sqrt(400); rounding to nearest repeats the same error.
     assert_true(bias[ROUND_STOCHASTIC] < 0.16 / 20 * 1.2);
     assert_true(bias[ROUND_NEAREST] > 0.08);
 }
@@ -382,7 +381,7 @@ static void test_adamw(void **state) {
         simulator_step(&bench.sim, bench.grads, bench.losses, (uint32_t)t, 0.01f, 0.01f);
         assert_true(fabs((double)bench.sim.control.grad_norm - sqrt(squares)) < 1e-5 * sqrt(squares));
         for (int i = 0; i < N; i++) {
-            // The norm is about 10, above the limit of 1
+            // The norm is about 10, above the limit of 1.
             double g = (double)bench.grads[0][i] / (sqrt(squares) + 1e-6);
             m[i] = 0.9 * m[i] + 0.1 * g;
             v[i] = 0.95 * v[i] + 0.05 * g * g;
@@ -399,10 +398,10 @@ static void test_adamw(void **state) {
 enum { TOY = 1024, TOY_STEPS = 1000, TOY_RANKS = 4 };
 
 typedef struct ToyResult {
-    double loss;                         // mean squared distance of the replica from the target at the end
-    double largest_early, largest_late;  // largest |master - replica| over the first and the second half
+    double loss;  // mean squared distance of the model weights from the target at the end
+    double largest_early, largest_late;  // largest |master - model weight| in each half
     double largest_end;                  // at the last step
-    bool bounded;                        // every step kept the contraction's bound
+    bool bounded;                        // every step satisfied the contraction bound
 } ToyResult;
 
 static double largest_gap(const Bench *bench) {
@@ -414,7 +413,7 @@ static double largest_gap(const Bench *bench) {
     return largest;
 }
 
-// Gradient of 1/2 curvature (w - target)^2 at the replica plus noise of its own on every rank.
+// Gradient of 1/2 curvature (w - target)^2 at the model weights, plus independent noise per rank.
 static void toy_gradients(Bench *bench, const float *target, uint32_t step) {
     for (uint32_t r = 0; r < TOY_RANKS; r++) {
         for (uint32_t i = 0; i < TOY; i++) {
@@ -425,8 +424,8 @@ static void toy_gradients(Bench *bench, const float *target, uint32_t step) {
     }
 }
 
-// Paper appendix: |e'| <= c (|e| + |update|) plus bf16's rounding, c = 1/7 of the group's largest
-// difference, or half of it when rounding to nearest.
+// The paper's appendix: |e'| <= c (|e| + |update|) plus bf16 rounding, with c = 1/7 of the group's
+// largest difference, or half of that when rounding to nearest.
 static bool step_bounded(const Bench *bench, const float *before, double gap_before, double gap,
                          bool nearest) {
     double update = 0, weight = 0;
@@ -483,8 +482,8 @@ static void test_thousand_steps(void **state) {
         print_message("    qW  int4 %-10s:      distance %.3g, at the end %.3g\n", name, qw.loss,
                       qw.largest_end);
         assert_true(qwd.bounded);
-        assert_true(qwd.largest_late <= qwd.largest_early);  // nothing accumulates
-        assert_true(qwd.largest_end < 0x1p-8 * 4);           // bf16's own rounding of weights below 4
+        assert_true(qwd.largest_late <= qwd.largest_early);  // errors do not accumulate
+        assert_true(qwd.largest_end < 0x1p-8 * 4);           // bf16 rounding of weights below 4
         assert_true(qwd.loss < 1.1 * base.loss);
         assert_true(qw.loss > 10 * qwd.loss);
         assert_true(qw.largest_end > 10 * qwd.largest_end);

@@ -1,7 +1,7 @@
-// AdamW on the host (sdp4bit/update_host.h) to the bit: against a plain reference, one element and
-// one group after the other, whose codes are written bit by bit. Every codec, several group sizes,
-// with and without differences, 1 to 5 threads; a skipped step; elements that are refused. And the
-// kernel of CPU ranks, which GPUs are compared with (test/gpu/kernels_dump.c), makes the same.
+// AdamW on the host (sdp4bit/update_host.h), bitwise compared with a plain reference that handles
+// one element and one group at a time and writes codes bit by bit. Covers all codecs, several group
+// sizes, weights and differences, 1 to 5 threads, skipped steps and refused elements. The kernel of
+// CPU ranks, with which GPUs are compared (test/gpu/kernels_dump.c), must give the same result.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,13 +15,13 @@
 #include "sdp4bit/adamw.h"
 #include "sdp4bit/update_host.h"
 
-// Three tensors, the last of which ends in pads. Several pieces of what threads take at a time.
+// Three tensors; the last one is padded. Large enough for several ranges per thread.
 enum { MATRIX = 96 * 2048, TAIL = 1000, N = MATRIX + TAIL, RANK = 2, SEGMENTS = 3 };
 static const Segment segments[SEGMENTS] = {{RANK * MATRIX - 640, 7008, 32, 0},
                                            {RANK * MATRIX + 6400, 100000, 7072, 1},
                                            {RANK * MATRIX + 106752, 80000, 107104, 2}};
 
-// What an update reads and writes.
+// Everything that an update reads and writes.
 typedef struct State {
     float master[N], exp_avg[N], exp_avg_sq[N], grads[N];
     floatX weights[MATRIX];
@@ -31,7 +31,7 @@ typedef struct State {
     uint64_t fault;
 } State;
 
-// A value in [-1, 1) that depends on i and salt alone.
+// A value in [-1, 1) that depends only on i and salt.
 static float draw(uint32_t salt, int64_t i) {
     return (float)(int64_t)(replica_mix((uint64_t)i, salt) >> 40) * 0x1p-23f - 1.0f;
 }
@@ -151,7 +151,7 @@ static void reference(const UpdateShard *u) {
 
 // --- the watchdog --------------------------------------------------------------------------------
 
-// The linker puts it in the place of the heartbeat's own (Makefile).
+// Replaces the heartbeat's function at link time (Makefile).
 static int moves;
 void __wrap_heartbeat_progress(const Site *site);
 void __wrap_heartbeat_progress(const Site *site) { __atomic_fetch_add(&moves, 1, __ATOMIC_RELAXED); }
@@ -177,7 +177,7 @@ static void assert_same(const State *a, const State *b, const Case *c, int threa
     }
 }
 
-// The state after the reference, after the kernel (0 threads), and after 1 to 5 threads.
+// Compares the states after the reference, the kernel (0 threads), and 1 to 5 threads.
 static void same_bits(const Case *c, void (*spoil)(State *)) {
     State *expected = fresh_state();
     if (spoil) spoil(expected);
@@ -198,8 +198,8 @@ static void same_bits(const Case *c, void (*spoil)(State *)) {
 static const int groups[] = {32, 96, 128, 2048, LARGEST_GROUP};
 enum { GROUPS = sizeof groups / sizeof *groups };
 
-// Every codec but EDEN, which weights do not take, and every group: spread over the choices of what
-// is sent and how it is rounded.
+// Every codec except EDEN, which is not used for weights, and every group size, spread over the
+// payload and rounding modes.
 static void every_codec_and_group(void **state) {
     for (int codec = 0; codec < CODEC_EDEN4; codec++) {
         for (int g = 0; g < GROUPS; g++) {
@@ -211,7 +211,7 @@ static void every_codec_and_group(void **state) {
     }
 }
 
-// A skipped step sends zero codes and scales, and leaves all else as it is.
+// A skipped step sends zero codes and scales and changes nothing else.
 static void a_skipped_step(void **state) {
     for (int codec = 0; codec < CODEC_EDEN4; codec++) {
         Case c = {(Codec)codec, 128, true, ROUND_STOCHASTIC, &SKIPPED};
@@ -219,22 +219,22 @@ static void a_skipped_step(void **state) {
     }
 }
 
-// Elements in several pieces, and one of the tail.
+// Elements in several ranges, and one in the tail.
 static void spoil_gradients(State *s) {
     s->grads[5] = NAN;
     s->grads[70000] = INFINITY;
     s->grads[MATRIX - 1] = 1e30f;
     s->grads[MATRIX + 17] = -INFINITY;
 }
-static void spoil_masters(State *s) { s->master[66000] = 0x1p126f; }
+static void spoil_master_weights(State *s) { s->master[66000] = 0x1p126f; }
 
 static void refused_elements(void **state) {
     for (int codec = 0; codec < CODEC_EDEN4; codec++) {
         Case c = {(Codec)codec, 128, false, ROUND_NEAREST, &APPLIED};
         same_bits(&c, spoil_gradients);
-        same_bits(&c, spoil_masters);
+        same_bits(&c, spoil_master_weights);
     }
-    // What was found first stays.
+    // The first refusal is kept.
     State *s = fresh_state();
     Case c = {CODEC_INT4, 128, true, ROUND_NEAREST, &APPLIED};
     UpdateShard u = update_of(s, &c);
@@ -245,8 +245,8 @@ static void refused_elements(void **state) {
     free(s);
 }
 
-// An update of a large shard takes longer than the watchdog waits: its pieces are signs of life.
-static void pieces_are_progress(void **state) {
+// Updating a large shard takes longer than the watchdog's timeout: every range counts as progress.
+static void ranges_count_as_progress(void **state) {
     State *s = fresh_state();
     Case c = {CODEC_INT4, 128, true, ROUND_NEAREST, &APPLIED};
     UpdateShard u = update_of(s, &c);
@@ -261,7 +261,7 @@ int main(void) {
         cmocka_unit_test(every_codec_and_group),
         cmocka_unit_test(a_skipped_step),
         cmocka_unit_test(refused_elements),
-        cmocka_unit_test(pieces_are_progress),
+        cmocka_unit_test(ranges_count_as_progress),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-// The message that sdp4bit/README.md prints byte by byte, made by the real kernels, then decoded by
-// them: two nodes of one rank each, and the message that rank 1 sends to rank 0.
+// The message printed byte by byte in sdp4bit/README.md: encoded and decoded by the kernels, for
+// two nodes of one rank each, from rank 1 to rank 0.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 #include "sdp4bit/kernels.h"
 
-// A tensor that this rank holds whole.
+// A tensor that is whole on this rank.
 #define MATRIX(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = true, .unit = (UNIT) }
 #define VECTOR(NUMEL, UNIT) \
@@ -23,8 +23,8 @@ typedef struct Example {
     float grads[128];  // the bucket: 64 of the matrix part, 16 of the tail
 } Example;
 
-// A matrix of 40 and a 1-D tensor of 9 elements; gradient (i - 10) / 8 and (i + 1) / 4, halved by
-// the averaging over two ranks.
+// A matrix of 40 elements and a 1-D tensor of 9, with gradients (i - 10) / 8 and (i + 1) / 4,
+// halved by averaging over two ranks.
 static void example_build(Example *e, bool hadamard) {
     static const LayoutTensor tensors[] = {MATRIX(40, 0), VECTOR(9, 0)};
     LayoutOptions options = {2, 1, 32, 32, 1, 1};
@@ -43,7 +43,7 @@ static SegmentTable table_of(const BucketLayout *layout) {
     return table;
 }
 
-// What source `rank` writes for slot 0 and slot 1.
+// Encodes slots 0 and 1 as source `rank`.
 static void example_encode(const Example *e, int rank, uint8_t *slots) {
     QuantizePartitions q = {0};
     q.grads = e->grads;
@@ -103,8 +103,7 @@ static void test_message_bytes(void **state) {
     check_message(true, transformed_codes, transformed_scale);
 }
 
-// The decoded shard of rank `rank` from one source's message, over the gradients as they were, or
-// added to them.
+// Decodes one source's message as rank `rank`; overwrites the gradients or adds to them.
 static void example_decode(Example *e, int rank, const uint8_t *message, bool add, float *partials,
                            float *tail_partials) {
     SumFinal f = {0};
@@ -141,7 +140,7 @@ static void check_decoded(bool hadamard, const float *expected) {
         tail_squares += (double)e.grads[64 + i] * (double)e.grads[64 + i];
     }
     assert_true(fabs((double)partial - squares) < 1e-5 && fabs((double)tail_partial - tail_squares) < 1e-5);
-    // Rank 1's windows are left alone
+    // Rank 1's ranges are unchanged.
     assert_true(e.grads[32] == 22.0f / 8.0f && e.grads[72] == 9.0f / 4.0f);
     layout_free(&e.layout);
 }
@@ -154,8 +153,8 @@ static void test_decoded_values(void **state) {
     check_decoded(true, transformed);
 }
 
-// A second sum is added to the first: the same again makes twice the values, and partial sums of
-// four times the squares. Both are exact.
+// Adding a second, equal contribution doubles the values and quadruples the partial sums of
+// squares, exactly.
 static void test_added_values(void **state) {
     Example once, twice;
     uint8_t slots[96] __attribute__((aligned(16)));
@@ -173,8 +172,8 @@ static void test_added_values(void **state) {
     layout_free(&twice.layout);
 }
 
-// Elements 40..63 of the matrix part are pads: the transform spreads rounding errors into them, the
-// last stage masks them.
+// Elements 40..63 of the matrix part are padding: the transform spreads rounding errors into them,
+// and the last stage masks them.
 static void test_pads_are_masked(void **state) {
     Example e;
     uint8_t slots[96] __attribute__((aligned(16)));
@@ -204,7 +203,7 @@ static void seals_find_every_flipped_bit(void **state) {
     memcpy(before, messages, sizeof before);
     SealMessages a = {messages, COUNT, 1, SEALED, 99, 7, 65536};
     kernel_seal_messages(NULL, &a);
-    for (int i = 0; i < COUNT * SEALED; i++) {  // only the last section of those that are not skipped
+    for (int i = 0; i < COUNT * SEALED; i++) {  // only the last section of messages that are sent
         bool seal = i / SEALED != 1 && i % SEALED >= SEALED - MESSAGE_ALIGN;
         assert_true(seal || messages[i] == before[i]);
         if (seal && i % SEALED >= SEALED - MESSAGE_ALIGN / 2) assert_int_equal(messages[i], 0);
@@ -213,14 +212,14 @@ static void seals_find_every_flipped_bit(void **state) {
     for (int bit = 0; bit < 8 * COUNT * SEALED; bit++) {
         int message = bit / 8 / SEALED;
         messages[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        // Nobody reads the skipped one, or the unused half of a seal.
+        // Empty messages and the unused half of a seal are not checked.
         bool counts = message != 1 && bit / 8 % SEALED < SEALED - MESSAGE_ALIGN / 2;
         assert_true(checked(&a) == (counts ? CODE + (uint64_t)message : 0));
         messages[bit / 8] ^= (uint8_t)(1 << bit % 8);
     }
 }
 
-// Whole messages that arrive where, or when, they do not belong.
+// Intact messages that arrive in the wrong place or step.
 static void seals_find_messages_out_of_place(void **state) {
     uint8_t messages[COUNT * SEALED] = {0}, copy[SEALED];
     SealMessages a = {messages, COUNT, -1, SEALED, 99, 7, 65536};
@@ -238,7 +237,7 @@ static void seals_find_messages_out_of_place(void **state) {
     assert_true(checked(&a) == CODE + 1);
     uint64_t sums[COUNT], first = 77;
     kernel_check_messages(NULL, &a, sums, &first, CODE);
-    assert_true(first == 77);  // the first finding stays
+    assert_true(first == 77);  // the first finding is kept
 }
 
 int main(void) {

@@ -1,6 +1,6 @@
-// Device, collectives and kernels that record which memory each one reads and writes on which
-// stream. Streams, events and the host carry vector clocks. Included by test_overlap.c alone, where
-// these functions take the places of the CPU backend's at link time.
+// Device, collectives and kernels that record which memory they read and write on which stream.
+// Streams, events and the host have vector clocks. Included by test_overlap.c only, which links
+// these functions instead of the CPU backend.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ typedef struct Clock {
     int at[MOST_STREAMS];
 } Clock;
 
-typedef enum Access { READ, WRITE, ATOMIC } Access;  // atomic updates of one word do not harm each other
+typedef enum Access { READ, WRITE, ATOMIC } Access;  // concurrent atomic updates of one word are not a race
 
 typedef struct Use {
     uintptr_t lo, hi;
@@ -27,7 +27,7 @@ typedef struct Use {
 typedef struct Op {
     const char *name;
     int stream;
-    Clock clock;  // with itself counted
+    Clock clock;  // includes its own stream's time
 } Op;
 
 struct Device {
@@ -37,9 +37,9 @@ struct Device {
     Op *ops;
     Use *uses;
     int op_count, op_room, use_count, use_room;
-    bool waits[MOST_STREAMS][MOST_EVENTS];  // what waited for what
-    int dropped_stream, dropped_event;      // waits of this stream for this event are left out
-    int races, misplaced;                   // races: 1 as soon as there is one
+    bool waits[MOST_STREAMS][MOST_EVENTS];  // recorded waits
+    int dropped_stream, dropped_event;      // the omitted wait, if any
+    int races, misplaced;                   // races: 1 after the first race
     char first_race[300];
 };
 struct Stream {
@@ -53,8 +53,8 @@ struct Event {
     Clock clock;
 };
 struct Comm {
-    char order;                     // a byte that its collectives write: they must be ordered
-    char exchange[40], gather[40];  // what they are called: "exchange between nodes"
+    char order;                     // dummy byte written by its collectives, which must be ordered
+    char exchange[40], gather[40];  // names, such as "exchange between nodes"
 };
 
 static void join(Clock *clock, const Clock *other) {
@@ -71,14 +71,14 @@ static void begin(Device *d, int stream, const char *name) {
         d->ops = (Op *)xrealloc(d->ops, (size_t)d->op_room * sizeof(Op), "ops");
     }
     Clock *clock = stream == HOST ? &d->host : &d->stream_clock[stream];
-    join(clock, &d->host);  // what the host has waited for comes before what it starts
+    join(clock, &d->host);  // everything that the host has waited for precedes what it enqueues
     clock->at[stream]++;
     Op op = {name, stream, *clock};
     d->ops[d->op_count++] = op;
 }
 
 static void use(Device *d, Access access, const void *memory, int64_t bytes) {
-    if (bytes <= 0 || d->races) return;  // one is enough
+    if (bytes <= 0 || d->races) return;  // the first race is enough
     Use u = {(uintptr_t)memory, (uintptr_t)memory + (uintptr_t)bytes, access, d->op_count - 1};
     const Op *now = &d->ops[u.op];
     for (int i = 0; i < d->use_count; i++) {
@@ -101,7 +101,7 @@ static void use(Device *d, Access access, const void *memory, int64_t bytes) {
 
 static void begin_on(Stream *s, const char *name) {
     begin(s->device, s->id, name);
-    if (strstr(s->name, " hop")) s->device->misplaced++;  // the lanes of the hops are for collectives
+    if (strstr(s->name, " hop")) s->device->misplaced++;  // hop lanes are only for collectives
 }
 static void reads(Stream *s, const void *memory, int64_t bytes) { use(s->device, READ, memory, bytes); }
 static void writes(Stream *s, const void *memory, int64_t bytes) { use(s->device, WRITE, memory, bytes); }
@@ -153,8 +153,8 @@ void profile_range_end(uint64_t range) {}
 void event_record(Event *e, Stream *s) { e->clock = s->device->stream_clock[s->id]; }
 void event_synchronize(Event *e) { join(&e->device->host, &e->clock); }
 double event_elapsed_ms(Event *start, Event *stop) { return 0.0; }
-// As on a GPU: a wait is for the latest record before it, and an event that was never recorded is
-// complete.
+// As on a GPU, a wait is for the latest record before it, and an event that was never recorded
+// counts as complete.
 void stream_wait(Stream *s, Event *e) {
     Device *d = s->device;
     d->waits[s->id][e->id] = true;
@@ -192,7 +192,7 @@ void set_zero(Stream *s, void *device_memory, size_t bytes) {
     writes(s, device_memory, (int64_t)bytes);
 }
 
-// Work of the host records its own uses, on this stream.
+// Host work records its uses on this stream.
 static Stream *host_stream;
 void stream_host_call(Stream *s, HostWork work, const void *context, size_t bytes) {
     void *copy = memcpy(xmalloc(bytes, "work of the host"), context, bytes);
@@ -204,7 +204,7 @@ void stream_host_call(Stream *s, HostWork work, const void *context, size_t byte
 // --- parallel.h: copies in host memory -----------------------------------------------------------
 
 int parallel_share(Peers group) { return 1; }
-int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t grain, RangeWork work, void *context) {
+int parallel_ranges(int threads, int64_t lo, int64_t hi, int64_t chunk, RangeWork work, void *context) {
     const HostCopy *copy = (const HostCopy *)context;
     begin_on(host_stream, "checkpoint copy");
     reads(host_stream, copy->from + lo, hi - lo);
@@ -283,7 +283,7 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a) {
     }
 }
 
-// Feeding and keeping alike: every partition's chunk is read and written.
+// Adding and storing residuals both read and write the chunk of every partition.
 static void uses_residual(Stream *s, const Residual *r, int partitions, const Bucket *bucket, int64_t lo,
                           int64_t hi) {
     if (r->control) reads(s, r->control, sizeof *r->control);
@@ -368,7 +368,7 @@ void kernel_update_shard(Stream *s, const UpdateShard *a) {
     if (a->difference) reads(s, a->matrix_weights, X * matrix);
     float *state[] = {a->master, a->exp_avg, a->exp_avg_sq};
     for (int i = 0; i < 3; i++) writes(s, state[i], 4 * (matrix + tail));
-    // The codes' section ends where the scales' begins.
+    // The section of codes ends where the scales begin.
     writes(s, a->codes, a->scales ? (uint8_t *)a->scales - a->codes : X * matrix);
     if (a->scales) writes(s, a->scales, 4 * (codec_info(a->codec).levels ? matrix / a->group : 0));
     writes(s, a->tail, X * tail);
@@ -398,7 +398,7 @@ void kernel_code_weights(Stream *s, const CodeWeights *a) {
 void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t *coded, uint8_t *message) {
     begin_on(s, "pack");
     reads(s, coded, layout->most);
-    writes(s, message, 16);  // the lengths are zeros here: a message is its header
+    writes(s, message, 16);  // all lengths are zero, so a message is just its header
 }
 void kernel_decode_weights(Stream *s, const DecodeWeights *a) {
     begin_on(s, "decode");

@@ -1,5 +1,5 @@
-// The anomaly guard: what kernel_step_status calls a spike and what it remembers, and what the host
-// makes of step statuses.
+// The anomaly guard: how kernel_step_status detects spikes and updates its means, and how the host
+// reacts to step statuses.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 
 #include "llmc/state/guard.h"
 
-// The step status of one rank, step by step.
+// Computes step statuses of a single rank, step by step.
 typedef struct Bench {
     StepStatus control;
     StatusInputs inputs;
@@ -43,7 +43,7 @@ static int step(Bench *b, double loss, double norm) {
     return b->control.spikes.found;
 }
 
-// A loss about 3 and a norm about 1, both with some noise.
+// Losses around 3 and norms around 1, with noise.
 static double noise(int i) { return (double)(i * 37 % 101) / 50 - 1; }
 static int calm(Bench *b, int steps) {
     int found = 0;
@@ -51,9 +51,9 @@ static int calm(Bench *b, int steps) {
     return found;
 }
 
-// A message that arrived wrong is known also where it made the loss or the norm not finite, or a
+// A corrupted payload is reported as such, even if it made the loss or the norm non-finite or a
 // spike.
-static void wrong_messages_are_seen_first(void **state) {
+static void corrupted_payloads_take_precedence(void **state) {
     for (int i = 0; i < 3; i++) {
         Bench b = bench_of(10, 10, true);
         calm(&b, 100);
@@ -65,9 +65,9 @@ static void wrong_messages_are_seen_first(void **state) {
     }
 }
 
-// Of several faults all ranks keep the lowest, and of equal ones the lowest rank's. The step is
-// skipped.
-static void the_fault_nearest_to_its_cause_is_kept(void **state) {
+// Of several faults, all ranks report the one with the lowest code, on the lowest rank that has it.
+// The step is skipped.
+static void first_fault_in_data_flow_is_reported(void **state) {
     uint64_t update = fault_code(FAULT_OF_UPDATE, 3), message = fault_code(FAULT_OF_MESSAGE, 0);
     StepRecord records[4] = {{1, 3, 0}, {1, 3, message}, {1, 3, update + 1}, {1, 3, update}};
     Bench b = bench_of(10, 10, true);
@@ -78,9 +78,9 @@ static void the_fault_nearest_to_its_cause_is_kept(void **state) {
     assert_true(b.control.fault == update && b.control.fault_rank == 3);
 }
 
-// Squares are added over all ranks. The loss is the mean of those that have one, here the last
-// stage's two of four.
-static void stages_without_a_loss_do_not_thin_it(void **state) {
+// Squares are summed over all ranks. The loss is the mean over ranks that computed one: here the
+// last stage, two of four.
+static void loss_is_the_mean_of_last_stages(void **state) {
     StepRecord records[4] = {{1, 0, 0}, {4, 0, 0}, {9, 3, 0}, {2, 5, 0}};
     Bench b = bench_of(0, 0, false);
     b.inputs.records = records;
@@ -90,7 +90,7 @@ static void stages_without_a_loss_do_not_thin_it(void **state) {
     assert_true(b.control.loss == 4 && b.control.grad_norm == 4);
 }
 
-static void a_refused_update_ends_the_run(void **state) {
+static void non_finite_update_ends_the_run(void **state) {
     static const OnNan on_nan[] = {ON_NAN_ABORT, ON_NAN_SKIP};
     for (int i = 0; i < 4; i++) {
         Config config = {.on_nan = on_nan[i % 2], .check_for_nan_in_loss_and_grad = i < 2};
@@ -104,11 +104,11 @@ static void a_refused_update_ends_the_run(void **state) {
         guard_check(&guard, &status, 7, NULL, &err);
         assert_int_equal(err.code, EXIT_DIVERGED);
         assert_non_null(strstr(err.what, "the update on rank 1, bucket 3, made weights that are not finite"));
-        assert_int_equal(guard.ended_at, 6);  // it travels with the next step's record
+        assert_int_equal(guard.ended_at, 6);  // the error is reported with the next step's record
     }
 }
 
-static void calm_runs_have_no_spikes(void **state) {
+static void noise_is_no_spike(void **state) {
     Bench b = bench_of(10, 10, true);
     assert_int_equal(calm(&b, 1000), 0);
     assert_true(b.control.adam_steps == 1000);
@@ -126,10 +126,10 @@ static void spikes_are_found(void **state) {
     assert_true(b.control.spikes.loss_limit > 3.2f && b.control.spikes.loss_limit < 3.5f);
     assert_int_equal(step(&b, 3, 4), SPIKE_NORM);
     assert_int_equal(step(&b, 9, 50), SPIKE_LOSS | SPIKE_NORM);
-    assert_int_equal(step(&b, 0.5, 0.01), 0);  // only upwards
+    assert_int_equal(step(&b, 0.5, 0.01), 0);  // only upward jumps count
 }
 
-static void skipped_only_when_asked(void **state) {
+static void spikes_are_skipped_only_on_request(void **state) {
     Bench b = bench_of(10, 10, true);
     calm(&b, 200);
     step(&b, 9, 1);
@@ -141,7 +141,7 @@ static void skipped_only_when_asked(void **state) {
     assert_true(b.control.applied && b.control.spikes.skipped_in_a_row == 0 && b.control.adam_steps == 201);
 }
 
-static void first_steps_and_zero_factors_are_not_measured(void **state) {
+static void no_spikes_during_warmup_or_with_factor_zero(void **state) {
     Bench b = bench_of(10, 10, true);
     for (int i = 0; i < SPIKE_WARMUP; i++)
         assert_int_equal(step(&b, i == 20 ? 1e6 : 3, i == 25 ? 1e6 : 1), 0);
@@ -155,7 +155,7 @@ static void first_steps_and_zero_factors_are_not_measured(void **state) {
     assert_int_equal(step(&off, 1e6, 1), SPIKE_LOSS);
 }
 
-static void one_spike_hardly_moves_the_means(void **state) {
+static void one_spike_hardly_changes_the_means(void **state) {
     Bench b = bench_of(10, 10, false);
     calm(&b, 200);
     SpikeState before = b.control.spikes;
@@ -163,11 +163,11 @@ static void one_spike_hardly_moves_the_means(void **state) {
     assert_true(b.control.spikes.loss.mean < before.loss.mean * 1.01 &&
                 b.control.spikes.norm.mean < before.norm.mean * 1.02);
     calm(&b, 10);
-    assert_true(step(&b, 3.6, 1) == SPIKE_LOSS);  // the next one is still found
+    assert_true(step(&b, 3.6, 1) == SPIKE_LOSS);  // the next spike is still found
 }
 
-// A level that stays is no spike for ever: with --on-spike skip a run must not stand still.
-static void a_new_level_is_accepted(void **state) {
+// A lasting change of level must be accepted eventually, or --on-spike skip would skip forever.
+static void lasting_level_is_accepted(void **state) {
     Bench b = bench_of(10, 10, true);
     calm(&b, 200);
     int skipped = 0;
@@ -179,7 +179,7 @@ static void a_new_level_is_accepted(void **state) {
     assert_int_equal(b.control.applied, 1);
 }
 
-static void what_is_not_finite_leaves_the_means(void **state) {
+static void non_finite_values_do_not_change_the_means(void **state) {
     Bench b = bench_of(10, 10, true);
     calm(&b, 100);
     SpikeState before = b.control.spikes;
@@ -203,7 +203,8 @@ static Config config_of(OnNan on_nan, int64_t limit) {
     return c;
 }
 
-// n NaN losses after `applied` good steps; returns at which of them the run ends, 0: it does not.
+// Runs `applied` good steps, then n steps with a NaN loss. Returns the NaN step that ends the run,
+// or 0.
 static int ends_at(const Config *c, int applied, int n, AnomalyGuard *guard, Error *err) {
     Bench b = bench_of(10, 10, false);
     Log *log = log_open(c, 1, false, NULL, err);
@@ -237,8 +238,9 @@ static void anomalies_end_the_run(void **state) {
     assert_int_equal(ends_at(&c, 5, 100, &s, &err), 0);
 }
 
-// Saved, restored, and on: the same step statuses and means as without the break, to the bit.
-static void state_survives_a_checkpoint(void **state) {
+// After saving and restoring, step statuses and means are bitwise identical to an uninterrupted
+// run.
+static void state_is_saved_and_restored(void **state) {
     Bench whole = bench_of(2, 2, true), part = whole;
     Config c = config_of(ON_NAN_SKIP, 0);
     AnomalyGuard a = {&c, NULL, 1, 2, 3, 4, 0}, b = {&c, NULL, 0, 0, 0, 0, 0};
@@ -265,19 +267,19 @@ static void state_survives_a_checkpoint(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_messages_are_seen_first),
-        cmocka_unit_test(the_fault_nearest_to_its_cause_is_kept),
-        cmocka_unit_test(stages_without_a_loss_do_not_thin_it),
-        cmocka_unit_test(a_refused_update_ends_the_run),
-        cmocka_unit_test(calm_runs_have_no_spikes),
+        cmocka_unit_test(corrupted_payloads_take_precedence),
+        cmocka_unit_test(first_fault_in_data_flow_is_reported),
+        cmocka_unit_test(loss_is_the_mean_of_last_stages),
+        cmocka_unit_test(non_finite_update_ends_the_run),
+        cmocka_unit_test(noise_is_no_spike),
         cmocka_unit_test(spikes_are_found),
-        cmocka_unit_test(skipped_only_when_asked),
-        cmocka_unit_test(first_steps_and_zero_factors_are_not_measured),
-        cmocka_unit_test(one_spike_hardly_moves_the_means),
-        cmocka_unit_test(a_new_level_is_accepted),
-        cmocka_unit_test(what_is_not_finite_leaves_the_means),
+        cmocka_unit_test(spikes_are_skipped_only_on_request),
+        cmocka_unit_test(no_spikes_during_warmup_or_with_factor_zero),
+        cmocka_unit_test(one_spike_hardly_changes_the_means),
+        cmocka_unit_test(lasting_level_is_accepted),
+        cmocka_unit_test(non_finite_values_do_not_change_the_means),
         cmocka_unit_test(anomalies_end_the_run),
-        cmocka_unit_test(state_survives_a_checkpoint),
+        cmocka_unit_test(state_is_saved_and_restored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,12 @@
-// The order of the streams, which results on CPU ranks cannot show because every stream is the
-// calling thread there. Device, collectives and kernels are replaced at link time by functions that
-// record which memory each one reads and writes on which stream; streams, events and the host carry
-// vector clocks. llmc/state/zero.c then runs steps as train_gpt.c drives it, in several shapes,
-// and every two uses of one memory of which one writes must be ordered by the events, not by luck.
-// Then each wait is taken out, one after the other: all but the ones known to be implied by others
-// must be missed. And what is meant to overlap must not be ordered.
+// Stream ordering. CPU ranks cannot reveal ordering bugs, because all their streams run on the
+// calling thread. Here device, collectives and kernels are replaced at link time by functions that
+// record which memory they read and write on which stream; streams, events and the host have vector
+// clocks. llmc/state/zero.c runs steps in several shapes, driven as by train_gpt.c. Tested are: two
+// uses of the same memory, at least one of them a write, are always ordered by events; removing any
+// single wait, except those implied by others, is detected as a race; and operations that should
+// overlap are not ordered.
 //
-// One rank is looked at: what other ranks do reaches it only through collectives, which write its
+// Only one rank is simulated. Other ranks affect it only through collectives, which write its
 // receive buffers when they run on its own streams.
 #include <mpi.h>
 #include <setjmp.h>
@@ -27,24 +27,24 @@
 
 enum { UNITS = 5, PER_UNIT = 2, TENSORS = UNITS * PER_UNIT, STEPS = 6, SAVES = 3 };
 
-// What a shape's flags ask for beside its size.
+// Flags that define a shape, apart from its size.
 enum {
     QUANTIZED = 1,
     NO_OVERLAP = 2,
     OFFLOAD = 4,
     SHARD_GRADS = 8,
-    SHARD_WEIGHTS = 16,  // and gradients
+    SHARD_WEIGHTS = 16,  // also shards gradients
     OVER_ALL = 32,
     SECOND = 64,
     FEEDBACK = 128,
     LOSSLESS = 256,
     LOCAL = 512,
     ENDS = 1024
-};  // a resumed run whose sixth step is its last one
+};  // a resumed run that ends with its sixth step
 
 typedef struct Shape {
     int nodes, per_node, chunks;
-    unsigned how;  // of the flags below
+    unsigned how;  // flags of the enum above
 } Shape;
 
 typedef struct Recording {
@@ -120,8 +120,8 @@ static void parse_flags(Recording *r) {
                      "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"}},
                    {LOCAL, {"--local-steps", "2"}},
                    {LOCAL, {"--local-steps-delay", "1"}},
-                   {LOCAL, {"--train-iters", "5"}},  // with the run's last step
-                   // Only the first bucket has its turn in the step before.
+                   {LOCAL, {"--train-iters", "5"}},  // the run ends at this step
+                   // Only the first bucket's sync slot is in the step before.
                    {ENDS, {"--local-steps", "20"}},
                    {ENDS, {"--train-iters", "21"}},
                    {LOSSLESS, {"--quantized-weights", "--weight-quantization-method", "lossless"}},
@@ -180,7 +180,7 @@ static void open_recording(Recording *r, Shape shape, int dropped_stream, int dr
         copy_to_device(r->compute, zero_weight(r->zero, i), NULL, bytes);
         zero_keep_weights(r->zero, i);
     }
-    // No verdict is ever read here. Whether messages stand is asked of the first one.
+    // No step status is read here. Payloads count as valid if there are any.
     r->zero->weights.messages_valid = r->zero->weights.message != NULL;
     zero_init_master_weights(r->zero);
 }
@@ -196,7 +196,7 @@ static void close_recording(Recording *r) {
     config_free(&r->config);
 }
 
-// What train_gpt.c does with the tensors of a unit.
+// Handles the tensors of a unit as train_gpt.c does.
 static void layer(Recording *r, int unit, const char *name, bool backward) {
     begin_on(r->compute, name);
     for (int i = PER_UNIT * unit; i < PER_UNIT * (unit + 1); i++) {
@@ -230,12 +230,12 @@ static void read_status(Recording *r, int which) {
     use(&r->device, READ, &r->zero->optimizer.landed[(r->zero->base.step - which) % 2], sizeof(StepStatus));
 }
 
-// A checkpoint in the background: its copies are awaited a step later.
+// Starts a background checkpoint; its copies are awaited a step later.
 static int stage(Recording *r) {
     ZeroSlices slices = zero_slices(r->zero, true);
     size_t at = 0;
     for (int i = 0; i < slices.count; i++) {
-        if (slices.slices[i].lo == slices.slices[i].hi) continue;  // another replica group saves it
+        if (slices.slices[i].lo == slices.slices[i].hi) continue;  // saved by another replica group
         zero_stage_slice(r->zero, i, (uint8_t *)r->zero->slices.staging + at);
         at += (size_t)(slices.slices[i].hi - slices.slices[i].lo) *
               (size_t)slice_kind_bytes(slices.slices[i].kind);
@@ -244,7 +244,7 @@ static int stage(Recording *r) {
     return (int)at;
 }
 
-// Steps of that many micro-batches, 1 or 2.
+// Runs steps of 1 or 2 micro-batches.
 static void run_steps_of(Recording *r, int micro_batches) {
     Zero *zero = r->zero;
     Error err = {0};
@@ -253,7 +253,7 @@ static void run_steps_of(Recording *r, int micro_batches) {
     for (int step = 1; step <= STEPS; step++) {
         zero_step_begins(zero, earlier + step);
         if (micro_batches == 2) micro_batch(r, false);
-        if (step < STEPS) zero_copy_staged(zero);  // else the update begins what was asked for
+        if (step < STEPS) zero_copy_staged(zero);  // else the update starts the requested copies
         micro_batch(r, true);
         zero_update(zero, 1e-3, 1e-3, 0.1);
         if (step > 1) read_status(r, 1);
@@ -263,13 +263,14 @@ static void run_steps_of(Recording *r, int micro_batches) {
             use(&r->device, READ, zero->slices.staging, staged);
             staged = 0;
         }
-        // As replicas.c compares the replica groups' outer weights, right behind an update.
+        // Hashes the outer weights right after an update, as replicas.c does to compare replica
+        // groups.
         if (step == 3 && zero->outer.stream) {
             outer_finish(&zero->base, &zero->outer, &zero->optimizer);
             outer_hash(&zero->base, &zero->outer, zero->hash);
         }
-        // The second step and the fourth end with copies behind the training's back, the fourth
-        // with all that looks at the weights and waits besides.
+        // Background copies start at the end of steps 2 and 4. Step 4 also runs every operation
+        // that reads the weights or waits.
         if (step == 2 || step == 4) staged = stage(r);
         if (step == 4) {
             zero_params_norm(zero, alone);
@@ -286,13 +287,13 @@ static void run_steps_of(Recording *r, int micro_batches) {
             }
         }
     }
-    // A run may end with a save, without a step behind it.
+    // A run may end with a save, without another step.
     staged = stage(r);
     zero_staged(zero);
     begin(&r->device, HOST, "the host writes the last checkpoint");
     use(&r->device, WRITE, zero->slices.staging, staged);
     zero_synchronize(zero);
-    begin(&r->device, HOST, "the memory goes");
+    begin(&r->device, HOST, "the memory is freed");
     for (int b = 0; b < zero->base.plan.buckets; b++) {
         int64_t elements;
         const floatX *weights = weights_kept(&zero->base, &zero->weights, b, &elements);
@@ -374,7 +375,7 @@ static const Shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-static void every_two_uses_are_ordered(void **state) {
+static void conflicting_uses_are_ordered(void **state) {
     for (int i = 0; i < 2 * SHAPES; i++) {
         Recording r;
         open_recording(&r, shapes[i % SHAPES], -1, -1);
@@ -432,27 +433,27 @@ static void event_name(const Recording *r, int id, char *name, size_t bytes) {
     }
 }
 
-// The waits that others imply: with them taken out nothing may be found.
+// Returns true if other waits imply this one, so that omitting it must not be detected.
 static bool implied(const char *stream, const char *event, unsigned how) {
-    // The middle lane follows the shard at once, for the timer, where the hops bring the same
-    // order, or the shard's own event where an update sends nothing. Here each of the two stands in
-    // for the other. The first layers' gradients are complete after the loss.
+    // The middle lane waits for the shard directly, for the timer. If the hops already imply this
+    // order, or if an update sends nothing, the shard's own event and this one imply each other.
+    // The gradients of the first layers are complete after the loss.
     bool shard = !strcmp(event, "joint") || !strcmp(event, "updated");
-    // A save with a residual has the host wait for compute, which has waited for all done before.
-    // Who waits for the first bucket's exchange waits for the others' too, which come after it.
+    // In a save with residuals, the host waits for the compute stream, which has waited for all
+    // earlier work. Waits for the exchanges of later buckets imply the wait for the first one.
     bool saved = !strcmp(event, "done") ? !strcmp(stream, "sums and update")
                                         : !strcmp(event, "joint") && !strcmp(stream, "checkpoint copies");
     return (!strcmp(stream, "requantization") && shard) || !strcmp(event, "computed") ||
            ((how & FEEDBACK) && saved) || !strcmp(event, "first exchanged");
 }
 
-// Takes out one wait after the other.
+// Omits one wait after another; each omission must be detected.
 static void every_wait_is_needed(void **state) {
     int tried = 0, surprises = 0;
     for (int i = 0; i < SHAPES; i++) {
         const Shape *shape = &shapes[i];
         Recording whole;
-        // The others have the same waits.
+        // The other shapes have the same waits.
         bool local = shape->how & LOCAL;
         if (shape->chunks > 4 || !(shape->how & QUANTIZED) || (local && shape->how != (QUANTIZED | LOCAL)) ||
             (local && shape->per_node == 1))
@@ -485,7 +486,7 @@ static void every_wait_is_needed(void **state) {
     assert_true(tried > 100);
 }
 
-// Ops of this name from the n-th on, in the order in which the host started them.
+// Returns the n-th operation with this name, in the order in which the host started them.
 static const Op *find(const Recording *r, const char *name, int n) {
     for (int i = 0; i < r->device.op_count; i++) {
         if (!strcmp(r->device.ops[i].name, name) && n-- == 0) return &r->device.ops[i];
@@ -500,9 +501,9 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
     if (before(a, b) || before(b, a)) fail_msg("%s %d and %s %d cannot overlap", first, i, second, j);
 }
 
-// Chunk k + 1 is quantized while chunk k crosses the node and chunk k - 1 the rail, over the
-// borders of buckets too; and backward goes on meanwhile. So it is where two slots hold the
-// gradients.
+// Chunk k + 1 is quantized while chunk k is exchanged inside the node and chunk k - 1 between
+// nodes, also across buckets, while backward continues. The same holds if gradients are in two
+// slots.
 static void stages_overlap_in(unsigned how, int micro_batches) {
     Shape shape = {2, 2, 3, QUANTIZED | how};
     Recording r;
@@ -533,30 +534,30 @@ static void stages_overlap(void **state) {
     stages_overlap_in(SHARD_GRADS, 1);
 }
 
-// While a layer runs the next one's weights are gathered, in forward pass and in backward pass.
+// The weights of the next layer are gathered while a layer computes, forward and backward.
 static void gathers_overlap_layers(void **state) {
     static const unsigned how[] = {0, OVER_ALL, OVER_ALL | SECOND};
     for (int i = 0; i < 3; i++) {
         Recording r;
         open_recording(&r, (Shape){2, 2, 3, QUANTIZED | SHARD_WEIGHTS | how[i]}, -1, -1);
         run_steps(&r);
-        // One gather of checksums follows each gather of a node's parts.
+        // Each gather inside the node is followed by a gather of checksums.
         int per_gather = how[i] & OVER_ALL ? 1 : 2, backward = how[i] == OVER_ALL ? 1 : 2;
         for (int u = 1; u + 1 < UNITS; u++) {
             overlaps(&r, "forward", u, "gather of weights in the node", per_gather * u);
             assert_true(before(find(&r, "gather of weights in the node", per_gather * u),
                                find(&r, "forward", u + 1)));
         }
-        // Units 4 and 3 are still there. Then 2 is gathered while 3 runs backward.
+        // Units 4 and 3 are still in their slots. Unit 2 is gathered while unit 3 runs backward.
         overlaps(&r, "backward", 1, "gather of weights in the node", per_gather * (UNITS - 1));
         overlaps(&r, "backward", 2, "gather of weights in the node", per_gather * (UNITS - 1) + backward);
         close_recording(&r);
     }
 }
 
-// The host takes part in the step status's way to it: AdamW does not wait for that. Nor does the
-// next interval: compute has waited for the step status when its step ends.
-static void the_status_is_read_beside_the_update(void **state) {
+// AdamW does not wait for the host to read the step status, and neither does the next interval,
+// because compute has waited for the status at the end of the step.
+static void status_read_overlaps_the_update(void **state) {
     Recording r;
     open_recording(&r, (Shape){2, 2, 3, QUANTIZED}, -1, -1);
     run_steps(&r);
@@ -568,9 +569,8 @@ static void the_status_is_read_beside_the_update(void **state) {
     close_recording(&r);
 }
 
-// The copies of a checkpoint hold up neither layers nor reductions of the next step, only its
-// update.
-static void a_save_overlaps_the_next_step(void **state) {
+// Checkpoint copies delay only the next step's update, not its layers or reductions.
+static void save_overlaps_the_next_step(void **state) {
     for (int i = 0; i < SHAPES; i++) {
         Shape shape = shapes[i];
         Recording r;
@@ -583,7 +583,7 @@ static void a_save_overlaps_the_next_step(void **state) {
         while (find(&r, "AdamW", updates)) updates++;
         assert_int_equal(updates, STEPS * UNITS);
         ZeroSlices slices = zero_slices(r.zero, true);
-        int residuals;  // which are copied at once
+        int residuals;  // copied immediately
         zero_ranges(r.zero, SLICE_RESIDUAL, &residuals);
         assert_int_equal(copies, SAVES * (slices.count - residuals));
         copies = slices.count - residuals;
@@ -608,15 +608,15 @@ static void a_save_overlaps_the_next_step(void **state) {
     }
 }
 
-// Gradients go down while backward and the next reductions go on; AdamW of a bucket runs beside the
-// way up and the gather of the one before, and beside the next forward.
-static void work_of_the_host_overlaps(void **state) {
+// With offload, gradients are copied to the host during backward and the next reductions. AdamW of
+// a bucket overlaps with upload and gather of the previous bucket, and with the next forward.
+static void host_work_overlaps(void **state) {
     Shape shape = {2, 2, 1, QUANTIZED | OFFLOAD};
     Recording r;
     open_recording(&r, shape, -1, -1);
     run_steps(&r);
     for (int u = 0; u + 1 < UNITS; u++) {
-        enum { DOWN = 3 };  // copies per bucket: both windows of gradients, one of weights
+        enum { DOWN = 3 };  // copies per bucket: two ranges of gradients, one of weights
         overlaps(&r, "copy down", DOWN * u, "backward", UNITS + u + 1);
         overlaps(&r, "copy down", DOWN * u, "exchange between nodes", u + 1);
         overlaps(&r, "copy down", DOWN * u, "final sum", u + 1);
@@ -627,7 +627,7 @@ static void work_of_the_host_overlaps(void **state) {
     close_recording(&r);
 }
 
-// One stream: everything in the order in which the host started it.
+// With one stream everything runs in the order in which the host started it.
 static void no_overlap_is_serial(void **state) {
     Shape shape = {2, 2, 3, QUANTIZED | NO_OVERLAP};
     Recording r;
@@ -641,13 +641,13 @@ static void no_overlap_is_serial(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_two_uses_are_ordered),
+        cmocka_unit_test(conflicting_uses_are_ordered),
         cmocka_unit_test(every_wait_is_needed),
         cmocka_unit_test(stages_overlap),
         cmocka_unit_test(gathers_overlap_layers),
-        cmocka_unit_test(the_status_is_read_beside_the_update),
-        cmocka_unit_test(a_save_overlaps_the_next_step),
-        cmocka_unit_test(work_of_the_host_overlaps),
+        cmocka_unit_test(status_read_overlaps_the_update),
+        cmocka_unit_test(save_overlaps_the_next_step),
+        cmocka_unit_test(host_work_overlaps),
         cmocka_unit_test(no_overlap_is_serial),
     };
     Launch launch;

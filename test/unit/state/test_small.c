@@ -1,5 +1,4 @@
-// Small host modules: counter-based uniforms, the memory plan, error lines,
-// integer helpers.
+// Small host modules: counter-based uniforms, memory plan, error lines, integer helpers.
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
@@ -21,14 +20,14 @@
 #include "llmc/base/version.h"
 #include "llmc/state/zero.h"
 
-static void uniforms_lie_below_one(void **state) {
+static void uniforms_are_below_one(void **state) {
     for (uint64_t i = 0; i < 1000; i++) {
         double u = rng_uniform(9, 1, i);
         assert_true(u >= 0.0 && u < 1.0);
     }
 }
 
-static void the_memory_plan_is_what_is_allocated(void **state) {
+static void memory_plan_matches_allocation(void **state) {
     Site site = {.rank = -1, .phase = "test"};
     Error err = {0};
     Device *device = device_open(0, &site, &err);
@@ -37,7 +36,7 @@ static void the_memory_plan_is_what_is_allocated(void **state) {
     memory_plan_reserve(&memory_plan, "one", "first", 1000, &a);
     memory_plan_reserve(&memory_plan, "two", "second", 24, &b);
     memory_plan_reserve(&memory_plan, "two", "nothing", 0, &none);
-    memory_plan_reserve_host(&memory_plan, "host", "copy", 77, &host);  // is allocated, but lies elsewhere
+    memory_plan_reserve_host(&memory_plan, "host", "copy", 77, &host);  // is allocated, but elsewhere
     assert_int_equal(memory_plan_total(&memory_plan), 1024);
     assert_null(none);
     assert_true(memory_plan_allocate(&memory_plan, device, 1, &err));
@@ -47,7 +46,7 @@ static void the_memory_plan_is_what_is_allocated(void **state) {
     memory_plan_free(&memory_plan, device);
     assert_true(!a && !host);
 
-    // Here the host's memory is the device's.
+    // Host memory is device memory on CPU ranks.
     memory_plan_reserve_host(&memory_plan, "huge", "more than there is", (size_t)1 << 60, &host);
     assert_false(memory_plan_allocate(&memory_plan, device, 1, &err));
     memory_plan_free(&memory_plan, device);
@@ -59,7 +58,7 @@ static void the_memory_plan_is_what_is_allocated(void **state) {
     device_close(device);
 }
 
-// What error_print writes, as text.
+// Captures what error_print writes.
 static void printed_error(const Site *site, const char *what, char *text, size_t bytes) {
     FILE *file = tmpfile();
     fflush(stderr);
@@ -84,18 +83,18 @@ static void errors_stay_on_one_line(void **state) {
     site.gpu = -1;
     printed_error(&site, "it broke", text, sizeof text);
     assert_string_equal(text, "error: rank 3 (node 1) iteration 1841 reduce gradients: it broke\n");
-    // A name out of a damaged file: a second line that looks like one of ours, and a command to the
-    // terminal.
+    // A name from a damaged file that contains a newline with a fake error line, and a terminal
+    // escape.
     printed_error(NULL, "tensor 'a\nerror: \033[2J\177\xC3\xA9'", text, sizeof text);
     assert_string_equal(text, "error: tensor 'a?error: ?[2J?\xC3\xA9'\n");
     memset(longest, 'x', sizeof longest);
     longest[sizeof longest - 1] = 0;
     printed_error(NULL, longest, text, sizeof text);
-    assert_int_equal(strlen(text), strlen("error: ") + sizeof((Error *)0)->what);  // cut, with its newline
+    assert_int_equal(strlen(text),
+                     strlen("error: ") + sizeof((Error *)0)->what);  // truncated, ends in a newline
 }
 
-// One file for both streams: what was printed before an error comes before it, also when its end
-// stands in the buffer still.
+// If stdout and stderr are the same file, buffered output precedes the error.
 static void errors_follow_the_log(void **state) {
     enum { LINES = 300 };
     FILE *file = tmpfile();
@@ -121,8 +120,8 @@ static void errors_follow_the_log(void **state) {
     assert_string_equal(last, "error: it broke; mend it\n");
 }
 
-// A pipe that nobody empties does not keep an error back: who ends a job may be a watchdog.
-static void errors_wait_for_no_reader(void **state) {
+// A full pipe must not block an error: it may come from the watchdog that ends the job.
+static void errors_do_not_block_on_full_pipes(void **state) {
     int ends[2], out;
     char block[4096], text[200];
     memset(block, 'x', sizeof block);
@@ -136,7 +135,7 @@ static void errors_wait_for_no_reader(void **state) {
     fputs("unread", stdout);
     printed_error(NULL, "it broke; mend it", text, sizeof text);
     assert_string_equal(text, "error: it broke; mend it\n");
-    dup2(out, STDOUT_FILENO);  // the word comes out there
+    dup2(out, STDOUT_FILENO);  // tells the parent on the original stdout
     close(out);
     close(ends[0]);
     close(ends[1]);
@@ -174,7 +173,7 @@ static void ends_by_instructions_on_threads(bool unused) {
     for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
 }
 
-// Runs `ends` in a child. Returns its exit code; text is what it wrote to stderr.
+// Runs `ends` in a child process. Returns its exit code and what it wrote to stderr.
 static int end_child(void (*ends)(bool on_a_thread), bool on_a_thread, char *text, size_t bytes) {
     FILE *file = tmpfile();
     assert_non_null(file);
@@ -193,7 +192,7 @@ static int end_child(void (*ends)(bool on_a_thread), bool on_a_thread, char *tex
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// What exit() runs, and MPI, belong to the main thread.
+// Only the main thread runs exit handlers, including MPI's.
 static void only_the_main_thread_runs_exit(void **state) {
     char text[2048];
     assert_int_equal(end_child(ends_out_of_memory, false, text, sizeof text), EXIT_ENVIRONMENT);
@@ -205,8 +204,8 @@ static void only_the_main_thread_runs_exit(void **state) {
     assert_null(strstr(text, "exit()"));
 }
 
-// Kernels run on all threads, so several meet such an instruction at the same time.
-static void illegal_instructions_are_told_once(void **state) {
+// Kernels run on all threads, so several may hit an illegal instruction at once.
+static void illegal_instruction_is_reported_once(void **state) {
     for (int i = 0; i < 40; i++) {
         char text[2048];
         int code = end_child(ends_by_instructions_on_threads, true, text, sizeof text);
@@ -225,9 +224,8 @@ static void integer_helpers(void **state) {
     assert_int_equal(ceil_div64(9, 4), 3);
 }
 
-// A limit passes while it is polled, and not by a pause in which nobody polled: the job was
-// stopped.
-static void pauses_do_not_count_against_a_limit(void **state) {
+// Only polled time counts toward a limit. A long gap between polls means that the job was stopped.
+static void pauses_do_not_count_toward_limits(void **state) {
     double now = monotonic_seconds();
     Deadline polled = {now - 1.0, now - 1.5}, paused = {now - 50.0, now - 100.0}, ahead = deadline_in(1000.0);
     assert_true(deadline_passed(&polled));
@@ -236,18 +234,18 @@ static void pauses_do_not_count_against_a_limit(void **state) {
     assert_false(deadline_passed(&ahead));
 }
 
-static void exposed_time_is_the_least_waiting_ranks(void **state) {
+static void exposed_time_is_the_minimum_over_ranks(void **state) {
     const double ms[8] = {5, 1, 4, 9, 2, 3, 0.5, 1};  // (2, 4)
     Exposed e = zero_exposed_of(ms, 4);
     assert_true(e.gradients_ms == 1 && e.weights_ms == 3 && e.most_ms == 10);
-    const double other[4] = {2, 7, 6, 0};  // (2, 2): neither part is its own least
+    const double other[4] = {2, 7, 6, 0};  // (2, 2): the minima are on different ranks
     e = zero_exposed_of(other, 2);
     assert_true(e.gradients_ms == 7 && e.weights_ms == 0 && e.most_ms == 8);
     e = zero_exposed_of(ms, 1);
     assert_true(e.gradients_ms == 5 && e.weights_ms == 1 && e.most_ms == 6);
 }
 
-// Every library that the program is linked with and whose version changes what it reads or writes.
+// Names every linked library whose version affects what is read or written.
 static void libraries_are_named(void **state) {
     char text[512];
     version_libraries(text, sizeof text);
@@ -259,17 +257,17 @@ static void libraries_are_named(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(uniforms_lie_below_one),
-        cmocka_unit_test(the_memory_plan_is_what_is_allocated),
+        cmocka_unit_test(uniforms_are_below_one),
+        cmocka_unit_test(memory_plan_matches_allocation),
         cmocka_unit_test(errors_stay_on_one_line),
         cmocka_unit_test(libraries_are_named),
         cmocka_unit_test(errors_follow_the_log),
-        cmocka_unit_test(errors_wait_for_no_reader),
+        cmocka_unit_test(errors_do_not_block_on_full_pipes),
         cmocka_unit_test(only_the_main_thread_runs_exit),
-        cmocka_unit_test(illegal_instructions_are_told_once),
-        cmocka_unit_test(pauses_do_not_count_against_a_limit),
+        cmocka_unit_test(illegal_instruction_is_reported_once),
+        cmocka_unit_test(pauses_do_not_count_toward_limits),
         cmocka_unit_test(integer_helpers),
-        cmocka_unit_test(exposed_time_is_the_least_waiting_ranks),
+        cmocka_unit_test(exposed_time_is_the_minimum_over_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-// What a rank of a larger layout holds: tables of pipeline stages and parts of split tensors are
+// Parameter tables of ranks in larger layouts: pipeline stages and shards of split tensors are
 // numbered as in the whole model.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,9 +42,10 @@ static Mesh place(int rank, int tp_size, int pp_size) {
     return mesh;
 }
 
-// The stages' tables, one after the other, are the whole model's: names, first weights, logical
-// numbers. The last stage begins with a copy of the tied embedding, which it does not count.
-static void stages_make_the_whole(void **state) {
+// The concatenated tables of all stages equal the table of the whole model: names, first weights,
+// logical numbers. The last stage starts with a copy of the tied embedding, which it does not
+// count.
+static void stages_add_up_to_the_model(void **state) {
     Config config;
     configure(&config, 6);
     for (int size = 1; size <= 6; size++) {
@@ -84,9 +85,9 @@ static void stages_make_the_whole(void **state) {
     config_free(&config);
 }
 
-// Every element of the model is in the parts once, where a rank counts it, and cut parts have the
-// shapes that Megatron-LM gives them.
-static void parts_make_the_whole(void **state) {
+// Every element of the model is counted by exactly one rank, and shards have the same shapes as in
+// Megatron-LM.
+static void shards_add_up_to_the_model(void **state) {
     Config config;
     configure(&config, 2);
     for (int ranks = 1; ranks <= 4; ranks *= 2) {
@@ -116,9 +117,9 @@ static void parts_make_the_whole(void **state) {
     config_free(&config);
 }
 
-// The parts of a split tensor take numbers of their own, from a multiple of 32 on, and what follows
-// the tensor comes behind all of them. A replicated one has the same numbers everywhere.
-static void parts_have_numbers_of_their_own(void **state) {
+// Each shard of a split tensor has its own logical numbers, starting at a multiple of 32; the next
+// tensor is numbered after all shards. Replicated tensors have the same numbers on all ranks.
+static void shards_have_distinct_numbers(void **state) {
     for (int split = 0; split < 2; split++) {
         for (int rank = 0; rank < 4; rank++) {
             Tensor whole[4] = {tensor_row("same", 5, 0, -1, 0, 0), tensor_row("cut", 64, 96, split, 0, 0),
@@ -144,9 +145,9 @@ static void parts_have_numbers_of_their_own(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stages_make_the_whole),
-        cmocka_unit_test(parts_make_the_whole),
-        cmocka_unit_test(parts_have_numbers_of_their_own),
+        cmocka_unit_test(stages_add_up_to_the_model),
+        cmocka_unit_test(shards_add_up_to_the_model),
+        cmocka_unit_test(shards_have_distinct_numbers),
     };
     Launch launch;
     launch_init(&launch, &argc, &argv);
