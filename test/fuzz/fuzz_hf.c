@@ -28,7 +28,7 @@ static void write_sound_part(const char *name, const char *config_text) {
     uint64_t bytes, xxh3;
     char *path = xstrdup(fuzz_file(name, "", 0)), zeros[DATA_BYTES] = {0};
     SafeTensor list[MOST_TENSORS];
-    PROMISE(hf_config_read(&config, config_text, strlen(config_text), "", NULL));
+    PROMISE(hf_config_read(&config, fuzz_file("config.json", config_text, strlen(config_text)), NULL));
     PROMISE(imported_model_open(&model, &config.flags, config.words, 8, "", NULL));
     hf_map_make(&map, config.family, &model, config.words);
     PROMISE(map.count <= MOST_TENSORS);

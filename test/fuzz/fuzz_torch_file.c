@@ -95,7 +95,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *built = whole ? NULL : archive(data, size, &length);
     const char *path = fuzz_file("x.pt", whole ? data + 1 : built, length);
     free(built);
-    PROMISE(torch_open(&file, path, &bytes, &err));
+    PROMISE(safe_open_plain(&file, path, &bytes, &err));
     if (torch_file_read(&torch, &file, bytes, 0, bytes, &err)) {
         look(&torch, torch.pickle.root, bytes, 0, &seen);
         torch_file_free(&torch);
