@@ -8,6 +8,13 @@ enum { UTF8_REPLACEMENT = 0xFFFD, UTF8_REPLACEMENT_BYTES = 3 };
 
 // Returns true for the bytes of a character after its first.
 static inline bool utf8_continues(char byte) { return ((uint8_t)byte & 0xC0) == 0x80; }
+// Returns true for Unicode's White_Space property, listed here to be independent of table versions:
+// white space as defined by the tokenizers' regex engines. PCRE2's own \s would also match U+180E.
+static inline bool utf8_white_space(uint32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
+}
 // Decodes the character at text (bytes >= 1 left). Returns its length in bytes. Ill-formed text:
 // returns the length of the maximal invalid subpart and sets UTF8_INVALID (Unicode 3.9,
 // "substitution of maximal subparts", as Python's errors="replace").

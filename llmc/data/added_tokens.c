@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "llmc/base/utf8.h"
-#include "llmc/data/white_space.h"
 
 // Orders like memcmp; a prefix comes first.
 static int compare(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
@@ -100,12 +99,12 @@ AddedMatch added_match_strip(AddedMatch match, const char *text, size_t bytes, s
         size_t i = match.start - 1;
         while (i > from && utf8_continues(text[i])) i--;
         utf8_next(text + i, match.start - i, &c);
-        if (!is_white_space(c)) break;
+        if (!utf8_white_space(c)) break;
         match.start = i;
     }
     while (match.token->right && match.end < bytes) {
         size_t length = utf8_next(text + match.end, bytes - match.end, &c);
-        if (!is_white_space(c)) break;
+        if (!utf8_white_space(c)) break;
         match.end += length;
     }
     return match;

@@ -131,7 +131,7 @@ static bool build_part(BlendedDataset *d, int i, const Shard *shard, const Split
                         .seq_length = r->seq_length,
                         .seed = r->seed};
     if (r->bounds) split_range(r->bounds, r->split, shard->sequences, &part.first, &part.end);
-    return gpt_dataset_build(&d->parts[i], shard, &part, &d->memory, err);
+    return gpt_dataset_build(&d->parts[i], shard, &part, d->memory, err);
 }
 
 // Rounds a sample count up. gpt_dataset_build refuses counts that are too large.
@@ -224,12 +224,9 @@ static void fill_draws(const BlendedDataset *d, bool exhaust) {
 }
 
 static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
-    const IndexMemory *m = &d->memory;
-    d->blend_shard = (int16_t *)m->alloc(m->context, (size_t)d->samples * sizeof(int16_t), "blend shards");
-    if (d->blend_shard) {
-        d->blend_sample = (int64_t *)m->alloc(m->context, (size_t)d->samples * sizeof(int64_t),
-                                              "blend samples");
-    }
+    size_t n = (size_t)d->samples;
+    d->blend_shard = (int16_t *)node_memory_alloc(d->memory, n * sizeof(int16_t));
+    if (d->blend_shard) d->blend_sample = (int64_t *)node_memory_alloc(d->memory, n * sizeof(int64_t));
     if (!d->blend_sample) {
         return error_set(err, EXIT_ENVIRONMENT,
                          "out of memory for a blend of %" PRId64
@@ -237,16 +234,15 @@ static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
                          "machine",
                          d->samples);
     }
-    if (m->builder(m->context)) fill_draws(d, exhaust);
-    m->ready(m->context);
+    if (node_memory_fills(d->memory)) fill_draws(d, exhaust);
+    node_memory_publish(d->memory);
     return check_draws(d, err);  // the same result on every rank
 }
 
 bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, const SplitRequest *request,
-                           const IndexMemory *memory, Error *err) {
+                           NodeMemory *memory, Error *err) {
     const SplitRequest *r = request;
-    *dataset = (BlendedDataset){.shards = source->shards, .requested = r->samples};
-    dataset->memory = index_memory_or_own(memory);
+    *dataset = (BlendedDataset){.shards = source->shards, .requested = r->samples, .memory = memory};
     if (r->bounds && r->bounds[r->split + 1] <= r->bounds[r->split]) {
         return error_set(err, EXIT_USAGE,
                          "--split gives no weight to a split that needs samples; give it a weight");
@@ -260,9 +256,8 @@ bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, co
 }
 
 void blended_dataset_free(BlendedDataset *dataset) {
-    const IndexMemory *m = &dataset->memory;
-    if (dataset->blend_sample) m->free(m->context, dataset->blend_sample);
-    if (dataset->blend_shard) m->free(m->context, dataset->blend_shard);
+    node_memory_free(dataset->memory, dataset->blend_sample);
+    node_memory_free(dataset->memory, dataset->blend_shard);
     for (int i = 0; dataset->parts && i < dataset->shards; i++) gpt_dataset_free(&dataset->parts[i]);
     free(dataset->parts);
     free(dataset->weights);

@@ -1,5 +1,6 @@
-// Checks data shards, see check.h.
-#include "llmc/data/check.h"
+// Checks of data shards, see loader.h: --check-data, and a test that the documents end with the
+// vocabulary's EOD.
+#include "llmc/data/loader.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

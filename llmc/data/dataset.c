@@ -72,22 +72,6 @@ bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, 
 }
 
 // -------------------------------------------------------------------------------------------------
-// Process-local memory, for a NULL IndexMemory
-
-static void *own_alloc(void *context, size_t bytes, const char *purpose) {
-    return calloc(bytes ? bytes : 1, 1);
-}
-static void own_free(void *context, void *memory) { free(memory); }
-static bool own_builder(void *context) { return true; }
-static void own_ready(void *context) {}
-static bool own_agree(void *context, bool ok, Error *err) { return ok; }
-
-IndexMemory index_memory_or_own(const IndexMemory *memory) {
-    if (memory) return *memory;
-    return (IndexMemory){own_alloc, own_free, own_builder, own_ready, own_agree, NULL};
-}
-
-// -------------------------------------------------------------------------------------------------
 // Sizes
 
 enum { OFFSET_BITS = 31 };  // a sequence has at most 2^31 - 1 tokens
@@ -203,12 +187,11 @@ static void fill_shuffle_index(const GptDataset *d, Mt19937 *rng) {
 }
 
 static bool allocate(GptDataset *d, Error *err) {
-    const IndexMemory *m = &d->memory;
     size_t documents = 4 * (size_t)d->documents, entries = 8 * (size_t)(d->samples + 1),
            shuffled = 4 * (size_t)d->samples;
-    d->document_index = (int32_t *)m->alloc(m->context, documents, "document index");
-    if (d->document_index) d->sample_index = (uint64_t *)m->alloc(m->context, entries, "sample index");
-    if (d->sample_index) d->shuffle_index = (uint32_t *)m->alloc(m->context, shuffled, "shuffle index");
+    d->document_index = (int32_t *)node_memory_alloc(d->memory, documents);
+    if (d->document_index) d->sample_index = (uint64_t *)node_memory_alloc(d->memory, entries);
+    if (d->sample_index) d->shuffle_index = (uint32_t *)node_memory_alloc(d->memory, shuffled);
     if (d->shuffle_index) return true;
     return error_set(
         err, EXIT_ENVIRONMENT,
@@ -218,40 +201,38 @@ static bool allocate(GptDataset *d, Error *err) {
 }
 
 bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request,
-                       const IndexMemory *memory, Error *err) {
+                       NodeMemory *memory, Error *err) {
     *dataset = (GptDataset){.shard = shard,
                             .split = request->split,
                             .seq_length = request->seq_length,
                             .first_sequence = request->first,
-                            .end_sequence = request->end};
-    dataset->memory = index_memory_or_own(memory);
-    const IndexMemory *m = &dataset->memory;
-    if (!m->agree(m->context, plan(dataset, request->samples, err), err)) return false;
+                            .end_sequence = request->end,
+                            .memory = memory};
+    if (!node_memory_agree(memory, plan(dataset, request->samples, err), err)) return false;
     if (!allocate(dataset, err)) {
         gpt_dataset_free(dataset);
         return false;
     }
     Mt19937 rng;
-    bool builds = m->builder(m->context);
-    if (builds) {
+    bool fills = node_memory_fills(memory);
+    if (fills) {
         mt19937_seed(&rng, request->seed);
         fill_document_index(dataset, &rng);
     }
     // A single wait for the builder could exceed the timeout of collectives: use one barrier per
     // index.
-    m->agree(m->context, true, NULL);
-    if (builds) fill_sample_index(dataset);
-    m->agree(m->context, true, NULL);
-    if (builds) fill_shuffle_index(dataset, &rng);
-    m->ready(m->context);
+    node_memory_agree(memory, true, NULL);
+    if (fills) fill_sample_index(dataset);
+    node_memory_agree(memory, true, NULL);
+    if (fills) fill_shuffle_index(dataset, &rng);
+    node_memory_publish(memory);
     return true;
 }
 
 void gpt_dataset_free(GptDataset *dataset) {
-    const IndexMemory *m = &dataset->memory;
-    if (dataset->shuffle_index) m->free(m->context, dataset->shuffle_index);
-    if (dataset->sample_index) m->free(m->context, dataset->sample_index);
-    if (dataset->document_index) m->free(m->context, dataset->document_index);
+    node_memory_free(dataset->memory, dataset->shuffle_index);
+    node_memory_free(dataset->memory, dataset->sample_index);
+    node_memory_free(dataset->memory, dataset->document_index);
     memset(dataset, 0, sizeof *dataset);
 }
 

@@ -2,30 +2,12 @@
 // BlendedDataset): splits, epochs with a separate final epoch, document, sample and shuffle
 // indices, blends. Host code only. Called by loader.c and its reports.
 #pragma once
-#include "llmc/base/base.h"
+#include "llmc/data/node_memory.h"
 #include "llmc/data/shard.h"
 LLMC_BEGIN
 
 enum { SPLIT_TRAIN = 0, SPLIT_VALID = 1, SPLIT_TEST = 2, SPLITS = 3 };
 enum { ONE_EPOCH = -1 };  // sample count: as many as one pass over the split gives
-
-// Allocator for the index arrays. The ranks of a node share one copy: the builder rank fills it,
-// the others read it. NULL hooks fall back to malloc in this process. node_memory.h provides memory
-// shared by the ranks of a node.
-typedef struct IndexMemory {
-    // Collective over the node. Returns the same zeroed memory to every rank of the node, or NULL
-    // to all of them on failure.
-    void *(*alloc)(void *context, size_t bytes, const char *purpose);
-    void (*free)(void *context, void *memory);
-    bool (*builder)(void *context);  // true on the one rank that fills the memory
-    void (*ready)(void *context);    // publishes the builder's writes to every rank of the node
-    // Collective over the node. Returns true if ok is true on every rank; otherwise returns false
-    // on every rank, with the error of the lowest failing rank.
-    bool (*agree)(void *context, bool ok, Error *err);
-    void *context;
-} IndexMemory;
-// Returns *memory, or malloc-based hooks if memory is NULL.
-IndexMemory index_memory_or_own(const IndexMemory *memory);
 
 // One split of one shard. Memory: 4 bytes per document and epoch, 12 bytes per sample (1.2 GB for
 // 10^8 samples).
@@ -44,7 +26,7 @@ typedef struct GptDataset {
     int32_t *document_index;       // (documents) sequence ids
     uint64_t *sample_index;        // (samples + 1) position in document_index << 31 | offset in that sequence
     uint32_t *shuffle_index;       // (samples)
-    IndexMemory memory;
+    NodeMemory *memory;
 } GptDataset;
 
 // Arguments of gpt_dataset_build.
@@ -72,12 +54,12 @@ bool split_parse(const char *text, double bounds[SPLITS + 1], Error *err);
 // be empty if the shard has few sequences; gpt_dataset_build refuses it.
 bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, int64_t *first, int64_t *end);
 
-// Builds the three indices. Collective over the ranks of `memory`. The shard must outlive the
+// Builds the three indices in `memory`, see node_memory.h. The shard must outlive the
 // dataset. Errors: EXIT_DATA if the split has no sequence or fewer than 2 tokens, or exceeds the
 // index limits (2^31 sequences, 2^33 documents x epochs, 2^32 samples); EXIT_ENVIRONMENT if out of
 // memory.
 bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request,
-                       const IndexMemory *memory, Error *err);
+                       NodeMemory *memory, Error *err);
 void gpt_dataset_free(GptDataset *dataset);
 // Entry k of Megatron's sample index in stream (unshuffled) order, 0 <= k <= dataset->samples.
 void gpt_dataset_sample_entry(const GptDataset *dataset, int64_t k, int64_t *position, int64_t *offset);
@@ -95,7 +77,7 @@ typedef struct BlendedDataset {
     int16_t *blend_shard;   // (samples) NULL for a single shard
     int64_t *blend_sample;  // (samples) NULL for a single shard
     int64_t requested;      // requested samples; the actual length for ONE_EPOCH
-    IndexMemory memory;
+    NodeMemory *memory;
 } BlendedDataset;
 
 // The shards of one --data-path.
@@ -133,7 +115,7 @@ typedef struct SplitRequest {
 // gpt_dataset_build; EXIT_USAGE for a split without weight, or weights with ONE_EPOCH; EXIT_DATA if
 // the first `samples` draws exceed a shard's samples, or if a shard of a list has no sample.
 bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, const SplitRequest *request,
-                           const IndexMemory *memory, Error *err);
+                           NodeMemory *memory, Error *err);
 void blended_dataset_free(BlendedDataset *dataset);
 void blended_dataset_sample(const BlendedDataset *dataset, int64_t i, int32_t *tokens);
 // Returns the shard that sample i comes from (0 for a single shard) and its sample index in that

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/data/check.h"
 #include "llmc/data/loader_state.h"
 #include "llmc/data/mapped.h"
 #include "llmc/base/rng.h"
@@ -94,14 +93,13 @@ static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
     bool ok = check_options(o, err) && choose_splits(l, o, bounds, err) &&
               loader_open_sources(l->source, o, err) && check_all_ends(l, o, err);
     if (!node_memory_agree(l->memory, ok, err)) return false;
-    IndexMemory hooks = node_memory_hooks(l->memory);
     for (int s = 0; s < SPLITS && !o->mock_data; s++) {
         if (!l->has[s]) continue;
         const DataSource *source = &l->source[o->data_path.count ? 0 : s];
         uint32_t seed = s == SPLIT_TRAIN || !o->eval_seed ? o->seed : o->eval_seed;
         SplitRequest request = {
             s, o->data_path.count ? bounds : NULL, o->samples[s], o->seq_length, seed, o->surplus};
-        if (!blended_dataset_build(&l->data[s], source, &request, &hooks, err)) return false;
+        if (!blended_dataset_build(&l->data[s], source, &request, l->memory, err)) return false;
         if (!check_list_samples(&l->data[s], s, err)) return false;  // the same result on every rank
     }
     return true;

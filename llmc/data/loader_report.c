@@ -2,7 +2,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "llmc/data/check.h"
 #include "llmc/data/loader.h"
 #include "llmc/data/loader_state.h"
 

@@ -38,22 +38,20 @@ void node_memory_close(NodeMemory *memory) {
     free(memory);
 }
 
-static bool everywhere(const NodeMemory *m, bool ok) { return peers_agree(m->node, ok, NULL, NULL); }
-
 bool node_memory_agree(NodeMemory *memory, bool ok, Error *err) {
-    return peers_agree(memory->node, ok, err, NULL);
+    return memory ? peers_agree(memory->node, ok, err, NULL) : ok;
 }
 
 static void *map_private(const NodeMemory *m, size_t bytes) {
     void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (everywhere(m, map != MAP_FAILED)) return map;
+    if (peers_agree(m->node, map != MAP_FAILED, NULL, NULL)) return map;
     if (map != MAP_FAILED) munmap(map, bytes);
     return NULL;
 }
 
-static void *hook_alloc(void *context, size_t bytes, const char *purpose) {
-    NodeMemory *m = (NodeMemory *)context;
+void *node_memory_alloc(NodeMemory *m, size_t bytes) {
     if (bytes == 0) bytes = 1;
+    if (!m) return calloc(bytes, 1);
     void *memory = m->share ? host_memory_map(m->node, bytes, false) : NULL;
     bool shared = memory != NULL;
     if (!memory) memory = map_private(m, bytes);
@@ -65,8 +63,9 @@ static void *hook_alloc(void *context, size_t bytes, const char *purpose) {
     return memory;
 }
 
-static void hook_free(void *context, void *memory) {
-    for (Block **link = &((NodeMemory *)context)->blocks; *link; link = &(*link)->next) {
+void node_memory_free(NodeMemory *m, void *memory) {
+    if (!m) free(memory);
+    for (Block **link = m ? &m->blocks : NULL; link && *link; link = &(*link)->next) {
         Block *block = *link;
         if (block->memory != memory) continue;
         *link = block->next;
@@ -76,23 +75,15 @@ static void hook_free(void *context, void *memory) {
     }
 }
 
-static bool hook_builder(void *context) { return ((NodeMemory *)context)->rank == 0; }
+bool node_memory_fills(const NodeMemory *m) { return !m || m->rank == 0; }
 
-static void hook_ready(void *context) {
-    NodeMemory *m = (NodeMemory *)context;
+void node_memory_publish(NodeMemory *m) {
+    if (!m) return;
     for (Block *b = m->blocks; b; b = b->next) {  // same order on every rank
         if (!b->shared && !b->filled) peers_broadcast(m->node, b->memory, b->bytes, 0);
         b->filled = true;
     }
     peers_barrier(m->node);
-}
-
-static bool hook_agree(void *context, bool ok, Error *err) {
-    return node_memory_agree((NodeMemory *)context, ok, err);
-}
-
-IndexMemory node_memory_hooks(NodeMemory *memory) {
-    return (IndexMemory){hook_alloc, hook_free, hook_builder, hook_ready, hook_agree, memory};
 }
 
 size_t node_memory_bytes(const NodeMemory *memory, bool *copied) {

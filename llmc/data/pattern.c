@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/data/white_space.h"
+// The characters of utf8_white_space, for a character class.
+#define WHITE_SPACE \
+    "\\x{09}-\\x{0D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}" \
+    "\\x{2029}\\x{202F}\\x{205F}\\x{3000}"
 
 typedef struct Translation {
     const char *at;

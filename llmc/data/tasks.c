@@ -8,7 +8,6 @@
 #include "llmc/base/durable.h"
 #include "llmc/base/json.h"
 #include "llmc/base/utf8.h"
-#include "llmc/data/white_space.h"
 
 // files are read into memory
 #define MAX_FILE_BYTES ((uint64_t)1 << 30)
@@ -41,7 +40,7 @@ static bool refuse(const Parser *r, const char *format, ...) {
 // --- tokenization --------------------------------------------------------------------------------
 
 // Characters removed by Python's str.rstrip().
-static bool is_space(uint32_t c) { return is_white_space(c) || (c >= 0x1C && c <= 0x1F); }
+static bool is_space(uint32_t c) { return utf8_white_space(c) || (c >= 0x1C && c <= 0x1F); }
 
 // Returns the length of a text without trailing white space.
 static size_t stripped_bytes(const char *text) {

@@ -1,4 +1,5 @@
 // The GPT's buffers in the memory plan: see gpt.h.
+#include <assert.h>
 #include <stdlib.h>
 
 #include "llmc/model/gpt.h"
@@ -8,7 +9,7 @@ static size_t largest(size_t a, size_t b) { return a > b ? a : b; }
 // Vocabulary rows of this rank, on stages with the LM head.
 static int vocabulary_rows(const GPT *gpt) { return gpt->V / gpt->mesh->tp.size; }
 
-static size_t workspace_bytes(const GPT *gpt) {
+static size_t workspace_bytes(const GPT *gpt, bool training) {
     int64_t N = (int64_t)gpt->B * gpt->T;
     int widest = (int)largest(largest((size_t)gpt->FC1, (size_t)gpt->QKV), (size_t)gpt->C);
     size_t bytes = op_linear_workspace_bytes(N, widest, widest);
@@ -16,10 +17,12 @@ static size_t workspace_bytes(const GPT *gpt) {
         int B = gpt->B * (gpt->T / T);
         bytes = largest(bytes, op_attention_workspace_bytes(B, T, gpt->NH, gpt->HD, gpt->NG));
     }
+    if (!training)
+        bytes = largest(bytes, op_cached_attention_workspace_bytes(gpt->T, gpt->T, gpt->NH, gpt->HD));
     if (!gpt->stage.heads) return bytes;
     int V = vocabulary_rows(gpt);
     bytes = largest(bytes, op_linear_workspace_bytes(1, gpt->C, V));  // one row of logits, for sampling
-    return largest(bytes, op_head_workspace_bytes(N, gpt->C, V));
+    return training ? largest(bytes, op_head_workspace_bytes(N, gpt->C, V)) : bytes;
 }
 
 // A row of the memory plan. target: address of the pointer to set.
@@ -76,8 +79,9 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
     reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
 }
 
-// The final norm, the LM head, and buffers shared by all layers and micro-batches.
-static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
+// The final norm, the LM head, and buffers shared by all layers and micro-batches. Without
+// training, only those of a forward pass and of one position's logits.
+static void reserve_shared(GPT *gpt, MemoryPlan *plan, bool training) {
     const char *group = "activations", *scratch = "scratch";
     size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A;
     size_t R = own_rows_planned(gpt), XR = R * sizeof(floatX);
@@ -85,24 +89,25 @@ static void reserve_shared(GPT *gpt, MemoryPlan *plan) {
     size_t head = gpt->stage.heads, ranks = (size_t)gpt->mesh->tp.size, apart = ranks > 1;
     int64_t chunk = head ? op_head_chunk_rows((int64_t)N, vocabulary_rows(gpt)) : 0;
     gpt->scratch_bytes = op_scratch_bytes((int64_t)N, gpt->C);
-    gpt->dwide_bytes = X * wide;
+    size_t X_back = training ? X : 0, XR_back = training ? XR : 0;
+    gpt->dwide_bytes = X_back * wide;
     const Buffer buffers[] = {
         {group, "final LayerNorm", head * XR * C, &gpt->lnf.y},
         {group, "final LayerNorm means", head * R * sizeof(float), &gpt->lnf.mean},
         {group, "final LayerNorm deviations", head * R * sizeof(float), &gpt->lnf.rstd},
-        {group, "losses", head * N * sizeof(float), &gpt->losses},
+        {group, "losses", training * head * N * sizeof(float), &gpt->losses},
         {scratch, "branch of the residual stream", X * C, &gpt->branch},
-        {scratch, "gradient of the residual stream", XR * C, &gpt->dresidual[0]},
-        {scratch, "gradient of a branch", gpt->hidden_dropout > 0 ? XR * C : 0, &gpt->dbranch},
-        {scratch, "column sums of a branch gradient", C * sizeof(float), &gpt->branch_sum},
-        {scratch, "gradient of a LayerNorm output", X * C, &gpt->dx},
+        {scratch, "gradient of the residual stream", XR_back * C, &gpt->dresidual[0]},
+        {scratch, "gradient of a branch", gpt->hidden_dropout > 0 ? XR_back * C : 0, &gpt->dbranch},
+        {scratch, "column sums of a branch gradient", training * C * sizeof(float), &gpt->branch_sum},
+        {scratch, "gradient of a LayerNorm output", X_back * C, &gpt->dx},
         {scratch, "gradient of the wide tensors", gpt->dwide_bytes, &gpt->dwide},
-        {scratch, "gradient of the attention output", X * A, &gpt->datt},
+        {scratch, "gradient of the attention output", X_back * A, &gpt->datt},
         {scratch, gpt->swiglu ? "gradient of SwiGLU's output" : "gradient of queries, keys, values",
-         X * largest(gpt->swiglu ? (size_t)gpt->F : 0, gpt->by_kind ? (size_t)gpt->QKV : 0), &gpt->dact},
+         X_back * largest(gpt->swiglu ? (size_t)gpt->F : 0, gpt->by_kind ? (size_t)gpt->QKV : 0), &gpt->dact},
         {scratch, "RoPE table", (size_t)gpt->T * (size_t)gpt->rotary * sizeof(float), &gpt->rope_table},
         {scratch, "logits of one position", head * (size_t)gpt->V * sizeof(floatX), &gpt->logits},
-        {scratch, "op workspace", workspace_bytes(gpt), &gpt->workspace},
+        {scratch, "op workspace", workspace_bytes(gpt, training), &gpt->workspace},
         {scratch, "op scratch", gpt->scratch_bytes, &gpt->scratch},
         {scratch, "--eval-tasks scores", gpt->has_tasks * head * ranks * (size_t)chunk * sizeof(HeadScore),
          &gpt->scores},
@@ -131,7 +136,7 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
     int layers = gpt->recompute_full ? 1 : gpt->stage.layers;
     gpt->slot = (MicroBatch *)xcalloc((size_t)gpt->slots, sizeof(MicroBatch), "the activation table");
     for (int i = 0; i < gpt->slots; i++) reserve_slot(gpt, &gpt->slot[i], plan);
-    reserve_shared(gpt, plan);
+    reserve_shared(gpt, plan, true);
     for (int i = 0; i < gpt->slots; i++) {
         MicroBatch *m = &gpt->slot[i];
         size_t embedded = gpt->stage.embeds ? bytes : 0;
@@ -152,33 +157,17 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan) {
 // All layers share one set of buffers. gpt_start points `residual` of every layer at the same
 // buffer. The KV cache is filled from Megatron-LM's interleaved QKV layout, so by_kind is off.
 void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan) {
+    assert(gpt->mesh->tp.size == 1 && gpt->mesh->pp.size == 1 && gpt->recompute_full && gpt->B == 1);
     gpt->by_kind = false;
-    const char *group = "activations", *scratch = "scratch";
-    size_t X = (size_t)rows_planned(gpt) * sizeof(floatX), C = (size_t)gpt->C, T = (size_t)gpt->T;
-    int widest = (int)largest(largest((size_t)gpt->FC1, (size_t)gpt->QKV), C);
-    size_t workspace = op_linear_workspace_bytes(rows_planned(gpt), widest, widest);
-    workspace = largest(workspace, op_attention_workspace_bytes(gpt->B, gpt->T, gpt->NH, gpt->HD, gpt->NG));
-    workspace = largest(workspace, op_cached_attention_workspace_bytes(gpt->T, gpt->T, gpt->NH, gpt->HD));
-    workspace = largest(workspace, op_linear_workspace_bytes(1, gpt->C, gpt->V));
-    size_t cache = (size_t)(2 * gpt->L * gpt->NG * gpt->HD) * T * sizeof(floatX);
+    size_t stream = (size_t)rows_planned(gpt) * (size_t)gpt->C * sizeof(floatX);
+    size_t cache = (size_t)(2 * gpt->L * gpt->NG * gpt->HD) * (size_t)gpt->T * sizeof(floatX);
     gpt->slot = (MicroBatch *)xcalloc(1, sizeof(MicroBatch), "the activation table");
     gpt->slot->acts = (LayerActs *)xcalloc(1, sizeof(LayerActs), "the activation table");
-    gpt->scratch_bytes = op_scratch_bytes(rows_planned(gpt), gpt->C);
     reserve_slot(gpt, gpt->slot, plan);
     reserve_layer(gpt, gpt->slot->acts, plan);
-    const Buffer buffers[] = {
-        {group, "residual stream", X * C, &gpt->slot->embedded},
-        {group, "final LayerNorm", X * C, &gpt->lnf.y},
-        {group, "final LayerNorm means", T * sizeof(float), &gpt->lnf.mean},
-        {group, "final LayerNorm deviations", T * sizeof(float), &gpt->lnf.rstd},
-        {group, "KV cache", cache, &gpt->cache},
-        {scratch, "branch of the residual stream", X * C, &gpt->branch},
-        {scratch, "RoPE table", T * (size_t)gpt->rotary * sizeof(float), &gpt->rope_table},
-        {scratch, "logits of one position", (size_t)gpt->V * sizeof(floatX), &gpt->logits},
-        {scratch, "op workspace", workspace, &gpt->workspace},
-        {scratch, "op scratch", gpt->scratch_bytes, &gpt->scratch},
-    };
-    reserve(plan, buffers, sizeof buffers / sizeof buffers[0]);
+    memory_plan_reserve(plan, "activations", "residual stream", stream, (void **)&gpt->slot->embedded);
+    memory_plan_reserve(plan, "activations", "KV cache", cache, (void **)&gpt->cache);
+    reserve_shared(gpt, plan, false);
 }
 
 size_t gpt_planned_bytes(const Config *config, const Mesh *mesh) {

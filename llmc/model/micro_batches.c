@@ -99,15 +99,9 @@ static Pass pass_at(const PassSchedule *s, int i) {
 
 // Posts the receive of the pass at position i.
 static void expect(const PassSchedule *s, int i) {
-    GPT *gpt = s->gpt;
-    Pass pass = {.B = gpt->B,
-                 .T = gpt->T,
-                 .chunk = s->action[i].chunk,
-                 .slot = s->action[i].slot,
-                 .input = s->action[i].input};
-    pass.gradient = gpt->mesh->pp.size > 1 ? s->action[i].gradient : 0;
-    if (s->action[i].backward) expect_gradient(gpt, &pass);
-    else expect_input(gpt, &pass);
+    Pass pass = pass_at(s, i);
+    if (pass.direction == BACKWARD) expect_gradient(s->gpt, &pass);
+    else expect_input(s->gpt, &pass);
 }
 
 bool gpt_next_pass(PassSchedule *s, Pass *pass) {

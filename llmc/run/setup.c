@@ -4,7 +4,6 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/checkpoint/save_folder.h"
-#include "llmc/data/check.h"
 #include "llmc/plan/rank_plan.h"
 #include "llmc/run/data_options.h"
 #include "llmc/run/eval_tasks.h"

@@ -95,17 +95,16 @@ static void batches(const char *const *words, int count) {
     loader_close(lone);
 }
 
-// Other ranks see what rank 0 writes after `ready` if and only if the memory is shared.
+// Other ranks see what rank 0 writes after node_memory_publish if and only if the memory is shared.
 static void memory(bool share) {
     NodeMemory *m = node_memory_open((Peers){MPI_COMM_WORLD, 0, NULL}, share);
-    IndexMemory hooks = node_memory_hooks(m);
-    int32_t *a = (int32_t *)hooks.alloc(hooks.context, 4000, "a test");
-    int32_t *b = (int32_t *)hooks.alloc(hooks.context, 0, "a test");
+    int32_t *a = (int32_t *)node_memory_alloc(m, 4000);
+    int32_t *b = (int32_t *)node_memory_alloc(m, 0);
     CHECK(a && b && a[0] == 0 && a[999] == 0);
     MPI_Barrier(MPI_COMM_WORLD);
-    CHECK(hooks.builder(hooks.context) == (rank == 0));
+    CHECK(node_memory_fills(m) == (rank == 0));
     for (int i = 0; rank == 0 && i < 1000; i++) a[i] = i * i;
-    hooks.ready(hooks.context);
+    node_memory_publish(m);
     for (int i = 0; i < 1000; i++) CHECK(a[i] == i * i);
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 0) a[7] = -1;
@@ -114,8 +113,8 @@ static void memory(bool share) {
     bool copied;
     CHECK(node_memory_bytes(m, &copied) == 4001);
     CHECK(copied == (!share && ranks > 1));
-    hooks.free(hooks.context, a);
-    hooks.free(hooks.context, b);
+    node_memory_free(m, a);
+    node_memory_free(m, b);
     node_memory_close(m);
 }
 

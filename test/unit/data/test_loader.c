@@ -10,7 +10,6 @@
 #include <cmocka.h>
 
 #include "dev/lib/shard_writer.h"
-#include "llmc/data/check.h"
 #include "llmc/data/loader.h"
 #include "test/leaks.h"
 #include "test/unit/folder.h"
