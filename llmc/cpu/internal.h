@@ -45,11 +45,33 @@ static inline void narrow(floatX *y, const float *x, int64_t n) {
 // Reductions keep LANES partial results, element i in lane i % LANES, and join them as a tree. The
 // order is the same on every CPU and vectorizes without reordering.
 enum { LANES = 16 };
+
+// Runs the statement for i = 0 .. n - 1 with l = i % LANES. Whole groups of lanes vectorize.
+#define EACH_LANE(n, ...) \
+    do { \
+        const int64_t count_ = (n), whole_ = count_ / LANES * LANES; \
+        for (int64_t from_ = 0; from_ < whole_; from_ += LANES) { \
+            for (int l = 0; l < LANES; l++) { \
+                const int64_t i = from_ + l; \
+                __VA_ARGS__; \
+            } \
+        } \
+        for (int64_t i = whole_; i < count_; i++) { \
+            const int l = (int)(i - whole_); \
+            __VA_ARGS__; \
+        } \
+    } while (0)
+
 static inline float join_lanes(float *lane) {
     for (int stride = LANES / 2; stride > 0; stride /= 2) {
         for (int l = 0; l < stride; l++) lane[l] += lane[l + stride];
     }
     return lane[0];
+}
+static inline float max_of_lanes(const float *lane) {
+    float max = lane[0];
+    for (int l = 1; l < LANES; l++) max = lane[l] > max ? lane[l] : max;
+    return max;
 }
 
 // --- functions -----------------------------------------------------------------------------------

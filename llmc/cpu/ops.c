@@ -105,11 +105,7 @@ void op_embedding_backward(Stream *s, const Embedding *a) {
 
 static float row_mean(const floatX *x, int C) {
     float sum[LANES] = {0};
-    int c = 0;
-    for (; c + LANES <= C; c += LANES) {
-        for (int l = 0; l < LANES; l++) sum[l] += floatX_to_float(x[c + l]);
-    }
-    for (; c < C; c++) sum[c % LANES] += floatX_to_float(x[c]);
+    EACH_LANE(C, sum[l] += floatX_to_float(x[i]));
     return join_lanes(sum) / (float)C;
 }
 
@@ -117,16 +113,9 @@ static float row_mean(const floatX *x, int C) {
 // accurate for large means.
 static void row_statistics(const LayerNorm *a, const floatX *x, float *mean, float *rstd) {
     float squares[LANES] = {0}, m = a->rms ? 0.0f : row_mean(x, a->C);
-    int c = 0, C = a->C;
-    for (; c + LANES <= C; c += LANES) {
-        for (int l = 0; l < LANES; l++) {
-            float d = floatX_to_float(x[c + l]) - m;
-            squares[l] += d * d;
-        }
-    }
-    for (; c < C; c++) squares[c % LANES] += (floatX_to_float(x[c]) - m) * (floatX_to_float(x[c]) - m);
+    EACH_LANE(a->C, float d = floatX_to_float(x[i]) - m; squares[l] += d * d);
     *mean = m;
-    *rstd = 1.0f / sqrtf(join_lanes(squares) / (float)C + a->epsilon);
+    *rstd = 1.0f / sqrtf(join_lanes(squares) / (float)a->C + a->epsilon);
 }
 
 static void residual_sum_row(const LayerNorm *a, int64_t row) {
@@ -167,19 +156,11 @@ void op_layernorm_forward(Stream *s, const LayerNorm *a) {
 static void backward_means(const LayerNorm *a, int64_t row, float *mean_g, float *mean_g_xhat) {
     const floatX *dy = a->dy + row * a->C, *x = a->x + row * a->C;
     float mean = a->mean[row], rstd = a->rstd[row], sum_g[LANES] = {0}, sum_g_xhat[LANES] = {0};
-    int c = 0;
-    for (; c + LANES <= a->C; c += LANES) {
-        for (int l = 0; l < LANES; l++) {
-            float g = floatX_to_float(dy[c + l]) * floatX_to_float(a->gamma[c + l]);
-            sum_g[l] += g;
-            sum_g_xhat[l] += g * ((floatX_to_float(x[c + l]) - mean) * rstd);
-        }
-    }
-    for (; c < a->C; c++) {
-        float g = floatX_to_float(dy[c]) * floatX_to_float(a->gamma[c]);
-        sum_g[c % LANES] += g;
-        sum_g_xhat[c % LANES] += g * ((floatX_to_float(x[c]) - mean) * rstd);
-    }
+    EACH_LANE(a->C, {
+        float g = floatX_to_float(dy[i]) * floatX_to_float(a->gamma[i]);
+        sum_g[l] += g;
+        sum_g_xhat[l] += g * ((floatX_to_float(x[i]) - mean) * rstd);
+    });
     *mean_g = a->rms ? 0.0f : join_lanes(sum_g) / (float)a->C;
     *mean_g_xhat = join_lanes(sum_g_xhat) / (float)a->C;
 }
@@ -312,11 +293,7 @@ static void row_product(void *context, int64_t lo, int64_t hi) {
     for (int64_t o = lo; o < hi; o++) {
         const floatX *w = p->w + o * p->C;
         float lane[LANES] = {0};
-        int64_t c = 0;
-        for (; c + LANES <= p->C; c += LANES) {
-            for (int l = 0; l < LANES; l++) lane[l] += p->x[c + l] * floatX_to_float(w[c + l]);
-        }
-        for (; c < p->C; c++) lane[c % LANES] += p->x[c] * floatX_to_float(w[c]);
+        EACH_LANE(p->C, lane[l] += p->x[i] * floatX_to_float(w[i]));
         p->product[o] = join_lanes(lane);
     }
 }

@@ -59,33 +59,19 @@ static void set_zero_range(float *row, int begin, int end) {
 static float row_max(const float *x, int n) {
     float lane[LANES];
     for (int l = 0; l < LANES; l++) lane[l] = x[0];
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int l = 0; l < LANES; l++) lane[l] = x[i + l] > lane[l] ? x[i + l] : lane[l];
-    }
-    for (; i < n; i++) lane[i % LANES] = x[i] > lane[i % LANES] ? x[i] : lane[i % LANES];
-    float max = lane[0];
-    for (int l = 1; l < LANES; l++) max = lane[l] > max ? lane[l] : max;
-    return max;
+    EACH_LANE(n, lane[l] = x[i] > lane[l] ? x[i] : lane[l]);
+    return max_of_lanes(lane);
 }
 
 static float row_sum(const float *x, int n) {
     float lane[LANES] = {0};
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int l = 0; l < LANES; l++) lane[l] += x[i + l];
-    }
-    for (; i < n; i++) lane[i % LANES] += x[i];
+    EACH_LANE(n, lane[l] += x[i]);
     return join_lanes(lane);
 }
 
 static float row_dot(const float *x, const float *y, int n) {
     float lane[LANES] = {0};
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int l = 0; l < LANES; l++) lane[l] += x[i + l] * y[i + l];
-    }
-    for (; i < n; i++) lane[i % LANES] += x[i] * y[i];
+    EACH_LANE(n, lane[l] += x[i] * y[i]);
     return join_lanes(lane);
 }
 

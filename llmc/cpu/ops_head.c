@@ -14,37 +14,21 @@ int64_t op_head_chunk_rows(int64_t N, int rows) {
 static float round_and_max(float *logits, int columns) {
     float lane[LANES];
     for (int l = 0; l < LANES; l++) lane[l] = -INFINITY;
-    int v = 0;
-    for (; v + LANES <= columns; v += LANES) {
-        for (int l = 0; l < LANES; l++) {
-            float logit = floatX_to_float(floatX_from_float(logits[v + l]));
-            logits[v + l] = logit;
-            lane[l] = logit > lane[l] ? logit : lane[l];
-        }
-    }
-    for (; v < columns; v++) {
-        logits[v] = floatX_to_float(floatX_from_float(logits[v]));
-        lane[0] = logits[v] > lane[0] ? logits[v] : lane[0];
-    }
-    float max = lane[0];
-    for (int l = 1; l < LANES; l++) max = lane[l] > max ? lane[l] : max;
-    return max;
+    EACH_LANE(columns, {
+        float logit = floatX_to_float(floatX_from_float(logits[i]));
+        logits[i] = logit;
+        lane[l] = logit > lane[l] ? logit : lane[l];
+    });
+    return max_of_lanes(lane);
 }
 
 // Replaces logits by exp(logit - max) and returns their sum.
 static float exponentiate(float *logits, float max, int columns) {
     float lane[LANES] = {0};
-    int v = 0;
-    for (; v + LANES <= columns; v += LANES) {
-        for (int l = 0; l < LANES; l++) {
-            logits[v + l] = exp_approx(logits[v + l] - max);
-            lane[l] += logits[v + l];
-        }
-    }
-    for (; v < columns; v++) {
-        logits[v] = exp_approx(logits[v] - max);
-        lane[v % LANES] += logits[v];
-    }
+    EACH_LANE(columns, {
+        logits[i] = exp_approx(logits[i] - max);
+        lane[l] += logits[i];
+    });
     return join_lanes(lane);
 }
 

@@ -6,6 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+// Maximum number of queued spans before the older half is read: a log interval of 1000 iterations
+// must not hold 100 000 events. The older half is hundreds of micro-batches old, so reading it does
+// not wait.
+enum { MAX_QUEUED = 1024 };
+
 typedef struct Span {
     Event *start, *stop;  // created at the span's first use on a stream
     bool on_host;
@@ -13,12 +18,12 @@ typedef struct Span {
 } Span;
 
 typedef struct Recorder {
-    Span *spans;  // (capacity); the first `used` are recorded, the others keep their events for reuse
-    int used, capacity;
-    bool running;    // spans[used] is open
-    uint64_t range;  // of the open span, for profilers: at any level
-    Stream *stream;  // of the open span
-    double seconds;  // already read
+    Span *spans;      // (MAX_QUEUED) ring; spans that are not recorded keep their events for reuse
+    int first, used;  // recorded spans
+    bool running;     // the span after them is open
+    uint64_t range;   // of the open span, for profilers: at any level
+    Stream *stream;   // of the open span
+    double seconds;   // already read
 } Recorder;
 
 struct Timers {
@@ -26,11 +31,6 @@ struct Timers {
     int level;
     Recorder recorders[TIMERS];
 };
-
-// Maximum number of queued spans before the older half is read: a log interval of 1000 iterations
-// must not hold 100 000 events. The older half is hundreds of micro-batches old, so reading it does
-// not wait.
-enum { MAX_QUEUED = 1024 };
 
 static const struct {
     const char *name;
@@ -68,7 +68,7 @@ void timers_destroy(Timers *timers) {
     if (!timers) return;
     for (int t = 0; t < TIMERS; t++) {
         Recorder *r = &timers->recorders[t];
-        for (int i = 0; i < r->capacity; i++) {
+        for (int i = 0; r->spans && i < MAX_QUEUED; i++) {
             if (r->spans[i].start) event_destroy(r->spans[i].start);
             if (r->spans[i].stop) event_destroy(r->spans[i].stop);
         }
@@ -77,12 +77,12 @@ void timers_destroy(Timers *timers) {
     free(timers);
 }
 
-// Adds the first n recorded spans to the sum, and moves them to the end so that their events are
-// reused.
+static Span *span_at(Recorder *r, int i) { return &r->spans[(r->first + i) % MAX_QUEUED]; }
+
+// Adds the oldest n recorded spans to the sum and removes them.
 static void read_spans(Recorder *r, int n) {
-    if (n == 0) return;
     for (int i = 0; i < n; i++) {
-        Span *span = &r->spans[i];
+        Span *span = span_at(r, i);
         if (span->on_host) {
             r->seconds += span->stop_s - span->start_s;
         } else {
@@ -90,21 +90,8 @@ static void read_spans(Recorder *r, int n) {
             r->seconds += 1e-3 * event_elapsed_ms(span->start, span->stop);
         }
     }
-    if (n < r->used) {
-        Span *read = (Span *)xmalloc((size_t)n * sizeof *read, "timer spans");
-        memcpy(read, r->spans, (size_t)n * sizeof *read);
-        memmove(r->spans, r->spans + n, (size_t)(r->used - n) * sizeof *read);
-        memcpy(r->spans + r->used - n, read, (size_t)n * sizeof *read);
-        free(read);
-    }
     r->used -= n;
-}
-
-static void grow(Recorder *r) {
-    int capacity = r->capacity ? 2 * r->capacity : 4;
-    r->spans = (Span *)xrealloc(r->spans, (size_t)capacity * sizeof *r->spans, "timer spans");
-    memset(r->spans + r->capacity, 0, (size_t)(capacity - r->capacity) * sizeof *r->spans);
-    r->capacity = capacity;
+    r->first = r->used ? (r->first + n) % MAX_QUEUED : 0;  // reuses the same events if all were read
 }
 
 static const Site *site_of(const Timers *timers) {
@@ -121,8 +108,8 @@ void timer_start(Timers *timers, Timer timer, Stream *stream) {
               timer_name(timer));
     }
     if (r->used == MAX_QUEUED) read_spans(r, MAX_QUEUED / 2);
-    if (r->used == r->capacity) grow(r);
-    Span *span = &r->spans[r->used];
+    if (!r->spans) r->spans = (Span *)xcalloc(MAX_QUEUED, sizeof *r->spans, "timer spans");
+    Span *span = span_at(r, r->used);
     r->running = true;
     r->stream = stream;
     span->on_host = !stream;
@@ -144,7 +131,7 @@ void timer_stop(Timers *timers, Timer timer, Stream *stream) {
         fatal(site_of(timers), EXIT_ENVIRONMENT, "timer %s stopped %s; this is a bug, please report it",
               timer_name(timer), r->running ? "on another stream than it was started on" : "without a start");
     }
-    Span *span = &r->spans[r->used++];
+    Span *span = span_at(r, r->used++);
     r->running = false;
     if (span->on_host) {
         span->stop_s = monotonic_seconds();
