@@ -180,3 +180,14 @@ size_t gpt_planned_bytes(const Config *config, const Mesh *mesh) {
     gpt_free(&gpt);
     return bytes;
 }
+
+Zero *gpt_plan(GPT *gpt, const Config *config, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
+    assert(config && mesh && memory_plan);
+    GPT own, *g = gpt ? gpt : &own;
+    Zero *zero = NULL;
+    gpt_describe(g, config, mesh);
+    if (gpt_check(g, err)) zero = zero_plan(config, mesh, g->tensor, g->tensors, memory_plan, err);
+    if (zero) gpt_reserve(g, memory_plan);
+    if (!gpt) gpt_free(&own);
+    return zero;
+}

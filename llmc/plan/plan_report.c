@@ -6,7 +6,7 @@
 #include "llmc/ops.h"
 #include "llmc/plan/gpus.h"
 #include "llmc/plan/memory_fit.h"
-#include "llmc/plan/rank_plan.h"
+#include "llmc/model/gpt.h"
 #include "llmc/plan/traffic.h"
 
 // --- the stages of a pipeline ---------------------------------------------------------------
@@ -47,7 +47,7 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
         s->first = first[i];
         s->end = first[i + 1];
         s->mesh = mesh_of_rank(mesh, s->first * mesh->pp.stride);
-        s->zero = rank_plan_state(c, &s->mesh, &s->memory_plan, err);
+        s->zero = gpt_plan(NULL, c, &s->mesh, &s->memory_plan, err);
         if (!s->zero) return false;
         s->traffic = traffic_make(c, &s->mesh, s->zero);
         size_t bytes = memory_plan_total(&s->memory_plan);

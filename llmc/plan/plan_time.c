@@ -8,7 +8,7 @@
 #include "llmc/config/flops.h"
 #include "llmc/plan/presets.h"
 #include "llmc/plan/gpus.h"
-#include "llmc/plan/rank_plan.h"
+#include "llmc/model/gpt.h"
 #include "llmc/plan/step_time.h"
 #include "llmc/plan/traffic.h"
 
@@ -227,7 +227,7 @@ static Row plan_row(const Config *c, const Mesh *like) {
     Error err;
     Row row = {0};
     if (!place(&mesh, c, like)) return row;
-    Zero *zero = rank_plan_state(c, &mesh, &memory_plan, &err);
+    Zero *zero = gpt_plan(NULL, c, &mesh, &memory_plan, &err);
     if (zero) row = row_of(c, &mesh, zero);
     row.memory = (double)memory_plan_total(&memory_plan);
     memory_plan_free(&memory_plan, NULL);

@@ -59,13 +59,7 @@ struct Heartbeat {
 Heartbeat *heartbeat_watched(const Site *site);
 // Sleeps; continues after signals.
 void heartbeat_sleep(double seconds);
-// Lets one rank of this host end the job: returns at once to the first caller, to others after 30
-// s.
-void heartbeat_claim(Heartbeat *h);
-// Seconds that this host waits so that hosts before it can report the same failure and end the job.
-double heartbeat_host_delay(const Heartbeat *h);
 
-void heartbeat_store_text(atomic_ullong *words, int count, const char *text);  // text: (8 * count)
 void heartbeat_where(const Slot *slot, int64_t *iteration, char phase[PHASE_BYTES]);
 // Writes "iteration 12, read data", or only the phase before training.
 void heartbeat_describe(const Slot *slot, char *text, size_t bytes);

@@ -38,7 +38,7 @@ static void print_and_exit(Heartbeat *h, const char *what) {
 }
 
 static void end_job(Heartbeat *h, const char *what) {
-    heartbeat_claim(h);
+    heartbeat_claim_exit(&h->site);
     print_and_exit(h, what);
 }
 
@@ -137,8 +137,7 @@ static void run_check(Heartbeat *h) {
     bool wrong = h->check && h->check(h->check_context, what, sizeof what);
     pthread_mutex_unlock(&h->lock);
     if (!wrong) return;
-    heartbeat_claim(h);  // several hosts fail at once
-    heartbeat_sleep(heartbeat_host_delay(h));
+    heartbeat_claim_exit_in_turn(&h->site);  // several hosts fail at once
     print_and_exit(h, what);
 }
 
@@ -187,7 +186,7 @@ static void *watch(void *context) {
     for (long long now = 1; wait_for_beat(h); now++) {
         if (h->mpi_limit.seconds <= 0) beat(h, now);
         else if ((double)now * h->period >= h->mpi_limit.seconds) {
-            if (h->slots) heartbeat_claim(h);  // one line per host, however slow the launcher is
+            if (h->slots) heartbeat_claim_exit(&h->site);  // one line per host, however slow the launcher is
             end_process(&h->mpi_limit);
         }
     }

@@ -4,7 +4,6 @@
 
 #include "llmc/base/durable.h"
 #include "llmc/checkpoint/save_folder.h"
-#include "llmc/plan/rank_plan.h"
 #include "llmc/run/data_options.h"
 #include "llmc/run/eval_tasks.h"
 #include "llmc/run/run.h"
@@ -190,7 +189,7 @@ bool plan_run(Run *run, GPT *gpt) {
     const Config *c = &run->config;
     if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
-    run->zero = rank_plan(gpt, c, &run->mesh, &run->memory_plan, &run->error);
+    run->zero = gpt_plan(gpt, c, &run->mesh, &run->memory_plan, &run->error);
     run->whole = gpt->whole;
     run->whole_count = gpt->whole_tensors;
     return run->zero != NULL;

@@ -8,7 +8,7 @@
 #include "llmc/plan/plan_report.h"
 #include "llmc/ranks/mesh.h"
 #include "test/fuzz/fuzz.h"
-#include "llmc/plan/rank_plan.h"
+#include "llmc/model/gpt.h"
 
 // Byte counts are integers and must not overflow.
 static void check_sizes(const Config *c, const GPT *gpt, const MemoryPlan *memory_plan) {
@@ -31,7 +31,7 @@ static void plan(const Config *c, const Mesh *mesh, FILE *out) {
     Error err = {0};
     MemoryPlan memory_plan = {0};
     GPT gpt;
-    Zero *zero = rank_plan(&gpt, c, mesh, &memory_plan, &err);
+    Zero *zero = gpt_plan(&gpt, c, mesh, &memory_plan, &err);
     if (zero) check_sizes(c, &gpt, &memory_plan);
     memory_plan_free(&memory_plan, NULL);
     zero_free(zero);
