@@ -3,6 +3,7 @@
 // The folder is built under a temporary name next to its destination and renamed once it is
 // complete. Tensors are written one after another, in chunks of rows. For a transposed matrix, a
 // chunk of its rows is a range of our columns, which checkpoint_read gathers from the shards.
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -398,6 +399,7 @@ static bool run(Exporting *e, HfReport *report, Error *err) {
 }
 
 bool hf_export(const HfExport *options, HfReport *report, Error *err) {
+    assert(options->piece > 0 && options->part_bytes > 0);
     Exporting e = {.options = options};
     memset(report, 0, sizeof *report);
     bool ok = run(&e, report, err);

@@ -2,6 +2,7 @@
 //
 // imported.c requests our tensors in chunks. A chunk of a transposed matrix is a range of the
 // folder's columns and is read row by row.
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -334,6 +335,7 @@ static bool run(Importing *m, HfReport *report, Error *err) {
 }
 
 bool hf_import(const HfImport *options, HfReport *report, Error *err) {
+    assert(options->piece > 0 && options->divisible > 0);
     Importing m = {.options = options};
     memset(report, 0, sizeof *report);
     bool ok = run(&m, report, err);

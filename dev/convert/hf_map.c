@@ -1,6 +1,7 @@
 // Maps elements between our tensors and Hugging Face's, see hf_map.h.
 #include "dev/convert/hf_map.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,6 +107,7 @@ static int part_of_output(const GPT *gpt, int64_t *output) {
 // --- Mapping ------------------------------------------------------------------------------------
 
 int64_t hf_map_run(const HfMap *map, const HfTensor *t, int64_t output, int64_t *row) {
+    assert(output >= 0 && output < (t->transposed ? t->columns : t->rows));
     const HfOurs *o = &map->ours[t->ours];
     int64_t outputs = t->transposed ? t->columns : t->rows;
     *row = o->row->order == HF_HALVES ? t->part * (o->rows / 2) + output : output;
@@ -141,6 +143,7 @@ static int parts_of_heads(const HfMap *map, const HfOurs *o, int64_t row, int64_
 }
 
 int hf_map_parts(const HfMap *map, int ours, int64_t row, int64_t rows, HfPart parts[3]) {
+    assert(row >= 0 && rows >= 0 && row + rows <= map->ours[ours].rows);
     const HfOurs *o = &map->ours[ours];
     const HfTensor *t = &map->theirs[o->first];
     int64_t end = row + rows, half = o->rows / 2;
@@ -154,6 +157,7 @@ int hf_map_parts(const HfMap *map, int ours, int64_t row, int64_t rows, HfPart p
 }
 
 int64_t hf_map_place(const HfMap *map, int ours, int64_t r, int64_t rows) {
+    assert(r >= 0 && r < rows);
     const GPT *gpt = map->gpt;
     if (map->ours[ours].row->order != HF_HEADS) return r;
     int64_t heads = gpt->NH / gpt->NG, groups = rows / group_rows(gpt);

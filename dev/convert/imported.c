@@ -1,6 +1,7 @@
 // Saves a model of another program as a checkpoint of iteration 0, see imported.h.
 #include "dev/convert/imported.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -31,6 +32,7 @@ void model_flags_add(ModelFlags *flags, const char *name, const char *value) {
 }
 
 void model_flag_text(const cJSON *value, char *text, size_t bytes) {
+    assert(bytes >= 40);
     double number = cJSON_GetNumberValue(value);
     if (cJSON_IsBool(value)) snprintf(text, bytes, "%s", cJSON_IsTrue(value) ? "true" : "false");
     else if (cJSON_IsString(value)) snprintf(text, bytes, "%s", value->valuestring);
@@ -339,6 +341,7 @@ static bool read_all(Job *job, Error *err) {
 }
 
 bool imported_save(const ImportedWeights *weights, Error *err) {
+    assert(weights->piece > 0);
     Job job = {.weights = weights};
     list_slices(&job);
     bool ok = weights->save ? save_alone(&job, err) : read_all(&job, err);

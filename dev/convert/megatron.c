@@ -2,6 +2,7 @@
 // SwiGLU's first matrix are the same as here, so elements are copied in order.
 #include "dev/convert/megatron.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -248,6 +249,7 @@ static bool run(Import *m, HfReport *report, Error *err) {
 }
 
 bool megatron_import(const MegatronImport *options, HfReport *report, Error *err) {
+    assert(options->piece > 0);
     Import m = {.options = options};
     memset(report, 0, sizeof *report);
     bool ok = run(&m, report, err);

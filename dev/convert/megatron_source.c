@@ -1,6 +1,7 @@
 // Tensors stored in chunks, see megatron_source.h.
 #include "dev/convert/megatron_source.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -174,6 +175,7 @@ MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_la
 }
 
 int megatron_of_layer(const GPT *gpt, int tensor, int64_t layer) {
+    assert(layer >= 0 && layer < gpt->L);
     return tensor + (int)layer * gpt->layer_tensors;
 }
 
@@ -259,6 +261,7 @@ static bool read_piece(MegatronSource *source, const MegatronTensor *t, const Me
 
 bool megatron_source_read(MegatronSource *source, MegatronKind kind, int tensor, int64_t lo, int64_t hi,
                           float *out, Error *err) {
+    assert(lo >= 0 && lo <= hi);
     const MegatronTensor *t = &source->tensors[kind][tensor];
     const float hole = f32_from_bits(HOLE);
     if (hi - lo > source->narrow_room) {

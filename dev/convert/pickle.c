@@ -3,6 +3,7 @@
 // the opcodes.
 #include "dev/convert/pickle.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -405,6 +406,7 @@ static const char *run(Machine *m) {
 }
 
 const char *pickle_read(Pickle *pickle, const void *data, size_t bytes) {
+    assert(data || bytes == 0);
     *pickle = (Pickle){0};
     if (bytes > PICKLE_MAX_BYTES) return "its pickle is larger than 256 MiB";
     const uint8_t *begin = (const uint8_t *)data;

@@ -2,6 +2,7 @@
 // llmc/checkpoint/safetensors.c.
 #include "dev/convert/safe_reader.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -129,6 +130,7 @@ const SafeEntry *safe_file_find(const SafeFile *file, const char *name) {
 }
 
 bool safe_entry_fits(const SafeEntry *entry, int64_t rows, int64_t columns) {
+    assert(rows >= 0 && columns >= 0);
     int64_t elements = rows * (columns ? columns : 1);
     bool shaped = entry->dims == (columns ? 2 : 1) && entry->shape[0] == rows &&
                   (!columns || entry->shape[1] == columns);
@@ -149,6 +151,7 @@ static float half_to_float(uint16_t h) {
 
 bool safe_file_read(const SafeFile *file, const SafeEntry *entry, int64_t first, int64_t count, void *buffer,
                     float *out, Error *err) {
+    assert(first >= 0 && count >= 0 && safe_float_bytes(entry->dtype));
     uint64_t width = (uint64_t)safe_float_bytes(entry->dtype);
     uint64_t at = file->data + entry->begin + (uint64_t)first * width;
     if (!pread_all(file->fd, width == 4 ? (void *)out : buffer, (uint64_t)count * width, at))

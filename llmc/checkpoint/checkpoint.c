@@ -7,6 +7,7 @@
 // success and rank 0 gathers the manifest entries.
 #include "llmc/checkpoint/checkpoint.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -427,6 +428,7 @@ static bool gather(CheckpointJob *job) {
 }
 
 CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
+    assert(save->state.iteration >= 0 && save->tensor_count > 0 && save->fetch);
     CheckpointJob *job = (CheckpointJob *)xcalloc(1, sizeof *job, "a checkpoint");
     Slice *slices = (Slice *)xcalloc((size_t)save->slice_count + 1, sizeof *slices, "a checkpoint's slices");
     memcpy(slices, save->slices, (size_t)save->slice_count * sizeof *slices);
@@ -462,6 +464,7 @@ const RunState *checkpoint_job_state(const CheckpointJob *job) { return &job->sa
 const FolderNotes *checkpoint_job_notes(const CheckpointJob *job) { return &job->notes; }
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
+    assert(!job->threaded || job->save.staging);
     heartbeat_waiting(job->save.peers.site, false);  // from here on this rank is busy saving
     finish_phase(job);
     *done = job->phase == PUBLISH;

@@ -142,6 +142,7 @@ static bool may_be_ours(const char *directory, int64_t iteration, Error *err) {
 }
 
 int64_t checkpoint_find(const char *directory, char *note, size_t note_bytes, Error *err) {
+    assert(note_bytes > 0);
     bool damaged;
     Error lost;
     int64_t newest;
@@ -375,6 +376,7 @@ void checkpoint_close(Checkpoint *c) {
 
 const RunState *checkpoint_state(const Checkpoint *c) { return &c->manifest.state; }
 const RunState *checkpoint_node_state(const Checkpoint *c, int node) {
+    assert(node >= 0);
     return node < c->manifest.node_state_count ? &c->manifest.node_states[node] : &c->manifest.state;
 }
 const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
@@ -519,6 +521,7 @@ static bool read_run(const Checkpoint *c, const Run *run, void *host, Error *err
 }
 
 bool checkpoint_read(const Checkpoint *c, const Slice *s, void *host, Error *err) {
+    assert(s->tensor && (unsigned)s->kind < SLICE_KINDS);
     const Manifest *m = &c->manifest;
     int tensor = manifest_find_tensor(m, s->tensor);
     if (!check_range(c, tensor, s, err)) return false;

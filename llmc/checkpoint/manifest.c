@@ -1,6 +1,7 @@
 // Writes and parses manifest.json, see manifest.h. Called by checkpoint.c and checkpoint_load.c.
 #include "llmc/checkpoint/manifest.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -149,6 +150,7 @@ static void tail_text(char tail[TAIL_BYTES + 1], const void *text, size_t bytes)
 
 char *manifest_text(const ManifestRun *run, int world_size, int kinds, const char *entries,
                     size_t entries_bytes, size_t *bytes) {
+    assert(kinds >= 0 && kinds <= SLICE_KINDS);
     char libraries[512], tail[TAIL_BYTES + 1];
     Text out = {0};
     version_libraries(libraries, sizeof libraries);
@@ -467,6 +469,7 @@ int manifest_find_tensor(const Manifest *m, const char *name) {
 
 int manifest_first_slice(const Manifest *m, int tensor, SliceKind kind, int node, int64_t row,
                          int64_t column) {
+    assert(tensor >= 0 && row >= 0 && column >= 0);
     int low = 0, high = m->slice_count;
     while (low < high) {
         int middle = low + (high - low) / 2;

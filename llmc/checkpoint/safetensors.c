@@ -7,6 +7,7 @@
 //   8 + N        data of the tensors: little-endian, in order, without gaps, up to the end
 #include "llmc/checkpoint/safetensors.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -64,6 +65,7 @@ static Text header_text(const SafeTensor *tensors, int count, const char *metada
 
 SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int count,
                              const char *metadata_json, Error *err) {
+    assert(count >= 0);
     int fd = durable_create(path);
     if (fd < 0) {
         durable_error(err, "create", path);
@@ -84,6 +86,7 @@ SafeWriter *safe_writer_open(const char *path, const SafeTensor *tensors, int co
 }
 
 bool safe_writer_append(SafeWriter *w, const void *data, uint64_t bytes, Error *err) {
+    assert(data || bytes == 0);
     if (w->failed || bytes > w->total - w->written) {
         w->failed = true;
         return error_set(err, EXIT_CHECKPOINT,

@@ -1,6 +1,7 @@
 // Manages a --save folder, see save_folder.h. Called by one rank.
 #include "llmc/checkpoint/save_folder.h"
 
+#include <assert.h>
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
@@ -27,6 +28,7 @@ enum { SPACE_MARGIN_BYTES = 1 << 20, OTHERS_SHOWN = 6 };
 static const char LOCK_NAME[] = ".lock";
 
 bool save_folder_lock(const char *directory, double seconds, SaveLock *lock, Error *err) {
+    assert(seconds >= 0);
     const struct timespec pause = {0, 100000000};
     int reason = 0;
     *lock = NO_SAVE_LOCK;
@@ -317,6 +319,7 @@ bool lineage_holds(const Lineage *l, int64_t iteration) {
 }
 
 bool lineage_extend(const char *directory, int64_t before, int64_t iteration, Lineage *l, Error *err) {
+    assert(iteration >= 0);
     Lineage old;
     memset(l, 0, sizeof *l);
     if (!lineage_read(directory, &old, err)) return false;
@@ -388,6 +391,7 @@ bool save_folder_prune(const char *directory, const Lineage *line, const Retenti
 }
 
 void save_folder_forecast(const char *directory, const Forecast *f, char *line, size_t line_bytes) {
+    assert(f->saves >= 0 && f->there >= 0 && line_bytes > 0);
     uint64_t available, needed;
     *line = 0;
     if (!free_space(directory, f->bytes, &available, &needed)) return;

@@ -1,6 +1,7 @@
 // Saves the checkpoints of a run, see saver.h. Called by llmc/run.
 #include "llmc/checkpoint/saver.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -72,6 +73,7 @@ static void forecast(const Saver *saver, int64_t iteration, uint64_t bytes) {
 }
 
 bool saver_has_room(const Saver *saver, int64_t iteration, Error *err) {
+    assert(iteration >= 0);
     const Config *c = saver->config;
     bool optimizer = !c->no_save_optim;
     // All ranks share one file system. The file of this rank also has a header.

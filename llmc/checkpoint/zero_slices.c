@@ -1,6 +1,7 @@
 // Converts between ZeRO's training state and checkpoint slices, see zero_slices.h.
 #include "llmc/checkpoint/zero_slices.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 // Slices are ordered by kind. Without the optimizer only the model weights are saved.
@@ -11,6 +12,7 @@ static const SliceKind KIND_ORDER[] = {SLICE_WEIGHT,        SLICE_MASTER,       
 _Static_assert(sizeof KIND_ORDER / sizeof *KIND_ORDER == SLICE_KINDS, "every kind has its place");
 
 Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
+    assert(0 <= lo && lo <= hi && hi <= tensor_elements(t));
     int64_t before = t->split == 0 ? t->offset * t->whole[1] : 0;
     Columns columns = {0, 0};
     if (t->split == 1) columns = (Columns){t->offset, t->local[1]};

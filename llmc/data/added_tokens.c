@@ -3,6 +3,7 @@
 // is that token or one of its prefixes.
 #include "llmc/data/added_tokens.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,7 @@ static int by_text(const void *a, const void *b) {
 }
 
 void added_tokens_add(AddedTokens *t, AddedToken token) {
+    assert(token.text && token.bytes > 0);
     t->tokens = grow_array(t->tokens, t->count, sizeof *t->tokens, "added tokens");
     char *text = xmalloc(token.bytes + 1, "added tokens");
     memcpy(text, token.text, token.bytes);
@@ -83,6 +85,7 @@ static bool may_match(const AddedTokens *t, const char *text, size_t bytes) {
 }
 
 bool added_tokens_find(const AddedTokens *t, const char *text, size_t bytes, size_t from, AddedMatch *match) {
+    assert(from <= bytes);
     for (size_t i = from; t->count && i < bytes; i++) {
         const AddedToken *token = may_match(t, text + i, bytes - i) ? longest(t, text + i, bytes - i) : NULL;
         if (!token) continue;

@@ -1,5 +1,6 @@
 // Weighted mixtures of several shards (Megatron-LM's BlendedDataset), and the parser of
 // --data-path. See dataset.h. Called by loader.c.
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -101,6 +102,7 @@ static void normalize(double *weights, int n) {
 
 void blend_indices(const double *weights, const int64_t *limits, int shards, int64_t length,
                    int16_t *blend_shard, int64_t *blend_sample) {
+    assert(shards >= 1 && shards <= INT16_MAX && length >= 0);
     // integers, exact below 2^53
     double *drawn = (double *)xcalloc((size_t)shards, sizeof(double), "blend counters");
     for (int64_t k = 0; k < length; k++) {
@@ -242,6 +244,7 @@ static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
 bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, const SplitRequest *request,
                            NodeMemory *memory, Error *err) {
     const SplitRequest *r = request;
+    assert(r->split >= 0 && r->split < SPLITS && r->surplus >= 0);
     *dataset = (BlendedDataset){.shards = source->shards, .requested = r->samples, .memory = memory};
     if (r->bounds && r->bounds[r->split + 1] <= r->bounds[r->split]) {
         return error_set(err, EXIT_USAGE,
@@ -265,6 +268,7 @@ void blended_dataset_free(BlendedDataset *dataset) {
 }
 
 int blended_dataset_shard(const BlendedDataset *dataset, int64_t i, int64_t *part_sample) {
+    assert(i >= 0 && i < dataset->samples);
     *part_sample = dataset->blend_shard ? dataset->blend_sample[i] : i;
     return dataset->blend_shard ? dataset->blend_shard[i] : 0;
 }

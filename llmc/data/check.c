@@ -2,6 +2,7 @@
 // vocabulary's EOD.
 #include "llmc/data/loader.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -65,6 +66,7 @@ static void add_tail(Ends *e, const int32_t *ids, int count) {
 }
 
 bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, FILE *out, Error *err) {
+    assert(most >= 1);
     enum { TAIL = 256, ENOUGH = 8 };
     int32_t ids[TAIL];
     Ends e = {.alike = true, .largest = -1};

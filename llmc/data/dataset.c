@@ -3,6 +3,7 @@
 // and loader.c.
 #include "llmc/data/dataset.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 // Splits
 
 const char *split_name(int split) {
+    assert(split >= 0 && split < SPLITS);
     static const char *const names[SPLITS] = {"training", "validation", "test"};
     return names[split];
 }
@@ -62,6 +64,7 @@ bool split_parse(const char *text, double bounds[SPLITS + 1], Error *err) {
 
 bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, int64_t *first,
                  int64_t *end) {
+    assert(split >= 0 && split < SPLITS && sequences >= 0);
     *first = *end = 0;
     if (bounds[split + 1] <= bounds[split]) return false;
     // Rounds half to even, as numpy does. The weights may sum to slightly more than 1.
@@ -202,6 +205,7 @@ static bool allocate(GptDataset *d, Error *err) {
 
 bool gpt_dataset_build(GptDataset *dataset, const Shard *shard, const PartRequest *request,
                        NodeMemory *memory, Error *err) {
+    assert(request->first >= 0 && request->end <= shard->sequences);
     *dataset = (GptDataset){.shard = shard,
                             .split = request->split,
                             .seq_length = request->seq_length,
@@ -240,12 +244,14 @@ void gpt_dataset_free(GptDataset *dataset) {
 // Samples
 
 void gpt_dataset_sample_entry(const GptDataset *dataset, int64_t k, int64_t *position, int64_t *offset) {
+    assert(k >= 0 && k <= dataset->samples);
     uint64_t entry = dataset->sample_index[k];
     *position = (int64_t)(entry >> OFFSET_BITS);
     *offset = (int64_t)(entry & (((uint64_t)1 << OFFSET_BITS) - 1));
 }
 
 void gpt_dataset_sample(const GptDataset *dataset, int64_t i, int32_t *tokens) {
+    assert(i >= 0 && i < dataset->samples);
     const Shard *shard = dataset->shard;
     int64_t position, offset, left = (int64_t)dataset->seq_length + 1;
     gpt_dataset_sample_entry(dataset, dataset->shuffle_index[i], &position, &offset);
@@ -261,6 +267,7 @@ void gpt_dataset_sample(const GptDataset *dataset, int64_t i, int32_t *tokens) {
 }
 
 TokenPlace gpt_dataset_place(const GptDataset *dataset, int64_t i, int64_t t) {
+    assert(i >= 0 && i < dataset->samples && t >= 0 && t <= dataset->seq_length);
     TokenPlace place;
     gpt_dataset_sample_entry(dataset, dataset->shuffle_index[i], &place.position, &place.offset);
     for (place.offset += t;; place.position++) {

@@ -3,6 +3,7 @@
 // --inspect-data, check.c has --check-data.
 #include "llmc/data/loader.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,6 +182,7 @@ uint64_t *loader_fingerprints(const Loader *loader, int *shards) {
 }
 
 const char *loader_shard_prefix(const Loader *loader, int place) {
+    assert(place >= 0);
     int s = 0;
     for (; place >= loader->source[s].shards; s++) place -= loader->source[s].shards;
     return loader->source[s].shard[place].prefix;
@@ -229,6 +231,7 @@ static bool bad_id(const Loader *l, int split, int64_t sample, const int32_t *id
 }
 
 bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Error *err) {
+    assert(split >= 0 && split < SPLITS);
     const LoaderOptions *o = &l->options;
     if (!l->has[split]) {
         return error_set(err, EXIT_USAGE, "sample %" PRId64 " was requested from a split without data",

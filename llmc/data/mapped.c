@@ -6,6 +6,7 @@
 // argument.
 #include "llmc/data/mapped.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -65,6 +66,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
 }
 
 void mapped_guard(const void *start, size_t bytes, const char *path) {
+    assert(path && (start || !bytes));
     if (!bytes) return;
     Mapped *m = (Mapped *)xcalloc(1, sizeof *m, "the table of mapped files");
     *m = (Mapped){(const uint8_t *)start, bytes, xstrdup(path), NULL};

@@ -2,6 +2,7 @@
 #include "llmc/data/pretokenize.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <assert.h>
 #include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,6 +129,7 @@ void piece_steps_free(PieceSteps *steps) {
 }
 
 size_t piece_end_pcre2(const PieceSplitter *splitter, const char *text, size_t bytes, size_t start) {
+    assert(start < bytes);
     int found = pcre2_match(splitter->pattern->code, (PCRE2_SPTR)text, bytes, start, PCRE2_NO_UTF_CHECK,
                             splitter->match, splitter->context);
     if (found == PCRE2_ERROR_NOMATCH) return bytes;

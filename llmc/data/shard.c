@@ -2,6 +2,7 @@
 // the memcpy loads.
 #include "llmc/data/shard.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -257,6 +258,7 @@ void shard_close(Shard *shard) {
     break
 
 void shard_read(const Shard *shard, int64_t position, int64_t count, int32_t *out) {
+    assert(count >= 0);
     const uint8_t *in = shard->data + position * shard_dtype_size(shard->dtype);
     switch (shard->dtype) {
         case SHARD_U8: CONVERT(uint8_t, x);

@@ -1,6 +1,7 @@
 // Reads the files of --eval-tasks, see tasks.h.
 #include "llmc/data/tasks.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -237,6 +238,7 @@ static bool read_line(Parser *r, const char *line, size_t bytes) {
 // --- the file ------------------------------------------------------------------------------------
 
 bool task_set_read(TaskSet *set, const char *path, TaskEncoding encoding, Error *err) {
+    assert(encoding.tokenizer && encoding.seq_length >= 1);
     Parser r = {.set = set, .path = path, .to = encoding, .err = err};
     uint64_t bytes, before = (uint64_t)set->samples;
     char *text = durable_read_file(path, MAX_FILE_BYTES, &bytes, err);

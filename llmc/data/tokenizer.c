@@ -3,6 +3,7 @@
 // bytes of each piece (bpe.c). Recent pieces are cached.
 #include "llmc/data/tokenizer.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -346,6 +347,7 @@ static const char *well_formed(Encoder *encoder, const char *text, size_t *bytes
 }
 
 void encoder_encode(Encoder *encoder, const char *text, size_t bytes, TokenBuffer *out, int64_t *replaced) {
+    assert(bytes <= ENCODER_MAX_BYTES);
     text = well_formed(encoder, text, &bytes, replaced);
     switch (encoder->tokenizer->type) {
         case TOKENIZER_GPT2_BPE:

@@ -2,6 +2,7 @@
 // alphabet, one printable character per byte.
 #include "llmc/data/vocabulary.h"
 
+#include <assert.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@ enum { MAX_VOCABULARY_BYTES = 1 << 28 };
 #define HINT "dev/data/get_gpt2_vocab.sh downloads GPT-2's files"
 
 void token_table_init(TokenTable *table, int size, size_t total_bytes) {
+    assert(size >= 0);
     table->bytes = xmalloc(total_bytes + 1, "the bytes of the vocabulary");
     table->start = xcalloc((size_t)size + 1, sizeof *table->start, "the vocabulary");
     table->size = size;
@@ -23,6 +25,7 @@ void token_table_init(TokenTable *table, int size, size_t total_bytes) {
 }
 
 void token_table_append(TokenTable *table, int next, const char *bytes, size_t length) {
+    assert(next >= 0 && next < table->size);
     memcpy(table->bytes + table->start[next], bytes, length);
     table->start[next + 1] = table->start[next] + length;
 }

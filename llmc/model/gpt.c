@@ -3,11 +3,13 @@
 // norm follows the last layer like the first norm of one more layer.
 #include "llmc/model/gpt.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 int gpt_layer_tensor(const GPT *gpt, int layer, enum LayerTensor which) {
+    assert(layer >= 0 && layer <= gpt->L);
     int place = gpt->place[which];
     return place < 0 ? -1 : gpt->below + layer * gpt->layer_tensors + place;
 }
@@ -83,6 +85,7 @@ static Stage stage_of(const Config *config, const Group *pp) {
 }
 
 int gpt_layer_number(const GPT *gpt, int layer) {
+    assert(layer >= 0 && layer < gpt->L);
     const Stage *s = &gpt->stage;
     int chunk = layer / s->layers * s->shape.stages + s->shape.stage;
     return chunk * s->layers + layer % s->layers;
@@ -136,6 +139,7 @@ static void keep_own(GPT *gpt) {
 
 void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh) {
     int ranks = mesh->tp.size;
+    assert(config->num_attention_heads % ranks == 0 && config->num_layers % mesh->pp.size == 0);
     memset(gpt, 0, sizeof *gpt);
     gpt->mesh = mesh;
     gpt->B = config->micro_batch_size;

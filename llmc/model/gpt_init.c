@@ -1,5 +1,7 @@
 // Startup after the memory plan is allocated, initial weights and batch upload: see gpt.h. Called
 // by llmc/run/setup.c, train_gpt.c, dev/ and tests.
+#include <assert.h>
+
 #include "llmc/model/gpt.h"
 #include "llmc/ranks/parallel.h"
 
@@ -38,6 +40,7 @@ void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
 }
 
 void gpt_upload(GPT *gpt, int slot, const Batch *batch) {
+    assert(slot >= 0 && slot < gpt->slots);
     size_t N = (size_t)gpt->B * (size_t)gpt->T, ids = N * sizeof(int32_t);
     const MicroBatch *m = &gpt->slot[slot];
     copy_to_device(gpt->stream, m->tokens, batch->tokens, ids);

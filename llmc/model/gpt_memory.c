@@ -80,7 +80,7 @@ static void reserve_slot(const GPT *gpt, MicroBatch *m, MemoryPlan *plan) {
 }
 
 // The final norm, the LM head, and buffers shared by all layers and micro-batches. Without
-// training, only those of a forward pass and of one position's logits.
+// training: only the buffers of forward passes and of the logits of one position.
 static void reserve_shared(GPT *gpt, MemoryPlan *plan, bool training) {
     const char *group = "activations", *scratch = "scratch";
     size_t N = (size_t)rows_planned(gpt), X = N * sizeof(floatX), C = (size_t)gpt->C, A = (size_t)gpt->A;

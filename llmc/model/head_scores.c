@@ -1,5 +1,7 @@
 // Log-likelihoods of targets, for --eval-tasks: see gpt.h. Called by gpt_head and
 // llmc/run/eval_tasks.c.
+#include <assert.h>
+
 #include "llmc/model/gpt.h"
 
 // cuDNN's attention requires multiples of 64.
@@ -17,6 +19,7 @@ static int real_columns(const GPT *gpt, const Head *head) {
 }
 
 void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head) {
+    assert(pass->scores && gpt->scores);
     Head h = *head;
     int ranks = gpt->mesh->tp.size;
     int64_t chunk = op_head_chunk_rows(h.N, h.rows);

@@ -7,6 +7,7 @@
 // exception is the gradient of a micro-batch that runs forward just before: its receive is posted
 // only after that forward pass, because it cannot arrive earlier and the GPU must not wait for it
 // (llmc/cuda/comm.cu).
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,6 +64,7 @@ static void receive_backward_send(GPT *gpt, const Pass *p) {
 // --- the schedule --------------------------------------------------------------------------------
 
 PassSchedule gpt_schedule(GPT *gpt, int micro_batches, bool training) {
+    assert(micro_batches >= 0);
     PipelineShape shape = gpt->stage.shape;
     size_t most = 2 * (size_t)micro_batches * (size_t)shape.chunks;
     PassSchedule s = {.gpt = gpt, .micro_batches = micro_batches, .training = training};
@@ -120,6 +122,7 @@ bool gpt_next_pass(PassSchedule *s, Pass *pass) {
 }
 
 void gpt_forward_pass(GPT *gpt, const Pass *pass) {
+    assert(pass->direction == FORWARD && pass->slot < gpt->slots);
     gpt->slot[pass->slot].pass = *pass;
     timer_start(gpt->timers, TIMER_FORWARD_COMPUTE, gpt->stream);
     receive_forward_send(gpt, pass);
@@ -128,6 +131,7 @@ void gpt_forward_pass(GPT *gpt, const Pass *pass) {
 }
 
 void gpt_backward_pass(GPT *gpt, const Pass *pass) {
+    assert(pass->direction == BACKWARD && pass->slot < gpt->slots);
     timer_start(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);
     receive_backward_send(gpt, pass);
     timer_stop(gpt->timers, TIMER_BACKWARD_COMPUTE, gpt->stream);

@@ -1,5 +1,6 @@
 // Logits of the next token: a forward pass, and the LM head for its last row only. See gpt.h.
 // Called by write_sample (llmc/run/sample.c) and by dev/generate.c.
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,6 +44,7 @@ static void forward_to_logits(GPT *gpt, Pass *pass, const int32_t *ids, int used
 }
 
 void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits) {
+    assert(n >= 1);
     // Sequence parallelism needs a number of rows that is a multiple of the TP size.
     int used = (int)(n < gpt->T ? n : gpt->T), T = (int)round_up64(used, gpt->mesh->tp.size);
     Pass pass = {.B = 1, .T = T};
@@ -51,6 +53,7 @@ void gpt_next_logits(GPT *gpt, const int32_t *ids, int64_t n, floatX *logits) {
 }
 
 void gpt_continue(GPT *gpt, const int32_t *ids, int start, int n, floatX *logits) {
+    assert(gpt->cache && n >= 1 && start >= 0 && start + n <= gpt->T);
     Pass pass = {.B = 1, .T = n, .start = start, .first = true};
     forward_to_logits(gpt, &pass, ids, n, logits);
 }

@@ -1,6 +1,7 @@
 // The pipeline's schedule and links: see pipeline_schedule.h.
 #include "llmc/model/pipeline_schedule.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,6 +64,7 @@ static void place_actions(PipelineShape s, int places, int micro_batches, Pipeli
 }
 
 int pipeline_actions(PipelineShape s, int micro_batches, bool training, PipelineAction *actions) {
+    assert(s.stage < s.stages && (s.chunks == 1 || micro_batches % s.stages == 0 || !training));
     int all = micro_batches * s.chunks, ahead = training ? warm_up(s, micro_batches) : all, count = 0;
     if (micro_batches == 0) return 0;
     for (int k = 0; k < ahead; k++) actions[count++] = nth_pass(s, k, false);

@@ -1,6 +1,8 @@
 // Reductions and gathers of tensor parallelism: see tensor_parallel.h.
 #include "llmc/model/tensor_parallel.h"
 
+#include <assert.h>
+
 void tp_open(TensorParallel *tp, Device *device) {
     if (tp->group->size == 1) return;
     tp->beside = stream_create_urgent(device, "tensor parallel");
@@ -34,6 +36,7 @@ static void wait_for(const TensorParallel *tp, Event *event) {
 }
 
 Rows tp_rows(const TensorParallel *tp, int64_t N) {
+    assert(!tp->sequence || N % tp->group->size == 0);
     if (!tp->sequence) return (Rows){0, N};
     int64_t block = N / tp->group->size;
     return (Rows){tp->group->rank * block, block};
@@ -43,6 +46,7 @@ Rows tp_rows(const TensorParallel *tp, int64_t N) {
 // sequence parallelism an all-gather of the blocks follows.
 void tp_reduce_begin(const TensorParallel *tp, const floatX *partial, const floatX *bias, floatX *out,
                      int64_t N) {
+    assert(N % tp->group->size == 0);
     int ranks = tp->group->size, rank = tp->group->rank;
     int64_t block = N / ranks * tp->C;
     size_t bytes = (size_t)block * sizeof(floatX);
@@ -95,6 +99,7 @@ void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes) {
 }
 
 void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes) {
+    assert(n >= 0 && bytes >= sizeof(float) * (size_t)tp->group->size);
     int64_t most = (int64_t)(bytes / sizeof(float)) / tp->group->size;
     float *parts = (float *)scratch;
     if (tp->group->size == 1) return;

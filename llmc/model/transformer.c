@@ -17,6 +17,7 @@
 // the first norm of a layer L, and the tensor table has a row for it there.
 //
 // Called by micro_batches.c, next_logits.c and tests.
+#include <assert.h>
 #include <string.h>
 
 #include "llmc/model/gpt.h"
@@ -332,6 +333,7 @@ static void embed(const GPT *gpt, const Pass *p) {
 }
 
 void gpt_forward(GPT *gpt, const Pass *p) {
+    assert(p->chunk >= 0 && p->chunk < gpt->stage.shape.chunks);
     MicroBatch *m = &gpt->slot[p->slot];
     if (gpt_embeds(gpt, p)) m->residual[0] = m->embedded;
     LayerNorm final = first_norm(gpt, p, gpt_end_layer(gpt, p));
