@@ -92,7 +92,7 @@ static bool export_folder(const Settings *s, Peers peers, Error *err) {
                         .fp32 = s->dtype == EXPORT_FP32,
                         .part_bytes = s->part_megabytes * 1000000,
                         .tokenizer = s->tokenizer,
-                        .piece = HF_PIECE,
+                        .buffer_elements = HF_BUFFER_ELEMENTS,
                         .peers = peers};
     bool ok = hf_export(&options, &report, err);
     fputs(report.notes, stderr);
@@ -112,7 +112,7 @@ static bool import_folder(const Settings *s, Peers peers, Error *err) {
                         .divisible = s->divisible,
                         .no_optimizer = s->no_save_optim,
                         .tokenizer = s->tokenizer,
-                        .piece = HF_PIECE,
+                        .buffer_elements = HF_BUFFER_ELEMENTS,
                         .peers = peers};
     bool ok = hf_import(&options, &report, err);
     fputs(report.notes, stderr);
@@ -128,7 +128,7 @@ static bool import_megatron(const Settings *s, Peers peers, Error *err) {
                               .save = s->save,
                               .no_optimizer = s->no_save_optim,
                               .tokenizer = s->tokenizer,
-                              .piece = HF_PIECE,
+                              .buffer_elements = HF_BUFFER_ELEMENTS,
                               .peers = peers};
     bool ok = megatron_import(&options, &report, err);
     fputs(report.notes, stderr);

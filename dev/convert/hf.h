@@ -9,7 +9,7 @@
 LLMC_BEGIN
 
 // Buffer size in elements. Tests use less.
-#define HF_PIECE ((int64_t)4 << 20)
+#define HF_BUFFER_ELEMENTS ((int64_t)4 << 20)
 
 // Result of a conversion, for the user.
 typedef struct HfReport {
@@ -26,8 +26,8 @@ typedef struct HfExport {
     int64_t part_bytes;  // maximum bytes of weights per file; larger models get several files and an index
     // Overrides the files next to the checkpoint, and those named in its arguments.
     HfTokenizerOptions tokenizer;
-    int64_t piece;  // HF_PIECE
-    Peers peers;    // single rank
+    int64_t buffer_elements;  // HF_BUFFER_ELEMENTS
+    Peers peers;              // single rank
 } HfExport;
 // Exports a checkpoint. The output directory appears complete or not at all. Errors:
 // EXIT_CHECKPOINT; EXIT_DATA for the tokenizer's files; EXIT_USAGE for a non-empty output.
@@ -39,7 +39,7 @@ typedef struct HfImport {
     int64_t divisible;             // rows of the embedding are padded to a multiple of this
     bool no_optimizer;             // weights only, for --finetune
     HfTokenizerOptions tokenizer;  // overrides the tokenizer in the directory
-    int64_t piece;                 // HF_PIECE
+    int64_t buffer_elements;       // HF_BUFFER_ELEMENTS
     Peers peers;                   // single rank
 } HfImport;
 // Imports a model as a checkpoint of iteration 0: master weights, zero moments, and weights rounded

@@ -178,13 +178,13 @@ static bool read_columns(const Exporting *e, const HfTensor *t, int64_t row, int
     return true;
 }
 
-static int64_t rows_of_piece(const Exporting *e, const HfTensor *t) {
-    int64_t rows = e->options->piece / columns_of(t);
+static int64_t rows_of_chunk(const Exporting *e, const HfTensor *t) {
+    int64_t rows = e->options->buffer_elements / columns_of(t);
     return rows > t->rows ? t->rows : rows < 1 ? 1 : rows;
 }
 
 static bool write_tensor(const Exporting *e, SafeWriter *writer, const HfTensor *t, Error *err) {
-    int64_t most = rows_of_piece(e, t);
+    int64_t most = rows_of_chunk(e, t);
     for (int64_t row = 0; row < t->rows; row += most) {
         int64_t rows = t->rows - row < most ? t->rows - row : most;
         uint64_t bytes = (uint64_t)(rows * columns_of(t)) * (uint64_t)width_of(e);
@@ -256,11 +256,11 @@ static bool write_parts(Exporting *e, Error *err) {
     // whole.
     int64_t room = 0;
     for (int i = 0; i < e->map.count; i++) {
-        int64_t elements = rows_of_piece(e, &e->map.theirs[i]) * columns_of(&e->map.theirs[i]);
+        int64_t elements = rows_of_chunk(e, &e->map.theirs[i]) * columns_of(&e->map.theirs[i]);
         if (elements > room) room = elements;
     }
-    e->in = xmalloc((size_t)room * sizeof(float), "a tensor's piece");
-    e->out = xmalloc((size_t)room * sizeof(float), "a tensor's piece");
+    e->in = xmalloc((size_t)room * sizeof(float), "a chunk of a tensor");
+    e->out = xmalloc((size_t)room * sizeof(float), "a chunk of a tensor");
     for (int part = 0; part < e->parts; part++) {
         if (!write_part(e, part, err)) return false;
     }
@@ -399,7 +399,7 @@ static bool run(Exporting *e, HfReport *report, Error *err) {
 }
 
 bool hf_export(const HfExport *options, HfReport *report, Error *err) {
-    assert(options->piece > 0 && options->part_bytes > 0);
+    assert(options->buffer_elements > 0 && options->part_bytes > 0);
     Exporting e = {.options = options};
     memset(report, 0, sizeof *report);
     bool ok = run(&e, report, err);

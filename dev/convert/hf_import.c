@@ -27,15 +27,15 @@ typedef struct Importing {
     HfTokenizer tokenizer;
     char *paths[2];  // tokenizer files, as named in the checkpoint's arguments; NULL: none
     float *padding;  // (2, hidden): padding rows of the embedding and of the output layer
-    float *piece;    // fp32 chunk in the folder's order
+    float *chunk;    // fp32 chunk in the folder's order
     void *narrow;    // the same before conversion to fp32
     int64_t room;    // capacity of both, elements
 } Importing;
 
 static void make_room(Importing *m, int64_t elements) {
     if (elements <= m->room) return;
-    m->piece = (float *)xrealloc(m->piece, (size_t)elements * sizeof(float), "a tensor's piece");
-    m->narrow = xrealloc(m->narrow, (size_t)elements * sizeof(float), "a tensor's piece");
+    m->chunk = (float *)xrealloc(m->chunk, (size_t)elements * sizeof(float), "a chunk of a tensor");
+    m->narrow = xrealloc(m->narrow, (size_t)elements * sizeof(float), "a chunk of a tensor");
     m->room = elements;
 }
 
@@ -43,7 +43,7 @@ static int64_t hidden_of(const Importing *m) { return m->model.gpt.C; }
 
 // Number of embedding rows that fit in the buffer.
 static int64_t words_at_once(const Importing *m) {
-    return m->options->piece > hidden_of(m) ? m->options->piece / hidden_of(m) : 1;
+    return m->options->buffer_elements > hidden_of(m) ? m->options->buffer_elements / hidden_of(m) : 1;
 }
 
 // --- Reading the folder --------------------------------------------------------------------------
@@ -95,15 +95,15 @@ static bool check_head(Importing *m, const HfTensorPlace *head, Error *err) {
     const HfTensorPlace *words = m->places[0];
     int64_t V = m->config.words, C = hidden_of(m), most = words_at_once(m);
     bool same = safe_entry_fits(head->entry, V, C);
-    float *other = (float *)xmalloc((size_t)(most * C) * sizeof(float), "a tensor's piece");
+    float *other = (float *)xmalloc((size_t)(most * C) * sizeof(float), "a chunk of a tensor");
     for (int64_t row = 0; same && row < V; row += most) {
         int64_t n = (V - row < most ? V - row : most) * C;
-        if (!safe_file_read(words->file, words->entry, row * C, n, m->narrow, m->piece, err) ||
+        if (!safe_file_read(words->file, words->entry, row * C, n, m->narrow, m->chunk, err) ||
             !safe_file_read(head->file, head->entry, row * C, n, m->narrow, other, err)) {
             free(other);
             return false;
         }
-        same = memcmp(m->piece, other, (size_t)n * sizeof(float)) == 0;
+        same = memcmp(m->chunk, other, (size_t)n * sizeof(float)) == 0;
     }
     free(other);
     return same || error_set(err, EXIT_CHECKPOINT,
@@ -237,7 +237,7 @@ static bool read_part(Importing *m, const HfPart *part, float *out, int64_t stri
     return true;
 }
 
-// Reads our rows [row, row + rows) into m->piece, in the folder's order. *there: elements that the
+// Reads our rows [row, row + rows) into m->chunk, in the folder's order. *there: elements that the
 // folder has.
 static bool read_parts(Importing *m, int i, int64_t row, int64_t rows, int64_t *there, Error *err) {
     HfPart parts[3];
@@ -245,7 +245,7 @@ static bool read_parts(Importing *m, int i, int64_t row, int64_t rows, int64_t *
     *there = 0;
     for (int k = 0; k < count; k++) {
         bool columns = parts[k].tensor->transposed;
-        float *out = m->piece + (columns ? *there : *there * m->map.ours[i].columns);
+        float *out = m->chunk + (columns ? *there : *there * m->map.ours[i].columns);
         if (!read_part(m, &parts[k], out, rows, err)) return false;
         *there += parts[k].count;
     }
@@ -263,7 +263,7 @@ static bool read_rows(void *context, int i, int64_t lo, int64_t hi, float *out, 
     const float *padding = m->padding + (i == 0 ? 0 : columns);
     for (int64_t r = 0; r < rows; r++) {
         int64_t at = hf_map_place(&m->map, i, r, rows);
-        const float *from = at >= there ? padding : transposed ? m->piece + at : m->piece + at * columns;
+        const float *from = at >= there ? padding : transposed ? m->chunk + at : m->chunk + at * columns;
         int64_t step = transposed ? rows : 1;
         for (int64_t c = 0; c < columns; c++) out[r * columns + c] = from[c * step];
     }
@@ -278,8 +278,8 @@ static bool make_padding(Importing *m, int which, const HfTensorPlace *place, Er
     bool ok = true;
     for (int64_t row = 0; ok && row < V; row += most) {
         int64_t rows = V - row < most ? V - row : most;
-        ok = safe_file_read(place->file, place->entry, row * C, rows * C, m->narrow, m->piece, err);
-        for (int64_t i = 0; ok && i < rows * C; i++) sum[i % C] += m->piece[i];
+        ok = safe_file_read(place->file, place->entry, row * C, rows * C, m->narrow, m->chunk, err);
+        for (int64_t i = 0; ok && i < rows * C; i++) sum[i % C] += m->chunk[i];
     }
     for (int64_t c = 0; c < C; c++) m->padding[which * C + c] = (float)(sum[c] / (double)V);
     free(sum);
@@ -313,9 +313,9 @@ static bool save(Importing *m, Error *err) {
                                .model = &m->model,
                                .units = units,
                                .no_optimizer = m->options->no_optimizer,
-                               .piece = m->options->piece,
+                               .buffer_elements = m->options->buffer_elements,
                                .read = read_rows,
-                               .beside = write_tokenizer,
+                               .write_files = write_tokenizer,
                                .context = m,
                                .peers = m->options->peers};
     bool ok = imported_save(&weights, err);
@@ -335,7 +335,7 @@ static bool run(Importing *m, HfReport *report, Error *err) {
 }
 
 bool hf_import(const HfImport *options, HfReport *report, Error *err) {
-    assert(options->piece > 0 && options->divisible > 0);
+    assert(options->buffer_elements > 0 && options->divisible > 0);
     Importing m = {.options = options};
     memset(report, 0, sizeof *report);
     bool ok = run(&m, report, err);
@@ -344,7 +344,7 @@ bool hf_import(const HfImport *options, HfReport *report, Error *err) {
     hf_map_free(&m.map);
     model_flags_free(&m.config.flags);
     if (m.opened) imported_model_close(&m.model);
-    void *all[] = {m.places, m.paths[0], m.paths[1], m.padding, m.piece, m.narrow};
+    void *all[] = {m.places, m.paths[0], m.paths[1], m.padding, m.chunk, m.narrow};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     return ok;
 }

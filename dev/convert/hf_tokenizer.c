@@ -49,7 +49,7 @@ static bool read_object(HfTokenizer *t, const char *name, const char *path, Erro
 }
 
 // Reads the files next to tokenizer.json, if they exist.
-static bool read_beside(HfTokenizer *t, const char *folder, Error *err) {
+static bool read_neighbors(HfTokenizer *t, const char *folder, Error *err) {
     static const char *const names[] = {HF_TOKENIZER_CONFIG, "special_tokens_map.json", HF_GENERATION_CONFIG};
     bool ok = true;
     for (size_t i = 0; i < sizeof names / sizeof *names && ok; i++) {
@@ -68,7 +68,7 @@ static bool read_model(HfTokenizer *t, const char *model, Error *err) {
     char *folder = open    ? xstrdup(model)
                    : slash ? text_format("%.*s", (int)(slash - model) + (slash == model), model)
                            : xstrdup(".");
-    bool ok = read_file(t, HF_TOKENIZER, path, err) && read_beside(t, folder, err);
+    bool ok = read_file(t, HF_TOKENIZER, path, err) && read_neighbors(t, folder, err);
     if (open) closedir(open);
     free(path);
     free(folder);

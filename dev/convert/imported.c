@@ -42,8 +42,8 @@ void model_flag_text(const cJSON *value, char *text, size_t bytes) {
 }
 
 // Model flags that do not affect the meaning of the weights.
-static const char *const OTHER_NAMES[] = {"kv_channels", "init_method_std", "attention_dropout",
-                                          "hidden_dropout"};
+static const char *const OTHER_ARGUMENTS[] = {"kv_channels", "init_method_std", "attention_dropout",
+                                              "hidden_dropout"};
 
 void model_flags_free(ModelFlags *flags) {
     for (int i = 0; i < flags->count; i++) free(flags->items[i]);
@@ -53,17 +53,17 @@ void model_flags_free(ModelFlags *flags) {
 // --- The model -----------------------------------------------------------------------------------
 
 // Flags of a fictitious run. They say nothing about the model.
-static const char *const OF_A_RUN[] = {
+static const char *const PLACEHOLDERS[] = {
     "convert_checkpoint",   "--bf16",         "--use-distributed-optimizer",
     "--mock-data",          "--lr=1",         "--train-iters=1",
     "--micro-batch-size=1", "--seq-length=1", "--tokenizer-type=NullTokenizer",
     "--vocab-size=1"};
 
 static bool configure(Config *config, const ModelFlags *flags, int64_t rows, int64_t divisible, Error *err) {
-    enum { FIXED = COUNT_OF(OF_A_RUN) };
+    enum { FIXED = COUNT_OF(PLACEHOLDERS) };
     char *words[FIXED + COUNT_OF(flags->items) + 2] = {0};
     char *multiple = text_format("--make-vocab-size-divisible-by=%" PRId64, divisible);
-    memcpy(words, OF_A_RUN, sizeof OF_A_RUN);
+    memcpy(words, PLACEHOLDERS, sizeof PLACEHOLDERS);
     for (int i = 0; i < flags->count; i++) words[FIXED + i] = flags->items[i];
     words[FIXED + flags->count] = multiple;
     bool ok = config_parse(config, FIXED + flags->count + 1, words, NULL, 0, err);
@@ -136,7 +136,7 @@ static cJSON *arguments_of(const Config *config) {
     char key[OPTION_KEY_BYTES];
     cJSON *all = imported_arguments(config), *kept = cJSON_CreateObject();
     while (config_next_key(MODEL, &at, key)) move_item(all, kept, key);
-    for (size_t i = 0; i < COUNT_OF(OTHER_NAMES); i++) move_item(all, kept, OTHER_NAMES[i]);
+    for (size_t i = 0; i < COUNT_OF(OTHER_ARGUMENTS); i++) move_item(all, kept, OTHER_ARGUMENTS[i]);
     for (size_t i = 0; i < COUNT_OF(more); i++) move_item(all, kept, more[i]);
     cJSON_Delete(all);
     return kept;
@@ -199,7 +199,7 @@ typedef struct Job {
     Slice *slices;
     int slice_count;
     int *tensor_of;  // (slice_count)
-    float *piece;    // buffer for one slice
+    float *chunk;    // buffer for one slice
     bool failed;     // a fetch failed to read its data
     Error error;
 } Job;
@@ -210,7 +210,8 @@ static const Tensor *tensor_at(const Job *job, int i) { return &job->weights->mo
 
 // Returns the number of elements per slice of the tensor; the last slice may be shorter.
 static int64_t step_of(const Job *job, int i) {
-    int64_t unit = job->weights->units ? job->weights->units[i] : 1, most = job->weights->piece / unit * unit;
+    int64_t unit = job->weights->units ? job->weights->units[i] : 1,
+            most = job->weights->buffer_elements / unit * unit;
     int64_t all = tensor_whole_elements(tensor_at(job, i));
     return smaller(all, most < unit ? unit : most);
 }
@@ -235,25 +236,25 @@ static void list_slices(Job *job) {
     }
     job->slices = (Slice *)xcalloc((size_t)(pieces * wanted), sizeof(Slice), "the checkpoint's slices");
     job->tensor_of = (int *)xcalloc((size_t)(pieces * wanted), sizeof(int), "the checkpoint's slices");
-    job->piece = (float *)xmalloc((size_t)room * sizeof(float), "a tensor's piece");
+    job->chunk = (float *)xmalloc((size_t)room * sizeof(float), "a chunk of a tensor");
     for (int k = 0; k < wanted; k++) {
         for (int i = 0; i < tensors; i++) add_slices(job, i, kinds[k]);
     }
 }
 
-static bool fetch_piece(Job *job, const Slice *s, int tensor, void *host) {
+static bool fetch_chunk(Job *job, const Slice *s, int tensor, void *host) {
     const ImportedWeights *w = job->weights;
     int64_t count = s->hi - s->lo;
-    if (!w->read(w->context, tensor, s->lo, s->hi, job->piece, &job->error)) return false;
+    if (!w->read(w->context, tensor, s->lo, s->hi, job->chunk, &job->error)) return false;
     for (int64_t i = 0; i < count; i++) {
-        floatX rounded = floatX_from_float(job->piece[i]);
+        floatX rounded = floatX_from_float(job->chunk[i]);
         if (!isfinite(floatX_to_float(rounded))) {
             return error_set(&job->error, EXIT_CHECKPOINT,
                              "%s: '%s' contains a non-finite value; save or download it again", w->source,
                              s->tensor);
         }
         if (s->kind == SLICE_WEIGHT) ((floatX *)host)[i] = rounded;
-        else ((float *)host)[i] = job->piece[i];
+        else ((float *)host)[i] = job->chunk[i];
     }
     return true;
 }
@@ -265,7 +266,7 @@ static void fetch(void *context, int i, void *host) {
     const Slice *s = &job->slices[i];
     bool zero = s->kind == SLICE_EXP_AVG || s->kind == SLICE_EXP_AVG_SQ || job->failed;
     if (zero) memset(host, 0, (size_t)(s->hi - s->lo) * (size_t)slice_kind_bytes(s->kind));
-    else job->failed = !fetch_piece(job, s, job->tensor_of[i], host);
+    else job->failed = !fetch_chunk(job, s, job->tensor_of[i], host);
 }
 
 // --- Saving --------------------------------------------------------------------------------------
@@ -310,7 +311,8 @@ static bool save(Job *job, Error *err) {
                              .context = job,
                              .before = -1,
                              .peers = w->peers};
-    bool ok = (!w->beside || w->beside(w->context, err)) && save_args(w, err) && run_save(job, &wanted, err);
+    bool ok = (!w->write_files || w->write_files(w->context, err)) && save_args(w, err) &&
+              run_save(job, &wanted, err);
     free(arguments);
     return ok;
 }
@@ -332,7 +334,8 @@ static bool save_alone(Job *job, Error *err) {
 static bool read_all(Job *job, Error *err) {
     for (int i = 0; i < job->slice_count && !job->failed; i++) {
         const Slice *s = &job->slices[i];
-        void *host = xmalloc((size_t)(s->hi - s->lo) * (size_t)slice_kind_bytes(s->kind), "a tensor's piece");
+        void *host = xmalloc((size_t)(s->hi - s->lo) * (size_t)slice_kind_bytes(s->kind),
+                             "a chunk of a tensor");
         fetch(job, i, host);
         free(host);
     }
@@ -341,12 +344,12 @@ static bool read_all(Job *job, Error *err) {
 }
 
 bool imported_save(const ImportedWeights *weights, Error *err) {
-    assert(weights->piece > 0);
+    assert(weights->buffer_elements > 0);
     Job job = {.weights = weights};
     list_slices(&job);
     bool ok = weights->save ? save_alone(&job, err) : read_all(&job, err);
     free(job.slices);
     free(job.tensor_of);
-    free(job.piece);
+    free(job.chunk);
     return ok;
 }

@@ -50,14 +50,14 @@ typedef struct ImportedWeights {
     const char *save;    // a --save directory without checkpoints; NULL: read everything, write nothing
     const char *source;  // for error messages
     const ImportedModel *model;
-    const int64_t *units;  // (tensors of gpt.whole) elements that must be read together; NULL: 1
-    bool no_optimizer;     // weights only, for --finetune
-    int64_t piece;         // buffer size in elements, unless a unit is larger
+    const int64_t *units;     // (tensors of gpt.whole) elements that must be read together; NULL: 1
+    bool no_optimizer;        // weights only, for --finetune
+    int64_t buffer_elements;  // buffer size in elements, unless a unit is larger
     // Reads elements [lo, hi) of gpt.whole[i] as fp32 in the trainer's order, including padding
     // rows. lo and hi are multiples of the unit, or the end of the tensor. Errors: EXIT_CHECKPOINT.
     bool (*read)(void *context, int i, int64_t lo, int64_t hi, float *out, Error *err);
     // Writes files next to the checkpoint, such as a tokenizer. May be NULL.
-    bool (*beside)(void *context, Error *err);
+    bool (*write_files)(void *context, Error *err);
     void *context;
     Peers peers;  // single rank
 } ImportedWeights;
@@ -66,8 +66,8 @@ typedef struct ImportedWeights {
 bool imported_save_check(const char *save, Error *err);
 // Saves master weights, zero moments, weights rounded to this build's precision, and model.args
 // (the model as flags of the trainer). The checkpoint appears complete or not at all. Errors: those
-// of `read`, `beside` and imported_save_check; EXIT_CHECKPOINT for a non-finite value or a failed
-// write.
+// of `read`, `write_files` and imported_save_check; EXIT_CHECKPOINT for a non-finite value or a
+// failed write.
 bool imported_save(const ImportedWeights *weights, Error *err);
 
 LLMC_END

@@ -230,7 +230,7 @@ static bool save(Import *m, Error *err) {
                                .source = m->folder,
                                .model = &m->model,
                                .no_optimizer = m->options->no_optimizer,
-                               .piece = m->options->piece,
+                               .buffer_elements = m->options->buffer_elements,
                                .read = read_elements,
                                .context = m,
                                .peers = m->options->peers};
@@ -249,7 +249,7 @@ static bool run(Import *m, HfReport *report, Error *err) {
 }
 
 bool megatron_import(const MegatronImport *options, HfReport *report, Error *err) {
-    assert(options->piece > 0);
+    assert(options->buffer_elements > 0);
     Import m = {.options = options};
     memset(report, 0, sizeof *report);
     bool ok = run(&m, report, err);

@@ -10,7 +10,7 @@ typedef struct MegatronImport {
     const char *save;              // a --save directory without checkpoints; NULL: dry run
     bool no_optimizer;             // weights only, for --finetune
     HfTokenizerOptions tokenizer;  // overrides the tokenizer in the checkpoint's arguments
-    int64_t piece;                 // HF_PIECE
+    int64_t buffer_elements;       // HF_BUFFER_ELEMENTS
     Peers peers;                   // single rank
 } MegatronImport;
 // Reads `torch_dist` checkpoints and the legacy format with one file per rank, of any tensor and

@@ -53,7 +53,7 @@ static int by_name(const void *a, const void *b) {
 
 // Returns true for entries that are not model weights: other optimizer state, random state, run
 // state.
-static bool is_beside(const char *name) {
+static bool is_other_state(const char *name) {
     static const char *const beginnings[] = {"optimizer.", "chained_", "rng_state", "rerun_state",
                                              "opt_param_scheduler"};
     for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++) {
@@ -63,11 +63,11 @@ static bool is_beside(const char *name) {
 }
 
 static Item item_of(const GPT *gpt, const char *name, const PickleValue *storage) {
-    Item item = {.name = name, .kind = MEGATRON_WEIGHT, .meaning = MEGATRON_NOTHING};
+    Item item = {.name = name, .kind = MEGATRON_WEIGHT, .meaning = MEGATRON_IGNORED};
     item.dims = pickle_sizes(pickle_member(storage, "size"), item.size, SAFE_MOST_DIMS);
     if (item.dims < 0) return item;
     const char *master = strstr(name, MASTER);
-    if (!master && is_beside(name)) return item;
+    if (!master && is_other_state(name)) return item;
     if (master) item.kind = MEGATRON_MASTER;
     item.meaning = megatron_name(gpt, master ? master + strlen(MASTER) : name, 0, &item.tensor);
     return item;
@@ -194,7 +194,7 @@ static bool list_pieces(Listing *l, const PickleValue *pieces, Error *err) {
         Item key = {.name = pickle_text(pickle_member(index, "fqn"))};
         if (!key.name) return malformed(l, "a chunk has no name", err);
         const Item *item = (const Item *)bsearch(&key, l->items, (size_t)l->count, sizeof key, by_name);
-        if (!item || item->meaning == MEGATRON_NOTHING) continue;
+        if (!item || item->meaning == MEGATRON_IGNORED) continue;
         Place place = {0};
         place.dims = pickle_sizes(pickle_member(index, "offset"), place.begin, SAFE_MOST_DIMS);
         if (!read_piece(l, item, pieces->items[i + 1], &place, err)) return false;

@@ -59,7 +59,7 @@ static bool add_tensor(const Rank *r, const PickleValue *value, const char *name
     int64_t first = (r->chunk * r->ranks.stages + r->stage) * per;
     int tensor;
     MegatronMeaning meaning = megatron_name(r->source->gpt, name, first, &tensor);
-    if (meaning == MEGATRON_NOTHING) return true;
+    if (meaning == MEGATRON_IGNORED) return true;
     if (meaning == MEGATRON_WHOLE) return add_part(r, tensor, value, name, err);
     return error_set(err, EXIT_CHECKPOINT,
                      "%s has a tensor '%.200s', which does not belong to a model with its arguments; import"

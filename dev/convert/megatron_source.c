@@ -99,7 +99,7 @@ static const Name OUTSIDE[] = {
 };
 static const Name FINAL[] = {{"final_layernorm.", "final_norm."}};
 // Prefixes of all names of a model.
-static const char *const AROUND[] = {"module.", "language_model."};
+static const char *const MODEL_PREFIXES[] = {"module.", "language_model."};
 
 // Returns the text after the prefix, or NULL.
 static const char *after(const char *text, const char *beginning) {
@@ -126,7 +126,7 @@ static int find_tensor(const GPT *gpt, const char *name) {
 
 // Returns true for entries without weights: extra state of modules, rotary position constants, and
 // copies of the embedding on the last stage.
-static bool is_nothing(const GPT *gpt, const char *name) {
+static bool is_ignored(const GPT *gpt, const char *name) {
     return strstr(name, "_extra_state") || ends_with(name, "inv_freq") ||
            after(name, "word_embeddings_for_head.") ||
            (gpt->tied && strcmp(name, "output_layer.weight") == 0);
@@ -162,10 +162,10 @@ static MegatronMeaning outside_layers(const GPT *gpt, const char *name, int *ten
 }
 
 MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_layer, int *tensor) {
-    for (size_t i = 0; i < sizeof AROUND / sizeof *AROUND; i++) {
-        while (after(name, AROUND[i])) name = after(name, AROUND[i]);
+    for (size_t i = 0; i < sizeof MODEL_PREFIXES / sizeof *MODEL_PREFIXES; i++) {
+        while (after(name, MODEL_PREFIXES[i])) name = after(name, MODEL_PREFIXES[i]);
     }
-    if (is_nothing(gpt, name)) return MEGATRON_NOTHING;
+    if (is_ignored(gpt, name)) return MEGATRON_IGNORED;
     char *ours = RENAME(OUTSIDE, name);
     const char *layer = after(ours, "encoder.layers.");
     MegatronMeaning meaning = layer ? in_layer(gpt, layer, first_layer, tensor)
@@ -204,7 +204,7 @@ bool megatron_source_add(MegatronSource *source, MegatronKind kind, int tensor, 
             " checkpoint",
             path, name);
     }
-    t->pieces = (MegatronPiece *)grow_array(t->pieces, t->count, sizeof *t->pieces, "a tensor's pieces");
+    t->pieces = (MegatronPiece *)grow_array(t->pieces, t->count, sizeof *t->pieces, "a tensor's chunks");
     t->pieces[t->count++] = piece;
     return true;
 }
@@ -266,7 +266,7 @@ bool megatron_source_read(MegatronSource *source, MegatronKind kind, int tensor,
     const float hole = f32_from_bits(HOLE);
     if (hi - lo > source->narrow_room) {
         source->narrow_room = hi - lo;
-        source->narrow = xrealloc(source->narrow, (size_t)(hi - lo) * sizeof(float), "a tensor's piece");
+        source->narrow = xrealloc(source->narrow, (size_t)(hi - lo) * sizeof(float), "a chunk of a tensor");
     }
     for (int64_t i = 0; i < hi - lo; i++) memcpy(&out[i], &hole, sizeof hole);
     for (int i = 0; i < t->count; i++) {

@@ -50,7 +50,7 @@ int megatron_source_file(MegatronSource *source, const char *name, Error *err);
 // Classification of a Megatron-LM tensor name.
 typedef enum MegatronMeaning {
     MEGATRON_UNKNOWN,
-    MEGATRON_NOTHING,  // not a weight: extra state, a copy of the embedding
+    MEGATRON_IGNORED,  // not a weight: extra state, a copy of the embedding
     MEGATRON_WHOLE,    // one tensor
     MEGATRON_STACKED   // the same tensor of all layers, with the layers as first dimension
 } MegatronMeaning;

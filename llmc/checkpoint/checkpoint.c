@@ -123,12 +123,12 @@ static void add_slice(ShardPlan *shard, const CheckpointSave *save, int i, int t
 // Lists the slices, 4-byte elements first. The caller computes the size of the staging memory
 // independently, so check that the slices fit before anything is copied.
 static bool collect(ShardPlan *shard, const CheckpointSave *save, Error *err) {
-    size_t room = (size_t)save->slice_count + 1;
+    size_t capacity = (size_t)save->slice_count + 1;
     int tensor = 0;
     memset(shard, 0, sizeof *shard);
-    shard->order = (int *)xcalloc(room, sizeof *shard->order, "a checkpoint's slices");
-    shard->slices = (ManifestSlice *)xcalloc(room, sizeof *shard->slices, "a checkpoint's slices");
-    shard->tensors = (SafeTensor *)xcalloc(room, sizeof *shard->tensors, "a checkpoint's slices");
+    shard->order = (int *)xcalloc(capacity, sizeof *shard->order, "a checkpoint's slices");
+    shard->slices = (ManifestSlice *)xcalloc(capacity, sizeof *shard->slices, "a checkpoint's slices");
+    shard->tensors = (SafeTensor *)xcalloc(capacity, sizeof *shard->tensors, "a checkpoint's slices");
     for (int width = 4; width >= 2; width -= 2) {
         for (int i = 0; i < save->slice_count; i++) {
             const Slice *s = &save->slices[i];
@@ -178,10 +178,10 @@ static bool write_shard(const CheckpointSave *save, const ShardPlan *shard, cons
     if (!writer) return false;
     bool ok = true;
     if (save->staging) {
-        const uint64_t piece = (uint64_t)64 << 20;  // the main thread may wait for this and must see progress
-        for (uint64_t at = 0; ok && at < shard->bytes; at += piece) {
+        const uint64_t step = (uint64_t)64 << 20;  // the main thread may wait for this and must see progress
+        for (uint64_t at = 0; ok && at < shard->bytes; at += step) {
             ok = safe_writer_append(writer, (const char *)save->staging + at,
-                                    shard->bytes - at < piece ? shard->bytes - at : piece, err);
+                                    shard->bytes - at < step ? shard->bytes - at : step, err);
             heartbeat_progress(save->peers.site);
         }
     } else {

@@ -57,7 +57,7 @@ static int by_name(const FTSENT **a, const FTSENT **b) { return strcmp((*a)->fts
 
 // Folders to skip: hidden ones (file system snapshots, leftovers of killed saves and deletions) and
 // the file system's own.
-static bool passed_over(const char *name) { return name[0] == '.' || strcmp(name, "lost+found") == 0; }
+static bool is_skipped(const char *name) { return name[0] == '.' || strcmp(name, "lost+found") == 0; }
 
 // Walks the tree until it finds a known file. *what: its row, or NULL. *path: its path, or the
 // first file that a fresh run does not have; NULL: none.
@@ -69,14 +69,14 @@ static bool look(FTS *tree, bool also_ours, const Row **what, char **path, Error
         FTSENT *e = fts_read(tree);
         if (!e) return errno == 0 || durable_error(err, "search", "the folder of --load");
         if (e->fts_level == 0) above = e->fts_pathlen;
-        if (e->fts_info == FTS_DNR && e->fts_level > 0 && passed_over(e->fts_name)) continue;
+        if (e->fts_info == FTS_DNR && e->fts_level > 0 && is_skipped(e->fts_name)) continue;
         if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR) {
             errno = e->fts_errno;
             return durable_error(err, "search", e->fts_path);
         }
         if (e->fts_info == FTS_DP || e->fts_level == 0) continue;
         bool folder = e->fts_info == FTS_D;
-        if (folder && (passed_over(e->fts_name) || e->fts_level >= MOST_LEVELS)) fts_set(tree, e, FTS_SKIP);
+        if (folder && (is_skipped(e->fts_name) || e->fts_level >= MOST_LEVELS)) fts_set(tree, e, FTS_SKIP);
         *what = also_ours ? known(OURS, sizeof OURS / sizeof *OURS, e->fts_name) : NULL;
         if (!*what) *what = known(OTHERS, sizeof OTHERS / sizeof *OTHERS, e->fts_name);
         if (!*what && (*path || folder || fnmatch(FRESH, e->fts_name, FNM_EXTMATCH) == 0)) continue;

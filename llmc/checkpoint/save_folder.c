@@ -395,18 +395,18 @@ void save_folder_forecast(const char *directory, const Forecast *f, char *line, 
     uint64_t available, needed;
     *line = 0;
     if (!free_space(directory, f->bytes, &available, &needed)) return;
-    int64_t wanted = f->saves, room = (int64_t)(available / needed);
+    int64_t wanted = f->saves, most_saves = (int64_t)(available / needed);
     // Without an interval, the folder never holds more than the last ones plus the one being
     // written.
     if (f->keep.last > 0 && f->keep.interval <= 0) {
         int64_t most = f->keep.last + 1 - f->there;
         if (wanted > most) wanted = most > 1 ? most : 1;
     }
-    if (wanted <= room) return;
+    if (wanted <= most_saves) return;
     char size[SIZE_TEXT], left[SIZE_TEXT];
     snprintf(line, line_bytes,
              "WARNING: %s has %s left, enough for %" PRId64
              " more checkpoints of %s, but this run will "
              "write %" PRId64 "; free some space, or see --keep-last-checkpoints",
-             directory, size_text(available, left), room, size_text(needed, size), wanted);
+             directory, size_text(available, left), most_saves, size_text(needed, size), wanted);
 }

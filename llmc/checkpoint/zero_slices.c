@@ -19,9 +19,9 @@ Slice slice_of_part(const Tensor *t, SliceKind kind, int64_t lo, int64_t hi) {
     return (Slice){t->name, kind, before + lo, before + hi, columns, 0};
 }
 
-static Slice slice_of_piece(const Zero *zero, SliceKind kind, const Range *p) {
-    const Tensor *t = &zero_tensors(zero, NULL)[p->tensor];
-    Slice slice = slice_of_part(t, kind, p->lo, p->hi);
+static Slice slice_of_range(const Zero *zero, SliceKind kind, const Range *range) {
+    const Tensor *t = &zero_tensors(zero, NULL)[range->tensor];
+    Slice slice = slice_of_part(t, kind, range->lo, range->hi);
     slice.node = slice_kind_per_node(kind) ? zero_node(zero) : 0;
     return slice;
 }
@@ -30,17 +30,17 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
     ZeroSlices out = {NULL, 0};
     for (int k = 0; k < SLICE_KINDS; k++) {
         SliceKind kind = KIND_ORDER[k];
-        int pieces;
-        const Range *piece = zero_ranges(zero, kind, &pieces);
+        int count;
+        const Range *ranges = zero_ranges(zero, kind, &count);
         if (!zero_saves(zero, kind, optimizer)) continue;
-        size_t room = ((size_t)out.count + (size_t)pieces + 1) * sizeof(Slice);
+        size_t room = ((size_t)out.count + (size_t)count + 1) * sizeof(Slice);
         out.slices = (Slice *)xrealloc(out.slices, room, "the checkpoint's slices");
-        for (int i = 0; i < pieces; i++) {
+        for (int i = 0; i < count; i++) {
             Slice *slice = &out.slices[out.count++];
-            *slice = slice_of_piece(zero, kind, &piece[i]);
+            *slice = slice_of_range(zero, kind, &ranges[i]);
             // If several ranks hold the same elements, only one saves them; the slices of the
             // others are empty.
-            if (!zero_saves_range(zero, kind, &piece[i])) slice->hi = slice->lo;
+            if (!zero_saves_range(zero, kind, &ranges[i])) slice->hi = slice->lo;
         }
     }
     return out;
@@ -49,29 +49,29 @@ ZeroSlices zero_slices(const Zero *zero, bool optimizer) {
 // Identifies the kind and range of slice i of zero_slices.
 typedef struct SliceSource {
     SliceKind kind;
-    int piece;
+    int range;
 } SliceSource;
 
 static SliceSource source_of(const Zero *zero, int i) {
     SliceSource source = {KIND_ORDER[0], i};
     for (int k = 0; k < SLICE_KINDS; k++) {
-        int pieces;
+        int count;
         source.kind = KIND_ORDER[k];
-        zero_ranges(zero, source.kind, &pieces);
-        if (source.piece < pieces) break;
-        source.piece -= pieces;
+        zero_ranges(zero, source.kind, &count);
+        if (source.range < count) break;
+        source.range -= count;
     }
     return source;
 }
 
 void zero_fetch_slice(void *context, int i, void *host) {
     SliceSource source = source_of((Zero *)context, i);
-    zero_fetch((Zero *)context, source.piece, source.kind, host);
+    zero_fetch((Zero *)context, source.range, source.kind, host);
 }
 
 void zero_stage_slice(void *context, int i, void *pinned) {
     SliceSource source = source_of((Zero *)context, i);
-    zero_stage((Zero *)context, source.piece, source.kind, pinned);
+    zero_stage((Zero *)context, source.range, source.kind, pinned);
 }
 
 void zero_slices_staged(void *context) { zero_staged((Zero *)context); }
@@ -101,10 +101,10 @@ bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind ki
 
 // Restores all ranges of a kind that this rank holds.
 static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
-    int pieces;
-    const Range *piece = zero_ranges(zero, kind, &pieces);
-    for (int i = 0; i < pieces; i++) {
-        void *host = read_slice(checkpoint, slice_of_piece(zero, kind, &piece[i]), err);
+    int count;
+    const Range *ranges = zero_ranges(zero, kind, &count);
+    for (int i = 0; i < count; i++) {
+        void *host = read_slice(checkpoint, slice_of_range(zero, kind, &ranges[i]), err);
         if (!host) return false;
         zero_put(zero, i, kind, host);
         free(host);

@@ -266,7 +266,7 @@ void gpt_exchange_words(const GPT *gpt);
 // Returns the shortest sequence length of --eval-tasks micro-batches: T, halved while the result
 // stays a multiple of 64, which cuDNN's attention requires. Micro-batches of shorter sequences have
 // more of them, so the number of tokens is the same and only attention sees another shape.
-int gpt_shortest(const GPT *gpt);
+int gpt_shortest_length(const GPT *gpt);
 // Computes pass->scores from the arguments of the LM head. Asynchronous: the scores are valid after
 // the stream has been synchronized.
 void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head);

@@ -13,7 +13,7 @@ static size_t workspace_bytes(const GPT *gpt, bool training) {
     int64_t N = (int64_t)gpt->B * gpt->T;
     int widest = (int)largest(largest((size_t)gpt->FC1, (size_t)gpt->QKV), (size_t)gpt->C);
     size_t bytes = op_linear_workspace_bytes(N, widest, widest);
-    for (int T = gpt->has_tasks ? gpt_shortest(gpt) : gpt->T; T <= gpt->T; T *= 2) {
+    for (int T = gpt->has_tasks ? gpt_shortest_length(gpt) : gpt->T; T <= gpt->T; T *= 2) {
         int B = gpt->B * (gpt->T / T);
         bytes = largest(bytes, op_attention_workspace_bytes(B, T, gpt->NH, gpt->HD, gpt->NG));
     }

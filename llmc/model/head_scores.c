@@ -5,7 +5,7 @@
 #include "llmc/model/gpt.h"
 
 // cuDNN's attention requires multiples of 64.
-int gpt_shortest(const GPT *gpt) {
+int gpt_shortest_length(const GPT *gpt) {
     int T = gpt->T;
     while (T % 128 == 0) T /= 2;
     return T;

@@ -5,34 +5,34 @@
 
 void tp_open(TensorParallel *tp, Device *device) {
     if (tp->group->size == 1) return;
-    tp->beside = stream_create_urgent(device, "tensor parallel");
-    tp->asked = event_create(device);
+    tp->side = stream_create_urgent(device, "tensor parallel");
+    tp->queued = event_create(device);
     tp->gathered = event_create(device);
     tp->reduced = event_create(device);
 }
 
 void tp_close(TensorParallel *tp) {
-    if (!tp->beside) return;
-    event_destroy(tp->asked);
+    if (!tp->side) return;
+    event_destroy(tp->queued);
     event_destroy(tp->gathered);
     event_destroy(tp->reduced);
-    stream_destroy(tp->beside);
-    tp->beside = NULL;
+    stream_destroy(tp->side);
+    tp->side = NULL;
 }
 
 // Returns the stream for a new collective, ordered after the work queued on the compute stream.
 static Stream *begin(const TensorParallel *tp) {
-    if (!tp->beside) return tp->compute;
-    event_record(tp->asked, tp->compute);
-    stream_wait(tp->beside, tp->asked);
-    return tp->beside;
+    if (!tp->side) return tp->compute;
+    event_record(tp->queued, tp->compute);
+    stream_wait(tp->side, tp->queued);
+    return tp->side;
 }
 
 static void done(const TensorParallel *tp, Event *event) {
-    if (tp->beside) event_record(event, tp->beside);
+    if (tp->side) event_record(event, tp->side);
 }
 static void wait_for(const TensorParallel *tp, Event *event) {
-    if (tp->beside) stream_wait(tp->compute, event);
+    if (tp->side) stream_wait(tp->compute, event);
 }
 
 Rows tp_rows(const TensorParallel *tp, int64_t N) {

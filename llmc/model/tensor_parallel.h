@@ -7,7 +7,7 @@
 // with --sequence-parallel rank t holds only the t-th of equal blocks. Sums are computed in fp32 in
 // rank order and rounded once, so they are bitwise identical on every rank, backend and run.
 //
-// Collectives run on their own stream, `beside`. They are ordered after the work queued on the
+// Collectives run on their own stream, `side`. They are ordered after the work queued on the
 // compute stream, which waits for them before it uses their results or reuses their buffers.
 #pragma once
 #include "llmc/comm.h"
@@ -18,9 +18,9 @@ typedef struct TensorParallel {
     const Group *group;  // size 1: no tensor parallelism
     bool sequence;       // --sequence-parallel
     int C;
-    floatX *parts;             // (N, C) device memory: received blocks of rows
-    Stream *compute, *beside;  // beside NULL: collectives run on `compute`
-    Event *asked, *gathered, *reduced;
+    floatX *parts;           // (N, C) device memory: received blocks of rows
+    Stream *compute, *side;  // side NULL: collectives run on `compute`
+    Event *queued, *gathered, *reduced;
 } TensorParallel;
 
 // Creates the stream and its events. No-op in a group of one.

@@ -64,7 +64,7 @@ typedef struct Batches {
 // Selects the requests that fit into length b->T but not into the next shorter one.
 static void choose_requests(Batches *b) {
     const TaskSet *set = &b->run->tasks;
-    int least = b->T > gpt_shortest(b->gpt) ? b->T / 2 : 0;
+    int least = b->T > gpt_shortest_length(b->gpt) ? b->T / 2 : 0;
     b->requests = 0;
     for (int64_t i = 0; i < set->requests; i++) {
         int length = set->request[i].tokens - 1;
@@ -209,7 +209,7 @@ static void score_requests(Run *run, GPT *gpt, Likelihoods *out) {
     b.ids = (int32_t *)xcalloc(3 * N, sizeof *b.ids, "batches of --eval-tasks");
     b.scores = (HeadScore *)xcalloc(passes * (size_t)run->mesh.tp.size * N, sizeof *b.scores,
                                     "scores of --eval-tasks");
-    for (int T = gpt_shortest(gpt); T <= gpt->T; T *= 2) score_length(&b, gpt, T, out);
+    for (int T = gpt_shortest_length(gpt); T <= gpt->T; T *= 2) score_length(&b, gpt, T, out);
     free(b.request);
     free(b.ids);
     free(b.scores);

@@ -76,7 +76,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     remove_files();
     fuzz_file("config.json", parts.first, parts.first_bytes);
     write_weights(parts.second, parts.second_bytes);
-    HfImport import = {.folder = fuzz_folder(), .divisible = 16, .piece = 24};
+    HfImport import = {.folder = fuzz_folder(), .divisible = 16, .buffer_elements = 24};
     if (hf_import(&import, &report, &err)) PROMISE(report.parameters > 0);
     else fuzz_check_error(&err);
     return 0;

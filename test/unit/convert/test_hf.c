@@ -58,7 +58,7 @@ static bool open_bench(Bench *b) {
 }
 
 static const Peers ALONE = {MPI_COMM_SELF, 0, NULL};
-static int64_t piece;  // buffer size in elements
+static int64_t buffer_elements;  // buffer size in elements
 static bool fp32_build(void) { return sizeof(floatX) == sizeof(float); }
 
 // --- Test folder ------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ static int make_work(void **state) {
     snprintf(w->back, sizeof w->back, "%s/back", w->path);
     snprintf(w->again, sizeof w->again, "%s/again", w->path);
     *state = w;
-    piece = HF_PIECE;
+    buffer_elements = HF_BUFFER_ELEMENTS;
     family = FAMILIES;
     return 0;
 }
@@ -110,14 +110,15 @@ static void export(const char *load, const char *output, bool fp32, int64_t part
                         .output = output,
                         .fp32 = fp32,
                         .part_bytes = part_bytes,
-                        .piece = piece,
+                        .buffer_elements = buffer_elements,
                         .peers = ALONE};
     if (!hf_export(&options, report, &err)) fail_msg("export: %s", err.what);
 }
 
 static bool import(const char *folder, const char *save, Error *err) {
     HfReport report;
-    HfImport options = {.folder = folder, .save = save, .divisible = 8, .piece = piece, .peers = ALONE};
+    HfImport options = {
+        .folder = folder, .save = save, .divisible = 8, .buffer_elements = buffer_elements, .peers = ALONE};
     return hf_import(&options, &report, err);
 }
 
@@ -339,13 +340,13 @@ static void compare_pieces(const Work *w) {
     export(w->run, w->hf, true, 1 << 30, &report);
     for (int i = 0; i < 5; i++) {
         char *save = text_format("%s/%d", w->path, i), *out = text_format("%s/%d.hf", w->path, i);
-        piece = sizes[i];
+        buffer_elements = sizes[i];
         imports(w->hf, save);
-        piece = HF_PIECE;
+        buffer_elements = HF_BUFFER_ELEMENTS;
         export(save, w->again, true, 1 << 30, &report);
         assert_true(same_file(w->hf, w->again, "model.safetensors"));
         assert_int_equal(folder_remove(w->again), 0);
-        piece = sizes[i];
+        buffer_elements = sizes[i];
         export(w->run, out, true, 1 << 30, &report);
         assert_true(same_file(w->hf, out, "model.safetensors"));
         free(save);
@@ -394,7 +395,7 @@ static void without_masters(void **state) {
                         .save = w->back,
                         .divisible = 8,
                         .no_optimizer = true,
-                        .piece = HF_PIECE,
+                        .buffer_elements = HF_BUFFER_ELEMENTS,
                         .peers = ALONE};
     assert_true(hf_import(&options, &report, &err));
     HfExport masters = {.load = w->back,
@@ -402,7 +403,7 @@ static void without_masters(void **state) {
                         .output = w->hf,
                         .fp32 = true,
                         .part_bytes = 1 << 30,
-                        .piece = HF_PIECE,
+                        .buffer_elements = HF_BUFFER_ELEMENTS,
                         .peers = ALONE};
     assert_false(hf_export(&masters, &report, &err));
     assert_int_equal(err.code, EXIT_CHECKPOINT);
@@ -862,8 +863,12 @@ static void taken_folders(void **state) {
     HfReport report;
     make_run(w->run);
     put(w->hf, "notes", "x", 1);
-    HfExport options = {
-        .load = w->run, .iteration = -1, .output = w->hf, .part_bytes = 1, .piece = HF_PIECE, .peers = ALONE};
+    HfExport options = {.load = w->run,
+                        .iteration = -1,
+                        .output = w->hf,
+                        .part_bytes = 1,
+                        .buffer_elements = HF_BUFFER_ELEMENTS,
+                        .peers = ALONE};
     assert_false(hf_export(&options, &report, &err));
     assert_int_equal(err.code, EXIT_USAGE);
     assert_false(import(GOLDEN_FOLDER, w->run, &err));

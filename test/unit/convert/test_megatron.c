@@ -24,7 +24,7 @@
 enum { ROOM = 1 << 14 };
 
 static const Peers ALONE = {MPI_COMM_SELF, 0, NULL};
-static int64_t piece;  // buffer size in elements
+static int64_t buffer_elements;  // buffer size in elements
 
 typedef struct Work {
     char path[64], dist[128], legacy[128], flat[128], save[80];
@@ -44,7 +44,7 @@ static int make_work(void **state) {
     snprintf(w->flat, sizeof w->flat, "%s/flat/iter_0000007", w->path);
     snprintf(w->save, sizeof w->save, "%s/save", w->path);
     *state = w;
-    piece = HF_PIECE;
+    buffer_elements = HF_BUFFER_ELEMENTS;
     unpack(w->path, "dist");
     unpack(w->path, "legacy");
     unpack(w->path, "flat");
@@ -62,7 +62,7 @@ static bool import(const char *folder, const char *save, bool weights_alone, HfR
                               .iteration = -1,
                               .save = save,
                               .no_optimizer = weights_alone,
-                              .piece = piece,
+                              .buffer_elements = buffer_elements,
                               .peers = ALONE};
     return megatron_import(&options, report, err);
 }
@@ -179,7 +179,7 @@ static void pieces_do_not_show(void **state) {
     static const int64_t sizes[] = {37, 100};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         char *a = text_format("%s/a%zu", w->path, i), *b = text_format("%s/b%zu", w->path, i);
-        piece = sizes[i];
+        buffer_elements = sizes[i];
         check_import(w->dist, a, false, MASTER, LLAMA_TENSORS);
         check_import(i ? w->flat : w->legacy, b, true, 0, i ? FLAT_TENSORS : GPT_TENSORS);
         free(a);
@@ -193,7 +193,10 @@ static void folder_of_all_iterations(void **state) {
     HfReport report;
     Error err = {0};
     assert_true(import(above, NULL, true, &report, &err));
-    MegatronImport options = {.folder = above, .iteration = 8, .piece = piece, .peers = ALONE};
+    MegatronImport options = {.folder = above,
+                              .iteration = 8,
+                              .buffer_elements = buffer_elements,
+                              .peers = ALONE};
     assert_false(megatron_import(&options, &report, &err));
     assert_non_null(strstr(err.what, "iter_0000008"));
     options.iteration = 7;

@@ -80,7 +80,7 @@ static char *scores_of_trainer(const char *micro_batch) {
     HfImport options = {.folder = GOLDEN,
                         .save = save,
                         .divisible = 8,
-                        .piece = HF_PIECE,
+                        .buffer_elements = HF_BUFFER_ELEMENTS,
                         .tokenizer = {.vocab_file = VOCABULARY "/vocab.json",
                                       .merge_file = VOCABULARY "/merges.txt"},
                         .peers = {MPI_COMM_SELF, 0, NULL}};
