@@ -33,6 +33,7 @@ bool append_open(Append *file, const char *path, int flags, Error *err) {
 }
 
 void append_end_line(Append *file) {
+    assert(file && file->fd >= 0);
     char last = '\n';
     struct stat info;
     // Pipes and terminals have no last byte.

@@ -40,6 +40,7 @@ bool durable_error(Error *err, const char *verb, const char *path) {
 }
 
 bool write_all(int fd, const void *data, uint64_t bytes) {
+    assert(fd >= 0 && (data || bytes == 0));
     const char *p = (const char *)data;
     while (bytes > 0) {
         ssize_t done = write(fd, p, bytes < CHUNK_BYTES ? (size_t)bytes : CHUNK_BYTES);
@@ -53,6 +54,7 @@ bool write_all(int fd, const void *data, uint64_t bytes) {
 }
 
 bool pread_all(int fd, void *data, uint64_t bytes, uint64_t offset) {
+    assert(fd >= 0 && (data || bytes == 0));
     char *p = (char *)data;
     while (bytes > 0) {
         errno = 0;
@@ -158,6 +160,7 @@ bool durable_write_file(const char *path, const void *data, uint64_t bytes, Erro
 }
 
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err) {
+    assert(path && bytes);
     struct stat status;
     char *text = NULL;
     // Opens pipes without blocking, to refuse them. No effect on plain files.

@@ -35,6 +35,7 @@ static void write_bins(const int64_t *bin, FILE *out) {
 }
 
 void histogram_write(const Histogram *h, FILE *out) {
+    assert(h && out);
     fprintf(out,
             "\"count\":%lld,\"zeros\":%lld,\"non_finite\":%lld,\"sum\":%.17g,\"squares\":%.17g,\"fourth\":%."
             "17g,\"largest\":%.9g,\"positive\":[",

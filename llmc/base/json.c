@@ -1,6 +1,7 @@
 // Strict helpers around cJSON: see json.h.
 #include "llmc/base/json.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,6 +49,7 @@ bool json_has_zero(const char *text, size_t bytes) {
 }
 
 bool json_int64(const cJSON *item, int64_t min, int64_t max, int64_t *value) {
+    assert(min <= max && value);
     if (!cJSON_IsNumber(item)) return false;
     double number = item->valuedouble;
     // The first test keeps the conversion defined, and fails for NaN.

@@ -45,6 +45,7 @@ void text_add_figure(Text *text, const char *label, const char *format, double v
 }
 
 void text_add_quoted(Text *out, const char *text) {
+    assert(out && text);
     static const char special[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
     size_t bytes = strlen(text);
     int64_t replaced = 0;
@@ -75,6 +76,7 @@ Text json_begin(const char *kind) {
 }
 
 void json_name(Text *json, const char *name) {
+    assert(json && name);
     char last = json->length ? json->data[json->length - 1] : '{';
     text_add(json, "%s\"%s\":", last == '{' || last == '[' ? "" : ",", name);
 }

@@ -62,6 +62,7 @@ bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share,
 }
 
 size_t memory_plan_group_bytes(const MemoryPlan *plan, int i) {
+    assert(plan && i >= 0 && i < plan->count);
     size_t sum = 0;
     for (int j = 0; j < plan->count; j++) {
         if (strcmp(plan->entries[j].group, plan->entries[i].group)) continue;

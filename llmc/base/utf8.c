@@ -78,6 +78,7 @@ size_t utf8_valid_prefix(const char *text, size_t bytes) {
 }
 
 size_t utf8_repair(const char *text, size_t bytes, char *out, int64_t *replaced) {
+    assert(out && replaced);
     size_t i = 0, written = 0;
     while (i < bytes) {
         size_t valid = utf8_valid_prefix(text + i, bytes - i);

@@ -165,6 +165,7 @@ static int64_t iterations_of_samples(const Config *c, int64_t consumed) {
 
 void config_resume_length(Config *config, int64_t iteration, int64_t consumed_samples, char *notes,
                           size_t notes_bytes) {
+    assert(config && iteration >= 0 && consumed_samples >= 0);
     if (!config->train_samples) return;
     int64_t end = iteration + iterations_of_samples(config, consumed_samples);
     if (end != config->train_iters) {
@@ -178,6 +179,7 @@ void config_resume_length(Config *config, int64_t iteration, int64_t consumed_sa
 }
 
 int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples) {
+    assert(config && iteration >= 0 && consumed_samples >= 0);
     while (in_rampup(config, consumed_samples) && iteration < config->train_iters) {
         rampup_on(config, config->train_iters - iteration, &consumed_samples, &iteration);
     }

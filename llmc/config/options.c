@@ -210,6 +210,7 @@ static bool lists(const char *names, const char *name, size_t length) {
 static bool is_pattern(const char *known) { return known[strlen(known) - 1] == '*'; }
 
 const Option *options_find(const Option *table, int rows, const char *name, size_t length) {
+    assert(table && name);
     for (int i = 0; i < rows; i++) {
         if (!table[i].name || is_pattern(table[i].name)) continue;
         if (lists(table[i].name, name, length) || lists(table[i].alias, name, length)) return &table[i];
@@ -272,6 +273,7 @@ static const char *nearest_name(const Option *table, int rows, const char *name,
 // --- values --------------------------------------------------------------------------------------
 
 int options_choice(const char *choices, const char *word) {
+    assert(choices && word);
     size_t length = strlen(word);
     for (int index = 0;; index++) {
         size_t choice = strcspn(choices, "|");

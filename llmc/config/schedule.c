@@ -63,6 +63,7 @@ double schedule_lr(const Schedule *s, int64_t n) {
 }
 
 double schedule_weight_decay(const Schedule *s, int64_t n) {
+    assert(s && n >= 0);
     double samples = (double)n;
     if (s->weight_decay_style == WEIGHT_DECAY_CONSTANT || samples > s->weight_decay_samples) {
         return s->end_weight_decay;

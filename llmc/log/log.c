@@ -123,6 +123,7 @@ void log_line(Log *log, const char *format, ...) {
 }
 
 void log_framed(Log *log, const char *lines, size_t columns) {
+    assert(lines);
     Text frame = {0};
     while (frame.length < columns) text_add(&frame, "-");
     log_line(log, "%s\n%s\n%s", frame.data, lines, frame.data);
@@ -156,6 +157,7 @@ void log_datetime(Log *log, const char *format, ...) {
 }
 
 void log_memory(Log *log, int64_t iterations, double bytes) {
+    assert(iterations >= 0);
     double mb = bytes / 0x1p20;
     log_line(log,
              "[Rank 0] (after %lld iterations) memory (MB) | allocated: %f | max allocated: %f | reserved: "

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 void short_duration(char *out, size_t bytes, double seconds) {
+    assert(out && bytes > 0);
     int64_t s = seconds >= 0 && seconds <= 1e10 ? (int64_t)(seconds + 0.5) : -1;
     if (s < 0) snprintf(out, bytes, "%s", "");
     else if (s >= 86400) snprintf(out, bytes, "%lldd%02dh", (long long)(s / 86400), (int)(s % 86400 / 3600));

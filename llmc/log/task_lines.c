@@ -1,6 +1,8 @@
 // Results of --eval-tasks: see task_lines.h.
 #include "llmc/log/task_lines.h"
 
+#include <assert.h>
+
 static Text task_line(int64_t iteration, const TaskFigures *t) {
     Text line = {0};
     text_add(&line, " task %s at iteration %lld | n: %lld |", t->task, (long long)iteration,
@@ -42,6 +44,7 @@ static void write_scalar(Log *log, int64_t iteration, int64_t consumed_samples, 
 }
 
 void log_tasks(Log *log, int64_t iteration, int64_t consumed_samples, const TaskFigures *tasks, int count) {
+    assert(tasks && count > 0);
     Text lines = {0};
     size_t longest = 0;
     for (int i = 0; i < count; i++) {

@@ -141,6 +141,7 @@ void timer_stop(Timers *timers, Timer timer, Stream *stream) {
 }
 
 double timer_take_seconds(Timers *timers, Timer timer) {
+    assert(timers && timer >= 0 && timer < TIMERS);
     Recorder *r = &timers->recorders[timer];
     Stream *stream = r->stream;
     bool running = r->running;

@@ -1,6 +1,8 @@
 // Data-sheet figures of GPUs, and the rates derived from them: see gpus.h.
 #include "llmc/plan/gpus.h"
 
+#include <assert.h>
+
 #include "llmc/plan/memory_fit.h"
 
 typedef struct Gpu {
@@ -28,6 +30,7 @@ static const Gpu gpus[] = {
 static const double MATMUL_SHARE = 0.75, MEMORY_SHARE = 0.79, INSIDE_SHARE = 0.78;
 
 Rates rates_of(const Config *c, int per_node) {
+    assert(per_node > 0);
     const double gigabyte_ms = 1e9 / 1e3, gigabit_ms = gigabyte_ms / 8, teraflop_ms = 1e12 / 1e3;
     const Gpu *gpu = &gpus[c->plan_gpu];
     Rates rates = {
@@ -44,6 +47,7 @@ Rates rates_of(const Config *c, int per_node) {
 static const double CONTEXT_GIB = 0.55;
 
 double gpu_room(PlanGpu gpu, const Config *c, const Mesh *mesh) {
+    assert(gpu >= 0 && gpu < (int)(sizeof gpus / sizeof *gpus));
     size_t beside = memory_beside_plan(mesh->world.size, memory_nccl_in_node(c, mesh));
     return (gpus[gpu].gib - CONTEXT_GIB) * 0x1p30 - (double)beside;
 }

@@ -2,6 +2,7 @@
 // memory_fit.h.
 #include "llmc/plan/memory_fit.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -68,6 +69,7 @@ static bool no_setting_fits(char *text, size_t bytes, const Config *config, doub
 
 bool memory_advice(char *text, size_t bytes, const Config *config, size_t planned, size_t share,
                    ModelPlan model) {
+    assert(text && bytes > 0 && config->micro_batch_size > 0 && model.bytes);
     Recompute now = config->recompute_granularity;
     bool full = full_fits(config, planned, share, model);
     int smaller = largest_micro_batch(config, planned, share, config->micro_batch_size, now, model);
@@ -120,6 +122,7 @@ size_t memory_beside_plan(int ranks, bool nccl_in_node) {
 
 void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers,
                     int host_ranks, int ranks, bool nccl_in_node) {
+    assert(sharers > 0 && host_ranks > 0 && ranks > 0);
     memory->beside = device_kind()->own_memory ? memory_beside_plan(ranks, nccl_in_node) : 0;
     memory->device = device;
     memory->sharers = sharers;
@@ -132,6 +135,7 @@ void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *devic
 }
 
 bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err) {
+    assert(ranks > 0);
     if (available == 0 || bytes <= available / (size_t)ranks) return true;
     double each = (double)bytes / 0x1p30;
     return error_set(

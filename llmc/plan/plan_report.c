@@ -2,6 +2,8 @@
 // readers.
 #include "llmc/plan/plan_report.h"
 
+#include <assert.h>
+
 #include "llmc/log/log.h"
 #include "llmc/ops.h"
 #include "llmc/plan/gpus.h"
@@ -466,6 +468,7 @@ static void print_between(const Config *c, const StagePlan *s, FILE *out) {
 }
 
 bool plan_report(const Config *config, const Mesh *mesh, FILE *out, Error *err) {
+    assert(config && mesh && out);
     Stages stages;
     bool ok = plan_stages(&stages, config, mesh, err);
     if (ok) {

@@ -1,6 +1,7 @@
 // Simulates a training step over a network: see step_time.h.
 #include "llmc/plan/step_time.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -85,6 +86,7 @@ static void step(Clock *clock, const StepLoad *load) {
 // Simulates steps until the step time is periodic, usually after a few steps.
 enum { MOST_STEPS = 100 };
 double step_time(const StepLoad *load) {
+    assert(load && load->buckets > 0 && load->micro_batches > 0);
     Clock clock = {.held = {-1, -1}};
     double period = 0, last = -1;
     clock.weights = (double *)xcalloc((size_t)load->buckets, sizeof(double), "times of weights");
@@ -134,6 +136,7 @@ static int sync_slot(const StepLoad *load, int b, int steps) {
 // The first periods reach the steady state if the link is too slow; the later ones are measured.
 enum { FILLING = 8, COUNTED = 8 };
 double step_time_local(const StepLoad *load, double alone, int steps, int delay) {
+    assert(load && steps >= 1 && delay >= 0);
     double now = 0, link_free = 0, counted = 0;
     double *answer = (double *)xcalloc((size_t)load->buckets, sizeof(double), "times of answers");
     for (int t = 0; t < (FILLING + COUNTED) * steps; t++) {

@@ -1,6 +1,7 @@
 // Computes bytes sent: see traffic.h.
 #include "llmc/plan/traffic.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 #include "llmc/model/pipeline_schedule.h"
@@ -118,12 +119,14 @@ static void scale_weights(WireBytes *once, Ways ways, const BucketLayout *plan, 
 
 WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradFormat *grad,
                             const WeightFormat *weight) {
+    assert(b >= 0 && b < traffic->plan->buckets);
     WireBytes bytes = layout_bucket_wire_bytes(traffic->plan, b, grad, weight);
     scale_weights(&bytes, update_ways(traffic, b), traffic->plan, b);
     return bytes;
 }
 
 WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, const WeightFormat *weight) {
+    assert(b >= 0 && b < traffic->plan->buckets);
     const GradFormat nothing = {.intra_codec = CODEC_FP32, .inter_codec = CODEC_FP32, .chunks = 1};
     WireBytes bytes = layout_bucket_wire_bytes(traffic->plan, b, &nothing, weight);
     bytes.grad_intra = bytes.grad_inter = 0;
@@ -133,6 +136,7 @@ WireBytes traffic_of_gather(const StepTraffic *traffic, int b, bool backward, co
 
 WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradFormat *grad,
                             const WeightFormat *weight) {
+    assert(b >= 0 && b < traffic->plan->buckets);
     WireBytes bytes = layout_bucket_wire_bytes(traffic->plan, b, grad, weight);
     bytes.grad_intra *= traffic->trips[b].reductions;
     bytes.grad_inter *= traffic->trips[b].reductions;

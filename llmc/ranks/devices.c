@@ -29,6 +29,7 @@ void devices_share(OwnDevice *own, const Mesh *mesh, int devices, bool emulated_
 }
 
 void devices_take_visible(OwnDevice *own, const VisibleDevices *of_rank) {
+    assert(own->host_ranks > 0 && of_rank);
     for (int a = 0; a < own->host_ranks; a++) {
         if (of_rank[a].count != 1 || !of_rank[a].first[0]) return;
         for (int b = 0; b < a; b++) {

@@ -157,6 +157,7 @@ void heartbeat_waiting(const Site *site, bool waits) {
 }
 
 void heartbeat_collective(const Site *site, const char *what, const char *scope) {
+    assert(what && scope);
     Heartbeat *h = heartbeat_watched(site);
     if (!h) return;
     Slot *slot = &h->slots[h->own];

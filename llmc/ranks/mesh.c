@@ -119,12 +119,14 @@ Mesh mesh_of_rank(const Mesh *mesh, int rank) {
 }
 
 void mesh_shard_weights(Mesh *mesh, bool all_nodes) {
+    assert(mesh->world.mpi == MPI_COMM_NULL);
     mesh->shards.size = mesh->node.size;
     if (all_nodes) mesh->shard_rail.size = mesh->rail.size;
     *mesh = mesh_of_rank(mesh, mesh->world.rank);
 }
 
 bool mesh_make_replica_groups(Mesh *mesh, Error *err) {
+    assert(mesh->world.mpi == MPI_COMM_NULL);
     if (mesh->pp.size > 1 || mesh->per_node != mesh->tp.size * mesh->node.size) {
         return error_set(err, EXIT_USAGE,
                          "--local-steps needs nodes that hold whole models, and a node has %d ranks here; "

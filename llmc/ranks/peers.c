@@ -114,6 +114,7 @@ void peers_all_reduce(Peers peers, void *values, int count, MPI_Datatype type, M
 }
 
 void peers_all_gather(Peers peers, const void *own, void *all, int count, MPI_Datatype type) {
+    assert(count >= 0 && (count == 0 || (own && all)));
     MPI_Request request;
     complete(peers, MPI_Iallgather(own, count, type, all, count, type, peers.comm, &request), &request,
              "all-gather");
@@ -121,6 +122,7 @@ void peers_all_gather(Peers peers, const void *own, void *all, int count, MPI_Da
 
 void peers_gather_bytes(Peers peers, const void *own, int bytes, void *all, const int *length,
                         const int *start) {
+    assert(bytes >= 0 && (own || bytes == 0));
     MPI_Request request;
     complete(peers, MPI_Igatherv(own, bytes, MPI_BYTE, all, length, start, MPI_BYTE, 0, peers.comm, &request),
              &request, "gather");

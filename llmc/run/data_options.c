@@ -1,9 +1,11 @@
 // Translates flags to loader options: see data_options.h.
 #include "llmc/run/data_options.h"
 
+#include <assert.h>
 #include <string.h>
 
 LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
+    assert(c && dp_size > 0 && dp_rank >= 0 && dp_rank < dp_size);
     LoaderOptions o;
     memset(&o, 0, sizeof o);
     const Words *splits[SPLITS] = {&c->train_data_path, &c->valid_data_path, &c->test_data_path};
@@ -35,6 +37,7 @@ LoaderOptions loader_options(const Config *c, int dp_rank, int dp_size) {
 
 void loader_options_resume(LoaderOptions *o, const Config *c, int64_t iteration, int64_t consumed_train,
                            int64_t consumed_valid) {
+    assert(o && c && iteration >= 0 && consumed_train >= 0 && consumed_valid >= 0);
     int64_t train = config_samples_at_end(c, iteration, consumed_train);
     if (o->samples[SPLIT_TRAIN] > 0 && train > o->samples[SPLIT_TRAIN]) o->samples[SPLIT_TRAIN] = train;
     // The evaluations during training, and one at the end.

@@ -1,6 +1,7 @@
 // Scores the samples of --eval-tasks: see eval_tasks.h.
 #include "llmc/run/eval_tasks.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@ static void broadcast_array(Peers world, bool first, void **array, int64_t count
 }
 
 bool eval_tasks_open(Run *run) {
+    assert(run->tasks.tasks == 0);
     bool first = run->launch.rank == 0;
     TaskSet *set = &run->tasks;
     Peers world = run_peers(run, run->launch.world);

@@ -1,6 +1,7 @@
 // --plan-measure: see measure.h.
 #include "llmc/run/measure.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "llmc/config/flops.h"
@@ -48,6 +49,7 @@ static bool start(Run *measured, GPT *gpt) {
 }
 
 bool measurement_begin(Run *run, Run *measured, GPT *gpt) {
+    assert(run && measured && gpt && run != measured);
     run_init(measured);
     memset(gpt, 0, sizeof *gpt);
     if (run->launch.size > 1) {

@@ -1,4 +1,5 @@
 // Saving and loading the checkpoints of a run: see run.h. Called by train_gpt.c.
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -99,6 +100,7 @@ static RunState surviving_state(const Run *run, Peers left, bool *saved) {
 }
 
 bool save_surviving_groups(Run *run) {
+    assert(run->config.save);
     Peers left = run_peers(run, run->launch.world);
     bool begun;
     run->site.phase = "save checkpoint";

@@ -1,4 +1,5 @@
 // Log lines of startup, steps and intervals: see run.h. Called by train_gpt.c.
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,7 @@ static void report_step(Run *run, int64_t iteration, bool alone) {
 }
 
 static void read_status(Run *run, int which, bool alone) {
+    assert(which == 0 || which == 1);
     if (!run->status_unread) return;
     run->last = zero_step_status(run->zero, which);
     run->status_unread = false;
@@ -249,6 +251,7 @@ static void mean_of_replica_groups(Run *run, IntervalReport *r) {
 }
 
 void interval_end(Run *run) {
+    assert(run->interval.iterations > 0 && !run->status_unread);
     Peers world = run_peers(run, run->launch.world);
     stream_synchronize(run->compute);
     run_barrier(run);

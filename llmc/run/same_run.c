@@ -1,6 +1,7 @@
 // Consistency checks among the ranks of a run: see same_run.h. Called by train_gpt.c and setup.c.
 #include "llmc/run/same_run.h"
 
+#include <assert.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,6 +51,7 @@ bool same_flags(const Config *config, Peers world, Error *err) {
 }
 
 bool same_data(const Loader *loader, Peers world, Error *err) {
+    assert(loader);
     int count;
     uint64_t *own = loader_fingerprints(loader, &count);
     int64_t first_count = count;
@@ -81,6 +83,7 @@ static void name_marker(char *name, size_t bytes) {
 }
 
 bool same_save_folder(const char *directory, Peers world, Error *err) {
+    assert(directory && *directory);
     enum { TRIES = 50 };
     const struct timespec pause = {0, 100000000};
     char name[96];
@@ -110,6 +113,7 @@ bool same_save_folder(const char *directory, Peers world, Error *err) {
 }
 
 bool same_checkpoint(const char *directory, int64_t iteration, Peers world, Error *err) {
+    assert(directory && iteration >= 0);
     bool here = save_folder_holds(directory, iteration), first = here;
     peers_broadcast(world, &first, sizeof first, 0);
     return here || !first ||

@@ -1,6 +1,7 @@
 // Token sampling: see sampling.h.
 #include "llmc/run/sampling.h"
 
+#include <assert.h>
 #include <math.h>
 
 #include "llmc/base/rng.h"
@@ -91,6 +92,7 @@ static int draw_of_likeliest(const Sampling *s, const floatX *logits, double uni
 }
 
 int sampling_draw(const Sampling *sampling, const floatX *logits, uint64_t index) {
+    assert(sampling->vocab > 0 && (sampling->candidates || (sampling->top_k <= 0 && sampling->top_p >= 1)));
     if (!(sampling->temperature > 0.0)) return largest_logit(logits, sampling->vocab);
     double uniform = rng_uniform(sampling->seed, PURPOSE_SAMPLE, index);
     return sampling->candidates ? draw_of_likeliest(sampling, logits, uniform)

@@ -1,4 +1,5 @@
 // From flags to the first step: mesh, device, memory, groups, weights and data. See run.h.
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -88,6 +89,7 @@ static bool claim_save_folder(Run *run) {
 }
 
 bool run_connect(Run *run) {
+    assert(run->zero && run->device);
     Peers world = run_peers(run, run->launch.world);
     if (!claim_save_folder(run)) return false;
     if (!run_agreed(run, mesh_open(&run->mesh, world, &run->error))) return false;
@@ -99,6 +101,7 @@ bool run_connect(Run *run) {
 }
 
 bool run_open_data(Run *run) {
+    assert(!run->loader);
     const Config *c = &run->config;
     LoaderOptions o = loader_options(c, mesh_data_rank(&run->mesh), mesh_data_ranks(&run->mesh));
     loader_options_resume(&o, c, run->iteration, run->consumed_train, run->consumed_valid);
@@ -114,6 +117,7 @@ bool run_open_data(Run *run) {
 }
 
 int64_t run_eval_iters(const Run *run, int split) {
+    assert(split >= 0 && split < SPLITS);
     const Config *c = &run->config;
     if (!loader_has_split(run->loader, split)) return 0;
     if (split != SPLIT_VALID || !c->full_validation) return c->eval_iters;
@@ -186,6 +190,7 @@ void run_look_at_data(Run *run) {
 // --- the whole startup ---------------------------------------------------------------------------
 
 bool plan_run(Run *run, GPT *gpt) {
+    assert(!run->zero && gpt);
     const Config *c = &run->config;
     if (!run_place(run)) return false;
     if (config_only_checks_data(c)) return true;
@@ -215,6 +220,7 @@ static bool fill_weights(Run *run, GPT *gpt) {
 }
 
 bool start_run(Run *run, GPT *gpt) {
+    assert(run->zero && gpt);
     if (!eval_tasks_open(run) || !run_allocate(run) || !run_connect(run)) return false;
     gpt_connect(gpt, run);
     report_start(run);
