@@ -395,9 +395,7 @@ static bool check_quantization(const Parsed *p) {
                       c->quantized_weights ? "weights" : "gradients");
     }
     if (!c->use_distributed_optimizer) {
-        NOTE(
-            "the optimizer is sharded over the ranks although --use-distributed-optimizer was not given: "
-            "there is no other");
+        NOTE("--use-distributed-optimizer was not given, but the optimizer is always sharded over the ranks");
     }
     bool lossless = c->quantized_weights && c->weight_quantization_method == WEIGHT_LOSSLESS;
     if (lossless && sizeof(floatX) != sizeof(uint16_t)) {

@@ -430,7 +430,7 @@ static const Option table[] = {
     REAL("plan-network-inside", FREE, plan_network_inside, "0", 0, 1e6,
          "bandwidth between the GPUs of a node in Gb/s per GPU; 0: as --plan-gpu implies"),
     REAL("plan-network-burst", FREE, plan_network_burst, "0", 0, 1e9,
-         "MB that a node's network passes at full speed after a pause, as shaped networks do"),
+         "MB that a node can send at full speed after a pause, on networks with traffic shaping"),
     REAL("plan-lossless-bits", FREE, plan_lossless_bits, "3", 0.1, 16,
          "bits per lossless weight: 3.9 at the peak learning rate, 3 in the middle of a run, 1.4 at the end"),
     CHOICE("plan-gpu", FREE, PlanGpu, plan_gpu, "H200", "A100|A800|H100|H200|H800|B200|MI300X|L40S|RTX4090",

@@ -1,5 +1,5 @@
-// What the user sees: Megatron-LM's log lines with this program's fields appended, JSON lines, and
-// TensorBoard events. Rank 0 prints; in Megatron-LM, the last rank prints the loss lines. The Log
+// The log: Megatron-LM's lines with this program's fields appended, JSON lines, and TensorBoard
+// events. Rank 0 prints; in Megatron-LM, the last rank prints the loss lines. The Log
 // of any other rank prints nothing.
 //
 // JSON lines (--log-jsonl, built by json_line.h): one object per line, "kind" first.

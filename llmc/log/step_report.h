@@ -1,4 +1,4 @@
-// What a training loop reports to the log: one iteration, or an interval of iterations. Filled by
+// Figures of one iteration, or of an interval of iterations, for the log. Filled by
 // llmc/run, printed by log.c. All numbers are combined over the ranks.
 #pragma once
 #include <math.h>

@@ -4,8 +4,7 @@
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
-// Sustained rates: data-sheet figures times the fractions that H200s were measured to reach
-// (gpus.c).
+// Sustained rates: data-sheet figures times the fractions of them measured on H200s (gpus.c).
 typedef struct Rates {
     double matmul;           // floating-point operations per ms in GEMMs
     double memory;           // bytes per ms

@@ -1,6 +1,7 @@
-// What a rank's main thread reports to the watchdogs of its host (watchdog.h): where it is, whether
-// it waits for others, and that it makes progress. So whoever ends the job can name the rank that
-// is late, and not one that only waits for it. All functions are no-ops unless ranks are watched.
+// Reports of a rank's main thread to the watchdogs of its host (watchdog.h): its iteration and
+// phase, whether it waits for others, and that it makes progress. With them, error messages name
+// the late rank instead of one that only waits for it. All functions are no-ops unless ranks are
+// watched.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN

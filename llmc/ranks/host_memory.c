@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// The first rank's file and its identity: in another PID namespace, the path may lead to another
-// file.
+// The first rank's file and its identity, because in another PID namespace the same path may name
+// another file.
 typedef struct FileName {
     long pid;
     int fd;

@@ -33,8 +33,7 @@ static void prepare_environment(void) {
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
 }
 
-// A launcher that starts several processes, and what its environment looks like if MPI does not
-// know it.
+// A launcher that starts several processes, and the environment variables it sets.
 typedef struct Launcher {
     const char *mark, *size, *rank;  // environment variables: launcher used, number of processes, own index
     const char *name, *processes, *advice;

@@ -13,8 +13,8 @@
 LLMC_BEGIN
 
 // Runs once, on the main thread, with the state of the last complete step: between two steps, in an
-// evaluation, or in a save. why: what was noticed. It doesn't return if it could save; it returns
-// if several nodes are lost, or ranks of this one.
+// evaluation, or in a save. why: the symptom. Returns only if nothing could be saved: several nodes
+// are lost, or ranks of this one.
 typedef void (*NodeFailureHandler)(void *context, const char *why);
 
 // The ranks that take part in recovery.

@@ -13,7 +13,7 @@ void mpi_check(const Site *site, int rc, const char *what, const char *where) {
     int length = 0;
     MPI_Error_string(rc, text, &length);
     heartbeat_claim_exit_in_turn(site);  // a lost rank makes the collectives of all ranks fail
-    fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; see whether another rank or its node died", what,
+    fatal(site, EXIT_COMMUNICATION, "%s %s failed: %s; check whether another rank or its node died", what,
           where, text);
 }
 
@@ -40,7 +40,7 @@ static void no_answer(Peers peers, MPI_Request *request, int *done, const char *
     if (*done) return;  // it arrived in the meantime
     heartbeat_claim_exit(peers.site);
     fatal(peers.site, EXIT_COMMUNICATION,
-          "waited %.0f s: %s; see what stopped it (--distributed-timeout-minutes sets the limit)", waited,
+          "waited %.0f s: %s; check what stopped it (--distributed-timeout-minutes sets the limit)", waited,
           who);
 }
 

@@ -46,7 +46,7 @@ static void end_silence(Heartbeat *h, const Slot *silent, double seconds) {
     char last[96], what[256];
     heartbeat_describe(silent, last, sizeof last);
     snprintf(what, sizeof what,
-             "rank %d has shown no sign of life for %.0f s (last seen at %s); see what stopped it "
+             "rank %d has shown no sign of life for %.0f s (last seen at %s); check what stopped it "
              "(--distributed-timeout-minutes sets the limit)",
              atomic_load(&silent->rank), seconds, last);
     end_job(h, what);
@@ -64,19 +64,19 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
     char busy[448];
     if (!waits && writes_log(&h->slots[h->own])) {
         snprintf(text, bytes,
-                 "no progress for %.0f s: nobody reads this rank's log (its standard output); see what "
+                 "no progress for %.0f s: nobody reads this rank's log (its standard output); check what "
                  "stopped its reader",
                  idle);
     } else if (!waits) {
         snprintf(text, bytes,
-                 "no progress for %.0f s: this rank is stuck, or its device waits for another; see what "
-                 "it is doing there",
+                 "no progress for %.0f s: this rank is stuck, or its device waits for another; check what "
+                 "it is doing",
                  idle);
     } else if (heartbeat_list_busy(h, busy, sizeof busy)) {
-        snprintf(text, bytes, "waited %.0f s: %.440s; see what stopped it", idle, busy);
+        snprintf(text, bytes, "waited %.0f s: %.440s; check what stopped it", idle, busy);
     } else {
         snprintf(text, bytes,
-                 "waited %.0f s for the device or another host, no rank of this host is busy; see "
+                 "waited %.0f s for the device or another host, no rank of this host is busy; check "
                  "whether a GPU hangs (nvidia-smi, dmesg)",
                  idle);
     }
@@ -258,7 +258,7 @@ void watchdog_mpi_starting(Site *site, double limit) {
         .seconds = limit + EXTRA_AT_START + process_delay(),
         .phase = "start",
         .wanted = "all ranks to start",
-        .advice = "see which rank or node is stopped, or blocked reading a file",
+        .advice = "check which rank or node is stopped, or blocked reading a file",
         .code = EXIT_COMMUNICATION,
     };
     site->heartbeat = h;
@@ -281,7 +281,7 @@ void watchdog_mpi_ending(Site *site, double limit, int code) {
         .seconds = limit + EXTRA_AT_END + process_delay(),
         .phase = "end",
         .wanted = "all ranks to shut down after the run",
-        .advice = "see what stopped one",
+        .advice = "check what stopped them",
         .code = code ? code : EXIT_COMMUNICATION,
     };
     start_thread(h);  // without a thread, shutdown has no limit

@@ -187,7 +187,7 @@ void run_look_at_data(Run *run) {
                                         run->tokenizer ? decode_token : NULL, run->tokenizer, &run->error));
 }
 
-// --- the whole startup ---------------------------------------------------------------------------
+// --- the startup sequence ------------------------------------------------------------------------
 
 bool plan_run(Run *run, GPT *gpt) {
     assert(!run->zero && gpt);

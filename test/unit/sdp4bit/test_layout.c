@@ -82,7 +82,7 @@ static void free_case(Case *c) {
     free(c);
 }
 
-// --- positions of tensors ---------------------------------------------------------------------------
+// --- positions of tensors -----------------------------------------------------------------------
 
 // Every tensor is in exactly one segment of its unit's bucket, in tensor order, and no arena
 // element belongs to two tensors.
