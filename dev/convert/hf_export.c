@@ -68,7 +68,7 @@ static bool read_model(Exporting *e, Error *err) {
 // available.
 static bool check_parameters(Exporting *e, Error *err) {
     bool ok = checkpoint_check_tensors(e->checkpoint, e->model.gpt.whole, e->model.gpt.whole_tensors, err);
-    if (ok && e->options->fp32 && !checkpoint_has(e->checkpoint, SLICE_MASTER)) {
+    if (ok && e->options->fp32 && !checkpoint_nodes(e->checkpoint, SLICE_MASTER)) {
         ok = error_set(err, EXIT_CHECKPOINT,
                        "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; give"
                        " --dtype bf16",

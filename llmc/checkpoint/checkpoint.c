@@ -99,8 +99,7 @@ static bool check_slice(const CheckpointSave *save, const Slice *s, int *tensor,
     if (known && slice_fits(t, slice_block(t, s->columns), s->lo, s->hi)) return true;
     return error_set(err, EXIT_CHECKPOINT,
                      "failed to save %" PRId64 "..%" PRId64
-                     " of tensor '%.200s': no such tensor or range; "
-                     "this is a bug in the program",
+                     " of tensor '%.200s': no such tensor or range; this is a bug in the program",
                      s->lo, s->hi, s->tensor);
 }
 

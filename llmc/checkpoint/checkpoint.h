@@ -124,9 +124,8 @@ const char *checkpoint_arguments(const Checkpoint *checkpoint);  // JSON text
 // Checks that the checkpoint's parameters have the names and shapes of the model's. The error names
 // the first difference.
 bool checkpoint_check_tensors(const Checkpoint *checkpoint, const Tensor *tensors, int count, Error *err);
-// False for kinds omitted by --no-save-optim.
-bool checkpoint_has(const Checkpoint *checkpoint, SliceKind kind);
-// Number of nodes that have the kind; 1 if all nodes share it, 0 if it is absent.
+// Number of nodes that have the kind; 1 if all nodes share it, 0 if it is absent, as with
+// --no-save-optim.
 int checkpoint_nodes(const Checkpoint *checkpoint, SliceKind kind);
 // Reads a slice, assembled from the shards that hold it, independent of the layout it was saved in.
 // Not collective. Errors (EXIT_CHECKPOINT): a missing tensor, range or node; weights saved by a

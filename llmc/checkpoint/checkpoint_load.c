@@ -381,7 +381,6 @@ const RunState *checkpoint_node_state(const Checkpoint *c, int node) {
 }
 const char *checkpoint_arguments(const Checkpoint *c) { return c->manifest.arguments; }
 
-bool checkpoint_has(const Checkpoint *c, SliceKind kind) { return c->manifest.nodes[kind] > 0; }
 int checkpoint_nodes(const Checkpoint *c, SliceKind kind) { return c->manifest.nodes[kind]; }
 
 // The first parameter is the word embedding. Its row count may differ because of padding only.

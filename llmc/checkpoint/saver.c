@@ -48,8 +48,7 @@ static bool replaces_no_others(const Saver *saver, int64_t iteration, Error *err
     if (saver->before >= 0) {
         log_line(saver->log,
                  "WARNING: %.600s holds a checkpoint of iteration %lld that its " LINEAGE_NAME
-                 " does not "
-                 "list; this run will replace it",
+                 " does not list; this run will replace it",
                  c->save, (long long)first);
         return true;
     }

@@ -116,7 +116,7 @@ static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kin
 // saved state starts from the outer weights and the average of the moments.
 static bool restore_replica_group(Zero *zero, const Checkpoint *checkpoint, bool known, Error *err) {
     if (!zero_keeps(zero, SLICE_LOCAL_MASTER)) return true;
-    if (checkpoint_has(checkpoint, SLICE_OUTER_MOMENTUM) &&
+    if (checkpoint_nodes(checkpoint, SLICE_OUTER_MOMENTUM) &&
         !restore_kind(zero, checkpoint, SLICE_OUTER_MOMENTUM, err))
         return false;
     if (!known) {

@@ -8,8 +8,7 @@
 
 #include "llmc/data/dataset.h"
 
-// -------------------------------------------------------------------------------------------------
-// --data-path
+// --- --data-path ---------------------------------------------------------------------------------
 
 // Parses a word that is a number as a whole. Accepts "nan" and "inf", so that they are refused as
 // weights instead of being opened as files.
@@ -31,8 +30,7 @@ static bool read_weights(DataSource *source, const char *const *words, int count
     if (count % 2) {
         return error_set(err, EXIT_USAGE,
                          "--data-path: %d arguments are not \"weight prefix\" pairs; give one prefix, or a "
-                         "weight before every "
-                         "prefix, or prefixes only",
+                         "weight before every prefix, or prefixes only",
                          count);
     }
     source->weights = (double *)xcalloc((size_t)count / 2, sizeof(double), "blend weights");
@@ -73,8 +71,7 @@ void data_source_close(DataSource *source) {
     *source = (DataSource){0};
 }
 
-// -------------------------------------------------------------------------------------------------
-// Weights and draws
+// --- Weights and draws ---------------------------------------------------------------------------
 
 double numpy_sum(const double *x, int64_t n) {
     if (n > 128) {
@@ -122,8 +119,7 @@ void blend_indices(const double *weights, const int64_t *limits, int shards, int
     free(drawn);
 }
 
-// -------------------------------------------------------------------------------------------------
-// The blend
+// --- The blend -----------------------------------------------------------------------------------
 
 static bool build_part(BlendedDataset *d, int i, const Shard *shard, const SplitRequest *r, int64_t samples,
                        Error *err) {
@@ -210,8 +206,7 @@ static bool check_draws(BlendedDataset *d, Error *err) {
         }
         return error_set(err, EXIT_DATA,
                          "%s: the blend needs sample %" PRId64 " of this shard, which has %" PRId64
-                         "; request more samples, give it "
-                         "less weight or more data",
+                         "; request more samples, give it less weight or more data",
                          part->shard->prefix, d->blend_sample[k], part->samples);
     }
     return true;
@@ -232,8 +227,7 @@ static bool build_draws(BlendedDataset *d, bool exhaust, Error *err) {
     if (!d->blend_sample) {
         return error_set(err, EXIT_ENVIRONMENT,
                          "out of memory for a blend of %" PRId64
-                         " samples; request fewer or use a larger "
-                         "machine",
+                         " samples; request fewer or use a larger machine",
                          d->samples);
     }
     if (node_memory_fills(d->memory)) fill_draws(d, exhaust);

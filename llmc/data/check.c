@@ -42,8 +42,7 @@ static bool check_tokens(const Shard *shard, int vocab_size, int32_t *largest, E
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Ends of documents
+// --- Ends of documents ---------------------------------------------------------------------------
 
 typedef struct Ends {
     int64_t seen;     // sequences of at least two tokens
@@ -96,8 +95,7 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// --check-data
+// --- --check-data --------------------------------------------------------------------------------
 
 static bool check_shard(const Shard *shard, int vocab_size, FILE *out, Error *err) {
     int64_t empty = 0, shortest = INT64_MAX, longest = 0;

@@ -11,8 +11,7 @@
 
 #include "llmc/base/rng.h"
 
-// -------------------------------------------------------------------------------------------------
-// Splits
+// --- Splits --------------------------------------------------------------------------------------
 
 const char *split_name(int split) {
     assert(split >= 0 && split < SPLITS);
@@ -74,8 +73,7 @@ bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, 
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Sizes
+// --- Sizes ---------------------------------------------------------------------------------------
 
 enum { OFFSET_BITS = 31 };  // a sequence has at most 2^31 - 1 tokens
 static const int64_t MAX_DOCUMENTS = (int64_t)1 << (64 - OFFSET_BITS), MAX_SAMPLES = (int64_t)1 << 32;
@@ -139,8 +137,7 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
     if (d->tokens_per_epoch < 2) {
         return error_set(err, EXIT_DATA,
                          "%s: the %s split has %" PRId64
-                         " tokens but needs at least 2; give it more weight with --split, or more "
-                         "data",
+                         " tokens but needs at least 2; give it more weight with --split, or more data",
                          prefix, name, d->tokens_per_epoch);
     }
     return plan_epochs(d, requested, err);
@@ -240,8 +237,7 @@ void gpt_dataset_free(GptDataset *dataset) {
     memset(dataset, 0, sizeof *dataset);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Samples
+// --- Samples -------------------------------------------------------------------------------------
 
 void gpt_dataset_sample_entry(const GptDataset *dataset, int64_t k, int64_t *position, int64_t *offset) {
     assert(k >= 0 && k <= dataset->samples);

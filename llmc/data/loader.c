@@ -12,8 +12,7 @@
 #include "llmc/data/mapped.h"
 #include "llmc/base/rng.h"
 
-// -------------------------------------------------------------------------------------------------
-// Opening
+// --- Opening -------------------------------------------------------------------------------------
 
 static bool check_options(const LoaderOptions *o, Error *err) {
     if (o->seq_length < 1 || o->vocab_size < 1 || o->micro_batch_size < 1 || o->dp_size < 1 ||
@@ -31,8 +30,7 @@ static bool check_options(const LoaderOptions *o, Error *err) {
     if (needs_eod && !o->mock_data && (o->eod < 0 || o->eod >= o->vocab_size)) {
         return error_set(err, EXIT_USAGE,
                          "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the "
-                         "tokenizer's EOD id; give the "
-                         "tokenizer");
+                         "tokenizer's EOD id; give the tokenizer");
     }
     return true;
 }
@@ -69,9 +67,7 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
     }
     if (o->samples[SPLIT_TRAIN] > 0 && !l->has[SPLIT_TRAIN]) {
         return error_set(err, EXIT_USAGE,
-                         "--split '%s' leaves no training data; give a positive first "
-                         "weight",
-                         o->split);
+                         "--split '%s' leaves no training data; give a positive first weight", o->split);
     }
     return true;
 }
@@ -84,8 +80,7 @@ static bool check_list_samples(const BlendedDataset *d, int split, Error *err) {
                      "a list of prefixes without weights is read once: its %s split has %" PRId64
                      " samples but the run needs %" PRId64
                      "; use fewer (--train-iters, --eval-iters), or give each prefix a weight to read it as "
-                     "often "
-                     "as needed",
+                     "often as needed",
                      split_name(split), d->samples, d->requested);
 }
 
@@ -195,8 +190,7 @@ double loader_epoch(const Loader *loader, int64_t consumed) {
     return tokens > 0 ? (double)consumed * loader->options.seq_length / tokens : -1;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Samples
+// --- Samples -------------------------------------------------------------------------------------
 
 // Generates Megatron's mock sample: a random length l, then l ones, one EOD (0), and twos. ids: (T
 // + 1).
@@ -254,8 +248,7 @@ bool loader_sample(const Loader *l, int split, int64_t sample, int32_t *ids, Err
     return !outside || bad_id(l, split, sample, ids, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// Batches
+// --- Batches -------------------------------------------------------------------------------------
 
 // Computes positions, loss mask and document starts of one row, each (T), from its input tokens.
 static void describe_row(const LoaderOptions *o, int eod, const int32_t *tokens, int32_t *positions,

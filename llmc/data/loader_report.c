@@ -5,14 +5,7 @@
 #include "llmc/data/loader.h"
 #include "llmc/data/loader_state.h"
 
-// -------------------------------------------------------------------------------------------------
-// Summary
-
-// Counts how many of the first `samples` draws come from each part, in drawn (shards).
-static void count_draws(const BlendedDataset *d, int64_t samples, int64_t *drawn) {
-    int64_t ignored;
-    for (int64_t i = 0; i < samples; i++) drawn[blended_dataset_shard(d, i, &ignored)]++;
-}
+// --- Summary -------------------------------------------------------------------------------------
 
 static void print_part(const BlendedDataset *d, int i, FILE *out) {
     const GptDataset *p = &d->parts[i];
@@ -60,8 +53,7 @@ void loader_print_summary(const Loader *loader, FILE *out) {
             copied ? "rank (the ranks of this node cannot share memory)" : "node", loader->open_seconds);
 }
 
-// -------------------------------------------------------------------------------------------------
-// --inspect-data
+// --- --inspect-data ------------------------------------------------------------------------------
 
 static void print_spans(const GptDataset *p, int64_t part_sample, FILE *out) {
     for (int64_t t = 0; t <= p->seq_length;) {
@@ -100,7 +92,7 @@ static void print_origin(const BlendedDataset *d, int64_t k, FILE *out) {
     print_spans(p, part_sample, out);
     int64_t *drawn = (int64_t *)xcalloc((size_t)d->shards, sizeof(int64_t), "draws per part");
     int64_t run = d->requested < d->samples ? d->requested : d->samples;
-    count_draws(d, run, drawn);
+    for (int64_t j = 0; j < run; j++) drawn[blended_dataset_shard(d, j, &part_sample)]++;
     fprintf(out, "  the run's %" PRId64 " samples by part:\n", run);
     for (i = 0; i < d->shards; i++) {
         p = &d->parts[i];

@@ -164,7 +164,7 @@ static bool restore(Run *run, const Checkpoint *checkpoint) {
     if (!c->finetune)
         config_resume_length(c, state->iteration, state->consumed_train_samples, notes, sizeof notes);
     if (run->launch.rank == 0) fputs(notes, stdout);
-    if (optimizer && !checkpoint_has(checkpoint, SLICE_MASTER)) {
+    if (optimizer && !checkpoint_nodes(checkpoint, SLICE_MASTER)) {
         return error_set(&run->error, EXIT_CHECKPOINT,
                          "the checkpoint in %s was saved without the optimizer; add "
                          "--no-load-optim or --finetune",

@@ -22,7 +22,7 @@ static void what_is_saved_is_loaded(void **state) {
     RunState expected = state_of(5);
     assert_memory_equal(checkpoint_state(c), &expected, sizeof expected);  // doubles are bit-exact
     assert_string_equal(checkpoint_arguments(c), "{\"lr\":0.1,\"save\":\"a\\\"b\"}");
-    for (int k = 0; k < FIRST_KINDS; k++) assert_true(checkpoint_has(c, (SliceKind)k));
+    for (int k = 0; k < FIRST_KINDS; k++) assert_true(checkpoint_nodes(c, (SliceKind)k));
     assert_true(checkpoint_check_tensors(c, MODEL, TENSORS, &err));
     checkpoint_close(c);
 }
@@ -241,8 +241,8 @@ static void kinds_can_be_left_out(void **state) {
     s.save.slice_count = kept;
     assert_true(save_whole(&s.save, &err));
     Checkpoint *c = open_exactly(f->save, 5, MPI_COMM_SELF, &err);
-    assert_true(checkpoint_has(c, SLICE_WEIGHT));
-    assert_false(checkpoint_has(c, SLICE_MASTER));
+    assert_true(checkpoint_nodes(c, SLICE_WEIGHT));
+    assert_false(checkpoint_nodes(c, SLICE_MASTER));
     assert_int_equal(read_range(c, 0, SLICE_WEIGHT, 0, 35, 1, &err), 1);
     assert_int_equal(read_range(c, 0, SLICE_MASTER, 3, 35, 1, &err), 0);
     assert_non_null(strstr(err.what, "master of tensor 'wte' is not in any shard from element 3 (of 3..35)"));
@@ -294,7 +294,7 @@ static void state_of_nodes(void **state) {
     assert_kind_reads(c, SLICE_OUTER_MOMENTUM, 1, 3);
     assert_int_equal(checkpoint_nodes(c, SLICE_MASTER), 1);
     assert_int_equal(checkpoint_nodes(c, SLICE_LOCAL_EXP_AVG), 0);
-    assert_false(checkpoint_has(c, SLICE_LOCAL_EXP_AVG));
+    assert_false(checkpoint_nodes(c, SLICE_LOCAL_EXP_AVG));
     Slice absent = {"wte", SLICE_RESIDUAL, 2, 3, {0, 0}, 3};
     assert_int_equal(read_slice(c, &absent, 3, &err), 0);
     assert_non_null(strstr(err.what, "residual of tensor 'wte' of node 3 is not in any shard"));
