@@ -247,6 +247,11 @@ void config_resume_length(Config *config, int64_t iteration, int64_t consumed_sa
 // Returns the samples consumed once iteration train_iters is done, starting at `iteration` with
 // `consumed_samples`.
 int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t consumed_samples);
+// Floating-point operations of an iteration by Megatron-LM's formula: forward plus twice that for
+// backward, full attention, any MLP width and head size.
+double megatron_flops(const Config *config, double batch_sequences);
+// Counts causal attention half: 6N + 6*L*C*T per token.
+double causal_flops(const Config *config, double batch_sequences, double parameters);
 // The option table. Rows without a name are headings.
 const Option *config_options(int *rows);
 

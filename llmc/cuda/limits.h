@@ -1,5 +1,5 @@
 // Supported sizes and scratch memory of the GPU ops, as functions of sizes alone. Plain C, so that
-// tests run without a GPU. Included by limits.cu, embedding.cu, layernorm.cu, attention_cudnn.cpp
+// tests run without a GPU. Included by scratch.cu, embedding.cu, layernorm.cu, attention_cudnn.cpp
 // and tests.
 #pragma once
 #include <limits.h>

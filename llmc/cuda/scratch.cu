@@ -1,6 +1,7 @@
 // GPU memory for two-stage reductions of ops without a workspace: the backward passes of LayerNorm
 // and embedding. Part of the memory plan (ops.h) and set before the first op.
 #include "llmc/cuda/internal.h"
+#include "llmc/cuda/limits.h"
 #include "llmc/ops.h"
 
 void op_set_scratch(Device *device, void *memory, size_t bytes) {
@@ -24,4 +25,16 @@ void *op_scratch(Stream *stream, size_t bytes, const char *op) {
     }
     device->scratch_user = stream;
     return device->scratch;
+}
+
+// --- sizes: from limits.h ------------------------------------------------------------------------
+
+bool op_check_model(int C, int NH, int HD, int F, int V, int64_t N, Error *err) {
+    return limits_check_model(C, NH, HD, F, V, N, err);
+}
+
+size_t op_scratch_bytes(int64_t N, int C) { return scratch_bytes(N, C); }
+
+void op_attention_notice(int T, bool documents, char *text, size_t bytes) {
+    limits_attention_notice(T, documents, text, bytes);
 }

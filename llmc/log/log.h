@@ -38,7 +38,6 @@
 #include <stdio.h>
 
 #include "llmc/config/config.h"
-#include "llmc/config/flops.h"
 #include "llmc/base/json_line.h"
 #include "llmc/log/step_report.h"
 #include "llmc/log/timers.h"

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "llmc/config/config_roles.h"
-#include "llmc/config/flops.h"
 #include "llmc/plan/presets.h"
 #include "llmc/plan/gpus.h"
 #include "llmc/model/gpt.h"

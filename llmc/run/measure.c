@@ -4,7 +4,6 @@
 #include <assert.h>
 #include <string.h>
 
-#include "llmc/config/flops.h"
 
 enum { MEASURED_LAYERS = 4 };
 
