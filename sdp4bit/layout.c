@@ -180,6 +180,21 @@ void layout_free(BucketLayout *layout) {
     *layout = empty;
 }
 
+void layout_unshard(BucketLayout *whole, const BucketLayout *layout) {
+    *whole = *layout;
+    whole->dp = whole->options.nodes = whole->options.per_node = 1;
+    whole->shard_elements = 0;
+    whole->bucket = (Bucket *)xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket plan");
+    for (int b = 0; b < layout->buckets; b++) {
+        Bucket *bucket = &whole->bucket[b];
+        *bucket = layout->bucket[b];
+        bucket->matrix_per_rank = bucket->matrix_elements;
+        bucket->tail_per_rank = bucket->tail_elements;
+        bucket->state_start = whole->shard_elements;
+        whole->shard_elements += round_up64(bucket_shard(bucket), 64);
+    }
+}
+
 int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank) {
     assert(rank >= 0);
     int64_t piece = matrix ? bucket->matrix_per_rank : bucket->tail_per_rank;
@@ -257,6 +272,11 @@ void layout_grad_messages(const BucketLayout *layout, const Bucket *bucket, cons
     if (nodes > 1)
         *level2 = layout_sealed(bucket, message_layout(format->inter_codec, format->inter_group, hi - lo, 1,
                                                        format->tail_codec, tail));
+}
+
+MessageLayout layout_reduced_message(const Bucket *bucket) {
+    return layout_sealed(bucket, message_layout(CODEC_FP32, HADAMARD_ORDER, bucket->matrix_per_rank, 1,
+                                                CODEC_FP32, bucket->tail_per_rank));
 }
 
 LosslessLayout layout_lossless(const Bucket *bucket) {

@@ -90,6 +90,10 @@ typedef struct BucketLayout {
 bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, const LayoutOptions *options,
                   Error *err);
 void layout_free(BucketLayout *layout);
+// Sets *whole to the same buckets as a single rank owns them: dp = 1, a shard is the whole bucket.
+// Arena positions and segments are equal. Borrows the tables of `layout`, except whole->bucket,
+// which the caller frees.
+void layout_unshard(BucketLayout *whole, const BucketLayout *layout);
 // Appends a checksum section of MESSAGE_ALIGN bytes to all messages (--verify-wire).
 void layout_seal(BucketLayout *layout);
 // Returns the lcm of 32 and the group sizes in use (0 = not in use), for LayoutOptions.border.
@@ -186,6 +190,8 @@ void layout_grad_messages(const BucketLayout *layout, const Bucket *bucket, cons
                           MessageLayout *level1, MessageLayout *level2);
 // Returns the message with a checksum section added if the bucket's messages have one.
 MessageLayout layout_sealed(const Bucket *bucket, MessageLayout message);
+// Returns the message of one rank's reduced gradients, in fp32.
+MessageLayout layout_reduced_message(const Bucket *bucket);
 // Returns the layout of a weight message; lossless: of maximum length, without sections.
 MessageLayout layout_weight_message(const Bucket *bucket, const WeightFormat *format);
 // Layout of a lossless message, and of a message of `bytes` that gets a checksum if sealed.

@@ -56,7 +56,7 @@ static UpdateShard update_of(const QwdStep *step, int b, const BucketState *stat
     u.beta2 = step->beta2;
     u.epsilon = step->epsilon;
     u.weight_decay = step->weight_decay;
-    u.rank = step->mesh->dp.rank;
+    u.rank = step->layout->dp > 1 ? step->mesh->dp.rank : 0;
     u.bucket = *bucket;
     u.table.segment = step->segments + bucket->first_segment;
     u.table.count = bucket->segments;

@@ -52,7 +52,7 @@ typedef struct QwdHost {
 } QwdHost;
 
 typedef struct QwdStep {
-    const BucketLayout *layout;
+    const BucketLayout *layout;  // of the optimizer state; dp = 1 if every rank holds all of it
     const Mesh *mesh;
     WeightFormat weight_format;
     const Segment *segments;    // device copy of layout->segments

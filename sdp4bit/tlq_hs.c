@@ -240,6 +240,56 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
     }
 }
 
+// Copies the shard of a rank into a message, or out of it.
+static void copy_shard(const Bucket *bucket, float *grads, int64_t rank, const MessageLayout *m,
+                       uint8_t *message, bool out, Stream *stream) {
+    GradShard shard = grad_shard_of(bucket, grads, rank);
+    MessageSections at = message_sections(m, 0);
+    float *part[2] = {shard.matrix, shard.tail};
+    uint8_t *section[2] = {message + at.codes, message + at.tail};
+    int64_t elements[2] = {bucket->matrix_per_rank, bucket->tail_per_rank};
+    for (int i = 0; i < 2; i++) {
+        size_t bytes = (size_t)elements[i] * sizeof(float);
+        if (out) copy_on_device(stream, part[i], section[i], bytes);
+        else copy_on_device(stream, section[i], part[i], bytes);
+    }
+}
+
+void tlq_gather_bucket(const TlqStep *step, int b, float *grads, uint8_t *buffer, const Lanes *lanes) {
+    assert(b >= 0 && b < step->layout->buckets);
+    const Bucket *bucket = &step->layout->bucket[b];
+    const Mesh *mesh = step->mesh;
+    Stream *last = lanes->last, *ready = last;
+    int nodes = mesh->rail.size, per_node = mesh->node.size;
+    int own = (int)gather_slot(nodes, per_node, mesh->dp.rank);
+    MessageLayout m = layout_reduced_message(bucket);
+    const struct {
+        WireHop hop;
+        const Group *group;
+        int first, run;
+        Stream *stream;
+    } hop[2] = {{HOP_REDUCED_RAIL, &mesh->rail, mesh->node.rank * nodes, 1, lanes->rail},
+                {HOP_REDUCED_NODE, &mesh->node, 0, nodes, lanes->node}};
+    copy_shard(bucket, grads, mesh->dp.rank, &m, buffer + own * m.bytes, false, last);
+    wire_seal_own(step->checks, b, own, &m, buffer, last);
+    for (int i = 0; i < 2; i++) {
+        if (hop[i].group->size == 1) continue;
+        lanes_after(lanes, hop[i].stream, ready);
+        ready = hop[i].stream;
+        wire_all_gather(step->checks, hop[i].hop, hop[i].first, hop[i].run, &m, buffer, ready);
+    }
+    lanes_after(lanes, last, ready);
+    for (int i = 0; i < 2; i++) {
+        if (hop[i].group->size > 1)
+            wire_check_gathered(step->checks, hop[i].hop, b, hop[i].first, hop[i].run, &m, buffer, last);
+    }
+    for (int slot = 0; slot < step->layout->dp; slot++) {
+        if (slot != own)
+            copy_shard(bucket, grads, gather_rank(nodes, per_node, slot), &m, buffer + slot * m.bytes, true,
+                       last);
+    }
+}
+
 void tlq_sum_squares(const TlqStep *step, int b, GradShard own, float *matrix_partials, float *tail_partials,
                      float *sums, const Lanes *lanes) {
     assert(b >= 0 && b < step->layout->buckets);

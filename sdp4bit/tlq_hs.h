@@ -47,6 +47,11 @@ typedef struct TlqStep {
 // and lanes->last. The result is in the order of lanes->last.
 void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_partials,
                        float *tail_partials, Lanes *lanes);
+// All-gathers bucket b after its reduction, for ranks that update all weights themselves: the shard
+// of every rank is copied to its place in `grads`, where tlq_reduce_bucket has left the own one.
+// Exact, in fp32, between nodes first, then inside the node. buffer: (dp) messages of
+// layout_reduced_message. In the order of lanes->last.
+void tlq_gather_bucket(const TlqStep *step, int b, float *grads, uint8_t *buffer, const Lanes *lanes);
 // Returns the key of the rotation's signs (TRANSFORM_ROTATION) of this reduction.
 RoundingKey tlq_rotation(const TlqStep *step);
 // Computes bucket b's contribution to the gradient norm: sums[0] and sums[1] are the sums of

@@ -29,7 +29,8 @@ static const Group *level_of(const Mesh *mesh, WireHop hop) {
     if (hop == HOP_WEIGHT_LAYER || hop == HOP_LAYER_NODE) return &mesh->shards;
     if (hop == HOP_LAYER_RAIL) return &mesh->shard_rail;
     if (hop == HOP_OUTER || hop == HOP_OUTER_MEAN) return &mesh->replica_groups;
-    return hop == HOP_GRAD_NODE || hop == HOP_WEIGHT_NODE ? &mesh->node : &mesh->rail;
+    bool node = hop == HOP_GRAD_NODE || hop == HOP_WEIGHT_NODE || hop == HOP_REDUCED_NODE;
+    return node ? &mesh->node : &mesh->rail;
 }
 
 int wire_most_peers(const Mesh *mesh) {
@@ -161,14 +162,18 @@ static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error 
                                         "weights of a layer inside the node",
                                         "gradients inside the node",
                                         "gradients between nodes",
+                                        "reduced gradients between nodes",
+                                        "reduced gradients inside the node",
                                         "pseudo-gradients between nodes",
                                         "mean pseudo-gradients between nodes"};
     WireHop hop = (WireHop)(fault >> 56 & 15);
     int b = (int)(fault >> 24 & 0xFFFFFFFF), slot = (int)(fault & 0xFFFFFF);
-    // Slots of gradients are peers. Slots of weights are [local][node], and the second hop gathers
-    // whole rows from the ranks of the node.
-    if (hop == HOP_WEIGHT_NODE || hop == HOP_LAYER_NODE) slot /= mesh->rail.size;
-    if (hop == HOP_WEIGHT_RAIL || hop == HOP_LAYER_RAIL) slot %= mesh->rail.size;
+    // In a reduction slots are peers. In a gather they are [local][node], and the second hop
+    // gathers whole rows from the ranks of the node.
+    bool node = hop == HOP_WEIGHT_NODE || hop == HOP_LAYER_NODE || hop == HOP_REDUCED_NODE;
+    bool rail = hop == HOP_WEIGHT_RAIL || hop == HOP_LAYER_RAIL || hop == HOP_REDUCED_RAIL;
+    if (node) slot /= mesh->rail.size;
+    if (rail) slot %= mesh->rail.size;
     const char *what = fault_origin(fault) == FAULT_OF_MESSAGE
                            ? "it was corrupted in transit"
                            : "it is corrupt, or the two ranks' weights were not equal before";

@@ -18,6 +18,8 @@ typedef enum WireHop {
     HOP_LAYER_NODE,
     HOP_GRAD_NODE,
     HOP_GRAD_RAIL,
+    HOP_REDUCED_RAIL,  // reduced gradients, without sharding: all-gather
+    HOP_REDUCED_NODE,
     HOP_OUTER,       // pseudo-gradients between replica groups: all-to-all
     HOP_OUTER_MEAN,  // mean of the pseudo-gradients: all-gather
     WIRE_HOPS
@@ -49,10 +51,10 @@ void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *messa
                      uint8_t *recv, Stream *stream);
 void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv,
                 Stream *stream);
-// All-gather of weights, in at most two hops. buffer holds (per_node, nodes) messages. Call
-// wire_seal_own before the first hop, wire_all_gather for each hop, and wire_check_gathered with
-// the same arguments before the weights are applied. Each member contributes `run` consecutive
-// messages; member 0's start at slot `first` of the buffer.
+// All-gather of weights or reduced gradients, in at most two hops. buffer holds (per_node, nodes)
+// messages. Call wire_seal_own before the first hop, wire_all_gather for each hop, and
+// wire_check_gathered with the same arguments before the messages are used. Each member contributes
+// `run` consecutive messages; member 0's start at slot `first` of the buffer.
 void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer,
                    Stream *stream);
 void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const MessageLayout *message,

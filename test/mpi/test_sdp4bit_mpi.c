@@ -29,7 +29,8 @@
 #define VECTOR(NUMEL, UNIT) \
     { .numel = (NUMEL), .matrix = false, .unit = (UNIT) }
 
-enum { STEPS = 4, POISONED_STEP = 3, WILD_STEP = 5, FAULTED_STEP = 6, MOST_TENSORS = 12 };
+enum { STEPS = 4, POISONED_STEP = 3, WILD_STEP = 5, FAULTED_STEP = 6 };
+enum { MOST_TENSORS = 12, MOST_ALLOCATIONS = 48 };
 static const uint32_t SEED = 1234;
 static const float BETA1 = 0.9f, BETA2 = 0.95f, EPSILON = 1e-8f, WEIGHT_DECAY = 0.1f, SPIKE_FACTOR = 3.0f;
 
@@ -226,7 +227,9 @@ typedef struct Trial {
     BucketLayout layout;
     TlqStep tlq;
     QwdStep qwd;
-    WireChecks checks;  // in every other trial, payloads have checksums
+    WireChecks checks;                  // in every other trial, payloads have checksums
+    void *allocated[MOST_ALLOCATIONS];  // until the end of the trial
+    int allocations;
     // device memory
     Faults faults;
     Segment *segments;
@@ -240,7 +243,7 @@ typedef struct Trial {
     uint64_t *hash;
     float *loss;
     float *residual;  // (nodes, matrix_per_rank) of each bucket, or NULL
-    uint8_t *gather[3];
+    uint8_t *gather[3], *gathered;
     QwdLossless lossless;  // plain is NULL without lossless weights
     void *flags;           // of comm_share, NULL without it
     // host memory
@@ -271,7 +274,8 @@ static void *allocate(Trial *t, size_t bytes) {
     Error err;
     void *p = device_alloc(t->machine->device, bytes ? bytes : 1, "the test", &err);
     if (!p) fatal(NULL, EXIT_ENVIRONMENT, "%s", err.what);
-    return p;
+    if (t->allocations == MOST_ALLOCATIONS) fatal(NULL, EXIT_USAGE, "raise MOST_ALLOCATIONS");
+    return t->allocated[t->allocations++] = p;
 }
 
 // Copies to the device and back, ordered with the last stream.
@@ -409,6 +413,8 @@ static void build_state(Trial *t) {
     t->control = (StepStatus *)allocate(t, sizeof(StepStatus));
     t->hash = (uint64_t *)allocate(t, sizeof(uint64_t));
     t->loss = (float *)allocate(t, sizeof(float));
+    // Messages of the whole arena, each with a few aligned sections.
+    t->gathered = (uint8_t *)allocate(t, arena * sizeof(float) + 4096 * (size_t)t->layout.dp);
     if (t->feedback) {
         t->residual = (float *)allocate(t, residual_start(t, t->layout.buckets) * sizeof(float));
         set_zero(t->machine->stream, t->residual, residual_start(t, t->layout.buckets) * sizeof(float));
@@ -449,31 +455,7 @@ static void build_simulator(Trial *t) {
 
 static void free_trial(Trial *t) {
     comm_unshare(&t->mesh->node);
-    void *memory[] = {t->segments,
-                      t->hash,
-                      t->loss,
-                      t->weights,
-                      t->grads,
-                      t->shard,
-                      t->master,
-                      t->exp_avg,
-                      t->exp_avg_sq,
-                      t->partials,
-                      t->piece_sums,
-                      t->records,
-                      t->control,
-                      t->checks.sums,
-                      t->checks.fault,
-                      t->residual,
-                      t->tlq.workspace.send1,
-                      t->tlq.workspace.recv1,
-                      t->tlq.workspace.send2,
-                      t->tlq.workspace.recv2,
-                      t->flags,
-                      t->lossless.plain,
-                      t->lossless.coded};
-    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(t->machine->device, memory[i]);
-    for (int b = 0; b < t->layout.buckets; b++) device_free(t->machine->device, t->gather[b]);
+    for (int i = 0; i < t->allocations; i++) device_free(t->machine->device, t->allocated[i]);
     for (int r = 0; r < t->layout.dp; r++) free(t->all_grads[r]);
     free(t->all_grads);
     free(t->losses);
@@ -838,6 +820,22 @@ static bool error_in_bounds(const Trial *t, uint32_t step) {
 
 // --- trials --------------------------------------------------------------------------------------
 
+// With no_shard every rank gathers the reduced gradients of all shards.
+static bool same_gathered_gradients(Trial *t, uint32_t step) {
+    bool ok = true;
+    if (t->sharded || t->layout.dp == 1) return true;
+    for (int b = 0; b < t->layout.buckets; b++) {
+        const Bucket *bucket = &t->layout.bucket[b];
+        float *full = t->grads + bucket->arena_start;
+        tlq_gather_bucket(&t->tlq, b, full, t->gathered, t->machine->lanes);
+        float *grads = (float *)download(t, full, (size_t)bucket_elements(bucket) * sizeof *grads);
+        ok = ok && same_floats(t, step, "gathered gradient", grads, t->sim.reduced + bucket->arena_start,
+                               bucket_elements(bucket));
+        free(grads);
+    }
+    return ok;
+}
+
 // All ranks agree, so that no rank is left waiting in a collective.
 static bool on_all(bool ok) {
     int value = ok;
@@ -858,6 +856,7 @@ static bool run_step(Trial *t, uint32_t step) {
          same_shards(t, step, "first moment", t->exp_avg, t->sim.exp_avg) &&
          same_shards(t, step, "second moment", t->exp_avg_sq, t->sim.exp_avg_sq) &&
          same_traffic(t, step, &before) && skipped_messages_are_zero(t, step);
+    ok = same_gathered_gradients(t, step) && ok;
     return on_all(ok) && on_all(same_replicas(t, step));
 }
 

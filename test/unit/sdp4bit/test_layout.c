@@ -251,6 +251,28 @@ static void test_parts_of_tensors(void **state) {
     assert_false(layout_build(&layout, tensors, 5, &options, NULL));
 }
 
+// The layout without sharding has the same places in the arena, and one shard per bucket.
+static void test_unsharded_layouts(void **state) {
+    for (uint32_t trial = 0; trial < TRIALS; trial++) {
+        Case *c = random_case(trial);
+        int64_t at = 0;
+        BucketLayout whole;
+        layout_unshard(&whole, &c->layout);
+        assert_int_equal(whole.dp, 1);
+        for (int b = 0; b < whole.buckets; b++) {
+            const Bucket *bucket = &whole.bucket[b], *sharded = &c->layout.bucket[b];
+            assert_int_equal(bucket->arena_start, sharded->arena_start);
+            assert_int_equal(bucket_shard(bucket), bucket_elements(sharded));
+            assert_int_equal(layout_counted(bucket, true, 0), sharded->matrix_counted);
+            assert_true(bucket->state_start >= at && bucket->state_start % 64 == 0);
+            at = bucket->state_start + bucket_shard(bucket);
+        }
+        assert_true(whole.shard_elements >= at && whole.shard_elements < at + 64);
+        free(whole.bucket);
+        free_case(c);
+    }
+}
+
 // --- chunks and messages ------------------------------------------------------------------------
 
 static void test_chunks_cover_the_shard_once(void **state) {
@@ -622,6 +644,7 @@ int main(void) {
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_logical_offsets_independent_of_shape),
         cmocka_unit_test(test_parts_of_tensors),
+        cmocka_unit_test(test_unsharded_layouts),
         cmocka_unit_test(test_chunks_cover_the_shard_once),
         cmocka_unit_test(test_automatic_chunks),
         cmocka_unit_test(test_message_layouts),
