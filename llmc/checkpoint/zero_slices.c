@@ -101,9 +101,9 @@ bool zero_restore_weights(Zero *zero, const Checkpoint *checkpoint, SliceKind ki
 
 // Restores all ranges of a kind that this rank holds.
 static bool restore_kind(Zero *zero, const Checkpoint *checkpoint, SliceKind kind, Error *err) {
-    int count;
-    const Range *ranges = zero_ranges(zero, kind, &count);
-    for (int i = 0; i < count; i++) {
+    int owned, held = zero_held_ranges(zero, kind);
+    const Range *ranges = zero_ranges(zero, kind, &owned);
+    for (int i = 0; i < held; i++) {
         void *host = read_slice(checkpoint, slice_of_range(zero, kind, &ranges[i]), err);
         if (!host) return false;
         zero_put(zero, i, kind, host);

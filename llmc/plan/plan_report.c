@@ -128,7 +128,8 @@ static void print_layout(const StagePlan *s, FILE *out) {
     long long elements = plan->arena_elements, padding = elements - plan->parameters;
     fprintf(out, "  %d buckets, %lld elements with padding (%lld of padding), ", plan->buckets, elements,
             padding);
-    fprintf(out, "%lld per rank in the optimizer state\n", (long long)plan->shard_elements);
+    fprintf(out, "%lld per rank in the optimizer state\n",
+            (long long)zero_state_layout(s->zero)->shard_elements);
     for (int b = 0; b < plan->buckets; b++) {
         const Bucket *bucket = &plan->bucket[b];
         fprintf(out, "    bucket %3d: layers %3d..%3d  matrices %12lld  tail %8lld", b, bucket->first_unit,

@@ -59,7 +59,7 @@ static BucketLoad load_of_bucket(const StepTraffic *traffic, int b, const Mesh *
         .weight_between = (double)once.weight_inter / rates.between,
         .weight_inside = (double)once.weight_intra / rates.inside,
         .gathered = traffic->trips[b].forward + traffic->trips[b].backward > 0,
-        .update = elements / plan->dp * adamw,
+        .update = elements / zero_state_layout(zero)->dp * adamw,
         .exchange = (double)zero_exchange_bytes(zero, b, zero_grad_format(zero, true)) / rates.between,
     };
     load.forward_gather = (double)forward.weight_inter / rates.between +

@@ -37,19 +37,35 @@ bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *
     return true;
 }
 
-void base_list_ranges(Base *base) {
-    const BucketLayout *plan = &base->plan;
-    base->ranges = (Range *)xcalloc((size_t)plan->segments_total, sizeof(Range), "the shard's ranges");
-    for (int b = 0; b < plan->buckets; b++) {
-        const Bucket *bucket = &plan->bucket[b];
+// Returns the index of a bucket's element in this rank's optimizer state.
+static int64_t state_index(const Base *base, const Bucket *state, int64_t at) {
+    int shard = base_state_shard(base);
+    if (at < state->matrix_elements) return state->state_start + at - shard * state->matrix_per_rank;
+    at -= state->matrix_elements;
+    return state->state_start + state->matrix_per_rank + at - shard * state->tail_per_rank;
+}
+
+static void list_shard(Base *base, int owner) {
+    for (int b = 0; b < base->plan.buckets; b++) {
+        const Bucket *bucket = &base->plan.bucket[b];
         for (int i = 0; i < bucket->segments + bucket->tails; i++) {
-            Range range;
-            int64_t in_shard, part = i < bucket->segments ? 0 : bucket->matrix_per_rank;
-            if (!base_cut_segment(plan, b, i, base->mesh->dp.rank, &range, &in_shard)) continue;
-            range.state_at = bucket->state_start + part + in_shard;
-            base->ranges[base->range_count++] = range;
+            Range *range = &base->ranges[base->held_count];
+            int64_t in_shard;
+            if (!base_cut_segment(&base->plan, b, i, owner, range, &in_shard)) continue;
+            range->state_at = state_index(base, &base->state->bucket[b],
+                                          range->arena_at - bucket->arena_start);
+            base->held_count++;
         }
     }
+}
+
+void base_list_ranges(Base *base) {
+    int dp = base->plan.dp, shards = dp / base->state->dp;
+    base->ranges = (Range *)xcalloc((size_t)(shards * base->plan.segments_total), sizeof(Range),
+                                    "the shard's ranges");
+    list_shard(base, base->mesh->dp.rank);
+    base->range_count = base->held_count;
+    for (int i = 1; i < shards; i++) list_shard(base, (base->mesh->dp.rank + i) % dp);
 }
 
 bool base_counts_matrix(const Base *base, const Range *range, const Bucket *bucket) {

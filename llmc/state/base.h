@@ -16,16 +16,19 @@ LLMC_BEGIN
 typedef struct Range {
     int tensor, bucket;
     int64_t lo, hi;
-    int64_t arena_at, state_at;  // first element in the bucket layout, and in this rank's optimizer shard
+    int64_t arena_at, state_at;  // first element in the bucket layout, and in this rank's optimizer state
 } Range;
 
 typedef struct Base {
     const Config *config;
     const Mesh *mesh;
-    BucketLayout plan;  // the bucket layout
-    Tensor *tensors;    // (plan.tensors)
-    Range *ranges;      // (range_count) this rank's shard of every tensor
-    int range_count;
+    BucketLayout plan;          // the bucket layout: gradients are reduced to one shard per rank
+    BucketLayout unsharded;     // the same buckets, each a single shard; without buckets if unused
+    const BucketLayout *state;  // layout of the optimizer state that a rank holds: &plan or &unsharded
+    Tensor *tensors;            // (plan.tensors)
+    Range *ranges;  // (held_count) of the optimizer state that this rank holds. The first range_count
+                    // are its own shard of every tensor, which it counts and saves
+    int range_count, held_count;
     GradFormat grad_format, plain_grad_format;  // as the flags say; before quantization starts
     WeightFormat weight_format;
     // set by zero_start
@@ -44,7 +47,9 @@ typedef struct Base {
     Faults faults;       // injected for tests
 } Base;
 
-static inline int64_t base_state_start(const Base *base, int b) { return base->plan.bucket[b].state_start; }
+static inline int64_t base_state_start(const Base *base, int b) { return base->state->bucket[b].state_start; }
+// Index of this rank's shard among the shards of the optimizer state.
+static inline int base_state_shard(const Base *base) { return base->state->dp > 1 ? base->mesh->dp.rank : 0; }
 // Elements of the largest bucket shard among those that `wanted` names; of all if NULL.
 int64_t base_largest_shard(const Base *base, const bool *wanted);
 // The format that gradients have on the wire in an iteration.

@@ -1,4 +1,9 @@
-// A rank's gradients: see grads.h.
+// A rank's gradients: see grads.h. The stores:
+//   accumulated  the whole bucket, for a step: backward adds the micro-batches in place, and the
+//                bucket is reduced once (ZeRO-1, and the buckets that hold embeddings)
+//   slots        two slots serve all buckets in turn (ZeRO-2 and 3): bucket b+1 is reduced out of
+//                one slot while backward writes bucket b into the other. Every micro-batch is
+//                reduced at once, and the own shard accumulates the micro-batches of a step.
 #include "llmc/state/grads.h"
 
 #include <stdlib.h>
@@ -18,8 +23,16 @@ static float *range_accumulated(const Base *base, const Grads *grads, const Rang
            base->plan.bucket[range->bucket].arena_start;
 }
 
-const GradStore grads_accumulated = {"accumulated", true, full_accumulated, shard_accumulated,
-                                     range_accumulated};
+static GradShard held_accumulated(const Base *base, const Grads *grads, int b) {
+    return grad_shard_of(&base->state->bucket[b], full_accumulated(base, grads, b), base_state_shard(base));
+}
+
+static const GradStore accumulated = {.name = "accumulated",
+                                      .accumulates = true,
+                                      .full = full_accumulated,
+                                      .shard = shard_accumulated,
+                                      .held = held_accumulated,
+                                      .of_range = range_accumulated};
 
 static float *full_slot(const Base *base, const Grads *grads, int b) { return grads->slot[b % GRAD_SLOTS]; }
 
@@ -34,7 +47,8 @@ static float *range_slots(const Base *base, const Grads *grads, const Range *ran
            base->plan.bucket[range->bucket].state_start;
 }
 
-const GradStore grads_slots = {"slots", false, full_slot, shard_slots, range_slots};
+static const GradStore slots = {
+    .name = "slots", .full = full_slot, .shard = shard_slots, .held = shard_slots, .of_range = range_slots};
 
 // --- memory --------------------------------------------------------------------------------------
 
@@ -56,7 +70,16 @@ static void choose_stores(const Base *base, Grads *grads) {
                     base->config->sharding == SHARD_PARAMETERS) &&
                    base->plan.dp > 1;
     for (int b = 0; b < base->plan.buckets; b++)
-        grads->store[b] = sharded && in_one_pass(base, b) ? &grads_slots : &grads_accumulated;
+        grads->store[b] = sharded && in_one_pass(base, b) ? &slots : &accumulated;
+}
+
+size_t grads_gather_bytes(const Base *base, const Grads *grads) {
+    size_t most = 0;
+    for (int b = 0; b < base->plan.buckets; b++) {
+        size_t bytes = (size_t)(base->plan.dp * layout_reduced_message(&base->plan.bucket[b]).bytes);
+        if (grads->store[b]->gather && bytes > most) most = bytes;
+    }
+    return most;
 }
 
 static void place_buckets(const Base *base, Grads *grads, bool windows) {

@@ -1,16 +1,10 @@
 // A rank's gradients: where backward writes them and where their reduction leaves this rank's
-// shard.
-//
-// A store is chosen for each bucket when the run is planned:
-//   accumulated  the whole bucket, for a step: backward adds the micro-batches in place, and the
-//                bucket is reduced once (ZeRO-1, and the buckets that hold embeddings)
-//   slots        two slots serve all buckets in turn (ZeRO-2 and 3): bucket b+1 is reduced out of
-//                one slot while backward writes bucket b into the other. Every micro-batch is
-//                reduced at once, and the own shard accumulates the micro-batches of a step.
-// Called by the files of llmc/state.
+// shard. A store is chosen for each bucket when the run is planned; grads.c lists them. Called by
+// the files of llmc/state.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/state/base.h"
+#include "sdp4bit/tlq_hs.h"
 LLMC_BEGIN
 
 enum { GRAD_SLOTS = 2 };
@@ -24,10 +18,14 @@ typedef struct GradStore {
     float *(*full)(const Base *base, const Grads *grads, int b);
     // This rank's reduced gradients.
     GradShard (*shard)(const Base *base, const Grads *grads, int b);
+    // Gradients of the optimizer state that this rank holds. Valid after the gather, if any.
+    GradShard (*held)(const Base *base, const Grads *grads, int b);
     // First reduced gradient of a range of this rank's shard.
     float *(*of_range)(const Base *base, const Grads *grads, const Range *range);
+    // All-gathers the shards after the reduction, in the order of lanes->last. buffer:
+    // (grads_gather_bytes). NULL: the own shard suffices.
+    void (*gather)(const Base *base, const Grads *grads, const TlqStep *step, int b, uint8_t *buffer);
 } GradStore;
-extern const GradStore grads_accumulated, grads_slots;
 
 struct Grads {
     const GradStore **store;  // (buckets)
@@ -56,12 +54,21 @@ static inline float *grads_full(const Base *base, const Grads *grads, int b) {
 static inline GradShard grads_shard(const Base *base, const Grads *grads, int b) {
     return grads->store[b]->shard(base, grads, b);
 }
+static inline GradShard grads_held(const Base *base, const Grads *grads, int b) {
+    return grads->store[b]->held(base, grads, b);
+}
+static inline void grads_gather(const Base *base, const Grads *grads, const TlqStep *step, int b,
+                                uint8_t *buffer) {
+    if (grads->store[b]->gather) grads->store[b]->gather(base, grads, step, b, buffer);
+}
 static inline float *grads_of_range(const Base *base, const Grads *grads, const Range *range) {
     return grads->store[range->bucket]->of_range(base, grads, range);
 }
 float *grads_tensor(const Base *base, const Grads *grads, int tensor);
 // True if some buckets are reduced in every micro-batch.
 bool grads_use_slots(const Base *base, const Grads *grads);
+// Bytes of the buffer in which buckets are gathered one after the other; 0 if none is.
+size_t grads_gather_bytes(const Base *base, const Grads *grads);
 
 // No bucket of the step has been reduced.
 void grads_new_step(const Base *base, Grads *grads);

@@ -18,7 +18,7 @@ void optimizer_free(const Base *base, Optimizer *optimizer) {
 // --- the device store ----------------------------------------------------------------------------
 
 static void reserve_on_device(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
-    size_t bytes = (size_t)base->plan.shard_elements * sizeof(float);
+    size_t bytes = (size_t)base->state->shard_elements * sizeof(float);
     const char *group = "optimizer state";
     memory_plan_reserve(memory_plan, group, "fp32 master weights, own shard", bytes, (void **)&o->master);
     memory_plan_reserve(memory_plan, group, "first moments, own shard", bytes, (void **)&o->exp_avg);
@@ -84,13 +84,13 @@ const OptimizerStore optimizer_device = {.name = "device",
 // --- the host store: memory ----------------------------------------------------------------------
 
 static bool sends_differences(const Base *base) {
-    return base->plan.dp > 1 && base->weight_format.difference && codec_grouped(base->weight_format.codec);
+    return base->state->dp > 1 && base->weight_format.difference && codec_grouped(base->weight_format.codec);
 }
 
 static int64_t largest_message(const Base *base, int slot) {
     int64_t largest = 0;
     for (int b = slot; b < base->plan.buckets; b += LANE_SLOTS) {
-        int64_t bytes = qwd_message(&base->plan, b, &base->weight_format).bytes;
+        int64_t bytes = qwd_message(base->state, b, &base->weight_format).bytes;
         if (bytes > largest) largest = bytes;
     }
     return largest;
@@ -99,7 +99,7 @@ static int64_t largest_message(const Base *base, int slot) {
 static void reserve_on_host(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
     QwdHost *host = &o->host;
     const char *group = "host memory";
-    size_t shard = (size_t)base->plan.shard_elements;
+    size_t shard = (size_t)base->state->shard_elements;
     memory_plan_reserve_host(memory_plan, group, "fp32 master weights, own shard", shard * sizeof(float),
                              (void **)&o->master);
     memory_plan_reserve_host(memory_plan, group, "first moments, own shard", shard * sizeof(float),
@@ -155,12 +155,12 @@ static void free_on_host(const Base *base, Optimizer *o) {
 
 static GradShard host_grads(const Base *base, const Optimizer *o, int b) {
     float *grads = o->grads + base_state_start(base, b);
-    GradShard own = {grads, grads + base->plan.bucket[b].matrix_per_rank};
+    GradShard own = {grads, grads + base->state->bucket[b].matrix_per_rank};
     return own;
 }
 
 static void before_reduction(const Base *base, Optimizer *o, int b, GradShard own, bool slots, bool add) {
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->state->bucket[b];
     GradShard host = host_grads(base, o, b);
     Event *window_free = o->window_free[b % GRAD_SLOTS];
     if (!slots) return;
@@ -176,7 +176,7 @@ static void before_reduction(const Base *base, Optimizer *o, int b, GradShard ow
 static void after_reduction(const Base *base, Optimizer *o, int b, GradShard own, bool slots,
                             const floatX *weights, bool last) {
     Stream *stream = o->host.stream;
-    const Bucket *bucket = &base->plan.bucket[b];
+    const Bucket *bucket = &base->state->bucket[b];
     GradShard host = host_grads(base, o, b);
     event_record(o->reduced, base->lanes->last);
     stream_wait(stream, o->reduced);

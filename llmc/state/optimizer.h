@@ -70,12 +70,12 @@ extern const OptimizerStore optimizer_device, optimizer_host;
 
 struct Optimizer {
     const OptimizerStore *store;
-    float *master, *exp_avg, *exp_avg_sq;  // (plan.shard_elements)
+    float *master, *exp_avg, *exp_avg_sq;  // (state->shard_elements)
     StepStatus *landed;                    // host (2): status of the latest two steps
     // the host store: page-locked memory except `found`
     QwdHost host;     // host.stream: of the copies and the update
-    float *grads;     // (plan.shard_elements) reduced gradients
-    floatX *weights;  // (plan.shard_elements) the matrices' weights before the update; NULL unless
+    float *grads;     // (state->shard_elements) reduced gradients
+    floatX *weights;  // (state->shard_elements) the matrices' weights before the update; NULL unless
                       // differences are sent
     uint64_t *found;  // device (1): host.fault, copied up
     Event *reduced;   // a bucket's gradients may be copied to the host

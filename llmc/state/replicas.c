@@ -233,9 +233,9 @@ static void take_masters(const Check *c, int owner, floatX *weights, int64_t sta
 }
 
 static void refresh(Check *c, int b) {
-    const Bucket *bucket = &c->zero->base.plan.bucket[b];
+    const Bucket *bucket = &c->zero->base.state->bucket[b];
     make_buffers(c);
-    for (int owner = 0; owner < c->mesh->dp.size; owner++) {
+    for (int owner = 0; owner < c->zero->base.state->dp; owner++) {
         WeightShard kept = weights_shard(&c->zero->base, &c->zero->weights, b, owner);
         take_masters(c, owner, kept.matrix, bucket->state_start, bucket->matrix_per_rank);
         take_masters(c, owner, kept.tail, bucket->state_start + bucket->matrix_per_rank,

@@ -7,11 +7,11 @@
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
-// Address and size of the elements of one kind in a range.
+// Address and size of the elements of one kind in range i.
 static void *range_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes) {
-    int count;
-    const Range *range = &zero_ranges(zero, kind, &count)[i];
-    assert(i >= 0 && i < count);
+    int owned;
+    const Range *range = &zero_ranges(zero, kind, &owned)[i];
+    assert(i >= 0 && i < zero_held_ranges(zero, kind));
     const Outer *outer = &zero->outer;
     const Optimizer *optimizer = &zero->optimizer;
     *bytes = (size_t)(range->hi - range->lo) * (size_t)slice_kind_bytes(kind);
@@ -56,6 +56,11 @@ const Range *zero_ranges(const Zero *zero, SliceKind kind, int *count) {
     }
     *count = zero_keeps(zero, kind) ? zero->base.range_count : 0;
     return zero->base.ranges;
+}
+
+int zero_held_ranges(const Zero *zero, SliceKind kind) {
+    if (kind == SLICE_RESIDUAL) return zero->feedback.range_count;
+    return zero_keeps(zero, kind) ? zero->base.held_count : 0;
 }
 
 // Either the rail or the replica groups have several members, never both.

@@ -197,7 +197,7 @@ void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimiz
         int64_t n = range->hi - range->lo;
         float *master = fetch_masters(base, optimizer, range);
         histogram_add(histogram_of(base, stats, range->tensor, STATS_WEIGHT), master, n);
-        if (base->plan.dp > 1) {  // one rank sends nothing: its replica is new already
+        if (base->state->dp > 1) {  // else the update has written the weights already
             float *replica = fetch_weights(base, weights_of_range(base, weights, range), n);
             for (int64_t j = 0; j < n; j++) replica[j] = master[j] - replica[j];
             histogram_add(histogram_of(base, stats, range->tensor, STATS_DIFFERENCE), replica, n);

@@ -134,11 +134,12 @@ static floatX *kept_in_arena(const Base *base, const Weights *weights, int b, in
 }
 
 static WeightShard shard_in_arena(const Base *base, const Weights *weights, int b, int owner) {
-    return weight_shard_of(&base->plan.bucket[b], full_in_arena(base, weights, b), owner);
+    return weight_shard_of(&base->state->bucket[b], full_in_arena(base, weights, b), owner);
 }
 
 static GatherBuffer buffer_for_all(const Base *base, const Weights *weights, int b) {
-    GatherBuffer buffer = {weights->gather[qwd_slot(b)], base->mesh->rail.size, base->mesh->node.size, NULL};
+    const LayoutOptions *ranks = &base->state->options;
+    GatherBuffer buffer = {weights->gather[qwd_slot(b)], ranks->nodes, ranks->per_node, NULL};
     return buffer;
 }
 
@@ -323,7 +324,7 @@ const WeightStore weights_world = {.name = "world",
 // --- places in memory ----------------------------------------------------------------------------
 
 WeightShard weights_own(const Base *base, const Weights *weights, int b) {
-    return weights_shard(base, weights, b, base->mesh->dp.rank);
+    return weights_shard(base, weights, b, base_state_shard(base));
 }
 
 floatX *weights_tensor(const Base *base, const Weights *weights, int tensor) {
@@ -333,7 +334,7 @@ floatX *weights_tensor(const Base *base, const Weights *weights, int tensor) {
 }
 
 floatX *weights_of_range(const Base *base, const Weights *weights, const Range *range) {
-    const Bucket *bucket = &base->plan.bucket[range->bucket];
+    const Bucket *bucket = &base->state->bucket[range->bucket];
     int64_t at = range->state_at - bucket->state_start;  // in the shard: matrix part, then tail part
     WeightShard own = weights_own(base, weights, range->bucket);
     return at < bucket->matrix_per_rank ? own.matrix + at : own.tail + (at - bucket->matrix_per_rank);

@@ -31,7 +31,7 @@ typedef struct WeightStore {
     floatX *(*full)(const Base *base, const Weights *weights, int b);
     // What this rank holds between steps, and its elements.
     floatX *(*kept)(const Base *base, const Weights *weights, int b, int64_t *elements);
-    // The shard of data-parallel rank `owner` in that; NULL pointers if this rank doesn't hold it.
+    // Shard `owner` (of Base.state) in that; NULL pointers if this rank doesn't hold it.
     WeightShard (*shard)(const Base *base, const Weights *weights, int b, int owner);
     // The data-parallel rank whose shard is number i of those that this rank holds.
     int (*owner)(const Base *base, int i);

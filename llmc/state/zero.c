@@ -86,12 +86,14 @@ void zero_free(Zero *zero) {
     free(zero->slices.copy);
     free(base->partial_start);
     free(base->ranges);
+    free(base->unsharded.bucket);
     layout_free(&base->plan);
     free(base->tensors);
     free(zero);
 }
 
 const BucketLayout *zero_layout(const Zero *zero) { return &zero->base.plan; }
+const BucketLayout *zero_state_layout(const Zero *zero) { return zero->base.state; }
 const GradFormat *zero_grad_format(const Zero *zero, bool quantized) {
     return quantized ? &zero->base.grad_format : &zero->base.plain_grad_format;
 }
@@ -110,7 +112,7 @@ bool zero_node_shares(const Zero *zero, Error *why) {
 
 void zero_init_master_weights(Zero *zero) {
     const Base *base = &zero->base;
-    for (int i = 0; i < base->range_count; i++) {
+    for (int i = 0; i < base->held_count; i++) {
         const Range *range = &base->ranges[i];
         const floatX *weights = weights_of_range(base, &zero->weights, range);
         zero->optimizer.store->widen(base, &zero->optimizer, zero->optimizer.master + range->state_at,
@@ -204,8 +206,9 @@ static void reduce_bucket(Zero *zero, int b, bool last) {
         tlq_sum_squares(&step, b, own, matrix_sums, tail_sums, zero->piece_sums + 2 * b, base->lanes);
         if (base->config->log_num_zeros_in_grad) count_zeros(zero, b);
     }
+    grads_gather(base, grads, &step, b, zero->weights.gather[0]);
     const floatX *weights = weights_own(base, &zero->weights, b).matrix;
-    store->after_reduction(base, &zero->optimizer, b, own, slots, weights, last);
+    store->after_reduction(base, &zero->optimizer, b, grads_held(base, grads, b), slots, weights, last);
 }
 
 void zero_reduce_unit(Zero *zero, int unit, bool last) {
@@ -290,7 +293,7 @@ static void compute_norm_and_status(Zero *zero, double lr_if_applied, double lr_
 
 static QwdStep qwd_step(Zero *zero, double weight_decay) {
     QwdStep step = {0};
-    step.layout = &zero->base.plan;
+    step.layout = zero->base.state;
     step.mesh = zero->base.mesh;
     step.weight_format = zero->base.weight_format;
     step.checks = &zero->wire_checks;
@@ -313,7 +316,7 @@ static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     Stream *last = base->lanes->last;
     timer_start(base->timers, TIMER_OPTIMIZER_INNER_STEP, last);
     BucketState state = zero->optimizer.store->state(base, &zero->optimizer, b,
-                                                     grads_shard(base, &zero->grads, b),
+                                                     grads_held(base, &zero->grads, b),
                                                      weights_own(base, &zero->weights, b));
     GatherBuffer buffer = weights_buffer(base, &zero->weights, b);
     qwd_update_bucket(step, b, &state, &buffer, base->lanes);

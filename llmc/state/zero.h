@@ -1,8 +1,9 @@
-// The training state of a data-parallel rank: ZeRO-1, 2 and 3, as --data-parallel-sharding-strategy
-// says. A rank owns the optimizer state of its shard of each bucket, and some or all of the
-// gradients and weights. This module reduces a bucket's gradients as soon as they are complete,
-// computes the step status, runs AdamW on the shard and brings all model weights up to date, in
-// bf16 or with SDP4Bit.
+// The training state of a data-parallel rank: replicated, or sharded as in ZeRO-1, 2 and 3, as
+// --data-parallel-sharding-strategy says. A rank owns a shard of each bucket. It holds the
+// optimizer state of that shard or of whole buckets, and some or all of the gradients and weights.
+// This module reduces a bucket's gradients as soon as they are complete, computes the step status,
+// runs AdamW on the state it holds and brings all model weights up to date, in bf16 or with
+// SDP4Bit.
 //
 // Called by train_gpt.c, llmc/model, llmc/run and llmc/checkpoint. zero.c conducts the parts, each
 // a file with one contract: grads.h, optimizer.h, weights.h, local_steps.h, feedback.h, stats.h,
@@ -54,6 +55,9 @@ void zero_init_master_weights(Zero *zero);
 // --- accessors -----------------------------------------------------------------------------------
 
 const BucketLayout *zero_layout(const Zero *zero);
+// Layout of the optimizer state that a rank holds: zero_layout's, or one whose shards are whole
+// buckets.
+const BucketLayout *zero_state_layout(const Zero *zero);
 // Payload format of gradients, before or after quantization starts, and of weights.
 const GradFormat *zero_grad_format(const Zero *zero, bool quantized);
 const WeightFormat *zero_weight_format(const Zero *zero);
@@ -159,14 +163,17 @@ Traffic zero_traffic(const Zero *zero);
 
 // True if this run has state of that kind. From zero_plan on, as the next two.
 bool zero_keeps(const Zero *zero, SliceKind kind);
-// The ranges of that kind that this rank holds, (*count).
+// The ranges of that kind that this rank owns, (*count): each element has one owner in the
+// data-parallel group.
 const Range *zero_ranges(const Zero *zero, SliceKind kind, int *count);
+// The number of ranges of that kind that this rank holds: those it owns come first in zero_ranges.
+int zero_held_ranges(const Zero *zero, SliceKind kind);
 // True if this rank saves the range: one of the ranks that hold the same elements does.
 bool zero_saves_range(const Zero *zero, SliceKind kind, const Range *range);
 // For kinds that are kept per node: this rank's node, and the number of nodes.
 int zero_node(const Zero *zero);
 int zero_nodes(const Zero *zero);
-// Copies the (hi - lo) elements of a range of zero_ranges to the host, or back. Both wait.
+// Copies the (hi - lo) elements of a range that this rank holds to the host, or back. Both wait.
 void zero_fetch(Zero *zero, int range, SliceKind kind, void *host);
 void zero_put(Zero *zero, int range, SliceKind kind, const void *host);
 // The whole tensor has been initialized at zero_weight: keeps this rank's part. Called for the

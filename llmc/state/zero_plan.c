@@ -109,10 +109,11 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     size_t *gather = zero->weights.gather_bytes;
     for (int b = 0; b < zero->base.plan.buckets; b++) {
         GatherBuffer buffer = weights_buffer(&zero->base, &zero->weights, b);
-        size_t bytes = qwd_buffer_bytes(&zero->base.plan, b, &zero->base.weight_format,
+        size_t bytes = qwd_buffer_bytes(zero->base.state, b, &zero->base.weight_format,
                                         zero->optimizer.store->on_host, buffer.nodes * buffer.per_node);
         gather[qwd_slot(b)] = larger(gather[qwd_slot(b)], bytes);
     }
+    gather[0] = larger(gather[0], grads_gather_bytes(&zero->base, &zero->grads));
     reserve_lossless(zero, memory_plan);
     for (int slot = 0; slot < LANE_SLOTS; slot++)
         memory_plan_reserve(memory_plan, group, "weights, gathered",
@@ -192,6 +193,7 @@ static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err
     if (!ok) return false;
     ok = lengths_fit(zero, err);
     if (!ok) layout_free(&zero->base.plan);
+    zero->base.state = &zero->base.plan;
     return ok;
 }
 
