@@ -183,15 +183,18 @@ static bool check_tensor_parallel(const Parsed *p) {
 }
 
 // Weight differences are added to a full copy of the weights, which ZeRO-3 does not keep.
-static bool check_sharding(const Parsed *p) {
-    const Config *c = p->config;
+static const char *sharding_conflict(const Config *c) {
     bool world = c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD;
     if (world && c->quantized_weights && c->weight_quantization_method != WEIGHT_DIRECT) {
-        return REFUSE(
-            "--shard-params-over world keeps no full weights to add differences to; add "
-            "--weight-quantization-method direct, or use --shard-params-over node");
+        return "--shard-params-over world keeps no full weights to add differences to; add "
+               "--weight-quantization-method direct, or use --shard-params-over node";
     }
-    return true;
+    return NULL;
+}
+
+static bool check_sharding(const Parsed *p) {
+    const char *conflict = sharding_conflict(p->config);
+    return !conflict || REFUSE("%s", conflict);
 }
 
 static bool check_pipeline(const Parsed *p) {
@@ -282,7 +285,8 @@ static bool check_schedule(const Parsed *p) {
     return obeys(p, rules, COUNT_OF(rules)) && check_rates(p);
 }
 
-const char *config_no_local_steps(const Config *c) {
+static const char *local_steps_conflict(const Config *c) {
+    if (c->local_steps == 1) return NULL;
     if (c->pipeline_model_parallel_size > 1) {
         return "--local-steps needs nodes that hold whole models; drop --pipeline-model-parallel-size";
     }
@@ -295,9 +299,14 @@ const char *config_no_local_steps(const Config *c) {
     return NULL;
 }
 
+const char *config_conflict(const Config *c) {
+    const char *conflict = sharding_conflict(c);
+    return conflict ? conflict : local_steps_conflict(c);
+}
+
 static bool check_local_steps(const Parsed *p) {
     const Config *c = p->config;
-    const char *refused = config_no_local_steps(c);
+    const char *conflict = local_steps_conflict(c);
     const Rule rules[] = {
         {c->local_steps == 1 && (GIVEN(p, outer_lr) || GIVEN(p, outer_momentum) ||
                                  GIVEN(p, local_steps_delay) || GIVEN(p, local_steps_mix)),
@@ -305,7 +314,7 @@ static bool check_local_steps(const Parsed *p) {
          "with H at least 2; add it"},
         {c->local_steps > 1 && c->local_steps_delay >= c->local_steps,
          "--local-steps-delay must be less than --local-steps; lower it"},
-        {c->local_steps > 1 && refused, refused},
+        {conflict, conflict},
     };
     return obeys(p, rules, COUNT_OF(rules));
 }

@@ -51,8 +51,8 @@ bool config_next_key(int roles, int *at, char key[OPTION_KEY_BYTES]);
 // Checks for missing flags, flags that exclude each other, and values that conflict. given: (rows
 // of the table) flags that occur. notes: one line per flag without effect. Error: EXIT_USAGE.
 bool config_check(const Config *config, const bool *given, char *notes, size_t notes_bytes, Error *err);
-// Returns why these flags cannot be combined with --local-steps above 1 and what to do, or NULL if
-// they can.
-const char *config_no_local_steps(const Config *config);
+// Returns why the sharding strategy or the local steps exclude other flags and what to do, or NULL
+// if they don't.
+const char *config_conflict(const Config *config);
 
 LLMC_END

@@ -32,6 +32,24 @@ static bool row_number(const Option *row, const void *field, char *text, size_t 
     return wide || row->initial;
 }
 
+// Copies choice `index` of a choice row. Returns false if there are fewer.
+static bool choice_word(const Option *row, int index, char *word, size_t bytes) {
+    const char *at = row->choices;
+    for (; index > 0; index--) {
+        at += strcspn(at, "|");
+        if (!*at++) return false;
+    }
+    snprintf(word, bytes, "%.*s", (int)strcspn(at, "|"), at);
+    return true;
+}
+
+bool config_choice(const char *option, int index, char *word, size_t bytes) {
+    int rows;
+    const Option *table = config_options(&rows), *row = options_find(table, rows, option, strlen(option));
+    assert(row && row->kind == OPTION_CHOICE && index >= 0);
+    return choice_word(row, index, word, bytes);
+}
+
 // Gets the value of a text or choice row. Returns false if it has none.
 static bool row_text(const Option *row, const void *field, const char **text, char *buffer, size_t bytes) {
     if (row->kind != OPTION_CHOICE) {
@@ -40,11 +58,8 @@ static bool row_text(const Option *row, const void *field, const char **text, ch
     }
     int index;
     memcpy(&index, field, sizeof index);
-    const char *word = row->choices;
-    for (; index > 0; index--) word += strcspn(word, "|") + 1;
-    snprintf(buffer, bytes, "%.*s", (int)strcspn(word, "|"), word);
     *text = buffer;
-    return true;
+    return choice_word(row, index, buffer, bytes);
 }
 
 // --- Megatron's argument dump --------------------------------------------------------------------

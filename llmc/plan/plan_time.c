@@ -212,7 +212,7 @@ static Row row_of(const Config *c, const Mesh *mesh, const Zero *zero) {
 // Builds the mesh for a config, with replica groups if it uses local steps.
 static bool place(Mesh *mesh, const Config *c, const Mesh *like) {
     Error err;
-    if (c->local_steps > 1 && config_no_local_steps(c)) return false;
+    if (config_conflict(c)) return false;
     if (!mesh_build(mesh, like->world.rank, like->world.size, NULL, like->per_node, like->tp.size,
                     like->pp.size, &err))
         return false;
@@ -249,31 +249,26 @@ static void print_row(const Config *c, const char *name, const Row *row, FILE *o
             tokens_per_second(c, row), 100 * row->error);
 }
 
-// Prints the run under every sharding strategy.
+// Prints the run under one sharding strategy.
+static void print_strategy(Config c, Sharding sharding, bool offload, const char *name, const Mesh *mesh,
+                           FILE *out) {
+    c.sharding = sharding;
+    c.optimizer_cpu_offload = offload;
+    Row row = plan_row(&c, mesh);
+    fprintf(out, "  %-27s", name);
+    if (row.ms == 0) fprintf(out, " %11s\n", "incompatible with this run's flags");
+    else
+        fprintf(out, " %11.1f %11.1f %12.0f %12.2f\n", row.ms, row.exposed_ms, tokens_per_second(&c, &row),
+                row.memory / 0x1p30);
+}
+
 static void print_strategies(const Config *config, const Mesh *mesh, FILE *out) {
-    static const struct {
-        const char *name;
-        Sharding sharding;
-        bool offload;
-    } strategies[] = {
-        {"optim", SHARD_OPTIMIZER, false},
-        {"optim_grads", SHARD_GRADIENTS, false},
-        {"optim_grads_params", SHARD_PARAMETERS, false},
-        {"optim_grads_params, offload", SHARD_PARAMETERS, true},
-    };
+    char name[32];
     fprintf(out, "  %-27s %11s %11s %12s %12s\n", "this run by strategy", "ms a step", "exposed ms",
             "tokens/s", "GiB a GPU");
-    for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++) {
-        Config c = *config;
-        c.sharding = strategies[i].sharding;
-        c.optimizer_cpu_offload = strategies[i].offload;
-        Row row = plan_row(&c, mesh);
-        fprintf(out, "  %-27s", strategies[i].name);
-        if (row.ms == 0) fprintf(out, " %11s\n", "incompatible with this run's flags");
-        else
-            fprintf(out, " %11.1f %11.1f %12.0f %12.2f\n", row.ms, row.exposed_ms,
-                    tokens_per_second(&c, &row), row.memory / 0x1p30);
-    }
+    for (int i = 0; config_choice("data-parallel-sharding-strategy", i, name, sizeof name); i++)
+        print_strategy(*config, (Sharding)i, false, name, mesh, out);
+    print_strategy(*config, SHARD_PARAMETERS, true, "optim_grads_params, offload", mesh, out);
 }
 
 // Recommends one of the presets that fit into GPU memory, or of all presets if none fits; the

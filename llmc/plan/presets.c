@@ -42,7 +42,11 @@ static void quantize_gradients(Config *c, const Preset *preset) {
 
 static void quantize_weights(Config *c, const Preset *preset) {
     c->quantized_weights = preset->weight_bits > 0 || preset->lossless;
-    c->weight_quantization_method = preset->lossless ? WEIGHT_LOSSLESS : WEIGHT_DIFFERENCE;
+    // Runs that shard the weights over all ranks add --weight-quantization-method direct.
+    bool world = c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD;
+    c->weight_quantization_method = preset->lossless ? WEIGHT_LOSSLESS
+                                    : world          ? WEIGHT_DIRECT
+                                                     : WEIGHT_DIFFERENCE;
     if (!preset->weight_bits) return;
     c->weight_quantization_bits = preset->weight_bits;
     c->wq_group_size = 2048;
