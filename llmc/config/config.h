@@ -30,7 +30,7 @@ typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
 // What data-parallel ranks shard: optimizer state; also gradients; also weights. Weights are
 // sharded over the ranks of a node, or over all ranks.
-typedef enum Sharding { SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_PARAMETERS } Sharding;
+typedef enum Sharding { SHARD_NOTHING, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_PARAMETERS } Sharding;
 typedef enum ShardScope { SHARD_IN_NODE, SHARD_IN_WORLD } ShardScope;
 typedef enum OnNan { ON_NAN_ABORT, ON_NAN_SKIP } OnNan;
 typedef enum OnSpike { ON_SPIKE_REPORT, ON_SPIKE_SKIP } OnSpike;

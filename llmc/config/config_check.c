@@ -189,6 +189,10 @@ static const char *sharding_conflict(const Config *c) {
         return "--shard-params-over world keeps no full weights to add differences to; add "
                "--weight-quantization-method direct, or use --shard-params-over node";
     }
+    if (c->sharding == SHARD_NOTHING && c->quantized_weights) {
+        return "--quantized-weights has no weights to quantize with --data-parallel-sharding-strategy "
+               "no_shard, whose ranks exchange gradients only; drop it, or use optim";
+    }
     return NULL;
 }
 
@@ -295,6 +299,10 @@ static const char *local_steps_conflict(const Config *c) {
     }
     if (c->sharding == SHARD_PARAMETERS && c->shard_scope == SHARD_IN_WORLD) {
         return "--local-steps needs nodes that hold whole models; drop --shard-params-over world";
+    }
+    if (c->sharding == SHARD_NOTHING) {
+        return "--local-steps exchanges shards between nodes; drop --data-parallel-sharding-strategy "
+               "no_shard";
     }
     return NULL;
 }
@@ -403,7 +411,7 @@ static bool check_quantization(const Parsed *p) {
         return REFUSE("--quantized-%s needs --use-distributed-optimizer; add it",
                       c->quantized_weights ? "weights" : "gradients");
     }
-    if (!c->use_distributed_optimizer) {
+    if (!c->use_distributed_optimizer && c->sharding != SHARD_NOTHING) {
         NOTE("--use-distributed-optimizer was not given, but the optimizer is always sharded over the ranks");
     }
     bool lossless = c->quantized_weights && c->weight_quantization_method == WEIGHT_LOSSLESS;

@@ -238,10 +238,10 @@ static const Option table[] = {
            "GPUs only: how ranks of a node exchange gradients and weights: NCCL kernels, or copy engines, "
            "which leave the SMs to the model. auto: copies where possible. Results are bitwise identical"),
     USED("data-parallel-sharding-strategy", FREE, Sharding, OPTION_CHOICE, sharding, "optim",
-         .choices = "optim|optim_grads|optim_grads_params", .value = "WORD",
-         .no_other = "the optimizer state is always sharded",
-         .help = "what data-parallel ranks shard. optim: optimizer state (ZeRO-1). optim_grads: also "
-                 "gradients (ZeRO-2). optim_grads_params: also weights (ZeRO-3)"),
+         .choices = "no_shard|optim|optim_grads|optim_grads_params", .value = "WORD",
+         .help = "what data-parallel ranks shard. no_shard: nothing (plain data parallelism). optim: "
+                 "optimizer state (ZeRO-1). optim_grads: also gradients (ZeRO-2). optim_grads_params: "
+                 "also weights (ZeRO-3)"),
     CHOICE("shard-params-over", FREE | NEEDS_SHARDED_WEIGHTS, ShardScope, shard_scope, "node", "node|world",
            "with optim_grads_params. node: weights are sharded within each node, and quantized "
            "differences are sent between nodes. world: weights are sharded over all ranks and "

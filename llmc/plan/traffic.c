@@ -8,6 +8,11 @@
 #include "llmc/ops.h"
 #include "sdp4bit/wire.h"
 
+// Every rank updates all weights from all reduced gradients.
+static bool gradients_gathered(const StepTraffic *traffic) {
+    return zero_state_layout(traffic->zero)->dp < traffic->plan->dp;
+}
+
 static bool weights_sharded(const Config *c, const BucketLayout *plan, int b) {
     return c->sharding == SHARD_PARAMETERS && plan->dp > 1 && b > 0;
 }
@@ -77,6 +82,7 @@ typedef struct Ways {
 // Sends of the weight gather after an update.
 static Ways update_ways(const StepTraffic *traffic, int b) {
     Ways replica = {1, 1, 0}, node = {1, 0, 0}, none = {0, 0, 0};
+    if (gradients_gathered(traffic)) return none;
     if (!weights_sharded(traffic->config, traffic->plan, b)) return replica;
     return traffic->config->shard_scope == SHARD_IN_NODE ? node : none;
 }
@@ -117,11 +123,21 @@ static void scale_weights(WireBytes *once, Ways ways, const BucketLayout *plan, 
     once->weight_intra = ways.inside * once->weight_intra + ways.parts * part_bytes(plan, b);
 }
 
+// Adds the bytes of the gather of reduced gradients.
+static void add_gradient_gather(WireBytes *bytes, const StepTraffic *traffic, int b) {
+    int64_t nodes = traffic->plan->options.nodes, others = traffic->plan->options.per_node - 1;
+    int64_t message = layout_reduced_message(&traffic->plan->bucket[b]).bytes;
+    if (!gradients_gathered(traffic)) return;
+    bytes->grad_inter += (nodes - 1) * message;
+    bytes->grad_intra += others * nodes * message;
+}
+
 WireBytes traffic_of_update(const StepTraffic *traffic, int b, const GradFormat *grad,
                             const WeightFormat *weight) {
     assert(b >= 0 && b < traffic->plan->buckets);
     WireBytes bytes = layout_bucket_wire_bytes(traffic->plan, b, grad, weight);
     scale_weights(&bytes, update_ways(traffic, b), traffic->plan, b);
+    add_gradient_gather(&bytes, traffic, b);
     return bytes;
 }
 
@@ -142,6 +158,7 @@ WireBytes traffic_of_bucket(const StepTraffic *traffic, int b, const GradFormat 
     bytes.grad_inter *= traffic->trips[b].reductions;
     bytes.grad_inter += zero_exchange_bytes(traffic->zero, b, grad) / traffic->config->local_steps;
     scale_weights(&bytes, ways_of_step(traffic, b), traffic->plan, b);
+    add_gradient_gather(&bytes, traffic, b);
     return bytes;
 }
 
@@ -177,9 +194,10 @@ static double exchange_formula(const StepTraffic *traffic, const GradFormat *gra
 
 WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, const WeightFormat *weight) {
     const BucketLayout *plan = traffic->plan;
-    const WeightFormat plain = {.codec = FLOATX_CODEC};
+    const WeightFormat plain = {.codec = FLOATX_CODEC}, exact = {.codec = CODEC_FP32};
     WireFormula all = layout_wire_formula(plan, grad, weight),
-                parts = layout_wire_formula(plan, grad, &plain);
+                parts = layout_wire_formula(plan, grad, &plain),
+                reduced = layout_wire_formula(plan, grad, &exact);
     WireFormula sum = {0};
     double numbers = (double)(plan->parameters - plan->tail_parameters);
     for (int b = 0; b < plan->buckets; b++) {
@@ -191,6 +209,10 @@ WireFormula traffic_formula(const StepTraffic *traffic, const GradFormat *grad, 
         sum.weight_intra += share * (ways.inside * all.weight_intra + ways.parts * parts.weight_intra);
     }
     sum.grad_inter += exchange_formula(traffic, grad);
+    if (gradients_gathered(traffic)) {
+        sum.grad_inter += reduced.weight_inter;
+        sum.grad_intra += reduced.weight_intra;
+    }
     return sum;
 }
 

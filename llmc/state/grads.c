@@ -1,6 +1,8 @@
 // A rank's gradients: see grads.h. The stores:
 //   accumulated  the whole bucket, for a step: backward adds the micro-batches in place, and the
 //                bucket is reduced once (ZeRO-1, and the buckets that hold embeddings)
+//   replicated   accumulated, and after the reduction every rank gathers the whole bucket
+//                (no_shard)
 //   slots        two slots serve all buckets in turn (ZeRO-2 and 3): bucket b+1 is reduced out of
 //                one slot while backward writes bucket b into the other. Every micro-batch is
 //                reduced at once, and the own shard accumulates the micro-batches of a step.
@@ -33,6 +35,19 @@ static const GradStore accumulated = {.name = "accumulated",
                                       .shard = shard_accumulated,
                                       .held = held_accumulated,
                                       .of_range = range_accumulated};
+
+static void gather_replicated(const Base *base, const Grads *grads, const TlqStep *step, int b,
+                              uint8_t *buffer) {
+    tlq_gather_bucket(step, b, grads_full(base, grads, b), buffer, base->lanes);
+}
+
+static const GradStore replicated = {.name = "replicated",
+                                     .accumulates = true,
+                                     .full = full_accumulated,
+                                     .shard = shard_accumulated,
+                                     .held = held_accumulated,
+                                     .of_range = range_accumulated,
+                                     .gather = gather_replicated};
 
 static float *full_slot(const Base *base, const Grads *grads, int b) { return grads->slot[b % GRAD_SLOTS]; }
 
@@ -69,8 +84,9 @@ static void choose_stores(const Base *base, Grads *grads) {
     bool sharded = (base->config->sharding == SHARD_GRADIENTS ||
                     base->config->sharding == SHARD_PARAMETERS) &&
                    base->plan.dp > 1;
+    const GradStore *whole = base->state->dp == base->plan.dp ? &accumulated : &replicated;
     for (int b = 0; b < base->plan.buckets; b++)
-        grads->store[b] = sharded && in_one_pass(base, b) ? &slots : &accumulated;
+        grads->store[b] = sharded && in_one_pass(base, b) ? &slots : whole;
 }
 
 size_t grads_gather_bytes(const Base *base, const Grads *grads) {

@@ -193,7 +193,10 @@ static bool plan_layout(Zero *zero, const Tensor *tensors, int count, Error *err
     if (!ok) return false;
     ok = lengths_fit(zero, err);
     if (!ok) layout_free(&zero->base.plan);
-    zero->base.state = &zero->base.plan;
+    Base *base = &zero->base;
+    bool sharded = base->config->sharding != SHARD_NOTHING || base->plan.dp == 1;
+    base->state = sharded ? &base->plan : &base->unsharded;
+    if (ok && !sharded) layout_unshard(&base->unsharded, &base->plan);
     return ok;
 }
 

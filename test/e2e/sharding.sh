@@ -27,6 +27,7 @@ strategy_of() {
     local all=(--data-parallel-sharding-strategy optim_grads_params)
     case ${1%+offload} in
     optim) strategy=() ;;
+    none) strategy=(--data-parallel-sharding-strategy no_shard) ;;
     grads) strategy=(--data-parallel-sharding-strategy optim_grads) ;;
     node) strategy=("${all[@]}") ;;
     world) strategy=("${all[@]}" --shard-params-over world) ;;
@@ -89,7 +90,14 @@ check "fp32 gradients" trains_alike "$few $over_all" 4 2
 check "TLq and direct weights" trains_alike "grads node $over_all" 4 2 "${sdp4bit[@]:5}" "${direct[@]}"
 check "checksums" trains_alike "grads node" 4 2 "${sdp4bit[@]}" --verify-wire
 check "checksums, sharded across all ranks" trains_alike "$over_all" 4 2 "${direct[@]}" --verify-wire
+check "nothing sharded, 2 nodes of 2, checksums" trains_alike "none none+offload" 4 2 "${sdp4bit[@]:5}" \
+    --verify-wire --error-feedback
 if long; then
+    check "nothing sharded, 2 nodes of 1" trains_alike "none none+offload" 2 1
+    check "nothing sharded, 1 node of 2" trains_alike "none none+offload" 2 2 --no-overlap
+    check "nothing sharded, one rank" trains_alike "none none+offload" 1 1
+    check "nothing sharded, two pipeline stages" trains_alike none 4 2 --pipeline-model-parallel-size 2 \
+        --global-batch-size 4 --num-layers 8 --max-position-embeddings 512
     check "bf16 gradients" trains_alike "$five $over_all" 4 2 --grad-reduce-in-bf16
     check "qWD" trains_alike "$five" 4 2 --grad-reduce-in-bf16 "${sdp4bit[@]:0:5}"
     check "qW" trains_alike "$five $over_all" 4 2 --grad-reduce-in-bf16 "${direct[@]}"
@@ -104,6 +112,8 @@ fi
 halves=(--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 16)
 check "tensor parallel 2, sequence parallel" trains_alike "$few" 4 2 "${sdp4bit[@]}" "${halves[@]}" \
     --sequence-parallel --global-batch-size 4
+check "tensor parallel 2, nothing sharded" trains_alike none 4 2 "${halves[@]}" --sequence-parallel \
+    --global-batch-size 4
 check "two pipeline stages" trains_alike "$few" 4 2 "${sdp4bit[@]}" --pipeline-model-parallel-size 2 \
     --global-batch-size 4 --num-layers 8 --max-position-embeddings 512
 if long; then
@@ -155,6 +165,8 @@ strategies_take_turns() { # STRATEGIES FLAGS...: six strategies
     done
     ln -sfn "$work/turns" "$work/turns.saved" && same_saved whole turns
 }
+check "strategies without quantized weights take turns" strategies_take_turns \
+    "none node+offload none+offload optim none grads" "${sdp4bit[@]:5}" --async-save
 check "strategies take turns on one checkpoint" strategies_take_turns \
     "optim node+offload grads node optim+offload grads+offload" "${sdp4bit[@]}"
 
@@ -192,6 +204,10 @@ skips_alike() { # STRATEGIES FLAGS...
     done
 }
 check "skipped steps" skips_alike node "${sdp4bit[@]}" --global-batch-size 8
+if long; then
+    check "skipped steps, nothing sharded" skips_alike "none none+offload" "${sdp4bit[@]:5}" \
+        --global-batch-size 8
+fi
 check "skipped steps, sharded across all ranks" skips_alike "world second" "${direct[@]}" \
     --global-batch-size 8
 
@@ -223,6 +239,7 @@ check "flipped bit, weights sharded in the node: both nodes take the master weig
     '"from":null'
 check "flipped bit, four nodes: the majority wins" flipped node 8 '"ranks":"2","from":0'
 check "flipped bit, only gradients sharded: the same as with optim" flipped grads 4 '"ranks":"2","from":0'
+check "flipped bit, nothing sharded: the majority wins" flipped none 4 '"ranks":"2","from":0'
 
 # Copies of a tensor that differ are repaired from the master weights. From then on the repaired
 # weights are sent instead of the latest update's quantized weights: the run evaluates what it
@@ -242,15 +259,19 @@ repaired_and_saved() {
 check "repaired copies are what is sent" repaired_and_saved
 
 # A bit flipped in a message.
-broken_message() { # STRATEGY FROM TEXT
+broken_message() { # STRATEGY FROM TEXT [EXCHANGE]
     strategy_of "$1"
-    SDP4BIT_FAULT=message:1:4:0 train 4 "${run[@]}" --gpus-per-node 2 "${sdp4bit[@]}" "${strategy[@]}" \
+    SDP4BIT_FAULT=message:1:4:${4:-0} train 4 "${run[@]}" --gpus-per-node 2 "${sdp4bit[@]}" "${strategy[@]}" \
         --verify-wire
     error_names 7 "message from rank $2 to rank 1, $3, bucket" $?
 }
 check "--verify-wire detects it with sharded gradients" broken_message grads 0 "gradients inside the node"
 check "--verify-wire detects it in a layer's weights" broken_message node 0 "weights of a layer"
-sdp4bit=("${sdp4bit[@]}" --weight-quantization-method direct)
+quantized=("${sdp4bit[@]}")
+sdp4bit=("${quantized[@]:5}")
+check "--verify-wire detects it in reduced gradients" broken_message none 0 \
+    "reduced gradients inside the node" 3
+sdp4bit=("${quantized[@]}" --weight-quantization-method direct)
 check "--verify-wire detects it in a layer's quantized weights" broken_message world 3 \
     "weights of a layer between nodes"
 

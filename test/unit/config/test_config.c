@@ -59,6 +59,7 @@ static void good_lines(void **state) {
         {SMALL,
          "\"data_parallel_sharding_strategy\":\"optim\",\"shard_params_over\":\"node\","
          "\"secondary_partition\":false,\"optimizer_cpu_offload\":false"},
+        {SMALL "--data-parallel-sharding-strategy no_shard", "_strategy\":\"no_shard\""},
         {SMALL "--data-parallel-sharding-strategy optim_grads", "_strategy\":\"optim_grads\""},
         {SMALL "--data-parallel-sharding-strategy=optim_grads_params --shard-params-over world",
          "_strategy\":\"optim_grads_params\",\"shard_params_over\":\"world\""},
@@ -226,9 +227,8 @@ static void bad_words(void **state) {
         {"--num-experts 8", "mixture of experts"},
         {"--moe-router-topk 2", "mixture of experts"},
         {"--attention-backend unfused", "not one of auto|flash|fused"},
-        {"--data-parallel-sharding-strategy no_shard",
-         "no_shard: not one of optim|optim_grads|optim_grads_params; the optimizer state is always sharded"},
-        {"--data-parallel-sharding-strategy fsdp", "fsdp: not one of optim|optim_grads|optim_grads_params"},
+        {"--data-parallel-sharding-strategy fsdp",
+         "fsdp: not one of no_shard|optim|optim_grads|optim_grads_params"},
         {"--shard-params-over rack", "--shard-params-over rack: not one of node|world"},
         {"--secondary-partition 1", "unexpected argument '1'"},
         {"--num-distributed-optimizer-instances 2", "must be 1; "},
@@ -292,6 +292,10 @@ static void bad_combinations(void **state) {
         {"--weight-decay-incr-style cosine --start-weight-decay 1 --end-weight-decay .5", 0,
          "can only increase"},
         {"--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler", 0, "contradict"},
+        {"--data-parallel-sharding-strategy no_shard --quantized-weights", 0,
+         "--quantized-weights has no weights to quantize with --data-parallel-sharding-strategy no_shard"},
+        {"--data-parallel-sharding-strategy no_shard --local-steps 4", 0,
+         "drop --data-parallel-sharding-strategy no_shard"},
         {"--data-parallel-sharding-strategy optim_grads_params --shard-params-over world "
          "--quantized-weights " LOSSLESS,
          0, "keeps no full weights to add differences to"},
@@ -402,6 +406,7 @@ static void notes_name_what_has_no_effect(void **state) {
          "--shard-params-over has no effect without "
          "--data-parallel-sharding-strategy optim_grads_params\n"},
         {"--shard-params-over world " STRATEGY "optim_grads", "--shard-params-over has no effect without "},
+        {"--shard-params-over world " STRATEGY "no_shard", "--shard-params-over has no effect without "},
         {"--secondary-partition " STRATEGY "optim_grads_params",
          "--secondary-partition has no effect without --shard-params-over world\n"},
         {STRATEGY "optim_grads_params --shard-params-over world --secondary-partition "

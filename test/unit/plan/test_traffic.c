@@ -121,6 +121,18 @@ static void optim_sends_once(void **state) {
     tear_down(&c);
 }
 
+// Without sharding, a rank sends its quarter of the reduced gradients in fp32: once between nodes,
+// then the quarters of both nodes inside the node. It sends no weights.
+static void without_sharding_reduced_gradients_are_gathered(void **state) {
+    Case c;
+    set_up(&c, UNITS, 4, 1, 0);
+    for (int micro_batches = 1; micro_batches < 4; micro_batches++) {
+        same_bytes(bytes_of(&c, SHARD_NOTHING, micro_batches), UNITS * (GRAD_INSIDE + 2 * NUMBERS),
+                   UNITS * (GRAD_BETWEEN + NUMBERS), 0, 0);
+    }
+    tear_down(&c);
+}
+
 // The bucket of the embeddings is reduced once, buckets of layers with every micro-batch.
 static void gradients_are_reduced_per_micro_batch(void **state) {
     Case c;
@@ -213,6 +225,7 @@ static void replica_groups_sync_every_h_steps(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optim_sends_once),
+        cmocka_unit_test(without_sharding_reduced_gradients_are_gathered),
         cmocka_unit_test(gradients_are_reduced_per_micro_batch),
         cmocka_unit_test(layers_are_gathered_in_both_directions),
         cmocka_unit_test(sharding_over_all_ranks),

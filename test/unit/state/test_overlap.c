@@ -39,8 +39,10 @@ enum {
     FEEDBACK = 128,
     LOSSLESS = 256,
     LOCAL = 512,
-    ENDS = 1024
-};  // a resumed run that ends with its sixth step
+    ENDS = 1024,  // a resumed run that ends with its sixth step
+    TLQ = 2048,   // gradients quantized, weights not
+    REPLICATED = 4096
+};
 
 typedef struct Shape {
     int nodes, per_node, chunks;
@@ -129,6 +131,9 @@ static void parse_flags(Recording *r) {
                    {OFFLOAD, {"--optimizer-cpu-offload"}},
                    {SHARD_GRADS, {"--data-parallel-sharding-strategy", "optim_grads"}},
                    {SHARD_WEIGHTS, {"--data-parallel-sharding-strategy", "optim_grads_params"}},
+                   {REPLICATED, {"--data-parallel-sharding-strategy", "no_shard"}},
+                   {TLQ,
+                    {"--quantized-gradients", "--gq-group-size-inter", "32", "--gq-group-size-intra", "32"}},
                    {OVER_ALL, {"--shard-params-over", "world", "--weight-quantization-method", "direct"}},
                    {SECOND, {"--secondary-partition"}},
                    {FEEDBACK, {"--error-feedback"}}};
@@ -356,6 +361,12 @@ static const Shape shapes[] = {
     {2, 2, 2, SHARD_WEIGHTS | OVER_ALL | SECOND},
     {2, 2, 3, QUANTIZED | SHARD_WEIGHTS | OVER_ALL | SECOND},
     {2, 1, 1, QUANTIZED | SHARD_WEIGHTS | OVER_ALL},
+    {2, 2, 3, REPLICATED},
+    {2, 1, 1, REPLICATED},
+    {1, 4, 1, REPLICATED},
+    {2, 2, 2, TLQ | REPLICATED | FEEDBACK},
+    {2, 2, 3, TLQ | REPLICATED | OFFLOAD},
+    {2, 2, 1, TLQ | REPLICATED | OFFLOAD | NO_OVERLAP},
     {2, 2, 3, QUANTIZED | FEEDBACK},
     {2, 1, 2, QUANTIZED | SHARD_GRADS | FEEDBACK},
     {2, 2, 2, QUANTIZED | NO_OVERLAP | SHARD_WEIGHTS | FEEDBACK},
