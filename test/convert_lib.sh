@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154,SC2015 # as test/lib.sh, which is read before
+# shellcheck disable=SC2034,SC2154,SC2015 # used as in test/lib.sh, which is sourced first
 # Shared by the scripts in test/e2e that run build/convert_checkpoint.
 
 # convert FLAGS...: output in $work/err, exit code as status.
@@ -7,7 +7,7 @@ convert() { timeout -k 5 "$LIMIT" "$BUILD/convert_checkpoint" "$@" >"$work/out" 
 converts() { convert "$@" || say "convert_checkpoint $* ended with exit code $?"; }
 same_folders() { diff -r "$1" "$2" >"$work/diff" || { why=$(head -n 1 "$work/diff"); return 1; }; }
 
-# comes_back NAME DTYPE FLAGS...: the run's checkpoint out, in and out again.
+# comes_back NAME DTYPE FLAGS...: exports the run's checkpoint, imports it and exports it again.
 comes_back() {
     local folder=$work/$1.$2 run=$work/$1 dtype=$2
     shift 2
@@ -17,7 +17,7 @@ comes_back() {
         same_folders "$folder" "$folder.again"
 }
 
-# no_convert CODE TEXT FLAGS...: one error line, and no folder "none".
+# no_convert CODE TEXT FLAGS...: expects one error line and no output in the folder "none".
 no_convert() {
     local code=$1 text=$2
     shift 2
@@ -32,12 +32,13 @@ evaluated() { # NAME FOLDER FLAGS...: its loss on the validation split
         --override-opt_param-scheduler "$@" &&
         field "$name" loss valid | cut -d ' ' -f 2 >"$work/$name.loss" && [ -s "$work/$name.loss" ]
 }
-# PYTHON names an interpreter that has torch and transformers.
+# PYTHON selects an interpreter with torch and transformers.
 PYTHON=${PYTHON:-python3}
 has_transformers() { "$PYTHON" -c 'import torch, transformers' 2>/dev/null; }
-# opened FOLDER FLAGS...: transformers takes it.
+# opened FOLDER FLAGS...: transformers can load it.
 opened() { "$PYTHON" dev/ref/check_hf_folder.py "$@" >"$work/out" 2>&1; }
-# comes_from_hf GOLDEN: in and out again, and transformers computes the golden logits.
+# comes_from_hf GOLDEN: imports and exports it; transformers computes the golden logits from the
+# result.
 comes_from_hf() {
     local name=${1##*/}
     converts --from-hf "$1" --save "$work/$name" --make-vocab-size-divisible-by 8 &&

@@ -101,7 +101,7 @@ falls_back "loads the previous checkpoint: no manifest" 8 "$latest/manifest.json
 falls_back "loads the second previous checkpoint: two are damaged" 4 "shard_00002_of_00004.safetensors is damaged" \
     two_damaged
 # A tracker that names a missing checkpoint counts as damaged, whether its number is below or above
-# those of existing checkpoints.
+# the existing iterations.
 for named in "52 52" "99 99" "3 3" "0 0" "release 0"; do
     falls_back "loads the newest checkpoint: the tracker says ${named% *}" 12 \
         "names iteration ${named#* }, which has no checkpoint; resuming from the newest" put \

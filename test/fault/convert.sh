@@ -43,16 +43,16 @@ imported() { # FAILED
     if [ ! -e "$work/to/run/iter_0000000" ]; then [ "$1" -eq 1 ] || wrong "no checkpoint"; return; fi
     rm -rf "$work/look"
     convert --load "$work/to/run" --to-hf "$work/look" --dtype fp32 && cmp "$work/look/model.safetensors" \
-        "$work/masters/model.safetensors" >"$work/diff" || wrong "incomplete checkpoint"
+        "$work/fp32/model.safetensors" >"$work/diff" || wrong "incomplete checkpoint"
     [ -z "$why" ]
 }
 
 convert --from-hf test/golden/hf --save "$work/run" --make-vocab-size-divisible-by 8 &&
     convert --load "$work/run" --to-hf "$work/hf" --max-shard-size 1 &&
-    convert --load "$work/run" --to-hf "$work/masters" --dtype fp32 ||
+    convert --load "$work/run" --to-hf "$work/fp32" --dtype fp32 ||
     not_ok "the golden directory" "$(cat "$work/err")"
 out=(--load "$work/run" --to-hf "$work/to/hf" --max-shard-size 1)
-in=(--from-hf "$work/masters" --save "$work/to/run" --make-vocab-size-divisible-by 8)
+in=(--from-hf "$work/fp32" --save "$work/to/run" --make-vocab-size-divisible-by 8)
 check "export, disk full at every operation" at_calls 1 28 exported "${out[@]}"
 check "export, killed at every operation" at_calls 1 0 exported "${out[@]}"
 # every_call.sh covers every operation of a save.

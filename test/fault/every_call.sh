@@ -40,7 +40,7 @@ spoil() {
     fi
 }
 tracked() { cat "$1/latest_checkpointed_iteration.txt" 2>/dev/null; }
-# same_as_reference NP FOLDER ITERATION: the checkpoint equals that of the undisturbed run.
+# same_as_reference NP FOLDER ITERATION: the checkpoint equals the undisturbed run's.
 same_as_reference() {
     local name file found=0
     name=$(printf 'iter_%07d' "$3")

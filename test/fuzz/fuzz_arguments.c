@@ -1,5 +1,5 @@
-// Arguments stored in a checkpoint as JSON: compares them with those of this run under every flag
-// that selects how, and builds the model that they describe.
+// Arguments stored in a checkpoint as JSON: compares them with this run's flags, for every flag
+// that controls the comparison, and builds the model that they describe.
 #include "dev/lib/saved_config.h"
 #include "test/fuzz/fuzz.h"
 

@@ -1,6 +1,6 @@
 // tokenizer.json, 0xFF, tokenizer_config.json. If the first byte is S, the input has members that
-// are inserted before those of a valid file; if it is M, members of its model. Tokenizers that load
-// must produce only ids of their vocabulary, and bytes for each id.
+// are inserted before the members of a valid file; if it is M, members of its model. Tokenizers
+// that load must produce only ids of their vocabulary, and bytes for each id.
 #include "llmc/base/utf8.h"
 #include "llmc/data/tokenizer.h"
 #include "test/fuzz/fuzz.h"

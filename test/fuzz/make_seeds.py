@@ -287,10 +287,10 @@ def data_args():
 def options():
     model = b"--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --micro-batch-size 2 "
     length = b"--lr 1e-3 --train-iters 10 --mock-data --tokenizer-type Byte --use-distributed-optimizer "
-    card = "configs/gpt_125m.args"
+    model_config = "configs/gpt_125m.args"
     yield model + length
     yield model + length + b"--quantized-weights --quantized-gradients --hadamard-transform --gq-group-size-intra 96 --gradient-alltoall-pipeline 7\n"
-    yield open(card, "rb").read() + b"\n--plan --plan-world-size 64 --gpus-per-node 8 --tokenizer-type Byte"
+    yield open(model_config, "rb").read() + b"\n--plan --plan-world-size 64 --gpus-per-node 8 --tokenizer-type Byte"
     yield model + b"--plan --hidden-size=1048576 --num-attention-heads=1 --seq-length 16777216 --max-position-embeddings 16777216 --micro-batch-size 1048576"
     yield model + b"--lr 1 --train-samples 1000000000000000 --rampup-batch-size 8 8 1000 --global-batch-size 64 --mock-data"
     yield model + length + b"--split 1,2,3 --eval-iters 1000000000000000 --train-iters 1000000000000000"

@@ -1,5 +1,4 @@
-// A GPT on one rank with everything it needs around it, for tests of train_gpt.c's model. Included
-// by tests only.
+// A GPT on one rank with everything that it needs, for tests of the model. Included by tests only.
 #pragma once
 #include <mpi.h>
 #include <stdlib.h>
@@ -22,7 +21,7 @@ typedef struct Bench {
     GPT gpt;
 } Bench;
 
-// Parses the flags as the program would, appended to those every model needs, for one rank.
+// Parses the flags for one rank, appended to those that every model needs.
 static inline bool bench_configure(Config *config, int count, const char *const *flags, int vocabulary,
                                    Error *err) {
     const char *base[] = {"test",
@@ -51,7 +50,7 @@ static inline bool bench_configure(Config *config, int count, const char *const 
     return ok;
 }
 
-// Builds the model of these flags on the one rank; the weights are not filled yet.
+// Builds the model described by these flags. Weights are not initialized.
 static inline bool bench_open(Bench *b, int count, const char *const *flags, int vocabulary) {
     Error err = {0};
     int hosts[1] = {0};
@@ -88,7 +87,7 @@ static inline void bench_close(Bench *b) {
     config_free(&b->config);
 }
 
-// Rows of one micro-batch with positions 0..T-1.
+// Uploads one micro-batch with positions 0..T-1.
 static inline void bench_upload(Bench *b, const int32_t *tokens, const int32_t *targets) {
     int N = b->gpt.B * b->gpt.T;
     int32_t *positions = calloc((size_t)N, sizeof *positions);
@@ -105,8 +104,8 @@ static inline int64_t bench_numel(const Bench *b, int tensor) {
     return tensor_elements(&b->gpt.tensor[tensor]);
 }
 
-// Forward and, when wanted, backward of the uploaded micro-batch, the step's first, last, both or
-// neither; returns the loss accumulated so far.
+// Runs forward, and backward if requested, for the uploaded micro-batch. `first` and `last` say
+// whether it starts or ends the step. Returns the loss accumulated so far.
 static inline float bench_pass(Bench *b, float loss_scale, bool backward, bool first, bool last) {
     GPT *g = &b->gpt;
     Pass pass = {.B = g->B,

@@ -1,6 +1,6 @@
-// What the tests of the ops share: random tensors, exact-size buffers, doubles of a tensor,
-// comparisons. Included by test_ops.c, test_ops_head.c, test_ops_llama.c, test_ops_gradients.c
-// and test_ops_generate.c only.
+// Shared by the tests of ops: random tensors, buffers of exact size, conversion to double,
+// comparisons. Included by test_ops.c, test_ops_head.c, test_ops_llama.c, test_ops_gradients.c and
+// test_ops_generate.c only.
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@
 
 static const Dropout NO_DROPOUT = {0};
 
-// --- buffers of exactly the size asked for, so that a sanitizer sees one element too many --------
+// --- buffers of exact size, so that a sanitizer detects any access past the end -----------------
 
 static inline floatX *random_floatX(Random *rng, int64_t n, double mean, double deviation) {
     floatX *x = xmalloc((size_t)n * sizeof(floatX), "a test tensor");
@@ -34,8 +34,8 @@ static inline int32_t *random_ids(Random *rng, int64_t n, int limit) {
     for (int64_t i = 0; i < n; i++) x[i] = (int32_t)(random_u64(rng) % (uint64_t)limit);
     return x;
 }
-// A buffer filled with 0xFF, NaN in both precisions: an element that an op forgets to write, or
-// reads before writing, shows.
+// A buffer filled with 0xFF, which is NaN in both precisions: detects elements that an op does not
+// write, or reads before writing.
 static inline void *poisoned(size_t bytes) {
     return memset(xmalloc(bytes ? bytes : 1, "a test buffer"), 0xFF, bytes);
 }
@@ -60,7 +60,7 @@ static inline void free_all(void *first, ...) {
     va_end(list);
 }
 
-// --- document starts: random borders, never decreasing -------------------------------------------
+// --- document starts: random, never decreasing ---------------------------------------------------
 
 static inline int32_t *random_doc_start(Random *rng, int B, int T) {
     int32_t *start = xmalloc((size_t)B * (size_t)T * sizeof(int32_t), "document starts");
@@ -76,11 +76,10 @@ static inline int32_t *random_doc_start(Random *rng, int B, int T) {
 
 // --- comparisons ---------------------------------------------------------------------------------
 
-// One rounding of floatX: 2^-8 for bf16, 2^-24 for fp32.
+// Unit roundoff of floatX: 2^-8 for bf16, 2^-24 for fp32.
 static inline double floatX_unit_roundoff(void) { return sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24; }
 
-// |got - expected| <= relative |expected| + absolute, for every element; NaN fails. Says where and
-// by how much.
+// Requires |got - expected| <= relative |expected| + absolute for every element. NaN fails.
 static inline void check_close(const char *what, double got, double expected, double relative,
                                double absolute, int64_t at) {
     double allowed = relative * fabs(expected) + absolute;
@@ -88,7 +87,7 @@ static inline void check_close(const char *what, double got, double expected, do
     fail_msg("%s[%lld]: got %.9g, expected %.9g, allowed difference %.3g", what, (long long)at, got, expected,
              allowed);
 }
-// A stored floatX tensor: one rounding, and `absolute` for the fp32 arithmetic before it.
+// Compares a stored floatX tensor: one rounding, plus `absolute` for fp32 arithmetic before it.
 static inline void check_floatX(const char *what, const floatX *got, const double *expected, int64_t n,
                                 double absolute) {
     for (int64_t i = 0; i < n; i++)

@@ -302,7 +302,7 @@ static void compare_exported(const Work *w, bool fp32, double allowed) {
 }
 
 // Sums round in bf16, here in steps of 2^-9 of the largest logits, which are below 4.
-static void exported_masters_compute_the_same(void **state) {
+static void exported_master_weights_compute_the_same(void **state) {
     compare_exported((Work *)*state, true, fp32_build() ? 1e-4 : 0.08);
 }
 static void exported_weights_compute_the_same(void **state) {
@@ -330,8 +330,8 @@ static void compare_round(const Work *w, bool fp32, int64_t part_bytes, int part
 
 static void compare_masters(const Work *w) { compare_round(w, true, 1 << 30, 1); }
 static void compare_weights(const Work *w) { compare_round(w, false, 1 << 30, 1); }
-static void masters_come_back(void **state) { for_families(state, compare_masters); }
-static void weights_come_back(void **state) { for_families(state, compare_weights); }
+static void master_weights_round_trip(void **state) { for_families(state, compare_masters); }
+static void weights_round_trip(void **state) { for_families(state, compare_weights); }
 // Buffer sizes for one row, several rows, a head, and a vector. The files must be identical.
 static void compare_pieces(const Work *w) {
     static const int64_t sizes[] = {1, 60, 100, 3 * 8 * 24, 1000};
@@ -354,9 +354,9 @@ static void compare_pieces(const Work *w) {
     }
 }
 
-static void pieces_do_not_show(void **state) { for_families(state, compare_pieces); }
+static void buffer_size_does_not_matter(void **state) { for_families(state, compare_pieces); }
 
-static void parts_come_back(void **state) { compare_round((Work *)*state, true, 15000, 4); }
+static void shards_round_trip(void **state) { compare_round((Work *)*state, true, 15000, 4); }
 
 // transformers' own folder has a different tensor order but the same elements.
 static void compare_golden(const Work *w) {
@@ -385,9 +385,9 @@ static void compare_golden(const Work *w) {
     hf_close(&a);
     hf_close(&b);
 }
-static void golden_comes_back(void **state) { for_families(state, compare_golden); }
+static void golden_round_trips(void **state) { for_families(state, compare_golden); }
 
-static void without_masters(void **state) {
+static void without_master_weights(void **state) {
     Work *w = (Work *)*state;
     Error err = {0};
     HfReport report;
@@ -398,14 +398,14 @@ static void without_masters(void **state) {
                         .buffer_elements = HF_BUFFER_ELEMENTS,
                         .peers = ALONE};
     assert_true(hf_import(&options, &report, &err));
-    HfExport masters = {.load = w->back,
-                        .iteration = -1,
-                        .output = w->hf,
-                        .fp32 = true,
-                        .part_bytes = 1 << 30,
-                        .buffer_elements = HF_BUFFER_ELEMENTS,
-                        .peers = ALONE};
-    assert_false(hf_export(&masters, &report, &err));
+    HfExport fp32 = {.load = w->back,
+                     .iteration = -1,
+                     .output = w->hf,
+                     .fp32 = true,
+                     .part_bytes = 1 << 30,
+                     .buffer_elements = HF_BUFFER_ELEMENTS,
+                     .peers = ALONE};
+    assert_false(hf_export(&fp32, &report, &err));
     assert_int_equal(err.code, EXIT_CHECKPOINT);
     assert_non_null(strstr(err.what, "--dtype bf16"));
     assert_false(durable_exists(w->hf));
@@ -934,14 +934,14 @@ int main(int argc, char **argv) {
         cmocka_unit_test(families_by_flags),
         IN_FOLDER(imported_logits_are_transformers),
         IN_FOLDER(padding_is_harmless),
-        IN_FOLDER(exported_masters_compute_the_same),
+        IN_FOLDER(exported_master_weights_compute_the_same),
         IN_FOLDER(exported_weights_compute_the_same),
-        IN_FOLDER(masters_come_back),
-        IN_FOLDER(weights_come_back),
-        IN_FOLDER(parts_come_back),
-        IN_FOLDER(pieces_do_not_show),
-        IN_FOLDER(golden_comes_back),
-        IN_FOLDER(without_masters),
+        IN_FOLDER(master_weights_round_trip),
+        IN_FOLDER(weights_round_trip),
+        IN_FOLDER(shards_round_trip),
+        IN_FOLDER(buffer_size_does_not_matter),
+        IN_FOLDER(golden_round_trips),
+        IN_FOLDER(without_master_weights),
         IN_FOLDER(byte_vocabulary),
         IN_FOLDER(hostile_headers),
         IN_FOLDER(deep_lists),

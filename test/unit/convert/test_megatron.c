@@ -127,7 +127,7 @@ static void check_import(const char *folder, const char *save, bool weights_alon
 enum { LLAMA_TENSORS = 2 + 2 * 8 + 1, GPT_TENSORS = 2 + 2 * 12 + 2, FLAT_TENSORS = 2 + 4 * 8 + 1 };
 static const float MASTER = 1 / 1024.0f;
 
-static void masters_of_torch_dist(void **state) {
+static void master_weights_of_torch_dist(void **state) {
     const Work *w = (const Work *)*state;
     check_import(w->dist, w->save, false, MASTER, LLAMA_TENSORS);
 }
@@ -148,7 +148,7 @@ static void virtual_stages(void **state) {
     check_import(w->flat, w->save, true, 0, FLAT_TENSORS);
 }
 
-static void arguments_are_the_models(void **state) {
+static void arguments_become_flags(void **state) {
     const Work *w = (const Work *)*state;
     static const char *const wanted[] = {"\"num_layers\":2",
                                          "\"hidden_size\":32",
@@ -174,7 +174,7 @@ static void arguments_are_the_models(void **state) {
 }
 
 // Buffer sizes that start and end reads anywhere.
-static void pieces_do_not_show(void **state) {
+static void buffer_size_does_not_matter(void **state) {
     const Work *w = (const Work *)*state;
     static const int64_t sizes[] = {37, 100};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -344,7 +344,7 @@ static const char *said_of(Setting more, bool by_rank, ModelFlags *flags) {
     return ok ? NULL : err.what;
 }
 
-static void arguments_that_are_refused(void **state) {
+static void refused_arguments(void **state) {
     static const struct {
         Setting more;
         const char *text;
@@ -370,7 +370,7 @@ static void arguments_that_are_refused(void **state) {
     }
 }
 
-static void arguments_that_are_taken(void **state) {
+static void accepted_arguments(void **state) {
     static const struct {
         Setting more;
         const char *flag;
@@ -448,14 +448,14 @@ static void changed_bytes(const char *folder, const char *name, uint64_t step) {
     free(text);
 }
 
-static void damaged_files_end_with_a_line(void **state) {
+static void damaged_files_give_one_error_line(void **state) {
     const Work *w = (const Work *)*state;
     changed_bytes(w->dist, ".metadata", 211);
     changed_bytes(w->dist, "common.pt", 13);
     changed_bytes(w->legacy, FIRST, 101);
 }
 
-static void nothing_is_left_of_a_failed_import(void **state) {
+static void failed_import_leaves_nothing(void **state) {
     Work *w = (Work *)*state;
     HfReport report;
     Error err = {0};
@@ -476,24 +476,24 @@ static void nothing_is_left_of_a_failed_import(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        TEST(masters_of_torch_dist),
+        TEST(master_weights_of_torch_dist),
         TEST(weights_of_torch_dist),
         TEST(ranks_of_legacy),
         TEST(virtual_stages),
-        TEST(arguments_are_the_models),
-        TEST(pieces_do_not_show),
+        TEST(arguments_become_flags),
+        TEST(buffer_size_does_not_matter),
         TEST(folder_of_all_iterations),
         TEST(other_names_are_refused),
         TEST(missing_tensors_are_refused),
         TEST(other_models_are_refused),
-        cmocka_unit_test(arguments_that_are_refused),
-        cmocka_unit_test(arguments_that_are_taken),
+        cmocka_unit_test(refused_arguments),
+        cmocka_unit_test(accepted_arguments),
         TEST(wrong_sizes_are_refused),
         TEST(other_backends_are_refused),
         TEST(missing_files_are_refused),
         TEST(names_stay_in_the_folder),
-        TEST(damaged_files_end_with_a_line),
-        TEST(nothing_is_left_of_a_failed_import),
+        TEST(damaged_files_give_one_error_line),
+        TEST(failed_import_leaves_nothing),
     };
     Launch launch;
     leaks_launch(&launch, &argc, &argv);

@@ -79,7 +79,7 @@ plan = lambda left: table.plan_steps(logs, "m", "1", "inside", left, 1.0, 4, ["f
 computing = table.compute_ms(table.one_rank(logs, "m", "1"))
 short = 2 * 4 * computing / 1e3
 many = min(30, int(1e3 / computing))
-same("short steps fill a second", plan(100), [("fp32", many), ("bf16", many), ("qwd", 0)])
+same("short steps run for a second", plan(100), [("fp32", many), ("bf16", many), ("qwd", 0)])
 same("longer intervals do not displace presets", plan(2 * (1 + short) + 0.001),
      [("fp32", 4), ("bf16", 4), ("qwd", 0)])
 longer = 2 * (many - 4) * computing / 1e3

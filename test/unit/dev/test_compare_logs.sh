@@ -1,6 +1,6 @@
 #!/bin/bash
-# dev/compare_logs: figures of known answers, Megatron-LM's text, resumed and torn logs, the plot's
-# XML, errors.
+# dev/compare_logs: figures with known answers, Megatron-LM's text, resumed and torn logs, the
+# plot's XML, errors.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 folder=$(mktemp -d)
@@ -12,7 +12,7 @@ fail() {
     echo "failed: $1"
     failures=$((failures + 1))
 }
-# has NAME TEXT: the last output contains this line, runs of blanks counting as one
+# has NAME TEXT: the last output contains this line; runs of blanks count as one
 has() {
     tr -s ' ' < "$folder/out" | grep -qxF -- "$2" || { fail "$1"; cat "$folder/out" "$folder/err"; }
 }
@@ -39,9 +39,9 @@ well_formed() {
         fail "plot is not well-formed"
 }
 
-# JSON lines. The reference's loss is 5 - i/100. The other's is 0.03 above it at odd iterations and
+# JSON lines. The reference's loss is 5 - i/100. The other loss is 0.03 higher at odd iterations and
 # 0.05 at even ones: gap 0.04, standard deviation 0.01 * sqrt(20/19), error 0.01 / sqrt(19) =
-# 0.0023. The reference's last twenty average 4.095: 100 * 0.04 / 4.095 = 0.98.
+# 0.0023. The mean of the reference's last twenty is 4.095: 100 * 0.04 / 4.095 = 0.98.
 json_log() { # add_odd add_even inter_bytes ms tokens_per_second last
     awk -v odd="$1" -v even="$2" -v bytes="$3" -v ms="$4" -v tokens="$5" -v last="$6" 'BEGIN {
         print "{\"kind\":\"start\",\"world_size\":4}"
@@ -101,14 +101,14 @@ well_formed "$folder/i.svg"
 [ "$(grep -c '<polyline' "$folder/i.svg")" = 5 ] || fail "plot over iterations alone"
 if grep -q 'training time' "$folder/i.svg"; then fail "plot over iterations alone: no time"; fi
 
-# Over time the quick run's curve ends sooner: at 10 * 9.999 + 90 * 0.16 = 114.39 s, the other at
-# 117.99 s. The axis has 720 pixels and begins at 92.
+# Over time, the faster run's curve ends at 10 * 9.999 + 90 * 0.16 = 114.39 s, the other at 117.99
+# s. The axis starts at pixel 92 and is 720 pixels long.
 for end in "base 812.0" "quant 790.0"; do
     grep -o '<polyline class="soft[^>]*>' "$folder/a.svg" | tail -n 2 | grep -q " ${end#* },[0-9.]*\"/>" ||
         fail "where the curve of ${end% *} ends over time"
 done
 
-# Neighboring pairs that are alike make the error wider: ten iterations 0.03 above, then ten 0.05.
+# Correlated neighbors make the error larger: ten iterations with a gap of 0.03, then ten with 0.05.
 # r = 17/20; 0.01 / sqrt(19) * sqrt(1.85 / 0.15) = 0.0081.
 two_steps() { # ABOVE_FIRST_TEN ABOVE_LAST_TEN
     awk -v a="$1" -v b="$2" 'BEGIN { for (i = 1; i <= 20; i++)
@@ -127,7 +127,7 @@ well_formed "$folder/t.svg"
 grep -q 'training time (seconds' "$folder/t.svg" || fail "plot over time: axis"
 lacks "a difference over time" "difference"
 
-# One log, named by its file; one named by its folder.
+# One log is named by its file, one by its folder.
 mkdir "$folder/run7"
 cp "$folder/base.jsonl" "$folder/run7/log.jsonl"
 runs 0 "$folder/base.jsonl" "$folder/run7/log.jsonl"
@@ -139,13 +139,13 @@ grep -q '^run7 .*+0.0000' "$folder/out" || fail "named by folder"
 
 grep -q '^run7: loss +0.00 % .*, as many bytes between nodes' "$folder/out" || fail "equal logs"
 
-# A shorter other log is compared where both have values: iterations 41 to 60.
+# A shorter log is compared where both have values: iterations 41 to 60.
 json_log 0.03 0.05 10000000 160 1250 60 > "$folder/short.jsonl"
 runs 0 base="$folder/base.jsonl" short="$folder/short.jsonl"
 grep -qF 'against base over iterations 41 to 60' "$folder/out" || fail "common iterations"
 grep -qF '+0.0400' "$folder/out" || fail "gap at common iterations"
 
-# Resumed from iteration 40 after 60, and not yet back there: 51 to 60 of the first part are
+# Resumed from iteration 40 after 60, but not yet past 60: iterations 51 to 60 of the first part are
 # dropped.
 {
     json_log 1 1 40000000 200 1000 60 | sed '$d'
@@ -180,8 +180,8 @@ runs 0 "$folder/once.jsonl"
 runs 0 "$folder/flagless.jsonl"
 [ ! -s "$folder/err" ] || fail "no note without flags to compare: $(cat "$folder/err")"
 
-# Megatron-LM's text: a line of a real run, newer versions' time stamps, launchers' prefixes; half a
-# line at the end.
+# Megatron-LM's text: a line of a real run, newer time stamps, prefixes of launchers, an incomplete
+# last line.
 cat > "$folder/megatron.log" <<'END'
   seq_length ...................................... 2048
 [after dataloaders are built] datetime: 2024-05-05 10:00:00
@@ -197,13 +197,13 @@ END
 printf ' iteration      400/   80000 | consumed samples:         1600 | lm loss: 6.0' >> \
     "$folder/megatron.log"
 runs 0 megatron="$folder/megatron.log" --svg "$folder/m.svg" --x time
-# 4 * 2048 / 0.7337 s = 11165 tokens/s; columns that Megatron-LM does not log are left out
+# 4 * 2048 / 0.7337 s = 11165 tokens/s. Columns that Megatron-LM does not log are omitted.
 has "Megatron's text" "megatron 300 0.0070 0.0350 0.0080 11,165"
 well_formed "$folder/m.svg"
 
-# Two of Megatron-LM's at its usual log interval of 100: the window is widened to five intervals,
-# 600 to 1000. There the gaps are 0.03, 0.05, 0.03, 0.05, 0.03: mean 0.038 over 4.76, deviation
-# sqrt(0.00048 / 4). Neighbors do not resemble each other: 0.0049.
+# Two Megatron-LM logs with the usual interval of 100: the window is widened to five intervals, 600
+# to 1000. There the gaps are 0.03, 0.05, 0.03, 0.05, 0.03: mean 0.038 relative to 4.76, deviation
+# sqrt(0.00048 / 4). Neighbors are uncorrelated: 0.0049.
 for add in 0 0.03; do
     awk -v add=$add 'BEGIN { for (i = 100; i <= 1000; i += 100) {
         printf " iteration %8d/%8d | consumed samples: %12d |", i, 1000, 8 * i
@@ -221,8 +221,7 @@ runs 0 a="$folder/mega-0.log" b="$folder/mega-0.03.log" --smooth 700
 lacks "a window that is wide enough stays" "would hold fewer"
 grep -q 'last 700' "$folder/out" || fail "a window that is wide enough stays"
 
-# This program's text against JSON lines of the same run: compared over whole log intervals, five of
-# them at least.
+# This program's text compared with JSON lines of the same run: whole log intervals, at least five.
 awk 'BEGIN { for (i = 10; i <= 100; i += 10) {
     printf " iteration %8d/%8d | consumed samples: %12d |", i, 100, 8 * i
     printf " elapsed time per iteration (ms): 160.0 | learning rate: 1.000E-04 |"
@@ -236,8 +235,8 @@ has "text against JSON lines" "quant 100 4.0850 4.2850 +0.0400 +0.94 0.0000 - 1,
 runs 0 quant="$folder/quant.log" base="$folder/base.jsonl"
 grep -q '^base .* -0.0400  *-0.93 ' "$folder/out" || fail "the other way round"
 
-# NaN is shown: as JSON null, as our text, and as the field that Megatron-LM leaves out. The plot
-# has a hole.
+# NaN in all three forms: JSON null, our text, and the field that Megatron-LM omits. The plot has a
+# gap.
 {
     sed '$d' "$folder/base.jsonl"
     echo '{"kind":"train","iteration":101,"loss":null,"loss_text":"nan","skipped":true}'
@@ -261,7 +260,7 @@ well_formed "$folder/e.svg"
 runs 0 --help
 grep -q '"tail noise"' "$folder/out" || fail "--help explains the tail noise"
 
-# Errors: one line, exit 5; wrong usage: exit 2.
+# Errors: one line and exit code 5; wrong usage: exit code 2.
 runs 5 "$folder/absent.jsonl"
 one_error "absent.jsonl: No such file"
 : > "$folder/empty"
@@ -288,9 +287,9 @@ cat "$folder/base.jsonl" >> "$folder/odd"
 runs 0 "$folder/odd"
 grep -q '^odd  *100  *4.0000' "$folder/out" || fail "damaged lines before good ones"
 
-# Lines that JSON allows and no run writes are left out and counted, or read without the field that
-# is no number.
-# hostile NAME UNREADABLE LINES...: before good ones, in a log that is compared and plotted.
+# Valid JSON that no run writes: the lines are ignored and counted, or read without the non-numeric
+# field. hostile NAME UNREADABLE LINES...: puts them before good lines in a log that is compared and
+# plotted.
 hostile() {
     local name=$1 unreadable=$2
     shift 2
@@ -329,11 +328,11 @@ for value in '"x"' '[1]' '{}' 1e400 -1e400 NaN true "$long"; do
         "\"global_batch_size\":$value,\"inter_node_bytes\":$value,\"intra_node_bytes\":$value" \
         "\"elapsed_ms\":$value,\"tokens_per_second\":$value,\"exposed_comm_ms\":$value")"
 done
-# What is a number, and too large to compute with: ten such intervals are an infinite time.
+# A valid number that is too large to compute with: ten such intervals take infinite time.
 sed 's/"elapsed_ms":200/"elapsed_ms":1e308/' "$folder/base.jsonl" > "$folder/huge.jsonl"
 runs 5 "$folder/huge.jsonl" --x time --svg "$folder/h.svg"
 one_error "too large or too small; look for"
-# A loss of zero is a reference that nothing can be a percentage of.
+# No percentage of a reference loss of zero exists.
 printf '{"kind":"train","iteration":1,"loss":0}\n{"kind":"valid","iteration":1,"split":"valid","loss":0}\n' \
     > "$folder/zero.jsonl"
 runs 0 a="$folder/zero.jsonl" b="$folder/zero.jsonl"

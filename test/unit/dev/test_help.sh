@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Programs in Python as a user meets them first: --help without the packages that they need, one
-# line for wrong usage (exit code 2) and for a package that is not there (3). Prints "ok NAME" and
-# "not ok NAME".
+# Python programs: --help works without the packages that they need; wrong usage (exit code 2) and
+# missing packages (3) print one line. Prints "ok NAME" and "not ok NAME".
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . test/results.sh
@@ -11,7 +10,7 @@ for package in numpy lm_eval pyarrow; do
     echo "raise ImportError('$package is not here')" >"$work/$package.py"
 done
 export PYTHONPATH=$work PYTHONDONTWRITEBYTECODE=1
-# ends CODE COMMAND...: with this code, and one line "error: ..." unless it is 0.
+# ends CODE COMMAND...: expects this exit code, and one line "error: ..." unless it is 0.
 ends() {
     local code=$1 rc
     shift
@@ -29,18 +28,18 @@ for program in dev/checkpoint_info dev/compare_logs dev/harness_tasks dev/plot_d
     dev/data/parquet_to_jsonl dev/experiments/local_steps_model dev/experiments/study \
     dev/experiments/weight_entropy; do
     check "$program --help" ends 0 $program --help
-    check "$program says in one line that a flag is unknown" ends 2 $program --no-such-flag
+    check "$program reports an unknown flag in one line" ends 2 $program --no-such-flag
 done
-check "study's commands too" ends 2 dev/experiments/study run --data x --ranks none
+check "study's commands report it too" ends 2 dev/experiments/study run --data x --ranks none
 check "dev/bench/presets_table --help" ends 0 dev/bench/presets_table --help
 check "harness_tasks without lm_eval" ends 3 dev/harness_tasks piqa
 check "weight_entropy without numpy" ends 3 dev/experiments/weight_entropy .
 check "local_steps_model without numpy" ends 3 dev/experiments/local_steps_model x.bin 1,0
 check "parquet_to_jsonl without pyarrow" ends 3 dev/data/parquet_to_jsonl x.parquet
 echo '{' >"$work/manifest.json"
-check "checkpoint_info names a manifest that is damaged" ends 6 dev/checkpoint_info "$work"
-check "checkpoint_info names it" grep -qF "$work/manifest.json is not JSON" "$work/err"
+check "checkpoint_info reports a damaged manifest" ends 6 dev/checkpoint_info "$work"
+check "checkpoint_info names its path" grep -qF "$work/manifest.json is not JSON" "$work/err"
 echo '{}' >"$work/manifest.json"
-check "checkpoint_info knows a manifest of something else" ends 6 dev/checkpoint_info "$work"
+check "checkpoint_info reports a manifest of another program" ends 6 dev/checkpoint_info "$work"
 check "checkpoint_info names its folder" grep -qF "$work: manifest.json has an unknown format" "$work/err"
 finish

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The plots (dev/plotting.py) and the JSON files of measurements (dev/tables.py): ticks, every
-# picture in the repository, and that these pictures and pages are what the committed results give.
+# Plots (dev/plotting.py) and JSON files of measurements (dev/tables.py): ticks, all pictures in the
+# repository, and that pictures and pages match the committed results.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 folder=$(mktemp -d) || exit 1
@@ -30,9 +30,9 @@ same("less than one decade", texts(0.12, 0.16, log=True, about=4), ["0.12", "0.1
 same("a linear axis", texts(-1.0, 1.0, about=4), ["−1.0", "−0.5", "0.0", "0.5", "1.0"])
 log = plotting.Panel(0, 100, (1.0, 100.0), (1e-4, 1.0), log_x=True, log_y=True)
 middle = (plotting.LEFT + plotting.RIGHT) / 2
-same("places on a logarithmic axis", (log.x(10.0), round(log.y(1e-2), 9)), (middle, 50.0))
+same("positions on a logarithmic axis", (log.x(10.0), round(log.y(1e-2), 9)), (middle, 50.0))
 holed = log.line([(1, 1), (2, 0.1), (3, 0.0), (4, 1), (5, 1)], "#000", "soft")
-same("no logarithm of nothing", len(holed), 2)
+same("no logarithm of zero", len(holed), 2)
 
 
 # --- pictures ---
@@ -84,9 +84,9 @@ for name in ("2gpu", "4gpu"):
     path = f"dev/bench/results/comm_{name}"
     comm_table.plot(json.load(open(path + ".json"))["rows"], os.path.join(folder, "comm.svg"))
     path += ".svg"
-    same(f"{path} is of the committed results", content_of(folder + "/comm.svg") == content_of(path), True)
+    same(f"{path} matches the committed results", content_of(folder + "/comm.svg") == content_of(path), True)
     missing = [word for word in ("emulated", "loopback", "25 Gb/s", "10 Gb/s") if word not in subtitle(path)]
-    same(f"{path} says what network it is", missing, [])
+    same(f"{path} names the network", missing, [])
 results = "dev/experiments/results"
 for model in ("125m", "350m"):
     report = ["dev/experiments/study", "report", f"{results}/{model}", "--out", folder]
@@ -95,7 +95,7 @@ for model in ("125m", "350m"):
     same(f"files of the study's page {model}", made, sorted(f"{model}{end}" for end in
          (".md", "_gaps.svg", "_gradient_error.svg", "_replica_error.svg", "_training.svg")))
     for name in made:
-        same(f"{name} is of the committed results",
+        same(f"{name} matches the committed results",
              content_of(f"{folder}/{name}") == content_of(f"{results}/{name}"), True)
     prose = [line for line in open(f"{results}/{model}.md") if not line.startswith("|")]
     same(f"lines of {model}.md", max(map(len, prose)) <= 101, True)
@@ -107,14 +107,14 @@ content = {"what": "x", "limits": [1, 2], "rows": [record, record], "parts": par
 path = os.path.join(folder, "new", "made.json")
 tables.write_records(path, content)
 text = open(path).read()
-same("what is written is read", json.loads(text), content)
-same("nothing else is left", os.listdir(os.path.dirname(path)), ["made.json"])
-same("a record is a line", text.count("\n    " + tables.leaf(record)), 2)
-same("also deeper", text.count("\n        " + tables.leaf(record)), 1)
+same("written content is read back", json.loads(text), content)
+same("no other file is left", os.listdir(os.path.dirname(path)), ["made.json"])
+same("a record is one line", text.count("\n    " + tables.leaf(record)), 2)
+same("nested records too", text.count("\n        " + tables.leaf(record)), 1)
 for path in sorted(glob.glob("dev/bench/results/*.json") + glob.glob("dev/experiments/results/*/*.json")):
     text = open(path).read()
     lone = re.findall(r"^\s*-?[\d.]+(?:e[-+]?\d+)?,?$", text, re.M)
-    same("no line of one number in " + path, lone, [])
+    same("no line with a single number in " + path, lone, [])
     if not path.endswith(("/codec.json", "/node_hop_4gpu.json")):  # written by codec.cu and node_hop.cu
         same("lines of " + path, text == tables.records_text(json.loads(text)) + "\n", True)
 raise SystemExit(failures > 0)

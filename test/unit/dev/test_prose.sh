@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# dev/data/prose_filter.py: what counts as prose, how each kind of file is read, what is left out,
-# paragraphs that repeat, an order that does not depend on names. dev/data/prose.sh from packages
-# that are made here. Prints "ok NAME" and "not ok NAME".
+# dev/data/prose_filter.py: which paragraphs count as prose, how each kind of file is read, what is
+# dropped, repeated paragraphs, and an order that does not depend on names. Also dev/data/prose.sh
+# with packages built here. Prints "ok NAME" and "not ok NAME".
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 . test/results.sh
@@ -72,7 +72,7 @@ says() { if grep -qF "$2" "$work/err"; then ok "$1"; else not_ok "$1" "$(tail -n
 says "a file that cannot be read is told" "broken.txt.gz: "
 says "what each package gave" "alpha  "
 
-# --- the script, on packages that are made here ---
+# --- the script, with packages built here ---
 if [ -x "${BUILD:-build}/preprocess_data" ] && command -v dpkg-deb >/dev/null; then
     export BUILD=${BUILD:-build}
     case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac

@@ -18,8 +18,7 @@
 #include "llmc/log/log.h"
 #include "test/unit/folder.h"
 
-// Replaces the options module: an argument object over several lines, as a pretty printer writes
-// it.
+// Replaces the options module: a JSON object of several lines, as pretty-printed.
 char *config_to_json(const Config *config) {
     char text[128];
     snprintf(text, sizeof text,
@@ -330,7 +329,7 @@ static void json_lines(void **state) {
     assert_number(train, "grad_norm", (double)0.1f);
     assert_number(train, "lr", 0.1 + 0.2);
     assert_true(cJSON_IsTrue(member(train, "skipped")));
-    assert_null(cJSON_GetObjectItem(train, "timing"));  // train lines of two runs are equal as they are
+    assert_null(cJSON_GetObjectItem(train, "timing"));  // equal runs must write equal train lines
     cJSON_Delete(train);
 
     cJSON *nan_line = nth_line(text, 2);
@@ -465,8 +464,7 @@ static void unread_pipe(void **state) {
     const char *last = text + bytes - RECORD - 4;
     assert_int_equal(memcmp(last, "\n{}\n", 4), 0);
     assert_int_equal(memcmp(last + 4, record, RECORD), 0);
-    // If the reader lags again, it is soon not waited for any more, even though some records fit in
-    // between.
+    // If the reader lags again, the log soon stops waiting for it, even though some records fit.
     start = monotonic_seconds();
     for (int i = 0; i < 4; i++) {
         while (append_record(&file, record, RECORD)) continue;
@@ -502,8 +500,8 @@ static void other_lines(void **state) {
     free(text);
 }
 
-// Returns the bytes of the directory's event files, including zeros, and their number. The caller
-// frees them.
+// Returns the contents of the folder's event files, which include zero bytes, and their size. The
+// caller frees them.
 static char *slurp_events(const char *folder, size_t *bytes) {
     char command[800], joined[340];
     snprintf(joined, sizeof joined, "%s.all", folder);
@@ -517,7 +515,7 @@ static char *slurp_events(const char *folder, size_t *bytes) {
     return data;
 }
 
-// Writes everything that goes to TensorBoard once, with all optional values on or off.
+// Writes all TensorBoard values once, with the optional ones on or off.
 static void write_all_scalars(Folder *f, const char *events, bool on) {
     Config config = {.tensorboard_dir = events,
                      .log_batch_size_to_tensorboard = on,

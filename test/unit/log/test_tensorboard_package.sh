@@ -1,6 +1,7 @@
 #!/bin/bash
-# Event files read back by TensorBoard's own package: scalars, steps, texts. Skipped (exit 77), once
-# they are written, where python3 has no tensorboard; PYTHON names another interpreter.
+# TensorBoard's own package reads the event files back: scalars, steps, texts. If python3 has no
+# tensorboard, the files are only written and the test is skipped (exit 77). PYTHON selects another
+# interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 folder=$(mktemp -d)

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# scripts/doctor.sh on machines that lack something: a PATH in which commands are missing or
-# replaced, a toolkit and libraries that are empty files.
+# scripts/doctor.sh on incomplete machines: a PATH in which commands are missing or replaced, and a
+# toolkit and libraries made of empty files.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 failed=0
 
-# Everything that this machine has, but nothing of NVIDIA's, and an mpirun that starts nothing.
+# All commands of this machine except NVIDIA's, and an mpirun that starts nothing.
 mkdir "$work/bin" "$work/none"
 IFS=: read -ra folders <<<"$PATH"
 for folder in "${folders[@]}"; do
-    case $folder in */ccache) continue ;; esac # it finds no compiler behind a link in another folder
+    case $folder in */ccache) continue ;; esac # ccache finds no compiler through a link in another folder
     ln -s "$folder"/* "$work/bin/" 2>/dev/null
 done
 rm -f "$work/bin/"nvcc "$work/bin/"nvidia-smi "$work/bin/"mpirun
-stub() { # FILE TEXT...: a command that prints the text
+stub() { # FILE TEXT...: creates a command that prints the text
     rm -f "$1"
     { echo '#!/bin/sh'; echo "cat <<'END'"; printf '%s\n' "${@:2}"; echo END; } >"$1"
     chmod +x "$1"
@@ -30,7 +30,7 @@ printf '#define NCCL_MAJOR 2\n#define NCCL_MINOR 28\n' >"$toolkit/include/nccl.h
 printf '#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 19\n' >"$toolkit/include/cudnn_version.h"
 touch "$toolkit/include/cudnn.h" "$toolkit/lib64/libnccl.so.2" "$toolkit/lib64/libcudnn.so.9" \
     "$work/frontend/cudnn_frontend.h"
-# driver VERSION CUDA NAME CAPABILITY: a machine with two such GPUs.
+# driver VERSION CUDA NAME CAPABILITY: simulates a machine with two such GPUs.
 driver() {
     {
         echo '#!/bin/sh'
@@ -39,7 +39,7 @@ driver() {
     chmod +x "$work/bin/nvidia-smi"
 }
 
-# doctor CODE [VARIABLE=VALUE...]: its report in $work/out.
+# doctor CODE [VARIABLE=VALUE...]: expects this exit code; the report is in $work/out.
 doctor() {
     local code=$1 rc=0
     shift
@@ -50,7 +50,7 @@ doctor() {
         failed=1
     fi
 }
-# says NAME PATTERN: a line of the report.
+# says NAME PATTERN: checks a line of the report.
 says() {
     if grep -qE -- "$2" "$work/out"; then
         echo "ok $1"

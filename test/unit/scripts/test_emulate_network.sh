@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/emulate_network.sh in a network namespace of its own, whose loopback nobody else uses.
+# scripts/emulate_network.sh in its own network namespace, whose loopback nobody else uses.
 cd "$(dirname "$0")/../../.." || exit 3
 passed=0 failed=0 skipped=0
 check() { # NAME COMMAND...
@@ -16,8 +16,8 @@ if ! command -v tc >/dev/null || ! command -v ip >/dev/null ||
     echo "0 passed, 0 failed, 1 skipped"
     exit 0
 fi
-# /sys too: it shows the interfaces of where it was mounted. And a /run of its own, where the script
-# keeps what was set before.
+# Mounts /sys again, because it shows the network interfaces of the namespace it was mounted in, and
+# a private /run, where the script stores earlier settings.
 inside() { unshare -n -m bash \
     -c "mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /run && ip link set lo up && $1"; }
 steering=/sys/class/net/lo/queues/rx-0/rps_cpus
@@ -25,11 +25,11 @@ shaped() { inside "$script 2 25 >/dev/null && tc qdisc show dev lo" | grep -q 't
 fraction() { inside "$script 4 0.5 >/dev/null && tc qdisc show dev lo" | grep -q 'tbf .*rate 2Gbit'; }
 again() { inside "$script 2 25 >/dev/null && $script 2 10 >/dev/null && tc qdisc show dev lo" |
     grep -q 'tbf .*rate 20Gbit'; }
-quiet() { printf "$script %s >/dev/null && " "$@"; } # WORDS...: the script with each of them, as shell text
+quiet() { printf "$script %s >/dev/null && " "$@"; } # WORDS...: runs the script with each of them
 restored() { ! inside "$(quiet "2 25" restore restore) tc qdisc show dev lo" | grep -q tbf; }
 unlimited() { ! inside "$script 2 25 >/dev/null && $script 2 unlimited >/dev/null && tc qdisc show dev lo" |
     grep -q tbf; }
-# A connection's packets on one processor: every processor takes part, none at the end.
+# With packets of a connection steered to one CPU, every CPU takes part. Afterward none does.
 steered() {
     local all
     all=$(inside "$script 2 $1 >/dev/null && cat $steering") || return
@@ -39,8 +39,8 @@ sys.exit(mask != (1 << os.sysconf("SC_NPROCESSORS_CONF")) - 1)' "$all"
 }
 not_steered() { inside "$script 2 $1 >/dev/null && $script restore >/dev/null && cat $steering" |
     tr -d ',\n' | grep -qE '^0+$'; }
-# What was set before is set again, whatever came between; what somebody set later stays. Of two
-# processors or more one alone is not what the script sets.
+# restore brings back the earlier settings, whatever the script set in between; settings changed by
+# others since then stay. On two or more CPUs the script never selects just one.
 one_steered() { inside "echo 1 >$steering && $1 && cat $steering" | tr -d ',\n' | grep -qE "^0*$2\$"; }
 back() { one_steered "$script 2 25 >/dev/null && $script restore >/dev/null" 1; }
 back_after_two() { one_steered \
@@ -53,7 +53,7 @@ nonsense() {
     one_steered "$(quiet "2 25") for file in /run/emulate_network.*; do echo 'rx-0 1;id' >\$file; done &&
         $script restore >/dev/null" 0
 }
-# 64 MB at 0.4 Gb/s take 0.6 s at least beyond the burst of 32 MB; unshaped a few hundredths.
+# 64 MB at 0.4 Gb/s take at least 0.6 s after the burst of 32 MB; unshaped a few hundredths.
 slow() {
     inside "$script 1 0.4 >/dev/null && python3 - <<'END'
 import socket, sys, threading, time
@@ -73,31 +73,31 @@ END"
 }
 refused() { local out; out=$("$script" "$@" 2>&1); [ $? -eq 2 ] && [[ $out == error:*usage:* ]] &&
     [ "$(wc -l <<<"$out")" -eq 1 ]; }
-check "2 nodes of 25 Gb/s: 50 on the loopback" shaped
+check "2 nodes of 25 Gb/s: 50 Gb/s on the loopback" shaped
 check "half a Gb/s" fraction
 check "another speed replaces the first" again
 check "restore, twice" restored
 check "unlimited after a speed" unlimited
-check "packets of a connection on one processor, 25 Gb/s" steered 25
-check "packets of a connection on one processor, unlimited" steered unlimited
-check "where they come after restore, 25 Gb/s" not_steered 25
-check "where they come after restore, unlimited" not_steered unlimited
+check "packets of a connection on one CPU, 25 Gb/s" steered 25
+check "packets of a connection on one CPU, unlimited" steered unlimited
+check "packet steering after restore, 25 Gb/s" not_steered 25
+check "packet steering after restore, unlimited" not_steered unlimited
 if [ "$(getconf _NPROCESSORS_CONF)" -gt 1 ]; then
-    check "restore sets what was there" back
+    check "restore brings back the earlier settings" back
     check "restore after several speeds, twice" back_after_two
-    check "restore each time what was there" back_each_time
-    check "restore leaves what was set since" set_since
-    check "restore without its file: none" forgotten
-    check "restore with a file that says something else: none" nonsense
+    check "restore brings back the settings each time" back_each_time
+    check "restore keeps settings changed since" set_since
+    check "restore without its file does nothing" forgotten
+    check "restore with an invalid file does nothing" nonsense
 else
     echo "skip restore sets what was there: one processor"
     skipped=$((skipped + 1))
 fi
-check "bytes take their time" slow
+check "transfers take as long as expected" slow
 check "no arguments" refused
 check "no speed" refused 2
 check "zero" refused 2 0
-check "no number" refused two 25
-check "something for the shell" refused 2 '25;id'
+check "not a number" refused two 25
+check "shell syntax in an argument" refused 2 '25;id'
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

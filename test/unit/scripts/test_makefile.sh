@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the Makefile hands to the compilers, without compiling: make -n with an nvcc that only tells
-# its version. Prints "ok NAME" and "not ok NAME" lines.
+# Options that the Makefile passes to compilers, without compiling: make -n with an nvcc that only
+# prints its version. Prints "ok NAME" and "not ok NAME" lines.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 work=$(mktemp -d)
@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck source-path=SCRIPTDIR source=../../results.sh
 . test/results.sh
 
-# A CUDA toolkit whose headers for NCCL and cuDNN lie where apt puts them.
+# A CUDA toolkit with the headers of NCCL and cuDNN where apt installs them.
 mkdir -p "$work/cuda/bin" "$work/frontend"
 printf '#!/bin/sh\necho "Cuda compilation tools, release 12.6, V12.6.1"\n' >"$work/cuda/bin/nvcc"
 chmod +x "$work/cuda/bin/nvcc"
@@ -35,6 +35,6 @@ portable_by_default() {
     grep -q -- '-c llmc/base/base.c' <<<"$text" && ! grep -q -- '-march=native' <<<"$text"
 }
 check "no system folder is passed with -isystem" no_system_folders
-check "other folders are" named_folders_are_passed
-check "host code is for every processor by default" portable_by_default
+check "other folders are passed with -isystem" named_folders_are_passed
+check "host code runs on any CPU by default" portable_by_default
 finish

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/run_until_done.sh: what it starts again, and when it gives up. The command is a stub that
-# plays a list of exit codes, some with a new checkpoint.
+# scripts/run_until_done.sh: what it restarts, and when it gives up. The command is a stub that
+# follows a list of exit codes, some with a new checkpoint.
 # shellcheck disable=SC2015,SC2317 # check calls the functions
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
@@ -9,8 +9,8 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck source-path=SCRIPTDIR source=../../results.sh
 . test/results.sh
 
-# Each start takes a word of the play: an exit code, with + after a new checkpoint. Other words wait
-# for a signal, for two minutes at most.
+# Each start uses one word of the list: an exit code, followed by + if there is a new checkpoint.
+# Other words wait for a signal, for at most two minutes.
 cat >"$work/stub" <<'STUB'
 #!/usr/bin/env bash
 folder=$1 n=$(($(cat "$1/starts" 2>/dev/null || echo 0) + 1))
@@ -31,11 +31,11 @@ wait) # a run without ranks
     trap 'echo 5 >"$folder/latest_checkpointed_iteration.txt"; exit 75' USR1
     touch "$folder/waiting"
     sleeps ;;
-busy) # a run that saves for longer than anybody waits, and ends at once on SIGTERM
+busy) # a run whose save never ends; exits on SIGTERM
     trap 'touch "$folder/saving"' USR1
     touch "$folder/waiting"
     sleeps ;;
-deaf) # as an mpirun that hands no signals on: two ranks, of which only the second listens
+deaf) # an mpirun that forwards no signals: two ranks, of which only the second handles them
     trap : USR1
     for rank in 0 1; do
         bash -c 'echo $$ >>"$1/pids"
@@ -48,8 +48,8 @@ esac
 exit "${word%+}"
 STUB
 chmod +x "$work/stub"
-# A script that starts the command and does not expect a signal. Its trap of EXIT makes bash catch
-# SIGUSR1, and end on it.
+# A script that starts the command and expects no signal. Because of its EXIT trap, bash catches
+# SIGUSR1 and ends.
 cat >"$work/wrapper.sh" <<'WRAPPER'
 trap 'echo cleaned >>"$1/cleaned"' EXIT
 "$0" "$@" | cat
@@ -83,22 +83,22 @@ plays() {
     [ "$(cat "$work/run/starts")" = "$starts" ] ||
         { why="$(cat "$work/run/starts") starts instead of $starts"; return 1; }
 }
-check "done at once" plays "0" 0 1
-check "7, 75 and killed ranks are started again" plays "7+ 75+ 137+ 139+ 134+ 0" 0 6
-check "whatever signal killed them" plays "129+ 131+ 132+ 133+ 135+ 136+ 138+ 141+ 152+ 159+ 192+ 0" 0 12
+check "completes at once" plays "0" 0 1
+check "7, 75 and killed ranks are restarted" plays "7+ 75+ 137+ 139+ 134+ 0" 0 6
+check "runs killed by any signal are restarted" plays "129+ 131+ 132+ 133+ 135+ 136+ 138+ 141+ 152+ 159+ 192+ 0" 0 12
 for code in 1 2 3 4 5 6 127 128 130 143 193 255; do check "exit code $code is not" plays "$code" $code 1; done
 check "no progress: gives up" plays "7 7 7 7 7 7" 7 3
 check "no progress after some: gives up" plays "7+ 7 7+ 7 7 7 7 0" 7 6
 check "75 without a checkpoint is no progress either" plays "75 75 0" 75 2 --max-without-progress 2
 check "progress every other time" plays "7+ 7 7 7+ 7 7 0" 0 7
 check "--max-restarts" plays "7+ 7+ 7+ 7+ 7+ 0" 7 4 --max-restarts 3
-check "the first start counts as no restart" plays "7+ 0" 7 1 --max-restarts 0
-# started PLAY COMMAND...: in the background, until it waits for a signal; $job is to be waited for.
+check "the first start is not a restart" plays "7+ 0" 7 1 --max-restarts 0
+# started PLAY COMMAND...: runs in the background until it waits for a signal. Wait for $job.
 started() {
     local tries=1200
     rm -rf "$work/run" && mkdir "$work/run" && echo "$1 0" >"$work/run/play"
     shift
-    # A shell without job control starts what runs in the background deaf to SIGINT.
+    # A shell without job control starts background commands with SIGINT ignored.
     env --default-signal=INT scripts/run_until_done.sh --pause 0 -- "$@" "$work/run" \
         --save "$work/run" --load "$work/run" 2>"$work/err" &
     job=$!
@@ -107,7 +107,8 @@ started() {
         [ $((tries -= 1)) -gt 0 ] || { why="the stub did not start"; return 1; }
     done
 }
-# signaled SIGNAL PLAY COMMAND...: handed on, waited for, and the end; nothing stays behind
+# signaled SIGNAL PLAY COMMAND...: the signal is forwarded, the run saves and ends; no process is
+# left
 signaled() {
     local rc pid signal=$1
     shift
@@ -120,25 +121,25 @@ signaled() {
         why="exit code $rc after $(cat "$work/run/starts") starts"
     for pid in $(cat "$work/run/pids"); do
         case $(tr '\0' ' ' <"/proc/$pid/cmdline") in *"$work/run"*)
-            [ "$1" = deaf ] || why="${why:+$why; }process $pid was left behind"
+            [ "$1" = deaf ] || why="${why:+$why; }process $pid is still running"
             kill "$pid" ;;
         esac
     done 2>/dev/null
     [ -z "$why" ]
 }
 check "SIGTERM stops the run and the loop" signaled TERM wait "$work/stub"
-check "SIGUSR1 does" signaled USR1 wait "$work/stub"
-# Under nohup nobody can catch it.
+check "SIGUSR1 stops the run and the loop" signaled USR1 wait "$work/stub"
+# nohup makes a process ignore SIGHUP.
 catches_hup() { [ $((0x$(awk '/^SigIgn:/ { print $2 }' "/proc/$$/status") % 2)) = 0 ]; }
 if catches_hup; then check "SIGHUP does" signaled HUP wait "$work/stub"
 else skip "SIGHUP does" "it is ignored here"; fi
-check "Ctrl-C does" signaled INT wait "$work/stub"
-check "the ranks hear of it where the launcher hands nothing on" signaled TERM deaf "$work/stub"
+check "Ctrl-C stops the run and the loop" signaled INT wait "$work/stub"
+check "ranks are signaled if the launcher does not forward signals" signaled TERM deaf "$work/stub"
 wrapper=(bash -c "$(cat "$work/wrapper.sh")")
-check "Ctrl-C under a script that starts the run" signaled INT wait "${wrapper[@]}" "$work/program"
-check "... also where the run is a script with a trap" signaled INT wait bash -c '"$0" "$@"; exit $?' \
+check "Ctrl-C if a script starts the run" signaled INT wait "${wrapper[@]}" "$work/program"
+check "Ctrl-C if the run is a script with a trap" signaled INT wait bash -c '"$0" "$@"; exit $?' \
     "$work/stub"
-twice() { # a second SIGHUP waits for the save like the first one; a second Ctrl-C does not
+twice() { # a second SIGHUP still waits for the save; a second Ctrl-C does not
     local tries=1200 rc
     started busy "$work/stub" || return 1
     kill -s HUP $job
@@ -155,7 +156,7 @@ twice() { # a second SIGHUP waits for the save like the first one; a second Ctrl
 }
 if catches_hup; then check "a second Ctrl-C ends the run at once" twice
 else skip "a second Ctrl-C ends the run at once" "SIGHUP is ignored here"; fi
-pauses() { # 1 + 2 + 0 seconds: doubled without progress
+pauses() { # 1 + 2 + 0 seconds: doubled while there is no progress
     local since=$SECONDS
     rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 75+ 0" >"$work/run/play"
     scripts/run_until_done.sh --pause 1 -- "$work/stub" "$work/run" --save "$work/run" --load "$work/run" \
@@ -165,7 +166,7 @@ pauses() { # 1 + 2 + 0 seconds: doubled without progress
         { why="$(cat "$work/err")"; return 1; }
 }
 check "the pause doubles" pauses
-folders() { # where --save may stand
+folders() { # all forms of --save
     local words home="$work/a run"
     printf -- '--lr 1  # --save nowhere\n--save "%s" --load "%s"  # here\n' "$home" "$home" >"$work/args"
     printf -- "# of another folder's own\n@args # not --save nowhere\n--tokens 'a --load b'" >"$work/outer"
@@ -177,14 +178,14 @@ folders() { # where --save may stand
     done
 }
 check "--save= and argument files" folders
-relative() { # paths are the caller's
+relative() { # paths are relative to the caller's folder
     rm -rf "$work/run" && mkdir "$work/run" && echo "7+ 7+ 7+ 7+ 0" >"$work/run/play"
     echo '--save run --load run' >"$work/args"
     (cd "$work" && "$OLDPWD/scripts/run_until_done.sh" --pause 0 -- ./stub run @args) 2>"$work/err" ||
         { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
 }
 check "started from another folder" relative
-# scripts/train_*.sh take the folder from the environment; the speed runs do not, and flags win
+# scripts/train_*.sh take the folder from the environment, except speed runs; flags take precedence
 checkpoint_path() {
     local rc other="$work/other"
     cp "$work/stub" "$work/train_stub.sh"
@@ -203,7 +204,7 @@ checkpoint_path() {
     done
 }
 check "CHECKPOINT_PATH of scripts/train_*.sh" checkpoint_path
-two_folders() { # a restart would go back to where the command loads
+two_folders() { # a restart would resume from the --load folder
     local words rc home="$work/run"
     rm -rf "$home" && mkdir "$home" && echo "7+ 0" >"$home/play" && echo "--load $work/from" >"$work/args" &&
         ln -sfn run "$work/also"
@@ -224,8 +225,8 @@ two_folders() { # a restart would go back to where the command loads
             { why="'$words': $(cat "$work/err")"; return 1; }
     done
 }
-check "--save and --load of two folders" two_folders
-odd_trackers() { # none of them holds up the loop
+check "different folders for --save and --load" two_folders
+odd_trackers() { # none of them blocks the loop
     local tracker="$work/run/latest_checkpointed_iteration.txt" rc kind
     for kind in "mkfifo" "mkdir" "ln -s /dev/zero" "truncate -s 100M"; do
         rm -rf "$work/run" && mkdir "$work/run" && echo "7 7 7 0" >"$work/run/play"
@@ -237,7 +238,7 @@ odd_trackers() { # none of them holds up the loop
             { why="$kind: exit code $rc, $(head -c 300 "$work/err")"; return 1; }
     done
 }
-check "a tracker that is no plain file" odd_trackers
+check "a tracker that is not a plain file" odd_trackers
 usage() {
     local rc
     for words in "" "--max-restarts -- true" "--max-restarts x -- true --save a --load a" "true" "-- true" \

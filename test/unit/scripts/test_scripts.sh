@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What scripts have in common: --help and -h before any work, paths that are the caller's, one clear
-# line for what cannot be. Prints "ok NAME" and "not ok NAME: why" lines.
+# Common behavior of scripts: --help and -h come before any work, paths are relative to the caller's
+# folder, and impossible requests give one clear line. Prints "ok NAME" and "not ok NAME: why"
+# lines.
 # shellcheck disable=SC2015,SC2317 # check calls the functions
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
@@ -17,14 +18,14 @@ check() {
         failures=$((failures + 1))
     fi
 }
-# error_line CODE TEXT RC: ended with CODE and one line of error, which holds TEXT.
+# error_line CODE TEXT RC: exit code CODE, and one error line that contains TEXT.
 error_line() {
     [ "$3" -eq "$1" ] || { why="exit code $3 instead of $1"; return 1; }
     [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q '^error: ' "$work/err" && grep -qF -- "$2" "$work/err" ||
         { why="not one line of error with '$2'"; return 1; }
 }
 
-# Commands that would be work: they leave a mark and fail. And a machine without a GPU.
+# Commands that would do work leave a mark and fail. The simulated machine has no GPU.
 mkdir "$work/bin" "$work/none"
 for command in make mpirun nvcc tc curl apt-get; do
     printf '#!/bin/sh\ntouch "%s"\nexit 1\n' "$work/worked" >"$work/bin/$command"
@@ -33,7 +34,7 @@ done
 printf '#!/bin/sh\nexit 9\n' >"$work/bin/nvidia-smi" && chmod +x "$work/bin/nvidia-smi"
 
 # --- help ------------------------------------------------------------------------------------
-helps() { # SCRIPT FLAG: from a folder that is not the repository's
+helps() { # SCRIPT FLAG: started from another folder than the repository
     rm -f "$work/worked"
     (cd "$work/none" && PATH=$work/bin:$PATH timeout 300 "$root/$1" "$2") >"$work/out" 2>"$work/err" \
         </dev/null || { why="exit code $?"; return 1; }
@@ -49,14 +50,14 @@ for script in scripts/{doctor,emulate_network,quickstart,run_until_done,test}.sh
     check "${script##*/} --help" helps "$script" --help
     check "${script##*/} -h" helps "$script" -h
 done
-unknown() { # an argument is still no request for help
+unknown() { # an unknown argument must not count as --help
     dev/data/get_gpt2_vocab.sh --hepl >"$work/out" 2>"$work/err"
     error_line 2 "--help" $?
 }
 check "an unknown flag of get_gpt2_vocab.sh" unknown
 
 # --- paths -----------------------------------------------------------------------------------
-quickstart_in() { # up to the build, which fails here
+quickstart_in() { # runs up to the build, which fails here
     (cd "$work" && BUILD=$work/build PATH=$work/bin:$PATH "$root/scripts/quickstart.sh" --no-install \
         --out "$1") >"$work/out" 2>"$work/err" </dev/null
 }
@@ -66,14 +67,14 @@ callers_folder() {
     [ -d "$work/scripts_test_out" ] && [ ! -e scripts_test_out ] ||
         { why="exit code $rc, not in the caller's folder"; rmdir scripts_test_out 2>/dev/null; return 1; }
 }
-check "quickstart.sh --out is the caller's" callers_folder
+check "quickstart.sh --out is relative to the caller's folder" callers_folder
 not_made() {
     quickstart_in /proc/nowhere
     error_line 3 "/proc/nowhere" $?
 }
-check "quickstart.sh --out that cannot be made" not_made
-# SIGNAL NAME CODE: as from a terminal, to all processes of the script; the build is interrupted
-# here
+check "quickstart.sh --out that cannot be created" not_made
+# SIGNAL NAME CODE: sends the signal to all processes of the script during the build, like a
+# terminal
 interrupted() {
     local rc
     printf '#!/bin/sh\nkill -s %s 0\nsleep 1\n' "$1" >"$work/bin/make"
@@ -90,26 +91,26 @@ check "quickstart.sh and Ctrl-C" interrupted INT 130
 check "quickstart.sh and SIGTERM" interrupted TERM 143
 printf '#!/bin/sh\ntouch "%s"\nexit 1\n' "$work/worked" >"$work/bin/make"
 
-output_not_made() { # SCRIPT: known before anything runs
+output_not_made() { # SCRIPT: reports it before anything runs
     rm -f "$work/worked"
     PATH=$work/bin:$PATH "$1" --out /proc/nowhere/made.json >"$work/out" 2>"$work/err" </dev/null
     error_line 3 "/proc/nowhere" $? && [ ! -e "$work/worked" ] || { why=${why:-it worked first}; return 1; }
 }
-bench_folder() { # the programs are missing; the folder of the results is there
+bench_folder() { # the programs are missing, but the folder for results is created
     (cd "$work" && BUILD=$work/build "$root/dev/bench/single_gpu.sh" --out scripts_test_bench/made.json) \
         >"$work/out" 2>"$work/err" </dev/null
     local rc=$?
     error_line 3 "is missing" $rc && [ -d "$work/scripts_test_bench" ] && [ ! -e scripts_test_bench ] ||
         { why="${why:-not in the folder of the caller}"; rmdir scripts_test_bench 2>/dev/null; return 1; }
 }
-check "single_gpu.sh --out is the caller's" bench_folder
+check "single_gpu.sh --out is relative to the caller's folder" bench_folder
 for script in dev/bench/{comm,save,single_gpu}.sh; do check "${script##*/} --out that cannot be made" \
     output_not_made "$script"; done
 vocabulary_not_made() {
     PATH=$work/bin:$PATH dev/data/get_gpt2_vocab.sh /proc/nowhere >"$work/out" 2>"$work/err"
     error_line 3 "/proc/nowhere" $?
 }
-check "get_gpt2_vocab.sh: a folder that cannot be made" vocabulary_not_made
+check "get_gpt2_vocab.sh: a folder that cannot be created" vocabulary_not_made
 
 # --- no GPU ----------------------------------------------------------------------------------
 no_gpu() {
@@ -119,7 +120,7 @@ no_gpu() {
 }
 check "codec.sh without a GPU builds nothing" no_gpu
 
-# --- dev/checkpoint_info on what is no checkpoint --------------------------------------------
+# --- dev/checkpoint_info without a checkpoint ------------------------------------------------
 info() { # TEXT PATH
     dev/checkpoint_info "$2" >"$work/out" 2>"$work/err"
     error_line 6 "$1" $?
@@ -129,22 +130,22 @@ no_advice() { info "$@" && ! grep -qE 'Errno|restore' "$work/err" ||
 mkdir -p "$work/runs/other" "$work/gone/iter_0000004" "$work/damaged"
 echo 12 >"$work/gone/latest_checkpointed_iteration.txt"
 echo '{' >"$work/damaged/manifest.json"
-check "checkpoint_info: a path that is not there" no_advice "$work/nix: no such folder" "$work/nix"
+check "checkpoint_info: a missing path" no_advice "$work/nix: no such folder" "$work/nix"
 check "checkpoint_info: a file" no_advice "$work/damaged/manifest.json: not a folder" \
     "$work/damaged/manifest.json"
 check "checkpoint_info: a folder without checkpoints" no_advice \
     "$work/runs holds no checkpoint; give a --save folder or an iter_ folder" "$work/runs"
-check "checkpoint_info: a tracker that names what is not there" no_advice \
+check "checkpoint_info: a tracker that names a missing checkpoint" no_advice \
     "names iteration 12, but there is no $work/gone/iter_0000012" "$work/gone"
-check "checkpoint_info: a manifest cut short" info "restore it from a copy" "$work/damaged"
-unnamed() { # a tracker is lost: the newest is named, as the trainer goes on from it
+check "checkpoint_info: a truncated manifest" info "restore it from a copy" "$work/damaged"
+unnamed() { # names the newest checkpoint, from which the trainer would resume
     mkdir -p "$work/lost/iter_0000004" "$work/lost/iter_0000008" &&
         echo '{}' >"$work/lost/iter_0000004/manifest.json" &&
         cp "$work/lost/iter_0000004/manifest.json" "$work/lost/iter_0000008"
     no_advice "$work/lost has no latest_checkpointed_iteration.txt; give one of its iter_ folders; the newest is iter_0000008" "$work/lost"
 }
-check "checkpoint_info: a tracker that is lost" unnamed
-read_in_part() { # more arguments than a pipe holds
+check "checkpoint_info: a lost tracker" unnamed
+read_in_part() { # more arguments than fit into a pipe
     mkdir -p "$work/long"
     python3 -c 'import json; print(json.dumps({"program": "p", "commit": "c", "libraries": "l",
         "world_size": 1, "kinds": [], "weight_dtype": "BF16", "state": {}, "tensors": [], "files": [],
@@ -154,6 +155,6 @@ read_in_part() { # more arguments than a pipe holds
     dev/checkpoint_info "$work/long" --arguments 2>"$work/err" | head -n 1 >"$work/out"
     grep -q '0 parameters' "$work/out" && [ ! -s "$work/err" ]
 }
-check "checkpoint_info: a reader that has seen enough" read_in_part
+check "checkpoint_info: a reader that closes the pipe" read_in_part
 
 exit $((failures > 0))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/test_lib.sh: which rows a level takes, what runs beside what, how results are counted, and
-# what a person sees of it. The rows are made up. Prints "ok NAME" and "not ok NAME: why" lines.
+# scripts/test_lib.sh: which rows run at a level, what runs concurrently, how results are counted,
+# and what is printed. The rows are synthetic. Prints "ok NAME" and "not ok NAME: why" lines.
 # shellcheck disable=SC2015,SC2016,SC2317 # check calls the functions; a row's shell expands
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck source-path=SCRIPTDIR source=../../results.sh
 . test/results.sh
 printf '# seconds level name\n30 default dear\n5 ci  only for ci\n5 long *, for hours\n' >"$work/costs"
-# plays LEVEL SLOTS ROWS: a script that adds the rows of this shell text and runs them.
+# plays LEVEL SLOTS ROWS: a script that adds the rows in this shell text and runs them.
 plays() {
     rm -rf "$work/logs" && mkdir "$work/logs"
     : >"$work/began"
@@ -60,8 +60,7 @@ too_long() {
     ends_with "1 passed, 1 failed, 0 skipped" && grep -q 'took longer than 1 s' "$work/out"
 }
 check "a row that does not end" too_long
-# Each row notes its begin and end; of those that may not run together none begins before the
-# other's end.
+# Each row records its start and end. Rows that must not run concurrently must not overlap.
 together() {
     plays default 3 '
         row() { add "$1" "$2" bash -c "echo begin $2 >>$work/began; sleep 0.5; echo end $2 >>$work/began"; }
@@ -82,8 +81,8 @@ for line in open(sys.argv[1]):
 assert most == 3, most
 E
 }
-check "ranks run one at a time, others beside them, and one alone" together
-# One of the rows interrupts all while the other has only just been started, again and again.
+check "at most one MPI row at a time, others concurrently, exclusive rows alone" together
+# A row interrupts the test run while another one has only just started, repeatedly.
 interrupted() {
     local rc pid try
     for try in 1 2 3 4 5 6 7 8; do
@@ -100,7 +99,7 @@ interrupted() {
         rc=$?
         [ $rc = 130 ] || { why="exit code $rc"; return 1; }
         while read -r pid; do
-            # A zombie has ended: nobody has asked for its exit code yet.
+            # A zombie counts as ended: it only waits for its parent.
             grep -q '^State:.[^Z]' "/proc/$pid/status" 2>/dev/null || continue
             why="try $try: a row still runs"
             return 1
@@ -108,12 +107,12 @@ interrupted() {
     done
 }
 check "Ctrl-C ends the rows too" interrupted
-left() { # by the table, and by what the table was wrong by
+left() { # known from the table, corrected by how wrong the table was so far
     plays default 1 'add one dear sleep 0.1; add one b true
         expected_done=100000 taken_done=1000000'
     [ "$(grep -c ', about [0-9]* s left$' "$work/out")" -ge 1 ] || { why=$(cat "$work/out"); return 1; }
     plays default 1 'add one b true; add one dear true; expected_done=100000 taken_done=1000000'
     grep -q ' b .*, about 5 min left$' "$work/out" || { why=$(cat "$work/out"); return 1; }
 }
-check "the time that is left" left
+check "the remaining time" left
 finish
