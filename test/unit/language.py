@@ -72,8 +72,6 @@ ALLOWED = [
 
 # Most hits of a rule in a directory that was not reworded yet. Lower the number with every change.
 PENDING = {
-    "CONTRIBUTING.md": {"behind": 1},
-    "docs": {"that of": 14},
     "llmc/state": {"grain": 4, "masters": 14, "share out": 1, "that of": 5},
     "test/fault": {"that of": 1},
 }
