@@ -34,7 +34,7 @@ for argument; do
     --help | -h)
         say "usage: scripts/test.sh [--ci | --long] [--no-install]"
         say "Builds and runs tests of every part of the program, in twenty minutes on two cores."
-        say "--ci: all but the longest tests; --long: all tests; --no-install: do not install packages."
+        say "--ci: all tests except the longest; --long: all tests; --no-install: do not install packages."
         exit 0 ;;
     *) die 2 "unknown argument $argument; see scripts/test.sh --help" ;;
     esac

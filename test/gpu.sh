@@ -195,8 +195,8 @@ check_runs() {
     planned once --deterministic-mode
     planned recomputed --deterministic-mode --recompute-granularity full
     planned dropped --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
-    same "deterministic mode gives the same bits twice" once twice
-    # What a profiler sees: every phase once a step at least, each range ended, the streams' names.
+    same "deterministic mode is bitwise reproducible" once twice
+    # A profiler must see every phase at least once per step, the end of each range, and stream names.
     rm -f "$work/names"
     NVTX_INJECTION64_PATH=$(realpath "$BUILD/test/gpu/profile_names.so") PROFILE_NAMES=$work/names run \
         profiled "$gpu" --deterministic-mode

@@ -1,6 +1,6 @@
 // Extracts one string from a line of JSON. Called by the workers of preprocess_data for every
-// document. A parser of its own instead of cJSON: texts may contain U+0000, lone surrogates are
-// counted, and no tree is built for the other fields.
+// document. It does not use cJSON, because texts may contain U+0000, lone surrogates must be
+// counted, and no tree is needed for the other fields.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN

@@ -7,8 +7,8 @@
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// A list of words, for --data-path and other flags with several values. The words are owned by
-// whoever read them.
+// A list of words, for --data-path and other flags with several values. The code
+// that read the words owns them.
 typedef struct Words {
     const char **items;
     int count;

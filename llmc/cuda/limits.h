@@ -50,7 +50,7 @@ static inline bool limits_check_model(int C, int NH, int HD, int F, int V, int64
 // --- attention -----------------------------------------------------------------------------------
 
 // Returns true if cuDNN computes this attention. It does not support document starts. Lengths that
-// are no multiple of 64 occur in sampling only, where each token would need a new plan.
+// are not a multiple of 64 occur in sampling only, where each token would need a new plan.
 static inline bool limits_for_cudnn(int T, bool documents) { return !documents && T % 64 == 0; }
 
 // See op_attention_notice.

@@ -115,7 +115,7 @@ static __device__ __forceinline__ void turn_columns(floatX *to, const floatX *fr
     }
 }
 
-// A thread rotates W pairs of a vector: 8, or 1 if half of the columns is no multiple of 8. With
+// A thread rotates W pairs of a vector: 8, or 1 if half of the columns is not a multiple of 8. With
 // by_kind it also copies what is not rotated.
 template <int W> static __global__ void __launch_bounds__(THREADS) rope_kernel(RopeWork a) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;

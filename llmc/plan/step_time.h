@@ -43,7 +43,7 @@ typedef struct StepLoad {
 double step_time(const StepLoad *load);
 // Returns the time of forward and backward only, without communication and updates.
 double step_compute(const StepLoad *load);
-// Returns step_time with all messages free. The difference to step_time is exposed communication.
+// Returns step_time with all messages free. The difference from step_time is exposed communication.
 double step_time_alone(const StepLoad *load);
 // Returns the mean step time with local steps: each bucket has an outer sync every `steps` (>= 1)
 // steps, whose result is needed `delay` + 1 steps later, so it overlaps with at least one step.

@@ -1,7 +1,7 @@
 // Node-failure recovery while nodes train independently (--local-steps): if a node is lost, the
 // other nodes save their state before the job ends. A node counts as lost when a wait exceeds its
-// limit, the transport fails, or the launcher begins to end the job. Whoever waits for other nodes
-// then calls node_failure_recover, which runs the handler set by node_recovery_arm.
+// limit, the transport fails, or the launcher begins to end the job. Code that waits for other
+// nodes then calls node_failure_recover, which runs the handler set by node_recovery_arm.
 //
 // All functions are no-ops (or return false or 0) unless recovery is armed. Called by code that
 // waits: peers.c, watchdog.c and the backends' communication. One object per process, made by

@@ -270,7 +270,7 @@ check "a lost point, an earlier point" one_point
 beside() { # a start directory that another call reads is kept
     local start=$work/study/raw/125m-branches/start.p12.l8.d0/iter_0000012 before
     before=$(stat -c %i "$start" "$start"/*.json) && forks sdp4bit 0 &&
-        [ "$(stat -c %i "$start")" = "${before%%$'\n'*}" ] || say "the start was made anew"
+        [ "$(stat -c %i "$start")" = "${before%%$'\n'*}" ] || say "the start folder was recreated"
 }
 check "a fork's start directory is kept while in use" beside
 longer() { # a new point; the existing ones stay as they are

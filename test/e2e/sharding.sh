@@ -9,7 +9,7 @@ make_shard text 400 11
 data=$work/text_text_document
 long() { [ "${LONG:-0}" = 1 ]; }
 
-# With small groups and buckets each of the four layers is a bucket of its own, and the two buffer
+# With small groups and buckets each of the four layers is a separate bucket, and the two buffer
 # slots hold half of them. With two layers per stage, a step after an evaluation would find both
 # layers there and send less than planned. Many positions make the first stage the largest, which
 # --plan reports.

@@ -335,7 +335,8 @@ static void hold_back(Model *m, int more) {
     }
 }
 
-// What a pipeline stage runs before its first forward of a step. It must only leave traffic counts.
+// Does what a pipeline stage does before its first forward pass of a step. The only effect must be
+// traffic counts.
 static void warm_up(Model *m) {
     zero_warm_up(m->zero, true);
     for (int again = 0; again < 2; again++) {
@@ -677,7 +678,7 @@ static bool reduce_kept(Model *m, uint32_t step, bool overlapped, Traffic *befor
 }
 
 // Checks that the gradients of some layers are sharded, i.e. that the preset's groups leave them
-// buckets of their own. With 16 ranks and groups of 256 they do not, because the smallest bucket is
+// separate buckets. With 16 ranks and groups of 256 they do not, because the smallest bucket is
 // larger than a layer.
 static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;

@@ -210,7 +210,7 @@ static char **environment_of_one(void) {
 }
 
 // Runs this program as a single rank. Returns its exit code, or -1 if it was killed, and its
-// output. Executes it anew, because a child of a multithreaded process must not start threads.
+// output. Starts a new process image, because a child of a multithreaded process must not start threads.
 static int alone(char *argument, char *text, size_t bytes) {
     int ends[2], status = 0;
     size_t used = 0;
@@ -268,7 +268,7 @@ static bool ends_without_threads(char *text, size_t bytes) {
            alone(NO_LIMIT, text, bytes) == 0 && !*text;
 }
 
-// Each rank acts as a host of its own: they report one after the other. With a single host, nobody
+// Each rank acts as a separate host: they report one after the other. With a single host, nobody
 // waits.
 static bool hosts_report_in_turn(int rank, int size) {
     if (rank > 1) return true;  // two suffice

@@ -53,6 +53,14 @@ RULES = {
     "own accord": (r"of (?:its|their) own accord", "by itself"),
     "behind": (r"behind", "after"),
     "in front of": (r"in front of", "before"),
+    "anew": (r"anew", "again"),
+    "whoever": (r"whoever", "name the caller or the rank"),
+    "in spite of": (r"in spite of", "despite"),
+    "no multiple": (r"no multiples? of", "not a multiple of"),
+    "difference to": (r"difference to", "difference from"),
+    "but for": (r"but for (?:a|the|its|one)", "except for"),
+    "when wanted": (r"(?:when|where) wanted", "if requested"),
+    "as ever": (r"as ever", "as usual, unchanged"),
 }
 
 # (rule, path, line, reason): hits that stay. Path and line are regular expressions.
@@ -72,7 +80,7 @@ ALLOWED = [
 
 # Most hits of a rule in a directory that was not reworded yet. Lower the number with every change.
 PENDING = {
-    "llmc/state": {"grain": 4, "masters": 14, "share out": 1, "that of": 5},
+    "llmc/state": {"anew": 1, "whoever": 1, "grain": 4, "masters": 14, "share out": 1, "that of": 5},
     "test/fault": {"that of": 1},
 }
 
@@ -158,7 +166,9 @@ def check_commits():
 
 BAD = ("the optimiser quantises", "its neighbours", "a grey line", "x lies on 16 bytes", "the islands meet",
        "resumed to the bit", "its VERDICT", "training goes on", "of its own accord", "weights are shared out",
-       "model_cards", "two modelled runs")
+       "model_cards", "two modelled runs", "made anew", "whoever reads them", "opened in spite of it",
+       "no multiple of 64", "the difference to the bound", "equal but for the padding", "backward when wanted",
+       "rounded as ever")
 GOOD = ("the optimizer quantizes", "a discarded step", "mastership", "organic rise", "advise and revise")
 
 

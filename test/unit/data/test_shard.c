@@ -292,7 +292,7 @@ static void expect_damage(Folder *f, const uint8_t *idx, size_t idx_bytes, size_
     put(f->prefix, ".bin", bin, bin_bytes);
     Shard s;
     Error err = {0};
-    if (shard_open(&s, f->prefix, &err)) fail_msg("opened in spite of: %s", words);
+    if (shard_open(&s, f->prefix, &err)) fail_msg("opened despite: %s", words);
     assert_int_equal(err.code, EXIT_DATA);
     if (!strstr(err.what, words)) fail_msg("'%s' does not say '%s'", err.what, words);
     assert_non_null(strstr(err.what, f->prefix));

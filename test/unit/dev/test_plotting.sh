@@ -60,7 +60,7 @@ def faults(path):
     width, height = numbers(root.get("viewBox"))[2:]
     for x, y, w, h in boxes:
         if x < max(f["x"] + f["width"] for f in frames) or x + w > width or y + h > height:
-            found.append("the legend lies over the axes or leaves the page")
+            found.append("the legend covers the axes or leaves the page")
     for frame, group in zip(frames, (g for g in tag("g"))):
         right, bottom = frame["x"] + frame["width"], frame["y"] + frame["height"]
         inside = [(x, y) for x, y in drawn_points(group)

@@ -65,8 +65,8 @@ static void corrupted_payloads_take_precedence(void **state) {
     }
 }
 
-// Of several faults, all ranks report the one with the lowest code, on the lowest rank that has it.
-// The step is skipped.
+// If there are several faults, all ranks report the one with the lowest code, on the lowest rank
+// that has it. The step is skipped.
 static void first_fault_in_data_flow_is_reported(void **state) {
     uint64_t update = fault_code(FAULT_OF_UPDATE, 3), message = fault_code(FAULT_OF_MESSAGE, 0);
     StepRecord records[4] = {{1, 3, 0}, {1, 3, message}, {1, 3, update + 1}, {1, 3, update}};
