@@ -196,7 +196,8 @@ check_runs() {
     planned recomputed --deterministic-mode --recompute-granularity full
     planned dropped --deterministic-mode --hidden-dropout 0.1 --attention-dropout 0.1
     same "deterministic mode is bitwise reproducible" once twice
-    # A profiler must see every phase at least once per step, the end of each range, and stream names.
+    # A profiler must see every phase at least once per step, the end of each range, and the names
+    # of streams.
     rm -f "$work/names"
     NVTX_INJECTION64_PATH=$(realpath "$BUILD/test/gpu/profile_names.so") PROFILE_NAMES=$work/names run \
         profiled "$gpu" --deterministic-mode

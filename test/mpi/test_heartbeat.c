@@ -210,7 +210,8 @@ static char **environment_of_one(void) {
 }
 
 // Runs this program as a single rank. Returns its exit code, or -1 if it was killed, and its
-// output. Starts a new process image, because a child of a multithreaded process must not start threads.
+// output. It executes the program again, because a child of a multithreaded process must not start
+// threads.
 static int alone(char *argument, char *text, size_t bytes) {
     int ends[2], status = 0;
     size_t used = 0;

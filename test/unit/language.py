@@ -167,8 +167,8 @@ def check_commits():
 BAD = ("the optimiser quantises", "its neighbours", "a grey line", "x lies on 16 bytes", "the islands meet",
        "resumed to the bit", "its VERDICT", "training goes on", "of its own accord", "weights are shared out",
        "model_cards", "two modelled runs", "made anew", "whoever reads them", "opened in spite of it",
-       "no multiple of 64", "the difference to the bound", "equal but for the padding", "backward when wanted",
-       "rounded as ever")
+       "no multiple of 64", "the difference to the bound", "equal but for the padding",
+       "backward when wanted", "rounded as ever")
 GOOD = ("the optimizer quantizes", "a discarded step", "mastership", "organic rise", "advise and revise")
 
 
