@@ -15,9 +15,9 @@ LLMC_BEGIN
 
 enum { LANE_SLOTS = 2 };
 
-// What a stage has finished with a slot. X -> Y: lane X records the event, lane Y waits for it. If
-// a hop does not exist (one node, or one rank per node), the lanes before and after it are ordered
-// directly; those are given in parentheses.
+// Events of a buffer slot. X -> Y: lane X records the event, lane Y waits for it. Without a hop
+// (one node, or one rank per node) the lanes before and after it are ordered directly; parentheses
+// name the lane in that case.
 typedef enum LaneEvent {
     LANE_QUANTIZED,      // first -> node (rail)     level-1 messages are ready
     LANE_NODE_ARRIVED,   // node -> middle (last)    they have arrived; the send buffer may be reused

@@ -184,7 +184,7 @@ void layout_unshard(BucketLayout *whole, const BucketLayout *layout) {
     *whole = *layout;
     whole->dp = whole->options.nodes = whole->options.per_node = 1;
     whole->shard_elements = 0;
-    whole->bucket = (Bucket *)xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket plan");
+    whole->bucket = (Bucket *)xcalloc((size_t)layout->buckets, sizeof(Bucket), "the bucket layout");
     for (int b = 0; b < layout->buckets; b++) {
         Bucket *bucket = &whole->bucket[b];
         *bucket = layout->bucket[b];
@@ -329,7 +329,7 @@ WireBytes layout_wire_bytes(const BucketLayout *layout, const GradFormat *grad, 
     return sum;
 }
 
-// Bytes per element, its share of the scale included.
+// Returns the bytes per element, including its share of the scale.
 static double element_bytes(Codec codec, int group) {
     CodecInfo info = codec_info(codec);
     return info.bits / 8.0 + (info.levels ? 4.0 / group : 0.0);

@@ -85,8 +85,8 @@ typedef struct BucketLayout {
 } BucketLayout;
 
 // Divides the tensors (in forward order) into buckets of whole units, merged up to
-// options->bucket_elements, with at least 16 x dp x pieces x border elements. Paper section 3.1;
-// the bucket design is ours. Error: EXIT_USAGE for non-positive sizes or decreasing units.
+// options->bucket_elements, with at least 16 x dp x pieces x border elements (paper section 3.1,
+// which does not specify buckets). Error: EXIT_USAGE for non-positive sizes or decreasing units.
 bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, const LayoutOptions *options,
                   Error *err);
 void layout_free(BucketLayout *layout);
@@ -176,10 +176,10 @@ HD_FN int64_t gather_rank(int nodes, int per_node, int64_t slot) {
 MessageLayout message_layout(Codec codec, int group, int64_t elements, int partitions, Codec tail_codec,
                              int64_t tail_elements);
 
-// Returns format->chunks, or if 0 the number of chunks that keeps a chunk (over all ranks) about as
-// large as the largest bucket but the first, or the target size. So only embeddings are divided,
-// and the shared buffers stay about as large as a layer; each further chunk costs a dozen host
-// calls.
+// Returns format->chunks, or if 0 the number of chunks for which a chunk (over all ranks) is about
+// as large as the largest bucket except the first, or the target size. So only embeddings are
+// divided, and the shared buffers stay about as large as a layer. Each further chunk costs a dozen
+// host calls.
 int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format);
 // Returns chunk k of K of a matrix shard as [*lo, *hi), cut at multiples of chunk_border as evenly
 // as possible; may be empty. Chunk 0 also carries the tail.

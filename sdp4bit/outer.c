@@ -127,7 +127,7 @@ static QuantizePartitions quantize_of(const OuterStep *step, const Bucket *part,
     return q;
 }
 
-// Sends each replica group its piece of this one's gradient.
+// Sends each replica group its piece of this group's gradient.
 static void send_pieces(const OuterStep *step, int b, const float *gradient, const MessageLayout *message) {
     const OuterLayout *layout = step->layout;
     QuantizePartitions q = quantize_of(step, &layout->shard[b], gradient, message);

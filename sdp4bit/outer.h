@@ -1,11 +1,11 @@
-// Local steps: the all-reduce between replica groups. A replica group is a node that trains on its
-// own between outer steps. At a bucket's outer step each rank computes the pseudo-gradient of its
-// shard (outer weights minus master weights), which is averaged over the replica groups in two
-// hops, with the codec of the hop between nodes:
+// Local steps: the all-reduce between replica groups. A replica group is a node that trains
+// independently between outer steps. At a bucket's outer step each rank computes the
+// pseudo-gradient of its shard (outer weights minus master weights), which is averaged over the
+// replica groups in two hops, with the codec of the hop between nodes:
 //   quantize -> all-to-all between replica groups (one piece of the shard each) -> mean
 //   -> quantize the piece -> all-gather between replica groups -> decode
-// Every replica group decodes the same messages, including its own, so all get the same bits.
-// Called by llmc/state/zero_local.c; uses kernels.h and wire.h.
+// Every replica group decodes the same messages, including its own, so the results are bitwise
+// identical. Called by llmc/state/local_steps.c; uses kernels.h and wire.h.
 #pragma once
 #include "sdp4bit/kernels.h"
 #include "sdp4bit/wire.h"
@@ -17,7 +17,7 @@ typedef struct OuterLayout {
     int replica_groups, replica_group;
     int buckets;
     Bucket *shard, *piece;  // (buckets)
-    Segment *segments;      // (segments_total) of both; a first one may start before its range
+    Segment *segments;      // (segments_total) of both; the first of a range may start before it
     int segments_total;
 } OuterLayout;
 

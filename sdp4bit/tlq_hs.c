@@ -230,7 +230,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
     step->checks->micro_batch = step->micro_batch;
     for (int k = 0; k < layout_chunks(step->layout, bucket, &step->grad_format); k++) {
         Chunk c = chunk_at(step, b, k, lanes);
-        if (c.level1.bytes + c.level2.bytes == 0) continue;  // empty: more chunks than chunk borders
+        if (c.level1.bytes + c.level2.bytes == 0) continue;  // empty: more chunks than groups
         quantize(&c, grads);
         if (c.node_hop) cross_node(&c);
         if (c.node_hop && c.rail_hop) requantize(&c);
@@ -240,7 +240,7 @@ void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard
     }
 }
 
-// Copies the shard of a rank into a message, or out of it.
+// Copies a rank's shard to a message, or back if `out`.
 static void copy_shard(const Bucket *bucket, float *grads, int64_t rank, const MessageLayout *m,
                        uint8_t *message, bool out, Stream *stream) {
     GradShard shard = grad_shard_of(bucket, grads, rank);

@@ -2,8 +2,8 @@
 // other preset as a choice of codecs:
 //   scale 1/dp, Hadamard, quantize -> all-to-all inside the node -> sum, quantize
 //   -> all-to-all between nodes -> sum, inverse Hadamard
-// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by zero_grads.c and
-// probe.c of llmc/state, bucket by bucket; uses kernels.h and comm.h.
+// The baselines run the same two levels with CODEC_FP32 or CODEC_BF16. Called by zero.c, grads.c
+// and stats.c of llmc/state, bucket by bucket; uses kernels.h and comm.h.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/comm.h"
@@ -41,16 +41,16 @@ typedef struct TlqStep {
 
 // Reduce-scatters bucket b. grads: (bucket->matrix_elements + bucket->tail_elements), fp32, device.
 // Writes the mean over the dp ranks to this rank's shard `own`, or adds it; `own` may point into
-// `grads`. The rest of `grads` is unchanged. Partial sums of the norm of what then stands in `own`
-// go to matrix_partials (matrix_per_rank / 32) and tail_partials (ceil(tail_per_rank / 32)). With
-// dp = 1 the gradient stays exact, and `own` is `grads`. `grads` must be complete for lanes->first
-// and lanes->last. The result is in the order of lanes->last.
+// `grads`, whose other elements are unchanged. matrix_partials (matrix_per_rank / 32) and
+// tail_partials (ceil(tail_per_rank / 32)) receive partial sums of the squared norm of the result.
+// With dp = 1 the gradient stays exact, and `own` is `grads`. `grads` must be complete for
+// lanes->first and lanes->last. The result is in the order of lanes->last.
 void tlq_reduce_bucket(const TlqStep *step, int b, const float *grads, GradShard own, float *matrix_partials,
                        float *tail_partials, Lanes *lanes);
-// All-gathers bucket b after its reduction, for ranks that update all weights themselves: the shard
-// of every rank is copied to its place in `grads`, where tlq_reduce_bucket has left the own one.
-// Exact, in fp32, between nodes first, then inside the node. buffer: (dp) messages of
-// layout_reduced_message. In the order of lanes->last.
+// All-gathers the reduced gradients of bucket b, for ranks that update all weights themselves:
+// copies every rank's shard to its position in `grads`, which already holds this rank's. Exact, in
+// fp32, between nodes first, then inside the node. buffer: (dp) messages of layout_reduced_message.
+// In the order of lanes->last.
 void tlq_gather_bucket(const TlqStep *step, int b, float *grads, uint8_t *buffer, const Lanes *lanes);
 // Returns the key of the rotation's signs (TRANSFORM_ROTATION) of this reduction.
 RoundingKey tlq_rotation(const TlqStep *step);

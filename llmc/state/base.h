@@ -1,6 +1,6 @@
-// What all parts of the training state read: the configuration, the ranks, the bucket layout, the
-// streams, and the state of the step in progress. zero.c and zero_plan.c fill it; a part gets a
-// const Base and a struct of its own. Included by the files of llmc/state.
+// Context shared by all parts of the training state: configuration, ranks, bucket layout, streams,
+// and the step in progress. Filled by zero.c and zero_plan.c; a part receives a const Base and its
+// own struct. Included by the files of llmc/state.
 #pragma once
 #include "llmc/base/fault.h"
 #include "llmc/comm.h"
@@ -29,7 +29,7 @@ typedef struct Base {
     Range *ranges;  // (held_count) of the optimizer state that this rank holds. The first range_count
                     // are its own shard of every tensor, which it counts and saves
     int range_count, held_count;
-    GradFormat grad_format, plain_grad_format;  // as the flags say; before quantization starts
+    GradFormat grad_format, plain_grad_format;  // after and before quantization starts
     WeightFormat weight_format;
     // set by zero_start
     Device *device;
@@ -43,26 +43,28 @@ typedef struct Base {
     int64_t *partial_start;  // host, (buckets) a bucket's first partial sum
     // the step in progress
     int64_t step;        // 1-based iteration
-    WireChecks *checks;  // --verify-wire, and the first fault found
+    WireChecks *checks;  // --verify-wire, and this rank's first fault
     Faults faults;       // injected for tests
 } Base;
 
 static inline int64_t base_state_start(const Base *base, int b) { return base->state->bucket[b].state_start; }
 // Index of this rank's shard among the shards of the optimizer state.
 static inline int base_state_shard(const Base *base) { return base->state->dp > 1 ? base->mesh->dp.rank : 0; }
-// Elements of the largest bucket shard among those that `wanted` names; of all if NULL.
+// Elements of the largest bucket shard, padded. wanted: (buckets) the buckets to consider, NULL:
+// all.
 int64_t base_largest_shard(const Base *base, const bool *wanted);
-// The format that gradients have on the wire in an iteration.
+// Payload format of gradients in an iteration.
 const GradFormat *base_grad_format(const Base *base, int64_t iteration);
-// What rank `owner` owns of segment i of bucket b, matrices first. Returns false if it owns nothing
-// of it. *in_shard: first element in the owner's matrix or tail shard. range->state_at is not set.
+// Sets *range to the part of segment i of bucket b (matrices first) that rank `owner` owns, except
+// range->state_at. *in_shard: its first element in the owner's matrix or tail shard. Returns false
+// if the owner has no element of the segment.
 bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *range, int64_t *in_shard);
 // Fills ranges.
 void base_list_ranges(Base *base);
-// True if element ranges of the bucket's matrices include the range, and this rank counts the
-// tensor.
+// Returns true if the range belongs to a matrix of the bucket and this rank counts the tensor.
 bool base_counts_matrix(const Base *base, const Range *range, const Bucket *bucket);
-// Multiple of bytes in which buffers are reserved that the node's ranks may map (comm_share).
+// Allocation granularity in bytes of buffers that the node's ranks may map (comm_share):
+// COMM_ALIGNMENT, or 1 if none are mapped.
 int64_t base_alignment(const Base *base);
 
 LLMC_END

@@ -5,7 +5,7 @@
 
 static int64_t shards_of_rank(const Base *base) { return base->plan.options.nodes; }
 
-// The data-parallel rank that owns shard i of the residual.
+// Returns the data-parallel rank that owns shard i of the residual.
 static int owner_of(const Base *base, int i) {
     return i * base->plan.options.per_node + base->mesh->node.rank;
 }
@@ -43,8 +43,8 @@ void feedback_free(Feedback *f) {
     free(f->ranges);
 }
 
-// If the previous step was skipped, its gradients do not count, and neither does the residual that
-// they left.
+// The first reduction of a step reads the previous step's status: if that step was skipped, the
+// residual it left is discarded with its gradients.
 void feedback_step(const Base *base, const Feedback *f, int b, bool frozen, TlqStep *step) {
     step->error_feedback = feedback_on(f) && codec_grouped(step->grad_format.inter_codec);
     if (!step->error_feedback) return;

@@ -6,8 +6,8 @@
 #include "sdp4bit/tlq_hs.h"
 LLMC_BEGIN
 
-// A rank holds the residual of what it quantizes for the other nodes: the matrix shards of the
-// ranks with its place in every node. Together the ranks of a node hold each element once.
+// A rank holds the residual of the matrix shards it quantizes for the other nodes: the shards of
+// the ranks on its rail. Together the ranks of a node hold each element once.
 typedef struct Feedback {
     float *memory;   // device: bucket by bucket, (nodes, matrix_per_rank); NULL without error feedback
     int64_t *start;  // (buckets) first element of a bucket
@@ -17,8 +17,8 @@ typedef struct Feedback {
 
 void feedback_reserve(const Base *base, Feedback *feedback, MemoryPlan *memory_plan);
 void feedback_free(Feedback *feedback);
-// Sets the residual of a reduction of bucket b, whose grad_format and micro_batch are set. frozen:
-// the reduction must not change it.
+// Sets the residual in `step`, a reduction of bucket b whose grad_format and micro_batch are set.
+// frozen: the reduction must not change the residual.
 void feedback_step(const Base *base, const Feedback *feedback, int b, bool frozen, TlqStep *step);
 static inline bool feedback_on(const Feedback *feedback) { return feedback->start != NULL; }
 

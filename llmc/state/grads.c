@@ -1,11 +1,11 @@
 // A rank's gradients: see grads.h. The stores:
-//   accumulated  the whole bucket, for a step: backward adds the micro-batches in place, and the
+//   accumulated  the whole bucket: backward adds the micro-batches of a step in place, and the
 //                bucket is reduced once (ZeRO-1, and the buckets that hold embeddings)
 //   replicated   accumulated, and after the reduction every rank gathers the whole bucket
 //                (no_shard)
-//   slots        two slots serve all buckets in turn (ZeRO-2 and 3): bucket b+1 is reduced out of
-//                one slot while backward writes bucket b into the other. Every micro-batch is
-//                reduced at once, and the own shard accumulates the micro-batches of a step.
+//   slots        all buckets share two slots (ZeRO-2 and 3): bucket b+1 is reduced from one slot
+//                while backward writes bucket b to the other. Every micro-batch is reduced at once;
+//                this rank's shard accumulates the micro-batches of a step.
 #include "llmc/state/grads.h"
 
 #include <stdlib.h>
@@ -67,9 +67,9 @@ static const GradStore slots = {
 
 // --- memory --------------------------------------------------------------------------------------
 
-// True if one pass of a micro-batch writes all gradients of the bucket. The embeddings get
-// gradients at both ends of a pass, and pipeline stages exchange them once per step. A bucket with
-// layers of several chunks gets its gradients in several passes.
+// Returns true if one backward pass of a micro-batch writes all gradients of the bucket. Embeddings
+// get gradients at both ends of a pass, and pipeline stages exchange them once per step. The layers
+// of different model chunks get theirs in different passes.
 static bool in_one_pass(const Base *base, int b) {
     int chunk = ANY_CHUNK;
     for (int t = 0; t < base->plan.tensors; t++) {
@@ -184,8 +184,8 @@ void grads_new_step(const Base *base, Grads *grads) {
     }
 }
 
-// Clears what backward does not overwrite: the tail, to which it adds, and padding between
-// matrices. The slot's previous bucket may have had matrices there.
+// Clears the elements that backward does not overwrite: the tail, which it adds to, and the padding
+// between matrices, where the slot's previous bucket may have had matrices.
 static void clear_rest(const Base *base, Grads *grads, int b) {
     const Bucket *bucket = &base->plan.bucket[b];
     float *full = grads_full(base, grads, b);
@@ -231,7 +231,7 @@ void grads_reduced(const Base *base, Grads *grads, int b) {
 
 void grads_consumed(const Base *base, Grads *grads, int b) {
     const Bucket *bucket = &base->plan.bucket[b];
-    // The next step overwrites the gradients of matrices and adds to those of the tail.
+    // The next step overwrites the gradients of matrices and adds to the tail's.
     if (grads->store[b]->accumulates)
         set_zero(base->lanes->last, grads_full(base, grads, b) + bucket->matrix_elements,
                  (size_t)bucket->tail_elements * sizeof(float));

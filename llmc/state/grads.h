@@ -1,6 +1,6 @@
-// A rank's gradients: where backward writes them and where their reduction leaves this rank's
-// shard. A store is chosen for each bucket when the run is planned; grads.c lists them. Called by
-// the files of llmc/state.
+// Gradients of a rank: the buffers that backward writes, and this rank's reduced shard. Each bucket
+// has a store, chosen when the run is planned; grads.c lists the stores. Called by the files of
+// llmc/state.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/state/base.h"
@@ -14,7 +14,7 @@ typedef struct Grads Grads;
 typedef struct GradStore {
     const char *name;
     bool accumulates;  // reduced once per step; else in every micro-batch
-    // Gradients of the whole bucket, as backward writes them: (matrix_elements + tail_elements).
+    // Local gradients of the whole bucket: (matrix_elements + tail_elements).
     float *(*full)(const Base *base, const Grads *grads, int b);
     // This rank's reduced gradients.
     GradShard (*shard)(const Base *base, const Grads *grads, int b);
@@ -22,8 +22,8 @@ typedef struct GradStore {
     GradShard (*held)(const Base *base, const Grads *grads, int b);
     // First reduced gradient of a range of this rank's shard.
     float *(*of_range)(const Base *base, const Grads *grads, const Range *range);
-    // All-gathers the shards after the reduction, in the order of lanes->last. buffer:
-    // (grads_gather_bytes). NULL: the own shard suffices.
+    // All-gathers the reduced shards, in the order of lanes->last. buffer: (grads_gather_bytes).
+    // NULL if this rank needs only its own shard.
     void (*gather)(const Base *base, const Grads *grads, const TlqStep *step, int b, uint8_t *buffer);
 } GradStore;
 
@@ -31,19 +31,20 @@ struct Grads {
     const GradStore **store;  // (buckets)
     float *whole;             // (whole_elements) device: accumulated buckets
     float *slot[GRAD_SLOTS];  // (slot_elements) device: bucket b uses slot b % GRAD_SLOTS
-    float *shard;             // (shard_elements) device: own shards of the other buckets; if the optimizer
-                              // copies gradients to the host, two windows that they use in turn
+    float *shard;             // (shard_elements) device: this rank's shards of the other buckets. If the
+                              // optimizer copies gradients to the host: two windows, used in turn
     int64_t whole_elements, slot_elements, shard_elements;
     int64_t *start;                // (buckets) first element in `whole` or `shard`
-    bool *begun;                   // (buckets) a backward is writing it
+    bool *begun;                   // (buckets) the backward pass has started to write it
     bool warming_up;               // zero_warm_up
     int *reductions;               // (buckets) in this step so far
-    int *units_missing;            // (buckets) layers whose gradients are still to come in this backward
+    int *units_missing;            // (buckets) layers without complete gradients in this backward pass
     Event **ready;                 // (buckets) the gradients are complete
     Event *slot_read[GRAD_SLOTS];  // the slot's gradients have been quantized
 };
 
-// windows: the optimizer copies reduced gradients away at once, so two windows serve all shards.
+// windows: the optimizer copies reduced gradients to the host at once, so two windows serve all
+// shards.
 void grads_reserve(const Base *base, Grads *grads, bool windows, MemoryPlan *memory_plan);
 void grads_start(const Base *base, Grads *grads);
 void grads_free(const Base *base, Grads *grads);
@@ -65,19 +66,19 @@ static inline float *grads_of_range(const Base *base, const Grads *grads, const 
     return grads->store[range->bucket]->of_range(base, grads, range);
 }
 float *grads_tensor(const Base *base, const Grads *grads, int tensor);
-// True if some buckets are reduced in every micro-batch.
+// Returns true if some buckets are reduced in every micro-batch.
 bool grads_use_slots(const Base *base, const Grads *grads);
-// Bytes of the buffer in which buckets are gathered one after the other; 0 if none is.
+// Bytes of the buffer that buckets use in turn for the gather; 0 if no bucket is gathered.
 size_t grads_gather_bytes(const Base *base, const Grads *grads);
 
-// No bucket of the step has been reduced.
+// Starts a step.
 void grads_new_step(const Base *base, Grads *grads);
-// A backward is about to write the unit's gradients: compute waits for the bucket's slot.
+// Makes compute wait until the bucket's slot may be written. Called before backward of the unit.
 void grads_begin(const Base *base, Grads *grads, int unit);
-// The unit's gradients are complete. True with the last unit of its bucket, which is then ready to
-// be reduced: the lanes wait for it.
+// Marks the unit's gradients complete. Returns true for the last unit of a bucket; the lanes then
+// wait for compute, and the bucket may be reduced.
 bool grads_complete(const Base *base, Grads *grads, int unit);
-// The bucket's reduction has been queued.
+// Called when the bucket's reduction has been queued.
 void grads_reduced(const Base *base, Grads *grads, int b);
 // The update has used the bucket's gradients: clears what the next step adds to.
 void grads_consumed(const Base *base, Grads *grads, int b);

@@ -3,13 +3,13 @@
 
 #include <math.h>
 
-// printf shows the sign of a NaN, which means nothing.
+// Clears the sign of a NaN, which printf would show.
 static double shown(float x) { return isnan(x) ? NAN : (double)x; }
 
 static void report_spike(const AnomalyGuard *s, const StepStatus *v, int64_t iteration, const char *what,
                          double value, double limit, double factor, Log *log) {
     log_line(log,
-             "WARNING: iteration %lld: spike: %s %.6E lies above %.6E, its running mean plus %g deviations; "
+             "WARNING: iteration %lld: spike: %s %.6E is above %.6E, its running mean plus %g deviations; "
              "the step was %s (spike %lld)",
              (long long)iteration, what, value, limit, factor, v->applied ? "applied" : "skipped",
              (long long)s->spikes);
@@ -45,17 +45,17 @@ void guard_check(AnomalyGuard *s, const StepStatus *v, int64_t iteration, Log *l
         fault_error(v->fault, mesh_status_group(s->mesh)->first + v->fault_rank, s->mesh, err);
     } else if (!finite && c->check_for_nan_in_loss_and_grad && c->on_nan == ON_NAN_ABORT) {
         error_set(err, EXIT_DIVERGED,
-                  "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, look at the "
+                  "loss %g, gradient norm %g: not finite; the step was not applied; lower --lr, check the "
                   "data, or use --on-nan skip",
                   shown(v->loss), shown(v->grad_norm));
     } else if (!v->applied && c->max_skipped_in_a_row > 0 &&
                v->spikes.skipped_in_a_row >= c->max_skipped_in_a_row) {
         error_set(err, EXIT_DIVERGED,
                   "%lld steps in a row were skipped, the last with loss %g, gradient norm %g; lower --lr or "
-                  "look at the data (--max-skipped-in-a-row sets the limit)",
+                  "check the data (--max-skipped-in-a-row sets the limit)",
                   (long long)v->spikes.skipped_in_a_row, shown(v->loss), shown(v->grad_norm));
     }
-    // What an update refuses travels with the next step's record.
+    // A refused update is reported with the next step's record.
     bool before = v->fault && fault_origin(v->fault) == FAULT_OF_UPDATE;
     if (err->code) s->ended_at = before ? iteration - 1 : iteration;
 }

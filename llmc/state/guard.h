@@ -12,7 +12,7 @@ typedef struct AnomalyGuard {
     const Config *config;
     const Mesh *mesh;
     int64_t skipped, nan, spikes;  // steps of the whole run: not applied, not finite, reported as a spike
-    int64_t repairs;               // replicas.h counts here
+    int64_t repairs;               // of replicas (replicas.h)
     int64_t ended_at;              // iteration of the step status that ends the run
 } AnomalyGuard;
 
@@ -20,8 +20,8 @@ typedef struct AnomalyGuard {
 // must end. EXIT_DIVERGED: non-finite loss or norm without --on-nan skip, --max-skipped-in-a-row,
 // or a refused update. EXIT_COMMUNICATION: a corrupted payload (--verify-wire).
 void guard_check(AnomalyGuard *guard, const StepStatus *status, int64_t iteration, Log *log, Error *err);
-// Saves and restores the guard's counters, and the running means in the latest step status, against
-// which the next step is compared.
+// Saves and restores the guard's counters and the running means in the latest step status. The next
+// step is compared with these means.
 void guard_save(const AnomalyGuard *guard, const StepStatus *status, RunState *state);
 void guard_restore(AnomalyGuard *guard, StepStatus *status, const RunState *state);
 

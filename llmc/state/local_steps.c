@@ -33,7 +33,7 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
     memory_plan_reserve(plan, group, "pseudo-gradients, sent", bytes, (void **)&step->send);
     memory_plan_reserve(plan, group, "pseudo-gradients, received", bytes, (void **)&step->recv);
     memory_plan_reserve(plan, group, "mean of the replica groups, gathered", bytes, (void **)&step->gathered);
-    memory_plan_reserve(plan, group, "mean of the replica groups, own piece",
+    memory_plan_reserve(plan, group, "mean of the replica groups, this rank's part",
                         shard / replica_groups * sizeof(float), (void **)&step->mean);
     memory_plan_reserve(plan, group, "partial sums of its norm", (shard / HADAMARD_ORDER + 2) * sizeof(float),
                         (void **)&step->partials);
@@ -41,7 +41,7 @@ static void reserve_exchange(const Base *base, Outer *l, MemoryPlan *plan) {
                         (void **)&l->fault);
     memory_plan_reserve(plan, group, "segment table", (size_t)l->plan.segments_total * sizeof(Segment),
                         (void **)&l->segments);
-    memory_plan_reserve_host(plan, "host memory", "whether a replica group is lost", sizeof(int),
+    memory_plan_reserve_host(plan, "host memory", "flag of a lost replica group", sizeof(int),
                              (void **)&l->lost);
 }
 
@@ -55,7 +55,7 @@ static void reserve_kept(const Base *base, Outer *l, const Weights *weights, Mem
         weights_kept(base, weights, b, &elements);
         all += elements;
     }
-    memory_plan_reserve_host(plan, "host memory", "own weights, during evaluations",
+    memory_plan_reserve_host(plan, "host memory", "model weights, saved during evaluations",
                              (size_t)all * sizeof(floatX), (void **)&l->kept);
 }
 
@@ -136,7 +136,7 @@ static OuterStep outer_step(const Base *base, Outer *l, int b) {
 
 static bool is_last(const Base *base, int64_t step) { return step == base->config->train_iters; }
 
-// Makes `last` wait for the exchange of bucket b, and records what its checks have found.
+// Makes `last` wait for the exchange of bucket b, and records the first fault of its checks.
 static void await_exchange(const Base *base, const Outer *l, int b) {
     stream_wait(base->lanes->last, l->exchanged[b]);
     if (l->fault) kernel_mark_fault(base->lanes->last, base->checks->fault, l->fault + b, l->lost);
@@ -204,7 +204,7 @@ void outer_finish(const Base *base, Outer *l, const Optimizer *optimizer) {
 }
 
 void outer_hash(const Base *base, const Outer *l, uint64_t *hash) {
-    // The hash takes floatX: each fp32 value counts as two.
+    // kernel_replica_hash reads floatX: an fp32 value counts as two.
     int64_t n = base->plan.shard_elements * (int64_t)(sizeof(float) / sizeof(floatX));
     kernel_replica_hash(base->compute, hash, (const floatX *)(const void *)l->outer, 0, n);
     kernel_replica_hash(base->compute, hash, (const floatX *)(const void *)l->momentum, n, n);
@@ -225,8 +225,8 @@ void outer_resume_group(const Base *base, Outer *l, int64_t step, int64_t applie
     }
 }
 
-// n weights of each rank of the replica group come together at `all`. They go through a gather
-// buffer in parts: messages inside the node leave from there.
+// All-gathers n weights of each rank of the replica group to `all`, in parts that fit in the gather
+// buffer, which the ranks of the node may map.
 static void gather_shards(const Base *base, Weights *weights, const floatX *own, floatX *all, int64_t n) {
     const Group *node = &base->mesh->node;
     const Lanes *lanes = base->lanes;

@@ -251,7 +251,7 @@ static void write_host(const Optimizer *o, Stream *stream, void *state, const vo
     stream_synchronize(stream);
 }
 
-// Not queued after AdamW, which runs on the driver's thread that completes pageable copies.
+// Pinned, because AdamW occupies the driver thread that completes pageable copies.
 static void copy_status_to_pinned(const Base *base, StepStatus *landed) {
     copy_to_pinned(base->compute, landed, base->control, sizeof *landed);
 }

@@ -12,7 +12,7 @@
 
 enum { PIECE = 1 << 22 };  // elements sent at a time in a repair
 
-// A rank's part of a tensor. Parts of equal number and offset are copies.
+// A rank's part of a tensor. Parts with equal `number` and `offset` are copies of each other.
 typedef struct Copy {
     int64_t number, offset;  // number: from 1; 0 past the end of a table
     int64_t bucket;
@@ -33,29 +33,29 @@ typedef struct Check {
     Peers world;
     Log *log;
     int64_t *repairs;
-    int buckets, tensors;  // the most that a rank has
-    uint64_t *hash;        // (world, buckets); 0 past a rank's last
+    int buckets, tensors;  // maximum over the ranks
+    uint64_t *hash;        // (world, buckets); 0 past a rank's last bucket
     Copy *copy;            // (world, tensors); NULL if no rank holds copies
     Holders *holders;      // (holder_count)
     int holder_count;
     bool *stale;      // (stages or replica groups, buckets) to be replaced by the master weights
     floatX *weights;  // (PIECE) on the host
-    float *masters;   // (PIECE)
+    float *master;    // (PIECE)
 } Check;
 
-// --- who is where --------------------------------------------------------------------------------
+// --- ranks ---------------------------------------------------------------------------------------
 
 static int stage_ranks(const Check *c) { return c->mesh->tp.size * c->mesh->dp.size; }
 static int stage_of(const Check *c, int rank) { return rank / stage_ranks(c); }
 static bool *stale_at(const Check *c, int rank, int64_t b) {
     return &c->stale[(int64_t)stage_of(c, rank) * c->buckets + b];
 }
-// The ranks that hold the same weights of bucket b: all data-parallel ranks, a rail if the bucket
-// is sharded inside the node, one rank if it is sharded over all ranks.
+// Returns the ranks that hold the same weights of bucket b: all data-parallel ranks, a rail if the
+// bucket is sharded inside the node, one rank if it is sharded over all ranks.
 static const Group *holders_of(const Check *c, int b) {
     return weights_store(&c->zero->weights, b)->holders(c->mesh);
 }
-// Holder i of what `rank` holds of bucket b.
+// Returns replica i of the weights that `rank` holds of bucket b.
 static int replica(const Check *c, int rank, int b, int i) { return group_peer(holders_of(c, b), rank, i); }
 
 // Tensor-parallel groups, and the two ends of each pipeline.
@@ -88,7 +88,7 @@ static void gather_hashes(Check *c) {
     free(own);
 }
 
-// A tensor that ranks share out has the sum of its parts' hashes.
+// Sets the hash of a sharded tensor to the sum of its parts' hashes.
 static void add_parts(Check *c) {
     const Group *sharers = c->zero->weights.layers->sharers(c->mesh);
     for (int rank = 0; rank < c->mesh->world.size; rank++) {
@@ -103,7 +103,7 @@ static void add_parts(Check *c) {
     }
 }
 
-// Of a tensor's elements, those that this rank keeps.
+// Hashes the elements of a tensor that this rank keeps.
 static void hash_tensor(Zero *zero, int tensor) {
     for (int i = 0; i < zero->weights.kept.shards; i++) {
         int64_t first, count;
@@ -137,8 +137,8 @@ static uint64_t hash_at(const Check *c, int rank, int b) { return c->hash[(int64
 
 static const Copy *copies_of(const Check *c, int rank) { return &c->copy[(int64_t)rank * c->tensors]; }
 
-// The rank's copy of the tensor in row i of another rank's table; NULL if it has none. Searches
-// from row i, the likely place.
+// Returns the rank's copy of the tensor in row i of another rank's table, NULL if it has none.
+// Searches from row i, the likely place.
 static const Copy *copy_of(const Check *c, int rank, const Copy *wanted, int i) {
     const Copy *table = copies_of(c, rank);
     for (int k = 0; wanted->number && k < c->tensors; k++) {
@@ -148,7 +148,7 @@ static const Copy *copy_of(const Check *c, int rank, const Copy *wanted, int i) 
     return NULL;
 }
 
-// --- what differs --------------------------------------------------------------------------------
+// --- comparison ----------------------------------------------------------------------------------
 
 static int ranks_like(const Check *c, int rank, int b) {
     int count = 0;
@@ -161,7 +161,7 @@ static bool equal_everywhere(const Check *c, int rank, int b) {
     return ranks_like(c, rank, b) == holders_of(c, b)->size;
 }
 
-// The lowest replica whose version more than half of the replicas hold, or -1.
+// Returns the lowest rank whose version more than half of the replicas hold, or -1.
 static int majority(const Check *c, int rank, int b) {
     int holders = holders_of(c, b)->size;
     for (int i = 0; i < holders; i++) {
@@ -171,7 +171,7 @@ static int majority(const Check *c, int rank, int b) {
     return -1;
 }
 
-// True if a holder has a different version of row i of the first holder's table.
+// Returns true if a holder has a different version of row i of the first holder's table.
 static bool copies_differ(const Check *c, const Holders *h, int i) {
     const Copy *first = &copies_of(c, h->first)[i];
     for (int m = 1; m < h->size; m++) {
@@ -186,17 +186,17 @@ static bool copies_differ(const Check *c, const Holders *h, int i) {
 static void make_buffers(Check *c) {
     if (c->weights) return;
     c->weights = (floatX *)xmalloc(PIECE * sizeof(floatX), "the repair of a replica");
-    c->masters = (float *)xmalloc(PIECE * sizeof(float), "the repair of a replica");
+    c->master = (float *)xmalloc(PIECE * sizeof(float), "the repair of a replica");
 }
 
-// n weights on the host. root: a member of the group.
+// Broadcasts n weights on the host. root: a member of the group.
 static void broadcast(const Check *c, const Group *group, int64_t n, int root) {
     Peers peers = {group->mpi, c->world.limit, c->world.site};
     peers_broadcast(peers, c->weights, (size_t)n * sizeof(floatX), root);
 }
 
-// Copies the version of world rank `root` to every holder in this rank's group that differs.
-static void take_from(Check *c, int b, int root) {
+// Copies the weights of world rank `root` to every replica in this rank's group that differs.
+static void copy_from(Check *c, int b, int root) {
     Zero *zero = c->zero;
     const Group *group = holders_of(c, b);
     int self = c->mesh->world.rank, member = root / group->stride % group->size;
@@ -216,14 +216,14 @@ static void take_from(Check *c, int b, int root) {
 
 // Sets the n weights of a shard to the owner's rounded master weights at `state`. weights: NULL on
 // ranks that don't hold the shard.
-static void take_masters(const Check *c, int owner, floatX *weights, int64_t state, int64_t n) {
+static void round_master(const Check *c, int owner, floatX *weights, int64_t state, int64_t n) {
     Zero *zero = c->zero;
     for (int64_t at = 0; at < n; at += PIECE) {
         int64_t part = n - at < PIECE ? n - at : PIECE;
         if (c->mesh->dp.rank == owner) {
-            zero->optimizer.store->read(&zero->optimizer, zero->base.compute, c->masters,
+            zero->optimizer.store->read(&zero->optimizer, zero->base.compute, c->master,
                                         zero->optimizer.master + state + at, (size_t)part * sizeof(float));
-            for (int64_t i = 0; i < part; i++) c->weights[i] = floatX_from_float(c->masters[i]);
+            for (int64_t i = 0; i < part; i++) c->weights[i] = floatX_from_float(c->master[i]);
         }
         broadcast(c, &c->mesh->dp, part, owner);
         if (weights)
@@ -237,15 +237,15 @@ static void refresh(Check *c, int b) {
     make_buffers(c);
     for (int owner = 0; owner < c->zero->base.state->dp; owner++) {
         WeightShard kept = weights_shard(&c->zero->base, &c->zero->weights, b, owner);
-        take_masters(c, owner, kept.matrix, bucket->state_start, bucket->matrix_per_rank);
-        take_masters(c, owner, kept.tail, bucket->state_start + bucket->matrix_per_rank,
+        round_master(c, owner, kept.matrix, bucket->state_start, bucket->matrix_per_rank);
+        round_master(c, owner, kept.tail, bucket->state_start + bucket->matrix_per_rank,
                      bucket->tail_per_rank);
     }
 }
 
 // --- reports -------------------------------------------------------------------------------------
 
-// "2, 5". Cut where there are too many.
+// "2, 5", truncated if too long.
 typedef struct RankList {
     char text[256];
     size_t used;
@@ -256,7 +256,7 @@ static void list_rank(RankList *list, int rank) {
                                    list->used ? ", " : "", rank);
 }
 
-// The replicas that differ from root, or all when there is no majority.
+// Returns the replicas that differ from root, or all if there is no majority (root -1).
 static RankList list_replicas(const Check *c, int rank, int b, int root) {
     RankList list = {"", 0};
     for (int i = 0; i < holders_of(c, b)->size; i++) {
@@ -275,7 +275,7 @@ static RankList list_copies(const Check *c, const Holders *h, int i) {
     return list;
 }
 
-// "3 (layers 4 to 5)"; "3 of stage 1" where there is a pipeline, whose layers rank 0 does not know.
+// "3 (layers 4 to 5)"; with a pipeline "3 of stage 1", because rank 0 does not know its layers.
 static void describe_bucket(const Check *c, int rank, int b, char *text, size_t bytes) {
     const Bucket *bucket = &c->zero->base.plan.bucket[b];
     if (c->mesh->pp.size > 1) snprintf(text, bytes, "%d of stage %d", b, stage_of(c, rank));
@@ -299,7 +299,7 @@ static void report_json(const Check *c, int rank, int64_t b, const RankList *ran
     log_json(c->log, &json);
 }
 
-// rank: any of the data-parallel group. root: whose version is taken, -1: the master weights.
+// rank: any member of the data-parallel group. root: source of the repair, -1: the master weights.
 static void report_replicas(const Check *c, int rank, int b, int root) {
     char where[64];
     long long iteration = c->zero->base.step, repair = ++*c->repairs;
@@ -307,20 +307,21 @@ static void report_replicas(const Check *c, int rank, int b, int root) {
     describe_bucket(c, rank, b, where, sizeof where);
     if (root >= 0) {
         log_line(c->log,
-                 "WARNING: iteration %lld: the weights of rank %s differ from those of %d of %d ranks in "
-                 "bucket %s: taken from rank %d (repair %lld of this run)",
+                 "WARNING: iteration %lld: the weights of rank %s differ from %d of %d ranks in "
+                 "bucket %s; copied from rank %d (repair %lld of this run)",
                  iteration, ranks.text, ranks_like(c, root, b), holders_of(c, b)->size, where, root, repair);
     } else {
         log_line(c->log,
-                 "WARNING: iteration %lld: the weights of ranks %s differ in bucket %s, "
-                 "and no version is that of most: all take the master weights, rounded "
+                 "WARNING: iteration %lld: the weights of ranks %s differ in bucket %s "
+                 "without a majority; all were set to the rounded master weights "
                  "(repair %lld of this run)",
                  iteration, ranks.text, where, repair);
     }
     report_json(c, rank, b, &ranks, NULL, root);
 }
 
-// The name of row i of rank's table, which not every rank holds. Collective over world.
+// Returns the tensor name in row i of the rank's table, which not every rank has. Collective over
+// world.
 static void name_of(const Check *c, int rank, int i, char name[96]) {
     if (c->mesh->world.rank == rank) memcpy(name, c->zero->base.tensors[i].name, 96);
     peers_broadcast(c->world, name, 96, rank);
@@ -332,15 +333,16 @@ static void report_copies(const Check *c, const Holders *h, int i) {
     name_of(c, h->first, i, name);
     log_line(
         c->log,
-        "WARNING: iteration %lld: the copies of %s on ranks %s differ: all take the master weights, rounded "
-        "(repair %lld of this run)",
+        "WARNING: iteration %lld: the copies of %s on ranks %s differ; all were set to the rounded master "
+        "weights (repair %lld of this run)",
         (long long)c->zero->base.step, name, ranks.text, (long long)++*c->repairs);
     report_json(c, h->first, copies_of(c, h->first)[i].bucket, &ranks, name, -1);
 }
 
 // --- the check -----------------------------------------------------------------------------------
 
-// Replicas, group after group. What a majority has is taken at once. True when something differs.
+// Compares the replicas of every group, and copies a majority's version at once. Returns true if
+// any replica differs.
 static bool repair_replicas(Check *c) {
     bool any = false;
     for (int rank = 0; rank < c->mesh->world.size; rank++) {
@@ -351,13 +353,13 @@ static bool repair_replicas(Check *c) {
             any = true;
             report_replicas(c, rank, b, root);
             if (root < 0) *stale_at(c, rank, b) = true;
-            else if (own) take_from(c, b, root);
+            else if (own) copy_from(c, b, root);
         }
     }
     return any;
 }
 
-// Whether a bucket that holds a copy of row i of the first holder's table is to be made anew.
+// Returns true if a bucket with a copy of row i of the first holder's table is stale.
 static bool copies_are_stale(const Check *c, const Holders *h, int i) {
     const Copy *first = &copies_of(c, h->first)[i];
     for (int m = 0; m < h->size; m++) {
@@ -377,8 +379,9 @@ static void mark(const Check *c, const Holders *h, int i) {
     }
 }
 
-// Marks the buckets of copies that differ, and of copies of what is marked: a repair from the
-// master weights may change more than what was wrong. True when some differ.
+// Marks the buckets of copies that differ as stale, and the buckets of all copies of a stale
+// bucket's tensors, because a repair from the master weights may also change correct weights.
+// Returns true if any copies differ.
 static bool mark_copies(Check *c) {
     bool any = false;
     for (const Holders *h = c->holders; h < c->holders + c->holder_count; h++) {
@@ -397,9 +400,8 @@ static bool replicas_agree(const Check *c, Error *err) {
         for (int b = 0; b < c->buckets; b++) {
             if (equal_everywhere(c, rank, b)) continue;
             return error_set(err, EXIT_COMMUNICATION,
-                             "the ranks' weights in bucket %d differ even after their repair: the memory "
-                             "of some rank cannot be trusted; look at the hosts, "
-                             "and restart from the last checkpoint",
+                             "the weights in bucket %d differ even after their repair: the memory of a "
+                             "rank is faulty; check the hosts and restart from the last checkpoint",
                              b);
         }
     }
@@ -416,7 +418,7 @@ static bool copies_agree(const Check *c, Error *err) {
             return error_set(
                 err, EXIT_COMMUNICATION,
                 "the copies of %s on ranks %s differ even after their repair: their master weights "
-                "have drifted apart; look at the hosts, and restart from the last checkpoint",
+                "differ; check the hosts and restart from the last checkpoint",
                 name, ranks.text);
         }
     }
@@ -438,8 +440,8 @@ static bool verify(Check *c, Error *err) {
     return replicas_agree(c, err) && copies_agree(c, err);
 }
 
-// Outer weights and their momentum are the same on all replica groups. What differs cannot be
-// repaired: no replica group's are known to be right.
+// Returns an error unless outer weights and momentum are equal in all replica groups. Differences
+// cannot be repaired, because no group's values are known to be correct.
 static bool outer_agree(Zero *zero, Peers world, Error *err) {
     const Mesh *mesh = zero->base.mesh;
     int ranks = mesh->world.size;
@@ -455,8 +457,8 @@ static bool outer_agree(Zero *zero, Peers world, Error *err) {
     free(all);
     return wrong == ranks ||
            error_set(err, EXIT_COMMUNICATION,
-                     "the outer weights of ranks %d and %d differ, which all nodes have alike; look at the "
-                     "memory of both hosts, and restart from the last checkpoint",
+                     "the outer weights of ranks %d and %d differ, but must be equal on all nodes; check the "
+                     "memory of both hosts and restart from the last checkpoint",
                      group_peer(&mesh->replica_groups, wrong, 0), wrong);
 }
 
@@ -481,6 +483,6 @@ bool replicas_verify(Zero *zero, Peers world, Log *log, int64_t *repairs, Error 
     free(c.holders);
     free(c.stale);
     free(c.weights);
-    free(c.masters);
+    free(c.master);
     return ok;
 }

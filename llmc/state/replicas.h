@@ -9,8 +9,8 @@
 LLMC_BEGIN
 
 // Compares all replicas and repairs those that differ. Collective over world.
-//   a bucket with a majority         the others take the version of the majority
-//   a bucket without, or a tensor    all holders take the master weights, rounded to bf16
+//   bucket with a majority             the other replicas copy the majority's version
+//   bucket without one, or a tensor    all replicas are set to the master weights, rounded to bf16
 // Each repair logs iteration, bucket or tensor, and ranks, and adds 1 to *repairs on every rank.
 // Error (EXIT_COMMUNICATION), the same on every rank: differences remain; for tensors this means
 // that their master weights differ. With --local-steps the replicas of a node are compared. Outer

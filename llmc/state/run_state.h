@@ -1,4 +1,4 @@
-// Counters and other small state of a run, equal on every rank, as saved in checkpoints. Filled and
+// Counters and other small state of a run, saved in checkpoints. Equal on every rank. Filled and
 // restored by resume.c and guard.c.
 #pragma once
 #include "llmc/base/base.h"
@@ -15,11 +15,11 @@ typedef struct RunState {
     int64_t spikes, spikes_seen, skipped_in_a_row;  // of the anomaly guard (sdp4bit/spikes.h)
     int64_t repairs;                                // of replicas (llmc/state/replicas.h)
     // --local-steps: outer steps that began up to this iteration are not applied to master weights
-    // after a resume: all were applied at the end of --train-iters, or a replica group was lost
-    // (llmc/run/surviving_groups.c). 0: neither happened.
+    // after a resume, either because all were applied at the end of --train-iters or because a
+    // replica group was lost (llmc/run/surviving_groups.c). 0: neither happened.
     int64_t outer_applied_at;
-    // Samples of the training and validation splits as built, which define the number of epochs and
-    // so the order. 0: unknown.
+    // Samples of the training and validation splits as built. They determine the number of epochs
+    // and so the order of the samples. 0: unknown.
     int64_t train_split_samples, valid_split_samples;
     double loss_mean, loss_deviation, norm_mean, norm_deviation;
 } RunState;

@@ -7,7 +7,7 @@
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
-// Address and size of the elements of one kind in range i.
+// Returns the address of the elements of a kind in range i, and their size.
 static void *range_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes) {
     int owned;
     const Range *range = &zero_ranges(zero, kind, &owned)[i];
@@ -31,7 +31,8 @@ static void *range_memory(const Zero *zero, int i, SliceKind kind, size_t *bytes
     }
 }
 
-// The store that copies a kind: the optimizer's for its own state, the device's for the rest.
+// Returns the store that copies a kind: the optimizer's store for optimizer state, else the
+// device's.
 static const OptimizerStore *store_of(const Zero *zero, SliceKind kind) {
     bool optimizer = kind != SLICE_WEIGHT && kind != SLICE_RESIDUAL;
     return optimizer ? zero->optimizer.store : &optimizer_device;
@@ -98,10 +99,10 @@ void *zero_staging(const Zero *zero, uint64_t *bytes) {
     return zero->slices.staging;
 }
 
-// The copies run after the saved step's update has been applied and before the next step's update,
-// beside the forward, backward and reductions in between. They have a stream of their own: on
-// lanes->last the final sums of the reductions would wait for gigabytes. The residual must be
-// copied at once, because the next reductions write it.
+// The copies run between the updates of the saved step and of the next step, overlapped with
+// forward, backward and reductions. They have their own stream: on lanes->last the final sums of
+// the reductions would wait for gigabytes of copies. The residual is copied at once, because the
+// next reduction writes it.
 void zero_stage(Zero *zero, int range, SliceKind kind, void *pinned) {
     Slices *s = &zero->slices;
     if (kind == SLICE_RESIDUAL) {

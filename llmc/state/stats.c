@@ -11,8 +11,8 @@
 #include "llmc/base/append.h"
 #include "llmc/ranks/peers.h"
 
-// The exact reduction goes in pieces, so that its fp32 messages stay small. Any number gives the
-// same sums.
+// Pipeline chunks of the exact reduction: keeps its fp32 messages small. The sums do not depend on
+// it.
 enum { EXACT_CHUNKS = 8 };
 
 static bool errors_due(const Base *base) {
@@ -29,11 +29,11 @@ bool stats_folder(const Config *config, Error *err) {
     if (!append_make_folders(folder, err)) return false;
     if (access(folder, W_OK | X_OK) == 0) return true;
     return error_set(err, EXIT_ENVIRONMENT,
-                     "cannot write to %s: %s; give another folder to --dump-distributions", folder,
+                     "cannot write to %s: %s; set --dump-distributions to another folder", folder,
                      strerror(errno));
 }
 
-// Every hop in fp32: exact up to the rounding of fp32 sums.
+// Returns a format with fp32 on every hop: exact up to the rounding of fp32 sums.
 static GradFormat exact_wire(void) {
     GradFormat format = {0};
     format.intra_codec = format.inter_codec = format.tail_codec = CODEC_FP32;
@@ -79,7 +79,7 @@ static float *fetch(const Base *base, const float *values, int64_t n, int64_t ro
     return host;
 }
 
-static float *fetch_masters(const Base *base, const Optimizer *optimizer, const Range *range) {
+static float *fetch_master(const Base *base, const Optimizer *optimizer, const Range *range) {
     int64_t n = range->hi - range->lo;
     float *host = (float *)xmalloc((size_t)n * sizeof(float) + 1, "figures on quantization");
     optimizer->store->read(optimizer, base->lanes->last, host, optimizer->master + range->state_at,
@@ -104,7 +104,7 @@ static Histogram *histogram_of(const Base *base, Stats *stats, int tensor, enum 
     return &stats->histograms[tensor * STATS_KINDS + (int)kind];
 }
 
-// Logical index of the first element of a range of bucket b: it keys the random numbers.
+// Returns the logical index of the range's first element, which keys the random numbers.
 static int64_t logical_of(const Base *base, const Range *range, const Bucket *bucket) {
     int64_t at = range->arena_at - bucket->arena_start;
     const Segment *segment = base->plan.segments + bucket->first_segment;
@@ -112,12 +112,11 @@ static int64_t logical_of(const Base *base, const Range *range, const Bucket *bu
     return segment->logical + at - segment->start;
 }
 
-// The gradient as the first level of the reduction takes it, 1/dp of the local one, and what the
-// transform makes of it: the rotation where that is applied, else Hadamard, even where it is not.
-// The transform is scaled to be orthonormal, so that both have the same norm. Blocks begin where
-// tensors and shards do. A tensor's last block is filled with zeros before the transform; the
-// histogram after it counts them too. Gradients that are reduced in every micro-batch are counted
-// in every micro-batch.
+// Adds the input of the first reduction level (the local gradient times 1/dp) to the histograms,
+// before and after an orthonormal transform: the rotation if the run uses it, else Hadamard, even
+// if the run does not use it. Blocks start at the first element of each range. The last block of a
+// range is padded with zeros, which the histogram after the transform counts. Gradients that are
+// reduced in every micro-batch are counted in every micro-batch.
 static void gradient_histograms(const Base *base, Stats *stats, const TlqStep *step, int b,
                                 const float *grads) {
     const Bucket *bucket = &base->plan.bucket[b];
@@ -195,7 +194,7 @@ void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimiz
         const Range *range = &base->ranges[i];
         if (!base_counts_matrix(base, range, &base->plan.bucket[b])) continue;
         int64_t n = range->hi - range->lo;
-        float *master = fetch_masters(base, optimizer, range);
+        float *master = fetch_master(base, optimizer, range);
         histogram_add(histogram_of(base, stats, range->tensor, STATS_WEIGHT), master, n);
         if (base->state->dp > 1) {  // else the update has written the weights already
             float *replica = fetch_weights(base, weights_of_range(base, weights, range), n);
@@ -209,14 +208,15 @@ void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimiz
 
 // --- after the step ------------------------------------------------------------------------------
 
-// Squares of replica - master and of bf16(master) - master over what the own shard counts.
+// Adds the squares of replica - master and of bf16(master) - master over the elements that this
+// rank's shard counts.
 static void replica_squares(const Base *base, const Optimizer *optimizer, const Weights *weights,
                             double squares[2]) {
     for (int i = 0; i < base->range_count; i++) {
         const Range *range = &base->ranges[i];
         int64_t n = range->hi - range->lo;
         if (!base->tensors[range->tensor].counted) continue;
-        float *master = fetch_masters(base, optimizer, range),
+        float *master = fetch_master(base, optimizer, range),
               *replica = fetch_weights(base, weights_of_range(base, weights, range), n);
         for (int64_t j = 0; j < n; j++) {
             double error = (double)replica[j] - master[j],
@@ -229,7 +229,7 @@ static void replica_squares(const Base *base, const Optimizer *optimizer, const 
     }
 }
 
-// sqrt(a / b); `none` where both are 0.
+// Returns sqrt(a / b), or `none` if both are 0.
 static double root_ratio(double a, double b, double none) {
     return a == 0.0 && b == 0.0 ? none : sqrt(a / b);
 }
@@ -256,8 +256,7 @@ static void report_errors(const Base *base, Stats *stats, const Optimizer *optim
     log_json(log, &json);
 }
 
-// One file's text: what the bins are, then a line per tensor and kind that has values in this
-// shard.
+// Writes a line that describes the bins, then a line per tensor and kind with values in this shard.
 static void write_histograms(const Base *base, const Stats *stats, FILE *out) {
     static const char *const kinds[STATS_KINDS] = {"weight", "difference", "gradient", "gradient_hadamard",
                                                    "gradient_rotation"};
@@ -275,14 +274,14 @@ static void write_histograms(const Base *base, const Stats *stats, FILE *out) {
     }
 }
 
-// Whole or not at all, by renaming. A file of an earlier run of the same iteration is replaced.
+// Writes a file atomically, by renaming. Replaces a file of an earlier run of the same iteration.
 static bool save_text(const char *folder, const char *path, const char *text, size_t bytes, Error *err) {
     char part[4200];
     Append file = {.fd = -1};
     snprintf(part, sizeof part, "%s.part", path);
     unlink(part);
     if (!append_make_folders(folder, err) || !append_open(&file, part, O_EXCL, err)) return false;
-    bool written = append_record(&file, text, bytes);  // says itself what went wrong
+    bool written = append_record(&file, text, bytes);  // warns on failure
     append_close(&file);
     if (written && rename(part, path)) return error_set(err, EXIT_ENVIRONMENT, "cannot rename %s", part);
     return true;
@@ -293,7 +292,7 @@ static void histogram_path(const Base *base, int rank, char *path, size_t bytes)
              (long long)base->step, rank);
 }
 
-// Every rank writes a file, also one whose shard has no matrix: readers count the files.
+// Every rank writes a file, even if its shard has no matrix, because readers count the files.
 static void dump_histograms(const Base *base, const Stats *stats) {
     const char *folder = base->config->dump_distributions;
     char path[4096], *text = NULL;
@@ -303,8 +302,8 @@ static void dump_histograms(const Base *base, const Stats *stats) {
     if (!out) return;
     write_histograms(base, stats, out);
     fclose(out);
-    // A run that was resumed on fewer ranks may find files of this iteration by ranks that it no
-    // longer has. Readers would add them to this run's.
+    // A run resumed on fewer ranks removes the files that its former ranks wrote for this
+    // iteration, or readers would include them.
     for (int rank = base->mesh->world.size; base->mesh->world.rank == 0; rank++) {
         histogram_path(base, rank, path, sizeof path);
         if (unlink(path)) break;

@@ -1,13 +1,13 @@
-// Quantization statistics: what quantization does to the gradient and the weights while a run
-// trains, without changing it.
+// Quantization statistics: measure the effect of quantization on gradients and weights during a run
+// without changing its results.
 //   --log-quantization-error-interval   compares the reduced gradient with an exact reduction of
 //                                       the same step, and the model weights with the master
 //                                       weights
 //   --dump-distributions-interval       histograms of this rank's shard: weights, weight
 //                                       differences, gradients before and after the Hadamard
 //                                       transform
-// zero.c calls the hooks below in steps that are due; the figures are computed on the host, so
-// those steps take longer. Other steps cost nothing.
+// zero.c calls the hooks below in steps that are due. The statistics are computed on the host, so
+// these steps take longer. Other steps cost nothing.
 #pragma once
 #include "llmc/base/histogram.h"
 #include "llmc/base/memory_plan.h"
@@ -27,15 +27,15 @@ enum StatsKind {
     STATS_KINDS
 };
 
-// Bytes that this rank has sent: for data parallelism inside its node and between nodes, and for
-// tensor and pipeline parallelism anywhere.
+// Bytes that this rank has sent: for data parallelism inside its node (node) and between nodes
+// (rail), and for tensor and pipeline parallelism (model).
 typedef struct Traffic {
     uint64_t node, rail, model;
 } Traffic;
 
 typedef struct Stats {
     double error_squares, exact_squares;  // of this rank's shard, in the latest step that was due
-    Traffic exact_traffic;                // bytes of exact reductions, which training itself doesn't send
+    Traffic exact_traffic;                // bytes of the exact reductions, not part of training
     Histogram *histograms;                // (tensors, STATS_KINDS) of the step in progress; NULL: not due
     // device memory, reserved if errors are logged
     float *exact;  // (plan.shard_elements) this rank's shard, reduced in fp32
@@ -45,26 +45,27 @@ typedef struct Stats {
 // Creates the folder of --dump-distributions and checks that it is writable. Called before a run,
 // on every rank. Error: EXIT_ENVIRONMENT.
 bool stats_folder(const Config *config, Error *err);
-// After the bucket layout has been built: reserves scratch memory if the flags want errors.
+// Reserves memory if --log-quantization-error-interval is set. After the bucket layout has been
+// built.
 void stats_reserve(const Base *base, Stats *stats, MemoryPlan *memory_plan);
 void stats_free(Stats *stats);
-// True if the step in progress is reported on.
+// Returns true if the statistics of the step in progress are reported.
 bool stats_due(const Base *base);
-// Hooks, in the order of lanes->last. Before every reduction of a bucket; grads: this rank's local
-// gradients.
+// Hooks, in the order of lanes->last. Called before every reduction of a bucket. grads: this rank's
+// local gradients.
 void stats_before_reduction(const Base *base, Stats *stats, const TlqStep *step, int b, const float *grads);
-// After the step's last reduction of a bucket; own: this rank's reduced gradients.
+// Called after the step's last reduction of a bucket. own: this rank's reduced gradients.
 void stats_after_reduction(const Base *base, Stats *stats, int b, GradShard own);
-// After the AdamW update of a bucket, before its payload is applied.
+// Called after the AdamW update of a bucket, before its payload is applied.
 void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimizer, const Weights *weights,
                         int b);
-// After a step that was due. Collective over world, synchronizes. Every element counts once, even
-// if several ranks hold it. Rank 0 logs a line, a JSON line and TensorBoard scalars. Every rank
-// writes its histograms to FOLDER/iter_0000100.rank_003.jsonl, one line per tensor and kind; a file
-// that cannot be written costs a warning, not the run.
+// Reports a step that was due. Every element counts once, even if several ranks hold it. Rank 0
+// logs a line, a JSON line and TensorBoard scalars. Every rank writes its histograms to
+// FOLDER/iter_0000100.rank_003.jsonl, one line per tensor and kind; warns if the file cannot be
+// written. Collective over world, synchronizes.
 void stats_report(const Base *base, Stats *stats, const Optimizer *optimizer, Weights *weights, Log *log,
                   Peers world);
-// Bytes that training has sent so far, without those of exact reductions.
+// Returns the bytes that training has sent so far, without the exact reductions.
 Traffic stats_traffic(const Base *base, const Stats *stats);
 
 LLMC_END

@@ -54,7 +54,7 @@ Tensor tensor_part(const Tensor *whole, int rank, int ranks) {
 int64_t tensor_elements(const Tensor *tensor) { return tensor->local[0] * tensor->local[1]; }
 int64_t tensor_whole_elements(const Tensor *tensor) { return tensor->whole[0] * tensor->whole[1]; }
 
-// The rounding bits of a cut tensor: each part has positions of its own, part after part.
+// Number of positions of the rounding bits: each part of a split tensor has its own positions.
 static int64_t positions_of_part(const Tensor *t) { return round_up64(tensor_elements(t), HADAMARD_ORDER); }
 
 static int64_t positions_of_whole(const Tensor *t) {

@@ -1,6 +1,5 @@
-// The parameter table: one row per tensor, with the part of it that this rank holds.
-// llmc/model/gpt.c fills the table, zero_plan arranges its rows in buckets, and checkpoints look
-// rows up by name.
+// The parameter table: one row per tensor, with this rank's part of it. llmc/model/gpt.c fills the
+// table, zero_plan arranges its rows in buckets, and checkpoints look up rows by name.
 #pragma once
 #include "llmc/base/base.h"
 #include "sdp4bit/layout.h"
@@ -19,19 +18,17 @@ typedef struct Tensor {
     int unit;          // 0: embeddings; l + 1: layer l. The final LayerNorm belongs to the last layer
     int chunk;         // model chunk of the pipeline stage that uses it; ANY_CHUNK: more than one
     double std;        // initial N(0, std); 0: zeros; -1: ones
-    bool counted;      // this rank counts the elements, in norms and in the number of parameters; true
-                       // on one of the ranks that hold the same elements
+    bool counted;      // this rank counts the elements in norms and in the number of parameters. True on
+                       // one of the ranks that hold the same elements
 } Tensor;
 
 // Chunk of the embeddings, which forward and backward use at both ends.
 enum { ANY_CHUNK = -1 };
 
 // Kinds of state per parameter element, in memory and in checkpoints. WEIGHT is the bf16 model
-// weight. With quantized weight differences it is independent state: it is not the rounded master
-// weight.
-//
-// Some kinds are kept per node: every node has its own values for the same elements. Nodes are
-// numbered as in the mesh's rail.
+// weight. With quantized weight differences it is independent state, not the rounded master weight.
+// For kinds per node, every node has its own values of the same elements; nodes are numbered as in
+// the mesh's rail.
 typedef enum SliceKind {
     SLICE_MASTER,
     SLICE_EXP_AVG,
@@ -49,14 +46,14 @@ typedef enum SliceKind {
 const char *slice_kind_name(SliceKind kind);  // "master", "exp_avg", ...: in files
 int slice_kind_bytes(SliceKind kind);         // per element: 4, or sizeof(floatX) of weights
 bool slice_kind_per_node(SliceKind kind);
-// True if its elements are floatX.
+// Returns true if its elements are floatX.
 bool slice_kind_of_weights(SliceKind kind);
-// True if a tensor of `dims` dimensions has this kind of state.
+// Returns true if a tensor of `dims` dimensions has this kind of state.
 bool slice_kind_holds(SliceKind kind, int dims);
 
-// A row for a whole tensor: 1-D if columns is 0, else 2-D.
+// Returns a row for a whole tensor: 1-D if columns is 0, else 2-D.
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std);
-// The part of a whole row that tensor-parallel rank `rank` of `ranks` holds. `ranks` must divide
+// Returns the row of tensor-parallel rank `rank` of `ranks` for a whole tensor. `ranks` must divide
 // the split dimension. Rank 0 counts the elements of rows that are not split.
 Tensor tensor_part(const Tensor *whole, int rank, int ranks);
 // Sets number and logical of the rows of a whole model, in order. ranks: the tensor-parallel size.

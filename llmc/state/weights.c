@@ -9,7 +9,7 @@ static int64_t part_elements(const Bucket *bucket, const WeightParts *parts) {
     return parts->shards * bucket_shard(bucket);
 }
 
-// The format of the world store's gathers: plain until an update has written payloads.
+// Returns the format of the world store's gathers: plain until an update has written payloads.
 static WeightFormat gather_format(const Base *base, const Weights *weights) {
     return weights->messages_valid ? base->weight_format : plain_weight_format();
 }
@@ -90,7 +90,7 @@ void weights_reserve(const Base *base, Weights *weights, MemoryPlan *memory_plan
                         store->gathers ? FLOATX_NAME " of the embeddings' bucket" : FLOATX_NAME " replica",
                         (size_t)whole * sizeof(floatX), (void **)&weights->arena);
     reserve_parts(base, &weights->kept, world ? 1 : base->mesh->rail.size, store->gathers,
-                  world ? FLOATX_NAME " own shard" : FLOATX_NAME " part of the node's replica", memory_plan);
+                  world ? FLOATX_NAME " own shard" : FLOATX_NAME " shard of the node's replica", memory_plan);
     if (store->gathers) reserve_slots(base, weights, memory_plan);
     if (world) reserve_world(base, weights, memory_plan);
 }
@@ -171,8 +171,8 @@ static WeightShard part(const Base *base, const WeightParts *parts, int b, int i
     return shard;
 }
 
-// Shards of a node side by side in the slot, as rows of a gather. parts: what this rank holds of
-// them.
+// Lists the rows of a gather inside the node, and returns their number. parts: the shards that this
+// rank contributes.
 static int list_rows(const Base *base, Weights *weights, const WeightParts *parts, int b) {
     const Bucket *bucket = &base->plan.bucket[b];
     int rows = 0;
@@ -242,7 +242,7 @@ static GatherBuffer buffer_for_self(const Base *base, const Weights *weights, in
     return buffer;
 }
 
-// Copies this rank's payload into its place in the buffer.
+// Copies this rank's payload to its slot in the buffer.
 static void write_message(const Base *base, const Weights *weights, int b, const MessageLayout *m,
                           uint8_t *own) {
     const Bucket *bucket = &base->plan.bucket[b];
@@ -258,7 +258,7 @@ static void write_message(const Base *base, const Weights *weights, int b, const
     copy_on_device(weights->stream, own + at.tail, kept.tail, (size_t)bucket->tail_per_rank * sizeof(floatX));
 }
 
-// Copies this rank's part of the node's replica out of the slot.
+// Copies this rank's shards of the node's replica out of the slot.
 static void fill_secondary(const Base *base, Weights *weights, int b) {
     const Group *node = &base->mesh->node;
     int rows = list_rows(base, weights, &weights->secondary, b);
@@ -270,7 +270,7 @@ static void fill_secondary(const Base *base, Weights *weights, int b) {
     weights->filled[b] = true;
 }
 
-// Gathers from all ranks in the two hops of qwd.c, but on one stream.
+// Gathers from all ranks in two hops as in qwd.c, but on one stream.
 static void gather_world(const Base *base, Weights *weights, int b, bool backward) {
     WireChecks *checks = base->checks;
     Stream *stream = weights->stream;
@@ -321,7 +321,7 @@ const WeightStore weights_world = {.name = "world",
                                    .holders = own_group,
                                    .sharers = data_parallel_group};
 
-// --- places in memory ----------------------------------------------------------------------------
+// --- addresses -----------------------------------------------------------------------------------
 
 WeightShard weights_own(const Base *base, const Weights *weights, int b) {
     return weights_shard(base, weights, b, base_state_shard(base));
@@ -376,8 +376,8 @@ void weights_keep_tensor(const Base *base, Weights *weights, int tensor) {
 
 // --- waiting for a layer's weights ---------------------------------------------------------------
 
-// Starts the gather of bucket b into its slot, after the layers that have used the slot so far and
-// after the bucket's latest update.
+// Starts the gather of bucket b into its slot, after earlier layers have used the slot and after
+// the bucket's latest update.
 static void start_gather(const Base *base, Weights *weights, int b, bool backward) {
     timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
     event_record(weights->used, base->compute);
@@ -392,7 +392,7 @@ static void start_gather(const Base *base, Weights *weights, int b, bool backwar
     timer_stop(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
 }
 
-// Compute waits, and the wait counts as exposed communication.
+// Makes compute wait for an event and counts the wait as exposed communication.
 static void wait_for(const Base *base, Event *event, bool *outstanding) {
     if (!*outstanding) return;
     timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);

@@ -1,7 +1,6 @@
-// The conductor of the training state: see zero.h. Calls the parts in the order of a step: reduce
-// the gradients of a bucket when they are complete, compute the step status, run AdamW, all-gather
-// the weights. README.md in this directory lists streams, events and who may touch which memory
-// when.
+// Runs a step of the training state (see zero.h) by calling the parts in order: reduce the
+// gradients of a bucket when they are complete, compute the step status, run AdamW, all-gather the
+// weights. README.md in this directory lists streams and events, and when each buffer may be used.
 #include "llmc/state/zero.h"
 #include "llmc/state/zero_parts.h"
 
@@ -19,7 +18,7 @@ void zero_set_counters(Zero *zero, const StepStatus *start) {
     copy_to_device(zero->base.compute, zero->base.control, &control, sizeof control);
 }
 
-// Lets the ranks of the node map the buffers that this rank sends from.
+// Lets the ranks of the node map this rank's send buffers.
 static void share_buffers(Zero *zero) {
     const TlqWorkspace *exact = &zero->stats.workspace;
     CommPiece piece[2 + LANE_SLOTS] = {{zero->tlq.send1, zero->tlq.send1_bytes},
@@ -216,8 +215,8 @@ void zero_reduce_unit(Zero *zero, int unit, bool last) {
     assert(unit >= 0 && unit < base->plan.units);
     int b = base->plan.unit_bucket[unit];
     if (!grads_complete(base, &zero->grads, unit)) return;
-    // The timer's span begins when the bucket is ready or its predecessor ends, and spans of one
-    // stream do not overlap, so nothing counts twice.
+    // The timer's span begins when the bucket is ready or the previous one ends. Spans of one
+    // stream do not overlap, so no time is counted twice.
     timer_start(base->timers, TIMER_ALL_GRADS_SYNC, base->lanes->last);
     reduce_bucket(zero, b, last);
     timer_stop(base->timers, TIMER_ALL_GRADS_SYNC, base->lanes->last);
@@ -255,8 +254,9 @@ void zero_step_begins(Zero *zero, int64_t iteration) {
     grads_new_step(&zero->base, &zero->grads);
     if (zero->base.config->log_num_zeros_in_grad)
         set_zero(zero->base.lanes->last, zero->zeros, sizeof(int64_t));
-    weights_invalidate(&zero->base, &zero->weights);  // of an evaluation: every step gathers the same
-    set_zero(zero->base.compute, zero->loss_sum, sizeof(float));  // after the status, which has read it
+    // Discards weights gathered by an evaluation, so that every step issues the same gathers.
+    weights_invalidate(&zero->base, &zero->weights);
+    set_zero(zero->base.compute, zero->loss_sum, sizeof(float));  // compute has waited for the status
     zero_set_factors(zero, 1.0, 1.0);
 }
 
@@ -266,7 +266,7 @@ void zero_set_factors(Zero *zero, double loss, double gradient) {
 }
 
 // Computes the step status. Every rank of the replica group adds the same records in the same
-// order, so all get the same one.
+// order, so the status is equal on all of them.
 static void compute_norm_and_status(Zero *zero, double lr_if_applied, double lr_if_skipped) {
     const Group *group = mesh_status_group(zero->base.mesh);
     int rank = group->rank;
@@ -332,8 +332,8 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     floatX *weights = weights_kept(base, &zero->weights, b, &elements);
     GatherBuffer buffer = weights_buffer(base, &zero->weights, b);
     timer_start(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
-    // For the timer alone, whose span should begin when the shard is ready. The data are ordered by
-    // the events of the hops.
+    // Only for the timer, whose span should begin when the shard is ready. The events of the hops
+    // order the data.
     lanes_after(base->lanes, middle, base->lanes->last);
     timer_start(base->timers, TIMER_PARAMS_ALL_GATHER, middle);
     qwd_gather_bucket(step, b, &buffer, base->lanes);
@@ -346,14 +346,14 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     timer_stop(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
 }
 
-// The gather, once the ranks know the payload's length, and the outer step.
+// Gathers a bucket whose payload length is known, and starts its outer step.
 static void finish_bucket(Zero *zero, const QwdStep *step, int b) {
     gather_bucket(zero, step, b);
     outer_sync(&zero->base, &zero->outer, &zero->optimizer, b);
 }
 
-// Makes compute wait for the step status and copies it to the host. The wait is the exposed time of
-// the gradients. Compute does the copy, so that `last` can start AdamW meanwhile.
+// Makes compute wait for the step status, which counts as exposed communication of the gradients,
+// and copies it to the host. On compute, so that `last` can start AdamW.
 static void send_status(Zero *zero, int slot) {
     const Base *base = &zero->base;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
@@ -376,7 +376,7 @@ static void compute_status(Zero *zero, double lr_if_applied, double lr_if_skippe
     send_status(zero, (int)(base->step % 2));
 }
 
-// The update must not overwrite what the copies of an asynchronous save still read.
+// Makes the update wait for the copies of an asynchronous save, which read the same memory.
 static void wait_for_copies(Zero *zero) {
     Slices *s = &zero->slices;
     Stream *last = zero->base.lanes->last;
@@ -406,8 +406,8 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
     qwd_agree_lengths(&step, base->lanes);
     for (int b = 0; step.lossless && b < buckets; b++) finish_bucket(zero, &step, b);
     zero->optimizer.store->updated(base, &zero->optimizer);
-    // Later work on `last` must see the new weights. This costs nothing: its next work is the end
-    // of the next step's first reduction.
+    // Later work on `last` must see the new weights. This costs no time: the next work on `last` is
+    // the end of the next step's first reduction.
     if (base->lanes->apart) stream_wait(last, weights->done[buckets - 1]);
     timer_stop(base->timers, TIMER_OPTIMIZER, last);
     if (weights->message && !weights->messages_valid)
@@ -452,7 +452,7 @@ int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradFormat *form
     return outer_bytes(&zero->base, &zero->outer, bucket, format);
 }
 
-// --- statistics of quantization ------------------------------------------------------------------
+// --- quantization statistics ---------------------------------------------------------------------
 
 bool zero_stats_due(const Zero *zero) { return stats_due(&zero->base); }
 Traffic zero_traffic(const Zero *zero) { return stats_traffic(&zero->base, &zero->stats); }
@@ -460,7 +460,7 @@ void zero_stats_report(Zero *zero, Log *log, Peers world) {
     stats_report(&zero->base, &zero->stats, &zero->optimizer, &zero->weights, log, world);
 }
 
-// --- figures over all ranks ----------------------------------------------------------------------
+// --- statistics over all ranks -------------------------------------------------------------------
 
 double zero_params_norm(Zero *zero, Peers world) {
     const Base *base = &zero->base;

@@ -1,15 +1,14 @@
-// The training state of a data-parallel rank: replicated, or sharded as in ZeRO-1, 2 and 3, as
-// --data-parallel-sharding-strategy says. A rank owns a shard of each bucket. It holds the
-// optimizer state of that shard or of whole buckets, and some or all of the gradients and weights.
-// This module reduces a bucket's gradients as soon as they are complete, computes the step status,
-// runs AdamW on the state it holds and brings all model weights up to date, in bf16 or with
-// SDP4Bit.
+// The training state of a data-parallel rank: replicated, or sharded as in ZeRO-1, 2 and 3
+// (--data-parallel-sharding-strategy). A rank owns a shard of each bucket, and holds the optimizer
+// state of that shard or of whole buckets, and all or part of the gradients and weights. This
+// module reduces a bucket's gradients as soon as they are complete, computes the step status, runs
+// AdamW and updates all model weights, in bf16 or with SDP4Bit.
 //
-// Called by train_gpt.c, llmc/model, llmc/run and llmc/checkpoint. zero.c conducts the parts, each
-// a file with one contract: grads.h, optimizer.h, weights.h, local_steps.h, feedback.h, stats.h,
-// slices.h, replicas.h. zero_plan.c plans memory and chooses the stores. Payloads and collectives
-// are in sdp4bit/tlq_hs.h and sdp4bit/qwd.h. The struct is in zero_parts.h, for the files of this
-// directory.
+// Called by train_gpt.c, llmc/model, llmc/run and llmc/checkpoint. zero.c calls the parts: grads.h,
+// optimizer.h, weights.h, local_steps.h, feedback.h, stats.h. slices.c copies state for
+// checkpoints, replicas.h compares replicas. zero_plan.c plans memory and chooses the stores.
+// Payloads and collectives are in sdp4bit/tlq_hs.h and sdp4bit/qwd.h. The struct is in
+// zero_parts.h, for the files of this directory.
 #pragma once
 #include "llmc/base/memory_plan.h"
 #include "llmc/comm.h"
@@ -26,7 +25,7 @@ typedef struct Zero Zero;
 // --- start and end -------------------------------------------------------------------------------
 
 // Builds the bucket layout and reserves every buffer in the memory plan. Needs no device. tensors:
-// (count) the model's, in forward order; copied. Returns NULL with EXIT_USAGE for impossible sizes
+// (count) of the model, in forward order; copied. Returns NULL with EXIT_USAGE for impossible sizes
 // or an invalid SDP4BIT_FAULT.
 Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
                 MemoryPlan *memory_plan, Error *err);
@@ -48,15 +47,14 @@ void zero_start(Zero *zero, Device *device, Stream *compute, Lanes *lanes, Timer
 void zero_stop(Zero *zero);
 // zero may be NULL.
 void zero_free(Zero *zero);
-// Sets the fp32 master weights from the model weights. With --local-steps also the outer weights,
-// and clears their momentum. In the order of compute.
+// Sets the fp32 master weights from the model weights. With --local-steps it also sets the outer
+// weights and clears their momentum. In the order of compute.
 void zero_init_master_weights(Zero *zero);
 
 // --- accessors -----------------------------------------------------------------------------------
 
 const BucketLayout *zero_layout(const Zero *zero);
-// Layout of the optimizer state that a rank holds: zero_layout's, or one whose shards are whole
-// buckets.
+// Layout of the optimizer state that a rank holds: zero_layout, or the same buckets unsharded.
 const BucketLayout *zero_state_layout(const Zero *zero);
 // Payload format of gradients, before or after quantization starts, and of weights.
 const GradFormat *zero_grad_format(const Zero *zero, bool quantized);
@@ -65,8 +63,8 @@ const WeightFormat *zero_weight_format(const Zero *zero);
 const Tensor *zero_tensors(const Zero *zero, int *count);
 // Device memory (1): mean loss of this rank's micro-batches. The model adds to it on compute.
 float *zero_loss_sum(const Zero *zero);
-// True if the node's ranks were asked to map each other's memory. *why then has code 0 if they do,
-// else the reason why not. After zero_start.
+// Returns true if the ranks of the node should map each other's memory. *why has code 0 if they do,
+// else the reason why they don't. After zero_start.
 bool zero_node_shares(const Zero *zero, Error *why);
 // The whole tensor. Weights may be read after zero_weights_wait, until another layer is waited for;
 // gradients may be written after zero_grads_begin.
@@ -75,15 +73,15 @@ float *zero_grad(const Zero *zero, int tensor);
 
 // --- the step ------------------------------------------------------------------------------------
 
-// The functions of a step, in the order of their calls. iteration: 1-based. Clears the loss.
+// The functions of a step, in call order. Starts step `iteration`, 1-based, and clears the loss.
 void zero_step_begins(Zero *zero, int64_t iteration);
-// True if the gradients of unit (layer) `unit` are accumulated over the step: the first micro-batch
+// Returns true if the gradients of `unit` are accumulated over the step: the first micro-batch
 // overwrites the gradients of matrices and the others add to them; gradients of 1-D tensors are
 // always added to, and zero_update clears them. If false (ZeRO-2 and 3), every micro-batch
-// overwrites the matrices' gradients and finds the 1-D tensors' cleared.
+// overwrites the gradients of matrices, and zero_grads_begin clears the 1-D ones.
 bool zero_grads_accumulate(const Zero *zero, int unit);
-// Reductions of a bucket in a step of `micro_batches`. The gradient bytes that
-// layout_bucket_wire_bytes counts are sent once per reduction.
+// Number of reductions of a bucket in a step of `micro_batches`. Each sends the gradient bytes of
+// layout_bucket_wire_bytes.
 int zero_reductions(const Zero *zero, int bucket, int micro_batches);
 // Bytes that this rank sends to other replica groups when the bucket is synchronized; 0 without
 // --local-steps.
@@ -91,84 +89,81 @@ int64_t zero_exchange_bytes(const Zero *zero, int bucket, const GradFormat *form
 // Makes compute wait until backward may write the unit's gradients. Idempotent until
 // zero_reduce_unit.
 void zero_grads_begin(Zero *zero, int unit);
-// The unit's gradients are complete in this backward. With the bucket's last unit, starts the
-// reduction of the bucket. last: the step's last micro-batch. If gradients are accumulated, called
-// in that micro-batch only, else in each.
+// Called when the unit's gradients are complete: in every micro-batch, or only in the last one if
+// gradients are accumulated. Starts the bucket's reduction after its last unit. last: the step's
+// last micro-batch.
 void zero_reduce_unit(Zero *zero, int unit, bool last);
-// Turns warming up on and off within a step: forward and backward on synthetic numbers that launch
-// every kernel once. Their reductions leave no trace in state, counters or logs. Collective over
-// dp.
+// Turns warm-up on or off within a step: forward and backward passes on synthetic data that launch
+// every kernel once. Their reductions do not affect state, counters or logs. Collective over dp.
 void zero_warm_up(Zero *zero, bool on);
 // True if reductions inside this step's micro-batch loop run quantization kernels for the first
 // time: at --gradients-quantization-start-iteration, if gradients are not accumulated.
 bool zero_first_quantized_step(const Zero *zero);
-// Multiplies the loss and the gradients of the current step, of which each rank of
-// mesh_status_group has the mean. Both are 1 unless this is called before zero_update, with the
-// same values on all these ranks.
+// Sets factors for the mean loss and the gradients of the current step; 1 by default. Called before
+// zero_update, with the same values on all ranks of mesh_status_group.
 void zero_set_factors(Zero *zero, double loss, double gradient);
 // Computes the step status, runs AdamW and gathers the weights, bucket by bucket in forward order.
-// The learning rates apply if the previous step was applied or skipped.
+// The learning rate depends on the status of the previous step.
 void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double weight_decay);
 // Waits for and returns a step status. which: 0 the latest step, 1 the one before.
 StepStatus zero_step_status(Zero *zero, int which);
-// Sets what a step status hands to the next step: Adam's counters and the anomaly guard's state.
-// zero_start sets those of a new run.
+// Sets the state carried from one step status to the next: Adam's counters and the anomaly guard's
+// state. zero_start sets the values of a new run.
 void zero_set_counters(Zero *zero, const StepStatus *start);
 
 // Makes compute wait for the weights of `unit`; required before they are read. Gathers the bucket
-// first if it is sharded and not held already. next: the unit wanted after this one, whose bucket
-// is prefetched; -1: none. backward: for a backward, which follows a forward of the same unit since
-// the latest update. Idempotent. Collective over mesh->shards and mesh->shard_rail.
+// first if it is sharded and not held already. next: the following unit, whose bucket is
+// prefetched; -1: none. backward: for a backward pass; forward of the same unit has run since the
+// latest update. Idempotent. Collective over mesh->shards and mesh->shard_rail.
 void zero_weights_wait(Zero *zero, int unit, int next, bool backward);
 // Waits until the weights that this rank keeps are up to date. Gathers nothing.
 void zero_weights_wait_all(Zero *zero);
 // Waits for all work of all streams.
 void zero_synchronize(Zero *zero);
 
-// With --local-steps: replaces the model weights by the outer weights, which all replica groups
-// share, for evaluation; `on` false restores them. Collective over the replica group. No-op without
+// Replaces the model weights by the outer weights, which are equal in all replica groups, for
+// evaluation; `on` false restores them. Collective over the replica group. No-op without
 // --local-steps.
 void zero_use_outer(Zero *zero, bool on);
 
-// --- figures over all ranks ----------------------------------------------------------------------
+// --- statistics over all ranks -------------------------------------------------------------------
 
-// Exposed communication in ms per step, on the rank that waited least: what other ranks wait longer
-// is due to slower GPUs or to pipeline bubbles. most_ms: gradients and weights together, on the
-// rank that waited most. On CPU ranks: the duration of the communication itself.
+// Exposed communication in ms per step, on the rank that waited least: longer waits on other ranks
+// come from slower GPUs or pipeline bubbles. most_ms: gradients and weights together, on the rank
+// that waited most. On CPU ranks: the duration of the communication itself.
 typedef struct Exposed {
     double gradients_ms, weights_ms, most_ms;
 } Exposed;
-// Averages over the `steps` since the last call. Collective over peers.
+// Returns averages over the `steps` since the last call. Collective over peers.
 Exposed zero_take_exposed(Zero *zero, double steps, Peers peers);
 // ms: (2, world), each rank's waits for reductions, then for gathers.
 Exposed zero_exposed_of(const double *ms, int world);
-// Norm of the model's bf16 weights, as Megatron-LM prints it. Each element counts once. Collective
-// over world, synchronizes.
+// Returns the norm of the bf16 model weights, as Megatron-LM prints it. Each element counts once.
+// Collective over world, synchronizes.
 double zero_params_norm(Zero *zero, Peers world);
-// Zeros in the latest reduced gradient, counted with --log-num-zeros-in-grad. Collective over
-// world, synchronizes.
+// Returns the number of zeros in the latest reduced gradient (--log-num-zeros-in-grad). Collective
+// over world, synchronizes.
 int64_t zero_zeros(Zero *zero, Peers world);
 // Returns false on all ranks if one has found a fault since the latest step status: a refused
 // update, or a corrupted payload (--verify-wire). The state must not be saved then. Collective over
 // world, synchronizes. Error: fault_error of wire.h.
 bool zero_sound(Zero *zero, Peers world, Error *err);
 
-// Quantization statistics (stats.h): true if the step in progress is reported on; the report,
-// collective over world; bytes that training has sent.
+// Quantization statistics: see stats_due, stats_report and stats_traffic in stats.h.
 bool zero_stats_due(const Zero *zero);
 void zero_stats_report(Zero *zero, Log *log, Peers world);
 Traffic zero_traffic(const Zero *zero);
 
 // --- copies to and from the host, for checkpoints ------------------------------------------------
 
-// True if this run has state of that kind. From zero_plan on, as the next two.
+// Returns true if this run has state of that kind. Like the next two, valid after zero_plan.
 bool zero_keeps(const Zero *zero, SliceKind kind);
 // The ranges of that kind that this rank owns, (*count): each element has one owner in the
 // data-parallel group.
 const Range *zero_ranges(const Zero *zero, SliceKind kind, int *count);
-// The number of ranges of that kind that this rank holds: those it owns come first in zero_ranges.
+// The number of ranges of that kind that this rank holds; its own come first in zero_ranges.
 int zero_held_ranges(const Zero *zero, SliceKind kind);
-// True if this rank saves the range: one of the ranks that hold the same elements does.
+// Returns true if this rank saves the range. Exactly one of the ranks with the same elements does.
 bool zero_saves_range(const Zero *zero, SliceKind kind, const Range *range);
 // For kinds that are kept per node: this rank's node, and the number of nodes.
 int zero_node(const Zero *zero);
@@ -176,14 +171,15 @@ int zero_nodes(const Zero *zero);
 // Copies the (hi - lo) elements of a range that this rank holds to the host, or back. Both wait.
 void zero_fetch(Zero *zero, int range, SliceKind kind, void *host);
 void zero_put(Zero *zero, int range, SliceKind kind, const void *host);
-// The whole tensor has been initialized at zero_weight: keeps this rank's part. Called for the
-// tensors in order. In stream order.
+// Keeps this rank's part of a tensor that has been initialized at zero_weight. Called for the
+// tensors in order. In the order of compute.
 void zero_keep_weights(Zero *zero, int tensor);
 // Fills a whole tensor of the model weights from the host: tensor_elements of floatX. Waits.
 void zero_put_weights(Zero *zero, int tensor, const void *host);
-// With --local-steps, after outer weights and moments have been loaded. begin: the replica group
-// starts from them. resume: it continues after `step`, and its own state is loaded next; buckets
-// whose sync slot came after outer_applied_at (RunState) will still take the outer weights.
+// With --local-steps, called after outer weights and moments have been loaded. begin: the replica
+// group starts from the outer weights. resume: it continues after `step`, and its own state is
+// loaded next; outer steps after outer_applied_at (RunState) are still applied to the master
+// weights.
 void zero_begin_replica_group(Zero *zero);
 void zero_resume_replica_group(Zero *zero, int64_t step, int64_t outer_applied_at);
 // Page-locked host memory for this rank's part of a checkpoint, and its bytes. NULL without
@@ -196,11 +192,11 @@ void *zero_staging(const Zero *zero, uint64_t *bytes);
 void zero_stage(Zero *zero, int range, SliceKind kind, void *pinned);
 void zero_copy_staged(Zero *zero);
 void zero_staged(Zero *zero);
-// Bytes of a checkpoint that this rank saves, and that all ranks save together. whole: (count) the
-// parameters of the whole model. optimizer false: weights only. From zero_plan on.
+// Bytes of a checkpoint: this rank's part, and the whole. whole: (count) the parameters of the
+// whole model. optimizer false: weights only. Valid after zero_plan.
 uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer);
 uint64_t zero_checkpoint_bytes(const Zero *zero, const Tensor *whole, int count, bool optimizer);
-// True if a save contains that kind.
+// Returns true if a checkpoint contains that kind.
 static inline bool zero_saves(const Zero *zero, SliceKind kind, bool optimizer) {
     return zero_keeps(zero, kind) && (optimizer || kind == SLICE_WEIGHT);
 }

@@ -1,5 +1,5 @@
-// The training state as its conductor holds it: a Base and the parts. Included by zero.c,
-// zero_plan.c, slices.c, replicas.c and tests. Everybody else goes through zero.h.
+// The struct of the training state: a Base and the parts. Included by zero.c, zero_plan.c,
+// slices.c, replicas.c and tests; all other files use zero.h.
 #pragma once
 #include "llmc/state/feedback.h"
 #include "llmc/state/grads.h"
@@ -23,11 +23,11 @@ typedef struct StagedCopy {
 typedef struct Slices {
     void *staging;           // page-locked; NULL without --async-save
     uint64_t staging_bytes;  // of this rank's part
-    StagedCopy *copy;        // (count of room) requested and not started
+    StagedCopy *copy;        // (room) the first `count` are requested and not started
     int count, room;
     Stream *stream;  // of the copies
-    Event *staged;   // the copies have arrived
-    bool copying;    // copies have been started since the latest update, which waits for them
+    Event *staged;   // the copies are complete
+    bool copying;    // copies were started since the latest update; the next update waits for them
 } Slices;
 
 typedef struct Zero Zero;
@@ -46,8 +46,8 @@ struct Zero {
     QwdLossless lossless;  // payloads of variable length; coded NULL: not used
     size_t lengths_start;  // where the payload lengths begin in the first gather buffer
     void *node_flags;      // (COMM_FLAG_BYTES) for comm_share; NULL if no memory is mapped
-    Error not_shared;      // why the node's ranks don't map each other's memory; code 0 if they do or
-                           // are not meant to
+    Error not_shared;      // why the node's ranks don't map each other's memory; code 0 if they do, or
+                           // if mapping is off
     // the step status
     float *piece_sums;    // device (2 * buckets): sums of squares per bucket part
     StepRecord *records;  // device (all ranks)
@@ -55,7 +55,7 @@ struct Zero {
     double loss_factor, gradient_factor;  // of the current step: zero_set_factors
     int64_t *zeros;                       // device (1): --log-num-zeros-in-grad
     uint64_t *hash;       // device: replica hashes, (buckets), or (tensors) if more and tensors have copies
-    Event *computed;      // compute's last work of a step: its loss
+    Event *computed;      // compute's work of the step is complete, including the loss
     Event *status_known;  // the status has been computed and the loss read
     Event *landing[2];    // optimizer.landed has been written
 };

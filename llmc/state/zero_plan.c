@@ -44,8 +44,8 @@ static void choose_wires(Zero *zero) {
 static LayoutOptions plan_options(const Zero *zero) {
     const Config *c = zero->base.config;
     LayoutOptions o = {0};
-    // One rank sends nothing. The quantization flags must not move a single number there: no
-    // groups, and no padding for them.
+    // A single rank sends nothing, and quantization flags must not change its results: no groups
+    // and no padding for them.
     bool sends = zero->base.mesh->dp.size > 1, exchanges = zero->base.mesh->replica_groups.size > 1;
     bool gradients = (sends || exchanges) && c->quantized_gradients;
     bool weights = sends && codec_grouped(zero->base.weight_format.codec);
@@ -102,10 +102,9 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     }
     if (zero->base.plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
     const char *group = "communication";
-    int64_t grain = zero_alignment(zero);
-    tlq_reserve(memory_plan, group, w, grain);
-    // Two buffers for all buckets, which use them in turn: one is gathered while another shard is
-    // updated.
+    int64_t alignment = zero_alignment(zero);
+    tlq_reserve(memory_plan, group, w, alignment);
+    // Buckets alternate between two buffers: one is gathered while the next shard is updated.
     size_t *gather = zero->weights.gather_bytes;
     for (int b = 0; b < zero->base.plan.buckets; b++) {
         GatherBuffer buffer = weights_buffer(&zero->base, &zero->weights, b);
@@ -117,9 +116,9 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     reserve_lossless(zero, memory_plan);
     for (int slot = 0; slot < LANE_SLOTS; slot++)
         memory_plan_reserve(memory_plan, group, "weights, gathered",
-                            (size_t)round_up64((int64_t)gather[slot], grain),
+                            (size_t)round_up64((int64_t)gather[slot], alignment),
                             (void **)&zero->weights.gather[slot]);
-    if (grain > 1)
+    if (alignment > 1)
         memory_plan_reserve(memory_plan, group, "flags of the node's ranks", COMM_FLAG_BYTES,
                             &zero->node_flags);
 }

@@ -40,7 +40,7 @@ check "SDP4Bit: two buckets, two iterations" repaired sdp4bit replica:3:4:0,repl
 {"iteration":4,"bucket":1,"ranks":"3","from":0}
 {"iteration":7,"bucket":1,"ranks":"1","from":0}' "${several[@]}"
 repairs_logged() {
-    grep -q '^WARNING: iteration 7: the weights of rank 1 differ from those of 3 of 4 ranks in bucket 1 (layers [0-9]* to [0-9]*): taken from rank 0 (repair 3 of this run)$' "$work/out" ||
+    grep -q '^WARNING: iteration 7: the weights of rank 1 differ from 3 of 4 ranks in bucket 1 (layers [0-9]* to [0-9]*); copied from rank 0 (repair 3 of this run)$' "$work/out" ||
         { why="the log says $(grep -m 1 'weights of rank' "$work/out")"; return 1; }
 }
 check "the log has iteration, rank, bucket and repair count" repairs_logged
