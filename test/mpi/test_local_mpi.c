@@ -391,7 +391,7 @@ static void outer_step(const Trial *t, int tensor, int64_t step) {
     free(mean);
 }
 
-static void meet(const Trial *t, int tensor) {
+static void mix_outer_weights(const Trial *t, int tensor) {
     Part part = part_of(t, tensor);
     for (int n = 0; n < replica_groups(t); n++) {
         for (int64_t i = part.arena; i < part.arena + part.numel; i++) {
@@ -408,9 +408,9 @@ static void simulate(Trial *t, int64_t step) {
         simulator_step(&t->replica_group[n], t->grads + n * D, losses, (uint32_t)step, RATE, RATE);
     free(losses);
     for (int k = 0; k < TENSORS; k++) {
-        int64_t turn = t->outer.turn[t->layout.tensor_bucket[k]], met = step - t->preset->delay;
+        int64_t turn = t->outer.turn[t->layout.tensor_bucket[k]], synced = step - t->preset->delay;
         if (step % H == turn || ends(t, step)) outer_step(t, k, step);
-        if ((met > 0 && met % H == turn) || ends(t, step)) meet(t, k);
+        if ((synced > 0 && synced % H == turn) || ends(t, step)) mix_outer_weights(t, k);
     }
 }
 

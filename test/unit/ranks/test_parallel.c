@@ -73,7 +73,7 @@ static void works_without_refused_threads(void **state) {
 }
 
 // Two threads must run at once, or this never ends.
-static void meet(void *context, int64_t lo, int64_t hi) {
+static void wait_for_both(void *context, int64_t lo, int64_t hi) {
     atomic_int *inside = (atomic_int *)context;
     atomic_fetch_add(inside, 1);
     while (atomic_load(inside) < 2) continue;
@@ -82,7 +82,7 @@ static void meet(void *context, int64_t lo, int64_t hi) {
 static void threads_run_at_the_same_time(void **state) {
     atomic_int inside = 0;
     allowed_threads = 1;
-    assert_int_equal(parallel_ranges(2, 0, 2, 1, meet, &inside), 2);
+    assert_int_equal(parallel_ranges(2, 0, 2, 1, wait_for_both, &inside), 2);
 }
 
 int main(void) {

@@ -452,7 +452,7 @@ void kernel_outer_step(Stream *s, float *outer, float *m, const float *gradient,
     writes(s, m, 4 * n);
 }
 void kernel_mix_outer(Stream *s, float *master, const float *outer, float mix, int64_t n, const int *lost) {
-    begin_on(s, "meet");
+    begin_on(s, "mix of outer weights");
     reads(s, outer, 4 * n);
     writes(s, master, 4 * n);
 }

@@ -157,7 +157,7 @@ static void ends_out_of_memory(bool on_a_thread) {
     } else runs_out_of_memory((void *)&site);
 }
 
-static void *meets_a_foreign_instruction(void *barrier) {
+static void *executes_illegal_instruction(void *barrier) {
     pthread_barrier_wait((pthread_barrier_t *)barrier);
     raise(SIGILL);
     return NULL;
@@ -169,7 +169,8 @@ static void ends_by_instructions_on_threads(bool unused) {
     pthread_barrier_t barrier;
     report_illegal_instructions();
     pthread_barrier_init(&barrier, NULL, THREADS);
-    for (int i = 0; i < THREADS; i++) pthread_create(&thread[i], NULL, meets_a_foreign_instruction, &barrier);
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&thread[i], NULL, executes_illegal_instruction, &barrier);
     for (int i = 0; i < THREADS; i++) pthread_join(thread[i], NULL);
 }
 
