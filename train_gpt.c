@@ -410,7 +410,7 @@ int train_gpt(int argc, char **argv) {
     if (trains) stop_catch_signals();
     signal(SIGXFSZ, SIG_IGN);          // exceeding a file size limit becomes an error of write(2)
     signal(SIGPIPE, SIG_IGN);          // a closed log pipe must not end the run
-    setvbuf(stdout, NULL, _IOLBF, 0);  // write whole lines at once, also into a pipe or file
+    setvbuf(stdout, NULL, _IOLBF, 0);  // write whole lines at once, even into a pipe or file
     double limit = trains ? 60.0 * run.config.distributed_timeout_minutes : 0.0;
     watchdog_mpi_starting(&run.site, limit);
     launch_init(&run.launch, &argc, &argv);

@@ -100,7 +100,7 @@ typedef struct Embedding {
     const floatX *dx;   // (B, T, C) backward
     float *dwte;        // (rows, C) backward accumulates, or NULL
     float *dwpe;        // (max positions, C) backward accumulates, or NULL
-    Rows x_rows;        // rows of x in a forward with wte NULL
+    Rows x_rows;        // rows of x in a forward pass with wte NULL
     bool part;          // forward computes this rank's part of the word embeddings only
 } Embedding;
 void op_embedding_forward(Stream *s, const Embedding *a);
@@ -162,7 +162,7 @@ typedef struct Linear {
     float *dpre_bias;     // (C) backward accumulates, or NULL; with x_pre only
     bool overwrite;
     void *workspace;  // op_linear_workspace_bytes
-    int threads;      // host threads for a forward of one row on CPUs; 0 or 1: only the calling one
+    int threads;      // host threads for one row on CPUs; 0 or 1: only the calling one
 } Linear;
 void op_linear_forward(Stream *s, const Linear *a);
 void op_linear_backward(Stream *s, const Linear *a);

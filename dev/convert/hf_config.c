@@ -1,4 +1,4 @@
-// Reads and writes config.json according to a family's tables, see hf_family.h. The file is treated
+// Reads and writes config.json according to a family's tables. See hf_family.h. The file is treated
 // as untrusted input.
 #include <inttypes.h>
 #include <stdlib.h>

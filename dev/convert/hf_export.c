@@ -1,4 +1,4 @@
-// Exports a checkpoint as a Hugging Face folder, see hf.h.
+// Exports a checkpoint as a Hugging Face folder. See hf.h.
 //
 // The folder is built under a temporary name next to its destination and renamed once it is
 // complete. Tensors are written one after another, in chunks of rows. For a transposed matrix, a
@@ -111,7 +111,7 @@ static bool read_tokenizer(Exporting *e, HfReport *report, Error *err) {
         ok = hf_tokenizer_read(&e->tokenizer, &choice, err);
     } else {
         ok = error_set(err, EXIT_DATA,
-                       "the checkpoint's tokenizer was not found; give --vocab-file and --merge-file, or"
+                       "the checkpoint's tokenizer was not found; pass --vocab-file and --merge-file, or"
                        " --tokenizer-model, or --no-tokenizer");
     }
     free(paths[0]);
@@ -128,7 +128,7 @@ static bool check_tokenizer(Exporting *e, HfReport *report, Error *err) {
     return error_set(
         err, EXIT_DATA,
         "the tokenizer has %d ids and end-of-document id %d, but the checkpoint's model has %d and %d;"
-        " give the model's --vocab-file and --merge-file, or --tokenizer-model",
+        " pass the model's --vocab-file and --merge-file, or --tokenizer-model",
         t->size, t->eod, config->vocab_size_unpadded, config->eod);
 }
 

@@ -1,4 +1,4 @@
-// The model families, one row each, see hf_family.h.
+// The model families, one row each. See hf_family.h.
 #include "dev/convert/hf_family.h"
 
 #include <string.h>

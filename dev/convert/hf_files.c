@@ -1,4 +1,4 @@
-// Opens the weights of a Hugging Face folder, see hf_files.h.
+// Opens the weights of a Hugging Face folder. See hf_files.h.
 #include "dev/convert/hf_files.h"
 
 #include <stdlib.h>
@@ -112,7 +112,7 @@ static bool no_weights(const char *folder, Error *err) {
         err, EXIT_CHECKPOINT,
         there ? "%s holds pickled weights, which are not read because pickles can run code; save the model as"
                 " safetensors"
-              : "%s has neither " WHOLE " nor " INDEX "; give a folder written by save_pretrained",
+              : "%s has neither " WHOLE " nor " INDEX "; use a folder written by save_pretrained",
         folder);
 }
 

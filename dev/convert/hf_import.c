@@ -1,4 +1,4 @@
-// Imports a Hugging Face folder as a checkpoint of iteration 0, see hf.h.
+// Imports a Hugging Face folder as a checkpoint of iteration 0. See hf.h.
 //
 // imported.c requests our tensors in chunks. A chunk of a transposed matrix is a range of the
 // folder's columns and is read row by row.
@@ -207,7 +207,7 @@ static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
     if (m->tokenizer.size > m->config.words) {
         return error_set(err, EXIT_DATA,
                          "the tokenizer has %d ids, but the model's embedding has %" PRId64
-                         " rows; give the model's --vocab-file and --merge-file, or --tokenizer-model",
+                         " rows; pass the model's --vocab-file and --merge-file, or --tokenizer-model",
                          m->tokenizer.size, m->config.words);
     }
     m->model.config.vocab_size_unpadded = m->tokenizer.size;

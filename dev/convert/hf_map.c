@@ -1,4 +1,4 @@
-// Maps elements between our tensors and Hugging Face's, see hf_map.h.
+// Maps elements between our tensors and Hugging Face's. See hf_map.h.
 #include "dev/convert/hf_map.h"
 
 #include <assert.h>

@@ -1,4 +1,4 @@
-// Reads and writes tokenizer files, see hf_tokenizer.h.
+// Reads and writes tokenizer files. See hf_tokenizer.h.
 #include "dev/convert/hf_tokenizer.h"
 
 #include <dirent.h>

@@ -1,4 +1,4 @@
-// Saves a model of another program as a checkpoint of iteration 0, see imported.h.
+// Saves a model of another program as a checkpoint of iteration 0. See imported.h.
 #include "dev/convert/imported.h"
 
 #include <assert.h>

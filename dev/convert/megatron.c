@@ -1,4 +1,4 @@
-// Imports a Megatron-LM checkpoint, see megatron.h. Tensor names, row order and the shape of
+// Imports a Megatron-LM checkpoint. See megatron.h. Tensor names, row order and the shape of
 // SwiGLU's first matrix are the same as here, so elements are copied in order.
 #include "dev/convert/megatron.h"
 
@@ -64,7 +64,7 @@ static bool read_tracker(const char *folder, int64_t *iteration, Error *err) {
     if (ok && strncmp(text, "release", 7) != 0) {
         *iteration = strtoll(text, &end, 10);
         ok = (end > text && *iteration >= 0 && strspn(end, " \n\r\t") == strlen(end)) ||
-             error_set(err, EXIT_CHECKPOINT, "%s does not contain an iteration; give --ckpt-step", path);
+             error_set(err, EXIT_CHECKPOINT, "%s does not contain an iteration; pass --ckpt-step", path);
     }
     free(text);
     free(path);
@@ -86,7 +86,7 @@ static bool find_folder(Import *m, Error *err) {
     }
     return m->form || error_set(err, EXIT_CHECKPOINT,
                                 "%s holds no Megatron-LM checkpoint (neither .metadata nor"
-                                " mp_rank_00/model_optim_rng.pt); give another folder, or --ckpt-step",
+                                " mp_rank_00/model_optim_rng.pt); use another folder, or --ckpt-step",
                                 m->folder);
 }
 
@@ -172,7 +172,7 @@ static bool name_tokenizer(Import *m, HfReport *report, Error *err) {
     if (size > m->args.rows) {
         return error_set(err, EXIT_DATA,
                          "the vocabulary has %d ids, but the model's embedding has %" PRId64
-                         " rows; give the model's --vocab-file and --merge-file",
+                         " rows; pass the model's --vocab-file and --merge-file",
                          size, m->args.rows);
     }
     config->tokenizer_type = choice.type;

@@ -1,4 +1,4 @@
-// Converts Megatron-LM's arguments to flags of the trainer, see megatron_args.h. Most have the same
+// Converts Megatron-LM's arguments to flags of the trainer. See megatron_args.h. Most have the same
 // names.
 #include "dev/convert/megatron_args.h"
 

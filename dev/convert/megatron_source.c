@@ -1,4 +1,4 @@
-// Tensors stored in chunks, see megatron_source.h.
+// Tensors stored in chunks. See megatron_source.h.
 #include "dev/convert/megatron_source.h"
 
 #include <assert.h>

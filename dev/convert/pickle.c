@@ -1,4 +1,4 @@
-// Parses pickles without executing them, see pickle.h. A pickle is a program for a machine with a
+// Parses pickles without executing them. See pickle.h. A pickle is a program for a machine with a
 // stack, marks on the stack, and a memo of values to reuse. Python's Lib/pickletools.py describes
 // the opcodes.
 #include "dev/convert/pickle.h"

@@ -1,4 +1,4 @@
-// Reads files of torch.save, see torch_file.h. The archive contains, in a folder of any name:
+// Reads files of torch.save. See torch_file.h. The archive contains, in a folder of any name:
 //
 //  FOLDER/data.pkl     the saved object. A tensor is a call of torch._utils._rebuild_tensor_v2(
 //                       storage, first element, sizes, strides, ...), and its storage a reference

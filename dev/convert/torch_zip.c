@@ -1,4 +1,4 @@
-// Reads the zip archives of torch.save, see torch_zip.h. The format is described in PKWARE's
+// Reads the zip archives of torch.save. See torch_zip.h. The format is described in PKWARE's
 // APPNOTE.TXT. All numbers are little-endian.
 //
 //   entries:      "PK\3\4" header (30), name, extra, data, perhaps a descriptor

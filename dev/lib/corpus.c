@@ -1,4 +1,4 @@
-// Reads a corpus in blocks, see corpus.h.
+// Reads a corpus in blocks. See corpus.h.
 #include "dev/lib/corpus.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-// Extracts one string from a line of JSON, see jsonl.h. A recursive-descent parser that skips all
+// Extracts one string from a line of JSON. See jsonl.h. A recursive-descent parser that skips all
 // other values.
 #include "dev/lib/jsonl.h"
 

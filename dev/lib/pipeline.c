@@ -1,4 +1,4 @@
-// An ordered parallel map, see pipeline.h. Three counters over a ring of slots. A slot holds a
+// An ordered parallel map. See pipeline.h. Three counters over a ring of slots. A slot holds a
 // whole block of text, so a single lock is fast enough.
 #include "dev/lib/pipeline.h"
 

@@ -1,4 +1,4 @@
-// Writes token shards, see shard_writer.h. Output is buffered; the files are renamed at the end.
+// Writes token shards. See shard_writer.h. Output is buffered; the files are renamed at the end.
 #include "dev/lib/shard_writer.h"
 
 #include <assert.h>

@@ -20,7 +20,7 @@ void append_end_line(Append *file);
 // Writes one record; returns true on success. If it does not fit, removes the written part, prints
 // one warning, and tries again at the next record: records may be missing, but none is torn. A
 // pipe's reader has half a second to make room, and only once a minute while it lags. The rest of a
-// torn record in a pipe becomes a line of its own.
+// torn record in a pipe becomes a separate line.
 bool append_record(Append *file, const void *record, size_t bytes);
 void append_close(Append *file);
 // Creates the directories (mkdir -p). Error: EXIT_ENVIRONMENT.

@@ -104,7 +104,7 @@ static void end_job(int code) {
     exit(code);
 }
 
-// Of several threads that fail at once, the first prints and ends the job; the others wait.
+// If several threads fail at once, the first prints and ends the job; the others wait.
 static void one_thread_only(int code) {
     static atomic_flag taken = ATOMIC_FLAG_INIT;
     static _Thread_local bool ours;

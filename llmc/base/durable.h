@@ -29,7 +29,7 @@ int durable_create(const char *path);
 // or pipe of that name; a directory is an error.
 bool durable_write_file(const char *path, const void *data, uint64_t bytes, Error *err);
 // Reads a whole file: malloc'ed and NUL-terminated (not counted in *bytes). Returns NULL with err,
-// also if it is larger than max_bytes or not a plain file.
+// including if it is larger than max_bytes or not a plain file.
 char *durable_read_file(const char *path, uint64_t max_bytes, uint64_t *bytes, Error *err);
 // Opens a plain file for reading. Returns NULL with errno, 0 if it is not a plain file. Never
 // blocks on a pipe.

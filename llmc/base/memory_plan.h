@@ -35,7 +35,7 @@ size_t memory_plan_group_bytes(const MemoryPlan *plan, int i);
 // entries.
 size_t memory_plan_needed(const MemoryPlan *plan);
 // Allocates everything, zeroed. sharers: ranks with the same needs that share the memory: all CPU
-// ranks of a host, or 1 for a GPU of its own. Error (EXIT_ENVIRONMENT) says how much is missing.
+// ranks of a host, or 1 if each has its own GPU. Error (EXIT_ENVIRONMENT) says how much is missing.
 bool memory_plan_allocate(MemoryPlan *plan, Device *device, int sharers, Error *err);
 // The same, given each rank's share in bytes as measured before any of them allocated.
 bool memory_plan_allocate_within(MemoryPlan *plan, Device *device, size_t share, int sharers, Error *err);

@@ -1,4 +1,4 @@
-// Saves checkpoints, see checkpoint.h. Called by saver.c.
+// Saves checkpoints. See checkpoint.h. Called by saver.c.
 //
 // This rank first collects the contents of its shard. Three phases follow that access files but do
 // not call MPI, so that they can run on a thread while training continues: prepare (rank 0: the
@@ -332,7 +332,7 @@ static void describe_folder(CheckpointJob *job, const Lineage *lineage) {
     lineage_others(directory, lineage, others, sizeof others);
     if (*others) {
         snprintf(job->notes.others, sizeof job->notes.others,
-                 "WARNING: %.900s also holds checkpoints of another run or branch (iterations %s), which are "
+                 "WARNING: %.900s contains checkpoints of another run or branch (iterations %s), which are "
                  "neither counted nor removed",
                  directory, others);
     }
@@ -464,7 +464,7 @@ const FolderNotes *checkpoint_job_notes(const CheckpointJob *job) { return &job-
 
 bool checkpoint_advance(CheckpointJob *job, bool *done, Error *err) {
     assert(!job->threaded || job->save.staging);
-    heartbeat_waiting(job->save.peers.site, false);  // from here on this rank is busy saving
+    heartbeat_waiting(job->save.peers.site, false);  // this rank is now busy saving
     finish_phase(job);
     *done = job->phase == PUBLISH;
     bool ok = peers_agree(job->save.peers, job->ok, &job->error, NULL);

@@ -1,4 +1,4 @@
-// Loads checkpoints, see checkpoint.h. Called by llmc/run/resume.c.
+// Loads checkpoints. See checkpoint.h. Called by llmc/run/resume.c.
 //
 // The manifest gives the location of every slice. Shards are opened on first use and stay open
 // until too many are.
@@ -119,7 +119,7 @@ static int64_t newest_of_run(const char *directory, Error *err) {
 static bool may_hold_a_run(const char *directory, Error *err) {
     struct stat status;
     if (stat(directory, &status) == 0 && !S_ISDIR(status.st_mode)) {
-        return error_set(err, EXIT_CHECKPOINT, "--load %s is not a folder; give one that a run saved into",
+        return error_set(err, EXIT_CHECKPOINT, "--load %s is not a folder; use one that a run saved into",
                          directory);
     }
     char *manifest = text_format("%s/" MANIFEST_NAME, directory);
@@ -127,7 +127,7 @@ static bool may_hold_a_run(const char *directory, Error *err) {
     free(manifest);
     if (!one) return foreign_refuse(directory, true, err);
     return error_set(err, EXIT_CHECKPOINT,
-                     "--load %s is one checkpoint; give its parent folder, whose " CHECKPOINT_TRACKER
+                     "--load %s is one checkpoint; use its parent folder, whose " CHECKPOINT_TRACKER
                      " names the one to load",
                      directory);
 }
@@ -348,7 +348,7 @@ Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers pee
     if (*iteration < 0) *iteration = checkpoint_find(directory, note, note_bytes, err);
     if (*iteration == CHECKPOINT_UNREADABLE) return NULL;
     if (*iteration == NO_CHECKPOINT) {
-        error_set(err, EXIT_CHECKPOINT, "%s holds no checkpoint; give a folder that a run saved into",
+        error_set(err, EXIT_CHECKPOINT, "%s holds no checkpoint; use a folder that a run saved into",
                   directory);
         return NULL;
     }
@@ -357,7 +357,7 @@ Checkpoint *checkpoint_open(const char *directory, int64_t *iteration, Peers pee
     if (!c && err) *err = fault;
     if (!c || intact == *iteration) return c;
     checkpoint_close(c);
-    error_set(err, EXIT_CHECKPOINT, "%s: %.*s; give --ckpt-step %" PRId64 " for the one before it", directory,
+    error_set(err, EXIT_CHECKPOINT, "%s: %.*s; pass --ckpt-step %" PRId64 " for the one before it", directory,
               (int)strcspn(fault.what, ";"), fault.what, intact);
     return NULL;
 }

@@ -1,4 +1,4 @@
-// Recognizes folders without a checkpoint of this program, see foreign.h.
+// Recognizes folders without a checkpoint of this program. See foreign.h.
 #include "llmc/checkpoint/foreign.h"
 
 #include <errno.h>
@@ -41,7 +41,7 @@ static const Row OTHERS[] = {
     {"*.ckpt", "a PyTorch file", NULL},
 };
 
-// What a run, its scripts and the file system create before the first checkpoint.
+// Names that a run, its scripts and the file system create before the first checkpoint.
 static const char FRESH[] =
     "@(.*|*~|#*#|log|out|err|hosts|hostfile|core*|events.out.tfevents.*|"
     "*.@(txt|log|out|err|json|jsonl|args|sh|sbatch|yaml|yml|py|pid|csv|svg|png|html|md|gz|nsys-rep|ncu-rep))";
@@ -102,7 +102,7 @@ bool foreign_refuse(const char *folder, bool unless_fresh, Error *err) {
     } else if (ok && (what || (path && unless_fresh))) {
         ok = error_set(
             err, EXIT_CHECKPOINT,
-            "--load %s holds %s (%s), which this program cannot load; give a folder with checkpoints of"
+            "--load %s holds %s (%s), which this program cannot load; use a folder with checkpoints of"
             " this program, or a new one to start from scratch",
             folder, what ? what->what : "files but no checkpoint", path);
     }

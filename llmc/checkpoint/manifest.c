@@ -1,4 +1,4 @@
-// Writes and parses manifest.json, see manifest.h. Called by checkpoint.c and checkpoint_load.c.
+// Writes and parses manifest.json. See manifest.h. Called by checkpoint.c and checkpoint_load.c.
 #include "llmc/checkpoint/manifest.h"
 
 #include <assert.h>

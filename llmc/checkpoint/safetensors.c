@@ -1,4 +1,4 @@
-// Writes safetensors files, see safetensors.h.
+// Writes safetensors files. See safetensors.h.
 //
 //  0      u64   N, length of the header
 //   8      N     {"__metadata__": {text: text},

@@ -1,4 +1,4 @@
-// Manages a --save folder, see save_folder.h. Called by one rank.
+// Manages a --save folder. See save_folder.h. Called by one rank.
 #include "llmc/checkpoint/save_folder.h"
 
 #include <assert.h>

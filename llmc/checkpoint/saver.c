@@ -1,4 +1,4 @@
-// Saves the checkpoints of a run, see saver.h. Called by llmc/run.
+// Saves the checkpoints of a run. See saver.h. Called by llmc/run.
 #include "llmc/checkpoint/saver.h"
 
 #include <assert.h>

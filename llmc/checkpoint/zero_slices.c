@@ -1,4 +1,4 @@
-// Converts between ZeRO's training state and checkpoint slices, see zero_slices.h.
+// Converts between ZeRO's training state and checkpoint slices. See zero_slices.h.
 #include "llmc/checkpoint/zero_slices.h"
 
 #include <assert.h>

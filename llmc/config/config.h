@@ -11,7 +11,7 @@
 #include "llmc/data/tokenizer.h"
 LLMC_BEGIN
 
-// Enum values are in the order of the flag's choices (config_table.c), also for TokenizerType.
+// Enum values are in the order of the flag's choices (config_table.c), including TokenizerType.
 typedef enum LrStyle { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_INVERSE_SQUARE_ROOT, LR_WSD } LrStyle;
 typedef enum WsdStyle { WSD_EXPONENTIAL, WSD_LINEAR, WSD_COSINE, WSD_MINUS_SQRT } WsdStyle;
 typedef enum WeightDecayStyle {
@@ -28,7 +28,7 @@ typedef enum WeightMethod { WEIGHT_DIFFERENCE, WEIGHT_DIRECT, WEIGHT_LOSSLESS } 
 typedef enum GradientMethod { GRADIENT_UNIFORM, GRADIENT_EDEN } GradientMethod;
 typedef enum LogLine { LINE_MEGATRON, LINE_SHORT } LogLine;
 typedef enum NodeExchange { NODE_EXCHANGE_AUTO, NODE_EXCHANGE_NCCL, NODE_EXCHANGE_COPIES } NodeExchange;
-// What data-parallel ranks shard: optimizer state; also gradients; also weights. Weights are
+// State that data-parallel ranks shard: optimizer state; plus gradients; plus weights. Weights are
 // sharded over the ranks of a node, or over all ranks.
 typedef enum Sharding { SHARD_NOTHING, SHARD_OPTIMIZER, SHARD_GRADIENTS, SHARD_PARAMETERS } Sharding;
 typedef enum ShardScope { SHARD_IN_NODE, SHARD_IN_WORLD } ShardScope;

@@ -122,7 +122,7 @@ static bool check_model(const Parsed *p) {
     const Config *c = p->config;
     if (!c->kv_channels && c->hidden_size % c->num_attention_heads) {
         return REFUSE(
-            "--hidden-size %d is not divisible by --num-attention-heads %d; change one of them, or give "
+            "--hidden-size %d is not divisible by --num-attention-heads %d; change one of them, or set "
             "--kv-channels",
             c->hidden_size, c->num_attention_heads);
     }
@@ -227,13 +227,13 @@ static bool check_length(const Parsed *p) {
     for (int i = 0; i < rows; i++) {
         if (!p->given[i] || !(table[i].roles & wrong)) continue;
         return REFUSE(
-            "--%s cannot be combined with --train-%s; give length and schedule either in iterations or in "
+            "--%s cannot be combined with --train-%s; set length and schedule either in iterations or in "
             "samples",
             table[i].name, by_samples ? "samples" : "iters");
     }
     int count = p->config->rampup_batch_size.count;
     if (GIVEN(p, rampup_batch_size) && count != 3) {
-        return REFUSE("--rampup-batch-size got %d values; give START INCREMENT SAMPLES", count);
+        return REFUSE("--rampup-batch-size got %d values; use START INCREMENT SAMPLES", count);
     }
     return true;
 }
@@ -340,7 +340,7 @@ static bool check_data_sources(const Parsed *p) {
          "--data-path and shards given per split (--train-data-path, --valid-data-path, --test-data-path) "
          "exclude each other; keep one kind"},
         {!c->mock_data && several && GIVEN(p, split),
-         "--split only applies to --data-path; shards given per split are used whole: drop --split"},
+         "--split only applies to --data-path; shards given per split are used in full; drop --split"},
         {!c->mock_data && several && !c->train_data_path.count && trains,
          "shards for validation or test need --train-data-path; add it, or --skip-train"},
         {!c->mock_data && !one && !several && !c->plan && !(c->skip_train && c->eval_tasks.count),
@@ -466,7 +466,7 @@ static bool check_rest(const Parsed *p) {
          "--on-nan skip needs the check that --no-check-for-nan-in-loss-and-grad disables; keep one"},
         {c->emulate_nodes && !c->gpus_per_node, "--emulate-nodes needs --gpus-per-node N; add it"},
         {!c->dump_distributions != !c->dump_distributions_interval,
-         "--dump-distributions FOLDER and --dump-distributions-interval N need each other; give both"},
+         "--dump-distributions FOLDER and --dump-distributions-interval N need each other; set both"},
         {c->plan_world_size && !c->plan,
          "--plan-world-size needs --plan; add it, or start that many ranks with mpirun"},
         {c->plan_network > 0 && !c->plan, "--plan-network needs --plan; add it"},

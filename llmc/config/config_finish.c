@@ -91,10 +91,9 @@ static bool finish_rampup(Config *c, Error *err) {
     int64_t start, increment, samples, unit = batch_unit(c);
     if (!parse_count(words[0], 1, &start) || !parse_count(words[1], 1, &increment) ||
         !parse_count(words[2], 0, &samples)) {
-        return error_set(
-            err, EXIT_USAGE,
-            "--rampup-batch-size %s %s %s: give three whole numbers, START and INCREMENT at least 1",
-            words[0], words[1], words[2]);
+        return error_set(err, EXIT_USAGE,
+                         "--rampup-batch-size %s %s %s: use three integers, START and INCREMENT at least 1",
+                         words[0], words[1], words[2]);
     }
     if (start > c->global_batch_size || (c->global_batch_size - start) % increment) {
         return error_set(err, EXIT_USAGE,

@@ -161,10 +161,11 @@ static bool match_padding(const Config *config, const cJSON *saved, Error *err) 
 static bool match_model(const Config *config, const cJSON *saved, const cJSON *now, Error *err) {
     Difference d;
     if (!first_difference(saved, now, MODEL, &d)) return match_padding(config, saved, err);
-    return error_set(err, EXIT_CHECKPOINT,
-                     "the checkpoint was made with %s %s, this run has %s; use the checkpoint's model flags, "
-                     "or --load another checkpoint",
-                     d.key, d.was, d.is);
+    return error_set(
+        err, EXIT_CHECKPOINT,
+        "the checkpoint was made with %s %s, but this run has %s; use the checkpoint's model flags, "
+        "or --load another checkpoint",
+        d.key, d.was, d.is);
 }
 
 static bool match_schedule(Config *config, const cJSON *saved, const cJSON *now, Error *err) {

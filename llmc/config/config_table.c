@@ -182,9 +182,10 @@ static const Option table[] = {
     WORDS("data-path", DATA | PATH, data_path, 0, "PREFIX | WEIGHT PREFIX ... | PREFIX ...",
           "token shards PREFIX.bin and PREFIX.idx, divided by --split: one shard, a weighted "
           "blend (repeated as needed), or a list (each read once)"),
-    WORDS("train-data-path", DATA | PATH, train_data_path, 0, "...", "shards for training only, used whole"),
-    WORDS("valid-data-path", PATH, valid_data_path, 0, "...", "shards for validation only, used whole"),
-    WORDS("test-data-path", PATH, test_data_path, 0, "...", "shards for the test only, used whole"),
+    WORDS("train-data-path", DATA | PATH, train_data_path, 0, "...",
+          "shards for training only, used in full"),
+    WORDS("valid-data-path", PATH, valid_data_path, 0, "...", "shards for validation only, used in full"),
+    WORDS("test-data-path", PATH, test_data_path, 0, "...", "shards for testing only, used in full"),
     TEXT("data-args-path", PATH, data_args_path, NULL, "PATH", "file that contains the value of --data-path"),
     TEXT("per-split-data-args-path", PATH, per_split_data_args_path, NULL, "PATH",
          "JSON file with the values of the three flags above, as members \"train\", \"valid\" and \"test\""),
@@ -558,7 +559,7 @@ static const Option table[] = {
     REFUSED("init-method-xavier-uniform", "initial weights are normal with --init-method-std; drop the flag"),
     REFUSED("data-parallel-random-init", "all ranks must start from the same weights; drop the flag"),
     REFUSED("use-checkpoint-args",
-            "give the model flags, for example @configs/gpt_125m.args; they are checked against "
+            "pass the model flags, for example @configs/gpt_125m.args; they are checked against "
             "the checkpoint's"),
     {.name = "nproc_per_node",
      .alias = "nproc-per-node nnodes node_rank node-rank master_addr master-addr master_port master-port "

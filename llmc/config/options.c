@@ -37,7 +37,7 @@ static bool add_word(Reader *reader, const char *text, size_t length, Error *err
 static char *read_text(const char *path, size_t *bytes, Error *err) {
     FILE *file = durable_open_plain(path);
     if (!file) {
-        error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path,
+        error_set(err, EXIT_USAGE, "@%s: %s; pass the path of an argument file", path,
                   errno ? strerror(errno) : "not a plain file");
         return NULL;
     }
@@ -47,11 +47,11 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
     int reason = errno;
     fclose(file);
     if (failed)
-        error_set(err, EXIT_USAGE, "@%s: %s; give the path of an argument file", path, strerror(reason));
+        error_set(err, EXIT_USAGE, "@%s: %s; pass the path of an argument file", path, strerror(reason));
     else if (*bytes > MAX_FILE_BYTES)
-        error_set(err, EXIT_USAGE, "@%s: larger than 1 MiB; give the path of an argument file", path);
+        error_set(err, EXIT_USAGE, "@%s: larger than 1 MiB; pass the path of an argument file", path);
     else if (memchr(text, 0, *bytes))
-        error_set(err, EXIT_USAGE, "@%s: contains zero bytes; give the path of an argument file", path);
+        error_set(err, EXIT_USAGE, "@%s: contains zero bytes; pass the path of an argument file", path);
     else {
         text[*bytes] = 0;
         return text;
@@ -340,8 +340,8 @@ static bool unusable_single(const Option *row, const char *word, double used, Er
     char range[176];
     describe_range(row, range, sizeof range);
     bool allowed = used >= row->low && used <= row->high;
-    const char *advice = isinf(used) ? "give a smaller number"
-                         : allowed   ? "give 0 or a larger number"
+    const char *advice = isinf(used) ? "use a smaller number"
+                         : allowed   ? "use 0 or a larger number"
                                      : "it must be ";
     return error_set(err, EXIT_USAGE, "--%s %s: becomes %g in float32, the type it is used in; %s%s",
                      row->name, word, used, advice, allowed || isinf(used) ? "" : range);
@@ -354,7 +354,7 @@ static void put(const Option *row, void *settings, const void *value, size_t byt
 static bool store_integer(const Option *row, const char *word, void *settings, Error *err) {
     int64_t value;
     if (!read_integer(word, &value)) {
-        return error_set(err, EXIT_USAGE, "--%s %s: not a 64-bit integer; give digits only, as in --%s %s",
+        return error_set(err, EXIT_USAGE, "--%s %s: not a 64-bit integer; use digits only, as in --%s %s",
                          row->name, word, row->name, row->initial ? row->initial : "1");
     }
     int narrow = (int)value;
@@ -373,7 +373,7 @@ static bool store_integer(const Option *row, const char *word, void *settings, E
 static bool store_real(const Option *row, const char *word, void *settings, Error *err) {
     double value;
     if (!read_real(word, &value)) {
-        return error_set(err, EXIT_USAGE, "--%s %s: not a finite number; give a number such as %s", row->name,
+        return error_set(err, EXIT_USAGE, "--%s %s: not a finite number; use a number such as %s", row->name,
                          word, row->initial ? row->initial : "0.5");
     }
     if (value < row->low || value > row->high) return out_of_range(row, word, err);
@@ -396,7 +396,7 @@ static bool store_choice(const Option *row, const char *word, void *settings, Er
 }
 
 static bool empty_value(const Option *row, Error *err) {
-    return error_set(err, EXIT_USAGE, "--%s: the value is empty; give one or drop the flag", row->name);
+    return error_set(err, EXIT_USAGE, "--%s: the value is empty; set one or drop the flag", row->name);
 }
 
 static bool no_value(const Option *row, Error *err) {

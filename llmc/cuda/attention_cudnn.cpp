@@ -362,7 +362,7 @@ void *address(const void *base, int64_t element, size_t size) {
 
 }  // namespace
 
-// With shared keys and values cuDNN also stores their gradients for each head.
+// If heads share keys and values, cuDNN stores their gradients separately for each head.
 size_t attention_cudnn_workspace_bytes(int B, int T, int NH, int HD, int groups) {
     int sharers = groups > 0 ? NH / groups : 1, least = sharers > 1 ? sharers : 1;
     size_t one_sample = std::min(deterministic_bytes(1, NH, T, HD, sharers > 1), SCORES_BYTES_MOST);

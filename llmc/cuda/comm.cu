@@ -86,7 +86,7 @@ static bool broken(const Group *group, char *what, size_t bytes) {
 static bool is_lost(const Comm *comm) { return comm->lost && *comm->lost; }
 
 // Makes kernels that wait for the lost member end; they find *lost set. ncclCommAbort may wait for
-// NCCL's threads, so it runs on a thread of its own.
+// NCCL's threads, so it runs on its own thread.
 static void abandon(Comm *comm) {
     ncclComm_t nccl = comm->nccl;
     *comm->lost = 1;

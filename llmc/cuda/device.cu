@@ -58,7 +58,7 @@ void check_launch(Stream *stream, const char *kernel) {
         status == cudaErrorMemoryAllocation)
         fatal(site, EXIT_ENVIRONMENT, "the GPU kernel %s on the %s stream could not be started: %s", kernel,
               stream->name, cudaGetErrorString(status));
-    // A launch also returns errors of earlier work on any stream.
+    // A launch can return errors of earlier work on any stream.
     fatal(site, exit_code_of(site, status),
           "the GPU failed at or before the start of kernel %s on the %s stream: %s (%s); check dmesg for "
           "GPU errors (Xid), or run again with CUDA_LAUNCH_BLOCKING=1 to find the cause",
@@ -127,7 +127,7 @@ static bool gpu_exists(int index, Error *err) {
     if (index >= 0 && index < gpus) return true;
     return error_set(err, EXIT_ENVIRONMENT,
                      "GPU %d does not exist: this machine shows %d; start as many ranks per machine as it "
-                     "has GPUs, and let each rank see all of them or one of its own "
+                     "has GPUs, and let each rank see all of them or only its own "
                      "(CUDA_VISIBLE_DEVICES)",
                      index, gpus);
 }

@@ -199,7 +199,7 @@ enum { INPUTS = 3 };      // dy, x, dresidual
 
 // Tiles of rows are copied to shared memory while the previous tile is processed. A tile is read
 // twice: by warps along rows, for the two means of each row, and by threads along columns, so that
-// each thread has registers for the parameter sums of its own columns only.
+// each thread has registers only for the parameter sums of its columns.
 struct BackwardTiles {
     int vectors;  // per row
     int threads;

@@ -30,7 +30,7 @@ typedef CUresult (*AddressRange)(CUdeviceptr *, size_t *, CUdeviceptr);
 // A shared memory range on all ranks.
 typedef struct Region {
     uint8_t *of[MAX_PEERS];   // address of each rank's range
-    void *mapped[MAX_PEERS];  // the mapping it belongs to, NULL for the own range
+    void *mapped[MAX_PEERS];  // the mapping it belongs to, NULL for this rank's range
     size_t bytes;
 } Region;
 

@@ -1,4 +1,4 @@
-// Searches added tokens, see added_tokens.h. The sorted list doubles as a prefix tree: a binary
+// Searches added tokens. See added_tokens.h. The sorted list doubles as a prefix tree: a binary
 // search finds the last token that does not sort after the text. The longest match at this position
 // is that token or one of its prefixes.
 #include "llmc/data/added_tokens.h"

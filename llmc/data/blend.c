@@ -29,7 +29,7 @@ static bool has_numbers(const char *const *words, int count) {
 static bool read_weights(DataSource *source, const char *const *words, int count, Error *err) {
     if (count % 2) {
         return error_set(err, EXIT_USAGE,
-                         "--data-path: %d arguments are not \"weight prefix\" pairs; give one prefix, or a "
+                         "--data-path: %d arguments are not \"weight prefix\" pairs; pass one prefix, or a "
                          "weight before every prefix, or prefixes only",
                          count);
     }
@@ -38,7 +38,7 @@ static bool read_weights(DataSource *source, const char *const *words, int count
         double *w = &source->weights[i / 2];
         if (parse_number(words[i], w) && isfinite(*w) && *w > 0) continue;
         return error_set(err, EXIT_USAGE,
-                         "--data-path: weight '%s' of '%s' is not a positive number; give a weight before "
+                         "--data-path: weight '%s' of '%s' is not a positive number; put a weight before "
                          "every prefix",
                          words[i], words[i + 1]);
     }
@@ -47,7 +47,7 @@ static bool read_weights(DataSource *source, const char *const *words, int count
 
 bool data_source_open(DataSource *source, const char *const *words, int count, Error *err) {
     *source = (DataSource){0};
-    if (count < 1) return error_set(err, EXIT_USAGE, "--data-path is empty; give the prefix of a shard");
+    if (count < 1) return error_set(err, EXIT_USAGE, "--data-path is empty; pass the prefix of a shard");
     bool pairs = count > 1 && has_numbers(words, count);
     int shards = pairs ? count / 2 : count;
     if (shards > INT16_MAX) {
@@ -141,7 +141,7 @@ static bool build_weighted(BlendedDataset *d, const DataSource *source, const Sp
     if (r->samples == ONE_EPOCH) {
         return error_set(
             err, EXIT_USAGE,
-            "a weighted blend has no well-defined single pass over its %s split; give the prefixes "
+            "a weighted blend has no well-defined single pass over its %s split; pass the prefixes "
             "without weights, or drop --full-validation",
             split_name(r->split));
     }
@@ -167,7 +167,7 @@ static bool build_list(BlendedDataset *d, const DataSource *source, const SplitR
                 err, EXIT_DATA,
                 "%s: the %" PRId64
                 " tokens of its %s split are too few for one sample of %d tokens; remove the shard, or "
-                "give the list weights",
+                "add weights to the list",
                 part->shard->prefix, part->tokens_per_epoch, split_name(r->split), r->seq_length);
         }
         d->weights[i] = (double)part->samples;
@@ -206,7 +206,7 @@ static bool check_draws(BlendedDataset *d, Error *err) {
         }
         return error_set(err, EXIT_DATA,
                          "%s: the blend needs sample %" PRId64 " of this shard, which has %" PRId64
-                         "; request more samples, give it less weight or more data",
+                         "; request more samples, reduce its weight or add data",
                          part->shard->prefix, d->blend_sample[k], part->samples);
     }
     return true;
@@ -242,7 +242,7 @@ bool blended_dataset_build(BlendedDataset *dataset, const DataSource *source, co
     *dataset = (BlendedDataset){.shards = source->shards, .requested = r->samples, .memory = memory};
     if (r->bounds && r->bounds[r->split + 1] <= r->bounds[r->split]) {
         return error_set(err, EXIT_USAGE,
-                         "--split gives no weight to a split that needs samples; give it a weight");
+                         "--split gives no weight to a split that needs samples; set its weight");
     }
     dataset->parts = (GptDataset *)xcalloc((size_t)source->shards, sizeof(GptDataset), "blend parts");
     bool exhaust = r->samples == ONE_EPOCH, ok = build_parts(dataset, source, r, err);

@@ -1,4 +1,4 @@
-// Byte-pair merging, see bpe.h. Most pre-tokens are short and are merged in place by rescanning a
+// Byte-pair merging. See bpe.h. Most pre-tokens are short and are merged in place by rescanning a
 // small array. Long ones use a heap over a linked list, so that a megabyte without a space takes
 // O(n log n) instead of O(n^2).
 #include "llmc/data/bpe.h"

@@ -83,7 +83,7 @@ bool check_ends(const Shard *shard, const LoaderOptions *options, int64_t most, 
     if (certain && options->known_ids) {
         return error_set(err, EXIT_DATA,
                          "%s: its documents end with id %d, which occurs nowhere else, instead of %d, this "
-                         "vocabulary's EOD; give the --tokenizer-type that the shard was made "
+                         "vocabulary's EOD; pass the --tokenizer-type that the shard was made "
                          "with, or NullTokenizer",
                          shard->prefix, e.last, options->eod);
     }

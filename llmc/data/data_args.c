@@ -1,4 +1,4 @@
-// Reads lists of shards from files, see data_args.h.
+// Reads lists of shards from files. See data_args.h.
 #include "llmc/data/data_args.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static char *read_text(const char *path, uint64_t *bytes, Error *err) {
     char *text = durable_read_file(path, MAX_BYTES, bytes, err);
     if (!text && err) err->code = EXIT_USAGE;
     if (text && strlen(text) != *bytes) {
-        error_set(err, EXIT_USAGE, "%s contains NUL bytes; give a text file", path);
+        error_set(err, EXIT_USAGE, "%s contains NUL bytes; use a text file", path);
         free(text);
         return NULL;
     }
@@ -72,7 +72,7 @@ static bool read_member(DataWords *words, const cJSON *object, const char *name,
     if (text) cut_words(words, text);
     if (text || cJSON_IsNull(member)) return true;
     return error_set(err, EXIT_USAGE,
-                     "--per-split-data-args-path %s: \"%s\" is %s; give a list of prefixes, with or without "
+                     "--per-split-data-args-path %s: \"%s\" is %s; write a list of prefixes, with or without "
                      "weights before them",
                      path, name, member ? "not a list of words" : "missing");
 }
@@ -86,7 +86,7 @@ bool data_args_read_splits(DataWords words[SPLITS], const char *path, Error *err
     free(text);
     for (int s = 0; s < SPLITS; s++) words[s] = (DataWords){0};
     bool ok = object || error_set(err, EXIT_USAGE,
-                                  "--per-split-data-args-path %s is not a JSON object; give one with "
+                                  "--per-split-data-args-path %s is not a JSON object; use one with "
                                   "\"train\", \"valid\" and \"test\"",
                                   path);
     for (int s = 0; ok && s < SPLITS; s++) ok = read_member(&words[s], object, names[s], path, err);

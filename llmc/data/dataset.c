@@ -28,19 +28,19 @@ static bool parse_weights(const char *text, double weight[SPLITS], Error *err) {
         char number[64], *end;
         if (length >= sizeof number) {
             return error_set(err, EXIT_USAGE,
-                             "--split '%s': number too long; give three weights such as 969, 30, 1", text);
+                             "--split '%s': number too long; use three weights such as 969, 30, 1", text);
         }
         memcpy(number, p, length);
         number[length] = 0;
         double value = strtod(number, &end);
         if (*end || end == number || !isfinite(value)) {
             return error_set(err, EXIT_USAGE,
-                             "--split '%s': '%s' is not a number; give three weights such as 969, 30, 1",
-                             text, number);
+                             "--split '%s': '%s' is not a number; use three weights such as 969, 30, 1", text,
+                             number);
         }
         if (count == SPLITS) {
             return error_set(err, EXIT_USAGE,
-                             "--split '%s': more than three weights; give three such as 969, 30, 1", text);
+                             "--split '%s': more than three weights; use three such as 969, 30, 1", text);
         }
         weight[count++] = value;
         p += length;
@@ -53,7 +53,7 @@ bool split_parse(const char *text, double bounds[SPLITS + 1], Error *err) {
     if (!parse_weights(text, weight, err)) return false;
     double sum = weight[0] + weight[1] + weight[2];
     if (!(sum > 0) || !isfinite(sum)) {
-        return error_set(err, EXIT_USAGE, "--split '%s': no positive weight; give three such as 969, 30, 1",
+        return error_set(err, EXIT_USAGE, "--split '%s': no positive weight; use three such as 969, 30, 1",
                          text);
     }
     bounds[0] = 0;
@@ -102,7 +102,7 @@ static bool plan_epochs(GptDataset *d, int64_t requested, Error *err) {
         return error_set(err, EXIT_DATA,
                          "%s: %" PRId64 " samples of %d tokens from the %" PRId64
                          " tokens of the %s split exceed the limits of the index "
-                         "(2^33 documents, 2^32 samples); request fewer or give more data",
+                         "(2^33 documents, 2^32 samples); request fewer or add data",
                          d->shard->prefix, requested, d->seq_length, per_epoch, split_name(d->split));
     }
     d->samples = (all - 1) / s;
@@ -120,7 +120,7 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
     const char *prefix = d->shard->prefix, *name = split_name(d->split);
     if (d->seq_length < 1 || requested < ONE_EPOCH) {
         return error_set(err, EXIT_USAGE,
-                         "%s: %" PRId64 " samples of %d tokens requested; give positive sizes", prefix,
+                         "%s: %" PRId64 " samples of %d tokens requested; use positive sizes", prefix,
                          requested, d->seq_length);
     }
     if (d->end_sequence > INT32_MAX) {
@@ -130,14 +130,14 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
     if (d->first_sequence >= d->end_sequence) {
         return error_set(err, EXIT_DATA,
                          "%s: the %s split has none of the %" PRId64
-                         " sequences; give it more weight with --split, 0 to disable it, or more data",
+                         " sequences; increase its weight with --split, 0 to disable it, or more data",
                          prefix, name, d->shard->sequences);
     }
     d->tokens_per_epoch = tokens_between(d->shard, d->first_sequence, d->end_sequence);
     if (d->tokens_per_epoch < 2) {
         return error_set(err, EXIT_DATA,
                          "%s: the %s split has %" PRId64
-                         " tokens but needs at least 2; give it more weight with --split, or more data",
+                         " tokens but needs at least 2; increase its weight with --split, or more data",
                          prefix, name, d->tokens_per_epoch);
     }
     return plan_epochs(d, requested, err);

@@ -54,7 +54,7 @@ bool split_parse(const char *text, double bounds[SPLITS + 1], Error *err);
 // be empty if the shard has few sequences; gpt_dataset_build refuses it.
 bool split_range(const double bounds[SPLITS + 1], int split, int64_t sequences, int64_t *first, int64_t *end);
 
-// Builds the three indices in `memory`, see node_memory.h. The shard must outlive the
+// Builds the three indices in `memory`. See node_memory.h. The shard must outlive the
 // dataset. Errors: EXIT_DATA if the split has no sequence or fewer than 2 tokens, or exceeds the
 // index limits (2^31 sequences, 2^33 documents x epochs, 2^32 samples); EXIT_ENVIRONMENT if out of
 // memory.

@@ -19,7 +19,7 @@ static bool check_options(const LoaderOptions *o, Error *err) {
         o->dp_rank < 0 || o->dp_rank >= o->dp_size) {
         return error_set(err, EXIT_USAGE,
                          "sequence length %d, vocabulary %d, micro-batch %d, data-parallel rank %d of %d; "
-                         "give positive sizes",
+                         "use positive sizes",
                          o->seq_length, o->vocab_size, o->micro_batch_size, o->dp_rank, o->dp_size);
     }
     if (o->mock_data && o->vocab_size < 3) {
@@ -30,7 +30,7 @@ static bool check_options(const LoaderOptions *o, Error *err) {
     if (needs_eod && !o->mock_data && (o->eod < 0 || o->eod >= o->vocab_size)) {
         return error_set(err, EXIT_USAGE,
                          "--eod-mask-loss, --reset-position-ids and --reset-attention-mask need the "
-                         "tokenizer's EOD id; give the tokenizer");
+                         "tokenizer's EOD id; pass the tokenizer");
     }
     return true;
 }
@@ -67,7 +67,7 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
     }
     if (o->samples[SPLIT_TRAIN] > 0 && !l->has[SPLIT_TRAIN]) {
         return error_set(err, EXIT_USAGE,
-                         "--split '%s' leaves no training data; give a positive first weight", o->split);
+                         "--split '%s' leaves no training data; make the first weight positive", o->split);
     }
     return true;
 }
@@ -76,12 +76,13 @@ static bool choose_splits(Loader *l, const LoaderOptions *o, double bounds[SPLIT
 // fails in the middle of the run instead.
 static bool check_list_samples(const BlendedDataset *d, int split, Error *err) {
     if (d->samples >= d->requested) return true;
-    return error_set(err, EXIT_DATA,
-                     "a list of prefixes without weights is read once: its %s split has %" PRId64
-                     " samples but the run needs %" PRId64
-                     "; use fewer (--train-iters, --eval-iters), or give each prefix a weight to read it as "
-                     "often as needed",
-                     split_name(split), d->samples, d->requested);
+    return error_set(
+        err, EXIT_DATA,
+        "a list of prefixes without weights is read once: its %s split has %" PRId64
+        " samples but the run needs %" PRId64
+        "; use fewer (--train-iters, --eval-iters), or add a weight to each prefix to read it as "
+        "often as needed",
+        split_name(split), d->samples, d->requested);
 }
 
 static bool build_datasets(Loader *l, const LoaderOptions *o, Error *err) {
@@ -209,7 +210,7 @@ bool loader_bad_id(const Shard *shard, int64_t sequence, int64_t offset, int32_t
         err, EXIT_DATA,
         "%s: sequence %" PRId64 ", position %" PRId64
         ": token id %d is outside the vocabulary of %d; "
-        "preprocess the data with this tokenizer, or give the tokenizer it was preprocessed with",
+        "preprocess the data with this tokenizer, or pass the tokenizer it was preprocessed with",
         shard->prefix, sequence, offset, id, vocab_size);
 }
 

@@ -11,7 +11,7 @@ typedef struct DataPath {
 
 typedef struct LoaderOptions {
     DataPath data_path;           // one blend, divided by split; or empty, with
-    DataPath split_path[SPLITS];  // one blend per split, each used whole
+    DataPath split_path[SPLITS];  // one blend per split, each used in full
     const char *split;            // "969, 30, 1"
     bool mock_data;               // Megatron's synthetic samples, unlimited; paths are ignored
     int64_t samples[SPLITS];      // requested per split, or ONE_EPOCH; 0: split not needed

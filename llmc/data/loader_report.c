@@ -122,7 +122,7 @@ bool loader_inspect(const Loader *loader, int64_t k, FILE *out, DecodeToken deco
     int64_t samples = loader_samples(loader, SPLIT_TRAIN);
     if (samples == 0) {
         return error_set(err, EXIT_USAGE,
-                         "--inspect-data %" PRId64 ": no training split; give it data and samples", k);
+                         "--inspect-data %" PRId64 ": no training split; provide data and samples", k);
     }
     if (k < 0 || k >= samples) {
         return error_set(err, EXIT_USAGE,

@@ -1,4 +1,4 @@
-// Handles mapped files that are lost while they are read, see mapped.h.
+// Handles mapped files that are lost while they are read. See mapped.h.
 //
 // The handler runs on the reading thread, at one of our own loads, where no operation is in
 // progress and no lock is held; so it may call fatal(). All other SIGBUS signals go to the previous

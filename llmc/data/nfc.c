@@ -1,4 +1,4 @@
-// Normalization form C, see nfc.h. utf8proc decomposes and composes; this file limits it to the
+// Normalization form C. See nfc.h. utf8proc decomposes and composes; this file limits it to the
 // characters of Unicode 9. Text is cut into segments that cannot affect each other: one character
 // and the following ones that may combine with it. Most segments are a single character, which is
 // copied.

@@ -1,4 +1,4 @@
-// Memory shared by the ranks of a node, see node_memory.h.
+// Memory shared by the ranks of a node. See node_memory.h.
 #include "llmc/data/node_memory.h"
 
 #include <stdlib.h>

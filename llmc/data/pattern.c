@@ -1,4 +1,4 @@
-// Translates Oniguruma regular expressions to PCRE2, see pattern.h. Unknown constructs are refused,
+// Translates Oniguruma regular expressions to PCRE2. See pattern.h. Unknown constructs are refused,
 // so that no tokenizer is silently misinterpreted.
 #include "llmc/data/pattern.h"
 

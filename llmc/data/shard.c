@@ -1,4 +1,4 @@
-// Maps and validates token shards, see shard.h. Arrays of the index are only 2-byte aligned, hence
+// Maps and validates token shards. See shard.h. Arrays of the index are only 2-byte aligned, hence
 // the memcpy loads.
 #include "llmc/data/shard.h"
 
@@ -79,7 +79,7 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         return error_set(err, EXIT_DATA,
-                         "%s: cannot open: %s; give the shard's prefix, without .bin or .idx "
+                         "%s: cannot open: %s; pass the shard's prefix, without .bin or .idx "
                          "(preprocess_data --output-prefix P makes P_text_document)",
                          path, strerror(errno));
     }
@@ -91,7 +91,7 @@ static bool map_file(const char *prefix, const char *suffix, const uint8_t **dat
     close(fd);
     if (!regular) {
         return error_set(err, EXIT_DATA,
-                         "%s: not a regular file; give the shard's prefix, without .bin or .idx", path);
+                         "%s: not a regular file; pass the shard's prefix, without .bin or .idx", path);
     }
     if (map == MAP_FAILED) {
         return error_set(err, EXIT_DATA, "%s: cannot map: %s; check the file system", path, strerror(cause));

@@ -1,4 +1,4 @@
-// Map between token texts and ids while a vocabulary is read, see symbols.h.
+// Map between token texts and ids while a vocabulary is read. See symbols.h.
 #include "llmc/data/symbols.h"
 
 #include <assert.h>

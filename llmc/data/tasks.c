@@ -1,4 +1,4 @@
-// Reads the files of --eval-tasks, see tasks.h.
+// Reads the files of --eval-tasks. See tasks.h.
 #include "llmc/data/tasks.h"
 
 #include <assert.h>
@@ -213,7 +213,7 @@ static bool read_sample(Parser *r, const cJSON *object) {
     bool one = cJSON_GetObjectItemCaseSensitive(object, "continuation") != NULL;
     const char *name = member(r, object, "task"), *text = name ? member(r, object, "context") : NULL;
     if (!text) return false;
-    if (choices == one) return refuse(r, "give either \"choices\" or \"continuation\"");
+    if (choices == one) return refuse(r, "set either \"choices\" or \"continuation\"");
     if (!find_task(r, name, choices ? TASK_CHOICES : TASK_CONTINUATION, &sample.task)) return false;
     if (!read_context(r, text)) return false;
     if (!(choices ? read_choices : read_continuation)(r, object, text, &sample)) return false;

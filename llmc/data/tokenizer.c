@@ -1,4 +1,4 @@
-// Tokenizers and encoders, see tokenizer.h. An encoder repairs invalid UTF-8, extracts added tokens
+// Tokenizers and encoders. See tokenizer.h. An encoder repairs invalid UTF-8, extracts added tokens
 // (added_tokens.c), normalizes the rest (nfc.c), pre-tokenizes it (pretokenize.c) and merges the
 // bytes of each piece (bpe.c). Recent pieces are cached.
 #include "llmc/data/tokenizer.h"
@@ -29,7 +29,7 @@ static void fill_byte_table(TokenTable *table) {
 static bool fill_null_table(TokenTable *table, int64_t null_vocab_size, Error *err) {
     if (null_vocab_size < 1 || null_vocab_size >= INT32_MAX - 1) {
         return error_set(err, EXIT_USAGE,
-                         "NullTokenizer cannot have %" PRId64 " ids; give --vocab-size a positive number",
+                         "NullTokenizer cannot have %" PRId64 " ids; set --vocab-size to a positive number",
                          null_vocab_size);
     }
     int eod = (int)null_vocab_size;

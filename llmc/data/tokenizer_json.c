@@ -1,4 +1,4 @@
-// Reads tokenizer.json, see tokenizer_json.h. Unsupported features are refused with one line,
+// Reads tokenizer.json. See tokenizer_json.h. Unsupported features are refused with one line,
 // because ignoring them would change the ids.
 #include "llmc/data/tokenizer_json.h"
 
@@ -233,7 +233,7 @@ static bool check_model(Parser *r) {
     const char *type = json_member_string(r->model, "type");
     const cJSON *dropout = cJSON_GetObjectItemCaseSensitive(r->model, "dropout");
     bool byte_fallback;
-    if (!cJSON_IsObject(r->model)) return REFUSE("%s has no \"model\"; give a tokenizer.json", r->path);
+    if (!cJSON_IsObject(r->model)) return REFUSE("%s has no \"model\"; use a tokenizer.json", r->path);
     if (type && strcmp(type, "BPE") != 0) {
         return REFUSE(
             "%s: a %.40s tokenizer is not supported; byte-level BPE is (GPT-2's, Llama 3's, Qwen's)", r->path,

@@ -1,4 +1,4 @@
-// Reads GPT-2's vocab.json and merges.txt, see vocabulary.h. Both spell tokens in the byte
+// Reads GPT-2's vocab.json and merges.txt. See vocabulary.h. Both spell tokens in the byte
 // alphabet, one printable character per byte.
 #include "llmc/data/vocabulary.h"
 
@@ -75,7 +75,7 @@ static bool parse_vocab(const cJSON *root, size_t text_bytes, TokenTable *table,
                         Symbols *symbols, const char *path, Error *err) {
     int count = cJSON_IsObject(root) ? cJSON_GetArraySize(root) : 0;
     if (!count) {
-        return error_set(err, EXIT_DATA, "%s is not a JSON object of tokens and ids; give GPT-2's vocab.json",
+        return error_set(err, EXIT_DATA, "%s is not a JSON object of tokens and ids; use GPT-2's vocab.json",
                          path);
     }
     Alphabet alphabet = byte_alphabet();
@@ -141,7 +141,7 @@ bool vocabulary_read(TokenTable *table, Bpe *bpe, const char *vocab_file, const 
     const char *stop = text;
     cJSON *root = cJSON_ParseWithLengthOpts(text, bytes + 1, &stop, 1);
     bool good = root || error_set(err, EXIT_DATA,
-                                  "%s line %lld is not valid JSON; give vocab.json, and merges.txt as "
+                                  "%s line %lld is not valid JSON; use vocab.json, and merges.txt as "
                                   "--merge-file, or download it again",
                                   vocab_file, (long long)line_of(text, stop));
     good = good && parse_vocab(root, bytes, table, bpe->byte_id, &symbols, vocab_file, err) &&

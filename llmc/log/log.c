@@ -225,7 +225,7 @@ static void warn_of_flags(Log *log, int nodes) {
                  c->gradient_quantization_bits_intra);
     if (nodes == 1 && c->error_feedback)
         log_line(log,
-                 "WARNING: one node: no gradients are sent between nodes, --error-feedback has no effect");
+                 "WARNING: one node: no gradients are sent between nodes, so --error-feedback has no effect");
     if (nodes == ranks)
         log_line(log,
                  "WARNING: one rank per node: all gradients use %d bits, "

@@ -33,7 +33,7 @@ typedef struct IntervalReport {
     double intra_node_bytes;   // per step, sent within one node. Both: gradients and weights between
                                // data-parallel ranks
     double model_bytes;        // per step, sent by one node's ranks (the maximum) for tensor and
-                               // pipeline parallelism, also within the node; 0: omitted
+                               // pipeline parallelism, including within the node; 0: omitted
     double exposed_comm_ms;    // per step, on the rank that waited least; < 0: not measured, omitted
     double exposed_gradients_ms, exposed_weights_ms;  // its parts: reductions, gathers
     double exposed_most_ms;                           // on the rank that waited most

@@ -206,7 +206,7 @@ void gpt_reserve(GPT *gpt, MemoryPlan *plan);
 void gpt_reserve_inference(GPT *gpt, MemoryPlan *plan);
 // Plans the rank that `mesh` describes: its part of the model, its bucket layout and every buffer
 // that it allocates. Needs no device. mesh must outlive the result. Fills gpt (free it with
-// gpt_free, also after an error; NULL: not wanted) and memory_plan. Returns NULL with the error of
+// gpt_free, even after an error; NULL: not wanted) and memory_plan. Returns NULL with the error of
 // gpt_check or zero_plan if the configuration cannot run.
 Zero *gpt_plan(GPT *gpt, const Config *config, const Mesh *mesh, MemoryPlan *memory_plan, Error *err);
 // Returns the bytes that gpt_reserve would reserve.

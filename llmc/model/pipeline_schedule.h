@@ -4,7 +4,7 @@
 // A stage sends hidden states to the next stage in forward, and their gradients to the previous
 // stage in backward. Each direction between two stages has its own link (llmc/comm.h). With
 // interleaving a stage holds several chunks of layers: chunk c runs through all stages in order,
-// then chunk c + 1 starts on the first stage. With tied embeddings the first and last stage also
+// then chunk c + 1 starts on the first stage. If embeddings are tied, the first and last stage also
 // exchange the gradient of the word embeddings.
 #pragma once
 #include "llmc/comm.h"

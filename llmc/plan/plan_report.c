@@ -28,7 +28,7 @@ enum { MOST_STAGES = 3 };
 typedef struct Stages {
     StagePlan stage[MOST_STAGES];
     int count;
-    const StagePlan *fullest;  // the rank that needs most memory
+    const StagePlan *fullest;  // the rank that needs the most memory
 } Stages;
 
 static const BucketLayout *layout_of(const StagePlan *s) { return zero_layout(s->zero); }
@@ -114,7 +114,7 @@ static void print_parts(const Config *c, const Stages *stages, FILE *out) {
 
 // Appends the stage to a title, if there are several.
 static void print_whose(const StagePlan *s, FILE *out) {
-    if (s->mesh.pp.size > 1) fprintf(out, " of stage %d, which needs most", s->first);
+    if (s->mesh.pp.size > 1) fprintf(out, " of stage %d, which needs the most memory", s->first);
     fputc('\n', out);
 }
 

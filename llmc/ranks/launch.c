@@ -62,7 +62,7 @@ static void refuse_unconnected(bool joined) {
                   "%s started %s %s that MPI does not join: each would train alone; %s", s->name, size,
                   s->processes, s->advice);
         // The first process prints the error, and gets 2 s to do so before the others exit. There
-        // is nobody to agree with and nothing to abort.
+        // is no rank to agree with and nothing to abort.
         if (rank && atoi(rank) > 0) sleep(2);
         else error_print(NULL, err.what);
         exit(err.code);

@@ -19,7 +19,7 @@ typedef struct Stop {
 // it starts, and installs a handler for threads that exist already. Call before MPI starts its
 // threads; may be called again.
 void stop_catch_signals(void);
-// Ignores the launcher's SIGCONT from now on, so that a slow save isn't taken for a lost node.
+// Ignores the launcher's SIGCONT until exit, so that a slow save isn't taken for a lost node.
 // Collective over the world, after a poll reported a signal.
 void stop_ignore_launcher_signal(Peers world);
 // Combines the reasons of all ranks. Collective over the world. own == STOP_NONE: only a pending

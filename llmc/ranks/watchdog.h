@@ -2,7 +2,7 @@
 //
 // While ranks train, the watchdogs of a host watch each other and their main threads through shared
 // memory (heartbeat.h). A watchdog detects stopped and dead ranks whatever its main thread is
-// blocked in, and a main thread of its own that is stuck in a call.
+// blocked in, and its own main thread if that is stuck in a call.
 //
 // While MPI starts and shuts down, ranks cannot see each other. The watchdog then ends its own
 // process after the limit, and the launcher ends the others.
@@ -31,7 +31,7 @@ void watchdog_mpi_starting(Site *site, double limit);
 // minute. site is read by the calling thread only.
 void watchdog_open(Site *site, MPI_Comm host, int ranks, double limit);
 // Limits MPI's shutdown; replaces watchdog_close. code: exit code of the run so far, which is kept
-// if it is an error. Of the ranks of a host, only one prints.
+// if it is an error. Only one rank per host prints.
 void watchdog_mpi_ending(Site *site, double limit, int code);
 // Stops any of the three. From here on, this rank's silence is ignored.
 void watchdog_close(Site *site);

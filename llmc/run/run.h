@@ -89,7 +89,7 @@ typedef struct Run {
 int run_answer(const Config *config, const char *program);
 // Initializes an empty run.
 void run_init(Run *run);
-// Frees everything that the run holds, also after a partial setup.
+// Frees everything that the run holds, even after a partial setup.
 void run_close(Run *run);
 // Returns the Peers of a communicator, with this run's time limit and site.
 Peers run_peers(Run *run, MPI_Comm comm);

@@ -83,7 +83,7 @@ void write_sample(Run *run, GPT *gpt) {
                           .seed = (uint64_t)c->seed};
     int root = mesh->tp.size * mesh->dp.size * (mesh->pp.size - 1);  // first rank of the last stage
     for (; n < total; n++) {
-        // With sharded weights all ranks must take part in the gathers of a forward pass.
+        // If weights are sharded, all ranks must take part in the gathers of a forward pass.
         if (mesh->dp.rank == 0 || mesh->shards.size * mesh->shard_rail.size > 1)
             gpt_next_logits(gpt, ids, n, logits);
         if (mesh->world.rank == root) ids[n] = sampling_draw(&all, logits, (uint64_t)n);

@@ -111,8 +111,8 @@ bool run_open_data(Run *run) {
         return run->loader != NULL;
     if (run_eval_iters(run, SPLIT_VALID) > 0) return true;
     return error_set(&run->error, EXIT_DATA,
-                     "the validation split has %lld samples, fewer than a global batch of %d; give it "
-                     "more weight with --split, or drop --full-validation",
+                     "the validation split has %lld samples, fewer than a global batch of %d; "
+                     "increase its weight with --split, or drop --full-validation",
                      (long long)loader_samples(run->loader, SPLIT_VALID), c->global_batch_size);
 }
 

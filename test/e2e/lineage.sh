@@ -120,7 +120,7 @@ from_elsewhere() { # the other directory's run is at iteration 20
     untouched "a checkpoint of iteration 30, which" --load "$work/elsewhere" --seed 7
 }
 check "--load of another directory: refused" from_elsewhere
-check "--load of a single checkpoint suggests its parent directory" untouched "give its parent folder" \
+check "--load of a single checkpoint suggests its parent directory" untouched "use its parent folder" \
     --load \
     "$folder/iter_0000030"
 beside() { # iterations without existing checkpoints

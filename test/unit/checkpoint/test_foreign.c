@@ -77,7 +77,7 @@ static const Case CASES[] = {
     {"mp_rank_00/ mp_rank_00/shard_00000_of_00002.safetensors", NULL, "lacks its manifest.json"},
     {".iter_0000005.old/ .iter_0000005.old/manifest.json", NULL,
      "that a save was replacing when it died (.iter_0000005.old)"},
-    {"manifest.json", NULL, "is one checkpoint; give its parent folder"},
+    {"manifest.json", NULL, "is one checkpoint; use its parent folder"},
     // Unknown files.
     {"photo.jpg run.log", NULL, "holds files but no checkpoint (photo.jpg)"},
     {"thesis/ thesis/chapter1.tex", NULL, "(thesis/chapter1.tex)"},

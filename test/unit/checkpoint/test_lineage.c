@@ -388,7 +388,7 @@ static void not_a_folder_of_checkpoints(void **state) {
     char *one = text_format("%s/iter_0000005", f->path), *empty = text_format("%s/empty", f->path);
     assert_int_equal(checkpoint_find(one, note, sizeof note, &err), -2);
     assert_int_equal(err.code, EXIT_CHECKPOINT);
-    assert_non_null(strstr(err.what, "is one checkpoint; give its parent folder"));
+    assert_non_null(strstr(err.what, "is one checkpoint; use its parent folder"));
     assert_int_equal(checkpoint_find(f->list, note, sizeof note, &err), -2);
     assert_int_equal(err.code, EXIT_CHECKPOINT);
     assert_non_null(strstr(err.what, "checkpoints_of_run.txt is not a folder"));

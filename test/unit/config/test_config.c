@@ -743,7 +743,7 @@ static void checkpoints_must_match(void **state) {
     config_free(&run.config);
     assert_false(resume(&run, SMALL, SMALL "--num-layers 3"));
     assert_int_equal(run.err.code, EXIT_CHECKPOINT);
-    assert_non_null(strstr(run.err.what, "num_layers 2, this run has 3"));
+    assert_non_null(strstr(run.err.what, "num_layers 2, but this run has 3"));
     assert_false(resume(&run, SMALL, SMALL "--num-layers 3 --load c --finetune"));
     assert_true(resume(&run, SMALL, SMALL "--lr 2e-3 --load c --finetune"));
     config_free(&run.config);

@@ -75,10 +75,10 @@ static void ramp_up_counts_iterations_as_megatron(void **state) {
 
 static void bad_ramp_up(void **state) {
 #define RAMP RAMPING "--train-samples 10000 --global-batch-size 32 --rampup-batch-size "
-    must_fail(RAMP "8 x 100", 4, "three whole numbers");
+    must_fail(RAMP "8 x 100", 4, "three integers");
     must_fail(RAMP "8 0 100", 4, "at least 1");
-    must_fail(RAMP "-8 8 100", 4, "three whole numbers");
-    must_fail(RAMP "8 8 99999999999999999999", 4, "three whole numbers");
+    must_fail(RAMP "-8 8 100", 4, "three integers");
+    must_fail(RAMP "8 8 99999999999999999999", 4, "three integers");
     must_fail(RAMP "40 8 100", 4, "does not reach --global-batch-size 32");
     must_fail(RAMP "8 7 100", 4, "in steps of 7");
     must_fail(RAMP "4 4 100", 4, "must be multiples of 8, the smallest");

@@ -142,8 +142,8 @@ static void invalid_blends(void **state) {
     write_blend(&list, shards, NULL);
     refuse(list.words, 2, &(SplitRequest){SPLIT_TRAIN, NULL, 5, 8, 1, 0}, EXIT_DATA,
            "s1: the 8 tokens of its training split are too few for one sample of 8 tokens; remove the shard, "
-           "or give the "
-           "list weights");
+           "or "
+           "add weights to the list");
     write_blend(&pairs, good, weights);
     refuse(pairs.words, 4, &(SplitRequest){SPLIT_VALID, NULL, ONE_EPOCH, 8, 1, 0}, EXIT_USAGE,
            "a weighted blend has no well-defined single pass over its validation split");
