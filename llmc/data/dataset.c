@@ -130,14 +130,14 @@ static bool plan(GptDataset *d, int64_t requested, Error *err) {
     if (d->first_sequence >= d->end_sequence) {
         return error_set(err, EXIT_DATA,
                          "%s: the %s split has none of the %" PRId64
-                         " sequences; increase its weight with --split, 0 to disable it, or more data",
+                         " sequences; increase its --split weight, set it to 0, or add data",
                          prefix, name, d->shard->sequences);
     }
     d->tokens_per_epoch = tokens_between(d->shard, d->first_sequence, d->end_sequence);
     if (d->tokens_per_epoch < 2) {
         return error_set(err, EXIT_DATA,
                          "%s: the %s split has %" PRId64
-                         " tokens but needs at least 2; increase its weight with --split, or more data",
+                         " tokens but needs at least 2; increase its --split weight or add data",
                          prefix, name, d->tokens_per_epoch);
     }
     return plan_epochs(d, requested, err);
