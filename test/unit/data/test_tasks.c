@@ -261,9 +261,9 @@ static void invalid_lines(void **state) {
         {"{\"task\":\"0123456789012345678901234567890123456789012345678901234567890123\",\"context\":\"c\","
          "\"continuation\":\"d\"}",
          "\"task\" must have 1 to 63 bytes"},
-        {"{\"task\":\"a\",\"context\":\"c\"}", "give either \"choices\" or \"continuation\""},
+        {"{\"task\":\"a\",\"context\":\"c\"}", "set either \"choices\" or \"continuation\""},
         {"{\"task\":\"z\",\"context\":\"c\",\"choices\":[\"x\"],\"gold\":0,\"continuation\":\"d\"}",
-         "give either \"choices\" or \"continuation\""},
+         "set either \"choices\" or \"continuation\""},
         {A("\"continuation\":\"d\""), "other lines of task a have \"choices\""},
         {"{\"task\":\"z\",\"context\":\"c\",\"continuation\":3}",
          "\"continuation\" is missing or not a string"},
