@@ -4,6 +4,7 @@
 #include <assert.h>
 
 void lanes_open(Lanes *lanes, Device *device, bool apart) {
+    assert(lanes && device);
     Lanes fresh = {0};
     *lanes = fresh;
     lanes->apart = apart;

@@ -181,6 +181,7 @@ void layout_free(BucketLayout *layout) {
 }
 
 void layout_unshard(BucketLayout *whole, const BucketLayout *layout) {
+    assert(whole != layout);
     *whole = *layout;
     whole->dp = whole->options.nodes = whole->options.per_node = 1;
     whole->shard_elements = 0;

@@ -1,6 +1,7 @@
 // The layout and the order of the hops: see outer.h.
 #include "sdp4bit/outer.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 // --- layout --------------------------------------------------------------------------------------

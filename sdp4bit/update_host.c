@@ -1,6 +1,7 @@
 // AdamW on the host: see update_host.h.
 #include "sdp4bit/update_host.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -81,6 +82,7 @@ static void update_matrices(void *context, int64_t lo, int64_t hi) {
 }
 
 void update_shard_host(const UpdateShard *a, int threads, const Site *site) {
+    assert(threads >= 1);
     int64_t matrices = a->bucket.matrix_per_rank, tail = a->bucket.tail_per_rank;
     Update update = {a, site};
     parallel_ranges(threads, 0, matrices, round_up64(PIECE, piece_size(a->codec, a->group)), update_matrices,

@@ -1,6 +1,8 @@
 // Message exchanges with checksums: see wire.h.
 #include "sdp4bit/wire.h"
 
+#include <assert.h>
+
 // Place of a message in a fault code: hop and bucket; the check adds the slot.
 static uint64_t place_of(WireHop hop, int b) { return (uint64_t)hop << 56 | (uint64_t)(uint32_t)b << 24; }
 static uint64_t mismatch(WireHop hop, int b) { return fault_code(FAULT_OF_MESSAGE, place_of(hop, b)); }
@@ -61,6 +63,7 @@ static SealMessages run_of(const WireChecks *checks, bool weights, int b, int k,
 
 void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *send,
                Stream *stream) {
+    assert(hop < WIRE_HOPS && b >= 0 && k >= 0 && k < MOST_CHUNKS);
     if (!sealed(checks, message)) return;
     const Group *group = level_of(checks->mesh, hop);
     SealMessages s = run_of(checks, false, b, k, message, send, group->size);
@@ -71,6 +74,7 @@ void wire_seal(WireChecks *checks, WireHop hop, int b, int k, const MessageLayou
 
 void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *message, const uint8_t *send,
                      uint8_t *recv, Stream *stream) {
+    assert(hop < WIRE_HOPS);
     const Group *group = level_of(checks->mesh, hop);
     comm_all_to_all(group, send, recv, (size_t)message->bytes, stream);
     inject(checks, from_next(group, recv, message->bytes), message_content(message), stream);
@@ -78,6 +82,7 @@ void wire_all_to_all(WireChecks *checks, WireHop hop, const MessageLayout *messa
 
 void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayout *message, uint8_t *recv,
                 Stream *stream) {
+    assert(hop < WIRE_HOPS && b >= 0 && k >= 0 && k < MOST_CHUNKS);
     if (!sealed(checks, message)) return;
     const Group *group = level_of(checks->mesh, hop);
     SealMessages s = run_of(checks, false, b, k, message, recv, group->size);
@@ -89,6 +94,7 @@ void wire_check(WireChecks *checks, WireHop hop, int b, int k, const MessageLayo
 
 void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *message, uint8_t *buffer,
                    Stream *stream) {
+    assert(b >= 0 && slot >= 0);
     if (!sealed(checks, message)) return;
     SealMessages s = run_of(checks, true, b, 0, message, buffer + slot * message->bytes, 1);
     s.first = (uint32_t)slot;
@@ -97,6 +103,7 @@ void wire_seal_own(WireChecks *checks, int b, int slot, const MessageLayout *mes
 
 void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const MessageLayout *message,
                      uint8_t *buffer, Stream *stream) {
+    assert(hop < WIRE_HOPS && first >= 0 && run >= 1);
     const Group *group = level_of(checks->mesh, hop);
     uint8_t *row = buffer + first * message->bytes;
     comm_all_gather(group, row, (size_t)(run * message->bytes), stream);
@@ -105,6 +112,7 @@ void wire_all_gather(WireChecks *checks, WireHop hop, int first, int run, const 
 
 void wire_check_gathered(WireChecks *checks, WireHop hop, int b, int first, int run,
                          const MessageLayout *message, uint8_t *buffer, Stream *stream) {
+    assert(hop < WIRE_HOPS && b >= 0 && first >= 0 && run >= 1);
     if (!sealed(checks, message)) return;
     int count = level_of(checks->mesh, hop)->size * run;
     SealMessages s = run_of(checks, true, b, 0, message, buffer + first * message->bytes, count);
@@ -125,6 +133,7 @@ static void hash_parts(const CommRow *row, int rows, int member, bool own, uint6
 // Each member has a record: the hash of its parts and its checksum. Receivers recompute the hash
 // from the received parts and verify it against the sender's checksum.
 void wire_gather_rows(WireChecks *checks, int b, const CommRow *row, int rows, Stream *stream) {
+    assert(b >= 0 && rows >= 1);
     const Group *group = &checks->mesh->shards;
     SealMessages s = {0};
     if (checks->parts) {
@@ -184,6 +193,7 @@ static bool message_error(uint64_t fault, int receiver, const Mesh *mesh, Error 
 }
 
 bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err) {
+    assert(rank >= 0);
     switch (fault_origin(fault)) {
         case FAULT_OF_UPDATE:
             return error_set(err, EXIT_DIVERGED,

@@ -1,18 +1,11 @@
 // Geometry of the training state: see base.h.
 #include "llmc/state/base.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
-int64_t base_largest_shard(const Base *base, const bool *wanted) {
-    int64_t largest = 0;
-    for (int b = 0; b < base->plan.buckets; b++) {
-        int64_t shard = round_up64(bucket_shard(&base->plan.bucket[b]), 64);
-        if ((!wanted || wanted[b]) && shard > largest) largest = shard;
-    }
-    return largest;
-}
-
 const GradFormat *base_grad_format(const Base *base, int64_t iteration) {
+    assert(iteration >= 0);
     // As in Megatron-LM, the flag counts iterations from 0.
     bool quantized = base->config->quantized_gradients &&
                      iteration - 1 >= base->config->gradients_quantization_start_iteration;
@@ -20,6 +13,7 @@ const GradFormat *base_grad_format(const Base *base, int64_t iteration) {
 }
 
 bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *range, int64_t *in_shard) {
+    assert(b >= 0 && b < plan->buckets && i >= 0 && owner >= 0 && owner < plan->dp);
     const Bucket *bucket = &plan->bucket[b];
     const Segment *segment = &plan->segments[bucket->first_segment + i];
     bool matrix = i < bucket->segments;
@@ -66,11 +60,6 @@ void base_list_ranges(Base *base) {
     list_shard(base, base->mesh->dp.rank);
     base->range_count = base->held_count;
     for (int i = 1; i < shards; i++) list_shard(base, (base->mesh->dp.rank + i) % dp);
-}
-
-bool base_counts_matrix(const Base *base, const Range *range, const Bucket *bucket) {
-    return base->tensors[range->tensor].counted && range->arena_at >= bucket->arena_start &&
-           range->arena_at < bucket->arena_start + bucket->matrix_elements;
 }
 
 int64_t base_alignment(const Base *base) {

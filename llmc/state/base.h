@@ -50,9 +50,6 @@ typedef struct Base {
 static inline int64_t base_state_start(const Base *base, int b) { return base->state->bucket[b].state_start; }
 // Index of this rank's shard among the shards of the optimizer state.
 static inline int base_state_shard(const Base *base) { return base->state->dp > 1 ? base->mesh->dp.rank : 0; }
-// Elements of the largest bucket shard, padded. wanted: (buckets) the buckets to consider, NULL:
-// all.
-int64_t base_largest_shard(const Base *base, const bool *wanted);
 // Payload format of gradients in an iteration.
 const GradFormat *base_grad_format(const Base *base, int64_t iteration);
 // Sets *range to the part of segment i of bucket b (matrices first) that rank `owner` owns, except
@@ -61,8 +58,6 @@ const GradFormat *base_grad_format(const Base *base, int64_t iteration);
 bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *range, int64_t *in_shard);
 // Fills ranges.
 void base_list_ranges(Base *base);
-// Returns true if the range belongs to a matrix of the bucket and this rank counts the tensor.
-bool base_counts_matrix(const Base *base, const Range *range, const Bucket *bucket);
 // Allocation granularity in bytes of buffers that the node's ranks may map (comm_share):
 // COMM_ALIGNMENT, or 1 if none are mapped.
 int64_t base_alignment(const Base *base);

@@ -1,6 +1,7 @@
 // Error feedback: see feedback.h.
 #include "llmc/state/feedback.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 static int64_t shards_of_rank(const Base *base) { return base->plan.options.nodes; }
@@ -46,6 +47,7 @@ void feedback_free(Feedback *f) {
 // The first reduction of a step reads the previous step's status: if that step was skipped, the
 // residual it left is discarded with its gradients.
 void feedback_step(const Base *base, const Feedback *f, int b, bool frozen, TlqStep *step) {
+    assert(b >= 0 && b < base->plan.buckets);
     step->error_feedback = feedback_on(f) && codec_grouped(step->grad_format.inter_codec);
     if (!step->error_feedback) return;
     step->residual.values = f->memory + f->start[b];

@@ -8,6 +8,7 @@
 //                this rank's shard accumulates the micro-batches of a step.
 #include "llmc/state/grads.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 // --- stores --------------------------------------------------------------------------------------
@@ -29,8 +30,7 @@ static GradShard held_accumulated(const Base *base, const Grads *grads, int b) {
     return grad_shard_of(&base->state->bucket[b], full_accumulated(base, grads, b), base_state_shard(base));
 }
 
-static const GradStore accumulated = {.name = "accumulated",
-                                      .accumulates = true,
+static const GradStore accumulated = {.accumulates = true,
                                       .full = full_accumulated,
                                       .shard = shard_accumulated,
                                       .held = held_accumulated,
@@ -41,8 +41,7 @@ static void gather_replicated(const Base *base, const Grads *grads, const TlqSte
     tlq_gather_bucket(step, b, grads_full(base, grads, b), buffer, base->lanes);
 }
 
-static const GradStore replicated = {.name = "replicated",
-                                     .accumulates = true,
+static const GradStore replicated = {.accumulates = true,
                                      .full = full_accumulated,
                                      .shard = shard_accumulated,
                                      .held = held_accumulated,
@@ -62,8 +61,10 @@ static float *range_slots(const Base *base, const Grads *grads, const Range *ran
            base->plan.bucket[range->bucket].state_start;
 }
 
-static const GradStore slots = {
-    .name = "slots", .full = full_slot, .shard = shard_slots, .held = shard_slots, .of_range = range_slots};
+static const GradStore slots = {.full = full_slot,
+                                .shard = shard_slots,
+                                .held = shard_slots,
+                                .of_range = range_slots};
 
 // --- memory --------------------------------------------------------------------------------------
 
@@ -158,6 +159,7 @@ void grads_free(const Base *base, Grads *grads) {
 }
 
 float *grads_tensor(const Base *base, const Grads *grads, int tensor) {
+    assert(tensor >= 0 && tensor < base->plan.tensors);
     if (!grads->store) return NULL;
     int b = base->plan.tensor_bucket[tensor];
     return grads_full(base, grads, b) + base->plan.tensor_arena[tensor] - base->plan.bucket[b].arena_start;
@@ -201,6 +203,7 @@ static void clear_rest(const Base *base, Grads *grads, int b) {
 }
 
 void grads_begin(const Base *base, Grads *grads, int unit) {
+    assert(unit >= 0 && unit < base->plan.units);
     int b = base->plan.unit_bucket[unit];
     if (grads->store[b]->accumulates || grads->begun[b]) return;
     grads->begun[b] = true;
@@ -211,6 +214,7 @@ void grads_begin(const Base *base, Grads *grads, int unit) {
 }
 
 bool grads_complete(const Base *base, Grads *grads, int unit) {
+    assert(unit >= 0 && unit < base->plan.units);
     int b = base->plan.unit_bucket[unit];
     if (--grads->units_missing[b] > 0) return false;
     timer_start(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);
@@ -221,6 +225,7 @@ bool grads_complete(const Base *base, Grads *grads, int unit) {
 }
 
 void grads_reduced(const Base *base, Grads *grads, int b) {
+    assert(b >= 0 && b < base->plan.buckets);
     if (!grads->store[b]->accumulates) {
         event_record(grads->slot_read[b % GRAD_SLOTS], base->lanes->first);
         expect_units(base, grads, b);  // of the next micro-batch
@@ -230,6 +235,7 @@ void grads_reduced(const Base *base, Grads *grads, int b) {
 }
 
 void grads_consumed(const Base *base, Grads *grads, int b) {
+    assert(b >= 0 && b < base->plan.buckets);
     const Bucket *bucket = &base->plan.bucket[b];
     // The next step overwrites the gradients of matrices and adds to the tail's.
     if (grads->store[b]->accumulates)

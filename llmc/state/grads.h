@@ -12,7 +12,6 @@ enum { GRAD_SLOTS = 2 };
 typedef struct Grads Grads;
 
 typedef struct GradStore {
-    const char *name;
     bool accumulates;  // reduced once per step; else in every micro-batch
     // Local gradients of the whole bucket: (matrix_elements + tail_elements).
     float *(*full)(const Base *base, const Grads *grads, int b);

@@ -1,6 +1,7 @@
 // Step statuses as the host sees them: see guard.h.
 #include "llmc/state/guard.h"
 
+#include <assert.h>
 #include <math.h>
 
 // Clears the sign of a NaN, which printf would show.
@@ -35,6 +36,7 @@ static void report_spikes(AnomalyGuard *s, const StepStatus *v, int64_t iteratio
 }
 
 void guard_check(AnomalyGuard *s, const StepStatus *v, int64_t iteration, Log *log, Error *err) {
+    assert(iteration >= 1);
     const Config *c = s->config;
     bool finite = isfinite(v->loss) && isfinite(v->grad_norm);
     s->skipped += !v->applied;

@@ -1,6 +1,7 @@
 // Local steps: see local_steps.h.
 #include "llmc/state/local_steps.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 static bool is_on(const Base *base) { return base->config->local_steps > 1; }
@@ -80,6 +81,7 @@ void outer_reserve(const Base *base, Outer *l, const Weights *weights, MemoryPla
 }
 
 int64_t outer_bytes(const Base *base, const Outer *l, int bucket, const GradFormat *format) {
+    assert(bucket >= 0 && bucket < base->plan.buckets);
     return is_on(base) ? outer_wire_bytes(&l->plan, bucket, format) : 0;
 }
 
@@ -171,6 +173,7 @@ static bool is_slot(const Base *base, const Outer *l, int b, int64_t step) {
 }
 
 void outer_sync(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
+    assert(b >= 0 && b < base->plan.buckets);
     if (!is_on(base)) return;
     l->finished_since = false;
     if (!is_slot(base, l, b, base->step)) return;
@@ -179,6 +182,7 @@ void outer_sync(const Base *base, Outer *l, const Optimizer *optimizer, int b) {
 }
 
 void outer_apply(const Base *base, Outer *l, const Optimizer *optimizer, int b, int64_t step) {
+    assert(b >= 0 && b < base->plan.buckets);
     Stream *last = base->lanes->last;
     if (!is_on(base) || !l->applies[b] || l->applies[b] > step) return;
     int64_t at = base->plan.bucket[b].state_start;
@@ -217,6 +221,7 @@ void outer_begin_group(const Base *base, const Outer *l, const Optimizer *optimi
 }
 
 void outer_resume_group(const Base *base, Outer *l, int64_t step, int64_t applied_at) {
+    assert(step >= 0 && applied_at >= 0);
     const Config *c = base->config;
     for (int b = 0; is_on(base) && b < base->plan.buckets; b++) {
         for (int64_t slot = step; slot > applied_at && slot + c->local_steps_delay > step; slot--) {

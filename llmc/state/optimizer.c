@@ -7,14 +7,6 @@
 #include "llmc/ranks/heartbeat.h"
 #include "llmc/ranks/parallel.h"
 
-void optimizer_reserve(const Base *base, Optimizer *optimizer, MemoryPlan *memory_plan) {
-    optimizer->store->reserve(base, optimizer, memory_plan);
-}
-
-void optimizer_free(const Base *base, Optimizer *optimizer) {
-    if (optimizer->store) optimizer->store->free(base, optimizer);
-}
-
 // --- the device store ----------------------------------------------------------------------------
 
 static void reserve_on_device(const Base *base, Optimizer *o, MemoryPlan *memory_plan) {
@@ -25,8 +17,6 @@ static void reserve_on_device(const Base *base, Optimizer *o, MemoryPlan *memory
     memory_plan_reserve(memory_plan, group, "second moments, own shard", bytes, (void **)&o->exp_avg_sq);
     o->landed = (StepStatus *)xcalloc(2, sizeof(StepStatus), "the step status");
 }
-
-static void start_on_device(const Base *base, Optimizer *o) {}
 
 static void free_on_device(const Base *base, Optimizer *o) { free(o->landed); }
 
@@ -66,9 +56,8 @@ static void copy_status_to_host(const Base *base, StepStatus *landed) {
     copy_to_host(base->compute, landed, base->control, sizeof *landed);
 }
 
-const OptimizerStore optimizer_device = {.name = "device",
-                                         .reserve = reserve_on_device,
-                                         .start = start_on_device,
+const OptimizerStore optimizer_device = {.reserve = reserve_on_device,
+                                         .start = nothing,
                                          .free = free_on_device,
                                          .before_reduction = nothing_before,
                                          .after_reduction = nothing_after,
@@ -256,8 +245,7 @@ static void copy_status_to_pinned(const Base *base, StepStatus *landed) {
     copy_to_pinned(base->compute, landed, base->control, sizeof *landed);
 }
 
-const OptimizerStore optimizer_host = {.name = "host",
-                                       .on_host = true,
+const OptimizerStore optimizer_host = {.on_host = true,
                                        .reserve = reserve_on_host,
                                        .start = start_on_host,
                                        .free = free_on_host,

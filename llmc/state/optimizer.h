@@ -35,7 +35,6 @@ typedef struct HostCopy {
 } HostCopy;
 
 typedef struct OptimizerStore {
-    const char *name;
     bool on_host;  // state is in host memory; reduced gradients are copied there at once
     void (*reserve)(const Base *base, Optimizer *optimizer, MemoryPlan *memory_plan);
     void (*start)(const Base *base, Optimizer *optimizer);
@@ -81,8 +80,5 @@ struct Optimizer {
     Event *window_free[GRAD_SLOTS];  // the shard window may be written
     Event *status;                   // the step status may be copied, and optimizer state written
 };
-
-void optimizer_reserve(const Base *base, Optimizer *optimizer, MemoryPlan *memory_plan);
-void optimizer_free(const Base *base, Optimizer *optimizer);
 
 LLMC_END

@@ -39,6 +39,7 @@ static const OptimizerStore *store_of(const Zero *zero, SliceKind kind) {
 }
 
 bool zero_keeps(const Zero *zero, SliceKind kind) {
+    assert(kind >= 0 && kind < SLICE_KINDS);
     bool local = kind >= SLICE_LOCAL_MASTER && kind <= SLICE_OUTER_MOMENTUM;
     return kind < FIRST_KINDS || (kind == SLICE_RESIDUAL && feedback_on(&zero->feedback)) ||
            (local && zero->base.config->local_steps > 1);
@@ -83,6 +84,7 @@ void zero_put(Zero *zero, int range, SliceKind kind, const void *host) {
 }
 
 void zero_put_weights(Zero *zero, int tensor, const void *host) {
+    assert(tensor >= 0 && tensor < zero->base.plan.tensors && host);
     const Base *base = &zero->base;
     weights_replaced(base, &zero->weights);
     for (int i = 0; i < zero->weights.kept.shards; i++) {
@@ -104,6 +106,7 @@ void *zero_staging(const Zero *zero, uint64_t *bytes) {
 // the reductions would wait for gigabytes of copies. The residual is copied at once, because the
 // next reduction writes it.
 void zero_stage(Zero *zero, int range, SliceKind kind, void *pinned) {
+    assert(pinned);
     Slices *s = &zero->slices;
     if (kind == SLICE_RESIDUAL) {
         zero_fetch(zero, range, kind, pinned);
@@ -154,6 +157,7 @@ uint64_t zero_own_checkpoint_bytes(const Zero *zero, bool optimizer) {
 }
 
 uint64_t zero_checkpoint_bytes(const Zero *zero, const Tensor *whole, int count, bool optimizer) {
+    assert(count >= 0);
     uint64_t bytes = 0;
     for (int k = 0; k < SLICE_KINDS; k++) {
         SliceKind kind = (SliceKind)k;

@@ -1,6 +1,7 @@
 // Quantization statistics: see stats.h.
 #include "llmc/state/stats.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -68,6 +69,12 @@ Traffic stats_traffic(const Base *base, const Stats *stats) {
     return traffic;
 }
 
+// Returns true if the range belongs to a matrix of the bucket and this rank counts the tensor.
+static bool counts_matrix(const Base *base, const Range *range, const Bucket *bucket) {
+    return base->tensors[range->tensor].counted && range->arena_at >= bucket->arena_start &&
+           range->arena_at < bucket->arena_start + bucket->matrix_elements;
+}
+
 // --- in the step ---------------------------------------------------------------------------------
 
 // Copies n device values to the host, in the order of lanes->last, and pads them with zeros to
@@ -127,7 +134,7 @@ static void gradient_histograms(const Base *base, Stats *stats, const TlqStep *s
     float scale = 1.0f / (float)base->plan.dp, orthonormal = 1.0f / sqrtf((float)order);
     for (int i = 0; i < base->range_count; i++) {
         const Range *range = &base->ranges[i];
-        if (!base_counts_matrix(base, range, bucket)) continue;
+        if (!counts_matrix(base, range, bucket)) continue;
         int64_t n = range->hi - range->lo, whole = round_up64(n, order);
         int64_t logical = logical_of(base, range, bucket);
         float *x = fetch(base, grads + range->arena_at - bucket->arena_start, n, whole);
@@ -149,6 +156,7 @@ static GradShard exact_shard(const Base *base, const Stats *stats, int b) {
 }
 
 void stats_before_reduction(const Base *base, Stats *stats, const TlqStep *step, int b, const float *grads) {
+    assert(b >= 0 && b < base->plan.buckets);
     const Bucket *bucket = &base->plan.bucket[b];
     if (histograms_due(base)) gradient_histograms(base, stats, step, b, grads);
     if (!errors_due(base) || base->plan.dp == 1) return;
@@ -179,6 +187,7 @@ static void compare_shard(const Base *base, Stats *stats, const float *window, c
 }
 
 void stats_after_reduction(const Base *base, Stats *stats, int b, GradShard own) {
+    assert(b >= 0 && b < base->plan.buckets);
     if (!errors_due(base) || base->plan.dp == 1) return;
     const Bucket *bucket = &base->plan.bucket[b];
     int64_t rank = base->mesh->dp.rank;
@@ -189,10 +198,11 @@ void stats_after_reduction(const Base *base, Stats *stats, int b, GradShard own)
 
 void stats_after_update(const Base *base, Stats *stats, const Optimizer *optimizer, const Weights *weights,
                         int b) {
+    assert(b >= 0 && b < base->plan.buckets);
     if (!histograms_due(base)) return;
     for (int i = 0; i < base->range_count; i++) {
         const Range *range = &base->ranges[i];
-        if (!base_counts_matrix(base, range, &base->plan.bucket[b])) continue;
+        if (!counts_matrix(base, range, &base->plan.bucket[b])) continue;
         int64_t n = range->hi - range->lo;
         float *master = fetch_master(base, optimizer, range);
         histogram_add(histogram_of(base, stats, range->tensor, STATS_WEIGHT), master, n);

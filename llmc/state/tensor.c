@@ -33,6 +33,7 @@ bool slice_kind_of_weights(SliceKind kind) { return kind == SLICE_WEIGHT || kind
 bool slice_kind_holds(SliceKind kind, int dims) { return dims > 1 || !KINDS[kind].matrices; }
 
 Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, int unit, double std) {
+    assert(rows >= 1 && columns >= 0 && split >= -1 && split < 2 && unit >= 0);
     Tensor t = {.dims = columns ? 2 : 1, .split = split, .unit = unit, .std = std, .counted = true};
     snprintf(t.name, sizeof t.name, "%s", name);
     t.whole[0] = t.local[0] = rows;
@@ -63,6 +64,7 @@ static int64_t positions_of_whole(const Tensor *t) {
 }
 
 LayoutTensor *tensors_for_plan(const Tensor *tensors, int count) {
+    assert(count >= 1);
     LayoutTensor *out = (LayoutTensor *)xcalloc((size_t)count, sizeof *out, "the parameter table");
     int64_t next = 0;
     for (int i = 0; i < count; i++) {
@@ -81,6 +83,7 @@ LayoutTensor *tensors_for_plan(const Tensor *tensors, int count) {
 }
 
 void tensors_number(Tensor *tensors, int count, int ranks) {
+    assert(count >= 1 && ranks >= 1);
     int64_t logical = 0;
     for (int i = 0; i < count; i++) {
         tensors[i].number = i;

@@ -1,6 +1,7 @@
 // The model weights of a rank: see weights.h.
 #include "llmc/state/weights.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 // --- memory --------------------------------------------------------------------------------------
@@ -145,8 +146,7 @@ static GatherBuffer buffer_for_all(const Base *base, const Weights *weights, int
 
 static const Group *data_parallel_group(const Mesh *mesh) { return &mesh->dp; }
 
-const WeightStore weights_replicated = {.name = "replicated",
-                                        .full = full_in_arena,
+const WeightStore weights_replicated = {.full = full_in_arena,
                                         .kept = kept_in_arena,
                                         .shard = shard_in_arena,
                                         .buffer = buffer_for_all,
@@ -216,8 +216,7 @@ static GatherBuffer buffer_for_rail(const Base *base, const Weights *weights, in
 static const Group *rail_group(const Mesh *mesh) { return &mesh->rail; }
 static const Group *node_group(const Mesh *mesh) { return &mesh->node; }
 
-const WeightStore weights_node = {.name = "node",
-                                  .gathers = true,
+const WeightStore weights_node = {.gathers = true,
                                   .full = full_in_slot,
                                   .kept = kept_parts,
                                   .shard = shard_of_rail,
@@ -310,8 +309,7 @@ static const Group *own_group(const Mesh *mesh) {
     return &alone;
 }
 
-const WeightStore weights_world = {.name = "world",
-                                   .gathers = true,
+const WeightStore weights_world = {.gathers = true,
                                    .full = full_in_slot,
                                    .kept = kept_parts,
                                    .shard = shard_of_self,
@@ -328,6 +326,7 @@ WeightShard weights_own(const Base *base, const Weights *weights, int b) {
 }
 
 floatX *weights_tensor(const Base *base, const Weights *weights, int tensor) {
+    assert(tensor >= 0 && tensor < base->plan.tensors);
     int b = base->plan.tensor_bucket[tensor];
     return weights_full(base, weights, b) + base->plan.tensor_arena[tensor] -
            base->plan.bucket[b].arena_start;
@@ -342,6 +341,7 @@ floatX *weights_of_range(const Base *base, const Weights *weights, const Range *
 
 floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, int i, int64_t *first,
                           int64_t *count) {
+    assert(tensor >= 0 && tensor < base->plan.tensors && i >= 0 && i < weights->kept.shards);
     int b = base->plan.tensor_bucket[tensor];
     const Bucket *bucket = &base->plan.bucket[b];
     int64_t n = tensor_elements(&base->tensors[tensor]);
@@ -363,6 +363,7 @@ floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, 
 }
 
 void weights_keep_tensor(const Base *base, Weights *weights, int tensor) {
+    assert(tensor >= 0 && tensor < base->plan.tensors);
     if (!weights_store(weights, base->plan.tensor_bucket[tensor])->gathers) return;
     weights_replaced(base, weights);
     for (int i = 0; i < weights->kept.shards; i++) {
@@ -402,6 +403,7 @@ static void wait_for(const Base *base, Event *event, bool *outstanding) {
 }
 
 void weights_wait(const Base *base, Weights *weights, int unit, int next, bool backward) {
+    assert(unit >= 0 && unit < base->plan.units && next < base->plan.units);
     int b = base->plan.unit_bucket[unit], slot = b % 2, ahead = next < 0 ? b : base->plan.unit_bucket[next];
     bool gathers = weights_store(weights, b)->gathers;
     if (!gathers) {
@@ -426,6 +428,7 @@ void weights_wait_all(const Base *base, Weights *weights) {
 }
 
 void weights_updated(Weights *weights, int b, Stream *stream) {
+    assert(b >= 0);
     event_record(weights->done[b], stream);
     weights->pending[b] = true;
 }

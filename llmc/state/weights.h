@@ -24,7 +24,6 @@ enum { WEIGHT_SLOTS = 2 };
 typedef struct Weights Weights;
 
 typedef struct WeightStore {
-    const char *name;
     bool gathers;  // the bucket must be gathered before use
     // The whole bucket (matrix_elements + tail_elements), valid after weights_wait.
     floatX *(*full)(const Base *base, const Weights *weights, int b);

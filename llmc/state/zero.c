@@ -73,7 +73,7 @@ void zero_free(Zero *zero) {
         for (int i = 0; i < 2; i++) event_destroy(zero->landing[i]);
         if (zero->slices.stream != base->lanes->last) stream_destroy(zero->slices.stream);
     }
-    optimizer_free(base, &zero->optimizer);
+    if (zero->optimizer.store) zero->optimizer.store->free(base, &zero->optimizer);
     outer_free(base, &zero->outer);
     weights_free(base, &zero->weights);
     grads_free(base, &zero->grads);
@@ -138,10 +138,12 @@ void zero_grads_begin(Zero *zero, int unit) {
 }
 
 bool zero_grads_accumulate(const Zero *zero, int unit) {
+    assert(unit >= 0 && unit < zero->base.plan.units);
     return zero->grads.store[zero->base.plan.unit_bucket[unit]]->accumulates;
 }
 
 int zero_reductions(const Zero *zero, int bucket, int micro_batches) {
+    assert(bucket >= 0 && bucket < zero->base.plan.buckets && micro_batches >= 0);
     return zero->grads.store[bucket]->accumulates ? 1 : micro_batches;
 }
 
@@ -226,6 +228,7 @@ void zero_reduce_unit(Zero *zero, int unit, bool last) {
 // --- the step ------------------------------------------------------------------------------------
 
 Exposed zero_exposed_of(const double *ms, int world) {
+    assert(world >= 1);
     const double *gradients = ms, *weights = ms + world;
     int least = 0, most = 0;
     for (int rank = 1; rank < world; rank++) {
@@ -237,6 +240,7 @@ Exposed zero_exposed_of(const double *ms, int world) {
 }
 
 Exposed zero_take_exposed(Zero *zero, double steps, Peers peers) {
+    assert(steps > 0);
     TimerStats stats[2];
     int world = 1;
     MPI_Comm_size(peers.comm, &world);
@@ -268,43 +272,47 @@ void zero_set_factors(Zero *zero, double loss, double gradient) {
 // Computes the step status. Every rank of the replica group adds the same records in the same
 // order, so the status is equal on all of them.
 static void compute_norm_and_status(Zero *zero, double lr_if_applied, double lr_if_skipped) {
-    const Group *group = mesh_status_group(zero->base.mesh);
+    const Base *base = &zero->base;
+    const Config *config = base->config;
+    Stream *last = base->lanes->last;
+    const Group *group = mesh_status_group(base->mesh);
     int rank = group->rank;
-    kernel_step_record(zero->base.lanes->last, zero->records + rank, zero->piece_sums,
-                       2 * zero->base.plan.buckets, zero->loss_sum, zero->wire_checks.fault);
-    comm_all_gather(group, zero->records, sizeof(StepRecord), zero->base.lanes->last);
+    kernel_step_record(last, zero->records + rank, zero->piece_sums, 2 * base->plan.buckets, zero->loss_sum,
+                       zero->wire_checks.fault);
+    comm_all_gather(group, zero->records, sizeof(StepRecord), last);
     StatusInputs j = {0};
     j.records = zero->records;
     j.ranks = group->size;
-    j.losses = group->size / zero->base.mesh->pp.size;
-    j.clip_grad = (float)zero->base.config->clip_grad;
-    j.beta1 = (float)zero->base.config->adam_beta1;
-    j.beta2 = (float)zero->base.config->adam_beta2;
+    j.losses = group->size / base->mesh->pp.size;
+    j.clip_grad = (float)config->clip_grad;
+    j.beta1 = (float)config->adam_beta1;
+    j.beta2 = (float)config->adam_beta2;
     j.lr_if_applied = (float)lr_if_applied;
     j.lr_if_skipped = (float)lr_if_skipped;
-    j.skip_non_finite = zero->base.config->check_for_nan_in_loss_and_grad;
-    j.skip_spikes = zero->base.config->on_spike == ON_SPIKE_SKIP;
-    j.loss_spike_factor = (float)zero->base.config->loss_spike_factor;
-    j.norm_spike_factor = (float)zero->base.config->norm_spike_factor;
+    j.skip_non_finite = config->check_for_nan_in_loss_and_grad;
+    j.skip_spikes = config->on_spike == ON_SPIKE_SKIP;
+    j.loss_spike_factor = (float)config->loss_spike_factor;
+    j.norm_spike_factor = (float)config->norm_spike_factor;
     j.loss_factor = zero->loss_factor;
     j.gradient_factor = zero->gradient_factor;
-    kernel_step_status(zero->base.lanes->last, zero->base.control, &j);
+    kernel_step_status(last, base->control, &j);
 }
 
 static QwdStep qwd_step(Zero *zero, double weight_decay) {
+    const Base *base = &zero->base;
     QwdStep step = {0};
-    step.layout = zero->base.state;
-    step.mesh = zero->base.mesh;
-    step.weight_format = zero->base.weight_format;
+    step.layout = base->state;
+    step.mesh = base->mesh;
+    step.weight_format = base->weight_format;
     step.checks = &zero->wire_checks;
-    step.segments = zero->base.segments;
-    step.control = zero->base.control;
-    step.beta1 = (float)zero->base.config->adam_beta1;
-    step.beta2 = (float)zero->base.config->adam_beta2;
-    step.epsilon = (float)zero->base.config->adam_eps;
+    step.segments = base->segments;
+    step.control = base->control;
+    step.beta1 = (float)base->config->adam_beta1;
+    step.beta2 = (float)base->config->adam_beta2;
+    step.epsilon = (float)base->config->adam_eps;
     step.weight_decay = (float)weight_decay;
-    step.seed = (uint32_t)zero->base.config->seed;
-    step.step = (uint32_t)zero->base.step;
+    step.seed = (uint32_t)base->config->seed;
+    step.step = (uint32_t)base->step;
     step.host = zero->optimizer.store->on_host ? &zero->optimizer.host : NULL;
     step.lossless = zero->lossless.coded ? &zero->lossless : NULL;
     return step;
@@ -324,7 +332,8 @@ static void update_bucket(Zero *zero, const QwdStep *step, int b) {
     timer_stop(base->timers, TIMER_OPTIMIZER_INNER_STEP, last);
 }
 
-// All-gathers the payloads of bucket b and applies them to the model weights that this rank holds.
+// All-gathers the payloads of bucket b, applies them to the model weights that this rank holds, and
+// starts the bucket's outer step.
 static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     const Base *base = &zero->base;
     Stream *middle = base->lanes->middle;
@@ -344,12 +353,7 @@ static void gather_bucket(Zero *zero, const QwdStep *step, int b) {
     weights_updated(&zero->weights, b, middle);
     if (base->config->no_overlap) lanes_synchronize(base->lanes);
     timer_stop(base->timers, TIMER_EXPOSED_WEIGHTS, base->compute);
-}
-
-// Gathers a bucket whose payload length is known, and starts its outer step.
-static void finish_bucket(Zero *zero, const QwdStep *step, int b) {
-    gather_bucket(zero, step, b);
-    outer_sync(&zero->base, &zero->outer, &zero->optimizer, b);
+    outer_sync(base, &zero->outer, &zero->optimizer, b);
 }
 
 // Makes compute wait for the step status, which counts as exposed communication of the gradients,
@@ -401,10 +405,10 @@ void zero_update(Zero *zero, double lr_if_applied, double lr_if_skipped, double 
         outer_apply(base, &zero->outer, &zero->optimizer, b, base->step - 1);
         update_bucket(zero, &step, b);
         stats_after_update(base, &zero->stats, &zero->optimizer, weights, b);
-        if (!step.lossless) finish_bucket(zero, &step, b);
+        if (!step.lossless) gather_bucket(zero, &step, b);
     }
     qwd_agree_lengths(&step, base->lanes);
-    for (int b = 0; step.lossless && b < buckets; b++) finish_bucket(zero, &step, b);
+    for (int b = 0; step.lossless && b < buckets; b++) gather_bucket(zero, &step, b);
     zero->optimizer.store->updated(base, &zero->optimizer);
     // Later work on `last` must see the new weights. This costs no time: the next work on `last` is
     // the end of the next step's first reduction.
@@ -444,6 +448,7 @@ void zero_use_outer(Zero *zero, bool on) {
 void zero_begin_replica_group(Zero *zero) { outer_begin_group(&zero->base, &zero->outer, &zero->optimizer); }
 
 void zero_resume_replica_group(Zero *zero, int64_t step, int64_t outer_applied_at) {
+    assert(step >= 0);
     zero->base.step = step;
     outer_resume_group(&zero->base, &zero->outer, step, outer_applied_at);
 }

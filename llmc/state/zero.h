@@ -35,9 +35,6 @@ Zero *zero_plan(const Config *config, const Mesh *mesh, const Tensor *tensors, i
 Zero *zero_plan_weights_alone(const Config *config, const Mesh *mesh, const Tensor *tensors, int count,
                               MemoryPlan *memory_plan, Error *err);
 void zero_start_weights_alone(Zero *zero, Stream *compute);
-// Allocation granularity in bytes of buffers that the node's ranks may map (comm_share):
-// COMM_ALIGNMENT, or 1 if none are mapped.
-int64_t zero_alignment(const Zero *zero);
 // After memory_plan_allocate: uploads tables, creates events, connects the mesh. Collective over
 // the mesh. The caller must then fill the weights, and set the master weights with
 // zero_init_master_weights or from a checkpoint. lanes must outlive the Zero.

@@ -66,8 +66,6 @@ static int64_t bucket_sums(const Bucket *bucket) {
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-int64_t zero_alignment(const Zero *zero) { return base_alignment(&zero->base); }
-
 // Reserves the buffers in which weights are coded losslessly. The payload lengths follow the
 // payload in the first gather buffer, which the ranks of a node may map.
 static void reserve_lossless(Zero *zero, MemoryPlan *memory_plan) {
@@ -102,7 +100,7 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
     }
     if (zero->base.plan.dp == 1) w->send1_bytes = w->recv1_bytes = w->send2_bytes = w->recv2_bytes = 0;
     const char *group = "communication";
-    int64_t alignment = zero_alignment(zero);
+    int64_t alignment = base_alignment(&zero->base);
     tlq_reserve(memory_plan, group, w, alignment);
     // Buckets alternate between two buffers: one is gathered while the next shard is updated.
     size_t *gather = zero->weights.gather_bytes;
@@ -124,47 +122,46 @@ static void reserve_communication(Zero *zero, MemoryPlan *memory_plan) {
 }
 
 static void reserve_memory(Zero *zero, MemoryPlan *memory_plan) {
-    const BucketLayout *plan = &zero->base.plan;
+    Base *base = &zero->base;
+    const BucketLayout *plan = &base->plan;
+    const char *group = "norm and step status";
     size_t sums = 0;
     for (int b = 0; b < plan->buckets; b++) {
-        zero->base.partial_start[b] = (int64_t)sums;
+        base->partial_start[b] = (int64_t)sums;
         sums += (size_t)bucket_sums(&plan->bucket[b]);
     }
-    Base *base = &zero->base;
     weights_reserve(base, &zero->weights, memory_plan);
     grads_reserve(base, &zero->grads, zero->optimizer.store->on_host, memory_plan);
     feedback_reserve(base, &zero->feedback, memory_plan);
-    optimizer_reserve(base, &zero->optimizer, memory_plan);
+    zero->optimizer.store->reserve(base, &zero->optimizer, memory_plan);
     outer_reserve(base, &zero->outer, &zero->weights, memory_plan);
-    memory_plan_reserve(memory_plan, "norm and step status", "segment table",
-                        (size_t)plan->segments_total * sizeof(Segment), (void **)&zero->base.segments);
-    memory_plan_reserve(memory_plan, "norm and step status", "partial sums of the norm", sums * sizeof(float),
+    memory_plan_reserve(memory_plan, group, "segment table", (size_t)plan->segments_total * sizeof(Segment),
+                        (void **)&base->segments);
+    memory_plan_reserve(memory_plan, group, "partial sums of the norm", sums * sizeof(float),
                         (void **)&base->partial_sums);
-    memory_plan_reserve(memory_plan, "norm and step status", "sums per bucket",
-                        2 * (size_t)plan->buckets * sizeof(float), (void **)&zero->piece_sums);
-    memory_plan_reserve(memory_plan, "norm and step status", "records of all ranks",
-                        (size_t)zero->base.mesh->world.size * sizeof(StepRecord), (void **)&zero->records);
-    memory_plan_reserve(memory_plan, "norm and step status", "step status", sizeof(StepStatus),
-                        (void **)&zero->base.control);
-    memory_plan_reserve(memory_plan, "norm and step status", "loss", sizeof(float), (void **)&zero->loss_sum);
-    bool copies = zero->base.mesh->tp.size > 1 || zero->base.mesh->pp.size > 1;
+    memory_plan_reserve(memory_plan, group, "sums per bucket", 2 * (size_t)plan->buckets * sizeof(float),
+                        (void **)&zero->piece_sums);
+    memory_plan_reserve(memory_plan, group, "records of all ranks",
+                        (size_t)base->mesh->world.size * sizeof(StepRecord), (void **)&zero->records);
+    memory_plan_reserve(memory_plan, group, "step status", sizeof(StepStatus), (void **)&base->control);
+    memory_plan_reserve(memory_plan, group, "loss", sizeof(float), (void **)&zero->loss_sum);
+    bool copies = base->mesh->tp.size > 1 || base->mesh->pp.size > 1;
     int hashes = copies && plan->tensors > plan->buckets ? plan->tensors : plan->buckets;
-    memory_plan_reserve(memory_plan, "norm and step status", "replica hashes",
-                        (size_t)hashes * sizeof(uint64_t), (void **)&zero->hash);
+    memory_plan_reserve(memory_plan, group, "replica hashes", (size_t)hashes * sizeof(uint64_t),
+                        (void **)&zero->hash);
     if (zero->wire_checks.sealed) {
-        memory_plan_reserve(memory_plan, "norm and step status", "checksums of messages",
-                            WIRE_HOPS * (size_t)wire_most_peers(zero->base.mesh) * sizeof(uint64_t),
+        memory_plan_reserve(memory_plan, group, "checksums of messages",
+                            WIRE_HOPS * (size_t)wire_most_peers(base->mesh) * sizeof(uint64_t),
                             (void **)&zero->wire_checks.sums);
     }
     if (zero->wire_checks.sealed && zero->weights.layers->gathers) {
-        memory_plan_reserve(memory_plan, "norm and step status", "checksums of layers' weights",
-                            (size_t)zero->base.mesh->node.size * WIRE_PART_BYTES,
+        memory_plan_reserve(memory_plan, group, "checksums of layers' weights",
+                            (size_t)base->mesh->node.size * WIRE_PART_BYTES,
                             (void **)&zero->wire_checks.parts);
     }
-    memory_plan_reserve(memory_plan, "norm and step status", "first fault", sizeof(uint64_t),
+    memory_plan_reserve(memory_plan, group, "first fault", sizeof(uint64_t),
                         (void **)&zero->wire_checks.fault);
-    memory_plan_reserve(memory_plan, "norm and step status", "zero count", sizeof(int64_t),
-                        (void **)&zero->zeros);
+    memory_plan_reserve(memory_plan, group, "zero count", sizeof(int64_t), (void **)&zero->zeros);
     reserve_communication(zero, memory_plan);
 }
 
