@@ -16,8 +16,8 @@ NodeMemory *node_memory_open(Peers node, bool share);
 // Collective. All allocations must have been freed.
 void node_memory_close(NodeMemory *memory);
 // Collective. Returns the same zeroed memory to every rank of the node, or NULL to all on failure.
-void *node_memory_alloc(NodeMemory *memory, size_t bytes);
-void node_memory_free(NodeMemory *memory, void *block);
+void *node_memory_alloc(NodeMemory *m, size_t bytes);
+void node_memory_free(NodeMemory *m, void *memory);
 // Returns true on the one rank that fills the memory.
 bool node_memory_fills(const NodeMemory *memory);
 // Collective. Makes the memory that was filled visible to every rank of the node.

@@ -183,7 +183,7 @@ size_t gpt_planned_bytes(const Config *config, const Mesh *mesh) {
 
 Zero *gpt_plan(GPT *gpt, const Config *config, const Mesh *mesh, MemoryPlan *memory_plan, Error *err) {
     assert(config && mesh && memory_plan);
-    GPT own, *g = gpt ? gpt : &own;
+    GPT own = {0}, *g = gpt ? gpt : &own;
     Zero *zero = NULL;
     gpt_describe(g, config, mesh);
     if (gpt_check(g, err)) zero = zero_plan(config, mesh, g->tensor, g->tensors, memory_plan, err);
