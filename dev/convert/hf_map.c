@@ -36,16 +36,13 @@ static void name_tensor(char name[96], const char *pattern, int layer) {
 // Number of outputs of a part: queries, keys or values.
 static int64_t head_outputs(const GPT *gpt, int part) { return part == 0 ? gpt->A : gpt->NG * gpt->HD; }
 
-static int64_t outputs_of(const HfMap *map, const HfOurs *ours, int part) {
-    if (ours->row->order == HF_WORDS) return map->words;
-    if (ours->row->order == HF_HALVES) return ours->rows / 2;
-    return ours->count == 1 ? ours->rows : head_outputs(map->gpt, part);
-}
-
 static void add_tensor(HfMap *map, int ours, int part, int layer) {
     const HfOurs *o = &map->ours[ours];
     bool vector = map->gpt->whole[ours].dims == 1;
-    int64_t outputs = outputs_of(map, o, part);
+    int64_t outputs = o->row->order == HF_WORDS    ? map->words
+                      : o->row->order == HF_HALVES ? o->rows / 2
+                      : o->count == 1              ? o->rows
+                                                   : head_outputs(map->gpt, part);
     HfTensor *t = &map->theirs[map->count++];
     *t = (HfTensor){.ours = ours, .part = part, .rows = outputs, .columns = vector ? 0 : o->columns};
     name_tensor(t->name, o->row->theirs[part], layer);

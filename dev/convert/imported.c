@@ -153,16 +153,10 @@ static void write_flag(Text *out, const char *name, const char *value) {
     text_add(out, "\n");
 }
 
-// Returns a --make-vocab-size-divisible-by that pads the tokenizer's ids to the number of embedding
-// rows.
-static int divisor_of(const Config *c) {
-    bool fits = round_up64(c->vocab_size_unpadded, c->make_vocab_size_divisible_by) == c->vocab_size_padded;
-    return fits ? c->make_vocab_size_divisible_by : c->vocab_size_padded;
-}
-
 static void write_args(const ImportedModel *m, const char *source, Text *out) {
     char value[40];
-    cJSON *arguments = arguments_of(&m->config);
+    const Config *c = &m->config;
+    cJSON *arguments = arguments_of(c);
     bool turns = m->gpt.rotary > 0, groups = m->config.group_query_attention;
     text_add(out, "# The model of %s as trainer flags.\n", source);
     for (const cJSON *item = arguments->child; item; item = item->next) {
@@ -177,7 +171,10 @@ static void write_args(const ImportedModel *m, const char *source, Text *out) {
     if (m->config.tokenizer_type == TOKENIZER_NULL)
         text_add(out, "--vocab-size %d\n", m->config.vocab_size_unpadded - 1);
     text_add(out, "# With --tensor-model-parallel-size T, divide this by T.\n");
-    text_add(out, "--make-vocab-size-divisible-by %d\n", divisor_of(&m->config));
+    // A value that pads the tokenizer's ids to the number of embedding rows.
+    int divisor = c->make_vocab_size_divisible_by;
+    if (round_up64(c->vocab_size_unpadded, divisor) != c->vocab_size_padded) divisor = c->vocab_size_padded;
+    text_add(out, "--make-vocab-size-divisible-by %d\n", divisor);
     cJSON_Delete(arguments);
 }
 

@@ -14,16 +14,12 @@ void json_use_checked_memory(void) {
     cJSON_InitHooks(&hooks);
 }
 
-static bool only_space(const char *p, const char *end) {
-    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
-    return p == end;
-}
-
 cJSON *json_parse_object(const char *text, size_t bytes) {
     const char *rest = NULL;
     cJSON *object = cJSON_ParseWithLengthOpts(text, bytes, &rest, 0);
     if (!object) return NULL;
-    if (cJSON_IsObject(object) && rest && only_space(rest, text + bytes)) return object;
+    while (rest && rest < text + bytes && *rest && strchr(" \n\r\t", *rest)) rest++;
+    if (cJSON_IsObject(object) && rest == text + bytes) return object;
     cJSON_Delete(object);
     return NULL;
 }

@@ -42,19 +42,15 @@ typedef struct Names {
     SmallFile lineage, tracker;
 } Names;
 
-// Returns Megatron-LM's folder name: mp_rank_01, or mp_rank_01_002 with a pipeline.
-static char *model_folder(const CheckpointSave *save) {
-    if (save->pipeline_ranks <= 1) return text_format("mp_rank_%02d", save->tensor_rank);
-    return text_format("mp_rank_%02d_%03d", save->tensor_rank, save->pipeline_rank);
-}
-
 static Names make_names(const CheckpointSave *save, int rank, int ranks) {
     Names n = {.directory = save->directory};
     long long iteration = save->state.iteration;
     n.fresh = text_format("%s/.iter_%07lld.tmp", n.directory, iteration);
     n.final = text_format("%s/iter_%07lld", n.directory, iteration);
     n.aside = text_format("%s/.iter_%07lld.old", n.directory, iteration);
-    n.model = model_folder(save);
+    n.model = save->pipeline_ranks <= 1  // named as in Megatron-LM
+                  ? text_format("mp_rank_%02d", save->tensor_rank)
+                  : text_format("mp_rank_%02d_%03d", save->tensor_rank, save->pipeline_rank);
     n.shard_folder = text_format("%s/%s", n.fresh, n.model);
     n.shard_name = text_format("shard_%05d_of_%05d.safetensors", rank, ranks);
     n.shard = text_format("%s/%s", n.shard_folder, n.shard_name);
@@ -159,14 +155,6 @@ static bool prepare(const Names *n, uint64_t bytes, Error *err) {
 }
 
 // --- Write ---------------------------------------------------------------------------------------
-
-// The build is recorded in the manifest only, so that builds with bit-identical training write
-// identical shards with the same hash.
-static char *shard_metadata(const CheckpointSave *save, int rank, int ranks) {
-    return text_format("{\"format\":\"sdp4bit.c checkpoint\",\"iteration\":\"%" PRId64
-                       "\",\"shard\":\"%d of %d\"}",
-                       save->state.iteration, rank, ranks);
-}
 
 // Writes this rank's shard, either from staging memory or slice by slice through a buffer. Does not
 // communicate and accesses the model only through fetch.
@@ -441,7 +429,11 @@ CheckpointJob *checkpoint_begin(const CheckpointSave *save, Error *err) {
     MPI_Comm_rank(save->peers.comm, &job->rank);
     MPI_Comm_size(save->peers.comm, &job->ranks);
     job->names = make_names(&job->save, job->rank, job->ranks);
-    job->metadata = shard_metadata(&job->save, job->rank, job->ranks);
+    // The build is recorded in the manifest only, so that builds with bit-identical training write
+    // identical shards with the same hash.
+    job->metadata = text_format("{\"format\":\"sdp4bit.c checkpoint\",\"iteration\":\"%" PRId64
+                                "\",\"shard\":\"%d of %d\"}",
+                                job->save.state.iteration, job->rank, job->ranks);
     if (!peers_agree(save->peers, collect(&job->shard, &job->save, &job->error), &job->error, NULL)) {
         if (err) *err = job->error;
         checkpoint_job_free(job);

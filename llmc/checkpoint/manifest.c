@@ -282,12 +282,6 @@ static bool plain_name(const char *name) {
     return name && *name && *name != '.' && !strchr(name, '/') && strlen(name) <= 200;
 }
 
-static bool parse_hash(const char *text, uint64_t *hash) {
-    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16) return false;
-    *hash = strtoull(text, NULL, 16);
-    return true;
-}
-
 // Parses tensor, kind, lo and hi, then the columns of a block that is not the whole tensor, then
 // the node of a per-node kind.
 static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s) {
@@ -344,7 +338,9 @@ static const char *parse_file(const cJSON *item, Manifest *m, int weight_bytes) 
     f->name = xstrdup(name);
     m->file_count++;
     if (!json_member_int64(item, "bytes", 0, JSON_INT_MAX, &bytes)) return "a file has no size";
-    if (!parse_hash(json_member_string(item, "xxh3"), &f->xxh3)) return "a file has no hash";
+    const char *hash = json_member_string(item, "xxh3");
+    if (!hash || strlen(hash) != 16 || strspn(hash, "0123456789abcdef") != 16) return "a file has no hash";
+    f->xxh3 = strtoull(hash, NULL, 16);
     f->bytes = (uint64_t)bytes;
     return cJSON_IsArray(slices) ? parse_slices(slices, m, m->file_count - 1, weight_bytes)
                                  : "a file has no slices";

@@ -360,10 +360,6 @@ void lineage_others(const char *directory, const Lineage *l, char *text, size_t 
 
 // --- Retention -----------------------------------------------------------------------------------
 
-static bool stays(const Retention *keep, int64_t iteration, int64_t rank) {
-    return rank < keep->last || (keep->interval > 0 && iteration % keep->interval == 0);
-}
-
 // Renames iter_N to .iter_N.del, or deletes the latter.
 static bool retire(const char *directory, int64_t iteration, bool renamed, Error *err) {
     char *final = text_format("%s/iter_%07" PRId64, directory, iteration);
@@ -383,8 +379,10 @@ bool save_folder_prune(const char *directory, const Lineage *line, const Retenti
         // leave a partial checkpoint under a regular name.
         if (renamed) ok = durable_sync_folder(directory, err);
         for (int i = 0; ok && i < line->count; i++) {
-            bool stay = stays(keep, line->iterations[i], line->count - 1 - i);
-            ok = stay || retire(directory, line->iterations[i], renamed, err);
+            int64_t iteration = line->iterations[i];
+            bool stays = line->count - 1 - i < keep->last ||
+                         (keep->interval > 0 && iteration % keep->interval == 0);
+            ok = stays || retire(directory, iteration, renamed, err);
         }
     }
     return ok;

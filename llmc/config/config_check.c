@@ -196,11 +196,6 @@ static const char *sharding_conflict(const Config *c) {
     return NULL;
 }
 
-static bool check_sharding(const Parsed *p) {
-    const char *conflict = sharding_conflict(p->config);
-    return !conflict || REFUSE("%s", conflict);
-}
-
 static bool check_pipeline(const Parsed *p) {
     const Config *c = p->config;
     int P = c->pipeline_model_parallel_size, chunk = c->num_layers_per_virtual_pipeline_stage;
@@ -314,7 +309,7 @@ const char *config_conflict(const Config *c) {
 
 static bool check_local_steps(const Parsed *p) {
     const Config *c = p->config;
-    const char *conflict = local_steps_conflict(c);
+    const char *conflict = config_conflict(c);
     const Rule rules[] = {
         {c->local_steps == 1 && (GIVEN(p, outer_lr) || GIVEN(p, outer_momentum) ||
                                  GIVEN(p, local_steps_delay) || GIVEN(p, local_steps_mix)),
@@ -502,7 +497,6 @@ bool config_check(const Config *config, const bool *given, char *notes, size_t n
     if (config_only_checks_data(config)) return check_data_sources(p) && check_tokenizer(p);
     note_idle(p);
     return check_required(p) && check_model(p) && check_tensor_parallel(p) && check_pipeline(p) &&
-           check_sharding(p) && check_local_steps(p) && check_length(p) && check_schedule(p) &&
-           check_data_sources(p) && check_tokenizer(p) && check_quantization(p) && check_checkpoints(p) &&
-           check_rest(p);
+           check_local_steps(p) && check_length(p) && check_schedule(p) && check_data_sources(p) &&
+           check_tokenizer(p) && check_quantization(p) && check_checkpoints(p) && check_rest(p);
 }

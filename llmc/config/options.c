@@ -43,20 +43,15 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
     }
     char *text = (char *)xmalloc(MAX_FILE_BYTES + 2, "argument file");
     *bytes = fread(text, 1, MAX_FILE_BYTES + 1, file);
-    bool failed = ferror(file) != 0;
-    int reason = errno;
+    const char *fault = ferror(file)              ? strerror(errno)
+                        : *bytes > MAX_FILE_BYTES ? "larger than 1 MiB"
+                        : memchr(text, 0, *bytes) ? "contains zero bytes"
+                                                  : NULL;
     fclose(file);
-    if (failed)
-        error_set(err, EXIT_USAGE, "@%s: %s; pass the path of an argument file", path, strerror(reason));
-    else if (*bytes > MAX_FILE_BYTES)
-        error_set(err, EXIT_USAGE, "@%s: larger than 1 MiB; pass the path of an argument file", path);
-    else if (memchr(text, 0, *bytes))
-        error_set(err, EXIT_USAGE, "@%s: contains zero bytes; pass the path of an argument file", path);
-    else {
-        text[*bytes] = 0;
-        return text;
-    }
+    text[fault ? 0 : *bytes] = 0;
+    if (!fault) return text;
     free(text);
+    error_set(err, EXIT_USAGE, "@%s: %s; pass the path of an argument file", path, fault);
     return NULL;
 }
 

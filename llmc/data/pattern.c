@@ -46,12 +46,10 @@ static bool property(Translation *t) {
     return refuse(t, "a property that is not a general category");
 }
 
-static size_t hex_digits(const char *text) { return strspn(text, "0123456789abcdefABCDEF"); }
-
 // Translates \x41, \x{41} or \u0041. For Oniguruma, two digits from 80 on are a raw byte.
 static bool code_point(Translation *t) {
     bool braces = t->at[2] == '{', u = t->at[1] == 'u';
-    size_t digits = hex_digits(t->at + 2 + braces), most = u ? 4 : 2;
+    size_t digits = strspn(t->at + 2 + braces, "0123456789abcdefABCDEF"), most = u ? 4 : 2;
     if (braces && !u && digits && digits <= 6 && t->at[3 + digits] == '}') return copy(t, digits + 4);
     if (braces || digits < most) return refuse(t, "a malformed code point");
     if (!u && strchr("89abcdefABCDEF", t->at[2])) return refuse(t, "a byte that is not an ASCII character");

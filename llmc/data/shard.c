@@ -46,9 +46,6 @@ static inline const uint8_t *lengths_of(const Shard *s) { return s->index + SHAR
 static inline const uint8_t *pointers_of(const Shard *s) {
     return s->index + SHARD_HEADER_BYTES + 4 * s->sequences;
 }
-static inline const uint8_t *boundaries_of(const Shard *s) {
-    return s->index + SHARD_HEADER_BYTES + 12 * s->sequences;
-}
 
 int64_t shard_length(const Shard *shard, int64_t sequence) {
     return load_i32(lengths_of(shard) + 4 * sequence);
@@ -63,7 +60,7 @@ int64_t shard_position(const Shard *shard, int64_t sequence) {
 }
 
 int64_t shard_boundary(const Shard *shard, int64_t document) {
-    return load_i64(boundaries_of(shard) + 8 * document);
+    return load_i64(shard->index + SHARD_HEADER_BYTES + 12 * shard->sequences + 8 * document);
 }
 
 // Maps <prefix><suffix> read-only, guarded against truncation (mapped.h). An empty file gives NULL

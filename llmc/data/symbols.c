@@ -52,16 +52,13 @@ bool symbols_add(Symbols *s, const char *text, const cJSON *item, const char *fi
 
 // ---- byte alphabet: bytes 21..7E, A1..AC, AE..FF map to themselves, the other 68 to U+0100 and up
 
-static bool stands_for_itself(uint32_t byte) {
-    return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
-}
-
 Alphabet byte_alphabet(void) {
     Alphabet alphabet;
     memset(alphabet.byte, -1, sizeof alphabet.byte);
     uint32_t shifted = 0x100;
     for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t code_point = stands_for_itself(byte) ? byte : shifted++;
+        bool unchanged = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+        uint32_t code_point = unchanged ? byte : shifted++;
         alphabet.code_point[byte] = code_point;
         alphabet.byte[code_point] = (int16_t)byte;
     }

@@ -40,24 +40,15 @@ static bool refuse(const Parser *r, const char *format, ...) {
 
 // --- tokenization --------------------------------------------------------------------------------
 
-// Characters removed by Python's str.rstrip().
-static bool is_space(uint32_t c) { return utf8_white_space(c) || (c >= 0x1C && c <= 0x1F); }
-
-// Returns the length of a text without trailing white space.
+// Returns the length of a text without the trailing characters that Python's str.rstrip() removes.
 static size_t stripped_bytes(const char *text) {
     size_t bytes = strlen(text), end = 0;
     for (size_t at = 0; at < bytes;) {
         uint32_t c;
         at += utf8_next(text + at, bytes - at, &c);
-        if (!is_space(c)) end = at;
+        if (!utf8_white_space(c) && (c < 0x1C || c > 0x1F)) end = at;
     }
     return end;
-}
-
-static int32_t characters_of(const char *text) {
-    int32_t count = 0;
-    for (; *text; text++) count += !utf8_continues(*text);
-    return count;
 }
 
 static bool encode(Parser *r, const char *text, size_t bytes, TokenBuffer *tokens, const char *what) {
@@ -123,7 +114,7 @@ static bool add_request(Parser *r, const char *context, const char *delimiter, c
     if (context_tokens) memcpy(r->tokens.ids, r->context.ids, (size_t)context_tokens * sizeof(int32_t));
     TaskRequest request = append_tokens(r, front, count);
     request.scored = (int32_t)scored;
-    request.characters = characters_of(choice);
+    for (; *choice; choice++) request.characters += !utf8_continues(*choice);
     set->request = (TaskRequest *)grow_array(set->request, set->requests, sizeof *set->request,
                                              "the samples of --eval-tasks");
     set->request[set->requests++] = request;

@@ -206,13 +206,6 @@ static void write_start_json(Log *log, int64_t parameters, int nodes, const char
     log_json(log, &json);
 }
 
-// Replaces line breaks in JSON text; within strings they are escaped.
-static void to_one_line(char *json) {
-    for (; *json; json++) {
-        if (*json == '\n' || *json == '\t' || *json == '\r') *json = ' ';
-    }
-}
-
 // Warns of flags that have less effect than expected.
 static void warn_of_flags(Log *log, int nodes) {
     const Config *c = log->config;
@@ -237,7 +230,9 @@ void log_start(Log *log, int64_t parameters, int nodes, const char *device) {
     warn_of_flags(log, nodes);
     if (!log->active || (!log->has_json && !log->tensorboard)) return;
     char *arguments = config_to_json(log->config);
-    to_one_line(arguments);
+    for (char *c = arguments; *c; c++) {  // makes it one line; within strings, line breaks are escaped
+        if (*c == '\n' || *c == '\t' || *c == '\r') *c = ' ';
+    }
     if (log->has_json) write_start_json(log, parameters, nodes, device, arguments);
     if (log->tensorboard) write_arguments_to_tensorboard(log, arguments);
     free(arguments);
@@ -326,13 +321,6 @@ static void write_interval_scalars(Log *log, const IntervalReport *r) {
     if (r->epoch >= 0) tensorboard_scalar(tb, "epoch", r->last.iteration, r->epoch);
 }
 
-// Notes each new epoch: losses on repeated data are not comparable to losses on unseen data.
-static void note_epoch(Log *log, double epoch) {
-    if (epoch < 1 || (int64_t)epoch <= log->epoch) return;
-    log->epoch = (int64_t)epoch;
-    log_line(log, "NOTE: all training data has been seen; epoch %lld begins", (long long)log->epoch);
-}
-
 void log_iteration(Log *log, const IntervalReport *report) {
     assert(log && report);
     if (!log->active) return;
@@ -344,7 +332,10 @@ void log_iteration(Log *log, const IntervalReport *report) {
         add_own_fields(&line, report);
     }
     print_text(log, &line);
-    note_epoch(log, report->epoch);
+    if (report->epoch >= 1 && (int64_t)report->epoch > log->epoch) {
+        log->epoch = (int64_t)report->epoch;
+        log_line(log, "NOTE: all training data has been seen; epoch %lld begins", (long long)log->epoch);
+    }
     if (log->has_json) write_interval_json(log, report);
     if (log->tensorboard) write_interval_scalars(log, report);
 }

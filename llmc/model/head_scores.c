@@ -11,19 +11,13 @@ int gpt_shortest_length(const GPT *gpt) {
     return T;
 }
 
-// Returns how many of this rank's logit columns are real ids. Padding is at the end of the
-// vocabulary.
-static int real_columns(const GPT *gpt, const Head *head) {
-    int left = gpt->words - head->first_row;
-    return left < 0 ? 0 : left < head->rows ? left : head->rows;
-}
-
 void gpt_head_scores(const GPT *gpt, const Pass *pass, const Head *head) {
     assert(pass->scores && gpt->scores);
     Head h = *head;
     int ranks = gpt->mesh->tp.size;
     int64_t chunk = op_head_chunk_rows(h.N, h.rows);
-    h.columns = real_columns(gpt, head);
+    int left = gpt->words - h.first_row;  // excludes padding, which is at the end of the vocabulary
+    h.columns = left < 0 ? 0 : left < h.rows ? left : h.rows;
     for (int64_t row = 0; row < h.N; row += chunk) {
         int64_t rows = h.N - row < chunk ? h.N - row : chunk;
         size_t bytes = (size_t)rows * sizeof(HeadScore);

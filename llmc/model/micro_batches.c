@@ -31,12 +31,6 @@ static void free_gradient_buffer(GPT *gpt, const Pass *p) {
     if (pipeline->to_before) link_sent(pipeline->to_before, newer, gpt->stream);
 }
 
-static void expect_gradient(GPT *gpt, const Pass *p) {
-    if (gpt_heads(gpt, p)) return;
-    free_gradient_buffer(gpt, p);
-    link_expect(gpt->pipeline.from_next, gpt->dresidual[p->gradient], hidden_bytes(gpt, p), gpt->stream);
-}
-
 static void receive_forward_send(GPT *gpt, const Pass *p) {
     Pipeline *pipeline = &gpt->pipeline;
     MicroBatch *m = &gpt->slot[p->slot];
@@ -102,8 +96,14 @@ static Pass pass_at(const PassSchedule *s, int i) {
 // Posts the receive of the pass at position i.
 static void expect(const PassSchedule *s, int i) {
     Pass pass = pass_at(s, i);
-    if (pass.direction == BACKWARD) expect_gradient(s->gpt, &pass);
-    else expect_input(s->gpt, &pass);
+    GPT *gpt = s->gpt;
+    if (pass.direction == FORWARD) {
+        expect_input(gpt, &pass);
+    } else if (!gpt_heads(gpt, &pass)) {
+        free_gradient_buffer(gpt, &pass);
+        link_expect(gpt->pipeline.from_next, gpt->dresidual[pass.gradient], hidden_bytes(gpt, &pass),
+                    gpt->stream);
+    }
 }
 
 bool gpt_next_pass(PassSchedule *s, Pass *pass) {

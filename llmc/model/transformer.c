@@ -111,9 +111,8 @@ static void add_branch(const GPT *gpt, LayerNorm *n, const floatX *residual, Dro
 
 // The residual addition alone, without a norm: the output of a pipeline stage.
 static LayerNorm stage_output(const GPT *gpt, const Pass *p) {
-    LayerNorm n = {
+    return (LayerNorm){
         .B = p->B, .T = p->T, .C = gpt->C, .dresidual = dresidual_of(gpt, p), .rows = gpt_own_rows(gpt, p)};
-    return n;
 }
 
 // Norm 1 of layer l with the residual addition fused in. Past the chunk's last layer it is the
@@ -489,12 +488,6 @@ static void finish_layer_gradients(const GPT *gpt, int l, const Pass *p) {
     zero_reduce_unit(gpt->zero, gpt_layer_unit(gpt, l), p->last);
 }
 
-// Returns true if this backward completes the gradients of layer l: with the step's last
-// micro-batch, or with every one if gradients are reduced per micro-batch (ZeRO-2 and 3).
-static bool completes_gradients(const GPT *gpt, int l, const Pass *p) {
-    return p->last || !zero_grads_accumulate(gpt->zero, gpt_layer_unit(gpt, l));
-}
-
 static void embedding_backward(const GPT *gpt, const Pass *p) {
     Embedding embedding = embedding_of(gpt, p);
     size_t row = (size_t)gpt->C * sizeof(float);
@@ -520,7 +513,9 @@ void gpt_backward(GPT *gpt, const Pass *p) {
         wait_for_layer(gpt, p, l, true);
         zero_grads_begin(gpt->zero, gpt_layer_unit(gpt, l));
         layer_backward(gpt, l, p);
-        if (completes_gradients(gpt, l, p)) finish_layer_gradients(gpt, l, p);
+        // ZeRO-2 and 3 reduce gradients in every micro-batch, otherwise only in the last one.
+        if (p->last || !zero_grads_accumulate(gpt->zero, gpt_layer_unit(gpt, l)))
+            finish_layer_gradients(gpt, l, p);
     }
     if (gpt_embeds(gpt, p)) embedding_backward(gpt, p);
 }

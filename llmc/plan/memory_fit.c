@@ -49,11 +49,6 @@ static bool full_fits(const Config *config, size_t planned, size_t share, ModelP
            bytes_with(config, planned, setting, model) <= share;
 }
 
-static const char *full_flag(const Config *config) {
-    return config->recompute_activations ? "--recompute-granularity full instead of --recompute-activations"
-                                         : "--recompute-granularity full";
-}
-
 // Suggests more sharding, offload and model parallelism if no micro-batch or recomputation fits.
 static bool no_setting_fits(char *text, size_t bytes, const Config *config, double missing) {
     bool shared = config->sharding == SHARD_PARAMETERS || config->dp_size == 1;
@@ -73,7 +68,9 @@ bool memory_advice(char *text, size_t bytes, const Config *config, size_t planne
     Recompute now = config->recompute_granularity;
     bool full = full_fits(config, planned, share, model);
     int smaller = largest_micro_batch(config, planned, share, config->micro_batch_size, now, model);
-    const char *flag = full_flag(config);
+    const char *flag = config->recompute_activations
+                           ? "--recompute-granularity full instead of --recompute-activations"
+                           : "--recompute-granularity full";
     if (smaller && full) {
         snprintf(text, bytes, "--micro-batch-size %d fits, and so does %s", smaller, flag);
     } else if (smaller) {

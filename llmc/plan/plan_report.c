@@ -181,11 +181,6 @@ static double node_egress(const Mesh *mesh, const WireBytes *bytes) {
     return (double)(bytes->grad_inter + bytes->weight_inter) * mesh->per_node;
 }
 
-// Number of distinct parameters in a node: with model parallelism a node holds several shards.
-static double node_parameters(const StagePlan *s) {
-    return (double)layout_of(s)->parameters * s->mesh.per_node / layout_of(s)->options.per_node;
-}
-
 // With replica groups, prints the codec of the outer all-reduce every H steps.
 static void print_exchange(const Config *c, const Mesh *mesh, const GradFormat *grad, FILE *out) {
     if (mesh->replica_groups.size == 1) return;
@@ -208,8 +203,10 @@ static void print_wire_of(const StagePlan *s, const GradFormat *grad, FILE *out)
     print_hop(out, "weights, between nodes", formula.weight_inter, bytes.weight_inter);
     print_bucket_wire(&s->traffic, grad, weight, out);
     double egress = node_egress(&s->mesh, &bytes);
+    // Distinct parameters in a node; with model parallelism a node holds several shards.
+    double parameters = (double)plan->parameters * s->mesh.per_node / plan->options.per_node;
     fprintf(out, "  between nodes, out of each node    %16.0f  = %.4f bytes per parameter\n", egress,
-            egress / node_parameters(s));
+            egress / parameters);
 }
 
 static void print_wire(const Config *c, const StagePlan *s, FILE *out) {
@@ -410,20 +407,6 @@ static double pipeline_egress(const Config *c, const Mesh *mesh) {
     return parts_hidden_bytes(c, mesh) * ranks * messages * c->micro_batches;
 }
 
-// Bytes per step of the tied embedding's gradient, out of a node of the first or last stage.
-static double words_egress(const Config *c, const Mesh *mesh) {
-    if (pipeline_egress(c, mesh) == 0) return 0;
-    int ranks = mesh->pp.stride < mesh->per_node ? mesh->pp.stride : mesh->per_node;
-    return parts_words_bytes(c, mesh) * ranks;
-}
-
-// Bytes per step that tensor parallelism sends out of a node, if a group spans several nodes.
-static double tensor_parallel_egress(const Config *c, const Mesh *mesh) {
-    int T = mesh->tp.size, per_node = mesh->per_node;
-    if (T <= per_node) return 0;
-    return parts_tensor_bytes(c, mesh) * (T - per_node) / (T - 1) * per_node * c->micro_batches;
-}
-
 static void print_egress(const char *what, double bytes, FILE *out) {
     if (bytes > 0) fprintf(out, "    %-30s %8.2f\n", what, bytes / 1e9);
 }
@@ -454,11 +437,17 @@ static void print_data_parallel(const Config *c, const StagePlan *s, FILE *out) 
 }
 
 static void print_between(const Config *c, const StagePlan *s, FILE *out) {
-    double pipeline = pipeline_egress(c, &s->mesh), tensor = tensor_parallel_egress(c, &s->mesh);
+    const Mesh *mesh = &s->mesh;
+    int T = mesh->tp.size, per_node = mesh->per_node;
+    int ranks = mesh->pp.stride < per_node ? mesh->pp.stride : per_node;
+    double pipeline = pipeline_egress(c, mesh), tied = pipeline > 0 ? parts_words_bytes(c, mesh) * ranks : 0;
+    double tensor = 0;
+    if (T > per_node)
+        tensor = parts_tensor_bytes(c, mesh) * (T - per_node) / (T - 1) * per_node * c->micro_batches;
     print_data_parallel(c, s, out);
     if (pipeline + tensor > 0) fprintf(out, "  GB out of a node per step, between parts of the model\n");
     print_egress("pipeline", pipeline, out);
-    print_egress("tied embedding", words_egress(c, &s->mesh), out);
+    print_egress("tied embedding", tied, out);
     print_egress("tensor parallelism", tensor, out);
     if (tensor > 0) {
         fprintf(out,

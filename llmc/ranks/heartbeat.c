@@ -130,13 +130,6 @@ static bool fault_here(Heartbeat *h, FaultKind kind, int64_t iteration) {
     return fault_due(&h->faults, kind, iteration, h->fault_number);
 }
 
-// Counts the waits of an iteration.
-static void count_wait(Heartbeat *h, int64_t iteration) {
-    h->fault_number = iteration == h->fault_iteration ? h->fault_number + 1 : 0;
-    h->fault_iteration = iteration;
-    if (fault_here(h, FAULT_STALL, iteration)) hang();
-}
-
 void heartbeat_progress(const Site *site) {
     Heartbeat *h = heartbeat_watched(site);
     if (h) atomic_fetch_add_explicit(&h->progress, 1, memory_order_relaxed);
@@ -146,7 +139,11 @@ void heartbeat_waiting(const Site *site, bool waits) {
     Heartbeat *h = heartbeat_watched(site);
     if (!h) return;
     heartbeat_progress(site);
-    if (waits && h->faults.count) count_wait(h, site->iteration);
+    if (waits && h->faults.count) {  // counts the waits of an iteration
+        h->fault_number = site->iteration == h->fault_iteration ? h->fault_number + 1 : 0;
+        h->fault_iteration = site->iteration;
+        if (fault_here(h, FAULT_STALL, site->iteration)) hang();
+    }
     Slot *slot = &h->slots[h->own];
     char phase[PHASE_BYTES] = "";
     snprintf(phase, sizeof phase, "%s", site->phase ? site->phase : "");

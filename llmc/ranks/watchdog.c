@@ -84,12 +84,6 @@ static void explain_idle(const Heartbeat *h, bool waits, double idle, char *text
 
 // --- one beat ------------------------------------------------------------------------------------
 
-// A main thread that waits on the device cannot notice a lost node itself.
-static void notice_lost_node(const Heartbeat *h, bool waits, double idle) {
-    bool suspected = node_failure_suspected(&h->site, idle);  // must be called on every beat
-    if (waits && (suspected || (h->limit > 0 && idle > h->limit))) node_failure_report(&h->site);
-}
-
 // Checks that this rank's main thread makes progress. now: in beats.
 static void watch_own(Heartbeat *h, long long now) {
     char who[512], what[1000], calls[400];  // together within what error_print prints
@@ -98,7 +92,9 @@ static void watch_own(Heartbeat *h, long long now) {
     h->progress_seen = progress;
     bool waits = atomic_load(&h->slots[h->own].waits);
     double idle = (double)(now - h->progress_since) * h->period;
-    notice_lost_node(h, waits, idle);
+    bool suspected = node_failure_suspected(&h->site, idle);  // must be called on every beat
+    // A main thread that waits on the device cannot notice a lost node itself.
+    if (waits && (suspected || (h->limit > 0 && idle > h->limit))) node_failure_report(&h->site);
     double extra = (waits ? h->patience : 0) + node_failure_extra_wait(&h->site, h->limit);
     if (h->limit <= 0 || idle <= h->limit + extra) return;
     explain_idle(h, waits, idle, who, sizeof who);

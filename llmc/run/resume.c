@@ -11,11 +11,6 @@
 
 // --- saving --------------------------------------------------------------------------------------
 
-// Returns true after the last of --train-iters, where an outer sync of all buckets has been done.
-static bool local_steps_end(const Run *run) {
-    return run->config.local_steps > 1 && run->iteration == run->config.train_iters;
-}
-
 static RunState current_state(const Run *run) {
     RunState state;
     memset(&state, 0, sizeof state);
@@ -28,7 +23,9 @@ static RunState current_state(const Run *run) {
     state.beta2_power = run->last.beta2_power;
     guard_save(&run->guard, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
-    state.outer_applied_at = local_steps_end(run) ? run->iteration : run->outer_applied_at;
+    // The last of --train-iters ends with an outer sync of all buckets.
+    bool all_synced = run->config.local_steps > 1 && run->iteration == run->config.train_iters;
+    state.outer_applied_at = all_synced ? run->iteration : run->outer_applied_at;
     state.train_split_samples = run->split_samples[SPLIT_TRAIN];
     state.valid_split_samples = run->split_samples[SPLIT_VALID];
     return state;

@@ -65,13 +65,6 @@ static void report_batch(Run *run) {
              (long long)c->rampup_samples);
 }
 
-// Logs why attention uses a slower kernel, if it does.
-static void report_attention(Run *run) {
-    char notice[512];
-    op_attention_notice(run->config.seq_length, run->config.reset_attention_mask, notice, sizeof notice);
-    if (*notice) log_line(run->log, "%s", notice);
-}
-
 // As in Megatron-LM, logs one line per tensor- and pipeline-parallel rank. run->parameters counts
 // parameters that several of these ranks hold only once.
 static void report_parameters(Run *run) {
@@ -96,7 +89,9 @@ void report_start(Run *run) {
     const Memory *memory = &run->memory;
     report_program(run);
     report_exchange(run);
-    report_attention(run);
+    char notice[512];  // why attention uses a slower kernel, if it does
+    op_attention_notice(c->seq_length, c->reset_attention_mask, notice, sizeof notice);
+    if (*notice) log_line(run->log, "%s", notice);
     log_line(run->log, "using torch.bfloat16 for parameters ...");
     if (run->launch.rank == 0) config_print(c, stdout);
     log_line(run->log, "Weight Quantization: %s, group size = %d, bits = %d", truth(c->quantized_weights),
@@ -210,13 +205,6 @@ static void node_traffic(Run *run, IntervalReport *r) {
     free(all);
 }
 
-// Mean over the applied steps. If all steps were skipped: 0, or the loss if it is NaN or infinite.
-static double interval_loss(const Run *run) {
-    int64_t applied = run->interval.iterations - run->interval.skipped;
-    if (applied > 0) return run->interval.loss_sum / (double)applied;
-    return isfinite(run->last.loss) ? 0.0 : run->last.loss;
-}
-
 // Fills in throughput, from the mean batch size of the interval (--rampup-batch-size changes it).
 static void fill_rates(Run *run, IntervalReport *r, double seconds) {
     const Config *c = &run->config;
@@ -262,7 +250,10 @@ void interval_end(Run *run) {
     r.last = run->report;
     r.train_iters = run->config.train_iters;
     r.iterations = n;
-    r.lm_loss = interval_loss(run);
+    int64_t applied = n - run->interval.skipped;
+    r.lm_loss = applied > 0                ? run->interval.loss_sum / (double)applied
+                : isfinite(run->last.loss) ? 0.0
+                                           : run->last.loss;
     r.skipped = run->interval.skipped;
     r.nan = run->interval.nan;
     mean_of_replica_groups(run, &r);

@@ -74,21 +74,17 @@ bool same_data(const Loader *loader, Peers world, Error *err) {
     return ok;
 }
 
-// Makes a unique name, because network file systems cache negative lookups. The name has the form
-// of an interrupted save's temporary folder, which the next save removes.
-static void name_marker(char *name, size_t bytes) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    snprintf(name, bytes, ".iter_%lld%09ld%d.tmp", (long long)now.tv_sec, now.tv_nsec, (int)getpid());
-}
-
 bool same_save_folder(const char *directory, Peers world, Error *err) {
     assert(directory && *directory);
     enum { TRIES = 50 };
     const struct timespec pause = {0, 100000000};
     char name[96];
     bool made = false;
-    name_marker(name, sizeof name);
+    // A unique name, because network file systems cache negative lookups. It has the form of an
+    // interrupted save's temporary folder, which the next save removes.
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(name, sizeof name, ".iter_%lld%09ld%d.tmp", (long long)now.tv_sec, now.tv_nsec, (int)getpid());
     peers_broadcast(world, name, sizeof name, 0);
     char *marker = text_format("%s/%s", directory, name);
     if (rank_of(world) == 0) {
