@@ -273,7 +273,7 @@ static void print_strategies(const Config *config, const Mesh *mesh, FILE *out) 
 
 // Recommends one of the presets that fit into GPU memory, or of all presets if none fits; the
 // memory section above then gives advice.
-static void print_choice(const Row *row, double room, FILE *out) {
+static void print_choice(const Config *config, const Row *row, double room, FILE *out) {
     double ms[PRESETS], held[PRESETS];
     for (int i = 0; i < PRESETS; i++) {
         ms[i] = row[i].ms;
@@ -282,7 +282,10 @@ static void print_choice(const Row *row, double room, FILE *out) {
     int fastest = preset_choose(ms), best = preset_choose(held);
     if (best < 0) best = fastest;
     if (best < 0) return;
-    fprintf(out, "  take PRESET=%s: %s\n", presets[best].name, presets[best].flags);
+    Config c = preset_config(config, &presets[best]);
+    bool direct = presets[best].weight_bits > 0 && c.weight_quantization_method == WEIGHT_DIRECT;
+    fprintf(out, "  take PRESET=%s: %s%s\n", presets[best].name, presets[best].flags,
+            direct ? " --weight-quantization-method direct" : "");
     fprintf(out, "    %s; %.1f times as fast as the baseline\n", presets[best].reason,
             row[0].ms / row[best].ms);
     if (fastest != best)
@@ -318,6 +321,6 @@ void plan_time_report(const Config *config, const Mesh *mesh, FILE *out) {
     print_head(config, mesh->world.size, &run, out);
     for (int i = 0; i < PRESETS; i++) print_row(config, presets[i].name, &row[i], out);
     print_row(config, "this run", &run, out);
-    print_choice(row, gpu_room(config->plan_gpu, config, mesh), out);
+    print_choice(config, row, gpu_room(config->plan_gpu, config, mesh), out);
     print_strategies(config, mesh, out);
 }

@@ -500,9 +500,10 @@ strategies_compared() { # two nodes of eight, two micro-batches: each is reduced
         params=$(of_row optim_grads_params 1) || return 1
     [ "$optim" = "$(of_row "this run" 2)" ] && awk -v optim="$optim" -v grads="$grads" -v params="$params" \
         'BEGIN { exit !(grads > 1.2 * optim && params >= grads) }' || { why="$optim, $grads, $params ms"; return 1; }
-    # Local steps cannot be combined with weights sharded across nodes.
+    # Weights sharded across nodes exclude local steps, and 4-bit weights need one more flag.
     takes eden --plan-network 10 --data-parallel-sharding-strategy optim_grads_params \
-        --shard-params-over world && grep -q "^  local  *incompatible with this run's flags" "$work/out"
+        --shard-params-over world && grep -q "^  local  *incompatible with this run's flags" "$work/out" &&
+        grep -q "^  take PRESET=eden: @configs/eden.args --weight-quantization-method direct$" "$work/out"
 }
 check "--plan-network: strategies compared" strategies_compared
 # Two stages on one node each. A rank has a quarter of 10 Gb/s. Its 8 micro-batches of 4 x 2048 x
