@@ -192,14 +192,15 @@ end_moving() { # CODE: waits for the run; sends SIGUSR1 first if CODE is 75
 moved_away() { # FLAGS...: another job has locked a new directory at the path
     begin_moving "$@" || return 1
     mkdir "$work/next"
-    exec 9<"$work/next"
+    exec 9>"$work/next/.lock"
     flock -x 9
     python3 -c 'import os, sys; os.rename(sys.argv[1], sys.argv[2]); os.rename(sys.argv[3], sys.argv[1])' \
         "$work/moving" "$work/moved" "$work/next"
-    end_moving 6 || { exec 9<&-; return 1; }
-    exec 9<&-
+    end_moving 6 || { exec 9>&-; return 1; }
+    exec 9>&-
     error_names 6 "another job is saving into $work/moving" 6 || return 1
-    [ -z "$(ls -A "$work/moving")" ] || { why="it saved $(ls -A "$work/moving" | tr '\n' ' ')"; return 1; }
+    [ "$(ls -A "$work/moving")" = .lock ] ||
+        { why="the folder holds $(ls -A "$work/moving" | tr '\n' ' ')"; return 1; }
 }
 saved_in_new_directory() { # with one warning
     [ "$(grep -c "^WARNING: $work/moving was moved or removed" "$work/out")" = 1 ] &&
@@ -213,8 +214,8 @@ removed() { # FLAGS...
     mv "$work/moving" "$work/moved"
     wait_until test -e "$work/moving/latest_checkpointed_iteration.txt" ||
         { say "no new checkpoint"; return 1; }
-    ! flock -n "$work/moving" true || { why="the new folder is not locked"; kill "$job"; return 1; }
-    flock -n "$work/moved" true || { why="the old folder is still locked"; kill "$job"; return 1; }
+    ! flock -n "$work/moving/.lock" true || { why="the new folder is not locked"; kill "$job"; return 1; }
+    flock -n "$work/moved/.lock" true || { why="the old folder is still locked"; kill "$job"; return 1; }
     end_moving 75 && saved_in_new_directory
 }
 foreign_checkpoint() { # another run's checkpoints are not replaced
