@@ -184,7 +184,7 @@ static double mean_loss(Run *run) {
     return sum / D;
 }
 
-// Returns the mean loss over --eval-iters global batches from sample `at` on. The status of the
+// Returns the mean loss over --eval-iters global batches starting at sample `at`. The status of the
 // latest step must have been read, because evaluation overwrites its loss. Ends early if run->stop
 // is set.
 static double evaluate(Run *run, GPT *gpt, int split, int64_t at, bool verbose) {

@@ -2,8 +2,8 @@
 // memory. llmc/cpu/comm.c uses MPI, llmc/cuda/comm.cu NCCL and, inside a node, copy engines. Opened
 // by llmc/run/setup.c. sdp4bit/wire.c exchanges gradients and weights through it, llmc/state/zero.c
 // the step status.
-// A failed collective ends the job through fatal() with EXIT_COMMUNICATION; comm_may_lose makes an
-// exception.
+// A failed collective ends the job through fatal() with EXIT_COMMUNICATION, except in groups set up
+// by comm_may_lose.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/ranks/mesh.h"
@@ -42,11 +42,11 @@ bool comm_share(const Group *node, void *flags, const CommPiece *piece, int piec
 // pending. No-op unless memory is shared.
 void comm_unshare(const Group *node);
 // Opens all missing connections and sends a small message through each. Faults that a restart would
-// not cure (no network, too little memory for buffers) thus end the job before training, with
+// not fix (no network, too little memory for buffers) thus end the job before training, with
 // EXIT_ENVIRONMENT. Errors of NCCL's own threads and timeouts still end with EXIT_COMMUNICATION.
 // Collective over the world. Call it after comm_share, which makes NCCL connections inside the node
-// unnecessary, and again after comm_unshare. No-op on CPU ranks.
-// memory: COMM_TRIAL_BYTES of device memory per rank of the world, overwritten.
+// unnecessary, and again after comm_unshare. No-op on CPU ranks. memory: COMM_TRIAL_BYTES of device
+// memory per rank of the world, overwritten.
 enum { COMM_TRIAL_BYTES = 16 };
 void comm_connect(const Mesh *mesh, void *memory);
 

@@ -66,8 +66,8 @@ HD_FN Philox4 dropout_bits(Dropout dropout, int64_t sample, uint64_t block) {
 // same values that it has in the whole tensor. A vector is one column.
 //
 // std > 0: normal(0, std) from stream (seed, tensor) of llmc/base/normal.h, numbers 2i and 2i + 1
-// as a pair, indexed by r * whole_columns + c; rounded to fp32, then to floatX. The same bits on
-// every backend. std 0: zeros. std < 0: ones.
+// as a pair, indexed by r * whole_columns + c; rounded to fp32, then to floatX. Bitwise identical
+// on every backend. std 0: zeros. std < 0: ones.
 typedef struct InitWeights {
     floatX *weights;  // (rows, columns) out
     int64_t rows, columns;
@@ -146,7 +146,6 @@ void op_layernorm_backward(Stream *s, const LayerNorm *a);
 // Backward: dw += dy^T x (= with overwrite), dx = dy w; NULL results are skipped. If x is the GELU
 // of x_pre, dx is multiplied by GELU'(x_pre) and so becomes the gradient of x_pre; dpre_bias gets
 // its sum over the rows. A backend may also round dx before that multiplication.
-// well as after it.
 typedef struct Linear {
     int64_t N;
     int C, OC;
@@ -207,9 +206,9 @@ void op_head_norm_backward(Stream *s, const HeadNorm *a);
 
 // Rotary position embedding, in place. A token's row of x consists of groups of `heads` vectors;
 // the first `turned` of each are rotated: in Megatron-LM's order queries and key, before the value.
-// For i < columns / 2, columns i and i + columns / 2 are rotated by the angle of (position, i);
-// columns from `columns` on do not change. Position: index in the sequence. back: rotates by the
-// negative angle, for gradients.
+// For i < columns / 2, columns i and i + columns / 2 are rotated by the angle of (position, i); the
+// remaining columns do not change. Position: index in the sequence. back: rotates by the negative
+// angle, for gradients.
 //
 // With by_kind the result goes to another tensor, with a row of all queries, then all keys, then
 // all values. back: reads that tensor.
@@ -232,8 +231,8 @@ void op_rope(Stream *s, const Rope *a);
 // Megatron-LM's layout: per group of heads that share key and value, the heads' q (HD), then k
 // (HD), v (HD). by_kind: all q, then all k, then all v; GPUs need it for shared keys. With
 // doc_start query t attends to keys doc_start[b, t] .. t. Dropout element: (head * T + t) * T +
-// key, with the head's number in the whole model; the rank holds heads first_head .. first_head +
-// NH - 1.
+// key, with the head's index in the whole model; the rank holds heads first_head .. first_head + NH
+// - 1.
 //
 // cuDNN's kernels draw their own masks, which depend on the layout: see cuda/attention.h.
 typedef struct Attention {
@@ -268,7 +267,7 @@ size_t op_attention_saved_bytes(int B, int T, int NH, int HD);
 size_t op_attention_workspace_bytes(int B, int T, int NH, int HD, int groups);
 
 // Attention of new positions of one sequence with a KV cache, for text generation. Query t has
-// position start + t and attends to keys 0 .. start + t. Sums have another order than in
+// position start + t and attends to keys 0 .. start + t. Sums are in a different order than in
 // op_attention_forward.
 typedef struct CachedAttention {
     int T, start, room;     // new positions, earlier ones, capacity of the cache
@@ -339,9 +338,9 @@ void op_head_scores(Stream *s, const Head *a, int64_t row, int64_t rows);
 int64_t op_head_chunk_rows(int64_t N, int rows);
 size_t op_head_workspace_bytes(int64_t N, int C, int rows);
 
-// Sums over the ranks of a group from gathered parts (ranks, n), in fp32 and rank order, with the
-// same bits on every backend. y must not overlap parts. n: any; fast on GPUs if n and C are
-// multiples of 8 and addresses 16-byte aligned.
+// Sums over the ranks of a group from gathered parts (ranks, n), in fp32 and rank order, bitwise
+// identical on every backend. y must not overlap parts. Any n is allowed; GPUs are fast if n and C
+// are multiples of 8 and addresses are 16-byte aligned.
 
 // y[i] = sum over r of parts[r, i], plus bias[i % C], rounded once.
 typedef struct SumParts {

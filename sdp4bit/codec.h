@@ -1,6 +1,6 @@
 // Arithmetic of SDP4Bit: the codec table, quantization, transforms, rounding bits, the summation
-// tree of the norm. Inline for host and device, so that CPU ranks and GPUs compute the same bits.
-// This file and layout.h define the wire format; README.md has a worked example.
+// tree of the norm. Inline for host and device, so that CPU ranks and GPUs compute bitwise
+// identical results. This file and layout.h define the wire format; README.md has a worked example.
 //
 // Exact regime: every operation is a single IEEE-754 operation, nearly always fp32, written with
 // the functions of numerics.h.
@@ -311,7 +311,8 @@ HD_FN float eden_scale(float squares, float product, float unlift) {
 // --- summation trees ----------------------------------------------------------------------------
 
 // Sums n values as a perfect binary tree over adjacent pairs, destroying x. n: a power of two. GPUs
-// add within a thread, across lanes, then across blocks, and get the same bits at any granularity.
+// add within a thread, across lanes, then across blocks, and get bitwise identical results at any
+// granularity.
 HD_FN float tree_sum(float *x, int n) {
     for (int stride = 1; stride < n; stride *= 2) {
         for (int i = 0; i < n; i += 2 * stride) x[i] = f32_add(x[i], x[i + stride]);

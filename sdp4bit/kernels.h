@@ -1,8 +1,8 @@
 // Fused kernels of the exact regime: everything between a rank's local gradients and the model
 // weights of all replicas. codec.h and layout.h define their results bit by bit. kernels_cpu.c is
-// the CPU implementation and the reference; the kernels_cuda files produce the same bits on GPUs.
-// Called by tlq_hs.c, qwd.c, wire.c, outer.c and the files of llmc/state. All pointers are device
-// memory unless marked host. All calls are asynchronous on their stream.
+// the CPU implementation and the reference; the kernels_cuda files compute bitwise identical
+// results on GPUs. Called by tlq_hs.c, qwd.c, wire.c, outer.c and the files of llmc/state. All
+// pointers are device memory unless marked host. All calls are asynchronous on their stream.
 #pragma once
 #include "llmc/device.h"
 #include "sdp4bit/step_status.h"
@@ -60,7 +60,7 @@ typedef struct QuantizePartitions {
     Rounding rounding;
     RoundingKey key;
     int slots, self;
-    int first, between;  // partition p is the shard of rank p * (1 + between) + first: that is its
+    int first, between;  // partition p is the shard of rank p * (1 + between) + first, which gives its
                          // position in the bucket; in `grads` its matrix shard is the p-th
     uint8_t *send;       // (slots) messages; slot `self` is not written
     uint8_t *self_slot;
@@ -132,7 +132,8 @@ typedef struct SumFinal {
 } SumFinal;
 void kernel_sum_final(Stream *s, const SumFinal *a);
 
-// Partial sums alone of n values, missing ones 0: with dp = 1 local gradients need no reduction.
+// Computes only the partial sums of n values; missing ones count as 0. Used with dp = 1, where
+// local gradients need no reduction.
 void kernel_square_partials(Stream *s, float *partials, const float *x, int64_t n);
 // The same for n weights.
 void kernel_square_weights(Stream *s, float *partials, const floatX *weights, int64_t n);
@@ -175,7 +176,8 @@ typedef struct UpdateShard {
 } UpdateShard;
 void kernel_update_shard(Stream *s, const UpdateShard *a);
 
-// Applies the gathered messages to all model weights, also this rank's own: w = floatX(float(w) + q
+// Applies the gathered messages to all model weights, including this rank's own: w =
+// floatX(float(w) + q
 // * scale) (difference), floatX(q * scale) (direct), or the received weights. No-op if the step was
 // skipped.
 typedef struct ApplyWeights {
@@ -206,10 +208,10 @@ typedef struct CodeWeights {
 void kernel_code_weights(Stream *s, const CodeWeights *a);
 // Closes the gaps in `coded`. message: (*bytes) 16-byte aligned.
 void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t *coded, uint8_t *message);
-// Decodes the gathered messages into all model weights, also this rank's own. Safe on any input:
-// accesses nothing outside messages and weights. If message i is invalid or differs in size from
-// the sender's, sets *fault to code + i if it is 0 (atomically) and leaves its weights undefined.
-// No-op if the step was skipped.
+// Decodes the gathered messages into all model weights, including this rank's own. Safe on any
+// input: accesses nothing outside messages and weights. If message i is invalid or differs in size
+// from the sender's, sets *fault to code + i if it is 0 (atomically) and leaves its weights
+// undefined. No-op if the step was skipped.
 typedef struct DecodeWeights {
     const StepStatus *control;
     LosslessLayout layout;    // of each message

@@ -1,5 +1,5 @@
 // Lossless weights: entropy coding of the changes of bf16 weights, inline for host and device.
-// Receivers get the sender's bf16 weights bit for bit. README.md, "Lossless weights", defines the
+// Receivers get the sender's bf16 weights bit-exactly. README.md, "Lossless weights", defines the
 // message. Called by the kernels of both backends (lossless_cpu.c, kernels_cuda_lossless.cu).
 //
 // A change is a number of units in the last place (ulps). Its likely size depends on the weight's
@@ -16,7 +16,7 @@ enum {
     LOSSLESS_LANES = 32,
     LOSSLESS_PRECISION = 10,  // bits: a context's frequencies sum to 2^10
     LOSSLESS_SYMBOLS = 16,
-    LOSSLESS_ESCAPE = 15,  // symbol of values without one of their own; 16 raw bits follow
+    LOSSLESS_ESCAPE = 15,  // escape, for values without their own symbol; 16 raw bits follow
     LOSSLESS_CONTEXTS = 16,
     LOSSLESS_FRESH = 14,                        // context of weights smaller than their change
     LOSSLESS_ZERO = 15,                         // context of zeros: padding and unused embeddings

@@ -3,8 +3,8 @@
 
 #include "sdp4bit/update_host.h"
 
-// True with one replica and AdamW on the device: weights are rounded master weights, nothing is
-// sent. If the host computed the update, it must still be uploaded and applied.
+// Returns true with one replica and AdamW on the device: weights are rounded master weights,
+// nothing is sent. If the host computed the update, it must still be uploaded and applied.
 static bool alone(const QwdStep *step) { return step->layout->dp == 1 && !step->host; }
 
 static WeightFormat format_of(const BucketLayout *layout, const WeightFormat *format) {

@@ -45,7 +45,7 @@ HD_FN void spike_follow(SpikeTrack *t, float value, float limit, int64_t seen) {
     t->deviation = f64_add(t->deviation, f64_div(f64_sub(size, t->deviation), n));
 }
 
-// Returns true if the step has a spike. A non-finite step is no spike and does not change the
+// Returns true if the step has a spike. A non-finite step is not a spike and does not change the
 // means.
 HD_FN bool spike_check(SpikeState *s, float loss, float norm, float loss_factor, float norm_factor,
                        bool finite) {

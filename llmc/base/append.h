@@ -1,4 +1,4 @@
-// Append-only record files for logs. Records are written whole or not at all. Neither a full disk
+// Append-only record files for logs. A record is written in full or not at all. Neither a full disk
 // nor an unread pipe stops training.
 #pragma once
 #include "llmc/base/base.h"
@@ -8,7 +8,7 @@ typedef struct Append {
     int fd;              // -1: closed
     char *path;          // for messages
     bool failing;        // the last record could not be written; warned once
-    double quiet_until;  // monotonic seconds; until then a pipe's slow reader is not waited for
+    double quiet_until;  // monotonic seconds; no wait for a pipe's slow reader before then
     bool torn;           // a pipe received part of a record, which cannot be undone
 } Append;
 
@@ -18,9 +18,9 @@ bool append_open(Append *file, const char *path, int flags, Error *err);
 // Adds the missing newline of a last line that an earlier process left incomplete.
 void append_end_line(Append *file);
 // Writes one record; returns true on success. If it does not fit, removes the written part, prints
-// one warning, and tries again at the next record: records may be missing, but none is torn. A
-// pipe's reader has half a second to make room, and only once a minute while it lags. The rest of a
-// torn record in a pipe becomes a separate line.
+// one warning, and tries again at the next record: records may be missing, but none is incomplete.
+// Waits up to half a second for a pipe's reader, but only once a minute while it lags. The rest of
+// a record that a pipe has received in part becomes a separate line.
 bool append_record(Append *file, const void *record, size_t bytes);
 void append_close(Append *file);
 // Creates the directories (mkdir -p). Error: EXIT_ENVIRONMENT.

@@ -56,7 +56,7 @@ static void finish_log(bool logs) {
 }
 
 static void print_line(const char *kind, const Site *site, const char *what) {
-    finish_log(!site || site->rank >= 0);  // no log before a rank knows its number
+    finish_log(!site || site->rank >= 0);  // no log exists before a rank knows its index
     char where[160] = "";
     if (site && site->rank >= 0) {
         char gpu[24] = "", iteration[40] = "";

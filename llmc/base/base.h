@@ -55,7 +55,7 @@ typedef struct Site {
 
 // Prints "error: rank 3 (node 1, gpu 2) iteration 1841 reduce gradients: <what>; <what to do>" to
 // stderr, after flushing stdout. If a launcher reads this rank's streams, waits 0.2 s in between.
-// site may be NULL. From any thread. Never blocks on a stdout that nobody reads.
+// site may be NULL. Callable from any thread. Never blocks on a stdout that nobody reads.
 void error_print(const Site *site, const char *what);
 
 // Prints the same line with "warning: " instead, for failures that training survives, such as a log
@@ -63,10 +63,10 @@ void error_print(const Site *site, const char *what);
 void warning_print(const Site *site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // Calls error_print and ends the whole job with this code. For failures that ranks cannot agree on:
-// a failed collective, a device error, out of memory. From any thread. The main thread calls
-// MPI_Abort if MPI is running, else exit. Other threads call _exit, because MPI and atexit handlers
-// belong to the main thread (MPI_THREAD_FUNNELED); the exit code makes the launcher end the other
-// ranks. site NULL: the thread's.
+// a failed collective, a device error, out of memory. Callable from any thread. The main thread
+// calls MPI_Abort if MPI is running, else exit. Other threads call _exit, because MPI and atexit
+// handlers belong to the main thread (MPI_THREAD_FUNNELED); the exit code makes the launcher end
+// the other ranks. site NULL: the thread's.
 void fatal(const Site *site, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 

@@ -47,7 +47,7 @@ bool durable_plain_file(const char *path, uint64_t max_bytes);
 
 // Replacement of a file or directory by a new one, which can be undone.
 typedef struct Replacement {
-    const char *fresh, *final;  // paths: of the new one before, and after
+    const char *fresh, *final;  // paths of the new one, before and after
     const char *aside;          // path for the old one in between
     bool replaced;              // an old one existed
     bool exchanged;             // the old one is at `fresh` now, else at `aside`

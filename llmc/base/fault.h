@@ -37,7 +37,7 @@ typedef struct Faults {
 
 // Reads the faults of this rank from SDP4BIT_FAULT. Error: EXIT_USAGE if it cannot be parsed.
 bool faults_from_environment(Faults *faults, int rank, Error *err);
-// Returns the fault of this kind that is due, or NULL. at: bucket, exchange or wait.
+// Returns the fault of this kind that is due, or NULL. at: index of the bucket, exchange or wait.
 const Fault *fault_due(const Faults *faults, FaultKind kind, int64_t iteration, int64_t at);
 // Flips the fault's bit in `bytes` bytes of device memory, modulo their number, in stream order.
 // Waits for the stream. NULL: no-op.

@@ -5,8 +5,8 @@
 #pragma once
 #include "llmc/base/numerics.h"
 
-// Returns the 128 random bits with number `index` of a stream. Each seed has streams per purpose
-// (PURPOSE_*).
+// Returns the index-th block of 128 random bits of a stream. A seed has separate streams for each
+// purpose (PURPOSE_*).
 HD_FN Philox4 counter_bits(uint64_t seed, uint32_t purpose, uint32_t stream, uint64_t index) {
     uint32_t key1 = (uint32_t)(seed >> 32) ^ purpose;
     return philox4x32_10((uint32_t)seed, key1, (uint32_t)index, (uint32_t)(index >> 32), stream, 0);

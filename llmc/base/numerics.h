@@ -1,6 +1,6 @@
 // Machine-independent numerics: explicit IEEE arithmetic, bf16 conversion, and the counter-based
-// random bits of Philox. Inline for host and device, so that CPU ranks and GPUs compute the same
-// bits.
+// random bits of Philox. Inline for host and device, so that CPU ranks and GPUs compute bitwise
+// identical results.
 //
 // Every operation is an IEEE-754 operation, rounded to nearest even, never contracted into an FMA,
 // with denormals kept. Host code is built with -ffp-contract=off; device code uses explicit

@@ -20,8 +20,8 @@ uint64_t mt19937_bounded(Mt19937 *rng, uint64_t max);
 void mt19937_shuffle_i32(Mt19937 *rng, int32_t *x, int64_t n);
 void mt19937_shuffle_u32(Mt19937 *rng, uint32_t *x, int64_t n);
 
-// Uniform in [0, 1) with 53 bits: number `index` of this seed and purpose (PURPOSE_* in
-// numerics.h).
+// Returns the index-th uniform number in [0, 1) of this seed and purpose (PURPOSE_* in numerics.h),
+// with 53 bits.
 double rng_uniform(uint64_t seed, uint32_t purpose, uint64_t index);
 
 LLMC_END

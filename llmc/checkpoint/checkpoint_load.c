@@ -132,7 +132,7 @@ static bool may_hold_a_run(const char *directory, Error *err) {
                      directory);
 }
 
-// Checks that the folder of a tracked iteration is missing or not of another program.
+// Checks that the folder of a tracked iteration is missing or belongs to this program.
 static bool may_be_ours(const char *directory, int64_t iteration, Error *err) {
     char *folder = find_folder(directory, iteration), *manifest = text_format("%s/" MANIFEST_NAME, folder);
     bool ok = durable_exists(manifest) || foreign_refuse(folder, false, err);
@@ -234,8 +234,8 @@ static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
     return peers_work_agree(&work, ok, err);
 }
 
-// Checks that the manifest is of the requested iteration, to detect renamed folders. Megatron-LM's
-// "release" may hold any iteration.
+// Checks that the manifest belongs to the requested iteration, to detect renamed folders.
+// Megatron-LM's "release" may hold any iteration.
 static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *path, Error *err) {
     if (c->manifest.state.iteration == iteration || iteration == 0) return true;
     return error_set(err, EXIT_CHECKPOINT,
@@ -298,8 +298,8 @@ static Earlier find_earlier(const char *directory, int64_t requested, int64_t it
     return earlier;
 }
 
-// Opens the checkpoint of *iteration or the newest intact one before it; *iteration becomes that
-// one's. *fault: why the requested one is unusable. damage: as in Earlier.
+// Opens the checkpoint of *iteration or the newest intact one before it, and sets *iteration to its
+// iteration. *fault: why the requested one is unusable. damage: as in Earlier.
 static Checkpoint *open_intact(const char *directory, int64_t *iteration, Peers peers, char damage[200],
                                Error *fault) {
     int rank;
@@ -479,7 +479,7 @@ static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *
     return true;
 }
 
-// Contiguous elements both in a slice of a file and in the requested slice.
+// Elements that are contiguous both in a slice of a file and in the requested slice.
 typedef struct Run {
     const ManifestSlice *from;  // NULL: no shard holds the first element
     int64_t at, count;          // in the block of `from`

@@ -1,6 +1,6 @@
 // Inspects a --load directory without a checkpoint of this program. If a run has only just started
-// there, training starts from scratch; anything else is a user error that would silently train from
-// random weights. Called by checkpoint_load.c.
+// there, training starts from scratch; anything else is a user error, and the run would silently
+// train from random weights. Called by checkpoint_load.c.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN

@@ -42,7 +42,7 @@ bool saver_has_room(const Saver *saver, int64_t iteration, Error *err);
 bool saver_save(Saver *saver, const RunState *state, Error *err);
 // Returns true while this rank writes in the background.
 bool saver_busy(const Saver *saver);
-// Advances a background save by one stage, or to its end.
+// Advances a background save by one stage, or finishes it.
 bool saver_advance(Saver *saver, bool to_the_end, Error *err);
 // Called once a rank is lost: waits for this rank's writes of a save, then forgets the save, whose
 // files the next save deletes. Returns false if there was none. Later saves are synchronous,

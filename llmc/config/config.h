@@ -252,7 +252,7 @@ int64_t config_samples_at_end(const Config *config, int64_t iteration, int64_t c
 double megatron_flops(const Config *config, double batch_sequences);
 // Counts causal attention half: 6N + 6*L*C*T per token.
 double causal_flops(const Config *config, double batch_sequences, double parameters);
-// Copies word `index` of an option that is a choice. Returns false if there are fewer.
+// Copies the index-th choice of an option. Returns false if there are fewer.
 bool config_choice(const char *option, int index, char *word, size_t bytes);
 // The option table. Rows without a name are headings.
 const Option *config_options(int *rows);

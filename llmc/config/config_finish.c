@@ -1,5 +1,5 @@
 // Completes a Config once the number of ranks and the vocabulary are known: see config.h. Called by
-// every rank of train_gpt.cu after MPI has started.
+// every rank of train_gpt.c after MPI has started.
 #include "llmc/config/config.h"
 
 #include <assert.h>

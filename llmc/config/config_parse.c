@@ -1,4 +1,4 @@
-// Parses the command line into a Config: see config.h. Called by every rank of train_gpt.cu before
+// Parses the command line into a Config: see config.h. Called by every rank of train_gpt.c before
 // MPI starts.
 #include "llmc/config/config.h"
 

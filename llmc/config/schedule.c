@@ -1,5 +1,5 @@
-// Learning rate and weight decay over the run: see schedule.h. Megatron-LM's
-// OptimizerParamScheduler, restated in double precision.
+// Learning rate and weight decay over the run: see schedule.h. Reimplements Megatron-LM's
+// OptimizerParamScheduler in double precision.
 #include "llmc/config/schedule.h"
 
 #include <assert.h>

@@ -1,6 +1,6 @@
 // CPU ops, part 1: embedding, dropout, LayerNorm, linear layers, GELU, SwiGLU, RoPE, sums over
-// ranks: see ops.h. The reference for the GPU, and what CPU ranks train with: loops over rows that
-// the compiler vectorizes, and fp32 GEMMs by OpenBLAS.
+// ranks: see ops.h. The reference for the GPU and the ops of CPU ranks: loops over rows that the
+// compiler vectorizes, and fp32 GEMMs by OpenBLAS.
 #include "llmc/cpu/internal.h"
 #include "llmc/ranks/parallel.h"
 

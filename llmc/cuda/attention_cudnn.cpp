@@ -8,7 +8,6 @@
 // all its heads in the workspace. To bound that, the batch is divided into slices that run one
 // after the other: whole samples, or some heads of a sample. Forward uses the same slices, so that
 // dropout masks agree.
-// slices, so that dropout's masks agree.
 #include <nvrtc.h>
 
 // cudnn-frontend's experimental part compiles kernels at run time, which is not used here: these

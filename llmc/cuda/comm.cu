@@ -375,14 +375,14 @@ void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *
 //    completes on the remaining ones. Links have priority over other kernels: their streams are
 //    urgent.
 // 4. The host: CUDA may wait for all work on the GPU when it loads a kernel at its first launch. So
-//    stages launch the kernels of their passes once before the first message (launch_first in
-//    stages.c), and the reductions of every micro-batch (zero_warm_up). Other kernels first run in
-//    the last micro-batch's backward pass, with the first unit that is reduced once per step. All
-//    messages pending then complete without later work of this rank (test_pipeline.c): hidden
-//    states have all arrived; a gradient is not expected while its own micro-batch passes
-//    (gpt_micro_batches), and later stages need nothing more of this one to compute it; the
-//    gradient of the tied embedding is sent after the last stage's last pass (gpt_end_backward),
-//    because the first stage adds it in its own last pass.
+//    stages launch the kernels of their passes once before the first message (gpt_needs_warm_up in
+//    micro_batches.c), and the reductions of every micro-batch (zero_warm_up). Other kernels first
+//    run in the last micro-batch's backward pass, with the first unit that is reduced once per
+//    step. All messages pending then complete without later work of this rank (test_pipeline.c):
+//    hidden states have all arrived; a gradient is not expected while its own micro-batch passes
+//    (micro_batches.c), and later stages need nothing more of this one to compute it; the gradient
+//    of the tied embedding is sent after the last stage's last pass (gpt_end_backward), because the
+//    first stage adds it in its own last pass.
 //
 // NCCL allocates memory when it connects, which may wait for the GPU too. So a rank connects one
 // communicator at a time and completes its first message before the next one. All ranks go through

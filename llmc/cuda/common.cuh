@@ -46,8 +46,8 @@ static __device__ __forceinline__ void unpack(Packed128 v, float x[PACKED]) {
         x[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
     }
 }
-// Rounds 8 values to bf16, to nearest even. Same bits as floatX_from_float except for NaNs, which
-// become 0x7FFF.
+// Rounds 8 values to bf16, to nearest even. Bitwise identical to floatX_from_float except for NaNs,
+// which become 0x7FFF.
 static __device__ __forceinline__ Packed128 pack(const float x[PACKED]) {
     uint32_t word[4];
 #pragma unroll
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void store_floats(float *p, const float x[PACK
 
 // --- reductions in a fixed order -----------------------------------------------------------------
 
-// Butterfly reductions over L neighboring lanes, a power of two. All lanes get the same bits,
+// Butterfly reductions over L neighboring lanes, a power of two. All lanes get the same result,
 // because a + b = b + a. Called by the whole warp.
 template <int L> static __device__ __forceinline__ float lanes_sum(float x) {
 #pragma unroll
@@ -99,8 +99,8 @@ static __device__ __forceinline__ float block_sum(float x, float *shared) {
 
 // --- dropout (ops.h's Dropout) -------------------------------------------------------------------
 
-// Multipliers of elements block * 8 .. block * 8 + 7 of a sample: 0 or 1 / (1 - p), the same bits
-// as on CPUs. p must not be 0.
+// Multipliers of elements block * 8 .. block * 8 + 7 of a sample: 0 or 1 / (1 - p), bitwise
+// identical to CPUs. p must not be 0.
 static __device__ __forceinline__ void dropout_multipliers(float keep[PACKED], Dropout dropout,
                                                            int64_t sample, uint64_t block) {
     Philox4 bits = dropout_bits(dropout, sample, block);

@@ -298,7 +298,7 @@ void *device_alloc(Device *device, size_t bytes, const char *purpose, Error *err
     }
     cuda_check(device->site, status, "allocating GPU memory");
     cuda_check(device->site, cudaMemset(memory, 0, bytes), "clearing GPU memory");
-    // Our streams do not synchronize with the default stream.
+    // The program's streams do not synchronize with the default stream.
     cuda_check(device->site, cudaStreamSynchronize(cudaStreamLegacy), "clearing GPU memory");
     device->allocated += bytes;
     return memory;

@@ -24,7 +24,7 @@ static const GemmAnswer gemm_table[] = {
     // 350M, micro-batch 16
     {32768, 1024, 1024, 10, 5},  // projection: 118 -> 104 us (582 -> 658 TFLOP/s)
     {32768, 4096, 1024, 18, 4},  // fc1 with GELU: 523 -> 474 us (526 -> 580 TFLOP/s)
-    {32768, 4096, 1024, 0, 5},   // dx of fc2, GELU' apart: 385 -> 341 us (714 -> 806 TFLOP/s)
+    {32768, 4096, 1024, 0, 5},   // dx of fc2, separate GELU': 385 -> 341 us (714 -> 806 TFLOP/s)
     {32768, 1024, 1024, 0, 4},   // dx of projection: 110 -> 100 us (624 -> 688 TFLOP/s)
     {8192, 50304, 1024, 2, 7},   // logits: 1446 -> 1166 us (584 -> 724 TFLOP/s)
     // 1.3B, micro-batch 8

@@ -86,8 +86,8 @@ typedef enum GemmEpilogue {
 } GemmEpilogue;
 
 // d = op(a) op(b), row-major and packed: op(a) (m, k), op(b) (k, n), d (m, n). fp32 sums, one
-// rounding. Rows of all stored matrices are multiples of 8 elements, addresses 16-byte aligned. The
-// same sizes on the same GPU model and library version give the same bits.
+// rounding. Rows of all stored matrices are multiples of 8 elements, addresses 16-byte aligned.
+// Results are bitwise identical for the same sizes, GPU model and library version.
 typedef struct Gemm {
     void *d;  // (m, n) floatX or float
     const floatX *a, *b;

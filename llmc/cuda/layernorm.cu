@@ -23,8 +23,8 @@ template <int W> struct RowGroup {
     static constexpr int THREADS = ROWS * LANES;
 };
 
-// Returns the sum of (a, b) over the threads of a row, the same bits in all. shared: (32) pairs not
-// read by any thread. Contains a barrier if W > 1.
+// Returns the sum of (a, b) over the threads of a row, identical in all of them. shared: (32) pairs
+// not read by any thread. Contains a barrier if W > 1.
 template <int W> static __device__ __forceinline__ float2 row_sum(float a, float b, float2 *shared) {
     a = warp_sum(a), b = warp_sum(b);
     if (W == 1) return make_float2(a, b);
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(RowGroup<W>::THREADS) norm_forward_kernel(Laye
     const int lane = threadIdx.x % RowGroup<W>::LANES;
     const int64_t row = (int64_t)blockIdx.x * RowGroup<W>::ROWS + threadIdx.x / RowGroup<W>::LANES;
     Packed128 x[V], branch[V];
-    // True if this lane's v-th vector is within the row. Threads without a row still take part in
-    // barriers.
+    // Returns true if this lane's v-th vector is within the row. Threads without a row still take
+    // part in barriers.
     bool here[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {

@@ -8,8 +8,8 @@
 // over dy.
 //
 // The GELU epilogue acts on the unrounded sum, op_gelu_forward and the CPU backend on the rounded
-// `pre`: both are one rounding away from the exact value. Recomputing a layer runs the same product
-// again, with the same bits.
+// `pre`: both are one rounding away from the exact value. Recomputing a layer repeats the same
+// product with a bitwise identical result.
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>

@@ -312,10 +312,10 @@ static void copy_failed(const PeerMemory *n, int from, cudaError_t status) {
           from, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-// Reads one slot of each other rank into that rank's slot of `to`: number `slot`, or with -1 its
-// own. The slots have the same offset as `memory` here. Each rank starts with its successor, so
-// that no GPU is read by several at once. One stream: concurrent copies from several peers were
-// slower, alone and beside GEMMs.
+// Reads one slot of each other rank into that rank's slot of `to`: the slot with index `slot`, or
+// that rank's own if -1. The slots have the same offset as `memory` here. Each rank starts with its
+// successor, so that no GPU is read by several at once. One stream: concurrent copies from several
+// peers were slower, both alone and while GEMMs ran.
 static void fetch(PeerMemory *n, uint8_t *to, const void *memory, size_t bytes, int slot, Stream *stream) {
     const Region *region = region_of(n, memory, (size_t)n->size * bytes);
     size_t place = (size_t)((const uint8_t *)memory - region->of[n->rank]);

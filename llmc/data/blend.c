@@ -194,8 +194,8 @@ static bool build_parts(BlendedDataset *d, const DataSource *source, const Split
 // A part with ceil(1.005 w n) samples suffices for the first n draws: the lags sum to 0, so the
 // largest one, which is drawn, is non-negative. Hence at most floor(w k) + 1 of the first k < n
 // draws come from this part.
-// Past n the table can exceed a part by one draw. Megatron-LM fails there; we end the blend before
-// that draw. The error below guards against rounding.
+// Past n the table can exceed a part by one draw. Megatron-LM fails there; here the blend ends
+// before that draw. The error below guards against rounding.
 static bool check_draws(BlendedDataset *d, Error *err) {
     for (int64_t k = 0; k < d->samples; k++) {
         const GptDataset *part = &d->parts[d->blend_shard[k]];

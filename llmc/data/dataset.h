@@ -7,7 +7,7 @@
 LLMC_BEGIN
 
 enum { SPLIT_TRAIN = 0, SPLIT_VALID = 1, SPLIT_TEST = 2, SPLITS = 3 };
-enum { ONE_EPOCH = -1 };  // sample count: as many as one pass over the split gives
+enum { ONE_EPOCH = -1 };  // sample count: one pass over the split
 
 // One split of one shard. Memory: 4 bytes per document and epoch, 12 bytes per sample (1.2 GB for
 // 10^8 samples).

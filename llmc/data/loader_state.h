@@ -5,7 +5,7 @@
 #include "llmc/data/node_memory.h"
 LLMC_BEGIN
 
-enum { MOCK_SAMPLES = 32767 };  // length of Megatron's mock dataset; ours repeats after it
+enum { MOCK_SAMPLES = 32767 };  // length of Megatron's mock dataset; the samples repeat after it
 
 typedef struct Loader Loader;
 struct Loader {

@@ -1,9 +1,9 @@
 // Handles mapped files that are lost while they are read. See mapped.h.
 //
-// The handler runs on the reading thread, at one of our own loads, where no operation is in
-// progress and no lock is held; so it may call fatal(). All other SIGBUS signals go to the previous
-// handler. The table and the site are file-scope statics because a signal handler gets no context
-// argument.
+// The handler runs on the reading thread, at one of the program's own loads, where no operation is
+// in progress and no lock is held; so it may call fatal(). All other SIGBUS signals go to the
+// previous handler. The table and the site are file-scope statics because a signal handler gets no
+// context argument.
 #include "llmc/data/mapped.h"
 
 #include <assert.h>
@@ -26,7 +26,7 @@ typedef struct Mapped {
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static Mapped *_Atomic all_mapped;
 static const Site *_Atomic reader_site;
-static struct sigaction previous_action;  // SIGBUS handler that ours replaced
+static struct sigaction previous_action;  // the previous SIGBUS handler
 
 static const Mapped *mapped_at(const void *address) {
     const uint8_t *at = (const uint8_t *)address;

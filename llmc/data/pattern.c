@@ -46,7 +46,7 @@ static bool property(Translation *t) {
     return refuse(t, "a property that is not a general category");
 }
 
-// Translates \x41, \x{41} or \u0041. For Oniguruma, two digits from 80 on are a raw byte.
+// Translates \x41, \x{41} or \u0041. For Oniguruma, two digits of 80 or more are a raw byte.
 static bool code_point(Translation *t) {
     bool braces = t->at[2] == '{', u = t->at[1] == 'u';
     size_t digits = strspn(t->at + 2 + braces, "0123456789abcdefABCDEF"), most = u ? 4 : 2;

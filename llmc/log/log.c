@@ -29,7 +29,7 @@ struct Log {
 // ---- plain lines and JSON lines -----------------------------------------------------------------
 
 // Reports a write to standard output, which may block until its reader continues, to the heartbeat.
-// begins false: back to the rank's own phase.
+// begins false: the rank's own phase continues.
 static void report_write(const Log *log, bool begins) {
     if (!log->site) return;
     Site here = *log->site;

@@ -76,14 +76,14 @@ void log_iteration(Log *log, const IntervalReport *report);
 // guard reports spikes.)
 void log_step_scalars(Log *log, const StepReport *report);
 // Prints the timer table after the iteration line as Megatron-LM does, per iteration. Collective
-// over peers; prints on rank 0. Also to TensorBoard with --log-timers-to-tensorboard.
+// over peers; prints on rank 0. Also writes it to TensorBoard with --log-timers-to-tensorboard.
 void log_timers(Log *log, Timers *timers, int64_t iteration, int64_t iterations, Peers peers);
 // The same in total, for `count` phases outside the loop (evaluate, save-checkpoint, setup).
 // Collective over peers.
 void log_phase_timers(Log *log, Timers *timers, Timer first, int count, Peers peers);
 // Prints Megatron-LM's framed validation lines. where: "iteration 100", "iteration 100 on
-// validation set", "... on test set". Also TensorBoard's "lm loss validation". Test results are "lm
-// loss test", which Megatron-LM mixes up with the former.
+// validation set", "... on test set". Also writes TensorBoard's "lm loss validation". Test results
+// are "lm loss test", which Megatron-LM mixes up with the former.
 void log_validation(Log *log, const char *where, int64_t iteration, int64_t consumed_samples, double loss);
 // Writes a TensorBoard text (its tag ends in "/text_summary") and a scalar.
 void log_text(Log *log, const char *tag, int64_t step, const char *text);
@@ -92,7 +92,7 @@ void log_scalar(Log *log, const char *tag, int64_t step, double value);
 void log_scalar_twice(Log *log, const char *tag, int64_t iteration, int64_t samples, double value);
 // Closes a JSON line started by json_begin (json_line.h), appends it to the file (rank 0, with
 // --log-jsonl) and frees it. For kinds owned by other modules ("memory", "sample", ...). Values
-// that depend on the clock belong into a "timing" object.
+// that depend on the clock belong in a "timing" object.
 void log_json(Log *log, Text *json);
 
 LLMC_END

@@ -46,9 +46,9 @@ void timer_stop(Timers *timers, Timer timer, Stream *stream);
 // Returns the seconds since the last reset (waiting for recorded events), and resets. A running
 // timer is counted up to now and continues.
 double timer_take_seconds(Timers *timers, Timer timer);
-// Reads `count` timers from `first` on and combines them over peers. Collective; one all-gather.
-// stats: (count) on every rank, in ms divided by `divisor`. As in Megatron-LM, ranks without time
-// are excluded from the minimum; recorded: some rank has time.
+// Reads `count` timers starting at `first` and combines them over peers. Collective; one
+// all-gather. stats: (count) on every rank, in ms divided by `divisor`. As in Megatron-LM, ranks
+// without time are excluded from the minimum; recorded: some rank has time.
 typedef struct TimerStats {
     double min_ms, max_ms;
     double *rank_ms;  // (world) row of the caller's rank_ms, or NULL

@@ -183,7 +183,7 @@ typedef struct GPT {
 } GPT;
 
 enum { GPT_WTE = 0, GPT_WPE = 1 };
-// Returns the number in the whole model of this rank's layer `layer`. Both count from 0.
+// Returns the index in the whole model of this rank's layer `layer`.
 int gpt_layer_number(const GPT *gpt, int layer);
 // Returns the row of `tensor` that holds a tensor of this rank's layer `layer`; -1 if the model has
 // no such tensor.
@@ -193,8 +193,8 @@ int gpt_layer_unit(const GPT *gpt, int layer);
 bool gpt_has_words(const GPT *gpt);
 
 // Fills in the sizes and the parameter table of this rank. Names, initialization and logical
-// numbers of tensors are independent of how the model is split. Keeps a pointer to mesh. Free with
-// gpt_free.
+// positions of tensors are independent of how the model is split. Keeps a pointer to mesh. Free
+// with gpt_free.
 void gpt_describe(GPT *gpt, const Config *config, const Mesh *mesh);
 // Returns true if the backend supports the model's shapes. The error (EXIT_USAGE) names the flag to
 // change.

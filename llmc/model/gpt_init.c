@@ -20,7 +20,7 @@ void gpt_start(GPT *gpt, Zero *zero, Device *device, Stream *stream, Timers *tim
 void gpt_init_weights(GPT *gpt, uint64_t seed, Peers group) {
     int threads = parallel_share(group);
     // Every rank draws all weights that it holds: values depend only on the seed, the tensor's
-    // number and the element.
+    // index and the element.
     for (int i = 0; i < gpt->tensors; i++) {
         const Tensor *t = &gpt->tensor[i];
         InitWeights init = {.weights = zero_weight(gpt->zero, i),

@@ -25,7 +25,7 @@ typedef struct TensorParallel {
 
 // Creates the stream and its events. No-op in a group of one.
 void tp_open(TensorParallel *tp, Device *device);
-// All work on the stream must have ended. No-op unless opened.
+// All work on the stream must be complete. No-op unless opened.
 void tp_close(TensorParallel *tp);
 
 // Returns the rows, out of N, that this rank holds between GEMMs.
@@ -45,8 +45,8 @@ const floatX *tp_gather_begin(const TensorParallel *tp, const floatX *own, float
 void tp_gather_wait(const TensorParallel *tp);
 // In-place all-gather: each rank has filled its slot (offset rank * bytes) of buffer.
 void tp_exchange(const TensorParallel *tp, void *buffer, size_t bytes);
-// All-reduces sums (n), adding in rank order, so that all ranks get the same bits. scratch: device
-// memory of `bytes` bytes, at least 4 per rank.
+// All-reduces sums (n), adding in rank order, so that the result is bitwise identical on all ranks.
+// scratch: device memory of `bytes` bytes, at least 4 per rank.
 void tp_sum(const TensorParallel *tp, float *sums, int64_t n, void *scratch, size_t bytes);
 
 LLMC_END

@@ -1,10 +1,10 @@
-// Performance and memory of GPUs by their data sheets. --plan-gpu selects one (plan_time.c).
+// Performance and memory of GPUs from their data sheets. --plan-gpu selects one (plan_time.c).
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/ranks/mesh.h"
 LLMC_BEGIN
 
-// Sustained rates: data-sheet figures times the fractions of them measured on H200s (gpus.c).
+// Sustained rates: data-sheet figures times the efficiency measured on H200s (gpus.c).
 typedef struct Rates {
     double matmul;           // floating-point operations per ms in GEMMs
     double memory;           // bytes per ms
@@ -14,7 +14,7 @@ typedef struct Rates {
 // Returns the rates of --plan-gpu, or of the --plan flags that override them. per_node: number of
 // ranks that share a node's network.
 Rates rates_of(const Config *config, int per_node);
-// Returns the bytes of a GPU available to the memory plan: without the CUDA context and the
+// Returns the bytes of GPU memory available to the memory plan, excluding the CUDA context and
 // libraries.
 double gpu_room(PlanGpu gpu, const Config *config, const Mesh *mesh);
 

@@ -12,7 +12,7 @@ typedef struct Setting {
     Recompute recompute;
 } Setting;
 
-// Returns the bytes of the plan with another micro-batch size and recomputation.
+// Returns the bytes of the plan for another micro-batch size and recomputation setting.
 static size_t bytes_with(const Config *config, size_t planned, Setting setting, ModelPlan model) {
     Config other = *config;
     other.micro_batch_size = setting.micro_batch;

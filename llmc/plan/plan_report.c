@@ -1,5 +1,5 @@
-// The report of --plan: see plan_report.h. First figures, which scripts parse; then a summary for
-// readers.
+// Prints the report of --plan: see plan_report.h. Figures that scripts parse come first, then a
+// summary for readers.
 #include "llmc/plan/plan_report.h"
 
 #include <assert.h>
@@ -58,8 +58,8 @@ static bool plan_stages(Stages *stages, const Config *c, const Mesh *mesh, Error
     return true;
 }
 
-// Counts the parameters of the whole model, and those in vectors. The planned ranks are the first
-// of their tensor-parallel groups, which count tensors that the whole group holds.
+// Counts the parameters of the whole model, and how many of them are in vectors. The planned ranks
+// are the first of their tensor-parallel groups and count the tensors that the whole group holds.
 static void count_parameters(const Stages *stages, int64_t *all, int64_t *vectors) {
     *all = *vectors = 0;
     for (const StagePlan *s = stages->stage; s < stages->stage + stages->count; s++) {
@@ -366,7 +366,7 @@ static void print_fits(const Config *c, const Stages *stages, FILE *out) {
 // --- summary: bytes between nodes ---------------------------------------------------------------
 
 // GB that a node sends to other nodes per step, without padding: matrices by formula, plus tails.
-// If a node holds several stages, they count as equal.
+// Stages on the same node are assumed to be of equal size.
 static double preset_egress(const StagePlan *s, const GradFormat *grad, const WeightFormat *weight) {
     const BucketLayout *plan = layout_of(s);
     WireFormula formula = traffic_formula(&s->traffic, grad, weight);
@@ -396,9 +396,9 @@ static void print_presets(const StagePlan *s, FILE *out) {
             less / least);
 }
 
-// Maximum bytes that a node sends to nodes of other stages per step. Ranks next to a stage on
-// another node send, to one side or to both; with several chunks the last stage also sends to the
-// first.
+// Returns the maximum number of bytes that a node sends to nodes of other stages per step. A rank
+// whose neighboring stage is on another node sends in one or both directions; with several chunks
+// the last stage also sends to the first.
 static double pipeline_egress(const Config *c, const Mesh *mesh) {
     int stage = mesh->pp.stride, ranks = stage < mesh->per_node ? stage : mesh->per_node;
     int nodes_in_line = stage < mesh->per_node ? mesh->nodes : mesh->pp.size;

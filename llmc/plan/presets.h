@@ -20,8 +20,8 @@ typedef struct Preset {
 enum { PRESETS = 9 };
 extern const Preset presets[PRESETS];
 
-// Returns the run's config with this preset instead of its own. Needs its own mesh, because local
-// steps form replica groups (plan_time.c).
+// Returns the run's config with this preset's quantization flags. It needs a separate mesh, because
+// local steps form replica groups (plan_time.c).
 Config preset_config(const Config *run, const Preset *preset);
 
 // Returns the mean squared error of a codec for Gaussian values, relative to their mean square.

@@ -41,9 +41,10 @@ typedef struct StepLoad {
 
 // Returns the time of a step in the steady state, without outer syncs.
 double step_time(const StepLoad *load);
-// Returns the time of forward and backward only, without communication and updates.
+// Returns the time of forward and backward, without communication and updates.
 double step_compute(const StepLoad *load);
-// Returns step_time with all messages free. The difference from step_time is exposed communication.
+// Returns step_time if messages took no time. The difference from step_time is exposed
+// communication.
 double step_time_alone(const StepLoad *load);
 // Returns the mean step time with local steps: each bucket has an outer sync every `steps` (>= 1)
 // steps, whose result is needed `delay` + 1 steps later, so it overlaps with at least one step.

@@ -12,7 +12,7 @@ void heartbeat_waiting(const Site *site, bool waits);
 // Phase of a rank that writes its log. A pipe whose reader has stopped blocks it; the watchdog's
 // message then says so.
 #define PHASE_WRITE_LOG "write log"
-// Reports progress of work that neither waits nor ends soon. From any thread.
+// Reports progress of work that neither waits nor ends soon. Callable from any thread.
 void heartbeat_progress(const Site *site);
 // Counts a collective, such as "all-to-all", "between nodes". When devices hang, the watchdog
 // prints the counts of the slowest ranks, and their last collectives.

@@ -47,7 +47,7 @@ struct Heartbeat {
     atomic_llong progress;  // of the main thread
     // Used by the thread only, allocated by the main thread to avoid another malloc arena:
     long long progress_seen, progress_since;  // in beats
-    long long *seen;   // (2, size) the other ranks' beats, and since which of our beats they are unchanged
+    long long *seen;   // (2, size) the other ranks' beats, and this thread's beat when each last changed
     long long *calls;  // (size) scratch of heartbeat_list_calls
     Site site;         // the thread's copy
     // For tests:

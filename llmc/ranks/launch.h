@@ -1,5 +1,5 @@
 // Starts and ends a job of MPI ranks: environment fixes before MPI_Init, hosts, and the launcher's
-// environment before MPI starts. Called by train_gpt.cu and by benchmarks and tests that are MPI
+// environment before MPI starts. Called by train_gpt.c and by benchmarks and tests that are MPI
 // programs.
 #pragma once
 #include <mpi.h>

@@ -8,9 +8,9 @@ LLMC_BEGIN
 void launcher_signal_watch(void);
 // Removes the handler and forgets a signal.
 void launcher_signal_ignore(void);
-// Seconds since SIGCONT arrived, or -1 if it has not. From any thread, at least once a second: a
-// SIGCONT that arrives when nobody has called this for two seconds, or has only just resumed
-// calling it, is ignored, because then the process was stopped (Ctrl-Z and fg).
+// Seconds since SIGCONT arrived, or -1 if it has not. Callable from any thread, at least once a
+// second. A SIGCONT is ignored if there was no call in the two seconds before it, or calls have
+// only just resumed: the process was then stopped (Ctrl-Z and fg).
 double launcher_signal_age(void);
 // Brackets a collective poll of all ranks: `arrived` is whether a signal was pending when the poll
 // began. After two such polls the signal is forgotten, since all ranks are alive. One poll isn't

@@ -13,7 +13,7 @@
 // Seconds to wait for answers, and extra seconds to wait for the conclusions of others.
 enum { SECONDS_TO_ANSWER = 20, EXTRA_SECONDS = 5 };
 enum { TAG_ALIVE = RECOVERY_TAG_ALIVE, TAG_LOST, TAG_GROUP };
-// Instead of a node: none is lost; recovery is impossible.
+// Values in place of a node index: no node is lost; recovery is impossible.
 enum { NO_NODE = -1, IMPOSSIBLE = -2 };
 
 void node_recovery_arm(const Site *site, Peers world, int per_node, NodeFailureHandler handler,
@@ -148,7 +148,7 @@ MPI_Comm node_recovery_surviving_ranks(const Site *site, int *lost) {
         exchange(&conclusions, r, TAG_LOST, own);
         expected++;
     }
-    // The last rank to answer may have started that much later, and waits as long as we did.
+    // The last rank to answer may have started that much later, and waits as long as this rank did.
     wait_inbox(site, &conclusions, expected, g->patience + EXTRA_SECONDS);
     *lost = agreed_node(&conclusions);
     return *lost == IMPOSSIBLE ? MPI_COMM_NULL : without_node(g, *lost);

@@ -64,8 +64,8 @@ bool peers_work_agree(PeersWork *work, bool ok, Error *err);
 MPI_Comm peers_duplicate(Peers peers);
 MPI_Comm peers_split(Peers peers, int color, int key);
 MPI_Comm peers_of_host(Peers peers);
-// Communicator of two ranks, `first` as its rank 0. Called by those two only. Returns errors
-// instead of ending the job.
+// Returns a communicator of two ranks, in which `first` is rank 0. Called by these two ranks only.
+// Returns errors instead of ending the job.
 MPI_Comm peers_pair(Peers peers, int first, int second);
 
 LLMC_END

@@ -1,10 +1,10 @@
 // Polling for reasons to leave: see stop.h.
 //
-// Our threads and MPI's start with these signals blocked, so that no system call fails with EINTR;
-// a signal stays pending until the next poll. But libraries may start threads when they are loaded,
-// before main can block anything: OpenBLAS's thread pool does. The kernel delivers a process's
-// signal to any thread that doesn't block it, and the default action ends the process. Signal masks
-// cannot be changed from outside a thread, but a handler applies to all of them.
+// The program's threads and MPI's start with these signals blocked, so that no system call fails
+// with EINTR; a signal stays pending until the next poll. But libraries may start threads when they
+// are loaded, before main can block anything: OpenBLAS's thread pool does. The kernel delivers a
+// process's signal to any thread that doesn't block it, and the default action ends the process.
+// Signal masks cannot be changed from outside a thread, but a handler applies to all of them.
 #include "llmc/ranks/stop.h"
 
 #include <assert.h>

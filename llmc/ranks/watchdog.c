@@ -27,8 +27,8 @@ enum { EXTRA_WITH_HOSTS = 35 };
 
 // --- ending the job ------------------------------------------------------------------------------
 
-// After claiming the exit. Exits rather than calling MPI, which belongs to the main thread (blocked
-// anyway); the exit code makes the launcher end the other ranks.
+// Called after claiming the exit. Exits instead of calling MPI, which belongs to the main thread
+// (blocked anyway); the exit code makes the launcher end the other ranks.
 static void print_and_exit(Heartbeat *h, const char *what) {
     char phase[PHASE_BYTES];
     heartbeat_where(&h->slots[h->own], &h->site.iteration, phase);

@@ -150,9 +150,9 @@ static void read_row(const Batches *b, const TaskRequest *request, const HeadSco
     out->likely[number] = likely;
 }
 
-// Reads the scores of `passes` passes from b->first_pass on. All tensor-parallel ranks of the last
-// stage have the same scores; only the first one stores them, so that a sum over all ranks gives
-// the result.
+// Reads the scores of `passes` passes starting at b->first_pass. All tensor-parallel ranks of the
+// last stage have the same scores; only the first one stores them, so that a sum over all ranks
+// gives the result.
 static void read_passes(const Batches *b, int passes, Likelihoods *out) {
     const Mesh *mesh = &b->run->mesh;
     if (!b->gpt->stage.heads || mesh->tp.rank != 0) return;

@@ -23,7 +23,7 @@ static RunState current_state(const Run *run) {
     state.beta2_power = run->last.beta2_power;
     guard_save(&run->guard, &run->last, &state);
     state.flops_so_far = run->flops_so_far;
-    // The last of --train-iters ends with an outer sync of all buckets.
+    // The last iteration of --train-iters ends with an outer sync of all buckets.
     bool all_synced = run->config.local_steps > 1 && run->iteration == run->config.train_iters;
     state.outer_applied_at = all_synced ? run->iteration : run->outer_applied_at;
     state.train_split_samples = run->split_samples[SPLIT_TRAIN];
@@ -59,9 +59,9 @@ bool save_checkpoint(Run *run) {
     return true;
 }
 
-// Takes over the --save folder after the node of rank 0 was lost. That node may still hold the
-// lock: it hangs, or the file system keeps the lock of a dead machine. Or it is alive on the other
-// side of a network partition and saves too; then the first save wins.
+// Takes over the --save folder after the node of rank 0 was lost. That node may still hold the lock
+// because it hangs, or because the file system keeps a dead machine's lock. It may also be alive on
+// the other side of a network partition and save too; the first save then wins.
 static bool take_folder(Run *run, int64_t iteration) {
     const char *folder = run->config.save;
     double limit = run_peers(run, run->launch.world).limit;  // the other ranks wait

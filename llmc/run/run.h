@@ -95,9 +95,9 @@ void run_close(Run *run);
 Peers run_peers(Run *run, MPI_Comm comm);
 // Barrier over all ranks, with the run's time limit.
 void run_barrier(Run *run);
-// Returns true if ok on every rank. Otherwise copies the error of the first failing rank to every
-// rank's run->error, sets run->exit_code, and that rank prints the error. Collective over the
-// world.
+// Returns true if `ok` is true on every rank. Otherwise copies the error of the first failing rank
+// to every rank's run->error, sets run->exit_code, and that rank prints the error. Collective over
+// the world.
 bool run_agreed(Run *run, bool ok);
 // Updates run->stop, with the same result on every rank. Called after each step and each batch of
 // an evaluation. Collective.
@@ -165,7 +165,7 @@ void read_step_status_alone(Run *run);
 // Saves a checkpoint, in the background with --async-save. Returns false on every rank if one
 // failed; the run then ends.
 bool save_checkpoint(Run *run);
-// Advances a background save by one part, or to its end.
+// Advances a background save by one part, or finishes it.
 bool advance_save(Run *run, bool to_the_end);
 // Saves the state of the surviving replica groups after a node failure and waits for the files.
 // run->launch.world and the mesh must already exclude the lost node. Returns true without saving if

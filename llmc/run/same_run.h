@@ -1,7 +1,7 @@
 // Checks before the first step that all machines have the same program, flags, data and checkpoint
 // folders. Otherwise a machine with an old copy would silently train with another learning rate or
 // other data. Collective over world; every rank compares itself with rank 0 and returns its own
-// result, on which the caller makes the ranks agree.
+// result; the caller makes the ranks agree.
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/data/loader.h"

@@ -42,7 +42,7 @@ static void on_node_loss(void *context, const char *why) {
     zero_use_outer(run->zero, false);
     read_step_status_alone(run);
     continue_without(run, lost, left);
-    // Don't save a state that the anomaly guard or corrupt data would have ended the run for.
+    // Don't save a state for which the anomaly guard or corrupt data would have ended the run.
     bool sound = !run->guard.ended_at && run->error.code != EXIT_DATA;
     bool saved = run_agreed(run, sound) && run_agreed(run, save_surviving_groups(run));
     if (saved && run->launch.rank == 0) print_error(run, lost, why);

@@ -26,8 +26,8 @@ typedef struct Base {
     BucketLayout unsharded;     // the same buckets, each a single shard; without buckets if unused
     const BucketLayout *state;  // layout of the optimizer state that a rank holds: &plan or &unsharded
     Tensor *tensors;            // (plan.tensors)
-    Range *ranges;  // (held_count) of the optimizer state that this rank holds. The first range_count
-                    // are its own shard of every tensor, which it counts and saves
+    Range *ranges;              // (held_count) ranges of the optimizer state that this rank holds. The first
+                                // range_count are its own shard of every tensor, which it counts and saves
     int range_count, held_count;
     GradFormat grad_format, plain_grad_format;  // after and before quantization starts
     WeightFormat weight_format;
@@ -53,8 +53,8 @@ static inline int base_state_shard(const Base *base) { return base->state->dp > 
 // Payload format of gradients in an iteration.
 const GradFormat *base_grad_format(const Base *base, int64_t iteration);
 // Sets *range to the part of segment i of bucket b (matrices first) that rank `owner` owns, except
-// range->state_at. *in_shard: its first element in the owner's matrix or tail shard. Returns false
-// if the owner has no element of the segment.
+// for range->state_at. *in_shard: its first element in the owner's matrix or tail shard. Returns
+// false if the owner has no element of the segment.
 bool base_cut_segment(const BucketLayout *plan, int b, int i, int owner, Range *range, int64_t *in_shard);
 // Fills ranges.
 void base_list_ranges(Base *base);

@@ -44,7 +44,7 @@ typedef struct Outer {
     Event *finished;                // last -> compute: master and outer weights may be read
     // host
     int64_t *slot;        // (buckets) the bucket is synchronized in steps t with t % H == slot
-    int64_t *applies;     // (buckets) step whose end sets the master weights to the outer weights; 0: done
+    int64_t *applies;     // (buckets) step at whose end the master weights become the outer weights; 0: done
     unsigned exchanges;   // so far
     int *lost;            // host memory: not 0 once a replica group is lost (comm_may_lose)
     bool in_place;        // outer_use: the outer weights replace the model weights
@@ -64,11 +64,11 @@ void outer_apply(const Base *base, Outer *outer, const Optimizer *optimizer, int
 // Starts the exchange of bucket b if the step is its sync slot. Called after the bucket's update.
 void outer_sync(const Base *base, Outer *outer, const Optimizer *optimizer, int b);
 // Completes the exchanges and applies those that are due at the end of the latest step. Later work
-// of compute and of lanes->last may read master and outer weights. Called between steps.
+// on compute and on lanes->last may read master and outer weights. Called between steps.
 void outer_finish(const Base *base, Outer *outer, const Optimizer *optimizer);
 // *hash += hash of this rank's outer weights and momentum. On compute, after outer_finish.
 void outer_hash(const Base *base, const Outer *outer, uint64_t *hash);
-// Sets the master weights to the loaded outer weights. Waits.
+// Sets the master weights to the loaded outer weights. Blocks until done.
 void outer_begin_group(const Base *base, const Outer *outer, const Optimizer *optimizer);
 // Restores `applies` after a checkpoint of `step` has been loaded. Buckets synchronized after
 // `applied_at` (RunState.outer_applied_at) still have to set their master weights.

@@ -3,7 +3,7 @@
 // The store is chosen when the run is planned:
 //   device  state and update on the device
 //   host    --optimizer-cpu-offload: state in page-locked host memory, AdamW on the host's cores
-//           (sdp4bit/update_host.h), with the same bits
+//           (sdp4bit/update_host.h); bitwise identical results
 // Stages of a bucket with the host store. `host` is the store's stream, the others are zero.c's:
 //
 //   last   reduces the bucket
@@ -56,7 +56,8 @@ typedef struct OptimizerStore {
     // master[0..n) = float(weights[0..n)).
     void (*widen)(const Base *base, const Optimizer *optimizer, float *master, const floatX *weights,
                   int64_t n);
-    // Copy state to or from the host. read and write wait; queue is in the order of `stream`.
+    // Copy state to or from the host. read and write block until done; queue runs in the order of
+    // `stream`.
     void (*read)(const Optimizer *optimizer, Stream *stream, void *host, const void *state, size_t bytes);
     void (*write)(const Optimizer *optimizer, Stream *stream, void *state, const void *host, size_t bytes);
     void (*queue)(const Base *base, const Optimizer *optimizer, Stream *stream, void *pinned,

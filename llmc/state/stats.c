@@ -12,8 +12,8 @@
 #include "llmc/base/append.h"
 #include "llmc/ranks/peers.h"
 
-// Pipeline chunks of the exact reduction: keeps its fp32 messages small. The sums do not depend on
-// it.
+// Pipeline chunks of the exact reduction, which keep its fp32 messages small. They do not affect
+// the sums.
 enum { EXACT_CHUNKS = 8 };
 
 static bool errors_due(const Base *base) {

@@ -7,7 +7,7 @@ LLMC_BEGIN
 
 // One parameter. A vector has 1 as its second size.
 typedef struct Tensor {
-    char name[96];     // Megatron-LM's: "encoder.layers.3.mlp.dense_h_to_4h.weight"
+    char name[96];     // as in Megatron-LM: "encoder.layers.3.mlp.dense_h_to_4h.weight"
     int dims;          // 1 or 2
     int64_t whole[2];  // shape over all tensor-parallel ranks
     int64_t local[2];  // shape of this rank's part
@@ -56,8 +56,8 @@ Tensor tensor_row(const char *name, int64_t rows, int64_t columns, int split, in
 // Returns the row of tensor-parallel rank `rank` of `ranks` for a whole tensor. `ranks` must divide
 // the split dimension. Rank 0 counts the elements of rows that are not split.
 Tensor tensor_part(const Tensor *whole, int rank, int ranks);
-// Sets number and logical of the rows of a whole model, in order. ranks: the tensor-parallel size.
-// Each part starts at a multiple of 32.
+// Sets `number` and `logical` in the rows of a whole model, in order. ranks: the tensor-parallel
+// size. Each part starts at a multiple of 32.
 void tensors_number(Tensor *tensors, int count, int ranks);
 // Elements of this rank's part, and of the whole tensor.
 int64_t tensor_elements(const Tensor *tensor);

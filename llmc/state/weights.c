@@ -18,7 +18,7 @@ static WeightFormat gather_format(const Base *base, const Weights *weights) {
 // Lays out `shards` shards of every gathered bucket. used: reserves the memory too.
 static void reserve_parts(const Base *base, WeightParts *parts, int shards, bool used, const char *purpose,
                           MemoryPlan *plan) {
-    enum { ALIGNMENT = 128 };  // elements: 256 bytes, as device memory is aligned
+    enum { ALIGNMENT = 128 };  // elements: 256 bytes, the alignment of device memory
     int64_t at = 0;
     parts->shards = shards;
     parts->start = (int64_t *)xcalloc((size_t)base->plan.buckets, sizeof(int64_t), "the bucket table");
@@ -63,7 +63,7 @@ static void reserve_world(const Base *base, Weights *weights, MemoryPlan *plan) 
                         (void **)&weights->always);
     if (codec_grouped(base->weight_format.codec))
         memory_plan_reserve(plan, "weights", "own payloads", (size_t)kept, (void **)&weights->message);
-    // With one rank per node a node-local copy would only repeat the slot.
+    // With one rank per node a node-local copy would only duplicate the slot.
     if (base->config->secondary_partition && base->mesh->node.size > 1)
         reserve_parts(base, &weights->secondary, base->mesh->rail.size, true,
                       FLOATX_NAME " secondary partition", plan);

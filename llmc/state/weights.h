@@ -103,9 +103,9 @@ static inline GatherBuffer weights_buffer(const Base *base, const Weights *weigh
 WeightShard weights_own(const Base *base, const Weights *weights, int b);
 // First weight of a range of this rank's shard.
 floatX *weights_of_range(const Base *base, const Weights *weights, const Range *range);
-// Returns the tensor's elements in shard i < weights->kept.shards of those this rank holds, NULL if
-// there are none. *first, *count: their range in this rank's part of the tensor. A replicated
-// tensor is one range, with i = 0.
+// Returns the tensor's elements in the i-th shard that this rank holds (i < weights->kept.shards),
+// or NULL if there are none. *first, *count: their range in this rank's part of the tensor. A
+// replicated tensor is one range, with i = 0.
 floatX *weights_of_tensor(const Base *base, const Weights *weights, int tensor, int i, int64_t *first,
                           int64_t *count);
 floatX *weights_tensor(const Base *base, const Weights *weights, int tensor);

@@ -93,8 +93,8 @@ void zero_reduce_unit(Zero *zero, int unit, bool last);
 // Turns warm-up on or off within a step: forward and backward passes on synthetic data that launch
 // every kernel once. Their reductions do not affect state, counters or logs. Collective over dp.
 void zero_warm_up(Zero *zero, bool on);
-// True if reductions inside this step's micro-batch loop run quantization kernels for the first
-// time: at --gradients-quantization-start-iteration, if gradients are not accumulated.
+// Returns true if reductions inside this step's micro-batch loop run quantization kernels for the
+// first time: at --gradients-quantization-start-iteration, if gradients are not accumulated.
 bool zero_first_quantized_step(const Zero *zero);
 // Sets factors for the mean loss and the gradients of the current step; 1 by default. Called before
 // zero_update, with the same values on all ranks of mesh_status_group.
@@ -165,13 +165,15 @@ bool zero_saves_range(const Zero *zero, SliceKind kind, const Range *range);
 // For kinds that are kept per node: this rank's node, and the number of nodes.
 int zero_node(const Zero *zero);
 int zero_nodes(const Zero *zero);
-// Copies the (hi - lo) elements of a range that this rank holds to the host, or back. Both wait.
+// Copies the (hi - lo) elements of a range that this rank holds to the host, or back. Both block
+// until done.
 void zero_fetch(Zero *zero, int range, SliceKind kind, void *host);
 void zero_put(Zero *zero, int range, SliceKind kind, const void *host);
 // Keeps this rank's part of a tensor that has been initialized at zero_weight. Called for the
 // tensors in order. In the order of compute.
 void zero_keep_weights(Zero *zero, int tensor);
-// Fills a whole tensor of the model weights from the host: tensor_elements of floatX. Waits.
+// Fills a whole tensor of the model weights from the host: tensor_elements of floatX. Blocks until
+// done.
 void zero_put_weights(Zero *zero, int tensor, const void *host);
 // With --local-steps, called after outer weights and moments have been loaded. begin: the replica
 // group starts from the outer weights. resume: it continues after `step`, and its own state is

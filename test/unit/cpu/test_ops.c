@@ -295,7 +295,7 @@ static void check_layernorm_forward(int B, int T, int C) {
     free_all(y, mean, rstd, NULL);
 }
 
-// alias: residual_out is the same buffer as residual, as ops.h allows.
+// alias: x is the same buffer as residual, which ops.h allows.
 static void check_residual_layernorm(int B, int T, int C, Dropout d, bool alias) {
     Random rng = {3};
     NormCase ln = layernorm_make(&rng, B, T, C);  // ln.x: first the residual, later the sum
