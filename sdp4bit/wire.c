@@ -196,11 +196,12 @@ bool fault_error(uint64_t fault, int rank, const Mesh *mesh, Error *err) {
     assert(rank >= 0);
     switch (fault_origin(fault)) {
         case FAULT_OF_UPDATE:
-            return error_set(err, EXIT_DIVERGED,
-                             "the update on rank %d, bucket %d, made weights that are not finite, or beyond "
-                             "8.5e37; they were not written, and nothing was saved after it; lower --lr, or "
-                             "check --adam-eps, --adam-beta2, --weight-decay and the data",
-                             rank, (int)(fault & 0xFFFFFFFF));
+            return error_set(
+                err, EXIT_DIVERGED,
+                "the update on rank %d, bucket %d, produced weights that are not finite or exceed "
+                "8.5e37; they were not written, and nothing was saved; lower --lr, or "
+                "check --adam-eps, --adam-beta2, --weight-decay and the data",
+                rank, (int)(fault & 0xFFFFFFFF));
         case FAULT_OF_MESSAGE:
         case FAULT_OF_CODING: return message_error(fault, rank, mesh, err);
     }

@@ -23,7 +23,7 @@ no_convert() {
     shift 2
     convert "$@"
     error_names "$code" "$text" $? && { [ ! -e "$work/none" ] && [ ! -e "$work/.none.tmp" ] ||
-        { why="something is left"; return 1; }; }
+        { why="files are left"; return 1; }; }
 }
 evaluated() { # NAME FOLDER FLAGS...: its loss on the validation split
     local name=$1 folder=$2

@@ -487,9 +487,9 @@ check_sanitizer() {
     sanitize "a training run" memcheck "$gpu" "${model[@]}" --train-iters 2 --lr-warmup-iters 0 \
         --hidden-dropout 0.1
     # racecheck (2025.3) crashes in programs that call cuBLASLt ("failed to handle a hardware
-    # exception"), even if it checks only our kernels. So these programs run only kernels that need
-    # no library. Not covered: cross-entropy, bias gradients and GELU', which only run between
-    # GEMMs.
+    # exception"), even if it checks only this program's kernels. So these programs run only kernels
+    # that need no library. Not covered: cross-entropy, bias gradients and GELU', which only run
+    # between GEMMs.
     sanitize "kernels of the exact regime" racecheck "$BUILD/test/gpu/kernels_dump"
     sanitize "ops without a library" racecheck "$BUILD/test/gpu/ops_dump" "$work/gpu" --own-kernels
 }

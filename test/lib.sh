@@ -278,7 +278,7 @@ refused() {
     error_names "$code" "$text" $?
 }
 
-# ---- what --plan says, and what a run does -----------------------------------------------------
+# ---- plans and actual runs ----------------------------------------------------------------------
 # planned ROW [RANKS_PER_NODE]: prints "inter intra", the bytes per step and node from the ROW-th
 # traffic table of the --plan output in $work/plan. Default: 2 ranks per node.
 planned() {

@@ -78,10 +78,10 @@ bool append_record(Append *file, const void *record, size_t bytes) {
     bool cut = regular && ftruncate(file->fd, before.st_size) == 0;
     if (!file->failing && (regular || monotonic_seconds() >= file->quiet_until)) {
         warning_print(NULL,
-                      "cannot write %s: %s; training continues, but this file lacks records until it "
+                      "cannot write %s: %s; training continues, but this file will miss records until it "
                       "can be written again%s",
                       file->path, reason == EAGAIN ? "its reader is too slow" : strerror(reason),
-                      cut || !regular ? "" : ", and the last one is torn");
+                      cut || !regular ? "" : ", and its last record is incomplete");
     }
     file->failing = true;
     if (!regular) file->quiet_until = monotonic_seconds() + QUIET_SECONDS;

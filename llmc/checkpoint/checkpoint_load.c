@@ -239,7 +239,7 @@ static bool check_files(const Checkpoint *c, Peers peers, Error *err) {
 static bool check_iteration(const Checkpoint *c, int64_t iteration, const char *path, Error *err) {
     if (c->manifest.state.iteration == iteration || iteration == 0) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "%s is of iteration %" PRId64 ", but its folder says %" PRId64
+                     "%s belongs to iteration %" PRId64 ", but its folder is named for %" PRId64
                      "; restore the folder's name",
                      path, c->manifest.state.iteration, iteration);
 }
@@ -334,7 +334,7 @@ Checkpoint *checkpoint_open_or_fall_back(const char *directory, int64_t *iterati
     if (*damage && (size_t)used < note_bytes) {
         snprintf(note + used, note_bytes - (size_t)used,
                  "\nWARNING: " LINEAGE_NAME
-                 " is damaged: %s; the checkpoint before was found by its folder's name",
+                 " is damaged: %s; the previous checkpoint was found by folder name",
                  damage);
     }
     return c;
@@ -418,10 +418,11 @@ bool checkpoint_check_tensors(const Checkpoint *c, const Tensor *tensors, int co
         char saved[320], ours[320];
         describe(saved, sizeof saved, m->tensors, m->tensor_count, i);
         describe(ours, sizeof ours, tensors, count, i);
-        return error_set(err, EXIT_CHECKPOINT,
-                         "%s is of another model: its parameter %d is %s, this model's is %s; use the flags "
-                         "of the run that saved it or another --load%s",
-                         c->folder, i, saved, ours, padding_hint(m, tensors, count, i));
+        return error_set(
+            err, EXIT_CHECKPOINT,
+            "%s belongs to another model: its parameter %d is %s, this model's is %s; use the flags "
+            "of the run that saved it or another --load%s",
+            c->folder, i, saved, ours, padding_hint(m, tensors, count, i));
     }
     return true;
 }

@@ -293,8 +293,8 @@ static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s)
     for (int i = 0; i < count; i++, value = value->next) {
         if (!json_int64(value, 0, JSON_INT_MAX, &number[i])) number[i] = -1;
     }
-    if (number[0] < 0 || number[0] >= m->tensor_count) return "a slice is of an unknown tensor";
-    if (number[1] < 0 || number[1] >= m->kind_count) return "a slice is of an unknown kind";
+    if (number[0] < 0 || number[0] >= m->tensor_count) return "a slice names an unknown tensor";
+    if (number[1] < 0 || number[1] >= m->kind_count) return "a slice names an unknown kind";
     const Tensor *t = &m->tensors[number[0]];
     s->tensor = (int)number[0];
     s->kind = m->kinds[number[1]];
@@ -302,7 +302,7 @@ static const char *parse_slice(const cJSON *item, Manifest *m, ManifestSlice *s)
     s->hi = number[3];
     int64_t node = slice_kind_per_node(s->kind) ? number[--count] : 0;
     if (count != 4 && count != 6) return malformed;
-    if (node < 0 || node >= MOST_NODES) return "a slice is of an invalid node";
+    if (node < 0 || node >= MOST_NODES) return "a slice names an invalid node";
     s->node = (int)node;
     if (s->node >= m->nodes[s->kind]) m->nodes[s->kind] = s->node + 1;
     s->block = count == 6 ? (Columns){number[4], number[5]} : slice_block(t, (Columns){0, 0});

@@ -97,8 +97,9 @@ Pipeline pipeline_open(const Mesh *mesh, int chunks, Device *device) {
         }
     }
     if (mesh->embedding.size > 1) {
-        pipeline.words_to_first = link_open(&mesh->embedding, 1, 0, device, "gradients of the head's words");
-        pipeline.words_to_last = link_open(&mesh->embedding, 0, 1, device, "gradients of all words");
+        pipeline.words_to_first = link_open(&mesh->embedding, 1, 0, device,
+                                            "word embedding gradients of the LM head");
+        pipeline.words_to_last = link_open(&mesh->embedding, 0, 1, device, "summed word embedding gradients");
     }
     return pipeline;
 }

@@ -43,7 +43,7 @@ static const Launcher launchers[] = {
     {"TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "torchrun", "processes",
      "start this program with mpirun -np RANKS instead"},
     {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "tasks",
-     "use srun --mpi=pmix (srun --mpi=list shows what there is), or mpirun inside the allocation"},
+     "use srun --mpi=pmix (srun --mpi=list shows the choices), or mpirun inside the allocation"},
     {"PMI_RANK", "PMI_SIZE", "PMI_RANK", "mpiexec", "processes",
      "use the mpirun of the MPI library that this program was built with (--version names it)"},
 };

@@ -400,7 +400,7 @@ static bool replicas_agree(const Check *c, Error *err) {
         for (int b = 0; b < c->buckets; b++) {
             if (equal_everywhere(c, rank, b)) continue;
             return error_set(err, EXIT_COMMUNICATION,
-                             "the weights in bucket %d differ even after their repair: the memory of a "
+                             "the weights in bucket %d still differ after the repair: the memory of a "
                              "rank is faulty; check the hosts and restart from the last checkpoint",
                              b);
         }
@@ -417,7 +417,7 @@ static bool copies_agree(const Check *c, Error *err) {
             name_of(c, h->first, i, name);
             return error_set(
                 err, EXIT_COMMUNICATION,
-                "the copies of %s on ranks %s differ even after their repair: their master weights "
+                "the copies of %s on ranks %s still differ after the repair: their master weights "
                 "differ; check the hosts and restart from the last checkpoint",
                 name, ranks.text);
         }

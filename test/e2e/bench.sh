@@ -225,7 +225,7 @@ comparison() {
     compare --networks inside --presets "fp32 sdp4bit" --out "$work/comm.json" --logs "$work/logs" ||
         { say "exit code $?, second call"; return 1; }
     grep -q "^using the layer times of tiny.args:2 from an earlier call in $work/logs/one/tiny/2; " \
-        "$work/err" || { why="it does not say whose layers' times it takes"; return 1; }
+        "$work/err" || { why="the source of the layer times is not named"; return 1; }
     why=$(python3 - "$work" 2>&1 <<'END'
 import json, sys, xml.dom.minidom
 made = json.load(open(sys.argv[1] + "/comm.json"))
@@ -295,12 +295,12 @@ networks_in_turn() {
     grep -q '^loopback: 200000 Mb/s' "$work/err" && grep -q '^loopback: 20000 Mb/s' "$work/err" &&
         ! grep -q 'qdisc tbf' "$work/out" || { why="the loopback's speed"; return 1; }
     [ "$(grep -c '"kind":"interval","iteration":[246]00,' "$work/turn/one/tiny/1/full-1.jsonl")" -eq 3 ] ||
-        { why="layers were not timed after two seconds, or the most steps taken for them"; return 1; }
+        { why="layers were not timed for two seconds or the maximum number of steps"; return 1; }
     # CPU ranks send nothing through sockets, so the loopback counter exists and stays small.
     why="rows: $(rows_of "$work/comm3.json" network arm nodes | tr '\n' ',')"
     [ "$why" = "rows: 100 fp32 2,100 sdp4bit 2,10 fp32 2,10 sdp4bit 2," ] || return 1
     rows_of "$work/comm3.json" loopback_ratio | awk '!($1 >= 0 && $1 < 1) { exit 1 }' ||
-        { why="the loopback's own count is missing"; return 1; }
+        { why="the loopback byte count is missing"; return 1; }
 }
 # If the traffic shaper refuses one speed, the others are still measured, and the refusal is
 # reported before any measurement.
@@ -348,7 +348,7 @@ loopback_restored() {
         signaled $signal "$work/signaled/train/tiny/1/100/fp32.jsonl" bash -c 'on_pretended "$1"' bash \
             "exec '$root/dev/bench/comm.sh' $options --logs $work/signaled --out comm5.json" || return 1
         [ "$(grep -c '^loopback: unlimited$' "$work/err")" -eq 2 ] ||
-            { why="SIG$signal: the loopback was not restored, or nobody said so"; return 1; }
+            { why="SIG$signal: the loopback was not restored, or this was not reported"; return 1; }
     done
 }
 # CPU ranks over a slow network: presets with less traffic are faster, and local steps nearly hide
@@ -413,7 +413,7 @@ what_it_has() {
         why="rows: $(rows_of "$work/had.json" network)"
         [ "$why" = "rows: inside" ] || return 1
         grep -qx "stopped; what was measured before is in $work/had.json" "$work/err" ||
-            { why="SIG$signal: nothing says where it is"; return 1; }
+            { why="SIG$signal: its location was not printed"; return 1; }
     done
 }
 check "comm.sh: a signal ends it promptly and keeps its results" what_it_has
@@ -451,7 +451,7 @@ lost_rank() {
         "$work/err" || { say "no line about bf16"; return 1; }
     calls() { grep -c -- "--preset $1" "$work/called.0"; }
     [ "$(calls fp32) $(calls bf16) $(calls sdp4bit)" = "1 1 2" ] ||
-        { why="not the presets without a row were run again"; return 1; }
+        { why="other presets than those without a row were rerun"; return 1; }
     why="rows: $(rows_of "$work/lost.json" arm | tr '\n' ' ')"
     [ "$why" = "rows: fp32 qwd sdp4bit " ]
 }
@@ -578,7 +578,7 @@ check "layouts.sh: model without layers" wrong_layouts "has no layers" --models 
 impossible() { # the number of heads is not divisible: this row is left out, the others stay
     layouts --layouts "3x1 1x2" --out "$work/layouts.json" || { say "exit code $?"; return 1; }
     grep -q '^warning: the run failed' "$work/err" && grep -q '^error' "$work/err" ||
-        { why="it does not say that 3 ranks failed"; return 1; }
+        { why="the failure of 3 ranks is not reported"; return 1; }
     why="rows: $(rows_of "$work/layouts.json" ranks | tr '\n' ' ')"
     [ "$why" = "rows: 1 2 " ]
 }

@@ -57,7 +57,7 @@ older_step() {
 }
 check "an older checkpoint" older_step
 
-# --- what cannot be converted --------------------------------------------------------------------
+# --- inputs that are refused ---------------------------------------------------------------------
 cp -r "$golden" "$work/short"
 truncate -s -1 "$work/short/model.safetensors"
 cp -r "$work/staged" "$work/broken"

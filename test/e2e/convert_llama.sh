@@ -85,11 +85,11 @@ check "tokenizer.json takes precedence over vocab.json" tokenizer_json_first
 data=$work/text_text_document
 model=("${plain[@]}" --normalization RMSNorm)
 trains 1 --train-iters 4 --save-interval 4 --save "$work/mixed" || not_ok "a mixed model" "$why"
-check "a model of no family" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
+check "an unsupported model family" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
 
 if has_transformers; then
     for name in hf_llama hf_qwen3; do
-        check "transformers takes $name" comes_from_hf "test/golden/$name"
+        check "transformers loads $name" comes_from_hf "test/golden/$name"
     done
     # A Mistral is imported and exported as the equivalent Llama.
     mistral() {

@@ -177,7 +177,7 @@ make_masked masked "qwertyuiopasdfghjklzxcvbnm" "x"
 masked=$work/masked_text_document
 check "losses of a step are means over unmasked tokens, for any micro-batch size and layout" \
     same_masked_losses 2 --train-iters 1
-check "--calculate-per-token-loss: so are gradients and the validation loss" \
+check "--calculate-per-token-loss: gradients and validation loss are means over unmasked tokens" \
     same_masked_losses "2 4 5" --calculate-per-token-loss
 averages_micro_batches() { # the first step's loss is the same, gradients are not
     local one two
@@ -186,7 +186,7 @@ averages_micro_batches() { # the first step's loss is the same, gradients are no
     ! about_equal "$one" "$two" 4 || why="gradient norms are equal: $one, $two"
     [ -z "$why" ]
 }
-check "without it, gradients are averaged per micro-batch, as in Megatron-LM" averages_micro_batches
+check "without --calculate-per-token-loss, gradients are averaged per micro-batch, as in Megatron-LM" averages_micro_batches
 all_masked() {
     local eot=("${eot[@]}" --tokenizer-eod "<|begin_of_text|>") masked=$work/blank_text_document flags
     make_masked blank "<|begin_of_text|>" "" "<|begin_of_text|>" || return 1
@@ -350,7 +350,7 @@ exit_interval() {
     [ "$(train_lines leaving | wc -l)" -eq 5 ] &&
         grep -q '^\[exiting program at iteration 5\] datetime: ' "$work/out" &&
         [ "$(cat "$work/leaving/latest_checkpointed_iteration.txt")" = 5 ] ||
-        { why="not left at iteration 5, saved"; return 1; }
+        { why="did not exit at iteration 5 with a save"; return 1; }
     ! grep -q 'on test set' "$work/out" || { why="evaluated at the end"; return 1; }
 }
 check "--exit-interval" exit_interval
@@ -358,7 +358,7 @@ exit_duration() {
     logged minutes 4 --gpus-per-node 2 --train-iters 1000000 --lr-decay-iters 100 --log-interval 100 \
         --save "$work/minutes" --save-interval 1000000 --exit-duration-in-mins 0.03 || return 1
     grep -qE '^\[exiting program after 0\.[0-9]+ minutes\] datetime: ' "$work/out" ||
-        { why="no line that says so"; return 1; }
+        { why="no line reports it"; return 1; }
     [ "$(cat "$work/minutes/latest_checkpointed_iteration.txt")" = \
         "$(field minutes loss | tail -n 1 | cut -d ' ' -f 1)" ] ||
         { why="the last iteration was not saved"; return 1; }
@@ -400,5 +400,5 @@ params_norm() { # 4-bit model weights, far from the master weights
 }
 if command -v python3 >/dev/null; then check "the params norm is computed from the model weights" \
     params_norm; else skip \
-    "params norm is of the model's weights" "no python3"; fi
+    "the params norm is computed from the model weights" "no python3"; fi
 finish

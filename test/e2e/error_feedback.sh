@@ -98,7 +98,7 @@ taken() { # yes|no NP FLAGS...: whether the residual of `square` is used
     resumed square "${@:2}" --exit-interval 6 || return 1
     if [ "$1" = yes ]; then ! grep -qF "$lost" "$work/out"; else grep -qF "$lost" "$work/out"; fi ||
         { why="the line about the residual: $(grep -c "$lost" "$work/out")"; return 1; }
-    [ "$(field square.rest loss | head -n 1 | cut -d ' ' -f 1)" = 5 ] || { why="does not go on"; return 1; }
+    [ "$(field square.rest loss | head -n 1 | cut -d ' ' -f 1)" = 5 ] || { why="does not continue"; return 1; }
 }
 rm -rf "$work/square.rest"
 check "nodes of 1, other buckets: kept" taken yes 2 "${run[@]}" --gpus-per-node 1 "${two_bits[@]}" \

@@ -112,14 +112,14 @@ check "end of document ends the text" documents_end
 whole_characters() { # a byte model with nearly uniform sampling
     generates --load "$work/plain" --prompt $'\xC3\xA4\xE2\x82\xAC' --num-tokens 60 --temperature 50 \
         --num-samples 20 || return 1
-    iconv -f UTF-8 -t UTF-8 "$work/text" >/dev/null 2>&1 || { why="the text is no UTF-8"; return 1; }
-    grep -q $'\xC3\xA4\xE2\x82\xAC' "$work/text" || { why="the prompt is not as it was"; return 1; }
+    iconv -f UTF-8 -t UTF-8 "$work/text" >/dev/null 2>&1 || { why="the text is not UTF-8"; return 1; }
+    grep -q $'\xC3\xA4\xE2\x82\xAC' "$work/text" || { why="the prompt has changed"; return 1; }
 }
 check "only whole UTF-8 characters are printed" whole_characters
 positions_end() {
     generates --load "$work/plain" --prompt "the quick" --num-tokens 500 --ignore-eod --greedy || return 1
     grep -q '^The text ends here: prompt and text use all 64 positions' "$work/err" ||
-        { why="no line on it"; return 1; }
+        { why="no line reports it"; return 1; }
     grep -q ' 56 written ' "$work/err" || { why="$(tail -n 1 "$work/err")"; return 1; }
 }
 check "the last position ends the text" positions_end

@@ -141,7 +141,7 @@ resumes_bitwise() {
 check "resumed bitwise, losses and checkpoints" resumes_bitwise
 check "the same with background saves" resumes_bitwise --async-save
 
-# # T P D [sequence]: sets $found to the validation loss of one checkpoint in this layout
+# loss_in T P D [sequence]: sets $found to the validation loss of one checkpoint in this layout
 loss_in() {
     local ranks=$(($1 * $2 * $3))
     layout_of "$1" "$2" "${4:-}"

@@ -38,7 +38,7 @@ no_convert() {
     local code=$1 text=$2
     shift 2
     convert "$@" --save "$work/none"
-    error_names "$code" "$text" $? && { [ ! -e "$work/none" ] || { why="something is left"; return 1; }; }
+    error_names "$code" "$text" $? && { [ ! -e "$work/none" ] || { why="files are left"; return 1; }; }
 }
 taken() {
     convert --from-megatron "$work/dist" --save "$work/legacy.run"

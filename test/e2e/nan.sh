@@ -95,7 +95,7 @@ skips() { # NAME FLAGS...
     }
     [ "$(grep -c '"skipped":true' "$work/$name.jsonl")" -eq 6 ] &&
         [ "$(grep -c '"skipped":false' "$work/$name.jsonl")" -eq 1 ] ||
-        { why="the JSON lines do not say skipped"; return 1; }
+        { why="the JSON lines lack the skipped step"; return 1; }
     shards "$work/$name" 3 | cmp -s - <(shards "$work/$name" 6) ||
         { why="skipped steps changed weights or moments"; return 1; }
     [ "$(field "$name" lr | tail -n 6 | cut -d ' ' -f 2 | sort -u | wc -l)" -eq 1 ] ||

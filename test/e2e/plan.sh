@@ -101,8 +101,8 @@ gib_add_up() { # the purposes' GiB are the sum, which is the total in bytes
         "$work/out" ||
         { why="$(tr '\n' ';' <"$work/summary")"; return 1; }
 }
-check "the step status's GiB add up to the total" gib_add_up
-largest() { # GB: the --micro-batch-size that the step status says would still fit
+check "the summary's GiB add up to the total" gib_add_up
+largest() { # GB: the largest --micro-batch-size that fits, according to the summary
     sed -nE "s/^  a GPU of +$1 GB .*: fits.* up to --micro-batch-size ([0-9]+).*/\1/p" "$work/summary"
 }
 largest_fits() { # and one more does not fit
@@ -182,7 +182,7 @@ strategies_table_is_true() {
     [ $rows = 5 ] || { why="$rows rows"; return 1; }
 }
 check "docs/memory.md's table of sharding strategies" strategies_table_is_true
-a_strategy_is_named() { # 18B on eight GPUs of 80 GB fits under one alone, and without any not at all
+a_strategy_is_named() { # 18B on eight 80 GB GPUs fits with one strategy only, and with no other setting
     summary 18b 8 8 "${paper[@]}" --micro-batch-size 1 &&
         tells '^    no setting fits.*; try --data-parallel-sharding-strategy optim_grads_params, --opt' &&
         tells '^    --data-parallel-sharding-strategy optim_grads_params with --recompute-.* fits, up to .* 17$'
@@ -211,8 +211,8 @@ side_by_side() {
         'BEGIN { exit !(said > 0 && (own - said) ^ 2 <= 0.006 ^ 2) }' ||
         { why="$own GB are sent: $(tr '\n' ';' <"$work/summary")"; return 1; }
 }
-check "bytes between nodes side by side, SDP4Bit's run" side_by_side "${paper[@]}"
-check "bytes between nodes side by side, the baseline's run" side_by_side
+check "table of inter-node bytes, SDP4Bit run" side_by_side "${paper[@]}"
+check "table of inter-node bytes, baseline run" side_by_side
 one_node() { # 4 bits cross between nodes only
     summary 1.3b 8 8 "${paper[@]}" || return 1
     tells 'no traffic between nodes' && tells '8 bits' && does_not_tell 'between nodes: int4' &&
@@ -245,7 +245,7 @@ preset_file() { # configs/sdp4bit.args matches the paper's preset
 }
 check "configs/sdp4bit.args matches the scripts' preset" preset_file
 
-# ---- the model cut into parts ------------------------------------------------------------------
+# ---- model parallelism -------------------------------------------------------------------------
 # Parameter counts of the paper: per rank of each stage, and of the whole model, whose vocabulary is
 # padded to a multiple of 128 x T.
 parts() { # CONFIG T P ROWS WHOLE COUNT...
@@ -263,12 +263,12 @@ check "13b, tensor parallel 8" parts 13b 8 1 51200 12858214400 1617536000
 check "13b, tensor parallel 4, two stages" parts 13b 4 2 50688 12855592960 1649024000 1638548480
 check "18b, tensor parallel 8" parts 18b 8 1 51200 18449756160 2318530560
 check "18b, tensor parallel 4, two stages" parts 18b 4 2 50688 18446610432 2356316160 2343745536
-flops() { # Megatron-LM's, with the vocabulary as it is padded for T
+flops() { # Megatron-LM's FLOPs, with the vocabulary padded for T
     summary 13b 128 8 --tensor-model-parallel-size 8 &&
         awk '$1 == "FLOPs" { exit !($4 / 16 > 1.681479e14 && $4 / 16 < 1.681481e14) }' "$work/out" || say "other FLOPs"
 }
 check "FLOPs with a vocabulary padded for 8 ranks" flops
-middle_stages() { # those in the middle are told as one
+middle_stages() { # consecutive equal stages are listed as one row
     summary 13b 128 8 --pipeline-model-parallel-size 8 &&
         grep -qE '^  stage  1 to  6, 5 layers: 1573196800 parameters, [0-9.]+ GiB per rank$' "$work/out" &&
         [ "$(awk '$1 == "parameters" { print $2 }' "$work/out")" = 12853626880 ] || say "no such stages"
@@ -291,7 +291,7 @@ tensor_bytes() {
         does_not_tell '^    tensor parallelism' || say "other bytes"
 }
 check "bytes between tensor-parallel ranks" tensor_bytes
-across_nodes() { # a group of 8 over two nodes: of what a rank sends to 7 others, 4 are elsewhere
+across_nodes() { # a group of 8 over two nodes: 4 of the 7 peers of a rank are on the other node
     summary 6.7b 128 4 --tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 16 || return 1
     tells "^    tensor parallelism +$(awk 'BEGIN { printf "%.2f",
         (130 * 2 * 7 / 8 * 2 * 2048 * 4096 + 12 * 7 * 2048) * 4 / 7 * 4 / 1e9 }')\$" &&
@@ -321,7 +321,7 @@ sequence_saves() {
     without=$(gigabytes activations)
     summary 13b 128 8 --tensor-model-parallel-size 8 --sequence-parallel || return 1
     with=$(gigabytes activations)
-    # per token and layer 4 h and (3 h + h + 8 h) / 8, compared with all of it / 8
+    # 4 h + (3 h + h + 8 h) / 8 per token and layer, compared with a full eighth
     awk -v a="$without" -v b="$with" 'BEGIN { r = b / a * 5.5 / 2; exit !(r > 0.97 && r < 1.03) }' ||
         { why="$with GiB instead of $without"; return 1; }
 }
@@ -346,8 +346,8 @@ check "a run's tensor-parallel bytes match" parts_sent 4 --tensor-model-parallel
 check "a run's sequence-parallel bytes match" parts_sent 4 --tensor-model-parallel-size 2 --sequence-parallel
 check "a run's bytes with full recomputation match" parts_sent 4 --tensor-model-parallel-size 2 \
     --sequence-parallel --recompute-granularity full
-check "a run sends that between stages" parts_sent 4 --pipeline-model-parallel-size 2
-chunks_sent() { # two chunks of each of two stages have three borders
+check "a run's bytes between stages match" parts_sent 4 --pipeline-model-parallel-size 2
+chunks_sent() { # two chunks in each of two stages have three boundaries
     summary 13b 128 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 \
         --num-layers-per-virtual-pipeline-stage 10 --global-batch-size 32 || return 1
     grep -q '^  stage  0, 20 layers in 2 chunks, embeddings: 1649024000 parameters' "$work/out" &&
@@ -404,7 +404,7 @@ picture_is_true() {
     BUILD=$BUILD dev/bench/presets_table picture "$work/picture.svg" &&
         cmp "$work/picture.svg" docs/where_it_pays.svg
 }
-check "the picture of where SDP4Bit pays" picture_is_true
+check "the plot of where SDP4Bit pays off" picture_is_true
 passes_ms() { # FLAGS...: of a step, by --plan-network
     takes baseline --plan-network 100000 "$@" && sed -n 's/^  forward and backward take \([0-9.]*\) ms.*/\1/p' "$work/out"
 }
@@ -439,7 +439,7 @@ passes_are_true() {
 END
 }
 check "--plan-gpu: forward and backward times as measured" passes_are_true
-preset_must_fit() { # local steps need all master weights on a node of one GPU: 92 GiB, an H100 has 77
+preset_must_fit() { # local steps keep all master weights on a node of one GPU: 92 GiB, but an H100 has 77
     "$BUILD/train_gpt_cpu" @configs/gpt_2.7b.args --plan --plan-world-size 2 --gpus-per-node 1 \
         --micro-batch-size 4 --plan-network 1 --plan-gpu "$1" >"$work/out" 2>"$work/err" </dev/null ||
         { say "--plan failed"; return 1; }
@@ -472,7 +472,7 @@ bits_count() { # inter-node bytes by bits per weight: 62 M of the 124 M matrix e
 check "--plan-lossless-bits" bits_count eden-lossless
 # Prints a column of a row of the table in $work/out.
 of_row() { sed -n "s/^  $1   *//p" "$work/out" | awk -v column="$2" '{ print $column }'; }
-exposed_and_tokens() { # 256 sequences of 2048; without communication two nodes take as long as one
+exposed_and_tokens() { # 256 sequences of 2048; without communication, two nodes are as fast as one
     local far near
     takes eden-lossless --plan-network 10 && far=$(of_row baseline 2) exposed=$(of_row baseline 3) \
         tokens=$(of_row baseline 4) && takes baseline --plan-network 1e6 --plan-network-inside 1e6 &&
@@ -517,7 +517,7 @@ pipeline_waits() {
         { why="$(of_row baseline 3) ms exposed"; return 1; }
     takes baseline "${common[@]}" --plan-tflops 0.01 || return 1
     awk -v ms="$(of_row baseline 3)" 'BEGIN { least = 494.5 + 2 * 40.3; exit !(ms > 0.99 * least && ms < 1.01 * least) }' ||
-        { why="$(of_row baseline 3) ms exposed where passes are long"; return 1; }
+        { why="$(of_row baseline 3) ms exposed with long passes"; return 1; }
 }
 check "--plan-network: pipeline traffic" pipeline_waits
 six_layers=(--num-layers 6 --hidden-size 64 --num-attention-heads 4 --seq-length 64

@@ -130,9 +130,9 @@ check "another model is refused" refused 6 "hidden" 4 "${half[@]}" --load "$work
 # --- nothing to load ---
 missing() {
     trains 4 "${half[@]}" --load "$work/nowhere" --exit-on-missing-checkpoint || return 1
-    ! grep -q '^ iteration ' "$work/out" || { why="trained all the same"; return 1; }
+    ! grep -q '^ iteration ' "$work/out" || { why="trained anyway"; return 1; }
 }
-check "--exit-on-missing-checkpoint leaves with 0" missing
+check "--exit-on-missing-checkpoint exits with 0" missing
 from_scratch() {
     logged from_scratch 4 "${half[@]}" "${dropout[@]}" --load "$work/nowhere" &&
         grep -q 'WARNING: could not find the metadata file' "$work/out" && same_training baseline from_scratch
@@ -143,7 +143,7 @@ only_logs() { # left by a run that died before its first checkpoint
         touch "$work/young/run.log" "$work/young/tensorboard/events.out.tfevents.1"
     trains 2 --load "$work/young" --save "$work/young" --save-interval 100 --log-progress --train-iters 4 \
         --lr-decay-iters 4 || return 1
-    grep -q 'starting from scratch' "$work/out" || { why="does not say so"; return 1; }
+    grep -q 'starting from scratch' "$work/out" || { why="no line reports it"; return 1; }
 }
 check "--load of a directory with only logs starts from scratch" only_logs
 another_program() { # TEXT FILES...

@@ -8,23 +8,22 @@
 #   test/e2e/soak.sh [--gpu] [--ranks 4] [--minutes 10] [--kill-every 60] [--seed 1] [--apart]
 #       [--flags "FLAGS"]
 #
-#   gpu         the program is $BUILD/train_gpt, prebuilt or from make gpu; needs nvidia-smi and as
-#               many GPUs as ranks
-# ranks       of each of the two jobs [4; on GPUs 2]
-#   minutes     for which both jobs train; then the slower one catches up, which takes what
-#               the restarts took (about 15 s each on GPUs)
-#   kill-every  seconds from one SIGKILL to the next, each to a rank that chance picks; later when
-#               no checkpoint has come since the last one
-#   seed        of that chance
-#   apart       the undisturbed job runs when the disturbed one has ended and not beside it on the
-#               same devices: up to twice the time, and nobody looks at
-#               memory
-#   flags       more flags of the trainer, for both jobs
+#   gpu         runs $BUILD/train_gpt, prebuilt or built by make gpu; needs nvidia-smi and as many
+#               GPUs as ranks
+#   ranks       number of ranks of each of the two jobs [4; on GPUs 2]
+#   minutes     training time of both jobs; afterward the slower one catches up, which takes as long
+#               as its restarts did (about 15 s each on GPUs)
+#   kill-every  seconds between SIGKILLs, each sent to a random rank; delayed until there is a new
+#               checkpoint since the previous one
+#   seed        seed of the random choices
+#   apart       runs the undisturbed job after the disturbed one instead of at the same time on the
+#               same devices: takes up to twice as long and does not check memory
+#   flags       additional flags of the trainer, for both jobs
 # shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2034,SC2054,SC2317 # check calls the functions
 gpu=0 np='' minutes='' kill_every=60 seed=1 apart=0 more=() timed=$(($# > 0))
-wrong() { echo "error: $1; see the head of test/e2e/soak.sh" >&2; exit 2; }
+wrong() { echo "error: $1; see the comment at the top of test/e2e/soak.sh" >&2; exit 2; }
 while [ $# -gt 0 ]; do
-    case $1 in --gpu | --apart) ;; *) [ $# -ge 2 ] || wrong "$1 wants a value" ;; esac
+    case $1 in --gpu | --apart) ;; *) [ $# -ge 2 ] || wrong "$1 needs a value" ;; esac
     case $1 in
     --gpu) gpu=1 ;;
     --apart) apart=1 ;;
@@ -264,7 +263,7 @@ by_the_clock() {
 flat() {
     local n first last what unit
     n=$(wc -l <"$work/memory" 2>/dev/null)
-    [ "${n:-0}" -ge 8 ] || { why="memory was looked at ${n:-0} times only"; return 1; }
+    [ "${n:-0}" -ge 8 ] || { why="memory was sampled only ${n:-0} times"; return 1; }
     for what in 1:KiB 3:MiB; do
         unit=${what#*:} what=${what%:*}
         first=$(awk -v k="$what" -v n="$n" \

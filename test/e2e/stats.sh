@@ -21,7 +21,7 @@ for line in lines:
     i, g, r = line["iteration"], line["gradient_error"], line["replica_error"]
     n = line.get("exact_gradient_norm")
     assert eval(sys.argv[1]), line' "$2" 2>"$work/err" ||
-        { why="$2 is not true: $(tail -n 1 "$work/err")"; return 1; }
+        { why="$2 is false: $(tail -n 1 "$work/err")"; return 1; }
 }
 
 unchanged() { # NP FLAGS...: compares the run with and without statistics
@@ -63,7 +63,7 @@ exact, quantized, told = map(float, sys.argv[1:])
 assert abs(told / exact - 1) < 1e-6 < abs(quantized / exact - 1), sys.argv
 END
 }
-check "the exact norm is the baseline's" exact_norm
+check "the exact norm matches the baseline's" exact_norm
 check "values are logged with full precision" told sdp4bit \
     'len(repr(g)) > 12 and len(repr(n)) > 12 and (len(repr(r)) > 12 or i == 1)'
 ordering() {

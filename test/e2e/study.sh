@@ -10,7 +10,7 @@ export BUILD
 unset PRESET SPEED DATA_PATH CHECKPOINT_PATH LOG_DIR RANKS HOSTFILE MPIRUN_FLAGS DEVICE DRY_RUN
 study=dev/experiments/study
 
-# ---- made results --------------------------------------------------------------------------------
+# ---- synthetic results ---------------------------------------------------------------------------
 # made DIR PRESET SEED LOSS [BATCH]: writes a result with two logged errors; the first half of the
 # run does not count.
 made() {
@@ -115,8 +115,9 @@ diverged() {
         grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
 }
 check "diverged runs count against their preset" diverged
-# Three gaps that chance made equal, 0.02, beside a preset whose gaps scatter by 0.00816. The spread
-# is of both: sqrt(0.0002 / 5) = 0.00632. Both share the baseline's runs, so t is of three degrees.
+# Three gaps that are equal by chance, 0.02, next to a preset whose gaps scatter by 0.00816. The
+# spread is pooled: sqrt(0.0002 / 5) = 0.00632. Both share the baseline's runs, so t has three
+# degrees of freedom.
 lucky() {
     local i=0 loss
     cp -r "$work/one" "$work/seven"
@@ -234,8 +235,8 @@ fails() {
         [ ! -e "$work/study/125m/qwd.3.json" ] || say "a failed run"
 }
 check "a failed run is reported and has no result" fails
-# fails_alike CODE OPTIONS...: usage or environment, which is the same for all runs. One line is for
-# the run, one says what is left.
+# fails_alike CODE OPTIONS...: a usage or environment error, which every run would repeat. One line
+# reports the run, another the runs that were not started.
 fails_alike() {
     local code=$1
     shift
@@ -247,8 +248,8 @@ fails_alike() {
 }
 check "a usage error ends the study at its first run" fails_alike 2 --micro-batch-size 3
 no_program() { BUILD=$work/none fails_alike 3; }
-check "an environment error does too" no_program
-claimed_elsewhere() { # a run that another call is making is left to it
+check "an environment error ends it too" no_program
+claimed_elsewhere() { # a run that another process has locked is skipped
     extra=()
     mkdir -p "$work/study/raw/125m"
     (

@@ -12,7 +12,7 @@ unset PRESET SPEED DATA_PATH VOCAB_FILE MERGE_FILE CHECKPOINT_PATH LOG_DIR RANKS
     DRY_RUN CUDA_VISIBLE_DEVICES
 root=$PWD
 
-# ---- what they expand to --------------------------------------------------------------------
+# ---- expanded commands ----------------------------------------------------------------------
 # expands CONFIG "VARIABLES" "FLAG=VALUE ..." [FLAGS...]: checks the command printed by DRY_RUN,
 # with the config's file expanded; the last of repeated flags wins. VALUE "on" means a flag without
 # a value; "FLAG=" must be absent.
@@ -212,7 +212,7 @@ check "an srun rank" expands 125m "SPEED=1 PMIX_RANK=0 SLURM_STEP_NUM_TASKS=24" 
     "launcher=none global-batch-size=24"
 check "an MPICH rank" expands 125m "SPEED=1 PMI_RANK=0 PMI_SIZE=6" "launcher=none global-batch-size=6"
 
-# ---- what they refuse -----------------------------------------------------------------------
+# ---- refused input --------------------------------------------------------------------------
 refuses() { # CODE TEXT "VARIABLES" CONFIG [FLAGS...]
     local code=$1 text=$2 variables=$3 config=$4 rc=0
     shift 4
@@ -252,8 +252,8 @@ helps() { scripts/train_1.3b.sh --help >"$work/out" 2>"$work/err" &&
     grep -q "configs/gpt_1.3b.args" "$work/out" && [ ! -s "$work/err" ] || say "no help"; }
 check "--help" helps
 
-# A directory with the log of another run. The stub for the trainer records what it is told to write
-# to; for a plan or a data inspection it refuses what it is told to refuse.
+# A directory with the log of another run. A stub for the trainer records the log it opens; it
+# rejects a plan or a data inspection if REFUSED is set.
 mkdir "$work/stand-in"
 printf '#!/bin/sh\ncase "$*" in *--plan* | *--inspect-data*) exit ${REFUSED:-0} ;; esac\necho "{\"kind\":\"start\"}" >>"$LOG_DIR/log.jsonl"\n' >"$work/stand-in/train_gpt_cpu"
 chmod +x "$work/stand-in/train_gpt_cpu"
@@ -285,10 +285,10 @@ into_logs() {
             [ ! -e "$work/logs/tensorboard" ] ||
             { why="not moved to log.3.jsonl and tensorboard.3"; return 1; }
         [ "$(grep -c "moved to log.3.jsonl" "$work/out")" = 1 ] ||
-            { why="does not say so in one line"; return 1; }
+            { why="does not report it in one line"; return 1; }
     else
         [ -e "$work/logs/tensorboard/events" ] && ! grep -q moved "$work/out" ||
-            { why="events moved, or it says so"; return 1; }
+            { why="events were moved, or a move was reported"; return 1; }
     fi
 }
 mkdir "$work/saved" "$work/unsaved"
@@ -332,8 +332,8 @@ owner=$work/unsaved
 check "the log of a run with other checkpoints is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
 owner=
 check "the log of an inspection that saved nothing is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
-# The communication formats, printed in one line at the start. On one machine a preset's name
-# promises more.
+# The line about communication formats at the start. On one machine, a preset's inter-node format is
+# unused.
 travels() { # TEXT "VARIABLES" [FLAGS...]
     local text=$1 variables=$2
     shift 2
@@ -343,9 +343,9 @@ travels() { # TEXT "VARIABLES" [FLAGS...]
     [ "$(grep -c '^communication: ' "$work/out")" = 1 ] && grep '^communication: ' "$work/out" |
         grep -qF -- "$text" || { why="said $(grep '^communication' "$work/out")"; return 1; }
 }
-check "one machine: nothing travels between nodes" travels \
+check "one machine: no traffic between nodes" travels \
     "gradients int8, weights int4 differences, within one node of 4 ranks; none between nodes (--gpus-per-node N" PRESET=sdp4bit
-check "one machine with borders" travels \
+check "one machine split into nodes" travels \
     "gradients int8 within nodes of 2 ranks, int4 between nodes; weights int4 differences" PRESET=sdp4bit \
     --gpus-per-node 2
 check "nodes of one rank" travels "gradients int4, weights bf16, between 4 nodes of one rank" PRESET=tlq \
@@ -362,7 +362,7 @@ check "lossless weights" travels "gradients fp32, weights lossless bf16, between
 check "local steps" travels "int8 within nodes of 2 ranks, eden4 every 30 steps between nodes" PRESET=local \
     --gpus-per-node 2
 check "one rank" travels "none, there is one rank" "PRESET=sdp4bit RANKS=1"
-cut() { # ROW TEXT "VARIABLES" [FLAGS...]: the same, and how the model is cut
+cut() { # ROW TEXT "VARIABLES" [FLAGS...]: the same, and checks the layout line
     travels "${@:2}" || return 1
     grep -qF "layout: $1" "$work/out" || { why="no '$1' in $(cat "$work/out")"; return 1; }
 }
@@ -374,14 +374,13 @@ check "nodes of two stages" cut "tensor parallel 1, pipeline 2, data parallel 4"
     --gpus-per-node 2 --pipeline-model-parallel-size 2
 check "one model over all ranks" cut "tensor parallel 2, pipeline 2, data parallel 1" \
     "none, there is one data-parallel rank" "" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
-says_nothing() { # a rank of another mpirun leaves it to the trainer
+says_nothing() { # a rank of another mpirun leaves the message to the trainer
     env BUILD="$work/stand-in" DEVICE=cpu DATA_PATH=d LOG_DIR= OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0 \
         scripts/train_125m.sh >"$work/out" 2>"$work/err" </dev/null
     ! grep -q 'communication:' "$work/out" "$work/err"
 }
 check "a rank of a surrounding mpirun prints nothing" says_nothing
-# An inspection between two parts of a run: the run continues in its own log, which the inspection
-# set aside.
+# An inspection between two parts of a run sets the log aside; the run then continues in that log.
 parts() {
     local part
     rm -rf "$work/logs" "$work/unsaved"/*
@@ -395,11 +394,11 @@ parts() {
     done
     [ "$(grep -c start "$work/logs/log.jsonl")" = 3 ] &&
         [ "$(grep -c CHECKPOINT "$work/logs/tensorboard/events")" = 3 ] ||
-        { why="the run's log is not whole"; return 1; }
+        { why="the run's log is incomplete"; return 1; }
     [ "$(find "$work/logs" -name '*.jsonl' | wc -l)" = 3 ] &&
         [ "$(cat "$work"/logs/log.[23].jsonl | wc -l)" = 2 ] &&
         [ "$(cat "$work"/logs/tensorboard.[23]/events)" = "$(printf 'A=1\nA=1')" ] ||
-        { why="the looks' logs: $(ls "$work/logs")"; return 1; }
+        { why="the inspections' logs: $(ls "$work/logs")"; return 1; }
     [ "$(grep -c '^restored ' "$work/parts")" = 1 ] && [ "$(grep -c moved "$work/parts")" = 3 ] ||
         { why="said $(cat "$work/parts")"; return 1; }
 }
@@ -442,7 +441,7 @@ second_run() { # baseline, started by mpirun, in the directory of the previous r
     compgen -G "$work/under/tensorboard.1/events*" >/dev/null &&
         compgen -G "$work/under/tensorboard/events*" >/dev/null ||
         { why="events of both in one folder"; return 1; }
-    [ "$(grep -c 'moved to log.1.jsonl' "$work/out")" = 1 ] || why="not told once"
+    [ "$(grep -c 'moved to log.1.jsonl' "$work/out")" = 1 ] || why="not reported once"
     [ -z "$why" ]
 }
 check "a second run does not write into the first one's log" second_run
@@ -579,9 +578,9 @@ batch_job() {
     wait "$job" || rc=$?
     [ $rc = "$code" ] || { say "exit code $rc instead of $code"; return 1; }
     if [ "$code" = 75 ]; then
-        grep -q '^requeue 77$' "$work/requeued" || { why="not queued again"; return 1; }
+        grep -q '^requeue 77$' "$work/requeued" || { why="not requeued"; return 1; }
     else
-        [ ! -s "$work/requeued" ] || { why="queued again without need"; return 1; }
+        [ ! -s "$work/requeued" ] || { why="requeued needlessly"; return 1; }
     fi
 }
 for file in srun mpirun; do

@@ -77,7 +77,7 @@ short() {
 check "--log-line short" short
 # warns TEXT NP FLAGS..., and quiet TEXT NP FLAGS...
 warns() { trains "${@:2}" && grep -qF -- "$1" "$work/out" || { why="no '$1'"; return 1; }; }
-quiet() { trains "${@:2}" && ! grep -qF -- "$1" "$work/out" || { why="'$1' without need"; return 1; }; }
+quiet() { trains "${@:2}" && ! grep -qF -- "$1" "$work/out" || { why="'$1' needlessly"; return 1; }; }
 check "one node: inter-node bits have no effect" warns \
     "WARNING: one node: all gradients use 8 bits" 2 --gpus-per-node 2 --quantized-gradients
 check "one rank per node: intra-node bits have no effect" warns \

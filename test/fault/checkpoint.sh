@@ -66,7 +66,7 @@ damaged "a negative tracker" latest_checkpointed_iteration.txt nothing_to_find "
 damaged "a pipe as the manifest" manifest.json pipe "$bad/$latest/manifest.json"
 damaged "a pipe as a shard" shard_00002_of_00004 pipe "$bad/$latest/$shard"
 
-# --- older checkpoints beside the damaged one: the newest sound one before it is taken, and one lin
+# --- fallback to the newest intact checkpoint before the damaged one ------------------------------
 # falls_back NAME ITERATION TEXT COMMAND...: after the command, a run loads ITERATION, prints a
 # warning that contains TEXT, and ends like the undisturbed run.
 falls_back() {
@@ -119,7 +119,7 @@ all_damaged() {
 }
 check "all damaged: reports the error of the newest" all_damaged
 
-# --- a disk on which one rank hashes for longer than others may wait for a rank that does nothing -
+# --- one rank hashes for longer than the limit on waiting for an idle rank ------------------------
 slow_reads() { # RANK FOLDER COMMAND...: each read() by that rank in FOLDER takes 2 s more
     local shim=$BUILD/test/fault/shim.so launcher=("${launcher[@]}")
     launcher+=(-x LD_PRELOAD="$shim" -x SHIM_FOLDER="$2/" -x SHIM_RANK="$1" -x SHIM_AT=0 -x
@@ -136,7 +136,7 @@ damaged_elsewhere() { # an error on one rank stops the hashing on a slow rank
 }
 check "a damaged file is named while a slow disk is read" damaged_elsewhere
 
-# --- a save that is killed: whatever the moment, the folder loads, and the next save cleans up ---
+# --- a killed save: the folder still loads, and the next save removes leftovers -------------------
 killed_saving() {
     local pid last rounds=3 round
     [ "${LONG:-0}" = 1 ] && rounds=15
@@ -160,7 +160,7 @@ killed_saving() {
     ! compgen -G "$work/torn/.iter_*" >/dev/null || { why="left $(echo "$work/torn"/.iter_*)"; return 1; }
 }
 check "saves killed with kill -9" killed_saving
-# --- two jobs and one folder: the second one's saves would remove what the first is writing ---
+# --- two jobs in one folder, where each would remove the other's unfinished saves -----------------
 two_jobs() {
     local shared=(--gpus-per-node 1 --train-iters 100000 --lr-decay-iters 100 --save "$work/shared"
         --save-interval 3)
@@ -174,7 +174,7 @@ two_jobs() {
         $(($(cat "$work/shared/latest_checkpointed_iteration.txt") + 1))
 }
 check "a second job in the same folder" two_jobs
-# --- the folder is moved away or removed under a run: saves go by its path, where another job may b
+# --- the folder is moved or removed during a run, and another job may use its path ----------------
 moving=(2 --gpus-per-node 1 --num-layers 1 --train-iters 100000 --lr-decay-iters 100 --log-interval 10000
     --save-interval 1500 --save "$work/moving")
 begin_moving() { # FLAGS...: starts a run and waits for its first save; the second comes later

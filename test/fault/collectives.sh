@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# MPI collectives that fail on one rank (mpi_shim.c): exit code 7 and one line, never a result that
-# was not computed. By default the first, the middle and the last call of each function fails; with
-# LONG=1, every call.
-# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the functions
+# MPI collectives that fail on one rank (mpi_shim.c): exit code 7 and one line, never a wrong
+# result. By default the first, the middle and the last call of each function fails; with LONG=1,
+# every call.
+# shellcheck source-path=SCRIPTDIR source=../lib.sh disable=SC2015,SC2054,SC2317 # check calls the
+# functions
 . "$(dirname "$0")/../lib.sh"
 shim=$BUILD/test/fault/mpi_shim.so
 if [ ! -e "$shim" ]; then

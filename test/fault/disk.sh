@@ -64,7 +64,7 @@ if small_disk first $((bytes / 2)) && small_disk second $((bytes + bytes / 2 + 1
     check "the second checkpoint does not fit; training resumes from the first" second
     if small_disk third $((3 * bytes + 1200000)); then check "--keep-last-checkpoints 1 on a small disk" \
         enough; fi
-    if small_disk fourth $((bytes + bytes / 2 + 1200000)); then check "what a killed save left makes way" \
+    if small_disk fourth $((bytes + bytes / 2 + 1200000)); then check "leftovers of a killed save are removed to make space" \
         leftover; fi
 else
     skip "full disks" "this user may not mount a small file system"

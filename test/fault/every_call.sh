@@ -71,7 +71,7 @@ spoiled_at() {
     else # it continued: nothing may be missing, and it must have resumed
         [ "$(tracked "$folder")" = 4 ] &&
             grep -q "successfully loaded checkpoint from $folder at iteration 2" "$work/out" ||
-            { why="$what: ended well with $(tracked "$folder")"; return 1; }
+            { why="$what: ended successfully with $(tracked "$folder")"; return 1; }
     fi
     last=$(tracked "$folder")
     case $last in 2 | 4) ;; *) why="$what: the tracker names '$last'"; return 1 ;; esac
@@ -85,7 +85,7 @@ spoiled_at() {
         { why="$what: the checkpoint of iteration $last is gone"; return 1; }
     for name in "$folder"/iter_*; do # every directory with a final name is complete
         same_as_reference "$np" "$folder" "$((10#${name##*_}))" ||
-            { why="$what: ${name##*/} is not whole"; return 1; }
+            { why="$what: ${name##*/} is incomplete"; return 1; }
     done
     # A run that is killed between renaming the directory and renaming the list leaves a complete
     # checkpoint that is not listed. The next run prints a warning before it overwrites it.

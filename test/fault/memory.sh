@@ -63,7 +63,7 @@ every() {
             ended_well $rc "$sound" || { why="allocation $at of $total, and $last after it: $why"; return 1; }
         done
     done
-    [ $((refused * 2)) -ge $tried ] || { why="of $tried faults only $refused were noticed"; return 1; }
+    [ $((refused * 2)) -ge $tried ] || { why="of $tried faults only $refused had an effect"; return 1; }
     echo "# $name: $total allocations, $tried faults, $refused refused, the others done without"
 }
 
@@ -80,7 +80,7 @@ same_shard() { cmp -s "$work/made_text_document.bin" "$work/$1.bin" &&
     cmp -s "$work/made_text_document.idx" "$work/$1.idx"; }
 whole_shard() { # exit code
     if [ "$1" -eq 0 ]; then same_shard whole; else same_shard old || same_shard whole; fi ||
-        why="the shard is torn"
+        why="the shard is incomplete"
     same_shard whole || same_shard old
 }
 old_shard

@@ -666,7 +666,7 @@ static void step_statuses(Dump *d) {
         j.ranks = 1 + step % 6;
         j.losses = 1 + step % j.ranks;
         j.clip_grad = step % 4 == 1 ? 0.0f : 0.75f;
-        // A NaN loss on the last record now and then: skipped, or applied if the check is off.
+        // Some last records have a NaN loss: the step is skipped, or applied if the check is off.
         kernel_step_record(d->stream, records + j.ranks - 1, sums, step % 7, loss + (step % 5 == 3), fault);
         j.skip_non_finite = step != 8;
         kernel_step_status(d->stream, control, &j);

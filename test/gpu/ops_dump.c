@@ -9,7 +9,7 @@
 #include "test/gpu/ops_data.h"
 
 // --- the file: "opsdump1\n", then per result: "<name> <kind> <compare> <count>\n" and count values
-// kind: b bf16, f fp32. compare: e every bit equal to the CPU backend's in the same precision, t
+// kind: b bf16, f fp32. compare: e bitwise identical to the CPU backend in the same precision, t
 // within the tolerance.
 
 // Larger tensors are sampled down to about this many elements, at the same positions in every
@@ -668,7 +668,7 @@ static void cases_attention(Dump *d) {
     case_groups(d, 2, 256, 8, 2, 64, 0, 0);
     case_groups(d, 1, 512, 6, 1, 128, 0, 0);
     case_groups(d, 3, 128, 12, 4, 80, 0, 0);
-    case_groups(d, 2, 100, 6, 2, 64, 0, 0);  // lengths for our own kernels
+    case_groups(d, 2, 100, 6, 2, 64, 0, 0);  // lengths for this program's kernels
     case_groups(d, 2, 130, 4, 1, 128, 1, 0.1f);
     case_groups(d, 1, 200, 6, 3, 256, 2, 0);
     case_attention(d, 2, 64, 3, 64, 0, 0);
@@ -680,7 +680,7 @@ static void cases_attention(Dump *d) {
     case_attention(d, 1, 4096, 1, 128, 0, 0);
     case_attention(d, 1, 8192, 1, 80, 0, 0);
     case_attention(d, 1, 128, 1, 256, 0, 0);
-    case_attention(d, 1, 1, 2, 64, 0, 0);  // lengths not divisible by 64: our own kernels on a GPU
+    case_attention(d, 1, 1, 2, 64, 0, 0);  // lengths not divisible by 64: this program's kernels on a GPU
     case_attention(d, 1, 37, 1, 8, 0, 0);
     case_attention(d, 2, 100, 3, 80, 0, 0);
     case_attention(d, 2, 256, 3, 64, 2, 0);

@@ -53,7 +53,8 @@ static double *random_doubles(Lab *lab, int64_t n) {
     return x;
 }
 
-// --- the same inputs give the same bits ----------------------------------------------------------
+// --- repeated calls are bitwise identical
+// ----------------------------------------------------------
 
 enum { RB = 4, RT = 512, RC = 256, RV = 1024, RN = RB * RT };
 
@@ -134,8 +135,8 @@ static void repeat_head_and_linear(Lab *lab, Checks *v) {
     release(lab, (void *[]){workspace, x, w, dy, targets, losses, result[0], result[1], dx[0], dx[1], NULL});
 }
 
-// With the whole vocabulary on one rank, computing logits and gradients in two calls per chunk
-// gives the bits of op_head.
+// With the whole vocabulary on one rank, computing logits and gradients in two calls per chunk is
+// bitwise identical to op_head.
 static void head_in_two_calls(Lab *lab, Checks *v) {
     floatX *x = random_x(lab, RN * RC, 0, 1), *w = random_x(lab, RV * RC, 0, 0.1), *dx[2];
     int32_t *targets = random_ids(lab, RN, RV);
@@ -245,7 +246,7 @@ static void norm_of_rows(Lab *lab, Checks *v) {
 typedef struct Call {
     int B, T, NH, HD;
     Dropout dropout;
-    int32_t *doc_start;  // NULL: fastest kernels; zeros: our own kernels on a GPU
+    int32_t *doc_start;  // NULL: fastest kernels; zeros: this program's kernels on a GPU
     int first_head;
 } Call;
 
@@ -277,7 +278,7 @@ static void repeat_attention(Lab *lab, Checks *v, Call call, const char *what) {
     release(lab, (void *[]){qkv, dout, a.out, a.dqkv, b.out, b.dqkv, NULL});
 }
 
-// Copies `heads` heads from `first` on, of a tensor that stores `part` head sizes per head.
+// Copies `heads` heads starting at `first`, of a tensor that stores `part` head sizes per head.
 static floatX *cut_heads(Lab *lab, const Call *c, const floatX *whole, int part, int first, int heads) {
     const int64_t rows = (int64_t)c->B * c->T, size = part * c->HD;
     floatX *cut = poisoned_x(lab, rows * heads * size);

@@ -1,6 +1,6 @@
-// Tests the linear layers on a GPU against fp64 on the host, and that a second call gives the same
-// bits. --speed also prints GEMM rates of a 125M model's layer at micro-batch 32, sequence length
-// 2048.
+// Tests the linear layers on a GPU against fp64 on the host, and checks that a second call is
+// bitwise identical. --speed also prints GEMM rates of a 125M model's layer at micro-batch 32,
+// sequence length 2048.
 //
 // Tolerances are error bounds: half a unit in the last place of bf16 for the stored value (at most
 // 2^-8 of it), k x 2^-23 x sum of |a b| for fp32 sums in any order, and 2^-11 for the hardware's

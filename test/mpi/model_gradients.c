@@ -25,12 +25,12 @@
 #include "llmc/model/gpt.h"
 
 enum { STEPS = 3 };
-enum { HELD = 1 << 20 };  // more calls of zero_reduce_unit than a backward makes
+enum { HELD = 1 << 20 };  // larger than the number of zero_reduce_unit calls in a backward pass
 static const float WEIGHT_DECAY = 0.1f;
 
 // --- presets -------------------------------------------------------------------------------------
 
-enum { PRESET_FLAGS = 12 };  // at most
+enum { PRESET_FLAGS = 12 };  // maximum
 
 // Flags of a preset, and the formats that must follow from them: Zero reads the flags, the
 // simulator uses the formats.
@@ -159,7 +159,7 @@ typedef struct Model {
     float *losses;        // (dp)
     StepRecord *records;  // (world) simulated
     struct Model *whole;  // computes whole gradients; NULL under optim
-    int first;            // number of the first micro-batch for load_tokens
+    int first;            // index of the first micro-batch for load_tokens
     Simulator sim;        // complete on the root; elsewhere only the arrays for broadcasts
 } Model;
 
@@ -384,8 +384,8 @@ static void clear_tails(Model *m) {
     }
 }
 
-// Computes in m->found the sum of the rank's gradients of `count` micro-batches, starting with
-// number `first`.
+// Computes in m->found the sum of the rank's gradients of `count` micro-batches, starting at index
+// `first`.
 static void whole_gradients(Model *m, uint32_t step, int first, int count) {
     Model *whole = m->whole;
     clear_tails(whole);
@@ -395,7 +395,7 @@ static void whole_gradients(Model *m, uint32_t step, int first, int count) {
     download(m, m->found, whole->zero->grads.whole, arena_bytes(m));
 }
 
-// Copies buckets to m->local: those whose gradients stay, or the others.
+// Copies buckets to m->local: either those whose gradients are accumulated, or the others.
 static void take_buckets(Model *m, bool stay) {
     for (int b = 0; b < m->zero->base.plan.buckets; b++) {
         const Bucket *bucket = &m->zero->base.plan.bucket[b];

@@ -44,11 +44,11 @@ void simulator_free(Simulator *sim);
 
 // Runs only the reduction. grads[r]: local gradient of rank r, in the shape of the arena.
 void simulator_reduce(Simulator *sim, float *const *grads, uint32_t step);
-// ZeRO-2 reduces each micro-batch of a step: the first with simulator_reduce, number `micro_batch`
-// (from 1 on) with this function. Each mean over the ranks is quantized on every hop with its own
-// random bits, then added to `reduced` in fp32, so the sum is rounded to fp32 after each
-// micro-batch. tensors: (plan->tensors) the tensors reduced like this, NULL: all. Each rank adds up
-// the gradients of the other tensors and reduces them once.
+// ZeRO-2 reduces each micro-batch of a step: the first with simulator_reduce, micro-batch index
+// `micro_batch` (from 1) with this function. Each mean over the ranks is quantized on every hop
+// with its own random bits, then added to `reduced` in fp32, so the sum is rounded to fp32 after
+// each micro-batch. tensors: (plan->tensors) the tensors reduced like this, NULL: all. Each rank
+// adds up the gradients of the other tensors and reduces them once.
 void simulator_add(Simulator *sim, float *const *grads, const bool *tensors, uint32_t step, int micro_batch);
 // A whole step of a world with one data-parallel group. losses: (dp).
 void simulator_step(Simulator *sim, float *const *grads, const float *losses, uint32_t step,

@@ -1,6 +1,6 @@
-// Checkpoints of several ranks: saved with odd slice borders, read whole, with other borders, and
-// by other numbers of ranks. If one rank fails, all ranks report the same error and the previous
-// checkpoint is unchanged. Run with 1, 2, 4, ... ranks.
+// Checkpoints of several ranks: saved with odd slice boundaries; read in full, with other
+// boundaries, and by other numbers of ranks. If one rank fails, all ranks report the same error and
+// the previous checkpoint is unchanged. Run with 1, 2, 4, ... ranks.
 #include <dirent.h>
 #include <mpi.h>
 #include <signal.h>

@@ -133,7 +133,7 @@ static int issue_fewer(const Launch *launch) {
     return 0;
 }
 
-// A check that reports an error from its third call on.
+// A check that reports an error starting with its third call.
 typedef struct Looks {
     atomic_int asked;
     bool breaks;

@@ -8,8 +8,7 @@
 //
 //   test_layout [--emulate-nodes PER_NODE]
 //
-// With the flag NCCL treats node borders as real, so that ranks may share GPUs.
-// ranks: 1 2 4 8
+// With the flag NCCL treats node boundaries as real, so that ranks may share GPUs. ranks: 1 2 4 8
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -294,7 +293,7 @@ static bool compare_tensor(const Model *part, const Model *whole, int tensor, do
     return complain(part, t->name, "gradient differs by", worst / scale, allowed);
 }
 
-// If no tensor is split, stages compute the same as one rank, except on a GPU: at a stage border
+// If no tensor is split, stages compute the same as one rank, except on a GPU: at a stage boundary
 // the residual sum has its own kernel, which adds the gradient of the branch (hence of a bias) in
 // another row order than the fused LayerNorm kernel. SwiGLU's product doubles earlier bf16 rounding
 // errors. In the gradients of query and key norms, terms of all heads and tokens cancel, so that
@@ -332,7 +331,7 @@ static float loss_of(const Model *m) {
     return value;
 }
 
-// Forward only: on a GPU, too, stages compute the same bits as one rank.
+// Forward only: even on a GPU, stages are bitwise identical to one rank.
 static bool compare_loss(const Model *part, const Model *whole, const Layout *layout) {
     float ours = loss_of(part), all = loss_of(whole);
     double allowed = layout->tp > 1 ? (sizeof(floatX) == sizeof(float) ? 1e-6 : 2e-3) : 0.0;

@@ -109,7 +109,8 @@ static void describe_shape(const Shape *s, char *text, size_t bytes) {
 
 static int nodes_of(const Shape *s) { return s->sharing == NODES || s->sharing == SECOND ? 2 : 1; }
 
-// True if the ranks can be split like this and, with sharded weights, each node has several ranks.
+// Returns true if the ranks can be split like this and, with sharded weights, each node has several
+// ranks.
 static bool fits(const Shape *s) {
     int least = s->T * s->P * (s->sharing == WHOLE ? 1 : 2 * nodes_of(s));
     return ranks % (s->T * s->P) == 0 && ranks >= least;
@@ -395,8 +396,8 @@ static void test_flipped_version(const Layout *l, const char *name, int on, bool
     check(ok && repairs == (found ? 1 : 0) && (!found || (verify(l, &again, &err) && again == 0)), l, what);
 }
 
-// Master weights and weights of a tensor have diverged on the ranks with `here`: it is unknown
-// which are right. says: the tensor and ranks that the error must name.
+// Master weights and weights of a tensor have diverged on the ranks with `here` set: it is unknown
+// which values are right. says: the tensor and ranks that the error must name.
 static void test_drift(const Layout *l, const char *name, bool here, const char *says) {
     int64_t repairs;
     Error err = {0};
@@ -409,7 +410,7 @@ static void test_drift(const Layout *l, const char *name, bool here, const char 
     for (int64_t i = 0; here && i < tensor_elements(&l->gpt.tensor[row]); i++)
         zero_weight(l->zero, row)[i] = floatX_from_float(3);
     bool ok = verify(l, &repairs, &err);
-    bool told = strstr(err.what, says) && strstr(err.what, "differ even after their repair");
+    bool told = strstr(err.what, says) && strstr(err.what, "still differ after the repair");
     if (!told) fprintf(stderr, "rank %d: '%s' in '%s'?\n", rank, says, err.what);
     check(!ok && err.code == EXIT_COMMUNICATION && told, l, "diverged master weights end the run");
 }

@@ -430,7 +430,7 @@ static void make_gradients(Trial *t, int64_t step) {
     MPI_Allgather(t->local, arena, MPI_FLOAT, t->grads[0], arena, MPI_FLOAT, MPI_COMM_WORLD);
 }
 
-// In the order of a backward, from the last unit on.
+// In the order of backward, starting at the last unit.
 static void reduce(Trial *t) {
     for (int unit = t->layout.units - 1; unit >= 0; unit--) {
         zero_grads_begin(t->zero, unit);

@@ -8,7 +8,7 @@
 //
 //   test_sdp4bit_mpi [--emulate-nodes PER_NODE]
 //
-// With the flag it runs only this shape. NCCL treats its node borders as real, so that nodes may
+// With the flag it runs only this shape. NCCL treats its node boundaries as real, so that nodes may
 // share GPUs. ranks: 1 2 3 4 8 16
 #include <math.h>
 #include <mpi.h>
@@ -377,7 +377,7 @@ static void build_steps(Trial *t, int chunks) {
 }
 
 // On GPUs, with an odd number of chunks, ranks of a node copy payloads from each other's memory.
-// The bits must be the same.
+// Results must be bitwise identical.
 static bool share_messages(Trial *t, int chunks) {
     Error err = {0};
     CommPiece piece[] = {{t->tlq.workspace.send1, t->tlq.workspace.send1_bytes}, {0}, {0}, {0}};
@@ -802,7 +802,7 @@ static bool same_traffic(const Trial *t, uint32_t step, const Sent *before) {
 
 // Rank 0: relative L2 error of the reduced gradient against the mean in double.
 static bool error_in_bounds(const Trial *t, uint32_t step) {
-    // The other micro-batches' gradients are gone, or the sum includes more than this step's.
+    // The gradients of the other micro-batches are gone, or the sum includes earlier steps.
     bool others = t->micro_batches > 1 || t->feedback;
     if (t->machine->rank != 0 || t->layout.dp == 1 || step == POISONED_STEP || others) return true;
     double error = 0, power = 0;
@@ -884,7 +884,8 @@ static bool run_trial(const Machine *machine, const Mesh *mesh, int preset, int 
     return ok;
 }
 
-// Split of the ranks under tensor and pipeline parallelism. nodes: of a data-parallel group.
+// Split of the ranks under tensor and pipeline parallelism. nodes: number of nodes in a
+// data-parallel group.
 typedef struct Split {
     int nodes, tp, pp;
     bool sequence;

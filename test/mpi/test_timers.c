@@ -56,7 +56,7 @@ static void spend_all(Timers *timers, Stream *stream, int rank) {
 }
 
 static void test_collect(Timers *timers, Stream *stream, int rank, int world) {
-    enum { COUNT = TIMER_OPTIMIZER + 1 };  // from TIMER_FORWARD_BACKWARD on
+    enum { COUNT = TIMER_OPTIMIZER + 1 };  // starting at TIMER_FORWARD_BACKWARD
     TimerStats stats[COUNT], *late = &stats[TIMER_OPTIMIZER], *all = &stats[TIMER_FORWARD_BACKWARD];
     double *rank_ms = (double *)calloc(COUNT * (size_t)world, sizeof *rank_ms);
     spend_all(timers, stream, rank);

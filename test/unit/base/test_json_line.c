@@ -77,7 +77,7 @@ static void same_bits(void **state) {
 }
 
 // Text beyond its capacity, byte by byte and at once.
-static void grows(void **state) {
+static void text_grows(void **state) {
     Text text = {0}, twice = {0};
     for (int i = 0; i < 5000; i++) text_add(&text, "%c", 'a' + i % 26);
     assert_int_equal(text.length, 5000);
@@ -91,6 +91,6 @@ static void grows(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(members), cmocka_unit_test(not_finite),
-                                       cmocka_unit_test(same_bits), cmocka_unit_test(grows)};
+                                       cmocka_unit_test(same_bits), cmocka_unit_test(text_grows)};
     return cmocka_run_group_tests_name("json_line", tests, NULL, NULL);
 }

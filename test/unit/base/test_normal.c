@@ -53,7 +53,7 @@ static double circle_error(double u) {
                 relative_error(ours[1], exact[(int)quarters][1]));
 }
 
-static void circle_is_accurate(void **state) {
+static void cosine_and_sine_are_accurate(void **state) {
     double worst = 0;
     for (uint64_t i = 0; i < 2000000; i++) {
         Philox4 bits = counter_bits(5, PURPOSE_INIT, 7, i);
@@ -95,7 +95,7 @@ static double number(uint64_t seed, uint32_t stream, uint64_t index) {
     return pair[index % 2];
 }
 
-static void corners_are_finite(void **state) {
+static void extreme_bits_give_finite_numbers(void **state) {
     static const uint32_t ends[] = {0, 0x40000000u, 0x80000000u, 0xC0000000u, UINT32_MAX};
     for (int i = 0; i < 25; i++) {
         Philox4 bits = {{ends[i / 5], ends[i / 5], ends[i % 5], i % 5 == 4 ? UINT32_MAX : 0}};
@@ -244,9 +244,9 @@ static void purposes_share_no_bits(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logarithm_is_accurate),
-        cmocka_unit_test(circle_is_accurate),
+        cmocka_unit_test(cosine_and_sine_are_accurate),
         cmocka_unit_test(uniforms_are_exact),
-        cmocka_unit_test(corners_are_finite),
+        cmocka_unit_test(extreme_bits_give_finite_numbers),
         cmocka_unit_test(golden_bits),
         cmocka_unit_test(normals_are_normal),
         cmocka_unit_test(streams_do_not_depend_on_order_and_differ),

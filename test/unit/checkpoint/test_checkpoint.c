@@ -4,7 +4,7 @@
 #include "llmc/checkpoint/zero_slices.h"
 #include "test/unit/checkpoint/small_model.h"
 
-static void what_is_saved_is_loaded(void **state) {
+static void saved_values_are_loaded(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     assert_int_equal(newest_checkpoint(f->save, &err), NO_CHECKPOINT);
@@ -229,7 +229,7 @@ static void shards_do_not_name_the_build(void **state) {
     }
 }
 
-static void kinds_can_be_left_out(void **state) {
+static void kinds_may_be_missing(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     Saved s;
@@ -308,7 +308,7 @@ static void state_of_nodes(void **state) {
 }
 
 // Errors: a node lacks an element or is missing entirely, or two slices of one node overlap.
-static void nodes_must_be_whole(void **state) {
+static void nodes_hold_equal_numbers_of_ranks(void **state) {
     Folder *f = (Folder *)*state;
     static const struct {
         Slice slice;  // replaces residual 4..35 of 'wte' on node 1
@@ -474,7 +474,7 @@ static void release_and_renamed_folders(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(what_is_saved_is_loaded, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(saved_values_are_loaded, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(any_range_can_be_read, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(any_columns_can_be_read, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(parts_of_ranks, make_folder, remove_folder),
@@ -482,9 +482,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(missing_columns, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(folders_of_ranks, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(shards_do_not_name_the_build, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(kinds_can_be_left_out, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(kinds_may_be_missing, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(state_of_nodes, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(nodes_must_be_whole, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(nodes_hold_equal_numbers_of_ranks, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(slices_must_fit, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(another_model_is_named, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(trackers, make_folder, remove_folder),

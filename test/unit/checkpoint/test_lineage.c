@@ -209,7 +209,7 @@ static void another_run(void **state) {
 }
 
 // The user goes back to an older checkpoint: later ones belong to an abandoned branch.
-static void rolled_back(void **state) {
+static void resuming_from_an_older_checkpoint(void **state) {
     Folder *f = (Folder *)*state;
     char others[1400];
     save(f, -1, 10, 3, NULL);
@@ -250,7 +250,7 @@ static void without_a_list(void **state) {
 
 // --------------------------------------------------------------------------------------------
 
-static void back_along_the_line(void **state) {
+static void falls_back_along_the_lineage(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     Peers peers = {MPI_COMM_SELF, 0, NULL};
@@ -327,7 +327,7 @@ static void lost_trackers(void **state) {
 
 // A tracker that names a missing checkpoint (truncated number, or deleted checkpoint) counts as
 // damaged: resume from the newest checkpoint, not from one below that number.
-static void trackers_of_nothing(void **state) {
+static void trackers_without_checkpoints(void **state) {
     Folder *f = (Folder *)*state;
     char note[1400];
     static const char *const names[] = {"0", "1", "2", "release", "6", "999999999999999"};
@@ -380,7 +380,7 @@ static void pipes(void **state) {
 
 // --load of a single checkpoint instead of its parent folder, or of a file. Neither may count as an
 // empty save folder.
-static void not_a_folder_of_checkpoints(void **state) {
+static void load_of_a_single_checkpoint(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     char note[1400];
@@ -404,13 +404,13 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(hostile_lists, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(long_lists, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(another_run, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(rolled_back, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(resuming_from_an_older_checkpoint, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(without_a_list, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(back_along_the_line, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(falls_back_along_the_lineage, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(lost_trackers, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(trackers_of_nothing, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(trackers_without_checkpoints, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(pipes, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(not_a_folder_of_checkpoints, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(load_of_a_single_checkpoint, make_folder, remove_folder),
     };
     MPI_Init(&argc, &argv);
     int failed = cmocka_run_group_tests_name("lineage", tests, NULL, NULL);

@@ -161,7 +161,7 @@ static void manifest_against_shard(void **state) {
     free(text);
 }
 
-static void state_without_younger_field(void **state) {  // written by a program without this field
+static void state_without_a_newer_field(void **state) {  // written by a program without this field
     Folder *f = (Folder *)*state;
     Error err = {0};
     size_t bytes;
@@ -216,7 +216,7 @@ static void damaged_shard(void **state) {
 }
 
 // The shard is truncated after the checkpoint was opened.
-static void shard_that_shrinks(void **state) {
+static void shard_truncated_while_open(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     struct stat status;
@@ -325,9 +325,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(damaged_manifest, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(hostile_manifest, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(manifest_against_shard, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(state_without_younger_field, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(state_without_a_newer_field, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(damaged_shard, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(shard_that_shrinks, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(shard_truncated_while_open, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(manifest_without_columns, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(kinds_by_name, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(hostile_nodes, make_folder, remove_folder),

@@ -179,7 +179,7 @@ static void a_write_that_does_not_fit(void **state) {
     free(data);
 }
 
-// Other tools can read our files. Only tested if the Python package is installed.
+// Other tools can read the files. Only tested if the Python package is installed.
 static void python_reads_it(void **state) {
     Folder *f = (Folder *)*state;
     if (system("python3 -c 'import safetensors, numpy' 2>/dev/null") != 0) skip();

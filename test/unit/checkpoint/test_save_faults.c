@@ -263,7 +263,7 @@ static void old_ones_are_deleted(void **state) {
         assert_int_equal(save_folder_holds(f->save, i), i == 4 || i == 6 || i == 7 || i == 9);
 }
 
-static void back_to_a_sound_one(void **state) {
+static void falls_back_to_an_intact_checkpoint(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     Peers peers = {MPI_COMM_SELF, 0, NULL};
@@ -295,7 +295,7 @@ static void forecast(const Folder *f, int64_t saves, Retention keep, char line[1
                          line, 1400);
 }
 
-static void forecasts(void **state) {
+static void warns_if_the_disk_will_fill(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     char line[1400];
@@ -319,7 +319,7 @@ static void forecasts(void **state) {
 
 // A folder moved aside by a save that was killed between its two renames is the only copy: it is
 // read, and restored.
-static void left_aside(void **state) {
+static void folder_moved_aside_is_restored(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     char final[160], aside[160];
@@ -390,7 +390,7 @@ static void full_disk(void **state) {
     assert_int_equal(got, 1);
 }
 
-static void folder_in_the_way(void **state) {
+static void file_in_place_of_the_folder(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     char file[128], inside[160];
@@ -412,12 +412,12 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(every_call_fails_in_the_background, start, end),
         cmocka_unit_test_setup_teardown(killed_while_old_ones_are_deleted, start, end),
         cmocka_unit_test_setup_teardown(old_ones_are_deleted, start, end),
-        cmocka_unit_test_setup_teardown(back_to_a_sound_one, start, end),
-        cmocka_unit_test_setup_teardown(forecasts, start, end),
-        cmocka_unit_test_setup_teardown(left_aside, start, end),
+        cmocka_unit_test_setup_teardown(falls_back_to_an_intact_checkpoint, start, end),
+        cmocka_unit_test_setup_teardown(warns_if_the_disk_will_fill, start, end),
+        cmocka_unit_test_setup_teardown(folder_moved_aside_is_restored, start, end),
         cmocka_unit_test_setup_teardown(no_space, start, end),
         cmocka_unit_test_setup_teardown(full_disk, start, end),
-        cmocka_unit_test_setup_teardown(folder_in_the_way, start, end),
+        cmocka_unit_test_setup_teardown(file_in_place_of_the_folder, start, end),
     };
     return run_group(&argc, &argv, "save faults", tests, sizeof tests / sizeof *tests);
 }

@@ -67,7 +67,7 @@ static bool is_free(const char *path) {
     return free_for_all;
 }
 
-static void nothing_has_moved(void **state) {
+static void unmoved_folder_stays_locked(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     bool moved = true;
@@ -110,7 +110,7 @@ static void moved_or_removed(void **state) {
     free(parent);
 }
 
-static void taken_meanwhile(void **state) {
+static void folder_locked_by_another_job(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     bool moved;
@@ -160,7 +160,7 @@ static void linked_lock(void **state) {
     free(path);
 }
 
-static void no_lock_to_follow(void **state) {
+static void without_a_lock_nothing_is_checked(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     bool moved = true;
@@ -172,7 +172,7 @@ static void no_lock_to_follow(void **state) {
 // --------------------------------------------------------------------------------------------
 // Names and sizes
 
-static void names_taken(void **state) {
+static void folders_with_names_of_files(void **state) {
     Folder *f = (Folder *)*state;
     Error err = {0};
     static const char *const names[] = {"latest_checkpointed_iteration.txt",
@@ -241,13 +241,13 @@ static void small_files_replace(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(nothing_has_moved, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(unmoved_folder_stays_locked, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(moved_or_removed, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(taken_meanwhile, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(folder_locked_by_another_job, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(only_the_owner_locks, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(linked_lock, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(no_lock_to_follow, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(names_taken, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(without_a_lock_nothing_is_checked, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(folders_with_names_of_files, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(file_size_limit, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(small_files_replace, make_folder, remove_folder),
     };

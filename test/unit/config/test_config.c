@@ -164,7 +164,7 @@ static void paper_scripts_work_unchanged(void **state) {
 
 // --- invalid lines ---------------------------------------------------------------------------
 
-static void bad_words(void **state) {
+static void malformed_words(void **state) {
     static const struct {
         const char *words, *what;
     } bad[] = {
@@ -546,7 +546,7 @@ static void argument_files(void **state) {
     free(text);
 }
 
-static void files_nest_and_last_words_win(void **state) {
+static void argument_files_nest_and_the_last_word_wins(void **state) {
     char line[2048];
     Run run;
     write_text("inner.args", "--seed 5 --sample-prompt 'Once upon # a time'\n");
@@ -949,12 +949,12 @@ int main(void) {
         cmocka_unit_test(defaults_match_megatron),
         cmocka_unit_test(good_lines),
         cmocka_unit_test(paper_scripts_work_unchanged),
-        cmocka_unit_test(bad_words),
+        cmocka_unit_test(malformed_words),
         cmocka_unit_test(bad_combinations),
         cmocka_unit_test(incomplete_lines),
         cmocka_unit_test(notes_name_what_has_no_effect),
         cmocka_unit_test(argument_files),
-        cmocka_unit_test(files_nest_and_last_words_win),
+        cmocka_unit_test(argument_files_nest_and_the_last_word_wins),
         cmocka_unit_test(help_lists_every_option_once),
         cmocka_unit_test(table_is_unambiguous),
         cmocka_unit_test(help_and_version_need_nothing_else),

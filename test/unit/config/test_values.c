@@ -68,7 +68,7 @@ static void stored_values_keep_their_digits(void **state) {
 
 // Only times, temperatures, fractions of a schedule and the parameters of rotary angles are used in
 // double precision.
-static void other_reals_are_known(void **state) {
+static void flags_used_in_double_precision(void **state) {
     static const char *const in_double[] = {"lr-warmup-fraction",
                                             "distributed-timeout-minutes",
                                             "sample-temperature",
@@ -235,10 +235,10 @@ static void wsd_is_part_of_the_schedule(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reals_are_checked_in_float32), cmocka_unit_test(stored_values_keep_their_digits),
-        cmocka_unit_test(other_reals_are_known),        cmocka_unit_test(short_help),
-        cmocka_unit_test(data_checks_need_few_flags),   cmocka_unit_test(lists_from_files),
-        cmocka_unit_test(bad_lists_from_files),         cmocka_unit_test(wsd_is_part_of_the_schedule),
+        cmocka_unit_test(reals_are_checked_in_float32),   cmocka_unit_test(stored_values_keep_their_digits),
+        cmocka_unit_test(flags_used_in_double_precision), cmocka_unit_test(short_help),
+        cmocka_unit_test(data_checks_need_few_flags),     cmocka_unit_test(lists_from_files),
+        cmocka_unit_test(bad_lists_from_files),           cmocka_unit_test(wsd_is_part_of_the_schedule),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -78,7 +78,7 @@ static void test_dropout_multipliers(void **state) {
     free(many);
 }
 
-// Elements whose numbers differ only above bit 35 have independent masks.
+// Elements whose indices differ only above bit 35 have independent masks.
 static void test_dropout_far_elements(void **state) {
     enum { N = 4096 };
     const int64_t far[] = {1ll << 35, 2ll << 35, 1ll << 58};  // 8 elements share a counter
@@ -720,7 +720,7 @@ static void test_attention(void **state) {
 }
 
 // One micro-batch of two samples is bitwise identical to two of one sample: masks depend only on
-// the global sample number.
+// the global sample index.
 static void test_attention_split(void **state) {
     enum { T = 70, NH = 3, HD = 16, ROW = T * NH * HD };
     Dropout dropout = {0.2f, 11, DROPOUT_ATTENTION, 40}, second = dropout;
@@ -828,7 +828,7 @@ static floatX *golden_floatX(const Golden *g, const char *name, int64_t *count) 
     return x;
 }
 
-// Tolerance: our RMS error against PyTorch's fp32 result is at most twice PyTorch's own in bf16; in
+// Tolerance: the RMS error against PyTorch's fp32 result is at most twice PyTorch's own in bf16; in
 // fp32, only rounding.
 static void check_golden(const Golden *g, const char *name, const double *ours) {
     char error_name[128];

@@ -68,8 +68,8 @@ static void test_scratch(void **state) {
     }
 }
 
-// Chunk sizes define the order of sums, and so results bit by bit. These are the sizes of earlier
-// runs with 64 MiB.
+// Chunk sizes define the order of sums, and so every bit of the results. These are the sizes of
+// earlier runs with 64 MiB.
 static void test_chunks(void **state) {
     assert_int_equal(scratch_chunks(65536, 768, 600000), 2048);
     assert_int_equal(scratch_chunks(16384, 2048, 200000), 512);

@@ -585,7 +585,7 @@ static void build_errors(void **state) {
 }
 
 // If a small request divides unevenly, the end of the blend can exceed the samples of a part, where
-// Megatron-LM fails. Our blend ends there, but never before the requested number of samples.
+// Megatron-LM fails. Here the blend ends there, but never before the requested number of samples.
 static void blend_limits(void **state) {
     Folder *f = (Folder *)*state;
     const char *names[4] = {"p", "q", "r", "s"};

@@ -41,7 +41,7 @@ static void check_text(JsonText *json, const char *line, const char *expected, s
 
 #define TEXT(line, expected) check_text(&json, line, expected, sizeof expected - 1, 0)
 
-static void strings_are_found(void **state) {
+static void strings_are_extracted(void **state) {
     JsonText json = {0};
     TEXT("{\"text\":\"abc\"}", "abc");
     TEXT(" \t{ \"text\" : \"\" } \r", "");
@@ -170,7 +170,7 @@ static void damaged_lines_are_safe(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(strings_are_found),          cmocka_unit_test(escapes_are_decoded),
+        cmocka_unit_test(strings_are_extracted),      cmocka_unit_test(escapes_are_decoded),
         cmocka_unit_test(other_lines_are_classified), cmocka_unit_test(nesting_is_limited),
         cmocka_unit_test(damaged_lines_are_safe),
     };

@@ -114,8 +114,7 @@ static void assert_rows(const Batch *b, int rows, int length, const int32_t *ids
     assert_null(b->doc_start);
 }
 
-// --eval-seed: runs with different seeds train on different samples but evaluate on the same ones,
-// as a run with that seed .
+// --eval-seed: runs with different seeds train on different samples but evaluate on the same ones.
 static void eval_seed(void **state) {
     Folder *f = (Folder *)*state;
     const char *words[1] = {f->prefix};
@@ -375,7 +374,7 @@ static void open_errors(void **state) {
     expect_error(&o, EXIT_DATA, "exceed the limits of the index");
 }
 
-// Each split has its own path and is used whole; a split without a path has no data.
+// Each split has its own path and is used in full; a split without a path has no data.
 static void paths_per_split(void **state) {
     Folder *f = (Folder *)*state;
     const char *train = f->prefix, *valid = f->other;

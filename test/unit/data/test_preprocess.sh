@@ -108,7 +108,7 @@ if "$PYTHON" -c 'import pyarrow.parquet' 2>/dev/null; then
     "$PYTHON" - "$work" <<'END'
 import json, pyarrow, pyarrow.parquet, sys
 for part in "ab":
-    # A lone surrogate is no text for parquet.
+    # Parquet rejects a lone surrogate.
     lines = open(f"{sys.argv[1]}/{part}.jsonl", encoding="utf-8").read().splitlines()
     texts = [json.loads(line)["text"].replace("\ud83d ", "\ufffd ") for line in lines]
     table = pyarrow.table({"id": list(range(len(texts))), "content": texts})
@@ -163,7 +163,7 @@ refused "merge of different dtypes" 5 "dtype" merge --input "$work/golden_text_d
 refused "merge without input" 2 "--input is missing" merge --output-prefix "$work/bad_text_document"
 merge --input "$work/folder" --output-prefix "$work/made/of/merging/x" &&
     same_shard "$work/w1_text_document" "$work/made/of/merging/x"
-report "merge into a folder that is not there yet" $?
+report "merge into a folder that does not exist yet" $?
 refused "merge into a directory that cannot be created" 3 "/proc/nowhere" merge --input "$work/folder" \
     --output-prefix /proc/nowhere/x
 refused "merge into a read-only directory" 3 "/proc/x.bin" merge --input "$work/folder" \
@@ -214,12 +214,12 @@ noted() { [ "$(grep -c 'have no effect' "$work/err")" -eq "$1" ]; }
 pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --merge-file "$golden/merges.txt" \
     --output-prefix "$work/flags" && noted 1 &&
     grep -q '^--vocab-file and --merge-file have no effect: only GPT2BPETokenizer uses them$' "$work/err"
-report "a vocabulary that is not read is pointed out" $?
+report "an unused vocabulary is reported" $?
 small --input "$work/key.jsonl" --json-keys content --output-prefix "$work/flags" && noted 0
-report "one that is read is not" $?
+report "a used vocabulary is not reported" $?
 pre --input "$work/key.jsonl" --json-keys content --tokenizer-type Byte --output-prefix "$work/made/of/key" &&
     same_shard "$work/key_content_document" "$work/made/of/key_content_document"
-report "a folder that is not there yet is made" $?
+report "a missing folder is created" $?
 
 # --- bad command lines ---
 bad() { pre --output-prefix "$work/bad" "$@"; }

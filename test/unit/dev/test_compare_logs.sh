@@ -235,8 +235,8 @@ has "text against JSON lines" "quant 100 4.0850 4.2850 +0.0400 +0.94 0.0000 - 1,
 runs 0 quant="$folder/quant.log" base="$folder/base.jsonl"
 grep -q '^base .* -0.0400  *-0.93 ' "$folder/out" || fail "the other way round"
 
-# NaN in all three forms: JSON null, our text, and the field that Megatron-LM omits. The plot has a
-# gap.
+# NaN in all three forms: JSON null, this program's text, and the field that Megatron-LM omits. The
+# plot has a gap.
 {
     sed '$d' "$folder/base.jsonl"
     echo '{"kind":"train","iteration":101,"loss":null,"loss_text":"nan","skipped":true}'

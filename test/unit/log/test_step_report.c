@@ -25,7 +25,7 @@ static void assert_line(const IntervalReport *r, const char *expected) {
     text_free(&line);
 }
 
-static void the_line(void **state) {
+static void line_of_an_interval(void **state) {
     IntervalReport r = report();
     assert_line(&r,
                 "step   1200/80000 | loss 3.1234 | norm 0.512 | lr 5.98e-04 | 105,234 tokens/s | MFU "
@@ -59,6 +59,6 @@ static void durations(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_line), cmocka_unit_test(durations)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(line_of_an_interval), cmocka_unit_test(durations)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -208,7 +208,7 @@ static void right_use(Timers *timers, Stream *stream) {
     timers_destroy(timers);
 }
 
-static void wrong_use(void **state) {
+static void misuse_ends_the_program(void **state) {
     assert_int_equal(exit_code_of(right_use), 0);
     assert_int_equal(exit_code_of(start_twice), EXIT_ENVIRONMENT);
     assert_int_equal(exit_code_of(stop_alone), EXIT_ENVIRONMENT);
@@ -240,14 +240,10 @@ static void profilers_see_every_phase(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_and_resets),
-        cmocka_unit_test(levels),
-        cmocka_unit_test(events_are_reused),
-        cmocka_unit_test(long_interval),
-        cmocka_unit_test(running_timer_is_split),
-        cmocka_unit_test(host_clock),
-        cmocka_unit_test(wrong_use),
-        cmocka_unit_test(profilers_see_every_phase),
+        cmocka_unit_test(sums_and_resets),         cmocka_unit_test(levels),
+        cmocka_unit_test(events_are_reused),       cmocka_unit_test(long_interval),
+        cmocka_unit_test(running_timer_is_split),  cmocka_unit_test(host_clock),
+        cmocka_unit_test(misuse_ends_the_program), cmocka_unit_test(profilers_see_every_phase),
     };
     return cmocka_run_group_tests_name("timers", tests, NULL, NULL);
 }

@@ -13,7 +13,7 @@
 enum { MOST = 32, CHUNKS = 4, STAGES = 8, PLACES = 128 };
 
 // Megatron-LM's schedule, written out by hand.
-static void the_order_is_1f1b(void **state) {
+static void schedule_is_1f1b(void **state) {
     // B: backward
     enum { B = 8 };
     static const int first[] = {0, 1, 2, 0 + B, 3, 1 + B, 2 + B, 3 + B};
@@ -169,7 +169,7 @@ static void messages_arrive_in_order(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_order_is_1f1b),
+        cmocka_unit_test(schedule_is_1f1b),
         cmocka_unit_test(every_stage_finishes),
         cmocka_unit_test(messages_arrive_in_order),
     };

@@ -188,7 +188,7 @@ static void test_advice_on_a_model(void **state) {
 // --- limits ---------------------------------------------------------------------------------
 
 // A limit on the address space is per rank; the machine's memory is shared.
-static void test_share(void **state) {
+static void test_shared_memory_limits(void **state) {
     Error err = {0};
     Device *device = device_open(0, NULL, &err);
     size_t available, total, one = device_share(device, 1);
@@ -284,7 +284,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_advice),
         cmocka_unit_test(test_advice_for_a_pipeline),
         cmocka_unit_test(test_advice_on_a_model),
-        cmocka_unit_test(test_share),
+        cmocka_unit_test(test_shared_memory_limits),
         cmocka_unit_test(test_plan_that_does_not_fit),
         cmocka_unit_test(test_host_memory),
     };

@@ -86,7 +86,7 @@ plays() {
 check "completes at once" plays "0" 0 1
 check "7, 75 and killed ranks are restarted" plays "7+ 75+ 137+ 139+ 134+ 0" 0 6
 check "runs killed by any signal are restarted" plays "129+ 131+ 132+ 133+ 135+ 136+ 138+ 141+ 152+ 159+ 192+ 0" 0 12
-for code in 1 2 3 4 5 6 127 128 130 143 193 255; do check "exit code $code is not" plays "$code" $code 1; done
+for code in 1 2 3 4 5 6 127 128 130 143 193 255; do check "no restart after exit code $code" plays "$code" $code 1; done
 check "no progress: gives up" plays "7 7 7 7 7 7" 7 3
 check "no progress after some: gives up" plays "7+ 7 7+ 7 7 7 7 0" 7 6
 check "75 without a checkpoint is no progress either" plays "75 75 0" 75 2 --max-without-progress 2
@@ -131,8 +131,8 @@ check "SIGTERM stops the run and the loop" signaled TERM wait "$work/stub"
 check "SIGUSR1 stops the run and the loop" signaled USR1 wait "$work/stub"
 # nohup makes a process ignore SIGHUP.
 catches_hup() { [ $((0x$(awk '/^SigIgn:/ { print $2 }' "/proc/$$/status") % 2)) = 0 ]; }
-if catches_hup; then check "SIGHUP does" signaled HUP wait "$work/stub"
-else skip "SIGHUP does" "it is ignored here"; fi
+if catches_hup; then check "SIGHUP stops the run and the loop" signaled HUP wait "$work/stub"
+else skip "SIGHUP stops the run and the loop" "it is ignored here"; fi
 check "Ctrl-C stops the run and the loop" signaled INT wait "$work/stub"
 check "ranks are signaled if the launcher does not forward signals" signaled TERM deaf "$work/stub"
 wrapper=(bash -c "$(cat "$work/wrapper.sh")")
@@ -147,7 +147,7 @@ twice() { # a second SIGHUP still waits for the save; a second Ctrl-C does not
     rm -f "$work/run/saving"
     kill -s HUP $job
     until [ -e "$work/run/saving" ] || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
-    [ -e "$work/run/saving" ] && kill -0 $job || why="the second SIGHUP was no request"
+    [ -e "$work/run/saving" ] && kill -0 $job || why="the second SIGHUP ended the run"
     kill -s INT $job
     wait $job
     rc=$?
@@ -194,7 +194,7 @@ checkpoint_path() {
     CHECKPOINT_PATH=$work/run scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$work/run" \
         2>"$work/err" || { why="exit code $?: $(tail -n 1 "$work/err")"; return 1; }
     CHECKPOINT_PATH=/nowhere scripts/run_until_done.sh --pause 0 -- "$work/train_stub.sh" "$other" \
-        --save "$other" --load "$other" 2>"$work/err" || { why="a flag does not win"; return 1; }
+        --save "$other" --load "$other" 2>"$work/err" || { why="a flag does not take precedence"; return 1; }
     for words in "SPEED=1 CHECKPOINT_PATH=$work/run $work/train_stub.sh" \
         "CHECKPOINT_PATH= $work/train_stub.sh" "CHECKPOINT_PATH=$work/run $work/stub"; do
         # shellcheck disable=SC2086  # several words

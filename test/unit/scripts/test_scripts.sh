@@ -38,10 +38,10 @@ helps() { # SCRIPT FLAG: started from another folder than the repository
     rm -f "$work/worked"
     (cd "$work/none" && PATH=$work/bin:$PATH timeout 300 "$root/$1" "$2") >"$work/out" 2>"$work/err" \
         </dev/null || { why="exit code $?"; return 1; }
-    grep -qF "${1##*/}" "$work/out" || { why="it does not say how it is called"; return 1; }
-    ! grep -qE '^#|shellcheck' "$work/out" || { why="marks of a comment"; return 1; }
+    grep -qF "${1##*/}" "$work/out" || { why="it does not print its usage"; return 1; }
+    ! grep -qE '^#|shellcheck' "$work/out" || { why="comment characters in the output"; return 1; }
     [ ! -s "$work/err" ] && [ ! -e "$work/worked" ] && [ -z "$(ls "$work/none")" ] ||
-        { why="it did something else"; return 1; }
+        { why="it did other work"; return 1; }
 }
 for script in scripts/{doctor,emulate_network,quickstart,run_until_done,test}.sh \
     scripts/train_{125m,18b,llama_1.1b}.sh \
@@ -84,8 +84,8 @@ interrupted() {
     rc=$?
     [ $rc = "$2" ] || { why="exit code $rc"; return 1; }
     grep -qx "interrupted by SIG$1; no comparison was made" "$work/err" && ! grep -q '^error' "$work/err" ||
-        { why="not the one line that says so"; return 1; }
-    ! grep -q 'MISSED' "$work/out" || { why="a goal is called missed"; return 1; }
+        { why="not one line that reports it"; return 1; }
+    ! grep -q 'MISSED' "$work/out" || { why="a goal is reported as missed"; return 1; }
 }
 check "quickstart.sh and Ctrl-C" interrupted INT 130
 check "quickstart.sh and SIGTERM" interrupted TERM 143
@@ -104,7 +104,7 @@ bench_folder() { # the programs are missing, but the folder for results is creat
         { why="${why:-not in the folder of the caller}"; rmdir scripts_test_bench 2>/dev/null; return 1; }
 }
 check "single_gpu.sh --out is relative to the caller's folder" bench_folder
-for script in dev/bench/{comm,save,single_gpu}.sh; do check "${script##*/} --out that cannot be made" \
+for script in dev/bench/{comm,save,single_gpu}.sh; do check "${script##*/} --out that cannot be created" \
     output_not_made "$script"; done
 vocabulary_not_made() {
     PATH=$work/bin:$PATH dev/data/get_gpt2_vocab.sh /proc/nowhere >"$work/out" 2>"$work/err"

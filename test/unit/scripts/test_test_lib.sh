@@ -59,7 +59,7 @@ too_long() {
     limit=1 plays default 2 'add one endless sleep 100; add one fine true'
     ends_with "1 passed, 1 failed, 0 skipped" && grep -q 'took longer than 1 s' "$work/out"
 }
-check "a row that does not end" too_long
+check "a hanging row" too_long
 # Each row records its start and end. Rows that must not run concurrently must not overlap.
 together() {
     plays default 3 '

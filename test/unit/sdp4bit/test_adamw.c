@@ -45,7 +45,7 @@ static void is_applied(Element e, AdamScalars a) {
 static const Element ORDINARY = {0.5f, 0.01f, 1e-4f, 0.02f};
 
 // Scalars whose double-precision flags are valid but overflow in fp32.
-static void scalars_that_poison(void **state) {
+static void overflowing_scalars_are_refused(void **state) {
     AdamScalars a;
     is_applied(ORDINARY, USUAL);
     a = USUAL, a.learning_rate = INFINITY, is_refused(ORDINARY, a);
@@ -57,7 +57,7 @@ static void scalars_that_poison(void **state) {
     a = USUAL, a.clip = NAN, is_refused(ORDINARY, a);
 }
 
-static void values_that_poison(void **state) {
+static void non_finite_values_are_refused(void **state) {
     const float bad[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 3; i++) {
         is_refused((Element){bad[i], 0.01f, 1e-4f, 0.02f}, USUAL);
@@ -87,7 +87,7 @@ static void the_limit(void **state) {
 
 // The kernel refuses one element of the matrix and one of the tail, and writes all others. The
 // first refusal is the one reported.
-static void the_kernel_marks(void **state) {
+static void kernel_reports_refused_elements(void **state) {
     enum { MATRIX = 64, TAIL = 8, N = MATRIX + TAIL };
     float master[N], m[N] = {0}, v[N] = {0}, grads[N];
     floatX weights[N] = {0}, codes[MATRIX], tail[TAIL];
@@ -133,10 +133,10 @@ static void the_kernel_marks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(scalars_that_poison),
-        cmocka_unit_test(values_that_poison),
+        cmocka_unit_test(overflowing_scalars_are_refused),
+        cmocka_unit_test(non_finite_values_are_refused),
         cmocka_unit_test(the_limit),
-        cmocka_unit_test(the_kernel_marks),
+        cmocka_unit_test(kernel_reports_refused_elements),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

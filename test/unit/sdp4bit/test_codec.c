@@ -419,7 +419,7 @@ typedef enum Distribution { GAUSSIAN, LAPLACE, OUTLIERS } Distribution;
 
 static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
 
-// Sample number `index`: Gaussian (Box-Muller), Laplace (inverse distribution), or Gaussian with a
+// The index-th sample: Gaussian (Box-Muller), Laplace (inverse distribution), or Gaussian with a
 // random 1 % of outliers that are 20 times as large.
 static float sample(Distribution d, uint32_t index) {
     Philox4 r = philox4x32_10(4711, (uint32_t)d, index, 0, 0, 0);

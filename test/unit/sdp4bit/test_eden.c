@@ -132,7 +132,7 @@ static double length_of(const Trip *t, int group) {
     return sqrt(squares);
 }
 
-static void the_models_rotation(void **state) {
+static void rotation_matches_the_numpy_model(void **state) {
     Golden g;
     Trip *t = (Trip *)malloc(sizeof *t);
     assert_true(t && golden_open(&g, GOLDEN));
@@ -155,7 +155,7 @@ static void the_models_rotation(void **state) {
     free(t);
 }
 
-static void the_models_groups(void **state) {
+static void groups_match_the_numpy_model(void **state) {
     Golden g;
     Trip *t = (Trip *)malloc(sizeof *t);
     assert_true(t && golden_open(&g, GOLDEN));
@@ -179,7 +179,7 @@ static void the_models_groups(void **state) {
     free(t);
 }
 
-// --- what is promised of a group -----------------------------------------------------------------
+// --- properties of a group -----------------------------------------------------------------
 
 static double uniform(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
 static float normal(uint32_t stream, uint32_t i) {
@@ -322,8 +322,8 @@ static void mean_over_rotations_is_unbiased(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_models_rotation),
-        cmocka_unit_test(the_models_groups),
+        cmocka_unit_test(rotation_matches_the_numpy_model),
+        cmocka_unit_test(groups_match_the_numpy_model),
         cmocka_unit_test(error_is_orthogonal_to_the_group),
         cmocka_unit_test(empty_and_non_finite_groups),
         cmocka_unit_test(groups_of_every_size),

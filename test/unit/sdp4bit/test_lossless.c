@@ -245,7 +245,7 @@ static void test_raw_limit(void **state) {
 
 // Weights that do not occur in training, before and after the step: zeros of both signs,
 // subnormals, infinities, NaN.
-static void test_strange_weights(void **state) {
+static void test_unusual_weights(void **state) {
     static const uint16_t strange[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x0080, 0x8080,
                                        0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF};
     enum { KINDS = sizeof strange / sizeof *strange };
@@ -329,7 +329,7 @@ static void test_flipped_bits(void **state) {
 }
 
 // A replica that differs from the sender's is detected if contexts depend on the difference.
-static void test_other_replica(void **state) {
+static void test_differing_replica(void **state) {
     Random random = {17};
     Shard s = shard_of(LOSSLESS_GROUP, 8);
     train(&s, &random, 0.02, 1e-4);
@@ -366,7 +366,7 @@ static void test_bad_entries(void **state) {
 }
 
 // Messages truncated anywhere; the memory after them is poisoned.
-static void test_cut_messages(void **state) {
+static void test_truncated_messages(void **state) {
     Random random = {18};
     Shard s = shard_of(2 * LOSSLESS_GROUP, 8);
     train(&s, &random, 0.02, 1e-4);
@@ -388,14 +388,14 @@ int main(void) {
         cmocka_unit_test(test_bits),
         cmocka_unit_test(test_raw_groups),
         cmocka_unit_test(test_raw_limit),
-        cmocka_unit_test(test_strange_weights),
+        cmocka_unit_test(test_unusual_weights),
         cmocka_unit_test(test_pads_are_nearly_free),
         cmocka_unit_test(test_skipped_step),
         cmocka_unit_test(test_message_is_golden),
         cmocka_unit_test(test_flipped_bits),
-        cmocka_unit_test(test_other_replica),
+        cmocka_unit_test(test_differing_replica),
         cmocka_unit_test(test_bad_entries),
-        cmocka_unit_test(test_cut_messages),
+        cmocka_unit_test(test_truncated_messages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,7 +174,7 @@ static void test_added_values(void **state) {
 
 // Elements 40..63 of the matrix part are padding: the transform spreads rounding errors into them,
 // and the last stage masks them.
-static void test_pads_are_masked(void **state) {
+static void test_padding_is_masked(void **state) {
     Example e;
     uint8_t slots[96] __attribute__((aligned(16)));
     float partial, tail_partial;
@@ -248,7 +248,7 @@ int main(void) {
         cmocka_unit_test(test_message_bytes),
         cmocka_unit_test(test_decoded_values),
         cmocka_unit_test(test_added_values),
-        cmocka_unit_test(test_pads_are_masked),
+        cmocka_unit_test(test_padding_is_masked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -103,12 +103,13 @@ static void non_finite_update_ends_the_run(void **state) {
         Error err = {0};
         guard_check(&guard, &status, 7, NULL, &err);
         assert_int_equal(err.code, EXIT_DIVERGED);
-        assert_non_null(strstr(err.what, "the update on rank 1, bucket 3, made weights that are not finite"));
+        assert_non_null(
+            strstr(err.what, "the update on rank 1, bucket 3, produced weights that are not finite"));
         assert_int_equal(guard.ended_at, 6);  // the error is reported with the next step's record
     }
 }
 
-static void noise_is_no_spike(void **state) {
+static void noise_is_not_a_spike(void **state) {
     Bench b = bench_of(10, 10, true);
     assert_int_equal(calm(&b, 1000), 0);
     assert_true(b.control.adam_steps == 1000);
@@ -271,7 +272,7 @@ int main(void) {
         cmocka_unit_test(first_fault_in_data_flow_is_reported),
         cmocka_unit_test(loss_is_the_mean_of_last_stages),
         cmocka_unit_test(non_finite_update_ends_the_run),
-        cmocka_unit_test(noise_is_no_spike),
+        cmocka_unit_test(noise_is_not_a_spike),
         cmocka_unit_test(spikes_are_found),
         cmocka_unit_test(spikes_are_skipped_only_on_request),
         cmocka_unit_test(no_spikes_during_warmup_or_with_factor_zero),

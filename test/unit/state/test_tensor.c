@@ -43,7 +43,7 @@ static Mesh place(int rank, int tp_size, int pp_size) {
 }
 
 // The concatenated tables of all stages equal the table of the whole model: names, first weights,
-// logical numbers. The last stage starts with a copy of the tied embedding, which it does not
+// logical positions. The last stage starts with a copy of the tied embedding, which it does not
 // count.
 static void stages_add_up_to_the_model(void **state) {
     Config config;
@@ -117,8 +117,8 @@ static void shards_add_up_to_the_model(void **state) {
     config_free(&config);
 }
 
-// Each shard of a split tensor has its own logical numbers, starting at a multiple of 32; the next
-// tensor is numbered after all shards. Replicated tensors have the same numbers on all ranks.
+// Each shard of a split tensor has its own logical positions, starting at a multiple of 32; the
+// next tensor is numbered after all shards. Replicated tensors have the same numbers on all ranks.
 static void shards_have_distinct_numbers(void **state) {
     for (int split = 0; split < 2; split++) {
         for (int rank = 0; rank < 4; rank++) {
