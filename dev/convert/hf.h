@@ -24,7 +24,7 @@ typedef struct HfExport {
     const char *output;  // directory to create; must be missing or empty
     bool fp32;           // export the fp32 master weights; else the bf16 model weights
     int64_t part_bytes;  // maximum bytes of weights per file; larger models get several files and an index
-    // Overrides the files next to the checkpoint, and those named in its arguments.
+    // Overrides the files next to the checkpoint and the files named in its arguments.
     HfTokenizerOptions tokenizer;
     int64_t buffer_elements;  // HF_BUFFER_ELEMENTS
     Peers peers;              // single rank

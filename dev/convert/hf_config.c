@@ -107,7 +107,7 @@ static bool take_keys(const Reading *r, const HfFamily *family) {
     return true;
 }
 
-// The numbers of Llama 3.1's rope scaling besides the factor. The trainer supports only these
+// The parameters of Llama 3.1's rope scaling besides the factor. The trainer supports only these
 // values (llmc/model/rope_table.c).
 static const struct RopeNumber {
     const char *name, *text;
@@ -149,7 +149,7 @@ static bool take_rotations(const Reading *r) {
     return take_rope(r, "rope_scaling") && take_rope(r, "rope_parameters");
 }
 
-// Query groups are only set if several heads share keys and values.
+// Query groups are set only if several heads share keys and values.
 static void set_query_groups(cJSON *arguments) {
     const char *heads = json_member_string(arguments, "num_attention_heads");
     const char *groups = json_member_string(arguments, "num_query_groups");
@@ -181,8 +181,8 @@ static const HfFamily *family_of(const Reading *r) {
     return NULL;
 }
 
-// Sets the end-of-document token to the end of sequence, or the first one if it is a list. Without
-// one in config.json, it is the last id.
+// Sets the end-of-document token to the end of sequence, or the first one if it is a list. If config.json
+// has none, it is the last id.
 static void read_eod(HfConfig *c, const cJSON *config) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "eos_token_id");
     c->eod = c->words - 1;
@@ -192,7 +192,7 @@ static void read_eod(HfConfig *c, const cJSON *config) {
 static bool read_model(HfConfig *c, const Reading *r) {
     if (!(c->family = family_of(r))) return false;
     if (cJSON_HasObjectItem(r->config, "quantization_config")) {
-        return error_set(r->err, EXIT_CHECKPOINT, "%s is of a quantized model; import the original model",
+        return error_set(r->err, EXIT_CHECKPOINT, "%s describes a quantized model; import the original model",
                          r->path);
     }
     if (!json_member_int64(r->config, "vocab_size", 1, 1 << 30, &c->words)) {

@@ -2,7 +2,8 @@
 //
 // The folder is built under a temporary name next to its destination and renamed once it is
 // complete. Tensors are written one after another, in chunks of rows. For a transposed matrix, a
-// chunk of its rows is a range of our columns, which checkpoint_read gathers from the shards.
+// chunk of its rows is a range of the trainer's columns, which checkpoint_read gathers from the
+// shards.
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
@@ -30,8 +31,8 @@ typedef struct Exporting {
     bool opened;
     const HfFamily *family;
     HfMap map;
-    int *part;
-    int parts;  // parts of each of their tensors
+    int *part;  // (map.count) weight file of each tensor
+    int parts;  // number of weight files
     HfTokenizer tokenizer;
     char *fresh;  // temporary folder until the export is complete
     void *in;     // chunk as stored in the checkpoint: fp32, or this build's floatX
@@ -70,7 +71,7 @@ static bool check_parameters(Exporting *e, Error *err) {
     bool ok = checkpoint_check_tensors(e->checkpoint, e->model.gpt.whole, e->model.gpt.whole_tensors, err);
     if (ok && e->options->fp32 && !checkpoint_nodes(e->checkpoint, SLICE_MASTER)) {
         ok = error_set(err, EXIT_CHECKPOINT,
-                       "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; give"
+                       "the checkpoint in %s was saved without the optimizer, so it has no fp32 weights; use"
                        " --dtype bf16",
                        e->options->load);
     }
@@ -144,36 +145,36 @@ static void put(const Exporting *e, int64_t to, int64_t from, int64_t step, int6
 }
 
 static Slice slice_of(const Exporting *e, const HfTensor *t) {
-    return (Slice){.tensor = e->model.gpt.whole[t->ours].name,
+    return (Slice){.tensor = e->model.gpt.whole[t->whole].name,
                    .kind = e->options->fp32 ? SLICE_MASTER : SLICE_WEIGHT};
 }
 
-// Reads rows [row, row + rows) of their tensor, which are contiguous ranges of our rows, into
-// e->out.
+// Reads rows [row, row + rows) of a Hugging Face tensor, which are contiguous ranges of the
+// trainer's rows, into e->out.
 static bool read_runs(const Exporting *e, const HfTensor *t, int64_t row, int64_t rows, Error *err) {
-    int64_t columns = columns_of(t), ours, run;
+    int64_t columns = columns_of(t), start, run;
     for (int64_t r = 0; r < rows; r += run) {
-        run = hf_map_run(&e->map, t, row + r, &ours);
+        run = hf_map_run(&e->map, t, row + r, &start);
         if (run > rows - r) run = rows - r;
         Slice slice = slice_of(e, t);
-        slice.lo = ours * columns;
-        slice.hi = (ours + run) * columns;
+        slice.lo = start * columns;
+        slice.hi = (start + run) * columns;
         if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
         put(e, r * columns, 0, 1, run * columns);
     }
     return true;
 }
 
-// Same for a transposed tensor, whose rows are our columns.
+// Same for a transposed tensor, whose rows are the trainer's columns.
 static bool read_columns(const Exporting *e, const HfTensor *t, int64_t row, int64_t rows, Error *err) {
     Slice slice = slice_of(e, t);
     slice.columns = (Columns){row, rows};
     slice.hi = t->columns * rows;
     if (!checkpoint_read(e->checkpoint, &slice, e->in, err)) return false;
     for (int64_t c = 0; c < t->columns; c++) {
-        int64_t ours;
-        hf_map_run(&e->map, t, c, &ours);
-        for (int64_t r = 0; r < rows; r++) put(e, r * t->columns + c, ours * rows + r, 1, 1);
+        int64_t start;
+        hf_map_run(&e->map, t, c, &start);
+        for (int64_t r = 0; r < rows; r++) put(e, r * t->columns + c, start * rows + r, 1, 1);
     }
     return true;
 }
@@ -203,7 +204,7 @@ static void divide(Exporting *e) {
     e->part = (int *)xcalloc((size_t)e->map.count, sizeof(int), "the parameter table");
     e->parts = 1;
     for (int i = 0; i < e->map.count; i++) {
-        uint64_t bytes = bytes_of(e, &e->map.theirs[i]);
+        uint64_t bytes = bytes_of(e, &e->map.tensors[i]);
         if (used > 0 && used + bytes > most) {
             e->parts++;
             used = 0;
@@ -223,7 +224,7 @@ static SafeWriter *open_part(const Exporting *e, int part, Error *err) {
     SafeTensor *list = (SafeTensor *)xcalloc((size_t)e->map.count, sizeof *list, "the parameter table");
     int n = 0;
     for (int i = 0; i < e->map.count; i++) {
-        const HfTensor *t = &e->map.theirs[i];
+        const HfTensor *t = &e->map.tensors[i];
         if (e->part[i] != part) continue;
         list[n++] = (SafeTensor){.name = text_format("%s", t->name),
                                  .dtype = dtype_of(e),
@@ -244,7 +245,7 @@ static bool write_part(const Exporting *e, int part, Error *err) {
     SafeWriter *writer = open_part(e, part, err);
     if (!writer) return false;
     for (int i = 0; i < e->map.count; i++) {
-        if (e->part[i] != part || write_tensor(e, writer, &e->map.theirs[i], err)) continue;
+        if (e->part[i] != part || write_tensor(e, writer, &e->map.tensors[i], err)) continue;
         safe_writer_discard(writer);
         return false;
     }
@@ -256,7 +257,7 @@ static bool write_parts(Exporting *e, Error *err) {
     // whole.
     int64_t room = 0;
     for (int i = 0; i < e->map.count; i++) {
-        int64_t elements = rows_of_chunk(e, &e->map.theirs[i]) * columns_of(&e->map.theirs[i]);
+        int64_t elements = rows_of_chunk(e, &e->map.tensors[i]) * columns_of(&e->map.tensors[i]);
         if (elements > room) room = elements;
     }
     e->in = xmalloc((size_t)room * sizeof(float), "a chunk of a tensor");
@@ -271,12 +272,13 @@ static bool write_parts(Exporting *e, Error *err) {
 
 static void write_index(const Exporting *e, Text *out) {
     uint64_t total = 0;
-    for (int i = 0; i < e->map.count; i++) total += bytes_of(e, &e->map.theirs[i]);
+    for (int i = 0; i < e->map.count; i++) total += bytes_of(e, &e->map.tensors[i]);
     text_add(out, "{\n  \"metadata\": {\n    \"total_size\": %" PRIu64 "\n  },\n  \"weight_map\": {\n",
              total);
     for (int i = 0; i < e->map.count; i++) {
         char *name = part_name(e, e->part[i]);
-        text_add(out, "    \"%s\": \"%s\"%s\n", e->map.theirs[i].name, name, i + 1 < e->map.count ? "," : "");
+        text_add(out, "    \"%s\": \"%s\"%s\n", e->map.tensors[i].name, name,
+                 i + 1 < e->map.count ? "," : "");
         free(name);
     }
     text_add(out, "  }\n}\n");

@@ -21,18 +21,18 @@
     { .key = its_key, .values = its_values, .why = reason, .written = true }
 #define CHECKED(its_key, its_values, reason) \
     { .key = its_key, .values = its_values, .why = reason }
-#define PLAIN(its_name, their_name) \
+#define PLAIN(trainer_name, hf_name) \
     { \
-        .ours = its_name, .theirs = { their_name } \
+        .trainer = trainer_name, .hf = { hf_name } \
     }
-#define TURNED(its_name, their_name) \
-    { .ours = its_name, .theirs = {their_name}, .transposed = true }
-#define WORDS(its_name, their_name) \
-    { .ours = its_name, .theirs = {their_name}, .order = HF_WORDS }
-#define HALVES(its_name, gate, up) \
-    { .ours = its_name, .theirs = {gate, up}, .order = HF_HALVES }
-#define HEADS(its_name, query, key, value) \
-    { .ours = its_name, .theirs = {query, key, value}, .order = HF_HEADS }
+#define TURNED(trainer_name, hf_name) \
+    { .trainer = trainer_name, .hf = {hf_name}, .transposed = true }
+#define WORDS(trainer_name, hf_name) \
+    { .trainer = trainer_name, .hf = {hf_name}, .order = HF_WORDS }
+#define HALVES(trainer_name, gate, up) \
+    { .trainer = trainer_name, .hf = {gate, up}, .order = HF_HALVES }
+#define HEADS(trainer_name, query, key, value) \
+    { .trainer = trainer_name, .hf = {query, key, value}, .order = HF_HEADS }
 
 #define LAYER "encoder.layers.*."
 
@@ -76,12 +76,12 @@ static const HfRow GPT2_ROWS[] = {
     PLAIN("embedding.position_embeddings.weight", "transformer.wpe.weight"),
     PLAIN(LAYER "input_norm.weight", "transformer.h.*.ln_1.weight"),
     PLAIN(LAYER "input_norm.bias", "transformer.h.*.ln_1.bias"),
-    {.ours = LAYER "self_attention.query_key_value.weight",
-     .theirs = {"transformer.h.*.attn.c_attn.weight"},
+    {.trainer = LAYER "self_attention.query_key_value.weight",
+     .hf = {"transformer.h.*.attn.c_attn.weight"},
      .order = HF_HEADS,
      .transposed = true},
-    {.ours = LAYER "self_attention.query_key_value.bias",
-     .theirs = {"transformer.h.*.attn.c_attn.bias"},
+    {.trainer = LAYER "self_attention.query_key_value.bias",
+     .hf = {"transformer.h.*.attn.c_attn.bias"},
      .order = HF_HEADS},
     TURNED(LAYER "self_attention.dense.weight", "transformer.h.*.attn.c_proj.weight"),
     PLAIN(LAYER "self_attention.dense.bias", "transformer.h.*.attn.c_proj.bias"),

@@ -1,6 +1,6 @@
 // Model families supported by both the trainer and Hugging Face's transformers: GPT-2, Llama and
-// similar. A family is a row of hf_family.c that maps config.json to flags of the trainer and
-// tensor names to ours. Called by hf_export.c and hf_import.c.
+// similar. A family is a row of hf_family.c that maps config.json to the trainer's flags, and
+// Hugging Face tensor names to the trainer's. Called by hf_export.c and hf_import.c.
 #pragma once
 #include "dev/convert/imported.h"
 #include "llmc/base/json_line.h"
@@ -29,18 +29,18 @@ typedef struct HfFixed {
     bool needed;  // required, because transformers has another default
 } HfFixed;
 
-// Row order of our tensor relative to theirs.
+// Row order of the trainer's tensor relative to the Hugging Face tensors.
 typedef enum HfOrder {
     HF_SAME,
     HF_WORDS,  // one row per token, without padding rows
-    HF_HEADS,  // ours: per query group its queries, key and value. Theirs: all queries, all keys,
-               // all values
-    HF_HALVES  // ours: SwiGLU's gate, then the up projection. Theirs: two tensors
+    HF_HEADS,  // trainer: queries, key and value of each query group. Hugging Face: all queries, all
+               // keys, all values
+    HF_HALVES  // trainer: SwiGLU's gate, then the up projection. Hugging Face: two tensors
 } HfOrder;
 
-// One of our tensors and its names in their files. "*" is the layer number.
+// A tensor's name in the trainer and its names in Hugging Face files. "*" is the layer number.
 typedef struct HfRow {
-    const char *ours, *theirs[3];
+    const char *trainer, *hf[3];
     HfOrder order;
     bool transposed;  // GPT-2's linear layers ("Conv1D") store transposed matrices
 } HfRow;
@@ -73,7 +73,7 @@ typedef struct HfConfig {
     const HfFamily *family;
     ModelFlags flags;
     int64_t words;  // rows of the embedding
-    int64_t eod;    // end-of-document id: their end-of-sequence id
+    int64_t eod;    // end-of-document id: Hugging Face's end-of-sequence id
 } HfConfig;
 
 // Reads a config.json. Errors (EXIT_CHECKPOINT): an unreadable file, not a JSON object, an

@@ -67,7 +67,7 @@ static bool add_indexed(HfFiles *files, const char *folder, const cJSON *item, E
     if (!cJSON_IsString(item) || !plain_name(item->valuestring)) {
         return error_set(err, EXIT_CHECKPOINT,
                          "%s/" INDEX
-                         " puts '%.100s' into '%.100s', which is not the name of a safetensors file in"
+                         " maps '%.100s' to '%.100s', which is not the name of a safetensors file in"
                          " the folder; save or download it again",
                          folder, item->string, cJSON_IsString(item) ? item->valuestring : "");
     }

@@ -1,7 +1,7 @@
 // Imports a Hugging Face folder as a checkpoint of iteration 0. See hf.h.
 //
-// imported.c requests our tensors in chunks. A chunk of a transposed matrix is a range of the
-// folder's columns and is read row by row.
+// imported.c requests the trainer's tensors in chunks. If the Hugging Face tensor is transposed, a
+// chunk is a range of its columns and is read row by row.
 #include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -27,8 +27,8 @@ typedef struct Importing {
     HfTokenizer tokenizer;
     char *paths[2];  // tokenizer files, as named in the checkpoint's arguments; NULL: none
     float *padding;  // (2, hidden): padding rows of the embedding and of the output layer
-    float *chunk;    // fp32 chunk in the folder's order
-    void *narrow;    // the same before conversion to fp32
+    float *chunk;    // fp32 chunk in Hugging Face order
+    void *narrow;    // the same chunk before conversion to fp32
     int64_t room;    // capacity of both, elements
 } Importing;
 
@@ -41,7 +41,7 @@ static void make_room(Importing *m, int64_t elements) {
 
 static int64_t hidden_of(const Importing *m) { return m->model.gpt.C; }
 
-// Number of embedding rows that fit in the buffer.
+// Returns the number of embedding rows that fit in the buffer.
 static int64_t words_at_once(const Importing *m) {
     return m->options->buffer_elements > hidden_of(m) ? m->options->buffer_elements / hidden_of(m) : 1;
 }
@@ -116,12 +116,12 @@ static bool check_head(Importing *m, const HfTensorPlace *head, Error *err) {
 static bool match_tensors(Importing *m, Error *err) {
     const HfFamily *family = m->config.family;
     hf_map_make(&m->map, family, &m->model, m->config.words);
-    bool bare = !find_tensor(m, m->map.theirs[0].name, false);
+    bool bare = !find_tensor(m, m->map.tensors[0].name, false);
     const HfTensorPlace *head = m->model.gpt.tied ? hf_files_find(&m->files, "lm_head.weight") : NULL;
     m->places = (const HfTensorPlace **)xcalloc((size_t)m->map.count, sizeof *m->places,
                                                 "the parameter table");
     for (int i = 0; i < m->map.count; i++) {
-        const HfTensor *t = &m->map.theirs[i];
+        const HfTensor *t = &m->map.tensors[i];
         m->places[i] = find_tensor(m, t->name, bare);
         if (!m->places[i] || !safe_entry_fits(m->places[i]->entry, t->rows, t->columns))
             return wrong_tensor(m, err, t, m->places[i]);
@@ -218,11 +218,11 @@ static bool read_tokenizer(Importing *m, HfReport *report, Error *err) {
 
 // --- Weights ------------------------------------------------------------------------------------
 
-// Reads outputs [first, first + count) of their tensor into out. In a transposed tensor these are
-// columns, so out is a matrix with rows of `stride` elements.
+// Reads a part of a Hugging Face tensor into out. In a transposed tensor the outputs are columns,
+// so out is a matrix with rows of `stride` elements.
 static bool read_part(Importing *m, const HfPart *part, float *out, int64_t stride, Error *err) {
     const HfTensor *t = part->tensor;
-    const HfTensorPlace *place = m->places[t - m->map.theirs];
+    const HfTensorPlace *place = m->places[t - m->map.tensors];
     int64_t wide = t->columns ? t->columns : 1;
     if (!t->transposed || (part->count == wide && stride == wide)) {
         int64_t first = t->transposed ? 0 : part->first * wide;
@@ -237,15 +237,15 @@ static bool read_part(Importing *m, const HfPart *part, float *out, int64_t stri
     return true;
 }
 
-// Reads our rows [row, row + rows) into m->chunk, in the folder's order. *there: elements that the
-// folder has.
+// Reads rows [row, row + rows) of the trainer's tensor i into m->chunk, in Hugging Face order.
+// *there: number of rows that the folder has; the others are padding.
 static bool read_parts(Importing *m, int i, int64_t row, int64_t rows, int64_t *there, Error *err) {
     HfPart parts[3];
     int count = hf_map_parts(&m->map, i, row, rows, parts);
     *there = 0;
     for (int k = 0; k < count; k++) {
         bool columns = parts[k].tensor->transposed;
-        float *out = m->chunk + (columns ? *there : *there * m->map.ours[i].columns);
+        float *out = m->chunk + (columns ? *there : *there * m->map.whole[i].columns);
         if (!read_part(m, &parts[k], out, rows, err)) return false;
         *there += parts[k].count;
     }
@@ -255,9 +255,9 @@ static bool read_parts(Importing *m, int i, int64_t row, int64_t rows, int64_t *
 // Callback of ImportedWeights.
 static bool read_rows(void *context, int i, int64_t lo, int64_t hi, float *out, Error *err) {
     Importing *m = (Importing *)context;
-    const HfOurs *o = &m->map.ours[i];
+    const HfWhole *o = &m->map.whole[i];
     int64_t columns = o->columns, row = lo / columns, rows = (hi - lo) / columns, there;
-    bool transposed = m->map.theirs[o->first].transposed;
+    bool transposed = m->map.tensors[o->first].transposed;
     make_room(m, hi - lo);
     if (!read_parts(m, i, row, rows, &there, err)) return false;
     const float *padding = m->padding + (i == 0 ? 0 : columns);
@@ -290,8 +290,8 @@ static bool make_padding(Importing *m, int which, const HfTensorPlace *place, Er
 static bool make_paddings(Importing *m, Error *err) {
     m->padding = (float *)xcalloc(2 * (size_t)hidden_of(m), sizeof(float), "the mean of the embedding");
     for (int i = 0, which = 0; i < m->map.gpt->whole_tensors; i++) {
-        if (m->map.ours[i].row->order != HF_WORDS) continue;
-        if (!make_padding(m, which++, m->places[m->map.ours[i].first], err)) return false;
+        if (m->map.whole[i].row->order != HF_WORDS) continue;
+        if (!make_padding(m, which++, m->places[m->map.whole[i].first], err)) return false;
     }
     return true;
 }
@@ -307,7 +307,7 @@ static bool write_tokenizer(void *context, Error *err) {
 static bool save(Importing *m, Error *err) {
     int tensors = m->map.gpt->whole_tensors;
     int64_t *units = (int64_t *)xcalloc((size_t)tensors, sizeof *units, "the parameter table");
-    for (int i = 0; i < tensors; i++) units[i] = hf_map_unit(&m->map, i) * m->map.ours[i].columns;
+    for (int i = 0; i < tensors; i++) units[i] = hf_map_unit(&m->map, i) * m->map.whole[i].columns;
     ImportedWeights weights = {.save = m->options->save,
                                .source = m->options->folder,
                                .model = &m->model,

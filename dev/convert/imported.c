@@ -1,4 +1,4 @@
-// Saves a model of another program as a checkpoint of iteration 0. See imported.h.
+// Saves another program's model as a checkpoint of iteration 0. See imported.h.
 #include "dev/convert/imported.h"
 
 #include <assert.h>
@@ -52,7 +52,7 @@ void model_flags_free(ModelFlags *flags) {
 
 // --- The model -----------------------------------------------------------------------------------
 
-// Flags of a fictitious run. They say nothing about the model.
+// Flags that a run needs besides its model. They do not affect the model.
 static const char *const PLACEHOLDERS[] = {
     "convert_checkpoint",   "--bf16",         "--use-distributed-optimizer",
     "--mock-data",          "--lr=1",         "--train-iters=1",
@@ -97,7 +97,7 @@ bool imported_model_open(ImportedModel *m, const ModelFlags *flags, int64_t rows
     if (rows < 1 || rows > 1 << 30)
         snprintf(why.what, sizeof why.what, "its vocabulary has %" PRId64 " words", rows);
     else if (configure(&m->config, flags, rows, divisible, &why)) return describe(m, err);
-    // The error text would advise on trainer flags, which this user did not give.
+    // Drop the advice after the semicolon: it names trainer flags, which this user did not pass.
     return error_set(err, EXIT_CHECKPOINT,
                      "%s has a model that the trainer does not support: %.*s; use another model", source,
                      (int)strcspn(why.what, ";"), why.what);
@@ -127,7 +127,7 @@ static void move_item(cJSON *from, cJSON *to, const char *key) {
 }
 
 // Returns the checkpoint's arguments: those that --load compares and those that identify the
-// tokenizer. The rest is up to the run that loads the checkpoint.
+// tokenizer. The run that loads the checkpoint sets all others.
 static cJSON *arguments_of(const Config *config) {
     static const char *const more[] = {"padded_vocab_size", "eod",        "tokenizer_type",
                                        "vocab_file",        "merge_file", "tokenizer_model",

@@ -30,8 +30,8 @@ typedef struct ImportedModel {
     GPT gpt;
 } ImportedModel;
 
-// Builds the model. rows: embedding rows in the source; ours are rounded up to a multiple of
-// `divisible`. The caller then sets config's vocab_size_unpadded, eod (defaults: all rows, the last
+// Builds the model. rows: embedding rows in the source; the trainer's are rounded up to a multiple
+// of `divisible`. The caller then sets config's vocab_size_unpadded, eod (defaults: all rows, the last
 // row) and tokenizer files, if it knows the tokenizer. Error (EXIT_CHECKPOINT): names `source` and
 // what the trainer rejects about the flags.
 bool imported_model_open(ImportedModel *model, const ModelFlags *flags, int64_t rows, int64_t divisible,

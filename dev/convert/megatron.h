@@ -1,4 +1,4 @@
-// Converts a Megatron-LM checkpoint to one of ours, at iteration 0. Called by
+// Converts a Megatron-LM checkpoint to a checkpoint of the trainer, at iteration 0. Called by
 // dev/convert_checkpoint.c and the tests.
 #pragma once
 #include "dev/convert/hf.h"

@@ -1,4 +1,4 @@
-// Reads Megatron-LM's `torch_dist` checkpoints, which use PyTorch's distributed format, see
+// Reads Megatron-LM's `torch_dist` checkpoints, which use PyTorch's distributed format. See
 // megatron_source.h. Contents of the folder:
 //
 //  .metadata        a pickled torch.distributed.checkpoint.metadata.Metadata:
@@ -24,7 +24,7 @@
 #define METADATA ".metadata"
 static const char MASTER[] = "optimizer.state.fp32_param.";
 
-// An entry of state_dict_metadata, and what it means here.
+// An entry of state_dict_metadata and the trainer's tensor that it maps to.
 typedef struct Item {
     const char *name;
     int dims;  // -1: not a tensor
@@ -100,8 +100,8 @@ typedef struct Place {
     int64_t begin[SAFE_MOST_DIMS], size[SAFE_MOST_DIMS];
 } Place;
 
-// Returns a block of layer `layer`'s tensor. `size` and `begin` refer to the tensor from dimension
-// `from` on.
+// Returns a block of layer `layer`'s tensor. `size` and `begin` refer to the tensor's dimensions
+// starting at `from`.
 static MegatronPiece block_of(const MegatronTensor *t, const Place *p, int from, int64_t layer) {
     int64_t columns = t->dims == 2 ? p->size[from + 1] : 1, all = p->size[from] * columns;
     return (MegatronPiece){.row = p->begin[from],
@@ -112,8 +112,8 @@ static MegatronPiece block_of(const MegatronTensor *t, const Place *p, int from,
                            .at = layer * all};
 }
 
-// Sets a range of elements of the block at begin[from], ...; the item's size gives the number of
-// blocks.
+// Sets *piece to a range of elements of the block at begin[from], ...; the item's size gives the
+// number of blocks.
 static bool run_of(const MegatronTensor *t, const Item *item, const Place *p, int from,
                    MegatronPiece *piece) {
     int64_t parts[2] = {1, 1}, at[2] = {0, 0}, whole[2] = {t->rows, t->columns};

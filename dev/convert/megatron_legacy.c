@@ -1,4 +1,4 @@
-// Reads Megatron-LM's older checkpoints with one torch.save file per tensor and pipeline rank, see
+// Reads Megatron-LM's older checkpoints with one torch.save file per tensor and pipeline rank. See
 // megatron_source.h. The original SDP4Bit implementation uses this format.
 //
 //  mp_rank_TT/model_optim_rng.pt        of tensor rank TT; mp_rank_TT_PPP with pipeline stages
@@ -22,7 +22,7 @@ typedef struct Rank {
     int visited;  // values visited
 } Rank;
 
-// Determines which part of a tensor a rank holds.
+// Adds the part of a tensor that this rank holds.
 static bool add_part(const Rank *r, int tensor, const PickleValue *value, const char *name, Error *err) {
     const MegatronTensor *t = &r->source->tensors[MEGATRON_WEIGHT][tensor];
     int64_t T = r->ranks.tensor, rank = r->tensor_rank;

@@ -16,8 +16,8 @@ static bool ends_with(const char *text, const char *ending) {
     return length >= n && strcmp(text + length - n, ending) == 0;
 }
 
-// SwiGLU's first matrix is (2, F*C) in our table and (2F, C) in Megatron-LM: the same elements in
-// the same order.
+// SwiGLU's first matrix is (2, F*C) in the parameter table and (2F, C) in Megatron-LM: the same
+// elements in the same order.
 static MegatronTensor describe(const GPT *gpt, const Tensor *t) {
     MegatronTensor tensor = {.rows = t->whole[0], .columns = t->whole[1], .dims = t->dims, .split = t->split};
     bool weight = ends_with(t->name, "mlp.dense_h_to_4h.weight");
@@ -77,9 +77,9 @@ int megatron_source_file(MegatronSource *source, const char *name, Error *err) {
 
 // --- Names ---------------------------------------------------------------------------------------
 
-// Name prefixes within a layer, and ours. The first match counts.
+// Megatron-LM's name prefixes within a layer, and the trainer's. The first match counts.
 typedef struct Name {
-    const char *there, *here;
+    const char *megatron, *trainer;
 } Name;
 static const Name IN_LAYER[] = {
     {"input_layernorm.", "input_norm."},
@@ -107,11 +107,11 @@ static const char *after(const char *text, const char *beginning) {
     return strncmp(text, beginning, n) == 0 ? text + n : NULL;
 }
 
-// Returns our name. malloc'ed.
+// Returns the trainer's name. malloc'ed.
 static char *rename_by(const Name *rows, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++) {
-        const char *rest = after(name, rows[i].there);
-        if (rest) return text_format("%s%s", rows[i].here, rest);
+        const char *rest = after(name, rows[i].megatron);
+        if (rest) return text_format("%s%s", rows[i].trainer, rest);
     }
     return xstrdup(name);
 }
@@ -166,11 +166,11 @@ MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_la
         while (after(name, MODEL_PREFIXES[i])) name = after(name, MODEL_PREFIXES[i]);
     }
     if (is_ignored(gpt, name)) return MEGATRON_IGNORED;
-    char *ours = RENAME(OUTSIDE, name);
-    const char *layer = after(ours, "encoder.layers.");
+    char *renamed = RENAME(OUTSIDE, name);
+    const char *layer = after(renamed, "encoder.layers.");
     MegatronMeaning meaning = layer ? in_layer(gpt, layer, first_layer, tensor)
-                                    : outside_layers(gpt, ours, tensor);
-    free(ours);
+                                    : outside_layers(gpt, renamed, tensor);
+    free(renamed);
     return meaning;
 }
 
@@ -222,7 +222,7 @@ bool megatron_source_complete(const MegatronSource *source, MegatronKind kind, i
 
 // --- Elements -----------------------------------------------------------------------------------
 
-// Marker for elements that no chunk has filled: a NaN that sound checkpoints do not contain.
+// Marker for elements that no chunk has filled: a NaN that valid checkpoints do not contain.
 #define HOLE 0x7FB00B1Eu
 
 typedef struct Interval {
@@ -230,8 +230,8 @@ typedef struct Interval {
     float *out;
 } Interval;
 
-// Reads `count` consecutive elements, as many as are wanted and in the chunk: element `element` of
-// the chunk's block goes to element `begin` of the tensor.
+// Reads the intersection of `want`, the chunk, and a run of `count` elements. The run starts at
+// element `element` of the chunk's block, which is element `begin` of the tensor.
 static bool read_run(MegatronSource *source, const MegatronPiece *p, Interval want, int64_t begin,
                      int64_t element, int64_t count, Error *err) {
     int64_t skip = want.lo > begin ? want.lo - begin : 0;

@@ -1,5 +1,5 @@
 // The weights of a Megatron-LM checkpoint, distributed over its ranks' files: for each tensor of
-// our table, the chunks of it that the files contain. megatron_dist.c and megatron_legacy.c list
+// the parameter table, its chunks in these files. megatron_dist.c and megatron_legacy.c list
 // the chunks, megatron.c reads through them.
 #pragma once
 #include "dev/convert/imported.h"
@@ -55,7 +55,7 @@ typedef enum MegatronMeaning {
     MEGATRON_STACKED   // the same tensor of all layers, with the layers as first dimension
 } MegatronMeaning;
 // Parses a tensor name. *tensor: index into gpt->whole, for MEGATRON_STACKED the tensor of layer 0.
-// first_layer: our number of the name's layer 0. Accepts names of megatron-core
+// first_layer: the trainer's index of the name's layer 0. Accepts names of megatron-core
 // (decoder.layers.0.mlp.linear_fc1.weight, also with Transformer Engine's norms) and of the legacy
 // GPT (language_model.encoder...).
 MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_layer, int *tensor);

@@ -68,7 +68,7 @@ static const char *push(Machine *m, PickleValue *value) {
     return NULL;
 }
 
-// Number of values above the last mark, or on the whole stack.
+// Returns the number of values above the last mark, or on the entire stack.
 static size_t above_mark(const Machine *m) {
     return m->depth - (m->mark_count ? m->marks[m->mark_count - 1] : 0);
 }
@@ -109,7 +109,7 @@ void pickle_free(Pickle *pickle) {
 // --- Opcodes: constants --------------------------------------------------------------------------
 
 static const char *op_protocol(Machine *m, Argument a, int which) {
-    return *a.data >= 2 && *a.data <= 5 ? NULL : "its pickle is of a protocol other than 2 to 5";
+    return *a.data >= 2 && *a.data <= 5 ? NULL : "its pickle has a protocol other than 2 to 5";
 }
 
 static const char *op_frame(Machine *m, Argument a, int which) { return NULL; }

@@ -1,5 +1,5 @@
-// Parses pickles as plain data. Nothing is imported, called or constructed: where a pickle asks for
-// a call, the result is an object that records the callable's name, its arguments and its state.
+// Parses pickles as plain data. Nothing is imported, called or constructed: a call in the pickle
+// becomes an object that records the callable's name, its arguments and its state.
 // torch_file.c and megatron_*.c interpret the names they know; all other objects are ignored.
 //
 // Pickles are untrusted input. Memory use is bounded by a few hundred bytes per byte of the pickle
@@ -10,7 +10,7 @@ LLMC_BEGIN
 
 enum {
     PICKLE_MAX_BYTES = 256 << 20,
-    PICKLE_MOST_VALUES = 1 << 24,  // also the limit of references to values
+    PICKLE_MOST_VALUES = 1 << 24,  // also limits the references to values
 };
 
 typedef enum PickleKind {

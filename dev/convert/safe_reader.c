@@ -1,4 +1,4 @@
-// Reads safetensors files of other programs. See safe_reader.h. The format is described in
+// Reads safetensors files written by other programs. See safe_reader.h. The format is described in
 // llmc/checkpoint/safetensors.c.
 #include "dev/convert/safe_reader.h"
 

@@ -1,5 +1,5 @@
 // Reads safetensors files written by other programs as untrusted input: all sizes, offsets and
-// names in the header are validated. Called by hf_files.c. Our own checkpoints are read through
+// names in the header are validated. Called by hf_files.c. The trainer's checkpoints are read through
 // their manifest instead (checkpoint_load.c).
 #pragma once
 #include "llmc/base/base.h"

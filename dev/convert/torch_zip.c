@@ -1,9 +1,9 @@
-// Reads the zip archives of torch.save. See torch_zip.h. The format is described in PKWARE's
+// Reads zip archives written by torch.save. See torch_zip.h. The format is described in PKWARE's
 // APPNOTE.TXT. All numbers are little-endian.
 //
 //   entries:      "PK\3\4" header (30), name, extra, data, perhaps a descriptor
 //   directory:    per entry "PK\1\2" header (46), name, extra, comment
-//   zip64 end:    "PK\6\6" (56) and its locator "PK\6\7" (20), where numbers need more than 32 bits
+//   zip64 end:    "PK\6\6" (56) and its locator "PK\6\7" (20), if numbers need more than 32 bits
 //   end:          "PK\5\6" (22), a comment
 #include "dev/convert/torch_zip.h"
 
@@ -59,7 +59,7 @@ static bool read_end64(Archive *a, uint64_t end, Error *err) {
     uint64_t at = number(locator + 8, 8);
     if (at > end - LOCATOR_BYTES - END64_BYTES) return damaged(a, "its zip64 end is misplaced", err);
     if (!read_at(a, at, record, END64_BYTES, err)) return false;
-    if (!is(record, "PK\6\6")) return damaged(a, "its zip64 end is not where it should be", err);
+    if (!is(record, "PK\6\6")) return damaged(a, "its zip64 end is not at the offset in its locator", err);
     a->entries = number(record + 32, 8);
     a->directory_bytes = number(record + 40, 8);
     a->directory = number(record + 48, 8);

@@ -1,8 +1,8 @@
 // Reads the directory of zip archives written by torch.save. Entries are stored uncompressed, so
 // their data can be read in place. Archives are untrusted input. Called by torch_file.c.
 //
-// A zip library does not fit: it verifies checksums, which torch can omit
-// (torch.serialization.set_crc32_options), and reads entries only from their start.
+// A zip library is not suitable: it verifies checksums, which torch can omit
+// (torch.serialization.set_crc32_options), and cannot seek within an entry.
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN
@@ -17,8 +17,8 @@ typedef struct TorchZip {
     int count;  // sorted by name, names are unique
 } TorchZip;
 
-// Reads the archive in bytes [begin, begin + bytes) of a file, which must have that many. path: for
-// error messages. Every entry must lie within the archive, and its local header must match the
+// Reads the archive in bytes [begin, begin + bytes) of a file, which must be at least that long. path: for
+// error messages. Every entry must be within the archive, and its local header must match the
 // directory. Errors: EXIT_CHECKPOINT. On failure nothing needs freeing.
 bool torch_zip_read(TorchZip *zip, const char *path, int fd, uint64_t begin, uint64_t bytes, Error *err);
 void torch_zip_free(TorchZip *zip);
