@@ -26,8 +26,8 @@ typedef struct Base {
     BucketLayout unsharded;     // the same buckets, each a single shard; without buckets if unused
     const BucketLayout *state;  // layout of the optimizer state that a rank holds: &plan or &unsharded
     Tensor *tensors;            // (plan.tensors)
-    // (held_count) ranges of the optimizer state that this rank holds. The first range_count are its
-    // own shard of every tensor, which it counts and saves
+    // (held_count) ranges of the optimizer state that this rank holds. The first range_count are
+    // its own shard of every tensor, which it counts and saves
     Range *ranges;
     int range_count, held_count;
     GradFormat grad_format, plain_grad_format;  // after and before quantization starts

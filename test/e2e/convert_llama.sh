@@ -85,7 +85,7 @@ check "tokenizer.json takes precedence over vocab.json" tokenizer_json_first
 data=$work/text_text_document
 model=("${plain[@]}" --normalization RMSNorm)
 trains 1 --train-iters 4 --save-interval 4 --save "$work/mixed" || not_ok "a mixed model" "$why"
-check "an unsupported model family" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
+check "an unsupported model" no_convert 6 "normalization RMSNorm" --load "$work/mixed" --to-hf "$work/none"
 
 if has_transformers; then
     for name in hf_llama hf_qwen3; do

@@ -142,7 +142,7 @@ several_micro_batches() { # STRATEGIES NP FLAGS...
 }
 moved="node grads+offload node+offload"
 check "three micro-batches per step" several_micro_batches "$moved" 4 "${sdp4bit[@]}" --global-batch-size 24
-check "two micro-batches, ZeRO++ weights" several_micro_batches "$over_all" 4 "${sdp4bit[@]:5}" "${direct[@]}" \
+check "two, with ZeRO++ weights" several_micro_batches "$over_all" 4 "${sdp4bit[@]:5}" "${direct[@]}" \
     --global-batch-size 16
 check "four micro-batches through two interleaved stages" several_micro_batches "$moved" 4 "${sdp4bit[@]}" \
     --global-batch-size 16 --num-layers 8 --pipeline-model-parallel-size 2 \

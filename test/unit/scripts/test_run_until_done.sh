@@ -86,7 +86,9 @@ plays() {
 check "completes at once" plays "0" 0 1
 check "7, 75 and killed ranks are restarted" plays "7+ 75+ 137+ 139+ 134+ 0" 0 6
 check "runs killed by any signal are restarted" plays "129+ 131+ 132+ 133+ 135+ 136+ 138+ 141+ 152+ 159+ 192+ 0" 0 12
-for code in 1 2 3 4 5 6 127 128 130 143 193 255; do check "no restart after exit code $code" plays "$code" $code 1; done
+for code in 1 2 3 4 5 6 127 128 130 143 193 255; do
+    check "no restart after exit code $code" plays "$code" $code 1
+done
 check "no progress: gives up" plays "7 7 7 7 7 7" 7 3
 check "no progress after some: gives up" plays "7+ 7 7+ 7 7 7 7 0" 7 6
 check "75 without a checkpoint is no progress either" plays "75 75 0" 75 2 --max-without-progress 2
