@@ -65,8 +65,8 @@ static bool check(const Settings *s, Error *err) {
     bool exporting = s->load || s->to_hf, importing = s->from_hf || s->from_megatron || s->save;
     if (exporting == importing || (s->from_hf && s->from_megatron)) {
         return error_set(err, EXIT_USAGE,
-                         "give --load and --to-hf, or --from-hf or --from-megatron and --save; --help lists"
-                         " the flags");
+                         "use --load with --to-hf to export, or --save with --from-hf or --from-megatron to"
+                         " import; --help lists the flags");
     }
     bool from = s->from_hf || s->from_megatron;
     const char *missing = exporting  ? !s->load    ? "--load"
@@ -78,10 +78,12 @@ static bool check(const Settings *s, Error *err) {
     if (missing) return error_set(err, EXIT_USAGE, "%s is missing; --help lists the flags", missing);
     const HfTokenizerOptions *t = &s->tokenizer;
     if (!t->vocab_file != !t->merge_file)
-        return error_set(err, EXIT_USAGE, "--vocab-file and --merge-file must be used together; give both");
+        return error_set(err, EXIT_USAGE,
+                         "--vocab-file and --merge-file must be used together; add the other one");
     if ((t->vocab_file != NULL) + (t->model != NULL) + t->none <= 1) return true;
-    return error_set(err, EXIT_USAGE,
-                     "--vocab-file, --tokenizer-model and --no-tokenizer are mutually exclusive; keep one");
+    return error_set(
+        err, EXIT_USAGE,
+        "--vocab-file, --tokenizer-model and --no-tokenizer are mutually exclusive; remove all but one");
 }
 
 static bool export_folder(const Settings *s, Peers peers, Error *err) {
@@ -134,7 +136,8 @@ static bool import_megatron(const Settings *s, Peers peers, Error *err) {
     fputs(report.notes, stderr);
     if (ok) {
         fprintf(stderr,
-                "Wrote iteration 0 into %s: %" PRId64 " parameters, of iteration %" PRId64 " in %d file%s.\n",
+                "Wrote iteration 0 into %s: %" PRId64 " parameters, from iteration %" PRId64
+                " in %d file%s.\n",
                 s->save, report.parameters, report.iteration, report.files, report.files == 1 ? "" : "s");
     }
     return ok;

@@ -40,18 +40,18 @@ static const Option table[] = {
     {"ckpt-step", .kind = OPTION_INT64, .high = 1e15, .low = -1, .initial = "-1", .offset = FIELD(step),
      .value = "N", .help = "Use the checkpoint of this iteration; -1: the latest."},
     {"vocab-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(vocab_file), .value = "PATH",
-     .help = "GPT-2's vocab.json; default: the one in the folder, else the one used in training."},
+     .help = "GPT-2's vocab.json; default: the one in the folder, or else the one used in training."},
     {"merge-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(merge_file), .value = "PATH",
      .help = "GPT-2's merges.txt."},
     {"tokenizer-type", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_type), .value = "WORD",
-     .help = "Use another tokenizer with the same ids; values as for the trainer."},
+     .help = "Use another tokenizer with the same ids; same values as the trainer's flag."},
     {"tokenizer-model", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(tokenizer_model), .value = "PATH",
-     .help = "As for the trainer, if the file has been moved."},
+     .help = "The trainer's flag; needed if the file has been moved."},
     {.help = "The prompt: one of these, else standard input"},
     {"prompt", .kind = OPTION_TEXT, .offset = FIELD(prompt), .value = "TEXT",
      .help = "The beginning of the text; empty: start a new document."},
     {"prompt-file", .kind = OPTION_TEXT, .low = 1, .offset = FIELD(prompt_file), .value = "FILE",
-     .help = "Read the prompt from a file. A trailing newline is dropped, also from standard input."},
+     .help = "Read the prompt from a file. A trailing newline is removed, here and from standard input."},
     {.help = "The text"},
     {"num-tokens", .kind = OPTION_INT, .low = 1, .high = 1 << 24, .initial = "200", .offset = FIELD(tokens),
      .value = "N", .help = "Generate at most N tokens after the prompt."},
@@ -96,16 +96,16 @@ typedef struct Writing {
 static double temperature_of(const Settings *s) { return s->greedy ? 0.0 : s->temperature; }
 
 static bool check(const Settings *s, Error *err) {
-    if (!s->load) return error_set(err, EXIT_USAGE, "--load is missing; give the --save folder of a run");
+    if (!s->load) return error_set(err, EXIT_USAGE, "--load is missing; pass the --save folder of a run");
     if (s->prompt && s->prompt_file)
         return error_set(err, EXIT_USAGE,
-                         "--prompt and --prompt-file are mutually exclusive; give one of them");
+                         "--prompt and --prompt-file are mutually exclusive; use one of them");
     if (!s->vocab_file != !s->merge_file)
         return error_set(err, EXIT_USAGE,
-                         "--vocab-file and --merge-file must be given together; add the other one");
+                         "--vocab-file and --merge-file must be used together; add the other one");
     if (temperature_of(s) == 0 && s->samples > 1) {
         return error_set(err, EXIT_USAGE,
-                         "greedy samples are all the same; drop --num-samples, or give a --temperature "
+                         "all greedy samples are identical; remove --num-samples, or use a --temperature "
                          "above 0");
     }
     return true;
@@ -117,8 +117,8 @@ static char *read_input(uint64_t *bytes, Error *err) {
     *bytes = fread(text, 1, PROMPT_MAX_BYTES + 1, stdin);
     if (!ferror(stdin) && *bytes <= PROMPT_MAX_BYTES) return text;
     free(text);
-    if (ferror(stdin)) error_set(err, EXIT_DATA, "cannot read standard input; give --prompt");
-    else error_set(err, EXIT_DATA, "standard input is longer than 64 MiB; give a shorter prompt");
+    if (ferror(stdin)) error_set(err, EXIT_DATA, "cannot read standard input; use --prompt");
+    else error_set(err, EXIT_DATA, "standard input is longer than 64 MiB; use a shorter prompt");
     return NULL;
 }
 
@@ -126,8 +126,7 @@ static char *read_file(const char *path, uint64_t *bytes, Error *err) {
     Error why;
     char *text = durable_read_file(path, PROMPT_MAX_BYTES, bytes, &why);
     if (text) return text;
-    error_set(err, EXIT_DATA, "--prompt-file: %.*s; give a file of text", (int)strcspn(why.what, ";"),
-              why.what);
+    error_set(err, EXIT_DATA, "--prompt-file: %.*s; pass a text file", (int)strcspn(why.what, ";"), why.what);
     return NULL;
 }
 
@@ -177,7 +176,8 @@ static bool encode_prompt(Writing *w, Error *err) {
     int positions = w->saved.config.max_position_embeddings;
     if (w->prompt.count <= positions) return true;
     return error_set(err, EXIT_USAGE,
-                     "the prompt has %" PRId64 " tokens, but the model has %d positions; give a shorter one",
+                     "the prompt has %" PRId64
+                     " tokens, but the model has %d positions; use a shorter prompt",
                      w->prompt.count, positions);
 }
 
@@ -254,7 +254,7 @@ static bool read_into_cache(Writing *w, Error *err) {
     gpt_continue(&w->model.gpt, w->prompt.ids, 0, (int)w->prompt.count, w->first);
     if (!isnan(floatX_to_float(w->first[0]))) return true;
     return error_set(err, EXIT_CHECKPOINT,
-                     "the model's logits are NaN: its training has diverged; load an earlier checkpoint with "
+                     "the model's logits are NaN: training has diverged; load an earlier checkpoint with "
                      "--ckpt-step");
 }
 

@@ -95,7 +95,7 @@ fi
 if [ "$2" = unlimited ]; then
     unshape
     steer
-    echo "loopback: unlimited, packets of a connection in order; \
+    echo "loopback: no limit, packets of a connection stay in order; \
 undo with scripts/emulate_network.sh restore"
     exit 0
 fi

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Restarts a training command until training is complete. The command must have --save and --load
 # with the same folder, so that every start resumes from the last checkpoint.
-# It restarts at once after exit code 75 (stopped by a signal, saved). It restarts after a pause,
-# which grows, after exit code 7 (a rank, a network or a GPU was lost) and after a signal killed a
-# rank (SIGKILL by the out-of-memory killer, SIGBUS, SIGSEGV).
-# It gives up when several starts in a row bring no new checkpoint, because such a failure is
+# It restarts immediately after exit code 75 (stopped by a signal, saved). It restarts after an
+# increasing pause after exit code 7 (a rank, a network or a GPU was lost) and after a signal killed
+# a rank (SIGKILL by the out-of-memory killer, SIGBUS, SIGSEGV).
+# It gives up after several starts in a row without a new checkpoint, because such a failure is
 # likely to repeat.
 #
 #   scripts/run_until_done.sh [--max-restarts 100] [--max-without-progress 3] [--pause 10] -- \
@@ -29,7 +29,7 @@ usage() {
 }
 number() {
     case ${2:-} in
-    '' | *[!0-9]*) usage "$1 must be a whole number" ;;
+    '' | *[!0-9]*) usage "$1 must be a non-negative integer" ;;
     *) printf '%s' "$((10#$2))" ;;
     esac
 }
@@ -88,7 +88,7 @@ find_folder "$@"
     usage "the command has no --save or no --load, so a restart would start from scratch"
 same_folder "$folder" "$from" ||
     usage "the command has --save $folder and --load $from, so every restart would begin with the \
-checkpoint in the latter; give both the same folder (to start from another run's checkpoint, run \
+checkpoint in the latter; use the same folder for both (to start from another run's checkpoint, run \
 without this script until the first save)"
 # Prints the iteration of the last checkpoint. Reads only regular files, because a pipe would block,
 # and a limited length, because a damaged tracker can have any size.
@@ -145,7 +145,7 @@ while :; do
     fi
     if [ "$(saved)" = "$before" ]; then without=$((without + 1)); else without=0 wait_for=$pause; fi
     if [ $without -ge "$fruitless" ]; then
-        say "giving up: exit code $code, and $without starts brought no checkpoint after $before"
+        say "giving up: exit code $code, and no checkpoint after $before in $without starts"
         exit "$code"
     fi
     if [ $restarts -ge "$most" ]; then

@@ -181,8 +181,8 @@ static const HfFamily *family_of(const Reading *r) {
     return NULL;
 }
 
-// Sets the end-of-document token to the end of sequence, or the first one if it is a list. If config.json
-// has none, it is the last id.
+// Sets the end-of-document token to config.json's end of sequence (the first one of a list). If
+// config.json has none, it is the last id.
 static void read_eod(HfConfig *c, const cJSON *config) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "eos_token_id");
     c->eod = c->words - 1;

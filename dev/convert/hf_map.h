@@ -1,6 +1,6 @@
 // Maps elements between the trainer's tensors and a Hugging Face family's tensors. Called by
-// hf_export.c, which iterates over the Hugging Face tensors, and by hf_import.c, which iterates over
-// the trainer's.
+// hf_export.c, which iterates over the Hugging Face tensors, and by hf_import.c, which iterates
+// over the trainer's.
 //
 // The trainer's tensors are treated as matrices of rows: outputs of a linear layer, tokens, or
 // elements of a vector. SwiGLU's first matrix, (2, F*C) in the parameter table, has 2*F rows.

@@ -31,9 +31,9 @@ typedef struct ImportedModel {
 } ImportedModel;
 
 // Builds the model. rows: embedding rows in the source; the trainer's are rounded up to a multiple
-// of `divisible`. The caller then sets config's vocab_size_unpadded, eod (defaults: all rows, the last
-// row) and tokenizer files, if it knows the tokenizer. Error (EXIT_CHECKPOINT): names `source` and
-// what the trainer rejects about the flags.
+// of `divisible`. The caller then sets config's vocab_size_unpadded, eod (defaults: all rows, the
+// last row) and tokenizer files, if it knows the tokenizer. Error (EXIT_CHECKPOINT): names `source`
+// and what the trainer rejects about the flags.
 bool imported_model_open(ImportedModel *model, const ModelFlags *flags, int64_t rows, int64_t divisible,
                          const char *source, Error *err);
 // Builds the model from a checkpoint's arguments. Error: EXIT_CHECKPOINT.

@@ -1,6 +1,6 @@
 // Reads safetensors files written by other programs as untrusted input: all sizes, offsets and
-// names in the header are validated. Called by hf_files.c. The trainer's checkpoints are read through
-// their manifest instead (checkpoint_load.c).
+// names in the header are validated. Called by hf_files.c. The trainer's checkpoints are read
+// through their manifest instead (checkpoint_load.c).
 #pragma once
 #include "llmc/base/base.h"
 LLMC_BEGIN

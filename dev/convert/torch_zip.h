@@ -17,9 +17,9 @@ typedef struct TorchZip {
     int count;  // sorted by name, names are unique
 } TorchZip;
 
-// Reads the archive in bytes [begin, begin + bytes) of a file, which must be at least that long. path: for
-// error messages. Every entry must be within the archive, and its local header must match the
-// directory. Errors: EXIT_CHECKPOINT. On failure nothing needs freeing.
+// Reads the archive in bytes [begin, begin + bytes) of a file, which must be at least that long.
+// path: for error messages. Every entry must be within the archive, and its local header must match
+// the directory. Errors: EXIT_CHECKPOINT. On failure nothing needs freeing.
 bool torch_zip_read(TorchZip *zip, const char *path, int fd, uint64_t begin, uint64_t bytes, Error *err);
 void torch_zip_free(TorchZip *zip);
 // Returns NULL if there is no such entry.

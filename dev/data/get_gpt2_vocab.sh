@@ -8,7 +8,7 @@ caller=$PWD
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 help_if_asked dev/data/get_gpt2_vocab.sh "$@"
 set -euo pipefail
-[ $# -le 1 ] || die 2 "give one directory at most; see dev/data/get_gpt2_vocab.sh --help"
+[ $# -le 1 ] || die 2 "expected at most one directory; see dev/data/get_gpt2_vocab.sh --help"
 case ${1:-} in -*) die 2 "unknown flag $1; see dev/data/get_gpt2_vocab.sh --help" ;; esac
 folder=${1:-$PWD/data/gpt2}
 cd "$caller" # relative paths are the caller's
@@ -23,7 +23,7 @@ fetch() {
         return
     fi
     for address in "$@"; do
-        echo "get $address"
+        echo "downloading $address"
         if curl --fail --location --silent --show-error --retry 3 --output "$file.part" "$address"; then
             if sha256sum --status -c - <<<"$sum  $file.part"; then
                 mv "$file.part" "$file"
@@ -33,7 +33,7 @@ fetch() {
         fi
         rm -f "$file.part"
     done
-    die 3 "could not get $file; check the network, or copy it from another machine"
+    die 3 "could not download $file; check the network, or copy it from another machine"
 }
 
 make_folder "$folder"

@@ -10,14 +10,14 @@
 #   --max-mb          use the first N MB of text only
 #   --vocab           folder of vocab.json and merges.txt (default data/gpt2)
 #   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first if the vocabulary is there,
-#                     else Byte)
+#                     otherwise Byte)
 #   --workers         threads (default: one per CPU)
 #   --work            directory for the package and its contents (default data/linux_source), 1.7
 #                     GB
-#   --deb             a local linux-source-*.deb, for machines without a mirror
+#   --deb             use a local linux-source-*.deb, for machines without a mirror
 #
 # Documents are sorted by MD5 sum, and duplicate files are dropped, so that the order is the
-# same on every machine and well mixed: the validation part of --split resembles the rest,
+# same on every machine and well mixed: the validation split (--split) resembles the rest,
 # and --max-mb takes a random sample. Files above 1 MiB (tables of register names) and binaries are
 # skipped. BUILD is the directory of preprocess_data (default build).
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
@@ -68,11 +68,11 @@ package_name() {
 # Sets $deb to the name of the .deb.
 download() {
     have_command apt-get ||
-        die 3 "apt-get is missing; download a linux-source-*.deb elsewhere and give it with --deb"
+        die 3 "apt-get is missing; download a linux-source-*.deb elsewhere and pass it with --deb"
     local package have
     package=$(package_name)
     if [ -z "$package" ]; then
-        echo "apt has no linux-source package, updating its lists"
+        echo "apt has no linux-source package; updating its lists"
         if [ "$(id -u)" -eq 0 ]; then apt-get -q update; else sudo apt-get -q update; fi ||
             die 3 "apt-get update failed; check the mirror"
         package=$(package_name)
@@ -82,7 +82,7 @@ download() {
     newest() { find "$work" -maxdepth 1 -name "${package}_*.deb" | LC_ALL=C sort | tail -n 1; }
     have=$(newest)
     if [ -z "$have" ]; then
-        echo "download $package"
+        echo "downloading $package"
         # In a separate directory, so that a broken download is never mistaken for the package.
         rm -rf "$work/download"
         mkdir "$work/download"
@@ -106,9 +106,9 @@ unpack() {
         *.bz2) decompress=-j ;;
         *.gz) decompress=-z ;;
         *.zst) decompress=--zstd ;;
-        *) die 5 "$deb has no linux-source-*.tar file; give a linux-source-VERSION package" ;;
+        *) die 5 "$deb has no linux-source-*.tar file; use a linux-source-VERSION package" ;;
     esac
-    echo "unpack $name of $(basename "$deb")"
+    echo "unpacking $name of $(basename "$deb")"
     rm -rf "$work/source"
     mkdir "$work/source"
     dpkg-deb --fsys-tarfile "$deb" | tar -xO "$name" |

@@ -69,7 +69,7 @@ static bool add_folder(Prefixes *list, const char *folder, Error *err) {
     }
     closedir(dir);
     if (list->count == before) {
-        return error_set(err, EXIT_DATA, "directory %s has no .idx file; give the directory of the shards",
+        return error_set(err, EXIT_DATA, "directory %s has no .idx file; pass the directory of the shards",
                          folder);
     }
     qsort(list->items + before, (size_t)(list->count - before), sizeof *list->items, by_name);

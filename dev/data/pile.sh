@@ -17,10 +17,10 @@
 #   --files-per-part  files per part (default 25)
 #
 # Files are downloaded one at a time, streamed into preprocess_data and deleted, so that the disk
-# holds one at most. Finished parts are kept, so that the same command continues after
+# holds at most one. Finished parts are kept, so that the same command continues after
 # an interruption. At the end the parts are merged, which needs twice their size (2 x 415 GB
-# for the whole Pile). They can be deleted then. BUILD is the directory of the programs, PYTHON
-# the interpreter.
+# for the entire Pile). The parts can then be deleted. BUILD is the directory of the programs,
+# PYTHON the interpreter.
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD build=${BUILD:-}
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -106,8 +106,8 @@ for ((first = 0; first < ${#files[@]}; first += per_part)); do
         continue
     fi
     echo "$part: ${#names[@]} files"
-    # Uses another name until the pipe has succeeded: after a broken download preprocess_data only
-    # sees its input end early.
+    # Uses another name until the pipe has succeeded: after a broken download,
+    # preprocess_data only sees its input end early.
     "$python" "$work/pile.py" text "$work" "$local_folder" "${names[@]}" |
         "$build/preprocess_data" --input - --vocab-file "$vocab/vocab.json" --merge-file "$vocab/merges.txt" \
             --append-eod ${workers:+--workers "$workers"} --log-interval 100000 \

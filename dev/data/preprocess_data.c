@@ -95,9 +95,9 @@ static const Option table[] = {
     {"lang", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "LANG",
      .help = "it is only used by --split-sentences; omit it."},
     {"columns", .kind = OPTION_WORDS, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
-     .help = "give the key of the text with --json-keys."},
+     .help = "use --json-keys to name the key of the text."},
     {"split", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
-     .help = "all of the input is tokenized; the trainer's --split divides it."},
+     .help = "the entire input is tokenized; the trainer's --split divides it."},
     {"torch-backend", .kind = OPTION_TEXT, .use = OPTION_REFUSED, .offset = OPTION_NO_FIELD, .value = "NAME",
      .help = "no distributed job is needed; use --workers."},
 };

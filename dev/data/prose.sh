@@ -9,14 +9,14 @@
 #   --output-prefix   the shard is PATH_text_document.bin and .idx (default data/prose)
 #   --vocab           folder of vocab.json and merges.txt (default data/gpt2)
 #   --tokenizer-type  GPT2BPETokenizer or Byte (default: the first if the vocabulary is there,
-#                     else Byte)
+#                     otherwise Byte)
 #   --workers         threads (default: one per CPU)
 #   --work            directory for packages and their contents (default data/prose_packages), 2 GB
 #   --packages        replaces the list below
 #
-# dev/data/prose_filter.py extracts the sentences and drops duplicate paragraphs. Packages that the
-# mirror lacks is left out, and a line says so. BUILD names the folder of preprocess_data (default
-# build).
+# dev/data/prose_filter.py extracts the sentences and drops duplicate paragraphs. It prints a line
+# for each package that the mirror lacks and skips it. BUILD is the directory of preprocess_data
+# (default build).
 # shellcheck source-path=SCRIPTDIR source=../../scripts/common.sh
 caller=$PWD build=${BUILD:-}
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
@@ -86,7 +86,7 @@ for package in $packages; do
         die 3 "$(newest "$package") cannot be unpacked; check the disk, or remove the file"
     found=$((found + 1))
 done
-[ $found != 0 ] || die 3 "none of the packages is available; check apt's sources, and apt-get update"
+[ $found != 0 ] || die 3 "none of the packages is available; check apt's sources and run apt-get update"
 say "$found packages, tokenizer $type"
 "$root/dev/data/prose_filter.py" "$work/unpacked" >"$work/prose.jsonl"
 "$build/preprocess_data" --input "$work/prose.jsonl" "${tokenizer[@]}" --append-eod \

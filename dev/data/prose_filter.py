@@ -4,7 +4,7 @@ prose.sh.
 
     prose_filter.py FOLDER >corpus.jsonl
 
-Reads HTML, plain text, Perl's POD and dictionaries of dictd (.dict.dz), also compressed with gzip.
+Reads HTML, plain text, Perl's POD and dictionaries of dictd (.dict.dz), including gzip-compressed files.
 Keeps paragraphs of English sentences and drops duplicates across the whole corpus, such as licenses
 and navigation. Splits files into documents of about 16 kB and skips files with less than a few
 sentences. Sorts the documents by hash, so that all parts of the corpus have the same mix.
@@ -27,7 +27,7 @@ FREQUENT = frozenset("""
 the of and to a in is that it for as with be on or are by this an from not have you which if can at
 was but has will all when one they use he his we may i""".split())
 LEAST_FREQUENT = 0.2   # share of the words
-LEAST_LETTERS = 0.90   # share of letters and blanks, with what ends words and sentences
+LEAST_LETTERS = 0.90   # share of letters, blanks and punctuation
 FOREIGN = re.compile(r"(^|[/._-])(?!en[-_./])([a-z]{2}(?:[-_][A-Z]{2})?)\.html(\.gz)?$")
 SOURCE_OF_ENTRY = re.compile(r"\s*\[(1913 Webster|Webster 1913 Suppl\.|PJC|WordNet[^]]*|"
                              r"[A-Z][\w. ]{1,30}Dict[^]]*)\]")
@@ -94,7 +94,7 @@ def paragraphs_of_dictionary(text):
 
 
 def is_prose(paragraph):
-    """Returns True for a paragraph of English sentences."""
+    """Returns true for a paragraph of English sentences."""
     words = re.findall(r"[A-Za-z']+", paragraph)
     if len(words) < FEWEST_WORDS or not re.search(r"[.:;!?]", paragraph):
         return False
@@ -120,7 +120,7 @@ def wanted(path):
 
 
 def other_language(path):
-    """Returns True for a directory named after a language other than English."""
+    """Returns true for a directory named after a language other than English."""
     names = path.split("/")[:-1]
     return any(re.fullmatch(r"[a-z]{2}([-_][A-Z]{2}|[-_]Han[st])?|[a-z]{2}-[a-z]{2}", n) and not
                n.startswith("en") for n in names[names.index("share") + 1 if "share" in names else 0:]
@@ -133,7 +133,7 @@ def read(path):
         with opener(path, "rb") as file:
             return file.read().decode("utf-8", "replace")
     except (OSError, EOFError) as reason:
-        print(f"{path}: {reason}: left out", file=sys.stderr)
+        print(f"{path}: {reason}: skipped", file=sys.stderr)
         return ""
 
 

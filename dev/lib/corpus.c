@@ -166,9 +166,8 @@ static bool refuse_foreign(const char *text, size_t bytes, const char *path, Err
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (bytes < kinds[i].length + 1 || memcmp(text, kinds[i].magic, kinds[i].length)) continue;
         if (kinds[i].tool) {
-            return error_set(err, EXIT_DATA,
-                             "%s is %s; feed it through a pipe: %s %s | preprocess_data --input - ...", path,
-                             kinds[i].name, kinds[i].tool, path);
+            return error_set(err, EXIT_DATA, "%s is %s; use a pipe: %s %s | preprocess_data --input - ...",
+                             path, kinds[i].name, kinds[i].tool, path);
         }
         return error_set(err, EXIT_DATA,
                          "%s is %s; write its rows as JSON lines first, for instance with pandas: "

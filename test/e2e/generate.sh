@@ -161,7 +161,7 @@ check "an unknown flag" no_text 2 "--num-token" --load "$work/plain" --num-token
 check "two prompts" no_text 2 "mutually exclusive" --load "$work/plain" --prompt x --prompt-file y
 check "a missing prompt file" no_text 5 "$work/none" --load "$work/plain" \
     --prompt-file "$work/none"
-check "several greedy samples" no_text 2 "drop --num-samples" --load "$work/plain" --prompt x --greedy \
+check "several greedy samples" no_text 2 "remove --num-samples" --load "$work/plain" --prompt x --greedy \
     --num-samples 2
 check "top-p of 0" no_text 2 "--top-p" --load "$work/plain" --prompt x --top-p 0
 check "a missing directory" no_text 6 "holds no checkpoint" --load "$work/none" --prompt x

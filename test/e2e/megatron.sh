@@ -13,7 +13,7 @@ convert() { timeout -k 5 "$LIMIT" "$BUILD/convert_checkpoint" "$@" >"$work/out" 
 # comes_in FORM NOTE: imports from the --save directory; NOTE is the line about master weights.
 comes_in() {
     convert --from-megatron "$work/$1" --save "$work/$1.run" || say "exit code $?: $(cat "$work/err")"
-    grep -q "$2" "$work/err" && grep -q "of iteration 7 in 4 files" "$work/err" &&
+    grep -q "$2" "$work/err" && grep -q "from iteration 7 in 4 files" "$work/err" &&
         [ -s "$work/$1.run/model.args" ]
 }
 check "torch_dist" comes_in dist "Master weights are the optimizer's"

@@ -27,7 +27,7 @@ def read_forks(folders):
             result = read_result(path)
             settings = result["settings"]
             if "point" not in settings:
-                raise StudyError(5, f"{path} is not the result of a fork; give folders that hold forks only")
+                raise StudyError(5, f"{path} is not the result of a fork; pass folders that contain only forks")
             for name in ("model", "data"):
                 first = base_runs.setdefault(name, (path, settings.get(name)))
                 if first[1] != settings.get(name):

@@ -81,7 +81,7 @@ def write_page(out, name, text, pictures):
             with open(os.path.join(out, path), "w", encoding="utf-8") as file:
                 file.write(content)
     except OSError as reason:
-        raise StudyError(5, f"{reason.filename}: {reason.strerror}; give another --out") from None
+        raise StudyError(5, f"{reason.filename}: {reason.strerror}; choose another --out") from None
 
 
 def report(options):

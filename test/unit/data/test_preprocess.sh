@@ -268,7 +268,7 @@ refused "plain text as JSON lines" 5 \
     "(byte 1: expected a JSON object); for plain text files, one document each, add --text" \
     byte --input "$work/1.txt"
 printf 'PAR1\x15\x04rows' >"$work/a.parquet"
-refused "a parquet file" 5 "$work/a.parquet is a parquet file; feed it through a pipe: dev/data/parquet_to_jsonl" byte \
+refused "a parquet file" 5 "$work/a.parquet is a parquet file; use a pipe: dev/data/parquet_to_jsonl" byte \
     --input "$work/a.parquet"
 refused "a parquet file as plain text" 5 "is a parquet file" byte --text --input "$work/a.parquet"
 refused "an empty line" 5 "$work/bad.jsonl line 4003 is not valid JSON" line ''

@@ -75,8 +75,8 @@ has "the meaning of tail noise" \
 has "the variation between seeds" "include the variation between seeds, many times as large (see --help)"
 [ "$(grep -c '^tail noise' "$folder/out")" = 1 ] || fail "the meaning of tail noise is printed once"
 head -n 1 "$folder/out" | grep -q ' gap  *tail ' || fail "the error's column"
-has "note" "quant: loss +0.98 % against base over iterations 81 to 100, 4.00x fewer bytes between nodes, \
-1.25x its tokens/s"
+has "note" "quant: loss +0.98 % compared with base over iterations 81 to 100, \
+4.00x fewer bytes between nodes, 1.25x its tokens/s"
 has "curves, head" "iteration base quant difference"
 has "curves, first row" " 1 4.9900 5.0200 +0.0300"
 has "curves, middle row" " 50 4.5950 4.6350 +0.0400"
@@ -142,7 +142,7 @@ grep -q '^run7: loss +0.00 % .*, as many bytes between nodes' "$folder/out" || f
 # A shorter log is compared where both have values: iterations 41 to 60.
 json_log 0.03 0.05 10000000 160 1250 60 > "$folder/short.jsonl"
 runs 0 base="$folder/base.jsonl" short="$folder/short.jsonl"
-grep -qF 'against base over iterations 41 to 60' "$folder/out" || fail "common iterations"
+grep -qF 'compared with base over iterations 41 to 60' "$folder/out" || fail "common iterations"
 grep -qF '+0.0400' "$folder/out" || fail "gap at common iterations"
 
 # Resumed from iteration 40 after 60, but not yet past 60: iterations 51 to 60 of the first part are
@@ -170,7 +170,7 @@ plain='{"quantized_weights":false,"lr":0.1,"load":null,"exit_interval":null}'
 quantized='{"quantized_weights":true,"lr":0.2,"load":null,"exit_interval":null}'
 { part 1 30 "$plain"; part 1 20 "$quantized"; part 11 20 "$quantized"; } > "$folder/twice.jsonl"
 runs 0 t="$folder/twice.jsonl"
-one_error "note: t: iterations from 1 on occur twice, the second time with different lr, \
+one_error "note: t: iterations starting at 1 occur twice, the second time with different lr, \
 quantized_weights: the file contains two runs"
 elsewhere='{"quantized_weights":false,"lr":0.1,"load":"x","exit_interval":7}'
 { part 1 30 "$plain"; part 21 40 "$elsewhere"; part 41 50 "$quantized"; } > "$folder/once.jsonl"
@@ -277,7 +277,7 @@ one_error "no iteration in common"
 runs 5 "$folder/later.jsonl" --svg "$folder/x.svg" --x time
 one_error "plot it over iterations"
 runs 5 "$folder/base.jsonl" --svg "$folder/none/x.svg"
-one_error "give another path"
+one_error "choose another path"
 runs 2 "$folder/base.jsonl" --curves 0
 runs 2
 printf '%s\n' '{"kind":"train","iteration":"x"}' '[1]' '{"kind":"train"}' \

@@ -134,7 +134,7 @@ check "checkpoint_info: a missing path" no_advice "$work/nix: no such folder" "$
 check "checkpoint_info: a file" no_advice "$work/damaged/manifest.json: not a folder" \
     "$work/damaged/manifest.json"
 check "checkpoint_info: a folder without checkpoints" no_advice \
-    "$work/runs holds no checkpoint; give a --save folder or an iter_ folder" "$work/runs"
+    "$work/runs holds no checkpoint; pass a --save folder or an iter_ folder" "$work/runs"
 check "checkpoint_info: a tracker that names a missing checkpoint" no_advice \
     "names iteration 12, but there is no $work/gone/iter_0000012" "$work/gone"
 check "checkpoint_info: a truncated manifest" info "restore it from a copy" "$work/damaged"
@@ -142,7 +142,7 @@ unnamed() { # names the newest checkpoint, from which the trainer would resume
     mkdir -p "$work/lost/iter_0000004" "$work/lost/iter_0000008" &&
         echo '{}' >"$work/lost/iter_0000004/manifest.json" &&
         cp "$work/lost/iter_0000004/manifest.json" "$work/lost/iter_0000008"
-    no_advice "$work/lost has no latest_checkpointed_iteration.txt; give one of its iter_ folders; the newest is iter_0000008" "$work/lost"
+    no_advice "$work/lost has no latest_checkpointed_iteration.txt; pass one of its iter_ folders, such as the newest, iter_0000008" "$work/lost"
 }
 check "checkpoint_info: a lost tracker" unnamed
 read_in_part() { # more arguments than fit into a pipe
