@@ -4,19 +4,19 @@
 #include <assert.h>
 #include <stdlib.h>
 
-int64_t layout_border(int group_a, int group_b, int group_c) {
+int64_t layout_alignment(int group_a, int group_b, int group_c) {
     assert(group_a >= 0 && group_b >= 0 && group_c >= 0);
-    int64_t border = HADAMARD_ORDER;
-    if (group_a) border = lcm64(border, group_a);
-    if (group_b) border = lcm64(border, group_b);
-    if (group_c) border = lcm64(border, group_c);
-    return border;
+    int64_t alignment = HADAMARD_ORDER;
+    if (group_a) alignment = lcm64(alignment, group_a);
+    if (group_b) alignment = lcm64(alignment, group_b);
+    if (group_c) alignment = lcm64(alignment, group_c);
+    return alignment;
 }
 
 static bool check_input(const LayoutTensor *tensors, int count, const LayoutOptions *options, Error *err) {
     if (count < 1 || options->nodes < 1 || options->per_node < 1 || options->bucket_elements < 1 ||
-        options->border < 1 || options->chunk_border < 1 || options->border % options->chunk_border ||
-        options->pieces < 1) {
+        options->alignment < 1 || options->chunk_alignment < 1 ||
+        options->alignment % options->chunk_alignment || options->pieces < 1) {
         return error_set(
             err, EXIT_USAGE,
             "the layout needs at least one tensor, one node, one rank and a positive bucket size");
@@ -36,7 +36,7 @@ static int64_t shares(const BucketLayout *layout) { return (int64_t)layout->dp *
 
 // Minimum size of a bucket or chunk; smaller ones are not worth their messages.
 static int64_t least_bucket(const BucketLayout *layout) {
-    return 16 * shares(layout) * layout->options.border;
+    return 16 * shares(layout) * layout->options.alignment;
 }
 
 // Decides which units share a bucket: unit_bucket[u]. Greedy in forward order.
@@ -76,7 +76,7 @@ typedef struct Placing {
 // Places the matrices (or 1-D tensors) of a bucket that are counted (or not) one after the other
 // from `at`. Returns the unpadded end.
 static int64_t place_part(BucketLayout *layout, const Placing *p, bool matrices, bool counted, int64_t at) {
-    int64_t align = matrices ? layout->options.border : TAIL_ALIGN;
+    int64_t align = matrices ? layout->options.alignment : TAIL_ALIGN;
     for (int i = 0; i < layout->tensors; i++) {
         const LayoutTensor *tensor = &p->tensors[i];
         if (layout->tensor_bucket[i] != p->bucket || tensor->matrix != matrices) continue;
@@ -104,7 +104,7 @@ static void place_bucket(BucketLayout *layout, const Placing *p) {
     bucket->matrix_counted = place_part(layout, p, true, true, 0);
     int64_t end = place_part(layout, p, true, false, bucket->matrix_counted);
     bucket->segments = *p->next - bucket->first_segment;
-    bucket->matrix_elements = round_up64(end, shares(layout) * layout->options.border);
+    bucket->matrix_elements = round_up64(end, shares(layout) * layout->options.alignment);
     bucket->matrix_per_rank = bucket->matrix_elements / layout->dp;
 
     bucket->first_tail = *p->next;
@@ -114,7 +114,7 @@ static void place_bucket(BucketLayout *layout, const Placing *p) {
     bucket->tail_elements = round_up64(end, shares(layout) * TAIL_ALIGN);
     bucket->tail_per_rank = bucket->tail_elements / layout->dp;
     // Padding is 0 and may count: if all tensors count, so does the whole part.
-    bucket->matrix_counted = round_up64(bucket->matrix_counted, layout->options.border);
+    bucket->matrix_counted = round_up64(bucket->matrix_counted, layout->options.alignment);
     bucket->tail_counted = round_up64(bucket->tail_counted, TAIL_ALIGN);
     if (!uncounted_in(p, layout, true)) bucket->matrix_counted = bucket->matrix_elements;
     if (!uncounted_in(p, layout, false)) bucket->tail_counted = bucket->tail_elements;
@@ -246,7 +246,7 @@ int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFo
 void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, int k, int64_t *lo,
                   int64_t *hi) {
     assert(chunks >= 1 && chunks <= MOST_CHUNKS && k >= 0 && k < chunks);
-    int64_t unit = layout->options.chunk_border;
+    int64_t unit = layout->options.chunk_alignment;
     int64_t units = bucket->matrix_per_rank / unit;
     *lo = units * k / chunks * unit;
     *hi = units * (k + 1) / chunks * unit;

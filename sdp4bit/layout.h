@@ -5,9 +5,10 @@
 // One arena holds all parameters, a second one of the same shape the gradients. Both are divided
 // into buckets of whole layers:
 //
-//   bucket = [ matrix part, quantized                | tail, never quantized          ]
-//              each tensor starts on a multiple of     1-D tensors,
-//              border; padded to dp x pieces x border  padded to dp x pieces x TAIL_ALIGN
+//   bucket = [ matrix part, quantized               | tail, never quantized             ]
+//              each tensor starts on a multiple of    1-D tensors, padded to
+//              alignment; padded to                   dp x pieces x TAIL_ALIGN
+//              dp x pieces x alignment
 //
 // pieces is 1 except with replica groups (LayoutOptions). Rank r owns the r-th of dp equal shards
 // of each part of every bucket (ZeRO-1). With N nodes of D ranks, rank r = node * D + local.
@@ -59,8 +60,8 @@ HD_FN int64_t bucket_shard(const Bucket *b) { return b->matrix_per_rank + b->tai
 
 typedef struct LayoutOptions {
     int nodes, per_node;      // N, D
-    int64_t border;           // group boundaries are multiples of it: lcm of 32 and the group sizes
-    int64_t chunk_border;     // chunk boundaries are multiples of it: lcm(g_intra, g_inter), at least 32
+    int64_t alignment;        // group boundaries are multiples of it: lcm of 32 and the group sizes
+    int64_t chunk_alignment;  // chunk boundaries are multiples of it: lcm(g_intra, g_inter), at least 32
     int64_t bucket_elements;  // target size of a bucket
     int pieces;               // equal parts of every shard, exchanged by replica groups (outer.h); else 1
 } LayoutOptions;
@@ -85,7 +86,7 @@ typedef struct BucketLayout {
 } BucketLayout;
 
 // Divides the tensors (in forward order) into buckets of whole units, merged up to
-// options->bucket_elements, with at least 16 x dp x pieces x border elements (paper section 3.1,
+// options->bucket_elements, with at least 16 x dp x pieces x alignment elements (paper section 3.1,
 // which does not specify buckets). Error: EXIT_USAGE for non-positive sizes or decreasing units.
 bool layout_build(BucketLayout *layout, const LayoutTensor *tensors, int count, const LayoutOptions *options,
                   Error *err);
@@ -96,8 +97,8 @@ void layout_free(BucketLayout *layout);
 void layout_unshard(BucketLayout *whole, const BucketLayout *layout);
 // Appends a checksum section of MESSAGE_ALIGN bytes to all messages (--verify-wire).
 void layout_seal(BucketLayout *layout);
-// Returns the lcm of 32 and the group sizes in use (0 = not in use), for LayoutOptions.border.
-int64_t layout_border(int group_a, int group_b, int group_c);
+// Returns the lcm of 32 and the group sizes in use (0 = not in use), for LayoutOptions.alignment.
+int64_t layout_alignment(int group_a, int group_b, int group_c);
 
 // Number of leading elements of rank's matrix or tail shard that count in the norm.
 int64_t layout_counted(const Bucket *bucket, bool matrix, int64_t rank);
@@ -181,7 +182,7 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
 // divided, and the shared buffers stay about as large as a layer. Each further chunk costs a dozen
 // host calls.
 int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format);
-// Returns chunk k of K of a matrix shard as [*lo, *hi), cut at multiples of chunk_border as evenly
+// Returns chunk k of K of a matrix shard as [*lo, *hi), cut at multiples of chunk_alignment as evenly
 // as possible; may be empty. Chunk 0 also carries the tail.
 void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, int k, int64_t *lo,
                   int64_t *hi);

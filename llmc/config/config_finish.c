@@ -144,9 +144,9 @@ static bool in_rampup(const Config *c, int64_t consumed) {
 // increment ends.
 static void rampup_on(const Config *c, int64_t most, int64_t *consumed, int64_t *iterations) {
     int64_t steps, step = rampup_step(c, *consumed, &steps), batch = config_global_batch_size(c, *consumed);
-    double border = step < steps ? (double)(step + 1) * ((double)c->rampup_samples / (double)steps)
-                                 : (double)c->rampup_samples;
-    int64_t at_once = ((int64_t)border - 2 - *consumed) / batch;
+    double boundary = step < steps ? (double)(step + 1) * ((double)c->rampup_samples / (double)steps)
+                                   : (double)c->rampup_samples;
+    int64_t at_once = ((int64_t)boundary - 2 - *consumed) / batch;
     if (at_once < 1) at_once = 1;
     if (at_once > most) at_once = most;
     *consumed += at_once * batch;

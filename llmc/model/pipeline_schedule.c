@@ -82,12 +82,12 @@ Pipeline pipeline_open(const Mesh *mesh, int chunks, Device *device) {
     Pipeline pipeline;
     memset(&pipeline, 0, sizeof pipeline);
     // With several chunks the last stage sends to the first one.
-    int borders = chunks > 1 ? pp->size : pp->size - 1;
-    for (int border = 0; border < borders; border++) {
-        int next = (border + 1) % pp->size;
-        Link *ahead = link_open(pp, border, next, device, "hidden states");
-        Link *back = link_open(pp, next, border, device, "gradients of hidden states");
-        if (pp->rank == border) {
+    int boundaries = chunks > 1 ? pp->size : pp->size - 1;
+    for (int boundary = 0; boundary < boundaries; boundary++) {
+        int next = (boundary + 1) % pp->size;
+        Link *ahead = link_open(pp, boundary, next, device, "hidden states");
+        Link *back = link_open(pp, next, boundary, device, "gradients of hidden states");
+        if (pp->rank == boundary) {
             pipeline.to_next = ahead;
             pipeline.from_next = back;
         }

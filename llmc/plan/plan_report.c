@@ -124,7 +124,7 @@ static void print_layout(const StagePlan *s, FILE *out) {
     fprintf(out, "data parallelism");
     print_whose(s, out);
     fprintf(out, "  %d ranks = %d nodes x %d; groups start on multiples of %lld elements\n", plan->dp,
-            plan->options.nodes, plan->options.per_node, (long long)plan->options.border);
+            plan->options.nodes, plan->options.per_node, (long long)plan->options.alignment);
     long long elements = plan->arena_elements, padding = elements - plan->parameters;
     fprintf(out, "  %d buckets, %lld elements with padding (%lld of padding), ", plan->buckets, elements,
             padding);

@@ -52,8 +52,8 @@ static LayoutOptions plan_options(const Zero *zero) {
     int intra = gradients ? c->gq_group_size_intra : 0, inter = gradients ? c->gq_group_size_inter : 0;
     o.nodes = zero->base.mesh->rail.size;
     o.per_node = zero->base.mesh->node.size;
-    o.chunk_border = layout_border(intra, inter, 0);
-    o.border = layout_border(intra, inter, weights ? c->wq_group_size : 0);
+    o.chunk_alignment = layout_alignment(intra, inter, 0);
+    o.alignment = layout_alignment(intra, inter, weights ? c->wq_group_size : 0);
     o.bucket_elements = c->ddp_bucket_size;
     o.pieces = zero->base.mesh->replica_groups.size;
     return o;

@@ -39,9 +39,10 @@ typedef struct FuzzParts {
 } FuzzParts;
 
 static inline FuzzParts fuzz_parts(const uint8_t *data, size_t size) {
-    const uint8_t *border = size ? (const uint8_t *)memchr(data, 0xFF, size) : NULL;
-    size_t before = border ? (size_t)(border - data) : size;
-    return (FuzzParts){data, border ? border + 1 : data + size, before, border ? size - before - 1 : 0};
+    const uint8_t *separator = size ? (const uint8_t *)memchr(data, 0xFF, size) : NULL;
+    size_t before = separator ? (size_t)(separator - data) : size;
+    return (FuzzParts){data, separator ? separator + 1 : data + size, before,
+                       separator ? size - before - 1 : 0};
 }
 
 // Copies the bytes to a heap block of exactly that size, so that a sanitizer detects reads past the

@@ -82,11 +82,11 @@ static void read_samples(const Shard *s, int seq_length) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const uint8_t mark[MARK_BYTES] = {0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFE};
-    const uint8_t *border = size ? (const uint8_t *)memmem(data, size, mark, MARK_BYTES) : NULL;
-    size_t index_bytes = border ? (size_t)(border - data) : size,
-           rest = border ? size - index_bytes - MARK_BYTES : 0;
+    const uint8_t *separator = size ? (const uint8_t *)memmem(data, size, mark, MARK_BYTES) : NULL;
+    size_t index_bytes = separator ? (size_t)(separator - data) : size,
+           rest = separator ? size - index_bytes - MARK_BYTES : 0;
     char prefix[512];
-    fuzz_file("shard.bin", border ? border + MARK_BYTES : data, rest);
+    fuzz_file("shard.bin", separator ? separator + MARK_BYTES : data, rest);
     snprintf(prefix, sizeof prefix, "%s", fuzz_file("shard.idx", data, index_bytes));
     prefix[strlen(prefix) - 4] = 0;
     Shard shard;

@@ -129,7 +129,7 @@ typedef struct Run {
     uint32_t inputs;    // which input streams
 } Run;
 
-// Tensors of odd sizes, some tiny, some ending just before or after a border.
+// Tensors of odd sizes, some tiny, some ending just before or after a multiple of the alignment.
 static void build_plan(Run *r, int64_t values) {
     LayoutTensor tensor[] = {MATRIX(values * 3 / 8 + 5, 0),
                              MATRIX(33, 0),
@@ -144,8 +144,10 @@ static void build_plan(Run *r, int64_t values) {
     const Case *c = &r->c;
     bool quantized = codec_info(c->intra).levels || codec_info(c->inter).levels;
     LayoutOptions o = {c->nodes, c->per_node, 0, 0, INT64_MAX / 4, 1};
-    o.chunk_border = quantized ? layout_border(c->group_intra, c->group_inter, 0) : layout_border(0, 0, 0);
-    o.border = layout_border((int)o.chunk_border, codec_info(c->weight).levels ? c->group_weight : 0, 0);
+    o.chunk_alignment = quantized ? layout_alignment(c->group_intra, c->group_inter, 0)
+                                  : layout_alignment(0, 0, 0);
+    o.alignment = layout_alignment((int)o.chunk_alignment, codec_info(c->weight).levels ? c->group_weight : 0,
+                                   0);
     Error err;
     if (!layout_build(&r->layout, tensor, (int)(sizeof tensor / sizeof *tensor), &o, &err)) stop(&err);
     r->bucket = r->layout.bucket[0];

@@ -108,7 +108,7 @@ static inline int32_t *random_ids(Lab *lab, int64_t n, int limit) {
     return memory;
 }
 // Random document starts (B, T), and the positions that restart at each of them.
-static inline void random_documents(Lab *lab, int B, int T, bool borders, int32_t **doc_start,
+static inline void random_documents(Lab *lab, int B, int T, bool restarts, int32_t **doc_start,
                                     int32_t **positions) {
     size_t bytes = (size_t)B * (size_t)T * sizeof(int32_t);
     int32_t *start = (int32_t *)xmalloc(bytes, "document starts"),
@@ -116,7 +116,7 @@ static inline void random_documents(Lab *lab, int B, int T, bool borders, int32_
     for (int b = 0; b < B; b++) {
         int32_t current = 0;
         for (int t = 0; t < T; t++) {
-            if (borders && t > 0 && random_u64(&lab->random) % 23 == 0) current = t;
+            if (restarts && t > 0 && random_u64(&lab->random) % 23 == 0) current = t;
             start[b * T + t] = current;
             position[b * T + t] = t - current;
         }

@@ -147,9 +147,9 @@ static void case_residual(Dump *d, int B, int T, int C, float p) {
 }
 
 // The sum without a norm, as at the end of a pipeline stage, on rows first .. first + count - 1.
-static void case_border(Dump *d, int B, int T, int C, int64_t first, int64_t count, float p) {
+static void case_stage_end(Dump *d, int B, int T, int C, int64_t first, int64_t count, float p) {
     Lab *lab = &d->lab;
-    snprintf(d->scope, sizeof d->scope, "border_%dx%dx%d_rows%d_p%g", B, T, C, (int)count, (double)p);
+    snprintf(d->scope, sizeof d->scope, "stage_end_%dx%dx%d_rows%d_p%g", B, T, C, (int)count, (double)p);
     floatX *residual = random_x(lab, count * C, 0, 1), *branch = random_x(lab, count * C, 0, 1),
            *dresidual = random_x(lab, count * C, 0, 1), *x = poisoned_x(lab, count * C),
            *dbranch = poisoned_x(lab, count * C);
@@ -263,10 +263,10 @@ static void cases_layernorm(Dump *d) {
     // More rows than the row groups of a GPU's resident blocks.
     case_layernorm_backward(d, 3, 2001, 64, true, 0.1f);
     case_layernorm_backward(d, 1, 1500, 2048, true, 0.1f);
-    case_border(d, 3, 50, 8, 0, 150, 0.1f);
-    case_border(d, 3, 50, 1600, 40, 75, 0.1f);
-    case_border(d, 3, 50, 768, 40, 75, 0.0f);
-    case_border(d, 2, 40000, 264, 0, 80000, 0.1f);  // more rows than resident blocks process at once
+    case_stage_end(d, 3, 50, 8, 0, 150, 0.1f);
+    case_stage_end(d, 3, 50, 1600, 40, 75, 0.1f);
+    case_stage_end(d, 3, 50, 768, 40, 75, 0.0f);
+    case_stage_end(d, 2, 40000, 264, 0, 80000, 0.1f);  // more rows than resident blocks process at once
 }
 
 // --- sums over ranks -----------------------------------------------------------------------------

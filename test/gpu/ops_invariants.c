@@ -203,7 +203,7 @@ static void norm_release(Lab *lab, const LayerNorm *a) {
 }
 
 static void norm_of_rows(Lab *lab, Checks *v) {
-    const int64_t border[] = {0, 700, RN};  // inside a sample
+    const int64_t bounds[] = {0, 700, RN};  // inside a sample
     floatX *input[4], *gamma = random_x(lab, RC, 1, 0.1);
     for (int i = 0; i < 4; i++) input[i] = random_x(lab, RN * RC, 0, 1);
     LayerNorm whole = norm_on(lab, input, gamma), parts = norm_on(lab, input, gamma),
@@ -215,10 +215,10 @@ static void norm_of_rows(Lab *lab, Checks *v) {
         LayerNorm block[2] = {parts, ends};
         for (int k = 0; k < 2; k++) {
             LayerNorm *a = &block[k];
-            const int64_t at = border[i] * RC;
-            a->rows = (Rows){border[i], border[i + 1] - border[i]};
+            const int64_t at = bounds[i] * RC;
+            a->rows = (Rows){bounds[i], bounds[i + 1] - bounds[i]};
             a->x += at, a->residual += at, a->branch += at, a->dresidual += at, a->dbranch += at;
-            a->y += at, a->dy += at, a->mean += border[i], a->rstd += border[i];
+            a->y += at, a->dy += at, a->mean += bounds[i], a->rstd += bounds[i];
             if (k == 1) a->gamma = NULL;  // the sum alone
             op_layernorm_forward(lab->stream, a);
             op_layernorm_backward(lab->stream, a);

@@ -684,7 +684,7 @@ static bool some_shared(const Model *m, uint32_t step) {
     int shared = 0;
     for (int b = 0; b < m->zero->base.plan.buckets; b++) shared += !m->zero->grads.store[b]->accumulates;
     const BucketLayout *plan = &m->zero->base.plan;
-    bool too_small = plan->dp >= 16 && plan->options.border >= 256;
+    bool too_small = plan->dp >= 16 && plan->options.alignment >= 256;
     return shared > 0 || plan->dp == 1 || too_small || complain(m, step, "no layer is sharded", 0);
 }
 

@@ -60,7 +60,7 @@ static void fetch(void *context, int i, void *host) {
 }
 
 // Start of part r of n: uneven and odd; for small tensors some parts are empty.
-static int64_t border(int64_t elements, int r, int n) {
+static int64_t part_start(int64_t elements, int r, int n) {
     return r == n ? elements : elements * r * (r + 1) / (n * (n + 1));
 }
 
@@ -79,8 +79,8 @@ static void prepare(Saved *s, const Test *t, int64_t iteration) {
         for (int k = 0; k < FIRST_KINDS; k++) {
             // Ranks get different parts of each tensor.
             int part = (t->rank + tensor) % t->ranks;
-            int64_t lo = border(elements_of(tensor), part, t->ranks),
-                    hi = border(elements_of(tensor), part + 1, t->ranks);
+            int64_t lo = part_start(elements_of(tensor), part, t->ranks),
+                    hi = part_start(elements_of(tensor), part + 1, t->ranks);
             s->slices[s->save.slice_count++] = (Slice){MODEL[tensor].name, (SliceKind)k, lo, hi, {0, 0}, 0};
         }
     }
@@ -160,7 +160,7 @@ static void test_round_trip(Test *t) {
     bool saved = save_whole(&s.save, &err);
     if (!saved) printf("%s\n", err.what);
     check(t, saved && newest_checkpoint(t->save, &err) == 100 && clean(t), "save with all ranks");
-    check(t, loads(t, MPI_COMM_WORLD, 100, 3), "load with all ranks, whole and at other borders");
+    check(t, loads(t, MPI_COMM_WORLD, 100, 3), "load with all ranks, whole and at other boundaries");
     check(t, loads(t, MPI_COMM_SELF, 100, 5), "load with one rank");
     MPI_Comm half;
     MPI_Comm_split(MPI_COMM_WORLD, t->rank % 2, t->rank, &half);
@@ -190,8 +190,8 @@ static void prepare_split(Saved *s, const Test *t, int64_t iteration, int tensor
         } else if (tp > 0) {
             elements = 0;
         }
-        slice->lo = before + border(elements, dp, parts);
-        slice->hi = before + border(elements, dp + 1, parts);
+        slice->lo = before + part_start(elements, dp, parts);
+        slice->hi = before + part_start(elements, dp + 1, parts);
     }
 }
 

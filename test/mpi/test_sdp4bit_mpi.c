@@ -134,7 +134,7 @@ static const Preset presets[] = {
 };
 enum { PRESETS = sizeof presets / sizeof *presets };
 
-static int preset_tensors(Shape shape, int dp, int64_t border, LayoutTensor *t) {
+static int preset_tensors(Shape shape, int dp, int64_t alignment, LayoutTensor *t) {
     static const LayoutTensor ragged[] = {MATRIX(5003, 0), VECTOR(37, 0),  MATRIX(2048, 1),
                                           MATRIX(100, 1),  VECTOR(5, 1),   VECTOR(64, 1),
                                           MATRIX(1, 2),    MATRIX(777, 2), VECTOR(1, 2)};
@@ -148,7 +148,7 @@ static int preset_tensors(Shape shape, int dp, int64_t border, LayoutTensor *t) 
     if (shape == TAILS_ONLY) memcpy(t, tails, sizeof tails);
     if (shape == RAGGED || shape == PARTS) return sizeof ragged / sizeof *ragged;
     if (shape == TAILS_ONLY) return sizeof tails / sizeof *tails;
-    int64_t least = 16 * dp * border;  // of a bucket
+    int64_t least = 16 * dp * alignment;  // of a bucket
     int count = 0;
     for (int u = 0; u < 3; u++) {
         LayoutTensor matrix = MATRIX(shape == ALIGNED ? least : least + 13 * u + 1, u);
@@ -296,11 +296,12 @@ static void build_plan(Trial *t) {
     LayoutOptions options;
     options.nodes = t->mesh->rail.size;
     options.per_node = t->mesh->node.size;
-    options.chunk_border = layout_border(preset->grad.intra_group, preset->grad.inter_group, 0);
-    options.border = layout_border(preset->grad.intra_group, preset->grad.inter_group, preset->weight.group);
+    options.chunk_alignment = layout_alignment(preset->grad.intra_group, preset->grad.inter_group, 0);
+    options.alignment = layout_alignment(preset->grad.intra_group, preset->grad.inter_group,
+                                         preset->weight.group);
     options.bucket_elements = 1;
     options.pieces = 1;
-    t->count = preset_tensors(preset->shape, t->machine->size, options.border, t->tensors);
+    t->count = preset_tensors(preset->shape, t->machine->size, options.alignment, t->tensors);
     if (!layout_build(&t->layout, t->tensors, t->count, &options, &err))
         fatal(NULL, EXIT_USAGE, "%s", err.what);
     t->checks.sealed = t->number % 2 == 1 && preset->shape != ALIGNED;
@@ -942,7 +943,7 @@ static int run_shape(Machine *machine, int nodes, bool emulate) {
     Ranks ranks;
     Split split = {nodes, 1, 1, false};
     int failures = 0;
-    // 50: more than borders, so that some chunks are empty; 0: the planner chooses.
+    // 50: more chunks than alignment units, so that some chunks are empty; 0: the planner chooses.
     static const int chunk_counts[] = {1, 3, 50, 0};
     open_ranks(&ranks, machine, &split, emulate);
     for (int preset = 0; preset < PRESETS; preset++) {

@@ -33,9 +33,9 @@ static void logarithm_is_accurate(void **state) {
     }
     // Every power of two, the boundary of the mantissa range, and their neighbors on both sides.
     for (int e = 0; e < 63; e++) {
-        double power = ldexp(1.0, -e), border = ldexp(sqrt(0.5), -e);
+        double power = ldexp(1.0, -e), middle = ldexp(sqrt(0.5), -e);
         double x[] = {power,  nextafter(power, 0),  e ? nextafter(power, 1) : 1.0,
-                      border, nextafter(border, 0), nextafter(border, 1)};
+                      middle, nextafter(middle, 0), nextafter(middle, 1)};
         for (int k = 0; k < 6; k++) worst = fmax(worst, relative_error(log_unit(x[k]), logl(x[k])));
     }
     if (!(worst < 4e-16)) fail_msg("relative error %g", worst);

@@ -249,12 +249,12 @@ static void kinds_may_be_missing(void **state) {
     checkpoint_close(c);
 }
 
-// Adds a per-node kind for all tensors that have it, each split at element `border`, for nodes 0 to
+// Adds a per-node kind for all tensors that have it, each split at element `split`, for nodes 0 to
 // nodes - 1.
-static void add_kind(Saved *s, SliceKind kind, int nodes, int64_t border) {
+static void add_kind(Saved *s, SliceKind kind, int nodes, int64_t split) {
     for (int t = 0; t < TENSORS; t++) {
         for (int node = 0; node < nodes && slice_kind_holds(kind, MODEL[t].dims); node++) {
-            int64_t all = elements_of(t), at = border < all ? border : all;
+            int64_t all = elements_of(t), at = split < all ? split : all;
             s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, kind, at, all, {0, 0}, node};
             s->slices[s->save.slice_count++] = (Slice){MODEL[t].name, kind, 0, at, {0, 0}, node};
             assert_true(s->save.slice_count < MAX_SLICES);

@@ -157,7 +157,7 @@ static void check_embedding(int B, int T, int C, Dropout d) {
 // A vocabulary split over three ranks gives bitwise the same result as on one rank.
 static void test_embedding_parts(void **state) {
     enum { V = 50, B = 2, T = 9, C = 24, N = B * T };
-    const int border[] = {0, 7, 40, V};
+    const int bounds[] = {0, 7, 40, V};
     Random rng = {21};
     Dropout d = {0.25f, 9, DROPOUT_EMBEDDING, 11};
     floatX *wte = random_floatX(&rng, V * C, 0, 1), *wpe = random_floatX(&rng, N * C, 0, 1),
@@ -172,13 +172,13 @@ static void test_embedding_parts(void **state) {
     op_embedding_forward(NULL, &whole);
     op_embedding_backward(NULL, &whole);
     for (int rank = 0; rank < 3; rank++) {
-        int64_t at = border[rank] * C;
+        int64_t at = bounds[rank] * C;
         float *dwpe_rank = copy_of(dwpe_part, N * C * sizeof(float));
         Embedding mine = {B,
                           T,
                           C,
-                          border[rank],
-                          border[rank + 1] - border[rank],
+                          bounds[rank],
+                          bounds[rank + 1] - bounds[rank],
                           tokens,
                           positions,
                           d,
@@ -449,13 +449,13 @@ static LayerNorm norm_rows(const LayerNorm *whole, int64_t first, int64_t count)
 // Computing in blocks of rows, with boundaries inside samples, is bitwise identical to one call.
 static void test_layernorm_rows(void **state) {
     enum { B = 3, T = 7, C = 40, N = B * T, BLOCKS = 3 };
-    const int border[BLOCKS + 1] = {0, 5, 16, N};
+    const int bounds[BLOCKS + 1] = {0, 5, 16, N};
     Dropout d = {0.3f, 8, 4 * 2 + DROPOUT_PROJECTION, 1ll << 33};
     NormTensors whole = norm_tensors(B, T, C, d), parts = norm_tensors(B, T, C, d);
     op_layernorm_forward(NULL, &whole.op);
     op_layernorm_backward(NULL, &whole.op);
     for (int i = 0; i < BLOCKS; i++) {
-        LayerNorm block = norm_rows(&parts.op, border[i], border[i + 1] - border[i]);
+        LayerNorm block = norm_rows(&parts.op, bounds[i], bounds[i + 1] - bounds[i]);
         op_layernorm_forward(NULL, &block);
         op_layernorm_backward(NULL, &block);
     }
@@ -473,15 +473,15 @@ static void test_layernorm_rows(void **state) {
 
 // At the end of a pipeline stage there is no LayerNorm. The residual sum and the branch's gradient
 // are bitwise identical to the fused op's, and no other tensor is written.
-static void test_layernorm_border(void **state) {
+static void test_residual_sum_alone(void **state) {
     enum { B = 2, T = 6, C = 24, N = B * T };
     Dropout d = {0.3f, 8, 4 * 2 + DROPOUT_FFN, 12};
     for (int blocks = 1; blocks <= 2; blocks++) {
-        NormTensors fused = norm_tensors(B, T, C, d), border = norm_tensors(B, T, C, d);
+        NormTensors fused = norm_tensors(B, T, C, d), alone = norm_tensors(B, T, C, d);
         op_layernorm_forward(NULL, &fused.op);
         op_layernorm_backward(NULL, &fused.op);
-        memcpy(border.op.dresidual, fused.op.dresidual, N * C * sizeof(floatX));
-        LayerNorm sum = border.op;
+        memcpy(alone.op.dresidual, fused.op.dresidual, N * C * sizeof(floatX));
+        LayerNorm sum = alone.op;
         sum.gamma = sum.beta = sum.dy = NULL;
         sum.y = NULL, sum.mean = sum.rstd = sum.dgamma = sum.dbeta = NULL;
         for (int i = 0; i < blocks; i++) {
@@ -489,14 +489,14 @@ static void test_layernorm_border(void **state) {
             op_layernorm_forward(NULL, &block);
             op_layernorm_backward(NULL, &block);
         }
-        assert_memory_equal(fused.op.x, border.op.x, N * C * sizeof(floatX));
-        assert_memory_equal(fused.op.dbranch, border.op.dbranch, N * C * sizeof(floatX));
-        assert_memory_equal(fused.op.dresidual, border.op.dresidual, N * C * sizeof(floatX));
+        assert_memory_equal(fused.op.x, alone.op.x, N * C * sizeof(floatX));
+        assert_memory_equal(fused.op.dbranch, alone.op.dbranch, N * C * sizeof(floatX));
+        assert_memory_equal(fused.op.dresidual, alone.op.dresidual, N * C * sizeof(floatX));
         sum.dbranch = NULL;  // nothing left to compute
         op_layernorm_backward(NULL, &sum);
-        assert_memory_equal(fused.op.dresidual, border.op.dresidual, N * C * sizeof(floatX));
+        assert_memory_equal(fused.op.dresidual, alone.op.dresidual, N * C * sizeof(floatX));
         norm_tensors_free(&fused);
-        norm_tensors_free(&border);
+        norm_tensors_free(&alone);
     }
 }
 
@@ -752,7 +752,7 @@ static void cut_columns(floatX *part, floatX *whole, int64_t rows, int64_t colum
 // Heads split over two ranks, with dropout and documents, are bitwise identical to one call.
 static void test_attention_heads(void **state) {
     enum { B = 2, T = 70, NH = 5, HD = 16, N = B * T, C = NH * HD };
-    const int border[] = {0, 2, NH};
+    const int bounds[] = {0, 2, NH};
     Dropout dropout = {0.2f, 11, DROPOUT_ATTENTION, 40};
     Random rng = {14};
     floatX *qkv = random_floatX(&rng, N * 3 * C, 0, 1), *dout = random_floatX(&rng, N * C, 0, 1);
@@ -765,7 +765,7 @@ static void test_attention_heads(void **state) {
     op_attention_forward(NULL, &all);
     op_attention_backward(NULL, &all);
     for (int rank = 0; rank < 2; rank++) {
-        int first = border[rank], heads = border[rank + 1] - first;
+        int first = bounds[rank], heads = bounds[rank + 1] - first;
         int64_t at = first * HD, width = heads * HD;
         floatX *my_qkv = poisoned_floatX(N * 3 * width), *my_dout = poisoned_floatX(N * width),
                *my_out = poisoned_floatX(N * width), *my_dqkv = poisoned_floatX(N * 3 * width);
@@ -912,7 +912,7 @@ int main(void) {
         cmocka_unit_test(test_embedding_one_table),
         cmocka_unit_test(test_layernorm),
         cmocka_unit_test(test_layernorm_rows),
-        cmocka_unit_test(test_layernorm_border),
+        cmocka_unit_test(test_residual_sum_alone),
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_linear_halves),
         cmocka_unit_test(test_attention),

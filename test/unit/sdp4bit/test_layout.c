@@ -68,8 +68,8 @@ static Case *random_case(uint32_t trial) {
     c->weight.group = groups[roll(&dice, 0, 5)];
     c->options.nodes = (int)roll(&dice, 1, 5);
     c->options.per_node = (int)roll(&dice, 1, 5);
-    c->options.chunk_border = layout_border(c->grad.intra_group, c->grad.inter_group, 0);
-    c->options.border = layout_border(c->grad.intra_group, c->grad.inter_group, c->weight.group);
+    c->options.chunk_alignment = layout_alignment(c->grad.intra_group, c->grad.inter_group, 0);
+    c->options.alignment = layout_alignment(c->grad.intra_group, c->grad.inter_group, c->weight.group);
     c->options.bucket_elements = roll(&dice, 1, 200000);
     c->options.pieces = 1;
     Error err;
@@ -106,7 +106,7 @@ static void check_tensors(const Case *c) {
             assert_int_equal(layout->unit_bucket[tensor->unit], b);
             assert_true(tensor->unit >= bucket->first_unit && tensor->unit < bucket->end_unit);
             assert_int_equal(layout->tensor_arena[segment->tensor], base + segment->start);
-            assert_int_equal(segment->start % (matrix ? c->options.border : TAIL_ALIGN), 0);
+            assert_int_equal(segment->start % (matrix ? c->options.alignment : TAIL_ALIGN), 0);
             assert_true(segment->start >= 0 && segment->start + segment->numel <= length);
             for (int64_t i = 0; i < segment->numel; i++)
                 assert_int_equal(used[base + segment->start + i]++, 0);
@@ -163,7 +163,7 @@ static void check_buckets(const Case *c) {
         assert_true(bucket->state_start >= shard && bucket->state_start % 64 == 0);
         assert_int_equal(bucket->matrix_elements, bucket->matrix_per_rank * layout->dp);
         assert_int_equal(bucket->tail_elements, bucket->tail_per_rank * layout->dp);
-        assert_int_equal(bucket->matrix_per_rank % c->options.border, 0);
+        assert_int_equal(bucket->matrix_per_rank % c->options.alignment, 0);
         assert_int_equal(bucket->tail_per_rank % TAIL_ALIGN, 0);
         arena = bucket->arena_start + bucket->matrix_elements + bucket->tail_elements;
         shard = bucket->state_start + bucket->matrix_per_rank + bucket->tail_per_rank;
@@ -174,10 +174,10 @@ static void check_buckets(const Case *c) {
 }
 
 // Whole units are merged up to the target size. Unless there is only one bucket, each has at least
-// 16 x dp x border elements.
+// 16 x dp x alignment elements.
 static void check_bucket_sizes(const Case *c) {
     const BucketLayout *layout = &c->layout;
-    int64_t least = 16 * (int64_t)layout->dp * c->options.border;
+    int64_t least = 16 * (int64_t)layout->dp * c->options.alignment;
     for (int b = 0; b < layout->buckets; b++) {
         int64_t elements = 0, last_unit = 0;
         for (int i = 0; i < c->count; i++) {
@@ -286,14 +286,14 @@ static void test_chunks_cover_the_shard_once(void **state) {
                     layout_chunk(&c->layout, &c->layout.bucket[b], chunks, k, &lo, &hi);
                     assert_int_equal(lo, at);
                     assert_true(hi >= lo);
-                    assert_int_equal(lo % c->options.chunk_border, 0);
-                    assert_int_equal(hi % c->options.chunk_border, 0);
+                    assert_int_equal(lo % c->options.chunk_alignment, 0);
+                    assert_int_equal(hi % c->options.chunk_alignment, 0);
                     smallest = hi - lo < smallest ? hi - lo : smallest;
                     largest = hi - lo > largest ? hi - lo : largest;
                     at = hi;
                 }
                 assert_int_equal(at, c->layout.bucket[b].matrix_per_rank);
-                assert_true(largest - smallest <= c->options.chunk_border);
+                assert_true(largest - smallest <= c->options.chunk_alignment);
             }
         }
         free_case(c);
@@ -308,7 +308,7 @@ static void test_automatic_chunks(void **state) {
     int cut = 0;
     for (uint32_t trial = 0; trial < TRIALS; trial++) {
         Case *c = random_case(trial);
-        int64_t ranks = c->layout.dp, least = 16 * ranks * c->options.border,
+        int64_t ranks = c->layout.dp, least = 16 * ranks * c->options.alignment,
                 target = c->options.bucket_elements > least ? c->options.bucket_elements : least;
         for (int b = 1; b < c->layout.buckets; b++)
             target = c->layout.bucket[b].matrix_elements > target ? c->layout.bucket[b].matrix_elements
@@ -324,7 +324,7 @@ static void test_automatic_chunks(void **state) {
             for (int k = 0; k < chunks; k++) {
                 int64_t lo, hi;
                 layout_chunk(&c->layout, bucket, chunks, k, &lo, &hi);
-                assert_true(2 * (hi - lo) * ranks <= 3 * target + 2 * ranks * c->options.chunk_border);
+                assert_true(2 * (hi - lo) * ranks <= 3 * target + 2 * ranks * c->options.chunk_alignment);
             }
         }
         free_case(c);
@@ -333,7 +333,8 @@ static void test_automatic_chunks(void **state) {
     // The 125M model on 2 x 2 ranks: the embeddings (40.2 M elements) get two chunks, three layers
     // (21.2 M) one. Layers above the target size are not split either, as at 1.3B.
     LayoutTensor tensors[] = {MATRIX(38633472, 0), MATRIX(1572864, 0), MATRIX(21233664, 1), VECTOR(29952, 1)};
-    LayoutOptions options = {2, 2, layout_border(128, 128, 2048), layout_border(128, 128, 0), 25000000, 1};
+    LayoutOptions options = {2,        2, layout_alignment(128, 128, 2048), layout_alignment(128, 128, 0),
+                             25000000, 1};
     BucketLayout layout;
     assert_true(layout_build(&layout, tensors, 4, &options, NULL));
     assert_int_equal(layout.buckets, 2);
@@ -442,9 +443,9 @@ static int bits_of(Codec codec) {
 
 // The requested number, otherwise 1. The first bucket gets the number whose chunk size is closest
 // to the largest of three values: the largest other bucket, the target size of buckets, and 16
-// borders per rank.
+// alignment units per rank.
 static int64_t expected_chunks(const Case *c, int b) {
-    int64_t size = 16 * c->options.nodes * c->options.per_node * c->options.border, chunks = 1;
+    int64_t size = 16 * c->options.nodes * c->options.per_node * c->options.alignment, chunks = 1;
     if (c->grad.chunks) return c->grad.chunks;
     if (size < c->options.bucket_elements) size = c->options.bucket_elements;
     for (int other = 1; other < c->layout.buckets; other++)
@@ -459,10 +460,10 @@ static WireBytes expected_bytes(const Case *c) {
     int64_t nodes = c->options.nodes, per_node = c->options.per_node, ranks = nodes * per_node;
     for (int b = 0; b < c->layout.buckets; b++) {
         int64_t matrix = c->layout.bucket[b].matrix_elements / ranks,
-                tail = c->layout.bucket[b].tail_elements / ranks, units = matrix / c->options.chunk_border;
+                tail = c->layout.bucket[b].tail_elements / ranks, units = matrix / c->options.chunk_alignment;
         int64_t chunks = expected_chunks(c, b);
         for (int64_t k = 0; k < chunks; k++) {
-            int64_t n = ((k + 1) * units / chunks - k * units / chunks) * c->options.chunk_border,
+            int64_t n = ((k + 1) * units / chunks - k * units / chunks) * c->options.chunk_alignment,
                     t = k ? 0 : tail;
             int tail_bits = bits_of(c->grad.tail_codec);
             sum.grad_intra += (per_node - 1) * message_bytes(bits_of(c->grad.intra_codec),
@@ -507,7 +508,7 @@ static void test_wire_bytes_equal_formulas(void **state) {
             int64_t unit = (int64_t)nodes * per_node * 4 * 2048;
             LayoutTensor tensors[] = {MATRIX(unit, 0), MATRIX(3 * unit, 1), MATRIX(2 * unit, 2)};
             LayoutOptions options = {
-                nodes, per_node, layout_border(128, 512, 2048), layout_border(128, 512, 0), 1, 1};
+                nodes, per_node, layout_alignment(128, 512, 2048), layout_alignment(128, 512, 0), 1, 1};
             BucketLayout layout;
             assert_true(layout_build(&layout, tensors, 3, &options, NULL));
             WireBytes bytes = layout_wire_bytes(&layout, &grad, &weight);
@@ -530,11 +531,11 @@ static void test_wire_bytes_equal_formulas(void **state) {
 
 // With --verify-wire every nonempty message grows by one section.
 static void test_sealed_messages(void **state) {
-    // More chunks than borders: some chunks are empty.
+    // More chunks than alignment units: some chunks are empty.
     GradFormat grad = {CODEC_INT8, CODEC_INT4, 128, 512, CODEC_BF16, true, ROUND_STOCHASTIC, 100};
     WeightFormat weight = {CODEC_INT4, 2048, true, ROUND_NEAREST};
     LayoutTensor tensors[] = {MATRIX(70000, 0), VECTOR(100, 0), MATRIX(90000, 1)};
-    LayoutOptions options = {2, 2, layout_border(128, 512, 2048), layout_border(128, 512, 0), 1, 1};
+    LayoutOptions options = {2, 2, layout_alignment(128, 512, 2048), layout_alignment(128, 512, 0), 1, 1};
     BucketLayout layout;
     assert_true(layout_build(&layout, tensors, 3, &options, NULL));
     WireBytes open = layout_wire_bytes(&layout, &grad, &weight);
@@ -611,18 +612,18 @@ static void test_refusals(void **state) {
     bad.pieces = 0;
     check_refused(good, 2, bad);
     bad = options;
-    bad.border = 0;
+    bad.alignment = 0;
     check_refused(good, 2, bad);
     bad = options;
-    bad.chunk_border = 96;
-    check_refused(good, 2, bad);  // does not divide the border
+    bad.chunk_alignment = 96;
+    check_refused(good, 2, bad);  // does not divide the alignment
 }
 
-static void test_border(void **state) {
-    assert_int_equal(layout_border(0, 0, 0), 32);
-    assert_int_equal(layout_border(128, 512, 2048), 2048);
-    assert_int_equal(layout_border(96, 128, 0), 384);
-    assert_int_equal(layout_border(32, 0, 160), 160);
+static void test_alignment(void **state) {
+    assert_int_equal(layout_alignment(0, 0, 0), 32);
+    assert_int_equal(layout_alignment(128, 512, 2048), 2048);
+    assert_int_equal(layout_alignment(96, 128, 0), 384);
+    assert_int_equal(layout_alignment(32, 0, 160), 160);
 }
 
 // Every rank has its own slot in the gathered messages; a row holds the ranks of one rail.
@@ -653,7 +654,7 @@ int main(void) {
         cmocka_unit_test(test_wire_bytes_equal_formulas),
         cmocka_unit_test(test_reduction_between_nodes),
         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_border),
+        cmocka_unit_test(test_alignment),
         cmocka_unit_test(test_gather_slots),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
