@@ -186,8 +186,8 @@ void zero_resume_replica_group(Zero *zero, int64_t step, int64_t outer_applied_a
 void *zero_staging(const Zero *zero, uint64_t *bytes);
 // Copies a range to that memory during training. zero_stage queues the copy; zero_copy_staged
 // starts the queued copies, once the device has enough work, because timer events complete only
-// after gigabytes of copies recorded before them (dev/bench/NOTES.md, Saves). zero_staged waits for
-// all copies.
+// after gigabytes of copies recorded before them (dev/bench/NOTES.md, "Checkpoint saves").
+// zero_staged waits for all copies.
 void zero_stage(Zero *zero, int range, SliceKind kind, void *pinned);
 void zero_copy_staged(Zero *zero);
 void zero_staged(Zero *zero);
