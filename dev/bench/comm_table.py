@@ -140,10 +140,10 @@ def step_seconds(plain, buckets, computing):
 
 
 def plan_steps(logs, model, rows, network, left, start, most, presets):
-    """Returns ([(preset, steps of each of its two intervals)], total seconds). 0 steps: left out.
+    """Returns ([(preset, steps of each of its two intervals)], total seconds). 0 steps: skipped.
 
     First each preset gets the minimum number of steps, as long as time remains. Then the remaining
-    time is used for longer intervals, so no preset is left out to lengthen another."""
+    time is used for longer intervals, so no preset is skipped to lengthen another."""
     synced = read_sync(logs, model, network)
     one = one_rank(logs, model, rows)
     computing = compute_ms(one) if one else 1000.0

@@ -107,7 +107,7 @@ static bool take_keys(const Reading *r, const HfFamily *family) {
     return true;
 }
 
-// The parameters of Llama 3.1's rope scaling besides the factor. The trainer supports only these
+// The parameters of Llama 3.1's rope scaling, except the factor. The trainer supports only these
 // values (llmc/model/rope_table.c).
 static const struct RopeNumber {
     const char *name, *text;

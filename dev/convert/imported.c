@@ -52,7 +52,7 @@ void model_flags_free(ModelFlags *flags) {
 
 // --- The model -----------------------------------------------------------------------------------
 
-// Flags that a run needs besides its model. They do not affect the model.
+// Flags that a run needs in addition to its model. They do not affect the model.
 static const char *const PLACEHOLDERS[] = {
     "convert_checkpoint",   "--bf16",         "--use-distributed-optimizer",
     "--mock-data",          "--lr=1",         "--train-iters=1",

@@ -56,7 +56,7 @@ typedef enum MegatronMeaning {
 } MegatronMeaning;
 // Parses a tensor name. *tensor: index into gpt->whole, for MEGATRON_STACKED the tensor of layer 0.
 // first_layer: the trainer's index of the name's layer 0. Accepts names of megatron-core
-// (decoder.layers.0.mlp.linear_fc1.weight, also with Transformer Engine's norms) and of the legacy
+// (decoder.layers.0.mlp.linear_fc1.weight, including Transformer Engine's norms) and of the legacy
 // GPT (language_model.encoder...).
 MegatronMeaning megatron_name(const GPT *gpt, const char *name, int64_t first_layer, int *tensor);
 // Index of the tensor of layer `layer` that corresponds to `tensor` of layer 0.

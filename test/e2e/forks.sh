@@ -57,12 +57,12 @@ by_hand() {
         says '| baseline | 3 | 3.10033 | - | - | - |' &&
         says '| sdp4bit | 3 | 3.10533 | +0.00500 | 0.00248 | +0.161 | worse | 0.1000 | 1.500 |' &&
         says '| qwd | 2 | 3.05070 | +0.00020 | 0.00127 | +0.007 | inside the noise |' &&
-        says '| tlq | 1 | 3.09900 | -0.00100 | - | -0.032 | one seed: cannot tell |' &&
+        says '| tlq | 1 | 3.09900 | -0.00100 | - | -0.032 | one seed: inconclusive |' &&
         says 'standard deviation of 0.001414 (2 degrees of freedom)' &&
-        says '- sdp4bit is as good as the baseline, to 0.003: **cannot be told** (+0.00500 ± 0.00248)' &&
+        says '- sdp4bit is as good as the baseline, to 0.003: **inconclusive** (+0.00500 ± 0.00248)' &&
         says '- qwd is as good as the baseline, to 0.003: holds (+0.00020 ± 0.00127)' &&
         says '- tlq-hs is as good as the baseline, to 0.003: **does not hold** (+0.01010 ± 0.00025)' &&
-        says '- tlq is worse than tlq-hs: cannot be told from one seed (-0.01120 ± ?)' &&
+        says '- tlq is worse than tlq-hs: inconclusive with one seed (-0.01120 ± ?)' &&
         says '- lossless is bitwise identical to the baseline: holds, every loss and gradient norm in 1 fork' &&
         says '![p500_l100_gaps](125m-branches_p500_l100_gaps.svg)' &&
         [ -s "$work/page/125m-branches_p500_l100_gradient_error.svg" ]
@@ -254,7 +254,7 @@ again() { # the checkpoints are lost; recreated ones are identical
     rm -r "$work/study/raw/125m-branches/trunk.checkpoints"
     rc=0
     forks tlq 0 || rc=$?
-    error_names 5 "is lost or is not the base run's" $rc || return 1
+    error_names 5 "is missing or belongs to another base run" $rc || return 1
     base_run 6,12 && forks tlq 0 || { say "exit code $?"; return 1; }
     grep -q '^tlq from 12 over 8, data 0: validation loss' "$work/out"
 }
@@ -286,7 +286,7 @@ other_bits_base_run() {
     sed -i 's/"6":"[0-9a-f]*"/"6":"0123456789abcdef"/' "$work/study/125m-branches/trunk.json"
     rc=0
     base_run 6,12 || rc=$?
-    error_names 5 "the base run has other bits" $rc
+    error_names 5 "the base run differs from trunk.json" $rc
 }
 check "refuses a base run that is not bit-exact" other_bits_base_run
 check "a base run with different settings" refused 5 "lr 0.003 and 0.002" base "${place[@]}" --points 6,12 \
@@ -295,6 +295,6 @@ check "a point not in the base run" refused 2 "the base run's points are" fork "
     --length 8
 check "data that would repeat" refused 5 "data would repeat" fork "${place[@]}" --point 12 --length 8 \
     --seeds 99999
-check "no point" refused 2 "whole numbers" base "${place[@]}" --points x
-check "earlier names of commands" refused 2 "whole numbers" trunk "${place[@]}" --points x
+check "no point" refused 2 "must be integers" base "${place[@]}" --points x
+check "earlier names of commands" refused 2 "must be integers" trunk "${place[@]}" --points x
 finish

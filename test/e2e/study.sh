@@ -47,9 +47,9 @@ by_hand() {
         says '| qwd | 1 | 2.99000 | -0.01000 | 0.02598 | -0.333 | inside the noise |' &&
         says 'standard deviation of 0.02582 over 4 seeds' && says 'own standard deviation is 0.00816' &&
         says '- qw-g2048 is worse than qwd: holds (+0.51000 ± 0.02598)' &&
-        says '- tlq is worse than tlq-hs: **cannot be told** from the noise (+0.00000 ± 0.02598)' &&
+        says '- tlq is worse than tlq-hs: **inconclusive**, inside the noise (+0.00000 ± 0.02598)' &&
         says '- sdp4bit is as good as the baseline, to 0.003: **does not hold** (+0.02000 ± 0.01299)' &&
-        says '- qwd is as good as the baseline, to 0.003: **cannot be told** (-0.01000 ± 0.02598)'
+        says '- qwd is as good as the baseline, to 0.003: **inconclusive** (-0.01000 ± 0.02598)'
 }
 check "gaps, intervals and conclusions with known answers" by_hand
 pictures() {
@@ -81,8 +81,8 @@ check "the command that produced the runs" command_of
 reversed() { # with opposite signs, and no known noise
     made three baseline 1 3.0 && made three tlq 1 2.8 && made three tlq-hs 1 2.9 && reports "$work/three" ||
         return 1
-    says '| tlq | 1 | 2.80000 | -0.20000 | - | -6.667 | one seed: cannot tell |' &&
-        says 'no gap can be distinguished from chance' && says 'tlq is worse than tlq-hs: cannot be told from one seed'
+    says '| tlq | 1 | 2.80000 | -0.20000 | - | -6.667 | one seed: inconclusive |' &&
+        says 'no gap can be distinguished from random' && says 'tlq is worse than tlq-hs: inconclusive with one seed'
 }
 check "no conclusion from a single seed" reversed
 # No preset has several seeds. The baseline has 3.0 and 3.2: standard deviation 0.14142, times
@@ -107,10 +107,10 @@ lost six tlq-hs 1
 diverged() {
     reports "$work/six" && says '| sdp4bit | 3 of 4 | 3.02000 | +0.00000 | - | +0.000 | diverged |' &&
         says '- sdp4bit is as good as the baseline, to 0.003: **does not hold**: 1 of 4 runs diverged,' &&
-        says 'runs diverged, of the baseline 0 of 4' &&
+        says "runs diverged, compared with 0 of 4 of the baseline's" &&
         says '- qw-g2048 is worse than baseline: holds (1 of 1 runs diverged)' &&
         says '- tlq is worse than tlq-hs: **does not hold**: 1 of 1 runs of tlq-hs diverged' &&
-        says '- ulq is worse than tlq-hs: **cannot be told**: runs of both diverged' &&
+        says '- ulq is worse than tlq-hs: **inconclusive**: runs of both diverged' &&
         grep -q 'sdp4bit (1 diverged)' "$work/page/125m_gaps.svg" &&
         grep -q 'ulq (1 diverged)' "$work/page/125m_gaps.svg"
 }
@@ -254,7 +254,7 @@ claimed_elsewhere() { # a run that another process has locked is skipped
     mkdir -p "$work/study/raw/125m"
     (
         flock -n 9 || exit 1
-        runs 0 tlq 3 && grep -q 'tlq seed 3: another process makes it' "$work/out" &&
+        runs 0 tlq 3 && grep -q 'tlq seed 3: another process is running it' "$work/out" &&
             [ ! -e "$work/study/125m/tlq.3.json" ]
     ) 9>"$work/study/raw/125m/tlq.3.lock" || { why="$(cat "$work/out")"; return 1; }
     runs 0 tlq 3 && [ -e "$work/study/125m/tlq.3.json" ]

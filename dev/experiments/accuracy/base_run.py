@@ -91,9 +91,9 @@ def check_bits(base, made):
     for point, bits in made.items():
         known = base["points"].get(point, bits)
         if known != bits:
-            raise StudyError(5, f"at iteration {point} the base run has other bits than trunk.json records "
-                                f"({bits} instead of {known}); use the same GPU type, libraries, program and "
-                                f"--micro-batch-size (recorded: {base['device']}, commit {base['commit']}), "
+            raise StudyError(5, f"at iteration {point} the base run differs from trunk.json "
+                                f"(hash {bits} instead of {known}); use the same GPU type, libraries, program "
+                                f"and --micro-batch-size (recorded: {base['device']}, commit {base['commit']}), "
                                 "or choose another --name")
 
 

@@ -29,10 +29,11 @@ def bit_identical(presets):
 
 def chance_text(chance, presets):
     if chance.deviation is None:
-        return ["**Chance.** No data seed has a replicate, so random variation was not measured."]
+        return ["**Random variation.** No data seed has a replicate, so it was not measured."]
     most = max(len(losses) for losses in families(presets).values())
     return paragraph(
-        f"**Chance.** Up to {most} runs per data seed differ only in the last bits of the learning rate.",
+        f"**Random variation.** Up to {most} runs per data seed differ only in the last bits of the "
+        "learning rate.",
         f"Their gaps have a standard deviation of {chance.of_gap():.6f} ({chance.freedom} "
         f"{'degree' if chance.freedom == 1 else 'degrees'} of freedom).",
         "This is a lower bound for the random variation of a gap: a preset's rounding perturbs every step.")

@@ -45,8 +45,8 @@ def check_data(base, options, seeds):
     last = first_sample(base, options, max(seeds) + 1)
     there = samples_of_epoch(options.data, base["settings"]["split"], base["seq_length"])
     if last > there:
-        raise StudyError(5, f"data seed {max(seeds)} would end at sample {last}, but an epoch has {there}: "
-                            "data would repeat; take fewer or shorter forks, or a larger corpus")
+        raise StudyError(5, f"data seed {max(seeds)} would end at sample {last}, but an epoch has {there}, "
+                            "so data would repeat; use fewer or shorter forks, or a larger corpus")
 
 
 def settings_of(options, base):
@@ -133,8 +133,8 @@ def check(options, base):
     if data_fingerprint(options.data) != base["settings"]["data"]:
         raise StudyError(5, f"{options.data} is not the corpus that the base run used")
     if fingerprint(saves_folder(options), options.point) != base["points"][str(options.point)]:
-        raise StudyError(5, f"the checkpoint of iteration {options.point} in {saves_folder(options)} is lost "
-                            "or is not the base run's; run `study base` again")
+        raise StudyError(5, f"the checkpoint of iteration {options.point} in {saves_folder(options)} is "
+                            "missing or belongs to another base run; run `study base` again")
 
 
 def train_forks(options):

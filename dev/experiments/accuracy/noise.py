@@ -15,7 +15,7 @@ def t_975(freedom):
 
 
 def gaps(results, preset, reference):
-    """Returns the difference in validation loss to the reference, by seed.
+    """Returns the difference in validation loss from the reference, by seed.
 
     Runs with the same seed have the same initial weights and read the same data in the same order."""
     ours, theirs = results.get(preset, {}), results.get(reference, {})
@@ -73,7 +73,7 @@ class Noise:
 def classify(mean, half):
     """Classifies a gap by its 95 % interval."""
     if half is None:
-        return "one seed: cannot tell"
+        return "one seed: inconclusive"
     if mean - half > 0:
         return "worse"
     return "better" if mean + half < 0 else "inside the noise"

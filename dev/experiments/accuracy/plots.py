@@ -34,7 +34,8 @@ def gap_plot(results, noise, title):
     ends += [0.0] + [v for *_, values in rows for v in values]
     panel = Panel(TOP, 30 * len(rows), (min(ends), max(ends)), (0.4, len(rows) - 0.4), pad_x=0.02)
     zero = f"{panel.x(0):.1f}"
-    axes, names = panel.x_axis("difference in validation loss to the baseline with the same seed", sign="+"), []
+    axes = panel.x_axis("difference in validation loss from the baseline with the same seed", sign="+")
+    names = []
     lines = [f'<line class="zero" x1="{zero}" x2="{zero}" y1="{TOP}" y2="{panel.bottom()}"/>']
     for k, (name, color, mean, half, values) in enumerate(rows):
         at = len(rows) - k - 0.5
@@ -53,7 +54,7 @@ def gap_plot(results, noise, title):
 
 
 def curve_points(result, reference, smooth=25):
-    """Returns (iteration, difference in loss to the reference), as moving averages."""
+    """Returns (iteration, difference in loss from the reference), as moving averages."""
     ours, theirs = result["train_loss"], reference["train_loss"]
     pairs = [a - b for a, b in zip(ours["mean"], theirs["mean"])]
     half = max(1, smooth // (2 * ours["every"]))
@@ -92,10 +93,10 @@ def plots(results, noise, model):
     made = {
         "gaps": gap_plot(results, noise, f"{model}: cost of each preset in validation loss"),
         "training": line_plot(losses, "loss minus the baseline's",
-                              f"{model}: training loss against the baseline",
+                              f"{model}: training loss minus the baseline's",
                               f"seed {seed}, mean of 25 iterations; the first tenth may exceed the frame"),
         "gradient_error": line_plot(errors(1), "relative error",
-                                    f"{model}: error of the reduced gradient against the exact reduction",
+                                    f"{model}: error of the reduced gradient relative to the exact reduction",
                                     f"seed {seed}; ‖reduced − exact‖ / ‖exact‖", log=True),
         "replica_error": line_plot(errors(2), "ratio",
                                    f"{model}: error of the model weights relative to bf16 rounding",

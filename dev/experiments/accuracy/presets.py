@@ -104,4 +104,4 @@ def numbers(text, flag):
     try:
         return [int(n) for n in text.split(",")]
     except ValueError:
-        raise StudyError(2, f"{flag} {text}: must be whole numbers separated by commas") from None
+        raise StudyError(2, f"{flag} {text}: must be integers separated by commas") from None

@@ -20,21 +20,22 @@ MOST_FORKS = 200
 
 def read_forks(folders):
     """Returns (point, length) -> preset -> data seed -> result. All share the base run's model and corpus."""
-    found, alike, base_runs = {}, {}, {}
+    found, comparable, base_runs = {}, {}, {}
     for folder in folders:
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         for path in (os.path.join(folder, n) for n in names if n.endswith(".json") and n != "trunk.json"):
             result = read_result(path)
             settings = result["settings"]
             if "point" not in settings:
-                raise StudyError(5, f"{path} is not the result of a fork; pass folders that contain only forks")
+                raise StudyError(5, f"{path} is not the result of a fork; "
+                                    "pass folders that contain only forks")
             for name in ("model", "data"):
                 first = base_runs.setdefault(name, (path, settings.get(name)))
                 if first[1] != settings.get(name):
                     raise StudyError(5, f"{first[0]} and {path} differ in their {name}; "
-                                        "make a report of each")
+                                        "make a separate report of each")
             group = (settings["point"], settings["iterations"])
-            first = alike.setdefault(group, (path, settings))
+            first = comparable.setdefault(group, (path, settings))
             if first[1] != settings:
                 raise StudyError(5, f"{first[0]} and {path} were made with different settings: "
                                     f"{difference(first[1], settings)}")

@@ -28,7 +28,8 @@ def made_by(results, model):
 
 def noise_text(results, noise):
     if noise.baseline is None:
-        return ["**Noise.** No preset has several seeds, so no gap can be distinguished from chance."]
+        return ["**Noise.** No preset has several seeds, so no gap can be distinguished from random "
+                "variation."]
     origin = "It is the baseline's standard deviation times √2, because no other preset has several seeds"
     if noise.paired:
         origin = "It is estimated from gaps at equal seeds, over all presets with several seeds"

@@ -40,7 +40,7 @@ def table(results, noise):
     return rows
 
 
-ONE_SEED = "cannot be told from one seed"
+ONE_SEED = "inconclusive with one seed"
 
 
 def described(noise, values, test, words):
@@ -53,25 +53,25 @@ def order_of(results, noise, worse, better):
     """Describes whether `worse` is worse than `better` in these runs; empty without common seeds."""
     lost_worse, lost_better = lost(results, worse), lost(results, better)
     if lost_worse and lost_better:
-        return "**cannot be told**: runs of both diverged"
+        return "**inconclusive**: runs of both diverged"
     if lost_worse:
         return f"holds ({lost_worse} of {len(results[worse])} runs diverged)"
     if lost_better:
         return f"**does not hold**: {lost_better} of {len(results[better])} runs of {better} diverged"
     values = list(gaps(results, worse, better).values())
     return values and described(noise, values, classify, {
-        "worse": "holds", "better": "**does not hold**: the opposite does",
-        "inside the noise": "**cannot be told** from the noise"})
+        "worse": "holds", "better": "**does not hold**, the opposite does",
+        "inside the noise": "**inconclusive**, inside the noise"})
 
 
 def equality_of(results, noise, preset):
     """Describes whether the preset costs less than MARGIN in these runs; empty without common seeds."""
     if lost(results, preset):
         return (f"**does not hold**: {lost(results, preset)} of {len(results[preset])} runs diverged, "
-                f"of the baseline {lost(results, 'baseline')} of {len(results['baseline'])}")
+                f"compared with {lost(results, 'baseline')} of {len(results['baseline'])} of the baseline's")
     values = baseline_gaps(results, preset)
     return values and described(noise, values, as_good, {
-        "yes": "holds", "no": "**does not hold**", "unknown": "**cannot be told**"})
+        "yes": "holds", "no": "**does not hold**", "unknown": "**inconclusive**"})
 
 
 def ordering(results, noise):

@@ -164,12 +164,12 @@ def finished(job):
 
 
 def run_once(options, job, more=lambda lines: {}):
-    """Makes one run and writes its result. Returns its exit code, or 0 for 4 (the run diverged).
+    """Executes one run and writes its result. Returns its exit code, or 0 for 4 (the run diverged).
 
     A failed run has no result. more(lines of the log): returns additional fields of the result."""
     with claimed(job.raw) as free:
         if not free or finished(job):
-            print(f"{job.name}: another process makes it", flush=True)
+            print(f"{job.name}: another process is running it", flush=True)
             return 0
         began = time.monotonic()
         code = train(options, job)
@@ -191,7 +191,7 @@ def run_once(options, job, more=lambda lines: {}):
 
 
 def work_through(options, wanted, more=lambda lines: {}):
-    """Makes the runs that have no result, within --minutes. Returns the exit code of the study."""
+    """Executes the runs that have no result, within --minutes. Returns the exit code of the study."""
     started, longest, failed = time.monotonic(), 0.0, 0
     todo = [job for job in wanted if not finished(job)]
     print(f"{options.name}: {len(wanted) - len(todo)} of {len(wanted)} runs are done, {len(todo)} to do",
@@ -199,7 +199,7 @@ def work_through(options, wanted, more=lambda lines: {}):
     for done, job in enumerate(todo):
         spent = time.monotonic() - started
         if options.minutes and done and spent + 1.1 * longest > 60 * options.minutes:
-            print(f"{len(todo) - done} runs are left for the next call: out of time", flush=True)
+            print(f"{len(todo) - done} runs are left for the next call: time limit reached", flush=True)
             break
         began = time.monotonic()
         code = run_once(options, job, more)

@@ -85,7 +85,7 @@ same("longer intervals do not displace presets", plan(2 * (1 + short) + 0.001),
 longer = 2 * (many - 4) * computing / 1e3
 same("the first preset gets the remaining time", plan(2 * (1 + short) + longer + 0.001),
      [("fp32", many), ("bf16", 4), ("qwd", 0)])
-same("a preset that does not fit is left out", plan(1 + short + 0.001),
+same("a preset that does not fit is skipped", plan(1 + short + 0.001),
      [("fp32", 4), ("bf16", 0), ("qwd", 0)])
 write("one/m/1/half-2.jsonl", start(arguments={"num_layers": 2}), timers(14, 24))
 same("layer times of a run that ended during the warm-up", table.one_rank(logs, "m", "1"), None)

@@ -311,12 +311,12 @@ lines=()
 for value in 1e400 NaN 1.5 -3 "$long" "$longer" true; do
     lines+=("{\"kind\":\"train\",\"iteration\":$value,\"loss\":1}")
 done
-hostile "iterations that are no whole numbers" 7 "${lines[@]}"
+hostile "iterations that are not integers" 7 "${lines[@]}"
 lines=()
 for value in 1e400 '[]' "$long"; do
     lines+=("{\"kind\":\"interval\",\"iteration\":1,\"iterations\":$value,\"loss\":5,\"timing\":{}}")
 done
-hostile "spans that are no whole numbers" 3 "${lines[@]}"
+hostile "spans that are not integers" 3 "${lines[@]}"
 hostile "nested a hundred thousand times" 1 "{\"kind\":$nested"
 hostile "a loss nested deep" 0 '{"kind":"train","iteration":0,"loss":{"a":[1]}}'
 hostile "a long line of text" 0 "$nested" " iteration $longer/ 10 | lm loss: 1.0 |" \
