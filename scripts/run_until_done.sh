@@ -102,8 +102,8 @@ saved() {
 }
 
 # Succeeds for exit codes that justify a restart: saved and stopped (75), a lost rank (7), a rank
-# killed by a signal (128 + signal). SIGINT (130) and SIGTERM (143) are deliberate stops. SIGUSR1 (138)
-# arrived before the ranks had started and counts like 75.
+# killed by a signal (128 + signal). SIGINT (130) and SIGTERM (143) are deliberate stops. SIGUSR1
+# (138) arrived before the ranks had started and counts like 75.
 should_restart() {
     case $1 in
     7 | 75) return 0 ;;

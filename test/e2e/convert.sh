@@ -63,8 +63,8 @@ truncate -s -1 "$work/short/model.safetensors"
 cp -r "$work/staged" "$work/broken"
 truncate -s -1 "$work"/broken/iter_0000004/mp_rank_00_001/*
 out=(--to-hf "$work/none") in=(--save "$work/none")
-check "no flags" no_convert 2 "--load and --to-hf"
-check "both directions at once" no_convert 2 "--load and --to-hf" --load "$work/cut" --from-hf "$golden"
+check "no flags" no_convert 2 "--load with --to-hf"
+check "both directions at once" no_convert 2 "--load with --to-hf" --load "$work/cut" --from-hf "$golden"
 check "an incomplete direction" no_convert 2 "--to-hf is missing" --load "$work/cut"
 check "an unknown flag" no_convert 2 "--to-huggingface" --to-huggingface x
 check "output directory exists" no_convert 2 "is not empty" --load "$work/cut" --to-hf "$work/staged"

@@ -195,13 +195,13 @@ by_hand() { # values 1, 1, -2 and 0 in two ranks' files: sigma sqrt(12 / 8), max
         { why="$(tail -n 1 "$work/out")"; return 1; }
 }
 check "dev/plot_distributions: values computed by hand" by_hand
-check "dev/plot_distributions: missing iteration" plot_refuses "there are 6, 12" "$work/four" --iteration 7
+check "dev/plot_distributions: missing iteration" plot_refuses "use one of 6, 12" "$work/four" --iteration 7
 check "dev/plot_distributions: missing tensor" plot_refuses "no tensor" "$work/four" --tensor decoder
 check "dev/plot_distributions: missing directory" plot_refuses "absent" "$work/absent"
 mkdir "$work/bad"
 check "dev/plot_distributions: empty directory" plot_refuses "no files" "$work/bad"
 printf "{\"kind\":\"bi" >"$work/bad/iter_0000001.rank_000.jsonl"
-check "dev/plot_distributions: truncated file" plot_refuses "cannot be read" "$work/bad"
+check "dev/plot_distributions: truncated file" plot_refuses "is not a valid file" "$work/bad"
 : >"$work/file"
 check "a directory that cannot be created is reported at the start" refused 3 "$work/file" 2 \
     --dump-distributions "$work/file/dist" --dump-distributions-interval 6
