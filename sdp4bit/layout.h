@@ -182,8 +182,8 @@ MessageLayout message_layout(Codec codec, int group, int64_t elements, int parti
 // divided, and the shared buffers stay about as large as a layer. Each further chunk costs a dozen
 // host calls.
 int layout_chunks(const BucketLayout *layout, const Bucket *bucket, const GradFormat *format);
-// Returns chunk k of K of a matrix shard as [*lo, *hi), cut at multiples of chunk_alignment as evenly
-// as possible; may be empty. Chunk 0 also carries the tail.
+// Returns chunk k of K of a matrix shard as [*lo, *hi), divided as evenly as possible at multiples
+// of chunk_alignment; may be empty. Chunk 0 also carries the tail.
 void layout_chunk(const BucketLayout *layout, const Bucket *bucket, int chunks, int k, int64_t *lo,
                   int64_t *hi);
 // Returns the layouts of chunk k's level-1 and level-2 messages; bytes is 0 for an unused level.

@@ -297,8 +297,7 @@ static void build_plan(Trial *t) {
     options.nodes = t->mesh->rail.size;
     options.per_node = t->mesh->node.size;
     options.chunk_alignment = layout_alignment(preset->grad.intra_group, preset->grad.inter_group, 0);
-    options.alignment = layout_alignment(preset->grad.intra_group, preset->grad.inter_group,
-                                         preset->weight.group);
+    options.alignment = layout_alignment((int)options.chunk_alignment, preset->weight.group, 0);
     options.bucket_elements = 1;
     options.pieces = 1;
     t->count = preset_tensors(preset->shape, t->machine->size, options.alignment, t->tensors);
