@@ -119,7 +119,7 @@ ranks=$((nodes * per_node))
 for network in $networks; do
     case $network in
     inside | logical) ;;
-    sockets) [ "$device" = gpu ] || die 2 "the network sockets needs GPUs" ;;
+    sockets) [ "$device" = gpu ] || die 2 "the network 'sockets' needs GPUs" ;;
     *)
         [[ $network =~ ^[0-9]+(\.[0-9]+)?$ ]] ||
             die 2 "the network $network is unknown; use inside, logical, sockets or a number of Gb/s"
@@ -136,7 +136,7 @@ config_of() { # NAME
 }
 for model in $models; do
     [ -n "$(config_of "${model%:*}")" ] || die 2 "there is no model config configs/gpt_${model%:*}.args"
-    [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
+    [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no micro-batch; use NAME:MICRO_BATCH"
 done
 name_of() { basename "${1%:*}" .args; } # MODEL:ROWS
 

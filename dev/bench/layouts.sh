@@ -72,7 +72,7 @@ config_of() { # NAME
 }
 for model in $models; do
     [ -n "$(config_of "${model%:*}")" ] || die 2 "there is no model config configs/gpt_${model%:*}.args"
-    [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no layers; write NAME:LAYERS"
+    [[ ${model##*:} =~ ^[1-9][0-9]*$ ]] || die 2 "the model $model has no layers; use NAME:LAYERS"
 done
 for layout in $layouts; do
     [[ $layout =~ ^[1-9][0-9]*x[1-9][0-9]*(\+s)?(\+c[1-9][0-9]*)?$ ]] ||

@@ -39,7 +39,7 @@ static inline bool presets_read(Presets *presets, int first, int argc, char **ar
     }
     return presets->count > 0 ||
            error_set(err, EXIT_USAGE,
-                     "no preset is given; write FLAGS --preset NAME FLAGS --preset NAME FLAGS");
+                     "no preset is given; use FLAGS --preset NAME FLAGS --preset NAME FLAGS");
 }
 
 static inline void presets_free(Presets *presets) {

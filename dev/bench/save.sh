@@ -66,12 +66,12 @@ cpu)
 esac
 make_folder "$(dirname "$out")"
 [ -x "$trainer" ] || die 3 "$trainer is missing; run $made"
-[[ $ranks =~ ^[1-9][0-9]*$ ]] || die 3 "no GPU was found; name the number of ranks with --ranks"
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || die 3 "no GPU was found; set the number of ranks with --ranks"
 [[ $iters =~ ^[1-9][0-9]*$ && $interval =~ ^[1-9][0-9]*$ ]] && [ $((iters % interval)) = 0 ] &&
     [ "$iters" -ge $((2 * interval)) ] ||
     die 2 "--iters must be a multiple of --save-interval, and at least twice as large"
 [[ $model =~ ^(.+):([1-9][0-9]*)$ ]] ||
-    die 2 "the model $model has no micro-batch; write NAME:MICRO_BATCH"
+    die 2 "the model $model has no micro-batch; use NAME:MICRO_BATCH"
 config=configs/gpt_${BASH_REMATCH[1]}.args rows=${BASH_REMATCH[2]}
 [ -f "$config" ] || config=dev/bench/${BASH_REMATCH[1]}.args
 [ -f "$config" ] || config=$(from_caller "${BASH_REMATCH[1]}")

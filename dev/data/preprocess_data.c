@@ -191,7 +191,7 @@ static bool add_json_line(const Job *job, Block *block, Encoder *encoder, JsonTe
                                            : "fix or remove the line");
             break;
         case JSONL_NO_KEY:
-            snprintf(why, capacity, "lacks the key \"%s\"; name the right one with --json-keys", job->key);
+            snprintf(why, capacity, "lacks the key \"%s\"; use --json-keys to name the key", job->key);
             break;
         case JSONL_NOT_STRING:
             snprintf(why, capacity, "has a \"%s\" that is not a string; fix or remove the line", job->key);

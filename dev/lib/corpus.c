@@ -69,7 +69,7 @@ static bool look_up(Corpus *corpus, const char *path, Error *err) {
         if (corpus->plain_text) {
             return error_set(
                 err, EXIT_USAGE,
-                "--text reads one document per file and cannot read standard input; name the files");
+                "--text reads one document per file and cannot read standard input; list the files");
         }
         corpus->bytes = -1;
         return true;
@@ -77,7 +77,7 @@ static bool look_up(Corpus *corpus, const char *path, Error *err) {
     struct stat status;
     if (stat(path, &status)) return read_failed(path, err);
     if (S_ISDIR(status.st_mode)) {
-        return error_set(err, EXIT_DATA, "%s is a directory; name the files in it", path);
+        return error_set(err, EXIT_DATA, "%s is a directory; list the files in it", path);
     }
     if (!S_ISREG(status.st_mode)) corpus->bytes = -1;
     else if (corpus->bytes >= 0) corpus->bytes += status.st_size;
@@ -91,7 +91,7 @@ Corpus *corpus_open(const char *const *paths, int count, const char *list_file, 
     for (int i = 0; i < count; i++) add_path(corpus, paths[i]);
     bool good = !list_file || read_list(corpus, list_file, err);
     if (good && !corpus->path_count) {
-        good = error_set(err, EXIT_DATA, "no input: %s names no files", list_file ? list_file : "--input");
+        good = error_set(err, EXIT_DATA, "no input: %s lists no files", list_file ? list_file : "--input");
     }
     for (int i = 0; good && i < corpus->path_count; i++) good = look_up(corpus, corpus->paths[i], err);
     if (good) return corpus;
