@@ -207,9 +207,9 @@ check_runs() {
         then ok "phases and streams have their names in a profile"
     else not_ok "phases and streams have their names in a profile" \
         "$(sort "$work/names" 2>/dev/null | uniq -c | tr '\n' ';' | head -c 300)"; fi
-    same "full recomputation gives the same bits" once recomputed
-    same "selective recomputation gives the same bits" once selective
-    same "dropout repeats bit for bit" dropped dropped_again
+    same "full recomputation is bitwise identical" once recomputed
+    same "selective recomputation is bitwise identical" once selective
+    same "dropout is reproducible bitwise" dropped dropped_again
     same "quantization flags change nothing on one GPU" once quantized
     # The CPU program's losses differ slightly: bf16 rounds differently in some places, and 20 steps
     # at a high learning rate amplify the differences. The norm of the first step shows whether the
@@ -277,8 +277,8 @@ through_nccl() {
         "$(grep -m 1 -o 'intra-node messages use NCCL.*' "$work/log")"; return; fi
     cp "$work/serial" "$work/fetched"
     overlapped "SDP4Bit through NCCL" "$1" "$2" "${sdp4bit[@]}" --node-exchange nccl || return
-    if cmp -s "$work/serial" "$work/fetched"; then ok "$1 x $2 ranks: copies and NCCL give the same bits"
-    else not_ok "$1 x $2 ranks: copies and NCCL give the same bits" "the losses differ"; fi
+    if cmp -s "$work/serial" "$work/fetched"; then ok "$1 x $2 ranks: copies and NCCL are bitwise identical"
+    else not_ok "$1 x $2 ranks: copies and NCCL are bitwise identical" "the losses differ"; fi
 }
 # on_ranks NAME RANKS PROGRAM FLAGS...: runs a program whose first rank prints "ok" and "not ok"
 # lines.

@@ -48,6 +48,6 @@ static const double CONTEXT_GIB = 0.55;
 
 double gpu_room(PlanGpu gpu, const Config *c, const Mesh *mesh) {
     assert(gpu >= 0 && gpu < (int)(sizeof gpus / sizeof *gpus));
-    size_t beside = memory_beside_plan(mesh->world.size, memory_nccl_in_node(c, mesh));
-    return (gpus[gpu].gib - CONTEXT_GIB) * 0x1p30 - (double)beside;
+    size_t reserved = memory_reserve(mesh->world.size, memory_nccl_in_node(c, mesh));
+    return (gpus[gpu].gib - CONTEXT_GIB) * 0x1p30 - (double)reserved;
 }

@@ -112,7 +112,7 @@ bool memory_nccl_in_node(const Config *config, const Mesh *mesh) {
     return nccl && mesh->node.size > 1;
 }
 
-size_t memory_beside_plan(int ranks, bool nccl_in_node) {
+size_t memory_reserve(int ranks, bool nccl_in_node) {
     int mib = ranks == 1 ? LIBRARIES_MIB : nccl_in_node ? AND_NCCL_IN_NODE_MIB : AND_NCCL_MIB;
     return (size_t)mib << 20;
 }
@@ -120,7 +120,7 @@ size_t memory_beside_plan(int ranks, bool nccl_in_node) {
 void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers,
                     int host_ranks, int ranks, bool nccl_in_node) {
     assert(sharers > 0 && host_ranks > 0 && ranks > 0);
-    memory->beside = device_kind()->own_memory ? memory_beside_plan(ranks, nccl_in_node) : 0;
+    memory->reserved = device_kind()->own_memory ? memory_reserve(ranks, nccl_in_node) : 0;
     memory->device = device;
     memory->sharers = sharers;
     memory->planned = memory_plan_needed(memory_plan);
@@ -145,17 +145,17 @@ bool memory_host_fits(size_t bytes, int ranks, size_t available, Error *err) {
 
 bool memory_allocate(Memory *memory, MemoryPlan *memory_plan, const Config *config, ModelPlan model,
                      Error *err) {
-    size_t share = memory->share_before > memory->beside ? memory->share_before - memory->beside : 0;
+    size_t share = memory->share_before > memory->reserved ? memory->share_before - memory->reserved : 0;
     // Check host memory first: page-locking would fail on some rank, or the OOM killer would end
     // one. On CPU ranks it is part of the device memory checked below.
-    bool beside = memory->host && device_kind()->own_memory;
-    if (beside && !memory_host_fits(memory->host, memory->host_ranks, memory->host_before, err)) return false;
+    bool apart = memory->host && device_kind()->own_memory;
+    if (apart && !memory_host_fits(memory->host, memory->host_ranks, memory->host_before, err)) return false;
     if (memory_plan_allocate_within(memory_plan, memory->device, share, memory->sharers, err)) return true;
     if (memory_plan->count > 0 && memory_plan->entries[0].memory && host_failed(memory_plan)) return false;
     size_t length = strlen(err->what);
-    if (memory->beside)
+    if (memory->reserved)
         snprintf(err->what + length, sizeof err->what - length, " with %zu MiB reserved for libraries; ",
-                 memory->beside >> 20);
+                 memory->reserved >> 20);
     else snprintf(err->what + length, sizeof err->what - length, "; ");
     length = strlen(err->what);
     // An allocation may fail although enough memory is free (fragmentation). Then also suggest a
@@ -175,12 +175,12 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     // covers this process only.
     bool own_memory = device_kind()->own_memory;
     double plans = own_memory ? allocated * memory->sharers : allocated + (double)memory->host;
-    double beside = taken - before - plans;
+    double outside = taken - before - plans;
     log_memory(log, iterations, allocated);
     log_line(log,
              "memory outside the plan (MB) | before allocation (context, other processes): %.1f | since then "
              "(libraries, host buffers): %.1f",
-             before / MB, beside / MB);
+             before / MB, outside / MB);
     if (memory->host) log_line(log, "host memory of the plan (MB): %.1f", (double)memory->host / MB);
     Text json = json_begin("memory");
     json_integer(&json, "iteration", iterations);
@@ -191,7 +191,7 @@ void memory_report(Memory *memory, Log *log, int64_t iterations) {
     json_integer(&json, "free_before_bytes", (int64_t)memory->share_before);
     json_integer(&json, "taken_before_bytes", (int64_t)before);
     json_integer(&json, "taken_bytes", (int64_t)taken);
-    json_integer(&json, "beside_plan_bytes", (int64_t)beside);
+    json_integer(&json, "beside_plan_bytes", (int64_t)outside);
     json_close(&json);
     log_json(log, &json);
 }

@@ -23,7 +23,7 @@ typedef struct Memory {
     size_t host;          // planned host memory; on CPU ranks it is part of `planned`
     int host_ranks;       // ranks on this machine
     size_t host_before;   // host memory available before any rank allocated; 0: unknown
-    size_t beside;        // reserved for libraries
+    size_t reserved;      // reserved for libraries
     size_t taken_before;  // device memory in use before allocation: context, other processes
     size_t share_before;  // this rank's share of the free device memory before allocation
     bool reported;
@@ -34,10 +34,10 @@ typedef struct Memory {
 bool memory_nccl_in_node(const Config *config, const Mesh *mesh);
 // Returns the bytes of GPU memory to reserve for cuBLAS, cuDNN and NCCL outside the plan.
 // nccl_in_node: result of memory_nccl_in_node.
-size_t memory_beside_plan(int ranks, bool nccl_in_node);
+size_t memory_reserve(int ranks, bool nccl_in_node);
 // Measures free memory, before any rank allocates. sharers: ranks that share the device memory
 // (ranks of a host on CPUs, ranks of a GPU). host_ranks: ranks of the machine. ranks, nccl_in_node:
-// see memory_beside_plan.
+// see memory_reserve.
 void memory_measure(Memory *memory, const MemoryPlan *memory_plan, Device *device, int sharers,
                     int host_ranks, int ranks, bool nccl_in_node);
 // Checks that `ranks` ranks with `bytes` each fit into the available host memory. available: 0 if

@@ -267,12 +267,12 @@ one_point() { # a run cannot go back to an earlier point, so the base run starts
         { say "$(cat "$work/out" "$work/err" "$work/study/125m-branches/trunk.json")"; return 1; }
 }
 check "a lost point, an earlier point" one_point
-beside() { # a start directory that another call reads is kept
+used_start() { # a start directory that another call reads is kept
     local start=$work/study/raw/125m-branches/start.p12.l8.d0/iter_0000012 before
     before=$(stat -c %i "$start" "$start"/*.json) && forks sdp4bit 0 &&
         [ "$(stat -c %i "$start")" = "${before%%$'\n'*}" ] || say "the start folder was recreated"
 }
-check "a fork's start directory is kept while in use" beside
+check "a fork's start directory is kept while in use" used_start
 longer() { # a new point; the existing ones stay as they are
     cp "$work/study/125m-branches/trunk.json" "$work/before.json"
     base_run 6,18 && python3 - "$work/before.json" "$work/study/125m-branches/trunk.json" <<'END'

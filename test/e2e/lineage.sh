@@ -123,12 +123,12 @@ check "--load of another directory: refused" from_elsewhere
 check "--load of a single checkpoint suggests its parent directory" untouched "use its parent folder" \
     --load \
     "$folder/iter_0000030"
-beside() { # iterations without existing checkpoints
+free_iterations() { # iterations without existing checkpoints
     again true
     trains "${run[@]}" --save-interval 7 --train-iters 24 --lr-decay-iters 24 && there 18 20 21 23 24 30 &&
         listed 14 21 24
 }
-check "iterations without existing checkpoints: accepted" beside
+check "iterations without existing checkpoints: accepted" free_iterations
 
 # --- the tracker ---
 put() { printf "$1" >"$folder/latest_checkpointed_iteration.txt"; }

@@ -49,7 +49,7 @@ continues() { # NP FLAGS...: from the checkpoint of 3 nodes at iteration 8
         has "successfully loaded checkpoint" out && has "successfully saved checkpoint at iteration      16" out
 }
 loss_of() { sed -n 's/.*validation loss at iteration '"${1:-12}"' | lm loss value: \([0-9.E+-]*\).*/\1/p' "$work/out" | head -1; }
-near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && a < 1.05 * b) }' || { why="validation loss $1 beside $2"; return 1; }; }
+near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && a < 1.05 * b) }' || { why="validation loss $1 instead of about $2"; return 1; }; }
 three_nodes() {
     trains 3 --gpus-per-node 1 "${run[@]}" --train-iters 16 --save "$work/three" &&
         whole=$(loss_of) early=$(loss_of 6)

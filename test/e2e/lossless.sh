@@ -20,8 +20,8 @@ bytes() {
     { field "$1" inter_node_bytes interval; field "$1" intra_node_bytes interval; } |
         awk '{ sum += $2 } END { printf "%d", sum }'
 }
-# alike NP FLAGS...: compares runs with both weight formats.
-alike() {
+# agree NP FLAGS...: compares runs with both weight formats.
+agree() {
     local np=$1 flags=("${run[@]}" --global-batch-size $((2 * $1)) "${@:2}")
     rm -rf "$work"/{bf16,coded}.saved
     logged bf16 "$np" "${flags[@]}" --save "$work/bf16.saved" &&
@@ -38,28 +38,28 @@ alike() {
     [ "$np" = 1 ] && return
     [ "$(bytes coded)" -lt "$(bytes bf16)" ] || { why="$(bytes coded) bytes, bf16 $(bytes bf16)"; return 1; }
 }
-check "2 nodes of 2" alike 4 --gpus-per-node 2
-check "2 nodes of 1, checksums" alike 2 --gpus-per-node 1 --verify-wire
-check "1 node of 3, no overlap" alike 3 --gpus-per-node 3 --no-overlap
-check "one rank sends nothing" alike 1 --gpus-per-node 1
-check "with SDP4Bit's gradients, checksums" alike 4 --gpus-per-node 2 "${gradients[@]}" --verify-wire
-check "sharded gradients, two micro-batches" alike 4 --gpus-per-node 2 --global-batch-size 16 \
+check "2 nodes of 2" agree 4 --gpus-per-node 2
+check "2 nodes of 1, checksums" agree 2 --gpus-per-node 1 --verify-wire
+check "1 node of 3, no overlap" agree 3 --gpus-per-node 3 --no-overlap
+check "one rank sends nothing" agree 1 --gpus-per-node 1
+check "with SDP4Bit's gradients, checksums" agree 4 --gpus-per-node 2 "${gradients[@]}" --verify-wire
+check "sharded gradients, two micro-batches" agree 4 --gpus-per-node 2 --global-batch-size 16 \
     --data-parallel-sharding-strategy optim_grads
-check "weights sharded inside the node" alike 4 --gpus-per-node 2 "${all[@]}" --verify-wire
-check "the optimizer on the host" alike 4 --gpus-per-node 2 --optimizer-cpu-offload --verify-wire
-check "sharded weights, the optimizer on the host" alike 4 --gpus-per-node 2 "${all[@]}" \
+check "weights sharded inside the node" agree 4 --gpus-per-node 2 "${all[@]}" --verify-wire
+check "the optimizer on the host" agree 4 --gpus-per-node 2 --optimizer-cpu-offload --verify-wire
+check "sharded weights, the optimizer on the host" agree 4 --gpus-per-node 2 "${all[@]}" \
     --optimizer-cpu-offload
-check "tensor parallel 2, sequence parallel" alike 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \
+check "tensor parallel 2, sequence parallel" agree 4 --gpus-per-node 2 --tensor-model-parallel-size 2 \
     --make-vocab-size-divisible-by 16 --sequence-parallel --global-batch-size 4
-check "two pipeline stages" alike 4 --gpus-per-node 2 --pipeline-model-parallel-size 2 --global-batch-size 4 \
+check "two pipeline stages" agree 4 --gpus-per-node 2 --pipeline-model-parallel-size 2 --global-batch-size 4 \
     --num-layers 8 --max-position-embeddings 512
-check "local steps, checksums" alike 4 --gpus-per-node 2 "${gradients[@]}" --local-steps 3 \
+check "local steps, checksums" agree 4 --gpus-per-node 2 "${gradients[@]}" --local-steps 3 \
     --local-steps-delay 1 --verify-wire
-check "background saves" alike 4 --gpus-per-node 2 --async-save --save-interval 2
+check "background saves" agree 4 --gpus-per-node 2 --async-save --save-interval 2
 if long; then
-    check "4 nodes of 2, several layers per bucket" alike 8 --gpus-per-node 2 --num-layers 6 \
+    check "4 nodes of 2, several layers per bucket" agree 8 --gpus-per-node 2 --num-layers 6 \
         --ddp-bucket-size 30000
-    check "3 nodes of 2, weights sharded inside the node, checksums" alike 6 --gpus-per-node 2 "${all[@]}" \
+    check "3 nodes of 2, weights sharded inside the node, checksums" agree 6 --gpus-per-node 2 "${all[@]}" \
         --verify-wire \
         --global-batch-size 24
 fi

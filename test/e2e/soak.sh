@@ -40,8 +40,8 @@ if [ $gpu = 1 ]; then np=${np:-2} trainer=${BUILD:-build}/train_gpt; else np=${n
 if [ $timed = 1 ]; then minutes=${minutes:-10}; elif [ -n "${LONG:-}" ]; then minutes=3 kill_every=15; else \
     minutes=0.35 kill_every=6; fi
 [[ $np =~ ^[1-9][0-9]*$ && $kill_every =~ ^[1-9][0-9]*$ && $seed =~ ^[0-9]+$ ]] ||
-    wrong "--ranks, --kill-every and --seed want whole numbers"
-[[ $minutes =~ ^[0-9]*\.?[0-9]+$ ]] || wrong "--minutes wants a number"
+    wrong "--ranks, --kill-every and --seed need integers"
+[[ $minutes =~ ^[0-9]*\.?[0-9]+$ ]] || wrong "--minutes needs a number"
 . "$(dirname "$0")/../lib.sh"
 # The restart script of the disturbed job goes first, or it would restart what cleanup kills.
 hurt=''

@@ -334,7 +334,7 @@ owner=
 check "the log of an inspection that saved nothing is moved" into_logs 3 1 "CHECKPOINT_PATH=$work/saved"
 # The line about communication formats at the start. On one machine, a preset's inter-node format is
 # unused.
-travels() { # TEXT "VARIABLES" [FLAGS...]
+formats() { # TEXT "VARIABLES" [FLAGS...]
     local text=$1 variables=$2
     shift 2
     # shellcheck disable=SC2086  # several variables
@@ -343,36 +343,36 @@ travels() { # TEXT "VARIABLES" [FLAGS...]
     [ "$(grep -c '^communication: ' "$work/out")" = 1 ] && grep '^communication: ' "$work/out" |
         grep -qF -- "$text" || { why="said $(grep '^communication' "$work/out")"; return 1; }
 }
-check "one machine: no traffic between nodes" travels \
+check "one machine: no traffic between nodes" formats \
     "gradients int8, weights int4 differences, within one node of 4 ranks; none between nodes (--gpus-per-node N" PRESET=sdp4bit
-check "one machine split into nodes" travels \
+check "one machine split into nodes" formats \
     "gradients int8 within nodes of 2 ranks, int4 between nodes; weights int4 differences" PRESET=sdp4bit \
     --gpus-per-node 2
-check "nodes of one rank" travels "gradients int4, weights bf16, between 4 nodes of one rank" PRESET=tlq \
+check "nodes of one rank" formats "gradients int4, weights bf16, between 4 nodes of one rank" PRESET=tlq \
     --gpus-per-node=1
-check "the baseline" travels "gradients fp32 within nodes of 2 ranks, fp32 between nodes; weights bf16" \
+check "the baseline" formats "gradients fp32 within nodes of 2 ranks, fp32 between nodes; weights bf16" \
     PRESET=baseline --gpus-per-node 2
-check "flags win over the preset" travels "gradients bf16, weights int8, within one node" "PRESET=baseline-bf16" \
+check "flags win over the preset" formats "gradients bf16, weights int8, within one node" "PRESET=baseline-bf16" \
     --quantized-weights --weight-quantization-bits 8 --weight-quantization-method direct
-check "EDEN" travels "gradients int8 within nodes of 2 ranks, eden3 between nodes; weights int4 differences" \
+check "EDEN" formats "gradients int8 within nodes of 2 ranks, eden3 between nodes; weights int4 differences" \
     PRESET=eden3 --gpus-per-node 2
-check "lossless weights" travels "gradients fp32, weights lossless bf16, between 4 nodes" \
+check "lossless weights" formats "gradients fp32, weights lossless bf16, between 4 nodes" \
     PRESET=lossless \
     --gpus-per-node 1
-check "local steps" travels "int8 within nodes of 2 ranks, eden4 every 30 steps between nodes" PRESET=local \
+check "local steps" formats "int8 within nodes of 2 ranks, eden4 every 30 steps between nodes" PRESET=local \
     --gpus-per-node 2
-check "one rank" travels "none, there is one rank" "PRESET=sdp4bit RANKS=1"
-cut() { # ROW TEXT "VARIABLES" [FLAGS...]: the same, and checks the layout line
-    travels "${@:2}" || return 1
+check "one rank" formats "none, there is one rank" "PRESET=sdp4bit RANKS=1"
+laid_out() { # ROW TEXT "VARIABLES" [FLAGS...]: the same, and checks the layout line
+    formats "${@:2}" || return 1
     grep -qF "layout: $1" "$work/out" || { why="no '$1' in $(cat "$work/out")"; return 1; }
 }
-check "nodes of one tensor-parallel group" cut "tensor parallel 2, pipeline 1, data parallel 2" \
+check "nodes of one tensor-parallel group" laid_out "tensor parallel 2, pipeline 1, data parallel 2" \
     "gradients int4, weights int4 differences, between 2 nodes of one data-parallel rank" PRESET=sdp4bit \
     --gpus-per-node 2 --tensor-model-parallel-size 2
-check "nodes of two stages" cut "tensor parallel 1, pipeline 2, data parallel 4" \
+check "nodes of two stages" laid_out "tensor parallel 1, pipeline 2, data parallel 4" \
     "gradients int8 within nodes of 2 data-parallel ranks, int4 between nodes" "PRESET=tlq RANKS=8" \
     --gpus-per-node 2 --pipeline-model-parallel-size 2
-check "one model over all ranks" cut "tensor parallel 2, pipeline 2, data parallel 1" \
+check "one model over all ranks" laid_out "tensor parallel 2, pipeline 2, data parallel 1" \
     "none, there is one data-parallel rank" "" --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
 says_nothing() { # a rank of another mpirun leaves the message to the trainer
     env BUILD="$work/stand-in" DEVICE=cpu DATA_PATH=d LOG_DIR= OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0 \

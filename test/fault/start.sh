@@ -116,5 +116,5 @@ unread_log() {
         echo $? >"$work/rc"; } | until [ -s "$work/rc" ]; do sleep 0.1; done
     error_names 7 "write log: " "$(cat "$work/rc")" && says "nobody reads this rank's log"
 }
-check "standard output that nobody reads any more: the error line says so" unread_log
+check "standard output that nobody reads anymore: the error line says so" unread_log
 finish

@@ -4,7 +4,7 @@
     compare_dumps.py REFERENCE CPU GPU
 
 REFERENCE: CPU backend in fp32 (PRECISION=fp32). CPU: CPU backend in bf16. GPU: CUDA backend. All three
-used the same inputs. Errors are differences to REFERENCE: the root mean square and the maximum over the
+used the same inputs. Errors are differences from REFERENCE: the root mean square and the maximum over the
 elements of a result.
 
 One rounding is 2^-9 (bf16) of the root mean square of the result, because a GPU kernel rounds

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the layers of llmc/ and sdp4bit/: a directory includes, and calls, only itself and lower ones.
 
-    test/unit/layers.py includes            headers of the own directory and of lower ones only
+    test/unit/layers.py includes            only headers of the file's directory and of lower ones
     test/unit/layers.py cycles              no module includes itself through others
     test/unit/layers.py calls BUILD         the same for calls, read from BUILD/obj with nm
 Prints one line per violation. Exit code 1 if there are any.
@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 # Lowest first. The three headers at the top of llmc/ are the interface to the hardware; device.h
-# needs nothing but llmc/base/base.h. The backends implement them and may use every layer below
+# depends only on llmc/base/base.h. The backends implement them and may use every layer below
 # llmc/state.
 LAYERS = ["llmc/base", "llmc/ops.h", "llmc/ranks", "llmc/comm.h", "llmc/data", "sdp4bit", "llmc/config",
           "llmc/log", "llmc/state", "llmc/model", "llmc/checkpoint", "llmc/plan", "llmc/run"]

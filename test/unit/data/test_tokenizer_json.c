@@ -290,11 +290,11 @@ static void check_eod(const char *config, const char *name, const char *expected
     char folder[] = P_tmpdir "/test_tokenizer_XXXXXX";
     assert_non_null(mkdtemp(folder));
     char *model = text_format("%s/tokenizer.json", folder),
-         *beside = text_format("%s/tokenizer_config.json", folder);
+         *companion = text_format("%s/tokenizer_config.json", folder);
     char *text = read_text(GOLDEN "llama3/tokenizer.json");
     Error err = {0};
     assert_true(durable_write_file(model, text, strlen(text), &err));
-    if (config) assert_true(durable_write_file(beside, config, strlen(config), &err));
+    if (config) assert_true(durable_write_file(companion, config, strlen(config), &err));
     Tokenizer *tokenizer = open_model(folder, name, &err);
     if (!tokenizer != !expected) fail_msg("%s: %s", config ? config : "no config", err.what);
     if (tokenizer) {
@@ -307,11 +307,11 @@ static void check_eod(const char *config, const char *name, const char *expected
     }
     tokenizer_close(tokenizer);
     unlink(model);
-    unlink(beside);
+    unlink(companion);
     rmdir(folder);
     free(text);
     free(model);
-    free(beside);
+    free(companion);
 }
 
 static void end_of_document_token(void **state) {

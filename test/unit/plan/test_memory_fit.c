@@ -237,12 +237,12 @@ static void test_plan_that_does_not_fit(void **state) {
     // The plan alone would fit, but not together with the reserve for libraries.
     memory_plan_reserve(&memory_plan, "test", "a page", 4096, &target);
     memory_measure(&memory, &memory_plan, b.device, 1, 1, 4, true);
-    assert_int_equal(memory.beside, 0);  // CPU ranks
-    memory.beside = memory.share_before - 1024;
+    assert_int_equal(memory.reserved, 0);  // CPU ranks
+    memory.reserved = memory.share_before - 1024;
     assert_false(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     assert_int_equal(err.code, EXIT_ENVIRONMENT);
     assert_non_null(strstr(err.what, "MiB reserved for libraries; "));
-    memory.beside = memory.share_before - 4096;
+    memory.reserved = memory.share_before - 4096;
     assert_true(memory_allocate(&memory, &memory_plan, &b.config, model, &err));
     memory_plan_free(&memory_plan, b.device);
     bench_close(&b);
