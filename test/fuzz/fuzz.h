@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define PROMISE(condition) \
     do { \
         if (!(condition)) { \
-            fprintf(stderr, "%s:%d: broken promise: %s\n", __FILE__, __LINE__, #condition); \
+            fprintf(stderr, "%s:%d: failed check: %s\n", __FILE__, __LINE__, #condition); \
             abort(); \
         } \
     } while (0)

@@ -301,7 +301,7 @@ int main(int argc, char **argv) {
     char text[512];
     report(site.rank, "the last rank is busy", busy_rank_is_named(&site, launch.size, launch.size - 1));
     report(site.rank, "the first rank is busy", busy_rank_is_named(&site, launch.size, 0));
-    report(site.rank, "nobody is busy", !asked(&site, launch.size, -1, text, sizeof text));
+    report(site.rank, "no rank is busy", !asked(&site, launch.size, -1, text, sizeof text));
     report(site.rank, "a wait ends", waits_end(&site));
     report(site.rank, "a single rank watches itself", single_rank_watches_itself(&site));
     heartbeat_progress(&site);  // the rest takes seconds
