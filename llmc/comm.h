@@ -71,7 +71,7 @@ void comm_all_gather(const Group *group, void *buffer, size_t bytes, Stream *str
 typedef struct CommRow {
     const void *own;
     void *all;
-    size_t bytes;  // of a part
+    size_t bytes;  // size of a part
 } CommRow;
 // All-gathers several rows at once. Not in place: the caller's parts are copied.
 void comm_gather_rows(const Group *group, const CommRow *row, int rows, Stream *stream);

@@ -72,7 +72,7 @@ typedef struct InitWeights {
     floatX *weights;  // (rows, columns) out
     int64_t rows, columns;
     int64_t first_row, first_column;
-    int64_t whole_columns;  // of the whole tensor
+    int64_t whole_columns;  // columns of the whole tensor
     double std;
     uint64_t seed;
     uint32_t tensor;
@@ -122,7 +122,7 @@ void op_embedding_backward(Stream *s, const Embedding *a);
 typedef struct LayerNorm {
     int B, T, C;
     float epsilon;
-    Dropout dropout;         // of the branch
+    Dropout dropout;         // dropout of the branch
     floatX *x;               // (B, T, C) in; with branch out of forward
     const floatX *residual;  // (B, T, C) forward, with branch; may be x
     const floatX *branch;    // (B, T, C) forward, or NULL; includes its linear's bias
@@ -292,7 +292,7 @@ size_t op_cached_attention_workspace_bytes(int T, int room, int NH, int HD);
 // op_head_gradients combines them, so all ranks get the same losses, and dx is this rank's part of
 // a sum over the ranks. Chunks must be processed in order from row 0 with the same workspace.
 typedef struct HeadStatistics {
-    float max, sum;  // of a row's logits: largest one, sum of e^(logit - max)
+    float max, sum;  // largest of a row's logits, sum of e^(logit - max)
     float target;    // logit of the target, 0 if another rank holds it
 } HeadStatistics;
 // The same for likelihoods, over real ids only (without vocabulary padding).

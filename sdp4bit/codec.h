@@ -272,7 +272,7 @@ HD_FN float eden_threshold(int bits, int k) {
 typedef struct EdenLift {
     float lift;    // z = x * lift: 1, or a power of two that keeps the sum of squares in range
     float unlift;  // 1 / lift
-    float scale;   // of an uncoded group: 0 if all values are subnormal, NaN if one is not finite
+    float scale;   // scale of an uncoded group: 0 if all values are subnormal, NaN if one is not finite
     bool coded;    // false: all codes are 0; true: eden_scale computes the scale
 } EdenLift;
 HD_FN EdenLift eden_lift(uint32_t largest) {

@@ -90,8 +90,8 @@ void kernel_sum_requantize(Stream *s, const SumRequantize *a);
 //   message of values             kernel_quantize_partitions: grads = values, scale 1, no transform
 //   values -= decoded message     kernel_keep_residual
 typedef struct Residual {
-    float *values;              // (partitions, bucket.matrix_per_rank) of one bucket
-    const StepStatus *control;  // of the previous step: if it was skipped, values count as 0. NULL: they
+    float *values;              // (partitions, bucket.matrix_per_rank) residual of one bucket
+    const StepStatus *control;  // previous step's status: if it was skipped, values count as 0. NULL: they
                                 // count
     bool frozen;                // for a warm-up: kernels run but do not change the values
 } Residual;
@@ -214,7 +214,7 @@ void kernel_pack_weights(Stream *s, const LosslessLayout *layout, const uint8_t 
 // undefined. No-op if the step was skipped.
 typedef struct DecodeWeights {
     const StepStatus *control;
-    LosslessLayout layout;    // of each message
+    LosslessLayout layout;    // layout of each message
     const uint8_t *messages;  // (nodes * per_node) messages in gather_slot's order, 16-byte aligned
     int64_t stride, bytes;    // between messages; readable size of a message
     int nodes, per_node;
@@ -233,7 +233,7 @@ typedef struct SealMessages {
     uint8_t *messages;  // (count) bytes apart, 16-byte aligned
     int count;
     int skip;       // index of a message to ignore, -1: none
-    int64_t bytes;  // of a message, a multiple of 16
+    int64_t bytes;  // size of a message, a multiple of 16
     uint64_t key;
     uint32_t first, stride;
 } SealMessages;

@@ -308,7 +308,7 @@ DEV_FN void group_scale_alone(GroupScale &scale, uint32_t largest, int levels) {
 struct RoundingSchedule {
     // Round 1: high half of step times M1 with key 0, its low half, source with key 1
     uint32_t first0, first1, first2;
-    uint32_t key0[ROUNDING_ROUNDS - 1], key1[ROUNDING_ROUNDS - 1];  // of rounds 2 and up
+    uint32_t key0[ROUNDING_ROUNDS - 1], key1[ROUNDING_ROUNDS - 1];  // keys of rounds 2 and up
 };
 static inline RoundingSchedule rounding_schedule(RoundingKey key) {
     RoundingSchedule r;
@@ -353,7 +353,7 @@ DEV_FN void flip_signs(float (&x)[RUN], const RoundingSchedule &rotation, int64_
 // and tensors are long.
 struct SegmentCursor {
     int64_t next;   // first position of the next tensor; padding belongs to the tensor before it
-    int64_t end;    // of the tensor's elements, before the padding
+    int64_t end;    // end of the tensor's elements, before the padding
     int64_t shift;  // logical offset minus position
 };
 DEV_FN SegmentCursor no_segment(void) { return SegmentCursor{0, 0, 0}; }
@@ -376,9 +376,9 @@ DEV_FN void seek_segment(SegmentCursor &c, const SegmentTable &table, int64_t po
 // Destination of a thread's runs in the current tile, advanced from tile to tile to save address
 // arithmetic.
 struct TileWriter {
-    uint8_t *codes;    // of the first run
-    float *scales;     // of the first run's group
-    int64_t position;  // of the first element in the bucket's matrix part
+    uint8_t *codes;    // codes of the first run
+    float *scales;     // scale of the first run's group
+    int64_t position;  // position of the first element in the bucket's matrix part
     bool leads;        // first thread of a group, which stores the scale
     bool stochastic;
 };

@@ -34,7 +34,7 @@ struct __align__(16) EncoderTables {
 };
 struct __align__(16) DecoderTables {
     Place place[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
-    uint8_t symbol[LOSSLESS_CONTEXTS][1 << LOSSLESS_PRECISION];  // of each slot
+    uint8_t symbol[LOSSLESS_CONTEXTS][1 << LOSSLESS_PRECISION];  // symbol of each slot
 };
 
 static constexpr Place place_of(int context, int symbol) {

@@ -69,7 +69,7 @@ template <Codec OUT, class Launch> static void with_code_shape(int group, Launch
 // tiles: `per`, and one more for the first `extra` blocks. A block's warps take them in turn. This
 // leaves no partial second wave and few changes of the tensor per warp.
 struct Spans {
-    uint32_t runs;        // of the range
+    uint32_t runs;        // runs in the range
     uint32_t per, extra;  // tiles
 };
 enum { RECODE_BLOCKS = 3 };  // resident per multiprocessor

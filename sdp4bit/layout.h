@@ -141,7 +141,7 @@ typedef struct MessageLayout {
     int64_t groups;         // per partition; 0 for plain codecs
     int64_t tail_elements;  // per partition
     int partitions;
-    int64_t codes_stride, scales_stride, tail_stride;  // of one partition in each section
+    int64_t codes_stride, scales_stride, tail_stride;  // distance between partitions in each section
     int64_t scales, tail, bytes;                       // section offsets (codes start at 0), total
     int64_t check;                                     // offset of the checksum section, 0: none
 } MessageLayout;

@@ -30,7 +30,7 @@ enum {
 
 // Starts a message. A skipped step sends only a header, with zero elements.
 typedef struct LosslessHeader {
-    uint32_t bytes;  // of the message, a multiple of 16
+    uint32_t bytes;  // size of the message, a multiple of 16
     uint32_t elements, tail_elements;
     uint32_t zero;
 } LosslessHeader;

@@ -12,7 +12,7 @@ typedef struct Tables {
     uint16_t frequency[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
     uint16_t start[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];
     uint16_t cost[LOSSLESS_CONTEXTS][LOSSLESS_SYMBOLS];          // in 1/256 bit
-    uint8_t symbol[LOSSLESS_CONTEXTS][1 << LOSSLESS_PRECISION];  // of each slot, for the decoder
+    uint8_t symbol[LOSSLESS_CONTEXTS][1 << LOSSLESS_PRECISION];  // symbol of each slot, for the decoder
 } Tables;
 
 static void fill_tables(Tables *t) {

@@ -17,7 +17,7 @@ typedef struct OuterLayout {
     int replica_groups, replica_group;
     int buckets;
     Bucket *shard, *piece;  // (buckets)
-    Segment *segments;      // (segments_total) of both; the first of a range may start before it
+    Segment *segments;      // (segments_total) segments of both; the first of a range may start before it
     int segments_total;
 } OuterLayout;
 
@@ -38,10 +38,10 @@ typedef struct OuterStep {
     const OuterLayout *layout;
     GradFormat format;                // only the hop between nodes is used
     const Segment *segments;          // device copy of layout->segments
-    uint8_t *send, *recv, *gathered;  // (replica groups) of the largest message
-    float *mean;                      // (outer_largest_shard / replica groups) of this replica group's piece
+    uint8_t *send, *recv, *gathered;  // (replica groups) messages, each as large as the largest
+    float *mean;                      // (outer_largest_shard / replica groups) mean of this group's piece
     float *partials;                  // (outer_largest_shard / 32 + 2) scratch
-    uint32_t seed, step;              // of the rounding bits
+    uint32_t seed, step;              // keys of the rounding bits
     WireChecks *checks;
     Stream *stream;  // all work is issued here
 } OuterStep;

@@ -52,13 +52,13 @@ typedef struct QwdHost {
 } QwdHost;
 
 typedef struct QwdStep {
-    const BucketLayout *layout;  // of the optimizer state; dp = 1 if every rank holds all of it
+    const BucketLayout *layout;  // layout of the optimizer state; dp = 1 if every rank holds all of it
     const Mesh *mesh;
     WeightFormat weight_format;
     const Segment *segments;    // device copy of layout->segments
     const StepStatus *control;  // device
     float beta1, beta2, epsilon, weight_decay;
-    uint32_t seed, step;          // of the rounding bits
+    uint32_t seed, step;          // keys of the rounding bits
     WireChecks *checks;           // checksums, and the mark of refused updates
     const QwdHost *host;          // NULL: AdamW runs on the device
     const QwdLossless *lossless;  // with lossless weights and dp > 1; else NULL

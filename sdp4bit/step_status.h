@@ -39,7 +39,7 @@ static_assert(sizeof(StepStatus) == 128, "host and device share the layout");
 
 // One rank's contribution, gathered from all ranks in rank order.
 typedef struct StepRecord {
-    double sum_squares;  // of its shard of the reduced gradient
+    double sum_squares;  // sum over its shard of the reduced gradient
     double loss;         // mean loss of the step's micro-batches; 0 if this rank computes none
     uint64_t fault;      // first fault found, 0: none
 } StepRecord;

@@ -17,7 +17,7 @@ LLMC_BEGIN
 typedef struct TlqWorkspace {
     uint8_t *send1, *recv1;                                     // level 1: (LANE_SLOTS, D) messages
     uint8_t *send2, *recv2;                                     // level 2: (LANE_SLOTS, N) messages
-    size_t send1_bytes, recv1_bytes, send2_bytes, recv2_bytes;  // of all slots
+    size_t send1_bytes, recv1_bytes, send2_bytes, recv2_bytes;  // sizes of all slots together
 } TlqWorkspace;
 // Computes the buffer sizes for a bucket layout and gradient format; the caller allocates.
 void tlq_workspace(TlqWorkspace *workspace, const BucketLayout *layout, const GradFormat *format);
@@ -31,12 +31,12 @@ typedef struct TlqStep {
     GradFormat grad_format;
     TlqWorkspace workspace;
     const Segment *segments;  // device copy of layout->segments
-    uint32_t seed, step;      // of the rounding bits
+    uint32_t seed, step;      // keys of the rounding bits
     int micro_batch;          // index of the bucket's reduction in this step, for the rounding bits
     bool add;                 // adds the result to `own` instead of overwriting it
     bool error_feedback;      // on the hop between nodes, which needs a grouped codec
     Residual residual;        // with error_feedback: of this bucket's partitions for all nodes
-    WireChecks *checks;       // of the messages
+    WireChecks *checks;       // checks of the messages
 } TlqStep;
 
 // Reduce-scatters bucket b. grads: (bucket->matrix_elements + bucket->tail_elements), fp32, device.

@@ -12,7 +12,7 @@ enum { HISTOGRAM_BINS = 2048, HISTOGRAM_SHIFT = 20 };
 
 typedef struct Histogram {
     int64_t count, zeros, non_finite;  // count includes zeros and non_finite
-    double sum, squares, fourth;       // of x, x^2, x^4, finite values
+    double sum, squares, fourth;       // sums of x, x^2 and x^4 over the finite values
     float largest;                     // magnitude
     int64_t bin[2][HISTOGRAM_BINS];    // [0] positive, [1] negative
 } Histogram;

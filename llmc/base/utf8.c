@@ -7,7 +7,7 @@
 // Properties of a character's first byte. The range of the second byte depends on it (no overlong
 // forms, no surrogates, nothing above U+10FFFF); all later ones are 80..BF.
 typedef struct LeadByte {
-    size_t length;       // of the character; 0 if the byte cannot start one
+    size_t length;       // length of the character; 0 if the byte cannot start one
     uint8_t low, high;   // range of the second byte
     uint32_t high_bits;  // the lead byte's payload
 } LeadByte;

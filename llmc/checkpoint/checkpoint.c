@@ -77,7 +77,7 @@ typedef struct ShardPlan {
     int *order;             // indices into save->slices, in file order
     ManifestSlice *slices;  // manifest entries of the slices
     SafeTensor *tensors;    // safetensors entries of the slices
-    uint64_t bytes;         // of data
+    uint64_t bytes;         // size of the data
     uint64_t largest;       // size of the largest slice, bytes
 } ShardPlan;
 
@@ -295,7 +295,7 @@ struct CheckpointJob {
     char *metadata;
     uint64_t total;                  // bytes of all ranks' slices
     int kinds;                       // one more than the last kind that any rank saves
-    uint64_t file_bytes, file_xxh3;  // of this rank's shard, once written
+    uint64_t file_bytes, file_xxh3;  // size and hash of this rank's shard, once written
     char *entries;                   // manifest entries of all ranks; rank 0 only, before publishing
     size_t entries_bytes;
     Phase phase;

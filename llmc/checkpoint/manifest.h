@@ -54,8 +54,8 @@ typedef struct ManifestSlice {
 
 typedef struct ManifestFile {
     char *folder, *name;
-    uint64_t bytes, xxh3;  // of the whole file
-    uint64_t data_bytes;   // of the slices, at the end of the file
+    uint64_t bytes, xxh3;  // size and hash of the whole file
+    uint64_t data_bytes;   // size of the slices, at the end of the file
     int first, count;      // slices of this file
 } ManifestFile;
 

@@ -10,7 +10,7 @@ typedef struct SafeTensor {
     char *name;
     const char *dtype;  // "F32" or "BF16"
     int64_t elements;
-    int64_t columns;  // of a matrix; 0: flat list
+    int64_t columns;  // columns of a matrix; 0: flat list
 } SafeTensor;
 
 // Bytes per element; 0 for any other dtype.

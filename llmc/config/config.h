@@ -170,7 +170,7 @@ typedef struct Config {
     int world_size, dp_size;
     int micro_batches;                                       // per iteration, at the full global batch size
     int64_t rampup_start, rampup_increment, rampup_samples;  // 0: no ramp-up
-    int64_t total_samples;     // of the whole run: --train-samples, or train_iters * global_batch_size
+    int64_t total_samples;     // whole run: --train-samples, or train_iters * global_batch_size
     double warmup_samples_wn;  // Wn, may be fractional
     int64_t decay_samples_dn;  // Dn
     int64_t wsd_samples;       // length of the WSD decay, within decay_samples_dn

@@ -43,7 +43,7 @@ typedef struct Option {
     OptionKind kind;
     OptionUse use;
     int roles;            // the program's own column; see config_roles.h for the trainer
-    size_t offset;        // of the field in the settings struct, or OPTION_NO_FIELD
+    size_t offset;        // offset of the field in the settings struct, or OPTION_NO_FIELD
     const char *initial;  // default, as on the command line; NULL: zero, printed as None
     // Allowed range of a number, inclusive. OPTION_TEXT: low 1 refuses "". OPTION_WORDS: low is the
     // minimum number of words.

@@ -21,20 +21,20 @@ typedef struct Requests {
     MPI_Request *request;  // (room) grown on demand
     Part *part;            // (room)
     int count, room;
-    bool in_turn;  // of a link: the peer stage may itself be waiting for another stage
+    bool in_turn;  // requests of a link: the peer stage may itself be waiting for another stage
 } Requests;
 
 struct Comm {
     const Site *site;
     double limit;       // seconds; 0: wait forever
-    Requests requests;  // of the collective in progress
+    Requests requests;  // messages of the collective in progress
     Link *links;        // between members of the group, in the order of opening
     uint64_t sent;
     volatile int *lost;  // comm_may_lose; NULL: members cannot be lost
 };
 
 struct Link {
-    Comm *comm;  // of the group: error site, timeout, byte count
+    Comm *comm;  // the group's: error site, timeout, byte count
     const char *name;
     MPI_Comm mpi;  // both ends; member 0 sends to member 1
     int other;     // world rank of the other end

@@ -25,8 +25,8 @@ template <int HDP> struct Tile {
     static constexpr int GROUPS = ROWS / 16;
     static constexpr int FRAGMENTS = HDP / 32;  // per warp
     static constexpr int LD = HDP + 8;          // stride of a tile of q, k, v: (ROWS, HDP) bf16
-    static constexpr int LD_SCORES = ROWS + 4;  // of the scores: (ROWS, ROWS) fp32
-    static constexpr int LD_PROBS = ROWS + 8;   // of their rounded form: (ROWS, ROWS) bf16
+    static constexpr int LD_SCORES = ROWS + 4;  // stride of the scores: (ROWS, ROWS) fp32
+    static constexpr int LD_PROBS = ROWS + 8;   // stride of the rounded scores: (ROWS, ROWS) bf16
 };
 enum { WARP_ROWS = 8 };  // rows of the scores per warp
 
@@ -57,7 +57,7 @@ template <int HDP> struct BackwardShared {
 
 struct Call : Attention {
     float scale;
-    float *lse;    // (B, NH, T) of the scaled scores: the op's `saved`
+    float *lse;    // (B, NH, T) log-sum-exp of the scaled scores: the op's `saved`
     float *delta;  // (B, NH, T) backward: sum(dout out)
     int tiles;     // per head
     int sharers;   // heads per group, which share keys and values
@@ -78,7 +78,7 @@ static __device__ __forceinline__ Place place_of(const Call &a, int heads) {
 struct HeadView {
     const floatX *q, *k, *v;
     int64_t row, C;
-    const int32_t *doc_start;  // (T) of the sample, or NULL
+    const int32_t *doc_start;  // (T) document starts of the sample, or NULL
     int64_t sample;            // global index, for dropout
 };
 static __device__ __forceinline__ HeadView head_view(const Call &a, int b, int head) {

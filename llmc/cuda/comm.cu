@@ -20,9 +20,9 @@ struct Comm {
     const Site *site;
     const Mesh *mesh;   // for the watchdog
     ncclComm_t nccl;    // NULL: not connected yet, or not needed (comm_connect)
-    PeerMemory *peers;  // of the node group; else NULL
+    PeerMemory *peers;  // node group only; else NULL
     bool few_bytes;     // world group, which exchanges step statuses
-    bool one_way;       // of a link
+    bool one_way;       // this Comm belongs to a link
     bool links_alone;   // pp and embedding: no collectives
     Link *links;        // between members of the group, in the order of opening
     bool by_messages;   // between nodes: gathers are sent as one message per rank
@@ -33,10 +33,10 @@ struct Comm {
 
 struct Link {
     Group pair;  // both ends with their own Comm; member 0 sends to member 1
-    Comm *of;    // of the group, which counts the bytes
+    Comm *of;    // the group, which counts the bytes
     Stream *stream;
     Event *ready;   // end of the caller's work so far
-    Event **event;  // (room) of pending messages, oldest first, then unused ones
+    Event **event;  // (room) events of pending messages, oldest first, then unused ones
     int under_way, room;
     Link *next;
 };

@@ -40,7 +40,7 @@ enum { CHUNK = 64, MOST_ROWS = 16 };  // keys per block; queries per launch
 typedef struct Parts {
     float *max, *sum, *out;
     int chunks;
-    float scale;  // of scores, for base-2 exponentials
+    float scale;  // scale of scores for base-2 exponentials
 } Parts;
 
 static int64_t chunks_of(int64_t keys) { return ceil_div64(keys, CHUNK); }
@@ -58,7 +58,7 @@ static __global__ void __launch_bounds__(THREADS) cached_attention_kernel(Cached
     __shared__ float team_max[TEAMS], team_total[TEAMS], team_out[TEAMS][LANES * PACKED];
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES, column = lane * PACKED;
     const int head = blockIdx.y, t = blockIdx.z, heads = a.NH / a.groups, group = head / heads;
-    const int first = blockIdx.x * CHUNK, keys = a.start + t + 1;  // of the query
+    const int first = blockIdx.x * CHUNK, keys = a.start + t + 1;  // keys: visible to the query
     if (first >= keys) return;
     const bool held = column < a.HD;
     const int64_t vector = ((int64_t)t * a.groups + group) * (heads + 2) + head % heads;

@@ -37,7 +37,7 @@ struct Device {
 typedef struct StagingSlot {
     void *pinned;       // (STAGING_BYTES) page-locked
     cudaEvent_t free;   // recorded after the last use
-    void *destination;  // of a download, for the host function that completes it
+    void *destination;  // destination of a download, for the host function that completes it
     size_t bytes;
 } StagingSlot;
 enum { STAGING_SLOTS = 8, STAGING_BYTES = 1 << 20 };

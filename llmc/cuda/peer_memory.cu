@@ -58,7 +58,7 @@ static bool cuda_ok(cudaError_t status, const char *what, Error *err) {
 // Description of a rank's range for the others.
 typedef struct Offer {
     cudaIpcMemHandle_t handle;
-    uint64_t offset, bytes;  // of the range in the allocation of the handle
+    uint64_t offset, bytes;  // position of the range in the allocation of the handle
     uint64_t mark;           // written at its start, to be verified through the mapping
 } Offer;
 

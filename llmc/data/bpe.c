@@ -103,7 +103,7 @@ static int32_t pair_rank(const Bpe *bpe, int32_t left, int32_t right, int32_t *m
 }
 
 static size_t encode_short(const Bpe *bpe, const char *piece, size_t bytes, int32_t *ids) {
-    int32_t rank[SHORT_PIECE], merged[SHORT_PIECE];  // of the pair (i, i + 1)
+    int32_t rank[SHORT_PIECE], merged[SHORT_PIECE];  // merge of the pair (i, i + 1)
     size_t count = bytes;
     for (size_t i = 0; i < bytes; i++) ids[i] = bpe->byte_id[(uint8_t)piece[i]];
     for (size_t i = 0; i + 1 < bytes; i++) rank[i] = pair_rank(bpe, ids[i], ids[i + 1], &merged[i]);

@@ -425,11 +425,11 @@ static void add_timer(Text *table, TimingLogOption option, const char *name, con
 
 // Consecutive timers that are collected, printed and written together.
 typedef struct TimerTable {
-    const char *kind;   // of the JSON line
+    const char *kind;   // kind of the JSON line
     int64_t iteration;  // < 0: none
     Timer first;
     int count;
-    double divisor;  // of the times
+    double divisor;  // divides the times
 } TimerTable;
 
 // Prints the timers that have time and writes their JSON line.

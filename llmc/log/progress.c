@@ -14,9 +14,9 @@ struct Progress {
     bool active;
     Append file;
     int world_size;
-    double job_start_s, job_start_flops;  // of this process
+    double job_start_s, job_start_flops;  // at the start of this process
     double run_start_s,
-        run_start_flops;  // of the first job since the last change of world size
+        run_start_flops;  // at the start of the first job since the last change of world size
 };
 
 #define TIME_FORMAT "%Y-%m-%d %H:%M:%S"

@@ -9,7 +9,7 @@ LLMC_BEGIN
 // One iteration.
 typedef struct StepReport {
     int64_t iteration, consumed_samples;
-    double learning_rate;  // of the next iteration, as Megatron prints it
+    double learning_rate;  // rate of the next iteration, as Megatron prints it
     int global_batch_size;
     double loss;
     bool skipped;                            // the update was not applied
@@ -28,7 +28,7 @@ typedef struct IntervalReport {
     int64_t skipped, nan;      // iterations not applied, not finite
     double tflops_per_gpu;     // Megatron's formula
     double mfu;                // 0..1; <= 0: peak unknown, omitted
-    double tokens_per_second;  // of the whole job; <= 0: omitted
+    double tokens_per_second;  // whole job; <= 0: omitted
     double inter_node_bytes;   // per step, sent by one node to others (the maximum over nodes)
     double intra_node_bytes;   // per step, sent within one node. Both: gradients and weights between
                                // data-parallel ranks
@@ -38,7 +38,7 @@ typedef struct IntervalReport {
     double exposed_gradients_ms, exposed_weights_ms;  // its parts: reductions, gathers
     double exposed_most_ms;                           // on the rank that waited most
     double seconds_left;                              // < 0: unknown, omitted
-    double epoch;                                     // of the training data, fractional; < 0: unknown
+    double epoch;                                     // epoch of the training data, fractional; < 0: unknown
 } IntervalReport;
 
 // Returns true if there is a loss to print. As in Megatron-LM there is none if every step was

@@ -21,8 +21,8 @@ typedef struct Recorder {
     Span *spans;      // (MAX_QUEUED) ring; spans that are not recorded keep their events for reuse
     int first, used;  // recorded spans
     bool running;     // the span after them is open
-    uint64_t range;   // of the open span, for profilers: at any level
-    Stream *stream;   // of the open span
+    uint64_t range;   // profiler range of the open span: at any level
+    Stream *stream;   // stream of the open span
     double seconds;   // already read
 } Recorder;
 

@@ -172,12 +172,12 @@ typedef struct GPT {
     float *rope_table;                  // (T, rotary) cosines and sines, for op_rope
     floatX *datt;                       // (B, T, A)
     size_t dwide_bytes;
-    floatX *logits;  // (V) of one position, for sampling
+    floatX *logits;  // (V) logits of one position, for sampling
     int threads;     // host threads of one-row ops; 0 means one
     floatX *cache;   // (L, 2, NG, T, HD) KV cache of one sequence; NULL when training
     TensorParallel tp;
     Pipeline pipeline;
-    void *workspace;  // of the linear, attention and LM head ops
+    void *workspace;  // workspace of the linear, attention and LM head ops
     void *scratch;    // (scratch_bytes) for ops without a workspace
     size_t scratch_bytes;
 } GPT;

@@ -10,7 +10,7 @@
 static double stretched(double frequency, double stretch) {
     const double positions = 8192, least = 1, most = 4;
     double waves = positions * frequency / (2 * acos(-1));
-    double share = fmin(1, fmax(0, (waves - least) / (most - least)));  // of the unscaled frequency
+    double share = fmin(1, fmax(0, (waves - least) / (most - least)));  // share of the unscaled frequency
     return share * frequency + (1 - share) * frequency / stretch;
 }
 

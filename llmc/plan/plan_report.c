@@ -17,7 +17,7 @@
 // first of them, which has the most micro-batches in flight.
 typedef struct StagePlan {
     int first, end;
-    Mesh mesh;  // of that rank
+    Mesh mesh;  // mesh of that rank
     Zero *zero;
     MemoryPlan memory_plan;
     StepTraffic traffic;

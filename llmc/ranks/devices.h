@@ -7,7 +7,7 @@ LLMC_BEGIN
 
 typedef struct OwnDevice {
     int host_ranks;  // ranks on this rank's host
-    int index;       // of the device on this host
+    int index;       // index of the device on this host
     int sharers;     // ranks that share it
     int turn;        // index of this rank among the ranks of its node that share it
 } OwnDevice;

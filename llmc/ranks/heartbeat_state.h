@@ -12,7 +12,7 @@ enum { PHASE_WORDS = 4, CALL_WORDS = 5, PHASE_BYTES = 8 * PHASE_WORDS };
 // State of one rank, in memory shared by the ranks of a host and written by that rank only. Its
 // size keeps ranks off each other's cache lines.
 typedef struct Slot {
-    _Alignas(128) atomic_llong beats;  // of the watchdog thread; negative: closed
+    _Alignas(128) atomic_llong beats;  // beats of the watchdog thread; negative: closed
     atomic_llong iteration;
     atomic_int waits, rank;
     atomic_ullong phase[PHASE_WORDS];  // text, truncated; may briefly mix two phases
@@ -44,7 +44,7 @@ struct Heartbeat {
     int own, size;
     bool other_hosts;
     double patience;  // extra seconds that a wait may take, so that waits with their own limit end first
-    atomic_llong progress;  // of the main thread
+    atomic_llong progress;  // reports of progress by the main thread
     // Used by the thread only, allocated by the main thread to avoid another malloc arena:
     long long progress_seen, progress_since;  // in beats
     long long *seen;   // (2, size) the other ranks' beats, and this thread's beat when each last changed

@@ -9,7 +9,7 @@
 static atomic_llong continued;  // first SIGCONT that arrived while the process was running
 static atomic_llong asked;      // last call of launcher_signal_age; the watchdog calls it every second
 static atomic_llong woken;      // last such call after a long gap: the watchdog may run before the handler
-static atomic_int polls;        // of all ranks, since `continued`
+static atomic_int polls;        // polls of all ranks since `continued`
 enum { RUNNING_MS = 2000, AWAKE_MS = 1000 };
 
 static long long now_ms(void) { return (long long)(1e3 * monotonic_seconds()); }

@@ -35,7 +35,7 @@ typedef struct Mesh {
         };
         Group group[MESH_GROUPS];  // the same, for loops
     };
-    int nodes, per_node;  // of the world; this rank is in node world.rank / per_node
+    int nodes, per_node;  // number of nodes, ranks per node; this rank is in node world.rank / per_node
 } Mesh;
 
 // Builds the groups without MPI. host_of_rank: (world_size) numbers in [0, world_size), equal for

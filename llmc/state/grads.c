@@ -228,7 +228,7 @@ void grads_reduced(const Base *base, Grads *grads, int b) {
     assert(b >= 0 && b < base->plan.buckets);
     if (!grads->store[b]->accumulates) {
         event_record(grads->slot_read[b % GRAD_SLOTS], base->lanes->first);
-        expect_units(base, grads, b);  // of the next micro-batch
+        expect_units(base, grads, b);  // for the next micro-batch
     }
     if (base->config->no_overlap) lanes_synchronize(base->lanes);
     timer_stop(base->timers, TIMER_EXPOSED_GRADIENTS, base->compute);

@@ -12,7 +12,7 @@ typedef struct AnomalyGuard {
     const Config *config;
     const Mesh *mesh;
     int64_t skipped, nan, spikes;  // steps of the whole run: not applied, not finite, reported as a spike
-    int64_t repairs;               // of replicas (replicas.h)
+    int64_t repairs;               // repaired replicas (replicas.h)
     int64_t ended_at;              // iteration of the step status that ends the run
 } AnomalyGuard;
 

@@ -36,8 +36,8 @@ typedef struct Outer {
     float *gradient[OUTER_SLOTS];  // (largest shard) pseudo-gradients; exchanges use the slots in turn
     Segment *segments;
     uint64_t *fault;                // (buckets) first fault found by the checks of a bucket's exchange
-    WireChecks checks;              // of the exchange in progress
-    Stream *stream;                 // of the exchanges
+    WireChecks checks;              // checks of the exchange in progress
+    Stream *stream;                 // stream of the exchanges
     Event *taken;                   // lanes->last -> stream: a pseudo-gradient has been computed
     Event *slot_free[OUTER_SLOTS];  // stream -> last: the slot may be written
     Event **exchanged;              // (buckets) stream -> last: the bucket's outer weights are new

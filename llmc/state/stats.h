@@ -34,9 +34,9 @@ typedef struct Traffic {
 } Traffic;
 
 typedef struct Stats {
-    double error_squares, exact_squares;  // of this rank's shard, in the latest step that was due
+    double error_squares, exact_squares;  // sums over this rank's shard, in the latest step that was due
     Traffic exact_traffic;                // bytes of the exact reductions, not part of training
-    Histogram *histograms;                // (tensors, STATS_KINDS) of the step in progress; NULL: not due
+    Histogram *histograms;                // (tensors, STATS_KINDS) for the step in progress; NULL: not due
     // device memory, reserved if errors are logged
     float *exact;  // (plan.shard_elements) this rank's shard, reduced in fp32
     TlqWorkspace workspace;

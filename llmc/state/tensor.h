@@ -12,7 +12,7 @@ typedef struct Tensor {
     int64_t whole[2];  // shape over all tensor-parallel ranks
     int64_t local[2];  // shape of this rank's part
     int split;         // dimension split by tensor parallelism; -1: every rank holds the whole tensor
-    int64_t offset;    // of this rank's part along `split`; 0 if it holds the whole tensor
+    int64_t offset;    // first index of this rank's part along `split`; 0 if it holds the whole tensor
     int number;        // row in the whole model's table; keys the random initial weights
     int64_t logical;   // position of the whole tensor's first element; keys the rounding bits (layout.h)
     int unit;          // 0: embeddings; l + 1: layer l. The final LayerNorm belongs to the last layer
@@ -39,7 +39,7 @@ typedef enum SliceKind {
     SLICE_LOCAL_EXP_AVG,
     SLICE_LOCAL_EXP_AVG_SQ,
     SLICE_LOCAL_WEIGHT,    // its model weights
-    SLICE_OUTER_MOMENTUM,  // of the outer optimizer
+    SLICE_OUTER_MOMENTUM,  // the outer optimizer's momentum
     SLICE_KINDS,
     FIRST_KINDS = SLICE_RESIDUAL  // every run has the kinds before it
 } SliceKind;

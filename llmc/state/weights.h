@@ -53,7 +53,7 @@ typedef struct WeightParts {
 } WeightParts;
 
 struct Weights {
-    const WeightStore *layers;        // of all buckets except bucket 0
+    const WeightStore *layers;        // store of all buckets except bucket 0
     floatX *arena;                    // (plan.arena_elements), or only bucket 0: replicated buckets
     Event **done;                     // (buckets) the latest update's weights have been written
     bool *pending;                    // (buckets) compute has not waited for `done` yet
@@ -64,10 +64,10 @@ struct Weights {
     floatX *slot[WEIGHT_SLOTS];     // bucket b is gathered into slot b % 2
     int held[WEIGHT_SLOTS];         // current bucket in the slot, gathered or being gathered; -1: none
     bool coming[WEIGHT_SLOTS];      // compute has not waited for `gathered` yet
-    Stream *stream;                 // of the gathers
+    Stream *stream;                 // stream of the gathers
     Event *gathered[WEIGHT_SLOTS];  // the slot is filled
     Event *used;                    // on compute, when the latest gather was requested
-    CommRow *row;                   // (2 * nodes) of the gather in progress
+    CommRow *row;                   // (2 * nodes) rows of the gather in progress
     // the world store
     uint8_t *buffer;         // (dp) payloads of the gather in progress
     StepStatus *always;      // device (1): the status of a step that was applied

@@ -22,10 +22,10 @@ typedef struct StagedCopy {
 // --async-save: this rank's part of a checkpoint in host memory.
 typedef struct Slices {
     void *staging;           // page-locked; NULL without --async-save
-    uint64_t staging_bytes;  // of this rank's part
+    uint64_t staging_bytes;  // size of this rank's part
     StagedCopy *copy;        // (room) the first `count` are requested and not started
     int count, room;
-    Stream *stream;  // of the copies
+    Stream *stream;  // stream of the copies
     Event *staged;   // the copies are complete
     bool copying;    // copies were started since the latest update; the next update waits for them
 } Slices;
@@ -52,7 +52,7 @@ struct Zero {
     float *piece_sums;    // device (2 * buckets): sums of squares per bucket part
     StepRecord *records;  // device (all ranks)
     float *loss_sum;      // device (1): mean loss of this rank's micro-batches, accumulated by the model
-    double loss_factor, gradient_factor;  // of the current step: zero_set_factors
+    double loss_factor, gradient_factor;  // factors of the current step: zero_set_factors
     int64_t *zeros;                       // device (1): --log-num-zeros-in-grad
     uint64_t *hash;       // device: replica hashes, (buckets), or (tensors) if more and tensors have copies
     Event *computed;      // compute's work of the step is complete, including the loss

@@ -125,7 +125,7 @@ typedef struct Run {
     GradFormat format;
     WeightFormat weight_format;
     Segment *segments;  // device
-    int64_t elements;   // of the bucket: matrix, then tail
+    int64_t elements;   // elements of the bucket: matrix, then tail
     uint32_t inputs;    // which input streams
 } Run;
 

@@ -20,7 +20,7 @@ typedef struct Lab {
     Device *device;
     Stream *stream;
     Random random;
-    void *scratch;  // of the ops, for up to SCRATCH_ROWS rows of SCRATCH_WIDTH
+    void *scratch;  // scratch memory of the ops, for up to SCRATCH_ROWS rows of SCRATCH_WIDTH
 } Lab;
 
 static inline Lab lab_open(const Site *site) {

@@ -39,7 +39,7 @@ typedef struct ModelPreset {
     const char *flags[PRESET_FLAGS + 1];  // NULL at the end
     GradFormat grad;
     WeightFormat weight;
-    int micro_batches;  // of a step under optim_grads; 0: under optim, one
+    int micro_batches;  // micro-batches of a step under optim_grads; 0: under optim, one
 } ModelPreset;
 
 #define F CODEC_FP32

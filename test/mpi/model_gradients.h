@@ -16,9 +16,9 @@ LLMC_BEGIN
 typedef struct ModelRank {
     Device *device;
     Lanes *lanes;
-    const Mesh *mesh;  // of all ranks of MPI_COMM_WORLD, open
+    const Mesh *mesh;  // mesh of all ranks of MPI_COMM_WORLD, open
     OwnDevice own;
-    Pipeline pipeline;  // of one chunk of layers
+    Pipeline pipeline;  // pipeline with one chunk of layers
     bool sequence;      // --sequence-parallel
 } ModelRank;
 

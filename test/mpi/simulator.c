@@ -75,7 +75,7 @@ static void send(float *x, int64_t n, const Hop *hop, int64_t logical) {
 typedef struct Rotation {
     Transform kind;
     RoundingKey signs;
-    int64_t logical;  // of the tensor's first element
+    int64_t logical;  // logical offset of the tensor's first element
 } Rotation;
 
 // Applies the rotation's signs to n elements, a multiple of 32.

@@ -18,10 +18,10 @@ typedef struct SimulatorOptions {
     const LayoutTensor *tensors;
     GradFormat grad;
     WeightFormat weight;
-    uint32_t seed;  // of the rounding bits
+    uint32_t seed;  // seed of the rounding bits
     float beta1, beta2, epsilon, weight_decay, clip_grad;
     bool skip_non_finite;
-    float spike_factor;   // of the loss and of the norm; spikes are reported only
+    float spike_factor;   // factor for the loss and the norm; spikes are reported only
     bool error_feedback;  // between nodes; needs that hop and a grouped codec there
 } SimulatorOptions;
 
@@ -31,7 +31,7 @@ typedef struct Simulator {
     float *reduced;                        // mean gradient as in the ranks' shards
     float *master, *exp_avg, *exp_avg_sq;  // the union of all shards
     floatX *replica;                       // the weights, equal on every rank
-    float *residual;                       // (nodes, arena_elements) of error feedback
+    float *residual;                       // (nodes, arena_elements) error-feedback residual
     StepRecord *records;                   // (dp) this group's
     uint64_t *fault;                       // (dp) fault found by each rank
     StepStatus control;

@@ -28,8 +28,8 @@ typedef struct Layout {
     int tp, pp;
     bool sequence, recompute;
     int micro_batches;
-    int chunks;    // of a stage
-    int groups;    // of the heads of a Llama; 0: GPT-2's blocks
+    int chunks;    // model chunks per stage
+    int groups;    // query groups of a Llama; 0: GPT-2's blocks
     bool qk_norm;  // only with RoPE: otherwise key norms have biases that do not affect the loss.
                    // Also sets heads to twice their usual size.
 } Layout;

@@ -148,7 +148,7 @@ static int preset_tensors(Shape shape, int dp, int64_t alignment, LayoutTensor *
     if (shape == TAILS_ONLY) memcpy(t, tails, sizeof tails);
     if (shape == RAGGED || shape == PARTS) return sizeof ragged / sizeof *ragged;
     if (shape == TAILS_ONLY) return sizeof tails / sizeof *tails;
-    int64_t least = 16 * dp * alignment;  // of a bucket
+    int64_t least = 16 * dp * alignment;  // minimum elements of a bucket
     int count = 0;
     for (int u = 0; u < 3; u++) {
         LayoutTensor matrix = MATRIX(shape == ALIGNED ? least : least + 13 * u + 1, u);
@@ -218,7 +218,7 @@ typedef struct Trial {
     const Machine *machine;
     const Preset *preset;
     uint32_t number;
-    int micro_batches;  // of a step, each reduced by itself
+    int micro_batches;  // micro-batches of a step, each reduced separately
     bool sharded;       // into a shard, as ZeRO-2; else in place
     bool feedback;      // error feedback between nodes
     LayoutTensor tensors[MOST_TENSORS];
@@ -242,10 +242,10 @@ typedef struct Trial {
     StepStatus *control;
     uint64_t *hash;
     float *loss;
-    float *residual;  // (nodes, matrix_per_rank) of each bucket, or NULL
+    float *residual;  // (nodes, matrix_per_rank) residual of each bucket, or NULL
     uint8_t *gather[3], *gathered;
     QwdLossless lossless;  // plain is NULL without lossless weights
-    void *flags;           // of comm_share, NULL without it
+    void *flags;           // flags for comm_share, NULL without it
     // host memory
     float *local;       // (arena) this rank's gradients as made
     Simulator sim;      // complete on rank 0; elsewhere only the arrays for broadcasts

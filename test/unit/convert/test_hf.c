@@ -49,7 +49,7 @@ static const Family FAMILIES[] = {
      {LLAMA_SIZES, "--disable-bias-linear", "--qk-layernorm", "--kv-channels", "16"}},
 };
 enum { FAMILY_COUNT = sizeof FAMILIES / sizeof *FAMILIES };
-static const Family *family = FAMILIES;  // of the models that are created and loaded
+static const Family *family = FAMILIES;  // family of the models that are created and loaded
 
 static bool open_bench(Bench *b) {
     int count = 0;

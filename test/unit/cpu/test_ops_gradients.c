@@ -345,7 +345,7 @@ typedef struct AttentionCase {
     floatX *qkv;
     int32_t *doc_start;
     float *weights;
-    int64_t n;  // of out
+    int64_t n;  // elements of out
 } AttentionCase;
 
 static double attention_forward(void *context) {

@@ -58,7 +58,7 @@ static void golden_bytes(void **state) {
 static void varint_steps(void **state) {
     const struct {
         int64_t step;
-        const char *hex;  // of field 2, including its key; "": omitted
+        const char *hex;  // bytes of field 2, including its key; "": omitted
     } cases[] = {{0, ""},
                  {1, "1001"},
                  {127, "107f"},

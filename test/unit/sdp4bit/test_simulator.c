@@ -239,7 +239,7 @@ static Drift drift_of(GradFormat format, bool feedback) {
         for (int64_t i = 0; i < FED; i++) {
             sent[i] += (double)bench.sim.reduced[i];
             error += (sent[i] - mean[i]) * (sent[i] - mean[i]);
-            power += mean[i] * mean[i] / ((double)step * step);  // of one step
+            power += mean[i] * mean[i] / ((double)step * step);  // power of one step
         }
         if (step == EARLY) drift.early = sqrt(error / power);
         drift.late = sqrt(error / power);

@@ -520,14 +520,14 @@ static void stages_overlap_in(unsigned how, int micro_batches) {
     Recording r;
     open_recording(&r, shape, -1, -1);
     run_steps_of(&r, micro_batches);
-    int chunks = UNITS * shape.chunks;  // of the first step
+    int chunks = UNITS * shape.chunks;  // chunks of the first step
     for (int k = 0; k + 2 < chunks; k++) {
         overlaps(&r, "quantize", k + 1, "exchange inside the node", k);
         overlaps(&r, "exchange inside the node", k + 1, "exchange between nodes", k);
         overlaps(&r, "quantize", k + 2, "exchange between nodes", k);
         overlaps(&r, "exchange between nodes", k + 1, "final sum", k);
     }
-    int backward = (micro_batches - 1) * UNITS + 1, forward = micro_batches * UNITS;  // of the next step
+    int backward = (micro_batches - 1) * UNITS + 1, forward = micro_batches * UNITS;  // in the next step
     for (int u = 0; u + 1 < UNITS; u++) {
         overlaps(&r, "backward", backward + u, "exchange between nodes", shape.chunks * u);
     }
@@ -633,7 +633,7 @@ static void host_work_overlaps(void **state) {
         overlaps(&r, "copy down", DOWN * u, "final sum", u + 1);
         overlaps(&r, "AdamW", u + 1, "copy up", u);
         overlaps(&r, "AdamW", u + 1, "gather between nodes", u);
-        overlaps(&r, "AdamW", u + 1, "forward", 2 * UNITS + u);  // of the next step
+        overlaps(&r, "AdamW", u + 1, "forward", 2 * UNITS + u);  // forward of the next step
     }
     close_recording(&r);
 }
