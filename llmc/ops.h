@@ -187,8 +187,8 @@ size_t op_linear_workspace_bytes(int64_t max_N, int max_C, int max_OC);
 
 // Norms of queries and keys, each over the HD columns of one vector, in place. x is laid out like
 // Attention.qkv; values are not changed. gamma[0], beta[0] apply to all queries, [1] to all keys.
-// Forward saves the input vectors in `before`. Backward: x in: gradients of the normalized vectors,
-// out: of the input vectors.
+// Forward saves the input vectors in `before`. On backward x contains the gradients of the
+// normalized vectors on entry and of the input vectors on return.
 typedef struct HeadNorm {
     int64_t N;
     int groups, queries, HD;  // per group: queries, then one key and one value

@@ -192,7 +192,7 @@ template <Codec CODEC, int N = PACKED> struct Raw {
     static constexpr int BYTES = N * CodecRow<CODEC>::BITS / 8, WORDS = (BYTES + 3) / 4;
     uint32_t word[WORDS];
 };
-// codes: of the first element, aligned as for store_words.
+// codes: address of the first element's code, aligned as for store_words.
 template <Codec CODEC, int N = PACKED> DEV_FN Raw<CODEC, N> load_raw(const uint8_t *codes) {
     constexpr int BYTES = Raw<CODEC, N>::BYTES;
     Raw<CODEC, N> r;

@@ -54,7 +54,7 @@ typedef struct StatusInputs {
     // For both outcomes of the previous step, because the host learns the status one step late.
     float lr_if_applied, lr_if_skipped;
     bool skip_non_finite;  // a non-finite loss or norm makes applied = 0
-    bool skip_spikes;      // so does a spike of the loss or norm (spikes.h)
+    bool skip_spikes;      // a spike of the loss or norm (spikes.h) makes applied = 0
     float loss_spike_factor, norm_spike_factor;
     double loss_factor, gradient_factor;  // multiply the mean loss and the gradients; 1: unchanged
 } StatusInputs;

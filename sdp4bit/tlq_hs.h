@@ -35,7 +35,7 @@ typedef struct TlqStep {
     int micro_batch;          // index of the bucket's reduction in this step, for the rounding bits
     bool add;                 // adds the result to `own` instead of overwriting it
     bool error_feedback;      // on the hop between nodes, which needs a grouped codec
-    Residual residual;        // with error_feedback: of this bucket's partitions for all nodes
+    Residual residual;        // used with error_feedback: residual of this bucket's partitions for all nodes
     WireChecks *checks;       // checks of the messages
 } TlqStep;
 

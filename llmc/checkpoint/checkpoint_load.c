@@ -483,7 +483,7 @@ static bool check_range(const Checkpoint *c, int tensor, const Slice *s, Error *
 // Elements that are contiguous both in a slice of a file and in the requested slice.
 typedef struct Run {
     const ManifestSlice *from;  // NULL: no shard holds the first element
-    int64_t at, count;          // in the block of `from`
+    int64_t at, count;          // range in the block of `from`
 } Run;
 
 // Returns the run that starts at element `at` of the requested block. If the block in the file

@@ -56,7 +56,7 @@ static char *read_text(const char *path, size_t *bytes, Error *err) {
 }
 
 typedef struct Cursor {     // position in the text of an argument file
-    const char *path, *at;  // at: in NUL-terminated text
+    const char *path, *at;  // at: position in the NUL-terminated text
     int line;
 } Cursor;
 

@@ -228,8 +228,8 @@ static bool choose_algorithm(const Site *site, cublasLtHandle_t handle, GemmPlan
     return answer < count;
 }
 
-// answer: of the heuristic, or -1 for the table's. *exists (or NULL): false if there are fewer; set
-// when the plan is created.
+// answer: index of the heuristic's result, or -1 for the table's. *exists (or NULL): false if there
+// are fewer; set when the plan is created.
 static const GemmPlan *find_plan(Device *device, LinearState *state, const Gemm *g, int answer,
                                  bool *exists) {
     GemmKey key = gemm_key(g, answer);

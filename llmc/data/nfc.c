@@ -56,7 +56,7 @@ static const uint32_t unicode_9[][2] = {
 #define COUNT_OF(list) (sizeof(list) / sizeof((list)[0]))
 enum { LIMIT = 0x2FA1E };  // end of the last range
 
-// How a character affects normalization.
+// Effect of a character on normalization.
 enum {
     OUTSIDE,  // never changes, and separates its neighbors
     STARTER,  // following characters may combine with it

@@ -4,7 +4,7 @@
 #include "llmc/base/base.h"
 LLMC_BEGIN
 
-// How every character affects normalization: immutable, shared by threads.
+// Effect of every character on normalization: immutable, shared by threads.
 typedef struct Nfc Nfc;
 
 Nfc *nfc_create(void);

@@ -26,8 +26,8 @@ bool symbols_add(Symbols *symbols, const char *text, const cJSON *id, const char
 // GPT-2's byte alphabet: every byte as one printable character.
 enum { ALPHABET_END = 0x144 };
 typedef struct Alphabet {
-    uint32_t code_point[256];    // by byte
-    int16_t byte[ALPHABET_END];  // by code point; -1: not in the alphabet
+    uint32_t code_point[256];    // character of each byte
+    int16_t byte[ALPHABET_END];  // byte of each code point; -1: not in the alphabet
 } Alphabet;
 
 Alphabet byte_alphabet(void);

@@ -46,7 +46,7 @@ typedef struct TaskSet {
     TokenBuffer ids;
 } TaskSet;
 
-// How texts are tokenized.
+// Settings for the tokenization of texts.
 typedef struct TaskEncoding {
     const Tokenizer *tokenizer;
     int seq_length;

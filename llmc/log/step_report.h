@@ -22,7 +22,7 @@ typedef struct StepReport {
 typedef struct IntervalReport {
     StepReport last;  // the interval's last iteration
     int64_t train_iters;
-    int64_t iterations;        // in this interval
+    int64_t iterations;        // number in this interval
     double elapsed_ms;         // per iteration
     double lm_loss;            // mean over the applied steps; see report_has_loss
     int64_t skipped, nan;      // iterations not applied, not finite

@@ -73,8 +73,8 @@ void traffic_free(StepTraffic *traffic) {
 
 // --- bytes ---------------------------------------------------------------------------------------
 
-// How often a bucket's weights are sent: between nodes and inside the node as payloads, and inside
-// the node in bf16 as this rank's part of the node's replica.
+// Number of times that a bucket's weights are sent: between nodes and inside the node as payloads,
+// and inside the node in bf16 as this rank's part of the node's replica.
 typedef struct Ways {
     int between, inside, parts;
 } Ways;

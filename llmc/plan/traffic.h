@@ -11,7 +11,7 @@
 #include "llmc/state/zero.h"
 LLMC_BEGIN
 
-// How often a bucket is communicated in a step.
+// Number of times that a bucket is communicated in a step.
 typedef struct Trips {
     int reductions;
     int forward, backward;  // gathers during forward and backward; 0 if weights are not sharded

@@ -16,7 +16,7 @@ void mpi_check(const Site *site, int rc, const char *what, const char *where);
 typedef struct Peers {
     MPI_Comm comm;
     double limit;      // seconds; 0: only the watchdog's limit
-    const Site *site;  // for messages and the heartbeat; may be NULL
+    const Site *site;  // named in messages; its heartbeat is used; may be NULL
 } Peers;
 
 // Each collective ends the job (EXIT_COMMUNICATION) with one line if MPI fails, or if a rank does

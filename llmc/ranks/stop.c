@@ -21,7 +21,7 @@ static atomic_int handled;
 static void on_signal(int number) { atomic_store(&handled, number); }
 
 void stop_ignore_launcher_signal(Peers world) {
-    peers_barrier(world);  // with the poll before it, the second time that all ranks were alive
+    peers_barrier(world);  // the second time, after the poll before it, that all ranks were alive
     launcher_signal_ignore();
 }
 

@@ -30,7 +30,7 @@ typedef struct Base {
     // its own shard of every tensor, which it counts and saves
     Range *ranges;
     int range_count, held_count;
-    GradFormat grad_format, plain_grad_format;  // after and before quantization starts
+    GradFormat grad_format, plain_grad_format;  // in use after and before quantization starts
     WeightFormat weight_format;
     // set by zero_start
     Device *device;

@@ -45,7 +45,7 @@ typedef struct Outer {
     // host
     int64_t *slot;        // (buckets) the bucket is synchronized in steps t with t % H == slot
     int64_t *applies;     // (buckets) step at whose end the master weights become the outer weights; 0: done
-    unsigned exchanges;   // so far
+    unsigned exchanges;   // exchanges started so far
     int *lost;            // host memory: not 0 once a replica group is lost (comm_may_lose)
     bool in_place;        // outer_use: the outer weights replace the model weights
     bool finished_since;  // outer_finish has been called since the latest update

@@ -66,7 +66,7 @@ struct Weights {
     bool coming[WEIGHT_SLOTS];      // compute has not waited for `gathered` yet
     Stream *stream;                 // stream of the gathers
     Event *gathered[WEIGHT_SLOTS];  // the slot is filled
-    Event *used;                    // on compute, when the latest gather was requested
+    Event *used;                    // recorded on compute when the latest gather was requested
     CommRow *row;                   // (2 * nodes) rows of the gather in progress
     // the world store
     uint8_t *buffer;         // (dp) payloads of the gather in progress

@@ -60,7 +60,7 @@ refuses "a document boundary past the sequences" "$data.idx" put "$data.idx" $((
 refuses ".bin instead of .idx" "$data.idx" swap
 
 # --- token ids outside the vocabulary: detected on reading a batch, or earlier by --check-data ---
-everywhere() { # every token exceeds the vocabulary, also if tokens have 4 bytes
+everywhere() { # every token exceeds the vocabulary, even if tokens have 4 bytes
     tr '\000-\377' '\177' <"$work/good_text_document.bin" >"$data.bin"
 }
 refuses "token ids beyond the vocabulary everywhere" "vocabulary" everywhere

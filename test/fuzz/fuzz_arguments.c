@@ -35,7 +35,7 @@ static void match(const char *json, const char *choice) {
     PROMISE(config_finish(&config, 1, 257, 256, &err));
     if (!config_match_checkpoint(&config, json, notes, sizeof notes, &err)) fuzz_check_error(&err);
     PROMISE(strlen(notes) < sizeof notes);
-    free(config_to_json(&config));  // also after --use-checkpoint-opt_param-scheduler copied values
+    free(config_to_json(&config));  // even after --use-checkpoint-opt_param-scheduler has copied values
     config_free(&config);
 }
 

@@ -78,7 +78,7 @@ static void test_all_gather(Checks *c, const Group *group, const Buffers *m, siz
 
 // Exchanges back to back from the same memory, whose contents change in between without
 // synchronization, so that a payload fetched too early or too late belongs to another round.
-// offset: of the payloads in the shared memory.
+// offset: position of the payloads in the shared memory.
 static void test_rounds(Checks *c, const Group *node, const Buffers *m, size_t offset, size_t bytes) {
     enum { ROUNDS = 100 };
     int size = node->size;

@@ -157,7 +157,7 @@ static int break_link(void) {
     return 0;
 }
 
-// The watchdog calls a check as long as it is set, also without a limit.
+// The watchdog calls a check as long as it is set, even without a limit.
 static bool check_runs_every_beat(void) {
     Site site = {0, 0, 0, 3, "update", NULL, NULL};
     Looks looks = {0}, others = {0};

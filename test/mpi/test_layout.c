@@ -34,7 +34,7 @@ typedef struct Layout {
                    // Also sets heads to twice their usual size.
 } Layout;
 
-// How this rank was started.
+// Start-up options of this rank.
 typedef struct Rank {
     const Launch *launch;
     int emulated;  // ranks per emulated node; 0: nodes are hosts

@@ -83,8 +83,8 @@ static void check(bool ok, const Layout *l, const char *what) {
     failures += !all;
 }
 
-// Where weights are stored: on every rank; sharded over each of two nodes; sharded over all ranks;
-// and additionally with a secondary copy per node.
+// Storage of weights: on every rank; sharded over each of two nodes; sharded over all ranks; and
+// additionally with a secondary copy per node.
 typedef enum Sharing { WHOLE, NODES, WORLD, SECOND } Sharing;
 
 // A split of the ranks. layers: of a virtual stage, NULL: not interleaved.
@@ -377,7 +377,7 @@ static void test_flipped_bit(const Layout *l, const char *name, int on, bool fou
     Error err = {0};
     int row = row_of(l, name);
     fill(l, true);
-    // As after an update. Forward must use the repaired weights, not the update's payloads.
+    // The state after an update: forward must use the repaired weights, not the update's payloads.
     if (found) l->zero->weights.messages_valid = l->zero->weights.message != NULL;
     flip(l, row, on);
     bool ok = verify(l, &repairs, &err);

@@ -1,7 +1,7 @@
 // Compares the distributed exact regime bit for bit with the one-process simulator: every shape of
 // nodes x ranks, every preset, several chunk counts, ZeRO-1 and 2, error feedback. One step has a
 // NaN or infinity (must be skipped), one an absurd learning rate (must be refused). Then the same
-// with the gradients of a GPT, with 4 and 8 ranks also under tensor and pipeline parallelism.
+// with the gradients of a GPT, including tensor and pipeline parallelism on 4 and 8 ranks.
 //
 // Run under mpirun with 1 to 16 ranks. Prints ok / not ok on rank 0, exits 0 or 1. Built for both
 // backends (build/test/gpu/test_sdp4bit_mpi runs on GPUs); the simulator computes on the host.

@@ -109,7 +109,7 @@ static inline void prepare(Saved *s, const char *directory, int64_t iteration, u
     for (int t = 0; t < TENSORS; t++) add_columns(s, t, (Columns){0, 0}, piece);
 }
 
-// How the tests save.
+// Options of a save.
 static struct {
     bool background;  // asynchronous, from staging memory
     Retention keep;

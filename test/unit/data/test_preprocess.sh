@@ -125,7 +125,7 @@ END
         [ $? -eq 5 ] && [ "$(grep -c '^error: ' "$work/err_parquet")" -eq 1 ] && ! pre --input - \
             --tokenizer-type Byte --output-prefix "$work/bad" <"$work/half.jsonl" &&
             [ ! -e "$work/bad_text_document.idx" ]
-        report "parquet_to_jsonl ${wrong//$work\//}: refused, and so is what it wrote" $?
+        report "parquet_to_jsonl ${wrong//$work\//}: refused, as is its output" $?
     done
 else
     parquet "$work/a.parquet" >"$work/half.jsonl"

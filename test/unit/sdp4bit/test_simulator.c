@@ -250,7 +250,7 @@ static Drift drift_of(GradFormat format, bool feedback) {
     return drift;
 }
 
-// Error feedback keeps this error constant, also at 2 bits. Without it, the error grows with the
+// Error feedback keeps this error constant, even at 2 bits. Without it, the error grows with the
 // square root of the number of steps, and linearly if rounding is biased.
 static void test_error_feedback(void **state) {
     static const struct {

@@ -513,7 +513,7 @@ static void overlaps(const Recording *r, const char *first, int i, const char *s
 }
 
 // Chunk k + 1 is quantized while chunk k is exchanged inside the node and chunk k - 1 between
-// nodes, also across buckets, while backward continues. The same holds if gradients are in two
+// nodes, including across buckets, while backward continues. The same holds if gradients are in two
 // slots.
 static void stages_overlap_in(unsigned how, int micro_batches) {
     Shape shape = {2, 2, 3, QUANTIZED | how};
