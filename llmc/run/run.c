@@ -70,8 +70,7 @@ void run_close(Run *run) {
     zero_stop(run->zero);
     if (run->loader) loader_close(run->loader);
     task_set_free(&run->tasks);
-    memory_plan_free(&run->memory_plan,
-                     run->device);  // before the owners of the addresses it clears
+    memory_plan_free(&run->memory_plan, run->device);  // before the owners of the addresses it clears
     zero_free(run->zero);
     comm_close(&run->mesh);
     mesh_close(&run->mesh);
